@@ -1,0 +1,330 @@
+"""The pleasant way to write a graph.
+
+    g = GraphBuilder("two layers")
+    x = g.input("x", (4, 64))
+    w = g.weight("w", (32, 64))
+    y = g.silu(g.mul_mat(w, x))
+    graph = g.build(y)
+
+Each method checks its operands at once and returns a ``Tensor``. Nodes run in the order of the
+calls. Names given by ``with g.scope("blk.0"):`` prefix labels.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ggsched.errors import GraphError
+from ggsched.ir.dtype import F32, I32, DType
+from ggsched.ir.graph import Graph, Node, verify_graph
+from ggsched.ir.ops import Param, access_modes, op_by_name, verify_overlap, written_operand
+from ggsched.ir.tensor import Role, Tensor, contiguous_strides, span_nbytes
+
+
+class GraphBuilder:
+    """Collects tensors and nodes; ``build`` gives the immutable graph."""
+
+    def __init__(self, name: str = "graph") -> None:
+        self.name = name
+        self._tensors: list[Tensor] = []
+        self._nodes: list[Node] = []
+        self._scope: tuple[str, ...] = ()
+
+    # --- storages -----------------------------------------------------------------------
+
+    def input(self, name: str, shape: Sequence[int], dtype: DType = F32) -> Tensor:
+        """Add a tensor that the host sets before each run."""
+        return self._root(name, dtype, tuple(shape), Role.INPUT)
+
+    def weight(self, name: str, shape: Sequence[int], dtype: DType = F32) -> Tensor:
+        """Add a constant tensor, loaded once and never written."""
+        return self._root(name, dtype, tuple(shape), Role.WEIGHT)
+
+    def state(self, name: str, shape: Sequence[int], dtype: DType = F32) -> Tensor:
+        """Add a tensor that keeps its content from run to run and starts as zeros."""
+        return self._root(name, dtype, tuple(shape), Role.STATE)
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Prefix the labels of nodes added inside with ``name.``."""
+        self._scope = (*self._scope, name)
+        try:
+            yield
+        finally:
+            self._scope = self._scope[:-1]
+
+    def build(self, *outputs: Tensor) -> Graph:
+        """Return the graph, verified.
+
+        Raises:
+            GraphError: no outputs, or something that ``verify_graph`` refuses.
+        """
+        if not outputs:
+            raise GraphError("a graph needs at least one output", where=self.name)
+        ids = tuple(dict.fromkeys(t.id for t in outputs))
+        graph = Graph(self.name, tuple(self._tensors), tuple(self._nodes), ids)
+        verify_graph(graph)
+        return graph
+
+    # --- views: no node, no bytes moved ----------------------------------------------------
+
+    def view(
+        self, x: Tensor, shape: Sequence[int], strides: Sequence[int] | None = None, offset: int = 0
+    ) -> Tensor:
+        """Return a window on ``x``: ``offset`` and ``strides`` in bytes, row-major by default.
+
+        Raises:
+            GraphError: the window leaves the byte range of ``x``'s storage.
+        """
+        size = tuple(shape)
+        steps = contiguous_strides(x.dtype, size) if strides is None else tuple(strides)
+        nbytes = span_nbytes(x.dtype, size, steps)
+        start = x.offset + offset
+        root = self._tensors[x.storage]
+        if start < 0 or start + nbytes > root.nbytes:
+            raise GraphError(
+                f"bytes [{start}, {start + nbytes}) lie outside the storage",
+                where=x.name,
+                why=f"it has {root.nbytes} bytes",
+            )
+        return self._add(x.name, x.dtype, size, steps, x.storage, start, nbytes, x.role)
+
+    def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
+        """Return the view ``x[start:stop]`` of the first axis."""
+        if not 0 <= start <= stop <= x.shape[0]:
+            raise GraphError(f"rows {start}:{stop} of {x.shape[0]}", where=x.name)
+        return self.view(x, (stop - start, *x.shape[1:]), x.strides, start * x.strides[0])
+
+    def reshape(self, x: Tensor, *shape: int) -> Tensor:
+        """Return a view of contiguous ``x`` with another shape; one extent may be -1.
+
+        Raises:
+            GraphError: sizes differ, or ``x`` is strided (call ``cont`` first).
+        """
+        if not x.is_contiguous:
+            raise GraphError("reshape of a strided tensor", where=x.name, hint="call cont() first")
+        size = list(shape)
+        if size.count(-1) == 1:
+            known = -_product(size)
+            size[size.index(-1)] = x.size // known if known else 0
+        if _product(size) != x.size:
+            raise GraphError(f"{list(x.shape)} has not the size of {list(shape)}", where=x.name)
+        return self.view(x, size)
+
+    def permute(self, x: Tensor, *axes: int) -> Tensor:
+        """Return a view with the axes in another order, as ``numpy.transpose`` does."""
+        if sorted(axes) != list(range(len(x.shape))):
+            raise GraphError(f"{axes} is no permutation of {len(x.shape)} axes", where=x.name)
+        if x.dtype.is_quantized and axes[-1] != len(axes) - 1:
+            raise GraphError("blocks lie along the last axis, which must stay last", where=x.name)
+        return self.view(x, [x.shape[a] for a in axes], [x.strides[a] for a in axes])
+
+    def transpose(self, x: Tensor) -> Tensor:
+        """Return a view with the last two axes exchanged."""
+        n = len(x.shape)
+        return self.permute(x, *range(n - 2), n - 1, n - 2)
+
+    # --- ops ------------------------------------------------------------------------------
+
+    def get_rows(self, table: Tensor, ids: Tensor, *, name: str = "") -> Tensor:
+        """Gather rows: ``(V, n)[ids]``; batched if the table has more axes. f32 (or i32)."""
+        return self.op("get_rows", table, ids, name=name)
+
+    def set_rows(self, dst: Tensor, src: Tensor, ids: Tensor, *, name: str = "") -> Tensor:
+        """Write ``dst[ids[i]] = src[i]`` through ``dst``; ids must differ from each other."""
+        return self.op("set_rows", dst, src, ids, name=name)
+
+    def mul_mat(self, w: Tensor, x: Tensor, *, name: str = "") -> Tensor:
+        """Return ``x @ w.T`` over the last two axes: w (.., n, k), x (.., m, k) -> (.., m, n)."""
+        return self.op("mul_mat", w, x, name=name)
+
+    def mul_mat_id(self, w: Tensor, x: Tensor, ids: Tensor, *, name: str = "") -> Tensor:
+        """Return ``x[t, u] @ w[ids[t, u]].T``: w (E, n, k), x (T, U or 1, k) -> (T, U, n)."""
+        return self.op("mul_mat_id", w, x, ids, name=name)
+
+    def add(self, a: Tensor, b: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
+        """Return ``a + b`` with ``b`` broadcast to ``a``."""
+        return self.op("add", a, b, name=name, inplace=inplace)
+
+    def add_id(self, x: Tensor, bias: Tensor, ids: Tensor, *, name: str = "") -> Tensor:
+        """Return ``x + bias[ids]``: x (T, U, n), bias (E, n), ids (T, U)."""
+        return self.op("add_id", x, bias, ids, name=name)
+
+    def sub(self, a: Tensor, b: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
+        """Return ``a - b`` with ``b`` broadcast to ``a``."""
+        return self.op("sub", a, b, name=name, inplace=inplace)
+
+    def mul(self, a: Tensor, b: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
+        """Return ``a * b`` with ``b`` broadcast to ``a``."""
+        return self.op("mul", a, b, name=name, inplace=inplace)
+
+    def div(self, a: Tensor, b: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
+        """Return ``a / b`` with ``b`` broadcast to ``a``."""
+        return self.op("div", a, b, name=name, inplace=inplace)
+
+    def scale(
+        self, x: Tensor, scale: float, bias: float = 0.0, *, inplace: bool = False, name: str = ""
+    ) -> Tensor:
+        """Return ``x * scale + bias``."""
+        return self.op("scale", x, name=name, scale=scale, bias=bias, inplace=inplace)
+
+    def rms_norm(self, x: Tensor, eps: float = 1e-5, *, name: str = "") -> Tensor:
+        """Return ``x / sqrt(mean(x**2) + eps)`` over the last axis."""
+        return self.op("rms_norm", x, name=name, eps=eps)
+
+    def norm(self, x: Tensor, eps: float = 1e-5, *, name: str = "") -> Tensor:
+        """Return ``(x - mean) / sqrt(var + eps)`` over the last axis."""
+        return self.op("norm", x, name=name, eps=eps)
+
+    def rope(
+        self, x: Tensor, positions: Tensor, freq_factors: Tensor | None = None, *, name: str = "", **params: Param
+    ) -> Tensor:
+        """Rotate pairs of x (T, H, D) by its positions (T,); see ``ggsched.ir.rope``."""
+        operands = [x, positions] if freq_factors is None else [x, positions, freq_factors]
+        params.setdefault("n_dims", x.shape[-1] if x.shape else 0)
+        return self.op("rope", *operands, name=name, freq_factors=freq_factors is not None, **params)
+
+    def soft_max(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        sinks: Tensor | None = None,
+        *,
+        scale: float = 1.0,
+        name: str = "",
+    ) -> Tensor:
+        """Softmax of ``x * scale + mask`` over the last axis; a sink adds exp(sink) to the sum."""
+        operands = [t for t in (x, mask, sinks) if t is not None]
+        has = {"mask": mask is not None, "sinks": sinks is not None}
+        return self.op("soft_max", *operands, name=name, scale=scale, **has)
+
+    def silu(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
+        """Return ``x * sigmoid(x)``."""
+        return self.op("silu", x, name=name, inplace=inplace)
+
+    def gelu(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
+        """Return gelu with the tanh approximation."""
+        return self.op("gelu", x, name=name, inplace=inplace)
+
+    def swiglu(self, gate: Tensor, up: Tensor, *, name: str = "") -> Tensor:
+        """Return ``silu(gate) * up``."""
+        return self.op("swiglu", gate, up, name=name)
+
+    def swiglu_oai(
+        self, gate: Tensor, up: Tensor, *, alpha: float = 1.702, limit: float = 7.0, name: str = ""
+    ) -> Tensor:
+        """Return ``g * sigmoid(alpha * g) * (u + 1)``, g clamped above, u on both sides, by limit."""
+        return self.op("swiglu_oai", gate, up, name=name, alpha=alpha, limit=limit)
+
+    def argsort(self, x: Tensor, *, descending: bool = False, name: str = "") -> Tensor:
+        """Return the i32 order of the last axis; equal elements keep their order."""
+        return self.op("argsort", x, name=name, descending=descending)
+
+    def top_k(self, x: Tensor, k: int, *, name: str = "") -> Tensor:
+        """Return i32 indices of the k largest of the last axis, largest first, ties by index."""
+        return self.op("top_k", x, name=name, k=k)
+
+    def sum_rows(self, x: Tensor, *, name: str = "") -> Tensor:
+        """Return the sum over the last axis, which becomes 1."""
+        return self.op("sum_rows", x, name=name)
+
+    def clamp(self, x: Tensor, low: float, high: float, *, inplace: bool = False, name: str = "") -> Tensor:
+        """Return ``x`` limited to ``[low, high]``."""
+        return self.op("clamp", x, name=name, min=low, max=high, inplace=inplace)
+
+    def cpy(self, src: Tensor, dst: Tensor, *, name: str = "") -> Tensor:
+        """Copy ``src`` into the bytes of ``dst``, converting; the result is ``dst``."""
+        return self.op("cpy", src, dst, name=name)
+
+    def cont(self, x: Tensor, dtype: DType | None = None, *, name: str = "") -> Tensor:
+        """Return a fresh contiguous copy, converted if a type is given."""
+        return self.op("cont", x, name=name, dtype=dtype.name if dtype is not None else "")
+
+    def concat(self, a: Tensor, b: Tensor, axis: int = 0, *, name: str = "") -> Tensor:
+        """Join two tensors along an axis."""
+        return self.op("concat", a, b, name=name, axis=axis)
+
+    def repeat(self, x: Tensor, shape: Sequence[int], *, name: str = "") -> Tensor:
+        """Tile ``x`` to ``shape``, a multiple of its own on each axis."""
+        return self.op("repeat", x, name=name, shape=tuple(shape))
+
+    def op(self, op_name: str, /, *operands: Tensor, name: str = "", inplace: bool = False, **params: Param) -> Tensor:
+        """Add a node by the name of its op; the methods above are shorthands.
+
+        Raises:
+            GraphError: unknown op or parameter, operands that do not fit, an operand of another
+                builder, a write into a weight.
+        """
+        op = op_by_name(op_name)
+        defaults = op.defaults or {}
+        unknown = set(params) - set(defaults)
+        if unknown:
+            raise GraphError(f"no parameter {sorted(unknown)[0]!r}", where=op_name)
+        for t in operands:
+            if t.id >= len(self._tensors) or self._tensors[t.id] is not t:
+                raise GraphError(f"{t.name!r} belongs to another builder", where=op_name)
+        _check_arity(op_name, op.operands, {**defaults, **params}, len(operands))
+        full = {**defaults, **params}
+        dtype, shape = op.infer(operands, full)
+        given: dict[str, Param] = {k: v for k, v in params.items() if v != defaults[k]}
+        if inplace:
+            if 0 not in op.may_overwrite:
+                raise GraphError("cannot work in place", where=op_name)
+            given["inplace"] = True
+        label = ".".join((*self._scope, name)) if name else ".".join(self._scope)
+        through = written_operand(op, given)
+        result = self._result(op_name, label, dtype, shape, operands[through] if through is not None else None)
+        modes = access_modes(op, operands, result, given)
+        verify_overlap(op_name, operands, result, modes)
+        self._nodes.append(
+            Node(len(self._nodes), op_name, tuple(t.id for t in operands), result.id, given, label, modes)
+        )
+        return result
+
+    # --- helpers ---------------------------------------------------------------------------
+
+    def _result(
+        self, op_name: str, label: str, dtype: DType, shape: tuple[int, ...], target: Tensor | None
+    ) -> Tensor:
+        if target is None:
+            return self._root(label, dtype, shape, Role.TEMP)
+        if target.role is Role.WEIGHT:
+            raise GraphError(f"would write the weight {target.name!r}", where=op_name)
+        return self._add(
+            target.name, target.dtype, target.shape, target.strides, target.storage, target.offset, target.nbytes, target.role
+        )
+
+    def _root(self, name: str, dtype: DType, shape: tuple[int, ...], role: Role) -> Tensor:
+        strides = contiguous_strides(dtype, shape)
+        nbytes = span_nbytes(dtype, shape, strides)
+        return self._add(name, dtype, shape, strides, len(self._tensors), 0, nbytes, role)
+
+    def _add(
+        self,
+        name: str,
+        dtype: DType,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        storage: int,
+        offset: int,
+        nbytes: int,
+        role: Role,
+    ) -> Tensor:
+        t = Tensor(len(self._tensors), name, dtype, shape, strides, storage, offset, nbytes, role)
+        self._tensors.append(t)
+        return t
+
+
+def _product(extents: Sequence[int]) -> int:
+    out = 1
+    for n in extents:
+        out *= n
+    return out
+
+
+def _check_arity(op_name: str, operands: tuple[str, ...], params: dict[str, Param], given: int) -> None:
+    wanted = sum(1 for o in operands if not o.endswith("?") or params.get(o[:-1]))
+    if given != wanted:
+        raise GraphError(f"takes {wanted} operands ({', '.join(operands)}), not {given}", where=op_name)
+
+
+__all__ = ["F32", "I32", "GraphBuilder"]

@@ -1,0 +1,199 @@
+"""Graphs: nodes in program order over tensors.
+
+The meaning of a graph is what its nodes do when they run one after another, writes through
+views included. Every reordering that a plan makes must keep that meaning.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ggsched.errors import GraphError
+from ggsched.ids import show
+from ggsched.ir.ops import Param, Params, access_modes, op_by_name, verify_overlap
+from ggsched.ir.tensor import Role, Tensor
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One op applied to tensors.
+
+    Attributes:
+        id: Position in program order.
+        op: Name of the op, see ``ggsched.ir.ops``.
+        inputs: Ids of the operand tensors.
+        output: Id of the result tensor; a view of an operand's storage if the op writes through.
+        params: Every parameter of the op that is not at its default.
+        name: A label for people.
+        modes: How operands and result are touched, see ``ggsched.ir.ops``.
+    """
+
+    id: int
+    op: str
+    inputs: tuple[int, ...]
+    output: int
+    params: Params
+    name: str
+    modes: str
+
+    def param(self, name: str) -> Param:
+        """Return a parameter, or its default."""
+        if name in self.params:
+            return self.params[name]
+        return (op_by_name(self.op).defaults or {})[name]
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """Operands and result, in the order of ``modes``."""
+        return (*self.inputs, self.output)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An immutable graph. Make one with ``GraphBuilder`` or ``ggsched.ir.text.parse_graph``.
+
+    Attributes:
+        name: A label.
+        tensors: All tensors, indexed by id.
+        nodes: All nodes, in program order, indexed by id.
+        outputs: Ids of the tensors whose content the user reads after a run.
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[int, ...]
+    _by_name: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        named = {t.name: t for t in self.tensors if not t.is_view and t.role is not Role.TEMP}
+        object.__setattr__(self, "_by_name", named)
+
+    def roots(self, role: Role) -> Iterator[Tensor]:
+        """Yield the storages of a role, in order of id."""
+        return (t for t in self.tensors if t.role is role and not t.is_view)
+
+    def named(self, name: str) -> Tensor:
+        """Return the input, weight or state called ``name``.
+
+        Raises:
+            GraphError: there is none.
+        """
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise GraphError(f"no input, weight or state {name!r}", where=self.name) from None
+
+    def label(self, node: Node) -> str:
+        """Return ``n12 mul_mat 'ffn_up'`` for messages."""
+        text = f"{show('node', node.id)} {node.op}"
+        return f"{text} '{node.name}'" if node.name else text
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of all that a plan can depend on: shapes, views, ops, parameters, bound names.
+
+        Labels of nodes and temporaries do not enter, so two graphs that differ only in these
+        share a plan.
+        """
+        h = hashlib.blake2b(digest_size=16)
+        for t in self.tensors:
+            name = t.name if t.role is not Role.TEMP and not t.is_view else ""
+            h.update(
+                repr((t.dtype.name, t.shape, t.strides, t.storage, t.offset, t.role.value, name)).encode()
+            )
+        for n in self.nodes:
+            h.update(repr((n.op, n.inputs, n.output, sorted(n.params.items()))).encode())
+        h.update(repr(self.outputs).encode())
+        return h.hexdigest()
+
+    def to_networkx(self) -> "nx.MultiDiGraph":
+        """Return the data flow as a networkx graph.
+
+        Nodes are printed node ids (``n12``) and, for inputs, weights and states, tensor ids
+        (``t3``), with attributes ``op``/``role``, ``label``, ``shape`` and ``dtype``. An edge
+        means that the target reads or overwrites bytes whose latest writer is the source, and
+        carries the tensor id as ``tensor``.
+        """
+        import networkx as nx
+
+        out = nx.MultiDiGraph(name=self.name)
+        last_writer: dict[int, str] = {}
+        for t in self.tensors:
+            if t.role is not Role.TEMP and not t.is_view:
+                key = show("tensor", t.id)
+                last_writer[t.id] = key
+                out.add_node(key, role=t.role.value, label=t.name, shape=t.shape, dtype=str(t.dtype))
+        for n in self.nodes:
+            key, result = show("node", n.id), self.tensors[n.output]
+            out.add_node(key, op=n.op, label=n.name, shape=result.shape, dtype=str(result.dtype))
+            for tid in dict.fromkeys(n.tensors):
+                source = last_writer.get(self.tensors[tid].storage)
+                if source is not None:
+                    out.add_edge(source, key, tensor=tid)
+            last_writer[result.storage] = key
+        return out
+
+
+def verify_graph(graph: Graph) -> None:
+    """Check that a graph is well formed, whoever made it.
+
+    Raises:
+        GraphError: a dangling id, a view outside its storage, a node whose result or modes do
+            not follow from its operands, a temporary read before it is written, a duplicate name.
+    """
+    names: set[str] = set()
+    for i, t in enumerate(graph.tensors):
+        _verify_tensor(graph, i, t, names)
+    written: set[int] = set()
+    for i, n in enumerate(graph.nodes):
+        _verify_node(graph, i, n, written)
+    for tid in graph.outputs:
+        if not 0 <= tid < len(graph.tensors):
+            raise GraphError(f"output {show('tensor', tid)} does not exist", where=graph.name)
+        t = graph.tensors[tid]
+        if t.role is Role.TEMP and t.storage not in written:
+            raise GraphError(f"output {show('tensor', tid)} is never written", where=graph.name)
+
+
+def _verify_tensor(graph: Graph, i: int, t: Tensor, names: set[str]) -> None:
+    where = f"{show('tensor', i)} {t.name!r}"
+    if t.id != i or not 0 <= t.storage < len(graph.tensors):
+        raise GraphError("ids are not dense or the storage does not exist", where=where)
+    root = graph.tensors[t.storage]
+    if root.is_view or root.role is not t.role:
+        raise GraphError("the storage of a view must be a root tensor of its role", where=where)
+    if t.offset < 0 or t.end > root.nbytes:
+        raise GraphError(
+            f"bytes [{t.offset}, {t.end}) lie outside the storage", where=where, why=f"it has {root.nbytes}"
+        )
+    if not t.is_view and t.role is not Role.TEMP:
+        if not t.name or t.name in names:
+            raise GraphError("inputs, weights and states need names of their own", where=where)
+        names.add(t.name)
+
+
+def _verify_node(graph: Graph, i: int, n: Node, written: set[int]) -> None:
+    if n.id != i or any(not 0 <= t < len(graph.tensors) for t in n.tensors):
+        raise GraphError("ids are not dense or a tensor does not exist", where=graph.label(n))
+    op = op_by_name(n.op)
+    operands = [graph.tensors[t] for t in n.inputs]
+    result = graph.tensors[n.output]
+    params = {**(op.defaults or {}), **n.params}
+    dtype, shape = op.infer(operands, params)
+    if (result.dtype, result.shape) != (dtype, shape):
+        raise GraphError(f"the result must be {dtype}{list(shape)}", where=graph.label(n))
+    if n.modes != access_modes(op, operands, result, params):
+        raise GraphError(f"access modes {n.modes!r} are not those of the op", where=graph.label(n))
+    verify_overlap(n.op, operands, result, n.modes)
+    for t, mode in zip(operands, n.modes, strict=False):
+        if t.role is Role.TEMP and t.storage not in written and mode == "r":
+            raise GraphError(f"reads {t.name!r} before it is written", where=graph.label(n))
+        if t.role is Role.WEIGHT and result.storage == t.storage:
+            raise GraphError(f"writes the weight {t.name!r}", where=graph.label(n))
+    written.add(result.storage)

@@ -1,0 +1,110 @@
+"""Tensors: immutable descriptions of bytes in a storage.
+
+A tensor never holds data. A *storage* is a range of bytes with one owner, the root tensor; every
+other tensor on it is a *view*: an offset, a shape and strides. Two tensors conflict when their
+byte ranges on one storage overlap, whatever their names.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+
+from ggsched.errors import GraphError
+from ggsched.ir.dtype import DType
+
+MAX_AXES = 4
+
+
+class Role(Enum):
+    """What a storage is for, which decides how long its bytes live."""
+
+    INPUT = "input"  # set by the host before each run
+    WEIGHT = "weight"  # constant, loaded once
+    STATE = "state"  # persists from run to run (a KV cache); starts as zeros
+    TEMP = "temp"  # produced by a node, dead after its last use
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A typed, strided window on a storage.
+
+    Attributes:
+        id: Index in ``graph.tensors``.
+        name: Unique for inputs, weights and states; a label otherwise.
+        dtype: Element type.
+        shape: Up to four axes, outermost first, as in numpy.
+        strides: Bytes from one index to the next per axis. On the last axis of a quantised type
+            it is the bytes from one *block* to the next.
+        storage: Id of the root tensor.
+        offset: First byte, from the start of the storage.
+        nbytes: Length of the bounding byte range ``[offset, offset + nbytes)``.
+        role: Role of the storage.
+    """
+
+    id: int
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    storage: int
+    offset: int
+    nbytes: int
+    role: Role
+
+    @property
+    def end(self) -> int:
+        """One past the last byte, from the start of the storage."""
+        return self.offset + self.nbytes
+
+    @property
+    def is_view(self) -> bool:
+        """Whether this tensor is a window on another one's storage."""
+        return self.storage != self.id
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements fill the byte range in row-major order without gaps."""
+        return self.strides == contiguous_strides(self.dtype, self.shape) or self.size == 0
+
+
+def contiguous_strides(dtype: DType, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides in bytes of a row-major tensor.
+
+    Raises:
+        GraphError: the last axis is not a whole number of blocks.
+    """
+    if not shape:
+        return ()
+    strides = [dtype.block_nbytes]
+    step = dtype.row_nbytes(shape[-1])
+    for extent in reversed(shape[:-1]):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def span_nbytes(dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Return the length of the bounding byte range of a strided tensor.
+
+    Raises:
+        GraphError: a negative stride or extent, or more than four axes.
+    """
+    if len(shape) != len(strides) or len(shape) > MAX_AXES:
+        raise GraphError(
+            f"shape {shape} with strides {strides}",
+            why=f"a tensor has at most {MAX_AXES} axes and one stride for each",
+        )
+    if any(extent < 0 for extent in shape) or any(stride < 0 for stride in strides):
+        raise GraphError(f"shape {shape} with strides {strides}", why="negative extent or stride")
+    if 0 in shape:
+        return 0
+    if not shape:
+        return dtype.block_nbytes
+    outer = sum((n - 1) * s for n, s in zip(shape[:-1], strides[:-1], strict=True))
+    blocks = dtype.row_nbytes(shape[-1]) // dtype.block_nbytes
+    return outer + (blocks - 1) * strides[-1] + dtype.block_nbytes
