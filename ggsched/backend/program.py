@@ -1,0 +1,58 @@
+"""What a device is asked to compile: nodes with every operand bound to bytes of a buffer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ggsched.ir.dtype import DType
+from ggsched.ir.ops import OPS, Param
+
+if TYPE_CHECKING:
+    from ggsched.backend.protocols import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor at a place.
+
+    Attributes:
+        buffer: The buffer that holds it.
+        offset: Bytes from the start of the buffer to the tensor's first element.
+        nbytes: Length of its bounding byte range, from ``offset``.
+        dtype: Element type.
+        shape: Up to four axes, outermost first.
+        strides: Bytes per axis, see ``ggsched.ir.tensor.Tensor``.
+    """
+
+    buffer: "Buffer"
+    offset: int
+    nbytes: int
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundNode:
+    """A node to run, with operands bound.
+
+    Attributes:
+        node: Id of the node in its graph, for messages.
+        op: Name of the op; its meaning is in ``docs/reference/ops.md``.
+        inputs: Operands in the op's order.
+        output: Result. For ops that write through an operand it is that operand's window.
+        params: Every parameter, defaults filled in.
+        label: For messages, e.g. ``"n12 mul_mat 'blk.0.ffn_up'"``.
+    """
+
+    node: int
+    op: str
+    inputs: tuple[Operand, ...]
+    output: Operand
+    params: Mapping[str, Param]
+    label: str
+
+
+def full_params(op: str, params: Mapping[str, Param]) -> dict[str, Param]:
+    """Return a node's parameters with the op's defaults filled in."""
+    return {**(OPS[op].defaults or {}), **params}
