@@ -10,14 +10,29 @@ Each method checks its operands at once and returns a ``Tensor``. Nodes run in t
 calls. Names given by ``with g.scope("blk.0"):`` prefix labels.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from operator import index
 
 from ggsched.errors import GraphError
 from ggsched.ir.dtype import F32, I32, DType
 from ggsched.ir.graph import Graph, Node, verify_graph
-from ggsched.ir.ops import Param, access_modes, op_by_name, verify_overlap, written_operand
-from ggsched.ir.tensor import Role, Tensor, contiguous_strides, span_nbytes
+from ggsched.ir.ops import (
+    Param,
+    access_modes,
+    op_by_name,
+    verify_overlap,
+    written_operand,
+)
+from ggsched.ir.params import canonical_params, check_arity
+from ggsched.ir.tensor import (
+    Role,
+    Tensor,
+    contiguous_strides,
+    span_nbytes,
+    verify_window,
+)
 
 
 class GraphBuilder:
@@ -33,15 +48,15 @@ class GraphBuilder:
 
     def input(self, name: str, shape: Sequence[int], dtype: DType = F32) -> Tensor:
         """Add a tensor that the host sets before each run."""
-        return self._root(name, dtype, tuple(shape), Role.INPUT)
+        return self._root(name, dtype, shape, Role.INPUT)
 
     def weight(self, name: str, shape: Sequence[int], dtype: DType = F32) -> Tensor:
         """Add a constant tensor, loaded once and never written."""
-        return self._root(name, dtype, tuple(shape), Role.WEIGHT)
+        return self._root(name, dtype, shape, Role.WEIGHT)
 
     def state(self, name: str, shape: Sequence[int], dtype: DType = F32) -> Tensor:
         """Add a tensor that keeps its content from run to run and starts as zeros."""
-        return self._root(name, dtype, tuple(shape), Role.STATE)
+        return self._root(name, dtype, shape, Role.STATE)
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -56,10 +71,12 @@ class GraphBuilder:
         """Return the graph, verified.
 
         Raises:
-            GraphError: no outputs, or something that ``verify_graph`` refuses.
+            GraphError: no outputs, a foreign one, or what ``verify_graph`` refuses.
         """
         if not outputs:
             raise GraphError("a graph needs at least one output", where=self.name)
+        for t in outputs:
+            self._check_own(t)
         ids = tuple(dict.fromkeys(t.id for t in outputs))
         graph = Graph(self.name, tuple(self._tensors), tuple(self._nodes), ids)
         verify_graph(graph)
@@ -73,25 +90,27 @@ class GraphBuilder:
         """Return a window on ``x``: ``offset`` and ``strides`` in bytes, row-major by default.
 
         Raises:
-            GraphError: the window leaves the byte range of ``x``'s storage.
+            GraphError: the window leaves the byte range of ``x``'s storage, or offset and
+                strides are no multiples of the element (of the block for quantised types).
         """
-        size = tuple(shape)
-        steps = contiguous_strides(x.dtype, size) if strides is None else tuple(strides)
-        nbytes = span_nbytes(x.dtype, size, steps)
-        start = x.offset + offset
-        root = self._tensors[x.storage]
-        if start < 0 or start + nbytes > root.nbytes:
-            raise GraphError(
-                f"bytes [{start}, {start + nbytes}) lie outside the storage",
-                where=x.name,
-                why=f"it has {root.nbytes} bytes",
-            )
-        return self._add(x.name, x.dtype, size, steps, x.storage, start, nbytes, x.role)
+        self._check_own(x)
+        size = tuple(index(n) for n in shape)
+        steps = (
+            contiguous_strides(x.dtype, size)
+            if strides is None
+            else tuple(index(n) for n in strides)
+        )
+        start, nbytes = x.offset + index(offset), span_nbytes(x.dtype, size, steps)
+        number = len(self._tensors)
+        window = Tensor(number, x.name, x.dtype, size, steps, x.storage, start, nbytes, x.role)
+        verify_window(window, self._tensors[x.storage])
+        self._tensors.append(window)
+        return window
 
     def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Return the view ``x[start:stop]`` of the first axis."""
-        if not 0 <= start <= stop <= x.shape[0]:
-            raise GraphError(f"rows {start}:{stop} of {x.shape[0]}", where=x.name)
+        if not x.shape or not 0 <= start <= stop <= x.shape[0]:
+            raise GraphError(f"rows {start}:{stop} of {list(x.shape)}", where=x.name)
         return self.view(x, (stop - start, *x.shape[1:]), x.strides, start * x.strides[0])
 
     def reshape(self, x: Tensor, *shape: int) -> Tensor:
@@ -176,12 +195,19 @@ class GraphBuilder:
         return self.op("norm", x, name=name, eps=eps)
 
     def rope(
-        self, x: Tensor, positions: Tensor, freq_factors: Tensor | None = None, *, name: str = "", **params: Param
+        self,
+        x: Tensor,
+        positions: Tensor,
+        freq_factors: Tensor | None = None,
+        *,
+        name: str = "",
+        **params: Param,
     ) -> Tensor:
         """Rotate pairs of x (T, H, D) by its positions (T,); see ``ggsched.ir.rope``."""
         operands = [x, positions] if freq_factors is None else [x, positions, freq_factors]
-        params.setdefault("n_dims", x.shape[-1] if x.shape else 0)
-        return self.op("rope", *operands, name=name, freq_factors=freq_factors is not None, **params)
+        own: dict[str, Param] = {"n_dims": x.shape[-1] if x.shape else 0}
+        own.update(params, freq_factors=freq_factors is not None)
+        return self._apply("rope", operands, name, own)
 
     def soft_max(
         self,
@@ -212,7 +238,7 @@ class GraphBuilder:
     def swiglu_oai(
         self, gate: Tensor, up: Tensor, *, alpha: float = 1.702, limit: float = 7.0, name: str = ""
     ) -> Tensor:
-        """Return ``g * sigmoid(alpha * g) * (u + 1)``, g clamped above, u on both sides, by limit."""
+        """Return ``g * sigmoid(alpha * g) * (u + 1)``, g capped by limit, u on both sides."""
         return self.op("swiglu_oai", gate, up, name=name, alpha=alpha, limit=limit)
 
     def argsort(self, x: Tensor, *, descending: bool = False, name: str = "") -> Tensor:
@@ -227,7 +253,9 @@ class GraphBuilder:
         """Return the sum over the last axis, which becomes 1."""
         return self.op("sum_rows", x, name=name)
 
-    def clamp(self, x: Tensor, low: float, high: float, *, inplace: bool = False, name: str = "") -> Tensor:
+    def clamp(
+        self, x: Tensor, low: float, high: float, *, inplace: bool = False, name: str = ""
+    ) -> Tensor:
         """Return ``x`` limited to ``[low, high]``."""
         return self.op("clamp", x, name=name, min=low, max=high, inplace=inplace)
 
@@ -247,69 +275,62 @@ class GraphBuilder:
         """Tile ``x`` to ``shape``, a multiple of its own on each axis."""
         return self.op("repeat", x, name=name, shape=tuple(shape))
 
-    def op(self, op_name: str, /, *operands: Tensor, name: str = "", inplace: bool = False, **params: Param) -> Tensor:
+    def op(
+        self,
+        op_name: str,
+        /,
+        *operands: Tensor,
+        name: str = "",
+        inplace: bool = False,
+        **params: Param,
+    ) -> Tensor:
         """Add a node by the name of its op; the methods above are shorthands.
 
         Raises:
             GraphError: unknown op or parameter, operands that do not fit, an operand of another
                 builder, a write into a weight.
         """
-        op = op_by_name(op_name)
-        defaults = op.defaults or {}
-        unknown = set(params) - set(defaults)
-        if unknown:
-            raise GraphError(f"no parameter {sorted(unknown)[0]!r}", where=op_name)
-        for t in operands:
-            if t.id >= len(self._tensors) or self._tensors[t.id] is not t:
-                raise GraphError(f"{t.name!r} belongs to another builder", where=op_name)
-        _check_arity(op_name, op.operands, {**defaults, **params}, len(operands))
-        full = {**defaults, **params}
-        dtype, shape = op.infer(operands, full)
-        given: dict[str, Param] = {k: v for k, v in params.items() if v != defaults[k]}
-        if inplace:
-            if 0 not in op.may_overwrite:
-                raise GraphError("cannot work in place", where=op_name)
-            given["inplace"] = True
-        label = ".".join((*self._scope, name)) if name else ".".join(self._scope)
-        through = written_operand(op, given)
-        result = self._result(op_name, label, dtype, shape, operands[through] if through is not None else None)
-        modes = access_modes(op, operands, result, given)
-        verify_overlap(op_name, operands, result, modes)
-        self._nodes.append(
-            Node(len(self._nodes), op_name, tuple(t.id for t in operands), result.id, given, label, modes)
-        )
-        return result
+        return self._apply(op_name, operands, name, {"inplace": inplace, **params})
 
     # --- helpers ---------------------------------------------------------------------------
 
-    def _result(
-        self, op_name: str, label: str, dtype: DType, shape: tuple[int, ...], target: Tensor | None
+    def _apply(
+        self, op_name: str, operands: Sequence[Tensor], name: str, params: Mapping[str, Param]
     ) -> Tensor:
-        if target is None:
-            return self._root(label, dtype, shape, Role.TEMP)
-        if target.role is Role.WEIGHT:
-            raise GraphError(f"would write the weight {target.name!r}", where=op_name)
-        return self._add(
-            target.name, target.dtype, target.shape, target.strides, target.storage, target.offset, target.nbytes, target.role
-        )
+        op = op_by_name(op_name)
+        for t in operands:
+            self._check_own(t)
+        given = canonical_params(op, params)
+        check_arity(op, given, len(operands))
+        dtype, shape = op.infer(operands, {**(op.defaults or {}), **given})
+        label = ".".join((*self._scope, name)) if name else ".".join(self._scope)
+        through = written_operand(op, given)
+        if through is None:
+            result = self._make_root(label, dtype, shape, Role.TEMP)
+        else:
+            result = replace(operands[through], id=len(self._tensors))
+        if result.role is Role.WEIGHT:
+            raise GraphError(f"would write the weight {result.name!r}", where=op_name)
+        modes = access_modes(op, operands, result, given)
+        verify_overlap(op_name, operands, result, modes)
+        ids = tuple(t.id for t in operands)
+        self._tensors.append(result)
+        self._nodes.append(Node(len(self._nodes), op_name, ids, result.id, given, label, modes))
+        return result
 
-    def _root(self, name: str, dtype: DType, shape: tuple[int, ...], role: Role) -> Tensor:
-        strides = contiguous_strides(dtype, shape)
-        nbytes = span_nbytes(dtype, shape, strides)
-        return self._add(name, dtype, shape, strides, len(self._tensors), 0, nbytes, role)
+    def _check_own(self, t: Tensor) -> None:
+        if t.id >= len(self._tensors) or self._tensors[t.id] is not t:
+            raise GraphError(f"{t.name!r} belongs to another builder", where=self.name)
 
-    def _add(
-        self,
-        name: str,
-        dtype: DType,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        storage: int,
-        offset: int,
-        nbytes: int,
-        role: Role,
-    ) -> Tensor:
-        t = Tensor(len(self._tensors), name, dtype, shape, strides, storage, offset, nbytes, role)
+    def _make_root(self, name: str, dtype: DType, shape: Sequence[int], role: Role) -> Tensor:
+        size = tuple(index(n) for n in shape)
+        strides = contiguous_strides(dtype, size)
+        nbytes = span_nbytes(dtype, size, strides)
+        number = len(self._tensors)
+        return Tensor(number, name, dtype, size, strides, number, 0, nbytes, role)
+
+    def _root(self, name: str, dtype: DType, shape: Sequence[int], role: Role) -> Tensor:
+        t = self._make_root(name, dtype, shape, role)
         self._tensors.append(t)
         return t
 
@@ -319,12 +340,6 @@ def _product(extents: Sequence[int]) -> int:
     for n in extents:
         out *= n
     return out
-
-
-def _check_arity(op_name: str, operands: tuple[str, ...], params: dict[str, Param], given: int) -> None:
-    wanted = sum(1 for o in operands if not o.endswith("?") or params.get(o[:-1]))
-    if given != wanted:
-        raise GraphError(f"takes {wanted} operands ({', '.join(operands)}), not {given}", where=op_name)
 
 
 __all__ = ["F32", "I32", "GraphBuilder"]

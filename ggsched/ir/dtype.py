@@ -4,6 +4,7 @@ Quantised types store blocks of consecutive elements of the last axis; the layou
 GGUF files (ggml's ``block_q8_0``, ``block_q4_0``, ``block_mxfp4``).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,6 +47,10 @@ class DType:
 
     def __str__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> tuple[Callable[[str], "DType"], tuple[str]]:
+        """Pickle and copy by name: types are compared with ``is``."""
+        return dtype_by_name, (self.name,)
 
 
 F32: Final = DType("f32", 1, 4)

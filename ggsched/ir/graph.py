@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING
 
 from ggsched.errors import GraphError
 from ggsched.ids import show
-from ggsched.ir.ops import Param, Params, access_modes, op_by_name, verify_overlap
-from ggsched.ir.tensor import Role, Tensor
+from ggsched.ir.ops import (
+    Param,
+    Params,
+    access_modes,
+    op_by_name,
+    verify_overlap,
+    written_operand,
+)
+from ggsched.ir.params import canonical_params, check_arity
+from ggsched.ir.tensor import Role, Tensor, verify_window
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -105,7 +113,9 @@ class Graph:
         for t in self.tensors:
             name = t.name if t.role is not Role.TEMP and not t.is_view else ""
             h.update(
-                repr((t.dtype.name, t.shape, t.strides, t.storage, t.offset, t.role.value, name)).encode()
+                repr(
+                    (t.dtype.name, t.shape, t.strides, t.storage, t.offset, t.role.value, name)
+                ).encode()
             )
         for n in self.nodes:
             h.update(repr((n.op, n.inputs, n.output, sorted(n.params.items()))).encode())
@@ -128,7 +138,9 @@ class Graph:
             if t.role is not Role.TEMP and not t.is_view:
                 key = show("tensor", t.id)
                 last_writer[t.id] = key
-                out.add_node(key, role=t.role.value, label=t.name, shape=t.shape, dtype=str(t.dtype))
+                out.add_node(
+                    key, role=t.role.value, label=t.name, shape=t.shape, dtype=str(t.dtype)
+                )
         for n in self.nodes:
             key, result = show("node", n.id), self.tensors[n.output]
             out.add_node(key, op=n.op, label=n.name, shape=result.shape, dtype=str(result.dtype))
@@ -144,34 +156,37 @@ def verify_graph(graph: Graph) -> None:
     """Check that a graph is well formed, whoever made it.
 
     Raises:
-        GraphError: a dangling id, a view outside its storage, a node whose result or modes do
-            not follow from its operands, a temporary read before it is written, a duplicate name.
+        GraphError: a dangling id, a view outside its storage, a node whose parameters, result or
+            modes do not follow from op and operands, a temporary that is used before the node
+            that makes it or made by none, a duplicate name.
     """
     names: set[str] = set()
     for i, t in enumerate(graph.tensors):
         _verify_tensor(graph, i, t, names)
     written: set[int] = set()
+    results: set[int] = set()
     for i, n in enumerate(graph.nodes):
         _verify_node(graph, i, n, written)
+        if n.output in results or n.output in n.inputs:
+            raise GraphError("each node needs a result tensor of its own", where=graph.label(n))
+        results.add(n.output)
+        written.add(graph.tensors[n.output].storage)
+    for t in graph.roots(Role.TEMP):
+        if t.id not in written:
+            raise GraphError(f"no node makes {show('tensor', t.id)}", where=graph.name)
     for tid in graph.outputs:
         if not 0 <= tid < len(graph.tensors):
             raise GraphError(f"output {show('tensor', tid)} does not exist", where=graph.name)
-        t = graph.tensors[tid]
-        if t.role is Role.TEMP and t.storage not in written:
-            raise GraphError(f"output {show('tensor', tid)} is never written", where=graph.name)
 
 
 def _verify_tensor(graph: Graph, i: int, t: Tensor, names: set[str]) -> None:
     where = f"{show('tensor', i)} {t.name!r}"
-    if t.id != i or not 0 <= t.storage < len(graph.tensors):
-        raise GraphError("ids are not dense or the storage does not exist", where=where)
+    if t.id != i or not 0 <= t.storage <= i:
+        raise GraphError("ids are not dense or the storage is no earlier tensor", where=where)
     root = graph.tensors[t.storage]
     if root.is_view or root.role is not t.role:
         raise GraphError("the storage of a view must be a root tensor of its role", where=where)
-    if t.offset < 0 or t.end > root.nbytes:
-        raise GraphError(
-            f"bytes [{t.offset}, {t.end}) lie outside the storage", where=where, why=f"it has {root.nbytes}"
-        )
+    verify_window(t, root)
     if not t.is_view and t.role is not Role.TEMP:
         if not t.name or t.name in names:
             raise GraphError("inputs, weights and states need names of their own", where=where)
@@ -184,16 +199,39 @@ def _verify_node(graph: Graph, i: int, n: Node, written: set[int]) -> None:
     op = op_by_name(n.op)
     operands = [graph.tensors[t] for t in n.inputs]
     result = graph.tensors[n.output]
+    plain = canonical_params(op, n.params)
+    if repr(sorted(plain.items())) != repr(sorted(n.params.items())):
+        raise GraphError(
+            f"the canonical parameters are {plain}, not {n.params}", where=graph.label(n)
+        )
+    check_arity(op, n.params, len(operands))
     params = {**(op.defaults or {}), **n.params}
     dtype, shape = op.infer(operands, params)
     if (result.dtype, result.shape) != (dtype, shape):
         raise GraphError(f"the result must be {dtype}{list(shape)}", where=graph.label(n))
     if n.modes != access_modes(op, operands, result, params):
         raise GraphError(f"access modes {n.modes!r} are not those of the op", where=graph.label(n))
+    for t in operands:
+        if t.role is Role.TEMP and t.storage not in written:
+            raise GraphError(f"uses {t.name!r} before it is written", where=graph.label(n))
+    _verify_result(graph, n, operands, result, written)
     verify_overlap(n.op, operands, result, n.modes)
-    for t, mode in zip(operands, n.modes, strict=False):
-        if t.role is Role.TEMP and t.storage not in written and mode == "r":
-            raise GraphError(f"reads {t.name!r} before it is written", where=graph.label(n))
-        if t.role is Role.WEIGHT and result.storage == t.storage:
-            raise GraphError(f"writes the weight {t.name!r}", where=graph.label(n))
-    written.add(result.storage)
+
+
+def _verify_result(
+    graph: Graph, n: Node, operands: list[Tensor], result: Tensor, written: set[int]
+) -> None:
+    through = written_operand(op_by_name(n.op), n.params)
+    if through is None:
+        if result.is_view or result.role is not Role.TEMP or result.id in written:
+            raise GraphError("the result must be a temporary of its own", where=graph.label(n))
+        return
+    target = operands[through]
+    if (target.storage, target.offset, target.strides) != (
+        result.storage,
+        result.offset,
+        result.strides,
+    ):
+        raise GraphError(f"must write through operand {through}", where=graph.label(n))
+    if target.role is Role.WEIGHT:
+        raise GraphError(f"writes the weight {target.name!r}", where=graph.label(n))

@@ -71,6 +71,25 @@ class Tensor:
         """Whether the elements fill the byte range in row-major order without gaps."""
         return self.strides == contiguous_strides(self.dtype, self.shape) or self.size == 0
 
+    @property
+    def may_overlap_itself(self) -> bool:
+        """Whether two elements may share bytes, as with a stride of zero.
+
+        True also for some interleaved windows that do not (the test is simple on purpose).
+        """
+        if self.size == 0:
+            return False
+        extents = list(self.shape)
+        if extents:
+            extents[-1] = self.shape[-1] // self.dtype.block
+        filled = self.dtype.block_nbytes
+        for stride, extent in sorted(zip(self.strides, extents, strict=True)):
+            if extent > 1:
+                if stride < filled:
+                    return True
+                filled += (extent - 1) * stride
+        return False
+
 
 def contiguous_strides(dtype: DType, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides in bytes of a row-major tensor.
@@ -108,3 +127,35 @@ def span_nbytes(dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) 
     outer = sum((n - 1) * s for n, s in zip(shape[:-1], strides[:-1], strict=True))
     blocks = dtype.row_nbytes(shape[-1]) // dtype.block_nbytes
     return outer + (blocks - 1) * strides[-1] + dtype.block_nbytes
+
+
+def verify_window(t: Tensor, root: Tensor) -> None:
+    """Check that a tensor is a sound window on its root (for a root: on itself).
+
+    Raises:
+        GraphError: another element type, bytes outside the storage, an offset or a stride that
+            is no multiple of the element (of the block for quantised types), quantised blocks
+            that are not adjacent along the last axis, a root that is not contiguous.
+    """
+    where = f"{t.name!r}"
+    if t.dtype is not root.dtype:
+        raise GraphError(f"a window of {t.dtype} on a storage of {root.dtype}", where=where)
+    if t.nbytes != span_nbytes(t.dtype, t.shape, t.strides):
+        raise GraphError(f"{t.nbytes} bytes are not those of the strides", where=where)
+    if t.offset < 0 or t.end > root.nbytes:
+        raise GraphError(
+            f"bytes [{t.offset}, {t.end}) lie outside the storage",
+            where=where,
+            why=f"it has {root.nbytes} bytes",
+        )
+    unit = t.dtype.block_nbytes
+    if t.offset % unit or any(stride % unit for stride in t.strides):
+        raise GraphError(
+            f"offset {t.offset} and strides {t.strides} are not aligned",
+            where=where,
+            why=f"the elements or blocks of {t.dtype} have {unit} bytes",
+        )
+    if t.dtype.is_quantized and t.strides and t.strides[-1] != unit:
+        raise GraphError("quantised blocks must be adjacent along the last axis", where=where)
+    if not t.is_view and (t.offset or t.strides != contiguous_strides(t.dtype, t.shape)):
+        raise GraphError("a storage must be contiguous from its first byte", where=where)
