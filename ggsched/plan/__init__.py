@@ -1,0 +1,1 @@
+"""Nouns: the frozen artifacts that passes make and everybody else reads."""

@@ -1,0 +1,74 @@
+"""The plan: every artifact in one frozen object that can be printed, saved and checked."""
+
+from typing import Final
+
+import msgspec
+
+from ggsched.plan.command import Command
+from ggsched.plan.memory import Memory
+from ggsched.plan.placement import Placement
+from ggsched.plan.splits import Splits
+from ggsched.plan.streams import Streams
+from ggsched.topology.caps import DeviceFacts
+
+FORMAT: Final = "ggsched-plan/1"
+
+
+class NodeInfo(msgspec.Struct, frozen=True, gc=False):
+    """What a reader of the plan wants to know of a node without the graph at hand."""
+
+    op: str
+    label: str
+
+
+class HostSlot(msgspec.Struct, frozen=True, gc=False):
+    """Host bytes of a graph input or output.
+
+    Attributes:
+        name: Name of the input, or of the output tensor's storage.
+        tensor: Tensor id; an output is one of the graph's outputs.
+        value: Value in host memory that holds its bytes.
+    """
+
+    name: str
+    tensor: int
+    value: int
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """All that is needed to run a graph once, and again.
+
+    The plan assumes at entry that every earlier run of it has been enqueued and that the host has
+    written the inputs; it leaves the outputs in host memory when its last command returns.
+
+    Attributes:
+        format: Version of the JSON form.
+        graph: Digest of the graph.
+        name: Label of the graph.
+        topology: Digest of the topology.
+        devices: Facts of each device of the topology.
+        nodes: Op and label of each node.
+        placement: Device of each node, with causes.
+        splits: Splits, values, transfers.
+        streams: Stream of each split and transfer.
+        memory: Arenas and regions.
+        inputs: Host slots that the host writes before each run.
+        outputs: Host slots that the host reads after each run.
+        commands: What is enqueued, in order.
+        planning_s: Seconds that planning took; not part of the plan's identity.
+    """
+
+    format: str
+    graph: str
+    name: str
+    topology: str
+    devices: tuple[DeviceFacts, ...]
+    nodes: tuple[NodeInfo, ...]
+    placement: Placement
+    splits: Splits
+    streams: Streams
+    memory: Memory
+    inputs: tuple[HostSlot, ...]
+    outputs: tuple[HostSlot, ...]
+    commands: tuple[Command, ...]
+    planning_s: float = 0.0

@@ -1,0 +1,68 @@
+"""Arenas, and where in them each value lives."""
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+ArenaKind = Literal["compute", "weight", "state", "input", "output", "staging"]
+
+
+class Region(NamedTuple):
+    """Bytes ``[offset, offset + nbytes)`` of an arena."""
+
+    arena: int
+    offset: int
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        """One past the last byte."""
+        return self.offset + self.nbytes
+
+
+class Arena(msgspec.Struct, frozen=True, gc=False):
+    """One buffer that the plan cuts up.
+
+    Attributes:
+        id: Index in ``Memory.arenas``.
+        kind: ``compute`` memory is private to the plan, with undefined content when a run
+            starts. ``weight`` and ``state`` hold one named tensor each, live longer than the
+            plan, and are defined when it starts. ``input``, ``output`` and ``staging`` are host
+            memory.
+        device: Index in the topology, or -1 for host memory.
+        nbytes: Length.
+        alignment: Alignment in bytes of the arena and of every region in it.
+        name: Name of the weight or state, else "".
+    """
+
+    id: int
+    kind: ArenaKind
+    device: int
+    nbytes: int
+    alignment: int
+    name: str = ""
+
+
+class Life(NamedTuple):
+    """When a value's bytes matter, in steps of the lowered program, both ends included."""
+
+    birth: int
+    death: int
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """The memory plan.
+
+    Attributes:
+        arenas: All arenas, by id.
+        regions: Region of each value, by value id.
+        overwrites: For each value that took over the bytes of a dying operand, that operand's
+            value id.
+        lower_bound: For each compute arena the most bytes that are live at once, below which no
+            packing can go.
+    """
+
+    arenas: tuple[Arena, ...]
+    regions: tuple[Region, ...]
+    overwrites: dict[int, int]
+    lower_bound: dict[int, int]
