@@ -1,0 +1,1 @@
+"""Models: GGUF files, their tokenizers, and the graphs of the architectures that are known."""

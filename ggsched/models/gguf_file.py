@@ -1,0 +1,188 @@
+"""GGUF files: metadata and tensors of a model, memory-mapped.
+
+``open_gguf`` checks everything that the header says against the bytes that are there: types,
+shapes, alignment, that each tensor lies inside the file and that no two share bytes. After that
+``raw`` cannot fail. The header is parsed by ``gguf_header``, which says why it is our own.
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+from numpy.typing import NDArray
+
+from ggsched.errors import ModelError
+from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0, DType
+from ggsched.models.gguf_header import (
+    INCOMPLETE,
+    Header,
+    MetaValue,
+    TensorInfo,
+    parse_header,
+    quoted,
+)
+
+DEFAULT_ALIGNMENT: Final = 32
+GGUF_TYPES: Final[Mapping[DType, GGMLQuantizationType]] = {
+    F32: GGMLQuantizationType.F32,
+    F16: GGMLQuantizationType.F16,
+    BF16: GGMLQuantizationType.BF16,
+    I32: GGMLQuantizationType.I32,
+    Q8_0: GGMLQuantizationType.Q8_0,
+    Q4_0: GGMLQuantizationType.Q4_0,
+    MXFP4: GGMLQuantizationType.MXFP4,
+}
+_BY_CODE: Final = {int(code): dtype for dtype, code in GGUF_TYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor of a file.
+
+    Attributes:
+        name: As in the file.
+        dtype: Element type.
+        shape: Outermost axis first, as in numpy.
+        offset: First byte, from the start of the file.
+        nbytes: Length in bytes.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GgufFile:
+    """A GGUF file that passed all checks.
+
+    Attributes:
+        path: Where it was opened, as given.
+        version: 2 or 3.
+        metadata: Plain Python values by key; arrays are tuples.
+        tensors: By name, in file order.
+        data: Every byte of the file, mapped read-only.
+    """
+
+    path: str
+    version: int
+    metadata: Mapping[str, MetaValue]
+    tensors: Mapping[str, GgufTensor]
+    data: NDArray[np.uint8]
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """Return the bytes of a tensor, uint8 (nbytes,), read-only, without a copy.
+
+        Raises:
+            ModelError: there is no such tensor.
+        """
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise ModelError(f"no tensor {quoted(name)}", where=self.path)
+        return self.data[tensor.offset : tensor.offset + tensor.nbytes]
+
+
+def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
+    """Open and check a GGUF file. No weight is read.
+
+    The file must not shrink while it is open: it is mapped, not copied.
+
+    Raises:
+        ModelError: it cannot be read, it is damaged, or it holds something that is not supported.
+    """
+    file = os.fspath(path)
+    data = _map(file)
+    header = parse_header(data.data, file)
+    _refuse_part(file, header.metadata)
+    alignment = header.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        why = "it must be a power of two"
+        raise ModelError(
+            f"general.alignment is {alignment!r}", where=file, why=why, hint=INCOMPLETE
+        )
+    tensors = _tensors(file, header, alignment, len(data))
+    _refuse_overlap(file, tensors.values())
+    return GgufFile(file, header.version, header.metadata, tensors, data)
+
+
+def _map(file: str) -> NDArray[np.uint8]:
+    try:
+        mode = os.stat(file).st_mode
+        # Opening a pipe would wait for a writer, and a device can be endless.
+        if not stat.S_ISREG(mode):
+            kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+            raise ModelError(f"it is {kind}", where=file, hint="give the path of a .gguf file")
+        if os.path.getsize(file) == 0:
+            raise ModelError("the file is empty", where=file, hint=INCOMPLETE)
+        return np.memmap(file, dtype=np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        hint = "check the path and its permissions"
+        raise ModelError("cannot read the file", where=file, why=why, hint=hint) from error
+
+
+def _refuse_part(file: str, metadata: Mapping[str, MetaValue]) -> None:
+    parts = metadata.get("split.count", 0)
+    if type(parts) is int and parts > 1:
+        hint = "join the parts with llama-gguf-split --merge"
+        raise ModelError(f"the file is one of {parts} parts of a model", where=file, hint=hint)
+
+
+def _tensors(file: str, header: Header, alignment: int, size: int) -> dict[str, GgufTensor]:
+    start = -(-header.end // alignment) * alignment
+    out: dict[str, GgufTensor] = {}
+    for info in header.tensors:
+        where = f"{file}: tensor {quoted(info.name)}"
+        dtype = _dtype(where, info.type_code)
+        nbytes = _nbytes(where, info, dtype)
+        if info.offset % alignment:
+            why = f"the alignment is {alignment}"
+            raise ModelError(
+                f"offset {info.offset} is not aligned", where=where, why=why, hint=INCOMPLETE
+            )
+        first = start + info.offset
+        if first + nbytes > size:
+            why = f"its bytes are [{first}, {first + nbytes}), the file has {size}"
+            raise ModelError("lies outside the file", where=where, why=why, hint=INCOMPLETE)
+        out[info.name] = GgufTensor(info.name, dtype, info.extents[::-1], first, nbytes)
+    return out
+
+
+def _dtype(where: str, code: int) -> DType:
+    dtype = _BY_CODE.get(code)
+    if dtype is not None:
+        return dtype
+    known = ", ".join(d.name for d in _BY_CODE.values())
+    try:
+        name = GGMLQuantizationType(code).name.lower()
+    except ValueError:
+        why = "GGUF has no such type"
+        raise ModelError(f"type {code}", where=where, why=why, hint=INCOMPLETE) from None
+    hint = f"supported: {known}; quantise the model to one of them"
+    raise ModelError(f"type {name} is not supported", where=where, hint=hint)
+
+
+def _nbytes(where: str, info: TensorInfo, dtype: DType) -> int:
+    shape = list(info.extents[::-1])
+    if 0 in shape:
+        raise ModelError(f"shape {shape}", where=where, why="an axis of length 0", hint=INCOMPLETE)
+    if shape[-1] % dtype.block:
+        why = f"a row of {dtype} must be a multiple of {dtype.block} elements"
+        raise ModelError(f"shape {shape}", where=where, why=why, hint=INCOMPLETE)
+    return prod(shape) // dtype.block * dtype.block_nbytes
+
+
+def _refuse_overlap(file: str, tensors: Iterable[GgufTensor]) -> None:
+    last: GgufTensor | None = None
+    for tensor in sorted(tensors, key=lambda t: t.offset):
+        if last is not None and tensor.offset < last.offset + last.nbytes:
+            what = f"tensors {quoted(last.name)} and {quoted(tensor.name)} share bytes"
+            raise ModelError(what, where=file, hint=INCOMPLETE)
+        last = tensor

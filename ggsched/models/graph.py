@@ -1,0 +1,99 @@
+"""From a model to the graph of one micro-batch.
+
+Inputs that the host sets before each run:
+
+    tokens       (n_tokens,) i32       ids
+    positions    (n_tokens,) i32       position of each token in its sequence
+    kv_rows      (n_tokens,) i32       row of the KV cache that each token writes, all different
+    mask         (n_tokens, n_kv) f32  0 where a token may look at a cache row, else -inf
+    mask_window  (n_tokens, n_kv) f32  the same for windowed layers (gpt-oss only)
+    out_rows     (n_out,) i32          which of the tokens get logits
+
+States, zero at first: ``blk.N.k_cache`` and ``blk.N.v_cache``, (n_ctx, n_head_kv * head_dim).
+Output: logits (n_out, n_vocab) f32.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ggsched.errors import UsageError
+from ggsched.ir.dtype import F16, F32, DType
+from ggsched.ir.graph import Graph
+from ggsched.ir.tensor import Tensor
+from ggsched.models import gptoss, llama, moe
+from ggsched.models.hparams import Arch, HParams
+from ggsched.models.layers import BatchShape, Kit
+from ggsched.models.spec import ModelSpec, WeightNeed
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How blocks of one architecture are made.
+
+    Attributes:
+        needs: The weights of all blocks.
+        block: Adds one block to a graph.
+    """
+
+    needs: Callable[[HParams], Iterator[WeightNeed]]
+    block: Callable[[Kit, Tensor, int], Tensor]
+
+
+ARCHITECTURES: Final[Mapping[Arch, Architecture]] = {
+    "llama": Architecture(llama.needs, llama.block),
+    "qwen3moe": Architecture(moe.needs, moe.block),
+    "gpt-oss": Architecture(gptoss.needs, gptoss.block),
+}
+
+
+def model_needs(hp: HParams) -> Iterator[WeightNeed]:
+    """Yield the weights that a model of these hyperparameters needs or can use."""
+    yield WeightNeed("token_embd.weight", (hp.n_vocab, hp.n_embd), matrix=True)
+    yield WeightNeed("output_norm.weight", (hp.n_embd,))
+    # Without it the embedding serves as the output matrix as well.
+    yield WeightNeed("output.weight", (hp.n_vocab, hp.n_embd), optional=True, matrix=True)
+    yield from ARCHITECTURES[hp.arch].needs(hp)
+
+
+def build_model_graph(
+    model: ModelSpec, *, n_tokens: int, n_kv: int, n_out: int, n_ctx: int, kv_dtype: DType = F32
+) -> Graph:
+    """Build the graph of one micro-batch; see the module for inputs, states and output.
+
+    Args:
+        model: What to build.
+        n_tokens: Tokens in the micro-batch.
+        n_kv: Leading rows of the KV cache that attention looks at: the length of the cache
+            rounded up, so that one plan serves while the cache grows.
+        n_out: Tokens that get logits.
+        n_ctx: Rows of the KV cache.
+        kv_dtype: Type of the KV cache, f32 or f16.
+
+    Raises:
+        UsageError: sizes that make no sense together.
+    """
+    batch = BatchShape(n_tokens, n_kv, n_out, n_ctx, kv_dtype)
+    _check(batch)
+    hp = model.hparams
+    kit = Kit(model, batch, f"{hp.name or hp.arch} T{n_tokens} N{n_kv}")
+    x = kit.embed()
+    for layer in range(hp.n_layer):
+        x = ARCHITECTURES[hp.arch].block(kit, x, layer)
+    return kit.g.build(kit.head(x))
+
+
+def _check(batch: BatchShape) -> None:
+    if not 1 <= batch.n_tokens <= batch.n_kv <= batch.n_ctx:
+        raise UsageError(
+            f"n_tokens={batch.n_tokens}, n_kv={batch.n_kv}, n_ctx={batch.n_ctx}",
+            where="build_model_graph",
+            why="needs 1 <= n_tokens <= n_kv <= n_ctx",
+            hint="the tokens of the micro-batch are in the cache too",
+        )
+    if not 1 <= batch.n_out <= batch.n_tokens:
+        what = f"n_out={batch.n_out} of n_tokens={batch.n_tokens}"
+        raise UsageError(what, where="build_model_graph", why="it must be from 1 to n_tokens")
+    if batch.kv_dtype not in (F32, F16):
+        what = f"a KV cache of {batch.kv_dtype}"
+        raise UsageError(what, where="build_model_graph", hint="use f32 or f16")

@@ -1,0 +1,116 @@
+"""Opens a model: file, hyperparameters, weights, tokenizer, each checked against the others.
+
+No weight is read until ``weight_array`` is called; opening costs the header alone.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ggsched.errors import ModelError, UsageError
+from ggsched.ir.dtype import FLOAT_DTYPES
+from ggsched.models.gguf_file import GgufFile, GgufTensor, open_gguf
+from ggsched.models.gguf_header import quoted
+from ggsched.models.graph import model_needs
+from ggsched.models.hparams import HParams, read_hparams
+from ggsched.models.spec import ModelSpec, WeightNeed, WeightPolicy, WeightSpec, graph_dtype
+from ggsched.models.weights import converted_array, stored_array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """A model file that was opened and found complete.
+
+    Attributes:
+        file: The GGUF file.
+        spec: What graphs are built from.
+    """
+
+    file: GgufFile
+    spec: ModelSpec
+
+    @property
+    def hparams(self) -> HParams:
+        """Hyperparameters."""
+        return self.spec.hparams
+
+    def weight_nbytes(self) -> int:
+        """Return how many bytes all weights have in the graph."""
+        total = 0
+        for weight in self.spec.weights.values():
+            *outer, row = weight.shape
+            n = weight.dtype.row_nbytes(row)
+            for extent in outer:
+                n *= extent
+            total += n
+        return total
+
+
+def load_model(path: str | os.PathLike[str], *, weights: WeightPolicy = "expand") -> Model:
+    """Open a model.
+
+    Args:
+        path: A GGUF file.
+        weights: ``expand``: every weight becomes f32 when it is loaded; ``packed``: matrices
+            keep the file's type in the graph.
+
+    Raises:
+        ModelError: the file is damaged, incomplete, or something in it is not supported.
+        UsageError: an unknown weight policy.
+    """
+    if weights not in ("expand", "packed"):
+        hint = "use 'expand' or 'packed'"
+        raise UsageError(f"no weight policy {weights!r}", where="load_model", hint=hint)
+    file = open_gguf(path)
+    hparams = read_hparams(file)
+    found = {
+        need.name: WeightSpec(need.shape, graph_dtype(need, tensor.dtype, weights))
+        for need, tensor in _found(file, hparams)
+    }
+    return Model(file, ModelSpec(hparams, found))
+
+
+def weight_array(model: Model, name: str) -> NDArray[Any]:
+    """Return the bytes of a weight as the graph wants them.
+
+    Float32 or float16 of the weight's shape, uint16 bits for bf16, uint8 (.., bytes of a row) for
+    quantised types. A read-only view of the mapped file if it has that type already, else a fresh
+    float32 array.
+
+    Raises:
+        ModelError: the model has no such weight.
+    """
+    spec = model.spec.weights.get(name)
+    if spec is None:
+        raise ModelError(f"no weight {quoted(name)}", where=model.file.path)
+    if spec.dtype is model.file.tensors[name].dtype:
+        return stored_array(model.file, name)
+    return converted_array(model.file, name)
+
+
+def _found(file: GgufFile, hparams: HParams) -> Iterator[tuple[WeightNeed, GgufTensor]]:
+    for need in model_needs(hparams):
+        tensor = file.tensors.get(need.name)
+        where = f"{file.path}: tensor {quoted(need.name)}"
+        if tensor is None:
+            if need.optional:
+                continue
+            near = ", ".join(quoted(n) for n in islice(file.tensors, 3))
+            hint = f"the file has {len(file.tensors)} tensors: {near}, ..."
+            raise ModelError("is missing", where=where, why=f"needs {_shown(need)}", hint=hint)
+        if tensor.shape != need.shape:
+            why = f"needs {list(need.shape)}, has {list(tensor.shape)}"
+            hint = "keys and tensors of the file contradict each other; convert the model again"
+            raise ModelError("has the wrong shape", where=where, why=why, hint=hint)
+        if tensor.dtype not in FLOAT_DTYPES:
+            why = f"it is of type {tensor.dtype}"
+            raise ModelError("is not of a float type", where=where, why=why)
+        yield need, tensor
+
+
+def _shown(need: WeightNeed) -> str:
+    return f"shape {list(need.shape)}"

@@ -1,0 +1,103 @@
+"""What a graph needs to know of a model: hyperparameters, and weights as the graph sees them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ggsched.ir.dtype import F32, DType
+from ggsched.models.hparams import HParams
+
+WeightPolicy = Literal["expand", "packed"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNeed:
+    """A weight that an architecture asks for.
+
+    Attributes:
+        name: As in GGUF files.
+        shape: Outermost axis first.
+        optional: Whether the architecture does without it.
+        matrix: Whether it is multiplied with or gathered from, so that any float type will do;
+            others (norms, biases, sinks) enter the graph as f32.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    optional: bool = False
+    matrix: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpec:
+    """A weight as the graph sees it.
+
+    Attributes:
+        shape: Outermost axis first.
+        dtype: Element type in the graph, which may differ from the file's.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model without its weights' bytes.
+
+    Attributes:
+        hparams: Hyperparameters.
+        weights: The weights that the architecture uses and that are there, by name.
+    """
+
+    hparams: HParams
+    weights: Mapping[str, WeightSpec]
+
+
+def graph_dtype(need: WeightNeed, stored: DType, policy: WeightPolicy) -> DType:
+    """Return the type that a weight has in the graph.
+
+    With ``expand`` everything is f32: fast and exact where memory allows. With ``packed`` a
+    matrix keeps the file's type, and kernels unpack it as they read.
+    """
+    return stored if policy == "packed" and need.matrix else F32
+
+
+def linear_needs(
+    name: str, n_out: int, n_in: int, *, bias: bool | None = None
+) -> Iterator[WeightNeed]:
+    """Yield the weight (n_out, n_in) of a linear layer and its bias (n_out,).
+
+    Args:
+        name: Without ``.weight``.
+        n_out: Width of the result.
+        n_in: Width of the operand.
+        bias: Whether there must be a bias; None if it is optional.
+    """
+    yield WeightNeed(f"{name}.weight", (n_out, n_in), matrix=True)
+    if bias is not False:
+        yield WeightNeed(f"{name}.bias", (n_out,), optional=bias is None)
+
+
+def attention_needs(hp: HParams, layer: int, *, bias: bool | None) -> Iterator[WeightNeed]:
+    """Yield the weights of a block's attention that all architectures have."""
+    blk = f"blk.{layer}"
+    yield WeightNeed(f"{blk}.attn_norm.weight", (hp.n_embd,))
+    yield from linear_needs(f"{blk}.attn_q", hp.n_embd_q, hp.n_embd, bias=bias)
+    yield from linear_needs(f"{blk}.attn_k", hp.n_embd_kv, hp.n_embd, bias=bias)
+    yield from linear_needs(f"{blk}.attn_v", hp.n_embd_kv, hp.n_embd, bias=bias)
+    yield from linear_needs(f"{blk}.attn_output", hp.n_embd, hp.n_embd_q, bias=bias)
+
+
+def expert_needs(hp: HParams, layer: int, *, bias: bool) -> Iterator[WeightNeed]:
+    """Yield the router and the experts of a block."""
+    blk, experts = f"blk.{layer}", hp.n_expert
+    yield from linear_needs(f"{blk}.ffn_gate_inp", experts, hp.n_embd, bias=bias)
+    for name, n_out, n_in in (
+        ("ffn_gate_exps", hp.n_ff, hp.n_embd),
+        ("ffn_up_exps", hp.n_ff, hp.n_embd),
+        ("ffn_down_exps", hp.n_embd, hp.n_ff),
+    ):
+        yield WeightNeed(f"{blk}.{name}.weight", (experts, n_out, n_in), matrix=True)
+        if bias:
+            yield WeightNeed(f"{blk}.{name}.bias", (experts, n_out))
