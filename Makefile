@@ -1,0 +1,91 @@
+# Every target sets itself up: a virtual environment in .venv, installed once and again when
+# pyproject.toml changes. Nothing here needs git, root or a GPU.
+#
+#   make demo PYTHON=python3.12       another interpreter
+#   make test ARGS="-k registry -x"   arguments for pytest
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+READY := $(VENV)/.ready
+SOURCES := ggsched backends tests examples benchmarks
+
+# One thread for each BLAS: ggsched's streams are the threads, and timings stay comparable.
+ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
+	BLIS_NUM_THREADS=1 VECLIB_MAXIMUM_THREADS=1 NUMEXPR_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-long lint format bench docs clean clean-all
+
+help: ## show this list
+	@echo "targets:"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile \
+		| awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+
+demo: $(READY)-demo ## run a small trained model over two devices and compare with one
+	@$(PY) -m ggsched demo $(ARGS)
+
+test: $(READY)-dev ## run the tests (about the time of a coffee)
+	@$(ONE_THREAD) $(PY) -m pytest $(ARGS)
+
+test-long: $(READY)-dev ## run all tests, slow ones and the nightly number of examples included
+	@$(ONE_THREAD) HYPOTHESIS_PROFILE=nightly $(PY) -m pytest -m "slow or not slow" --timeout=3600 $(ARGS)
+
+lint: $(READY)-dev ## ruff, mypy --strict and the import contracts
+	$(PY) -m ruff check $(SOURCES)
+	$(PY) -m mypy
+	@$(VENV)/bin/lint-imports --no-logo 2>/dev/null || $(PY) -c \
+		"from importlinter.cli import lint_imports_command as lint; lint()"
+
+format: $(READY)-dev ## let ruff format and sort imports
+	$(PY) -m ruff check --select I --fix $(SOURCES)
+	$(PY) -m ruff format $(SOURCES)
+
+bench: $(READY)-dev ## measure, as ratios in one run
+	@$(ONE_THREAD) $(PY) -m benchmarks $(ARGS)
+
+docs: $(READY)-docs ## build the documentation into site/, warnings are errors
+	$(PY) -m mkdocs build --strict
+
+clean: ## remove what tools left behind
+	rm -rf site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+clean-all: clean ## remove the virtual environment as well
+	rm -rf $(VENV)
+
+$(PY):
+	@command -v "$(PYTHON)" >/dev/null 2>&1 || { \
+		echo "ggsched: no '$(PYTHON)' here: install Python 3.11 or newer, or name one:" \
+			"make PYTHON=/path/to/python3.12" >&2; exit 3; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "ggsched: '$(PYTHON)' is $$("$(PYTHON)" --version 2>&1), and ggsched needs 3.11 or" \
+			"newer: make PYTHON=python3.11" >&2; exit 3; }
+	@echo "making $(VENV) with $$("$(PYTHON)" --version)"
+	@"$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "ggsched: 'python -m venv' failed: install the venv module (on Debian and Ubuntu" \
+			"the package python3-venv)" >&2; exit 3; }
+
+# The demo asks for less, and goes on without OpenCL where that cannot be installed.
+$(READY)-demo: pyproject.toml | $(PY)
+	@echo "installing ggsched and OpenCL (PoCL) into $(VENV)"
+	@$(PIP) install --quiet --editable ".[opencl]" || { \
+		echo "ggsched: the extra 'opencl' (pyopencl and PoCL) could not be installed; going on" \
+			"without it, on the CPU only. To try again: make clean-all demo" >&2; \
+		$(PIP) install --quiet --editable .; }
+	@touch $@
+
+$(READY)-dev: pyproject.toml | $(PY)
+	@echo "installing ggsched with OpenCL (PoCL) and the tools for tests into $(VENV)"
+	@$(PIP) install --quiet --editable ".[opencl,test,dev]" || { \
+		echo "ggsched: the extra 'opencl' (pyopencl and PoCL) could not be installed; its tests" \
+			"will be skipped. To try again: make clean-all test" >&2; \
+		$(PIP) install --quiet --editable ".[test,dev]"; }
+	@touch $(READY)-demo $@
+
+$(READY)-docs: pyproject.toml | $(PY)
+	@echo "installing the tools for the documentation into $(VENV)"
+	@$(PIP) install --quiet --editable ".[docs]"
+	@touch $@

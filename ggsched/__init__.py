@@ -1,0 +1,54 @@
+"""Schedules tensor graphs over several devices by plans that are data.
+
+The public names below are loaded when they are first used, so that ``import ggsched`` costs
+nothing and needs nothing but the standard library.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from ggsched.backend.probe import probe
+    from ggsched.backend.registry import discover, open_devices
+    from ggsched.config import Settings
+    from ggsched.errors import GgschedError
+    from ggsched.ir import DType, Graph, GraphBuilder
+    from ggsched.topology import Topology
+
+__version__ = "0.1.0"
+
+_HOME: Final = {
+    "DType": "ggsched.ir",
+    "GgschedError": "ggsched.errors",
+    "Graph": "ggsched.ir",
+    "GraphBuilder": "ggsched.ir",
+    "Settings": "ggsched.config",
+    "Topology": "ggsched.topology",
+    "discover": "ggsched.backend.registry",
+    "open_devices": "ggsched.backend.registry",
+    "probe": "ggsched.backend.probe",
+}
+
+__all__ = [
+    "DType",
+    "GgschedError",
+    "Graph",
+    "GraphBuilder",
+    "Settings",
+    "Topology",
+    "__version__",
+    "discover",
+    "open_devices",
+    "probe",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from where it lives."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'ggsched' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

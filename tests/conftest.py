@@ -1,0 +1,53 @@
+"""Ground for all tests: one BLAS thread, Hypothesis profiles, no thread left behind."""
+
+import os
+
+# Before numpy is imported, which is when each BLAS reads them.
+for _library in ("OPENBLAS", "OMP", "MKL", "BLIS", "VECLIB_MAXIMUM", "NUMEXPR"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS".replace("MAXIMUM_NUM", "MAXIMUM"), "1")
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+THREAD_PREFIX = "ggsched"
+GRACE_S = 5.0
+
+# A deadline would measure the machine's load; the timeout of pytest-timeout catches a hang.
+settings.register_profile("dev", max_examples=60, deadline=None)
+settings.register_profile(
+    "ci",
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "nightly", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+def _workers() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.name.startswith(THREAD_PREFIX)}
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left_behind() -> Iterator[None]:
+    """Fail a test that leaves a worker thread of ggsched running.
+
+    Threads that a fixture of a wider scope started before the test are not its own.
+    """
+    before = _workers()
+    yield
+    deadline = time.monotonic() + GRACE_S
+    left = _workers() - before
+    for thread in left:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    alive = sorted(t.name for t in left if t.is_alive())
+    if alive:
+        pytest.fail(f"the test left threads behind, close their devices: {', '.join(alive)}")
