@@ -1,0 +1,201 @@
+"""Finds plug-ins by entry point and turns one into a ``Backend``, or says why not.
+
+Finding reads metadata only; nothing of a plug-in is imported before it is opened. What a plug-in
+does wrong is told apart here: it cannot be used on this machine (``BackendUnavailable``), or it
+is defective (``BackendBroken``), which is never hidden.
+"""
+
+import contextlib
+import importlib.metadata
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+from ggsched.backend.protocols import CONTRACT_VERSION, Backend, Device
+from ggsched.errors import BackendBroken, BackendUnavailable, OutOfDeviceMemory
+
+GROUP: Final = "ggsched.backends"
+REPORT: Final = "report this to the author of the plug-in"
+T = TypeVar("T")
+
+
+class EntryPointLike(Protocol):
+    """What is needed of an entry point; tests pass their own."""
+
+    @property
+    def name(self) -> str:
+        """Short name of the backend."""
+
+    def load(self) -> Any:
+        """Import the plug-in and return its function."""
+
+
+class WrongVersion(BackendBroken):
+    """A plug-in that was written against another major version of the contract."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A plug-in that was found, not loaded.
+
+    Attributes:
+        name: Name of its entry point, which is the backend's name.
+        distribution: Name of the installed distribution that brings it, or "".
+        version: Version of that distribution, or "".
+        entry_point: What loads it.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    entry_point: EntryPointLike
+
+    def load(self) -> Backend:
+        """Import the plug-in, call its function, and check what comes back.
+
+        Raises:
+            BackendUnavailable: it cannot be used on this machine.
+            BackendBroken: it raised something else, returned no backend, or is of another version.
+        """
+        opener = guarded(self.name, "importing it", self._import)
+        if not callable(opener):
+            raise BackendBroken(
+                f"its entry point names {type(opener).__name__} instead of a function",
+                where=self.name,
+                hint=REPORT,
+            )
+        backend = guarded(self.name, "opening it", opener)
+        guarded(self.name, "asking for its name and version", lambda: self._check(backend))
+        return backend  # type: ignore[no-any-return]  # _check has seen that it is one
+
+    def _import(self) -> Any:
+        try:
+            return self.entry_point.load()
+        except ModuleNotFoundError as error:
+            own = getattr(self.entry_point, "value", "").partition(":")[0].partition(".")[0]
+            missing = error.name or str(error)
+            if missing.partition(".")[0] == own:
+                raise BackendBroken(
+                    f"its entry point names the module {missing!r}, which is not there",
+                    where=self.name,
+                    hint=f"install {self.distribution or 'its distribution'} again",
+                ) from error
+            raise BackendUnavailable(
+                f"the module {missing!r} is not installed",
+                where=self.name,
+                hint=f"install what {self.distribution or self.name} asks for",
+            ) from error
+
+    def _check(self, backend: Any) -> None:
+        require_members(self.name, "the backend", backend, Backend)
+        version = backend.contract_version
+        pair = isinstance(version, tuple) and [type(n) for n in version] == [int, int]
+        if not pair:
+            raise BackendBroken(
+                f"its contract_version is {version!r} instead of two numbers",
+                where=self.name,
+                hint=REPORT,
+            )
+        if version[0] != CONTRACT_VERSION[0]:
+            theirs, ours = (".".join(map(str, v)) for v in (version, CONTRACT_VERSION))
+            side = "the plug-in" if version[0] < CONTRACT_VERSION[0] else "ggsched"
+            raise WrongVersion(
+                f"it is written for contract {theirs}, and this ggsched has contract {ours}",
+                where=self.name,
+                hint=f"install a newer version of {side}",
+            )
+        if backend.name != self.name:
+            raise BackendBroken(
+                f"it calls itself {backend.name!r}, and its entry point {self.name!r}",
+                where=self.name,
+                hint=REPORT,
+            )
+
+
+def find_plugins(entry_points: Iterable[EntryPointLike] | None = None) -> tuple[Plugin, ...]:
+    """List the plug-ins that are installed, without importing any of them.
+
+    Args:
+        entry_points: Takes the place of the installed ones.
+    """
+    found: dict[tuple[str, str], Plugin] = {}
+    given = importlib.metadata.entry_points(group=GROUP) if entry_points is None else entry_points
+    for point in given:
+        distribution = getattr(point, "dist", None)
+        plugin = Plugin(
+            point.name,
+            distribution.name if distribution else "",
+            distribution.version if distribution else "",
+            point,
+        )
+        # The same distribution can be seen twice, e.g. installed and in the current folder.
+        found.setdefault((point.name, getattr(point, "value", str(id(point)))), plugin)
+    return tuple(found.values())
+
+
+def guarded(where: str, doing: str, call: Callable[[], T]) -> T:
+    """Call into a plug-in; whatever it raises becomes one of our errors.
+
+    Raises:
+        BackendUnavailable: the plug-in says so.
+        BackendBroken: it raised something that the contract does not name.
+        OutOfDeviceMemory: the plug-in says so.
+    """
+    try:
+        return call()
+    except (BackendUnavailable, BackendBroken, OutOfDeviceMemory) as error:
+        error.where = error.where or where
+        raise
+    except (Exception, SystemExit) as error:
+        text = " ".join(str(error).split())
+        raise BackendBroken(
+            f"{doing} raised {type(error).__name__}" + (f": {text}" if text else ""),
+            where=where,
+            hint=REPORT,
+        ) from error
+
+
+def require_members(where: str, what: str, thing: object, protocol: type) -> None:
+    """Refuse an object that lacks a member of a protocol.
+
+    Raises:
+        BackendBroken: naming the members.
+    """
+    names = [name for name in vars(protocol) if not name.startswith("_")]
+    missing = [name for name in names if not hasattr(thing, name)]
+    methods = [n for n in names if callable(vars(protocol)[n]) and n not in missing]
+    no_call = [name for name in methods if not callable(getattr(thing, name))]
+    if missing or no_call:
+        flaws = [f"lacks {', '.join(missing)}"] if missing else []
+        flaws += [f"cannot be called: {', '.join(no_call)}"] if no_call else []
+        raise BackendBroken(
+            f"{what} is no {protocol.__name__}",
+            where=where,
+            why=f"{type(thing).__name__} {' and '.join(flaws)}",
+            hint=REPORT,
+        )
+
+
+def open_checked(backend: Backend, index: int) -> Device:
+    """Open a device of a backend, and check that it is one.
+
+    Raises:
+        BackendUnavailable: there is no such device.
+        BackendBroken: what comes back is no device.
+        OutOfDeviceMemory: it cannot be opened for want of memory.
+    """
+    where = f"{backend.name}:{index}"
+    device = guarded(where, "opening the device", lambda: backend.open_device(index))
+    try:
+        guarded(
+            where,
+            "looking at the device",
+            lambda: require_members(where, "the device", device, Device),
+        )
+    except BackendBroken:
+        close = getattr(device, "close", None)
+        if callable(close):
+            with contextlib.suppress(Exception):
+                close()
+        raise
+    return device

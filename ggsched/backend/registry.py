@@ -1,0 +1,348 @@
+"""What is installed, what of it is usable and why not, and devices by name.
+
+No plug-in can hide: each one that is installed has a ``BackendStatus``, with a reason and a hint
+where it cannot be used, and none of them can harm the others. Nothing is remembered between
+calls. The names of devices are ``backend:index``, as in ``--devices opencl:0,cpu:0``.
+"""
+
+import contextlib
+import difflib
+import re
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from ggsched.backend.plugins import (
+    REPORT,
+    EntryPointLike,
+    Plugin,
+    WrongVersion,
+    find_plugins,
+    guarded,
+    open_checked,
+)
+from ggsched.backend.probe import checked_facts
+from ggsched.backend.protocols import Backend, Device
+from ggsched.errors import BackendBroken, BackendUnavailable, GgschedError, UsageError
+from ggsched.topology.caps import DeviceFacts
+
+State = Literal["ready", "unavailable", "broken", "blocked", "wrong version"]
+_BLOCKED: Final = ("GGSCHED_BACKENDS does not name it", "add it there")
+_SPEC: Final = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)(:(?P<index>[0-9]{1,6}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """A device that a backend offers.
+
+    Attributes:
+        name: As on the command line, e.g. ``"opencl:0"``.
+        state: ``ready``; ``unavailable`` on this machine; ``broken``, a defect of the plug-in.
+        facts: What it can do, or None where it is not ready.
+        reason: Why it cannot be opened, or "".
+        hint: What to do about that, or "".
+    """
+
+    name: str
+    state: State
+    facts: DeviceFacts | None
+    reason: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendStatus:
+    """What is known about one installed plug-in.
+
+    Attributes:
+        name: Name of the backend.
+        distribution: Distribution that brings it, or "".
+        version: Version of that distribution, or "".
+        state: ``ready``; ``unavailable`` on this machine; ``broken``, a defect of the plug-in;
+            ``blocked`` by ``GGSCHED_BACKENDS``; of a ``wrong version`` of the contract.
+        reason: Why it is not ready, or "".
+        hint: What to do about that, or "".
+        devices: The devices that it offers, also those that cannot be opened.
+        story: The traceback that a broken plug-in left, or "".
+    """
+
+    name: str
+    distribution: str
+    version: str
+    state: State
+    reason: str = ""
+    hint: str = ""
+    devices: tuple[DeviceStatus, ...] = ()
+    story: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the status as plain JSON data."""
+        data = asdict(self)
+        for device in data["devices"]:
+            if device["facts"]:
+                device["facts"]["ops"] = sorted(device["facts"]["ops"])
+        return data
+
+
+def discover(
+    *,
+    allow: Sequence[str] | None = None,
+    entry_points: Iterable[EntryPointLike] | None = None,
+) -> tuple[BackendStatus, ...]:
+    """Return the status of every installed plug-in, and of every device that it offers.
+
+    Each plug-in is loaded and each of its devices opened and closed again.
+
+    Args:
+        allow: Backends that may be used, in order of preference; the others are not loaded.
+        entry_points: Take the place of the installed plug-ins.
+
+    Raises:
+        UsageError: ``allow`` names a backend that is not installed.
+    """
+    allowed, blocked = _allowed(find_plugins(entry_points), allow)
+    statuses = [_status(plugin, taken) for plugin, taken in allowed]
+    statuses += [_describe(plugin, "blocked", *_BLOCKED) for plugin in blocked]
+    return tuple(statuses)
+
+
+def open_devices(
+    specs: Sequence[str] | None = None,
+    *,
+    allow: Sequence[str] | None = None,
+    entry_points: Iterable[EntryPointLike] | None = None,
+    on_skip: Callable[[GgschedError], None] | None = None,
+) -> list[Device]:
+    """Open devices by name; the order is their priority. The caller closes them.
+
+    Args:
+        specs: Names such as ``"opencl:0"``; a name without index stands for all devices that the
+            backend offers. None stands for every usable device.
+        allow: Backends that may be used, in order of preference; None for all, host CPUs last.
+        entry_points: Take the place of the installed plug-ins.
+        on_skip: Called with the reason for each backend or device that is left out, which
+            happens where ``specs`` is None only.
+
+    Raises:
+        UsageError: a name that is malformed or given twice; ``allow`` names an unknown backend.
+        BackendUnavailable: there is no such backend or device here, with what there is.
+        BackendBroken: the plug-in is defective or of another version.
+        OutOfDeviceMemory: a device cannot be opened for want of memory.
+    """
+    allowed, blocked = _allowed(find_plugins(entry_points), allow)
+    if specs is None:
+        devices = _open_usable([plugin for plugin, taken in allowed if not taken], on_skip)
+        if allow is None:
+            devices.sort(key=lambda d: (d.facts.kind == "cpu", d.facts.is_host))
+        return devices
+    wanted = [_parse(spec) for spec in specs]
+    if not wanted:
+        raise UsageError("no device is named", hint="write e.g. opencl:0,cpu:0")
+    usable = {plugin.name: plugin for plugin, taken in allowed if not taken}
+    with _closing_on_error() as opened:
+        backends: dict[str, Backend] = {}
+        for name, index in wanted:
+            if name not in backends:
+                backends[name] = _pick(name, usable, {plugin.name for plugin in blocked}).load()
+            for i in range(_count(backends[name])) if index is None else (index,):
+                _refuse_twice(f"{name}:{i}", opened)
+                opened.append(_open(backends[name], i))
+        if not opened:
+            raise BackendUnavailable(
+                "it offers no device unless one is named",
+                where=", ".join(specs),
+                hint=f"write {wanted[0][0]}:0",
+            )
+        return list(opened)
+
+
+def _allowed(
+    plugins: Sequence[Plugin], allow: Sequence[str] | None
+) -> tuple[list[tuple[Plugin, str]], list[Plugin]]:
+    """Return the usable plug-ins, each with who has its name already, and the blocked ones."""
+    names = [plugin.name for plugin in plugins]
+    for name in allow or ():
+        if name not in names:
+            raise UsageError(
+                f"no backend {name!r} is installed",
+                where="GGSCHED_BACKENDS",
+                hint=_suggest(name, names, "installed"),
+            )
+    order = list(dict.fromkeys(names if allow is None else allow))
+    first: dict[str, Plugin] = {}
+    for plugin in plugins:
+        first.setdefault(plugin.name, plugin)
+    usable = [
+        (plugin, "" if first[name] is plugin else first[name].distribution or "another plug-in")
+        for name in order
+        for plugin in plugins
+        if plugin.name == name
+    ]
+    return usable, [plugin for plugin in plugins if plugin.name not in order]
+
+
+def _describe(
+    plugin: Plugin,
+    state: State,
+    reason: str = "",
+    hint: str = "",
+    devices: tuple[DeviceStatus, ...] = (),
+    story: str = "",
+) -> BackendStatus:
+    return BackendStatus(
+        plugin.name, plugin.distribution, plugin.version, state, reason, hint, devices, story
+    )
+
+
+def _status(plugin: Plugin, taken: str) -> BackendStatus:
+    if taken:
+        return _describe(plugin, "broken", f"its name belongs to {taken}", "uninstall one of them")
+    try:
+        backend = plugin.load()
+        devices = tuple(_device_status(backend, i) for i in range(_count(backend)))
+    except GgschedError as error:
+        return _failure(plugin, error)
+    if not devices:
+        return _describe(
+            plugin, "ready", "it offers no device unless one is named", f"write {plugin.name}:0"
+        )
+    failed = [device for device in devices if device.state != "ready"]
+    state: State = "ready"
+    if len(failed) == len(devices):
+        state = "broken" if any(d.state == "broken" for d in failed) else "unavailable"
+    reason, hint = (failed[0].reason, failed[0].hint) if state != "ready" else ("", "")
+    return _describe(plugin, state, reason, hint, devices)
+
+
+def _failure(plugin: Plugin, error: GgschedError) -> BackendStatus:
+    state, cause = _state(error), error.__cause__
+    story = "".join(traceback.format_exception(cause)) if state == "broken" and cause else ""
+    return _describe(plugin, state, _reason(error), error.hint, story=story)
+
+
+def _state(error: GgschedError) -> State:
+    if isinstance(error, WrongVersion):
+        return "wrong version"
+    return "broken" if isinstance(error, BackendBroken) else "unavailable"
+
+
+def _reason(error: GgschedError) -> str:
+    return " ".join(f"{error.what}: {error.why}".split()) if error.why else error.what
+
+
+def _device_status(backend: Backend, index: int) -> DeviceStatus:
+    name = f"{backend.name}:{index}"
+    try:
+        device = _open(backend, index)
+        facts = device.facts
+        guarded(name, "closing the device", device.close)
+    except GgschedError as error:
+        return DeviceStatus(name, _state(error), None, _reason(error), error.hint)
+    return DeviceStatus(name, "ready", facts)
+
+
+def _count(backend: Backend) -> int:
+    count: Any = guarded(backend.name, "counting its devices", backend.device_count)
+    if type(count) is not int or count < 0:
+        raise BackendBroken(
+            f"device_count returns {count!r} instead of a number", where=backend.name, hint=REPORT
+        )
+    return count
+
+
+def _open(backend: Backend, index: int) -> Device:
+    """Open a device whose facts can be true and belong to it."""
+    name = f"{backend.name}:{index}"
+    device = open_checked(backend, index)
+    with _closing_on_error() as opened:
+        opened.append(device)
+        facts = guarded(name, "asking for its facts", lambda: checked_facts(device))
+        if (facts.name, facts.backend) != (name, backend.name):
+            raise BackendBroken(
+                f"it calls itself {facts.name!r} of {facts.backend!r}", where=name, hint=REPORT
+            )
+    return device
+
+
+def _open_usable(
+    plugins: Sequence[Plugin], on_skip: Callable[[GgschedError], None] | None
+) -> list[Device]:
+    """Open every device that can be opened; tell about each one that cannot."""
+    skipped: list[GgschedError] = []
+
+    def skip(error: GgschedError) -> None:
+        skipped.append(error)
+        if on_skip:
+            on_skip(error)
+
+    with _closing_on_error() as opened:
+        for plugin in plugins:
+            try:
+                backend = plugin.load()
+                count = _count(backend)
+            except GgschedError as error:
+                skip(error)
+                continue
+            for index in range(count):
+                try:
+                    opened.append(_open(backend, index))
+                except GgschedError as error:
+                    skip(error)
+        if not opened:
+            raise BackendUnavailable(
+                "no device can be used",
+                why="; ".join(e.one_line() for e in skipped) or "no backend is installed",
+                hint="see: ggsched devices",
+            )
+        return opened
+
+
+@contextlib.contextmanager
+def _closing_on_error() -> Iterator[list[Device]]:
+    """Give a list for open devices; close what is in it if the body fails."""
+    opened: list[Device] = []
+    try:
+        yield opened
+    except BaseException as error:
+        for device in reversed(opened):
+            try:
+                device.close()
+            except Exception as second:
+                error.add_note(f"closing a device failed as well: {second}")
+        raise
+
+
+def _parse(spec: str) -> tuple[str, int | None]:
+    match = _SPEC.fullmatch(spec.strip())
+    if not match:
+        raise UsageError(
+            f"{spec!r} is no device", hint="write a backend and a number, as in opencl:0 or cpu:0"
+        )
+    index = match["index"]
+    return match["name"], None if index is None else int(index)
+
+
+def _pick(name: str, usable: dict[str, Plugin], blocked: set[str]) -> Plugin:
+    if name in usable:
+        return usable[name]
+    if name in blocked:
+        raise BackendUnavailable(
+            f"the backend {name!r} is blocked",
+            why=_BLOCKED[0],
+            hint=_BLOCKED[1],
+        )
+    raise BackendUnavailable(
+        f"no backend {name!r} is installed", hint=_suggest(name, list(usable), "installed")
+    )
+
+
+def _refuse_twice(name: str, opened: Sequence[Device]) -> None:
+    if any(device.facts.name == name for device in opened):
+        raise UsageError("a device is named twice", where=name, hint="name each device once")
+
+
+def _suggest(name: str, known: Sequence[str], what: str) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    there = f"{what}: {', '.join(dict.fromkeys(known)) or 'none'}"
+    return f"did you mean {near[0]}? {there}" if near else there

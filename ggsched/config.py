@@ -1,0 +1,194 @@
+"""Settings: one prefix, one table, one parser.
+
+``VARIABLES`` names every ``GGSCHED_*`` variable with its values and its meaning, and the page
+``docs/reference/environment.md`` is its copy. A variable that is set and not in the table is an
+error, so that a misspelt one does not go unnoticed. Setting a variable to nothing is the same as
+not setting it; its mere presence never means true.
+
+Nothing is kept here. Who starts something (the command line, the facade) reads the settings once
+and hands them down. Plug-ins do not import this module: a variable of a plug-in is in the table,
+so that it is checked and listed, and the plug-in reads it by itself when it opens.
+"""
+
+import difflib
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Self
+
+from ggsched.errors import UsageError
+
+PREFIX: Final = "GGSCHED_"
+
+Sanitize = Literal["off", "plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What can be set from outside. The defaults here are the defaults everywhere.
+
+    Attributes:
+        backends: Names of the backends that may be used, in order of preference; None for all.
+        timeout_s: How long the host waits for a device before it gives up.
+        sanitize: ``plan`` checks every new plan for races before it runs.
+        verify: Whether artifacts are verified between passes.
+        debug: Ladder of what is told on stderr: 0 nothing, 1 devices and sizes (and tracebacks),
+            2 placement and splits with reasons, 3 commands with hazards, 4 each executed command.
+        cpu_sync: Whether the backend ``cpu`` runs without worker threads.
+    """
+
+    backends: tuple[str, ...] | None = None
+    timeout_s: float = 30.0
+    sanitize: Sanitize = "plan"
+    verify: bool = True
+    debug: int = 0
+    cpu_sync: bool = False
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None, **changes: Any) -> Self:
+        """Read the environment once; ``changes`` win over it.
+
+        Args:
+            environ: Variables to read instead of the process's.
+            **changes: Fields that the caller decides, e.g. from options of the command line.
+
+        Raises:
+            UsageError: a ``GGSCHED_*`` variable that does not exist, or a value that it does not
+                take.
+        """
+        given = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for name in sorted(n for n in given if n.startswith(PREFIX)):
+            variable = _variable(name)
+            if given[name].strip():
+                values[variable.field] = variable.read(given[name].strip())
+        return cls(**{**values, **changes})
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable.
+
+    Attributes:
+        name: Its name.
+        field: The field of ``Settings`` that it sets.
+        values: What it takes, in words for people.
+        meaning: What it does.
+        parse: Turns text into the value, or raises ``ValueError``.
+        owner: Who acts on it: ``ggsched``, or the name of a backend that reads it by itself.
+    """
+
+    name: str
+    field: str
+    values: str
+    meaning: str
+    parse: Callable[[str], Any]
+    owner: str = "ggsched"
+
+    @property
+    def default(self) -> str:
+        """The default as one would write it."""
+        value = getattr(Settings(), self.field)
+        if isinstance(value, bool):
+            return str(int(value))
+        return "all" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+    def read(self, text: str) -> Any:
+        """Parse a value.
+
+        Raises:
+            UsageError: the variable does not take it.
+        """
+        try:
+            return self.parse(text)
+        except ValueError:
+            raise UsageError(
+                f"{text!r} is no value for it", where=self.name, hint=f"it takes {self.values}"
+            ) from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names) or len(set(names)) != len(names):
+        raise ValueError(text)
+    return names
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(text)
+    return value
+
+
+def _one_of(*choices: Any) -> Callable[[str], Any]:
+    table = {str(choice): choice for choice in choices}
+
+    def parse(text: str) -> Any:
+        if text not in table:
+            raise ValueError(text)
+        return table[text]
+
+    return parse
+
+
+def _flag(text: str) -> bool:
+    return bool(_one_of(0, 1)(text))
+
+
+VARIABLES: Final[tuple[Variable, ...]] = (
+    Variable(
+        "GGSCHED_BACKENDS",
+        "backends",
+        "names with commas between them, e.g. opencl,cpu",
+        "Which backends may be used, in order of preference.",
+        _names,
+    ),
+    Variable(
+        "GGSCHED_CPU_SYNC",
+        "cpu_sync",
+        "0 or 1",
+        "1: the backend cpu runs everything in the calling thread, without worker threads.",
+        _flag,
+        owner="cpu",
+    ),
+    Variable(
+        "GGSCHED_DEBUG",
+        "debug",
+        "0 to 4",
+        "What is told on stderr: 1 devices, sizes and the traceback of an error, 2 placement and "
+        "splits with reasons, 3 commands with hazards, 4 each executed command.",
+        _one_of(0, 1, 2, 3, 4),
+    ),
+    Variable(
+        "GGSCHED_SANITIZE",
+        "sanitize",
+        "off or plan",
+        "plan: each new plan is checked for races before it runs.",
+        _one_of("off", "plan"),
+    ),
+    Variable(
+        "GGSCHED_TIMEOUT_S",
+        "timeout_s",
+        "a positive number of seconds",
+        "How long the host waits for a device before it gives up.",
+        _seconds,
+    ),
+    Variable(
+        "GGSCHED_VERIFY",
+        "verify",
+        "0 or 1",
+        "1: what each pass makes is verified before the next pass reads it.",
+        _flag,
+    ),
+)
+
+
+def _variable(name: str) -> Variable:
+    known = {variable.name: variable for variable in VARIABLES}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    raise UsageError("there is no such variable", where=name, hint=hint)
