@@ -18,6 +18,8 @@ from ggsched.models.gguf_header import quoted
 from ggsched.models.graph import model_needs
 from ggsched.models.hparams import HParams, read_hparams
 from ggsched.models.spec import ModelSpec, WeightNeed, WeightPolicy, WeightSpec, graph_dtype
+from ggsched.models.tokenizer import Tokenizer
+from ggsched.models.vocab import PREFIX, read_vocab
 from ggsched.models.weights import converted_array, stored_array
 
 
@@ -28,10 +30,12 @@ class Model:
     Attributes:
         file: The GGUF file.
         spec: What graphs are built from.
+        tokenizer: Refuses text if the file has no vocabulary.
     """
 
     file: GgufFile
     spec: ModelSpec
+    tokenizer: Tokenizer
 
     @property
     def hparams(self) -> HParams:
@@ -71,7 +75,7 @@ def load_model(path: str | os.PathLike[str], *, weights: WeightPolicy = "expand"
         need.name: WeightSpec(need.shape, graph_dtype(need, tensor.dtype, weights))
         for need, tensor in _found(file, hparams)
     }
-    return Model(file, ModelSpec(hparams, found))
+    return Model(file, ModelSpec(hparams, found), _tokenizer(file, hparams))
 
 
 def weight_array(model: Model, name: str) -> NDArray[Any]:
@@ -90,6 +94,19 @@ def weight_array(model: Model, name: str) -> NDArray[Any]:
     if spec.dtype is model.file.tensors[name].dtype:
         return stored_array(model.file, name)
     return converted_array(model.file, name)
+
+
+def _tokenizer(file: GgufFile, hparams: HParams) -> Tokenizer:
+    vocab = read_vocab(file.metadata, file.path)
+    if vocab is not None and len(vocab.tokens) != hparams.n_vocab:
+        raise ModelError(
+            f"has {len(vocab.tokens)} elements",
+            where=f"{file.path}: key {PREFIX}tokens",
+            why=f"token_embd.weight has {hparams.n_vocab} rows",
+            hint="convert the model again",
+        )
+    kind = file.metadata.get(f"{PREFIX}model", "")
+    return Tokenizer(vocab, file.path, kind if isinstance(kind, str) else "")
 
 
 def _found(file: GgufFile, hparams: HParams) -> Iterator[tuple[WeightNeed, GgufTensor]]:

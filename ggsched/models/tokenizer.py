@@ -1,0 +1,235 @@
+"""Text to token ids and back, from the vocabulary in a GGUF file.
+
+Special tokens (control and user-defined ones) are cut out of the text first; what is between them
+goes to byte-level BPE (``gpt2``) or SentencePiece (``llama``). Decoding works on bytes, because a
+token may end in the middle of a character.
+"""
+
+import codecs
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+
+from ggsched.errors import ModelError, UsageError
+from ggsched.models.bpe import byte_letters, make_bpe
+from ggsched.models.gguf_header import quoted
+from ggsched.models.spm import SPACE, make_spm
+from ggsched.models.vocab import TokenType, Vocab, byte_of
+
+
+class Tokenizer:
+    """Encodes and decodes; made by ``load_model``, or from a ``Vocab``."""
+
+    def __init__(self, vocab: Vocab | None, file: str, kind: str = "") -> None:
+        """Keep the vocabulary; nothing is built before the first use.
+
+        Args:
+            vocab: None if there is none, so that text is refused.
+            file: Name of the model file, for messages.
+            kind: What the file says about its tokenizer, for messages.
+        """
+        self._vocab = vocab
+        self._file = file
+        self._kind = kind
+
+    @property
+    def has_text(self) -> bool:
+        """Whether text can be encoded and decoded."""
+        return self._vocab is not None
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids at which generation ends; empty without a vocabulary."""
+        return self._vocab.stop_ids() if self._vocab is not None else frozenset()
+
+    @property
+    def vocab(self) -> Vocab:
+        """The vocabulary.
+
+        Raises:
+            ModelError: the file has none that is supported.
+        """
+        if self._vocab is None:
+            unsupported = self._kind not in ("", "none", "no_vocab")
+            what = f"tokenizer {quoted(self._kind)} is not supported"
+            raise ModelError(
+                what if unsupported else "has no tokenizer",
+                where=self._file,
+                hint="pass --tokens 1,2,3",
+            )
+        return self._vocab
+
+    def encode(
+        self, text: str, *, bos: bool | None = None, parse_special: bool = True
+    ) -> list[int]:
+        """Return the ids of a text.
+
+        Args:
+            text: Any text.
+            bos: Whether to put bos in front; None for what the file says.
+            parse_special: Whether control tokens written in the text count as such.
+
+        Raises:
+            ModelError: the file has no tokenizer, or no tokens for a character of the text.
+        """
+        vocab = self.vocab
+        out: list[int] = []
+        if (vocab.add_bos if bos is None else bos) and "bos" in vocab.special:
+            out.append(vocab.special["bos"])
+        fresh = True
+        for part, token in self._split(text, parse_special):
+            if token is not None:
+                out.append(token)
+                fresh = True
+            else:
+                prefix = fresh and vocab.kind == "llama" and vocab.add_space_prefix
+                out.extend(self._plain(f" {part}" if prefix else part))
+                fresh = False
+        if vocab.add_eos:
+            out.append(vocab.special["eos"])
+        return out
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """Return the text of ids; bytes that are no UTF-8 become U+FFFD.
+
+        Args:
+            ids: Token ids.
+            special: Whether control tokens show in the text.
+
+        Raises:
+            ModelError: the file has no tokenizer.
+            UsageError: an id that is not in the vocabulary.
+        """
+        stream = self.stream(special=special)
+        return "".join([*map(stream.push, ids), stream.finish()])
+
+    def stream(self, *, special: bool = False) -> "TextStream":
+        """Return a decoder that takes one id at a time.
+
+        Raises:
+            ModelError: the file has no tokenizer.
+        """
+        strip = self.vocab.kind == "llama" and self.vocab.add_space_prefix
+        return TextStream(self, special=special, strip_space=strip)
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        """Return the bytes of one token.
+
+        Raises:
+            ModelError: the file has no tokenizer.
+            UsageError: the id is not in the vocabulary.
+        """
+        vocab = self.vocab
+        if not 0 <= token < len(vocab.tokens):
+            why = f"there are {len(vocab.tokens)} tokens"
+            raise UsageError(f"no token {token}", where=self._file, why=why)
+        text, kind = vocab.tokens[token], vocab.types[token]
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+            return text.encode() if special else b""
+        if kind is TokenType.USER_DEFINED:
+            return text.encode()
+        if vocab.kind == "llama":
+            byte = byte_of(text) if kind is TokenType.BYTE else None
+            return text.replace(SPACE, " ").encode() if byte is None else bytes([byte])
+        letters = self._letters
+        if all(letter in letters for letter in text):
+            return bytes(letters[letter] for letter in text)
+        return text.encode()
+
+    # --- helpers ---------------------------------------------------------------------------
+
+    @cached_property
+    def _letters(self) -> dict[str, int]:
+        return byte_letters()
+
+    @cached_property
+    def _encoder(self) -> Callable[[str], list[int]]:
+        vocab = self.vocab
+        return make_spm(vocab) if vocab.kind == "llama" else make_bpe(vocab, self._file)
+
+    def _plain(self, text: str) -> list[int]:
+        try:
+            # SentencePiece writes a space as that letter, so the letter itself comes back as one.
+            shown = text.replace(SPACE, " ") if self.vocab.kind == "llama" else text
+            raw = shown.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError("the text is not valid Unicode", why=error.reason) from None
+        ids = self._encoder(text)
+        unknown = self.vocab.special.get("unknown")
+        if unknown not in ids and b"".join(map(self.token_bytes, ids)) != raw:
+            missing = [c for c in dict.fromkeys(text) if self._lacks(c)]
+            raise ModelError(
+                f"its vocabulary cannot write {quoted(''.join(missing) or text)}",
+                where=self._file,
+                hint="use only characters that the model was trained on",
+            )
+        return ids
+
+    def _lacks(self, character: str) -> bool:
+        ids = self._encoder(character)
+        return b"".join(map(self.token_bytes, ids)) != character.encode()
+
+    @cached_property
+    def _special(self) -> dict[str, int]:
+        """Tokens that are never merged from smaller ones: control and user-defined."""
+        vocab = self.vocab
+        kinds = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+        pairs = zip(vocab.tokens, vocab.types, strict=True)
+        return {t: i for i, (t, kind) in enumerate(pairs) if t and kind in kinds}
+
+    @cached_property
+    def _patterns(self) -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
+        """Patterns of user-defined tokens alone and of all special ones; longest match first."""
+        types = self.vocab.types
+        user = {t: i for t, i in self._special.items() if types[i] is TokenType.USER_DEFINED}
+        return _pattern(user), _pattern(self._special)
+
+    def _split(self, text: str, parse_special: bool) -> Iterator[tuple[str, int | None]]:
+        """Yield pieces of text, each with its id if it is a special token."""
+        pattern = self._patterns[parse_special]
+        start = 0
+        for match in pattern.finditer(text) if pattern is not None else ():
+            if match.start() > start:
+                yield text[start : match.start()], None
+            yield match[0], self._special[match[0]]
+            start = match.end()
+        if start < len(text):
+            yield text[start:], None
+
+
+class TextStream:
+    """Decodes ids one at a time, holding bytes back until they form a character."""
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool, strip_space: bool) -> None:
+        """Start an empty text.
+
+        Args:
+            tokenizer: Whose ids come.
+            special: Whether control tokens show in the text.
+            strip_space: Whether the first space of the text belongs to the encoding.
+        """
+        self._tokenizer = tokenizer
+        self._special = special
+        self._strip = strip_space
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """Take one id and return the text that is complete now, which may be empty.
+
+        Raises:
+            UsageError: the id is not in the vocabulary.
+        """
+        raw = self._tokenizer.token_bytes(token, special=self._special)
+        if self._strip and raw:
+            self._strip = False
+            raw = raw.removeprefix(b" ")
+        return self._decoder.decode(raw)
+
+    def finish(self) -> str:
+        """Return what is left: U+FFFD for bytes of an incomplete character."""
+        return self._decoder.decode(b"", final=True)
+
+
+def _pattern(tokens: Iterable[str]) -> re.Pattern[str] | None:
+    longest = sorted(tokens, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest))) if longest else None

@@ -1,0 +1,228 @@
+"""The vocabulary in a GGUF file, checked: tokens, their kinds, special ids, merges or scores."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, Literal
+
+from ggsched.errors import ModelError
+from ggsched.models.gguf_header import MetaValue, quoted
+
+VocabKind = Literal["gpt2", "llama"]
+PREFIX: Final = "tokenizer.ggml."
+# llama.cpp ends a text at these too, whatever the file says about them.
+STOP_NAMES: Final = frozenset(
+    (
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|endoftext|>",
+        "<|eom_id|>",
+        "<end_of_turn>",
+        "<EOT>",
+        "_<EOT>",
+    )
+)
+_BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenType(IntEnum):
+    """Kind of a token, numbered as in ``tokenizer.ggml.token_type``."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Vocab:
+    """A checked vocabulary.
+
+    Attributes:
+        kind: ``gpt2``: byte-level BPE with merges; ``llama``: SentencePiece with scores.
+        pre: Name of the pre-tokenizer (``gpt2`` only).
+        tokens: Text of each id.
+        types: Kind of each id.
+        scores: Score of each id (``llama`` only).
+        merges: Pairs to merge, first ones first (``gpt2`` only).
+        special: Ids by role: bos, eos, eot, eom, unknown.
+        add_bos: Whether a text starts with bos.
+        add_eos: Whether a text ends with eos.
+        add_space_prefix: Whether a text gets a leading space (``llama`` only).
+    """
+
+    kind: VocabKind
+    pre: str
+    tokens: tuple[str, ...]
+    types: tuple[TokenType, ...]
+    scores: tuple[float, ...]
+    merges: tuple[tuple[str, str], ...]
+    special: Mapping[str, int]
+    add_bos: bool
+    add_eos: bool
+    add_space_prefix: bool
+
+    def stop_ids(self) -> frozenset[int]:
+        """Return the ids at which generation ends."""
+        stops = {self.special[role] for role in ("eos", "eot", "eom") if role in self.special}
+        named = {text: i for i, text in enumerate(self.tokens) if text in STOP_NAMES}
+        if "<|return|>" in named and "<|call|>" in named:
+            # gpt-oss ends each message of one answer with <|end|>.
+            stops.discard(named.pop("<|end|>", -1))
+        return frozenset(stops | set(named.values()))
+
+
+class _Keys:
+    def __init__(self, metadata: Mapping[str, MetaValue], file: str) -> None:
+        self._metadata = metadata
+        self._file = file
+
+    def fail(self, key: str, what: str, why: str = "") -> ModelError:
+        hint = "convert the model again"
+        return ModelError(what, where=f"{self._file}: key {PREFIX}{key}", why=why, hint=hint)
+
+    def get(self, key: str) -> MetaValue | None:
+        return self._metadata.get(PREFIX + key)
+
+    def strings(self, key: str) -> tuple[str, ...]:
+        found = self._array(key)
+        out = tuple(x for x in found if isinstance(x, str))
+        if len(out) != len(found):
+            raise self.fail(key, "is not an array of strings")
+        return out
+
+    def reals(self, key: str) -> tuple[float, ...]:
+        found = self._array(key)
+        out = tuple(x for x in found if isinstance(x, float))
+        if len(out) != len(found):
+            raise self.fail(key, "is not an array of floating-point numbers")
+        return out
+
+    def _array(self, key: str) -> tuple[int | float | str, ...]:
+        value = self.get(key)
+        if value is None:
+            raise self.fail(key, "is missing")
+        if not isinstance(value, tuple):
+            raise self.fail(key, "is not an array")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.fail(key, "is not a truth value")
+        return value
+
+    def token_id(self, key: str, n_vocab: int) -> int | None:
+        value = self.get(key)
+        if value is None:
+            return None
+        if type(value) is not int:
+            raise self.fail(key, "is not an integer")
+        if not 0 <= value < n_vocab:
+            raise self.fail(key, f"is {value}", f"there are {n_vocab} tokens")
+        return value
+
+
+def read_vocab(metadata: Mapping[str, MetaValue], file: str) -> Vocab | None:
+    """Read and check the vocabulary.
+
+    Args:
+        metadata: Of a GGUF file.
+        file: Its name, for messages.
+
+    Returns:
+        The vocabulary; None if the file has none, or one of a kind that is not supported.
+
+    Raises:
+        ModelError: it contradicts itself; the message names the key.
+    """
+    keys = _Keys(metadata, file)
+    model = keys.get("model")
+    if model is not None and not isinstance(model, str):
+        raise keys.fail("model", "is not a string")
+    if model != "gpt2" and model != "llama":
+        return None
+    kind: VocabKind = "gpt2" if model == "gpt2" else "llama"
+    tokens = keys.strings("tokens")
+    if not tokens:
+        raise keys.fail("tokens", "is empty")
+    types = _types(keys, tokens)
+    pre = keys.get("pre")
+    pre = pre if isinstance(pre, str) else ""
+    special = {
+        role: found
+        for role in ("bos", "eos", "eot", "eom", "unknown")
+        if (found := keys.token_id(f"{role}_token_id", len(tokens))) is not None
+    }
+    add_bos = keys.flag("add_bos_token", kind == "llama" or pre in ("llama3", "llama-bpe"))
+    return Vocab(
+        kind=kind,
+        pre=pre,
+        tokens=tokens,
+        types=types,
+        scores=_scores(keys, tokens) if kind == "llama" else (),
+        merges=_merges(keys) if kind == "gpt2" else (),
+        special=special,
+        add_bos=add_bos and "bos" in special,
+        add_eos=keys.flag("add_eos_token", False) and "eos" in special,
+        add_space_prefix=keys.flag("add_space_prefix", True),
+    )
+
+
+def _types(keys: _Keys, tokens: tuple[str, ...]) -> tuple[TokenType, ...]:
+    value = keys.get("token_type")
+    if value is None:
+        return (TokenType.NORMAL,) * len(tokens)
+    if not isinstance(value, tuple) or len(value) != len(tokens):
+        n = len(value) if isinstance(value, tuple) else "no"
+        raise keys.fail("token_type", f"has {n} elements", f"there are {len(tokens)} tokens")
+    known = {t.value: t for t in TokenType}
+    out: list[TokenType] = []
+    for i, code in enumerate(value):
+        if type(code) is not int or code not in known:
+            raise keys.fail("token_type", f"element {i} is {code!r}", "kinds are 1 to 6")
+        if known[code] is TokenType.BYTE and not _BYTE.fullmatch(tokens[i]):
+            why = f"token {quoted(tokens[i])} is no byte as in <0x0A>"
+            raise keys.fail("token_type", f"element {i} says byte", why)
+        out.append(known[code])
+    return tuple(out)
+
+
+def _scores(keys: _Keys, tokens: tuple[str, ...]) -> tuple[float, ...]:
+    scores = keys.reals("scores")
+    if len(scores) != len(tokens):
+        why = f"there are {len(tokens)} tokens"
+        raise keys.fail("scores", f"has {len(scores)} elements", why)
+    for i, score in enumerate(scores):
+        if score != score:  # NaN has no place in an order
+            raise keys.fail("scores", f"element {i} is NaN")
+    return scores
+
+
+def _merges(keys: _Keys) -> tuple[tuple[str, str], ...]:
+    # A writer leaves an empty array out.
+    if keys.get("merges") is None:
+        return ()
+    out: list[tuple[str, str]] = []
+    for i, merge in enumerate(keys.strings("merges")):
+        # A part may begin with a space only in vocabularies that are not byte-level.
+        left, space, right = merge.partition(" ")
+        if not (left and space and right) or " " in right:
+            why = "a merge is two tokens with a space between them"
+            raise keys.fail("merges", f"element {i} is {quoted(merge)}", why)
+        out.append((left, right))
+    return tuple(out)
+
+
+def byte_of(token: str) -> int | None:
+    """Return the byte that a token like ``<0x0A>`` stands for, or None."""
+    match = _BYTE.fullmatch(token)
+    return int(match[1], 16) if match else None
