@@ -31,6 +31,7 @@ def run_oracle(
     values: Mapping[str, Array],
     *,
     states: dict[str, Array] | None = None,
+    compute: type[np.floating[Any]] = np.float64,
 ) -> dict[int, Array]:
     """Run a graph node by node.
 
@@ -42,6 +43,7 @@ def run_oracle(
             through an input.
         states: Content of each state by name, in the same form; those that are missing are
             created as zeros. Changed in place after the last node.
+        compute: Type of the arithmetic within an op; float32 shows how much rounding matters.
 
     Returns:
         Output tensor id -> a fresh array of the tensor's shape: float32, float16 or int32;
@@ -59,7 +61,7 @@ def run_oracle(
     with np.errstate(all="ignore"):
         for node in graph.nodes:
             try:
-                _run_node(graph, node, storages)
+                _run_node(graph, node, storages, compute)
             except UsageError as error:
                 error.add_note(f"in {graph.label(node)}")
                 raise
@@ -102,7 +104,9 @@ def _packed(t: Tensor, value: Array) -> npt.NDArray[np.uint8]:
     return np.frombuffer(value.tobytes(), np.uint8).copy()
 
 
-def _run_node(graph: Graph, node: Node, storages: Storages) -> None:
+def _run_node(
+    graph: Graph, node: Node, storages: Storages, compute: type[np.floating[Any]]
+) -> None:
     operands = [graph.tensors[tid] for tid in node.inputs]
     result = graph.tensors[node.output]
     if node.op == "set_rows":
@@ -111,6 +115,7 @@ def _run_node(graph: Graph, node: Node, storages: Storages) -> None:
     op = op_by_name(node.op)
     read = operands[:1] if node.op == "cpy" else operands  # cpy never reads its destination
     loaded = [_load(t, storages) for t in read]
+    loaded = [a.astype(compute) if a.dtype == np.float64 else a for a in loaded]
     _store(result, ORACLE_OPS[node.op](loaded, all_params(node.params, op.defaults)), storages)
 
 

@@ -51,7 +51,7 @@ def _mul_mat(x: Sequence[Array], params: Params) -> Array:
 def _mul_mat_id(x: Sequence[Array], params: Params) -> Array:
     w, a, ids = x
     check_ids(ids, w.shape[0])
-    out = np.empty((*ids.shape, w.shape[1]))
+    out = np.empty((*ids.shape, w.shape[1]), a.dtype)
     for t, u in np.ndindex(*ids.shape):
         row = a[t, u if a.shape[1] > 1 else 0]
         out[t, u] = w[ids[t, u]] @ row
@@ -85,7 +85,8 @@ def _rope(x: Sequence[Array], params: Params) -> Array:
     frequency, magnitude = _rope_frequencies(params, n)
     if params["freq_factors"]:
         frequency = frequency / x[2]
-    angle = positions[:, None, None] * frequency  # (T, 1, n/2), shared by the heads
+    frequency = frequency.astype(data.dtype)
+    angle = positions[:, None, None].astype(data.dtype) * frequency  # (T, 1, n/2), for all heads
     cos, sin = np.cos(angle) * magnitude, np.sin(angle) * magnitude
     pair = np.arange(n // 2)
     adjacent = params["pairing"] == "adjacent"
