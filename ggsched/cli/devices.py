@@ -1,0 +1,89 @@
+"""``ggsched devices``: what is installed, what of it is usable, and why not."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from ggsched.backend.registry import BackendStatus, DeviceStatus, discover
+from ggsched.cli.console import messages, nbytes, output, write_json
+from ggsched.cli.options import json_option
+from ggsched.config import Settings
+from ggsched.topology.caps import DeviceFacts
+
+_STYLE: Final = {"ready": "green", "blocked": "dim", "unavailable": "yellow"}
+_BAD: Final = "bold red"
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def devices(settings: Settings, as_json: bool) -> None:
+    """Show backends and devices: what is usable, and why the rest is not.
+
+    GGSCHED_BACKENDS restricts and orders the backends.
+    """
+    statuses = discover(allow=settings.backends)
+    if as_json:
+        write_json({"backends": [status.to_json() for status in statuses]})
+        return
+    console = output()
+    if not statuses:
+        console.print("No backend is installed. Install ggsched again: it brings `cpu`.")
+        return
+    console.print(table(statuses))
+    for line in remarks(statuses):
+        console.print(line)
+    if settings.debug:
+        for status in statuses:
+            messages().print(status.story, end="")
+
+
+def table(statuses: Sequence[BackendStatus]) -> Table:
+    """Return a table with a row for each device, and for each backend without any."""
+    grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+    grid.add_column("device", no_wrap=True)
+    grid.add_column("state", no_wrap=True)
+    grid.add_column("kind", no_wrap=True)
+    grid.add_column("memory", justify="right", no_wrap=True)
+    grid.add_column("streams", justify="right", no_wrap=True)
+    grid.add_column("description", ratio=1, overflow="ellipsis", no_wrap=True)
+    for status in statuses:
+        brought_by = " ".join((status.distribution, status.version)).strip()
+        if not status.devices:
+            grid.add_row(status.name, _state(status.state), "", "", "", brought_by)
+        for device in status.devices:
+            grid.add_row(device.name, _state(device.state), *_facts(device.facts))
+    return grid
+
+
+def remarks(statuses: Sequence[BackendStatus]) -> Iterator[Text]:
+    """Yield a paragraph for everything that is not ready: reason and hint."""
+    for status in statuses:
+        if status.reason and not status.devices:
+            yield _remark(status)
+        for device in status.devices:
+            if device.reason:
+                yield _remark(device)
+
+
+def _remark(status: BackendStatus | DeviceStatus) -> Text:
+    text = Text("\n")
+    text.append(f"{status.name}: ", style="bold")
+    text.append(status.reason)
+    if status.hint:
+        text.append(f"\n  try: {status.hint}")
+    return text
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=_STYLE.get(state, _BAD))
+
+
+def _facts(facts: DeviceFacts | None) -> tuple[str, str, str, str]:
+    if facts is None:
+        return "", "", "", ""
+    streams = str(facts.max_streams) if facts.max_streams < 1000 else "many"
+    return facts.kind, nbytes(facts.memory_nbytes), streams, facts.description

@@ -1,0 +1,130 @@
+"""The command ``ggsched`` and the one place where errors become exit codes.
+
+Exit codes: 0 ok, 1 a finding, 2 usage or bad input, 3 the environment or a defect, 130
+interrupted, 141 nobody reads the output any more. A subcommand returns None for 0, or its exit
+code; it raises ``GgschedError`` for everything that goes wrong.
+"""
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
+
+import click
+from click.shell_completion import shell_complete
+
+from ggsched import __version__
+from ggsched.config import Settings
+from ggsched.errors import GgschedError
+
+OK: Final = 0
+USAGE: Final = 2
+ENVIRONMENT: Final = 3
+INTERRUPTED: Final = 130
+PIPE_CLOSED: Final = 141
+
+COMMANDS: Final = {
+    "devices": "ggsched.cli.devices:devices",
+}
+"""Where each subcommand lives. It is imported when it is needed, so that ``--version`` is quick."""
+
+
+class Commands(click.Group):
+    """A group that imports its subcommands late."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return all names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a subcommand."""
+        place = COMMANDS.get(cmd_name)
+        if place is None:
+            return None
+        module, _, name = place.partition(":")
+        command = getattr(import_module(module), name)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{place} is no click command")
+        return command
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    epilog="Exit codes: 0 ok, 1 finding, 2 usage or bad input, 3 environment.",
+)
+@click.version_option(__version__, "--version", prog_name="ggsched", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Schedule tensor graphs over several devices, by plans that are checked first."""
+    if ctx.obj is None:
+        ctx.obj = Settings.from_environment()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code. No exception leaves it."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _forget_stdout()
+        return PIPE_CLOSED
+    except click.ClickException as error:
+        return _refuse(error)
+    except GgschedError as error:
+        return _report(error.one_line(), error.exit_code)
+    except MemoryError:
+        return _report("out of host memory (take a smaller model or context)", ENVIRONMENT)
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        hint = "set GGSCHED_DEBUG=1 for the traceback, and please report it"
+        return _report(f"internal error: {text} ({hint})", ENVIRONMENT)
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    """Run without click's own boundary, which takes a closed pipe for a finding (1)."""
+    instruction = os.environ.get("_GGSCHED_COMPLETE")
+    if instruction:
+        return shell_complete(cli, {}, "ggsched", "_GGSCHED_COMPLETE", instruction)
+    if not arguments:
+        sys.stderr.write(cli.get_help(click.Context(cli, info_name="ggsched")) + "\n")
+        return USAGE
+    try:
+        with cli.make_context("ggsched", arguments) as context:
+            result = cli.invoke(context)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    return result if isinstance(result, int) else OK
+
+
+def _refuse(error: click.ClickException) -> int:
+    """Say what click found wrong, as one of our lines."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    message = error.format_message()
+    if "\n" in message:  # the help of a subcommand that was called with nothing
+        sys.stderr.write(message + "\n")
+    else:
+        path = context.command_path if context else "ggsched"
+        sys.stderr.write(f"ggsched: error: {message.rstrip('.')} (see: {path} --help)\n")
+    return USAGE
+
+
+def _report(line: str, code: int) -> int:
+    """Say what went wrong, on one line; the traceback only on request."""
+    if os.environ.get("GGSCHED_DEBUG", "").strip() not in ("", "0"):
+        traceback.print_exc()
+    sys.stderr.write(f"ggsched: error: {line}\n")
+    return code
+
+
+def _forget_stdout() -> None:
+    """Let the interpreter's last flush go nowhere instead of failing again."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

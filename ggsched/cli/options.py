@@ -1,0 +1,91 @@
+"""Options that several subcommands share, and how to write one.
+
+llama.cpp's words have one dash and several letters. click takes them as they are: declare the
+short word first, the long one next and the parameter's name last, as in
+``click.option("-ngl", "--n-gpu-layers", "n_gpu_layers", type=...)``. What follows from it:
+
+* ``-ngl 3`` and ``-ngl=3`` are the same; ``-ngl3`` is not understood.
+* A word wins over letters, so ``-n``, ``-ngl``, ``-c`` and ``-cpu`` live side by side, and
+  ``-n16`` still means ``-n 16``. Letters cannot be bundled into a word that exists.
+* A value that begins with a dash is taken as a value: ``--temp -1``.
+
+Values with a grammar are read by the functions below, given as ``type=``. They raise
+``click.BadParameter``, to which click adds the option's name; the exit code is 2.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One rule of ``-ot``: tensors whose name contains a match go to a device.
+
+    Attributes:
+        pattern: Searched for in the tensor's name.
+        device: The device's name.
+    """
+
+    pattern: re.Pattern[str]
+    device: str
+
+
+def device_names(text: str) -> tuple[str, ...]:
+    """Read ``opencl:0,cpu:0``; the registry judges the names."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise click.BadParameter(f"{text!r} has an empty name; write e.g. opencl:0,cpu:0")
+    return names
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Read ``1,2,3``: numbers from 0 on, such as tokens."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise click.BadParameter(f"{text!r} is no list of whole numbers such as 1,2,3")
+    return tuple(int(part) for part in parts)
+
+
+def shares(text: str) -> tuple[float, ...]:
+    """Read ``3,1``: shares of several devices, of which one at least is above 0."""
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no list of shares such as 3,1") from None
+    if not all(math.isfinite(n) and n >= 0 for n in numbers) or not any(numbers):
+        raise click.BadParameter(f"{text!r}: shares are 0 or more, and not all 0")
+    return numbers
+
+
+def override(text: str) -> Override:
+    """Read ``REGEX=DEVICE``; the last ``=`` divides."""
+    pattern, _, device = text.rpartition("=")
+    if not pattern or not device.strip():
+        raise click.BadParameter(f"{text!r} is not REGEX=DEVICE, as in 'ffn_.*_exps=cpu:0'")
+    try:
+        return Override(re.compile(pattern), device.strip())
+    except re.error as error:
+        raise click.BadParameter(f"{pattern!r} is no regular expression: {error}") from None
+
+
+def devices_option(function: F) -> F:
+    """Add ``--devices``: a tuple of names, or None for every usable device."""
+    return click.option(
+        "--devices",
+        type=device_names,
+        default=None,
+        metavar="NAME:N,...",
+        help="Devices in order of priority, e.g. opencl:0,cpu:0. Default: all that are usable.",
+    )(function)
+
+
+def json_option(function: F) -> F:
+    """Add ``--json``, as the parameter ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Write JSON on stdout.")(function)
