@@ -4,29 +4,38 @@ Colours and progress bars only on a terminal, and no colours where ``NO_COLOR`` 
 to both). Off a terminal everything fits 80 columns.
 """
 
+import errno
 import json
 import sys
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from rich.console import Console
 
 WIDTH: Final = 80
 
 
+class Terminal(Console):
+    """A console that lets the error boundary see a closed pipe; rich would exit with 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Pass the error on."""
+        raise BrokenPipeError(errno.EPIPE, "nobody reads the output")
+
+
 def output() -> Console:
     """Return the console for results, on stdout."""
-    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    return console if console.is_terminal else _plain(console)
+    return _console(sys.stdout)
 
 
 def messages() -> Console:
     """Return the console for everything else, on stderr."""
-    console = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
-    return console if console.is_terminal else _plain(console)
+    return _console(sys.stderr)
 
 
-def _plain(console: Console) -> Console:
-    console.width = WIDTH
+def _console(file: TextIO) -> Console:
+    console = Terminal(file=file, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = WIDTH
     return console
 
 

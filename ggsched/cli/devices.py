@@ -1,5 +1,6 @@
 """``ggsched devices``: what is installed, what of it is usable, and why not."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -8,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ggsched.backend.registry import BackendStatus, DeviceStatus, discover
-from ggsched.cli.console import messages, nbytes, output, write_json
+from ggsched.cli.console import nbytes, output, write_json
 from ggsched.cli.options import json_option
 from ggsched.config import Settings
 from ggsched.topology.caps import DeviceFacts
@@ -38,7 +39,7 @@ def devices(settings: Settings, as_json: bool) -> None:
         console.print(line)
     if settings.debug:
         for status in statuses:
-            messages().print(status.story, end="")
+            sys.stderr.write(status.story)
 
 
 def table(statuses: Sequence[BackendStatus]) -> Table:
