@@ -1,0 +1,227 @@
+"""Buffers, programs and streams that do everything at once; see ``ggsched.backend.base``."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ggsched.backend import checks
+from ggsched.backend.events import BaseEvent
+from ggsched.backend.progress import Progress
+from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
+from ggsched.errors import UsageError
+
+if TYPE_CHECKING:
+    from ggsched.backend.base import BaseDevice
+
+
+class BaseBuffer:
+    """Device memory. ``memory`` is whatever the device's ``acquire_memory`` returned (BUF-1)."""
+
+    def __init__(
+        self, device: "BaseDevice", nbytes: int, memory: Any, *, readonly: bool = False
+    ) -> None:
+        self.nbytes = nbytes
+        self.device = device
+        self.readonly = readonly
+        self.is_closed = False
+        self._memory = memory
+
+    @property
+    def memory(self) -> Any:
+        """The memory behind it, for the device.
+
+        Raises:
+            UsageError: the buffer is closed (ERR-3).
+        """
+        if self.is_closed:
+            raise checks.closed_error("buffer")
+        return self._memory
+
+    def host_view(self) -> HostMemory:
+        """Return the bytes themselves (BUF-4)."""
+        memory = self.memory
+        if not self.device.facts.is_host:
+            raise UsageError(
+                "the memory is not host memory",
+                where=self.device.facts.name,
+                hint="download it",
+            )
+        view: HostMemory = memory.data
+        return view
+
+    def close(self) -> None:
+        """Release the memory; legal twice (ERR-3)."""
+        self.is_closed = True
+        self._memory = None
+
+
+class BaseProgram:
+    """Nodes with arrays bound beforehand; ``run`` runs them (LCH-1..5)."""
+
+    def __init__(self, stream: Stream, steps: Sequence[tuple[str, Callable[[], None]]]) -> None:
+        self.stream = stream
+        self.is_closed = False
+        self._steps = steps
+        self._label = ""
+
+    def run(self) -> None:
+        """Run every node in order."""
+        for label, step in self._steps:
+            self._label = label
+            step()
+
+    def blame(self, error: BaseException) -> str:
+        """Return the name of the node at which ``run`` raised ``error``."""
+        return self._label or "launch"
+
+    def close(self) -> None:
+        """Release the arrays; legal twice."""
+        self.is_closed = True
+        self._steps = ()
+
+
+Command = str | BaseProgram
+"""What a command is called: by name, or the program that says which node failed."""
+
+
+class BaseStream:
+    """Runs each command when it is enqueued (STR-1..6)."""
+
+    def __init__(self, device: "BaseDevice", name: str) -> None:
+        self.device = device
+        self.progress = Progress(name)
+        self.is_closed = False
+
+    # --- for streams that work in the background ------------------------------------------
+
+    def _submit(self, command: Command, work: Callable[[], None]) -> None:
+        """Run a command that was checked, or see to it that it runs in order."""
+        progress = self.progress
+        progress.enqueued += 1
+        try:
+            work()
+        except BaseException as error:
+            progress.fail(command if isinstance(command, str) else command.blame(error), error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            progress.finish_one()
+
+    def _require_usable(self) -> None:
+        """Refuse calls after ``close`` (ERR-3) and after a failed command (ERR-2)."""
+        if self.is_closed:
+            raise checks.closed_error("stream")
+        fault = self.progress.fault
+        if fault is not None:
+            raise fault.error()
+
+    # --- the contract ----------------------------------------------------------------------
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything enqueued so far is complete."""
+        if self.is_closed:
+            raise checks.closed_error("stream")
+        return self.progress.done >= self.progress.enqueued
+
+    def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
+        """Copy host bytes into a buffer (CPY-4)."""
+        self._require_usable()
+        checks.check_upload(self.device, source, buffer, offset)
+        memory = writable_memory(buffer)
+        write = self.device.write_memory
+        self._submit("upload", lambda: write(memory, offset, source))
+
+    def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
+        """Copy bytes of a buffer into host memory (CPY-5)."""
+        self._require_usable()
+        checks.check_download(self.device, buffer, offset, target)
+        memory = own_buffer(buffer).memory
+        read = self.device.read_memory
+        self._submit("download", lambda: read(memory, offset, target))
+
+    def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
+        """Copy between buffers (CPY-1, CPY-3, CPY-6)."""
+        self._require_usable()
+        checks.check_copy(self.device, src, src_offset, dst, dst_offset, nbytes)
+        device = self.device
+        if isinstance(dst, BaseBuffer):
+            writable_memory(dst)
+        if dst.device is not device:
+            origin = own_buffer(src).memory
+            target = dst.host_view()[dst_offset : dst_offset + nbytes]
+            self._submit("copy", lambda: device.read_memory(origin, src_offset, target))
+            return
+        memory = own_buffer(dst).memory
+        if src.device is not device or device.facts.is_host:
+            source = src.host_view()[src_offset : src_offset + nbytes]
+            self._submit("copy", lambda: device.write_memory(memory, dst_offset, source))
+            return
+        origin = own_buffer(src).memory
+        self._submit(
+            "copy", lambda: device.copy_memory(origin, src_offset, memory, dst_offset, nbytes)
+        )
+
+    def launch(self, program: Program) -> None:
+        """Run a program that was compiled for this stream."""
+        self._require_usable()
+        if not isinstance(program, BaseProgram) or program.stream is not self:
+            raise UsageError("the program was compiled for another stream", why="LCH-5")
+        if program.is_closed:
+            raise checks.closed_error("program")
+        self._submit(program, program.run)
+
+    def record(self, event: Event) -> None:
+        """Let an event stand for everything enqueued so far (EVT-1).
+
+        On a stream that is poisoned already the event is recorded *and* the call raises, so that
+        whoever waits for it learns of the fault (EVT-6).
+        """
+        if self.is_closed:
+            raise checks.closed_error("stream")
+        checks.check_record(self.device, event)
+        assert isinstance(event, BaseEvent)  # this device's events are
+        event.mark(self.progress)
+        self._require_usable()
+
+    def wait(self, event: Event) -> None:
+        """Hold later commands until an event is done (EVT-2, EVT-4)."""
+        self._require_usable()
+        checks.check_wait(self.device, event)
+        timeout = self.device.event_timeout_s
+        if isinstance(event, BaseEvent):
+            if not event.is_pending:
+                return
+            self._submit("wait for an event", event.waiter(timeout))
+        else:
+            self._submit("wait for an event", lambda: event.sync(timeout))
+
+    def barrier(self) -> None:
+        """Do nothing: launches and copies are in order anyway (STR-1)."""
+        self._require_usable()
+
+    def sync(self, timeout_s: float) -> None:
+        """Block until everything enqueued is complete (STR-5)."""
+        self._require_usable()
+        self.progress.require(self.progress.enqueued, timeout_s)
+
+    def close(self) -> None:
+        """Release the stream; legal twice and after a fault (ERR-3)."""
+        self.is_closed = True
+
+
+def own_buffer(buffer: Buffer) -> BaseBuffer:
+    """Return a buffer whose device the checks have compared, as what it is."""
+    assert isinstance(buffer, BaseBuffer)
+    return buffer
+
+
+def writable_memory(buffer: Buffer) -> Any:
+    """Return the memory of a buffer that a command is to write.
+
+    Raises:
+        UsageError: the buffer was imported from host memory, or is closed.
+    """
+    own = own_buffer(buffer)
+    if own.readonly:
+        raise UsageError("the buffer is read-only", why="it was imported from host memory")
+    return own.memory

@@ -1,0 +1,161 @@
+"""Checks of arguments that the contract asks for, shared by plug-ins.
+
+All of them raise ``UsageError`` before anything is enqueued (ERR-1) and cost little, for they
+run with every command.
+"""
+
+from collections.abc import Sequence
+
+from ggsched.backend.program import BoundNode, Operand
+from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Stream
+from ggsched.errors import UsageError
+from ggsched.topology.caps import op_key
+
+
+def closed_error(what: str) -> UsageError:
+    """Return the error for a call on something that was closed (ERR-3)."""
+    return UsageError(f"the {what} is closed", hint="nothing can be called after close()")
+
+
+def check_region(buffer: Buffer, offset: int, nbytes: int, command: str) -> None:
+    """Refuse bytes outside a buffer (BUF-3)."""
+    if offset < 0 or nbytes < 0 or offset + nbytes > buffer.nbytes:
+        raise UsageError(
+            f"bytes [{offset}, {offset + nbytes}) lie outside the buffer",
+            where=command,
+            why=f"it has {buffer.nbytes} bytes (BUF-3)",
+        )
+
+
+def check_host_memory(memory: object, command: str, *, written: bool = False) -> None:
+    """Refuse host memory that is not a contiguous view of bytes, or not writable (CPY-5)."""
+    if not isinstance(memory, memoryview) or memory.format != "B" or not memory.c_contiguous:
+        raise UsageError(
+            "host memory must be a contiguous memoryview of bytes",
+            where=command,
+            hint="pass memoryview(array).cast('B')",
+        )
+    if written and memory.readonly:
+        raise UsageError("the host target is read-only", where=command)
+
+
+def check_own_buffer(device: Device, buffer: Buffer, command: str) -> None:
+    """Refuse a buffer of another device."""
+    if buffer.device is not device:
+        raise UsageError(
+            f"the buffer belongs to {buffer.device.facts.name}",
+            where=f"{device.facts.name} {command}",
+            hint="use copy() between devices, or a stream of the buffer's device",
+        )
+
+
+def check_upload(device: Device, source: HostMemory, buffer: Buffer, offset: int) -> None:
+    """Check the arguments of ``stream.upload`` (BUF-3, CPY-4)."""
+    check_own_buffer(device, buffer, "upload")
+    check_host_memory(source, "upload")
+    check_region(buffer, offset, source.nbytes, "upload")
+
+
+def check_download(device: Device, buffer: Buffer, offset: int, target: HostMemory) -> None:
+    """Check the arguments of ``stream.download`` (BUF-3, CPY-5)."""
+    check_own_buffer(device, buffer, "download")
+    check_host_memory(target, "download", written=True)
+    check_region(buffer, offset, target.nbytes, "download")
+
+
+def check_copy(
+    device: Device, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int
+) -> None:
+    """Check the arguments of ``stream.copy`` (BUF-3, CPY-3, CPY-6)."""
+    for buffer, other in ((src, dst), (dst, src)):
+        if buffer.device is not device:
+            if other.device is not device:
+                raise UsageError(
+                    "neither buffer belongs to the stream's device",
+                    where=f"{device.facts.name} copy",
+                    hint="enqueue the copy on a stream of one of the two devices",
+                )
+            if not device.copies_with(buffer.device.facts):
+                raise UsageError(
+                    f"no copy path to {buffer.device.facts.name}",
+                    where=f"{device.facts.name} copy",
+                    why="nothing is staged through the host in secret (CPY-6)",
+                    hint="download and upload instead",
+                )
+    check_region(src, src_offset, nbytes, "copy source")
+    check_region(dst, dst_offset, nbytes, "copy destination")
+    if src is dst and src_offset < dst_offset + nbytes and dst_offset < src_offset + nbytes:
+        raise UsageError(
+            f"source and destination overlap: {nbytes} bytes at {src_offset} and {dst_offset}",
+            where="copy",
+            why="CPY-3",
+        )
+
+
+def check_record(device: Device, event: Event) -> None:
+    """Check the argument of ``stream.record`` (EVT-1, EVT-3)."""
+    if event.device is not device:
+        raise UsageError(
+            f"the event belongs to {event.device.facts.name}",
+            where=f"{device.facts.name} record",
+            hint="create the event on the stream's own device",
+        )
+    if event.is_recorded:
+        raise UsageError(
+            "the event was recorded before",
+            where=f"{device.facts.name} record",
+            why="an event is recorded once (EVT-3)",
+            hint="create an event for each use",
+        )
+
+
+def check_wait(device: Device, event: Event) -> None:
+    """Check the argument of ``stream.wait`` (EVT-3, EVT-4)."""
+    if not event.is_recorded:
+        raise UsageError(
+            "the event was not recorded",
+            where=f"{device.facts.name} wait",
+            why="a wait for nothing would be ignored (EVT-3)",
+            hint="record the event first",
+        )
+    other = event.device
+    if other is not device and device.wait_path(other.facts) == "host":
+        raise UsageError(
+            f"no wait path to events of {other.facts.name}",
+            where=f"{device.facts.name} wait",
+            why="the declared wait path is 'host' (EVT-4)",
+            hint="let the host sync the event before it goes on",
+        )
+
+
+def check_compile(device: Device, nodes: Sequence[BoundNode], stream: Stream) -> None:
+    """Check the arguments of ``device.compile``: ops, dtypes and regions (TRU-1, BUF-3)."""
+    if stream.device is not device:
+        raise UsageError(
+            f"the stream belongs to {stream.device.facts.name}",
+            where=f"{device.facts.name} compile",
+        )
+    ops = device.facts.ops
+    for node in nodes:
+        kind = node.inputs[0].dtype.name if node.inputs else node.output.dtype.name
+        if op_key(node.op, kind) not in ops:
+            raise UsageError(
+                f"{device.facts.name} does not support {node.op} of {kind}",
+                where=node.label,
+                hint="place the node on a device whose facts name it",
+            )
+        for operand in (*node.inputs, node.output):
+            _check_operand(device, operand, node.label)
+
+
+def _check_operand(device: Device, operand: Operand, label: str) -> None:
+    check_own_buffer(device, operand.buffer, label)
+    check_region(operand.buffer, operand.offset, operand.nbytes, label)
+    if operand.dtype.is_quantized and operand.strides:
+        step = operand.strides[-1]
+        if step != operand.dtype.block_nbytes:
+            raise UsageError(
+                f"{operand.dtype} blocks {step} bytes apart",
+                where=label,
+                why="quantised operands are contiguous along the last axis",
+            )

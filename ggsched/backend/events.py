@@ -1,0 +1,73 @@
+"""Events as positions on a stream: making one costs no lock and no system call."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ggsched.backend.checks import closed_error
+from ggsched.backend.progress import Progress
+from ggsched.errors import UsageError
+
+if TYPE_CHECKING:
+    from ggsched.backend.base import BaseDevice
+
+
+class BaseEvent:
+    """One point on one stream, recorded once (EVT-1..6)."""
+
+    __slots__ = ("_is_closed", "_position", "_progress", "device")
+
+    def __init__(self, device: "BaseDevice") -> None:
+        self.device = device
+        self._progress: Progress | None = None
+        self._position = 0
+        self._is_closed = False
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a stream has recorded it."""
+        if self._is_closed:
+            raise closed_error("event")
+        return self._progress is not None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its prefix is complete or has failed (EVT-5, EVT-6)."""
+        if self._is_closed:
+            raise closed_error("event")
+        progress = self._progress
+        return progress is not None and progress.done >= self._position
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether waiting for it means anything: recorded, and not complete or failed."""
+        return self._progress is not None and not self._progress.is_good(self._position)
+
+    def mark(self, progress: Progress) -> None:
+        """Record it at the present end of a stream; the stream has checked that it may be."""
+        self._progress = progress
+        self._position = progress.enqueued
+
+    def waiter(self, timeout_s: float) -> Callable[[], None]:
+        """Return a call that waits, and outlives ``close``."""
+        progress, position = self._recorded(), self._position
+        return lambda: progress.require(position, timeout_s)
+
+    def sync(self, timeout_s: float) -> None:
+        """Block until done (EVT-5); raises if it was not recorded (EVT-3) or failed (EVT-6)."""
+        if self._is_closed:
+            raise closed_error("event")
+        self._recorded().require(self._position, timeout_s)
+
+    def close(self) -> None:
+        """Release it; legal twice and before it is done (ERR-3)."""
+        self._is_closed = True
+
+    def _recorded(self) -> Progress:
+        if self._progress is None:
+            raise UsageError(
+                "the event was not recorded",
+                where=self.device.facts.name,
+                why="waiting for it would never end (EVT-3)",
+                hint="record it on a stream first",
+            )
+        return self._progress

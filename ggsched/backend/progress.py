@@ -1,0 +1,117 @@
+"""How far a stream has come. Events are positions in it, so an event costs two attributes."""
+
+import threading
+import traceback
+from dataclasses import dataclass
+from time import monotonic
+
+from ggsched.errors import DeviceFault, SyncTimeout
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The first command of a stream that failed (ERR-2).
+
+    Attributes:
+        where: The stream.
+        command: The command, e.g. ``"n12 mul_mat 'ffn_up'"``.
+        cause: What it raised.
+        position: Its position on the stream, counted from one.
+    """
+
+    where: str
+    command: str
+    cause: BaseException
+    position: int
+
+    def error(self) -> DeviceFault:
+        """Return a fresh error that names the command, with the cause chained."""
+        fault = DeviceFault(
+            f"{self.command} failed",
+            where=self.where,
+            why=f"{type(self.cause).__name__}: {self.cause}",
+            hint="the stream is poisoned: close it and open another",
+        )
+        fault.__cause__ = self.cause
+        return fault
+
+
+class Progress:
+    """Counts the commands of one stream.
+
+    ``enqueued`` is written by the thread that uses the stream, ``done`` by the thread that runs
+    it; under the GIL plain integers do. The condition is touched only when somebody sleeps.
+    """
+
+    __slots__ = ("_condition", "_sleepers", "done", "enqueued", "fault", "where")
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.enqueued = 0
+        self.done = 0
+        self.fault: Fault | None = None
+        self._sleepers = 0
+        self._condition = threading.Condition()
+
+    def finish_one(self) -> None:
+        """Count a command as complete and wake those who wait.
+
+        ``done`` is written before ``_sleepers`` is read, and a sleeper does it the other way
+        round, so one of the two always sees the other.
+        """
+        self.done += 1
+        if self._sleepers:
+            with self._condition:
+                self._condition.notify_all()
+
+    def fail(self, command: str, cause: BaseException) -> None:
+        """Note the failure of the command after ``done``; only the first one counts (ERR-2).
+
+        Frames of the traceback are cleared: they would keep memory borrowed (CPY-4).
+        """
+        if self.fault is None:
+            self.fault = Fault(self.where, command, cause, self.done + 1)
+            if isinstance(cause, Exception):
+                traceback.clear_frames(cause.__traceback__)
+
+    def failure_before(self, position: int) -> Fault | None:
+        """Return the fault if it lies within the first ``position`` commands (EVT-6)."""
+        fault = self.fault
+        return fault if fault is not None and fault.position <= position else None
+
+    def is_good(self, position: int) -> bool:
+        """Whether ``position`` commands are complete and none of them failed."""
+        return self.done >= position and self.failure_before(position) is None
+
+    def require(self, position: int, timeout_s: float) -> None:
+        """Block until ``position`` commands are complete (STR-5, EVT-5).
+
+        Raises:
+            SyncTimeout: they are not in time; nothing has changed.
+            DeviceFault: one of them failed (EVT-6).
+        """
+        if not self.wait_for(position, timeout_s):
+            raise SyncTimeout(
+                f"{position - self.done} commands are not complete after {timeout_s:g} s",
+                where=self.where,
+                hint="wait longer (GGSCHED_TIMEOUT_S), or look for an event that nobody records",
+            )
+        fault = self.failure_before(position)
+        if fault is not None:
+            raise fault.error()
+
+    def wait_for(self, position: int, timeout_s: float) -> bool:
+        """Block until ``position`` commands are complete; return whether they are (STR-5)."""
+        if self.done >= position:
+            return True
+        deadline = monotonic() + timeout_s
+        with self._condition:
+            self._sleepers += 1
+            try:
+                while self.done < position:
+                    left = min(deadline - monotonic(), threading.TIMEOUT_MAX)
+                    if left <= 0 or not self._condition.wait(left):
+                        return self.done >= position
+            finally:
+                self._sleepers -= 1
+        return True
