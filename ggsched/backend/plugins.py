@@ -144,7 +144,9 @@ def guarded(where: str, doing: str, call: Callable[[], T]) -> T:
     try:
         return call()
     except (BackendUnavailable, BackendBroken, OutOfDeviceMemory) as error:
-        error.where = error.where or where
+        if not error.where:
+            error.where = where
+            error.args = (error.one_line(),)
         raise
     except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())
