@@ -1,0 +1,72 @@
+"""The JSON form of a plan, documented in ``docs/reference/plan-format.md``.
+
+The encoding is deterministic: two equal plans give the same bytes.
+"""
+
+from typing import Any
+
+import msgspec
+
+from ggsched.errors import GgschedError, PlanError
+from ggsched.plan.bundle import FORMAT, Plan
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """The one field that is read before the others are understood."""
+
+    format: str
+
+
+def plan_to_json(plan: Plan) -> bytes:
+    """Return the plan as JSON."""
+    return msgspec.json.encode(plan, order="deterministic")
+
+
+def plan_from_json(data: bytes | str) -> Plan:
+    """Read a plan back.
+
+    Types, tags and required fields are checked here. What the ids mean is checked by
+    ``ggsched.plan.verify`` and by the sanitizer.
+
+    Raises:
+        PlanError: not JSON, not a plan, or a plan of another format.
+    """
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+        if head.format != FORMAT:
+            raise PlanError(
+                f"format {head.format!r} instead of {FORMAT!r}",
+                where="plan",
+                hint="make the plan again with this version of ggsched",
+            )
+        return msgspec.json.decode(data, type=Plan)
+    except PlanError:
+        raise
+    except GgschedError as error:  # facts of a device that contradict themselves
+        raise PlanError("not a plan", where="plan", why=error.one_line()) from error
+    except (msgspec.MsgspecError, UnicodeError, ValueError, RecursionError) as error:
+        raise PlanError("not a plan", where="plan", why=_one_line(error)) from error
+
+
+def plan_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the format, as in ``docs/reference/plan.schema.json``."""
+    (root,), components = msgspec.json.schema_components([Plan])
+    definitions = {name: _plain(schema) for name, schema in sorted(components.items())}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": FORMAT,
+        **root,
+        "$defs": definitions,
+    }
+
+
+def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+    """Keep of a docstring its first sentence: the rest is for readers of the source."""
+    text = schema.get("description")
+    if text is None:
+        return schema
+    return {**schema, "description": " ".join(text.split("\n\n")[0].split())}
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

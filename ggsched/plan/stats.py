@@ -1,0 +1,112 @@
+"""Numbers about a plan: what it moves, where it waits, how much memory it takes."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from ggsched.plan.bundle import Plan
+from ggsched.plan.command import Barrier, Copy, Download, HostSync, Launch, Record, Upload, Wait
+from ggsched.plan.splits import HOST
+
+
+class PlanStats(msgspec.Struct, frozen=True):
+    """Numbers about a plan; bytes throughout, devices by name.
+
+    Attributes:
+        nodes: Nodes of the graph.
+        splits: Splits.
+        transfers: Transfers, one command each.
+        commands: Number of commands by kind, as tagged in the JSON form.
+        waits: Waits of streams for events.
+        barriers: Barriers between copies and launches.
+        host_syncs: Waits of the host.
+        copied: Bytes moved in one run, by path, e.g. ``"host->opencl:0"``.
+        compute: Bytes of compute arenas by device, after alignment.
+        lower_bound: Bytes that are live at once, by device, below which no packing can go.
+        weights: Bytes of weights by device.
+        states: Bytes of states by device.
+        host: Bytes of host memory: inputs, outputs and staging.
+        waste: Bytes of all compute arenas over their lower bound; 1.0 is perfect packing.
+        planning_s: Seconds that planning took.
+    """
+
+    nodes: int
+    splits: int
+    transfers: int
+    commands: dict[str, int]
+    waits: int
+    barriers: int
+    host_syncs: int
+    copied: dict[str, int]
+    compute: dict[str, int]
+    lower_bound: dict[str, int]
+    weights: dict[str, int]
+    states: dict[str, int]
+    host: int
+    waste: float
+    planning_s: float
+
+
+def plan_stats(plan: Plan) -> PlanStats:
+    """Return the numbers about a plan."""
+    memory = plan.memory
+    kinds = Counter(type(command).__struct_config__.tag for command in plan.commands)
+    commands = {str(kind): count for kind, count in sorted(kinds.items(), key=str)}
+    host = sum(arena.nbytes for arena in memory.arenas if arena.device == HOST)
+    compute = _by_device(plan, "compute")
+    bounds: dict[str, int] = defaultdict(int)
+    for arena_id, nbytes in sorted(memory.lower_bound.items()):
+        bounds[device_name(plan, memory.arenas[arena_id].device)] += nbytes
+    least = sum(bounds.values())
+    return PlanStats(
+        nodes=len(plan.nodes),
+        splits=len(plan.splits.splits),
+        transfers=len(plan.splits.transfers),
+        commands=commands,
+        waits=_count(plan, Wait),
+        barriers=_count(plan, Barrier),
+        host_syncs=_count(plan, HostSync),
+        copied=_copied(plan),
+        compute=compute,
+        lower_bound=dict(bounds),
+        weights=_by_device(plan, "weight"),
+        states=_by_device(plan, "state"),
+        host=host,
+        waste=sum(compute.values()) / least if least else 1.0,
+        planning_s=plan.planning_s,
+    )
+
+
+def device_name(plan: Plan, device: int) -> str:
+    """Return the name of a device of the plan; ``"host"`` for host memory."""
+    return "host" if device == HOST else plan.devices[device].name
+
+
+def _count(plan: Plan, kind: type[Wait | Barrier | HostSync | Record | Launch]) -> int:
+    return sum(isinstance(command, kind) for command in plan.commands)
+
+
+def _copied(plan: Plan) -> dict[str, int]:
+    arenas = plan.memory.arenas
+    moved: Counter[tuple[int, int]] = Counter()
+    for command in plan.commands:
+        if isinstance(command, Upload | Download | Copy):
+            path = (arenas[command.src.arena].device, arenas[command.dst.arena].device)
+            moved[path] += command.dst.nbytes
+    return {
+        f"{device_name(plan, src)}->{device_name(plan, dst)}": nbytes
+        for (src, dst), nbytes in sorted(moved.items())
+    }
+
+
+def _by_device(plan: Plan, kind: str) -> dict[str, int]:
+    found = ((a.device, a.nbytes) for a in plan.memory.arenas if a.kind == kind)
+    return {device_name(plan, d): n for d, n in sorted(_summed(found).items())}
+
+
+def _summed(pairs: Iterable[tuple[int, int]]) -> Mapping[int, int]:
+    out: dict[int, int] = defaultdict(int)
+    for key, number in pairs:
+        out[key] += number
+    return out

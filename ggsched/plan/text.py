@@ -1,0 +1,216 @@
+"""A plan for people: what runs where, what moves, what waits for what and why."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from textwrap import wrap
+from typing import assert_never
+
+from ggsched.ids import show
+from ggsched.plan.bundle import Plan
+from ggsched.plan.command import (
+    Barrier,
+    Command,
+    Copy,
+    Download,
+    Hazard,
+    HostSync,
+    Launch,
+    Record,
+    Upload,
+    Wait,
+)
+from ggsched.plan.memory import Region
+from ggsched.plan.splits import Split
+from ggsched.plan.stats import PlanStats, device_name, plan_stats
+
+_MAX_ROWS = 40
+
+
+def plan_text(plan: Plan, *, verbose: bool = False, width: int = 80) -> str:
+    """Return the plan as text, at most ``width`` columns wide.
+
+    Args:
+        plan: The plan.
+        verbose: Also every weight and state, every step of every launch, and long lists whole.
+        width: Columns; longer lines are folded and continue indented.
+    """
+    lines = [f"plan of {plan.name!r}  graph {plan.graph[:12]}  topology {plan.topology[:12]}"]
+    for title, rows in (
+        ("devices", _devices(plan)),
+        ("splits", _splits(plan, verbose)),
+        ("memory", _memory(plan, verbose)),
+        ("commands", _commands(plan, verbose)),
+        ("stats", _stats(plan_stats(plan))),
+    ):
+        lines += ["", title, *(f"  {row}" for row in rows)]
+    return "\n".join(folded for line in lines for folded in _fold(line, width)) + "\n"
+
+
+def command_text(plan: Plan, command: Command) -> str:
+    """Return one command on one line, e.g. ``c12 q1 opencl:0  launch s3 n40..n62 (23 nodes)``."""
+    device = device_name(plan, plan.streams.streams[command.stream].device)
+    return f"{show('command', command.id)} {show('stream', command.stream)} {device}  " + (
+        _action(plan, command)
+    )
+
+
+def region_text(region: Region) -> str:
+    """Return a region as ``a3[0:4096]``."""
+    return f"{show('arena', region.arena)}[{region.offset}:{region.end}]"
+
+
+def hazard_text(hazard: Hazard) -> str:
+    """Return a hazard as ``RAW a3[0:4096] of c11``, seen from whoever waits."""
+    earlier = "the host" if hazard.earlier < 0 else show("command", hazard.earlier)
+    later = "the host" if hazard.later < 0 else show("command", hazard.later)
+    region = f"{show('arena', hazard.arena)}[{hazard.start}:{hazard.end}]"
+    run = " of the next run" if hazard.next_run else ""
+    return f"{hazard.kind} {region} of {earlier} before {later}{run}"
+
+
+def nbytes_text(nbytes: int) -> str:
+    """Return a number of bytes with a unit, e.g. ``4.0 KiB``."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{nbytes} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def _action(plan: Plan, command: Command) -> str:
+    match command:
+        case Upload() | Download() | Copy():
+            kind = type(command).__name__.lower()
+            value = show("value", plan.splits.transfers[command.transfer].dst)
+            path = f"{region_text(command.src)} -> {region_text(command.dst)}"
+            return f"{kind} {path}  {value} {_storage(plan, command.transfer)}".rstrip()
+        case Launch():
+            return f"launch {show('split', command.split)} {_nodes(command)}"
+        case Record():
+            return f"record {show('event', command.event)}"
+        case Wait():
+            return f"wait {show('event', command.event)}  {hazard_text(command.hazard)}"
+        case Barrier():
+            return f"barrier  {hazard_text(command.hazard)}"
+        case HostSync():
+            what = "all" if command.event is None else show("event", command.event)
+            return f"host sync {what}  {hazard_text(command.hazard)}"
+        case _:
+            assert_never(command)
+
+
+def _storage(plan: Plan, transfer: int) -> str:
+    storage = plan.splits.values[plan.splits.transfers[transfer].src].storage
+    for slot in plan.inputs:
+        if plan.splits.values[slot.value].storage == storage:
+            return repr(slot.name)
+    return ""
+
+
+def _nodes(command: Launch) -> str:
+    if not command.steps:
+        return "(no nodes)"
+    first, last = command.steps[0].node, command.steps[-1].node
+    if first == last:
+        return show("node", first)
+    return f"{show('node', first)}..{show('node', last)} ({len(command.steps)} nodes)"
+
+
+def _devices(plan: Plan) -> Iterator[str]:
+    for i, d in enumerate(plan.devices):
+        streams = [show("stream", s.id) for s in plan.streams.streams if s.device == i]
+        traits = [f"copies {d.copy_order}"]
+        traits += [] if d.has_events else ["no events"]
+        traits += ["host memory"] if d.is_host else []
+        used = " ".join(streams) or "unused"
+        yield f"{show('device', i)} {d.name}  {used}  ({', '.join(traits)})"
+
+
+def _splits(plan: Plan, verbose: bool) -> Iterator[str]:
+    shown = plan.splits.splits if verbose else plan.splits.splits[:_MAX_ROWS]
+    for split in shown:
+        name = device_name(plan, split.device)
+        stream = show("stream", plan.streams.of_split[split.id])
+        last = show("node", split.end - 1)
+        nodes = f"{show('node', split.first)}..{last} ({split.end - split.first} nodes)"
+        yield f"{show('split', split.id)} {name} {stream}  {nodes}  {_causes(plan, split, verbose)}"
+    yield from _more(len(plan.splits.splits) - len(shown), "splits")
+
+
+def _causes(plan: Plan, split: Split, verbose: bool) -> str:
+    """Return why the nodes are here, e.g. ``weights 'w' x3, expand-down x20``."""
+    choices = plan.placement.choices[split.first : split.end]
+    runs = [(key, sum(1 for _ in group)) for key, group in groupby(choices, lambda c: c.cause)]
+    if len(runs) > 4 and not verbose:
+        totals: dict[str, int] = {}
+        for cause, count in runs:
+            totals[cause] = totals.get(cause, 0) + count
+        return ", ".join(f"{cause} x{count}" for cause, count in totals.items())
+    first = f" ({choices[0].detail})" if choices and choices[0].detail else ""
+    texts = [f"{cause} x{count}" if count > 1 else cause for cause, count in runs]
+    return ", ".join([texts[0] + first, *texts[1:]])
+
+
+def _memory(plan: Plan, verbose: bool) -> Iterator[str]:
+    kept: dict[tuple[int, str], list[int]] = {}
+    for a in plan.memory.arenas:
+        if a.kind in ("weight", "state"):
+            kept.setdefault((a.device, a.kind), []).append(a.nbytes)
+    for (device, kind), sizes in sorted(kept.items()):
+        plural = f"{kind}s" if len(sizes) > 1 else kind
+        yield f"{device_name(plan, device)}  {len(sizes)} {plural}, {nbytes_text(sum(sizes))}"
+    for a in plan.memory.arenas:
+        if a.kind in ("weight", "state") and not verbose:
+            continue
+        least = plan.memory.lower_bound.get(a.id)
+        bound = f", live at once {nbytes_text(least)}" if least is not None else ""
+        name = f" {a.name!r}" if a.name else ""
+        size = nbytes_text(a.nbytes)
+        yield f"{show('arena', a.id)} {device_name(plan, a.device)}  {a.kind}{name} {size}{bound}"
+
+
+def _commands(plan: Plan, verbose: bool) -> Iterator[str]:
+    for command in plan.commands:
+        yield command_text(plan, command)
+        if verbose and isinstance(command, Launch):
+            for step in command.steps:
+                info = plan.nodes[step.node]
+                label = f" {info.label!r}" if info.label else ""
+                touched = zip(step.modes, step.operands, strict=True)
+                places = " ".join(f"{mode}:{region_text(region)}" for mode, region in touched)
+                yield f"    {show('node', step.node)} {info.op}{label}  {places}"
+
+
+def _stats(stats: PlanStats) -> Iterator[str]:
+    yield f"{stats.nodes} nodes, {stats.splits} splits, {stats.transfers} transfers"
+    yield (
+        f"{stats.waits} waits, {stats.barriers} barriers, {stats.host_syncs} host syncs, "
+        f"{stats.commands.get('record', 0)} events"
+    )
+    for path, nbytes in stats.copied.items():
+        yield f"{path}  {nbytes_text(nbytes)} each run"
+    for name, nbytes in stats.compute.items():
+        yield f"{name}  compute {nbytes_text(nbytes)}"
+    yield f"compute memory is {stats.waste:.3f} of what lives at once"
+    if stats.planning_s:
+        yield f"planned in {stats.planning_s * 1e3:.1f} ms"
+
+
+def _more(count: int, what: str) -> Sequence[str]:
+    return [f"... and {count} more {what}"] if count > 0 else []
+
+
+def _fold(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    indent = len(line) - len(line.lstrip())
+    return wrap(
+        line,
+        width,
+        initial_indent="",
+        subsequent_indent=" " * (indent + 4),
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
