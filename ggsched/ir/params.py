@@ -48,7 +48,8 @@ def _like(op: str, name: str, value: object, default: Param) -> Param:
                 number = not isinstance(value, (bool, str, bytes))
                 plain = float(value) if number else None  # type: ignore[arg-type]
             case tuple():
-                plain = tuple(index(n) for n in value)  # type: ignore[attr-defined]
+                listed = isinstance(value, (tuple, list))
+                plain = tuple(index(n) for n in value) if listed else None  # type: ignore[attr-defined]
     except (TypeError, ValueError, OverflowError):
         plain = None
     if plain is None or plain != plain:
