@@ -86,6 +86,10 @@ class Graph:
         """Yield the storages of a role, in order of id."""
         return (t for t in self.tensors if t.role is role and not t.is_view)
 
+    def __contains__(self, name: object) -> bool:
+        """Whether there is an input, weight or state of that name."""
+        return name in self._by_name
+
     def named(self, name: str) -> Tensor:
         """Return the input, weight or state called ``name``.
 

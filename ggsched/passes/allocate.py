@@ -1,0 +1,125 @@
+"""Allocate: an arena and an offset for each value.
+
+Each weight and each state is an arena of its own, because it outlives the plan and may be memory
+that somebody else owns (a mapped file). All other values of a device share one compute arena; two
+of them may share bytes when their lives do not meet. A result takes over the bytes of an operand
+that dies with it where the op allows it. Whether reuse is ordered across streams is not decided
+here: hazards are computed afterwards, from the physical ranges.
+"""
+
+from ggsched.ir.graph import Graph, Node
+from ggsched.ir.ops import OPS
+from ggsched.ir.tensor import Role
+from ggsched.passes.liveness import Timeline
+from ggsched.passes.packing import Block, lower_bound, pack
+from ggsched.plan.memory import Arena, ArenaKind, Life, Memory, Region
+from ggsched.plan.splits import HOST, Splits, Value
+from ggsched.topology.model import Topology
+
+HOST_ALIGNMENT = 64
+
+
+def allocate(graph: Graph, topology: Topology, splits: Splits, timeline: Timeline) -> Memory:
+    """Return arenas, a region for each value, and who took over whose bytes."""
+    overwrites = _overwrites(graph, splits, timeline)
+    arenas: list[Arena] = []
+    regions: list[Region] = [Region(0, 0, 0)] * len(splits.values)
+    bounds: dict[int, int] = {}
+    groups: dict[tuple[int, ArenaKind], list[Value]] = {}
+    for v in splits.values:
+        if v.bound:
+            root = graph.tensors[v.storage]
+            kind: ArenaKind = "weight" if root.role is Role.WEIGHT else "state"
+            alignment = topology.devices[v.device].alignment
+            regions[v.id] = Region(len(arenas), 0, v.nbytes)
+            arenas.append(Arena(len(arenas), kind, v.device, v.nbytes, alignment, v.bound))
+        else:
+            groups.setdefault((v.device, _arena_kind(v)), []).append(v)
+    for (device, kind), values in sorted(groups.items()):
+        alignment = HOST_ALIGNMENT if device == HOST else topology.devices[device].alignment
+        total, bound = _pack_arena(values, timeline, overwrites, alignment, len(arenas), regions)
+        bounds[len(arenas)] = bound
+        arenas.append(Arena(len(arenas), kind, device, total, alignment))
+    return Memory(tuple(arenas), tuple(regions), overwrites, bounds)
+
+
+def _arena_kind(value: Value) -> ArenaKind:
+    match value.kind:
+        case "input" | "output" | "staging":
+            return value.kind
+        case _:
+            return "compute"
+
+
+def _pack_arena(
+    values: list[Value],
+    timeline: Timeline,
+    overwrites: dict[int, int],
+    alignment: int,
+    arena: int,
+    regions: list[Region],
+) -> tuple[int, int]:
+    """Give each value its region; return the arena's size and its lower bound."""
+    block_of: dict[int, int] = {}
+    lives: list[Life] = []
+    sizes: list[int] = []
+    for v in values:
+        taken = overwrites.get(v.id)
+        life = timeline.lives[v.id]
+        if taken is None:
+            block_of[v.id] = len(lives)
+            lives.append(life)
+            sizes.append(-(-v.nbytes // alignment) * alignment)
+        else:
+            block = block_of[v.id] = block_of[taken]
+            lives[block] = Life(lives[block].birth, life.death)
+    blocks = [Block(*life, nbytes) for life, nbytes in zip(lives, sizes, strict=True)]
+    offsets, total = pack(blocks)
+    for v in values:
+        regions[v.id] = Region(arena, offsets[block_of[v.id]], v.nbytes)
+    return total, lower_bound(blocks)
+
+
+def _overwrites(graph: Graph, splits: Splits, timeline: Timeline) -> dict[int, int]:
+    """Return for each value that takes over a dying operand's bytes that operand's value."""
+    taken: dict[int, int] = {}
+    values, lives, bindings = splits.values, timeline.lives, splits.bindings
+    for node, step in zip(graph.nodes, timeline.node_step, strict=True):
+        candidates = OPS[node.op].may_overwrite
+        result = bindings[node.id][-1]
+        if not candidates or lives[result].birth != step or node.modes[-1] != "w":
+            continue
+        if values[result].bound or values[result].kind != "home":
+            continue
+        for k in candidates:
+            if k < len(node.inputs) and _can_take(graph, node, k, splits, lives, step):
+                taken[result] = bindings[node.id][k]
+                break
+    return taken
+
+
+def _can_take(
+    graph: Graph, node: Node, k: int, splits: Splits, lives: tuple[Life, ...], step: int
+) -> bool:
+    """Whether the result may lie exactly on operand ``k``."""
+    bound = splits.bindings[node.id]
+    operand, result = graph.tensors[node.inputs[k]], graph.tensors[node.output]
+    value = splits.values[bound[k]]
+    if (
+        value.bound
+        or lives[value.id].death != step
+        or value.device != splits.values[bound[-1]].device
+    ):
+        return False
+    if operand.dtype is not result.dtype or operand.shape != result.shape:
+        return False
+    if operand.strides != result.strides or (operand.offset, operand.end) != (
+        value.start,
+        value.end,
+    ):
+        return False
+    others = (graph.tensors[t] for t, v in zip(node.inputs, bound, strict=False) if v == value.id)
+    return all(
+        (t.offset, t.shape, t.strides) == (operand.offset, operand.shape, operand.strides)
+        for t in others
+    ) and all(i in OPS[node.op].may_overwrite for i, v in enumerate(bound[:-1]) if v == value.id)

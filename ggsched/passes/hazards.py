@@ -1,0 +1,130 @@
+"""Hazards: which work must stay in order because it touches the same bytes.
+
+Found on physical ranges after allocation, so no reuse of memory can slip past. A *lane* is what
+keeps order by itself: a stream, or on a device whose copies and launches are not ordered with each
+other (``copy_order``), the copies of a stream and its launches apart.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ggsched.passes.history import ArenaHistory, Conflict
+from ggsched.passes.work import NO_STREAM, Work
+from ggsched.plan.memory import Memory
+from ggsched.plan.streams import Streams
+from ggsched.topology.model import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The lane of each item of work, and of the host.
+
+    Attributes:
+        of_item: Lane of each item.
+        of_stream: The lanes of each stream, one or two.
+        host: The host's lane.
+    """
+
+    of_item: tuple[int, ...]
+    of_stream: tuple[tuple[int, ...], ...]
+    host: int
+
+    @property
+    def count(self) -> int:
+        """Number of lanes."""
+        return self.host + 1
+
+
+Dependency = tuple[str, int, int, int, int]
+"""(kind, arena, first byte, one past the last, the earlier item)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hazards:
+    """For each item the earlier items that it must follow, at most one for each lane.
+
+    Attributes:
+        within: Hazards inside one run, by later item.
+        history: State of each arena at the end of the run, to go on with the next.
+    """
+
+    within: tuple[tuple[Dependency, ...], ...]
+    history: dict[int, ArenaHistory]
+
+
+def find_lanes(work: Sequence[Work], streams: Streams, topology: Topology) -> Lanes:
+    """Return the lanes of the work on these streams."""
+    of_stream: list[tuple[int, ...]] = []
+    count = 0
+    for s in streams.streams:
+        width = 1 if topology.devices[s.device].copy_order == "stream" else 2
+        of_stream.append(tuple(range(count, count + width)))
+        count += width
+    of_item = []
+    for item in work:
+        if item.stream == NO_STREAM:
+            of_item.append(count)
+        else:
+            lanes = of_stream[item.stream]
+            of_item.append(lanes[0] if item.kind == "launch" else lanes[-1])
+    return Lanes(tuple(of_item), tuple(of_stream), count)
+
+
+def find_hazards(work: Sequence[Work], lanes: Lanes, memory: Memory) -> Hazards:
+    """Return the hazards inside one run."""
+    # Weights are never written, so they have no hazards and need no history.
+    history = {a.id: ArenaHistory(a.nbytes) for a in memory.arenas if a.kind != "weight"}
+    within = [
+        _hazards_of(item, i, lanes.of_item[i], lanes.of_item, history, len(work))
+        for i, item in enumerate(work)
+    ]
+    return Hazards(tuple(within), history)
+
+
+def next_run_hazards(
+    work: Sequence[Work], lanes: Lanes, hazards: Hazards
+) -> list[tuple[int, Dependency]]:
+    """Return hazards from this run to the next as (later item, dependency).
+
+    The history of ``hazards`` is used up.
+    """
+    n = len(work)
+    crossing = []
+    for i, item in enumerate(work):
+        found = _hazards_of(item, n + i, lanes.of_item[i], lanes.of_item, hazards.history, n)
+        crossing.extend((i, d) for d in found if d[4] < n)
+    return crossing
+
+
+def _hazards_of(
+    item: Work,
+    number: int,
+    lane: int,
+    lane_of: tuple[int, ...],
+    history: dict[int, ArenaHistory],
+    n: int,
+) -> tuple[Dependency, ...]:
+    """Note the item's accesses; return the latest earlier item of each other lane.
+
+    Reads are noted before writes, so an item does not conflict with itself.
+    """
+    latest: dict[int, Dependency] = {}
+    found: list[Conflict] = []
+    for ranges, writes in ((item.reads, False), (item.writes, True)):
+        for arena, start, end in ranges:
+            past = history.get(arena)
+            if past is None:
+                continue
+            if writes:
+                past.write(start, end, number, lane, found)
+            else:
+                past.read(start, end, number, lane, found)
+            for kind, low, high, earlier in found:
+                other = lane_of[earlier if earlier < n else earlier - n]
+                if other != lane:
+                    known = latest.get(other)
+                    if known is None or known[4] < earlier:
+                        latest[other] = (kind, arena, low, high, earlier)
+            if found:
+                found.clear()
+    return tuple(latest.values())

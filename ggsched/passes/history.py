@@ -1,0 +1,77 @@
+"""History: who touched which bytes of an arena last.
+
+An interval map over one arena: disjoint segments that cover it, each with its last writer and,
+since that write, the last reader of each lane. A write joins the segments that it covers into
+one, so their number stays near the number of live values. Kept as parallel lists with binary
+search; the idea is that of tinygrad's dependency tracker, on byte ranges instead of buffers.
+"""
+
+from bisect import bisect_left, bisect_right
+
+Conflict = tuple[str, int, int, int]
+"""(kind, first byte, one past the last, the earlier item)."""
+
+_NOBODY = -1
+
+
+class ArenaHistory:
+    """Last accesses of one arena. Items are integers in program order."""
+
+    __slots__ = ("_end", "_readers", "_starts", "_writers")
+
+    def __init__(self, nbytes: int) -> None:
+        self._starts = [0]
+        self._end = nbytes
+        self._writers = [_NOBODY]
+        self._readers: list[dict[int, int] | None] = [None]
+
+    def read(self, start: int, end: int, item: int, lane: int, found: list[Conflict]) -> None:
+        """Note a read; append a RAW conflict for each last writer."""
+        first, last = self._cut(start, end)
+        starts, writers, readers = self._starts, self._writers, self._readers
+        for k in range(first, last):
+            writer = writers[k]
+            if writer >= 0:
+                stop = starts[k + 1] if k + 1 < len(starts) else self._end
+                found.append(("RAW", starts[k], stop, writer))
+            seen = readers[k]
+            if seen is None:
+                readers[k] = {lane: item}
+            else:
+                seen[lane] = item
+
+    def write(self, start: int, end: int, item: int, lane: int, found: list[Conflict]) -> None:
+        """Note a write; append WAR conflicts for readers and WAW for writers without readers."""
+        first, last = self._cut(start, end)
+        starts, writers, readers = self._starts, self._writers, self._readers
+        for k in range(first, last):
+            stop = starts[k + 1] if k + 1 < len(starts) else self._end
+            seen = readers[k]
+            if seen is not None:
+                for reader in seen.values():
+                    if reader != item:
+                        found.append(("WAR", starts[k], stop, reader))
+            writer = writers[k]
+            if writer >= 0:
+                found.append(("WAW", starts[k], stop, writer))
+        starts[first:last] = [start]
+        writers[first:last] = [item]
+        readers[first:last] = [None]
+
+    def _cut(self, start: int, end: int) -> tuple[int, int]:
+        """Make segments begin at ``start`` and at ``end``; return the indices in between."""
+        starts = self._starts
+        first = bisect_right(starts, start) - 1
+        if starts[first] != start:
+            first += 1
+            self._insert(first, start)
+        last = bisect_left(starts, end, first)
+        if end < self._end and (last == len(starts) or starts[last] != end):
+            self._insert(last, end)
+        return first, last
+
+    def _insert(self, k: int, start: int) -> None:
+        self._starts.insert(k, start)
+        self._writers.insert(k, self._writers[k - 1])
+        seen = self._readers[k - 1]
+        self._readers.insert(k, None if seen is None else dict(seen))

@@ -1,0 +1,61 @@
+"""Liveness: from when until when each value's bytes matter, in steps of the lowered program.
+
+Steps count transfers and nodes in the order in which the plan enqueues them: the transfers before
+a split, then its nodes; the read-backs come last.
+"""
+
+from dataclasses import dataclass
+
+from ggsched.ir.graph import Graph
+from ggsched.plan.memory import Life
+from ggsched.plan.splits import Splits
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Steps of the lowered program, and lives measured in them.
+
+    Attributes:
+        node_step: Step of each node.
+        transfer_step: Step of each transfer.
+        lives: Life of each value. Values bound to weights and states and values in host slots
+            live from the first step to the last.
+    """
+
+    node_step: tuple[int, ...]
+    transfer_step: tuple[int, ...]
+    lives: tuple[Life, ...]
+
+
+def liveness(graph: Graph, splits: Splits) -> Timeline:
+    """Return when each value is born and when it dies."""
+    node_step = [0] * len(graph.nodes)
+    transfer_step = [0] * len(splits.transfers)
+    count = len(splits.values)
+    birth, death = [-1] * count, [-1] * count
+    step, next_transfer = 0, 0
+    transfers, bindings = splits.transfers, splits.bindings
+    ends = [(s.first, s.end) for s in splits.splits] + [(0, 0)]
+    for split_id, (first, end) in enumerate(ends):
+        while next_transfer < len(transfers) and transfers[next_transfer].before == split_id:
+            t = transfers[next_transfer]
+            transfer_step[next_transfer] = step
+            for v in (t.src, t.dst):
+                if birth[v] < 0:
+                    birth[v] = step
+                death[v] = step
+            step += 1
+            next_transfer += 1
+        for i in range(first, end):
+            node_step[i] = step
+            for v in bindings[i]:
+                if birth[v] < 0:
+                    birth[v] = step
+                death[v] = step
+            step += 1
+    whole = Life(0, max(0, step - 1))
+    lives = tuple(
+        whole if v.bound or v.kind in ("input", "output") else Life(birth[v.id], death[v.id])
+        for v in splits.values
+    )
+    return Timeline(tuple(node_step), tuple(transfer_step), lives)

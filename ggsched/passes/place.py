@@ -1,0 +1,269 @@
+"""Place: choose the device of each node, with the reason for each choice.
+
+The steps follow ggml's scheduler (``ggml_backend_sched_split_graph``): what is pinned first, then
+whatever reads a weight goes to that weight, then assigned devices spread along the node order,
+accelerators before CPUs, then single nodes move to where their neighbours are, and what is left
+goes to the first device that can do it. Two things differ. The unit is the *storage*: every node
+that writes into a storage, through views too, runs where the storage lives, so no write can be
+lost. And a graph input decides nothing, because it is uploaded to whoever reads it.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ggsched.errors import PlanError
+from ggsched.ids import show
+from ggsched.ir.graph import Graph
+from ggsched.ir.tensor import Role
+from ggsched.plan.placement import Cause, Choice, Placement
+from ggsched.topology.caps import op_key
+from ggsched.topology.model import Topology
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What the caller decides beforehand.
+
+    Attributes:
+        homes: Device index for weights and states by name. Weights and states that are not here
+            live where their first node runs. Names that a graph does not have are ignored,
+            because one set of constraints serves all graphs of a model.
+        pins: Device index for nodes by id.
+    """
+
+    homes: Mapping[str, int] = field(default_factory=dict)
+    pins: Mapping[int, int] = field(default_factory=dict)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of all homes and pins."""
+        text = repr((sorted(self.homes.items()), sorted(self.pins.items())))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def place(graph: Graph, topology: Topology, constraints: Constraints) -> Placement:
+    """Return a device for each node and a home for each storage.
+
+    Raises:
+        PlanError: a pin that no device index matches, that the device cannot honour or that
+            contradicts another; a node, or a group of nodes that write one storage, that no
+            device supports.
+    """
+    work = _Placing(graph, topology)
+    _place_pinned(work, constraints)
+    _place_by_weights(work, constraints)
+    accelerators = [d.kind != "cpu" for d in topology.devices]
+    everything = [True] * len(topology.devices)
+    node_ids = range(len(graph.nodes))
+    _expand(work, node_ids, accelerators, "expand-down")
+    _expand(work, reversed(node_ids), accelerators, "expand-up")
+    _expand(work, node_ids, everything, "expand-down")
+    _expand(work, reversed(node_ids), everything, "expand-up")
+    _upgrade(work)
+    _fill(work)
+    return Placement(_choices(work), _homes(work, constraints))
+
+
+class _Placing:
+    """Tables that the steps share: by storage the home so far, the reason, and who is able."""
+
+    def __init__(self, graph: Graph, topology: Topology) -> None:
+        self.graph = graph
+        self.topology = topology
+        tensors = graph.tensors
+        self.out = [tensors[n.output].storage for n in graph.nodes]
+        self.home = [-1] * len(tensors)
+        self.reason: dict[int, tuple[Cause, str]] = {}
+        self.able = _able(graph, topology, self.out)
+
+    def settle(self, storage: int, device: int, cause: Cause, detail: str) -> None:
+        self.home[storage] = device
+        self.reason[storage] = (cause, detail)
+
+
+def _able(graph: Graph, topology: Topology, out: list[int]) -> list[int]:
+    """Return for each storage a bit mask of the devices that support all nodes writing it."""
+    masks: dict[str, int] = {}
+    able = [(1 << len(topology.devices)) - 1] * len(graph.tensors)
+    tensors = graph.tensors
+    for node, storage in zip(graph.nodes, out, strict=True):
+        key = op_key(node.op, tensors[node.inputs[0]].dtype.name)
+        mask = masks.get(key)
+        if mask is None:
+            mask = sum(1 << i for i, d in enumerate(topology.devices) if key in d.ops)
+            masks[key] = mask
+        able[storage] &= mask
+        if not able[storage]:
+            raise _nobody_can(graph, topology, out, storage, key)
+    return able
+
+
+def _nobody_can(
+    graph: Graph, topology: Topology, out: list[int], storage: int, key: str
+) -> PlanError:
+    writers = [n for n, s in zip(graph.nodes, out, strict=True) if s == storage]
+    names = ", ".join(d.name for d in topology.devices)
+    if len(writers) == 1 or not any(key in d.ops for d in topology.devices):
+        node = next(
+            n for n in writers if op_key(n.op, graph.tensors[n.inputs[0]].dtype.name) == key
+        )
+        return PlanError(
+            f"no device supports {key}",
+            where=graph.label(node),
+            hint=f"devices: {names}; add one that does, e.g. cpu:0",
+        )
+    labels = ", ".join(graph.label(n) for n in writers[:4])
+    return PlanError(
+        "no device supports every node that writes this storage",
+        where=f"{show('tensor', storage)} {graph.tensors[storage].name!r}",
+        why=f"written by {labels}",
+        hint="nodes that write through a view must run where the storage lives; copy with cont()",
+    )
+
+
+def _check_device(topology: Topology, device: int, where: str) -> None:
+    if not 0 <= device < len(topology.devices):
+        raise PlanError(f"device index {device} does not exist", where=where)
+
+
+def _place_pinned(work: _Placing, constraints: Constraints) -> None:
+    for name, device in constraints.homes.items():
+        if name not in work.graph:
+            continue
+        tensor = work.graph.named(name)
+        _check_device(work.topology, device, name)
+        if tensor.role is Role.STATE:
+            _pin(work, tensor.id, device, "owner", name)
+    for node_id, device in constraints.pins.items():
+        if not 0 <= node_id < len(work.graph.nodes):
+            raise PlanError(f"pin of node {node_id}, which does not exist", where=work.graph.name)
+        _check_device(work.topology, device, work.graph.label(work.graph.nodes[node_id]))
+        _pin(work, work.out[node_id], device, "pin", work.topology.devices[device].name)
+
+
+def _pin(work: _Placing, storage: int, device: int, cause: Cause, detail: str) -> None:
+    where = f"{show('tensor', storage)} {work.graph.tensors[storage].name!r}"
+    name = work.topology.devices[device].name
+    if work.home[storage] not in (-1, device):
+        other = work.topology.devices[work.home[storage]].name
+        raise PlanError(
+            f"pinned to {name} and to {other}", where=where, hint="remove one of the pins"
+        )
+    if not work.able[storage] >> device & 1:
+        raise PlanError(
+            f"pinned to {name}, which does not support the nodes that write it", where=where
+        )
+    work.settle(storage, device, cause, detail)
+
+
+def _place_by_weights(work: _Placing, constraints: Constraints) -> None:
+    tensors, homes = work.graph.tensors, constraints.homes
+    if not homes:
+        return
+    for node, storage in zip(work.graph.nodes, work.out, strict=True):
+        if work.home[storage] >= 0:
+            continue
+        for tid in node.inputs:
+            t = tensors[tid]
+            if t.role is not Role.WEIGHT:
+                continue
+            name = tensors[t.storage].name
+            device = homes.get(name, -1)
+            if device >= 0 and work.able[storage] >> device & 1:
+                work.settle(storage, device, "weights", name)
+                break
+
+
+def _expand(work: _Placing, order: Iterable[int], spreads: list[bool], cause: Cause) -> None:
+    """Give nodes without a device that of the node before them in ``order``."""
+    home, out, able, reason = work.home, work.out, work.able, work.reason
+    current, source = -1, -1
+    for i in order:
+        storage = out[i]
+        device = home[storage]
+        if device >= 0:
+            current, source = (device, i) if spreads[device] else (-1, -1)
+        elif current >= 0 and able[storage] >> current & 1:
+            home[storage] = current
+            reason[storage] = (cause, show("node", source))
+
+
+def _upgrade(work: _Placing) -> None:
+    """Move single nodes to a device of higher priority where that saves crossings."""
+    if len(work.topology.devices) < 2:
+        return
+    neighbours = _neighbours(work)
+    for i, storage in enumerate(work.out):
+        current = work.home[storage]
+        if current <= 0 or work.reason[storage][0] not in ("expand-down", "expand-up"):
+            continue
+        around = neighbours.get(storage, [])
+        here = sum(1 for other in around if work.home[other] not in (current, -1))
+        best, crossings = current, here
+        for device in sorted({work.home[other] for other in around}):
+            if 0 <= device < current and work.able[storage] >> device & 1:
+                there = sum(1 for other in around if work.home[other] not in (device, -1))
+                if there < crossings:
+                    best, crossings = device, there
+        if best != current:
+            saved = here - crossings
+            work.settle(storage, best, "upgrade", f"{show('node', i)} saves {saved} crossings")
+
+
+def _neighbours(work: _Placing) -> dict[int, list[int]]:
+    """Return for each storage the storages next to it in the data flow, written ones only."""
+    tensors = work.graph.tensors
+    written = set(work.out)
+    around: dict[int, list[int]] = {}
+    for node, storage in zip(work.graph.nodes, work.out, strict=True):
+        for tid in node.inputs:
+            other = tensors[tid].storage
+            if other != storage and other in written:
+                around.setdefault(storage, []).append(other)
+                around.setdefault(other, []).append(storage)
+    return around
+
+
+def _fill(work: _Placing) -> None:
+    for storage in work.out:
+        if work.home[storage] < 0:
+            mask = work.able[storage]
+            first = (mask & -mask).bit_length() - 1
+            work.settle(storage, first, "fill", "first that supports it")
+
+
+def _choices(work: _Placing) -> tuple[Choice, ...]:
+    made: dict[int, Choice] = {}
+    choices = []
+    for storage in work.out:
+        choice = made.get(storage)
+        if choice is None:
+            cause, detail = work.reason[storage]
+            choice = made[storage] = Choice(work.home[storage], cause, detail)
+        choices.append(choice)
+    return tuple(choices)
+
+
+def _homes(work: _Placing, constraints: Constraints) -> dict[int, int]:
+    """Return the home of each storage that needs one."""
+    tensors = work.graph.tensors
+    homes = {s: work.home[s] for s in work.out}
+    for name, device in constraints.homes.items():
+        if name not in work.graph:
+            continue
+        homes[work.graph.named(name).id] = device
+    for node, storage in zip(work.graph.nodes, work.out, strict=True):
+        for tid in node.inputs:
+            t = tensors[tid]
+            if t.role is Role.WEIGHT or t.role is Role.STATE:
+                homes.setdefault(t.storage, work.home[storage])
+    for tid in work.graph.outputs:
+        t = tensors[tid]
+        if t.role is not Role.INPUT:
+            homes.setdefault(t.storage, 0)
+    for t in tensors:
+        if t.role in (Role.WEIGHT, Role.STATE) and not t.is_view:
+            homes.setdefault(t.id, 0)
+    return homes

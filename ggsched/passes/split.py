@@ -1,0 +1,160 @@
+"""Split: cut the node order along devices and list the transfers that this needs.
+
+A storage that changes while the graph runs is copied anew after each write, by counting its
+*versions*; readers of one version on one device share a replica, which holds just the byte range
+that they read. Where no copy path exists the bytes go through host memory in two transfers.
+"""
+
+from dataclasses import dataclass, field
+
+from ggsched.ir.graph import Graph
+from ggsched.ir.tensor import Role
+from ggsched.plan.placement import Placement
+from ggsched.plan.splits import HOST, Split, Splits, Transfer, Value, ValueKind
+from ggsched.topology.model import Topology
+
+
+def split(graph: Graph, topology: Topology, placement: Placement) -> Splits:
+    """Return splits, values, transfers and the binding of each operand to a value."""
+    lower = _Lowering(graph, topology, placement)
+    devices = [c.device for c in placement.choices]
+    splits: list[Split] = []
+    bindings: list[tuple[int, ...]] = []
+    first = 0
+    for i, device in enumerate(devices):
+        if i and device != devices[i - 1]:
+            splits.append(Split(len(splits), devices[i - 1], first, i))
+            first = i
+        bindings.append(lower.bind(i, device, len(splits)))
+    if devices:
+        splits.append(Split(len(splits), devices[-1], first, len(devices)))
+    for tid in graph.outputs:
+        lower.read_back(tid, len(splits))
+    return Splits(lower.frozen_values(), tuple(lower.transfers), tuple(splits), tuple(bindings))
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A value whose byte range still grows."""
+
+    kind: ValueKind
+    storage: int
+    device: int
+    start: int
+    end: int
+    bound: str = ""
+    sources: list[int] = field(default_factory=list)
+
+
+class _Lowering:
+    """Walks the nodes once; makes values and transfers as operands ask for them."""
+
+    def __init__(self, graph: Graph, topology: Topology, placement: Placement) -> None:
+        self.tensors = graph.tensors
+        self.nodes = graph.nodes
+        self.topology = topology
+        self.homes = placement.homes
+        self.values: list[_Draft] = []
+        self.transfers: list[Transfer] = []
+        self.version: dict[int, int] = {}
+        self.home_value: dict[int, int] = {}
+        self.host_value: dict[int, int] = {}
+        self.replica: dict[tuple[int, int, int], int] = {}
+
+    def bind(self, i: int, device: int, split_id: int) -> tuple[int, ...]:
+        """Return the value of each operand and of the result of node ``i``."""
+        node, tensors, homes = self.nodes[i], self.tensors, self.homes
+        known = self.home_value
+        bound = []
+        for tid in node.inputs:
+            t = tensors[tid]
+            storage = t.storage
+            if homes.get(storage) == device:
+                value = known.get(storage)
+                bound.append(self.home(storage, split_id) if value is None else value)
+            else:
+                bound.append(self.remote(storage, t.offset, t.end, device, split_id))
+        storage = tensors[node.output].storage
+        value = known.get(storage)
+        bound.append(self.home(storage, split_id) if value is None else value)
+        if storage in self.version or tensors[storage].role is not Role.TEMP:
+            self.version[storage] = self.version.get(storage, 0) + 1
+        else:
+            self.version[storage] = 0
+        return tuple(bound)
+
+    def home(self, storage: int, split_id: int) -> int:
+        """Return the value in the storage's home, uploading an input that nodes write."""
+        value = self.home_value.get(storage)
+        if value is None:
+            root = self.tensors[storage]
+            device = self.homes[storage]
+            bound = root.name if root.role in (Role.WEIGHT, Role.STATE) else ""
+            value = self._value("home", storage, device, 0, root.nbytes, bound)
+            self.home_value[storage] = value
+            if root.role is Role.INPUT:
+                self._transfer(self.host_slot(storage), value, device, split_id)
+        return value
+
+    def remote(self, storage: int, start: int, end: int, device: int, split_id: int) -> int:
+        """Return a replica on ``device`` that holds these bytes in their latest version."""
+        key = (device, storage, self.version.get(storage, 0))
+        value = self.replica.get(key)
+        if value is None:
+            value = self._value("replica", storage, device, start, end)
+            self.replica[key] = value
+            if storage in self.homes:
+                self._copy(self.home(storage, split_id), value, split_id)
+            else:
+                self._transfer(self.host_slot(storage), value, device, split_id)
+        draft = self.values[value]
+        if start < draft.start or end > draft.end:
+            for v in (value, *draft.sources):
+                grown = self.values[v]
+                grown.start, grown.end = min(grown.start, start), max(grown.end, end)
+        return value
+
+    def read_back(self, tid: int, last: int) -> None:
+        """Bring an output to host memory after the last split."""
+        t = self.tensors[tid]
+        if t.storage not in self.homes:  # an input that nobody writes is its own output
+            self.host_slot(t.storage)
+            return
+        source = self.home(t.storage, last)
+        value = self._value("output", t.storage, HOST, t.offset, t.end)
+        self._transfer(source, value, self.homes[t.storage], last)
+
+    def frozen_values(self) -> tuple[Value, ...]:
+        return tuple(
+            Value(i, d.kind, d.storage, d.device, d.start, d.end, d.bound)
+            for i, d in enumerate(self.values)
+        )
+
+    def _copy(self, src: int, dst: int, split_id: int) -> None:
+        a, b = self.values[src].device, self.values[dst].device
+        path = self.topology.copy_paths.get((a, b))
+        if path is not None:
+            self._transfer(src, dst, path.by, split_id)
+            return
+        draft = self.values[dst]
+        staging = self._value("staging", draft.storage, HOST, draft.start, draft.end)
+        draft.sources.append(staging)
+        self._transfer(src, staging, a, split_id)
+        self._transfer(staging, dst, b, split_id)
+
+    def host_slot(self, storage: int) -> int:
+        """Return the host memory that the host fills with an input before each run."""
+        value = self.host_value.get(storage)
+        if value is None:
+            value = self._value("input", storage, HOST, 0, self.tensors[storage].nbytes)
+            self.host_value[storage] = value
+        return value
+
+    def _value(
+        self, kind: ValueKind, storage: int, device: int, start: int, end: int, bound: str = ""
+    ) -> int:
+        self.values.append(_Draft(kind, storage, device, start, end, bound))
+        return len(self.values) - 1
+
+    def _transfer(self, src: int, dst: int, by: int, before: int) -> None:
+        self.transfers.append(Transfer(len(self.transfers), src, dst, by, before))

@@ -1,0 +1,157 @@
+"""The executor: enqueue the commands of a plan in order. It decides nothing.
+
+Every command is bound once to a call without arguments; a run is a loop over these calls. Events
+are made anew for each run, because an event is recorded once (EVT-1).
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import assert_never
+
+import numpy as np
+
+from ggsched.backend.protocols import Event
+from ggsched.errors import GgschedError, UsageError
+from ggsched.ids import show
+from ggsched.ir.graph import Graph
+from ggsched.plan.bundle import Plan
+from ggsched.plan.command import (
+    Barrier,
+    Command,
+    Copy,
+    Download,
+    HostSync,
+    Launch,
+    Record,
+    Upload,
+    Wait,
+)
+from ggsched.run.resources import Resources
+
+Call = Callable[[], None]
+
+
+class Executor:
+    """A plan bound to live devices, to be run as often as wanted. Not thread safe."""
+
+    def __init__(self, graph: Graph, plan: Plan, resources: Resources, *, timeout_s: float) -> None:
+        self.plan = plan
+        self._resources = resources
+        self._timeout_s = timeout_s
+        self._events: list[Event] = []
+        self._is_closed = False
+        self._calls = tuple(self._bind(c) for c in plan.commands)
+        self._inputs = {s.name: resources.host_array(graph, s) for s in plan.inputs}
+        self._outputs = {s.tensor: resources.host_array(graph, s) for s in plan.outputs}
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
+        """Run the plan once and return copies of the outputs by tensor id.
+
+        Args:
+            inputs: An array for each input of the graph that the plan uses, in its shape and of
+                its type; further names are refused.
+
+        Raises:
+            UsageError: an input is missing, unknown, or of another shape or type.
+            DeviceFault: a command failed; the message names it. The streams have been drained.
+            SyncTimeout: the host waited too long for a command.
+        """
+        if self._is_closed:
+            raise UsageError("the plan's resources have been released", where=self.plan.name)
+        self._set_inputs(inputs)
+        number = 0
+        try:
+            for number, call in enumerate(self._calls):  # noqa: B007  # named in the error
+                call()
+        except GgschedError as error:
+            self._explain(error, number)
+            raise
+        finally:
+            for event in self._events:
+                event.close()
+            self._events.clear()
+        return {tid: array.copy() for tid, array in self._outputs.items()}
+
+    def close(self) -> None:
+        """Release the plan's resources; the streams must have been drained."""
+        self._is_closed = True
+        self._inputs = {}
+        self._outputs = {}
+        self._calls = ()
+        self._resources.close()
+
+    def _set_inputs(self, inputs: Mapping[str, np.ndarray]) -> None:
+        slots = self._inputs
+        for name, value in inputs.items():
+            slot = slots.get(name)
+            if slot is None:
+                raise UsageError(
+                    f"no input {name!r}", where=self.plan.name, hint=f"inputs: {', '.join(slots)}"
+                )
+            if slot.shape != value.shape or slot.dtype != value.dtype:
+                raise UsageError(
+                    f"{value.dtype}{list(value.shape)} given for {slot.dtype}{list(slot.shape)}",
+                    where=name,
+                )
+            slot[...] = value
+        if len(inputs) != len(slots):
+            missing = next(name for name in slots if name not in inputs)
+            raise UsageError(f"no value for input {missing!r}", where=self.plan.name)
+
+    def _explain(self, error: GgschedError, number: int) -> None:
+        """Name the command, then let everything that was enqueued come to an end."""
+        command = self.plan.commands[number]
+        kind = type(command).__name__
+        error.add_note(f"at {show('command', number)} {kind} on {show('stream', command.stream)}")
+        for failure in self._resources.store.drain():
+            if str(failure) != str(error):
+                error.add_note(f"then, draining: {failure}")
+
+    def _bind(self, command: Command) -> Call:
+        """Return a call that enqueues the command."""
+        r = self._resources
+        stream = r.streams[command.stream]
+        match command:
+            case Upload(src=src, dst=dst):
+                source = r.host_bytes(src).toreadonly()
+                return partial(stream.upload, source, r.buffers[dst.arena], dst.offset)
+            case Download(src=src, dst=dst):
+                target = r.host_bytes(dst)
+                return partial(stream.download, r.buffers[src.arena], src.offset, target)
+            case Copy(src=src, dst=dst):
+                a, b = r.buffers[src.arena], r.buffers[dst.arena]
+                return partial(stream.copy, a, src.offset, b, dst.offset, src.nbytes)
+            case Launch(split=split):
+                return partial(stream.launch, r.programs[split])
+            case Barrier():
+                return stream.barrier
+            case Record() | Wait() | HostSync():
+                return self._bind_sync(command)
+            case _:
+                assert_never(command)
+
+    def _bind_sync(self, command: Record | Wait | HostSync) -> Call:
+        stream, events, timeout_s = (
+            self._resources.streams[command.stream],
+            self._events,
+            self._timeout_s,
+        )
+        match command:
+            case Record():
+                make, enqueue = stream.device.create_event, stream.record
+
+                def record() -> None:
+                    event = make()
+                    events.append(event)
+                    enqueue(event)
+
+                return record
+            case Wait(event=number):
+                hold = stream.wait
+                return lambda: hold(events[number])
+            case HostSync(event=None):
+                return partial(stream.sync, timeout_s)
+            case HostSync(event=int(number)):
+                return lambda: events[number].sync(timeout_s)
+            case _:
+                raise AssertionError(command)  # mypy cannot see that the cases are all

@@ -1,0 +1,138 @@
+"""Resources of one plan: its arenas, host memory, and compiled segments.
+
+Made in this order: arenas, host memory, programs. Released in the reverse order, after the streams
+have been drained (BUF-2).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ggsched.backend.program import BoundNode, Operand, full_params
+from ggsched.backend.protocols import Buffer, Device, HostMemory, Program, Stream
+from ggsched.errors import UsageError
+from ggsched.ids import show
+from ggsched.ir.graph import Graph
+from ggsched.plan.bundle import HostSlot, Plan
+from ggsched.plan.command import Launch, Step
+from ggsched.plan.memory import Arena, Region
+from ggsched.plan.splits import HOST
+from ggsched.run.release import close_all
+from ggsched.run.store import TensorStore
+
+_NUMPY = {"f32": np.float32, "i32": np.int32, "f16": np.float16}
+
+
+class Resources:
+    """Everything that a plan needs from the devices, bound once."""
+
+    def __init__(self, graph: Graph, plan: Plan, store: TensorStore) -> None:
+        """Allocate and compile.
+
+        Raises:
+            UsageError: the plan was made for another graph or other devices.
+            OutOfDeviceMemory: an arena does not fit; whatever was made before is released.
+        """
+        _check_fit(graph, plan, store)
+        self.plan = plan
+        self.store = store
+        self.streams = _streams(plan, store)
+        self._owned: list[Buffer | Program] = []
+        try:
+            self.buffers, self.host = self._arenas(plan, store)
+            self.programs = self._compile(graph, plan)
+        except BaseException:
+            close_all(reversed(self._owned))
+            raise
+
+    def host_bytes(self, region: Region) -> HostMemory:
+        """Return a slice of a host arena."""
+        return self.host[region.arena][region.offset : region.end]
+
+    def host_array(self, graph: Graph, slot: HostSlot) -> np.ndarray:
+        """Return the tensor in a host slot as a numpy array over the slot's bytes."""
+        t = graph.tensors[slot.tensor]
+        value = self.plan.splits.values[slot.value]
+        region = self.plan.memory.regions[slot.value]
+        offset = region.offset + t.offset - value.start
+        return np.ndarray(
+            t.shape, _NUMPY[t.dtype.name], self.host[region.arena], offset, t.strides
+        )
+
+    def close(self) -> None:
+        """Release programs and arenas; the streams must have been drained. Legal twice."""
+        owned, self._owned = self._owned, []
+        close_all(reversed(owned))
+
+    def _arenas(
+        self, plan: Plan, store: TensorStore
+    ) -> tuple[dict[int, Buffer], dict[int, HostMemory]]:
+        buffers: dict[int, Buffer] = {}
+        host: dict[int, HostMemory] = {}
+        for arena in plan.memory.arenas:
+            if arena.device == HOST:
+                host[arena.id] = _pinned_by(plan, store.devices).allocate_host(arena.nbytes)
+            elif arena.kind == "compute":
+                buffers[arena.id] = self._own_arena(arena, store.devices[arena.device])
+            else:
+                buffers[arena.id] = store.tensor(arena)
+        return buffers, host
+
+    def _own_arena(self, arena: Arena, device: Device) -> Buffer:
+        buffer = device.allocate(arena.nbytes)
+        self._owned.append(buffer)
+        return buffer
+
+    def _compile(self, graph: Graph, plan: Plan) -> dict[int, Program]:
+        programs: dict[int, Program] = {}
+        for command in plan.commands:
+            if isinstance(command, Launch):
+                stream = self.streams[command.stream]
+                nodes = [self._bind(graph, step) for step in command.steps]
+                programs[command.split] = program = stream.device.compile(nodes, stream)
+                self._owned.append(program)
+        return programs
+
+    def _bind(self, graph: Graph, step: Step) -> BoundNode:
+        node = graph.nodes[step.node]
+        operands = []
+        for tid, region in zip(node.tensors, step.operands, strict=True):
+            t = graph.tensors[tid]
+            buffer = self.buffers[region.arena]
+            operands.append(
+                Operand(buffer, region.offset, region.nbytes, t.dtype, t.shape, t.strides)
+            )
+        *inputs, output = operands
+        params = full_params(node.op, node.params)
+        return BoundNode(node.id, node.op, tuple(inputs), output, params, graph.label(node))
+
+
+def _streams(plan: Plan, store: TensorStore) -> list[Stream]:
+    """Return a live stream for each stream of the plan."""
+    used: dict[int, int] = {}
+    streams = []
+    for spec in plan.streams.streams:
+        index = used.get(spec.device, 0)
+        used[spec.device] = index + 1
+        streams.append(store.stream(spec.device, index))
+    return streams
+
+
+def _pinned_by(plan: Plan, devices: Sequence[Device]) -> Device:
+    """Return the device whose host memory is used: one that has to copy over a bus, if any."""
+    used = [devices[s.device] for s in plan.streams.streams] or list(devices)
+    return next((d for d in used if not d.facts.is_host), used[0])
+
+
+def _check_fit(graph: Graph, plan: Plan, store: TensorStore) -> None:
+    if plan.graph != graph.digest:
+        raise UsageError("the plan was made for another graph", where=plan.name)
+    names = [d.facts for d in store.devices]
+    if list(plan.devices) != names:
+        wanted = ", ".join(d.name for d in plan.devices)
+        raise UsageError(
+            f"the plan was made for {wanted}",
+            where=plan.name,
+            why=f"the devices at hand are {', '.join(d.name for d in names)}, or their facts differ",
+            hint=f"plan again; {show('device', 0)} is the first device",
+        )

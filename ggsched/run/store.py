@@ -1,0 +1,169 @@
+"""The store: weights and states that live longer than a plan, and the streams all plans share.
+
+A weight or state is resident once on the device that a plan names as its home; every plan that is
+bound to the store uses that one buffer. Streams are shared too, so that work of two plans on one
+device stays in order and ``max_streams`` is not used up by plans that are idle.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ggsched.backend.protocols import Buffer, Device, HostMemory, Stream
+from ggsched.errors import GgschedError, UsageError
+from ggsched.plan.memory import Arena
+from ggsched.run.release import close_all
+
+WeightSource = Callable[[str], np.ndarray] | Mapping[str, np.ndarray]
+"""Gives the bytes of a weight by name, C-contiguous, in the type that the graph declares."""
+
+Progress = Callable[[str, int], None]
+"""Called with the name and the bytes of each weight that has become resident."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A weight or state on a device. ``imported`` means that its bytes are borrowed host memory."""
+
+    buffer: Buffer
+    device: int
+    nbytes: int
+    kind: str
+    imported: bool
+
+
+class TensorStore:
+    """Weights, states and streams on a list of devices. Not thread safe.
+
+    Releases in this order on ``close``: streams are drained by their owners first, then buffers,
+    then streams. Devices belong to the caller.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        weights: WeightSource,
+        *,
+        timeout_s: float,
+        progress: Progress | None = None,
+    ) -> None:
+        self.devices = tuple(devices)
+        self.timeout_s = timeout_s
+        self._weights = weights
+        self._progress = progress
+        self._resident: dict[str, Resident] = {}
+        self._streams: dict[tuple[int, int], Stream] = {}
+
+    def stream(self, device: int, index: int) -> Stream:
+        """Return the ``index``-th stream of a device, made on first use."""
+        key = (device, index)
+        if key not in self._streams:
+            self._streams[key] = self.devices[device].create_stream()
+        return self._streams[key]
+
+    def tensor(self, arena: Arena) -> Buffer:
+        """Return the buffer of a weight or state arena, made and filled on first use.
+
+        Raises:
+            UsageError: the weight is missing, has another size, or is resident elsewhere.
+            OutOfDeviceMemory: it does not fit.
+        """
+        known = self._resident.get(arena.name)
+        if known is None:
+            known = self._weight(arena) if arena.kind == "weight" else self._state(arena)
+            self._resident[arena.name] = known
+        if (known.device, known.nbytes, known.kind) != (arena.device, arena.nbytes, arena.kind):
+            here = self.devices[known.device].facts.name
+            raise UsageError(
+                f"is resident as {known.kind} of {known.nbytes} bytes on {here}",
+                where=arena.name,
+                why=f"this plan wants a {arena.kind} of {arena.nbytes} bytes on "
+                f"{self.devices[arena.device].facts.name}",
+                hint="plan with the same homes, or use another scheduler",
+            )
+        return known.buffer
+
+    def clear_states(self) -> None:
+        """Fill all states with zeros and wait until that is done."""
+        for name, r in self._resident.items():
+            if r.kind == "state":
+                self._fill(r.device, r.buffer, memoryview(bytes(r.nbytes)), name)
+
+    def nbytes_by_device(self, kind: str) -> dict[str, int]:
+        """Return the resident bytes of ``"weight"`` or ``"state"`` by device name."""
+        out: dict[str, int] = {}
+        for r in self._resident.values():
+            if r.kind == kind:
+                name = self.devices[r.device].facts.name
+                out[name] = out.get(name, 0) + r.nbytes
+        return out
+
+    def drain(self) -> list[GgschedError]:
+        """Wait for all streams; return what went wrong instead of raising it."""
+        failures = []
+        for stream in self._streams.values():
+            try:
+                stream.sync(self.timeout_s)
+            except GgschedError as error:
+                failures.append(error)
+        return failures
+
+    def close(self) -> None:
+        """Release buffers and streams; legal twice and after a fault."""
+        self.drain()
+        buffers = [r.buffer for r in self._resident.values()]
+        streams = list(self._streams.values())
+        self._resident.clear()
+        self._streams.clear()
+        close_all([*buffers, *streams])
+
+    def _weight(self, arena: Arena) -> Resident:
+        data = self._host_bytes(arena)
+        device = self.devices[arena.device]
+        if device.facts.imports_host_memory and _is_aligned(data, device.facts.alignment):
+            buffer, imported = device.import_host(data), True
+        else:
+            buffer, imported = device.allocate(arena.nbytes), False
+            self._fill(arena.device, buffer, data, arena.name)
+        if self._progress is not None:
+            self._progress(arena.name, arena.nbytes)
+        return Resident(buffer, arena.device, arena.nbytes, arena.kind, imported)
+
+    def _state(self, arena: Arena) -> Resident:
+        buffer = self.devices[arena.device].allocate(arena.nbytes)
+        self._fill(arena.device, buffer, memoryview(bytes(arena.nbytes)), arena.name)
+        return Resident(buffer, arena.device, arena.nbytes, arena.kind, False)
+
+    def _fill(self, device: int, buffer: Buffer, data: HostMemory, name: str) -> None:
+        try:
+            stream = self.stream(device, 0)
+            stream.upload(data, buffer, 0)
+            stream.sync(self.timeout_s)
+        except GgschedError as error:
+            buffer.close()
+            error.add_note(f"while filling {name!r}")
+            raise
+
+    def _host_bytes(self, arena: Arena) -> HostMemory:
+        try:
+            source = self._weights
+            array = source(arena.name) if callable(source) else source[arena.name]
+        except KeyError:
+            raise UsageError(
+                "no data for this weight", where=arena.name, hint="pass it in weights={name: array}"
+            ) from None
+        array = np.ascontiguousarray(array)
+        if array.nbytes != arena.nbytes:
+            raise UsageError(
+                f"{array.nbytes} bytes given ({array.dtype} {array.shape})",
+                where=arena.name,
+                why=f"the graph declares {arena.nbytes}",
+            )
+        return memoryview(array.reshape(-1).view(np.uint8)).toreadonly()
+
+
+def _is_aligned(data: HostMemory, alignment: int) -> bool:
+    address = np.frombuffer(data, np.uint8).ctypes.data if data.nbytes else 0
+    # A mapped file aligns tensors to 32 bytes, which host kernels handle as well.
+    return address % min(alignment, 32) == 0
