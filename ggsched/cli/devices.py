@@ -50,7 +50,7 @@ def table(statuses: Sequence[BackendStatus]) -> Table:
     grid.add_column("kind", no_wrap=True)
     grid.add_column("memory", justify="right", no_wrap=True)
     grid.add_column("streams", justify="right", no_wrap=True)
-    grid.add_column("description", ratio=1, overflow="ellipsis", no_wrap=True)
+    grid.add_column("description", overflow="fold")  # the one that gives way
     for status in statuses:
         brought_by = " ".join((status.distribution, status.version)).strip()
         if not status.devices:

@@ -1,0 +1,130 @@
+import json
+import os
+
+import pytest
+from rich.cells import cell_len
+
+from ggsched.backend import registry
+from ggsched.cli import devices as devices_command
+from ggsched.cli.main import main
+from ggsched.errors import BackendUnavailable
+from tests.backend.stubs import StubBackend, point, raising
+
+
+@pytest.fixture
+def plugins(monkeypatch):
+    """Let the command see these plug-ins and no others."""
+
+    def install(*entry_points):
+        monkeypatch.setattr(
+            devices_command,
+            "discover",
+            lambda allow=None: registry.discover(allow=allow, entry_points=entry_points),
+        )
+
+    return install
+
+
+MIXED = (
+    point(StubBackend("fast", count=2, changes={"description": "a long name of a processor " * 4})),
+    raising("gone", BackendUnavailable("no driver answers", hint="install the vendor's driver")),
+    raising("bad", RuntimeError("boom " * 40)),
+)
+
+
+def test_what_is_installed_here(capsys):
+    assert main(["devices"]) == 0
+    out, err = capsys.readouterr()
+    assert "cpu" in out
+    assert err == ""
+
+
+def test_table_with_reasons_in_80_columns(plugins, capsys):
+    plugins(*MIXED)
+    assert main(["devices"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert max(cell_len(line.rstrip()) for line in out.splitlines()) <= 80
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
+    assert rows["fast:0"][1:4] == ["ready", "gpu", "1"]
+    assert rows["gone"][1] == "unavailable"
+    assert rows["bad"][1] == "broken"
+    assert "no driver answers" in out
+    assert "install the vendor's driver" in out
+    assert "RuntimeError: boom" in out
+
+
+def test_long_state_fits_too(plugins, capsys):
+    huge = {"memory_nbytes": 1023 << 40, "max_streams": 999, "description": "x" * 200}
+    name = "a_rather_long_name"
+    plugins(
+        point(StubBackend(name, changes=huge)), point(StubBackend("old", contract_version=(9, 0)))
+    )
+    assert main(["devices"]) == 0
+    out = capsys.readouterr().out
+    assert max(cell_len(line.rstrip()) for line in out.splitlines()) <= 80
+    assert "wrong version" in out
+    assert name in out
+
+
+def test_json(plugins, capsys):
+    plugins(*MIXED)
+    assert main(["devices", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [(b["name"], b["state"]) for b in data["backends"]] == [
+        ("fast", "ready"),
+        ("gone", "unavailable"),
+        ("bad", "broken"),
+    ]
+    assert data["backends"][0]["devices"][1]["facts"]["name"] == "fast:1"
+    assert "Traceback" in data["backends"][2]["story"]
+
+
+def test_restricted_and_ordered(plugins, capsys, monkeypatch):
+    plugins(*MIXED)
+    monkeypatch.setenv("GGSCHED_BACKENDS", "gone,fast")
+    assert main(["devices", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [(b["name"], b["state"]) for b in data["backends"]] == [
+        ("gone", "unavailable"),
+        ("fast", "ready"),
+        ("bad", "blocked"),
+    ]
+
+
+def test_restricted_to_what_is_not_there(plugins, capsys, monkeypatch):
+    plugins(*MIXED)
+    monkeypatch.setenv("GGSCHED_BACKENDS", "fats")
+    assert main(["devices"]) == 2
+    assert "did you mean fast?" in capsys.readouterr().err
+
+
+def test_nothing_installed(plugins, capsys):
+    plugins()
+    assert main(["devices"]) == 0
+    assert "No backend is installed" in capsys.readouterr().out
+
+
+def test_traceback_of_a_broken_plugin_on_request(plugins, capsys, monkeypatch):
+    plugins(*MIXED)
+    monkeypatch.setenv("GGSCHED_DEBUG", "1")
+    assert main(["devices"]) == 0
+    assert "RuntimeError: boom" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("variable", "coloured"), [(None, True), ("NO_COLOR", False)])
+def test_colours_on_a_terminal_only(plugins, monkeypatch, variable, coloured):
+    plugins(*MIXED)
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    leader, follower = os.openpty()
+    with open(follower, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", terminal)
+        assert main(["devices"]) == 0
+    written = os.read(leader, 65536).decode()
+    os.close(leader)
+    assert "fast:0" in written
+    assert ("\x1b[32m" in written) is coloured

@@ -1,0 +1,98 @@
+import dataclasses
+
+import pytest
+
+from ggsched.config import VARIABLES, Settings
+from ggsched.errors import UsageError
+
+
+def read(**changes):
+    return Settings.from_environment({f"GGSCHED_{k}": v for k, v in changes.items()})
+
+
+def test_nothing_set_gives_the_defaults():
+    assert Settings.from_environment({"PATH": "x", "OTHER_GGSCHED_X": "1"}) == Settings()
+    assert Settings().timeout_s == 30
+    assert Settings().sanitize == "plan"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("BACKENDS", "opencl, cpu", "backends", ("opencl", "cpu")),
+        ("BACKENDS", "cpu", "backends", ("cpu",)),
+        ("CPU_SYNC", "1", "cpu_sync", True),
+        ("CPU_SYNC", "0", "cpu_sync", False),
+        ("DEBUG", "4", "debug", 4),
+        ("SANITIZE", "off", "sanitize", "off"),
+        ("TIMEOUT_S", "0.5", "timeout_s", 0.5),
+        ("VERIFY", " 0 ", "verify", False),
+    ],
+)
+def test_values(name, text, field, value):
+    assert getattr(read(**{name: text}), field) == value
+
+
+@pytest.mark.parametrize("variable", VARIABLES, ids=lambda v: v.name)
+def test_set_to_nothing_is_not_set(variable):
+    assert Settings.from_environment({variable.name: "  "}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("BACKENDS", "cpu,,opencl"),
+        ("BACKENDS", "cpu,cpu"),
+        ("CPU_SYNC", "true"),
+        ("CPU_SYNC", "2"),
+        ("DEBUG", "5"),
+        ("DEBUG", "-1"),
+        ("SANITIZE", "on"),
+        ("TIMEOUT_S", "0"),
+        ("TIMEOUT_S", "inf"),
+        ("TIMEOUT_S", "nan"),
+        ("TIMEOUT_S", "soon"),
+        ("VERIFY", "yes"),
+    ],
+)
+def test_values_that_are_refused(name, text):
+    with pytest.raises(UsageError, match=f"GGSCHED_{name}.*it takes"):
+        read(**{name: text})
+
+
+def test_misspelt_name():
+    with pytest.raises(UsageError, match=r"GGSCHED_SANITISE.*did you mean GGSCHED_SANITIZE\?"):
+        read(SANITISE="plan")
+
+
+def test_far_name_lists_what_there_is():
+    with pytest.raises(UsageError, match=r"known: GGSCHED_BACKENDS, GGSCHED_CPU_SYNC"):
+        Settings.from_environment({"GGSCHED_THREADS_PER_QUEUE": "1"})
+
+
+def test_caller_wins_over_environment():
+    environ = {"GGSCHED_TIMEOUT_S": "1", "GGSCHED_DEBUG": "2"}
+    settings = Settings.from_environment(environ, timeout_s=9.0)
+    assert (settings.timeout_s, settings.debug) == (9.0, 2)
+
+
+def test_reads_the_process_environment(monkeypatch):
+    monkeypatch.setenv("GGSCHED_TIMEOUT_S", "7")
+    assert Settings.from_environment().timeout_s == 7
+    assert Settings().timeout_s == 30
+
+
+def test_settings_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().debug = 1
+
+
+def test_table_and_settings_have_the_same_fields():
+    assert [v.field for v in VARIABLES] == sorted(f.name for f in dataclasses.fields(Settings))
+    assert [v.name for v in VARIABLES] == [f"GGSCHED_{v.field.upper()}" for v in VARIABLES]
+
+
+def test_each_default_is_a_value_that_it_takes():
+    for variable in VARIABLES:
+        if variable.default != "all":
+            assert variable.read(variable.default) == getattr(Settings(), variable.field)
