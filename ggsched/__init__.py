@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ggsched.config import Settings
     from ggsched.errors import GgschedError
     from ggsched.ir import DType, Graph, GraphBuilder
+    from ggsched.scheduler import Scheduler
     from ggsched.topology import Topology
 
 __version__ = "0.1.0"
@@ -22,6 +23,7 @@ _HOME: Final = {
     "GgschedError": "ggsched.errors",
     "Graph": "ggsched.ir",
     "GraphBuilder": "ggsched.ir",
+    "Scheduler": "ggsched.scheduler",
     "Settings": "ggsched.config",
     "Topology": "ggsched.topology",
     "discover": "ggsched.backend.registry",
@@ -34,6 +36,7 @@ __all__ = [
     "GgschedError",
     "Graph",
     "GraphBuilder",
+    "Scheduler",
     "Settings",
     "Topology",
     "__version__",

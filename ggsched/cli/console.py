@@ -42,13 +42,3 @@ def _console(file: TextIO) -> Console:
 def write_json(data: Any) -> None:
     """Write plain data as JSON on stdout, the same bytes for the same data."""
     sys.stdout.write(json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
-
-
-def nbytes(count: int) -> str:
-    """Print a number of bytes for people, e.g. ``"1.5 GiB"``."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} TiB"

@@ -9,9 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ggsched.backend.registry import BackendStatus, DeviceStatus, discover
-from ggsched.cli.console import nbytes, output, write_json
+from ggsched.cli.console import output, write_json
 from ggsched.cli.options import json_option
 from ggsched.config import Settings
+from ggsched.plan.text import nbytes_text
 from ggsched.topology.caps import DeviceFacts
 
 _STYLE: Final = {"ready": "green", "blocked": "dim", "unavailable": "yellow"}
@@ -87,4 +88,4 @@ def _facts(facts: DeviceFacts | None) -> tuple[str, str, str, str]:
     if facts is None:
         return "", "", "", ""
     streams = str(facts.max_streams) if facts.max_streams < 1000 else "many"
-    return facts.kind, nbytes(facts.memory_nbytes), streams, facts.description
+    return facts.kind, nbytes_text(facts.memory_nbytes), streams, facts.description

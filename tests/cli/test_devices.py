@@ -46,7 +46,7 @@ def test_table_with_reasons_in_80_columns(plugins, capsys):
     assert "\x1b" not in out
     assert max(cell_len(line.rstrip()) for line in out.splitlines()) <= 80
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
-    assert rows["fast:0"][1:4] == ["ready", "gpu", "1"]
+    assert rows["fast:0"][1:4] == ["ready", "gpu", "1.0"]
     assert rows["gone"][1] == "unavailable"
     assert rows["bad"][1] == "broken"
     assert "no driver answers" in out
