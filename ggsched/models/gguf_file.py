@@ -25,6 +25,7 @@ from ggsched.models.gguf_header import (
     TensorInfo,
     parse_header,
     quoted,
+    shown,
 )
 
 DEFAULT_ALIGNMENT: Final = 32
@@ -105,10 +106,10 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         why = "it must be a power of two"
         raise ModelError(
-            f"general.alignment is {alignment!r}", where=file, why=why, hint=INCOMPLETE
+            f"general.alignment is {shown(alignment)}", where=file, why=why, hint=INCOMPLETE
         )
     tensors = _tensors(file, header, alignment, len(data))
-    _refuse_overlap(file, tensors.values())
+    _check_order(file, tensors.values(), -(-header.end // alignment) * alignment, alignment)
     return GgufFile(file, header.version, header.metadata, tensors, data)
 
 
@@ -179,10 +180,18 @@ def _nbytes(where: str, info: TensorInfo, dtype: DType) -> int:
     return prod(shape) // dtype.block * dtype.block_nbytes
 
 
-def _refuse_overlap(file: str, tensors: Iterable[GgufTensor]) -> None:
-    last: GgufTensor | None = None
+def _check_order(file: str, tensors: Iterable[GgufTensor], start: int, alignment: int) -> None:
+    """Refuse tensors that share bytes, and holes between them, as llama.cpp does.
+
+    A hole is the trace of a wrong type, shape or offset that still lies inside the file.
+    """
+    end, last = start, ""
     for tensor in sorted(tensors, key=lambda t: t.offset):
-        if last is not None and tensor.offset < last.offset + last.nbytes:
-            what = f"tensors {quoted(last.name)} and {quoted(tensor.name)} share bytes"
+        if tensor.offset < end:
+            what = f"tensors {quoted(last)} and {quoted(tensor.name)} share bytes"
             raise ModelError(what, where=file, hint=INCOMPLETE)
-        last = tensor
+        hole = tensor.offset - end
+        if hole >= alignment:
+            what = f"{hole} bytes before tensor {quoted(tensor.name)} belong to no tensor"
+            raise ModelError(what, where=file, why="types or shapes are wrong", hint=INCOMPLETE)
+        end, last = tensor.offset + tensor.nbytes, tensor.name

@@ -93,6 +93,11 @@ def quoted(text: str) -> str:
     return ascii(text if len(text) <= 80 else f"{text[:77]}...")
 
 
+def shown(value: MetaValue | None) -> str:
+    """Return a metadata value as ``quoted`` does, without quotes unless it is a string."""
+    return quoted(value) if isinstance(value, str) else quoted(repr(value))[1:-1]
+
+
 class _Cursor:
     """A position in the bytes that never passes their end."""
 

@@ -6,18 +6,20 @@ and range, then the keys against each other; shapes of tensors are checked again
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from ggsched.errors import ModelError
 from ggsched.models.gguf_file import GgufFile
-from ggsched.models.gguf_header import MetaValue, quoted
+from ggsched.models.gguf_header import MetaValue, quoted, shown
 
 Arch = Literal["llama", "qwen3moe", "gpt-oss"]
 ARCHS: Final[Mapping[str, Arch]] = {"llama": "llama", "qwen3moe": "qwen3moe", "gpt-oss": "gpt-oss"}
 # Positions are i32.
 MAX_CONTEXT: Final = 2**31 - 1
+_BLOCK: Final = re.compile(r"blk\.([0-9]+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class _Keys:
         if isinstance(value, tuple):
             raise self.fail(key, "is an array", "a value per layer is not supported")
         if type(value) is not int:
-            raise self.fail(key, f"is {_shown(value)}", "it must be an integer")
+            raise self.fail(key, f"is {shown(value)}", "it must be an integer")
         if not least <= value <= most:
             raise self.fail(key, f"is {value}", f"it must be from {least} to {most}")
         return value
@@ -137,15 +139,11 @@ class _Keys:
         if value is None:
             raise self.fail(key, "is missing")
         if not isinstance(value, float):
-            raise self.fail(key, f"is {_shown(value)}", "it must be a floating-point number")
+            raise self.fail(key, f"is {shown(value)}", "it must be a floating-point number")
         # NaN fails every comparison.
         if not low <= value <= high:
             raise self.fail(key, f"is {value}", f"it must be from {low:g} to {high:g}")
         return value
-
-
-def _shown(value: MetaValue) -> str:
-    return quoted(value) if isinstance(value, str) else quoted(repr(value))[1:-1]
 
 
 def read_hparams(file: GgufFile) -> HParams:
@@ -161,16 +159,19 @@ def read_hparams(file: GgufFile) -> HParams:
     n_head, n_head_kv, head_dim = _heads(keys, n_embd)
     n_expert, n_expert_used, n_ff = _feed_forward(keys, arch)
     n_layer = keys.count("block_count", 1 << 16)
-    if n_layer > len(file.tensors):
-        raise keys.fail("block_count", f"is {n_layer}", f"there are {len(file.tensors)} tensors")
+    _check_blocks(file, keys, n_layer)
     n_ctx_train = keys.count("context_length", MAX_CONTEXT)
     name = file.metadata.get("general.name", "")
+    if not isinstance(name, str):
+        where = f"{file.path}: key general.name"
+        why = "it must be a string"
+        raise ModelError(f"is {shown(name)}", where=where, why=why, hint="convert the model again")
     scale = 1.0 / math.sqrt(head_dim)
     if arch == "llama" and keys.get("attention.scale") is not None:
         scale = keys.real("attention.scale", 0.0, 1e6) or scale
     return HParams(
         arch=arch,
-        name=name if isinstance(name, str) else "",
+        name=name,
         n_ctx_train=n_ctx_train,
         n_vocab=_vocab(file, keys),
         n_embd=n_embd,
@@ -195,7 +196,7 @@ def _arch(file: GgufFile) -> Arch:
         hint = "is this a model? convert it again"
         raise ModelError("key general.architecture is missing", where=file.path, hint=hint)
     if not isinstance(value, str) or value not in ARCHS:
-        what = f"architecture {_shown(value)} is not supported"
+        what = f"architecture {shown(value)} is not supported"
         raise ModelError(what, where=file.path, hint=f"supported: {known}")
     return ARCHS[value]
 
@@ -238,6 +239,16 @@ def _feed_forward(keys: _Keys, arch: Arch) -> tuple[int, int, int]:
     return n_expert, used, keys.count("expert_feed_forward_length", 1 << 24)
 
 
+def _check_blocks(file: GgufFile, keys: _Keys, n_layer: int) -> None:
+    """Refuse a block_count above the number of tensors, or below a block that is there."""
+    if n_layer > len(file.tensors):
+        raise keys.fail("block_count", f"is {n_layer}", f"there are {len(file.tensors)} tensors")
+    for name in file.tensors:
+        match = _BLOCK.match(name)
+        if match and int(match[1]) >= n_layer:
+            raise keys.fail("block_count", f"is {n_layer}", f"there is a tensor {quoted(name)}")
+
+
 def _vocab(file: GgufFile, keys: _Keys) -> int:
     table = file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
@@ -254,6 +265,9 @@ def _rope(keys: _Keys, arch: Arch, head_dim: int, n_ctx_train: int) -> RopeParam
     n_dims = keys.count("rope.dimension_count", 1 << 14, default=head_dim)
     if n_dims % 2 or n_dims > head_dim:
         why = f"it must be even and at most the head's width of {head_dim}"
+        raise keys.fail("rope.dimension_count", f"is {n_dims}", why)
+    if arch == "llama" and n_dims != head_dim:
+        why = f"a llama rotates whole heads, and they are {head_dim} wide"
         raise keys.fail("rope.dimension_count", f"is {n_dims}", why)
     plain = RopeParams(
         n_dims=n_dims,
@@ -276,7 +290,7 @@ def _rope(keys: _Keys, arch: Arch, head_dim: int, n_ctx_train: int) -> RopeParam
         case "yarn":
             return _yarn(keys, plain, factor, n_ctx_train)
     why = "known are none, linear and yarn"
-    raise keys.fail("rope.scaling.type", f"is {_shown(scaling)}", why)
+    raise keys.fail("rope.scaling.type", f"is {shown(scaling)}", why)
 
 
 def _yarn(keys: _Keys, plain: RopeParams, factor: float, n_ctx_train: int) -> RopeParams:

@@ -3,8 +3,9 @@
 No weight is read until ``weight_array`` is called; opening costs the header alone.
 """
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -21,6 +22,8 @@ from ggsched.models.spec import ModelSpec, WeightNeed, WeightPolicy, WeightSpec,
 from ggsched.models.tokenizer import Tokenizer
 from ggsched.models.vocab import PREFIX, read_vocab
 from ggsched.models.weights import converted_array, stored_array
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +78,7 @@ def load_model(path: str | os.PathLike[str], *, weights: WeightPolicy = "expand"
         need.name: WeightSpec(need.shape, graph_dtype(need, tensor.dtype, weights))
         for need, tensor in _found(file, hparams)
     }
+    _warn_of_unused(file, found)
     return Model(file, ModelSpec(hparams, found), _tokenizer(file, hparams))
 
 
@@ -94,6 +98,14 @@ def weight_array(model: Model, name: str) -> NDArray[Any]:
     if spec.dtype is model.file.tensors[name].dtype:
         return stored_array(model.file, name)
     return converted_array(model.file, name)
+
+
+def _warn_of_unused(file: GgufFile, used: Mapping[str, WeightSpec]) -> None:
+    """Tell of tensors that the architecture has no use for; one may be a misspelt name."""
+    unused = [name for name in file.tensors if name not in used]
+    if unused:
+        names = ", ".join(quoted(name) for name in unused[:3])
+        _log.warning("%s: %d tensors are not used: %s", file.path, len(unused), names)
 
 
 def _tokenizer(file: GgufFile, hparams: HParams) -> Tokenizer:
