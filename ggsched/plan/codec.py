@@ -19,7 +19,8 @@ class _Head(msgspec.Struct, frozen=True):
 
 def plan_to_json(plan: Plan) -> bytes:
     """Return the plan as JSON."""
-    return msgspec.json.encode(plan, order="deterministic")
+    plain = msgspec.to_builtins(plan, str_keys=True, order="deterministic")
+    return msgspec.json.encode(plain)
 
 
 def plan_from_json(data: bytes | str) -> Plan:

@@ -1,0 +1,42 @@
+"""The judge: decides from a plan's commands alone whether everything is in order.
+
+It shares no code with the passes that make plans and none with the executor that runs them.
+"""
+
+from ggsched.plan.bundle import Plan
+from ggsched.sanitize.footprint import find_footprints
+from ggsched.sanitize.lifetime import find_bad_reads
+from ggsched.sanitize.races import find_races
+from ggsched.sanitize.report import Finding, Report, Touch
+from ggsched.sanitize.shape import find_misuse, find_unknown
+
+DEFAULT_RUNS = 3
+"""Two runs show what the end of one does to the beginning of the next; the third is for a race
+between runs that are not neighbours."""
+
+
+def check_plan(plan: Plan, *, runs: int = DEFAULT_RUNS) -> Report:
+    """Return what is wrong with a plan when it runs several times in a row.
+
+    Ordering comes from streams, events and the host waiting, and from nothing else. Found are:
+    races between commands, or a command and the host, within a run and from run to run; reads of
+    bytes that nothing has written, that belong to another value or to an older version of their
+    storage; events that are misused; regions outside their place; launches that touch more than
+    they declare.
+
+    Args:
+        plan: The plan; any plan, also a broken one.
+        runs: How many consecutive runs to look at.
+    """
+    unknown = find_unknown(plan)
+    if unknown:  # nothing else can be said about a plan that names what is not there
+        return Report(plan.name, len(plan.commands), runs, tuple(unknown))
+    findings = find_misuse(plan)
+    footprints, undeclared = find_footprints(plan)
+    findings += undeclared
+    findings += find_races(plan, footprints, runs)
+    findings += find_bad_reads(plan)
+    return Report(plan.name, len(plan.commands), runs, tuple(findings))
+
+
+__all__ = ["DEFAULT_RUNS", "Finding", "Report", "Touch", "check_plan"]

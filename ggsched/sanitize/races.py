@@ -1,0 +1,218 @@
+"""Races: overlapping accesses, at least one a write, that nothing orders.
+
+The commands are walked run after run with vector clocks (``order``). For each arena a map of byte
+ranges keeps the last write and, since then, the last read of each lane. That is enough to notice
+a race wherever there is one: lanes are in order by themselves, and whoever is ordered after the
+last write is ordered after everything that this write was ordered after. Of several races on the
+same bytes the first is sure to be reported, the others may hide behind it.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from ggsched.plan.bundle import Plan
+from ggsched.plan.command import Barrier, Copy, Download, HostSync, Launch, Record, Upload, Wait
+from ggsched.sanitize.clock import Clock
+from ggsched.sanitize.footprint import Footprint, Span, merge
+from ggsched.sanitize.order import HOST_LANE, HOST_READS, HOST_WRITES, Order
+from ggsched.sanitize.report import Finding
+from ggsched.sanitize.witness import Clash, describe
+
+MAX_RACES: Final = 200
+"""A plan without any waits has a race for every pair of commands; nobody reads that many."""
+
+Mark = tuple[int, int]
+"""A piece of work: its lane and its number there."""
+
+Found = list[tuple[bool, Mark, int, int]]
+"""(whether the earlier access reads, the earlier access, first byte, one past the last)."""
+
+
+def find_races(plan: Plan, footprints: Sequence[Footprint | None], runs: int) -> list[Finding]:
+    """Return each racing pair of commands once, with the first bytes that show it."""
+    walk = _Walk(plan, footprints)
+    for run in range(runs):
+        walk.run(run)
+    return [describe(plan, clash) for clash in walk.clashes.values()]
+
+
+class _Map:
+    """Last accesses to one arena: parallel lists over ranges that follow each other."""
+
+    __slots__ = ("_readers", "_starts", "_writer")
+
+    def __init__(self) -> None:
+        self._starts = [0]
+        self._writer: list[Mark | None] = [None]
+        self._readers: list[dict[int, int] | None] = [None]
+
+    def read(self, start: int, end: int, mark: Mark, clock: Clock, found: Found) -> None:
+        """Note a read; add the write before it if that is not known to be done."""
+        first, last = self._cut(start), self._cut(end)
+        lane, number = mark
+        for k in range(first, last):
+            writer = self._writer[k]
+            if writer is not None and writer[1] > clock[writer[0]]:
+                found.append((False, writer, *self._range(k, end)))
+            readers = self._readers[k]
+            if readers is None:
+                self._readers[k] = {lane: number}
+            else:
+                readers[lane] = number
+
+    def write(self, start: int, end: int, mark: Mark, clock: Clock, found: Found) -> None:
+        """Note a write; add the write and the reads before it that are not known to be done."""
+        first, last = self._cut(start), self._cut(end)
+        for k in range(first, last):
+            writer = self._writer[k]
+            if writer is not None and writer[1] > clock[writer[0]]:
+                found.append((False, writer, *self._range(k, end)))
+            for lane, number in (self._readers[k] or {}).items():
+                if number > clock[lane]:
+                    found.append((True, (lane, number), *self._range(k, end)))
+        if last - first == 1:
+            self._writer[first] = mark
+            self._readers[first] = None
+        else:
+            self._starts[first:last] = [start]
+            self._writer[first:last] = [mark]
+            self._readers[first:last] = [None]
+
+    def _range(self, k: int, end: int) -> tuple[int, int]:
+        following = self._starts[k + 1] if k + 1 < len(self._starts) else end
+        return self._starts[k], min(end, following)
+
+    def _cut(self, at: int) -> int:
+        """Let a range begin here; return its index."""
+        starts = self._starts
+        k = bisect_left(starts, at)
+        if k == len(starts) or starts[k] != at:
+            readers = self._readers[k - 1]
+            starts.insert(k, at)
+            self._writer.insert(k, self._writer[k - 1])
+            self._readers.insert(k, None if readers is None else dict(readers))
+        return k
+
+
+class _Walk:
+    """The walk over consecutive runs.
+
+    Attributes:
+        clashes: Racing pairs found so far.
+    """
+
+    def __init__(self, plan: Plan, footprints: Sequence[Footprint | None]) -> None:
+        self.plan = plan
+        self.order = Order(plan)
+        self.clashes: dict[tuple[bool, int, int], Clash] = {}
+        regions = plan.memory.regions
+        self._inputs = _spans(regions[s.value] for s in plan.inputs)
+        self._outputs = _spans(regions[s.value] for s in plan.outputs)
+        self._snapshots = {
+            c.id
+            for c in plan.commands
+            if isinstance(c, Upload)
+            and plan.devices[plan.streams.streams[c.stream].device].snapshots_uploads
+        }
+        self._lanes = [self._lane(i) for i in range(len(plan.commands))]
+        shared = self._shared(footprints)
+        self._maps = {arena: _Map() for arena in shared}
+        self._prints = [_only(shared, f) for f in footprints]
+        self._inputs = [s for s in self._inputs if s[0] in shared]
+        self._outputs = [s for s in self._outputs if s[0] in shared]
+
+    def run(self, run: int) -> None:
+        """Walk once more over the commands; the host writes before and reads after."""
+        order, lanes, prints = self.order, self._lanes, self._prints
+        order.begin_run()
+        self._host(HOST_WRITES, run)
+        for i, command in enumerate(self.plan.commands):
+            lane = lanes[i]
+            if lane >= 0:
+                footprint = prints[i]
+                if footprint is not None:
+                    clock = order.work(lane, i, run)
+                    self._touch(i, run, (lane, clock[lane]), clock, footprint)
+                continue
+            match command:
+                case Record():
+                    order.record(command.stream, command.event)
+                case Wait():
+                    order.wait(command.stream, command.event)
+                case Barrier():
+                    order.barrier(command.stream)
+                case HostSync():
+                    order.host_sync(command.stream, command.event)
+                case _:
+                    pass
+        self._host(HOST_READS, run)
+
+    def _lane(self, i: int) -> int:
+        command = self.plan.commands[i]
+        if isinstance(command, Launch):
+            return self.order.lane(command.stream, is_copy=False)
+        if isinstance(command, Upload | Download | Copy):
+            return self.order.lane(command.stream, is_copy=True)
+        return -1
+
+    def _shared(self, footprints: Sequence[Footprint | None]) -> set[int]:
+        """Return the arenas that are written at all and that more than one lane touches."""
+        lanes: dict[int, set[int]] = {}
+        written: set[int] = set()
+        for lane, footprint in zip(self._lanes, footprints, strict=True):
+            if footprint is not None:
+                for arena, _, _ in footprint.reads:
+                    lanes.setdefault(arena, set()).add(lane)
+                for arena, _, _ in footprint.writes:
+                    lanes.setdefault(arena, set()).add(lane)
+                    written.add(arena)
+        for arena, _, _ in (*self._inputs, *self._outputs):
+            lanes.setdefault(arena, set()).add(HOST_LANE)
+        written.update(arena for arena, _, _ in self._inputs)
+        return {arena for arena in written if len(lanes[arena]) > 1}
+
+    def _host(self, command: int, run: int) -> None:
+        clock = self.order.host_work(command, run)
+        mark = (HOST_LANE, clock[HOST_LANE])
+        if command == HOST_WRITES:
+            self._touch(command, run, mark, clock, Footprint((), self._inputs))
+        else:
+            self._touch(command, run, mark, clock, Footprint(self._outputs, ()))
+
+    def _touch(self, i: int, run: int, mark: Mark, clock: Clock, footprint: Footprint) -> None:
+        found: Found = []
+        maps = self._maps
+        reader = mark
+        if i in self._snapshots:  # the device has read before the host goes on (CPY-4)
+            reader = HOST_LANE, self.order.host_work(i, run)[HOST_LANE]
+        for arena, start, end in footprint.reads:
+            maps[arena].read(start, end, reader, clock, found)
+            if found:
+                self._note(i, run, arena, False, found)
+        for arena, start, end in footprint.writes:
+            maps[arena].write(start, end, mark, clock, found)
+            if found:
+                self._note(i, run, arena, True, found)
+
+    def _note(self, i: int, run: int, arena: int, writes: bool, found: Found) -> None:
+        for earlier_reads, (lane, number), start, end in found:
+            command, earlier_run = self.order.log[lane][number - 1]
+            key = (earlier_reads, command, i)
+            if key not in self.clashes and len(self.clashes) < MAX_RACES:
+                self.clashes[key] = Clash(
+                    command, earlier_run, not earlier_reads, i, run, writes, arena, start, end
+                )
+        found.clear()
+
+
+def _spans(regions: Iterable[tuple[int, int, int]]) -> list[Span]:
+    return merge((arena, offset, offset + nbytes) for arena, offset, nbytes in regions)
+
+
+def _only(arenas: set[int], footprint: Footprint | None) -> Footprint | None:
+    if footprint is None:
+        return None
+    reads = [s for s in footprint.reads if s[0] in arenas]
+    writes = [s for s in footprint.writes if s[0] in arenas]
+    return Footprint(reads, writes) if reads or writes else None
