@@ -57,7 +57,8 @@ def plan_stats(plan: Plan) -> PlanStats:
     compute = _by_device(plan, "compute")
     bounds: dict[str, int] = defaultdict(int)
     for arena_id, nbytes in sorted(memory.lower_bound.items()):
-        bounds[device_name(plan, memory.arenas[arena_id].device)] += nbytes
+        if memory.arenas[arena_id].kind == "compute":
+            bounds[device_name(plan, memory.arenas[arena_id].device)] += nbytes
     least = sum(bounds.values())
     return PlanStats(
         nodes=len(plan.nodes),

@@ -42,7 +42,7 @@ def verify_memory(
         else:
             _verify_disjoint(memory, lives, inside)
     for i, bound in memory.lower_bound.items():
-        known = 0 <= i < len(memory.arenas) and memory.arenas[i].kind == "compute"
+        known = 0 <= i < len(memory.arenas) and not memory.arenas[i].name
         if not known or not 0 <= bound <= memory.arenas[i].nbytes:
             raise PlanError(f"lower bound of {bound} bytes", where=show("arena", max(i, 0)))
 

@@ -1,0 +1,100 @@
+"""Hypothesis strategies: machines of every combination of capabilities, and what to pin there.
+
+@given(drawn=graphs(), topology=topologies(), data=st.data())
+def test_something(drawn, topology, data):
+    wanted = data.draw(constraints(drawn.graph, topology))
+    plan = make_plan(drawn.graph, topology, wanted, verify=True)
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from hypothesis import strategies as st
+
+from ggsched.ir.dtype import ALL_DTYPES
+from ggsched.ir.graph import Graph
+from ggsched.ir.ops import OPS
+from ggsched.ir.tensor import Role
+from ggsched.passes.place import Constraints
+from ggsched.testing.drawing import Draw
+from ggsched.testing.handmade import fake_device
+from ggsched.topology.caps import CopyOrder, DeviceFacts, WaitPath, op_key
+from ggsched.topology.model import CopyPath, Topology
+
+ALL_OPS: Final = frozenset(op_key(op, dtype.name) for op in OPS for dtype in ALL_DTYPES)
+
+COPY_ORDERS: Final[tuple[CopyOrder, ...]] = ("stream", "barrier", "host")
+WAIT_PATHS: Final[tuple[WaitPath, ...]] = ("native", "thread", "host")
+
+
+@st.composite
+def devices(draw: Draw, name: str, *, all_ops: bool = False) -> DeviceFacts:
+    """Draw the facts of a device: any capabilities, and all ops or some of them."""
+    ops = ALL_OPS
+    if not all_ops and draw(st.booleans()):
+        names = draw(st.sets(st.sampled_from(sorted(OPS)), max_size=len(OPS)))
+        ops = frozenset(op_key(op, dtype.name) for op in names for dtype in ALL_DTYPES)
+    return fake_device(
+        name,
+        kind=draw(st.sampled_from(("cpu", "gpu", "accelerator"))),
+        alignment=draw(st.sampled_from((1, 16, 64, 256))),
+        max_streams=draw(st.integers(1, 3)),
+        is_host=draw(st.booleans()),
+        is_async=draw(st.booleans()),
+        has_events=draw(st.booleans()),
+        copy_order=draw(st.sampled_from(COPY_ORDERS)),
+        snapshots_uploads=draw(st.booleans()),
+        ops=ops,
+    )
+
+
+@st.composite
+def topologies(draw: Draw, min_devices: int = 1, max_devices: int = 4) -> Topology:
+    """Draw a machine. Its last device supports every op, so every graph can be placed.
+
+    Copy paths are there or not, executed by either end; waits are native, by a thread, or left to
+    the host.
+    """
+    count = draw(st.integers(min_devices, max_devices))
+    facts = [draw(devices(f"fake:{i}", all_ops=i == count - 1)) for i in range(count)]
+    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
+    copies = {(a, b): CopyPath(a, b, draw(st.sampled_from((a, b)))) for a, b in _some(draw, pairs)}
+    with_events = [(a, b) for a, b in pairs if facts[a].has_events and facts[b].has_events]
+    waits = {pair: draw(st.sampled_from(WAIT_PATHS)) for pair in _some(draw, with_events)}
+    return Topology(tuple(facts), copies, waits)
+
+
+@st.composite
+def constraints(draw: Draw, graph: Graph, topology: Topology) -> Constraints:
+    """Draw homes of weights and states and pins of nodes that can be honoured together."""
+    able = _able(graph, topology)
+    homes: dict[str, int] = {}
+    fixed: dict[int, int] = {}
+    for root in (*graph.roots(Role.WEIGHT), *graph.roots(Role.STATE)):
+        if draw(st.booleans()):
+            device = draw(st.sampled_from(able.get(root.id) or range(len(topology.devices))))
+            homes[root.name] = fixed[root.id] = device
+    pins: dict[int, int] = {}
+    for node in graph.nodes:
+        if draw(st.integers(0, 4)) == 0:
+            storage = graph.tensors[node.output].storage
+            device = fixed.get(storage, -1)
+            if device < 0:
+                device = draw(st.sampled_from(able[storage]))
+            pins[node.id] = fixed[storage] = device
+    return Constraints(homes, pins)
+
+
+def _some(draw: Draw, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [pair for pair in pairs if draw(st.booleans())]
+
+
+def _able(graph: Graph, topology: Topology) -> dict[int, list[int]]:
+    """Return for each storage the devices that support all nodes that write it."""
+    able: dict[int, list[int]] = {}
+    for node in graph.nodes:
+        storage = graph.tensors[node.output].storage
+        key = op_key(node.op, graph.tensors[node.tensors[0]].dtype.name)
+        before = able.get(storage, range(len(topology.devices)))
+        able[storage] = [d for d in before if key in topology.devices[d].ops]
+    return able
