@@ -48,13 +48,13 @@ EVENT_TIMEOUT_S: Final = 30.0
 """How long a stream waits for an event of somebody else before it fails."""
 
 
-def host_facts(name: str, ops: Iterable[str], **changes: Any) -> DeviceFacts:
+def host_facts(backend: str, ops: Iterable[str], **changes: Any) -> DeviceFacts:
     """Return the facts of a synchronous device in host memory; ``changes`` replace fields."""
     memory = physical_memory_nbytes()
     fields: dict[str, Any] = {
-        "name": f"{name}:0",
-        "backend": name,
-        "description": f"{name} on the host",
+        "name": f"{backend}:0",
+        "backend": backend,
+        "description": f"{backend} on the host",
         "kind": "cpu",
         "memory_nbytes": memory,
         "max_allocation_nbytes": memory,

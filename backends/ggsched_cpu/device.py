@@ -1,0 +1,103 @@
+"""The device: facts, logical devices, compiling."""
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from ggsched.backend import checks
+from ggsched.backend.base import (
+    EVENT_TIMEOUT_S,
+    BaseDevice,
+    BaseProgram,
+    BaseStream,
+    host_facts,
+)
+from ggsched.backend.base_stream import writable_memory
+from ggsched.backend.program import BoundNode
+from ggsched.backend.protocols import Stream
+from ggsched.errors import OutOfDeviceMemory, UsageError
+from ggsched.topology.caps import DeviceFacts, WaitPath
+from ggsched_cpu.kernels import supported_ops
+from ggsched_cpu.program import CpuProgram, compile_calls
+from ggsched_cpu.stream import WorkerStream
+
+MAX_DEVICES: Final = 64
+"""Logical devices: each has buffers and streams of its own, all share memory and processors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What can be set from outside.
+
+    Attributes:
+        sync: Run commands on the caller's thread instead of worker threads.
+        timeout_s: How long a stream waits for an event before it fails.
+    """
+
+    sync: bool = False
+    timeout_s: float = EVENT_TIMEOUT_S
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Read ``GGSCHED_CPU_SYNC`` and ``GGSCHED_TIMEOUT_S``.
+
+        Raises:
+            UsageError: the timeout is no positive number.
+        """
+        text = os.environ.get("GGSCHED_TIMEOUT_S", "").strip()
+        try:
+            timeout = float(text) if text else EVENT_TIMEOUT_S
+        except ValueError:
+            timeout = -1.0
+        if not timeout > 0:
+            raise UsageError(f"{text!r} is no time", where="GGSCHED_TIMEOUT_S", hint="seconds > 0")
+        return cls(os.environ.get("GGSCHED_CPU_SYNC", "").strip() == "1", timeout)
+
+
+def cpu_facts(index: int, settings: Settings) -> DeviceFacts:
+    """Return the facts of a logical device; all but the name are the same."""
+    return host_facts(
+        "cpu",
+        supported_ops(),
+        name=f"cpu:{index}",
+        description=f"numpy on {os.cpu_count() or 1} x {platform.machine()}",
+        is_async=not settings.sync,
+        snapshots_uploads=settings.sync,
+        imports_host_memory=True,
+    )
+
+
+class CpuDevice(BaseDevice):
+    """Host memory and numpy kernels.
+
+    Args:
+        index: Number of the logical device.
+        settings: See there.
+    """
+
+    def __init__(self, index: int = 0, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        super().__init__(cpu_facts(index, self.settings), {})
+        self.event_timeout_s = self.settings.timeout_s
+
+    def make_stream(self, name: str) -> BaseStream:
+        """Return a stream with a worker thread, or one that does everything at once."""
+        return BaseStream(self, name) if self.settings.sync else WorkerStream(self, name)
+
+    def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
+        """Resolve nodes to calls with arrays bound (LCH-3, LCH-5)."""
+        self._require_open()
+        checks.check_compile(self, nodes, stream)
+        for node in nodes:
+            writable_memory(node.output.buffer)
+        try:
+            calls, labels = compile_calls(nodes)
+        except MemoryError as error:
+            raise OutOfDeviceMemory("no memory for scratch", where=self.facts.name) from error
+        return CpuProgram(stream, calls, labels, quiet=self.settings.sync)
+
+    def wait_path(self, other: DeviceFacts) -> WaitPath:
+        """Events of other backends are waited for by the worker thread (EVT-4)."""
+        return "native" if other.backend == self.facts.backend else "thread"

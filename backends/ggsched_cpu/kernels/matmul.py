@@ -1,0 +1,120 @@
+"""Matrix products. Plain f32 goes to BLAS as it lies; packed weights through bounded scratch."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ggsched.backend.arrays import Array
+from ggsched.ir.dtype import F32
+from ggsched_cpu.dequant import Decoder, decoder
+from ggsched_cpu.site import Call, Node, Site, shares
+
+SCRATCH_NBYTES: Final = 4 << 20
+"""Most decoded weights at a time, for many vectors: few large products."""
+
+CACHED_NBYTES: Final = 512 << 10
+"""The same for one vector: each weight is used once, so it should still be in the L2 cache."""
+
+
+def grouped(w: Array, x: Array, out: Array) -> tuple[Array, Array, Array]:
+    """Return views whose batch axes broadcast, for batch i of x against batch i // (Bx / Bw) of w.
+
+    Each batch axis of x and out is cut into (Bw, Bx / Bw), and w gets an axis of one. If there
+    is one vector per batch, the last of these groups takes the place of its rows: the vectors of
+    grouped-query attention that meet the same keys are then one product.
+    """
+    batch = x.ndim - 2
+    w = w.reshape((1,) * (x.ndim - w.ndim) + w.shape)
+    w_shape: list[int] = []
+    x_shape: list[int] = []
+    for wide, narrow in zip(x.shape[:batch], w.shape[:batch], strict=True):
+        if wide == narrow:
+            w_shape.append(narrow)
+            x_shape.append(narrow)
+        else:
+            w_shape += [narrow, 1]
+            x_shape += [narrow, wide // narrow]
+    folds = x.shape[-2] == 1 and batch > 0 and x.shape[batch - 1] != w.shape[batch - 1]
+    if folds:
+        w_shape.pop()
+    else:
+        x_shape.append(x.shape[-2])
+    return (
+        w.reshape(*w_shape, *w.shape[-2:]),
+        _cut(x, (*x_shape, x.shape[-1])),
+        _cut(out, (*x_shape, out.shape[-1])),
+    )
+
+
+def _cut(a: Array, shape: tuple[int, ...]) -> Array:
+    """Reshape without copying: axes are cut in two, and axes of one come and go."""
+    view = a.reshape(shape)
+    assert shares(a, view)  # a copy would be neither up to date nor looked at
+    return view
+
+
+def product(w: Array, x: Array, out: Array) -> Call:
+    """Return the call for ``out = x @ w.T`` on f32 views whose batch axes broadcast."""
+    if out.ndim > 2 and out.size == out.shape[-1] * out.shape[-2] and w.size == _matrix_size(w):
+        head = (0,) * (out.ndim - 2)
+        w, x, out = w[(0,) * (w.ndim - 2)], x[head], out[head]
+    if out.ndim == 2 and out.shape[0] == 1 and w.flags.c_contiguous:
+        return np.dot, (w, x[0], out[0])
+    return np.matmul, (x, w.swapaxes(-1, -2), out)
+
+
+def _matrix_size(w: Array) -> int:
+    rows, columns = w.shape[-2:]
+    return int(rows * columns)
+
+
+Piece = tuple[Array, Array, Call]
+"""Packed weights, where to decode them, and the product that uses them."""
+
+
+def packed_products(w: Array, x: Array, out: Array, columns: int, site: Site) -> Iterator[Piece]:
+    """Yield pieces of a product with packed weights, each within the limit of scratch.
+
+    Args:
+        w: Packed weights with batch axes; the last axis in whatever the type packs.
+        x: Vectors, as ``grouped`` returns them.
+        out: Result, the same.
+        columns: Elements of a row of w.
+        site: Gives the scratch memory, one piece for all.
+    """
+    limit = CACHED_NBYTES if x.shape[-2] == 1 else SCRATCH_NBYTES
+    rows = max(1, min(w.shape[-2], limit // max(1, 4 * columns)))
+    room = site.scratch((rows, columns))
+    for at in np.ndindex(*w.shape[:-2]):
+        # An axis of one in w meets all of x: such an axis stays whole.
+        part = tuple(
+            slice(None) if n == 1 else slice(i, i + 1)
+            for i, n in zip(at, w.shape[:-2], strict=True)
+        )
+        for start in range(0, w.shape[-2], rows):
+            stop = min(start + rows, w.shape[-2])
+            decoded = room[: stop - start]
+            index: tuple[Any, ...] = (*part, ..., slice(start, stop))
+            yield w[at][start:stop], decoded, product(decoded, x[part], out[index])
+
+
+def run_pieces(decode: Decoder, pieces: Sequence[Piece]) -> None:
+    """Decode and multiply piece by piece."""
+    for packed, decoded, (function, arguments) in pieces:
+        decode(packed, decoded)
+        function(*arguments)
+
+
+def _mul_mat(node: Node, site: Site) -> list[Call]:
+    x, columns = node.inputs[1], node.inputs[1].shape[-1]
+    if columns == 0:
+        return [(node.out.fill, (0.0,))]
+    w, x, out = grouped(node.inputs[0], x, node.out)
+    if node.dtype(0) is F32:
+        return [product(w, x, out)]
+    pieces = list(packed_products(w, x, out, columns, site))
+    return [(run_pieces, (decoder(node.dtype(0)), pieces))]
+
+
+EMITTERS: Final[Mapping[str, Callable[[Node, Site], list[Call]]]] = {"mul_mat": _mul_mat}

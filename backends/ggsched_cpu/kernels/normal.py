@@ -1,0 +1,94 @@
+"""Normalisation and reductions over the last axis. The result may be the bytes of ``x``."""
+
+from collections.abc import Callable, Mapping
+from math import sqrt
+from typing import Final
+
+import numpy as np
+
+from ggsched.backend.arrays import Array
+from ggsched_cpu.site import Call, Node, Site, constant
+
+
+def _reduce_last(ufunc: np.ufunc, x: Array, out: Array) -> None:
+    """Reduce the last axis into ``out`` (.., 1)."""
+    ufunc.reduce(x, axis=-1, out=out, keepdims=True)
+
+
+def _rms_norm_row(x: Array, count: int, eps: float, out: Array) -> None:
+    np.multiply(x, 1.0 / sqrt(np.dot(x, x).item() / count + eps), out)
+
+
+def _rms_norm(node: Node, site: Site) -> list[Call]:
+    x, out, eps = node.inputs[0], node.out, node.number("eps")
+    count = x.shape[-1]
+    if x.size == count:
+        row = (0,) * (x.ndim - 1)
+        return [(_rms_norm_row, (x[row], count, eps, out[row]))]
+    total = site.scratch(x.shape[:-1])
+    return [
+        (np.vecdot, (x, x, total)),
+        (np.divide, (total, constant(count), total)),
+        (np.add, (total, constant(eps), total)),
+        (np.sqrt, (total, total)),
+        (np.divide, (x, total[..., None], out)),
+    ]
+
+
+def _norm(node: Node, site: Site) -> list[Call]:
+    x, out = node.inputs[0], node.out
+    count = constant(x.shape[-1])
+    mean = site.scratch((*x.shape[:-1], 1))
+    total = mean[..., 0]
+    return [
+        (_reduce_last, (np.add, x, mean)),
+        (np.divide, (mean, count, mean)),
+        (np.subtract, (x, mean, out)),
+        (np.vecdot, (out, out, total)),
+        (np.divide, (total, count, total)),
+        (np.add, (total, constant(node.number("eps")), total)),
+        (np.sqrt, (total, total)),
+        (np.divide, (out, mean, out)),
+    ]
+
+
+def _soft_max(node: Node, site: Site) -> list[Call]:
+    x, out = node.inputs[0], node.out
+    rest = list(node.inputs[1:])
+    calls: list[Call] = []
+    if node.number("scale") != 1.0:
+        calls.append((np.multiply, (x, constant(node.number("scale")), out)))
+        x = out
+    if node.param("mask"):
+        calls.append((np.add, (x, rest.pop(0), out)))
+        x = out
+    top = site.scratch((*out.shape[:-1], 1))
+    total = site.scratch(top.shape)
+    calls.append((_reduce_last, (np.maximum, x, top)))
+    sink = rest.pop(0)[:, None, None] if node.param("sinks") else None
+    if sink is not None:
+        calls.append((np.maximum, (top, sink, top)))
+    calls += [
+        (np.subtract, (x, top, out)),
+        (np.exp, (out, out)),
+        (_reduce_last, (np.add, out, total)),
+    ]
+    if sink is not None:
+        calls += [
+            (np.subtract, (sink, top, top)),
+            (np.exp, (top, top)),
+            (np.add, (total, top, total)),
+        ]
+    return [*calls, (np.divide, (out, total, out))]
+
+
+def _sum_rows(node: Node, site: Site) -> list[Call]:
+    return [(_reduce_last, (np.add, node.inputs[0], node.out))]
+
+
+EMITTERS: Final[Mapping[str, Callable[[Node, Site], list[Call]]]] = {
+    "rms_norm": _rms_norm,
+    "norm": _norm,
+    "soft_max": _soft_max,
+    "sum_rows": _sum_rows,
+}

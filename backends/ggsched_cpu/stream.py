@@ -1,0 +1,86 @@
+"""A stream as a worker thread that runs commands in the order of enqueueing."""
+
+import threading
+import weakref
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ggsched.backend.base import BaseStream
+from ggsched.backend.base_stream import Command
+from ggsched.backend.progress import Progress
+from ggsched.errors import DeviceFault
+
+if TYPE_CHECKING:
+    from ggsched.backend.base import BaseDevice
+
+Item = tuple[Command, Callable[[], None]] | None
+"""A command; None ends the worker."""
+
+
+class WorkerStream(BaseStream):
+    """Truly asynchronous: numpy releases the GIL while it computes (STR-1..6).
+
+    The worker starts with the first command. It knows the queue and the progress but not the
+    stream, so that a stream which nobody closes ends its worker when it is collected.
+    """
+
+    def __init__(self, device: "BaseDevice", name: str) -> None:
+        super().__init__(device, name)
+        self._queue: SimpleQueue[Item] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def _submit(self, command: Command, work: Callable[[], None]) -> None:
+        self.progress.enqueued += 1
+        self._queue.put((command, work))
+        if self._thread is None:
+            self._thread = self._start()
+
+    def _start(self) -> threading.Thread:
+        thread = threading.Thread(
+            target=_work,
+            args=(self._queue, self.progress),
+            name=f"ggsched {self.progress.where}",
+            daemon=True,
+        )
+        thread.start()
+        weakref.finalize(self, self._queue.put, None).atexit = False
+        return thread
+
+    def close(self) -> None:
+        """Let the worker finish what is enqueued, and end it; legal twice (ERR-3).
+
+        A worker that does not finish in time skips the rest, and events on it fail (EVT-6).
+        """
+        if self.is_closed:
+            return
+        self.is_closed = True
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return
+        self._queue.put(None)
+        thread.join(min(self.device.event_timeout_s, threading.TIMEOUT_MAX))
+        if thread.is_alive():
+            unfinished = self.progress.enqueued - self.progress.done
+            self.progress.fail(
+                "close", DeviceFault(f"closed with {unfinished} unfinished commands")
+            )
+
+
+def _work(queue: "SimpleQueue[Item]", progress: Progress) -> None:
+    """Run commands until None comes; after a fault skip them (ERR-2)."""
+    # Infinite masks and saturating activations are no news. The setting belongs to this thread.
+    np.seterr(all="ignore")
+    while (item := queue.get()) is not None:
+        if progress.fault is None:
+            command, work = item
+            try:
+                work()
+            except BaseException as error:  # a thread has nobody else to tell
+                progress.fail(command if isinstance(command, str) else command.blame(error), error)
+            # Nothing of a command may stay borrowed once it counts as complete (CPY-4, LCH-1).
+            del command, work
+        del item
+        progress.finish_one()
