@@ -36,8 +36,7 @@ test-long: $(READY)-dev ## run all tests, slow ones and the nightly number of ex
 lint: $(READY)-dev ## ruff, mypy --strict and the import contracts
 	$(PY) -m ruff check $(SOURCES)
 	$(PY) -m mypy
-	@$(VENV)/bin/lint-imports --no-logo 2>/dev/null || $(PY) -c \
-		"from importlinter.cli import lint_imports_command as lint; lint()"
+	$(PY) -c "from importlinter.cli import lint_imports_command as lint; lint()" --no-logo
 
 format: $(READY)-dev ## let ruff format and sort imports
 	$(PY) -m ruff check --select I --fix $(SOURCES)
