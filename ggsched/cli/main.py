@@ -28,6 +28,9 @@ PIPE_CLOSED: Final = 141
 
 COMMANDS: Final = {
     "devices": "ggsched.cli.devices:devices",
+    "run": "ggsched.cli.run:run",
+    "plan": "ggsched.cli.plan:plan",
+    "demo": "ggsched.cli.demo:demo",
 }
 """Where each subcommand lives. It is imported when it is needed, so that ``--version`` is quick."""
 

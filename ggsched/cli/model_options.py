@@ -1,0 +1,213 @@
+"""Options of the subcommands that open a model, and what they become."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+import click
+
+from ggsched.cli.options import Override, devices_option, override, shares
+from ggsched.config import Settings
+from ggsched.errors import UsageError
+
+if TYPE_CHECKING:
+    from ggsched.models.load import Model
+    from ggsched.models.session import Session
+    from ggsched.run.store import Progress
+
+F = TypeVar("F", bound=Callable[..., Any])
+_LOG: Final = logging.getLogger("ggsched")
+_DEFAULT_CONTEXT: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What the options below say.
+
+    Attributes:
+        model: Path of the GGUF file.
+        devices: Names in order of priority, or None for all.
+        n_gpu_layers: ``-ngl``; None for all.
+        n_cpu_moe: ``--n-cpu-moe``.
+        cpu_moe: ``--cpu-moe``.
+        overrides: ``-ot`` in order.
+        tensor_split: ``-ts``.
+        n_ctx: ``-c``; 0 for what the model was trained for, within reason.
+        n_batch: ``-b``.
+        n_ubatch: ``-ub``.
+        verify: ``--verify/--no-verify``, None for what the environment says.
+        weights: ``--weights``.
+    """
+
+    model: str
+    devices: tuple[str, ...] | None
+    n_gpu_layers: int | None
+    n_cpu_moe: int
+    cpu_moe: bool
+    overrides: tuple[Override, ...]
+    tensor_split: tuple[float, ...] | None
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+    verify: bool | None
+    weights: Literal["expand", "packed"]
+
+
+def _layers(text: str) -> int | None:
+    if text in ("all", "auto"):
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is neither a number of layers nor 'all'") from None
+    if number < 0:
+        raise click.BadParameter(f"{number} layers: a number of layers is not negative")
+    return number
+
+
+_OPTIONS: Final = (
+    click.argument("model", metavar="MODEL"),
+    devices_option,
+    click.option(
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        "n_gpu_layers",
+        type=_layers,
+        default="all",
+        metavar="N",
+        help="Layers on accelerators, counted from the output layer. [default: all]",
+    ),
+    click.option(
+        "-ncmoe",
+        "--n-cpu-moe",
+        "n_cpu_moe",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Keep the experts of the first N blocks on the CPU.",
+    ),
+    click.option("-cmoe", "--cpu-moe", "cpu_moe", is_flag=True, help="Keep all experts on the CPU."),
+    click.option(
+        "-ot",
+        "--override-tensor",
+        "overrides",
+        type=override,
+        multiple=True,
+        metavar="REGEX=DEVICE",
+        help="Put matching weights and caches on a device. May be repeated; the first match wins.",
+    ),
+    click.option(
+        "-ts",
+        "--tensor-split",
+        "tensor_split",
+        type=shares,
+        default=None,
+        metavar="A,B,...",
+        help="Shares of the accelerators. [default: by memory]",
+    ),
+    click.option(
+        "-c",
+        "--ctx-size",
+        "n_ctx",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Tokens that the context holds. [default: the model's, at most 4096]",
+    ),
+    click.option(
+        "-b", "--batch-size", "n_batch", type=click.IntRange(min=1), default=2048, metavar="N",
+        show_default=True, help="Tokens that are fed at once at most.",
+    ),
+    click.option(
+        "-ub", "--ubatch-size", "n_ubatch", type=click.IntRange(min=1), default=512, metavar="N",
+        show_default=True, help="Tokens of one micro-batch, which is one run of a plan.",
+    ),
+    click.option(
+        "--verify/--no-verify",
+        "verify",
+        default=None,
+        help="Verify each plan and check it for races before it runs. [default: as "
+        "GGSCHED_VERIFY and GGSCHED_SANITIZE say, which is to do so]",
+    ),
+    click.option(
+        "--weights",
+        type=click.Choice(["expand", "packed"]),
+        default="expand",
+        show_default=True,
+        help="expand: all weights become f32 when loaded. packed: keep the file's types.",
+    ),
+)  # fmt: skip
+
+
+def model_options(function: F) -> F:
+    """Add the options, handed on as keyword arguments of ``ModelOptions``' fields."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def open_session(
+    options: ModelOptions, settings: Settings, progress: "Progress | None" = None
+) -> "Session":
+    """Open model and devices.
+
+    Raises:
+        ModelError: the file is not a model that can be run.
+        UsageError: options that make no sense for this model or these devices.
+        BackendUnavailable: a device that is not there.
+    """
+    from ggsched.models.load import load_model
+    from ggsched.models.offload import Offload, OverrideRule
+    from ggsched.models.session import Session, SessionOptions
+
+    model = load_model(options.model, weights=options.weights)
+    hp = model.hparams
+    offload = Offload(
+        n_gpu_layers=options.n_gpu_layers,
+        n_cpu_moe=hp.n_layer if options.cpu_moe else options.n_cpu_moe,
+        tensor_split=options.tensor_split,
+        overrides=tuple(OverrideRule(o.pattern, o.device) for o in options.overrides),
+    )
+    if options.verify is not None:
+        settings = replace(
+            settings, verify=options.verify, sanitize="plan" if options.verify else "off"
+        )
+    sizes = SessionOptions(
+        n_ctx=_context(options.n_ctx, model),
+        n_batch=options.n_batch,
+        n_ubatch=options.n_ubatch,
+        offload=offload,
+    )
+    session = Session(model, options.devices, sizes, settings=settings, progress=progress)
+    try:
+        _remark(session, options)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _context(n_ctx: int, model: "Model") -> int:
+    trained = model.hparams.n_ctx_train
+    if not n_ctx:
+        return min(trained, _DEFAULT_CONTEXT)
+    if n_ctx > trained:
+        _LOG.warning("-c %d is more than the %d tokens of training", n_ctx, trained)
+    return n_ctx
+
+
+def _remark(session: "Session", options: ModelOptions) -> None:
+    """Say what was asked for and has no effect."""
+    from ggsched.models.offload import accelerators
+
+    if session.homes.unused:
+        raise UsageError(
+            f"-ot {session.homes.unused[0]} matches no tensor",
+            hint="ggsched plan MODEL --verbose lists the tensors and where they live",
+        )
+    devices = session.scheduler.topology.devices
+    if options.n_gpu_layers and not accelerators(devices):
+        names = ", ".join(d.name for d in devices)
+        _LOG.warning("-ngl has no effect: %s: no accelerator among the devices", names)

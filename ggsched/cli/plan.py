@@ -1,0 +1,84 @@
+"""``ggsched plan``: make the plan of a model's micro-batch, without running or loading it."""
+
+import sys
+from typing import Any
+
+import click
+
+from ggsched.cli.model_options import ModelOptions, model_options, open_session
+from ggsched.cli.options import json_option
+from ggsched.config import Settings
+from ggsched.errors import UsageError
+
+
+@click.command()
+@model_options
+@click.option(
+    "--n-tokens",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Tokens of the micro-batch; 1 is a decoding step.",
+)
+@click.option(
+    "--n-past",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Tokens that are in the cache already.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="List every command and every tensor's home.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, writable=True),
+    default=None,
+    metavar="FILE.json",
+    help="Write the plan's JSON form to a file.",
+)
+@json_option
+@click.pass_obj
+def plan(
+    settings: Settings,
+    n_tokens: int,
+    n_past: int,
+    verbose: bool,
+    output: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Print the plan of one micro-batch of MODEL: placement, memory, commands, waits."""
+    from ggsched.plan.codec import plan_to_json
+    from ggsched.plan.text import plan_text
+
+    with open_session(ModelOptions(**options), settings) as session:
+        if n_past + n_tokens > session.options.n_ctx:
+            raise UsageError(
+                f"{n_past} + {n_tokens} tokens do not fit the context",
+                why=f"it holds {session.options.n_ctx}",
+                hint="use a larger -c",
+            )
+        made = session.plan(n_tokens, n_past)
+        if output is not None:
+            _save(output, plan_to_json(made))
+        if as_json:
+            sys.stdout.write(plan_to_json(made).decode() + "\n")
+            return
+        sys.stdout.write(plan_text(made, verbose=verbose) + "\n")
+        if verbose:
+            names = [d.name for d in session.scheduler.topology.devices]
+            for name, device in session.homes.devices.items():
+                reason = session.homes.reasons[name]
+                sys.stdout.write(f"home  {names[device]:<10} {name:<32} {reason}\n")
+
+
+def _save(path: str, data: bytes) -> None:
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise UsageError(
+            "cannot write the plan", where=path, why=error.strerror or str(error)
+        ) from error

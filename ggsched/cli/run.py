@@ -1,0 +1,136 @@
+"""``ggsched run``: run a model file over devices."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from ggsched.cli.console import messages, write_json
+from ggsched.cli.model_options import ModelOptions, model_options, open_session
+from ggsched.cli.options import json_option, whole_numbers
+from ggsched.cli.progress import loading
+from ggsched.cli.run_stats import session_stats, stats_line
+from ggsched.config import Settings
+from ggsched.errors import UsageError
+
+if TYPE_CHECKING:
+    from ggsched.models.session import Session
+
+
+@click.command()
+@model_options
+@click.option("-p", "--prompt", "prompt", default=None, help="The prompt.")
+@click.option(
+    "--tokens",
+    type=whole_numbers,
+    default=None,
+    metavar="1,2,3",
+    help="The prompt as token ids, for files without a tokenizer.",
+)
+@click.option(
+    "-n",
+    "--predict",
+    "--n-predict",
+    "n_predict",
+    type=click.IntRange(min=0),
+    default=32,
+    metavar="N",
+    show_default=True,
+    help="Tokens to generate at most.",
+)
+@click.option(
+    "--temp",
+    "temperature",
+    type=click.FloatRange(min=0.0),
+    default=0.0,
+    show_default=True,
+    help="Temperature; 0 takes the likeliest token.",
+)
+@click.option("-s", "--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--logits",
+    type=click.Path(dir_okay=False, writable=True),
+    default=None,
+    metavar="FILE.npy",
+    help="Write float32 logits (tokens fed, vocabulary): the prompt's, then each generated "
+    "token's but the last.",
+)
+@json_option
+@click.pass_obj
+def run(
+    settings: Settings,
+    prompt: str | None,
+    tokens: tuple[int, ...] | None,
+    n_predict: int,
+    temperature: float,
+    seed: int,
+    logits: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Generate text with MODEL, a GGUF file, over one or several devices."""
+    from ggsched.models.sampling import Sampling
+
+    if (prompt is None) == (tokens is None):
+        raise UsageError("give the prompt as -p TEXT or as --tokens 1,2,3", where="ggsched run")
+    with (
+        loading(messages()) as progress,
+        open_session(ModelOptions(**options), settings, progress) as session,
+    ):
+        ids = list(tokens) if tokens is not None else session.model.tokenizer.encode(prompt or "")
+        sampling = Sampling(temperature, seed)
+        fed: list[np.ndarray] = []
+        generated = _generate(session, ids, n_predict, sampling, fed, logits is not None, as_json)
+        if logits is not None:
+            _save(logits, fed)
+        stats = session_stats(session)
+        if as_json:
+            text = _text(session, generated)
+            write_json({"prompt_tokens": ids, "tokens": generated, "text": text, "stats": stats})
+        else:
+            messages().print(stats_line(stats), soft_wrap=False)
+
+
+def _generate(
+    session: "Session",
+    ids: list[int],
+    n_predict: int,
+    sampling: Any,
+    fed: list[np.ndarray],
+    wants_logits: bool,
+    quiet: bool,
+) -> list[int]:
+    """Generate, writing text (or ids, where there is no tokenizer) as it comes."""
+    tokenizer = session.model.tokenizer
+    decoder = tokenizer.stream() if tokenizer.has_text else None
+    generated: list[int] = []
+    for token in session.generate(
+        ids,
+        n_predict,
+        sampling,
+        stop=tokenizer.stop_ids,
+        on_logits=fed.append if wants_logits else None,
+    ):
+        generated.append(token)
+        if not quiet:
+            sys.stdout.write(decoder.push(token) if decoder else f"{token} ")
+            sys.stdout.flush()
+    if not quiet:
+        sys.stdout.write((decoder.finish() if decoder else "") + "\n")
+    return generated
+
+
+def _text(session: "Session", generated: list[int]) -> str | None:
+    tokenizer = session.model.tokenizer
+    return tokenizer.decode(generated) if tokenizer.has_text else None
+
+
+def _save(path: str, fed: list[np.ndarray]) -> None:
+    try:
+        with open(path, "wb") as file:
+            np.save(file, np.concatenate(fed).astype(np.float32, copy=False))
+    except OSError as error:
+        raise UsageError(
+            "cannot write the logits", where=path, why=error.strerror or str(error)
+        ) from error

@@ -1,0 +1,70 @@
+"""The ``stats`` object of ``ggsched run --json``, and its form for people."""
+
+from typing import TYPE_CHECKING, Any
+
+from ggsched.plan.text import nbytes_text as nbytes
+from ggsched.plan.stats import plan_stats
+
+if TYPE_CHECKING:
+    from ggsched.models.session import Session
+
+
+def session_stats(session: "Session") -> dict[str, Any]:
+    """Return numbers about a session; bytes, milliseconds, tokens per second.
+
+    What is said of a plan is said of the one that ran last, which after generation is that of a
+    decoding step.
+    """
+    timing = session.timing
+    cache = session.scheduler.plan_cache
+    out: dict[str, Any] = {
+        "prompt_tokens": timing.prompt_tokens,
+        "decode_tokens": timing.decode_tokens,
+        "plan_ms": round(1e3 * timing.planning_s, 3),
+        "plans_made": cache.misses,
+        "tokens_per_s": _rate(timing.decode_tokens, timing.decode_s),
+        "prompt_tokens_per_s": _rate(timing.prompt_tokens, timing.prompt_s),
+        "weight_bytes": session.scheduler.resident_nbytes("weight"),
+        "state_bytes": session.scheduler.resident_nbytes("state"),
+    }
+    plan = session.last_plan
+    if plan is not None:
+        stats = plan_stats(plan)
+        tokens = plan.memory.regions[_slot(plan, "tokens")].nbytes // 4
+        out.update(
+            {
+                "nodes": stats.nodes,
+                "splits": stats.splits,
+                "commands": stats.commands,
+                "waits": stats.waits,
+                "host_syncs": stats.host_syncs,
+                "host_syncs_per_token": stats.host_syncs / max(1, tokens),
+                "copied_bytes": stats.copied,
+                "arena_bytes": stats.compute,
+                "arena_lower_bound_bytes": stats.lower_bound,
+                "host_bytes": stats.host,
+            }
+        )
+    return out
+
+
+def stats_line(stats: dict[str, Any]) -> str:
+    """Return the most important numbers on one line or two."""
+    weights = ", ".join(f"{d} {nbytes(n)}" for d, n in stats["weight_bytes"].items())
+    arenas = ", ".join(f"{d} {nbytes(n)}" for d, n in stats.get("arena_bytes", {}).items())
+    return (
+        f"prompt {stats['prompt_tokens']} tokens at {stats['prompt_tokens_per_s']:.1f}/s, "
+        f"decode {stats['decode_tokens']} at {stats['tokens_per_s']:.1f}/s; "
+        f"{stats.get('splits', 0)} splits, {stats.get('waits', 0)} waits, "
+        f"{stats.get('host_syncs_per_token', 0):.3g} host syncs per token; "
+        f"plans {stats['plans_made']} in {stats['plan_ms']:.0f} ms; "
+        f"weights {weights}; arenas {arenas}"
+    )
+
+
+def _slot(plan: Any, name: str) -> int:
+    return next((s.value for s in plan.inputs if s.name == name), plan.inputs[0].value)
+
+
+def _rate(tokens: int, seconds: float) -> float:
+    return round(tokens / seconds, 3) if seconds > 0 else 0.0

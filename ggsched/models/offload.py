@@ -1,0 +1,186 @@
+"""Where the tensors of a model live: llama.cpp's rules, as constraints for the planner.
+
+Blocks count from the output: ``-ngl N`` puts the last N of the blocks and the output layer (which
+counts as one, and first) on the accelerators; the others and the token embedding stay on the host
+device, which is the last CPU of the list, or its last device. A block's KV cache lives with its
+attention. ``--n-cpu-moe N`` keeps the experts of the first N blocks on the host device, and
+``-ot REGEX=DEVICE`` wins over everything, for weights and caches alike.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final
+
+from ggsched.errors import UsageError
+from ggsched.models.hparams import HParams
+from ggsched.models.spec import ModelSpec
+from ggsched.passes.place import Constraints
+from ggsched.topology.caps import DeviceFacts
+from ggsched.topology.model import Topology
+
+_EXPERTS: Final = re.compile(r"^blk\.(\d+)\.ffn_(up|down|gate)_exps\.")
+_BLOCK: Final = re.compile(r"^blk\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class OverrideRule:
+    """Tensors whose name contains a match go to a device.
+
+    Attributes:
+        pattern: Searched for in weight and cache names.
+        device: Name of a device; a backend's name alone stands for its first device.
+    """
+
+    pattern: re.Pattern[str]
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """What the user asks for.
+
+    Attributes:
+        n_gpu_layers: Layers on accelerators, the output layer first; None for all.
+        n_cpu_moe: Leading blocks whose experts stay on the host device.
+        tensor_split: Shares of the accelerators in order; None for shares by memory.
+        overrides: Rules that win over everything; the first that matches counts.
+    """
+
+    n_gpu_layers: int | None = None
+    n_cpu_moe: int = 0
+    tensor_split: tuple[float, ...] | None = None
+    overrides: tuple[OverrideRule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Homes:
+    """Device and reason of each weight and cache, by name.
+
+    Attributes:
+        devices: Index in the topology.
+        reasons: Which rule decided, for people.
+        unused: Override patterns that matched nothing.
+    """
+
+    devices: Mapping[str, int]
+    reasons: Mapping[str, str]
+    unused: tuple[str, ...] = field(default=())
+
+    def constraints(self) -> Constraints:
+        """Return the homes as constraints for the planner."""
+        return Constraints(homes=dict(self.devices))
+
+
+def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
+    """Apply the rules.
+
+    Raises:
+        UsageError: a negative count, shares that do not fit the devices, an override that names
+            a device which is not in use.
+    """
+    hp = spec.hparams
+    devices = topology.devices
+    host = _host_index(devices)
+    targets = [_find_device(rule.device, topology) for rule in offload.overrides]
+    layer_device = _layer_devices(hp, devices, host, offload)
+    used = [False] * len(targets)
+    homes: dict[str, int] = {}
+    reasons: dict[str, str] = {}
+    is_tied = "output.weight" not in spec.weights
+    for name in (*spec.weights, *cache_names(hp)):
+        homes[name], reasons[name] = _by_layer(name, hp, layer_device, host, is_tied)
+        match = _EXPERTS.match(name)
+        if match and int(match[1]) < offload.n_cpu_moe and homes[name] != host:
+            homes[name], reasons[name] = host, "experts stay on the host (--n-cpu-moe)"
+        for i, rule in enumerate(offload.overrides):
+            if rule.pattern.search(name):
+                used[i] = True
+                homes[name], reasons[name] = targets[i], f"-ot {rule.pattern.pattern}"
+                break
+    unused = tuple(
+        rule.pattern.pattern for rule, hit in zip(offload.overrides, used, strict=True) if not hit
+    )
+    return Homes(homes, reasons, unused)
+
+
+def cache_names(hp: HParams) -> list[str]:
+    """Return the names of the KV caches."""
+    return [f"blk.{i}.{kind}_cache" for i in range(hp.n_layer) for kind in ("k", "v")]
+
+
+def accelerators(devices: Sequence[DeviceFacts]) -> list[int]:
+    """Return the devices that ``-ngl`` counts layers onto: all that are not CPUs."""
+    return [i for i, d in enumerate(devices) if d.kind != "cpu"]
+
+
+def _host_index(devices: Sequence[DeviceFacts]) -> int:
+    """Return the last CPU, or the last device where there is none."""
+    cpus = [i for i, d in enumerate(devices) if d.kind == "cpu"]
+    return cpus[-1] if cpus else len(devices) - 1
+
+
+def _by_layer(
+    name: str, hp: HParams, layer_device: Sequence[int], host: int, is_tied: bool
+) -> tuple[int, str]:
+    match = _BLOCK.match(name)
+    if match:
+        layer = int(match[1])
+        device = layer_device[layer]
+        where = "offloaded" if device != host else "on the host"
+        return device, f"block {layer} is {where} (-ngl)"
+    if name == "token_embd.weight" and not is_tied:
+        return host, "the embedding stays on the host"
+    if name.startswith("rope_"):
+        return host, "read by all blocks"
+    return layer_device[hp.n_layer], "output layer"
+
+
+def _layer_devices(
+    hp: HParams, devices: Sequence[DeviceFacts], host: int, offload: Offload
+) -> list[int]:
+    """Return the device of each block and, last, of the output layer."""
+    layers = hp.n_layer + 1
+    wanted = layers if offload.n_gpu_layers is None else offload.n_gpu_layers
+    if wanted < 0 or offload.n_cpu_moe < 0:
+        raise UsageError(
+            f"-ngl {wanted}, --n-cpu-moe {offload.n_cpu_moe}",
+            why="a number of layers is not negative",
+            hint=f"this model has {layers} layers to offload, the output layer among them",
+        )
+    targets = accelerators(devices)
+    shares = _shares(targets, devices, offload.tensor_split)
+    if not targets:
+        return [host] * layers
+    offloaded = min(wanted, layers)
+    bounds = [s / sum(shares) for s in accumulate(shares)]
+    out = [host] * (layers - offloaded)
+    for i in range(offloaded):
+        k = bisect_right(bounds, i / offloaded)
+        out.append(targets[min(k, len(targets) - 1)])
+    return out
+
+
+def _shares(
+    targets: Sequence[int], devices: Sequence[DeviceFacts], split: tuple[float, ...] | None
+) -> list[float]:
+    if split is None:
+        return [float(max(1, devices[t].memory_nbytes)) for t in targets]
+    if len(split) > len(targets) or not any(split) or any(s < 0 for s in split):
+        names = ", ".join(devices[t].name for t in targets) or "none"
+        raise UsageError(
+            f"-ts {','.join(f'{s:g}' for s in split)}",
+            why=f"one share of 0 or more for each accelerator, not all 0; there are: {names}",
+        )
+    return [*split, *([0.0] * (len(targets) - len(split)))]
+
+
+def _find_device(name: str, topology: Topology) -> int:
+    """Return a device by name, or by its backend's name alone (``CPU`` as in llama.cpp)."""
+    for i, device in enumerate(topology.devices):
+        if name.lower() in (device.name.lower(), device.backend.lower()):
+            return i
+    known = ", ".join(d.name for d in topology.devices)
+    raise UsageError(f"-ot names the device {name!r}", hint=f"devices in use: {known}")

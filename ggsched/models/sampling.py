@@ -1,0 +1,35 @@
+"""Choosing the next token from logits."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen.
+
+    Attributes:
+        temperature: 0 takes the likeliest token (of equals the first); above 0 divides the
+            logits before the softmax that is drawn from.
+        seed: Of the random numbers; the same seed gives the same tokens.
+    """
+
+    temperature: float = 0.0
+    seed: int = 0
+
+
+class Sampler:
+    """Draws tokens; remembers nothing but the state of its random numbers."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._temperature = sampling.temperature
+        self._random = np.random.default_rng(sampling.seed)
+
+    def choose(self, logits: np.ndarray) -> int:
+        """Return a token for logits of shape (vocabulary,)."""
+        if self._temperature <= 0.0:
+            return int(np.argmax(logits))
+        scaled = logits.astype(np.float64) / self._temperature
+        weights = np.exp(scaled - scaled.max())
+        return int(self._random.choice(len(weights), p=weights / weights.sum()))

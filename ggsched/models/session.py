@@ -1,0 +1,284 @@
+"""A session: one sequence of tokens, its KV cache, and the scheduler that runs the model on it."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from ggsched.backend.protocols import Device
+from ggsched.config import Settings
+from ggsched.errors import UsageError
+from ggsched.ir.graph import Graph
+from ggsched.models.graph import build_model_graph
+from ggsched.models.load import Model, weight_array
+from ggsched.models.offload import Homes, Offload, find_homes
+from ggsched.models.sampling import Sampler, Sampling
+from ggsched.plan.bundle import Plan
+from ggsched.run.cache import RecentCache
+from ggsched.run.store import Progress
+from ggsched.scheduler import Scheduler
+
+_SMALLEST_BUCKET = 32
+_BUCKET_STEP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """Sizes of a session.
+
+    Attributes:
+        n_ctx: Rows of the KV cache: tokens that the sequence can have.
+        n_batch: Tokens that are fed at once at most.
+        n_ubatch: Tokens of one micro-batch at most, which is one run of a plan.
+        offload: Where weights and caches live.
+    """
+
+    n_ctx: int = 512
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    offload: Offload = field(default_factory=Offload)
+
+
+@dataclass(slots=True)
+class Timing:
+    """Tokens and seconds spent on them.
+
+    Attributes:
+        prompt_tokens: Tokens that were fed in runs of several, or as a prompt.
+        prompt_s: Seconds that took.
+        decode_tokens: Tokens that were fed one by one while generating.
+        decode_s: Seconds that took.
+        planning_s: Seconds spent on planning, checks included, which are part of the above.
+    """
+
+    prompt_tokens: int = 0
+    prompt_s: float = 0.0
+    decode_tokens: int = 0
+    decode_s: float = 0.0
+    planning_s: float = 0.0
+
+
+class Session:
+    """A model on devices, with one sequence. Not thread safe; close it, or use ``with``."""
+
+    def __init__(
+        self,
+        model: Model,
+        devices: Sequence[str] | Sequence[Device] | None = None,
+        options: SessionOptions | None = None,
+        *,
+        settings: Settings | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Open devices and decide where the model's tensors live; nothing is loaded yet.
+
+        Raises:
+            UsageError: sizes that make no sense, a device or a rule that does not exist.
+            BackendUnavailable: a device that is not there.
+        """
+        self.model = model
+        self.options = options or SessionOptions()
+        _check(self.options)
+        self.scheduler = Scheduler(
+            devices,
+            weights=lambda name: weight_array(model, name),
+            settings=settings,
+            progress=progress,
+        )
+        try:
+            self.homes: Homes = find_homes(
+                model.spec, self.scheduler.topology, self.options.offload
+            )
+        except BaseException:
+            self.scheduler.close()
+            raise
+        self._constraints = self.homes.constraints()
+        self._graphs: RecentCache[tuple[int, int, int], Graph] = RecentCache(64)
+        self._n_past = 0
+        self.last_plan: Plan | None = None
+        self.timing = Timing()
+
+    @property
+    def n_past(self) -> int:
+        """Tokens in the sequence so far."""
+        return self._n_past
+
+    def graph(self, n_tokens: int, n_past: int, n_out: int) -> Graph:
+        """Return the graph of a micro-batch that follows ``n_past`` tokens."""
+        n_kv = kv_bucket(n_past + n_tokens, self.options.n_ctx)
+        return self._graphs.get(
+            (n_tokens, n_kv, n_out),
+            lambda: build_model_graph(
+                self.model.spec,
+                n_tokens=n_tokens,
+                n_kv=n_kv,
+                n_out=n_out,
+                n_ctx=self.options.n_ctx,
+            ),
+        )
+
+    def plan(self, n_tokens: int, n_past: int = 0, n_out: int = 1) -> Plan:
+        """Return the plan of a micro-batch, without running it."""
+        return self.scheduler.plan(self.graph(n_tokens, n_past, n_out), self._constraints)
+
+    def feed(self, tokens: Sequence[int], *, all_logits: bool = False) -> np.ndarray:
+        """Append tokens to the sequence, micro-batch by micro-batch.
+
+        Args:
+            tokens: Ids; at least one.
+            all_logits: Return logits for each token instead of for the last one only.
+
+        Returns:
+            float32 (tokens, vocabulary), or (1, vocabulary) for the last token.
+
+        Raises:
+            UsageError: no tokens, an id outside the vocabulary, or a full context.
+        """
+        self._check_tokens(tokens)
+        rows: list[np.ndarray] = []
+        step = min(self.options.n_ubatch, self.options.n_batch)
+        for start in range(0, len(tokens), step):
+            part = np.asarray(tokens[start : start + step], np.int32)
+            is_last = start + step >= len(tokens)
+            logits = self._run(part, len(part) if all_logits else 1)
+            if all_logits or is_last:
+                rows.append(logits)
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        n_predict: int,
+        sampling: Sampling | None = None,
+        *,
+        stop: frozenset[int] = frozenset(),
+        on_logits: Callable[[np.ndarray], None] | None = None,
+    ) -> Iterator[int]:
+        """Feed a prompt, then yield up to ``n_predict`` tokens, the stop token not among them.
+
+        Args:
+            prompt: Ids; at least one.
+            n_predict: Tokens at most.
+            sampling: Greedy where not given.
+            stop: Ids that end the generation.
+            on_logits: Called with the logits (rows, vocabulary) of all that is fed: of every
+                prompt token, then of each generated token but the last.
+        """
+        sampler = Sampler(sampling or Sampling())
+        began = time.perf_counter()
+        logits = self.feed(prompt, all_logits=on_logits is not None)
+        self.timing.prompt_tokens += len(prompt)
+        self.timing.prompt_s += time.perf_counter() - began
+        for i in range(n_predict):
+            if on_logits is not None:
+                on_logits(logits)
+            token = sampler.choose(logits[-1])
+            if token in stop:
+                return
+            yield token
+            if i + 1 == n_predict:
+                return
+            began = time.perf_counter()
+            logits = self.feed([token])
+            self.timing.decode_tokens += 1
+            self.timing.decode_s += time.perf_counter() - began
+        if on_logits is not None and n_predict <= 0:
+            on_logits(logits)
+
+    def reset(self) -> None:
+        """Forget the sequence. The cache's content is masked, so it need not be cleared."""
+        self._n_past = 0
+
+    def close(self) -> None:
+        """Release everything; legal twice."""
+        self.scheduler.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self, tokens: np.ndarray, n_out: int) -> np.ndarray:
+        n, past = len(tokens), self._n_past
+        graph = self.graph(n, past, n_out)
+        known = self.scheduler.plan_cache.misses
+        began = time.perf_counter()
+        self.last_plan = self.scheduler.plan(graph, self._constraints)
+        if self.scheduler.plan_cache.misses != known:
+            self.timing.planning_s += time.perf_counter() - began
+        inputs = batch_inputs(graph, tokens, past, n_out, self.model.hparams.window)
+        out = self.scheduler.run(graph, inputs, self._constraints)
+        self._n_past += n
+        return out[graph.outputs[0]]
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        if not len(tokens):
+            raise UsageError("no tokens to feed", hint="a prompt needs at least one token")
+        n_vocab = self.model.hparams.n_vocab
+        wrong = next((t for t in tokens if not 0 <= t < n_vocab), None)
+        if wrong is not None:
+            raise UsageError(f"token {wrong} is not in the vocabulary", why=f"it has {n_vocab}")
+        if self._n_past + len(tokens) > self.options.n_ctx:
+            raise UsageError(
+                f"{self._n_past} + {len(tokens)} tokens do not fit the context",
+                why=f"it holds {self.options.n_ctx}",
+                hint="use a larger -c, or a shorter prompt",
+            )
+
+
+def kv_bucket(n_used: int, n_ctx: int) -> int:
+    """Return the rows of the cache that attention looks at: ``n_used``, rounded up.
+
+    Powers of two up to 256, then multiples of 256, so that a growing sequence seldom needs a new
+    plan and never looks at more than twice what it uses.
+    """
+    if n_used <= _BUCKET_STEP:
+        bucket = max(_SMALLEST_BUCKET, 1 << (n_used - 1).bit_length())
+    else:
+        bucket = -(-n_used // _BUCKET_STEP) * _BUCKET_STEP
+    return min(bucket, n_ctx)
+
+
+def batch_inputs(
+    graph: Graph, tokens: np.ndarray, n_past: int, n_out: int, window: int
+) -> dict[str, np.ndarray]:
+    """Return the host inputs of a micro-batch of one sequence.
+
+    Args:
+        graph: Of ``build_model_graph``; its mask tells how many cache rows are looked at.
+        tokens: int32 (T,).
+        n_past: Tokens before these; token i goes to cache row ``n_past + i``.
+        n_out: Tokens, counted from the end, that get logits.
+        window: Sliding window in tokens, 0 for none.
+    """
+    n = len(tokens)
+    positions = np.arange(n_past, n_past + n, dtype=np.int32)
+    n_kv = graph.tensors[graph.named("mask").id].shape[1]
+    rows = np.arange(n_kv, dtype=np.int32)[None, :]
+    hidden = rows > positions[:, None]
+    inputs = {
+        "tokens": tokens,
+        "positions": positions,
+        "kv_rows": positions,
+        "mask": np.where(hidden, np.float32(-np.inf), np.float32(0.0)),
+        "out_rows": np.arange(n - n_out, n, dtype=np.int32),
+    }
+    if window:
+        outside = hidden | (rows <= positions[:, None] - window)
+        inputs["mask_window"] = np.where(outside, np.float32(-np.inf), np.float32(0.0))
+    return {name: value for name, value in inputs.items() if name in graph}
+
+
+def _check(options: SessionOptions) -> None:
+    for name, value in (("-c", options.n_ctx), ("-b", options.n_batch), ("-ub", options.n_ubatch)):
+        if value < 1:
+            raise UsageError(f"{name} {value}", why="it must be at least 1")
