@@ -165,8 +165,8 @@ def _mul_mat(d: Drawing) -> None:
 def _weight(
     d: Drawing, fits: Callable[[Tensor], bool], make: Callable[[], tuple[int, ...]]
 ) -> Tensor:
-    there = [t for t in d.floats if fits(t)]
-    return d.pick(there) if there and not d.flip() else d.matrix(make())
+    fresh, there = d.flip(), [t for t in d.floats if fits(t)]
+    return d.pick(there) if there and not fresh else d.matrix(make())
 
 
 def _emit_product(d: Drawing, op: str, w: Tensor, x: Tensor, *ids: Tensor) -> None:
@@ -222,8 +222,8 @@ def _get_ids(d: Drawing) -> None:
 
 
 def _set_rows(d: Drawing) -> None:
-    there = [t for t in d.floats if len(t.shape) == 2 and d.writable(t)]
-    if there and not d.flip():
+    fresh, there = d.flip(), [t for t in d.floats if len(t.shape) == 2 and d.writable(t)]
+    if there and not fresh:
         dst = d.pick(there)
     else:
         dst = d.leaf((d.number(1, 6), d.pick((4, 8))), d.pick((F32, F16)))
@@ -241,8 +241,8 @@ def _apart(a: Tensor, b: Tensor) -> bool:
 
 
 def _cpy(d: Drawing) -> None:
-    there = [t for t in d.floats if d.writable(t)]
-    dst = d.pick(there) if there and not d.flip() else d.leaf(d.shape(2), d.pick((F32, F16)))
+    fresh, there = d.flip(), [t for t in d.floats if d.writable(t)]
+    dst = d.pick(there) if there and not fresh else d.leaf(d.shape(2), d.pick((F32, F16)))
 
     def fits(t: Tensor) -> bool:
         readable = t.dtype in FLOAT_DTYPES and (t.is_contiguous or not t.dtype.is_quantized)

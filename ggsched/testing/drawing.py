@@ -6,11 +6,9 @@ correct backend agrees with the oracle closely. An error of 0 means that every c
 has the very same bits; only such values are rounded to f16 or sorted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
-
-from hypothesis import strategies as st
+from typing import Any, Final, TypeVar
 
 from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
@@ -26,14 +24,6 @@ ERR_MAX: Final = 1000.0
 # What a state may hold at the end of a run, and therefore at the start of the next one.
 STATE_MAG: Final = 8.0
 STATE_ERR: Final = 200.0
-
-
-class Draw(Protocol):
-    """What Hypothesis passes to a composite strategy."""
-
-    def __call__(self, strategy: st.SearchStrategy[T], /) -> T:
-        """Return an example of the strategy."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +44,15 @@ class Ids:
 
 
 class Drawing:
-    """Chooses operands, makes leaves where none fits, and adds nodes that stay tame."""
+    """Chooses operands, makes leaves where none fits, and adds nodes that stay tame.
 
-    def __init__(self, draw: Draw, *, write_inputs: bool, weight_dtypes: Sequence[DType]) -> None:
-        self.draw = draw
+    All choices of a step come from the bytes that it was fed, one byte each and 0 after the last;
+    0 is the simplest choice. So each step is one draw of Hypothesis, which can delete a step or
+    zero its bytes without disturbing the others: that is how failing graphs become small.
+    """
+
+    def __init__(self, *, write_inputs: bool, weight_dtypes: Sequence[DType]) -> None:
+        self._choices: Iterator[int] = iter(())
         self.g = GraphBuilder("drawn")
         self.weight_dtypes = tuple(weight_dtypes)
         self.write_inputs = write_inputs
@@ -70,17 +65,21 @@ class Drawing:
 
     # --- choosing -------------------------------------------------------------------------
 
+    def feed(self, choices: bytes) -> None:
+        """Give the choices of the next step."""
+        self._choices = iter(choices)
+
     def flip(self) -> bool:
-        """Draw a coin; it shrinks to False."""
-        return self.draw(st.booleans())
+        """Choose yes or no; 0 is no."""
+        return self.number(0, 1) == 1
 
     def number(self, low: int, high: int) -> int:
-        """Draw an integer in [low, high]; it shrinks to low."""
-        return self.draw(st.integers(low, high))
+        """Choose an integer in [low, high], at most 256 of them; 0 is low."""
+        return low + next(self._choices, 0) % (high - low + 1)
 
     def pick(self, items: Sequence[T]) -> T:
-        """Draw one of the items; it shrinks to the first."""
-        return self.draw(st.sampled_from(items))
+        """Choose one of at most 256 items; 0 is the first."""
+        return items[self.number(0, min(len(items), 256) - 1)]
 
     def shape(self, ndim: int | None = None) -> tuple[int, ...]:
         """Draw a small shape of 1 to 4 axes."""
@@ -93,8 +92,10 @@ class Drawing:
         make: Callable[[], tuple[int, ...]] | None = None,
     ) -> Tensor:
         """Return an f32 tensor that fits: one that is there, or a new leaf of shape ``make()``."""
+        # The coin is thrown in any case, so that later choices keep their bytes.
+        fresh = make is not None and self.flip()
         there = [t for t in self.floats if t.dtype is F32 and fits(t)]
-        if there and not (make is not None and self.flip()):
+        if there and not fresh:
             return self.pick(there)
         return self.leaf(self.shape() if make is None else make())
 
@@ -129,7 +130,8 @@ class Drawing:
     def special_leaf(self, kind: LeafKind, shape: tuple[int, ...]) -> Tensor:
         """Return a leaf for one purpose; it is never written and never used for another."""
         there = [t for k, t in self.special if (k, t.shape) == (kind, shape)]
-        if there and not self.flip():
+        fresh = self.flip()
+        if there and not fresh:
             return self.pick(there)
         name = f"{kind}{len(self.rules)}"
         self.rules[name] = LeafRule(kind)
@@ -145,7 +147,8 @@ class Drawing:
             for i in self.ids
             if i.tensor.shape == shape and i.bound <= rows and (i.distinct or not distinct)
         ]
-        if there and not self.flip():
+        fresh = self.flip()
+        if there and not fresh:
             return self.pick(there)
         name = f"ids{len(self.rules)}"
         t = self.g.input(name, shape, I32)

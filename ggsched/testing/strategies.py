@@ -10,6 +10,7 @@ Computed in f32 by any correct backend, the outputs agree with the oracle within
 """
 
 from collections.abc import Collection, Sequence
+from typing import Final
 
 from hypothesis import strategies as st
 
@@ -18,25 +19,30 @@ from ggsched.ir.ops import op_by_name
 from ggsched.ir.tensor import Role, Tensor
 from ggsched.testing.draw_ops import STEPS
 from ggsched.testing.draw_views import draw_view
-from ggsched.testing.drawing import Draw, Drawing
+from ggsched.testing.drawing import Drawing
 from ggsched.testing.values import ATOL, RTOL, DrawnGraph, LeafRule, values_for
+
+CHOICES: Final = 40  # bytes per step, more than any step asks for
 
 
 @st.composite
 def graphs(
-    draw: Draw,
+    draw: st.DrawFn,
     max_nodes: int = 12,
     *,
+    min_nodes: int = 1,
     ops: Collection[str] | None = None,
     views: bool = True,
     write_inputs: bool = True,
     weight_dtypes: Sequence[DType] = FLOAT_DTYPES,
 ) -> DrawnGraph:
-    """Draw a verified graph of 1 to about ``max_nodes`` nodes with 1 to 4 outputs.
+    """Draw a verified graph of up to about ``max_nodes`` nodes with 1 to 4 outputs.
 
     Args:
         draw: Passed by Hypothesis.
-        max_nodes: Number of steps; a step adds none, one or two nodes.
+        max_nodes: Largest number of steps; a step adds none, one or two nodes. Hypothesis draws
+            about ``min_nodes + 5`` steps on average, so raise that for large graphs.
+        min_nodes: Smallest number of steps.
         ops: Ops to choose from; all by default.
         views: Whether to draw views (writes into them make hazards on parts of a storage).
         write_inputs: Whether nodes may write through inputs, which the host sets before each run.
@@ -46,13 +52,17 @@ def graphs(
         GraphError: ``ops`` names an unknown op.
     """
     names = tuple(STEPS) if ops is None else tuple(op_by_name(name).name for name in ops)
-    d = Drawing(draw, write_inputs=write_inputs, weight_dtypes=weight_dtypes)
-    for _ in range(draw(st.integers(1, max_nodes))):
+    d = Drawing(write_inputs=write_inputs, weight_dtypes=weight_dtypes)
+    choices = st.binary(min_size=CHOICES, max_size=CHOICES)
+    for step in draw(st.lists(choices, min_size=min_nodes, max_size=max_nodes)):
+        d.feed(step)
+        op = d.pick(STEPS[d.pick(names)])
         if views and d.flip():
             draw_view(d)
-        d.pick(STEPS[d.pick(names)])(d)
+        op(d)
     if not d.results:
         d.node("silu", d.leaf((4,)))
+    d.feed(draw(st.binary(min_size=4, max_size=4)))
     return DrawnGraph(d.g.build(*_outputs(d)), dict(d.rules))
 
 

@@ -16,7 +16,6 @@ from ggsched.ir.graph import Graph
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
 from ggsched.passes.place import Constraints
-from ggsched.testing.drawing import Draw
 from ggsched.testing.handmade import fake_device
 from ggsched.topology.caps import CopyOrder, DeviceFacts, WaitPath, op_key
 from ggsched.topology.model import CopyPath, Topology
@@ -28,7 +27,7 @@ WAIT_PATHS: Final[tuple[WaitPath, ...]] = ("native", "thread", "host")
 
 
 @st.composite
-def devices(draw: Draw, name: str, *, all_ops: bool = False) -> DeviceFacts:
+def devices(draw: st.DrawFn, name: str, *, all_ops: bool = False) -> DeviceFacts:
     """Draw the facts of a device: any capabilities, and all ops or some of them."""
     ops = ALL_OPS
     if not all_ops and draw(st.booleans()):
@@ -49,7 +48,7 @@ def devices(draw: Draw, name: str, *, all_ops: bool = False) -> DeviceFacts:
 
 
 @st.composite
-def topologies(draw: Draw, min_devices: int = 1, max_devices: int = 4) -> Topology:
+def topologies(draw: st.DrawFn, min_devices: int = 1, max_devices: int = 4) -> Topology:
     """Draw a machine. Its last device supports every op, so every graph can be placed.
 
     Copy paths are there or not, executed by either end; waits are native, by a thread, or left to
@@ -65,7 +64,7 @@ def topologies(draw: Draw, min_devices: int = 1, max_devices: int = 4) -> Topolo
 
 
 @st.composite
-def constraints(draw: Draw, graph: Graph, topology: Topology) -> Constraints:
+def constraints(draw: st.DrawFn, graph: Graph, topology: Topology) -> Constraints:
     """Draw homes of weights and states and pins of nodes that can be honoured together."""
     able = _able(graph, topology)
     homes: dict[str, int] = {}
@@ -85,7 +84,7 @@ def constraints(draw: Draw, graph: Graph, topology: Topology) -> Constraints:
     return Constraints(homes, pins)
 
 
-def _some(draw: Draw, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _some(draw: st.DrawFn, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return [pair for pair in pairs if draw(st.booleans())]
 
 
