@@ -65,8 +65,12 @@ def make_bpe(vocab: Vocab, file: str) -> Callable[[str], list[int]]:
     for pair in vocab.merges:
         for text in (*pair, "".join(pair)):
             if text not in ids:
-                what = f"a merge makes or takes {quoted(text)}, which is no token"
-                raise ModelError(what, where=f"{file}: key tokenizer.ggml.merges")
+                raise ModelError(
+                    f"a merge takes or makes {quoted(text)}",
+                    where=f"{file}: key tokenizer.ggml.merges",
+                    why="there is no such token",
+                    hint="convert the model again",
+                )
     patterns = PRE_TOKENIZERS.get(vocab.pre)
     if patterns is None:
         patterns = _DEFAULT

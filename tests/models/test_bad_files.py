@@ -1,0 +1,168 @@
+"""Thousands of damaged files: each ends in one clear line, in bounded time and memory."""
+
+import os
+import re
+import time
+import tracemalloc
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from ggsched.errors import ModelError
+from ggsched.models.graph import build_model_graph
+from ggsched.models.load import load_model, weight_array
+from ggsched.testing.gguf_layout import string_bytes
+from ggsched.testing.gguf_mutants import gguf_mutants
+from tests.models.helpers import ORACLE, tiny_gguf
+from tests.models.vocabularies import BPE_META, SPM_META
+
+MAX_SECONDS = 5.0  # a mutant takes milliseconds; this is about hangs on a busy machine
+MAX_NBYTES = 50e6
+
+
+def use(path, policy):
+    """Do everything that a user does with a model short of running it."""
+    model = load_model(path, weights=policy)
+    build_model_graph(model.spec, n_tokens=2, n_kv=32, n_out=1, n_ctx=64)
+    for name, spec in model.spec.weights.items():
+        assert weight_array(model, name).nbytes == _nbytes(spec)
+    if model.tokenizer.has_text:
+        ids = model.tokenizer.encode("12+3=")
+        model.tokenizer.decode(ids)
+        assert model.tokenizer.stop_ids is not None
+
+
+def _nbytes(spec):
+    n = spec.dtype.row_nbytes(spec.shape[-1])
+    for extent in spec.shape[:-1]:
+        n *= extent
+    return n
+
+
+def refusal(path, mutant, policy):
+    """Return the error with which a mutant is refused, or None."""
+    try:
+        use(path, policy)
+    except ModelError as error:
+        return error
+    except Exception as error:
+        pytest.fail(f"{mutant.name}: {error!r}")
+    return None
+
+
+def check(path, mutant, policy):
+    """Return whether the mutant was refused."""
+    path.write_bytes(mutant.data)
+    tracemalloc.reset_peak()
+    before, started = tracemalloc.get_traced_memory()[0], time.monotonic()
+    error = refusal(path, mutant, policy)
+    assert time.monotonic() - started < MAX_SECONDS, mutant.name
+    assert tracemalloc.get_traced_memory()[1] - before < MAX_NBYTES, mutant.name
+    if error is not None:
+        text = str(error)
+        assert text.startswith(str(path)), mutant.name
+        assert text.isprintable(), mutant.name  # so it is one line, and harmless to a terminal
+        assert len(text) < len(str(path)) + 400, mutant.name
+        assert error.hint or error.why, mutant.name
+    if mutant.expect != "either":
+        assert (error is not None) == (mutant.expect == "error"), mutant.name
+    return error is not None
+
+
+def check_all(path, mutants):
+    """Check mutants and return how many there were and how many of them were refused."""
+    tally = Counter()
+    tracemalloc.start(1)
+    try:
+        for i, mutant in enumerate(mutants):
+            tally[check(path, mutant, ("expand", "packed")[i % 2])] += 1
+    finally:
+        tracemalloc.stop()
+    return tally.total(), tally[True]
+
+
+def sources(tmp_path):
+    """Healthy files whose headers hold, together, every kind of field that the reader knows."""
+    small = tmp_path / "healthy.gguf"
+    yield "q8_0", (ORACLE / "llama-tiny-q8_0.gguf").read_bytes()
+    yield "gpt-oss", tiny_gguf(small, "gpt-oss").read_bytes()
+    yield "qwen3moe", tiny_gguf(small, "qwen3moe").read_bytes()
+    for kind, meta in (("bpe", BPE_META), ("spm", SPM_META)):
+        vocab = len(meta["tokenizer.ggml.tokens"])
+        data = tiny_gguf(small, "llama", meta=meta, vocab=vocab).read_bytes()
+        yield kind, data
+
+
+# With vocabularies most fields are elements of arrays, all alike.
+STEPS = {"q8_0": 3, "gpt-oss": 4, "qwen3moe": 4, "bpe": 24, "spm": 60}
+
+
+def test_mutants_end_in_one_line(tmp_path):
+    total = refused = 0
+    for kind, data in sources(tmp_path):
+        n, bad = check_all(
+            tmp_path / "mutant.gguf", islice(gguf_mutants(data), 0, None, STEPS[kind])
+        )
+        total, refused = total + n, refused + bad
+        assert bad > 0.8 * n, kind
+    assert refused > 2000
+    assert total > 3000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_all_mutants(tmp_path, seed):
+    for _, data in sources(tmp_path):
+        check_all(tmp_path / "mutant.gguf", gguf_mutants(data, flips=3000, seed=seed))
+
+
+def test_mutants_are_the_same_in_every_run():
+    data = (ORACLE / "llama-tiny-q8_0.gguf").read_bytes()
+    names = [m.name for m in gguf_mutants(data)]
+    assert names == [m.name for m in gguf_mutants(data)]
+    assert len(set(names)) > 0.97 * len(names)
+
+
+def test_paths_that_are_no_files(tmp_path):
+    for path, word in ((tmp_path, "directory"), (tmp_path / "none.gguf", "No such file")):
+        with pytest.raises(ModelError, match=word):
+            load_model(path)
+    with pytest.raises(ModelError, match="not a regular file"):
+        load_model("/dev/zero")
+    with pytest.raises(ModelError, match="cannot read"):
+        load_model("a\0b")
+
+
+def test_pipe_does_not_wait_for_a_writer(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ModelError, match="not a regular file"):
+        load_model(pipe)
+
+
+def test_unreadable_file(tmp_path):
+    path = tiny_gguf(tmp_path / "m.gguf")
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        pytest.skip("this user may read everything")
+    with pytest.raises(ModelError, match="Permission denied"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe", "gpt-oss"])
+def test_each_weight_is_asked_for_by_name(tmp_path, arch):
+    path = tmp_path / "m.gguf"
+    whole = load_model(tiny_gguf(path, arch))
+    for name in whole.spec.weights:
+        # A hole in the data would be found first, so the tensor is renamed.
+        old = string_bytes(name.encode())
+        data = tiny_gguf(path, arch).read_bytes()
+        assert data.count(old) == 1
+        path.write_bytes(data.replace(old, old[:-1] + b"_"))
+        if name == "output.weight":  # the embedding takes its place
+            assert name not in load_model(path).spec.weights
+            continue
+        with pytest.raises(ModelError, match=re.escape(name)):
+            load_model(path)
