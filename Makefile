@@ -10,7 +10,6 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
-SOURCES := ggsched backends tests examples benchmarks
 
 # One thread for each BLAS: ggsched's streams are the threads, and timings stay comparable.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
@@ -34,23 +33,23 @@ test-long: $(READY)-dev ## run all tests, slow ones and the nightly number of ex
 	@$(ONE_THREAD) HYPOTHESIS_PROFILE=nightly $(PY) -m pytest -m "slow or not slow" --timeout=3600 $(ARGS)
 
 lint: $(READY)-dev ## ruff, mypy --strict and the import contracts
-	$(PY) -m ruff check $(SOURCES)
+	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -c "from importlinter.cli import lint_imports_command as lint; lint()" --no-logo
 
 format: $(READY)-dev ## let ruff format and sort imports
-	$(PY) -m ruff check --select I --fix $(SOURCES)
-	$(PY) -m ruff format $(SOURCES)
+	$(PY) -m ruff check --select I --fix .
+	$(PY) -m ruff format .
 
 bench: $(READY)-dev ## measure, as ratios in one run
 	@$(ONE_THREAD) $(PY) -m benchmarks $(ARGS)
 
 docs: $(READY)-docs ## build the documentation into site/, warnings are errors
-	$(PY) -m mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 clean: ## remove what tools left behind
 	rm -rf site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-all: clean ## remove the virtual environment as well
 	rm -rf $(VENV)
