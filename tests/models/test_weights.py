@@ -1,0 +1,138 @@
+"""Weight policies: what type a weight has in the graph, and that its bytes are right."""
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+
+from ggsched.errors import InternalError, ModelError, UsageError
+from ggsched.ir.dtype import BF16, F16, F32, MXFP4, Q4_0, Q8_0
+from ggsched.models import weights
+from ggsched.models.load import load_model, weight_array
+from ggsched.testing.dequant import HOST_DTYPE, dequantize, host_shape
+from tests.models.helpers import (
+    ORACLE,
+    Runner,
+    stored,
+    tiny_arrays,
+    tiny_gguf,
+    tiny_meta,
+    write_gguf,
+)
+
+KINDS = {
+    F32: GGMLQuantizationType.F32,
+    F16: GGMLQuantizationType.F16,
+    BF16: GGMLQuantizationType.BF16,
+    Q8_0: GGMLQuantizationType.Q8_0,
+    Q4_0: GGMLQuantizationType.Q4_0,
+    MXFP4: GGMLQuantizationType.MXFP4,
+}
+MATRIX = "blk.0.ffn_up.weight"
+
+
+def model_with(tmp_path, dtype, policy, names=(MATRIX,)):
+    arrays = tiny_arrays("llama")
+    for name in names:
+        arrays[name] = stored(arrays[name], KINDS[dtype])
+    return load_model(tiny_gguf(tmp_path / "m.gguf", arrays=arrays), weights=policy)
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+def test_packed_keeps_the_type_and_copies_nothing(tmp_path, dtype):
+    model = model_with(tmp_path, dtype, "packed")
+    assert model.spec.weights[MATRIX].dtype is dtype
+    array = weight_array(model, MATRIX)
+    assert np.shares_memory(array, model.file.data)
+    assert not array.flags.writeable
+    assert array.dtype == HOST_DTYPE[dtype.name]
+    assert array.shape == host_shape(dtype, model.spec.weights[MATRIX].shape)
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.parametrize("chunk", [1 << 20, 96])
+def test_expand_converts(tmp_path, monkeypatch, dtype, chunk):
+    monkeypatch.setattr(weights, "CHUNK_ELEMENTS", chunk)
+    model = model_with(tmp_path, dtype, "expand")
+    assert model.spec.weights[MATRIX].dtype is F32
+    array = weight_array(model, MATRIX)
+    wanted = dequantize(model.file.raw(MATRIX), dtype, array.shape)
+    assert array.dtype == np.float32
+    np.testing.assert_array_equal(array, wanted)
+    assert np.shares_memory(array, model.file.data) == (dtype is F32)
+
+
+@pytest.mark.parametrize("policy", ["expand", "packed"])
+def test_norms_and_biases_are_f32_in_any_case(tmp_path, policy):
+    arrays = tiny_arrays("gpt-oss", experts=4)
+    halves = {n: a if a.ndim == 3 else stored(a, KINDS[F16]) for n, a in arrays.items()}
+    path = tiny_gguf(tmp_path / "m.gguf", "gpt-oss", arrays=halves)
+    model = load_model(path, weights=policy)
+    for name, spec in model.spec.weights.items():
+        matrix = name.endswith(".weight") and len(spec.shape) > 1
+        packed = policy == "packed" and matrix and len(spec.shape) == 2
+        assert spec.dtype is (F16 if packed else F32), name
+    assert weight_array(model, "output_norm.weight").dtype == np.float32
+
+
+def test_policies_give_the_same_logits():
+    tokens = [3, 1, 4, 1, 5]
+    found = []
+    for policy in ("expand", "packed"):
+        model = load_model(ORACLE / "llama-tiny-q8_0.gguf", weights=policy)
+        found.append(Runner(model).feed(tokens))
+    np.testing.assert_allclose(*found, atol=1e-5)
+
+
+def test_bytes_of_all_weights():
+    packed = load_model(ORACLE / "llama-tiny-q8_0.gguf", weights="packed")
+    assert packed.weight_nbytes() == sum(t.nbytes for t in packed.file.tensors.values())
+    wide = load_model(ORACLE / "llama-tiny-q8_0.gguf")
+    assert wide.weight_nbytes() == sum(weight_array(wide, n).nbytes for n in wide.spec.weights)
+
+
+def test_unaligned_files_are_copied(tmp_path):
+    arrays = tiny_arrays("llama")
+    offsets = set()
+    for extra in range(4):
+        meta = {**tiny_meta("llama"), "general.alignment": 1, "x" * (1 + extra): 1}
+        tensors = {n: stored(a) for n, a in arrays.items()}
+        model = load_model(write_gguf(tmp_path / "m.gguf", meta, tensors, alignment=1))
+        offsets.add(model.file.tensors[MATRIX].offset % 4)
+        array = weight_array(model, MATRIX)
+        assert array.flags.aligned
+        assert not array.flags.writeable
+        np.testing.assert_array_equal(array, arrays[MATRIX])
+    assert len(offsets) == 4
+
+
+def test_integers_are_no_weights(tmp_path):
+    arrays = tiny_arrays("llama")
+    arrays[MATRIX] = stored(arrays[MATRIX], GGMLQuantizationType.I32)
+    with pytest.raises(ModelError, match=r"ffn_up.weight': is not of a float type: .* i32"):
+        load_model(tiny_gguf(tmp_path / "m.gguf", arrays=arrays))
+
+
+def test_integers_may_be_there(tmp_path, caplog):
+    arrays = tiny_arrays("llama")
+    arrays["notes"] = stored(np.arange(8).reshape(2, 4), GGMLQuantizationType.I32)
+    model = load_model(tiny_gguf(tmp_path / "m.gguf", arrays=arrays))
+    assert "1 tensors are not used: 'notes'" in caplog.text
+    np.testing.assert_array_equal(weights.stored_array(model.file, "notes")[1], [4, 5, 6, 7])
+    with pytest.raises(InternalError, match="i32"):
+        weights.converted_array(model.file, "notes")
+
+
+def test_wrong_arguments():
+    path = ORACLE / "llama-tiny-f16.gguf"
+    with pytest.raises(UsageError, match="no weight policy 'int4'"):
+        load_model(path, weights="int4")
+    with pytest.raises(ModelError, match="no weight 'x'"):
+        weight_array(load_model(path), "x")
+    with pytest.raises(ModelError, match="no tensor 'x'"):
+        load_model(path).file.raw("x")
+
+
+def test_opening_reads_no_weights():
+    model = load_model(ORACLE / "gptoss-tiny-f32.gguf")
+    assert isinstance(model.file.data, np.memmap)
+    assert model.file.data.mode == "r"
