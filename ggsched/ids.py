@@ -7,7 +7,9 @@ stream, ``e7`` event, ``a1`` arena, ``c42`` command, ``d0`` device.
 
 from typing import Final, Literal
 
-IdKind = Literal["node", "tensor", "value", "split", "stream", "event", "arena", "command", "device"]
+IdKind = Literal[
+    "node", "tensor", "value", "split", "stream", "event", "arena", "command", "device"
+]
 
 LETTER: Final[dict[IdKind, str]] = {
     "node": "n",

@@ -123,9 +123,7 @@ class Stream(Protocol):
             UsageError: as for ``upload``; or the target is read-only.
         """
 
-    def copy(
-        self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int
-    ) -> None:
+    def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Copy between buffers, of which one at least is this device's (CPY-1).
 
         The copy is ordered on this stream only: not after earlier work of the other side.

@@ -105,8 +105,12 @@ class Topology:
         """
         try:
             if data["format"] != FORMAT:
-                raise PlanError(f"format {data['format']!r} instead of {FORMAT!r}", where="topology")
-            devices = tuple(DeviceFacts(**{**d, "ops": frozenset(d["ops"])}) for d in data["devices"])
+                raise PlanError(
+                    f"format {data['format']!r} instead of {FORMAT!r}", where="topology"
+                )
+            devices = tuple(
+                DeviceFacts(**{**d, "ops": frozenset(d["ops"])}) for d in data["devices"]
+            )
             copies = {(s, d): CopyPath(s, d, by) for s, d, by in data["copy_paths"]}
             waits = {(w, r): path for w, r, path in data["wait_paths"]}
         except (KeyError, TypeError, ValueError) as error:
