@@ -191,25 +191,28 @@ def _expand(work: _Placing, order: Iterable[int], spreads: list[bool], cause: Ca
 
 
 def _upgrade(work: _Placing) -> None:
-    """Move single nodes to a device of higher priority where that saves crossings."""
+    """Move single nodes to a device of higher priority where that saves crossings.
+
+    Only a node at the edge of its run of nodes moves, so that no split is added.
+    """
     if len(work.topology.devices) < 2:
         return
     neighbours = _neighbours(work)
-    for i, storage in enumerate(work.out):
-        current = work.home[storage]
+    home, out = work.home, work.out
+    for i, storage in enumerate(out):
+        current = home[storage]
         if current <= 0 or work.reason[storage][0] not in ("expand-down", "expand-up"):
             continue
+        beside = {home[out[k]] for k in (i - 1, i + 1) if 0 <= k < len(out)}
         around = neighbours.get(storage, [])
-        here = sum(1 for other in around if work.home[other] not in (current, -1))
-        best, crossings = current, here
-        for device in sorted({work.home[other] for other in around}):
+        here = sum(1 for other in around if home[other] not in (current, -1))
+        for device in sorted(beside):
             if 0 <= device < current and work.able[storage] >> device & 1:
-                there = sum(1 for other in around if work.home[other] not in (device, -1))
-                if there < crossings:
-                    best, crossings = device, there
-        if best != current:
-            saved = here - crossings
-            work.settle(storage, best, "upgrade", f"{show('node', i)} saves {saved} crossings")
+                there = sum(1 for other in around if home[other] not in (device, -1))
+                if there < here:
+                    saved = f"{show('node', i)} saves {here - there} crossings"
+                    work.settle(storage, device, "upgrade", saved)
+                    break
 
 
 def _neighbours(work: _Placing) -> dict[int, list[int]]:

@@ -5,6 +5,7 @@ have been drained (BUF-2).
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from ggsched.plan.splits import HOST
 from ggsched.run.release import close_all
 from ggsched.run.store import TensorStore
 
-_NUMPY = {"f32": np.float32, "i32": np.int32, "f16": np.float16}
+_NUMPY: Final = {"f32": np.float32, "i32": np.int32, "f16": np.float16, "bf16": np.uint16}
 
 
 class Resources:
@@ -50,14 +51,19 @@ class Resources:
         return self.host[region.arena][region.offset : region.end]
 
     def host_array(self, graph: Graph, slot: HostSlot) -> np.ndarray:
-        """Return the tensor in a host slot as a numpy array over the slot's bytes."""
+        """Return the tensor in a host slot as a numpy array over the slot's bytes.
+
+        bf16 comes as its bits in uint16, quantised types as uint8 (.., bytes of a row).
+        """
         t = graph.tensors[slot.tensor]
         value = self.plan.splits.values[slot.value]
         region = self.plan.memory.regions[slot.value]
         offset = region.offset + t.offset - value.start
-        return np.ndarray(
-            t.shape, _NUMPY[t.dtype.name], self.host[region.arena], offset, t.strides
-        )
+        memory = self.host[region.arena]
+        if t.dtype.is_quantized:
+            shape = (*t.shape[:-1], t.dtype.row_nbytes(t.shape[-1]))
+            return np.ndarray(shape, np.uint8, memory, offset, (*t.strides[:-1], 1))
+        return np.ndarray(t.shape, _NUMPY[t.dtype.name], memory, offset, t.strides)
 
     def close(self) -> None:
         """Release programs and arenas; the streams must have been drained. Legal twice."""
