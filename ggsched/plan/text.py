@@ -123,6 +123,7 @@ def _devices(plan: Plan) -> Iterator[str]:
         traits = [f"copies {d.copy_order}"]
         traits += [] if d.has_events else ["no events"]
         traits += ["host memory"] if d.is_host else []
+        traits += ["snapshots uploads"] if d.snapshots_uploads else []
         used = " ".join(streams) or "unused"
         yield f"{show('device', i)} {d.name}  {used}  ({', '.join(traits)})"
 

@@ -6,6 +6,7 @@ It shares no code with the passes that make plans and none with the executor tha
 from ggsched.plan.bundle import Plan
 from ggsched.sanitize.footprint import find_footprints
 from ggsched.sanitize.lifetime import find_bad_reads
+from ggsched.sanitize.program import find_disorder
 from ggsched.sanitize.races import find_races
 from ggsched.sanitize.report import Finding, Report, Touch
 from ggsched.sanitize.shape import find_misuse, find_unknown
@@ -35,6 +36,7 @@ def check_plan(plan: Plan, *, runs: int = DEFAULT_RUNS) -> Report:
     footprints, undeclared = find_footprints(plan)
     findings += undeclared
     findings += find_races(plan, footprints, runs)
+    findings += find_disorder(plan)
     findings += find_bad_reads(plan)
     return Report(plan.name, len(plan.commands), runs, tuple(findings))
 

@@ -9,9 +9,19 @@ from ggsched.errors import RaceFound
 from ggsched.ids import show
 
 FindingKind = Literal[
-    "race", "undefined", "reuse", "stale", "event", "region", "declared", "weight", "id"
+    "race",
+    "disorder",
+    "undefined",
+    "reuse",
+    "stale",
+    "event",
+    "region",
+    "declared",
+    "weight",
+    "id",
 ]
-"""``race``: two accesses without an order. ``undefined``: reads bytes that nothing has written.
+"""``race``: two accesses without an order. ``disorder``: commands listed against the order of the
+program, which touch the same bytes. ``undefined``: reads bytes that nothing has written.
 ``reuse``: reads bytes that hold another value. ``stale``: reads a replica older than its storage.
 ``event``: an event or barrier that is misused. ``region``: bytes outside their place, or a copy
 onto itself. ``declared``: a launch that touches more than it says. ``weight``: writes a weight.

@@ -145,6 +145,9 @@ def _misplaced(plan: Plan, command: Command) -> Iterator[Finding]:
             place = f"{show('arena', home.arena)}[{home.offset}:{home.end}]"
             what = f"the {end} of {name} is not within {show('value', vid)} at {place}"
             yield Finding("region", what, command.id, "", *_bytes(region))
+    if dst.nbytes < plan.memory.regions[transfer.dst].nbytes:
+        what = f"{name} fills only {dst.nbytes} bytes of {show('value', transfer.dst)}"
+        yield Finding("region", what, command.id, "copy all of it", *_bytes(dst))
     values, regions = plan.splits.values, plan.memory.regions
     read = src.offset - regions[transfer.src].offset + values[transfer.src].start
     written = dst.offset - regions[transfer.dst].offset + values[transfer.dst].start
