@@ -9,6 +9,7 @@ import numpy as np
 from ggsched.backend.arrays import Array
 from ggsched.ir.dtype import F32
 from ggsched_cpu.dequant import Decoder, decoder
+from ggsched_cpu.kernels.gemm import multiply
 from ggsched_cpu.kernels.matmul import CACHED_NBYTES, SCRATCH_NBYTES
 from ggsched_cpu.kernels.rows import checked_ids, unsigned
 from ggsched_cpu.site import Call, Node, Site
@@ -28,11 +29,7 @@ class _Packed:
             packed = w[start : start + rows]
             decoded = self.room[: packed.shape[0]]
             self.decode(packed, decoded)
-            np.matmul(x, decoded.T, out[:, start : start + rows])
-
-
-def _multiply(w: Array, x: Array, out: Array) -> None:
-    np.matmul(x, w.T, out)
+            multiply(decoded, x, out[:, start : start + rows])
 
 
 def _one_token(experts: Sequence[Array], ids: Array, pairs: Sequence[tuple[Array, Array]]) -> None:
@@ -73,7 +70,7 @@ def _mul_mat_id(node: Node, site: Site) -> list[Call]:
     if ids.shape[0] == 1:
         pairs = [(x[0, u if x.shape[1] > 1 else 0], out[0, u]) for u in range(ids.shape[1])]
         return [(_one_token, (list(w), ids, pairs))]
-    return [(_grouped, (w, x, ids, out, _multiply))]
+    return [(_grouped, (w, x, ids, out, multiply))]
 
 
 EMITTERS: Final[Mapping[str, Callable[[Node, Site], list[Call]]]] = {"mul_mat_id": _mul_mat_id}

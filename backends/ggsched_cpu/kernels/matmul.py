@@ -8,6 +8,7 @@ import numpy as np
 from ggsched.backend.arrays import Array
 from ggsched.ir.dtype import F32
 from ggsched_cpu.dequant import Decoder, decoder
+from ggsched_cpu.kernels.gemm import product, run
 from ggsched_cpu.site import Call, Node, Site, shares
 
 SCRATCH_NBYTES: Final = 4 << 20
@@ -54,22 +55,7 @@ def _cut(a: Array, shape: tuple[int, ...]) -> Array:
     return view
 
 
-def product(w: Array, x: Array, out: Array) -> Call:
-    """Return the call for ``out = x @ w.T`` on f32 views whose batch axes broadcast."""
-    if out.ndim > 2 and out.size == out.shape[-1] * out.shape[-2] and w.size == _matrix_size(w):
-        head = (0,) * (out.ndim - 2)
-        w, x, out = w[(0,) * (w.ndim - 2)], x[head], out[head]
-    if out.ndim == 2 and out.shape[0] == 1 and w.flags.c_contiguous:
-        return np.dot, (w, x[0], out[0])
-    return np.matmul, (x, w.swapaxes(-1, -2), out)
-
-
-def _matrix_size(w: Array) -> int:
-    rows, columns = w.shape[-2:]
-    return int(rows * columns)
-
-
-Piece = tuple[Array, Array, Call]
+Piece = tuple[Array, Array, list[Call]]
 """Packed weights, where to decode them, and the product that uses them."""
 
 
@@ -101,9 +87,9 @@ def packed_products(w: Array, x: Array, out: Array, columns: int, site: Site) ->
 
 def run_pieces(decode: Decoder, pieces: Sequence[Piece]) -> None:
     """Decode and multiply piece by piece."""
-    for packed, decoded, (function, arguments) in pieces:
+    for packed, decoded, calls in pieces:
         decode(packed, decoded)
-        function(*arguments)
+        run(calls)
 
 
 def _mul_mat(node: Node, site: Site) -> list[Call]:
@@ -112,7 +98,7 @@ def _mul_mat(node: Node, site: Site) -> list[Call]:
         return [(node.out.fill, (0.0,))]
     w, x, out = grouped(node.inputs[0], x, node.out)
     if node.dtype(0) is F32:
-        return [product(w, x, out)]
+        return product(w, x, out)
     pieces = list(packed_products(w, x, out, columns, site))
     return [(run_pieces, (decoder(node.dtype(0)), pieces))]
 
