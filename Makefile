@@ -32,8 +32,9 @@ test: $(READY)-dev ## run the tests (about the time of a coffee)
 test-long: $(READY)-dev ## run all tests, slow ones and the nightly number of examples included
 	@$(ONE_THREAD) HYPOTHESIS_PROFILE=nightly $(PY) -m pytest -m "slow or not slow" --timeout=3600 $(ARGS)
 
-lint: $(READY)-dev ## ruff, mypy --strict and the import contracts
+lint: $(READY)-dev ## ruff, format, mypy --strict and the import contracts
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check --quiet . || { echo "ggsched: make format puts this right" >&2; exit 1; }
 	$(PY) -m mypy
 	$(PY) -c "from importlinter.cli import lint_imports_command as lint; lint()" --no-logo
 

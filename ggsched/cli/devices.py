@@ -22,7 +22,7 @@ _BAD: Final = "bold red"
 @click.command()
 @json_option
 @click.pass_obj
-def devices(settings: Settings, as_json: bool) -> None:
+def devices(settings: Settings, /, as_json: bool) -> None:
     """Show backends and devices: what is usable, and why the rest is not.
 
     GGSCHED_BACKENDS restricts and orders the backends.
