@@ -28,6 +28,7 @@ VERSIONS: Final = (2, 3)
 MAX_KEY: Final = 65535
 MAX_TENSOR_NAME: Final = 64
 MAX_STRING: Final = 1 << 24
+MAX_QUOTED: Final = 90
 MAX_AXES: Final = 4
 # The largest vocabularies have some 260,000 tokens and 500,000 merges.
 MAX_ARRAY_ELEMENTS: Final = 1 << 22
@@ -90,7 +91,8 @@ class Header:
 
 def quoted(text: str) -> str:
     """Return text from a file in quotes, escaped and cut, fit for a terminal and one line."""
-    return ascii(text if len(text) <= 80 else f"{text[:77]}...")
+    escaped = ascii(text[:MAX_QUOTED])
+    return escaped if len(escaped) <= MAX_QUOTED else f"{escaped[: MAX_QUOTED - 4]}...{escaped[-1]}"
 
 
 def shown(value: MetaValue | None) -> str:

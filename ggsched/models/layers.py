@@ -109,8 +109,10 @@ class Kit:
         )
         # (H, T, N) x (G, D, N) -> (H, T, D)
         kqv = g.mul_mat(g.permute(values, 1, 2, 0), weights, name="kqv")
-        merged = g.cont(g.permute(kqv, 1, 0, 2), name="kqv_merged")
-        merged = g.reshape(merged, -1, hp.n_embd_q)
+        # With one token there is nothing to reorder, which saves a launch in each block.
+        if self.batch.n_tokens > 1:
+            kqv = g.cont(g.permute(kqv, 1, 0, 2), name="kqv_merged")
+        merged = g.reshape(kqv, -1, hp.n_embd_q)
         return self.linear(merged, f"{blk}.attn_output", "kqv_out")
 
     def _heads(self, x: Tensor, weight: str, label: str, n_head: int) -> Tensor:

@@ -112,10 +112,11 @@ def test_mutants_end_in_one_line(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_all_mutants(tmp_path, seed):
-    for _, data in sources(tmp_path):
-        check_all(tmp_path / "mutant.gguf", gguf_mutants(data, flips=3000, seed=seed))
+def test_all_mutants(tmp_path):
+    for kind, data in sources(tmp_path):
+        step = 10 if kind == "spm" else 1
+        mutants = islice(gguf_mutants(data, flips=3000, seed=1), 0, None, step)
+        check_all(tmp_path / "mutant.gguf", mutants)
 
 
 def test_mutants_are_the_same_in_every_run():

@@ -18,6 +18,7 @@ from tests.models.vocabularies import (
     BYTE,
     CONTROL,
     DEMO_META,
+    MERGED_DEMO_META,
     NORMAL,
     PREFIX,
     SPM_META,
@@ -106,8 +107,10 @@ def test_byte_letters_are_a_bijection():
     assert sorted(byte_letters().values()) == list(range(256))
 
 
-def test_demo_vocabulary(tmp_path):
-    path = tiny_gguf(tmp_path / "m.gguf", meta=DEMO_META, vocab=13)
+@pytest.mark.parametrize("meta", [DEMO_META, MERGED_DEMO_META])
+def test_demo_vocabulary(tmp_path, meta):
+    vocab = len(meta[PREFIX + "tokens"])
+    path = tiny_gguf(tmp_path / "m.gguf", meta=meta, vocab=vocab)
     tokenizer = load_model(path).tokenizer
     assert tokenizer.encode("417+385=") == [4, 1, 7, 10, 3, 8, 5, 11]
     assert tokenizer.decode([8, 0, 2, 12]) == "802"

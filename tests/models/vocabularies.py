@@ -36,6 +36,7 @@ SPM_META = {
     PREFIX + "unknown_token_id": 0,
 }
 
+# Both forms are about: with no merges at all, and with one that makes the control token.
 _DEMO_TOKENS = [*"0123456789+=", "<|end|>"]
 DEMO_META = {
     PREFIX + "model": "gpt2",
@@ -45,6 +46,13 @@ DEMO_META = {
     PREFIX + "merges": [],
     PREFIX + "eos_token_id": 12,
     PREFIX + "add_bos_token": False,
+}
+
+_MERGED_TOKENS = [*_DEMO_TOKENS, "<|", "end|>", "[UNUSED15]"]
+MERGED_DEMO_META = DEMO_META | {
+    PREFIX + "tokens": _MERGED_TOKENS,
+    PREFIX + "token_type": [NORMAL] * 12 + [CONTROL] + [UNUSED] * 3,
+    PREFIX + "merges": ["<| end|>"],
 }
 
 
