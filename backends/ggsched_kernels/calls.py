@@ -1,0 +1,240 @@
+"""Kernel calls as data, and what every lowering needs to make them."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+from typing import Final
+
+from ggsched.backend.program import Operand
+from ggsched.backend.protocols import Buffer
+from ggsched.errors import UsageError
+
+AXES = 4
+MAX_PARTS = 65535  # CUDA's limit for the second axis of a grid
+
+
+class Special(Enum):
+    """Arguments that the device provides."""
+
+    SCRATCH = "scratch"  # memory of the program for results between two of its calls (LCH-5)
+    FAULT = "fault"  # an i32 of the stream, 0 until a kernel meets an id that is out of range
+    CODE = "code"  # the i32 that such a kernel writes there; it stands for the node
+
+
+SCRATCH: Final = Special.SCRATCH
+FAULT: Final = Special.FAULT
+CODE: Final = Special.CODE
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Bytes that the device keeps in memory of its own as long as the program lives."""
+
+    content: bytes
+
+
+Arg = Buffer | bytes | Constant | Special
+"""A kernel argument: memory from its start, or a value in its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """One kernel to enqueue.
+
+    Attributes:
+        source: Name of the source that holds it.
+        defines: Preprocessor definitions, sorted; source and definitions name a program.
+        kernel: Name of the kernel.
+        args: Arguments in order.
+        groups: Extent of the grid in groups.
+        lanes: Work-items of a group, all on the first axis.
+        label: The node that it belongs to, for messages.
+    """
+
+    source: str
+    defines: tuple[tuple[str, str], ...]
+    kernel: str
+    args: tuple[Arg, ...]
+    groups: tuple[int, int, int]
+    lanes: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How kernels are cut for a kind of device.
+
+    Attributes:
+        vector: Floats in a vector.
+        lanes: Work-items of a group.
+        span: Elements of a row that one group takes; a multiple of 32.
+        few_rows: Largest number of rows that a matrix-vector kernel takes.
+        tile_lanes: Work-items of a group that multiplies blocks of matrices.
+        tile_columns: Of these, how many lie along the rows of the weight (LX).
+        lane_columns: Rows of the weight for each lane (NR).
+        lane_rows: Rows of the other matrix for each lane (MR).
+        tile_rows: Rows of the other matrix for a group (BM), a multiple of lane_rows * lanes / LX.
+        tile_depth: Elements along the sum that a tile holds (BK), a multiple of 32.
+    """
+
+    vector: int
+    lanes: int
+    span: int
+    few_rows: int
+    tile_lanes: int
+    tile_columns: int
+    lane_columns: int
+    lane_rows: int
+    tile_rows: int
+    tile_depth: int
+
+
+# One work-item is a whole group and works like a plain loop; 3 x 4 sums of 8 floats fill the
+# registers of AVX2, and a tile of 4 x 1024 floats half of the first cache.
+CPU: Final = Profile(
+    vector=8,
+    lanes=1,
+    span=4096,
+    few_rows=4,
+    tile_lanes=1,
+    tile_columns=1,
+    lane_columns=4,
+    lane_rows=3,
+    tile_rows=126,
+    tile_depth=1024,
+)
+GPU: Final = Profile(
+    vector=4,
+    lanes=128,
+    span=1024,
+    few_rows=4,
+    tile_lanes=256,
+    tile_columns=16,
+    lane_columns=4,
+    lane_rows=4,
+    tile_rows=64,
+    tile_depth=32,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Four-axis view of memory for a kernel: the struct ``Tens`` of ``common.h``.
+
+    Attributes:
+        buffer: Where it lies.
+        offset: Bytes to the first element.
+        shape: Four extents, outermost first.
+        strides: Four strides in bytes.
+    """
+
+    buffer: Buffer | Special
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """Product of the outer three extents."""
+        return prod(self.shape[:-1])
+
+    @property
+    def args(self) -> tuple[Arg, Arg]:
+        """Pointer and struct, as two arguments."""
+        packed = struct.pack("<q4q4i", self.offset, *self.strides, *self.shape)
+        return self.buffer, packed
+
+
+def window(operand: Operand, shape: Sequence[int] | None = None) -> Window:
+    """Return an operand as a window of four axes.
+
+    Args:
+        operand: The operand.
+        shape: Extents to which it is broadcast as in numpy; its own by default.
+    """
+    own, steps = _padded(operand.shape, 1), _padded(operand.strides, 0)
+    wanted = own if shape is None else _padded(shape, 1)
+    pairs = zip(own, wanted, steps, strict=True)
+    return Window(
+        operand.buffer,
+        operand.offset,
+        wanted,
+        tuple(0 if n == 1 else step for n, _, step in pairs),
+    )
+
+
+def window_of(
+    operand: Operand, shape: tuple[int, int, int, int], strides: tuple[int, int, int, int]
+) -> Window:
+    """Return an operand's memory seen with other axes."""
+    return Window(operand.buffer, operand.offset, shape, strides)
+
+
+def _padded(extents: Sequence[int], fill: int) -> tuple[int, ...]:
+    return (*(fill for _ in range(AXES - len(extents))), *extents)
+
+
+def merged(windows: Sequence[Window]) -> list[Window]:
+    """Merge axes of windows of one shape wherever all of them allow it.
+
+    Fewer and longer rows mean fewer groups; contiguous tensors become a single row.
+    """
+    shape = windows[0].shape
+    axes: list[tuple[int, tuple[int, ...]]] = []  # extent and the stride of each window
+    for axis in range(AXES):
+        steps = tuple(w.strides[axis] for w in windows)
+        if shape[axis] == 1:
+            continue
+        outer = axes[-1] if axes else None
+        if outer is not None and outer[1] == tuple(s * shape[axis] for s in steps):
+            axes[-1] = (outer[0] * shape[axis], steps)
+        else:
+            axes.append((shape[axis], steps))
+    if not axes:
+        axes.append((1, tuple(w.strides[-1] for w in windows)))
+    missing = AXES - len(axes)
+    extents = (*(1 for _ in range(missing)), *(n for n, _ in axes))
+    return [
+        Window(w.buffer, w.offset, extents, (*(0,) * missing, *(steps[i] for _, steps in axes)))
+        for i, w in enumerate(windows)
+    ]
+
+
+def check_alignment(operand: Operand, label: str) -> None:
+    """Refuse elements of plain types that do not lie at multiples of their size.
+
+    Processors would not mind, GPUs fault.
+
+    Raises:
+        UsageError: offset or a stride is no multiple of the element's size.
+    """
+    if operand.dtype.is_quantized or 0 in operand.shape:
+        return
+    size = operand.dtype.block_nbytes
+    if operand.offset % size or any(step % size for step in operand.strides):
+        raise UsageError(
+            f"{operand.dtype} elements at offset {operand.offset}, strides {operand.strides}",
+            where=label,
+            why=f"elements must lie at multiples of {size} bytes",
+            hint="copy the tensor with cont() on another device",
+        )
+
+
+def i32(value: int) -> bytes:
+    """Pack a 32-bit integer argument."""
+    return struct.pack("<i", value)
+
+
+def i64(value: int) -> bytes:
+    """Pack a 64-bit integer argument."""
+    return struct.pack("<q", value)
+
+
+def f32(value: float) -> bytes:
+    """Pack a float argument; one that is too large becomes infinite, as in a cast."""
+    try:
+        return struct.pack("<f", value)
+    except OverflowError:
+        return struct.pack("<f", float("inf") if value > 0 else float("-inf"))

@@ -1,0 +1,105 @@
+"""From nodes to kernel calls. Which op uses which kernel is decided here, for every plug-in."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ggsched.backend.program import BoundNode
+from ggsched.errors import UsageError
+from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32
+from ggsched.topology.caps import op_key
+from ggsched_kernels.calls import KernelCall, Profile, check_alignment
+from ggsched_kernels.lower_elements import (
+    lower_add_id,
+    lower_binary,
+    lower_concat,
+    lower_copy,
+    lower_get_rows,
+    lower_repeat,
+    lower_set_rows,
+    lower_unary,
+)
+from ggsched_kernels.lower_matrix import lower_mul_mat, lower_mul_mat_id
+from ggsched_kernels.lower_reductions import (
+    lower_norm,
+    lower_rope,
+    lower_soft_max,
+    lower_sort,
+    lower_sum_rows,
+)
+from ggsched_kernels.site import Site
+
+_LOWER: Final[dict[str, Callable[[Site], None]]] = {
+    **dict.fromkeys(("scale", "clamp", "silu", "gelu"), lower_unary),
+    **dict.fromkeys(("add", "sub", "mul", "div", "swiglu", "swiglu_oai"), lower_binary),
+    **dict.fromkeys(("cpy", "cont"), lower_copy),
+    **dict.fromkeys(("rms_norm", "norm"), lower_norm),
+    **dict.fromkeys(("argsort", "top_k"), lower_sort),
+    "concat": lower_concat,
+    "repeat": lower_repeat,
+    "get_rows": lower_get_rows,
+    "set_rows": lower_set_rows,
+    "add_id": lower_add_id,
+    "mul_mat": lower_mul_mat,
+    "mul_mat_id": lower_mul_mat_id,
+    "sum_rows": lower_sum_rows,
+    "soft_max": lower_soft_max,
+    "rope": lower_rope,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """Kernel calls for some nodes.
+
+    Attributes:
+        calls: Kernels to enqueue, in order.
+        scratch_nbytes: Scratch memory that they share; 0 if none needs it.
+    """
+
+    calls: tuple[KernelCall, ...]
+    scratch_nbytes: int
+
+
+def lower_nodes(nodes: Sequence[BoundNode], profile: Profile) -> Lowered:
+    """Lower nodes that run in order on one stream.
+
+    A node whose result is empty needs no kernel. Scratch is used within one node only, so all of
+    them share it.
+
+    Raises:
+        UsageError: an op that is not lowered, or elements that are not aligned.
+    """
+    calls: list[KernelCall] = []
+    scratch = 0
+    for node in nodes:
+        for operand in (*node.inputs, node.output):
+            check_alignment(operand, node.label)
+        if node.op not in _LOWER:
+            raise UsageError(f"no kernel for {node.op}", where=node.label)
+        if 0 in node.output.shape:
+            continue
+        site = Site(node, profile)
+        _LOWER[node.op](site)
+        calls.extend(site.calls)
+        scratch = max(scratch, site.scratch_nbytes)
+    return Lowered(tuple(calls), scratch)
+
+
+def supported_ops() -> frozenset[str]:
+    """Return ``op:dtype`` for all that ``lower_nodes`` takes, for ``DeviceFacts.ops``."""
+    kinds = dict.fromkeys(_LOWER, (F32,))
+    more = {
+        "get_rows": (*FLOAT_DTYPES, I32),
+        "mul_mat": FLOAT_DTYPES,
+        "mul_mat_id": FLOAT_DTYPES,
+        "set_rows": (F32, F16),
+        "cpy": (*FLOAT_DTYPES, I32),
+        "cont": (*FLOAT_DTYPES, I32),
+        "concat": (F32, I32),
+    }
+    keys = {op: more.get(op, types) for op, types in kinds.items()}
+    return frozenset(op_key(op, t.name) for op, types in keys.items() for t in types)
+
+
+__all__ = ["Lowered", "lower_nodes", "supported_ops"]

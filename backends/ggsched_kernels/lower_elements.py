@@ -1,0 +1,126 @@
+"""Lowering of ops that treat each element, or each row, on its own."""
+
+from typing import Final
+
+from ggsched.backend.program import Operand
+from ggsched.errors import UsageError
+from ggsched.ir.dtype import F16, F32, I32
+from ggsched_kernels.calls import CODE, FAULT, Window, f32, i32, merged, window, window_of
+from ggsched_kernels.site import Site, weight_define
+
+# Numbers of ops within a kernel, as in elementwise.cl, and the parameters that they take.
+_UNARY: Final = {
+    "scale": (0, "scale", "bias"),
+    "clamp": (1, "min", "max"),
+    "silu": (2, "", ""),
+    "gelu": (3, "", ""),
+}
+_BINARY: Final = {
+    "add": (0, "", ""),
+    "sub": (1, "", ""),
+    "mul": (2, "", ""),
+    "div": (3, "", ""),
+    "swiglu": (4, "", ""),
+    "swiglu_oai": (5, "alpha", "limit"),
+}
+
+
+def lower_unary(site: Site) -> None:
+    """``scale``, ``clamp``, ``silu``, ``gelu``."""
+    node = site.node
+    a, y = merged([window(node.inputs[0]), window(node.output)])
+    groups, span = site.parts(y.rows, y.shape[-1])
+    op = _op_args(site, _UNARY[node.op])
+    site.call("elementwise", "unary", (*a.args, *y.args, *op, span), groups)
+
+
+def lower_binary(site: Site) -> None:
+    """Arithmetic of two tensors, the second broadcast to the first, and gated activations."""
+    node = site.node
+    a, b = node.inputs
+    windows = merged([window(a), window(b, a.shape), window(node.output)])
+    groups, span = site.parts(windows[0].rows, windows[0].shape[-1])
+    op = _op_args(site, _BINARY[node.op])
+    tensors = tuple(arg for w in windows for arg in w.args)
+    site.call("elementwise", "binary", (*tensors, *op, span), groups)
+
+
+def _op_args(site: Site, op: tuple[int, str, str]) -> tuple[bytes, bytes, bytes]:
+    number, *names = op
+    p0, p1 = (site.number(name) if name else 0.0 for name in names)
+    return i32(number), f32(p0), f32(p1)
+
+
+def lower_copy(site: Site) -> None:
+    """``cpy`` and ``cont``: operand 0 into the result, converted."""
+    x, y = site.node.inputs[0], site.node.output
+    site.copy(window(x), window(y), x.dtype, _copy_kernel(site, x, y))
+
+
+def _copy_kernel(site: Site, x: Operand, y: Operand) -> str:
+    if x.dtype is y.dtype and x.dtype.block_nbytes == 2:
+        return "copy_16bit"
+    if y.dtype is F16:
+        return "copy_f16"
+    if y.dtype in (F32, I32):
+        return "copy_f32"
+    raise UsageError(f"no kernel writes {y.dtype}", where=site.node.label)
+
+
+def lower_concat(site: Site) -> None:
+    """Two copies into parts of the result."""
+    a, b = site.node.inputs
+    y = site.node.output
+    axis = int(site.number("axis"))
+    for x, start in ((a, 0), (b, a.shape[axis])):
+        if 0 in x.shape:
+            continue
+        part = Operand(
+            y.buffer, y.offset + start * y.strides[axis], y.nbytes, y.dtype, x.shape, y.strides
+        )
+        site.copy(window(x), window(part), x.dtype, "copy_f32")
+
+
+def lower_repeat(site: Site) -> None:
+    """Tiles."""
+    x, y = window(site.node.inputs[0]), window(site.node.output)
+    groups, span = site.parts(y.rows, y.shape[-1])
+    site.call("copy", "repeat", (*x.args, *y.args, span), groups, **weight_define(F32))
+
+
+def lower_get_rows(site: Site) -> None:
+    """Gather; the ids get a last axis of extent 1, a plain table batch axes of stride 0."""
+    table, ids = site.node.inputs
+    y = window(site.node.output)
+    chosen = _with_last_axis(ids)
+    groups, span = site.parts(y.rows, y.shape[-1])
+    args = (*window(table).args, *chosen.args, *y.args, span, FAULT, CODE)
+    site.call("rows", "get_rows", args, groups, **weight_define(table.dtype))
+
+
+def lower_set_rows(site: Site) -> None:
+    """Scatter through operand 0."""
+    dst, src, ids = site.node.inputs
+    x = window(src)
+    if not x.rows or not x.shape[-1]:
+        return
+    groups, span = site.parts(x.rows, x.shape[-1])
+    half = i32(int(dst.dtype is F16))
+    args = (*window(dst).args, *x.args, *_with_last_axis(ids).args, half, span, FAULT, CODE)
+    site.call("rows", "set_rows", args, groups, **weight_define(F32))
+
+
+def lower_add_id(site: Site) -> None:
+    """A bias row chosen for each row."""
+    x, bias, ids = site.node.inputs
+    y = window(site.node.output)
+    groups, span = site.parts(y.rows, y.shape[-1])
+    tensors = (*window(x).args, *window(bias).args, *_with_last_axis(ids).args, *y.args)
+    site.call("rows", "add_id", (*tensors, span, FAULT, CODE), groups, **weight_define(F32))
+
+
+def _with_last_axis(ids: Operand) -> Window:
+    plain = window(ids)
+    _, a, b, c = plain.shape
+    _, sa, sb, sc = plain.strides
+    return window_of(ids, (a, b, c, 1), (sa, sb, sc, 0))

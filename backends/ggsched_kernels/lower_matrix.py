@@ -1,0 +1,73 @@
+"""Lowering of matrix products: few rows are bound by reading the weight, many by arithmetic."""
+
+from ggsched.backend.program import Operand
+from ggsched_kernels.calls import CODE, FAULT, Window, window, window_of
+from ggsched_kernels.site import Site, weight_define
+
+ROWS_AT_ONCE = 4  # rows of the weight that a group of matvec.cl takes
+VECTORS_AT_ONCE = 4  # vectors of a row that a lane of matvec_columns takes
+
+
+def lower_mul_mat(site: Site) -> None:
+    """``x @ w.T``, batched."""
+    w, x = site.node.inputs
+    p = site.profile
+    a = site.contiguous(x)
+    y = window(site.node.output)
+    b = window(w)
+    args = (*b.args, *a.args, *y.args)
+    rows, columns = y.shape[2:]
+    batches = y.shape[0] * y.shape[1]
+    if rows <= p.few_rows and _is_along_sum(w):
+        groups = (-(-columns // ROWS_AT_ONCE), batches, 1)
+        site.call("matvec", "matvec", args, groups, **weight_define(w.dtype))
+        return
+    if rows <= p.few_rows and w.strides[-2] == w.dtype.block_nbytes and not w.dtype.is_quantized:
+        per_group = VECTORS_AT_ONCE * p.vector * p.lanes
+        groups = (-(-columns // per_group), batches, 1)
+        site.call("matvec", "matvec_columns", args, groups, **weight_define(w.dtype))
+        return
+    groups = (-(-columns // _tile_width(site)), -(-rows // p.tile_rows), batches)
+    site.call("matmul", "matmul", args, groups, **_tile_defines(site), **weight_define(w.dtype))
+
+
+def lower_mul_mat_id(site: Site) -> None:
+    """The same with a weight for each row; each expert lists the rows that chose it."""
+    w, x, ids = site.node.inputs
+    p = site.profile
+    a = site.contiguous(x)
+    y = window(site.node.output)
+    experts, columns = w.shape[0], w.shape[1]
+    pairs = ids.shape[0] * ids.shape[1]
+    args = (*window(w).args, *a.args, *_ids(ids).args, *y.args, FAULT, CODE)
+    if pairs <= max(2 * p.few_rows, experts // 2) and _is_along_sum(w):
+        groups = (-(-columns // ROWS_AT_ONCE), pairs, 1)
+        site.call("matvec", "matvec_id", args, groups, **weight_define(w.dtype))
+        return
+    groups = (-(-columns // _tile_width(site)), max(1, experts), 1)
+    site.call("matmul", "matmul_id", args, groups, **_tile_defines(site), **weight_define(w.dtype))
+
+
+def _is_along_sum(w: Operand) -> bool:
+    return w.shape[-1] <= 1 or w.strides[-1] == w.dtype.block_nbytes
+
+
+def _ids(ids: Operand) -> Window:
+    (t, u), (st, su) = ids.shape, ids.strides
+    return window_of(ids, (1, 1, t, u), (0, 0, st, su))
+
+
+def _tile_width(site: Site) -> int:
+    return site.profile.tile_columns * site.profile.lane_columns
+
+
+def _tile_defines(site: Site) -> dict[str, str | int]:
+    p = site.profile
+    return {
+        "lanes": p.tile_lanes,
+        "LX": p.tile_columns,
+        "NR": p.lane_columns,
+        "MR": p.lane_rows,
+        "BM": p.tile_rows,
+        "BK": p.tile_depth,
+    }

@@ -1,0 +1,85 @@
+"""Lowering of ops whose elements depend on a whole row, and of rope."""
+
+import math
+import struct
+from typing import Final
+
+from ggsched.ir.rope import rope_table
+from ggsched_kernels.calls import SCRATCH, Constant, f32, i32, i64, window, window_of
+from ggsched_kernels.site import Site
+
+BLOCK: Final = 256  # elements that sort_blocks sorts
+TURN: Final = 2**60  # one turn in the fixed-point frequencies of rope.cl
+_NORM: Final = {"rms_norm": 0, "norm": 1}
+
+
+def lower_norm(site: Site) -> None:
+    """``rms_norm`` and ``norm``."""
+    x, y = window(site.node.inputs[0]), window(site.node.output)
+    kind = i32(_NORM[site.node.op])
+    args = (*x.args, *y.args, kind, f32(site.number("eps")))
+    site.call("norm", "norm", args, (x.rows, 1, 1))
+
+
+def lower_sum_rows(site: Site) -> None:
+    """Sums of rows, also of empty ones."""
+    x, y = window(site.node.inputs[0]), window(site.node.output)
+    site.call("norm", "sum_rows", (*x.args, *y.args), (x.rows, 1, 1))
+
+
+def lower_soft_max(site: Site) -> None:
+    """Softmax with optional mask and sinks; their places are taken by x where they are absent."""
+    node = site.node
+    x, *rest = node.inputs
+    plain = window(x)
+    masked, has_sinks = bool(node.params["mask"]), bool(node.params["sinks"])
+    mask = window(rest.pop(0), x.shape) if masked else plain
+    sinks = plain
+    if has_sinks:
+        operand = rest.pop(0)
+        heads, rows = x.shape[:2]
+        sinks = window_of(operand, (1, heads, rows, 1), (0, operand.strides[0], 0, 0))
+    has = i32(masked | has_sinks << 1)
+    tensors = (*plain.args, *mask.args, *sinks.args, *window(node.output).args)
+    site.call("softmax", "soft_max", (*tensors, has, f32(site.number("scale"))), (plain.rows, 1, 1))
+
+
+def lower_rope(site: Site) -> None:
+    """Rotations; frequencies become turns per position in units of 2^-60."""
+    node = site.node
+    x, positions, *factors = node.inputs
+    per_position, magnitude = rope_table(node.params)
+    turns = [round(f / math.tau * TURN) for f in per_position]
+    wrapped = [(t + 2**63) % 2**64 - 2**63 for t in turns]
+    table = Constant(struct.pack(f"<{len(wrapped)}q", *wrapped))
+    extra = window(factors[0] if factors else positions)
+    y = window(node.output)
+    pairing = i32(int(node.params["pairing"] == "halves"))
+    flags = (i32(len(turns)), pairing, i32(len(factors)), f32(magnitude))
+    args = (*window(x).args, *window(positions).args, *extra.args, *y.args, table, *flags)
+    site.call("rope", "rope", args, (x.shape[0], 1, 1))
+
+
+def lower_sort(site: Site) -> None:
+    """``argsort`` and ``top_k``: sorted blocks, then merges that double the runs.
+
+    The last step writes to the result, the steps before to one of two scratch areas in turn.
+    """
+    node = site.node
+    x, y = window(node.inputs[0]), node.output
+    n, keep = x.shape[-1], y.shape[-1]
+    descending = node.op == "top_k" or bool(node.params["descending"])
+    rows, groups = x.rows, (x.rows, -(-n // BLOCK), 1)
+    widths = [BLOCK << i for i in range(max(0, (-(-n // BLOCK) - 1).bit_length()))]
+    areas = [site.scratch(4 * rows * n) for _ in range(min(2, len(widths)))]
+    for step in range(len(widths) + 1):
+        last = step == len(widths)
+        to = (y.buffer, i64(y.offset)) if last else (SCRATCH, i64(areas[step % 2]))
+        kept = keep if last else n
+        tail = (i32(kept), i32(kept), i32(int(descending)))
+        if step == 0:
+            site.call("sort", "sort_blocks", (*x.args, *to, *tail), groups)
+            continue
+        origin = (SCRATCH, i64(areas[(step - 1) % 2]))
+        args = (*x.args, *origin, *to, *tail, i32(widths[step - 1]))
+        site.call("sort", "sort_merge", args, groups)

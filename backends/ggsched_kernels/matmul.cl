@@ -1,0 +1,145 @@
+/* y[m, n] = sum_k x[m, k] w[n, k] for many rows m, in blocks.
+ *
+ * A group computes BM rows of x against BN = LX * NR rows of w. For each stretch of BK elements
+ * along k it unpacks its part of w once into a local tile; then each lane multiplies MR rows of x
+ * with NR rows of the tile, summing vectors along k in registers. BM may be more than the lanes
+ * cover at once; then they sweep, and y carries the sums from stretch to stretch.
+ *
+ * The rows of x and y are listed in local arrays, so that the same code serves mul_mat_id, where
+ * the rows that go to one expert are scattered. Rows of x lie along k without gaps, those of y
+ * along n.
+ */
+#define BN (LX * NR)
+#define LY (LANES / LX)
+#define ONE_SWEEP (BM == LY * MR)
+#define PITCH (BK + VW) /* rows of the tile apart in the sets of a cache and in memory banks */
+
+/* Unpack w[0 .. rows-1, k0 .. k0+nk-1] to tile[n][k]; zeros up to BN rows and whole vectors. */
+FN void unpack_tile(LOCAL_PTR float *tile, GLOBAL const u8 *w, i64 sn, i64 sk, int rows, int k0, int nk) {
+  int vectors = (nk + VW - 1) / VW;
+#if W_NBYTES
+  if (sk != W_NBYTES) { /* transposed, or strided otherwise: neighbours along n are closer */
+    for (int i = LANE; i < vectors * VW * BN; i += LANES) {
+      int c = i % BN, k = i / BN;
+      tile[c * PITCH + k] = c < rows && k < nk ? WITEM(w + c * sn + (i64)(k0 + k) * sk, 0) : 0.0f;
+    }
+    return;
+  }
+#endif
+  for (int i = LANE; i < vectors * BN; i += LANES) {
+    int c = i / vectors, k = i % vectors * VW;
+    GLOBAL const u8 *row = w + c * sn;
+    LOCAL_PTR float *to = tile + c * PITCH + k;
+    if (c < rows && k + VW <= nk) {
+      VSTORE_LOCAL(WLOAD(row, k0 + k), to);
+    } else {
+      for (int j = 0; j < VW; j++) to[j] = c < rows && k + j < nk ? WITEM(row, k0 + k + j) : 0.0f;
+    }
+  }
+}
+
+FN void block_product(GLOBAL const u8 *w, i64 sn, i64 sk, int columns, GLOBAL const u8 *x,
+                      LOCAL_PTR const i64 *xo, GLOBAL u8 *y, LOCAL_PTR const i64 *yo, int count,
+                      int nk, LOCAL_PTR float *tile) {
+  int c0 = LANE % LX * NR;
+  LOCAL_PTR const float *wt = tile + c0 * PITCH;
+  vf acc[MR * NR];
+  for (int k0 = 0; k0 < nk || k0 == 0; k0 += BK) {
+    int stretch = MIN(BK, nk - k0);
+    unpack_tile(tile, w, sn, sk, columns, k0, stretch);
+    BARRIER();
+    for (int m0 = LANE / LX * MR; m0 < count; m0 += LY * MR) {
+      GLOBAL const float *xr[MR];
+      int k = 0;
+      UNROLL for (int r = 0; r < MR; r++)
+        xr[r] = (GLOBAL const float *)(x + xo[MIN(m0 + r, count - 1)]) + k0;
+      if (!ONE_SWEEP || k0 == 0) {
+        UNROLL for (int i = 0; i < MR * NR; i++) acc[i] = VSPLAT(0.0f);
+      }
+      for (; k + VW <= stretch; k += VW) {
+        vf xv[MR];
+        UNROLL for (int r = 0; r < MR; r++) xv[r] = VLOAD(xr[r] + k);
+        UNROLL for (int c = 0; c < NR; c++) {
+          vf wv = VLOAD_LOCAL(wt + c * PITCH + k);
+          UNROLL for (int r = 0; r < MR; r++) acc[c * MR + r] += xv[r] * wv;
+        }
+      }
+      if (ONE_SWEEP && k0 + BK < nk) continue;
+      UNROLL for (int c = 0; c < NR; c++) {
+        UNROLL for (int r = 0; r < MR; r++) {
+          float sum = VSUM(acc[c * MR + r]);
+          for (int j = k; j < stretch; j++) sum += xr[r][j] * wt[c * PITCH + j];
+          if (m0 + r < count && c0 + c < columns) {
+            GLOBAL float *to = (GLOBAL float *)(y + yo[m0 + r]) + c0 + c;
+            *to = !ONE_SWEEP && k0 > 0 ? *to + sum : sum;
+          }
+        }
+      }
+    }
+    BARRIER();
+  }
+}
+
+/* Groups: (n / BN, m / BM, batches). */
+KERNEL(matmul)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty) {
+  LOCAL float tile[PITCH * BN];
+  LOCAL i64 xo[BM];
+  LOCAL i64 yo[BM];
+  int n0 = GROUP(0) * BN, m0 = GROUP(1) * BM, b = GROUP(2);
+  int b0 = b / tx.n[1], b1 = b % tx.n[1], count = MIN(BM, tx.n[2] - m0);
+  i64 wo = tw.off + b0 / (tx.n[0] / tw.n[0]) * tw.s[0] + b1 / (tx.n[1] / tw.n[1]) * tw.s[1];
+  for (int i = LANE; i < count; i += LANES) {
+    xo[i] = tx.off + b0 * tx.s[0] + b1 * tx.s[1] + (m0 + i) * tx.s[2];
+    yo[i] = ty.off + b0 * ty.s[0] + b1 * ty.s[1] + (m0 + i) * ty.s[2] + n0 * 4;
+  }
+  BARRIER();
+  block_product(w + wo + n0 * tw.s[2], tw.s[2], tw.s[3], MIN(BN, tw.n[2] - n0), x, xo, y, yo, count,
+                tx.n[3], tile);
+}
+
+/* w (1, E, n, k), x (1, T, U or 1, k), ids (1, 1, T, U), y (1, T, U, n). Groups: (n / BN, E); a group
+ * lists the rows that chose its expert, BM at a time, each lane looking through a part of ids.
+ * Rows whose id is out of range belong to no expert and are set to zero by the first. */
+KERNEL(matmul_id)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *ids, Tens ti,
+                  GLOBAL u8 *y, Tens ty, GLOBAL i32 *fault, int code) {
+  LOCAL float tile[PITCH * BN];
+  LOCAL i64 xo[BM];
+  LOCAL i64 yo[BM];
+  LOCAL i32 before[LANES + 1];
+  int n0 = GROUP(0) * BN, expert = GROUP(1), columns = MIN(BN, tw.n[2] - n0);
+  int pairs = ti.n[2] * ti.n[3], part = (pairs + LANES - 1) / LANES;
+  int first = LANE * part, last = MIN(first + part, pairs), found = 0;
+  for (int p = first; p < last; p++) {
+    int t = p / ti.n[3], u = p % ti.n[3];
+    int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);
+    found += id == expert;
+    if (expert == 0 && bad_id(id, tw.n[1], fault, code)) {
+      GLOBAL float *yr = (GLOBAL float *)(y + ty.off + t * ty.s[1] + u * ty.s[2]) + n0;
+      for (int i = 0; i < columns; i++) yr[i] = 0.0f;
+    }
+  }
+  before[LANE + 1] = found;
+  BARRIER();
+  if (LANE == 0) {
+    before[0] = 0;
+    for (int i = 0; i < LANES; i++) before[i + 1] += before[i];
+  }
+  BARRIER();
+  int total = before[LANES];
+  for (int start = 0; start < total; start += BM) {
+    int place = before[LANE] - start;
+    for (int p = first; p < last; p++) {
+      int t = p / ti.n[3], u = p % ti.n[3];
+      if (READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]) != expert) continue;
+      if (place >= 0 && place < BM) {
+        xo[place] = tx.off + t * tx.s[1] + (tx.n[2] > 1 ? u : 0) * tx.s[2];
+        yo[place] = ty.off + t * ty.s[1] + u * ty.s[2] + n0 * 4;
+      }
+      place++;
+    }
+    BARRIER();
+    block_product(w + tw.off + expert * tw.s[1] + n0 * tw.s[2], tw.s[2], tw.s[3], columns, x, xo, y, yo,
+                  MIN(BM, total - start), tx.n[3], tile);
+    BARRIER();
+  }
+}

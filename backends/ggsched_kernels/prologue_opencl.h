@@ -1,0 +1,93 @@
+/* Dialect: OpenCL C 1.2. The kernels are written in the macros below and in nothing else.
+ *
+ * The host defines VW (floats in a vector: 8 for processors, 4 for GPUs) and LANES (work-items in
+ * a group, a power of two; 1 for processors, where one item does a whole group's work).
+ */
+#define KERNEL(name) __kernel void name
+#define FN static inline
+#define GLOBAL __global
+#define LOCAL __local
+#define LOCAL_PTR __local
+#define GROUP(axis) ((int)get_group_id(axis))
+#define LANE ((int)get_local_id(0))
+#if LANES > 1
+#define BARRIER() barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
+#else
+#define BARRIER()
+#endif
+#define UNROLL __attribute__((opencl_unroll_hint))
+
+typedef char i8;
+typedef uchar u8;
+typedef ushort u16;
+typedef int i32;
+typedef uint u32;
+typedef long i64;
+typedef ulong u64;
+
+#define CAT_(a, b) a##b
+#define CAT(a, b) CAT_(a, b)
+typedef CAT(float, VW) vf;
+typedef CAT(int, VW) vi;
+typedef CAT(uint, VW) vu;
+typedef CAT(char, VW) vi8;
+typedef CAT(uchar, VW) vu8;
+typedef CAT(ushort, VW) vu16;
+
+/* PoCL does not inline vload, convert, min and their like, and a call inside a loop spills every
+ * register. Compilers made of clang know unaligned vectors and conversions without calls. */
+#ifdef __clang__
+typedef vf vf_any __attribute__((aligned(4)));
+typedef vi8 vi8_any __attribute__((aligned(1)));
+typedef vu8 vu8_any __attribute__((aligned(1)));
+typedef vu16 vu16_any __attribute__((aligned(1)));
+#define VLOAD(p) (*(GLOBAL const vf_any *)(p))
+#define VLOAD_LOCAL(p) (*(LOCAL_PTR const vf_any *)(p))
+#define VSTORE(v, p) (*(GLOBAL vf_any *)(p) = (v))
+#define VSTORE_LOCAL(v, p) (*(LOCAL_PTR vf_any *)(p) = (v))
+#define VLOAD_I8(p) __builtin_convertvector(*(GLOBAL const vi8_any *)(p), vf)
+#define VLOAD_U8(p) __builtin_convertvector(*(GLOBAL const vu8_any *)(p), vi)
+#define VLOAD_U16(p) __builtin_convertvector(*(GLOBAL const vu16_any *)(p), vu)
+#define VSTORE_U16(v, p) (*(GLOBAL vu16_any *)(p) = __builtin_convertvector((v), vu16))
+#define VFLOAT_OF_INT(v) __builtin_convertvector((v), vf)
+#else
+#define VLOAD(p) CAT(vload, VW)(0, (GLOBAL const float *)(p))
+#define VLOAD_LOCAL(p) CAT(vload, VW)(0, (LOCAL_PTR const float *)(p))
+#define VSTORE(v, p) CAT(vstore, VW)((v), 0, (GLOBAL float *)(p))
+#define VSTORE_LOCAL(v, p) CAT(vstore, VW)((v), 0, (LOCAL_PTR float *)(p))
+#define VLOAD_I8(p) CAT(convert_float, VW)(CAT(vload, VW)(0, (GLOBAL const char *)(p)))
+#define VLOAD_U8(p) CAT(convert_int, VW)(CAT(vload, VW)(0, (GLOBAL const uchar *)(p)))
+#define VLOAD_U16(p) CAT(convert_uint, VW)(CAT(vload, VW)(0, (GLOBAL const ushort *)(p)))
+#define VSTORE_U16(v, p) CAT(vstore, VW)(CAT(convert_ushort, VW)(v), 0, (GLOBAL ushort *)(p))
+#define VFLOAT_OF_INT(v) CAT(convert_float, VW)(v)
+#endif
+
+#define VSPLAT(x) ((vf)(x))
+#define VFLOAT_OF_BITS(u) CAT(as_float, VW)(u)
+#define VBITS_OF_FLOAT(v) CAT(as_uint, VW)(v)
+#define VSELECT(condition, yes, no) ((condition) ? (yes) : (no))
+#define VEXP(v) exp(v)
+#define VTANH(v) tanh(v)
+
+#define FLOAT_OF_BITS(u) as_float((uint)(u))
+#define BITS_OF_FLOAT(x) as_uint(x)
+#define EXP(x) exp(x)
+#define TANH(x) tanh(x)
+#define SQRT(x) sqrt(x)
+#define SIN(x) sin(x)
+#define COS(x) cos(x)
+
+#define VMAX_(a, b) ((a) > (b) ? (a) : (b))
+FN float vsum2_(float2 v) { return v.x + v.y; }
+FN float vsum4_(float4 v) { return vsum2_(v.lo + v.hi); }
+FN float vmax2_(float2 v) { return VMAX_(v.x, v.y); }
+FN float vmax4_(float4 v) { return vmax2_(VMAX_(v.lo, v.hi)); }
+#if VW == 4
+#define VSUM(v) vsum4_(v)
+#define VTOP(v) vmax4_(v)
+#else
+FN float vsum8_(float8 v) { return vsum4_(v.lo + v.hi); }
+FN float vmax8_(float8 v) { return vmax4_(VMAX_(v.lo, v.hi)); }
+#define VSUM(v) vsum8_(v)
+#define VTOP(v) vmax8_(v)
+#endif

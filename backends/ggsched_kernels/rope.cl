@@ -1,0 +1,48 @@
+/* Rotary position embedding of x (1, T, H, D); one group takes one position and all its heads, so
+ * that sine and cosine are computed once. y may be x: a pair is read before it is written.
+ *
+ * A frequency is a fixed-point number of turns per position, in units of 2^-60: the product with
+ * the position then wraps around at whole turns without losing a bit, where a float angle of
+ * 100000 radians would be wrong by 0.008.
+ */
+#define ADJACENT 0
+#define HALVES 1
+
+/* Divide a frequency by a float factor, with the precision of the integer. */
+FN i64 divided(i64 frequency, float factor) {
+  u32 bits = BITS_OF_FLOAT(factor);
+  int shift = 150 - (int)((bits >> 23) & 255);
+  i64 quotient = frequency / (i64)((bits & 0x7fffffu) | 0x800000u);
+  if (shift > 0) quotient = shift < 64 ? quotient << shift : 0;
+  if (shift < 0) quotient = shift > -64 ? quotient >> -shift : 0;
+  return (bits >> 31) ? -quotient : quotient;
+}
+
+KERNEL(rope)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *positions, Tens tp, GLOBAL const u8 *factors,
+             Tens tf, GLOBAL u8 *y, Tens ty, GLOBAL const i64 *frequencies, int pairs, int pairing,
+             int has_factors, float magnitude) {
+  int t = GROUP(0), heads = tx.n[2], rest = tx.n[3] - 2 * pairs;
+  i64 position = READ_I32(positions + tp.off + t * tp.s[3]);
+  GLOBAL const u8 *xt = x + tx.off + t * tx.s[1];
+  GLOBAL u8 *yt = y + ty.off + t * ty.s[1];
+  i64 sx = tx.s[3], sy = ty.s[3];
+  for (int i = LANE; i < pairs; i += LANES) {
+    i64 frequency = frequencies[i];
+    if (has_factors) frequency = divided(frequency, READ_F32(factors + tf.off + i * tf.s[3]));
+    u64 turns = ((u64)position * (u64)frequency) << 4;
+    float angle = (float)(i32)(turns >> 32) * 1.4629180792671596e-9f; /* 2 pi / 2^32 */
+    float s = SIN(angle) * magnitude, c = COS(angle) * magnitude;
+    int i0 = pairing == ADJACENT ? 2 * i : i, i1 = pairing == ADJACENT ? 2 * i + 1 : i + pairs;
+    for (int h = 0; h < heads; h++) {
+      GLOBAL const u8 *xh = xt + h * tx.s[2];
+      GLOBAL u8 *yh = yt + h * ty.s[2];
+      float a = READ_F32(xh + i0 * sx), b = READ_F32(xh + i1 * sx);
+      F32_AT(yh + i0 * sy) = a * c - b * s;
+      F32_AT(yh + i1 * sy) = a * s + b * c;
+    }
+  }
+  for (int i = LANE; i < rest * heads; i += LANES) {
+    int h = i / rest, d = 2 * pairs + i % rest;
+    F32_AT(yt + h * ty.s[2] + d * sy) = READ_F32(xt + h * tx.s[2] + d * sx);
+  }
+}

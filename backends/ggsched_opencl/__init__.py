@@ -1,0 +1,14 @@
+"""The plug-in ``opencl``: every OpenCL device, with kernels from ``ggsched_kernels``."""
+
+from ggsched.backend.protocols import Backend
+
+
+def open_backend() -> Backend:
+    """Return the backend; the entry point of the plug-in.
+
+    Raises:
+        BackendUnavailable: pyopencl is not installed, or there is no platform or no device.
+    """
+    from ggsched_opencl.backend import OpenClBackend
+
+    return OpenClBackend()

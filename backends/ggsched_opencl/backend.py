@@ -1,0 +1,42 @@
+"""The backend: devices by index."""
+
+from typing import Final
+
+from ggsched.backend.protocols import Device
+from ggsched.errors import BackendUnavailable
+from ggsched_opencl import driver
+from ggsched_opencl.device import OpenClDevice
+
+MAX_DEVICES: Final = 64
+
+
+class OpenClBackend:
+    """Finds the OpenCL devices of the machine.
+
+    ``device_count`` is the number of physical devices; an index beyond it opens a further logical
+    device on physical device ``index % device_count``. Each opened device has a context of its
+    own, so memory is copied between two of them as between strangers: through the host.
+
+    Raises:
+        BackendUnavailable: there is no device.
+    """
+
+    name: Final = "opencl"
+    contract_version: Final = (1, 0)
+
+    def __init__(self) -> None:
+        self._found = driver.find_devices()
+
+    def device_count(self) -> int:
+        """How many devices are offered."""
+        return len(self._found)
+
+    def open_device(self, index: int) -> Device:
+        """Open a device; every call gives a device of its own."""
+        if not 0 <= index < MAX_DEVICES:
+            raise BackendUnavailable(
+                f"there is no device opencl:{index}",
+                why=f"there are {len(self._found)}, and logical ones up to {MAX_DEVICES - 1}",
+                hint="count from zero",
+            )
+        return OpenClDevice(index, self._found[index % len(self._found)])

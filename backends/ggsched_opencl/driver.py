@@ -1,0 +1,244 @@
+"""The only file that knows pyopencl. Its objects are handed around as they are, typed ``Any``.
+
+Everything here is in terms of one in-order queue, buffers, kernels whose arguments are set, and
+events. What pyopencl or a platform does oddly is dealt with here, with the reason beside it.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ggsched.errors import BackendUnavailable, DeviceFault, OutOfDeviceMemory, UsageError
+
+try:
+    import pyopencl as cl
+except ImportError as error:
+    raise BackendUnavailable(
+        "pyopencl cannot be imported",
+        where="opencl",
+        why=str(error),
+        hint='pip install "ggsched[opencl]", which brings PoCL, an OpenCL for processors',
+    ) from error
+
+Handle = Any
+"""An object of pyopencl."""
+
+INSTALL_HINT: Final = (
+    'pip install "ggsched[opencl]" brings PoCL; GPUs need the OpenCL driver of their vendor'
+)
+OPTIONS: Final = ("-cl-std=CL1.2", "-cl-mad-enable")
+COMPLETE: Final[int] = 0
+
+enqueue_kernel: Final = cl.enqueue_nd_range_kernel
+"""``enqueue_kernel(queue, kernel, work_items, group)`` -> event; about a microsecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An OpenCL device.
+
+    Attributes:
+        handle: The device.
+        platform: Name of its platform, e.g. "Portable Computing Language".
+        version: Version of the platform.
+        name: Name of the device.
+        is_cpu: Whether it is a processor, with the memory of the host.
+        memory_nbytes: Memory in all.
+        max_allocation_nbytes: Largest buffer.
+        alignment: Of buffers, in bytes.
+        local_nbytes: Local memory of a group.
+        max_lanes: Largest group.
+    """
+
+    handle: Handle
+    platform: str
+    version: str
+    name: str
+    is_cpu: bool
+    memory_nbytes: int
+    max_allocation_nbytes: int
+    alignment: int
+    local_nbytes: int
+    max_lanes: int
+
+
+def find_devices() -> list[Found]:
+    """Return all devices of all platforms in an order that does not change from run to run.
+
+    Platforms come in any order (two of one name with two installations of PoCL), so they are
+    sorted by name and version; devices keep their order within a platform.
+
+    Raises:
+        BackendUnavailable: no platform, or none with a device.
+    """
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error as error:
+        raise BackendUnavailable(
+            "there is no OpenCL platform", where="opencl", why=str(error), hint=INSTALL_HINT
+        ) from error
+    found: list[Found] = []
+    for platform in sorted(platforms, key=lambda p: (p.name.strip(), p.version.strip())):
+        try:
+            devices = platform.get_devices()
+        except cl.Error:  # a platform without devices says so by failing
+            continue
+        found.extend(_describe(platform, device) for device in devices)
+    if not found:
+        raise BackendUnavailable(
+            f"none of {len(platforms)} OpenCL platforms has a device",
+            where="opencl",
+            hint=INSTALL_HINT,
+        )
+    return found
+
+
+def _describe(platform: Handle, device: Handle) -> Found:
+    return Found(
+        handle=device,
+        platform=platform.name.strip(),
+        version=platform.version.strip(),
+        name=device.name.strip(),
+        is_cpu=bool(device.type & cl.device_type.CPU),
+        memory_nbytes=int(device.global_mem_size),
+        max_allocation_nbytes=int(device.max_mem_alloc_size),
+        alignment=max(64, int(device.mem_base_addr_align) // 8),
+        local_nbytes=int(device.local_mem_size),
+        max_lanes=int(device.max_work_group_size),
+    )
+
+
+def make_context(device: Handle) -> Handle:
+    """Return a context of one device."""
+    return cl.Context([device])
+
+
+def make_queue(context: Handle) -> Handle:
+    """Return an in-order queue."""
+    return cl.CommandQueue(context)
+
+
+def make_buffer(context: Handle, nbytes: int) -> Handle:
+    """Return device memory; OpenCL has no empty buffers, so those get a byte.
+
+    Raises:
+        OutOfDeviceMemory: the driver refused.
+    """
+    try:
+        return cl.Buffer(context, cl.mem_flags.READ_WRITE, max(1, nbytes))
+    except (cl.MemoryError, cl.LogicError) as error:
+        raise OutOfDeviceMemory(f"asked for {nbytes} bytes", why=str(error)) from error
+
+
+def make_filled_buffer(context: Handle, content: bytes) -> Handle:
+    """Return device memory with content."""
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    return cl.Buffer(context, flags, hostbuf=bytearray(content or b"\0"))
+
+
+def import_buffer(context: Handle, memory: memoryview) -> Handle:
+    """Return a read-only buffer over host memory, which it keeps alive."""
+    if not memory.nbytes:
+        return make_buffer(context, 0)
+    flags = cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR
+    return cl.Buffer(context, flags, hostbuf=memory)
+
+
+def build_program(context: Handle, text: str, defines: Sequence[tuple[str, str]]) -> Handle:
+    """Compile a source.
+
+    Raises:
+        UsageError: the compiler refused it; a defect of the kernels or of the driver.
+    """
+    options = [*OPTIONS, *(f"-D{name}={value}" for name, value in defines)]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # compilers talk; an error is an exception
+            return cl.Program(context, text).build(options)
+    except cl.Error as error:
+        raise UsageError(
+            "the OpenCL compiler refused a kernel",
+            where=" ".join(options),
+            why=str(error),
+            hint="report this with the name and version of the OpenCL platform",
+        ) from error
+
+
+def make_kernel(program: Handle, name: str) -> Handle:
+    """Return a kernel object of its own; that takes half a millisecond in PoCL, so keep it."""
+    return cl.Kernel(program, name)
+
+
+def set_argument(kernel: Handle, index: int, value: Handle | bytes) -> None:
+    """Set an argument: a buffer, or a value in its bytes.
+
+    For bytes ``set_arg`` tries other meanings first, which takes 100 times as long.
+    """
+    if isinstance(value, bytes):
+        kernel._set_arg_buf(index, value)
+    else:
+        kernel.set_arg(index, value)
+
+
+def enqueue_upload(queue: Handle, source: memoryview, buffer: Handle, offset: int) -> Handle:
+    """Copy host bytes to a buffer, return the event. It holds the host memory.
+
+    Dropping such an event before it is complete would block, so it has to be kept.
+    """
+    return cl.enqueue_copy(queue, buffer, source, dst_offset=offset, is_blocking=False)
+
+
+def enqueue_download(queue: Handle, buffer: Handle, offset: int, target: memoryview) -> Handle:
+    """Copy bytes of a buffer to the host, return the event; see ``enqueue_upload``."""
+    return cl.enqueue_copy(queue, target, buffer, src_offset=offset, is_blocking=False)
+
+
+def enqueue_copy(
+    queue: Handle, src: Handle, src_offset: int, dst: Handle, dst_offset: int, nbytes: int
+) -> Handle:
+    """Copy between buffers of one context, return the event."""
+    return cl.enqueue_copy(
+        queue, dst, src, src_offset=src_offset, dst_offset=dst_offset, byte_count=nbytes
+    )
+
+
+def enqueue_wait(queue: Handle, event: Handle) -> Handle:
+    """Hold later commands of the queue until an event of its context is complete."""
+    return cl.enqueue_barrier(queue, wait_for=[event])
+
+
+def make_gate(context: Handle) -> Handle:
+    """Return an event that the host completes, see ``open_gate``."""
+    return cl.UserEvent(context)
+
+
+def open_gate(gate: Handle) -> None:
+    """Complete a user event.
+
+    Never with an error: PoCL 3.0 aborts the process when commands of two queues depend on it.
+    Who failed is kept on our side instead.
+    """
+    gate.set_status(COMPLETE)
+
+
+def status_of(event: Handle) -> int:
+    """Return the state of an event: 0 complete, above not yet, below failed; never blocks."""
+    status: int = event.command_execution_status
+    return status
+
+
+def flush(queue: Handle) -> None:
+    """Send what is enqueued on its way (STR-3)."""
+    queue.flush()
+
+
+def fault_of(error: Exception, command: str, where: str) -> DeviceFault:
+    """Return what a refused command becomes."""
+    return DeviceFault(f"{command} failed", where=where, why=f"{type(error).__name__}: {error}")
+
+
+def errors() -> type[Exception]:
+    """Return the base of what pyopencl raises."""
+    base: type[Exception] = cl.Error
+    return base

@@ -1,0 +1,95 @@
+"""Nodes as kernels whose arguments are set: launching is nothing but enqueueing."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ggsched.backend.program import BoundNode
+from ggsched.backend.protocols import Buffer
+from ggsched_kernels import CODE, FAULT, SCRATCH, Constant, KernelCall, lower_nodes
+from ggsched_kernels.calls import Arg
+from ggsched_opencl import driver
+from ggsched_opencl.buffer import OpenClBuffer, readable, writable
+from ggsched_opencl.driver import Handle
+
+if TYPE_CHECKING:
+    from ggsched_opencl.stream import OpenClStream
+
+Grid = tuple[int, int, int]
+Step = tuple[Handle, Grid, Grid]
+"""A kernel, its work-items, and those of a group."""
+
+
+class OpenClProgram:
+    """Kernels for one stream, with scratch memory of their own (LCH-1..5).
+
+    Args:
+        stream: The only stream that runs it.
+        nodes: Nodes, checked, in order.
+    """
+
+    def __init__(self, stream: "OpenClStream", nodes: Sequence[BoundNode]) -> None:
+        device = stream.device
+        for node in nodes:
+            writable(node.output.buffer)
+        lowered = lower_nodes(nodes, device.profile)
+        self.stream = stream
+        self.is_closed = False
+        self.checks_ids = any(FAULT in call.args for call in lowered.calls)
+        self.steps: list[Step] = []
+        self.labels = [call.label for call in lowered.calls]
+        # OpenCL kernels do not keep their arguments alive.
+        self._buffers: list[Buffer | Handle] = []
+        self._kernels: list[tuple[tuple[object, ...], Handle]] = []
+        self._scratch: OpenClBuffer | None = None
+        self._constants: dict[bytes, Handle] = {}
+        try:
+            if lowered.scratch_nbytes:
+                self._scratch = device.allocate(lowered.scratch_nbytes)
+            for call in lowered.calls:
+                self._add(call)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, call: KernelCall) -> None:
+        key = (call.source, call.defines, call.kernel)
+        kernel = self.stream.device.take_kernel(*key)
+        self._kernels.append((key, kernel))
+        for i, arg in enumerate(call.args):
+            driver.set_argument(kernel, i, self._value(arg, call.label))
+        x, y, z = call.groups
+        self.steps.append((kernel, (x * call.lanes, y, z), (call.lanes, 1, 1)))
+
+    def _value(self, arg: Arg, label: str) -> Handle | bytes:
+        if isinstance(arg, bytes):
+            return arg
+        if isinstance(arg, Constant):
+            context = self.stream.device.context
+            if arg.content not in self._constants:
+                made = driver.make_filled_buffer(context, arg.content)
+                self._constants[arg.content] = made
+            return self._constants[arg.content]
+        if arg is SCRATCH:
+            assert self._scratch is not None  # the lowering has counted it
+            return self._scratch.handle
+        if arg is FAULT:
+            return self.stream.fault_word
+        if arg is CODE:
+            return self.stream.code_of(label)
+        assert isinstance(arg, OpenClBuffer)
+        handle = readable(arg)
+        self._buffers.append(handle)
+        return handle
+
+    def close(self) -> None:
+        """Give the kernels back and release the scratch memory; legal twice."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.steps = []
+        self.stream.device.give_back(self._kernels)
+        self._kernels = []
+        self._buffers = []
+        self._constants = {}
+        if self._scratch is not None:
+            self._scratch.close()

@@ -1,0 +1,277 @@
+"""A stream is an in-order queue. The newest command stands for all before it."""
+
+import struct
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ggsched.backend import checks
+from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
+from ggsched.errors import DeviceFault, GgschedError, UsageError
+from ggsched_opencl import driver
+from ggsched_opencl.buffer import readable, writable
+from ggsched_opencl.driver import COMPLETE, Handle, status_of
+from ggsched_opencl.event import OpenClEvent, Point
+from ggsched_opencl.program import OpenClProgram
+from ggsched_opencl.verdicts import Gate, IdCheck, Verdict, first_fault, still_open
+from ggsched_opencl.waiter import Waiter
+
+if TYPE_CHECKING:
+    from ggsched_opencl.device import OpenClDevice
+
+MANY = 16  # verdicts, after which those that ended well are dropped
+
+
+class OpenClStream:
+    """An in-order queue of commands (STR-1..6).
+
+    Args:
+        device: The device.
+        name: For messages and threads.
+    """
+
+    def __init__(self, device: "OpenClDevice", name: str) -> None:
+        self.device = device
+        self.name = name
+        self.is_closed = False
+        self.queue = driver.make_queue(device.context)
+        self._word: Handle = None
+        self._labels: dict[int, str] = {}
+        self._codes: dict[str, bytes] = {}
+        self._ids_unchecked = False
+        self._newest: Handle = None
+        self._held: deque[Handle] = deque()  # transfers, which hold host memory (CPY-4, CPY-5)
+        self._verdicts: list[Verdict] = []
+        self._fault: DeviceFault | None = None
+        self._waiter = Waiter(f"ggsched {name} waits")
+
+    # --- for programs ------------------------------------------------------------------------
+
+    @property
+    def fault_word(self) -> Handle:
+        """Device memory where kernels leave the code of a node that met a bad id."""
+        if self._word is None:
+            self._word = driver.make_filled_buffer(self.device.context, bytes(4))
+        return self._word
+
+    def code_of(self, label: str) -> bytes:
+        """Return the code of a node as a kernel argument."""
+        if label not in self._codes:
+            code = len(self._codes) + 1
+            self._labels[code] = label
+            self._codes[label] = struct.pack("<i", code)
+        return self._codes[label]
+
+    # --- enqueueing ----------------------------------------------------------------------------
+
+    def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
+        """Copy host bytes into a buffer (CPY-4)."""
+        self._require_usable()
+        checks.check_upload(self.device, source, buffer, offset)
+        self._upload(source, buffer, offset)
+
+    def _upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
+        handle = writable(buffer)
+        if source.nbytes:
+            self._hold(driver.enqueue_upload(self.queue, source, handle, offset))
+
+    def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
+        """Copy bytes of a buffer into host memory (CPY-5)."""
+        self._require_usable()
+        checks.check_download(self.device, buffer, offset, target)
+        self._download(buffer, offset, target)
+
+    def _download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
+        handle = readable(buffer)
+        if target.nbytes:
+            self._hold(driver.enqueue_download(self.queue, handle, offset, target))
+
+    def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
+        """Copy between buffers, of which one may be in host memory (CPY-1, CPY-3, CPY-6)."""
+        self._require_usable()
+        checks.check_copy(self.device, src, src_offset, dst, dst_offset, nbytes)
+        if src.device is not self.device:
+            self._upload(src.host_view()[src_offset : src_offset + nbytes], dst, dst_offset)
+            return
+        if dst.device is not self.device:
+            target = dst.host_view()[dst_offset : dst_offset + nbytes]
+            checks.check_host_memory(target, "copy", written=True)
+            self._download(src, src_offset, target)
+            return
+        origin, target_handle = readable(src), writable(dst)
+        if nbytes:
+            self._newest = driver.enqueue_copy(
+                self.queue, origin, src_offset, target_handle, dst_offset, nbytes
+            )
+            driver.flush(self.queue)
+
+    def launch(self, program: Program) -> None:
+        """Run a program that was compiled for this stream (LCH-1..5)."""
+        self._require_usable()
+        if not isinstance(program, OpenClProgram) or program.stream is not self:
+            raise UsageError("the program was compiled for another stream", why="LCH-5")
+        if program.is_closed:
+            raise checks.closed_error("program")
+        if not program.steps:
+            return
+        queue, enqueue, newest, done = self.queue, driver.enqueue_kernel, self._newest, 0
+        try:
+            for kernel, items, group in program.steps:
+                newest = enqueue(queue, kernel, items, group)
+                done += 1
+        except driver.errors() as error:
+            # Some of the nodes are enqueued, so this is no refusal (ERR-1) but a fault (ERR-2).
+            self._poison(driver.fault_of(error, program.labels[done], self.name))
+        self._newest = newest
+        self._ids_unchecked |= program.checks_ids
+        driver.flush(queue)
+
+    def record(self, event: Event) -> None:
+        """Let an event stand for everything enqueued so far (EVT-1).
+
+        On a stream that is poisoned already the event is recorded *and* the call raises, so that
+        whoever waits for it learns of the fault (EVT-6).
+        """
+        if self.is_closed:
+            raise checks.closed_error("stream")
+        checks.check_record(self.device, event)
+        assert isinstance(event, OpenClEvent)  # this device's events are
+        event.mark(self._point())
+        self._require_usable()
+
+    def wait(self, event: Event) -> None:
+        """Hold later commands until an event is done (EVT-2, EVT-4)."""
+        self._require_usable()
+        checks.check_wait(self.device, event)
+        if event.device is self.device:
+            assert isinstance(event, OpenClEvent)
+            self._wait_native(event.point)
+        elif not (event.is_done and _is_good(event)):
+            gate = Gate(driver.make_gate(self.device.context), self.name)
+            self._newest = driver.enqueue_wait(self.queue, gate.handle)
+            driver.flush(self.queue)
+            self._add_verdicts([gate])
+            self._waiter.add(gate, event, self.device.event_timeout_s)
+
+    def _wait_native(self, point: Point) -> None:
+        if not point.is_done():
+            self._newest = driver.enqueue_wait(self.queue, point.handle)
+            driver.flush(self.queue)
+        self._add_verdicts(point.verdicts)
+
+    def barrier(self) -> None:
+        """Do nothing: the queue keeps launches and copies in order anyway (STR-1)."""
+        self._require_usable()
+
+    # --- waiting -------------------------------------------------------------------------------
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything enqueued so far is complete."""
+        if self.is_closed:
+            raise checks.closed_error("stream")
+        return self._newest is None or status_of(self._newest) <= COMPLETE
+
+    def sync(self, timeout_s: float) -> None:
+        """Block until everything enqueued is complete (STR-5)."""
+        self._require_usable()
+        point = self._point()
+        try:
+            point.require(timeout_s)
+        except DeviceFault as fault:
+            self._poison(fault)
+            raise
+        self._newest = None
+        self._held.clear()
+        self._verdicts.clear()
+
+    def close(self) -> None:
+        """Release the stream; legal twice and after a fault (ERR-3).
+
+        Commands that are enqueued still run; shut gates are opened for that.
+        """
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._waiter.close()
+        self.device.drain_later(self.queue, self._newest, self._held)
+        self._newest = None
+        self._held = deque()
+        self._word = None
+
+    def open_gates(self) -> None:
+        """Give up all waits for events of other backends."""
+        self._waiter.close()
+
+    # --- helpers -------------------------------------------------------------------------------
+
+    def _require_usable(self) -> None:
+        """Refuse calls after ``close`` (ERR-3) and after a failed command (ERR-2)."""
+        if self.is_closed:
+            raise checks.closed_error("stream")
+        if self._fault is None and self._verdicts:
+            self._fault = first_fault(self._verdicts)
+        if self._fault is not None:
+            raise _again(self._fault)
+
+    def _poison(self, fault: DeviceFault) -> None:
+        if self._fault is None:
+            self._fault = fault
+
+    def _hold(self, event: Handle) -> None:
+        """Keep a transfer until it is complete: dropping it earlier would block."""
+        self._newest = event
+        held = self._held
+        while held and status_of(held[0]) <= COMPLETE:
+            held.popleft()
+        held.append(event)
+        driver.flush(self.queue)
+
+    def _point(self) -> Point:
+        """Return the present end of the stream."""
+        if self._ids_unchecked:
+            check = IdCheck(self.name, self._labels)
+            word = check.word.data.cast("B")
+            check.copied = driver.enqueue_download(self.queue, self.fault_word, 0, word)
+            self._hold(check.copied)
+            self._ids_unchecked = False
+            self._add_verdicts([check])
+        verdicts: list[Verdict] = list(self._verdicts)
+        if self._fault is not None:
+            verdicts.insert(0, Known(self._fault))
+        return Point(self._newest, verdicts, self.name)
+
+    def _add_verdicts(self, more: "list[Verdict] | tuple[Verdict, ...]") -> None:
+        self._verdicts.extend(more)
+        if len(self._verdicts) > MANY:
+            self._verdicts = still_open(self._verdicts)
+
+
+class Known:
+    """The verdict of a stream that is poisoned already."""
+
+    is_settled = True
+
+    def __init__(self, fault: DeviceFault) -> None:
+        self._fault = fault
+
+    def fault(self) -> DeviceFault:
+        """Return the fault."""
+        return _again(self._fault)
+
+
+def _again(fault: DeviceFault) -> DeviceFault:
+    """Return a fresh exception like one that was raised before."""
+    fresh = DeviceFault(
+        fault.what, where=fault.where, why=fault.why, hint=fault.hint, story=fault.story
+    )
+    fresh.__cause__ = fault.__cause__
+    return fresh
+
+
+def _is_good(event: Event) -> bool:
+    """Whether a done event did not fail."""
+    try:
+        event.sync(0.0)
+    except GgschedError:
+        return False
+    return True
