@@ -1,4 +1,10 @@
-"""Normalisation and reductions over the last axis. The result may be the bytes of ``x``."""
+"""Normalisation and reductions over the last axis. The result may be the bytes of ``x``.
+
+While a token is decoded the weights stream through the caches between any two of these calls, so
+they run cold, and what counts is how much code and how many objects a call touches. Hence the
+bound ``reduce`` methods with positional arguments (axis, dtype, out, keepdims), and memoryviews
+instead of numpy's scalars.
+"""
 
 from collections.abc import Callable, Mapping
 from math import sqrt
@@ -10,21 +16,27 @@ from ggsched.backend.arrays import Array
 from ggsched_cpu.site import Call, Node, Site, constant
 
 
-def _reduce_last(ufunc: np.ufunc, x: Array, out: Array) -> None:
-    """Reduce the last axis into ``out`` (.., 1)."""
-    ufunc.reduce(x, axis=-1, out=out, keepdims=True)
+def _reduce(ufunc: np.ufunc, x: Array, out: Array) -> Call:
+    """Return the call that reduces the last axis into ``out`` (.., 1)."""
+    return ufunc.reduce, (x, -1, None, out, True)
 
 
-def _rms_norm_row(x: Array, count: int, eps: float, out: Array) -> None:
-    np.multiply(x, 1.0 / sqrt(np.dot(x, x).item() / count + eps), out)
+def _rms_norm_row(
+    x: Array, matrix: Array, eps: float, factor: Array, number: "memoryview[float]", out: Array
+) -> None:
+    """Normalise one row. ``matrix`` is x as (1, n); ``number`` is the one element of ``factor``."""
+    np.dot(matrix, x, factor)
+    number[0] = 1.0 / sqrt(number[0] / x.size + eps)
+    np.multiply(x, factor, out)
 
 
 def _rms_norm(node: Node, site: Site) -> list[Call]:
     x, out, eps = node.inputs[0], node.out, node.number("eps")
     count = x.shape[-1]
     if x.size == count:
-        row = (0,) * (x.ndim - 1)
-        return [(_rms_norm_row, (x[row], count, eps, out[row]))]
+        head = (0,) * (x.ndim - 1)
+        row, factor = x[head], site.scratch((1,))
+        return [(_rms_norm_row, (row, row[None], eps, factor, factor.data, out[head]))]
     total = site.scratch(x.shape[:-1])
     return [
         (np.vecdot, (x, x, total)),
@@ -41,7 +53,7 @@ def _norm(node: Node, site: Site) -> list[Call]:
     mean = site.scratch((*x.shape[:-1], 1))
     total = mean[..., 0]
     return [
-        (_reduce_last, (np.add, x, mean)),
+        _reduce(np.add, x, mean),
         (np.divide, (mean, count, mean)),
         (np.subtract, (x, mean, out)),
         (np.vecdot, (out, out, total)),
@@ -64,14 +76,14 @@ def _soft_max(node: Node, site: Site) -> list[Call]:
         x = out
     top = site.scratch((*out.shape[:-1], 1))
     total = site.scratch(top.shape)
-    calls.append((_reduce_last, (np.maximum, x, top)))
+    calls.append(_reduce(np.maximum, x, top))
     sink = rest.pop(0)[:, None, None] if node.param("sinks") else None
     if sink is not None:
         calls.append((np.maximum, (top, sink, top)))
     calls += [
         (np.subtract, (x, top, out)),
         (np.exp, (out, out)),
-        (_reduce_last, (np.add, out, total)),
+        _reduce(np.add, out, total),
     ]
     if sink is not None:
         calls += [
@@ -83,7 +95,7 @@ def _soft_max(node: Node, site: Site) -> list[Call]:
 
 
 def _sum_rows(node: Node, site: Site) -> list[Call]:
-    return [(_reduce_last, (np.add, node.inputs[0], node.out))]
+    return [_reduce(np.add, node.inputs[0], node.out)]
 
 
 EMITTERS: Final[Mapping[str, Callable[[Node, Site], list[Call]]]] = {

@@ -25,13 +25,16 @@ def checked_ids(ids: Array, count: int) -> Array:
     """
     line = ids.reshape(-1)
     if line.size and line.max() >= count:
-        wrong = line[line >= count].view(np.int32)
-        raise UsageError(
-            f"row {int(wrong[0])} was asked for",
-            why=f"there are {count} rows",
-            hint="look at what computes the ids",
-        )
+        raise _no_such_row(int(line[line >= count][0]), count)
     return line
+
+
+def _no_such_row(row: int, count: int) -> UsageError:
+    return UsageError(
+        f"row {row if row < 1 << 31 else row - (1 << 32)} was asked for",
+        why=f"there are {count} rows",
+        hint="look at what computes the ids",
+    )
 
 
 Batch = tuple[Array, Array, Array]
@@ -54,6 +57,18 @@ def _gather_packed(batches: Sequence[Batch], decode: Decoder) -> None:
         decode(table[checked_ids(ids, table.shape[0])], out)
 
 
+def _gather_one(table: Array, id_: memoryview, count: int, out: Array) -> None:
+    row = id_[0]
+    if row >= count:
+        raise _no_such_row(row, count)
+    out[...] = table[row]
+
+
+def _only(ids: Array) -> memoryview:
+    """Return the one id as a memoryview, which costs less to read than an array (see normal)."""
+    return ids.reshape(-1).data
+
+
 def _get_rows(node: Node, site: Site) -> list[Call]:
     table, ids = node.inputs[0], unsigned(node.inputs[1])
     width = node.out.shape[-1]
@@ -65,6 +80,9 @@ def _get_rows(node: Node, site: Site) -> list[Call]:
     dtype = node.dtype(0)
     if dtype is not F32 and dtype is not I32:
         return [(_gather_packed, (batches, decoder(dtype)))]
+    if ids.size == 1:
+        only = table[(0,) * len(axes)]
+        return [(_gather_one, (only, _only(ids), only.shape[0], node.out.reshape(-1)))]
     dense = all(t.flags.c_contiguous for t, _, _ in batches)
     return [(_gather if dense else _gather_strided, (batches,))]
 
@@ -73,17 +91,17 @@ def _scatter(dst: Array, src: Array, ids: Array) -> None:
     dst[checked_ids(ids, dst.shape[0])] = src
 
 
-def _scatter_one(dst: Array, src: Array, ids: Array, count: int) -> None:
-    row = ids.item()
+def _scatter_one(dst: Array, src: Array, id_: memoryview, count: int) -> None:
+    row = id_[0]
     if row >= count:
-        checked_ids(ids, count)
+        raise _no_such_row(row, count)
     dst[row] = src
 
 
 def _set_rows(node: Node, site: Site) -> list[Call]:
     src, ids = node.inputs[1], unsigned(node.inputs[2])
     if ids.size == 1:
-        return [(_scatter_one, (node.out, src[0], ids, node.out.shape[0]))]
+        return [(_scatter_one, (node.out, src[0], _only(ids), node.out.shape[0]))]
     return [(_scatter, (node.out, src, ids))] if ids.size else []
 
 
