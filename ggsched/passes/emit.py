@@ -63,6 +63,9 @@ class _Emitter:
             next_id += len(self.sync.before.get(i, ()))
             ids.append(_HOST_ITEM if item.kind == "host" else next_id)
             next_id += (item.kind != "host") + (i in self.recorded)
+        for i in range(1, len(ids) - 1):
+            if self.work[i].kind == "host":  # the read of the upload that comes next
+                ids[i] = ids[i + 1]
         return ids
 
     def _sync(self, s: Sync) -> None:

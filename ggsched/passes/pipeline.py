@@ -83,7 +83,7 @@ def _make_plan(
     memory = allocate(graph, topology, splits, timeline)
     if verify:
         verify_memory(graph, topology, splits, memory, timeline.lives)
-    work = list_work(graph, splits, streams, memory)
+    work = list_work(graph, topology, splits, streams, memory)
     lanes = find_lanes(work, streams, topology)
     hazards = find_hazards(work, lanes, memory)
     sync = plan_sync(work, lanes, hazards, streams, topology)

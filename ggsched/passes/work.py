@@ -13,6 +13,7 @@ from ggsched.plan.command import Step
 from ggsched.plan.memory import Memory, Region
 from ggsched.plan.splits import HOST, Splits, Transfer
 from ggsched.plan.streams import Streams
+from ggsched.topology.model import Topology
 
 WorkKind = Literal["host", "upload", "download", "copy", "launch"]
 NO_STREAM: Final = -1
@@ -38,8 +39,14 @@ class Work(NamedTuple):
     steps: tuple[Step, ...] = ()
 
 
-def list_work(graph: Graph, splits: Splits, streams: Streams, memory: Memory) -> list[Work]:
-    """Return all work in program order, the host's accesses first and last."""
+def list_work(
+    graph: Graph, topology: Topology, splits: Splits, streams: Streams, memory: Memory
+) -> list[Work]:
+    """Return all work in program order, the host's accesses first and last.
+
+    An upload to a device that ``snapshots_uploads`` reads its source while it is being enqueued,
+    which is an access of the host; the rest of it is the stream's.
+    """
     regions = memory.regions
     host_in = [_range(regions[v.id]) for v in splits.values if v.kind == "input"]
     work = [Work("host", NO_STREAM, 0, (), _merge(host_in))]
@@ -50,7 +57,12 @@ def list_work(graph: Graph, splits: Splits, streams: Streams, memory: Memory) ->
             next_transfer < len(splits.transfers)
             and splits.transfers[next_transfer].before == split_id
         ):
-            work.append(_transfer(splits, streams, regions, splits.transfers[next_transfer]))
+            item = _transfer(splits, streams, regions, splits.transfers[next_transfer])
+            device = streams.streams[item.stream].device
+            if item.kind == "upload" and topology.devices[device].snapshots_uploads:
+                work.append(Work("host", NO_STREAM, item.source, item.reads, ()))
+                item = item._replace(reads=())
+            work.append(item)
             next_transfer += 1
         if split_id < len(splits.splits):
             s = splits.splits[split_id]

@@ -183,11 +183,14 @@ class _Walk:
     def _touch(self, i: int, run: int, mark: Mark, clock: Clock, footprint: Footprint) -> None:
         found: Found = []
         maps = self._maps
-        reader = mark
-        if i in self._snapshots:  # the device has read before the host goes on (CPY-4)
-            reader = HOST_LANE, self.order.host_work(i, run)[HOST_LANE]
+        reader, known = mark, clock
+        if i in self._snapshots:
+            # The source is read while the host enqueues (CPY-4): what the stream waits for does
+            # not help, and the host goes on after it.
+            known = self.order.host_work(i, run)
+            reader = HOST_LANE, known[HOST_LANE]
         for arena, start, end in footprint.reads:
-            maps[arena].read(start, end, reader, clock, found)
+            maps[arena].read(start, end, reader, known, found)
             if found:
                 self._note(i, run, arena, False, found)
         for arena, start, end in footprint.writes:

@@ -30,7 +30,9 @@ class DeviceFacts:
         is_async: Enqueueing normally returns before the work is done (STR-2 forbids to rely on it).
         has_events: Streams can record and wait for events (EVT-1..6).
         copy_order: How copies and launches of one stream are kept in order (STR-1).
-        snapshots_uploads: Host sources of uploads may be reused when ``upload`` returns (CPY-4).
+        snapshots_uploads: Uploads read their host source while they are being enqueued and not
+            later (CPY-4): it may be reused when ``upload`` returns, and it must be complete before
+            ``upload`` is called, whatever the stream waits for.
         is_deterministic: Same launch, same inputs, same bytes (LCH-4).
         imports_host_memory: ``import_host`` makes a read-only buffer of host memory, no copy.
         ops: Supported ops as ``op:dtype`` with the type of the first operand (LCH-3).

@@ -1,0 +1,36 @@
+"""``python -m benchmarks [SUITE ...] [--json FILE]``: run suites and print one table."""
+
+import argparse
+import sys
+from importlib import import_module
+
+from benchmarks.table import Row, as_json, machine, render
+
+SUITES = ("planning", "overhead", "decode", "cpu", "opencl")
+
+
+def main() -> int:
+    """Run the suites that are named, or all."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}")
+    parser.add_argument("--json", metavar="FILE", help="write the figures to a file as well")
+    options = parser.parse_args()
+    wanted = options.suites or list(SUITES)
+    unknown = [name for name in wanted if name not in SUITES]
+    if unknown:
+        parser.error(f"no suite {unknown[0]!r}; there are {', '.join(SUITES)}")
+    command = " ".join(["python -m benchmarks", *wanted])
+    sys.stdout.write(f"$ {command}\n" + "\n".join(f"  {k}: {v}" for k, v in machine().items()) + "\n\n")
+    rows: list[Row] = []
+    for name in wanted:
+        sys.stderr.write(f"running {name} ...\n")
+        rows += import_module(f"benchmarks.bench_{name}").run()
+    sys.stdout.write(render(rows) + "\n")
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            file.write(as_json(rows, command) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

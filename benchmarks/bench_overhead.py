@@ -1,0 +1,116 @@
+"""What a run from the cache costs the host, everything but the kernels' own time.
+
+Per node: a graph of 2,000 additions of 16 floats as one launch, less the time of 2,000 bare
+``np.add(a, b, out=c)``, against one of these. Per command: the same graph over two logical CPU
+devices that take turns at every node, so that each node brings a launch, a copy, a record and a
+wait, against ``ThreadPoolExecutor.submit(...).result()``; on worker threads and synchronously.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from benchmarks.measure import in_turn, ratio
+from benchmarks.table import Row
+from ggsched.config import Settings
+from ggsched.ir import Graph, GraphBuilder
+from ggsched.passes import Constraints
+from ggsched.scheduler import Scheduler
+from ggsched_cpu.device import CpuDevice
+from ggsched_cpu.device import Settings as CpuSettings
+
+N = 2_000
+ROUNDS = 15
+
+
+def run() -> list[Row]:
+    """Measure."""
+    rows = []
+    for is_sync in (True, False):
+        rows += _per_node(is_sync)
+        rows += _per_command(is_sync)
+    return rows
+
+
+def chain() -> Graph:
+    """Return N additions of 16 floats, one after another."""
+    g = GraphBuilder("chain")
+    x, c = g.input("x", (16,)), g.weight("c", (16,))
+    for _ in range(N):
+        x = g.add(x, c)
+    return g.build(x)
+
+
+def _per_node(is_sync: bool) -> list[Row]:
+    took, _ = _measure(is_sync, 1, N)
+    own = [t - a for t, a in zip(took["run"], took["add"], strict=True)]
+    what = f"per node, {_mode(is_sync)}: (run - kernels) / np.add on 16 floats"
+    return [Row("overhead", what, *ratio(own, took["add"]), bound="<= 3")]
+
+
+def _per_command(is_sync: bool) -> list[Row]:
+    took, commands = _measure(is_sync, 2, 1)
+    own = [(t - a) / commands for t, a in zip(took["run"], took["add"], strict=True)]
+    what = f"per command, {_mode(is_sync)}: (run - kernels) / submit and result"
+    bound = "<= 0.25" if is_sync else "<= 1"
+    each = [t / N for t in took["pool"]]
+    return [
+        Row("overhead", what, *ratio(own, each), bound=bound),
+        Row("overhead", f"  a command, {_mode(is_sync)}", *_us(own), unit="us"),
+        Row("overhead", "  submit and result", *_us(each), unit="us"),
+    ]
+
+
+def _measure(is_sync: bool, devices: int, every: int) -> tuple[dict[str, list[float]], int]:
+    graph = chain()
+    constant = np.ones(16, np.float32)
+    opened = [CpuDevice(i, CpuSettings(sync=is_sync)) for i in range(devices)]
+    pins = Constraints(pins={i: (i // every) % devices for i in range(N)})
+    with (
+        Scheduler(opened, weights={"c": constant}, settings=Settings()) as scheduler,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        inputs = {"x": np.zeros(16, np.float32)}
+        commands = len(scheduler.plan(graph, pins).commands)
+        sides = {
+            "run": lambda: _discard(scheduler.run(graph, inputs, pins)),
+            "add": _bare_adds(constant),
+            "pool": lambda: _submit(pool),
+        }
+        took = in_turn(sides, ROUNDS)
+    for device in opened:
+        device.close()
+    return took, commands
+
+
+def _bare_adds(constant: np.ndarray) -> Callable[[], None]:
+    a, c, add = np.zeros(16, np.float32), np.zeros(16, np.float32), np.add
+
+    def adds() -> None:
+        for _ in range(N):
+            add(a, constant, out=c)
+
+    return adds
+
+
+def _submit(pool: ThreadPoolExecutor) -> None:
+    for _ in range(N):
+        pool.submit(_nothing).result()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _discard(result: object) -> None:
+    del result
+
+
+def _mode(is_sync: bool) -> str:
+    return "synchronous" if is_sync else "worker thread"
+
+
+def _us(seconds: list[float]) -> tuple[float, float, float]:
+    ordered = sorted(1e6 * s for s in seconds)
+    return ordered[len(ordered) // 2], ordered[0], ordered[-1]

@@ -1,0 +1,107 @@
+"""Planning over two devices, against ``graphlib.TopologicalSorter`` ordering the same graph.
+
+The graphs are those of the baseline document: a chain, and a row of diamonds (q, k, v from x, then
+their sum), of 2,000 and 20,000 tiny nodes. The device changes every 10 nodes, and, as the worst
+case, at every node, where each node needs a launch, a copy, a record and a wait of its own.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from graphlib import TopologicalSorter
+
+from benchmarks.measure import in_turn, ratio
+from benchmarks.table import Row
+from ggsched.ir import Graph, GraphBuilder
+from ggsched.ir.dtype import ALL_DTYPES
+from ggsched.ir.ops import OPS
+from ggsched.passes import Constraints, make_plan
+from ggsched.sanitize import check_plan
+from ggsched.topology import CopyPath, DeviceFacts, Topology, op_key
+
+ROUNDS = 5
+
+
+def chain(n: int) -> Graph:
+    """Return x = x + c, n times."""
+    g = GraphBuilder(f"chain {n}")
+    x, c = g.input("x", (16,)), g.weight("c", (16,))
+    for _ in range(n):
+        x = g.add(x, c)
+    return g.build(x)
+
+
+def diamonds(n: int) -> Graph:
+    """Return a row of diamonds, five nodes each."""
+    g = GraphBuilder(f"diamonds {n}")
+    x, c = g.input("x", (16,)), g.weight("c", (16,))
+    for _ in range(n // 5):
+        q, k, v = g.mul(x, c), g.mul(x, c), g.mul(x, c)
+        x = g.add(g.add(q, k), v)
+    return g.build(x)
+
+
+def topology() -> Topology:
+    """Return a GPU and a CPU with a direct copy path."""
+    devices = (_facts("gpu:0", "gpu"), _facts("cpu:0", "cpu"))
+    copies = {(0, 1): CopyPath(0, 1, 0), (1, 0): CopyPath(1, 0, 0)}
+    return Topology(devices, copies, {(0, 1): "thread", (1, 0): "thread"})
+
+
+def _facts(name: str, kind: str) -> DeviceFacts:
+    return DeviceFacts(
+        name=name,
+        backend=name.partition(":")[0],
+        description="planned for, not present",
+        kind=kind,  # type: ignore[arg-type]
+        memory_nbytes=1 << 34,
+        max_allocation_nbytes=1 << 34,
+        alignment=64,
+        max_streams=8,
+        is_host=kind == "cpu",
+        is_async=True,
+        has_events=True,
+        copy_order="stream",
+        snapshots_uploads=False,
+        is_deterministic=True,
+        imports_host_memory=False,
+        ops=frozenset(op_key(op, t.name) for op in OPS for t in ALL_DTYPES),
+    )
+
+
+def _order(graph: Graph) -> None:
+    """Order the graph's nodes with graphlib."""
+    sorter: TopologicalSorter[int] = TopologicalSorter()
+    producer: dict[int, int] = {}
+    for node in graph.nodes:
+        sorter.add(node.id, *(producer[t] for t in node.inputs if t in producer))
+        producer[node.output] = node.id
+    for _ in sorter.static_order():
+        pass
+
+
+def run() -> list[Row]:
+    """Measure."""
+    rows = []
+    machine = topology()
+    for make in (chain, diamonds):
+        for n in (2_000, 20_000):
+            graph = make(n)
+            _ = graph.digest  # made once with the graph, whoever plans it
+            for every in (10, 1):
+                pins = Constraints(pins={i: (i // every) % 2 for i in range(len(graph.nodes))})
+                sides: dict[str, Callable[[], None]] = {
+                    "plan": partial(make_plan, graph, machine, pins),  # type: ignore[dict-item]
+                    "graphlib": partial(_order, graph),
+                }
+                plan = make_plan(graph, machine, pins)
+                if every == 10:
+                    sides["check"] = partial(check_plan, plan)  # type: ignore[dict-item]
+                took = in_turn(sides, ROUNDS if n < 10_000 else 3)
+                what = f"{graph.name}, switch every {every}: plan / graphlib"
+                rows.append(
+                    Row("planning", what, *ratio(took["plan"], took["graphlib"]), bound="<= 20")
+                )
+                if every == 10:
+                    what = f"{graph.name}, switch every {every}: sanitizer / plan"
+                    rows.append(Row("planning", what, *ratio(took["check"], took["plan"])))
+    return rows

@@ -1,0 +1,32 @@
+"""Timing: rounds in turn, so that both sides of a ratio see the same machine."""
+
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+
+
+def in_turn(sides: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
+    """Run each side once per round, in turn; return seconds by side.
+
+    One round more is run first and not counted.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for i in range(rounds + 1):
+        for name, run in sides.items():
+            began = time.perf_counter()
+            run()
+            took = time.perf_counter() - began
+            if i:
+                seconds[name].append(took)
+    return seconds
+
+
+def best(samples: list[float]) -> float:
+    """Return the smallest sample: the one least disturbed by others on the machine."""
+    return min(samples)
+
+
+def ratio(a: list[float], b: list[float]) -> tuple[float, float, float]:
+    """Return the median, the smallest and the largest of a/b, round by round."""
+    pairs = [x / y for x, y in zip(a, b, strict=True)]
+    return median(pairs), min(pairs), max(pairs)
