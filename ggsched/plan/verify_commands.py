@@ -1,7 +1,7 @@
 """Checks of the command list against the artifacts it was made from, by itself."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, assert_never
 
 from ggsched.errors import PlanError
@@ -68,7 +68,17 @@ class _Progress:
         self.split = 0
         self.recorded: dict[int, int] = {}
         self.host_writes = tuple(plan.memory.regions[s.value] for s in plan.inputs)
-        self.host_reads = tuple(plan.memory.regions[s.value] for s in plan.outputs)
+        outputs = (plan.memory.regions[s.value] for s in plan.outputs)
+        self.host_reads = (*outputs, *_snapshots(plan))
+
+
+def _snapshots(plan: Plan) -> Iterator[Region]:
+    """Yield what is read while an upload is enqueued, as if by the host (CPY-4)."""
+    for command in plan.commands:
+        if isinstance(command, Upload) and 0 <= command.stream < len(plan.streams.streams):
+            device = plan.streams.streams[command.stream].device
+            if plan.devices[device].snapshots_uploads:
+                yield command.src
 
 
 def _verify_command(progress: _Progress, command: Command, where: str) -> None:

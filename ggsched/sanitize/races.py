@@ -22,6 +22,8 @@ from ggsched.sanitize.witness import Clash, describe
 MAX_RACES: Final = 200
 """A plan without any waits has a race for every pair of commands; nobody reads that many."""
 
+_NOTHING: Final = Footprint((), ())
+
 Mark = tuple[int, int]
 """A piece of work: its lane and its number there."""
 
@@ -167,7 +169,8 @@ class _Walk:
                 for arena, _, _ in footprint.writes:
                     lanes.setdefault(arena, set()).add(lane)
                     written.add(arena)
-        for arena, _, _ in (*self._inputs, *self._outputs):
+        snapshots = [span for i in self._snapshots for span in (footprints[i] or _NOTHING).reads]
+        for arena, _, _ in (*self._inputs, *self._outputs, *snapshots):
             lanes.setdefault(arena, set()).add(HOST_LANE)
         written.update(arena for arena, _, _ in self._inputs)
         return {arena for arena in written if len(lanes[arena]) > 1}

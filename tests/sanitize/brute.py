@@ -113,10 +113,9 @@ class _Closure:
         self.order.add_edge(begin, end)
         self.order.add_edge(me, begin)
         self.follow(c.stream, "copy", begin, end)
-        snapshot = isinstance(c, Upload) and facts.snapshots_uploads
-        self.accesses.append(
-            Access(c.id, run, begin, me if snapshot else begin, [_span(c.src, False)])
-        )
+        if isinstance(c, Upload) and facts.snapshots_uploads:
+            begin = me  # read by the host, so to say, while it enqueues (CPY-4)
+        self.accesses.append(Access(c.id, run, begin, begin, [_span(c.src, False)]))
         self.accesses.append(Access(c.id, run, end, end, [_span(c.dst, True)]))
 
     def follow(self, q, lane, begin, end):

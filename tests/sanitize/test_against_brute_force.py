@@ -1,6 +1,6 @@
 """The verdict on races must be that of the transitive closure, on any list of commands."""
 
-from hypothesis import event, given
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from ggsched.plan.splits import HOST
@@ -85,6 +85,7 @@ def pair(f: Finding):
     return f.earlier.command, later, f.later.run > f.earlier.run
 
 
+@settings(max_examples=max(300, settings().max_examples))
 @given(plan=command_lists(), runs=st.integers(1, 3))
 def test_verdict_is_that_of_the_closure(plan, runs):
     races = [f for f in check_plan(plan, runs=runs).findings if f.kind == "race"]

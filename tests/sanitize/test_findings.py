@@ -1,0 +1,398 @@
+"""Each kind of finding, by a planted defect; the plan without it is clean."""
+
+import msgspec
+import pytest
+
+from ggsched.plan.memory import Region
+from ggsched.plan.splits import HOST
+from ggsched.plan.streams import Streams, StreamSpec
+from ggsched.sanitize import check_plan
+from ggsched.testing.handmade import PlanWriter, fake_device
+
+N = 16
+
+
+def writer(**facts):
+    w = PlanWriter(fake_device("gpu:0", **facts), fake_device("gpu:1", **facts))
+    return w, w.stream(0), w.stream(1)
+
+
+def kinds(plan):
+    return [f.kind for f in check_plan(plan).findings]
+
+
+def only(plan):
+    findings = check_plan(plan).findings
+    assert len(findings) == 1, check_plan(plan).to_text()
+    return findings[0]
+
+
+def pipeline(w, q):
+    """An input through one launch to an output, in order."""
+    arena = w.arena("compute", 0, 4 * N)
+    x = w.host_input("x", N)
+    a, y = w.value(arena, 0, N, of=x), w.value(arena, N, N)
+    out = w.host_output("y", N, of=y)
+    w.transfer(q, x, a)
+    w.launch(q, w.node("rw", a, y))
+    w.transfer(q, y, out)
+    w.sync(q)
+    return w.plan()
+
+
+def changed(plan, command, **fields):
+    commands = list(plan.commands)
+    commands[command] = msgspec.structs.replace(commands[command], **fields)
+    return msgspec.structs.replace(plan, commands=tuple(commands))
+
+
+@pytest.fixture
+def plan():
+    w, q, _ = writer()
+    return pipeline(w, q)
+
+
+def test_nothing_is_found_in_order(plan):
+    assert kinds(plan) == []
+
+
+def test_empty_plan_is_clean():
+    assert kinds(PlanWriter().plan()) == []
+
+
+# --- ids and regions -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "fields"),
+    [(0, {"id": 7}), (1, {"stream": 9}), (1, {"stream": -1}), (0, {"transfer": 5})],
+)
+def test_unknown_ids(plan, command, fields):
+    assert "id" in kinds(changed(plan, command, **fields))
+
+
+def test_unknown_value_of_an_input(plan):
+    slot = msgspec.structs.replace(plan.inputs[0], value=99)
+    assert kinds(msgspec.structs.replace(plan, inputs=(slot,))) == ["id"]
+
+
+def test_unknown_node(plan):
+    step = plan.commands[1].steps[0]._replace(node=4)
+    assert kinds(changed(plan, 1, steps=(step,))) == ["id"]
+
+
+def test_wrong_number_of_operands(plan):
+    step = plan.commands[1].steps[0]._replace(modes="rrw")
+    assert kinds(changed(plan, 1, steps=(step,))) == ["id"]
+
+
+def test_unknown_device(plan):
+    streams = Streams((StreamSpec(0, 5), StreamSpec(1, 1)), (0,), (0, 0))
+    assert kinds(msgspec.structs.replace(plan, streams=streams)) == ["id"]
+
+
+def test_unknown_binding(plan):
+    splits = msgspec.structs.replace(plan.splits, bindings=((0, 77),))
+    assert kinds(msgspec.structs.replace(plan, splits=splits)) == ["id"]
+
+
+@pytest.mark.parametrize(
+    "region", [Region(1, 3 * N, 2 * N), Region(1, -1, N), Region(1, 0, -1), Region(55, 0, N)]
+)
+def test_region_outside_its_arena(plan, region):
+    assert set(kinds(changed(plan, 0, dst=region))) == {"region"}
+    step = plan.commands[1].steps[0]
+    step = step._replace(operands=(region, step.operands[1]))
+    assert kinds(changed(plan, 1, steps=(step,))) == ["region"]
+
+
+def test_copy_onto_itself():
+    w, q, _ = writer()
+    arena = w.arena("compute", 0, 4 * N)
+    a = w.value(arena, 0, N)
+    b = w.value(arena, N // 2, N, of=a)
+    w.launch(q, w.node("w", a))
+    w.transfer(q, a, b)
+    assert "onto themselves" in only(w.plan()).what
+
+
+def test_transfer_that_fills_a_part(plan):
+    src, dst = plan.commands[0].src, plan.commands[0].dst
+    half = changed(plan, 0, src=src._replace(nbytes=8), dst=dst._replace(nbytes=8))
+    assert kinds(half) == ["region", "undefined"]
+
+
+def test_transfer_of_the_wrong_bytes():
+    w, q, _ = writer()
+    x = w.host_input("x", 2 * N)
+    arena = w.arena("compute", 0, 4 * N)
+    second = w.value(arena, 0, N, of=x, start=N)
+    w.transfer(q, x, second)
+    w.sync(q)
+    plan = w.plan()
+    assert kinds(plan) == []
+    wrong = changed(plan, 0, src=plan.commands[0].src._replace(offset=0))
+    assert "from 0 of t0 to 16" in only(wrong).what
+
+
+def test_transfer_by_a_bystander(plan):
+    finding = check_plan(changed(plan, 0, stream=1)).findings[0]
+    assert (finding.kind, finding.command) == ("region", 0)
+    assert "holds neither end" in finding.what
+
+
+def test_launch_on_memory_of_another_device(plan):
+    assert "region" in kinds(changed(plan, 1, stream=1))
+
+
+def test_operand_outside_its_value(plan):
+    step = plan.commands[1].steps[0]
+    step = step._replace(operands=(Region(0, 2 * N, N), step.operands[1]))
+    assert "region" in kinds(changed(plan, 1, steps=(step,)))
+
+
+@pytest.mark.parametrize("which", ["reads", "writes"])
+def test_launch_that_declares_too_little(plan, which):
+    assert kinds(changed(plan, 1, **{which: ()})) == ["declared"]
+
+
+def test_launch_may_declare_more(plan):
+    more = (Region(plan.commands[1].reads[0].arena, 0, 4 * N),)
+    assert kinds(changed(plan, 1, reads=more)) == []
+
+
+# --- events -------------------------------------------------------------------------------------
+
+
+def test_wait_before_record():
+    w, q, r = writer()
+    w.wait(q, 0)
+    w.record(r)
+    assert only(w.plan()).what == "c0 waits for event 0, not recorded in this run"
+
+
+def test_host_sync_of_unrecorded_event():
+    w, q, _ = writer()
+    w.sync(q, 3)
+    assert only(w.plan()).kind == "event"
+
+
+def test_event_recorded_twice():
+    w, q, _ = writer()
+    w.record(q)
+    w.record(q)
+    assert "records event 0 again" in only(changed(w.plan(), 1, event=0)).what
+
+
+def test_second_record_does_not_count():
+    """Whoever trusts the second record of an event is told so, and of the race."""
+    w, q, r = writer()
+    shared = w.arena("compute", 0, N)
+    a, b = w.value(shared, 0, N), w.value(shared, 0, N)
+    w.record(q)
+    w.launch(q, w.node("w", a))
+    w.record(q)
+    w.wait(r, 0)
+    w.launch(r, w.node("w", b))
+    assert set(kinds(changed(w.plan(), 2, event=0))) >= {"event", "race"}
+
+
+def test_events_of_a_device_without_any():
+    w, q, r = writer(has_events=False)
+    w.record(q)
+    w.wait(r, 0)
+    assert kinds(w.plan()) == ["event", "event"]
+
+
+def test_barrier_of_a_device_without_any():
+    w, q, _ = writer(copy_order="host")
+    w.barrier(q)
+    assert only(w.plan()).kind == "event"
+
+
+# --- content ------------------------------------------------------------------------------------
+
+
+def test_read_of_unwritten_memory():
+    w, q, _ = writer()
+    arena = w.arena("compute", 0, 4 * N)
+    a, y = w.value(arena, 0, N), w.value(arena, N, N)
+    w.launch(q, w.node("rw", a, y))
+    f = only(w.plan())
+    assert (f.kind, f.command, f.arena, f.start, f.end) == ("undefined", 0, arena, 0, N)
+
+
+def test_what_an_earlier_run_left_is_undefined():
+    w, q, _ = writer()
+    arena = w.arena("compute", 0, 4 * N)
+    a, y = w.value(arena, 0, N), w.value(arena, N, N)
+    w.launch(q, w.node("rw", a, y), w.node("w", a))
+    assert only(w.plan()).kind == "undefined"
+
+
+def test_partial_write_defines_nothing():
+    w, q, _ = writer()
+    arena = w.arena("compute", 0, 4 * N)
+    a, y = w.value(arena, 0, N), w.value(arena, N, N)
+    w.launch(q, w.node("p", a), w.node("rw", a, y))
+    assert only(w.plan()).kind == "undefined"
+
+
+def test_output_that_nothing_fills():
+    w, _, _ = writer()
+    w.host_output("y", N)
+    assert only(w.plan()).what.startswith("the host reads v0")
+
+
+def test_weights_and_states_are_defined():
+    w, q, _ = writer()
+    arena = w.arena("compute", 0, 4 * N)
+    weight, state = w.fixed("weight", 0, "w", N), w.fixed("state", 0, "kv", N)
+    y = w.value(arena, 0, N)
+    w.launch(q, w.node("rrw", weight, state, y), w.node("p", state), w.node("rw", y, state))
+    assert kinds(w.plan()) == []
+
+
+def test_write_of_a_weight():
+    w, q, _ = writer()
+    weight = w.fixed("weight", 0, "w", N)
+    w.launch(q, w.node("w", weight))
+    assert only(w.plan()).kind == "weight"
+
+
+def test_state_given_to_another_value():
+    w, q, _ = writer()
+    state = w.fixed("state", 0, "kv", N)
+    arena = w._regions[state].arena
+    t = w.value(arena, 0, N, of=state)
+    w._values[t] = msgspec.structs.replace(w._values[t], storage=9, bound="")
+    w.launch(q, w.node("w", t))
+    assert only(w.plan()).kind == "reuse"
+
+
+def test_r24_tail_of_a_block_given_away():
+    w, q, _ = writer()
+    arena = w.arena("compute", 0, 4 * N)
+    n, x, y = w.value(arena, 0, 10), w.value(arena, 8, 8), w.value(arena, 32, N)
+    w.launch(q, w.node("w", n), w.node("w", x), w.node("rw", n, y))
+    f = only(w.plan())
+    assert (f.kind, f.start, f.end) == ("reuse", 8, 10)
+    assert "holds v1 by now" in f.what
+
+
+def test_r25_result_over_an_operand_that_is_still_read():
+    w, q, _ = writer()
+    arena = w.arena("compute", 0, 4 * N)
+    g, p = w.value(arena, 0, N), w.value(arena, N, N)
+    over = w.value(arena, N, N, over=p)
+    last = w.value(arena, 0, N)
+    w.launch(q, w.node("w", g), w.node("w", p), w.node("rw", g, over), w.node("rrw", g, p, last))
+    assert "which v2 took over before" in only(w.plan()).what
+
+
+def test_partial_write_into_bytes_given_away():
+    w, q, _ = writer()
+    arena = w.arena("compute", 0, 4 * N)
+    a, b = w.value(arena, 0, N), w.value(arena, 0, N)
+    w.launch(q, w.node("w", a), w.node("w", b), w.node("p", a))
+    assert "writes into v0" in only(w.plan()).what
+
+
+def test_taking_over_a_dying_operand_is_fine():
+    w, q, _ = writer()
+    arena = w.arena("compute", 0, 4 * N)
+    a = w.value(arena, 0, N)
+    b = w.value(arena, 0, N, over=a)
+    y = w.value(arena, N, N)
+    w.launch(q, w.node("w", a), w.node("rw", a, b), w.node("rw", b, y))
+    assert kinds(w.plan()) == []
+
+
+def two_copies(refresh):
+    """A storage is copied, written again, and read from the copy."""
+    w, q, r = writer()
+    home = w.value(w.arena("compute", 0, N), 0, N)
+    there = w.arena("compute", 1, 4 * N)
+    copy, y = w.value(there, 0, N, of=home), w.value(there, N, N)
+    w.launch(q, w.node("w", home))
+    w.order(q, r)
+    w.transfer(r, home, copy)
+    w.order(r, q)
+    w.launch(q, w.node("p", (home, 8, 12)))
+    if refresh:
+        w.order(q, r)
+        w.transfer(r, home, copy)
+    w.launch(r, w.node("rw", (copy, 4, 12), (y, 0, 8)))
+    w.sync(q)
+    w.sync(r)
+    return w.plan()
+
+
+def test_stale_replica():
+    assert only(two_copies(refresh=False)).kind == "stale"
+    assert kinds(two_copies(refresh=True)) == []
+
+
+def test_r14_write_to_a_copy_is_lost():
+    w, q, r = writer()
+    home = w.fixed("state", 0, "kv", N)
+    there = w.arena("compute", 1, 4 * N)
+    copy, y = w.value(there, 0, N, of=home), w.value(w.arena("compute", 0, N), 0, N)
+    w.transfer(r, home, copy)
+    w.launch(r, w.node("p", copy))
+    w.launch(q, w.node("rw", home, y))
+    assert only(w.plan()).kind == "stale"
+
+
+def test_staleness_passes_through_staging():
+    w, q, r = writer()
+    home = w.value(w.arena("compute", 0, N), 0, N)
+    staging = w.value(w.arena("staging", HOST, N), 0, N, of=home)
+    there = w.arena("compute", 1, 4 * N)
+    copy, y = w.value(there, 0, N, of=home), w.value(there, N, N)
+    w.launch(q, w.node("w", home))
+    w.transfer(q, home, staging)
+    w.launch(q, w.node("p", home))
+    w.sync(q)
+    w.transfer(r, staging, copy)
+    w.launch(r, w.node("rw", copy, y))
+    w.sync(r)
+    assert set(kinds(w.plan())) == {"stale"}
+
+
+# --- program order ------------------------------------------------------------------------------
+
+
+def test_launches_against_the_program(plan):
+    w, q, _ = writer()
+    arena = w.arena("compute", 0, 4 * N)
+    state, y = w.fixed("state", 0, "kv", N), w.value(arena, N, N)
+    w.launch(q, w.node("rw", state, y))
+    w.launch(q, w.node("p", state))
+    plan = w.plan()
+    assert kinds(plan) == []
+    first, second = plan.commands
+    swapped = (msgspec.structs.replace(second, id=0), msgspec.structs.replace(first, id=1))
+    f = only(msgspec.structs.replace(plan, commands=swapped))
+    assert (f.kind, f.command) == ("disorder", 1)
+
+
+def test_launches_that_share_nothing_may_be_listed_in_any_order():
+    w, q, r = writer()
+    a, b = w.value(w.arena("compute", 0, N), 0, N), w.value(w.arena("compute", 1, N), 0, N)
+    w.launch(q, w.node("w", a))
+    w.launch(r, w.node("w", b))
+    plan = w.plan()
+    first, second = plan.commands
+    swapped = (msgspec.structs.replace(second, id=0), msgspec.structs.replace(first, id=1))
+    assert kinds(msgspec.structs.replace(plan, commands=swapped)) == []
+
+
+def test_steps_against_the_program():
+    w, q, _ = writer()
+    state = w.fixed("state", 0, "kv", N)
+    y = w.value(w.arena("compute", 0, N), 0, N)
+    w.launch(q, w.node("rw", state, y), w.node("p", state))
+    plan = w.plan()
+    steps = tuple(reversed(plan.commands[0].steps))
+    assert only(changed(plan, 0, steps=steps)).kind == "disorder"
