@@ -20,7 +20,9 @@ def main() -> int:
     if unknown:
         parser.error(f"no suite {unknown[0]!r}; there are {', '.join(SUITES)}")
     command = " ".join(["python -m benchmarks", *wanted])
-    sys.stdout.write(f"$ {command}\n" + "\n".join(f"  {k}: {v}" for k, v in machine().items()) + "\n\n")
+    sys.stdout.write(
+        f"$ {command}\n" + "\n".join(f"  {k}: {v}" for k, v in machine().items()) + "\n\n"
+    )
     rows: list[Row] = []
     for name in wanted:
         sys.stderr.write(f"running {name} ...\n")

@@ -70,9 +70,7 @@ def streaming(arrays: dict[str, np.ndarray]) -> Callable[[], None]:
     return stream
 
 
-def decoding(
-    scheduler: Scheduler, spec: ModelSpec
-) -> Callable[[], None]:
+def decoding(scheduler: Scheduler, spec: ModelSpec) -> Callable[[], None]:
     """Return a function that decodes one token."""
     graph = build_model_graph(spec, n_tokens=1, n_kv=N_KV, n_out=1, n_ctx=512)
     token = np.array([7], np.int32)
@@ -91,7 +89,7 @@ def run() -> list[Row]:
     try:
         schedulers["opencl"] = Scheduler(["opencl:0"], weights=arrays, settings=settings)
     except GgschedError as error:
-        print(f"  opencl is not measured: {error}")  # noqa: T201
+        print(f"  opencl is not measured: {error}")
     try:
         sides = {"numpy": streaming(arrays)}
         sides |= {name: decoding(s, spec) for name, s in schedulers.items()}
@@ -99,9 +97,7 @@ def run() -> list[Row]:
     finally:
         for scheduler in schedulers.values():
             scheduler.close()
-    nbytes = sum(
-        w.nbytes for n, w in arrays.items() if w.ndim == 2 and n != "token_embd.weight"
-    )
+    nbytes = sum(w.nbytes for n, w in arrays.items() if w.ndim == 2 and n != "token_embd.weight")
     rows = [
         Row(
             "decode",

@@ -23,6 +23,7 @@ from ggsched.testing.values import LeafRule, leaf_values
 from ggsched_opencl import open_backend
 
 ROUNDS = 7
+SECONDS = 1.5  # at least as long and as many rounds are tried
 COLD_NBYTES = 96 << 20  # of weights in turn, so that they do not come from a cache
 TIMEOUT_S = 60.0
 
@@ -62,17 +63,17 @@ class Session:
 def products(shapes: Sequence[tuple[int, int]], rows: int, dtype: DType) -> Graph:
     """Return a graph of one product for each weight."""
     g = GraphBuilder("products")
-    xs = {k: g.input(f"x{k}", (rows, k)) for _, k in dict.fromkeys(shapes)}
-    ys = [
-        g.mul_mat(g.weight(f"w{i}", (n, k), dtype), xs[k]) for i, (n, k) in enumerate(shapes)
-    ]
+    xs = {k: g.input(f"x{k}", (rows, k)) for k in dict.fromkeys(k for _, k in shapes)}
+    ys = [g.mul_mat(g.weight(f"w{i}", (n, k), dtype), xs[k]) for i, (n, k) in enumerate(shapes)]
     return g.build(*ys)
 
 
 def best_of(*actions: Callable[[], object]) -> list[float]:
     """Return the shortest time of each action, all of them taking turns."""
     best = [float("inf")] * len(actions)
-    for _ in range(ROUNDS):
+    first, rounds = perf_counter(), 0
+    while rounds < ROUNDS or perf_counter() - first < SECONDS:
+        rounds += 1
         for i, action in enumerate(actions):
             start = perf_counter()
             action()

@@ -154,7 +154,9 @@ def _introduce(session: "Session", devices: Sequence[str], missing: Sequence[str
     console.print(f"\nsanitizer {len(plan.commands)} commands, 3 runs in a row: no findings\n")
 
 
-def _tell(sums: Sequence[Sum], devices: Sequence[str], stats: dict[str, Any], as_json: bool) -> None:
+def _tell(
+    sums: Sequence[Sum], devices: Sequence[str], stats: dict[str, Any], as_json: bool
+) -> None:
     is_same = all(s.tokens == s.single for s in sums)
     is_right = all(s.text == s.expected for s in sums)
     if as_json:

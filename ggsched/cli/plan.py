@@ -42,6 +42,7 @@ from ggsched.errors import UsageError
 @click.pass_obj
 def plan(
     settings: Settings,
+    /,
     n_tokens: int,
     n_past: int,
     verbose: bool,

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 @click.pass_obj
 def run(
     settings: Settings,
+    /,
     prompt: str | None,
     tokens: tuple[int, ...] | None,
     n_predict: int,

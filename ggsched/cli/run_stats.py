@@ -2,11 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ggsched.plan.text import nbytes_text as nbytes
 from ggsched.plan.stats import plan_stats
+from ggsched.plan.text import nbytes_text as nbytes
 
 if TYPE_CHECKING:
     from ggsched.models.session import Session
+    from ggsched.plan.bundle import Plan
 
 
 def session_stats(session: "Session") -> dict[str, Any]:
@@ -62,7 +63,7 @@ def stats_line(stats: dict[str, Any]) -> str:
     )
 
 
-def _slot(plan: Any, name: str) -> int:
+def _slot(plan: "Plan", name: str) -> int:
     return next((s.value for s in plan.inputs if s.name == name), plan.inputs[0].value)
 
 

@@ -102,5 +102,5 @@ class _Emitter:
             return
         transfer = self.splits.transfers[item.source]
         src, dst = transfer_regions(self.splits, self.memory.regions, transfer)
-        make = {"upload": Upload, "download": Download, "copy": Copy}[item.kind]
+        make = Upload if item.kind == "upload" else Download if item.kind == "download" else Copy
         self.commands.append(make(number, item.stream, src, dst, item.source))

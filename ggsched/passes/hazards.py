@@ -89,7 +89,7 @@ def next_run_hazards(
     The history of ``hazards`` is used up.
     """
     n = len(work)
-    crossing = []
+    crossing: list[tuple[int, Dependency]] = []
     for i, item in enumerate(work):
         found = _hazards_of(item, n + i, lanes.of_item[i], lanes.of_item, hazards.history, n)
         crossing.extend((i, d) for d in found if d[4] < n)

@@ -66,9 +66,7 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _make_plan(
-    graph: Graph, topology: Topology, constraints: Constraints, verify: bool
-) -> Plan:
+def _make_plan(graph: Graph, topology: Topology, constraints: Constraints, verify: bool) -> Plan:
     began = time.perf_counter()
     placement = place(graph, topology, constraints)
     if verify:
