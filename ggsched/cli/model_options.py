@@ -88,7 +88,9 @@ _OPTIONS: Final = (
         metavar="N",
         help="Keep the experts of the first N blocks on the CPU.",
     ),
-    click.option("-cmoe", "--cpu-moe", "cpu_moe", is_flag=True, help="Keep all experts on the CPU."),
+    click.option(
+        "-cmoe", "--cpu-moe", "cpu_moe", is_flag=True, help="Keep all experts on the CPU."
+    ),
     click.option(
         "-ot",
         "--override-tensor",

@@ -48,9 +48,7 @@ class ArenaHistory:
             stop = starts[k + 1] if k + 1 < len(starts) else self._end
             seen = readers[k]
             if seen is not None:
-                for reader in seen.values():
-                    if reader != item:
-                        found.append(("WAR", starts[k], stop, reader))
+                found.extend(("WAR", starts[k], stop, r) for r in seen.values() if r != item)
             writer = writers[k]
             if writer >= 0:
                 found.append(("WAW", starts[k], stop, writer))

@@ -1,9 +1,9 @@
 """Packing: place blocks with lifetimes in one address range.
 
 Offline, all lifetimes known: largest block first, each into the tightest gap that its
-contemporaries leave (Pisarchyk and Lee 2020, arXiv 2001.03288). Where lifetimes overlap too much for
-that to be near-linear, blocks are placed in order of birth with best fit, as an online allocator
-would do.
+contemporaries leave (Pisarchyk and Lee 2020, arXiv 2001.03288). Where lifetimes overlap too much
+for that to be near-linear, blocks are placed in order of birth with best fit, as an online
+allocator would do.
 """
 
 from bisect import bisect_left, insort
