@@ -117,6 +117,16 @@ def flat(*arrays: Array) -> tuple[Array, ...]:
     return tuple(a[keep] for a in wide)
 
 
+def larger(a: Array, b: Array, out: Array) -> None:
+    """Do what ``np.maximum`` no longer does by position."""
+    np.maximum(a, b, out=out)
+
+
+def smaller(a: Array, b: Array, out: Array) -> None:
+    """Do what ``np.minimum`` no longer does by position."""
+    np.minimum(a, b, out=out)
+
+
 def shares(a: Array, b: Array) -> bool:
     """Whether two arrays may have bytes in common."""
     return np.may_share_memory(a, b)

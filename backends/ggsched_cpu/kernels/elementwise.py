@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from ggsched.backend.arrays import Array
-from ggsched_cpu.site import Call, Node, Site, constant, flat, shares
+from ggsched_cpu.site import Call, Node, Site, constant, flat, larger, shares, smaller
 
 
 def _binary(ufunc: np.ufunc) -> Callable[[Node, Site], list[Call]]:
@@ -28,8 +28,8 @@ def _scale(node: Node, site: Site) -> list[Call]:
 def _clamp(node: Node, site: Site) -> list[Call]:
     x, out = flat(node.inputs[0], node.out)
     return [
-        (np.maximum, (x, constant(node.number("min")), out)),
-        (np.minimum, (out, constant(node.number("max")), out)),
+        (larger, (x, constant(node.number("min")), out)),
+        (smaller, (out, constant(node.number("max")), out)),
     ]
 
 
@@ -68,10 +68,10 @@ def _swiglu_oai(node: Node, site: Site) -> list[Call]:
     gate, up, out = flat(*node.inputs, node.out)
     limit, g, u = node.number("limit"), site.scratch(out.shape), site.scratch(out.shape)
     return [
-        (np.minimum, (up, constant(limit), u)),
-        (np.maximum, (u, constant(-limit), u)),
+        (smaller, (up, constant(limit), u)),
+        (larger, (u, constant(-limit), u)),
         (np.add, (u, constant(1.0), u)),
-        (np.minimum, (gate, constant(limit), g)),
+        (smaller, (gate, constant(limit), g)),
         (np.multiply, (u, g, u)),
         *_one_plus_exp(g, -node.number("alpha"), g),
         (np.divide, (u, g, out)),

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from ggsched.backend.arrays import Array
-from ggsched_cpu.site import Call, Node, Site, constant
+from ggsched_cpu.site import Call, Node, Site, constant, larger
 
 
 def _reduce(ufunc: np.ufunc, x: Array, out: Array) -> Call:
@@ -79,7 +79,7 @@ def _soft_max(node: Node, site: Site) -> list[Call]:
     calls.append(_reduce(np.maximum, x, top))
     sink = rest.pop(0)[:, None, None] if node.param("sinks") else None
     if sink is not None:
-        calls.append((np.maximum, (top, sink, top)))
+        calls.append((larger, (top, sink, top)))
     calls += [
         (np.subtract, (x, top, out)),
         (np.exp, (out, out)),

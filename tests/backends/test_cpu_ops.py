@@ -1,0 +1,250 @@
+"""Every op of the CPU against the oracle."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ggsched.errors import DeviceFault
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import ALL_DTYPES, BF16, F16, F32, FLOAT_DTYPES, I32, MXFP4
+from ggsched.ir.ops import OPS
+from ggsched.testing.dequant import dequantize
+from ggsched.testing.direct import run_direct
+from ggsched.testing.oracle import run_oracle
+from ggsched.testing.strategies import graphs, seeds
+from ggsched.testing.values import ATOL, RTOL, DrawnGraph, LeafRule, random_blocks, values_for
+from ggsched_cpu import dequant
+from ggsched_cpu.kernels import EMITTERS, gemm, matmul, moving, sorting, supported_ops
+from tests.backends.places import cpu_device
+
+DEVICES = {"sync": cpu_device(sync=True), "threads": cpu_device(sync=False)}
+
+
+def check(graph, values, *, device=None, runs=1, rtol=RTOL, atol=ATOL):
+    expected_states, states = {}, {}
+    for _ in range(runs):
+        expected = run_oracle(graph, values, states=expected_states)
+        result = run_direct(device or DEVICES["sync"], graph, values, states)
+        for tid, wanted in expected.items():
+            same(result[tid], wanted, rtol, atol)
+        for name, wanted in expected_states.items():
+            same(states[name], wanted, rtol, atol)
+
+
+def same(got, wanted, rtol, atol):
+    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+    if wanted.dtype.kind == "f":
+        np.testing.assert_allclose(got, wanted, rtol, atol)
+    else:
+        np.testing.assert_array_equal(got, wanted)
+
+
+def tame(graph, seed=0, **rules):
+    return values_for(DrawnGraph(graph, rules), seed)
+
+
+@pytest.mark.parametrize("mode", DEVICES)
+@given(drawn=graphs(), seed=seeds())
+def test_random_graphs(mode, drawn, seed):
+    check(drawn.graph, values_for(drawn, seed), device=DEVICES[mode], runs=2)
+
+
+@pytest.mark.parametrize("op", OPS)
+@given(data=st.data(), seed=seeds())
+def test_each_op(op, data, seed):
+    drawn = data.draw(graphs(max_nodes=4, ops=[op]))
+    check(drawn.graph, values_for(drawn, seed))
+
+
+def test_every_op_is_supported():
+    assert set(EMITTERS) == set(OPS)
+    assert {key.partition(":")[0] for key in supported_ops()} == set(OPS)
+
+
+# --- products -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 7, 8, 16, 17, 33, 50, 95, 96, 130])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 64), (257, 31), (300, 96), (1030, 33)])
+def test_tiles(m, n, k):
+    rng = np.random.default_rng(m * n)
+    w, x = rng.uniform(-1, 1, (n, k)), rng.uniform(-1, 1, (m, k))
+    out = np.full((m, n), np.nan, np.float32)
+    gemm.multiply(w.astype(np.float32), x.astype(np.float32), out)
+    np.testing.assert_allclose(out, x @ w.T, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
+@pytest.mark.parametrize("m", [1, 3, 20])
+def test_mul_mat_in_pieces(monkeypatch, dtype, m):
+    monkeypatch.setattr(matmul, "CACHED_NBYTES", 1000)
+    monkeypatch.setattr(matmul, "SCRATCH_NBYTES", 3000)
+    g = GraphBuilder()
+    w, x = g.weight("w", (2, 45, 64), dtype), g.input("x", (4, m, 64))
+    graph = g.build(g.mul_mat(w, x))
+    check(graph, tame(graph))
+
+
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (1, 3), (40, 1), (40, 3)])
+def test_mul_mat_id(dtype, tokens, rows):
+    g = GraphBuilder()
+    w, x = g.weight("w", (5, 70, 64), dtype), g.input("x", (tokens, rows, 64))
+    graph = g.build(g.mul_mat_id(w, x, g.input("ids", (tokens, 3), I32)))
+    check(graph, tame(graph, ids=LeafRule("ids", bound=5)))
+
+
+@pytest.mark.parametrize("kv", [F32, F16, BF16], ids=str)
+@pytest.mark.parametrize(("heads", "groups"), [(8, 2), (4, 4), (6, 1)])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_attention(kv, heads, groups, tokens):
+    """The products of a decoder: strided keys, transposed values, heads that share both."""
+    g, depth, length = GraphBuilder(), 32, 300
+    keys = g.input("k", (length, groups, depth), kv)
+    values = g.input("v", (length, groups, depth), kv)
+    q = g.input("q", (tokens, heads, depth))
+    scores = g.mul_mat(g.permute(keys, 1, 0, 2), g.permute(q, 1, 0, 2))
+    weights = g.soft_max(scores, g.input("mask", (tokens, length)), scale=0.2)
+    graph = g.build(scores, weights, g.mul_mat(g.permute(values, 1, 2, 0), weights))
+    check(graph, tame(graph, mask=LeafRule("mask")))
+
+
+def test_one_call_for_plain_arithmetic(monkeypatch):
+    from ggsched.testing.direct import bound_nodes
+    from ggsched_cpu.program import compile_calls
+
+    device, g = DEVICES["sync"], GraphBuilder()
+    x, y = g.input("x", (1, 16)), g.input("y", (16,))
+    graph = g.build(g.div(g.sub(g.mul(g.add(x, y), x), y), x))
+    buffers = {t.id: device.allocate(t.nbytes) for t in graph.tensors if not t.is_view}
+    calls, labels = compile_calls(bound_nodes(graph, buffers))
+    assert [f for f, _ in calls] == [np.add, np.multiply, np.subtract, np.divide]
+    assert all(a.shape == (16,) for _, args in calls for a in args)
+    assert labels == ["n0 add", "n1 mul", "n2 sub", "n3 div"]
+
+
+# --- rows -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [-1, 4, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("op", ["get_rows", "set_rows", "mul_mat_id", "add_id"])
+def test_ids_out_of_range_are_a_fault(op, count, wrong):
+    g = GraphBuilder()
+    ids, rows = g.input("ids", (count,), I32), g.input("rows", (count, 32))
+    pairs, wide = g.reshape(ids, count, 1), g.reshape(rows, count, 1, 32)
+    match op:
+        case "get_rows":
+            out = g.get_rows(g.weight("w", (4, 32)), ids)
+        case "set_rows":
+            out = g.set_rows(g.state("s", (4, 32)), rows, ids)
+        case "mul_mat_id":
+            out = g.mul_mat_id(g.weight("w", (4, 8, 32)), wide, pairs)
+        case _:
+            out = g.add_id(wide, g.weight("w", (4, 32)), pairs)
+    graph = g.build(out)
+    values = tame(graph) | {"ids": np.array([0, wrong][-count:], np.int32)}
+    for device in DEVICES.values():
+        with pytest.raises(DeviceFault, match=rf"n0 {op}.*row {wrong} was asked for.*4 rows"):
+            run_direct(device, graph, values)
+
+
+@pytest.mark.parametrize("dtype", [*FLOAT_DTYPES, I32], ids=str)
+@pytest.mark.parametrize("ids", [(1,), (5,), (2, 3)])
+def test_get_rows(dtype, ids):
+    g = GraphBuilder()
+    table = g.weight("w", (9, 64), dtype)
+    graph = g.build(g.get_rows(table, g.input("ids", ids, I32)))
+    check(graph, tame(graph, ids=LeafRule("ids", bound=9), w=LeafRule(bound=100)))
+
+
+# --- rotation -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pairing", ["adjacent", "halves"])
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("n_dims", [8, 6])
+def test_rope(pairing, inplace, strided, n_dims):
+    g = GraphBuilder()
+    x, at = g.input("x", (3, 8, 2) if strided else (3, 2, 8)), g.input("at", (3,), I32)
+    x = g.transpose(x) if strided else x
+    factors = g.weight("f", (n_dims // 2,))
+    params = {"n_dims": n_dims, "pairing": pairing}
+    plain = g.rope(x, at, **params)
+    scaled = g.op("rope", x, at, factors, inplace=inplace, freq_factors=True, **params)
+    graph = g.build(plain, scaled)
+    rules = {"at": LeafRule("ids", bound=100_000), "f": LeafRule("positive")}
+    check(graph, tame(graph, **rules), atol=1e-3)
+
+
+def test_rotations_share_angles_until_positions_change():
+    g = GraphBuilder()
+    x, at = g.input("x", (2, 3, 8)), g.input("at", (2,), I32)
+    new = g.input("new", (2,), I32)
+    first, same_angles = g.rope(x, at), g.rope(x, at)
+    g.cpy(new, at)
+    graph = g.build(first, same_angles, g.rope(x, at), g.rope(x, at))
+    values = tame(graph) | {"at": np.array([1, 2], np.int32), "new": np.array([70, 9], np.int32)}
+    check(graph, values)
+
+
+# --- sorting, moving, types -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [5, sorting._SELECT_FROM, 3000])
+@pytest.mark.parametrize("k", [1, 4])
+def test_top_k_of_equal_numbers(n, k):
+    g = GraphBuilder()
+    graph = g.build(g.top_k(g.input("x", (3, n)), k), g.argsort(g.input("y", (3, n))))
+    rng = np.random.default_rng(n)
+    values = {name: rng.integers(0, 3, (3, n)).astype(np.float32) for name in ("x", "y")}
+    values["x"][2] = 0
+    check(graph, values)
+
+
+def test_top_k_survives_what_is_no_number():
+    x = np.full(sorting._SELECT_FROM, np.nan, np.float32)
+    assert sorting._select_row(x, 4).shape == (4,)
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
+@pytest.mark.parametrize("op", ["cpy f32", "cpy f16", "cpy own", "cont"])
+def test_conversions(monkeypatch, dtype, op):
+    monkeypatch.setattr(moving, "_ROWS_NBYTES", 300)
+    to = {"cpy f32": F32, "cpy f16": F16}.get(op, dtype)
+    if to.is_quantized or (dtype is I32 and to is not I32):
+        pytest.skip("no such conversion")
+    g = GraphBuilder()
+    x = g.input("x", (3, 5, 32), dtype)
+    whole = g.input("y", (3, 5, 64), to)
+    y = g.view(whole, (3, 5, 32), whole.strides, 32 * to.block_nbytes)
+    graph = g.build(g.cont(x) if op == "cont" else g.cpy(x, y), whole)
+    check(graph, tame(graph, x=LeafRule(bound=100)), atol=1e-3)
+
+
+def test_half_precision_is_exact():
+    bits = np.arange(1 << 16, dtype=np.uint16).reshape(64, -1)
+    every = bits.view(np.float16)
+    finite = np.where(np.isfinite(every), every, np.float16(1))
+    for halves in (every, finite):
+        out = np.empty(halves.shape, np.float32)
+        dequant.decoder(F16)(halves, out)
+        np.testing.assert_array_equal(out, halves.astype(np.float32))
+        ours, numpys = out.view(np.uint32), halves.astype(np.float32).view(np.uint32)
+        np.testing.assert_array_equal(ours[~np.isnan(out)], numpys[~np.isnan(out)])
+
+
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
+def test_dequantisation(dtype):
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 256, (7, dtype.row_nbytes(96)), np.uint8)
+    if dtype is MXFP4:
+        raw = random_blocks(dtype, (7, 96), 1.0, rng)
+        raw[:, 0] = [0, 1, 2, 127, 253, 254, 255]
+    kind = {F32: np.float32, F16: np.float16, BF16: np.uint16}.get(dtype, np.uint8)
+    out = np.empty((7, 96), np.float32)
+    with np.errstate(all="ignore"):
+        dequant.decoder(dtype)(raw.view(kind), out)
+    np.testing.assert_array_equal(out, dequantize(raw, dtype, (7, 96)))

@@ -1,0 +1,42 @@
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from ggsched.ir.dtype import F32
+from ggsched.testing.direct import run_direct
+from ggsched.testing.oracle import run_oracle
+from ggsched.testing.strategies import graphs, seeds
+from ggsched.testing.values import ATOL, RTOL, values_for
+
+SOURCE = Path(__file__).parents[2] / "examples" / "minimal_backend.py"
+OPS = ("add", "mul", "silu", "scale", "mul_mat")
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("minimal_backend", SOURCE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_is_minimal(example):
+    assert len(SOURCE.read_text(encoding="utf-8").splitlines()) < 100
+    assert tuple(example.KERNELS) == OPS
+
+
+@given(drawn=graphs(ops=OPS, weight_dtypes=[F32]), seed=seeds())
+def test_agrees_with_the_oracle(example, drawn, seed):
+    values = values_for(drawn, seed)
+    device = example.open_backend().open_device(1)
+    result = run_direct(device, drawn.graph, values)
+    for tid, expected in run_oracle(drawn.graph, values).items():
+        np.testing.assert_allclose(result[tid], expected, RTOL, ATOL)
+
+
+def test_runs_as_a_program(example, capsys):
+    example.main()
+    assert "minimal:0" in capsys.readouterr().out
