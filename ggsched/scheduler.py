@@ -2,6 +2,8 @@
 
     with Scheduler(["opencl:0", "cpu:0"], weights={"w": w}) as scheduler:
         y = scheduler.run(graph, {"x": x})[graph.outputs[0]]
+
+Everything that was made on the devices is released when the block ends.
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,7 +92,7 @@ class Scheduler:
             raise
         self._plans: RecentCache[PlanKey, Plan] = RecentCache(4 * plan_limit)
         self._executors: RecentCache[PlanKey, Executor] = RecentCache(plan_limit, self._evict)
-        self._keys: dict[tuple[str, str], PlanKey] = {}
+        self._keys: RecentCache[tuple[str, str], PlanKey] = RecentCache(4 * plan_limit)
         self._last: Executor | None = None
         self._is_closed = False
 
@@ -132,8 +134,10 @@ class Scheduler:
             # Hazards between runs are discharged within one plan only, so two plans, which may
             # share states, are kept apart by the host.
             self._drain()
-            self._last = executor
-        return executor.run(inputs)
+        self._last = None  # a run that is cut short leaves work behind, so the next one drains
+        outputs = executor.run(inputs)
+        self._last = executor
+        return outputs
 
     def prepare(self, graph: Graph, constraints: Constraints | None = None) -> None:
         """Do all that the first ``run`` would do before it enqueues anything.
@@ -158,9 +162,9 @@ class Scheduler:
             return
         self._is_closed = True
         self._last = None
+        # Whatever fails while draining has been told before, or nobody waits for it any more.
         self._store.drain()
-        self._executors.clear()
-        close_all([self._store, *self._owned])
+        close_all([*self._executors.take_all(), self._store, *self._owned])
 
     def __enter__(self) -> Self:
         return self
@@ -197,13 +201,12 @@ class Scheduler:
         Constraints name every tensor of a model while a graph has some of them, so the key keeps
         those only. That takes a while, hence the shortcut by digests.
         """
-        short = (graph.digest, constraints.digest)
-        key = self._keys.get(short)
-        if key is None:
+
+        def key() -> PlanKey:
             homes = tuple(sorted((n, d) for n, d in constraints.homes.items() if n in graph))
-            pins = tuple(sorted(constraints.pins.items()))
-            key = self._keys[short] = (graph.digest, homes, pins)
-        return key
+            return graph.digest, homes, tuple(sorted(constraints.pins.items()))
+
+        return self._keys.get((graph.digest, constraints.digest), key)
 
     def _evict(self, executor: Executor) -> None:
         self._drain()
@@ -226,4 +229,3 @@ def _opened(
         opened = list(open_devices(names, allow=settings.backends))
         return opened, opened
     return [], [d for d in devices if not isinstance(d, str)]
-

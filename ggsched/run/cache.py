@@ -4,14 +4,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
+from ggsched.errors import UsageError
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 class RecentCache(Generic[K, V]):
-    """Keeps the ``limit`` entries used last; ``evict`` is called with each that is dropped."""
+    """Keeps the ``limit`` entries used last; ``evict`` is called with each that is dropped.
+
+    An entry whose eviction fails stays, so nothing is forgotten that was not released.
+    """
 
     def __init__(self, limit: int, evict: Callable[[V], None] | None = None) -> None:
+        if limit < 1:
+            raise UsageError(f"a cache of {limit} entries", why="it keeps at least one")
         self._limit = limit
         self._evict = evict
         self._entries: OrderedDict[K, V] = OrderedDict()
@@ -27,15 +34,18 @@ class RecentCache(Generic[K, V]):
             return entry
         self.misses += 1
         while len(self._entries) >= self._limit:
-            _, old = self._entries.popitem(last=False)
+            oldest = next(iter(self._entries))
             if self._evict is not None:
-                self._evict(old)
+                self._evict(self._entries[oldest])
+            del self._entries[oldest]
         entry = self._entries[key] = make()
         return entry
 
-    def clear(self) -> None:
-        """Drop everything."""
-        while self._entries:
-            _, old = self._entries.popitem(last=False)
-            if self._evict is not None:
-                self._evict(old)
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def take_all(self) -> list[V]:
+        """Return all entries and forget them, without calling ``evict``."""
+        entries = list(self._entries.values())
+        self._entries.clear()
+        return entries

@@ -11,9 +11,10 @@ from typing import assert_never
 import numpy as np
 
 from ggsched.backend.protocols import Event
-from ggsched.errors import GgschedError, UsageError
+from ggsched.errors import GgschedError, SyncTimeout, UsageError
 from ggsched.ids import show
 from ggsched.ir.graph import Graph
+from ggsched.ir.tensor import Role
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import (
     Barrier,
@@ -42,19 +43,21 @@ class Executor:
         self._is_closed = False
         self._calls = tuple(self._bind(c) for c in plan.commands)
         self._inputs = {s.name: resources.host_array(graph, s) for s in plan.inputs}
+        self._unused = {t.name for t in graph.roots(Role.INPUT)} - self._inputs.keys()
         self._outputs = {s.tensor: resources.host_array(graph, s) for s in plan.outputs}
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
         """Run the plan once and return copies of the outputs by tensor id.
 
         Args:
-            inputs: An array for each input of the graph that the plan uses, in its shape and of
-                its type; further names are refused.
+            inputs: An array for each input of the graph, in its shape and of its type. Inputs
+                that no node reads may be left out; names that the graph does not have are refused.
 
         Raises:
             UsageError: an input is missing, unknown, or of another shape or type.
             DeviceFault: a command failed; the message names it. The streams have been drained.
-            SyncTimeout: the host waited too long for a command.
+            SyncTimeout: the host waited too long for a command. Work may be under way; drain the
+                store before anything else.
         """
         if self._is_closed:
             raise UsageError("the plan's resources have been released", where=self.plan.name)
@@ -85,6 +88,8 @@ class Executor:
         for name, value in inputs.items():
             slot = slots.get(name)
             if slot is None:
+                if name in self._unused:
+                    continue
                 raise UsageError(
                     f"no input {name!r}", where=self.plan.name, hint=f"inputs: {', '.join(slots)}"
                 )
@@ -94,15 +99,20 @@ class Executor:
                     where=name,
                 )
             slot[...] = value
-        if len(inputs) != len(slots):
-            missing = next(name for name in slots if name not in inputs)
-            raise UsageError(f"no value for input {missing!r}", where=self.plan.name)
+        for name in slots:
+            if name not in inputs:
+                raise UsageError(f"no value for input {name!r}", where=self.plan.name)
 
     def _explain(self, error: GgschedError, number: int) -> None:
-        """Name the command, then let everything that was enqueued come to an end."""
+        """Name the command, then let everything that was enqueued come to an end.
+
+        After a timeout nobody waits again for what did not come to an end.
+        """
         command = self.plan.commands[number]
         kind = type(command).__name__
         error.add_note(f"at {show('command', number)} {kind} on {show('stream', command.stream)}")
+        if isinstance(error, SyncTimeout):
+            return
         for failure in self._resources.store.drain():
             if str(failure) != str(error):
                 error.add_note(f"then, draining: {failure}")

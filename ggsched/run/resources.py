@@ -32,9 +32,11 @@ class Resources:
 
         Raises:
             UsageError: the plan was made for another graph or other devices.
-            OutOfDeviceMemory: an arena does not fit; whatever was made before is released.
+            OutOfDeviceMemory: an arena does not fit; whatever was made before is released,
+                weights and states that only this plan needed among them.
         """
         _check_fit(graph, plan, store)
+        known = store.names
         self.plan = plan
         self.store = store
         self.streams = _streams(plan, store)
@@ -44,6 +46,7 @@ class Resources:
             self.programs = self._compile(graph, plan)
         except BaseException:
             close_all(reversed(self._owned))
+            store.release(store.names - known)
             raise
 
     def host_bytes(self, region: Region) -> HostMemory:
@@ -133,12 +136,12 @@ def _pinned_by(plan: Plan, devices: Sequence[Device]) -> Device:
 def _check_fit(graph: Graph, plan: Plan, store: TensorStore) -> None:
     if plan.graph != graph.digest:
         raise UsageError("the plan was made for another graph", where=plan.name)
-    names = [d.facts for d in store.devices]
-    if list(plan.devices) != names:
-        wanted = ", ".join(d.name for d in plan.devices)
+    facts = [d.facts for d in store.devices]
+    if list(plan.devices) != facts:
+        wanted, found = (", ".join(d.name for d in some) for some in (plan.devices, facts))
         raise UsageError(
             f"the plan was made for {wanted}",
             where=plan.name,
-            why=f"the devices at hand are {', '.join(d.name for d in names)}, or their facts differ",
+            why=f"the devices at hand are {found}, or their facts differ",
             hint=f"plan again; {show('device', 0)} is the first device",
         )

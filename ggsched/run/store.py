@@ -5,13 +5,14 @@ bound to the store uses that one buffer. Streams are shared too, so that work of
 device stays in order and ``max_streams`` is not used up by plans that are idle.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 
 import numpy as np
 
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Stream
-from ggsched.errors import GgschedError, UsageError
+from ggsched.errors import GgschedError, SyncTimeout, UsageError
 from ggsched.plan.memory import Arena
 from ggsched.run.release import close_all
 
@@ -54,6 +55,7 @@ class TensorStore:
         self._progress = progress
         self._resident: dict[str, Resident] = {}
         self._streams: dict[tuple[int, int], Stream] = {}
+        self._hanging: set[tuple[int, int]] = set()
 
     def stream(self, device: int, index: int) -> Stream:
         """Return the ``index``-th stream of a device, made on first use."""
@@ -84,6 +86,15 @@ class TensorStore:
             )
         return known.buffer
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of everything that is resident."""
+        return frozenset(self._resident)
+
+    def release(self, names: Collection[str]) -> None:
+        """Close the buffers of weights and states that no plan uses; the next use fills anew."""
+        close_all([self._resident.pop(name).buffer for name in sorted(names)])
+
     def clear_states(self) -> None:
         """Fill all states with zeros and wait until that is done."""
         for name, r in self._resident.items():
@@ -99,19 +110,28 @@ class TensorStore:
                 out[name] = out.get(name, 0) + r.nbytes
         return out
 
-    def drain(self) -> list[GgschedError]:
-        """Wait for all streams; return what went wrong instead of raising it."""
-        failures = []
-        for stream in self._streams.values():
+    def drain(self, *, patient: bool = True) -> list[GgschedError]:
+        """Wait for all streams, ``timeout_s`` at most; return what went wrong.
+
+        Unless it is patient it does not wait again for a stream that hung before.
+        """
+        failures: list[GgschedError] = []
+        end = monotonic() + self.timeout_s
+        for key, stream in self._streams.items():
+            hung = key in self._hanging and not patient
             try:
-                stream.sync(self.timeout_s)
+                stream.sync(0.0 if hung else max(0.0, end - monotonic()))
+                self._hanging.discard(key)
+            except SyncTimeout as error:
+                self._hanging.add(key)
+                failures.append(error)
             except GgschedError as error:
                 failures.append(error)
         return failures
 
     def close(self) -> None:
         """Release buffers and streams; legal twice and after a fault."""
-        self.drain()
+        self.drain(patient=False)
         buffers = [r.buffer for r in self._resident.values()]
         streams = list(self._streams.values())
         self._resident.clear()
@@ -124,16 +144,23 @@ class TensorStore:
         if device.facts.imports_host_memory and _is_aligned(data, device.facts.alignment):
             buffer, imported = device.import_host(data), True
         else:
-            buffer, imported = device.allocate(arena.nbytes), False
-            self._fill(arena.device, buffer, data, arena.name)
+            buffer, imported = self._filled(arena, data), False
         if self._progress is not None:
             self._progress(arena.name, arena.nbytes)
         return Resident(buffer, arena.device, arena.nbytes, arena.kind, imported)
 
     def _state(self, arena: Arena) -> Resident:
-        buffer = self.devices[arena.device].allocate(arena.nbytes)
-        self._fill(arena.device, buffer, memoryview(bytes(arena.nbytes)), arena.name)
+        buffer = self._filled(arena, memoryview(bytes(arena.nbytes)))
         return Resident(buffer, arena.device, arena.nbytes, arena.kind, False)
+
+    def _filled(self, arena: Arena, data: HostMemory) -> Buffer:
+        buffer = self.devices[arena.device].allocate(arena.nbytes)
+        try:
+            self._fill(arena.device, buffer, data, arena.name)
+        except GgschedError:
+            buffer.close()
+            raise
+        return buffer
 
     def _fill(self, device: int, buffer: Buffer, data: HostMemory, name: str) -> None:
         try:
@@ -141,7 +168,6 @@ class TensorStore:
             stream.upload(data, buffer, 0)
             stream.sync(self.timeout_s)
         except GgschedError as error:
-            buffer.close()
             error.add_note(f"while filling {name!r}")
             raise
 
@@ -160,7 +186,7 @@ class TensorStore:
                 where=arena.name,
                 why=f"the graph declares {arena.nbytes}",
             )
-        return memoryview(array.reshape(-1).view(np.uint8)).toreadonly()
+        return array.reshape(-1).view(np.uint8).data.toreadonly()
 
 
 def _is_aligned(data: HostMemory, alignment: int) -> bool:

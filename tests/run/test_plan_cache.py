@@ -1,0 +1,168 @@
+"""What a plan depends on makes a new one, and nothing else does."""
+
+import numpy as np
+import pytest
+
+from ggsched.config import Settings
+from ggsched.errors import UsageError
+from ggsched.ir.builder import GraphBuilder
+from ggsched.passes.place import Constraints
+from ggsched.run.cache import RecentCache
+from ggsched.scheduler import Scheduler
+from tests.run.devices import TestDevice, assert_released
+from tests.run.graphs import N, W, X, counter, only, plus_weight
+
+
+@pytest.fixture
+def scheduler():
+    devices = [TestDevice("test:0"), TestDevice("test:1")]
+    with Scheduler(devices, weights={"w": W, "v": W}, settings=Settings()) as made:
+        yield made
+
+
+def shaped(n, outputs=1, transposed=False):
+    g = GraphBuilder()
+    x = g.input("x", (n, n))
+    y = g.silu(g.transpose(x) if transposed else x)
+    z = g.silu(y)
+    return g.build(*[z, y][:outputs])
+
+
+class TestKey:
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            (plus_weight(2.0), plus_weight(3.0)),
+            (plus_weight(name="w"), plus_weight(name="v")),
+            (shaped(4), shaped(5)),
+            (shaped(4), shaped(4, outputs=2)),
+            (shaped(4), shaped(4, transposed=True)),
+            (counter(1.0), counter(2.0)),
+        ],
+    )
+    def test_misses(self, scheduler, first, second):
+        plans = [scheduler.plan(g) for g in (first, second)]
+        assert plans[0] is not plans[1]
+        assert scheduler.plan_cache.misses == 2
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            (plus_weight(), plus_weight()),
+            (plus_weight(label="a"), plus_weight(label="b")),
+            (counter(name="a"), counter(name="b")),
+        ],
+    )
+    def test_hits(self, scheduler, first, second):
+        assert first is not second
+        assert scheduler.plan(first) is scheduler.plan(second)
+        assert (scheduler.plan_cache.hits, scheduler.plan_cache.misses) == (1, 1)
+
+    @pytest.mark.parametrize(
+        ("first", "second", "is_same"),
+        [
+            (Constraints(), Constraints(homes={}, pins={}), True),
+            (Constraints(homes={"w": 0}), Constraints(homes={"w": 0, "elsewhere": 1}), True),
+            (Constraints(homes={"a": 0}), Constraints(homes={"b": 1}), True),
+            (Constraints(homes={"w": 0}), Constraints(homes={"w": 1}), False),
+            (Constraints(), Constraints(homes={"w": 0}), False),
+            (Constraints(pins={0: 0}), Constraints(pins={0: 1}), False),
+            (Constraints(pins={0: 0}), Constraints(pins={1: 0}), False),
+            (Constraints(pins={0: 0, 1: 1}), Constraints(pins={1: 1, 0: 0}), True),
+        ],
+    )
+    def test_constraints(self, scheduler, first, second, is_same):
+        graph = plus_weight()
+        assert (scheduler.plan(graph, first) is scheduler.plan(graph, second)) is is_same
+
+    def test_an_op_parameter_that_changes_is_computed_with(self, scheduler):
+        for factor in (2.0, -1.0, 2.0, 0.5):
+            graph = plus_weight(factor)
+            found = only(graph, scheduler.run(graph, {"x": X}))
+            np.testing.assert_array_equal(found, (X + W) * np.float32(factor))
+        assert scheduler.plan_cache.misses == 3
+
+
+class TestEviction:
+    @pytest.mark.parametrize("limit", [1, 2, 3])
+    def test_results_stay_right(self, limit):
+        device = TestDevice()
+        weights = {"w": W}
+        with Scheduler([device], weights=weights, settings=Settings(), plan_limit=limit) as s:
+            for factor in (1.0, 2.0, 3.0, 4.0, 1.0, 4.0, 2.0):
+                graph = plus_weight(factor)
+                found = only(graph, s.run(graph, {"x": X}))
+                np.testing.assert_array_equal(found, (X + W) * np.float32(factor))
+                compute = [b for b in device.open_buffers if b.nbytes != 4 * N]
+                assert len(device.open_buffers) <= limit + 1, compute
+            assert s.resident_nbytes("weight") == {"test:0": 4 * N}
+        assert_released(device)
+
+    def test_of_what_ran_last(self):
+        """The one that is evicted must not be taken for the one that runs."""
+        with Scheduler([TestDevice()], settings=Settings(), plan_limit=1) as scheduler:
+            a, b = counter(1.0), counter(10.0)
+            totals = [only(g, scheduler.run(g, {}))[0] for g in (a, b, a, a, b)]
+        assert totals == [1.0, 11.0, 12.0, 13.0, 23.0]
+
+    def test_forgotten_keys_do_not_pile_up(self):
+        with Scheduler([TestDevice()], settings=Settings(), plan_limit=1) as scheduler:
+            for i in range(200):
+                scheduler.plan(counter(float(i)))
+            assert len(scheduler._keys) < 100
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_two_graphs_share_a_state(is_async):
+    device = TestDevice(is_async=is_async)
+    with Scheduler([device], settings=Settings()) as scheduler:
+        a, b, total = counter(1.0), counter(100.0), 0.0
+        for turn in range(12):
+            graph, step = (a, 1.0) if turn % 3 else (b, 100.0)
+            total += step
+            assert (only(graph, scheduler.run(graph, {})) == total).all()
+    assert_released(device)
+
+
+class TestRecentCache:
+    def test_keeps_those_used_last(self):
+        dropped = []
+        cache = RecentCache(2, dropped.append)
+        assert [cache.get(k, lambda k=k: k.upper()) for k in "abac"] == ["A", "B", "A", "C"]
+        assert dropped == ["B"]
+        assert (cache.hits, cache.misses) == (1, 3)
+        assert cache.get("a", lambda: "new") == "A"
+
+    def test_what_cannot_be_made_is_not_kept(self):
+        cache = RecentCache(2)
+
+        def fail():
+            raise ValueError("no")
+
+        with pytest.raises(ValueError, match="no"):
+            cache.get("a", fail)
+        assert cache.get("a", lambda: 1) == 1
+
+    def test_what_cannot_be_evicted_stays(self):
+        def refuse(entry):
+            raise ValueError(entry)
+
+        cache = RecentCache(1, refuse)
+        cache.get("a", lambda: 1)
+        with pytest.raises(ValueError, match="1"):
+            cache.get("b", lambda: 2)
+        assert cache.get("a", lambda: 3) == 1
+
+    def test_take_all(self):
+        dropped = []
+        cache = RecentCache(3, dropped.append)
+        for k in "abc":
+            cache.get(k, lambda k=k: k)
+        assert cache.take_all() == ["a", "b", "c"]
+        assert dropped == []
+        assert cache.get("a", lambda: "again") == "again"
+
+    @pytest.mark.parametrize("limit", [0, -1])
+    def test_needs_room(self, limit):
+        with pytest.raises(UsageError):
+            RecentCache(limit)
