@@ -150,16 +150,16 @@ class LimitedStream:
         return self.inner.is_done
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Upload to this device's buffers only."""
+        """Upload to this device's buffers only, from a copy where the facts promise a snapshot."""
+        if self._device.facts.snapshots_uploads:
+            source = memoryview(bytes(source))
         self.inner.upload(source, self._own(buffer), offset)
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Download from this device's buffers only."""
         self.inner.download(self._own(buffer), offset, target)
 
-    def copy(
-        self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int
-    ) -> None:
+    def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Copy along declared paths only (CPY-6)."""
         assert isinstance(src, LimitedBuffer)
         assert isinstance(dst, LimitedBuffer)
