@@ -44,8 +44,9 @@ FN int bad_id(int id, int count, GLOBAL i32 *fault, int code) {
     for (int i = cut_ + LANE; i < (to); i += LANES) ITEM                            \
   } while (0)
 
-/* f16 bits to f32, one or many: shift into a float whose exponent is 112 too small and correct
- * that by a multiplication, which is right for subnormals too; see to infinities and NaN. */
+/* f16 bits to f32, one or many, where the prologue has nothing better: shift into a float whose
+ * exponent is 112 too small and correct that by a multiplication, which is right for subnormals
+ * too; see to infinities and NaN. */
 #define DEFINE_FLOAT_OF_HALF(name, F, U, FLOAT, BITS)                               \
   FN F name(U bits) {                                                               \
     U magnitude = (bits & 0x7fffu) << 13;                                           \
@@ -53,23 +54,35 @@ FN int bad_id(int id, int count, GLOBAL i32 *fault, int code) {
     U value = VSELECT(magnitude >= 0x0f800000u, magnitude | 0x7f800000u, finite);   \
     return FLOAT(value | ((bits & 0x8000u) << 16));                                 \
   }
+#ifndef FLOAT_OF_HALF
 DEFINE_FLOAT_OF_HALF(float_of_half, float, u32, FLOAT_OF_BITS, BITS_OF_FLOAT)
+#define FLOAT_OF_HALF(bits) float_of_half(bits)
+#endif
+#ifndef VLOAD_HALF
 DEFINE_FLOAT_OF_HALF(vfloat_of_half, vf, vu, VFLOAT_OF_BITS, VBITS_OF_FLOAT)
+#define VLOAD_HALF(p) vfloat_of_half(VLOAD_U16(p))
+#endif
 
 /* f32 to f16 bits, to nearest and ties to even: adding 0.5 rounds in the place of a subnormal's
  * last bit; elsewhere add just below half of the last bit, and one more if that bit is odd. */
-#define DEFINE_HALF_OF_FLOAT(name, F, U, FLOAT, BITS)                               \
-  FN U name(F x) {                                                                  \
-    U bits = BITS(x);                                                               \
-    U m = bits & 0x7fffffffu;                                                       \
-    U small = BITS(FLOAT(m) + 0.5f) - 0x3f000000u;                                  \
-    U normal = (m + 0xc8000fffu + ((m >> 13) & 1u)) >> 13;                          \
-    U huge = VSELECT(m > 0x7f800000u, (m & 0u) + 0x7e00u, (m & 0u) + 0x7c00u);      \
+#define DEFINE_HALF_OF_FLOAT(name, F, U, FLOAT, BITS)                                   \
+  FN U name(F x) {                                                                      \
+    U bits = BITS(x);                                                                   \
+    U m = bits & 0x7fffffffu;                                                           \
+    U small = BITS(FLOAT(m) + 0.5f) - 0x3f000000u;                                      \
+    U normal = (m + 0xc8000fffu + ((m >> 13) & 1u)) >> 13;                              \
+    U huge = VSELECT(m > 0x7f800000u, (m & 0u) + 0x7e00u, (m & 0u) + 0x7c00u);          \
     U value = VSELECT(m >= 0x47800000u, huge, VSELECT(m < 0x38800000u, small, normal)); \
-    return value | ((bits & 0x80000000u) >> 16);                                    \
+    return value | ((bits & 0x80000000u) >> 16);                                        \
   }
+#ifndef HALF_OF_FLOAT
 DEFINE_HALF_OF_FLOAT(half_of_float, float, u32, FLOAT_OF_BITS, BITS_OF_FLOAT)
+#define HALF_OF_FLOAT(x) half_of_float(x)
+#endif
+#ifndef VSTORE_HALF
 DEFINE_HALF_OF_FLOAT(vhalf_of_float, vf, vu, VFLOAT_OF_BITS, VBITS_OF_FLOAT)
+#define VSTORE_HALF(v, p) VSTORE_U16(vhalf_of_float(v), (p))
+#endif
 
 /* Sum and maximum over the lanes of a group; `scratch` is a local array of LANES floats. */
 #if LANES > 1

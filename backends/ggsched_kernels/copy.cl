@@ -25,8 +25,8 @@ KERNEL(copy_f16)(GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty, int span) {
   GLOBAL const u8 *xr = x + row_offset(tx, ROW);
   GLOBAL u8 *yr = y + row_offset(ty, ROW);
   i64 sx = tx.s[3], sy = ty.s[3];
-  ELEMENTS(i, from, to, UNIT(sx) && sy == 2, { VSTORE_U16(vhalf_of_float(WLOAD(xr, i)), yr + i * sy); },
-           { *(GLOBAL u16 *)(yr + i * sy) = (u16)half_of_float(ITEM_AT(xr, i, sx)); });
+  ELEMENTS(i, from, to, UNIT(sx) && sy == 2, { VSTORE_HALF(WLOAD(xr, i), yr + i * sy); },
+           { *(GLOBAL u16 *)(yr + i * sy) = (u16)HALF_OF_FLOAT(ITEM_AT(xr, i, sx)); });
 }
 
 /* Two-byte elements as they are. */

@@ -14,10 +14,16 @@
 #define ONE_SWEEP (BM == LY * MR)
 #define PITCH (BK + VW) /* rows of the tile apart in the sets of a cache and in memory banks */
 
-/* Unpack w[0 .. rows-1, k0 .. k0+nk-1] to tile[n][k]; zeros up to BN rows and whole vectors. */
+/* Unpack w[0 .. rows-1, k0 .. k0+nk-1] to tile[n][k]. What lies beyond is undefined or zero; the sums
+ * that it goes into are not stored. */
 FN void unpack_tile(LOCAL_PTR float *tile, GLOBAL const u8 *w, i64 sn, i64 sk, int rows, int k0, int nk) {
+#if !W_NBYTES
+  for (int i = LANE; i < nk / 32 * BN; i += LANES) {
+    int c = i / (nk / 32), k = i % (nk / 32) * 32;
+    if (c < rows) wunpack(w + c * sn, k0 + k, tile + c * PITCH + k);
+  }
+#else
   int vectors = (nk + VW - 1) / VW;
-#if W_NBYTES
   if (sk != W_NBYTES) { /* transposed, or strided otherwise: neighbours along n are closer */
     for (int i = LANE; i < vectors * VW * BN; i += LANES) {
       int c = i % BN, k = i / BN;
@@ -25,7 +31,6 @@ FN void unpack_tile(LOCAL_PTR float *tile, GLOBAL const u8 *w, i64 sn, i64 sk, i
     }
     return;
   }
-#endif
   for (int i = LANE; i < vectors * BN; i += LANES) {
     int c = i / vectors, k = i % vectors * VW;
     GLOBAL const u8 *row = w + c * sn;
@@ -36,6 +41,7 @@ FN void unpack_tile(LOCAL_PTR float *tile, GLOBAL const u8 *w, i64 sn, i64 sk, i
       for (int j = 0; j < VW; j++) to[j] = c < rows && k + j < nk ? WITEM(row, k0 + k + j) : 0.0f;
     }
   }
+#endif
 }
 
 FN void block_product(GLOBAL const u8 *w, i64 sn, i64 sk, int columns, GLOBAL const u8 *x,

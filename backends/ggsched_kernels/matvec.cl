@@ -20,6 +20,7 @@ FN void four_rows(GLOBAL const u8 *w0, i64 sw, int rows, GLOBAL const u8 *xr, in
   GLOBAL const u8 *w3 = w0 + (rows > 3 ? sw * 3 : 0);
   vf a0 = VSPLAT(0.0f), a1 = a0, a2 = a0, a3 = a0;
   float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
+#if W_NBYTES
   ELEMENTS(k, 0, nk, 1,
            {
              vf v = VLOAD(x + k);
@@ -34,6 +35,14 @@ FN void four_rows(GLOBAL const u8 *w0, i64 sw, int rows, GLOBAL const u8 *xr, in
              s2 += WITEM(w2, k) * x[k];
              s3 += WITEM(w3, k) * x[k];
            });
+#else
+  for (int k = LANE * 32; k < nk; k += LANES * 32) {
+    a0 += wdot(w0, k, x + k);
+    a1 += wdot(w1, k, x + k);
+    a2 += wdot(w2, k, x + k);
+    a3 += wdot(w3, k, x + k);
+  }
+#endif
   s0 = group_sum(s0 + VSUM(a0), scratch);
   s1 = group_sum(s1 + VSUM(a1), scratch);
   s2 = group_sum(s2 + VSUM(a2), scratch);

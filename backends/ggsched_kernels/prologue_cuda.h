@@ -133,6 +133,7 @@ FN vu vbits_of_float_(vf a) {
 #define VFLOAT_OF_INT(a) lanes_<vf>((a).v)
 #define VFLOAT_OF_BITS(a) vfloat_of_bits_(a)
 #define VBITS_OF_FLOAT(a) vbits_of_float_(a)
+#define VBITS_OF_INT(a) lanes_<vu>((a).v)
 FN vf VEXP(vf a) {
   UNROLL EACH_LANE_ a.v[i_] = expf(a.v[i_]);
   return a;
@@ -151,6 +152,28 @@ FN float VTOP(vf a) {
   UNROLL for (int i_ = 1; i_ < VW; i_++) r = a.v[i_] > r ? a.v[i_] : r;
   return r;
 }
+
+/* Without cuda_fp16.h, which NVRTC does not find by itself. */
+FN float float_of_half_(u16 bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+FN u16 half_of_float_(float x) {
+  u16 bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+FN vf vload_half_(const u16 *p) {
+  vf r;
+  UNROLL EACH_LANE_ r.v[i_] = float_of_half_(p[i_]);
+  return r;
+}
+FN void vstore_half_(vf a, u16 *p) { UNROLL EACH_LANE_ p[i_] = half_of_float_(a.v[i_]); }
+#define FLOAT_OF_HALF(bits) float_of_half_((u16)(bits))
+#define HALF_OF_FLOAT(x) half_of_float_(x)
+#define VLOAD_HALF(p) vload_half_((const u16 *)(p))
+#define VSTORE_HALF(v, p) vstore_half_((v), (u16 *)(p))
 
 #define FLOAT_OF_BITS(u) __uint_as_float((u32)(u))
 #define BITS_OF_FLOAT(x) __float_as_uint(x)

@@ -62,9 +62,27 @@ typedef vu16 vu16_any __attribute__((aligned(1)));
 #define VFLOAT_OF_INT(v) CAT(convert_float, VW)(v)
 #endif
 
+/* What processors have an instruction for; elsewhere common.h and weights.h do without. */
+#if defined(__clang__) && defined(__F16C__) && defined(__AVX2__) && VW == 8
+typedef short half_bits_ __attribute__((ext_vector_type(8)));
+typedef half_bits_ half_bits_any_ __attribute__((aligned(1)));
+FN vf vload_half_(GLOBAL const half_bits_any_ *p) { return __builtin_ia32_vcvtph2ps256(*p); }
+FN float float_of_half_(short bits) {
+  vf v = __builtin_ia32_vcvtph2ps256((half_bits_)(bits));
+  return v.s0;
+}
+FN vf vlookup8_(vf table, vi index) { return __builtin_ia32_permvarsf256(table, index); }
+#define VLOAD_HALF(p) vload_half_((GLOBAL const half_bits_any_ *)(p))
+#define VSTORE_HALF(v, p) (*(GLOBAL half_bits_any_ *)(p) = __builtin_ia32_vcvtps2ph256((v), 0))
+#define FLOAT_OF_HALF(bits) float_of_half_((short)(bits))
+#define VLOOKUP8(table, index) vlookup8_((table), (index))
+#define VTABLE8(a, b, c, d, e, f, g, h) ((vf)(a, b, c, d, e, f, g, h))
+#endif
+
 #define VSPLAT(x) ((vf)(x))
 #define VFLOAT_OF_BITS(u) CAT(as_float, VW)(u)
 #define VBITS_OF_FLOAT(v) CAT(as_uint, VW)(v)
+#define VBITS_OF_INT(v) CAT(as_uint, VW)(v)
 #define VSELECT(condition, yes, no) ((condition) ? (yes) : (no))
 #define VEXP(v) exp(v)
 #define VTANH(v) tanh(v)

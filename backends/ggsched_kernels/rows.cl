@@ -39,8 +39,8 @@ KERNEL(set_rows)(GLOBAL u8 *dst, Tens td, GLOBAL const u8 *src, Tens ts, GLOBAL 
   GLOBAL u8 *yr = dst + td.off + id * td.s[2];
   i64 sx = ts.s[3], sy = td.s[3];
   if (to_half) {
-    ELEMENTS(i, from, to, sx == 4 && sy == 2, { VSTORE_U16(vhalf_of_float(VLOAD(xr + i * sx)), yr + i * sy); },
-             { *(GLOBAL u16 *)(yr + i * sy) = (u16)half_of_float(READ_F32(xr + i * sx)); });
+    ELEMENTS(i, from, to, sx == 4 && sy == 2, { VSTORE_HALF(VLOAD(xr + i * sx), yr + i * sy); },
+             { *(GLOBAL u16 *)(yr + i * sy) = (u16)HALF_OF_FLOAT(READ_F32(xr + i * sx)); });
   } else {
     ELEMENTS(i, from, to, sx == 4 && sy == 4, { VSTORE(VLOAD(xr + i * sx), yr + i * sy); },
              { F32_AT(yr + i * sy) = READ_F32(xr + i * sx); });

@@ -3,7 +3,9 @@
  * WLOAD(row, k): elements k .. k+VW-1, as floats, of the row that starts at byte pointer `row`;
  *     k is a multiple of VW.
  * WITEM(row, k): element k.
- * W_NBYTES: bytes of an element; 0 for block types.
+ * W_NBYTES: bytes of an element; 0 for block types, which have two more, k a multiple of 32:
+ * wdot(row, k, x): sums of products of the block at k with the 32 floats at x.
+ * wunpack(row, k, to): the block at k as 32 floats in local memory.
  */
 #if defined(W_F32)
 #define W_NBYTES 4
@@ -11,61 +13,91 @@
 #define WITEM(row, k) (((GLOBAL const float *)(row))[k])
 #elif defined(W_F16)
 #define W_NBYTES 2
-#define WLOAD(row, k) vfloat_of_half(VLOAD_U16((GLOBAL const u16 *)(row) + (k)))
-#define WITEM(row, k) float_of_half(((GLOBAL const u16 *)(row))[k])
+#define WLOAD(row, k) VLOAD_HALF((GLOBAL const u16 *)(row) + (k))
+#define WITEM(row, k) FLOAT_OF_HALF(((GLOBAL const u16 *)(row))[k])
 #elif defined(W_BF16)
 #define W_NBYTES 2
 #define WLOAD(row, k) VFLOAT_OF_BITS(VLOAD_U16((GLOBAL const u16 *)(row) + (k)) << 16)
 #define WITEM(row, k) FLOAT_OF_BITS((u32)((GLOBAL const u16 *)(row))[k] << 16)
 #else
 #define W_NBYTES 0
-#define WLOAD(row, k) wload_((row), (k))
-#define WITEM(row, k) witem_((row), (k))
-#endif
+#define WLOAD(row, k) wload((row) + (i64)((k) / 32) * BLOCK_NBYTES, (k) % 32)
+#define WITEM(row, k) witem((row) + (i64)((k) / 32) * BLOCK_NBYTES, (k) % 32)
 
 /* Blocks start at odd addresses, so a scale is put together from its bytes. */
-FN float half_at(GLOBAL const u8 *p) { return float_of_half((u32)p[0] | (u32)p[1] << 8); }
+#define HALF_AT(p) FLOAT_OF_HALF((u32)(p)[0] | (u32)(p)[1] << 8)
 
+/* For each block type: SCALE(block), and how its numbers are unpacked before they are scaled:
+ * many at j (wload), one at j (witem), or all of them, EACH(j, vector) for each vector. */
 #if defined(W_Q8_0)
-/* 32 elements: f16 scale, 32 signed bytes. */
-FN vf wload_(GLOBAL const u8 *row, int k) {
-  GLOBAL const u8 *block = row + (i64)(k / 32) * 34;
-  return VLOAD_I8(block + 2 + k % 32) * half_at(block);
-}
-FN float witem_(GLOBAL const u8 *row, int k) {
-  GLOBAL const u8 *block = row + (i64)(k / 32) * 34;
-  return half_at(block) * (float)((GLOBAL const i8 *)block)[2 + k % 32];
-}
-#elif defined(W_Q4_0)
-/* 32 elements: f16 scale, 16 bytes; elements 0..15 in the low halves, 16..31 in the high ones. */
-FN vf wload_(GLOBAL const u8 *row, int k) {
-  GLOBAL const u8 *block = row + (i64)(k / 32) * 18;
-  vi nibbles = (VLOAD_U8(block + 2 + k % 16) >> (k & 16) / 4) & 15;
-  return VFLOAT_OF_INT(nibbles - 8) * half_at(block);
-}
-FN float witem_(GLOBAL const u8 *row, int k) {
-  GLOBAL const u8 *block = row + (i64)(k / 32) * 18;
-  int nibble = (block[2 + k % 16] >> (k & 16) / 4) & 15;
-  return half_at(block) * (float)(nibble - 8);
-}
+/* f16 scale, 32 signed bytes. */
+#define BLOCK_NBYTES 34
+#define SCALE_OF(block) HALF_AT(block)
+#define MANY(block, j) VLOAD_I8((block) + 2 + (j))
+#define ONE(block, j) ((float)((GLOBAL const i8 *)(block))[2 + (j)])
+#define WHOLE(block, EACH) UNROLL for (int j = 0; j < 32; j += VW) EACH(j, MANY(block, j))
+
+#else
+/* 16 bytes of nibbles; elements 0..15 in the low halves, 16..31 in the high ones. */
+#define NIBBLES(block, j) (VLOAD_U8((block) + NIBBLES_AT + (j) % 16) >> ((j) & 16) / 4)
+#define NIBBLE(block, j) (((block)[NIBBLES_AT + (j) % 16] >> ((j) & 16) / 4) & 15)
+#define MANY(block, j) unpacked(NIBBLES(block, j) & 15)
+#define ONE(block, j) unpacked1(NIBBLE(block, j))
+#define WHOLE(block, EACH)                           \
+  UNROLL for (int j = 0; j < 16; j += VW) {          \
+    vi both = VLOAD_U8((block) + NIBBLES_AT + j);    \
+    EACH(j, unpacked(both & 15));                    \
+    EACH(j + 16, unpacked(both >> 4));               \
+  }
+#if defined(W_Q4_0)
+/* f16 scale; numbers from -8 to 7. */
+#define BLOCK_NBYTES 18
+#define NIBBLES_AT 2
+#define SCALE_OF(block) HALF_AT(block)
+FN vf unpacked(vi nibbles) { return VFLOAT_OF_INT(nibbles - 8); }
+FN float unpacked1(int nibble) { return (float)(nibble - 8); }
 #elif defined(W_MXFP4)
-/* 32 elements: an exponent byte e for the scale 2^(e-127), 16 bytes as in q4_0 of which each half
- * is an e2m1 number. Twice its magnitude is a small integer (0 1 2 3 4 6 8 12), so take half the
- * scale. */
+/* An exponent byte e for the scale 2^(e-127); e2m1 numbers, sign in the highest bit. Twice their
+ * magnitudes are small integers, 0 1 2 3 4 6 8 12, so take half the scale. */
+#define BLOCK_NBYTES 17
+#define NIBBLES_AT 1
+#define SCALE_OF(block) half_scale((block)[0])
 FN float half_scale(int e) { return FLOAT_OF_BITS(e < 2 ? 0x00200000u << e : (u32)(e - 1) << 23); }
-FN vf wload_(GLOBAL const u8 *row, int k) {
-  GLOBAL const u8 *block = row + (i64)(k / 32) * 17;
-  vi nibbles = VLOAD_U8(block + 1 + k % 16) >> (k & 16) / 4;
+#ifdef VLOOKUP8
+FN vf unpacked(vi nibbles) {
+  vf table = VTABLE8(0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 6.0f, 8.0f, 12.0f);
+  vf magnitude = VLOOKUP8(table, nibbles); /* looks at the lowest three bits */
+  return VFLOAT_OF_BITS(VBITS_OF_FLOAT(magnitude) | VBITS_OF_INT(nibbles & 8) << 28);
+}
+#else
+FN vf unpacked(vi nibbles) {
   vi v = nibbles & 7;
   vi large = ((v & 1) + 2) << (((v >> 1) + 3) & 3);
   vi twice = VSELECT(v < 2, v, large);
-  return VFLOAT_OF_INT(VSELECT((nibbles & 8) != 0, -twice, twice)) * half_scale(block[0]);
+  return VFLOAT_OF_INT(VSELECT((nibbles & 8) != 0, -twice, twice));
 }
-FN float witem_(GLOBAL const u8 *row, int k) {
-  GLOBAL const u8 *block = row + (i64)(k / 32) * 17;
-  int nibble = block[1 + k % 16] >> (k & 16) / 4;
+#endif
+FN float unpacked1(int nibble) {
   int v = nibble & 7;
   int twice = v < 2 ? v : ((v & 1) + 2) << ((v >> 1) - 1);
-  return (float)((nibble & 8) ? -twice : twice) * half_scale(block[0]);
+  return (float)((nibble & 8) ? -twice : twice);
+}
+#endif
+#endif
+
+FN vf wload(GLOBAL const u8 *block, int j) { return MANY(block, j) * SCALE_OF(block); }
+FN float witem(GLOBAL const u8 *block, int j) { return ONE(block, j) * SCALE_OF(block); }
+FN vf wdot(GLOBAL const u8 *row, int k, GLOBAL const float *x) {
+  GLOBAL const u8 *block = row + (i64)(k / 32) * BLOCK_NBYTES;
+  vf sum = VSPLAT(0.0f);
+#define ADD_PRODUCT(j, v) sum += (v) * VLOAD(x + (j))
+  WHOLE(block, ADD_PRODUCT);
+  return sum * SCALE_OF(block);
+}
+FN void wunpack(GLOBAL const u8 *row, int k, LOCAL_PTR float *to) {
+  GLOBAL const u8 *block = row + (i64)(k / 32) * BLOCK_NBYTES;
+  float scale = SCALE_OF(block);
+#define STORE_SCALED(j, v) VSTORE_LOCAL((v) * scale, to + (j))
+  WHOLE(block, STORE_SCALED);
 }
 #endif
