@@ -2,7 +2,8 @@
 
 Every error says what happened, to which object, why, and what to do about it. ``code`` is
 stable and documented in ``docs/reference/errors.md``; ``exit_code`` is what the command line
-returns (2 usage or bad input, 3 environment).
+returns: 2 where what was asked for cannot be had (usage, bad input, a defective plug-in, too
+little memory), 3 where the environment fails (no library or driver, a fault, a timeout, a defect).
 
 After an exception a documented state holds: nothing was half created, and a second failure is
 attached as a note (PEP 678), never swallowed.
@@ -103,14 +104,14 @@ class BackendBroken(GgschedError):
     """A plug-in that raised something else, lied about itself, or is of another version."""
 
     code = "BROKEN"
-    exit_code = 3
+    exit_code = 2
 
 
 class OutOfDeviceMemory(GgschedError):
     """More memory was asked for than the device has (BUF-1). The device stays usable."""
 
     code = "MEMORY"
-    exit_code = 3
+    exit_code = 2
 
 
 class DeviceFault(GgschedError):

@@ -125,8 +125,9 @@ def open_devices(
             happens where ``specs`` is None only.
 
     Raises:
-        UsageError: a name that is malformed or given twice; ``allow`` names an unknown backend.
-        BackendUnavailable: there is no such backend or device here, with what there is.
+        UsageError: a name that is malformed, unknown or given twice, with what there is; ``allow``
+            names an unknown backend.
+        BackendUnavailable: a backend or device that is installed cannot be used here.
         BackendBroken: the plug-in is defective or of another version.
         OutOfDeviceMemory: a device cannot be opened for want of memory.
     """
@@ -254,7 +255,13 @@ def _count(backend: Backend) -> int:
 def _open(backend: Backend, index: int) -> Device:
     """Open a device whose facts can be true and belong to it."""
     name = f"{backend.name}:{index}"
-    device = open_checked(backend, index)
+    try:
+        device = open_checked(backend, index)
+    except BackendUnavailable as error:
+        if index < _count(backend):
+            raise
+        # Nobody promised that index: it is the name that is wrong, not the machine.
+        raise UsageError(error.what, where=name, why=error.why, hint=error.hint) from error
     with _closing_on_error() as opened:
         opened.append(device)
         facts = guarded(name, "asking for its facts", lambda: checked_facts(device))
@@ -332,7 +339,7 @@ def _pick(name: str, usable: dict[str, Plugin], blocked: set[str]) -> Plugin:
             why=_BLOCKED[0],
             hint=_BLOCKED[1],
         )
-    raise BackendUnavailable(
+    raise UsageError(
         f"no backend {name!r} is installed", hint=_suggest(name, list(usable), "installed")
     )
 

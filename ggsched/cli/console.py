@@ -6,6 +6,7 @@ to both). Off a terminal everything fits 80 columns.
 
 import errno
 import json
+import logging
 import sys
 from typing import Any, Final, TextIO
 
@@ -37,6 +38,23 @@ def _console(file: TextIO) -> Console:
     if not console.is_terminal:
         console.width = WIDTH
     return console
+
+
+def warn_on_stderr() -> None:
+    """Let the library's warnings appear as our lines, ``ggsched: warning: ...``."""
+    logger = logging.getLogger("ggsched")
+    for handler in logger.handlers[:]:
+        if isinstance(handler, _Lines):
+            logger.removeHandler(handler)  # of an earlier call, with an earlier stderr
+    logger.addHandler(_Lines(sys.stderr))
+
+
+class _Lines(logging.StreamHandler[TextIO]):
+    """Writes a record on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return f"ggsched: {record.levelname.lower()}: {record.getMessage()}"
 
 
 def write_json(data: Any) -> None:

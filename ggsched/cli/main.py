@@ -17,6 +17,7 @@ import click
 from click.shell_completion import shell_complete
 
 from ggsched import __version__
+from ggsched.cli.console import warn_on_stderr
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
 
@@ -65,6 +66,7 @@ def cli(ctx: click.Context) -> None:
     """Schedule tensor graphs over several devices, by plans that are checked first."""
     if ctx.obj is None:
         ctx.obj = Settings.from_environment()
+    warn_on_stderr()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GgschedError as error:
         return _report(error.one_line(), error.exit_code)
     except MemoryError:
-        return _report("out of host memory (take a smaller model or context)", ENVIRONMENT)
+        return _report("out of host memory (take a smaller model or context)", USAGE)
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         hint = "set GGSCHED_DEBUG=1 for the traceback, and please report it"

@@ -75,6 +75,8 @@ def run(
 
     if (prompt is None) == (tokens is None):
         raise UsageError("give the prompt as -p TEXT or as --tokens 1,2,3", where="ggsched run")
+    if logits is not None:
+        _save(logits, [])  # a path that cannot be written must not cost the run
     with (
         loading(messages()) as progress,
         open_session(ModelOptions(**options), settings, progress) as session,
@@ -130,7 +132,7 @@ def _text(session: "Session", generated: list[int]) -> str | None:
 def _save(path: str, fed: list[np.ndarray]) -> None:
     try:
         with open(path, "wb") as file:
-            np.save(file, np.concatenate(fed).astype(np.float32, copy=False))
+            np.save(file, np.concatenate(fed or [np.empty((0, 0), np.float32)]))
     except OSError as error:
         raise UsageError(
             "cannot write the logits", where=path, why=error.strerror or str(error)

@@ -1,10 +1,11 @@
 """A session: one sequence of tokens, its KV cache, and the scheduler that runs the model on it."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -21,8 +22,9 @@ from ggsched.run.cache import RecentCache
 from ggsched.run.store import Progress
 from ggsched.scheduler import Scheduler
 
-_SMALLEST_BUCKET = 32
-_BUCKET_STEP = 256
+_LOG: Final = logging.getLogger("ggsched")
+_SMALLEST_BUCKET: Final = 32
+_BUCKET_STEP: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,8 @@ class Session:
             prompt: Ids; at least one.
             n_predict: Tokens at most.
             sampling: Greedy where not given.
-            stop: Ids that end the generation.
+            stop: Ids that end the generation. It ends early, with a warning, when the context is
+                full.
             on_logits: Called with the logits (rows, vocabulary) of all that is fed: of every
                 prompt token, then of each generated token but the last.
         """
@@ -180,6 +183,9 @@ class Session:
                 return
             yield token
             if i + 1 == n_predict:
+                return
+            if self._n_past == self.options.n_ctx:
+                _LOG.warning("the context of %d tokens is full (see -c)", self.options.n_ctx)
                 return
             began = time.perf_counter()
             logits = self.feed([token])

@@ -69,7 +69,7 @@ class TestBoundary:
 
     def test_memory(self, command, capsys):
         command(raiser(MemoryError()))
-        assert main(["try"]) == 3
+        assert main(["try"]) == 2
         assert "out of host memory" in capsys.readouterr().err
 
     def test_interrupt(self, command, capsys):
