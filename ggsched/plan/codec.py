@@ -3,6 +3,7 @@
 The encoding is deterministic: two equal plans give the same bytes.
 """
 
+import json
 from typing import Any
 
 import msgspec
@@ -59,6 +60,11 @@ def plan_schema() -> dict[str, Any]:
         **root,
         "$defs": definitions,
     }
+
+
+def schema_text() -> str:
+    """Return the JSON Schema as it stands in the documentation."""
+    return json.dumps(plan_schema(), indent=1) + "\n"
 
 
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:

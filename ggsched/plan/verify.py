@@ -145,7 +145,8 @@ def _verify_value(
         raise PlanError(what, where=where, why=f"a storage of {root.nbytes} bytes")
     if v.kind in ("input", "output", "staging"):
         if v.device != HOST or v.bound:
-            raise PlanError(f"{v.kind} on {show('device', v.device)}", where=where)
+            what = f"{v.kind} {_place(v.device)}, bound to {v.bound!r}"
+            raise PlanError(what, where=where, why="it is unbound host memory")
         if v.kind == "input" and (root.role is not Role.INPUT or v.nbytes != root.nbytes):
             raise PlanError(f"input slot of {root.role.value} {root.name!r}", where=where)
         return
@@ -179,7 +180,7 @@ def _verify_transfer(topology: Topology, splits: Splits, i: int, t: Transfer) ->
         raise PlanError(what, where=where, why="a transfer fills all of its destination")
     if t.by == HOST or t.by not in (src.device, dst.device):
         why = "the device of one of the ends does it"
-        raise PlanError(f"executed by {show('device', t.by)}", where=where, why=why)
+        raise PlanError(f"executed {_place(t.by)}", where=where, why=why)
     if src.device != HOST and dst.device != HOST:
         path = topology.copy_paths.get((src.device, dst.device))
         if path is None or path.by != t.by:
@@ -222,7 +223,7 @@ def _verify_binding(
         _verify_operand(graph, splits, node, tid, vid)
         value = splits.values[vid]
         if value.device != device:
-            what = f"{show('value', vid)} lies on {show('device', value.device)}"
+            what = f"{show('value', vid)} lies {_place(value.device)}"
             raise PlanError(what, where=graph.label(node))
         if mode == "r" and vid not in filled:
             raise PlanError(f"reads {_shown('value', vid)}, not filled", where=graph.label(node))
@@ -240,6 +241,10 @@ def _verify_operand(graph: Graph, splits: Splits, node: Node, tid: int, vid: int
     if value.storage != t.storage or not value.start <= t.offset <= t.end <= value.end:
         what = f"{show('value', vid)} does not hold {show('tensor', tid)}"
         raise PlanError(what, where=graph.label(node))
+
+
+def _place(device: int) -> str:
+    return "in host memory" if device == HOST else f"on {show('device', device)}"
 
 
 def _shown(kind: IdKind, number: int) -> str:
