@@ -1,0 +1,149 @@
+"""The CPU device by itself, without planner and executor, against numpy and a thread pool.
+
+Commands of a stream as the executor makes them, and the products of one token and of small
+batches (every weight of a llama of 103 million parameters) against numpy on the same bytes.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+
+from benchmarks.measure import in_turn, ratio
+from benchmarks.table import Row
+from ggsched.backend.base import BaseStream
+from ggsched.backend.program import BoundNode, Operand, full_params
+from ggsched.ir.dtype import F32
+from ggsched.ir.tensor import contiguous_strides
+from ggsched_cpu.device import CpuDevice, Settings
+
+N = 2_000
+ROUNDS = 15
+TIMEOUT_S = 60.0
+WIDTH, HIDDEN, LAYERS, VOCABULARY = 1024, 2816, 8, 4096
+
+Call = Callable[[], None]
+
+
+def run() -> list[Row]:
+    """Measure."""
+    rows = [_per_node()]
+    for is_sync in (True, False):
+        rows += _per_command(is_sync)
+    return rows + [_products(vectors) for vectors in (1, 4, 16, 128)]
+
+
+def _per_node() -> Row:
+    device = CpuDevice(0, Settings(sync=True))
+    stream = device.create_stream()
+    tensors = [_filled(device, 16) for _ in range(N + 1)]
+    nodes = [_node("add", (a, tensors[0]), b) for a, b in pairwise(tensors)]
+    program = device.compile(nodes, stream)
+    a, b, c = (np.zeros(16, np.float32) for _ in range(3))
+
+    def bare() -> None:
+        for _ in range(N):
+            np.add(a, b, out=c)
+
+    took = in_turn({"launch": lambda: stream.launch(program), "bare": bare}, 4 * ROUNDS)
+    return Row(
+        "cpu", "node of a launch / np.add on 16 floats", *ratio(took["launch"], took["bare"])
+    )
+
+
+def _per_command(is_sync: bool) -> list[Row]:
+    mode = "synchronous" if is_sync else "worker"
+    device = CpuDevice(0, Settings(sync=is_sync))
+    stream = device.create_stream()
+    rows = []
+    with ThreadPoolExecutor(1) as pool:
+        for what, command in _commands(device, stream).items():
+            took = in_turn(
+                {"ours": _times(command), "pool": _times(lambda: pool.submit(int).result())},
+                ROUNDS,
+            )
+            stream.sync(TIMEOUT_S)
+            each = sorted(1e6 * s / N for s in took["ours"])
+            rows.append(
+                Row("cpu", f"{mode}: {what}", each[len(each) // 2], each[0], each[-1], "us")
+            )
+    what = f"{mode}: {what} / submit and result"
+    rows.append(Row("cpu", what, *ratio(took["ours"], took["pool"]), bound="<= 1"))
+    device.close()
+    return rows
+
+
+def _commands(device: CpuDevice, stream: BaseStream) -> dict[str, Callable[[], object]]:
+    """Return calls of the stream, the round trip last."""
+    x = _filled(device, 16)
+    add = device.compile([_node("add", (x, x), x)], stream)
+    source = memoryview(bytearray(64))
+    done = device.create_event()
+    stream.record(done)
+
+    def round_trip() -> None:
+        stream.launch(add)
+        event = device.create_event()
+        stream.record(event)
+        event.sync(TIMEOUT_S)
+
+    return {
+        "launch of one add": lambda: stream.launch(add),
+        "create and record an event": lambda: stream.record(device.create_event()),
+        "wait for an event that is done": lambda: stream.wait(done),
+        "upload of 64 bytes": lambda: stream.upload(source, x.buffer, 0),
+        "launch, record, sync": round_trip,
+    }
+
+
+def _products(vectors: int) -> Row:
+    device = CpuDevice(0, Settings(sync=True))
+    stream = device.create_stream()
+    nodes, alone = [], []
+    for n, k in _matrices():
+        operands = [_filled(device, *shape) for shape in ((n, k), (vectors, k), (vectors, n))]
+        nodes.append(_node("mul_mat", (operands[0], operands[1]), operands[2]))
+        alone.append([np.frombuffer(o.buffer.host_view(), "f4").reshape(o.shape) for o in operands])
+    program = device.compile(nodes, stream)
+
+    def numpy_alone() -> None:
+        for w, x, y in alone:
+            if vectors == 1:
+                np.dot(w, x[0], y[0])
+            else:
+                np.matmul(x, w.T, y)
+
+    sides = {"ours": lambda: stream.launch(program), "numpy": numpy_alone}
+    took = in_turn(sides, ROUNDS if vectors == 1 else 3)
+    what = f"numpy / ours, all weights times {vectors} vectors"
+    bound = ">= 0.9" if vectors == 1 else ""
+    return Row("cpu", what, *ratio(took["numpy"], took["ours"]), bound=bound)
+
+
+def _matrices() -> list[tuple[int, int]]:
+    """Return (rows, columns) of every weight on one token's way through the model."""
+    attention = [(WIDTH, WIDTH)] * 4
+    network = [(HIDDEN, WIDTH), (HIDDEN, WIDTH), (WIDTH, HIDDEN)]
+    return (attention + network) * LAYERS + [(VOCABULARY, WIDTH)]
+
+
+def _times(call: Callable[[], object]) -> Call:
+    def repeated() -> None:
+        for _ in range(N):
+            call()
+
+    return repeated
+
+
+def _filled(device: CpuDevice, *shape: int) -> Operand:
+    """Return a tensor in a buffer of its own."""
+    nbytes = 4 * prod(shape)
+    buffer = device.allocate(nbytes)
+    np.frombuffer(buffer.host_view(), np.float32)[:] = 0.01
+    return Operand(buffer, 0, nbytes, F32, shape, contiguous_strides(F32, shape))
+
+
+def _node(op: str, inputs: tuple[Operand, ...], output: Operand) -> BoundNode:
+    return BoundNode(0, op, inputs, output, full_params(op, {}), op)
