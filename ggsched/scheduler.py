@@ -6,6 +6,7 @@
 Everything that was made on the devices is released when the block ends.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,7 +18,7 @@ from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
-from ggsched.errors import UsageError
+from ggsched.errors import GgschedError, UsageError
 from ggsched.ir.graph import Graph
 from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints
@@ -31,6 +32,7 @@ from ggsched.sanitize import check_plan
 
 PlanKey = tuple[str, tuple[tuple[str, int], ...], tuple[tuple[int, int], ...]]
 
+_LOG: Final = logging.getLogger("ggsched")
 _FREE: Final = Constraints()
 
 
@@ -220,12 +222,17 @@ class Scheduler:
             raise failures[0]
 
 
+def _say(skipped: GgschedError) -> None:
+    """Say which backend is left out where all usable devices were asked for."""
+    _LOG.warning("left out: %s", skipped.one_line())
+
+
 def _opened(
     devices: Sequence[str] | Sequence[Device] | None, settings: Settings
 ) -> tuple[list[Device], list[Device]]:
     """Return the devices to close in the end, and all devices."""
     if devices is None or all(isinstance(d, str) for d in devices):
         names = None if devices is None else [d for d in devices if isinstance(d, str)]
-        opened = list(open_devices(names, allow=settings.backends))
+        opened = list(open_devices(names, allow=settings.backends, on_skip=_say))
         return opened, opened
     return [], [d for d in devices if not isinstance(d, str)]
