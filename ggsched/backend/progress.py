@@ -4,8 +4,11 @@ import threading
 import traceback
 from dataclasses import dataclass
 from time import monotonic
+from typing import Final
 
 from ggsched.errors import DeviceFault, SyncTimeout
+
+_NEVER: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +43,31 @@ class Progress:
     """Counts the commands of one stream.
 
     ``enqueued`` is written by the thread that uses the stream, ``done`` by the thread that runs
-    it; under the GIL plain integers do. The condition is touched only when somebody sleeps.
+    it; under the GIL plain integers do. The condition is touched only when a position is reached
+    for which somebody sleeps: waking the host after each command would take the GIL from the
+    thread that runs them.
     """
 
-    __slots__ = ("_condition", "_sleepers", "done", "enqueued", "fault", "where")
+    __slots__ = ("_condition", "_wake_at", "done", "enqueued", "fault", "where")
 
     def __init__(self, where: str) -> None:
         self.where = where
         self.enqueued = 0
         self.done = 0
         self.fault: Fault | None = None
-        self._sleepers = 0
+        self._wake_at = _NEVER
         self._condition = threading.Condition()
 
     def finish_one(self) -> None:
-        """Count a command as complete and wake those who wait.
+        """Count a command as complete and wake those who wait for it.
 
-        ``done`` is written before ``_sleepers`` is read, and a sleeper does it the other way
+        ``done`` is written before ``_wake_at`` is read, and a sleeper does it the other way
         round, so one of the two always sees the other.
         """
         self.done += 1
-        if self._sleepers:
+        if self.done >= self._wake_at:
             with self._condition:
+                self._wake_at = _NEVER  # whoever has to sleep on sets it again
                 self._condition.notify_all()
 
     def fail(self, command: str, cause: BaseException) -> None:
@@ -106,12 +112,10 @@ class Progress:
             return True
         deadline = monotonic() + timeout_s
         with self._condition:
-            self._sleepers += 1
-            try:
-                while self.done < position:
-                    left = min(deadline - monotonic(), threading.TIMEOUT_MAX)
-                    if left <= 0 or not self._condition.wait(left):
-                        return self.done >= position
-            finally:
-                self._sleepers -= 1
-        return True
+            while True:
+                self._wake_at = min(self._wake_at, position)
+                if self.done >= position:
+                    return True
+                left = min(deadline - monotonic(), threading.TIMEOUT_MAX)
+                if left <= 0 or not self._condition.wait(left):
+                    return self.done >= position

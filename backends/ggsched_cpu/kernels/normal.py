@@ -22,12 +22,23 @@ def _reduce(ufunc: np.ufunc, x: Array, out: Array) -> Call:
 
 
 def _rms_norm_row(
-    x: Array, matrix: Array, eps: float, factor: Array, number: "memoryview[float]", out: Array
+    x: Array,
+    matrix: Array,
+    eps: float,
+    total: Array,
+    cell: Array,
+    number: "memoryview[float]",
+    out: Array,
 ) -> None:
-    """Normalise one row. ``matrix`` is x as (1, n); ``number`` is the one element of ``factor``."""
-    np.dot(matrix, x, factor)
-    number[0] = 1.0 / sqrt(number[0] / x.size + eps)
-    np.multiply(x, factor, out)
+    """Normalise one row.
+
+    ``matrix`` is x as (1, n): a product of the kind that has just run. ``total``, ``cell`` and
+    ``number`` are one number, with an axis for the product, without one for the ufunc, which
+    spares it an iterator, and for Python.
+    """
+    np.dot(matrix, x, total)
+    number[()] = 1.0 / sqrt(number[()] / x.size + eps)
+    np.multiply(x, cell, out)
 
 
 def _rms_norm(node: Node, site: Site) -> list[Call]:
@@ -35,8 +46,8 @@ def _rms_norm(node: Node, site: Site) -> list[Call]:
     count = x.shape[-1]
     if x.size == count:
         head = (0,) * (x.ndim - 1)
-        row, factor = x[head], site.scratch((1,))
-        return [(_rms_norm_row, (row, row[None], eps, factor, factor.data, out[head]))]
+        row, cell = x[head], site.scratch(())
+        return [(_rms_norm_row, (row, row[None], eps, cell[None], cell, cell.data, out[head]))]
     total = site.scratch(x.shape[:-1])
     return [
         (np.vecdot, (x, x, total)),
