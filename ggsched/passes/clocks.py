@@ -6,6 +6,7 @@ instead of processes. The sanitizer has clocks of its own and does not use these
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 Clock = tuple[int, ...]
 
@@ -18,6 +19,14 @@ class Clocks:
         self._host = host
         self._host_changed = [False] * lane_count
         self._after: dict[int, Clock] = {}
+
+    def copy(self) -> Self:
+        """Return clocks that go on by themselves from here."""
+        other = type(self)(len(self._now), self._host)
+        other._now = [list(now) for now in self._now]
+        other._host_changed = list(self._host_changed)
+        other._after = dict(self._after)
+        return other
 
     def knows(self, lane: int, other: int, item: int) -> bool:
         """Whether the next item of ``lane`` comes after ``item`` of lane ``other``."""
