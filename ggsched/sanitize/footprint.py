@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Copy, Download, Launch, Upload
+from ggsched.plan.command import Launch
 from ggsched.plan.memory import Region
+from ggsched.sanitize.kinds import TRANSFERS
 from ggsched.sanitize.report import Finding
 
 Span = tuple[int, int, int]
@@ -39,7 +40,7 @@ def find_footprints(plan: Plan) -> tuple[list[Footprint | None], list[Finding]]:
                 if missing := _undeclared(touched, declared):
                     findings.append(_undeclared_finding(command, mode, missing))
             footprints.append(Footprint(subtract(reads, writes), writes))
-        elif isinstance(command, Upload | Download | Copy):
+        elif isinstance(command, TRANSFERS):
             footprints.append(Footprint(_span(command.src), _span(command.dst)))
         else:
             footprints.append(None)

@@ -16,6 +16,7 @@ from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Copy, Download, Launch, Step, Upload
 from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST
+from ggsched.sanitize.kinds import TRANSFERS
 from ggsched.sanitize.report import Finding, FindingKind
 
 NOBODY: Final = -1
@@ -28,7 +29,7 @@ def find_bad_reads(plan: Plan) -> list[Finding]:
     for command in plan.commands:
         if isinstance(command, Launch):
             walk.launch(command)
-        elif isinstance(command, Upload | Download | Copy):
+        elif isinstance(command, TRANSFERS):
             walk.transfer(command)
     walk.outputs()
     return list(walk.findings.values())

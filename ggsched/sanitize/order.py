@@ -40,6 +40,12 @@ class Order:
         self._host_news = 0  # how often the host has learned something
         self._heard = [0] * count
 
+    @property
+    def host_knows_all(self) -> bool:
+        """Whether the host knows all work so far to be done, and so does what it enqueues next."""
+        known = self.clocks[HOST_LANE]
+        return all(clock[lane] <= known[lane] for lane, clock in enumerate(self.clocks))
+
     def begin_run(self) -> None:
         """Forget events: those of the next run are others, with the same ids."""
         self._events = {}
@@ -74,8 +80,10 @@ class Order:
         """Hold both lanes of a stream until the event's work is done (EVT-2)."""
         known = self._events.get(event)
         if known is not None:
-            for lane in set(self._lanes[stream]):
-                join(self.clocks[lane], known)
+            first, second = self._lanes[stream]
+            join(self.clocks[first], known)
+            if second != first:
+                join(self.clocks[second], known)
 
     def barrier(self, stream: int) -> None:
         """Join the two lanes of a stream, where the device has barriers."""
@@ -101,5 +109,6 @@ class Order:
         return known
 
     def _hear(self, lane: int) -> None:
-        join(self.clocks[lane], self.clocks[HOST_LANE])
-        self._heard[lane] = self._host_news
+        if self._heard[lane] != self._host_news:
+            join(self.clocks[lane], self.clocks[HOST_LANE])
+            self._heard[lane] = self._host_news

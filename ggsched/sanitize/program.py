@@ -11,8 +11,9 @@ from typing import Final
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Copy, Download, Launch, Upload
+from ggsched.plan.command import Launch
 from ggsched.plan.memory import Region
+from ggsched.sanitize.kinds import TRANSFERS
 from ggsched.sanitize.report import Finding
 
 Place = tuple[int, int, int]
@@ -54,7 +55,7 @@ def _places(plan: Plan) -> Iterator[Place]:
         if isinstance(command, Launch):
             for step in command.steps:
                 yield command.split, 1, step.node
-        elif isinstance(command, Upload | Download | Copy):
+        elif isinstance(command, TRANSFERS):
             yield plan.splits.transfers[command.transfer].before, 0, command.transfer
 
 
@@ -65,7 +66,7 @@ def _accesses(plan: Plan) -> Iterator[_Access]:
                 touched = zip(step.operands, step.modes, strict=True)
                 regions = [(r, mode != "r") for r, mode in touched if mode != "-"]
                 yield command.id, (command.split, 1, step.node), regions
-        elif isinstance(command, Upload | Download | Copy):
+        elif isinstance(command, TRANSFERS):
             place = plan.splits.transfers[command.transfer].before, 0, command.transfer
             yield command.id, place, [(command.src, False), (command.dst, True)]
 

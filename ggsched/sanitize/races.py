@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Barrier, Copy, Download, HostSync, Launch, Record, Upload, Wait
+from ggsched.plan.command import Barrier, Command, HostSync, Launch, Record, Upload, Wait
 from ggsched.sanitize.clock import Clock
 from ggsched.sanitize.footprint import Footprint, Span, merge
+from ggsched.sanitize.kinds import TRANSFERS
 from ggsched.sanitize.order import HOST_LANE, HOST_READS, HOST_WRITES, Order
 from ggsched.sanitize.report import Finding
 from ggsched.sanitize.witness import Clash, describe
@@ -36,6 +37,8 @@ def find_races(plan: Plan, footprints: Sequence[Footprint | None], runs: int) ->
     walk = _Walk(plan, footprints)
     for run in range(runs):
         walk.run(run)
+        if walk.order.host_knows_all:  # then nothing of this run meets the next, nor differs there
+            break
     return [describe(plan, clash) for clash in walk.clashes.values()]
 
 
@@ -51,7 +54,7 @@ class _Map:
 
     def read(self, start: int, end: int, mark: Mark, clock: Clock, found: Found) -> None:
         """Note a read; add the write before it if that is not known to be done."""
-        first, last = self._cut(start), self._cut(end)
+        first, last = self._cut(start, end)
         lane, number = mark
         for k in range(first, last):
             writer = self._writer[k]
@@ -65,14 +68,15 @@ class _Map:
 
     def write(self, start: int, end: int, mark: Mark, clock: Clock, found: Found) -> None:
         """Note a write; add the write and the reads before it that are not known to be done."""
-        first, last = self._cut(start), self._cut(end)
+        first, last = self._cut(start, end)
         for k in range(first, last):
-            writer = self._writer[k]
+            writer, readers = self._writer[k], self._readers[k]
             if writer is not None and writer[1] > clock[writer[0]]:
                 found.append((False, writer, *self._range(k, end)))
-            for lane, number in (self._readers[k] or {}).items():
-                if number > clock[lane]:
-                    found.append((True, (lane, number), *self._range(k, end)))
+            if readers is not None:
+                for lane, number in readers.items():
+                    if number > clock[lane]:
+                        found.append((True, (lane, number), *self._range(k, end)))
         if last - first == 1:
             self._writer[first] = mark
             self._readers[first] = None
@@ -85,16 +89,22 @@ class _Map:
         following = self._starts[k + 1] if k + 1 < len(self._starts) else end
         return self._starts[k], min(end, following)
 
-    def _cut(self, at: int) -> int:
-        """Let a range begin here; return its index."""
+    def _cut(self, start: int, end: int) -> tuple[int, int]:
+        """Let ranges begin at both places; return the indices in between."""
         starts = self._starts
-        k = bisect_left(starts, at)
-        if k == len(starts) or starts[k] != at:
-            readers = self._readers[k - 1]
-            starts.insert(k, at)
-            self._writer.insert(k, self._writer[k - 1])
-            self._readers.insert(k, None if readers is None else dict(readers))
-        return k
+        first = bisect_left(starts, start)
+        if first == len(starts) or starts[first] != start:
+            self._insert(first, start)
+        last = bisect_left(starts, end, first)
+        if last == len(starts) or starts[last] != end:
+            self._insert(last, end)
+        return first, last
+
+    def _insert(self, k: int, at: int) -> None:
+        readers = self._readers[k - 1]
+        self._starts.insert(k, at)
+        self._writer.insert(k, self._writer[k - 1])
+        self._readers.insert(k, None if readers is None else dict(readers))
 
 
 class _Walk:
@@ -117,52 +127,49 @@ class _Walk:
             if isinstance(c, Upload)
             and plan.devices[plan.streams.streams[c.stream].device].snapshots_uploads
         }
-        self._lanes = [self._lane(i) for i in range(len(plan.commands))]
-        shared = self._shared(footprints)
+        lanes = [self._lane(c) for c in plan.commands]
+        shared = self._shared(lanes, footprints)
         self._maps = {arena: _Map() for arena in shared}
-        self._prints = [_only(shared, f) for f in footprints]
         self._inputs = [s for s in self._inputs if s[0] in shared]
         self._outputs = [s for s in self._outputs if s[0] in shared]
+        prints = (_only(shared, f) for f in footprints)
+        self._script = [
+            (command, lane, footprint)
+            for command, lane, footprint in zip(plan.commands, lanes, prints, strict=True)
+            if lane < 0 or footprint is not None
+        ]
 
     def run(self, run: int) -> None:
         """Walk once more over the commands; the host writes before and reads after."""
-        order, lanes, prints = self.order, self._lanes, self._prints
+        order = self.order
         order.begin_run()
         self._host(HOST_WRITES, run)
-        for i, command in enumerate(self.plan.commands):
-            lane = lanes[i]
-            if lane >= 0:
-                footprint = prints[i]
-                if footprint is not None:
-                    clock = order.work(lane, i, run)
-                    self._touch(i, run, (lane, clock[lane]), clock, footprint)
-                continue
-            match command:
-                case Record():
-                    order.record(command.stream, command.event)
-                case Wait():
-                    order.wait(command.stream, command.event)
-                case Barrier():
-                    order.barrier(command.stream)
-                case HostSync():
-                    order.host_sync(command.stream, command.event)
-                case _:
-                    pass
+        for command, lane, footprint in self._script:
+            if footprint is not None:
+                clock = order.work(lane, command.id, run)
+                self._touch(command.id, run, (lane, clock[lane]), clock, footprint)
+            elif isinstance(command, Record):
+                order.record(command.stream, command.event)
+            elif isinstance(command, Wait):
+                order.wait(command.stream, command.event)
+            elif isinstance(command, Barrier):
+                order.barrier(command.stream)
+            elif isinstance(command, HostSync):
+                order.host_sync(command.stream, command.event)
         self._host(HOST_READS, run)
 
-    def _lane(self, i: int) -> int:
-        command = self.plan.commands[i]
+    def _lane(self, command: Command) -> int:
         if isinstance(command, Launch):
             return self.order.lane(command.stream, is_copy=False)
-        if isinstance(command, Upload | Download | Copy):
+        if isinstance(command, TRANSFERS):
             return self.order.lane(command.stream, is_copy=True)
         return -1
 
-    def _shared(self, footprints: Sequence[Footprint | None]) -> set[int]:
+    def _shared(self, of: list[int], footprints: Sequence[Footprint | None]) -> set[int]:
         """Return the arenas that are written at all and that more than one lane touches."""
         lanes: dict[int, set[int]] = {}
         written: set[int] = set()
-        for lane, footprint in zip(self._lanes, footprints, strict=True):
+        for lane, footprint in zip(of, footprints, strict=True):
             if footprint is not None:
                 for arena, _, _ in footprint.reads:
                     lanes.setdefault(arena, set()).add(lane)

@@ -6,7 +6,6 @@ from ggsched.ids import show
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import (
     Barrier,
-    Command,
     Copy,
     Download,
     HostSync,
@@ -17,6 +16,7 @@ from ggsched.plan.command import (
 )
 from ggsched.plan.memory import Region
 from ggsched.plan.stats import device_name
+from ggsched.sanitize.kinds import TRANSFERS
 from ggsched.sanitize.report import Finding
 
 
@@ -30,8 +30,10 @@ def find_misuse(plan: Plan) -> list[Finding]:
     findings: list[Finding] = []
     recorded: set[int] = set()
     for command in plan.commands:
-        findings += _misused_event(plan, command, recorded)
-        findings += _misplaced(plan, command)
+        if isinstance(command, TRANSFERS):
+            findings += _misplaced(plan, command)
+        elif not isinstance(command, Launch):
+            findings += _misused_event(plan, command, recorded)
     return findings
 
 
@@ -55,46 +57,49 @@ def _unknown_in_artifacts(plan: Plan) -> Iterator[Finding]:
 
 
 def _unknown_in_commands(plan: Plan) -> Iterator[Finding]:
+    streams, transfers = len(plan.streams.streams), len(plan.splits.transfers)
     for i, command in enumerate(plan.commands):
-        name = show("command", i)
         if command.id != i:
-            yield Finding("id", f"{name} calls itself {command.id}", i, "number from zero")
-        if not 0 <= command.stream < len(plan.streams.streams):
-            yield Finding("id", f"{name} is on unknown stream {command.stream}", i)
-        if isinstance(command, Upload | Download | Copy):
-            if not 0 <= command.transfer < len(plan.splits.transfers):
-                yield Finding("id", f"{name} is unknown transfer {command.transfer}", i)
+            what = f"{show('command', i)} calls itself {command.id}"
+            yield Finding("id", what, i, "number from zero")
+        if not 0 <= command.stream < streams:
+            what = f"{show('command', i)} is on unknown stream {command.stream}"
+            yield Finding("id", what, i)
+        if isinstance(command, TRANSFERS):
+            if not 0 <= command.transfer < transfers:
+                what = f"{show('command', i)} is unknown transfer {command.transfer}"
+                yield Finding("id", what, i)
             for region in (command.src, command.dst):
                 if problem := _bad_region(plan, region):
-                    yield Finding("region", f"{name} {problem}", i, "", *_bytes(region))
+                    what = f"{show('command', i)} {problem}"
+                    yield Finding("region", what, i, "", *_bytes(region))
         elif isinstance(command, Launch):
             yield from _unknown_in_launch(plan, command)
 
 
 def _unknown_in_launch(plan: Plan, command: Launch) -> Iterator[Finding]:
-    name, arenas = show("command", command.id), plan.memory.arenas
-    for step in command.steps:
-        if not 0 <= step.node < len(plan.splits.bindings):
-            yield Finding("id", f"{name} runs unknown node {step.node}", command.id)
+    name, bindings = show("command", command.id), plan.splits.bindings
+    for node, operands, modes in command.steps:
+        if not 0 <= node < len(bindings):
+            yield Finding("id", f"{name} runs unknown node {node}", command.id)
             continue
-        bound = plan.splits.bindings[step.node]
-        if not len(step.operands) == len(step.modes) == len(bound):
-            what = f"{name} runs {show('node', step.node)} with a wrong number of operands"
+        if not len(operands) == len(modes) == len(bindings[node]):
+            what = f"{name} runs {show('node', node)} with a wrong number of operands"
             yield Finding("id", what, command.id)
-        for region in step.operands:
-            arena, offset, nbytes = region
-            known = 0 <= arena < len(arenas)
-            if not known or offset < 0 or nbytes < 0 or offset + nbytes > arenas[arena].nbytes:
-                what = f"{name} {show('node', step.node)} {_bad_region(plan, region)}"
-                yield Finding("region", what, command.id, "", arena, offset, offset + nbytes)
+        for region in operands:
+            if problem := _bad_region(plan, region):
+                what = f"{name} {show('node', node)} {problem}"
+                yield Finding("region", what, command.id, "", *_bytes(region))
 
 
 def _bad_region(plan: Plan, region: Region) -> str:
-    if not 0 <= region.arena < len(plan.memory.arenas):
-        return f"lies in unknown arena {region.arena}"
-    size = plan.memory.arenas[region.arena].nbytes
-    if region.offset < 0 or region.nbytes < 0 or region.end > size:
-        where = f"{show('arena', region.arena)}[{region.offset}:{region.end}]"
+    arena, offset, nbytes = region
+    arenas = plan.memory.arenas
+    if not 0 <= arena < len(arenas):
+        return f"lies in unknown arena {arena}"
+    size = arenas[arena].nbytes
+    if offset < 0 or nbytes < 0 or offset + nbytes > size:
+        where = f"{show('arena', arena)}[{offset}:{offset + nbytes}]"
         return f"lies at {where}, outside the arena's {size} bytes"
     return ""
 
@@ -103,10 +108,11 @@ def _bytes(region: Region) -> tuple[int, int, int]:
     return region.arena, region.offset, region.end
 
 
-def _misused_event(plan: Plan, command: Command, recorded: set[int]) -> Iterator[Finding]:
+def _misused_event(
+    plan: Plan, command: Record | Wait | Barrier | HostSync, recorded: set[int]
+) -> Iterator[Finding]:
     name = show("command", command.id)
-    device = plan.streams.streams[command.stream].device
-    facts = plan.devices[device]
+    facts = plan.devices[plan.streams.streams[command.stream].device]
     if isinstance(command, Record):
         if command.event in recorded:
             what = f"{name} records event {command.event} again"
@@ -115,48 +121,59 @@ def _misused_event(plan: Plan, command: Command, recorded: set[int]) -> Iterator
             what = f"{name} records an event on {facts.name}, which has none"
             yield Finding("event", what, command.id, "let the host wait for the stream")
         recorded.add(command.event)
-    elif isinstance(command, Wait | HostSync) and command.event is not None:
+    elif isinstance(command, Barrier):
+        if facts.copy_order == "host":
+            what = f"{name} is a barrier on {facts.name}, which has none"
+            yield Finding("event", what, command.id, "let the host wait for the stream")
+    elif command.event is not None:
         if command.event not in recorded:
             what = f"{name} waits for event {command.event}, not recorded in this run"
             yield Finding("event", what, command.id, "record it before (EVT-3)")
         if isinstance(command, Wait) and not facts.has_events:
             what = f"{name} lets {facts.name} wait for an event, which it cannot"
             yield Finding("event", what, command.id, "let the host wait instead")
-    elif isinstance(command, Barrier) and facts.copy_order == "host":
-        what = f"{name} is a barrier on {facts.name}, which has none"
-        yield Finding("event", what, command.id, "let the host wait for the stream")
 
 
-def _misplaced(plan: Plan, command: Command) -> Iterator[Finding]:
-    """Yield copies that overlap themselves, move bytes askew, or leave their values."""
-    if not isinstance(command, Upload | Download | Copy):
-        return
-    name, src, dst = show("command", command.id), command.src, command.dst
+def _misplaced(plan: Plan, command: Upload | Download | Copy) -> Iterator[Finding]:
+    """Yield how a transfer moves other bytes than those of its values."""
+    transfer = plan.splits.transfers[command.transfer]
+    source, target = plan.splits.values[transfer.src], plan.splits.values[transfer.dst]
+    home, to = plan.memory.regions[transfer.src], plan.memory.regions[transfer.dst]
+    src, dst = command.src, command.dst
+    skipped = target.start - source.start
+    if source.storage != target.storage or skipped < 0 or target.end > source.end:
+        missing, held = show("value", target.id), show("value", source.id)
+        what = f"{show('command', command.id)} fills {missing} from {held}, which does not hold it"
+        yield Finding("region", what, command.id, "", *_bytes(src))
+    elif dst != to or src != (home.arena, home.offset + skipped, to.nbytes):
+        yield from _moves(plan, command, home._replace(offset=home.offset + skipped), to)
+    if src.arena == dst.arena and src.offset < dst.end and dst.offset < src.end:
+        what = f"{show('command', command.id)} copies bytes onto themselves (CPY-3)"
+        yield Finding("region", what, command.id, "", *_bytes(dst))
+    arenas = plan.memory.arenas
+    here = plan.streams.streams[command.stream].device
+    if here != arenas[src.arena].device and here != arenas[dst.arena].device:
+        name, place = show("command", command.id), device_name(plan, here)
+        what = f"{name} runs on {place}, which holds neither end"
+        yield Finding("region", what, command.id, "run it on a stream of one end (CPY-1)")
+
+
+def _moves(
+    plan: Plan, command: Upload | Download | Copy, begin: Region, to: Region
+) -> Iterator[Finding]:
+    """Yield in what a transfer differs from one that starts at ``begin`` and fills ``to``."""
+    name, transfer = show("command", command.id), plan.splits.transfers[command.transfer]
+    src, dst = command.src, command.dst
     if src.nbytes != dst.nbytes:
         what = f"{name} copies {src.nbytes} bytes onto {dst.nbytes}"
         yield Finding("region", what, command.id, "", *_bytes(dst))
-    if src.arena == dst.arena and src.offset < dst.end and dst.offset < src.end:
-        what = f"{name} copies bytes onto themselves (CPY-3)"
-        yield Finding("region", what, command.id, "", *_bytes(dst))
-    transfer = plan.splits.transfers[command.transfer]
-    for end, region, vid in (("source", src, transfer.src), ("target", dst, transfer.dst)):
-        home = plan.memory.regions[vid]
-        if region.arena != home.arena or not home.offset <= region.offset <= region.end <= home.end:
-            place = f"{show('arena', home.arena)}[{home.offset}:{home.end}]"
-            what = f"the {end} of {name} is not within {show('value', vid)} at {place}"
-            yield Finding("region", what, command.id, "", *_bytes(region))
-    if dst.nbytes < plan.memory.regions[transfer.dst].nbytes:
+    elif dst.nbytes < to.nbytes:
         what = f"{name} fills only {dst.nbytes} bytes of {show('value', transfer.dst)}"
         yield Finding("region", what, command.id, "copy all of it", *_bytes(dst))
-    values, regions = plan.splits.values, plan.memory.regions
-    read = src.offset - regions[transfer.src].offset + values[transfer.src].start
-    written = dst.offset - regions[transfer.dst].offset + values[transfer.dst].start
-    if read != written:
-        storage = show("tensor", values[transfer.src].storage)
-        what = f"{name} moves bytes from {read} of {storage} to {written}"
-        yield Finding("region", what, command.id, "read the bytes that belong there", *_bytes(src))
-    arenas = plan.memory.arenas
-    here = plan.streams.streams[command.stream].device
-    if here not in (arenas[src.arena].device, arenas[dst.arena].device):
-        what = f"{name} runs on {device_name(plan, here)}, which holds neither end"
-        yield Finding("region", what, command.id, "run it on a stream of one end (CPY-1)")
+    ends = (("reads", src, begin, transfer.src), ("fills", dst, to, transfer.dst))
+    for verb, region, due, vid in ends:
+        if region[:2] != due[:2] or region.nbytes > to.nbytes:
+            place = f"{show('arena', region.arena)}[{region.offset}:{region.end}]"
+            right = f"{show('arena', due.arena)}[{due.offset}:{due.offset + to.nbytes}]"
+            what = f"{name} {verb} {place} instead of {show('value', vid)} at {right}"
+            yield Finding("region", what, command.id, "", *_bytes(region))

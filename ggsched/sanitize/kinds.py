@@ -1,0 +1,7 @@
+"""Groups of command types, made once: ``isinstance`` with ``A | B`` would make them each time."""
+
+from typing import Final
+
+from ggsched.plan.command import Copy, Download, Upload
+
+TRANSFERS: Final = (Upload, Download, Copy)

@@ -1,0 +1,81 @@
+"""Judging takes time that grows with the plan and not with its square."""
+
+import time
+
+import pytest
+
+from ggsched.sanitize import check_plan
+from ggsched.testing.handmade import PlanWriter, fake_device
+
+N = 16
+
+
+def alternating_chain(n):
+    """A chain that changes device at every node, with all the events that this needs."""
+    w = PlanWriter(fake_device("gpu:0"), fake_device("gpu:1"))
+    q = [w.stream(0), w.stream(1)]
+    arenas = [w.arena("compute", side, 2 * N) for side in (0, 1)]
+    x = w.host_input("x", N)
+    here = w.value(arenas[0], 0, N, of=x)
+    w.transfer(q[0], x, here)
+    for i in range(n):
+        side, other = i % 2, 1 - i % 2
+        result = w.value(arenas[side], N, N)
+        w.launch(q[side], w.node("rw", here, result))
+        w.order(q[side], q[other])
+        here = w.value(arenas[other], 0, N, of=result)
+        w.transfer(q[other], result, here)
+        w.order(q[other], q[side])
+    out = w.host_output("y", N, of=here)
+    w.transfer(q[n % 2], here, out)
+    w.sync(q[n % 2])
+    return w.plan()
+
+
+def cache_written_in_rows(n):
+    """A state on one device that is written row by row and copied whole after each."""
+    w = PlanWriter(fake_device("gpu:0"), fake_device("gpu:1"))
+    q, r = w.stream(0), w.stream(1)
+    rows = 64
+    kv, far = w.fixed("state", 0, "kv", rows * N), w.arena("compute", 1, rows * N)
+    for i in range(n):
+        row = i % rows * N
+        w.launch(q, w.node("w", (kv, row, row + N)))
+        w.order(q, r)
+        w.transfer(r, kv, w.value(far, 0, rows * N, of=kv))
+        w.order(r, q)
+    return w.plan()
+
+
+def many_small_values(n):
+    """Values side by side in one arena, written on one stream and read on another."""
+    w = PlanWriter(fake_device("gpu:0"))
+    q, r = w.stream(), w.stream()
+    arena, small = w.arena("compute", 0, n * N), w.arena("compute", 0, n * N)
+    values = [w.value(arena, i * N, N) for i in range(n)]
+    for v in values:
+        w.launch(q, w.node("w", v))
+    w.order(q, r)
+    for i, v in enumerate(values):
+        w.launch(r, w.node("rw", v, w.value(small, i * N, N)))
+    w.order(r, q)
+    return w.plan()
+
+
+def seconds(plan):
+    best = float("inf")
+    for _ in range(3):
+        began = time.perf_counter()
+        assert check_plan(plan).is_clean
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+@pytest.mark.parametrize("make", [alternating_chain, cache_written_in_rows, many_small_values])
+def test_time_per_node_stays(make):
+    """Eight times the nodes in about eight times the time; the square would be 64 times."""
+    small, large = make(250), make(2000)
+    for _ in range(3):  # other work on the machine may disturb a measurement
+        if seconds(large) < 20 * seconds(small):
+            return
+    pytest.fail(f"{seconds(small):.4f} s for 250 nodes, {seconds(large):.4f} s for 2000")
