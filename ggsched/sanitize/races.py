@@ -7,12 +7,12 @@ last write is ordered after everything that this write was ordered after. Of sev
 same bytes the first is sure to be reported, the others may hide behind it.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Barrier, Command, HostSync, Launch, Record, Upload, Wait
+from ggsched.sanitize.access_map import AccessMap, Found, Mark
 from ggsched.sanitize.clock import Clock
 from ggsched.sanitize.footprint import Footprint, Span, merge
 from ggsched.sanitize.kinds import TRANSFERS
@@ -25,12 +25,6 @@ MAX_RACES: Final = 200
 
 _NOTHING: Final = Footprint((), ())
 
-Mark = tuple[int, int]
-"""A piece of work: its lane and its number there."""
-
-Found = list[tuple[bool, Mark, int, int]]
-"""(whether the earlier access reads, the earlier access, first byte, one past the last)."""
-
 
 def find_races(plan: Plan, footprints: Sequence[Footprint | None], runs: int) -> list[Finding]:
     """Return each racing pair of commands once, with the first bytes that show it."""
@@ -40,71 +34,6 @@ def find_races(plan: Plan, footprints: Sequence[Footprint | None], runs: int) ->
         if walk.order.host_knows_all:  # then nothing of this run meets the next, nor differs there
             break
     return [describe(plan, clash) for clash in walk.clashes.values()]
-
-
-class _Map:
-    """Last accesses to one arena: parallel lists over ranges that follow each other."""
-
-    __slots__ = ("_readers", "_starts", "_writer")
-
-    def __init__(self) -> None:
-        self._starts = [0]
-        self._writer: list[Mark | None] = [None]
-        self._readers: list[dict[int, int] | None] = [None]
-
-    def read(self, start: int, end: int, mark: Mark, clock: Clock, found: Found) -> None:
-        """Note a read; add the write before it if that is not known to be done."""
-        first, last = self._cut(start, end)
-        lane, number = mark
-        for k in range(first, last):
-            writer = self._writer[k]
-            if writer is not None and writer[1] > clock[writer[0]]:
-                found.append((False, writer, *self._range(k, end)))
-            readers = self._readers[k]
-            if readers is None:
-                self._readers[k] = {lane: number}
-            else:
-                readers[lane] = number
-
-    def write(self, start: int, end: int, mark: Mark, clock: Clock, found: Found) -> None:
-        """Note a write; add the write and the reads before it that are not known to be done."""
-        first, last = self._cut(start, end)
-        for k in range(first, last):
-            writer, readers = self._writer[k], self._readers[k]
-            if writer is not None and writer[1] > clock[writer[0]]:
-                found.append((False, writer, *self._range(k, end)))
-            if readers is not None:
-                for lane, number in readers.items():
-                    if number > clock[lane]:
-                        found.append((True, (lane, number), *self._range(k, end)))
-        if last - first == 1:
-            self._writer[first] = mark
-            self._readers[first] = None
-        else:
-            self._starts[first:last] = [start]
-            self._writer[first:last] = [mark]
-            self._readers[first:last] = [None]
-
-    def _range(self, k: int, end: int) -> tuple[int, int]:
-        following = self._starts[k + 1] if k + 1 < len(self._starts) else end
-        return self._starts[k], min(end, following)
-
-    def _cut(self, start: int, end: int) -> tuple[int, int]:
-        """Let ranges begin at both places; return the indices in between."""
-        starts = self._starts
-        first = bisect_left(starts, start)
-        if first == len(starts) or starts[first] != start:
-            self._insert(first, start)
-        last = bisect_left(starts, end, first)
-        if last == len(starts) or starts[last] != end:
-            self._insert(last, end)
-        return first, last
-
-    def _insert(self, k: int, at: int) -> None:
-        readers = self._readers[k - 1]
-        self._starts.insert(k, at)
-        self._writer.insert(k, self._writer[k - 1])
-        self._readers.insert(k, None if readers is None else dict(readers))
 
 
 class _Walk:
@@ -129,7 +58,7 @@ class _Walk:
         }
         lanes = [self._lane(c) for c in plan.commands]
         shared = self._shared(lanes, footprints)
-        self._maps = {arena: _Map() for arena in shared}
+        self._maps = {arena: AccessMap() for arena in shared}
         self._inputs = [s for s in self._inputs if s[0] in shared]
         self._outputs = [s for s in self._outputs if s[0] in shared]
         prints = (_only(shared, f) for f in footprints)

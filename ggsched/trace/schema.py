@@ -1,0 +1,186 @@
+"""A trace as frozen data, documented in ``docs/reference/trace-format.md``.
+
+The records stand in the order of the host's calls, also where several threads make them. A record
+of a stream happens after everything that the thread which enqueued it (``by``) did before. Other
+order comes from streams, events and waits, and from nothing else.
+"""
+
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from ggsched.topology.caps import CopyOrder
+
+FORMAT: Final = "ggsched-trace/1"
+
+NOBODY: Final = -1
+"""The ``by`` of a record that no thread of the trace has enqueued, as far as is known."""
+
+EventRule = Literal["once", "latest"]
+"""``once``: an event is recorded once, and nobody waits for it before (EVT-3). ``latest``: it may
+be recorded again, a wait means its latest record so far, and without one means nothing."""
+
+
+class Access(NamedTuple):
+    """Bytes ``[start, end)`` of a memory object.
+
+    Attributes:
+        memory: Id of the memory object, see ``Alloc``.
+        start: First byte.
+        end: One past the last.
+        tag: For a read the content that it needs, for a write the content that it leaves. Empty
+            where that is not known.
+    """
+
+    memory: int
+    start: int
+    end: int
+    tag: str = ""
+
+
+class Actor(msgspec.Struct, frozen=True, gc=False):
+    """Whatever acts: a thread of the host or a stream.
+
+    Attributes:
+        id: Index in ``Trace.actors``.
+        name: For people.
+        kind: Host threads act by themselves, streams do what was enqueued on them, in order.
+        device: Device of a stream, by name.
+        copy_order: How a stream keeps its copies and launches in order (STR-1).
+    """
+
+    id: int
+    name: str
+    kind: Literal["host", "stream"]
+    device: str = ""
+    copy_order: CopyOrder = "stream"
+
+
+class Work(msgspec.Struct, frozen=True, tag="work", omit_defaults=True):
+    """A piece of work that touches memory: a launch, a copy, or an access of the host itself.
+
+    Attributes:
+        actor: Who does it.
+        by: The host thread that enqueued it.
+        label: What it is, for people.
+        reads: Bytes that it reads.
+        writes: Bytes that it writes, after it has read.
+        is_copy: Whether it is a copy, which some streams do not keep in order with launches.
+        start_s: When it began, in seconds since the trace began, where that was measured.
+        end_s: When it had ended.
+    """
+
+    actor: int
+    label: str
+    by: int = NOBODY
+    reads: tuple[Access, ...] = ()
+    writes: tuple[Access, ...] = ()
+    is_copy: bool = False
+    start_s: float | None = None
+    end_s: float | None = None
+
+
+class Record(msgspec.Struct, frozen=True, tag="record", omit_defaults=True, gc=False):
+    """Let an event stand for all that the actor has done or been given so far (EVT-1)."""
+
+    actor: int
+    event: int
+    by: int = NOBODY
+
+
+class Wait(msgspec.Struct, frozen=True, tag="wait", omit_defaults=True, gc=False):
+    """Hold what the actor does later until an event is done (EVT-2)."""
+
+    actor: int
+    event: int
+    by: int = NOBODY
+
+
+class Sync(msgspec.Struct, frozen=True, tag="sync", omit_defaults=True, gc=False):
+    """The actor, mostly a host thread, blocks until something is complete (STR-5, EVT-5).
+
+    Attributes:
+        actor: Who blocks.
+        by: The host thread that enqueued it, where the actor is a stream.
+        stream: Everything that this actor has been given so far.
+        event: What this event stands for. Without a stream and an event: all streams.
+    """
+
+    actor: int
+    by: int = NOBODY
+    stream: int | None = None
+    event: int | None = None
+
+
+class Barrier(msgspec.Struct, frozen=True, tag="barrier", omit_defaults=True, gc=False):
+    """Keep earlier and later copies and launches of a stream in order."""
+
+    actor: int
+    by: int = NOBODY
+
+
+class Alloc(msgspec.Struct, frozen=True, tag="alloc", omit_defaults=True, gc=False):
+    """A memory object comes into being. An address that is used again gets a new object.
+
+    Attributes:
+        actor: Who allocates.
+        memory: Id of the object, never used twice.
+        name: For people.
+        nbytes: Length.
+        space: Address space that the address is in, "" for one of its own.
+        address: First byte in the space.
+        is_defined: Whether it has content from the beginning.
+        is_unsafe: Whether allocating is a call that a capture does not stand.
+    """
+
+    actor: int
+    memory: int
+    name: str
+    nbytes: int
+    space: str = ""
+    address: int = 0
+    is_defined: bool = False
+    is_unsafe: bool = True
+
+
+class Free(msgspec.Struct, frozen=True, tag="free", omit_defaults=True, gc=False):
+    """A memory object ends. By a stream it ends in the order of the stream."""
+
+    actor: int
+    memory: int
+    by: int = NOBODY
+
+
+class CaptureBegin(msgspec.Struct, frozen=True, tag="capture_begin", omit_defaults=True, gc=False):
+    """From here on a stream collects what it is given (CAP-1)."""
+
+    actor: int
+    by: int = NOBODY
+
+
+class CaptureEnd(msgspec.Struct, frozen=True, tag="capture_end", omit_defaults=True, gc=False):
+    """The capture is complete; what it collected counts as done in the place of the capture."""
+
+    actor: int
+    by: int = NOBODY
+
+
+Entry = Work | Record | Wait | Sync | Barrier | Alloc | Free | CaptureBegin | CaptureEnd
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """A trace.
+
+    Attributes:
+        name: For people.
+        actors: All actors, by id.
+        entries: All records, in the order of the calls.
+        events: What may be done with events.
+        dropped: Records that were not kept, all later than those that are.
+    """
+
+    name: str
+    actors: tuple[Actor, ...]
+    entries: tuple[Entry, ...]
+    events: EventRule = "once"
+    dropped: int = 0
