@@ -9,6 +9,7 @@ lost. And a graph input decides nothing, because it is uploaded to whoever reads
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,9 +28,10 @@ class Constraints:
     """What the caller decides beforehand.
 
     Attributes:
-        homes: Device index for weights and states by name. Weights and states that are not here
-            live where their first node runs. Names that a graph does not have are ignored,
-            because one set of constraints serves all graphs of a model.
+        homes: Device index for weights and states by name (and for inputs: then they are uploaded
+            there and copied from there). Weights and states that are not here live where their
+            first node runs. Names that a graph does not have are ignored, because one set of
+            constraints serves all graphs of a model.
         pins: Device index for nodes by id.
     """
 
@@ -134,7 +136,7 @@ def _place_pinned(work: _Placing, constraints: Constraints) -> None:
             continue
         tensor = work.graph.named(name)
         _check_device(work.topology, device, name)
-        if tensor.role is Role.STATE:
+        if tensor.role is not Role.WEIGHT:
             _pin(work, tensor.id, device, "owner", name)
     for node_id, device in constraints.pins.items():
         if not 0 <= node_id < len(work.graph.nodes):
@@ -193,15 +195,19 @@ def _expand(work: _Placing, order: Iterable[int], spreads: list[bool], cause: Ca
 def _upgrade(work: _Placing) -> None:
     """Move single nodes to a device of higher priority where that saves crossings.
 
-    Only a node at the edge of its run of nodes moves, so that no split is added.
+    Only a node at the edge of its run of nodes moves, so that no split is added; and none that
+    writes a storage which others write too, because they would move along from wherever they are.
     """
     if len(work.topology.devices) < 2:
         return
     neighbours = _neighbours(work)
     home, out = work.home, work.out
+    writers = Counter(out)
     for i, storage in enumerate(out):
         current = home[storage]
         if current <= 0 or work.reason[storage][0] not in ("expand-down", "expand-up"):
+            continue
+        if writers[storage] > 1:
             continue
         beside = {home[out[k]] for k in (i - 1, i + 1) if 0 <= k < len(out)}
         around = neighbours.get(storage, [])
