@@ -8,7 +8,6 @@ a copy that is missing. Whether the order is *kept* when the streams run is the 
 ``races``.
 """
 
-from bisect import bisect_left, bisect_right
 from typing import Final
 
 from ggsched.ids import show
@@ -16,6 +15,7 @@ from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Copy, Download, Launch, Step, Upload
 from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST
+from ggsched.sanitize.content_map import ContentMap
 from ggsched.sanitize.kinds import TRANSFERS
 from ggsched.sanitize.report import Finding, FindingKind
 
@@ -35,38 +35,6 @@ def find_bad_reads(plan: Plan) -> list[Finding]:
     return list(walk.findings.values())
 
 
-class _Content:
-    """Which value's bytes lie where in one arena."""
-
-    __slots__ = ("_owners", "_starts")
-
-    def __init__(self, owner: int) -> None:
-        self._starts = [0]
-        self._owners = [owner]
-
-    def foreign(self, start: int, end: int, owner: int) -> tuple[int, int, int] | None:
-        """Return the first range with another owner, as (owner, first byte, one past the last)."""
-        starts, owners = self._starts, self._owners
-        k = bisect_right(starts, start) - 1
-        while k < len(starts) and starts[k] < end:
-            if owners[k] != owner:
-                following = starts[k + 1] if k + 1 < len(starts) else end
-                return owners[k], max(start, starts[k]), min(end, following)
-            k += 1
-        return None
-
-    def give(self, start: int, end: int, owner: int) -> None:
-        """Let the bytes be those of a value."""
-        starts, owners = self._starts, self._owners
-        first = bisect_left(starts, start)
-        last = bisect_left(starts, end, first)
-        if last == len(starts) or starts[last] != end:
-            starts.insert(last, end)
-            owners.insert(last, owners[last - 1])
-        starts[first:last] = [start]
-        owners[first:last] = [owner]
-
-
 class _Walk:
     """The walk over the commands of one run.
 
@@ -81,7 +49,7 @@ class _Walk:
         for value, region in zip(plan.splits.values, plan.memory.regions, strict=False):
             if value.bound:
                 owners[region.arena] = value.id
-        self._content = [_Content(owner) for owner in owners]
+        self._content = [ContentMap(owner) for owner in owners]
         self._is_weight = [arena.kind == "weight" for arena in plan.memory.arenas]
         for slot in plan.inputs:
             self._give(plan.memory.regions[slot.value], slot.value)

@@ -19,13 +19,20 @@ FindingKind = Literal[
     "declared",
     "weight",
     "id",
+    "content",
+    "freed",
+    "progress",
+    "capture",
+    "waste",
 ]
 """``race``: two accesses without an order. ``disorder``: commands listed against the order of the
 program, which touch the same bytes. ``undefined``: reads bytes that nothing has written.
 ``reuse``: reads bytes that hold another value. ``stale``: reads a replica older than its storage.
 ``event``: an event or barrier that is misused. ``region``: bytes outside their place, or a copy
 onto itself. ``declared``: a launch that touches more than it says. ``weight``: writes a weight.
-``id``: names what does not exist."""
+``id``: names what does not exist. Of traces also ``content``: reads other content than it needs.
+``freed``: uses memory that has been freed. ``capture``: a call that a capture does not stand.
+``progress``: a wait that can never end. As advice ``waste``: nobody needs it."""
 
 WIDTH = 80
 
@@ -34,8 +41,8 @@ class Touch(msgspec.Struct, frozen=True):
     """One of the two accesses of a race.
 
     Attributes:
-        command: Id of the command, or -1 for the host itself.
-        run: Run of the plan, from 0.
+        command: Id of the command, or -1 for the host itself; of a trace the number of the record.
+        run: Run of the plan, from 0; -1 for traces.
         actor: Stream and device, or ``"host"``.
         action: What is done there: the command, and the node that touches the bytes.
         mode: Whether the bytes are read or written.
@@ -49,6 +56,8 @@ class Touch(msgspec.Struct, frozen=True):
 
     def to_text(self) -> str:
         """Return e.g. ``c12 q0 opencl:0  run 0  launch s3, n40 mul_mat writes``."""
+        if self.run < 0:
+            return f"#{self.command} {self.actor}  {self.action} {self.mode}s"
         name = f"{show('command', self.command)} " if self.command >= 0 else ""
         return f"{name}{self.actor}  run {self.run}  {self.action} {self.mode}s"
 
@@ -59,9 +68,9 @@ class Finding(msgspec.Struct, frozen=True):
     Attributes:
         kind: What sort of defect.
         what: What is wrong, on one line.
-        command: Id of the command where it shows, or -1.
+        command: Id of the command where it shows, or number of the record, or -1.
         fix: The shortest repair.
-        arena: Arena of the bytes concerned, or -1.
+        arena: Arena, or memory object of a trace, of the bytes concerned, or -1.
         start: First byte.
         end: One past the last.
         hazard: For a race ``RAW``, ``WAR`` or ``WAW``.
@@ -90,19 +99,21 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All findings about a plan.
+    """All findings about a plan or a trace.
 
     Attributes:
-        plan: Name of the plan.
-        commands: Number of its commands.
-        runs: Number of consecutive runs that were looked at.
+        plan: Name of the plan or the trace.
+        commands: Number of its commands or records.
+        runs: Number of consecutive runs that were looked at; 0 for a trace.
         findings: What is wrong; empty if nothing is.
+        advice: What is not wrong but costs time for nothing, where that was asked for.
     """
 
     plan: str
     commands: int
     runs: int
     findings: tuple[Finding, ...] = ()
+    advice: tuple[Finding, ...] = ()
 
     @property
     def is_clean(self) -> bool:
@@ -111,12 +122,16 @@ class Report(msgspec.Struct, frozen=True):
 
     def to_text(self) -> str:
         """Return the report for people, 80 columns wide."""
-        head = f"{self.plan}: {self.commands} commands, {self.runs} runs"
-        if self.is_clean:
-            return f"{head}: clean\n"
+        size = (
+            f"{self.commands} commands, {self.runs} runs"
+            if self.runs
+            else f"{self.commands} records"
+        )
         count = len(self.findings)
-        lines = [f"{head}: {count} finding{'s' if count > 1 else ''}"]
+        verdict = f"{count} finding{'s' if count > 1 else ''}" if count else "clean"
+        lines = wrap(f"{self.plan}: {size}: {verdict}", WIDTH, subsequent_indent="  ")
         lines += [f"{i} {f.to_text()}" for i, f in enumerate(self.findings, 1)]
+        lines += [f.to_text() for f in self.advice]
         return "\n".join(lines) + "\n"
 
     def to_json(self) -> bytes:
