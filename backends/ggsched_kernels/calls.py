@@ -19,8 +19,8 @@ class Special(Enum):
     """Arguments that the device provides."""
 
     SCRATCH = "scratch"  # memory of the program for results between two of its calls (LCH-5)
-    FAULT = "fault"  # an i32 of the stream, 0 until a kernel meets an id that is out of range
-    CODE = "code"  # the i32 that such a kernel writes there; it stands for the node
+    FAULT = "fault"  # three i32 of the stream, zeros until a kernel meets an id out of range
+    CODE = "code"  # the i32 that such a kernel writes there before the id and the number of rows
 
 
 SCRATCH: Final = Special.SCRATCH

@@ -27,11 +27,16 @@ FN i64 row_offset(const Tens t, int row) {
 #define READ_F32(p) (*(GLOBAL const float *)(p))
 #define READ_I32(p) (*(GLOBAL const i32 *)(p))
 
-/* An id that came with the data is checked before it becomes an address; the first bad one is
- * reported by the number of its node (any of several that race for it will do). */
+/* An id that came with the data is checked before it becomes an address. The first bad one is
+ * reported: the number of its node, the id, and how many rows there are. (Any of several that race
+ * for it will do.) */
 FN int bad_id(int id, int count, GLOBAL i32 *fault, int code) {
   if (id >= 0 && id < count) return 0;
-  if (*fault == 0) *fault = code;
+  if (fault[0] == 0) {
+    fault[1] = id;
+    fault[2] = count;
+    fault[0] = code;
+  }
   return 1;
 }
 

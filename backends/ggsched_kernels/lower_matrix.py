@@ -1,7 +1,7 @@
 """Lowering of matrix products: few rows are bound by reading the weight, many by arithmetic."""
 
 from ggsched.backend.program import Operand
-from ggsched_kernels.calls import CODE, FAULT, Window, window, window_of
+from ggsched_kernels.calls import CODE, FAULT, SCRATCH, Window, i32, i64, window, window_of
 from ggsched_kernels.site import Site, weight_define
 
 ROWS_AT_ONCE = 4  # rows of the weight that a group of matvec.cl takes
@@ -32,20 +32,27 @@ def lower_mul_mat(site: Site) -> None:
 
 
 def lower_mul_mat_id(site: Site) -> None:
-    """The same with a weight for each row; each expert lists the rows that chose it."""
+    """The same with a weight for each row; for many rows, those of one expert go together."""
     w, x, ids = site.node.inputs
     p = site.profile
     a = site.contiguous(x)
     y = window(site.node.output)
     experts, columns = w.shape[0], w.shape[1]
     pairs = ids.shape[0] * ids.shape[1]
-    args = (*window(w).args, *a.args, *_ids(ids).args, *y.args, FAULT, CODE)
+    weight = weight_define(w.dtype)
     if pairs <= max(2 * p.few_rows, experts // 2) and _is_along_sum(w):
         groups = (-(-columns // ROWS_AT_ONCE), pairs, 1)
-        site.call("matvec", "matvec_id", args, groups, **weight_define(w.dtype))
+        chosen = (*window(w).args, *a.args, *_ids(ids).args, *y.args, FAULT, CODE)
+        site.call("matvec", "matvec_id", chosen, groups, **weight)
         return
-    groups = (-(-columns // _tile_width(site)), max(1, experts), 1)
-    site.call("matmul", "matmul_id", args, groups, **_tile_defines(site), **weight_define(w.dtype))
+    tiles = experts + 1 + pairs // p.tile_rows
+    lists = i64(site.scratch(4 * (1 + 3 * tiles + pairs + experts + 1)))
+    defines = {**_tile_defines(site), **weight}
+    listing = (*_ids(ids).args, SCRATCH, lists, i32(experts), FAULT, CODE)
+    site.call("matmul", "list_rows", listing, (1, 1, 1), **defines)
+    groups = (-(-columns // _tile_width(site)), tiles, 1)
+    args = (*window(w).args, *a.args, *y.args, SCRATCH, lists)
+    site.call("matmul", "matmul_id", args, groups, **defines)
 
 
 def _is_along_sum(w: Operand) -> bool:

@@ -18,7 +18,7 @@ def lower_norm(site: Site) -> None:
     x, y = window(site.node.inputs[0]), window(site.node.output)
     kind = i32(_NORM[site.node.op])
     args = (*x.args, *y.args, kind, f32(site.number("eps")))
-    site.call("norm", "norm", args, (x.rows, 1, 1))
+    site.call("norm", "norm_rows", args, (x.rows, 1, 1))
 
 
 def lower_sum_rows(site: Site) -> None:

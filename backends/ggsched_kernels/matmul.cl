@@ -103,49 +103,72 @@ KERNEL(matmul)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL 
                 tx.n[3], tile);
 }
 
-/* w (1, E, n, k), x (1, T, U or 1, k), ids (1, 1, T, U), y (1, T, U, n). Groups: (n / BN, E); a group
- * lists the rows that chose its expert, BM at a time, each lane looking through a part of ids.
- * Rows whose id is out of range belong to no expert and are set to zero by the first. */
-KERNEL(matmul_id)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *ids, Tens ti,
-                  GLOBAL u8 *y, Tens ty, GLOBAL i32 *fault, int code) {
+/* For mul_mat_id: which rows go to which expert. `lists` gets the number of tiles; then for each tile
+ * its expert, where its rows begin, and how many there are, at most BM; then the rows t * U + u,
+ * sorted by expert. Rows whose id is out of range go to one more expert. One group; a lane looks
+ * after every LANES-th expert. */
+#define TILES_MAX(experts, pairs) ((experts) + 1 + (pairs) / BM)
+KERNEL(list_rows)(GLOBAL const u8 *ids, Tens ti, GLOBAL u8 *scratch, i64 off, int experts,
+                  GLOBAL i32 *fault, int code) {
+  GLOBAL i32 *lists = (GLOBAL i32 *)(scratch + off);
+  int pairs = ti.n[2] * ti.n[3];
+  GLOBAL i32 *tiles = lists + 1;
+  GLOBAL i32 *rows = tiles + 3 * TILES_MAX(experts, pairs);
+  GLOBAL i32 *counts = rows + pairs; /* of experts; then where their rows begin */
+  for (int e = LANE; e <= experts; e += LANES) {
+    int found = 0;
+    for (int p = 0; p < pairs; p++) {
+      int id = READ_I32(ids + ti.off + p / ti.n[3] * ti.s[2] + p % ti.n[3] * ti.s[3]);
+      found += e < experts ? id == e : bad_id(id, experts, fault, code);
+    }
+    counts[e] = found;
+  }
+  BARRIER();
+  if (LANE == 0) {
+    int begin = 0, tile = 0;
+    for (int e = 0; e <= experts; e++) {
+      int count = counts[e];
+      for (int done = 0; done < count; done += BM, tile++) {
+        tiles[3 * tile] = e;
+        tiles[3 * tile + 1] = begin + done;
+        tiles[3 * tile + 2] = MIN(BM, count - done);
+      }
+      counts[e] = begin;
+      begin += count;
+    }
+    lists[0] = tile;
+  }
+  BARRIER();
+  for (int e = LANE; e <= experts; e += LANES) {
+    int place = counts[e];
+    for (int p = 0; p < pairs; p++) {
+      int id = READ_I32(ids + ti.off + p / ti.n[3] * ti.s[2] + p % ti.n[3] * ti.s[3]);
+      if (e < experts ? id == e : (id < 0 || id >= experts)) rows[place++] = p;
+    }
+  }
+}
+
+/* w (1, E, n, k), x (1, T, U or 1, k), y (1, T, U, n). Groups: (n / BN, TILES_MAX); those beyond the
+ * number of tiles do nothing. They do not return, so that all lanes meet at every barrier. */
+KERNEL(matmul_id)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty,
+                  GLOBAL const u8 *scratch, i64 off) {
   LOCAL float tile[PITCH * BN];
   LOCAL i64 xo[BM];
   LOCAL i64 yo[BM];
-  LOCAL i32 before[LANES + 1];
-  int n0 = GROUP(0) * BN, expert = GROUP(1), columns = MIN(BN, tw.n[2] - n0);
-  int pairs = ti.n[2] * ti.n[3], part = (pairs + LANES - 1) / LANES;
-  int first = LANE * part, last = MIN(first + part, pairs), found = 0;
-  for (int p = first; p < last; p++) {
-    int t = p / ti.n[3], u = p % ti.n[3];
-    int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);
-    found += id == expert;
-    if (expert == 0 && bad_id(id, tw.n[1], fault, code)) {
-      GLOBAL float *yr = (GLOBAL float *)(y + ty.off + t * ty.s[1] + u * ty.s[2]) + n0;
-      for (int i = 0; i < columns; i++) yr[i] = 0.0f;
-    }
-  }
-  before[LANE + 1] = found;
-  BARRIER();
-  if (LANE == 0) {
-    before[0] = 0;
-    for (int i = 0; i < LANES; i++) before[i + 1] += before[i];
+  GLOBAL const i32 *lists = (GLOBAL const i32 *)(scratch + off);
+  int experts = tw.n[1], used = ty.n[2], n0 = GROUP(0) * BN, columns = MIN(BN, tw.n[2] - n0);
+  GLOBAL const i32 *mine = lists + 1 + 3 * GROUP(1);
+  GLOBAL const i32 *rows = lists + 1 + 3 * TILES_MAX(experts, ty.n[1] * used);
+  int is_used = GROUP(1) < lists[0];
+  int expert = is_used ? mine[0] : 0, begin = is_used ? mine[1] : 0, count = is_used ? mine[2] : 0;
+  for (int i = LANE; i < count; i += LANES) {
+    int t = rows[begin + i] / used, u = rows[begin + i] % used;
+    xo[i] = tx.off + t * tx.s[1] + (tx.n[2] > 1 ? u : 0) * tx.s[2];
+    yo[i] = ty.off + t * ty.s[1] + u * ty.s[2] + n0 * 4;
+    for (int c = 0; expert == experts && c < columns; c++) F32_AT(y + yo[i] + c * 4) = 0.0f;
   }
   BARRIER();
-  int total = before[LANES];
-  for (int start = 0; start < total; start += BM) {
-    int place = before[LANE] - start;
-    for (int p = first; p < last; p++) {
-      int t = p / ti.n[3], u = p % ti.n[3];
-      if (READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]) != expert) continue;
-      if (place >= 0 && place < BM) {
-        xo[place] = tx.off + t * tx.s[1] + (tx.n[2] > 1 ? u : 0) * tx.s[2];
-        yo[place] = ty.off + t * ty.s[1] + u * ty.s[2] + n0 * 4;
-      }
-      place++;
-    }
-    BARRIER();
-    block_product(w + tw.off + expert * tw.s[1] + n0 * tw.s[2], tw.s[2], tw.s[3], columns, x, xo, y, yo,
-                  MIN(BM, total - start), tx.n[3], tile);
-    BARRIER();
-  }
+  count = expert < experts ? count : 0;
+  block_product(w + tw.off + (count ? expert : 0) * tw.s[1] + n0 * tw.s[2], tw.s[2], tw.s[3], columns, x,
+                xo, y, yo, count, count ? tx.n[3] : 0, tile);
 }

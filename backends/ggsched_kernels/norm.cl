@@ -3,7 +3,7 @@
 #define RMS 0
 #define MEAN 1
 
-KERNEL(norm)(GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty, int kind, float eps) {
+KERNEL(norm_rows)(GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty, int kind, float eps) {
   LOCAL float scratch[LANES];
   GLOBAL const u8 *xr = x + row_offset(tx, GROUP(0));
   GLOBAL u8 *yr = y + row_offset(ty, GROUP(0));

@@ -8,13 +8,19 @@
 #define ADJACENT 0
 #define HALVES 1
 
-/* Divide a frequency by a float factor, with the precision of the integer. */
+/* Divide a frequency by a float factor with the precision of the integer: by the 24 bits of the
+ * factor, once more for the remainder, and shifted by its exponent. */
 FN i64 divided(i64 frequency, float factor) {
   u32 bits = BITS_OF_FLOAT(factor);
   int shift = 150 - (int)((bits >> 23) & 255);
-  i64 quotient = frequency / (i64)((bits & 0x7fffffu) | 0x800000u);
-  if (shift > 0) quotient = shift < 64 ? quotient << shift : 0;
-  if (shift < 0) quotient = shift > -64 ? quotient >> -shift : 0;
+  i64 mantissa = (i64)((bits & 0x7fffffu) | 0x800000u);
+  i64 quotient = frequency / mantissa, rest = frequency % mantissa;
+  if (shift <= 0)
+    quotient = shift > -64 ? quotient >> -shift : 0;
+  else if (shift < 39)
+    quotient = quotient * ((i64)1 << shift) + rest * ((i64)1 << shift) / mantissa;
+  else
+    quotient = shift < 63 ? quotient * ((i64)1 << shift) : 0;
   return (bits >> 31) ? -quotient : quotient;
 }
 

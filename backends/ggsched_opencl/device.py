@@ -32,10 +32,11 @@ def facts_of(index: int, found: Found) -> DeviceFacts:
     A processor counts as an ``accelerator``, not as ``cpu``: its memory is apart from the host's
     as far as the contract goes, and ``-ngl`` is to place layers there.
     """
+    version = " ".join(found.version.split(",")[0].split())
     return DeviceFacts(
         name=f"opencl:{index}",
         backend="opencl",
-        description=f"{found.name} ({found.platform}, {found.version})",
+        description=f"{found.name} ({found.platform}, {version})",
         kind="accelerator" if found.is_cpu else "gpu",
         memory_nbytes=found.memory_nbytes,
         max_allocation_nbytes=found.max_allocation_nbytes,

@@ -13,7 +13,7 @@ from ggsched.errors import BackendUnavailable, DeviceFault, OutOfDeviceMemory, U
 
 try:
     import pyopencl as cl
-except ImportError as error:
+except (ImportError, OSError) as error:
     raise BackendUnavailable(
         "pyopencl cannot be imported",
         where="opencl",

@@ -73,7 +73,7 @@ class OpenClProgram:
             assert self._scratch is not None  # the lowering has counted it
             return self._scratch.handle
         if arg is FAULT:
-            return self.stream.fault_word
+            return self.stream.fault_words
         if arg is CODE:
             return self.stream.code_of(label)
         assert isinstance(arg, OpenClBuffer)

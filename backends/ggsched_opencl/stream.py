@@ -1,7 +1,10 @@
 """A stream is an in-order queue. The newest command stands for all before it."""
 
 import struct
+import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ggsched.backend import checks
@@ -12,7 +15,7 @@ from ggsched_opencl.buffer import readable, writable
 from ggsched_opencl.driver import COMPLETE, Handle, status_of
 from ggsched_opencl.event import OpenClEvent, Point
 from ggsched_opencl.program import OpenClProgram
-from ggsched_opencl.verdicts import Gate, IdCheck, Verdict, first_fault, still_open
+from ggsched_opencl.verdicts import FAULT_WORDS, Gate, IdCheck, Verdict, first_fault, still_open
 from ggsched_opencl.waiter import Waiter
 
 if TYPE_CHECKING:
@@ -34,7 +37,7 @@ class OpenClStream:
         self.name = name
         self.is_closed = False
         self.queue = driver.make_queue(device.context)
-        self._word: Handle = None
+        self._words: Handle = None
         self._labels: dict[int, str] = {}
         self._codes: dict[str, bytes] = {}
         self._ids_unchecked = False
@@ -43,15 +46,18 @@ class OpenClStream:
         self._verdicts: list[Verdict] = []
         self._fault: DeviceFault | None = None
         self._waiter = Waiter(f"ggsched {name} waits")
+        # Also when nobody closes the stream, and at the end of the process: a queue with a shut
+        # gate never drains, and dropping a transfer that is not complete blocks.
+        self._open_gates = weakref.finalize(self, self._waiter.close)
 
     # --- for programs ------------------------------------------------------------------------
 
     @property
-    def fault_word(self) -> Handle:
+    def fault_words(self) -> Handle:
         """Device memory where kernels leave the code of a node that met a bad id."""
-        if self._word is None:
-            self._word = driver.make_filled_buffer(self.device.context, bytes(4))
-        return self._word
+        if self._words is None:
+            self._words = driver.make_filled_buffer(self.device.context, bytes(4 * FAULT_WORDS))
+        return self._words
 
     def code_of(self, label: str) -> bytes:
         """Return the code of a node as a kernel argument."""
@@ -72,7 +78,8 @@ class OpenClStream:
     def _upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
         handle = writable(buffer)
         if source.nbytes:
-            self._hold(driver.enqueue_upload(self.queue, source, handle, offset))
+            with self._refusing("upload"):
+                self._hold(driver.enqueue_upload(self.queue, source, handle, offset))
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Copy bytes of a buffer into host memory (CPY-5)."""
@@ -83,7 +90,8 @@ class OpenClStream:
     def _download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         handle = readable(buffer)
         if target.nbytes:
-            self._hold(driver.enqueue_download(self.queue, handle, offset, target))
+            with self._refusing("download"):
+                self._hold(driver.enqueue_download(self.queue, handle, offset, target))
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Copy between buffers, of which one may be in host memory (CPY-1, CPY-3, CPY-6)."""
@@ -99,10 +107,11 @@ class OpenClStream:
             return
         origin, target_handle = readable(src), writable(dst)
         if nbytes:
-            self._newest = driver.enqueue_copy(
-                self.queue, origin, src_offset, target_handle, dst_offset, nbytes
-            )
-            driver.flush(self.queue)
+            with self._refusing("copy"):
+                self._newest = driver.enqueue_copy(
+                    self.queue, origin, src_offset, target_handle, dst_offset, nbytes
+                )
+                driver.flush(self.queue)
 
     def launch(self, program: Program) -> None:
         """Run a program that was compiled for this stream (LCH-1..5)."""
@@ -192,15 +201,15 @@ class OpenClStream:
         if self.is_closed:
             return
         self.is_closed = True
-        self._waiter.close()
+        self._open_gates()
         self.device.drain_later(self.queue, self._newest, self._held)
         self._newest = None
         self._held = deque()
-        self._word = None
+        self._words = None
 
     def open_gates(self) -> None:
         """Give up all waits for events of other backends."""
-        self._waiter.close()
+        self._open_gates()
 
     # --- helpers -------------------------------------------------------------------------------
 
@@ -212,6 +221,14 @@ class OpenClStream:
             self._fault = first_fault(self._verdicts)
         if self._fault is not None:
             raise _again(self._fault)
+
+    @contextmanager
+    def _refusing(self, command: str) -> Iterator[None]:
+        """Let a refusal of the driver name the command; the stream is as before (ERR-1)."""
+        try:
+            yield
+        except driver.errors() as error:
+            raise driver.fault_of(error, command, self.name) from error
 
     def _poison(self, fault: DeviceFault) -> None:
         if self._fault is None:
@@ -230,8 +247,8 @@ class OpenClStream:
         """Return the present end of the stream."""
         if self._ids_unchecked:
             check = IdCheck(self.name, self._labels)
-            word = check.word.data.cast("B")
-            check.copied = driver.enqueue_download(self.queue, self.fault_word, 0, word)
+            words = check.words.data.cast("B")
+            check.copied = driver.enqueue_download(self.queue, self.fault_words, 0, words)
             self._hold(check.copied)
             self._ids_unchecked = False
             self._add_verdicts([check])

@@ -6,13 +6,15 @@ so that whoever waits for work learns of its failure, also across streams (ERR-2
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ggsched.errors import DeviceFault
 from ggsched_opencl.driver import COMPLETE, Handle, open_gate, status_of
+
+FAULT_WORDS: Final = 3  # code of the node, row, number of rows
 
 
 class Verdict(Protocol):
@@ -69,10 +71,10 @@ class Gate:
 
 
 class IdCheck:
-    """A copy of a stream's fault word, made by the queue at one point of the stream."""
+    """A copy of a stream's fault words, made by the queue at one point of the stream."""
 
     def __init__(self, where: str, labels: Mapping[int, str]) -> None:
-        self.word: npt.NDArray[np.int32] = np.zeros(1, np.int32)
+        self.words: npt.NDArray[np.int32] = np.zeros(FAULT_WORDS, np.int32)
         self.copied: Handle = None
         self._where = where
         self._labels = labels
@@ -84,12 +86,13 @@ class IdCheck:
 
     def fault(self) -> DeviceFault | None:
         """Return the fault if a kernel met an id that is out of range."""
-        if not self.is_settled or not self.word[0]:
+        if not self.is_settled or not self.words[0]:
             return None
+        code, row, count = self.words.tolist()
         return DeviceFault(
-            f"{self._labels[int(self.word[0])]} failed",
+            f"{self._labels[code]} failed",
             where=self._where,
-            why="an id is out of range; its rows are zeros, or were not written",
+            why=f"row {row} was asked for, there are {count} rows; zeros were put in its place",
             hint="the stream is poisoned: close it and open another",
         )
 

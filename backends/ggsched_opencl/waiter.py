@@ -2,7 +2,6 @@
 
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Final
@@ -21,7 +20,7 @@ Item = tuple[Gate, Wait, float] | None
 class Waiter:
     """Opens gates in the order of the stream's waits; its thread starts with the first.
 
-    The thread does not know the ``Waiter``, so one that nobody closes ends when it is collected.
+    The thread does not know who uses the ``Waiter``, and so does not keep it alive.
 
     Args:
         name: Of the thread.
@@ -41,12 +40,11 @@ class Waiter:
                 target=_work, args=(self._queue, self._stop), name=self._name, daemon=True
             )
             self._thread.start()
-            # At the end of the process too: a queue with a shut gate would never drain.
-            weakref.finalize(self, _end, self._queue, self._stop)
 
     def close(self) -> None:
         """Open what is still shut, as failed, and end the thread; legal twice."""
-        _end(self._queue, self._stop)
+        self._stop.set()
+        self._queue.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -62,11 +60,6 @@ def _wait_for(event: Event) -> Wait:
         wait: Wait = lasting(SLICE_S)
         return wait
     return lambda: event.sync(SLICE_S)
-
-
-def _end(queue: "SimpleQueue[Item]", stop: threading.Event) -> None:
-    stop.set()
-    queue.put(None)
 
 
 def _work(queue: "SimpleQueue[Item]", stop: threading.Event) -> None:

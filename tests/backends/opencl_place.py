@@ -1,0 +1,50 @@
+"""OpenCL devices to test with; tests are skipped where there are none."""
+
+import numpy as np
+import pytest
+
+from ggsched.errors import BackendUnavailable
+from ggsched.testing.direct import run_direct
+from ggsched.testing.oracle import run_oracle
+from ggsched.testing.values import ATOL, RTOL, DrawnGraph, values_for
+from ggsched_kernels import CPU, GPU
+
+TIMEOUT_S = 60.0
+PROFILES = {"cpu": CPU, "gpu": GPU}
+
+
+def opencl_device(index=0, *, profile="cpu", timeout_s=TIMEOUT_S):
+    try:
+        from ggsched_opencl import driver
+        from ggsched_opencl.device import OpenClDevice
+
+        found = driver.find_devices()
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+    return OpenClDevice(
+        index, found[index % len(found)], profile=PROFILES[profile], timeout_s=timeout_s
+    )
+
+
+def check(device, graph, values, *, runs=1, rtol=RTOL, atol=ATOL):
+    """Run a graph on a device and by the oracle; outputs and states must agree."""
+    states, expected_states = {}, {}
+    for _ in range(runs):
+        expected = run_oracle(graph, values, states=expected_states)
+        result = run_direct(device, graph, values, states)
+        for tid, wanted in expected.items():
+            same(result[tid], wanted, rtol, atol)
+        for name, wanted in expected_states.items():
+            same(states[name], wanted, rtol, atol)
+
+
+def same(got, wanted, rtol, atol):
+    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+    if wanted.dtype.kind == "f":
+        np.testing.assert_allclose(got, wanted, rtol, atol)
+    else:
+        np.testing.assert_array_equal(got, wanted)
+
+
+def tame(graph, seed=0, **rules):
+    return values_for(DrawnGraph(graph, rules), seed)

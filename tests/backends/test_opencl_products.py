@@ -1,0 +1,163 @@
+"""Matrix products of the OpenCL kernels: every path, every type of weight, every kind of edge."""
+
+import numpy as np
+import pytest
+
+from ggsched.errors import DeviceFault
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, MXFP4
+from ggsched.testing.direct import run_direct
+from ggsched.testing.values import LeafRule
+from tests.backends.opencl_place import check, opencl_device, tame
+
+pytestmark = pytest.mark.opencl
+
+PLAIN = (F32, F16, BF16)
+
+
+@pytest.fixture(scope="module", params=["cpu", "gpu"])
+def device(request):
+    made = opencl_device(profile=request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
+@pytest.mark.parametrize("m", [1, 3, 5, 130])
+def test_mul_mat(device, dtype, m):
+    g = GraphBuilder()
+    w, x = g.weight("w", (67, 96), dtype), g.input("x", (m, 96))
+    graph = g.build(g.mul_mat(w, x))
+    check(device, graph, tame(graph))
+
+
+@pytest.mark.parametrize("m", [1, 4, 5, 64, 127])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (4, 33), (7, 7), (66, 1100), (3, 2050)])
+def test_edges(device, m, n, k):
+    g = GraphBuilder()
+    graph = g.build(g.mul_mat(g.weight("w", (n, k)), g.input("x", (m, k))))
+    check(device, graph, tame(graph), atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", PLAIN, ids=str)
+@pytest.mark.parametrize("m", [1, 2, 9])
+@pytest.mark.parametrize("n", [3, 40, 200])
+def test_transposed_weights(device, dtype, m, n):
+    g = GraphBuilder()
+    w = g.transpose(g.weight("w", (70, n), dtype))
+    whole = g.weight("v", (n, 70, 2), dtype)
+    spread = g.view(whole, (n, 70), whole.strides[:2])
+    x = g.input("x", (m, 70))
+    across = g.transpose(g.input("y", (70, m)))
+    graph = g.build(*(g.mul_mat(a, b) for a in (w, spread) for b in (x, across)))
+    check(device, graph, tame(graph))
+
+
+@pytest.mark.parametrize("kv", PLAIN, ids=str)
+@pytest.mark.parametrize(("heads", "groups"), [(8, 2), (4, 4), (6, 1)])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_attention(device, kv, heads, groups, tokens):
+    """The products of a decoder: strided keys, transposed values, heads that share both."""
+    g, depth, length = GraphBuilder(), 32, 300
+    keys = g.input("k", (length, groups, depth), kv)
+    values = g.input("v", (length, groups, depth), kv)
+    q = g.input("q", (tokens, heads, depth))
+    scores = g.mul_mat(g.permute(keys, 1, 0, 2), g.permute(q, 1, 0, 2))
+    weights = g.soft_max(scores, g.input("mask", (tokens, length)), scale=0.2)
+    graph = g.build(scores, weights, g.mul_mat(g.permute(values, 1, 2, 0), weights))
+    check(device, graph, tame(graph, mask=LeafRule("mask")))
+
+
+def test_batches_of_two_axes(device):
+    g = GraphBuilder()
+    w, x = g.weight("w", (2, 3, 9, 32), F16), g.input("x", (4, 3, 6, 32))
+    graph = g.build(g.mul_mat(w, x), g.mul_mat(g.weight("v", (9, 32)), x))
+    check(device, graph, tame(graph))
+
+
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (1, 3), (90, 1), (90, 3)])
+def test_mul_mat_id(device, dtype, tokens, rows):
+    g = GraphBuilder()
+    w, x = g.weight("w", (5, 70, 64), dtype), g.input("x", (tokens, rows, 64))
+    graph = g.build(g.mul_mat_id(w, x, g.input("ids", (tokens, 3), I32)))
+    check(device, graph, tame(graph, ids=LeafRule("ids", bound=5)))
+
+
+def test_all_rows_to_one_of_many_experts(device):
+    g = GraphBuilder()
+    w, x = g.weight("w", (40, 9, 32)), g.transpose(g.input("x", (300, 32, 1)))
+    graph = g.build(g.mul_mat_id(w, x, g.input("ids", (300, 1), I32)))
+    check(device, graph, tame(graph) | {"ids": np.full((300, 1), 39, np.int32)})
+
+
+def test_transposed_experts(device):
+    g = GraphBuilder()
+    w, x = g.transpose(g.weight("w", (3, 40, 9), F16)), g.input("x", (2, 2, 40))
+    graph = g.build(g.mul_mat_id(w, x, g.input("ids", (2, 2), I32)))
+    check(device, graph, tame(graph, ids=LeafRule("ids", bound=3)))
+
+
+@pytest.mark.parametrize("m", [1, 9])
+def test_empty_sums_and_empty_results(device, m):
+    g = GraphBuilder()
+    x = g.input("x", (m, 0))
+    graph = g.build(
+        g.mul_mat(g.weight("w", (5, 0)), x),
+        g.sum_rows(x),
+        g.mul_mat(g.weight("v", (0, 8)), g.input("y", (m, 8))),
+        g.soft_max(x),
+        g.silu(x),
+    )
+    check(device, graph, tame(graph))
+
+
+@pytest.mark.parametrize("m", [1, 20])
+def test_every_exponent_of_mxfp4(device, m):
+    raw = np.random.default_rng(0).integers(0, 256, (256, 17), np.uint8)
+    raw[:, 0] = np.arange(256)
+    finite = raw[:250]  # beyond, f32 weights are infinite while those of the oracle are not
+    g = GraphBuilder()
+    w, v = g.weight("w", (256, 32), MXFP4), g.weight("v", (250, 32), MXFP4)
+    rows = g.get_rows(w, g.input("ids", (256,), I32))
+    graph = g.build(g.mul_mat(v, g.input("x", (m, 32))), g.cont(w, F32), rows)
+    values = {"w": raw, "v": finite, "ids": np.arange(256, dtype=np.int32)}
+    values["x"] = np.zeros((m, 32), np.float32)
+    values["x"][:, 3] = 2.0**-10
+    check(device, graph, values, atol=0)
+
+
+def test_f16_weights_may_be_infinite(device):
+    g = GraphBuilder()
+    graph = g.build(
+        *(g.mul_mat(g.weight(f"w{m}", (2, 8), F16), g.input(f"x{m}", (m, 8))) for m in (1, 9))
+    )
+    w = np.full((2, 8), np.inf, np.float16)
+    ones = {f"x{m}": np.ones((m, 8), np.float32) for m in (1, 9)}
+    check(device, graph, {"w1": w, "w9": w, **ones})
+
+
+@pytest.mark.parametrize("wrong", [-1, 4, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("count", [1, 40])
+@pytest.mark.parametrize("op", ["get_rows", "set_rows", "mul_mat_id", "add_id"])
+def test_ids_out_of_range_are_a_fault(device, op, count, wrong):
+    g = GraphBuilder()
+    ids, rows = g.input("ids", (count,), I32), g.input("rows", (count, 32))
+    pairs, wide = g.reshape(ids, count, 1), g.reshape(rows, count, 1, 32)
+    match op:
+        case "get_rows":
+            out = g.get_rows(g.weight("w", (4, 32)), ids)
+        case "set_rows":
+            out = g.set_rows(g.state("s", (max(4, count), 32)), rows, ids)
+        case "mul_mat_id":
+            out = g.mul_mat_id(g.weight("w", (4, 8, 32)), wide, pairs)
+        case _:
+            out = g.add_id(wide, g.weight("w", (4, 32)), pairs)
+    graph = g.build(out)
+    if op == "set_rows" and wrong == 4 and count > 4:
+        wrong = count
+    ids_given = np.arange(count, dtype=np.int32) % (count if op == "set_rows" else 4)
+    ids_given[-1] = wrong
+    total = max(4, count) if op == "set_rows" else 4
+    with pytest.raises(DeviceFault, match=rf"n0 {op}.*row {wrong} was asked for.*{total} rows"):
+        run_direct(device, graph, tame(graph) | {"ids": ids_given})
