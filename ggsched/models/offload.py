@@ -7,6 +7,7 @@ attention. ``--n-cpu-moe N`` keeps the experts of the first N blocks on the host
 ``-ot REGEX=DEVICE`` wins over everything, for weights and caches alike.
 """
 
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -95,11 +96,13 @@ def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
         match = _EXPERTS.match(name)
         if match and int(match[1]) < offload.n_cpu_moe and homes[name] != host:
             homes[name], reasons[name] = host, "experts stay on the host (--n-cpu-moe)"
-        for i, rule in enumerate(offload.overrides):
-            if rule.pattern.search(name):
-                used[i] = True
-                homes[name], reasons[name] = targets[i], f"-ot {rule.pattern.pattern}"
-                break
+        matching = [i for i, r in enumerate(offload.overrides) if r.pattern.search(name)]
+        for i in matching:
+            used[i] = True
+        if matching:
+            first = matching[0]
+            reason = f"-ot {offload.overrides[first].pattern.pattern}"
+            homes[name], reasons[name] = targets[first], reason
     unused = tuple(
         rule.pattern.pattern for rule, hit in zip(offload.overrides, used, strict=True) if not hit
     )
@@ -168,7 +171,8 @@ def _shares(
 ) -> list[float]:
     if split is None:
         return [float(max(1, devices[t].memory_nbytes)) for t in targets]
-    if len(split) > len(targets) or not any(split) or any(s < 0 for s in split):
+    is_share = all(math.isfinite(s) and s >= 0 for s in split) and any(split)
+    if len(split) > len(targets) or not is_share:
         names = ", ".join(devices[t].name for t in targets) or "none"
         raise UsageError(
             f"-ts {','.join(f'{s:g}' for s in split)}",
