@@ -27,12 +27,13 @@ def _f16(packed: Array, out: Array) -> None:
     not for infinities, which numpy then does.
     """
     halves = packed.view(np.int16)
-    if halves.size and ((halves & 0x7C00) == 0x7C00).any():
+    if halves.size and (halves & 0x7FFF).max() >= 0x7C00:
         np.copyto(out, packed)
         return
     bits = out.view(np.int32)
     # Sign extension puts copies of the sign above the exponent; the mask clears all but one.
-    np.left_shift(halves, 13, bits, dtype=np.int32)
+    np.copyto(bits, halves)
+    np.left_shift(bits, 13, bits)
     np.bitwise_and(bits, np.int32(~0x70000000), bits)
     np.multiply(out, np.float32(2.0**112), out)
 
@@ -47,7 +48,7 @@ def _blocks(packed: Array, dtype: DType) -> Array:
     return packed.reshape(packed.shape[0], count, dtype.block_nbytes)
 
 
-def _scales(blocks: Array) -> Array:
+def f16_scales(blocks: Array) -> Array:
     """Return the f16 scales at the start of blocks, as f32."""
     scales: Array = blocks[..., :2].view(np.float16).astype(np.float32)
     return scales
@@ -56,7 +57,7 @@ def _scales(blocks: Array) -> Array:
 def _q8_0(packed: Array, out: Array) -> None:
     blocks = _blocks(packed, Q8_0)
     values = out.reshape(*blocks.shape[:2], Q8_0.block)
-    np.multiply(blocks[..., 2:].view(np.int8), _scales(blocks), values)
+    np.multiply(blocks[..., 2:].view(np.int8), f16_scales(blocks), values)
 
 
 def _q4_0(packed: Array, out: Array) -> None:
@@ -64,18 +65,35 @@ def _q4_0(packed: Array, out: Array) -> None:
     values = out.reshape(*blocks.shape[:2], Q4_0.block)
     _nibbles(blocks[..., 2:], values)
     np.subtract(out, np.float32(8.0), out)
-    np.multiply(values, _scales(blocks), values)
+    np.multiply(values, f16_scales(blocks), values)
 
 
 def _mxfp4(packed: Array, out: Array) -> None:
     blocks = _blocks(packed, MXFP4)
     values = out.reshape(*blocks.shape[:2], MXFP4.block)
-    codes = blocks[..., 1:]
-    np.take(_E2M1_DOUBLED, codes & 0x0F, out=values[..., :16], mode="clip")
-    np.take(_E2M1_DOUBLED, codes >> 4, out=values[..., 16:], mode="clip")
-    # 2 ** (e - 127) of the largest e is no f32, half of it is; the values are doubled for that.
+    scales = mxfp4_half_scales(blocks)
+    low, high = (_blocks(e2m1_doubled(h), MXFP4)[..., 1:] for h in (packed << 4, packed & 0xF0))
+    np.multiply(low, scales, values[..., :16])
+    np.multiply(high, scales, values[..., 16:])
+
+
+def mxfp4_half_scales(blocks: Array) -> Array:
+    """Return half of the scales, which are powers of two; the largest itself is no f32."""
     exponents = blocks[..., :1].astype(np.int32) - 128
-    np.multiply(values, np.ldexp(np.float32(1.0), exponents), values)
+    scales: Array = np.ldexp(np.float32(1.0), exponents)
+    return scales
+
+
+def e2m1_doubled(high_halves: Array) -> Array:
+    """Return twice the values of the e2m1 numbers in the upper halves of bytes.
+
+    The bits of a number go where an f32 has its sign, the end of its exponent and the start of
+    its fraction; one product then mends the exponent, exactly as for f16.
+    """
+    bits = np.left_shift(high_halves.view(np.int8), 18, dtype=np.int32)
+    np.bitwise_and(bits, np.int32(~0x7E3FFFFF), bits)
+    values: Array = bits.view(np.float32)
+    return np.multiply(values, np.float32(2.0**127), values)
 
 
 def _nibbles(codes: Array, values: Array) -> None:
@@ -87,10 +105,6 @@ def _nibbles(codes: Array, values: Array) -> None:
 def _plain(packed: Array, out: Array) -> None:
     np.copyto(out, packed)
 
-
-_E2M1_DOUBLED: Final = np.array(
-    [0, 1, 2, 3, 4, 6, 8, 12, -0.0, -1, -2, -3, -4, -6, -8, -12], np.float32
-)
 
 _DECODERS: Final[Mapping[str, Decoder]] = {
     F32.name: _plain,

@@ -8,6 +8,7 @@ import numpy as np
 
 from ggsched.backend.arrays import Array
 from ggsched.ir.dtype import F32
+from ggsched_cpu.blockdot import VectorProduct, vector_product
 from ggsched_cpu.dequant import Decoder, decoder
 from ggsched_cpu.kernels.gemm import multiply
 from ggsched_cpu.kernels.matmul import CACHED_NBYTES, SCRATCH_NBYTES
@@ -20,6 +21,7 @@ class _Packed:
     """Experts in a packed type, decoded into scratch when they are used."""
 
     decode: Decoder
+    by_vector: VectorProduct | None
     room: Array
 
     def multiply(self, w: Array, x: Array, out: Array) -> None:
@@ -27,6 +29,9 @@ class _Packed:
         rows = self.room.shape[0]
         for start in range(0, w.shape[0], rows):
             packed = w[start : start + rows]
+            if self.by_vector is not None and x.shape[0] == 1:
+                self.by_vector(packed, x[0], out[0, start : start + rows])
+                continue
             decoded = self.room[: packed.shape[0]]
             self.decode(packed, decoded)
             multiply(decoded, x, out[:, start : start + rows])
@@ -65,7 +70,8 @@ def _mul_mat_id(node: Node, site: Site) -> list[Call]:
     if node.dtype(0) is not F32:
         limit = CACHED_NBYTES if ids.shape[0] == 1 else SCRATCH_NBYTES
         rows = max(1, min(w.shape[1], limit // (4 * columns)))
-        packed = _Packed(decoder(node.dtype(0)), site.scratch((rows, columns)))
+        dtype = node.dtype(0)
+        packed = _Packed(decoder(dtype), vector_product(dtype), site.scratch((rows, columns)))
         return [(_grouped, (w, x, ids, out, packed.multiply))]
     if ids.shape[0] == 1:
         pairs = [(x[0, u if x.shape[1] > 1 else 0], out[0, u]) for u in range(ids.shape[1])]

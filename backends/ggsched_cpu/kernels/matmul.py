@@ -7,6 +7,7 @@ import numpy as np
 
 from ggsched.backend.arrays import Array
 from ggsched.ir.dtype import F32
+from ggsched_cpu.blockdot import VectorProduct, vector_product
 from ggsched_cpu.dequant import Decoder, decoder
 from ggsched_cpu.kernels.gemm import product, run
 from ggsched_cpu.site import Call, Node, Site, shares
@@ -85,6 +86,16 @@ def packed_products(w: Array, x: Array, out: Array, columns: int, site: Site) ->
             yield w[at][start:stop], decoded, product(decoded, x[part], out[index])
 
 
+def _vector_calls(w: Array, x: Array, out: Array, product_of: VectorProduct) -> list[Call]:
+    """Return calls for one vector per matrix of quantised weights."""
+    rows = max(1, CACHED_NBYTES // (4 * x.shape[-1]))
+    return [
+        (product_of, (w[at][start : start + rows], x[at][0], out[at][0, start : start + rows]))
+        for at in np.ndindex(*w.shape[:-2])
+        for start in range(0, w.shape[-2], rows)
+    ]
+
+
 def run_pieces(decode: Decoder, pieces: Sequence[Piece]) -> None:
     """Decode and multiply piece by piece."""
     for packed, decoded, calls in pieces:
@@ -99,6 +110,9 @@ def _mul_mat(node: Node, site: Site) -> list[Call]:
     w, x, out = grouped(node.inputs[0], x, node.out)
     if node.dtype(0) is F32:
         return product(w, x, out)
+    by_vector = vector_product(node.dtype(0))
+    if by_vector is not None and x.shape[:-1] == (*w.shape[:-2], 1):
+        return _vector_calls(w, x, out, by_vector)
     pieces = list(packed_products(w, x, out, columns, site))
     return [(run_pieces, (decoder(node.dtype(0)), pieces))]
 
