@@ -1,0 +1,98 @@
+"""The demo's model adds numbers that it has never seen, with the same tokens on every split."""
+
+import importlib.util
+import re
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from ggsched.backend.registry import discover
+from ggsched.models.load import load_model
+from ggsched.models.offload import Offload, OverrideRule
+from ggsched.models.session import Session, SessionOptions
+
+MODEL = str(files("ggsched.data") / "addition-moe.gguf")
+TRAINING = Path(__file__).parents[2] / "examples" / "train_addition" / "train.py"
+
+
+@cache
+def held_out(count):
+    """Return the test set of the training script, which is the one place that defines it."""
+    spec = importlib.util.spec_from_file_location("train_addition", TRAINING)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.held_out_sample(count)
+
+
+def answers(pairs, devices, offload=None, n_ubatch=64):
+    """Return the tokens of each answer."""
+    model = load_model(MODEL)
+    options = SessionOptions(n_ctx=64, n_ubatch=n_ubatch, offload=offload or Offload())
+    out = []
+    with Session(model, devices, options) as session:
+        for a, b in pairs:
+            session.reset()
+            prompt = model.tokenizer.encode(f"{a}+{b}=")
+            out.append(list(session.generate(prompt, 6, stop=model.tokenizer.stop_ids)))
+    return out
+
+
+def rules(*texts):
+    """Return overrides from ``REGEX=DEVICE``."""
+    return Offload(overrides=tuple(_rule(t) for t in texts))
+
+
+def _rule(text):
+    pattern, _, device = text.rpartition("=")
+    return OverrideRule(re.compile(pattern), device)
+
+
+@cache
+def on_one_device(count):
+    """Return the answers of a single CPU device."""
+    return answers(held_out(count), ["cpu:0"])
+
+
+def test_held_out_sums_are_right():
+    model = load_model(MODEL)
+    right = sum(
+        model.tokenizer.decode(tokens) == str(a + b)
+        for (a, b), tokens in zip(held_out(500), on_one_device(500), strict=True)
+    )
+    assert right >= 495
+
+
+SPLITS = {
+    "blocks": rules("blk.1=cpu:0"),
+    "experts": rules("exps=cpu:0"),
+    "caches": rules("_cache=cpu:0"),
+    "one matrix": rules("blk.2.attn_q.weight=cpu:0"),
+    "every other tensor": rules("(attn|norm)=cpu:0"),
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.parametrize("n_ubatch", [2, 64])
+def test_same_tokens_on_two_cpu_devices(name, n_ubatch):
+    got = answers(held_out(60), ["cpu:0", "cpu:1"], SPLITS[name], n_ubatch)
+    assert got == on_one_device(500)[:60]
+
+
+@pytest.mark.parametrize(
+    "offload",
+    [Offload(), Offload(n_gpu_layers=2), Offload(n_cpu_moe=2), rules("exps=opencl:0", ".=cpu:0")],
+    ids=["all", "-ngl 2", "--n-cpu-moe 2", "-ot"],
+)
+def test_same_tokens_with_opencl(offload):
+    ready = {d.name for s in discover() for d in s.devices if d.state == "ready"}
+    if "opencl:0" not in ready:
+        pytest.skip("no OpenCL device")
+    assert answers(held_out(40), ["opencl:0", "cpu:0"], offload) == on_one_device(500)[:40]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPLITS)
+def test_all_sums_on_two_cpu_devices(name):
+    assert answers(held_out(500), ["cpu:0", "cpu:1"], SPLITS[name]) == on_one_device(500)
