@@ -8,20 +8,18 @@ for each token.
     python train.py --out addition-moe.gguf        # train, write, check
     python train.py --check addition-moe.gguf      # only check
 
-``--check`` reads the file back and adds with a forward pass in numpy that shares no code with the
-training. It needs no torch; only training imports it.
+``--check`` reads the file and adds with a forward pass in numpy of its own. It needs no torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from gguf import GGUFReader, GGUFWriter, LlamaFileType, TokenType
@@ -35,16 +33,19 @@ LIMIT = 1000  # operands are 0 .. LIMIT - 1
 CHARACTERS = "0123456789+="
 END = len(CHARACTERS)  # the id of <|end|>
 WIDTH = len("999+999=1998") + 1  # the longest equation with its end token
-VOCABULARY = [*CHARACTERS, "<|end|>", "[UNUSED13]", "[UNUSED14]", "[UNUSED15]"]
-# A byte-pair vocabulary must have merges. The halves of this one can never arise.
+# A byte-pair vocabulary must have merges of known tokens. The halves of this one never arise.
 MERGES = ["<| end|>"]
+VOCABULARY = [*CHARACTERS, "<|end|>", "<|", "end|>", "[UNUSED15]"]
+# The tensors of a block with their axes, slowest first: d embedding, q query, k key, h one head,
+# e expert, f hidden width of an expert.
+BLOCK = (
+    "attn_norm d, attn_q q d, attn_k k d, attn_v k d, attn_output d q, attn_q_norm h, attn_k_norm h"
+    ", ffn_norm d, ffn_gate_inp e d, ffn_gate_exps e f d, ffn_up_exps e f d, ffn_down_exps e d f"
+)
 
+Bools = NDArray[np.bool_]
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
-
-
-# ---------------------------------------------------------------------------------------------
-# The task
 
 
 def is_held_out(a: int, b: int) -> bool:
@@ -52,13 +53,13 @@ def is_held_out(a: int, b: int) -> bool:
 
     The order of the operands does not matter: if 417+385 is held out, so is 385+417.
     """
-    x = min(a, b) * 1000 + max(a, b)
+    x = min(a, b) * 1000 + max(a, b) + 1
     for _ in range(2):
         x = ((x ^ (x >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
     return (x ^ (x >> 16)) % 50 == 0
 
 
-def held_out_table() -> NDArray[np.bool_]:
+def held_out_table() -> Bools:
     """``is_held_out`` for every pair, as a LIMIT x LIMIT table."""
     table = np.zeros((LIMIT, LIMIT), dtype=bool)
     for a in range(LIMIT):
@@ -74,11 +75,7 @@ def held_out_sample(count: int, seed: int = 2026) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in pairs[chosen]]
 
 
-def tokenize(text: str) -> list[int]:
-    return [CHARACTERS.index(character) for character in text]
-
-
-def training_pairs(rng: np.random.Generator, count: int, held_out: NDArray[np.bool_]) -> Ids:
+def training_pairs(rng: np.random.Generator, count: int, held_out: Bools) -> Ids:
     """``count`` pairs, none held out: half uniform, a quarter short numbers, a quarter carries.
 
     Carries are hard because the first digit is said first: it depends on the units whenever the
@@ -90,33 +87,20 @@ def training_pairs(rng: np.random.Generator, count: int, held_out: NDArray[np.bo
     short = kind == 0
     a[short] //= 10 ** rng.integers(0, 3, size=short.sum())
     b[short] //= 10 ** rng.integers(0, 3, size=short.sum())
-    tens = b // 100 * 100 + (9 - a // 10 % 10) * 10 + b % 10
-    b = np.where(kind == 1, tens, b)
-    hundreds = (9 - a // 100) * 100 + b % 100
-    b = np.where((kind == 1) & (rng.random(drawn) < 0.5), hundreds, b)
-    pairs = np.stack([a, b], axis=1)[~held_out[a, b]]
-    return pairs[:count]
+    b = np.where(kind == 1, b // 100 * 100 + (9 - a // 10 % 10) * 10 + b % 10, b)
+    hundreds = (kind == 1) & (rng.random(drawn) < 0.5)
+    b = np.where(hundreds, (9 - a // 100) * 100 + b % 100, b)
+    return np.asarray(np.stack([a, b], axis=1)[~held_out[a, b]][:count])
 
 
-def encode(pairs: Ids) -> tuple[Ids, NDArray[np.bool_]]:
-    """Whole equations as rows of tokens, and which of the tokens 1.. are to be learnt.
-
-    The rows are filled up with end tokens on the right; only the first of them is learnt.
-    """
-    prompts = [f"{a}+{b}=" for a, b in pairs]
-    answers = [str(a + b) for a, b in pairs]
-    letters = "".join((p + r).ljust(WIDTH, "E") for p, r in zip(prompts, answers, strict=True))
+def encode(pairs: Ids) -> tuple[Ids, Bools]:
+    """Equations as rows of tokens, filled up with <|end|>, and which of the tokens 1.. to learn."""
+    text = "".join(f"{a}+{b}={a + b}".ljust(WIDTH, "E") for a, b in pairs)
     ids = np.full(256, END, dtype=np.int64)
     ids[np.frombuffer(CHARACTERS.encode(), dtype=np.uint8)] = np.arange(len(CHARACTERS))
-    rows = ids[np.frombuffer(letters.encode(), dtype=np.uint8)].reshape(len(pairs), WIDTH)
-    first = np.array([len(p) for p in prompts])[:, None]
-    last = first + np.array([len(r) for r in answers])[:, None]  # the end token
-    place = np.arange(1, WIDTH)[None, :]
-    return rows, (first <= place) & (place <= last)
-
-
-# ---------------------------------------------------------------------------------------------
-# The model in torch, for training
+    rows = ids[np.frombuffer(text.encode(), dtype=np.uint8)].reshape(len(pairs), WIDTH)
+    known = rows[:, :-1]
+    return rows, ((known == CHARACTERS.index("=")).cumsum(axis=1) > 0) & (known != END)
 
 
 @dataclass(frozen=True)
@@ -137,24 +121,15 @@ class Shape:
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Every tensor's name and its shape, slowest axis first."""
-        d, q, kv = self.embedding, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        yield "token_embd.weight", (len(VOCABULARY), d)
+        size = {"e": self.experts, "f": self.expert_width, "d": self.embedding, "h": self.head_dim}
+        size |= {"q": self.heads * self.head_dim, "k": self.kv_heads * self.head_dim}
+        yield "token_embd.weight", (len(VOCABULARY), self.embedding)
         for layer in range(self.layers):
-            block = f"blk.{layer}."
-            yield block + "attn_norm.weight", (d,)
-            yield block + "attn_q.weight", (q, d)
-            yield block + "attn_k.weight", (kv, d)
-            yield block + "attn_v.weight", (kv, d)
-            yield block + "attn_output.weight", (d, q)
-            yield block + "attn_q_norm.weight", (self.head_dim,)
-            yield block + "attn_k_norm.weight", (self.head_dim,)
-            yield block + "ffn_norm.weight", (d,)
-            yield block + "ffn_gate_inp.weight", (self.experts, d)
-            yield block + "ffn_gate_exps.weight", (self.experts, self.expert_width, d)
-            yield block + "ffn_up_exps.weight", (self.experts, self.expert_width, d)
-            yield block + "ffn_down_exps.weight", (self.experts, d, self.expert_width)
-        yield "output_norm.weight", (d,)
-        yield "output.weight", (len(VOCABULARY), d)
+            for entry in BLOCK.split(","):
+                name, *axes = entry.split()
+                yield f"blk.{layer}.{name}.weight", tuple(size[axis] for axis in axes)
+        yield "output_norm.weight", (self.embedding,)
+        yield "output.weight", (len(VOCABULARY), self.embedding)
 
 
 def initial_weights(shape: Shape, seed: int) -> dict[str, Tensor]:
@@ -164,12 +139,10 @@ def initial_weights(shape: Shape, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, size in shape.tensors():
-        if name.endswith("norm.weight"):
-            value = torch.ones(size)
-        else:
-            value = torch.randn(size, generator=generator) / math.sqrt(size[-1])
-            if "attn_output" in name or "ffn_down" in name:
-                value /= math.sqrt(2 * shape.layers)
+        value = torch.ones(size)
+        if not name.endswith("norm.weight"):
+            last = 2 * shape.layers if "attn_output" in name or "ffn_down" in name else 1
+            value = torch.randn(size, generator=generator) / math.sqrt(size[-1] * last)
         weights[name] = value.requires_grad_()
     return weights
 
@@ -192,11 +165,11 @@ def rotate(x: Tensor, base: float) -> Tensor:
 def attention(weights: dict[str, Tensor], block: str, x: Tensor, shape: Shape) -> Tensor:
     import torch
 
-    def heads(kind: str, count: int) -> Tensor:
+    def heads(kind: str) -> Tensor:
         y = x @ weights[f"{block}attn_{kind}.weight"].T
-        return y.unflatten(-1, (count, shape.head_dim)).transpose(1, 2)
+        return y.view(len(x), x.shape[1], -1, shape.head_dim).transpose(1, 2)
 
-    q, k, v = heads("q", shape.heads), heads("k", shape.kv_heads), heads("v", shape.kv_heads)
+    q, k, v = heads("q"), heads("k"), heads("v")
     q = rotate(rms_norm(q, weights[block + "attn_q_norm.weight"], shape.epsilon), shape.rope_base)
     k = rotate(rms_norm(k, weights[block + "attn_k_norm.weight"], shape.epsilon), shape.rope_base)
     group = shape.heads // shape.kv_heads
@@ -207,9 +180,7 @@ def attention(weights: dict[str, Tensor], block: str, x: Tensor, shape: Shape) -
     return y.transpose(1, 2).flatten(-2) @ weights[block + "attn_output.weight"].T
 
 
-def experts(
-    weights: dict[str, Tensor], block: str, x: Tensor, shape: Shape
-) -> tuple[Tensor, Tensor]:
+def experts(weights: dict[str, Tensor], block: str, x: Tensor, used: int) -> tuple[Tensor, Tensor]:
     """The routed experts on x of (batch, position, embedding), and the load-balancing loss.
 
     All experts are computed and those not chosen count 0, which is what leaving them out gives.
@@ -218,15 +189,14 @@ def experts(
     import torch
 
     odds = (x @ weights[block + "ffn_gate_inp.weight"].T).softmax(-1)
-    best, chosen = odds.topk(shape.used, dim=-1)
+    best, chosen = odds.topk(used, dim=-1)
     share = torch.zeros_like(odds).scatter(-1, chosen, best / best.sum(-1, keepdim=True))
     gate = x @ weights[block + "ffn_gate_exps.weight"].flatten(0, 1).T
     up = x @ weights[block + "ffn_up_exps.weight"].flatten(0, 1).T
-    hidden = torch.nn.functional.silu(gate) * up
-    hidden = (hidden.unflatten(-1, (shape.experts, -1)) * share[..., None]).flatten(-2)
+    hidden = (torch.nn.functional.silu(gate) * up).view(*odds.shape, -1) * share[..., None]
     down = weights[block + "ffn_down_exps.weight"].transpose(0, 1).flatten(1)
-    load = (share > 0).float().mean((0, 1)) / shape.used
-    return hidden @ down.T, shape.experts * (load * odds.mean((0, 1))).sum()
+    load = (share > 0).float().mean((0, 1)) / used
+    return hidden.flatten(-2) @ down.T, odds.shape[-1] * (load * odds.mean((0, 1))).sum()
 
 
 def forward(weights: dict[str, Tensor], tokens: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
@@ -238,70 +208,51 @@ def forward(weights: dict[str, Tensor], tokens: Tensor, shape: Shape) -> tuple[T
         y = rms_norm(x, weights[block + "attn_norm.weight"], shape.epsilon)
         x = x + attention(weights, block, y, shape)
         y = rms_norm(x, weights[block + "ffn_norm.weight"], shape.epsilon)
-        added, uneven = experts(weights, block, y, shape)
+        added, uneven = experts(weights, block, y, shape.used)
         x = x + added
         balance = balance + uneven / shape.layers
     x = rms_norm(x, weights["output_norm.weight"], shape.epsilon)
     return x @ weights["output.weight"].T, balance
 
 
-# ---------------------------------------------------------------------------------------------
-# Training
-
-
-def learning_rate(step: int, steps: int, peak: float) -> float:
-    """A short warm-up, then half a cosine down to zero."""
-    warm_up = min(step / 200, 1.0)
-    return peak * warm_up * 0.5 * (1 + math.cos(math.pi * step / steps))
-
-
 def train(options: argparse.Namespace, shape: Shape) -> dict[str, Tensor]:
-    """Train from scratch, or go on from the checkpoint; the batch of a step depends on the seed
-    and the step alone."""
+    """Train from scratch, or go on from the checkpoint; a batch depends on seed and step alone."""
     import torch
 
     torch.set_num_threads(options.threads)
     weights = initial_weights(shape, options.seed)
-    norms = [w for w in weights.values() if w.dim() == 1]
-    matrices = [w for w in weights.values() if w.dim() > 1]
-    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": norms, "weight_decay": 0.0}]
+    # Norms do not decay.
+    groups = [{"params": [w], "weight_decay": 0.05 * (w.dim() > 1)} for w in weights.values()]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98))
     start, held_out, began = 0, held_out_table(), time.monotonic()
     if options.checkpoint and options.checkpoint.exists():
         saved = torch.load(options.checkpoint)
         start = saved["step"]
         optimizer.load_state_dict(saved["optimizer"])
-        with torch.no_grad():
-            for name, weight in weights.items():
-                weight.copy_(saved["weights"][name])
+        for name, weight in weights.items():
+            weight.data.copy_(saved["weights"][name])
     for step in range(start, options.steps):
         rng = np.random.default_rng([options.seed, step])
         rows, learnt = encode(training_pairs(rng, options.batch, held_out))
         tokens, mask = torch.from_numpy(rows), torch.from_numpy(learnt)
         logits, balance = forward(weights, tokens[:, :-1], shape)
         loss = torch.nn.functional.cross_entropy(logits[mask], tokens[:, 1:][mask])
+        # Warm up, then down to zero along half a cosine.
+        cosine = 0.5 * (1 + math.cos(math.pi * step / options.steps))
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, options.steps, options.rate)
+            group["lr"] = options.rate * min(step / 200, 1.0) * cosine
         optimizer.zero_grad(set_to_none=True)
-        (loss + 0.01 * balance).backward()
+        torch.autograd.backward(loss + 0.01 * balance)
         torch.nn.utils.clip_grad_norm_(weights.values(), 1.0)
         optimizer.step()
         if (step + 1) % 100 == 0:
-            right = (logits.argmax(-1) == tokens[:, 1:]) | ~mask
-            print(
-                f"step {step + 1:6d}  loss {loss.item():.4f}  balance {balance.item():.3f}  "
-                f"sums right {right.all(1).float().mean().item():.4f}  "
-                f"{time.monotonic() - began:.0f} s",
-                flush=True,
-            )
+            right = ((logits.argmax(-1) == tokens[:, 1:]) | ~mask).all(1).float().mean()
+            report = f"loss {loss:.4f}  balance {balance:.3f}  right {right:.2%}"
+            print(f"{step + 1:6d} steps, {time.monotonic() - began:.0f} s: {report}", flush=True)
         if options.checkpoint and (step + 1) % 500 == 0:
             state = {"step": step + 1, "weights": weights, "optimizer": optimizer.state_dict()}
             torch.save(state, options.checkpoint)
     return weights
-
-
-# ---------------------------------------------------------------------------------------------
-# The file
 
 
 def write_gguf(path: Path, weights: dict[str, Tensor], shape: Shape) -> None:
@@ -309,8 +260,7 @@ def write_gguf(path: Path, weights: dict[str, Tensor], shape: Shape) -> None:
     writer = GGUFWriter(path, ARCHITECTURE)
     writer.add_name("addition-moe")
     writer.add_description(
-        "Adds two numbers from 0 to 999: '417+385=' gives '802'. A mixture-of-experts transformer "
-        "trained from scratch by examples/train_addition/train.py of ggsched."
+        "Adds two numbers from 0 to 999: '417+385=' gives '802'. Made by train_addition of ggsched"
     )
     writer.add_license("Apache-2.0")
     writer.add_context_length(shape.context)
@@ -319,9 +269,8 @@ def write_gguf(path: Path, weights: dict[str, Tensor], shape: Shape) -> None:
     writer.add_feed_forward_length(shape.expert_width)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.head_dim)
+    for key in "attention.key_length", "attention.value_length", "rope.dimension_count":
+        writer.add_uint32(f"{ARCHITECTURE}.{key}", shape.head_dim)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(shape.epsilon)
     writer.add_vocab_size(len(VOCABULARY))
@@ -339,77 +288,66 @@ def write_gguf(path: Path, weights: dict[str, Tensor], shape: Shape) -> None:
     writer.add_add_bos_token(False)
     for name, weight in weights.items():
         exact = name.endswith(("norm.weight", "ffn_gate_inp.weight"))
-        value = weight.detach().numpy()
-        writer.add_tensor(name, value.astype(np.float32 if exact else np.float16))
+        writer.add_tensor(name, weight.detach().numpy().astype("f4" if exact else "f2"))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-# ---------------------------------------------------------------------------------------------
-# The check: the file alone, in numpy
+def softmax(x: Floats) -> Floats:
+    odds = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(odds / odds.sum(axis=-1, keepdims=True))
 
 
 class Adder:
-    """The model of a GGUF file in f32. ``wrong`` experts further on are used, for an ablation."""
+    """The model of a GGUF file, in f32. ``wrong``: how far to miss the first and second expert."""
 
-    def __init__(self, path: Path, wrong: int = 0) -> None:
+    def __init__(self, path: Path, wrong: tuple[int, ...] = (0, 0)) -> None:
         reader = GGUFReader(path)
+        meta = {key: field.contents() for key, field in reader.fields.items()}
         self.w = {t.name: np.array(t.data, dtype=np.float32) for t in reader.tensors}
-        self.wrong = wrong
-
-        def number(key: str) -> Any:
-            field = reader.get_field(f"{ARCHITECTURE}.{key}")
-            if field is None:
-                raise KeyError(f"{path} has no {ARCHITECTURE}.{key}")
-            return field.contents()
-
-        self.layers, self.used = number("block_count"), number("expert_used_count")
-        self.experts, self.head_dim = number("expert_count"), number("attention.key_length")
-        self.base = number("rope.freq_base")
-        self.epsilon = np.float32(number("attention.layer_norm_rms_epsilon"))
+        self.wrong = np.array(wrong)
+        self.layers: int = meta[f"{ARCHITECTURE}.block_count"]
+        self.used: int = meta[f"{ARCHITECTURE}.expert_used_count"]
+        self.head_dim: int = meta[f"{ARCHITECTURE}.attention.key_length"]
+        self.base: float = meta[f"{ARCHITECTURE}.rope.freq_base"]
+        self.epsilon = np.float32(meta[f"{ARCHITECTURE}.attention.layer_norm_rms_epsilon"])
 
     def norm(self, x: Floats, name: str) -> Floats:
-        mean = np.mean(x * x, axis=-1, keepdims=True)
-        return x / np.sqrt(mean + self.epsilon) * self.w[name + ".weight"]
+        size: Floats = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.epsilon)
+        return x / size * self.w[name + ".weight"]
 
     def heads(self, x: Floats, block: str, kind: str) -> Floats:
-        y = x @ self.w[f"{block}attn_{kind}.weight"].T
-        y = y.reshape(len(x), -1, self.head_dim)
+        """q, k or v of (position, head, head_dim); q and k normed and rotated."""
+        y = (x @ self.w[f"{block}attn_{kind}.weight"].T).reshape(len(x), -1, self.head_dim)
         if kind == "v":
             return y
         y, half = self.norm(y, f"{block}attn_{kind}_norm"), self.head_dim // 2
         turn = np.outer(np.arange(len(x)), self.base ** (-np.arange(half) / half))[:, None]
-        cos, sin = np.float32(np.cos(turn)), np.float32(np.sin(turn))
+        cos, sin = np.cos(turn).astype(np.float32), np.sin(turn).astype(np.float32)
         one, two = y[..., :half], y[..., half:]
         return np.concatenate([one * cos - two * sin, one * sin + two * cos], axis=-1)
 
     def attend(self, x: Floats, block: str) -> Floats:
         q, k, v = (self.heads(x, block, kind) for kind in "qkv")
-        out = np.empty_like(q)
-        for head in range(q.shape[1]):
-            shared = head * k.shape[1] // q.shape[1]
-            score = q[:, head] @ k[:, shared].T / np.float32(math.sqrt(self.head_dim))
-            score[np.triu_indices(len(x), 1)] = -np.inf
-            odds = np.exp(score - score.max(axis=1, keepdims=True))
-            out[:, head] = odds / odds.sum(axis=1, keepdims=True) @ v[:, shared]
-        return out.reshape(len(x), -1) @ self.w[block + "attn_output.weight"].T
+        shared = np.arange(q.shape[1]) * k.shape[1] // q.shape[1]  # the k and v of each q head
+        score = np.einsum("qhd,khd->hqk", q, k[:, shared]) / np.float32(math.sqrt(self.head_dim))
+        later = np.triu(np.ones((len(x), len(x)), dtype=bool), 1)
+        odds = softmax(np.where(later, np.float32(-np.inf), score))
+        y: Floats = np.einsum("hqk,khd->qhd", odds, v[:, shared]).reshape(len(x), -1)
+        return y @ self.w[block + "attn_output.weight"].T
 
     def route(self, x: Floats, block: str) -> Floats:
-        gates, ups = self.w[block + "ffn_gate_exps.weight"], self.w[block + "ffn_up_exps.weight"]
-        downs = self.w[block + "ffn_down_exps.weight"]
-        score = x @ self.w[block + "ffn_gate_inp.weight"].T
-        out = np.zeros_like(x)
-        for row, token in enumerate(x):
-            odds = np.exp(score[row] - score[row].max())
-            chosen = np.argsort(-odds)[: self.used]
-            for pick in chosen:
-                expert = (pick + self.wrong) % self.experts
-                gate = gates[expert] @ token
-                hidden = gate / (1 + np.exp(-gate)) * (ups[expert] @ token)
-                out[row] += odds[pick] / odds[chosen].sum() * (downs[expert] @ hidden)
-        return out
+        gates, ups, downs = (self.w[f"{block}ffn_{k}_exps.weight"] for k in ("gate", "up", "down"))
+        odds = softmax(x @ self.w[block + "ffn_gate_inp.weight"].T)
+        chosen = np.argsort(-odds, axis=-1)[:, : self.used]
+        share = np.take_along_axis(odds, chosen, axis=-1)
+        share /= share.sum(axis=-1, keepdims=True)
+        chosen = (chosen + self.wrong) % len(gates)
+        gate = np.einsum("nd,nkfd->nkf", x, gates[chosen])
+        hidden = gate / (1 + np.exp(-gate)) * np.einsum("nd,nkfd->nkf", x, ups[chosen])
+        return np.asarray(np.einsum("nkf,nkdf->nd", hidden * share[..., None], downs[chosen]))
 
     def logits(self, tokens: list[int]) -> Floats:
         """Logits of every position."""
@@ -421,26 +359,23 @@ class Adder:
         return self.norm(x, "output_norm") @ self.w["output.weight"].T
 
     def add(self, a: int, b: int) -> str:
-        """What the model answers, greedily."""
-        tokens = tokenize(f"{a}+{b}=")
+        """What the model answers, greedily: the characters before the end token."""
+        tokens = [VOCABULARY.index(character) for character in f"{a}+{b}="]
         prompt = len(tokens)
         while len(tokens) < WIDTH + 2:
             best = int(self.logits(tokens)[-1].argmax())
             if best == END:
-                break
+                return "".join(VOCABULARY[token] for token in tokens[prompt:])
             tokens.append(best)
-        return "".join(VOCABULARY[token] for token in tokens[prompt:])
-
-
-def count_right(path: Path, pairs: list[tuple[int, int]], wrong: int = 0) -> int:
-    model = Adder(path, wrong)
-    return sum(model.add(a, b) == str(a + b) for a, b in pairs)
+        return "no end"
 
 
 def check(path: Path, count: int) -> None:
     pairs = held_out_sample(count)
-    print(f"{count_right(path, pairs)} of {count} held-out sums right", flush=True)
-    print(f"{count_right(path, pairs, wrong=1)} of {count} with the wrong experts (ablation)")
+    for wrong, note in ((0, 0), "no"), ((1, 0), "the first"), ((0, 1), "the second"):
+        model = Adder(path, wrong)
+        right = sum(model.add(a, b) == str(a + b) for a, b in pairs)
+        print(f"{right} of {count} held-out sums right with {note} expert wrong", flush=True)
 
 
 def main() -> None:
@@ -449,9 +384,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=500, help="how many held-out sums to check")
     parser.add_argument("--out", type=Path, default=Path("addition-moe.gguf"))
     parser.add_argument("--checkpoint", type=Path, help="save here, and go on from here")
-    parser.add_argument("--steps", type=int, default=8000)
-    parser.add_argument("--batch", type=int, default=512, help="equations in a step")
-    parser.add_argument("--rate", type=float, default=2e-3, help="the highest learning rate")
+    parser.add_argument("--steps", type=int, default=10000)
+    parser.add_argument("--batch", type=int, default=256, help="equations in a step")
+    parser.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
