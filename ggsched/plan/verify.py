@@ -14,6 +14,7 @@ from ggsched.plan.splits import HOST, Splits, Transfer, Value
 from ggsched.plan.streams import Streams
 from ggsched.plan.verify_commands import verify_commands
 from ggsched.plan.verify_memory import verify_memory
+from ggsched.plan.verify_references import verify_references
 from ggsched.topology.caps import op_key
 from ggsched.topology.model import Topology
 
@@ -21,6 +22,7 @@ __all__ = [
     "verify_commands",
     "verify_memory",
     "verify_placement",
+    "verify_references",
     "verify_splits",
     "verify_streams",
 ]

@@ -22,6 +22,7 @@ from ggsched.plan.command import (
 )
 from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST
+from ggsched.plan.verify_references import verify_references
 
 _HOST_COMMAND: Final = -1
 
@@ -35,6 +36,7 @@ def verify_commands(plan: Plan) -> None:
             appear exactly once with the bytes and in the order of the artifacts, a wait whose
             hazard is none.
     """
+    verify_references(plan)
     progress = _Progress(plan)
     for i, command in enumerate(plan.commands):
         where = show("command", i)

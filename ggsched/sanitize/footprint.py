@@ -69,7 +69,7 @@ def merge(spans: Iterable[Span]) -> list[Span]:
     current, begin, until = -1, 0, 0
     for span in sorted(spans):
         arena, start, end = span
-        if arena == current and start <= until:
+        if merged and arena == current and start <= until:
             if end > until:
                 until = end
                 merged[-1] = (arena, begin, end)
