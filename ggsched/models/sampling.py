@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ggsched.errors import ModelError
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -27,9 +29,21 @@ class Sampler:
         self._random = np.random.default_rng(sampling.seed)
 
     def choose(self, logits: np.ndarray) -> int:
-        """Return a token for logits of shape (vocabulary,)."""
+        """Return a token for logits of shape (vocabulary,).
+
+        Raises:
+            ModelError: there is no largest number among them.
+        """
+        largest = logits.max()
+        if not np.isfinite(largest):
+            raise ModelError(
+                f"computed {largest} as its largest logit",
+                where="model",
+                hint="a weight of the file may be damaged, or an op of a device wrong",
+            )
         if self._temperature <= 0.0:
             return int(np.argmax(logits))
-        scaled = logits.astype(np.float64) / self._temperature
-        weights = np.exp(scaled - scaled.max())
+        with np.errstate(over="ignore"):  # at a temperature near 0 the others vanish
+            scaled = (logits.astype(np.float64) - largest) / self._temperature
+        weights = np.exp(scaled)
         return int(self._random.choice(len(weights), p=weights / weights.sum()))

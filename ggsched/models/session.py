@@ -127,7 +127,7 @@ class Session:
         return self.scheduler.plan(self.graph(n_tokens, n_past, n_out), self._constraints)
 
     def feed(self, tokens: Sequence[int], *, all_logits: bool = False) -> np.ndarray:
-        """Append tokens to the sequence, micro-batch by micro-batch.
+        """Append tokens to the sequence, micro-batch by micro-batch; all of them or none.
 
         Args:
             tokens: Ids; at least one.
@@ -142,12 +142,17 @@ class Session:
         self._check_tokens(tokens)
         rows: list[np.ndarray] = []
         step = min(self.options.n_ubatch, self.options.n_batch)
-        for start in range(0, len(tokens), step):
-            part = np.asarray(tokens[start : start + step], np.int32)
-            is_last = start + step >= len(tokens)
-            logits = self._run(part, len(part) if all_logits else 1)
-            if all_logits or is_last:
-                rows.append(logits)
+        before = self._n_past
+        try:
+            for start in range(0, len(tokens), step):
+                part = np.asarray(tokens[start : start + step], np.int32)
+                is_last = start + step >= len(tokens)
+                logits = self._run(part, len(part) if all_logits else 1)
+                if all_logits or is_last:
+                    rows.append(logits)
+        except BaseException:
+            self._n_past = before
+            raise
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def generate(
