@@ -75,8 +75,7 @@ FN vf vlookup8_(vf table, vi index) { return __builtin_ia32_permvarsf256(table, 
 #define VLOAD_HALF(p) vload_half_((GLOBAL const half_bits_any_ *)(p))
 #define VSTORE_HALF(v, p) (*(GLOBAL half_bits_any_ *)(p) = __builtin_ia32_vcvtps2ph256((v), 0))
 #define FLOAT_OF_HALF(bits) float_of_half_((short)(bits))
-#define VLOOKUP8(table, index) vlookup8_((table), (index))
-#define VTABLE8(a, b, c, d, e, f, g, h) ((vf)(a, b, c, d, e, f, g, h))
+#define VLOOKUP8(index, a, b, c, d, e, f, g, h) vlookup8_((vf)(a, b, c, d, e, f, g, h), (index))
 #endif
 
 #define VSPLAT(x) ((vf)(x))

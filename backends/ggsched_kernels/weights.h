@@ -65,8 +65,8 @@ FN float unpacked1(int nibble) { return (float)(nibble - 8); }
 FN float half_scale(int e) { return FLOAT_OF_BITS(e < 2 ? 0x00200000u << e : (u32)(e - 1) << 23); }
 #ifdef VLOOKUP8
 FN vf unpacked(vi nibbles) {
-  vf table = VTABLE8(0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 6.0f, 8.0f, 12.0f);
-  vf magnitude = VLOOKUP8(table, nibbles); /* looks at the lowest three bits */
+  /* It looks at the lowest three bits. */
+  vf magnitude = VLOOKUP8(nibbles, 0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 6.0f, 8.0f, 12.0f);
   return VFLOAT_OF_BITS(VBITS_OF_FLOAT(magnitude) | VBITS_OF_INT(nibbles & 8) << 28);
 }
 #else

@@ -144,8 +144,10 @@ class OpenClStream:
             raise checks.closed_error("stream")
         checks.check_record(self.device, event)
         assert isinstance(event, OpenClEvent)  # this device's events are
+        fault = self._known_fault()
         event.mark(self._point())
-        self._require_usable()
+        if fault is not None:
+            raise _again(fault)
 
     def wait(self, event: Event) -> None:
         """Hold later commands until an event is done (EVT-2, EVT-4)."""
@@ -217,10 +219,14 @@ class OpenClStream:
         """Refuse calls after ``close`` (ERR-3) and after a failed command (ERR-2)."""
         if self.is_closed:
             raise checks.closed_error("stream")
+        fault = self._known_fault()
+        if fault is not None:
+            raise _again(fault)
+
+    def _known_fault(self) -> DeviceFault | None:
         if self._fault is None and self._verdicts:
             self._fault = first_fault(self._verdicts)
-        if self._fault is not None:
-            raise _again(self._fault)
+        return self._fault
 
     @contextmanager
     def _refusing(self, command: str) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Final
@@ -78,6 +79,8 @@ def _outcome(wait: Wait, deadline: float, stop: threading.Event) -> BaseExceptio
             if time.monotonic() >= deadline:
                 return error
         except BaseException as error:  # a thread has nobody else to tell
+            # The frames would keep memory borrowed (CPY-4).
+            traceback.clear_frames(error.__traceback__)
             return error
         else:
             return None

@@ -1,5 +1,7 @@
 """OpenCL devices to test with; tests are skipped where there are none."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from ggsched.testing.direct import run_direct
 from ggsched.testing.oracle import run_oracle
 from ggsched.testing.values import ATOL, RTOL, DrawnGraph, values_for
 from ggsched_kernels import CPU, GPU
+from tests.backends.places import node, vector
 
 TIMEOUT_S = 60.0
 PROFILES = {"cpu": CPU, "gpu": GPU}
@@ -48,3 +51,18 @@ def same(got, wanted, rtol, atol):
 
 def tame(graph, seed=0, **rules):
     return values_for(DrawnGraph(graph, rules), seed)
+
+
+def recorded(stream):
+    event = stream.device.create_event()
+    stream.record(event)
+    return event
+
+
+def doubler(device, stream, buffer, count=4):
+    x = vector(buffer, count)
+    return device.compile([node("add", [x, x], x)], stream)
+
+
+def waiters():
+    return [t for t in threading.enumerate() if t.name.startswith("ggsched opencl")]

@@ -1,0 +1,201 @@
+"""Memory of OpenCL devices, what they say about themselves, and their absence."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from ggsched.backend.protocols import Backend, Buffer, Device, Event, Program, Stream
+from ggsched.errors import BackendUnavailable, OutOfDeviceMemory, UsageError
+from tests.backends.opencl_place import TIMEOUT_S, opencl_device
+from tests.backends.places import cpu_device, download, node, upload, vector
+
+pytestmark = pytest.mark.opencl
+
+
+@pytest.fixture
+def device():
+    made = opencl_device()
+    yield made
+    made.close()
+
+
+def test_facts(device):
+    facts = device.facts
+    assert facts.backend == "opencl"
+    assert facts.name == "opencl:0"
+    assert facts.kind != "cpu"
+    assert facts.alignment >= 64
+    assert 0 < facts.max_allocation_nbytes <= facts.memory_nbytes
+    assert not facts.is_host
+
+
+def test_protocols(device):
+    stream, buffer = device.create_stream(), device.allocate(16)
+    x = vector(buffer, 4)
+    assert isinstance(device, Device)
+    assert isinstance(stream, Stream)
+    assert isinstance(buffer, Buffer)
+    assert isinstance(device.create_event(), Event)
+    assert isinstance(device.compile([node("silu", [x], x)], stream), Program)
+
+
+def test_backend(device):
+    from ggsched_opencl import open_backend
+
+    backend = open_backend()
+    assert isinstance(backend, Backend)
+    assert backend.device_count() >= 1
+    logical = backend.open_device(backend.device_count() + 1)
+    assert logical.facts.name == f"opencl:{backend.device_count() + 1}"
+    logical.close()
+    for index in (-1, 64):
+        with pytest.raises(BackendUnavailable, match=f"opencl:{index}"):
+            backend.open_device(index)
+
+
+def test_empty_buffers(device):
+    stream = device.create_stream()
+    a, b = device.allocate(0), device.allocate(0)
+    stream.upload(memoryview(b""), a, 0)
+    stream.copy(a, 0, b, 0, 0)
+    stream.sync(TIMEOUT_S)
+    assert a.nbytes == 0
+
+
+def test_too_much_memory(device):
+    free = device.free_nbytes
+    for nbytes in (device.facts.max_allocation_nbytes + 1, 2**60):
+        with pytest.raises(OutOfDeviceMemory, match=f"asked for {nbytes} bytes, {free} of"):
+            device.allocate(nbytes)
+    most = device.facts.max_allocation_nbytes
+    held = [device.allocate(most) for _ in range(free // most)]
+    held.append(device.allocate(device.free_nbytes))
+    with pytest.raises(OutOfDeviceMemory, match="0 of"):
+        device.allocate(1)
+    for buffer in held:
+        buffer.close()
+    assert device.free_nbytes == free
+    stream = device.create_stream()
+    buffer = device.allocate(16)
+    upload(stream, buffer, np.ones(4, np.float32))
+    assert (download(stream, buffer, 4) == 1).all()
+
+
+def test_too_many_streams(device):
+    streams = [device.create_stream() for _ in range(device.facts.max_streams)]
+    with pytest.raises(UsageError, match="streams"):
+        device.create_stream()
+    streams[0].close()
+    device.create_stream()
+
+
+def test_imported_memory_is_read_in_place_and_never_written(device):
+    if not device.facts.imports_host_memory:
+        pytest.skip("the device does not share the memory of the host")
+    stream = device.create_stream()
+    for data in (np.arange(8, dtype=np.float32).tobytes(), bytearray(32), b""):
+        memory = memoryview(data).toreadonly()
+        buffer = device.import_host(memory)
+        out = device.allocate(len(data))
+        stream.copy(buffer, 0, out, 0, len(data))
+        got = download(stream, out, len(data) // 4)
+        np.testing.assert_array_equal(got, np.frombuffer(data, np.float32))
+        with pytest.raises(UsageError, match="read-only"):
+            stream.copy(out, 0, buffer, 0, len(data))
+        with pytest.raises(UsageError, match="read-only"):
+            stream.upload(memory, buffer, 0)
+        x = vector(buffer, len(data) // 4)
+        with pytest.raises(UsageError, match="read-only"):
+            device.compile([node("silu", [x], x)], stream)
+        y = vector(out, len(data) // 4)
+        stream.launch(device.compile([node("add", [x, x], y)], stream))
+        got = download(stream, out, len(data) // 4)
+        np.testing.assert_array_equal(got, 2 * np.frombuffer(data, np.float32))
+        buffer.close()
+    assert device.free_nbytes <= device.facts.memory_nbytes
+
+
+def test_host_memory(device):
+    view = device.allocate_host(1000)
+    assert view.nbytes == 1000
+    assert not view.readonly
+    view[:4] = b"abcd"
+    with pytest.raises(UsageError, match="not host memory"):
+        device.allocate(4).host_view()
+
+
+def test_copies_between_host_and_device(device):
+    cpu = cpu_device(sync=True)
+    stream, host, buffer = device.create_stream(), cpu.allocate(64), device.allocate(64)
+    view = np.frombuffer(host.host_view(), np.float32)
+    view[:] = range(16)
+    stream.copy(host, 16, buffer, 32, 16)
+    stream.copy(buffer, 32, host, 0, 16)
+    stream.sync(TIMEOUT_S)
+    np.testing.assert_array_equal(view[:8], [4, 5, 6, 7, 4, 5, 6, 7])
+    fixed = cpu.import_host(memoryview(bytes(16)))
+    with pytest.raises(UsageError, match="read-only"):
+        stream.copy(buffer, 0, fixed, 0, 16)
+    with pytest.raises(UsageError, match="BUF-3"):
+        stream.copy(host, 56, buffer, 0, 16)
+    cpu.close()
+
+
+def test_scratch_counts_as_memory(device):
+    stream, free = device.create_stream(), device.free_nbytes
+    x = device.allocate(4 * 5000)
+    out = device.allocate(4 * 5000)
+    from ggsched.backend.program import Operand
+    from ggsched.ir.dtype import I32
+
+    result = Operand(out, 0, out.nbytes, I32, (5000,), (4,))
+    program = device.compile([node("argsort", [vector(x, 5000)], result)], stream)
+    assert device.free_nbytes < free - 3 * 4 * 5000
+    program.close()
+    assert device.free_nbytes == free - 2 * 4 * 5000
+
+
+def test_without_pyopencl(monkeypatch):
+    from ggsched_opencl import open_backend
+
+    for name in ("driver", "backend", "device", "buffer", "event", "polling", "program"):
+        monkeypatch.delitem(sys.modules, f"ggsched_opencl.{name}", raising=False)
+    for name in ("stream", "verdicts", "waiter"):
+        monkeypatch.delitem(sys.modules, f"ggsched_opencl.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "pyopencl", None)
+    with pytest.raises(BackendUnavailable, match=r'pip install "ggsched\[opencl\]"'):
+        open_backend()
+
+
+def test_without_a_platform_or_a_device(device, monkeypatch):
+    from ggsched_opencl import driver
+
+    class Platform:
+        name, version = "Empty", "1"
+
+        def get_devices(self):
+            raise driver.cl.RuntimeError("no device")
+
+    monkeypatch.setattr(driver.cl, "get_platforms", lambda: [Platform(), Platform()])
+    with pytest.raises(BackendUnavailable, match="none of 2 OpenCL platforms"):
+        driver.find_devices()
+
+    def none():
+        raise driver.cl.LogicError("no platform")
+
+    monkeypatch.setattr(driver.cl, "get_platforms", none)
+    with pytest.raises(BackendUnavailable, match="no OpenCL platform"):
+        driver.find_devices()
+
+
+def test_timeout_from_the_environment(device, monkeypatch):
+    from ggsched_opencl import open_backend
+
+    monkeypatch.setenv("GGSCHED_TIMEOUT_S", "0.5")
+    other = open_backend().open_device(0)
+    assert other.event_timeout_s == 0.5
+    other.close()
+    monkeypatch.setenv("GGSCHED_TIMEOUT_S", "soon")
+    with pytest.raises(UsageError, match="GGSCHED_TIMEOUT_S"):
+        open_backend().open_device(0)

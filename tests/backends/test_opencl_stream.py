@@ -1,0 +1,276 @@
+"""Queues of OpenCL: order, events, waits for others, timeouts, faults, endings. Nothing sleeps."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from ggsched.errors import DeviceFault, SyncTimeout, UsageError
+from tests.backends.opencl_place import TIMEOUT_S, doubler, opencl_device, recorded, waiters
+from tests.backends.places import (
+    Latch,
+    cpu_device,
+    download,
+    node,
+    upload,
+    vector,
+)
+
+pytestmark = pytest.mark.opencl
+
+SHORT_S = 0.01
+
+
+@pytest.fixture
+def device():
+    made = opencl_device()
+    yield made
+    made.close()
+
+
+# --- order -----------------------------------------------------------------------------------
+
+
+def test_commands_take_effect_in_order(device):
+    stream, buffer, other = device.create_stream(), device.allocate(16), device.allocate(16)
+    program = doubler(device, stream, buffer)
+    ones, out = np.ones(4, np.float32), np.zeros((3, 4), np.float32)
+    for i in range(3):
+        upload(stream, buffer, ones * i)
+        stream.launch(program)
+        stream.copy(buffer, 0, other, 0, 16)
+        stream.launch(program)
+        stream.download(other, 0, memoryview(out[i]).cast("B"))
+    stream.barrier()
+    stream.sync(TIMEOUT_S)
+    np.testing.assert_array_equal(out, np.outer([0, 2, 4], ones))
+
+
+def test_commands_run_behind_the_callers_back(device):
+    stream, buffer, latch = device.create_stream(), device.allocate(16), Latch()
+    assert stream.is_done
+    stream.wait(latch)
+    upload(stream, buffer, np.ones(4, np.float32))
+    stream.launch(doubler(device, stream, buffer))
+    out = np.zeros(4, np.float32)
+    stream.download(buffer, 0, memoryview(out).cast("B"))
+    event = recorded(stream)
+    assert not stream.is_done
+    assert not event.is_done
+    assert not out.any()
+    latch.open()
+    event.sync(TIMEOUT_S)
+    assert event.is_done
+    assert stream.is_done
+    assert (out == 2).all()
+
+
+def test_host_memory_is_kept_until_the_copy_is_done(device):
+    stream, buffer, latch = device.create_stream(), device.allocate(16), Latch()
+    source, target = np.full(4, 3, np.float32), np.zeros(4, np.float32)
+    refs = weakref.ref(source), weakref.ref(target)
+    stream.wait(latch)
+    stream.upload(memoryview(source).cast("B"), buffer, 0)
+    stream.download(buffer, 0, memoryview(target).cast("B"))
+    del source, target
+    gc.collect()
+    assert all(ref() is not None for ref in refs)
+    latch.open()
+    stream.sync(TIMEOUT_S)
+    assert all(ref() is None for ref in refs)
+    assert (download(stream, buffer, 4) == 3).all()
+
+
+def test_a_closed_program_may_still_be_running(device):
+    """Kernel objects are used again, with other arguments, while commands are enqueued."""
+    stream, latch = device.create_stream(), Latch()
+    a, b = device.allocate(16), device.allocate(16)
+    for buffer in (a, b):
+        upload(stream, buffer, np.ones(4, np.float32))
+    stream.wait(latch)
+    for buffer in (a, b, b):
+        program = doubler(device, stream, buffer)
+        stream.launch(program)
+        program.close()
+        program.close()
+    latch.open()
+    assert (download(stream, a, 4) == 2).all()
+    assert (download(stream, b, 4) == 4).all()
+
+
+def test_streams_are_apart_and_events_join_them(device):
+    first, second = device.create_stream(), device.create_stream()
+    buffer, latch = device.allocate(16), Latch()
+    first.wait(latch)
+    upload(first, buffer, np.ones(4, np.float32))
+    event = recorded(first)
+    second.sync(TIMEOUT_S)
+    second.wait(event)
+    second.launch(doubler(device, second, buffer))
+    after = recorded(second)
+    event.close()
+    assert not second.is_done
+    latch.open()
+    first.wait(after)
+    assert (download(first, buffer, 4) == 2).all()
+
+
+def test_an_event_covers_what_was_before_it_only(device):
+    stream, latch = device.create_stream(), Latch()
+    empty = recorded(stream)
+    assert empty.is_done
+    buffer = device.allocate(16)
+    upload(stream, buffer, np.ones(4, np.float32))
+    event = recorded(stream)
+    stream.wait(latch)
+    upload(stream, buffer, np.zeros(4, np.float32))
+    event.sync(TIMEOUT_S)
+    assert not stream.is_done
+    latch.open()
+    stream.sync(TIMEOUT_S)
+    assert event.is_done
+
+
+def test_many_waits_in_turn(device):
+    first, second = device.create_stream(), device.create_stream()
+    buffer = device.allocate(16)
+    upload(first, buffer, np.ones(4, np.float32))
+    programs = [doubler(device, s, buffer) for s in (first, second)]
+    for _ in range(20):
+        for stream, other, program in ((first, second, programs[0]), (second, first, programs[1])):
+            stream.wait(recorded(other))
+            stream.launch(program)
+    first.wait(recorded(second))
+    assert (download(first, buffer, 4) == 2.0**40).all()
+
+
+# --- timeouts --------------------------------------------------------------------------------
+
+
+def test_a_timeout_leaves_everything_as_it_was(device):
+    stream, buffer, latch = device.create_stream(), device.allocate(16), Latch()
+    stream.wait(latch)
+    upload(stream, buffer, np.ones(4, np.float32))
+    event = recorded(stream)
+    for waiting in (stream.sync, event.sync):
+        with pytest.raises(SyncTimeout, match="stream 0"):
+            waiting(SHORT_S)
+        with pytest.raises(SyncTimeout):
+            waiting(0.0)
+    latch.open()
+    assert (download(stream, buffer, 4) == 1).all()
+    event.sync(0.0)
+
+
+def test_an_event_that_never_comes_is_a_fault_in_the_end():
+    device = opencl_device(timeout_s=SHORT_S)
+    stream, latch = device.create_stream(), Latch()
+    stream.wait(latch)
+    event = recorded(stream)
+    with pytest.raises(DeviceFault, match="wait for an event.*SyncTimeout"):
+        event.sync(TIMEOUT_S)
+    with pytest.raises(DeviceFault, match="wait for an event"):
+        stream.sync(TIMEOUT_S)
+    device.close()
+
+
+# --- other backends --------------------------------------------------------------------------
+
+
+def test_waiting_for_a_worker_thread_and_back(device):
+    cpu = cpu_device(sync=False)
+    theirs, ours, latch = cpu.create_stream(), device.create_stream(), Latch()
+    host, buffer = cpu.allocate(16), device.allocate(16)
+    theirs.wait(latch)
+    upload(theirs, host, np.ones(4, np.float32))
+    ours.wait(recorded(theirs))
+    ours.copy(host, 0, buffer, 0, 16)
+    ours.launch(doubler(device, ours, buffer))
+    ours.copy(buffer, 0, host, 0, 16)
+    theirs.wait(recorded(ours))
+    out = np.zeros(4, np.float32)
+    theirs.download(host, 0, memoryview(out).cast("B"))
+    assert not theirs.is_done
+    latch.open()
+    theirs.sync(TIMEOUT_S)
+    assert (out == 2).all()
+    cpu.close()
+
+
+def test_an_event_may_be_closed_once_it_is_waited_for(device):
+    cpu = cpu_device(sync=False)
+    theirs, ours, latch = cpu.create_stream(), device.create_stream(), Latch()
+    theirs.wait(latch)
+    events = [recorded(theirs), recorded(theirs)]
+    for event in events:
+        ours.wait(event)
+        event.close()
+    latch.open()
+    ours.sync(TIMEOUT_S)
+    cpu.close()
+
+
+def test_two_logical_devices(device):
+    other = opencl_device(1)
+    assert other.facts.name == "opencl:1"
+    assert not device.copies_with(other.facts)
+    assert device.wait_path(other.facts) == "thread"
+    ours, theirs, latch = device.create_stream(), other.create_stream(), Latch()
+    buffer, staging = other.allocate(16), np.zeros(4, np.float32)
+    with pytest.raises(UsageError, match="copy path"):
+        ours.copy(buffer, 0, device.allocate(16), 0, 16)
+    theirs.wait(latch)
+    upload(theirs, buffer, np.ones(4, np.float32))
+    theirs.download(buffer, 0, memoryview(staging).cast("B"))
+    ours.wait(recorded(theirs))
+    mine = device.allocate(16)
+    ours.upload(memoryview(staging).cast("B"), mine, 0)
+    latch.open()
+    assert (download(ours, mine, 4) == 1).all()
+    other.close()
+
+
+def test_a_done_event_costs_no_thread(device):
+    stream, latch = device.create_stream(), Latch()
+    latch.open()
+    stream.wait(latch)
+    stream.sync(TIMEOUT_S)
+    assert not waiters()
+
+
+# --- refusals --------------------------------------------------------------------------------
+
+
+def test_what_makes_no_sense_is_refused_at_once(device):
+    stream, other = device.create_stream(), device.create_stream()
+    buffer, latch = device.allocate(16), Latch()
+    event = device.create_event()
+    with pytest.raises(UsageError, match="EVT-3"):
+        stream.wait(event)
+    with pytest.raises(UsageError, match="EVT-3"):
+        event.sync(TIMEOUT_S)
+    assert not event.is_done
+    stream.record(event)
+    with pytest.raises(UsageError, match="EVT-3"):
+        stream.record(event)
+    with pytest.raises(UsageError, match="BUF-3"):
+        upload(stream, buffer, np.zeros(5, np.float32))
+    with pytest.raises(UsageError, match="read-only"):
+        stream.download(buffer, 0, memoryview(bytes(16)))
+    with pytest.raises(UsageError, match="CPY-3"):
+        stream.copy(buffer, 0, buffer, 4, 12)
+    with pytest.raises(UsageError, match="LCH-5"):
+        other.launch(doubler(device, stream, buffer))
+    latch.device.facts = type(latch.device.facts)(
+        **{f: getattr(latch.device.facts, f) for f in latch.device.facts.__slots__}
+        | {"has_events": False}
+    )
+    with pytest.raises(UsageError, match="EVT-4"):
+        stream.wait(latch)
+    x = vector(buffer, 3, offset=2)
+    with pytest.raises(UsageError, match="multiples of 4"):
+        device.compile([node("silu", [x], x)], stream)
+    stream.sync(TIMEOUT_S)
+    stream.upload(memoryview(b""), buffer, 16)
+    stream.copy(buffer, 0, buffer, 0, 0)
