@@ -20,7 +20,7 @@ from ggsched.backend.protocols import Stream
 from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched_cpu.kernels import supported_ops
-from ggsched_cpu.program import CpuProgram, compile_calls
+from ggsched_cpu.program import QuietSegment, Segment, compile_calls
 from ggsched_cpu.stream import WorkerStream
 
 MAX_DEVICES: Final = 64
@@ -96,7 +96,8 @@ class CpuDevice(BaseDevice):
             calls, labels = compile_calls(nodes)
         except MemoryError as error:
             raise OutOfDeviceMemory("no memory for scratch", where=self.facts.name) from error
-        return CpuProgram(stream, calls, labels, quiet=self.settings.sync)
+        segment = QuietSegment if self.settings.sync else Segment
+        return BaseProgram(stream, segment(calls, labels))
 
     def wait_path(self, other: DeviceFacts) -> WaitPath:
         """Events of other backends are waited for by the worker thread (EVT-4)."""

@@ -10,55 +10,46 @@ from operator import length_hint
 
 import numpy as np
 
-from ggsched.backend.base import BaseProgram
 from ggsched.backend.program import BoundNode
-from ggsched.backend.protocols import Stream
 from ggsched_cpu.kernels import EMITTERS
 from ggsched_cpu.site import Call, Node, Site
 
 
-class CpuProgram(BaseProgram):
-    """Calls to run in order.
+class Segment:
+    """Calls to run in order, the body of a program.
 
     Args:
-        stream: The stream that it belongs to.
         calls: Functions and arguments.
         labels: For each call the label of its node.
-        quiet: Whether it must silence numpy's floating-point warnings itself.
     """
 
-    def __init__(
-        self, stream: Stream, calls: list[Call], labels: list[str], *, quiet: bool
-    ) -> None:
-        super().__init__(stream, ())
-        self._calls = calls
-        self._labels = labels
+    def __init__(self, calls: list[Call], labels: list[str]) -> None:
+        self.calls = calls
+        self.labels = labels
         self._failed = 0
-        if quiet:
-            self.run = self._run_quiet  # type: ignore[method-assign]
 
     def run(self) -> None:
         """Run every call."""
-        rest = iter(self._calls)
+        rest = iter(self.calls)
         try:
             for function, arguments in rest:
                 function(*arguments)
         except BaseException:
-            self._failed = len(self._calls) - length_hint(rest) - 1
+            self._failed = len(self.calls) - length_hint(rest) - 1
             raise
-
-    def _run_quiet(self) -> None:
-        with np.errstate(all="ignore"):
-            CpuProgram.run(self)
 
     def blame(self, error: BaseException) -> str:
         """Return the label of the node whose call failed."""
-        return self._labels[self._failed]
+        return self.labels[self._failed]
 
-    def close(self) -> None:
-        """Release arrays and scratch; legal twice. An enqueued launch still has them."""
-        self.is_closed = True
-        self._calls, self._labels = [], []
+
+class QuietSegment(Segment):
+    """A segment for the caller's thread, where numpy may be set to warn."""
+
+    def run(self) -> None:
+        """Run every call; infinite masks and saturating activations are no news."""
+        with np.errstate(all="ignore"):
+            super().run()
 
 
 def compile_calls(nodes: Sequence[BoundNode]) -> tuple[list[Call], list[str]]:

@@ -26,6 +26,7 @@ from ggsched.backend.base_stream import (
     BaseBuffer,
     BaseProgram,
     BaseStream,
+    Steps,
     own_buffer,
     writable_memory,
 )
@@ -184,7 +185,7 @@ class BaseDevice:
         checks.check_compile(self, nodes, stream)
         for node in nodes:
             writable_memory(node.output.buffer)
-        return BaseProgram(stream, [(node.label, self._bind(node)) for node in nodes])
+        return BaseProgram(stream, Steps([(node.label, self._bind(node)) for node in nodes]))
 
     def copies_with(self, other: DeviceFacts) -> bool:
         """Whether streams copy from and to buffers of another device (CPY-6): host ones."""

@@ -1,7 +1,7 @@
 """Buffers, programs and streams that do everything at once; see ``ggsched.backend.base``."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ggsched.backend import checks
 from ggsched.backend.events import BaseEvent
@@ -54,33 +54,48 @@ class BaseBuffer:
         self._memory = None
 
 
-class BaseProgram:
-    """Nodes with arrays bound beforehand; ``run`` runs them (LCH-1..5)."""
-
-    def __init__(self, stream: Stream, steps: Sequence[tuple[str, Callable[[], None]]]) -> None:
-        self.stream = stream
-        self.is_closed = False
-        self._steps = steps
-        self._label = ""
+class Body(Protocol):
+    """What a program runs. A launch that is enqueued holds it, whatever becomes of the program."""
 
     def run(self) -> None:
         """Run every node in order."""
-        for label, step in self._steps:
+
+    def blame(self, error: BaseException) -> str:
+        """Return the label of the node at which ``run`` raised ``error``."""
+
+
+class Steps:
+    """Calls without arguments, each with the label of its node."""
+
+    def __init__(self, steps: Sequence[tuple[str, Callable[[], None]]]) -> None:
+        self.steps = steps
+        self._label = "launch"
+
+    def run(self) -> None:
+        """Run every node in order."""
+        for label, step in self.steps:
             self._label = label
             step()
 
     def blame(self, error: BaseException) -> str:
-        """Return the name of the node at which ``run`` raised ``error``."""
-        return self._label or "launch"
+        """Return the label of the node that ran last."""
+        return self._label
+
+
+class BaseProgram:
+    """Nodes with arrays bound beforehand (LCH-1..5)."""
+
+    def __init__(self, stream: Stream, body: Body) -> None:
+        self.stream = stream
+        self.body: Body | None = body
 
     def close(self) -> None:
-        """Release the arrays; legal twice."""
-        self.is_closed = True
-        self._steps = ()
+        """Release the arrays; legal twice. A launch that is enqueued still has them."""
+        self.body = None
 
 
-Command = str | BaseProgram
-"""What a command is called: by name, or the program that says which node failed."""
+Command = str | Body
+"""What a command is called: by name, or the body that says which node failed."""
 
 
 class BaseStream:
@@ -166,9 +181,10 @@ class BaseStream:
         self._require_usable()
         if not isinstance(program, BaseProgram) or program.stream is not self:
             raise UsageError("the program was compiled for another stream", why="LCH-5")
-        if program.is_closed:
+        body = program.body
+        if body is None:
             raise checks.closed_error("program")
-        self._submit(program, program.run)
+        self._submit(body, body.run)
 
     def record(self, event: Event) -> None:
         """Let an event stand for everything enqueued so far (EVT-1).

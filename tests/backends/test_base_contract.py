@@ -40,8 +40,8 @@ def failing(device, stream):
     if device.facts.backend != "cpu":
         return device.compile([good, node("silu", [vector(a, 4)], vector(b, 4), 4)], stream)
     program = device.compile([good, good], stream)
-    program._calls[1] = (int, ("not a number",))
-    program._labels[1] = "n4 silu"
+    program.body.calls[1] = (int, ("not a number",))
+    program.body.labels[1] = "n4 silu"
     return program
 
 

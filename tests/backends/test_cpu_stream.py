@@ -74,6 +74,22 @@ def test_order_of_a_stream(device):
     np.testing.assert_array_equal(np.array(seen)[:, 0], 2 * np.arange(50))
 
 
+def test_an_enqueued_launch_outlives_its_program_and_buffers(device):
+    stream, latch = device.create_stream(), Latch()
+    a, b = device.allocate(16), device.allocate(16)
+    upload(stream, a, np.ones(4, np.float32))
+    program = device.compile([node("add", [vector(a, 4)] * 2, vector(b, 4))], stream)
+    out = np.empty(4, np.float32)
+    stream.wait(latch)
+    stream.launch(program)
+    stream.download(b, 0, memoryview(out).cast("B"))
+    for thing in (program, a, b):
+        thing.close()
+    latch.open()
+    stream.sync(TIMEOUT_S)
+    np.testing.assert_array_equal(out, 2)
+
+
 def test_streams_are_independent(device):
     held, free, latch = device.create_stream(), device.create_stream(), Latch()
     buffer = device.allocate(16)
