@@ -100,5 +100,13 @@ class CpuDevice(BaseDevice):
         return BaseProgram(stream, segment(calls, labels))
 
     def wait_path(self, other: DeviceFacts) -> WaitPath:
-        """Events of other backends are waited for by the worker thread (EVT-4)."""
+        """Events of other backends are waited for by the worker thread (EVT-4).
+
+        Without one only events that are done as soon as they are recorded can be waited for:
+        the caller must not be blocked by a wait.
+        """
+        if self.settings.sync:
+            return (
+                "native" if other.backend == self.facts.backend and not other.is_async else "host"
+            )
         return "native" if other.backend == self.facts.backend else "thread"

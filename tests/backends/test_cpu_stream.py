@@ -294,12 +294,14 @@ def test_synchronous_mode_needs_no_threads():
     upload(stream, buffer, np.arange(4, dtype=np.float32))
     assert stream.is_done
     assert not device.facts.is_async
-    stream.wait(latch)
-    with pytest.raises(DeviceFault, match="latch stayed closed"):
-        stream.sync(TIMEOUT_S)
-    opened = Latch()
-    opened.open()
-    device.create_stream().wait(opened)
+    other = cpu_device(sync=True, index=1)
+    event = other.create_event()
+    other.create_stream().record(event)
+    stream.wait(event)
+    with pytest.raises(UsageError, match="EVT-4"):
+        stream.wait(latch)
+    assert device.wait_path(cpu_device(sync=False).facts) == "host"
+    stream.sync(TIMEOUT_S)
     assert not workers()
 
 
