@@ -124,7 +124,7 @@ def _set_rows(operands: list[Tensor], result: Tensor, storages: Storages) -> Non
     check_ids(ids, result.shape[0])
     if len(set(ids.tolist())) != ids.size:
         raise UsageError("set_rows was given one row twice", why=f"ids {ids.tolist()}")
-    _window(result, storages)[ids] = _encode(source, result.dtype)
+    _window(result, storages)[ids] = encode(source, result.dtype)
 
 
 def _window(t: Tensor, storages: Storages) -> Array:
@@ -158,10 +158,10 @@ def _store(t: Tensor, value: Array, storages: Storages) -> None:
     if value.shape != t.shape:
         raise AssertionError(f"the oracle computed {value.shape} for {t.shape}")
     if t.size:
-        _window(t, storages)[...] = _encode(value, t.dtype)
+        _window(t, storages)[...] = encode(value, t.dtype)
 
 
-def _encode(value: Array, dtype: DType) -> Array:
+def encode(value: Array, dtype: DType) -> Array:
     """Round to the type of a storage: to f32 first, as the arithmetic of a device would."""
     if dtype is I32:
         return value.astype(np.int32)
