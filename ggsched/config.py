@@ -36,6 +36,7 @@ class Settings:
         debug: Ladder of what is told on stderr: 0 nothing, 1 devices and sizes (and tracebacks),
             2 placement and splits with reasons, 3 commands with hazards, 4 each executed command.
         cpu_sync: Whether the backend ``cpu`` runs without worker threads.
+        seed: Decides what the simulator runs when.
     """
 
     backends: tuple[str, ...] | None = None
@@ -44,6 +45,7 @@ class Settings:
     verify: bool = True
     debug: int = 0
     cpu_sync: bool = False
+    seed: int = 0
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **changes: Any) -> Self:
@@ -122,6 +124,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _whole(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**64:
+        raise ValueError(text)
+    return value
+
+
 def _one_of(*choices: Any) -> Callable[[str], Any]:
     table = {str(choice): choice for choice in choices}
 
@@ -167,6 +176,13 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "off or plan",
         "plan: each new plan is checked for races before it runs.",
         _one_of("off", "plan"),
+    ),
+    Variable(
+        "GGSCHED_SEED",
+        "seed",
+        "a whole number from 0 on",
+        "Decides what the backend sim, which simulates devices, runs when.",
+        _whole,
     ),
     Variable(
         "GGSCHED_TIMEOUT_S",

@@ -1,0 +1,38 @@
+"""A deterministic simulator that uses each freedom of the contract against its caller.
+
+    world = SimWorld([SimConfig(), SimConfig(copy_order="barrier")], seed=7)
+    with Scheduler(world.open_all()) as scheduler:
+        scheduler.run(graph, inputs)
+    assert not world.violations
+
+Nothing that is enqueued runs until the world lets it, and a ``Chooser`` picks what: see
+``ggsched.testing.choosing``. There are no threads and no clocks.
+"""
+
+from ggsched.testing.sim.backend import SimBackend, open_backend
+from ggsched.testing.sim.config import SIM_OPS, Faults, SimConfig
+from ggsched.testing.sim.costs import Costs, TimeSpan
+from ggsched.testing.sim.device import SimDevice
+from ggsched.testing.sim.event import SimEvent
+from ggsched.testing.sim.memory import POISON, SimBuffer
+from ggsched.testing.sim.program import SimProgram
+from ggsched.testing.sim.stream import SimStream
+from ggsched.testing.sim.world import SimWorld, Violation
+
+__all__ = [
+    "POISON",
+    "SIM_OPS",
+    "Costs",
+    "Faults",
+    "SimBackend",
+    "SimBuffer",
+    "SimConfig",
+    "SimDevice",
+    "SimEvent",
+    "SimProgram",
+    "SimStream",
+    "SimWorld",
+    "TimeSpan",
+    "Violation",
+    "open_backend",
+]

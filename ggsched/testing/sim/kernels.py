@@ -1,0 +1,124 @@
+"""Nodes in two steps: read everything, and write everything a while later.
+
+Between the two the result is poison, for nobody may look at it (STR-1, LCH-1). A node that writes
+only some of the bytes of its window reads the whole window first and writes it back as a whole,
+which a kernel may do: the window is what it declares.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ggsched.backend.program import BoundNode, Operand
+from ggsched.errors import UsageError
+from ggsched.ir.dtype import F32, I32, DType
+from ggsched.ir.ops import OPS
+from ggsched.ir.tensor import contiguous_strides
+from ggsched.testing.dequant import HOST_DTYPE, decode_blocks
+from ggsched.testing.oracle import encode
+from ggsched.testing.oracle_ops import ORACLE_OPS, check_ids
+from ggsched.testing.sim.memory import POISON, Bytes, SimBuffer
+
+Array = npt.NDArray[Any]
+Step = Callable[[], None]
+
+_SUMS: Final = frozenset({"mul_mat", "mul_mat_id", "rms_norm", "norm", "soft_max", "sum_rows"})
+"""Ops whose last bit may depend on the order of adding up."""
+
+
+class NodeWork:
+    """One node of a program, bound.
+
+    Args:
+        node: The node.
+        is_deterministic: If not, sums differ in their last bit every other time.
+    """
+
+    def __init__(self, node: BoundNode, *, is_deterministic: bool) -> None:
+        op = OPS[node.op]
+        unread = op.through  # the operand that stands for the result
+        self.node = node
+        self._read = [o for i, o in enumerate(node.inputs) if i != unread]
+        out = node.output
+        fills = out.strides == contiguous_strides(out.dtype, out.shape) or not out.nbytes
+        self._keeps_some = op.partial or not fills
+        self._wobbles = not is_deterministic and node.op in _SUMS and out.dtype is F32
+        self._runs = 0
+        self._result: Bytes = np.empty(0, np.uint8)
+
+    @property
+    def buffers(self) -> list[SimBuffer]:
+        """The buffers that it uses."""
+        return [_buffer(o) for o in (*self.node.inputs, self.node.output)]
+
+    def steps(self) -> tuple[Step, Step]:
+        """Return the two steps of one run."""
+        return self._begin, self._end
+
+    def _begin(self) -> None:
+        out = self.node.output
+        loaded = [_load(o) for o in self._read]
+        window = np.empty(out.nbytes, np.uint8)
+        if self._keeps_some:
+            window[:] = _buffer(out).read(out.offset, out.nbytes)
+        with np.errstate(all="ignore"):
+            self._compute(loaded, window)
+        _buffer(out).write(out.offset, out.nbytes).fill(POISON)
+        self._result = window
+
+    def _end(self) -> None:
+        out = self.node.output
+        _buffer(out).write(out.offset, out.nbytes)[:] = self._result
+
+    def _compute(self, loaded: Sequence[Array], window: Bytes) -> None:
+        node, out = self.node, self.node.output
+        if not out.nbytes:
+            return
+        place: Array = np.ndarray(
+            out.shape, HOST_DTYPE[out.dtype.name], window.data, 0, out.strides
+        )
+        if node.op == "set_rows":
+            source, ids = loaded
+            check_ids(ids, out.shape[0])
+            if len(set(ids.tolist())) != ids.size:
+                raise UsageError("set_rows was given one row twice", where=node.label)
+            place[ids] = encode(source, out.dtype)
+            return
+        value = encode(ORACLE_OPS[node.op](loaded, node.params), out.dtype)
+        self._runs += 1
+        if self._wobbles and self._runs % 2 == 0:
+            value = np.nextafter(value, np.float32(np.inf))
+        place[...] = value
+
+
+def _buffer(operand: Operand) -> SimBuffer:
+    assert isinstance(operand.buffer, SimBuffer)
+    return operand.buffer
+
+
+def _load(operand: Operand) -> Array:
+    """Return what an operand holds now, as float64 or int64, as the oracle reads it."""
+    dtype, shape = operand.dtype, operand.shape
+    if 0 in shape:
+        return np.zeros(shape, np.int64 if dtype is I32 else np.float64)
+    window = _buffer(operand).read(operand.offset, operand.nbytes)
+    if dtype.is_quantized:
+        return decode_blocks(_blocks(window, dtype, operand), dtype).reshape(shape)
+    view: Array = np.ndarray(shape, HOST_DTYPE[dtype.name], window.data, 0, operand.strides)
+    if dtype is I32:
+        return view.astype(np.int64, order="C")
+    if dtype.name == "bf16":
+        raw = np.frombuffer(view.tobytes(), np.uint8).reshape(-1, dtype.block_nbytes)
+        return decode_blocks(raw, dtype).reshape(shape)
+    return view.astype(np.float64, order="C")
+
+
+def _blocks(window: Bytes, dtype: DType, operand: Operand) -> Bytes:
+    shape = (
+        *operand.shape[:-1],
+        operand.shape[-1] // dtype.block,
+        dtype.block_nbytes,
+    )
+    return np.ndarray(shape, np.uint8, window.data, 0, (*operand.strides, 1))

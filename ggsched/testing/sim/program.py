@@ -1,0 +1,65 @@
+"""Programs: nodes bound to buffers, run node by node."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ggsched.backend.program import BoundNode
+from ggsched.errors import GgschedError
+from ggsched.testing.sim.engine import Step
+from ggsched.testing.sim.kernels import NodeWork
+
+if TYPE_CHECKING:
+    from ggsched.testing.sim.stream import SimStream
+
+
+class SimProgram:
+    """Nodes compiled for one stream (LCH-1..5).
+
+    Attributes:
+        stream: The stream.
+        label: For people.
+        buffers: All memory that it uses.
+        seconds: How long it takes in simulated time.
+        is_closed: Whether it has been released.
+    """
+
+    def __init__(self, stream: "SimStream", nodes: Sequence[BoundNode], number: int) -> None:
+        self.stream = stream
+        self.number = number
+        self.label = f"launch {_names(nodes)}"
+        self.seconds = stream.device.costs.computing(nodes)
+        self.is_closed = False
+        exact = stream.device.facts.is_deterministic
+        self._work = [NodeWork(node, is_deterministic=exact) for node in nodes]
+        self.buffers = list(dict.fromkeys(b for work in self._work for b in work.buffers))
+
+    def steps(self) -> list[Step]:
+        """Return two steps for each node; one that does nothing if there are none."""
+        return [_named(step, work.node.label) for work in self._work for step in work.steps()] or [
+            lambda: None
+        ]
+
+    def close(self) -> None:
+        """Release it; legal twice."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.stream.device.world.forget("programs", self.number)
+
+
+def _names(nodes: Sequence[BoundNode]) -> str:
+    if len(nodes) <= 2:
+        return ", ".join(node.label for node in nodes) or "nothing"
+    return f"{nodes[0].label} to {nodes[-1].label}"
+
+
+def _named(step: Callable[[], None], label: str) -> Step:
+    """Return the step; what it raises names the node."""
+
+    def run() -> None:
+        try:
+            step()
+        except GgschedError as error:
+            error.add_note(f"in {label}")
+            raise
+
+    return run
