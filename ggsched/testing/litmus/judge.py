@@ -1,0 +1,128 @@
+"""Both judges' verdicts on the two variants of a litmus block."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ggsched.sanitize.trace import check_trace
+from ggsched.testing.litmus.as_trace import litmus_trace
+from ggsched.testing.litmus.program import VARIANTS, Block, Kind, Op, Variant
+from ggsched.testing.litmus.search import Explored, explore_block
+
+_GRAVEST_FIRST: Final[tuple[tuple[str, Kind], ...]] = (
+    ("capture", "capture"),
+    ("race", "race"),
+    ("content", "value"),
+)
+"""An illegal call ends the program, so that nothing after it means anything; and contents mean
+nothing where something races."""
+
+
+_RECORD: Final = re.compile(r"#(\d+)((?: (?!#)\S+){0,2})")
+_EVENT: Final = re.compile(r"\be(\d+)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What is to be said about one variant of a block.
+
+    Attributes:
+        block: The block.
+        variant: The variant.
+        verdict: The sanitizer's verdict.
+        witness: What it saw, in words; "" if clean.
+        fix: The shortest repair that it knows; "" if clean.
+        explored: What the explorer saw.
+    """
+
+    block: Block
+    variant: Variant
+    verdict: Kind
+    witness: str
+    fix: str
+    explored: Explored
+
+    @property
+    def agree(self) -> bool:
+        """Whether both judges say the same."""
+        return self.verdict == self.explored.verdict
+
+    @property
+    def is_as_stated(self) -> bool:
+        """Whether both judges say what the header says."""
+        return self.agree and self.verdict == self.block.expected(self.variant)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        ops = self.block.variant(self.variant)
+        return {
+            "id": self.block.id,
+            "variant": self.variant,
+            "verdict": self.verdict,
+            "expected": self.block.expected(self.variant),
+            "ok": self.is_as_stated,
+            "agree": self.agree,
+            "witness": self.witness or None,
+            "fix": self.fix or None,
+            "explorer": {
+                "verdict": self.explored.verdict,
+                "witness": self.explored.what or None,
+                "schedule": [f"{ops[i].line}: {ops[i].text}" for i in self.explored.schedule],
+                "states": self.explored.states,
+            },
+            "file": self.block.file,
+            "line": self.block.line,
+        }
+
+
+def judge_block(block: Block) -> Iterator[Judgement]:
+    """Yield the judgement of each variant."""
+    for variant in VARIANTS:
+        yield judge_variant(block, variant)
+
+
+def judge_variant(block: Block, variant: Variant) -> Judgement:
+    """Let both judges look at one variant."""
+    trace, ops, events = litmus_trace(block, variant)
+    names = _Names(ops, events)
+    findings = check_trace(trace).findings
+    explored = explore_block(block, variant)
+    for kind, verdict in _GRAVEST_FIRST:
+        finding = next((f for f in findings if f.kind == kind), None)
+        if finding is not None:
+            what, fix = names.quoted(finding.what), names.numbered(finding.fix)
+            return Judgement(block, variant, verdict, what, fix, explored)
+    return Judgement(block, variant, "clean", "", "", explored)
+
+
+class _Names:
+    """Turns numbers of records and events into lines and names of the program."""
+
+    def __init__(self, ops: Sequence[Op | None], events: Sequence[str]) -> None:
+        self._ops = ops
+        self._events = events
+
+    def quoted(self, text: str) -> str:
+        """Put operations for records."""
+        return _RECORD.sub(self._quote, text)
+
+    def numbered(self, text: str) -> str:
+        """Put lines for records and names for events."""
+        named = _EVENT.sub(lambda m: self._events[int(m[1])], text)
+        return _RECORD.sub(lambda m: f"line {self._line(m)}{m[2]}", named)
+
+    def _quote(self, match: re.Match[str]) -> str:
+        op = self._ops[int(match[1])]
+        if op is None:
+            return match[0]
+        rest = match[2]
+        for known in (f" {op.actor} {op.verb}", f" {op.actor}", f" {op.verb}"):
+            if rest == known or rest.startswith(f"{known} "):
+                rest = rest[len(known) :]
+                break
+        return f"line {op.line} '{op.text}'{rest}"
+
+    def _line(self, match: re.Match[str]) -> int:
+        op = self._ops[int(match[1])]
+        return op.line if op else 0

@@ -1,0 +1,165 @@
+"""A variant of a litmus program as something that runs, step by step, in any order it may.
+
+Each actor does its operations in their order. A queue's operation can run once the submitting
+thread has done everything that stands before it. Who waits goes on when what it waits for has
+run. Nothing here knows of clocks or of happens-before: what may run next is all there is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ggsched.testing.litmus.program import Block, Op, Range, Variant
+
+UNWRITTEN: Final = ""
+"""The content of a unit that nothing has written, or that was written without a tag."""
+
+Span = tuple[str, int, int, bool]
+"""(object, first unit, one past the last, whether it is written)."""
+
+
+@dataclass(slots=True)
+class Machine:
+    """The program between two steps.
+
+    Attributes:
+        ops: The operations, in the order of the listing.
+        needs: For each operation those that must have run before it can.
+        spans: For each operation what it touches.
+        illegal: Operations that a capture does not stand, with the reason.
+        done: What has run so far.
+        memory: Content of each object, unit by unit.
+    """
+
+    ops: tuple[Op, ...]
+    needs: tuple[frozenset[int], ...]
+    spans: tuple[tuple[Span, ...], ...]
+    illegal: dict[int, str]
+    sizes: dict[str, int]
+    done: set[int] = field(default_factory=set)
+    memory: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)
+
+    def enabled(self) -> list[int]:
+        """Return the operations that can run next."""
+        done = self.done
+        return [i for i, n in enumerate(self.needs) if i not in done and n <= done]
+
+    def run(self, i: int) -> str:
+        """Run an operation; return which of its reads sees something wrong, or ""."""
+        op = self.ops[i]
+        wrong = ""
+        if op.verb != "malloc":
+            wrong = next((w for w in map(self._read, op.reads) if w), "")
+        for r in op.writes:
+            self._write(r)
+        self.done.add(i)
+        return wrong
+
+    def copy(self) -> "Machine":
+        """Return the same program in the same state."""
+        memory = {name: list(pieces) for name, pieces in self.memory.items()}
+        return Machine(
+            self.ops, self.needs, self.spans, self.illegal, self.sizes, set(self.done), memory
+        )
+
+    def clash(self, i: int, j: int) -> str:
+        """Return the object on which two operations conflict, or ""."""
+        for a, b in ((a, b) for a in self.spans[i] for b in self.spans[j]):
+            if a[0] == b[0] and a[1] < b[2] and b[1] < a[2] and (a[3] or b[3]):
+                return a[0]
+        return ""
+
+    def _bounds(self, r: Range) -> tuple[int, int]:
+        return r.start or 0, r.end or self.sizes[r.name]
+
+    def _read(self, r: Range) -> str:
+        if not r.tag:
+            return ""
+        start, end = self._bounds(r)
+        at = start
+        for first, last, tag in self.memory.get(r.name, ()):
+            if last <= start or end <= first:
+                continue
+            if first > at:
+                break
+            if tag != r.tag:
+                return f"{r.name}[{max(first, start)}:{min(last, end)}] holds {tag or 'no tag'!r}"
+            at = last
+        return "" if at >= end else f"{r.name}[{at}:{end}] is unwritten"
+
+    def _write(self, r: Range) -> None:
+        start, end = self._bounds(r)
+        pieces: list[tuple[int, int, str]] = [(start, end, r.tag)]
+        for first, last, tag in self.memory.get(r.name, ()):
+            pieces += [(first, min(last, start), tag)] if first < start else []
+            pieces += [(max(first, end), last, tag)] if last > end else []
+        self.memory[r.name] = sorted(pieces)
+
+
+def machine(block: Block, variant: Variant) -> Machine:
+    """Return a variant before its first step."""
+    ops = block.variant(variant)
+    sizes = block.sizes
+    queues = {op.actor for op in block.ops if not op.is_host}
+    actors = set(block.actors)
+    spans = tuple(_spans(op, sizes) for op in ops)
+    needs = tuple(_needs(ops, i, block.submitter, actors, queues) for i in range(len(ops)))
+    return Machine(ops, needs, spans, _illegal(ops, actors), sizes)
+
+
+def _spans(op: Op, sizes: dict[str, int]) -> tuple[Span, ...]:
+    reads = () if op.verb == "malloc" else op.reads
+    touched = [(r, False) for r in reads] + [(r, True) for r in op.writes]
+    return tuple((r.name, r.start or 0, r.end or sizes[r.name], w) for r, w in touched)
+
+
+def _needs(
+    ops: Sequence[Op], i: int, submitter: str, actors: set[str], queues: set[str]
+) -> frozenset[int]:
+    op = ops[i]
+    needs = {_last(ops, i, op.actor)}
+    if not op.is_host and submitter:
+        needs.add(_last(ops, i, submitter))
+    if op.verb == "sync" and op.target in actors:
+        needs.add(_last(ops, i, op.target))
+    elif op.verb in ("sync", "wait"):
+        recs = [k for k in range(i) if ops[k].verb == "rec" and ops[k].target == op.target]
+        needs.update(recs[-1:])
+    elif op.verb == "devsync":
+        needs.update(_last(ops, i, queue) for queue in queues)
+    return frozenset(needs - {-1})
+
+
+def _last(ops: Sequence[Op], i: int, actor: str) -> int:
+    """Return the last operation of an actor before a place, or -1."""
+    return next((k for k in range(i - 1, -1, -1) if ops[k].actor == actor), -1)
+
+
+def _illegal(ops: Sequence[Op], actors: set[str]) -> dict[int, str]:
+    """Return what may not be called during a capture; the listing is the order of the calls."""
+    illegal: dict[int, str] = {}
+    collecting: dict[str, str] = {}
+    events: dict[str, str] = {}
+    for i, op in enumerate(ops):
+        reason = ""
+        if op.verb == "capbegin":
+            reason = f"{op.actor} collects already" if op.actor in collecting else ""
+            collecting.setdefault(op.actor, op.actor)
+        elif op.verb == "capend":
+            reason = "" if collecting.get(op.actor) == op.actor else f"{op.actor} began none"
+            collecting = {q: o for q, o in collecting.items() if o != op.actor}
+            events = {e: o for e, o in events.items() if o != op.actor}
+        elif op.verb == "rec":
+            events.pop(op.target, None)
+            if op.actor in collecting:
+                events[op.target] = collecting[op.actor]
+        elif op.verb == "wait" and not op.is_host and op.target in events:
+            collecting.setdefault(op.actor, events[op.target])
+        elif op.verb in ("sync", "wait"):
+            held = collecting if op.verb == "sync" and op.target in actors else events
+            reason = f"{op.target} is in the capture" if op.target in held else ""
+        elif op.verb in ("malloc", "devsync") and collecting:
+            reason = f"{' and '.join(sorted(collecting))} collects"
+        if reason:
+            illegal[i] = reason
+    return illegal
