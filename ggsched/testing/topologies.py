@@ -27,7 +27,9 @@ WAIT_PATHS: Final[tuple[WaitPath, ...]] = ("native", "thread", "host")
 
 
 @st.composite
-def devices(draw: st.DrawFn, name: str, *, all_ops: bool = False) -> DeviceFacts:
+def devices(
+    draw: st.DrawFn, name: str, *, all_ops: bool = False, has_events: bool | None = None
+) -> DeviceFacts:
     """Draw the facts of a device: any capabilities, and all ops or some of them."""
     ops = ALL_OPS
     if not all_ops and draw(st.booleans()):
@@ -40,7 +42,7 @@ def devices(draw: st.DrawFn, name: str, *, all_ops: bool = False) -> DeviceFacts
         max_streams=draw(st.integers(1, 3)),
         is_host=draw(st.booleans()),
         is_async=draw(st.booleans()),
-        has_events=draw(st.booleans()),
+        has_events=draw(st.booleans()) if has_events is None else has_events,
         copy_order=draw(st.sampled_from(COPY_ORDERS)),
         snapshots_uploads=draw(st.booleans()),
         ops=ops,
@@ -48,18 +50,31 @@ def devices(draw: st.DrawFn, name: str, *, all_ops: bool = False) -> DeviceFacts
 
 
 @st.composite
-def topologies(draw: st.DrawFn, min_devices: int = 1, max_devices: int = 4) -> Topology:
+def topologies(
+    draw: st.DrawFn, min_devices: int = 1, max_devices: int = 4, *, events: bool | None = None
+) -> Topology:
     """Draw a machine. Its last device supports every op, so every graph can be placed.
 
     Copy paths are there or not, executed by either end; waits are native, by a thread, or left to
     the host.
+
+    Args:
+        draw: Passed by Hypothesis.
+        min_devices: Fewest devices.
+        max_devices: Most devices.
+        events: With True all devices have events and wait for each other's, with False none has;
+            by default each has or has not, and most pairs leave waiting to the host.
     """
     count = draw(st.integers(min_devices, max_devices))
-    facts = [draw(devices(f"fake:{i}", all_ops=i == count - 1)) for i in range(count)]
+    facts = [
+        draw(devices(f"fake:{i}", all_ops=i == count - 1, has_events=events)) for i in range(count)
+    ]
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
     copies = {(a, b): CopyPath(a, b, draw(st.sampled_from((a, b)))) for a, b in _some(draw, pairs)}
     with_events = [(a, b) for a, b in pairs if facts[a].has_events and facts[b].has_events]
-    waits = {pair: draw(st.sampled_from(WAIT_PATHS)) for pair in _some(draw, with_events)}
+    waiting = with_events if events else _some(draw, with_events)
+    paths = WAIT_PATHS[:2] if events else WAIT_PATHS
+    waits = {pair: draw(st.sampled_from(paths)) for pair in waiting}
     return Topology(tuple(facts), copies, waits)
 
 

@@ -34,7 +34,7 @@ SYNC_MUTATIONS = (
 @st.composite
 def plans(draw, min_devices=1):
     drawn = draw(graphs())
-    topology = draw(topologies(min_devices=min_devices))
+    topology = draw(topologies(min_devices=min_devices, events=draw(st.sampled_from((None, True)))))
     wanted = draw(constraints(drawn.graph, topology))
     return make_plan(drawn.graph, topology, wanted, verify=True)
 
