@@ -209,6 +209,8 @@ def _remark(session: "Session", options: ModelOptions) -> None:
             f"-ot {session.homes.unused[0]} matches no tensor",
             hint="ggsched plan MODEL --verbose lists the tensors and where they live",
         )
+    if (options.cpu_moe or options.n_cpu_moe) and not session.model.hparams.n_expert:
+        _LOG.warning("--n-cpu-moe has no effect: the model has no experts")
     devices = session.scheduler.topology.devices
     if options.n_gpu_layers and not accelerators(devices):
         names = ", ".join(d.name for d in devices)

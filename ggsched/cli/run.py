@@ -1,5 +1,7 @@
 """``ggsched run``: run a model file over devices."""
 
+import math
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,16 @@ from ggsched.errors import UsageError
 
 if TYPE_CHECKING:
     from ggsched.models.session import Session
+
+
+def _temperature(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0):
+        raise click.BadParameter(f"{text!r} is no number of 0 or more")
+    return number
 
 
 @click.command()
@@ -42,8 +54,9 @@ if TYPE_CHECKING:
 @click.option(
     "--temp",
     "temperature",
-    type=click.FloatRange(min=0.0),
+    type=_temperature,
     default=0.0,
+    metavar="T",
     show_default=True,
     help="Temperature; 0 takes the likeliest token.",
 )
@@ -76,7 +89,7 @@ def run(
     if (prompt is None) == (tokens is None):
         raise UsageError("give the prompt as -p TEXT or as --tokens 1,2,3", where="ggsched run")
     if logits is not None:
-        _save(logits, [])  # a path that cannot be written must not cost the run
+        _check_writable(logits)  # a path that cannot be written must not cost the run
     with (
         loading(messages()) as progress,
         open_session(ModelOptions(**options), settings, progress) as session,
@@ -132,8 +145,22 @@ def _text(session: "Session", generated: list[int]) -> str | None:
 def _save(path: str, fed: list[np.ndarray]) -> None:
     try:
         with open(path, "wb") as file:
-            np.save(file, np.concatenate(fed or [np.empty((0, 0), np.float32)]))
+            np.save(file, np.concatenate(fed))
     except OSError as error:
-        raise UsageError(
-            "cannot write the logits", where=path, why=error.strerror or str(error)
-        ) from error
+        raise _cannot_write(path, error) from error
+
+
+def _check_writable(path: str) -> None:
+    """Refuse a path that cannot be written, and leave what is there as it is."""
+    is_new = not os.path.lexists(path)
+    try:
+        with open(path, "ab"):
+            pass
+        if is_new:
+            os.remove(path)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: str, error: OSError) -> UsageError:
+    return UsageError("cannot write the logits", where=path, why=error.strerror or str(error))

@@ -5,9 +5,10 @@ bound to the store uses that one buffer. Streams are shared too, so that work of
 device stays in order and ``max_streams`` is not used up by plans that are idle.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
+from typing import Final
 
 import numpy as np
 
@@ -18,6 +19,11 @@ from ggsched.run.release import close_all
 
 WeightSource = Callable[[str], np.ndarray] | Mapping[str, np.ndarray]
 """Gives the bytes of a weight by name, C-contiguous, in the type that the graph declares."""
+
+Part = tuple[int, HostMemory]
+"""First byte in a buffer, and the bytes that go there."""
+
+ZEROS_NBYTES: Final = 1 << 20
 
 Progress = Callable[[str, int], None]
 """Called with the name and the bytes of each weight that has become resident."""
@@ -99,7 +105,7 @@ class TensorStore:
         """Fill all states with zeros and wait until that is done."""
         for name, r in self._resident.items():
             if r.kind == "state":
-                self._fill(r.device, r.buffer, memoryview(bytes(r.nbytes)), name)
+                self._fill(r.device, r.buffer, _zeros(r.nbytes), name)
 
     def nbytes_by_device(self, kind: str) -> dict[str, int]:
         """Return the resident bytes of ``"weight"`` or ``"state"`` by device name."""
@@ -144,28 +150,29 @@ class TensorStore:
         if device.facts.imports_host_memory and _is_aligned(data, device.facts.alignment):
             buffer, imported = device.import_host(data), True
         else:
-            buffer, imported = self._filled(arena, data), False
+            buffer, imported = self._filled(arena, [(0, data)]), False
         if self._progress is not None:
             self._progress(arena.name, arena.nbytes)
         return Resident(buffer, arena.device, arena.nbytes, arena.kind, imported)
 
     def _state(self, arena: Arena) -> Resident:
-        buffer = self._filled(arena, memoryview(bytes(arena.nbytes)))
+        buffer = self._filled(arena, _zeros(arena.nbytes))
         return Resident(buffer, arena.device, arena.nbytes, arena.kind, False)
 
-    def _filled(self, arena: Arena, data: HostMemory) -> Buffer:
+    def _filled(self, arena: Arena, parts: Iterable[Part]) -> Buffer:
         buffer = self.devices[arena.device].allocate(arena.nbytes)
         try:
-            self._fill(arena.device, buffer, data, arena.name)
+            self._fill(arena.device, buffer, parts, arena.name)
         except GgschedError:
             buffer.close()
             raise
         return buffer
 
-    def _fill(self, device: int, buffer: Buffer, data: HostMemory, name: str) -> None:
+    def _fill(self, device: int, buffer: Buffer, parts: Iterable[Part], name: str) -> None:
         try:
             stream = self.stream(device, 0)
-            stream.upload(data, buffer, 0)
+            for offset, data in parts:
+                stream.upload(data, buffer, offset)
             stream.sync(self.timeout_s)
         except GgschedError as error:
             error.add_note(f"while filling {name!r}")
@@ -187,6 +194,13 @@ class TensorStore:
                 why=f"the graph declares {arena.nbytes}",
             )
         return array.reshape(-1).view(np.uint8).data.toreadonly()
+
+
+def _zeros(nbytes: int) -> Iterator[Part]:
+    """Yield zeros block by block: a state may be larger than the host's memory."""
+    block = memoryview(bytes(min(nbytes, ZEROS_NBYTES)))
+    for start in range(0, nbytes, ZEROS_NBYTES):
+        yield start, block[: nbytes - start]
 
 
 def _is_aligned(data: HostMemory, alignment: int) -> bool:

@@ -5,6 +5,7 @@ import pytest
 
 from ggsched.config import Settings
 from ggsched.errors import UsageError
+from ggsched.run import store
 from ggsched.run.release import close_all
 from ggsched.scheduler import Scheduler
 from tests.run.devices import TestDevice, assert_released
@@ -101,9 +102,12 @@ def test_close_all_raises_the_first_failure_with_the_others_as_notes():
     assert closed == things
 
 
-def test_states_start_as_zeros_and_can_be_cleared():
+@pytest.mark.parametrize("block", [1 << 20, 64, 60, 7])
+def test_states_start_as_zeros_and_can_be_cleared(monkeypatch, block):
+    monkeypatch.setattr(store, "ZEROS_NBYTES", block)
     graph = counter()
     device = TestDevice()
+    device.acquire_memory = lambda nbytes: np.full(nbytes, 0xFF, np.uint8)
     with Scheduler([device], settings=Settings()) as scheduler:
         for wanted in (1.0, 2.0, 3.0):
             assert (only(graph, scheduler.run(graph, {})) == wanted).all()
