@@ -67,6 +67,7 @@ class SimStream:
         self.is_closed = False
         self._copies = 0
         self._last_record: Task | None = None
+        self._last_notice: Task | None = None
 
     # --- the order ---------------------------------------------------------------------------
 
@@ -203,7 +204,8 @@ class SimStream:
         notice = Task("notice", f"notice e{event.number}", self, f"{self.name}.thread", [_nothing])
         notice.position = 0  # the thread is none of the stream's commands
         notice.seconds = self.device.costs.thread_wait_s
-        self.device.world.submit(notice, [event.task])
+        self.device.world.submit(notice, [event.task, self._last_notice])
+        self._last_notice = notice
         return notice
 
     def barrier(self) -> None:

@@ -1,0 +1,20 @@
+"""Execute a small program in every order that its actors allow, and see what comes out.
+
+    def run(chooser):
+        world = SimWorld(configs, chooser=chooser)
+        ...
+        return Observation.of({"y": y})
+
+    found = explore(run)
+    assert found.is_complete and found.is_deterministic, found.to_text()
+    replay(found.outcomes[1].token, run)
+
+A program is anything that asks a ``Chooser`` what happens next, see ``ggsched.testing.choosing``.
+It must be deterministic apart from that.
+"""
+
+from ggsched.testing.explore.outcome import Exploration, Observation, Outcome, Run
+from ggsched.testing.explore.search import Mode, explore
+from ggsched.testing.explore.token import replay
+
+__all__ = ["Exploration", "Mode", "Observation", "Outcome", "Run", "explore", "replay"]

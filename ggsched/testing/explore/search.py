@@ -1,0 +1,101 @@
+"""The search for observations, in one of three ways."""
+
+from collections.abc import Sequence
+from typing import Literal, cast
+
+from ggsched.errors import UsageError
+from ggsched.testing.explore.dpor import Follower, Search
+from ggsched.testing.explore.outcome import Exploration, Observation, Outcome, Run
+from ggsched.testing.explore.sampling import Preemptions, Priorities, Sampler
+from ggsched.testing.explore.shrink import outcome_of, shrink
+from ggsched.testing.explore.trace import Moment, Recorder
+
+Mode = Literal["all", "bounded", "pct"]
+
+
+def explore(
+    run: Run,
+    *,
+    mode: Mode = "all",
+    limit: int = 1000,
+    stop_at: int = 0,
+    bound: int = 2,
+    depth: int = 3,
+    seed: int = 0,
+    shrinks: bool = True,
+) -> Exploration:
+    """Execute a program in many orders and return what was observed.
+
+    Args:
+        run: Executes the program once under a chooser.
+        mode: ``all`` orders, one of each class that gives the same result; ``bounded``: all
+            orders with few preemptions; ``pct``: random priorities.
+        limit: Largest number of executions, without those that make a witness simpler.
+        stop_at: Number of distinct observations that is enough; 0 for no such number.
+        bound: For ``bounded`` the largest number of preemptions.
+        depth: For ``pct`` how many orderings a bug may need.
+        seed: For ``pct``.
+        shrinks: Whether to make the order of each unusual observation simpler.
+
+    Returns:
+        The distinct observations, that of the usual order first, each with an order that leads
+        to it. They are complete only in mode ``all`` and within the limit.
+
+    Raises:
+        UsageError: the program does something else when it is executed in the same order.
+    """
+    if limit < 1:
+        raise UsageError(f"a limit of {limit} executions", hint="at least one")
+    sampler = _sampler(mode, bound, depth, seed)
+    found: dict[Observation, Sequence[Moment]] = {}
+    schedules = 0
+    while not sampler.is_over and schedules < limit:
+        chooser = sampler.chooser()
+        observation = run(chooser)
+        schedules += 1
+        found.setdefault(observation, chooser.moments)
+        sampler.learn(chooser)
+        if stop_at and len(found) >= stop_at:
+            break
+    outcomes = tuple(
+        _outcome(run, observation, moments, shrinks=shrinks and i > 0)
+        for i, (observation, moments) in enumerate(found.items())
+    )
+    return Exploration(outcomes, schedules, mode == "all" and sampler.is_over)
+
+
+def _outcome(
+    run: Run, observation: Observation, moments: Sequence[Moment], *, shrinks: bool
+) -> Outcome:
+    if shrinks:
+        return shrink(run, moments, lambda other: other == observation)
+    return outcome_of(observation, moments)
+
+
+def _sampler(mode: Mode, bound: int, depth: int, seed: int) -> Sampler:
+    match mode:
+        case "all":
+            return _All()
+        case "bounded":
+            return Preemptions(bound)
+        case "pct":
+            return Priorities(seed, depth)
+        case _:
+            raise UsageError(f"mode {mode!r}", hint="all, bounded or pct")
+
+
+class _All:
+    """The search of ``dpor`` among the samplers."""
+
+    def __init__(self) -> None:
+        self._search = Search()
+
+    @property
+    def is_over(self) -> bool:
+        return self._search.is_over
+
+    def chooser(self) -> Recorder:
+        return self._search.chooser()
+
+    def learn(self, recorder: Recorder) -> None:
+        self._search.learn(cast(Follower, recorder))
