@@ -31,6 +31,8 @@ COMMANDS: Final = {
     "devices": "ggsched.cli.devices:devices",
     "run": "ggsched.cli.run:run",
     "plan": "ggsched.cli.plan:plan",
+    "check": "ggsched.cli.check:check",
+    "litmus": "ggsched.cli.litmus:litmus",
     "demo": "ggsched.cli.demo:demo",
 }
 """Where each subcommand lives. It is imported when it is needed, so that ``--version`` is quick."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from ggsched.plan.bundle import Plan
 from ggsched.sanitize.footprint import find_footprints
 from ggsched.sanitize.lifetime import find_bad_reads
+from ggsched.sanitize.plan_waste import advise_on_plan, find_stuck_in_plan
 from ggsched.sanitize.program import find_disorder
 from ggsched.sanitize.races import find_races
 from ggsched.sanitize.report import Finding, Report, Touch
@@ -20,7 +21,7 @@ DEFAULT_RUNS = 3
 between runs that are not neighbours."""
 
 
-def check_plan(plan: Plan, *, runs: int = DEFAULT_RUNS) -> Report:
+def check_plan(plan: Plan, *, runs: int = DEFAULT_RUNS, advice: bool = False) -> Report:
     """Return what is wrong with a plan when it runs several times in a row.
 
     Ordering comes from streams, events and the host waiting, and from nothing else. Found are:
@@ -32,6 +33,7 @@ def check_plan(plan: Plan, *, runs: int = DEFAULT_RUNS) -> Report:
     Args:
         plan: The plan; any plan, also a broken one.
         runs: How many consecutive runs to look at.
+        advice: Whether to name waits, events and copies that nobody needs, if nothing is wrong.
     """
     with _collector_paused():
         findings = find_unknown(plan)
@@ -42,7 +44,10 @@ def check_plan(plan: Plan, *, runs: int = DEFAULT_RUNS) -> Report:
             findings += find_races(plan, footprints, runs)
             findings += find_disorder(plan)
             findings += find_bad_reads(plan)
-        return Report(plan.name, len(plan.commands), runs, tuple(findings))
+            if any(f.kind == "event" for f in findings):
+                findings += find_stuck_in_plan(plan)
+        hints = advise_on_plan(plan, runs) if advice and not findings else ()
+        return Report(plan.name, len(plan.commands), runs, tuple(findings), hints)
 
 
 @contextmanager

@@ -7,10 +7,11 @@ from ggsched.sanitize.trace_content import find_wrong_content
 from ggsched.sanitize.trace_shape import find_event_misuse, find_unknown_in_trace
 from ggsched.sanitize.trace_walk import TraceWalk
 from ggsched.sanitize.trace_witness import describe_clash
+from ggsched.sanitize.waste import advise
 from ggsched.trace.schema import Trace
 
 
-def check_trace(trace: Trace) -> Report:
+def check_trace(trace: Trace, *, advice: bool = False) -> Report:
     """Return what is wrong with a trace.
 
     It does not matter what the recorded run was lucky with. Found are: races between accesses of
@@ -18,6 +19,10 @@ def check_trace(trace: Trace) -> Report:
     before it is written or after it is freed; events that are misused; waits that can never end;
     calls that a capture does not stand. Where nothing races, reads that find other content than
     they need are found too; after a race the contents mean nothing.
+
+    Args:
+        trace: The trace; any trace, also a broken one.
+        advice: Whether to name waits, events and copies that nobody needs, if nothing is wrong.
     """
     findings: list[Finding] = find_unknown_in_trace(trace)
     if not findings:
@@ -30,4 +35,5 @@ def check_trace(trace: Trace) -> Report:
         findings += walk.findings
         if not walk.clashes:
             findings += find_wrong_content(trace)
-    return Report(trace.name, len(trace.entries), 0, tuple(findings))
+    hints = advise(trace) if advice and not findings else ()
+    return Report(trace.name, len(trace.entries), 0, tuple(findings), hints)

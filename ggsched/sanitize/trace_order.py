@@ -1,8 +1,10 @@
 """Happens-before in a trace: clocks of host threads and streams while records are read."""
 
+from copy import copy
+
 from ggsched.sanitize.access_map import Mark
 from ggsched.sanitize.clock import Clock, join, new_clock
-from ggsched.trace.schema import Actor, Trace
+from ggsched.trace.schema import Actor, Alloc, Barrier, Entry, Free, Record, Sync, Trace, Wait
 
 
 class TraceOrder:
@@ -27,6 +29,8 @@ class TraceOrder:
         self._has_barrier = [_has_barrier(actor) for actor in trace.actors]
         self._clocks = [new_clock(count) for _ in range(count)]
         self._events: dict[int, Clock] = {}
+        self._living: dict[int, Alloc] = {}
+        self._freed: list[tuple[Alloc, Clock]] = []
         self._is_renewable = trace.events == "latest"
         self.log: list[list[int]] = [[] for _ in range(count)]
 
@@ -37,6 +41,45 @@ class TraceOrder:
         clock[lane] += 1
         self.log[lane].append(record)
         return (lane, clock[lane]), clock
+
+    def follow(self, entry: Entry) -> None:
+        """Follow a record that orders others and touches no memory."""
+        match entry:
+            case Record(actor=actor, by=by, event=event):
+                self.record(actor, by, event)
+            case Wait(actor=actor, by=by, event=event):
+                self.wait(actor, by, event)
+            case Sync(actor=actor, by=by, event=int(event)):
+                self.wait(actor, by, event)
+            case Sync(actor=actor, by=by, stream=target):
+                self.sync(actor, by, target)
+            case Barrier(actor=actor, by=by):
+                self.barrier(actor, by)
+            case Alloc():
+                self.alloc(entry)
+            case _:
+                pass
+
+    def fork(self) -> "TraceOrder":
+        """Return clocks of their own that know the same; the log stays behind."""
+        other = copy(self)
+        other._clocks = [list(clock) for clock in self._clocks]
+        other._events, other._living = dict(self._events), dict(self._living)
+        other._freed = list(self._freed)
+        other.log = [[] for _ in self.log]
+        return other
+
+    def alloc(self, entry: Alloc) -> None:
+        """Let memory come after what had its addresses before: the allocator sees to that."""
+        self._living[entry.memory] = entry
+        for former, known in self._freed:
+            if former.space == entry.space != "" and _overlap(former, entry):
+                self.learn(entry.actor, -1, known)
+
+    def free(self, entry: Free, clock: Clock) -> None:
+        """Note that memory ends, by work that has been enqueued with this clock."""
+        if entry.memory in self._living:
+            self._freed.append((self._living[entry.memory], list(clock)))
 
     def record(self, actor: int, by: int, event: int) -> None:
         """Let an event stand for all that the actor has so far (EVT-1)."""
@@ -83,3 +126,7 @@ class TraceOrder:
 
 def _has_barrier(actor: Actor) -> bool:
     return actor.kind == "stream" and actor.copy_order == "barrier"
+
+
+def _overlap(a: Alloc, b: Alloc) -> bool:
+    return a.address < b.address + b.nbytes and b.address < a.address + a.nbytes

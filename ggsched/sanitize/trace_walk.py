@@ -11,7 +11,7 @@ from ggsched.sanitize.access_map import AccessMap, Found, Mark
 from ggsched.sanitize.clock import Clock
 from ggsched.sanitize.report import Finding
 from ggsched.sanitize.trace_order import TraceOrder
-from ggsched.trace.schema import Access, Alloc, Barrier, Free, Record, Sync, Trace, Wait, Work
+from ggsched.trace.schema import Access, Alloc, Free, Trace, Work
 
 MAX_RACES: Final = 200
 """A trace without any waits has a race for every pair of records; nobody reads that many."""
@@ -35,7 +35,6 @@ class TraceWalk:
     Attributes:
         clashes: Racing pairs, each once, with the first bytes that show it.
         findings: Uses of memory after it was freed.
-        first_use: The address of the first byte of each memory object in its space.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -44,7 +43,7 @@ class TraceWalk:
         self._maps: dict[str, AccessMap] = {}
         self._places: dict[int, tuple[str, int]] = {}
         self._names: dict[int, str] = {}
-        self._freed: dict[int, tuple[int, Clock]] = {}
+        self._freed: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self.clashes: dict[tuple[int, bool, int, bool], TraceClash] = {}
         self.findings: list[Finding] = []
@@ -56,22 +55,12 @@ class TraceWalk:
             match entry:
                 case Work():
                     self._work(i, entry)
-                case Record(actor=actor, by=by, event=event):
-                    order.record(actor, by, event)
-                case Wait(actor=actor, by=by, event=event):
-                    order.wait(actor, by, event)
-                case Sync(actor=actor, by=by, event=int(event)):
-                    order.wait(actor, by, event)
-                case Sync(actor=actor, by=by, stream=target):
-                    order.sync(actor, by, target)
-                case Barrier(actor=actor, by=by):
-                    order.barrier(actor, by)
                 case Alloc():
                     self._alloc(entry)
                 case Free():
                     self._free(i, entry)
                 case _:
-                    pass
+                    order.follow(entry)
 
     def _work(self, i: int, work: Work) -> None:
         mark, clock = self._order.work(i, work.actor, work.by, is_copy=work.is_copy)
@@ -81,20 +70,12 @@ class TraceWalk:
         self._note(i, work.writes, mark, clock, writes=True)
 
     def _alloc(self, entry: Alloc) -> None:
-        """Let what was freed at these addresses be known: the allocator has ordered that."""
         space = entry.space or f"\0{entry.memory}"
         self._places[entry.memory] = space, entry.address
         self._names[entry.memory] = entry.name
         self._sizes[entry.memory] = entry.nbytes
         self._maps.setdefault(space, AccessMap())
-        for memory, (_, known) in self._freed.items():
-            there, first = self._places[memory]
-            is_apart = (
-                first + self._sizes[memory] <= entry.address
-                or entry.address + entry.nbytes <= first
-            )
-            if there == space and not is_apart:
-                self._order.learn(entry.actor, -1, known)
+        self._order.alloc(entry)
 
     def _free(self, i: int, entry: Free) -> None:
         if entry.memory in self._freed:
@@ -104,11 +85,12 @@ class TraceWalk:
         mark, clock = self._order.work(i, entry.actor, entry.by, is_copy=False)
         whole = Access(entry.memory, 0, self._sizes[entry.memory])
         self._note(i, (whole,), mark, clock, writes=True)
-        self._freed[entry.memory] = i, list(clock)
+        self._freed[entry.memory] = i
+        self._order.free(entry, clock)
 
     def _check_alive(self, i: int, label: str, access: Access) -> None:
         if access.memory in self._freed:
-            name, at = self._names[access.memory], self._freed[access.memory][0]
+            name, at = self._names[access.memory], self._freed[access.memory]
             what = f"#{i} {label} uses {name}, which #{at} has freed"
             fix = f"free it after #{i}"
             self.findings.append(Finding("freed", what, i, fix, *access[:3]))

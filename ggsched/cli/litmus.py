@@ -1,0 +1,57 @@
+"""``ggsched litmus``: verdicts on litmus programs, broken and fixed, by two judges."""
+
+import sys
+from collections.abc import Sequence
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+import click
+
+from ggsched.cli.console import WIDTH, write_json
+from ggsched.cli.files import read_text
+from ggsched.cli.options import json_option
+
+if TYPE_CHECKING:
+    from ggsched.testing.litmus import Judgement
+
+_FINDING = 1
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("-q", "--quiet", is_flag=True, help="Say only what is not as stated.")
+@json_option
+def litmus(files: tuple[str, ...], quiet: bool, as_json: bool) -> int:
+    """Judge the litmus programs in FILEs: plain ones, or fences in Markdown.
+
+    The sanitizer decides by clocks, the explorer by running all interleavings. The exit code is 1
+    if a verdict is not the one that the header states, or if the two do not agree.
+    """
+    from ggsched.testing.litmus import judge_block, parse_litmus
+
+    blocks = [block for file in files for block in parse_litmus(read_text(file), file)]
+    judgements = [judgement for block in blocks for judgement in judge_block(block)]
+    if as_json:
+        write_json([j.to_json() for j in judgements])
+    else:
+        _write(judgements, quiet)
+    return 0 if all(j.is_as_stated for j in judgements) else _FINDING
+
+
+def _write(judgements: Sequence["Judgement"], quiet: bool) -> None:
+    for j in judgements:
+        if quiet and j.is_as_stated:
+            continue
+        stated = j.block.expected(j.variant)
+        note = "" if j.verdict == stated else f"  but stated is {stated}"
+        if not j.agree:
+            note += f"  but the explorer says {j.explored.verdict or 'nothing'}"
+        sys.stdout.write(f"{j.block.id:<8} {j.variant:<7} {j.verdict}{note}\n")
+        lines = [j.witness, f"fix: {j.fix}" if j.fix else ""]
+        lines += [f"explorer: {j.explored.what}" if j.explored.what and not j.agree else ""]
+        for line in filter(None, lines):
+            folded = wrap(line, WIDTH - 4, subsequent_indent="  ", break_on_hyphens=False)
+            sys.stdout.writelines(f"    {part}\n" for part in folded)
+    wrong = sum(not j.is_as_stated for j in judgements)
+    agree = "both judges agree" if all(j.agree for j in judgements) else "the judges do not agree"
+    sys.stdout.write(f"{len(judgements)} verdicts, {wrong} not as stated, {agree}\n")

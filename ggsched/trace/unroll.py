@@ -1,0 +1,180 @@
+"""A plan as the trace of several runs in a row, as it would come from devices.
+
+Contents are tagged by storage and version, as they should be when the nodes run one after another.
+The records stand in the order of the commands, so a plan that lists them in another order, or
+that lets values share bytes, shows as reads that find other content than they need.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from ggsched.ids import show
+from ggsched.plan.bundle import Plan
+from ggsched.plan.command import (
+    Barrier,
+    Command,
+    Copy,
+    Download,
+    HostSync,
+    Launch,
+    Step,
+    Upload,
+)
+from ggsched.plan.command import Record as RecordCommand
+from ggsched.plan.command import Wait as WaitCommand
+from ggsched.plan.stats import device_name
+from ggsched.trace.schema import Access, Actor, Alloc, Entry, Record, Sync, Trace, Wait, Work
+from ggsched.trace.schema import Barrier as BarrierEntry
+from ggsched.trace.versions import Versions
+
+HOST: Final = 0
+"""The one host thread."""
+
+_COPIES = (Upload, Download, Copy)
+
+
+class Unrolled(NamedTuple):
+    """A plan as a trace.
+
+    Attributes:
+        trace: The trace.
+        origins: For each record the command that it comes from; -1 for what the host itself does.
+    """
+
+    trace: Trace
+    origins: tuple[int, ...]
+
+
+def unroll(plan: Plan, runs: int = 2) -> Unrolled:
+    """Return the trace of consecutive runs of a plan.
+
+    The host fills weights and states once, writes the inputs before each run and reads the
+    outputs after it. The plan's ids must mean something (see ``ggsched.sanitize.shape``).
+    """
+    writer = _Writer(plan)
+    pairs: list[tuple[int, Entry]] = [(-1, entry) for entry in writer.memory()]
+    for run in range(runs):
+        pairs += writer.run(run)
+    actors = [Actor(HOST, "host", "host")]
+    for s in plan.streams.streams:
+        facts = plan.devices[s.device]
+        name = show("stream", s.id)
+        actors.append(Actor(1 + s.id, name, "stream", facts.name, facts.copy_order))
+    trace = Trace(plan.name, tuple(actors), tuple(entry for _, entry in pairs))
+    return Unrolled(trace, tuple(origin for origin, _ in pairs))
+
+
+class _Writer:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._versions = Versions()
+        commands = [c.event for c in plan.commands if isinstance(c, RecordCommand | WaitCommand)]
+        commands += [c.event or 0 for c in plan.commands if isinstance(c, HostSync)]
+        self._stride = 1 + max(commands, default=0)
+
+    def memory(self) -> Iterator[Entry]:
+        """Yield the arenas; weights and states have content."""
+        for arena in self.plan.memory.arenas:
+            where = device_name(self.plan, arena.device)
+            name = arena.name or f"{show('arena', arena.id)} {where}"
+            yield Alloc(HOST, arena.id, name, arena.nbytes)
+        for value, region in zip(self.plan.splits.values, self.plan.memory.regions, strict=True):
+            if value.bound and region.nbytes:
+                tags = self._versions.write(value, region, region)
+                yield Work(HOST, f"fill {value.bound!r}", HOST, (), tags)
+
+    def run(self, run: int) -> Iterator[tuple[int, Entry]]:
+        """Yield one run."""
+        plan = self.plan
+        writes = [a for s in plan.inputs for a in self._writes(s.value)]
+        if writes:
+            yield -1, Work(HOST, "write inputs", HOST, (), tuple(writes))
+        meant = self._meant()
+        for command in plan.commands:
+            for entry in self._entries(command, run, meant):
+                yield command.id, entry
+        reads = [a for s in plan.outputs for a in self._reads(s.value)]
+        if reads:
+            yield -1, Work(HOST, "read outputs", HOST, tuple(reads))
+
+    def _meant(self) -> dict[tuple[int, int], Work]:
+        """Return what each step and transfer is meant to touch, in the order of the program.
+
+        The key is (command, node), with -1 for the node of a transfer.
+        """
+        program: list[tuple[tuple[int, int, int], Command, Step | None]] = []
+        for command in self.plan.commands:
+            if isinstance(command, Launch):
+                program += [((command.split, 1, s.node), command, s) for s in command.steps]
+            elif isinstance(command, _COPIES):
+                before = self.plan.splits.transfers[command.transfer].before
+                program.append(((before, 0, command.transfer), command, None))
+        program.sort(key=lambda item: item[0])
+        return {(c.id, step.node if step else -1): self._work(c, step) for _, c, step in program}
+
+    def _work(self, command: Command, step: Step | None) -> Work:
+        actor, values = 1 + command.stream, self.plan.splits.values
+        if isinstance(command, _COPIES):
+            t = self.plan.splits.transfers[command.transfer]
+            label = f"{show('command', command.id)} {type(command).__name__.lower()}"
+            home = self.plan.memory.regions[t.src]
+            reads = self._versions.read(values[t.src], home, command.src)
+            there = self.plan.memory.regions[t.dst]
+            writes = self._versions.copy(values[t.dst], there, command.dst)
+            return Work(actor, label, HOST, reads, writes, is_copy=True)
+        assert step is not None
+        return self._step(command, step)
+
+    def _step(self, command: Command, step: Step) -> Work:
+        values = self.plan.splits.values
+        label = f"{show('command', command.id)} {show('node', step.node)}"
+        bound = self.plan.splits.bindings[step.node]
+        reads: list[Access] = []
+        writes: list[Access] = []
+        operands = list(zip(step.operands, step.modes, bound, strict=True))
+        for region, mode, value in operands:
+            if mode in "rp":
+                home = self.plan.memory.regions[value]
+                reads += self._versions.read(values[value], home, region, partly=mode == "p")
+        for region, mode, value in operands:
+            if mode in "wp":
+                home = self.plan.memory.regions[value]
+                writes += self._versions.write(values[value], home, region)
+        return Work(1 + command.stream, label, HOST, tuple(reads), tuple(writes))
+
+    def _entries(
+        self, command: Command, run: int, meant: dict[tuple[int, int], Work]
+    ) -> Iterator[Entry]:
+        actor, first = 1 + command.stream, run * self._stride
+        match command:
+            case RecordCommand(event=event):
+                yield Record(actor, first + event, HOST)
+            case WaitCommand(event=event):
+                yield Wait(actor, first + event, HOST)
+            case Barrier():
+                yield BarrierEntry(actor, HOST)
+            case HostSync(event=None):
+                yield Sync(HOST, stream=actor)
+            case HostSync(event=int(event)):
+                yield Sync(HOST, event=first + event)
+            case Launch(steps=steps):
+                yield from (meant[command.id, step.node] for step in steps)
+            case Upload() if self._snapshots(command):
+                # Read while it is enqueued (CPY-4), so by the host.
+                work = meant[command.id, -1]
+                yield Work(HOST, work.label, HOST, work.reads)
+                yield Work(actor, work.label, HOST, (), work.writes, is_copy=True)
+            case _:
+                yield meant[command.id, -1]
+
+    def _snapshots(self, command: Command) -> bool:
+        device = self.plan.streams.streams[command.stream].device
+        return self.plan.devices[device].snapshots_uploads
+
+    def _writes(self, value: int) -> tuple[Access, ...]:
+        region = self.plan.memory.regions[value]
+        return self._versions.write(self.plan.splits.values[value], region, region)
+
+    def _reads(self, value: int) -> tuple[Access, ...]:
+        region = self.plan.memory.regions[value]
+        return self._versions.read(self.plan.splits.values[value], region, region)
