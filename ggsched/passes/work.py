@@ -84,7 +84,8 @@ def _transfer(splits: Splits, streams: Streams, regions: Sequence[Region], t: Tr
     elif dst.device == HOST:
         kind = "download"
     read, write = transfer_regions(splits, regions, t)
-    return Work(kind, streams.of_transfer[t.id], t.id, (_range(read),), (_range(write),))
+    reads, writes = ((_range(read),), (_range(write),)) if write.nbytes else ((), ())
+    return Work(kind, streams.of_transfer[t.id], t.id, reads, writes)
 
 
 def transfer_regions(
