@@ -71,7 +71,8 @@ class _Writer:
                 yield CaptureEnd(actor, by)
             case _:
                 if op.verb == "malloc":  # what it names is not touched, only what it writes
-                    yield Alloc(actor, self._scratch, op.text, 1, is_defined=True)
+                    names = " ".join(r.name for r in op.reads) or "memory"
+                    yield Alloc(actor, self._scratch, names, 1, is_defined=True)
                     self._scratch += 1
                 reads = () if op.verb == "malloc" else op.reads
                 yield Work(actor, op.verb, by, self._accesses(reads), self._accesses(op.writes))

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from ggsched.sanitize.trace import check_trace
 from ggsched.testing.litmus.as_trace import litmus_trace
+from ggsched.testing.litmus.explorer import Explored, explore_block
 from ggsched.testing.litmus.program import VARIANTS, Block, Kind, Op, Variant
-from ggsched.testing.litmus.search import Explored, explore_block
 
 _GRAVEST_FIRST: Final[tuple[tuple[str, Kind], ...]] = (
     ("capture", "capture"),
@@ -55,7 +55,6 @@ class Judgement:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
-        ops = self.block.variant(self.variant)
         return {
             "id": self.block.id,
             "variant": self.variant,
@@ -68,8 +67,8 @@ class Judgement:
             "explorer": {
                 "verdict": self.explored.verdict,
                 "witness": self.explored.what or None,
-                "schedule": [f"{ops[i].line}: {ops[i].text}" for i in self.explored.schedule],
-                "states": self.explored.states,
+                "schedules": self.explored.schedules,
+                "executions": self.explored.executions,
             },
             "file": self.block.file,
             "line": self.block.line,

@@ -55,19 +55,13 @@ class Machine:
         self.done.add(i)
         return wrong
 
-    def copy(self) -> "Machine":
-        """Return the same program in the same state."""
-        memory = {name: list(pieces) for name, pieces in self.memory.items()}
-        return Machine(
-            self.ops, self.needs, self.spans, self.illegal, self.sizes, set(self.done), memory
+    def clash(self, i: int, j: int) -> bool:
+        """Whether two operations touch common units and one writes them."""
+        return any(
+            a[0] == b[0] and a[1] < b[2] and b[1] < a[2] and (a[3] or b[3])
+            for a in self.spans[i]
+            for b in self.spans[j]
         )
-
-    def clash(self, i: int, j: int) -> str:
-        """Return the object on which two operations conflict, or ""."""
-        for a, b in ((a, b) for a in self.spans[i] for b in self.spans[j]):
-            if a[0] == b[0] and a[1] < b[2] and b[1] < a[2] and (a[3] or b[3]):
-                return a[0]
-        return ""
 
     def _bounds(self, r: Range) -> tuple[int, int]:
         return r.start or 0, r.end or self.sizes[r.name]

@@ -1,0 +1,108 @@
+"""All interleavings of a litmus program, by the explorer.
+
+What is observed of an execution is, first, in which order steps came that touch the same bytes
+and of which one writes. Everything else follows from that. Two executions in which it differs are
+a race: two steps with nothing between them that orders them, seen in either order. Where only one
+observation is possible the reads of any execution tell whether they find what they need.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+
+from ggsched.testing.choosing import Chooser, Option
+from ggsched.testing.explore import Exploration, Observation, explore
+from ggsched.testing.litmus.program import Block, Kind, Op, Variant
+from ggsched.testing.litmus.steps import Machine, machine
+
+LIMIT = 2000
+"""Executions at most. A program without races needs one, a race shows in the first few."""
+
+_ORDER, _WRONG, _ILLEGAL = "order", "wrong", "illegal"
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """What the interleavings show.
+
+    Attributes:
+        verdict: The gravest of what was seen, or None if there are too many to look at.
+        what: In words.
+        schedules: One order that shows it, or two that differ: the steps as they happened.
+        executions: How many executions it took.
+    """
+
+    verdict: Kind | None
+    what: str
+    schedules: tuple[tuple[str, ...], ...]
+    executions: int
+
+
+def explore_block(block: Block, variant: Variant, *, limit: int = LIMIT) -> Explored:
+    """Run the interleavings of a variant."""
+    found = explore(partial(_execute, block, variant), limit=limit, stop_at=2)
+    first, others = found.outcomes[0], found.outcomes[1:]
+    parts = dict(first.observation.parts)
+    ops = block.variant(variant)
+    stories = tuple(outcome.story for outcome in found.outcomes)
+    if parts[_ILLEGAL]:
+        what = f"{parts[_ILLEGAL]}, in every order"
+        return Explored("capture", what, stories[:1], found.schedules)
+    if others:
+        return Explored("race", _race(ops, found), stories, found.schedules)
+    if not found.is_complete:
+        what = f"more than {limit} executions and nothing found"
+        return Explored(None, what, (), found.schedules)
+    if parts[_WRONG]:
+        return Explored("value", f"{parts[_WRONG]}, in every order", stories, found.schedules)
+    return Explored("clean", "", (), found.schedules)
+
+
+def _execute(block: Block, variant: Variant, chooser: Chooser) -> Observation:
+    """Run the program once, in the order that the chooser wants."""
+    program = machine(block, variant)
+    moments: dict[int, int] = {}
+    trail: list[int] = []
+    wrong: list[str] = []
+    while able := program.enabled():
+        options = [_option(program, i, moments) for i in able]
+        i = able[chooser.choose(options)]
+        trail.append(i)
+        moments[i] = len(trail)
+        for name, start, end, writes in program.spans[i]:
+            chooser.touch(name, start, end, writes=writes)
+        problem = program.run(i)
+        if problem:
+            wrong.append(f"{_named(program.ops[i])}: {problem}")
+    illegal = [f"{_named(program.ops[i])}: {why}" for i, why in program.illegal.items()]
+    return Observation.of(
+        {
+            _ORDER: " ".join(_conflicts(program, trail)),
+            _WRONG: wrong[0] if wrong else "",
+            _ILLEGAL: illegal[0] if illegal else "",
+        }
+    )
+
+
+def _option(program: Machine, i: int, moments: dict[int, int]) -> Option:
+    causes = tuple(sorted(moments[k] for k in program.needs[i]))
+    return Option(program.ops[i].actor, _named(program.ops[i]), causes)
+
+
+def _conflicts(program: Machine, trail: Sequence[int]) -> list[str]:
+    """Return each pair of steps that conflict, as earlier<later."""
+    pairs = combinations(trail, 2)
+    return sorted(f"{i}<{j}" for i, j in pairs if program.clash(i, j))
+
+
+def _race(ops: Sequence[Op], found: Exploration) -> str:
+    """Name the first pair that comes in either order."""
+    orders = [dict(o.observation.parts)[_ORDER].split() for o in found.outcomes]
+    pair = min(set(orders[0]) - set(orders[1]), key=lambda p: [int(i) for i in p.split("<")][::-1])
+    i, j = (ops[int(k)] for k in pair.split("<"))
+    return f"{_named(i)} and {_named(j)} run in either order"
+
+
+def _named(op: Op) -> str:
+    return f"line {op.line} '{op.text}'"
