@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
-from tests.backends.opencl_place import TIMEOUT_S, doubler, opencl_device, recorded, waiters
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import I32
+from ggsched.testing.direct import bound_nodes
+from ggsched.testing.oracle import run_oracle
+from ggsched.testing.values import ATOL, RTOL, LeafRule
+from tests.backends.opencl_place import TIMEOUT_S, doubler, opencl_device, recorded, tame, waiters
 from tests.backends.places import (
     Latch,
     cpu_device,
@@ -97,6 +102,37 @@ def test_a_closed_program_may_still_be_running(device):
     latch.open()
     assert (download(stream, a, 4) == 2).all()
     assert (download(stream, b, 4) == 4).all()
+
+
+def test_scratch_and_tables_outlive_a_closed_program(device):
+    g = GraphBuilder()
+    sorted_, turned = (
+        g.argsort(g.input("x", (3000,))),
+        g.rope(g.input("y", (2, 1, 8)), g.input("at", (2,), I32)),
+    )
+    graph = g.build(sorted_, turned)
+    values = tame(graph, at=LeafRule("ids", bound=50))
+    expected = run_oracle(graph, values)
+    stream, latch = device.create_stream(), Latch()
+    buffers = {t.id: device.allocate(t.nbytes) for t in graph.tensors}
+    for name, array in values.items():
+        upload(stream, buffers[graph.named(name).id], array)
+    stream.wait(latch)
+    program = device.compile(bound_nodes(graph, buffers), stream)
+    stream.launch(program)
+    program.close()
+    del program
+    gc.collect()
+    others = [device.allocate(12_000) for _ in range(4)]
+    second = device.create_stream()
+    for other in others:
+        upload(second, other, np.full(3000, np.nan, np.float32))
+    second.sync(TIMEOUT_S)
+    latch.open()
+    got = download(stream, buffers[sorted_.id], 3000).view(np.int32)
+    np.testing.assert_array_equal(got, expected[sorted_.id])
+    got = download(stream, buffers[turned.id], 16).reshape(2, 1, 8)
+    np.testing.assert_allclose(got, expected[turned.id], ATOL, RTOL)
 
 
 def test_streams_are_apart_and_events_join_them(device):

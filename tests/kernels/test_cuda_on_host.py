@@ -1,0 +1,159 @@
+"""The CUDA dialect of the kernels, compiled for the host with one thread to a block, and run.
+
+This shows that its vectors and macros mean what those of OpenCL mean, without a GPU. What many
+threads do is shown by the OpenCL tests with groups of many work-items.
+"""
+
+import ctypes
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ggsched.backend.base import BaseDevice, BaseProgram, host_facts
+from ggsched.backend.base_stream import Steps
+from ggsched.ir.ops import OPS
+from ggsched.testing.strategies import graphs, seeds, values_for
+from ggsched_kernels import CODE, FAULT, GPU, SCRATCH, Constant, lower_nodes, source, supported_ops
+from tests.backends.opencl_place import check
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++"),
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="uses instructions of x86-64"),
+]
+
+ONE_THREAD = replace(
+    GPU, lanes=1, tile_lanes=1, tile_columns=1, lane_rows=4, tile_rows=8, tile_depth=32
+)
+
+HOST = """
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+#define __global__
+#define __device__
+#define __shared__ static
+#define __syncthreads()
+struct Place { int x, y, z; };
+static Place blockIdx, threadIdx;
+struct float4 { float x, y, z, w; };
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static inline float __uint_as_float(unsigned u) { float x; memcpy(&x, &u, 4); return x; }
+static inline unsigned __float_as_uint(float x) { unsigned u; memcpy(&u, &x, 4); return u; }
+extern "C" void set_block(int x, int y, int z) { blockIdx = {x, y, z}; }
+"""
+CONVERSIONS = {
+    'asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));': "x = _cvtsh_ss(bits);",
+    'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));': "bits = _cvtss_sh(x, 0);",
+}
+
+
+class Tens(ctypes.Structure):
+    _fields_ = [
+        ("off", ctypes.c_int64),
+        ("s", ctypes.c_int64 * 4),
+        ("n", ctypes.c_int32 * 4),
+    ]
+
+
+KINDS = {"Tens": Tens, "float": ctypes.c_float, "int": ctypes.c_int32, "i64": ctypes.c_int64}
+
+
+class Library:
+    """A source compiled for the host."""
+
+    def __init__(self, folder, name, defines):
+        text = source(name, "cuda")
+        for cuda, host in CONVERSIONS.items():
+            assert cuda in text
+            text = text.replace(cuda, host)
+        label = "_".join([name, *(k for k, _ in defines)])
+        file, self.path = folder / f"{label}.cpp", folder / f"{label}.so"
+        file.write_text(HOST + text, encoding="utf-8")
+        flags = [f"-D{key}={value}" for key, value in defines]
+        command = ["g++", "-std=c++17", "-O1", "-mf16c", "-shared", "-fPIC", "-w", *flags]
+        subprocess.run([*command, "-o", str(self.path), str(file)], check=True, timeout=120)
+        self.library = ctypes.CDLL(str(self.path))
+        self.parameters = {
+            kernel: [p.split() for p in parameters.split(",")]
+            for kernel, parameters in re.findall(r"KERNEL\((\w+)\)\(([^)]*)\)", text)
+        }
+
+    def bound(self, call, addresses):
+        """Return a call without arguments that runs all blocks."""
+        function, place = getattr(self.library, call.kernel), self.library.set_block
+        arguments = []
+        for words, arg in zip(self.parameters[call.kernel], call.args, strict=True):
+            if any("*" in word for word in words):
+                arguments.append(ctypes.c_void_p(addresses(arg)))
+                continue
+            raw = arg if isinstance(arg, bytes) else bytes(4)
+            arguments.append(KINDS[words[0]].from_buffer_copy(raw))
+        x, y, z = call.groups
+        blocks = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
+
+        def run():
+            for block in blocks:
+                place(*block)
+                function(*arguments)
+
+        return run
+
+
+class CudaOnHost(BaseDevice):
+    def __init__(self, folder):
+        super().__init__(host_facts("cuda-on-host", supported_ops()), {})
+        self._folder, self._libraries = folder, {}
+
+    def compile(self, nodes, stream):
+        lowered = lower_nodes(nodes, ONE_THREAD)
+        kept = [np.zeros(max(1, lowered.scratch_nbytes), np.uint8), np.zeros(3, np.int32)]
+
+        def address(arg):
+            if isinstance(arg, Constant):
+                kept.append(np.frombuffer(arg.content, np.uint8))
+                return kept[-1].ctypes.data
+            match arg:
+                case _ if arg is SCRATCH:
+                    return kept[0].ctypes.data
+                case _ if arg is FAULT:
+                    return kept[1].ctypes.data
+                case _:
+                    assert arg is not CODE
+                    return np.frombuffer(arg.host_view(), np.uint8).ctypes.data if arg.nbytes else 0
+
+        steps = []
+        for call in lowered.calls:
+            key = call.source, call.defines
+            if key not in self._libraries:
+                self._libraries[key] = Library(self._folder, *key)
+            steps.append((call.label, self._libraries[key].bound(call, address)))
+        program = BaseProgram(stream, Steps(steps))
+        program.kept = kept
+        return program
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory):
+    return CudaOnHost(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.mark.parametrize("op", OPS)
+@settings(max_examples=60)
+@given(data=st.data(), seed=seeds())
+def test_each_op(device, op, data, seed):
+    drawn = data.draw(graphs(max_nodes=4, ops=[op]))
+    check(device, drawn.graph, values_for(drawn, seed))
+
+
+@settings(max_examples=200)
+@given(drawn=graphs(), seed=seeds())
+def test_random_graphs(device, drawn, seed):
+    check(device, drawn.graph, values_for(drawn, seed), runs=2)
