@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "plan": "ggsched.cli.plan:plan",
     "check": "ggsched.cli.check:check",
     "litmus": "ggsched.cli.litmus:litmus",
+    "new-backend": "ggsched.cli.new_backend:new_backend",
     "demo": "ggsched.cli.demo:demo",
 }
 """Where each subcommand lives. It is imported when it is needed, so that ``--version`` is quick."""
