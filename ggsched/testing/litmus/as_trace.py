@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ggsched.testing.litmus.program import Block, Op, Range, Variant, is_host
+from ggsched.testing.litmus.program import SUBMITTER, Block, Op, Range, Variant, is_host
 from ggsched.trace.schema import (
     NOBODY,
     Access,
@@ -38,7 +38,7 @@ def litmus_trace(block: Block, variant: Variant) -> tuple[Trace, list[Op | None]
 class _Writer:
     def __init__(self, block: Block) -> None:
         self._actors = {name: i for i, name in enumerate(block.actors)}
-        self._submitter = self._actors.get(block.submitter, NOBODY)
+        self._submitter = self._actors.get(SUBMITTER, NOBODY)
         self._sizes = block.sizes
         self._memory = {name: i for i, name in enumerate(self._sizes)}
         self.events: dict[str, int] = {}

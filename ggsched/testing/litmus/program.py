@@ -101,14 +101,6 @@ class Block:
         return tuple(dict.fromkeys(op.actor for op in self.ops))
 
     @property
-    def submitter(self) -> str:
-        """The thread that gives the queues their work: ``H``, or the only one that there is."""
-        hosts = [actor for actor in self.actors if is_host(actor)]
-        if SUBMITTER in hosts:
-            return SUBMITTER
-        return hosts[0] if len(hosts) == 1 else ""
-
-    @property
     def sizes(self) -> dict[str, int]:
         """Units of each memory object: as many as the ranges of either variant reach."""
         sizes: dict[str, int] = {}

@@ -1,7 +1,7 @@
 """A variant of a litmus program as something that runs, step by step, in any order it may.
 
-Each actor does its operations in their order. A queue's operation can run once the submitting
-thread has done everything that stands before it. Who waits goes on when what it waits for has
+Each actor does its operations in their order. A queue's operation can run once the thread
+``H`` has done everything that stands before it. Who waits goes on when what it waits for has
 run. Nothing here knows of clocks or of happens-before: what may run next is all there is.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ggsched.testing.litmus.program import Block, Op, Range, Variant
+from ggsched.testing.litmus.program import SUBMITTER, Block, Op, Range, Variant
 
 UNWRITTEN: Final = ""
 """The content of a unit that nothing has written, or that was written without a tag."""
@@ -97,7 +97,7 @@ def machine(block: Block, variant: Variant) -> Machine:
     queues = {op.actor for op in block.ops if not op.is_host}
     actors = set(block.actors)
     spans = tuple(_spans(op, sizes) for op in ops)
-    needs = tuple(_needs(ops, i, block.submitter, actors, queues) for i in range(len(ops)))
+    needs = tuple(_needs(ops, i, actors, queues) for i in range(len(ops)))
     return Machine(ops, needs, spans, _illegal(ops, actors), sizes)
 
 
@@ -107,13 +107,11 @@ def _spans(op: Op, sizes: dict[str, int]) -> tuple[Span, ...]:
     return tuple((r.name, r.start or 0, r.end or sizes[r.name], w) for r, w in touched)
 
 
-def _needs(
-    ops: Sequence[Op], i: int, submitter: str, actors: set[str], queues: set[str]
-) -> frozenset[int]:
+def _needs(ops: Sequence[Op], i: int, actors: set[str], queues: set[str]) -> frozenset[int]:
     op = ops[i]
     needs = {_last(ops, i, op.actor)}
-    if not op.is_host and submitter:
-        needs.add(_last(ops, i, submitter))
+    if not op.is_host:
+        needs.add(_last(ops, i, SUBMITTER))
     if op.verb == "sync" and op.target in actors:
         needs.add(_last(ops, i, op.target))
     elif op.verb in ("sync", "wait"):
