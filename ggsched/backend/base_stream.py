@@ -180,7 +180,11 @@ class BaseStream:
         """Run a program that was compiled for this stream."""
         self._require_usable()
         if not isinstance(program, BaseProgram) or program.stream is not self:
-            raise UsageError("the program was compiled for another stream", why="LCH-5")
+            raise UsageError(
+                "the program was compiled for another stream",
+                where=f"{self.progress.where} launch",
+                why="LCH-5",
+            )
         body = program.body
         if body is None:
             raise checks.closed_error("program")

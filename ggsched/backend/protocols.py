@@ -4,6 +4,10 @@ Vocabulary: ``wait`` never blocks the host, ``sync`` always does and takes a tim
 ``is_done`` never blocks. One stream is used by one thread at a time (STR-6). Everything that is
 enqueued is ordered by its stream, by events, and by the host waiting, and by nothing else.
 
+Optional members: ``__dlpack__`` and ``__dlpack_device__`` of a buffer (INT-1),
+``__cuda_array_interface__`` of a buffer (INT-2), ``__cuda_stream__`` of a stream (INT-3). The rules
+for capture (CAP-1..3) stand in the page; this version has no calls for it.
+
 A plug-in names a function without arguments in the entry-point group ``ggsched.backends``. It
 returns a ``Backend`` or raises ``BackendUnavailable``; importing its module must be cheap.
 ``ggsched.backend.base`` has correct synchronous defaults for all of this.
@@ -24,7 +28,7 @@ HostMemory = memoryview
 
 @runtime_checkable
 class Buffer(Protocol):
-    """A range of device memory (BUF-1..4). Fresh content is undefined."""
+    """A range of device memory (BUF-1..4). Fresh content is undefined (BUF-1)."""
 
     @property
     def nbytes(self) -> int:
@@ -44,7 +48,10 @@ class Buffer(Protocol):
         """
 
     def close(self) -> None:
-        """Release the memory; legal twice (ERR-3). No enqueued command may still use it (BUF-2)."""
+        """Release the memory; legal twice (ERR-3). No enqueued command may still use it (BUF-2).
+
+        If one does, the caller is wrong; the memory is not handed out before it is complete.
+        """
 
 
 @runtime_checkable
@@ -63,7 +70,7 @@ class Event(Protocol):
     def is_done(self) -> bool:
         """Whether all that it stands for is complete; never blocks, never falls back (EVT-5).
 
-        False before it is recorded. A failed event is done (EVT-6).
+        False before it is recorded. A failed event is done (EVT-6). True is as good as ``sync``.
         """
 
     def sync(self, timeout_s: float) -> None:
@@ -76,7 +83,10 @@ class Event(Protocol):
         """
 
     def close(self) -> None:
-        """Release the event; legal twice and before it is done (ERR-3)."""
+        """Release the event; legal twice and before it is done (ERR-3).
+
+        Streams that wait for it already go on waiting (EVT-5).
+        """
 
 
 @runtime_checkable
@@ -84,16 +94,17 @@ class Program(Protocol):
     """Nodes compiled for one stream, every argument bound. Runs them in order, see LCH-1..5."""
 
     def close(self) -> None:
-        """Release what was compiled; legal twice."""
+        """Release what was compiled; legal twice (ERR-3). Enqueued launches still run (LCH-1)."""
 
 
 @runtime_checkable
 class Stream(Protocol):
     """An in-order queue of commands on one device (STR-1..6).
 
-    Every method below that enqueues may return before or after the work is done (STR-2). It
-    raises at once if the command is refused, and then the stream is as before (ERR-1). If an
-    earlier command of the stream has failed it raises ``DeviceFault`` naming that one (ERR-2).
+    Every method below that enqueues may return before or after the work is done (STR-2), which
+    begins without another call (STR-3). It raises at once if the command is refused, and then the
+    stream is as before (ERR-1). If an earlier command of the stream has failed it raises
+    ``DeviceFault`` naming that one (ERR-2).
     """
 
     @property
@@ -102,13 +113,16 @@ class Stream(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether everything enqueued so far is complete; never blocks (STR-6)."""
+        """Whether everything enqueued so far is complete; never blocks (STR-6).
+
+        True is as good as ``sync``, and polling is enough to see the end (STR-3).
+        """
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
         """Copy host bytes into ``buffer`` at ``offset``.
 
-        The source is borrowed until the command is complete (CPY-4), unless the device declares
-        ``snapshots_uploads``; the stream keeps a reference to it.
+        The source is borrowed until the command is complete (CPY-4); the stream keeps a reference
+        to it. With ``snapshots_uploads`` it is read while this is being called, and not later.
 
         Raises:
             UsageError: bytes outside the buffer (BUF-3), or a buffer of another device.
@@ -126,7 +140,8 @@ class Stream(Protocol):
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Copy between buffers, of which one at least is this device's (CPY-1).
 
-        The copy is ordered on this stream only: not after earlier work of the other side.
+        The copy is ordered on this stream only: not after earlier work of the other side. Until
+        it is complete the destination holds anything (CPY-2).
 
         Raises:
             UsageError: no path between the two devices (CPY-6), bytes outside a buffer (BUF-3),
@@ -152,7 +167,10 @@ class Stream(Protocol):
         """
 
     def barrier(self) -> None:
-        """Keep later launches after earlier copies and the reverse (``copy_order`` barrier)."""
+        """Keep later launches after earlier copies and the reverse (STR-1).
+
+        For devices of ``copy_order`` ``barrier``; others may ignore or refuse it.
+        """
 
     def sync(self, timeout_s: float) -> None:
         """Block until everything enqueued is complete and visible to the host (STR-5).
@@ -163,7 +181,10 @@ class Stream(Protocol):
         """
 
     def close(self) -> None:
-        """Release the stream; legal twice and after a fault (ERR-3)."""
+        """Release the stream; legal twice and after a fault (ERR-3).
+
+        Commands that are enqueued run to their end; they need not have when this returns.
+        """
 
 
 @runtime_checkable
@@ -244,7 +265,10 @@ class Backend(Protocol):
         """The contract that it was written against, ``CONTRACT_VERSION`` at that time."""
 
     def device_count(self) -> int:
-        """How many devices are offered when none is named. At least one."""
+        """How many devices are offered when none is named.
+
+        0 means that devices are there only for those who name them, as with a simulator.
+        """
 
     def open_device(self, index: int) -> Device:
         """Open a device; every call gives a device of its own.

@@ -1,0 +1,28 @@
+"""The conformance kit: the contract as cases that anybody's backend can be put to.
+
+    report = run_conformance(Harness.named("opencl:0"), rules="EVT-*")
+
+``ggsched conform NAME`` does it from the command line, ``pytest_plugin`` from a plug-in's tests.
+"""
+
+from ggsched.testing.conformance.case import BrokenRule, Case
+from ggsched.testing.conformance.harness import Harness, Waiver
+from ggsched.testing.conformance.report import CaseResult, ConformanceReport, ContractBroken
+from ggsched.testing.conformance.rules import RULES
+from ggsched.testing.conformance.runner import Kit, run_conformance
+from ggsched.testing.conformance.suite import all_cases, select
+
+__all__ = [
+    "RULES",
+    "BrokenRule",
+    "Case",
+    "CaseResult",
+    "ConformanceReport",
+    "ContractBroken",
+    "Harness",
+    "Kit",
+    "Waiver",
+    "all_cases",
+    "run_conformance",
+    "select",
+]

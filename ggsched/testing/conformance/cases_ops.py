@@ -1,0 +1,95 @@
+"""LCH-3: every declared op against the oracle, a case for each op."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ggsched.errors import DeviceFault
+from ggsched.ir.dtype import DType, dtype_by_name
+from ggsched.ir.ops import OPS
+from ggsched.testing.conformance.case import BrokenRule, Case, case
+from ggsched.testing.conformance.draws import empty_graphs, graphs_with
+from ggsched.testing.conformance.faults import LABEL, bad_rows
+from ggsched.testing.conformance.oprun import run
+from ggsched.testing.conformance.world import World
+from ggsched.testing.oracle import run_oracle
+from ggsched.testing.values import ATOL, RTOL, DrawnGraph, values_for
+
+Array = npt.NDArray[Any]
+
+MOVES: Final = frozenset(
+    {"get_rows", "set_rows", "cpy", "cont", "concat", "repeat", "clamp", "argsort", "top_k"}
+)
+"""Ops that compute nothing: their results agree to the bit. All others within ATOL and RTOL."""
+
+GRAPHS: Final = 6
+"""Graphs for each op and type: plain ones, and ones with views, chains and results in place."""
+
+
+def _op_case(op: str) -> Case:
+    def check(w: World) -> None:
+        keys = [key for key in sorted(w.device.facts.ops) if key.partition(":")[0] == op]
+        for key in keys:
+            _check_type(w, op, dtype_by_name(key.partition(":")[2]))
+
+    check.__name__ = f"lch3_{op}"
+    exact = op in MOVES
+    measure = "to the bit" if exact else f"within {ATOL:g} + {RTOL:g} of the value"
+    return case("LCH-3", f"{op} agrees with the oracle {measure}.", f"op {op}")(check)
+
+
+def _check_type(w: World, op: str, dtype: DType) -> None:
+    q = w.stream()
+    for drawn in _drawn(w, op, dtype):
+        w.program.append(f"graph: {drawn.graph.nodes[-1].op} on {dtype}, seed {w.seed}")
+        values = values_for(drawn, w.seed)
+        expected = run_oracle(drawn.graph, values)
+        prepared, after = run(w, q, drawn.graph, values)
+        for tid, wanted in expected.items():
+            seen = prepared.output(after, tid)
+            _compare(seen, wanted, drawn, tid, exact=_is_exact(drawn))
+        w.program.clear()
+    w.close(q)
+
+
+def _drawn(w: World, op: str, dtype: DType) -> Iterator[DrawnGraph]:
+    for drawn in (*graphs_with(op, dtype, GRAPHS, w.rng), *empty_graphs(op, dtype)):
+        keys = {f"{n.op}:{drawn.graph.tensors[n.tensors[0]].dtype}" for n in drawn.graph.nodes}
+        if keys <= w.device.facts.ops:
+            yield drawn
+
+
+def _is_exact(drawn: DrawnGraph) -> bool:
+    return all(n.op in MOVES for n in drawn.graph.nodes)
+
+
+def _compare(seen: Array, wanted: Array, drawn: DrawnGraph, tid: int, *, exact: bool) -> None:
+    tolerance = (0.0, 0.0) if exact or wanted.dtype == np.int32 else (RTOL, ATOL)
+    try:
+        np.testing.assert_allclose(
+            seen.astype(np.float64), wanted.astype(np.float64), *tolerance, equal_nan=True
+        )
+    except AssertionError as error:
+        text = " ".join(str(error).split())
+        raise BrokenRule(f"t{tid} of\n{_text(drawn)}\ndiffers from the oracle: {text}") from None
+
+
+def _text(drawn: DrawnGraph) -> str:
+    return "\n".join(f"  {drawn.graph.label(n)}" for n in drawn.graph.nodes)
+
+
+CASES: Final = tuple(_op_case(op) for op in OPS)
+
+
+@case(
+    "LCH-3",
+    "An id out of range fails the launch; it never reads or writes elsewhere.",
+    "op get_rows",
+)
+def lch3_ids_out_of_range(w: World) -> None:
+    q = w.stream()
+    bad_rows(w, q)
+    error = w.refused(DeviceFault, w.sync, q)
+    w.require(LABEL in error.one_line(), f"the error does not name the node: {error.one_line()}")

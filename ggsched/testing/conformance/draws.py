@@ -1,0 +1,122 @@
+"""Graphs of a few nodes around one op and one type, drawn from a seed, for the op cases."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import numpy as np
+
+from ggsched.errors import GraphError
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import F32, I32, DType
+from ggsched.ir.graph import Graph
+from ggsched.ir.tensor import Tensor
+from ggsched.testing.draw_ops import STEPS
+from ggsched.testing.draw_views import draw_view
+from ggsched.testing.drawing import Drawing
+from ggsched.testing.values import DrawnGraph, LeafRule
+
+TRIES: Final = 200
+_CHOICES: Final = 48
+
+
+def graphs_with(
+    op: str, dtype: DType, count: int, rng: np.random.Generator
+) -> Iterator[DrawnGraph]:
+    """Yield up to ``count`` graphs with a node of an op whose first operand has a type.
+
+    The first ones are plain; later ones have views, several nodes, and nodes that write in place.
+    Fewer come where no graph has such a node.
+    """
+    made = 0
+    if (op, dtype.name) in _BY_HAND:
+        yield _BY_HAND[op, dtype.name]()
+        made += 1
+    for attempt in range(TRIES):
+        if made >= count:
+            return
+        drawn = _draw(op, dtype, attempt, rng)
+        if drawn is not None:
+            made += 1
+            yield drawn
+
+
+def _draw(op: str, dtype: DType, attempt: int, rng: np.random.Generator) -> DrawnGraph | None:
+    d = Drawing(write_inputs=True, weight_dtypes=(F32 if dtype is I32 else dtype,))
+    for step in range(1 + attempt % 3):
+        d.feed(rng.bytes(_CHOICES))
+        if step:
+            draw_view(d)
+        elif dtype is I32:
+            d.ids_for((d.number(1, 4),), d.number(1, 4))
+        d.pick(STEPS[op])(d)
+    if not d.results:
+        return None
+    graph = d.g.build(*d.results)
+    return DrawnGraph(graph, dict(d.rules)) if _has(graph, op, dtype) else None
+
+
+def _has(graph: Graph, op: str, dtype: DType) -> bool:
+    return any(n.op == op and graph.tensors[n.tensors[0]].dtype is dtype for n in graph.nodes)
+
+
+def _joined_ids() -> DrawnGraph:
+    g = GraphBuilder("concat of ids")
+    a, b = g.input("a", (3,), I32), g.input("b", (2,), I32)
+    rules = {name: LeafRule("ids", bound=9) for name in "ab"}
+    return DrawnGraph(g.build(g.op("concat", a, b, axis=0)), rules)
+
+
+_BY_HAND: Final[Mapping[tuple[str, str], Callable[[], DrawnGraph]]] = {
+    ("concat", I32.name): _joined_ids,
+}
+
+
+def empty_graphs(op: str, dtype: DType) -> Iterator[DrawnGraph]:
+    """Yield graphs with a node of an op that has nothing to do."""
+    make = _EMPTY.get(op)
+    if make is None or dtype not in (F32, I32):
+        return
+    for shape in ((0, 4), (3, 0)) if op in _ANY_SHAPE else ((0, 4),):
+        g = GraphBuilder(f"{op} of nothing")
+        try:
+            result = make(g, shape, dtype)
+            yield DrawnGraph(g.build(result), {})
+        except GraphError:
+            continue
+
+
+def _alone(op: str) -> Callable[[GraphBuilder, tuple[int, ...], DType], Tensor]:
+    return lambda g, shape, dtype: g.op(op, g.input("x", shape, dtype))
+
+
+def _twin(op: str) -> Callable[[GraphBuilder, tuple[int, ...], DType], Tensor]:
+    return lambda g, shape, dtype: g.op(op, g.input("x", shape, dtype), g.input("y", shape, dtype))
+
+
+def _product(g: GraphBuilder, shape: tuple[int, ...], dtype: DType) -> Tensor:
+    return g.op("mul_mat", g.weight("w", (3, shape[-1]), dtype), g.input("x", shape))
+
+
+def _lookup(g: GraphBuilder, shape: tuple[int, ...], dtype: DType) -> Tensor:
+    table = g.input("table", (3, shape[-1]), dtype)
+    return g.op("get_rows", table, g.input("ids", (0,), I32))
+
+
+def _store(g: GraphBuilder, shape: tuple[int, ...], dtype: DType) -> Tensor:
+    dst = g.input("dst", (3, shape[-1]), dtype)
+    return g.op("set_rows", dst, g.input("src", shape), g.input("ids", (0,), I32))
+
+
+_ANY_SHAPE: Final = frozenset(
+    {"add", "sub", "mul", "div", "scale", "silu", "gelu", "swiglu", "swiglu_oai", "clamp", "cont",
+     "cpy", "mul_mat"}
+)  # fmt: skip
+
+_EMPTY: Final[Mapping[str, Callable[[GraphBuilder, tuple[int, ...], DType], Tensor]]] = {
+    **{op: _alone(op) for op in ("scale", "silu", "gelu", "clamp", "cont", "rms_norm", "norm")},
+    **{op: _alone(op) for op in ("soft_max", "sum_rows", "argsort")},
+    **{op: _twin(op) for op in ("add", "sub", "mul", "div", "swiglu", "swiglu_oai", "cpy")},
+    "mul_mat": _product,
+    "get_rows": _lookup,
+    "set_rows": _store,
+}

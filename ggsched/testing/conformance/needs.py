@@ -1,0 +1,151 @@
+"""What cases need of a device. A case whose need is not met is skipped, with the reason."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from ggsched.testing.conformance.case import BrokenRule
+from ggsched.testing.conformance.exact import exact_op
+from ggsched.testing.conformance.faults import can_fail
+from ggsched.testing.conformance.latch import elsewhere_facts
+from ggsched.testing.conformance.world import World
+
+Need = Callable[[World], str]
+"""Returns why a need is not met, or an empty text."""
+
+
+def _events(w: World) -> str:
+    return "" if w.device.facts.has_events else "it declares no events"
+
+
+def _no_events(w: World) -> str:
+    return "it declares events" if w.device.facts.has_events else ""
+
+
+def _streams(count: int) -> Need:
+    def need(w: World) -> str:
+        most = w.device.facts.max_streams
+        return "" if most >= count else f"it declares {most} streams, not {count}"
+
+    return need
+
+
+def _pair(w: World) -> str:
+    return "" if len(w.devices) > 1 else "there is no second device"
+
+
+def _peer(w: World) -> str:
+    if _pair(w):
+        return _pair(w)
+    able = w.device.copies_with(w.other.facts)
+    return "" if able else "it declares no copy path to a second one"
+
+
+def _no_peer(w: World) -> str:
+    return _pair(w) or ("" if _peer(w) else "it declares a copy path to a second one")
+
+
+def _peer_wait(w: World) -> str:
+    if _pair(w):
+        return _pair(w)
+    if not (w.device.facts.has_events and w.other.facts.has_events):
+        return "one of the two devices has no events"
+    path = w.device.wait_path(w.other.facts)
+    return "" if path != "host" else "it waits for events of a second one by the host only"
+
+
+def _no_peer_wait(w: World) -> str:
+    return _events(w) or _pair(w) or ("" if _peer_wait(w) else "it waits for the other's events")
+
+
+def _foreign_wait(w: World) -> str:
+    if not w.device.facts.has_events:
+        return "it declares no events"
+    path = w.device.wait_path(elsewhere_facts())
+    return "" if path != "host" else "it declares the wait path 'host' for other backends"
+
+
+def _no_foreign_wait(w: World) -> str:
+    return _events(w) or ("" if _foreign_wait(w) else "it waits for events of other backends")
+
+
+def _foreign_copy(w: World) -> str:
+    able = w.device.copies_with(elsewhere_facts())
+    return "" if able else "it declares no copy path to other host memory"
+
+
+def _launch(w: World) -> str:
+    return "" if exact_op(w.device.facts) else "it declares no op that is exact on whole numbers"
+
+
+def _fact(name: str, value: object, otherwise: str) -> Need:
+    return lambda w: "" if getattr(w.device.facts, name) == value else otherwise
+
+
+def _latch(w: World) -> str:
+    """A latch that does not hold is a finding of EVT-4; other cases do not repeat it."""
+    stream = w.stream()
+    hold = w.hold(stream)
+    if not hold.is_real:
+        return "nothing can hold its streams"
+    w.upload(stream, w.bytes(16), w.buffer(16))
+    try:
+        w.still_held(hold, stream)
+    except BrokenRule:
+        return "its streams do not stay held (see EVT-4)"
+    finally:
+        hold.release()
+    w.sync(stream)
+    return ""
+
+
+def _offers(kind: str, *names: str) -> Need:
+    def need(w: World) -> str:
+        thing = w.stream() if kind == "stream" else w.buffer(16)
+        missing = [n for n in names if not hasattr(thing, n)]
+        w.close(thing)
+        return f"its {kind}s offer no {missing[0]}" if missing else ""
+
+    return need
+
+
+NEEDS: Final[Mapping[str, Need]] = {
+    "events": _events,
+    "no events": _no_events,
+    "two streams": _streams(2),
+    "three streams": _streams(3),
+    "pair": _pair,
+    "peer copy": _peer,
+    "no peer copy": _no_peer,
+    "peer wait": _peer_wait,
+    "no peer wait": _no_peer_wait,
+    "foreign wait": _foreign_wait,
+    "no foreign wait": _no_foreign_wait,
+    "foreign copy": _foreign_copy,
+    "launch": _launch,
+    "latch": _latch,
+    "fault": lambda w: "" if can_fail(w) else "nothing makes its commands fail",
+    "async": _fact("is_async", True, "it declares that enqueueing takes as long as the work"),
+    "host memory": _fact("is_host", True, "its memory is not host memory"),
+    "no host memory": _fact("is_host", False, "its memory is host memory"),
+    "snapshots": _fact("snapshots_uploads", True, "uploads borrow their source"),
+    "import": _fact("imports_host_memory", True, "it does not import host memory"),
+    "no import": _fact("imports_host_memory", False, "it imports host memory"),
+    "deterministic": _fact("is_deterministic", True, "it does not declare itself deterministic"),
+    "capture": lambda w: "this version of the contract has no call for capture",
+    "dlpack": _offers("buffer", "__dlpack__", "__dlpack_device__"),
+    "cuda array": _offers("buffer", "__cuda_array_interface__"),
+    "cuda stream": _offers("stream", "__cuda_stream__"),
+}
+
+
+def need(name: str) -> Need:
+    """Return a need by name; ``op NAME`` is met where any type of that op is declared."""
+    kind, _, op = name.partition(" ")
+    if kind != "op":
+        return NEEDS[name]
+
+    def declared(w: World) -> str:
+        keys = w.device.facts.ops
+        return "" if any(k.partition(":")[0] == op for k in keys) else f"it declares no {op}"
+
+    return declared

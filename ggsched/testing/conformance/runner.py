@@ -1,0 +1,181 @@
+"""Runs cases, each on fresh devices in a thread that is watched.
+
+report = run_conformance(Harness.named("cpu:0"), rules="EVT-*")
+report.raise_if_findings()
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Final
+
+from ggsched.errors import GgschedError, UsageError
+from ggsched.testing.conformance.case import BrokenRule, Case
+from ggsched.testing.conformance.harness import Harness, Waiver
+from ggsched.testing.conformance.needs import need
+from ggsched.testing.conformance.report import CaseResult, ConformanceReport
+from ggsched.testing.conformance.suite import all_cases, matches, select
+from ggsched.testing.conformance.watchdog import Hung, guarded
+from ggsched.testing.conformance.world import World
+
+MAX_EXAMPLES: Final = 50
+_PAIRS: Final = ("pair", "peer")
+
+
+def run_conformance(
+    harness: Harness | str,
+    *,
+    seed: int = 0,
+    max_examples: int = MAX_EXAMPLES,
+    rules: str | Sequence[str] | None = None,
+    verbose: Callable[[CaseResult], None] | None = None,
+) -> ConformanceReport:
+    """Run the kit on a backend.
+
+    Args:
+        harness: What its author supplies, or the name of an installed device for the default.
+        seed: Of all random choices; the same seed makes the same choices.
+        max_examples: Random programs that are tried.
+        rules: Patterns of rules or cases, e.g. ``"EVT-*"`` or ``"EVT-2,cpy1_*"``; all for None.
+        verbose: Called with each result as it comes.
+
+    Raises:
+        UsageError: a pattern that matches nothing, an unknown backend.
+        BackendUnavailable: the devices cannot be opened.
+    """
+    kit = Kit(Harness.named(harness) if isinstance(harness, str) else harness, seed, max_examples)
+    results: list[CaseResult] = []
+    for case in select(rules):
+        results.append(kit.run(case))
+        if verbose is not None:
+            verbose(results[-1])
+    stale = stale_waivers(kit.harness.waivers, results, whole=rules is None)
+    return ConformanceReport(kit.harness.name, seed, tuple(results), tuple(stale))
+
+
+class Kit:
+    """A harness with what was learned about its devices: which needs they meet."""
+
+    def __init__(self, harness: Harness, seed: int = 0, max_examples: int = MAX_EXAMPLES) -> None:
+        self.harness = harness
+        self.seed = seed
+        self.max_examples = max_examples
+        self._lacking: dict[str, str] = {}
+
+    def run(self, case: Case) -> CaseResult:
+        """Run a case, as often as the harness asks for, with its waiver taken into account."""
+        waiver = next((w for w in self.harness.waivers if matches(case, w.match)), None)
+        reason = next((r for r in map(self.lacks, case.needs) if r), "")
+        if reason:
+            return CaseResult(case, "skip", reason, seed=self.seed)
+        if waiver is not None and waiver.kind == "unsupported":
+            return CaseResult(case, "unsupported", waiver.reason, seed=self.seed)
+        for i in range(self.harness.repeats):
+            result = self._once(case, self.seed + i)
+            if result.verdict == "fail":
+                break
+        if waiver is not None and result.verdict == "fail":
+            return replace(result, verdict="xfail", reason=f"{waiver.reason} ({result.reason})")
+        return result
+
+    def lacks(self, name: str) -> str:
+        """Return why a need is not met, or an empty text; devices are asked once."""
+        if name not in self._lacking:
+            world: list[World] = []
+            answer: list[str] = []
+
+            def ask() -> None:
+                world.append(self._world("needs", self.seed, 2))
+                try:
+                    answer.append(need(name)(world[0]))
+                finally:
+                    world[0].finish(failed=True)
+
+            try:
+                error = guarded(ask, self.harness.case_timeout_s, f"needs {name}")
+            except Hung as hung:
+                error = None
+                answer = [f"finding out whether there is {name!r} hangs: {hung}"]
+            if error is not None:
+                if not world or isinstance(error, UsageError):
+                    raise error
+                answer = [f"finding out whether there is {name!r} failed: {error}"]
+            self._lacking[name] = answer[0]
+        return self._lacking[name]
+
+    def _world(self, name: str, seed: int, count: int, *, can_hold: bool = True) -> World:
+        devices = self.harness.open(count, seed)
+        return World(
+            devices,
+            self.harness,
+            name,
+            seed,
+            can_hold=can_hold,
+            max_examples=self.max_examples,
+        )
+
+    def _once(self, case: Case, seed: int) -> CaseResult:
+        count = 2 if any(n.startswith(("pair", "peer", "no peer")) for n in case.needs) else 1
+        worlds: list[World] = []
+        can_hold = not self.lacks("latch")
+
+        def work() -> None:
+            w = self._world(case.name, seed, count, can_hold=can_hold)
+            worlds.append(w)
+            failed = True
+            try:
+                case.run(w)
+                failed = False
+            finally:
+                w.finish(failed=failed)
+
+        start = perf_counter()
+        error: BaseException | None
+        try:
+            error = guarded(work, self.harness.case_timeout_s, case.name)
+        except Hung as hung:
+            error = hung
+            for w in worlds:
+                w.let_go()
+        seconds = perf_counter() - start
+        if error is None:
+            return CaseResult(case, "pass", seed=seed, seconds=seconds)
+        if not worlds:
+            raise error
+        program = tuple(worlds[0].program)
+        return CaseResult(case, "fail", _what(error), program, seed, seconds, error)
+
+
+def _what(error: BaseException) -> str:
+    """Say what happened, on one line."""
+    if isinstance(error, BrokenRule):
+        return " ".join(str(error).split())
+    if isinstance(error, Hung):
+        return f"hangs: {error}"
+    text = error.one_line() if isinstance(error, GgschedError) else str(error)
+    return " ".join(f"raises {type(error).__name__}: {text}".split())
+
+
+def stale_waivers(
+    waivers: Sequence[Waiver], results: Sequence[CaseResult], *, whole: bool
+) -> list[str]:
+    """Return what is wrong with waivers: they match nothing, or what they match works.
+
+    Args:
+        waivers: All of them.
+        results: Of the cases that ran.
+        whole: Whether all cases were asked for; a part says little about waivers of the rest.
+    """
+    found: list[str] = []
+    everything = all_cases()
+    for waiver in waivers:
+        if not any(matches(c, waiver.match) for c in everything):
+            found.append(f"{waiver.match}: no rule and no case of that name")
+            continue
+        mine = [r for r in results if matches(r.case, waiver.match)]
+        passed = [r.case.name for r in mine if r.verdict == "pass"]
+        if waiver.kind == "xfail" and passed:
+            found.append(f"{waiver.match}: {', '.join(passed)} passed")
+        elif whole and mine and all(r.verdict == "skip" for r in mine):
+            found.append(f"{waiver.match}: its cases are skipped anyway: {mine[0].reason}")
+    return found
