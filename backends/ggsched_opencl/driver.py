@@ -155,8 +155,7 @@ def build_program(context: Handle, text: str, defines: Sequence[tuple[str, str]]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # compilers talk; an error is an exception
-            # Drivers have caches of their own; that of pyopencl gains nothing on top.
-            return cl.Program(context, text).build(options, cache_dir=False)
+            return cl.Program(context, text).build(options)
     except cl.Error as error:
         raise UsageError(
             "the OpenCL compiler refused a kernel",

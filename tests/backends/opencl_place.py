@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ggsched.errors import BackendUnavailable
+from ggsched.ir.dtype import F32, Q8_0
 from ggsched.testing.direct import run_direct
 from ggsched.testing.oracle import run_oracle
 from ggsched.testing.values import ATOL, RTOL, DrawnGraph, values_for
@@ -14,6 +15,21 @@ from tests.backends.places import node, vector
 
 TIMEOUT_S = 60.0
 PROFILES = {"cpu": CPU, "gpu": GPU}
+
+# Every type of weight is a program of its own and takes a second to compile.
+GPU_DTYPES = (F32, Q8_0)
+
+
+def on_profiles(dtypes, *more):
+    """Return parameters (profile, dtype, ...): a few types are enough for the second profile."""
+    slow = pytest.mark.slow
+    return [
+        pytest.param(
+            profile, d, *m, marks=[slow] if profile == "gpu" and d not in GPU_DTYPES else []
+        )
+        for profile in PROFILES
+        for d, *m in ((d, *m) for d in dtypes for m in (more or [()]))
+    ]
 
 
 def opencl_device(index=0, *, profile="cpu", timeout_s=TIMEOUT_S):

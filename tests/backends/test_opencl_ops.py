@@ -10,8 +10,8 @@ from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32
 from ggsched.ir.ops import OPS
 from ggsched.testing.strategies import graphs, seeds
 from ggsched.testing.values import LeafRule, values_for
-from ggsched_kernels import supported_ops
-from tests.backends.opencl_place import check, opencl_device, tame
+from ggsched_kernels import GPU, supported_ops
+from tests.backends.opencl_place import GPU_DTYPES, check, on_profiles, opencl_device, tame
 
 pytestmark = pytest.mark.opencl
 
@@ -27,6 +27,10 @@ def device(request):
     made.close()
 
 
+def dtypes_for(device):
+    return GPU_DTYPES if device.profile is GPU else FLOAT_DTYPES
+
+
 def test_every_op_is_supported():
     assert {key.partition(":")[0] for key in supported_ops()} == set(OPS)
 
@@ -38,8 +42,9 @@ def test_many_random_graphs(device, drawn, seed):
     check(device, drawn.graph, values_for(drawn, seed), runs=2)
 
 
-@given(drawn=graphs(), seed=seeds())
-def test_random_graphs(device, drawn, seed):
+@given(data=st.data(), seed=seeds())
+def test_random_graphs(device, data, seed):
+    drawn = data.draw(graphs(weight_dtypes=dtypes_for(device)))
     check(device, drawn.graph, values_for(drawn, seed), runs=2)
 
 
@@ -47,7 +52,7 @@ def test_random_graphs(device, drawn, seed):
 @settings(max_examples=15)
 @given(data=st.data(), seed=seeds())
 def test_each_op(device, op, data, seed):
-    drawn = data.draw(graphs(max_nodes=4, ops=[op]))
+    drawn = data.draw(graphs(max_nodes=4, ops=[op], weight_dtypes=dtypes_for(device)))
     check(device, drawn.graph, values_for(drawn, seed))
 
 
@@ -87,11 +92,15 @@ def test_large_arguments_of_exp(device):
 
 # --- copies ----------------------------------------------------------------------------------
 
-CONVERSIONS = [(dtype, to) for dtype in FLOAT_DTYPES for to in (F32, F16)]
-CONVERSIONS += [(I32, I32), (BF16, BF16)]
 
-
-@pytest.mark.parametrize(("dtype", "to"), CONVERSIONS, ids=str)
+@pytest.mark.parametrize(
+    ("device", "dtype", "to"),
+    on_profiles(FLOAT_DTYPES, (F32,), (F16,))
+    + on_profiles([I32], (I32,))
+    + on_profiles([BF16], (BF16,)),
+    indirect=["device"],
+    ids=str,
+)
 def test_conversions(device, dtype, to):
     g = GraphBuilder()
     x = g.input("x", (3, 5, 64), dtype)
@@ -160,7 +169,9 @@ def test_repeat(device, shape, target):
 # --- rows ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [*FLOAT_DTYPES, I32], ids=str)
+@pytest.mark.parametrize(
+    ("device", "dtype"), on_profiles([*FLOAT_DTYPES, I32]), indirect=["device"], ids=str
+)
 @pytest.mark.parametrize("ids", [(5,), (2, 3)])
 def test_get_rows(device, dtype, ids):
     g = GraphBuilder()

@@ -8,7 +8,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, MXFP4
 from ggsched.testing.direct import run_direct
 from ggsched.testing.values import LeafRule
-from tests.backends.opencl_place import check, opencl_device, tame
+from tests.backends.opencl_place import check, on_profiles, opencl_device, tame
 
 pytestmark = pytest.mark.opencl
 
@@ -22,7 +22,9 @@ def device(request):
     made.close()
 
 
-@pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("device", "dtype"), on_profiles(FLOAT_DTYPES), indirect=["device"], ids=str
+)
 @pytest.mark.parametrize("m", [1, 3, 5, 130])
 def test_mul_mat(device, dtype, m):
     g = GraphBuilder()
@@ -39,7 +41,7 @@ def test_edges(device, m, n, k):
     check(device, graph, tame(graph), atol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", PLAIN, ids=str)
+@pytest.mark.parametrize(("device", "dtype"), on_profiles(PLAIN), indirect=["device"], ids=str)
 @pytest.mark.parametrize("m", [1, 2, 9])
 @pytest.mark.parametrize("n", [3, 40, 200])
 def test_transposed_weights(device, dtype, m, n):
@@ -53,7 +55,7 @@ def test_transposed_weights(device, dtype, m, n):
     check(device, graph, tame(graph))
 
 
-@pytest.mark.parametrize("kv", PLAIN, ids=str)
+@pytest.mark.parametrize(("device", "kv"), on_profiles(PLAIN), indirect=["device"], ids=str)
 @pytest.mark.parametrize(("heads", "groups"), [(8, 2), (4, 4), (6, 1)])
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_attention(device, kv, heads, groups, tokens):
@@ -75,7 +77,9 @@ def test_batches_of_two_axes(device):
     check(device, graph, tame(graph))
 
 
-@pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("device", "dtype"), on_profiles(FLOAT_DTYPES), indirect=["device"], ids=str
+)
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (1, 3), (90, 1), (90, 3)])
 def test_mul_mat_id(device, dtype, tokens, rows):
     g = GraphBuilder()
