@@ -1,0 +1,30 @@
+"""The contract rule by rule, and random graphs. ``pip install -e .`` first."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from ggsched.backend.registry import open_devices
+from ggsched.testing.conformance import RULES, run_conformance
+from ggsched.testing.direct import run_direct
+from ggsched.testing.oracle import run_oracle
+from ggsched.testing.strategies import graphs, seeds
+from ggsched.testing.values import ATOL, RTOL, values_for
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rule(rule):
+    run_conformance("torch", rules=rule).raise_if_findings()
+
+
+@settings(deadline=None)
+@given(drawn=graphs(), seed=seeds())
+def test_graphs_agree_with_the_oracle(drawn, seed):
+    (device,) = open_devices(["torch:0"])
+    values = values_for(drawn, seed)
+    try:
+        result = run_direct(device, drawn.graph, values)
+    finally:
+        device.close()
+    for tid, expected in run_oracle(drawn.graph, values).items():
+        np.testing.assert_allclose(result[tid], expected, RTOL, ATOL)
