@@ -14,7 +14,18 @@ It must be deterministic apart from that.
 """
 
 from ggsched.testing.explore.outcome import Exploration, Observation, Outcome, Run
+from ggsched.testing.explore.plans import PlanProgram, explore_plan
 from ggsched.testing.explore.search import Mode, explore
 from ggsched.testing.explore.token import replay
 
-__all__ = ["Exploration", "Mode", "Observation", "Outcome", "Run", "explore", "replay"]
+__all__ = [
+    "Exploration",
+    "Mode",
+    "Observation",
+    "Outcome",
+    "PlanProgram",
+    "Run",
+    "explore",
+    "explore_plan",
+    "replay",
+]

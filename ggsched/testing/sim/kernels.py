@@ -59,12 +59,11 @@ class NodeWork:
 
     def _begin(self) -> None:
         out = self.node.output
-        loaded = [_load(o) for o in self._read]
         window = np.empty(out.nbytes, np.uint8)
         if self._keeps_some:
             window[:] = _buffer(out).read(out.offset, out.nbytes)
-        with np.errstate(all="ignore"):
-            self._compute(loaded, window)
+        with np.errstate(all="ignore"):  # poison is not a number
+            self._compute([_load(o) for o in self._read], window)
         _buffer(out).write(out.offset, out.nbytes).fill(POISON)
         self._result = window
 

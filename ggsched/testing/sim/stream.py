@@ -156,7 +156,11 @@ class SimStream:
         """Run a program that was compiled for this stream (LCH-1..5)."""
         self._require_usable()
         if not isinstance(program, SimProgram) or program.stream is not self:
-            raise UsageError("the program was compiled for another stream", why="LCH-5")
+            raise UsageError(
+                "the program was compiled for another stream",
+                where=f"{self.name} launch",
+                why="LCH-5",
+            )
         if program.is_closed:
             raise checks.closed_error("program")
         task = self._task(
