@@ -29,6 +29,8 @@ from ggsched.run.release import close_all
 from ggsched.run.resources import Resources
 from ggsched.run.store import Progress, TensorStore, WeightSource
 from ggsched.sanitize import check_plan
+from ggsched.trace.recorder import Recorder
+from ggsched.trace.tracing import traced
 
 PlanKey = tuple[str, tuple[tuple[str, int], ...], tuple[tuple[int, int], ...]]
 
@@ -63,6 +65,7 @@ class Scheduler:
         settings: Settings | None = None,
         plan_limit: int = 16,
         progress: Progress | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """Open devices and probe them.
 
@@ -73,6 +76,7 @@ class Scheduler:
             settings: From the environment where not given.
             plan_limit: Number of plans whose memory is kept.
             progress: Called with name and bytes of each weight that has become resident.
+            recorder: Writes down all that the devices are told.
 
         Raises:
             UsageError: a device name that makes no sense, or no devices.
@@ -83,6 +87,9 @@ class Scheduler:
         self._owned, self._devices = _opened(devices, self.settings)
         try:
             self.topology = probe(self._devices)
+            self._recorder = recorder
+            if recorder is not None:
+                self._devices = traced(self._devices, recorder)
             self._store = TensorStore(
                 self._devices,
                 {} if weights is None else weights,
@@ -189,7 +196,8 @@ class Scheduler:
         plan = self.plan(graph, constraints)
         self._drain()  # filling weights must not overtake work that is under way
         resources = Resources(graph, plan, self._store)
-        return Executor(graph, plan, resources, timeout_s=self.settings.timeout_s)
+        timeout_s, recorder = self.settings.timeout_s, self._recorder
+        return Executor(graph, plan, resources, timeout_s=timeout_s, recorder=recorder)
 
     def _executor(self, graph: Graph, constraints: Constraints) -> Executor:
         if self._is_closed:

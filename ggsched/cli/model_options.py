@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ggsched.models.load import Model
     from ggsched.models.session import Session
     from ggsched.run.store import Progress
+    from ggsched.trace.recorder import Recorder
 
 F = TypeVar("F", bound=Callable[..., Any])
 _LOG: Final = logging.getLogger("ggsched")
@@ -151,7 +152,10 @@ def model_options(function: F) -> F:
 
 
 def open_session(
-    options: ModelOptions, settings: Settings, progress: "Progress | None" = None
+    options: ModelOptions,
+    settings: Settings,
+    progress: "Progress | None" = None,
+    recorder: "Recorder | None" = None,
 ) -> "Session":
     """Open model and devices.
 
@@ -182,7 +186,9 @@ def open_session(
         n_ubatch=options.n_ubatch,
         offload=offload,
     )
-    session = Session(model, options.devices, sizes, settings=settings, progress=progress)
+    session = Session(
+        model, options.devices, sizes, settings=settings, progress=progress, recorder=recorder
+    )
     try:
         _remark(session, options)
     except BaseException:

@@ -13,6 +13,7 @@ from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.options import json_option, whole_numbers
 from ggsched.cli.progress import loading
 from ggsched.cli.run_stats import session_stats, stats_line
+from ggsched.cli.trace_file import trace_to
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 
@@ -69,6 +70,13 @@ def _temperature(text: str) -> float:
     help="Write float32 logits (tokens fed, vocabulary): the prompt's, then each generated "
     "token's but the last.",
 )
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, writable=True),
+    default=None,
+    metavar="FILE.jsonl",
+    help="Write down all that the devices are told, for 'ggsched check'.",
+)
 @json_option
 @click.pass_obj
 def run(
@@ -80,6 +88,7 @@ def run(
     temperature: float,
     seed: int,
     logits: str | None,
+    trace: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -91,8 +100,9 @@ def run(
     if logits is not None:
         _check_writable(logits)  # a path that cannot be written must not cost the run
     with (
+        trace_to(trace, "ggsched run") as recorder,
         loading(messages()) as progress,
-        open_session(ModelOptions(**options), settings, progress) as session,
+        open_session(ModelOptions(**options), settings, progress, recorder) as session,
     ):
         ids = list(tokens) if tokens is not None else session.model.tokenizer.encode(prompt or "")
         sampling = Sampling(temperature, seed)

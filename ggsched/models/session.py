@@ -21,6 +21,7 @@ from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
 from ggsched.run.store import Progress
 from ggsched.scheduler import Scheduler
+from ggsched.trace.recorder import Recorder
 
 _LOG: Final = logging.getLogger("ggsched")
 _SMALLEST_BUCKET: Final = 32
@@ -74,6 +75,7 @@ class Session:
         *,
         settings: Settings | None = None,
         progress: Progress | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """Open devices and decide where the model's tensors live; nothing is loaded yet.
 
@@ -89,6 +91,7 @@ class Session:
             weights=lambda name: weight_array(model, name),
             settings=settings,
             progress=progress,
+            recorder=recorder,
         )
         try:
             self.homes: Homes = find_homes(

@@ -28,6 +28,7 @@ from ggsched.plan.command import (
     Wait,
 )
 from ggsched.run.resources import Resources
+from ggsched.trace.recorder import Recorder
 
 Call = Callable[[], None]
 
@@ -35,7 +36,15 @@ Call = Callable[[], None]
 class Executor:
     """A plan bound to live devices, to be run as often as wanted. Not thread safe."""
 
-    def __init__(self, graph: Graph, plan: Plan, resources: Resources, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        resources: Resources,
+        *,
+        timeout_s: float,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.plan = plan
         self._resources = resources
         self._timeout_s = timeout_s
@@ -45,6 +54,12 @@ class Executor:
         self._inputs = {s.name: resources.host_array(graph, s) for s in plan.inputs}
         self._unused = {t.name for t in graph.roots(Role.INPUT)} - self._inputs.keys()
         self._outputs = {s.tensor: resources.host_array(graph, s) for s in plan.outputs}
+        self._recorder = recorder
+        regions = plan.memory.regions
+        self._written, self._read = (
+            [resources.host_bytes(regions[s.value]) for s in slots]
+            for slots in (plan.inputs, plan.outputs)
+        )
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
         """Run the plan once and return copies of the outputs by tensor id.
@@ -62,6 +77,8 @@ class Executor:
         if self._is_closed:
             raise UsageError("the plan's resources have been released", where=self.plan.name)
         self._set_inputs(inputs)
+        if self._recorder is not None:
+            self._recorder.add(self._recorder.host_work("write inputs", writes=self._written))
         number = 0
         try:
             for number, call in enumerate(self._calls):  # noqa: B007  # named in the error
@@ -73,13 +90,17 @@ class Executor:
             for event in self._events:
                 event.close()
             self._events.clear()
-        return {tid: array.copy() for tid, array in self._outputs.items()}
+        outputs = {tid: array.copy() for tid, array in self._outputs.items()}
+        if self._recorder is not None:
+            self._recorder.add(self._recorder.host_work("read outputs", self._read))
+        return outputs
 
     def close(self) -> None:
         """Release the plan's resources; the streams must have been drained."""
         self._is_closed = True
         self._inputs = {}
         self._outputs = {}
+        self._written, self._read = [], []
         self._calls = ()
         self._resources.close()
 

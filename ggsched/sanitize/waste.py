@@ -199,7 +199,7 @@ def _idle_copies(trace: Trace, scratch: frozenset[int]) -> set[int]:
                 if memory in maps and start < end:
                     used.update(writer for writer, _, _ in maps[memory].pieces(start, end))
             for memory, start, end, _ in entry.writes:
-                if memory in maps and start < end:
+                if memory in maps and start < end and not entry.is_partial:
                     maps[memory].give(start, end, i)
                     copies |= {i} if entry.is_copy else set()
     for memory, content in maps.items():

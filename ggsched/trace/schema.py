@@ -66,6 +66,7 @@ class Work(msgspec.Struct, frozen=True, tag="work", omit_defaults=True):
         reads: Bytes that it reads.
         writes: Bytes that it writes, after it has read.
         is_copy: Whether it is a copy, which some streams do not keep in order with launches.
+        is_partial: Whether it may leave some of the bytes that it writes as they were.
         start_s: When it began, in seconds since the trace began, where that was measured.
         end_s: When it had ended.
     """
@@ -76,6 +77,7 @@ class Work(msgspec.Struct, frozen=True, tag="work", omit_defaults=True):
     reads: tuple[Access, ...] = ()
     writes: tuple[Access, ...] = ()
     is_copy: bool = False
+    is_partial: bool = False
     start_s: float | None = None
     end_s: float | None = None
 

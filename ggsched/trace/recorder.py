@@ -1,0 +1,130 @@
+"""Collects records while they happen: bounded, cheap, from any number of threads."""
+
+import threading
+from collections.abc import Sequence
+from itertools import count
+from typing import Final
+
+from ggsched.topology.caps import CopyOrder
+from ggsched.trace.host_memory import HOST_SPACE, HostMap, address_of
+from ggsched.trace.schema import NOBODY, Access, Actor, Alloc, Entry, Trace, Work
+
+DEFAULT_LIMIT: Final = 1_000_000
+"""Records that are kept. One is a few bytes where it repeats, and some hundred in a file."""
+
+
+class Recorder:
+    """A trace that grows.
+
+    What is kept is the beginning: once the limit is reached nothing more is added, so that the
+    trace can be judged all the same.
+
+    Args:
+        limit: How many records to keep at most.
+    """
+
+    def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._entries: list[Entry | None] = []
+        self._dropped = 0
+        self._actors: list[Actor] = []
+        self._own = threading.local()
+        self._memory = count()
+        self._events = count()
+        self._host = HostMap(self._declare_host("host memory", 0, 1 << 62))
+
+    # --- who acts, on what ---------------------------------------------------------------------
+
+    @property
+    def thread(self) -> int:
+        """The actor that the calling thread is."""
+        known: int | None = getattr(self._own, "actor", None)
+        if known is None:
+            known = self._own.actor = self._actor(threading.current_thread().name, "", "stream")
+        return known
+
+    def stream(self, name: str, device: str, copy_order: CopyOrder) -> int:
+        """Add a stream; return its actor."""
+        return self._actor(name, device, copy_order)
+
+    def event(self) -> int:
+        """Return the number of a new event."""
+        return next(self._events)
+
+    def memory(self, name: str, nbytes: int, *, is_defined: bool = False) -> int:
+        """Note new memory of a device; return its number."""
+        number = next(self._memory)
+        self.add(Alloc(self.thread, number, name, nbytes, is_defined=is_defined))
+        return number
+
+    def host_memory(self, name: str, view: memoryview) -> int:
+        """Note host memory that a device has allocated or imported; return its number."""
+        address = address_of(view)
+        number = self._declare_host(name, address, view.nbytes)
+        self._host.add(address, view.nbytes, number)
+        return number
+
+    def host_range(self, view: memoryview) -> tuple[Access, ...]:
+        """Return the bytes of host memory that a view shows."""
+        return self._host.find(view)
+
+    def host_work(
+        self, label: str, reads: Sequence[memoryview] = (), writes: Sequence[memoryview] = ()
+    ) -> Work:
+        """Return what the calling thread does to host memory, to be added when it is done."""
+        read = tuple(a for view in reads for a in self.host_range(view))
+        written = tuple(a for view in writes for a in self.host_range(view))
+        return Work(self.thread, label, NOBODY, read, written)
+
+    # --- what happens --------------------------------------------------------------------------
+
+    def add(self, entry: Entry) -> int:
+        """Add a record; return its number, or -1 if the limit is reached."""
+        with self._lock:
+            if self._dropped or len(self._entries) >= self._limit:
+                self._dropped += 1
+                return -1
+            self._entries.append(entry)
+            return len(self._entries) - 1
+
+    def add_all(self, entries: Sequence[Entry]) -> None:
+        """Add several records, next to each other."""
+        with self._lock:
+            kept = 0 if self._dropped else max(0, self._limit - len(self._entries))
+            self._entries.extend(entries[:kept])
+            self._dropped += max(0, len(entries) - kept)
+
+    def take_back(self, number: int) -> None:
+        """Remove a record: what it says was refused."""
+        if number >= 0:
+            self._entries[number] = None
+
+    def trace(self, name: str) -> Trace:
+        """Return what was collected so far."""
+        with self._lock:
+            entries = tuple(entry for entry in self._entries if entry is not None)
+            return Trace(name, tuple(self._actors), entries, "once", self._dropped)
+
+    def _actor(self, name: str, device: str, copy_order: CopyOrder) -> int:
+        with self._lock:
+            number = len(self._actors)
+            kind: Final = "stream" if device else "host"
+            self._actors.append(Actor(number, name, kind, device, copy_order))
+            return number
+
+    def _declare_host(self, name: str, address: int, nbytes: int) -> int:
+        number = next(self._memory)
+        self.add(
+            Alloc(
+                self.thread,
+                number,
+                name,
+                nbytes,
+                HOST_SPACE,
+                address,
+                is_defined=True,
+                is_unsafe=False,
+            )
+        )
+        return number

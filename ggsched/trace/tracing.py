@@ -1,0 +1,292 @@
+"""Live devices that write down what they are told, around devices of any backend.
+
+    recorder = Recorder()
+    devices = traced(open_devices(["opencl:0"]), recorder)
+    ...
+    write_trace(recorder.trace("run"), "run.jsonl")
+
+What is passed on is the inner objects, so a backend sees nothing of it. What a device refuses is
+not written down.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+import msgspec
+
+from ggsched.backend.program import BoundNode, Operand
+from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
+from ggsched.ir.ops import op_by_name
+from ggsched.topology.caps import DeviceFacts, WaitPath
+from ggsched.trace.recorder import Recorder
+from ggsched.trace.schema import Access, Barrier, Free, Record, Sync, Wait, Work
+
+
+def traced(devices: Sequence[Device], recorder: Recorder) -> list[Device]:
+    """Return the devices with a recorder around each; closing them closes the inner ones."""
+    return [TracedDevice(device, recorder) for device in devices]
+
+
+class TracedDevice:
+    """A device whose memory, streams and events are recorded."""
+
+    def __init__(self, inner: Device, recorder: Recorder) -> None:
+        self.inner = inner
+        self.recorder = recorder
+        self._streams = 0
+
+    @property
+    def facts(self) -> DeviceFacts:
+        """The inner device's facts."""
+        return self.inner.facts
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """Allocate, and note the memory."""
+        inner = self.inner.allocate(nbytes)
+        number = self.recorder.memory(f"{self.facts.name} buffer", nbytes)
+        return TracedBuffer(inner, self, number)
+
+    def import_host(self, memory: HostMemory) -> Buffer:
+        """Import, and note that the bytes are host memory."""
+        inner = self.inner.import_host(memory)
+        number = self.recorder.host_memory(f"{self.facts.name} imported", memory)
+        return TracedBuffer(inner, self, number)
+
+    def allocate_host(self, nbytes: int) -> HostMemory:
+        """Allocate, and note the memory."""
+        view = self.inner.allocate_host(nbytes)
+        self.recorder.host_memory(f"{self.facts.name} host memory", view)
+        return view
+
+    def create_stream(self) -> Stream:
+        """Create a stream that is recorded."""
+        inner = self.inner.create_stream()
+        name = f"{self.facts.name} q{self._streams}"
+        self._streams += 1
+        actor = self.recorder.stream(name, self.facts.name, self.facts.copy_order)
+        return TracedStream(inner, self, actor)
+
+    def create_event(self) -> Event:
+        """Create an event with a number."""
+        return TracedEvent(self.inner.create_event(), self)
+
+    def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> Program:
+        """Compile, and note what each node touches."""
+        assert isinstance(stream, TracedStream)
+        program = self.inner.compile([_bare_node(n) for n in nodes], stream.inner)
+        return TracedProgram(program, [_work(n, stream.actor) for n in nodes])
+
+    def copies_with(self, other: DeviceFacts) -> bool:
+        """As the inner device."""
+        return self.inner.copies_with(other)
+
+    def wait_path(self, other: DeviceFacts) -> WaitPath:
+        """As the inner device."""
+        return self.inner.wait_path(other)
+
+    def close(self) -> None:
+        """Close the inner device."""
+        self.inner.close()
+
+
+class TracedBuffer:
+    """A buffer with a number."""
+
+    def __init__(self, inner: Buffer, device: TracedDevice, memory: int) -> None:
+        self.inner = inner
+        self.device: Device = device
+        self.memory = memory
+        self._recorder = device.recorder
+        self._is_closed = False
+
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes."""
+        return self.inner.nbytes
+
+    def host_view(self) -> HostMemory:
+        """As the inner buffer; what is done with the view is not recorded."""
+        return self.inner.host_view()
+
+    def close(self) -> None:
+        """Note that the memory ends, and close the inner buffer."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._recorder.add(Free(self._recorder.thread, self.memory))
+        self.inner.close()
+
+
+class TracedEvent:
+    """An event with a number."""
+
+    def __init__(self, inner: Event, device: TracedDevice) -> None:
+        self.inner = inner
+        self.device: Device = device
+        self.number = device.recorder.event()
+        self._recorder = device.recorder
+
+    @property
+    def is_recorded(self) -> bool:
+        """As the inner event."""
+        return self.inner.is_recorded
+
+    @property
+    def is_done(self) -> bool:
+        """As the inner event."""
+        return self.inner.is_done
+
+    def sync(self, timeout_s: float) -> None:
+        """Wait, and note it once it is over."""
+        self.inner.sync(timeout_s)
+        self._recorder.add(Sync(self._recorder.thread, event=self.number))
+
+    def close(self) -> None:
+        """Close the inner event."""
+        self.inner.close()
+
+
+class TracedProgram:
+    """A program that knows what its nodes touch."""
+
+    def __init__(self, inner: Program, works: Sequence[Work]) -> None:
+        self.inner = inner
+        self._works = tuple(works)
+        self._by: dict[int, tuple[Work, ...]] = {}
+
+    def enqueued_by(self, thread: int) -> tuple[Work, ...]:
+        """Return the work of one launch by a host thread."""
+        if thread not in self._by:
+            self._by[thread] = tuple(
+                msgspec.structs.replace(work, by=thread) for work in self._works
+            )
+        return self._by[thread]
+
+    def close(self) -> None:
+        """Close the inner program."""
+        self.inner.close()
+
+
+class TracedStream:
+    """A stream whose commands are recorded once they have been accepted."""
+
+    def __init__(self, inner: Stream, device: TracedDevice, actor: int) -> None:
+        self.inner = inner
+        self.device: Device = device
+        self.actor = actor
+        self._recorder = device.recorder
+        self._snapshots = device.facts.snapshots_uploads
+
+    @property
+    def is_done(self) -> bool:
+        """As the inner stream."""
+        return self.inner.is_done
+
+    def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
+        """Upload; the host reads the source itself where the device takes snapshots (CPY-4)."""
+        assert isinstance(buffer, TracedBuffer)
+        self.inner.upload(source, buffer.inner, offset)
+        recorder = self._recorder
+        thread, reads = recorder.thread, recorder.host_range(source)
+        writes = _bytes(buffer.memory, offset, source.nbytes)
+        if self._snapshots:
+            recorder.add(Work(thread, "upload", thread, reads))
+            reads = ()
+        recorder.add(Work(self.actor, "upload", thread, reads, writes, is_copy=True))
+
+    def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
+        """Download."""
+        assert isinstance(buffer, TracedBuffer)
+        self.inner.download(buffer.inner, offset, target)
+        recorder = self._recorder
+        reads = _bytes(buffer.memory, offset, target.nbytes)
+        writes = recorder.host_range(target)
+        recorder.add(Work(self.actor, "download", recorder.thread, reads, writes, is_copy=True))
+
+    def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
+        """Copy."""
+        assert isinstance(src, TracedBuffer)
+        assert isinstance(dst, TracedBuffer)
+        self.inner.copy(src.inner, src_offset, dst.inner, dst_offset, nbytes)
+        reads = _bytes(src.memory, src_offset, nbytes)
+        writes = _bytes(dst.memory, dst_offset, nbytes)
+        recorder = self._recorder
+        recorder.add(Work(self.actor, "copy", recorder.thread, reads, writes, is_copy=True))
+
+    def launch(self, program: Program) -> None:
+        """Launch."""
+        assert isinstance(program, TracedProgram)
+        self.inner.launch(program.inner)
+        self._recorder.add_all(program.enqueued_by(self._recorder.thread))
+
+    def record(self, event: Event) -> None:
+        """Record.
+
+        It is noted before, since another thread may wait for the event as soon as it is recorded.
+        """
+        assert isinstance(event, TracedEvent)
+        recorder = self._recorder
+        number = recorder.add(Record(self.actor, event.number, recorder.thread))
+        try:
+            self.inner.record(event.inner)
+        except BaseException:
+            recorder.take_back(number)
+            raise
+
+    def wait(self, event: Event) -> None:
+        """Wait."""
+        assert isinstance(event, TracedEvent)
+        self.inner.wait(event.inner)
+        self._recorder.add(Wait(self.actor, event.number, self._recorder.thread))
+
+    def barrier(self) -> None:
+        """Put a barrier."""
+        self.inner.barrier()
+        self._recorder.add(Barrier(self.actor, self._recorder.thread))
+
+    def sync(self, timeout_s: float) -> None:
+        """Wait for everything, and note it once it is over."""
+        self.inner.sync(timeout_s)
+        self._recorder.add(Sync(self._recorder.thread, stream=self.actor))
+
+    def close(self) -> None:
+        """Close the inner stream."""
+        self.inner.close()
+
+
+def _bytes(memory: int, offset: int, nbytes: int) -> tuple[Access, ...]:
+    return (Access(memory, offset, offset + nbytes),) if nbytes else ()
+
+
+def _bare_node(node: BoundNode) -> BoundNode:
+    inputs = tuple(_bare(operand) for operand in node.inputs)
+    return replace(node, inputs=inputs, output=_bare(node.output))
+
+
+def _bare(operand: Operand) -> Operand:
+    assert isinstance(operand.buffer, TracedBuffer)
+    return replace(operand, buffer=operand.buffer.inner)
+
+
+def _work(node: BoundNode, actor: int) -> Work:
+    """Return what a node does: it reads its operands and writes its result (LCH-1)."""
+    op = op_by_name(node.op)
+    reads = [o for i, o in enumerate(node.inputs) if i != op.through]
+    return Work(
+        actor,
+        node.label,
+        reads=tuple(a for o in reads for a in _access(o)),
+        writes=_access(node.output),
+        is_partial=op.partial or not _is_dense(node.output),
+    )
+
+
+def _is_dense(operand: Operand) -> bool:
+    """Whether a tensor has all bytes of its bounding range."""
+    dtype = operand.dtype
+    return prod(operand.shape) // dtype.block * dtype.block_nbytes == operand.nbytes
+
+
+def _access(operand: Operand) -> tuple[Access, ...]:
+    assert isinstance(operand.buffer, TracedBuffer)
+    return _bytes(operand.buffer.memory, operand.offset, operand.nbytes)
