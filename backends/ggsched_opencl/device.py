@@ -77,7 +77,7 @@ class OpenClDevice:
         self.event_timeout_s = _timeout() if timeout_s is None else timeout_s
         self.context = driver.make_context(found.handle)
         self.is_closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._buffers: weakref.WeakSet[OpenClBuffer] = weakref.WeakSet()
         self._streams: weakref.WeakSet[OpenClStream] = weakref.WeakSet()
         self._streams_made = 0
@@ -90,7 +90,8 @@ class OpenClDevice:
     @property
     def free_nbytes(self) -> int:
         """Memory that no open buffer holds."""
-        used = sum(b.nbytes for b in self._buffers if not b.readonly)
+        with self._lock:
+            used = sum(b.nbytes for b in self._buffers if not b.readonly)
         return self.facts.memory_nbytes - used
 
     def allocate(self, nbytes: int) -> OpenClBuffer:

@@ -47,8 +47,6 @@ class Found:
         memory_nbytes: Memory in all.
         max_allocation_nbytes: Largest buffer.
         alignment: Of buffers, in bytes.
-        local_nbytes: Local memory of a group.
-        max_lanes: Largest group.
     """
 
     handle: Handle
@@ -59,8 +57,6 @@ class Found:
     memory_nbytes: int
     max_allocation_nbytes: int
     alignment: int
-    local_nbytes: int
-    max_lanes: int
 
 
 def find_devices() -> list[Found]:
@@ -104,8 +100,6 @@ def _describe(platform: Handle, device: Handle) -> Found:
         memory_nbytes=int(device.global_mem_size),
         max_allocation_nbytes=int(device.max_mem_alloc_size),
         alignment=max(64, int(device.mem_base_addr_align) // 8),
-        local_nbytes=int(device.local_mem_size),
-        max_lanes=int(device.max_work_group_size),
     )
 
 

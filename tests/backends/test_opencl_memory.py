@@ -189,6 +189,37 @@ def test_without_a_platform_or_a_device(device, monkeypatch):
         driver.find_devices()
 
 
+def test_devices_keep_their_order(device, monkeypatch):
+    """Two installations of one platform come in any order."""
+    from ggsched_opencl import driver
+
+    class Chip:
+        type = driver.cl.device_type.GPU
+        global_mem_size, max_mem_alloc_size, mem_base_addr_align = 2**30, 2**28, 8
+
+        def __init__(self, name):
+            self.name = name
+
+    class Platform:
+        name = "PoCL"
+
+        def __init__(self, version, *names):
+            self.version = version
+            self._names = names
+
+        def get_devices(self):
+            return [Chip(name) for name in self._names]
+
+    old, new = Platform("3.0 ", "b", "a"), Platform("3.1", "b")
+    for platforms in ([old, new], [new, old]):
+        monkeypatch.setattr(driver.cl, "get_platforms", lambda given=platforms: given)
+        found = driver.find_devices()
+        names = [(f.version, f.name) for f in found]
+        assert names == [("3.0", "b"), ("3.0", "a"), ("3.1", "b")]
+    assert found[0].alignment == 64
+    assert not found[0].is_cpu
+
+
 def test_timeout_from_the_environment(device, monkeypatch):
     from ggsched_opencl import open_backend
 
