@@ -119,6 +119,11 @@ def test_bytes_are_used_again_by_what_fits_best():
     assert {offsets[3], offsets[4]} == {offsets[0], offsets[2]}
 
 
+def test_by_size_fills_a_gap_that_fits_exactly():
+    some = [Block(0, 9, 64), Block(0, 1, 48), Block(0, 9, 32), Block(2, 9, 48)]
+    assert packing._by_size(some)[1] == 144 == lower_bound(some)
+
+
 class TestBySizeGivesUp:
     """It looks at pairs, so it stops where too many blocks are alive together."""
 

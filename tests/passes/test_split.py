@@ -136,10 +136,11 @@ class TestBytes:
         splits = lowered(graph, TWO, pinned(0, 1))
         assert ("home", "replica", y.id, 2 * NBYTES, 4 * NBYTES, 0, 1) in moves(splits)
 
-    def test_it_grows_with_its_readers(self):
+    @pytest.mark.parametrize("first", [2, 5])
+    def test_it_grows_with_its_readers(self, first):
         g = GraphBuilder()
         y = g.silu(g.input("x", (8, N)))
-        a, b = g.silu(g.rows(y, 2, 4)), g.silu(g.rows(y, 5, 7))
+        a, b = (g.silu(g.rows(y, k, k + 2)) for k in (first, 7 - first))
         graph = g.build(g.add(a, b))
         splits = lowered(graph, TWO, pinned(0, 1, 1, 1))
         copies = [m for m in moves(splits) if m[:3] == ("home", "replica", y.id)]
