@@ -15,7 +15,7 @@ class Toy:
         self.program = program
         self.cells = [0] * cells
         self.logs = {actor: [] for actor in program}
-        self.done = {actor: 0 for actor in program}
+        self.done = dict.fromkeys(program, 0)
         self.ended = {actor: [] for actor in program}
         self.moment = 0
 

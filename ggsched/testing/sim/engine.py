@@ -101,6 +101,11 @@ class Task:
         self.followers: list[Task] = []
         self.causes: list[int] = []
 
+    @property
+    def is_doomed(self) -> bool:
+        """Whether it will never happen, because an earlier command of its stream has failed."""
+        return self.stream.fault_before(self.position) is not None
+
     def __lt__(self, other: "Task") -> bool:
         """Order by number, so that the steps that may happen are listed in that order."""
         return self.number < other.number

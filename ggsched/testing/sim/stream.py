@@ -232,8 +232,9 @@ class SimStream:
         self.device.world.step_of_host()
 
     def sync(self, timeout_s: float) -> None:
-        """Block until everything enqueued is complete (STR-5)."""
-        self._require_usable()
+        """Block until everything enqueued is complete, or will never be; then tell (STR-5)."""
+        if self.is_closed:
+            raise checks.closed_error("stream")
         self.device.world.block(self.everything(), timeout_s, self.name)
         self._require_usable()
 

@@ -164,7 +164,7 @@ class SimWorld(Engine):
         self.forget("buffers", buffer.number)
         if not buffer.is_imported:
             self.touch(buffer.space, buffer.base, buffer.base + buffer.nbytes, writes=True)
-        users = sorted(task for task in self.pending if buffer in task.buffers)
+        users = sorted(t for t in self.pending if buffer in t.buffers and not t.is_doomed)
         if users:
             names = ", ".join(task.label for task in users)
             what = f"{buffer.space} of {buffer.device.facts.name} is freed before it is used by"
@@ -177,10 +177,12 @@ class SimWorld(Engine):
         if violation not in self.violations:
             self.violations.append(violation)
 
-    def lose(self, device: SimDevice, error: DeviceFault) -> None:
+    def lose(self, device: SimDevice, at: Task, error: DeviceFault) -> None:
         """Let a device be gone: whatever its streams have not completed fails."""
         device.lost = error
         for stream in device.streams:
+            if stream is at.stream:
+                continue  # there the command itself has failed
             waiting = sorted(t.position for t in self.pending if t.stream is stream)
             position = next((p for p in waiting if p), stream.position + 1)
             if stream.fault is None or position < stream.fault.position:
@@ -216,7 +218,7 @@ class SimWorld(Engine):
         def lose() -> None:
             what = f"{device.facts.name} is lost"
             error = DeviceFault(what, where=task.stream.name, why=f"at {task.label}, on purpose")
-            self.lose(device, error)
+            self.lose(device, task, error)
             raise error
 
         if task.fate == "fail":

@@ -1,0 +1,388 @@
+"""Whatever the contract leaves open does happen, and nothing else."""
+
+import numpy as np
+import pytest
+
+from ggsched.errors import OutOfDeviceMemory, UsageError
+from ggsched.testing.choosing import EagerChooser, LaziestChooser
+from ggsched.testing.explore import explore
+from ggsched.testing.sim import SimConfig, SimWorld
+from tests.testing.sims import A, B, N, content, filled, fresh, on_sim, program, raw, seen, unary
+
+
+def device_of(chooser, **config):
+    return SimWorld([SimConfig(**config)], chooser=chooser).open(0)
+
+
+class TestEnqueueing:
+    def test_lazy_devices_do_nothing_until_the_host_waits(self):
+        q = device_of(LaziestChooser()).create_stream()
+        x = q.device.allocate(4 * N)
+        q.upload(raw(A), x, 0)
+        assert np.isnan(content(x)).all()
+        assert not q.is_done
+        q.sync(1)
+        assert (content(x) == A).all()
+        assert q.is_done
+
+    def test_eager_devices_do_everything_at_once(self):
+        q = device_of(EagerChooser()).create_stream()
+        x = q.device.allocate(4 * N)
+        q.upload(raw(A), x, 0)
+        assert (content(x) == A).all()
+        assert q.is_done
+
+    @pytest.mark.parametrize("event", [False, True])
+    def test_whoever_asks_again_and_again_is_told_in_the_end(self, event):
+        q = device_of(LaziestChooser()).create_stream()
+        q.upload(raw(A), q.device.allocate(4 * N), 0)
+        asked = q
+        if event:
+            asked = q.device.create_event()
+            q.record(asked)
+        for _ in range(20):
+            if asked.is_done:
+                break
+        else:
+            pytest.fail("no progress without waiting (STR-3)")
+
+    def test_two_streams_are_unordered(self):
+        def body(world, d):
+            q, r = d.create_stream(), d.create_stream()
+            x, out = filled(q, A), fresh()
+            q.upload(raw(B), x, 0)
+            r.download(x, 0, raw(out))
+            r.sync(1)
+            q.sync(1)
+            return {"out": str(out.tolist())}
+
+        found = explore(on_sim(body))
+        assert found.is_complete
+        out = seen(found, "out")
+        assert {str(A.tolist()), str(B.tolist())} <= out
+        assert any("nan" in text for text in out)
+
+    def test_an_event_orders_them(self):
+        def body(world, d):
+            q, r = d.create_stream(), d.create_stream()
+            x, out, event = filled(q, A), fresh(), d.create_event()
+            q.upload(raw(B), x, 0)
+            q.record(event)
+            r.wait(event)
+            r.download(x, 0, raw(out))
+            r.sync(1)
+            return {"out": str(out.tolist())}
+
+        for queues in (0, 1, 3):
+            found = explore(on_sim(body, SimConfig(transfer_queues=queues)))
+            assert found.is_complete
+            assert seen(found, "out") == {str(B.tolist())}
+
+
+class TestCopies:
+    def test_host_sources_are_read_late(self):
+        for snapshots in (False, True):
+            q = device_of(LaziestChooser(), snapshots_uploads=snapshots).create_stream()
+            x, source = q.device.allocate(4 * N), A.copy()
+            q.upload(raw(source), x, 0)
+            source[:] = B  # too early (CPY-4)
+            q.sync(1)
+            assert (content(x) == (A if snapshots else B)).all()
+
+    def test_host_sources_are_read_piece_by_piece(self):
+        def body(world, d):
+            q = d.create_stream()
+            x, source = d.allocate(4 * N), A.copy()
+            q.upload(raw(source), x, 0)
+            world.host_writes(raw(source))
+            source[:] = B
+            q.sync(1)
+            return {"x": str(content(x).tolist())}
+
+        found = explore(on_sim(body))
+        assert found.is_complete
+        assert {str(A.tolist()), str(B.tolist())} < seen(found, "x")
+
+    def test_copies_are_torn(self):
+        def body(world, d):
+            q, r = d.create_stream(), d.create_stream()
+            x, y, out = filled(q, A), filled(q, B), fresh()
+            q.copy(x, 0, y, 0, 4 * N)
+            r.download(y, 0, raw(out))
+            r.sync(1)
+            return {"kinds": "".join(sorted(_kinds(out)))}
+
+        kinds = seen(explore(on_sim(body)), "kinds")
+        assert {"A", "B"} <= kinds
+        assert "?A~" in kinds  # half is there, half is poison, and the cut goes through a number
+
+    def test_download_targets_are_torn(self):
+        def body(world, d):
+            q = d.create_stream()
+            x, out = filled(q, A), fresh()
+            q.download(x, 0, raw(out))
+            event_like = q.is_done
+            world.host_reads(raw(out))
+            looked = out.copy()
+            q.sync(1)
+            return {"kinds": "".join(sorted(_kinds(looked))), "done": str(event_like)}
+
+        kinds = seen(explore(on_sim(body)), "kinds")
+        assert "A" in kinds
+        assert any("?" in kind for kind in kinds)
+
+    @pytest.mark.parametrize("order", ["stream", "barrier", "host"])
+    @pytest.mark.parametrize("means", ["nothing", "barrier", "sync"])
+    def test_copies_against_launches(self, order, means):
+        def body(world, d):
+            q = d.create_stream()
+            x, y = filled(q, A), filled(q, A)
+            q.upload(raw(B), x, 0)
+            if means == "barrier":
+                q.barrier()
+            elif means == "sync":
+                q.sync(1)
+            q.launch(program(q, unary("scale", x, y, scale=2.0)))
+            q.sync(1)
+            return {"y": str(content(y).tolist())}
+
+        run = on_sim(body, SimConfig(copy_order=order))
+        if (order, means) == ("host", "barrier"):
+            with pytest.raises(UsageError, match="no barriers"):
+                run(EagerChooser())
+            return
+        found = explore(run)
+        assert found.is_complete
+        is_ordered = order == "stream" or means != "nothing"
+        assert found.is_deterministic == is_ordered
+        assert str((2 * B).tolist()) in seen(found, "y")
+
+    def test_zero_and_one_byte(self):
+        q = device_of(LaziestChooser()).create_stream()
+        x, out = q.device.allocate(1), bytearray(1)
+        q.upload(memoryview(b""), x, 1)
+        q.upload(memoryview(b"\x07"), x, 0)
+        q.download(x, 0, memoryview(out))
+        q.sync(1)
+        assert out == b"\x07"
+
+
+def _kinds(array):
+    return {"?" if np.isnan(v) else "A" if v in A else "B" if v in B else "~" for v in array}
+
+
+class TestLaunches:
+    def test_nodes_run_one_by_one_and_results_are_poison_meanwhile(self):
+        def body(world, d):
+            q, r = d.create_stream(), d.create_stream()
+            x, y, z, out = filled(q, A), filled(q, B), filled(q, B), fresh()
+            first, second = unary("scale", x, y, scale=1.0), unary("scale", y, z, 1, scale=1.0)
+            q.launch(program(q, first, second))
+            r.download(z, 0, raw(out))
+            r.sync(1)
+            q.sync(1)
+            return {"out": "".join(sorted(_kinds(out))), "z": str(content(z).tolist())}
+
+        found = explore(on_sim(body))
+        assert found.is_complete
+        assert {"A", "B", "?"} <= seen(found, "out")
+        assert seen(found, "z") == {str(A.tolist())}
+
+    def test_sums_of_a_device_that_is_not_deterministic(self):
+        results = []
+        for exact in (True, False):
+            q = device_of(EagerChooser(), is_deterministic=exact).create_stream()
+            x, y = filled(q, A / 3), filled(q, A)
+            work = program(q, unary("rms_norm", x, y))
+            for _ in range(2):
+                q.launch(work)
+                q.sync(1)
+                results.append(content(y))
+        assert (results[0] == results[1]).all()
+        assert not (results[2] == results[3]).all()
+        np.testing.assert_allclose(results[2], results[3], rtol=1e-6)
+
+    def test_a_program_belongs_to_its_stream(self):
+        d = device_of(EagerChooser())
+        q, r = d.create_stream(), d.create_stream()
+        work = program(q, unary("silu", filled(q, A), filled(q, A)))
+        with pytest.raises(UsageError, match="another stream"):
+            r.launch(work)
+
+
+class TestEvents:
+    def test_completion_is_a_moment_of_its_own(self):
+        def body(world, d):
+            q = d.create_stream()
+            x, event = d.allocate(4 * N), d.create_event()
+            q.upload(raw(A), x, 0)
+            q.record(event)
+            done = event.is_done
+            whole = not np.isnan(x.read(0, 4 * N).view(np.float32)).any()  # declared, so to say
+            q.sync(1)
+            return {"seen": f"{done} {whole}", "after": str(event.is_done)}
+
+        found = explore(on_sim(body))
+        assert {"True True", "False True"} <= seen(found, "seen")
+        assert "True False" not in seen(found, "seen")
+        assert seen(found, "after") == {"True"}
+
+    @pytest.mark.parametrize("path", ["native", "thread", "host"])
+    def test_wait_paths(self, path):
+        def body(world, a, b):
+            q, r = a.create_stream(), b.create_stream()
+            x, event = filled(q, A), a.create_event()
+            y = filled(r, A)
+            q.upload(raw(B), x, 0)
+            q.record(event)
+            if path == "host":
+                with pytest.raises(UsageError, match="EVT-4"):
+                    r.wait(event)
+                event.sync(1)
+            else:
+                r.wait(event)
+            r.copy(x, 0, y, 0, 4 * N)
+            r.sync(1)
+            return {"y": str(content(y).tolist())}
+
+        configs = SimConfig(), SimConfig(waits={0: path})
+        assert SimWorld(configs).open(1).wait_path(configs[0].facts(0)) == path
+        found = explore(on_sim(body, *configs))
+        assert found.is_complete
+        assert seen(found, "y") == {str(B.tolist())}
+
+    def test_of_another_world(self):
+        here, there = (SimWorld([SimConfig()]).open(0) for _ in range(2))
+        q, event = there.create_stream(), there.create_event()
+        q.record(event)
+        with pytest.raises(UsageError, match="another world"):
+            here.create_stream().wait(event)
+        with pytest.raises(UsageError, match="CPY-6"):
+            here.create_stream().copy(there.allocate(4), 0, here.allocate(4), 0, 4)
+
+    def test_a_latch_holds_a_stream(self):
+        q = device_of(EagerChooser()).create_stream()
+        x = q.device.allocate(4 * N)
+        latch = q.hold()
+        q.upload(raw(A), x, 0)
+        assert not q.is_done
+        latch.release()
+        latch.release()
+        q.sync(1)
+        assert (content(x) == A).all()
+
+
+class TestMemory:
+    def test_fresh_memory_is_poison(self):
+        d = device_of(EagerChooser(), is_host=True)
+        assert set(d.allocate(64).array) == {0xFF}
+        assert set(d.allocate_host(64)) == {0xFF}
+
+    def test_freed_memory_is_poison_at_once_and_its_users_are_named(self):
+        world = SimWorld([SimConfig()], chooser=LaziestChooser())
+        q = world.open(0).create_stream()
+        x, y, out = filled(q, A), q.device.allocate(4 * N), fresh()
+        q.copy(x, 0, y, 0, 4 * N)
+        q.download(y, 0, raw(out))
+        x.close()
+        assert set(x.array) == {0xFF}
+        (found,) = world.violations
+        assert found.rule == "BUF-2"
+        assert "c1 copy 32 B from sim:0 m0[0:32] to sim:0 m1[0:32]" in found.what
+        q.sync(1)
+        assert np.isnan(out).all()
+        assert len(world.violations) == 2
+
+    def test_closed_buffers_are_refused(self):
+        q = device_of(EagerChooser()).create_stream()
+        x = q.device.allocate(4 * N)
+        x.close()
+        x.close()
+        for call in (
+            lambda: q.upload(raw(A), x, 0),
+            lambda: q.download(x, 0, raw(fresh())),
+            lambda: q.copy(x, 0, q.device.allocate(4 * N), 0, 4),
+            lambda: program(q, unary("silu", x, x)),
+        ):
+            with pytest.raises(UsageError, match="closed"):
+                call()
+
+    def test_too_much(self):
+        d = device_of(EagerChooser(), memory_nbytes=100, max_allocation_nbytes=60)
+        first = d.allocate(60)
+        with pytest.raises(OutOfDeviceMemory, match="asked for 60 bytes, 40 of 100 are free"):
+            d.allocate(60)
+        first.close()
+        d.allocate(60)
+
+    def test_imported_memory_is_read_only_and_borrowed(self):
+        d = device_of(EagerChooser(), imports_host_memory=True)
+        q, source, out = d.create_stream(), A.copy(), fresh()
+        x = d.import_host(raw(source))
+        source[:] = B
+        q.download(x, 0, raw(out))
+        q.sync(1)
+        assert (out == B).all()
+        with pytest.raises(UsageError, match="read-only"):
+            q.upload(raw(A), x, 0)
+        x.close()
+        assert (source == B).all()
+
+    def test_host_views_are_the_memory(self):
+        q = device_of(EagerChooser(), is_host=True).create_stream()
+        x = filled(q, A)
+        assert bytes(x.host_view()) == A.tobytes()
+        x.close()
+        with pytest.raises(UsageError, match="closed"):
+            x.host_view()
+
+
+class TestCapabilities:
+    def test_what_is_not_declared_is_refused(self):
+        few = {"has_events": False, "max_streams": 1, "ops": frozenset(), "copies": frozenset()}
+        world = SimWorld([SimConfig(**few), SimConfig(**few)])
+        a, b = world.open_all()
+        q = a.create_stream()
+        x, y = filled(q, A), b.allocate(4 * N)
+        for call in (
+            a.create_event,
+            a.create_stream,
+            x.host_view,
+            lambda: a.import_host(raw(A)),
+            lambda: q.copy(x, 0, y, 0, 4),
+            lambda: program(q, unary("silu", x, x)),
+        ):
+            with pytest.raises(UsageError):
+                call()
+        assert not a.copies_with(b.facts)
+        assert a.wait_path(b.facts) == "host"
+        q.close()
+        a.create_stream()
+
+    def test_one_end_copies_both_ways(self):
+        world = SimWorld([SimConfig(copies=frozenset()), SimConfig(copies=frozenset({0}))])
+        a, b = world.open_all()
+        assert (a.copies_with(b.facts), b.copies_with(a.facts)) == (False, True)
+        q = b.create_stream()
+        x, y = a.allocate(4 * N), filled(q, A)
+        q.copy(y, 0, x, 0, 4 * N)
+        q.sync(1)
+        assert (content(x) == A).all()
+        with pytest.raises(UsageError, match="CPY-6"):
+            a.create_stream().copy(x, 0, y, 0, 4)
+
+
+def test_the_same_seed_gives_the_same_execution():
+    def timeline(seed):
+        d = SimWorld([SimConfig()], seed=seed).open(0)
+        q, r = d.create_stream(), d.create_stream()
+        x, states = filled(q, A), []
+        for _ in range(20):
+            q.upload(raw(A), x, 0)
+            r.upload(raw(B), x, 0)
+            states.append((q.is_done, content(x).tobytes()))
+        return states
+
+    runs = [timeline(seed) for seed in range(8)]
+    assert runs == [timeline(seed) for seed in range(8)]
+    assert len({str(states) for states in runs}) > 4
