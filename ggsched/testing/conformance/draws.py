@@ -15,7 +15,9 @@ from ggsched.testing.draw_views import draw_view
 from ggsched.testing.drawing import Drawing
 from ggsched.testing.values import DrawnGraph, LeafRule
 
-TRIES: Final = 200
+PATIENCE: Final = 25
+"""Draws without a node as wanted, after which none is expected."""
+
 _CHOICES: Final = 48
 
 
@@ -31,11 +33,12 @@ def graphs_with(
     if (op, dtype.name) in _BY_HAND:
         yield _BY_HAND[op, dtype.name]()
         made += 1
-    for attempt in range(TRIES):
-        if made >= count:
-            return
-        drawn = _draw(op, dtype, attempt, rng)
-        if drawn is not None:
+    misses = 0
+    while made < count and misses < PATIENCE:
+        drawn = _draw(op, dtype, made + misses, rng)
+        if drawn is None:
+            misses += 1
+        else:
             made += 1
             yield drawn
 

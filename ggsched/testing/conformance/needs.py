@@ -1,5 +1,6 @@
 """What cases need of a device. A case whose need is not met is skipped, with the reason."""
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -81,6 +82,11 @@ def _fact(name: str, value: object, otherwise: str) -> Need:
     return lambda w: "" if getattr(w.device.facts, name) == value else otherwise
 
 
+def _hypothesis(w: World) -> str:
+    there = importlib.util.find_spec("hypothesis")
+    return "" if there else "Hypothesis is not installed: pip install 'ggsched[test]'"
+
+
 def _latch(w: World) -> str:
     """A latch that does not hold is a finding of EVT-4; other cases do not repeat it."""
     stream = w.stream()
@@ -131,6 +137,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "import": _fact("imports_host_memory", True, "it does not import host memory"),
     "no import": _fact("imports_host_memory", False, "it imports host memory"),
     "deterministic": _fact("is_deterministic", True, "it does not declare itself deterministic"),
+    "hypothesis": _hypothesis,
     "capture": lambda w: "this version of the contract has no call for capture",
     "dlpack": _offers("buffer", "__dlpack__", "__dlpack_device__"),
     "cuda array": _offers("buffer", "__cuda_array_interface__"),

@@ -63,6 +63,7 @@ class World:
         harness: What the author of the backend supplied.
         rng: Random numbers that depend on the seed and the case only.
         diary: The calls so far, for people.
+        can_hold: Whether streams stay held by the harness's latch.
         max_examples: How many random programs to try, for cases that do.
     """
 
@@ -80,7 +81,7 @@ class World:
         self.harness = harness
         self.seed = seed
         self.max_examples = max_examples
-        self._can_hold = can_hold
+        self.can_hold = can_hold
         self.rng = np.random.default_rng([seed, crc32(name.encode())])
         self.diary = Diary()
         self._open: list[Any] = []
@@ -261,7 +262,7 @@ class World:
 
     def hold(self, stream: Stream) -> Hold:
         """Hold a stream until the case lets go, if there is a way to do so."""
-        latch = self.harness.hold(stream) if self._can_hold else None
+        latch = self.harness.hold(stream) if self.can_hold else None
         if latch is not None:
             self.diary.note(f"hold {self.name(stream)}")
         hold = Hold(latch is not None, latch, self.diary.note)
@@ -325,6 +326,10 @@ class World:
             if monotonic() >= deadline:
                 raise BrokenRule(f"{what}, even after {self.timeout_s:g} s")
             _pause()
+
+    def pause(self) -> None:
+        """Wait for a moment that a correct device does not use."""
+        _pause()
 
     def tell(self, text: str) -> None:
         """Write down something that is not a call of a device."""

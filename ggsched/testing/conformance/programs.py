@@ -1,0 +1,300 @@
+"""Random programs without races, on live devices and on the model at once.
+
+Each method enqueues one thing. What it would race with is ordered first, by an event or by the
+host, as ``how`` says and the devices can. So every byte is what the model says when the host
+knows the command to be complete, and only then is it looked at.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ggsched.backend.protocols import Event, Stream
+from ggsched.testing.conformance.case import BrokenRule
+from ggsched.testing.conformance.exact import exact_op
+from ggsched.testing.conformance.model import HOST, Access, Clock, Mark, Memory, Order
+from ggsched.testing.conformance.world import Hold, World
+
+COUNT: Final = 16
+"""Elements of a buffer."""
+
+EVENT, OLD_EVENT, SYNC = range(3)
+"""How to order: by a new event, by one that was recorded before, by the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A stream, the number of its device, and its lanes for launches and for copies."""
+
+    stream: Stream
+    device: int
+    launches: int
+    copies: int
+
+    @property
+    def lanes(self) -> tuple[int, int]:
+        """Both lanes; one and the same where the device keeps copies and launches in order."""
+        return self.launches, self.copies
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An event with what it stands for."""
+
+    event: Event
+    device: int
+    clock: Clock
+
+
+class Program:
+    """Devices and the model of what they do.
+
+    Args:
+        world: One or two devices.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.order = Order()
+        self.queues: list[Queue] = []
+        self.buffers: list[Memory] = []
+        self.host: list[Memory] = []
+        self.events: list[Recorded] = []
+        self._holds: list[Hold] = []
+        self._next = 1.0
+        for number, most in zip(range(len(world.devices)), (2, 1), strict=False):
+            facts = world.devices[number].facts
+            for _ in range(min(most, facts.max_streams)):
+                self._add_stream(number)
+            for _ in range(3 - number):
+                self.allocate(number)
+
+    def _add_stream(self, number: int) -> None:
+        stream = self.world.stream(self.world.devices[number])
+        lane = self.order.new_lane()
+        split = stream.device.facts.copy_order != "stream"
+        self.queues.append(Queue(stream, number, lane, self.order.new_lane() if split else lane))
+
+    # --- memory -----------------------------------------------------------------------------
+
+    def allocate(self, number: int) -> None:
+        """Allocate a buffer on a device."""
+        buffer = self.world.buffer(4 * COUNT, self.world.devices[number])
+        self.buffers.append(Memory.fresh(buffer, number, COUNT))
+
+    def replace_buffer(self, at: int) -> None:
+        """Close a buffer, once the host knows that nobody uses it, and allocate another one."""
+        memory = self.buffers[at]
+        self._let_host_have([Access(memory, 0, COUNT, True)])
+        self.world.close(memory.thing)
+        del self.buffers[at]
+        self.allocate(memory.device)
+
+    def host_memory(self, count: int) -> Memory:
+        """Return fresh host memory with numbers that nothing else has."""
+        array = np.arange(self._next, self._next + count, dtype=np.float32)
+        self._next += count
+        memory = Memory.fresh(array, -1, count)
+        memory.values[:] = array
+        memory.known[:] = True
+        self.host.append(memory)
+        return memory
+
+    def rewrite(self, memory: Memory) -> None:
+        """Let the host write host memory, once it may (CPY-4, CPY-5)."""
+        whole = Access(memory, 0, memory.count, True)
+        self._let_host_have([whole])
+        self.world.diary.add_host(memory.thing)
+        self.world.tell(f"the host rewrites {self.world.name(memory.thing)}")
+        memory.thing[:] = memory.values[:] = np.arange(self._next, self._next + memory.count)
+        memory.known[:] = True
+        self._next += memory.count
+        self.order.enqueue(HOST, [whole])
+        self.order.learn(HOST, {HOST: self.order.count[HOST]})
+
+    # --- commands ---------------------------------------------------------------------------
+
+    def upload(self, q: Queue, source: Memory, dst: Access, how: int) -> None:
+        """Upload the beginning of host memory."""
+        src = Access(source, 0, dst.end - dst.start, False)
+        snapshot = q.stream.device.facts.snapshots_uploads
+        if snapshot:  # it is the host that reads, while it enqueues
+            self._let_host_have([src])
+        self._admit(q, q.copies, [dst] if snapshot else [src, dst], how)
+        self.world.upload(q.stream, source.thing[: src.end], dst.memory.thing, 4 * dst.start)
+        self._move(src, dst)
+
+    def download(self, q: Queue, src: Access, target: Memory, how: int) -> None:
+        """Download to the beginning of host memory."""
+        dst = Access(target, 0, src.end - src.start, True)
+        self._admit(q, q.copies, [src, dst], how)
+        raw = target.thing.view(np.uint8)[: 4 * dst.end]
+        self.world.download_to(q.stream, src.memory.thing, 4 * src.start, raw)
+        self._move(src, dst)
+
+    def copy(self, q: Queue, src: Access, dst: Access, how: int) -> None:
+        """Copy between buffers."""
+        self._admit(q, q.copies, [src, dst], how)
+        a, b, nbytes = src.memory.thing, dst.memory.thing, 4 * (src.end - src.start)
+        self.world.copy(q.stream, a, 4 * src.start, b, 4 * dst.start, nbytes)
+        self._move(src, dst)
+
+    def launch(self, q: Queue, inputs: list[Access], out: Access, how: int) -> None:
+        """Compile the exact op of the device and launch it."""
+        op = exact_op(q.stream.device.facts)
+        assert op is not None  # whoever calls has asked
+        taken = [inputs[min(i, len(inputs) - 1)] for i in range(op.arity)]
+        self._admit(q, q.launches, [*taken, out], how)
+        places = [(a.memory.thing, 4 * a.start) for a in taken]
+        target = (out.memory.thing, 4 * out.start)
+        program = self.world.compute(q.stream, places, target, out.end - out.start)
+        self.world.launch(q.stream, program)
+        result = op.apply(*(a.memory.values[a.part] for a in taken))
+        known = np.logical_and.reduce([a.memory.known[a.part] for a in taken])
+        out.memory.values[out.part] = result
+        out.memory.known[out.part] = known
+
+    def record(self, q: Queue) -> Recorded:
+        """Record a new event."""
+        event = self.world.record(q.stream)
+        self._count(q)
+        made = Recorded(event, q.device, self.order.everything({*q.lanes}))
+        self.events.append(made)
+        return made
+
+    def can_wait(self, q: Queue, device: int) -> bool:
+        """Whether a stream waits for events of a device."""
+        mine, theirs = q.stream.device, self.world.devices[device]
+        if not (mine.facts.has_events and theirs.facts.has_events):
+            return False
+        return device == q.device or mine.wait_path(theirs.facts) != "host"
+
+    def wait(self, q: Queue, recorded: Recorded) -> None:
+        """Let a stream wait for an event."""
+        self.world.wait(q.stream, recorded.event)
+        self._count(q, recorded.clock)
+
+    def barrier(self, q: Queue) -> None:
+        """Join the two lanes of a stream."""
+        self.world.order(q.stream)
+        self._count(q, self.order.everything({*q.lanes}))
+
+    # --- the host ---------------------------------------------------------------------------
+
+    def sync(self, thing: Queue | Recorded) -> None:
+        """Let the host wait; streams that are held are let go before it would wait for them."""
+        clock = self._clock_of(thing)
+        if self.order.is_blocked(clock):
+            self.release()
+        self.world.sync(thing.stream if isinstance(thing, Queue) else thing.event)
+        self.order.learn(HOST, clock)
+
+    def probe(self, thing: Queue | Recorded) -> None:
+        """Ask ``is_done``: false while held, and as good as a sync where true."""
+        live = thing.stream if isinstance(thing, Queue) else thing.event
+        clock = self._clock_of(thing)
+        done = live.is_done
+        self.world.tell(f"{self.world.name(live)}.is_done -> {done}")
+        if done and self.order.is_blocked(clock):
+            raise BrokenRule(f"{self.world.name(live)} is done while what it follows is held")
+        if not done and self.order.knows(clock):
+            raise BrokenRule(f"{self.world.name(live)} is not done, after a sync that covers it")
+        if done:
+            self.order.learn(HOST, clock)
+
+    def hold(self, q: Queue) -> None:
+        """Hold a stream, if there is a way and it is not held."""
+        if q.launches in self.order.holds:
+            return
+        hold = self.world.hold(q.stream)
+        if hold.is_real:
+            self._holds.append(hold)
+            for lane in {*q.lanes}:
+                self.order.holds[lane] = self.order.count[lane]
+            self._count(q)  # what holds it is not complete either
+
+    def release(self) -> None:
+        """Let every stream go on, after a moment in which a broken device may show itself."""
+        if self._holds:
+            self.world.pause()
+        for hold in self._holds:
+            hold.release()
+        self._holds.clear()
+        self.order.holds.clear()
+
+    def look(self, memory: Memory) -> None:
+        """Compare what the host may see of host memory with the model."""
+        known = self.order.clocks[HOST]
+        may = [w is None or w[1] <= known.get(w[0], 0) or w[0] == HOST for w in memory.writer]
+        self._compare(memory, memory.thing, np.array(may))
+
+    def finish(self) -> None:
+        """Wait for everything and compare every byte."""
+        self.release()
+        for q in self.queues:
+            self.sync(q)
+        for memory in self.host:
+            self.look(memory)
+        for memory in self.buffers:
+            q = next(q for q in self.queues if q.device == memory.device)
+            seen = self.world.get(q.stream, memory.thing).view(np.float32)
+            self._compare(memory, seen, np.ones(memory.count, np.bool_))
+
+    # --- helpers ----------------------------------------------------------------------------
+
+    def _count(self, q: Queue, after: Clock | None = None) -> None:
+        """Count a command that touches nothing, on both lanes; it may come after something."""
+        for lane in {*q.lanes}:
+            self.order.learn(lane, after or {})
+            self.order.enqueue(lane, ())
+
+    def _clock_of(self, thing: Queue | Recorded) -> Clock:
+        if isinstance(thing, Recorded):
+            return thing.clock
+        return self.order.everything({*thing.lanes})
+
+    def _move(self, src: Access, dst: Access) -> None:
+        dst.memory.values[dst.part] = src.memory.values[src.part].copy()
+        dst.memory.known[dst.part] = src.memory.known[src.part].copy()
+
+    def _admit(self, q: Queue, lane: int, accesses: list[Access], how: int) -> None:
+        """Order a command after all that it would race with, and count it."""
+        for mark in self.order.missing(lane, accesses):
+            self._order_after(q, lane, mark, how)
+        self.order.enqueue(lane, accesses)
+
+    def _order_after(self, q: Queue, lane: int, mark: Mark, how: int) -> None:
+        other, number = mark
+        if number <= self.order.before(lane).get(other, 0):
+            return  # ordering after another one has brought it along
+        p = next(p for p in self.queues if other in p.lanes)
+        if p is q and q.stream.device.facts.copy_order == "barrier":
+            self.barrier(q)
+        elif how == SYNC or not self.can_wait(q, p.device):
+            self.sync(p)
+        else:
+            self.wait(q, self._event_after(q, p, mark, how))
+
+    def _event_after(self, q: Queue, p: Queue, mark: Mark, how: int) -> Recorded:
+        if how == OLD_EVENT:
+            for recorded in self.events:
+                covers = recorded.clock.get(mark[0], 0) >= mark[1]
+                if covers and self.can_wait(q, recorded.device):
+                    return recorded
+        return self.record(p)
+
+    def _let_host_have(self, accesses: list[Access]) -> None:
+        for other, number in self.order.missing(HOST, accesses):
+            if number > self.order.clocks[HOST].get(other, 0):
+                self.sync(next(p for p in self.queues if other in p.lanes))
+
+    def _compare(self, memory: Memory, seen: np.ndarray, may: np.ndarray) -> None:
+        wrong = (seen != memory.values) & memory.known & may
+        if wrong.any():
+            i = int(np.flatnonzero(wrong)[0])
+            name = self.world.name(memory.thing)
+            raise BrokenRule(
+                f"{name}: {int(wrong.sum())} of {memory.count} numbers are wrong; "
+                f"number {i} is {seen[i]:g} instead of {memory.values[i]:g}"
+            )

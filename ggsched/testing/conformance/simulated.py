@@ -1,0 +1,34 @@
+"""The harness of the simulator, which any combination of capabilities passes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from ggsched.backend.protocols import Device, Stream
+from ggsched.testing.conformance.harness import Harness, Waiver
+from ggsched.testing.conformance.latch import Latch
+from ggsched.testing.sim import SimConfig, SimStream, SimWorld
+
+ONE_THREAD: Final = Waiver(
+    "str6_streams_of_two_threads",
+    "the simulator repeats its runs exactly, and is for one thread",
+    "unsupported",
+)
+
+
+def sim_harness(*configs: SimConfig, name: str = "sim:0") -> Harness:
+    """Return the harness of simulated devices; the second one is like the first by default."""
+    given = configs or (SimConfig(),)
+
+    def open_simulated(count: int, seed: int) -> Sequence[Device]:
+        world = SimWorld([*given, *given][: max(count, len(configs))], seed=seed)
+        return world.open_all()[:count]
+
+    waivers = (ONE_THREAD,) if given[0].max_streams > 1 else ()
+    return replace(Harness(name, open_simulated), latch=hold, waivers=waivers, grace_s=0.004)
+
+
+def hold(stream: Stream) -> Latch:
+    """Hold a simulated stream."""
+    assert isinstance(stream, SimStream)
+    return stream.hold()
