@@ -85,7 +85,8 @@ class Event(Protocol):
     def close(self) -> None:
         """Release the event; legal twice and before it is done (ERR-3).
 
-        Streams that wait for it already go on waiting (EVT-5).
+        Streams of its own backend that wait for it already go on waiting (EVT-5); one of another
+        backend must have passed the wait before.
         """
 
 

@@ -49,6 +49,7 @@ class Executor:
         self._resources = resources
         self._timeout_s = timeout_s
         self._events: list[Event] = []
+        self._retired: list[Event] = []
         self._is_closed = False
         self._calls = tuple(self._bind(c) for c in plan.commands)
         self._inputs = {s.name: resources.host_array(graph, s) for s in plan.inputs}
@@ -87,9 +88,7 @@ class Executor:
             self._explain(error, number)
             raise
         finally:
-            for event in self._events:
-                event.close()
-            self._events.clear()
+            self._retire_events()
         outputs = {tid: array.copy() for tid, array in self._outputs.items()}
         if self._recorder is not None:
             self._recorder.add(self._recorder.host_work("read outputs", self._read))
@@ -98,11 +97,25 @@ class Executor:
     def close(self) -> None:
         """Release the plan's resources; the streams must have been drained."""
         self._is_closed = True
+        for event in self._retired:
+            event.close()
+        self._retired = []
         self._inputs = {}
         self._outputs = {}
         self._written, self._read = [], []
         self._calls = ()
         self._resources.close()
+
+    def _retire_events(self) -> None:
+        """Close the events that are done; a stream of another backend may wait for the others."""
+        pending = []
+        for event in (*self._retired, *self._events):
+            if event.is_done:
+                event.close()
+            else:
+                pending.append(event)
+        self._retired = pending
+        self._events.clear()
 
     def _set_inputs(self, inputs: Mapping[str, np.ndarray]) -> None:
         slots = self._inputs
