@@ -43,7 +43,7 @@ def observations(found):
 def test_reduction_loses_no_observation(seed):
     run = runner(random_program(seed))
     expected, count = every_order(run)
-    found = explore(run, limit=10**6, shrinks=False)
+    found = explore(run, limit=10**6, samples=0, shrinks=False)
     assert found.is_complete
     assert observations(found) == expected
     assert found.schedules <= count
@@ -52,12 +52,12 @@ def test_reduction_loses_no_observation(seed):
 def test_reduction_reduces():
     """Independent actors need one execution, however many orders there are."""
     run = runner({a: [("+", i, 1)] * 4 for i, a in enumerate("abc")})
-    found = explore(run)
+    found = explore(run, samples=0)
     assert (found.schedules, found.is_complete) == (1, True)
     both = {a: [("r", 0)] * 4 for a in "abc"}
-    assert explore(runner(both)).schedules == 1
+    assert explore(runner(both), samples=0).schedules == 1
     ordered = {"a": [("w", 0, 1)], "b": [("wait", "a", 1), ("w", 0, 2)]}
-    assert explore(runner(ordered)).schedules == 1
+    assert explore(runner(ordered), samples=0).schedules == 1
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -154,7 +154,16 @@ def test_programs_that_change_are_noticed():
         return Toy(ops).run(chooser)
 
     with pytest.raises(UsageError, match="not the same from one execution to the next"):
-        explore(run)
+        explore(run, samples=0)
+
+
+def test_steps_that_touch_more_than_they_declare_are_noticed():
+    class Silent(Toy):
+        def _do(self, actor, chooser):
+            super()._do(actor, EagerChooser())
+
+    with pytest.raises(UsageError, match="touches more than it declares"):
+        explore(lambda chooser: Silent(LOST_UPDATE).run(chooser), samples=10)
 
 
 def test_observations():

@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Final, Protocol
 
-from ggsched.testing.choosing import HOST, Option
+from ggsched.testing.choosing import (
+    HOST,
+    Chooser,
+    EagerChooser,
+    LaziestChooser,
+    Option,
+    RandomChooser,
+)
+from ggsched.testing.explore.outcome import Observation
 from ggsched.testing.explore.trace import Recorder
 
 Prefix = tuple[int, ...]
@@ -28,7 +36,7 @@ class Sampler(Protocol):
     def chooser(self) -> Recorder:
         """Return a chooser for the next execution."""
 
-    def learn(self, recorder: Recorder) -> None:
+    def learn(self, recorder: Recorder, observation: Observation) -> None:
         """Look at an execution."""
 
 
@@ -56,7 +64,7 @@ class Preemptions:
         self._present = cost, prefix
         return _Prefixed(prefix)
 
-    def learn(self, recorder: Recorder) -> None:
+    def learn(self, recorder: Recorder, observation: Observation) -> None:
         """Note the orders that depart from this one after what was prescribed."""
         cost, prefix = self._present
         taken = tuple(m.at for m in recorder.moments)
@@ -94,10 +102,49 @@ class Priorities:
         drops = [self._random.randrange(self._length) for _ in range(self._depth - 1)]
         return _Prioritised(self._random.randrange(2**32), drops)
 
-    def learn(self, recorder: Recorder) -> None:
+    def learn(self, recorder: Recorder, observation: Observation) -> None:
         """Note how many moments there are."""
         self._is_first = False
         self._length = max(self._length, len(recorder.moments))
+
+
+class Tempers:
+    """Orders by other choosers: an eager device, a lazy one, then random ones.
+
+    Args:
+        seed: Seed of the random ones.
+        count: How many orders.
+    """
+
+    def __init__(self, seed: int, count: int) -> None:
+        self._random = random.Random(seed)
+        self._left = count
+        self._first: list[Chooser] = [LaziestChooser(), EagerChooser()]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there have been enough."""
+        return self._left <= 0
+
+    def chooser(self) -> Recorder:
+        """Return the next."""
+        self._left -= 1
+        inner = self._first.pop() if self._first else RandomChooser(self._random.randrange(2**32))
+        return _Led(inner)
+
+    def learn(self, recorder: Recorder, observation: Observation) -> None:
+        """Learn nothing."""
+
+
+class _Led(Recorder):
+    """Does what another chooser says."""
+
+    def __init__(self, inner: Chooser) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def pick(self, options: Sequence[Option], usual: int) -> int:
+        return self._inner.choose(options)
 
 
 class _Prefixed(Recorder):

@@ -1,12 +1,12 @@
 """The search for observations, in one of three ways."""
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal
 
 from ggsched.errors import UsageError
 from ggsched.testing.explore.dpor import Follower, Search
 from ggsched.testing.explore.outcome import Exploration, Observation, Outcome, Run
-from ggsched.testing.explore.sampling import Preemptions, Priorities, Sampler
+from ggsched.testing.explore.sampling import Preemptions, Priorities, Sampler, Tempers
 from ggsched.testing.explore.shrink import outcome_of, shrink
 from ggsched.testing.explore.trace import Moment, Recorder
 
@@ -18,6 +18,7 @@ def explore(
     *,
     mode: Mode = "all",
     limit: int = 1000,
+    samples: int = 4,
     stop_at: int = 0,
     bound: int = 2,
     depth: int = 3,
@@ -31,10 +32,13 @@ def explore(
         mode: ``all`` orders, one of each class that gives the same result; ``bounded``: all
             orders with few preemptions; ``pct``: random priorities.
         limit: Largest number of executions, without those that make a witness simpler.
+        samples: For ``all`` the number of executions by other means, early on: an eager device, a
+            lazy one, random ones. They find what a systematic search would come to late, and
+            they show whether the steps declare all that they touch.
         stop_at: Number of distinct observations that is enough; 0 for no such number.
         bound: For ``bounded`` the largest number of preemptions.
         depth: For ``pct`` how many orderings a bug may need.
-        seed: For ``pct``.
+        seed: For ``pct``, and for the samples.
         shrinks: Whether to make the order of each unusual observation simpler.
 
     Returns:
@@ -42,11 +46,21 @@ def explore(
         to it. They are complete only in mode ``all`` and within the limit.
 
     Raises:
-        UsageError: the program does something else when it is executed in the same order.
+        UsageError: the program does something else when it is executed in the same order, or its
+            steps touch more than they declare.
     """
     if limit < 1:
         raise UsageError(f"a limit of {limit} executions", hint="at least one")
-    sampler = _sampler(mode, bound, depth, seed)
+    sampler: Sampler
+    match mode:
+        case "all":
+            sampler = _All(samples, seed)
+        case "bounded":
+            sampler = Preemptions(bound)
+        case "pct":
+            sampler = Priorities(seed, depth)
+        case _:
+            raise UsageError(f"mode {mode!r}", hint="all, bounded or pct")
     found: dict[Observation, Sequence[Moment]] = {}
     schedules = 0
     while not sampler.is_over and schedules < limit:
@@ -54,7 +68,7 @@ def explore(
         observation = run(chooser)
         schedules += 1
         found.setdefault(observation, chooser.moments)
-        sampler.learn(chooser)
+        sampler.learn(chooser, observation)
         if stop_at and len(found) >= stop_at:
             break
     outcomes = tuple(
@@ -72,30 +86,35 @@ def _outcome(
     return outcome_of(observation, moments)
 
 
-def _sampler(mode: Mode, bound: int, depth: int, seed: int) -> Sampler:
-    match mode:
-        case "all":
-            return _All()
-        case "bounded":
-            return Preemptions(bound)
-        case "pct":
-            return Priorities(seed, depth)
-        case _:
-            raise UsageError(f"mode {mode!r}", hint="all, bounded or pct")
-
-
 class _All:
-    """The search of ``dpor`` among the samplers."""
+    """The search of ``dpor`` among the samplers, and some samples after its first execution."""
 
-    def __init__(self) -> None:
+    def __init__(self, samples: int, seed: int) -> None:
         self._search = Search()
+        self._tempers = Tempers(seed, samples)
+        self._is_first = True
+        self._seen: set[Observation] = set()
+        self._sampled: set[Observation] = set()
 
     @property
     def is_over(self) -> bool:
-        return self._search.is_over
+        return self._search.is_over and self._tempers.is_over
 
     def chooser(self) -> Recorder:
-        return self._search.chooser()
+        if self._is_first or self._tempers.is_over:
+            return self._search.chooser()
+        return self._tempers.chooser()
 
-    def learn(self, recorder: Recorder) -> None:
-        self._search.learn(cast(Follower, recorder))
+    def learn(self, recorder: Recorder, observation: Observation) -> None:
+        if isinstance(recorder, Follower):
+            self._is_first = False
+            self._seen.add(observation)
+            self._search.learn(recorder)
+        else:
+            self._sampled.add(observation)
+        if self.is_over and not self._sampled <= self._seen:
+            raise UsageError(
+                "an order gives what no order should give",
+                why="some step touches more than it declares, or is not the same each time",
+                hint="let every step declare its causes and what it touches",
+            )
