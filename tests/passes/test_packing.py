@@ -120,8 +120,8 @@ def test_bytes_are_used_again_by_what_fits_best():
 
 
 def test_by_size_fills_a_gap_that_fits_exactly():
-    some = [Block(0, 9, 64), Block(0, 1, 48), Block(0, 9, 32), Block(2, 9, 48)]
-    assert packing._by_size(some)[1] == 144 == lower_bound(some)
+    some = [Block(0, 1, 64), Block(0, 9, 48), Block(5, 9, 32), Block(5, 9, 32)]
+    assert packing._by_size(some)[1] == 112 == lower_bound(some)
 
 
 class TestBySizeGivesUp:

@@ -105,6 +105,17 @@ class TestMeans:
         plan = planned(graph, pulling("gpu:0", "gpu:1", "gpu:2"), pinned(0, 1, 2, s=0))
         assert len([c for c in plan.commands if isinstance(c, Wait)]) == count
 
+    def test_the_latest_is_waited_for_first(self):
+        """Both read the state before it is written; gpu:2 did so after it heard of gpu:1."""
+        g = GraphBuilder()
+        s = g.state("s", (N,))
+        b = g.silu(s)
+        c = g.add(b, s)
+        g.scale(s, 2.0, inplace=True)
+        plan = planned(g.build(c), pulling("gpu:0", "gpu:1", "gpu:2"), pinned(1, 2, 0))
+        held = [c for c in plan.commands if isinstance(c, Wait) and c.stream == 0]
+        assert [(w.hazard.kind, w.hazard.next_run) for w in held] == [("WAR", False)]
+
 
 def pulling(*names):
     """Return a machine on which whoever gets the bytes makes the copy."""
