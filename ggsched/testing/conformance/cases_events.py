@@ -22,6 +22,21 @@ def evt1_fresh_event(w: World) -> None:
     w.require(event.is_recorded, "a recorded event says that it is not")
 
 
+@case("EVT-1", "An event covers the very last command before it.", "events", "latch")
+def evt1_covers_the_last_command(w: World) -> None:
+    q = w.stream()
+    x, data = w.buffer(), w.bytes()
+    w.upload(q, data, x)
+    hold = w.hold(q)
+    event = w.record(q)
+    w.still_held(hold, event)
+    later = w.record(q)
+    w.still_held(hold, later)
+    hold.release()
+    w.sync(later)
+    w.require(event.is_done, "an event is not done, and one that was recorded later is")
+
+
 @case("EVT-1", "An event covers uploads, copies and downloads before it.", "events")
 def evt1_covers_copies(w: World) -> None:
     q = w.stream()

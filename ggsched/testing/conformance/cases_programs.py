@@ -6,13 +6,13 @@ from ggsched.testing.conformance.world import World
 
 @case("ALL-1", "Random programs leave the bytes of the sequential model.", "hypothesis")
 def all1_random_programs(w: World) -> None:
-    from ggsched.testing.conformance.machine import search  # Hypothesis is optional
+    from ggsched.testing.conformance.search import search  # Hypothesis is optional
 
     search(w, devices=1)
 
 
 @case("ALL-1", "Random programs on two devices do so, too.", "hypothesis", "pair")
 def all1_random_programs_on_a_pair(w: World) -> None:
-    from ggsched.testing.conformance.machine import search
+    from ggsched.testing.conformance.search import search
 
     search(w, devices=2)

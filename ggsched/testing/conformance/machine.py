@@ -1,240 +1,189 @@
-"""A Hypothesis state machine over the whole contract.
+"""A state machine over the whole contract, fed by bytes.
 
-Every rule below is one call of a ``Program``; numbers are taken modulo what there is, so that
-examples stay legal while they are made smaller. Needs the extra ``test``.
+A program is a list of steps, a step is a few bytes: which action, and its choices, each taken
+modulo what there is. Zeros mean nothing, the first stream, the shortest range. So Hypothesis, which
+draws the bytes, makes a program smaller by deleting steps and by writing zeros, and whatever comes
+out is a program again. (Its own rule-based machines draw few and short programs.)
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
-from hypothesis import strategies as st
-from hypothesis.errors import Flaky
-from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
-
-from ggsched.errors import SyncTimeout
 from ggsched.testing.conformance.exact import exact_op
 from ggsched.testing.conformance.model import Access, Memory
 from ggsched.testing.conformance.programs import COUNT, Program, Queue
 from ggsched.testing.conformance.world import World
 
-STEPS: Final = 25
-IMPATIENT_S: Final = 0.5
-_QUEUE: Final = st.integers(0, 2)
-_BUFFER: Final = st.integers(0, 4)
-_ITEM: Final = st.integers(0, 7)
-_HOW: Final = st.integers(0, 2)
-_START: Final = st.integers(0, COUNT - 1)
-_LENGTH: Final = st.integers(0, COUNT)
+STEP_NBYTES: Final = 9
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What a program raised, and the program."""
+class Choices:
+    """The choices of a step, one byte each; the first one of each is 0."""
 
-    error: BaseException
-    program: tuple[str, ...]
+    def __init__(self, step: bytes) -> None:
+        self._bytes = iter(step)
+
+    def number(self, count: int) -> int:
+        """Choose a number below ``count``."""
+        return next(self._bytes, 0) % count
+
+    def flag(self) -> bool:
+        """Choose yes or no."""
+        return self.number(2) == 1
+
+    def pick(self, items: Sequence[Any]) -> Any:
+        """Choose one of several things."""
+        return items[self.number(len(items))]
 
 
-class Machine(RuleBasedStateMachine):
-    """Draws programs; ``search`` makes a subclass that knows the devices."""
+class Machine:
+    """Turns steps into calls of a ``Program``."""
 
-    made_for: World
-    device_count: int
-    failures: list[Failure]
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.program = Program(world)
 
-    def __init__(self) -> None:
-        super().__init__()
-        w = self.made_for
-        devices = w.harness.open(self.device_count, w.seed)
-        harness = w.harness
-        if any(isinstance(f.error, SyncTimeout) for f in self.failures):
-            # What hangs is made smaller without waiting long again and again.
-            harness = replace(harness, timeout_s=min(IMPATIENT_S, harness.timeout_s))
-        self.world = World(devices, harness, "program", w.seed, can_hold=w.can_hold)
-        self.is_broken = False
-        self.program: Program = self._try(lambda: Program(self.world))
+    def play(self, steps: Sequence[bytes]) -> None:
+        """Do all steps, then compare every byte."""
+        for step in steps:
+            choices = Choices(step)
+            ACTIONS[choices.number(len(ACTIONS))](self, choices)
+        self.program.finish()
 
     # --- commands ---------------------------------------------------------------------------
 
-    @rule(q=_QUEUE, b=_BUFFER, h=_ITEM, start=_START, n=_LENGTH, how=_HOW)
-    def upload(self, q: int, b: int, h: int, start: int, n: int, how: int) -> None:
+    def nothing(self, c: Choices) -> None:
+        """Do nothing; this is what steps become that do not matter."""
+
+    def upload(self, c: Choices) -> None:
         """Upload fresh host memory, or some that was used before."""
-        queue = self._queue(q)
-        dst = self._part(self._own_buffer(queue, b), start, n, True)
-        old = [m for m in self.program.host if m.count >= dst.end - dst.start]
-        if h and old:
-            source = old[h % len(old)]
-        else:
-            source = self.program.host_memory(max(1, dst.end - dst.start))
-        self._try(lambda: self.program.upload(queue, source, dst, how))
+        q, how = self._queue(c), c.number(3)
+        dst = self._part(self._own_buffer(q, c), c, writes=True)
+        self.program.upload(q, self._host_memory(c, dst), dst, how)
 
-    @rule(q=_QUEUE, b=_BUFFER, h=_ITEM, start=_START, n=_LENGTH, how=_HOW)
-    def download(self, q: int, b: int, h: int, start: int, n: int, how: int) -> None:
+    def download(self, c: Choices) -> None:
         """Download to fresh host memory, or to some that was used before."""
-        queue = self._queue(q)
-        src = self._part(self._own_buffer(queue, b), start, n, False)
-        old = [m for m in self.program.host if m.count >= src.end - src.start]
-        if h and old:
-            target = old[h % len(old)]
-        else:
-            target = self.program.host_memory(max(1, src.end - src.start))
-        self._try(lambda: self.program.download(queue, src, target, how))
+        q, how = self._queue(c), c.number(3)
+        src = self._part(self._own_buffer(q, c), c, writes=False)
+        self.program.download(q, src, self._host_memory(c, src), how)
 
-    @rule(q=_QUEUE, a=_BUFFER, b=_BUFFER, i=_START, k=_START, n=_LENGTH, how=_HOW)
-    def copy(self, q: int, a: int, b: int, i: int, k: int, n: int, how: int) -> None:
-        """Copy between two buffers, of which one is the stream's device's."""
-        queue, buffers = self._queue(q), self.program.buffers
-        src, dst = buffers[a % len(buffers)], buffers[b % len(buffers)]
-        devices = self.world.devices
-        for memory in (src, dst):
-            if memory.device != queue.device:
-                other = src if memory is dst else dst
-                able = devices[queue.device].copies_with(devices[memory.device].facts)
-                if other.device != queue.device or not able:
-                    return
-        n = min(n, COUNT - i, COUNT - k)
-        if src is dst and i < k + n and k < i + n:
+    def copy(self, c: Choices) -> None:
+        """Copy between two buffers, of which one at least is the stream's device's."""
+        q, how = self._queue(c), c.number(3)
+        src = self._part(c.pick(self.program.buffers), c, writes=False)
+        memory = c.pick(self.program.buffers)
+        if not self._reaches(q, src.memory, memory):
             return
-        reads, writes = Access(src, i, i + n, False), Access(dst, k, k + n, True)
-        self._try(lambda: self.program.copy(queue, reads, writes, how))
+        start = min(c.number(COUNT), COUNT - (src.end - src.start))
+        dst = Access(memory, start, start + src.end - src.start, True)
+        apart = src.memory is not memory or src.end <= start or dst.end <= src.start
+        if apart:
+            self.program.copy(q, src, dst, how)
 
-    @rule(q=_QUEUE, a=_BUFFER, b=_BUFFER, c=_BUFFER, i=_START, n=_LENGTH, how=_HOW)
-    def launch(self, q: int, a: int, b: int, c: int, i: int, n: int, how: int) -> None:
-        """Compute one buffer from two; operands and result do not overlap."""
-        queue = self._queue(q)
-        if exact_op(queue.stream.device.facts) is None:
-            return
-        out = self._part(self._own_buffer(queue, c), i, n, True)
+    def launch(self, c: Choices) -> None:
+        """Compute one range from two others, which do not overlap it."""
+        q, how = self._queue(c), c.number(3)
+        out = self._part(self._own_buffer(q, c), c, writes=True)
         length = out.end - out.start
         inputs = []
-        for number in (a, b):
-            memory = self._own_buffer(queue, number)
-            start = 0 if memory is not out.memory else out.end
-            if start + length > COUNT:
-                return
+        for _ in range(2):
+            memory = self._own_buffer(q, c)
+            start = out.end if memory is out.memory else 0
             inputs.append(Access(memory, start, start + length, False))
-        if length:
-            self._try(lambda: self.program.launch(queue, inputs, out, how))
+        fits = all(access.end <= COUNT for access in inputs)
+        if length and fits and exact_op(q.stream.device.facts) is not None:
+            self.program.launch(q, inputs, out, how)
 
-    @rule(q=_QUEUE)
-    def record(self, q: int) -> None:
+    def record(self, c: Choices) -> None:
         """Record an event."""
-        queue = self._queue(q)
-        if queue.stream.device.facts.has_events:
-            self._try(lambda: self.program.record(queue))
+        q = self._queue(c)
+        if q.stream.device.facts.has_events:
+            self.program.record(q)
 
-    @rule(q=_QUEUE, e=_ITEM)
-    def wait(self, q: int, e: int) -> None:
-        """Wait for an event, the latest for 0."""
-        queue, events = self._queue(q), self.program.events
-        if events:
-            recorded = events[-1 - e % len(events)]
-            if self.program.can_wait(queue, recorded.device):
-                self._try(lambda: self.program.wait(queue, recorded))
+    def wait(self, c: Choices) -> None:
+        """Wait for an event."""
+        q = self._queue(c)
+        if self.program.events:
+            recorded = c.pick(self.program.events)
+            if self.program.can_wait(q, recorded.device):
+                self.program.wait(q, recorded)
 
     # --- the host ---------------------------------------------------------------------------
 
-    @rule(q=_QUEUE)
-    def hold(self, q: int) -> None:
+    def hold(self, c: Choices) -> None:
         """Hold a stream."""
-        queue = self._queue(q)
-        self._try(lambda: self.program.hold(queue))
+        self.program.hold(c.pick(self.program.queues))
 
-    @rule()
-    def release(self) -> None:
+    def release(self, c: Choices) -> None:
         """Let all streams go on."""
-        self._try(self.program.release)
+        self.program.release()
 
-    @rule(q=_QUEUE, probe=st.booleans())
-    def sync(self, q: int, probe: bool) -> None:
-        """Wait for a stream, or ask whether it is done."""
-        queue = self._queue(q)
-        call = self.program.probe if probe else self.program.sync
-        self._try(lambda: call(queue))
+    def sync(self, c: Choices) -> None:
+        """Wait for a stream or for an event."""
+        self.program.sync(c.pick([*self.program.queues, *self.program.events]))
 
-    @rule(e=_ITEM, probe=st.booleans())
-    def sync_event(self, e: int, probe: bool) -> None:
-        """Wait for an event, or ask whether it is done."""
-        events = self.program.events
-        if events:
-            call = self.program.probe if probe else self.program.sync
-            self._try(lambda: call(events[-1 - e % len(events)]))
+    def probe(self, c: Choices) -> None:
+        """Ask a stream or an event whether it is done."""
+        self.program.probe(c.pick([*self.program.queues, *self.program.events]))
 
-    @rule(h=_ITEM)
-    def rewrite(self, h: int) -> None:
+    def rewrite(self, c: Choices) -> None:
         """Let the host write host memory again, once it may."""
         if self.program.host:
-            memory = self.program.host[-1 - h % len(self.program.host)]
-            self._try(lambda: self.program.rewrite(memory))
+            self.program.rewrite(c.pick(self.program.host))
 
-    @rule(h=_ITEM)
-    def look(self, h: int) -> None:
+    def look(self, c: Choices) -> None:
         """Compare what the host may see by now."""
-        if self.program.host:
-            self._try(lambda: self.program.look(self.program.host[-1 - h % len(self.program.host)]))
+        for memory in self.program.host:
+            self.program.look(memory)
 
-    @rule(b=_BUFFER)
-    def replace_buffer(self, b: int) -> None:
+    def replace_buffer(self, c: Choices) -> None:
         """Close a buffer and allocate another one."""
-        self._try(lambda: self.program.replace_buffer(b % len(self.program.buffers)))
-
-    def teardown(self) -> None:
-        """Compare every byte, unless something was wrong before."""
-        if not hasattr(self, "world"):
-            return
-        try:
-            if not self.is_broken:
-                self._try(self.program.finish)
-        finally:
-            self.world.finish(failed=True)
+        self.program.replace_buffer(c.number(len(self.program.buffers)))
 
     # --- helpers ----------------------------------------------------------------------------
 
-    def _try(self, call: Any) -> Any:
-        try:
-            return call()
-        except BaseException as error:
-            self.is_broken = True
-            self.failures.append(Failure(error, tuple(self.world.program)))
-            raise
+    def _queue(self, c: Choices) -> Queue:
+        """Choose a stream; often it is held, so that what has to wait for it is seen to wait."""
+        q: Queue = c.pick(self.program.queues)
+        if c.flag():
+            self.program.hold(q)
+        return q
 
-    def _queue(self, q: int) -> Queue:
-        queues: list[Queue] = self.program.queues
-        return queues[q % len(queues)]
+    def _own_buffer(self, q: Queue, c: Choices) -> Memory:
+        own: list[Memory] = [m for m in self.program.buffers if m.device == q.device]
+        memory: Memory = c.pick(own)
+        return memory
 
-    def _own_buffer(self, queue: Queue, b: int) -> Memory:
-        own: list[Memory] = [m for m in self.program.buffers if m.device == queue.device]
-        return own[b % len(own)]
+    def _part(self, memory: Memory, c: Choices, *, writes: bool) -> Access:
+        start = c.number(COUNT)
+        return Access(memory, start, min(COUNT, start + c.number(COUNT + 1)), writes)
 
-    def _part(self, memory: Memory, start: int, n: int, writes: bool) -> Access:
-        return Access(memory, start, min(COUNT, start + n), writes)
+    def _host_memory(self, c: Choices, other: Access) -> Memory:
+        """Choose fresh memory for as much as another access has, or some from before."""
+        count = other.end - other.start
+        old = [m for m in self.program.host if m.count >= count]
+        at = c.number(4)
+        return old[-at] if 0 < at <= len(old) else self.program.host_memory(max(1, count))
 
-
-def search(w: World, *, devices: int) -> None:
-    """Try ``w.max_examples`` random programs; the program of a failure ends up in ``w``."""
-    failures: list[Failure] = []
-    made = {"made_for": w, "device_count": devices, "failures": failures}
-    machine = seed(w.seed)(type("Programs", (Machine,), made))
-    try:
-        run_state_machine_as_test(machine, settings=_settings(w.max_examples))
-    except Flaky as error:
-        # The smaller ones do not fail each time, so the first one has to do.
-        w.program[:] = failures[0].program if failures else ()
-        raise (failures[0].error if failures else error) from error
-    except BaseException:
-        w.program[:] = failures[-1].program if failures else ()
-        raise
+    def _reaches(self, q: Queue, src: Memory, dst: Memory) -> bool:
+        ends = {src.device, dst.device}
+        others = ends - {q.device}
+        if q.device not in ends:
+            return False
+        facts = [self.world.devices[number].facts for number in others]
+        return all(q.stream.device.copies_with(f) for f in facts)
 
 
-def _settings(max_examples: int) -> settings:
-    return settings(
-        max_examples=max_examples,
-        stateful_step_count=STEPS,
-        deadline=None,
-        database=None,
-        report_multiple_bugs=False,
-        verbosity=Verbosity.quiet,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-    )
+Action = Callable[[Machine, Choices], None]
+
+ACTIONS: Final[tuple[Action, ...]] = (
+    Machine.nothing,
+    *(3 * (Machine.upload, Machine.download, Machine.copy, Machine.launch)),
+    *(2 * (Machine.sync, Machine.probe, Machine.record, Machine.wait)),
+    Machine.hold,
+    Machine.release,
+    Machine.rewrite,
+    Machine.look,
+    Machine.replace_buffer,
+)
+"""By the first byte of a step; some are more frequent than others."""
