@@ -6,7 +6,7 @@ from importlib import import_module
 
 from benchmarks.table import Row, as_json, machine, render
 
-SUITES = ("planning", "overhead", "decode", "cpu", "opencl")
+SUITES = ("planning", "overhead", "trace", "decode", "cpu", "opencl")
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from ggsched.plan.bundle import Plan
 from ggsched.sanitize.footprint import find_footprints
 from ggsched.sanitize.lifetime import find_bad_reads
-from ggsched.sanitize.plan_waste import advise_on_plan, find_stuck_in_plan
+from ggsched.sanitize.plan_waste import advise_on_plan, find_cycles_in_plan
 from ggsched.sanitize.program import find_disorder
 from ggsched.sanitize.races import find_races
 from ggsched.sanitize.report import Finding, Report, Touch
@@ -45,7 +45,7 @@ def check_plan(plan: Plan, *, runs: int = DEFAULT_RUNS, advice: bool = False) ->
             findings += find_disorder(plan)
             findings += find_bad_reads(plan)
             if any(f.kind == "event" for f in findings):
-                findings += find_stuck_in_plan(plan)
+                findings += find_cycles_in_plan(plan)
         hints = advise_on_plan(plan, runs) if advice and not findings else ()
         return Report(plan.name, len(plan.commands), runs, tuple(findings), hints)
 

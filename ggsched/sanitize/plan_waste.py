@@ -3,7 +3,7 @@
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Copy, Download, HostSync, Record, Upload, Wait
-from ggsched.sanitize.progress import find_stuck
+from ggsched.sanitize.progress import find_cycles
 from ggsched.sanitize.report import Finding
 from ggsched.sanitize.waste import Group, find_waste
 from ggsched.trace.unroll import Unrolled, unroll
@@ -21,11 +21,10 @@ def advise_on_plan(plan: Plan, runs: int) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda f: f.command))
 
 
-def find_stuck_in_plan(plan: Plan) -> list[Finding]:
-    """Return waits that can never end, by command."""
+def find_cycles_in_plan(plan: Plan) -> list[Finding]:
+    """Return waits that can never end because they wait for each other, by command."""
     unrolled = unroll(plan, 1)
-    found = find_stuck(unrolled.trace)
-    return [_renumbered(finding, unrolled) for finding in found]
+    return [_renumbered(finding, unrolled) for finding in find_cycles(unrolled.trace)]
 
 
 def _groups(unrolled: Unrolled) -> list[Group]:

@@ -16,10 +16,7 @@ def find_stuck(trace: Trace) -> list[Finding]:
     """Return waits for events that are never recorded, and cycles of waits."""
     if trace.events == "latest":  # then every wait is for something before it, or for nothing
         return []
-    records: dict[int, int] = {}
-    for i, entry in enumerate(trace.entries):
-        if isinstance(entry, Record):
-            records.setdefault(entry.event, i)
+    records = _records(trace)
     findings = []
     for i, entry in enumerate(trace.entries):
         event = _event(entry)
@@ -27,7 +24,39 @@ def find_stuck(trace: Trace) -> list[Finding]:
             who = trace.actors[entry.actor].name
             what = f"#{i} {who} waits for e{event}, which is never recorded"
             findings.append(Finding("progress", what, i, "record it, or do not wait"))
-    return findings + _cycles(trace, _needs(trace, records))
+    return findings + find_cycles(trace)
+
+
+def find_cycles(trace: Trace) -> list[Finding]:
+    """Return each group of records that wait for one another, once."""
+    needs = _needs(trace, _records(trace))
+    left = [len(mine) for mine in needs]
+    followers: list[list[int]] = [[] for _ in needs]
+    for i, mine in enumerate(needs):
+        for j in mine:
+            followers[j].append(i)
+    reached = [i for i, count in enumerate(left) if not count]
+    for i in reached:  # grows while it is walked
+        for j in followers[i]:
+            left[j] -= 1
+            if not left[j]:
+                reached.append(j)
+    stuck = {i for i, count in enumerate(left) if count}
+    findings = []
+    while stuck:
+        cycle = _walk_back(min(stuck), stuck, needs)
+        findings.append(_cycle_finding(trace, cycle))
+        stuck -= _behind(cycle, followers)
+    return findings
+
+
+def _records(trace: Trace) -> dict[int, int]:
+    """Return where each event is first recorded."""
+    records: dict[int, int] = {}
+    for i, entry in enumerate(trace.entries):
+        if isinstance(entry, Record):
+            records.setdefault(entry.event, i)
+    return records
 
 
 def _event(entry: Entry) -> int | None:
@@ -53,38 +82,15 @@ def _needs(trace: Trace, records: dict[int, int]) -> list[set[int]]:
     return needs
 
 
-def _cycles(trace: Trace, needs: Sequence[set[int]]) -> list[Finding]:
-    """Return each group of records that wait for one another, once."""
-    left = [len(mine) for mine in needs]
-    followers: list[list[int]] = [[] for _ in needs]
-    for i, mine in enumerate(needs):
-        for j in mine:
-            followers[j].append(i)
-    reached = [i for i, count in enumerate(left) if not count]
-    for i in reached:  # grows while it is walked
-        for j in followers[i]:
-            left[j] -= 1
-            if not left[j]:
-                reached.append(j)
-    stuck = {i for i, count in enumerate(left) if count}
-    findings = []
-    while stuck:
-        cycle = _walk_back(min(stuck), stuck, needs)
-        findings.append(_cycle_finding(trace, cycle))
-        stuck -= _behind(cycle, followers)
-    return findings
-
-
 def _walk_back(i: int, stuck: set[int], needs: Sequence[set[int]]) -> list[int]:
-    """Follow needs that are stuck until one comes again; return the cycle, first come first."""
+    """Follow needs that are stuck until one comes again; return the cycle."""
     path: list[int] = []
     place: dict[int, int] = {}
     while i not in place:
         place[i] = len(path)
         path.append(i)
         i = max(needs[i] & stuck)
-    cycle = path[place[i] :]
-    return cycle[::-1]
+    return path[place[i] :]
 
 
 def _behind(cycle: Sequence[int], followers: Sequence[Sequence[int]]) -> set[int]:
@@ -100,7 +106,7 @@ def _behind(cycle: Sequence[int], followers: Sequence[Sequence[int]]) -> set[int
 
 def _cycle_finding(trace: Trace, cycle: Sequence[int]) -> Finding:
     """Name the waits of a cycle; what stands between them is in between by the stream's order."""
-    waits = [i for i in cycle if _event(trace.entries[i]) is not None]
+    waits = [i for i in sorted(cycle) if _event(trace.entries[i]) is not None]
     named = [f"#{i} {trace.actors[trace.entries[i].actor].name}" for i in waits]
     what = f"{' and '.join(named)} wait for each other" if len(waits) > 1 else ""
     if not what:

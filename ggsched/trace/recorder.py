@@ -41,7 +41,9 @@ class Recorder:
         """The actor that the calling thread is."""
         known: int | None = getattr(self._own, "actor", None)
         if known is None:
-            known = self._own.actor = self._actor(threading.current_thread().name, "", "stream")
+            me = threading.current_thread()
+            name = "host" if me is threading.main_thread() else me.name
+            known = self._own.actor = self._actor(name, "", "stream")
         return known
 
     def stream(self, name: str, device: str, copy_order: CopyOrder) -> int:

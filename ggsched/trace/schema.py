@@ -56,7 +56,7 @@ class Actor(msgspec.Struct, frozen=True, gc=False):
     copy_order: CopyOrder = "stream"
 
 
-class Work(msgspec.Struct, frozen=True, tag="work", omit_defaults=True):
+class Work(msgspec.Struct, frozen=True, tag="work", omit_defaults=True, gc=False):
     """A piece of work that touches memory: a launch, a copy, or an access of the host itself.
 
     Attributes:

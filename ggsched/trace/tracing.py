@@ -73,8 +73,10 @@ class TracedDevice:
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> Program:
         """Compile, and note what each node touches."""
-        assert isinstance(stream, TracedStream)
-        program = self.inner.compile([_bare_node(n) for n in nodes], stream.inner)
+        bare = [_bare_node(node) for node in nodes]
+        if not isinstance(stream, TracedStream):
+            return self.inner.compile(bare, stream)
+        program = self.inner.compile(bare, stream.inner)
         return TracedProgram(program, [_work(n, stream.actor) for n in nodes])
 
     def copies_with(self, other: DeviceFacts) -> bool:
@@ -184,38 +186,34 @@ class TracedStream:
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
         """Upload; the host reads the source itself where the device takes snapshots (CPY-4)."""
-        assert isinstance(buffer, TracedBuffer)
-        self.inner.upload(source, buffer.inner, offset)
+        self.inner.upload(source, _inner(buffer), offset)
         recorder = self._recorder
         thread, reads = recorder.thread, recorder.host_range(source)
-        writes = _bytes(buffer.memory, offset, source.nbytes)
         if self._snapshots:
             recorder.add(Work(thread, "upload", thread, reads))
             reads = ()
+        writes = _bytes(buffer, offset, source.nbytes)
         recorder.add(Work(self.actor, "upload", thread, reads, writes, is_copy=True))
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Download."""
-        assert isinstance(buffer, TracedBuffer)
-        self.inner.download(buffer.inner, offset, target)
+        self.inner.download(_inner(buffer), offset, target)
         recorder = self._recorder
-        reads = _bytes(buffer.memory, offset, target.nbytes)
-        writes = recorder.host_range(target)
+        reads, writes = _bytes(buffer, offset, target.nbytes), recorder.host_range(target)
         recorder.add(Work(self.actor, "download", recorder.thread, reads, writes, is_copy=True))
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Copy."""
-        assert isinstance(src, TracedBuffer)
-        assert isinstance(dst, TracedBuffer)
-        self.inner.copy(src.inner, src_offset, dst.inner, dst_offset, nbytes)
-        reads = _bytes(src.memory, src_offset, nbytes)
-        writes = _bytes(dst.memory, dst_offset, nbytes)
+        self.inner.copy(_inner(src), src_offset, _inner(dst), dst_offset, nbytes)
         recorder = self._recorder
+        reads, writes = _bytes(src, src_offset, nbytes), _bytes(dst, dst_offset, nbytes)
         recorder.add(Work(self.actor, "copy", recorder.thread, reads, writes, is_copy=True))
 
     def launch(self, program: Program) -> None:
         """Launch."""
-        assert isinstance(program, TracedProgram)
+        if not isinstance(program, TracedProgram):
+            self.inner.launch(program)
+            return
         self.inner.launch(program.inner)
         self._recorder.add_all(program.enqueued_by(self._recorder.thread))
 
@@ -224,18 +222,24 @@ class TracedStream:
 
         It is noted before, since another thread may wait for the event as soon as it is recorded.
         """
-        assert isinstance(event, TracedEvent)
-        recorder = self._recorder
+        if not isinstance(event, TracedEvent):
+            self.inner.record(event)
+            return
+        recorder, was_recorded = self._recorder, event.inner.is_recorded
         number = recorder.add(Record(self.actor, event.number, recorder.thread))
         try:
             self.inner.record(event.inner)
         except BaseException:
-            recorder.take_back(number)
+            # On a poisoned stream the event is recorded all the same (EVT-6).
+            if was_recorded or not event.inner.is_recorded:
+                recorder.take_back(number)
             raise
 
     def wait(self, event: Event) -> None:
-        """Wait."""
-        assert isinstance(event, TracedEvent)
+        """Wait; a wait for an event of a device that is not recorded leaves no record."""
+        if not isinstance(event, TracedEvent):
+            self.inner.wait(event)
+            return
         self.inner.wait(event.inner)
         self._recorder.add(Wait(self.actor, event.number, self._recorder.thread))
 
@@ -254,18 +258,21 @@ class TracedStream:
         self.inner.close()
 
 
-def _bytes(memory: int, offset: int, nbytes: int) -> tuple[Access, ...]:
-    return (Access(memory, offset, offset + nbytes),) if nbytes else ()
+def _inner(buffer: Buffer) -> Buffer:
+    return buffer.inner if isinstance(buffer, TracedBuffer) else buffer
+
+
+def _bytes(buffer: Buffer, offset: int, nbytes: int) -> tuple[Access, ...]:
+    if nbytes and isinstance(buffer, TracedBuffer):
+        return (Access(buffer.memory, offset, offset + nbytes),)
+    return ()
 
 
 def _bare_node(node: BoundNode) -> BoundNode:
-    inputs = tuple(_bare(operand) for operand in node.inputs)
-    return replace(node, inputs=inputs, output=_bare(node.output))
-
-
-def _bare(operand: Operand) -> Operand:
-    assert isinstance(operand.buffer, TracedBuffer)
-    return replace(operand, buffer=operand.buffer.inner)
+    inputs = tuple(replace(o, buffer=_inner(o.buffer)) for o in node.inputs)
+    return replace(
+        node, inputs=inputs, output=replace(node.output, buffer=_inner(node.output.buffer))
+    )
 
 
 def _work(node: BoundNode, actor: int) -> Work:
@@ -275,8 +282,8 @@ def _work(node: BoundNode, actor: int) -> Work:
     return Work(
         actor,
         node.label,
-        reads=tuple(a for o in reads for a in _access(o)),
-        writes=_access(node.output),
+        reads=tuple(a for o in reads for a in _bytes(o.buffer, o.offset, o.nbytes)),
+        writes=_bytes(node.output.buffer, node.output.offset, node.output.nbytes),
         is_partial=op.partial or not _is_dense(node.output),
     )
 
@@ -285,8 +292,3 @@ def _is_dense(operand: Operand) -> bool:
     """Whether a tensor has all bytes of its bounding range."""
     dtype = operand.dtype
     return prod(operand.shape) // dtype.block * dtype.block_nbytes == operand.nbytes
-
-
-def _access(operand: Operand) -> tuple[Access, ...]:
-    assert isinstance(operand.buffer, TracedBuffer)
-    return _bytes(operand.buffer.memory, operand.offset, operand.nbytes)
