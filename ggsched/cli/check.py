@@ -9,8 +9,10 @@ import msgspec
 from ggsched.cli.console import write_json
 from ggsched.cli.files import as_text, read_bytes
 from ggsched.cli.options import json_option
+from ggsched.errors import PlanError
 
 if TYPE_CHECKING:
+    from ggsched.plan.bundle import Plan
     from ggsched.sanitize import Report
 
 _FINDING = 1
@@ -43,18 +45,24 @@ def _reports(
 
     if is_trace(data):
         return "trace", [check_trace(trace_from_lines(data, file), advice=advice)]
-    if data.lstrip()[:1] in (b"{", b"["):
-        from ggsched.plan.codec import plan_from_json
+    if data.lstrip()[:1] == b"{":
         from ggsched.sanitize import check_plan
 
-        return "plan", [check_plan(plan_from_json(data), advice=advice)]
-    from ggsched.testing.litmus import parse_litmus
-    from ggsched.testing.litmus.as_trace import litmus_trace
+        return "plan", [check_plan(_plan(file, data), advice=advice)]
+    from ggsched.testing.litmus import check_variant, parse_litmus
     from ggsched.testing.litmus.program import VARIANTS
 
     blocks = parse_litmus(as_text(data, file), file)
-    traces = [litmus_trace(block, variant)[0] for block in blocks for variant in VARIANTS]
-    return "litmus", [check_trace(trace, advice=advice) for trace in traces]
+    return "litmus", [check_variant(b, v, advice=advice) for b in blocks for v in VARIANTS]
+
+
+def _plan(file: str, data: bytes) -> "Plan":
+    from ggsched.plan.codec import plan_from_json
+
+    try:
+        return plan_from_json(data)
+    except PlanError as error:
+        raise PlanError(error.what, where=file, why=error.why, hint=error.hint) from error
 
 
 def _as_json(file: str, kind: str, reports: "list[Report]") -> dict[str, Any]:

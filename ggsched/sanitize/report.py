@@ -89,9 +89,9 @@ class Finding(msgspec.Struct, frozen=True):
     earlier: Touch | None = None
     later: Touch | None = None
 
-    def to_text(self) -> str:
-        """Return the finding in a few lines."""
-        lines = [f"{self.kind}: {self.what}"]
+    def to_text(self, number: str = "") -> str:
+        """Return the finding in a few lines, the first of which begins with a number."""
+        lines = [f"{number}{self.kind}: {self.what}"]
         lines += [f"  {touch.to_text()}" for touch in (self.earlier, self.later) if touch]
         lines += [f"  fix: {self.fix}"] if self.fix else []
         folded = (wrap(line, WIDTH, subsequent_indent="      ") for line in lines)
@@ -130,7 +130,7 @@ class Report(msgspec.Struct, frozen=True):
         count = len(self.findings)
         verdict = f"{count} finding{'s' if count > 1 else ''}" if count else "clean"
         lines = wrap(f"{self.plan}: {size}: {verdict}", WIDTH, subsequent_indent="  ")
-        lines += [f"{i} {f.to_text()}" for i, f in enumerate(self.findings, 1)]
+        lines += [f.to_text(f"{i} ") for i, f in enumerate(self.findings, 1)]
         lines += [f.to_text() for f in self.advice]
         return "\n".join(lines) + "\n"
 

@@ -84,8 +84,7 @@ class _Walk:
         fix = "wait after the capture, or before it"
         if entry.event is not None:
             if entry.event in self._captured:
-                origin = self._name(self._captured[entry.event])
-                self._add(i, f"waits for an event of the capture of {origin}", fix)
+                self._add(i, "waits for an event that was recorded", fix)
         elif entry.stream is None:
             if self._members:
                 self._add(i, "waits for all streams", fix)

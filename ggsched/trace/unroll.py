@@ -78,7 +78,7 @@ class _Writer:
             where = device_name(self.plan, arena.device)
             name = arena.name or f"{show('arena', arena.id)} {where}"
             yield Alloc(HOST, arena.id, name, arena.nbytes)
-        for value, region in zip(self.plan.splits.values, self.plan.memory.regions, strict=True):
+        for value, region in zip(self.plan.splits.values, self.plan.memory.regions, strict=False):
             if value.bound and region.nbytes:
                 tags = self._versions.write(value, region, region)
                 yield Work(HOST, f"fill {value.bound!r}", HOST, (), tags)

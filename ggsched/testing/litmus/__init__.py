@@ -5,8 +5,17 @@ Two judges that share no code look at each: the sanitizer, by clocks, at the pro
 and the explorer, which runs all interleavings.
 """
 
-from ggsched.testing.litmus.judge import Judgement, judge_block
+from ggsched.testing.litmus.judge import Judgement, check_variant, judge_block
 from ggsched.testing.litmus.notation import parse_litmus
 from ggsched.testing.litmus.program import Block, Op, Range, Variant
 
-__all__ = ["Block", "Judgement", "Op", "Range", "Variant", "judge_block", "parse_litmus"]
+__all__ = [
+    "Block",
+    "Judgement",
+    "Op",
+    "Range",
+    "Variant",
+    "check_variant",
+    "judge_block",
+    "parse_litmus",
+]

@@ -5,6 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from msgspec.structs import replace
+
+from ggsched.sanitize.report import Finding, Report
 from ggsched.sanitize.trace import check_trace
 from ggsched.testing.litmus.as_trace import litmus_trace
 from ggsched.testing.litmus.explorer import Explored, explore_block
@@ -83,16 +86,26 @@ def judge_block(block: Block) -> Iterator[Judgement]:
 
 def judge_variant(block: Block, variant: Variant) -> Judgement:
     """Let both judges look at one variant."""
-    trace, ops, events = litmus_trace(block, variant)
-    names = _Names(ops, events)
-    findings = check_trace(trace).findings
+    findings = check_variant(block, variant).findings
     explored = explore_block(block, variant)
     for kind, verdict in _GRAVEST_FIRST:
         finding = next((f for f in findings if f.kind == kind), None)
         if finding is not None:
-            what, fix = names.quoted(finding.what), names.numbered(finding.fix)
-            return Judgement(block, variant, verdict, what, fix, explored)
+            return Judgement(block, variant, verdict, finding.what, finding.fix, explored)
     return Judgement(block, variant, "clean", "", "", explored)
+
+
+def check_variant(block: Block, variant: Variant, *, advice: bool = False) -> Report:
+    """Return what the sanitizer says about one variant, in lines of the file."""
+    trace, ops, events = litmus_trace(block, variant)
+    names = _Names(ops, events)
+    report = check_trace(trace, advice=advice)
+    return replace(
+        report,
+        commands=len(block.variant(variant)),
+        findings=tuple(names.finding(f) for f in report.findings),
+        advice=tuple(names.finding(f) for f in report.advice),
+    )
 
 
 class _Names:
@@ -101,6 +114,18 @@ class _Names:
     def __init__(self, ops: Sequence[Op | None], events: Sequence[str]) -> None:
         self._ops = ops
         self._events = events
+
+    def finding(self, finding: Finding) -> Finding:
+        """Return a finding about operations; what names both accesses needs no list of them."""
+        op = self._ops[finding.command]
+        return replace(
+            finding,
+            what=self.quoted(finding.what),
+            fix=self.numbered(finding.fix),
+            command=op.line if op else -1,
+            earlier=None,
+            later=None,
+        )
 
     def quoted(self, text: str) -> str:
         """Put operations for records."""
