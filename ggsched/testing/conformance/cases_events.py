@@ -270,6 +270,18 @@ def evt6_failed_event(w: World) -> None:
     w.refused(DeviceFault, w.sync, event)
 
 
+@case("EVT-6", "record on a stream that is known to have failed still records.", "events", "fault")
+def evt6_record_on_poisoned(w: World) -> None:
+    q = w.stream()
+    make_fail(w, q)
+    w.refused(DeviceFault, w.sync, q)
+    event = w.event()
+    w.refused(DeviceFault, w.record, q, event)
+    w.require(event.is_recorded, "record on a stream with a fault did not record the event")
+    w.until(lambda: event.is_done, "an event of a stream that has failed is not done")
+    w.refused(DeviceFault, w.sync, event)
+
+
 @case("EVT-6", "A stream that waits for a failed event fails.", "events", "fault", "two streams")
 def evt6_waiter_fails(w: World) -> None:
     a, b = w.stream(), w.stream()

@@ -97,7 +97,7 @@ def str1_copy_after_reading_launch(w: World) -> None:
 # --- STR-2 ------------------------------------------------------------------------------------
 
 
-@case("STR-2", "A stream that is held takes commands without blocking.", "async", "latch")
+@case("STR-2", "A stream that is held takes commands without blocking.", "async", "hold")
 def str2_held_stream_takes_commands(w: World) -> None:
     q = w.stream()
     x, y = w.buffers(2)
@@ -112,7 +112,7 @@ def str2_held_stream_takes_commands(w: World) -> None:
     w.equal(seen, data, "enqueued while the stream was held")
 
 
-@case("STR-2", "A held stream takes launches without blocking.", "async", "latch", "launch")
+@case("STR-2", "A held stream takes launches without blocking.", "async", "hold", "launch")
 def str2_held_stream_takes_launches(w: World) -> None:
     q = w.stream()
     x, y = w.buffers(2)
@@ -126,7 +126,7 @@ def str2_held_stream_takes_launches(w: World) -> None:
     w.equal(w.get(q, y), w.result(numbers), "launched while the stream was held")
 
 
-@case("STR-2", "wait does not block the host.", "async", "latch", "events", "two streams")
+@case("STR-2", "wait does not block the host.", "async", "hold", "events", "two streams")
 def str2_wait_does_not_block(w: World) -> None:
     a, b = w.stream(), w.stream()
     x = w.buffer()
@@ -315,7 +315,7 @@ def str5_sync_waits_for_launches(w: World) -> None:
 # --- STR-6 ------------------------------------------------------------------------------------
 
 
-@case("STR-6", "is_done of a stream does not block and is false while it is held.", "latch")
+@case("STR-6", "is_done of a stream does not block and is false while it is held.", "hold")
 def str6_is_done_does_not_block(w: World) -> None:
     q = w.stream()
     w.require(q.is_done, "a stream without commands is not done")
@@ -327,7 +327,7 @@ def str6_is_done_does_not_block(w: World) -> None:
     w.require(q.is_done, "is_done is false after sync")
 
 
-@case("STR-6", "is_done of an event does not block either.", "latch", "events")
+@case("STR-6", "is_done of an event does not block either.", "hold", "events")
 def str6_event_is_done_does_not_block(w: World) -> None:
     q = w.stream()
     hold = w.hold(q)

@@ -87,6 +87,14 @@ def _hypothesis(w: World) -> str:
     return "" if there else "Hypothesis is not installed: pip install 'ggsched[test]'"
 
 
+def _hold(w: World) -> str:
+    """Look for a latch only; for cases about what a stream does while it is held."""
+    stream = w.stream()
+    hold = w.hold(stream)
+    hold.release()
+    return "" if hold.is_real else "nothing can hold its streams"
+
+
 def _latch(w: World) -> str:
     """A latch that does not hold is a finding of EVT-4; other cases do not repeat it."""
     stream = w.stream()
@@ -128,6 +136,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "no foreign wait": _no_foreign_wait,
     "foreign copy": _foreign_copy,
     "launch": _launch,
+    "hold": _hold,
     "latch": _latch,
     "fault": lambda w: "" if can_fail(w) else "nothing makes its commands fail",
     "async": _fact("is_async", True, "it declares that enqueueing takes as long as the work"),

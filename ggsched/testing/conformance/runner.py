@@ -117,7 +117,7 @@ class Kit:
     def _once(self, case: Case, seed: int) -> CaseResult:
         count = 2 if any(n.startswith(("pair", "peer", "no peer")) for n in case.needs) else 1
         worlds: list[World] = []
-        can_hold = not self.lacks("latch")
+        can_hold = "hold" in case.needs or not self.lacks("latch")
 
         def work() -> None:
             w = self._world(case.name, seed, count, can_hold=can_hold)
