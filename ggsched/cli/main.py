@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "plan": "ggsched.cli.plan:plan",
     "check": "ggsched.cli.check:check",
     "litmus": "ggsched.cli.litmus:litmus",
+    "conform": "ggsched.cli.conform:conform",
     "new-backend": "ggsched.cli.new_backend:new_backend",
     "demo": "ggsched.cli.demo:demo",
 }

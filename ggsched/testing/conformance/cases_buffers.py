@@ -58,8 +58,8 @@ def buf1_negative(w: World) -> None:
 @case("BUF-1", "Memory that was closed can be had again.")
 def buf1_memory_comes_back(w: World) -> None:
     facts = w.device.facts
-    nbytes = min(facts.max_allocation_nbytes, facts.memory_nbytes // 2, 1 << 22)
-    rounds = min(64, facts.memory_nbytes // nbytes + 2)
+    nbytes = min(facts.max_allocation_nbytes, facts.memory_nbytes // 2, 1 << 20)
+    rounds = min(80, facts.memory_nbytes // nbytes + 2)
     for _ in range(rounds):
         w.close(w.buffer(nbytes))
 

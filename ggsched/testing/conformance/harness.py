@@ -113,14 +113,14 @@ class Harness:
         first = int(index or 0)
 
         def open_named(count: int, seed: int) -> Sequence[Device]:
-            devices = open_devices([f"{name}:{first}"], allow=allow, entry_points=entry_points)
-            for i in range(1, count):
+            specs = [f"{name}:{first + i}" for i in range(count)]
+            while True:
                 try:
-                    spec = f"{name}:{first + i}"
-                    devices += open_devices([spec], allow=allow, entry_points=entry_points)
+                    return open_devices(specs, allow=allow, entry_points=entry_points)
                 except (BackendUnavailable, OutOfDeviceMemory, UsageError):
-                    break  # there is no second device, which cases are told by its absence
-            return devices
+                    if len(specs) == 1:
+                        raise
+                    specs.pop()  # cases that need a second device are told by its absence
 
         plain = cls(f"{name}:{first}", open_named)
         return adapted(plain, _own(name, entry_points))

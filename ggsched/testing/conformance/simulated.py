@@ -1,8 +1,8 @@
 """The harness of the simulator, which any combination of capabilities passes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from ggsched.backend.protocols import Device, Stream
 from ggsched.testing.conformance.harness import Harness, Waiver
@@ -26,6 +26,13 @@ def sim_harness(*configs: SimConfig, name: str = "sim:0") -> Harness:
 
     waivers = (ONE_THREAD,) if given[0].max_streams > 1 else ()
     return replace(Harness(name, open_simulated), latch=hold, waivers=waivers, grace_s=0.004)
+
+
+def own_harness() -> Mapping[str, Any]:
+    """Return what the plug-in ``sim`` has in place of the defaults, for ``ggsched conform sim``."""
+    harness = sim_harness()
+    names = ("open", "latch", "waivers", "grace_s")
+    return {name: getattr(harness, name) for name in names}
 
 
 def hold(stream: Stream) -> Latch:

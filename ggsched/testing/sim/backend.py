@@ -1,7 +1,7 @@
 """The plug-in ``sim``: simulated devices wherever devices are named, e.g. ``--devices sim:0``."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from ggsched.backend.protocols import CONTRACT_VERSION
 from ggsched.config import Settings
@@ -30,6 +30,13 @@ class SimBackend:
         self.contract_version = CONTRACT_VERSION
         given = [SimConfig()] * MAX_DEVICES if configs is None else configs
         self.world = SimWorld(given, seed=seed)
+
+    @property
+    def conformance_harness(self) -> Mapping[str, Any]:
+        """How the conformance kit opens and holds simulated devices."""
+        from ggsched.testing.conformance.simulated import own_harness
+
+        return own_harness()
 
     def device_count(self) -> int:
         """Return 0: its devices are there, and nobody gets one without asking."""

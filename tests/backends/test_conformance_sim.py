@@ -1,0 +1,75 @@
+"""The simulator keeps the contract in every combination of capabilities."""
+
+import pytest
+
+from ggsched.testing.conformance import RULES, run_conformance
+from ggsched.testing.conformance.simulated import sim_harness
+from ggsched.testing.sim import SimConfig
+
+EXAMPLES = 25
+NO_PATHS = frozenset()
+
+COMBINATIONS = {
+    "everything": SimConfig(),
+    "host memory": SimConfig(is_host=True, kind="cpu", imports_host_memory=True),
+    "no events": SimConfig(has_events=False),
+    "barriers": SimConfig(copy_order="barrier"),
+    "ordered by the host": SimConfig(copy_order="host"),
+    "no copy paths": SimConfig(copies=NO_PATHS),
+    "waits by a thread": SimConfig(waits="thread"),
+    "waits by the host": SimConfig(waits="host"),
+    "one stream": SimConfig(max_streams=1),
+    "one stream, no events, ordered by the host": SimConfig(
+        max_streams=1, has_events=False, copy_order="host"
+    ),
+    "transfer queues": SimConfig(transfer_queues=2),
+    "transfer queues and barriers": SimConfig(transfer_queues=3, copy_order="barrier"),
+    "snapshots": SimConfig(snapshots_uploads=True),
+    "snapshots, barriers, two streams": SimConfig(
+        snapshots_uploads=True, copy_order="barrier", max_streams=2
+    ),
+    "not deterministic": SimConfig(is_deterministic=False),
+    "little memory": SimConfig(memory_nbytes=1 << 26, max_allocation_nbytes=1 << 25, alignment=256),
+    "as little as there can be": SimConfig(
+        has_events=False,
+        copy_order="host",
+        copies=NO_PATHS,
+        waits="host",
+        max_streams=1,
+        transfer_queues=2,
+        memory_nbytes=1 << 26,
+        alignment=1,
+        ops=frozenset(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_combination(name):
+    harness = sim_harness(COMBINATIONS[name], name=name)
+    run_conformance(harness, max_examples=EXAMPLES).raise_if_findings()
+
+
+def test_a_pair_of_different_devices():
+    first, second = SimConfig(copy_order="barrier", waits="thread"), SimConfig(is_host=True)
+    for pair in ((first, second), (second, first)):
+        harness = sim_harness(*pair, name="a pair")
+        rules = "EVT-4,CPY-1,CPY-6,ALL-1"
+        run_conformance(harness, rules=rules, max_examples=EXAMPLES).raise_if_findings()
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_other_orders(seed):
+    run_conformance(sim_harness(), seed=seed, max_examples=EXAMPLES).raise_if_findings()
+
+
+def test_every_rule_is_checked_somewhere():
+    report = run_conformance("sim", rules="STR-*,EVT-*,BUF-*,CPY-*,ERR-*,TRU-*")
+    report.raise_if_findings()
+    skipped = [
+        rule
+        for rule, results in report.by_rule().items()
+        if all(r.verdict == "skip" for r in results)
+    ]
+    assert skipped == ["BUF-4"] or not skipped
+    assert set(report.by_rule()) < set(RULES)
