@@ -79,8 +79,17 @@ def topologies(
 
 
 @st.composite
-def constraints(draw: st.DrawFn, graph: Graph, topology: Topology) -> Constraints:
-    """Draw homes of weights and states and pins of nodes that can be honoured together."""
+def constraints(
+    draw: st.DrawFn, graph: Graph, topology: Topology, *, pin_all: bool = False
+) -> Constraints:
+    """Draw homes of weights and states and pins of nodes that can be honoured together.
+
+    Args:
+        draw: Passed by Hypothesis.
+        graph: The graph.
+        topology: The machine.
+        pin_all: Whether to pin every node, so that bytes cross all the time; else few are pinned.
+    """
     able = _able(graph, topology)
     homes: dict[str, int] = {}
     fixed: dict[int, int] = {}
@@ -90,7 +99,7 @@ def constraints(draw: st.DrawFn, graph: Graph, topology: Topology) -> Constraint
             homes[root.name] = fixed[root.id] = device
     pins: dict[int, int] = {}
     for node in graph.nodes:
-        if draw(st.integers(0, 4)) == 0:
+        if pin_all or draw(st.integers(0, 4)) == 0:
             storage = graph.tensors[node.output].storage
             device = fixed.get(storage, -1)
             if device < 0:

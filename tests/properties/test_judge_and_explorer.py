@@ -25,8 +25,7 @@ from ggsched.testing.topologies import constraints, topologies
 from tests.properties.taint import races_are_unobservable
 
 RUNS = 2
-FEW_ORDERS = 300
-MANY_ORDERS = 3000
+ORDERS = (40, 400, 4000)
 
 
 class Case:
@@ -78,10 +77,12 @@ def _moved(plan, origin, target):
 
 @st.composite
 def cases(draw):
-    """Draw a plan, and sometimes break it once or twice."""
-    drawn = draw(graphs(max_nodes=6))
-    topology = draw(topologies(max_devices=3))
-    wanted = draw(constraints(drawn.graph, topology))
+    """Draw a plan, and sometimes break it once or twice; half of them cross at every node."""
+    crosses = draw(st.booleans())
+    drawn = draw(graphs(max_nodes=6, min_nodes=4 if crosses else 1))
+    events = draw(st.sampled_from((None, True))) if crosses else None
+    topology = draw(topologies(min_devices=1 + crosses, max_devices=3, events=events))
+    wanted = draw(constraints(drawn.graph, topology, pin_all=crosses))
     plan = make_plan(drawn.graph, topology, wanted, verify=True)
     seed = draw(seeds())
     what = "planned"
@@ -111,7 +112,7 @@ def check_case(case):
 
 def check_clean(case):
     program = case.program()
-    found = explore(program, limit=FEW_ORDERS)
+    found = explore(program, limit=ORDERS[1])
     assert found.is_deterministic, f"{found.to_text()}{case!r}"
     assert found.is_complete, repr(case)
     seen, expected = found.outcomes[0].observation, program.expected()
@@ -122,7 +123,7 @@ def check_clean(case):
 
 def check_race(case):
     program = case.program()
-    for limit in (FEW_ORDERS, MANY_ORDERS):
+    for limit in ORDERS:
         found = explore(program, limit=limit, samples=16, seed=case.seed, stop_at=2, shrinks=False)
         if not found.is_deterministic:
             return "race: two orders differ"
@@ -130,12 +131,12 @@ def check_race(case):
             return "race: benign, all orders give the same"
         if races_are_unobservable(case.plan, RUNS):
             return "race: benign, nobody can see it"
-    raise AssertionError(f"no two of {MANY_ORDERS} orders differ\n{case!r}")
+    raise AssertionError(f"no two of {ORDERS[-1]} orders differ\n{case!r}")
 
 
 def check_other(case):
     """A defect without a race: every order gives the same, be it right or wrong."""
-    found = explore(case.program(), limit=FEW_ORDERS)
+    found = explore(case.program(), limit=ORDERS[1])
     assert found.is_deterministic, f"{found.to_text()}{case!r}"
     assert found.is_complete, repr(case)
     return "no race, other findings"

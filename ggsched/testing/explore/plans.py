@@ -103,6 +103,8 @@ class PlanProgram:
             self._drain(store)
             self._look_at_states(store, seen)
         except GgschedError as error:
+            if world.refusal is not None:
+                raise world.refusal from None
             seen["error"] = f"{type(error).__name__}: {error.what}"
         world.let_choose(EagerChooser())
         return Observation.of(seen)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ggsched.backend.progress import Fault
+from ggsched.errors import GgschedError
 from ggsched.testing.choosing import HOST, Chooser, Option
 from ggsched.testing.sim.costs import CommandKind, TimeSpan
 
@@ -119,10 +120,12 @@ class Engine:
         moment: Number of decisions so far.
         host_s: Simulated time of the host.
         pending: Tasks that are not done.
+        refusal: What the chooser raised, if it did; somebody may have caught it on the way.
     """
 
     def __init__(self, chooser: Chooser) -> None:
         self.chooser = chooser
+        self.refusal: GgschedError | None = None
         self.moment = 0
         self.host_s = 0.0
         self.pending: set[Task] = set()
@@ -222,13 +225,21 @@ class Engine:
         ]
         if host:
             options.append(Option(HOST, "the host goes on", self._causes_of_host(wanted)))
-        at = self.chooser.choose(options)
+        at = self._ask(options)
         self.moment += 1
         if at == len(ready):
             self._host_moment = self.moment
             return True
         self._advance(ready[at])
         return False
+
+    def _ask(self, options: Sequence[Option]) -> int:
+        """Ask the chooser; what it raises is no fault of a device, so it is kept for the caller."""
+        try:
+            return self.chooser.choose(options)
+        except GgschedError as error:
+            self.refusal = self.refusal or error
+            raise
 
     def _causes(self, task: Task) -> tuple[int, ...]:
         if not self.chooser.tracks:
