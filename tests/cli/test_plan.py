@@ -103,7 +103,7 @@ def test_experts_on_the_host(plan):
         (["--n-past", -1], "-1 is not in the range"),
         (["--n-past", 256], "256 + 1 tokens do not fit the context: it holds 256"),
         (["--n-tokens", 33, "-c", 32], "0 + 33 tokens do not fit the context: it holds 32"),
-        (["-o", "/no/such/plan.json"], "cannot write the plan: No such file"),
+        (["-o", "no/such/plan.json"], "cannot write the plan: No such file"),
         (["-ot", "attn=gone:0"], "device 'gone:0'"),
         (["-ot", "zzz=cpu:0"], "matches no tensor"),
         (["-ngl", "x"], "neither a number of layers nor 'all'"),
