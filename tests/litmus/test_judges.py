@@ -208,11 +208,12 @@ class TestCapture:
         assert verdict(*lines[:3], lines[4]) == "race"
 
 
-def test_a_program_without_races_needs_one_execution():
+def test_a_program_without_races_needs_few_executions():
     queues = [f"Q{i}: run > x{i}#{k}" for i in range(8) for k in range(4)]
     (block,) = parse_litmus("\n".join(["litmus big clean", *queues]))
     explored = explore_block(block, "broken")
-    assert (explored.verdict, explored.executions) == ("clean", 1)
+    assert explored.verdict == "clean"
+    assert explored.executions < 10
 
 
 def test_judgement_as_data():

@@ -143,14 +143,17 @@ class TestBlocks:
 
 class TestMarkdown:
     def test_fences(self):
-        text = "# T\n\ntext: more\n```litmus X race\nA: run > x\n```\n~~~litmus Y value\nB: run\n~~~\n"
+        text = (
+            "# T\n\ntext: more\n```litmus X race\nA: run > x\n```\n~~~litmus Y value\nB: run\n~~~\n"
+        )
         assert [(b.id, b.line, b.ops[0].line) for b in parse_litmus(text)] == [
             ("X", 4, 5),
             ("Y", 7, 8),
         ]
 
     def test_fences_of_others_are_text(self):
-        text = "````md\n```litmus X race\n```\n````\n```py\nlitmus\n```\n```litmus Y race\nA: run\n```\n"
+        text = "````md\n```litmus X race\n```\n````\n```py\nlitmus\n```\n"
+        text += "```litmus Y race\nA: run\n```\n"
         assert [b.id for b in parse_litmus(text)] == ["Y"]
 
     def test_indented_in_a_list(self):
@@ -170,10 +173,10 @@ class TestMarkdown:
         assert refused("# T\n\nA: run\n", "f.md").what == "no litmus block"
 
 
+WORDS = "A: H: run rec wait sync capbegin x e [0:4] [ ] : ?1 #1 > ; + - é ٣"
+SPACE = [" ", "\n", "\t", "\r", "\x0c", "\u2028"]
 PIECES = st.sampled_from(
-    ["litmus X race\n", "```litmus X race\n", "```\n", "A:", "H:", "run", "rec", "wait", "sync"]
-    + ["capbegin", "x", "e", "[0:4]", "[", "]", ":", "?1", "#1", " > ", " ", "\n", ";", "+ ", "- "]
-    + ["\t", "\r", "\x0c", "9" * 5000, "\u2028", "é", "٣"]
+    ["litmus X race\n", "```litmus X race\n", "```\n", "9" * 5000, *WORDS.split(), *SPACE, *SPACE]
 )
 
 
@@ -183,8 +186,7 @@ PIECES = st.sampled_from(
 def test_any_text_is_blocks_or_an_error(text):
     try:
         blocks = parse_litmus(text)
-    except UsageError as error:
-        assert error.where.startswith("litmus")
+    except UsageError:
         return
     assert blocks
     assert all(isinstance(block, Block) and block.ops for block in blocks)

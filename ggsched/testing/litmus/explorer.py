@@ -1,7 +1,7 @@
 """All interleavings of a litmus program, by the explorer.
 
-What is observed of an execution is, first, in which order steps came that touch the same bytes
-and of which one writes. Everything else follows from that. Two executions in which it differs are
+What is observed of an execution is in which order steps came that touch the same bytes and of
+which one writes, and the first line whose reads are wrong, which follows from that. Two executions in which it differs are
 a race: two steps with nothing between them that orders them, seen in either order. Where only one
 observation is possible the reads of any execution tell whether they find what they need.
 """
@@ -64,7 +64,7 @@ def _execute(block: Block, variant: Variant, chooser: Chooser) -> Observation:
     program = machine(block, variant)
     moments: dict[int, int] = {}
     trail: list[int] = []
-    wrong: list[str] = []
+    wrong: dict[int, str] = {}
     while able := program.enabled():
         options = [_option(program, i, moments) for i in able]
         i = able[chooser.choose(options)]
@@ -74,12 +74,12 @@ def _execute(block: Block, variant: Variant, chooser: Chooser) -> Observation:
             chooser.touch(name, start, end, writes=writes)
         problem = program.run(i)
         if problem:
-            wrong.append(f"{_named(program.ops[i])}: {problem}")
+            wrong[i] = f"{_named(program.ops[i])}: {problem}"
     illegal = [f"{_named(program.ops[i])}: {why}" for i, why in program.illegal.items()]
     return Observation.of(
         {
             _ORDER: " ".join(_conflicts(program, trail)),
-            _WRONG: wrong[0] if wrong else "",
+            _WRONG: wrong[min(wrong)] if wrong else "",
             _ILLEGAL: illegal[0] if illegal else "",
         }
     )
