@@ -66,14 +66,19 @@ def cpy4_source_is_kept_alive(w: World) -> None:
 @case("CPY-4", "Where uploads are snapshots the source may be rewritten at once.", "snapshots")
 def cpy4_snapshot(w: World) -> None:
     q = w.stream()
-    x = w.buffer(1 << 16)
+    x, y = w.buffers(2, 1 << 16)
     source = w.bytes(1 << 16)
-    data = source.copy()
+    first = source.copy()
     hold = w.hold(q)
     w.upload(q, source, x)
+    second = w.bytes(1 << 16)
+    w.tell(f"the host rewrites {w.name(source)}")
+    source[:] = second
+    w.upload(q, source, y)
     _rewrite(w, source)
     hold.release()
-    w.equal(w.get(q, x), data, "uploaded from memory that was rewritten after the call")
+    w.equal(w.get(q, x), first, "uploaded from memory that was rewritten after the call")
+    w.equal(w.get(q, y), second, "uploaded after another upload from the same memory")
 
 
 @case("CPY-4", "The library lets go of the source when the upload is complete.")
