@@ -57,16 +57,20 @@ def _gather_packed(batches: Sequence[Batch], decode: Decoder) -> None:
         decode(table[checked_ids(ids, table.shape[0])], out)
 
 
-def _gather_one(table: Array, id_: memoryview, count: int, out: Array) -> None:
+def _gather_one(table: Array, id_: memoryview | Array, count: int, out: Array) -> None:
     row = id_[0]
     if row >= count:
         raise _no_such_row(row, count)
     out[...] = table[row]
 
 
-def _only(ids: Array) -> memoryview:
-    """Return the one id as a memoryview, which costs less to read than an array (see normal)."""
-    return ids.reshape(-1).data
+def _only(ids: Array) -> memoryview | Array:
+    """Return the one id as a memoryview, which costs less to read than an array (see normal).
+
+    A memoryview cannot be read where the bytes are not aligned to the element.
+    """
+    flat = ids.reshape(-1)
+    return flat.data if flat.flags.aligned else flat
 
 
 def _get_rows(node: Node, site: Site) -> list[Call]:
@@ -91,7 +95,7 @@ def _scatter(dst: Array, src: Array, ids: Array) -> None:
     dst[checked_ids(ids, dst.shape[0])] = src
 
 
-def _scatter_one(dst: Array, src: Array, id_: memoryview, count: int) -> None:
+def _scatter_one(dst: Array, src: Array, id_: memoryview | Array, count: int) -> None:
     row = id_[0]
     if row >= count:
         raise _no_such_row(row, count)
