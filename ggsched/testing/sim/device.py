@@ -87,7 +87,7 @@ class SimDevice:
         checks.check_host_memory(memory, f"{self.facts.name} import_host")
         array = np.frombuffer(memory.toreadonly(), np.uint8) if memory.nbytes else np.empty(0, "u1")
         number = self.world.next_number("buffers")
-        place = self.world.place_of(memory)
+        place = self.world.place_of(memory, stays=True)
         return self._register(SimBuffer(self, number, array, is_imported=True, place=place))
 
     def allocate_host(self, nbytes: int) -> HostMemory:

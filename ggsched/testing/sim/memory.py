@@ -99,38 +99,40 @@ class HostPlaces:
     """Names for host memory, the same in every execution of a deterministic program.
 
     Memory is known by the object that owns it. Owners are numbered when they are first seen and
-    kept alive, so that an address means one thing only.
+    kept alive, so that an address means one thing only. Bytes count from where an owner was first
+    seen, because where its own bytes begin may be a matter of alignment.
     """
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._known: list[tuple[int, int, str, Any]] = []  # start, end, name, owner
+        self._known: list[tuple[int, int, str, Any]] = []  # origin, end, name, owner
         self._count = 0
 
     def add(self, array: Bytes, name: str) -> None:
         """Give the bytes of an array a name."""
         start = array.ctypes.data
-        self._insert(start, start + array.nbytes, name, array)
+        self._insert(start, start + array.nbytes, (start, name, array))
 
     def find(self, memory: HostMemory) -> tuple[str, int]:
         """Return the name of some memory and where in it the first byte is."""
         start = np.frombuffer(memory, np.uint8).ctypes.data if memory.nbytes else 0
         at = bisect_right(self._starts, start) - 1
         if at >= 0:
-            first, last, name, _ = self._known[at]
+            origin, last, name, _ = self._known[at]
             if start + memory.nbytes <= last:
-                return name, start - first
+                return name, start - origin
         owner = _owner(memory)
         first, last = _extent(owner, start, memory.nbytes)
         name = f"h{self._count}"
         self._count += 1
-        self._insert(first, last, name, owner)
-        return name, start - first
+        self._insert(first, last, (start, name, owner))
+        return name, 0
 
-    def _insert(self, start: int, end: int, name: str, owner: Any) -> None:
+    def _insert(self, start: int, end: int, named: tuple[int, str, Any]) -> None:
+        origin, name, owner = named
         at = bisect_right(self._starts, start)
         self._starts.insert(at, start)
-        self._known.insert(at, (start, end, name, owner))
+        self._known.insert(at, (origin, end, name, owner))
 
 
 def _owner(memory: HostMemory) -> Any:

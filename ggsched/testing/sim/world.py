@@ -241,9 +241,12 @@ class SimWorld(Engine):
         self._made[thing] += 1
         return number
 
-    def place_of(self, memory: HostMemory) -> tuple[str, int]:
-        """Return the name of host memory for ``touch`` and its first byte there."""
-        return self._places.find(memory) if self.chooser.tracks else ("", 0)
+    def place_of(self, memory: HostMemory, *, stays: bool = False) -> tuple[str, int]:
+        """Return the name of host memory for ``touch`` and its first byte there.
+
+        Without a chooser that tracks it has no name, unless it stays longer than the chooser.
+        """
+        return self._places.find(memory) if stays or self.chooser.tracks else ("", 0)
 
     def name_host_memory(self, array: Bytes, name: str) -> None:
         """Let host memory have the name of a buffer whose bytes it is."""
