@@ -291,7 +291,7 @@ class TestMemory:
         assert "c1 copy 32 B from sim:0 m0[0:32] to sim:0 m1[0:32]" in found.what
         q.sync(1)
         assert np.isnan(out).all()
-        assert len(world.violations) == 2
+        assert "was freed and is used by c1 copy" in world.violations[1].what
 
     def test_closed_buffers_are_refused(self):
         q = device_of(EagerChooser()).create_stream()

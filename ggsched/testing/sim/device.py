@@ -179,7 +179,7 @@ class SimDevice:
         if self.is_closed:
             raise checks.closed_error(f"device {self.facts.name}")
         if self.lost is not None:
-            raise self.lost
+            raise DeviceFault(self.lost.what, where=self.lost.where, why=self.lost.why)
 
     def _register(self, buffer: SimBuffer) -> SimBuffer:
         self.buffers = [*(b for b in self.buffers if not b.is_closed), buffer]

@@ -120,11 +120,13 @@ class Engine:
         moment: Number of decisions so far.
         host_s: Simulated time of the host.
         pending: Tasks that are not done.
+        present: Task whose step is under way; None while the host is at work.
         refusal: What the chooser raised, if it did; somebody may have caught it on the way.
     """
 
     def __init__(self, chooser: Chooser) -> None:
         self.chooser = chooser
+        self.present: Task | None = None
         self.refusal: GgschedError | None = None
         self.moment = 0
         self.host_s = 0.0
@@ -259,10 +261,13 @@ class Engine:
         self.touch(("fault", stream.name), 0, 1, writes=False)
         fault = stream.fault_before(task.position)
         if fault is None:
+            self.present = task
             try:
                 task.steps[task.at]()
             except Exception as error:
                 fault = stream.fail(task, error)
+            finally:
+                self.present = None
         task.at += 1
         if fault is not None or task.at >= len(task.steps):
             task.fault = fault

@@ -172,7 +172,8 @@ class SimWorld(Engine):
 
     def report_use_after_free(self, buffer: SimBuffer) -> None:
         """Take note that a step uses a buffer that was freed (BUF-2)."""
-        what = f"{buffer.space} of {buffer.device.facts.name} is used after it was freed"
+        by = self.present.label if self.present else "the host"
+        what = f"{buffer.space} of {buffer.device.facts.name} was freed and is used by {by}"
         violation = Violation("BUF-2", what)
         if violation not in self.violations:
             self.violations.append(violation)
