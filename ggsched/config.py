@@ -37,6 +37,7 @@ class Settings:
             2 placement and splits with reasons, 3 commands with hazards, 4 each executed command.
         cpu_sync: Whether the backend ``cpu`` runs without worker threads.
         seed: Decides what the simulator runs when.
+        checked: Whether devices check their callers, see ``ggsched.backend.checked``.
     """
 
     backends: tuple[str, ...] | None = None
@@ -46,6 +47,7 @@ class Settings:
     debug: int = 0
     cpu_sync: bool = False
     seed: int = 0
+    checked: bool = False
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **changes: Any) -> Self:
@@ -153,6 +155,14 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "names with commas between them, e.g. opencl,cpu",
         "Which backends may be used, in order of preference.",
         _names,
+    ),
+    Variable(
+        "GGSCHED_CHECKED",
+        "checked",
+        "0 or 1",
+        "1: every call on a device is checked against the contract: order, lifetimes, regions, "
+        "host memory that is borrowed.",
+        _flag,
     ),
     Variable(
         "GGSCHED_CPU_SYNC",

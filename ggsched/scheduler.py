@@ -14,6 +14,7 @@ from typing import Final, Self
 
 import numpy as np
 
+from ggsched.backend.checked import checked
 from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device
 from ggsched.backend.registry import open_devices
@@ -87,6 +88,8 @@ class Scheduler:
         self._owned, self._devices = _opened(devices, self.settings)
         try:
             self.topology = probe(self._devices)
+            if self.settings.checked:
+                self._devices = checked(self._devices)
             self._recorder = recorder
             if recorder is not None:
                 self._devices = traced(self._devices, recorder)

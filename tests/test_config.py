@@ -21,6 +21,7 @@ def test_nothing_set_gives_the_defaults():
     [
         ("BACKENDS", "opencl, cpu", "backends", ("opencl", "cpu")),
         ("BACKENDS", "cpu", "backends", ("cpu",)),
+        ("CHECKED", "1", "checked", True),
         ("CPU_SYNC", "1", "cpu_sync", True),
         ("CPU_SYNC", "0", "cpu_sync", False),
         ("DEBUG", "4", "debug", 4),
@@ -66,7 +67,7 @@ def test_misspelt_name():
 
 
 def test_far_name_lists_what_there_is():
-    with pytest.raises(UsageError, match=r"known: GGSCHED_BACKENDS, GGSCHED_CPU_SYNC"):
+    with pytest.raises(UsageError, match=r"known: GGSCHED_BACKENDS, GGSCHED_CHECKED"):
         Settings.from_environment({"GGSCHED_THREADS_PER_QUEUE": "1"})
 
 

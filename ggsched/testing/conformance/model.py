@@ -35,6 +35,7 @@ class Memory:
         known: Which of them were written at all (BUF-1).
         writer: By element, who wrote it last.
         readers: By element, who has read it since.
+        users: Who uses it at all, if only zero bytes of it.
     """
 
     thing: Any
@@ -43,6 +44,7 @@ class Memory:
     known: npt.NDArray[np.bool_]
     writer: list[Mark | None]
     readers: list[dict[int, int]]
+    users: Clock = field(default_factory=dict)
 
     @classmethod
     def fresh(cls, thing: Any, device: int, count: int) -> "Memory":
@@ -127,6 +129,7 @@ class Order:
         number = self.clocks[lane][lane] = self.count[lane]
         for access in accesses:
             memory = access.memory
+            memory.users[lane] = number
             for i in range(access.start, access.end):
                 if access.writes:
                     memory.writer[i] = (lane, number)

@@ -3,8 +3,7 @@
     python -m ggsched.testing.conformance.page docs/reference/contract.md
 
 A place ``<!-- cases EVT-2 -->`` is followed by two lines, which are replaced. Mutants come from
-the table ``MUTANTS`` of ``ggsched.testing.mutants_backend``, once there is such a module: anything
-with ``name`` and ``rule``.
+the table ``MUTANTS`` of ``ggsched.testing.broken.table``: anything with ``name`` and ``rule``.
 """
 
 import importlib
@@ -18,7 +17,7 @@ from typing import Any, Final
 from ggsched.testing.conformance.rules import RULES
 from ggsched.testing.conformance.suite import all_cases
 
-MUTANTS_MODULE: Final = "ggsched.testing.mutants_backend"
+MUTANTS_MODULE: Final = "ggsched.testing.broken.table"
 _PLACE: Final = re.compile(
     r"<!-- cases (?P<rule>[A-Z]{3}-\d) -->\n(?:\n\*Cases:\*[^\n]*\n)?(?:\n\*Mutants:\*[^\n]*\n)?"
 )
@@ -34,7 +33,10 @@ def cases_by_rule() -> dict[str, list[str]]:
 
 def mutants_by_rule() -> dict[str, list[str]] | None:
     """Return the names of all mutants of each rule, or None where there is no table of them."""
-    if importlib.util.find_spec(MUTANTS_MODULE) is None:
+    try:
+        if importlib.util.find_spec(MUTANTS_MODULE) is None:
+            return None
+    except ModuleNotFoundError:  # its package
         return None
     table: Any = importlib.import_module(MUTANTS_MODULE).MUTANTS
     mutants: Iterable[Any] = table.values() if isinstance(table, Mapping) else table

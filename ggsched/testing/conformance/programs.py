@@ -86,7 +86,7 @@ class Program:
     def replace_buffer(self, at: int) -> None:
         """Close a buffer, once the host knows that nobody uses it, and allocate another one."""
         memory = self.buffers[at]
-        self._let_host_have([Access(memory, 0, COUNT, True)])
+        self._let_host_know(memory.users)
         self.world.close(memory.thing)
         del self.buffers[at]
         self.allocate(memory.device)
@@ -285,7 +285,10 @@ class Program:
         return self.record(p)
 
     def _let_host_have(self, accesses: list[Access]) -> None:
-        for other, number in self.order.missing(HOST, accesses):
+        self._let_host_know(dict(self.order.missing(HOST, accesses)))
+
+    def _let_host_know(self, marks: Clock) -> None:
+        for other, number in sorted(marks.items()):
             if number > self.order.clocks[HOST].get(other, 0):
                 self.sync(next(p for p in self.queues if other in p.lanes))
 

@@ -353,9 +353,12 @@ class World:
         self._holds.clear()
 
     def finish(self, *, failed: bool) -> None:
-        """Release latches, then close what the case made; errors count only where it passed."""
+        """Release latches, then close all; errors count only where the case passed.
+
+        The devices come first: they may be closed at any time, and buffers may not (BUF-2).
+        """
         self.let_go()
-        for thing in (*reversed(self._open), *self.devices):
+        for thing in (*self.devices, *reversed(self._open)):
             if failed:
                 with suppress(Exception):
                     thing.close()

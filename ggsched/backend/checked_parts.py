@@ -1,0 +1,189 @@
+"""Buffers, events and programs behind checks; see ``ggsched.backend.checked``."""
+
+from typing import TYPE_CHECKING
+
+from ggsched.backend import checks
+from ggsched.backend.borrowed import digest
+from ggsched.backend.ledger import Clock
+from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
+from ggsched.backend.story import Called, misuse, new_story, with_story
+from ggsched.errors import GgschedError, UsageError
+
+if TYPE_CHECKING:
+    from ggsched.backend.checked import CheckedDevice
+    from ggsched.backend.checked_stream import CheckedStream
+
+
+class CheckedBuffer:
+    """A buffer that knows which commands use it (BUF-2).
+
+    Args:
+        inner: The backend's buffer.
+        device: The device behind checks.
+        name: For messages.
+        lent: Host memory that it was made of, with its checksum.
+    """
+
+    def __init__(
+        self,
+        inner: Buffer,
+        device: "CheckedDevice",
+        name: str,
+        *,
+        lent: tuple[HostMemory, int] | None = None,
+    ) -> None:
+        self.inner = inner
+        self.device = device
+        self.name = name
+        self.is_closed = False
+        self.story = new_story()
+        self._lent = lent
+        self._uses: dict[int, tuple[int, Called]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes."""
+        return self.inner.nbytes
+
+    def __getattr__(self, name: str) -> object:
+        """Offer what the inner buffer offers for interop (INT-1, INT-2)."""
+        if name.startswith("__") and name.endswith("__"):
+            return getattr(self.inner, name)
+        raise AttributeError(name)
+
+    def host_view(self) -> HostMemory:
+        """Return the bytes themselves (BUF-4)."""
+        self.require_open("host_view")
+        self.story.append(self.device.ledger.call(self.name, "host_view"))
+        return self.inner.host_view()
+
+    def close(self) -> None:
+        """Release the memory; legal twice (ERR-3).
+
+        Raises:
+            UsageError: a command may still use it (BUF-2), and it stays open; or it was made of
+                host memory that somebody has changed since (CPY-4).
+        """
+        if self.is_closed:
+            return
+        ledger = self.device.ledger
+        called = ledger.call(self.name, "close")
+        if not self.device.is_closed:
+            for stream, (position, use) in self._uses.items():
+                if not ledger.is_known(stream, position):
+                    raise misuse(
+                        "BUF-2",
+                        "the buffer is closed while a command may still use it",
+                        where=self.name,
+                        why=f"nothing has told the host that {use} is complete",
+                        hint="sync that stream, or an event behind the command, before close()",
+                        story=(*self.story, called),
+                    )
+        self.is_closed = True
+        self.inner.close()
+        if self._lent is not None and digest(self._lent[0]) != self._lent[1]:
+            raise misuse(
+                "CPY-4",
+                "imported host memory changed while it was borrowed",
+                where=self.name,
+                story=self.story,
+            )
+
+    # --- for streams ---------------------------------------------------------------------------
+
+    def require_open(self, command: str) -> None:
+        """Refuse a buffer that was closed (ERR-3)."""
+        if self.is_closed or self.device.is_closed:
+            error = UsageError(
+                f"buffer {self.name} is closed",
+                where=command,
+                hint="nothing can be called after close()",
+            )
+            raise with_story(error, self.name, self.story)
+
+    def use(self, stream: int, position: int, called: Called) -> None:
+        """Take note of a command that uses it."""
+        self._uses[stream] = (position, called)
+        self.story.append(called)
+
+
+class CheckedEvent:
+    """An event that knows what it stands for (EVT-1..6)."""
+
+    def __init__(self, inner: Event, device: "CheckedDevice", name: str) -> None:
+        self.inner = inner
+        self.device = device
+        self.name = name
+        self.is_closed = False
+        self.story = new_story()
+        self.clock: Clock | None = None
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a stream has recorded it."""
+        self._require_open()
+        return self.inner.is_recorded
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is done; if so the host knows that its work is complete (EVT-5)."""
+        self._require_open()
+        done = self.inner.is_done
+        if done and self.clock is not None:
+            self.device.ledger.learn(self.clock)
+        return done
+
+    def sync(self, timeout_s: float) -> None:
+        """Block until done (EVT-5)."""
+        self._require_open()
+        self.story.append(self.device.ledger.call(self.name, "sync", (timeout_s,)))
+        if self.clock is None:
+            raise misuse(
+                "EVT-3",
+                "the event was not recorded",
+                where=self.name,
+                why="waiting for it would never end",
+                hint="record it on a stream first",
+                story=self.story,
+            )
+        try:
+            self.inner.sync(timeout_s)
+        except GgschedError as error:
+            with_story(error, self.name, self.story)
+            raise
+        self.device.ledger.learn(self.clock)
+
+    def close(self) -> None:
+        """Release it; legal twice (ERR-3)."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.story.append(self.device.ledger.call(self.name, "close"))
+        self.inner.close()
+
+    def _require_open(self) -> None:
+        if self.is_closed:
+            raise with_story(checks.closed_error(f"event {self.name}"), self.name, self.story)
+
+
+class CheckedProgram:
+    """A program that knows its stream and its buffers (LCH-1, LCH-5)."""
+
+    def __init__(
+        self,
+        inner: Program,
+        stream: "CheckedStream",
+        name: str,
+        buffers: tuple[CheckedBuffer, ...],
+    ) -> None:
+        self.inner = inner
+        self.stream = stream
+        self.name = name
+        self.buffers = buffers
+        self.is_closed = False
+
+    def close(self) -> None:
+        """Release it; legal twice and before its launches are complete (ERR-3, LCH-1)."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.stream.device.ledger.call(self.name, "close")
+        self.inner.close()

@@ -1,0 +1,261 @@
+"""Streams behind checks; see ``ggsched.backend.checked``."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from ggsched.backend import checks
+from ggsched.backend.borrowed import WHOLE_NBYTES, Loan, address, digest
+from ggsched.backend.checked_parts import CheckedBuffer, CheckedEvent, CheckedProgram
+from ggsched.backend.ledger import Clock, join
+from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
+from ggsched.backend.story import Called, misuse, new_story, with_story
+from ggsched.errors import DeviceFault, GgschedError
+
+if TYPE_CHECKING:
+    from ggsched.backend.checked import CheckedDevice
+
+SHADOW_NBYTES: Final = WHOLE_NBYTES
+"""Downloads up to this length are made a second time, to see whether the host wrote the target."""
+
+
+class CheckedStream:
+    """A stream that checks each command before the backend sees it (STR-1..6, ERR-1).
+
+    Args:
+        inner: The backend's stream.
+        device: The device behind checks.
+        name: For messages.
+    """
+
+    def __init__(self, inner: Stream, device: "CheckedDevice", name: str) -> None:
+        self.inner = inner
+        self.device = device
+        self.name = name
+        self.is_closed = False
+        self.story = new_story()
+        self._ledger = device.ledger
+        self._number = device.ledger.new_stream()
+        self._position = 0
+        self._clock: Clock = {}
+        self._user: int | None = None
+
+    def __getattr__(self, name: str) -> object:
+        """Offer what the inner stream offers for interop (INT-3)."""
+        if name.startswith("__") and name.endswith("__"):
+            return getattr(self.inner, name)
+        raise AttributeError(name)
+
+    # --- commands ------------------------------------------------------------------------------
+
+    def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
+        """Upload, and watch the source until the command is complete (CPY-4)."""
+        with self._using("upload", _name(buffer), offset, _length(source)) as called:
+            checks.check_upload(self.device, source, buffer, offset)
+            mine = self._open_buffer(buffer, called)
+            loan = self._lend_source(source, called)
+            self._enqueue(called, (mine,), lambda: self.inner.upload(source, mine.inner, offset))
+            if loan is not None:
+                self._ledger.lend(loan)
+
+    def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
+        """Download, and watch the target until the command is complete (CPY-5)."""
+        with self._using("download", _name(buffer), offset, _length(target)) as called:
+            checks.check_download(self.device, buffer, offset, target)
+            mine = self._open_buffer(buffer, called)
+            start = address(target)
+            for loan in self._ledger.loans(start, start + target.nbytes):
+                loan.give_up()  # this command changes it, and legally if it comes after
+            self._enqueue(called, (mine,), lambda: self.inner.download(mine.inner, offset, target))
+            lent = Loan("target", target, start, self._number, self._position, called)
+            if 0 < target.nbytes <= SHADOW_NBYTES:
+                lent.shadow = memoryview(bytearray(target.nbytes))
+                self.inner.download(mine.inner, offset, lent.shadow)
+            self._ledger.lend(lent)
+
+    def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
+        """Copy between buffers, also of devices that are not checked (CPY-1, CPY-3, CPY-6)."""
+        operands = (_name(src), src_offset, _name(dst), dst_offset, nbytes)
+        with self._using("copy", *operands) as called:
+            checks.check_copy(self.device, src, src_offset, dst, dst_offset, nbytes)
+            used = [b for b in (src, dst) if isinstance(b, CheckedBuffer)]
+            for buffer in used:
+                buffer.require_open(str(called))
+            a, b = _bare(src), _bare(dst)
+            self._enqueue(
+                called, used, lambda: self.inner.copy(a, src_offset, b, dst_offset, nbytes)
+            )
+
+    def launch(self, program: Program) -> None:
+        """Launch a program of this stream, all of whose buffers are open (LCH-5, ERR-3)."""
+        with self._using("launch", _name(program)) as called:
+            if not isinstance(program, CheckedProgram) or program.stream is not self:
+                raise misuse(
+                    "LCH-5",
+                    "the program was compiled for another stream",
+                    where=str(called),
+                    story=self.story,
+                )
+            if program.is_closed:
+                raise checks.closed_error(f"program {program.name}")
+            for buffer in program.buffers:
+                buffer.require_open(str(called))
+            self._enqueue(called, program.buffers, lambda: self.inner.launch(program.inner))
+
+    def record(self, event: Event) -> None:
+        """Record an event, once (EVT-1, EVT-3)."""
+        with self._using("record", _name(event)) as called:
+            checks.check_record(self.device, event)
+            mine = self._own_event(event)
+            mine.story.append(called)
+            clock = {**self._clock, self._number: self._position + 1}
+            try:
+                self._enqueue(called, (), lambda: self.inner.record(mine.inner))
+            finally:
+                if mine.inner.is_recorded:  # also on a stream that is poisoned already (EVT-6)
+                    mine.clock = clock
+
+    def wait(self, event: Event) -> None:
+        """Wait for an event that was recorded (EVT-2, EVT-3, EVT-4)."""
+        with self._using("wait", _name(event)) as called:
+            checks.check_wait(self.device, event)
+            if isinstance(event, CheckedEvent):
+                bare = event.inner
+                event.story.append(called)
+            else:
+                bare = event
+            self._enqueue(called, (), lambda: self.inner.wait(bare))
+            if isinstance(event, CheckedEvent) and event.clock is not None:
+                join(self._clock, event.clock)
+
+    def barrier(self) -> None:
+        """Pass a barrier on (STR-1)."""
+        with self._using("barrier") as called:
+            self._enqueue(called, (), self.inner.barrier)
+
+    # --- waiting -------------------------------------------------------------------------------
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all is complete; if so the host knows it (STR-3, STR-6)."""
+        self.require_open()
+        done = self.inner.is_done
+        if done:
+            self._learn()
+        return done
+
+    def sync(self, timeout_s: float) -> None:
+        """Block until all is complete, then look at what was borrowed (STR-5)."""
+        with self._using("sync", timeout_s):
+            self._run(lambda: self.inner.sync(timeout_s))
+            self._learn()
+
+    def close(self) -> None:
+        """Release the stream; legal twice and after a fault (ERR-3)."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.story.append(self._ledger.call(self.name, "close"))
+        self.inner.close()
+
+    # --- helpers -------------------------------------------------------------------------------
+
+    def require_open(self) -> None:
+        """Refuse a stream that was closed (ERR-3)."""
+        if self.is_closed or self.device.is_closed:
+            raise with_story(checks.closed_error(f"stream {self.name}"), self.name, self.story)
+
+    @contextmanager
+    def _using(self, verb: str, *operands: object) -> Iterator[Called]:
+        """Note a call, and refuse two threads at once (STR-6)."""
+        me, user = threading.get_ident(), self._user
+        if user is not None and user != me:
+            raise misuse(
+                "STR-6",
+                f"two threads use the stream at once: {verb} of thread {me}, by now in {user}",
+                where=self.name,
+                hint="give each thread a stream of its own, or a lock",
+                story=self.story,
+            )
+        self._user = me
+        try:
+            self.require_open()
+            called = self._ledger.call(self.name, verb, operands)
+            self.story.append(called)
+            yield called
+        except GgschedError as error:
+            with_story(error, self.name, self.story)
+            raise
+        finally:
+            self._user = user
+
+    def _enqueue(
+        self, called: Called, buffers: Sequence[CheckedBuffer], call: Callable[[], None]
+    ) -> None:
+        """Pass a command on, and note which buffers it uses."""
+        self._run(call)
+        self._position += 1
+        for buffer in buffers:
+            buffer.use(self._number, self._position, called)
+
+    def _run(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except DeviceFault:
+            # What follows a fault comes to an end without effect (ERR-2), so nobody uses anything.
+            self._ledger.settle(self._number, self._position)
+            raise
+
+    def _learn(self) -> None:
+        self._ledger.learn({**self._clock, self._number: self._position})
+
+    def _open_buffer(self, buffer: Buffer, called: Called) -> CheckedBuffer:
+        assert isinstance(buffer, CheckedBuffer)  # its device is this one
+        buffer.require_open(str(called))
+        return buffer
+
+    def _own_event(self, event: Event) -> CheckedEvent:
+        assert isinstance(event, CheckedEvent)  # its device is this one
+        return event
+
+    def _lend_source(self, source: HostMemory, called: Called) -> Loan | None:
+        """Return the loan of a source, or None where nobody borrows it.
+
+        Raises:
+            UsageError: a command that is not known to be complete writes it, and it is read now.
+        """
+        start = address(source)
+        pending = [
+            loan
+            for loan in self._ledger.loans(start, start + source.nbytes)
+            if loan.kind == "target"
+        ]
+        if self.device.facts.snapshots_uploads:
+            if pending:
+                raise misuse(
+                    "CPY-4",
+                    "the source is read now, and a download into it may be under way",
+                    where=str(called),
+                    why=f"nothing has told the host that {pending[0].call} is complete",
+                    hint="sync that stream first: uploads of this device take snapshots",
+                    story=self.story,
+                )
+            return None
+        loan = Loan("source", source, start, self._number, self._position + 1, called)
+        if not pending:
+            loan.digest = digest(source)
+        return loan
+
+
+def _name(thing: object) -> str:
+    name = getattr(thing, "name", None)
+    return name if isinstance(name, str) else type(thing).__name__
+
+
+def _length(memory: object) -> int:
+    nbytes = getattr(memory, "nbytes", -1)
+    return nbytes if isinstance(nbytes, int) else -1
+
+
+def _bare(buffer: Buffer) -> Buffer:
+    return buffer.inner if isinstance(buffer, CheckedBuffer) else buffer

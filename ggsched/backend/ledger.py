@@ -1,0 +1,116 @@
+"""What is under way, and what of it the host knows to be complete.
+
+Only waiting tells the host that a command is complete: ``sync``, and ``is_done`` that is true, of a
+stream or an event. So the same calls get the same answer every time, however fast the device is.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+from ggsched.backend.borrowed import Loan
+from ggsched.backend.story import Called, OnCall, misuse
+
+Clock = dict[int, int]
+"""By number of a stream: how many of its commands are complete."""
+
+
+class Ledger:
+    """Shared by all devices that were wrapped together.
+
+    Attributes:
+        known: What the host knows to be complete.
+        on_call: Told about every call.
+    """
+
+    def __init__(self, on_call: OnCall | None) -> None:
+        self.known: Clock = {}
+        self.on_call = on_call
+        self._calls = 0
+        self._streams = 0
+        self._loans: dict[int, deque[Loan]] = {}
+
+    def new_stream(self) -> int:
+        """Return the number of a new stream."""
+        number = self._streams
+        self._streams += 1
+        self._loans[number] = deque()
+        return number
+
+    def call(self, thing: str, verb: str, operands: tuple[object, ...] = ()) -> Called:
+        """Number a call, and tell about it."""
+        called = Called(self._calls, thing, verb, operands)
+        self._calls += 1
+        if self.on_call is not None:
+            self.on_call(called)
+        return called
+
+    def is_known(self, stream: int, position: int) -> bool:
+        """Whether the host knows that a command is complete."""
+        return position <= self.known.get(stream, 0)
+
+    def settle(self, stream: int, position: int) -> None:
+        """Take commands of a stream that failed for complete, without looking at what they used."""
+        self.known[stream] = max(position, self.known.get(stream, 0))
+        loans = self._loans[stream]
+        while loans and loans[0].position <= position:
+            loans.popleft()
+
+    # --- host memory --------------------------------------------------------------------------
+
+    def lend(self, loan: Loan) -> None:
+        """Take note of host memory that a command uses."""
+        if loan.memory.nbytes:
+            self._loans[loan.stream].append(loan)
+
+    def loans(self, start: int, end: int) -> Iterator[Loan]:
+        """Yield the loans that have bytes in common with a range of addresses."""
+        for loans in self._loans.values():
+            for loan in loans:
+                if loan.overlaps(start, end):
+                    yield loan
+
+    def learn(self, clock: Clock) -> None:
+        """Let the host know that commands are complete, and look at what they had borrowed.
+
+        Raises:
+            UsageError: somebody else changed what a command had borrowed (CPY-4, CPY-5).
+        """
+        known, changed = self.known, []
+        for stream, position in clock.items():
+            if position <= known.get(stream, 0):
+                continue
+            known[stream] = position
+            loans = self._loans[stream]
+            while loans and loans[0].position <= position:
+                loan = loans.popleft()
+                if not loan.is_intact:
+                    changed.append(loan)
+        if changed:
+            raise _changed(changed[0])
+
+
+def join(into: Clock, other: Clock) -> None:
+    """Let a clock know what another one knows."""
+    for stream, position in other.items():
+        if position > into.get(stream, 0):
+            into[stream] = position
+
+
+def _changed(loan: Loan) -> Exception:
+    if loan.kind == "source":
+        return misuse(
+            "CPY-4",
+            "the host source of an upload changed before the upload was complete",
+            where=str(loan.call),
+            why="it is borrowed until the command is complete",
+            hint="sync the stream or an event behind the upload first",
+            story=(loan.call,),
+        )
+    return misuse(
+        "CPY-5",
+        "the host target of a download was written by somebody else before it was complete",
+        where=str(loan.call),
+        why="it belongs to the device until the command is complete",
+        hint="sync the stream or an event behind the download first",
+        story=(loan.call,),
+    )
