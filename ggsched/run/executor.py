@@ -5,6 +5,7 @@ are made anew for each run, because an event is recorded once (EVT-1).
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import assert_never
 
@@ -88,7 +89,8 @@ class Executor:
             self._explain(error, number)
             raise
         finally:
-            self._retire_events()
+            with nullcontext() if self._recorder is None else self._recorder.housekeeping():
+                self._retire_events()
         outputs = {tid: array.copy() for tid, array in self._outputs.items()}
         if self._recorder is not None:
             self._recorder.add(self._recorder.host_work("read outputs", self._read))

@@ -1,13 +1,14 @@
 """Collects records while they happen: bounded, cheap, from any number of threads."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Final
 
 from ggsched.topology.caps import CopyOrder
 from ggsched.trace.host_memory import HOST_SPACE, HostMap, address_of
-from ggsched.trace.schema import NOBODY, Access, Actor, Alloc, Entry, Trace, Work
+from ggsched.trace.schema import NOBODY, Access, Actor, Alloc, Entry, Sync, Trace, Work
 
 DEFAULT_LIMIT: Final = 1_000_000
 """Records that are kept. One is a few bytes where it repeats, and some hundred in a file."""
@@ -26,7 +27,8 @@ class Recorder:
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._entries: list[Entry | None] = []
+        self._entries: list[Entry] = []
+        self._refused: list[Entry] = []
         self._dropped = 0
         self._actors: list[Actor] = []
         self._own = threading.local()
@@ -79,33 +81,57 @@ class Recorder:
         written = tuple(a for view in writes for a in self.host_range(view))
         return Work(self.thread, label, NOBODY, read, written)
 
+    @contextmanager
+    def housekeeping(self) -> Iterator[None]:
+        """Take no note of what the calling thread finds to be done in the meantime.
+
+        What was done by chance when somebody asked, and would not have been waited for, orders
+        nothing.
+        """
+        self._own.is_housekeeping = True
+        try:
+            yield
+        finally:
+            self._own.is_housekeeping = False
+
+    def saw_done(self, *, stream: int | None = None, event: int | None = None) -> None:
+        """Note that the calling thread has found something to be done, as good as a sync."""
+        if not getattr(self._own, "is_housekeeping", False):
+            self.add(Sync(self.thread, stream=stream, event=event))
+
     # --- what happens --------------------------------------------------------------------------
 
-    def add(self, entry: Entry) -> int:
-        """Add a record; return its number, or -1 if the limit is reached."""
-        with self._lock:
-            if self._dropped or len(self._entries) >= self._limit:
-                self._dropped += 1
-                return -1
+    def add(self, entry: Entry) -> None:
+        """Add a record."""
+        # Without a lock: appending to a list is atomic, and the list never becomes shorter.
+        if len(self._entries) < self._limit:
             self._entries.append(entry)
-            return len(self._entries) - 1
+        else:
+            self._drop(1)
 
     def add_all(self, entries: Sequence[Entry]) -> None:
         """Add several records, next to each other."""
-        with self._lock:
-            kept = 0 if self._dropped else max(0, self._limit - len(self._entries))
+        kept = max(0, self._limit - len(self._entries))
+        if kept >= len(entries):
+            self._entries.extend(entries)
+        else:
             self._entries.extend(entries[:kept])
-            self._dropped += max(0, len(entries) - kept)
+            self._drop(len(entries) - kept)
 
-    def take_back(self, number: int) -> None:
-        """Remove a record: what it says was refused."""
-        if number >= 0:
-            self._entries[number] = None
+    def take_back(self, entry: Entry) -> None:
+        """Leave out a record that was added a moment ago: what it says was refused."""
+        with self._lock:
+            self._refused.append(entry)
+
+    def _drop(self, count: int) -> None:
+        with self._lock:
+            self._dropped += count
 
     def trace(self, name: str) -> Trace:
         """Return what was collected so far."""
         with self._lock:
-            entries = tuple(entry for entry in self._entries if entry is not None)
+            refused = {id(entry) for entry in self._refused}
+            entries = tuple(entry for entry in self._entries if id(entry) not in refused)
             return Trace(name, tuple(self._actors), entries, "once", self._dropped)
 
     def _actor(self, name: str, device: str, copy_order: CopyOrder) -> int:

@@ -12,6 +12,7 @@ not written down.
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from typing import Final
 
 import msgspec
 
@@ -21,6 +22,9 @@ from ggsched.ir.ops import op_by_name
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Access, Barrier, Free, Record, Sync, Wait, Work
+
+_MAX_COPIES: Final = 10_000
+"""Copies of a stream that are remembered, since a plan makes the same ones in each run."""
 
 
 def traced(devices: Sequence[Device], recorder: Recorder) -> list[Device]:
@@ -107,6 +111,10 @@ class TracedBuffer:
         """Length in bytes."""
         return self.inner.nbytes
 
+    def __getattr__(self, name: str) -> object:
+        """Offer what the inner buffer offers for interop."""
+        return _interop(self.inner, name)
+
     def host_view(self) -> HostMemory:
         """As the inner buffer; what is done with the view is not recorded."""
         return self.inner.host_view()
@@ -135,8 +143,11 @@ class TracedEvent:
 
     @property
     def is_done(self) -> bool:
-        """As the inner event."""
-        return self.inner.is_done
+        """As the inner event; if it is done that is as good as a sync (EVT-5)."""
+        done = self.inner.is_done
+        if done:
+            self._recorder.saw_done(event=self.number)
+        return done
 
     def sync(self, timeout_s: float) -> None:
         """Wait, and note it once it is over."""
@@ -178,11 +189,19 @@ class TracedStream:
         self.actor = actor
         self._recorder = device.recorder
         self._snapshots = device.facts.snapshots_uploads
+        self._copies: dict[tuple[int, ...], tuple[Work, Buffer, Buffer]] = {}
+
+    def __getattr__(self, name: str) -> object:
+        """Offer what the inner stream offers for interop."""
+        return _interop(self.inner, name)
 
     @property
     def is_done(self) -> bool:
-        """As the inner stream."""
-        return self.inner.is_done
+        """As the inner stream; if it is done that is as good as a sync (STR-3)."""
+        done = self.inner.is_done
+        if done:
+            self._recorder.saw_done(stream=self.actor)
+        return done
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
         """Upload; the host reads the source itself where the device takes snapshots (CPY-4)."""
@@ -205,9 +224,16 @@ class TracedStream:
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Copy."""
         self.inner.copy(_inner(src), src_offset, _inner(dst), dst_offset, nbytes)
-        recorder = self._recorder
-        reads, writes = _bytes(src, src_offset, nbytes), _bytes(dst, dst_offset, nbytes)
-        recorder.add(Work(self.actor, "copy", recorder.thread, reads, writes, is_copy=True))
+        thread = self._recorder.thread
+        key = (thread, id(src), src_offset, id(dst), dst_offset, nbytes)
+        known = self._copies.get(key)
+        if known is None:
+            reads, writes = _bytes(src, src_offset, nbytes), _bytes(dst, dst_offset, nbytes)
+            work = Work(self.actor, "copy", thread, reads, writes, is_copy=True)
+            if len(self._copies) >= _MAX_COPIES:
+                self._copies.clear()
+            known = self._copies[key] = (work, src, dst)  # both kept, so that no id is used again
+        self._recorder.add(known[0])
 
     def launch(self, program: Program) -> None:
         """Launch."""
@@ -226,13 +252,14 @@ class TracedStream:
             self.inner.record(event)
             return
         recorder, was_recorded = self._recorder, event.inner.is_recorded
-        number = recorder.add(Record(self.actor, event.number, recorder.thread))
+        entry = Record(self.actor, event.number, recorder.thread)
+        recorder.add(entry)
         try:
             self.inner.record(event.inner)
         except BaseException:
             # On a poisoned stream the event is recorded all the same (EVT-6).
             if was_recorded or not event.inner.is_recorded:
-                recorder.take_back(number)
+                recorder.take_back(entry)
             raise
 
     def wait(self, event: Event) -> None:
@@ -256,6 +283,12 @@ class TracedStream:
     def close(self) -> None:
         """Close the inner stream."""
         self.inner.close()
+
+
+def _interop(inner: object, name: str) -> object:
+    if name.startswith("__") and name.endswith("__"):
+        return getattr(inner, name)
+    raise AttributeError(name)
 
 
 def _inner(buffer: Buffer) -> Buffer:

@@ -1,5 +1,7 @@
 """Traces of live devices: they say what happened, and the sanitizer judges what might have."""
 
+import time
+
 import msgspec
 import numpy as np
 import pytest
@@ -144,6 +146,8 @@ class TestOneDevice:
         assert event.is_recorded
         assert event.is_done
         assert stream.is_done
+        with pytest.raises(AttributeError):
+            stream.nothing_of_this_name  # noqa: B018
         assert len(buffer.host_view()) == 16
         for thing in (event, program, buffer, buffer, stream):
             thing.close()
@@ -164,6 +168,17 @@ class TestOneDevice:
         (finding,) = check_trace(recorder.trace("t")).findings
         assert (finding.kind, finding.hazard, finding.later.action) == ("race", "WAW", "free")
         assert finding.fix.startswith("let host wait for cpu:0 q0")
+
+    @pytest.mark.parametrize("what", ["stream", "event"])
+    def test_asking_is_as_good_as_waiting(self, device, recorder, what):
+        stream, buffer, event = device.create_stream(), device.allocate(16), device.create_event()
+        upload(stream, buffer, X[:4])
+        stream.record(event)
+        asked = stream if what == "stream" else event
+        while not asked.is_done:
+            time.sleep(0.001)
+        buffer.close()
+        assert check_trace(recorder.trace("t")).is_clean
 
     def test_source_rewritten_under_an_upload(self, device, recorder):
         stream, buffer = device.create_stream(), device.allocate(16)
