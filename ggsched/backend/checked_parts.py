@@ -91,12 +91,12 @@ class CheckedBuffer:
 
     # --- for streams ---------------------------------------------------------------------------
 
-    def require_open(self, command: str) -> None:
+    def require_open(self, command: Called | str) -> None:
         """Refuse a buffer that was closed (ERR-3)."""
         if self.is_closed or self.device.is_closed:
             error = UsageError(
                 f"buffer {self.name} is closed",
-                where=command,
+                where=str(command),
                 hint="nothing can be called after close()",
             )
             raise with_story(error, self.name, self.story)

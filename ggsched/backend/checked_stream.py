@@ -1,9 +1,8 @@
 """Streams behind checks; see ``ggsched.backend.checked``."""
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from typing import TYPE_CHECKING, Final, Self
 
 from ggsched.backend import checks
 from ggsched.backend.borrowed import WHOLE_NBYTES, Loan, address, digest
@@ -18,6 +17,49 @@ if TYPE_CHECKING:
 
 SHADOW_NBYTES: Final = WHOLE_NBYTES
 """Downloads up to this length are made a second time, to see whether the host wrote the target."""
+
+
+class Guard:
+    """What surrounds each call of a stream: one thread at a time (STR-6), and a story for errors.
+
+    One object for all calls of a stream, as making one for each would cost as much as the checks.
+    """
+
+    __slots__ = ("_called", "_stream", "_user")
+
+    def __init__(self, stream: "CheckedStream") -> None:
+        self._stream = stream
+        self._user: int | None = None
+        self._called: Called | None = None
+
+    def __call__(self, verb: str, *operands: object) -> Self:
+        """Note a call that is about to be made."""
+        stream, me = self._stream, get_ident()
+        user = self._user
+        if user is not None and user != me:
+            raise misuse(
+                "STR-6",
+                f"two threads use the stream at once: {verb} of thread {me}, by now in {user}",
+                where=stream.name,
+                hint="give each thread a stream of its own, or a lock",
+                story=stream.story,
+            )
+        stream.require_open()
+        self._user = me
+        self._called = stream.device.ledger.call(stream.name, verb, operands)
+        stream.story.append(self._called)
+        return self
+
+    def __enter__(self) -> Called:
+        assert self._called is not None
+        return self._called
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: object
+    ) -> None:
+        self._user = None
+        if isinstance(error, GgschedError):
+            with_story(error, self._stream.name, self._stream.story)
 
 
 class CheckedStream:
@@ -39,7 +81,7 @@ class CheckedStream:
         self._number = device.ledger.new_stream()
         self._position = 0
         self._clock: Clock = {}
-        self._user: int | None = None
+        self._guard = Guard(self)
 
     def __getattr__(self, name: str) -> object:
         """Offer what the inner stream offers for interop (INT-3)."""
@@ -51,7 +93,7 @@ class CheckedStream:
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
         """Upload, and watch the source until the command is complete (CPY-4)."""
-        with self._using("upload", _name(buffer), offset, _length(source)) as called:
+        with self._guard("upload", _name(buffer), offset, _length(source)) as called:
             checks.check_upload(self.device, source, buffer, offset)
             mine = self._open_buffer(buffer, called)
             loan = self._lend_source(source, called)
@@ -61,7 +103,7 @@ class CheckedStream:
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Download, and watch the target until the command is complete (CPY-5)."""
-        with self._using("download", _name(buffer), offset, _length(target)) as called:
+        with self._guard("download", _name(buffer), offset, _length(target)) as called:
             checks.check_download(self.device, buffer, offset, target)
             mine = self._open_buffer(buffer, called)
             start = address(target)
@@ -77,11 +119,11 @@ class CheckedStream:
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Copy between buffers, also of devices that are not checked (CPY-1, CPY-3, CPY-6)."""
         operands = (_name(src), src_offset, _name(dst), dst_offset, nbytes)
-        with self._using("copy", *operands) as called:
+        with self._guard("copy", *operands) as called:
             checks.check_copy(self.device, src, src_offset, dst, dst_offset, nbytes)
             used = [b for b in (src, dst) if isinstance(b, CheckedBuffer)]
             for buffer in used:
-                buffer.require_open(str(called))
+                buffer.require_open(called)
             a, b = _bare(src), _bare(dst)
             self._enqueue(
                 called, used, lambda: self.inner.copy(a, src_offset, b, dst_offset, nbytes)
@@ -89,7 +131,7 @@ class CheckedStream:
 
     def launch(self, program: Program) -> None:
         """Launch a program of this stream, all of whose buffers are open (LCH-5, ERR-3)."""
-        with self._using("launch", _name(program)) as called:
+        with self._guard("launch", _name(program)) as called:
             if not isinstance(program, CheckedProgram) or program.stream is not self:
                 raise misuse(
                     "LCH-5",
@@ -100,12 +142,12 @@ class CheckedStream:
             if program.is_closed:
                 raise checks.closed_error(f"program {program.name}")
             for buffer in program.buffers:
-                buffer.require_open(str(called))
+                buffer.require_open(called)
             self._enqueue(called, program.buffers, lambda: self.inner.launch(program.inner))
 
     def record(self, event: Event) -> None:
         """Record an event, once (EVT-1, EVT-3)."""
-        with self._using("record", _name(event)) as called:
+        with self._guard("record", _name(event)) as called:
             checks.check_record(self.device, event)
             mine = self._own_event(event)
             mine.story.append(called)
@@ -118,7 +160,7 @@ class CheckedStream:
 
     def wait(self, event: Event) -> None:
         """Wait for an event that was recorded (EVT-2, EVT-3, EVT-4)."""
-        with self._using("wait", _name(event)) as called:
+        with self._guard("wait", _name(event)) as called:
             checks.check_wait(self.device, event)
             if isinstance(event, CheckedEvent):
                 bare = event.inner
@@ -131,7 +173,7 @@ class CheckedStream:
 
     def barrier(self) -> None:
         """Pass a barrier on (STR-1)."""
-        with self._using("barrier") as called:
+        with self._guard("barrier") as called:
             self._enqueue(called, (), self.inner.barrier)
 
     # --- waiting -------------------------------------------------------------------------------
@@ -147,7 +189,7 @@ class CheckedStream:
 
     def sync(self, timeout_s: float) -> None:
         """Block until all is complete, then look at what was borrowed (STR-5)."""
-        with self._using("sync", timeout_s):
+        with self._guard("sync", timeout_s):
             self._run(lambda: self.inner.sync(timeout_s))
             self._learn()
 
@@ -164,30 +206,6 @@ class CheckedStream:
         """Refuse a stream that was closed (ERR-3)."""
         if self.is_closed or self.device.is_closed:
             raise with_story(checks.closed_error(f"stream {self.name}"), self.name, self.story)
-
-    @contextmanager
-    def _using(self, verb: str, *operands: object) -> Iterator[Called]:
-        """Note a call, and refuse two threads at once (STR-6)."""
-        me, user = threading.get_ident(), self._user
-        if user is not None and user != me:
-            raise misuse(
-                "STR-6",
-                f"two threads use the stream at once: {verb} of thread {me}, by now in {user}",
-                where=self.name,
-                hint="give each thread a stream of its own, or a lock",
-                story=self.story,
-            )
-        self._user = me
-        try:
-            self.require_open()
-            called = self._ledger.call(self.name, verb, operands)
-            self.story.append(called)
-            yield called
-        except GgschedError as error:
-            with_story(error, self.name, self.story)
-            raise
-        finally:
-            self._user = user
 
     def _enqueue(
         self, called: Called, buffers: Sequence[CheckedBuffer], call: Callable[[], None]
@@ -211,7 +229,7 @@ class CheckedStream:
 
     def _open_buffer(self, buffer: Buffer, called: Called) -> CheckedBuffer:
         assert isinstance(buffer, CheckedBuffer)  # its device is this one
-        buffer.require_open(str(called))
+        buffer.require_open(called)
         return buffer
 
     def _own_event(self, event: Event) -> CheckedEvent:
