@@ -13,6 +13,7 @@ from ggsched.testing.conformance.case import BrokenRule, Case, case
 from ggsched.testing.conformance.draws import empty_graphs, graphs_with
 from ggsched.testing.conformance.faults import LABEL, bad_rows
 from ggsched.testing.conformance.oprun import run
+from ggsched.testing.conformance.strided import strided_graphs, tied_graphs
 from ggsched.testing.conformance.world import World
 from ggsched.testing.oracle import run_oracle
 from ggsched.testing.values import ATOL, RTOL, DrawnGraph, values_for
@@ -23,6 +24,8 @@ MOVES: Final = frozenset(
     {"get_rows", "set_rows", "cpy", "cont", "concat", "repeat", "clamp", "argsort", "top_k"}
 )
 """Ops that compute nothing: their results agree to the bit. All others within ATOL and RTOL."""
+
+SORTS: Final = frozenset({"argsort", "top_k"})
 
 GRAPHS: Final = 6
 """Graphs for each op and type: plain ones, and ones with views, chains and results in place."""
@@ -55,7 +58,8 @@ def _check_type(w: World, op: str, dtype: DType) -> None:
 
 
 def _drawn(w: World, op: str, dtype: DType) -> Iterator[DrawnGraph]:
-    for drawn in (*graphs_with(op, dtype, GRAPHS, w.rng), *empty_graphs(op, dtype)):
+    random, ties = graphs_with(op, dtype, GRAPHS, w.rng), tied_graphs(op) if op in SORTS else ()
+    for drawn in (*random, *strided_graphs(op, dtype), *ties, *empty_graphs(op, dtype)):
         keys = {f"{n.op}:{drawn.graph.tensors[n.tensors[0]].dtype}" for n in drawn.graph.nodes}
         if keys <= w.device.facts.ops:
             yield drawn
