@@ -1,0 +1,73 @@
+"""Devices with one defect each, to see what the kit makes of them."""
+
+import threading
+
+from ggsched.backend.base import BaseBackend, BaseDevice, host_facts
+from ggsched.backend.base_stream import BaseStream
+from ggsched.testing.conformance import Harness
+from ggsched_cpu.device import CpuDevice, Settings
+from ggsched_cpu.stream import WorkerStream
+
+
+class DeafStream(WorkerStream):
+    """Waits for nobody of its own backend."""
+
+    def wait(self, event):
+        if hasattr(event, "mark"):
+            self._require_usable()
+        else:
+            super().wait(event)
+
+
+class HangingStream(BaseStream):
+    """Its sync never ends, until the test is over."""
+
+    over = threading.Event()
+
+    def sync(self, timeout_s):
+        self.over.wait()
+
+
+class RudeStream(BaseStream):
+    """Raises what no contract names."""
+
+    def copy(self, src, src_offset, dst, dst_offset, nbytes):
+        raise KeyError("dst")
+
+
+def cpu_with(stream):
+    class Device(CpuDevice):
+        def make_stream(self, name):
+            return stream(self, name)
+
+    settings = Settings(timeout_s=5.0)
+    return Harness("broken", lambda count, seed: [Device(i, settings) for i in range(count)])
+
+
+def base_with(stream):
+    def open_device(index):
+        device = BaseDevice(host_facts("broken", [], name=f"broken:{index}"), {})
+        device.make_stream = lambda name: stream(device, name)
+        return device
+
+    return Harness("broken", lambda count, seed: [open_device(i) for i in range(count)])
+
+
+class Deaf(CpuDevice):
+    """A device of its own backend, for entry points."""
+
+    def __init__(self, index):
+        super().__init__(index, Settings(timeout_s=5.0))
+        from dataclasses import replace
+
+        self.facts = replace(self.facts, name=f"deaf:{index}", backend="deaf")
+
+    def make_stream(self, name):
+        return DeafStream(self, name)
+
+
+conformance_harness = {"waivers": [("EVT-4", "not yet")], "grace_s": 0.02}
+
+
+def open_deaf():
+    return BaseBackend("deaf", Deaf, limit=4)
