@@ -6,7 +6,7 @@ the host goes on; nothing else makes anything happen.
 """
 
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +23,7 @@ Step = Callable[[], None]
 
 MAX_SPANS: Final = 200_000
 PATIENT_POLLS: Final = 2
-"""How often the host may ask in a row before something has to happen (STR-3)."""
+"""How often the host may ask the same in a row before something has to happen (STR-3)."""
 
 
 class Task:
@@ -135,7 +135,7 @@ class Engine:
         self._tasks = 0
         self._host_moment = 0
         self._origin = 0
-        self._polls = 0
+        self._polls: Counter[str] = Counter()
         self._spans: deque[TimeSpan] = deque(maxlen=MAX_SPANS)
 
     # --- for whoever decides -----------------------------------------------------------------
@@ -176,23 +176,23 @@ class Engine:
 
     def step_of_host(self) -> None:
         """Let anything happen before the host goes on."""
-        self._polls = 0
+        self._polls.clear()
         self._choose_until(())
 
-    def poll(self) -> None:
+    def poll(self, what: str) -> None:
         """Let anything happen before the host looks; something must, if it looks again and again.
 
         What is enqueued makes progress without the host waiting (STR-3).
         """
-        self._polls += 1
-        if self._polls > PATIENT_POLLS and self._ready:
-            self._polls = 0
+        self._polls[what] += 1
+        if self._polls[what] > PATIENT_POLLS and self._ready:
+            self._polls.clear()
             self._choose(host=False, wanted=(), needed=None)
         self._choose_until(())
 
     def wait_for(self, tasks: Iterable[Task | None]) -> list[Task]:
         """Block the host until tasks are done; return those that never will be."""
-        self._polls = 0
+        self._polls.clear()
         wanted = [task for task in tasks if task is not None]
         self._choose_until(wanted)
         if wanted:

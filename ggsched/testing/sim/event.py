@@ -41,7 +41,9 @@ class SimEvent:
         if task is None:
             return False
         world = self.device.world
-        world.poll()
+        if not world.host_peeks:
+            return task.stream.known >= task.position
+        world.poll(f"e{self.number}")
         world.touch(("done", task.actor), 0, 1, writes=False)
         return task.is_done
 
@@ -58,6 +60,7 @@ class SimEvent:
             )
         task = self.task
         self.device.world.block([task], timeout_s, f"event e{self.number} of {task.stream.name}")
+        task.stream.known = max(task.stream.known, task.position)
         if task.fault is not None:
             raise task.fault.error()
 

@@ -54,6 +54,7 @@ class SimStream:
         name: E.g. ``sim:0 q1``.
         queues: The internal queues.
         position: Number of commands enqueued so far.
+        known: How many of them the host has waited for.
         fault: The first command that failed.
     """
 
@@ -63,6 +64,7 @@ class SimStream:
         self.name = f"{device.facts.name} q{number}"
         self.queues = [Queue(self.name if i == 0 else f"{self.name}.{i}") for i in range(queues)]
         self.position = 0
+        self.known = 0
         self.fault: Fault | None = None
         self.is_closed = False
         self._copies = 0
@@ -107,7 +109,9 @@ class SimStream:
         if self.is_closed:
             raise checks.closed_error("stream")
         world = self.device.world
-        world.poll()
+        if not world.host_peeks:
+            return self.known >= self.position
+        world.poll(self.name)
         tasks = [task for task in self.everything() if task is not None]
         for task in tasks:
             world.touch(("done", task.actor), 0, 1, writes=False)
@@ -236,6 +240,7 @@ class SimStream:
         if self.is_closed:
             raise checks.closed_error("stream")
         self.device.world.block(self.everything(), timeout_s, self.name)
+        self.known = self.position
         self._require_usable()
 
     def close(self) -> None:

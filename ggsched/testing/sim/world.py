@@ -47,6 +47,9 @@ class SimWorld(Engine):
         enqueued: Number of commands so far, which is the number of the next one.
         violations: What callers did that the contract forbids.
         paths: Paths between the devices.
+        host_peeks: Whether ``is_done`` looks at the device. If not, it tells what the host knows
+            from waiting, and nothing happens meanwhile: that keeps down the orders of a program
+            that uses it for tidying up only.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class SimWorld(Engine):
         self.configs = list(configs)
         self.facts = [config.facts(i) for i, config in enumerate(configs)]
         self.paths: Paths = ConfigPaths(self.configs)
+        self.host_peeks = True
         self._places = HostPlaces()
         self._live: dict[Thing, set[int]] = {thing: set() for thing in THINGS}
         self._made = dict.fromkeys(THINGS, 0)
