@@ -46,6 +46,30 @@ class TestEnqueueing:
         else:
             pytest.fail("no progress without waiting (STR-3)")
 
+    def test_whoever_asks_many_once_is_told_nothing_new(self):
+        q = device_of(LaziestChooser()).create_stream()
+        events = [q.device.create_event() for _ in range(9)]
+        for event in events:
+            q.record(event)
+        assert not any(event.is_done for event in events)
+        for _ in range(50):
+            if all([event.is_done for event in events]):  # each one, each time
+                break
+        else:
+            pytest.fail("no progress without waiting (STR-3)")
+
+    def test_without_peeking_the_host_knows_what_it_has_waited_for(self):
+        q = device_of(EagerChooser()).create_stream()
+        first, second = q.device.create_event(), q.device.create_event()
+        q.device.world.host_peeks = False
+        q.record(first)
+        q.record(second)
+        assert not first.is_done
+        first.sync(1)
+        assert (first.is_done, second.is_done, q.is_done) == (True, False, False)
+        q.sync(1)
+        assert (second.is_done, q.is_done) == (True, True)
+
     def test_two_streams_are_unordered(self):
         def body(world, d):
             q, r = d.create_stream(), d.create_stream()
