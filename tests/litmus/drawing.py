@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import strategies as st
 
 from ggsched.testing.litmus import parse_litmus
-from ggsched.testing.litmus.steps import machine
+from ggsched.testing.litmus.steps import script_of
 
 HOSTS = ("H", "H2")
 QUEUES = ("A", "B", "C")
@@ -53,7 +53,7 @@ def programs(draw, captures=False):
 def brute_verdict(text, variant):
     """Return the verdict by trying every order, each step on its own memory."""
     (block,) = parse_litmus(text)
-    start = machine(block, variant)
+    start = script_of(block, variant)
     if start.illegal:
         return "capture"
     seen, todo, full = set(), [frozenset()], []

@@ -10,15 +10,17 @@ find what they need.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
 
 from ggsched.testing.choosing import Chooser, Option
 from ggsched.testing.explore import Exploration, Observation, explore
 from ggsched.testing.litmus.program import Block, Kind, Op, Variant
-from ggsched.testing.litmus.steps import Machine, machine
+from ggsched.testing.litmus.steps import Machine, Script, script_of
 
 LIMIT = 2000
 """Executions at most. A program without races needs one, a race shows in the first few."""
+
+SHRINKS = 64
+"""Operations of the largest program for which the second of two orders is made simpler."""
 
 _ORDER, _WRONG, _ILLEGAL = "order", "wrong", "illegal"
 
@@ -42,16 +44,17 @@ class Explored:
 
 def explore_block(block: Block, variant: Variant, *, limit: int = LIMIT) -> Explored:
     """Run the interleavings of a variant."""
-    found = explore(partial(_execute, block, variant), limit=limit, stop_at=2)
+    script = script_of(block, variant)
+    shrinks = len(script.ops) <= SHRINKS
+    found = explore(partial(_execute, script), limit=limit, stop_at=2, shrinks=shrinks)
     first, others = found.outcomes[0], found.outcomes[1:]
     parts = dict(first.observation.parts)
-    ops = block.variant(variant)
     stories = tuple(outcome.story for outcome in found.outcomes)
     if parts[_ILLEGAL]:
         what = f"{parts[_ILLEGAL]}, in every order"
         return Explored("capture", what, stories[:1], found.schedules)
     if others:
-        return Explored("race", _race(ops, found), stories, found.schedules)
+        return Explored("race", _race(script.ops, found), stories, found.schedules)
     if not found.is_complete:
         what = f"more than {limit} executions and nothing found"
         return Explored(None, what, (), found.schedules)
@@ -60,41 +63,34 @@ def explore_block(block: Block, variant: Variant, *, limit: int = LIMIT) -> Expl
     return Explored("clean", "", (), found.schedules)
 
 
-def _execute(block: Block, variant: Variant, chooser: Chooser) -> Observation:
+def _execute(script: Script, chooser: Chooser) -> Observation:
     """Run the program once, in the order that the chooser wants."""
-    program = machine(block, variant)
+    program = Machine(script)
     moments: dict[int, int] = {}
-    trail: list[int] = []
     wrong: dict[int, str] = {}
-    while able := program.enabled():
-        options = [_option(program, i, moments) for i in able]
-        i = able[chooser.choose(options)]
-        trail.append(i)
-        moments[i] = len(trail)
-        for name, start, end, writes in program.spans[i]:
+    while program.enabled:
+        options = [_option(script, i, moments) for i in program.enabled]
+        i = program.enabled[chooser.choose(options)]
+        moments[i] = len(moments) + 1
+        for name, start, end, writes in script.spans[i]:
             chooser.touch(name, start, end, writes=writes)
         problem = program.run(i)
         if problem:
-            wrong[i] = f"{_named(program.ops[i])}: {problem}"
-    illegal = [f"{_named(program.ops[i])}: {why}" for i, why in program.illegal.items()]
+            wrong[i] = f"{_named(script.ops[i])}: {problem}"
+    order = (f"{i}<{j}" if moments[i] < moments[j] else f"{j}<{i}" for i, j in script.clashes)
+    illegal = [f"{_named(script.ops[i])}: {why}" for i, why in script.illegal.items()]
     return Observation.of(
         {
-            _ORDER: " ".join(_conflicts(program, trail)),
+            _ORDER: " ".join(order),
             _WRONG: wrong[min(wrong)] if wrong else "",
             _ILLEGAL: illegal[0] if illegal else "",
         }
     )
 
 
-def _option(program: Machine, i: int, moments: dict[int, int]) -> Option:
-    causes = tuple(sorted(moments[k] for k in program.needs[i]))
-    return Option(program.ops[i].actor, _named(program.ops[i]), causes)
-
-
-def _conflicts(program: Machine, trail: Sequence[int]) -> list[str]:
-    """Return each pair of steps that conflict, as earlier<later."""
-    pairs = combinations(trail, 2)
-    return sorted(f"{i}<{j}" for i, j in pairs if program.clash(i, j))
+def _option(script: Script, i: int, moments: dict[int, int]) -> Option:
+    causes = tuple(sorted(moments[k] for k in script.needs[i]))
+    return Option(script.ops[i].actor, _named(script.ops[i]), causes)
 
 
 def _race(ops: Sequence[Op], found: Exploration) -> str:

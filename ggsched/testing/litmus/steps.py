@@ -5,55 +5,50 @@ Each actor does its operations in their order. A queue's operation can run once 
 run. Nothing here knows of clocks or of happens-before: what may run next is all there is.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
 
 from ggsched.testing.litmus.program import SUBMITTER, Block, Op, Range, Variant
-
-UNWRITTEN: Final = ""
-"""The content of a unit that nothing has written, or that was written without a tag."""
 
 Span = tuple[str, int, int, bool]
 """(object, first unit, one past the last, whether it is written)."""
 
 
-@dataclass(slots=True)
-class Machine:
-    """The program between two steps.
+@dataclass(frozen=True)
+class Script:
+    """What there is to be known of a program before it runs.
 
     Attributes:
         ops: The operations, in the order of the listing.
         needs: For each operation those that must have run before it can.
         spans: For each operation what it touches.
         illegal: Operations that a capture does not stand, with the reason.
-        done: What has run so far.
-        memory: Content of each object, unit by unit.
+        sizes: Units of each object.
     """
 
     ops: tuple[Op, ...]
     needs: tuple[frozenset[int], ...]
     spans: tuple[tuple[Span, ...], ...]
-    illegal: dict[int, str]
-    sizes: dict[str, int]
-    done: set[int] = field(default_factory=set)
-    memory: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)
+    illegal: Mapping[int, str]
+    sizes: Mapping[str, int]
 
-    def enabled(self) -> list[int]:
-        """Return the operations that can run next."""
-        done = self.done
-        return [i for i, n in enumerate(self.needs) if i not in done and n <= done]
+    @cached_property
+    def followers(self) -> tuple[tuple[int, ...], ...]:
+        """For each operation those that need it."""
+        found: list[list[int]] = [[] for _ in self.ops]
+        for i, needs in enumerate(self.needs):
+            for k in needs:
+                found[k].append(i)
+        return tuple(map(tuple, found))
 
-    def run(self, i: int) -> str:
-        """Run an operation; return which of its reads sees something wrong, or ""."""
-        op = self.ops[i]
-        wrong = ""
-        if op.verb != "malloc":
-            wrong = next((w for w in map(self._read, op.reads) if w), "")
-        for r in op.writes:
-            self._write(r)
-        self.done.add(i)
-        return wrong
+    @cached_property
+    def clashes(self) -> tuple[tuple[int, int], ...]:
+        """All pairs of operations that conflict, as listed."""
+        pairs = combinations(range(len(self.ops)), 2)
+        return tuple((i, j) for i, j in pairs if self.clash(i, j))
 
     def clash(self, i: int, j: int) -> bool:
         """Whether two operations touch common units and one writes them."""
@@ -63,8 +58,39 @@ class Machine:
             for b in self.spans[j]
         )
 
+
+class Machine:
+    """A program between two steps.
+
+    Attributes:
+        script: The program.
+        enabled: The operations that can run next, as listed.
+        memory: Content of each object: pieces of it that follow each other.
+    """
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self._left = [len(needs) for needs in script.needs]
+        self.enabled = [i for i, count in enumerate(self._left) if not count]
+        self.memory: dict[str, list[tuple[int, int, str]]] = {}
+
+    def run(self, i: int) -> str:
+        """Run an operation; return which of its reads sees something wrong, or ""."""
+        op = self.script.ops[i]
+        wrong = ""
+        if op.verb != "malloc":
+            wrong = next((w for w in map(self._read, op.reads) if w), "")
+        for r in op.writes:
+            self._write(r)
+        self.enabled.remove(i)
+        for k in self.script.followers[i]:
+            self._left[k] -= 1
+            if not self._left[k]:
+                insort(self.enabled, k)
+        return wrong
+
     def _bounds(self, r: Range) -> tuple[int, int]:
-        return r.start or 0, r.end or self.sizes[r.name]
+        return r.start or 0, r.end or self.script.sizes[r.name]
 
     def _read(self, r: Range) -> str:
         if not r.tag:
@@ -90,15 +116,15 @@ class Machine:
         self.memory[r.name] = sorted(pieces)
 
 
-def machine(block: Block, variant: Variant) -> Machine:
-    """Return a variant before its first step."""
+def script_of(block: Block, variant: Variant) -> Script:
+    """Return a variant as a program that can run."""
     ops = block.variant(variant)
     sizes = block.sizes
     queues = {op.actor for op in block.ops if not op.is_host}
     actors = set(block.actors)
     spans = tuple(_spans(op, sizes) for op in ops)
     needs = tuple(_needs(ops, i, actors, queues) for i in range(len(ops)))
-    return Machine(ops, needs, spans, _illegal(ops, actors), sizes)
+    return Script(ops, needs, spans, _illegal(ops, actors), sizes)
 
 
 def _spans(op: Op, sizes: dict[str, int]) -> tuple[Span, ...]:
