@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ggsched.backend import checks
-from ggsched.backend.events import BaseEvent
+from ggsched.backend.events import BaseEvent, lasting_wait
 from ggsched.backend.progress import Progress
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
 from ggsched.errors import UsageError
@@ -213,7 +213,7 @@ class BaseStream:
                 return
             self._submit("wait for an event", event.waiter(timeout))
         else:
-            self._submit("wait for an event", lambda: event.sync(timeout))
+            self._submit("wait for an event", lasting_wait(event, timeout))
 
     def barrier(self) -> None:
         """Do nothing: launches and copies are in order anyway (STR-1)."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from ggsched.backend.checks import closed_error
 from ggsched.backend.progress import Progress
+from ggsched.backend.protocols import Event
 from ggsched.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,3 +72,16 @@ class BaseEvent:
                 hint="record it on a stream first",
             )
         return self._progress
+
+
+def lasting_wait(event: Event, timeout_s: float) -> Callable[[], None]:
+    """Return a call that waits for an event of any backend.
+
+    It outlives ``close`` where the event offers a ``waiter`` (EVT-5): somebody may close an event
+    that is done before a stream which waits for it has come so far.
+    """
+    waiter = getattr(event, "waiter", None)
+    if waiter is not None:
+        wait: Callable[[], None] = waiter(timeout_s)
+        return wait
+    return lambda: event.sync(timeout_s)
