@@ -15,13 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal
 
-from ggsched.backend.plugins import EntryPointLike, find_plugins
-from ggsched.backend.protocols import Device, Stream
+from ggsched.backend.plugins import REPORT, EntryPointLike, find_plugins
+from ggsched.backend.protocols import Backend, Device, Stream
 from ggsched.backend.registry import open_devices
-from ggsched.errors import BackendUnavailable, OutOfDeviceMemory, UsageError
+from ggsched.errors import BackendBroken, BackendUnavailable, OutOfDeviceMemory, UsageError
 from ggsched.testing.conformance.latch import Latch, can_wait_for_host_events, hold_by_event
+from ggsched.testing.conformance.watchdog import Hung, guarded
 
 ATTRIBUTE: Final = "conformance_harness"
+OPENING_TIMEOUT_S: Final = 120.0
 
 Opener = Callable[[int, int], Sequence[Device]]
 """``open(count, seed)`` returns up to ``count`` fresh devices that can be used together."""
@@ -168,8 +170,14 @@ def _waiver(given: Any) -> Waiver:
 def _own(name: str, entry_points: Sequence[EntryPointLike] | None) -> Any:
     """Return what a plug-in has under ``conformance_harness``, or None."""
     plugin = next(p for p in find_plugins(entry_points) if p.name == name)
-    backend = plugin.load()
-    own = getattr(backend, ATTRIBUTE, None)
+    loaded: list[Backend] = []
+    try:
+        error = guarded(lambda: loaded.append(plugin.load()), OPENING_TIMEOUT_S, f"opens {name}")
+    except Hung as hung:
+        raise BackendBroken(f"opening it hangs: {hung}", where=name, hint=REPORT) from hung
+    if error is not None:
+        raise error
+    own = getattr(loaded[0], ATTRIBUTE, None)
     if own is not None:
         return own
     opener = plugin.entry_point.load()

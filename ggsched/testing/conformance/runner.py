@@ -140,9 +140,9 @@ class Kit:
         seconds = perf_counter() - start
         if error is None:
             return CaseResult(case, "pass", seed=seed, seconds=seconds)
-        if not worlds:
+        if not worlds and not isinstance(error, Hung):
             raise error
-        program = tuple(worlds[0].program)
+        program = tuple(worlds[0].program) if worlds else ("open the devices",)
         return CaseResult(case, "fail", _what(error), program, seed, seconds, error)
 
 
