@@ -58,7 +58,7 @@ def test_a_pair_of_different_devices():
         run_conformance(harness, rules=rules, max_examples=EXAMPLES).raise_if_findings()
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("seed", range(1, 3))
 def test_other_orders(seed):
     run_conformance(sim_harness(), seed=seed, max_examples=EXAMPLES).raise_if_findings()
 

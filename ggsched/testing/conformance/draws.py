@@ -7,7 +7,7 @@ import numpy as np
 
 from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import F32, I32, DType
+from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Tensor
 from ggsched.testing.draw_ops import STEPS
@@ -15,8 +15,19 @@ from ggsched.testing.draw_views import draw_view
 from ggsched.testing.drawing import Drawing
 from ggsched.testing.values import DrawnGraph, LeafRule
 
-PATIENCE: Final = 25
-"""Draws without a node as wanted, after which none is expected."""
+PATIENCE: Final = 300
+"""Draws without a node as wanted, after which no more are tried."""
+
+FIRST_OPERAND: Final[Mapping[str, tuple[DType, ...]]] = {
+    "get_rows": (*FLOAT_DTYPES, I32),
+    "set_rows": (F32, F16),
+    "mul_mat": FLOAT_DTYPES,
+    "mul_mat_id": FLOAT_DTYPES,
+    "cpy": (*FLOAT_DTYPES, I32),
+    "cont": (*FLOAT_DTYPES, I32),
+    "concat": (F32, I32),
+}
+"""Types that the first operand of an op can have in a graph; f32 for all others."""
 
 _CHOICES: Final = 48
 
@@ -29,11 +40,12 @@ def graphs_with(
     The first ones are plain; later ones have views, several nodes, and nodes that write in place.
     Fewer come where no graph has such a node.
     """
-    made = 0
+    if dtype not in FIRST_OPERAND.get(op, (F32,)):
+        return
     if (op, dtype.name) in _BY_HAND:
         yield _BY_HAND[op, dtype.name]()
-        made += 1
-    misses = 0
+        return
+    made = misses = 0
     while made < count and misses < PATIENCE:
         drawn = _draw(op, dtype, made + misses, rng)
         if drawn is None:
@@ -52,7 +64,7 @@ def _draw(op: str, dtype: DType, attempt: int, rng: np.random.Generator) -> Draw
         elif dtype is I32:
             d.ids_for((d.number(1, 4),), d.number(1, 4))
         d.pick(STEPS[op])(d)
-    if not d.results:
+    if not d.results or not (dtype is I32 or any(t.dtype is dtype for t in d.floats)):
         return None
     graph = d.g.build(*d.results)
     return DrawnGraph(graph, dict(d.rules)) if _has(graph, op, dtype) else None
