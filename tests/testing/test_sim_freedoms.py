@@ -53,7 +53,8 @@ class TestEnqueueing:
             q.record(event)
         assert not any(event.is_done for event in events)
         for _ in range(50):
-            if all([event.is_done for event in events]):  # each one, each time
+            answers = [event.is_done for event in events]
+            if all(answers):
                 break
         else:
             pytest.fail("no progress without waiting (STR-3)")
