@@ -1,6 +1,7 @@
 """The kit itself: verdicts, waivers, programs, harnesses, hangs."""
 
 import json
+import threading
 from dataclasses import replace
 
 import pytest
@@ -115,6 +116,21 @@ def test_a_hang_is_a_finding_and_not_the_end():
     assert [r.reason for r in report.findings] == ["hangs: no end after 0.3 s"]
     assert [r.verdict for r in report.results] == ["fail", "pass"]
     assert any("sync" in line for line in report.findings[0].program)
+
+
+def test_opening_that_hangs_is_a_finding():
+    over = threading.Event()
+
+    def hang(count, seed):
+        over.wait()
+        return []
+
+    harness = Harness("hangs", hang, case_timeout_s=0.2)
+    try:
+        report = run_conformance(harness, rules="buf1_negative")
+    finally:
+        over.set()
+    assert [r.reason for r in report.findings] == ["hangs: no end after 0.2 s"]
 
 
 def test_devices_that_cannot_be_opened_are_no_finding():
