@@ -103,6 +103,7 @@ class Session:
         self._constraints = self.homes.constraints()
         self._graphs: RecentCache[tuple[int, int, int], Graph] = RecentCache(64)
         self._n_past = 0
+        self._is_tainted = False
         self.last_plan: Plan | None = None
         self.timing = Timing()
 
@@ -203,8 +204,15 @@ class Session:
             on_logits(logits)
 
     def reset(self) -> None:
-        """Forget the sequence. The cache's content is masked, so it need not be cleared."""
+        """Forget the sequence.
+
+        What it left in the cache is masked, so it need not be cleared; only numbers that are not
+        finite would get through, because zero times infinity is not zero.
+        """
         self._n_past = 0
+        if self._is_tainted:
+            self.scheduler.clear_states()
+            self._is_tainted = False
 
     def close(self) -> None:
         """Release everything; legal twice."""
@@ -232,7 +240,9 @@ class Session:
         inputs = batch_inputs(graph, tokens, past, n_out, self.model.hparams.window)
         out = self.scheduler.run(graph, inputs, self._constraints)
         self._n_past += n
-        return out[graph.outputs[0]]
+        logits = out[graph.outputs[0]]
+        self._is_tainted |= not np.isfinite(logits.max())
+        return logits
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if not len(tokens):
