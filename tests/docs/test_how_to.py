@@ -1,4 +1,4 @@
-"""Pages of ``docs/how-to``: their Python snippets run in order, and print what the page says.
+"""Pages that promise it: their Python snippets run in order, and print what the page says.
 
 A fence ``text`` right after a fence ``python`` is what the snippet prints; ``...`` stands for
 anything.
@@ -11,7 +11,12 @@ import pytest
 
 from tests.meta.repository import ROOT
 
-PAGES = sorted((ROOT / "docs" / "how-to").glob("*.md"))
+PROMISE = "Every Python snippet on this page is run by the project's tests, in this order."
+PAGES = [
+    page
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    if PROMISE in page.read_text(encoding="utf-8")
+]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

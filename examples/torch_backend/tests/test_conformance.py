@@ -1,20 +1,25 @@
-"""The contract rule by rule, and random graphs. ``pip install -e .`` first."""
+"""The contract case by case, and random graphs. ``pip install -e .`` first."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from ggsched.backend.registry import open_devices
-from ggsched.testing.conformance import RULES, run_conformance
 from ggsched.testing.direct import run_direct
 from ggsched.testing.oracle import run_oracle
 from ggsched.testing.strategies import graphs, seeds
 from ggsched.testing.values import ATOL, RTOL, values_for
 
+pytest_plugins = ["ggsched.testing.conformance.pytest_plugin"]
 
-@pytest.mark.parametrize("rule", RULES)
-def test_rule(rule):
-    run_conformance("torch", rules=rule).raise_if_findings()
+
+@pytest.fixture(scope="module")
+def conformance_harness():
+    return "torch"
+
+
+def test_contract(conformance):
+    conformance()
 
 
 @settings(deadline=None)
