@@ -16,7 +16,7 @@ ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 	BLIS_NUM_THREADS=1 VECLIB_MAXIMUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint format bench docs clean clean-all
+.PHONY: help demo test test-long lint format bench mutation docs clean clean-all
 
 help: ## show this list
 	@echo "targets:"
@@ -44,6 +44,9 @@ format: $(READY)-dev ## let ruff format and sort imports
 
 bench: $(READY)-dev ## measure, as ratios in one run
 	@$(ONE_THREAD) $(PY) -m benchmarks $(ARGS)
+
+mutation: $(READY)-dev ## measure the mutation score and write docs/reference/mutation-score.md
+	@$(ONE_THREAD) $(PY) -m ggsched.testing.broken -o docs/reference/mutation-score.md $(ARGS)
 
 docs: $(READY)-docs ## build the documentation into site/, warnings are errors
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict

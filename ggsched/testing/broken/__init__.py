@@ -3,5 +3,6 @@
     from ggsched.testing.broken.score import mutation_score
     from ggsched.testing.broken.table import MUTANTS
 
-Each mutant breaks one rule, and a case of that rule has to reject it.
+Each mutant breaks one rule, and a case of that rule has to reject it. ``make mutation`` measures it
+all and writes ``docs/reference/mutation-score.md``.
 """

@@ -212,6 +212,16 @@ def _inside(node: BoundNode) -> BoundNode:
     return replace(node, inputs=tuple(map(moved, node.inputs)), output=moved(node.output))
 
 
+@breaks("BUF-3", "Operands before the start of their buffer are moved to it.", CPU)
+class NegativeOperandsAreMoved(BaseDevice):
+    """An unsigned offset would not have come so far."""
+
+    def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
+        """Move what has a negative offset."""
+        early = [n for n in nodes if any(o.offset < 0 for o in (*n.inputs, n.output))]
+        return super().compile([_inside(n) if n in early else n for n in nodes], stream)
+
+
 @breaks("BUF-3", "A region outside the buffer is noticed when the command runs.", CPU)
 class OutsideIsAFault(BaseStream):
     """The call is accepted, and the stream poisoned."""

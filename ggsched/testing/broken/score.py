@@ -1,12 +1,18 @@
 """The mutation score: which mutant is rejected by which case."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Final
 
 from ggsched.testing.broken.mutant import Mutant
 from ggsched.testing.broken.twins import Twin
-from ggsched.testing.conformance import CaseResult, Kit, all_cases
+from ggsched.testing.conformance import Case, CaseResult, Kit, all_cases
+
+EXPENSIVE: Final = frozenset(
+    {"lch1_every_op", "lch2_every_op", "lch4_same_bytes", "lch4_same_bytes_in_company"}
+)
+"""Cases that are not asked about mutants of other rules, beside those of LCH-3 and ALL-1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +22,13 @@ class Judgement:
     Attributes:
         mutant: The mutant.
         killers: Cases of its own rule that rejected it.
-        others: Cases of other rules that rejected it, if they were asked.
+        others: Cases of other rules that rejected it; None if they were not asked.
         seconds: How long that took.
     """
 
     mutant: Mutant
     killers: tuple[CaseResult, ...]
-    others: tuple[CaseResult, ...]
+    others: tuple[CaseResult, ...] | None
     seconds: float
 
     @property
@@ -30,37 +36,55 @@ class Judgement:
         """Whether a case of its own rule has rejected it."""
         return bool(self.killers)
 
+    @property
+    def other_rules(self) -> tuple[str, ...]:
+        """The other rules whose cases have rejected it, in order."""
+        return tuple(dict.fromkeys(r.case.rule for r in self.others or ()))
 
-def judge(
-    mutant: Mutant, *, elsewhere: bool = False, until_killed: bool = False, max_examples: int = 50
-) -> Judgement:
+
+def judge(mutant: Mutant, *, elsewhere: bool = False, until_killed: bool = False) -> Judgement:
     """Run the kit on a mutant.
 
     Args:
         mutant: The mutant.
-        elsewhere: Whether to run the cases of other rules as well.
+        elsewhere: Whether to run cases of other rules as well, those that are cheap.
         until_killed: Whether the first case of its own rule that rejects it is enough.
-        max_examples: Random programs that are tried.
     """
     start = perf_counter()
-    kit = Kit(mutant.harness(), max_examples=max_examples)
+    kit = Kit(mutant.harness())
     killers: list[CaseResult] = []
-    others: list[CaseResult] = []
     for case in all_cases():
-        own = case.rule == mutant.rule
-        if not (own or elsewhere) or (own and until_killed and killers):
-            continue
-        result = kit.run(case)
-        if result.verdict == "fail":
-            (killers if own else others).append(result)
-    return Judgement(mutant, tuple(killers), tuple(others), perf_counter() - start)
+        if case.rule == mutant.rule and not (until_killed and killers):
+            killers += _failures(kit, case)
+    others: list[CaseResult] | None = None
+    if elsewhere:
+        kit = Kit(replace(mutant.harness(), repeats=1))
+        asked = [c for c in all_cases() if c.rule != mutant.rule and is_cheap(c)]
+        others = [result for case in asked for result in _failures(kit, case)]
+    found = None if others is None else tuple(others)
+    return Judgement(mutant, tuple(killers), found, perf_counter() - start)
 
 
-def check_twin(twin: Twin, rules: Iterable[str] | None = None) -> tuple[CaseResult, ...]:
-    """Return the cases that reject an unbroken device, which should be none."""
-    kit, wanted = Kit(twin.harness()), None if rules is None else set(rules)
-    results = [kit.run(c) for c in all_cases() if wanted is None or c.rule in wanted]
-    return tuple(r for r in results if r.verdict == "fail")
+def is_cheap(case: Case) -> bool:
+    """Whether a case is asked about mutants of other rules."""
+    return case.rule not in ("LCH-3", "ALL-1") and case.name not in EXPENSIVE
+
+
+def check_twin(
+    twin: Twin, rules: Iterable[str] | None = None, *, repeats: int = 0
+) -> tuple[CaseResult, ...]:
+    """Return the failures of an unbroken device, of which there should be none.
+
+    Args:
+        twin: The device.
+        rules: The rules whose cases are run; all if not given.
+        repeats: How often, with seeds that follow each other; as its harness says if not given.
+    """
+    harness = twin.harness()
+    kit = Kit(replace(harness, repeats=repeats or harness.repeats))
+    wanted = None if rules is None else set(rules)
+    cases = [c for c in all_cases() if wanted is None or c.rule in wanted]
+    return tuple(result for case in cases for result in _failures(kit, case))
 
 
 def mutation_score(
@@ -73,7 +97,7 @@ def mutation_score(
 
     Args:
         mutants: Which ones.
-        elsewhere: Whether to run the cases of other rules as well.
+        elsewhere: Whether to run cases of other rules as well, those that are cheap.
         tell: Called with each judgement as it comes.
     """
     judged: list[Judgement] = []
@@ -82,3 +106,8 @@ def mutation_score(
         if tell is not None:
             tell(judged[-1])
     return tuple(judged)
+
+
+def _failures(kit: Kit, case: Case) -> list[CaseResult]:
+    result = kit.run(case)
+    return [result] if result.verdict == "fail" else []

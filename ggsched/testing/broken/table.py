@@ -13,7 +13,9 @@ from ggsched.testing.broken import (
     breaks_interop,
     breaks_launches,
     breaks_programs,
+    breaks_results,
     breaks_streams,
+    breaks_syncs,
     breaks_truth,
     breaks_waits,
 )
@@ -22,12 +24,14 @@ from ggsched.testing.conformance import RULES
 
 _MODULES: Final[tuple[ModuleType, ...]] = (
     breaks_streams,
+    breaks_syncs,
     breaks_events,
     breaks_waits,
     breaks_buffers,
     breaks_copies,
     breaks_hosts,
     breaks_launches,
+    breaks_results,
     breaks_errors,
     breaks_truth,
     breaks_interop,

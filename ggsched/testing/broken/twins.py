@@ -38,7 +38,6 @@ CPU: Final = Twin("cpu", lambda: Harness.named("cpu:0"))
 SIM: Final = _sim("sim", SimConfig())
 SIM_TWO_QUEUES: Final = _sim("sim, 2 queues", SimConfig(transfer_queues=1))
 SIM_BARRIER: Final = _sim("sim, barriers", SimConfig(copy_order="barrier"))
-SIM_HOST: Final = _sim("sim, host memory", SimConfig(is_host=True))
 SIM_SMALL: Final = _sim("sim, 16 MiB", SimConfig(memory_nbytes=1 << 24))
 SIM_APART: Final = _sim("sim, no paths", SimConfig(copies=frozenset(), waits="host"))
 SIM_NO_EVENTS: Final = _sim("sim, no events", SimConfig(has_events=False))
@@ -49,7 +48,6 @@ TWINS: Final = (
     SIM,
     SIM_TWO_QUEUES,
     SIM_BARRIER,
-    SIM_HOST,
     SIM_SMALL,
     SIM_APART,
     SIM_NO_EVENTS,
