@@ -8,7 +8,7 @@ What is observed are the outputs of each run and the states after the last, to t
 is left over from the run before cannot be told from what should be there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -46,6 +46,7 @@ def explore_plan(
     values: Sequence[Values],
     *,
     topology: Topology | None = None,
+    states: Values | None = None,
     **how: Any,
 ) -> Exploration:
     """Run a plan in many orders.
@@ -56,13 +57,14 @@ def explore_plan(
         values: Inputs and weights by name for each run, as ``run_oracle`` takes them; the weights
             are those of the first.
         topology: Paths between the devices; every path if not given.
+        states: What states hold at first, by name; zeros where not given.
         **how: As for ``explore``.
 
     Raises:
         UsageError: the plan waits for an event that was not recorded before, or was made for
             another graph or topology.
     """
-    return explore(PlanProgram(graph, plan, values, topology=topology), **how)
+    return explore(PlanProgram(graph, plan, values, topology=topology, states=states), **how)
 
 
 class PlanProgram:
@@ -79,6 +81,7 @@ class PlanProgram:
         values: Sequence[Values],
         *,
         topology: Topology | None = None,
+        states: Values | None = None,
     ) -> None:
         if topology is not None and topology.digest != plan.topology:
             raise UsageError("the plan was made for another topology", where=plan.name)
@@ -87,6 +90,7 @@ class PlanProgram:
         self._plan = _with_events_in_order(plan)
         self._values = values
         self._topology = topology
+        self._states = {} if states is None else states
 
     def __call__(self, chooser: Chooser) -> Observation:
         """Run the plan as often as there are values; return what is observed."""
@@ -95,6 +99,9 @@ class PlanProgram:
         store = TensorStore(world.open_all(), self._values[0], timeout_s=TIMEOUT_S)
         resources = Resources(graph, plan, store)
         executor = Executor(graph, plan, resources, timeout_s=TIMEOUT_S)
+        for name, buffer in self._state_buffers(store):
+            if name in self._states:
+                buffer.array[:] = np.frombuffer(self._states[name].tobytes(), np.uint8)
         world.let_choose(chooser)
         world.host_peeks = False  # the executor asks which events it may close
         seen: dict[str, Any] = {}
@@ -102,7 +109,8 @@ class PlanProgram:
             for number, values in enumerate(self._values):
                 self._run(world, resources, executor, values, number, seen)
             self._drain(store)
-            self._look_at_states(store, seen)
+            for name, buffer in self._state_buffers(store):
+                seen[f"state {name}"] = buffer.array
         except GgschedError as error:
             if world.refusal is not None:
                 raise world.refusal from None
@@ -113,7 +121,7 @@ class PlanProgram:
     def expected(self) -> Observation:
         """Return what should be observed: the nodes one after another."""
         graph, seen = self._graph, dict[str, Any]()
-        states: dict[str, Array] = {}
+        states: dict[str, Array] = {name: array.copy() for name, array in self._states.items()}
         weights = {t.name for t in graph.roots(Role.WEIGHT)}
         constant = {n: v for n, v in self._values[0].items() if n in weights}
         for number, values in enumerate(self._values):
@@ -159,12 +167,12 @@ class PlanProgram:
         if failures:
             raise failures[0]
 
-    def _look_at_states(self, store: TensorStore, seen: dict[str, Any]) -> None:
+    def _state_buffers(self, store: TensorStore) -> Iterator[tuple[str, SimBuffer]]:
         for arena in self._plan.memory.arenas:
             if arena.kind == "state":
                 buffer = store.tensor(arena)
                 assert isinstance(buffer, SimBuffer)
-                seen[f"state {arena.name}"] = buffer.array
+                yield arena.name, buffer
 
 
 def _name(run: int, tid: int) -> str:
