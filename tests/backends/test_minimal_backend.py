@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 
 from ggsched.ir.dtype import F32
+from ggsched.testing.conformance import Harness, run_conformance
 from ggsched.testing.direct import run_direct
 from ggsched.testing.oracle import run_oracle
 from ggsched.testing.strategies import graphs, seeds
@@ -40,3 +41,25 @@ def test_agrees_with_the_oracle(example, drawn, seed):
 def test_runs_as_a_program(example, capsys):
     example.main()
     assert "minimal:0" in capsys.readouterr().out
+
+
+class Installed:
+    name = "minimal"
+
+    def __init__(self, module):
+        self.load = lambda: module.open_backend
+
+
+def test_passes_the_kit(example):
+    report = run_conformance(
+        Harness.named("minimal:0", entry_points=[Installed(example)]), max_examples=10
+    )
+    report.raise_if_findings()
+
+
+def test_the_last_device_is_judged_without_a_second_one(example):
+    harness = Harness.named("minimal:1", entry_points=[Installed(example)])
+    report = run_conformance(harness, rules="CPY-6")
+    report.raise_if_findings()
+    skipped = {r.case.name: r.reason for r in report.results if r.verdict == "skip"}
+    assert "no second device" in skipped["cpy6_no_path"]
