@@ -51,16 +51,7 @@ def explore(
     """
     if limit < 1:
         raise UsageError(f"a limit of {limit} executions", hint="at least one")
-    sampler: Sampler
-    match mode:
-        case "all":
-            sampler = _All(samples, seed)
-        case "bounded":
-            sampler = Preemptions(bound)
-        case "pct":
-            sampler = Priorities(seed, depth)
-        case _:
-            raise UsageError(f"mode {mode!r}", hint="all, bounded or pct")
+    sampler = _sampler(mode, samples, bound, depth, seed)
     found: dict[Observation, Sequence[Moment]] = {}
     schedules = 0
     while not sampler.is_over and schedules < limit:
@@ -76,6 +67,18 @@ def explore(
         for i, (observation, moments) in enumerate(found.items())
     )
     return Exploration(outcomes, schedules, mode == "all" and sampler.is_over)
+
+
+def _sampler(mode: Mode, samples: int, bound: int, depth: int, seed: int) -> Sampler:
+    match mode:
+        case "all":
+            return _All(samples, seed)
+        case "bounded":
+            return Preemptions(bound)
+        case "pct":
+            return Priorities(seed, depth)
+        case _:
+            raise UsageError(f"mode {mode!r}", hint="all, bounded or pct")
 
 
 def _outcome(
