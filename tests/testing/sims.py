@@ -13,6 +13,11 @@ B = A * 100
 POISONED = np.full(N, np.nan, np.float32)
 
 
+def device_of(chooser, **config):
+    """Return the one device of a world."""
+    return SimWorld([SimConfig(**config)], chooser=chooser).open(0)
+
+
 def raw(array):
     """Return the bytes of an array, to be written through."""
     return memoryview(array).cast("B")

@@ -3,15 +3,24 @@
 import numpy as np
 import pytest
 
-from ggsched.errors import OutOfDeviceMemory, UsageError
+from ggsched.errors import UsageError
 from ggsched.testing.choosing import EagerChooser, LaziestChooser
 from ggsched.testing.explore import explore
 from ggsched.testing.sim import SimConfig, SimWorld
-from tests.testing.sims import A, B, N, content, filled, fresh, on_sim, program, raw, seen, unary
-
-
-def device_of(chooser, **config):
-    return SimWorld([SimConfig(**config)], chooser=chooser).open(0)
+from tests.testing.sims import (
+    A,
+    B,
+    N,
+    content,
+    device_of,
+    filled,
+    fresh,
+    on_sim,
+    program,
+    raw,
+    seen,
+    unary,
+)
 
 
 class TestEnqueueing:
@@ -295,71 +304,6 @@ class TestEvents:
         latch.release()
         q.sync(1)
         assert (content(x) == A).all()
-
-
-class TestMemory:
-    def test_fresh_memory_is_poison(self):
-        d = device_of(EagerChooser(), is_host=True)
-        assert set(d.allocate(64).array) == {0xFF}
-        assert set(d.allocate_host(64)) == {0xFF}
-
-    def test_freed_memory_is_poison_at_once_and_its_users_are_named(self):
-        world = SimWorld([SimConfig()], chooser=LaziestChooser())
-        q = world.open(0).create_stream()
-        x, y, out = filled(q, A), q.device.allocate(4 * N), fresh()
-        q.copy(x, 0, y, 0, 4 * N)
-        q.download(y, 0, raw(out))
-        x.close()
-        assert set(x.array) == {0xFF}
-        (found,) = world.violations
-        assert found.rule == "BUF-2"
-        assert "c1 copy 32 B from sim:0 m0[0:32] to sim:0 m1[0:32]" in found.what
-        q.sync(1)
-        assert np.isnan(out).all()
-        assert "was freed and is used by c1 copy" in world.violations[1].what
-
-    def test_closed_buffers_are_refused(self):
-        q = device_of(EagerChooser()).create_stream()
-        x = q.device.allocate(4 * N)
-        x.close()
-        x.close()
-        for call in (
-            lambda: q.upload(raw(A), x, 0),
-            lambda: q.download(x, 0, raw(fresh())),
-            lambda: q.copy(x, 0, q.device.allocate(4 * N), 0, 4),
-            lambda: program(q, unary("silu", x, x)),
-        ):
-            with pytest.raises(UsageError, match="closed"):
-                call()
-
-    def test_too_much(self):
-        d = device_of(EagerChooser(), memory_nbytes=100, max_allocation_nbytes=60)
-        first = d.allocate(60)
-        with pytest.raises(OutOfDeviceMemory, match="asked for 60 bytes, 40 of 100 are free"):
-            d.allocate(60)
-        first.close()
-        d.allocate(60)
-
-    def test_imported_memory_is_read_only_and_borrowed(self):
-        d = device_of(EagerChooser(), imports_host_memory=True)
-        q, source, out = d.create_stream(), A.copy(), fresh()
-        x = d.import_host(raw(source))
-        source[:] = B
-        q.download(x, 0, raw(out))
-        q.sync(1)
-        assert (out == B).all()
-        with pytest.raises(UsageError, match="read-only"):
-            q.upload(raw(A), x, 0)
-        x.close()
-        assert (source == B).all()
-
-    def test_host_views_are_the_memory(self):
-        q = device_of(EagerChooser(), is_host=True).create_stream()
-        x = filled(q, A)
-        assert bytes(x.host_view()) == A.tobytes()
-        x.close()
-        with pytest.raises(UsageError, match="closed"):
-            x.host_view()
 
 
 def test_the_same_seed_gives_the_same_execution():
