@@ -49,7 +49,7 @@ class Executor:
         self.plan = plan
         self._resources = resources
         self._timeout_s = timeout_s
-        self._events: list[Event] = []
+        self._events: dict[int, Event] = {}
         self._retired: list[Event] = []
         self._is_closed = False
         self._calls = tuple(self._bind(c) for c in plan.commands)
@@ -111,7 +111,7 @@ class Executor:
     def _retire_events(self) -> None:
         """Close the events that are done; a stream of another backend may wait for the others."""
         pending = []
-        for event in (*self._retired, *self._events):
+        for event in (*self._retired, *self._events.values()):
             if event.is_done:
                 event.close()
             else:
@@ -183,12 +183,11 @@ class Executor:
             self._timeout_s,
         )
         match command:
-            case Record():
+            case Record(event=recorded):
                 make, enqueue = stream.device.create_event, stream.record
 
                 def record() -> None:
-                    event = make()
-                    events.append(event)
+                    event = events[recorded] = make()
                     enqueue(event)
 
                 return record
