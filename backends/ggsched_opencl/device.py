@@ -118,11 +118,7 @@ class OpenClDevice:
     def import_host(self, memory: HostMemory) -> OpenClBuffer:
         """Return a read-only buffer over host memory, on devices that share it."""
         self._require_open()
-        if not self.facts.imports_host_memory:
-            raise UsageError(
-                "cannot import host memory", where=self.facts.name, hint="allocate and upload"
-            )
-        checks.check_host_memory(memory, f"{self.facts.name} import_host")
+        checks.check_import(self.facts, memory)
         handle = driver.import_buffer(self.context, memory)
         buffer = OpenClBuffer(self, memory.nbytes, handle, readonly=True)
         with self._lock:

@@ -147,11 +147,7 @@ class BaseDevice:
     def import_host(self, memory: HostMemory) -> BaseBuffer:
         """Return a read-only buffer over host memory, if the facts say so."""
         self._require_open()
-        if not self.facts.imports_host_memory:
-            raise UsageError(
-                "cannot import host memory", where=self.facts.name, hint="allocate and upload"
-            )
-        checks.check_host_memory(memory, f"{self.facts.name} import_host")
+        checks.check_import(self.facts, memory)
         view = np.frombuffer(memory.toreadonly(), np.uint8) if memory.nbytes else _no_bytes()
         return self._register(BaseBuffer(self, memory.nbytes, view, readonly=True))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Stream
 from ggsched.errors import UsageError
-from ggsched.topology.caps import op_key
+from ggsched.topology.caps import DeviceFacts, op_key
 
 
 def closed_error(what: str) -> UsageError:
@@ -37,6 +37,14 @@ def check_host_memory(memory: object, command: str, *, written: bool = False) ->
         )
     if written and memory.readonly:
         raise UsageError("the host target is read-only", where=command)
+
+
+def check_import(facts: DeviceFacts, memory: object) -> None:
+    """Refuse to import host memory that is none, or on a device that does not import (TRU-1)."""
+    if not facts.imports_host_memory:
+        hint = "allocate and upload"
+        raise UsageError("cannot import host memory", where=facts.name, hint=hint)
+    check_host_memory(memory, f"{facts.name} import_host")
 
 
 def check_own_buffer(device: Device, buffer: Buffer, command: str) -> None:

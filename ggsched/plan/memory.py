@@ -58,8 +58,8 @@ class Memory(msgspec.Struct, frozen=True):
         regions: Region of each value, by value id.
         overwrites: For each value that took over the bytes of a dying operand, that operand's
             value id.
-        lower_bound: For each compute arena the most bytes that are live at once, below which no
-            packing can go.
+        lower_bound: For each arena that was packed (compute and host memory) the most bytes that
+            are live at once, below which no packing can go.
     """
 
     arenas: tuple[Arena, ...]

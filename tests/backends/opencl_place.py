@@ -2,14 +2,10 @@
 
 import threading
 
-import numpy as np
 import pytest
 
 from ggsched.errors import BackendUnavailable
 from ggsched.ir.dtype import F32, Q8_0
-from ggsched.testing.direct import run_direct
-from ggsched.testing.oracle import run_oracle
-from ggsched.testing.values import ATOL, RTOL, DrawnGraph, values_for
 from ggsched_kernels import CPU, GPU
 from tests.backends.places import node, vector
 
@@ -43,30 +39,6 @@ def opencl_device(index=0, *, profile="cpu", timeout_s=TIMEOUT_S):
     return OpenClDevice(
         index, found[index % len(found)], profile=PROFILES[profile], timeout_s=timeout_s
     )
-
-
-def check(device, graph, values, *, runs=1, rtol=RTOL, atol=ATOL):
-    """Run a graph on a device and by the oracle; outputs and states must agree."""
-    states, expected_states = {}, {}
-    for _ in range(runs):
-        expected = run_oracle(graph, values, states=expected_states)
-        result = run_direct(device, graph, values, states)
-        for tid, wanted in expected.items():
-            same(result[tid], wanted, rtol, atol)
-        for name, wanted in expected_states.items():
-            same(states[name], wanted, rtol, atol)
-
-
-def same(got, wanted, rtol, atol):
-    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
-    if wanted.dtype.kind == "f":
-        np.testing.assert_allclose(got, wanted, rtol, atol)
-    else:
-        np.testing.assert_array_equal(got, wanted)
-
-
-def tame(graph, seed=0, **rules):
-    return values_for(DrawnGraph(graph, rules), seed)
 
 
 def recorded(stream):

@@ -11,38 +11,20 @@ from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, MXFP4
 from ggsched.ir.ops import OPS
 from ggsched.testing.dequant import dequantize
 from ggsched.testing.direct import run_direct
-from ggsched.testing.oracle import run_oracle
 from ggsched.testing.strategies import graphs, seeds
-from ggsched.testing.values import ATOL, RTOL, DrawnGraph, LeafRule, random_blocks, values_for
+from ggsched.testing.values import LeafRule, random_blocks, values_for
 from ggsched_cpu import dequant
 from ggsched_cpu.kernels import EMITTERS, gemm, matmul, moving, sorting, supported_ops
+from tests.backends import against_oracle
+from tests.backends.against_oracle import tame
 from tests.backends.places import cpu_device
 
 DEVICES = {"sync": cpu_device(sync=True), "threads": cpu_device(sync=False)}
 
 
-def check(graph, values, *, device=None, runs=1, rtol=RTOL, atol=ATOL, states=None):
-    states = states or {}
-    expected_states = {name: array.copy() for name, array in states.items()}
-    for _ in range(runs):
-        expected = run_oracle(graph, values, states=expected_states)
-        result = run_direct(device or DEVICES["sync"], graph, values, states)
-        for tid, wanted in expected.items():
-            same(result[tid], wanted, rtol, atol)
-        for name, wanted in expected_states.items():
-            same(states[name], wanted, rtol, atol)
-
-
-def same(got, wanted, rtol, atol):
-    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
-    if wanted.dtype.kind == "f":
-        np.testing.assert_allclose(got, wanted, rtol, atol)
-    else:
-        np.testing.assert_array_equal(got, wanted)
-
-
-def tame(graph, seed=0, **rules):
-    return values_for(DrawnGraph(graph, rules), seed)
+def check(graph, values, *, device=None, **how):
+    """Compare with the oracle, on the synchronous device unless another one is given."""
+    against_oracle.check(device or DEVICES["sync"], graph, values, **how)
 
 
 @pytest.mark.parametrize("mode", DEVICES)

@@ -11,7 +11,8 @@ from ggsched.ir.ops import OPS
 from ggsched.testing.strategies import graphs, seeds
 from ggsched.testing.values import LeafRule, values_for
 from ggsched_kernels import GPU, supported_ops
-from tests.backends.opencl_place import GPU_DTYPES, check, on_profiles, opencl_device, tame
+from tests.backends.against_oracle import check, tame
+from tests.backends.opencl_place import GPU_DTYPES, on_profiles, opencl_device
 
 pytestmark = pytest.mark.opencl
 

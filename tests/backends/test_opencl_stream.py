@@ -12,7 +12,8 @@ from ggsched.ir.dtype import I32
 from ggsched.testing.direct import bound_nodes
 from ggsched.testing.oracle import run_oracle
 from ggsched.testing.values import ATOL, RTOL, LeafRule
-from tests.backends.opencl_place import TIMEOUT_S, doubler, opencl_device, recorded, tame, waiters
+from tests.backends.against_oracle import tame
+from tests.backends.opencl_place import TIMEOUT_S, doubler, opencl_device, recorded, waiters
 from tests.backends.places import (
     Latch,
     cpu_device,

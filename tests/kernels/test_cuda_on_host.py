@@ -21,7 +21,7 @@ from ggsched.backend.base_stream import Steps
 from ggsched.ir.ops import OPS
 from ggsched.testing.strategies import graphs, seeds, values_for
 from ggsched_kernels import CODE, FAULT, GPU, SCRATCH, Constant, lower_nodes, source, supported_ops
-from tests.backends.opencl_place import check
+from tests.backends.against_oracle import check
 
 pytestmark = [
     pytest.mark.slow,

@@ -80,11 +80,7 @@ class SimDevice:
     def import_host(self, memory: HostMemory) -> SimBuffer:
         """Return a read-only buffer over host memory, if the facts say so."""
         self._require_open()
-        if not self.facts.imports_host_memory:
-            raise UsageError(
-                "cannot import host memory", where=self.facts.name, hint="allocate and upload"
-            )
-        checks.check_host_memory(memory, f"{self.facts.name} import_host")
+        checks.check_import(self.facts, memory)
         array = np.frombuffer(memory.toreadonly(), np.uint8) if memory.nbytes else np.empty(0, "u1")
         number = self.world.next_number("buffers")
         place = self.world.place_of(memory, stays=True)

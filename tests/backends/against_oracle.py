@@ -1,0 +1,33 @@
+"""Graphs on one device, compared with the oracle."""
+
+import numpy as np
+
+from ggsched.testing.direct import run_direct
+from ggsched.testing.oracle import run_oracle
+from ggsched.testing.values import ATOL, RTOL, DrawnGraph, values_for
+
+
+def check(device, graph, values, *, runs=1, rtol=RTOL, atol=ATOL, states=None):
+    """Run a graph on a device and by the oracle; outputs and states must agree."""
+    states = states or {}
+    expected_states = {name: array.copy() for name, array in states.items()}
+    for _ in range(runs):
+        expected = run_oracle(graph, values, states=expected_states)
+        result = run_direct(device, graph, values, states)
+        for tid, wanted in expected.items():
+            same(result[tid], wanted, rtol, atol)
+        for name, wanted in expected_states.items():
+            same(states[name], wanted, rtol, atol)
+
+
+def same(got, wanted, rtol, atol):
+    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+    if wanted.dtype.kind == "f":
+        np.testing.assert_allclose(got, wanted, rtol, atol)
+    else:
+        np.testing.assert_array_equal(got, wanted)
+
+
+def tame(graph, seed=0, **rules):
+    """Return values for a graph that was not drawn."""
+    return values_for(DrawnGraph(graph, rules), seed)
