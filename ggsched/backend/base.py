@@ -210,10 +210,12 @@ class BaseDevice:
         return buffer
 
     def _out_of_memory(self, nbytes: int) -> OutOfDeviceMemory:
+        most, free = self.facts.max_allocation_nbytes, self.free_nbytes
+        fits = nbytes <= min(most, free)
         return OutOfDeviceMemory(
-            f"asked for {nbytes} bytes, {self.free_nbytes} of {self.facts.memory_nbytes} are free",
+            f"asked for {nbytes} bytes, {free} of {self.facts.memory_nbytes} are free",
             where=self.facts.name,
-            why=f"one buffer holds at most {self.facts.max_allocation_nbytes} bytes",
+            why="the system gives no more" if fits else f"one buffer holds at most {most} bytes",
             hint="close buffers, or place less on this device",
         )
 
