@@ -1,6 +1,27 @@
 """Sizes of nodes for the cost model: operations and bytes."""
 
 from ggsched.ir.graph import Graph, Node
+from ggsched.topology.caps import op_key
+from ggsched.topology.cost import ELEMENTS, Rates, node_seconds
+
+
+def node_cost(rates: Rates, graph: Graph, node: Node, streams: float = 1) -> float:
+    """Return the predicted seconds of a node, by the rates measured for its sort if there are any.
+
+    Args:
+        rates: Of the device that runs it.
+        graph: Of the node.
+        node: The node.
+        streams: Streams of the device that are busy meanwhile.
+    """
+    return node_seconds(rates.of_kernel(kernel_name(graph, node)), *node_size(graph, node), streams)
+
+
+def kernel_name(graph: Graph, node: Node) -> str:
+    """Return under which name the rate of a node is kept."""
+    if node.op in ("mul_mat", "mul_mat_id"):
+        return op_key("mul_mat", graph.tensors[node.inputs[0]].dtype.name)
+    return ELEMENTS
 
 
 def node_size(graph: Graph, node: Node) -> tuple[float, float]:

@@ -1,14 +1,43 @@
-"""What nodes, events and copies are predicted to cost on a device.
+"""What nodes, events and copies are predicted to cost on a machine.
 
-A roofline with a fixed cost per node: seconds = fixed + max(flops / rate, bytes / bandwidth). The
-numbers are guesses by kind of device until a calibration replaces them; they decide between plans
-that are all correct.
+A roofline (Williams, Waterman and Patterson 2009) with a fixed cost per node: seconds = fixed +
+max(flops / rate, bytes / bandwidth). A copy costs latency + bytes / bandwidth, the linear model of
+Hockney (1994). The numbers are guesses by kind of device until ``ggsched calibrate`` replaces them;
+they decide between plans that are all correct, and never whether a plan is.
 """
 
-from dataclasses import dataclass
-from typing import Final
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Final, Literal
 
 from ggsched.topology.caps import DeviceFacts
+from ggsched.topology.model import Topology
+
+HOST: Final = -1
+"""The end of a link that is host memory, as in plans."""
+
+ELEMENTS: Final = "elements"
+"""Name of the rate of nodes that are no matrix products."""
+
+GUESSES: Final = "guesses by kind of device"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRate:
+    """What one sort of node reaches on one stream.
+
+    Attributes:
+        name: ``op:dtype`` of a matrix product by its weights' type, or ``ELEMENTS``.
+        flops: Operations per second where arithmetic is the limit (many columns).
+        bandwidth: Bytes per second where memory is the limit (one column).
+    """
+
+    name: str
+    flops: float
+    bandwidth: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +51,8 @@ class Rates:
         parallel: Streams that run at full speed beside each other.
         node_s: Seconds that any node takes at least.
         event_s: Seconds from the end of the recorded work to the start of what waits for it.
+        launch_s: Seconds of a launch before its first node.
+        kernels: Rates of single sorts of nodes, where they were measured.
     """
 
     flops: float
@@ -30,21 +61,107 @@ class Rates:
     parallel: int
     node_s: float
     event_s: float
+    launch_s: float = 0.0
+    kernels: tuple[KernelRate, ...] = ()
+
+    def of_kernel(self, name: str) -> "Rates":
+        """Return the rates with what was measured for one sort of node in place, if it was."""
+        for kernel in self.kernels:
+            if kernel.name == name:
+                return replace(self, flops=kernel.flops, bandwidth=kernel.bandwidth)
+        return self
 
 
-_BY_KIND: Final = {
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What it costs to move bytes one way.
+
+    Attributes:
+        latency_s: Seconds that the smallest copy takes, behind another one.
+        bandwidth: Bytes per second.
+    """
+
+    latency_s: float
+    bandwidth: float
+
+    def seconds(self, nbytes: int) -> float:
+        """Return the seconds of a copy."""
+        return self.latency_s + nbytes / self.bandwidth
+
+
+@dataclass(frozen=True)
+class MachineRates:
+    """Rates of all devices of a topology and of the links between them.
+
+    Attributes:
+        devices: By index in the topology.
+        links: By (source, destination); ``HOST`` is host memory.
+        enqueue_s: Seconds of the host for each command.
+        source: Where the numbers came from, for people.
+    """
+
+    devices: tuple[Rates, ...]
+    links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+    enqueue_s: float = 2e-6
+    source: str = GUESSES
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of all numbers; with one digest the same plans are made."""
+        links = sorted((k, asdict(v)) for k, v in self.links.items())
+        text = json.dumps([[asdict(r) for r in self.devices], links, self.enqueue_s])
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def link(self, src: int, dst: int) -> Link:
+        """Return a link; one that has no direct path is the way over the host."""
+        known = self.links.get((src, dst))
+        if known is not None:
+            return known
+        if HOST in (src, dst):
+            return _LINKS["accelerator"]
+        up, down = self.link(HOST, dst), self.link(src, HOST)
+        pace = 1 / (1 / up.bandwidth + 1 / down.bandwidth)
+        return Link(up.latency_s + down.latency_s, pace)
+
+
+Kind = Literal["cpu", "gpu", "accelerator"]
+
+_BY_KIND: Final[Mapping[Kind, Rates]] = {
     "cpu": Rates(40e9, 24e9, 33e9, 2, 3e-6, 60e-6),
     "accelerator": Rates(80e9, 30e9, 33e9, 2, 6e-6, 60e-6),
     "gpu": Rates(20e12, 800e9, 800e9, 4, 4e-6, 4e-6),
 }
 
+_LINKS: Final[Mapping[Kind, Link]] = {
+    "cpu": Link(3e-6, 10e9),
+    "accelerator": Link(20e-6, 8e9),
+    "gpu": Link(8e-6, 20e9),
+}
+"""Between host memory and a device of that kind."""
+
 
 def rates_of(facts: DeviceFacts) -> Rates:
-    """Return the rates of a device."""
+    """Return the guessed rates of a device."""
     return _BY_KIND[facts.kind]
 
 
-def node_seconds(rates: Rates, flops: float, nbytes: float, streams: int) -> float:
+def link_of(facts: DeviceFacts) -> Link:
+    """Return the guessed link between host memory and a device, either way."""
+    return _LINKS[facts.kind]
+
+
+def guessed_rates(topology: Topology) -> MachineRates:
+    """Return guesses for a machine, by kind of device."""
+    links: dict[tuple[int, int], Link] = {}
+    for i, facts in enumerate(topology.devices):
+        links[HOST, i] = links[i, HOST] = link_of(facts)
+    for src, dst in topology.copy_paths:
+        a, b = links[HOST, src], links[HOST, dst]
+        links[src, dst] = Link(max(a.latency_s, b.latency_s), min(a.bandwidth, b.bandwidth))
+    return MachineRates(tuple(rates_of(facts) for facts in topology.devices), links)
+
+
+def node_seconds(rates: Rates, flops: float, nbytes: float, streams: float) -> float:
     """Return the seconds of a node while ``streams`` streams are busy."""
     bandwidth = min(rates.bandwidth, rates.total_bandwidth / streams)
     slowdown = max(1.0, streams / rates.parallel)

@@ -1,0 +1,131 @@
+"""Predict: how long a step of a plan takes, by the rates of the machine.
+
+The commands are simulated with the cost model. Launches of several streams of one device slow each
+other down, so they are simulated twice: alone first, then with as many busy streams as each met on
+the average.
+"""
+
+from dataclasses import dataclass
+
+from ggsched.ir.graph import Graph
+from ggsched.passes.simulate import Span, Timeline, Work, simulate
+from ggsched.passes.work_size import node_cost
+from ggsched.plan.bundle import Plan
+from ggsched.plan.command import Copy, Download, Launch, Upload
+from ggsched.topology.cost import MachineRates
+
+_STEPS = 2
+"""The second step finds the streams as one in the middle of a sequence does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a step is predicted to take.
+
+    Attributes:
+        seconds: From the first command to the end of the last, for the host.
+        timeline: When each command runs.
+        source: Where the rates came from.
+    """
+
+    seconds: float
+    timeline: Timeline
+    source: str
+
+
+def predict_step(graph: Graph, plan: Plan, rates: MachineRates) -> Prediction:
+    """Return how long one step (run) of a plan takes, and when each command runs.
+
+    Args:
+        graph: The graph that the plan was made of; sizes of nodes are not in a plan.
+        plan: The plan.
+        rates: Of the plan's devices, by index.
+    """
+    costs = RateCosts(graph, plan, rates)
+    timeline = simulate(plan, costs, steps=_STEPS)
+    if costs.shares(timeline.spans):
+        timeline = simulate(plan, costs, steps=_STEPS)
+    return Prediction(timeline.step_s, timeline, rates.source)
+
+
+class RateCosts:
+    """The costs of a plan's commands by the rates of a machine.
+
+    An event costs ``event_s`` of the device that records it, whoever waits and however: that is
+    what is measured.
+    """
+
+    def __init__(self, graph: Graph, plan: Plan, rates: MachineRates) -> None:
+        self._graph, self._plan, self._rates = graph, plan, rates
+        self._streams: dict[int, float] = {}
+        self._known: dict[int, float] = {}
+
+    def enqueue_s(self, device: int) -> float:
+        """See ``CommandCosts``."""
+        return self._rates.enqueue_s
+
+    def record_s(self, device: int) -> float:
+        """See ``CommandCosts``."""
+        return self._rates.devices[device].event_s
+
+    def notice_s(self, waiter: int, recorder: int) -> float | None:
+        """See ``CommandCosts``."""
+        return None
+
+    def wait_s(self, waiter: int, recorder: int) -> float:
+        """See ``CommandCosts``."""
+        return 0.0
+
+    def work_s(self, command: Work) -> float:
+        """See ``CommandCosts``."""
+        known = self._known.get(command.id)
+        if known is None:
+            known = self._known[command.id] = self._work(command)
+        return known
+
+    def shares(self, spans: tuple[Span, ...]) -> bool:
+        """Let launches that met others of their device cost more; return whether any did."""
+        plan = self._plan
+        by_device: dict[int, list[Span]] = {}
+        for span in spans:
+            command = plan.commands[span.command]
+            if isinstance(command, Launch):
+                device = plan.streams.streams[command.stream].device
+                by_device.setdefault(device, []).append(span)
+        for group in by_device.values():
+            self._streams.update(_company(group))
+        self._known.clear()
+        return bool(self._streams)
+
+    def _work(self, command: Work) -> float:
+        if isinstance(command, Launch):
+            rates = self._rates.devices[self._plan.streams.streams[command.stream].device]
+            streams = self._streams.get(command.id, 1.0)
+            nodes = self._graph.nodes
+            return rates.launch_s + sum(
+                node_cost(rates, self._graph, nodes[step.node], streams) for step in command.steps
+            )
+        src, dst = _ends(self._plan, command)
+        return self._rates.link(src, dst).seconds(command.dst.nbytes)
+
+
+def _ends(plan: Plan, command: Upload | Download | Copy) -> tuple[int, int]:
+    """Return source and destination; host memory has one number in plans and in rates."""
+    arenas = plan.memory.arenas
+    return arenas[command.src.arena].device, arenas[command.dst.arena].device
+
+
+def _company(spans: list[Span]) -> dict[int, float]:
+    """Return for each span that overlaps others how many run on the average, itself included."""
+    spans = sorted(spans, key=lambda s: (s.start_s, s.end_s))
+    together: dict[int, float] = {}
+    for i, a in enumerate(spans):
+        for b in spans[i + 1 :]:
+            if b.start_s >= a.end_s:
+                break
+            common = min(a.end_s, b.end_s) - b.start_s
+            for one in (a, b):
+                if one.end_s > one.start_s and common > 0:
+                    share = common / (one.end_s - one.start_s)
+                    together[one.command] = together.get(one.command, 1.0) + share
+    return together

@@ -1,0 +1,174 @@
+"""Simulate: when each command of a plan would run, given what commands cost. Nothing is run.
+
+A discrete-event pass over the command list. A command starts when everything that it comes after
+has ended and the host has enqueued it, and takes as long as the costs say. What comes after what is
+the contract's order and nothing else: streams, in lanes where the device does not order copies
+against launches (STR-1), events (EVT-1, EVT-2), barriers, the host waiting.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from ggsched.plan.bundle import Plan
+from ggsched.plan.command import (
+    Barrier,
+    Command,
+    Copy,
+    Download,
+    HostSync,
+    Launch,
+    Record,
+    Upload,
+    Wait,
+)
+
+Work = Launch | Upload | Download | Copy
+
+
+class CommandCosts(Protocol):
+    """What commands cost, in seconds."""
+
+    def enqueue_s(self, device: int) -> float:
+        """Time of the host for one command of a device."""
+
+    def work_s(self, command: Work) -> float:
+        """Time of a launch, an upload, a download or a copy."""
+
+    def record_s(self, device: int) -> float:
+        """From the end of the work to the event."""
+
+    def notice_s(self, waiter: int, recorder: int) -> float | None:
+        """Time of a thread that waits for the event; None where none is needed."""
+
+    def wait_s(self, waiter: int, recorder: int) -> float:
+        """From the event, or from the thread's notice, to the stream that waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a command runs, in seconds from the start of the first step."""
+
+    command: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When everything would happen.
+
+    Attributes:
+        spans: Of the commands of the last step that do work, in the order of the plan.
+        step_s: Seconds of the host from the start of the last step to the end of its last command.
+        busy_s: By device the seconds of the last step in which one of its launches runs.
+    """
+
+    spans: tuple[Span, ...]
+    step_s: float
+    busy_s: Mapping[int, float]
+
+
+def simulate(plan: Plan, costs: CommandCosts, *, steps: int = 1) -> Timeline:
+    """Return the timeline of the last of some consecutive steps (runs of the plan).
+
+    Args:
+        plan: The plan.
+        costs: What its commands cost.
+        steps: How often it runs; with more than one the last finds the streams as an earlier one
+            left them.
+    """
+    state = _Simulation(plan, costs)
+    began = 0.0
+    for _ in range(steps):
+        began = state.host_s
+        state.spans = []
+        for command in plan.commands:
+            state.enqueue(command)
+    return Timeline(tuple(state.spans), state.host_s - began, _busy(plan, state.spans))
+
+
+class _Lanes:
+    """When the last command of each lane of a stream ends: launches, and copies."""
+
+    def __init__(self, in_order: bool) -> None:
+        self.in_order = in_order
+        self.launches = 0.0
+        self.copies = 0.0
+        self.recorded = 0.0
+        self.noticed = 0.0
+
+    @property
+    def all(self) -> float:
+        return max(self.launches, self.copies)
+
+
+class _Simulation:
+    def __init__(self, plan: Plan, costs: CommandCosts) -> None:
+        self.costs = costs
+        self.device_of = [s.device for s in plan.streams.streams]
+        self.lanes = [
+            _Lanes(plan.devices[s.device].copy_order == "stream") for s in plan.streams.streams
+        ]
+        self.host_s = 0.0
+        self.event_s: dict[int, float] = {}
+        self.recorder: dict[int, int] = {}
+        self.spans: list[Span] = []
+
+    def enqueue(self, command: Command) -> None:
+        lanes, device = self.lanes[command.stream], self.device_of[command.stream]
+        if not isinstance(command, HostSync):
+            self.host_s += self.costs.enqueue_s(device)
+        match command:
+            case Launch() | Upload() | Download() | Copy():
+                self._work(command, lanes)
+            case Record(event=event):
+                start = max(self.host_s, lanes.all, lanes.recorded)
+                lanes.recorded = start + self.costs.record_s(device)
+                self.event_s[event], self.recorder[event] = lanes.recorded, device
+            case Wait(event=event):
+                self._wait(event, lanes, device)
+            case Barrier():
+                lanes.launches = lanes.copies = max(self.host_s, lanes.all)
+            case HostSync(event=None):
+                self.host_s = max(self.host_s, lanes.all, lanes.recorded)
+            case HostSync(event=int(event)):
+                self.host_s = max(self.host_s, self.event_s[event])
+            case _:
+                assert_never(command)  # type: ignore[arg-type]  # the cases of HostSync are all
+
+    def _work(self, command: Work, lanes: _Lanes) -> None:
+        is_launch = isinstance(command, Launch)
+        before = lanes.launches if is_launch else lanes.copies
+        start = max(self.host_s, lanes.all if lanes.in_order else before)
+        end = start + self.costs.work_s(command)
+        if is_launch or lanes.in_order:
+            lanes.launches = end
+        if not is_launch or lanes.in_order:
+            lanes.copies = end
+        self.spans.append(Span(command.id, start, end))
+
+    def _wait(self, event: int, lanes: _Lanes, device: int) -> None:
+        recorder = self.recorder[event]
+        done = self.event_s[event]
+        notice = self.costs.notice_s(device, recorder)
+        if notice is not None:
+            done = lanes.noticed = max(self.host_s, done, lanes.noticed) + notice
+        wait_s = self.costs.wait_s(device, recorder)
+        lanes.launches = max(self.host_s, lanes.launches, done) + wait_s
+        lanes.copies = max(self.host_s, lanes.copies, done) + wait_s
+
+
+def _busy(plan: Plan, spans: list[Span]) -> dict[int, float]:
+    """Return by device the length of the union of its launches."""
+    busy: dict[int, float] = {}
+    until: dict[int, float] = {}
+    for span in sorted(spans, key=lambda s: s.start_s):
+        command = plan.commands[span.command]
+        if not isinstance(command, Launch):
+            continue
+        device = plan.streams.streams[command.stream].device
+        start = max(span.start_s, until.get(device, span.start_s))
+        busy[device] = busy.get(device, 0.0) + max(0.0, span.end_s - start)
+        until[device] = max(span.end_s, until.get(device, 0.0))
+    return busy
