@@ -8,6 +8,7 @@ Everything that was made on the devices is released when the block ends.
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -31,6 +32,7 @@ from ggsched.run.resources import Resources
 from ggsched.run.store import Progress, TensorStore, WeightSource
 from ggsched.sanitize import check_plan
 from ggsched.trace.recorder import Recorder
+from ggsched.trace.schema import TracedPlan
 from ggsched.trace.tracing import traced
 
 PlanKey = tuple[str, tuple[tuple[str, int], ...], tuple[tuple[int, int], ...]]
@@ -147,7 +149,8 @@ class Scheduler:
             # share states, are kept apart by the host.
             self._drain()
         self._last = None  # a run that is cut short leaves work behind, so the next one drains
-        outputs = executor.run(inputs)
+        with self._recorded(executor.plan):
+            outputs = executor.run(inputs)
         self._last = executor
         return outputs
 
@@ -188,6 +191,9 @@ class Scheduler:
         where: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _recorded(self, plan: Plan) -> AbstractContextManager[None]:
+        return nullcontext() if self._recorder is None else self._recorder.run_of(plan, TracedPlan)
 
     def _make_plan(self, graph: Graph, constraints: Constraints) -> Plan:
         plan = make_plan(graph, self.topology, constraints, verify=self.settings.verify)

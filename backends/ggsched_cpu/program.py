@@ -6,11 +6,13 @@ loop is the plainer one.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from operator import length_hint
 
 import numpy as np
 
 from ggsched.backend.program import BoundNode
+from ggsched.backend.timing import HostTaken
 from ggsched_cpu.kernels import EMITTERS
 from ggsched_cpu.site import Call, Node, Site
 
@@ -38,6 +40,18 @@ class Segment:
             self._failed = len(self.calls) - length_hint(rest) - 1
             raise
 
+    def run_timed(self, taken: HostTaken) -> None:
+        """Run every call, and note when each node ran."""
+        self._failed = -1
+
+        def step(call: Call) -> None:
+            self._failed += 1
+            function, arguments = call
+            function(*arguments)
+
+        calls = zip(self.labels, self.calls, strict=True)
+        taken.run_steps([(label, partial(step, call)) for label, call in calls])
+
     def blame(self, error: BaseException) -> str:
         """Return the label of the node whose call failed."""
         return self.labels[self._failed]
@@ -50,6 +64,11 @@ class QuietSegment(Segment):
         """Run every call; infinite masks and saturating activations are no news."""
         with np.errstate(all="ignore"):
             super().run()
+
+    def run_timed(self, taken: HostTaken) -> None:
+        """Run every call, and note when each node ran."""
+        with np.errstate(all="ignore"):
+            super().run_timed(taken)
 
 
 def compile_calls(nodes: Sequence[BoundNode]) -> tuple[list[Call], list[str]]:

@@ -5,12 +5,14 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from time import perf_counter
 from typing import Final
 
 from ggsched.backend import checks
 from ggsched.backend.arrays import aligned_bytes
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import HostMemory, Stream
+from ggsched.backend.timing import Clock
 from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched_kernels import CPU, GPU, Profile, source, supported_ops
@@ -73,6 +75,7 @@ class OpenClDevice:
         timeout_s: float | None = None,
     ) -> None:
         self.facts = facts_of(index, found)
+        self.is_timed = False
         self.profile = profile or (CPU if found.is_cpu else GPU)
         self.event_timeout_s = _timeout() if timeout_s is None else timeout_s
         self.context = driver.make_context(found.handle)
@@ -132,6 +135,11 @@ class OpenClDevice:
         return view
 
     # --- streams, events, programs ------------------------------------------------------------
+
+    def __timing__(self) -> Clock:
+        """Let streams that are created from now on take times; see ``ggsched.backend.timing``."""
+        self.is_timed = True
+        return perf_counter
 
     def create_stream(self) -> OpenClStream:
         """Return a new stream."""

@@ -108,9 +108,11 @@ def make_context(device: Handle) -> Handle:
     return cl.Context([device])
 
 
-def make_queue(context: Handle) -> Handle:
-    """Return an in-order queue."""
-    return cl.CommandQueue(context)
+def make_queue(context: Handle, *, is_timed: bool = False) -> Handle:
+    """Return an in-order queue; events of a timed one know when their command ran."""
+    if not is_timed:
+        return cl.CommandQueue(context)
+    return cl.CommandQueue(context, properties=cl.command_queue_properties.PROFILING_ENABLE)
 
 
 def make_buffer(context: Handle, nbytes: int) -> Handle:
@@ -220,6 +222,18 @@ def status_of(event: Handle) -> int:
     """Return the state of an event: 0 complete, above not yet, below failed; never blocks."""
     status: int = event.command_execution_status
     return status
+
+
+def times_of(event: Handle) -> tuple[int, int, int] | None:
+    """Return when a complete command was enqueued, began and ended, in ns of the device's clock.
+
+    None where the device does not tell, as it need not for every command.
+    """
+    try:
+        profile = event.profile
+        return int(profile.queued), int(profile.start), int(profile.end)
+    except cl.Error:
+        return None
 
 
 def flush(queue: Handle) -> None:

@@ -3,8 +3,9 @@
 import struct
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ggsched.backend import checks
@@ -15,6 +16,7 @@ from ggsched_opencl.buffer import readable, writable
 from ggsched_opencl.driver import COMPLETE, Handle, status_of
 from ggsched_opencl.event import OpenClEvent, Point
 from ggsched_opencl.program import OpenClProgram
+from ggsched_opencl.times import ClockMatch, OpenClTaken
 from ggsched_opencl.verdicts import FAULT_WORDS, Gate, IdCheck, Verdict, first_fault, still_open
 from ggsched_opencl.waiter import Waiter
 
@@ -36,7 +38,9 @@ class OpenClStream:
         self.device = device
         self.name = name
         self.is_closed = False
-        self.queue = driver.make_queue(device.context)
+        self.queue = driver.make_queue(device.context, is_timed=device.is_timed)
+        self._match = ClockMatch() if device.is_timed else None
+        self._taken: OpenClTaken | None = None
         self._words: Handle = None
         self._labels: dict[int, str] = {}
         self._codes: dict[str, bytes] = {}
@@ -78,8 +82,10 @@ class OpenClStream:
     def _upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
         handle = writable(buffer)
         if source.nbytes:
+            before = perf_counter()
             with self._refusing("upload"):
                 self._hold(driver.enqueue_upload(self.queue, source, handle, offset))
+            self._take_newest(before)
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Copy bytes of a buffer into host memory (CPY-5)."""
@@ -90,8 +96,10 @@ class OpenClStream:
     def _download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         handle = readable(buffer)
         if target.nbytes:
+            before = perf_counter()
             with self._refusing("download"):
                 self._hold(driver.enqueue_download(self.queue, handle, offset, target))
+            self._take_newest(before)
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Copy between buffers, of which one may be in host memory (CPY-1, CPY-3, CPY-6)."""
@@ -107,11 +115,13 @@ class OpenClStream:
             return
         origin, target_handle = readable(src), writable(dst)
         if nbytes:
+            before = perf_counter()
             with self._refusing("copy"):
                 self._newest = driver.enqueue_copy(
                     self.queue, origin, src_offset, target_handle, dst_offset, nbytes
                 )
                 driver.flush(self.queue)
+            self._take_newest(before)
 
     def launch(self, program: Program) -> None:
         """Run a program that was compiled for this stream (LCH-1..5)."""
@@ -127,14 +137,19 @@ class OpenClStream:
         if not program.steps:
             return
         queue, enqueue, newest, done = self.queue, driver.enqueue_kernel, self._newest, 0
+        timed: list[tuple[str, Handle]] | None = None if self._match is None else []
+        before = perf_counter()
         try:
             for kernel, items, group in program.steps:
                 newest = enqueue(queue, kernel, items, group)
+                if timed is not None:
+                    timed.append((program.labels[done], newest))
                 done += 1
         except driver.errors() as error:
             # Some of the nodes are enqueued, so this is no refusal (ERR-1) but a fault (ERR-2).
             self._poison(driver.fault_of(error, program.labels[done], self.name))
         self._newest = newest
+        self._take(timed or (), before)
         self._ids_unchecked |= program.checks_ids
         driver.flush(queue)
 
@@ -157,6 +172,12 @@ class OpenClStream:
         """Hold later commands until an event is done (EVT-2, EVT-4)."""
         self._require_usable()
         checks.check_wait(self.device, event)
+        newest, before = self._newest, perf_counter()
+        self._wait(event)
+        if self._newest is not newest:
+            self._take_newest(before)
+
+    def _wait(self, event: Event) -> None:
         if event.device is self.device:
             assert isinstance(event, OpenClEvent)
             self._wait_native(event.point)
@@ -207,6 +228,7 @@ class OpenClStream:
         if self.is_closed:
             return
         self.is_closed = True
+        self._taken = None
         self._open_gates()
         self.device.drain_later(self.queue, self._newest, self._held)
         self._newest = None
@@ -216,6 +238,20 @@ class OpenClStream:
     def open_gates(self) -> None:
         """Give up all waits for events of other backends."""
         self._open_gates()
+
+    # --- times ---------------------------------------------------------------------------------
+
+    def __taken__(self) -> OpenClTaken | None:
+        """Return the times of the command that was enqueued last, once; see ``timing``."""
+        taken, self._taken = self._taken, None
+        return taken
+
+    def _take_newest(self, before_s: float) -> None:
+        self._take((("", self._newest),), before_s)
+
+    def _take(self, commands: Sequence[tuple[str, Handle]], before_s: float) -> None:
+        if self._match is not None and commands:
+            self._taken = OpenClTaken(self._match, commands, before_s, perf_counter())
 
     # --- helpers -------------------------------------------------------------------------------
 

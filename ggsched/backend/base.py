@@ -15,6 +15,7 @@ in the background overrides ``_submit`` of ``BaseStream`` and little else.
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -33,6 +34,7 @@ from ggsched.backend.base_stream import (
 from ggsched.backend.events import BaseEvent
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Device, HostMemory, Stream
+from ggsched.backend.timing import Clock
 from ggsched.errors import BackendUnavailable, OutOfDeviceMemory, UsageError
 from ggsched.ir.ops import Param
 from ggsched.topology.caps import DeviceFacts, WaitPath
@@ -91,9 +93,19 @@ class BaseDevice:
         self.facts = facts
         self.kernels = kernels
         self.is_closed = False
+        self.is_timed = False
         self._buffers: WeakSet[BaseBuffer] = WeakSet()
         self._streams: WeakSet[BaseStream] = WeakSet()
         self._created = 0
+
+    def __timing__(self) -> Clock:
+        """Let streams that are created from now on take times; see ``ggsched.backend.timing``.
+
+        They are those of the thread that runs a command: a device whose ``write_memory`` or
+        kernels return before they are done sets ``__timing__ = None``.
+        """
+        self.is_timed = True
+        return perf_counter
 
     # --- hooks ------------------------------------------------------------------------------
 

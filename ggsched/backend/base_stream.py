@@ -7,6 +7,7 @@ from ggsched.backend import checks
 from ggsched.backend.events import BaseEvent, lasting_wait
 from ggsched.backend.progress import Progress
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
+from ggsched.backend.timing import HostTaken, Taken
 from ggsched.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ class Body(Protocol):
     def run(self) -> None:
         """Run every node in order."""
 
+    def run_timed(self, taken: HostTaken) -> None:
+        """Run every node in order, and note when."""
+
     def blame(self, error: BaseException) -> str:
         """Return the label of the node at which ``run`` raised ``error``."""
 
@@ -76,6 +80,18 @@ class Steps:
         for label, step in self.steps:
             self._label = label
             step()
+
+    def run_timed(self, taken: HostTaken) -> None:
+        """Run every node in order, and note when."""
+
+        def labelled(label: str, step: Callable[[], None]) -> Callable[[], None]:
+            def run() -> None:
+                self._label = label
+                step()
+
+            return run
+
+        taken.run_steps([(label, labelled(label, step)) for label, step in self.steps])
 
     def blame(self, error: BaseException) -> str:
         """Return the label of the node that ran last."""
@@ -105,6 +121,8 @@ class BaseStream:
         self.device = device
         self.progress = Progress(name)
         self.is_closed = False
+        self._is_timed = device.is_timed
+        self._taken: HostTaken | None = None
 
     # --- for streams that work in the background ------------------------------------------
 
@@ -120,6 +138,18 @@ class BaseStream:
                 raise
         finally:
             progress.finish_one()
+
+    def _enqueue(self, command: str, work: Callable[[], None]) -> None:
+        if self._is_timed:
+            taken = self._taken = HostTaken()
+            self._submit(command, lambda: taken.run(work))
+        else:
+            self._submit(command, work)
+
+    def __taken__(self) -> Taken | None:
+        """Return the times of the command that was enqueued last, once; see ``timing``."""
+        taken, self._taken = self._taken, None
+        return taken
 
     def _require_usable(self) -> None:
         """Refuse calls after ``close`` (ERR-3) and after a failed command (ERR-2)."""
@@ -144,7 +174,7 @@ class BaseStream:
         checks.check_upload(self.device, source, buffer, offset)
         memory = writable_memory(buffer)
         write = self.device.write_memory
-        self._submit("upload", lambda: write(memory, offset, source))
+        self._enqueue("upload", lambda: write(memory, offset, source))
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Copy bytes of a buffer into host memory (CPY-5)."""
@@ -152,7 +182,7 @@ class BaseStream:
         checks.check_download(self.device, buffer, offset, target)
         memory = own_buffer(buffer).memory
         read = self.device.read_memory
-        self._submit("download", lambda: read(memory, offset, target))
+        self._enqueue("download", lambda: read(memory, offset, target))
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Copy between buffers (CPY-1, CPY-3, CPY-6)."""
@@ -164,15 +194,15 @@ class BaseStream:
         if dst.device is not device:
             origin = own_buffer(src).memory
             target = dst.host_view()[dst_offset : dst_offset + nbytes]
-            self._submit("copy", lambda: device.read_memory(origin, src_offset, target))
+            self._enqueue("copy", lambda: device.read_memory(origin, src_offset, target))
             return
         memory = own_buffer(dst).memory
         if src.device is not device or device.facts.is_host:
             source = src.host_view()[src_offset : src_offset + nbytes]
-            self._submit("copy", lambda: device.write_memory(memory, dst_offset, source))
+            self._enqueue("copy", lambda: device.write_memory(memory, dst_offset, source))
             return
         origin = own_buffer(src).memory
-        self._submit(
+        self._enqueue(
             "copy", lambda: device.copy_memory(origin, src_offset, memory, dst_offset, nbytes)
         )
 
@@ -188,7 +218,11 @@ class BaseStream:
         body = program.body
         if body is None:
             raise checks.closed_error("program")
-        self._submit(body, body.run)
+        if self._is_timed:
+            taken = self._taken = HostTaken()
+            self._submit(body, lambda: body.run_timed(taken))
+        else:
+            self._submit(body, body.run)
 
     def record(self, event: Event) -> None:
         """Let an event stand for everything enqueued so far (EVT-1).
@@ -211,9 +245,9 @@ class BaseStream:
         if isinstance(event, BaseEvent):
             if not event.is_pending:
                 return
-            self._submit("wait for an event", event.waiter(timeout))
+            self._enqueue("wait for an event", event.waiter(timeout))
         else:
-            self._submit("wait for an event", lasting_wait(event, timeout))
+            self._enqueue("wait for an event", lasting_wait(event, timeout))
 
     def barrier(self) -> None:
         """Do nothing: launches and copies are in order anyway (STR-1)."""

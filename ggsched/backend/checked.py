@@ -64,6 +64,12 @@ class CheckedDevice:
         self._facts = inner.facts
         self._made = dict.fromkeys("qbep", 0)
 
+    def __getattr__(self, name: str) -> object:
+        """Offer what the inner device offers outside the contract, such as times."""
+        if name.startswith("__") and name.endswith("__"):
+            return getattr(self.inner, name)
+        raise AttributeError(name)
+
     @property
     def facts(self) -> DeviceFacts:
         """The inner device's facts.

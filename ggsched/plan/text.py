@@ -54,6 +54,21 @@ def command_text(plan: Plan, command: Command) -> str:
     )
 
 
+def action_text(plan: Plan, command: Command) -> str:
+    """Return what a command does, e.g. ``launch s3 n40..n62 (23 nodes)``, without its reason."""
+    match command:
+        case Wait(event=event):
+            return f"wait {show('event', event)}"
+        case Barrier():
+            return "barrier"
+        case HostSync(event=None):
+            return f"host sync {show('stream', command.stream)}"
+        case HostSync(event=int(event)):
+            return f"host sync {show('event', event)}"
+        case _:
+            return _action(plan, command)
+
+
 def region_text(region: Region) -> str:
     """Return a region as ``a3[0:4096]``."""
     return f"{show('arena', region.arena)}[{region.offset}:{region.end}]"

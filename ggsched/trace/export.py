@@ -5,11 +5,21 @@ The encoding is deterministic. ``docs/reference/trace-format.md`` documents it.
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from ggsched.errors import UsageError
-from ggsched.trace.schema import FORMAT, Actor, Entry, EventRule, Trace
+from ggsched.trace.schema import (
+    FORMAT,
+    Actor,
+    ClockKind,
+    Entry,
+    EventRule,
+    Run,
+    Trace,
+    TracedPlan,
+)
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -21,6 +31,9 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
         actors: All actors, by id.
         events: What may be done with events.
         dropped: Records that were not kept, all later than those that are.
+        clock: What times are in.
+        plans: Plans of which runs were recorded.
+        runs: Their runs.
     """
 
     format: str
@@ -28,6 +41,9 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     actors: tuple[Actor, ...]
     events: EventRule = "once"
     dropped: int = 0
+    clock: ClockKind = "host"
+    plans: tuple[TracedPlan, ...] = ()
+    runs: tuple[Run, ...] = ()
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -38,12 +54,38 @@ class _Head(msgspec.Struct, frozen=True):
 
 def trace_to_lines(trace: Trace) -> bytes:
     """Return the trace as JSON lines."""
-    header = Header(FORMAT, trace.name, trace.actors, trace.events, trace.dropped)
-    return _encode((header, *trace.entries))
+    return _encode((header_fields(trace),)) + _encode(trace.entries)
 
 
-def _encode(items: Iterable[msgspec.Struct]) -> bytes:
-    return msgspec.json.Encoder(order="deterministic").encode_lines(items)
+def header_fields(trace: Trace) -> dict[str, Any]:
+    """Return the fields of the header in their order, to be encoded; defaults are left out."""
+    header = header_of(trace)
+    fields: dict[str, Any] = {}
+    for field in msgspec.structs.fields(Header):
+        value = getattr(header, field.name)
+        if field.required or value != field.default:
+            fields[field.name] = value
+    if trace.plans:  # a plan has maps with numbers for keys
+        fields["plans"] = msgspec.to_builtins(trace.plans, str_keys=True, order="deterministic")
+    return fields
+
+
+def header_of(trace: Trace) -> Header:
+    """Return everything of a trace but its records."""
+    return Header(
+        FORMAT,
+        trace.name,
+        trace.actors,
+        trace.events,
+        trace.dropped,
+        trace.clock,
+        trace.plans,
+        trace.runs,
+    )
+
+
+def _encode(items: Iterable[Any]) -> bytes:
+    return msgspec.json.Encoder().encode_lines(items)
 
 
 def trace_from_lines(data: bytes, file: str = "trace") -> Trace:
@@ -69,7 +111,21 @@ def trace_from_lines(data: bytes, file: str = "trace") -> Trace:
             entries.append(decoder.decode(line))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise _bad_line(file, number, error) from error
-    return Trace(header.name, header.actors, tuple(entries), header.events, header.dropped)
+    return trace_of(header, tuple(entries))
+
+
+def trace_of(header: Header, entries: tuple[Entry, ...]) -> Trace:
+    """Return a trace of a header and records."""
+    return Trace(
+        header.name,
+        header.actors,
+        entries,
+        header.events,
+        header.dropped,
+        header.clock,
+        header.plans,
+        header.runs,
+    )
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
@@ -104,6 +160,10 @@ def _header(file: str, number: int, line: bytes) -> Header:
                 hint="record the trace again with this version of ggsched",
             )
         return msgspec.json.decode(line, type=Header)
+    except UsageError as error:
+        if error.where == f"{file}:{number}":
+            raise
+        raise _bad_line(file, number, error) from error  # facts that contradict themselves
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise _bad_line(file, number, error) from error
 

@@ -1,14 +1,18 @@
 """Collects records while they happen: bounded, cheap, from any number of threads."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
+from time import perf_counter
 from typing import Final
 
+from ggsched.backend.timing import Clock
+from ggsched.plan.bundle import Plan
 from ggsched.topology.caps import CopyOrder
 from ggsched.trace.host_memory import HOST_SPACE, HostMap, address_of
-from ggsched.trace.schema import NOBODY, Access, Actor, Alloc, Entry, Sync, Trace, Work
+from ggsched.trace.schema import NOBODY, Access, Actor, Alloc, Entry, Sync, Trace, TracedPlan, Work
+from ggsched.trace.stamps import OpenRun, Stamp, closed_runs, stamped
 
 DEFAULT_LIMIT: Final = 1_000_000
 """Records that are kept. One is a few bytes where it repeats, and some hundred in a file."""
@@ -27,7 +31,12 @@ class Recorder:
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._entries: list[Entry] = []
+        self._clock: Clock = perf_counter
+        self._origin_s = perf_counter()
+        self._is_clock_chosen = False
+        self._entries: list[tuple[Entry, Stamp | None]] = []
+        self._plans: list[TracedPlan] = []
+        self._runs: list[OpenRun] = []
         self._refused: list[Entry] = []
         self._dropped = 0
         self._actors: list[Actor] = []
@@ -35,6 +44,41 @@ class Recorder:
         self._memory = count()
         self._events = count()
         self._host = HostMap(self._declare_host("host memory", 0, 1 << 62))
+
+    # --- when ----------------------------------------------------------------------------------
+
+    @property
+    def now_s(self) -> float:
+        """The present time, by the recorder's clock."""
+        return self._clock()
+
+    def uses(self, clock: Clock) -> bool:
+        """Whether times of a clock can be compared with the others; the first one is taken."""
+        if not self._is_clock_chosen:
+            self._is_clock_chosen = True
+            if clock != self._clock:
+                self._clock = clock
+                self._origin_s = clock()
+        return clock == self._clock
+
+    @contextmanager
+    def run_of(self, plan: Plan, describe: Callable[[Plan], TracedPlan]) -> Iterator[None]:
+        """Note that what the calling thread records inside is one run of a plan.
+
+        Args:
+            plan: The plan.
+            describe: Says what is expected of it; called once for each plan.
+        """
+        number = next((i for i, known in enumerate(self._plans) if known.plan is plan), None)
+        if number is None:
+            number = len(self._plans)
+            self._plans.append(describe(plan))
+        run = OpenRun(number, self.thread, len(self._entries), self.now_s)
+        self._runs.append(run)
+        try:
+            yield
+        finally:
+            run.end, run.end_s = len(self._entries), self.now_s
 
     # --- who acts, on what ---------------------------------------------------------------------
 
@@ -59,7 +103,8 @@ class Recorder:
     def memory(self, name: str, nbytes: int, *, is_defined: bool = False) -> int:
         """Note new memory of a device; return its number."""
         number = next(self._memory)
-        self.add(Alloc(self.thread, number, name, nbytes, is_defined=is_defined))
+        entry = Alloc(self.thread, number, name, nbytes, is_defined=is_defined)
+        self.add(entry, Stamp(self.now_s))
         return number
 
     def host_memory(self, name: str, view: memoryview) -> int:
@@ -79,7 +124,8 @@ class Recorder:
         """Return what the calling thread does to host memory, to be added when it is done."""
         read = tuple(a for view in reads for a in self.host_range(view))
         written = tuple(a for view in writes for a in self.host_range(view))
-        return Work(self.thread, label, NOBODY, read, written)
+        now_s = round(self.now_s - self._origin_s, 9)
+        return Work(self.thread, label, NOBODY, read, written, start_s=now_s, end_s=now_s)
 
     @contextmanager
     def housekeeping(self) -> Iterator[None]:
@@ -101,21 +147,19 @@ class Recorder:
 
     # --- what happens --------------------------------------------------------------------------
 
-    def add(self, entry: Entry) -> None:
-        """Add a record."""
+    def add(self, entry: Entry, stamp: Stamp | None = None) -> None:
+        """Add a record, and when it was."""
         # Without a lock: appending to a list is atomic, and the list never becomes shorter.
         if len(self._entries) < self._limit:
-            self._entries.append(entry)
+            self._entries.append((entry, stamp))
         else:
             self._drop(1)
 
-    def add_all(self, entries: Sequence[Entry]) -> None:
+    def add_all(self, entries: Sequence[Entry], stamp: Stamp | None = None) -> None:
         """Add several records, next to each other."""
         kept = max(0, self._limit - len(self._entries))
-        if kept >= len(entries):
-            self._entries.extend(entries)
-        else:
-            self._entries.extend(entries[:kept])
+        self._entries.extend((entry, stamp) for entry in entries[:kept])
+        if kept < len(entries):
             self._drop(len(entries) - kept)
 
     def take_back(self, entry: Entry) -> None:
@@ -131,8 +175,18 @@ class Recorder:
         """Return what was collected so far."""
         with self._lock:
             refused = {id(entry) for entry in self._refused}
-            entries = tuple(entry for entry in self._entries if id(entry) not in refused)
-            return Trace(name, tuple(self._actors), entries, "once", self._dropped)
+            kept = [i for i, (entry, _) in enumerate(self._entries) if id(entry) not in refused]
+            entries = tuple(stamped(*self._entries[i], self._origin_s) for i in kept)
+            return Trace(
+                name,
+                tuple(self._actors),
+                entries,
+                "once",
+                self._dropped,
+                "host" if self._clock is perf_counter else "simulated",
+                tuple(self._plans),
+                closed_runs(self._runs, kept, self._origin_s),
+            )
 
     def _actor(self, name: str, device: str, copy_order: CopyOrder) -> int:
         with self._lock:

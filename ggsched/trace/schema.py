@@ -9,12 +9,15 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from ggsched.plan.bundle import Plan
 from ggsched.topology.caps import CopyOrder
 
 FORMAT: Final = "ggsched-trace/1"
 
 NOBODY: Final = -1
 """The ``by`` of a record that no thread of the trace has enqueued, as far as is known."""
+
+ClockKind = Literal["host", "simulated"]
 
 EventRule = Literal["once", "latest"]
 """``once``: an event is recorded once, and nobody waits for it before (EVT-3). ``latest``: it may
@@ -67,7 +70,8 @@ class Work(msgspec.Struct, frozen=True, tag="work", omit_defaults=True, gc=False
         writes: Bytes that it writes, after it has read.
         is_copy: Whether it is a copy, which some streams do not keep in order with launches.
         is_partial: Whether it may leave some of the bytes that it writes as they were.
-        start_s: When it began, in seconds since the trace began, where that was measured.
+        issued_s: When the host began to enqueue it, in seconds since the trace began.
+        start_s: When it began, where that was measured.
         end_s: When it had ended.
     """
 
@@ -78,6 +82,7 @@ class Work(msgspec.Struct, frozen=True, tag="work", omit_defaults=True, gc=False
     writes: tuple[Access, ...] = ()
     is_copy: bool = False
     is_partial: bool = False
+    issued_s: float | None = None
     start_s: float | None = None
     end_s: float | None = None
 
@@ -88,6 +93,9 @@ class Record(msgspec.Struct, frozen=True, tag="record", omit_defaults=True, gc=F
     actor: int
     event: int
     by: int = NOBODY
+    issued_s: float | None = None
+    start_s: float | None = None
+    end_s: float | None = None
 
 
 class Wait(msgspec.Struct, frozen=True, tag="wait", omit_defaults=True, gc=False):
@@ -96,6 +104,9 @@ class Wait(msgspec.Struct, frozen=True, tag="wait", omit_defaults=True, gc=False
     actor: int
     event: int
     by: int = NOBODY
+    issued_s: float | None = None
+    start_s: float | None = None
+    end_s: float | None = None
 
 
 class Sync(msgspec.Struct, frozen=True, tag="sync", omit_defaults=True, gc=False):
@@ -106,12 +117,16 @@ class Sync(msgspec.Struct, frozen=True, tag="sync", omit_defaults=True, gc=False
         by: The host thread that enqueued it, where the actor is a stream.
         stream: Everything that this actor has been given so far.
         event: What this event stands for. Without a stream and an event: all streams.
+        start_s: When it began to wait.
+        end_s: When it went on.
     """
 
     actor: int
     by: int = NOBODY
     stream: int | None = None
     event: int | None = None
+    start_s: float | None = None
+    end_s: float | None = None
 
 
 class Barrier(msgspec.Struct, frozen=True, tag="barrier", omit_defaults=True, gc=False):
@@ -119,6 +134,9 @@ class Barrier(msgspec.Struct, frozen=True, tag="barrier", omit_defaults=True, gc
 
     actor: int
     by: int = NOBODY
+    issued_s: float | None = None
+    start_s: float | None = None
+    end_s: float | None = None
 
 
 class Alloc(msgspec.Struct, frozen=True, tag="alloc", omit_defaults=True, gc=False):
@@ -133,6 +151,7 @@ class Alloc(msgspec.Struct, frozen=True, tag="alloc", omit_defaults=True, gc=Fal
         address: First byte in the space.
         is_defined: Whether it has content from the beginning.
         is_unsafe: Whether allocating is a call that a capture does not stand.
+        issued_s: When.
     """
 
     actor: int
@@ -143,6 +162,7 @@ class Alloc(msgspec.Struct, frozen=True, tag="alloc", omit_defaults=True, gc=Fal
     address: int = 0
     is_defined: bool = False
     is_unsafe: bool = True
+    issued_s: float | None = None
 
 
 class Free(msgspec.Struct, frozen=True, tag="free", omit_defaults=True, gc=False):
@@ -151,6 +171,7 @@ class Free(msgspec.Struct, frozen=True, tag="free", omit_defaults=True, gc=False
     actor: int
     memory: int
     by: int = NOBODY
+    issued_s: float | None = None
 
 
 class CaptureBegin(msgspec.Struct, frozen=True, tag="capture_begin", omit_defaults=True, gc=False):
@@ -170,6 +191,54 @@ class CaptureEnd(msgspec.Struct, frozen=True, tag="capture_end", omit_defaults=T
 Entry = Work | Record | Wait | Sync | Barrier | Alloc | Free | CaptureBegin | CaptureEnd
 
 
+class Expected(NamedTuple):
+    """When a command of a plan should run, in seconds from the start of a run.
+
+    Attributes:
+        command: Id of the command.
+        start_s: When it begins.
+        end_s: When it has ended.
+    """
+
+    command: int
+    start_s: float
+    end_s: float
+
+
+class TracedPlan(msgspec.Struct, frozen=True):
+    """A plan of which runs were recorded.
+
+    Attributes:
+        plan: The plan.
+        expected: When its commands should run by the cost model; empty where nobody knows.
+        rates: Where the numbers of the cost model come from, for people.
+    """
+
+    plan: Plan
+    expected: tuple[Expected, ...] = ()
+    rates: str = ""
+
+
+class Run(msgspec.Struct, frozen=True, gc=False):
+    """One run of a plan: which records are of it, and when it was.
+
+    Attributes:
+        plan: Index in ``Trace.plans``.
+        actor: The host thread that enqueued it.
+        first: Index of its first record.
+        end: One past the last.
+        start_s: When the host began it, in seconds since the trace began.
+        end_s: When the host had the outputs.
+    """
+
+    plan: int
+    actor: int
+    first: int
+    end: int
+    start_s: float
+    end_s: float
+
+
 class Trace(msgspec.Struct, frozen=True):
     """A trace.
 
@@ -179,6 +248,9 @@ class Trace(msgspec.Struct, frozen=True):
         entries: All records, in the order of the calls.
         events: What may be done with events.
         dropped: Records that were not kept, all later than those that are.
+        clock: What times are in: seconds of the host, or simulated ones.
+        plans: Plans of which runs were recorded.
+        runs: Their runs, in order.
     """
 
     name: str
@@ -186,3 +258,6 @@ class Trace(msgspec.Struct, frozen=True):
     entries: tuple[Entry, ...]
     events: EventRule = "once"
     dropped: int = 0
+    clock: ClockKind = "host"
+    plans: tuple[TracedPlan, ...] = ()
+    runs: tuple[Run, ...] = ()

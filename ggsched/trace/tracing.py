@@ -9,6 +9,7 @@ What is passed on is the inner objects, so a backend sees nothing of it. What a 
 not written down.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -18,10 +19,15 @@ import msgspec
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
+from ggsched.backend.timing import Taken, ask_for_times, taken_of
 from ggsched.ir.ops import op_by_name
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Access, Barrier, Free, Record, Sync, Wait, Work
+from ggsched.trace.stamps import Stamp
+
+_MANY_OPEN: Final = 256
+"""Commands whose times are not known yet, after which it is looked whether they are."""
 
 _MAX_COPIES: Final = 10_000
 """Copies of a stream that are remembered, since a plan makes the same ones in each run."""
@@ -38,6 +44,8 @@ class TracedDevice:
     def __init__(self, inner: Device, recorder: Recorder) -> None:
         self.inner = inner
         self.recorder = recorder
+        clock = ask_for_times(inner)
+        self.is_timed = clock is not None and recorder.uses(clock)
         self._streams = 0
 
     @property
@@ -123,7 +131,8 @@ class TracedBuffer:
         """Note that the memory ends, and close the inner buffer."""
         if not self._is_closed:
             self._is_closed = True
-            self._recorder.add(Free(self._recorder.thread, self.memory))
+            recorder = self._recorder
+            recorder.add(Free(recorder.thread, self.memory), Stamp(recorder.now_s))
         self.inner.close()
 
 
@@ -151,8 +160,11 @@ class TracedEvent:
 
     def sync(self, timeout_s: float) -> None:
         """Wait, and note it once it is over."""
+        recorder = self._recorder
+        before = recorder.now_s
         self.inner.sync(timeout_s)
-        self._recorder.add(Sync(self._recorder.thread, event=self.number))
+        entry = Sync(recorder.thread, event=self.number)
+        recorder.add(entry, Stamp(before, recorder.now_s))
 
     def close(self) -> None:
         """Close the inner event."""
@@ -189,6 +201,8 @@ class TracedStream:
         self.actor = actor
         self._recorder = device.recorder
         self._snapshots = device.facts.snapshots_uploads
+        self._is_timed = device.is_timed
+        self._open: deque[Taken] = deque()
         self._copies: dict[tuple[int, ...], tuple[Work, Buffer, Buffer]] = {}
 
     def __getattr__(self, name: str) -> object:
@@ -205,24 +219,29 @@ class TracedStream:
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
         """Upload; the host reads the source itself where the device takes snapshots (CPY-4)."""
+        before = self._recorder.now_s
         self.inner.upload(source, _inner(buffer), offset)
         recorder = self._recorder
         thread, reads = recorder.thread, recorder.host_range(source)
+        stamp = self._stamp(before)
         if self._snapshots:
-            recorder.add(Work(thread, "upload", thread, reads))
+            recorder.add(Work(thread, "upload", thread, reads), Stamp(before))
             reads = ()
         writes = _bytes(buffer, offset, source.nbytes)
-        recorder.add(Work(self.actor, "upload", thread, reads, writes, is_copy=True))
+        recorder.add(Work(self.actor, "upload", thread, reads, writes, is_copy=True), stamp)
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Download."""
+        before = self._recorder.now_s
         self.inner.download(_inner(buffer), offset, target)
         recorder = self._recorder
         reads, writes = _bytes(buffer, offset, target.nbytes), recorder.host_range(target)
-        recorder.add(Work(self.actor, "download", recorder.thread, reads, writes, is_copy=True))
+        work = Work(self.actor, "download", recorder.thread, reads, writes, is_copy=True)
+        recorder.add(work, self._stamp(before))
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Copy."""
+        before = self._recorder.now_s
         self.inner.copy(_inner(src), src_offset, _inner(dst), dst_offset, nbytes)
         thread = self._recorder.thread
         key = (thread, id(src), src_offset, id(dst), dst_offset, nbytes)
@@ -233,15 +252,17 @@ class TracedStream:
             if len(self._copies) >= _MAX_COPIES:
                 self._copies.clear()
             known = self._copies[key] = (work, src, dst)  # both kept, so that no id is used again
-        self._recorder.add(known[0])
+        self._recorder.add(known[0], self._stamp(before))
 
     def launch(self, program: Program) -> None:
         """Launch."""
+        before = self._recorder.now_s
         if not isinstance(program, TracedProgram):
             self.inner.launch(program)
             return
         self.inner.launch(program.inner)
-        self._recorder.add_all(program.enqueued_by(self._recorder.thread))
+        works = program.enqueued_by(self._recorder.thread)
+        self._recorder.add_all(works, self._stamp(before))
 
     def record(self, event: Event) -> None:
         """Record.
@@ -252,10 +273,11 @@ class TracedStream:
             self.inner.record(event)
             return
         recorder, was_recorded = self._recorder, event.inner.is_recorded
-        entry = Record(self.actor, event.number, recorder.thread)
-        recorder.add(entry)
+        entry, stamp = Record(self.actor, event.number, recorder.thread), Stamp(recorder.now_s)
+        recorder.add(entry, stamp)
         try:
             self.inner.record(event.inner)
+            stamp.taken = self._taken()
         except BaseException:
             # On a poisoned stream the event is recorded all the same (EVT-6).
             if was_recorded or not event.inner.is_recorded:
@@ -267,22 +289,48 @@ class TracedStream:
         if not isinstance(event, TracedEvent):
             self.inner.wait(event)
             return
+        before = self._recorder.now_s
         self.inner.wait(event.inner)
-        self._recorder.add(Wait(self.actor, event.number, self._recorder.thread))
+        entry = Wait(self.actor, event.number, self._recorder.thread)
+        self._recorder.add(entry, self._stamp(before))
 
     def barrier(self) -> None:
         """Put a barrier."""
+        before = self._recorder.now_s
         self.inner.barrier()
-        self._recorder.add(Barrier(self.actor, self._recorder.thread))
+        self._recorder.add(Barrier(self.actor, self._recorder.thread), self._stamp(before))
 
     def sync(self, timeout_s: float) -> None:
         """Wait for everything, and note it once it is over."""
+        recorder = self._recorder
+        before = recorder.now_s
         self.inner.sync(timeout_s)
-        self._recorder.add(Sync(self._recorder.thread, stream=self.actor))
+        recorder.add(Sync(recorder.thread, stream=self.actor), Stamp(before, recorder.now_s))
+        self._look()
 
     def close(self) -> None:
         """Close the inner stream."""
+        self._look()
+        self._open.clear()
         self.inner.close()
+
+    # --- times ---------------------------------------------------------------------------------
+
+    def _stamp(self, before_s: float) -> Stamp:
+        return Stamp(before_s, self._recorder.now_s, self._taken())
+
+    def _taken(self) -> Taken | None:
+        taken = taken_of(self.inner) if self._is_timed else None
+        if taken is not None:
+            self._open.append(taken)
+            if len(self._open) > _MANY_OPEN:
+                self._look()
+        return taken
+
+    def _look(self) -> None:
+        """Look at times that are known by now, so that nothing of the device is kept for them."""
+        while self._open and self._open[0].parts() is not None:
+            self._open.popleft()
 
 
 def _interop(inner: object, name: str) -> object:

@@ -9,6 +9,7 @@ from ggsched.backend.base import BaseDevice, BaseProgram
 from ggsched.backend.base_stream import Body
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Stream
+from ggsched.backend.timing import HostTaken
 
 Action = Callable[[], object]
 
@@ -26,6 +27,10 @@ class Around:
         self.before()
         self.body.run()
         self.after()
+
+    def run_timed(self, taken: HostTaken) -> None:
+        """Run it as one piece, and note when."""
+        taken.run(self.run)
 
     def blame(self, error: BaseException) -> str:
         """Return the label of the node that failed."""

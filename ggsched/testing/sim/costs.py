@@ -61,9 +61,10 @@ class Costs:
 
     def computing(self, nodes: Sequence[BoundNode]) -> float:
         """Return the seconds of a launch."""
-        return self.launch_s + sum(self._node(node) for node in nodes)
+        return self.launch_s + sum(self.of_node(node) for node in nodes)
 
-    def _node(self, node: BoundNode) -> float:
+    def of_node(self, node: BoundNode) -> float:
+        """Return the seconds of a node of a launch."""
         touched = sum(o.nbytes for o in (*node.inputs, node.output))
         work = flops(node) / self.flops_per_s + touched / self.memory_bytes_per_s
         return self.node_s + work

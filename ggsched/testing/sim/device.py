@@ -9,6 +9,7 @@ from ggsched.backend import checks
 from ggsched.backend.arrays import aligned_bytes
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import Device, Event, HostMemory, Stream
+from ggsched.backend.timing import Clock
 from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
 from ggsched.testing.sim.costs import Costs
 from ggsched.testing.sim.event import SimEvent
@@ -52,6 +53,10 @@ class SimDevice:
     def make_event(self, number: int) -> SimEvent:
         """Return an event of this device; for devices that break a rule on purpose."""
         return SimEvent(self, number)
+
+    def __timing__(self) -> Clock:
+        """Return the clock of simulated time; see ``ggsched.backend.timing``."""
+        return self.world.clock
 
     # --- the contract --------------------------------------------------------------------------
 

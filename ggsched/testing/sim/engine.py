@@ -37,6 +37,7 @@ class Task:
         actor: Queue that does it; it does one task after the other.
         steps: What happens, in order.
         seconds: How long it takes in simulated time.
+        parts: Of a launch the label and the seconds of each node.
         buffers: Memory that it uses.
         position: Number on its stream, from 1.
         fate: What is to go wrong with it, as in ``Faults``, or "".
@@ -63,6 +64,7 @@ class Task:
         "kind",
         "label",
         "number",
+        "parts",
         "position",
         "seconds",
         "start_s",
@@ -88,6 +90,7 @@ class Task:
         self.actor = actor
         self.steps = steps
         self.seconds = seconds
+        self.parts: Sequence[tuple[str, float]] = ()
         self.buffers = buffers
         self.position = stream.position
         self.fate = ""

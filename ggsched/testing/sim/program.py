@@ -20,6 +20,7 @@ class SimProgram:
         label: For people.
         buffers: All memory that it uses.
         seconds: How long it takes in simulated time.
+        parts: Label and simulated seconds of each node.
         is_closed: Whether it has been released.
     """
 
@@ -27,7 +28,9 @@ class SimProgram:
         self.stream = stream
         self.number = number
         self.label = f"launch {_names(nodes)}"
-        self.seconds = stream.device.costs.computing(nodes)
+        costs = stream.device.costs
+        self.seconds = costs.computing(nodes)
+        self.parts = [(node.label, costs.of_node(node)) for node in nodes]
         self.is_closed = False
         exact = stream.device.facts.is_deterministic
         self._work = [NodeWork(node, is_deterministic=exact) for node in nodes]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from ggsched.backend import checks
 from ggsched.backend.progress import Fault
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
+from ggsched.backend.timing import Part
 from ggsched.errors import UsageError
 from ggsched.testing.sim import transfers
 from ggsched.testing.sim.costs import CommandKind
@@ -43,6 +44,28 @@ class Latch:
             task.stream.device.world.release(task)
 
 
+class SimTaken:
+    """When a command ran, in simulated seconds; see ``ggsched.backend.timing``."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def parts(self) -> Sequence[Part] | None:
+        """Return when the command ran, node by node for a launch."""
+        task = self._task
+        if not task.is_done or task.fault is not None:
+            return None
+        return list(_parts(task)) or [Part("", task.start_s, task.end_s)]
+
+
+def _parts(task: Task) -> Iterable[Part]:
+    """Yield the nodes of a launch: the first begins, and the last ends, with it."""
+    at = task.end_s - sum(seconds for _, seconds in task.parts)
+    for i, (label, seconds) in enumerate(task.parts):
+        yield Part(label, at if i else task.start_s, at + seconds)
+        at += seconds
+
+
 class SimStream:
     """A queue of commands (STR-1..6), made of one or more internal queues.
 
@@ -70,6 +93,7 @@ class SimStream:
         self._copies = 0
         self._last_record: Task | None = None
         self._last_notice: Task | None = None
+        self._newest: Task | None = None
 
     # --- the order ---------------------------------------------------------------------------
 
@@ -170,6 +194,7 @@ class SimStream:
         task = self._task(
             "launch", program.label, program.steps(), program.seconds, program.buffers
         )
+        task.parts = program.parts
         self._admit(task)
         self._enqueue(task)
 
@@ -249,6 +274,11 @@ class SimStream:
             self.is_closed = True
             self.device.world.forget("streams", self.number)
 
+    def __taken__(self) -> SimTaken | None:
+        """Return the simulated times of the command that was enqueued last, once."""
+        task, self._newest = self._newest, None
+        return None if task is None else SimTaken(task)
+
     def hold(self) -> Latch:
         """Let nothing that is enqueued later begin before the latch is released.
 
@@ -293,7 +323,9 @@ class SimStream:
         buffers: Sequence[SimBuffer] = (),
     ) -> Task:
         label = f"c{self.device.world.enqueued} {label}"
-        return Task(kind, label, self, self.name, steps, seconds=seconds, buffers=buffers)
+        task = Task(kind, label, self, self.name, steps, seconds=seconds, buffers=buffers)
+        self._newest = task
+        return task
 
     def _admit(self, task: Task) -> None:
         """Count a command that passed all checks, unless it is to be refused (ERR-1)."""

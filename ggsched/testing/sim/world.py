@@ -117,6 +117,10 @@ class SimWorld(Engine):
         """Return the number of the device with these facts, or None."""
         return next((i for i, known in enumerate(self.facts) if known == facts), None)
 
+    def clock(self) -> float:
+        """Return the simulated time of the host, in seconds."""
+        return self.host_s
+
     # --- the host ------------------------------------------------------------------------------
 
     def host_reads(self, memory: HostMemory) -> None:
