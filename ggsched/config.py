@@ -38,6 +38,8 @@ class Settings:
         cpu_sync: Whether the backend ``cpu`` runs without worker threads.
         seed: Decides what the simulator runs when.
         checked: Whether devices check their callers, see ``ggsched.backend.checked``.
+        rates: File of calibrated rates; ``auto`` is the one in the user's cache folder, if it is
+            there, ``off`` none.
     """
 
     backends: tuple[str, ...] | None = None
@@ -48,6 +50,7 @@ class Settings:
     cpu_sync: bool = False
     seed: int = 0
     checked: bool = False
+    rates: str = "auto"
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **changes: Any) -> Self:
@@ -179,6 +182,14 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "What is told on stderr: 1 devices, sizes and the traceback of an error, 2 placement and "
         "splits with reasons, 3 commands with hazards, 4 each executed command.",
         _one_of(0, 1, 2, 3, 4),
+    ),
+    Variable(
+        "GGSCHED_RATES",
+        "rates",
+        "auto, off or a file",
+        "Where rates that `ggsched calibrate` measured are kept; auto: rates.json in "
+        "`$XDG_CACHE_HOME/ggsched`, off: planning goes by guesses.",
+        str,
     ),
     Variable(
         "GGSCHED_SANITIZE",

@@ -36,6 +36,15 @@ def _workers() -> set[threading.Thread]:
     return {t for t in threading.enumerate() if t.name.startswith(THREAD_PREFIX)}
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_rates_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let nothing depend on a calibration that whoever runs the tests has made."""
+    nowhere = tmp_path_factory.mktemp("cache") / "none" / "rates.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ggsched.calibrate.cache.default_path", lambda: nowhere)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def no_thread_left_behind() -> Iterator[None]:
     """Fail a test that leaves a worker thread of ggsched running.

@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "devices": "ggsched.cli.devices:devices",
     "run": "ggsched.cli.run:run",
     "plan": "ggsched.cli.plan:plan",
+    "calibrate": "ggsched.cli.calibrate:calibrate",
     "check": "ggsched.cli.check:check",
     "litmus": "ggsched.cli.litmus:litmus",
     "conform": "ggsched.cli.conform:conform",

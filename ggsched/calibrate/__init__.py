@@ -1,0 +1,1 @@
+"""Calibration: measures what the cost model guesses, and keeps it in a file."""

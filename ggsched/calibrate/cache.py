@@ -1,0 +1,283 @@
+"""The file of calibrated rates: where it is, what is in it, and what to do if it is damaged.
+
+JSON, described in ``docs/reference/rates-format.md``. A device is found by its identity, never by
+its name, so a file from another machine, or from before a driver was changed, has no effect. What
+cannot be understood gives one warning and is ignored: rates are hints, and no run depends on them.
+"""
+
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ggsched.calibrate.identity import device_identity
+from ggsched.calibrate.machine import Calibration
+from ggsched.errors import UsageError
+from ggsched.topology.caps import DeviceFacts
+from ggsched.topology.cost import (
+    GUESSES,
+    HOST,
+    KernelRate,
+    Link,
+    MachineRates,
+    Rates,
+    guessed_rates,
+)
+from ggsched.topology.model import Topology
+
+FORMAT: Final = "ggsched-rates/1"
+AUTO: Final = "auto"
+OFF: Final = "off"
+
+_LOG: Final = logging.getLogger("ggsched")
+_HOST_NAME: Final = "host"
+
+
+class KernelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A ``KernelRate``."""
+
+    flops: float
+    bandwidth: float
+
+
+class DeviceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The ``Rates`` of a device, with its description for people and the day of the measurement."""
+
+    description: str
+    calibrated: str
+    flops: float
+    bandwidth: float
+    total_bandwidth: float
+    parallel: int
+    node_s: float
+    event_s: float
+    launch_s: float
+    kernels: dict[str, KernelEntry]
+
+
+class LinkEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A ``Link`` between two identities, of which one may be ``"host"``."""
+
+    src: str
+    dst: str
+    latency_s: float
+    bandwidth: float
+
+
+class RatesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file.
+
+    Attributes:
+        format: ``FORMAT``.
+        enqueue_s: See ``MachineRates``.
+        devices: By identity.
+        links: Each way of each pair of identities that was measured.
+    """
+
+    format: str
+    enqueue_s: float
+    devices: dict[str, DeviceEntry]
+    links: tuple[LinkEntry, ...]
+
+
+def default_path() -> Path:
+    """Return ``ggsched/rates.json`` in the user's cache folder, as XDG names it."""
+    base = os.environ.get("XDG_CACHE_HOME", "").strip()
+    # The XDG specification has relative paths ignored.
+    folder = Path(base) if base and os.path.isabs(base) else Path.home() / ".cache"
+    return folder / "ggsched" / "rates.json"
+
+
+def rates_path(setting: str) -> Path | None:
+    """Return the file that ``Settings.rates`` stands for, or None where none is to be read."""
+    if setting == OFF:
+        return None
+    if setting != AUTO:
+        return Path(setting)
+    try:
+        return default_path()
+    except RuntimeError:  # no home folder
+        return None
+
+
+def load_rates(topology: Topology, setting: str) -> MachineRates:
+    """Return the rates of a machine: calibrated where the file has them, else guesses.
+
+    Args:
+        topology: The machine.
+        setting: ``auto``, ``off`` or a path, as in ``Settings.rates``.
+
+    Raises:
+        UsageError: a path was given, and nothing is there.
+    """
+    path = rates_path(setting)
+    file = None if path is None else read_rates(path, must_exist=setting != AUTO)
+    return guessed_rates(topology) if file is None else join_rates(topology, file)
+
+
+def read_rates(path: Path, *, must_exist: bool = False) -> RatesFile | None:
+    """Return what the file says; None, after one warning, if it cannot be understood.
+
+    Raises:
+        UsageError: it must exist and does not.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        if must_exist:
+            raise UsageError(
+                "there is no such file of rates",
+                where=str(path),
+                hint="ggsched calibrate makes one; GGSCHED_RATES names it",
+            ) from error
+        return None
+    except OSError as error:
+        _warn(path, error.strerror or str(error))
+        return None
+    try:
+        file = msgspec.json.decode(data, type=RatesFile)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _warn(path, str(error))
+        return None
+    wrong = next(_wrong(file), None)
+    if wrong is not None:
+        _warn(path, wrong)
+        return None
+    return file
+
+
+def join_rates(topology: Topology, file: RatesFile) -> MachineRates:
+    """Return guesses for a machine, with what the file knows of its devices in their place."""
+    guesses = guessed_rates(topology)
+    identities = [device_identity(facts) for facts in topology.devices]
+    rates, days, guessed = [], [], []
+    for facts, identity, guess in zip(topology.devices, identities, guesses.devices, strict=True):
+        entry = file.devices.get(identity)
+        if entry is None:
+            guessed.append(facts.name)
+        else:
+            days.append(entry.calibrated[:10])
+        rates.append(guess if entry is None else _rates(entry))
+    if not days:
+        return guesses
+    known = {(e.src, e.dst): Link(e.latency_s, e.bandwidth) for e in file.links}
+    ends = [*enumerate(identities), (HOST, _HOST_NAME)]
+    links = dict(guesses.links)
+    for src, a in ends:
+        for dst, b in ends:
+            if (a, b) in known and src != dst:
+                links[src, dst] = known[a, b]
+    source = f"calibrated {max(days)}"
+    if guessed:
+        source += f"; {GUESSES}: {', '.join(guessed)}"
+    return MachineRates(tuple(rates), links, file.enqueue_s, source)
+
+
+def save_rates(calibration: Calibration, facts: Mapping[str, DeviceFacts], path: Path) -> RatesFile:
+    """Write what was measured; what the file knows of other devices stays.
+
+    Args:
+        calibration: What was measured.
+        facts: Of its devices, by name.
+        path: The file; its folder is made. It is replaced at once, so nobody reads half of it.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    old = read_rates(path) or RatesFile(FORMAT, 0.0, {}, ())
+    devices = dict(old.devices)
+    for name, identity, rates in zip(
+        calibration.names, calibration.identities, calibration.rates.devices, strict=True
+    ):
+        devices[identity] = _entry(rates, facts[name].description, now)
+    links = {(e.src, e.dst): e for e in old.links}
+    for (src, dst), link in calibration.rates.links.items():
+        a, b = (_HOST_NAME if i == HOST else calibration.identities[i] for i in (src, dst))
+        links[a, b] = LinkEntry(a, b, link.latency_s, link.bandwidth)
+    file = RatesFile(
+        FORMAT,
+        calibration.rates.enqueue_s,
+        dict(sorted(devices.items())),
+        tuple(links[key] for key in sorted(links)),
+    )
+    _write(path, msgspec.json.format(msgspec.json.encode(file), indent=2) + b"\n")
+    return file
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with open(handle, "wb") as file:
+                file.write(data)
+            os.replace(name, path)
+        except BaseException:
+            with suppress(OSError):
+                os.remove(name)
+            raise
+    except OSError as error:
+        raise UsageError(
+            "cannot write the rates", where=str(path), why=error.strerror or str(error)
+        ) from error
+
+
+def _warn(path: Path, why: str) -> None:
+    why = " ".join(why.split())
+    _LOG.warning("%s is ignored: %s (ggsched calibrate makes it anew)", path, why)
+
+
+def _wrong(file: RatesFile) -> Iterator[str]:
+    """Yield what is wrong with a file that has the right shape."""
+    if file.format != FORMAT:
+        yield f"format {file.format!r} instead of {FORMAT!r}"
+    numbers = [("enqueue_s", file.enqueue_s, False)]
+    for identity, d in file.devices.items():
+        numbers += [(identity, x, True) for x in (d.flops, d.bandwidth, d.total_bandwidth)]
+        numbers += [(identity, x, False) for x in (d.node_s, d.event_s, d.launch_s)]
+        numbers += [(identity, float(d.parallel), True)]
+        for name, kernel in d.kernels.items():
+            numbers += [(f"{identity} {name}", x, True) for x in (kernel.flops, kernel.bandwidth)]
+    for e in file.links:
+        numbers += [(f"{e.src} -> {e.dst}", e.bandwidth, True)]
+        numbers += [(f"{e.src} -> {e.dst}", e.latency_s, False)]
+    for where, number, is_rate in numbers:
+        if not math.isfinite(number) or number < 0 or (is_rate and number == 0):
+            yield f"{where}: {number} is no rate"
+
+
+def _rates(entry: DeviceEntry) -> Rates:
+    return Rates(
+        entry.flops,
+        entry.bandwidth,
+        entry.total_bandwidth,
+        entry.parallel,
+        entry.node_s,
+        entry.event_s,
+        entry.launch_s,
+        tuple(KernelRate(n, k.flops, k.bandwidth) for n, k in sorted(entry.kernels.items())),
+    )
+
+
+def _entry(rates: Rates, description: str, now: str) -> DeviceEntry:
+    kernels = {k.name: KernelEntry(k.flops, k.bandwidth) for k in rates.kernels}
+    return DeviceEntry(
+        description,
+        now,
+        rates.flops,
+        rates.bandwidth,
+        rates.total_bandwidth,
+        rates.parallel,
+        rates.node_s,
+        rates.event_s,
+        rates.launch_s,
+        kernels,
+    )

@@ -1,0 +1,248 @@
+"""Measures the rates of one device, over the contract and nothing else."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from ggsched.backend.protocols import Program, Stream
+from ggsched.calibrate.timing import Allowance, seconds_of
+from ggsched.calibrate.workload import TIMEOUT_S, Bench, activations, products, sums
+from ggsched.errors import GgschedError
+from ggsched.ir.dtype import F32, FLOAT_DTYPES, DType
+from ggsched.ir.graph import Graph
+from ggsched.topology.caps import DeviceFacts, op_key
+from ggsched.topology.cost import ELEMENTS, KernelRate, Rates, rates_of
+
+Note = Callable[[str], None]
+"""Told what is being measured."""
+
+_MANY: Final = 33
+_WEIGHTS: Final = 4
+_SLOW_ENOUGH_S: Final = 4e-4
+"""A product that takes as long as this is not about what a launch costs."""
+_LARGEST_NBYTES: Final = 256 << 20
+_LEAST_GAIN: Final = 0.75
+"""Share of the ideal from which on streams count as running beside each other."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """What the measurements of a device share."""
+
+    bench: Bench
+    facts: DeviceFacts
+    streams: list[Stream]
+    allowance: Allowance
+    left: int
+    note: Note
+    rates: Rates
+    kernels: dict[str, KernelRate] = field(default_factory=dict)
+
+    def time(self, what: str, repeat: Callable[[int], None]) -> float:
+        self.note(what)
+        seconds = seconds_of(repeat, self.allowance.share(self.left))
+        self.left -= 1
+        return max(seconds, 1e-9)
+
+
+def measure_rates(
+    bench: Bench, streams: list[Stream], allowance: Allowance, note: Note
+) -> tuple[Rates, list[str]]:
+    """Return the rates of a device, and what could not be measured.
+
+    What cannot be measured (an op that the device lacks, too little memory, an allowance that is
+    spent) stays a guess by kind of device.
+
+    Args:
+        bench: The device.
+        streams: One stream of it, or two.
+        allowance: How long that may take.
+        note: Told what is measured next.
+    """
+    facts = bench.device.facts
+    dtypes = [d for d in FLOAT_DTYPES if op_key("mul_mat", d.name) in facts.ops]
+    kinds = [(f"mul_mat:{d.name}", _product_of(d)) for d in dtypes]  # f32 is the first
+    steps: list[tuple[str, Callable[[_Work], None]]] = [
+        ("nodes", _nodes),
+        ("elements", _elements),
+        ("events", _events),
+        *kinds[:1],
+        ("streams", _shared),
+        *kinds[1:],
+    ]
+    work = _Work(bench, facts, streams, allowance, 2 * len(steps) + 2, note, rates_of(facts))
+    missing = []
+    for what, step in steps:
+        try:
+            if allowance.is_spent:
+                missing.append(f"{what}: no time was left")
+            else:
+                step(work)
+        except GgschedError as error:
+            missing.append(f"{what}: {error.one_line()}")
+    kernels = tuple(work.kernels[name] for name in sorted(work.kernels))
+    return replace(work.rates, kernels=kernels), missing
+
+
+def _launches(stream: Stream, program: Program) -> Callable[[int], None]:
+    def repeat(count: int) -> None:
+        for _ in range(count):
+            stream.launch(program)
+        stream.sync(TIMEOUT_S)
+
+    return repeat
+
+
+def _timed(work: _Work, what: str, graph: Graph) -> float:
+    """Return the seconds of one launch of a graph."""
+    with work.bench.program(graph, work.streams[0]) as program:
+        return work.time(what, _launches(work.streams[0], program))
+
+
+def _nodes(work: _Work) -> None:
+    one = _timed(work, "a launch", sums(1, 4))
+    many = _timed(work, "a node", sums(_MANY, 4))
+    node_s = max((many - one) / (_MANY - 1), 1e-8)
+    work.rates = replace(work.rates, node_s=node_s, launch_s=max(0.0, one - node_s))
+
+
+def _elements(work: _Work) -> None:
+    fixed = work.rates.launch_s + work.rates.node_s
+    size = 1 << 18
+    seconds = _timed(work, "sums of vectors", sums(1, size))
+    while seconds < _SLOW_ENOUGH_S and 12 * size < _room(work.facts):
+        size *= 4
+        seconds = _timed(work, "sums of vectors", sums(1, size))
+    bandwidth = 12 * size / max(seconds - fixed, seconds / 4)
+    small = 1 << 14  # in the caches
+    seconds = _timed(work, "functions", activations(small))
+    flops = 2 * small / max(seconds - fixed, seconds / 4)
+    work.kernels[ELEMENTS] = KernelRate(ELEMENTS, max(flops, 2 * bandwidth / 12), bandwidth)
+
+
+def _product_of(dtype: DType) -> Callable[[_Work], None]:
+    """Return the measurement of the products with weights of a type."""
+
+    def measure(work: _Work) -> None:
+        name = op_key("mul_mat", dtype.name)
+        rows, width = _streamed_shape(work, dtype)
+        nbytes = rows * dtype.row_nbytes(width)
+        graph = products(_WEIGHTS, rows, width, 1, dtype)
+        seconds = _timed(work, f"{name}, one column", graph) / _WEIGHTS
+        fixed = work.rates.node_s + work.rates.launch_s / _WEIGHTS
+        bandwidth = nbytes / max(seconds - fixed, seconds / 4)
+        flops = _flops(work, dtype, name)
+        work.kernels[name] = KernelRate(name, flops, bandwidth)
+        if name == "mul_mat:f32":
+            work.rates = replace(
+                work.rates,
+                flops=flops,
+                bandwidth=bandwidth,
+                total_bandwidth=bandwidth,
+                parallel=1,
+            )
+
+    return measure
+
+
+def _streamed_shape(work: _Work, dtype: DType) -> tuple[int, int]:
+    """Return rows and width of weights that several of do not stay in caches, as far as can be."""
+    rows, width = 512, 1024
+    while True:
+        nbytes = rows * dtype.row_nbytes(width)
+        if 4 * _WEIGHTS * nbytes > _room(work.facts) or work.allowance.is_spent:
+            return rows, width
+        stream = work.streams[0]
+        with work.bench.program(products(_WEIGHTS, rows, width, 1, dtype), stream) as program:
+            seconds = seconds_of(_launches(stream, program), 0.0) / _WEIGHTS
+        if seconds > _SLOW_ENOUGH_S and nbytes >= 4 << 20:
+            return rows, width
+        if seconds > 20 * _SLOW_ENOUGH_S:
+            return rows, width
+        rows, width = 2 * rows, 2 * width
+
+
+def _flops(work: _Work, dtype: DType, name: str) -> float:
+    """Return the operations per second of a product with many columns."""
+    rows, width, columns = 512, 1024, 64
+    graph = products(1, rows, width, columns, dtype)
+    seconds = _timed(work, f"{name}, many columns", graph)
+    while seconds < _SLOW_ENOUGH_S and columns < 4096:
+        rows, width, columns = 2 * rows, 2 * width, 2 * columns
+        seconds = _timed(work, f"{name}, many columns", products(1, rows, width, columns, dtype))
+    fixed = work.rates.launch_s + work.rates.node_s
+    return 2.0 * rows * width * columns / max(seconds - fixed, seconds / 4)
+
+
+def _events(work: _Work) -> None:
+    """Measure a hop from stream to stream and back, or over the host where there are no events."""
+    graph = sums(1, 4)
+    streams = work.streams
+    own_s = work.rates.launch_s + work.rates.node_s
+    if not work.facts.has_events or len(streams) < 2:
+        with work.bench.program(graph, streams[0]) as program:
+
+            def there(count: int) -> None:
+                for _ in range(count):
+                    streams[0].launch(program)
+                    streams[0].sync(TIMEOUT_S)
+
+            seconds = work.time("a sync of the host", there)
+    else:
+        with (
+            work.bench.program(graph, streams[0]) as first,
+            work.bench.program(graph, streams[1]) as second,
+        ):
+            programs = (first, second)
+            seconds = work.time("an event", lambda count: _ping_pong(streams, programs, count)) / 2
+    work.rates = replace(work.rates, event_s=max(seconds - own_s, 1e-7))
+
+
+def _ping_pong(streams: list[Stream], programs: tuple[Program, Program], count: int) -> None:
+    events = []
+    for i in range(2 * count):
+        here, there = streams[i % 2], streams[1 - i % 2]
+        here.launch(programs[i % 2])
+        event = here.device.create_event()
+        here.record(event)
+        there.wait(event)
+        events.append(event)
+    for stream in streams:
+        stream.sync(TIMEOUT_S)
+    for event in events:
+        event.close()
+
+
+def _shared(work: _Work) -> None:
+    """Measure what two streams reach together, of memory and of arithmetic."""
+    f32 = work.kernels.get("mul_mat:f32")
+    if f32 is None or len(work.streams) < 2:
+        return
+    rows, width = 2048, 2048
+    one, two = _alone_and_together(work, "memory", products(_WEIGHTS, rows, width, 1, F32))
+    gain = min(2.0, max(1.0, 2 * one / two))
+    work.rates = replace(work.rates, total_bandwidth=gain * f32.bandwidth)
+    one, two = _alone_and_together(work, "arithmetic", products(1, 512, 1024, 64, F32))
+    if 2 * one / two >= 2 * _LEAST_GAIN:
+        work.rates = replace(work.rates, parallel=2)
+
+
+def _alone_and_together(work: _Work, what: str, graph: Graph) -> tuple[float, float]:
+    """Return the seconds of a launch on one stream, and of one on each of two streams."""
+    a, b = work.streams[:2]
+    with work.bench.program(graph, a) as first, work.bench.program(graph, b) as second:
+
+        def both(count: int) -> None:
+            for _ in range(count):
+                a.launch(first)
+                b.launch(second)
+            a.sync(TIMEOUT_S)
+            b.sync(TIMEOUT_S)
+
+        alone = work.time(f"{what} of one stream", _launches(a, first))
+        return alone, work.time(f"{what} of two streams", both)
+
+
+def _room(facts: DeviceFacts) -> int:
+    """Return the bytes that a measurement may take at most."""
+    return min(_LARGEST_NBYTES, facts.memory_nbytes // 16, facts.max_allocation_nbytes)

@@ -1,0 +1,183 @@
+"""``ggsched calibrate``: measure this machine's rates and keep them for planning."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ggsched.cli.console import messages, output, write_json
+from ggsched.cli.options import devices_option, json_option
+from ggsched.config import Settings
+from ggsched.errors import UsageError
+
+if TYPE_CHECKING:
+    from ggsched.calibrate.machine import Calibration
+    from ggsched.topology.caps import DeviceFacts
+
+
+@click.command()
+@devices_option
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1, max=600),
+    default=12.0,
+    show_default=True,
+    metavar="S",
+    help="How long it may take, about.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "path",
+    type=click.Path(dir_okay=False),
+    default=None,
+    metavar="FILE.json",
+    help="Keep the rates in this file. [default: what GGSCHED_RATES names, else a file in the "
+    "user's cache folder]",
+)
+@json_option
+@click.pass_obj
+def calibrate(
+    settings: Settings,
+    /,
+    devices: tuple[str, ...] | None,
+    seconds: float,
+    path: str | None,
+    as_json: bool,
+) -> None:
+    """Measure what nodes, events and copies cost on the devices, for the cost model.
+
+    Nothing else should run meanwhile. Plans are right with any rates, and better with true ones.
+    """
+    from ggsched.backend.registry import open_devices
+    from ggsched.calibrate.cache import save_rates
+    from ggsched.calibrate.machine import calibrate as measure
+    from ggsched.run.release import close_all
+
+    target = _target(path, settings.rates)
+    opened = open_devices(devices, allow=settings.backends)
+    try:
+        facts = {d.facts.name: d.facts for d in opened}
+        with _progress(messages()) as tell:
+            found = measure(opened, seconds, tell)
+    finally:
+        close_all(opened)
+    save_rates(found, facts, target)
+    if as_json:
+        write_json({"file": str(target), **report(found, facts)})
+        return
+    console = output()
+    console.print(_rates_table(found))
+    console.print()
+    console.print(_links_table(found))
+    for line in found.missing:
+        console.print(f"not measured: {line}")
+    console.print(f"{found.seconds:.1f} s; kept in {target}", soft_wrap=True)
+
+
+def _target(path: str | None, setting: str) -> Path:
+    from ggsched.calibrate.cache import AUTO, rates_path
+
+    target = Path(path) if path is not None else rates_path(setting) or rates_path(AUTO)
+    if target is None:
+        raise UsageError(
+            "there is no folder for the rates", why="there is no home folder", hint="give -o FILE"
+        )
+    return target
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[str, str], None]]:
+    """Give a function that shows what is measured: on a terminal all, else each device once."""
+    if console.is_terminal:
+        with console.status("opening devices") as status:
+            yield lambda name, what: status.update(f"{name}: {what}")
+        return
+    shown: set[str] = set()
+
+    def tell(name: str, what: str) -> None:
+        if name not in shown:
+            shown.add(name)
+            console.print(f"calibrating {name}")
+
+    yield tell
+
+
+def report(found: "Calibration", facts: "dict[str, DeviceFacts]") -> dict[str, Any]:
+    """Return what was measured as plain JSON data; seconds, bytes and operations per second."""
+    devices = {}
+    for name, identity, rates in zip(
+        found.names, found.identities, found.rates.devices, strict=True
+    ):
+        devices[name] = {
+            "identity": identity,
+            "description": facts[name].description,
+            "flops": rates.flops,
+            "bandwidth": rates.bandwidth,
+            "total_bandwidth": rates.total_bandwidth,
+            "parallel": rates.parallel,
+            "node_s": rates.node_s,
+            "event_s": rates.event_s,
+            "launch_s": rates.launch_s,
+            "kernels": {
+                k.name: {"flops": k.flops, "bandwidth": k.bandwidth} for k in rates.kernels
+            },
+        }
+    links = [
+        {
+            "src": _end(found, src),
+            "dst": _end(found, dst),
+            "latency_s": link.latency_s,
+            "bandwidth": link.bandwidth,
+            "samples": [list(sample) for sample in found.samples[src, dst]],
+        }
+        for (src, dst), link in found.rates.links.items()
+    ]
+    return {
+        "seconds": found.seconds,
+        "enqueue_s": found.rates.enqueue_s,
+        "devices": devices,
+        "links": links,
+        "missing": list(found.missing),
+    }
+
+
+def _end(found: "Calibration", device: int) -> str:
+    return "host" if device < 0 else found.names[device]
+
+
+def _rates_table(found: "Calibration") -> Table:
+    grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+    grid.add_column("device", no_wrap=True)
+    grid.add_column("rate of", no_wrap=True)
+    grid.add_column("Gop/s", justify="right", no_wrap=True)
+    grid.add_column("GB/s", justify="right", no_wrap=True)
+    grid.add_column("us", justify="right", no_wrap=True)
+    for name, rates in zip(found.names, found.rates.devices, strict=True):
+        for kernel in rates.kernels:
+            pace = f"{kernel.flops / 1e9:.1f}", f"{kernel.bandwidth / 1e9:.1f}"
+            grid.add_row(name, kernel.name, *pace, "")
+        together = f"{rates.total_bandwidth / 1e9:.1f}"
+        grid.add_row(name, "two streams", f"x{rates.parallel}", together, "")
+        for what, seconds in (
+            ("a node", rates.node_s),
+            ("a launch", rates.launch_s),
+            ("an event", rates.event_s),
+        ):
+            grid.add_row(name, what, "", "", f"{seconds * 1e6:.1f}")
+    return grid
+
+
+def _links_table(found: "Calibration") -> Table:
+    grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+    grid.add_column("copies", no_wrap=True)
+    grid.add_column("latency us", justify="right", no_wrap=True)
+    grid.add_column("GB/s", justify="right", no_wrap=True)
+    for (src, dst), link in found.rates.links.items():
+        way = f"{_end(found, src)} -> {_end(found, dst)}"
+        grid.add_row(way, f"{link.latency_s * 1e6:.1f}", f"{link.bandwidth / 1e9:.1f}")
+    return grid

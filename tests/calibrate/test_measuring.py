@@ -1,0 +1,126 @@
+"""Measuring real and simulated devices: complete, plausible, within the time, nothing left."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+
+from ggsched.backend.base import BaseDevice, host_facts
+from ggsched.backend.registry import open_devices
+from ggsched.calibrate.identity import device_identity
+from ggsched.calibrate.link_rates import fit_link
+from ggsched.calibrate.machine import calibrate
+from ggsched.calibrate.workload import Bench, fill
+from ggsched.ir.dtype import FLOAT_DTYPES
+from ggsched.testing.dequant import dequantize
+from ggsched.testing.sim import SimConfig, SimWorld
+from ggsched.topology.cost import ELEMENTS, HOST
+from tests.backends.places import cpu_device
+
+KERNELS = {ELEMENTS, *(f"mul_mat:{d.name}" for d in FLOAT_DTYPES)}
+
+
+def numbers(rates):
+    for device in rates.devices:
+        yield from (device.flops, device.bandwidth, device.total_bandwidth, device.event_s)
+        yield from (device.node_s,)
+        for kernel in device.kernels:
+            yield from (kernel.flops, kernel.bandwidth)
+    for link in rates.links.values():
+        yield link.bandwidth
+
+
+def test_the_processor():
+    device, said = cpu_device(sync=False), []
+    try:
+        began = time.perf_counter()
+        found = calibrate([device], 3.0, lambda name, what: said.append((name, what)))
+        assert time.perf_counter() - began < 30
+    finally:
+        device.close()
+    # On a slow machine the last ones are left out, and said to be.
+    assert all("no time was left" in line for line in found.missing)
+    (rates,) = found.rates.devices
+    measured = {k.name for k in rates.kernels}
+    assert {ELEMENTS, "mul_mat:f32"} <= measured <= KERNELS
+    assert len(measured) + len(found.missing) == len(KERNELS)
+    assert set(found.rates.links) == {(HOST, 0), (0, HOST)}
+    assert all(math.isfinite(x) and x > 0 for x in numbers(found.rates))
+    assert rates.parallel in (1, 2)
+    assert rates.total_bandwidth >= rates.bandwidth
+    assert ("cpu:0", "an event") in said
+    assert ("cpu:0", "copies host -> cpu:0") in said
+
+
+@pytest.mark.parametrize("config", [
+    SimConfig(),
+    SimConfig(has_events=False, max_streams=1),
+    SimConfig(copy_order="host", copies=frozenset()),
+    SimConfig(memory_nbytes=1 << 22, ops=frozenset({"add:f32", "mul_mat:f16"})),
+])  # fmt: skip
+def test_every_kind_of_device_and_nothing_is_left(config):
+    world = SimWorld([config, config])
+    devices = world.open_all()
+    found = calibrate(devices, 0.4)
+    assert not any(world.live().values())
+    assert not world.violations
+    assert len(found.rates.devices) == 2
+    assert all(math.isfinite(x) and x > 0 for x in numbers(found.rates))
+    has_path = config.copies is None
+    assert ((0, 1) in found.rates.links) == has_path
+    assert {(HOST, 0), (1, HOST)} <= set(found.rates.links)
+    missing = " ".join(found.missing)
+    assert ("mul_mat:f32" in missing) <= ("mul_mat:f32" in config.ops)
+    assert set(found.samples) == set(found.rates.links)
+
+
+def test_a_device_without_a_single_op_keeps_its_guesses():
+    device = BaseDevice(host_facts("bare", []), {})
+    try:
+        found = calibrate([device], 0.2)
+    finally:
+        device.close()
+    assert any("nodes: " in line for line in found.missing)
+    assert found.rates.devices[0].kernels == ()
+
+
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
+def test_weights_are_filled_with_ordinary_numbers(dtype):
+    device = cpu_device(sync=True)
+    try:
+        bench = Bench(device)
+        stream = bench.stream()
+        nbytes = dtype.row_nbytes(1 << 18) + dtype.row_nbytes(64)
+        buffer = device.allocate(nbytes)
+        fill(stream, buffer, dtype)
+        stream.sync(20)
+        raw = np.frombuffer(buffer.host_view(), np.uint8)
+        values = dequantize(raw, dtype, ((1 << 18) + 64,))
+        assert abs(values).max() < 100
+        assert abs(values[values != 0]).min() > 1e-4
+        buffer.close()
+        bench.close()
+    finally:
+        device.close()
+
+
+def test_links_are_fitted_through_all_sizes():
+    exact = [(n, 1e-5 + n / 4e9) for n in (1 << 10, 1 << 14, 1 << 18, 1 << 22)]
+    link = fit_link(exact)
+    assert link.latency_s == pytest.approx(1e-5)
+    assert link.bandwidth == pytest.approx(4e9)
+    assert fit_link([(1024, 1e-6)]).bandwidth == pytest.approx(1024e6)
+    backwards = fit_link([(1024, 2e-6), (4096, 1e-6)])
+    assert backwards.latency_s >= 0
+    assert backwards.bandwidth > 0
+
+
+def test_identity_is_what_a_device_can_do_and_not_its_name():
+    a, b = (SimConfig().facts(i) for i in (0, 1))
+    assert device_identity(a) == device_identity(b)
+    assert device_identity(a) != device_identity(SimConfig(memory_nbytes=1 << 30).facts(0))
+    devices = open_devices(["cpu:0", "cpu:3"])
+    assert len({device_identity(d.facts) for d in devices}) == 1
+    for device in devices:
+        device.close()

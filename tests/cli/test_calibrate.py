@@ -1,0 +1,60 @@
+"""``ggsched calibrate``: what it prints, where it keeps it, and that planning finds it."""
+
+import json
+
+import pytest
+
+from ggsched.cli.main import main
+
+FEW = ["--devices", "cpu:0", "--seconds", "0.5"]
+
+
+@pytest.fixture
+def calibrate(capsys):
+    def call(*arguments):
+        code = main(["calibrate", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_text_fits_a_terminal_and_progress_goes_to_stderr(calibrate, tmp_path):
+    path = tmp_path / "r.json"
+    code, out, err = calibrate(*FEW, "-o", path)
+    assert (code, err) == (0, "calibrating cpu:0\n")
+    lines = out.splitlines()
+    assert all(len(line) <= 80 for line in lines[:-1])
+    assert lines[0].split() == ["device", "rate", "of", "Gop/s", "GB/s", "us"]
+    assert any(line.startswith("host -> cpu:0") for line in lines)
+    assert lines[-1].endswith(f"kept in {path}")
+
+
+def test_json(calibrate, tmp_path, monkeypatch):
+    path = tmp_path / "r.json"
+    monkeypatch.setenv("GGSCHED_RATES", str(path))
+    code, out, _ = calibrate(*FEW, "--json")
+    assert code == 0
+    data = json.loads(out)
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    assert data["file"] == str(path)
+    assert kept["devices"].keys() == {data["devices"]["cpu:0"]["identity"]}
+    assert {(link["src"], link["dst"]) for link in data["links"]} == {
+        ("host", "cpu:0"),
+        ("cpu:0", "host"),
+    }
+    assert all(len(link["samples"]) == 4 for link in data["links"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seconds", "0"], "0.0 is not in the range"),
+        (["--devices", "gone:0"], "gone"),
+        ([*FEW, "-o", "/dev/null/rates.json"], "cannot write the rates"),
+    ],
+)
+def test_refused(calibrate, arguments, message):
+    code, out, err = calibrate(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err.splitlines()[-1]
