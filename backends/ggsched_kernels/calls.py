@@ -51,6 +51,7 @@ class KernelCall:
         groups: Extent of the grid in groups.
         lanes: Work-items of a group, all on the first axis.
         label: The node that it belongs to, for messages.
+        shared_nbytes: Shared memory of a group beyond what the kernel declares; CUDA only.
     """
 
     source: str
@@ -60,6 +61,7 @@ class KernelCall:
     groups: tuple[int, int, int]
     lanes: int
     label: str
+    shared_nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

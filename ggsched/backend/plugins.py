@@ -178,16 +178,28 @@ def require_members(where: str, what: str, thing: object, protocol: type) -> Non
         )
 
 
-def open_checked(backend: Backend, index: int) -> Device:
-    """Open a device of a backend, and check that it is one.
+def _opener(backend: Backend, part: int | None) -> Callable[[int], Device]:
+    """Return what opens a device of a backend, or a part of one."""
+    if part is None:
+        return backend.open_device
+    opener = getattr(backend, "open_part", None)
+    if opener is None:
+        raise BackendUnavailable(
+            "it has no logical devices named by a part", hint=f"write {backend.name}:0"
+        )
+    return lambda index: opener(index, part)
+
+
+def open_checked(backend: Backend, index: int, part: int | None = None) -> Device:
+    """Open a device of a backend, or a logical device on it, and check that it is one.
 
     Raises:
         BackendUnavailable: there is no such device.
         BackendBroken: what comes back is no device.
         OutOfDeviceMemory: it cannot be opened for want of memory.
     """
-    where = f"{backend.name}:{index}"
-    device = guarded(where, "opening the device", lambda: backend.open_device(index))
+    where = f"{backend.name}:{index}" if part is None else f"{backend.name}:{index}/{part}"
+    device = guarded(where, "opening the device", lambda: _opener(backend, part)(index))
     try:
         guarded(
             where,

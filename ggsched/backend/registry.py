@@ -2,7 +2,8 @@
 
 No plug-in can hide: each one that is installed has a ``BackendStatus``, with a reason and a hint
 where it cannot be used, and none of them can harm the others. Nothing is remembered between
-calls. The names of devices are ``backend:index``, as in ``--devices opencl:0,cpu:0``.
+calls. The names of devices are ``backend:index``, as in ``--devices opencl:0,cpu:0``, and
+``backend:index/part`` where a backend has ``open_part``, as in ``cuda:0/0,cuda:0/1``.
 """
 
 import contextlib
@@ -29,7 +30,9 @@ from ggsched.topology.caps import DeviceFacts
 
 State = Literal["ready", "unavailable", "broken", "blocked", "wrong version"]
 _BLOCKED: Final = ("GGSCHED_BACKENDS does not name it", "add it there")
-_SPEC: Final = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)(:(?P<index>[0-9]{1,6}))?", re.ASCII)
+_SPEC: Final = re.compile(
+    r"(?P<name>[A-Za-z_][\w.-]*)(:(?P<index>[0-9]{1,6})(/(?P<part>[0-9]{1,6}))?)?", re.ASCII
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +146,12 @@ def open_devices(
     usable = {plugin.name: plugin for plugin, taken in allowed if not taken}
     with _closing_on_error() as opened:
         backends: dict[str, Backend] = {}
-        for name, index in wanted:
+        for name, index, part in wanted:
             if name not in backends:
                 backends[name] = _pick(name, usable, {plugin.name for plugin in blocked}).load()
             for i in range(_count(backends[name])) if index is None else (index,):
-                _refuse_twice(f"{name}:{i}", opened)
-                opened.append(_open(backends[name], i))
+                _refuse_twice(_name_of(name, i, part), opened)
+                opened.append(_open(backends[name], i, part))
         if not opened:
             raise BackendUnavailable(
                 "it offers no device unless one is named",
@@ -252,13 +255,13 @@ def _count(backend: Backend) -> int:
     return count
 
 
-def _open(backend: Backend, index: int) -> Device:
+def _open(backend: Backend, index: int, part: int | None = None) -> Device:
     """Open a device whose facts can be true and belong to it."""
-    name = f"{backend.name}:{index}"
+    name = _name_of(backend.name, index, part)
     try:
-        device = open_checked(backend, index)
+        device = open_checked(backend, index, part)
     except BackendUnavailable as error:
-        if index < _count(backend):
+        if part is None and index < _count(backend):
             raise
         # Nobody promised that index: it is the name that is wrong, not the machine.
         raise UsageError(error.what, where=name, why=error.why, hint=error.hint) from error
@@ -320,14 +323,18 @@ def _closing_on_error() -> Iterator[list[Device]]:
         raise
 
 
-def _parse(spec: str) -> tuple[str, int | None]:
+def _name_of(name: str, index: int, part: int | None) -> str:
+    return f"{name}:{index}" if part is None else f"{name}:{index}/{part}"
+
+
+def _parse(spec: str) -> tuple[str, int | None, int | None]:
     match = _SPEC.fullmatch(spec.strip())
     if not match:
         raise UsageError(
             f"{spec!r} is no device", hint="write a backend and a number, as in opencl:0 or cpu:0"
         )
-    index = match["index"]
-    return match["name"], None if index is None else int(index)
+    index, part = (None if match[key] is None else int(match[key]) for key in ("index", "part"))
+    return match["name"], index, part
 
 
 def _pick(name: str, usable: dict[str, Plugin], blocked: set[str]) -> Plugin:

@@ -1,0 +1,120 @@
+"""The only file that knows ``nvmath``: cuBLAS, with one handle for each stream (LCH-5).
+
+TF32 is off: f32 products are computed in f32.
+"""
+
+import ctypes
+from typing import Any, Final
+
+from ggsched.errors import BackendUnavailable
+
+F32: Final = 0
+F16: Final = 2
+BF16: Final = 14
+_TYPE_NBYTES: Final = {F32: 4, F16: 2, BF16: 2}
+_TRANSPOSED: Final = 1
+_PLAIN: Final = 0
+_COMPUTE_32F: Final = 68
+_DEFAULT_ALGORITHM: Final = -1
+_DEFAULT_MATH: Final = 0
+
+_ONE: Final = ctypes.c_float(1.0)
+_ZERO: Final = ctypes.c_float(0.0)
+ONE: Final = ctypes.addressof(_ONE)
+ZERO: Final = ctypes.addressof(_ZERO)
+
+WORKSPACE_NBYTES: Final = 32 << 20
+"""What NVIDIA recommends for compute capability 9.0; with less some products are slower."""
+
+
+def _cublas() -> Any:
+    """Import it when the first product is compiled: loading the library takes a second."""
+    try:
+        from nvmath.bindings import cublas
+    except (ImportError, OSError) as error:
+        raise BackendUnavailable(
+            "nvmath.bindings cannot be imported",
+            where="cuda",
+            why=str(error),
+            hint='pip install "ggsched[cuda]"',
+        ) from error
+    return cublas
+
+
+def make_handle() -> int:
+    """Return a handle in the current context.
+
+    Raises:
+        BackendUnavailable: cuBLAS cannot be loaded.
+    """
+    cublas = _cublas()
+    try:
+        handle = int(cublas.create())
+    except Exception as error:  # nvmath raises errors of its own for a library that is absent
+        raise BackendUnavailable(
+            "cuBLAS cannot be started",
+            where="cuda",
+            why=str(error),
+            hint="pip install nvidia-cublas",
+        ) from error
+    cublas.set_math_mode(handle, _DEFAULT_MATH)
+    return handle
+
+
+def bind_handle(handle: int, stream: int, workspace: int) -> None:
+    """Let a handle work on a stream, with a workspace of that stream alone.
+
+    With a workspace given nothing is allocated later, so products can be captured, and with one
+    stream for each handle the results of a product do not change from run to run (LCH-4).
+    """
+    cublas = _cublas()
+    cublas.set_stream(handle, stream)
+    cublas.set_workspace(handle, workspace, WORKSPACE_NBYTES)
+
+
+class Product:
+    """``y[b, m, n] = sum_k x[b, m, k] w[b, n, k]``, with everything bound.
+
+    Args:
+        handle: The stream's handle.
+        m, n, k: Rows of x, rows of w, length of the sum.
+        w, x, y: Addresses. Elements lie side by side along the last axis.
+        kind: Type of w and of x; y is f32.
+        rows: Distances of rows of w, x, y in elements.
+        batches: Number of batches, and distances of those of w, x, y in elements.
+        adds: Whether to add to what y holds.
+    """
+
+    __slots__ = ("_arguments", "_call")
+
+    def __init__(
+        self,
+        handle: int,
+        m: int,
+        n: int,
+        k: int,
+        w: int,
+        x: int,
+        y: int,
+        *,
+        kind: int,
+        rows: tuple[int, int, int],
+        batches: tuple[int, int, int, int] = (1, 0, 0, 0),
+        adds: bool = False,
+    ) -> None:
+        count, step_w, step_x, step_y = batches
+        # cuBLAS counts columns first, so it computes y^T = w x^T.
+        self._call = _cublas().gemm_strided_batched_ex
+        self._arguments = (
+            handle, _TRANSPOSED, _PLAIN, n, m, k, ONE,
+            w, kind, rows[0], step_w,
+            x, kind, rows[1], step_x,
+            ONE if adds else ZERO,
+            y, F32, rows[2], step_y,
+            count, _COMPUTE_32F, _DEFAULT_ALGORITHM,
+        )  # fmt: skip
+
+    def __call__(self) -> tuple[int]:
+        """Enqueue it; returns what a launch returns, and raises if cuBLAS refuses."""
+        self._call(*self._arguments)
+        return (0,)

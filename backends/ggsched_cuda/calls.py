@@ -1,0 +1,51 @@
+"""What a program of this plug-in is made of: kernels, and products by cuBLAS."""
+
+from dataclasses import dataclass
+
+from ggsched.backend.protocols import Buffer
+from ggsched_kernels import KernelCall
+from ggsched_kernels.calls import Special
+from ggsched_kernels.site import Site
+
+Place = tuple[Buffer | Special, int]
+"""Memory, and an offset in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductCall:
+    """``y[b, m, n] = sum_k x[b, m, k] w[b, n, k]`` by cuBLAS.
+
+    Attributes:
+        size: m, n, k.
+        w: Where w is; of type ``kind`` like x.
+        x: Where x is.
+        y: Where y is; f32.
+        kind: Type of w and x, a constant of ``ggsched_cuda.blas.driver``.
+        rows: Distances of rows of w, x, y in elements.
+        batches: Number of batches, and their distances in w, x, y in elements.
+        adds: Whether to add to what y holds.
+        label: The node that it belongs to, for messages.
+    """
+
+    size: tuple[int, int, int]
+    w: Place
+    x: Place
+    y: Place
+    kind: int
+    rows: tuple[int, int, int]
+    batches: tuple[int, int, int, int]
+    adds: bool
+    label: str
+
+
+Call = KernelCall | ProductCall
+
+
+class CudaSite(Site):
+    """A node while it is being lowered; its calls may be products too."""
+
+    calls: list[Call]  # type: ignore[assignment]
+
+    def product(self, call: ProductCall) -> None:
+        """Add a product."""
+        self.calls.append(call)

@@ -1,0 +1,133 @@
+"""What all devices on one card share: its context, memory, events, machine code."""
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from ggsched_cuda import driver
+from ggsched_cuda.blas import driver as blas
+from ggsched_cuda.driver import NOT_READY, CudaError, Found
+from ggsched_cuda.event import Marker
+from ggsched_cuda.pinned import HostCalls, PinnedMemory
+from ggsched_cuda.programs import ProgramCache
+
+if TYPE_CHECKING:
+    from ggsched_cuda.stream import CudaStream
+
+ALIGNMENT: Final = 256
+
+
+class Card:
+    """One card, opened once for each backend object.
+
+    Args:
+        found: The card.
+        peers: Numbers of the other cards that it can reach.
+        pinned: Host memory, which all cards share.
+    """
+
+    def __init__(self, found: Found, peers: Sequence[int], pinned: PinnedMemory) -> None:
+        self.found = found
+        self.peers = tuple(peers)
+        self.pinned = pinned
+        self.context = driver.context_of(found.ordinal)
+        self.enter()
+        self.host_calls = HostCalls()
+        self.programs = ProgramCache(found.arch)
+        self.lock = threading.RLock()
+        self._pool = driver.make_pool(found.ordinal, peers)
+        self._idle = driver.make_stream()  # never has work of its own
+        self._behind = driver.make_stream()  # frees memory behind the work of all streams
+        self._events: list[int] = []
+        self._blas: list[tuple[int, int]] = []
+        self._streams: weakref.WeakSet[CudaStream] = weakref.WeakSet()
+        self._draining: list[tuple[Marker, Callable[[], None], tuple[int, int] | None]] = []
+
+    def enter(self) -> None:
+        """Make the card's context current on this thread."""
+        driver.enter(self.context)
+
+    # --- memory -------------------------------------------------------------------------------
+
+    def take(self, nbytes: int) -> int:
+        """Return the address of device memory, also for no bytes at all.
+
+        Raises:
+            OutOfDeviceMemory: the driver gives no more.
+        """
+        self.enter()
+        return driver.take_memory(self._pool, max(ALIGNMENT, nbytes), self._idle)
+
+    def free(self, address: int) -> None:
+        """Free memory when all that is enqueued now is complete (BUF-2); does not block."""
+        self.enter()
+        with self.lock:
+            markers = [m for s in self._streams for m in s.unfinished()]
+            markers += [m for m, _, _ in self._draining if not m.is_done()]
+            for marker in markers:
+                driver.enqueue_wait(self._behind, marker.handle)
+            driver.give_memory(address, self._behind if markers else self._idle)
+
+    # --- events -------------------------------------------------------------------------------
+
+    def take_event(self) -> int:
+        """Return an event of the driver, of any state."""
+        try:
+            return self._events.pop()
+        except IndexError:
+            self.enter()
+            return driver.make_event()
+
+    def give_event(self, handle: int) -> None:
+        """Take an event back."""
+        self._events.append(handle)
+
+    # --- cuBLAS -------------------------------------------------------------------------------
+
+    def take_blas(self, stream: int) -> tuple[int, int]:
+        """Return a handle of cuBLAS and its workspace, for one stream alone (LCH-5)."""
+        with self.lock:
+            if self._blas:
+                handle, workspace = self._blas.pop()
+            else:
+                handle, workspace = blas.make_handle(), self.take(blas.WORKSPACE_NBYTES)
+        blas.bind_handle(handle, stream, workspace)
+        return handle, workspace
+
+    # --- streams ------------------------------------------------------------------------------
+
+    def add(self, stream: "CudaStream") -> None:
+        """Count a stream among those whose work keeps memory from being freed."""
+        with self.lock:
+            self._streams.add(stream)
+
+    def drain_later(
+        self, marker: Marker, finish: Callable[[], None], handle: tuple[int, int] | None
+    ) -> None:
+        """Call ``finish`` and take a handle of cuBLAS back when a closed stream is through."""
+        with self.lock:
+            self._draining.append((marker, finish, handle))
+            self.sweep()
+
+    def sweep(self) -> bool:
+        """Let go of what closed streams held; return whether all of them are through."""
+        with self.lock:
+            pending = []
+            for marker, finish, handle in self._draining:
+                if not marker.is_done():
+                    pending.append((marker, finish, handle))
+                    continue
+                finish()
+                if handle is not None:
+                    self._blas.append(handle)
+            self._draining = pending
+            return not pending
+
+
+def is_busy(stream: int) -> bool:
+    """Whether a stream of the driver has work; one that failed has none."""
+    return int(driver.query_stream(stream)[0]) == NOT_READY
+
+
+__all__ = ["ALIGNMENT", "Card", "CudaError", "is_busy"]

@@ -1,0 +1,233 @@
+"""The device: facts, memory, streams, programs."""
+
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Final
+
+from ggsched.backend import checks
+from ggsched.backend.program import BoundNode
+from ggsched.backend.protocols import HostMemory, Stream
+from ggsched.errors import OutOfDeviceMemory, UsageError
+from ggsched.topology.caps import DeviceFacts, WaitPath
+from ggsched_cuda.buffer import CudaBuffer
+from ggsched_cuda.card import ALIGNMENT, Card
+from ggsched_cuda.driver import Found
+from ggsched_cuda.event import CudaEvent
+from ggsched_cuda.graphs import CudaCapture
+from ggsched_cuda.polling import wait_until
+from ggsched_cuda.program import CudaProgram
+from ggsched_cuda.stream import CudaStream
+from ggsched_kernels import supported_ops
+
+PARTS: Final = 4
+"""Logical devices of a card."""
+
+MAX_STREAMS: Final = 16
+TIMEOUT_S: Final = 30.0
+RESERVED_NBYTES: Final = 2 << 30
+"""Of a card, for contexts, machine code, and the workspaces of cuBLAS."""
+
+
+def facts_of(name: str, parts: int, found: Found) -> DeviceFacts:
+    """Return the facts of a card, or of one of ``parts`` logical devices on it."""
+    version = f"{found.driver // 1000}.{found.driver % 1000 // 10}"
+    memory = max(0, found.memory_nbytes - RESERVED_NBYTES) // parts // ALIGNMENT * ALIGNMENT
+    share = f", 1/{parts} of it" if parts > 1 else ""
+    return DeviceFacts(
+        name=name,
+        backend="cuda",
+        description=f"{found.name} (sm_{found.arch}, CUDA {version}{share})",
+        kind="gpu",
+        memory_nbytes=memory,
+        max_allocation_nbytes=memory,
+        alignment=ALIGNMENT,
+        max_streams=MAX_STREAMS,
+        is_host=False,
+        is_async=True,
+        has_events=True,
+        copy_order="stream",
+        snapshots_uploads=False,
+        is_deterministic=True,
+        imports_host_memory=False,
+        ops=supported_ops(),
+    )
+
+
+def card_of(facts: DeviceFacts) -> int:
+    """Return the number of the card of a device of this backend."""
+    return int(facts.name.partition(":")[2].partition("/")[0])
+
+
+class CudaDevice:
+    """A card, or a logical device on one.
+
+    Args:
+        card: The card.
+        name: Name of the device.
+        parts: How many devices share the card's memory.
+        timeout_s: How long a stream waits for an event of another backend before it fails;
+            ``GGSCHED_TIMEOUT_S`` or 30 if not given.
+    """
+
+    def __init__(
+        self, card: Card, name: str, parts: int, *, timeout_s: float | None = None
+    ) -> None:
+        self.card = card
+        self.facts = facts_of(name, parts, card.found)
+        self.event_timeout_s = _timeout() if timeout_s is None else timeout_s
+        self.is_closed = False
+        self._lock = threading.RLock()
+        self._buffers: weakref.WeakSet[CudaBuffer] = weakref.WeakSet()
+        self._streams: weakref.WeakSet[CudaStream] = weakref.WeakSet()
+        self._streams_made = 0
+
+    # --- memory -------------------------------------------------------------------------------
+
+    @property
+    def free_nbytes(self) -> int:
+        """Memory that no open buffer holds."""
+        with self._lock:
+            used = sum(_rounded(b.nbytes) for b in self._buffers)
+        return self.facts.memory_nbytes - used
+
+    def allocate(self, nbytes: int) -> CudaBuffer:
+        """Return a fresh buffer (BUF-1)."""
+        self._require_open()
+        if nbytes < 0:
+            raise UsageError(f"a buffer of {nbytes} bytes", where=self.facts.name)
+        with self._lock:
+            if _rounded(nbytes) > min(self.free_nbytes, self.facts.max_allocation_nbytes):
+                most = self.facts.max_allocation_nbytes
+                raise self._out_of_memory(nbytes, f"one buffer holds at most {most} bytes")
+            try:
+                address = self.card.take(nbytes)
+            except OutOfDeviceMemory as error:
+                why = "the card gives no more; other programs may use it"
+                raise self._out_of_memory(nbytes, why) from error
+            buffer = CudaBuffer(self, nbytes, address)
+            self._buffers.add(buffer)
+            return buffer
+
+    def forget(self, buffer: CudaBuffer) -> None:
+        """Count the memory of a closed buffer as free."""
+        with self._lock:
+            self._buffers.discard(buffer)
+
+    def import_host(self, memory: HostMemory) -> CudaBuffer:
+        """Refuse: kernels read memory of the card only (TRU-1)."""
+        self._require_open()
+        checks.check_import(self.facts, memory)
+        raise AssertionError("not declared")
+
+    def allocate_host(self, nbytes: int) -> HostMemory:
+        """Return writable pinned memory."""
+        self._require_open()
+        self.card.enter()
+        return self.card.pinned.view(nbytes)
+
+    # --- streams, events, programs ------------------------------------------------------------
+
+    def create_stream(self) -> CudaStream:
+        """Return a new stream."""
+        self._require_open()
+        with self._lock:
+            if sum(not s.is_closed for s in self._streams) >= MAX_STREAMS:
+                raise UsageError(
+                    f"more than {MAX_STREAMS} streams",
+                    where=self.facts.name,
+                    hint="close streams that are no longer used",
+                )
+            stream = CudaStream(self, f"{self.facts.name} stream {self._streams_made}")
+            self._streams_made += 1
+            self._streams.add(stream)
+        self.card.add(stream)
+        self.card.sweep()
+        return stream
+
+    def create_event(self) -> CudaEvent:
+        """Return a fresh event (EVT-1)."""
+        self._require_open()
+        return CudaEvent(self)
+
+    def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> CudaProgram:
+        """Choose kernels and bind their arguments (LCH-3)."""
+        self._require_open()
+        checks.check_compile(self, nodes, stream)
+        assert isinstance(stream, CudaStream)  # the check has compared its device
+        if stream.is_closed:
+            raise checks.closed_error("stream")
+        return CudaProgram(stream, nodes)
+
+    def begin_capture(self, streams: Sequence[Stream]) -> CudaCapture:
+        """Write down what is enqueued on streams from now on instead of running it (CAP-1..3).
+
+        Raises:
+            UsageError: no streams, or one of another device, or one that is captured already.
+        """
+        self._require_open()
+        return CudaCapture(self, streams)
+
+    def copies_with(self, other: DeviceFacts) -> bool:
+        """Whether streams copy from and to buffers of another device (CPY-6).
+
+        Host memory, and cards that this one reaches.
+        """
+        if other.backend == self.facts.backend:
+            mine, theirs = self.card.found.ordinal, card_of(other)
+            return mine == theirs or theirs in self.card.peers
+        return other.is_host
+
+    def wait_path(self, other: DeviceFacts) -> WaitPath:
+        """How streams wait for events of another device (EVT-4)."""
+        if not other.has_events:
+            return "host"
+        if other.backend == self.facts.backend:
+            return "native"
+        return "thread" if self.card.found.waits_for_values else "host"
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close every stream and every buffer; legal twice (ERR-3).
+
+        All gates are opened before, because a stream may wait for another one that has a shut one.
+        """
+        if self.is_closed:
+            return
+        self.is_closed = True
+        for stream in list(self._streams):
+            stream.open_gates()
+        for stream in list(self._streams):
+            stream.close()
+        wait_until(self.card.sweep, self.event_timeout_s)
+        for buffer in list(self._buffers):
+            buffer.close()
+
+    def _require_open(self) -> None:
+        if self.is_closed:
+            raise checks.closed_error(f"device {self.facts.name}")
+
+    def _out_of_memory(self, nbytes: int, why: str) -> OutOfDeviceMemory:
+        return OutOfDeviceMemory(
+            f"asked for {nbytes} bytes, {self.free_nbytes} of {self.facts.memory_nbytes} are free",
+            where=self.facts.name,
+            why=why,
+            hint="close buffers, or place less on this device",
+        )
+
+
+def _rounded(nbytes: int) -> int:
+    return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+
+
+def _timeout() -> float:
+    text = os.environ.get("GGSCHED_TIMEOUT_S", "").strip()
+    try:
+        timeout = float(text) if text else TIMEOUT_S
+    except ValueError:
+        timeout = -1.0
+    if not timeout > 0:
+        raise UsageError(f"{text!r} is no time", where="GGSCHED_TIMEOUT_S", hint="seconds > 0")
+    return timeout

@@ -1,0 +1,401 @@
+"""The only file that knows ``cuda.bindings``: the driver and the compiler NVRTC.
+
+Handles are plain integers: streams, events, addresses and functions are passed to the driver about
+400,000 times a second, and objects around them cost as much again as the call. ``cuda.core`` has
+no word for stream memory operations, host functions and pools that never wait, so all of it goes
+through the bindings, in one vocabulary.
+
+Nothing here blocks for longer than it takes to hand work over, but for what its docstring says.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from threading import local
+from typing import Any, Final
+
+from ggsched.errors import BackendUnavailable, OutOfDeviceMemory, UsageError
+
+# Streams beyond the number of hardware queues share one, and would hold each other up (STR-4). The
+# driver reads this when it starts; 32 is the most, and 31 streams were held at once on an H200.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+INSTALL_HINT: Final = 'pip install "ggsched[cuda]", and the NVIDIA driver 580 or newer'
+
+try:
+    from cuda.bindings import driver as cu
+    from cuda.bindings import nvrtc
+except (ImportError, OSError) as error:
+    raise BackendUnavailable(
+        "cuda.bindings cannot be imported", where="cuda", why=str(error), hint=INSTALL_HINT
+    ) from error
+
+Handle = int
+READY: Final = 0
+NOT_READY: Final = int(cu.CUresult.CUDA_ERROR_NOT_READY)
+_OUT_OF_MEMORY: Final = int(cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
+_RELAXED: Final = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+_GEQ: Final = int(cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
+_A: Final = cu.CUdevice_attribute
+
+launch_kernel: Final = cu.cuLaunchKernel
+"""``launch_kernel(function, gx, gy, gz, bx, by, bz, shared, stream, params, 0)`` -> (result,)"""
+query_stream: Final = cu.cuStreamQuery
+"""``query_stream(stream)[0]``: ``READY``, ``NOT_READY``, or an error; never blocks."""
+query_event: Final = cu.cuEventQuery
+record_event: Final = cu.cuEventRecord
+launch_graph: Final = cu.cuGraphLaunch
+
+
+class CudaError(Exception):
+    """A call of the driver, the compiler or cuBLAS failed.
+
+    Attributes:
+        code: Its number.
+    """
+
+    def __init__(self, call: str, code: int, text: str) -> None:
+        super().__init__(f"{call}: {text} ({code})")
+        self.code = code
+
+
+def check(result: tuple[Any, ...], call: str) -> Any:
+    """Return what a call of the driver gave.
+
+    Raises:
+        CudaError: the call failed.
+    """
+    if result[0]:
+        raise CudaError(call, int(result[0]), str(result[0]).rpartition(".")[2].split(":")[0])
+    return result[1] if len(result) == 2 else result[1:]
+
+
+# --- cards ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A card.
+
+    Attributes:
+        ordinal: Number of the card.
+        name: Name of the card, e.g. "NVIDIA H200".
+        arch: Compute capability as two digits or three, e.g. 90.
+        memory_nbytes: Memory in all.
+        driver: Version of CUDA that the driver knows, e.g. 13000.
+        processors: Number of multiprocessors.
+        shared_nbytes: Most shared memory that a block can have.
+        waits_for_values: Whether streams can wait for a word in memory.
+    """
+
+    ordinal: int
+    name: str
+    arch: int
+    memory_nbytes: int
+    driver: int
+    processors: int
+    shared_nbytes: int
+    waits_for_values: bool
+
+
+@cache
+def find_cards() -> tuple[Found, ...]:
+    """Return all cards that the driver shows.
+
+    Raises:
+        BackendUnavailable: there is no driver, or no card.
+    """
+    try:
+        check(cu.cuInit(0), "cuInit")
+        count = check(cu.cuDeviceGetCount(), "cuDeviceGetCount")
+        found = tuple(_describe(i) for i in range(count))
+    except Exception as error:  # the bindings raise errors of several libraries
+        raise BackendUnavailable(
+            "the CUDA driver cannot be used", where="cuda", why=str(error), hint=INSTALL_HINT
+        ) from error
+    if not found:
+        raise BackendUnavailable("there is no NVIDIA GPU", where="cuda", hint=INSTALL_HINT)
+    return found
+
+
+def _describe(ordinal: int) -> Found:
+    device = check(cu.cuDeviceGet(ordinal), "cuDeviceGet")
+
+    def attribute(which: Any) -> int:
+        return int(check(cu.cuDeviceGetAttribute(which, device), "cuDeviceGetAttribute"))
+
+    major = attribute(_A.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+    minor = attribute(_A.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+    name = check(cu.cuDeviceGetName(256, device), "cuDeviceGetName")
+    return Found(
+        ordinal=ordinal,
+        name=bytes(name).split(b"\0")[0].decode(),
+        arch=10 * major + minor,
+        memory_nbytes=int(check(cu.cuDeviceTotalMem(device), "cuDeviceTotalMem")),
+        driver=int(check(cu.cuDriverGetVersion(), "cuDriverGetVersion")),
+        processors=attribute(_A.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+        shared_nbytes=attribute(_A.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+        waits_for_values=bool(attribute(_A.CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR)),
+    )
+
+
+class _Here(local):
+    """The context that is current on this thread, as far as this file has set it."""
+
+    context: Any = None
+
+
+_here: Final = _Here()
+
+
+@cache
+def context_of(ordinal: int) -> Any:
+    """Return the primary context of a card, the one that other libraries in the process use.
+
+    It is never given back: making one takes a fifth of a second, and giving it back would end
+    everything that others have on the card.
+    """
+    device = check(cu.cuDeviceGet(ordinal), "cuDeviceGet")
+    return check(cu.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")
+
+
+def enter(context: Any) -> None:
+    """Make a context current on this thread; a third of a microsecond if another one was."""
+    if _here.context is not context:
+        check(cu.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+        _here.context = context
+
+
+def can_reach(ordinal: int, other: int) -> bool:
+    """Whether a card can access the memory of another one."""
+    if ordinal == other:
+        return True
+    return bool(check(cu.cuDeviceCanAccessPeer(ordinal, other), "cuDeviceCanAccessPeer"))
+
+
+# --- memory -----------------------------------------------------------------------------------
+
+
+def make_pool(ordinal: int, peers: Sequence[int]) -> Any:
+    """Return a pool of memory of a card that cards ``peers`` can access.
+
+    It reuses memory only when the stream that freed it has come so far, and never lets a stream
+    wait for another one in secret: what is handed out is free.
+    """
+    props = cu.CUmemPoolProps()
+    props.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    props.handleTypes = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+    props.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    props.location.id = ordinal
+    pool = check(cu.cuMemPoolCreate(props), "cuMemPoolCreate")
+    a = cu.CUmemPool_attribute
+    for attribute, value in (
+        (a.CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, 0),
+        (a.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0),
+        (a.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, cu.cuuint64_t(1 << 30)),
+    ):
+        check(cu.cuMemPoolSetAttribute(pool, attribute, value), "cuMemPoolSetAttribute")
+    for peer in peers:
+        access = cu.CUmemAccessDesc()
+        access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = peer
+        access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        check(cu.cuMemPoolSetAccess(pool, [access], 1), "cuMemPoolSetAccess")
+    return pool
+
+
+def close_pool(pool: Any) -> None:
+    """Give up a pool; its memory goes back when the last piece is freed."""
+    check(cu.cuMemPoolDestroy(pool), "cuMemPoolDestroy")
+
+
+def take_memory(pool: Any, nbytes: int, stream: Handle) -> Handle:
+    """Return the address of memory from a pool.
+
+    Args:
+        pool: The pool.
+        nbytes: At least one.
+        stream: A stream without work, so that the memory is there when this returns.
+
+    Raises:
+        OutOfDeviceMemory: there is none, also after the pool has given back what it kept.
+    """
+    for attempt in (0, 1):
+        result = cu.cuMemAllocFromPoolAsync(nbytes, pool, stream)
+        if not result[0]:
+            check(cu.cuStreamSynchronize(stream), "cuStreamSynchronize")
+            return int(result[1])
+        if int(result[0]) != _OUT_OF_MEMORY or attempt:
+            break
+        check(cu.cuMemPoolTrimTo(pool, 0), "cuMemPoolTrimTo")
+    if int(result[0]) == _OUT_OF_MEMORY:
+        raise OutOfDeviceMemory(f"asked for {nbytes} bytes", why="the driver gives no more")
+    return int(check(result, "cuMemAllocFromPoolAsync"))
+
+
+def give_memory(address: Handle, stream: Handle) -> None:
+    """Free memory when ``stream`` has come so far; does not block."""
+    check(cu.cuMemFreeAsync(address, stream), "cuMemFreeAsync")
+
+
+def take_pinned(nbytes: int) -> Handle:
+    """Return the address of page-locked host memory that every card can access there.
+
+    Raises:
+        OutOfDeviceMemory: the system gives no more.
+    """
+    flags = cu.CU_MEMHOSTALLOC_PORTABLE | cu.CU_MEMHOSTALLOC_DEVICEMAP
+    result = cu.cuMemHostAlloc(nbytes, flags)
+    if int(result[0]) == _OUT_OF_MEMORY:
+        raise OutOfDeviceMemory(f"asked for {nbytes} bytes of pinned host memory")
+    return int(check(result, "cuMemHostAlloc"))
+
+
+def fill_words(address: Handle, value: int, count: int, stream: Handle) -> None:
+    """Fill ``count`` words of four bytes."""
+    check(cu.cuMemsetD32Async(address, value, count, stream), "cuMemsetD32Async")
+
+
+def enqueue_upload(address: Handle, source: int, nbytes: int, stream: Handle) -> None:
+    """Copy pinned host memory to the device."""
+    check(cu.cuMemcpyHtoDAsync(address, source, nbytes, stream), "cuMemcpyHtoDAsync")
+
+
+def enqueue_download(target: int, address: Handle, nbytes: int, stream: Handle) -> None:
+    """Copy device memory to pinned host memory."""
+    check(cu.cuMemcpyDtoHAsync(target, address, nbytes, stream), "cuMemcpyDtoHAsync")
+
+
+def enqueue_copy(to: Handle, address: Handle, nbytes: int, stream: Handle) -> None:
+    """Copy within a card, or between cards that reach each other."""
+    check(cu.cuMemcpyAsync(to, address, nbytes, stream), "cuMemcpyAsync")
+
+
+# --- streams and events -----------------------------------------------------------------------
+
+
+def make_stream() -> Handle:
+    """Return a stream that no default stream orders."""
+    flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
+    return int(check(cu.cuStreamCreate(flags), "cuStreamCreate"))
+
+
+def close_stream(stream: Handle) -> None:
+    """Give up a stream; what is enqueued runs to its end."""
+    check(cu.cuStreamDestroy(stream), "cuStreamDestroy")
+
+
+def make_event() -> Handle:
+    """Return an event that takes no time stamps."""
+    flags = cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
+    return int(check(cu.cuEventCreate(flags), "cuEventCreate"))
+
+
+def enqueue_wait(stream: Handle, event: Handle) -> None:
+    """Hold a stream until an event of any card, as recorded now, is done."""
+    check(cu.cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent")
+
+
+def enqueue_wait_for_word(stream: Handle, address: Handle, value: int) -> None:
+    """Hold a stream until a word in pinned memory is ``value`` or later, counting in a circle."""
+    check(cu.cuStreamWaitValue32(stream, address, value, _GEQ), "cuStreamWaitValue32")
+
+
+HOST_CALL: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def make_host_call(call: Callable[[int], None]) -> tuple[Any, Any]:
+    """Return a function for ``enqueue_host_call``, and what has to live as long."""
+    thunk = HOST_CALL(call)
+    return cu.CUhostFn(ctypes.cast(thunk, ctypes.c_void_p).value), thunk
+
+
+def enqueue_host_call(stream: Handle, function: Any, argument: int) -> None:
+    """Let a thread of the driver call a function; it must not call the driver."""
+    check(cu.cuLaunchHostFunc(stream, function, argument), "cuLaunchHostFunc")
+
+
+# --- programs ---------------------------------------------------------------------------------
+
+
+def compiler_version() -> tuple[int, int]:
+    """Return the version of NVRTC.
+
+    Raises:
+        BackendUnavailable: it is not there.
+    """
+    try:
+        _, major, minor = nvrtc.nvrtcVersion()
+    except Exception as error:
+        raise BackendUnavailable(
+            "NVRTC cannot be loaded", where="cuda", why=str(error), hint=INSTALL_HINT
+        ) from error
+    return int(major), int(minor)
+
+
+def compile_text(text: str, options: Sequence[str]) -> bytes:
+    """Compile CUDA C++ to machine code (a cubin); needs no driver.
+
+    Raises:
+        UsageError: the compiler refused it; a defect of the kernels.
+    """
+    program = check(nvrtc.nvrtcCreateProgram(text.encode(), b"kernels.cu", 0, None, None), "nvrtc")
+    try:
+        flags = [option.encode() for option in options]
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+        if result:
+            log = b" " * check(nvrtc.nvrtcGetProgramLogSize(program), "nvrtc")
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise UsageError(
+                "NVRTC refused a kernel",
+                where=" ".join(options),
+                why=log.decode(errors="replace").strip("\0 \n")[:2000],
+                hint="report this with the version of NVRTC",
+            )
+        code: bytes = b" " * check(nvrtc.nvrtcGetCUBINSize(program), "nvrtc")
+        check(nvrtc.nvrtcGetCUBIN(program, code), "nvrtc")
+        return code
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def load_module(code: bytes) -> Any:
+    """Load machine code into the current context."""
+    return check(cu.cuModuleLoadData(code), "cuModuleLoadData")
+
+
+def function_of(module: Any, name: str, shared_nbytes: int) -> Handle:
+    """Return a kernel; more than 48 KiB of dynamic shared memory has to be asked for."""
+    function = check(cu.cuModuleGetFunction(module, name.encode()), f"cuModuleGetFunction {name}")
+    if shared_nbytes > 48 << 10:
+        which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check(cu.cuFuncSetAttribute(function, which, shared_nbytes), "cuFuncSetAttribute")
+    return int(function)
+
+
+# --- graphs -----------------------------------------------------------------------------------
+
+
+def begin_capture(stream: Handle) -> None:
+    """Let the driver write down what is enqueued on a stream, and on those that wait for it."""
+    check(cu.cuStreamBeginCapture(stream, _RELAXED), "cuStreamBeginCapture")
+
+
+def end_capture(stream: Handle) -> Any:
+    """Return the graph of what was enqueued."""
+    return check(cu.cuStreamEndCapture(stream), "cuStreamEndCapture")
+
+
+def make_executable(graph: Any) -> tuple[Any, int]:
+    """Return a graph that can be launched, and its number of nodes."""
+    _, count = check(cu.cuGraphGetNodes(graph), "cuGraphGetNodes")
+    made = check(cu.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
+    check(cu.cuGraphDestroy(graph), "cuGraphDestroy")
+    return made, int(count)
+
+
+def close_executable(graph: Any) -> None:
+    """Give up a graph; launches that are enqueued run."""
+    check(cu.cuGraphExecDestroy(graph), "cuGraphExecDestroy")

@@ -1,0 +1,205 @@
+"""Captured graphs: the driver writes down what streams are given, and replays it by one call."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ggsched.backend import checks
+from ggsched.backend.protocols import Event, Stream
+from ggsched.errors import DeviceFault, UsageError
+from ggsched_cuda import driver
+from ggsched_cuda.driver import CudaError
+from ggsched_cuda.event import CudaEvent, Marker
+from ggsched_cuda.verdicts import FaultWords
+
+if TYPE_CHECKING:
+    from ggsched_cuda.device import CudaDevice
+    from ggsched_cuda.stream import CudaStream
+
+
+class CudaCapture:
+    """What streams are given from now on, instead of running it (CAP-1..3).
+
+    All streams fork from the first one here and are joined to it at the end, so the graph is one
+    command of the first.
+
+    Attributes:
+        before: Markers behind what the streams were given before.
+        keeps: Host memory and buffers that the graph uses.
+        forgets: Calls that forget what the graph's host calls need.
+        words: Fault words that the graph's kernels may write.
+
+    Raises:
+        UsageError: no streams, one of another device, or one that is captured already.
+    """
+
+    def __init__(self, device: "CudaDevice", streams: Sequence[Stream]) -> None:
+        self._streams = [_own(device, stream) for stream in streams]
+        if not self._streams or len(set(self._streams)) < len(self._streams):
+            raise UsageError(
+                "a capture takes different streams, at least one", where=device.facts.name
+            )
+        self.keeps: list[Any] = []
+        self.forgets: list[Callable[[], None]] = []
+        self.words: set[FaultWords] = set()
+        self._device = device
+        self._is_over = False
+        device.card.enter()
+        self.before = [marker for stream in self._streams for marker in stream.unfinished()]
+        for stream in self._streams:
+            stream.capture = self
+        try:
+            origin, *others = self._streams
+            driver.begin_capture(origin.handle)
+            self._link(origin, others)
+        except CudaError as error:
+            self.abort()
+            raise self._broken("beginning a capture", error) from error
+
+    def wait(self, stream: "CudaStream", event: Event) -> None:
+        """Let a captured stream wait for an event that was recorded in this capture.
+
+        Raises:
+            UsageError: an event from outside (CAP-2).
+        """
+        if not isinstance(event, CudaEvent) or event.capture is not self:
+            raise UsageError(
+                "wait for an event from outside a capture",
+                where=stream.name,
+                why="a graph waits for nobody but the stream that it is replayed on (CAP-2)",
+                hint="wait before the capture begins, or before each replay",
+            )
+        marker = event.recorded.marker
+        assert marker is not None  # it was recorded in a capture
+        self.keeps.append(marker)
+        driver.enqueue_wait(stream.handle, marker.handle)
+
+    def end(self) -> "CudaGraph":
+        """Stop, and return what was captured.
+
+        Raises:
+            UsageError: the capture is over.
+            DeviceFault: the driver refused; the streams are as before.
+        """
+        if self._is_over:
+            raise checks.closed_error("capture")
+        origin, *others = self._streams
+        try:
+            for other in others:
+                self._link(other, [origin])
+            graph = driver.end_capture(origin.handle)
+            self._leave()
+            executable, count = driver.make_executable(graph)
+        except CudaError as error:
+            self.abort()
+            raise self._broken("ending a capture", error) from error
+        return CudaGraph(origin, executable, count, self)
+
+    def abort(self) -> None:
+        """Stop, and forget what was captured; legal twice. The streams are as before."""
+        if self._is_over:
+            return
+        self._device.card.enter()
+        try:
+            driver.end_capture(self._streams[0].handle)
+        except CudaError:
+            pass  # that it is invalid is why it is being given up
+        finally:
+            self._leave()
+            for forget in self.forgets:
+                forget()
+
+    def _link(self, origin: "CudaStream", others: "Sequence[CudaStream]") -> None:
+        """Let streams wait for all that one was given so far."""
+        if others:
+            marker = origin.marker()
+            self.keeps.append(marker)
+            for other in others:
+                driver.enqueue_wait(other.handle, marker.handle)
+
+    def _leave(self) -> None:
+        self._is_over = True
+        for stream in self._streams:
+            stream.capture = None
+
+    def _broken(self, what: str, error: CudaError) -> DeviceFault:
+        return DeviceFault(
+            f"{what} failed",
+            where=self._streams[0].name,
+            why=str(error),
+            hint="run the commands without a capture, and report this",
+        )
+
+
+class CudaGraph:
+    """Commands to be replayed by one call.
+
+    The buffers, programs and host memory that they use are borrowed as long as it is open.
+
+    Args:
+        stream: The stream that replays it.
+        executable: The driver's graph.
+        count: Number of its nodes.
+        capture: What it was made by.
+    """
+
+    def __init__(
+        self, stream: "CudaStream", executable: Any, count: int, capture: CudaCapture
+    ) -> None:
+        self.nodes = count
+        self.words = frozenset(capture.words)
+        self._stream = stream
+        self._executable = executable
+        self._keeps = [m for m in capture.keeps if not isinstance(m, Marker)]
+        self._forgets = capture.forgets
+
+    def executable_on(self, stream: "CudaStream") -> Any:
+        """Return the driver's graph for the stream that it was captured on.
+
+        Raises:
+            UsageError: another stream, or the graph is closed.
+        """
+        if self._executable is None:
+            raise checks.closed_error("graph")
+        if stream is not self._stream:
+            raise UsageError(
+                "the graph was captured on another stream",
+                where=f"{stream.name} replay",
+                why="CAP-1",
+            )
+        return self._executable
+
+    def close(self) -> None:
+        """Release it; legal twice. A replay that is enqueued still runs."""
+        if self._executable is None:
+            return
+        executable, self._executable = self._executable, None
+        stream, keeps, forgets = self._stream, self._keeps, self._forgets
+        self._keeps, self._forgets = [], []
+
+        def finish() -> None:
+            for forget in forgets:
+                forget()
+            keeps.clear()
+
+        stream.card.enter()
+        driver.close_executable(executable)
+        for marker in stream.unfinished():
+            stream.card.drain_later(marker, finish, None)
+            return
+        finish()
+
+
+def _own(device: "CudaDevice", stream: Stream) -> "CudaStream":
+    from ggsched_cuda.stream import CudaStream
+
+    if not isinstance(stream, CudaStream) or stream.device is not device:
+        raise UsageError(
+            f"a stream of {stream.device.facts.name} cannot be captured",
+            where=device.facts.name,
+            hint="capture the streams of each device by themselves",
+        )
+    if stream.is_closed:
+        raise checks.closed_error("stream")
+    if stream.capture is not None:
+        raise UsageError("the stream is being captured already", where=stream.name, why="CAP-2")
+    return stream

@@ -1,0 +1,131 @@
+"""Nodes as calls of the driver with every argument bound: launching is nothing but enqueueing."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ggsched.backend.program import BoundNode
+from ggsched_cuda import driver
+from ggsched_cuda.blas.driver import Product
+from ggsched_cuda.buffer import CudaBuffer, address_of_buffer
+from ggsched_cuda.calls import Call, Place, ProductCall
+from ggsched_cuda.choose import lower
+from ggsched_kernels import CODE, FAULT, SCRATCH, Constant, KernelCall
+from ggsched_kernels.calls import Arg
+
+if TYPE_CHECKING:
+    from ggsched_cuda.stream import CudaStream
+
+Step = tuple[Callable[..., Any], tuple[Any, ...]]
+"""What to call, and with what; it returns a tuple that begins with 0 if all is well."""
+
+
+class CudaProgram:
+    """Calls for one stream, with scratch memory of their own (LCH-1..5).
+
+    Attributes:
+        steps: The calls.
+        labels: The node of each.
+        checks_ids: Whether one of them may meet an id out of range.
+    """
+
+    def __init__(self, stream: "CudaStream", nodes: Sequence[BoundNode]) -> None:
+        calls, scratch_nbytes = lower(nodes)
+        self.stream = stream
+        self.is_closed = False
+        self.checks_ids = any(isinstance(c, KernelCall) and FAULT in c.args for c in calls)
+        self.labels = [call.label for call in calls]
+        self.steps: list[Step] = []
+        self._params: list[Any] = []
+        self._owned: list[CudaBuffer] = []
+        self._constants: dict[bytes, int] = {}
+        self._scratch = 0
+        stream.card.enter()
+        try:
+            if scratch_nbytes:
+                self._scratch = self._own(scratch_nbytes).address
+            for call in calls:
+                self.steps.append(self._bind(call))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Release the scratch memory; legal twice. Launches that are enqueued still have it."""
+        self.is_closed = True
+        self.steps = []
+        owned, self._owned = self._owned, []
+        for buffer in owned:
+            buffer.close()
+
+    def _own(self, nbytes: int) -> CudaBuffer:
+        buffer = self.stream.device.allocate(nbytes)
+        self._owned.append(buffer)
+        return buffer
+
+    def _bind(self, call: Call) -> Step:
+        if isinstance(call, ProductCall):
+            return self._bind_product(call), ()
+        shared = call.shared_nbytes
+        programs = self.stream.card.programs
+        function = programs.function(call.source, call.defines, call.kernel, shared)
+        params = self._pack([self._value(arg, call.label) for arg in call.args])
+        grid, block = call.groups, (call.lanes, 1, 1)
+        arguments = (function, *grid, *block, shared, self.stream.handle, params, 0)
+        return driver.launch_kernel, arguments
+
+    def _bind_product(self, call: ProductCall) -> Product:
+        m, n, k = call.size
+        w, x, y = (self._address(place) for place in (call.w, call.x, call.y))
+        return Product(
+            self.stream.blas(), m, n, k, w, x, y,
+            kind=call.kind, rows=call.rows, batches=call.batches, adds=call.adds,
+        )  # fmt: skip
+
+    def _address(self, place: Place) -> int:
+        memory, offset = place
+        if memory is SCRATCH:
+            return self._scratch + offset
+        assert isinstance(memory, CudaBuffer)
+        return memory.address + offset
+
+    def _pack(self, values: Sequence[bytes]) -> int:
+        """Lay arguments out in memory; return the address of the list of their addresses."""
+        starts = []
+        end = 0
+        for value in values:
+            starts.append(end)
+            end += -(-len(value) // 8) * 8
+        memory = (ctypes.c_uint64 * max(1, end // 8))()
+        base = ctypes.addressof(memory)
+        for start, value in zip(starts, values, strict=True):
+            ctypes.memmove(base + start, value, len(value))
+        pointers = (ctypes.c_void_p * max(1, len(starts)))(*(base + start for start in starts))
+        self._params.append((memory, pointers))
+        return ctypes.addressof(pointers)
+
+    def _value(self, arg: Arg, label: str) -> bytes:
+        if isinstance(arg, bytes):
+            return arg
+        if arg is CODE:
+            return self.stream.code_of(label)
+        if isinstance(arg, Constant):
+            address = self._constant(arg.content)
+        elif arg is SCRATCH:
+            address = self._scratch
+        elif arg is FAULT:
+            address = self.stream.words.quad.address
+        else:
+            assert isinstance(arg, CudaBuffer)
+            address = address_of_buffer(arg)
+        return address.to_bytes(8, "little")
+
+    def _constant(self, content: bytes) -> int:
+        """Return device memory with content, filled in the order of the stream."""
+        if content not in self._constants:
+            buffer = self._own(len(content))
+            if content:
+                source = memoryview(bytearray(content))
+                self.stream.transfers.upload(source, buffer.address, at_once=True)
+            self._constants[content] = buffer.address
+        return self._constants[content]

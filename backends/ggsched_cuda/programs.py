@@ -1,0 +1,121 @@
+"""Machine code of kernels: compiled by NVRTC once, kept on disk by hash and architecture."""
+
+import hashlib
+import os
+import tempfile
+import threading
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from ggsched.errors import UsageError
+from ggsched_cuda import driver
+from ggsched_cuda.driver import CudaError
+from ggsched_kernels import SOURCES, source
+
+OPTIONS: Final = ("-std=c++17",)
+OWN: Final = "helpers"
+"""Source of this plug-in's own kernels."""
+
+Defines = tuple[tuple[str, str], ...]
+
+
+def architecture_of(arch: int) -> str:
+    """Return what the compiler calls an architecture; those with own instructions get them."""
+    return f"sm_{arch}a" if arch in (90, 100, 120) else f"sm_{arch}"
+
+
+def text_of(name: str) -> str:
+    """Return the text of a source, shared or own.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name in SOURCES:
+        return source(name, "cuda")
+    if name != OWN:
+        raise UsageError(f"no kernel source {name!r}", hint=f"sources: {', '.join(SOURCES)}, {OWN}")
+    return resources.files(__package__ or "ggsched_cuda").joinpath(f"{OWN}.cu").read_text("utf-8")
+
+
+def options_for(arch: int, defines: Defines) -> tuple[str, ...]:
+    """Return the options of the compiler."""
+    return (
+        f"--gpu-architecture={architecture_of(arch)}",
+        *OPTIONS,
+        *(f"-D{name}={value}" for name, value in defines),
+    )
+
+
+def cache_folder() -> Path:
+    """Return where machine code is kept: in the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache"
+    return Path(base) / "ggsched" / "cuda"
+
+
+def machine_code(name: str, defines: Defines, arch: int) -> bytes:
+    """Return the machine code of a source, from the cache if it was compiled before.
+
+    The key is a hash of the whole text, the options and the compiler's version; an entry that
+    cannot be written is compiled again the next time.
+
+    Raises:
+        UsageError: the compiler refused it.
+    """
+    text, options = text_of(name), options_for(arch, defines)
+    parts = (text, *options, str(driver.compiler_version()))
+    key = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+    file = cache_folder() / f"{name}-{architecture_of(arch)}-{key}.cubin"
+    try:
+        code = file.read_bytes()
+    except OSError:
+        code = b""
+    if not code:
+        code = driver.compile_text(text, options)
+        _keep(file, code)
+    return code
+
+
+def _keep(file: Path, code: bytes) -> None:
+    """Write a file in one step, so that another process sees all of it or nothing."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as part:
+            part.write(code)
+        os.replace(part.name, file)
+    except OSError:
+        return  # a cache that cannot be written is no cache, and no error
+
+
+class ProgramCache:
+    """Kernels of one card, loaded when they are first asked for; safe from several threads.
+
+    Args:
+        arch: Compute capability of the card, e.g. 90.
+    """
+
+    def __init__(self, arch: int) -> None:
+        self._arch = arch
+        self._modules: dict[tuple[str, Defines], Any] = {}
+        self._functions: dict[tuple[str, Defines, str], int] = {}
+        self._lock = threading.RLock()
+
+    def function(self, name: str, defines: Defines, kernel: str, shared_nbytes: int = 0) -> int:
+        """Return a kernel; the card's context is current.
+
+        Raises:
+            UsageError: the compiler refused it, or there is no such kernel.
+        """
+        key = (name, defines, kernel)
+        with self._lock:
+            if key in self._functions:
+                return self._functions[key]
+            if key[:2] not in self._modules:
+                code = machine_code(name, defines, self._arch)
+                self._modules[key[:2]] = driver.load_module(code)
+            try:
+                found = driver.function_of(self._modules[key[:2]], kernel, shared_nbytes)
+            except CudaError as error:
+                raise UsageError(f"no kernel {kernel!r}", where=name, why=str(error)) from error
+            self._functions[key] = found
+            return found

@@ -1,0 +1,353 @@
+"""A stream of the driver, and what the driver does not keep: host memory, faults, reasons."""
+
+import struct
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from ggsched.backend import checks
+from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
+from ggsched.errors import DeviceFault, GgschedError, UsageError
+from ggsched_cuda import driver
+from ggsched_cuda.buffer import CudaBuffer, address_of_buffer
+from ggsched_cuda.card import is_busy
+from ggsched_cuda.driver import CudaError, record_event
+from ggsched_cuda.event import CudaEvent, Marker, Point, late
+from ggsched_cuda.graphs import CudaCapture, CudaGraph
+from ggsched_cuda.polling import wait_until
+from ggsched_cuda.program import CudaProgram
+from ggsched_cuda.transfers import Transfers
+from ggsched_cuda.verdicts import (
+    LOST,
+    FaultWords,
+    Gate,
+    IdCheck,
+    Known,
+    Verdict,
+    again,
+    first_fault,
+    still_open,
+)
+from ggsched_cuda.waiter import Waiter
+
+if TYPE_CHECKING:
+    from ggsched_cuda.device import CudaDevice
+
+MANY: Final = 16  # verdicts, after which those that ended well are dropped
+
+
+class CudaStream:
+    """An in-order queue of commands (STR-1..6).
+
+    Args:
+        device: The device.
+        name: For messages and threads.
+    """
+
+    def __init__(self, device: "CudaDevice", name: str) -> None:
+        self.device = device
+        self.card = device.card
+        self.name = name
+        self.is_closed = False
+        self.capture: CudaCapture | None = None
+        self.card.enter()
+        self.handle = driver.make_stream()
+        # Three fault words and the count of open gates. They stay with the stream for good: a
+        # kernel of a program that is still enqueued may write there.
+        self.words = FaultWords(self.card.pinned.take_quad(), name)
+        self.unchecked: set[FaultWords] = set()  # words that some command since may have written
+        self.transfers = Transfers(self)
+        self._gates = 0
+        self._blas: tuple[int, int] | None = None
+        self._verdicts: list[Verdict] = []
+        self._fault: DeviceFault | None = None
+        self._waiter = Waiter(f"ggsched {name} waits")
+        # Also when nobody closes the stream, and at the end of the process.
+        self._open_gates = weakref.finalize(self, self._waiter.close)
+
+    # --- for programs and captures --------------------------------------------------------------
+
+    def code_of(self, label: str) -> bytes:
+        """Return the code of a node as a kernel argument."""
+        return struct.pack("<i", self.words.code_of(label))
+
+    def blas(self) -> int:
+        """Return the stream's own handle of cuBLAS."""
+        if self._blas is None:
+            self._blas = self.card.take_blas(self.handle)
+        return self._blas[0]
+
+    def unfinished(self) -> list[Marker]:
+        """Return a marker behind all that is enqueued, if some of that is not complete."""
+        if self.is_closed:
+            return []
+        if self.capture is not None:  # it may not be asked, and nothing of the capture runs
+            return [m for m in self.capture.before if not m.is_done()]
+        self.card.enter()
+        return [self.marker()] if is_busy(self.handle) else []
+
+    def marker(self) -> Marker:
+        """Record an event of the driver here."""
+        marker = Marker(self.card)
+        driver.check(record_event(marker.handle, self.handle), "cuEventRecord")
+        return marker
+
+    # --- enqueueing ----------------------------------------------------------------------------
+
+    def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
+        """Copy host bytes into a buffer (CPY-4)."""
+        self._require_usable()
+        checks.check_upload(self.device, source, buffer, offset)
+        address = address_of_buffer(buffer) + offset
+        if source.nbytes:
+            try:
+                self.transfers.upload(source, address, at_once=True)
+            except CudaError as error:
+                raise self._failed("upload", error) from error
+
+    def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
+        """Copy bytes of a buffer into host memory (CPY-5)."""
+        self._require_usable()
+        checks.check_download(self.device, buffer, offset, target)
+        address = address_of_buffer(buffer) + offset
+        if target.nbytes:
+            try:
+                self.transfers.download(address, target)
+            except CudaError as error:
+                raise self._failed("download", error) from error
+
+    def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
+        """Copy between buffers of cards that reach each other, or host memory (CPY-1, CPY-6)."""
+        self._require_usable()
+        checks.check_copy(self.device, src, src_offset, dst, dst_offset, nbytes)
+        ends = (
+            src.address + src_offset if isinstance(src, CudaBuffer) else None,
+            dst.address + dst_offset if isinstance(dst, CudaBuffer) else None,
+        )
+        host = b"" if None not in ends else (src if ends[0] is None else dst).host_view()
+        if ends[1] is None:
+            checks.check_host_memory(host, "copy", written=True)
+        if not nbytes:
+            return
+        try:
+            match ends:
+                case (int(source), int(to)):
+                    driver.enqueue_copy(to, source, nbytes, self.handle)
+                case (None, int(to)):
+                    piece = memoryview(host)[src_offset : src_offset + nbytes]
+                    self.transfers.upload(piece, to, at_once=False)
+                case (int(source), None):
+                    piece = memoryview(host)[dst_offset : dst_offset + nbytes]
+                    self.transfers.download(source, piece)
+        except CudaError as error:
+            raise self._failed("copy", error) from error
+
+    def launch(self, program: Program) -> None:
+        """Run a program that was compiled for this stream (LCH-1..5)."""
+        self._require_usable()
+        if not isinstance(program, CudaProgram) or program.stream is not self:
+            raise UsageError(
+                "the program was compiled for another stream",
+                where=f"{self.name} launch",
+                why="LCH-5",
+            )
+        if program.is_closed:
+            raise checks.closed_error("program")
+        done = 0
+        try:
+            for call, arguments in program.steps:
+                result = call(*arguments)
+                if result[0]:
+                    driver.check(result, "cuLaunchKernel")
+                done += 1
+        except Exception as error:  # cuBLAS has errors of its own
+            # Some of the nodes are enqueued, so this is no refusal (ERR-1) but a fault (ERR-2).
+            self._failed(program.labels[done], error)
+        if program.checks_ids:
+            self.note_ids(self.words)
+
+    def record(self, event: Event) -> None:
+        """Let an event stand for everything enqueued so far (EVT-1).
+
+        On a stream that is poisoned already the event is recorded *and* the call raises, so that
+        whoever waits for it learns of the fault (EVT-6).
+        """
+        if self.is_closed:
+            raise checks.closed_error("stream")
+        checks.check_record(self.device, event)
+        assert isinstance(event, CudaEvent)  # this device's events are
+        self.card.enter()
+        if self.capture is not None:
+            event.mark(Point(self.marker(), (), self.name), self.capture)
+            return
+        fault = self._known_fault()
+        event.mark(self.point())
+        if fault is not None:
+            raise again(fault)
+
+    def wait(self, event: Event) -> None:
+        """Hold later commands until an event is done (EVT-2, EVT-4)."""
+        self._require_usable()
+        checks.check_wait(self.device, event)
+        if self.capture is not None:
+            self.capture.wait(self, event)
+        elif isinstance(event, CudaEvent):
+            point = event.point
+            if not point.is_done():
+                assert point.marker is not None  # else it is done
+                driver.enqueue_wait(self.handle, point.marker.handle)
+            self._add_verdicts(point.verdicts)
+        elif not (event.is_done and _is_good(event)):
+            self._gates += 1
+            quad = self.words.quad
+            gate = Gate(quad, self._gates, self.name)
+            driver.enqueue_wait_for_word(self.handle, quad.address + 12, self._gates)
+            self._add_verdicts([gate])
+            self._waiter.add(gate, event, self.device.event_timeout_s)
+
+    def barrier(self) -> None:
+        """Do nothing: a stream keeps launches and copies in order anyway (STR-1)."""
+        self._require_usable()
+
+    def replay(self, graph: CudaGraph) -> None:
+        """Enqueue what was captured, as one command of this stream (CAP-1).
+
+        Raises:
+            UsageError: the graph was captured on another stream, or is closed.
+        """
+        self._require_usable()
+        executable = graph.executable_on(self)
+        result = driver.launch_graph(executable, self.handle)
+        if result[0]:
+            self._failed("replay", CudaError("cuGraphLaunch", int(result[0]), str(result[0])))
+        self.unchecked |= graph.words
+
+    # --- waiting -------------------------------------------------------------------------------
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything enqueued so far is complete."""
+        if self.is_closed:
+            raise checks.closed_error("stream")
+        self._require_no_capture("is_done")
+        self.card.enter()
+        return not is_busy(self.handle)
+
+    def sync(self, timeout_s: float) -> None:
+        """Block until everything enqueued is complete (STR-5)."""
+        self._require_usable()
+        self._require_no_capture("sync")
+        handle = self.handle
+        if not wait_until(lambda: not is_busy(handle), timeout_s):
+            raise late(self.name, timeout_s)
+        self.transfers.all_done()
+        result = driver.query_stream(handle)
+        if result[0]:
+            raise self._failed("a command", CudaError("stream", int(result[0]), str(result[0])))
+        for words in self.unchecked:
+            self._fault = self._fault or words.fault()
+        self.unchecked.clear()
+        fault = self._known_fault()
+        if fault is not None:
+            raise again(fault)
+        self._verdicts.clear()
+
+    def close(self) -> None:
+        """Release the stream; legal twice and after a fault (ERR-3).
+
+        Commands that are enqueued still run; shut gates are opened for that.
+        """
+        if self.is_closed:
+            return
+        if self.capture is not None:
+            self.capture.abort()
+        self._open_gates()
+        self.card.enter()
+        marker = Marker(self.card)
+        record_event(marker.handle, self.handle)
+        self.is_closed = True
+        self.card.drain_later(marker, self.transfers.all_done, self._blas)
+        driver.close_stream(self.handle)
+
+    def open_gates(self) -> None:
+        """Give up all waits for events of other backends."""
+        self._open_gates()
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return the driver's stream, for other libraries (INT-3)."""
+        if self.is_closed:
+            raise checks.closed_error("stream")
+        return (0, self.handle)
+
+    # --- helpers -------------------------------------------------------------------------------
+
+    def point(self) -> Point:
+        """Return the present end of the stream."""
+        verdicts = list(self._verdicts)
+        if self._fault is not None:
+            verdicts.insert(0, Known(self._fault))
+        if self.unchecked:
+            checks_made = [self._snapshot(words) for words in self.unchecked]
+            self.unchecked.clear()
+            self._add_verdicts(checks_made)
+            verdicts += checks_made
+        marker = self.marker()
+        return Point(marker, verdicts, self.name, self.transfers.behind(marker))
+
+    def note_ids(self, words: FaultWords) -> None:
+        """Remember that commands from here on may have written fault words."""
+        if self.capture is None:
+            self.unchecked.add(words)
+        else:
+            self.capture.words.add(words)
+
+    def _snapshot(self, words: FaultWords) -> IdCheck:
+        """Copy fault words in the order of the stream."""
+        pinned = self.card.pinned
+        quad = pinned.take_quad()
+        self.transfers.snapshot(words.quad, quad)
+        return IdCheck(words, quad, self.marker().is_done, pinned)
+
+    def _require_usable(self) -> None:
+        """Refuse calls after ``close`` (ERR-3) and after a failed command (ERR-2)."""
+        if self.is_closed:
+            raise checks.closed_error("stream")
+        if self._fault is not None or self._verdicts:
+            fault = self._known_fault()
+            if fault is not None:
+                raise again(fault)
+        self.card.enter()
+
+    def _require_no_capture(self, what: str) -> None:
+        if self.capture is not None:
+            raise UsageError(
+                f"{what} of a stream that is being captured",
+                where=self.name,
+                why="nothing of a capture runs before it is replayed (CAP-2)",
+                hint="end the capture first",
+            )
+
+    def _known_fault(self) -> DeviceFault | None:
+        if self._fault is None and self._verdicts:
+            self._fault = first_fault(self._verdicts)
+        return self._fault
+
+    def _failed(self, command: str, error: Exception) -> DeviceFault:
+        """Poison the stream; return the fault."""
+        fault = DeviceFault(f"{command} failed", where=self.name, why=str(error), hint=LOST)
+        self._fault = self._fault or fault
+        return fault
+
+    def _add_verdicts(self, more: Sequence[Verdict]) -> None:
+        self._verdicts.extend(more)
+        if len(self._verdicts) > MANY:
+            self._verdicts = still_open(self._verdicts)
+
+
+def _is_good(event: Event) -> bool:
+    """Whether a done event did not fail."""
+    try:
+        event.sync(0.0)
+    except GgschedError:
+        return False
+    return True

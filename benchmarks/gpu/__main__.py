@@ -1,0 +1,80 @@
+"""``python -m benchmarks.gpu [PART ...] [-o FILE]``: run parts, write what they found."""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import traceback
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+PARTS = ("place", "kit", "mutants", "models", "capture", "kernels", "decode", "streams")
+
+
+def main() -> int:
+    """Run the parts that are named, or all; the exit code is 1 if one of them found a defect."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the findings as JSON")
+    parser.add_argument("--quick", action="store_true", help="fewer examples, smaller models")
+    options = parser.parse_args()
+    wanted = options.parts or list(PARTS)
+    unknown = [name for name in wanted if name not in PARTS]
+    if unknown:
+        parser.error(f"no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    found: dict[str, Any] = {"about": _about(wanted)}
+    ok = True
+    for name in wanted:
+        began = time.perf_counter()
+        sys.stdout.write(f"== {name}\n")
+        try:
+            result = import_module(f"benchmarks.gpu.{name}").run(quick=options.quick)
+        except Exception:
+            result = {"ok": False, "error": traceback.format_exc()}
+            sys.stdout.write(result["error"])
+        result["seconds"] = round(time.perf_counter() - began, 1)
+        ok = ok and bool(result["ok"])
+        found[name] = result
+        sys.stdout.write(f"   {name}: ok={result['ok']}, {result['seconds']} s\n")
+        sys.stdout.flush()
+        if options.output:  # after each part: a later one may be cut short
+            Path(options.output).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0 if ok else 1
+
+
+def _about(parts: list[str]) -> dict[str, Any]:
+    from ggsched_cuda import driver
+
+    cards = driver.find_cards()
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "cards": [card.name for card in cards],
+        "arch": cards[0].arch,
+        "driver_cuda": cards[0].driver,
+        "nvrtc": ".".join(map(str, driver.compiler_version())),
+        "commit": _commit(),
+        "command": " ".join(["python -m benchmarks.gpu", *parts]),
+    }
+
+
+def _commit() -> str:
+    """Return the commit, from git or from a file ``COMMIT`` where there is no repository."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=20,
+        )
+    except (OSError, subprocess.SubprocessError):
+        file = Path(".whl/COMMIT")
+        return file.read_text().strip() if file.exists() else "unknown"
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
