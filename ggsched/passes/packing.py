@@ -1,50 +1,90 @@
 """Packing: place blocks with lifetimes in one address range.
 
-Offline, all lifetimes known: largest block first, each into the tightest gap that its
-contemporaries leave (Pisarchyk and Lee 2020, arXiv 2001.03288). Where lifetimes overlap too much
-for that to be near-linear, blocks are placed in order of birth with best fit, as an online
-allocator would do.
+Three ways, each tried only where the one before is not as good as the bound. In order of birth
+with best fit, as an online allocator would do; the largest block first, each into the tightest gap
+between its contemporaries (Pisarchyk and Lee 2020, arXiv 2001.03288); and a search over orders
+(``packing_search``). The last two look at pairs of contemporaries and are left out where there are
+too many for that to be near-linear.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import NamedTuple
 
-_WORK_PER_BLOCK = 64
+from ggsched.passes.contemporaries import (
+    Apart,
+    Block,
+    Near,
+    find_conflicts,
+    find_near,
+    lower_bound,
+)
+from ggsched.passes.packing_search import Packing, search
+
+__all__ = ["Apart", "Block", "Near", "find_near", "lower_bound", "pack"]
+
+# A step of the search takes about 0.1 us. Small problems are soon searched through.
+_STEPS = (400, 120_000)  # for each block, and at most
+_STEPS_PER_EFFORT = (5_000, 1_000_000)  # for each block, and at most
 
 
-class Block(NamedTuple):
-    """Bytes that are needed from step ``birth`` to step ``death``, both included."""
-
-    birth: int
-    death: int
-    nbytes: int
-
-
-def pack(blocks: Sequence[Block]) -> tuple[list[int], int]:
+def pack(
+    blocks: Sequence[Block], apart: Apart | Near | None = None, *, effort: int = 0
+) -> tuple[list[int], int]:
     """Return an offset for each block and the bytes needed in all.
 
-    Sizes must be multiples of the alignment already. The result is deterministic.
+    Sizes must be multiples of the alignment already; then so are the offsets. The result depends
+    on the arguments alone, not on the time that anything takes, and more effort is never worse.
+
+    Args:
+        blocks: What to place. Blocks whose lifetimes do not meet may share bytes.
+        apart: Whether two blocks whose lifetimes meet may share bytes all the same; symmetric.
+            It need not be an order of intervals. Where the lifetimes say nothing, give all blocks
+            the same one. Or what ``find_near`` made of it.
+        effort: How long to search where the bound is not met, in millions of looks at a neighbour
+            (0.1 to 0.2 s each), fewer for less than 200 blocks. With 0 the search ends after an
+            eighth of the first million, and is left out where a single try would take longer.
     """
     offsets, total = _by_birth(blocks)
-    if total > lower_bound(blocks):
-        better, smaller = _by_size(blocks)
-        if better is not None and smaller < total:
-            return better, smaller
-    return offsets, total
+    if apart is None and total <= lower_bound(blocks):
+        return offsets, total
+    near = find_near(blocks, apart)
+    if near is None and effort:
+        near = find_near(blocks, apart, effort * _STEPS_PER_EFFORT[1])
+    if near is None:
+        return offsets, total
+    better, smaller = _by_size(blocks, near)
+    if smaller < total:
+        offsets, total = better, smaller
+    return _searched(blocks, near, apart is None, (offsets, total), effort)
 
 
-def lower_bound(blocks: Sequence[Block]) -> int:
-    """Return the most bytes that are needed at one step; no packing needs less."""
-    change: dict[int, int] = {}
-    for birth, death, nbytes in blocks:
-        change[birth] = change.get(birth, 0) + nbytes
-        change[death + 1] = change.get(death + 1, 0) - nbytes
-    most = live = 0
-    for step in sorted(change):
-        live += change[step]
-        most = max(most, live)
-    return most
+def _searched(
+    blocks: Sequence[Block],
+    near: Near,
+    by_lifetime: bool,
+    found: tuple[list[int], int],
+    effort: int,
+) -> tuple[list[int], int]:
+    """Return what the search makes of a packing."""
+    steps = _most_steps(len(blocks), effort)
+    if sum(map(len, near)) > steps:
+        return found
+    ids = [i for i, block in enumerate(blocks) if block.nbytes]
+    number = {i: k for k, i in enumerate(ids)}
+    some = [blocks[i] for i in ids]
+    around = [[number[j] for j in near[i]] for i in ids]
+    conflicts = find_conflicts(some, around, by_lifetime=by_lifetime)
+    offsets, total = found
+    best = Packing([offsets[i] for i in ids], total)
+    best = search(conflicts, best, steps)
+    for i, offset in zip(ids, best.offsets, strict=True):
+        offsets[i] = offset
+    return offsets, best.total
+
+
+def _most_steps(count: int, effort: int) -> int:
+    each, most = _STEPS_PER_EFFORT
+    return min(_STEPS[0] * count, _STEPS[1]) + effort * min(each * count, most)
 
 
 def _by_birth(blocks: Sequence[Block]) -> tuple[list[int], int]:
@@ -98,33 +138,16 @@ def _release(free: list[tuple[int, int]], offset: int, nbytes: int, top: int) ->
     return top
 
 
-def _by_size(blocks: Sequence[Block]) -> tuple[list[int] | None, int]:
-    """Place the largest first, each into the tightest gap between its contemporaries.
-
-    Returns None where finding contemporaries would not be near-linear.
-    """
-    n = len(blocks)
-    span = max((b.death for b in blocks), default=0) + 1
-    width = max(1, 4 * span // max(1, n))
-    if sum((b.death - b.birth) // width + 1 for b in blocks) > _WORK_PER_BLOCK * n:
-        return None, 0
-    rooms: list[list[tuple[int, int, int, int]]] = [[] for _ in range(span // width + 1)]
-    offsets, total, work = [0] * n, 0, 0
-    for i in sorted(range(n), key=lambda k: (-blocks[k].nbytes, blocks[k].birth, k)):
-        birth, death, nbytes = blocks[i]
-        if not nbytes:
-            continue
-        first, last = birth // width, death // width
-        near = {p for room in rooms[first : last + 1] for p in room}
-        work += len(near)
-        if work > _WORK_PER_BLOCK * n:
-            return None, 0
-        taken = sorted((lo, hi) for lo, hi, b, d in near if b <= death and birth <= d)
-        offsets[i] = offset = _tightest(taken, nbytes)
-        total = max(total, offset + nbytes)
-        entry = (offset, offset + nbytes, birth, death)
-        for room in rooms[first : last + 1]:
-            room.append(entry)
+def _by_size(blocks: Sequence[Block], near: Near) -> tuple[list[int], int]:
+    """Place the largest first, each into the tightest gap between its contemporaries."""
+    offsets, total = [0] * len(blocks), 0
+    ends = [-1] * len(blocks)  # of those that are placed
+    for i in sorted(range(len(blocks)), key=lambda k: (-blocks[k].nbytes, blocks[k].birth, k)):
+        nbytes = blocks[i].nbytes
+        taken = sorted([(offsets[j], ends[j]) for j in near[i] if ends[j] >= 0])
+        offsets[i] = _tightest(taken, nbytes)
+        ends[i] = offsets[i] + nbytes
+        total = max(total, ends[i])
     return offsets, total
 
 

@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ggsched.passes import packing
+from ggsched.passes.contemporaries import find_near
 from ggsched.passes.packing import Block, lower_bound, pack
 
 ALIGNMENT = 16
@@ -35,6 +36,12 @@ def check(some, offsets, total):
     assert total == max((o + b.nbytes for o, b in zip(offsets, some, strict=True)), default=0)
 
 
+def by_size(some):
+    """Place the largest first; (None, 0) where there are too many pairs to look at."""
+    near = find_near(some)
+    return (None, 0) if near is None else packing._by_size(some, near)
+
+
 @given(some=blocks())
 @example(some=[])
 @example(some=[Block(0, 0, 0)])
@@ -47,20 +54,20 @@ def test_nothing_that_is_alive_overlaps(some):
 @given(some=blocks())
 def test_both_ways_by_themselves(some):
     check(some, *packing._by_birth(some))
-    offsets, total = packing._by_size(some)
+    offsets, total = by_size(some)
     if offsets is not None:
         check(some, offsets, total)
 
 
 @given(some=blocks())
-def test_the_better_way_is_taken_and_always_the_same(some):
+def test_no_worse_than_either_way_and_always_the_same(some):
     found = pack(some)
     assert pack(list(some)) == found
     totals = [packing._by_birth(some)[1]]
-    offsets, total = packing._by_size(some)
+    offsets, total = by_size(some)
     if offsets is not None:
         totals.append(total)
-    assert found[1] == min(totals)
+    assert found[1] <= min(totals)
 
 
 @given(some=blocks(max_size=200, steps=400))
@@ -103,7 +110,7 @@ def test_near_what_is_possible(some):
     total = pack(some)[1]
     best = best_possible(some)
     assert lower_bound(some) <= best <= total
-    assert total <= 1.5 * best
+    assert total <= 1.25 * best
 
 
 def test_a_perfect_packing_is_found_where_it_is_easy():
@@ -121,7 +128,7 @@ def test_bytes_are_used_again_by_what_fits_best():
 
 def test_by_size_fills_a_gap_that_fits_exactly():
     some = [Block(0, 1, 64), Block(0, 9, 48), Block(5, 9, 32), Block(5, 9, 32)]
-    assert packing._by_size(some)[1] == 112 == lower_bound(some)
+    assert by_size(some)[1] == 112 == lower_bound(some)
 
 
 class TestBySizeGivesUp:
@@ -129,15 +136,15 @@ class TestBySizeGivesUp:
 
     def test_where_lives_are_long(self):
         some = [Block(k, k + 5000, 16) for k in range(5000)]
-        assert packing._by_size(some) == (None, 0)
+        assert by_size(some) == (None, 0)
         check_total = pack(some)
         assert check_total[1] == lower_bound(some)
 
     def test_where_many_are_alive_at_once(self):
         some = [Block(0, 0, 16 * (1 + k % 7)) for k in range(2000)]
-        assert packing._by_size(some) == (None, 0)
+        assert by_size(some) == (None, 0)
         assert pack(some)[1] == sum(b.nbytes for b in some)
 
     @pytest.mark.parametrize("n", [1, 10, 60])
     def test_not_on_small_ones(self, n):
-        assert packing._by_size([Block(0, n, 16)] * n)[0] is not None
+        assert by_size([Block(0, n, 16)] * n)[0] is not None

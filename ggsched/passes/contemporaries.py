@@ -1,0 +1,153 @@
+"""Contemporaries: which blocks may not share bytes, and sets of which no two may.
+
+Lifetimes give the relation by themselves where everything runs in one order. With several streams
+it is not an order of intervals: two blocks whose lifetimes meet may share bytes all the same. Both
+become lists of neighbours here, so that one search serves both.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+Apart = Callable[[int, int], bool]
+"""Whether two blocks whose lifetimes meet may share bytes all the same; symmetric."""
+
+Near = Sequence[Sequence[int]]
+"""For each block those that it may share no byte with; symmetric."""
+
+
+_PAIRS = (64, 60_000)  # for each block, and in any case; about 0.1 us each
+
+
+class Block(NamedTuple):
+    """Bytes that are needed from step ``birth`` to step ``death``, both included."""
+
+    birth: int
+    death: int
+    nbytes: int
+
+
+class Conflicts(NamedTuple):
+    """What a search needs to know of blocks.
+
+    Attributes:
+        sizes: Bytes of each block, none of them 0.
+        near: For each block those that it may share no byte with.
+        cliques: Sets of blocks of which no two may share bytes; each block is in one or more.
+        cliques_of: For each block the numbers of its cliques.
+        loads: Bytes of each clique, in all; no packing needs less than the largest.
+    """
+
+    sizes: Sequence[int]
+    near: Near
+    cliques: Sequence[Sequence[int]]
+    cliques_of: Sequence[Sequence[int]]
+    loads: Sequence[int]
+
+
+def lower_bound(blocks: Sequence[Block]) -> int:
+    """Return the most bytes that are needed at one step; no packing by lifetimes needs less."""
+    change: dict[int, int] = {}
+    for birth, death, nbytes in blocks:
+        change[birth] = change.get(birth, 0) + nbytes
+        change[death + 1] = change.get(death + 1, 0) - nbytes
+    most = live = 0
+    for step in sorted(change):
+        live += change[step]
+        most = max(most, live)
+    return most
+
+
+def find_near(
+    blocks: Sequence[Block], apart: Apart | Near | None = None, most: int | None = None
+) -> Near | None:
+    """Return for each block those that it may share no byte with, or None if that takes too long.
+
+    Blocks without bytes have no neighbours. Takes time in proportion to the pairs whose lifetimes
+    meet. What it returns may be given to ``pack`` and ``concurrent_bound`` in place of ``apart``.
+
+    Args:
+        blocks: Bytes and lifetimes.
+        apart: See ``pack``; neighbours are returned as they are.
+        most: Pairs of blocks whose lifetimes meet, above which to give up; by default in
+            proportion to the blocks.
+    """
+    if apart is not None and not callable(apart):
+        return apart
+    if most is None:
+        most = max(_PAIRS[0] * len(blocks), _PAIRS[1])
+    near: list[list[int]] = [[] for _ in blocks]
+    alive: list[int] = []
+    pairs = 0
+    for i in by_birth(blocks):
+        birth = blocks[i].birth
+        alive = [j for j in alive if blocks[j].death >= birth]
+        pairs += len(alive)
+        if pairs > most:
+            return None
+        mine = alive if apart is None else [j for j in alive if not apart(i, j)]
+        near[i] += mine
+        for j in mine:
+            near[j].append(i)
+        alive.append(i)
+    return near
+
+
+def find_conflicts(blocks: Sequence[Block], near: Near, *, by_lifetime: bool) -> Conflicts:
+    """Return sizes, neighbours and cliques.
+
+    By lifetime the cliques are the largest sets that live at one step, all of them. Otherwise each
+    such set gives one clique, the largest block first and then whatever fits; a block that is in
+    none gets one of its own in the same way.
+
+    Args:
+        blocks: Bytes and lifetimes; none without bytes.
+        near: What ``find_near`` returned for them.
+        by_lifetime: Whether blocks are neighbours exactly where their lifetimes meet.
+    """
+    cliques = list(living_sets(blocks))
+    if not by_lifetime:
+        around = [frozenset(ids) for ids in near]
+        cliques = [_clique(ids, blocks, around) for ids in cliques]
+        covered = {i for ids in cliques for i in ids}
+        for i in range(len(blocks)):
+            if i not in covered:
+                cliques.append([i, *_clique(near[i], blocks, around)])
+                covered.update(cliques[-1])
+        cliques = [list(ids) for ids in dict.fromkeys(tuple(sorted(ids)) for ids in cliques)]
+    cliques_of: list[list[int]] = [[] for _ in blocks]
+    for number, ids in enumerate(cliques):
+        for i in ids:
+            cliques_of[i].append(number)
+    sizes = [b.nbytes for b in blocks]
+    loads = [sum(sizes[i] for i in ids) for ids in cliques]
+    return Conflicts(sizes, near, cliques, cliques_of, loads)
+
+
+def living_sets(blocks: Sequence[Block]) -> Iterator[list[int]]:
+    """Yield the sets of blocks that live at one step and are no part of another such set."""
+    alive: list[int] = []
+    for i in by_birth(blocks):
+        birth = blocks[i].birth
+        rest = [j for j in alive if blocks[j].death >= birth]
+        if len(rest) < len(alive):
+            yield alive
+        alive = [*rest, i]
+    if alive:
+        yield alive
+
+
+def by_birth(blocks: Sequence[Block]) -> list[int]:
+    """Return the blocks that have bytes in the order in which they are born."""
+    return sorted((i for i, b in enumerate(blocks) if b.nbytes), key=lambda i: blocks[i].birth)
+
+
+def _clique(
+    ids: Sequence[int], blocks: Sequence[Block], around: Sequence[frozenset[int]]
+) -> list[int]:
+    """Return some of these of which no two may share bytes: the largest, then what fits."""
+    taken: list[int] = []
+    left = sorted(ids, key=lambda i: (-blocks[i].nbytes, i))
+    while left:
+        taken.append(left[0])
+        left = [j for j in left[1:] if j in around[left[0]]]
+    return taken
