@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+import msgspec
 import numpy as np
 
 from ggsched.backend.checked import checked
@@ -35,7 +36,7 @@ from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import TracedPlan
 from ggsched.trace.tracing import traced
 
-PlanKey = tuple[str, tuple[tuple[str, int], ...], tuple[tuple[int, int], ...]]
+PlanKey = tuple[str, tuple[tuple[str, int], ...], tuple[tuple[int, int], ...], str]
 
 _LOG: Final = logging.getLogger("ggsched")
 _FREE: Final = Constraints()
@@ -197,6 +198,7 @@ class Scheduler:
 
     def _make_plan(self, graph: Graph, constraints: Constraints) -> Plan:
         plan = make_plan(graph, self.topology, constraints, verify=self.settings.verify)
+        plan = msgspec.structs.replace(plan, rates=constraints.rates_on(self.topology).source)
         if self.settings.sanitize == "plan":
             check_plan(plan).raise_if_findings()
         return plan
@@ -223,7 +225,8 @@ class Scheduler:
 
         def key() -> PlanKey:
             homes = tuple(sorted((n, d) for n, d in constraints.homes.items() if n in graph))
-            return graph.digest, homes, tuple(sorted(constraints.pins.items()))
+            rates = constraints.rates.digest if constraints.rates else ""
+            return graph.digest, homes, tuple(sorted(constraints.pins.items())), rates
 
         return self._keys.get((graph.digest, constraints.digest), key)
 

@@ -20,6 +20,7 @@ from ggsched.models.hparams import HParams
 from ggsched.models.spec import ModelSpec
 from ggsched.passes.place import Constraints
 from ggsched.topology.caps import DeviceFacts
+from ggsched.topology.cost import MachineRates
 from ggsched.topology.model import Topology
 
 _EXPERTS: Final = re.compile(r"^blk\.(\d+)\.ffn_(up|down|gate)_exps\.")
@@ -70,9 +71,9 @@ class Homes:
     reasons: Mapping[str, str]
     unused: tuple[str, ...] = field(default=())
 
-    def constraints(self) -> Constraints:
-        """Return the homes as constraints for the planner."""
-        return Constraints(homes=dict(self.devices))
+    def constraints(self, rates: MachineRates | None = None) -> Constraints:
+        """Return the homes as constraints for the planner, with rates to plan by."""
+        return Constraints(homes=dict(self.devices), rates=rates)
 
 
 def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:

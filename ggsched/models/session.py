@@ -10,6 +10,7 @@ from typing import Final, Self
 import numpy as np
 
 from ggsched.backend.protocols import Device
+from ggsched.calibrate.cache import load_rates
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
@@ -21,6 +22,7 @@ from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
 from ggsched.run.store import Progress
 from ggsched.scheduler import Scheduler
+from ggsched.topology.cost import MachineRates
 from ggsched.trace.recorder import Recorder
 
 _LOG: Final = logging.getLogger("ggsched")
@@ -94,13 +96,13 @@ class Session:
             recorder=recorder,
         )
         try:
-            self.homes: Homes = find_homes(
-                model.spec, self.scheduler.topology, self.options.offload
-            )
+            topology = self.scheduler.topology
+            self.rates: MachineRates = load_rates(topology, self.scheduler.settings.rates)
+            self.homes: Homes = find_homes(model.spec, topology, self.options.offload)
         except BaseException:
             self.scheduler.close()
             raise
-        self._constraints = self.homes.constraints()
+        self._constraints = self.homes.constraints(self.rates)
         self._graphs: RecentCache[tuple[int, int, int], Graph] = RecentCache(64)
         self._n_past = 0
         self._is_tainted = False

@@ -20,6 +20,7 @@ from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.plan.placement import Cause, Choice, Placement
 from ggsched.topology.caps import op_key
+from ggsched.topology.cost import MachineRates, guessed_rates
 from ggsched.topology.model import Topology
 
 
@@ -33,16 +34,34 @@ class Constraints:
             first node runs. Names that a graph does not have are ignored, because one set of
             constraints serves all graphs of a model.
         pins: Device index for nodes by id.
+        rates: What things cost on the machine; None for guesses by kind of device.
     """
 
     homes: Mapping[str, int] = field(default_factory=dict)
     pins: Mapping[int, int] = field(default_factory=dict)
+    rates: MachineRates | None = None
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all homes and pins."""
-        text = repr((sorted(self.homes.items()), sorted(self.pins.items())))
+        """Hash of all homes, pins and rates."""
+        rates = self.rates.digest if self.rates else ""
+        text = repr((sorted(self.homes.items()), sorted(self.pins.items()), rates))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def rates_on(self, topology: Topology) -> MachineRates:
+        """Return the rates to plan with.
+
+        Raises:
+            PlanError: the rates are those of another number of devices.
+        """
+        if self.rates is None:
+            return guessed_rates(topology)
+        if len(self.rates.devices) != len(topology.devices):
+            raise PlanError(
+                f"rates of {len(self.rates.devices)} devices for {len(topology.devices)}",
+                hint="take rates of this topology, see ggsched.calibrate.cache.load_rates",
+            )
+        return self.rates
 
 
 def place(graph: Graph, topology: Topology, constraints: Constraints) -> Placement:

@@ -10,6 +10,7 @@ from ggsched.plan.placement import Placement
 from ggsched.plan.splits import Splits
 from ggsched.plan.streams import Streams
 from ggsched.topology.caps import DeviceFacts
+from ggsched.topology.cost import GUESSES
 
 FORMAT: Final = "ggsched-plan/1"
 
@@ -55,6 +56,7 @@ class Plan(msgspec.Struct, frozen=True):
         inputs: Host slots that the host writes before each run.
         outputs: Host slots that the host reads after each run.
         commands: What is enqueued, in order.
+        rates: Where the rates came from that decisions went by, for people.
         planning_s: Seconds that planning took; not part of the plan's identity.
     """
 
@@ -71,4 +73,5 @@ class Plan(msgspec.Struct, frozen=True):
     inputs: tuple[HostSlot, ...]
     outputs: tuple[HostSlot, ...]
     commands: tuple[Command, ...]
+    rates: str = GUESSES
     planning_s: float = 0.0
