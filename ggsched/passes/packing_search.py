@@ -83,7 +83,7 @@ class _Search:
         self.random = Random(0).random
         near, cliques_of = conflicts.near, conflicts.cliques_of
         self.costs = [_PER_BLOCK + len(a) + len(b) for a, b in zip(near, cliques_of, strict=True)]
-        self.full_cost = sum(self.costs)
+        self.full_cost = sum(self.costs) + _PER_BLOCK * len(self.costs) // 4
 
     def run(self) -> Packing:
         starts: list[tuple[int, list[int], int]] = []
@@ -142,20 +142,20 @@ class _Search:
     def dive(self, order: list[int], target: int, limit: int) -> _Dive:
         """Place all blocks; give up where the target would have to rise above the limit."""
         sizes, near, _, cliques_of, loads = self.conflicts
+        count, costs = len(sizes), self.costs
         left = list(loads)  # bytes of each clique that are still to be placed
-        offsets, costs = [0] * len(sizes), self.costs
-        is_placed = [False] * len(sizes)
-        places = [0] * len(sizes)
+        floors = [0] * count  # how low a block can lie; _NEVER when it is placed
+        offsets, places = [0] * count, [0] * count
         for place, i in enumerate(order):
             places[i] = place
-        heap = [(0, place) for place in range(len(order))]
+        heap = [(0, place) for place in range(count)]
         waiting: list[_Waiting] = []
-        fence, tight, steps, todo = _NEVER, -1, 0, len(order)
+        fence, tight, steps, todo = _NEVER, -1, _PER_BLOCK * count // 4, count
         while todo:
             if heap and heap[0][0] < fence:
                 offset, place = heappop(heap)
                 i = order[place]
-                if offset != offsets[i] or is_placed[i]:
+                if offset != floors[i]:
                     continue
                 need = offset + max([left[c] for c in cliques_of[i]])
                 top = offset + sizes[i]
@@ -163,17 +163,17 @@ class _Search:
                     waiting.append(_Waiting(need, offset, place))
                     fence = min(fence, top)
                     continue
-                is_placed[i] = True
+                offsets[i], floors[i] = offset, _NEVER
                 todo -= 1
                 steps += costs[i]
                 for c in cliques_of[i]:
                     left[c] -= sizes[i]
                 for j in near[i]:
-                    if offsets[j] < top and not is_placed[j]:
-                        offsets[j] = top
+                    if floors[j] < top:
+                        floors[j] = top
                         heappush(heap, (top, places[j]))
                 continue
-            waiting = [w for w in waiting if offsets[order[w.place]] == w.offset]
+            waiting = [w for w in waiting if floors[order[w.place]] == w.offset]
             lowest = min([w.offset + sizes[order[w.place]] for w in waiting], default=_NEVER)
             if lowest == _NEVER or (heap and heap[0][0] < lowest):
                 fence = lowest
