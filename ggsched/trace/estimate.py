@@ -112,7 +112,7 @@ class Estimator:
         for i in waiting:
             issued = self._times[i].issued_s
             start = max(at, issued)
-            at = max(start, at + share)
+            at = max(start, min(at + share, until_s))
             self._times[i] = Times(issued, start, at, is_estimated=True)
         self._last[actor] = max(self._last[actor], at)
 

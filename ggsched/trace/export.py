@@ -1,6 +1,7 @@
-"""The file form of a trace: JSON lines, a header first and then one record on each line.
+"""The file forms of a trace: JSON lines, or one object that Perfetto reads as well.
 
-The encoding is deterministic. ``docs/reference/trace-format.md`` documents it.
+Lines are a header and then one record on each; for the other form see ``ggsched.trace.perfetto``.
+The encoding is deterministic. ``docs/reference/trace-format.md`` documents both.
 """
 
 from collections.abc import Iterable
@@ -88,6 +89,42 @@ def _encode(items: Iterable[Any]) -> bytes:
     return msgspec.json.Encoder().encode_lines(items)
 
 
+class _Whole(Header, frozen=True):
+    """The form of one object."""
+
+    entries: tuple[Entry, ...] = ()
+
+
+def read_trace(data: bytes, file: str = "trace") -> Trace:
+    """Read a trace back, whichever of the two forms it has.
+
+    Raises:
+        UsageError: not a trace, or a trace of another format; names the line.
+    """
+    if not _is_object(data):
+        return trace_from_lines(data, file)
+    _header(file, 1, data)
+    try:
+        whole = msgspec.json.decode(data, type=_Whole)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _bad_line(file, 1, error) from error
+    return trace_of(whole, whole.entries)
+
+
+class _Form(msgspec.Struct, frozen=True):
+    format: str
+    entries: msgspec.Raw
+
+
+def _is_object(data: bytes) -> bool:
+    """Whether data are one object with all records in it."""
+    try:
+        msgspec.json.decode(data, type=_Form)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    return True
+
+
 def trace_from_lines(data: bytes, file: str = "trace") -> Trace:
     """Read a trace back.
 
@@ -128,22 +165,33 @@ def trace_of(header: Header, entries: tuple[Entry, ...]) -> Trace:
     )
 
 
-def write_trace(trace: Trace, path: str | Path) -> None:
-    """Write a trace to a file.
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write a trace in one of its forms to a file.
 
     Raises:
         UsageError: the file cannot be written.
     """
     try:
-        Path(path).write_bytes(trace_to_lines(trace))
+        Path(path).write_bytes(data)
     except OSError as error:
         why = error.strerror or str(error)
         raise UsageError("cannot write the trace", where=str(path), why=why) from error
 
 
+def write_trace(trace: Trace, path: str | Path) -> None:
+    """Write a trace to a file, as lines.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    write_bytes(path, trace_to_lines(trace))
+
+
 def is_trace(data: bytes) -> bool:
     """Whether data begin like a trace of this or another version."""
     first = next((line for line in data.split(b"\n", 64) if line.strip()), b"")
+    if first.strip() == b"{":  # somebody has made the one object readable
+        first = data
     try:
         return msgspec.json.decode(first, type=_Head).format.startswith("ggsched-trace")
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -1,0 +1,67 @@
+"""Arrows of a timeline: from what an event stands for to who waits, from a copy to who reads."""
+
+from functools import cache
+from typing import Literal, NamedTuple
+
+from ggsched.plan.command import Copy, Upload
+from ggsched.trace.live import readers_of
+from ggsched.trace.timeline import Span, Timeline
+
+ArrowKind = Literal["wait", "copy"]
+
+_WORK = ("launch", "upload", "download", "copy")
+
+
+class Arrow(NamedTuple):
+    """From one span to another.
+
+    Attributes:
+        kind: ``wait``: the first is the last work that an event covers, the second waits for the
+            event. ``copy``: the second is the launch that first reads what the first moved.
+        src: Id of the first span.
+        dst: Id of the second.
+    """
+
+    kind: ArrowKind
+    src: int
+    dst: int
+
+
+def arrows(timeline: Timeline) -> list[Arrow]:
+    """Return all arrows, in the order of the host's calls."""
+    found: list[Arrow] = []
+    last_work: dict[int, int] = {}
+    recorded: dict[int, int] = {}
+    for span in timeline.spans:
+        if span.kind in _WORK:
+            last_work[span.lane] = span.id
+        elif span.kind == "record" and span.lane in last_work:
+            recorded[span.event] = last_work[span.lane]
+        elif span.kind in ("wait", "sync") and span.event in recorded:
+            found.append(Arrow("wait", recorded[span.event], span.id))
+        elif span.kind == "sync" and span.target in last_work:
+            found.append(Arrow("wait", last_work[span.target], span.id))
+    return sorted([*found, *_copies(timeline)], key=lambda a: (a.dst, a.src))
+
+
+def _copies(timeline: Timeline) -> list[Arrow]:
+    of_command: dict[tuple[int, int], Span] = {
+        (s.run, s.command): s for s in timeline.spans if s.command >= 0 and s.kind == "launch"
+    }
+
+    @cache
+    def reader(plan: int, command: int) -> int:
+        made = timeline.plans[plan]
+        transfer = made.commands[command]
+        if not isinstance(transfer, Copy | Upload):
+            return -1
+        return readers_of(made, transfer.dst, command)
+
+    found = []
+    for span in timeline.spans:
+        if span.kind in ("copy", "upload") and span.command >= 0:
+            launch = reader(timeline.runs[span.run].plan, span.command)
+            target = of_command.get((span.run, launch))
+            if target is not None and target.lane != span.lane:
+                found.append(Arrow("copy", span.id, target.id))
+    return found

@@ -1,0 +1,141 @@
+"""Which bytes of each arena mattered when: from the first touch of a value in a run to the last."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from ggsched.ids import show
+from ggsched.plan.bundle import Plan
+from ggsched.plan.command import Copy, Download, Launch, Upload
+from ggsched.plan.memory import Region
+from ggsched.trace.timeline import Span, Timeline
+
+_PACKED = ("compute", "input", "output", "staging")
+
+
+class Block(msgspec.Struct, frozen=True, gc=False):
+    """A value in an arena during one run.
+
+    Attributes:
+        run: Index of the run.
+        plan: Index of its plan.
+        arena: Arena of the plan.
+        value: Value of the plan.
+        start_s: Start of the first step that touches it.
+        end_s: End of the last step that does.
+        offset: Its first byte.
+        nbytes: Its length.
+    """
+
+    run: int
+    plan: int
+    arena: int
+    value: int
+    start_s: float
+    end_s: float
+    offset: int
+    nbytes: int
+
+
+def blocks(timeline: Timeline) -> list[Block]:
+    """Return all values of arenas that are packed, for each run of a timeline, by start."""
+    uses = [_uses(plan) for plan in timeline.plans]
+    spans: dict[int, list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        if span.run >= 0 and span.command >= 0:
+            spans[span.run].append(span)
+    found: list[Block] = []
+    for run, timed in enumerate(timeline.runs):
+        plan = timeline.plans[timed.plan]
+        life: dict[int, tuple[float, float]] = {}
+        for span in spans[run]:
+            values = uses[timed.plan].get(span.command, ())
+            for (begin, until), touched in zip(_steps(span, len(values)), values, strict=True):
+                for value in touched:
+                    start, end = life.get(value, (begin, until))
+                    life[value] = min(start, begin), max(end, until)
+        for value, (start, end) in life.items():
+            region = plan.memory.regions[value]
+            if plan.memory.arenas[region.arena].kind in _PACKED and region.nbytes:
+                place = (region.arena, value, start, end, region.offset, region.nbytes)
+                found.append(Block(run, timed.plan, *place))
+    return sorted(found, key=lambda b: (b.start_s, b.arena, b.offset))
+
+
+def live_bytes(found: list[Block]) -> Iterator[tuple[int, int, float, int]]:
+    """Yield (plan, arena, time, bytes) each time that the number of live bytes changes.
+
+    Values that share bytes, as where a result takes over those of an operand, count once.
+    """
+    by_arena: dict[tuple[int, int], list[Block]] = defaultdict(list)
+    for block in found:
+        by_arena[block.plan, block.arena].append(block)
+    for (plan, arena), group in sorted(by_arena.items()):
+        edges = sorted(
+            [(b.start_s, 1, b) for b in group] + [(b.end_s, 0, b) for b in group],
+            key=lambda edge: edge[:2],
+        )
+        cover: dict[tuple[int, int], int] = defaultdict(int)
+        for i, (at, begins, block) in enumerate(edges):
+            place = (block.offset, block.offset + block.nbytes)
+            cover[place] += 1 if begins else -1
+            if not cover[place]:
+                del cover[place]
+            if i + 1 == len(edges) or edges[i + 1][0] > at:
+                yield plan, arena, at, _union(cover)
+
+
+def value_labels(plan: Plan) -> dict[int, str]:
+    """Return each value of a plan for people, e.g. ``v12 n7 mul_mat 'ffn_up'``."""
+    names = {slot.value: repr(slot.name) for slot in (*plan.inputs, *plan.outputs)}
+    labels = {
+        value.id: " ".join([show("value", value.id), value.kind, names.get(value.id, "")]).strip()
+        for value in plan.splits.values
+    }
+    for node, bound in enumerate(plan.splits.bindings):
+        if bound:
+            info, value = plan.nodes[node], bound[-1]
+            label = f" {info.label!r}" if info.label else ""
+            labels[value] = f"{show('value', value)} {show('node', node)} {info.op}{label}"
+    return labels
+
+
+def _uses(plan: Plan) -> dict[int, list[tuple[int, ...]]]:
+    """Return the values that each step of each command touches; a copy is one step."""
+    uses: dict[int, list[tuple[int, ...]]] = {}
+    for command in plan.commands:
+        if isinstance(command, Launch):
+            uses[command.id] = [plan.splits.bindings[step.node] for step in command.steps]
+        elif isinstance(command, Upload | Download | Copy):
+            transfer = plan.splits.transfers[command.transfer]
+            uses[command.id] = [(transfer.src, transfer.dst)]
+    return uses
+
+
+def _steps(span: Span, count: int) -> list[tuple[float, float]]:
+    """Return when each step of a command ran: equal shares where nobody measured."""
+    if len(span.nodes) == count:
+        return [(node.start_s, node.end_s) for node in span.nodes]
+    each = (span.end_s - span.start_s) / max(1, count)
+    return [(span.start_s + i * each, span.start_s + (i + 1) * each) for i in range(count)]
+
+
+def _union(ranges: Iterable[tuple[int, int]]) -> int:
+    total, until = 0, 0
+    for start, end in sorted(ranges):
+        total += max(0, end - max(start, until))
+        until = max(until, end)
+    return total
+
+
+def readers_of(plan: Plan, region: Region, after: int) -> int:
+    """Return the first launch after a command that reads some bytes, or -1."""
+    for number in range(after + 1, len(plan.commands)):
+        command = plan.commands[number]
+        if isinstance(command, Launch) and any(
+            r.arena == region.arena and r.offset < region.end and region.offset < r.end
+            for r in command.reads
+        ):
+            return command.id
+    return -1
