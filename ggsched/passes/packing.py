@@ -44,7 +44,7 @@ def pack(
             (0.1 to 0.2 s each), fewer for less than 200 blocks. With 0 the search ends after an
             eighth of the first million, and is left out where a single try would take longer.
     """
-    offsets, total = _by_birth(blocks)
+    offsets, total = place_by_birth(blocks)
     if apart is None and total <= lower_bound(blocks):
         return offsets, total
     near = find_near(blocks, apart)
@@ -52,7 +52,7 @@ def pack(
         near = find_near(blocks, apart, effort * _STEPS_PER_EFFORT[1])
     if near is None:
         return offsets, total
-    better, smaller = _by_size(blocks, near)
+    better, smaller = place_by_size(blocks, near)
     if smaller < total:
         offsets, total = better, smaller
     return _searched(blocks, near, apart is None, (offsets, total), effort)
@@ -87,7 +87,7 @@ def _most_steps(count: int, effort: int) -> int:
     return min(_STEPS[0] * count, _STEPS[1]) + effort * min(each * count, most)
 
 
-def _by_birth(blocks: Sequence[Block]) -> tuple[list[int], int]:
+def place_by_birth(blocks: Sequence[Block]) -> tuple[list[int], int]:
     """Place in order of birth into the tightest free gap; grow only if none fits."""
     offsets = [0] * len(blocks)
     dying: dict[int, list[int]] = {}
@@ -138,7 +138,7 @@ def _release(free: list[tuple[int, int]], offset: int, nbytes: int, top: int) ->
     return top
 
 
-def _by_size(blocks: Sequence[Block], near: Near) -> tuple[list[int], int]:
+def place_by_size(blocks: Sequence[Block], near: Near) -> tuple[list[int], int]:
     """Place the largest first, each into the tightest gap between its contemporaries."""
     offsets, total = [0] * len(blocks), 0
     ends = [-1] * len(blocks)  # of those that are placed

@@ -39,7 +39,7 @@ def check(some, offsets, total):
 def by_size(some):
     """Place the largest first; (None, 0) where there are too many pairs to look at."""
     near = find_near(some)
-    return (None, 0) if near is None else packing._by_size(some, near)
+    return (None, 0) if near is None else packing.place_by_size(some, near)
 
 
 @given(some=blocks())
@@ -53,7 +53,7 @@ def test_nothing_that_is_alive_overlaps(some):
 
 @given(some=blocks())
 def test_both_ways_by_themselves(some):
-    check(some, *packing._by_birth(some))
+    check(some, *packing.place_by_birth(some))
     offsets, total = by_size(some)
     if offsets is not None:
         check(some, offsets, total)
@@ -63,7 +63,7 @@ def test_both_ways_by_themselves(some):
 def test_no_worse_than_either_way_and_always_the_same(some):
     found = pack(some)
     assert pack(list(some)) == found
-    totals = [packing._by_birth(some)[1]]
+    totals = [packing.place_by_birth(some)[1]]
     offsets, total = by_size(some)
     if offsets is not None:
         totals.append(total)

@@ -167,7 +167,7 @@ def test_a_ring_is_no_order_of_intervals():
 
 def test_the_search_finds_what_the_simple_ways_do_not():
     near = find_near(HARD)
-    assert packing._by_birth(HARD)[1] == packing._by_size(HARD, near)[1] == 208
+    assert packing.place_by_birth(HARD)[1] == packing.place_by_size(HARD, near)[1] == 208
     assert pack(HARD)[1] == 144 == lower_bound(HARD)
 
 
@@ -198,4 +198,6 @@ def test_without_a_budget_the_best_so_far_is_returned(budget):
 def test_a_problem_with_many_blocks_is_left_to_the_simple_ways():
     some = [Block(k, k + 3 + k % 5, 16 * (1 + k * 7919 % 23)) for k in range(20_000)]
     near = find_near(some)
-    assert pack(some)[1] == min(packing._by_birth(some)[1], packing._by_size(some, near)[1])
+    assert pack(some)[1] == min(
+        packing.place_by_birth(some)[1], packing.place_by_size(some, near)[1]
+    )
