@@ -3,15 +3,18 @@
 Each weight and each state is an arena of its own, because it outlives the plan and may be memory
 that somebody else owns (a mapped file). All other values of a device share one compute arena; two
 of them may share bytes when their lives do not meet. A result takes over the bytes of an operand
-that dies with it where the op allows it. Whether reuse is ordered across streams is not decided
-here: hazards are computed afterwards, from the physical ranges.
+that dies with it where the op allows it. Reuse follows the order that the data flow gives on the
+streams (``visibility``), so no wait is needed for memory's sake inside a run; hazards are computed
+afterwards all the same, from the physical ranges.
 """
 
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
+from ggsched.passes.concurrent_bound import concurrent_bound
 from ggsched.passes.liveness import Timeline
-from ggsched.passes.packing import Block, lower_bound, pack
+from ggsched.passes.packing import Block, pack
+from ggsched.passes.reuse import Order, Sequential
 from ggsched.plan.memory import Arena, ArenaKind, Life, Memory, Region
 from ggsched.plan.splits import HOST, Splits, Value
 from ggsched.topology.model import Topology
@@ -19,9 +22,11 @@ from ggsched.topology.model import Topology
 HOST_ALIGNMENT = 64
 
 
-def allocate(graph: Graph, topology: Topology, splits: Splits, timeline: Timeline) -> Memory:
+def allocate(
+    graph: Graph, topology: Topology, splits: Splits, timeline: Timeline, order: Order
+) -> Memory:
     """Return arenas, a region for each value, and who took over whose bytes."""
-    overwrites = _overwrites(graph, splits, timeline)
+    overwrites = _overwrites(graph, splits, timeline, order)
     arenas: list[Arena] = []
     regions: list[Region] = [Region(0, 0, 0)] * len(splits.values)
     bounds: dict[int, int] = {}
@@ -37,7 +42,10 @@ def allocate(graph: Graph, topology: Topology, splits: Splits, timeline: Timelin
             groups.setdefault((v.device, _arena_kind(v)), []).append(v)
     for (device, kind), values in sorted(groups.items()):
         alignment = HOST_ALIGNMENT if device == HOST else topology.devices[device].alignment
-        total, bound = _pack_arena(values, timeline, overwrites, alignment, len(arenas), regions)
+        # The host uses its slots before the first step and after the last one.
+        lasting = kind in ("input", "output")
+        ruled = Sequential(timeline.lives) if lasting else order
+        total, bound = _pack_arena(values, ruled, overwrites, alignment, len(arenas), regions)
         bounds[len(arenas)] = bound
         arenas.append(Arena(len(arenas), kind, device, total, alignment))
     return Memory(tuple(arenas), tuple(regions), overwrites, bounds)
@@ -53,7 +61,7 @@ def _arena_kind(value: Value) -> ArenaKind:
 
 def _pack_arena(
     values: list[Value],
-    timeline: Timeline,
+    order: Order,
     overwrites: dict[int, int],
     alignment: int,
     arena: int,
@@ -61,26 +69,27 @@ def _pack_arena(
 ) -> tuple[int, int]:
     """Give each value its region; return the arena's size and its lower bound."""
     block_of: dict[int, int] = {}
-    lives: list[Life] = []
+    members: list[list[int]] = []
     sizes: list[int] = []
     for v in values:
         taken = overwrites.get(v.id)
-        life = timeline.lives[v.id]
         if taken is None:
-            block_of[v.id] = len(lives)
-            lives.append(life)
+            block_of[v.id] = len(members)
+            members.append([v.id])
             sizes.append(-(-v.nbytes // alignment) * alignment)
         else:
-            block = block_of[v.id] = block_of[taken]
-            lives[block] = Life(lives[block].birth, life.death)
-    blocks = [Block(*life, nbytes) for life, nbytes in zip(lives, sizes, strict=True)]
-    offsets, total = pack(blocks)
+            block_of[v.id] = block_of[taken]
+            members[block_of[taken]].append(v.id)
+    windows = [order.window(ids) for ids in members]
+    blocks = [Block(*life, nbytes) for life, nbytes in zip(windows, sizes, strict=True)]
+    apart = order.apart(members)
+    offsets, total = pack(blocks, apart)
     for v in values:
         regions[v.id] = Region(arena, offsets[block_of[v.id]], v.nbytes)
-    return total, lower_bound(blocks)
+    return total, concurrent_bound(blocks, apart).nbytes
 
 
-def _overwrites(graph: Graph, splits: Splits, timeline: Timeline) -> dict[int, int]:
+def _overwrites(graph: Graph, splits: Splits, timeline: Timeline, order: Order) -> dict[int, int]:
     """Return for each value that takes over a dying operand's bytes that operand's value."""
     taken: dict[int, int] = {}
     values, lives, bindings = splits.values, timeline.lives, splits.bindings
@@ -92,7 +101,12 @@ def _overwrites(graph: Graph, splits: Splits, timeline: Timeline) -> dict[int, i
         if values[result].bound or values[result].kind != "home":
             continue
         for k in candidates:
-            if k < len(node.inputs) and _can_take(graph, node, k, splits, lives, step):
+            operand = bindings[node.id][k] if k < len(node.inputs) else result
+            if (
+                operand != result
+                and _can_take(graph, node, k, splits, lives, step)
+                and order.is_last(operand, result, step)
+            ):
                 taken[result] = bindings[node.id][k]
                 break
     return taken

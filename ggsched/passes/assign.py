@@ -1,18 +1,150 @@
-"""Assign: choose the stream of each split and each transfer.
+"""Assign: choose the stream of each node and each transfer.
 
-For now each device runs everything on one stream, copies included, in the order of the program.
+By default a device has one stream. With more, the nodes of a split are scheduled on them in program
+order: a node goes on where the operand that it waits for longest was made, if nothing came after
+that there, else to the stream on which it can start first; a change of stream costs an event. That
+is list scheduling (Graham 1966) with program order as the list, so forks and joins of any shape are
+found without naming them. A split keeps several streams only where the cost model says that they
+pay (the gate), unless the caller insists.
 """
 
-from ggsched.plan.splits import Splits
-from ggsched.plan.streams import Streams, StreamSpec
+from collections.abc import Sequence
+from typing import Final
+
+from ggsched.ir.graph import Graph, Node
+from ggsched.passes.options import StreamPolicy
+from ggsched.passes.work_size import node_cost
+from ggsched.plan.splits import HOST, Split, Splits
+from ggsched.plan.streams import Gain, Streams, StreamSpec
+from ggsched.topology.cost import MachineRates, Rates
+from ggsched.topology.model import Topology
+
+_WORTH_IT: Final = 0.95
+"""The gate opens below this share of the sequential time: a prediction is not exact."""
 
 
-def assign(splits: Splits) -> Streams:
-    """Return one stream for each device that runs anything."""
+def assign(
+    graph: Graph, topology: Topology, splits: Splits, policy: StreamPolicy, rates: MachineRates
+) -> Streams:
+    """Return a stream for each node and each transfer."""
     used = sorted({s.device for s in splits.splits} | {t.by for t in splits.transfers})
-    stream_of = {device: i for i, device in enumerate(used)}
-    return Streams(
-        tuple(StreamSpec(i, device) for i, device in enumerate(used)),
-        tuple(stream_of[s.device] for s in splits.splits),
-        tuple(stream_of[t.by] for t in splits.transfers),
-    )
+    specs: list[StreamSpec] = []
+    streams_of: dict[int, list[int]] = {}
+    for device in used:
+        streams_of[device] = [len(specs)]
+        specs.append(StreamSpec(len(specs), device))
+    of_node = [streams_of[s.device][0] for s in splits.splits for _ in range(s.first, s.end)]
+    gains: list[Gain] = []
+    for s in splits.splits:
+        facts = topology.devices[s.device]
+        limit = min(policy.limit, facts.max_streams)
+        if limit < 2 or not facts.has_events or s.end - s.first < 2:
+            continue
+        gain, lanes = _consider(graph, s, rates.devices[s.device], limit, policy.is_forced)
+        gains.append(gain)
+        if gain.is_taken:
+            own = streams_of[s.device]
+            while len(own) <= max(lanes):
+                own.append(len(specs))
+                specs.append(StreamSpec(len(specs), s.device))
+            of_node[s.first : s.end] = [own[lane] for lane in lanes]
+    of_transfer = _transfers(splits, streams_of, of_node)
+    return Streams(tuple(specs), tuple(of_node), of_transfer, tuple(gains))
+
+
+def _consider(
+    graph: Graph, split: Split, rates: Rates, limit: int, is_forced: bool
+) -> tuple[Gain, list[int]]:
+    """Return what several streams are predicted to gain, and a lane for each node of a split."""
+    nodes = graph.nodes[split.first : split.end]
+    alone = [node_cost(rates, graph, node) for node in nodes]
+    before = _predecessors(graph, nodes)
+    total = sum(alone)
+    if not is_forced and _longest_path(before, alone) >= _WORTH_IT * total:
+        return Gain(split.id, limit, total, total, False), []
+    costs = [node_cost(rates, graph, node, limit) for node in nodes]
+    lanes, seconds = _list_schedule(before, costs, rates.event_s + rates.launch_s, limit)
+    pays = is_forced or seconds < _WORTH_IT * total
+    return Gain(split.id, limit, total, seconds, pays and len(set(lanes)) > 1), lanes
+
+
+def _predecessors(graph: Graph, nodes: Sequence[Node]) -> list[list[int]]:
+    """Return for each node the earlier nodes of the split that touch the same storage first.
+
+    Reads of one storage are independent; a write follows all that touched it.
+    """
+    tensors = graph.tensors
+    writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    before: list[list[int]] = []
+    for i, node in enumerate(nodes):
+        found: set[int] = set()
+        written = -1
+        for tid, mode in zip(node.tensors, node.modes, strict=True):
+            storage = tensors[tid].storage
+            if storage in writer:
+                found.add(writer[storage])
+            if mode == "r":
+                readers.setdefault(storage, []).append(i)
+            elif mode in "wp":
+                written = storage
+        if written >= 0:
+            found.update(readers.pop(written, ()))
+            writer[written] = i
+        found.discard(i)
+        before.append(sorted(found))
+    return before
+
+
+def _longest_path(before: Sequence[Sequence[int]], costs: Sequence[float]) -> float:
+    """Return when the last node could end at best: no number of streams does better."""
+    ends: list[float] = []
+    for earlier, cost in zip(before, costs, strict=True):
+        ends.append(cost + max([ends[p] for p in earlier], default=0.0))
+    return max(ends, default=0.0)
+
+
+def _list_schedule(
+    before: Sequence[Sequence[int]], costs: Sequence[float], change_s: float, limit: int
+) -> tuple[list[int], float]:
+    """Return a lane for each node and when the last of them ends."""
+    lanes: list[int] = []
+    ends: list[float] = []
+    free = [0.0] * limit
+    last = [-1] * limit
+    for i, cost in enumerate(costs):
+        best, best_start = 0, float("inf")
+        for lane in range(limit):
+            start = free[lane]
+            for p in before[i]:
+                ready = ends[p] if lanes[p] == lane else ends[p] + change_s
+                if ready > start:
+                    start = ready
+            if start < best_start - 1e-12 or (start <= best_start and last[lane] in before[i]):
+                best, best_start = lane, start
+        lanes.append(best)
+        ends.append(best_start + cost)
+        free[best], last[best] = ends[-1], i
+    return lanes, max(ends, default=0.0)
+
+
+def _transfers(
+    splits: Splits, streams_of: dict[int, list[int]], of_node: Sequence[int]
+) -> tuple[int, ...]:
+    """Return a stream for each transfer: that of a node at its other end, if on its device."""
+    maker: dict[int, int] = {}
+    reader: dict[int, int] = {}
+    for i, bound in enumerate(splits.bindings):
+        maker[bound[-1]] = i
+        for value in bound[:-1]:
+            reader.setdefault(value, i)
+    out = []
+    for t in splits.transfers:
+        own = streams_of[t.by]
+        stream = own[0]
+        if splits.values[t.src].device in (HOST, t.by) or splits.values[t.dst].device == t.by:
+            near = maker.get(t.src) if splits.values[t.src].device == t.by else reader.get(t.dst)
+            if near is not None and of_node[near] in own:
+                stream = of_node[near]
+        out.append(stream)
+    return tuple(out)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ggsched.passes.history import ArenaHistory, Conflict
-from ggsched.passes.work import NO_STREAM, Work
+from ggsched.passes.outline import NO_STREAM, Item
+from ggsched.passes.work import Work
 from ggsched.plan.memory import Memory
 from ggsched.plan.streams import Streams
 from ggsched.topology.model import Topology
@@ -52,8 +53,8 @@ class Hazards:
     history: dict[int, ArenaHistory]
 
 
-def find_lanes(work: Sequence[Work], streams: Streams, topology: Topology) -> Lanes:
-    """Return the lanes of the work on these streams."""
+def find_lanes(outline: Sequence[Item], streams: Streams, topology: Topology) -> Lanes:
+    """Return the lanes of the items on these streams."""
     of_stream: list[tuple[int, ...]] = []
     count = 0
     for s in streams.streams:
@@ -61,7 +62,7 @@ def find_lanes(work: Sequence[Work], streams: Streams, topology: Topology) -> La
         of_stream.append(tuple(range(count, count + width)))
         count += width
     of_item = []
-    for item in work:
+    for item in outline:
         if item.stream == NO_STREAM:
             of_item.append(count)
         else:

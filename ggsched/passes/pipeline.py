@@ -4,14 +4,17 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from ggsched.ir.graph import Graph
 from ggsched.passes.allocate import allocate
-from ggsched.passes.assign import assign
+from ggsched.passes.assign import StreamPolicy, assign
 from ggsched.passes.emit import emit
 from ggsched.passes.hazards import find_hazards, find_lanes
 from ggsched.passes.liveness import liveness
+from ggsched.passes.outline import list_outline
 from ggsched.passes.place import Constraints, place
+from ggsched.passes.reuse import find_order
 from ggsched.passes.split import split
 from ggsched.passes.sync import plan_sync
 from ggsched.passes.work import list_work
@@ -26,12 +29,15 @@ from ggsched.plan.verify import (
 )
 from ggsched.topology.model import Topology
 
+_ONE_STREAM: Final = StreamPolicy()
+
 
 def make_plan(
     graph: Graph,
     topology: Topology,
     constraints: Constraints | None = None,
     *,
+    streams: StreamPolicy = _ONE_STREAM,
     verify: bool = False,
 ) -> Plan:
     """Return the plan of a graph on a machine.
@@ -42,13 +48,14 @@ def make_plan(
         graph: What to compute.
         topology: Facts about the machine.
         constraints: Homes of weights and states, pins of nodes.
+        streams: How many streams a device may use.
         verify: Check each artifact against graph and topology before the next pass uses it.
 
     Raises:
         PlanError: the graph cannot be placed, or (with ``verify``) an artifact is not sound.
     """
     with _collector_paused():
-        return _make_plan(graph, topology, constraints or Constraints(), verify)
+        return _make_plan(graph, topology, constraints or Constraints(), streams, verify)
 
 
 @contextmanager
@@ -66,7 +73,13 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _make_plan(graph: Graph, topology: Topology, constraints: Constraints, verify: bool) -> Plan:
+def _make_plan(
+    graph: Graph,
+    topology: Topology,
+    constraints: Constraints,
+    policy: StreamPolicy,
+    verify: bool,
+) -> Plan:
     began = time.perf_counter()
     placement = place(graph, topology, constraints)
     if verify:
@@ -74,17 +87,19 @@ def _make_plan(graph: Graph, topology: Topology, constraints: Constraints, verif
     splits = split(graph, topology, placement)
     if verify:
         verify_splits(graph, topology, placement, splits)
-    streams = assign(splits)
+    stream_map = assign(graph, topology, splits, policy)
     if verify:
-        verify_streams(topology, splits, streams)
+        verify_streams(topology, splits, stream_map)
     timeline = liveness(graph, splits)
-    memory = allocate(graph, topology, splits, timeline)
+    outline = list_outline(topology, splits, stream_map)
+    lanes = find_lanes(outline, stream_map, topology)
+    order = find_order(graph, topology, splits, stream_map, outline, lanes, timeline)
+    memory = allocate(graph, topology, splits, timeline, order)
     if verify:
         verify_memory(graph, topology, splits, memory, timeline.lives)
-    work = list_work(graph, topology, splits, streams, memory)
-    lanes = find_lanes(work, streams, topology)
+    work = list_work(graph, splits, outline, memory)
     hazards = find_hazards(work, lanes, memory)
-    sync = plan_sync(work, lanes, hazards, streams, topology)
+    sync = plan_sync(work, lanes, hazards, stream_map, topology)
     commands = emit(work, sync, splits, memory)
     plan = Plan(
         format=FORMAT,
@@ -95,7 +110,7 @@ def _make_plan(graph: Graph, topology: Topology, constraints: Constraints, verif
         nodes=tuple(NodeInfo(n.op, n.name) for n in graph.nodes),
         placement=placement,
         splits=splits,
-        streams=streams,
+        streams=stream_map,
         memory=memory,
         inputs=_inputs(graph, splits),
         outputs=_outputs(graph, splits),

@@ -9,40 +9,16 @@ are discharged at the end of this one, because events do not outlive a run, and 
 that the next run waits for anyway implies them.
 """
 
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
-from ggsched.passes.clocks import Clocks
+from ggsched.passes.clocks import Clock
 from ggsched.passes.hazards import Dependency, Hazards, Lanes, next_run_hazards
-from ggsched.passes.work import NO_STREAM, Work
+from ggsched.passes.known import Enqueued, Known, Means, Sync
+from ggsched.passes.outline import NO_STREAM
+from ggsched.passes.work import Work
 from ggsched.plan.streams import Streams
 from ggsched.topology.model import Topology
-
-Means = Literal["wait", "barrier", "host_event", "host_stream"]
-
-
-@dataclass(frozen=True, slots=True)
-class Sync:
-    """One synchronisation that must stand before an item.
-
-    Attributes:
-        means: An event wait, a barrier on the stream, or the host waiting for the event or for
-            the whole stream.
-        stream: Stream that waits; for the host's waits the stream waited for.
-        earlier: Item that must be complete, after which an event is recorded.
-        dependency: The hazard.
-        next_run: Whether the later item belongs to the next run.
-        later: The later item.
-    """
-
-    means: Means
-    stream: int
-    earlier: int
-    dependency: Dependency
-    later: int
-    next_run: bool = False
 
 
 @dataclass(slots=True)
@@ -57,106 +33,60 @@ def plan_sync(
     work: Sequence[Work], lanes: Lanes, hazards: Hazards, streams: Streams, topology: Topology
 ) -> SyncPlan:
     """Return the synchronisation that makes every hazard ordered."""
-    return _Synchroniser(work, lanes, hazards, streams, topology).run()
+    synchroniser = _Synchroniser(work, lanes, streams, topology)
+    synchroniser.discharge(hazards.within)
+    synchroniser.close_the_loop(lambda: next_run_hazards(work, lanes, hazards))
+    return synchroniser.result
 
 
-class _Known:
-    """What is known to be complete, while items and synchronisation are written down."""
-
-    def __init__(self, work: Sequence[Work], lanes: Lanes) -> None:
-        self.work = work
-        self.lanes = lanes
-        self.clocks = Clocks(lanes.count, lanes.host)
-        self.items: list[list[int]] = [[] for _ in range(lanes.count)]
-
-    def copy(self) -> "_Known":
-        other = _Known(self.work, self.lanes)
-        other.clocks = self.clocks.copy()
-        other.items = [list(items) for items in self.items]
-        return other
-
-    def enqueue(self, item: int, number: int) -> None:
-        """Put an item on its lane under a number, which is another one in the next run."""
-        lane = self.lanes.of_item[item]
-        self.clocks.enqueue(lane, number)
-        self.items[lane].append(number)
-
-    def covers(self, item: int, d: Dependency) -> bool:
-        """Whether ``item``, if it is enqueued now, comes after the earlier item anyway."""
-        of_item = self.lanes.of_item
-        return self.clocks.knows(of_item[item], of_item[d[4]], d[4])
-
-    def note(self, s: Sync, first: int = 0) -> None:
-        """Note what a synchronisation implies in a run whose items count from ``first``."""
-        clocks, of_stream = self.clocks, self.lanes.of_stream
-        match s.means:
-            case "barrier":
-                seen, lanes = clocks.of_lanes(of_stream[s.stream]), of_stream[s.stream]
-            case "host_stream":
-                seen, lanes = clocks.of_lanes(of_stream[s.stream]), (self.lanes.host,)
-            case "host_event":
-                seen, lanes = self._event_clock(s.earlier, first), (self.lanes.host,)
-            case "wait":
-                seen, lanes = self._event_clock(s.earlier, first), of_stream[s.stream]
-        for lane in lanes:
-            clocks.join(lane, seen)
-
-    def _event_clock(self, earlier: int, first: int) -> list[int]:
-        """Return what an event right after ``earlier`` covers: all lanes of its stream (EVT-1)."""
-        number = first + earlier
-        joined = list(self.clocks.after(number))
-        for lane in self.lanes.of_stream[self.work[earlier].stream]:
-            if lane == self.lanes.of_item[earlier]:
-                continue
-            k = bisect_left(self.items[lane], number)
-            if k:
-                after = self.clocks.after(self.items[lane][k - 1])
-                joined = [max(a, b) for a, b in zip(joined, after, strict=True)]
-        return joined
+def known_clocks(
+    outline: Sequence[Enqueued],
+    lanes: Lanes,
+    within: Sequence[Sequence[Dependency]],
+    streams: Streams,
+    topology: Topology,
+) -> list[Clock]:
+    """Return for each item what is complete once it is, with the synchronisation of one run."""
+    synchroniser = _Synchroniser(outline, lanes, streams, topology)
+    synchroniser.discharge(within)
+    return [synchroniser.known.clocks.after(item) for item in range(len(outline))]
 
 
 class _Synchroniser:
     def __init__(
-        self,
-        work: Sequence[Work],
-        lanes: Lanes,
-        hazards: Hazards,
-        streams: Streams,
-        topology: Topology,
+        self, outline: Sequence[Enqueued], lanes: Lanes, streams: Streams, topology: Topology
     ) -> None:
-        self.work = work
+        self.stream_of = [item.stream for item in outline]
         self.lanes = lanes
-        self.hazards = hazards
         self.device_of = [s.device for s in streams.streams]
         self.topology = topology
-        self.known = _Known(work, lanes)
+        self.known = Known(outline, lanes)
         self.result = SyncPlan()
 
-    def run(self) -> SyncPlan:
+    def discharge(self, within: Sequence[Sequence[Dependency]]) -> None:
+        """Plan the synchronisation inside one run."""
         known = self.known
-        for item, dependencies in enumerate(self.hazards.within):
+        for item, dependencies in enumerate(within):
             if dependencies:
                 for d in sorted(dependencies, key=_latest_first):
                     if not known.covers(item, d):
                         sync = self._discharge(item, d)
                         self.result.before.setdefault(item, []).append(sync)
             known.enqueue(item, item)
-        self._close_the_loop()
-        return self.result
 
-    def _close_the_loop(self) -> None:
+    def close_the_loop(self, find_crossing: Callable[[], Sequence[tuple[int, Dependency]]]) -> None:
         """Discharge the hazards between this run and the next at the end of this one."""
         knows, host = self.known.clocks.knows, self.lanes.host
         if all(not on or knows(host, k, on[-1]) for k, on in enumerate(self.known.items)):
             return  # the host has seen everything end; what it enqueues later comes after
         at_end = self.known.copy()
-        crossing = next_run_hazards(self.work, self.lanes, self.hazards)
+        crossing = find_crossing()
         for item, d in sorted(crossing, key=lambda pair: _latest_first(pair[1])):
             if not self.known.covers(item, d):
                 self.result.at_end.append(self._discharge(item, d, next_run=True))
         self._leave_out_at_end(at_end, crossing)
 
-    def _leave_out_at_end(self, known: _Known, crossing: Sequence[tuple[int, Dependency]]) -> None:
+    def _leave_out_at_end(self, known: Known, crossing: Sequence[tuple[int, Dependency]]) -> None:
         """Leave out, dearest first, what the next run's own synchronisation implies."""
         by_item: dict[int, list[Dependency]] = {}
         for item, d in crossing:
@@ -167,12 +97,12 @@ class _Synchroniser:
                 self.result.at_end = fewer
 
     def _is_enough(
-        self, at_end: Sequence[Sync], known: _Known, crossing: Mapping[int, Sequence[Dependency]]
+        self, at_end: Sequence[Sync], known: Known, crossing: Mapping[int, Sequence[Dependency]]
     ) -> bool:
         """Follow the next run: whether these leave no hazard between the two runs."""
         for s in at_end:
             known.note(s)
-        first = len(self.work)
+        first = len(self.stream_of)
         for item in range(first):
             for s in self.result.before.get(item, ()):
                 known.note(s, first)
@@ -184,7 +114,7 @@ class _Synchroniser:
     def _discharge(self, item: int, d: Dependency, next_run: bool = False) -> Sync:
         """Choose the means for one hazard and note what it implies."""
         earlier = d[4]
-        src, dst = self.work[earlier].stream, self.work[item].stream
+        src, dst = self.stream_of[earlier], self.stream_of[item]
         means = self._means(src, dst)
         stream = src if means.startswith("host") else dst
         sync = Sync(means, stream, earlier, d, item, next_run)

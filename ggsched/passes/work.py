@@ -1,22 +1,16 @@
-"""Work: what is to be enqueued, before anything is said about synchronisation.
+"""Work: the items of the outline with the bytes that each touches.
 
-A list of work items in program order: the host's writes of the inputs, then for each split its
-transfers and its launch, then the read-backs, then the host's reads of the outputs. Each says
-which bytes it touches. Hazards are found on these, and ``sync`` turns them into commands.
+Hazards are found on these, and ``sync`` turns them into commands.
 """
 
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+from typing import NamedTuple
 
 from ggsched.ir.graph import Graph
+from ggsched.passes.outline import Item, WorkKind
 from ggsched.plan.command import Step
 from ggsched.plan.memory import Memory, Region
-from ggsched.plan.splits import HOST, Splits, Transfer
-from ggsched.plan.streams import Streams
-from ggsched.topology.model import Topology
-
-WorkKind = Literal["host", "upload", "download", "copy", "launch"]
-NO_STREAM: Final = -1
+from ggsched.plan.splits import Splits, Transfer
 
 
 class Work(NamedTuple):
@@ -39,36 +33,26 @@ class Work(NamedTuple):
     steps: tuple[Step, ...] = ()
 
 
-def list_work(
-    graph: Graph, topology: Topology, splits: Splits, streams: Streams, memory: Memory
-) -> list[Work]:
-    """Return all work in program order, the host's accesses first and last.
-
-    An upload to a device that ``snapshots_uploads`` reads its source while it is being enqueued,
-    which is an access of the host; the rest of it is the stream's.
-    """
+def list_work(graph: Graph, splits: Splits, outline: Sequence[Item], memory: Memory) -> list[Work]:
+    """Return the work of each item of the outline."""
     regions = memory.regions
-    host_in = [_range(regions[v.id]) for v in splits.values if v.kind == "input"]
-    work = [Work("host", NO_STREAM, 0, (), _merge(host_in))]
     steps = _steps(graph, splits, regions)
-    next_transfer = 0
-    for split_id in range(len(splits.splits) + 1):
-        while (
-            next_transfer < len(splits.transfers)
-            and splits.transfers[next_transfer].before == split_id
-        ):
-            item = _transfer(splits, streams, regions, splits.transfers[next_transfer])
-            device = streams.streams[item.stream].device
-            if item.kind == "upload" and topology.devices[device].snapshots_uploads:
-                work.append(Work("host", NO_STREAM, item.source, item.reads, ()))
-                item = item._replace(reads=())
-            work.append(item)
-            next_transfer += 1
-        if split_id < len(splits.splits):
-            s = splits.splits[split_id]
-            work.append(_launch(split_id, streams.of_split[split_id], steps[s.first : s.end]))
-    host_out = [_range(regions[v.id]) for v in splits.values if v.kind == "output"]
-    work.append(Work("host", NO_STREAM, 1, _merge(host_out), ()))
+    last = len(outline) - 1
+    work = []
+    for number, item in enumerate(outline):
+        if item.kind == "launch":
+            work.append(_launch(item, steps[item.first : item.end]))
+        elif item.kind != "host":
+            work.append(_transfer(splits, regions, item))
+        elif number in (0, last):
+            kind = "output" if number else "input"
+            slots = merge_ranges([_range(regions[v.id]) for v in splits.values if v.kind == kind])
+            reads, writes = (slots, ()) if number else ((), slots)
+            work.append(Work("host", item.stream, item.source, reads, writes))
+        else:
+            read, write = transfer_regions(splits, regions, splits.transfers[item.source])
+            reads = (_range(read),) if write.nbytes else ()
+            work.append(Work("host", item.stream, item.source, reads, ()))
     return work
 
 
@@ -76,16 +60,10 @@ def _range(region: Region) -> tuple[int, int, int]:
     return region.arena, region.offset, region.offset + region.nbytes
 
 
-def _transfer(splits: Splits, streams: Streams, regions: Sequence[Region], t: Transfer) -> Work:
-    src, dst = splits.values[t.src], splits.values[t.dst]
-    kind: WorkKind = "copy"
-    if src.device == HOST:
-        kind = "upload"
-    elif dst.device == HOST:
-        kind = "download"
-    read, write = transfer_regions(splits, regions, t)
+def _transfer(splits: Splits, regions: Sequence[Region], item: Item) -> Work:
+    read, write = transfer_regions(splits, regions, splits.transfers[item.source])
     reads, writes = ((_range(read),), (_range(write),)) if write.nbytes else ((), ())
-    return Work(kind, streams.of_transfer[t.id], t.id, reads, writes)
+    return Work(item.kind, item.stream, item.source, reads if item.has_source else (), writes)
 
 
 def transfer_regions(
@@ -112,7 +90,7 @@ def _steps(graph: Graph, splits: Splits, regions: Sequence[Region]) -> list[Step
     return steps
 
 
-def _launch(split_id: int, stream: int, steps: Sequence[Step]) -> Work:
+def _launch(item: Item, steps: Sequence[Step]) -> Work:
     reads: list[tuple[int, int, int]] = []
     writes: list[tuple[int, int, int]] = []
     for step in steps:
@@ -121,10 +99,12 @@ def _launch(split_id: int, stream: int, steps: Sequence[Step]) -> Work:
                 reads.append((arena, offset, offset + nbytes))
             elif mode != "-":
                 writes.append((arena, offset, offset + nbytes))
-    return Work("launch", stream, split_id, _merge(reads), _merge(writes), tuple(steps))
+    return Work(
+        "launch", item.stream, item.source, merge_ranges(reads), merge_ranges(writes), tuple(steps)
+    )
 
 
-def _merge(ranges: list[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
+def merge_ranges(ranges: list[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
     """Return sorted ranges without overlaps or empty ones."""
     if len(ranges) > 1:
         ranges.sort()

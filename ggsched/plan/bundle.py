@@ -36,6 +36,20 @@ class HostSlot(msgspec.Struct, frozen=True, gc=False):
     value: int
 
 
+class Trade(msgspec.Struct, frozen=True, gc=False):
+    """A wait that no data needs: it lets values share bytes that would else lie apart.
+
+    Attributes:
+        command: The wait, barrier or host sync.
+        saved_nbytes: Bytes that are shared because of it.
+        cost_s: Predicted seconds that its stream, or the host, stands still for it.
+    """
+
+    command: int
+    saved_nbytes: int
+    cost_s: float
+
+
 class Plan(msgspec.Struct, frozen=True):
     """All that is needed to run a graph once, and again.
 
@@ -51,13 +65,14 @@ class Plan(msgspec.Struct, frozen=True):
         nodes: Op and label of each node.
         placement: Device of each node, with causes.
         splits: Splits, values, transfers.
-        streams: Stream of each split and transfer.
+        streams: Stream of each node and transfer.
         memory: Arenas and regions.
         inputs: Host slots that the host writes before each run.
         outputs: Host slots that the host reads after each run.
         commands: What is enqueued, in order.
         rates: Where the rates came from that decisions went by, for people.
         planning_s: Seconds that planning took; not part of the plan's identity.
+        trades: Waits that exist to save memory, which only a memory budget brings about.
     """
 
     format: str
@@ -75,3 +90,4 @@ class Plan(msgspec.Struct, frozen=True):
     commands: tuple[Command, ...]
     rates: str = GUESSES
     planning_s: float = 0.0
+    trades: tuple[Trade, ...] = ()

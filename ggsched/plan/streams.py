@@ -1,4 +1,4 @@
-"""Which stream each split and each transfer runs on."""
+"""Which stream each node and each transfer runs on."""
 
 import msgspec
 
@@ -10,15 +10,35 @@ class StreamSpec(msgspec.Struct, frozen=True, gc=False):
     device: int
 
 
+class Gain(msgspec.Struct, frozen=True, gc=False):
+    """What the cost model says of several streams for one split.
+
+    Attributes:
+        split: The split.
+        streams: Streams that were considered.
+        sequential_s: Predicted seconds on one stream.
+        concurrent_s: Predicted seconds on these streams, events included.
+        is_taken: Whether the split runs on several streams.
+    """
+
+    split: int
+    streams: int
+    sequential_s: float
+    concurrent_s: float
+    is_taken: bool
+
+
 class Streams(msgspec.Struct, frozen=True):
     """Streams, and who uses them.
 
     Attributes:
         streams: All streams, by id.
-        of_split: Stream of each split, on the split's device.
+        of_node: Stream of each node, on the device of its split.
         of_transfer: Stream of each transfer, on the device that executes it.
+        gains: Predictions for the splits for which several streams were considered.
     """
 
     streams: tuple[StreamSpec, ...]
-    of_split: tuple[int, ...]
+    of_node: tuple[int, ...]
     of_transfer: tuple[int, ...]
+    gains: tuple[Gain, ...] = ()

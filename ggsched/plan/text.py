@@ -147,7 +147,8 @@ def _splits(plan: Plan, verbose: bool) -> Iterator[str]:
     shown = plan.splits.splits if verbose else plan.splits.splits[:_MAX_ROWS]
     for split in shown:
         name = device_name(plan, split.device)
-        stream = show("stream", plan.streams.of_split[split.id])
+        used = dict.fromkeys(plan.streams.of_node[split.first : split.end])
+        stream = " ".join(show("stream", s) for s in sorted(used))
         last = show("node", split.end - 1)
         nodes = f"{show('node', split.first)}..{last} ({split.end - split.first} nodes)"
         yield f"{show('split', split.id)} {name} {stream}  {nodes}  {_causes(plan, split, verbose)}"

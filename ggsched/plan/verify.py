@@ -98,8 +98,8 @@ def verify_streams(topology: Topology, splits: Splits, streams: Streams) -> None
     for facts, number in zip(topology.devices, used, strict=True):
         if number > facts.max_streams:
             raise PlanError(f"{number} streams of {facts.max_streams}", where=facts.name)
-    wanted = [s.device for s in splits.splits]
-    _verify_assigned(streams, "split", streams.of_split, wanted)
+    wanted = [s.device for s in splits.splits for _ in range(s.first, s.end)]
+    _verify_assigned(streams, "node", streams.of_node, wanted)
     _verify_assigned(streams, "transfer", streams.of_transfer, [t.by for t in splits.transfers])
 
 

@@ -60,7 +60,8 @@ class _Progress:
     Attributes:
         plan: The plan.
         transfer: The transfer that comes next.
-        split: The split that comes next.
+        split: The split that is under way or comes next.
+        due: Its nodes that have not been launched yet, by stream; empty before the first.
         recorded: Position of the record of each event.
     """
 
@@ -68,6 +69,7 @@ class _Progress:
         self.plan = plan
         self.transfer = 0
         self.split = 0
+        self.due: dict[int, list[int]] = {}
         self.recorded: dict[int, int] = {}
         self.host_writes = tuple(plan.memory.regions[s.value] for s in plan.inputs)
         outputs = (plan.memory.regions[s.value] for s in plan.outputs)
@@ -160,17 +162,28 @@ def _verify_launch(progress: _Progress, c: Launch, where: str) -> None:
     due = progress.transfer
     if due < len(plan.splits.transfers) and plan.splits.transfers[due].before <= c.split:
         raise PlanError(f"launched without transfer {due} before it", where=where)
-    progress.split += 1
-    part = plan.splits.splits[c.split]
-    if c.stream != plan.streams.of_split[c.split]:
-        what = f"on {show('stream', c.stream)}"
-        raise PlanError(what, where=where, why=f"assigned: {plan.streams.of_split[c.split]}")
-    if [s.node for s in c.steps] != list(range(part.first, part.end)):
-        why = f"{show('split', part.id)} has the nodes [{part.first}, {part.end})"
-        raise PlanError("its steps are not the nodes of its split", where=where, why=why)
+    _verify_nodes(progress, c, where)
     reads, writes = _Cover(c.reads), _Cover(c.writes)
     for step in c.steps:
         _verify_step(plan, step, reads, writes, where)
+
+
+def _verify_nodes(progress: _Progress, c: Launch, where: str) -> None:
+    """Check that a launch has the next nodes of its split that are its stream's."""
+    plan, part = progress.plan, progress.plan.splits.splits[c.split]
+    if not progress.due:
+        for i in range(part.first, part.end):
+            progress.due.setdefault(plan.streams.of_node[i], []).append(i)
+    due = progress.due.get(c.stream, [])
+    steps = [s.node for s in c.steps]
+    if not steps or due[: len(steps)] != steps:
+        why = f"{show('split', part.id)} has there: {', '.join(show('node', i) for i in due[:4])}"
+        what = f"its steps are not the nodes that come next on {show('stream', c.stream)}"
+        raise PlanError(what, where=where, why=why)
+    del due[: len(steps)]
+    if not any(progress.due.values()):
+        progress.due = {}
+        progress.split += 1
 
 
 def _verify_step(plan: Plan, s: Step, reads: "_Cover", writes: "_Cover", where: str) -> None:

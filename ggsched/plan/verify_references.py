@@ -61,7 +61,7 @@ def _lengths(plan: Plan) -> Iterator[tuple[str, str]]:
         ("choices", len(plan.placement.choices), len(plan.nodes)),
         ("bindings", len(plan.splits.bindings), len(plan.nodes)),
         ("regions", len(plan.memory.regions), len(plan.splits.values)),
-        ("streams of splits", len(plan.streams.of_split), len(plan.splits.splits)),
+        ("streams of nodes", len(plan.streams.of_node), len(plan.nodes)),
         ("streams of transfers", len(plan.streams.of_transfer), len(plan.splits.transfers)),
     )
     for name, found, wanted in tables:
@@ -84,9 +84,12 @@ def _places(plan: Plan) -> Iterator[tuple[str, str]]:
     for device, where in named:
         if device not in devices:
             yield f"on device {device}", where
-    for stream in (*plan.streams.of_split, *plan.streams.of_transfer):
+    for stream in (*plan.streams.of_node, *plan.streams.of_transfer):
         if stream not in streams:
             yield f"uses stream {stream}", "plan"
+    for gain in plan.streams.gains:
+        if gain.split not in range(len(plan.splits.splits)):
+            yield f"gain of split {gain.split}", "streams"
     for v, region in enumerate(plan.memory.regions):
         if region.arena not in arenas:
             yield f"in arena {region.arena}", show("value", v)

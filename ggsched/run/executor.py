@@ -167,8 +167,8 @@ class Executor:
             case Copy(src=src, dst=dst):
                 a, b = r.buffers[src.arena], r.buffers[dst.arena]
                 return partial(stream.copy, a, src.offset, b, dst.offset, src.nbytes)
-            case Launch(split=split):
-                return partial(stream.launch, r.programs[split])
+            case Launch():
+                return partial(stream.launch, r.programs[command.id])
             case Barrier():
                 return stream.barrier
             case Record() | Wait() | HostSync():

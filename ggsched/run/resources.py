@@ -98,7 +98,7 @@ class Resources:
             if isinstance(command, Launch):
                 stream = self.streams[command.stream]
                 nodes = [self._bind(graph, step) for step in command.steps]
-                programs[command.split] = program = stream.device.compile(nodes, stream)
+                programs[command.id] = program = stream.device.compile(nodes, stream)
                 self._owned.append(program)
         return programs
 

@@ -28,7 +28,12 @@ WAIT_PATHS: Final[tuple[WaitPath, ...]] = ("native", "thread", "host")
 
 @st.composite
 def devices(
-    draw: st.DrawFn, name: str, *, all_ops: bool = False, has_events: bool | None = None
+    draw: st.DrawFn,
+    name: str,
+    *,
+    all_ops: bool = False,
+    has_events: bool | None = None,
+    max_streams: int = 3,
 ) -> DeviceFacts:
     """Draw the facts of a device: any capabilities, and all ops or some of them."""
     ops = ALL_OPS
@@ -39,7 +44,7 @@ def devices(
         name,
         kind=draw(st.sampled_from(("cpu", "gpu", "accelerator"))),
         alignment=draw(st.sampled_from((1, 16, 64, 256))),
-        max_streams=draw(st.integers(1, 3)),
+        max_streams=draw(st.integers(1, max_streams)),
         is_host=draw(st.booleans()),
         is_async=draw(st.booleans()),
         has_events=draw(st.booleans()) if has_events is None else has_events,
@@ -51,7 +56,12 @@ def devices(
 
 @st.composite
 def topologies(
-    draw: st.DrawFn, min_devices: int = 1, max_devices: int = 4, *, events: bool | None = None
+    draw: st.DrawFn,
+    min_devices: int = 1,
+    max_devices: int = 4,
+    *,
+    events: bool | None = None,
+    max_streams: int = 3,
 ) -> Topology:
     """Draw a machine. Its last device supports every op, so every graph can be placed.
 
@@ -64,10 +74,14 @@ def topologies(
         max_devices: Most devices.
         events: With True all devices have events and wait for each other's, with False none has;
             by default each has or has not, and most pairs leave waiting to the host.
+        max_streams: Most streams of a device.
     """
     count = draw(st.integers(min_devices, max_devices))
     facts = [
-        draw(devices(f"fake:{i}", all_ops=i == count - 1, has_events=events)) for i in range(count)
+        draw(
+            devices(f"fake:{i}", all_ops=i == count - 1, has_events=events, max_streams=max_streams)
+        )
+        for i in range(count)
     ]
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
     copies = {(a, b): CopyPath(a, b, draw(st.sampled_from((a, b)))) for a, b in _some(draw, pairs)}

@@ -5,6 +5,7 @@ import pytest
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
 from ggsched.passes.assign import assign
+from ggsched.passes.options import StreamPolicy
 from ggsched.passes.liveness import liveness
 from ggsched.passes.place import Constraints, place
 from ggsched.passes.split import split
@@ -12,6 +13,7 @@ from ggsched.plan.memory import Life
 from ggsched.plan.splits import HOST
 from ggsched.plan.verify import verify_splits, verify_streams
 from ggsched.sanitize import check_plan
+from ggsched.topology.cost import guessed_rates
 from ggsched.topology.model import CopyPath
 from tests.passes.machines import NBYTES, N, machine, pinned
 
@@ -251,10 +253,10 @@ def test_streams_for_devices_that_do_something():
     three = machine("gpu:0", "gpu:1", "cpu:0")
     placement = place(graph, three, Constraints(homes={"w": 1}, pins={0: 0, 1: 0}))
     splits = split(graph, three, placement)
-    streams = assign(splits)
+    streams = assign(graph, three, splits, StreamPolicy(), guessed_rates(three))
     verify_streams(three, splits, streams)
     assert [s.device for s in streams.streams] == [0, 1]  # gpu:1 copies the weight
-    assert streams.of_split == (0,)
+    assert streams.of_node == (0, 0)
     assert streams.of_transfer == (0, 1, 0)
 
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from ggsched.ir import Graph, GraphBuilder
 from ggsched.passes.allocate import allocate
 from ggsched.passes.assign import assign
+from ggsched.passes.options import StreamPolicy
 from ggsched.passes.liveness import liveness
 from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints, place
+from ggsched.passes.reuse import Sequential
 from ggsched.passes.split import split
 from ggsched.plan.bundle import Plan
 from ggsched.plan.memory import Life, Memory
@@ -62,6 +64,7 @@ def example(**facts: object) -> Example:
     placement = place(graph, topology, PINS)
     splits = split(graph, topology, placement)
     timeline = liveness(graph, splits)
-    memory = allocate(graph, topology, splits, timeline)
+    memory = allocate(graph, topology, splits, timeline, Sequential(timeline.lives))
+    streams = assign(graph, topology, splits, StreamPolicy(), guessed_rates(topology))
     plan = make_plan(graph, topology, PINS, verify=True)
-    return Example(graph, topology, placement, splits, assign(splits), timeline.lives, memory, plan)
+    return Example(graph, topology, placement, splits, streams, timeline.lives, memory, plan)

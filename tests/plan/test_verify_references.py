@@ -5,7 +5,7 @@ import pytest
 
 from ggsched.errors import PlanError
 from ggsched.plan.memory import Region
-from ggsched.plan.streams import StreamSpec
+from ggsched.plan.streams import Gain, StreamSpec
 from ggsched.plan.verify import verify_references
 from tests.plan.examples import example
 
@@ -33,8 +33,9 @@ def put(items, i, **fields):
         (within("splits", splits=put(PLAN.splits.splits, 0, device=7)), "s0: on device 7"),
         (within("splits", bindings=((0, 99),) * 4), "n0: bound to values (0, 99)"),
         (within("splits", bindings=()), "0 bindings instead of 4"),
-        (within("streams", of_split=()), "0 streams of splits instead of 3"),
-        (within("streams", of_split=(0, 1, 5)), "uses stream 5"),
+        (within("streams", of_node=()), "0 streams of nodes instead of 4"),
+        (within("streams", of_node=(0, 1, 5, 0)), "uses stream 5"),
+        (within("streams", gains=(Gain(9, 2, 1.0, 1.0, False),)), "gain of split 9"),
         (within("streams", streams=(StreamSpec(0, 0), StreamSpec(1, 4))), "q1: on device 4"),
         (within("memory", arenas=put(PLAN.memory.arenas, 0, device=9)), "a0: on device 9"),
         (

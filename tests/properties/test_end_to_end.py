@@ -26,7 +26,7 @@ def test_results_equal_the_oracle(drawn, topology, seed, data):
     run_and_compare(drawn, topology, plan, seed)
 
 
-def run_and_compare(drawn, topology, plan, seed):
+def run_and_compare(drawn, topology, plan, seed, open_backend=open_backend):
     """Run a plan several times, each time with other inputs, beside the oracle."""
     graph = drawn.graph
     backend = open_backend()

@@ -1,0 +1,138 @@
+"""Data flow: which items must follow which because one reads what another writes.
+
+The hazards of a memory in which nothing is shared, by value instead of by byte. Most values are
+written once; those that are written several times (states, results that are filled row by row) are
+followed byte by byte, so that disjoint parts stay independent.
+"""
+
+from collections.abc import Sequence
+
+from ggsched.ir.graph import Graph
+from ggsched.passes.hazards import Dependency, Lanes
+from ggsched.passes.history import ArenaHistory, Conflict
+from ggsched.passes.outline import Item, is_edge
+from ggsched.plan.splits import Splits
+
+Touch = tuple[int, int, int]
+"""(value, first byte, one past the last)."""
+
+
+def find_dependencies(
+    graph: Graph, splits: Splits, outline: Sequence[Item], lanes: Lanes
+) -> list[Sequence[Dependency]]:
+    """Return for each item the latest item of each other lane that it must follow."""
+    return _DataFlow(graph, splits, outline, lanes).run()
+
+
+class _DataFlow:
+    def __init__(self, graph: Graph, splits: Splits, outline: Sequence[Item], lanes: Lanes) -> None:
+        self.graph, self.splits, self.outline = graph, splits, outline
+        self.lane_of = lanes.of_item
+        self.writer = [-1] * len(splits.values)
+        self.histories = self._histories()
+        self.found: list[Conflict] = []
+        self.latest: dict[int, int] = {}
+
+    def run(self) -> list[Sequence[Dependency]]:
+        """Follow the items in program order."""
+        nothing: tuple[Dependency, ...] = ()
+        out: list[Sequence[Dependency]] = []
+        latest, follow = self.latest, self._follow
+        for number, item in enumerate(self.outline):
+            follow(number, item)
+            if latest:
+                out.append([("RAW", 0, 0, 0, earlier) for earlier in latest.values()])
+                latest.clear()
+            else:
+                out.append(nothing)
+        return out
+
+    def _follow(self, number: int, item: Item) -> None:
+        lane, splits = self.lane_of[number], self.splits
+        if item.kind == "launch":
+            for n in range(item.first, item.end):
+                self._node(n, number, lane)
+        elif item.kind != "host":
+            t = splits.transfers[item.source]
+            src, dst = splits.values[t.src], splits.values[t.dst]
+            if src.end > src.start and dst.end > dst.start:
+                if item.has_source:
+                    low = dst.start - src.start
+                    self._read(t.src, low, low + dst.nbytes, number, lane)
+                self._write(t.dst, 0, dst.nbytes, number, lane)
+        elif not is_edge(self.outline, number):
+            t = splits.transfers[item.source]
+            self._read(t.src, 0, splits.values[t.src].nbytes, number, lane)
+        elif number:
+            for v in splits.values:
+                if v.kind == "output" and v.nbytes:
+                    self._read(v.id, 0, v.nbytes, number, lane)
+        else:
+            for v in splits.values:
+                if v.kind == "input" and v.nbytes:
+                    self._write(v.id, 0, v.nbytes, number, lane)
+
+    def _node(self, node_id: int, number: int, lane: int) -> None:
+        node, bound = self.graph.nodes[node_id], self.splits.bindings[node_id]
+        writer, lane_of, latest, histories = self.writer, self.lane_of, self.latest, self.histories
+        for k, mode in enumerate(node.modes):
+            value = bound[k]
+            if mode == "-":
+                continue
+            if value in histories:
+                self._part(node.tensors[k], value, mode, number, lane)
+            elif mode != "r":
+                writer[value] = number
+            else:
+                earlier = writer[value]
+                if earlier >= 0:
+                    other = lane_of[earlier]
+                    if other != lane and latest.get(other, -1) < earlier:
+                        latest[other] = earlier
+
+    def _part(self, tid: int, value: int, mode: str, number: int, lane: int) -> None:
+        t, start = self.graph.tensors[tid], self.splits.values[value].start
+        if t.nbytes:
+            access = self._read if mode == "r" else self._write
+            access(value, t.offset - start, t.offset - start + t.nbytes, number, lane)
+
+    def _read(self, value: int, start: int, end: int, number: int, lane: int) -> None:
+        history = self.histories.get(value)
+        if history is not None:
+            history.read(start, end, number, lane, self.found)
+            self._note(lane)
+        elif self.writer[value] >= 0:
+            self._after(self.writer[value], lane)
+
+    def _write(self, value: int, start: int, end: int, number: int, lane: int) -> None:
+        history = self.histories.get(value)
+        if history is not None:
+            history.write(start, end, number, lane, self.found)
+            self._note(lane)
+        else:
+            self.writer[value] = number
+
+    def _note(self, lane: int) -> None:
+        for conflict in self.found:
+            self._after(conflict[3], lane)
+        self.found.clear()
+
+    def _after(self, earlier: int, lane: int) -> None:
+        other = self.lane_of[earlier]
+        if other != lane and self.latest.get(other, -1) < earlier:
+            self.latest[other] = earlier
+
+    def _histories(self) -> dict[int, ArenaHistory]:
+        """Return a history for each value that is written more than once, or bound and written."""
+        splits = self.splits
+        writes = [0] * len(splits.values)
+        for bound, node in zip(splits.bindings, self.graph.nodes, strict=True):
+            if node.modes[-1] != "-":
+                writes[bound[-1]] += 1
+        for t in splits.transfers:
+            writes[t.dst] += 1
+        return {
+            v.id: ArenaHistory(v.nbytes)
+            for v in splits.values
+            if v.nbytes and (writes[v.id] > 1 or (v.bound and writes[v.id]))
+        }

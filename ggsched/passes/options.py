@@ -1,0 +1,32 @@
+"""Options: what a caller decides about a plan besides where things are."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPolicy:
+    """How many streams a device may use.
+
+    Attributes:
+        limit: Streams per device at most.
+        is_forced: Use them wherever nodes are independent, whatever the cost model says.
+    """
+
+    limit: int = 1
+    is_forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What decides between plans that are all correct. Hashable, a part of a plan's key.
+
+    Attributes:
+        streams: How many streams a device may use.
+        memory_budget: Most bytes of the compute arena, as (device index, bytes), for which waits
+            may be added; devices that are not named have no limit but their memory.
+        memory_effort: How long to look for a tighter packing, see ``packing.pack``.
+    """
+
+    streams: StreamPolicy = field(default_factory=StreamPolicy)
+    memory_budget: tuple[tuple[int, int], ...] = ()
+    memory_effort: int = 0

@@ -1,0 +1,80 @@
+"""Outline: what is enqueued and where, before anything is said about bytes.
+
+Items in program order: the host's writes of the inputs, then for each split its transfers and its
+launches, then the read-backs, then the host's reads of the outputs. ``work`` adds the bytes that
+each touches once memory is planned; ``visibility`` needs the outline alone.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
+
+from ggsched.plan.splits import HOST, Splits, Transfer
+from ggsched.plan.streams import Streams
+from ggsched.topology.model import Topology
+
+WorkKind = Literal["host", "upload", "download", "copy", "launch"]
+NO_STREAM: Final = -1
+
+
+class Item(NamedTuple):
+    """One item.
+
+    Attributes:
+        kind: What it becomes; ``host`` items are accesses of the host itself.
+        stream: Stream that runs it, or ``NO_STREAM`` for the host.
+        source: Id of the transfer or split. Of the host's items: 0 for the inputs, 1 for the
+            outputs, or the id of the upload whose source it reads while enqueueing.
+        first: First node of a launch.
+        end: One past the last.
+        has_source: Whether a transfer reads its source by itself.
+    """
+
+    kind: WorkKind
+    stream: int
+    source: int
+    first: int = 0
+    end: int = 0
+    has_source: bool = True
+
+
+def list_outline(topology: Topology, splits: Splits, streams: Streams) -> list[Item]:
+    """Return all items in program order, the host's accesses first and last.
+
+    An upload to a device that ``snapshots_uploads`` reads its source while it is being enqueued,
+    which is an access of the host; the rest of it is the stream's. A split on one stream is one
+    launch; on several, each node is.
+    """
+    snapshots = [topology.devices[s.device].snapshots_uploads for s in streams.streams]
+    items = [Item("host", NO_STREAM, 0)]
+    transfers, next_transfer = splits.transfers, 0
+    for split_id in range(len(splits.splits) + 1):
+        while next_transfer < len(transfers) and transfers[next_transfer].before == split_id:
+            t = transfers[next_transfer]
+            kind, stream = _kind(splits, t), streams.of_transfer[t.id]
+            is_taken = kind == "upload" and snapshots[stream]
+            if is_taken:
+                items.append(Item("host", NO_STREAM, t.id))
+            items.append(Item(kind, stream, t.id, has_source=not is_taken))
+            next_transfer += 1
+        if split_id < len(splits.splits):
+            s = splits.splits[split_id]
+            of_node = streams.of_node
+            if s.end == s.first + 1 or len(set(of_node[s.first : s.end])) == 1:
+                items.append(Item("launch", of_node[s.first], split_id, s.first, s.end))
+            else:
+                items.extend(
+                    Item("launch", of_node[i], split_id, i, i + 1) for i in range(s.first, s.end)
+                )
+    items.append(Item("host", NO_STREAM, 1))
+    return items
+
+
+def is_edge(items: Sequence[Item], number: int) -> bool:
+    """Whether an item is the host's writes of the inputs or its reads of the outputs."""
+    return number in (0, len(items) - 1)
+
+
+def _kind(splits: Splits, t: Transfer) -> WorkKind:
+    if splits.values[t.src].device == HOST:
+        return "upload"
+    return "download" if splits.values[t.dst].device == HOST else "copy"

@@ -1,0 +1,118 @@
+"""Reuse: when values may share bytes, in program order or in the order of several streams."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ggsched.ir.graph import Graph
+from ggsched.passes.hazards import Lanes
+from ggsched.passes.liveness import Timeline
+from ggsched.passes.outline import Item
+from ggsched.passes.visibility import Known, Visibility, find_visibility, join, touched_lanes
+from ggsched.plan.memory import Life
+from ggsched.plan.splits import Splits
+from ggsched.plan.streams import Streams
+from ggsched.topology.model import Topology
+
+
+class Order(Protocol):
+    """What ``allocate`` asks about values that share a block of bytes, one after another."""
+
+    def life(self, values: Sequence[int]) -> Life:
+        """Return the steps from the first write to the last access, in program order."""
+
+    def window(self, values: Sequence[int]) -> Life:
+        """Return the steps outside which no other block needs a second look."""
+
+    def apart(self, members: Sequence[Sequence[int]]) -> Callable[[int, int], bool] | None:
+        """Return whether two blocks may share bytes although their windows meet."""
+
+    def is_last(self, operand: int, result: int, step: int) -> bool:
+        """Whether the node at ``step`` that makes ``result`` is the last to touch ``operand``."""
+
+
+class Sequential:
+    """Everything runs in the order of the program."""
+
+    def __init__(self, lives: Sequence[Life]) -> None:
+        self._lives = lives
+
+    def life(self, values: Sequence[int]) -> Life:
+        """See ``Order``."""
+        return Life(self._lives[values[0]].birth, self._lives[values[-1]].death)
+
+    def window(self, values: Sequence[int]) -> Life:
+        """See ``Order``."""
+        return self.life(values)
+
+    def apart(self, members: Sequence[Sequence[int]]) -> Callable[[int, int], bool] | None:
+        """See ``Order``."""
+        return None
+
+    def is_last(self, operand: int, result: int, step: int) -> bool:
+        """See ``Order``."""
+        return self._lives[operand].death == step
+
+
+class Concurrent:
+    """Several lanes: what comes before what is asked of the visibility table."""
+
+    def __init__(self, visibility: Visibility, timeline: Timeline) -> None:
+        self._visibility = visibility
+        self._lives = timeline.lives
+        self._end = max((life.death for life in self._lives), default=0)
+
+    def life(self, values: Sequence[int]) -> Life:
+        """See ``Order``."""
+        deaths = (self._lives[v].death for v in values)
+        return Life(self._lives[values[0]].birth, max(deaths))
+
+    def window(self, values: Sequence[int]) -> Life:
+        """See ``Order``: until every lane that may want the bytes knows that they are free."""
+        life = self.life(values)
+        free = self._visibility.free_after(self._last(values))
+        return Life(life.birth, max(life.death, min(free - 1, self._end)))
+
+    def apart(self, members: Sequence[Sequence[int]]) -> Callable[[int, int], bool] | None:
+        """See ``Order``."""
+        births = [self._lives[ids[0]].birth for ids in members]
+        first = [self._visibility.first[ids[0]] for ids in members]
+        last = [touched_lanes(self._last(ids)) for ids in members]
+
+        def are_apart(i: int, j: int) -> bool:
+            if births[i] > births[j]:  # what is complete somewhere came earlier in the program
+                i, j = j, i
+            known = first[j]
+            for lane, step in last[i]:  # noqa: SIM110  # asked for every pair that meets
+                if known[lane] < step:
+                    return False
+            return True
+
+        return are_apart
+
+    def is_last(self, operand: int, result: int, step: int) -> bool:
+        """See ``Order``: every other access is known to be complete when the node runs."""
+        known = self._visibility.first[result]
+        touched = self._visibility.last[operand]
+        return all(k >= s or s == step for k, s in zip(known, touched, strict=True))
+
+    def _last(self, values: Sequence[int]) -> Known:
+        last = self._visibility.last[values[0]]
+        for v in values[1:]:
+            last = join(last, self._visibility.last[v])
+        return last
+
+
+def find_order(
+    graph: Graph,
+    topology: Topology,
+    splits: Splits,
+    streams: Streams,
+    outline: Sequence[Item],
+    lanes: Lanes,
+    timeline: Timeline,
+) -> Order:
+    """Return the order in which a plan's values come and go: of one lane, or of several."""
+    if lanes.count <= 2:  # one lane and the host
+        return Sequential(timeline.lives)
+    table = find_visibility(graph, topology, splits, streams, outline, lanes, timeline)
+    return Concurrent(table, timeline)

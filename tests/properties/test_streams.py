@@ -1,0 +1,116 @@
+"""Several streams per device: right, clean, no wait too many and none for memory's sake."""
+
+import itertools
+
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+import ggsched_opencl
+from ggsched.passes import make_plan
+from ggsched.passes.options import PlanOptions, StreamPolicy
+from ggsched.plan.command import Barrier, Copy, Download, HostSync, Launch, Upload, Wait
+from ggsched.plan.text import plan_text
+from ggsched.sanitize import check_plan
+from ggsched.testing.choosing import RandomChooser
+from ggsched.testing.explore import PlanProgram
+from ggsched.testing.mutants import drop_barriers, drop_events, drop_host_syncs, drop_waits
+from ggsched.testing.strategies import graphs, seeds, values_for
+from ggsched.testing.topologies import constraints, topologies
+from tests.properties.test_end_to_end import run_and_compare
+
+DROPS = (drop_waits, drop_barriers, drop_events, drop_host_syncs)
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+@st.composite
+def machines(draw, max_devices=4):
+    """Draw a machine with several streams; most of its devices have events."""
+    events = draw(st.sampled_from((True, True, True, None)))
+    return draw(topologies(max_devices=max_devices, events=events, max_streams=8))
+
+
+@st.composite
+def planned(draw, max_nodes=40, min_nodes=1, max_devices=4):
+    """Draw (graph with its rules, topology, plan) with streams wherever nodes are independent."""
+    drawn = draw(graphs(max_nodes=max_nodes, min_nodes=min_nodes))
+    topology = draw(machines(max_devices))
+    wanted = draw(constraints(drawn.graph, topology))
+    options = PlanOptions(StreamPolicy(draw(st.integers(2, 8)), is_forced=True))
+    plan = make_plan(drawn.graph, topology, wanted, options, verify=True)
+    devices = len({s.device for s in plan.streams.streams})
+    event(f"extra streams: {min(3, len(plan.streams.streams) - devices)}")
+    return drawn, topology, plan
+
+
+@given(made=planned())
+def test_no_race_and_no_wait_for_memory(made):
+    _, _, plan = made
+    report = check_plan(plan)
+    assert report.is_clean, f"{report.to_text()}\n{plan_text(plan, verbose=True)}"
+    for c in plan.commands:
+        if isinstance(c, Wait | Barrier | HostSync) and not c.hazard.next_run:
+            ends = (c.hazard.earlier, c.hazard.later)
+            if c.hazard.kind != "RAW" and min(ends) >= 0:
+                a, b = (_touched(plan, plan.commands[i]) for i in ends)
+                assert a & b, f"c{c.id} exists for memory's sake alone\n{plan_text(plan)}"
+
+
+def _touched(plan, command):
+    """The values that a command reads or writes."""
+    match command:
+        case Launch():
+            bound = (plan.splits.bindings[s.node] for s in command.steps)
+            return set(itertools.chain.from_iterable(bound))
+        case Upload() | Download() | Copy():
+            t = plan.splits.transfers[command.transfer]
+            return {t.src, t.dst}
+    return set()
+
+
+@settings(suppress_health_check=SLOW)
+@given(made=planned(max_nodes=200, min_nodes=60))
+def test_large_graphs(made):
+    check_plan(made[2]).raise_if_findings()
+
+
+@given(made=planned(max_nodes=16))
+def test_every_wait_is_needed(made):
+    _, _, plan = made
+    for drop in DROPS:
+        for what, mutant in drop(plan):
+            assert not check_plan(mutant).is_clean, f"{what}: nobody missed it\n{plan_text(plan)}"
+
+
+@given(made=planned(max_nodes=24), seed=seeds())
+def test_results_on_cpu(made, seed):
+    drawn, topology, plan = made
+    run_and_compare(drawn, topology, plan, seed)
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(made=planned(max_nodes=12, max_devices=1), seed=seeds())
+def test_results_on_opencl(made, seed):
+    drawn, topology, plan = made
+    run_and_compare(drawn, topology, plan, seed, ggsched_opencl.open_backend)
+
+
+@given(made=planned(max_nodes=16), seed=seeds())
+def test_results_under_hostile_schedules(made, seed):
+    drawn, topology, plan = made
+    values = [values_for(drawn, seed + run) for run in range(2)]
+    weights = {t.name for t in drawn.graph.tensors if t.role.value == "weight"}
+    for later in values[1:]:
+        later.update({n: values[0][n] for n in weights})
+    program = PlanProgram(drawn.graph, plan, values, topology=topology)
+    expected = program.expected()
+    for trial in range(3):
+        assert program(RandomChooser(seed + trial)) == expected
+
+
+@given(made=planned(max_nodes=24), limit=st.integers(1, 8))
+def test_the_gate_never_predicts_a_loss(made, limit):
+    drawn, topology, _ = made
+    options = PlanOptions(StreamPolicy(limit))
+    plan = make_plan(drawn.graph, topology, options=options, verify=True)
+    for gain in plan.streams.gains:
+        assert gain.is_taken <= (gain.concurrent_s < gain.sequential_s)
