@@ -8,6 +8,8 @@ streams (``visibility``), so no wait is needed for memory's sake inside a run; h
 afterwards all the same, from the physical ranges.
 """
 
+from dataclasses import dataclass
+
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
@@ -23,9 +25,23 @@ HOST_ALIGNMENT = 64
 
 
 def allocate(
-    graph: Graph, topology: Topology, splits: Splits, timeline: Timeline, order: Order
+    graph: Graph,
+    topology: Topology,
+    splits: Splits,
+    timeline: Timeline,
+    order: Order,
+    effort: int = 0,
 ) -> Memory:
-    """Return arenas, a region for each value, and who took over whose bytes."""
+    """Return arenas, a region for each value, and who took over whose bytes.
+
+    Args:
+        graph: The graph.
+        topology: The machine.
+        splits: Values, and who touches them.
+        timeline: Lives of the values in program order.
+        order: When values may share bytes.
+        effort: How long to look for a tighter packing, see ``pack``.
+    """
     overwrites = _overwrites(graph, splits, timeline, order)
     arenas: list[Arena] = []
     regions: list[Region] = [Region(0, 0, 0)] * len(splits.values)
@@ -44,8 +60,8 @@ def allocate(
         alignment = HOST_ALIGNMENT if device == HOST else topology.devices[device].alignment
         # The host uses its slots before the first step and after the last one.
         lasting = kind in ("input", "output")
-        ruled = Sequential(timeline.lives) if lasting else order
-        total, bound = _pack_arena(values, ruled, overwrites, alignment, len(arenas), regions)
+        packer = _Packer(Sequential(timeline.lives) if lasting else order, overwrites, effort)
+        total, bound = packer.pack(values, alignment, len(arenas), regions)
         bounds[len(arenas)] = bound
         arenas.append(Arena(len(arenas), kind, device, total, alignment))
     return Memory(tuple(arenas), tuple(regions), overwrites, bounds)
@@ -59,34 +75,35 @@ def _arena_kind(value: Value) -> ArenaKind:
             return "compute"
 
 
-def _pack_arena(
-    values: list[Value],
-    order: Order,
-    overwrites: dict[int, int],
-    alignment: int,
-    arena: int,
-    regions: list[Region],
-) -> tuple[int, int]:
-    """Give each value its region; return the arena's size and its lower bound."""
-    block_of: dict[int, int] = {}
-    members: list[list[int]] = []
-    sizes: list[int] = []
-    for v in values:
-        taken = overwrites.get(v.id)
-        if taken is None:
-            block_of[v.id] = len(members)
-            members.append([v.id])
-            sizes.append(-(-v.nbytes // alignment) * alignment)
-        else:
-            block_of[v.id] = block_of[taken]
-            members[block_of[taken]].append(v.id)
-    windows = [order.window(ids) for ids in members]
-    blocks = [Block(*life, nbytes) for life, nbytes in zip(windows, sizes, strict=True)]
-    apart = order.apart(members)
-    offsets, total = pack(blocks, apart)
-    for v in values:
-        regions[v.id] = Region(arena, offsets[block_of[v.id]], v.nbytes)
-    return total, concurrent_bound(blocks, apart).nbytes
+@dataclass(frozen=True, slots=True)
+class _Packer:
+    order: Order
+    overwrites: dict[int, int]
+    effort: int
+
+    def pack(
+        self, values: list[Value], alignment: int, arena: int, regions: list[Region]
+    ) -> tuple[int, int]:
+        """Give each value its region; return the arena's size and its lower bound."""
+        block_of: dict[int, int] = {}
+        members: list[list[int]] = []
+        sizes: list[int] = []
+        for v in values:
+            taken = self.overwrites.get(v.id)
+            if taken is None:
+                block_of[v.id] = len(members)
+                members.append([v.id])
+                sizes.append(-(-v.nbytes // alignment) * alignment)
+            else:
+                block_of[v.id] = block_of[taken]
+                members[block_of[taken]].append(v.id)
+        windows = [self.order.window(ids) for ids in members]
+        blocks = [Block(*life, nbytes) for life, nbytes in zip(windows, sizes, strict=True)]
+        apart = self.order.apart(members)
+        offsets, total = pack(blocks, apart, effort=self.effort)
+        for v in values:
+            regions[v.id] = Region(arena, offsets[block_of[v.id]], v.nbytes)
+        return total, concurrent_bound(blocks, apart).nbytes
 
 
 def _overwrites(graph: Graph, splits: Splits, timeline: Timeline, order: Order) -> dict[int, int]:

@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+import msgspec
+
 from ggsched.ir.graph import Graph
 from ggsched.passes.allocate import allocate
-from ggsched.passes.assign import StreamPolicy, assign
+from ggsched.passes.assign import assign
+from ggsched.passes.draft import Draft
 from ggsched.passes.emit import emit
-from ggsched.passes.hazards import find_hazards, find_lanes
-from ggsched.passes.liveness import liveness
-from ggsched.passes.outline import list_outline
+from ggsched.passes.hazards import find_hazards
+from ggsched.passes.options import PlanOptions
 from ggsched.passes.place import Constraints, place
-from ggsched.passes.reuse import find_order
+from ggsched.passes.reuse import Order
 from ggsched.passes.split import split
 from ggsched.passes.sync import plan_sync
 from ggsched.passes.work import list_work
@@ -29,15 +31,15 @@ from ggsched.plan.verify import (
 )
 from ggsched.topology.model import Topology
 
-_ONE_STREAM: Final = StreamPolicy()
+_DEFAULTS: Final = PlanOptions()
 
 
 def make_plan(
     graph: Graph,
     topology: Topology,
     constraints: Constraints | None = None,
+    options: PlanOptions = _DEFAULTS,
     *,
-    streams: StreamPolicy = _ONE_STREAM,
     verify: bool = False,
 ) -> Plan:
     """Return the plan of a graph on a machine.
@@ -47,15 +49,18 @@ def make_plan(
     Args:
         graph: What to compute.
         topology: Facts about the machine.
-        constraints: Homes of weights and states, pins of nodes.
-        streams: How many streams a device may use.
+        constraints: Homes of weights and states, pins of nodes, rates of the machine.
+        options: Streams, and what memory may cost.
         verify: Check each artifact against graph and topology before the next pass uses it.
 
     Raises:
-        PlanError: the graph cannot be placed, or (with ``verify``) an artifact is not sound.
+        PlanError: the graph cannot be placed, a memory budget cannot be kept, or (with ``verify``)
+            an artifact is not sound.
     """
     with _collector_paused():
-        return _make_plan(graph, topology, constraints or Constraints(), streams, verify)
+        began = time.perf_counter()
+        plan = _make_plan(graph, topology, constraints or Constraints(), options, verify)
+        return msgspec.structs.replace(plan, planning_s=time.perf_counter() - began)
 
 
 @contextmanager
@@ -77,30 +82,32 @@ def _make_plan(
     graph: Graph,
     topology: Topology,
     constraints: Constraints,
-    policy: StreamPolicy,
+    options: PlanOptions,
     verify: bool,
 ) -> Plan:
-    began = time.perf_counter()
+    rates = constraints.rates_on(topology)
     placement = place(graph, topology, constraints)
     if verify:
         verify_placement(graph, topology, placement)
     splits = split(graph, topology, placement)
     if verify:
         verify_splits(graph, topology, placement, splits)
-    stream_map = assign(graph, topology, splits, policy)
+    streams = assign(graph, topology, splits, options.streams, rates)
     if verify:
-        verify_streams(topology, splits, stream_map)
-    timeline = liveness(graph, splits)
-    outline = list_outline(topology, splits, stream_map)
-    lanes = find_lanes(outline, stream_map, topology)
-    order = find_order(graph, topology, splits, stream_map, outline, lanes, timeline)
-    memory = allocate(graph, topology, splits, timeline, order)
+        verify_streams(topology, splits, streams)
+    draft = Draft(graph, topology, placement, splits, streams, rates.source)
+    return _finish(draft, draft.data_order(), options, verify)
+
+
+def _finish(draft: Draft, order: Order, options: PlanOptions, verify: bool = False) -> Plan:
+    """Plan memory in an order of the values, then synchronisation and commands."""
+    graph, topology, splits = draft.graph, draft.topology, draft.splits
+    memory = allocate(graph, topology, splits, draft.timeline, order, options.memory_effort)
     if verify:
-        verify_memory(graph, topology, splits, memory, timeline.lives)
-    work = list_work(graph, splits, outline, memory)
-    hazards = find_hazards(work, lanes, memory)
-    sync = plan_sync(work, lanes, hazards, stream_map, topology)
-    commands = emit(work, sync, splits, memory)
+        verify_memory(graph, topology, splits, memory, draft.timeline.lives)
+    work = list_work(graph, splits, draft.outline, memory)
+    hazards = find_hazards(work, draft.lanes, memory)
+    sync = plan_sync(work, draft.lanes, hazards, draft.streams, topology)
     plan = Plan(
         format=FORMAT,
         graph=graph.digest,
@@ -108,14 +115,14 @@ def _make_plan(
         topology=topology.digest,
         devices=topology.devices,
         nodes=tuple(NodeInfo(n.op, n.name) for n in graph.nodes),
-        placement=placement,
+        placement=draft.placement,
         splits=splits,
-        streams=stream_map,
+        streams=draft.streams,
         memory=memory,
         inputs=_inputs(graph, splits),
         outputs=_outputs(graph, splits),
-        commands=commands,
-        planning_s=time.perf_counter() - began,
+        commands=emit(work, sync, splits, memory),
+        rates=draft.rates,
     )
     if verify:
         verify_commands(plan)

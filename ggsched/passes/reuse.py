@@ -3,15 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ggsched.ir.graph import Graph
-from ggsched.passes.hazards import Lanes
 from ggsched.passes.liveness import Timeline
-from ggsched.passes.outline import Item
-from ggsched.passes.visibility import Known, Visibility, find_visibility, join, touched_lanes
+from ggsched.passes.visibility import Known, Visibility, join, touched_lanes
 from ggsched.plan.memory import Life
-from ggsched.plan.splits import Splits
-from ggsched.plan.streams import Streams
-from ggsched.topology.model import Topology
 
 
 class Order(Protocol):
@@ -100,19 +94,3 @@ class Concurrent:
         for v in values[1:]:
             last = join(last, self._visibility.last[v])
         return last
-
-
-def find_order(
-    graph: Graph,
-    topology: Topology,
-    splits: Splits,
-    streams: Streams,
-    outline: Sequence[Item],
-    lanes: Lanes,
-    timeline: Timeline,
-) -> Order:
-    """Return the order in which a plan's values come and go: of one lane, or of several."""
-    if lanes.count <= 2:  # one lane and the host
-        return Sequential(timeline.lives)
-    table = find_visibility(graph, topology, splits, streams, outline, lanes, timeline)
-    return Concurrent(table, timeline)

@@ -5,8 +5,8 @@ import pytest
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
 from ggsched.passes.assign import assign
-from ggsched.passes.options import StreamPolicy
 from ggsched.passes.liveness import liveness
+from ggsched.passes.options import StreamPolicy
 from ggsched.passes.place import Constraints, place
 from ggsched.passes.split import split
 from ggsched.plan.memory import Life

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from ggsched.ir import Graph, GraphBuilder
 from ggsched.passes.allocate import allocate
 from ggsched.passes.assign import assign
-from ggsched.passes.options import StreamPolicy
 from ggsched.passes.liveness import liveness
+from ggsched.passes.options import StreamPolicy
 from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints, place
 from ggsched.passes.reuse import Sequential
@@ -19,6 +19,7 @@ from ggsched.plan.streams import Streams
 from ggsched.testing.handmade import fake_device
 from ggsched.testing.topologies import ALL_OPS
 from ggsched.topology import CopyPath, Topology
+from ggsched.topology.cost import guessed_rates
 
 GPU, CPU = 0, 1
 PINS = Constraints(homes={"w": GPU, "kv": CPU}, pins={0: GPU, 1: GPU, 2: CPU, 3: GPU})

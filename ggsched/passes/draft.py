@@ -1,0 +1,75 @@
+"""A draft: what is decided about a plan before memory is."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ggsched.ir.graph import Graph
+from ggsched.passes.hazards import Lanes, find_lanes
+from ggsched.passes.liveness import Timeline, liveness
+from ggsched.passes.outline import Item, list_outline
+from ggsched.passes.reuse import Concurrent, Order, Sequential
+from ggsched.passes.visibility import Visibility, find_visibility
+from ggsched.plan.placement import Placement
+from ggsched.plan.splits import Splits
+from ggsched.plan.streams import Streams
+from ggsched.topology.model import Topology
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Where everything runs, and in which order.
+
+    Attributes:
+        graph: What is planned.
+        topology: For which machine.
+        placement: Devices.
+        splits: Splits, values, transfers.
+        streams: Streams.
+        rates: Where the rates of the machine came from.
+    """
+
+    graph: Graph
+    topology: Topology
+    placement: Placement
+    splits: Splits
+    streams: Streams
+    rates: str
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Steps in program order, and the lives of values in them."""
+        return liveness(self.graph, self.splits)
+
+    @cached_property
+    def outline(self) -> list[Item]:
+        """What is enqueued, in order."""
+        return list_outline(self.topology, self.splits, self.streams)
+
+    @cached_property
+    def lanes(self) -> Lanes:
+        """What keeps order by itself."""
+        return find_lanes(self.outline, self.streams, self.topology)
+
+    @cached_property
+    def visibility(self) -> Visibility:
+        """What is known to be complete when each value is first written."""
+        return find_visibility(
+            self.graph,
+            self.topology,
+            self.splits,
+            self.streams,
+            self.outline,
+            self.lanes,
+            self.timeline,
+        )
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether all work is on one lane, the host's own apart."""
+        return self.lanes.count <= 2
+
+    def data_order(self) -> Order:
+        """Return when values may share bytes without a wait that exists for that alone."""
+        if self.is_sequential:
+            return Sequential(self.timeline.lives)
+        return Concurrent(self.visibility, self.timeline)
