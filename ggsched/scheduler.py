@@ -21,7 +21,7 @@ from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
-from ggsched.errors import GgschedError, UsageError
+from ggsched.errors import GgschedError, OutOfDeviceMemory, UsageError
 from ggsched.ir.graph import Graph
 from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints
@@ -55,7 +55,7 @@ class Scheduler:
 
     Weights and states are resident once and shared by all graphs that name them. Plans and their
     memory are cached by graph digest and constraints; the machine is the same throughout. The
-    ``plan_limit`` plans used last are kept.
+    ``plan_limit`` plans used last are kept, unless a new one needs their memory.
 
     After an error of a run the streams have been drained and other runs may follow, unless a
     device has faulted; ``close`` releases everything in any case.
@@ -204,8 +204,19 @@ class Scheduler:
         return plan
 
     def _bind(self, graph: Graph, constraints: Constraints) -> Executor:
+        """Return a plan with its resources; plans that are merely kept give way to it."""
         plan = self.plan(graph, constraints)
         self._drain()  # filling weights must not overtake work that is under way
+        try:
+            return self._bound(graph, plan)
+        except OutOfDeviceMemory:
+            if not len(self._executors):
+                raise
+        self._last = None
+        close_all(self._executors.take_all())
+        return self._bound(graph, plan)
+
+    def _bound(self, graph: Graph, plan: Plan) -> Executor:
         resources = Resources(graph, plan, self._store)
         timeout_s, recorder = self.settings.timeout_s, self._recorder
         return Executor(graph, plan, resources, timeout_s=timeout_s, recorder=recorder)

@@ -18,6 +18,7 @@ from ggsched.models.graph import build_model_graph
 from ggsched.models.load import Model, weight_array
 from ggsched.models.offload import Homes, Offload, find_homes
 from ggsched.models.sampling import Sampler, Sampling
+from ggsched.models.trajectory import kv_bucket
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
 from ggsched.run.store import Progress
@@ -26,8 +27,6 @@ from ggsched.topology.cost import MachineRates
 from ggsched.trace.recorder import Recorder
 
 _LOG: Final = logging.getLogger("ggsched")
-_SMALLEST_BUCKET: Final = 32
-_BUCKET_STEP: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +38,19 @@ class SessionOptions:
         n_batch: Tokens that are fed at once at most.
         n_ubatch: Tokens of one micro-batch at most, which is one run of a plan.
         offload: Where weights and caches live.
+        plans_kept: Plans whose memory is kept.
     """
 
     n_ctx: int = 512
     n_batch: int = 2048
     n_ubatch: int = 512
     offload: Offload = field(default_factory=Offload)
+    plans_kept: int = 16
+
+    @property
+    def step(self) -> int:
+        """Tokens of one micro-batch at most."""
+        return min(self.n_ubatch, self.n_batch)
 
 
 @dataclass(slots=True)
@@ -92,6 +98,7 @@ class Session:
             devices,
             weights=lambda name: weight_array(model, name),
             settings=settings,
+            plan_limit=self.options.plans_kept,
             progress=progress,
             recorder=recorder,
         )
@@ -147,7 +154,7 @@ class Session:
         """
         self._check_tokens(tokens)
         rows: list[np.ndarray] = []
-        step = min(self.options.n_ubatch, self.options.n_batch)
+        step = self.options.step
         before = self._n_past
         try:
             for start in range(0, len(tokens), step):
@@ -259,19 +266,6 @@ class Session:
                 why=f"it holds {self.options.n_ctx}",
                 hint="use a larger -c, or a shorter prompt",
             )
-
-
-def kv_bucket(n_used: int, n_ctx: int) -> int:
-    """Return the rows of the cache that attention looks at: ``n_used``, rounded up.
-
-    Powers of two up to 256, then multiples of 256, so that a growing sequence seldom needs a new
-    plan and never looks at more than twice what it uses.
-    """
-    if n_used <= _BUCKET_STEP:
-        bucket = max(_SMALLEST_BUCKET, 1 << (n_used - 1).bit_length())
-    else:
-        bucket = -(-n_used // _BUCKET_STEP) * _BUCKET_STEP
-    return min(bucket, n_ctx)
 
 
 def batch_inputs(

@@ -10,7 +10,8 @@ from ggsched.errors import DeviceFault, ModelError, UsageError
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload
 from ggsched.models.sampling import Sampler, Sampling
-from ggsched.models.session import Session, SessionOptions, batch_inputs, kv_bucket
+from ggsched.models.session import Session, SessionOptions, batch_inputs
+from ggsched.models.trajectory import kv_bucket
 from tests.models.helpers import ORACLE
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2)

@@ -88,7 +88,7 @@ def test_says_how_much_and_where():
 
 def test_what_other_plans_use_stays():
     first = plus_weight(name="w0")
-    _, scheduler = scheduler_with(400)
+    _, scheduler = scheduler_with(needed() - STEP)
     with scheduler:
         before = only(first, scheduler.run(first, {"x": X}))
         with pytest.raises(OutOfDeviceMemory):
@@ -104,4 +104,16 @@ def test_a_single_buffer_that_is_too_large():
         pytest.raises(OutOfDeviceMemory, match="one buffer holds at most 32 bytes"),
     ):
         scheduler.run(harmless(), {"x": X})
+    assert_released(device)
+
+
+def test_plans_that_are_merely_kept_give_way():
+    first = plus_weight(name="w0")
+    device, scheduler = scheduler_with(needed())
+    with scheduler:
+        before = only(first, scheduler.run(first, {"x": X}))
+        for _ in range(2):
+            scheduler.run(big(), {"x": X})
+            np.testing.assert_array_equal(only(first, scheduler.run(first, {"x": X})), before)
+        assert scheduler.resident_nbytes("weight") == {"test:0": 3 * 4 * N}
     assert_released(device)

@@ -1,0 +1,192 @@
+"""How much memory a session takes, to the byte, before anything is loaded.
+
+Plans are made for every micro-batch that the session is going to run, and their arenas are added up
+as the scheduler keeps them: weights and states once, and for each plan that is kept its own arenas
+and host memory, the least recently used going first.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import assert_never
+
+from ggsched.models.spec import ModelSpec
+from ggsched.models.trajectory import BatchSize
+from ggsched.passes import make_plan
+from ggsched.passes.place import Constraints
+from ggsched.plan.bundle import Plan
+from ggsched.plan.memory import ArenaKind
+from ggsched.plan.splits import HOST
+from ggsched.topology.model import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes of one memory.
+
+    Attributes:
+        weights: Weights.
+        states: KV caches.
+        arenas: Intermediate results.
+        slots: Host memory of inputs and outputs.
+        staging: Host memory that bytes pass through between devices.
+    """
+
+    weights: int = 0
+    states: int = 0
+    arenas: int = 0
+    slots: int = 0
+    staging: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.states + self.arenas + self.slots + self.staging
+
+    def __add__(self, other: "Need") -> "Need":
+        return Need(*(a + b for a, b in zip(self.fields(), other.fields(), strict=True)))
+
+    def fields(self) -> tuple[int, ...]:
+        """Return the bytes in the order of the attributes."""
+        return self.weights, self.states, self.arenas, self.slots, self.staging
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """What a session takes.
+
+    Attributes:
+        peak: By device, or ``HOST``, what is there when most is, with all plans that are kept.
+        least: The same with one plan at a time, which is what a scheduler falls back to.
+        plans: Different plans that are made.
+        kept: Plans that are there at once at most.
+    """
+
+    peak: Mapping[int, Need]
+    least: Mapping[int, Need]
+    plans: int
+    kept: int
+
+
+def memory_need(
+    spec: ModelSpec,
+    topology: Topology,
+    constraints: Constraints,
+    sizes: Iterable[BatchSize],
+    *,
+    n_ctx: int,
+    plans_kept: int,
+    on_plan: Callable[[BatchSize], None] | None = None,
+) -> MemoryNeed:
+    """Return what a session takes that runs these micro-batches in order.
+
+    Args:
+        spec: The model.
+        topology: The machine.
+        constraints: Where weights and caches live.
+        sizes: Micro-batches, see ``trajectory``.
+        n_ctx: Rows of the KV cache.
+        plans_kept: Plans that the scheduler keeps.
+        on_plan: Called before each plan is made.
+
+    Raises:
+        PlanError: a graph cannot be placed.
+    """
+    made: dict[BatchSize, PlanNeed] = {}
+    tally = _Tally(plans_kept)
+    for size in sizes:
+        if size not in made:
+            if on_plan is not None:
+                on_plan(size)
+            made[size] = plan_need(make_plan(size.graph(spec, n_ctx), topology, constraints))
+        tally.run(size, made[size])
+    devices = (*range(len(topology.devices)), HOST)
+    return MemoryNeed(
+        {d: tally.peak.get(d, Need()) for d in devices},
+        {d: tally.least.get(d, Need()) for d in devices},
+        len(made),
+        tally.kept,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PlanNeed:
+    """What one plan takes.
+
+    Attributes:
+        resident: Weights and states by name: their device, and what they take there. All plans
+            that name one share it.
+        own: By device, or ``HOST``, what the plan has for itself.
+    """
+
+    resident: Mapping[str, tuple[int, Need]]
+    own: Mapping[int, Need]
+
+
+def plan_need(plan: Plan) -> PlanNeed:
+    """Return what a plan takes."""
+    resident: dict[str, tuple[int, Need]] = {}
+    own: dict[int, Need] = {}
+    for arena in plan.memory.arenas:
+        need = _need(arena.kind, arena.nbytes)
+        if arena.kind in ("weight", "state"):
+            resident[arena.name] = (arena.device, need)
+        else:
+            own[arena.device] = own.get(arena.device, Need()) + need
+    return PlanNeed(resident, own)
+
+
+def _need(kind: ArenaKind, nbytes: int) -> Need:
+    match kind:
+        case "weight":
+            return Need(weights=nbytes)
+        case "state":
+            return Need(states=nbytes)
+        case "compute":
+            return Need(arenas=nbytes)
+        case "input" | "output":
+            return Need(slots=nbytes)
+        case "staging":
+            return Need(staging=nbytes)
+        case _:
+            assert_never(kind)
+
+
+class _Tally:
+    """What is there while one plan after the other is used, as the scheduler does it."""
+
+    def __init__(self, plans_kept: int) -> None:
+        self.kept = 0
+        self.peak: dict[int, Need] = {}
+        self.least: dict[int, Need] = {}
+        self._limit = plans_kept
+        self._plans: OrderedDict[BatchSize, PlanNeed] = OrderedDict()
+        self._resident: dict[str, tuple[int, Need]] = {}
+
+    def run(self, size: BatchSize, need: PlanNeed) -> None:
+        """Use a plan: the least recently used one goes before a new one comes."""
+        if size in self._plans:
+            self._plans.move_to_end(size)
+            return
+        while len(self._plans) >= self._limit:
+            self._plans.popitem(last=False)
+        self._plans[size] = need
+        self._resident.update(need.resident)
+        self.kept = max(self.kept, len(self._plans))
+        _keep_largest(self.peak, self._now(self._plans.values()))
+        _keep_largest(self.least, self._now([need]))
+
+    def _now(self, plans: Iterable[PlanNeed]) -> dict[int, Need]:
+        now: dict[int, Need] = {}
+        for device, need in self._resident.values():
+            now[device] = now.get(device, Need()) + need
+        for plan in plans:
+            for device, need in plan.own.items():
+                now[device] = now.get(device, Need()) + need
+        return now
+
+
+def _keep_largest(largest: dict[int, Need], now: Mapping[int, Need]) -> None:
+    for device, need in now.items():
+        if need.total > largest.get(device, Need()).total:
+            largest[device] = need

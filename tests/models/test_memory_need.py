@@ -1,0 +1,211 @@
+"""What a session is said to take is what is then allocated, to the byte."""
+
+import random
+import re
+from collections import defaultdict
+
+import pytest
+
+from ggsched.backend.registry import open_devices
+from ggsched.config import Settings
+from ggsched.errors import UsageError
+from ggsched.models.load import load_model
+from ggsched.models.memory_need import Need, memory_need
+from ggsched.models.offload import Offload, OverrideRule
+from ggsched.models.session import Session, SessionOptions
+from ggsched.models.trajectory import BatchSize, trajectory
+from ggsched.plan.splits import HOST
+from ggsched.testing.handmade import fake_device
+from ggsched.testing.sim import SimConfig, SimWorld
+from ggsched.testing.topologies import ALL_OPS
+from ggsched.topology.model import Topology
+from tests.models.helpers import ORACLE, tiny_gguf
+
+FILES = sorted(path.name for path in ORACLE.glob("*.gguf"))
+ARCHS = ("llama", "qwen3moe", "gpt-oss")
+CONFIGURATIONS = 50
+
+
+class Meter:
+    """Counts what devices hand out and what of it is there at once."""
+
+    def __init__(self, devices):
+        self.buffers = defaultdict(list)
+        self.host = 0
+        self.peak = defaultdict(int)
+        for index, device in enumerate(devices):
+            device.allocate = self._counted(index, device.allocate)
+            device.import_host = self._counted(index, device.import_host)
+            device.allocate_host = self._host(device.allocate_host)
+
+    def _counted(self, index, make):
+        def call(what):
+            buffer = make(what)
+            self.buffers[index].append(buffer)
+            self.peak[index] = max(self.peak[index], self.now(index))
+            return buffer
+
+        return call
+
+    def _host(self, make):
+        def call(nbytes):
+            self.host += nbytes
+            return make(nbytes)
+
+        return call
+
+    def now(self, index):
+        return sum(b.nbytes for b in self.buffers[index] if not b.is_closed)
+
+
+def some_devices(rng):
+    """Return devices that nothing is known of beforehand, highest priority first."""
+    kind = rng.choice(["cpu", "opencl", "sim", "sim"])
+    if kind == "cpu":
+        return open_devices(["cpu:0", "cpu:1"][: rng.randint(1, 2)])
+    if kind == "opencl":
+        pytest.importorskip("pyopencl")
+        return open_devices(["opencl:0", *["opencl:1"] * rng.randint(0, 1), "cpu:0"])
+    count = rng.randint(1, 3)
+    configs = [
+        SimConfig(
+            kind="cpu" if i == count - 1 else rng.choice(["gpu", "accelerator"]),
+            alignment=rng.choice([1, 64, 256]),
+            has_events=rng.random() < 0.7,
+            copy_order=rng.choice(["stream", "barrier", "host"]),
+            snapshots_uploads=rng.random() < 0.3,
+            copies=rng.choice([None, frozenset()]),
+        )
+        for i in range(count)
+    ]
+    return SimWorld(configs, seed=rng.randrange(99)).open_all()
+
+
+def some_model(rng, folder):
+    policy = rng.choice(["expand", "packed"])
+    if rng.random() < 0.4:
+        return load_model(ORACLE / rng.choice(FILES), weights=policy)
+    path = tiny_gguf(folder / "m.gguf", rng.choice(ARCHS), layers=rng.randint(1, 3))
+    return load_model(path, weights=policy)
+
+
+def some_options(rng, model, devices):
+    layers = model.hparams.n_layer
+    overrides = ()
+    if rng.random() < 0.3:
+        target = rng.choice(devices).facts.name
+        overrides = (OverrideRule(re.compile(r"attn_|_cache"), target),)
+    return SessionOptions(
+        n_ctx=rng.choice([32, 40, 64]),
+        n_batch=rng.choice([4, 2048]),
+        n_ubatch=rng.choice([1, 3, 8, 512]),
+        offload=Offload(
+            n_gpu_layers=rng.choice([None, 0, 1, layers]),
+            n_cpu_moe=rng.randint(0, layers),
+            overrides=overrides,
+        ),
+        plans_kept=rng.choice([1, 2, 16]),
+    )
+
+
+def run(session, prompt, n_predict, all_logits):
+    tokens = [1 + i % 3 for i in range(prompt)]
+    keep = (lambda logits: None) if all_logits else None
+    return list(session.generate(tokens, n_predict, on_logits=keep))
+
+
+@pytest.mark.parametrize("seed", range(CONFIGURATIONS))
+def test_need_is_what_is_allocated(seed, tmp_path):
+    rng = random.Random(seed)
+    model, devices = some_model(rng, tmp_path), some_devices(rng)
+    try:
+        options = some_options(rng, model, devices)
+        prompt, n_predict = rng.randint(1, 20), rng.choice([0, 1, 4, 30])
+        all_logits = rng.random() < 0.3
+        meter = Meter(devices)
+        with Session(model, devices, options, settings=Settings(sanitize="off")) as session:
+            need = memory_need(
+                model.spec,
+                session.scheduler.topology,
+                session.homes.constraints(session.rates),
+                trajectory(
+                    prompt,
+                    n_predict,
+                    n_ctx=options.n_ctx,
+                    step=options.step,
+                    all_logits=all_logits,
+                ),
+                n_ctx=options.n_ctx,
+                plans_kept=options.plans_kept,
+            )
+            assert not meter.peak, "nothing is allocated to find out"
+            run(session, prompt, n_predict, all_logits)
+            check(need, meter, session)
+    finally:
+        for device in devices:
+            device.close()
+
+
+def check(need, meter, session):
+    devices = session.scheduler.topology.devices
+    assert {d: need.peak[d].total for d in range(len(devices))} == {
+        d: meter.peak[d] for d in range(len(devices))
+    }
+    for kind in ("weight", "state"):
+        resident = session.scheduler.resident_nbytes(kind)
+        field = "weights" if kind == "weight" else "states"
+        for d, facts in enumerate(devices):
+            assert getattr(need.peak[d], field) == resident.get(facts.name, 0)
+    if need.kept == need.plans:  # nothing was given back
+        assert need.peak[HOST].total == meter.host
+    assert session.scheduler.plan_cache.misses == need.plans
+    assert all(need.least[d].total <= need.peak[d].total for d in need.peak)
+
+
+def test_with_memory_for_one_plan_at_a_time_it_still_runs(tmp_path):
+    """``least`` is enough: plans that are kept give way."""
+    model = load_model(tiny_gguf(tmp_path / "m.gguf", layers=2))
+    options = SessionOptions(n_ctx=64, n_ubatch=8)
+    sizes = list(trajectory(30, 20, n_ctx=64, step=8))
+
+    def session(nbytes):
+        facts = fake_device(
+            "fake:0", kind="gpu", memory_nbytes=nbytes, max_allocation_nbytes=nbytes, ops=ALL_OPS
+        )
+        devices = SimWorld.of_topology(Topology((facts,))).open_all()
+        return devices, Session(model, devices, options, settings=Settings(sanitize="off"))
+
+    with session(1 << 30)[1] as one:
+        homes = one.homes.constraints()
+        topology = one.scheduler.topology
+        need = memory_need(model.spec, topology, homes, sizes, n_ctx=64, plans_kept=16)
+        expected = run(one, 30, 20, all_logits=False)
+    assert need.least[0].total < need.peak[0].total
+    devices, one = session(need.least[0].total)
+    meter = Meter(devices)
+    with one:
+        assert run(one, 30, 20, all_logits=False) == expected
+    assert meter.peak[0] <= need.least[0].total
+
+
+def test_micro_batches_of_a_run():
+    sizes = list(trajectory(10, 3, n_ctx=64, step=4))
+    assert sizes == [
+        *([BatchSize(4, 32, 1)] * 2),
+        BatchSize(2, 32, 1),
+        *([BatchSize(1, 32, 1)] * 2),
+    ]
+    assert list(trajectory(2, 9, n_ctx=4, step=8, all_logits=True)) == [
+        BatchSize(2, 4, 2),
+        *([BatchSize(1, 4, 1)] * 2),
+    ]
+    assert list(trajectory(1, 0, n_ctx=1, step=1)) == [BatchSize(1, 1, 1)]
+    for prompt in (0, 5):
+        with pytest.raises(UsageError, match="a prompt of"):
+            list(trajectory(prompt, 1, n_ctx=4, step=4))
+
+
+def test_needs_add_up():
+    a, b = Need(1, 2, 3, 4, 5), Need(10, 20, 30, 40, 50)
+    assert (a + b).fields() == (11, 22, 33, 44, 55)
+    assert a.total == 15
