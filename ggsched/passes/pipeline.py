@@ -11,6 +11,7 @@ import msgspec
 from ggsched.ir.graph import Graph
 from ggsched.passes.allocate import allocate
 from ggsched.passes.assign import assign
+from ggsched.passes.budget import keep_budget, over_budget
 from ggsched.passes.draft import Draft
 from ggsched.passes.emit import emit
 from ggsched.passes.hazards import find_hazards
@@ -96,10 +97,17 @@ def _make_plan(
     if verify:
         verify_streams(topology, splits, streams)
     draft = Draft(graph, topology, placement, splits, streams, rates.source)
-    return _finish(draft, draft.data_order(), options, verify)
+    plan = _finish(draft, draft.data_order(), options, verify)
+    budget = dict(options.memory_budget)
+    if over_budget(plan, budget):
+        plan = keep_budget(draft, plan, budget, rates, lambda o: _finish(draft, o, options, False))
+        if verify:
+            verify_memory(graph, topology, splits, plan.memory, draft.timeline.lives)
+            verify_commands(plan)
+    return plan
 
 
-def _finish(draft: Draft, order: Order, options: PlanOptions, verify: bool = False) -> Plan:
+def _finish(draft: Draft, order: Order, options: PlanOptions, verify: bool) -> Plan:
     """Plan memory in an order of the values, then synchronisation and commands."""
     graph, topology, splits = draft.graph, draft.topology, draft.splits
     memory = allocate(graph, topology, splits, draft.timeline, order, options.memory_effort)

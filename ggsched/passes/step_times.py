@@ -1,0 +1,34 @@
+"""When each step of the lowered program is predicted to start and to end."""
+
+from dataclasses import dataclass
+
+from ggsched.passes.draft import Draft
+from ggsched.passes.simulate import Timeline
+from ggsched.plan.bundle import Plan
+from ggsched.plan.command import Copy, Download, Launch, Upload
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds from the start of a run, by step; a launch's are spread evenly over its nodes."""
+
+    start_s: tuple[float, ...]
+    end_s: tuple[float, ...]
+
+
+def find_step_times(draft: Draft, plan: Plan, timeline: Timeline) -> StepTimes:
+    """Return the times of the steps of a plan whose commands run at these times."""
+    node_step, transfer_step = draft.timeline.node_step, draft.timeline.transfer_step
+    count = len(node_step) + len(transfer_step)
+    start, end = [0.0] * count, [0.0] * count
+    for span in timeline.spans:
+        command = plan.commands[span.command]
+        if isinstance(command, Launch):
+            steps = [node_step[s.node] for s in command.steps]
+        else:
+            assert isinstance(command, Upload | Download | Copy)
+            steps = [transfer_step[command.transfer]]
+        each = (span.end_s - span.start_s) / len(steps)
+        for k, step in enumerate(steps):
+            start[step], end[step] = span.start_s + k * each, span.start_s + (k + 1) * each
+    return StepTimes(tuple(start), tuple(end))
