@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-import msgspec
 import numpy as np
 
 from ggsched.backend.checked import checked
+from ggsched.backend.free_memory import free_nbytes
 from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device
 from ggsched.backend.registry import open_devices
@@ -91,6 +91,7 @@ class Scheduler:
         self._owned, self._devices = _opened(devices, self.settings)
         try:
             self.topology = probe(self._devices)
+            self._bare = tuple(self._devices)
             if self.settings.checked:
                 self._devices = checked(self._devices)
             self._recorder = recorder
@@ -167,6 +168,10 @@ class Scheduler:
         """Return the bytes of resident ``"weight"`` or ``"state"`` tensors by device name."""
         return self._store.nbytes_by_device(kind)
 
+    def free_nbytes(self) -> tuple[int, ...]:
+        """Return the bytes of memory that are free on each device, as far as can be told."""
+        return tuple(free_nbytes(device) for device in self._bare)
+
     def clear_states(self) -> None:
         """Fill every state with zeros, after all work is done."""
         self._drain()
@@ -198,7 +203,6 @@ class Scheduler:
 
     def _make_plan(self, graph: Graph, constraints: Constraints) -> Plan:
         plan = make_plan(graph, self.topology, constraints, verify=self.settings.verify)
-        plan = msgspec.structs.replace(plan, rates=constraints.rates_on(self.topology).source)
         if self.settings.sanitize == "plan":
             check_plan(plan).raise_if_findings()
         return plan

@@ -1,12 +1,14 @@
 """``ggsched plan``: make the plan of a model's micro-batch, without running or loading it."""
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.options import json_option
+from ggsched.cli.plan_memory import memory_options, print_memory
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 
@@ -38,6 +40,7 @@ from ggsched.errors import UsageError
     metavar="FILE.json",
     help="Write the plan's JSON form to a file.",
 )
+@memory_options
 @json_option
 @click.pass_obj
 def plan(
@@ -47,6 +50,9 @@ def plan(
     n_past: int,
     verbose: bool,
     output: str | None,
+    memory: bool,
+    prompt_tokens: int | None,
+    n_predict: int,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -54,7 +60,12 @@ def plan(
     from ggsched.plan.codec import plan_to_json
     from ggsched.plan.text import plan_text
 
+    if memory:
+        settings = replace(settings, verify=False, sanitize="off")  # nothing is going to run
     with open_session(ModelOptions(**options), settings) as session:
+        if memory:
+            print_memory(session, prompt_tokens, n_predict, as_json=as_json)
+            return
         if n_past + n_tokens > session.options.n_ctx:
             raise UsageError(
                 f"{n_past} + {n_tokens} tokens do not fit the context",

@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
+from ggsched.ir.graph import Graph
 from ggsched.models.spec import ModelSpec
 from ggsched.models.trajectory import BatchSize
-from ggsched.passes import make_plan
-from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.plan.memory import ArenaKind
 from ggsched.plan.splits import HOST
-from ggsched.topology.model import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,36 +56,36 @@ class MemoryNeed:
     Attributes:
         peak: By device, or ``HOST``, what is there when most is, with all plans that are kept.
         least: The same with one plan at a time, which is what a scheduler falls back to.
+        largest: By device, the largest single buffer.
         plans: Different plans that are made.
         kept: Plans that are there at once at most.
     """
 
     peak: Mapping[int, Need]
     least: Mapping[int, Need]
+    largest: Mapping[int, int]
     plans: int
     kept: int
 
 
 def memory_need(
     spec: ModelSpec,
-    topology: Topology,
-    constraints: Constraints,
+    n_devices: int,
     sizes: Iterable[BatchSize],
+    make: Callable[[Graph], Plan],
     *,
     n_ctx: int,
     plans_kept: int,
-    on_plan: Callable[[BatchSize], None] | None = None,
 ) -> MemoryNeed:
     """Return what a session takes that runs these micro-batches in order.
 
     Args:
         spec: The model.
-        topology: The machine.
-        constraints: Where weights and caches live.
+        n_devices: Devices of the topology.
         sizes: Micro-batches, see ``trajectory``.
+        make: Makes the plan of a graph, as the session will.
         n_ctx: Rows of the KV cache.
         plans_kept: Plans that the scheduler keeps.
-        on_plan: Called before each plan is made.
 
     Raises:
         PlanError: a graph cannot be placed.
@@ -96,14 +94,13 @@ def memory_need(
     tally = _Tally(plans_kept)
     for size in sizes:
         if size not in made:
-            if on_plan is not None:
-                on_plan(size)
-            made[size] = plan_need(make_plan(size.graph(spec, n_ctx), topology, constraints))
+            made[size] = plan_need(make(size.graph(spec, n_ctx)))
         tally.run(size, made[size])
-    devices = (*range(len(topology.devices)), HOST)
+    devices = (*range(n_devices), HOST)
     return MemoryNeed(
         {d: tally.peak.get(d, Need()) for d in devices},
         {d: tally.least.get(d, Need()) for d in devices},
+        {d: max((need.largest.get(d, 0) for need in made.values()), default=0) for d in devices},
         len(made),
         tally.kept,
     )
@@ -117,23 +114,27 @@ class PlanNeed:
         resident: Weights and states by name: their device, and what they take there. All plans
             that name one share it.
         own: By device, or ``HOST``, what the plan has for itself.
+        largest: By device, or ``HOST``, its largest buffer.
     """
 
     resident: Mapping[str, tuple[int, Need]]
     own: Mapping[int, Need]
+    largest: Mapping[int, int]
 
 
 def plan_need(plan: Plan) -> PlanNeed:
     """Return what a plan takes."""
     resident: dict[str, tuple[int, Need]] = {}
     own: dict[int, Need] = {}
+    largest: dict[int, int] = {}
     for arena in plan.memory.arenas:
+        largest[arena.device] = max(arena.nbytes, largest.get(arena.device, 0))
         need = _need(arena.kind, arena.nbytes)
         if arena.kind in ("weight", "state"):
             resident[arena.name] = (arena.device, need)
         else:
             own[arena.device] = own.get(arena.device, Need()) + need
-    return PlanNeed(resident, own)
+    return PlanNeed(resident, own, largest)
 
 
 def _need(kind: ArenaKind, nbytes: int) -> Need:

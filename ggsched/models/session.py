@@ -16,9 +16,10 @@ from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
 from ggsched.models.graph import build_model_graph
 from ggsched.models.load import Model, weight_array
+from ggsched.models.memory_need import MemoryNeed, memory_need
 from ggsched.models.offload import Homes, Offload, find_homes
 from ggsched.models.sampling import Sampler, Sampling
-from ggsched.models.trajectory import kv_bucket
+from ggsched.models.trajectory import kv_bucket, trajectory
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
 from ggsched.run.store import Progress
@@ -137,7 +138,32 @@ class Session:
 
     def plan(self, n_tokens: int, n_past: int = 0, n_out: int = 1) -> Plan:
         """Return the plan of a micro-batch, without running it."""
-        return self.scheduler.plan(self.graph(n_tokens, n_past, n_out), self._constraints)
+        return self.plan_of(self.graph(n_tokens, n_past, n_out))
+
+    def plan_of(self, graph: Graph) -> Plan:
+        """Return the plan of a graph of the model, with the session's homes and rates."""
+        return self.scheduler.plan(graph, self._constraints)
+
+    def memory_need(self, n_prompt: int, n_predict: int) -> MemoryNeed:
+        """Return what a run takes, to the byte, without loading anything.
+
+        Args:
+            n_prompt: Tokens of the prompt.
+            n_predict: Tokens to generate.
+
+        Raises:
+            UsageError: a prompt that the context does not hold.
+        """
+        options = self.options
+        sizes = trajectory(n_prompt, n_predict, n_ctx=options.n_ctx, step=options.step)
+        return memory_need(
+            self.model.spec,
+            len(self.scheduler.topology.devices),
+            sizes,
+            self.plan_of,
+            n_ctx=options.n_ctx,
+            plans_kept=options.plans_kept,
+        )
 
     def feed(self, tokens: Sequence[int], *, all_logits: bool = False) -> np.ndarray:
         """Append tokens to the sequence, micro-batch by micro-batch; all of them or none.

@@ -126,8 +126,7 @@ def test_need_is_what_is_allocated(seed, tmp_path):
         with Session(model, devices, options, settings=Settings(sanitize="off")) as session:
             need = memory_need(
                 model.spec,
-                session.scheduler.topology,
-                session.homes.constraints(session.rates),
+                len(devices),
                 trajectory(
                     prompt,
                     n_predict,
@@ -135,6 +134,7 @@ def test_need_is_what_is_allocated(seed, tmp_path):
                     step=options.step,
                     all_logits=all_logits,
                 ),
+                session.plan_of,
                 n_ctx=options.n_ctx,
                 plans_kept=options.plans_kept,
             )
@@ -158,7 +158,7 @@ def check(need, meter, session):
             assert getattr(need.peak[d], field) == resident.get(facts.name, 0)
     if need.kept == need.plans:  # nothing was given back
         assert need.peak[HOST].total == meter.host
-    assert session.scheduler.plan_cache.misses == need.plans
+    assert session.scheduler.plan_cache.misses == need.plans  # those made to find out
     assert all(need.least[d].total <= need.peak[d].total for d in need.peak)
 
 
@@ -176,9 +176,7 @@ def test_with_memory_for_one_plan_at_a_time_it_still_runs(tmp_path):
         return devices, Session(model, devices, options, settings=Settings(sanitize="off"))
 
     with session(1 << 30)[1] as one:
-        homes = one.homes.constraints()
-        topology = one.scheduler.topology
-        need = memory_need(model.spec, topology, homes, sizes, n_ctx=64, plans_kept=16)
+        need = memory_need(model.spec, 1, sizes, one.plan_of, n_ctx=64, plans_kept=16)
         expected = run(one, 30, 20, all_logits=False)
     assert need.least[0].total < need.peak[0].total
     devices, one = session(need.least[0].total)

@@ -1,0 +1,47 @@
+"""How much of a device's memory is free. The contract does not ask for it; those who know, tell."""
+
+import os
+from typing import Final, Protocol, runtime_checkable
+
+from ggsched.backend.protocols import Device
+
+_MEMINFO: Final = "/proc/meminfo"
+
+
+@runtime_checkable
+class TellsFreeMemory(Protocol):
+    """A device that knows how much of its memory no buffer holds."""
+
+    @property
+    def free_nbytes(self) -> int:
+        """Bytes that are free."""
+
+
+def free_nbytes(device: Device) -> int:
+    """Return the bytes of a device's memory that are free, as far as can be told.
+
+    What the device tells or else all of its memory; for host memory no more than what the system
+    says can be had without swapping.
+    """
+    free = device.facts.memory_nbytes
+    if isinstance(device, TellsFreeMemory):
+        free = min(free, device.free_nbytes)
+    if device.facts.is_host:
+        available = available_host_nbytes()
+        free = free if available is None else min(free, available)
+    return max(0, free)
+
+
+def available_host_nbytes(meminfo: str = _MEMINFO) -> int | None:
+    """Return what Linux calls ``MemAvailable`` in bytes; None where nobody says."""
+    if not os.path.exists(meminfo):
+        return None
+    try:
+        with open(meminfo, encoding="ascii", errors="replace") as file:
+            for line in file:
+                name, _, rest = line.partition(":")
+                if name == "MemAvailable":
+                    return int(rest.split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
+    return None

@@ -1,0 +1,149 @@
+"""``ggsched plan --memory``: what a run takes on each device, before anything is loaded."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from ggsched.cli.console import output, write_json
+from ggsched.errors import UsageError
+from ggsched.plan.splits import HOST
+
+if TYPE_CHECKING:
+    from ggsched.models.memory_need import MemoryNeed
+    from ggsched.models.session import Session
+
+F = TypeVar("F", bound=Callable[..., Any])
+_KINDS: Final = ("weights", "states", "arenas", "slots", "staging")
+_LABELS: Final = {"states": "KV cache"}
+_COLUMNS: Final = 4
+
+_OPTIONS: Final = (
+    click.option(
+        "--memory",
+        is_flag=True,
+        help="Print what a run takes on each device, in bytes; nothing is loaded.",
+    ),
+    click.option(
+        "--prompt-tokens",
+        type=click.IntRange(min=1),
+        default=None,
+        metavar="N",
+        help="For --memory: tokens of the prompt. [default: what fills the context]",
+    ),
+    click.option(
+        "-n",
+        "--predict",
+        "--n-predict",
+        "n_predict",
+        type=click.IntRange(min=0),
+        default=32,
+        metavar="N",
+        show_default=True,
+        help="For --memory: tokens that are generated.",
+    ),
+)
+
+
+def memory_options(function: F) -> F:
+    """Add the options, as ``memory``, ``prompt_tokens`` and ``n_predict``."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def print_memory(
+    session: "Session", prompt_tokens: int | None, n_predict: int, *, as_json: bool
+) -> None:
+    """Print what the run of a prompt takes.
+
+    Raises:
+        UsageError: a prompt that the context does not hold.
+    """
+    n_ctx = session.options.n_ctx
+    if prompt_tokens is None:
+        prompt_tokens = max(1, n_ctx - max(0, n_predict - 1))
+    if prompt_tokens > n_ctx:
+        raise UsageError(
+            f"{prompt_tokens} tokens do not fit the context",
+            why=f"it holds {n_ctx}",
+            hint="use a larger -c, or fewer --prompt-tokens",
+        )
+    need = session.memory_need(prompt_tokens, n_predict)
+    free = session.scheduler.free_nbytes()
+    if as_json:
+        write_json(_json(session, need, free, prompt_tokens, n_predict))
+        return
+    console = output()
+    for line in _lines(session, need, free, prompt_tokens, n_predict):
+        console.print(line)
+
+
+def _json(
+    session: "Session", need: "MemoryNeed", free: Sequence[int], prompt: int, n_predict: int
+) -> dict[str, Any]:
+    devices = {}
+    for d, name in _names(session):
+        peak = need.peak[d]
+        devices[name] = {
+            **{kind: getattr(peak, kind) for kind in _KINDS},
+            "total": peak.total,
+            "one_plan_at_a_time": need.least[d].total,
+            "largest_buffer": need.largest[d],
+        }
+        if d != HOST:
+            facts = session.scheduler.topology.devices[d]
+            devices[name]["memory"] = facts.memory_nbytes
+            devices[name]["free"] = free[d]
+    return {
+        "devices": devices,
+        "n_ctx": session.options.n_ctx,
+        "n_ubatch": session.options.step,
+        "plans": need.plans,
+        "plans_kept": need.kept,
+        "prompt_tokens": prompt,
+        "predict": n_predict,
+        "rates": session.rates.source,
+    }
+
+
+def _lines(
+    session: "Session", need: "MemoryNeed", free: Sequence[int], prompt: int, n_predict: int
+) -> Iterator[str]:
+    options = session.options
+    yield (
+        f"context {options.n_ctx}, micro-batches of {options.step}: a prompt of {prompt} tokens "
+        f"and {n_predict} generated"
+    )
+    yield f"{need.plans} plans, {need.kept} of them kept at once at most"
+    names = _names(session)
+    for start in range(0, len(names), _COLUMNS):
+        yield ""
+        yield from _table(need, free, names[start : start + _COLUMNS])
+    short = [name for d, name in names if d != HOST and need.least[d].total > free[d]]
+    yield ""
+    if short:
+        yield f"does not fit: {', '.join(short)} (--fit looks for a way)"
+    else:
+        yield "fits: plans that are kept give way where memory is short"
+
+
+def _table(
+    need: "MemoryNeed", free: Sequence[int], columns: Sequence[tuple[int, str]]
+) -> Iterator[str]:
+    def row(label: str, cells: Sequence[str]) -> str:
+        return (f"{label:<16}" + "".join(f"{cell:>16}" for cell in cells)).rstrip()
+
+    yield row("bytes", [name for _, name in columns])
+    for kind in _KINDS:
+        label = _LABELS.get(kind, kind)
+        yield row(label, [f"{getattr(need.peak[d], kind):,}" for d, _ in columns])
+    yield row("total", [f"{need.peak[d].total:,}" for d, _ in columns])
+    yield row("one plan at once", [f"{need.least[d].total:,}" for d, _ in columns])
+    yield row("free", ["" if d == HOST else f"{free[d]:,}" for d, _ in columns])
+
+
+def _names(session: "Session") -> list[tuple[int, str]]:
+    """Return device indices with names, and host memory last."""
+    devices = session.scheduler.topology.devices
+    return [*((i, facts.name) for i, facts in enumerate(devices)), (HOST, "host memory")]
