@@ -1,0 +1,182 @@
+"""The data of a page: a timeline and all that belongs to it, as columns of numbers.
+
+Columns instead of objects, and each text once, keep the page of 20,000 commands at a few megabytes
+and quick to read. Times are microseconds.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ggsched.report.splits import plan_data
+from ggsched.trace.account import Account, account
+from ggsched.trace.advice import advise
+from ggsched.trace.arrows import arrows
+from ggsched.trace.live import blocks, live_bytes, value_labels
+from ggsched.trace.rows import rows
+from ggsched.trace.schema import TracedPlan
+from ggsched.trace.timeline import Span, Timeline
+from ggsched.trace.times import spans_by_lane
+
+Data = dict[str, Any]
+
+
+class Texts:
+    """A table in which each text stands once."""
+
+    def __init__(self) -> None:
+        self._index: dict[str, int] = {}
+
+    def of(self, text: str) -> int:
+        """Return the place of a text."""
+        return self._index.setdefault(text, len(self._index))
+
+    def all(self) -> list[str]:
+        """Return the table."""
+        return list(self._index)
+
+
+def page_data(timeline: Timeline, traced: Sequence[TracedPlan] = ()) -> Data:
+    """Return all that the page shows, as plain JSON data.
+
+    Args:
+        timeline: What happened, or what is expected to.
+        traced: What is expected of the timeline's plans, to be shown beside what happened.
+    """
+    texts = Texts()
+    made = account(timeline)
+    data: Data = {
+        "title": timeline.name,
+        "clock": timeline.clock,
+        "isExpected": timeline.is_expected,
+        "begin": us(timeline.start_s),
+        "end": us(timeline.end_s),
+        **_lanes_and_spans(timeline, texts),
+        "arrows": [[int(a.kind == "copy"), a.src, a.dst] for a in arrows(timeline)],
+        "runs": [[r.plan, us(r.start_s), us(r.end_s)] for r in timeline.runs],
+        "plans": [plan_data(plan) for plan in timeline.plans],
+        "expected": _expected(timeline, traced),
+        **_memory(timeline, texts),
+        "account": account_data(made),
+        "advice": [[a.what, a.why, us(a.saves_s)] for a in advise(made)],
+    }
+    return data | {"texts": texts.all()}
+
+
+def account_data(made: Account) -> Data:
+    """Return an account as plain JSON data, with the shares of each device."""
+    return {
+        "window_s": made.window_s,
+        "runs": made.runs,
+        "commands": made.commands,
+        "host_syncs": made.host_syncs,
+        "host_sync_s": made.host_sync_s,
+        "bubble": made.bubble,
+        "ideal_bubble": made.ideal_bubble,
+        "estimated": made.is_estimated,
+        "devices": [
+            {
+                "device": d.device,
+                "busy_s": d.busy_s,
+                "copy_s": d.copy_s,
+                "peer_s": d.peer_s,
+                "host_s": d.host_s,
+                "done_s": d.done_s,
+                "through_host_s": d.through_host_s,
+                "shares": d.shares(),
+            }
+            for d in made.devices
+        ],
+        "paths": [
+            {"path": p.path, "bytes": p.nbytes, "copies": p.copies, "seconds": p.seconds}
+            for p in made.paths
+        ],
+    }
+
+
+def us(seconds: float) -> float:
+    """Return microseconds, to the nanosecond."""
+    return round(1e6 * seconds, 3)
+
+
+def _lanes_and_spans(timeline: Timeline, texts: Texts) -> Data:
+    lanes = []
+    row_of: dict[int, int] = {}
+    for lane, spans in spans_by_lane(timeline):
+        placed = rows(spans)
+        row_of |= placed
+        count = 1 + max(placed.values(), default=0)
+        lanes.append({"name": lane.name, "device": lane.device, "rows": count})
+    spans = timeline.spans
+    return {
+        "lanes": lanes,
+        "spans": {
+            "lane": [s.lane for s in spans],
+            "row": [row_of[s.id] for s in spans],
+            "kind": [s.kind for s in spans],
+            "start": [us(s.start_s) for s in spans],
+            "end": [us(s.end_s) for s in spans],
+            "issued": [us(s.issued_s) for s in spans],
+            "label": [texts.of(s.label) for s in spans],
+            "reason": [texts.of(s.reason) for s in spans],
+            "path": [texts.of(f"{s.src} -> {s.dst}" if s.src else "") for s in spans],
+            "command": [s.command for s in spans],
+            "run": [s.run for s in spans],
+            "bytes": [s.nbytes for s in spans],
+            "estimated": [int(s.is_estimated) for s in spans],
+        },
+        "nodes": _nodes(spans, texts),
+    }
+
+
+def _nodes(spans: Iterable[Span], texts: Texts) -> Data:
+    """Return the nodes of launches; those of one span stand next to each other."""
+    found = [(s.id, node) for s in spans for node in s.nodes]
+    return {
+        "span": [i for i, _ in found],
+        "label": [texts.of(node.label) for _, node in found],
+        "start": [us(node.start_s) for _, node in found],
+        "end": [us(node.end_s) for _, node in found],
+    }
+
+
+def _expected(timeline: Timeline, traced: Sequence[TracedPlan]) -> list[Data]:
+    """Return for each plan when its commands should run, from the start of a run."""
+    lane_of = {
+        (timeline.runs[s.run].plan, s.command): s.lane
+        for s in timeline.spans
+        if s.run >= 0 and s.command >= 0 and timeline.lanes[s.lane].device
+    }
+    found = []
+    for number, plan in enumerate(traced):
+        known = [e for e in plan.expected if (number, e.command) in lane_of]
+        found.append(
+            {
+                "rates": plan.rates,
+                "command": [e.command for e in known],
+                "lane": [lane_of[number, e.command] for e in known],
+                "start": [us(e.start_s) for e in known],
+                "end": [us(e.end_s) for e in known],
+            }
+        )
+    return found
+
+
+def _memory(timeline: Timeline, texts: Texts) -> Data:
+    found = blocks(timeline)
+    labels = [value_labels(plan) for plan in timeline.plans]
+    live: dict[str, list[list[float]]] = {}
+    for plan, arena, at_s, nbytes in live_bytes(found):
+        live.setdefault(f"{plan}.{arena}", []).append([us(at_s), nbytes])
+    return {
+        "blocks": {
+            "plan": [b.plan for b in found],
+            "run": [b.run for b in found],
+            "arena": [b.arena for b in found],
+            "label": [texts.of(labels[b.plan][b.value]) for b in found],
+            "start": [us(b.start_s) for b in found],
+            "end": [us(b.end_s) for b in found],
+            "offset": [b.offset for b in found],
+            "bytes": [b.nbytes for b in found],
+        },
+        "live": live,
+    }

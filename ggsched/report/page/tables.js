@@ -1,0 +1,103 @@
+// The head of the page and the accounts.
+
+const PARTS = [
+  ["busy", "busy", "--launch"], ["copy", "waiting for copies", "--copy"],
+  ["peer", "waiting for devices", "--wait"], ["host", "waiting for the host", "--sync"],
+  ["done", "nothing to do", "--done"],
+];
+
+function fillHead() {
+  const a = D.account;
+  document.getElementById("title").textContent = D.title;
+  const what = D.isExpected
+    ? "What the cost model expects of one run. Nothing has run."
+    : D.clock === "simulated" ? "A run on simulated devices, in simulated time." : "A run, as it was measured.";
+  document.getElementById("subtitle").textContent =
+    a.estimated ? `${what} Times that nobody measured are estimated.` : what;
+  const moved = a.paths.reduce((sum, p) => sum + p.bytes, 0);
+  const tiles = [
+    [timeText(1e6 * a.window_s), D.isExpected ? "expected" : "in all"],
+    [countText(a.runs), a.runs === 1 ? "run of a plan" : "runs of plans"],
+    [countText(a.commands), "commands"],
+    [shareText(a.bubble), `idle; ${shareText(a.ideal_bubble)} with equal stages`],
+    [bytesText(moved), "moved"],
+    [countText(a.host_syncs), `host syncs, ${timeText(1e6 * a.host_sync_s)}`],
+  ];
+  document.getElementById("tiles").append(
+    ...tiles.map(([value, name]) => el("div", { class: "tile" }, el("b", {}, value), el("span", {}, name))),
+  );
+}
+
+function fillAccount() {
+  const legend = PARTS.map(([, text, name]) => el("span", {}, el("i", { style: `background:var(${name})` }), text));
+  const box = document.getElementById("account");
+  box.append(
+    el("div", { class: "legend" }, ...legend),
+    el("div", { class: "scroll" }, deviceTable()),
+    el("div", { class: "columns" }, el("div", {}, ...advice(), ...expectedTable()), el("div", {}, ...pathTable())),
+  );
+}
+
+function row(tag, cells) {
+  return el("tr", {}, ...cells.map((cell) => (cell instanceof Node ? cell : el(tag, {}, cell))));
+}
+
+function deviceTable() {
+  const head = row("th", ["device", "busy", "copies", "devices", "host", "done", el("th", {}, "")]);
+  const rows = D.account.devices.map((d) => {
+    const bars = PARTS.map(([name, text, tone]) =>
+      el("i", { title: `${text}: ${shareText(d.shares[name])}`, style: `width:${100 * d.shares[name]}%;background:var(${tone})` }));
+    return row("td", [
+      d.device, ...PARTS.map(([name]) => `${timeText(1e6 * d[`${name}_s`])} (${shareText(d.shares[name])})`),
+      el("td", { class: "shares" }, el("div", { class: "stack" }, ...bars)),
+    ]);
+  });
+  return el("table", { id: "devices" }, el("thead", {}, head), el("tbody", {}, ...rows));
+}
+
+function pathTable() {
+  if (!D.account.paths.length) return [el("h3", {}, "No bytes were moved")];
+  const rows = D.account.paths.map((p) => row("td", [
+    p.path, bytesText(p.bytes), countText(p.copies), timeText(1e6 * p.seconds),
+    p.seconds > 0 ? `${bytesText(Math.round(p.bytes / p.seconds))}/s` : "",
+  ]));
+  return [el("h3", {}, "Bytes by path"), el("table", { id: "paths" },
+    el("thead", {}, row("th", ["path", "bytes", "copies", "time", "rate"])), el("tbody", {}, ...rows))];
+}
+
+function advice() {
+  if (!D.advice.length) return [el("h3", {}, "No change that the rules know would help much")];
+  const items = D.advice.map(([what, why, saves]) =>
+    el("li", {}, el("b", {}, `up to ${timeText(saves)}: `), `${what}. `, el("span", { class: "soft" }, why)));
+  return [el("h3", {}, "What would help most"), el("ol", { id: "advice" }, ...items)];
+}
+
+/** Expected beside measured: all runs of a plan, device by device. */
+function expectedTable() {
+  const rows = [];
+  D.expected.forEach((e, plan) => {
+    if (!e.command.length) return;
+    const runs = D.runs.map((r, i) => [r, i]).filter(([r]) => r[0] === plan);
+    const numbers = new Set(runs.map(([, i]) => i));
+    const measured = new Map(), expected = new Map();
+    D.spans.run.forEach((run, i) => {
+      if (!numbers.has(run) || D.spans.kind[i] !== "launch") return;
+      const device = D.lanes[D.spans.lane[i]].device;
+      measured.set(device, (measured.get(device) || 0) + D.spans.end[i] - D.spans.start[i]);
+    });
+    const kindOf = new Map(D.spans.command.map((command, i) => [command, i]).filter(([, i]) => numbers.has(D.spans.run[i]) && D.spans.kind[i] === "launch"));
+    e.command.forEach((command, i) => {
+      if (!kindOf.has(command)) return;
+      const device = D.lanes[e.lane[i]].device;
+      expected.set(device, (expected.get(device) || 0) + (e.end[i] - e.start[i]) * runs.length);
+    });
+    for (const [device, time] of measured) {
+      const guess = expected.get(device) || 0;
+      rows.push(row("td", [`plan ${plan}, ${device}, ${runs.length} runs`, timeText(guess), timeText(time), guess > 0 ? `${(time / guess).toFixed(2)}×` : ""]));
+    }
+  });
+  if (!rows.length) return [];
+  const rates = D.expected.map((e) => e.rates).find(Boolean);
+  return [el("h3", {}, `Expected and measured launches${rates ? ` (rates: ${rates})` : ""}`),
+    el("table", { id: "expected" }, el("thead", {}, row("th", ["", "expected", "measured", "ratio"])), el("tbody", {}, ...rows))];
+}

@@ -1,0 +1,198 @@
+// The timeline: where each span lies, what is under the pointer, what is told of it.
+
+const AXIS = 20, ROW = 22, GAP = 10, GHOST = 7;
+
+class Timeline {
+  constructor(view) {
+    this.view = view;
+    this.hovered = -1;
+    this.selected = -1;
+    this.showArrows = true;
+    this.showExpected = true;
+    this.rows = [];
+    this.lanes = [];
+    this.layOut();
+    this.arrowsOf = new Map();
+    D.arrows.forEach(([, src, dst], i) => {
+      for (const span of [src, dst]) {
+        if (!this.arrowsOf.has(span)) this.arrowsOf.set(span, []);
+        this.arrowsOf.get(span).push(i);
+      }
+    });
+    this.indexNodes();
+    this.indexExpected();
+    this.stage = new Stage("timeline", view, (stage) => drawTimeline(this, stage));
+    this.stage.height = this.height;
+    this.stage.hover = (x, y, event) => this.hover(x, y, event);
+    this.stage.click = (x, y) => this.select(this.find(x, y));
+    this.stage.escape = () => this.select(-1);
+    this.fillBar();
+    this.tell();
+  }
+
+  /** Give each lane with spans its rows, the host first, streams of one device together. */
+  layOut() {
+    const used = new Set(D.spans.lane);
+    const order = D.lanes.map((_, i) => i).filter((i) => used.has(i));
+    const devices = [...new Set(D.lanes.map((l) => l.device))];
+    order.sort((a, b) => devices.indexOf(D.lanes[a].device) - devices.indexOf(D.lanes[b].device) || a - b);
+    const hasGhosts = D.expected.some((e) => e.command.length);
+    let y = AXIS + (D.runs.length ? 18 : 0) + 4;
+    this.laneAt = new Map();
+    for (const lane of order) {
+      const { name, device, rows } = D.lanes[lane];
+      const ghost = hasGhosts && device ? GHOST + 3 : 0;
+      this.laneAt.set(lane, { lane, name, device, y, ghostY: y + rows * ROW, rows });
+      y += rows * ROW + ghost + GAP;
+    }
+    this.lanes = [...this.laneAt.values()];
+    this.height = Math.max(y, 90);
+    const of = new Map();
+    D.spans.lane.forEach((lane, i) => {
+      const key = `${lane}.${D.spans.row[i]}`;
+      if (!of.has(key)) of.set(key, []);
+      of.get(key).push(i);
+    });
+    for (const [key, ids] of of) {
+      const [lane, row] = key.split(".").map(Number);
+      const { start, end } = D.spans;
+      ids.sort((a, b) => start[a] - start[b] || end[b] - end[a]);
+      this.rows.push({
+        lane, row, ids, y: this.laneAt.get(lane).y + row * ROW,
+        starts: Float64Array.from(ids, (i) => start[i]),
+      });
+    }
+    this.yOf = (span) => this.laneAt.get(D.spans.lane[span]).y + D.spans.row[span] * ROW;
+  }
+
+  indexNodes() {
+    this.nodesOf = new Map();
+    D.nodes.span.forEach((span, i) => {
+      if (!this.nodesOf.has(span)) this.nodesOf.set(span, [i, i + 1]);
+      else this.nodesOf.get(span)[1] = i + 1;
+    });
+  }
+
+  indexExpected() {
+    this.expectedOf = D.expected.map((e) => new Map(e.command.map((command, i) => [command, i])));
+  }
+
+  expected(span) {
+    const run = D.spans.run[span], command = D.spans.command[span];
+    if (run < 0 || command < 0) return null;
+    const plan = D.runs[run][0], i = this.expectedOf[plan] && this.expectedOf[plan].get(command);
+    if (i === undefined) return null;
+    return D.expected[plan].end[i] - D.expected[plan].start[i];
+  }
+
+  fillBar() {
+    const check = (text, name) => {
+      const box = el("input", { type: "checkbox", onchange: (e) => { this[name] = e.target.checked; this.stage.ask(); } });
+      box.checked = this[name];
+      return el("label", {}, box, ` ${text}`);
+    };
+    const known = [["launch", "launch"], ["copy", "copy"], ["wait", "wait"], ["sync", "host sync"], ["host", "host"]];
+    const legend = known.map(([kind, text]) => el("span", {}, el("i", { style: `background:var(${COLOUR[kind]})` }), text));
+    const ghosts = D.expected.some((e) => e.command.length);
+    if (ghosts) legend.push(el("span", {}, el("i", { style: "background:var(--ghost)" }), "expected"));
+    document.getElementById("timeline-bar").append(
+      ...viewButtons(this.view), check("arrows", "showArrows"),
+      ...(ghosts ? [check("expected", "showExpected")] : []),
+      el("div", { class: "legend" }, ...legend),
+      el("span", { class: "keys" }, "drag to move, Ctrl + wheel to zoom, keys w a s d f; click for details"),
+    );
+  }
+
+  /** Return the span at a pixel, the innermost if several, or -1. */
+  find(x, y) {
+    if (x < GUTTER) return -1;
+    const row = this.rows.find((r) => y >= r.y && y < r.y + ROW);
+    if (!row) return -1;
+    const at = this.stage.at(x), reach = this.stage.at(x + 3) - at;
+    const { start, end } = D.spans;
+    let best = -1, distance = Infinity;
+    for (let k = above(row.starts, at + reach) - 1, seen = 0; k >= 0 && seen < 64; k -= 1, seen += 1) {
+      const i = row.ids[k];
+      const away = at < start[i] ? start[i] - at : at > end[i] ? at - end[i] : 0;
+      if (away <= reach && away < distance) {
+        best = i;
+        distance = away;
+        if (!away) break;
+      }
+    }
+    return best;
+  }
+
+  findNode(span, x) {
+    const range = this.nodesOf.get(span), at = this.stage.at(x);
+    if (!range) return -1;
+    for (let i = range[0]; i < range[1]; i += 1) if (D.nodes.start[i] <= at && at <= D.nodes.end[i]) return i;
+    return -1;
+  }
+
+  hover(x, y, event) {
+    const found = event ? this.find(x, y) : -1;
+    if (found !== this.hovered) {
+      this.hovered = found;
+      this.stage.ask();
+    }
+    if (found < 0) {
+      showTip(null);
+      return;
+    }
+    const node = this.findNode(found, x);
+    const inside = node < 0 ? "" : `${D.texts[D.nodes.label[node]]}: ${timeText(D.nodes.end[node] - D.nodes.start[node])}`;
+    showTip([inside, ...this.lines(found)], event);
+  }
+
+  select(span) {
+    this.selected = span;
+    this.tell();
+    this.stage.ask();
+  }
+
+  /** What there is to say of a span. */
+  lines(i) {
+    const s = D.spans, text = (k) => D.texts[s[k][i]];
+    const taken = s.end[i] - s.start[i], expected = this.expected(i);
+    const what = s.command[i] >= 0 ? `c${s.command[i]} ${text("label")}` : text("label");
+    const where = D.lanes[s.lane[i]];
+    const reason = text("reason");
+    return [
+      what,
+      `${where.name}${s.run[i] >= 0 ? `, run ${s.run[i]}` : ""}`,
+      `took ${timeText(taken)}${s.estimated[i] ? " (estimated)" : ""}` +
+        (expected === null ? "" : `, expected ${timeText(expected)}`) +
+        `; began at ${timeText(s.start[i] - D.begin)}` +
+        (where.device ? `, enqueued at ${timeText(s.issued[i] - D.begin)}` : ""),
+      reason && `because of ${reason}`,
+      text("path") && `${text("path")}: ${bytesText(s.bytes[i])}` + (taken > 0 ? `, ${bytesText(Math.round((s.bytes[i] / taken) * 1e6))}/s` : ""),
+      !text("path") && s.bytes[i] > 0 && `touches ${bytesText(s.bytes[i])}`,
+    ];
+  }
+
+  tell() {
+    const box = document.getElementById("details");
+    if (this.selected < 0) {
+      box.replaceChildren(el("span", { class: "soft" }, "Click a span to keep its details here."));
+      return;
+    }
+    const [what, ...rest] = this.lines(this.selected).filter(Boolean);
+    const linked = (this.arrowsOf.get(this.selected) || []).slice(0, 12).map((i) => {
+      const [, src, dst] = D.arrows[i], other = src === this.selected ? dst : src;
+      const word = src === this.selected ? "leads to" : "comes from";
+      const label = `${word} c${D.spans.command[other]} ${D.texts[D.spans.label[other]]}`;
+      return el("button", { onclick: () => this.goTo(other) }, label);
+    });
+    box.replaceChildren(
+      el("div", {}, el("b", {}, what), ...rest.map((line) => el("span", {}, `${line}. `))),
+      el("div", { class: "bar" }, ...linked),
+    );
+  }
+
+  goTo(span) {
+    const start = D.spans.start[span], end = D.spans.end[span], length = this.view.to - this.view.from;
+    if (start < this.view.from || end > this.view.to) this.view.show((start + end - length) / 2, (start + end + length) / 2);
+    this.select(span);
+  }
+}

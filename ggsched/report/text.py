@@ -1,0 +1,51 @@
+"""Where the time of a run went, as a table of text that fits 80 columns."""
+
+from collections.abc import Iterator
+from textwrap import wrap
+
+from ggsched.plan.text import nbytes_text
+from ggsched.trace.account import Account
+from ggsched.trace.advice import advise
+
+WIDTH = 80
+
+
+def account_text(made: Account) -> str:
+    """Return an account and what would help most."""
+    return "\n".join(_lines(made)) + "\n"
+
+
+def _lines(made: Account) -> Iterator[str]:
+    estimated = ", some times estimated" if made.is_estimated else ""
+    yield f"{seconds_text(made.window_s)} in {made.runs} runs of plans{estimated}"
+    yield ""
+    yield f"{'device':<14} {'busy':>9} {'copies':>9} {'devices':>9} {'host':>9} {'done':>9}"
+    for device in made.devices:
+        shares = device.shares().values()
+        yield f"{device.device:<14.14} " + " ".join(f"{100 * share:8.1f}%" for share in shares)
+    yield ""
+    yield (
+        f"idle {made.bubble:.1%}; equal stages would be idle {made.ideal_bubble:.1%} "
+        f"((p-1)/(m+p-1))"
+    )
+    yield f"{made.host_syncs} host syncs, {seconds_text(made.host_sync_s)}"
+    for path in made.paths:
+        yield (
+            f"{path.path:<30}  {nbytes_text(path.nbytes):>10} in {path.copies} copies, "
+            f"{seconds_text(path.seconds)}"
+        )
+    found = advise(made)
+    if found:
+        yield ""
+        yield "what would help most"
+    for number, advice in enumerate(found, 1):
+        text = f"{number}. up to {advice.saves_s / made.window_s:.0%}: {advice.what}: {advice.why}"
+        yield from wrap(text, WIDTH, subsequent_indent="   ", break_on_hyphens=False)
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a time with a unit, e.g. ``1.25 ms``."""
+    for limit, factor, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if abs(seconds) < limit:
+            return f"{factor * seconds:.3g} {unit}"
+    return f"{seconds:.3g} s"
