@@ -34,6 +34,7 @@ class ModelOptions:
         cpu_moe: ``--cpu-moe``.
         overrides: ``-ot`` in order.
         tensor_split: ``-ts``.
+        split_by: ``--split-by``.
         n_ctx: ``-c``; 0 for what the model was trained for, within reason.
         n_batch: ``-b``.
         n_ubatch: ``-ub``.
@@ -48,6 +49,7 @@ class ModelOptions:
     cpu_moe: bool
     overrides: tuple[Override, ...]
     tensor_split: tuple[float, ...] | None
+    split_by: Literal["memory", "cost", "equal"] | None
     n_ctx: int
     n_batch: int
     n_ubatch: int
@@ -108,7 +110,14 @@ _OPTIONS: Final = (
         type=shares,
         default=None,
         metavar="A,B,...",
-        help="Shares of the accelerators. [default: by memory]",
+        help="Shares of the accelerators. [default: what --split-by says]",
+    ),
+    click.option(
+        "--split-by",
+        type=click.Choice(["memory", "cost", "equal"]),
+        default=None,
+        help="How layers are divided among accelerators, or among all devices where there are "
+        "none; cost: so that the slowest has the least to do. [default: memory]",
     ),
     click.option(
         "-c",
@@ -174,6 +183,7 @@ def open_session(
         n_gpu_layers=options.n_gpu_layers,
         n_cpu_moe=hp.n_layer if options.cpu_moe else options.n_cpu_moe,
         tensor_split=options.tensor_split,
+        split_by=options.split_by,
         overrides=tuple(OverrideRule(o.pattern, o.device) for o in options.overrides),
     )
     if options.verify is not None:
@@ -208,7 +218,7 @@ def _context(n_ctx: int, model: "Model") -> int:
 
 def _remark(session: "Session", options: ModelOptions) -> None:
     """Say what was asked for and has no effect."""
-    from ggsched.models.offload import accelerators
+    from ggsched.models.offload import stages
 
     if session.homes.unused:
         raise UsageError(
@@ -218,6 +228,6 @@ def _remark(session: "Session", options: ModelOptions) -> None:
     if (options.cpu_moe or options.n_cpu_moe) and not session.model.hparams.n_expert:
         _LOG.warning("--n-cpu-moe has no effect: the model has no experts")
     devices = session.scheduler.topology.devices
-    if options.n_gpu_layers and not accelerators(devices):
+    if options.n_gpu_layers and not stages(devices, session.options.offload):
         names = ", ".join(d.name for d in devices)
         _LOG.warning("-ngl has no effect: %s: no accelerator among the devices", names)

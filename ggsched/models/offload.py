@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Final
+from typing import Final, Literal
 
 from ggsched.errors import UsageError
 from ggsched.models.hparams import HParams
@@ -40,6 +40,9 @@ class OverrideRule:
     device: str
 
 
+SplitBy = Literal["memory", "cost", "equal"]
+
+
 @dataclass(frozen=True, slots=True)
 class Offload:
     """What the user asks for.
@@ -47,14 +50,19 @@ class Offload:
     Attributes:
         n_gpu_layers: Layers on accelerators, the output layer first; None for all.
         n_cpu_moe: Leading blocks whose experts stay on the host device.
-        tensor_split: Shares of the accelerators in order; None for shares by memory.
+        tensor_split: Shares of the accelerators in order; None for what ``split_by`` says.
         overrides: Rules that win over everything; the first that matches counts.
+        split_by: How layers are divided among accelerators: by ``memory``, so that the slowest
+            has the least ``cost``, or in ``equal`` numbers; None for memory.
+        stage_layers: Layers of each accelerator, which wins over shares; see ``balanced_layers``.
     """
 
     n_gpu_layers: int | None = None
     n_cpu_moe: int = 0
     tensor_split: tuple[float, ...] | None = None
     overrides: tuple[OverrideRule, ...] = ()
+    split_by: SplitBy | None = None
+    stage_layers: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,7 @@ def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
     """
     hp = spec.hparams
     devices = topology.devices
-    host = _host_index(devices)
+    host = host_index(devices, offload)
     targets = [_find_device(rule.device, topology) for rule in offload.overrides]
     layer_device = _layer_devices(hp, devices, host, offload)
     used = [False] * len(targets)
@@ -120,8 +128,28 @@ def accelerators(devices: Sequence[DeviceFacts]) -> list[int]:
     return [i for i, d in enumerate(devices) if d.kind != "cpu"]
 
 
-def _host_index(devices: Sequence[DeviceFacts]) -> int:
-    """Return the last CPU, or the last device where there is none."""
+def stages(devices: Sequence[DeviceFacts], offload: Offload) -> list[int]:
+    """Return the devices that layers are divided among: the accelerators.
+
+    Where there are none and a split is asked for, all devices, so that several CPU devices can
+    make a pipeline.
+    """
+    found = accelerators(devices)
+    asked = offload.tensor_split or offload.split_by or offload.stage_layers
+    if not found and asked and len(devices) > 1:
+        return list(range(len(devices)))
+    return found
+
+
+def host_index(devices: Sequence[DeviceFacts], offload: Offload) -> int:
+    """Return the device of what is not offloaded: the last CPU, or the last device.
+
+    Where several CPUs are the stages of a pipeline it is the first of them, because that is where
+    a micro-batch enters.
+    """
+    found = stages(devices, offload)
+    if found and not accelerators(devices):
+        return found[0]
     cpus = [i for i, d in enumerate(devices) if d.kind == "cpu"]
     return cpus[-1] if cpus else len(devices) - 1
 
@@ -154,11 +182,13 @@ def _layer_devices(
             why="a number of layers is not negative",
             hint=f"this model has {layers} layers to offload, the output layer among them",
         )
-    targets = accelerators(devices)
-    shares = _shares(targets, devices, offload.tensor_split)
+    targets = stages(devices, offload)
+    offloaded = min(wanted, layers)
+    if offload.stage_layers is not None:
+        return [host] * (layers - offloaded) + _by_counts(targets, offload.stage_layers, offloaded)
+    shares = _shares(targets, devices, offload)
     if not targets:
         return [host] * layers
-    offloaded = min(wanted, layers)
     bounds = [s / sum(shares) for s in accumulate(shares)]
     out = [host] * (layers - offloaded)
     for i in range(offloaded):
@@ -167,9 +197,21 @@ def _layer_devices(
     return out
 
 
+def _by_counts(targets: Sequence[int], counts: tuple[int, ...], offloaded: int) -> list[int]:
+    if len(counts) != len(targets) or sum(counts) != offloaded or min(counts, default=0) < 0:
+        raise UsageError(
+            f"{', '.join(map(str, counts))} layers",
+            why=f"one number for each of {len(targets)} devices, {offloaded} in all",
+        )
+    return [t for t, count in zip(targets, counts, strict=True) for _ in range(count)]
+
+
 def _shares(
-    targets: Sequence[int], devices: Sequence[DeviceFacts], split: tuple[float, ...] | None
+    targets: Sequence[int], devices: Sequence[DeviceFacts], offload: Offload
 ) -> list[float]:
+    split = offload.tensor_split
+    if split is None and offload.split_by == "equal":
+        return [1.0] * len(targets)
     if split is None:
         return [float(max(1, devices[t].memory_nbytes)) for t in targets]
     is_share = all(math.isfinite(s) and s >= 0 for s in split) and any(split)

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Final, Self
 
@@ -14,12 +14,13 @@ from ggsched.calibrate.cache import load_rates
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
+from ggsched.models.balance import balanced_layers
 from ggsched.models.graph import build_model_graph
 from ggsched.models.load import Model, weight_array
 from ggsched.models.memory_need import MemoryNeed, memory_need
-from ggsched.models.offload import Homes, Offload, find_homes
+from ggsched.models.offload import Homes, Offload, find_homes, stages
 from ggsched.models.sampling import Sampler, Sampling
-from ggsched.models.trajectory import kv_bucket, trajectory
+from ggsched.models.trajectory import BatchSize, kv_bucket, trajectory
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
 from ggsched.run.store import Progress
@@ -106,6 +107,7 @@ class Session:
         try:
             topology = self.scheduler.topology
             self.rates: MachineRates = load_rates(topology, self.scheduler.settings.rates)
+            self.options = self._balanced()
             self.homes: Homes = find_homes(model.spec, topology, self.options.offload)
         except BaseException:
             self.scheduler.close()
@@ -263,6 +265,25 @@ class Session:
         where: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _balanced(self) -> SessionOptions:
+        """Return the options, with layers counted out where they are divided by cost."""
+        options, offload = self.options, self.options.offload
+        if offload.split_by != "cost" or offload.tensor_split or offload.stage_layers:
+            return options
+        topology = self.scheduler.topology
+        free = self.scheduler.free_nbytes()
+        step = min(options.step, options.n_ctx)
+        split = balanced_layers(
+            self.model.spec,
+            topology,
+            self.rates,
+            offload,
+            BatchSize(step, kv_bucket(step, options.n_ctx), 1),
+            n_ctx=options.n_ctx,
+            limits=[free[t] for t in stages(topology.devices, offload)],
+        )
+        return replace(options, offload=replace(offload, stage_layers=split.counts))
 
     def _run(self, tokens: np.ndarray, n_out: int) -> np.ndarray:
         n, past = len(tokens), self._n_past

@@ -96,9 +96,18 @@ def test_experts_on_the_host(plan):
     assert [line.split()[1] for line in splits] == ["cpu:1", "cpu:0"] * 3 + ["cpu:1"]
 
 
+@pytest.mark.parametrize("how", ["memory", "cost", "equal"])
+def test_layers_divided_among_processors(plan, how):
+    code, out, err = plan("--devices", "cpu:0,cpu:1", "--split-by", how, "--n-tokens", 8)
+    assert (code, err) == (0, "")
+    splits = [line.split()[1] for line in out.splitlines() if line.startswith("  s")]
+    assert splits == ["cpu:0", "cpu:1"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--split-by", "cost"], "no devices to divide layers among: devices: cpu:0"),
         (["--n-tokens", 0], "0 is not in the range"),
         (["--n-past", -1], "-1 is not in the range"),
         (["--n-past", 256], "256 + 1 tokens do not fit the context: it holds 256"),
