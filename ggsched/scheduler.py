@@ -25,6 +25,7 @@ from ggsched.errors import GgschedError, OutOfDeviceMemory, UsageError
 from ggsched.ir.graph import Graph
 from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints
+from ggsched.passes.rings import Slots
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
 from ggsched.run.executor import Executor
@@ -36,7 +37,7 @@ from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import TracedPlan
 from ggsched.trace.tracing import traced
 
-PlanKey = tuple[str, tuple[tuple[str, int], ...], tuple[tuple[int, int], ...], str]
+PlanKey = tuple[str, tuple[tuple[str, int], ...], tuple[tuple[int, int], ...], str, Slots | None]
 
 _LOG: Final = logging.getLogger("ggsched")
 _FREE: Final = Constraints()
@@ -241,7 +242,8 @@ class Scheduler:
         def key() -> PlanKey:
             homes = tuple(sorted((n, d) for n, d in constraints.homes.items() if n in graph))
             rates = constraints.rates.digest if constraints.rates else ""
-            return graph.digest, homes, tuple(sorted(constraints.pins.items())), rates
+            pins = tuple(sorted(constraints.pins.items()))
+            return graph.digest, homes, pins, rates, constraints.slots
 
         return self._keys.get((graph.digest, constraints.digest), key)
 

@@ -8,7 +8,8 @@ streams (``visibility``), so no wait is needed for memory's sake inside a run; h
 afterwards all the same, from the physical ranges.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
@@ -17,6 +18,7 @@ from ggsched.passes.concurrent_bound import concurrent_bound
 from ggsched.passes.liveness import Timeline
 from ggsched.passes.packing import Block, pack
 from ggsched.passes.reuse import Order, Sequential
+from ggsched.passes.rings import Slot
 from ggsched.plan.memory import Arena, ArenaKind, Life, Memory, Region
 from ggsched.plan.splits import HOST, Splits, Value
 from ggsched.topology.model import Topology
@@ -24,13 +26,27 @@ from ggsched.topology.model import Topology
 HOST_ALIGNMENT = 64
 
 
+@dataclass(frozen=True)
+class Sharing:
+    """When values may share bytes.
+
+    Attributes:
+        order: What is over before what begins.
+        rings: The slot of each value that is handed over in turns.
+        effort: How long to look for a tighter packing, see ``pack``.
+    """
+
+    order: Order
+    rings: Mapping[int, Slot] = field(default_factory=dict)
+    effort: int = 0
+
+
 def allocate(
     graph: Graph,
     topology: Topology,
     splits: Splits,
     timeline: Timeline,
-    order: Order,
-    effort: int = 0,
+    sharing: Sharing,
 ) -> Memory:
     """Return arenas, a region for each value, and who took over whose bytes.
 
@@ -39,10 +55,9 @@ def allocate(
         topology: The machine.
         splits: Values, and who touches them.
         timeline: Lives of the values in program order.
-        order: When values may share bytes.
-        effort: How long to look for a tighter packing, see ``pack``.
+        sharing: When values may share bytes.
     """
-    overwrites = _overwrites(graph, splits, timeline, order)
+    overwrites = _overwrites(graph, splits, timeline, sharing)
     arenas: list[Arena] = []
     regions: list[Region] = [Region(0, 0, 0)] * len(splits.values)
     bounds: dict[int, int] = {}
@@ -60,7 +75,8 @@ def allocate(
         alignment = HOST_ALIGNMENT if device == HOST else topology.devices[device].alignment
         # The host uses its slots before the first step and after the last one.
         lasting = kind in ("input", "output")
-        packer = _Packer(Sequential(timeline.lives) if lasting else order, overwrites, effort)
+        order = Sequential(timeline.lives) if lasting else sharing.order
+        packer = _Packer(order, overwrites, sharing, timeline.lives)
         total, bound = packer.pack(values, alignment, len(arenas), regions)
         bounds[len(arenas)] = bound
         arenas.append(Arena(len(arenas), kind, device, total, alignment))
@@ -79,34 +95,54 @@ def _arena_kind(value: Value) -> ArenaKind:
 class _Packer:
     order: Order
     overwrites: dict[int, int]
-    effort: int
+    sharing: Sharing
+    lives: Sequence[Life]
 
     def pack(
         self, values: list[Value], alignment: int, arena: int, regions: list[Region]
     ) -> tuple[int, int]:
         """Give each value its region; return the arena's size and its lower bound."""
+        members, sizes = self._blocks(values, alignment)
+        windows = [self.order.window(ids) for ids in members]
+        blocks = [Block(*life, nbytes) for life, nbytes in zip(windows, sizes, strict=True)]
+        apart = self.order.apart(members)
+        offsets, total = pack(blocks, apart, effort=self.sharing.effort)
+        nbytes = {v.id: v.nbytes for v in values}
+        for ids, offset in zip(members, offsets, strict=True):
+            for v in ids:
+                regions[v] = Region(arena, offset, nbytes[v])
+        return total, concurrent_bound(blocks, apart).nbytes
+
+    def _blocks(self, values: list[Value], alignment: int) -> tuple[list[list[int]], list[int]]:
+        """Return the values that have the same bytes one after another, and how many bytes."""
         block_of: dict[int, int] = {}
+        slot_of: dict[Slot, int] = {}
         members: list[list[int]] = []
         sizes: list[int] = []
         for v in values:
             taken = self.overwrites.get(v.id)
-            if taken is None:
-                block_of[v.id] = len(members)
-                members.append([v.id])
-                sizes.append(-(-v.nbytes // alignment) * alignment)
-            else:
-                block_of[v.id] = block_of[taken]
-                members[block_of[taken]].append(v.id)
-        windows = [self.order.window(ids) for ids in members]
-        blocks = [Block(*life, nbytes) for life, nbytes in zip(windows, sizes, strict=True)]
-        apart = self.order.apart(members)
-        offsets, total = pack(blocks, apart, effort=self.effort)
-        for v in values:
-            regions[v.id] = Region(arena, offsets[block_of[v.id]], v.nbytes)
-        return total, concurrent_bound(blocks, apart).nbytes
+            slot = self.sharing.rings.get(v.id)
+            block = len(members)
+            if taken is not None:
+                block = block_of[taken]
+            elif slot is not None:
+                known = slot_of.get(slot, block)
+                is_over = (
+                    known < block and self.lives[members[known][-1]].death < self.lives[v.id].birth
+                )
+                block = slot_of[slot] = known if is_over else block
+            if block == len(members):
+                members.append([])
+                sizes.append(0)
+            block_of[v.id] = block
+            members[block].append(v.id)
+            sizes[block] = max(sizes[block], -(-v.nbytes // alignment) * alignment)
+        return members, sizes
 
 
-def _overwrites(graph: Graph, splits: Splits, timeline: Timeline, order: Order) -> dict[int, int]:
+def _overwrites(
+    graph: Graph, splits: Splits, timeline: Timeline, sharing: Sharing
+) -> dict[int, int]:
     """Return for each value that takes over a dying operand's bytes that operand's value."""
     taken: dict[int, int] = {}
     values, lives, bindings = splits.values, timeline.lives, splits.bindings
@@ -121,8 +157,9 @@ def _overwrites(graph: Graph, splits: Splits, timeline: Timeline, order: Order) 
             operand = bindings[node.id][k] if k < len(node.inputs) else result
             if (
                 operand != result
+                and operand not in sharing.rings
                 and _can_take(graph, node, k, splits, lives, step)
-                and order.is_last(operand, result, step)
+                and sharing.order.is_last(operand, result, step)
             ):
                 taken[result] = bindings[node.id][k]
                 break

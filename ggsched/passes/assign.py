@@ -48,7 +48,11 @@ def assign(
                 own.append(len(specs))
                 specs.append(StreamSpec(len(specs), s.device))
             of_node[s.first : s.end] = [own[lane] for lane in lanes]
-    of_transfer = _transfers(splits, streams_of, of_node)
+    if policy.has_copy_stream:
+        copying = _copy_streams(topology, splits, streams_of, specs)
+        of_transfer = tuple(copying.get(t.by, streams_of[t.by][0]) for t in splits.transfers)
+    else:
+        of_transfer = _transfers(splits, streams_of, of_node)
     return Streams(tuple(specs), tuple(of_node), of_transfer, tuple(gains))
 
 
@@ -126,6 +130,23 @@ def _list_schedule(
         ends.append(best_start + cost)
         free[best], last[best] = ends[-1], i
     return lanes, max(ends, default=0.0)
+
+
+def _copy_streams(
+    topology: Topology,
+    splits: Splits,
+    streams_of: dict[int, list[int]],
+    specs: list[StreamSpec],
+) -> dict[int, int]:
+    """Add a stream for the transfers of each device that can have one."""
+    computing = {s.device for s in splits.splits}
+    own: dict[int, int] = {}
+    for device in sorted({t.by for t in splits.transfers} & computing):
+        facts = topology.devices[device]
+        if facts.has_events and facts.max_streams > len(streams_of[device]):
+            own[device] = len(specs)
+            specs.append(StreamSpec(len(specs), device))
+    return own
 
 
 def _transfers(

@@ -1,5 +1,6 @@
 """A draft: what is decided about a plan before memory is."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,6 +9,7 @@ from ggsched.passes.hazards import Lanes, find_lanes
 from ggsched.passes.liveness import Timeline, liveness
 from ggsched.passes.outline import Item, list_outline
 from ggsched.passes.reuse import Concurrent, Order, Sequential
+from ggsched.passes.rings import Slot, Slots, find_rings
 from ggsched.passes.visibility import Visibility, find_visibility
 from ggsched.plan.placement import Placement
 from ggsched.plan.splits import Splits
@@ -26,6 +28,7 @@ class Draft:
         splits: Splits, values, transfers.
         streams: Streams.
         rates: Where the rates of the machine came from.
+        slots: Buffers of what is handed over between the parts of a joined graph.
     """
 
     graph: Graph
@@ -34,6 +37,7 @@ class Draft:
     splits: Splits
     streams: Streams
     rates: str
+    slots: Slots | None = None
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -62,6 +66,11 @@ class Draft:
             self.lanes,
             self.timeline,
         )
+
+    @cached_property
+    def rings(self) -> Mapping[int, Slot]:
+        """The slot of each value that is handed over in turns."""
+        return find_rings(self.splits, self.slots)
 
     @property
     def is_sequential(self) -> bool:

@@ -10,10 +10,13 @@ class StreamPolicy:
     Attributes:
         limit: Streams per device at most.
         is_forced: Use them wherever nodes are independent, whatever the cost model says.
+        has_copy_stream: Let transfers run beside launches, on a stream of their own, where a
+            device has events and a stream to spare.
     """
 
     limit: int = 1
     is_forced: bool = False
+    has_copy_stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.allocate import allocate
+from ggsched.passes.allocate import Sharing, allocate
 from ggsched.passes.assign import assign
 from ggsched.passes.budget import keep_budget, over_budget
 from ggsched.passes.draft import Draft
@@ -96,7 +96,7 @@ def _make_plan(
     streams = assign(graph, topology, splits, options.streams, rates)
     if verify:
         verify_streams(topology, splits, streams)
-    draft = Draft(graph, topology, placement, splits, streams, rates.source)
+    draft = Draft(graph, topology, placement, splits, streams, rates.source, constraints.slots)
     plan = _finish(draft, draft.data_order(), options, verify)
     budget = dict(options.memory_budget)
     if over_budget(plan, budget):
@@ -110,7 +110,8 @@ def _make_plan(
 def _finish(draft: Draft, order: Order, options: PlanOptions, verify: bool) -> Plan:
     """Plan memory in an order of the values, then synchronisation and commands."""
     graph, topology, splits = draft.graph, draft.topology, draft.splits
-    memory = allocate(graph, topology, splits, draft.timeline, order, options.memory_effort)
+    sharing = Sharing(order, draft.rings, options.memory_effort)
+    memory = allocate(graph, topology, splits, draft.timeline, sharing)
     if verify:
         verify_memory(graph, topology, splits, memory, draft.timeline.lives)
     work = list_work(graph, splits, draft.outline, memory)

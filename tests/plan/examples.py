@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ggsched.ir import Graph, GraphBuilder
-from ggsched.passes.allocate import allocate
+from ggsched.passes.allocate import Sharing, allocate
 from ggsched.passes.assign import assign
 from ggsched.passes.liveness import liveness
 from ggsched.passes.options import StreamPolicy
@@ -65,7 +65,7 @@ def example(**facts: object) -> Example:
     placement = place(graph, topology, PINS)
     splits = split(graph, topology, placement)
     timeline = liveness(graph, splits)
-    memory = allocate(graph, topology, splits, timeline, Sequential(timeline.lives))
+    memory = allocate(graph, topology, splits, timeline, Sharing(Sequential(timeline.lives)))
     streams = assign(graph, topology, splits, StreamPolicy(), guessed_rates(topology))
     plan = make_plan(graph, topology, PINS, verify=True)
     return Example(graph, topology, placement, splits, streams, timeline.lives, memory, plan)
