@@ -1,4 +1,4 @@
-"""The only file that knows ``cuda.bindings``: the driver and the compiler NVRTC.
+"""The only file that knows ``cuda.bindings.driver``.
 
 Handles are plain integers: streams, events, addresses and functions are passed to the driver about
 400,000 times a second, and objects around them cost as much again as the call. ``cuda.core`` has
@@ -10,13 +10,13 @@ Nothing here blocks for longer than it takes to hand work over, but for what its
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from threading import local
 from typing import Any, Final
 
-from ggsched.errors import BackendUnavailable, OutOfDeviceMemory, UsageError
+from ggsched.errors import BackendUnavailable, OutOfDeviceMemory
 
 # Streams beyond the number of hardware queues share one, and would hold each other up (STR-4). The
 # driver reads this when it starts; 32 is the most, and 31 streams were held at once on an H200.
@@ -26,7 +26,6 @@ INSTALL_HINT: Final = 'pip install "ggsched[cuda]", and the NVIDIA driver 580 or
 
 try:
     from cuda.bindings import driver as cu
-    from cuda.bindings import nvrtc
 except (ImportError, OSError) as error:
     raise BackendUnavailable(
         "cuda.bindings cannot be imported", where="cuda", why=str(error), hint=INSTALL_HINT
@@ -253,11 +252,6 @@ def take_pinned(nbytes: int) -> Handle:
     return int(check(result, "cuMemHostAlloc"))
 
 
-def fill_words(address: Handle, value: int, count: int, stream: Handle) -> None:
-    """Fill ``count`` words of four bytes."""
-    check(cu.cuMemsetD32Async(address, value, count, stream), "cuMemsetD32Async")
-
-
 def enqueue_upload(address: Handle, source: int, nbytes: int, stream: Handle) -> None:
     """Copy pinned host memory to the device."""
     check(cu.cuMemcpyHtoDAsync(address, source, nbytes, stream), "cuMemcpyHtoDAsync")
@@ -293,6 +287,16 @@ def make_event() -> Handle:
     return int(check(cu.cuEventCreate(flags), "cuEventCreate"))
 
 
+def make_timed_event() -> Handle:
+    """Return an event that takes a time stamp."""
+    return int(check(cu.cuEventCreate(0), "cuEventCreate"))
+
+
+def seconds_between(earlier: Handle, later: Handle) -> float:
+    """Return the time between two timed events that are done."""
+    return float(check(cu.cuEventElapsedTime(earlier, later), "cuEventElapsedTime")) / 1e3
+
+
 def enqueue_wait(stream: Handle, event: Handle) -> None:
     """Hold a stream until an event of any card, as recorded now, is done."""
     check(cu.cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent")
@@ -306,59 +310,22 @@ def enqueue_wait_for_word(stream: Handle, address: Handle, value: int) -> None:
 HOST_CALL: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-def make_host_call(call: Callable[[int], None]) -> tuple[Any, Any]:
-    """Return a function for ``enqueue_host_call``, and what has to live as long."""
-    thunk = HOST_CALL(call)
-    return cu.CUhostFn(ctypes.cast(thunk, ctypes.c_void_p).value), thunk
+@cache
+def _launch_host_func() -> Any:
+    """Return the driver's own call: the bindings free a function after it has run once."""
+    function = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
+    function.argtypes = [ctypes.c_void_p, HOST_CALL, ctypes.c_void_p]
+    return function
 
 
 def enqueue_host_call(stream: Handle, function: Any, argument: int) -> None:
-    """Let a thread of the driver call a function; it must not call the driver."""
-    check(cu.cuLaunchHostFunc(stream, function, argument), "cuLaunchHostFunc")
+    """Let a thread of the driver call a ``HOST_CALL``; it must not call the driver."""
+    code = _launch_host_func()(stream, function, argument)
+    if code:
+        raise CudaError("cuLaunchHostFunc", code, "refused")
 
 
 # --- programs ---------------------------------------------------------------------------------
-
-
-def compiler_version() -> tuple[int, int]:
-    """Return the version of NVRTC.
-
-    Raises:
-        BackendUnavailable: it is not there.
-    """
-    try:
-        _, major, minor = nvrtc.nvrtcVersion()
-    except Exception as error:
-        raise BackendUnavailable(
-            "NVRTC cannot be loaded", where="cuda", why=str(error), hint=INSTALL_HINT
-        ) from error
-    return int(major), int(minor)
-
-
-def compile_text(text: str, options: Sequence[str]) -> bytes:
-    """Compile CUDA C++ to machine code (a cubin); needs no driver.
-
-    Raises:
-        UsageError: the compiler refused it; a defect of the kernels.
-    """
-    program = check(nvrtc.nvrtcCreateProgram(text.encode(), b"kernels.cu", 0, None, None), "nvrtc")
-    try:
-        flags = [option.encode() for option in options]
-        (result,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-        if result:
-            log = b" " * check(nvrtc.nvrtcGetProgramLogSize(program), "nvrtc")
-            nvrtc.nvrtcGetProgramLog(program, log)
-            raise UsageError(
-                "NVRTC refused a kernel",
-                where=" ".join(options),
-                why=log.decode(errors="replace").strip("\0 \n")[:2000],
-                hint="report this with the version of NVRTC",
-            )
-        code: bytes = b" " * check(nvrtc.nvrtcGetCUBINSize(program), "nvrtc")
-        check(nvrtc.nvrtcGetCUBIN(program, code), "nvrtc")
-        return code
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
 
 
 def load_module(code: bytes) -> Any:

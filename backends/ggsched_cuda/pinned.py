@@ -131,7 +131,7 @@ class HostCalls:
         self._copies: dict[int, tuple[int, int, int, bool, Any]] = {}
         self._next = 0
         self._lock = threading.Lock()
-        self._function, self._thunk = driver.make_host_call(self._run)
+        self._function = driver.HOST_CALL(self._run)
 
     def enqueue(
         self, stream: int, to: int, source: int, nbytes: int, holds: Any, *, often: bool

@@ -126,6 +126,6 @@ class CudaProgram:
             buffer = self._own(len(content))
             if content:
                 source = memoryview(bytearray(content))
-                self.stream.transfers.upload(source, buffer.address, at_once=True)
+                self.stream.transfers.upload(source, buffer.address)
             self._constants[content] = buffer.address
         return self._constants[content]

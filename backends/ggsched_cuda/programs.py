@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ggsched.errors import UsageError
 from ggsched_cuda import driver
+from ggsched_cuda.compiler.driver import compile_text, compiler_version
 from ggsched_cuda.driver import CudaError
 from ggsched_kernels import SOURCES, source
 
@@ -63,7 +64,7 @@ def machine_code(name: str, defines: Defines, arch: int) -> bytes:
         UsageError: the compiler refused it.
     """
     text, options = text_of(name), options_for(arch, defines)
-    parts = (text, *options, str(driver.compiler_version()))
+    parts = (text, *options, str(compiler_version()))
     key = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
     file = cache_folder() / f"{name}-{architecture_of(arch)}-{key}.cubin"
     try:
@@ -71,7 +72,7 @@ def machine_code(name: str, defines: Defines, arch: int) -> bytes:
     except OSError:
         code = b""
     if not code:
-        code = driver.compile_text(text, options)
+        code = compile_text(text, options)
         _keep(file, code)
     return code
 

@@ -101,7 +101,7 @@ class CudaStream:
         address = address_of_buffer(buffer) + offset
         if source.nbytes:
             try:
-                self.transfers.upload(source, address, at_once=True)
+                self.transfers.upload(source, address)
             except CudaError as error:
                 raise self._failed("upload", error) from error
 
@@ -135,7 +135,7 @@ class CudaStream:
                     driver.enqueue_copy(to, source, nbytes, self.handle)
                 case (None, int(to)):
                     piece = memoryview(host)[src_offset : src_offset + nbytes]
-                    self.transfers.upload(piece, to, at_once=False)
+                    self.transfers.upload(piece, to)
                 case (int(source), None):
                     piece = memoryview(host)[dst_offset : dst_offset + nbytes]
                     self.transfers.download(source, piece)

@@ -1,9 +1,8 @@
 """Transfers of one stream: directly where host memory is pinned, else through a pinned block.
 
 Ordinary host memory can be swapped or moved, so the driver cannot read it while the stream runs; it
-would block the caller instead (STR-2). An upload is staged while it is enqueued, which a borrowed
-source allows (CPY-4). A copy from host memory, and what is downloaded, are staged by a thread of
-the driver in the order of the stream.
+would block the caller instead (STR-2). Such memory is staged by a thread of the driver in the order
+of the stream: its content may come from a command that the stream waits for.
 """
 
 import ctypes
@@ -57,21 +56,17 @@ class Transfers:
         self._past: deque[tuple[Marker, Held]] = deque()
         self._staged = 0
 
-    def upload(self, source: HostMemory, address: int, *, at_once: bool) -> None:
-        """Copy host bytes to the device; ``at_once`` says that they may be read right now."""
+    def upload(self, source: HostMemory, address: int) -> None:
+        """Copy host bytes to the device."""
         origin, nbytes, handle = address_of(source), source.nbytes, self._stream.handle
         if self._pinned.holds(origin, nbytes):
             self._hold(source)
             driver.enqueue_upload(address, origin, nbytes, handle)
             return
-        capture = self._stream.capture
         for start in range(0, nbytes, PIECE_NBYTES):
             piece = min(PIECE_NBYTES, nbytes - start)
             block = self._stage(piece)
-            if at_once and capture is None:
-                ctypes.memmove(block.address, origin + start, piece)
-            else:
-                self._call(block.address, origin + start, piece, (source, block))
+            self._call(block.address, origin + start, piece, (source, block))
             driver.enqueue_upload(address + start, block.address, piece, handle)
 
     def download(self, address: int, target: HostMemory) -> None:

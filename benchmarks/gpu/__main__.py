@@ -47,6 +47,7 @@ def main() -> int:
 
 def _about(parts: list[str]) -> dict[str, Any]:
     from ggsched_cuda import driver
+    from ggsched_cuda.compiler.driver import compiler_version
 
     cards = driver.find_cards()
     return {
@@ -54,7 +55,7 @@ def _about(parts: list[str]) -> dict[str, Any]:
         "cards": [card.name for card in cards],
         "arch": cards[0].arch,
         "driver_cuda": cards[0].driver,
-        "nvrtc": ".".join(map(str, driver.compiler_version())),
+        "nvrtc": ".".join(map(str, compiler_version())),
         "commit": _commit(),
         "command": " ".join(["python -m benchmarks.gpu", *parts]),
     }

@@ -31,6 +31,7 @@ from ggsched.backend.base_stream import (
     own_buffer,
     writable_memory,
 )
+from ggsched.backend.capture import RecordedCapture
 from ggsched.backend.events import BaseEvent
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Device, HostMemory, Stream
@@ -194,6 +195,11 @@ class BaseDevice:
         for node in nodes:
             writable_memory(node.output.buffer)
         return BaseProgram(stream, Steps([(node.label, self._bind(node)) for node in nodes]))
+
+    def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
+        """Write down what is enqueued on streams from now on (CAP-1..3)."""
+        self._require_open()
+        return RecordedCapture(self, streams)
 
     def copies_with(self, other: DeviceFacts) -> bool:
         """Whether streams copy from and to buffers of another device (CPY-6): host ones."""

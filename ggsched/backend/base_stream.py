@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ggsched.backend import checks
+from ggsched.backend.capture import Graph, RecordedCapture, RecordedGraph, capturing_error
 from ggsched.backend.events import BaseEvent, lasting_wait
 from ggsched.backend.progress import Progress
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
@@ -121,6 +122,7 @@ class BaseStream:
         self.device = device
         self.progress = Progress(name)
         self.is_closed = False
+        self.capture: RecordedCapture | None = None
         self._is_timed = device.is_timed
         self._taken: HostTaken | None = None
 
@@ -140,7 +142,9 @@ class BaseStream:
             progress.finish_one()
 
     def _enqueue(self, command: str, work: Callable[[], None]) -> None:
-        if self._is_timed:
+        if self.capture is not None:
+            self.capture.add(command, work)
+        elif self._is_timed:
             taken = self._taken = HostTaken()
             self._submit(command, lambda: taken.run(work))
         else:
@@ -166,6 +170,8 @@ class BaseStream:
         """Whether everything enqueued so far is complete."""
         if self.is_closed:
             raise checks.closed_error("stream")
+        if self.capture is not None:
+            raise capturing_error("is_done", self.progress.where)
         return self.progress.done >= self.progress.enqueued
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
@@ -218,6 +224,25 @@ class BaseStream:
         body = program.body
         if body is None:
             raise checks.closed_error("program")
+        if self.capture is not None:
+            self.capture.add(body, body.run)
+        else:
+            self._run(body)
+
+    def replay(self, graph: Graph) -> None:
+        """Enqueue what was captured as one command (CAP-1)."""
+        self._require_usable()
+        if not isinstance(graph, RecordedGraph) or graph.stream is not self:
+            raise UsageError(
+                "the graph was captured on another stream",
+                where=f"{self.progress.where} replay",
+                why="CAP-1",
+            )
+        if self.capture is not None:
+            raise capturing_error("replay", self.progress.where)
+        self._run(graph.body())
+
+    def _run(self, body: Body) -> None:
         if self._is_timed:
             taken = self._taken = HostTaken()
             self._submit(body, lambda: body.run_timed(taken))
@@ -234,6 +259,9 @@ class BaseStream:
             raise checks.closed_error("stream")
         checks.check_record(self.device, event)
         assert isinstance(event, BaseEvent)  # this device's events are
+        if self.capture is not None:
+            event.capture = self.capture
+            return
         event.mark(self.progress)
         self._require_usable()
 
@@ -242,7 +270,10 @@ class BaseStream:
         self._require_usable()
         checks.check_wait(self.device, event)
         timeout = self.device.event_timeout_s
-        if isinstance(event, BaseEvent):
+        if self.capture is not None:
+            self.capture.wait(event, self.progress.where)
+        elif isinstance(event, BaseEvent):
+            event.require_outside()
             if not event.is_pending:
                 return
             self._enqueue("wait for an event", event.waiter(timeout))
@@ -256,11 +287,15 @@ class BaseStream:
     def sync(self, timeout_s: float) -> None:
         """Block until everything enqueued is complete (STR-5)."""
         self._require_usable()
+        if self.capture is not None:
+            raise capturing_error("sync", self.progress.where)
         self.progress.require(self.progress.enqueued, timeout_s)
 
     def close(self) -> None:
         """Release the stream; legal twice and after a fault (ERR-3)."""
         self.is_closed = True
+        if self.capture is not None:
+            self.capture.abort()
 
 
 def own_buffer(buffer: Buffer) -> BaseBuffer:

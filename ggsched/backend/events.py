@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ggsched.backend.capture import captured_event_error
 from ggsched.backend.checks import closed_error
 from ggsched.backend.progress import Progress
 from ggsched.backend.protocols import Event
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
 class BaseEvent:
     """One point on one stream, recorded once (EVT-1..6)."""
 
-    __slots__ = ("_is_closed", "_position", "_progress", "device")
+    __slots__ = ("_is_closed", "_position", "_progress", "capture", "device")
 
     def __init__(self, device: "BaseDevice") -> None:
         self.device = device
+        self.capture: object | None = None
         self._progress: Progress | None = None
         self._position = 0
         self._is_closed = False
@@ -28,7 +30,7 @@ class BaseEvent:
         """Whether a stream has recorded it."""
         if self._is_closed:
             raise closed_error("event")
-        return self._progress is not None
+        return self._progress is not None or self.capture is not None
 
     @property
     def is_done(self) -> bool:
@@ -63,7 +65,13 @@ class BaseEvent:
         """Release it; legal twice and before it is done (ERR-3)."""
         self._is_closed = True
 
+    def require_outside(self) -> None:
+        """Refuse an event that was recorded in a capture (CAP-2)."""
+        if self.capture is not None:
+            raise captured_event_error(self.device.facts.name)
+
     def _recorded(self) -> Progress:
+        self.require_outside()
         if self._progress is None:
             raise UsageError(
                 "the event was not recorded",

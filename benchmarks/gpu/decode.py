@@ -1,0 +1,120 @@
+"""A decoding step of models of known shapes, eager and by replay, against the bytes it reads."""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu.running import Running
+from benchmarks.gpu.shapes import (
+    GPT_OSS_20B,
+    LLAMA_1B,
+    LLAMA_8B,
+    SMALL,
+    SMALL_MOE,
+    random_weights,
+    read_nbytes,
+    spec_of,
+)
+from ggsched.ir.dtype import BF16, MXFP4, Q8_0
+from ggsched.plan.command import HostSync
+
+CASES = {
+    "llama-1b bf16": (LLAMA_1B, BF16, None),
+    "llama-8b bf16": (LLAMA_8B, BF16, None),
+    "llama-8b q8_0": (LLAMA_8B, Q8_0, None),
+    "gpt-oss-20b mxfp4": (GPT_OSS_20B, BF16, MXFP4),
+}
+QUICK = {"small bf16": (SMALL, BF16, None), "small moe mxfp4": (SMALL_MOE, BF16, MXFP4)}
+
+
+def run(*, quick: bool) -> dict[str, Any]:
+    """Measure each case; every replay has to give the bytes of the eager step."""
+    bandwidth = copy_bandwidth()
+    found: dict[str, Any] = {"copy_bytes_per_s": bandwidth}
+    ok = True
+    for name, (hp, dtype, experts) in (QUICK if quick else CASES).items():
+        spec = spec_of(hp, dtype, experts)
+        result = _measured(spec, bandwidth)
+        found[name] = result
+        ok = ok and result["equal"]
+        shown = {k: v for k, v in result.items() if k not in ("report", "kernels")}
+        sys.stdout.write(f"   {name}: {shown}\n{result['report']}\n")
+        for kernel, line in list(result.get("kernels", {}).items())[:16]:
+            sys.stdout.write(f"      {kernel}: {line}\n")
+        sys.stdout.flush()
+    return {"ok": ok, **found}
+
+
+def _measured(spec: Any, bandwidth: float) -> dict[str, Any]:
+    running = Running.on(["cuda:0"], spec, random_weights(spec))
+    try:
+        eager = running.step()
+        eager_s = running.seconds(20)
+        eager_host_s = running.enqueue_seconds(10)
+        captured = running.capture()
+        replayed = running.step()
+        replay_s = running.seconds(50)
+        host_s = running.enqueue_seconds(50)
+        nbytes = read_nbytes(spec)
+        floor = nbytes / bandwidth
+        syncs = sum(isinstance(c, HostSync) for c in running.plan.commands)
+        return {
+            "read_nbytes": nbytes,
+            "floor_us": floor * 1e6,
+            "eager_us": eager_s * 1e6,
+            "eager_host_us": eager_host_s * 1e6,
+            "replay_us": replay_s * 1e6,
+            "replay_host_us": host_s * 1e6,
+            "replay_call_us": replay_call_s(running) * 1e6,
+            "replay_of_floor": floor / replay_s,
+            "eager_by_replay": eager_s / replay_s,
+            "host_syncs": syncs,
+            "nodes": len(running.graph.nodes),
+            "graph_nodes": sum(captured.report.nodes.values()),
+            "equal": bool(np.array_equal(eager, replayed)) and bool(np.isfinite(eager).all()),
+            "report": captured.report.text(),
+            "kernels": kernel_times(running),
+        }
+    finally:
+        running.close()
+
+
+def replay_call_s(running: Running) -> float:
+    """Return the median seconds of the call that enqueues the graph."""
+    from time import perf_counter
+
+    calls = running.executor._calls
+    spent = []
+    for _ in range(50):
+        for call in calls[:-1]:
+            began = perf_counter()
+            call()
+            took = perf_counter() - began
+            if type(call).__name__ == "_Replay":
+                spent.append(took)
+        calls[-1]()
+        running.executor._retire_events()
+    return float(np.median(spent))
+
+
+def copy_bandwidth(nbytes: int = 1 << 32) -> float:
+    """Return bytes read and written per second by a copy on the card."""
+    from benchmarks.gpu.timing import Timer
+    from ggsched_cuda.backend import CudaBackend
+
+    device: Any = CudaBackend().open_device(0)
+    stream = device.create_stream()
+    a, b = device.allocate(nbytes), device.allocate(nbytes)
+    timer = Timer(device, stream)
+    seconds = min(timer.seconds(lambda: stream.copy(a, 0, b, 0, nbytes)) for _ in range(5))
+    device.close()
+    return 2 * nbytes / seconds
+
+
+def kernel_times(running: Running) -> dict[str, str]:
+    """Return how long the kernels of one step take, by kernel and shape of the grid."""
+    from benchmarks.gpu.timing import program_times
+
+    programs = running.executor._resources.programs
+    return program_times(programs.values())

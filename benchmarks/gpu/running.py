@@ -1,0 +1,104 @@
+"""A graph on live devices, step by step: eager or captured, with what each takes of the host."""
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any, Self
+
+import numpy as np
+
+from ggsched.ir.graph import Graph
+from ggsched.models.graph import build_model_graph
+from ggsched.models.session import batch_inputs
+from ggsched.models.spec import ModelSpec
+from ggsched.run.capture import CapturedRun, captured_run
+from ggsched.run.executor import Executor
+from ggsched.scheduler import Scheduler
+
+N_CTX = 512
+N_KV = 256
+
+
+class Running:
+    """A model's graph, prepared on devices.
+
+    Args:
+        scheduler: Has the devices and the weights.
+        spec: The model.
+        n_tokens: Tokens of a step.
+    """
+
+    def __init__(self, scheduler: Scheduler, spec: ModelSpec, n_tokens: int = 1) -> None:
+        self.scheduler = scheduler
+        self.graph: Graph = build_model_graph(
+            spec, n_tokens=n_tokens, n_kv=N_KV, n_out=1, n_ctx=N_CTX
+        )
+        tokens = np.arange(n_tokens, dtype=np.int32)
+        self.inputs: Mapping[str, np.ndarray] = batch_inputs(
+            self.graph, tokens, 128 if n_tokens == 1 else 0, 1, spec.hparams.window
+        )
+        self.plan = scheduler.plan(self.graph)
+        scheduler.prepare(self.graph)
+        self.executor: Any = scheduler._executor(self.graph, _FREE)
+
+    @classmethod
+    def on(cls, devices: Sequence[str], spec: ModelSpec, weights: Any, n_tokens: int = 1) -> Self:
+        """Open devices, fill weights and prepare a graph."""
+        return cls(Scheduler(devices, weights=weights), spec, n_tokens)
+
+    def step(self) -> np.ndarray:
+        """Run once; return the logits."""
+        return self.executor.run(self.inputs)[self.graph.outputs[0]]
+
+    def capture(self) -> CapturedRun:
+        """Let the steps from now on be replays; return what was found."""
+        return capture_executor(self.executor)
+
+    def seconds(self, steps: int) -> float:
+        """Return the least seconds of a step in five series, after two steps to warm up."""
+        for _ in range(2):
+            self.step()
+        best = float("inf")
+        for _ in range(5):
+            began = perf_counter()
+            for _ in range(max(1, steps // 5)):
+                self.step()
+            best = min(best, (perf_counter() - began) / max(1, steps // 5))
+        return best
+
+    def enqueue_seconds(self, steps: int) -> float:
+        """Return the median seconds that the host spends on enqueueing a step.
+
+        The calls are those of the plan up to its last wait of the host, which is made, but not
+        counted.
+        """
+        calls = self.executor._calls
+        spent = []
+        for _ in range(steps):
+            began = perf_counter()
+            for call in calls[:-1]:
+                call()
+            spent.append(perf_counter() - began)
+            calls[-1]()
+            self.executor._retire_events()
+        return float(np.median(spent))
+
+    def close(self) -> None:
+        """Release everything."""
+        self.scheduler.close()
+
+
+def capture_executor(executor: Executor) -> CapturedRun:
+    """Put captured calls in the place of an executor's own."""
+    inner: Any = executor
+    made = captured_run(inner.plan, inner._resources, inner._calls, inner._events)
+    inner._calls = made.calls
+    return made
+
+
+def _free() -> Any:
+    from ggsched.passes.place import Constraints
+
+    return Constraints()
+
+
+_FREE = _free()

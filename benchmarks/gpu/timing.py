@@ -1,0 +1,62 @@
+"""Times of work on the card, by events of the driver."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ggsched_cuda import driver
+
+REPEATS = 5
+
+
+class Timer:
+    """Measures what is enqueued on a stream.
+
+    Args:
+        device: The device.
+        stream: The stream.
+    """
+
+    def __init__(self, device: Any, stream: Any) -> None:
+        device.card.enter()
+        self._stream = stream
+        self._from, self._to = driver.make_timed_event(), driver.make_timed_event()
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Return how long the card takes for what a call enqueues."""
+        handle = self._stream.handle
+        driver.record_event(self._from, handle)
+        work()
+        driver.record_event(self._to, handle)
+        self._stream.sync(60.0)
+        return driver.seconds_between(self._from, self._to)
+
+
+def program_times(programs: Iterable[Any]) -> dict[str, str]:
+    """Return the time of each kind of call in programs, the slowest first.
+
+    Each call runs alone, ``REPEATS`` times in a row; calls are told apart by function and grid.
+    """
+    total: dict[tuple[Any, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    names: dict[tuple[Any, ...], str] = {}
+    for program in programs:
+        timer = Timer(program.stream.device, program.stream)
+        known: dict[tuple[Any, ...], float] = {}
+        for (call, arguments), label in zip(program.steps, program.labels, strict=True):
+            key = arguments[:8] or (type(call).__name__, label)
+            if key not in known:
+
+                def work(call: Any = call, arguments: Any = arguments) -> None:
+                    for _ in range(REPEATS):
+                        call(*arguments)
+
+                work()
+                known[key] = timer.seconds(work) / REPEATS
+                names[key] = f"{label.split(' ', 1)[1]} grid {arguments[1:5]}"
+            total[key][0] += known[key]
+            total[key][1] += 1
+    ranked = sorted(total.items(), key=lambda item: -item[1][0])
+    return {
+        names[key]: f"{count:.0f} x {1e6 * seconds / count:.2f} us = {1e6 * seconds:.1f} us"
+        for key, (seconds, count) in ranked
+    }

@@ -1,0 +1,216 @@
+"""Capture: a run of commands is written down once and replayed by one call (CAP-1..3).
+
+Optional: a device offers it by having ``begin_capture``, and its streams then have ``replay``.
+``RecordedCapture`` is the plain form of it, a list of calls, for devices made of
+``ggsched.backend.base``; a device with graphs of its own hands the list to its driver.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
+
+from ggsched.backend.checks import closed_error
+from ggsched.backend.protocols import Device, Event, Stream
+from ggsched.errors import UsageError
+
+if TYPE_CHECKING:
+    from ggsched.backend.base import BaseDevice
+    from ggsched.backend.base_stream import BaseStream, Body, Command
+
+
+@runtime_checkable
+class Graph(Protocol):
+    """Commands that were captured. What they use is borrowed as long as it is open (CAP-3)."""
+
+    @property
+    def nodes(self) -> int:
+        """How many commands or kernels it has, for people."""
+
+    def close(self) -> None:
+        """Release it; legal twice. Replays that are enqueued run to their end (ERR-3)."""
+
+
+@runtime_checkable
+class Capture(Protocol):
+    """Streams that write down what they are given instead of running it (CAP-2)."""
+
+    def end(self) -> Graph:
+        """Stop, and return what was captured; the streams are as before.
+
+        Raises:
+            UsageError: the capture is over.
+            DeviceFault: the driver refused; the streams are as before.
+        """
+
+    def abort(self) -> None:
+        """Stop, and forget what was captured; legal twice. The streams are as before."""
+
+
+@runtime_checkable
+class CapturingDevice(Protocol):
+    """A device that offers capture."""
+
+    def begin_capture(self, streams: Sequence[Stream]) -> Capture:
+        """Write down what is enqueued on streams from now on.
+
+        All of them fork from the first one here, and are joined to it when the capture ends: the
+        graph is one command of the first stream, ordered behind what that one was given before
+        and before what it is given later, and ordered with nothing else.
+
+        Raises:
+            UsageError: no streams, one twice, one of another device, one that is captured already.
+        """
+
+
+@runtime_checkable
+class ReplayingStream(Protocol):
+    """A stream of such a device."""
+
+    def replay(self, graph: Graph) -> None:
+        """Enqueue what was captured as one command (CAP-1).
+
+        Raises:
+            UsageError: the graph was captured on another stream first, or is closed.
+        """
+
+
+def offers_capture(device: Device) -> "TypeGuard[CapturingDevice]":
+    """Whether a device offers capture."""
+    return isinstance(device, CapturingDevice)
+
+
+def outside_error(where: str) -> UsageError:
+    """Return the error for a wait, in a capture, for an event from outside (CAP-2)."""
+    return UsageError(
+        "wait for an event from outside a capture",
+        where=where,
+        why="a graph waits for nobody but the stream that it is replayed on (CAP-2)",
+        hint="wait before the capture begins, or before each replay",
+    )
+
+
+def captured_event_error(where: str) -> UsageError:
+    """Return the error for a use, outside a capture, of an event that was recorded in it."""
+    return UsageError(
+        "wait for an event that was recorded in a capture",
+        where=where,
+        why="nothing of a capture runs before it is replayed (CAP-2)",
+        hint="wait for an event that is recorded behind the replay",
+    )
+
+
+def capturing_error(what: str, where: str) -> UsageError:
+    """Return the error for a call that a captured stream cannot answer (CAP-2)."""
+    return UsageError(
+        f"{what} of a stream that is being captured",
+        where=where,
+        why="nothing of a capture runs before it is replayed (CAP-2)",
+        hint="end the capture first",
+    )
+
+
+class RecordedCapture:
+    """A capture as a list of calls, in the order in which they were enqueued on any stream.
+
+    That order is one that the events of the capture allow, so a replay runs the calls one after
+    the other on the first stream.
+    """
+
+    def __init__(self, device: "BaseDevice", streams: Sequence[Stream]) -> None:
+        from ggsched.backend.base_stream import BaseStream
+
+        own: list[BaseStream] = []
+        for stream in streams:
+            if not isinstance(stream, BaseStream) or stream.device is not device:
+                raise UsageError(
+                    f"a stream of {stream.device.facts.name} cannot be captured",
+                    where=device.facts.name,
+                    hint="capture the streams of each device by themselves",
+                )
+            if stream.is_closed:
+                raise closed_error("stream")
+            if stream.capture is not None or stream in own:
+                raise UsageError(
+                    "the stream is being captured already", where=stream.progress.where
+                )
+            own.append(stream)
+        if not own:
+            raise UsageError("a capture without streams", where=device.facts.name)
+        self._streams = own
+        self._calls: list[tuple[Command, Callable[[], None]]] = []
+        self._is_over = False
+        for stream in own:
+            stream.capture = self
+
+    def add(self, command: "Command", work: Callable[[], None]) -> None:
+        """Write down a command that was checked."""
+        self._calls.append((command, work))
+
+    def wait(self, event: Event, where: str) -> None:
+        """Check an event that a captured stream waits for; the list is in order anyway."""
+        if getattr(event, "capture", None) is not self:
+            raise outside_error(where)
+
+    def end(self) -> "RecordedGraph":
+        """Stop, and return what was captured."""
+        if self._is_over:
+            raise closed_error("capture")
+        self.abort()
+        return RecordedGraph(self._streams[0], self._calls)
+
+    def abort(self) -> None:
+        """Stop, and forget what was captured; legal twice."""
+        if not self._is_over:
+            self._is_over = True
+            for stream in self._streams:
+                stream.capture = None
+
+
+class RecordedGraph:
+    """The calls of a ``RecordedCapture``.
+
+    Attributes:
+        stream: The stream that replays it.
+    """
+
+    def __init__(
+        self, stream: "BaseStream", calls: "Sequence[tuple[Command, Callable[[], None]]]"
+    ) -> None:
+        self.stream = stream
+        self._calls: Sequence[tuple[Command, Callable[[], None]]] | None = tuple(calls)
+
+    @property
+    def nodes(self) -> int:
+        """How many commands it has."""
+        return len(self._calls or ())
+
+    def body(self) -> "Body":
+        """Return what a replay runs; it outlives ``close``.
+
+        Raises:
+            UsageError: the graph is closed.
+        """
+        if self._calls is None:
+            raise closed_error("graph")
+        return _Replay(self._calls)
+
+    def close(self) -> None:
+        """Release it; legal twice."""
+        self._calls = None
+
+
+class _Replay:
+    def __init__(self, calls: "Sequence[tuple[Command, Callable[[], None]]]") -> None:
+        self._calls = calls
+        self._at: Command = "replay"
+
+    def run(self) -> None:
+        for command, work in self._calls:
+            self._at = command
+            work()
+
+    def run_timed(self, taken: "object") -> None:
+        self.run()
+
+    def blame(self, error: BaseException) -> str:
+        at = self._at
+        return at if isinstance(at, str) else at.blame(error)

@@ -1,0 +1,219 @@
+"""Which commands of a plan can be captured together, and what keeps the others out.
+
+Legality is decided here, from the plan alone and before any capture begins (CAP-2). A segment is a
+run of consecutive commands on streams of one device that offers capture, without
+
+- a wait of the host, which a graph cannot hold;
+- a wait for an event that was recorded outside, for a graph waits only for the stream that it is
+  replayed on;
+- the record of an event that is used outside, since such an event would never be done.
+
+All streams of a segment fork from one of them, its origin, and are joined to it, so the others are
+tied to the origin by events where they have commands that are not captured.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ggsched.ids import show
+from ggsched.plan.bundle import Plan
+from ggsched.plan.command import Command, HostSync, Launch, Record, Wait
+
+WORTH: Final = 2
+"""A segment has at least this many nodes and transfers, else a replay saves nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Commands that are captured together.
+
+    Attributes:
+        start: First command.
+        stop: One past the last.
+        device: Index of the device.
+        streams: Streams of the plan that they use, the origin first.
+        tied: Of these, the ones that also have commands elsewhere: they wait for the origin
+            behind each replay, and the origin for them before it.
+    """
+
+    start: int
+    stop: int
+    device: int
+    streams: tuple[int, ...]
+    tied: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Commands that are enqueued one by one in each run.
+
+    Attributes:
+        start: First command.
+        stop: One past the last.
+        reason: Why they are not captured.
+    """
+
+    start: int
+    stop: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CapturePlan:
+    """How the commands of a plan are run: segments and obstacles cover all of them.
+
+    Attributes:
+        segments: What is captured, in order.
+        obstacles: What is not, in order.
+    """
+
+    segments: tuple[Segment, ...]
+    obstacles: tuple[Obstacle, ...]
+
+    def text(self) -> str:
+        """Return one line for each segment and obstacle, in the order of commands."""
+        lines = [(s.start, _line(s.start, s.stop, "captured")) for s in self.segments]
+        lines += [(o.start, _line(o.start, o.stop, o.reason)) for o in self.obstacles]
+        return "\n".join(line for _, line in sorted(lines))
+
+
+def plan_capture(plan: Plan, able: Collection[int]) -> CapturePlan:
+    """Find the segments of a plan.
+
+    Args:
+        plan: The plan.
+        able: Indices of the devices that offer capture.
+    """
+    commands = plan.commands
+    device_of = [s.device for s in plan.streams.streams]
+    users = _users(commands)
+    outside: set[int] = set()  # records that are not captured, since their event is used outside
+    while True:
+        found, reasons = _cut(commands, device_of, set(able), users, outside)
+        inside = {s.start: s for s in found}
+        more = _used_outside(commands, users, inside.values()) - outside
+        if not more:
+            return _result(commands, found, reasons)
+        outside |= more
+
+
+def _users(commands: Sequence[Command]) -> dict[int, list[int]]:
+    """Return the commands that wait for each event."""
+    users: dict[int, list[int]] = {}
+    for number, command in enumerate(commands):
+        if isinstance(command, Wait | HostSync) and command.event is not None:
+            users.setdefault(command.event, []).append(number)
+    return users
+
+
+def _cut(
+    commands: Sequence[Command],
+    device_of: Sequence[int],
+    able: set[int],
+    users: dict[int, list[int]],
+    outside: set[int],
+) -> tuple[list[Segment], dict[int, str]]:
+    """Cut the commands into the longest segments; say of each other command why it is out."""
+    found: list[Segment] = []
+    reasons: dict[int, str] = {}
+    start, device = 0, -1
+    recorded: set[int] = set()
+
+    def close(stop: int) -> None:
+        nonlocal device
+        if device >= 0 and _weight(commands[start:stop]) >= WORTH:
+            counts = Counter(c.stream for c in commands[start:stop])
+            streams = tuple(s for s, _ in counts.most_common())
+            found.append(Segment(start, stop, device, streams))
+        elif device >= 0:
+            for number in range(start, stop):
+                reasons[number] = "too little for a graph"
+        device = -1
+        recorded.clear()
+
+    for number, command in enumerate(commands):
+        reason = _refusal(number, command, device_of, able, recorded, outside)
+        if reason:
+            close(number)
+            reasons[number] = reason
+            continue
+        if device_of[command.stream] != device:
+            close(number)
+            start, device = number, device_of[command.stream]
+        if isinstance(command, Record):
+            recorded.add(command.event)
+    close(len(commands))
+    return found, reasons
+
+
+def _refusal(
+    number: int,
+    command: Command,
+    device_of: Sequence[int],
+    able: set[int],
+    recorded: set[int],
+    outside: set[int],
+) -> str:
+    """Return why a command cannot be in a segment, or an empty text."""
+    if device_of[command.stream] not in able:
+        return "its device offers no capture"
+    match command:
+        case HostSync():
+            return "the host waits"
+        case Wait(event=event) if event not in recorded:
+            return f"it waits for {show('event', event)}, which is recorded outside"
+        case Record(event=event) if number in outside:
+            return f"{show('event', event)} is waited for outside"
+        case _:
+            return ""
+
+
+def _used_outside(
+    commands: Sequence[Command], users: dict[int, list[int]], segments: Collection[Segment]
+) -> set[int]:
+    """Return the records within segments whose event is used outside of them."""
+    return {
+        number
+        for s in segments
+        for number in range(s.start, s.stop)
+        if isinstance(command := commands[number], Record)
+        and not all(s.start <= user < s.stop for user in users.get(command.event, ()))
+    }
+
+
+def _weight(commands: Sequence[Command]) -> int:
+    return sum(
+        len(c.steps) if isinstance(c, Launch) else not isinstance(c, Record | Wait)
+        for c in commands
+    )
+
+
+def _result(
+    commands: Sequence[Command], found: Sequence[Segment], reasons: dict[int, str]
+) -> CapturePlan:
+    eager = {commands[number].stream for number in reasons}
+    origins: dict[int, set[int]] = {}
+    for s in found:
+        for stream in s.streams:
+            origins.setdefault(stream, set()).add(s.streams[0])
+    segments = []
+    for s in found:
+        tied = tuple(t for t in s.streams[1:] if t in eager or len(origins[t]) > 1)
+        segments.append(Segment(s.start, s.stop, s.device, s.streams, tied))
+    obstacles: list[Obstacle] = []
+    for number, reason in sorted(reasons.items()):
+        last = obstacles[-1] if obstacles else None
+        if last is not None and (last.stop, last.reason) == (number, reason):
+            obstacles[-1] = Obstacle(last.start, number + 1, reason)
+        else:
+            obstacles.append(Obstacle(number, number + 1, reason))
+    return CapturePlan(tuple(segments), tuple(obstacles))
+
+
+def _line(start: int, stop: int, what: str) -> str:
+    ids = show("command", start)
+    if stop - start > 1:
+        ids += f"..{show('command', stop - 1)}"
+    return f"{ids}: {what}"

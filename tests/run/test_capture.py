@@ -1,0 +1,201 @@
+"""Which commands are captured, and that replays compute what the commands compute."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ggsched.backend.capture import offers_capture
+from ggsched.backend.probe import probe
+from ggsched.errors import DeviceFault
+from ggsched.passes import make_plan
+from ggsched.run.capture import captured_run
+from ggsched.run.capture_plan import Obstacle, plan_capture
+from ggsched.run.executor import Executor
+from ggsched.run.resources import Resources
+from ggsched.run.store import TensorStore
+from ggsched.testing.handmade import PlanWriter, fake_device
+from ggsched.testing.strategies import graphs, seeds, values_for
+from ggsched.testing.topologies import constraints
+from ggsched_cpu import open_backend
+
+RUNS = 3
+
+
+def writer():
+    w = PlanWriter(fake_device("gpu:0"), fake_device("gpu:1"))
+    x, y = w.host_input("x", 64), w.host_output("y", 64)
+    a = w.value(w.arena("compute", 0, 256), 0, 64, of=x)
+    return w, x, y, a
+
+
+def test_a_step_on_one_stream_is_one_segment():
+    w, x, y, a = writer()
+    q = w.stream(0)
+    w.transfer(q, x, a)
+    w.launch(q, w.node("p", a))
+    w.transfer(q, a, y)
+    event = w.record(q)
+    w.sync(q, event)
+    found = plan_capture(w.plan(), {0})
+    assert [(s.start, s.stop, s.streams, s.tied) for s in found.segments] == [(0, 3, (q,), ())]
+    assert found.obstacles == (
+        Obstacle(3, 4, "e0 is waited for outside"),
+        Obstacle(4, 5, "the host waits"),
+    )
+    assert found.text().splitlines()[0] == "c0..c2: captured"
+
+
+def test_forks_and_joins_stay_inside():
+    w, x, y, a = writer()
+    p, q = w.stream(0), w.stream(0)
+    w.transfer(p, x, a)
+    w.order(p, q)
+    w.launch(q, w.node("p", a), w.node("p", a))
+    w.order(q, p)
+    w.transfer(p, a, y)
+    w.sync(p)
+    (segment,) = plan_capture(w.plan(), {0}).segments
+    assert (segment.start, segment.stop) == (0, 7)
+    assert set(segment.streams) == {p, q}
+    assert segment.tied == ()
+
+
+def test_a_stream_with_commands_outside_is_tied_to_the_origin():
+    w, x, y, a = writer()
+    p, q = w.stream(0), w.stream(0)
+    w.transfer(p, x, a)
+    w.launch(p, w.node("p", a), w.node("p", a))
+    w.order(p, q)
+    w.launch(q, w.node("p", a))
+    w.sync(q)
+    w.transfer(p, a, y)
+    w.sync(p)
+    found = plan_capture(w.plan(), {0})
+    (segment,) = found.segments
+    assert segment.streams == (p, q)
+    assert segment.tied == (q,)
+    assert found.obstacles[1].reason == "too little for a graph"
+
+
+def test_a_wait_for_somebody_else_cuts():
+    w, x, y, a = writer()
+    p, q = w.stream(0), w.stream(1)
+    b = w.value(w.arena("compute", 1, 256), 0, 64, of=x)
+    w.launch(q, w.node("p", b), w.node("p", b))
+    event = w.record(q)
+    w.launch(p, w.node("p", a), w.node("p", a))
+    w.wait(p, event)
+    w.launch(p, w.node("p", a), w.node("p", a))
+    w.transfer(p, a, y)
+    w.sync(p)
+    found = plan_capture(w.plan(), {0})
+    assert [(s.start, s.stop) for s in found.segments] == [(2, 3), (4, 6)]
+    assert [o.reason for o in found.obstacles] == [
+        "its device offers no capture",
+        "it waits for e0, which is recorded outside",
+        "the host waits",
+    ]
+    both = plan_capture(w.plan(), {0, 1})
+    assert [s.device for s in both.segments] == [1, 0, 0]
+
+
+@given(drawn=graphs(max_nodes=16), seed=seeds(), data=st.data())
+def test_replays_compute_what_the_commands_compute(drawn, seed, data):
+    backend = open_backend()
+    devices = [backend.open_device(i) for i in range(data.draw(st.integers(1, 2)))]
+    topology = probe(devices)
+    plan = make_plan(drawn.graph, topology, data.draw(constraints(drawn.graph, topology)))
+    try:
+        outputs = [_run(drawn, plan, devices, seed, captured) for captured in (False, True)]
+        for eager, replayed in zip(*outputs, strict=True):
+            assert eager.keys() == replayed.keys()
+            for tid in eager:
+                np.testing.assert_array_equal(eager[tid], replayed[tid])
+    finally:
+        for device in devices:
+            device.close()
+
+
+def _run(drawn, plan, devices, seed, captured):
+    store = TensorStore(devices, values_for(drawn, seed), timeout_s=30)
+    executor = Executor(drawn.graph, plan, Resources(drawn.graph, plan, store), timeout_s=30)
+    made = capture(executor) if captured else None
+    used = {slot.name for slot in plan.inputs}
+    found = []
+    for run in range(RUNS):
+        values = values_for(drawn, seed + run)
+        found.append(executor.run({n: v for n, v in values.items() if n in used}))
+    if made is not None:
+        report = made.report
+        covered = sum(s.stop - s.start for s in report.plan.segments)
+        covered += sum(o.stop - o.start for o in report.plan.obstacles)
+        assert covered == len(plan.commands)
+        assert report.captures == len(report.plan.segments)
+        assert report.replays == RUNS * report.captures
+        assert len(report.text().splitlines()) == len(made.report.plan.text().splitlines())
+        made.close()
+    executor.close()
+    store.close()
+    return found
+
+
+def capture(executor):
+    made = captured_run(executor.plan, executor._resources, executor._calls, executor._events)
+    executor._calls = made.calls
+    return made
+
+
+@pytest.fixture
+def bound():
+    """A plan of two nodes, bound to a processor."""
+    from ggsched.ir.builder import GraphBuilder
+
+    g = GraphBuilder("two")
+    x = g.input("x", (8,))
+    graph = g.build(g.silu(g.add(x, x)))
+    device = open_backend().open_device(0)
+    store = TensorStore([device], {}, timeout_s=30)
+    plan = make_plan(graph, probe([device]))
+    executor = Executor(graph, plan, Resources(graph, plan, store), timeout_s=30)
+    yield executor
+    executor.close()
+    store.close()
+    device.close()
+
+
+def test_every_part_of_the_key_counts(bound):
+    made = capture(bound)
+    bound.run({"x": np.ones(8, np.float32)})
+    made.renew(made.key)
+    bound.run({"x": np.ones(8, np.float32)})
+    assert (made.report.captures, made.report.replays) == (1, 2)
+    for i, field in enumerate(fields(made.key)):
+        value = getattr(made.key, field.name)
+        other = value + "x" if isinstance(value, str) else (*value, (0, 0, 0))
+        made.renew(replace(made.key, **{field.name: other}))
+        bound.run({"x": np.ones(8, np.float32)})
+        assert made.report.captures == i + 2, field.name
+
+
+def test_a_refused_capture_is_reported_and_the_commands_run(bound, caplog):
+    device = bound._resources.streams[0].device
+    assert offers_capture(device)
+    begin = device.begin_capture
+
+    def refuse(streams):
+        inner = begin(streams)
+        inner.end = lambda: (_ for _ in ()).throw(DeviceFault("no graphs today"))
+        return inner
+
+    device.begin_capture = refuse
+    made = capture(bound)
+    x = np.arange(8, dtype=np.float32)
+    for _ in range(2):
+        (out,) = bound.run({"x": x}).values()
+        np.testing.assert_allclose(out, 2 * x / (1 + np.exp(-2 * x)), rtol=1e-6)
+    assert made.report.captures == 0
+    assert "no graphs today" in made.report.text()
+    assert "refused" in caplog.text
