@@ -9,7 +9,9 @@ too many for that to be near-linear.
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from ggsched.passes.concurrent_bound import Bound, concurrent_bound
 from ggsched.passes.contemporaries import (
     Apart,
     Block,
@@ -20,17 +22,39 @@ from ggsched.passes.contemporaries import (
 )
 from ggsched.passes.packing_search import Packing, search
 
-__all__ = ["Apart", "Block", "Near", "find_near", "lower_bound", "pack"]
+__all__ = ["Apart", "Block", "Near", "find_near", "lower_bound", "pack", "pack_bounded"]
 
 # A step of the search takes about 0.1 us. Small problems are soon searched through.
 _STEPS = (400, 120_000)  # for each block, and at most
 _STEPS_PER_EFFORT = (5_000, 1_000_000)  # for each block, and at most
 
 
+class Packed(NamedTuple):
+    """Where blocks lie.
+
+    Attributes:
+        offsets: An offset for each block, in bytes.
+        total: Bytes needed in all.
+        bound: Bytes below which no packing can go.
+    """
+
+    offsets: list[int]
+    total: int
+    bound: Bound
+
+
 def pack(
     blocks: Sequence[Block], apart: Apart | Near | None = None, *, effort: int = 0
 ) -> tuple[list[int], int]:
-    """Return an offset for each block and the bytes needed in all.
+    """Return an offset for each block and the bytes needed in all; see ``pack_bounded``."""
+    packed = pack_bounded(blocks, apart, effort=effort)
+    return packed.offsets, packed.total
+
+
+def pack_bounded(
+    blocks: Sequence[Block], apart: Apart | Near | None = None, *, effort: int = 0
+) -> Packed:
+    """Return an offset for each block, the bytes needed in all, and their lower bound.
 
     Sizes must be multiples of the alignment already; then so are the offsets. The result depends
     on the arguments alone, not on the time that anything takes, and more effort is never worse.
@@ -45,38 +69,47 @@ def pack(
             eighth of the first million, and is left out where a single try would take longer.
     """
     offsets, total = place_by_birth(blocks)
-    if apart is None and total <= lower_bound(blocks):
-        return offsets, total
-    near = find_near(blocks, apart)
+    near = None
+    if apart is None:
+        bound = Bound(lower_bound(blocks), True)
+    elif total == (most := max((b.nbytes for b in blocks), default=0)):
+        bound = Bound(most, True)
+    else:
+        near = find_near(blocks, apart)
+        bound = concurrent_bound(blocks, apart if near is None else near)
+    if total <= bound.nbytes:
+        return Packed(offsets, total, Bound(bound.nbytes, True))
+    near = near or find_near(blocks, apart)
     if near is None and effort:
         near = find_near(blocks, apart, effort * _STEPS_PER_EFFORT[1])
     if near is None:
-        return offsets, total
+        return Packed(offsets, total, bound)
     better, smaller = place_by_size(blocks, near)
     if smaller < total:
         offsets, total = better, smaller
-    return _searched(blocks, near, apart is None, (offsets, total), effort)
+    if total > bound.nbytes:
+        offsets, total = _searched(blocks, near, apart is None, Packing(offsets, total), effort)
+    return Packed(offsets, total, Bound(bound.nbytes, bound.is_exact or total == bound.nbytes))
 
 
 def _searched(
     blocks: Sequence[Block],
     near: Near,
     by_lifetime: bool,
-    found: tuple[list[int], int],
+    found: Packing,
     effort: int,
 ) -> tuple[list[int], int]:
     """Return what the search makes of a packing."""
+    offsets = list(found.offsets)
     steps = _most_steps(len(blocks), effort)
     if sum(map(len, near)) > steps:
-        return found
+        return offsets, found.total
     ids = [i for i, block in enumerate(blocks) if block.nbytes]
     number = {i: k for k, i in enumerate(ids)}
     some = [blocks[i] for i in ids]
     around = [[number[j] for j in near[i]] for i in ids]
     conflicts = find_conflicts(some, around, by_lifetime=by_lifetime)
-    offsets, total = found
-    best = Packing([offsets[i] for i in ids], total)
-    best = search(conflicts, best, steps)
+    best = search(conflicts, Packing([offsets[i] for i in ids], found.total), steps)
     for i, offset in zip(ids, best.offsets, strict=True):
         offsets[i] = offset
     return offsets, best.total

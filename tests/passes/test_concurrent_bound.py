@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ggsched.passes.concurrent_bound import Bound, concurrent_bound
 from ggsched.passes.contemporaries import Block, lower_bound
-from ggsched.passes.packing import pack
+from ggsched.passes.packing import pack, pack_bounded
 from tests.passes.conflicts import cases
 
 
@@ -46,6 +46,14 @@ def test_by_lifetime_it_is_what_lives_at_one_step(case):
 @settings(max_examples=50, deadline=None)
 def test_no_packing_is_below_it(case):
     assert pack(case.blocks, case.apart)[1] >= concurrent_bound(case.blocks, case.apart).nbytes
+
+
+@given(case=cases())
+@settings(deadline=None)
+def test_packing_tells_the_same_bound(case):
+    packed = pack_bounded(case.blocks, case.apart)
+    assert (packed.offsets, packed.total) == pack(case.blocks, case.apart)
+    assert packed.bound == concurrent_bound(case.blocks, case.apart)
 
 
 @pytest.mark.parametrize("count", [0, 1])
