@@ -13,6 +13,7 @@ so that it is checked and listed, and the plug-in reads it by itself when it ope
 import difflib
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
@@ -22,6 +23,9 @@ from ggsched.errors import UsageError
 PREFIX: Final = "GGSCHED_"
 
 Sanitize = Literal["off", "plan"]
+Streams = int | Literal["auto", "measure"]
+Budget = tuple[tuple[str, int], ...]
+"""(device name, bytes); the empty name stands for every device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,12 @@ class Settings:
         debug: Ladder of what is told on stderr: 0 nothing, 1 devices and sizes (and tracebacks),
             2 placement and splits with reasons, 3 commands with hazards, 4 each executed command.
         cpu_sync: Whether the backend ``cpu`` runs without worker threads.
+        memory_budget: Bytes of intermediate results by device name, which waits may be added to
+            keep.
+        memory_effort: How long to look for a tighter packing of memory.
+        streams: Streams per device: a number is the most that is used, wherever nodes are
+            independent; ``auto`` uses several where the cost model predicts a gain; ``measure``
+            times both on real runs and keeps the better.
         seed: Decides what the simulator runs when.
         checked: Whether devices check their callers, see ``ggsched.backend.checked``.
         rates: File of calibrated rates; ``auto`` is the one in the user's cache folder, if it is
@@ -48,6 +58,9 @@ class Settings:
     verify: bool = True
     debug: int = 0
     cpu_sync: bool = False
+    memory_budget: Budget = ()
+    memory_effort: int = 0
+    streams: Streams = "auto"
     seed: int = 0
     checked: bool = False
     rates: str = "auto"
@@ -99,6 +112,8 @@ class Variable:
         value = getattr(Settings(), self.field)
         if isinstance(value, bool):
             return str(int(value))
+        if value == ():
+            return "none"
         return "all" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
     def read(self, text: str) -> Any:
@@ -136,6 +151,55 @@ def _whole(text: str) -> int:
     return value
 
 
+def read_streams(text: str) -> Streams:
+    """Read ``auto``, ``measure`` or a number of streams.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match text:
+        case "auto":
+            return "auto"
+        case "measure":
+            return "measure"
+    value = int(text)
+    if not 1 <= value <= MAX_STREAMS:
+        raise ValueError(text)
+    return value
+
+
+def read_budget(text: str) -> Budget:
+    """Read ``64MiB`` or ``opencl:0=64MiB,cpu:0=1GiB``; ``none`` is no budget.
+
+    Raises:
+        ValueError: it is neither, or names a device twice.
+    """
+    if text == "none":
+        return ()
+    budget: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = part.strip().rpartition("=")
+        if name in budget or ("=" in part and not name):
+            raise ValueError(text)
+        budget[name] = read_size(size)
+    return tuple(sorted(budget.items()))
+
+
+def read_size(text: str) -> int:
+    """Read a number of bytes such as ``65536``, ``1.5KiB`` or ``64MiB``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if not found:
+        raise ValueError(text)
+    nbytes = float(found[1]) * _UNITS[found[2]]
+    if not nbytes.is_integer():
+        raise ValueError(text)
+    return int(nbytes)
+
+
 def _one_of(*choices: Any) -> Callable[[str], Any]:
     table = {str(choice): choice for choice in choices}
 
@@ -150,6 +214,10 @@ def _one_of(*choices: Any) -> Callable[[str], Any]:
 def _flag(text: str) -> bool:
     return bool(_one_of(0, 1)(text))
 
+
+MAX_STREAMS: Final = 64
+_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)(|[KMG]iB)")
 
 VARIABLES: Final[tuple[Variable, ...]] = (
     Variable(
@@ -184,6 +252,22 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         _one_of(0, 1, 2, 3, 4),
     ),
     Variable(
+        "GGSCHED_MEMORY_BUDGET",
+        "memory_budget",
+        "none, bytes such as 64MiB, or opencl:0=64MiB,cpu:0=1GiB",
+        "Most bytes of intermediate results on each device or on those that are named; waits are "
+        "added where that is needed to keep it.",
+        read_budget,
+    ),
+    Variable(
+        "GGSCHED_MEMORY_EFFORT",
+        "memory_effort",
+        "a whole number from 0 on",
+        "How long to look for a tighter packing of memory; each step takes 0.1 to 0.2 s at most, "
+        "and only where the bound is not met.",
+        _whole,
+    ),
+    Variable(
         "GGSCHED_RATES",
         "rates",
         "auto, off or a file",
@@ -206,6 +290,15 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         _whole,
     ),
     Variable(
+        "GGSCHED_STREAMS",
+        "streams",
+        f"auto, measure or a number from 1 to {MAX_STREAMS}",
+        "Streams per device. auto: several where the cost model predicts a gain; measure: the "
+        "first runs of each graph are timed with one and with several, and the better is kept; a "
+        "number: at most so many, wherever nodes are independent, 1 being sequential.",
+        read_streams,
+    ),
+    Variable(
         "GGSCHED_TIMEOUT_S",
         "timeout_s",
         "a positive number of seconds",
@@ -226,6 +319,7 @@ def _variable(name: str) -> Variable:
     known = {variable.name: variable for variable in VARIABLES}
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    ends = [n.removeprefix(PREFIX) for n in known]
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), ends, n=1, cutoff=0.6)
+    hint = f"did you mean {PREFIX}{near[0]}?" if near else f"known: {', '.join(known)}"
     raise UsageError("there is no such variable", where=name, hint=hint)

@@ -7,9 +7,10 @@ Everything that was made on the devices is released when the block ends.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, Self
 
@@ -21,8 +22,10 @@ from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
-from ggsched.errors import GgschedError, OutOfDeviceMemory, UsageError
+from ggsched.errors import GgschedError, InternalError, OutOfDeviceMemory, UsageError
 from ggsched.ir.graph import Graph
+from ggsched.passes.chosen_options import AUTO_LIMIT, plan_options
+from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints
 from ggsched.passes.rings import Slots
@@ -32,12 +35,20 @@ from ggsched.run.executor import Executor
 from ggsched.run.release import close_all
 from ggsched.run.resources import Resources
 from ggsched.run.store import Progress, TensorStore, WeightSource
+from ggsched.run.trial import Measured, Trial
 from ggsched.sanitize import check_plan
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import TracedPlan
 from ggsched.trace.tracing import traced
 
-PlanKey = tuple[str, tuple[tuple[str, int], ...], tuple[tuple[int, int], ...], str, Slots | None]
+PlanKey = tuple[
+    str,
+    tuple[tuple[str, int], ...],
+    tuple[tuple[int, int], ...],
+    str,
+    Slots | None,
+    PlanOptions,
+]
 
 _LOG: Final = logging.getLogger("ggsched")
 _FREE: Final = Constraints()
@@ -55,8 +66,10 @@ class Scheduler:
     """Plans graphs over devices and runs them. Not thread safe.
 
     Weights and states are resident once and shared by all graphs that name them. Plans and their
-    memory are cached by graph digest and constraints; the machine is the same throughout. The
-    ``plan_limit`` plans used last are kept, unless a new one needs their memory.
+    memory are cached by graph digest and constraints; machine and settings are the same throughout.
+    The ``plan_limit`` plans used last are kept, unless a new one needs their memory. With the
+    setting ``streams="measure"`` the first runs of a graph alternate between a plan with one stream
+    per device and one with several, and the faster stays.
 
     After an error of a run the streams have been drained and other runs may follow, unless a
     device has faulted; ``close`` releases everything in any case.
@@ -71,6 +84,7 @@ class Scheduler:
         plan_limit: int = 16,
         progress: Progress | None = None,
         recorder: Recorder | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Open devices and probe them.
 
@@ -82,9 +96,11 @@ class Scheduler:
             plan_limit: Number of plans whose memory is kept.
             progress: Called with name and bytes of each weight that has become resident.
             recorder: Writes down all that the devices are told.
+            clock: Seconds, for ``streams="measure"``.
 
         Raises:
-            UsageError: a device name that makes no sense, or no devices.
+            UsageError: a device name that makes no sense, no devices, or a memory budget for a
+                device that is not there.
             BackendUnavailable: a device that is not there.
             BackendBroken: a plug-in that fails or lies about itself.
         """
@@ -92,6 +108,7 @@ class Scheduler:
         self._owned, self._devices = _opened(devices, self.settings)
         try:
             self.topology = probe(self._devices)
+            self._options = plan_options(self.settings, self.topology)
             self._bare = tuple(self._devices)
             if self.settings.checked:
                 self._devices = checked(self._devices)
@@ -110,6 +127,8 @@ class Scheduler:
         self._plans: RecentCache[PlanKey, Plan] = RecentCache(4 * plan_limit)
         self._executors: RecentCache[PlanKey, Executor] = RecentCache(plan_limit, self._evict)
         self._keys: RecentCache[tuple[str, str], PlanKey] = RecentCache(4 * plan_limit)
+        self._trials: RecentCache[PlanKey, Trial[PlanOptions]] = RecentCache(4 * plan_limit)
+        self._clock = clock
         self._last: Executor | None = None
         self._is_closed = False
 
@@ -118,8 +137,13 @@ class Scheduler:
         """Hits and misses of the plan cache so far."""
         return CacheInfo(self._plans.hits, self._plans.misses)
 
+    @property
+    def measured(self) -> tuple[Measured, ...]:
+        """What was found about one stream against several, for the graphs run last."""
+        return tuple(trial.measured for trial in self._trials.values())
+
     def plan(self, graph: Graph, constraints: Constraints | None = None) -> Plan:
-        """Return the plan of a graph, from the cache if one was made before.
+        """Return the plan that the next run of a graph uses, from the cache if it was made before.
 
         A new plan is verified and checked for races first, as the settings say.
 
@@ -128,7 +152,7 @@ class Scheduler:
             RaceFound: the sanitizer found a defect in the plan.
         """
         wanted = constraints or _FREE
-        return self._plans.get(self._key(graph, wanted), lambda: self._make_plan(graph, wanted))
+        return self._planned(graph, wanted, self._next_key(graph, wanted))
 
     def run(
         self,
@@ -152,9 +176,12 @@ class Scheduler:
             # share states, are kept apart by the host.
             self._drain()
         self._last = None  # a run that is cut short leaves work behind, so the next one drains
+        began = self._clock()
         with self._recorded(executor.plan):
             outputs = executor.run(inputs)
         self._last = executor
+        if self.settings.streams == "measure":
+            self._note_run(self._key(graph, wanted), began)
         return outputs
 
     def prepare(self, graph: Graph, constraints: Constraints | None = None) -> None:
@@ -202,8 +229,12 @@ class Scheduler:
     def _recorded(self, plan: Plan) -> AbstractContextManager[None]:
         return nullcontext() if self._recorder is None else self._recorder.run_of(plan, TracedPlan)
 
-    def _make_plan(self, graph: Graph, constraints: Constraints) -> Plan:
-        plan = make_plan(graph, self.topology, constraints, verify=self.settings.verify)
+    def _planned(self, graph: Graph, constraints: Constraints, key: PlanKey) -> Plan:
+        return self._plans.get(key, lambda: self._make_plan(graph, constraints, key[-1]))
+
+    def _make_plan(self, graph: Graph, constraints: Constraints, options: PlanOptions) -> Plan:
+        verify = self.settings.verify
+        plan = make_plan(graph, self.topology, constraints, options, verify=verify)
         if self.settings.sanitize == "plan":
             check_plan(plan).raise_if_findings()
         return plan
@@ -219,6 +250,8 @@ class Scheduler:
                 raise
         self._last = None
         close_all(self._executors.take_all())
+        for trial in self._trials.values():
+            trial.settle(0, "there is no memory for two plans")
         return self._bound(graph, plan)
 
     def _bound(self, graph: Graph, plan: Plan) -> Executor:
@@ -229,7 +262,7 @@ class Scheduler:
     def _executor(self, graph: Graph, constraints: Constraints) -> Executor:
         if self._is_closed:
             raise UsageError("the scheduler is closed")
-        key = self._key(graph, constraints)
+        key = self._next_key(graph, constraints)
         return self._executors.get(key, lambda: self._bind(graph, constraints))
 
     def _key(self, graph: Graph, constraints: Constraints) -> PlanKey:
@@ -243,9 +276,40 @@ class Scheduler:
             homes = tuple(sorted((n, d) for n, d in constraints.homes.items() if n in graph))
             rates = constraints.rates.digest if constraints.rates else ""
             pins = tuple(sorted(constraints.pins.items()))
-            return graph.digest, homes, pins, rates, constraints.slots
+            return graph.digest, homes, pins, rates, constraints.slots, self._options
 
         return self._keys.get((graph.digest, constraints.digest), key)
+
+    def _next_key(self, graph: Graph, constraints: Constraints) -> PlanKey:
+        """Return the key of the plan that the next run uses."""
+        key = self._key(graph, constraints)
+        if self.settings.streams != "measure":
+            return key
+        trial = self._trials.get(key, lambda: self._begin_trial(graph, constraints, key))
+        return (*key[:-1], trial.way)
+
+    def _begin_trial(
+        self, graph: Graph, constraints: Constraints, key: PlanKey
+    ) -> Trial[PlanOptions]:
+        """Return a trial of one stream against several: those of the gate, if it lets any in."""
+        single = replace(self._options, streams=StreamPolicy())
+        several = self._options
+        plan = self._planned(graph, constraints, key)
+        if not any(gain.is_taken for gain in plan.streams.gains):
+            several = replace(self._options, streams=StreamPolicy(AUTO_LIMIT, is_forced=True))
+            plan = self._planned(graph, constraints, (*key[:-1], several))
+        trial = Trial(graph.name, (single, several))
+        if not any(gain.is_taken for gain in plan.streams.gains):
+            trial.settle(0, "no nodes are independent")
+        return trial
+
+    def _note_run(self, key: PlanKey, began: float) -> None:
+        """Tell a trial that its run is complete; the plan that loses is released."""
+        trial = self._trials.get(key, _no_trial)
+        if trial.is_open:
+            self._drain()
+            if trial.note(self._clock() - began):
+                self._executors.drop((*key[:-1], trial.other))
 
     def _evict(self, executor: Executor) -> None:
         self._drain()
@@ -257,6 +321,10 @@ class Scheduler:
         failures = self._store.drain()
         if failures:
             raise failures[0]
+
+
+def _no_trial() -> Trial[PlanOptions]:
+    raise InternalError("a run was not part of the trial that chose it")
 
 
 def _say(skipped: GgschedError) -> None:

@@ -15,7 +15,8 @@ import click
 from ggsched.backend.registry import BackendStatus, discover
 from ggsched.cli.console import output, write_json
 from ggsched.cli.options import device_names, json_option
-from ggsched.cli.run_stats import session_stats, stats_line
+from ggsched.cli.planning_options import streams_option
+from ggsched.cli.run_stats import measured_lines, session_stats, stats_line
 from ggsched.config import Settings
 from ggsched.errors import InternalError
 
@@ -53,6 +54,7 @@ class Sum:
 )
 @json_option
 @click.pass_obj
+@streams_option
 def demo(settings: Settings, devices: tuple[str, ...] | None, as_json: bool) -> int:
     """Split a small trained model over two devices; show the plan and check the answers."""
     with as_file(files("ggsched.data") / MODEL) as path:
@@ -180,4 +182,5 @@ def _tell(
         console.print(f"{s.prompt:>9}{s.text:<5} tokens {tokens:<12} {mark}")
     both = f"on {' + '.join(devices)} and on {devices[-1]} alone"
     console.print(f"\nThe tokens are {'the same' if is_same else 'NOT THE SAME'} {both}.")
-    console.print(stats_line(stats))
+    for line in (stats_line(stats), *measured_lines(stats)):
+        console.print(line)

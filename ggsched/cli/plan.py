@@ -9,6 +9,7 @@ import click
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.options import json_option
 from ggsched.cli.plan_memory import memory_options, print_memory
+from ggsched.cli.planning_options import planning_options
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 
@@ -43,6 +44,7 @@ from ggsched.errors import UsageError
 @memory_options
 @json_option
 @click.pass_obj
+@planning_options
 def plan(
     settings: Settings,
     /,
@@ -60,6 +62,8 @@ def plan(
     from ggsched.plan.codec import plan_to_json
     from ggsched.plan.text import plan_text
 
+    if settings.streams == "measure":
+        settings = replace(settings, streams="auto")  # only runs can be measured
     if memory:
         settings = replace(settings, verify=False, sanitize="off")  # nothing is going to run
     with open_session(ModelOptions(**options), settings) as session:

@@ -11,8 +11,9 @@ import numpy as np
 from ggsched.cli.console import messages, write_json
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.options import json_option, whole_numbers
+from ggsched.cli.planning_options import planning_options
 from ggsched.cli.progress import loading
-from ggsched.cli.run_stats import session_stats, stats_line
+from ggsched.cli.run_stats import measured_lines, session_stats, stats_line
 from ggsched.cli.trace_file import trace_to
 from ggsched.config import Settings
 from ggsched.errors import UsageError
@@ -79,6 +80,7 @@ def _temperature(text: str) -> float:
 )
 @json_option
 @click.pass_obj
+@planning_options
 def run(
     settings: Settings,
     /,
@@ -115,7 +117,8 @@ def run(
             text = _text(session, generated)
             write_json({"prompt_tokens": ids, "tokens": generated, "text": text, "stats": stats})
         else:
-            messages().print(stats_line(stats), soft_wrap=False)
+            for line in (stats_line(stats), *measured_lines(stats)):
+                messages().print(line, soft_wrap=False)
 
 
 def _generate(

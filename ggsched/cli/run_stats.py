@@ -1,9 +1,11 @@
 """The ``stats`` object of ``ggsched run --json``, and its form for people."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ggsched.plan.stats import plan_stats
-from ggsched.plan.text import nbytes_text as nbytes
+from ggsched.plan.units import nbytes_text as nbytes
+from ggsched.plan.units import seconds_text
 
 if TYPE_CHECKING:
     from ggsched.models.session import Session
@@ -37,16 +39,36 @@ def session_stats(session: "Session") -> dict[str, Any]:
                 "nodes": stats.nodes,
                 "splits": stats.splits,
                 "commands": stats.commands,
+                "streams": stats.streams,
                 "waits": stats.waits,
                 "host_syncs": stats.host_syncs,
                 "host_syncs_per_token": stats.host_syncs / max(1, tokens),
                 "copied_bytes": stats.copied,
                 "arena_bytes": stats.compute,
                 "arena_lower_bound_bytes": stats.lower_bound,
+                "arena_ratio": round(stats.waste, 4),
                 "host_bytes": stats.host,
             }
         )
+    measured = session.scheduler.measured
+    if measured:
+        out["streams_measured"] = [asdict(m) for m in measured]
     return out
+
+
+def measured_lines(stats: dict[str, Any]) -> list[str]:
+    """Return what ``--streams measure`` found for each graph, a line each."""
+    return [_measured_line(m) for m in stats.get("streams_measured", ())]
+
+
+def _measured_line(m: dict[str, Any]) -> str:
+    kept = f"{m['kept']} kept" if m["kept"] else f"undecided after {m['runs']} runs"
+    if m["reason"]:
+        return f"{m['graph']}: {kept}: {m['reason']}"
+    one, several = (
+        "not timed" if m[k] is None else seconds_text(m[k]) for k in ("sequential_s", "streams_s")
+    )
+    return f"{m['graph']}: {kept}: one stream {one}, several {several}"
 
 
 def stats_line(stats: dict[str, Any]) -> str:

@@ -38,6 +38,8 @@ def assign(
     for s in splits.splits:
         facts = topology.devices[s.device]
         limit = min(policy.limit, facts.max_streams)
+        if not policy.is_forced:
+            limit = min(limit, rates.devices[s.device].parallel if facts.is_async else 1)
         if limit < 2 or not facts.has_events or s.end - s.first < 2:
             continue
         gain, lanes = _consider(graph, s, rates.devices[s.device], limit, policy.is_forced)

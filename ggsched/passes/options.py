@@ -8,7 +8,8 @@ class StreamPolicy:
     """How many streams a device may use.
 
     Attributes:
-        limit: Streams per device at most.
+        limit: Streams per device at most. The gate considers no more than run at full speed
+            beside each other, and none on a device that runs commands while they are enqueued.
         is_forced: Use them wherever nodes are independent, whatever the cost model says.
         has_copy_stream: Let transfers run beside launches, on a stream of their own, where a
             device has events and a stream to spare.

@@ -17,13 +17,15 @@ class PlanStats(msgspec.Struct, frozen=True):
         nodes: Nodes of the graph.
         splits: Splits.
         transfers: Transfers, one command each.
+        streams: Streams that are used, by device.
         commands: Number of commands by kind, as tagged in the JSON form.
         waits: Waits of streams for events.
         barriers: Barriers between copies and launches.
         host_syncs: Waits of the host.
         copied: Bytes moved in one run, by path, e.g. ``"host->opencl:0"``.
         compute: Bytes of compute arenas by device, after alignment.
-        lower_bound: Bytes that are live at once, by device, below which no packing can go.
+        lower_bound: Bytes that are live at once, by device, below which no packing can go; with
+            several streams those of the heaviest set of values that may be live together.
         weights: Bytes of weights by device.
         states: Bytes of states by device.
         host: Bytes of host memory: inputs, outputs and staging.
@@ -34,6 +36,7 @@ class PlanStats(msgspec.Struct, frozen=True):
     nodes: int
     splits: int
     transfers: int
+    streams: dict[str, int]
     commands: dict[str, int]
     waits: int
     barriers: int
@@ -50,7 +53,7 @@ class PlanStats(msgspec.Struct, frozen=True):
 
 def plan_stats(plan: Plan) -> PlanStats:
     """Return the numbers about a plan."""
-    memory = plan.memory
+    memory, streams = plan.memory, plan.streams.streams
     kinds = Counter(type(command).__struct_config__.tag for command in plan.commands)
     commands = {str(kind): count for kind, count in sorted(kinds.items(), key=str)}
     host = sum(arena.nbytes for arena in memory.arenas if arena.device == HOST)
@@ -64,6 +67,7 @@ def plan_stats(plan: Plan) -> PlanStats:
         nodes=len(plan.nodes),
         splits=len(plan.splits.splits),
         transfers=len(plan.splits.transfers),
+        streams=dict(sorted(Counter(device_name(plan, s.device) for s in streams).items())),
         commands=commands,
         waits=_count(plan, Wait),
         barriers=_count(plan, Barrier),

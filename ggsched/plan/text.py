@@ -22,6 +22,8 @@ from ggsched.plan.command import (
 from ggsched.plan.memory import Region
 from ggsched.plan.splits import Split
 from ggsched.plan.stats import PlanStats, device_name, plan_stats
+from ggsched.plan.text_streams import stream_rows, trade_rows
+from ggsched.plan.units import nbytes_text as nbytes_text
 
 _MAX_ROWS = 40
 
@@ -38,11 +40,14 @@ def plan_text(plan: Plan, *, verbose: bool = False, width: int = 80) -> str:
     for title, rows in (
         ("devices", _devices(plan)),
         ("splits", _splits(plan, verbose)),
+        ("streams", stream_rows(plan, verbose=verbose) if plan.streams.gains else None),
         ("memory", _memory(plan, verbose)),
         ("commands", _commands(plan, verbose)),
+        ("trades", trade_rows(plan) if plan.trades else None),
         ("stats", _stats(plan_stats(plan))),
     ):
-        lines += ["", title, *(f"  {row}" for row in rows)]
+        if rows is not None:
+            lines += ["", title, *(f"  {row}" for row in rows)]
     return "\n".join(folded for line in lines for folded in _fold(line, width)) + "\n"
 
 
@@ -81,16 +86,6 @@ def hazard_text(hazard: Hazard) -> str:
     region = f"{show('arena', hazard.arena)}[{hazard.start}:{hazard.end}]"
     run = " of the next run" if hazard.next_run else ""
     return f"{hazard.kind} {region} of {earlier} before {later}{run}"
-
-
-def nbytes_text(nbytes: int) -> str:
-    """Return a number of bytes with a unit, e.g. ``4.0 KiB``."""
-    size = float(nbytes)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{nbytes} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
 
 
 def _action(plan: Plan, command: Command) -> str:
@@ -201,6 +196,8 @@ def _commands(plan: Plan, verbose: bool) -> Iterator[str]:
 
 def _stats(stats: PlanStats) -> Iterator[str]:
     yield f"{stats.nodes} nodes, {stats.splits} splits, {stats.transfers} transfers"
+    if any(count > 1 for count in stats.streams.values()):
+        yield ", ".join(f"{name} {count} streams" for name, count in stats.streams.items())
     yield (
         f"{stats.waits} waits, {stats.barriers} barriers, {stats.host_syncs} host syncs, "
         f"{stats.commands.get('record', 0)} events"

@@ -41,6 +41,18 @@ class RecentCache(Generic[K, V]):
         entry = self._entries[key] = make()
         return entry
 
+    def drop(self, key: K) -> None:
+        """Evict the entry, if there is one."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            if self._evict is not None:
+                self._evict(entry)
+            del self._entries[key]
+
+    def values(self) -> list[V]:
+        """Return all entries, those used last at the end."""
+        return list(self._entries.values())
+
     def __len__(self) -> int:
         return len(self._entries)
 
