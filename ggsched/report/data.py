@@ -67,6 +67,7 @@ def account_data(made: Account) -> Data:
     return {
         "window_s": made.window_s,
         "runs": made.runs,
+        "stages": made.stages,
         "commands": made.commands,
         "host_syncs": made.host_syncs,
         "host_sync_s": made.host_sync_s,
@@ -106,25 +107,24 @@ def _lanes_and_spans(timeline: Timeline, texts: Texts) -> Data:
         row_of |= placed
         count = 1 + max(placed.values(), default=0)
         lanes.append({"name": lane.name, "device": lane.device, "rows": count})
-    spans = timeline.spans
     return {
         "lanes": lanes,
         "spans": {
-            "lane": [s.lane for s in spans],
-            "row": [row_of[s.id] for s in spans],
-            "kind": [s.kind for s in spans],
-            "start": [us(s.start_s) for s in spans],
-            "end": [us(s.end_s) for s in spans],
-            "issued": [us(s.issued_s) for s in spans],
-            "label": [texts.of(s.label) for s in spans],
-            "reason": [texts.of(s.reason) for s in spans],
-            "path": [texts.of(f"{s.src} -> {s.dst}" if s.src else "") for s in spans],
-            "command": [s.command for s in spans],
-            "run": [s.run for s in spans],
-            "bytes": [s.nbytes for s in spans],
-            "estimated": [int(s.is_estimated) for s in spans],
+            "lane": [s.lane for s in timeline.spans],
+            "row": [row_of[s.id] for s in timeline.spans],
+            "kind": [s.kind for s in timeline.spans],
+            "start": [us(s.start_s) for s in timeline.spans],
+            "end": [us(s.end_s) for s in timeline.spans],
+            "issued": [us(s.issued_s) for s in timeline.spans],
+            "label": [texts.of(s.label) for s in timeline.spans],
+            "reason": [texts.of(s.reason) for s in timeline.spans],
+            "path": [texts.of(f"{s.src} -> {s.dst}" if s.src else "") for s in timeline.spans],
+            "command": [s.command for s in timeline.spans],
+            "run": [s.run for s in timeline.spans],
+            "bytes": [s.nbytes for s in timeline.spans],
+            "estimated": [int(s.is_estimated) for s in timeline.spans],
         },
-        "nodes": _nodes(spans, texts),
+        "nodes": _nodes(timeline.spans, texts),
     }
 
 

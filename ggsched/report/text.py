@@ -25,8 +25,8 @@ def _lines(made: Account) -> Iterator[str]:
         yield f"{device.device:<14.14} " + " ".join(f"{100 * share:8.1f}%" for share in shares)
     yield ""
     yield (
-        f"idle {made.bubble:.1%}; equal stages would be idle {made.ideal_bubble:.1%} "
-        f"((p-1)/(m+p-1))"
+        f"idle {made.bubble:.1%}; {made.stages} equal stages and {max(1, made.runs)} micro-batches "
+        f"leave {made.ideal_bubble:.1%}"
     )
     yield f"{made.host_syncs} host syncs, {seconds_text(made.host_sync_s)}"
     for path in made.paths:

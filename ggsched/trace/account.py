@@ -78,6 +78,7 @@ class Account(msgspec.Struct, frozen=True):
         start_s: Start of the window.
         end_s: End of the window.
         runs: Runs of plans in it, which are its micro-batches.
+        stages: Devices that compute.
         devices: A part for each device that did anything, in order of their streams.
         paths: Bytes by path, most first.
         host_syncs: How often the host waited.
@@ -92,6 +93,7 @@ class Account(msgspec.Struct, frozen=True):
     start_s: float
     end_s: float
     runs: int
+    stages: int
     devices: tuple[DeviceAccount, ...]
     paths: tuple[PathAccount, ...]
     host_syncs: int
@@ -125,7 +127,8 @@ def account(timeline: Timeline) -> Account:
     spans = [s for s in timeline.spans if s.run >= 0] if timeline.runs else list(timeline.spans)
     start, end = _window(timeline, spans)
     blame = Blame(timeline, spans)
-    names = dict.fromkeys(timeline.lanes[s.lane].device for s in spans)
+    used = {s.lane for s in spans}
+    names = dict.fromkeys(lane.device for lane in timeline.lanes if lane.id in used)
     devices = tuple(_device(blame, name, start, end) for name in names if name)
     stages = sum(d.busy_s > 0 for d in devices)
     busy = sum(d.busy_s for d in devices)
@@ -135,6 +138,7 @@ def account(timeline: Timeline) -> Account:
         start,
         end,
         len(timeline.runs),
+        stages,
         devices,
         _paths(spans),
         len(syncs),

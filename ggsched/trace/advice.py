@@ -51,9 +51,10 @@ def _busiest(account: Account) -> DeviceAccount:
 
 def _copies(account: Account) -> Iterator[Advice]:
     device = _busiest(account)
-    if not account.paths:
+    paths = [p for p in account.paths if device.device in p.path.split("->")]
+    if not paths:
         return
-    path = max(account.paths, key=lambda p: p.seconds)
+    path = max(paths, key=lambda p: p.seconds)
     if path.nbytes < 4096 * path.copies:
         what = "have fewer, larger copies: fewer splits, or more tokens at once (-ub)"
     else:

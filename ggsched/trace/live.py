@@ -1,9 +1,11 @@
 """Which bytes of each arena mattered when: from the first touch of a value in a run to the last."""
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
@@ -76,14 +78,31 @@ def live_bytes(found: list[Block]) -> Iterator[tuple[int, int, float, int]]:
             [(b.start_s, 1, b) for b in group] + [(b.end_s, 0, b) for b in group],
             key=lambda edge: edge[:2],
         )
-        cover: dict[tuple[int, int], int] = defaultdict(int)
+        cover = _Cover(group)
         for i, (at, begins, block) in enumerate(edges):
-            place = (block.offset, block.offset + block.nbytes)
-            cover[place] += 1 if begins else -1
-            if not cover[place]:
-                del cover[place]
+            cover.add(block, 1 if begins else -1)
             if i + 1 == len(edges) or edges[i + 1][0] > at:
-                yield plan, arena, at, _union(cover)
+                yield plan, arena, at, cover.nbytes
+
+
+class _Cover:
+    """How many bytes some blocks cover, those that several cover counted once."""
+
+    def __init__(self, blocks: list[Block]) -> None:
+        edges = {b.offset for b in blocks} | {b.offset + b.nbytes for b in blocks}
+        self._edges = sorted(edges)
+        self._lengths = np.diff(np.array(self._edges, np.int64))
+        self._counts = np.zeros(len(self._lengths), np.int64)
+        self.nbytes = 0
+
+    def add(self, block: Block, by: int) -> None:
+        first = bisect_left(self._edges, block.offset)
+        last = bisect_left(self._edges, block.offset + block.nbytes)
+        counts = self._counts[first:last]
+        before = counts > 0
+        counts += by
+        changed = (counts > 0) != before
+        self.nbytes += by * int(self._lengths[first:last][changed].sum())
 
 
 def value_labels(plan: Plan) -> dict[int, str]:
@@ -119,14 +138,6 @@ def _steps(span: Span, count: int) -> list[tuple[float, float]]:
         return [(node.start_s, node.end_s) for node in span.nodes]
     each = (span.end_s - span.start_s) / max(1, count)
     return [(span.start_s + i * each, span.start_s + (i + 1) * each) for i in range(count)]
-
-
-def _union(ranges: Iterable[tuple[int, int]]) -> int:
-    total, until = 0, 0
-    for start, end in sorted(ranges):
-        total += max(0, end - max(start, until))
-        until = max(until, end)
-    return total
 
 
 def readers_of(plan: Plan, region: Region, after: int) -> int:

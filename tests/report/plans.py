@@ -9,13 +9,12 @@ from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints
 from ggsched.report.expect import described
 from ggsched.scheduler import Scheduler
-from ggsched.testing.sim import Costs, SimConfig, SimWorld
+from ggsched.testing.sim import SIM_OPS, Costs, SimConfig, SimWorld
 from ggsched.topology.caps import DeviceFacts
 from ggsched.topology.cost import guessed_rates
 from ggsched.topology.model import CopyPath, Topology
 from ggsched.trace.expected import expected_timeline
 from ggsched.trace.recorder import Recorder
-from ggsched.testing.sim import SIM_OPS
 
 WIDTH = 64
 SLOW = Costs(flops_per_s=2e8, memory_bytes_per_s=1e9, copy_bytes_per_s=2e9)

@@ -2,6 +2,8 @@
 // The data of the page, and how numbers and elements are written.
 
 const D = JSON.parse(document.getElementById("data").textContent);
+// Times are told from the first run on, or from the beginning where there is none.
+const ORIGIN = D.runs.length ? Math.min(...D.runs.map(([, start]) => start)) : D.begin;
 const FONT = "system-ui, 'Segoe UI', Roboto, Arial, sans-serif";
 const COLOUR = {
   launch: "--launch", upload: "--copy", download: "--copy", copy: "--copy",
@@ -13,10 +15,10 @@ function timeText(us, step) {
   const size = Math.max(Math.abs(us), step || 0);
   const [unit, factor] =
     size >= 1e6 ? ["s", 1e6] : size >= 1e3 ? ["ms", 1e3] : size >= 1 || us === 0 ? ["µs", 1] : ["ns", 1e-3];
-  const value = us / factor;
+  const value = us / factor || 0; // no minus before a zero
   if (step) {
     const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(step / factor) - 1e-9)));
-    return `${value.toFixed(digits)} ${unit}`;
+    return `${value.toFixed(digits).replace(/^-(0(\.0*)?)$/, "$1")} ${unit}`;
   }
   return `${Number(value.toPrecision(4))} ${unit}`;
 }

@@ -3,6 +3,7 @@
 fillHead();
 fillAccount();
 const timeView = new View(D.begin, D.end);
+if (D.runs.length) timeView.begin(ORIGIN, Math.max(...D.runs.map(([, , end]) => end)));
 const timelinePart = new Timeline(timeView);
 const memoryPart = new MemoryMap(timeView);
 const splitPart = new SplitGraph();

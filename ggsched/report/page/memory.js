@@ -48,7 +48,7 @@ class MemoryMap {
       this.latest.push(Math.max(...this.ids.slice(k, k + CHUNK).map((i) => b.end[i])));
     }
     this.live = D.live[`${arena.plan}.${arena.id}`] || [];
-    const most = this.live.reduce((a, [, n]) => Math.max(a, n), 0);
+    const most = (this.most = this.live.reduce((a, [, n]) => Math.max(a, n), 0));
     this.note.textContent = `${countText(this.ids.length)} values; at most ${bytesText(most)} in use at once of ${bytesText(arena.bytes)}` +
       (arena.least === null ? "" : `, of which ${bytesText(arena.least)} cannot be avoided`);
     this.stage.ask();
@@ -83,7 +83,8 @@ class MemoryMap {
     const c = stage.context;
     c.fillStyle = colour("--soft");
     c.textAlign = "right";
-    c.fillText("in use", GUTTER - 8, AXIS + CHART / 2);
+    c.fillText("in use", GUTTER - 8, AXIS + CHART / 2 + 8);
+    c.fillText(bytesText(this.most), GUTTER - 8, AXIS + 10);
     const step = 2 ** Math.ceil(Math.log2(Math.max(1, this.arena.bytes / 6)));
     for (let at = 0; at <= this.arena.bytes; at += step) {
       if (this.y(at) > AXIS + CHART + 4) c.fillText(bytesText(at), GUTTER - 8, this.y(at));
@@ -93,7 +94,7 @@ class MemoryMap {
 
   drawLive(stage) {
     const c = stage.context, base = AXIS + CHART - 4;
-    const height = (n) => base - (n / this.arena.bytes) * (CHART - 10);
+    const height = (n) => base - (n / Math.max(1, this.most)) * (CHART - 12);
     c.beginPath();
     c.moveTo(stage.x(stage.view.from), base);
     let now = 0, column = -Infinity;
@@ -139,8 +140,10 @@ class MemoryMap {
     const b = D.blocks;
     if (event && x >= GUTTER) {
       const at = this.stage.at(x), reach = this.stage.at(x + 2) - at;
+      let nearest = 3; // pixels: a block may be thinner than a line
       this.each(at - reach, at + reach, (i) => {
-        if (y <= this.y(b.offset[i]) && y >= this.y(b.offset[i] + b.bytes[i])) found = i;
+        const away = Math.max(y - this.y(b.offset[i]), this.y(b.offset[i] + b.bytes[i]) - y, 0);
+        if (away < nearest) [nearest, found] = [away, i];
       });
     }
     if (found !== this.hovered) {
@@ -150,7 +153,7 @@ class MemoryMap {
     showTip(found < 0 ? null : [
       D.texts[b.label[found]],
       `${bytesText(b.bytes[found])} at a${b.arena[found]}[${b.offset[found]}:${b.offset[found] + b.bytes[found]}], run ${b.run[found]}`,
-      `in use for ${timeText(b.end[found] - b.start[found])} from ${timeText(b.start[found] - D.begin)}`,
+      `in use for ${timeText(b.end[found] - b.start[found])} from ${timeText(b.start[found] - ORIGIN)}`,
     ], event);
   }
 }

@@ -39,7 +39,7 @@ class SplitGraph {
     Object.assign(this.view, { least: -0.3, most: splits.length + 0.3, shortest: 2 });
     const moved = edges.reduce((sum, [, , n, copied]) => sum + copied * n, 0);
     this.note.textContent = `${countText(splits.length)} splits, ${countText(edges.length)} flows, ${bytesText(moved)} between devices`;
-    this.view.show(-0.3, Math.min(splits.length + 0.3, 24));
+    this.view.show(-0.3, Math.min(splits.length + 0.3, 12));
   }
 
   box(i) {

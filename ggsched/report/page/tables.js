@@ -19,7 +19,7 @@ function fillHead() {
     [timeText(1e6 * a.window_s), D.isExpected ? "expected" : "in all"],
     [countText(a.runs), a.runs === 1 ? "run of a plan" : "runs of plans"],
     [countText(a.commands), "commands"],
-    [shareText(a.bubble), `idle; ${shareText(a.ideal_bubble)} with equal stages`],
+    [shareText(a.bubble), `idle; ${shareText(a.ideal_bubble)} for ${a.stages} equal stages, ${Math.max(1, a.runs)} micro-batch${a.runs > 1 ? "es" : ""}`],
     [bytesText(moved), "moved"],
     [countText(a.host_syncs), `host syncs, ${timeText(1e6 * a.host_sync_s)}`],
   ];

@@ -1,6 +1,6 @@
 // The timeline: where each span lies, what is under the pointer, what is told of it.
 
-const AXIS = 20, ROW = 22, GAP = 10, GHOST = 7;
+const AXIS = 20, ROW = 26, GAP = 10, GHOST = 7;
 
 class Timeline {
   constructor(view) {
@@ -42,7 +42,8 @@ class Timeline {
     for (const lane of order) {
       const { name, device, rows } = D.lanes[lane];
       const ghost = hasGhosts && device ? GHOST + 3 : 0;
-      this.laneAt.set(lane, { lane, name, device, y, ghostY: y + rows * ROW, rows });
+      const label = device && !name.startsWith(device) ? `${device} ${name}` : name;
+      this.laneAt.set(lane, { lane, name: label, device, y, ghostY: y + rows * ROW, rows });
       y += rows * ROW + ghost + GAP;
     }
     this.lanes = [...this.laneAt.values()];
@@ -60,6 +61,7 @@ class Timeline {
       this.rows.push({
         lane, row, ids, y: this.laneAt.get(lane).y + row * ROW,
         starts: Float64Array.from(ids, (i) => start[i]),
+        lengthiest: ids.reduce((most, i) => Math.max(most, end[i] - start[i]), 0),
       });
     }
     this.yOf = (span) => this.laneAt.get(D.spans.lane[span]).y + D.spans.row[span] * ROW;
@@ -160,11 +162,11 @@ class Timeline {
     const reason = text("reason");
     return [
       what,
-      `${where.name}${s.run[i] >= 0 ? `, run ${s.run[i]}` : ""}`,
+      `${this.laneAt.get(s.lane[i]).name}${s.run[i] >= 0 ? `, run ${s.run[i]}` : ""}`,
       `took ${timeText(taken)}${s.estimated[i] ? " (estimated)" : ""}` +
         (expected === null ? "" : `, expected ${timeText(expected)}`) +
-        `; began at ${timeText(s.start[i] - D.begin)}` +
-        (where.device ? `, enqueued at ${timeText(s.issued[i] - D.begin)}` : ""),
+        `; began at ${timeText(s.start[i] - ORIGIN)}` +
+        (where.device ? `, enqueued at ${timeText(s.issued[i] - ORIGIN)}` : ""),
       reason && `because of ${reason}`,
       text("path") && `${text("path")}: ${bytesText(s.bytes[i])}` + (taken > 0 ? `, ${bytesText(Math.round((s.bytes[i] / taken) * 1e6))}/s` : ""),
       !text("path") && s.bytes[i] > 0 && `touches ${bytesText(s.bytes[i])}`,
@@ -185,7 +187,7 @@ class Timeline {
       return el("button", { onclick: () => this.goTo(other) }, label);
     });
     box.replaceChildren(
-      el("div", {}, el("b", {}, what), ...rest.map((line) => el("span", {}, `${line}. `))),
+      el("div", {}, el("b", {}, what), rest.join(" · ")),
       el("div", { class: "bar" }, ...linked),
     );
   }

@@ -1,4 +1,4 @@
-// Drawing the timeline: only what is visible, and what is narrower than a pixel only once.
+// Drawing the timeline: only what is visible, and densities where spans are narrower than pixels.
 
 const MANY_ARROWS = 400;
 
@@ -62,51 +62,56 @@ function drawRuns(stage) {
   });
 }
 
-/** Draw the spans of a row that are visible; return how many rectangles that took. */
+/** Draw the spans of a row that are visible; return how many there are. */
 function drawRow(t, stage, row) {
   const c = stage.context, s = D.spans, { view } = stage;
+  const first = above(row.starts, view.from - row.lengthiest - 1e-9), end = above(row.starts, view.to);
+  if (end - first > stage.width - GUTTER) {
+    drawDensity(stage, row, first, end);
+    return end - first;
+  }
   const perPixel = (view.to - view.from) / (stage.width - GUTTER);
-  // A span that began before may reach into the view, so the one before counts as well.
-  let k = Math.max(0, above(row.starts, view.from) - 2), drawn = 0;
-  let colourNow = null;
-  while (k < row.ids.length && row.starts[k] < view.to) {
+  for (let k = first; k < end; k += 1) {
     const i = row.ids[k], kind = s.kind[i];
+    if (s.end[i] < view.from) continue;
     const x = stage.x(s.start[i]);
-    const width = stage.x(s.end[i]) - x;
     if (kind === "record") {
       if (perPixel < 0.2) mark(c, x, row.y);
-      k += 1;
       continue;
     }
-    const fill = kindColour(kind);
-    if (fill !== colourNow) c.fillStyle = colourNow = fill;
-    drawn += 1;
-    if (width < 1.2) {
-      // All that begins within this pixel looks the same: skip to what does not.
-      c.fillRect(x, row.y + 1, 1, ROW - 4);
-      k = Math.max(k + 1, skipTo(row, k, s.start[i] + perPixel));
-      continue;
-    }
+    const width = stage.x(s.end[i]) - x;
     const inset = kind === "wait" || kind === "barrier" ? 6 : 1;
-    c.fillRect(x, row.y + inset, Math.max(1, width - 0.5), ROW - 2 * inset - 2);
-    if (width > 16) {
-      colourNow = null;
-      drawInside(t, stage, i, x, width, row.y);
-    }
-    k += 1;
+    c.fillStyle = kindColour(kind);
+    c.fillRect(x, row.y + inset, Math.max(1, width - (width > 3 ? 0.7 : 0)), ROW - 2 * inset - 2);
+    if (width > 16) drawInside(t, stage, i, x, width, row.y);
   }
-  return drawn;
+  return end - first;
 }
 
-/** The next span of a row that begins later than a time, or is itself wide enough to be seen. */
-function skipTo(row, k, after) {
-  const { start, end } = D.spans, perPixel = after - start[row.ids[k]];
-  const stop = above(row.starts, after);
-  const last = Math.min(stop, k + 64);
-  for (let j = k + 1; j < last; j += 1) {
-    if (end[row.ids[j]] - start[row.ids[j]] >= perPixel) return j;
+const DENSE = ["launch", "copy", "sync", "host", "wait"];
+
+/** More spans than pixels: show how much of each pixel's time each kind has, stacked from below. */
+function drawDensity(stage, row, first, end) {
+  const c = stage.context, s = D.spans, count = stage.width - GUTTER;
+  const shares = DENSE.map(() => new Float32Array(count + 1));
+  for (let k = first; k < end; k += 1) {
+    const i = row.ids[k], kind = s.path[i] && D.texts[s.path[i]] ? "copy" : s.kind[i];
+    const share = shares[DENSE.indexOf(kind)];
+    const x = Math.max(0, stage.x(s.start[i]) - GUTTER), right = Math.min(count, stage.x(s.end[i]) - GUTTER);
+    if (!share || right < 0 || x >= count) continue;
+    for (let p = Math.floor(x); p < right; p += 1) share[p] += Math.min(p + 1, right) - Math.max(p, x);
   }
-  return last < stop ? last : stop;
+  const height = ROW - 4, base = row.y + 1 + height;
+  const tops = new Float32Array(count).fill(base);
+  DENSE.forEach((kind, n) => {
+    c.fillStyle = kindColour(kind);
+    for (let p = 0; p < count; p += 1) {
+      const part = Math.min(1, shares[n][p]) * height;
+      if (part < 0.05) continue;
+      tops[p] -= part;
+      c.fillRect(GUTTER + p, tops[p], 1, part);
+    }
+  });
 }
 
 function mark(c, x, y) {
@@ -124,7 +129,7 @@ function drawInside(t, stage, i, x, width, y) {
   const range = t.nodesOf.get(i);
   let textY = y + ROW / 2 - 1;
   if (range && width > 40) {
-    textY = y + 7;
+    textY = y + 7.5;
     drawNodes(stage, range, y);
   }
   c.font = `${range && width > 40 ? 10 : 11}px ${FONT}`;
@@ -148,12 +153,12 @@ function drawNodes(stage, [first, end], y) {
     if (right < GUTTER || x > stage.width || right - last < 1) continue;
     last = right;
     c.fillStyle = colour("--launch-2");
-    c.fillRect(x, y + 12, Math.max(0.6, right - x - 0.6), ROW - 16);
+    c.fillRect(x, y + 13, Math.max(0.6, right - x - 0.6), ROW - 17);
     if (right - x > 50) {
       c.font = `9px ${FONT}`;
       c.fillStyle = colour("--on");
       const left = Math.max(x, GUTTER);
-      c.fillText(fitted(c, D.texts[D.nodes.label[n]], right - left - 4), left + 2, y + 15.5);
+      c.fillText(fitted(c, D.texts[D.nodes.label[n]], right - left - 4), left + 2, y + 18);
     }
   }
 }

@@ -11,6 +11,14 @@ class View {
     this.listeners = [];
     this.from = this.least;
     this.to = this.most;
+    this.home = null;
+  }
+
+  /** Begin with a part of the axis; a button leads back to it. */
+  begin(from, to) {
+    const margin = 0.02 * (to - from);
+    this.home = [from - margin, to + margin];
+    this.show(...this.home);
   }
 
   onChange(listener) {
@@ -175,6 +183,7 @@ function viewButtons(view) {
     button("+", "zoom in", () => view.zoom(0.5)),
     button("◂", "earlier", () => view.pan(-0.4 * length())),
     button("▸", "later", () => view.pan(0.4 * length())),
+    ...(view.home ? [button("runs", "show all runs", () => view.show(...view.home))] : []),
     button("all", "show everything", () => view.fit()),
   ];
 }
@@ -192,8 +201,9 @@ function drawTimeAxis(stage, top, bottom) {
   const step = axisStep(view.to - view.from, (stage.width - GUTTER) / 110);
   c.fillStyle = colour("--soft");
   c.textAlign = "left";
-  for (let i = Math.ceil(view.from / step); i * step < view.to; i += 1) {
-    const x = Math.round(stage.x(i * step)) + 0.5;
+  const [from, to] = [view.from - ORIGIN, view.to - ORIGIN];
+  for (let i = Math.ceil(from / step); i * step < to; i += 1) {
+    const x = Math.round(stage.x(i * step + ORIGIN)) + 0.5;
     if (x < GUTTER) continue;
     c.strokeStyle = colour("--grid");
     c.lineWidth = 1;
@@ -201,6 +211,6 @@ function drawTimeAxis(stage, top, bottom) {
     c.moveTo(x, top);
     c.lineTo(x, bottom);
     c.stroke();
-    if (x + 50 < stage.width) c.fillText(timeText(i * step - D.begin, step), x + 3, top - 9);
+    if (x + 50 < stage.width) c.fillText(timeText(i * step, step), x + 3, top - 9);
   }
 }
