@@ -7,8 +7,8 @@ from typing import Any, Self
 import numpy as np
 
 from ggsched.ir.graph import Graph
+from ggsched.models.batch_inputs import batch_inputs
 from ggsched.models.graph import build_model_graph
-from ggsched.models.session import batch_inputs
 from ggsched.models.spec import ModelSpec
 from ggsched.run.capture import CapturedRun, captured_run
 from ggsched.run.executor import Executor

@@ -38,6 +38,8 @@ class ModelOptions:
         n_ctx: ``-c``; 0 for what the model was trained for, within reason.
         n_batch: ``-b``.
         n_ubatch: ``-ub``.
+        pipelining: ``--pipeline``.
+        slots: ``--slots``; None for what is best.
         verify: ``--verify/--no-verify``, None for what the environment says.
         weights: ``--weights``.
     """
@@ -53,6 +55,8 @@ class ModelOptions:
     n_ctx: int
     n_batch: int
     n_ubatch: int
+    pipelining: Literal["auto", "on", "off"]
+    slots: int | None
     verify: bool | None
     weights: Literal["expand", "packed"]
 
@@ -67,6 +71,14 @@ def _layers(text: str) -> int | None:
     if number < 0:
         raise click.BadParameter(f"{number} layers: a number of layers is not negative")
     return number
+
+
+def _slots(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise click.BadParameter(f"{text!r} is neither a number from 1 on nor 'auto'")
+    return int(text)
 
 
 _OPTIONS: Final = (
@@ -137,6 +149,22 @@ _OPTIONS: Final = (
         show_default=True, help="Tokens of one micro-batch, which is one run of a plan.",
     ),
     click.option(
+        "--pipeline",
+        "pipelining",
+        type=click.Choice(["auto", "on", "off"]),
+        default="auto",
+        show_default=True,
+        help="Several devices work on the micro-batches of a batch at once; auto: where that is "
+        "predicted to pay.",
+    ),
+    click.option(
+        "--slots",
+        type=_slots,
+        default="auto",
+        metavar="N",
+        help="Buffers for what a pipeline hands from device to device. [default: auto, 2]",
+    ),
+    click.option(
         "--verify/--no-verify",
         "verify",
         default=None,
@@ -194,6 +222,8 @@ def open_session(
         n_ctx=_context(options.n_ctx, model),
         n_batch=options.n_batch,
         n_ubatch=options.n_ubatch,
+        pipelining=options.pipelining,
+        slots=options.slots,
         offload=offload,
     )
     session = Session(

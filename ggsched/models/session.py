@@ -15,9 +15,11 @@ from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
 from ggsched.models.balance import balanced_layers
+from ggsched.models.batch_inputs import batch_inputs
 from ggsched.models.graph import build_model_graph
 from ggsched.models.load import Model, weight_array
 from ggsched.models.memory_need import MemoryNeed, memory_need
+from ggsched.models.micro_batches import MicroBatch, MicroBatches, Pipelining
 from ggsched.models.offload import Homes, Offload, find_homes, stages
 from ggsched.models.sampling import Sampler, Sampling
 from ggsched.models.trajectory import BatchSize, kv_bucket, trajectory
@@ -40,6 +42,9 @@ class SessionOptions:
         n_batch: Tokens that are fed at once at most.
         n_ubatch: Tokens of one micro-batch at most, which is one run of a plan.
         offload: Where weights and caches live.
+        pipelining: Whether the micro-batches of a batch run as one graph, so that several devices
+            work at once; ``auto`` where that is predicted to pay.
+        slots: Buffers for what is handed from device to device then, None for what is best.
         plans_kept: Plans whose memory is kept.
     """
 
@@ -47,6 +52,8 @@ class SessionOptions:
     n_batch: int = 2048
     n_ubatch: int = 512
     offload: Offload = field(default_factory=Offload)
+    pipelining: Pipelining = "auto"
+    slots: int | None = None
     plans_kept: int = 16
 
     @property
@@ -113,6 +120,14 @@ class Session:
             self.scheduler.close()
             raise
         self._constraints = self.homes.constraints(self.rates)
+        options = self.options
+        self._micro_batches = MicroBatches(
+            self.scheduler,
+            self._constraints,
+            self.rates,
+            mode=options.pipelining,
+            slots=options.slots,
+        )
         self._graphs: RecentCache[tuple[int, int, int], Graph] = RecentCache(64)
         self._n_past = 0
         self._is_tainted = False
@@ -183,18 +198,18 @@ class Session:
         self._check_tokens(tokens)
         rows: list[np.ndarray] = []
         step = self.options.step
+        whole = np.asarray(tokens, np.int32)
+        parts = [whole[start : start + step] for start in range(0, len(whole), step)]
+        size = max(1, self.options.n_batch // step)
         before = self._n_past
         try:
-            for start in range(0, len(tokens), step):
-                part = np.asarray(tokens[start : start + step], np.int32)
-                is_last = start + step >= len(tokens)
-                logits = self._run(part, len(part) if all_logits else 1)
-                if all_logits or is_last:
-                    rows.append(logits)
+            for first in range(0, len(parts), size):
+                is_last = first + size >= len(parts)
+                rows += self._run_batch(parts[first : first + size], all_logits, is_last)
         except BaseException:
             self._n_past = before
             raise
-        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+        return np.concatenate(rows) if all_logits else rows[-1]
 
     def generate(
         self,
@@ -285,6 +300,31 @@ class Session:
         )
         return replace(options, offload=replace(offload, stage_layers=split.counts))
 
+    def _run_batch(
+        self, parts: Sequence[np.ndarray], all_logits: bool, is_last: bool
+    ) -> list[np.ndarray]:
+        """Run the micro-batches of a batch, together where that pays; return their logits."""
+        past = [self._n_past + sum(map(len, parts[:k])) for k in range(len(parts))]
+        n_out = [len(part) if all_logits else 1 for part in parts]
+        each = [
+            MicroBatch(self.graph(len(part), p, n), all_logits or (is_last and part is parts[-1]))
+            for part, p, n in zip(parts, past, n_out, strict=True)
+        ]
+        known, began = self.scheduler.plan_cache.misses, time.perf_counter()
+        pays = self._micro_batches.pays(each)
+        if self.scheduler.plan_cache.misses != known:
+            self.timing.planning_s += time.perf_counter() - began
+        if not pays:
+            return [self._run(part, n) for part, n in zip(parts, n_out, strict=True)]
+        window = self.model.hparams.window
+        self.last_plan = self._micro_batches.plan(each)
+        rows = self._micro_batches.run(
+            each, lambda k: batch_inputs(each[k].graph, parts[k], past[k], n_out[k], window)
+        )
+        self._n_past += sum(map(len, parts))
+        self._is_tainted |= not all(np.isfinite(logits.max()) for logits in rows)
+        return rows
+
     def _run(self, tokens: np.ndarray, n_out: int) -> np.ndarray:
         n, past = len(tokens), self._n_past
         graph = self.graph(n, past, n_out)
@@ -313,36 +353,6 @@ class Session:
                 why=f"it holds {self.options.n_ctx}",
                 hint="use a larger -c, or a shorter prompt",
             )
-
-
-def batch_inputs(
-    graph: Graph, tokens: np.ndarray, n_past: int, n_out: int, window: int
-) -> dict[str, np.ndarray]:
-    """Return the host inputs of a micro-batch of one sequence.
-
-    Args:
-        graph: Of ``build_model_graph``; its mask tells how many cache rows are looked at.
-        tokens: int32 (T,).
-        n_past: Tokens before these; token i goes to cache row ``n_past + i``.
-        n_out: Tokens, counted from the end, that get logits.
-        window: Sliding window in tokens, 0 for none.
-    """
-    n = len(tokens)
-    positions = np.arange(n_past, n_past + n, dtype=np.int32)
-    n_kv = graph.tensors[graph.named("mask").id].shape[1]
-    rows = np.arange(n_kv, dtype=np.int32)[None, :]
-    hidden = rows > positions[:, None]
-    inputs = {
-        "tokens": tokens,
-        "positions": positions,
-        "kv_rows": positions,
-        "mask": np.where(hidden, np.float32(-np.inf), np.float32(0.0)),
-        "out_rows": np.arange(n - n_out, n, dtype=np.int32),
-    }
-    if window:
-        outside = hidden | (rows <= positions[:, None] - window)
-        inputs["mask_window"] = np.where(outside, np.float32(-np.inf), np.float32(0.0))
-    return {name: value for name, value in inputs.items() if name in graph}
 
 
 def _check(options: SessionOptions) -> None:

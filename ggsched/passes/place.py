@@ -11,7 +11,7 @@ lost. And a graph input decides nothing, because it is uploaded to whoever reads
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ggsched.errors import PlanError
@@ -51,6 +51,10 @@ class Constraints:
         rates = self.rates.digest if self.rates else ""
         text = repr((sorted(self.homes.items()), sorted(self.pins.items()), rates, self.slots))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def with_slots(self, slots: Slots) -> "Constraints":
+        """Return these for a joined graph."""
+        return replace(self, slots=slots)
 
     def rates_on(self, topology: Topology) -> MachineRates:
         """Return the rates to plan with.
