@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ggsched.models.session import Session
 
 F = TypeVar("F", bound=Callable[..., Any])
-_KINDS: Final = ("weights", "states", "arenas", "slots", "staging")
-_LABELS: Final = {"states": "KV cache"}
+_KINDS: Final = ("weights", "states", "caches", "arenas", "slots", "staging")
+_LABELS: Final = {"states": "KV cache", "caches": "cached weights"}
 _COLUMNS: Final = 4
 
 _OPTIONS: Final = (
@@ -136,6 +136,8 @@ def _table(
 
     yield row("bytes", [name for _, name in columns])
     for kind in _KINDS:
+        if kind == "caches" and not any(need.peak[d].caches for d, _ in columns):
+            continue
         label = _LABELS.get(kind, kind)
         yield row(label, [f"{getattr(need.peak[d], kind):,}" for d, _ in columns])
     yield row("total", [f"{need.peak[d].total:,}" for d, _ in columns])

@@ -45,7 +45,8 @@ def balanced_layers(
             hint="name several in --devices",
         )
     host = host_index(topology.devices, offload)
-    costs = layer_costs(spec, rates.devices, host, size, n_ctx=n_ctx, n_cpu_moe=offload.n_cpu_moe)
+    graph = size.graph(spec, n_ctx)
+    costs = layer_costs(spec, graph, rates.devices, host, n_cpu_moe=offload.n_cpu_moe)
     layers = spec.hparams.n_layer + 1
     wanted = layers if offload.n_gpu_layers is None else min(layers, offload.n_gpu_layers)
     first = layers - wanted

@@ -8,7 +8,6 @@ from typing import Final
 
 from ggsched.ir.graph import Graph
 from ggsched.models.spec import ModelSpec, WeightSpec
-from ggsched.models.trajectory import BatchSize
 from ggsched.passes.work_size import node_cost
 from ggsched.topology.cost import Rates
 
@@ -30,25 +29,17 @@ class LayerCosts:
 
 
 def layer_costs(
-    spec: ModelSpec,
-    rates: Sequence[Rates],
-    host: int,
-    size: BatchSize,
-    *,
-    n_ctx: int,
-    n_cpu_moe: int = 0,
+    spec: ModelSpec, graph: Graph, rates: Sequence[Rates], host: int, *, n_cpu_moe: int = 0
 ) -> LayerCosts:
     """Return what a micro-batch costs, layer by layer; looking up the embedding is left out.
 
     Args:
         spec: The model.
+        graph: Of the micro-batch.
         rates: Of each device.
         host: Device of the experts of the first ``n_cpu_moe`` blocks.
-        size: The micro-batch.
-        n_ctx: Rows of the KV cache.
         n_cpu_moe: Leading blocks whose experts stay on the host device.
     """
-    graph = size.graph(spec, n_ctx)
     layers = spec.hparams.n_layer + 1
     seconds = [[0.0] * layers for _ in rates]
     for node_id, layer in _layer_of_nodes(graph, layers):

@@ -6,15 +6,14 @@ and host memory, the least recently used going first.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final
 
 from ggsched.ir.graph import Graph
 from ggsched.models.spec import ModelSpec
 from ggsched.models.trajectory import BatchSize
 from ggsched.plan.bundle import Plan
-from ggsched.plan.memory import ArenaKind
 from ggsched.plan.splits import HOST
 
 
@@ -25,6 +24,7 @@ class Need:
     Attributes:
         weights: Weights.
         states: KV caches.
+        caches: Rows of weights that are cached away from home.
         arenas: Intermediate results.
         slots: Host memory of inputs and outputs.
         staging: Host memory that bytes pass through between devices.
@@ -32,6 +32,7 @@ class Need:
 
     weights: int = 0
     states: int = 0
+    caches: int = 0
     arenas: int = 0
     slots: int = 0
     staging: int = 0
@@ -39,14 +40,14 @@ class Need:
     @property
     def total(self) -> int:
         """All of it."""
-        return self.weights + self.states + self.arenas + self.slots + self.staging
+        return sum(self.fields())
 
     def __add__(self, other: "Need") -> "Need":
         return Need(*(a + b for a, b in zip(self.fields(), other.fields(), strict=True)))
 
     def fields(self) -> tuple[int, ...]:
         """Return the bytes in the order of the attributes."""
-        return self.weights, self.states, self.arenas, self.slots, self.staging
+        return self.weights, self.states, self.caches, self.arenas, self.slots, self.staging
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +91,28 @@ def memory_need(
     Raises:
         PlanError: a graph cannot be placed.
     """
-    made: dict[BatchSize, PlanNeed] = {}
+    sizes = list(sizes)
+    needs = {size: plan_need(make(size.graph(spec, n_ctx))) for size in dict.fromkeys(sizes)}
+    return add_up(sizes, needs, n_devices, plans_kept)
+
+
+def add_up(
+    sizes: Sequence[BatchSize],
+    needs: Mapping[BatchSize, "PlanNeed"],
+    n_devices: int,
+    plans_kept: int,
+) -> MemoryNeed:
+    """Return what a session takes whose plans are known, see ``memory_need``."""
     tally = _Tally(plans_kept)
+    used = dict.fromkeys(sizes)
     for size in sizes:
-        if size not in made:
-            made[size] = plan_need(make(size.graph(spec, n_ctx)))
-        tally.run(size, made[size])
+        tally.run(size, needs[size])
     devices = (*range(n_devices), HOST)
     return MemoryNeed(
         {d: tally.peak.get(d, Need()) for d in devices},
         {d: tally.least.get(d, Need()) for d in devices},
-        {d: max((need.largest.get(d, 0) for need in made.values()), default=0) for d in devices},
-        len(made),
+        {d: max((needs[s].largest.get(d, 0) for s in used), default=0) for d in devices},
+        len(used),
         tally.kept,
     )
 
@@ -111,46 +122,41 @@ class PlanNeed:
     """What one plan takes.
 
     Attributes:
-        resident: Weights and states by name: their device, and what they take there. All plans
-            that name one share it.
+        resident: What outlives the plan, by kind and name: its device, and what it takes there.
+            All plans that name one share it.
         own: By device, or ``HOST``, what the plan has for itself.
         largest: By device, or ``HOST``, its largest buffer.
     """
 
-    resident: Mapping[str, tuple[int, Need]]
+    resident: Mapping[tuple[str, str], tuple[int, Need]]
     own: Mapping[int, Need]
     largest: Mapping[int, int]
 
 
 def plan_need(plan: Plan) -> PlanNeed:
     """Return what a plan takes."""
-    resident: dict[str, tuple[int, Need]] = {}
+    resident: dict[tuple[str, str], tuple[int, Need]] = {}
     own: dict[int, Need] = {}
     largest: dict[int, int] = {}
     for arena in plan.memory.arenas:
         largest[arena.device] = max(arena.nbytes, largest.get(arena.device, 0))
-        need = _need(arena.kind, arena.nbytes)
-        if arena.kind in ("weight", "state"):
-            resident[arena.name] = (arena.device, need)
+        need = Need(**{_FIELD[arena.kind]: arena.nbytes})
+        if arena.name:
+            resident[arena.kind, arena.name] = (arena.device, need)
         else:
             own[arena.device] = own.get(arena.device, Need()) + need
     return PlanNeed(resident, own, largest)
 
 
-def _need(kind: ArenaKind, nbytes: int) -> Need:
-    match kind:
-        case "weight":
-            return Need(weights=nbytes)
-        case "state":
-            return Need(states=nbytes)
-        case "compute":
-            return Need(arenas=nbytes)
-        case "input" | "output":
-            return Need(slots=nbytes)
-        case "staging":
-            return Need(staging=nbytes)
-        case _:
-            assert_never(kind)
+_FIELD: Final[Mapping[str, str]] = {
+    "weight": "weights",
+    "state": "states",
+    "cache": "caches",
+    "compute": "arenas",
+    "input": "slots",
+    "output": "slots",
+    "staging": "staging",
+}
 
 
 class _Tally:
@@ -162,7 +168,7 @@ class _Tally:
         self.least: dict[int, Need] = {}
         self._limit = plans_kept
         self._plans: OrderedDict[BatchSize, PlanNeed] = OrderedDict()
-        self._resident: dict[str, tuple[int, Need]] = {}
+        self._resident: dict[tuple[str, str], tuple[int, Need]] = {}
 
     def run(self, size: BatchSize, need: PlanNeed) -> None:
         """Use a plan: the least recently used one goes before a new one comes."""

@@ -95,7 +95,7 @@ def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
     devices = topology.devices
     host = host_index(devices, offload)
     targets = [_find_device(rule.device, topology) for rule in offload.overrides]
-    layer_device = _layer_devices(hp, devices, host, offload)
+    layer_device = layer_devices(hp, devices, offload)
     used = [False] * len(targets)
     homes: dict[str, int] = {}
     reasons: dict[str, str] = {}
@@ -170,10 +170,13 @@ def _by_layer(
     return layer_device[hp.n_layer], "output layer"
 
 
-def _layer_devices(
-    hp: HParams, devices: Sequence[DeviceFacts], host: int, offload: Offload
-) -> list[int]:
-    """Return the device of each block and, last, of the output layer."""
+def layer_devices(hp: HParams, devices: Sequence[DeviceFacts], offload: Offload) -> list[int]:
+    """Return the device of each block and, last, of the output layer.
+
+    Raises:
+        UsageError: a negative count, shares or numbers of layers that do not fit the devices.
+    """
+    host = host_index(devices, offload)
     layers = hp.n_layer + 1
     wanted = layers if offload.n_gpu_layers is None else offload.n_gpu_layers
     if wanted < 0 or offload.n_cpu_moe < 0:

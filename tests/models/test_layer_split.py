@@ -87,7 +87,7 @@ class TestOfAModel:
     def test_costs_of_layers_add_up(self, llama):
         topology = machine("gpu:0", "cpu:0")
         rates = guessed_rates(topology)
-        costs = layer_costs(llama, rates.devices, 1, SIZE, n_ctx=64)
+        costs = layer_costs(llama, SIZE.graph(llama, 64), rates.devices, 1)
         assert len(costs.seconds) == 2
         for row in costs.seconds:
             assert len(row) == 8
@@ -103,7 +103,9 @@ class TestOfAModel:
         spec = load_model(ORACLE / "qwen3moe-tiny-f32.gguf").spec
         topology = machine("gpu:0", "cpu:0")
         rates = guessed_rates(topology).devices
-        none, some = (layer_costs(spec, rates, 1, SIZE, n_ctx=64, n_cpu_moe=n) for n in (0, 2))
+        none, some = (
+            layer_costs(spec, SIZE.graph(spec, 64), rates, 1, n_cpu_moe=n) for n in (0, 2)
+        )
         assert some.seconds[1] == none.seconds[1]
         assert some.seconds[0][0] > none.seconds[0][0]
         assert some.seconds[0][2] == none.seconds[0][2]
@@ -130,7 +132,7 @@ class TestOfAModel:
     def test_memory_limits_a_stage(self, llama):
         topology = machine("gpu:0", "gpu:1", "cpu:0")
         rates = guessed_rates(topology)
-        one = layer_costs(llama, rates.devices, 2, SIZE, n_ctx=64).nbytes[0]
+        one = layer_costs(llama, SIZE.graph(llama, 64), rates.devices, 2).nbytes[0]
         found = balanced_layers(
             llama, topology, rates, Offload(), SIZE, n_ctx=64, limits=(2 * one, None)
         )

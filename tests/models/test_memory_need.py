@@ -204,6 +204,6 @@ def test_micro_batches_of_a_run():
 
 
 def test_needs_add_up():
-    a, b = Need(1, 2, 3, 4, 5), Need(10, 20, 30, 40, 50)
-    assert (a + b).fields() == (11, 22, 33, 44, 55)
-    assert a.total == 15
+    a, b = Need(1, 2, 3, 4, 5, 6), Need(10, 20, 30, 40, 50, 60)
+    assert (a + b).fields() == (11, 22, 33, 44, 55, 66)
+    assert a.total == 21

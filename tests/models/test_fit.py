@@ -1,0 +1,270 @@
+"""``--fit`` against brute force: it fits, nothing that fits is missed, nothing is faster."""
+
+import re
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ggsched.errors import OutOfDeviceMemory
+from ggsched.models.fit import FitRequest, fit, micro_batches
+from ggsched.models.fit_space import (
+    Choice,
+    count_splits,
+    estimate,
+    every_split,
+    layer_table,
+    least_bytes,
+)
+from ggsched.models.load import load_model
+from ggsched.models.memory_need import memory_need
+from ggsched.models.offload import Offload, OverrideRule, find_homes
+from ggsched.passes import make_plan
+from ggsched.plan.splits import HOST
+from ggsched.testing.handmade import fake_device
+from ggsched.testing.topologies import ALL_OPS
+from ggsched.topology.cost import guessed_rates
+from ggsched.topology.model import CopyPath, Topology
+from tests.models.helpers import tiny_gguf
+
+STEP, CONTEXTS, LAYERS = 8, (64, 32), 2
+EVERYTHING = FitRequest(CONTEXTS, margin_share=0.0)
+
+
+def machine(accelerators, shared=False):
+    facts = [
+        fake_device(
+            f"gpu:{i}" if i < accelerators else "cpu:0",
+            kind="gpu" if i < accelerators else "cpu",
+            memory_nbytes=1 << 40,
+            max_allocation_nbytes=1 << 40,
+            is_host=shared and i == accelerators,
+            imports_host_memory=shared and i == 0,
+            ops=ALL_OPS,
+        )
+        for i in range(accelerators + 1)
+    ]
+    pairs = [(a, b) for a, b in product(range(len(facts)), repeat=2) if a != b]
+    return Topology(tuple(facts), {(a, b): CopyPath(a, b, max(a, b)) for a, b in pairs})
+
+
+class Case:
+    """A model on a machine, with what every choice takes, found out once."""
+
+    def __init__(self, folder, arch, accelerators, shared=False):
+        path = tiny_gguf(folder / f"{arch}-{accelerators}.gguf", arch, layers=LAYERS, vocab=16)
+        self.spec = load_model(path).spec
+        self.topology = machine(accelerators, shared)
+        self.host, self.stages = accelerators, range(accelerators)
+        self.shared = [self.host, 0] if shared else []
+        self._plans = {}
+        experts = range(LAYERS + 1) if self.spec.hparams.n_expert and accelerators else (0,)
+        self.choices = [
+            Choice(n_ctx, counts, n)
+            for n_ctx in CONTEXTS
+            for wanted in range(LAYERS + 2 if accelerators else 1)
+            for counts in every_split(wanted, accelerators)
+            for n in experts
+        ]
+        self.needs = {c: self.need(c) for c in self.choices}
+
+    def make(self, graph, constraints):
+        key = graph.digest, tuple(sorted(constraints.homes.items()))
+        if key not in self._plans:
+            plain = replace(constraints, rates=None)
+            self._plans[key] = make_plan(graph, self.topology, plain)
+        return self._plans[key]
+
+    def need(self, choice):
+        offload = Offload(
+            n_gpu_layers=sum(choice.counts) if choice.counts else None,
+            n_cpu_moe=choice.n_cpu_moe,
+            stage_layers=choice.counts or None,
+        )
+        constraints = find_homes(self.spec, self.topology, offload).constraints()
+        return memory_need(
+            self.spec,
+            len(self.topology.devices),
+            micro_batches(choice.n_ctx, STEP),
+            lambda graph: self.make(graph, constraints),
+            n_ctx=choice.n_ctx,
+            plans_kept=1,
+        )
+
+    def fits(self, choice, limits):
+        need = self.needs[choice].peak
+        together = sum(need[d].total for d in (*self.shared, HOST))
+        return all(need[d].total <= limits[d] for d in range(len(limits))) and (
+            not self.shared or together <= max(limits[d] for d in self.shared)
+        )
+
+
+KINDS = (("llama", 0), ("llama", 1), ("llama", 2), ("qwen3moe", 1), ("qwen3moe", 2), ("shared", 1))
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+
+    @cache
+    def case(arch, accelerators):
+        if arch == "shared":
+            return Case(folder, "qwen3moe", accelerators, shared=True)
+        return Case(folder, arch, accelerators)
+
+    return case
+
+
+def rates_for(draw, topology):
+    guesses = guessed_rates(topology)
+    factor = st.sampled_from([0.1, 1.0, 7.0])
+    devices = tuple(
+        replace(
+            r, node_s=r.node_s * draw(factor), bandwidth=r.bandwidth * draw(factor),
+            event_s=r.event_s * draw(factor),
+        )
+        for r in guesses.devices
+    )  # fmt: skip
+    return replace(guesses, devices=devices)
+
+
+@given(data=st.data())
+def test_as_good_as_trying_everything(cases, data):
+    case = cases(*data.draw(st.sampled_from(KINDS)))
+    rates = rates_for(data.draw, case.topology)
+    needed = data.draw(st.sampled_from(case.choices))
+    free = []
+    for d in range(len(case.topology.devices)):
+        some = case.needs[needed].peak[d].total
+        free.append(
+            max(0, some + data.draw(st.sampled_from([0, 0, 0, -1, 1, 64, 20_000, -20_000])))
+        )
+    possible = [c for c in case.choices if case.fits(c, free)]
+    arguments = (case.spec, case.topology, rates, free, Offload(), EVERYTHING)
+    if not possible:
+        with pytest.raises(OutOfDeviceMemory, match="comes closest and lacks"):
+            fit(*arguments, step=STEP, make=case.make)
+        return
+    found = fit(*arguments, step=STEP, make=case.make)
+    counts = found.offload.stage_layers or ()
+    chosen = Choice(found.n_ctx, counts, found.offload.n_cpu_moe)
+    assert case.fits(chosen, free)
+    assert chosen.n_ctx == max(c.n_ctx for c in possible)
+    table = layer_table(case.spec, rates, case.host, chosen.n_ctx, STEP)
+
+    def seconds(choice):
+        return estimate(table, choice, case.stages, case.host)
+
+    assert seconds(chosen) == min(seconds(c) for c in possible if c.n_ctx == chosen.n_ctx)
+    assert all(need.total <= free[d] for d, need in found.need.peak.items() if d != HOST)
+    assert 2 <= len(found.reasons) <= 3
+    assert found.reasons[0].startswith(f"fit: {chosen.text()}, predicted ")
+
+
+def test_the_bound_is_below_what_is_taken(cases):
+    for kind in KINDS:
+        case = cases(*kind)
+        rates = guessed_rates(case.topology)
+        for choice in case.choices:
+            table = layer_table(case.spec, rates, case.host, choice.n_ctx, STEP)
+            least = least_bytes(table, choice, case.stages, case.host)
+            need = case.needs[choice].peak
+            for d, nbytes in least.items():
+                assert nbytes <= need[d].total, (kind, choice, d)
+                resident = need[d].weights + need[d].states
+                assert nbytes >= resident, "weights and caches are known exactly"
+
+
+def test_few_plans_are_made(cases):
+    case = cases("qwen3moe", 2)
+    made = []
+
+    def make(graph, constraints):
+        made.append(graph)
+        return case.make(graph, constraints)
+
+    free = [1 << 40] * 3
+    found = fit(
+        case.spec, case.topology, guessed_rates(case.topology), free, Offload(), EVERYTHING,
+        step=STEP, make=make,
+    )  # fmt: skip
+    assert found.tried == 1
+    assert len(made) == len(set(micro_batches(64, STEP))) == 4
+    assert found.plans_kept == 16
+    assert found.reasons[-1] == "nothing is predicted to be faster"
+
+
+def test_what_is_given_stays(cases):
+    case = cases("qwen3moe", 2)
+    rates, free = guessed_rates(case.topology), [1 << 40] * 3
+
+    def chosen(offload, **request):
+        wanted = replace(EVERYTHING, **request)
+        return fit(
+            case.spec, case.topology, rates, free, offload, wanted, step=STEP, make=case.make
+        ).offload
+
+    assert chosen(Offload(n_gpu_layers=1), chooses_layers=False).n_gpu_layers == 1
+    assert chosen(Offload(n_cpu_moe=1), chooses_experts=False).n_cpu_moe == 1
+    fixed = chosen(Offload(n_gpu_layers=2, tensor_split=(1.0, 1.0)), chooses_layers=False)
+    assert fixed.stage_layers == (1, 1)
+    everything = chosen(Offload(tensor_split=(0.0, 1.0)))
+    assert everything.stage_layers[0] == 0
+    counts = chosen(Offload(split_by="cost", n_gpu_layers=3), chooses_layers=False).stage_layers
+    assert sum(counts) == 3
+
+
+def test_overrides_count(cases):
+    """With ``-ot`` the quick bounds say nothing, and plans decide."""
+    case = cases("llama", 1)
+    rules = (OverrideRule(re.compile(r"^blk\.\d+\.(attn|ffn)_.*weight"), "cpu:0"),)
+    sizes = micro_batches(64, STEP)
+    homes = find_homes(case.spec, case.topology, Offload(n_gpu_layers=3, overrides=rules))
+    need = memory_need(
+        case.spec, 2, sizes, lambda g: case.make(g, homes.constraints()), n_ctx=64, plans_kept=1
+    )
+    free = [need.peak[d].total for d in range(2)]
+    found = fit(
+        case.spec, case.topology, guessed_rates(case.topology), free, Offload(overrides=rules),
+        EVERYTHING, step=STEP, make=case.make,
+    )  # fmt: skip
+    assert found.n_ctx == 64
+    assert all(found.need.peak[d].total <= free[d] for d in range(2))
+
+
+def test_the_margin_is_left(cases):
+    case = cases("llama", 1)
+    choice = max(case.choices, key=lambda c: c.n_gpu_layers)
+    need = [case.needs[choice].peak[d].total for d in range(2)]
+    rates = guessed_rates(case.topology)
+    slow = replace(rates.devices[1], node_s=1.0)
+    rates = replace(rates, devices=(rates.devices[0], slow))
+
+    def layers(free, **margin):
+        request = FitRequest((choice.n_ctx,), **{"margin_share": 0.0, **margin})
+        found = fit(
+            case.spec, case.topology, rates, free, Offload(), request, step=STEP, make=case.make
+        )
+        return found.offload.n_gpu_layers
+
+    room = [need[0], 1 << 30]
+    assert layers(room) == choice.n_gpu_layers
+    assert layers(room, margin_nbytes=1) < choice.n_gpu_layers
+    assert layers([need[0] + 1000, 1 << 30], margin_nbytes=1000) == choice.n_gpu_layers
+    assert layers([need[0] * 2, 1 << 30], margin_share=0.5) == choice.n_gpu_layers
+    assert layers([need[0] * 2 - 2, 1 << 30], margin_share=0.5) < choice.n_gpu_layers
+
+
+def test_many_splits_are_not_tried_one_by_one(cases, monkeypatch):
+    assert count_splits(2, 2) == len([s for w in range(3) for s in every_split(w, 2)]) == 6
+    monkeypatch.setattr("ggsched.models.fit.MOST_CHOICES", 3)
+    case = cases("llama", 2)
+    free = [case.needs[case.choices[-1]].peak[d].total for d in range(2)] + [1 << 30]
+    found = fit(
+        case.spec, case.topology, guessed_rates(case.topology), free, Offload(), EVERYTHING,
+        step=STEP, make=case.make,
+    )  # fmt: skip
+    assert all(found.need.peak[d].total <= free[d] for d in range(3))
