@@ -72,7 +72,7 @@ class Scheduler:
     per device and one with several, and the faster stays.
 
     After an error of a run the streams have been drained and other runs may follow, unless a
-    device has faulted; ``close`` releases everything in any case.
+    device has faulted: then ``reset`` starts again. ``close`` releases everything in any case.
     """
 
     def __init__(
@@ -105,22 +105,13 @@ class Scheduler:
             BackendBroken: a plug-in that fails or lies about itself.
         """
         self.settings = settings or Settings.from_environment()
-        self._owned, self._devices = _opened(devices, self.settings)
+        self._names = _names_of(devices)
+        self._weights: WeightSource = {} if weights is None else weights
+        self._progress, self._recorder = progress, recorder
+        self._owned, given = _opened(devices, self.settings)
         try:
-            self.topology = probe(self._devices)
+            self._set_up(given)
             self._options = plan_options(self.settings, self.topology)
-            self._bare = tuple(self._devices)
-            if self.settings.checked:
-                self._devices = checked(self._devices)
-            self._recorder = recorder
-            if recorder is not None:
-                self._devices = traced(self._devices, recorder)
-            self._store = TensorStore(
-                self._devices,
-                {} if weights is None else weights,
-                timeout_s=self.settings.timeout_s,
-                progress=progress,
-            )
         except BaseException:
             close_all(self._owned)
             raise
@@ -205,15 +196,46 @@ class Scheduler:
         self._drain()
         self._store.clear_states()
 
+    def reset(self, devices: Sequence[Device] | None = None) -> None:
+        """Start again, after a fault for instance.
+
+        Releases everything that was made on the devices, the resident tensors among it: weights
+        are loaded again when they are needed, states are zeros. Devices that were named are opened
+        again; others are taken as they are, unless new ones are given in their place.
+
+        Args:
+            devices: Open devices that take the place of those that were given.
+
+        Raises:
+            UsageError: devices are given in place of names, or another number of them.
+            BackendUnavailable: a device is not there any more.
+        """
+        if self._is_closed:
+            raise UsageError("the scheduler is closed")
+        if devices is not None and (self._owned or len(devices) != len(self._bare)):
+            raise UsageError(
+                f"{len(devices)} open devices given",
+                where="Scheduler.reset",
+                why="it opens the devices by their names"
+                if self._owned
+                else f"there were {len(self._bare)}",
+            )
+        self._release()
+        given: Sequence[Device] = self._bare if devices is None else devices
+        if self._owned:
+            self._owned, given = _opened(self._names, self.settings)
+        known = self.topology
+        self._set_up(given)
+        if self.topology != known:  # memory sizes may differ from one opening to the next
+            self._plans.take_all()
+            self._trials.take_all()
+
     def close(self) -> None:
         """Drain the streams and release everything; legal twice and after a fault."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._last = None
-        # Whatever fails while draining has been told before, or nobody waits for it any more.
-        self._store.drain()
-        close_all([*self._executors.take_all(), self._store, *self._owned])
+        self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -225,6 +247,27 @@ class Scheduler:
         where: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _set_up(self, devices: Sequence[Device]) -> None:
+        """Probe open devices, and begin with nothing on them."""
+        self._bare = tuple(devices)
+        self.topology = probe(devices)
+        self._devices = list(devices)
+        if self.settings.checked:
+            self._devices = checked(self._devices)
+        if self._recorder is not None:
+            self._devices = traced(self._devices, self._recorder)
+        timeout_s, progress = self.settings.timeout_s, self._progress
+        self._store = TensorStore(
+            self._devices, self._weights, timeout_s=timeout_s, progress=progress
+        )
+
+    def _release(self) -> None:
+        """Drain the streams and release everything."""
+        self._last = None
+        # Whatever fails while draining has been told before, or nobody waits for it any more.
+        self._store.drain()
+        close_all([*self._executors.take_all(), self._store, *self._owned])
 
     def _recorded(self, plan: Plan) -> AbstractContextManager[None]:
         return nullcontext() if self._recorder is None else self._recorder.run_of(plan, TracedPlan)
@@ -332,12 +375,15 @@ def _say(skipped: GgschedError) -> None:
     _LOG.warning("left out: %s", skipped.one_line())
 
 
+def _names_of(devices: Sequence[str] | Sequence[Device] | None) -> list[str] | None:
+    return None if devices is None else [d for d in devices if isinstance(d, str)]
+
+
 def _opened(
     devices: Sequence[str] | Sequence[Device] | None, settings: Settings
 ) -> tuple[list[Device], list[Device]]:
     """Return the devices to close in the end, and all devices."""
     if devices is None or all(isinstance(d, str) for d in devices):
-        names = None if devices is None else [d for d in devices if isinstance(d, str)]
-        opened = list(open_devices(names, allow=settings.backends, on_skip=_say))
+        opened = list(open_devices(_names_of(devices), allow=settings.backends, on_skip=_say))
         return opened, opened
     return [], [d for d in devices if not isinstance(d, str)]
