@@ -1,20 +1,19 @@
 """How much memory a session takes, to the byte, before anything is loaded.
 
-Plans are made for every micro-batch that the session is going to run, and their arenas are added up
-as the scheduler keeps them: weights and states once, and for each plan that is kept its own arenas
-and host memory, the least recently used going first.
+The arenas of the plans that the session is going to use are added up as the scheduler keeps them:
+weights and states once, and for each plan that is kept its own arenas and host memory, the least
+recently used going first.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from ggsched.ir.graph import Graph
-from ggsched.models.spec import ModelSpec
-from ggsched.models.trajectory import BatchSize
 from ggsched.plan.bundle import Plan
 from ggsched.plan.splits import HOST
+
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,49 +68,43 @@ class MemoryNeed:
     kept: int
 
 
-def memory_need(
-    spec: ModelSpec,
-    n_devices: int,
-    sizes: Iterable[BatchSize],
-    make: Callable[[Graph], Plan],
-    *,
-    n_ctx: int,
-    plans_kept: int,
-) -> MemoryNeed:
-    """Return what a session takes that runs these micro-batches in order.
+def memory_need(plans: Iterable[Plan], n_devices: int, *, plans_kept: int) -> MemoryNeed:
+    """Return what is taken where these plans are used in order; one graph has one plan.
 
     Args:
-        spec: The model.
+        plans: See ``ggsched.models.rehearsal``.
         n_devices: Devices of the topology.
-        sizes: Micro-batches, see ``trajectory``.
-        make: Makes the plan of a graph, as the session will.
-        n_ctx: Rows of the KV cache.
         plans_kept: Plans that the scheduler keeps.
-
-    Raises:
-        PlanError: a graph cannot be placed.
     """
-    sizes = list(sizes)
-    needs = {size: plan_need(make(size.graph(spec, n_ctx))) for size in dict.fromkeys(sizes)}
-    return add_up(sizes, needs, n_devices, plans_kept)
+    order: list[Hashable] = []
+    needs: dict[Hashable, PlanNeed] = {}
+    for plan in plans:
+        order.append(plan.graph)
+        if plan.graph not in needs:
+            needs[plan.graph] = plan_need(plan)
+    return add_up(order, needs, n_devices, plans_kept)
 
 
 def add_up(
-    sizes: Sequence[BatchSize],
-    needs: Mapping[BatchSize, "PlanNeed"],
-    n_devices: int,
-    plans_kept: int,
+    order: Sequence[K], needs: Mapping[K, "PlanNeed"], n_devices: int, plans_kept: int
 ) -> MemoryNeed:
-    """Return what a session takes whose plans are known, see ``memory_need``."""
-    tally = _Tally(plans_kept)
-    used = dict.fromkeys(sizes)
-    for size in sizes:
-        tally.run(size, needs[size])
+    """Return what is taken where plans are used in order.
+
+    Args:
+        order: Names of the plans.
+        needs: What each of them takes.
+        n_devices: Devices of the topology.
+        plans_kept: Plans that the scheduler keeps.
+    """
+    tally: _Tally[K] = _Tally(plans_kept)
+    used = dict.fromkeys(order)
+    for name in order:
+        tally.run(name, needs[name])
     devices = (*range(n_devices), HOST)
     return MemoryNeed(
         {d: tally.peak.get(d, Need()) for d in devices},
         {d: tally.least.get(d, Need()) for d in devices},
-        {d: max((needs[s].largest.get(d, 0) for s in used), default=0) for d in devices},
+        {d: max((needs[n].largest.get(d, 0) for n in used), default=0) for d in devices},
         len(used),
         tally.kept,
     )
@@ -159,7 +152,7 @@ _FIELD: Final[Mapping[str, str]] = {
 }
 
 
-class _Tally:
+class _Tally(Generic[K]):
     """What is there while one plan after the other is used, as the scheduler does it."""
 
     def __init__(self, plans_kept: int) -> None:
@@ -167,17 +160,17 @@ class _Tally:
         self.peak: dict[int, Need] = {}
         self.least: dict[int, Need] = {}
         self._limit = plans_kept
-        self._plans: OrderedDict[BatchSize, PlanNeed] = OrderedDict()
+        self._plans: OrderedDict[K, PlanNeed] = OrderedDict()
         self._resident: dict[tuple[str, str], tuple[int, Need]] = {}
 
-    def run(self, size: BatchSize, need: PlanNeed) -> None:
+    def run(self, name: K, need: PlanNeed) -> None:
         """Use a plan: the least recently used one goes before a new one comes."""
-        if size in self._plans:
-            self._plans.move_to_end(size)
+        if name in self._plans:
+            self._plans.move_to_end(name)
             return
         while len(self._plans) >= self._limit:
             self._plans.popitem(last=False)
-        self._plans[size] = need
+        self._plans[name] = need
         self._resident.update(need.resident)
         self.kept = max(self.kept, len(self._plans))
         _keep_largest(self.peak, self._now(self._plans.values()))

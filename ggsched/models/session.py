@@ -21,8 +21,9 @@ from ggsched.models.load import Model, weight_array
 from ggsched.models.memory_need import MemoryNeed, memory_need
 from ggsched.models.micro_batches import MicroBatch, MicroBatches, Pipelining
 from ggsched.models.offload import Homes, Offload, find_homes, stages
+from ggsched.models.rehearsal import rehearse
 from ggsched.models.sampling import Sampler, Sampling
-from ggsched.models.trajectory import BatchSize, kv_bucket, trajectory
+from ggsched.models.trajectory import BatchSize, kv_bucket
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
 from ggsched.run.store import Progress
@@ -161,26 +162,30 @@ class Session:
         """Return the plan of a graph of the model, with the session's homes and rates."""
         return self.scheduler.plan(graph, self._constraints)
 
-    def memory_need(self, n_prompt: int, n_predict: int) -> MemoryNeed:
+    def memory_need(self, n_prompt: int, n_predict: int, *, all_logits: bool = False) -> MemoryNeed:
         """Return what a run takes, to the byte, without loading anything.
 
         Args:
             n_prompt: Tokens of the prompt.
             n_predict: Tokens to generate.
+            all_logits: Whether each token of the prompt gets logits.
 
         Raises:
             UsageError: a prompt that the context does not hold.
         """
         options = self.options
-        sizes = trajectory(n_prompt, n_predict, n_ctx=options.n_ctx, step=options.step)
-        return memory_need(
-            self.model.spec,
-            len(self.scheduler.topology.devices),
-            sizes,
-            self.plan_of,
+        plans = rehearse(
+            self.graph,
+            self._micro_batches,
+            n_prompt,
+            n_predict,
             n_ctx=options.n_ctx,
-            plans_kept=options.plans_kept,
+            step=options.step,
+            together=max(1, options.n_batch // options.step),
+            all_logits=all_logits,
         )
+        n_devices = len(self.scheduler.topology.devices)
+        return memory_need(plans, n_devices, plans_kept=options.plans_kept)
 
     def feed(self, tokens: Sequence[int], *, all_logits: bool = False) -> np.ndarray:
         """Append tokens to the sequence, micro-batch by micro-batch; all of them or none.

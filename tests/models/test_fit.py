@@ -85,14 +85,11 @@ class Case:
             stage_layers=choice.counts or None,
         )
         constraints = find_homes(self.spec, self.topology, offload).constraints()
-        return memory_need(
-            self.spec,
-            len(self.topology.devices),
-            micro_batches(choice.n_ctx, STEP),
-            lambda graph: self.make(graph, constraints),
-            n_ctx=choice.n_ctx,
-            plans_kept=1,
+        plans = (
+            self.make(size.graph(self.spec, choice.n_ctx), constraints)
+            for size in micro_batches(choice.n_ctx, STEP)
         )
+        return memory_need(plans, len(self.topology.devices), plans_kept=1)
 
     def fits(self, choice, limits):
         need = self.needs[choice].peak
@@ -223,9 +220,8 @@ def test_overrides_count(cases):
     rules = (OverrideRule(re.compile(r"^blk\.\d+\.(attn|ffn)_.*weight"), "cpu:0"),)
     sizes = micro_batches(64, STEP)
     homes = find_homes(case.spec, case.topology, Offload(n_gpu_layers=3, overrides=rules))
-    need = memory_need(
-        case.spec, 2, sizes, lambda g: case.make(g, homes.constraints()), n_ctx=64, plans_kept=1
-    )
+    plans = [case.make(size.graph(case.spec, 64), homes.constraints()) for size in sizes]
+    need = memory_need(plans, 2, plans_kept=1)
     free = [need.peak[d].total for d in range(2)]
     found = fit(
         case.spec, case.topology, guessed_rates(case.topology), free, Offload(overrides=rules),
