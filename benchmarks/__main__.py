@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.table import Row, as_json, machine, render
 
-SUITES = ("planning", "packing", "overhead", "trace", "decode", "cpu", "opencl")
+SUITES = ("planning", "packing", "pipeline", "overhead", "trace", "decode", "cpu", "opencl")
 
 
 def main() -> int:

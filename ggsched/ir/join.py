@@ -26,12 +26,14 @@ class Joined:
         firsts: Id of the first tensor of each part. Parts of one structure have tensors of one
             meaning at one distance from it.
         outputs: The joined graph's tensor for each output that was kept, by (part, tensor id in
-            that part's graph).
+            that part's graph). One that is a state shows what the last part left there.
+        part_of: The part of each node.
     """
 
     graph: Graph
     firsts: tuple[int, ...]
     outputs: dict[tuple[int, int], int]
+    part_of: tuple[int, ...]
 
     def input_name(self, part: int, name: str) -> str:
         """Return what an input of a part is called."""
@@ -59,16 +61,19 @@ def join_graphs(
     writer = _Writer()
     for g in parts:
         writer.share(g)
-    firsts, outputs = [], {}
+    firsts: list[int] = []
+    part_of: list[int] = []
+    outputs: dict[tuple[int, int], int] = {}
     for k, (g, outs) in enumerate(zip(parts, wanted, strict=True)):
         firsts.append(len(writer.tensors))
         new = writer.add(g, k, outs)
+        part_of += [k] * (len(writer.nodes) - len(part_of))
         outputs.update({(k, tid): new[tid] for tid in outs})
     label = name or f"{len(parts)} x {parts[0].name}"
     ids = tuple(dict.fromkeys(outputs.values()))
     graph = Graph(label, tuple(writer.tensors), tuple(writer.nodes), ids)
     verify_graph(graph)
-    return Joined(graph, tuple(firsts), outputs)
+    return Joined(graph, tuple(firsts), outputs, tuple(part_of))
 
 
 class _Writer:
