@@ -37,6 +37,7 @@ class Settings:
         timeout_s: How long the host waits for a device before it gives up.
         sanitize: ``plan`` checks every new plan for races before it runs.
         verify: Whether artifacts are verified between passes.
+        fuse: Whether nodes that a device can compile as one run as one.
         debug: Ladder of what is told on stderr: 0 nothing, 1 devices and sizes (and tracebacks),
             2 placement and splits with reasons, 3 commands with hazards, 4 each executed command.
         cpu_sync: Whether the backend ``cpu`` runs without worker threads.
@@ -56,6 +57,7 @@ class Settings:
     timeout_s: float = 30.0
     sanitize: Sanitize = "plan"
     verify: bool = True
+    fuse: bool = True
     debug: int = 0
     cpu_sync: bool = False
     memory_budget: Budget = ()
@@ -250,6 +252,13 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "What is told on stderr: 1 devices, sizes and the traceback of an error, 2 placement and "
         "splits with reasons, 3 commands with hazards, 4 each executed command.",
         _one_of(0, 1, 2, 3, 4),
+    ),
+    Variable(
+        "GGSCHED_FUSE",
+        "fuse",
+        "0 or 1",
+        "0: every node runs by itself, also where a device can compile groups of nodes as one.",
+        _flag,
     ),
     Variable(
         "GGSCHED_MEMORY_BUDGET",

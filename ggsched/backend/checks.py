@@ -152,6 +152,12 @@ def check_compile(device: Device, nodes: Sequence[BoundNode], stream: Stream) ->
                 where=node.label,
                 hint="place the node on a device whose facts name it",
             )
+        if node.group is not None and node.group.pattern not in device.facts.fusions:
+            raise UsageError(
+                f"{device.facts.name} does not declare the pattern {node.group.pattern}",
+                where=node.label,
+                hint="compile the nodes without a group",
+            )
         for operand in (*node.inputs, node.output):
             _check_operand(device, operand, node.label)
 

@@ -1,6 +1,6 @@
 """What a device is asked to compile: nodes with every operand bound to bytes of a buffer."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,19 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class BoundNode:
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes that a device may run as one (LCH-6).
+
+    Attributes:
+        pattern: Name of the pattern, see ``ggsched.ir.fusion``.
+        nodes: Ids of the nodes, in the order of the pattern's members.
+    """
+
+    pattern: str
+    nodes: tuple[int, ...]
     """A node to run, with operands bound.
 
     Attributes:
@@ -48,6 +61,8 @@ class BoundNode:
     node: int
     op: str
     inputs: tuple[Operand, ...]
+        group: The group that it belongs to; its nodes follow each other. To take no notice of it
+            is correct.
     output: Operand
     params: Mapping[str, Param]
     label: str
@@ -56,3 +71,21 @@ class BoundNode:
 def full_params(op: str, params: Mapping[str, Param]) -> dict[str, Param]:
     """Return a node's parameters with the op's defaults filled in."""
     return {**(OPS[op].defaults or {}), **params}
+    group: Group | None = None
+
+
+def groups_of(nodes: Sequence[BoundNode]) -> Iterator[Sequence[BoundNode]]:
+    """Yield the nodes in order: those of a group together, the others one by one.
+
+    A group that is not all there, node after node, is no group.
+    """
+    at = 0
+    while at < len(nodes):
+        group = nodes[at].group
+        size = 1
+        if group is not None:
+            some = nodes[at : at + len(group.nodes)]
+            if tuple(n.node for n in some) == group.nodes and all(n.group == group for n in some):
+                size = len(some)
+        yield nodes[at : at + size]
+        at += size

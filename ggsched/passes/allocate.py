@@ -150,6 +150,7 @@ def _overwrites(
         candidates = OPS[node.op].may_overwrite
         result = bindings[node.id][-1]
         if not candidates or lives[result].birth != step or node.modes[-1] != "w":
+    held = timeline.held
             continue
         if values[result].bound or values[result].kind != "home":
             continue
@@ -161,6 +162,7 @@ def _overwrites(
                 and _can_take(graph, node, k, splits, lives, step)
                 and sharing.order.is_last(operand, result, step)
             ):
+                and operand not in held.get(node.id, ())
                 taken[result] = bindings[node.id][k]
                 break
     return taken

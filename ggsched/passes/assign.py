@@ -8,12 +8,13 @@ found without naming them. A split keeps several streams only where the cost mod
 pay (the gate), unless the caller insists.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ggsched.ir.graph import Graph, Node
 from ggsched.passes.options import StreamPolicy
 from ggsched.passes.work_size import node_cost
+from ggsched.plan.fusions import Fusion
 from ggsched.plan.splits import HOST, Split, Splits
 from ggsched.plan.streams import Gain, Streams, StreamSpec
 from ggsched.topology.cost import MachineRates, Rates
@@ -24,9 +25,15 @@ _WORTH_IT: Final = 0.95
 
 
 def assign(
-    graph: Graph, topology: Topology, splits: Splits, policy: StreamPolicy, rates: MachineRates
+    graph: Graph,
+    topology: Topology,
+    splits: Splits,
+    policy: StreamPolicy,
+    rates: MachineRates,
+    fusions: Sequence[Fusion] = (),
 ) -> Streams:
-    """Return a stream for each node and each transfer."""
+    """Return a stream for each node and each transfer; nodes of a group share theirs."""
+    groups = {n: f.nodes for f in fusions for n in f.nodes}
     used = sorted({s.device for s in splits.splits} | {t.by for t in splits.transfers})
     specs: list[StreamSpec] = []
     streams_of: dict[int, list[int]] = {}
@@ -42,7 +49,7 @@ def assign(
             limit = min(limit, rates.devices[s.device].parallel if facts.is_async else 1)
         if limit < 2 or not facts.has_events or s.end - s.first < 2:
             continue
-        gain, lanes = _consider(graph, s, rates.devices[s.device], limit, policy.is_forced)
+        gain, lanes = _consider(graph, s, rates.devices[s.device], limit, policy.is_forced, groups)
         gains.append(gain)
         if gain.is_taken:
             own = streams_of[s.device]
@@ -59,17 +66,27 @@ def assign(
 
 
 def _consider(
-    graph: Graph, split: Split, rates: Rates, limit: int, is_forced: bool
+    graph: Graph,
+    split: Split,
+    rates: Rates,
+    limit: int,
+    is_forced: bool,
+    groups: Mapping[int, tuple[int, ...]],
 ) -> tuple[Gain, list[int]]:
     """Return what several streams are predicted to gain, and a lane for each node of a split."""
     nodes = graph.nodes[split.first : split.end]
-    alone = [node_cost(rates, graph, node) for node in nodes]
-    before = _predecessors(graph, nodes)
+    units = _units(split, groups)
+    alone = _unit_costs(units, [node_cost(rates, graph, node) for node in nodes], rates)
+    before = _unit_predecessors(units, _predecessors(graph, nodes))
     total = sum(alone)
     if not is_forced and _longest_path(before, alone) >= _WORTH_IT * total:
         return Gain(split.id, limit, total, total, False), []
-    costs = [node_cost(rates, graph, node, limit) for node in nodes]
-    lanes, seconds = _list_schedule(before, costs, rates.event_s + rates.launch_s, limit)
+    costs = _unit_costs(units, [node_cost(rates, graph, node, limit) for node in nodes], rates)
+    of_unit, seconds = _list_schedule(before, costs, rates.event_s + rates.launch_s, limit)
+    lanes = [0] * len(nodes)
+    for unit, lane in zip(units, of_unit, strict=True):
+        for i in unit:
+            lanes[i] = lane
     pays = is_forced or seconds < _WORTH_IT * total
     return Gain(split.id, limit, total, seconds, pays and len(set(lanes)) > 1), lanes
 
@@ -93,6 +110,34 @@ def _predecessors(graph: Graph, nodes: Sequence[Node]) -> list[list[int]]:
             if mode == "r":
                 readers.setdefault(storage, []).append(i)
             elif mode in "wp":
+def _units(split: Split, groups: Mapping[int, tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return what is scheduled as one: each node or group, in the order in which they run."""
+    units = []
+    for n in range(split.first, split.end):
+        group = groups.get(n, (n,))
+        if n == group[-1]:
+            units.append(tuple(i - split.first for i in group))
+    return units
+
+
+def _unit_costs(
+    units: Sequence[tuple[int, ...]], costs: Sequence[float], rates: Rates
+) -> list[float]:
+    return [sum([costs[i] for i in unit]) - (len(unit) - 1) * rates.node_s for unit in units]
+
+
+def _unit_predecessors(
+    units: Sequence[tuple[int, ...]], before: list[list[int]]
+) -> list[list[int]]:
+    if len(units) == len(before):
+        return before
+    unit_of = {i: number for number, unit in enumerate(units) for i in unit}
+    return [
+        sorted({unit_of[p] for i in unit for p in before[i]} - {number})
+        for number, unit in enumerate(units)
+    ]
+
+
                 written = storage
         if written >= 0:
             found.update(readers.pop(written, ()))

@@ -18,7 +18,10 @@ def plan_options(settings: Settings, topology: Topology) -> PlanOptions:
         UsageError: the memory budget names a device that is not there.
     """
     return PlanOptions(
-        stream_policy(settings.streams), _budget(settings, topology), settings.memory_effort
+        stream_policy(settings.streams),
+        _budget(settings, topology),
+        settings.memory_effort,
+        settings.fuse,
     )
 
 

@@ -18,15 +18,30 @@ Touch = tuple[int, int, int]
 
 
 def find_dependencies(
-    graph: Graph, splits: Splits, outline: Sequence[Item], lanes: Lanes
+    graph: Graph, splits: Splits, outline: Sequence[Item], lanes: Lanes, order: Sequence[int]
 ) -> list[Sequence[Dependency]]:
-    """Return for each item the latest item of each other lane that it must follow."""
-    return _DataFlow(graph, splits, outline, lanes).run()
+    """Return for each item the latest item of each other lane that it must follow.
+
+    Args:
+        graph: The graph.
+        splits: Values, and who touches them.
+        outline: Items in program order.
+        lanes: Lanes of the items.
+        order: Nodes in the order in which they run.
+    """
+    return _DataFlow(graph, splits, outline, lanes, order).run()
 
 
 class _DataFlow:
-    def __init__(self, graph: Graph, splits: Splits, outline: Sequence[Item], lanes: Lanes) -> None:
-        self.graph, self.splits, self.outline = graph, splits, outline
+    def __init__(
+        self,
+        graph: Graph,
+        splits: Splits,
+        outline: Sequence[Item],
+        lanes: Lanes,
+        order: Sequence[int],
+    ) -> None:
+        self.graph, self.splits, self.outline, self.order = graph, splits, outline, order
         self.lane_of = lanes.of_item
         self.writer = [-1] * len(splits.values)
         self.histories = self._histories()
@@ -50,7 +65,7 @@ class _DataFlow:
     def _follow(self, number: int, item: Item) -> None:
         lane, splits = self.lane_of[number], self.splits
         if item.kind == "launch":
-            for n in range(item.first, item.end):
+            for n in self.order[item.first : item.end]:
                 self._node(n, number, lane)
         elif item.kind != "host":
             t = splits.transfers[item.source]

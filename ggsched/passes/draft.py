@@ -1,6 +1,6 @@
 """A draft: what is decided about a plan before memory is."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +11,7 @@ from ggsched.passes.outline import Item, list_outline
 from ggsched.passes.reuse import Concurrent, Order, Sequential
 from ggsched.passes.rings import Slot, Slots, find_rings
 from ggsched.passes.visibility import Visibility, find_visibility
+from ggsched.plan.fusions import Fusion, run_order
 from ggsched.plan.placement import Placement
 from ggsched.plan.splits import Splits
 from ggsched.plan.streams import Streams
@@ -28,6 +29,7 @@ class Draft:
         splits: Splits, values, transfers.
         streams: Streams.
         rates: Where the rates of the machine came from.
+        fusions: Groups of nodes that run as one.
         slots: Buffers of what is handed over between the parts of a joined graph.
     """
 
@@ -37,17 +39,23 @@ class Draft:
     splits: Splits
     streams: Streams
     rates: str
+    fusions: tuple[Fusion, ...] = ()
     slots: Slots | None = None
 
     @cached_property
     def timeline(self) -> Timeline:
         """Steps in program order, and the lives of values in them."""
-        return liveness(self.graph, self.splits)
+        return liveness(self.graph, self.splits, self.fusions)
+
+    @cached_property
+    def order(self) -> Sequence[int]:
+        """Nodes in the order in which they run."""
+        return run_order(len(self.graph.nodes), self.fusions)
 
     @cached_property
     def outline(self) -> list[Item]:
         """What is enqueued, in order."""
-        return list_outline(self.topology, self.splits, self.streams)
+        return list_outline(self.topology, self.splits, self.streams, self.fusions)
 
     @cached_property
     def lanes(self) -> Lanes:
@@ -65,6 +73,7 @@ class Draft:
             self.outline,
             self.lanes,
             self.timeline,
+            self.order,
         )
 
     @cached_property

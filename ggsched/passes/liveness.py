@@ -1,12 +1,17 @@
 """Liveness: from when until when each value's bytes matter, in steps of the lowered program.
 
 Steps count transfers and nodes in the order in which the plan enqueues them: the transfers before
-a split, then its nodes; the read-backs come last.
+a split, then its nodes; the read-backs come last. The nodes of a group act as one step, that of the
+last of them: what they read lives until then, and what they compute lives from where each of them
+stands in the program, so that every life holds in program order too.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ggsched.ir.graph import Graph
+from ggsched.passes.fuse import held_values
+from ggsched.plan.fusions import Fusion
 from ggsched.plan.memory import Life
 from ggsched.plan.splits import Splits
 
@@ -16,18 +21,21 @@ class Timeline:
     """Steps of the lowered program, and lives measured in them.
 
     Attributes:
-        node_step: Step of each node.
+        node_step: Step of each node; that of the last node for all nodes of a group.
         transfer_step: Step of each transfer.
         lives: Life of each value. Values bound to weights and states and values in host slots
             live from the first step to the last.
+        held: For the last node of each group the values that the others read, whose bytes its
+            result must not take over.
     """
 
     node_step: tuple[int, ...]
     transfer_step: tuple[int, ...]
     lives: tuple[Life, ...]
+    held: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
-def liveness(graph: Graph, splits: Splits) -> Timeline:
+def liveness(graph: Graph, splits: Splits, fusions: Sequence[Fusion] = ()) -> Timeline:
     """Return when each value is born and when it dies."""
     node_step = [0] * len(graph.nodes)
     transfer_step = [0] * len(splits.transfers)
@@ -53,9 +61,16 @@ def liveness(graph: Graph, splits: Splits) -> Timeline:
                     birth[v] = step
                 death[v] = step
             step += 1
+    for f in fusions:
+        last = node_step[f.nodes[-1]]
+        for n in f.nodes:
+            node_step[n] = last
+            for v in bindings[n]:
+                death[v] = max(death[v], last)
     whole = Life(0, max(0, step - 1))
     lives = tuple(
         whole if v.bound or v.kind in ("input", "output") else Life(birth[v.id], death[v.id])
         for v in splits.values
     )
-    return Timeline(tuple(node_step), tuple(transfer_step), lives)
+    held = held_values(splits, fusions)
+    return Timeline(tuple(node_step), tuple(transfer_step), lives, held)

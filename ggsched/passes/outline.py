@@ -8,6 +8,7 @@ each touches once memory is planned; ``visibility`` needs the outline alone.
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
+from ggsched.plan.fusions import Fusion, run_order
 from ggsched.plan.splits import HOST, Splits, Transfer
 from ggsched.plan.streams import Streams
 from ggsched.topology.model import Topology
@@ -23,9 +24,9 @@ class Item(NamedTuple):
         kind: What it becomes; ``host`` items are accesses of the host itself.
         stream: Stream that runs it, or ``NO_STREAM`` for the host.
         source: Id of the transfer or split. Of the host's items: 0 for the inputs, 1 for the
-            outputs, or the id of the upload whose source it reads while enqueueing.
-        first: First node of a launch.
-        end: One past the last.
+            outputs, or the id of the transfer for which it reads something while enqueueing.
+        first: Place of a launch's first node in the order in which nodes run.
+        end: One past that of its last node.
         has_source: Whether a transfer reads its source by itself.
     """
 
@@ -37,13 +38,18 @@ class Item(NamedTuple):
     has_source: bool = True
 
 
-def list_outline(topology: Topology, splits: Splits, streams: Streams) -> list[Item]:
+def list_outline(
+    topology: Topology, splits: Splits, streams: Streams, fusions: Sequence[Fusion] = ()
+) -> list[Item]:
     """Return all items in program order, the host's accesses first and last.
 
     An upload to a device that ``snapshots_uploads`` reads its source while it is being enqueued,
-    which is an access of the host; the rest of it is the stream's. A split on one stream is one
-    launch; on several, each node is.
+    which is an access of the host; the rest of it is the stream's. Of a copy of rows the host reads
+    the ids. A split on one stream is one launch; on several, each node is, and each group; also
+    where rows are copied, so that the first product need not wait for the rows of the last.
     """
+    order = run_order(len(splits.bindings), fusions)
+    size_of = {f.nodes[0]: len(f.nodes) for f in fusions}
     snapshots = [topology.devices[s.device].snapshots_uploads for s in streams.streams]
     items = [Item("host", NO_STREAM, 0)]
     transfers, next_transfer = splits.transfers, 0
@@ -62,9 +68,11 @@ def list_outline(topology: Topology, splits: Splits, streams: Streams) -> list[I
             if s.end == s.first + 1 or len(set(of_node[s.first : s.end])) == 1:
                 items.append(Item("launch", of_node[s.first], split_id, s.first, s.end))
             else:
-                items.extend(
-                    Item("launch", of_node[i], split_id, i, i + 1) for i in range(s.first, s.end)
-                )
+                at = s.first
+                while at < s.end:
+                    end = at + size_of.get(order[at], 1)
+                    items.append(Item("launch", of_node[order[at]], split_id, at, end))
+                    at = end
     items.append(Item("host", NO_STREAM, 1))
     return items
 

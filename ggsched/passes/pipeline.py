@@ -14,6 +14,7 @@ from ggsched.passes.assign import assign
 from ggsched.passes.budget import keep_budget, over_budget
 from ggsched.passes.draft import Draft
 from ggsched.passes.emit import emit
+from ggsched.passes.fuse import fuse
 from ggsched.passes.hazards import find_hazards
 from ggsched.passes.options import PlanOptions
 from ggsched.passes.place import Constraints, place
@@ -26,6 +27,7 @@ from ggsched.plan.splits import Splits
 from ggsched.plan.verify import (
     verify_commands,
     verify_memory,
+    verify_fusions,
     verify_placement,
     verify_splits,
     verify_streams,
@@ -93,10 +95,14 @@ def _make_plan(
     splits = split(graph, topology, placement)
     if verify:
         verify_splits(graph, topology, placement, splits)
-    streams = assign(graph, topology, splits, options.streams, rates)
+    fusions = fuse(graph, topology, splits) if options.fuse else ()
+    streams = assign(graph, topology, splits, options.streams, rates, fusions)
     if verify:
         verify_streams(topology, splits, streams)
-    draft = Draft(graph, topology, placement, splits, streams, rates.source, constraints.slots)
+        verify_fusions(graph, topology, splits, streams, fusions)
+    draft = Draft(
+        graph, topology, placement, splits, streams, rates.source, fusions, constraints.slots
+    )
     plan = _finish(draft, draft.data_order(), options, verify)
     budget = dict(options.memory_budget)
     if over_budget(plan, budget):
@@ -114,7 +120,7 @@ def _finish(draft: Draft, order: Order, options: PlanOptions, verify: bool) -> P
     memory = allocate(graph, topology, splits, draft.timeline, sharing)
     if verify:
         verify_memory(graph, topology, splits, memory, draft.timeline.lives)
-    work = list_work(graph, splits, draft.outline, memory)
+    work = list_work(graph, splits, draft.outline, draft.order, memory)
     hazards = find_hazards(work, draft.lanes, memory)
     sync = plan_sync(work, draft.lanes, hazards, draft.streams, topology)
     plan = Plan(
@@ -134,6 +140,7 @@ def _finish(draft: Draft, order: Order, options: PlanOptions, verify: bool) -> P
         rates=draft.rates,
     )
     if verify:
+        fusions=draft.fusions,
         verify_commands(plan)
     return plan
 

@@ -81,11 +81,12 @@ def find_visibility(
     outline: Sequence[Item],
     lanes: Lanes,
     timeline: Timeline,
+    order: Sequence[int],
 ) -> Visibility:
     """Return what is known to be complete when each value is first written."""
-    within = find_dependencies(graph, splits, outline, lanes)
+    within = find_dependencies(graph, splits, outline, lanes, order)
     clocks = known_clocks(outline, lanes, within, streams, topology)
-    return _Table(splits, timeline, outline, lanes, clocks).fill()
+    return _Table(splits, timeline, outline, lanes, clocks, order).fill()
 
 
 class _Table:
@@ -96,9 +97,10 @@ class _Table:
         outline: Sequence[Item],
         lanes: Lanes,
         clocks: Sequence[Known],
+        order: Sequence[int],
     ) -> None:
         self.splits, self.timeline, self.outline, self.lanes = splits, timeline, outline, lanes
-        self.clocks = clocks
+        self.clocks, self.order = clocks, order
         self.count = lanes.count
         self.last_step = [self._last_step(item) for item in outline]
 
@@ -118,7 +120,7 @@ class _Table:
             steps: Sequence[tuple[int, Sequence[int]]]
             if item.kind == "launch":
                 node_step = self.timeline.node_step
-                steps = [(node_step[n], bindings[n]) for n in range(item.first, item.end)]
+                steps = [(node_step[n], bindings[n]) for n in self.order[item.first : item.end]]
             else:
                 t = self.splits.transfers[item.source]
                 steps = [(self.timeline.transfer_step[t.id], (t.src, t.dst))]
@@ -129,7 +131,8 @@ class _Table:
                 if not is_born[written]:
                     is_born[written] = True
                     before[lane] = step - 1
-                    first[written] = known = tuple(before)
+                    known = tuple(before)
+                    first[written] = self._in_program_order(written, known)
                     births[lane].append(step)
                     known_at[lane].append(known)
         return Visibility(
@@ -140,6 +143,11 @@ class _Table:
         )
 
     def _known_before(self, number: int, lane: int) -> list[int]:
+    def _in_program_order(self, value: int, known: Known) -> Known:
+        """Leave out what a node comes after only because its group runs later than it stands."""
+        birth = self.timeline.lives[value].birth
+        return tuple(min(k, birth - 1) for k in known) if birth <= max(known) else known
+
         """Return the last step of each lane that is complete before an item begins."""
         steps = self.last_step
         return [
@@ -152,6 +160,6 @@ class _Table:
             case "host":
                 return -1
             case "launch":
-                return self.timeline.node_step[item.end - 1]
+                return self.timeline.node_step[self.order[item.end - 1]]
             case _:
                 return self.timeline.transfer_step[item.source]

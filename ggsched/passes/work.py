@@ -33,15 +33,17 @@ class Work(NamedTuple):
     steps: tuple[Step, ...] = ()
 
 
-def list_work(graph: Graph, splits: Splits, outline: Sequence[Item], memory: Memory) -> list[Work]:
-    """Return the work of each item of the outline."""
+def list_work(
+    graph: Graph, splits: Splits, outline: Sequence[Item], order: Sequence[int], memory: Memory
+) -> list[Work]:
+    """Return the work of each item of the outline, whose nodes run in this order."""
     regions = memory.regions
     steps = _steps(graph, splits, regions)
     last = len(outline) - 1
     work = []
     for number, item in enumerate(outline):
         if item.kind == "launch":
-            work.append(_launch(item, steps[item.first : item.end]))
+            work.append(_launch(item, [steps[n] for n in order[item.first : item.end]]))
         elif item.kind != "host":
             work.append(_transfer(splits, regions, item))
         elif number in (0, last):

@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 
 from ggsched.plan.command import Command
+from ggsched.plan.fusions import Fusion
 from ggsched.plan.memory import Memory
 from ggsched.plan.placement import Placement
 from ggsched.plan.splits import Splits
@@ -73,6 +74,7 @@ class Plan(msgspec.Struct, frozen=True):
         rates: Where the rates came from that decisions went by, for people.
         planning_s: Seconds that planning took; not part of the plan's identity.
         trades: Waits that exist to save memory, which only a memory budget brings about.
+        fusions: Groups of nodes that run as one, ordered by their last nodes.
     """
 
     format: str
@@ -91,3 +93,4 @@ class Plan(msgspec.Struct, frozen=True):
     rates: str = GUESSES
     planning_s: float = 0.0
     trades: tuple[Trade, ...] = ()
+    fusions: tuple[Fusion, ...] = ()

@@ -13,6 +13,7 @@ from ggsched.plan.placement import Placement
 from ggsched.plan.splits import HOST, Splits, Transfer, Value
 from ggsched.plan.streams import Streams
 from ggsched.plan.verify_commands import verify_commands
+from ggsched.plan.verify_fusions import verify_fusions
 from ggsched.plan.verify_memory import verify_memory
 from ggsched.plan.verify_references import verify_references
 from ggsched.topology.caps import op_key
@@ -21,6 +22,7 @@ from ggsched.topology.model import Topology
 __all__ = [
     "verify_commands",
     "verify_memory",
+    "verify_fusions",
     "verify_placement",
     "verify_references",
     "verify_splits",

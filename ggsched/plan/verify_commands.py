@@ -21,6 +21,7 @@ from ggsched.plan.command import (
     Wait,
 )
 from ggsched.plan.memory import Region
+from ggsched.plan.fusions import run_order
 from ggsched.plan.splits import HOST
 from ggsched.plan.verify_references import verify_references
 
@@ -65,6 +66,8 @@ class _Progress:
         recorded: Position of the record of each event.
     """
 
+        order: Nodes in the order in which they run.
+        whole: Number of nodes of each group, by its last node.
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.transfer = 0
@@ -73,6 +76,8 @@ class _Progress:
         self.recorded: dict[int, int] = {}
         self.host_writes = tuple(plan.memory.regions[s.value] for s in plan.inputs)
         outputs = (plan.memory.regions[s.value] for s in plan.outputs)
+        self.order = run_order(len(plan.nodes), plan.fusions)
+        self.whole = {f.nodes[-1]: len(f.nodes) for f in plan.fusions}
         self.host_reads = (*outputs, *_snapshots(plan))
 
 
@@ -172,7 +177,7 @@ def _verify_nodes(progress: _Progress, c: Launch, where: str) -> None:
     """Check that a launch has the next nodes of its split that are its stream's."""
     plan, part = progress.plan, progress.plan.splits.splits[c.split]
     if not progress.due:
-        for i in range(part.first, part.end):
+        for i in progress.order[part.first : part.end]:
             progress.due.setdefault(plan.streams.of_node[i], []).append(i)
     due = progress.due.get(c.stream, [])
     steps = [s.node for s in c.steps]
@@ -194,6 +199,11 @@ def _verify_step(plan: Plan, s: Step, reads: "_Cover", writes: "_Cover", where: 
         home = plan.memory.regions[vid]
         inside = home.offset <= region.offset and region.end <= home.end
         if region.arena != home.arena or not inside:
+    for at, last in enumerate(steps, 1):
+        size = progress.whole.get(last, 1)
+        if at < size:  # as steps follow the order, a launch that ends too early is found here too
+            what = f"has {at} of the {size} nodes of the group that {show('node', last)} ends"
+            raise PlanError(what, where=where, why="a group is launched as one")
             what = f"{show('node', s.node)} touches {region}"
             raise PlanError(what, where=where, why=f"{show('value', vid)} lies at {home}")
         cover = reads if mode == "r" else writes

@@ -39,11 +39,22 @@ def _problems(plan: Plan) -> Iterator[tuple[str, str]]:
             yield f"nodes [{s.first}, {s.end}) of {len(nodes)}", show("split", s.id)
     for v, taken in plan.memory.overwrites.items():
         if v not in values or taken not in values:
+    yield from _groups(plan)
             yield f"value {v} overwrites {taken}", "memory"
 
 
 def _numbering(plan: Plan) -> Iterator[tuple[str, str]]:
     numbers = {
+def _groups(plan: Plan) -> Iterator[tuple[str, str]]:
+    grouped: set[int] = set()
+    for f in plan.fusions:
+        if not f.nodes or any(n not in range(len(plan.nodes)) for n in f.nodes):
+            yield f"a group of nodes {f.nodes}", f.pattern
+        if grouped & set(f.nodes) or len(set(f.nodes)) < len(f.nodes):
+            yield f"nodes {f.nodes} belong to two groups", f.pattern
+        grouped |= set(f.nodes)
+
+
         "value": [v.id for v in plan.splits.values],
         "transfer": [t.id for t in plan.splits.transfers],
         "split": [s.id for s in plan.splits.splits],

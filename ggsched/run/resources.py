@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from ggsched.backend.program import BoundNode, Operand, full_params
+from ggsched.backend.program import BoundNode, Group, Operand, full_params
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Program, Stream
 from ggsched.errors import UsageError
 from ggsched.ids import show
@@ -96,13 +96,14 @@ class Resources:
         programs: dict[int, Program] = {}
         for command in plan.commands:
             if isinstance(command, Launch):
+        groups = {n: Group(f.pattern, f.nodes) for f in plan.fusions for n in f.nodes}
                 stream = self.streams[command.stream]
-                nodes = [self._bind(graph, step) for step in command.steps]
+                nodes = [self._bind(graph, step, groups.get(step.node)) for step in command.steps]
                 programs[command.id] = program = stream.device.compile(nodes, stream)
                 self._owned.append(program)
         return programs
 
-    def _bind(self, graph: Graph, step: Step) -> BoundNode:
+    def _bind(self, graph: Graph, step: Step, group: Group | None) -> BoundNode:
         node = graph.nodes[step.node]
         operands = []
         for tid, region in zip(node.tensors, step.operands, strict=True):
@@ -113,7 +114,8 @@ class Resources:
             )
         *inputs, output = operands
         params = full_params(node.op, node.params)
-        return BoundNode(node.id, node.op, tuple(inputs), output, params, graph.label(node))
+        label = graph.label(node)
+        return BoundNode(node.id, node.op, tuple(inputs), output, params, label, group)
 
 
 def _streams(plan: Plan, store: TensorStore) -> list[Stream]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from ggsched.plan.bundle import Plan
 from ggsched.sanitize.footprint import find_footprints
+from ggsched.sanitize.fused import find_bad_groups
 from ggsched.sanitize.lifetime import find_bad_reads
 from ggsched.sanitize.plan_waste import advise_on_plan, find_cycles_in_plan
 from ggsched.sanitize.program import find_disorder
@@ -28,7 +29,7 @@ def check_plan(plan: Plan, *, runs: int = DEFAULT_RUNS, advice: bool = False) ->
     races between commands, or a command and the host, within a run and from run to run; reads of
     bytes that nothing has written, that belong to another value or to an older version of their
     storage; events that are misused; regions outside their place; launches that touch more than
-    they declare.
+    they declare; groups that are not launched as one or overwrite what they read.
 
     Args:
         plan: The plan; any plan, also a broken one.
@@ -46,6 +47,7 @@ def check_plan(plan: Plan, *, runs: int = DEFAULT_RUNS, advice: bool = False) ->
             findings += find_bad_reads(plan)
             if any(f.kind == "event" for f in findings):
                 findings += find_cycles_in_plan(plan)
+            findings += find_bad_groups(plan)
         hints = advise_on_plan(plan, runs) if advice and not findings else ()
         return Report(plan.name, len(plan.commands), runs, tuple(findings), hints)
 

@@ -8,6 +8,7 @@ a copy that is missing. Whether the order is *kept* when the streams run is the 
 ``races``.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from ggsched.ids import show
@@ -54,6 +55,9 @@ class _Walk:
         for slot in plan.inputs:
             self._give(plan.memory.regions[slot.value], slot.value)
         self._versions = _Versions(plan)
+        self._ends = {f.nodes[-1]: f.nodes[:-1] for f in plan.fusions if f.nodes}
+        self._inside = {n for nodes in self._ends.values() for n in nodes}
+        self._made: dict[int, Region] = {}
 
     def transfer(self, command: Upload | Download | Copy) -> None:
         """Follow a transfer: it reads one value and fills another."""
@@ -76,6 +80,10 @@ class _Walk:
                     self._read(command.id, step.node, region, value)
             for region, mode, value in zip(step.operands, step.modes, bound, strict=True):
                 if mode == "w":
+            if step.node in self._inside:
+                self._made[step.node] = step.operands[-1]
+            elif step.node in self._ends:
+                self._forget(self._ends[step.node])
                     self._write(command.id, step.node, region, value)
                     self._versions.written(value, region)
                 elif mode == "p":
@@ -151,6 +159,12 @@ class _Walk:
 
     def _on_its_device(self, command: Launch) -> None:
         """Check that a launch touches memory of its own device, or host memory that it shares."""
+    def _forget(self, nodes: Sequence[int]) -> None:
+        """Follow the end of a group: what its other nodes computed is undefined (LCH-6)."""
+        for node in nodes:
+            if node in self._made:
+                self._give(self._made[node], NOBODY)
+
         plan = self.plan
         device = plan.streams.streams[command.stream].device
         allowed = {device, HOST} if plan.devices[device].is_host else {device}

@@ -17,6 +17,7 @@ FindingKind = Literal[
     "event",
     "region",
     "declared",
+    "fusion",
     "weight",
     "id",
     "content",
@@ -29,8 +30,9 @@ FindingKind = Literal[
 program, which touch the same bytes. ``undefined``: reads bytes that nothing has written.
 ``reuse``: reads bytes that hold another value. ``stale``: reads a replica older than its storage.
 ``event``: an event or barrier that is misused. ``region``: bytes outside their place, or a copy
-onto itself. ``declared``: a launch that touches more than it says. ``weight``: writes a weight.
-``id``: names what does not exist. Of traces also ``content``: reads other content than it needs.
+onto itself. ``declared``: a launch that touches more than it says. ``fusion``: a group that is not
+launched as one, or that overwrites what it reads. ``weight``: writes a weight. ``id``: names what
+does not exist. Of traces also ``content``: reads other content than it needs.
 ``freed``: uses memory that has been freed. ``capture``: a call that a capture does not stand.
 ``progress``: a wait that can never end. As advice ``waste``: nobody needs it."""
 

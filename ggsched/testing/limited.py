@@ -67,7 +67,8 @@ class LimitedDevice:
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> Program:
         """Compile on the inner device."""
         assert isinstance(stream, LimitedStream)
-        return self.inner.compile([_unwrap(n) for n in nodes], stream.inner)
+        known = self.inner.facts.fusions
+        return self.inner.compile([_unwrap(n, known) for n in nodes], stream.inner)
 
     def copies_with(self, other: DeviceFacts) -> bool:
         """Whether this device executes copies in either direction."""
@@ -215,8 +216,11 @@ def _index(device: Device) -> int:
     return device.index
 
 
-def _unwrap(node: BoundNode) -> BoundNode:
-    return replace(node, inputs=tuple(_bare(o) for o in node.inputs), output=_bare(node.output))
+def _unwrap(node: BoundNode, fusions: frozenset[str]) -> BoundNode:
+    """Return the node on bare buffers, without a group that the inner device does not know."""
+    group = node.group if node.group is not None and node.group.pattern in fusions else None
+    inputs = tuple(_bare(o) for o in node.inputs)
+    return replace(node, inputs=inputs, output=_bare(node.output), group=group)
 
 
 def _bare(operand: Operand) -> Operand:

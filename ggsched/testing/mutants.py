@@ -134,7 +134,7 @@ def alias_values(plan: Plan) -> Mutants:
             if inside and apart and a.nbytes and b.nbytes:
                 offset = min(a.offset, plan.memory.arenas[a.arena].nbytes - b.nbytes)
                 what = f"{show('value', moved)} on top of {show('value', kept)}"
-                yield what, _relocated(plan, moved, offset)
+                yield what, relocated(plan, moved, offset)
 
 
 ALL_MUTATIONS: Final[Mapping[str, Callable[[Plan], Mutants]]] = {
@@ -245,7 +245,7 @@ def _accesses(plan: Plan) -> Iterator[tuple[int, Region, str]]:
                 )
 
 
-def _relocated(plan: Plan, value: int, offset: int) -> Plan:
+def relocated(plan: Plan, value: int, offset: int) -> Plan:
     """Return the plan with a value elsewhere in its arena, wherever it is named."""
     old = plan.memory.regions[value]
     shift = offset - old.offset
@@ -301,4 +301,4 @@ def _merged(regions: Sequence[Region]) -> tuple[Region, ...]:
     return tuple(merged)
 
 
-__all__ = ["ALL_MUTATIONS", "Mutants", "with_commands"]
+__all__ = ["ALL_MUTATIONS", "Mutants", "relocated", "with_commands"]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ggsched.ir.dtype import ALL_DTYPES, F16, F32, FLOAT_DTYPES, I32, DType
 from ggsched.ir.ops import op_by_name
 from ggsched.ir.tensor import Role, Tensor
+from ggsched.testing.draw_chains import CHAINS
 from ggsched.testing.draw_ops import STEPS
 from ggsched.testing.draw_views import draw_view
 from ggsched.testing.drawing import Drawing
@@ -35,6 +36,7 @@ def graphs(
     views: bool = True,
     write_inputs: bool = True,
     weight_dtypes: Sequence[DType] = FLOAT_DTYPES,
+    chains: bool = False,
 ) -> DrawnGraph:
     """Draw a verified graph of up to about ``max_nodes`` nodes with 1 to 4 outputs.
 
@@ -47,15 +49,20 @@ def graphs(
         views: Whether to draw views (writes into them make hazards on parts of a storage).
         write_inputs: Whether nodes may write through inputs, which the host sets before each run.
         weight_dtypes: Float types of weights.
+        chains: Whether every other step is a chain of nodes that a device may compile as one.
 
     Raises:
         GraphError: ``ops`` names an unknown op.
     """
     names = tuple(STEPS) if ops is None else tuple(op_by_name(name).name for name in ops)
     d = Drawing(write_inputs=write_inputs, weight_dtypes=weight_dtypes)
-    choices = st.binary(min_size=CHOICES, max_size=CHOICES)
+    length = CHOICES * 3 if chains else CHOICES
+    choices = st.binary(min_size=length, max_size=length)
     for step in draw(st.lists(choices, min_size=min_nodes, max_size=max_nodes)):
         d.feed(step)
+        if chains and d.flip():
+            CHAINS[d.pick(tuple(CHAINS))](d)
+            continue
         op = d.pick(STEPS[d.pick(names)])
         if views and d.flip():
             draw_view(d)

@@ -12,6 +12,7 @@ from typing import Final
 from hypothesis import strategies as st
 
 from ggsched.ir.dtype import ALL_DTYPES
+from ggsched.ir.fusion import PATTERNS
 from ggsched.ir.graph import Graph
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
@@ -34,6 +35,7 @@ def devices(
     all_ops: bool = False,
     has_events: bool | None = None,
     max_streams: int = 3,
+    fusions: bool = False,
 ) -> DeviceFacts:
     """Draw the facts of a device: any capabilities, and all ops or some of them."""
     ops = ALL_OPS
@@ -51,6 +53,7 @@ def devices(
         copy_order=draw(st.sampled_from(COPY_ORDERS)),
         snapshots_uploads=draw(st.booleans()),
         ops=ops,
+        fusions=frozenset(PATTERNS) if fusions else frozenset(),
     )
 
 
@@ -62,6 +65,7 @@ def topologies(
     *,
     events: bool | None = None,
     max_streams: int = 3,
+    fusions: bool = False,
 ) -> Topology:
     """Draw a machine. Its last device supports every op, so every graph can be placed.
 
@@ -75,11 +79,18 @@ def topologies(
         events: With True all devices have events and wait for each other's, with False none has;
             by default each has or has not, and most pairs leave waiting to the host.
         max_streams: Most streams of a device.
+        fusions: Whether devices compile groups of nodes as one, by every pattern.
     """
     count = draw(st.integers(min_devices, max_devices))
     facts = [
         draw(
-            devices(f"fake:{i}", all_ops=i == count - 1, has_events=events, max_streams=max_streams)
+            devices(
+                f"fake:{i}",
+                all_ops=i == count - 1,
+                has_events=events,
+                max_streams=max_streams,
+                fusions=fusions,
+            )
         )
         for i in range(count)
     ]

@@ -36,6 +36,8 @@ class DeviceFacts:
         is_deterministic: Same launch, same inputs, same bytes (LCH-4).
         imports_host_memory: ``import_host`` makes a read-only buffer of host memory, no copy.
         ops: Supported ops as ``op:dtype`` with the type of the first operand (LCH-3).
+        fusions: Patterns of ``ggsched.ir.fusion`` that ``compile`` knows how to run as one (LCH-6).
+            The planner takes no notice of a name that it does not know.
     """
 
     name: str
@@ -54,6 +56,7 @@ class DeviceFacts:
     is_deterministic: bool
     imports_host_memory: bool
     ops: frozenset[str]
+    fusions: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.alignment < 1 or self.alignment & (self.alignment - 1):

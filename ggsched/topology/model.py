@@ -88,7 +88,7 @@ class Topology:
 
     def to_json(self) -> dict[str, Any]:
         """Return the topology as plain JSON data."""
-        devices = [{**asdict(d), "ops": sorted(d.ops)} for d in self.devices]
+        devices = [_facts_to_json(d) for d in self.devices]
         return {
             "format": FORMAT,
             "devices": devices,
@@ -108,11 +108,22 @@ class Topology:
                 raise PlanError(
                     f"format {data['format']!r} instead of {FORMAT!r}", where="topology"
                 )
-            devices = tuple(
-                DeviceFacts(**{**d, "ops": frozenset(d["ops"])}) for d in data["devices"]
-            )
+            devices = tuple(_facts_from_json(d) for d in data["devices"])
             copies = {(s, d): CopyPath(s, d, by) for s, d, by in data["copy_paths"]}
             waits = {(w, r): path for w, r, path in data["wait_paths"]}
         except (KeyError, TypeError, ValueError) as error:
             raise PlanError("not a topology", why=f"{type(error).__name__}: {error}") from error
         return cls(devices, copies, waits)
+
+
+def _facts_to_json(facts: DeviceFacts) -> dict[str, Any]:
+    """Return facts as plain data. A device that fuses nothing says nothing of it, as before."""
+    plain = {**asdict(facts), "ops": sorted(facts.ops), "fusions": sorted(facts.fusions)}
+    if not facts.fusions:
+        del plain["fusions"]
+    return plain
+
+
+def _facts_from_json(data: Mapping[str, Any]) -> DeviceFacts:
+    sets = {name: frozenset(data[name]) for name in ("ops", "fusions") if name in data}
+    return DeviceFacts(**{**data, **sets})

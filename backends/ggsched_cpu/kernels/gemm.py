@@ -39,7 +39,8 @@ def product(w: Array, x: Array, out: Array) -> list[Call]:
     if out.ndim > 2 and out.size == out.shape[-1] * out.shape[-2] and w.size == _matrix_size(w):
         head = (0,) * (out.ndim - 2)
         w, x, out = w[(0,) * (w.ndim - 2)], x[head], out[head]
-    if out.ndim == 2 and out.shape[0] == 1 and w.flags.c_contiguous and out.flags.c_contiguous:
+    plain = w.flags.c_contiguous and out.flags.carray  # np.dot takes no other result
+    if out.ndim == 2 and out.shape[0] == 1 and plain:
         return [(np.dot, (w, x[0], out[0]))]
     if _is_interleaved(w, out):
         # Row by row through memory, not matrix by matrix: half the time when it is not cached.

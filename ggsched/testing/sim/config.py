@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from ggsched.ir.dtype import ALL_DTYPES
+from ggsched.ir.fusion import PATTERNS
 from ggsched.ir.ops import OPS
 from ggsched.testing.sim.costs import Costs
 from ggsched.topology.caps import CopyOrder, DeviceFacts, WaitPath, op_key
@@ -37,6 +38,7 @@ class SimConfig:
         alignment: Alignment of buffers.
         kind: What it says that it is.
         ops: Supported ops.
+        fusions: Patterns that it runs as one.
         costs: What things cost in simulated time.
     """
 
@@ -55,6 +57,7 @@ class SimConfig:
     alignment: int = 64
     kind: Literal["cpu", "gpu", "accelerator"] = "gpu"
     ops: frozenset[str] = SIM_OPS
+    fusions: frozenset[str] = frozenset(PATTERNS)
     costs: Costs = field(default_factory=Costs)
 
     def facts(self, index: int) -> DeviceFacts:
@@ -78,6 +81,7 @@ class SimConfig:
             "is_deterministic",
             "imports_host_memory",
             "ops",
+            "fusions",
         )
         return DeviceFacts(**fields, **{name: getattr(self, name) for name in same})
 
@@ -97,6 +101,7 @@ class SimConfig:
             alignment=facts.alignment,
             kind=facts.kind,
             ops=facts.ops,
+            fusions=facts.fusions,
             costs=costs or Costs(),
         )
 

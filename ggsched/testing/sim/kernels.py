@@ -40,7 +40,7 @@ class NodeWork:
         op = OPS[node.op]
         unread = op.through  # the operand that stands for the result
         self.node = node
-        self._read = [o for i, o in enumerate(node.inputs) if i != unread]
+        self.read = [o for i, o in enumerate(node.inputs) if i != unread]
         out = node.output
         fills = out.strides == contiguous_strides(out.dtype, out.shape) or not out.nbytes
         self._keeps_some = op.partial or not fills
@@ -51,27 +51,33 @@ class NodeWork:
     @property
     def buffers(self) -> list[SimBuffer]:
         """The buffers that it uses."""
-        return [_buffer(o) for o in (*self.node.inputs, self.node.output)]
+        return [buffer_of(o) for o in (*self.node.inputs, self.node.output)]
 
     def steps(self) -> tuple[Step, Step]:
         """Return the two steps of one run."""
         return self._begin, self._end
 
-    def _begin(self) -> None:
+    def window(self) -> Bytes:
+        """Return room for the result, with what is there if some of it stays."""
         out = self.node.output
         window = np.empty(out.nbytes, np.uint8)
         if self._keeps_some:
-            window[:] = _buffer(out).read(out.offset, out.nbytes)
+            window[:] = buffer_of(out).read(out.offset, out.nbytes)
+        return window
+
+    def _begin(self) -> None:
+        out, window = self.node.output, self.window()
         with np.errstate(all="ignore"):  # poison is not a number
-            self._compute([_load(o) for o in self._read], window)
-        _buffer(out).write(out.offset, out.nbytes).fill(POISON)
+            self.compute([load(o) for o in self.read], window)
+        buffer_of(out).write(out.offset, out.nbytes).fill(POISON)
         self._result = window
 
     def _end(self) -> None:
         out = self.node.output
-        _buffer(out).write(out.offset, out.nbytes)[:] = self._result
+        buffer_of(out).write(out.offset, out.nbytes)[:] = self._result
 
-    def _compute(self, loaded: Sequence[Array], window: Bytes) -> None:
+    def compute(self, loaded: Sequence[Array], window: Bytes) -> None:
+        """Put the result of these operands into a window."""
         node, out = self.node, self.node.output
         if not out.nbytes:
             return
@@ -92,17 +98,22 @@ class NodeWork:
         place[...] = value
 
 
-def _buffer(operand: Operand) -> SimBuffer:
+def buffer_of(operand: Operand) -> SimBuffer:
+    """Return the buffer that holds an operand."""
     assert isinstance(operand.buffer, SimBuffer)
     return operand.buffer
 
 
-def _load(operand: Operand) -> Array:
+def load(operand: Operand) -> Array:
     """Return what an operand holds now, as float64 or int64, as the oracle reads it."""
+    return load_from(buffer_of(operand).read(operand.offset, operand.nbytes), operand)
+
+
+def load_from(window: Bytes, operand: Operand) -> Array:
+    """Return what an operand holds, given its bytes."""
     dtype, shape = operand.dtype, operand.shape
     if 0 in shape:
         return np.zeros(shape, np.int64 if dtype is I32 else np.float64)
-    window = _buffer(operand).read(operand.offset, operand.nbytes)
     if dtype.is_quantized:
         return decode_blocks(_blocks(window, dtype, operand), dtype).reshape(shape)
     view: Array = np.ndarray(shape, HOST_DTYPE[dtype.name], window.data, 0, operand.strides)

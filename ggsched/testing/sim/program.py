@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ggsched.backend.program import BoundNode
+from ggsched.backend.program import BoundNode, groups_of
 from ggsched.errors import GgschedError
 from ggsched.testing.sim.engine import Step
+from ggsched.testing.sim.groups import GroupWork
 from ggsched.testing.sim.kernels import NodeWork
 
 if TYPE_CHECKING:
@@ -33,11 +34,16 @@ class SimProgram:
         self.parts = [(node.label, costs.of_node(node)) for node in nodes]
         self.is_closed = False
         exact = stream.device.facts.is_deterministic
-        self._work = [NodeWork(node, is_deterministic=exact) for node in nodes]
+        self._work: list[NodeWork | GroupWork] = [
+            GroupWork(some, is_deterministic=exact)
+            if len(some) > 1
+            else NodeWork(some[0], is_deterministic=exact)
+            for some in groups_of(nodes)
+        ]
         self.buffers = list(dict.fromkeys(b for work in self._work for b in work.buffers))
 
     def steps(self) -> list[Step]:
-        """Return two steps for each node; one that does nothing if there are none."""
+        """Return two steps for each node or group; one that does nothing if there are none."""
         return [_named(step, work.node.label) for work in self._work for step in work.steps()] or [
             lambda: None
         ]

@@ -1,0 +1,175 @@
+"""Steps of drawing that make chains of nodes which a device may compile as one.
+
+A chain is drawn with everything that a pattern leaves open: types, broadcasting, which operand it
+is, other shapes in between, caches in f16, batches, and nodes of other chains in the middle. What
+stays inside a chain is mostly not offered to later steps, so most chains can be fused.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from ggsched.ir.dtype import F32
+from ggsched.ir.ops import broadcasts_to
+from ggsched.ir.tensor import Tensor
+from ggsched.testing.draw_ops import STEPS
+from ggsched.testing.drawing import Drawing
+
+Chain = Callable[[Drawing], tuple[int, ...]]
+"""Adds the nodes of a pattern; returns their ids in the order of the pattern, or nothing."""
+
+_BETWEEN: Final = ("scale", "add", "mul_mat", "set_rows", "silu", "cpy")
+
+
+def _hide(d: Drawing, t: Tensor) -> None:
+    """Keep a result from later steps, four times out of five."""
+    if d.number(0, 4) < 4:
+        d.floats[:] = [f for f in d.floats if f is not t]
+
+
+def _between(d: Drawing) -> None:
+    """Add a node in the middle of a chain, every third time."""
+    if d.number(0, 2) == 2:
+        d.pick(STEPS[d.pick(_BETWEEN)])(d)
+
+
+def _ids(d: Drawing, *made: Tensor | None) -> tuple[int, ...]:
+    numbers = {t.id: i for i, t in enumerate(d.results)}
+    return tuple(numbers[t.id] for t in made if t is not None) if all(made) else ()
+
+
+def _norm_and_weight(d: Drawing) -> tuple[int, ...]:
+    x, eps = d.f32(), d.pick((1.0, 0.25))
+    mag = min(x.shape[-1] ** 0.5, d.mag(x) / eps**0.5 * 2)
+    err = 2 * d.err(x) / eps**0.5 + 4 * d.mag(x) + 4 * mag
+    normed = d.emit("rms_norm", x, mag=mag, err=err, eps=eps)
+    if normed is None:
+        return ()
+    _hide(d, normed)
+    _between(d)
+    return _ids(d, normed, _joined(d, "mul", normed))
+
+
+def _joined(d: Drawing, op: str, t: Tensor) -> Tensor | None:
+    """Add or multiply by something that broadcasts, or the other way round."""
+    other = d.f32(
+        lambda o: o.storage != t.storage and broadcasts_to(o.shape, t.shape),
+        lambda: d.pick((t.shape[-1:], t.shape)),
+    )
+    operands = (other, t) if other.shape == t.shape and d.flip() else (t, other)
+    a, b = d.mag(t), d.mag(other)
+    mag = a * b if op == "mul" else a + b
+    err = (d.err(t) * b + d.err(other) * a) if op == "mul" else d.err(t) + d.err(other)
+    return d.emit(op, *operands, mag=mag, err=err + mag)
+
+
+def _product(d: Drawing, op: str, w: Tensor, x: Tensor, *ids: Tensor) -> Tensor | None:
+    k, size = x.shape[-1], d.mag(w) * d.mag(x)
+    slope = d.err(w) * d.mag(x) + d.err(x) * d.mag(w) + size
+    return d.emit(op, w, x, *ids, mag=k * size, err=k**0.5 * slope + k * size)
+
+
+def _vectors(d: Drawing) -> Tensor:
+    """Return what is multiplied: mostly a row or two, as when decoding, sometimes in batches."""
+    return d.f32(
+        lambda t: len(t.shape) >= 2 and t.shape[-1] >= 1,
+        lambda: (*d.pick(((), (), (2,), (2, 2))), d.pick((1, 2, 1, 5)), d.pick((4, 32, 64, 3))),
+    )
+
+
+def _weight(d: Drawing, x: Tensor, columns: int) -> Tensor:
+    return d.matrix((columns, x.shape[-1]))
+
+
+def _product_and_sum(d: Drawing) -> tuple[int, ...]:
+    x = _vectors(d)
+    made = _product(d, "mul_mat", _weight(d, x, d.pick((4, 8, 33, 1, 3))), x)
+    if made is None:
+        return ()
+    _hide(d, made)
+    _between(d)
+    return _ids(d, made, _joined(d, "add", made))
+
+
+def _gate(d: Drawing, gate: Tensor | None, up: Tensor | None) -> tuple[int, ...]:
+    if gate is None or up is None:
+        return ()
+    _hide(d, gate)
+    _hide(d, up)
+    _between(d)
+    mg, mu = d.mag(gate), d.mag(up)
+    mag = mg * (mu + 1)
+    err = 1.5 * d.err(gate) * (mu + 1) + d.err(up) * mg + 8 * mag
+    return _ids(d, gate, up, d.emit("swiglu", gate, up, mag=mag, err=err))
+
+
+def _gated(d: Drawing) -> tuple[int, ...]:
+    x, columns = _vectors(d), d.pick((4, 8, 33, 1, 3))
+    first = _product(d, "mul_mat", _weight(d, x, columns), x)
+    _between(d)
+    second = _product(d, "mul_mat", _weight(d, x, columns), x)
+    return _gate(d, *((first, second) if d.flip() else (second, first)))
+
+
+def _expert_rows(d: Drawing) -> tuple[Tensor, Tensor, int]:
+    """Return x (T, 1 or U, k), ids (T, U) and the number of experts."""
+    tokens, used, experts = d.number(1, 3), d.number(1, 2), d.number(1, 4)
+    x = d.leaf((tokens, d.pick((1, used)), d.pick((4, 32, 64))))
+    return x, d.ids_for((tokens, used), experts), experts
+
+
+def _experts_and_sum(d: Drawing) -> tuple[int, ...]:
+    x, ids, experts = _expert_rows(d)
+    columns = d.pick((4, 8, 5))
+    made = _product(d, "mul_mat_id", d.matrix((experts, columns, x.shape[-1])), x, ids)
+    if made is None:
+        return ()
+    _hide(d, made)
+    _between(d)
+    bias = d.leaf((experts, columns))
+    mag = d.mag(made) + d.mag(bias)
+    err = d.err(made) + d.err(bias) + mag
+    return _ids(d, made, d.emit("add_id", made, bias, ids, mag=mag, err=err))
+
+
+def _gated_experts(d: Drawing) -> tuple[int, ...]:
+    x, ids, experts = _expert_rows(d)
+    shape = (experts, d.pick((4, 8, 5)), x.shape[-1])
+    gate = _product(d, "mul_mat_id", d.matrix(shape), x, ids)
+    up = _product(d, "mul_mat_id", d.matrix(shape), x, ids)
+    return _gate(d, gate, up)
+
+
+def _rope_into_cache(d: Drawing) -> tuple[int, ...]:
+    tokens, heads, width = d.pick((1, 2, 3)), d.number(1, 3), d.pick((4, 8))
+    x = d.f32(lambda t: t.shape == (tokens, heads, width), lambda: (tokens, heads, width))
+    operands = [x, d.ids_for((tokens,), 32)]
+    params: dict[str, float | str | bool] = {"pairing": d.pick(("adjacent", "halves"))}
+    params["n_dims"] = 2 * d.number(1, width // 2)
+    if d.flip():
+        operands.append(d.special_leaf("positive", (int(params["n_dims"]) // 2,)))
+        params["freq_factors"] = True
+    mag, err = 1.5 * d.mag(x), 1.5 * d.err(x) + 160 * d.mag(x)
+    turned = d.emit("rope", *operands, mag=mag, err=err, **params)
+    if turned is None:
+        return ()
+    _hide(d, turned)
+    _between(d)
+    rows = tokens + d.number(0, 3)
+    # Only exact numbers are rounded to f16 in drawn graphs, and rotated ones are not exact.
+    cache = d.leaf((rows, heads * width), F32)
+    flat = d.g.reshape(turned, tokens, heads * width)
+    ids = d.ids_for((tokens,), rows, distinct=True)
+    return _ids(d, turned, d.emit("set_rows", cache, flat, ids, mag=mag, err=err, through=0))
+
+
+CHAINS: Final[Mapping[str, Chain]] = {
+    "rms_norm+mul": _norm_and_weight,
+    "mul_mat+add": _product_and_sum,
+    "mul_mat_id+add_id": _experts_and_sum,
+    "mul_mat*2+swiglu": _gated,
+    "mul_mat_id*2+swiglu": _gated_experts,
+    "rope+set_rows": _rope_into_cache,
+}
+"""By pattern."""
+
+__all__ = ["CHAINS", "Chain"]
