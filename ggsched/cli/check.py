@@ -41,10 +41,10 @@ def _reports(
     file: str, data: bytes, advice: bool
 ) -> tuple[Literal["plan", "trace", "litmus"], "list[Report]"]:
     from ggsched.sanitize.trace import check_trace
-    from ggsched.trace.export import is_trace, trace_from_lines
+    from ggsched.trace.export import is_trace, read_trace
 
     if is_trace(data):
-        return "trace", [check_trace(trace_from_lines(data, file), advice=advice)]
+        return "trace", [check_trace(read_trace(data, file), advice=advice)]
     if data.lstrip()[:1] == b"{":
         from ggsched.sanitize import check_plan
 

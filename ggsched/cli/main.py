@@ -33,10 +33,12 @@ COMMANDS: Final = {
     "plan": "ggsched.cli.plan:plan",
     "calibrate": "ggsched.cli.calibrate:calibrate",
     "check": "ggsched.cli.check:check",
+    "trace": "ggsched.cli.trace:trace",
     "litmus": "ggsched.cli.litmus:litmus",
     "conform": "ggsched.cli.conform:conform",
     "new-backend": "ggsched.cli.new_backend:new_backend",
     "demo": "ggsched.cli.demo:demo",
+    "env": "ggsched.cli.env:env",
 }
 """Where each subcommand lives. It is imported when it is needed, so that ``--version`` is quick."""
 

@@ -15,7 +15,8 @@ from typing import Final
 import click
 
 from ggsched.backend.plugins import find_plugins
-from ggsched.cli.console import output
+from ggsched.cli.console import output, write_json
+from ggsched.cli.options import json_option
 from ggsched.errors import UsageError
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}", re.ASCII)
@@ -34,13 +35,17 @@ _SUFFIX: Final = ".in"
     metavar="DIR",
     help="Folder to make. Default: ggsched-NAME.",
 )
-def new_backend(name: str, folder: Path | None) -> None:
+@json_option
+def new_backend(name: str, folder: Path | None, as_json: bool) -> None:
     """Write a plug-in for the backend NAME: a package, its tests, a README.
 
     It passes the conformance kit from the start; docs/how-to/write-a-backend.md goes on from there.
     """
     place = folder or Path(distribution_of(checked_name(name)))
     written = write_backend(name, place)
+    if as_json:
+        write_json({"name": name, "folder": str(place), "files": [str(p) for p in written]})
+        return
     console = output()
     for path in written:
         console.print(str(path), soft_wrap=True)

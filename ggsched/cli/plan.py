@@ -2,12 +2,15 @@
 
 import sys
 from dataclasses import replace
+from textwrap import fill
 from typing import Any
 
 import click
 
+from ggsched.cli.console import WIDTH
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.options import json_option
+from ggsched.cli.plan_html import write_plan_page
 from ggsched.cli.plan_memory import memory_options, print_memory
 from ggsched.cli.planning_options import planning_options
 from ggsched.config import Settings
@@ -41,6 +44,13 @@ from ggsched.errors import UsageError
     metavar="FILE.json",
     help="Write the plan's JSON form to a file.",
 )
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, writable=True),
+    default=None,
+    metavar="FILE",
+    help="Write a page: the timeline that is expected, memory, splits.",
+)
 @memory_options
 @json_option
 @click.pass_obj
@@ -52,6 +62,7 @@ def plan(
     n_past: int,
     verbose: bool,
     output: str | None,
+    html: str | None,
     memory: bool,
     prompt_tokens: int | None,
     n_predict: int,
@@ -79,6 +90,8 @@ def plan(
         made = session.plan(n_tokens, n_past)
         if output is not None:
             _save(output, plan_to_json(made))
+        if html is not None:
+            write_plan_page(session, n_tokens, n_past, html)
         if as_json:
             sys.stdout.write(plan_to_json(made).decode() + "\n")
             return
@@ -87,7 +100,8 @@ def plan(
             names = [d.name for d in session.scheduler.topology.devices]
             for name, device in session.homes.devices.items():
                 reason = session.homes.reasons[name]
-                sys.stdout.write(f"home  {names[device]:<10} {name:<32} {reason}\n")
+                line = f"home  {names[device]:<10} {name:<32} {reason}"
+                sys.stdout.write(fill(line, WIDTH, subsequent_indent=6 * " ") + "\n")
 
 
 def _save(path: str, data: bytes) -> None:

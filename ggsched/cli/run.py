@@ -14,7 +14,7 @@ from ggsched.cli.options import json_option, whole_numbers
 from ggsched.cli.planning_options import planning_options
 from ggsched.cli.progress import loading
 from ggsched.cli.run_stats import measured_lines, session_stats, stats_line
-from ggsched.cli.trace_file import trace_to
+from ggsched.cli.trace_file import Wanted, account_json, recording, trace_options
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 
@@ -71,13 +71,7 @@ def _temperature(text: str) -> float:
     help="Write float32 logits (tokens fed, vocabulary): the prompt's, then each generated "
     "token's but the last.",
 )
-@click.option(
-    "--trace",
-    type=click.Path(dir_okay=False, writable=True),
-    default=None,
-    metavar="FILE.jsonl",
-    help="Write down all that the devices are told, for 'ggsched check'.",
-)
+@trace_options
 @json_option
 @click.pass_obj
 @planning_options
@@ -91,6 +85,8 @@ def run(
     seed: int,
     logits: str | None,
     trace: str | None,
+    html: str | None,
+    report: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -102,7 +98,7 @@ def run(
     if logits is not None:
         _check_writable(logits)  # a path that cannot be written must not cost the run
     with (
-        trace_to(trace, "ggsched run") as recorder,
+        recording(Wanted(trace, html, report), "ggsched run") as recorder,
         loading(messages()) as progress,
         open_session(ModelOptions(**options), settings, progress, recorder) as session,
     ):
@@ -115,7 +111,10 @@ def run(
         stats = session_stats(session)
         if as_json:
             text = _text(session, generated)
-            write_json({"prompt_tokens": ids, "tokens": generated, "text": text, "stats": stats})
+            done = {"prompt_tokens": ids, "tokens": generated, "text": text, "stats": stats}
+            if report and recorder is not None:
+                done["account"] = account_json(recorder)
+            write_json(done)
         else:
             for line in (stats_line(stats), *measured_lines(stats)):
                 messages().print(line, soft_wrap=False)

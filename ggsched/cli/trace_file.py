@@ -1,43 +1,146 @@
-"""``--trace FILE``: what the devices were told, written when the command ends."""
+"""What a run leaves behind: a trace, a page, an account; written when the command ends."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import click
+
+from ggsched.cli.console import messages
 from ggsched.errors import UsageError
 
 if TYPE_CHECKING:
     from ggsched.trace.recorder import Recorder
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be left behind.
+
+    Attributes:
+        trace: Where the trace goes; as ``.json`` it opens in Perfetto as well.
+        html: Where the page goes.
+        report: Whether the account is told.
+    """
+
+    trace: str | None = None
+    html: str | None = None
+    report: bool = False
+
+    @property
+    def is_anything(self) -> bool:
+        """Whether anything has to be recorded for it."""
+        return bool(self.trace or self.html or self.report)
+
+
+def trace_options(function: F) -> F:
+    """Add ``--trace``, ``--html`` and ``--report``."""
+    path = click.Path(dir_okay=False, writable=True)
+    options = (
+        click.option(
+            "--trace",
+            type=path,
+            default=None,
+            metavar="FILE",
+            help="Write down all that the devices are told, and when it ran: FILE.jsonl as lines, "
+            "FILE.json as an object that Perfetto opens. 'ggsched check' and 'ggsched trace' read "
+            "both.",
+        ),
+        click.option(
+            "--html",
+            type=path,
+            default=None,
+            metavar="FILE",
+            help="Write a page with timeline, memory, splits and accounts.",
+        ),
+        click.option("--report", is_flag=True, help="Tell where the time went, on stderr."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
 
 @contextmanager
-def trace_to(path: str | None, name: str) -> Iterator["Recorder | None"]:
-    """Give a recorder, and write its trace in the end, also after an error.
+def recording(wanted: Wanted, name: str) -> Iterator["Recorder | None"]:
+    """Give a recorder, and write what is wanted in the end, also after an error.
 
     Args:
-        path: Where to; None for no trace and no recorder.
+        wanted: What to write; if that is nothing there is no recorder.
         name: Name of the trace.
 
     Raises:
-        UsageError: the file cannot be written, which is found out before anything is recorded.
+        UsageError: a file cannot be written, which is found out before anything is recorded.
     """
-    if path is None:
+    if not wanted.is_anything:
         yield None
         return
-    from ggsched.trace.export import write_trace
     from ggsched.trace.recorder import Recorder
 
-    _check_writable(path)
+    for path, what in ((wanted.trace, "the trace"), (wanted.html, "the page")):
+        if path is not None:
+            check_writable(path, what)
     recorder = Recorder()
     try:
         yield recorder
     finally:
-        write_trace(recorder.trace(name), path)
+        _write(recorder, wanted, name)
 
 
-def _check_writable(path: str) -> None:
-    """Refuse a path that cannot be written, and leave what is there as it is."""
+def _write(recorder: "Recorder", wanted: Wanted, name: str) -> None:
+    from ggsched.trace.export import write_bytes, write_trace
+    from ggsched.trace.perfetto import trace_to_perfetto
+
+    trace = recorder.trace(name)
+    if not trace.runs:  # nothing has run, so there is no time to tell of
+        if wanted.trace is not None:
+            write_trace(trace, wanted.trace)
+        return
+    if wanted.trace is not None:
+        if is_perfetto(wanted.trace):
+            write_bytes(wanted.trace, trace_to_perfetto(trace))
+        else:
+            write_trace(trace, wanted.trace)
+    if wanted.html is None and not wanted.report:
+        return
+    from ggsched.trace.times import timeline_of
+
+    timeline = timeline_of(trace)
+    if wanted.html is not None:
+        from ggsched.report.html import write_page
+
+        write_page(wanted.html, timeline, trace.plans)
+    if wanted.report:
+        from ggsched.report.text import account_text
+        from ggsched.trace.account import account
+
+        messages().out(account_text(account(timeline)), end="", highlight=False)
+
+
+def account_json(recorder: "Recorder") -> dict[str, Any]:
+    """Return where the time went so far, as plain JSON data; empty if nothing has run."""
+    from ggsched.report.data import account_data
+    from ggsched.trace.account import account
+    from ggsched.trace.times import timeline_of
+
+    trace = recorder.trace("so far")
+    return account_data(account(timeline_of(trace))) if trace.runs else {}
+
+
+def is_perfetto(path: str) -> bool:
+    """Whether a name asks for the form that Perfetto opens: it ends in ``.json``."""
+    return path.lower().endswith(".json")
+
+
+def check_writable(path: str, what: str) -> None:
+    """Refuse a path that cannot be written, and leave what is there as it is.
+
+    Raises:
+        UsageError: it cannot.
+    """
     is_new = not os.path.lexists(path)
     try:
         with open(path, "ab"):
@@ -46,4 +149,4 @@ def _check_writable(path: str) -> None:
             os.remove(path)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UsageError("cannot write the trace", where=path, why=why) from error
+        raise UsageError(f"cannot write {what}", where=path, why=why) from error

@@ -67,6 +67,7 @@ def account_data(made: Account) -> Data:
     return {
         "window_s": made.window_s,
         "runs": made.runs,
+        "micro_batches": made.micro_batches,
         "stages": made.stages,
         "commands": made.commands,
         "host_syncs": made.host_syncs,
@@ -148,7 +149,9 @@ def _expected(timeline: Timeline, traced: Sequence[TracedPlan]) -> list[Data]:
     }
     found = []
     for number, plan in enumerate(traced):
-        known = [e for e in plan.expected if (number, e.command) in lane_of]
+        # Of what has not run all times are expected ones, so nothing stands beside them.
+        shown = () if timeline.is_expected else plan.expected
+        known = [e for e in shown if (number, e.command) in lane_of]
         found.append(
             {
                 "rates": plan.rates,

@@ -1,9 +1,13 @@
 """What is expected of a plan: when its commands should run, by the cost model."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 from ggsched.ir.graph import Graph
 from ggsched.passes.predict import predict_step
 from ggsched.plan.bundle import Plan
-from ggsched.topology.cost import MachineRates
+from ggsched.topology.cost import MachineRates, guessed_rates
+from ggsched.topology.model import Topology
+from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Expected, TracedPlan
 
 
@@ -22,3 +26,25 @@ def described(graph: Graph, plan: Plan, rates: MachineRates) -> TracedPlan:
         Expected(s.command, round(s.start_s - begin, 9), round(s.end_s - begin, 9)) for s in spans
     )
     return TracedPlan(plan, expected, prediction.source)
+
+
+def recorded_run(
+    recorder: Recorder | None,
+    graph: Graph,
+    plan: Plan,
+    topology: Topology,
+    rates: MachineRates | None,
+) -> AbstractContextManager[None]:
+    """Return a context in which one run of a plan is recorded, if anybody records.
+
+    Args:
+        recorder: Who does.
+        graph: The graph that the plan was made of.
+        plan: The plan.
+        topology: The machine.
+        rates: Of its devices; guesses if not given.
+    """
+    if recorder is None:
+        return nullcontext()
+    known = rates or guessed_rates(topology)
+    return recorder.run_of(plan, lambda plan: described(graph, plan, known))

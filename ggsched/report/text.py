@@ -24,10 +24,11 @@ def _lines(made: Account) -> Iterator[str]:
         shares = device.shares().values()
         yield f"{device.device:<14.14} " + " ".join(f"{100 * share:8.1f}%" for share in shares)
     yield ""
-    yield (
-        f"idle {made.bubble:.1%}; {made.stages} equal stages and {max(1, made.runs)} micro-batches "
-        f"leave {made.ideal_bubble:.1%}"
+    ideal = (
+        f"; {made.stages} equal stages and {made.micro_batches} micro-batches leave "
+        f"{made.ideal_bubble:.1%}"
     )
+    yield f"idle {made.bubble:.1%}" + (ideal if made.stages > 1 else "")
     yield f"{made.host_syncs} host syncs, {seconds_text(made.host_sync_s)}"
     for path in made.paths:
         yield (

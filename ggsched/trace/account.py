@@ -8,12 +8,14 @@ host, or to what the host itself is waiting for. Charging idle time to whoever c
 whoever suffers from it, is blame shifting (Tallent, Mellor-Crummey and Porterfield 2010).
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+from ggsched.plan.bundle import Plan
 from ggsched.trace.blame import Blame, Cause
 from ggsched.trace.timeline import COPIES, Span, Timeline
 
@@ -77,7 +79,8 @@ class Account(msgspec.Struct, frozen=True):
         name: Of the timeline.
         start_s: Start of the window.
         end_s: End of the window.
-        runs: Runs of plans in it, which are its micro-batches.
+        runs: Runs of plans in it.
+        micro_batches: Micro-batches of all runs: a plan may join several, see ``ggsched.ir.join``.
         stages: Devices that compute.
         devices: A part for each device that did anything, in order of their streams.
         paths: Bytes by path, most first.
@@ -93,6 +96,7 @@ class Account(msgspec.Struct, frozen=True):
     start_s: float
     end_s: float
     runs: int
+    micro_batches: int
     stages: int
     devices: tuple[DeviceAccount, ...]
     paths: tuple[PathAccount, ...]
@@ -119,6 +123,12 @@ def ideal_bubble(stages: int, micro_batches: int) -> float:
     return (stages - 1) / (micro_batches + stages - 1)
 
 
+def micro_batches(plan: Plan) -> int:
+    """Return how many micro-batches a plan runs together: its inputs are called ``name@k``."""
+    found = (re.search(r"@(\d+)$", slot.name) for slot in plan.inputs)
+    return 1 + max((int(match[1]) for match in found if match), default=0)
+
+
 def account(timeline: Timeline) -> Account:
     """Return where the time of the runs of a timeline went; of all of it if it has no runs.
 
@@ -133,11 +143,14 @@ def account(timeline: Timeline) -> Account:
     stages = sum(d.busy_s > 0 for d in devices)
     busy = sum(d.busy_s for d in devices)
     syncs = [s for s in spans if s.kind == "sync"]
+    each = [micro_batches(plan) for plan in timeline.plans]
+    batches = sum(each[run.plan] for run in timeline.runs if run.plan < len(each)) or 1
     return Account(
         timeline.name,
         start,
         end,
         len(timeline.runs),
+        batches,
         stages,
         devices,
         _paths(spans),
@@ -145,7 +158,7 @@ def account(timeline: Timeline) -> Account:
         sum(s.end_s - s.start_s for s in syncs),
         sum(s.kind not in ("sync", "host") for s in spans),
         1.0 - busy / (stages * (end - start)) if stages and end > start else 0.0,
-        ideal_bubble(stages, max(1, len(timeline.runs))),
+        ideal_bubble(stages, batches),
         any(s.is_estimated for s in spans),
     )
 

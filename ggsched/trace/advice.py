@@ -69,7 +69,7 @@ def _copies(account: Account) -> Iterator[Advice]:
 def _balance(account: Account) -> Iterator[Advice]:
     """Equal stages: each pipeline runs at the pace of its slowest (GPipe)."""
     stages = [d for d in account.devices if d.busy_s > 0]
-    if len(stages) < 2 or account.runs < 2:
+    if len(stages) < 2 or account.micro_batches < 2:
         return
     slowest = _busiest(account)
     mean = sum(d.busy_s for d in stages) / len(stages)
@@ -84,23 +84,27 @@ def _balance(account: Account) -> Iterator[Advice]:
 
 def _batches(account: Account) -> Iterator[Advice]:
     """More micro-batches: the fill and the drain of a pipeline are paid once."""
-    stages = sum(d.busy_s > 0 for d in account.devices)
-    if stages < 2 or account.runs < 2:
+    stages = account.stages
+    if stages < 2 or account.micro_batches < 2:
         return
-    now, then = ideal_bubble(stages, account.runs), ideal_bubble(stages, 2 * account.runs)
+    now, then = _ideal(account, 1), _ideal(account, 2)
     if account.bubble > 2 * now + 0.05:
         return  # the devices do not overlap, so more batches would not either
     why = (
-        f"{stages} devices and {account.runs} micro-batches leave {now:.0%} idle at best, twice "
-        f"as many {then:.0%}"
+        f"{stages} devices and {account.micro_batches} micro-batches leave {now:.0%} idle at "
+        f"best, twice as many {then:.0%}"
     )
     what = "cut the work into more micro-batches (smaller -ub)"
     yield Advice("batches", what, why, (now - then) * account.window_s)
 
 
+def _ideal(account: Account, times: int) -> float:
+    return ideal_bubble(account.stages, times * account.micro_batches)
+
+
 def _fallbacks(account: Account) -> Iterator[Advice]:
     device = max(account.devices, key=lambda d: d.through_host_s)
-    if len(account.devices) < 2 or account.runs < 2:
+    if len(account.devices) < 2 or account.micro_batches < 2:
         return
     why = (
         f"{device.device} waits {_ms(device.through_host_s)} for what the host waits for as well, "

@@ -125,13 +125,12 @@ class Blame:
         self, lane: int, span: Span, at: float, until: float, through: bool
     ) -> Iterator[Charge]:
         """Yield why a command that was enqueued is not complete."""
-        if span.kind in COPIES:
-            yield Charge("copy", at, until, through)
-        elif span.kind == "launch":
+        if span.kind == "launch" or span.kind in COPIES:
             if span.start_s > at:
                 yield Charge("host", at, min(span.start_s, until), through)
             if until > span.start_s:
-                yield Charge("peer", max(at, span.start_s), until, through)
+                cause: Cause = "peer" if span.kind == "launch" else "copy"
+                yield Charge(cause, max(at, span.start_s), until, through)
         elif span.kind == "wait" and span.event in self._recorded:
             for charge in self._prefix(*self._recorded[span.event], at, until, through):
                 yield charge

@@ -13,6 +13,7 @@ from ggsched.topology.caps import CopyOrder
 from ggsched.trace.host_memory import HOST_SPACE, HostMap, address_of
 from ggsched.trace.schema import NOBODY, Access, Actor, Alloc, Entry, Sync, Trace, TracedPlan, Work
 from ggsched.trace.stamps import OpenRun, Stamp, closed_runs, stamped
+from ggsched.trace.text import entries_text
 
 DEFAULT_LIMIT: Final = 1_000_000
 """Records that are kept. One is a few bytes where it repeats, and some hundred in a file."""
@@ -26,9 +27,13 @@ class Recorder:
 
     Args:
         limit: How many records to keep at most.
+
+    Attributes:
+        tell: Told each call when it is made, in words; None for nobody.
     """
 
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
+        self.tell: Callable[[str], None] | None = None
         self._limit = limit
         self._lock = threading.Lock()
         self._clock: Clock = perf_counter
@@ -149,6 +154,8 @@ class Recorder:
 
     def add(self, entry: Entry, stamp: Stamp | None = None) -> None:
         """Add a record, and when it was."""
+        if self.tell is not None:
+            self.tell(entries_text([entry], self._actors))
         # Without a lock: appending to a list is atomic, and the list never becomes shorter.
         if len(self._entries) < self._limit:
             self._entries.append((entry, stamp))
@@ -157,6 +164,8 @@ class Recorder:
 
     def add_all(self, entries: Sequence[Entry], stamp: Stamp | None = None) -> None:
         """Add several records, next to each other."""
+        if self.tell is not None and entries:
+            self.tell(entries_text(entries, self._actors))
         kept = max(0, self._limit - len(self._entries))
         self._entries.extend((entry, stamp) for entry in entries[:kept])
         if kept < len(entries):

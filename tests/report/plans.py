@@ -30,7 +30,7 @@ def batches_through_stages(stages, batches, layers=3):
     }
     pins, outputs, node = {}, [], 0
     for batch in range(batches):
-        value = g.input(f"x{batch}", (8, WIDTH))
+        value = g.input(f"x@{batch}", (8, WIDTH))
         for stage in range(stages):
             for layer in range(layers):
                 weight = weights[stage, layer]
@@ -49,7 +49,7 @@ def pipeline_trace(stages=8, batches=16):
     weights = {
         t.name: np.zeros(t.shape, np.float32) for t in graph.tensors if t.role is Role.WEIGHT
     }
-    inputs = {f"x{b}": np.zeros((8, WIDTH), np.float32) for b in range(batches)}
+    inputs = {f"x@{b}": np.zeros((8, WIDTH), np.float32) for b in range(batches)}
     with Scheduler(
         world.open_all(), weights=weights, settings=Settings(), recorder=recorder
     ) as scheduler:

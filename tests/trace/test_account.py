@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +37,11 @@ def test_waiting_for_a_copy_of_its_own_stream():
     assert [(p.path, p.nbytes, p.copies, p.seconds) for p in found.paths] == [
         ("gpu:0->gpu:1", 100, 1, 3)
     ]
+
+
+def test_a_copy_that_has_not_begun_is_not_waited_for_as_a_copy():
+    found = account(timeline(copy(1, 2, 3), launch(1, 3, 4), runs=[(0, 4)]))
+    assert parts(found) == {"gpu:0": (1, 1, 0, 2, 0)}
 
 
 def test_waiting_for_what_the_host_has_not_enqueued():
@@ -172,17 +178,17 @@ def test_stages_behind_the_slowest_wait_for_it(seconds, batches):
 
 def test_advice_names_the_slow_stage():
     found = pipeline(2, 8, [3.0, 1.0])
-    moved = msg_with_runs(found, 8)
-    assert next(a.rule for a in advise(moved)) == "balance"
-    assert "sim:0" in advise(moved)[0].why
+    known = msgspec.structs.replace(found, micro_batches=8)
+    assert next(a.rule for a in advise(known)) == "balance"
+    assert "sim:0" in advise(known)[0].why
 
 
-def msg_with_runs(found, runs):
-    import msgspec
-
-    return msgspec.structs.replace(
-        found, runs=runs, ideal_bubble=ideal_bubble(len(found.devices), runs)
-    )
+def test_advice_asks_for_more_micro_batches():
+    found = msgspec.structs.replace(pipeline(4, 4), micro_batches=4)
+    (advice,) = [a for a in advise(found) if a.rule == "batches"]
+    wins = ideal_bubble(4, 4) - ideal_bubble(4, 8)
+    assert advice.saves_s == pytest.approx(wins * found.window_s)
+    assert f"{ideal_bubble(4, 4):.0%}" in advice.why
 
 
 # --- shares ------------------------------------------------------------------------------------

@@ -12,14 +12,17 @@ function fillHead() {
   const what = D.isExpected
     ? "What the cost model expects of one run. Nothing has run."
     : D.clock === "simulated" ? "A run on simulated devices, in simulated time." : "A run, as it was measured.";
-  document.getElementById("subtitle").textContent =
-    a.estimated ? `${what} Times that nobody measured are estimated.` : what;
+  const rates = D.expected.map((e) => e.rates).find(Boolean);
+  document.getElementById("subtitle").textContent = [
+    what, a.estimated && "Times that nobody measured are estimated.", rates && `Rates: ${rates}.`,
+  ].filter(Boolean).join(" ");
   const moved = a.paths.reduce((sum, p) => sum + p.bytes, 0);
   const tiles = [
     [timeText(1e6 * a.window_s), D.isExpected ? "expected" : "in all"],
     [countText(a.runs), a.runs === 1 ? "run of a plan" : "runs of plans"],
     [countText(a.commands), "commands"],
-    [shareText(a.bubble), `idle; ${shareText(a.ideal_bubble)} for ${a.stages} equal stages, ${Math.max(1, a.runs)} micro-batch${a.runs > 1 ? "es" : ""}`],
+    [shareText(a.bubble), a.stages < 2 ? "idle"
+      : `idle; ${shareText(a.ideal_bubble)} with ${a.stages} equal stages and ${a.micro_batches} micro-batch${a.micro_batches > 1 ? "es" : ""}`],
     [bytesText(moved), "moved"],
     [countText(a.host_syncs), `host syncs, ${timeText(1e6 * a.host_sync_s)}`],
   ];
@@ -97,7 +100,6 @@ function expectedTable() {
     }
   });
   if (!rows.length) return [];
-  const rates = D.expected.map((e) => e.rates).find(Boolean);
-  return [el("h3", {}, `Expected and measured launches${rates ? ` (rates: ${rates})` : ""}`),
+  return [el("h3", {}, "Expected and measured launches"),
     el("table", { id: "expected" }, el("thead", {}, row("th", ["", "expected", "measured", "ratio"])), el("tbody", {}, ...rows))];
 }

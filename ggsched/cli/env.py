@@ -1,0 +1,50 @@
+"""``ggsched env``: every variable, its value, and where the value comes from."""
+
+import os
+from typing import Any, Final
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from ggsched.cli.console import output, write_json
+from ggsched.cli.options import json_option
+from ggsched.config import VARIABLES, Settings, Variable
+
+_STYLE: Final = {"environment": "bold", "default": "dim"}
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def env(settings: Settings, /, as_json: bool) -> None:
+    """Show every GGSCHED_* variable: its value, where it comes from, what it does.
+
+    Options of the command line win over these; a variable that is not listed is an error.
+    """
+    rows = [_row(variable) for variable in VARIABLES]
+    if as_json:
+        write_json({"variables": rows})
+        return
+    grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+    grid.add_column("variable", no_wrap=True)
+    grid.add_column("value", overflow="fold", max_width=16)
+    grid.add_column("origin", no_wrap=True)
+    grid.add_column("meaning", overflow="fold")  # the one that gives way
+    for row in rows:
+        origin = Text(row["origin"], style=_STYLE[row["origin"]])
+        grid.add_row(row["name"], row["value"], origin, row["meaning"])
+    output().print(grid)
+
+
+def _row(variable: Variable) -> dict[str, Any]:
+    given = os.environ.get(variable.name, "").strip()
+    return {
+        "name": variable.name,
+        "value": given or variable.default,
+        "default": variable.default,
+        "origin": "environment" if given else "default",
+        "values": variable.values,
+        "meaning": variable.meaning,
+        "owner": variable.owner,
+    }

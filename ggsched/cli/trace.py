@@ -1,0 +1,89 @@
+"""``ggsched trace``: where the time of a recorded run went, as tables, as a page, for Perfetto."""
+
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from ggsched.cli.console import write_json
+from ggsched.cli.files import read_bytes
+from ggsched.cli.options import json_option
+from ggsched.cli.trace_file import check_writable
+from ggsched.errors import UsageError
+
+if TYPE_CHECKING:
+    from ggsched.trace.timeline import Timeline
+
+
+def _runs(text: str) -> tuple[int, int | None]:
+    found = re.fullmatch(r"(\d+)?(:)?(\d+)?", text.strip())
+    if not found or not text.strip() or text.strip() == ":":
+        raise click.BadParameter(f"{text!r} is no range of runs; write e.g. 1: or 2:5 or 3")
+    first = int(found[1] or 0)
+    if not found[2]:
+        return first, first + 1
+    return first, int(found[3]) if found[3] else None
+
+
+@click.command()
+@click.argument("file", metavar="FILE")
+@click.option("--html", default=None, metavar="OUT.html", help="Write a page that stands alone.")
+@click.option("--perfetto", default=None, metavar="OUT.json", help="Write a file for Perfetto.")
+@click.option(
+    "--runs",
+    type=_runs,
+    default=None,
+    metavar="A:B",
+    help="Account for runs A to B-1 only, counted from 0; e.g. 1: leaves out the prompt.",
+)
+@json_option
+def trace(
+    file: str,
+    html: str | None,
+    perfetto: str | None,
+    runs: tuple[int, int | None] | None,
+    as_json: bool,
+) -> None:
+    """Tell where the time of a run went, from FILE, its trace.
+
+    FILE is a trace as of 'ggsched run --trace'. The account goes to stdout; --html and --perfetto
+    write what one looks at.
+    """
+    from ggsched.report.data import account_data
+    from ggsched.report.text import account_text
+    from ggsched.trace.account import account
+    from ggsched.trace.advice import advise
+    from ggsched.trace.export import read_trace, write_bytes
+    from ggsched.trace.perfetto import trace_to_perfetto
+    from ggsched.trace.times import timeline_of
+
+    for path, what in ((html, "the page"), (perfetto, "the trace")):
+        if path is not None:
+            check_writable(path, what)
+    recorded = read_trace(read_bytes(file), file)
+    timeline = _chosen(timeline_of(recorded), runs, file)
+    made = account(timeline)
+    if perfetto is not None:
+        write_bytes(perfetto, trace_to_perfetto(recorded))
+    if html is not None:
+        from ggsched.report.html import write_page
+
+        write_page(html, timeline, recorded.plans)
+    if as_json:
+        found = [{"what": a.what, "why": a.why, "saves_s": a.saves_s} for a in advise(made)]
+        write_json({"file": file, **account_data(made), "advice": found})
+    else:
+        sys.stdout.write(account_text(made))
+
+
+def _chosen(timeline: "Timeline", runs: tuple[int, int | None] | None, file: str) -> "Timeline":
+    from ggsched.trace.timeline import only_runs
+
+    if runs is None:
+        return timeline
+    chosen = only_runs(timeline, *runs)
+    if not chosen.runs:
+        count = len(timeline.runs)
+        raise UsageError("no such runs", where=file, why=f"there are {count}, counted from 0")
+    return chosen
