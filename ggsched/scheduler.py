@@ -9,7 +9,6 @@ Everything that was made on the devices is released when the block ends.
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, Self
@@ -30,6 +29,8 @@ from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints
 from ggsched.passes.rings import Slots
 from ggsched.plan.bundle import Plan
+from ggsched.report.expect import recorded_run
+from ggsched.report.ladder import recorder_for, tell_machine, tell_plan
 from ggsched.run.cache import RecentCache
 from ggsched.run.executor import Executor
 from ggsched.run.release import close_all
@@ -38,7 +39,6 @@ from ggsched.run.store import Progress, TensorStore, WeightSource
 from ggsched.run.trial import Measured, Trial
 from ggsched.sanitize import check_plan
 from ggsched.trace.recorder import Recorder
-from ggsched.trace.schema import TracedPlan
 from ggsched.trace.tracing import traced
 
 PlanKey = tuple[
@@ -107,11 +107,13 @@ class Scheduler:
         self.settings = settings or Settings.from_environment()
         self._names = _names_of(devices)
         self._weights: WeightSource = {} if weights is None else weights
-        self._progress, self._recorder = progress, recorder
+        self._progress = progress
+        self._recorder = recorder_for(self.settings.debug, recorder)
         self._owned, given = _opened(devices, self.settings)
         try:
             self._set_up(given)
             self._options = plan_options(self.settings, self.topology)
+            tell_machine(self.topology, self.settings.debug)
         except BaseException:
             close_all(self._owned)
             raise
@@ -168,7 +170,7 @@ class Scheduler:
             self._drain()
         self._last = None  # a run that is cut short leaves work behind, so the next one drains
         began = self._clock()
-        with self._recorded(executor.plan):
+        with recorded_run(self._recorder, graph, executor.plan, self.topology, wanted.rates):
             outputs = executor.run(inputs)
         self._last = executor
         if self.settings.streams == "measure":
@@ -269,15 +271,13 @@ class Scheduler:
         self._store.drain()
         close_all([*self._executors.take_all(), self._store, *self._owned])
 
-    def _recorded(self, plan: Plan) -> AbstractContextManager[None]:
-        return nullcontext() if self._recorder is None else self._recorder.run_of(plan, TracedPlan)
-
     def _planned(self, graph: Graph, constraints: Constraints, key: PlanKey) -> Plan:
         return self._plans.get(key, lambda: self._make_plan(graph, constraints, key[-1]))
 
     def _make_plan(self, graph: Graph, constraints: Constraints, options: PlanOptions) -> Plan:
         verify = self.settings.verify
         plan = make_plan(graph, self.topology, constraints, options, verify=verify)
+        tell_plan(plan, self.settings.debug)
         if self.settings.sanitize == "plan":
             check_plan(plan).raise_if_findings()
         return plan
