@@ -33,10 +33,6 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundNode:
-
-
-@dataclass(frozen=True, slots=True)
 class Group:
     """Nodes that a device may run as one (LCH-6).
 
@@ -47,6 +43,10 @@ class Group:
 
     pattern: str
     nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundNode:
     """A node to run, with operands bound.
 
     Attributes:
@@ -56,21 +56,16 @@ class Group:
         output: Result. For ops that write through an operand it is that operand's window.
         params: Every parameter, defaults filled in.
         label: For messages, e.g. ``"n12 mul_mat 'blk.0.ffn_up'"``.
+        group: The group that it belongs to; its nodes follow each other. To take no notice of it
+            is correct.
     """
 
     node: int
     op: str
     inputs: tuple[Operand, ...]
-        group: The group that it belongs to; its nodes follow each other. To take no notice of it
-            is correct.
     output: Operand
     params: Mapping[str, Param]
     label: str
-
-
-def full_params(op: str, params: Mapping[str, Param]) -> dict[str, Param]:
-    """Return a node's parameters with the op's defaults filled in."""
-    return {**(OPS[op].defaults or {}), **params}
     group: Group | None = None
 
 
@@ -89,3 +84,8 @@ def groups_of(nodes: Sequence[BoundNode]) -> Iterator[Sequence[BoundNode]]:
                 size = len(some)
         yield nodes[at : at + size]
         at += size
+
+
+def full_params(op: str, params: Mapping[str, Param]) -> dict[str, Param]:
+    """Return a node's parameters with the op's defaults filled in."""
+    return {**(OPS[op].defaults or {}), **params}

@@ -146,11 +146,11 @@ def _overwrites(
     """Return for each value that takes over a dying operand's bytes that operand's value."""
     taken: dict[int, int] = {}
     values, lives, bindings = splits.values, timeline.lives, splits.bindings
+    held = timeline.held
     for node, step in zip(graph.nodes, timeline.node_step, strict=True):
         candidates = OPS[node.op].may_overwrite
         result = bindings[node.id][-1]
         if not candidates or lives[result].birth != step or node.modes[-1] != "w":
-    held = timeline.held
             continue
         if values[result].bound or values[result].kind != "home":
             continue
@@ -158,11 +158,11 @@ def _overwrites(
             operand = bindings[node.id][k] if k < len(node.inputs) else result
             if (
                 operand != result
+                and operand not in held.get(node.id, ())
                 and operand not in sharing.rings
                 and _can_take(graph, node, k, splits, lives, step)
                 and sharing.order.is_last(operand, result, step)
             ):
-                and operand not in held.get(node.id, ())
                 taken[result] = bindings[node.id][k]
                 break
     return taken

@@ -91,25 +91,6 @@ def _consider(
     return Gain(split.id, limit, total, seconds, pays and len(set(lanes)) > 1), lanes
 
 
-def _predecessors(graph: Graph, nodes: Sequence[Node]) -> list[list[int]]:
-    """Return for each node the earlier nodes of the split that touch the same storage first.
-
-    Reads of one storage are independent; a write follows all that touched it.
-    """
-    tensors = graph.tensors
-    writer: dict[int, int] = {}
-    readers: dict[int, list[int]] = {}
-    before: list[list[int]] = []
-    for i, node in enumerate(nodes):
-        found: set[int] = set()
-        written = -1
-        for tid, mode in zip(node.tensors, node.modes, strict=True):
-            storage = tensors[tid].storage
-            if storage in writer:
-                found.add(writer[storage])
-            if mode == "r":
-                readers.setdefault(storage, []).append(i)
-            elif mode in "wp":
 def _units(split: Split, groups: Mapping[int, tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Return what is scheduled as one: each node or group, in the order in which they run."""
     units = []
@@ -138,6 +119,25 @@ def _unit_predecessors(
     ]
 
 
+def _predecessors(graph: Graph, nodes: Sequence[Node]) -> list[list[int]]:
+    """Return for each node the earlier nodes of the split that touch the same storage first.
+
+    Reads of one storage are independent; a write follows all that touched it.
+    """
+    tensors = graph.tensors
+    writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    before: list[list[int]] = []
+    for i, node in enumerate(nodes):
+        found: set[int] = set()
+        written = -1
+        for tid, mode in zip(node.tensors, node.modes, strict=True):
+            storage = tensors[tid].storage
+            if storage in writer:
+                found.add(writer[storage])
+            if mode == "r":
+                readers.setdefault(storage, []).append(i)
+            elif mode in "wp":
                 written = storage
         if written >= 0:
             found.update(readers.pop(written, ()))

@@ -26,8 +26,8 @@ from ggsched.plan.bundle import FORMAT, HostSlot, NodeInfo, Plan
 from ggsched.plan.splits import Splits
 from ggsched.plan.verify import (
     verify_commands,
-    verify_memory,
     verify_fusions,
+    verify_memory,
     verify_placement,
     verify_splits,
     verify_streams,
@@ -138,9 +138,9 @@ def _finish(draft: Draft, order: Order, options: PlanOptions, verify: bool) -> P
         outputs=_outputs(graph, splits),
         commands=emit(work, sync, splits, memory),
         rates=draft.rates,
+        fusions=draft.fusions,
     )
     if verify:
-        fusions=draft.fusions,
         verify_commands(plan)
     return plan
 

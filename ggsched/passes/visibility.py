@@ -142,12 +142,12 @@ class _Table:
             tuple(tuple(zip(*known, strict=True)) for known in known_at),
         )
 
-    def _known_before(self, number: int, lane: int) -> list[int]:
     def _in_program_order(self, value: int, known: Known) -> Known:
         """Leave out what a node comes after only because its group runs later than it stands."""
         birth = self.timeline.lives[value].birth
         return tuple(min(k, birth - 1) for k in known) if birth <= max(known) else known
 
+    def _known_before(self, number: int, lane: int) -> list[int]:
         """Return the last step of each lane that is complete before an item begins."""
         steps = self.last_step
         return [

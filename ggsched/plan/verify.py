@@ -21,8 +21,8 @@ from ggsched.topology.model import Topology
 
 __all__ = [
     "verify_commands",
-    "verify_memory",
     "verify_fusions",
+    "verify_memory",
     "verify_placement",
     "verify_references",
     "verify_splits",

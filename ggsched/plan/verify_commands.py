@@ -20,8 +20,8 @@ from ggsched.plan.command import (
     Upload,
     Wait,
 )
-from ggsched.plan.memory import Region
 from ggsched.plan.fusions import run_order
+from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST
 from ggsched.plan.verify_references import verify_references
 
@@ -64,20 +64,20 @@ class _Progress:
         split: The split that is under way or comes next.
         due: Its nodes that have not been launched yet, by stream; empty before the first.
         recorded: Position of the record of each event.
-    """
-
         order: Nodes in the order in which they run.
         whole: Number of nodes of each group, by its last node.
+    """
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.transfer = 0
         self.split = 0
         self.due: dict[int, list[int]] = {}
         self.recorded: dict[int, int] = {}
-        self.host_writes = tuple(plan.memory.regions[s.value] for s in plan.inputs)
-        outputs = (plan.memory.regions[s.value] for s in plan.outputs)
         self.order = run_order(len(plan.nodes), plan.fusions)
         self.whole = {f.nodes[-1]: len(f.nodes) for f in plan.fusions}
+        self.host_writes = tuple(plan.memory.regions[s.value] for s in plan.inputs)
+        outputs = (plan.memory.regions[s.value] for s in plan.outputs)
         self.host_reads = (*outputs, *_snapshots(plan))
 
 
@@ -185,6 +185,11 @@ def _verify_nodes(progress: _Progress, c: Launch, where: str) -> None:
         why = f"{show('split', part.id)} has there: {', '.join(show('node', i) for i in due[:4])}"
         what = f"its steps are not the nodes that come next on {show('stream', c.stream)}"
         raise PlanError(what, where=where, why=why)
+    for at, last in enumerate(steps, 1):
+        size = progress.whole.get(last, 1)
+        if at < size:  # as steps follow the order, a launch that ends too early is found here too
+            what = f"has {at} of the {size} nodes of the group that {show('node', last)} ends"
+            raise PlanError(what, where=where, why="a group is launched as one")
     del due[: len(steps)]
     if not any(progress.due.values()):
         progress.due = {}
@@ -199,11 +204,6 @@ def _verify_step(plan: Plan, s: Step, reads: "_Cover", writes: "_Cover", where: 
         home = plan.memory.regions[vid]
         inside = home.offset <= region.offset and region.end <= home.end
         if region.arena != home.arena or not inside:
-    for at, last in enumerate(steps, 1):
-        size = progress.whole.get(last, 1)
-        if at < size:  # as steps follow the order, a launch that ends too early is found here too
-            what = f"has {at} of the {size} nodes of the group that {show('node', last)} ends"
-            raise PlanError(what, where=where, why="a group is launched as one")
             what = f"{show('node', s.node)} touches {region}"
             raise PlanError(what, where=where, why=f"{show('value', vid)} lies at {home}")
         cover = reads if mode == "r" else writes

@@ -37,14 +37,12 @@ def _problems(plan: Plan) -> Iterator[tuple[str, str]]:
     for s in plan.splits.splits:
         if s.first not in nodes or not s.first < s.end <= len(nodes):
             yield f"nodes [{s.first}, {s.end}) of {len(nodes)}", show("split", s.id)
+    yield from _groups(plan)
     for v, taken in plan.memory.overwrites.items():
         if v not in values or taken not in values:
-    yield from _groups(plan)
             yield f"value {v} overwrites {taken}", "memory"
 
 
-def _numbering(plan: Plan) -> Iterator[tuple[str, str]]:
-    numbers = {
 def _groups(plan: Plan) -> Iterator[tuple[str, str]]:
     grouped: set[int] = set()
     for f in plan.fusions:
@@ -55,6 +53,8 @@ def _groups(plan: Plan) -> Iterator[tuple[str, str]]:
         grouped |= set(f.nodes)
 
 
+def _numbering(plan: Plan) -> Iterator[tuple[str, str]]:
+    numbers = {
         "value": [v.id for v in plan.splits.values],
         "transfer": [t.id for t in plan.splits.transfers],
         "split": [s.id for s in plan.splits.splits],

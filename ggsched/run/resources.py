@@ -94,9 +94,9 @@ class Resources:
 
     def _compile(self, graph: Graph, plan: Plan) -> dict[int, Program]:
         programs: dict[int, Program] = {}
+        groups = {n: Group(f.pattern, f.nodes) for f in plan.fusions for n in f.nodes}
         for command in plan.commands:
             if isinstance(command, Launch):
-        groups = {n: Group(f.pattern, f.nodes) for f in plan.fusions for n in f.nodes}
                 stream = self.streams[command.stream]
                 nodes = [self._bind(graph, step, groups.get(step.node)) for step in command.steps]
                 programs[command.id] = program = stream.device.compile(nodes, stream)

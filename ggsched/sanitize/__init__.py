@@ -45,9 +45,9 @@ def check_plan(plan: Plan, *, runs: int = DEFAULT_RUNS, advice: bool = False) ->
             findings += find_races(plan, footprints, runs)
             findings += find_disorder(plan)
             findings += find_bad_reads(plan)
+            findings += find_bad_groups(plan)
             if any(f.kind == "event" for f in findings):
                 findings += find_cycles_in_plan(plan)
-            findings += find_bad_groups(plan)
         hints = advise_on_plan(plan, runs) if advice and not findings else ()
         return Report(plan.name, len(plan.commands), runs, tuple(findings), hints)
 

@@ -78,12 +78,12 @@ class _Walk:
                     self._outside(command, step, region, value)
                 elif mode == "r":
                     self._read(command.id, step.node, region, value)
-            for region, mode, value in zip(step.operands, step.modes, bound, strict=True):
-                if mode == "w":
             if step.node in self._inside:
                 self._made[step.node] = step.operands[-1]
             elif step.node in self._ends:
                 self._forget(self._ends[step.node])
+            for region, mode, value in zip(step.operands, step.modes, bound, strict=True):
+                if mode == "w":
                     self._write(command.id, step.node, region, value)
                     self._versions.written(value, region)
                 elif mode == "p":
@@ -157,14 +157,14 @@ class _Walk:
         fix = f"it lies at {self.plan.memory.regions[value]}"
         self._add("region", command.id, value, what, fix, region)
 
-    def _on_its_device(self, command: Launch) -> None:
-        """Check that a launch touches memory of its own device, or host memory that it shares."""
     def _forget(self, nodes: Sequence[int]) -> None:
         """Follow the end of a group: what its other nodes computed is undefined (LCH-6)."""
         for node in nodes:
             if node in self._made:
                 self._give(self._made[node], NOBODY)
 
+    def _on_its_device(self, command: Launch) -> None:
+        """Check that a launch touches memory of its own device, or host memory that it shares."""
         plan = self.plan
         device = plan.streams.streams[command.stream].device
         allowed = {device, HOST} if plan.devices[device].is_host else {device}
