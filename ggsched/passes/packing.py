@@ -20,7 +20,7 @@ from ggsched.passes.contemporaries import (
     find_near,
     lower_bound,
 )
-from ggsched.passes.packing_search import Packing, search
+from ggsched.passes.packing_search import STEPS_PER_BLOCK, Packing, search
 
 __all__ = ["Apart", "Block", "Near", "find_near", "lower_bound", "pack", "pack_bounded"]
 
@@ -102,9 +102,9 @@ def _searched(
     """Return what the search makes of a packing."""
     offsets = list(found.offsets)
     steps = _most_steps(len(blocks), effort)
-    if sum(map(len, near)) > steps:
-        return offsets, found.total
     ids = [i for i, block in enumerate(blocks) if block.nbytes]
+    if sum(map(len, near)) + STEPS_PER_BLOCK * len(ids) > steps:
+        return offsets, found.total
     number = {i: k for k, i in enumerate(ids)}
     some = [blocks[i] for i in ids]
     around = [[number[j] for j in near[i]] for i in ids]

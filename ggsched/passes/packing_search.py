@@ -25,7 +25,8 @@ from ggsched.passes.contemporaries import Conflicts
 
 _NEVER = 1 << 62
 _STALL = 100
-_PER_BLOCK = 20
+STEPS_PER_BLOCK = 20
+"""Steps that placing a block costs, besides one for each of its neighbours."""
 
 
 class Packing(NamedTuple):
@@ -82,8 +83,10 @@ class _Search:
         self.left = budget
         self.random = Random(0).random
         near, cliques_of = conflicts.near, conflicts.cliques_of
-        self.costs = [_PER_BLOCK + len(a) + len(b) for a, b in zip(near, cliques_of, strict=True)]
-        self.full_cost = sum(self.costs) + _PER_BLOCK * len(self.costs) // 4
+        self.costs = [
+            STEPS_PER_BLOCK + len(a) + len(b) for a, b in zip(near, cliques_of, strict=True)
+        ]
+        self.full_cost = sum(self.costs) + STEPS_PER_BLOCK * len(self.costs) // 4
 
     def run(self) -> Packing:
         starts: list[tuple[int, list[int], int]] = []
@@ -150,7 +153,7 @@ class _Search:
             places[i] = place
         heap = [(0, place) for place in range(count)]
         waiting: list[_Waiting] = []
-        fence, tight, steps, todo = _NEVER, -1, _PER_BLOCK * count // 4, count
+        fence, tight, steps, todo = _NEVER, -1, STEPS_PER_BLOCK * count // 4, count
         while todo:
             if heap and heap[0][0] < fence:
                 offset, place = heappop(heap)
