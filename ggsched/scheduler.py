@@ -147,6 +147,14 @@ class Scheduler:
         wanted = constraints or _FREE
         return self._planned(graph, wanted, self._next_key(graph, wanted))
 
+    def draft(self, graph: Graph, constraints: Constraints | None = None) -> Plan:
+        """Return the plan that ``plan`` would, neither checked nor kept.
+
+        Raises:
+            PlanError: the graph cannot be placed on the devices.
+        """
+        return make_plan(graph, self.topology, constraints or _FREE, self._options)
+
     def run(
         self,
         graph: Graph,
@@ -192,6 +200,10 @@ class Scheduler:
     def free_nbytes(self) -> tuple[int, ...]:
         """Return the bytes of memory that are free on each device, as far as can be told."""
         return tuple(free_nbytes(device) for device in self._bare)
+
+    def keep_plans(self, limit: int) -> None:
+        """Keep the memory of that many plans from now on."""
+        self._executors.keep(limit)
 
     def clear_states(self) -> None:
         """Fill every state with zeros, after all work is done."""

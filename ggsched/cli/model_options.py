@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
 
+from ggsched.cli.console import messages
+from ggsched.cli.fit_options import FIT_OPTIONS, Margin, fit_request
 from ggsched.cli.options import Override, devices_option, override, shares
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 
 if TYPE_CHECKING:
+    from ggsched.models.fit import FitRequest
     from ggsched.models.load import Model
     from ggsched.models.session import Session
     from ggsched.run.store import Progress
@@ -40,6 +43,8 @@ class ModelOptions:
         n_ubatch: ``-ub``.
         pipelining: ``--pipeline``.
         slots: ``--slots``; None for what is best.
+        fit: ``--fit``.
+        fit_margin: ``--fit-margin``.
         verify: ``--verify/--no-verify``, None for what the environment says.
         weights: ``--weights``.
     """
@@ -57,6 +62,8 @@ class ModelOptions:
     n_ubatch: int
     pipelining: Literal["auto", "on", "off"]
     slots: int | None
+    fit: bool
+    fit_margin: Margin
     verify: bool | None
     weights: Literal["expand", "packed"]
 
@@ -164,6 +171,7 @@ _OPTIONS: Final = (
         metavar="N",
         help="Buffers for what a pipeline hands from device to device. [default: auto, 2]",
     ),
+    *FIT_OPTIONS,
     click.option(
         "--verify/--no-verify",
         "verify",
@@ -225,16 +233,35 @@ def open_session(
         pipelining=options.pipelining,
         slots=options.slots,
         offload=offload,
+        fit=_fit(options, model) if options.fit else None,
     )
     session = Session(
         model, options.devices, sizes, settings=settings, progress=progress, recorder=recorder
     )
     try:
+        _tell(session)
         _remark(session, options)
     except BaseException:
         session.close()
         raise
     return session
+
+
+def _fit(options: ModelOptions, model: "Model") -> "FitRequest":
+    return fit_request(
+        _context(options.n_ctx, model),
+        options.fit_margin,
+        is_context_given=bool(options.n_ctx),
+        are_layers_given=options.n_gpu_layers is not None,
+        are_experts_given=bool(options.cpu_moe or options.n_cpu_moe),
+    )
+
+
+def _tell(session: "Session") -> None:
+    """Say what was chosen, and why."""
+    if session.fit is not None:
+        for line in session.fit.reasons:
+            messages().print(line)
 
 
 def _context(n_ctx: int, model: "Model") -> int:

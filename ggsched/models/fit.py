@@ -25,17 +25,16 @@ from ggsched.models.fit_space import (
 from ggsched.models.fit_text import fit_reasons, shortest
 from ggsched.models.layer_split import split_layers
 from ggsched.models.memory_need import MemoryNeed, PlanNeed, add_up, plan_need
-from ggsched.models.offload import Offload, find_homes, host_index, layer_devices, stages
+from ggsched.models.offload import Homes, Offload, find_homes, host_index, layer_devices, stages
 from ggsched.models.spec import ModelSpec
 from ggsched.models.trajectory import BatchSize, trajectory
-from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.plan.splits import HOST
 from ggsched.topology.cost import MachineRates
 from ggsched.topology.model import Topology
 
-Make = Callable[[Graph, Constraints], Plan]
-"""Makes a plan as the session will."""
+Make = Callable[[Graph, Homes], Plan]
+"""Makes a plan as the session will, with weights and caches at home there."""
 
 _KEPT: Final = (16, 8, 4, 2, 1)
 
@@ -72,6 +71,9 @@ class Fit:
         need: What a session that fills the context takes.
         reasons: Why, in a few lines.
         tried: Choices for which plans were made.
+        all_logits: Whether each token of a prompt was to get logits.
+        topology: The machine.
+        limits: Bytes of each device that may be used.
     """
 
     offload: Offload
@@ -80,6 +82,14 @@ class Fit:
     need: MemoryNeed
     reasons: tuple[str, ...]
     tried: int
+    all_logits: bool
+    topology: Topology
+    limits: tuple[int, ...]
+
+    def has_room(self, need: MemoryNeed) -> bool:
+        """Whether that fits too, if plans that are merely kept give way."""
+        used = {d: n.total for d, n in need.least.items()}
+        return not shortage(self.topology, self.limits, used, need.largest)
 
 
 def fit(
@@ -200,7 +210,17 @@ class _Search:
                 reasons = fit_reasons(
                     choice, seconds, need, self.misses, self.topology, self.free, wanted=wanted
                 )
-                return Fit(offload, n_ctx, kept, need, reasons, self.tried)
+                return Fit(
+                    offload,
+                    n_ctx,
+                    kept,
+                    need,
+                    reasons,
+                    self.tried,
+                    self.request.all_logits,
+                    self.topology,
+                    tuple(self.limits),
+                )
             self.misses.append((choice, missing))
         return None
 
@@ -278,13 +298,12 @@ class _Search:
         """Make the plans of a choice; return what it takes, or else what is missing."""
         self.tried += 1
         homes = find_homes(self.spec, self.topology, self._offload(choice))
-        constraints = homes.constraints(self.rates)
         needs: dict[BatchSize, PlanNeed] = {}
         sizes = micro_batches(choice.n_ctx, self.step, all_logits=self.request.all_logits)
         # The largest first: what does not fit does not with them, as a rule.
         for size in sorted(dict.fromkeys(sizes), reverse=True):
             graph = size.graph(self.spec, choice.n_ctx)
-            needs[size] = plan_need(self.make(graph, constraints))
+            needs[size] = plan_need(self.make(graph, homes))
             missing = self._missing([size], needs, 1)
             if missing:
                 return None, missing

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
@@ -14,16 +14,17 @@ from ggsched.calibrate.cache import load_rates
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
-from ggsched.models.balance import balanced_layers
 from ggsched.models.batch_inputs import batch_inputs
+from ggsched.models.fit import Fit, FitRequest
 from ggsched.models.graph import build_model_graph
 from ggsched.models.load import Model, weight_array
 from ggsched.models.memory_need import MemoryNeed, memory_need
 from ggsched.models.micro_batches import MicroBatch, MicroBatches, Pipelining
-from ggsched.models.offload import Homes, Offload, find_homes, stages
+from ggsched.models.offload import Homes, Offload, find_homes
 from ggsched.models.rehearsal import rehearse
 from ggsched.models.sampling import Sampler, Sampling
-from ggsched.models.trajectory import BatchSize, kv_bucket
+from ggsched.models.spread import balance_options, constraints_of, fit_options
+from ggsched.models.trajectory import kv_bucket
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
 from ggsched.run.store import Progress
@@ -47,6 +48,8 @@ class SessionOptions:
             work at once; ``auto`` where that is predicted to pay.
         slots: Buffers for what is handed from device to device then, None for what is best.
         plans_kept: Plans whose memory is kept.
+        fit: What is to be chosen so that everything fits the memory that is free, instead of what
+            is said of it here; None for nothing.
     """
 
     n_ctx: int = 512
@@ -56,6 +59,7 @@ class SessionOptions:
     pipelining: Pipelining = "auto"
     slots: int | None = None
     plans_kept: int = 16
+    fit: FitRequest | None = None
 
     @property
     def step(self) -> int:
@@ -115,12 +119,17 @@ class Session:
         try:
             topology = self.scheduler.topology
             self.rates: MachineRates = load_rates(topology, self.scheduler.settings.rates)
-            self.options = self._balanced()
+            self.fit: Fit | None = None
+            parts = model.spec, self.scheduler, self.rates, self.options
+            if self.options.fit is None:
+                self.options = balance_options(*parts)
+            else:
+                self.options, self.fit = fit_options(*parts)
             self.homes: Homes = find_homes(model.spec, topology, self.options.offload)
         except BaseException:
             self.scheduler.close()
             raise
-        self._constraints = self.homes.constraints(self.rates)
+        self._constraints = constraints_of(self.homes, self.rates)
         options = self.options
         self._micro_batches = MicroBatches(
             self.scheduler,
@@ -134,6 +143,8 @@ class Session:
         self._is_tainted = False
         self.last_plan: Plan | None = None
         self.timing = Timing()
+        if self.fit is not None and options.pipelining == "auto":
+            self._let_pipeline_fit(self.fit)
 
     @property
     def n_past(self) -> int:
@@ -286,24 +297,12 @@ class Session:
     ) -> None:
         self.close()
 
-    def _balanced(self) -> SessionOptions:
-        """Return the options, with layers counted out where they are divided by cost."""
-        options, offload = self.options, self.options.offload
-        if offload.split_by != "cost" or offload.tensor_split or offload.stage_layers:
-            return options
-        topology = self.scheduler.topology
-        free = self.scheduler.free_nbytes()
-        step = min(options.step, options.n_ctx)
-        split = balanced_layers(
-            self.model.spec,
-            topology,
-            self.rates,
-            offload,
-            BatchSize(step, kv_bucket(step, options.n_ctx), 1),
-            n_ctx=options.n_ctx,
-            limits=[free[t] for t in stages(topology.devices, offload)],
-        )
-        return replace(options, offload=replace(offload, stage_layers=split.counts))
+    def _let_pipeline_fit(self, chosen: Fit) -> None:
+        """Run micro-batches one by one if there is no memory for those of a batch together."""
+        if len(self.scheduler.topology.devices) > 1:
+            need = self.memory_need(self.options.n_ctx, 1, all_logits=chosen.all_logits)
+            if not chosen.has_room(need):
+                self._micro_batches.mode = "off"
 
     def _run_batch(
         self, parts: Sequence[np.ndarray], all_logits: bool, is_last: bool

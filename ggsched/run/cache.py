@@ -41,6 +41,14 @@ class RecentCache(Generic[K, V]):
         entry = self._entries[key] = make()
         return entry
 
+    def keep(self, limit: int) -> None:
+        """Keep that many entries from now on, those used last."""
+        if limit < 1:
+            raise UsageError(f"a cache of {limit} entries", why="it keeps at least one")
+        self._limit = limit
+        for key in list(self._entries)[: max(0, len(self._entries) - limit)]:
+            self.drop(key)
+
     def drop(self, key: K) -> None:
         """Evict the entry, if there is one."""
         entry = self._entries.get(key)

@@ -71,11 +71,10 @@ class Case:
         ]
         self.needs = {c: self.need(c) for c in self.choices}
 
-    def make(self, graph, constraints):
-        key = graph.digest, tuple(sorted(constraints.homes.items()))
+    def make(self, graph, homes):
+        key = graph.digest, tuple(sorted(homes.devices.items()))
         if key not in self._plans:
-            plain = replace(constraints, rates=None)
-            self._plans[key] = make_plan(graph, self.topology, plain)
+            self._plans[key] = make_plan(graph, self.topology, homes.constraints())
         return self._plans[key]
 
     def need(self, choice):
@@ -84,9 +83,9 @@ class Case:
             n_cpu_moe=choice.n_cpu_moe,
             stage_layers=choice.counts or None,
         )
-        constraints = find_homes(self.spec, self.topology, offload).constraints()
+        homes = find_homes(self.spec, self.topology, offload)
         plans = (
-            self.make(size.graph(self.spec, choice.n_ctx), constraints)
+            self.make(size.graph(self.spec, choice.n_ctx), homes)
             for size in micro_batches(choice.n_ctx, STEP)
         )
         return memory_need(plans, len(self.topology.devices), plans_kept=1)
@@ -179,9 +178,9 @@ def test_few_plans_are_made(cases):
     case = cases("qwen3moe", 2)
     made = []
 
-    def make(graph, constraints):
+    def make(graph, homes):
         made.append(graph)
-        return case.make(graph, constraints)
+        return case.make(graph, homes)
 
     free = [1 << 40] * 3
     found = fit(
@@ -220,7 +219,7 @@ def test_overrides_count(cases):
     rules = (OverrideRule(re.compile(r"^blk\.\d+\.(attn|ffn)_.*weight"), "cpu:0"),)
     sizes = micro_batches(64, STEP)
     homes = find_homes(case.spec, case.topology, Offload(n_gpu_layers=3, overrides=rules))
-    plans = [case.make(size.graph(case.spec, 64), homes.constraints()) for size in sizes]
+    plans = [case.make(size.graph(case.spec, 64), homes) for size in sizes]
     need = memory_need(plans, 2, plans_kept=1)
     free = [need.peak[d].total for d in range(2)]
     found = fit(

@@ -1,0 +1,69 @@
+"""``--fit`` on the command line: what may be chosen, what is said, what is refused."""
+
+import json
+
+import click
+import pytest
+
+from ggsched.cli.fit_options import Margin, fit_request, margin
+from ggsched.cli.main import main
+from tests.models.helpers import ORACLE
+
+MOE = str(ORACLE / "qwen3moe-tiny-f32.gguf")
+
+
+@pytest.fixture
+def call(capsys):
+    def call(*arguments):
+        code = main([*map(str, arguments)])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_says_what_and_why_and_runs(call):
+    code, out, err = call(
+        "run", MOE, "--devices", "sim:0,sim:1", "--fit", "--tokens", "1,2,3", "-n", 2
+    )
+    assert code == 0
+    assert len(out.split()) == 2
+    lines = err.splitlines()
+    assert lines[0].startswith("fit: -ngl ")
+    assert "\nit takes sim:" in err
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_smaller_contexts_are_tried_where_none_is_given(call, monkeypatch):
+    monkeypatch.setattr("ggsched.scheduler.free_nbytes", lambda device: 2_600_000)
+    arguments = ["plan", MOE, "--devices", "cpu:0", "--memory", "--json", "--fit"]
+    code, out, err = call(*arguments, "-ub", 64)
+    assert code == 0
+    assert json.loads(out)["n_ctx"] == 256
+    monkeypatch.setattr("ggsched.scheduler.free_nbytes", lambda device: 1_300_000)
+    code, _, err = call(*arguments, "-ub", 64)
+    assert code == 2
+    assert "no way to spread the model fits: -c 256 comes closest and lacks" in err
+    assert err.count("\n") == 1
+
+
+def test_requests():
+    def request(**given):
+        flags = dict.fromkeys(("is_context_given", "are_layers_given", "are_experts_given"), False)
+        return fit_request(4096, Margin(7, 0.25), **{**flags, **given})
+
+    assert request().contexts == (4096, 2048, 1024, 512, 256)
+    assert request(is_context_given=True).contexts == (4096,)
+    assert (request().margin_nbytes, request().margin_share) == (7, 0.25)
+    assert request().chooses_layers
+    assert not request(are_layers_given=True).chooses_layers
+    assert not request(are_experts_given=True).chooses_experts
+
+
+def test_margins():
+    assert margin("512MiB") == Margin(512 << 20, 0.0)
+    assert margin("0") == Margin(0, 0.0)
+    assert margin("12.5%") == Margin(0, 0.125)
+    for text in ("", "%", "100%", "-1%", "nan%", "much", "-5"):
+        with pytest.raises(click.BadParameter):
+            margin(text)
