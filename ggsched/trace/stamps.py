@@ -31,22 +31,33 @@ class Stamp:
         taken: Times of the device, to be looked at when they are known.
     """
 
-    __slots__ = ("_parts", "after_s", "before_s", "taken")
+    __slots__ = ("_at_s", "_parts", "after_s", "before_s", "taken")
 
     def __init__(self, before_s: float, after_s: float = 0.0, taken: Taken | None = None) -> None:
         self.before_s = before_s
         self.after_s = after_s
         self.taken = taken
         self._parts: dict[str, Part] | None = None
+        self._at_s = 0.0
 
     def part(self, label: str) -> Part | None:
-        """Return when the command ran, or a node of it; None where that is not known."""
+        """Return when the command ran, or a node of it; None where that is not known.
+
+        Nodes are asked for in their order. One that took no step of its own, being empty or part
+        of a group that ran as one, takes no time behind the one before it.
+        """
         if self._parts is None:
             parts = self.taken.parts() if self.taken is not None else ()
             if parts is None:
                 return None
             self._parts = {part.label: part for part in parts}
-        return self._parts.get(label) or self._parts.get("")
+            self._at_s = parts[0].start_s if parts else 0.0
+        known = self._parts.get(label) or self._parts.get("")
+        if known is None and self._parts:
+            known = self._parts[label] = Part(label, self._at_s, self._at_s)
+        if known is not None:
+            self._at_s = known.end_s
+        return known
 
 
 class OpenRun:

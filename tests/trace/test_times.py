@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ggsched.backend.checked import checked
+from ggsched.backend.timing import Part
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.plan.command import Copy, Download, HostSync, Launch, Record, Upload, Wait
@@ -15,6 +16,7 @@ from ggsched.testing.sim import SimConfig, SimWorld
 from ggsched.trace.export import trace_from_lines, trace_to_lines
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Sync, Work
+from ggsched.trace.stamps import Stamp
 from ggsched.trace.times import spans_by_lane, timeline_of
 from tests.backends.opencl_place import opencl_device
 from tests.backends.places import cpu_device
@@ -170,6 +172,23 @@ def test_work_that_nobody_measured_lies_between_call_and_sync(traced_plan):
     for run, timed in enumerate(timeline.runs):
         ends = [s.end_s for s in works if s.run == run]
         assert max(ends) <= timed.end_s
+
+
+class Told:
+    def __init__(self, *parts):
+        self._parts = parts
+
+    def parts(self):
+        return self._parts
+
+
+def test_nodes_without_a_step_of_their_own_take_no_time():
+    stamp = Stamp(0.0, 0.0, Told(Part("n1", 1.0, 2.0), Part("n3", 2.5, 4.0)))
+    found = [stamp.part(f"n{i}") for i in range(5)]
+    times = [(part.start_s, part.end_s) for part in found]
+    assert times == [(1, 1), (1, 2), (2, 2), (2.5, 4), (4, 4)]
+    assert [stamp.part(f"n{i}") for i in range(5)] == found
+    assert Stamp(0.0, 0.0, Told()).part("n0") is None
 
 
 def test_a_trace_without_times_is_refused():
