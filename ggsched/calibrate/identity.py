@@ -13,6 +13,6 @@ def device_identity(facts: DeviceFacts) -> str:
     Two logical devices of one processor have one identity. A driver or a plug-in that declares
     something else (another version in the description, another op) is another device.
     """
-    known = {**asdict(facts), "name": "", "ops": sorted(facts.ops)}
-    text = json.dumps(known, sort_keys=True)
+    known = {**asdict(facts), "name": ""}
+    text = json.dumps(known, sort_keys=True, default=sorted)  # sets have no order of their own
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
