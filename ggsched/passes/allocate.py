@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
-from ggsched.passes.concurrent_bound import concurrent_bound
 from ggsched.passes.liveness import Timeline
-from ggsched.passes.packing import Block, pack
+from ggsched.passes.packing import Block, pack_bounded
 from ggsched.passes.reuse import Order, Sequential
 from ggsched.passes.rings import Slot
 from ggsched.plan.memory import Arena, ArenaKind, Life, Memory, Region
@@ -103,15 +102,15 @@ class _Packer:
     ) -> tuple[int, int]:
         """Give each value its region; return the arena's size and its lower bound."""
         members, sizes = self._blocks(values, alignment)
-        windows = [self.order.window(ids) for ids in members]
+        windows = self.order.windows(members)
         blocks = [Block(*life, nbytes) for life, nbytes in zip(windows, sizes, strict=True)]
         apart = self.order.apart(members)
-        offsets, total = pack(blocks, apart, effort=self.sharing.effort)
+        packed = pack_bounded(blocks, apart, effort=self.sharing.effort)
         nbytes = {v.id: v.nbytes for v in values}
-        for ids, offset in zip(members, offsets, strict=True):
+        for ids, offset in zip(members, packed.offsets, strict=True):
             for v in ids:
                 regions[v] = Region(arena, offset, nbytes[v])
-        return total, concurrent_bound(blocks, apart).nbytes
+        return packed.total, packed.bound.nbytes
 
     def _blocks(self, values: list[Value], alignment: int) -> tuple[list[list[int]], list[int]]:
         """Return the values that have the same bytes one after another, and how many bytes."""

@@ -14,8 +14,8 @@ class Order(Protocol):
     def life(self, values: Sequence[int]) -> Life:
         """Return the steps from the first write to the last access, in program order."""
 
-    def window(self, values: Sequence[int]) -> Life:
-        """Return the steps outside which no other block needs a second look."""
+    def windows(self, members: Sequence[Sequence[int]]) -> list[Life]:
+        """Return for each block the steps outside which no other of them needs a second look."""
 
     def apart(self, members: Sequence[Sequence[int]]) -> Callable[[int, int], bool] | None:
         """Return whether two blocks may share bytes although their windows meet."""
@@ -34,9 +34,9 @@ class Sequential:
         """See ``Order``."""
         return Life(self._lives[values[0]].birth, self._lives[values[-1]].death)
 
-    def window(self, values: Sequence[int]) -> Life:
+    def windows(self, members: Sequence[Sequence[int]]) -> list[Life]:
         """See ``Order``."""
-        return self.life(values)
+        return [self.life(values) for values in members]
 
     def apart(self, members: Sequence[Sequence[int]]) -> Callable[[int, int], bool] | None:
         """See ``Order``."""
@@ -53,18 +53,24 @@ class Concurrent:
     def __init__(self, visibility: Visibility, timeline: Timeline) -> None:
         self._visibility = visibility
         self._lives = timeline.lives
-        self._end = max((life.death for life in self._lives), default=0)
 
     def life(self, values: Sequence[int]) -> Life:
         """See ``Order``."""
         deaths = (self._lives[v].death for v in values)
         return Life(self._lives[values[0]].birth, max(deaths))
 
-    def window(self, values: Sequence[int]) -> Life:
-        """See ``Order``: until every lane that may want the bytes knows that they are free."""
-        life = self.life(values)
-        free = self._visibility.free_after(self._last(values))
-        return Life(life.birth, max(life.death, min(free - 1, self._end)))
+    def windows(self, members: Sequence[Sequence[int]]) -> list[Life]:
+        """See ``Order``: until the last of the blocks is born that does not know it to be free.
+
+        Lanes that write none of the blocks first never need to know.
+        """
+        seen = self._visibility.seen_by([ids[0] for ids in members])
+        out = []
+        for ids in members:
+            life = self.life(ids)
+            unaware = seen.last_unaware(self._last(ids))
+            out.append(Life(life.birth, max(life.death, unaware)))
+        return out
 
     def apart(self, members: Sequence[Sequence[int]]) -> Callable[[int, int], bool] | None:
         """See ``Order``."""

@@ -11,7 +11,7 @@ proposed for ggml (in the thread of llama.cpp #16991).
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ggsched.ir.graph import Graph
 from ggsched.passes.dataflow import find_dependencies
@@ -25,8 +25,6 @@ from ggsched.topology.model import Topology
 
 Known = tuple[int, ...]
 """For each lane the last step that is complete, -1 for none."""
-
-_NEVER = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +44,33 @@ class Visibility:
     births: tuple[tuple[int, ...], ...]
     known_at: tuple[tuple[tuple[int, ...], ...], ...]
 
-    def free_after(self, last: Known) -> int:
-        """Return the first step from which every value that is born finds these steps complete.
+    def seen_by(self, values: Sequence[int]) -> "Visibility":
+        """Return the same with the births of these values alone."""
+        wanted = {self.first[v] for v in values}
+        births, known_at = [], []
+        for steps, known in zip(self.births, self.known_at, strict=True):
+            rows = zip(*known, strict=True) if steps else ()
+            kept = [k for k, row in enumerate(rows) if row in wanted]
+            births.append(tuple(steps[k] for k in kept))
+            known_at.append(tuple(tuple(column[k] for k in kept) for column in known))
+        return replace(self, births=tuple(births), known_at=tuple(known_at))
+
+    def last_unaware(self, last: Known) -> int:
+        """Return the last step at which a value is born that does not find these steps complete.
+
+        It is -1 if there is none.
 
         Args:
             last: The last step of each lane that touches some bytes.
         """
-        free = 0
+        unaware = -1
+        touched = touched_lanes(last)
         for births, known_at in zip(self.births, self.known_at, strict=True):
-            if not births:
-                continue
-            k = max(
-                (bisect_left(known_at[lane], s) for lane, s in enumerate(last) if s >= 0), default=0
-            )
-            free = max(free, births[k] if k < len(births) else _NEVER)
-        return free
+            if births:
+                k = max((bisect_left(known_at[lane], s) for lane, s in touched), default=0)
+                if k:
+                    unaware = max(unaware, births[k - 1])
+        return unaware
 
 
 def touched_lanes(last: Known) -> list[tuple[int, int]]:
