@@ -84,6 +84,7 @@ def account_data(made: Account) -> Data:
                 "host_s": d.host_s,
                 "done_s": d.done_s,
                 "through_host_s": d.through_host_s,
+                "between_s": d.between_s,
                 "shares": d.shares(),
             }
             for d in made.devices

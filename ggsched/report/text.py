@@ -29,7 +29,9 @@ def _lines(made: Account) -> Iterator[str]:
         f"{made.ideal_bubble:.1%}"
     )
     yield f"idle {made.bubble:.1%}" + (ideal if made.stages > 1 else "")
-    yield f"{made.host_syncs} host syncs, {seconds_text(made.host_sync_s)}"
+    between = max((d.between_s for d in made.devices), default=0.0)
+    apart = f"; up to {seconds_text(between)} of host lie between runs" if between else ""
+    yield f"{made.host_syncs} host syncs, {seconds_text(made.host_sync_s)}{apart}"
     for path in made.paths:
         yield (
             f"{path.path:<30}  {nbytes_text(path.nbytes):>10} in {path.copies} copies, "

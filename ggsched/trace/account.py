@@ -9,14 +9,17 @@ whoever suffers from it, is blame shifting (Tallent, Mellor-Crummey and Porterfi
 """
 
 import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import islice
+from math import inf
 from typing import Final
 
 import msgspec
 
 from ggsched.plan.bundle import Plan
-from ggsched.trace.blame import Blame, Cause
+from ggsched.trace.blame import Blame, Cause, Charge
 from ggsched.trace.timeline import COPIES, Span, Timeline
 
 CAUSES: Final[tuple[Cause, ...]] = ("copy", "peer", "host", "done")
@@ -33,6 +36,8 @@ class DeviceAccount(msgspec.Struct, frozen=True):
         host_s: Waiting for the host to enqueue, or for what is enqueued to begin.
         done_s: Nothing was left to do.
         through_host_s: Part of ``copy_s`` and ``peer_s`` that the host waited for as well.
+        between_s: Part of ``host_s`` that lies between runs, where the host makes plans, prepares
+            inputs and looks at outputs.
     """
 
     device: str
@@ -42,6 +47,7 @@ class DeviceAccount(msgspec.Struct, frozen=True):
     host_s: float = 0.0
     done_s: float = 0.0
     through_host_s: float = 0.0
+    between_s: float = 0.0
 
     @property
     def window_s(self) -> float:
@@ -139,7 +145,8 @@ def account(timeline: Timeline) -> Account:
     blame = Blame(timeline, spans)
     used = {s.lane for s in spans}
     names = dict.fromkeys(lane.device for lane in timeline.lanes if lane.id in used)
-    devices = tuple(_device(blame, name, start, end) for name in names if name)
+    between = _between(timeline, start, end)
+    devices = tuple(_device(blame, name, start, end, between) for name in names if name)
     stages = sum(d.busy_s > 0 for d in devices)
     busy = sum(d.busy_s for d in devices)
     syncs = [s for s in spans if s.kind == "sync"]
@@ -169,24 +176,51 @@ def _window(timeline: Timeline, spans: Sequence[Span]) -> tuple[float, float]:
     return min(starts, default=0.0), max(ends, default=0.0)
 
 
-def _device(blame: Blame, device: str, start: float, end: float) -> DeviceAccount:
+def _between(timeline: Timeline, start: float, end: float) -> list[tuple[float, float]]:
+    """Return the parts of the window that belong to no run; none where nobody knows the runs."""
+    if not timeline.runs:
+        return []
+    found, at = [], start
+    for run in sorted(timeline.runs, key=lambda r: r.start_s):
+        if run.start_s > at:
+            found.append((at, run.start_s))
+        at = max(at, run.end_s)
+    return [*found, (at, end)] if at < end else found
+
+
+def _device(
+    blame: Blame, device: str, start: float, end: float, between: Sequence[tuple[float, float]]
+) -> DeviceAccount:
     """Charge each moment of the window to one cause."""
     seconds: dict[str, float] = defaultdict(float)
-    through_host = 0.0
+    charges: list[Charge] = []
     at = start
     for begin, until, following in blame.busy_of(device):
         begin, until = max(begin, start), min(until, end)
         if begin > at:
-            for charge in blame.gap_before(following, at, begin):
-                seconds[charge.cause] += charge.end_s - charge.start_s
-                through_host += (charge.end_s - charge.start_s) * charge.through_host
+            charges += blame.gap_before(following, at, begin)
         seconds["busy"] += max(0.0, until - max(begin, at))
         at = max(at, until)
-    for charge in blame.tail_of(device, at, end):
-        seconds[charge.cause] += charge.end_s - charge.start_s
-        through_host += (charge.end_s - charge.start_s) * charge.through_host
-    fields = {f"{name}_s": seconds[name] for name in ("busy", *CAUSES)}
-    return DeviceAccount(device, **fields, through_host_s=through_host)
+    charges += blame.tail_of(device, at, end)
+    for charge in charges:
+        length = charge.end_s - charge.start_s
+        seconds[charge.cause] += length
+        seconds["through_host"] += length * charge.through_host
+        if charge.cause == "host":
+            seconds["between"] += _overlap(charge, between)
+    names = ("busy", *CAUSES, "through_host", "between")
+    return DeviceAccount(device, **{f"{name}_s": seconds[name] for name in names})
+
+
+def _overlap(charge: Charge, between: Sequence[tuple[float, float]]) -> float:
+    """Return how much of a charge lies in sorted intervals that do not overlap."""
+    first = max(0, bisect_right(between, (charge.start_s, inf)) - 1)
+    total = 0.0
+    for start, end in islice(between, first, None):
+        if start >= charge.end_s:
+            break
+        total += max(0.0, min(end, charge.end_s) - max(start, charge.start_s))
+    return total
 
 
 def _paths(spans: Sequence[Span]) -> tuple[PathAccount, ...]:

@@ -38,7 +38,7 @@ def advise(account: Account, *, most: int = MOST) -> tuple[Advice, ...]:
         return ()
     found = [
         advice
-        for rule in (_copies, _balance, _batches, _fallbacks, _host)
+        for rule in (_copies, _balance, _batches, _fallbacks, _host, _between)
         for advice in rule(account)
         if advice.saves_s >= LEAST_SHARE * account.window_s
     ]
@@ -119,13 +119,24 @@ def _fallbacks(account: Account) -> Iterator[Advice]:
 
 def _host(account: Account) -> Iterator[Advice]:
     device = _busiest(account)
-    each = device.host_s / max(1, account.commands)
+    seconds = device.host_s - device.between_s
+    each = seconds / max(1, account.commands)
     why = (
-        f"{device.device} waits {_ms(device.host_s)} for the host, {1e6 * each:.1f} us for each of "
-        f"{account.commands} commands"
+        f"{device.device} waits {_ms(seconds)} for the host within runs, {1e6 * each:.1f} us for "
+        f"each of {account.commands} commands"
     )
     what = "give the host less to enqueue: fewer splits (-ngl, -ot), or more tokens at once (-ub)"
-    yield Advice("host", what, why, device.host_s)
+    yield Advice("host", what, why, seconds)
+
+
+def _between(account: Account) -> Iterator[Advice]:
+    device = _busiest(account)
+    what = (
+        "do less between runs, or look at later runs only (--runs): a plan is made and its memory "
+        "allocated when a shape is met for the first time"
+    )
+    why = f"{device.device} waits {_ms(device.between_s)} between {account.runs} runs"
+    yield Advice("between", what, why, device.between_s)
 
 
 def _ms(seconds: float) -> str:

@@ -104,6 +104,15 @@ def test_the_window_is_that_of_the_runs():
     assert found.window_s == 4
 
 
+def test_what_lies_between_runs_is_told_apart():
+    gap = timeline(launch(1, 0, 1), launch(1, 5, 6, issued=4.5), runs=[(0, 2), (4, 6)])
+    (found,) = account(gap).devices
+    # Nothing is enqueued from 1 to 4.5, of which 2 to 4 is between the runs.
+    assert (found.busy_s, found.host_s, found.between_s) == (2, 4, 2)
+    assert [a.rule for a in advise(account(gap))] == ["between", "host"]
+    assert account(timeline(launch(1, 0, 1), launch(1, 5, 6, issued=4))).devices[0].between_s == 0
+
+
 def test_nothing_happened():
     assert account(timeline()).devices == ()
     assert advise(account(timeline())) == ()
@@ -236,6 +245,7 @@ def test_shares_add_up_to_one_for_each_device(drawn):
         assert device.window_s == pytest.approx(found.window_s)
         if found.window_s:
             assert sum(device.shares().values()) == pytest.approx(1.0)
+        assert 0 <= device.between_s <= device.host_s + 1e-9
         assert device.through_host_s <= device.copy_s + device.peer_s + device.host_s + 1e-9
     assert sum(p.copies for p in found.paths) == sum(s.kind == "copy" for s in drawn.spans)
     for advice in advise(found):
