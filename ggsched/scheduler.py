@@ -6,9 +6,8 @@
 Everything that was made on the devices is released when the block ends.
 """
 
-import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, Self
@@ -19,20 +18,21 @@ from ggsched.backend.checked import checked
 from ggsched.backend.free_memory import free_nbytes
 from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device
-from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
-from ggsched.errors import GgschedError, InternalError, OutOfDeviceMemory, UsageError
+from ggsched.errors import InternalError, OutOfDeviceMemory, UsageError
 from ggsched.ir.graph import Graph
 from ggsched.passes.chosen_options import AUTO_LIMIT, plan_options
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints
-from ggsched.passes.rings import Slots
+from ggsched.passes.plan_key import PlanKey, plan_key
 from ggsched.plan.bundle import Plan
 from ggsched.report.expect import recorded_run
 from ggsched.report.ladder import recorder_for, tell_machine, tell_plan
 from ggsched.run.cache import RecentCache
 from ggsched.run.executor import Executor
+from ggsched.run.expert_ledger import ExpertLedger
+from ggsched.run.opening import names_of, opened
 from ggsched.run.release import close_all
 from ggsched.run.resources import Resources
 from ggsched.run.store import Progress, TensorStore, WeightSource
@@ -41,16 +41,6 @@ from ggsched.sanitize import check_plan
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.tracing import traced
 
-PlanKey = tuple[
-    str,
-    tuple[tuple[str, int], ...],
-    tuple[tuple[int, int], ...],
-    str,
-    Slots | None,
-    PlanOptions,
-]
-
-_LOG: Final = logging.getLogger("ggsched")
 _FREE: Final = Constraints()
 
 
@@ -105,11 +95,11 @@ class Scheduler:
             BackendBroken: a plug-in that fails or lies about itself.
         """
         self.settings = settings or Settings.from_environment()
-        self._names = _names_of(devices)
+        self._names = names_of(devices)
         self._weights: WeightSource = {} if weights is None else weights
         self._progress = progress
         self._recorder = recorder_for(self.settings.debug, recorder)
-        self._owned, given = _opened(devices, self.settings)
+        self._owned, given = opened(devices, self.settings)
         try:
             self._set_up(given)
             self._options = plan_options(self.settings, self.topology)
@@ -194,12 +184,37 @@ class Scheduler:
         self._executor(graph, constraints or _FREE)
 
     def resident_nbytes(self, kind: str) -> dict[str, int]:
-        """Return the bytes of resident ``"weight"`` or ``"state"`` tensors by device name."""
+        """Return the bytes of resident weights, states or caches of experts by device name.
+
+        Args:
+            kind: ``"weight"``, ``"state"`` or ``"cache"``.
+        """
         return self._store.nbytes_by_device(kind)
 
     def free_nbytes(self) -> tuple[int, ...]:
         """Return the bytes of memory that are free on each device, as far as can be told."""
         return tuple(free_nbytes(device) for device in self._bare)
+
+    @property
+    def expert_ledger(self) -> ExpertLedger:
+        """What was copied of experts that are computed away from their weights, so far."""
+        return self._store.ledger
+
+    def reload_weights(self, names: Collection[str]) -> None:
+        """Read weights anew from their source when they are used next; names must be resident.
+
+        All plans' memory is released. What caches hold of the old bytes does not count any more.
+
+        Raises:
+            UsageError: a name that is not resident.
+        """
+        unknown = sorted(set(names) - self._store.names)
+        if unknown:
+            raise UsageError(f"{unknown[0]!r} is not resident", where="reload_weights")
+        self._drain()
+        self._last = None
+        close_all(self._executors.take_all())
+        self._store.release(names)
 
     def keep_plans(self, limit: int) -> None:
         """Keep the memory of that many plans from now on."""
@@ -237,7 +252,7 @@ class Scheduler:
         self._release()
         given: Sequence[Device] = self._bare if devices is None else devices
         if self._owned:
-            self._owned, given = _opened(self._names, self.settings)
+            self._owned, given = opened(self._names, self.settings)
         known = self.topology
         self._set_up(given)
         if self.topology != known:  # memory sizes may differ from one opening to the next
@@ -321,19 +336,9 @@ class Scheduler:
         return self._executors.get(key, lambda: self._bind(graph, constraints))
 
     def _key(self, graph: Graph, constraints: Constraints) -> PlanKey:
-        """Return the key of a plan: all that it depends on, and no more.
-
-        Constraints name every tensor of a model while a graph has some of them, so the key keeps
-        those only. That takes a while, hence the shortcut by digests.
-        """
-
-        def key() -> PlanKey:
-            homes = tuple(sorted((n, d) for n, d in constraints.homes.items() if n in graph))
-            rates = constraints.rates.digest if constraints.rates else ""
-            pins = tuple(sorted(constraints.pins.items()))
-            return graph.digest, homes, pins, rates, constraints.slots, self._options
-
-        return self._keys.get((graph.digest, constraints.digest), key)
+        """Return the key of a plan; by digests, since making it takes a while."""
+        known = (graph.digest, constraints.digest)
+        return self._keys.get(known, lambda: plan_key(graph, constraints, self._options))
 
     def _next_key(self, graph: Graph, constraints: Constraints) -> PlanKey:
         """Return the key of the plan that the next run uses."""
@@ -380,22 +385,3 @@ class Scheduler:
 
 def _no_trial() -> Trial[PlanOptions]:
     raise InternalError("a run was not part of the trial that chose it")
-
-
-def _say(skipped: GgschedError) -> None:
-    """Say which backend is left out where all usable devices were asked for."""
-    _LOG.warning("left out: %s", skipped.one_line())
-
-
-def _names_of(devices: Sequence[str] | Sequence[Device] | None) -> list[str] | None:
-    return None if devices is None else [d for d in devices if isinstance(d, str)]
-
-
-def _opened(
-    devices: Sequence[str] | Sequence[Device] | None, settings: Settings
-) -> tuple[list[Device], list[Device]]:
-    """Return the devices to close in the end, and all devices."""
-    if devices is None or all(isinstance(d, str) for d in devices):
-        opened = list(open_devices(_names_of(devices), allow=settings.backends, on_skip=_say))
-        return opened, opened
-    return [], [d for d in devices if not isinstance(d, str)]

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ggsched.backend.chosen_rows import ChosenRows
 from ggsched.ir.dtype import DType
 from ggsched.ir.ops import OPS, Param
 
@@ -22,6 +23,9 @@ class Operand:
         dtype: Element type.
         shape: Up to four axes, outermost first.
         strides: Bytes per axis, see ``ggsched.ir.tensor.Tensor``.
+        chosen: Of an operand of which an op takes rows by ids (``OpDef.rows``), the rows that have
+            been copied, the others being undefined; None where all of it is there. No kernel needs
+            to look at it.
     """
 
     buffer: "Buffer"
@@ -30,6 +34,7 @@ class Operand:
     dtype: DType
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    chosen: ChosenRows | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import click
 
 from ggsched.cli.console import messages
+from ggsched.cli.expert_options import EXPERT_OPTIONS
 from ggsched.cli.fit_options import FIT_OPTIONS, Margin, fit_request
 from ggsched.cli.options import Override, devices_option, override, shares
 from ggsched.config import Settings
@@ -43,6 +44,9 @@ class ModelOptions:
         n_ubatch: ``-ub``.
         pipelining: ``--pipeline``.
         slots: ``--slots``; None for what is best.
+        op_offload: ``--op-offload``.
+        expert_ring: ``--expert-ring``.
+        expert_cache: ``--expert-cache``.
         fit: ``--fit``.
         fit_margin: ``--fit-margin``.
         verify: ``--verify/--no-verify``, None for what the environment says.
@@ -62,6 +66,9 @@ class ModelOptions:
     n_ubatch: int
     pipelining: Literal["auto", "on", "off"]
     slots: int | None
+    op_offload: Literal["auto", "on", "off"]
+    expert_ring: int
+    expert_cache: int
     fit: bool
     fit_margin: Margin
     verify: bool | None
@@ -171,6 +178,7 @@ _OPTIONS: Final = (
         metavar="N",
         help="Buffers for what a pipeline hands from device to device. [default: auto, 2]",
     ),
+    *EXPERT_OPTIONS,
     *FIT_OPTIONS,
     click.option(
         "--verify/--no-verify",
@@ -212,6 +220,7 @@ def open_session(
     from ggsched.models.load import load_model
     from ggsched.models.offload import Offload, OverrideRule
     from ggsched.models.session import Session, SessionOptions
+    from ggsched.passes.expert_policy import ExpertPolicy
 
     model = load_model(options.model, weights=options.weights)
     hp = model.hparams
@@ -221,6 +230,7 @@ def open_session(
         tensor_split=options.tensor_split,
         split_by=options.split_by,
         overrides=tuple(OverrideRule(o.pattern, o.device) for o in options.overrides),
+        experts=ExpertPolicy(options.op_offload, options.expert_ring, options.expert_cache),
     )
     if options.verify is not None:
         settings = replace(

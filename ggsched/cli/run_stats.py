@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ggsched.cli.expert_stats import expert_lines, expert_stats
 from ggsched.plan.stats import plan_stats
 from ggsched.plan.units import nbytes_text as nbytes
 from ggsched.plan.units import seconds_text
@@ -50,6 +51,9 @@ def session_stats(session: "Session") -> dict[str, Any]:
                 "host_bytes": stats.host,
             }
         )
+    experts = expert_stats(session)
+    if experts:
+        out["experts"] = experts
     measured = session.scheduler.measured
     if measured:
         out["streams_measured"] = [asdict(m) for m in measured]
@@ -57,8 +61,8 @@ def session_stats(session: "Session") -> dict[str, Any]:
 
 
 def measured_lines(stats: dict[str, Any]) -> list[str]:
-    """Return what ``--streams measure`` found for each graph, a line each."""
-    return [_measured_line(m) for m in stats.get("streams_measured", ())]
+    """Return what was counted of experts, and what ``--streams measure`` found for each graph."""
+    return [*expert_lines(stats), *(_measured_line(m) for m in stats.get("streams_measured", ()))]
 
 
 def _measured_line(m: dict[str, Any]) -> str:

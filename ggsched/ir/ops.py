@@ -7,7 +7,7 @@ by ``ggsched.testing.oracle``.
 
 ``modes`` of a node has one letter for each operand and one for the result:
 
-    ``r``  reads every byte of the range that belongs to the tensor
+    ``r``  reads every byte of the range that belongs to the tensor, or of the rows that it takes
     ``w``  writes every byte, reading none
     ``p``  writes some of the bytes; the others keep their content
     ``-``  does not touch the bytes (the result stands for them)
@@ -37,6 +37,8 @@ class OpDef:
         may_overwrite: Operands whose bytes the result may take over exactly (same type, shape
             and strides), because element i of the result depends on no other element of it.
         defaults: Parameters and their defaults; a parameter that is not here is an error.
+        rows: (operand, ids): of that operand only the rows (its outermost axis) are read whose
+            numbers the operand ``ids`` holds; what the other rows hold does not matter.
     """
 
     name: str
@@ -46,6 +48,7 @@ class OpDef:
     partial: bool = False
     may_overwrite: tuple[int, ...] = ()
     defaults: Mapping[str, Param] | None = None
+    rows: tuple[int, int] | None = None
 
 
 _ROPE_DEFAULTS: Final[dict[str, Param]] = {
@@ -68,18 +71,19 @@ def _op(
     through: int | None = None,
     partial: bool = False,
     over: tuple[int, ...] = (),
+    rows: tuple[int, int] | None = None,
     **defaults: Param,
 ) -> OpDef:
-    return OpDef(name, operands, SHAPE_RULES[name], through, partial, over, defaults)
+    return OpDef(name, operands, SHAPE_RULES[name], through, partial, over, defaults, rows)
 
 
 def _table() -> dict[str, OpDef]:
     ops = [
-        _op("get_rows", "table", "ids"),
+        _op("get_rows", "table", "ids", rows=(0, 1)),
         _op("set_rows", "dst", "src", "ids", through=0, partial=True),
         _op("mul_mat", "w", "x"),
-        _op("mul_mat_id", "w", "x", "ids"),
-        _op("add_id", "x", "bias", "ids", over=(0,)),
+        _op("mul_mat_id", "w", "x", "ids", rows=(0, 2)),
+        _op("add_id", "x", "bias", "ids", over=(0,), rows=(1, 2)),
         *(_op(name, "a", "b", over=(0, 1)) for name in ("add", "sub", "mul", "div")),
         _op("scale", "x", over=(0,), scale=1.0, bias=0.0),
         _op("rms_norm", "x", over=(0,), eps=1e-5),

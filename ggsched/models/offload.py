@@ -18,6 +18,7 @@ from typing import Final, Literal
 from ggsched.errors import UsageError
 from ggsched.models.hparams import HParams
 from ggsched.models.spec import ModelSpec
+from ggsched.passes.expert_policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.topology.caps import DeviceFacts
 from ggsched.topology.cost import MachineRates
@@ -55,6 +56,7 @@ class Offload:
         split_by: How layers are divided among accelerators: by ``memory``, so that the slowest
             has the least ``cost``, or in ``equal`` numbers; None for memory.
         stage_layers: Layers of each accelerator, which wins over shares; see ``balanced_layers``.
+        experts: Whether experts on the host device are computed by accelerators all the same.
     """
 
     n_gpu_layers: int | None = None
@@ -63,6 +65,7 @@ class Offload:
     overrides: tuple[OverrideRule, ...] = ()
     split_by: SplitBy | None = None
     stage_layers: tuple[int, ...] | None = None
+    experts: ExpertPolicy = field(default_factory=ExpertPolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +76,17 @@ class Homes:
         devices: Index in the topology.
         reasons: Which rule decided, for people.
         unused: Override patterns that matched nothing.
+        experts: As in ``Offload``.
     """
 
     devices: Mapping[str, int]
     reasons: Mapping[str, str]
     unused: tuple[str, ...] = field(default=())
+    experts: ExpertPolicy = field(default_factory=ExpertPolicy)
 
     def constraints(self, rates: MachineRates | None = None) -> Constraints:
         """Return the homes as constraints for the planner, with rates to plan by."""
-        return Constraints(homes=dict(self.devices), rates=rates)
+        return Constraints(homes=dict(self.devices), rates=rates, experts=self.experts)
 
 
 def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
@@ -115,7 +120,7 @@ def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
     unused = tuple(
         rule.pattern.pattern for rule, hit in zip(offload.overrides, used, strict=True) if not hit
     )
-    return Homes(homes, reasons, unused)
+    return Homes(homes, reasons, unused, offload.experts)
 
 
 def cache_names(hp: HParams) -> list[str]:

@@ -5,7 +5,8 @@ that somebody else owns (a mapped file). All other values of a device share one 
 of them may share bytes when their lives do not meet. A result takes over the bytes of an operand
 that dies with it where the op allows it. Reuse follows the order that the data flow gives on the
 streams (``visibility``), so no wait is needed for memory's sake inside a run; hazards are computed
-afterwards all the same, from the physical ranges.
+afterwards all the same, from the physical ranges. Only the slots of a staging ring are shared
+whatever the streams do: the waits for it are what a ring of that length costs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
+from ggsched.passes.expert_memory import add_caches, add_rings
 from ggsched.passes.liveness import Timeline
 from ggsched.passes.packing import Block, pack_bounded
 from ggsched.passes.reuse import Order, Sequential
@@ -68,7 +70,7 @@ def allocate(
             alignment = topology.devices[v.device].alignment
             regions[v.id] = Region(len(arenas), 0, v.nbytes)
             arenas.append(Arena(len(arenas), kind, v.device, v.nbytes, alignment, v.bound))
-        else:
+        elif v.ring < 0:
             groups.setdefault((v.device, _arena_kind(v)), []).append(v)
     for (device, kind), values in sorted(groups.items()):
         alignment = HOST_ALIGNMENT if device == HOST else topology.devices[device].alignment
@@ -79,6 +81,8 @@ def allocate(
         total, bound = packer.pack(values, alignment, len(arenas), regions)
         bounds[len(arenas)] = bound
         arenas.append(Arena(len(arenas), kind, device, total, alignment))
+    add_rings(topology, splits, arenas, regions)
+    add_caches(topology, splits, arenas)
     return Memory(tuple(arenas), tuple(regions), overwrites, bounds)
 
 

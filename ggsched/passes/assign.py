@@ -5,7 +5,7 @@ order: a node goes on where the operand that it waits for longest was made, if n
 that there, else to the stream on which it can start first; a change of stream costs an event. That
 is list scheduling (Graham 1966) with program order as the list, so forks and joins of any shape are
 found without naming them. A split keeps several streams only where the cost model says that they
-pay (the gate), unless the caller insists.
+pay (the gate), unless the caller insists. Copies into a staging ring get a stream of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,11 +40,12 @@ def assign(
     for device in used:
         streams_of[device] = [len(specs)]
         specs.append(StreamSpec(len(specs), device))
+    copiers = _copiers(topology, splits)
     of_node = [streams_of[s.device][0] for s in splits.splits for _ in range(s.first, s.end)]
     gains: list[Gain] = []
     for s in splits.splits:
         facts = topology.devices[s.device]
-        limit = min(policy.limit, facts.max_streams)
+        limit = min(policy.limit, max(1, facts.max_streams - (s.device in copiers)))
         if not policy.is_forced:
             limit = min(limit, rates.devices[s.device].parallel if facts.is_async else 1)
         if limit < 2 or not facts.has_events or s.end - s.first < 2:
@@ -59,10 +60,28 @@ def assign(
             of_node[s.first : s.end] = [own[lane] for lane in lanes]
     if policy.has_copy_stream:
         copying = _copy_streams(topology, splits, streams_of, specs)
-        of_transfer = tuple(copying.get(t.by, streams_of[t.by][0]) for t in splits.transfers)
+        of_transfer = [copying.get(t.by, streams_of[t.by][0]) for t in splits.transfers]
     else:
-        of_transfer = _transfers(splits, streams_of, of_node)
-    return Streams(tuple(specs), tuple(of_node), of_transfer, tuple(gains))
+        of_transfer = [*_transfers(splits, streams_of, of_node)]
+    for device, transfers in copiers.items():
+        if sum(s.device == device for s in specs) < topology.devices[device].max_streams:
+            for number in transfers:
+                of_transfer[number] = len(specs)
+            specs.append(StreamSpec(len(specs), device))
+    return Streams(tuple(specs), tuple(of_node), tuple(of_transfer), tuple(gains))
+
+
+def _copiers(topology: Topology, splits: Splits) -> dict[int, list[int]]:
+    """Return the transfers into staging rings by the device that has a stream for them alone.
+
+    There they wait for the ring and for ids only, and computing goes on meanwhile.
+    """
+    copiers: dict[int, list[int]] = {}
+    for t in splits.transfers:
+        facts = topology.devices[t.by]
+        if splits.values[t.dst].ring >= 0 and facts.has_events:
+            copiers.setdefault(t.by, []).append(t.id)
+    return dict(sorted(copiers.items()))
 
 
 def _consider(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ggsched.ir.graph import Graph
 from ggsched.passes.hazards import Dependency, Lanes
 from ggsched.passes.history import ArenaHistory, Conflict
-from ggsched.passes.outline import Item, is_edge
+from ggsched.passes.outline import Item, host_reads, is_edge
 from ggsched.plan.splits import Splits
 
 Touch = tuple[int, int, int]
@@ -76,8 +76,7 @@ class _DataFlow:
                     self._read(t.src, low, low + dst.nbytes, number, lane)
                 self._write(t.dst, 0, dst.nbytes, number, lane)
         elif not is_edge(self.outline, number):
-            t = splits.transfers[item.source]
-            self._read(t.src, 0, splits.values[t.src].nbytes, number, lane)
+            self._read(*host_reads(splits, splits.transfers[item.source]), number, lane)
         elif number:
             for v in splits.values:
                 if v.kind == "output" and v.nbytes:

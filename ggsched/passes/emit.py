@@ -8,13 +8,16 @@ waited for, and before a node that waits.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from ggsched.passes.known import Sync
 from ggsched.passes.sync import SyncPlan
-from ggsched.passes.work import Work, merge_ranges, transfer_regions
+from ggsched.passes.work import Work, cache_region, merge_ranges, transfer_regions
 from ggsched.plan.command import (
     Barrier,
     Command,
     Copy,
+    CopyRows,
     Download,
     Hazard,
     HostSync,
@@ -167,5 +170,12 @@ class _Writer:
     def _move(self, number: int, item: Work) -> Command:
         transfer = self.splits.transfers[item.source]
         src, dst = transfer_regions(self.splits, self.memory.regions, transfer)
+        if transfer.rows is not None:
+            ids, nbytes, through_host_view, _ = msgspec.structs.astuple(transfer.rows)
+            cache = cache_region(self.splits, self.memory, transfer)
+            named = self.memory.regions[ids]
+            return CopyRows(
+                number, item.stream, src, dst, named, nbytes, through_host_view, cache, item.source
+            )
         make = Upload if item.kind == "upload" else Download if item.kind == "download" else Copy
         return make(number, item.stream, src, dst, item.source)

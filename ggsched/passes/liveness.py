@@ -48,7 +48,7 @@ def liveness(graph: Graph, splits: Splits, fusions: Sequence[Fusion] = ()) -> Ti
         while next_transfer < len(transfers) and transfers[next_transfer].before == split_id:
             t = transfers[next_transfer]
             transfer_step[next_transfer] = step
-            for v in (t.src, t.dst):
+            for v in (t.src, t.dst) if t.rows is None else (t.src, t.rows.ids, t.dst):
                 if birth[v] < 0:
                     birth[v] = step
                 death[v] = step

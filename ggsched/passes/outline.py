@@ -13,7 +13,7 @@ from ggsched.plan.splits import HOST, Splits, Transfer
 from ggsched.plan.streams import Streams
 from ggsched.topology.model import Topology
 
-WorkKind = Literal["host", "upload", "download", "copy", "launch"]
+WorkKind = Literal["host", "upload", "download", "copy", "rows", "launch"]
 NO_STREAM: Final = -1
 
 
@@ -52,20 +52,22 @@ def list_outline(
     size_of = {f.nodes[0]: len(f.nodes) for f in fusions}
     snapshots = [topology.devices[s.device].snapshots_uploads for s in streams.streams]
     items = [Item("host", NO_STREAM, 0)]
+    by_rows = {t.before for t in splits.transfers if t.rows is not None}
     transfers, next_transfer = splits.transfers, 0
     for split_id in range(len(splits.splits) + 1):
         while next_transfer < len(transfers) and transfers[next_transfer].before == split_id:
             t = transfers[next_transfer]
             kind, stream = _kind(splits, t), streams.of_transfer[t.id]
             is_taken = kind == "upload" and snapshots[stream]
-            if is_taken:
+            if is_taken or kind == "rows":
                 items.append(Item("host", NO_STREAM, t.id))
             items.append(Item(kind, stream, t.id, has_source=not is_taken))
             next_transfer += 1
         if split_id < len(splits.splits):
             s = splits.splits[split_id]
             of_node = streams.of_node
-            if s.end == s.first + 1 or len(set(of_node[s.first : s.end])) == 1:
+            is_one = len(set(of_node[s.first : s.end])) == 1 and split_id not in by_rows
+            if s.end == s.first + 1 or is_one:
                 items.append(Item("launch", of_node[s.first], split_id, s.first, s.end))
             else:
                 at = s.first
@@ -82,7 +84,17 @@ def is_edge(items: Sequence[Item], number: int) -> bool:
     return number in (0, len(items) - 1)
 
 
+def host_reads(splits: Splits, t: Transfer) -> tuple[int, int, int]:
+    """Return what the host reads while it enqueues a transfer: (value, first byte, one past)."""
+    if t.rows is not None:
+        return t.rows.ids, 0, splits.values[t.rows.ids].nbytes
+    src, dst = splits.values[t.src], splits.values[t.dst]
+    return t.src, dst.start - src.start, dst.end - src.start
+
+
 def _kind(splits: Splits, t: Transfer) -> WorkKind:
+    if t.rows is not None:
+        return "rows"
     if splits.values[t.src].device == HOST:
         return "upload"
     return "download" if splits.values[t.dst].device == HOST else "copy"

@@ -16,6 +16,7 @@ from ggsched.passes.draft import Draft
 from ggsched.passes.emit import emit
 from ggsched.passes.fuse import fuse
 from ggsched.passes.hazards import find_hazards
+from ggsched.passes.offload import offload_experts
 from ggsched.passes.options import PlanOptions
 from ggsched.passes.place import Constraints, place
 from ggsched.passes.reuse import Order
@@ -90,6 +91,7 @@ def _make_plan(
 ) -> Plan:
     rates = constraints.rates_on(topology)
     placement = place(graph, topology, constraints)
+    placement = offload_experts(graph, topology, placement, constraints.experts, rates)
     if verify:
         verify_placement(graph, topology, placement)
     splits = split(graph, topology, placement)

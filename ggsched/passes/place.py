@@ -18,6 +18,7 @@ from ggsched.errors import PlanError
 from ggsched.ids import show
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
+from ggsched.passes.expert_policy import ExpertPolicy
 from ggsched.passes.rings import Slots
 from ggsched.plan.placement import Cause, Choice, Placement
 from ggsched.topology.caps import op_key
@@ -36,6 +37,7 @@ class Constraints:
             constraints serves all graphs of a model.
         pins: Device index for nodes by id.
         rates: What things cost on the machine; None for guesses by kind of device.
+        experts: Whether experts are computed away from where their weights live.
         slots: Of a graph that was joined of several parts, how many buffers each boundary between
             devices has; None for as many as there are parts.
     """
@@ -43,13 +45,15 @@ class Constraints:
     homes: Mapping[str, int] = field(default_factory=dict)
     pins: Mapping[int, int] = field(default_factory=dict)
     rates: MachineRates | None = None
+    experts: ExpertPolicy = field(default_factory=ExpertPolicy)
     slots: Slots | None = None
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all homes, pins, rates and slots."""
+        """Hash of all homes, pins, rates, the experts' policy and slots."""
         rates = self.rates.digest if self.rates else ""
-        text = repr((sorted(self.homes.items()), sorted(self.pins.items()), rates, self.slots))
+        parts = (rates, self.experts, self.slots)
+        text = repr((sorted(self.homes.items()), sorted(self.pins.items()), *parts))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def with_slots(self, slots: Slots) -> "Constraints":

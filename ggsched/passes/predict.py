@@ -8,11 +8,12 @@ the average.
 from dataclasses import dataclass
 
 from ggsched.ir.graph import Graph
+from ggsched.passes.offload import expected_rows
 from ggsched.passes.simulate import Span, Timeline, Work, simulate
 from ggsched.passes.work_size import node_cost
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Copy, Download, Launch, Upload
-from ggsched.topology.cost import MachineRates
+from ggsched.plan.command import Copy, CopyRows, Download, Launch, Upload
+from ggsched.topology.cost import HOST, MachineRates
 
 _STEPS = 2
 """The second step finds the streams as one in the middle of a sequence does."""
@@ -106,10 +107,14 @@ class RateCosts:
                 node_cost(rates, self._graph, nodes[step.node], streams) for step in command.steps
             )
         src, dst = _ends(self._plan, command)
+        if isinstance(command, CopyRows):
+            link = self._rates.link(HOST if command.through_host_view else src, dst)
+            rows = expected_rows(command.dst.nbytes // command.row_nbytes, command.ids.nbytes // 4)
+            return link.seconds(round(rows * command.row_nbytes))
         return self._rates.link(src, dst).seconds(command.dst.nbytes)
 
 
-def _ends(plan: Plan, command: Upload | Download | Copy) -> tuple[int, int]:
+def _ends(plan: Plan, command: Upload | Download | Copy | CopyRows) -> tuple[int, int]:
     """Return source and destination; host memory has one number in plans and in rates."""
     arenas = plan.memory.arenas
     return arenas[command.src.arena].device, arenas[command.dst.arena].device

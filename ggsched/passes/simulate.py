@@ -15,6 +15,7 @@ from ggsched.plan.command import (
     Barrier,
     Command,
     Copy,
+    CopyRows,
     Download,
     HostSync,
     Launch,
@@ -23,7 +24,7 @@ from ggsched.plan.command import (
     Wait,
 )
 
-Work = Launch | Upload | Download | Copy
+Work = Launch | Upload | Download | Copy | CopyRows
 
 
 class CommandCosts(Protocol):
@@ -120,7 +121,7 @@ class _Simulation:
         if not isinstance(command, HostSync):
             self.host_s += self.costs.enqueue_s(device)
         match command:
-            case Launch() | Upload() | Download() | Copy():
+            case Launch() | Upload() | Download() | Copy() | CopyRows():
                 self._work(command, lanes)
             case Record(event=event):
                 start = max(self.host_s, lanes.all, lanes.recorded)

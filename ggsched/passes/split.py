@@ -3,13 +3,18 @@
 A storage that changes while the graph runs is copied anew after each write, by counting its
 *versions*; readers of one version on one device share a replica, which holds just the byte range
 that they read. Where no copy path exists the bytes go through host memory in two transfers.
+
+Experts that are computed away from their weights begin a split of their own. The rows that their
+ids name are copied before it, once the ids are in host memory; whole layers as many such splits
+earlier as the placement says.
 """
 
 from dataclasses import dataclass, field
 
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
-from ggsched.plan.placement import Placement
+from ggsched.passes.expert_transfers import ExpertTransfers, in_program_order
+from ggsched.plan.placement import OpOffload, Placement
 from ggsched.plan.splits import HOST, Split, Splits, Transfer, Value, ValueKind
 from ggsched.topology.model import Topology
 
@@ -20,17 +25,21 @@ def split(graph: Graph, topology: Topology, placement: Placement) -> Splits:
     devices = [c.device for c in placement.choices]
     splits: list[Split] = []
     bindings: list[tuple[int, ...]] = []
+    taken = {o.first: o for o in placement.offloads if o.is_taken}
     first = 0
     for i, device in enumerate(devices):
-        if i and device != devices[i - 1]:
+        if i and (device != devices[i - 1] or i in taken):
             splits.append(Split(len(splits), devices[i - 1], first, i))
             first = i
+        if i in taken:
+            lower.begin_experts(taken[i], len(splits))
         bindings.append(lower.bind(i, device, len(splits)))
     if devices:
         splits.append(Split(len(splits), devices[-1], first, len(devices)))
     for tid in graph.outputs:
         lower.read_back(tid, len(splits))
-    return Splits(lower.frozen_values(), tuple(lower.transfers), tuple(splits), tuple(bindings))
+    transfers = in_program_order(lower.transfers)
+    return Splits(lower.frozen_values(), transfers, tuple(splits), tuple(bindings))
 
 
 @dataclass(slots=True)
@@ -44,6 +53,7 @@ class _Draft:
     end: int
     bound: str = ""
     sources: list[int] = field(default_factory=list)
+    ring: int = -1
 
 
 class _Lowering:
@@ -60,6 +70,11 @@ class _Lowering:
         self.home_value: dict[int, int] = {}
         self.host_value: dict[int, int] = {}
         self.replica: dict[tuple[int, int, int], int] = {}
+        self.experts = ExpertTransfers(graph, topology)
+
+    def begin_experts(self, offload: OpOffload, split_id: int) -> None:
+        """Let the nodes of an offload find their weights."""
+        self.experts.begin(offload, split_id)
 
     def bind(self, i: int, device: int, split_id: int) -> tuple[int, ...]:
         """Return the value of each operand and of the result of node ``i``."""
@@ -72,6 +87,8 @@ class _Lowering:
             if homes.get(storage) == device:
                 value = known.get(storage)
                 bound.append(self.home(storage, split_id) if value is None else value)
+            elif self.experts.takes(i, tid):
+                bound.append(self.expert_weight(i, storage, device, split_id))
             else:
                 bound.append(self.remote(storage, t.offset, t.end, device, split_id))
         storage = tensors[node.output].storage
@@ -114,6 +131,37 @@ class _Lowering:
                 grown.start, grown.end = min(grown.start, start), max(grown.end, end)
         return value
 
+    def expert_weight(self, i: int, storage: int, device: int, split_id: int) -> int:
+        """Return the copy of a weight that lies in the staging ring, filled as its offload says."""
+        experts, nbytes = self.experts, self.tensors[storage].nbytes
+        value = experts.known(storage)
+        if value is None:
+            value = self._value("replica", storage, device, 0, nbytes)
+            self.values[value].ring = experts.slot
+            source, before = self.home(storage, split_id), experts.before
+            by = experts.executor(self.homes[storage], device)
+            rows = None
+            if experts.by_rows:
+                ids = self.tensors[experts.ids]
+                named = self.on_host(ids.storage, ids.offset, ids.end, split_id)
+                rows = experts.rows(storage, named, self.homes[storage], device)
+            self.transfers.append(Transfer(0, source, value, by, before, rows))
+            experts.note(storage, value)
+        return value
+
+    def on_host(self, storage: int, start: int, end: int, split_id: int) -> int:
+        """Return a value in host memory that holds these bytes in their latest version."""
+        if storage not in self.homes:
+            return self.host_slot(storage)
+        key = (HOST, storage, self.version.get(storage, 0))
+        value = self.replica.get(key)
+        if value is None:
+            value = self.replica[key] = self._value("staging", storage, HOST, start, end)
+            self._transfer(self.home(storage, split_id), value, self.homes[storage], split_id)
+        draft = self.values[value]
+        draft.start, draft.end = min(draft.start, start), max(draft.end, end)
+        return value
+
     def read_back(self, tid: int, last: int) -> None:
         """Bring an output to host memory after the last split."""
         t = self.tensors[tid]
@@ -126,7 +174,7 @@ class _Lowering:
 
     def frozen_values(self) -> tuple[Value, ...]:
         return tuple(
-            Value(i, d.kind, d.storage, d.device, d.start, d.end, d.bound)
+            Value(i, d.kind, d.storage, d.device, d.start, d.end, d.bound, d.ring)
             for i, d in enumerate(self.values)
         )
 

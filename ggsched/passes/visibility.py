@@ -133,11 +133,12 @@ class _Table:
                 steps = [(node_step[n], bindings[n]) for n in self.order[item.first : item.end]]
             else:
                 t = self.splits.transfers[item.source]
-                steps = [(self.timeline.transfer_step[t.id], (t.src, t.dst))]
-            for step, touched in steps:
-                for v in touched:
+                touched = (t.src, t.dst) if t.rows is None else (t.src, t.rows.ids, t.dst)
+                steps = [(self.timeline.transfer_step[t.id], touched)]
+            for step, values_there in steps:
+                for v in values_there:
                     last[v][lane] = step
-                written = touched[-1]
+                written = values_there[-1]
                 if not is_born[written]:
                     is_born[written] = True
                     before[lane] = step - 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.outline import Item, WorkKind
+from ggsched.passes.outline import Item, WorkKind, host_reads
 from ggsched.plan.command import Step
 from ggsched.plan.memory import Memory, Region
 from ggsched.plan.splits import Splits, Transfer
@@ -45,15 +45,16 @@ def list_work(
         if item.kind == "launch":
             work.append(_launch(item, [steps[n] for n in order[item.first : item.end]]))
         elif item.kind != "host":
-            work.append(_transfer(splits, regions, item))
+            work.append(_transfer(splits, memory, item))
         elif number in (0, last):
             kind = "output" if number else "input"
             slots = merge_ranges([_range(regions[v.id]) for v in splits.values if v.kind == kind])
             reads, writes = (slots, ()) if number else ((), slots)
             work.append(Work("host", item.stream, item.source, reads, writes))
         else:
-            read, write = transfer_regions(splits, regions, splits.transfers[item.source])
-            reads = (_range(read),) if write.nbytes else ()
+            value, start, end = host_reads(splits, splits.transfers[item.source])
+            arena, offset, _ = regions[value]
+            reads = ((arena, offset + start, offset + end),) if end > start else ()
             work.append(Work("host", item.stream, item.source, reads, ()))
     return work
 
@@ -62,9 +63,13 @@ def _range(region: Region) -> tuple[int, int, int]:
     return region.arena, region.offset, region.offset + region.nbytes
 
 
-def _transfer(splits: Splits, regions: Sequence[Region], item: Item) -> Work:
-    read, write = transfer_regions(splits, regions, splits.transfers[item.source])
-    reads, writes = ((_range(read),), (_range(write),)) if write.nbytes else ((), ())
+def _transfer(splits: Splits, memory: Memory, item: Item) -> Work:
+    t = splits.transfers[item.source]
+    read, write = transfer_regions(splits, memory.regions, t)
+    reads, writes = merge_ranges([_range(read)]), merge_ranges([_range(write)])
+    cache = cache_region(splits, memory, t)
+    if cache is not None:
+        writes = merge_ranges([*writes, _range(cache)])
     return Work(item.kind, item.stream, item.source, reads if item.has_source else (), writes)
 
 
@@ -75,6 +80,17 @@ def transfer_regions(
     src, dst = splits.values[t.src], splits.values[t.dst]
     base = regions[t.src]
     return Region(base.arena, base.offset + dst.start - src.start, dst.nbytes), regions[t.dst]
+
+
+def cache_region(splits: Splits, memory: Memory, t: Transfer) -> Region | None:
+    """Return where a transfer of rows keeps some of them from run to run, if it does."""
+    if t.rows is None or not t.rows.cached:
+        return None
+    device, name = splits.values[t.dst].device, splits.values[t.src].bound
+    for arena in memory.arenas:
+        if arena.kind == "cache" and arena.device == device and arena.name == name:
+            return Region(arena.id, 0, arena.nbytes)
+    return None
 
 
 def _steps(graph: Graph, splits: Splits, regions: Sequence[Region]) -> list[Step]:

@@ -80,6 +80,38 @@ class Copy(msgspec.Struct, frozen=True, tag="copy", gc=False):
     transfer: int
 
 
+class CopyRows(msgspec.Struct, frozen=True, tag="copy_rows", gc=False):
+    """The rows of a weight that ids name, from one device's memory to another's.
+
+    The host reads the ids while it enqueues this, so a ``HostSync`` stands before it unless the
+    host knows them anyway; it enqueues one copy for each run of neighbouring rows. What is found
+    in the cache is copied from there instead, and what is not is put there. For hazards it reads
+    all of ``src`` and ``ids`` and writes all of ``dst`` and ``cache``; of ``dst`` only the named
+    rows are defined afterwards.
+
+    Attributes:
+        id: Position in the list.
+        stream: Stream that the copies are enqueued on.
+        src: The weight, on the device that holds it.
+        dst: Where it would lie on the other device, row for row.
+        ids: i32 row numbers in host memory; numbers may repeat.
+        row_nbytes: Length of a row.
+        through_host_view: Whether the rows are uploaded from the host view of ``src``.
+        cache: Rows kept from earlier runs, or None.
+        transfer: The transfer that it carries out.
+    """
+
+    id: int
+    stream: int
+    src: Region
+    dst: Region
+    ids: Region
+    row_nbytes: int
+    through_host_view: bool
+    cache: Region | None
+    transfer: int
+
+
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
     """The nodes of a split on one stream, in order.
 
@@ -128,4 +160,4 @@ class HostSync(msgspec.Struct, frozen=True, tag="host_sync", gc=False):
     hazard: Hazard
 
 
-Command = Upload | Download | Copy | Launch | Record | Wait | Barrier | HostSync
+Command = Upload | Download | Copy | CopyRows | Launch | Record | Wait | Barrier | HostSync

@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-ArenaKind = Literal["compute", "weight", "state", "input", "output", "staging"]
+ArenaKind = Literal["compute", "weight", "state", "cache", "input", "output", "staging"]
 
 
 class Region(NamedTuple):
@@ -27,12 +27,13 @@ class Arena(msgspec.Struct, frozen=True, gc=False):
         id: Index in ``Memory.arenas``.
         kind: ``compute`` memory is private to the plan, with undefined content when a run
             starts. ``weight`` and ``state`` hold one named tensor each, live longer than the
-            plan, and are defined when it starts. ``input``, ``output`` and ``staging`` are host
-            memory.
+            plan, and are defined when it starts. ``cache`` memory lives longer than the plan
+            too and holds rows of the weight that it is named after; which, is known when the
+            plan runs. ``input``, ``output`` and ``staging`` are host memory.
         device: Index in the topology, or -1 for host memory.
         nbytes: Length.
         alignment: Alignment in bytes of the arena and of every region in it.
-        name: Name of the weight or state, else "".
+        name: Name of the weight or state, also of the weight that is cached, else "".
     """
 
     id: int

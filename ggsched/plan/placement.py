@@ -4,10 +4,10 @@ from typing import Literal
 
 import msgspec
 
-Cause = Literal["pin", "weights", "owner", "expand-down", "expand-up", "upgrade", "fill"]
+Cause = Literal["pin", "weights", "owner", "expand-down", "expand-up", "upgrade", "fill", "offload"]
 """What decided: an explicit pin, the location of a weight, the location of the storage that the
-node writes through, the neighbour before or after it, a move to where its neighbours are, or the
-highest-priority device that supports it."""
+node writes through, the neighbour before or after it, a move to where its neighbours are, the
+highest-priority device that supports it, or a prediction (see ``OpOffload``)."""
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
@@ -24,6 +24,41 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     detail: str = ""
 
 
+class OpOffload(msgspec.Struct, frozen=True, gc=False):
+    """Experts whose weights live on one device, and that another one could compute.
+
+    Attributes:
+        first: First node.
+        end: One past the last.
+        ids: Tensor of the ids that the router chose.
+        here: Device that holds the weights.
+        there: Device that could compute.
+        here_s: Predicted seconds on the device that holds the weights, crossings included.
+        there_s: Predicted seconds on the other one, weights' copies included as far as nothing
+            hides them.
+        way: How the weights get there: the ``rows`` that the router chose, once it has, or the
+            whole ``layer``, before.
+        is_taken: Whether they are computed there.
+        slot: Slot of the staging ring that the weights go to.
+        ahead: So many of the taken offloads before this one the copies begin; if there are not so
+            many, at the beginning.
+        cached: Rows of each weight that the other device keeps between runs.
+    """
+
+    first: int
+    end: int
+    ids: int
+    here: int
+    there: int
+    here_s: float
+    there_s: float
+    way: Literal["rows", "layer"]
+    is_taken: bool
+    slot: int = 0
+    ahead: int = 0
+    cached: int = 0
+
+
 class Placement(msgspec.Struct, frozen=True):
     """A device for each node and a home for each storage.
 
@@ -31,7 +66,9 @@ class Placement(msgspec.Struct, frozen=True):
         choices: One for each node, by node id.
         homes: Device whose memory holds each storage, by tensor id of its root. Inputs that no
             node writes have no home: they are uploaded to each device that reads them.
+        offloads: Experts that could be computed elsewhere, by first node, whether they are or not.
     """
 
     choices: tuple[Choice, ...]
     homes: dict[int, int]
+    offloads: tuple[OpOffload, ...] = ()

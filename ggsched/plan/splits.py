@@ -26,6 +26,7 @@ class Value(msgspec.Struct, frozen=True, gc=False):
         start: First byte of the storage that the value holds.
         end: One past the last.
         bound: Name of the weight or state whose own buffer this is, else "".
+        ring: Slot of the device's staging ring that holds it, or -1.
     """
 
     id: int
@@ -35,11 +36,29 @@ class Value(msgspec.Struct, frozen=True, gc=False):
     start: int
     end: int
     bound: str = ""
+    ring: int = -1
 
     @property
     def nbytes(self) -> int:
         """Length in bytes."""
         return self.end - self.start
+
+
+class Rows(msgspec.Struct, frozen=True, gc=False):
+    """Which part of its source a transfer moves: the rows that ids name when the plan runs.
+
+    Attributes:
+        ids: Value in host memory, i32 throughout; the host reads it when it enqueues the copies.
+        nbytes: Length of a row; rows follow each other.
+        through_host_view: Whether the source is read through the host view of its buffer
+            (BUF-4) and uploaded, where no copy path leads to the destination.
+        cached: Rows that the destination's device keeps between runs, 0 for none.
+    """
+
+    ids: int
+    nbytes: int
+    through_host_view: bool = False
+    cached: int = 0
 
 
 class Transfer(msgspec.Struct, frozen=True, gc=False):
@@ -51,6 +70,8 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
         dst: Value that is filled, completely; its byte range lies within that of ``src``.
         by: Device on whose stream it is enqueued.
         before: Split before which it runs, or the number of splits for read-backs.
+        rows: Which rows it moves; None for all bytes of the destination. Rows that are not moved
+            leave bytes of the destination undefined.
     """
 
     id: int
@@ -58,6 +79,7 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
     dst: int
     by: int
     before: int
+    rows: Rows | None = None
 
 
 class Split(msgspec.Struct, frozen=True, gc=False):

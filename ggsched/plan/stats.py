@@ -2,11 +2,22 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from types import UnionType
 
 import msgspec
 
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Barrier, Copy, Download, HostSync, Launch, Record, Upload, Wait
+from ggsched.plan.command import (
+    Barrier,
+    Copy,
+    CopyRows,
+    Download,
+    HostSync,
+    Launch,
+    Record,
+    Upload,
+    Wait,
+)
 from ggsched.plan.splits import HOST
 
 
@@ -22,14 +33,16 @@ class PlanStats(msgspec.Struct, frozen=True):
         waits: Waits of streams for events.
         barriers: Barriers between copies and launches.
         host_syncs: Waits of the host.
-        copied: Bytes moved in one run, by path, e.g. ``"host->opencl:0"``.
+        copied: Bytes moved in one run, by path, e.g. ``"host->opencl:0"``; rows that are chosen
+            when it runs are left out.
+        chosen: Bytes of which rows are chosen when it runs, all of them, by path.
         compute: Bytes of compute arenas by device, after alignment.
         lower_bound: Bytes that are live at once, by device, below which no packing can go; with
             several streams those of the heaviest set of values that may be live together.
         weights: Bytes of weights by device.
         states: Bytes of states by device.
         host: Bytes of host memory: inputs, outputs and staging.
-        waste: Bytes of all compute arenas over their lower bound; 1.0 is perfect packing.
+        waste: Bytes of all packed compute arenas over their lower bound; 1.0 is perfect packing.
         planning_s: Seconds that planning took.
     """
 
@@ -42,6 +55,7 @@ class PlanStats(msgspec.Struct, frozen=True):
     barriers: int
     host_syncs: int
     copied: dict[str, int]
+    chosen: dict[str, int]
     compute: dict[str, int]
     lower_bound: dict[str, int]
     weights: dict[str, int]
@@ -72,13 +86,14 @@ def plan_stats(plan: Plan) -> PlanStats:
         waits=_count(plan, Wait),
         barriers=_count(plan, Barrier),
         host_syncs=_count(plan, HostSync),
-        copied=_copied(plan),
+        copied=_copied(plan, Upload | Download | Copy),
+        chosen=_copied(plan, CopyRows),
         compute=compute,
         lower_bound=dict(bounds),
         weights=_by_device(plan, "weight"),
         states=_by_device(plan, "state"),
         host=host,
-        waste=sum(compute.values()) / least if least else 1.0,
+        waste=_packed(plan) / least if least else 1.0,
         planning_s=plan.planning_s,
     )
 
@@ -92,17 +107,22 @@ def _count(plan: Plan, kind: type[Wait | Barrier | HostSync | Record | Launch]) 
     return sum(isinstance(command, kind) for command in plan.commands)
 
 
-def _copied(plan: Plan) -> dict[str, int]:
+def _copied(plan: Plan, kinds: type | UnionType) -> dict[str, int]:
     arenas = plan.memory.arenas
     moved: Counter[tuple[int, int]] = Counter()
     for command in plan.commands:
-        if isinstance(command, Upload | Download | Copy):
+        if isinstance(command, kinds) and isinstance(command, Upload | Download | Copy | CopyRows):
             path = (arenas[command.src.arena].device, arenas[command.dst.arena].device)
             moved[path] += command.dst.nbytes
     return {
         f"{device_name(plan, src)}->{device_name(plan, dst)}": nbytes
         for (src, dst), nbytes in sorted(moved.items())
     }
+
+
+def _packed(plan: Plan) -> int:
+    arenas, bounds = plan.memory.arenas, plan.memory.lower_bound
+    return sum(a.nbytes for a in arenas if a.kind == "compute" and a.id in bounds)
 
 
 def _by_device(plan: Plan, kind: str) -> dict[str, int]:

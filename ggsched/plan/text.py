@@ -11,6 +11,7 @@ from ggsched.plan.command import (
     Barrier,
     Command,
     Copy,
+    CopyRows,
     Download,
     Hazard,
     HostSync,
@@ -90,11 +91,12 @@ def hazard_text(hazard: Hazard) -> str:
 
 def _action(plan: Plan, command: Command) -> str:
     match command:
-        case Upload() | Download() | Copy():
-            kind = type(command).__name__.lower()
+        case Upload() | Download() | Copy() | CopyRows():
+            kind = "copy rows" if isinstance(command, CopyRows) else type(command).__name__.lower()
             value = show("value", plan.splits.transfers[command.transfer].dst)
             path = f"{region_text(command.src)} -> {region_text(command.dst)}"
-            return f"{kind} {path}  {value} {_storage(plan, command.transfer)}".rstrip()
+            what = f"{value} {_storage(plan, command.transfer)}".rstrip()
+            return f"{kind} {path}  {what}{_chosen(command)}"
         case Launch():
             return f"launch {show('split', command.split)} {_nodes(command)}"
         case Record():
@@ -110,8 +112,19 @@ def _action(plan: Plan, command: Command) -> str:
             assert_never(command)
 
 
+def _chosen(command: Command) -> str:
+    """Return which rows are copied: by which ids, of which length, and what remembers them."""
+    if not isinstance(command, CopyRows):
+        return ""
+    cache = f", cache {region_text(command.cache)}" if command.cache is not None else ""
+    return f" by {region_text(command.ids)}, rows of {command.row_nbytes} B{cache}"
+
+
 def _storage(plan: Plan, transfer: int) -> str:
-    storage = plan.splits.values[plan.splits.transfers[transfer].src].storage
+    source = plan.splits.values[plan.splits.transfers[transfer].src]
+    storage = source.storage
+    if source.bound:
+        return repr(source.bound)
     for slot in plan.inputs:
         if plan.splits.values[slot.value].storage == storage:
             return repr(slot.name)
@@ -167,13 +180,13 @@ def _causes(plan: Plan, split: Split, verbose: bool) -> str:
 def _memory(plan: Plan, verbose: bool) -> Iterator[str]:
     kept: dict[tuple[int, str], list[int]] = {}
     for a in plan.memory.arenas:
-        if a.kind in ("weight", "state"):
+        if a.kind in ("weight", "state", "cache"):
             kept.setdefault((a.device, a.kind), []).append(a.nbytes)
     for (device, kind), sizes in sorted(kept.items()):
         plural = f"{kind}s" if len(sizes) > 1 else kind
         yield f"{device_name(plan, device)}  {len(sizes)} {plural}, {nbytes_text(sum(sizes))}"
     for a in plan.memory.arenas:
-        if a.kind in ("weight", "state") and not verbose:
+        if a.kind in ("weight", "state", "cache") and not verbose:
             continue
         least = plan.memory.lower_bound.get(a.id)
         bound = f", live at once {nbytes_text(least)}" if least is not None else ""
@@ -204,6 +217,8 @@ def _stats(stats: PlanStats) -> Iterator[str]:
     )
     for path, nbytes in stats.copied.items():
         yield f"{path}  {nbytes_text(nbytes)} each run"
+    for path, nbytes in stats.chosen.items():
+        yield f"{path}  rows that ids choose, of {nbytes_text(nbytes)}"
     for name, nbytes in stats.compute.items():
         yield f"{name}  compute {nbytes_text(nbytes)}"
     yield f"compute memory is {stats.waste:.3f} of what lives at once"

@@ -16,6 +16,7 @@ from ggsched.plan.verify_commands import verify_commands
 from ggsched.plan.verify_fusions import verify_fusions
 from ggsched.plan.verify_memory import verify_memory
 from ggsched.plan.verify_references import verify_references
+from ggsched.plan.verify_rows import verify_rows, verify_takers
 from ggsched.topology.caps import op_key
 from ggsched.topology.model import Topology
 
@@ -80,6 +81,7 @@ def verify_splits(graph: Graph, topology: Topology, placement: Placement, splits
     if len(splits.bindings) != len(graph.nodes):
         raise PlanError(f"{len(splits.bindings)} bindings for {len(graph.nodes)} nodes")
     _verify_flow(graph, splits)
+    verify_takers(graph, splits)
 
 
 def verify_streams(topology: Topology, splits: Splits, streams: Streams) -> None:
@@ -185,7 +187,9 @@ def _verify_transfer(topology: Topology, splits: Splits, i: int, t: Transfer) ->
     if t.by == HOST or t.by not in (src.device, dst.device):
         why = "the device of one of the ends does it"
         raise PlanError(f"executed {_place(t.by)}", where=where, why=why)
-    if src.device != HOST and dst.device != HOST:
+    if t.rows is not None:
+        verify_rows(topology, splits, t, where)
+    elif src.device != HOST and dst.device != HOST:
         path = topology.copy_paths.get((src.device, dst.device))
         if path is None or path.by != t.by:
             why = f"there is no such path from device {src.device} to {dst.device}"
@@ -211,6 +215,9 @@ def _verify_flow(graph: Graph, splits: Splits) -> None:
 
 
 def _fill(transfer: Transfer, filled: set[int]) -> None:
+    if transfer.rows is not None and transfer.rows.ids not in filled:
+        what = f"is chosen by {show('value', transfer.rows.ids)}, which nothing has filled"
+        raise PlanError(what, where=f"transfer {transfer.id}")
     if transfer.src not in filled:
         what = f"reads {show('value', transfer.src)}, which nothing has filled"
         raise PlanError(what, where=f"transfer {transfer.id}")

@@ -11,6 +11,7 @@ from ggsched.plan.command import (
     Barrier,
     Command,
     Copy,
+    CopyRows,
     Download,
     Hazard,
     HostSync,
@@ -22,8 +23,9 @@ from ggsched.plan.command import (
 )
 from ggsched.plan.fusions import run_order
 from ggsched.plan.memory import Region
-from ggsched.plan.splits import HOST
+from ggsched.plan.splits import HOST, Transfer, Value
 from ggsched.plan.verify_references import verify_references
+from ggsched.plan.verify_rows import verify_copy_rows
 
 _HOST_COMMAND: Final = -1
 
@@ -88,11 +90,13 @@ def _snapshots(plan: Plan) -> Iterator[Region]:
             device = plan.streams.streams[command.stream].device
             if plan.devices[device].snapshots_uploads:
                 yield command.src
+        elif isinstance(command, CopyRows):
+            yield command.ids
 
 
 def _verify_command(progress: _Progress, command: Command, where: str) -> None:
     match command:
-        case Upload() | Download() | Copy():
+        case Upload() | Download() | Copy() | CopyRows():
             _verify_transfer(progress, command, where)
         case Launch():
             _verify_launch(progress, command, where)
@@ -136,7 +140,9 @@ def _need_recorded(progress: _Progress, event: int, where: str) -> None:
         raise PlanError(f"waits for {show('event', event)}", where=where, why=why)
 
 
-def _verify_transfer(progress: _Progress, c: Upload | Download | Copy, where: str) -> None:
+def _verify_transfer(
+    progress: _Progress, c: Upload | Download | Copy | CopyRows, where: str
+) -> None:
     plan = progress.plan
     if c.transfer != progress.transfer or c.transfer >= len(plan.splits.transfers):
         raise PlanError(f"transfer {c.transfer} after {progress.transfer - 1}", where=where)
@@ -146,7 +152,7 @@ def _verify_transfer(progress: _Progress, c: Upload | Download | Copy, where: st
         what = f"transfer {t.id} when {show('split', progress.split)} comes next"
         raise PlanError(what, where=where, why=f"it belongs before {show('split', t.before)}")
     src, dst = plan.splits.values[t.src], plan.splits.values[t.dst]
-    kind = Upload if src.device == HOST else Download if dst.device == HOST else Copy
+    kind = _kind_of(src, dst, t)
     if type(c) is not kind:
         what = f"transfer {t.id} is a {kind.__name__.lower()}"
         raise PlanError(what, where=where, why=f"from device {src.device} to {dst.device}")
@@ -158,6 +164,14 @@ def _verify_transfer(progress: _Progress, c: Upload | Download | Copy, where: st
     if (c.src, c.dst) != (wanted, plan.memory.regions[t.dst]):
         why = f"transfer {t.id} goes from {wanted} to {plan.memory.regions[t.dst]}"
         raise PlanError(f"from {c.src} to {c.dst}", where=where, why=why)
+    if isinstance(c, CopyRows):
+        verify_copy_rows(plan, c, where)
+
+
+def _kind_of(src: Value, dst: Value, t: Transfer) -> type[Command]:
+    if t.rows is not None:
+        return CopyRows
+    return Upload if src.device == HOST else Download if dst.device == HOST else Copy
 
 
 def _verify_launch(progress: _Progress, c: Launch, where: str) -> None:
@@ -276,6 +290,9 @@ def _touches(progress: _Progress, command: int, hazard: Hazard, writes: bool) ->
         c = progress.plan.commands[command]
         if isinstance(c, Upload | Download | Copy):
             regions = (c.dst,) if writes else (c.src,)
+        elif isinstance(c, CopyRows):
+            kept = () if c.cache is None else (c.cache,)
+            regions = (c.dst, *kept) if writes else (c.src, c.ids)
         elif isinstance(c, Launch):
             regions = c.writes if writes else c.reads
         else:

@@ -53,7 +53,7 @@ def _verify_arena(topology: Topology, i: int, arena: Arena) -> None:
         raise PlanError(f"has the id {arena.id}", where=where, why="ids are dense")
     if arena.nbytes < 0 or arena.alignment < 1 or arena.alignment & (arena.alignment - 1):
         raise PlanError(f"{arena.nbytes} bytes aligned to {arena.alignment}", where=where)
-    if bool(arena.name) != (arena.kind in ("weight", "state")):
+    if bool(arena.name) != (arena.kind in ("weight", "state", "cache")):
         raise PlanError(f"{arena.kind} arena named {arena.name!r}", where=where)
     if arena.kind in ("input", "output", "staging"):
         if arena.device != HOST:

@@ -28,6 +28,8 @@ def _problems(plan: Plan) -> Iterator[tuple[str, str]]:
     for t in plan.splits.transfers:
         if t.src not in values or t.dst not in values:
             yield f"from value {t.src} to {t.dst}", f"transfer {t.id}"
+        if t.rows is not None and t.rows.ids not in values:
+            yield f"rows by value {t.rows.ids}", f"transfer {t.id}"
     for slot in (*plan.inputs, *plan.outputs):
         if slot.value not in values:
             yield f"in value {slot.value}", repr(slot.name)

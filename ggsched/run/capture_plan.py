@@ -19,7 +19,7 @@ from typing import Final
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Command, HostSync, Launch, Record, Wait
+from ggsched.plan.command import Command, CopyRows, HostSync, Launch, Record, Wait
 
 WORTH: Final = 2
 """A segment has at least this many nodes and transfers, else a replay saves nothing."""
@@ -162,6 +162,8 @@ def _refusal(
     match command:
         case HostSync():
             return "the host waits"
+        case CopyRows():
+            return "the host reads which rows to copy"
         case Wait(event=event) if event not in recorded:
             return f"it waits for {show('event', event)}, which is recorded outside"
         case Record(event=event) if number in outside:

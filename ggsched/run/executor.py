@@ -11,7 +11,7 @@ from typing import assert_never
 
 import numpy as np
 
-from ggsched.backend.protocols import Event
+from ggsched.backend.protocols import Event, HostMemory
 from ggsched.errors import GgschedError, SyncTimeout, UsageError
 from ggsched.ids import show
 from ggsched.ir.graph import Graph
@@ -21,6 +21,7 @@ from ggsched.plan.command import (
     Barrier,
     Command,
     Copy,
+    CopyRows,
     Download,
     HostSync,
     Launch,
@@ -28,7 +29,9 @@ from ggsched.plan.command import (
     Upload,
     Wait,
 )
+from ggsched.run.expert_binding import ExpertBinding
 from ggsched.run.resources import Resources
+from ggsched.trace.commands import ids_label
 from ggsched.trace.recorder import Recorder
 
 Call = Callable[[], None]
@@ -45,18 +48,31 @@ class Executor:
         *,
         timeout_s: float,
         recorder: Recorder | None = None,
+        watch: Callable[[HostMemory], None] | None = None,
     ) -> None:
+        """Bind a plan.
+
+        Args:
+            graph: Of the plan.
+            plan: The plan.
+            resources: Its memory, streams and programs.
+            timeout_s: For waits of the host.
+            recorder: Writes down what the host does itself.
+            watch: Told what the host reads in the middle of a run: the ids of rows.
+        """
         self.plan = plan
         self._resources = resources
         self._timeout_s = timeout_s
         self._events: dict[int, Event] = {}
         self._retired: list[Event] = []
         self._is_closed = False
+        self._recorder, self._watch = recorder, watch
+        is_seen = recorder is not None or watch is not None
+        self._experts = ExpertBinding(plan, resources, self._note_ids if is_seen else None)
         self._calls = tuple(self._bind(c) for c in plan.commands)
         self._inputs = {s.name: resources.host_array(graph, s) for s in plan.inputs}
         self._unused = {t.name for t in graph.roots(Role.INPUT)} - self._inputs.keys()
         self._outputs = {s.tensor: resources.host_array(graph, s) for s in plan.outputs}
-        self._recorder = recorder
         regions = plan.memory.regions
         self._written, self._read = (
             [resources.host_bytes(regions[s.value]) for s in slots]
@@ -82,10 +98,12 @@ class Executor:
         if self._recorder is not None:
             self._recorder.add(self._recorder.host_work("write inputs", writes=self._written))
         number = 0
+        self._experts.next_run()
         try:
             for number, call in enumerate(self._calls):  # noqa: B007  # named in the error
                 call()
         except GgschedError as error:
+            self._experts.failed()
             self._explain(error, number)
             raise
         finally:
@@ -160,13 +178,17 @@ class Executor:
         match command:
             case Upload(src=src, dst=dst):
                 source = r.host_bytes(src).toreadonly()
-                return partial(stream.upload, source, r.buffers[dst.arena], dst.offset)
+                call = partial(stream.upload, source, r.buffers[dst.arena], dst.offset)
+                return self._experts.counted(command, call)
             case Download(src=src, dst=dst):
                 target = r.host_bytes(dst)
                 return partial(stream.download, r.buffers[src.arena], src.offset, target)
             case Copy(src=src, dst=dst):
                 a, b = r.buffers[src.arena], r.buffers[dst.arena]
-                return partial(stream.copy, a, src.offset, b, dst.offset, src.nbytes)
+                move = partial(stream.copy, a, src.offset, b, dst.offset, src.nbytes)
+                return self._experts.counted(command, move)
+            case CopyRows():
+                return self._experts.bind(command)
             case Launch():
                 return partial(stream.launch, r.programs[command.id])
             case Barrier():
@@ -175,6 +197,12 @@ class Executor:
                 return self._bind_sync(command)
             case _:
                 assert_never(command)
+
+    def _note_ids(self, memory: HostMemory, copies: int) -> None:
+        if self._watch is not None:
+            self._watch(memory)
+        if self._recorder is not None:
+            self._recorder.add(self._recorder.host_work(ids_label(copies), [memory]))
 
     def _bind_sync(self, command: Record | Wait | HostSync) -> Call:
         stream, events, timeout_s = (

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from ggsched.backend.chosen_rows import ChosenRows
 from ggsched.backend.program import BoundNode, Group, Operand, full_params
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Program, Stream
 from ggsched.errors import UsageError
@@ -40,6 +41,7 @@ class Resources:
         self.plan = plan
         self.store = store
         self.streams = _streams(plan, store)
+        self.chosen = {t.dst: ChosenRows() for t in plan.splits.transfers if t.rows is not None}
         self._owned: list[Buffer | Program] = []
         try:
             self.buffers, self.host = self._arenas(plan, store)
@@ -106,11 +108,20 @@ class Resources:
     def _bind(self, graph: Graph, step: Step, group: Group | None) -> BoundNode:
         node = graph.nodes[step.node]
         operands = []
-        for tid, region in zip(node.tensors, step.operands, strict=True):
+        bound = self.plan.splits.bindings[step.node]
+        for tid, region, value in zip(node.tensors, step.operands, bound, strict=True):
             t = graph.tensors[tid]
             buffer = self.buffers[region.arena]
             operands.append(
-                Operand(buffer, region.offset, region.nbytes, t.dtype, t.shape, t.strides)
+                Operand(
+                    buffer,
+                    region.offset,
+                    region.nbytes,
+                    t.dtype,
+                    t.shape,
+                    t.strides,
+                    self.chosen.get(value),
+                )
             )
         *inputs, output = operands
         params = full_params(node.op, node.params)

@@ -7,6 +7,7 @@ device stays in order and ``max_streams`` is not used up by plans that are idle.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Final
 
@@ -15,7 +16,9 @@ import numpy as np
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Stream
 from ggsched.errors import GgschedError, SyncTimeout, UsageError
 from ggsched.plan.memory import Arena
+from ggsched.run.expert_ledger import ExpertLedger
 from ggsched.run.release import close_all
+from ggsched.run.row_cache import RowCache
 
 WeightSource = Callable[[str], np.ndarray] | Mapping[str, np.ndarray]
 """Gives the bytes of a weight by name, C-contiguous, in the type that the graph declares."""
@@ -62,6 +65,9 @@ class TensorStore:
         self._resident: dict[str, Resident] = {}
         self._streams: dict[tuple[int, int], Stream] = {}
         self._hanging: set[tuple[int, int]] = set()
+        self._generations: dict[str, int] = {}
+        self._row_caches: dict[str, RowCache] = {}
+        self.ledger = ExpertLedger()
 
     def stream(self, device: int, index: int) -> Stream:
         """Return the ``index``-th stream of a device, made on first use."""
@@ -71,16 +77,16 @@ class TensorStore:
         return self._streams[key]
 
     def tensor(self, arena: Arena) -> Buffer:
-        """Return the buffer of a weight or state arena, made and filled on first use.
+        """Return the buffer of a weight, state or cache arena, made and filled on first use.
 
         Raises:
             UsageError: the weight is missing, has another size, or is resident elsewhere.
             OutOfDeviceMemory: it does not fit.
         """
-        known = self._resident.get(arena.name)
+        key = _key(arena)
+        known = self._resident.get(key)
         if known is None:
-            known = self._weight(arena) if arena.kind == "weight" else self._state(arena)
-            self._resident[arena.name] = known
+            known = self._resident[key] = self._made(arena)
         if (known.device, known.nbytes, known.kind) != (arena.device, arena.nbytes, arena.kind):
             here = self.devices[known.device].facts.name
             raise UsageError(
@@ -92,6 +98,25 @@ class TensorStore:
             )
         return known.buffer
 
+    def row_cache(self, arena: Arena, slots: int) -> RowCache:
+        """Return what is known about the rows in a cache arena.
+
+        Rows of an earlier generation of the weight do not count: those before its bytes were
+        read again (``release``).
+        """
+        key = _key(arena)
+        if key not in self._row_caches:
+            self._row_caches[key] = RowCache(slots, partial(self._generation, arena.name))
+        return self._row_caches[key]
+
+    @property
+    def row_caches(self) -> tuple[RowCache, ...]:
+        """All row caches."""
+        return tuple(self._row_caches.values())
+
+    def _generation(self, name: str) -> int:
+        return self._generations.get(name, 0)
+
     @property
     def names(self) -> frozenset[str]:
         """Names of everything that is resident."""
@@ -99,6 +124,9 @@ class TensorStore:
 
     def release(self, names: Collection[str]) -> None:
         """Close the buffers of weights and states that no plan uses; the next use fills anew."""
+        for name in names:
+            self._generations[name] = self._generation(name) + 1
+            self._row_caches.pop(name, None)  # where the name is that of a cache
         close_all([self._resident.pop(name).buffer for name in sorted(names)])
 
     def clear_states(self) -> None:
@@ -108,7 +136,7 @@ class TensorStore:
                 self._fill(r.device, r.buffer, _zeros(r.nbytes), name)
 
     def nbytes_by_device(self, kind: str) -> dict[str, int]:
-        """Return the resident bytes of ``"weight"`` or ``"state"`` by device name."""
+        """Return the resident bytes of ``"weight"``, ``"state"`` or ``"cache"`` by device name."""
         out: dict[str, int] = {}
         for r in self._resident.values():
             if r.kind == kind:
@@ -143,6 +171,12 @@ class TensorStore:
         self._resident.clear()
         self._streams.clear()
         close_all([*buffers, *streams])
+
+    def _made(self, arena: Arena) -> Resident:
+        if arena.kind == "cache":
+            buffer = self.devices[arena.device].allocate(arena.nbytes)
+            return Resident(buffer, arena.device, arena.nbytes, arena.kind, False)
+        return self._weight(arena) if arena.kind == "weight" else self._state(arena)
 
     def _weight(self, arena: Arena) -> Resident:
         data = self._host_bytes(arena)
@@ -194,6 +228,11 @@ class TensorStore:
                 why=f"the graph declares {arena.nbytes}",
             )
         return array.reshape(-1).view(np.uint8).data.toreadonly()
+
+
+def _key(arena: Arena) -> str:
+    """Return under which name an arena is resident: a weight may be cached on several devices."""
+    return arena.name if arena.kind != "cache" else f"{arena.name} on device {arena.device}"
 
 
 def _zeros(nbytes: int) -> Iterator[Part]:

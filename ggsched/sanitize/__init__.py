@@ -15,6 +15,7 @@ from ggsched.sanitize.plan_waste import advise_on_plan, find_cycles_in_plan
 from ggsched.sanitize.program import find_disorder
 from ggsched.sanitize.races import find_races
 from ggsched.sanitize.report import Finding, Report, Touch
+from ggsched.sanitize.rows import find_bad_takers
 from ggsched.sanitize.shape import find_misuse, find_unknown
 
 DEFAULT_RUNS = 3
@@ -43,6 +44,7 @@ def check_plan(plan: Plan, *, runs: int = DEFAULT_RUNS, advice: bool = False) ->
             footprints, undeclared = find_footprints(plan)
             findings += undeclared
             findings += find_races(plan, footprints, runs)
+            findings += find_bad_takers(plan)
             findings += find_disorder(plan)
             findings += find_bad_reads(plan)
             findings += find_bad_groups(plan)

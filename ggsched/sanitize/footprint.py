@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Launch
+from ggsched.plan.command import CopyRows, Launch
 from ggsched.plan.memory import Region
 from ggsched.sanitize.kinds import TRANSFERS
 from ggsched.sanitize.report import Finding
@@ -20,10 +20,12 @@ class Footprint(NamedTuple):
     Attributes:
         reads: Spans that it reads and does not write.
         writes: Spans that it writes, whether or not it reads them too.
+        host: Spans that the host reads while it enqueues the command.
     """
 
     reads: Sequence[Span]
     writes: Sequence[Span]
+    host: Sequence[Span] = ()
 
 
 def find_footprints(plan: Plan) -> tuple[list[Footprint | None], list[Finding]]:
@@ -40,6 +42,10 @@ def find_footprints(plan: Plan) -> tuple[list[Footprint | None], list[Finding]]:
                 if missing := _undeclared(touched, declared):
                     findings.append(_undeclared_finding(command, mode, missing))
             footprints.append(Footprint(subtract(reads, writes), writes))
+        elif isinstance(command, CopyRows):
+            cache = [] if command.cache is None else _span(command.cache)
+            writes = merge([*_span(command.dst), *cache])
+            footprints.append(Footprint(_span(command.src), writes, _span(command.ids)))
         elif isinstance(command, TRANSFERS):
             footprints.append(Footprint(_span(command.src), _span(command.dst)))
         else:

@@ -2,6 +2,8 @@
 
 from typing import Final
 
-from ggsched.plan.command import Copy, Download, Upload
+from ggsched.plan.command import Copy, CopyRows, Download, Upload
 
-TRANSFERS: Final = (Upload, Download, Copy)
+Transferring = Upload | Download | Copy | CopyRows
+
+TRANSFERS: Final = (Upload, Download, Copy, CopyRows)

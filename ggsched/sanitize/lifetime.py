@@ -13,11 +13,11 @@ from typing import Final
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Copy, Download, Launch, Step, Upload
+from ggsched.plan.command import CopyRows, Launch, Step
 from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST
 from ggsched.sanitize.content_map import ContentMap
-from ggsched.sanitize.kinds import TRANSFERS
+from ggsched.sanitize.kinds import TRANSFERS, Transferring
 from ggsched.sanitize.report import Finding, FindingKind
 
 NOBODY: Final = -1
@@ -59,9 +59,11 @@ class _Walk:
         self._inside = {n for nodes in self._ends.values() for n in nodes}
         self._made: dict[int, Region] = {}
 
-    def transfer(self, command: Upload | Download | Copy) -> None:
+    def transfer(self, command: Transferring) -> None:
         """Follow a transfer: it reads one value and fills another."""
         t = self.plan.splits.transfers[command.transfer]
+        if isinstance(command, CopyRows) and t.rows is not None:
+            self._read(command.id, -1, command.ids, t.rows.ids)
         self._read(command.id, -1, command.src, t.src)
         self._write(command.id, -1, command.dst, t.dst)
         self._versions.copied(t.src, t.dst)

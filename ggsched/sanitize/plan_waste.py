@@ -2,7 +2,7 @@
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Copy, Download, HostSync, Record, Upload, Wait
+from ggsched.plan.command import Copy, CopyRows, Download, HostSync, Record, Upload, Wait
 from ggsched.sanitize.progress import find_cycles
 from ggsched.sanitize.report import Finding
 from ggsched.sanitize.waste import Group, find_waste
@@ -41,7 +41,7 @@ def _what(plan: Plan, number: int) -> str:
     match command:
         case Record():
             return f"{name} records {show('event', command.event)}, for which nobody waits"
-        case Upload() | Download() | Copy():
+        case Upload() | Download() | Copy() | CopyRows():
             kind = type(command).__name__.lower()
             value = show("value", plan.splits.transfers[command.transfer].dst)
             return f"nobody reads what {name}, the {kind} to {value}, copies"

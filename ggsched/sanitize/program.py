@@ -11,7 +11,7 @@ from typing import Final
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Launch
+from ggsched.plan.command import CopyRows, Launch
 from ggsched.plan.memory import Region
 from ggsched.sanitize.kinds import TRANSFERS
 from ggsched.sanitize.report import Finding
@@ -68,7 +68,11 @@ def _accesses(plan: Plan) -> Iterator[_Access]:
                 yield command.id, (command.split, 1, step.node), regions
         elif isinstance(command, TRANSFERS):
             place = plan.splits.transfers[command.transfer].before, 0, command.transfer
-            yield command.id, place, [(command.src, False), (command.dst, True)]
+            ends = [(command.src, False), (command.dst, True)]
+            if isinstance(command, CopyRows):
+                ends += [(command.ids, False)]
+                ends += [(command.cache, True)] if command.cache is not None else []
+            yield command.id, place, ends
 
 
 class _Latest:

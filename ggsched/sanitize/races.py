@@ -102,6 +102,8 @@ class _Walk:
             if footprint is not None:
                 for arena, _, _ in footprint.reads:
                     lanes.setdefault(arena, set()).add(lane)
+                for arena, _, _ in footprint.host:
+                    lanes.setdefault(arena, set()).add(HOST_LANE)
                 for arena, _, _ in footprint.writes:
                     lanes.setdefault(arena, set()).add(lane)
                     written.add(arena)
@@ -128,6 +130,12 @@ class _Walk:
             # not help, and the host goes on after it.
             known = self.order.host_work(i, run)
             reader = HOST_LANE, known[HOST_LANE]
+        if footprint.host:  # ids of rows: the host goes on once it has read them
+            seen = self.order.host_work(i, run)
+            for arena, start, end in footprint.host:
+                maps[arena].read(start, end, (HOST_LANE, seen[HOST_LANE]), seen, found)
+                if found:
+                    self._note(i, run, arena, False, found)
         for arena, start, end in footprint.reads:
             maps[arena].read(start, end, reader, known, found)
             if found:
@@ -157,4 +165,5 @@ def _only(arenas: set[int], footprint: Footprint | None) -> Footprint | None:
         return None
     reads = [s for s in footprint.reads if s[0] in arenas]
     writes = [s for s in footprint.writes if s[0] in arenas]
-    return Footprint(reads, writes) if reads or writes else None
+    host = [s for s in footprint.host if s[0] in arenas]
+    return Footprint(reads, writes, host) if reads or writes or host else None

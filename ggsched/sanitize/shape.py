@@ -6,18 +6,17 @@ from ggsched.ids import show
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import (
     Barrier,
-    Copy,
-    Download,
+    CopyRows,
     HostSync,
     Launch,
     Record,
-    Upload,
     Wait,
 )
 from ggsched.plan.memory import Region
 from ggsched.plan.stats import device_name
-from ggsched.sanitize.kinds import TRANSFERS
+from ggsched.sanitize.kinds import TRANSFERS, Transferring
 from ggsched.sanitize.report import Finding
+from ggsched.sanitize.rows import misplaced_rows
 
 
 def find_unknown(plan: Plan) -> list[Finding]:
@@ -52,7 +51,8 @@ def _unknown_in_artifacts(plan: Plan) -> Iterator[Finding]:
         if any(not 0 <= v < values for v in bound):
             yield Finding("id", f"{show('node', node)} is bound to an unknown value", -1)
     for t in plan.splits.transfers:
-        if not (0 <= t.src < values and 0 <= t.dst < values):
+        named = t.src if t.rows is None else t.rows.ids
+        if not all(0 <= v < values for v in (t.src, t.dst, named)):
             yield Finding("id", f"transfer {t.id} is between unknown values", -1)
 
 
@@ -69,12 +69,19 @@ def _unknown_in_commands(plan: Plan) -> Iterator[Finding]:
             if not 0 <= command.transfer < transfers:
                 what = f"{show('command', i)} is unknown transfer {command.transfer}"
                 yield Finding("id", what, i)
-            for region in (command.src, command.dst):
+            for region in _regions(command):
                 if problem := _bad_region(plan, region):
                     what = f"{show('command', i)} {problem}"
                     yield Finding("region", what, i, "", *_bytes(region))
         elif isinstance(command, Launch):
             yield from _unknown_in_launch(plan, command)
+
+
+def _regions(command: Transferring) -> tuple[Region, ...]:
+    if not isinstance(command, CopyRows):
+        return command.src, command.dst
+    cache = () if command.cache is None else (command.cache,)
+    return (command.src, command.dst, command.ids, *cache)
 
 
 def _unknown_in_launch(plan: Plan, command: Launch) -> Iterator[Finding]:
@@ -134,7 +141,7 @@ def _misused_event(
             yield Finding("event", what, command.id, "let the host wait instead")
 
 
-def _misplaced(plan: Plan, command: Upload | Download | Copy) -> Iterator[Finding]:
+def _misplaced(plan: Plan, command: Transferring) -> Iterator[Finding]:
     """Yield how a transfer moves other bytes than those of its values."""
     transfer = plan.splits.transfers[command.transfer]
     source, target = plan.splits.values[transfer.src], plan.splits.values[transfer.dst]
@@ -147,6 +154,8 @@ def _misplaced(plan: Plan, command: Upload | Download | Copy) -> Iterator[Findin
         yield Finding("region", what, command.id, "", *_bytes(src))
     elif dst != to or src != (home.arena, home.offset + skipped, to.nbytes):
         yield from _moves(plan, command, home._replace(offset=home.offset + skipped), to)
+    if isinstance(command, CopyRows):
+        yield from misplaced_rows(plan, command)
     if src.arena == dst.arena and src.offset < dst.end and dst.offset < src.end:
         what = f"{show('command', command.id)} copies bytes onto themselves (CPY-3)"
         yield Finding("region", what, command.id, "", *_bytes(dst))
@@ -158,9 +167,7 @@ def _misplaced(plan: Plan, command: Upload | Download | Copy) -> Iterator[Findin
         yield Finding("region", what, command.id, "run it on a stream of one end (CPY-1)")
 
 
-def _moves(
-    plan: Plan, command: Upload | Download | Copy, begin: Region, to: Region
-) -> Iterator[Finding]:
+def _moves(plan: Plan, command: Transferring, begin: Region, to: Region) -> Iterator[Finding]:
     """Yield in what a transfer differs from one that starts at ``begin`` and fills ``to``."""
     name, transfer = show("command", command.id), plan.splits.transfers[command.transfer]
     src, dst = command.src, command.dst

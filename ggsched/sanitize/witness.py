@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Copy, Download, Launch, Record, Step, Upload
+from ggsched.plan.command import Copy, CopyRows, Download, Launch, Record, Step, Upload
 from ggsched.sanitize.order import HOST_WRITES
 from ggsched.sanitize.report import Finding, Touch
 
@@ -101,7 +101,9 @@ def _overlaps(plan: Plan, clash: Clash, value: int) -> bool:
 def _action(plan: Plan, clash: Clash, number: int, mode: str) -> str:
     command = plan.commands[number]
     match command:
-        case Upload() | Download() | Copy():
+        case CopyRows(ids=ids) if mode == "read" and ids.arena == clash.arena:
+            return "the host reads the ids of its rows"
+        case Upload() | Download() | Copy() | CopyRows():
             transfer = plan.splits.transfers[command.transfer]
             return f"{type(command).__name__.lower()} of {show('value', transfer.src)}"
         case Launch():

@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Literal, NamedTuple
 
-from ggsched.plan.command import Copy, Upload
+from ggsched.plan.command import Copy, CopyRows, Upload
 from ggsched.trace.live import readers_of
 from ggsched.trace.timeline import Span, Timeline
 
@@ -53,7 +53,7 @@ def _copies(timeline: Timeline) -> list[Arrow]:
     def reader(plan: int, command: int) -> int:
         made = timeline.plans[plan]
         transfer = made.commands[command]
-        if not isinstance(transfer, Copy | Upload):
+        if not isinstance(transfer, Copy | CopyRows | Upload):
             return -1
         return readers_of(made, transfer.dst, command)
 

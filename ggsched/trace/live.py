@@ -9,7 +9,7 @@ import numpy as np
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Copy, Download, Launch, Upload
+from ggsched.plan.command import Copy, CopyRows, Download, Launch, Upload
 from ggsched.plan.memory import Region
 from ggsched.trace.timeline import Span, Timeline
 
@@ -126,7 +126,7 @@ def _uses(plan: Plan) -> dict[int, list[tuple[int, ...]]]:
     for command in plan.commands:
         if isinstance(command, Launch):
             uses[command.id] = [plan.splits.bindings[step.node] for step in command.steps]
-        elif isinstance(command, Upload | Download | Copy):
+        elif isinstance(command, Upload | Download | Copy | CopyRows):
             transfer = plan.splits.transfers[command.transfer]
             uses[command.id] = [(transfer.src, transfer.dst)]
     return uses

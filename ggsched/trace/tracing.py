@@ -89,7 +89,7 @@ class TracedDevice:
         if not isinstance(stream, TracedStream):
             return self.inner.compile(bare, stream)
         program = self.inner.compile(bare, stream.inner)
-        return TracedProgram(program, [_work(n, stream.actor) for n in nodes])
+        return TracedProgram(program, nodes, stream.actor)
 
     def copies_with(self, other: DeviceFacts) -> bool:
         """As the inner device."""
@@ -174,13 +174,18 @@ class TracedEvent:
 class TracedProgram:
     """A program that knows what its nodes touch."""
 
-    def __init__(self, inner: Program, works: Sequence[Work]) -> None:
+    def __init__(self, inner: Program, nodes: Sequence[BoundNode], actor: int) -> None:
         self.inner = inner
-        self._works = tuple(works)
+        self._nodes, self._actor = tuple(nodes), actor
+        self._works = tuple(_work(n, actor) for n in nodes)
+        self._takes_rows = any(o.chosen is not None for n in nodes for o in n.inputs)
         self._by: dict[int, tuple[Work, ...]] = {}
 
     def enqueued_by(self, thread: int) -> tuple[Work, ...]:
         """Return the work of one launch by a host thread."""
+        if self._takes_rows:  # other ones each time
+            works = (_work(n, self._actor) for n in self._nodes)
+            return tuple(msgspec.structs.replace(work, by=thread) for work in works)
         if thread not in self._by:
             self._by[thread] = tuple(
                 msgspec.structs.replace(work, by=thread) for work in self._works
@@ -349,6 +354,17 @@ def _bytes(buffer: Buffer, offset: int, nbytes: int) -> tuple[Access, ...]:
     return ()
 
 
+def _read(operand: Operand) -> tuple[Access, ...]:
+    """Return the bytes of an operand that are read: all, or those of the rows that are there."""
+    if operand.chosen is None:
+        return _bytes(operand.buffer, operand.offset, operand.nbytes)
+    return tuple(
+        access
+        for first, last in operand.chosen.ranges
+        for access in _bytes(operand.buffer, operand.offset + first, last - first)
+    )
+
+
 def _bare_node(node: BoundNode) -> BoundNode:
     inputs = tuple(replace(o, buffer=_inner(o.buffer)) for o in node.inputs)
     return replace(
@@ -363,7 +379,7 @@ def _work(node: BoundNode, actor: int) -> Work:
     return Work(
         actor,
         node.label,
-        reads=tuple(a for o in reads for a in _bytes(o.buffer, o.offset, o.nbytes)),
+        reads=tuple(a for o in reads for a in _read(o)),
         writes=_bytes(node.output.buffer, node.output.offset, node.output.nbytes),
         is_partial=op.partial or not _is_dense(node.output),
     )

@@ -14,6 +14,7 @@ from ggsched.plan.command import (
     Barrier,
     Command,
     Copy,
+    CopyRows,
     Download,
     HostSync,
     Launch,
@@ -30,7 +31,7 @@ from ggsched.trace.versions import Versions
 HOST: Final = 0
 """The one host thread."""
 
-_COPIES = (Upload, Download, Copy)
+_COPIES = (Upload, Download, Copy, CopyRows)
 
 
 class Unrolled(NamedTuple):
@@ -100,7 +101,8 @@ class _Writer:
     def _meant(self) -> dict[tuple[int, int], Work]:
         """Return what each step and transfer is meant to touch, in the order of the program.
 
-        The key is (command, node), with -1 for the node of a transfer.
+        The key is (command, node), with -1 for the node of a transfer, and -2 where the host reads
+        its ids.
         """
         program: list[tuple[tuple[int, int, int], Command, Step | None]] = []
         for command in self.plan.commands:
@@ -110,7 +112,12 @@ class _Writer:
                 before = self.plan.splits.transfers[command.transfer].before
                 program.append(((before, 0, command.transfer), command, None))
         program.sort(key=lambda item: item[0])
-        return {(c.id, step.node if step else -1): self._work(c, step) for _, c, step in program}
+        meant: dict[tuple[int, int], Work] = {}
+        for _, c, step in program:
+            if isinstance(c, CopyRows):
+                meant[c.id, -2] = self._ids(c)
+            meant[c.id, step.node if step else -1] = self._work(c, step)
+        return meant
 
     def _work(self, command: Command, step: Step | None) -> Work:
         actor, values = 1 + command.stream, self.plan.splits.values
@@ -159,6 +166,9 @@ class _Writer:
                 yield Sync(HOST, event=first + event)
             case Launch(steps=steps):
                 yield from (meant[command.id, step.node] for step in steps)
+            case CopyRows():
+                yield meant[command.id, -2]
+                yield meant[command.id, -1]
             case Upload() if self._snapshots(command):
                 # Read while it is enqueued (CPY-4), so by the host.
                 work = meant[command.id, -1]
@@ -166,6 +176,14 @@ class _Writer:
                 yield Work(actor, work.label, HOST, (), work.writes, is_copy=True)
             case _:
                 yield meant[command.id, -1]
+
+    def _ids(self, command: CopyRows) -> Work:
+        """Return the host's read; which rows are named is not known here, so all are copied."""
+        rows = self.plan.splits.transfers[command.transfer].rows
+        assert rows is not None
+        value, home = self.plan.splits.values[rows.ids], self.plan.memory.regions[rows.ids]
+        reads = self._versions.read(value, home, command.ids)
+        return Work(HOST, "read ids: 1 copies", HOST, reads)
 
     def _snapshots(self, command: Command) -> bool:
         device = self.plan.streams.streams[command.stream].device

@@ -98,7 +98,8 @@ class PlanProgram:
         world = self.world = self._make_world()
         store = TensorStore(world.open_all(), self._values[0], timeout_s=TIMEOUT_S)
         resources = Resources(graph, plan, store)
-        executor = Executor(graph, plan, resources, timeout_s=TIMEOUT_S)
+        watch = world.host_reads
+        executor = Executor(graph, plan, resources, timeout_s=TIMEOUT_S, watch=watch)
         for name, buffer in self._state_buffers(store):
             if name in self._states:
                 buffer.array[:] = np.frombuffer(self._states[name].tobytes(), np.uint8)

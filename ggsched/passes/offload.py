@@ -1,0 +1,227 @@
+"""Offload: compute experts where their weights lie, or where the rest of the block is?
+
+For each block (see ``experts``) both are predicted: here with activations that cross to the weights
+and results that cross back, there with weights that cross. That is the choice of Fiddler (Kamahori
+et al., arXiv 2402.07033), by measured rates, and for whole blocks instead of single experts.
+
+Weights can cross in two ways. The *rows* that the router chose, once it has chosen: then the host
+reads the ids, so nothing can be copied before the layer's own router ran. Or the whole *layer*,
+which needs no ids and can be copied while earlier layers compute, as far as the staging ring
+reaches; what is not hidden behind computing is counted.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from ggsched.ir.graph import Graph
+from ggsched.passes.expert_policy import ExpertPolicy
+from ggsched.passes.experts import ExpertBlock, chosen_rows, find_blocks, taken_rows
+from ggsched.passes.work_size import node_cost
+from ggsched.plan.placement import Choice, OpOffload, Placement
+from ggsched.topology.cost import HOST, Link, MachineRates
+from ggsched.topology.model import Topology
+
+_NO_COPY: Final = Link(0.0, 1.0)
+
+
+def offload_experts(
+    graph: Graph,
+    topology: Topology,
+    placement: Placement,
+    policy: ExpertPolicy,
+    rates: MachineRates,
+) -> Placement:
+    """Return the placement with experts moved to where they are predicted to be faster.
+
+    All blocks that could move are noted in it, with the seconds of both.
+    """
+    if policy.offload == "off":
+        return placement
+    blocks = find_blocks(graph, topology, placement)
+    if not blocks:
+        return placement
+    cached = _cached_rows(graph, blocks, policy.cache_nbytes)
+    chooser = _Chooser(graph, topology, placement, policy, rates, _readers(graph))
+    offloads = [chooser.weigh(block, cached[block.there]) for block in blocks]
+    return _moved(graph, placement, _in_slots(offloads, policy.ring))
+
+
+def _readers(graph: Graph) -> dict[int, list[int]]:
+    """Return for each storage the nodes that read it."""
+    readers: dict[int, list[int]] = {}
+    for node in graph.nodes:
+        for tid in node.inputs:
+            readers.setdefault(graph.tensors[tid].storage, []).append(node.id)
+    return readers
+
+
+def expected_rows(count: int, draws: int) -> float:
+    """Return how many of ``count`` rows are named when each of ``draws`` ids names any of them.
+
+    Ids of one token differ, so slightly more are; and routers have favourites, so fewer.
+    """
+    return count * (1.0 - (1.0 - 1.0 / count) ** draws) if count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Chooser:
+    graph: Graph
+    topology: Topology
+    placement: Placement
+    policy: ExpertPolicy
+    rates: MachineRates
+    readers: Mapping[int, Sequence[int]]
+
+    def weigh(self, block: ExpertBlock, cached: int) -> OpOffload:
+        """Return what is predicted for a block, and which way is better."""
+        ids = self.graph.tensors[block.ids]
+        here_s = self._compute(block, block.here) + self._crossings(block, block.here)
+        away_s = self._compute(block, block.there) + self._crossings(block, block.there)
+        rows_s = self._ids_known(block) + self._rows(block, ids.size, cached)
+        layer_s = self._layer(block)
+        way: Literal["rows", "layer"] = "rows"
+        has_path = (block.here, block.there) in self.topology.copy_paths
+        if self.policy.ring > 1 and has_path and layer_s < rows_s:
+            way = "layer"
+        there_s = away_s + min(rows_s, layer_s if way == "layer" else rows_s)
+        is_taken = self.policy.offload == "on" or there_s < here_s
+        kept = cached if way == "rows" else 0
+        return OpOffload(
+            block.first,
+            block.end,
+            block.ids,
+            block.here,
+            block.there,
+            here_s,
+            there_s,
+            way,
+            is_taken,
+            cached=kept,
+        )
+
+    def _compute(self, block: ExpertBlock, device: int) -> float:
+        rates, nodes = self.rates.devices[device], self.graph.nodes[block.first : block.end]
+        return rates.launch_s + sum(node_cost(rates, self.graph, node) for node in nodes)
+
+    def _crossings(self, block: ExpertBlock, device: int) -> float:
+        """Return the seconds of activations that enter and leave the block on other devices."""
+        tensors, homes = self.graph.tensors, self.placement.homes
+        nodes = self.graph.nodes[block.first : block.end]
+        made = {tensors[node.output].storage for node in nodes}
+        known = made.union(block.weights)
+        entering: dict[int, int] = {}
+        for node in nodes:
+            for t in (tensors[tid] for tid in node.inputs):
+                if t.storage not in known:
+                    entering[t.storage] = max(entering.get(t.storage, 0), t.nbytes)
+        leaving: dict[int, tuple[int, int]] = {}
+        for storage in made:
+            for i in self.readers.get(storage, ()):
+                if not block.first <= i < block.end:
+                    leaving[storage] = self.placement.choices[i].device, tensors[storage].nbytes
+        total = 0.0
+        for storage, nbytes in entering.items():
+            total += self._crossing(homes.get(storage, HOST), device, nbytes)
+        for to, nbytes in leaving.values():
+            total += self._crossing(device, to, nbytes)
+        return total
+
+    def _crossing(self, src: int, dst: int, nbytes: int) -> float:
+        if src == dst:
+            return 0.0
+        recorder = dst if src == HOST else src
+        return self._link(src, dst).seconds(nbytes) + self.rates.devices[recorder].event_s
+
+    def _link(self, src: int, dst: int) -> Link:
+        return _NO_COPY if src == dst else self.rates.link(src, dst)
+
+    def _ids_known(self, block: ExpertBlock) -> float:
+        """Return the seconds until the host has the ids."""
+        ids = self.graph.tensors[block.ids]
+        home = self.placement.homes.get(ids.storage)
+        return 0.0 if home is None else self._crossing(home, HOST, ids.nbytes)
+
+    def _rows(self, block: ExpertBlock, draws: int, cached: int) -> float:
+        """Return the seconds of the rows that are expected to be chosen and not to be cached."""
+        link, total = self._weights_link(block), 0.0
+        for weight in block.weights:
+            t = self.graph.tensors[weight]
+            count = t.shape[0]
+            missing = expected_rows(count, draws) * (1.0 - min(1.0, cached / count))
+            copies = missing * (1.0 - missing / count) + 1.0  # runs of neighbours
+            total += copies * link.latency_s + missing * t.strides[0] / link.bandwidth
+        return total
+
+    def _layer(self, block: ExpertBlock) -> float:
+        """Return the seconds of whole weights that computing since the block before cannot hide."""
+        link = self._weights_link(block)
+        total = sum(link.seconds(self.graph.tensors[w].nbytes) for w in block.weights)
+        return max(0.0, total - self._since_block_before(block))
+
+    def _weights_link(self, block: ExpertBlock) -> Link:
+        if (block.here, block.there) in self.topology.copy_paths:
+            return self.rates.link(block.here, block.there)
+        return self.rates.link(HOST, block.there)
+
+    def _since_block_before(self, block: ExpertBlock) -> float:
+        """Return the seconds that pass on the block's device between two such blocks."""
+        rates, seconds = self.rates.devices[block.there], self._compute(block, block.there)
+        for i in range(block.first - 1, -1, -1):
+            node = self.graph.nodes[i]
+            if chosen_rows(self.graph, node) is not None:
+                return seconds
+            if self.placement.choices[i].device == block.there:
+                seconds += node_cost(rates, self.graph, node)
+        return 0.0  # before the first block there is nothing to hide behind
+
+
+def _cached_rows(graph: Graph, blocks: Sequence[ExpertBlock], nbytes: int) -> dict[int, int]:
+    """Return by device how many rows of each weight a cache of so many bytes keeps.
+
+    All blocks that could move share it evenly, so that it is the same for each batch size.
+    """
+    each: dict[int, int] = {}
+    most: dict[int, int] = {}
+    for block in blocks:
+        each[block.there] = each.get(block.there, 0) + sum(taken_rows(graph, block))
+        count = min(graph.tensors[w].shape[0] for w in block.weights)
+        most[block.there] = min(most.get(block.there, count), count)
+    return {there: min(most[there], nbytes // size) for there, size in each.items()}
+
+
+def _in_slots(offloads: Sequence[OpOffload], ring: int) -> list[OpOffload]:
+    """Give the taken ones slots of their device's ring, and layers a start as early as it allows.
+
+    A layer's copies begin behind the last reader of its slot in program order.
+    """
+    out, count = [], dict[int, int]()
+    for o in offloads:
+        if o.is_taken:
+            number = count.get(o.there, 0)
+            count[o.there] = number + 1
+            ahead = min(number + 1, ring - 1) if o.way == "layer" else 0
+            o = _with(o, number % ring, ahead)
+        out.append(o)
+    return out
+
+
+def _with(o: OpOffload, slot: int, ahead: int) -> OpOffload:
+    return OpOffload(
+        o.first, o.end, o.ids, o.here, o.there, o.here_s, o.there_s, o.way, True, slot, ahead,
+        o.cached,
+    )  # fmt: skip
+
+
+def _moved(graph: Graph, placement: Placement, offloads: Sequence[OpOffload]) -> Placement:
+    choices, homes = list(placement.choices), dict(placement.homes)
+    for o in offloads:
+        if o.is_taken:
+            for i in range(o.first, o.end):
+                choices[i] = Choice(o.there, "offload", _why(o))
+                homes[graph.tensors[graph.nodes[i].output].storage] = o.there
+    return Placement(tuple(choices), homes, tuple(offloads))
+
+
+def _why(o: OpOffload) -> str:
+    return f"{o.way} in {o.there_s * 1e3:.3g} ms, on the weights' device {o.here_s * 1e3:.3g} ms"

@@ -1,0 +1,38 @@
+"""Opens the devices that a caller names, or all that are usable."""
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from ggsched.backend.protocols import Device
+from ggsched.backend.registry import open_devices
+from ggsched.config import Settings
+from ggsched.errors import GgschedError
+
+_LOG: Final = logging.getLogger("ggsched")
+
+
+def names_of(devices: Sequence[str] | Sequence[Device] | None) -> list[str] | None:
+    """Return the names among what a caller gave; None for all usable devices."""
+    return None if devices is None else [d for d in devices if isinstance(d, str)]
+
+
+def opened(
+    devices: Sequence[str] | Sequence[Device] | None, settings: Settings
+) -> tuple[list[Device], list[Device]]:
+    """Return the devices to close in the end, and all devices.
+
+    Raises:
+        UsageError: a device name that makes no sense, or no devices.
+        BackendUnavailable: a device that is not there.
+        BackendBroken: a plug-in that fails or lies about itself.
+    """
+    if devices is None or all(isinstance(d, str) for d in devices):
+        found = list(open_devices(names_of(devices), allow=settings.backends, on_skip=_say))
+        return found, found
+    return [], [d for d in devices if not isinstance(d, str)]
+
+
+def _say(skipped: GgschedError) -> None:
+    """Say which backend is left out where all usable devices were asked for."""
+    _LOG.warning("left out: %s", skipped.one_line())
