@@ -170,7 +170,7 @@ def test_raise_if_findings_tells_the_story():
 
 
 def test_json():
-    report = run_conformance(DEAF, rules="evt2_holds_*,CAP-1")
+    report = run_conformance(DEAF, rules="evt2_holds_*,BUF-4")
     data = json.loads(json.dumps(report.to_json()))
     assert data["ok"] is False
     assert data["broken_rules"] == ["EVT-2"]

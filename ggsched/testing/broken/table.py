@@ -6,6 +6,7 @@ from typing import Final
 
 from ggsched.testing.broken import (
     breaks_buffers,
+    breaks_capture,
     breaks_copies,
     breaks_errors,
     breaks_events,
@@ -32,6 +33,7 @@ _MODULES: Final[tuple[ModuleType, ...]] = (
     breaks_hosts,
     breaks_launches,
     breaks_results,
+    breaks_capture,
     breaks_errors,
     breaks_truth,
     breaks_interop,

@@ -6,7 +6,8 @@ from ggsched.backend.protocols import Buffer, Stream
 from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.testing.conformance.case import case
 from ggsched.testing.conformance.diary import Bytes
-from ggsched.testing.conformance.world import NBYTES, Hold, World
+from ggsched.testing.conformance.endings import Hold
+from ggsched.testing.conformance.world import NBYTES, World
 
 # --- BUF-1 ------------------------------------------------------------------------------------
 

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import DeviceFault, GgschedError, UsageError
 from ggsched.testing.conformance.case import BrokenRule, case
-from ggsched.testing.conformance.faults import make_fail
+from ggsched.testing.conformance.faults import lookup, make_fail
 from ggsched.testing.conformance.world import NBYTES, World
 
 # --- ERR-1 ------------------------------------------------------------------------------------
@@ -132,6 +134,22 @@ def err2_other_streams_go_on(w: World) -> None:
     _names(w, label, lambda: w.sync(q))
     w.put(other, x, data)
     w.equal(w.get(other, x), data, "on another stream after a fault")
+
+
+@case("ERR-2", "Launches of other streams that look rows up go on, too.", "fault", "op get_rows")
+def err2_other_lookups_go_on(w: World) -> None:
+    if w.device.facts.max_streams < 2 or "get_rows:f32" not in w.device.facts.ops:
+        return
+    q, other = w.stream(), w.stream()
+    table, ids, out = w.buffer(64), w.buffer(4), w.buffer(16)
+    rows = w.numbers(16)
+    w.put(other, table, rows)
+    w.put(other, ids, np.array([2], np.int32).view(np.uint8))
+    program = w.compile([lookup(table, ids, out)], other)
+    make_fail(w, q)
+    w.refused(DeviceFault, w.sync, q)
+    w.launch(other, program)
+    w.equal(w.get(other, out), rows[8:12], "looked up on another stream after a fault")
 
 
 @case("ERR-2", "Another device goes on.", "fault", "pair")

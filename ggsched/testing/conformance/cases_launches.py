@@ -8,7 +8,7 @@ from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.backend.protocols import Buffer
 from ggsched.errors import UsageError
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import F32, dtype_by_name
+from ggsched.ir.dtype import BF16, F32, dtype_by_name
 from ggsched.ir.graph import Graph
 from ggsched.ir.ops import OPS
 from ggsched.testing.conformance.case import case
@@ -303,3 +303,10 @@ def _large(w: World) -> Iterator[tuple[Graph, dict[str, np.ndarray]]]:
         names = ("x", "w") if op == "mul_mat" else ("x",)
         values = {n: w.rng.standard_normal(shapes[n]).astype(np.float32) for n in names}
         yield graph, values
+    if "mul_mat:bf16" in w.device.facts.ops:
+        # Other types of weight are often unpacked, or the other factor converted, in scratch.
+        g = GraphBuilder("mul_mat_bf16")
+        result = g.mul_mat(g.weight("w", (256, 512), BF16), g.input("x", (64, 512)))
+        weight, x = (w.rng.standard_normal((n, 512)).astype(np.float32) for n in (256, 64))
+        bits = (weight.view(np.uint32) >> 16).astype(np.uint16)
+        yield g.build(result), {"w": bits, "x": x}

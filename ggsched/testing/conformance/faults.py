@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ggsched.backend.program import BoundNode, Operand
-from ggsched.backend.protocols import Stream
+from ggsched.backend.protocols import Buffer, Stream
 from ggsched.errors import DeviceFault
 from ggsched.ir.dtype import F32, I32
 from ggsched.testing.conformance.latch import HostEvent, can_wait_for_host_events
@@ -49,7 +49,15 @@ def bad_rows(w: "World", stream: Stream) -> str:
     w.upload(stream, np.array([_FAR], np.int32).view(np.uint8), ids)
     w.upload(stream, np.zeros(16, np.float32), table)
     w.order(stream)
-    node = BoundNode(
+    program = w.compile([lookup(table, ids, out)], stream)
+    with suppress(DeviceFault):  # legal where the work is done before the call returns
+        w.launch(stream, program)
+    return LABEL
+
+
+def lookup(table: Buffer, ids: Buffer, out: Buffer) -> BoundNode:
+    """Return a node that takes one row of a table of four rows of four numbers."""
+    return BoundNode(
         7,
         "get_rows",
         (Operand(table, 0, 64, F32, (4, 4), (16, 4)), Operand(ids, 0, 4, I32, (1,), (4,))),
@@ -57,7 +65,3 @@ def bad_rows(w: "World", stream: Stream) -> str:
         {},
         LABEL,
     )
-    program = w.compile([node], stream)
-    with suppress(DeviceFault):  # legal where the work is done before the call returns
-        w.launch(stream, program)
-    return LABEL

@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from ggsched.backend.capture import offers_capture
 from ggsched.testing.conformance.case import BrokenRule
 from ggsched.testing.conformance.exact import exact_op
 from ggsched.testing.conformance.faults import can_fail
@@ -147,7 +148,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "no import": _fact("imports_host_memory", False, "it imports host memory"),
     "deterministic": _fact("is_deterministic", True, "it does not declare itself deterministic"),
     "hypothesis": _hypothesis,
-    "capture": lambda w: "this version of the contract has no call for capture",
+    "capture": lambda w: "" if offers_capture(w.device) else "it offers no capture",
     "dlpack": _offers("buffer", "__dlpack__", "__dlpack_device__"),
     "cuda array": _offers("buffer", "__cuda_array_interface__"),
     "cuda stream": _offers("stream", "__cuda_stream__"),

@@ -12,9 +12,10 @@ import numpy as np
 
 from ggsched.backend.protocols import Event, Stream
 from ggsched.testing.conformance.case import BrokenRule
+from ggsched.testing.conformance.endings import Hold
 from ggsched.testing.conformance.exact import exact_op
 from ggsched.testing.conformance.model import HOST, Access, Clock, Mark, Memory, Order
-from ggsched.testing.conformance.world import Hold, World
+from ggsched.testing.conformance.world import World
 
 COUNT: Final = 16
 """Elements of a buffer."""

@@ -7,7 +7,6 @@ as they are, so a case may make illegal calls as well.
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, TypeVar
 from zlib import crc32
@@ -15,14 +14,16 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from ggsched.backend.capture import Capture, Graph
 from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
 from ggsched.ir.dtype import F32
 from ggsched.testing.conformance.case import BrokenRule
 from ggsched.testing.conformance.diary import Bytes, Diary, flat
+from ggsched.testing.conformance.endings import Aborted, Hold
 from ggsched.testing.conformance.exact import ExactOp, exact_op
 from ggsched.testing.conformance.harness import Harness
-from ggsched.testing.conformance.latch import Latch, elsewhere
+from ggsched.testing.conformance.latch import elsewhere
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -33,26 +34,6 @@ NBYTES: Final = 256
 """Length of an ordinary buffer of a case."""
 COUNT: Final = NBYTES // 4
 _PAUSE_S: Final = 5e-4
-
-
-@dataclass(slots=True)
-class Hold:
-    """A stream that is held.
-
-    Attributes:
-        is_real: Whether the device can be held at all; where not, a case is judged by its bytes.
-    """
-
-    is_real: bool
-    _latch: Latch | None
-    _tell: Callable[[str], None]
-
-    def release(self) -> None:
-        """Let the stream go on; legal twice."""
-        if self._latch is not None:
-            self._tell("latch.release()")
-            self._latch.release()
-            self._latch = None
 
 
 class World:
@@ -227,6 +208,21 @@ class World:
         """Let a stream wait for an event."""
         self._call(stream, f"wait({self.name(event)})", lambda: stream.wait(event))
 
+    def capture(self, *streams: Stream) -> Capture:
+        """Begin a capture of streams; needs ``capture``."""
+        device: Any = streams[0].device
+        text = f"begin_capture([{', '.join(map(self.name, streams))}])"
+        begin: Callable[[], Capture] = lambda: device.begin_capture(streams)  # noqa: E731
+        return self._make(device, "c", text, begin, abort=True)
+
+    def end(self, capture: Capture) -> Graph:
+        """End a capture; the case closes the graph, or the world does."""
+        return self._make(capture, "g", "end()", capture.end)
+
+    def replay(self, stream: Any, graph: Graph) -> None:
+        """Enqueue a graph."""
+        self._call(stream, f"replay({self.name(graph)})", lambda: stream.replay(graph))
+
     def order(self, stream: Stream) -> None:
         """Put copies and launches of a stream in order, as its device needs it (STR-1)."""
         match stream.device.facts.copy_order:
@@ -367,11 +363,13 @@ class World:
 
     # --- helpers ----------------------------------------------------------------------------
 
-    def _make(self, device: Device, letter: str, text: str, make: Callable[[], T]) -> T:
-        line = f"{self.diary.next_name(letter)} = {self.name(device)}.{text}"
+    def _make(
+        self, maker: object, letter: str, text: str, make: Callable[[], T], *, abort: bool = False
+    ) -> T:
+        line = f"{self.diary.next_name(letter)} = {self.name(maker)}.{text}"
         thing = self.diary.run(line, make)
         self.diary.add(thing, letter)
-        self._open.append(thing)
+        self._open.append(Aborted(thing) if abort else thing)
         return thing
 
     def _call(self, thing: object, text: str, call: Callable[[], object]) -> None:
