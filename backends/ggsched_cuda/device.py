@@ -14,6 +14,7 @@ from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched_cuda.buffer import CudaBuffer
 from ggsched_cuda.card import ALIGNMENT, Card
 from ggsched_cuda.driver import Found
+from ggsched_cuda.early import Mode
 from ggsched_cuda.event import CudaEvent
 from ggsched_cuda.graphs import CudaCapture
 from ggsched_cuda.polling import wait_until
@@ -69,6 +70,9 @@ class CudaDevice:
         parts: How many devices share the card's memory.
         timeout_s: How long a stream waits for an event of another backend before it fails;
             ``GGSCHED_TIMEOUT_S`` or 30 if not given.
+
+    Attributes:
+        early: How kernels that are compiled from now on begin, see ``ggsched_cuda.early``.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class CudaDevice:
         self.card = card
         self.facts = facts_of(name, parts, card.found)
         self.event_timeout_s = _timeout() if timeout_s is None else timeout_s
+        self.early: Mode = "on"
         self.is_closed = False
         self._lock = threading.RLock()
         self._buffers: weakref.WeakSet[CudaBuffer] = weakref.WeakSet()

@@ -41,6 +41,8 @@ _A: Final = cu.CUdevice_attribute
 
 launch_kernel: Final = cu.cuLaunchKernel
 """``launch_kernel(function, gx, gy, gz, bx, by, bz, shared, stream, params, 0)`` -> (result,)"""
+launch_configured: Final = cu.cuLaunchKernelEx
+"""``launch_configured(config, function, params, 0)`` -> (result,); see ``early_config``."""
 query_stream: Final = cu.cuStreamQuery
 """``query_stream(stream)[0]``: ``READY``, ``NOT_READY``, or an error; never blocks."""
 query_event: Final = cu.cuEventQuery
@@ -340,6 +342,21 @@ def function_of(module: Any, name: str, shared_nbytes: int) -> Handle:
         which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         check(cu.cuFuncSetAttribute(function, which, shared_nbytes), "cuFuncSetAttribute")
     return int(function)
+
+
+def early_config(grid: tuple[int, int, int], lanes: int, shared_nbytes: int, stream: Handle) -> Any:
+    """Return how to launch a kernel that may begin before its predecessor has ended."""
+    attribute = cu.CUlaunchAttribute()
+    attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config = cu.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = lanes, 1, 1
+    config.sharedMemBytes = shared_nbytes
+    config.hStream = cu.CUstream(stream)
+    config.attrs = [attribute]
+    config.numAttrs = 1
+    return config
 
 
 # --- graphs -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from ggsched.errors import DeviceFault, UsageError
 from ggsched_cuda import driver
 from ggsched_cuda.driver import CudaError
 from ggsched_cuda.event import CudaEvent, Marker
+from ggsched_cuda.transfers import MOST_MOVES, Move
 from ggsched_cuda.verdicts import FaultWords
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class CudaCapture:
         self.forgets: list[Callable[[], None]] = []
         self.words: set[FaultWords] = set()
         self._device = device
+        self._moves: dict[CudaStream, list[Move]] = {}
         self._is_over = False
         device.card.enter()
         self.before = [marker for stream in self._streams for marker in stream.unfinished()]
@@ -68,10 +70,24 @@ class CudaCapture:
                 why="a graph waits for nobody but the stream that it is replayed on (CAP-2)",
                 hint="wait before the capture begins, or before each replay",
             )
+        self.flush(stream)
         marker = event.recorded.marker
         assert marker is not None  # it was recorded in a capture
         self.keeps.append(marker)
         driver.enqueue_wait(stream.handle, marker.handle)
+
+    def move(self, stream: "CudaStream", move: Move) -> None:
+        """Make a transfer together with those that follow, as far as they are apart."""
+        moves = self._moves.setdefault(stream, [])
+        if len(moves) == MOST_MOVES or any(_overlap(move, other) for other in moves):
+            self.flush(stream)
+        self._moves.setdefault(stream, []).append(move)
+
+    def flush(self, stream: "CudaStream") -> None:
+        """Make the transfers that were put off."""
+        moves = self._moves.pop(stream, None)
+        if moves:
+            stream.transfers.move(moves)
 
     def end(self) -> "CudaGraph":
         """Stop, and return what was captured.
@@ -84,6 +100,8 @@ class CudaCapture:
             raise checks.closed_error("capture")
         origin, *others = self._streams
         try:
+            for stream in self._streams:
+                self.flush(stream)
             for other in others:
                 self._link(other, [origin])
             graph = driver.end_capture(origin.handle)
@@ -187,6 +205,19 @@ class CudaGraph:
             stream.card.drain_later(marker, finish, None)
             return
         finish()
+
+
+def _overlap(a: Move, b: Move) -> bool:
+    """Whether one of two transfers writes what the other reads or writes."""
+    return (
+        _meet(a.to, b.to, a.nbytes, b.nbytes)
+        or _meet(a.to, b.source, a.nbytes, b.nbytes)
+        or _meet(a.source, b.to, a.nbytes, b.nbytes)
+    )
+
+
+def _meet(a: int, b: int, a_nbytes: int, b_nbytes: int) -> bool:
+    return a < b + b_nbytes and b < a + a_nbytes
 
 
 def _own(device: "CudaDevice", stream: Stream) -> "CudaStream":

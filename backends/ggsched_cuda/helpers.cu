@@ -18,6 +18,20 @@ extern "C" __global__ void hold(const volatile int *word, i64 ns) {
   } while (now - start < ns);
 }
 
+/* Transfers between host memory that is pinned and the card, one for each row of blocks. */
+struct Moves {
+  i64 m[8][3]; /* to, from, bytes */
+};
+extern "C" __global__ void move(Moves moves) {
+  const i64 *m = moves.m[blockIdx.y];
+  char *to = (char *)m[0];
+  const char *from = (const char *)m[1];
+  i64 n = m[2], step = (i64)gridDim.x * blockDim.x, at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  i64 wide = ((m[0] | m[1]) & 15) == 0 ? n / 16 : 0;
+  for (i64 i = at; i < wide; i += step) ((int4 *)to)[i] = ((const int4 *)from)[i];
+  for (i64 i = 16 * wide + at; i < n; i += step) to[i] = from[i];
+}
+
 __device__ inline u16 bf16_of(float x) {
   unsigned bits = __float_as_uint(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)((bits >> 16) | 64);

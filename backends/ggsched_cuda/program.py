@@ -10,6 +10,7 @@ from ggsched_cuda.blas.driver import Product
 from ggsched_cuda.buffer import CudaBuffer, address_of_buffer
 from ggsched_cuda.calls import Call, Place, ProductCall
 from ggsched_cuda.choose import lower
+from ggsched_cuda.early import is_enrolled
 from ggsched_kernels import CODE, FAULT, SCRATCH, Constant, KernelCall
 from ggsched_kernels.calls import Arg
 
@@ -68,8 +69,12 @@ class CudaProgram:
             return self._bind_product(call), ()
         shared = call.shared_nbytes
         programs = self.stream.card.programs
-        function = programs.function(call.source, call.defines, call.kernel, shared)
+        mode = self.stream.device.early
+        function = programs.function(call.source, call.defines, call.kernel, shared, mode)
         params = self._pack([self._value(arg, call.label) for arg in call.args])
+        if is_enrolled(call.kernel, self.stream.card.found.arch, mode):
+            config = driver.early_config(call.groups, call.lanes, shared, self.stream.handle)
+            return driver.launch_configured, (config, function, params, 0)
         grid, block = call.groups, (call.lanes, 1, 1)
         arguments = (function, *grid, *block, shared, self.stream.handle, params, 0)
         return driver.launch_kernel, arguments

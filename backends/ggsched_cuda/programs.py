@@ -12,11 +12,15 @@ from ggsched.errors import UsageError
 from ggsched_cuda import driver
 from ggsched_cuda.compiler.driver import compile_text, compiler_version
 from ggsched_cuda.driver import CudaError
+from ggsched_cuda.early import FIRST_ARCH, Mode, with_early_start
 from ggsched_kernels import SOURCES, source
 
 OPTIONS: Final = ("-std=c++17",)
 OWN: Final = "helpers"
 """Source of this plug-in's own kernels."""
+
+BEHIND: Final = {"columns": "matvec"}
+"""Own sources that stand behind the text of a shared one."""
 
 Defines = tuple[tuple[str, str], ...]
 
@@ -26,17 +30,21 @@ def architecture_of(arch: int) -> str:
     return f"sm_{arch}a" if arch in (90, 100, 120) else f"sm_{arch}"
 
 
-def text_of(name: str) -> str:
-    """Return the text of a source, shared or own.
+def text_of(name: str, mode: Mode = "off") -> str:
+    """Return the text of a source, shared or own; enrolled kernels may begin early.
 
     Raises:
         UsageError: there is none of that name.
     """
     if name in SOURCES:
-        return source(name, "cuda")
-    if name != OWN:
-        raise UsageError(f"no kernel source {name!r}", hint=f"sources: {', '.join(SOURCES)}, {OWN}")
-    return resources.files(__package__ or "ggsched_cuda").joinpath(f"{OWN}.cu").read_text("utf-8")
+        return with_early_start(source(name, "cuda"), mode)
+    if name != OWN and name not in BEHIND:
+        known = ", ".join([*SOURCES, *BEHIND, OWN])
+        raise UsageError(f"no kernel source {name!r}", hint=f"sources: {known}")
+    text = resources.files("ggsched_cuda").joinpath(f"{name}.cu").read_text("utf-8")
+    if name in BEHIND:
+        return with_early_start(source(BEHIND[name], "cuda") + "\n" + text, mode)
+    return text
 
 
 def options_for(arch: int, defines: Defines) -> tuple[str, ...]:
@@ -54,7 +62,7 @@ def cache_folder() -> Path:
     return Path(base) / "ggsched" / "cuda"
 
 
-def machine_code(name: str, defines: Defines, arch: int) -> bytes:
+def machine_code(name: str, defines: Defines, arch: int, mode: Mode = "off") -> bytes:
     """Return the machine code of a source, from the cache if it was compiled before.
 
     The key is a hash of the whole text, the options and the compiler's version; an entry that
@@ -63,7 +71,7 @@ def machine_code(name: str, defines: Defines, arch: int) -> bytes:
     Raises:
         UsageError: the compiler refused it.
     """
-    text, options = text_of(name), options_for(arch, defines)
+    text, options = text_of(name, mode), options_for(arch, defines)
     parts = (text, *options, str(compiler_version()))
     key = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
     file = cache_folder() / f"{name}-{architecture_of(arch)}-{key}.cubin"
@@ -97,25 +105,33 @@ class ProgramCache:
 
     def __init__(self, arch: int) -> None:
         self._arch = arch
-        self._modules: dict[tuple[str, Defines], Any] = {}
-        self._functions: dict[tuple[str, Defines, str], int] = {}
+        self._modules: dict[tuple[str, Defines, Mode], Any] = {}
+        self._functions: dict[tuple[str, Defines, Mode, str], int] = {}
         self._lock = threading.RLock()
 
-    def function(self, name: str, defines: Defines, kernel: str, shared_nbytes: int = 0) -> int:
+    def function(
+        self,
+        name: str,
+        defines: Defines,
+        kernel: str,
+        shared_nbytes: int = 0,
+        mode: Mode = "off",
+    ) -> int:
         """Return a kernel; the card's context is current.
 
         Raises:
             UsageError: the compiler refused it, or there is no such kernel.
         """
-        key = (name, defines, kernel)
+        mode = mode if self._arch >= FIRST_ARCH else "off"
+        module, key = (name, defines, mode), (name, defines, mode, kernel)
         with self._lock:
             if key in self._functions:
                 return self._functions[key]
-            if key[:2] not in self._modules:
-                code = machine_code(name, defines, self._arch)
-                self._modules[key[:2]] = driver.load_module(code)
+            if module not in self._modules:
+                code = machine_code(name, defines, self._arch, mode)
+                self._modules[module] = driver.load_module(code)
             try:
-                found = driver.function_of(self._modules[key[:2]], kernel, shared_nbytes)
+                found = driver.function_of(self._modules[module], kernel, shared_nbytes)
             except CudaError as error:
                 raise UsageError(f"no kernel {kernel!r}", where=name, why=str(error)) from error
             self._functions[key] = found

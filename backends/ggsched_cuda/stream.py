@@ -2,7 +2,8 @@
 
 import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ggsched.backend import checks
@@ -14,6 +15,7 @@ from ggsched_cuda.card import is_busy
 from ggsched_cuda.driver import CudaError, record_event
 from ggsched_cuda.event import CudaEvent, Marker, Point, late
 from ggsched_cuda.graphs import CudaCapture, CudaGraph
+from ggsched_cuda.pinned import Quad
 from ggsched_cuda.polling import wait_until
 from ggsched_cuda.program import CudaProgram
 from ggsched_cuda.transfers import Transfers
@@ -132,6 +134,8 @@ class CudaStream:
         try:
             match ends:
                 case (int(source), int(to)):
+                    if self.capture is not None:
+                        self.capture.flush(self)
                     driver.enqueue_copy(to, source, nbytes, self.handle)
                 case (None, int(to)):
                     piece = memoryview(host)[src_offset : src_offset + nbytes]
@@ -153,6 +157,10 @@ class CudaStream:
             )
         if program.is_closed:
             raise checks.closed_error("program")
+        if self.capture is not None:
+            self.capture.flush(self)
+        if program.checks_ids:
+            self.note_ids(self.words)
         done = 0
         try:
             for call, arguments in program.steps:
@@ -163,8 +171,6 @@ class CudaStream:
         except Exception as error:  # cuBLAS has errors of its own
             # Some of the nodes are enqueued, so this is no refusal (ERR-1) but a fault (ERR-2).
             self._failed(program.labels[done], error)
-        if program.checks_ids:
-            self.note_ids(self.words)
 
     def record(self, event: Event) -> None:
         """Let an event stand for everything enqueued so far (EVT-1).
@@ -178,6 +184,7 @@ class CudaStream:
         assert isinstance(event, CudaEvent)  # this device's events are
         self.card.enter()
         if self.capture is not None:
+            self.capture.flush(self)
             event.mark(Point(self.marker(), (), self.name), self.capture)
             return
         fault = self._known_fault()
@@ -216,11 +223,13 @@ class CudaStream:
             UsageError: the graph was captured on another stream, or is closed.
         """
         self._require_usable()
+        self._require_no_capture("replay")
         executable = graph.executable_on(self)
+        for words in graph.words:
+            self.note_ids(words)
         result = driver.launch_graph(executable, self.handle)
         if result[0]:
             self._failed("replay", CudaError("cuGraphLaunch", int(result[0]), str(result[0])))
-        self.unchecked |= graph.words
 
     # --- waiting -------------------------------------------------------------------------------
 
@@ -286,27 +295,34 @@ class CudaStream:
         verdicts = list(self._verdicts)
         if self._fault is not None:
             verdicts.insert(0, Known(self._fault))
-        if self.unchecked:
-            checks_made = [self._snapshot(words) for words in self.unchecked]
-            self.unchecked.clear()
-            self._add_verdicts(checks_made)
-            verdicts += checks_made
         marker = self.marker()
+        if self.unchecked:
+            pinned = self.card.pinned
+            made = [
+                IdCheck(words, marker.is_done, partial(self._copied, words), pinned)
+                for words in self.unchecked
+            ]
+            self.unchecked.clear()
+            self._add_verdicts(made)
+            verdicts += made
         return Point(marker, verdicts, self.name, self.transfers.behind(marker))
 
     def note_ids(self, words: FaultWords) -> None:
-        """Remember that commands from here on may have written fault words."""
-        if self.capture is None:
-            self.unchecked.add(words)
-        else:
+        """Remember that commands from here on may write fault words."""
+        if self.capture is not None:
             self.capture.words.add(words)
+        else:
+            words.before_writing()
+            self.unchecked.add(words)
 
-    def _snapshot(self, words: FaultWords) -> IdCheck:
+    def _copied(self, words: FaultWords) -> tuple[Quad, Callable[[], bool]]:
         """Copy fault words in the order of the stream."""
-        pinned = self.card.pinned
-        quad = pinned.take_quad()
+        quad = self.card.pinned.take_quad()
+        if self.is_closed or self.capture is not None:
+            return quad, lambda: True
+        self.card.enter()
         self.transfers.snapshot(words.quad, quad)
-        return IdCheck(words, quad, self.marker().is_done, pinned)
+        return quad, self.marker().is_done
 
     def _require_usable(self) -> None:
         """Refuse calls after ``close`` (ERR-3) and after a failed command (ERR-2)."""

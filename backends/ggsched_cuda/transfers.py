@@ -7,7 +7,8 @@ of the stream: its content may come from a command that the stream waits for.
 
 import ctypes
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ggsched.backend.protocols import HostMemory
 from ggsched_cuda import driver
@@ -28,6 +29,21 @@ then it takes more memory, lest it waits for a stream that is held."""
 
 PATIENCE_S: Final = 1.0
 OFTEN: Final = 64  # transfers, after which the stream looks which of them are complete
+
+
+MOVED_NBYTES: Final = 4 << 20
+"""Shorter captured transfers are made by kernels."""
+
+MOST_MOVES: Final = 8
+"""Transfers of one such kernel."""
+
+
+class Move(NamedTuple):
+    """A transfer that a kernel makes, between addresses."""
+
+    to: int
+    source: int
+    nbytes: int
 
 
 class Held:
@@ -60,9 +76,11 @@ class Transfers:
         """Copy host bytes to the device."""
         origin, nbytes, handle = address_of(source), source.nbytes, self._stream.handle
         if self._pinned.holds(origin, nbytes):
-            self._hold(source)
-            driver.enqueue_upload(address, origin, nbytes, handle)
+            if not self._is_moved(address, origin, nbytes, source):
+                self._hold(source)
+                driver.enqueue_upload(address, origin, nbytes, handle)
             return
+        self._flush()
         for start in range(0, nbytes, PIECE_NBYTES):
             piece = min(PIECE_NBYTES, nbytes - start)
             block = self._stage(piece)
@@ -73,14 +91,50 @@ class Transfers:
         """Copy bytes of the device to the host."""
         to, nbytes, handle = address_of(target), target.nbytes, self._stream.handle
         if self._pinned.holds(to, nbytes):
-            self._hold(target)
-            driver.enqueue_download(to, address, nbytes, handle)
+            if not self._is_moved(to, address, nbytes, target):
+                self._hold(target)
+                driver.enqueue_download(to, address, nbytes, handle)
             return
+        self._flush()
         for start in range(0, nbytes, PIECE_NBYTES):
             piece = min(PIECE_NBYTES, nbytes - start)
             block = self._stage(piece)
             driver.enqueue_download(block.address, address + start, piece, handle)
             self._call(to + start, block.address, piece, (target, block))
+
+    def _is_moved(self, to: int, source: int, nbytes: int, memory: HostMemory) -> bool:
+        """Leave a transfer to a kernel, if it is captured and short.
+
+        A graph of kernels alone is launched quicker than one with copies, and several transfers
+        in a row are one kernel.
+        """
+        capture = self._stream.capture
+        if capture is None:
+            return False
+        capture.keeps.append(memory)
+        if nbytes > MOVED_NBYTES:
+            self._flush()
+            return False
+        capture.move(self._stream, Move(to, source, nbytes))
+        return True
+
+    def _flush(self) -> None:
+        if self._stream.capture is not None:
+            self._stream.capture.flush(self._stream)
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Enqueue a kernel that makes up to ``MOST_MOVES`` transfers."""
+        function = self._stream.card.programs.function(OWN, (), "move")
+        words = (ctypes.c_int64 * (3 * MOST_MOVES))()
+        for i, (to, source, nbytes) in enumerate(moves):
+            words[3 * i : 3 * i + 3] = [to, source, nbytes]
+        params = (ctypes.c_void_p * 1)(ctypes.addressof(words))
+        longest = max(m.nbytes for m in moves)
+        grid = (max(1, min(128, longest // 8192)), len(moves), 1)
+        handle, at = self._stream.handle, ctypes.addressof(params)
+        driver.check(
+            driver.launch_kernel(function, *grid, 256, 1, 1, 0, handle, at, 0), "cuLaunchKernel"
+        )
 
     def snapshot(self, source: Quad, to: Quad) -> None:
         """Copy fault words in the order of the stream."""

@@ -86,10 +86,22 @@ class FaultWords:
         self.quad = quad
         self.where = where
         self._codes: dict[str, int] = {}
+        self._live: list[IdCheck] = []
 
     def code_of(self, label: str) -> int:
         """Return the code of a node, from one."""
         return self._codes.setdefault(label, len(self._codes) + 1)
+
+    def watch(self, check: "IdCheck") -> None:
+        """Remember a check that reads these words as they are."""
+        self._live = [c for c in self._live if not c.is_over]
+        self._live.append(check)
+
+    def before_writing(self) -> None:
+        """Let checks that read these words keep what they read, as they may change from now on."""
+        for check in self._live:
+            check.settle()
+        self._live.clear()
 
     def fault(self, quad: Quad | None = None) -> DeviceFault | None:
         """Return the fault that words tell of: these, or a copy of them."""
@@ -106,35 +118,61 @@ class FaultWords:
 
 
 class IdCheck:
-    """A copy of fault words, made by the stream at one point.
+    """Fault words as they are at one point of a stream.
+
+    A copy made by the stream at each point would cost a kernel for each event. As long as nothing
+    is enqueued that may write the words they are read where they are; before that happens the
+    verdict is taken, or a copy is made if the point is not reached yet.
 
     Args:
         words: The words.
-        quad: The copy.
-        is_done: Whether it has been made.
+        is_done: Whether the point is reached.
+        copy: Copies the words in the order of the stream; returns the copy, and whether it is made.
         pinned: Where the copy goes back to when nobody asks any more.
     """
 
     def __init__(
-        self, words: FaultWords, quad: Quad, is_done: Callable[[], bool], pinned: PinnedMemory
+        self,
+        words: FaultWords,
+        is_done: Callable[[], bool],
+        copy: Callable[[], tuple[Quad, Callable[[], bool]]],
+        pinned: PinnedMemory,
     ) -> None:
         self._words = words
-        self._quad = quad
         self._is_done = is_done
+        self._copy = copy
         self._pinned = pinned
+        self._quad: Quad | None = None
+        self._kept: DeviceFault | None = None
+        self.is_over = False
+        words.watch(self)
 
     @property
     def is_settled(self) -> bool:
-        """Whether the copy is complete."""
-        return self._is_done()
+        """Whether it is known how things stood."""
+        return self.is_over or self._is_done()
+
+    def settle(self) -> None:
+        """Keep what the words say at the point, as they may change from now on."""
+        if self.is_over or self._quad is not None:
+            return
+        if self._is_done():
+            self._kept = self._words.fault()
+            self.is_over = True
+        else:
+            self._quad, self._is_done = self._copy()
 
     def fault(self) -> DeviceFault | None:
         """Return the fault if a kernel met an id that is out of range."""
+        if self.is_over:
+            return None if self._kept is None else again(self._kept)
+        if self._quad is None:
+            return self._words.fault()
         return self._words.fault(self._quad) if self._is_done() else None
 
     def __del__(self) -> None:
-        """Give the words back; only when the copy is made, lest it lands in somebody else's."""
-        if self._is_done():
+        """Give the copy back; only when it is made, lest it lands in somebody else's words."""
+        if self._quad is not None and self._is_done():
             self._pinned.give_quad(self._quad)
 
 

@@ -72,7 +72,7 @@ def _commit() -> str:
             timeout=20,
         )
     except (OSError, subprocess.SubprocessError):
-        file = Path(".whl/COMMIT")
+        file = Path("COMMIT")
         return file.read_text().strip() if file.exists() else "unknown"
     return done.stdout.strip()
 

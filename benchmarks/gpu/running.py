@@ -12,6 +12,7 @@ from ggsched.models.graph import build_model_graph
 from ggsched.models.spec import ModelSpec
 from ggsched.run.capture import CapturedRun, captured_run
 from ggsched.run.executor import Executor
+from ggsched.run.resources import Resources
 from ggsched.scheduler import Scheduler
 
 N_CTX = 512
@@ -39,11 +40,22 @@ class Running:
         self.plan = scheduler.plan(self.graph)
         scheduler.prepare(self.graph)
         self.executor: Any = scheduler._executor(self.graph, _FREE)
+        self._more: list[Executor] = []
 
     @classmethod
     def on(cls, devices: Sequence[str], spec: ModelSpec, weights: Any, n_tokens: int = 1) -> Self:
         """Open devices, fill weights and prepare a graph."""
         return cls(Scheduler(devices, weights=weights), spec, n_tokens)
+
+    def again(self, early: str) -> None:
+        """Compile everything again, with or without early launch, and run that from now on."""
+        self.scheduler._devices[0].early = early
+        store = self.scheduler._store
+        resources = Resources(self.graph, self.plan, store)
+        self._more.append(
+            Executor(self.graph, self.plan, resources, timeout_s=self.scheduler.settings.timeout_s)
+        )
+        self.executor = self._more[-1]
 
     def step(self) -> np.ndarray:
         """Run once; return the logits."""
@@ -84,6 +96,9 @@ class Running:
 
     def close(self) -> None:
         """Release everything."""
+        self.scheduler._store.drain()
+        for executor in self._more:
+            executor.close()
         self.scheduler.close()
 
 

@@ -40,8 +40,8 @@ def compiler_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def compile_text(text: str, options: Sequence[str]) -> bytes:
-    """Compile CUDA C++ to machine code (a cubin); needs no driver.
+def compile_text(text: str, options: Sequence[str], *, virtual: bool = False) -> bytes:
+    """Compile CUDA C++ to machine code (a cubin), or to PTX if ``virtual``; needs no driver.
 
     Raises:
         UsageError: the compiler refused it; a defect of the kernels.
@@ -60,8 +60,13 @@ def compile_text(text: str, options: Sequence[str]) -> bytes:
                 why=log.decode(errors="replace").strip("\0 \n")[:2000],
                 hint="report this with the version of NVRTC",
             )
-        code: bytes = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
-        _check(nvrtc.nvrtcGetCUBIN(program, code))
+        size, get = (
+            (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+            if virtual
+            else (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+        )
+        code: bytes = b" " * _check(size(program))
+        _check(get(program, code))
         return code
     finally:
         nvrtc.nvrtcDestroyProgram(program)

@@ -1,0 +1,229 @@
+"""Backends for CUDA that are broken on purpose: the kit has to reject each of them on the card."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.gpu.kit import harness
+from ggsched.backend.protocols import Event, HostMemory
+from ggsched.testing.broken.mutant import graft
+from ggsched.testing.conformance import run_conformance
+from ggsched_cuda import driver
+from ggsched_cuda.event import CudaEvent, Marker
+from ggsched_cuda.graphs import CudaGraph
+from ggsched_cuda.program import CudaProgram
+from ggsched_cuda.stream import CudaStream
+from ggsched_cuda.verdicts import FaultWords
+
+TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A broken backend.
+
+    Attributes:
+        name: What is broken.
+        rules: Rules of which one case at least has to reject it.
+        spoil: Breaks an open device.
+    """
+
+    name: str
+    rules: str
+    spoil: Callable[[Any], None]
+
+
+def hook_all(device: Any, maker: str, change: Callable[[Any], Any]) -> None:
+    """Let a change be made to everything that a method of a device returns."""
+    original = getattr(device, maker)
+    setattr(device, maker, lambda *arguments: change(original(*arguments)))
+
+
+def streams(part: type) -> Callable[[Any], None]:
+    """Return what lays a class over the streams of a device."""
+    return lambda device: hook_all(device, "create_stream", lambda made: graft(made, part))
+
+
+class EventOnAnotherStream(CudaStream):
+    """Events are recorded on a stream without work."""
+
+    def marker(self) -> Marker:
+        """Record on the card's idle stream."""
+        made = Marker(self.card)
+        driver.record_event(made.handle, self.card._idle)
+        return made
+
+
+class WaitIgnored(CudaStream):
+    """Waits for events of CUDA do nothing."""
+
+    def wait(self, event: Event) -> None:
+        """Forget the wait."""
+        if not isinstance(event, CudaEvent) or self.capture is not None:
+            super().wait(event)
+
+
+class GateOpenedAtOnce(CudaStream):
+    """A stream does not wait for events of other backends."""
+
+    def wait(self, event: Event) -> None:
+        """Open the gate."""
+        super().wait(event)
+        if not isinstance(event, CudaEvent):
+            self.words.quad.words[3] = self._gates
+
+
+class CallerWaits(CudaStream):
+    """Uploads end before the call returns."""
+
+    def upload(self, source: HostMemory, buffer: Any, offset: int) -> None:
+        """Wait for the stream."""
+        super().upload(source, buffer, offset)
+        if self.capture is None:
+            driver.cu.cuStreamSynchronize(self.handle)
+
+
+class StagingGivenBack(CudaStream):
+    """A staging block may be used again as soon as the call returns."""
+
+    def begin(self) -> None:
+        """Give each block back at once."""
+        stage, pinned = self.transfers._stage, self.card.pinned
+
+        def spoiled(nbytes: int) -> Any:
+            block = stage(nbytes)
+            pinned.give(block)
+            return block
+
+        self.transfers._stage = spoiled  # type: ignore[method-assign]
+
+
+class ReplayForgetsIds(CudaStream):
+    """Ids out of range in a replay go unnoticed."""
+
+    def replay(self, graph: CudaGraph) -> None:
+        """Forget the fault words."""
+        graph.words = frozenset()
+        super().replay(graph)
+
+
+class OneQueue(CudaStream):
+    """A stream that leaves the driver's stream open, since it is not its own."""
+
+    def close(self) -> None:
+        """End what is the stream's own."""
+        self.is_closed = True
+        self._open_gates()
+
+
+def one_queue(device: Any) -> None:
+    """All streams of a device are one stream of the driver."""
+    first: list[int] = []
+
+    def share(made: Any) -> Any:
+        first.append(made.handle)
+        made.handle = first[0]
+        return graft(made, OneQueue)
+
+    hook_all(device, "create_stream", share)
+
+
+def shared_words(device: Any) -> None:
+    """All streams of a device have the same fault words."""
+    first: list[FaultWords] = []
+
+    def share(made: Any) -> Any:
+        first.append(made.words)
+        made.words = first[0]
+        return made
+
+    hook_all(device, "create_stream", share)
+
+
+class SharedScratch(CudaProgram):
+    """Programs of all streams have one piece of scratch memory."""
+
+    def _own(self, nbytes: int) -> Any:
+        device: Any = self.stream.device
+        if getattr(device, "scratch", None) is None:
+            device.scratch = device.allocate(64 << 20)
+        return device.scratch
+
+    def close(self) -> None:
+        """Leave it open."""
+        self._owned = []
+        super().close()
+
+
+def shared_scratch(device: Any) -> None:
+    """Let programs be of that kind, with kernels that end late, so that streams do meet."""
+    device.early = "late"
+    device.compile = lambda nodes, stream: SharedScratch(stream, nodes)
+
+
+def freed_at_once(device: Any) -> None:
+    """Memory is handed out again while commands use it."""
+    card = device.card
+
+    def free(address: int) -> None:
+        card.enter()
+        driver.give_memory(address, card._idle)
+
+    if "free" not in vars(card):
+        card.free = free
+
+
+def missing_dependency(device: Any) -> None:
+    """Kernels that begin early do not wait for what they need."""
+    device.early = "broken"
+
+
+MUTANTS: Sequence[Mutant] = (
+    Mutant("event on another stream", "EVT-1,EVT-2", streams(EventOnAnotherStream)),
+    Mutant("wait ignored", "EVT-2", streams(WaitIgnored)),
+    Mutant("gate opened at once", "EVT-4", streams(GateOpenedAtOnce)),
+    Mutant("caller waits", "STR-2", streams(CallerWaits)),
+    Mutant("staging block given back", "CPY-4,CPY-5", streams(StagingGivenBack)),
+    Mutant("one queue for all streams", "STR-4", one_queue),
+    Mutant("shared fault words", "ERR-2", shared_words),
+    Mutant("replay forgets ids", "CAP-1", streams(ReplayForgetsIds)),
+    Mutant("shared scratch", "LCH-5", shared_scratch),
+    Mutant("missing grid dependency", "STR-1,LCH-1,LCH-3,ALL-1", missing_dependency),
+    Mutant("memory freed at once", "BUF-2", freed_at_once),
+)
+
+
+def run(*, quick: bool) -> dict[str, Any]:
+    """Run the kit on each mutant, and on good devices with kernels that end late."""
+    found: dict[str, Any] = {}
+    ok = True
+    for mutant in MUTANTS:
+        report = run_conformance(_spoiled(mutant.spoil), rules=mutant.rules, max_examples=10)
+        killers = [r.case.name for r in report.findings]
+        ok = ok and bool(killers)
+        found[mutant.name] = killers
+        sys.stdout.write(f"   {mutant.name}: {len(killers)} {killers[:3]}\n")
+        sys.stdout.flush()
+
+    def late(device: Any) -> None:
+        device.early = "late"
+
+    made = replace(_spoiled(late), timeout_s=10.0, case_timeout_s=60.0)
+    report = run_conformance(made, rules="STR-*,LCH-*,CAP-*,ALL-1", max_examples=10)
+    late_findings = [r.to_json() for r in report.findings]
+    sys.stdout.write(f"   kernels that end late: {len(late_findings)} findings\n")
+    return {"ok": ok and report.ok, "killers": found, "late": late_findings}
+
+
+def _spoiled(spoil: Callable[[Any], None]) -> Any:
+    good = harness()
+
+    def opened(count: int, seed: int) -> list[Any]:
+        devices = list(good.open(count, seed))
+        for device in devices:
+            device.event_timeout_s = TIMEOUT_S
+            spoil(device)
+        return devices
+
+    return replace(good, open=opened, timeout_s=1.0, case_timeout_s=TIMEOUT_S)

@@ -1,0 +1,51 @@
+"""Every program that the plug-in cuda compiles, for tests of sources without a GPU."""
+
+from functools import cache
+
+import pytest
+
+from ggsched.errors import BackendUnavailable
+from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES
+from ggsched_kernels import GPU, SOURCES
+
+ARCHS = (80, 86, 89, 90, 100, 120)
+COMMON = {"VW": GPU.vector, "LANES": GPU.lanes}
+TILES = {
+    "LANES": GPU.tile_lanes,
+    "LX": GPU.tile_columns,
+    "NR": GPU.lane_columns,
+    "MR": GPU.lane_rows,
+    "BM": GPU.tile_rows,
+    "BK": GPU.tile_depth,
+}
+
+
+def programs():
+    """Yield (source, definitions) for every source, with every type of weight that it reads."""
+    for name, packed in SOURCES.items():
+        defines = {**COMMON, **(TILES if name == "matmul" else {})}
+        for dtype in FLOAT_DTYPES if packed else [None]:
+            more = {f"W_{dtype.name.upper()}": 1} if dtype else {}
+            yield name, tuple(sorted((k, str(v)) for k, v in {**defines, **more}.items()))
+    for dtype in (F32, F16, BF16):
+        defines = {**COMMON, "LANES": 256, "COLUMNS": 64, f"W_{dtype.name.upper()}": 1}
+        yield "columns", tuple(sorted((k, str(v)) for k, v in defines.items()))
+    yield "helpers", ()
+
+
+def label(program):
+    name, defines = program
+    types = [key for key, _ in defines if key.startswith("W_")]
+    return "-".join([name, *types])
+
+
+@cache
+def compiler():
+    """Return the plug-in's compiler; tests are skipped, with the reason, where there is none."""
+    from ggsched_cuda.compiler import driver
+
+    try:
+        driver.compiler_version()
+    except BackendUnavailable as error:
+        pytest.skip(f"{error.one_line()}: make test installs it with the extra 'nvrtc'")
+    return driver

@@ -1,0 +1,79 @@
+"""The kernels compile for every card that is named, and early launch is safe in what comes out."""
+
+import re
+
+import pytest
+
+from ggsched_cuda.early import ENROLLED, FIRST_ARCH, is_enrolled, with_early_start
+from tests.kernels.nvrtc import ARCHS, compiler, label, programs
+
+ALL = list(programs())
+# Of each source one program: the others differ in how a weight is unpacked.
+FEW = list({name: (name, defines) for name, defines in reversed(ALL)}.values())
+ENTRY = re.compile(r"\.visible \.entry (\w+)\(.*?\n}", re.DOTALL)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    "program", [p if p in FEW else pytest.param(p, marks=pytest.mark.slow) for p in ALL], ids=label
+)
+def test_compiles(program, arch):
+    from ggsched_cuda.programs import options_for, text_of
+
+    name, defines = program
+    mode = "on" if arch >= FIRST_ARCH else "off"
+    assert compiler().compile_text(text_of(name, mode), options_for(arch, defines))
+
+
+@pytest.mark.parametrize(
+    "program", [p if p in FEW else pytest.param(p, marks=pytest.mark.slow) for p in ALL], ids=label
+)
+def test_nothing_is_read_before_the_wait(program):
+    """In each enrolled kernel the wait stands before the first access to global memory."""
+    entries = ptx(*program, "on")
+    for kernel, code in entries.items():
+        if kernel not in ENROLLED:
+            assert "griddepcontrol" not in code
+            continue
+        before, wait, _ = code.partition("griddepcontrol.wait")
+        assert wait, f"{kernel} does not wait"
+        assert "griddepcontrol.launch_dependents" in before
+        assert not re.search(r"\b(ld|st|atom|red|cp|ldu|prefetch)\.(?!param)", before), kernel
+
+
+def test_a_kernel_without_the_wait_is_noticed():
+    name, defines = FEW[0]
+    entries = ptx(name, defines, "broken")
+    assert entries
+    assert not any("griddepcontrol.wait" in code for code in entries.values())
+
+
+def ptx(name, defines, mode):
+    from ggsched_cuda.programs import options_for, text_of
+
+    flags = [o.replace("sm_90a", "compute_90") for o in options_for(FIRST_ARCH, defines)]
+    text = compiler().compile_text(text_of(name, mode), flags, virtual=True).decode()
+    return {match[1]: match[0] for match in ENTRY.finditer(text)}
+
+
+def test_every_enrolled_kernel_exists():
+    from ggsched_cuda.programs import text_of
+
+    heads = set()
+    for name, _ in FEW:
+        heads |= set(re.findall(r"^KERNEL\((\w+)\)", text_of(name), re.MULTILINE))
+    assert heads >= ENROLLED - LATER
+
+
+LATER = frozenset({"matvec_rows", "matvec_rows_id", "matvec_blocks", "matvec_blocks_id"})
+
+
+def test_modes():
+    source = "KERNEL(rope)(int a,\n            int b) {\n  int c;\n}\nKERNEL(other)(int a) {\n}\n"
+    text = with_early_start(source, "on")
+    assert "int b) { EARLY_START();\n  int c;" in text
+    assert text.count("EARLY_START();") == 1
+    assert with_early_start(source, "off") == source
+    assert not is_enrolled("rope", 80, "on")
+    assert not is_enrolled("rope", 90, "off")
+    assert is_enrolled("rope", 90, "late")
