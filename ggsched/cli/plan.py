@@ -10,6 +10,7 @@ import click
 from ggsched.cli.console import WIDTH
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.options import json_option
+from ggsched.cli.plan_explain import explain_option, print_explanation
 from ggsched.cli.plan_html import write_plan_page
 from ggsched.cli.plan_memory import memory_options, print_memory
 from ggsched.cli.planning_options import planning_options
@@ -51,6 +52,7 @@ from ggsched.errors import UsageError
     metavar="FILE",
     help="Write a page: the timeline that is expected, memory, splits.",
 )
+@explain_option
 @memory_options
 @json_option
 @click.pass_obj
@@ -63,6 +65,7 @@ def plan(
     verbose: bool,
     output: str | None,
     html: str | None,
+    explain: str | None,
     memory: bool,
     prompt_tokens: int | None,
     n_predict: int,
@@ -87,6 +90,9 @@ def plan(
                 why=f"it holds {session.options.n_ctx}",
                 hint="use a larger -c",
             )
+        if explain is not None:
+            print_explanation(session, explain, n_tokens, n_past, as_json=as_json)
+            return
         made = session.plan(n_tokens, n_past)
         if output is not None:
             _save(output, plan_to_json(made))

@@ -25,6 +25,7 @@ from ggsched.models.rehearsal import rehearse
 from ggsched.models.sampling import Sampler, Sampling
 from ggsched.models.spread import balance_options, constraints_of, fit_options
 from ggsched.models.trajectory import kv_bucket
+from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
 from ggsched.run.store import Progress
@@ -145,6 +146,11 @@ class Session:
         self.timing = Timing()
         if self.fit is not None and options.pipelining == "auto":
             self._let_pipeline_fit(self.fit)
+
+    @property
+    def constraints(self) -> Constraints:
+        """What all plans of the session are made with."""
+        return self._constraints
 
     @property
     def n_past(self) -> int:

@@ -1,0 +1,153 @@
+"""``ggsched plan --explain``: why a node or a tensor is where it is."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ggsched.cli.console import output, write_json
+from ggsched.ir.graph import Node
+from ggsched.plan.units import nbytes_text
+
+if TYPE_CHECKING:
+    from ggsched.models.session import Session
+
+explain_option = click.option(
+    "--explain",
+    default=None,
+    metavar="NODE|TENSOR",
+    help="Say why it is where it is and what it would cost elsewhere: n12, t7, a node's label, or "
+    "the name of a weight, a cache or an input.",
+)
+
+
+def print_explanation(
+    session: "Session", name: str, n_tokens: int, n_past: int, *, as_json: bool
+) -> None:
+    """Explain a node or a tensor of the plan of a micro-batch.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    data = explanation(session, name, n_tokens, n_past)
+    if as_json:
+        write_json(data)
+        return
+    for line in _lines(data):
+        output().print(line)
+
+
+def explanation(session: "Session", name: str, n_tokens: int, n_past: int) -> dict[str, Any]:
+    """Return what is known as plain JSON data; seconds and bytes.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    from ggsched.passes.explain import explain_home, explain_node, find_subject
+    from ggsched.plan.whereabouts import places_of
+
+    graph = session.graph(n_tokens, n_past, 1)
+    subject = find_subject(graph, name)
+    plan, constraints = session.plan_of(graph), session.constraints
+
+    def replan(other: Any) -> Any:
+        return session.scheduler.draft(graph, other)
+
+    if isinstance(subject, Node):
+        reasons = explain_node(graph, plan, subject, constraints, session.rates, replan)
+        data = asdict(reasons)
+        data["reason"] = _rule(session, reasons.cause, reasons.detail)
+        data["result"] = _places(places_of(plan, graph.tensors[subject.output].storage))
+        return data
+    root = graph.tensors[subject.storage]
+    now, others = explain_home(graph, plan, root, constraints, session.rates, replan)
+    home = plan.placement.homes.get(root.id)
+    return {
+        "tensor": root.name or name,
+        "role": root.role.value,
+        "dtype": root.dtype.name,
+        "shape": list(root.shape),
+        "nbytes": root.nbytes,
+        "home": None if home is None else plan.devices[home].name,
+        "reason": session.homes.reasons.get(root.name, _made_by(plan, graph, root.id)),
+        "places": _places(places_of(plan, root.id)),
+        "step_s": now,
+        "alternatives": [asdict(other) for other in others],
+        "rates": session.rates.source,
+    }
+
+
+def _rule(session: "Session", cause: str, detail: str) -> str:
+    """Return the rule in words, with the reason for the tensor that it went by."""
+    why = session.homes.reasons.get(detail, "")
+    words = {
+        "pin": "it is pinned",
+        "weights": f"it reads {detail}",
+        "owner": f"it writes {detail}",
+        "expand-down": f"it follows {detail}, which is there",
+        "expand-up": f"it comes before {detail}, which is there",
+        "upgrade": f"{detail}",
+        "fill": "nothing else decides, and this is the first device that can",
+    }
+    text = words.get(cause, f"{cause} {detail}".strip())
+    return f"{text}: {why}" if why else text
+
+
+def _made_by(plan: Any, graph: Any, storage: int) -> str:
+    for node, choice in zip(graph.nodes, plan.placement.choices, strict=True):
+        if graph.tensors[node.output].storage == storage:
+            return f"made by {graph.label(node)} ({choice.cause})"
+    return "set by the host before each run"
+
+
+def _places(places: Iterable[Any]) -> list[dict[str, Any]]:
+    return [{**asdict(place), "shared_with": list(place.shared_with)} for place in places]
+
+
+def _lines(data: dict[str, Any]) -> Iterator[str]:
+    if "node" in data:
+        yield f"{data['node']} runs on {data['device']}: {data['reason']}"
+        yield f"it takes {_time(data['seconds'])} of a step of {_time(data['step_s'])} there"
+    else:
+        shape = ", ".join(map(str, data["shape"]))
+        where = f"lives on {data['home']}" if data["home"] else "lives in host memory"
+        yield f"{data['role']} {data['tensor']} ({shape}) {data['dtype']}, {data['nbytes']:,} bytes"
+        yield f"{where}: {data['reason']}"
+    places = data.get("places", data.get("result", []))
+    yield "its bytes" if "node" not in data else "its result"
+    for place in places:
+        life = f"{place['first']} to {place['last']}" if place["first"] != "always" else "always"
+        yield f"  {place['value']} {place['kind']} on {place['device']} {place['region']}, {life}"
+        if place["shared_with"]:
+            yield f"    shares bytes with {_some(place['shared_with'])}"
+    yield f"elsewhere (by {data['rates']})"
+    for other in data["alternatives"]:
+        yield _alternative(other)
+    if not data["alternatives"]:
+        yield "  there is no other device, or it has no home of its own"
+
+
+def _alternative(other: dict[str, Any]) -> str:
+    if other["step_s"] is None:
+        return f"  {other['device']}: not possible: {other['reason']}"
+    pace = "slower" if other["step_s"] >= 0 else "faster"
+    return (
+        f"  {other['device']}: a step {_time(abs(other['step_s']))} {pace}, "
+        f"{_more(other['copied'])} copied, {_more(other['arenas'])} of arenas"
+    )
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _more(nbytes: int) -> str:
+    return f"{'+' if nbytes >= 0 else '-'}{nbytes_text(abs(nbytes))}"
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
