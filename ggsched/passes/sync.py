@@ -90,7 +90,8 @@ class _Synchroniser:
         """Leave out, dearest first, what the next run's own synchronisation implies."""
         by_item: dict[int, list[Dependency]] = {}
         for item, d in crossing:
-            by_item.setdefault(item, []).append(d)
+            if not known.covers(item, d):  # what is known now stays known
+                by_item.setdefault(item, []).append(d)
         for s in sorted(self.result.at_end, key=lambda s: not s.means.startswith("host")):
             fewer = [other for other in self.result.at_end if other is not s]
             if self._is_enough(fewer, known.copy(), by_item):
@@ -99,14 +100,14 @@ class _Synchroniser:
     def _is_enough(
         self, at_end: Sequence[Sync], known: Known, crossing: Mapping[int, Sequence[Dependency]]
     ) -> bool:
-        """Follow the next run: whether these leave no hazard between the two runs."""
+        """Follow the next run as far as needed: whether these leave no hazard between the runs."""
         for s in at_end:
             known.note(s)
-        first = len(self.stream_of)
-        for item in range(first):
-            for s in self.result.before.get(item, ()):
+        first, before = len(self.stream_of), self.result.before
+        for item in range(max(crossing, default=-1) + 1):
+            for s in before.get(item, ()):
                 known.note(s, first)
-            if not all(known.covers(item, d) for d in crossing.get(item, ())):
+            if item in crossing and not all(known.covers(item, d) for d in crossing[item]):
                 return False
             known.enqueue(item, first + item)
         return True
