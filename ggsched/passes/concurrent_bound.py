@@ -38,7 +38,11 @@ class Bound(NamedTuple):
 
 
 def concurrent_bound(
-    blocks: Sequence[Block], apart: Apart | Near | None = None, *, steps: int | None = None
+    blocks: Sequence[Block],
+    apart: Apart | Near | None = None,
+    *,
+    steps: int | None = None,
+    pairs: int | None = None,
 ) -> Bound:
     """Return the bytes of the heaviest set of blocks of which no two may share bytes.
 
@@ -47,12 +51,13 @@ def concurrent_bound(
         apart: See ``pack``. Without it the bound is exact.
         steps: Pairs and blocks to look at, once the neighbours are known, before the search ends
             with what it has; by default in proportion to the blocks.
+        pairs: Pairs above which neighbours are not looked for, see ``find_near``.
     """
     if apart is None:
         return Bound(lower_bound(blocks), True)
     if steps is None:
         steps = max(_STEPS[0] * len(blocks), _STEPS[1])
-    near = find_near(blocks, apart)
+    near = find_near(blocks, apart, pairs)
     if near is None:
         assert callable(apart)
         return _heaviest_of_living(blocks, apart, steps)

@@ -76,10 +76,11 @@ def pack_bounded(
         bound = Bound(most, True)
     else:
         near = find_near(blocks, apart)
-        bound = concurrent_bound(blocks, apart if near is None else near)
+        bound = concurrent_bound(blocks, apart if near is None else near, pairs=0)
     if total <= bound.nbytes:
         return Packed(offsets, total, Bound(bound.nbytes, True))
-    near = near or find_near(blocks, apart)
+    if apart is None:
+        near = find_near(blocks)
     if near is None and effort:
         near = find_near(blocks, apart, effort * _STEPS_PER_EFFORT[1])
     if near is None:
