@@ -68,7 +68,7 @@ class _Heaviest:
     def __init__(self, blocks: Sequence[Block], near: Near, steps: int) -> None:
         self.sizes = [b.nbytes for b in blocks]
         self.left = steps
-        self.best = 0
+        self.best = max(self.sizes, default=0)
         # Each block's neighbours that are born before it: a clique stands with its youngest.
         rank = {i: place for place, i in enumerate(by_birth(blocks))}
         self.before = {
