@@ -6,7 +6,7 @@ from typing import Final
 
 from ggsched.backend.protocols import Program, Stream
 from ggsched.calibrate.timing import Allowance, seconds_of
-from ggsched.calibrate.workload import TIMEOUT_S, Bench, activations, products, sums
+from ggsched.calibrate.workload import TIMEOUT_S, Bench, activations, chain, products, sums
 from ggsched.errors import GgschedError
 from ggsched.ir.dtype import F32, FLOAT_DTYPES, DType
 from ggsched.ir.graph import Graph
@@ -16,7 +16,9 @@ from ggsched.topology.cost import ELEMENTS, KernelRate, Rates, rates_of
 Note = Callable[[str], None]
 """Told what is being measured."""
 
-_MANY: Final = 33
+_LINKS: Final = 16
+_MEASUREMENTS: Final = 6
+"""For each sort of rate, what is not timed (filling memory, compiling) counted as timed."""
 _WEIGHTS: Final = 4
 _SLOW_ENOUGH_S: Final = 4e-4
 """A product that takes as long as this is not about what a launch costs."""
@@ -41,7 +43,7 @@ class _Work:
     def time(self, what: str, repeat: Callable[[int], None]) -> float:
         self.note(what)
         seconds = seconds_of(repeat, self.allowance.share(self.left))
-        self.left -= 1
+        self.left = max(1, self.left - 1)
         return max(seconds, 1e-9)
 
 
@@ -70,9 +72,10 @@ def measure_rates(
         ("streams", _shared),
         *kinds[1:],
     ]
-    work = _Work(bench, facts, streams, allowance, 2 * len(steps) + 2, note, rates_of(facts))
+    work = _Work(bench, facts, streams, allowance, 1, note, rates_of(facts))
     missing = []
-    for what, step in steps:
+    for number, (what, step) in enumerate(steps):
+        work.left = _MEASUREMENTS * (len(steps) - number)
         try:
             if allowance.is_spent:
                 missing.append(f"{what}: no time was left")
@@ -100,10 +103,14 @@ def _timed(work: _Work, what: str, graph: Graph) -> float:
 
 
 def _nodes(work: _Work) -> None:
-    one = _timed(work, "a launch", sums(1, 4))
-    many = _timed(work, "a node", sums(_MANY, 4))
-    node_s = max((many - one) / (_MANY - 1), 1e-8)
-    work.rates = replace(work.rates, node_s=node_s, launch_s=max(0.0, one - node_s))
+    has_all = {op_key(op, "f32") for op in ("add", "mul_mat", "rms_norm")} <= work.facts.ops
+    few, most = (chain(1), chain(_LINKS)) if has_all else (sums(1, 4), sums(3 * _LINKS, 4))
+    one = _timed(work, "a launch", few)
+    many = _timed(work, "a node", most)
+    node_s = max((many - one) / (len(most.nodes) - len(few.nodes)), 1e-8)
+    work.rates = replace(
+        work.rates, node_s=node_s, launch_s=max(0.0, one - len(few.nodes) * node_s)
+    )
 
 
 def _elements(work: _Work) -> None:

@@ -42,6 +42,15 @@ def sums(count: int, size: int) -> Graph:
     return g.build(*(g.add(a, b) for _ in range(count)))
 
 
+def chain(links: int, width: int = 16) -> Graph:
+    """Return a graph of small nodes of the usual sorts, three to a link, one after the other."""
+    g = GraphBuilder("chain")
+    x, w = g.input("x", (1, width)), g.weight("w", (width, width))
+    for _ in range(links):
+        x = g.add(g.mul_mat(w, g.rms_norm(x)), x)
+    return g.build(x)
+
+
 def activations(size: int) -> Graph:
     """Return a graph of one nonlinear function of a vector."""
     g = GraphBuilder("activations")

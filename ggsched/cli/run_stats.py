@@ -31,6 +31,7 @@ def session_stats(session: "Session") -> dict[str, Any]:
         "weight_bytes": session.scheduler.resident_nbytes("weight"),
         "state_bytes": session.scheduler.resident_nbytes("state"),
     }
+    out.update(_expectation(session))
     plan = session.last_plan
     if plan is not None:
         stats = plan_stats(plan)
@@ -85,8 +86,33 @@ def stats_line(stats: dict[str, Any]) -> str:
         f"{stats.get('splits', 0)} splits, {stats.get('waits', 0)} waits, "
         f"{stats.get('host_syncs_per_token', 0):.3g} host syncs per token; "
         f"plans {stats['plans_made']} in {stats['plan_ms']:.0f} ms; "
-        f"weights {weights}; arenas {arenas}"
+        f"weights {weights}; arenas {arenas}{_compared(stats)}"
     )
+
+
+def _compared(stats: dict[str, Any]) -> str:
+    if "predicted_step_ms" not in stats:
+        return ""
+    predicted, measured = stats["predicted_step_ms"], stats["fastest_step_ms"]
+    return f"; a step {measured:.3g} ms at best, predicted {predicted:.3g} ms by {stats['rates']}"
+
+
+def _expectation(session: "Session") -> dict[str, Any]:
+    """Return what a decoding step was predicted to take and the fastest took, in milliseconds."""
+    timing, plan = session.timing, session.last_plan
+    if not timing.decode_tokens or plan is None:
+        return {}
+    from ggsched.passes.predict import predict_step
+
+    graph = session.graph(1, session.n_past - 1, 1)
+    if plan.graph != graph.digest:
+        return {}
+    prediction = predict_step(graph, plan, session.rates)
+    return {
+        "predicted_step_ms": round(1e3 * prediction.seconds, 4),
+        "fastest_step_ms": round(1e3 * timing.fastest_step_s, 4),
+        "rates": prediction.source,
+    }
 
 
 def _slot(plan: "Plan", name: str) -> int:

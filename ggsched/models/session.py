@@ -78,6 +78,7 @@ class Timing:
         decode_tokens: Tokens that were fed one by one while generating.
         decode_s: Seconds that took.
         planning_s: Seconds spent on planning, checks included, which are part of the above.
+        fastest_step_s: Seconds of the fastest of the decoding steps, 0 before there is one.
     """
 
     prompt_tokens: int = 0
@@ -85,6 +86,15 @@ class Timing:
     decode_tokens: int = 0
     decode_s: float = 0.0
     planning_s: float = 0.0
+    fastest_step_s: float = 0.0
+
+    def note_step(self, seconds: float) -> None:
+        """Take note of a decoding step."""
+        self.decode_tokens += 1
+        self.decode_s += seconds
+        if self.fastest_step_s:
+            seconds = min(seconds, self.fastest_step_s)
+        self.fastest_step_s = seconds
 
 
 class Session:
@@ -272,8 +282,7 @@ class Session:
                 return
             began = time.perf_counter()
             logits = self.feed([token])
-            self.timing.decode_tokens += 1
-            self.timing.decode_s += time.perf_counter() - began
+            self.timing.note_step(time.perf_counter() - began)
         if on_logits is not None and n_predict <= 0:
             on_logits(logits)
 
