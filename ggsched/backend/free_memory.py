@@ -3,6 +3,7 @@
 import os
 from typing import Final, Protocol, runtime_checkable
 
+from ggsched.backend.paper import PaperDevice
 from ggsched.backend.protocols import Device
 
 _MEMINFO: Final = "/proc/meminfo"
@@ -21,9 +22,11 @@ def free_nbytes(device: Device) -> int:
     """Return the bytes of a device's memory that are free, as far as can be told.
 
     What the device tells or else all of its memory; for host memory no more than what the system
-    says can be had without swapping.
+    says can be had without swapping. Of a device that stands in a file all of it is free.
     """
     free = device.facts.memory_nbytes
+    if isinstance(device, PaperDevice):
+        return free
     if isinstance(device, TellsFreeMemory):
         free = min(free, device.free_nbytes)
     if device.facts.is_host:

@@ -7,6 +7,7 @@ anything is planned on them (TRU-1). What only running can show is the conforman
 from collections.abc import Sequence
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
+from ggsched.backend.paper import paper_topology
 from ggsched.backend.protocols import Device
 from ggsched.errors import BackendBroken, GraphError
 from ggsched.ir.dtype import dtype_by_name
@@ -23,12 +24,17 @@ def probe(devices: Sequence[Device]) -> Topology:
     Of two devices that could both make a copy, the one that is not a host device does, since a
     host's stream would spend a processor on it; between equals the one that holds the bytes.
 
+    Of devices that stand in a file, all of them in order, the paths are those of the file.
+
     Args:
         devices: Open devices, highest priority first.
 
     Raises:
         BackendBroken: a device's answers cannot be true.
     """
+    written = paper_topology(devices)
+    if written is not None:
+        return written
     facts = tuple(checked_facts(device) for device in devices)
     names = [f.name for f in facts]
     for i, name in enumerate(names):

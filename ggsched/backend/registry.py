@@ -84,7 +84,8 @@ class BackendStatus:
         data = asdict(self)
         for device in data["devices"]:
             if device["facts"]:
-                device["facts"]["ops"] = sorted(device["facts"]["ops"])
+                for name in ("ops", "fusions"):
+                    device["facts"][name] = sorted(device["facts"][name])
         return data
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from ggsched.backend.registry import BackendStatus, DeviceStatus, discover
 from ggsched.cli.console import output, write_json
 from ggsched.cli.options import json_option
+from ggsched.cli.topology_file import topology_here
 from ggsched.config import Settings
 from ggsched.plan.text import nbytes_text
 from ggsched.topology.caps import DeviceFacts
@@ -25,11 +26,13 @@ _BAD: Final = "bold red"
 def devices(settings: Settings, /, as_json: bool) -> None:
     """Show backends and devices: what is usable, and why the rest is not.
 
-    GGSCHED_BACKENDS restricts and orders the backends.
+    GGSCHED_BACKENDS restricts and orders the backends. With --json also the topology of what is
+    usable, for 'ggsched plan --topology' on another machine.
     """
     statuses = discover(allow=settings.backends)
     if as_json:
-        write_json({"backends": [status.to_json() for status in statuses]})
+        backends = [status.to_json() for status in statuses]
+        write_json({"backends": backends, "topology": topology_here(settings)})
         return
     console = output()
     if not statuses:

@@ -1,7 +1,7 @@
 """Options of the subcommands that open a model, and what they become."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
@@ -15,6 +15,7 @@ from ggsched.config import Settings
 from ggsched.errors import UsageError
 
 if TYPE_CHECKING:
+    from ggsched.backend.protocols import Device
     from ggsched.models.fit import FitRequest
     from ggsched.models.load import Model
     from ggsched.models.session import Session
@@ -209,8 +210,9 @@ def open_session(
     settings: Settings,
     progress: "Progress | None" = None,
     recorder: "Recorder | None" = None,
+    devices: "Sequence[str] | Sequence[Device] | None" = None,
 ) -> "Session":
-    """Open model and devices.
+    """Open model and devices: those of the options, unless others are given.
 
     Raises:
         ModelError: the file is not a model that can be run.
@@ -245,9 +247,8 @@ def open_session(
         offload=offload,
         fit=_fit(options, model) if options.fit else None,
     )
-    session = Session(
-        model, options.devices, sizes, settings=settings, progress=progress, recorder=recorder
-    )
+    chosen = options.devices if devices is None else devices
+    session = Session(model, chosen, sizes, settings=settings, progress=progress, recorder=recorder)
     try:
         _tell(session)
         _remark(session, options)

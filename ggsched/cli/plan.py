@@ -14,6 +14,7 @@ from ggsched.cli.plan_explain import explain_option, print_explanation
 from ggsched.cli.plan_html import write_plan_page
 from ggsched.cli.plan_memory import memory_options, print_memory
 from ggsched.cli.planning_options import planning_options
+from ggsched.cli.topology_file import topology_option, written_devices
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 
@@ -52,6 +53,7 @@ from ggsched.errors import UsageError
     metavar="FILE",
     help="Write a page: the timeline that is expected, memory, splits.",
 )
+@topology_option
 @explain_option
 @memory_options
 @json_option
@@ -65,6 +67,7 @@ def plan(
     verbose: bool,
     output: str | None,
     html: str | None,
+    topology: str | None,
     explain: str | None,
     memory: bool,
     prompt_tokens: int | None,
@@ -80,7 +83,9 @@ def plan(
         settings = replace(settings, streams="auto")  # only runs can be measured
     if memory:
         settings = replace(settings, verify=False, sanitize="off")  # nothing is going to run
-    with open_session(ModelOptions(**options), settings) as session:
+    wanted = ModelOptions(**options)
+    devices = written_devices(topology, wanted.devices)
+    with open_session(wanted, settings, devices=devices) as session:
         if memory:
             print_memory(session, prompt_tokens, n_predict, as_json=as_json)
             return

@@ -1,0 +1,62 @@
+"""The machine that a plan is for: this one, or one that a topology file describes."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ggsched.cli.files import read_bytes
+from ggsched.config import Settings
+from ggsched.errors import GgschedError
+
+if TYPE_CHECKING:
+    from ggsched.backend.protocols import Device
+
+topology_option = click.option(
+    "--topology",
+    default=None,
+    metavar="FILE",
+    help="Plan for the machine of a file that 'ggsched devices --json' wrote there; --devices "
+    "then names devices of it.",
+)
+
+
+def written_devices(
+    path: str | None, names: Sequence[str] | None
+) -> "Sequence[str] | list[Device] | None":
+    """Return the devices of a topology file, or the names as they are without a file.
+
+    Args:
+        path: The file, ``-`` for stdin, or None.
+        names: Which of its devices are used, in order of priority; None for all.
+
+    Raises:
+        UsageError: the file cannot be read.
+        PlanError: it is damaged, or has no device of that name.
+    """
+    if path is None:
+        return names
+    from ggsched.backend.paper import paper_devices
+    from ggsched.topology.codec import restricted, topology_from_text
+
+    return paper_devices(restricted(topology_from_text(read_bytes(path), path), names))
+
+
+def topology_here(settings: Settings) -> dict[str, Any] | None:
+    """Return the topology of all usable devices as plain data; None where none is usable."""
+    from ggsched.backend.probe import probe
+    from ggsched.backend.registry import open_devices
+
+    try:
+        devices = open_devices(allow=settings.backends)
+    except GgschedError:
+        return None  # the statuses say why
+    try:
+        return probe(devices).to_json()
+    except GgschedError:
+        return None
+    finally:
+        for device in devices:
+            with suppress(GgschedError):
+                device.close()
