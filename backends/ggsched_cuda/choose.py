@@ -4,12 +4,20 @@ To add a kernel, write its lowering (``ggsched_kernels`` for one that OpenCL can
 row above those that it is quicker than.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ggsched.backend.program import BoundNode
+from ggsched.backend.program import BoundNode, groups_of
 from ggsched_cuda.calls import Call, CudaSite
+from ggsched_cuda.fused import (
+    fits_rms_mul,
+    fits_rope,
+    fits_rope_rows,
+    lower_rms_mul,
+    lower_rope,
+    lower_rope_rows,
+)
 from ggsched_cuda.products import (
     fits_plain,
     fits_split,
@@ -42,6 +50,19 @@ class Choice:
     lower: Callable[[CudaSite], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A way to run the nodes of a group by one kernel.
+
+    Attributes:
+        fits: Whether the nodes of a group can run this way.
+        lower: Adds the call to the site of the last node.
+    """
+
+    fits: Callable[[list[CudaSite]], bool]
+    lower: Callable[[list[CudaSite]], None]
+
+
 _PACKED: Final = frozenset({"f16", "bf16", "q8_0", "q4_0", "mxfp4"})
 
 _PLAIN: Final = frozenset({"f32", "f16", "bf16"})
@@ -51,7 +72,14 @@ TABLE: Final[tuple[Choice, ...]] = (
     Choice("cublas f32", "mul_mat", frozenset({"f32"}), fits_plain, lower_plain),
     Choice("cublas 2 x bf16", "mul_mat", frozenset({"bf16"}), fits_split, lower_split),
     Choice("cublas unpacked", "mul_mat", _PACKED, fits_unpacked, lower_unpacked),
+    Choice("rope by heads", "rope", frozenset({"f32"}), fits_rope, lower_rope),
 )
+
+FUSED: Final[Mapping[str, Fused]] = {
+    "rms_norm+mul": Fused(fits_rms_mul, lower_rms_mul),
+    "rope+set_rows": Fused(fits_rope_rows, lower_rope_rows),
+}
+"""How groups are run, by pattern. One that does not fit is run node by node."""
 
 
 def choose(site: CudaSite) -> Choice | None:
@@ -72,17 +100,45 @@ def lower(nodes: Sequence[BoundNode], profile: Profile = GPU) -> tuple[list[Call
     """
     calls: list[Call] = []
     scratch = 0
-    for node in nodes:
-        site = CudaSite(node, profile)
-        choice = None if 0 in node.output.shape else choose(site)
-        if choice is None:
-            shared = lower_nodes([node], profile)
-            calls.extend(shared.calls)
-            scratch = max(scratch, shared.scratch_nbytes)
+    for group in groups_of(nodes):
+        sites = [CudaSite(node, profile) for node in group]
+        if len(sites) > 1 and _fuse(sites):
+            calls.extend(sites[-1].calls)
             continue
-        for operand in (*node.inputs, node.output):
-            check_alignment(operand, node.label)
-        choice.lower(site)
-        calls.extend(site.calls)
-        scratch = max(scratch, site.scratch_nbytes)
+        for site in sites:
+            needed = _lower_one(site)
+            calls.extend(site.calls)
+            scratch = max(scratch, needed)
     return calls, scratch
+
+
+def _fuse(sites: list[CudaSite]) -> bool:
+    """Lower a group by one kernel, if there is one for it."""
+    group = sites[0].node.group
+    if group is None or any(0 in site.node.output.shape for site in sites):
+        return False
+    fused = FUSED.get(group.pattern)
+    if fused is None or not fused.fits(sites):
+        return False
+    for site in sites:
+        _check(site.node)
+    fused.lower(sites)
+    return True
+
+
+def _lower_one(site: CudaSite) -> int:
+    """Lower a node; return how much scratch memory it needs."""
+    node = site.node
+    choice = None if 0 in node.output.shape else choose(site)
+    if choice is None:
+        shared = lower_nodes([node], site.profile)
+        site.calls.extend(shared.calls)
+        return shared.scratch_nbytes
+    _check(node)
+    choice.lower(site)
+    return site.scratch_nbytes
+
+
+def _check(node: BoundNode) -> None:
+    for operand in (*node.inputs, node.output):
+        check_alignment(operand, node.label)

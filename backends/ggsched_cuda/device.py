@@ -13,6 +13,7 @@ from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched_cuda.buffer import CudaBuffer
 from ggsched_cuda.card import ALIGNMENT, Card
+from ggsched_cuda.choose import FUSED
 from ggsched_cuda.driver import Found
 from ggsched_cuda.early import Mode
 from ggsched_cuda.event import CudaEvent
@@ -53,6 +54,7 @@ def facts_of(name: str, parts: int, found: Found) -> DeviceFacts:
         is_deterministic=True,
         imports_host_memory=False,
         ops=supported_ops(),
+        fusions=frozenset(FUSED),
     )
 
 

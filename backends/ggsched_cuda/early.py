@@ -36,6 +36,7 @@ ENROLLED: Final = frozenset(
         "get_rows", "set_rows", "add_id",
         "matmul", "list_rows", "matmul_id",
         "matvec", "matvec_id", "matvec_columns", "columns_split",
+        "rms_mul", "rope_heads",
         "matvec_rows", "matvec_rows_id", "matvec_blocks", "matvec_blocks_id",
         "sort_blocks", "sort_merge",
     }

@@ -19,7 +19,7 @@ OPTIONS: Final = ("-std=c++17",)
 OWN: Final = "helpers"
 """Source of this plug-in's own kernels."""
 
-BEHIND: Final = {"columns": "matvec"}
+BEHIND: Final = {"columns": "matvec", "rms_mul": "norm", "rope_heads": "rope"}
 """Own sources that stand behind the text of a shared one."""
 
 Defines = tuple[tuple[str, str], ...]

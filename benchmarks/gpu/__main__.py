@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-PARTS = ("place", "kit", "mutants", "models", "capture", "kernels", "decode", "streams")
+PARTS = ("place", "kit", "mutants", "models", "decode", "pipeline")
 
 
 def main() -> int:

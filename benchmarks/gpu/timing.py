@@ -34,6 +34,16 @@ class Timer:
         return driver.seconds_between(self._from, self._to)
 
 
+def _key(call: Any, arguments: tuple[Any, ...], label: str) -> tuple[Any, ...]:
+    """Return what tells kinds of calls apart: kernel, grid and lanes, or the node of a product."""
+    if not arguments:
+        return (type(call).__name__, label)
+    if len(arguments) > 4:
+        return arguments[:5]
+    config, function = arguments[:2]
+    return (function, config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX)
+
+
 def program_times(programs: Iterable[Any]) -> dict[str, str]:
     """Return the time of each kind of call in programs, the slowest first.
 
@@ -45,7 +55,7 @@ def program_times(programs: Iterable[Any]) -> dict[str, str]:
         timer = Timer(program.stream.device, program.stream)
         known: dict[tuple[Any, ...], float] = {}
         for (call, arguments), label in zip(program.steps, program.labels, strict=True):
-            key = arguments[:8] or (type(call).__name__, label)
+            key = _key(call, arguments, label)
             if key not in known:
 
                 def work(call: Any = call, arguments: Any = arguments) -> None:
@@ -54,7 +64,7 @@ def program_times(programs: Iterable[Any]) -> dict[str, str]:
 
                 work()
                 known[key] = timer.seconds(work) / REPEATS
-                names[key] = f"{label.split(' ', 1)[1]} grid {arguments[1:5]}"
+                names[key] = f"{label.split(' ', 1)[1]} grid {key[1:]}"
             total[key][0] += known[key]
             total[key][1] += 1
     ranked = sorted(total.items(), key=lambda item: -item[1][0])

@@ -24,13 +24,25 @@ def programs():
     """Yield (source, definitions) for every source, with every type of weight that it reads."""
     for name, packed in SOURCES.items():
         defines = {**COMMON, **(TILES if name == "matmul" else {})}
-        for dtype in FLOAT_DTYPES if packed else [None]:
-            more = {f"W_{dtype.name.upper()}": 1} if dtype else {}
-            yield name, tuple(sorted((k, str(v)) for k, v in {**defines, **more}.items()))
+        for dtype in _types(packed):
+            more = {f"W_{dtype.upper()}": 1} if dtype else {}
+            yield name, _sorted({**defines, **more})
     for dtype in (F32, F16, BF16):
         defines = {**COMMON, "LANES": 256, "COLUMNS": 64, f"W_{dtype.name.upper()}": 1}
-        yield "columns", tuple(sorted((k, str(v)) for k, v in defines.items()))
+        yield "columns", _sorted(defines)
+    yield "rms_mul", _sorted({**COMMON, "LANES": 1024, "UNITS": 2})
+    yield "rope_heads", _sorted({**COMMON, "LANES": 64})
     yield "helpers", ()
+
+
+def _types(packed):
+    if isinstance(packed, tuple):
+        return packed or (None,)
+    return [d.name for d in FLOAT_DTYPES] if packed else [None]
+
+
+def _sorted(defines):
+    return tuple(sorted((k, str(v)) for k, v in defines.items()))
 
 
 def label(program):

@@ -1,0 +1,37 @@
+/* y = rms_norm(x) * w over the last axis, in one pass over x. Behind the text of norm.cl.
+ *
+ * One group takes one row; a lane keeps its elements in registers, UNITS vectors of four. Rows of x, w and
+ * y lie along the last axis without gaps, at multiples of 16 bytes; w is broadcast by strides of 0.
+ * y may be x or w.
+ */
+FN float warp_sum_(float x) {
+  UNROLL for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+
+KERNEL(rms_mul)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *w, Tens tw, GLOBAL u8 *y, Tens ty, float eps) {
+  LOCAL float sums[32];
+  int n = tx.n[3], row = GROUP(0);
+  const float4 *xr = (const float4 *)(x + row_offset(tx, row));
+  const float4 *wr = (const float4 *)(w + row_offset(tw, row));
+  float4 *yr = (float4 *)(y + row_offset(ty, row));
+  float4 v[UNITS];
+  float sum = 0.0f;
+  UNROLL for (int u = 0; u < UNITS; u++) {
+    int i = u * LANES + LANE;
+    v[u] = i * 4 < n ? xr[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    sum += v[u].x * v[u].x + v[u].y * v[u].y + v[u].z * v[u].z + v[u].w * v[u].w;
+  }
+  sum = warp_sum_(sum);
+  if (LANE % 32 == 0) sums[LANE / 32] = sum;
+  BARRIER();
+  sum = warp_sum_(LANE % 32 < LANES / 32 ? sums[LANE % 32] : 0.0f);
+  float scale = 1.0f / SQRT(sum / (float)n + eps);
+  UNROLL for (int u = 0; u < UNITS; u++) {
+    int i = u * LANES + LANE;
+    if (i * 4 < n) {
+      float4 m = wr[i];
+      yr[i] = make_float4(v[u].x * scale * m.x, v[u].y * scale * m.y, v[u].z * scale * m.z, v[u].w * scale * m.w);
+    }
+  }
+}
