@@ -16,7 +16,7 @@ ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 	BLIS_NUM_THREADS=1 VECLIB_MAXIMUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint format bench mutation docs clean clean-all
+.PHONY: help demo test test-long lint format bench gpu mutation docs clean clean-all
 
 help: ## show this list
 	@echo "targets:"
@@ -44,6 +44,9 @@ format: $(READY)-dev ## let ruff format and sort imports
 
 bench: $(READY)-dev ## measure, as ratios in one run
 	@$(ONE_THREAD) $(PY) -m benchmarks $(ARGS)
+
+gpu: $(READY)-gpu ## with an NVIDIA GPU: kit, mutants, models and measurements, into docs/measurements
+	@$(ONE_THREAD) $(PY) -m benchmarks.gpu -o docs/measurements/$$(date +%F)-cuda.json $(ARGS)
 
 mutation: $(READY)-dev ## measure the mutation score and write docs/reference/mutation-score.md
 	@$(ONE_THREAD) $(PY) -m ggsched.testing.broken -o docs/reference/mutation-score.md $(ARGS)
@@ -80,12 +83,20 @@ $(READY)-demo: pyproject.toml | $(PY)
 	@touch $@
 
 $(READY)-dev: pyproject.toml | $(PY)
-	@echo "installing ggsched with OpenCL (PoCL) and the tools for tests into $(VENV)"
-	@$(PIP) install --quiet --editable ".[opencl,test,dev]" || { \
-		echo "ggsched: the extra 'opencl' (pyopencl and PoCL) could not be installed; its tests" \
-			"will be skipped. To try again: make clean-all test" >&2; \
-		$(PIP) install --quiet --editable ".[test,dev]"; }
+	@echo "installing ggsched with OpenCL (PoCL), NVRTC and the tools for tests into $(VENV)"
+	@$(PIP) install --quiet --editable ".[opencl,nvrtc,test,dev]" || { \
+		echo "ggsched: the extras 'opencl' (pyopencl and PoCL) or 'nvrtc' (the compiler of CUDA)" \
+			"could not be installed; tests that need them will be skipped. To try again:" \
+			"make clean-all test" >&2; \
+		$(PIP) install --quiet --editable ".[opencl,test,dev]" \
+		|| $(PIP) install --quiet --editable ".[nvrtc,test,dev]" \
+		|| $(PIP) install --quiet --editable ".[test,dev]"; }
 	@touch $(READY)-demo $@
+
+$(READY)-gpu: pyproject.toml | $(PY)
+	@echo "installing ggsched with CUDA's libraries into $(VENV)"
+	@$(PIP) install --quiet --editable ".[cuda,test]"
+	@touch $@
 
 $(READY)-docs: pyproject.toml | $(PY)
 	@echo "installing the tools for the documentation into $(VENV)"

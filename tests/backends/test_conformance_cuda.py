@@ -1,0 +1,35 @@
+"""The backend ``cuda`` keeps the contract on the card, with streams held by a kernel."""
+
+import pytest
+
+from ggsched.errors import BackendUnavailable
+from ggsched.testing.conformance import RULES, Harness, Kit, run_conformance
+from ggsched.testing.conformance.harness import adapted
+
+pytestmark = pytest.mark.cuda
+
+EXAMPLES = 25
+
+
+@pytest.fixture(scope="module")
+def harness():
+    try:
+        from ggsched_cuda.harness import CudaHarness
+
+        own = CudaHarness()
+    except BackendUnavailable as error:
+        pytest.skip(error.one_line())
+    return adapted(Harness("cuda", own.open), own)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rule(harness, rule):
+    run_conformance(harness, rules=rule, max_examples=EXAMPLES).raise_if_findings()
+
+
+def test_streams_are_held(harness):
+    kit = Kit(harness)
+    assert not kit.lacks("latch")
+    assert not kit.lacks("fault")
+    assert not kit.lacks("pair")
+    assert not kit.lacks("capture")
