@@ -17,7 +17,8 @@ from ggsched.topology.model import Topology
 from tests.models.helpers import ORACLE
 
 FOLDER = Path(__file__).parent.parent / "data" / "topologies"
-NAMES = ["h200", "h200-cpu", "h200-two-logical", "h200-two-logical-cpu"]
+NAMES = ["h200", "h200-cpu", "h200-two-logical", "h200-two-logical-cpu", "h200-two-cards"]
+PAIRS = ["h200-two-logical", "h200-two-cards"]
 MODELS = ["llama-tiny-f32", "gptoss-tiny-f32"]
 
 
@@ -42,8 +43,9 @@ def test_plans_are_sound(name, model, n_tokens):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_two_logical_devices_talk_without_the_host(model):
-    plan, machine = planned("h200-two-logical", model, 16)
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_devices_talk_without_the_host(name, model):
+    plan, machine = planned(name, model, 16)
     used = {s.device for s in plan.splits.splits}
     assert used == {0, 1}, "both get layers"
     assert any(isinstance(c, Copy) for c in plan.commands)
