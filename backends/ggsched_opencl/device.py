@@ -15,7 +15,7 @@ from ggsched.backend.protocols import HostMemory, Stream
 from ggsched.backend.timing import Clock
 from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.topology.caps import DeviceFacts, WaitPath
-from ggsched_kernels import CPU, GPU, Profile, source, supported_ops
+from ggsched_kernels import CPU, GPU, Profile, source, supported_fusions, supported_ops
 from ggsched_opencl import driver
 from ggsched_opencl.buffer import OpenClBuffer
 from ggsched_opencl.driver import COMPLETE, Found, Handle, status_of
@@ -52,6 +52,7 @@ def facts_of(index: int, found: Found) -> DeviceFacts:
         is_deterministic=True,
         imports_host_memory=found.is_cpu,
         ops=supported_ops(),
+        fusions=supported_fusions(CPU if found.is_cpu else GPU),
     )
 
 
@@ -75,7 +76,6 @@ class OpenClDevice:
         timeout_s: float | None = None,
     ) -> None:
         self.facts = facts_of(index, found)
-        self.is_timed = False
         self.profile = profile or (CPU if found.is_cpu else GPU)
         self.event_timeout_s = _timeout() if timeout_s is None else timeout_s
         self.context = driver.make_context(found.handle)
@@ -136,9 +136,8 @@ class OpenClDevice:
 
     # --- streams, events, programs ------------------------------------------------------------
 
-    def __timing__(self) -> Clock:
-        """Let streams that are created from now on take times; see ``ggsched.backend.timing``."""
-        self.is_timed = True
+    def __clock__(self) -> Clock:
+        """Return the clock of its streams' times; see ``ggsched.backend.timing``."""
         return perf_counter
 
     def create_stream(self) -> OpenClStream:

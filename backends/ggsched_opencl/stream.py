@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ggsched.backend import checks
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
+from ggsched.backend.timing import Latest
 from ggsched.errors import DeviceFault, GgschedError, UsageError
 from ggsched_opencl import driver
 from ggsched_opencl.buffer import readable, writable
@@ -38,8 +39,8 @@ class OpenClStream:
         self.device = device
         self.name = name
         self.is_closed = False
-        self.queue = driver.make_queue(device.context, is_timed=device.is_timed)
-        self._match = ClockMatch() if device.is_timed else None
+        self.queue = driver.make_queue(device.context)
+        self._match: ClockMatch | None = None
         self._taken: OpenClTaken | None = None
         self._words: Handle = None
         self._labels: dict[int, str] = {}
@@ -241,8 +242,19 @@ class OpenClStream:
 
     # --- times ---------------------------------------------------------------------------------
 
-    def __taken__(self) -> OpenClTaken | None:
-        """Return the times of the command that was enqueued last, once; see ``timing``."""
+    def __take_times__(self) -> Latest:
+        """Take times, on a queue that has them; see ``ggsched.backend.timing``.
+
+        Raises:
+            UsageError: something was enqueued before.
+        """
+        if self._newest is not None:
+            raise UsageError("the stream has been used", where=self.name, hint="ask at once")
+        self.queue = driver.make_queue(self.device.context, is_timed=True)
+        self._match = ClockMatch()
+        return self._latest
+
+    def _latest(self) -> OpenClTaken | None:
         taken, self._taken = self._taken, None
         return taken
 

@@ -94,18 +94,16 @@ class BaseDevice:
         self.facts = facts
         self.kernels = kernels
         self.is_closed = False
-        self.is_timed = False
         self._buffers: WeakSet[BaseBuffer] = WeakSet()
         self._streams: WeakSet[BaseStream] = WeakSet()
         self._created = 0
 
-    def __timing__(self) -> Clock:
-        """Let streams that are created from now on take times; see ``ggsched.backend.timing``.
+    def __clock__(self) -> Clock:
+        """Return the clock of its streams' times; see ``ggsched.backend.timing``.
 
         They are those of the thread that runs a command: a device whose ``write_memory`` or
-        kernels return before they are done sets ``__timing__ = None``.
+        kernels return before they are done sets ``__clock__ = None``.
         """
-        self.is_timed = True
         return perf_counter
 
     # --- hooks ------------------------------------------------------------------------------

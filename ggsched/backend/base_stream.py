@@ -8,7 +8,7 @@ from ggsched.backend.capture import Graph, RecordedCapture, RecordedGraph, captu
 from ggsched.backend.events import BaseEvent, lasting_wait
 from ggsched.backend.progress import Progress
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
-from ggsched.backend.timing import HostTaken, Taken
+from ggsched.backend.timing import HostTaken, Latest
 from ggsched.errors import UsageError
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class BaseStream:
         self.progress = Progress(name)
         self.is_closed = False
         self.capture: RecordedCapture | None = None
-        self._is_timed = device.is_timed
+        self._is_timed = False
         self._taken: HostTaken | None = None
 
     # --- for streams that work in the background ------------------------------------------
@@ -150,8 +150,12 @@ class BaseStream:
         else:
             self._submit(command, work)
 
-    def __taken__(self) -> Taken | None:
-        """Return the times of the command that was enqueued last, once; see ``timing``."""
+    def __take_times__(self) -> Latest:
+        """Take the times of the thread that runs a command; see ``ggsched.backend.timing``."""
+        self._is_timed = True
+        return self._latest
+
+    def _latest(self) -> HostTaken | None:
         taken, self._taken = self._taken, None
         return taken
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
 
 from ggsched.backend.checks import closed_error
 from ggsched.backend.protocols import Device, Event, Stream
+from ggsched.backend.timing import HostTaken
 from ggsched.errors import UsageError
 
 if TYPE_CHECKING:
@@ -208,8 +209,8 @@ class _Replay:
             self._at = command
             work()
 
-    def run_timed(self, taken: "object") -> None:
-        self.run()
+    def run_timed(self, taken: HostTaken) -> None:
+        taken.run(self.run)
 
     def blame(self, error: BaseException) -> str:
         at = self._at

@@ -1,9 +1,9 @@
-"""When commands ran: what a device may offer to whoever traces it.
+"""When commands ran: what devices and streams may offer to whoever traces them.
 
 This is no part of the contract: no rule promises it, and nothing is ordered by it. A device that
-can tell has a method ``__timing__()``, which asks for times of all streams that are created later
-and returns the clock that they are in. Such a stream has a method ``__taken__()`` for the command
-that was enqueued last. Streams and devices of ``ggsched.backend.base`` have both.
+can tell has a method ``__clock__()`` that returns its clock. Its streams have ``__take_times__()``,
+to be called before anything is enqueued: from then on they take times, and what it returns tells
+those of the command that was enqueued last. Devices of ``ggsched.backend.base`` do.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,31 +35,40 @@ class Taken(Protocol):
         """Return when it ran, node by node where that is known; None as long as it is not done."""
 
 
-def ask_for_times(device: object) -> Clock | None:
-    """Let a device take times, if it can; return its clock."""
-    ask = getattr(device, "__timing__", None)
+Latest = Callable[[], Taken | None]
+"""Returns the times of the command that was enqueued last; None if it was asked before, or if the
+last call enqueued nothing."""
+
+
+def clock_of(device: object) -> Clock | None:
+    """Return the clock of a device that can tell when commands ran; None of others."""
+    ask = getattr(device, "__clock__", None)
     clock: Clock | None = None if ask is None else ask()
     return clock
 
 
-def taken_of(stream: object) -> Taken | None:
-    """Return the times of the command that was enqueued last, if there are any."""
-    ask = getattr(stream, "__taken__", None)
-    taken: Taken | None = None if ask is None else ask()
-    return taken
+def take_times(stream: object) -> Latest | None:
+    """Let a new stream take times, if it can; return how to ask for them."""
+    ask = getattr(stream, "__take_times__", None)
+    latest: Latest | None = None if ask is None else ask()
+    return latest
 
 
 class HostTaken:
     """The times of a command that a thread of the host runs: it looks at the clock."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_labels", "_marks")
 
     def __init__(self) -> None:
-        self._parts: list[Part] | None = None
+        self._labels: Sequence[str] = ("",)
+        self._marks: list[float] | None = None
 
     def parts(self) -> Sequence[Part] | None:
         """See ``Taken``."""
-        return self._parts
+        marks = self._marks
+        if marks is None:
+            return None
+        return [Part(name, marks[i], marks[i + 1]) for i, name in enumerate(self._labels)]
 
     def run(self, work: Callable[[], None]) -> None:
         """Do the work, and note when."""
@@ -67,18 +76,25 @@ class HostTaken:
         try:
             work()
         finally:
-            self._parts = [Part("", start, perf_counter())]
+            self._marks = [start, perf_counter()]
 
     def run_steps(self, steps: Sequence[tuple[str, Callable[[], None]]]) -> None:
         """Do labelled steps in order; steps of one label that follow each other are one part."""
-        parts: list[Part] = []
-        before = first = perf_counter()
+        labels: list[str] = []
+        marks = [perf_counter()]
+        last = len(steps) - 1
         try:
             for i, (label, step) in enumerate(steps):
                 step()
-                if i + 1 == len(steps) or steps[i + 1][0] != label:
-                    now = perf_counter()
-                    parts.append(Part(label, before, now))
-                    before = now
+                if i == last or steps[i + 1][0] != label:
+                    labels.append(label)
+                    marks.append(perf_counter())
         finally:
-            self._parts = parts or [Part("", first, perf_counter())]
+            self.tell(labels, marks)
+
+    def tell(self, labels: Sequence[str], marks: list[float]) -> None:
+        """Take times that were noted by others: a start, and the end of each labelled part."""
+        if not labels:
+            labels = ("",)
+            marks.append(perf_counter())
+        self._labels, self._marks = labels, marks

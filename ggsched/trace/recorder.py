@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, repeat
 from time import perf_counter
 from typing import Final
 
@@ -12,7 +12,7 @@ from ggsched.plan.bundle import Plan
 from ggsched.topology.caps import CopyOrder
 from ggsched.trace.host_memory import HOST_SPACE, HostMap, address_of
 from ggsched.trace.schema import NOBODY, Access, Actor, Alloc, Entry, Sync, Trace, TracedPlan, Work
-from ggsched.trace.stamps import OpenRun, Stamp, closed_runs, stamped
+from ggsched.trace.stamps import OpenRun, Stamp, Stamper, closed_runs
 from ggsched.trace.text import entries_text
 
 DEFAULT_LIMIT: Final = 1_000_000
@@ -27,16 +27,20 @@ class Recorder:
 
     Args:
         limit: How many records to keep at most.
+        times: Whether devices are asked when commands ran. Without, calls of the host alone have
+            times, and recording costs less.
 
     Attributes:
+        clock: What times are in.
         tell: Told each call when it is made, in words; None for nobody.
     """
 
-    def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
+    def __init__(self, limit: int = DEFAULT_LIMIT, *, times: bool = True) -> None:
         self.tell: Callable[[str], None] | None = None
         self._limit = limit
+        self._times = times
         self._lock = threading.Lock()
-        self._clock: Clock = perf_counter
+        self.clock: Clock = perf_counter
         self._origin_s = perf_counter()
         self._is_clock_chosen = False
         self._entries: list[tuple[Entry, Stamp | None]] = []
@@ -52,19 +56,16 @@ class Recorder:
 
     # --- when ----------------------------------------------------------------------------------
 
-    @property
-    def now_s(self) -> float:
-        """The present time, by the recorder's clock."""
-        return self._clock()
-
     def uses(self, clock: Clock) -> bool:
         """Whether times of a clock can be compared with the others; the first one is taken."""
+        if not self._times:
+            return False
         if not self._is_clock_chosen:
             self._is_clock_chosen = True
-            if clock != self._clock:
-                self._clock = clock
+            if clock != self.clock:
+                self.clock = clock
                 self._origin_s = clock()
-        return clock == self._clock
+        return clock == self.clock
 
     @contextmanager
     def run_of(self, plan: Plan, describe: Callable[[Plan], TracedPlan]) -> Iterator[None]:
@@ -78,12 +79,12 @@ class Recorder:
         if number is None:
             number = len(self._plans)
             self._plans.append(describe(plan))
-        run = OpenRun(number, self.thread, len(self._entries), self.now_s)
+        run = OpenRun(number, self.thread, len(self._entries), self.clock())
         self._runs.append(run)
         try:
             yield
         finally:
-            run.end, run.end_s = len(self._entries), self.now_s
+            run.end, run.end_s = len(self._entries), self.clock()
 
     # --- who acts, on what ---------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ class Recorder:
         """Note new memory of a device; return its number."""
         number = next(self._memory)
         entry = Alloc(self.thread, number, name, nbytes, is_defined=is_defined)
-        self.add(entry, Stamp(self.now_s))
+        self.add(entry, (self.clock(), 0.0, None))
         return number
 
     def host_memory(self, name: str, view: memoryview) -> int:
@@ -129,7 +130,7 @@ class Recorder:
         """Return what the calling thread does to host memory, to be added when it is done."""
         read = tuple(a for view in reads for a in self.host_range(view))
         written = tuple(a for view in writes for a in self.host_range(view))
-        now_s = round(self.now_s - self._origin_s, 9)
+        now_s = round(self.clock() - self._origin_s, 9)
         return Work(self.thread, label, NOBODY, read, written, start_s=now_s, end_s=now_s)
 
     @contextmanager
@@ -167,7 +168,7 @@ class Recorder:
         if self.tell is not None and entries:
             self.tell(entries_text(entries, self._actors))
         kept = max(0, self._limit - len(self._entries))
-        self._entries.extend((entry, stamp) for entry in entries[:kept])
+        self._entries.extend(zip(entries[:kept], repeat(stamp), strict=False))
         if kept < len(entries):
             self._drop(len(entries) - kept)
 
@@ -185,14 +186,15 @@ class Recorder:
         with self._lock:
             refused = {id(entry) for entry in self._refused}
             kept = [i for i, (entry, _) in enumerate(self._entries) if id(entry) not in refused]
-            entries = tuple(stamped(*self._entries[i], self._origin_s) for i in kept)
+            stamper = Stamper(self._origin_s)
+            entries = tuple(stamper.stamped(*self._entries[i]) for i in kept)
             return Trace(
                 name,
                 tuple(self._actors),
                 entries,
                 "once",
                 self._dropped,
-                "host" if self._clock is perf_counter else "simulated",
+                "host" if self.clock is perf_counter else "simulated",
                 tuple(self._plans),
                 closed_runs(self._runs, kept, self._origin_s),
             )

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Any, assert_never
 
 import msgspec
 
@@ -21,37 +21,25 @@ from ggsched.trace.schema import (
     Work,
 )
 
+Stamp = Sequence[Any]
+"""``(before_s, after_s, taken)``: when a call began and had returned, by the recorder's clock, and
+what may tell when its command ran, or None. A plain tuple: one is made for each call."""
 
-class Stamp:
-    """When a call was made, and what may tell when its command ran.
 
-    Attributes:
-        before_s: When the call began, by the recorder's clock.
-        after_s: When it had returned.
-        taken: Times of the device, to be looked at when they are known.
-    """
+class _Known:
+    """When a command ran, or the nodes of a launch, asked for in their order."""
 
-    __slots__ = ("_at_s", "_parts", "after_s", "before_s", "taken")
-
-    def __init__(self, before_s: float, after_s: float = 0.0, taken: Taken | None = None) -> None:
-        self.before_s = before_s
-        self.after_s = after_s
-        self.taken = taken
-        self._parts: dict[str, Part] | None = None
-        self._at_s = 0.0
+    def __init__(self, taken: Taken | None) -> None:
+        parts = taken.parts() if taken is not None else None
+        self._parts = {part.label: part for part in parts or ()}
+        self._at_s = parts[0].start_s if parts else 0.0
 
     def part(self, label: str) -> Part | None:
-        """Return when the command ran, or a node of it; None where that is not known.
+        """Return when a node ran, "" for all of a command; None where that is not known.
 
-        Nodes are asked for in their order. One that took no step of its own, being empty or part
-        of a group that ran as one, takes no time behind the one before it.
+        One that took no step of its own, being empty or part of a group that ran as one, takes no
+        time behind the one before it.
         """
-        if self._parts is None:
-            parts = self.taken.parts() if self.taken is not None else ()
-            if parts is None:
-                return None
-            self._parts = {part.label: part for part in parts}
-            self._at_s = parts[0].start_s if parts else 0.0
         known = self._parts.get(label) or self._parts.get("")
         if known is None and self._parts:
             known = self._parts[label] = Part(label, self._at_s, self._at_s)
@@ -70,27 +58,47 @@ class OpenRun:
         self.end, self.end_s = first, start_s
 
 
-def stamped(entry: Entry, stamp: Stamp | None, origin_s: float) -> Entry:
-    """Return a record with its times, in seconds since ``origin_s``."""
-    if stamp is None:
-        return entry
-    before = round(stamp.before_s - origin_s, 9)
-    match entry:
-        case Sync():
-            after = round(stamp.after_s - origin_s, 9)
-            return msgspec.structs.replace(entry, start_s=before, end_s=after)
-        case Alloc() | Free():
-            return msgspec.structs.replace(entry, issued_s=before)
-        case Work() | Record() | Wait() | Barrier():
-            part = stamp.part(entry.label if isinstance(entry, Work) else "")
-            if part is None:
-                return msgspec.structs.replace(entry, issued_s=before)
-            start, end = (round(t - origin_s, 9) for t in (part.start_s, part.end_s))
-            return msgspec.structs.replace(entry, issued_s=before, start_s=start, end_s=end)
-        case CaptureBegin() | CaptureEnd():
+class Stamper:
+    """Puts times into records, in their order.
+
+    Args:
+        origin_s: When the trace began, by the recorder's clock.
+    """
+
+    def __init__(self, origin_s: float) -> None:
+        self._origin_s = origin_s
+        self._of: object = None
+        self._known = _Known(None)
+
+    def stamped(self, entry: Entry, stamp: Stamp | None) -> Entry:
+        """Return a record with its times, in seconds since the trace began."""
+        if stamp is None:
             return entry
-        case _:
-            assert_never(entry)
+        before = self._since(stamp[0])
+        match entry:
+            case Sync():
+                after = self._since(stamp[1])
+                return msgspec.structs.replace(entry, start_s=before, end_s=after)
+            case Alloc() | Free():
+                return msgspec.structs.replace(entry, issued_s=before)
+            case Work() | Record() | Wait() | Barrier():
+                part = self._part(entry, stamp)
+                if part is None:
+                    return msgspec.structs.replace(entry, issued_s=before)
+                start, end = self._since(part.start_s), self._since(part.end_s)
+                return msgspec.structs.replace(entry, issued_s=before, start_s=start, end_s=end)
+            case CaptureBegin() | CaptureEnd():
+                return entry
+            case _:
+                assert_never(entry)
+
+    def _part(self, entry: Work | Record | Wait | Barrier, stamp: Stamp) -> Part | None:
+        if stamp is not self._of:  # the records of one launch follow each other
+            self._of, self._known = stamp, _Known(stamp[2])
+        return self._known.part(entry.label if isinstance(entry, Work) else "")
+
+    def _since(self, seconds: float) -> float:
+        return round(seconds - self._origin_s, 9)
 
 
 def closed_runs(runs: Sequence[OpenRun], kept: Sequence[int], origin_s: float) -> tuple[Run, ...]:

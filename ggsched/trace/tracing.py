@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
-from ggsched.backend.timing import Taken, ask_for_times, taken_of
+from ggsched.backend.timing import HostTaken, Taken, clock_of, take_times
 from ggsched.ir.ops import op_by_name
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched.trace.recorder import Recorder
@@ -44,7 +44,7 @@ class TracedDevice:
     def __init__(self, inner: Device, recorder: Recorder) -> None:
         self.inner = inner
         self.recorder = recorder
-        clock = ask_for_times(inner)
+        clock = clock_of(inner)
         self.is_timed = clock is not None and recorder.uses(clock)
         self._streams = 0
 
@@ -132,7 +132,7 @@ class TracedBuffer:
         if not self._is_closed:
             self._is_closed = True
             recorder = self._recorder
-            recorder.add(Free(recorder.thread, self.memory), Stamp(recorder.now_s))
+            recorder.add(Free(recorder.thread, self.memory), (recorder.clock(), 0.0, None))
         self.inner.close()
 
 
@@ -161,10 +161,10 @@ class TracedEvent:
     def sync(self, timeout_s: float) -> None:
         """Wait, and note it once it is over."""
         recorder = self._recorder
-        before = recorder.now_s
+        before = recorder.clock()
         self.inner.sync(timeout_s)
         entry = Sync(recorder.thread, event=self.number)
-        recorder.add(entry, Stamp(before, recorder.now_s))
+        recorder.add(entry, (before, recorder.clock(), None))
 
     def close(self) -> None:
         """Close the inner event."""
@@ -206,7 +206,7 @@ class TracedStream:
         self.actor = actor
         self._recorder = device.recorder
         self._snapshots = device.facts.snapshots_uploads
-        self._is_timed = device.is_timed
+        self._latest = take_times(inner) if device.is_timed else None
         self._open: deque[Taken] = deque()
         self._copies: dict[tuple[int, ...], tuple[Work, Buffer, Buffer]] = {}
 
@@ -224,20 +224,20 @@ class TracedStream:
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
         """Upload; the host reads the source itself where the device takes snapshots (CPY-4)."""
-        before = self._recorder.now_s
+        before = self._recorder.clock()
         self.inner.upload(source, _inner(buffer), offset)
         recorder = self._recorder
         thread, reads = recorder.thread, recorder.host_range(source)
         stamp = self._stamp(before)
         if self._snapshots:
-            recorder.add(Work(thread, "upload", thread, reads), Stamp(before))
+            recorder.add(Work(thread, "upload", thread, reads), (before, 0.0, None))
             reads = ()
         writes = _bytes(buffer, offset, source.nbytes)
         recorder.add(Work(self.actor, "upload", thread, reads, writes, is_copy=True), stamp)
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Download."""
-        before = self._recorder.now_s
+        before = self._recorder.clock()
         self.inner.download(_inner(buffer), offset, target)
         recorder = self._recorder
         reads, writes = _bytes(buffer, offset, target.nbytes), recorder.host_range(target)
@@ -246,7 +246,7 @@ class TracedStream:
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Copy."""
-        before = self._recorder.now_s
+        before = self._recorder.clock()
         self.inner.copy(_inner(src), src_offset, _inner(dst), dst_offset, nbytes)
         thread = self._recorder.thread
         key = (thread, id(src), src_offset, id(dst), dst_offset, nbytes)
@@ -261,7 +261,7 @@ class TracedStream:
 
     def launch(self, program: Program) -> None:
         """Launch."""
-        before = self._recorder.now_s
+        before = self._recorder.clock()
         if not isinstance(program, TracedProgram):
             self.inner.launch(program)
             return
@@ -278,11 +278,12 @@ class TracedStream:
             self.inner.record(event)
             return
         recorder, was_recorded = self._recorder, event.inner.is_recorded
-        entry, stamp = Record(self.actor, event.number, recorder.thread), Stamp(recorder.now_s)
+        entry = Record(self.actor, event.number, recorder.thread)
+        stamp: list[Any] = [recorder.clock(), 0.0, None]
         recorder.add(entry, stamp)
         try:
             self.inner.record(event.inner)
-            stamp.taken = self._taken()
+            stamp[2] = self._taken()
         except BaseException:
             # On a poisoned stream the event is recorded all the same (EVT-6).
             if was_recorded or not event.inner.is_recorded:
@@ -294,23 +295,23 @@ class TracedStream:
         if not isinstance(event, TracedEvent):
             self.inner.wait(event)
             return
-        before = self._recorder.now_s
+        before = self._recorder.clock()
         self.inner.wait(event.inner)
         entry = Wait(self.actor, event.number, self._recorder.thread)
         self._recorder.add(entry, self._stamp(before))
 
     def barrier(self) -> None:
         """Put a barrier."""
-        before = self._recorder.now_s
+        before = self._recorder.clock()
         self.inner.barrier()
         self._recorder.add(Barrier(self.actor, self._recorder.thread), self._stamp(before))
 
     def sync(self, timeout_s: float) -> None:
         """Wait for everything, and note it once it is over."""
         recorder = self._recorder
-        before = recorder.now_s
+        before = recorder.clock()
         self.inner.sync(timeout_s)
-        recorder.add(Sync(recorder.thread, stream=self.actor), Stamp(before, recorder.now_s))
+        recorder.add(Sync(recorder.thread, stream=self.actor), (before, recorder.clock(), None))
         self._look()
 
     def close(self) -> None:
@@ -322,11 +323,11 @@ class TracedStream:
     # --- times ---------------------------------------------------------------------------------
 
     def _stamp(self, before_s: float) -> Stamp:
-        return Stamp(before_s, self._recorder.now_s, self._taken())
+        return before_s, 0.0, self._taken()
 
     def _taken(self) -> Taken | None:
-        taken = taken_of(self.inner) if self._is_timed else None
-        if taken is not None:
+        taken = None if self._latest is None else self._latest()
+        if taken is not None and type(taken) is not HostTaken:  # which holds nothing
             self._open.append(taken)
             if len(self._open) > _MANY_OPEN:
                 self._look()

@@ -16,7 +16,7 @@ from ggsched.testing.sim import SimConfig, SimWorld
 from ggsched.trace.export import trace_from_lines, trace_to_lines
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Sync, Work
-from ggsched.trace.stamps import Stamp
+from ggsched.trace.stamps import Stamper
 from ggsched.trace.times import spans_by_lane, timeline_of
 from tests.backends.opencl_place import opencl_device
 from tests.backends.places import cpu_device
@@ -183,12 +183,27 @@ class Told:
 
 
 def test_nodes_without_a_step_of_their_own_take_no_time():
-    stamp = Stamp(0.0, 0.0, Told(Part("n1", 1.0, 2.0), Part("n3", 2.5, 4.0)))
-    found = [stamp.part(f"n{i}") for i in range(5)]
-    times = [(part.start_s, part.end_s) for part in found]
-    assert times == [(1, 1), (1, 2), (2, 2), (2.5, 4), (4, 4)]
-    assert [stamp.part(f"n{i}") for i in range(5)] == found
-    assert Stamp(0.0, 0.0, Told()).part("n0") is None
+    stamp = (0.5, 0.0, Told(Part("n1", 1.0, 2.0), Part("n3", 2.5, 4.0)))
+    stamper = Stamper(0.5)
+    for _ in range(2):
+        works = [stamper.stamped(Work(1, f"n{i}"), stamp) for i in range(5)]
+        times = [(w.issued_s, w.start_s, w.end_s) for w in works]
+        assert times == [(0, 0.5, 0.5), (0, 0.5, 1.5), (0, 1.5, 1.5), (0, 2, 3.5), (0, 3.5, 3.5)]
+        assert stamper.stamped(Work(1, "n0"), (1.0, 0.0, Told())).start_s is None
+
+
+def test_without_times_only_the_host_has_some():
+    graph, pins = chain(1)
+    devices = MACHINES["cpu"]()
+    recorder = Recorder(times=False)
+    with Scheduler(devices, settings=Settings(), recorder=recorder) as scheduler:
+        scheduler.run(graph, {"x": X}, pins)
+    for device in devices:
+        device.close()
+    trace = recorder.trace("t")
+    works = [e for e in trace.entries if isinstance(e, Work) and trace.actors[e.actor].device]
+    assert all(w.start_s is None and w.issued_s is not None for w in works)
+    assert any(s.is_estimated for s in timeline_of(trace).spans)
 
 
 def test_a_trace_without_times_is_refused():
@@ -207,5 +222,6 @@ def test_without_a_recorder_no_times_are_taken():
     buffer = device.allocate(64)
     stream.upload(memoryview(np.zeros(64, np.uint8)), buffer, 0)
     stream.sync(5)
-    assert stream.__taken__() is None
+    assert stream._taken is None
+    assert stream.__take_times__()() is None
     device.close()

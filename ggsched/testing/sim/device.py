@@ -54,7 +54,7 @@ class SimDevice:
         """Return an event of this device; for devices that break a rule on purpose."""
         return SimEvent(self, number)
 
-    def __timing__(self) -> Clock:
+    def __clock__(self) -> Clock:
         """Return the clock of simulated time; see ``ggsched.backend.timing``."""
         return self.world.clock
 

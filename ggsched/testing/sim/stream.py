@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from ggsched.backend import checks
 from ggsched.backend.progress import Fault
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
-from ggsched.backend.timing import Part
+from ggsched.backend.timing import Latest, Part
 from ggsched.errors import UsageError
 from ggsched.testing.sim import transfers
 from ggsched.testing.sim.costs import CommandKind
@@ -274,8 +274,11 @@ class SimStream:
             self.is_closed = True
             self.device.world.forget("streams", self.number)
 
-    def __taken__(self) -> SimTaken | None:
-        """Return the simulated times of the command that was enqueued last, once."""
+    def __take_times__(self) -> Latest:
+        """Tell simulated times; see ``ggsched.backend.timing``."""
+        return self._latest
+
+    def _latest(self) -> SimTaken | None:
         task, self._newest = self._newest, None
         return None if task is None else SimTaken(task)
 
