@@ -196,7 +196,8 @@ def _place_by_weights(work: _Placing, constraints: Constraints) -> None:
     if not homes:
         return
     for node, storage in zip(work.graph.nodes, work.out, strict=True):
-        if work.home[storage] >= 0:
+        # As in ggml: the factors of a rotation are few, and one tensor for all layers.
+        if work.home[storage] >= 0 or node.op == "rope":
             continue
         for tid in node.inputs:
             t = tensors[tid]

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from ggsched.errors import PlanError
 from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import I32
 from ggsched.passes import place as place_module
 from ggsched.passes.place import Constraints, place
 from ggsched.plan.verify import verify_placement
@@ -111,6 +112,14 @@ class TestWeights:
         assert devices(found)[1::2] == [1, 0, 1]
         assert [found.choices[i].cause for i in (1, 3, 5)] == ["weights"] * 3
         assert found.choices[3].detail == "w1"
+
+    def test_factors_of_a_rotation_hold_no_node(self):
+        g = GraphBuilder()
+        x, positions = g.input("x", (2, 1, N)), g.input("positions", (2,), I32)
+        q = g.reshape(g.mul_mat(g.weight("w", (N, N)), g.reshape(x, 2, N)), 2, 1, N)
+        graph = g.build(g.rope(q, positions, g.weight("factors", (N // 2,))))
+        found = placed(graph, TWO, Constraints(homes={"w": 0, "factors": 1}))
+        assert set(devices(found)) == {0}
 
     def test_a_node_that_its_weights_device_cannot_run_goes_elsewhere(self):
         topology = machine(device("gpu:0", lacks=["mul_mat"]), "cpu:0")

@@ -1,6 +1,7 @@
 """Several streams per device: right, clean, no wait too many and none for memory's sake."""
 
 import itertools
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -40,10 +41,12 @@ def machines(draw, max_devices=4):
 
 
 @st.composite
-def planned(draw, max_nodes=40, min_nodes=1, max_devices=4):
+def planned(draw, max_nodes=40, min_nodes=1, max_devices=4, alignment=1):
     """Draw (graph with its rules, topology, plan) with streams wherever nodes are independent."""
     drawn = draw(graphs(max_nodes=max_nodes, min_nodes=min_nodes))
     topology = draw(machines(max_devices))
+    facts = [replace(d, alignment=max(d.alignment, alignment)) for d in topology.devices]
+    topology = replace(topology, devices=tuple(facts))
     wanted = draw(constraints(drawn.graph, topology, pin_all=draw(st.booleans())))
     policy = StreamPolicy(draw(st.integers(1, 8)), True, has_copy_stream=draw(st.booleans()))
     options = PlanOptions(policy)
@@ -148,7 +151,7 @@ def test_results_on_cpu(made, seed):
 
 
 @settings(max_examples=settings().max_examples // 4)
-@given(made=planned(max_nodes=12, max_devices=1), seed=seeds())
+@given(made=planned(max_nodes=12, max_devices=1, alignment=16), seed=seeds())
 def test_results_on_opencl(made, seed):
     drawn, topology, plan = made
     run_and_compare(drawn, topology, plan, seed, ggsched_opencl.open_backend)

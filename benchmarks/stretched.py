@@ -1,0 +1,99 @@
+"""Memory of a concurrent plan the way ggml takes it: lives stretched over the concurrent region.
+
+In llama.cpp (#16991) the nodes of concurrent branches are interleaved before memory is planned, so
+that whatever is touched between a fork and its join lives until the join; beyond that memory is
+planned as if everything ran in one order. A region is what lies between two nodes that everything
+before or after them is ordered with.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+
+from ggsched.passes.draft import Draft
+from ggsched.passes.packing import Block, pack
+
+
+def stretched_nbytes(draft: Draft, device: int, overwrites: Mapping[int, int]) -> int:
+    """Return the bytes that the intermediate results of a device need.
+
+    Args:
+        draft: With several streams.
+        device: The device.
+        overwrites: Which values take over the bytes of which others, as in ``Memory``.
+    """
+    cuts, end = _cuts(draft), max(draft.timeline.node_step) + len(draft.splits.transfers)
+
+    def first(step: int) -> int:
+        k = bisect_right(cuts, step)
+        return step if k and cuts[k - 1] == step else cuts[k - 1] + 1 if k else 0
+
+    def last(step: int) -> int:
+        k = bisect_left(cuts, step)
+        return step if k < len(cuts) and cuts[k] == step else cuts[k] - 1 if k < len(cuts) else end
+
+    blocks = _blocks(draft, device, overwrites)
+    return pack([Block(first(b.birth), last(b.death), b.nbytes) for b in blocks])[1]
+
+
+def unshared_nbytes(draft: Draft, device: int) -> int:
+    """Return the bytes that they need if none are shared."""
+    return sum(block.nbytes for block in _blocks(draft, device, {}))
+
+
+def _blocks(draft: Draft, device: int, overwrites: Mapping[int, int]) -> list[Block]:
+    """Return the lives of the values of a device's arena, with those that take over their bytes."""
+    lives, alignment = draft.timeline.lives, draft.topology.devices[device].alignment
+    blocks: dict[int, Block] = {}
+    root: dict[int, int] = {}
+    for v in draft.splits.values:
+        if v.device != device or v.bound or v.kind not in ("home", "replica"):
+            continue
+        taken = overwrites.get(v.id)
+        if taken is None:
+            root[v.id] = v.id
+            blocks[v.id] = Block(*lives[v.id], -(-v.nbytes // alignment) * alignment)
+        else:
+            root[v.id] = base = root[taken]
+            blocks[base] = blocks[base]._replace(death=lives[v.id].death)
+    return list(blocks.values())
+
+
+def _cuts(draft: Draft) -> list[int]:
+    """Return the steps of nodes with which everything before and after them is ordered."""
+    lanes, timeline, visibility = draft.lanes, draft.timeline, draft.visibility
+    lane_of = {}
+    known = {}
+    for node, bound in zip(draft.graph.nodes, draft.splits.bindings, strict=True):
+        value, step = bound[-1], timeline.node_step[node.id]
+        lane_of[step] = lanes.of_stream[draft.streams.of_node[node.id]][0]
+        if timeline.lives[value].birth == step:
+            known[step] = visibility.first[value]
+    steps = sorted(lane_of)
+    waits_for_all = _waiting_for_all(steps, lane_of, known, lanes.count)
+    least = [1 << 60] * lanes.count  # of each lane, what all later nodes of other lanes know
+    cuts = []
+    for step in reversed(steps):
+        if step in waits_for_all and least[lane_of[step]] >= step:
+            cuts.append(step)
+        for lane, last in enumerate(known.get(step, ())):
+            if lane != lane_of[step]:
+                least[lane] = min(least[lane], last)
+    return cuts[::-1]
+
+
+def _waiting_for_all(
+    steps: Sequence[int],
+    lane_of: dict[int, int],
+    known: dict[int, tuple[int, ...]],
+    count: int,
+) -> set[int]:
+    last = [-1] * count
+    found = set()
+    for step in steps:
+        seen = known.get(step)
+        if seen is not None and all(
+            at <= seen[lane] for lane, at in enumerate(last) if lane != lane_of[step]
+        ):
+            found.add(step)
+        last[lane_of[step]] = step
+    return found

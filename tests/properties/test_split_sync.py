@@ -1,0 +1,69 @@
+"""The planner that the benchmarks compare with: it synchronises as ggml does, and is right too."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.bench_planning import topology
+from benchmarks.model_mixes import LAYERS, MIXES, decode_graph, large_models, large_spec, mix
+from benchmarks.split_sync import split_sync_plan
+from ggsched.passes import make_plan
+from ggsched.plan.command import HostSync, Wait
+from ggsched.plan.text import plan_text
+from ggsched.sanitize import check_plan
+from ggsched.testing.handmade import fake_device
+from ggsched.testing.strategies import graphs
+from ggsched.testing.topologies import ALL_OPS, constraints
+from ggsched.topology.model import CopyPath, Topology
+
+
+@st.composite
+def machines(draw):
+    """Draw up to two GPUs and a CPU; between the GPUs there may be a path, which either executes."""
+    count = draw(st.integers(1, 2))
+    kinds = ["gpu"] * count + ["cpu"]
+    devices = [fake_device(f"fake:{i}", kind=kind, ops=ALL_OPS) for i, kind in enumerate(kinds)]
+    pairs = [(a, b) for a in range(len(kinds)) for b in range(len(kinds)) if a != b]
+    chosen = draw(st.lists(st.sampled_from(pairs), unique=True))
+    copies = {pair: CopyPath(*pair, draw(st.sampled_from(pair))) for pair in chosen}
+    return Topology(tuple(devices), copies, dict.fromkeys(pairs, "native"))
+
+
+@given(drawn=graphs(max_nodes=24), machine=machines(), data=st.data())
+def test_no_race(drawn, machine, data):
+    wanted = data.draw(constraints(drawn.graph, machine))
+    plan = split_sync_plan(drawn.graph, machine, wanted)
+    report = check_plan(plan)
+    assert report.is_clean, f"{report.to_text()}\n{plan_text(plan)}"
+
+
+def test_more_syncs_than_ours_for_each_machine():
+    hparams = large_models()[1]
+    spec = large_spec(hparams)
+    graph = decode_graph(spec, 64)
+    assert hparams.n_layer == LAYERS
+    for name in MIXES:
+        machine, wanted = mix(name, spec)
+        theirs, ours = split_sync_plan(graph, machine, wanted), make_plan(graph, machine, wanted)
+        assert check_plan(theirs).is_clean
+        host, waits = ([_count(plan, kind) for plan in (ours, theirs)] for kind in (HostSync, Wait))
+        assert host[0] == 1
+        assert host[0] + waits[0] <= host[1] + waits[1]
+
+
+def test_a_copy_between_accelerators_is_awaited_by_an_event():
+    gpus = [fake_device(f"gpu:{i}", kind="gpu", ops=ALL_OPS) for i in range(2)]
+    copies = {(a, b): CopyPath(a, b, a) for a, b in ((0, 1), (1, 0))}
+    machine = Topology(tuple(gpus), copies, {(0, 1): "native", (1, 0): "native"})
+    spec = large_spec(large_models()[0])
+    _, wanted = mix("gpu + cpu, half", spec)
+    plan = split_sync_plan(decode_graph(spec, 64), machine, wanted)
+    assert check_plan(plan).is_clean
+    assert _count(plan, Wait) == 1
+
+
+def _count(plan, kind):
+    return sum(isinstance(c, kind) for c in plan.commands)
+
+
+def test_machines_of_the_tables_have_what_they_say():
+    assert [d.kind for d in topology().devices] == ["gpu", "cpu"]
