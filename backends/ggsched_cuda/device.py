@@ -21,7 +21,7 @@ from ggsched_cuda.graphs import CudaCapture
 from ggsched_cuda.polling import wait_until
 from ggsched_cuda.program import CudaProgram
 from ggsched_cuda.stream import CudaStream
-from ggsched_kernels import supported_ops
+from ggsched_kernels import GPU, Profile, supported_ops
 
 PARTS: Final = 4
 """Logical devices of a card."""
@@ -75,6 +75,7 @@ class CudaDevice:
 
     Attributes:
         early: How kernels that are compiled from now on begin, see ``ggsched_cuda.early``.
+        profile: How kernels that are compiled from now on are cut.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class CudaDevice:
         self.facts = facts_of(name, parts, card.found)
         self.event_timeout_s = _timeout() if timeout_s is None else timeout_s
         self.early: Mode = "on"
+        self.profile: Profile = GPU
         self.is_closed = False
         self._lock = threading.RLock()
         self._buffers: weakref.WeakSet[CudaBuffer] = weakref.WeakSet()

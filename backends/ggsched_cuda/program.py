@@ -31,7 +31,7 @@ class CudaProgram:
     """
 
     def __init__(self, stream: "CudaStream", nodes: Sequence[BoundNode]) -> None:
-        calls, scratch_nbytes = lower(nodes)
+        calls, scratch_nbytes = lower(nodes, stream.device.profile)
         self.stream = stream
         self.is_closed = False
         self.checks_ids = any(isinstance(c, KernelCall) and FAULT in c.args for c in calls)

@@ -62,7 +62,10 @@ def _about(parts: list[str]) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """Return the commit, from git or from a file ``COMMIT`` where there is no repository."""
+    """Return the commit: from a file ``COMMIT`` where the tree is a copy, else from git."""
+    file = Path("COMMIT")
+    if file.exists():
+        return file.read_text(encoding="utf-8").strip()
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty"],
@@ -72,8 +75,7 @@ def _commit() -> str:
             timeout=20,
         )
     except (OSError, subprocess.SubprocessError):
-        file = Path("COMMIT")
-        return file.read_text().strip() if file.exists() else "unknown"
+        return "unknown"
     return done.stdout.strip()
 
 

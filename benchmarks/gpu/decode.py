@@ -68,17 +68,25 @@ def _measured(spec: Any, bandwidth: float) -> dict[str, Any]:
         replayed = running.step()
         replay_s = running.seconds(50)
         equal = np.array_equal(eager, replayed) and np.array_equal(eager, plain)
-        return result | {
+        result |= {
             "replay_us": replay_s * 1e6,
             "replay_host_us": running.enqueue_seconds(50) * 1e6,
             "replay_call_us": replay_call_s(running) * 1e6,
+        }
+        for streams in (1, 2, 3):
+            running.again("on", streams)
+            running.capture()
+            equal = equal and np.array_equal(eager, running.step())
+            result[f"replay_us_{streams}_streams"] = running.seconds(50) * 1e6
+        running.again("on", 1)
+        result["kernels"] = kernel_times(running)  # last: ids may have been overwritten by now
+        return result | {
             "replay_of_floor": result["floor_us"] / (replay_s * 1e6),
             "eager_by_replay": eager_s / replay_s,
             "late_by_early_launch": plain_s / replay_s,
             "graph_nodes": sum(captured.report.nodes.values()),
             "equal": bool(equal) and bool(np.isfinite(eager).all()),
             "report": captured.report.text(),
-            "kernels": kernel_times(running),  # last: ids may have been overwritten by now
         }
     finally:
         running.close()

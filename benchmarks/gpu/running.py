@@ -10,6 +10,8 @@ from ggsched.ir.graph import Graph
 from ggsched.models.batch_inputs import batch_inputs
 from ggsched.models.graph import build_model_graph
 from ggsched.models.spec import ModelSpec
+from ggsched.passes.options import PlanOptions, StreamPolicy
+from ggsched.passes.pipeline import make_plan
 from ggsched.run.capture import CapturedRun, captured_run
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
@@ -47,9 +49,19 @@ class Running:
         """Open devices, fill weights and prepare a graph."""
         return cls(Scheduler(devices, weights=weights), spec, n_tokens)
 
-    def again(self, early: str) -> None:
-        """Compile everything again, with or without early launch, and run that from now on."""
-        self.scheduler._devices[0].early = early
+    def again(self, early: str, streams: int = 0) -> None:
+        """Compile everything again, with or without early launch, and run that from now on.
+
+        Args:
+            early: Mode of ``ggsched_cuda.early``.
+            streams: Streams that are used wherever nodes are independent; 0 for the plan as it is.
+        """
+        device: Any = self.scheduler._devices[0]
+        device.early = early
+        if streams:
+            policy = StreamPolicy(streams, is_forced=streams > 1)
+            options = PlanOptions(streams=policy)
+            self.plan = make_plan(self.graph, self.scheduler.topology, _FREE, options)
         store = self.scheduler._store
         resources = Resources(self.graph, self.plan, store)
         self._more.append(
