@@ -8,7 +8,7 @@ import click
 
 from ggsched.cli.console import output, write_json
 from ggsched.ir.graph import Node
-from ggsched.plan.units import nbytes_text
+from ggsched.plan.units import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
     from ggsched.models.session import Session
@@ -108,7 +108,8 @@ def _places(places: Iterable[Any]) -> list[dict[str, Any]]:
 def _lines(data: dict[str, Any]) -> Iterator[str]:
     if "node" in data:
         yield f"{data['node']} runs on {data['device']}: {data['reason']}"
-        yield f"it takes {_time(data['seconds'])} of a step of {_time(data['step_s'])} there"
+        own, step = seconds_text(data["seconds"]), seconds_text(data["step_s"])
+        yield f"it takes {own} of a step of {step} there"
     else:
         shape = ", ".join(map(str, data["shape"]))
         where = f"lives on {data['home']}" if data["home"] else "lives in host memory"
@@ -133,7 +134,7 @@ def _alternative(other: dict[str, Any]) -> str:
         return f"  {other['device']}: not possible: {other['reason']}"
     pace = "slower" if other["step_s"] >= 0 else "faster"
     return (
-        f"  {other['device']}: a step {_time(abs(other['step_s']))} {pace}, "
+        f"  {other['device']}: a step {seconds_text(abs(other['step_s']))} {pace}, "
         f"{_more(other['copied'])} copied, {_more(other['arenas'])} of arenas"
     )
 
@@ -145,9 +146,3 @@ def _some(names: list[str], most: int = 8) -> str:
 
 def _more(nbytes: int) -> str:
     return f"{'+' if nbytes >= 0 else '-'}{nbytes_text(abs(nbytes))}"
-
-
-def _time(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from ggsched.models.fit_space import DECODING_STEPS, Choice
 from ggsched.models.memory_need import MemoryNeed
 from ggsched.plan.splits import HOST
-from ggsched.plan.units import nbytes_text
+from ggsched.plan.units import nbytes_text, seconds_text
 from ggsched.topology.model import Topology
 
 Miss = tuple[Choice, Mapping[str, int]]
@@ -39,7 +39,7 @@ def fit_reasons(
         if need.peak[d].total
     )
     lines = [
-        f"fit: {choice.text()}, predicted {seconds * 1e3:.3g} ms for a micro-batch and "
+        f"fit: {choice.text()}, predicted {seconds_text(seconds)} for a micro-batch and "
         f"{DECODING_STEPS} tokens",
         f"it takes {takes}; host {nbytes_text(need.peak[HOST].total)}",
     ]
@@ -49,7 +49,7 @@ def fit_reasons(
         better = "faster" if other.n_ctx == choice.n_ctx else "wanted"
         lines.append(f"{better}, but too large: {other.text()} lacks {lacking}")
     elif choice.n_ctx == wanted:
-        lines.append("nothing is predicted to be faster")
+        lines.append("nothing that fits is predicted to be faster")
     return tuple(lines)
 
 
