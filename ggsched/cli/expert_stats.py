@@ -28,13 +28,15 @@ def expert_lines(stats: dict[str, Any]) -> list[str]:
     if not experts:
         return []
     t = experts["total"]
-    parts = [
-        f"chosen {t['chosen_rows']} of {t['decisions']} decisions (ids read "
-        f"{experts['id_reads']} times): {nbytes(t['uploaded_nbytes'])} copied in {t['copies']}"
-    ]
+    parts = []
+    if t["decisions"]:
+        parts.append(
+            f"{t['chosen_rows']} rows chosen in {experts['id_reads']} decisions, "
+            f"{nbytes(t['uploaded_nbytes'])} of them copied in {t['copies']} pieces"
+        )
     if experts["cache_bytes"]:
         found = t["cached_rows"] / max(1, t["chosen_rows"])
         parts.append(f"{t['cached_rows']} ({found:.0%}) from the cache")
     if t["layers"]:
-        parts.append(f"whole layers ahead {nbytes(t['layer_nbytes'])} in {t['layers']}")
+        parts.append(f"{nbytes(t['layer_nbytes'])} of whole layers, before anybody chose")
     return [f"experts: {'; '.join(parts)}"]

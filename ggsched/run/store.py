@@ -203,6 +203,7 @@ class TensorStore:
         return buffer
 
     def _fill(self, device: int, buffer: Buffer, parts: Iterable[Part], name: str) -> None:
+        self._generations[name] = self._generation(name) + 1  # whatever was cached of it is old
         try:
             stream = self.stream(device, 0)
             for offset, data in parts:
