@@ -81,7 +81,8 @@ class _Events:
         place = {"pid": pid, "tid": self.tids[span.id], "cat": span.kind}
         base = {**place, "name": span.label, "ts": _us(span.start_s), "args": _args(span)}
         if span.kind == "record" or span.end_s <= span.start_s:
-            yield {"ph": "i", "s": "t", **base}
+            if span.run >= 0 or span.kind != "sync":  # what was not waited for tells nothing
+                yield {"ph": "i", "s": "t", **base}
             return
         yield {"ph": "X", "dur": _us(span.end_s - span.start_s), **base}
         for node in span.nodes:
