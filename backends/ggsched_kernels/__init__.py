@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from ggsched.errors import UsageError
 from ggsched_kernels.calls import CODE, CPU, FAULT, GPU, SCRATCH, Constant, KernelCall, Profile
-from ggsched_kernels.lower import Lowered, lower_nodes, supported_ops
+from ggsched_kernels.lower import Lowered, lower_nodes, supported_fusions, supported_ops
 
 Dialect = Literal["opencl", "cuda"]
 
@@ -77,5 +77,6 @@ __all__ = [
     "lower_nodes",
     "source",
     "source_digest",
+    "supported_fusions",
     "supported_ops",
 ]

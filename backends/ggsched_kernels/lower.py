@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ggsched.backend.program import BoundNode
+from ggsched.backend.program import BoundNode, groups_of
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32
 from ggsched.topology.caps import op_key
@@ -19,6 +19,7 @@ from ggsched_kernels.lower_elements import (
     lower_set_rows,
     lower_unary,
 )
+from ggsched_kernels.lower_fused import lower_group, supported_fusions
 from ggsched_kernels.lower_matrix import lower_mul_mat, lower_mul_mat_id
 from ggsched_kernels.lower_reductions import (
     lower_norm,
@@ -64,8 +65,8 @@ class Lowered:
 def lower_nodes(nodes: Sequence[BoundNode], profile: Profile) -> Lowered:
     """Lower nodes that run in order on one stream.
 
-    A node whose result is empty needs no kernel. Scratch is used within one node only, so all of
-    them share it.
+    A node whose result is empty needs no kernel. Scratch is used within one node or group only, so
+    all of them share it.
 
     Raises:
         UsageError: an op that is not lowered, or elements that are not aligned.
@@ -75,15 +76,22 @@ def lower_nodes(nodes: Sequence[BoundNode], profile: Profile) -> Lowered:
     for node in nodes:
         for operand in (*node.inputs, node.output):
             check_alignment(operand, node.label)
-        if node.op not in _LOWER:
-            raise UsageError(f"no kernel for {node.op}", where=node.label)
-        if 0 in node.output.shape:
-            continue
-        site = Site(node, profile)
-        _LOWER[node.op](site)
-        calls.extend(site.calls)
-        scratch = max(scratch, site.scratch_nbytes)
+    for some in groups_of(nodes):
+        fused = lower_group(some, profile) if len(some) > 1 else None
+        lowered = [_lower_node(node, profile) for node in some] if fused is None else [fused]
+        for site in lowered:
+            calls.extend(site.calls)
+            scratch = max(scratch, site.scratch_nbytes)
     return Lowered(tuple(calls), scratch)
+
+
+def _lower_node(node: BoundNode, profile: Profile) -> Site:
+    site = Site(node, profile)
+    if node.op not in _LOWER:
+        raise UsageError(f"no kernel for {node.op}", where=node.label)
+    if 0 not in node.output.shape:
+        _LOWER[node.op](site)
+    return site
 
 
 def supported_ops() -> frozenset[str]:
@@ -102,4 +110,4 @@ def supported_ops() -> frozenset[str]:
     return frozenset(op_key(op, t.name) for op, types in keys.items() for t in types)
 
 
-__all__ = ["Lowered", "lower_nodes", "supported_ops"]
+__all__ = ["Lowered", "lower_nodes", "supported_fusions", "supported_ops"]

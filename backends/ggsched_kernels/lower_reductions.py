@@ -4,8 +4,9 @@ import math
 import struct
 from typing import Final
 
+from ggsched.backend.program import BoundNode
 from ggsched.ir.rope import rope_table
-from ggsched_kernels.calls import SCRATCH, Constant, f32, i32, i64, window, window_of
+from ggsched_kernels.calls import SCRATCH, Arg, Constant, f32, i32, i64, window, window_of
 from ggsched_kernels.site import Site
 
 BLOCK: Final = 256  # elements that sort_blocks sorts
@@ -46,18 +47,22 @@ def lower_soft_max(site: Site) -> None:
 
 def lower_rope(site: Site) -> None:
     """Rotations; frequencies become turns per position in units of 2^-60."""
-    node = site.node
+    tensors, table, flags = rope_arguments(site.node)
+    args = (*tensors, *window(site.node.output).args, table, *flags)
+    site.call("rope", "rope", args, (site.node.inputs[0].shape[0], 1, 1))
+
+
+def rope_arguments(node: BoundNode) -> tuple[tuple[Arg, ...], Constant, tuple[bytes, ...]]:
+    """Return operands, frequencies, and what else the kernels of rope.cl take."""
     x, positions, *factors = node.inputs
     per_position, magnitude = rope_table(node.params)
     turns = [round(f / math.tau * TURN) for f in per_position]
     wrapped = [(t + 2**63) % 2**64 - 2**63 for t in turns]
     table = Constant(struct.pack(f"<{len(wrapped)}q", *wrapped))
     extra = window(factors[0] if factors else positions)
-    y = window(node.output)
     pairing = i32(int(node.params["pairing"] == "halves"))
     flags = (i32(len(turns)), pairing, i32(len(factors)), f32(magnitude))
-    args = (*window(x).args, *window(positions).args, *extra.args, *y.args, table, *flags)
-    site.call("rope", "rope", args, (x.shape[0], 1, 1))
+    return (*window(x).args, *window(positions).args, *extra.args), table, flags
 
 
 def lower_sort(site: Site) -> None:

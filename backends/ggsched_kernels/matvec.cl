@@ -11,9 +11,9 @@ FN i64 w_batch(const Tens tw, const Tens tx, int b) {
 }
 FN i64 x_batch(const Tens t, int b) { return t.off + b / t.n[1] * t.s[0] + b % t.n[1] * t.s[1]; }
 
-/* Four rows of w times one of x; the rows that do not exist repeat the first. */
-FN void four_rows(GLOBAL const u8 *w0, i64 sw, int rows, GLOBAL const u8 *xr, int nk, GLOBAL u8 *yr,
-                  i64 sy, LOCAL_PTR float *scratch) {
+/* Four rows of w times one of x as sums[0..3]; the rows that do not exist repeat the first. */
+FN void four_sums(GLOBAL const u8 *w0, i64 sw, int rows, GLOBAL const u8 *xr, int nk, float *sums,
+                  LOCAL_PTR float *scratch) {
   GLOBAL const float *x = (GLOBAL const float *)xr;
   GLOBAL const u8 *w1 = w0 + (rows > 1 ? sw : 0);
   GLOBAL const u8 *w2 = w0 + (rows > 2 ? sw * 2 : 0);
@@ -43,15 +43,22 @@ FN void four_rows(GLOBAL const u8 *w0, i64 sw, int rows, GLOBAL const u8 *xr, in
     a3 += wdot(w3, k, x + k);
   }
 #endif
-  s0 = group_sum(s0 + VSUM(a0), scratch);
-  s1 = group_sum(s1 + VSUM(a1), scratch);
-  s2 = group_sum(s2 + VSUM(a2), scratch);
-  s3 = group_sum(s3 + VSUM(a3), scratch);
+  sums[0] = group_sum(s0 + VSUM(a0), scratch);
+  sums[1] = group_sum(s1 + VSUM(a1), scratch);
+  sums[2] = group_sum(s2 + VSUM(a2), scratch);
+  sums[3] = group_sum(s3 + VSUM(a3), scratch);
+}
+
+/* The same, stored. */
+FN void four_rows(GLOBAL const u8 *w0, i64 sw, int rows, GLOBAL const u8 *xr, int nk, GLOBAL u8 *yr,
+                  i64 sy, LOCAL_PTR float *scratch) {
+  float sums[4];
+  four_sums(w0, sw, rows, xr, nk, sums, scratch);
   if (LANE == 0) {
-    F32_AT(yr) = s0;
-    if (rows > 1) F32_AT(yr + sy) = s1;
-    if (rows > 2) F32_AT(yr + sy * 2) = s2;
-    if (rows > 3) F32_AT(yr + sy * 3) = s3;
+    F32_AT(yr) = sums[0];
+    if (rows > 1) F32_AT(yr + sy) = sums[1];
+    if (rows > 2) F32_AT(yr + sy * 2) = sums[2];
+    if (rows > 3) F32_AT(yr + sy * 3) = sums[3];
   }
 }
 
@@ -80,6 +87,86 @@ KERNEL(matvec_id)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOB
   }
   GLOBAL const u8 *xr = x + tx.off + t * tx.s[1] + (tx.n[2] > 1 ? u : 0) * tx.s[2];
   four_rows(w + tw.off + id * tw.s[1] + n0 * tw.s[2], tw.s[2], rows, xr, tx.n[3], yr, ty.s[3], scratch);
+}
+
+/* Groups of nodes: what is added, or the gate, before a sum is stored. */
+FN float gated(float gate, float up) { return gate / (EXP(-gate) + 1.0f) * up; }
+
+/* y = w x + z, z broadcast by strides of 0; y may be z. Groups: (n / 4, batches). */
+KERNEL(matvec_add)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *z, Tens tz,
+                   GLOBAL u8 *y, Tens ty) {
+  LOCAL float scratch[LANES];
+  int n0 = GROUP(0) * 4, b = GROUP(1), rows = MIN(4, tw.n[2] - n0);
+  GLOBAL const u8 *wr = w + w_batch(tw, tx, b) + n0 * tw.s[2];
+  GLOBAL const u8 *xb = x + x_batch(tx, b), *zb = z + x_batch(tz, b) + n0 * tz.s[3];
+  GLOBAL u8 *yb = y + x_batch(ty, b) + n0 * ty.s[3];
+  for (int m = 0; m < tx.n[2]; m++) {
+    float sums[4];
+    four_sums(wr, tw.s[2], rows, xb + m * tx.s[2], tx.n[3], sums, scratch);
+    GLOBAL const u8 *zr = zb + m * tz.s[2];
+    GLOBAL u8 *yr = yb + m * ty.s[2];
+    if (LANE == 0)
+      for (int i = 0; i < rows; i++) F32_AT(yr + i * ty.s[3]) = sums[i] + READ_F32(zr + i * tz.s[3]);
+  }
+}
+
+/* y = gate / (exp(-gate) + 1) * up of gate = w x and up = v x. Groups: (n / 4, batches). */
+KERNEL(matvec_gated)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *v, Tens tv, GLOBAL const u8 *x, Tens tx,
+                     GLOBAL u8 *y, Tens ty) {
+  LOCAL float scratch[LANES];
+  int n0 = GROUP(0) * 4, b = GROUP(1), rows = MIN(4, tw.n[2] - n0);
+  GLOBAL const u8 *wr = w + w_batch(tw, tx, b) + n0 * tw.s[2];
+  GLOBAL const u8 *vr = v + w_batch(tv, tx, b) + n0 * tv.s[2];
+  GLOBAL const u8 *xb = x + x_batch(tx, b);
+  GLOBAL u8 *yb = y + x_batch(ty, b) + n0 * ty.s[3];
+  for (int m = 0; m < tx.n[2]; m++) {
+    float gates[4], ups[4];
+    four_sums(wr, tw.s[2], rows, xb + m * tx.s[2], tx.n[3], gates, scratch);
+    four_sums(vr, tv.s[2], rows, xb + m * tx.s[2], tx.n[3], ups, scratch);
+    GLOBAL u8 *yr = yb + m * ty.s[2];
+    if (LANE == 0)
+      for (int i = 0; i < rows; i++) F32_AT(yr + i * ty.s[3]) = gated(gates[i], ups[i]);
+  }
+}
+
+/* matvec_id with a row of z (1, 1, E, n) added that the same ids choose. Groups: (n / 4, T * U). */
+KERNEL(matvec_id_add)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *ids, Tens ti,
+                      GLOBAL const u8 *z, Tens tz, GLOBAL u8 *y, Tens ty, GLOBAL i32 *fault, int code) {
+  LOCAL float scratch[LANES];
+  int n0 = GROUP(0) * 4, t = GROUP(1) / ti.n[3], u = GROUP(1) % ti.n[3];
+  int rows = MIN(4, tw.n[2] - n0);
+  int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);
+  GLOBAL u8 *yr = y + ty.off + t * ty.s[1] + u * ty.s[2] + n0 * ty.s[3];
+  if (bad_id(id, tw.n[1], fault, code)) {
+    for (int i = LANE; i < rows; i += LANES) F32_AT(yr + i * ty.s[3]) = 0.0f;
+    return;
+  }
+  GLOBAL const u8 *xr = x + tx.off + t * tx.s[1] + (tx.n[2] > 1 ? u : 0) * tx.s[2];
+  GLOBAL const u8 *zr = z + tz.off + id * tz.s[2] + n0 * tz.s[3];
+  float sums[4];
+  four_sums(w + tw.off + id * tw.s[1] + n0 * tw.s[2], tw.s[2], rows, xr, tx.n[3], sums, scratch);
+  if (LANE == 0)
+    for (int i = 0; i < rows; i++) F32_AT(yr + i * ty.s[3]) = sums[i] + READ_F32(zr + i * tz.s[3]);
+}
+
+/* matvec_gated with weights chosen by ids. Groups: (n / 4, T * U). */
+KERNEL(matvec_id_gated)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *v, Tens tv, GLOBAL const u8 *x, Tens tx,
+                        GLOBAL const u8 *ids, Tens ti, GLOBAL u8 *y, Tens ty, GLOBAL i32 *fault, int code) {
+  LOCAL float scratch[LANES];
+  int n0 = GROUP(0) * 4, t = GROUP(1) / ti.n[3], u = GROUP(1) % ti.n[3];
+  int rows = MIN(4, tw.n[2] - n0);
+  int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);
+  GLOBAL u8 *yr = y + ty.off + t * ty.s[1] + u * ty.s[2] + n0 * ty.s[3];
+  if (bad_id(id, tw.n[1], fault, code)) {
+    for (int i = LANE; i < rows; i += LANES) F32_AT(yr + i * ty.s[3]) = 0.0f;
+    return;
+  }
+  GLOBAL const u8 *xr = x + tx.off + t * tx.s[1] + (tx.n[2] > 1 ? u : 0) * tx.s[2];
+  float gates[4], ups[4];
+  four_sums(w + tw.off + id * tw.s[1] + n0 * tw.s[2], tw.s[2], rows, xr, tx.n[3], gates, scratch);
+  four_sums(v + tv.off + id * tv.s[1] + n0 * tv.s[2], tv.s[2], rows, xr, tx.n[3], ups, scratch);
+  if (LANE == 0)
+    for (int i = 0; i < rows; i++) F32_AT(yr + i * ty.s[3]) = gated(gates[i], ups[i]);
 }
 
 #if W_NBYTES

@@ -31,6 +31,32 @@ KERNEL(norm_rows)(GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty, int kind, 
            { F32_AT(yr + i * sy) = (READ_F32(xr + i * sx) - mean) * scale; });
 }
 
+/* The same, RMS, times w, which is broadcast by strides of 0; y may be w as well. */
+KERNEL(norm_mul_rows)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *w, Tens tw, GLOBAL u8 *y, Tens ty,
+                      float eps) {
+  LOCAL float scratch[LANES];
+  GLOBAL const u8 *xr = x + row_offset(tx, GROUP(0));
+  GLOBAL const u8 *wr = w + row_offset(tw, GROUP(0));
+  GLOBAL u8 *yr = y + row_offset(ty, GROUP(0));
+  i64 sx = tx.s[3], sw = tw.s[3], sy = ty.s[3];
+  int n = tx.n[3];
+  float one = 0.0f;
+  vf many = VSPLAT(0.0f);
+  ELEMENTS(i, 0, n, sx == 4,
+           {
+             vf d = VLOAD(xr + i * sx);
+             many += d * d;
+           },
+           {
+             float d = READ_F32(xr + i * sx);
+             one += d * d;
+           });
+  float scale = 1.0f / SQRT(group_sum(VSUM(many) + one, scratch) / (float)n + eps);
+  ELEMENTS(i, 0, n, sx == 4 && sw == 4 && sy == 4,
+           { VSTORE(VLOAD(xr + i * sx) * scale * VLOAD(wr + i * sw), yr + i * sy); },
+           { F32_AT(yr + i * sy) = READ_F32(xr + i * sx) * scale * READ_F32(wr + i * sw); });
+}
+
 KERNEL(sum_rows)(GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty) {
   LOCAL float scratch[LANES];
   GLOBAL const u8 *xr = x + row_offset(tx, GROUP(0));

@@ -94,7 +94,7 @@ class Event(Protocol):
 
 @runtime_checkable
 class Program(Protocol):
-    """Nodes compiled for one stream, every argument bound. Runs them in order, see LCH-1..5."""
+    """Nodes compiled for one stream, every argument bound. Runs them in order, see LCH-1..6."""
 
     def close(self) -> None:
         """Release what was compiled; legal twice (ERR-3). Enqueued launches still run (LCH-1)."""
@@ -152,7 +152,7 @@ class Stream(Protocol):
         """
 
     def launch(self, program: Program) -> None:
-        """Run a program that was compiled for this stream (LCH-1..5)."""
+        """Run a program that was compiled for this stream (LCH-1..6)."""
 
     def record(self, event: Event) -> None:
         """Let ``event`` stand for everything enqueued so far (EVT-1).
@@ -234,7 +234,7 @@ class Device(Protocol):
         """Prepare nodes to run in order on ``stream`` by one ``launch``.
 
         ``ops`` of the facts promises that this succeeds (LCH-3). Scratch memory and library
-        handles belong to that stream alone (LCH-5).
+        handles belong to that stream alone (LCH-5). Nodes with a ``group`` may run as one (LCH-6).
 
         Raises:
             UsageError: an op that the facts do not name.

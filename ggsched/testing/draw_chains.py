@@ -6,7 +6,7 @@ stays inside a chain is mostly not offered to later steps, so most chains can be
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from ggsched.ir.dtype import F32
 from ggsched.ir.ops import broadcasts_to
@@ -143,7 +143,7 @@ def _rope_into_cache(d: Drawing) -> tuple[int, ...]:
     tokens, heads, width = d.pick((1, 2, 3)), d.number(1, 3), d.pick((4, 8))
     x = d.f32(lambda t: t.shape == (tokens, heads, width), lambda: (tokens, heads, width))
     operands = [x, d.ids_for((tokens,), 32)]
-    params: dict[str, float | str | bool] = {"pairing": d.pick(("adjacent", "halves"))}
+    params: dict[str, Any] = {"pairing": d.pick(("adjacent", "halves"))}
     params["n_dims"] = 2 * d.number(1, width // 2)
     if d.flip():
         operands.append(d.special_leaf("positive", (int(params["n_dims"]) // 2,)))

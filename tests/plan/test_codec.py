@@ -13,7 +13,7 @@ from ggsched.plan.memory import Region
 from ggsched.topology.cost import GUESSES
 from tests.plan.examples import example
 
-OPTIONAL = {"rates": GUESSES, "planning_s": 0.0, "trades": ()}
+OPTIONAL = {"rates": GUESSES, "planning_s": 0.0, "trades": (), "fusions": ()}
 
 
 @pytest.fixture(scope="module")

@@ -148,6 +148,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "no import": _fact("imports_host_memory", False, "it imports host memory"),
     "deterministic": _fact("is_deterministic", True, "it does not declare itself deterministic"),
     "hypothesis": _hypothesis,
+    "fusions": lambda w: "" if w.device.facts.fusions else "it declares no patterns",
     "capture": lambda w: "" if offers_capture(w.device) else "it offers no capture",
     "dlpack": _offers("buffer", "__dlpack__", "__dlpack_device__"),
     "cuda array": _offers("buffer", "__cuda_array_interface__"),

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ggsched.backend.program import BoundNode, Operand, full_params
+from ggsched.backend.program import BoundNode, Group, Operand, full_params
 from ggsched.backend.protocols import Buffer, Program, Stream
 from ggsched.ir.dtype import DType
 from ggsched.ir.graph import Graph
@@ -60,31 +60,57 @@ class Prepared:
         return mask.astype(np.bool_)
 
 
-def prepare(w: World, stream: Stream, graph: Graph, values: Mapping[str, Array]) -> Prepared:
-    """Lay a graph out, upload it and compile it."""
+def prepare(
+    w: World,
+    stream: Stream,
+    graph: Graph,
+    values: Mapping[str, Array],
+    *,
+    group: Group | None = None,
+    over: Mapping[int, int] | None = None,
+) -> Prepared:
+    """Lay a graph out, upload it and compile it.
+
+    Args:
+        w: The world.
+        stream: For which stream.
+        graph: The graph.
+        values: Its inputs and weights.
+        group: All nodes, as one group in this order.
+        over: Storages that lie on the bytes of another one, by id.
+    """
     step = max(GUARD, w.device.facts.alignment)
     start: dict[int, int] = {}
     at = step
     for t in graph.tensors:
         if not t.is_view:
+            if over is not None and t.id in over:
+                start[t.id] = start[over[t.id]]
+                continue
             start[t.id] = at
             at += -(-t.nbytes // step) * step + step
     before: Bytes = w.rng.integers(0, 256, at, dtype=np.uint8)
     for t in graph.tensors:
-        if not t.is_view:
+        if not t.is_view and (over is None or t.id not in over):
             before[start[t.id] : start[t.id] + t.nbytes] = _initial(t, values)
     arena = w.buffer(at, stream.device)
     w.upload(stream, before, arena)
     w.order(stream)
-    program = w.compile(_bound(graph, arena, start), stream)
+    program = w.compile(_bound(graph, arena, start, group), stream)
     return Prepared(graph, stream, arena, start, before.copy(), program)
 
 
 def run(
-    w: World, stream: Stream, graph: Graph, values: Mapping[str, Array]
+    w: World,
+    stream: Stream,
+    graph: Graph,
+    values: Mapping[str, Array],
+    *,
+    group: Group | None = None,
+    over: Mapping[int, int] | None = None,
 ) -> tuple[Prepared, Bytes]:
-    """Run a graph; return how it lay and the bytes of the arena afterwards."""
-    prepared = prepare(w, stream, graph, values)
+    """Run a graph; return how it lay and the bytes of the arena afterwards. See ``prepare``."""
+    prepared = prepare(w, stream, graph, values, group=group, over=over)
     w.launch(stream, prepared.program)
     after = w.get(stream, prepared.arena)
     w.close(prepared.program)
@@ -100,7 +126,10 @@ def _initial(t: Tensor, values: Mapping[str, Array]) -> Any:
     return np.frombuffer(values[t.name].tobytes(), np.uint8)
 
 
-def _bound(graph: Graph, arena: Buffer, start: Mapping[int, int]) -> list[BoundNode]:
+def _bound(
+    graph: Graph, arena: Buffer, start: Mapping[int, int], group: Group | None
+) -> list[BoundNode]:
+    order = range(len(graph.nodes)) if group is None else group.nodes
     operands = [
         Operand(arena, start[t.storage] + t.offset, t.nbytes, t.dtype, t.shape, t.strides)
         for t in graph.tensors
@@ -113,8 +142,9 @@ def _bound(graph: Graph, arena: Buffer, start: Mapping[int, int]) -> list[BoundN
             operands[n.output],
             full_params(n.op, n.params),
             graph.label(n),
+            group,
         )
-        for n in graph.nodes
+        for n in (graph.nodes[i] for i in order)
     ]
 
 

@@ -1,0 +1,167 @@
+"""Lowering of groups that run as one kernel (LCH-6).
+
+Each function looks whether it can take a group, and returns False without a trace if it cannot;
+the nodes are then lowered one by one. Products are taken where few rows meet the weight, on
+devices whose groups are single work-items: there a kernel more costs as much as a small product.
+GPUs have kernels of their own for products, which know nothing of what comes after them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from ggsched.backend.program import BoundNode, Operand
+from ggsched.ir.dtype import F16
+from ggsched_kernels.calls import CODE, FAULT, Arg, Profile, f32, i32, window, window_of
+from ggsched_kernels.lower_matrix import ROWS_AT_ONCE
+from ggsched_kernels.lower_reductions import rope_arguments
+from ggsched_kernels.site import Site, weight_define
+
+Nodes = Sequence[BoundNode]
+
+
+def lower_group(nodes: Nodes, profile: Profile) -> Site | None:
+    """Return a site with the calls of a group, or None if it has to be lowered node by node."""
+    group = nodes[-1].group
+    lower = None if group is None else _FUSED.get(group.pattern)
+    if lower is None or any(0 in n.output.shape for n in nodes):
+        return None
+    site = Site(nodes[-1], profile)
+    return site if lower(nodes, site) else None
+
+
+def supported_fusions(profile: Profile) -> frozenset[str]:
+    """Return the patterns for which a device of this profile has kernels."""
+    products = {name for name in _FUSED if name.startswith("mul_mat")}
+    return frozenset(_FUSED) - (products if profile.lanes > 1 else set())
+
+
+def _norm_mul(nodes: Nodes, site: Site) -> bool:
+    norm, mul = nodes
+    other = _other(norm, mul)
+    if other is None or norm.output.shape != mul.output.shape:
+        return False
+    eps = norm.params["eps"]
+    assert isinstance(eps, (int, float))  # the graph was verified
+    x = window(norm.inputs[0])
+    tensors = (*x.args, *window(other, mul.output.shape).args, *window(mul.output).args)
+    site.call("norm", "norm_mul_rows", (*tensors, f32(eps)), (x.rows, 1, 1))
+    return True
+
+
+def _other(made: BoundNode, user: BoundNode) -> Operand | None:
+    """Return what a node takes beside a result, whose shape it must take as it is."""
+    a, b = user.inputs
+    if a == made.output:
+        return b
+    return a if b == made.output else None
+
+
+def _product_add(nodes: Nodes, site: Site) -> bool:
+    product, add = nodes
+    w, x = product.inputs
+    other = _other(product, add)
+    fits = other is not None and product.output.shape == add.output.shape
+    if not fits or not _is_small(w, x, site) or other is None:
+        return False
+    y = window(add.output)
+    z = window(other, add.output.shape)
+    args = (*window(w).args, *site.contiguous(x).args, *z.args, *y.args)
+    grid = (_columns(y.shape[-1]), y.shape[0] * y.shape[1], 1)
+    site.call("matvec", "matvec_add", args, grid, **weight_define(w.dtype))
+    return True
+
+
+def _gated(nodes: Nodes, site: Site) -> bool:
+    gate, up, join = nodes
+    (w, x), (v, _) = gate.inputs, up.inputs
+    if not _are_twins(nodes, w, v) or not _is_small(w, x, site):
+        return False
+    y = window(join.output)
+    args = (*window(w).args, *window(v).args, *site.contiguous(x).args, *y.args)
+    grid = (_columns(y.shape[-1]), y.shape[0] * y.shape[1], 1)
+    site.call("matvec", "matvec_gated", args, grid, **weight_define(w.dtype))
+    return True
+
+
+def _experts_add(nodes: Nodes, site: Site) -> bool:
+    product, add = nodes
+    w, x, ids = product.inputs
+    made, bias, again = add.inputs
+    if made != product.output or ids != again or bias.shape[0] != w.shape[0]:
+        return False
+    if not _is_small(w, x, site, ids):
+        return False
+    y = window(add.output)
+    tensors = (*window(w).args, *site.contiguous(x).args, *_ids(ids), *window(bias).args, *y.args)
+    grid = (_columns(y.shape[-1]), ids.shape[0] * ids.shape[1], 1)
+    define = weight_define(w.dtype)
+    site.call("matvec", "matvec_id_add", (*tensors, FAULT, CODE), grid, **define)
+    return True
+
+
+def _gated_experts(nodes: Nodes, site: Site) -> bool:
+    gate, up, join = nodes
+    (w, x, ids), (v, _, _) = gate.inputs, up.inputs
+    if not _are_twins(nodes, w, v) or not _is_small(w, x, site, ids):
+        return False
+    y = window(join.output)
+    tensors = (*window(w).args, *window(v).args, *site.contiguous(x).args, *_ids(ids), *y.args)
+    grid = (_columns(y.shape[-1]), ids.shape[0] * ids.shape[1], 1)
+    define = weight_define(w.dtype)
+    site.call("matvec", "matvec_id_gated", (*tensors, FAULT, CODE), grid, **define)
+    return True
+
+
+def _rope_into_rows(nodes: Nodes, site: Site) -> bool:
+    rope, store = nodes
+    x = rope.inputs[0]
+    dst, _, ids = store.inputs
+    tokens = x.shape[0]
+    whole = x.shape[1] * x.shape[2] == dst.shape[-1] and ids.shape == (tokens,)
+    if len(x.shape) != len(("token", "head", "width")) or not whole or not tokens:
+        return False
+    tensors, table, flags = rope_arguments(rope)
+    half = i32(int(dst.dtype is F16))
+    args = (*tensors, *window(dst).args, *window(ids).args, table, *flags, half, FAULT, CODE)
+    site.call("rope", "rope_set_rows", args, (tokens, 1, 1))
+    return True
+
+
+def _columns(count: int) -> int:
+    return -(-count // ROWS_AT_ONCE)
+
+
+def _are_twins(nodes: Nodes, w: Operand, v: Operand) -> bool:
+    """Whether the two weights are alike, and their results meet as they are."""
+    gate, up, join = nodes
+    as_they_are = tuple(join.inputs) == (gate.output, up.output)
+    return as_they_are and w.dtype is v.dtype and w.shape == v.shape and _is_along_sum(v)
+
+
+def _is_small(w: Operand, x: Operand, site: Site, ids: Operand | None = None) -> bool:
+    """Whether few rows meet the weight; those of several experts count as in ``lower_matrix``."""
+    p = site.profile
+    rows, most = x.shape[-2], p.few_rows
+    if ids is not None:
+        rows, most = ids.shape[0] * ids.shape[1], max(2 * p.few_rows, w.shape[0] // 2)
+    return p.lanes == 1 and rows <= most and _is_along_sum(w)
+
+
+def _is_along_sum(w: Operand) -> bool:
+    return w.shape[-1] <= 1 or w.strides[-1] == w.dtype.block_nbytes
+
+
+def _ids(ids: Operand) -> tuple[Arg, Arg]:
+    (t, u), (st, su) = ids.shape, ids.strides
+    return window_of(ids, (1, 1, t, u), (0, 0, st, su)).args
+
+
+_FUSED: Final[Mapping[str, Callable[[Nodes, Site], bool]]] = {
+    "rms_norm+mul": _norm_mul,
+    "mul_mat+add": _product_add,
+    "mul_mat_id+add_id": _experts_add,
+    "mul_mat*2+swiglu": _gated,
+    "mul_mat_id*2+swiglu": _gated_experts,
+    "rope+set_rows": _rope_into_rows,
+}
+"""By pattern."""

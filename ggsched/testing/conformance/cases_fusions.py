@@ -1,0 +1,122 @@
+"""LCH-6: groups of nodes that run as one."""
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ggsched.backend.program import Group
+from ggsched.ir.dtype import F32, FLOAT_DTYPES, DType
+from ggsched.ir.fusion import PATTERNS
+from ggsched.ir.graph import Node
+from ggsched.testing.conformance.case import BrokenRule, case
+from ggsched.testing.conformance.oprun import run
+from ggsched.testing.conformance.world import World
+from ggsched.testing.draw_chains import CHAINS
+from ggsched.testing.drawing import Drawing
+from ggsched.testing.oracle import run_oracle
+from ggsched.testing.values import ATOL, RTOL, DrawnGraph, values_for
+
+Array = npt.NDArray[Any]
+
+DRAWS: Final = 8
+"""Groups of each pattern, and of each type of weights where there are any."""
+
+PATIENCE: Final = 40
+"""Draws in a row that come to nothing, after which no more are tried."""
+
+_CHOICES: Final = 96
+
+
+class _Chain(NamedTuple):
+    drawn: DrawnGraph
+    group: Group
+
+
+def _chains(w: World) -> Iterator[_Chain]:
+    """Yield groups of every pattern that the device declares, on types that it has."""
+    facts = w.device.facts
+    for pattern in sorted(facts.fusions & PATTERNS.keys()):
+        dtypes = FLOAT_DTYPES if pattern.startswith("mul_mat") else (F32,)
+        for dtype in dtypes:
+            made = misses = 0
+            while made < DRAWS and misses < PATIENCE:
+                chain = _draw(w, pattern, dtype)
+                if chain is None:
+                    misses += 1
+                else:
+                    made, misses = made + 1, 0
+                    yield chain
+
+
+def _draw(w: World, pattern: str, dtype: DType) -> _Chain | None:
+    d = Drawing(write_inputs=True, weight_dtypes=(dtype,))
+    d.feed(w.rng.bytes(_CHOICES))
+    nodes = CHAINS[pattern](d)
+    if len(nodes) != len(d.results) or not nodes:
+        return None
+    graph = d.g.build(d.results[-1])
+    keys = {f"{n.op}:{graph.tensors[n.tensors[0]].dtype}" for n in graph.nodes}
+    if not keys <= w.device.facts.ops:
+        return None
+    return _Chain(DrawnGraph(graph, dict(d.rules)), Group(pattern, nodes))
+
+
+def _last(chain: _Chain) -> Node:
+    return chain.drawn.graph.nodes[-1]
+
+
+def _check(w: World, chain: _Chain, over: dict[int, int] | None = None) -> None:
+    """Run a group; compare its result with the oracle, and look for other bytes that changed."""
+    graph = chain.drawn.graph
+    w.program.append(f"group {chain.group.pattern}, seed {w.seed}")
+    values = values_for(chain.drawn, w.seed)
+    expected = run_oracle(graph, values)
+    q = w.stream()
+    prepared, after = run(w, q, graph, values, group=chain.group, over=over)
+    w.close(q)
+    text = "\n".join(f"  {graph.label(n)}" for n in graph.nodes)
+    for tid, wanted in expected.items():
+        seen = prepared.output(after, tid).astype(np.float64)
+        if not np.allclose(seen, wanted.astype(np.float64), RTOL, ATOL, equal_nan=True):
+            raise BrokenRule(f"{chain.group.pattern} differs from its nodes one by one\n{text}")
+    beside = ~prepared.written()
+    w.equal(after[beside], prepared.before[beside], f"bytes beside the results of\n{text}")
+    w.program.clear()
+
+
+@case("LCH-6", "A group leaves what its nodes leave one by one, and not a byte beside.", "fusions")
+def lch6_every_pattern(w: World) -> None:
+    for chain in _chains(w):
+        _check(w, chain)
+
+
+@case("LCH-6", "A group's result may lie on an operand that its last node alone reads.", "fusions")
+def lch6_result_on_an_operand(w: World) -> None:
+    for chain in _chains(w):
+        graph, node = chain.drawn.graph, _last(chain)
+        earlier = {graph.tensors[t].storage for n in graph.nodes[:-1] for t in n.tensors}
+        result = graph.tensors[node.output]
+        for tid in node.inputs:
+            t = graph.tensors[tid]
+            fresh = not t.is_view and t.storage not in earlier and not result.is_view
+            if fresh and t.shape == result.shape and node.op in ("add", "mul"):
+                _check(w, chain, {result.id: t.id})
+
+
+@case("LCH-6", "A group's result may lie where another node's result would be.", "fusions")
+def lch6_result_on_a_result(w: World) -> None:
+    for chain in _chains(w):
+        graph, node = chain.drawn.graph, _last(chain)
+        made = {n.output for n in graph.nodes[:-1]}
+        result = graph.tensors[node.output]
+        for tid in node.inputs:
+            if tid in made and graph.tensors[tid].shape == result.shape and not result.is_view:
+                _check(w, chain, {result.id: tid})
+
+
+@case("LCH-6", "Every pattern that is declared has a meaning.", "fusions")
+def lch6_patterns_are_known(w: World) -> None:
+    unknown = sorted(w.device.facts.fusions - PATTERNS.keys())
+    w.require(not unknown, f"it declares {', '.join(unknown)}; known are {', '.join(PATTERNS)}")
