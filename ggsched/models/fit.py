@@ -291,7 +291,8 @@ class _Search:
         """Return what is missing for certain; with overrides nothing is certain."""
         if self.offload.overrides:
             return {}
-        least = least_bytes(table, choice, self.stages, self.host)
+        moves = self.offload.experts.offload != "off"
+        least = least_bytes(table, choice, self.stages, self.host, experts_move=moves)
         return shortage(self.topology, self.limits, least, {})
 
     def _check(self, choice: Choice) -> tuple[tuple[MemoryNeed, int] | None, dict[str, int]]:

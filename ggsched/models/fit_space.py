@@ -140,9 +140,22 @@ def device_of_layers(choice: Choice, stages: Sequence[int], host: int, layers: i
 
 
 def least_bytes(
-    table: LayerTable, choice: Choice, stages: Sequence[int], host: int
+    table: LayerTable,
+    choice: Choice,
+    stages: Sequence[int],
+    host: int,
+    *,
+    experts_move: bool = False,
 ) -> dict[int, int]:
-    """Return bytes by device that no plan of this choice can go below."""
+    """Return bytes by device that no plan of this choice can go below.
+
+    Args:
+        table: Figures of the layers.
+        choice: The choice.
+        stages: Devices that layers go to.
+        host: Device of what is not offloaded.
+        experts_move: Whether experts on the host device may be computed elsewhere.
+    """
     devices = device_of_layers(choice, stages, host, len(table.nbytes))
     resident, arena = {host: table.rest_nbytes}, dict.fromkeys((host, *stages), 0)
     for layer, device in enumerate(devices):
@@ -150,7 +163,8 @@ def least_bytes(
         resident[device] = resident.get(device, 0) + table.nbytes[layer]
         resident[expert_device] = resident.get(expert_device, 0) + table.expert_nbytes[layer]
         arena[device] = max(arena[device], table.arena[layer])
-        arena[expert_device] = max(arena[expert_device], table.expert_arena[layer])
+        if expert_device == device or not experts_move:
+            arena[expert_device] = max(arena[expert_device], table.expert_arena[layer])
     return {d: resident.get(d, 0) + arena[d] for d in arena}
 
 

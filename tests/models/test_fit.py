@@ -23,6 +23,7 @@ from ggsched.models.load import load_model
 from ggsched.models.memory_need import memory_need
 from ggsched.models.offload import Offload, OverrideRule, find_homes
 from ggsched.passes import make_plan
+from ggsched.passes.expert_policy import ExpertPolicy
 from ggsched.plan.splits import HOST
 from ggsched.testing.handmade import fake_device
 from ggsched.testing.topologies import ALL_OPS
@@ -54,20 +55,21 @@ def machine(accelerators, shared=False):
 class Case:
     """A model on a machine, with what every choice takes, found out once."""
 
-    def __init__(self, folder, arch, accelerators, shared=False):
+    def __init__(self, folder, arch, accelerators, shared=False, experts=None):
+        self.offload = Offload(experts=experts or ExpertPolicy())
         path = tiny_gguf(folder / f"{arch}-{accelerators}.gguf", arch, layers=LAYERS, vocab=16)
         self.spec = load_model(path).spec
         self.topology = machine(accelerators, shared)
         self.host, self.stages = accelerators, range(accelerators)
         self.shared = [self.host, 0] if shared else []
         self._plans, self._graphs = {}, {}
-        experts = range(LAYERS + 1) if self.spec.hparams.n_expert and accelerators else (0,)
+        on_host = range(LAYERS + 1) if self.spec.hparams.n_expert and accelerators else (0,)
         self.choices = [
             Choice(n_ctx, counts, n)
             for n_ctx in CONTEXTS
             for wanted in range(LAYERS + 2 if accelerators else 1)
             for counts in every_split(wanted, accelerators)
-            for n in experts
+            for n in on_host
         ]
         self.needs = {c: self.need(c) for c in self.choices}
 
@@ -83,7 +85,8 @@ class Case:
         return self._plans[key]
 
     def need(self, choice):
-        offload = Offload(
+        offload = replace(
+            self.offload,
             n_gpu_layers=sum(choice.counts) if choice.counts else None,
             n_cpu_moe=choice.n_cpu_moe,
             stage_layers=choice.counts or None,
@@ -103,7 +106,10 @@ class Case:
         )
 
 
-KINDS = (("llama", 0), ("llama", 1), ("llama", 2), ("qwen3moe", 1), ("qwen3moe", 2), ("shared", 1))
+KINDS = (
+    ("llama", 0), ("llama", 1), ("llama", 2), ("qwen3moe", 1), ("qwen3moe", 2), ("shared", 1),
+    ("moving", 1),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +120,8 @@ def cases(tmp_path_factory):
     def case(arch, accelerators):
         if arch == "shared":
             return Case(folder, "qwen3moe", accelerators, shared=True)
+        if arch == "moving":
+            return Case(folder, "qwen3moe", accelerators, experts=ExpertPolicy("on", 2, 8192))
         return Case(folder, arch, accelerators)
 
     return case
@@ -144,7 +152,7 @@ def test_as_good_as_trying_everything(cases, data):
             max(0, some + data.draw(st.sampled_from([0, 0, 0, -1, 1, 64, 20_000, -20_000])))
         )
     possible = [c for c in case.choices if case.fits(c, free)]
-    arguments = (case.spec, case.topology, rates, free, Offload(), EVERYTHING)
+    arguments = (case.spec, case.topology, rates, free, case.offload, EVERYTHING)
     if not possible:
         with pytest.raises(OutOfDeviceMemory, match="comes closest and lacks"):
             fit(*arguments, step=STEP, make=case.make)
@@ -171,12 +179,14 @@ def test_the_bound_is_below_what_is_taken(cases):
         rates = guessed_rates(case.topology)
         tables = {n: layer_table(case.spec, rates, case.host, n, STEP) for n in CONTEXTS}
         for choice in case.choices:
-            least = least_bytes(tables[choice.n_ctx], choice, case.stages, case.host)
+            moves = case.offload.experts.offload != "off"
+            table = tables[choice.n_ctx]
+            least = least_bytes(table, choice, case.stages, case.host, experts_move=moves)
             need = case.needs[choice].peak
             for d, nbytes in least.items():
                 assert nbytes <= need[d].total, (kind, choice, d)
                 resident = need[d].weights + need[d].states
-                assert nbytes >= resident, "weights and caches are known exactly"
+                assert nbytes >= resident, "weights and KV caches are known exactly"
 
 
 def test_few_plans_are_made(cases):

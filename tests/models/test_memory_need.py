@@ -14,6 +14,7 @@ from ggsched.models.memory_need import Need
 from ggsched.models.offload import Offload, OverrideRule
 from ggsched.models.session import Session, SessionOptions
 from ggsched.models.trajectory import BatchSize, trajectory
+from ggsched.passes.expert_policy import ExpertPolicy
 from ggsched.plan.splits import HOST
 from ggsched.testing.handmade import fake_device
 from ggsched.testing.sim import SimConfig, SimWorld
@@ -27,9 +28,13 @@ CONFIGURATIONS = 50
 
 
 class Meter:
-    """Counts what devices hand out and what of it is there at once."""
+    """Counts what devices hand out and what of it is there at once.
+
+    Scratch that a backend takes while it compiles is its own affair, and left out.
+    """
 
     def __init__(self, devices):
+        self.is_compiling = False
         self.buffers = defaultdict(list)
         self.host = 0
         self.peak = defaultdict(int)
@@ -37,10 +42,23 @@ class Meter:
             device.allocate = self._counted(index, device.allocate)
             device.import_host = self._counted(index, device.import_host)
             device.allocate_host = self._host(device.allocate_host)
+            device.compile = self._compiling(device.compile)
+
+    def _compiling(self, make):
+        def call(nodes, stream):
+            self.is_compiling = True
+            try:
+                return make(nodes, stream)
+            finally:
+                self.is_compiling = False
+
+        return call
 
     def _counted(self, index, make):
         def call(what):
             buffer = make(what)
+            if self.is_compiling:
+                return buffer
             self.buffers[index].append(buffer)
             self.peak[index] = max(self.peak[index], self.now(index))
             return buffer
@@ -103,6 +121,9 @@ def some_options(rng, model, devices):
             n_gpu_layers=rng.choice([None, 0, 1, layers]),
             n_cpu_moe=rng.randint(0, layers),
             overrides=overrides,
+            experts=ExpertPolicy(
+                rng.choice(["auto", "on", "off"]), rng.randint(1, 3), rng.choice([0, 5000, 10**6])
+            ),
         ),
         pipelining=rng.choice(["auto", "on", "off"]),
         slots=rng.choice([None, 1, 2, 4]),
