@@ -7,7 +7,8 @@ et al., arXiv 2402.07033), by measured rates, and for whole blocks instead of si
 Weights can cross in two ways. The *rows* that the router chose, once it has chosen: then the host
 reads the ids, so nothing can be copied before the layer's own router ran. Or the whole *layer*,
 which needs no ids and can be copied while earlier layers compute, as far as the staging ring
-reaches; what is not hidden behind computing is counted.
+reaches; what is not hidden behind computing is counted. That moves rows that nobody chooses, so it
+is considered only where nearly all are expected to be chosen: with many tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,9 @@ from ggsched.passes.work_size import node_cost
 from ggsched.plan.placement import Choice, OpOffload, Placement
 from ggsched.topology.cost import HOST, Link, MachineRates
 from ggsched.topology.model import Topology
+
+_NEARLY_ALL: Final = 0.75
+"""From this share of rows on that are expected to be chosen, copying all of them is considered."""
 
 _NO_COPY: Final = Link(0.0, 1.0)
 
@@ -81,8 +85,7 @@ class _Chooser:
         rows_s = self._ids_known(block) + self._rows(block, ids.size, cached)
         layer_s = self._layer(block)
         way: Literal["rows", "layer"] = "rows"
-        has_path = (block.here, block.there) in self.topology.copy_paths
-        if self.policy.ring > 1 and has_path and layer_s < rows_s:
+        if self._may_go_ahead(block, ids.size) and layer_s < rows_s:
             way = "layer"
         there_s = away_s + min(rows_s, layer_s if way == "layer" else rows_s)
         is_taken = self.policy.offload == "on" or there_s < here_s
@@ -99,6 +102,13 @@ class _Chooser:
             is_taken,
             cached=kept,
         )
+
+    def _may_go_ahead(self, block: ExpertBlock, draws: int) -> bool:
+        """Whether the whole layer can be copied before its router ran, without much for nothing."""
+        has_path = (block.here, block.there) in self.topology.copy_paths
+        counts = [self.graph.tensors[w].shape[0] for w in block.weights]
+        used = all(expected_rows(n, draws) >= _NEARLY_ALL * n for n in counts)
+        return has_path and used and self.policy.ring > 1
 
     def _compute(self, block: ExpertBlock, device: int) -> float:
         rates, nodes = self.rates.devices[device], self.graph.nodes[block.first : block.end]

@@ -128,6 +128,13 @@ def test_large_batches_go_ahead_by_layer_and_small_ones_by_rows():
     assert not any(isinstance(c, CopyRows) for c in many.commands)
 
 
+def test_no_layer_goes_ahead_for_rows_that_nobody_chooses():
+    for tokens in (1, 2, 4, 8, 16):
+        plan = planned(expert_graph(4, tokens=tokens, experts=16), ExpertPolicy("on", 2))
+        expected = expected_rows(16, 2 * tokens) / 16
+        assert {o.way for o in taken(plan)} == ({"layer"} if expected >= 0.75 else {"rows"})
+
+
 @pytest.mark.parametrize("ring", [2, 3, 4])
 def test_a_ring_has_as_many_slots_as_asked_and_is_filled_as_early_as_it_allows(ring):
     graph = expert_graph(6, tokens=512)

@@ -196,11 +196,13 @@ def test_ids_that_are_no_rows_are_refused(monkeypatch):
     assert any("CopyRows on q2" in note for note in info.value.__notes__)
 
 
-@pytest.mark.parametrize("policy", [CACHED, ExpertPolicy("on", ring=2)])
-def test_a_command_that_fails_leaves_no_row_behind_that_is_trusted(policy):
+@pytest.mark.parametrize(
+    ("policy", "tokens"), [(CACHED, 4), (ExpertPolicy("on", ring=2), 64)], ids=["cache", "ring"]
+)
+def test_a_command_that_fails_leaves_no_row_behind_that_is_trusted(policy, tokens):
     """Every command of a run is refused in turn; the next run computes what it should."""
     world, devices = sim_devices()
-    used = Used(devices, policy)
+    used = Used(devices, policy, expert_graph(3, tokens=tokens, biases=True))
     with used.scheduler:
         used.run(2)
         before = world.enqueued
