@@ -49,6 +49,7 @@ class Settings:
             times both on real runs and keeps the better.
         seed: Decides what the simulator runs when.
         checked: Whether devices check their callers, see ``ggsched.backend.checked``.
+        capture: Whether plans that run again are captured where devices offer it.
         rates: File of calibrated rates; ``auto`` is the one in the user's cache folder, if it is
             there, ``off`` none.
     """
@@ -65,6 +66,7 @@ class Settings:
     streams: Streams = "auto"
     seed: int = 0
     checked: bool = False
+    capture: bool = True
     rates: str = "auto"
 
     @classmethod
@@ -228,6 +230,14 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "names with commas between them, e.g. opencl,cpu",
         "Which backends may be used, in order of preference.",
         _names,
+    ),
+    Variable(
+        "GGSCHED_CAPTURE",
+        "capture",
+        "0 or 1",
+        "1: a plan that runs again is captured as graphs on devices that offer it, such as GPUs; "
+        "0: its commands are enqueued one by one.",
+        _flag,
     ),
     Variable(
         "GGSCHED_CHECKED",

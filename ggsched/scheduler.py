@@ -327,7 +327,10 @@ class Scheduler:
     def _bound(self, graph: Graph, plan: Plan) -> Executor:
         resources = Resources(graph, plan, self._store)
         timeout_s, recorder = self.settings.timeout_s, self._recorder
-        return Executor(graph, plan, resources, timeout_s=timeout_s, recorder=recorder)
+        captures = self.settings.capture
+        return Executor(
+            graph, plan, resources, timeout_s=timeout_s, recorder=recorder, captures=captures
+        )
 
     def _executor(self, graph: Graph, constraints: Constraints) -> Executor:
         if self._is_closed:

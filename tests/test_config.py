@@ -67,7 +67,7 @@ def test_misspelt_name():
 
 
 def test_far_name_lists_what_there_is():
-    with pytest.raises(UsageError, match=r"known: GGSCHED_BACKENDS, GGSCHED_CHECKED"):
+    with pytest.raises(UsageError, match=r"known: GGSCHED_BACKENDS, GGSCHED_CAPTURE, GGSCHED_CHECKED"):
         Settings.from_environment({"GGSCHED_THREADS_PER_QUEUE": "1"})
 
 

@@ -7,7 +7,7 @@ replay, any difference means a new capture.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from time import perf_counter
@@ -130,6 +130,8 @@ class CapturedRun:
         calls: A call for each command, which enqueues it.
         events: Where these calls keep the events of a run, by number.
         key: What the graphs depend on.
+        able: Indices of the devices that are captured.
+        first_eager: Whether the first run, and the first with another key, enqueues the commands.
         holds: What has to live as long as the key is compared.
     """
 
@@ -140,19 +142,21 @@ class CapturedRun:
         calls: Sequence[Call],
         events: dict[int, Event],
         key: CaptureKey,
+        able: Collection[int],
+        *,
+        first_eager: bool = False,
         holds: Any = None,
     ) -> None:
         self.key = key
         self._holds = holds
         self._events = events
-        specs = zip(plan.streams.streams, streams, strict=True)
-        able = {spec.device for spec, live in specs if offers_capture(live.device)}
         found = plan_capture(plan, able)
         self.report = CaptureReport(found, {}, {})
         self._parts: list[_Replay] = []
         numbered: list[tuple[int, Call]] = []
         for segment in found.segments:
             part = _Replay(segment, plan, streams, calls, events, self.report)
+            part.waits = first_eager
             self._parts.append(part)
             numbered.append((segment.start, part))
         for obstacle in found.obstacles:
@@ -176,7 +180,13 @@ class CapturedRun:
 
 
 def captured_run(
-    plan: Plan, resources: Resources, calls: Sequence[Call], events: dict[int, Event]
+    plan: Plan,
+    resources: Resources,
+    calls: Sequence[Call],
+    events: dict[int, Event],
+    *,
+    first_eager: bool = True,
+    on_host: bool = False,
 ) -> CapturedRun:
     """Return the calls of a plan that is bound to resources, with those of each segment in one.
 
@@ -185,10 +195,19 @@ def captured_run(
         resources: What it is bound to.
         calls: A call for each command, which enqueues it.
         events: Where these calls keep the events of a run, by number.
+        first_eager: Whether the first run enqueues the commands one by one: a plan that is run once
+            is not worth a capture.
+        on_host: Whether devices in host memory are captured too, which saves them little.
     """
     r = resources
     key = capture_key(plan, r.buffers, r.host, r.programs, r.streams)
-    return CapturedRun(plan, r.streams, calls, events, key, r)
+    specs = zip(plan.streams.streams, r.streams, strict=True)
+    able = {
+        spec.device
+        for spec, live in specs
+        if (on_host or not live.device.facts.is_host) and offers_capture(live.device)
+    }
+    return CapturedRun(plan, r.streams, calls, events, key, able, first_eager=first_eager, holds=r)
 
 
 class _Replay:
@@ -214,10 +233,12 @@ class _Replay:
         self._report = report
         self._graph: Graph | None = None
         self._is_refused = False
+        self.waits = False
 
     def __call__(self) -> None:
-        if self._graph is None and not self._is_refused:
+        if self._graph is None and not self._is_refused and not self.waits:
             self._graph = self._captured()
+        self.waits = False
         if self._graph is None:
             for call in self._calls:
                 call()

@@ -134,7 +134,9 @@ def _cut(
         recorded.clear()
 
     for number, command in enumerate(commands):
-        reason = _refusal(number, command, device_of, able, recorded, outside)
+        # Events of a segment on another device are recorded outside.
+        known = recorded if device_of[command.stream] == device else set()
+        reason = _refusal(number, command, device_of, able, known, outside)
         if reason:
             close(number)
             reasons[number] = reason

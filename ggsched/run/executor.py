@@ -4,7 +4,7 @@ Every command is bound once to a call without arguments; a run is a loop over th
 are made anew for each run, because an event is recorded once (EVT-1).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import assert_never
@@ -29,6 +29,7 @@ from ggsched.plan.command import (
     Upload,
     Wait,
 )
+from ggsched.run.capture import CapturedRun, captured_run
 from ggsched.run.expert_binding import ExpertBinding
 from ggsched.run.resources import Resources
 from ggsched.trace.commands import ids_label
@@ -49,6 +50,7 @@ class Executor:
         timeout_s: float,
         recorder: Recorder | None = None,
         watch: Callable[[HostMemory], None] | None = None,
+        captures: bool = False,
     ) -> None:
         """Bind a plan.
 
@@ -59,6 +61,8 @@ class Executor:
             timeout_s: For waits of the host.
             recorder: Writes down what the host does itself.
             watch: Told what the host reads in the middle of a run: the ids of rows.
+            captures: Whether commands on devices that offer capture become graphs, from the second
+                run on. Not where somebody is told of each of them.
         """
         self.plan = plan
         self._resources = resources
@@ -70,6 +74,11 @@ class Executor:
         is_seen = recorder is not None or watch is not None
         self._experts = ExpertBinding(plan, resources, self._note_ids if is_seen else None)
         self._calls = tuple(self._bind(c) for c in plan.commands)
+        self._numbers: Sequence[int] = range(len(self._calls))
+        self.captured: CapturedRun | None = None
+        if captures and not is_seen:
+            self.captured = captured_run(plan, resources, self._calls, self._events)
+            self._calls, self._numbers = self.captured.calls, self.captured.numbers
         self._inputs = {s.name: resources.host_array(graph, s) for s in plan.inputs}
         self._unused = {t.name for t in graph.roots(Role.INPUT)} - self._inputs.keys()
         self._outputs = {s.tensor: resources.host_array(graph, s) for s in plan.outputs}
@@ -104,7 +113,7 @@ class Executor:
                 call()
         except GgschedError as error:
             self._experts.failed()
-            self._explain(error, number)
+            self._explain(error, self._numbers[number])
             raise
         finally:
             with nullcontext() if self._recorder is None else self._recorder.housekeeping():
@@ -124,6 +133,8 @@ class Executor:
         self._outputs = {}
         self._written, self._read = [], []
         self._calls = ()
+        if self.captured is not None:
+            self.captured.close()
         self._resources.close()
 
     def _retire_events(self) -> None:

@@ -10,16 +10,19 @@ from hypothesis import strategies as st
 from ggsched.backend.capture import offers_capture
 from ggsched.backend.probe import probe
 from ggsched.errors import DeviceFault
+from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
 from ggsched.run.capture import captured_run
 from ggsched.run.capture_plan import Obstacle, plan_capture
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
+from ggsched.scheduler import Scheduler
 from ggsched.testing.handmade import PlanWriter, fake_device
 from ggsched.testing.strategies import graphs, seeds, values_for
 from ggsched.testing.topologies import constraints
 from ggsched_cpu import open_backend
+from tests.backends.places import far_device
 
 RUNS = 3
 
@@ -102,6 +105,24 @@ def test_a_wait_for_somebody_else_cuts():
     assert [s.device for s in both.segments] == [1, 0, 0]
 
 
+def test_a_wait_for_the_segment_of_another_device_cuts():
+    w, x, y, a = writer()
+    p, q = w.stream(0), w.stream(1)
+    b = w.value(w.arena("compute", 1, 256), 0, 64, of=x)
+    w.launch(p, w.node("p", a), w.node("p", a))
+    w.order(p, q)
+    w.launch(q, w.node("p", b), w.node("p", b))
+    w.transfer(q, b, y)
+    w.sync(q)
+    found = plan_capture(w.plan(), {0, 1})
+    assert [(s.start, s.stop, s.device) for s in found.segments] == [(0, 1, 0), (3, 5, 1)]
+    assert [o.reason for o in found.obstacles] == [
+        "e0 is waited for outside",
+        "it waits for e0, which is recorded outside",
+        "the host waits",
+    ]
+
+
 @given(drawn=graphs(max_nodes=16), seed=seeds(), data=st.data())
 def test_replays_compute_what_the_commands_compute(drawn, seed, data):
     backend = open_backend()
@@ -143,7 +164,14 @@ def _run(drawn, plan, devices, seed, captured):
 
 
 def capture(executor):
-    made = captured_run(executor.plan, executor._resources, executor._calls, executor._events)
+    made = captured_run(
+        executor.plan,
+        executor._resources,
+        executor._calls,
+        executor._events,
+        first_eager=False,
+        on_host=True,
+    )
     executor._calls = made.calls
     return made
 
@@ -151,8 +179,6 @@ def capture(executor):
 @pytest.fixture
 def bound():
     """A plan of two nodes, bound to a processor."""
-    from ggsched.ir.builder import GraphBuilder
-
     g = GraphBuilder("two")
     x = g.input("x", (8,))
     graph = g.build(g.silu(g.add(x, x)))
@@ -178,6 +204,50 @@ def test_every_part_of_the_key_counts(bound):
         made.renew(replace(made.key, **{field.name: other}))
         bound.run({"x": np.ones(8, np.float32)})
         assert made.report.captures == i + 2, field.name
+
+
+def test_a_plan_is_captured_in_its_second_run(bound):
+    made = captured_run(bound.plan, bound._resources, bound._calls, bound._events, on_host=True)
+    bound._calls = made.calls
+    for run in range(4):
+        bound.run({"x": np.ones(8, np.float32)})
+        assert made.report.captures == min(run, 1)
+        assert made.report.replays == run
+
+
+def test_devices_in_host_memory_are_left_alone():
+    with Scheduler(["cpu:0"], weights={}) as scheduler:
+        g = GraphBuilder("two")
+        graph = g.build(g.silu(g.input("x", (8,))))
+        for _ in range(3):
+            scheduler.run(graph, {"x": np.ones(8, np.float32)})
+        (executor,) = scheduler._executors.take_all()
+        assert executor.captured is not None
+        assert executor.captured.report.captures == 0
+        executor.close()
+
+
+def test_a_device_whose_memory_is_not_the_hosts_is_captured():
+    far = far_device()
+    graph = doubled()
+    with Scheduler([far]) as scheduler:
+        for run in range(4):
+            x = np.full(8, run, np.float32)
+            (out,) = scheduler.run(graph, {"x": x}).values()
+            np.testing.assert_array_equal(out, 4 * x)
+        (executor,) = scheduler._executors.take_all()
+        report = executor.captured.report
+        assert (report.captures, report.replays) == (1, 3)
+        assert "captured" in report.text()
+        executor.close()
+    far.close()
+
+
+def doubled():
+    g = GraphBuilder("doubled")
+    x = g.input("x", (8,))
+    y = g.add(x, x)
+    return g.build(g.add(y, y))
 
 
 def test_a_refused_capture_is_reported_and_the_commands_run(bound, caplog):
