@@ -10,7 +10,17 @@ from pathlib import Path
 
 from benchmarks.table import Row, as_json, machine, render
 
-SUITES = ("planning", "packing", "pipeline", "overhead", "trace", "decode", "cpu", "opencl")
+SUITES = (
+    "planning",
+    "packing",
+    "pipeline",
+    "overhead",
+    "trace",
+    "decode",
+    "cpu",
+    "opencl",
+    "predict",
+)
 
 
 def main() -> int:
