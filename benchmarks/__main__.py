@@ -13,6 +13,7 @@ from benchmarks.table import Row, as_json, machine, render
 SUITES = (
     "planning",
     "packing",
+    "streams",
     "pipeline",
     "overhead",
     "trace",

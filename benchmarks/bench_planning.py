@@ -69,7 +69,7 @@ def _facts(name: str, kind: str) -> DeviceFacts:
     )
 
 
-def _order(graph: Graph) -> None:
+def order(graph: Graph) -> None:
     """Order the graph's nodes with graphlib."""
     sorter: TopologicalSorter[int] = TopologicalSorter()
     producer: dict[int, int] = {}
@@ -92,7 +92,7 @@ def run() -> list[Row]:
                 pins = Constraints(pins={i: (i // every) % 2 for i in range(len(graph.nodes))})
                 sides: dict[str, Callable[[], None]] = {
                     "plan": partial(make_plan, graph, machine, pins),  # type: ignore[dict-item]
-                    "graphlib": partial(_order, graph),
+                    "graphlib": partial(order, graph),
                 }
                 plan = make_plan(graph, machine, pins)
                 if every == 10:

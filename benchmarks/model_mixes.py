@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.bench_planning import topology
-from benchmarks.transformers import CONTEXT, MODELS, model_graph
+from benchmarks.transformers import MODELS
 from ggsched.ir.dtype import F16
 from ggsched.ir.graph import Graph
 from ggsched.models.graph import build_model_graph, model_needs
@@ -67,15 +67,3 @@ def mix(name: str, spec: ModelSpec) -> tuple[Topology, Constraints]:
         else Offload(n_cpu_moe=layers)
     )
     return both, find_homes(spec, both, offload).constraints()
-
-
-__all__ = [
-    "CONTEXT",
-    "MIXES",
-    "decode_graph",
-    "large_models",
-    "large_spec",
-    "mix",
-    "model_graph",
-    "specs",
-]

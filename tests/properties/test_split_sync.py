@@ -18,7 +18,7 @@ from ggsched.topology.model import CopyPath, Topology
 
 @st.composite
 def machines(draw):
-    """Draw up to two GPUs and a CPU; between the GPUs there may be a path, which either executes."""
+    """Draw one or two GPUs and a CPU; there may be copy paths, which either end executes."""
     count = draw(st.integers(1, 2))
     kinds = ["gpu"] * count + ["cpu"]
     devices = [fake_device(f"fake:{i}", kind=kind, ops=ALL_OPS) for i, kind in enumerate(kinds)]

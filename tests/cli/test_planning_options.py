@@ -1,0 +1,156 @@
+"""``--streams``, ``--memory-effort`` and ``--memory-budget`` of run, plan and demo."""
+
+import json
+
+import pytest
+
+from ggsched.cli.main import main
+from ggsched.plan.codec import plan_from_json
+from ggsched.sanitize import check_plan
+from tests.models.helpers import ORACLE
+
+LLAMA = str(ORACLE / "llama-tiny-f32.gguf")
+MOE = str(ORACLE / "qwen3moe-tiny-f32.gguf")
+GPTOSS = str(ORACLE / "gptoss-tiny-f32.gguf")
+CPU = ["--devices", "cpu:0"]
+CPUS = ["--devices", "cpu:0,cpu:1", "-ot", r"blk\.1\.=cpu:0"]
+TOKENS = ["--tokens", "3,1,4,1,5", "-n", "8"]
+
+
+@pytest.fixture
+def call(capsys):
+    def run(*arguments):
+        code = main([*map(str, arguments)])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def plan(call):
+    def run(*arguments, model=MOE):
+        code, out, err = call("plan", model, "--json", *arguments)
+        assert (code, err) == (0, "")
+        read = plan_from_json(out)
+        assert check_plan(read).is_clean
+        return read
+
+    return run
+
+
+class TestPlan:
+    @pytest.mark.parametrize("streams", [1, 2, 4])
+    def test_a_number_is_the_most(self, plan, streams):
+        found = plan(*CPU, "--streams", streams, "--n-tokens", 64)
+        assert len(found.streams.streams) == streams
+
+    def test_auto_is_the_default_and_stays_sequential_where_nothing_is_gained(self, plan):
+        auto, plain = plan(*CPU, "--streams", "auto"), plan(*CPU)
+        assert auto.streams == plain.streams
+        assert [gain.is_taken for gain in auto.streams.gains] == [False]
+
+    def test_measure_shows_what_auto_does(self, plan):
+        assert plan(*CPU, "--streams", "measure").streams == plan(*CPU).streams
+
+    def test_environment_and_option(self, plan, monkeypatch):
+        monkeypatch.setenv("GGSCHED_STREAMS", "3")
+        assert len(plan(*CPU).streams.streams) > 1
+        assert len(plan(*CPU, "--streams", 1).streams.streams) == 1
+
+    def test_gains_are_told(self, call):
+        _, out, _ = call("plan", MOE, *CPU)
+        (line,) = [line for line in out.splitlines() if line.startswith("  cpu:0 s0:")]
+        assert "sequential, " in line
+        assert "2 streams are predicted to gain nothing" in " ".join(out.split())
+        _, out, _ = call("plan", MOE, *CPU, "--streams", 2)
+        assert "cpu:0 s0: 2 streams, predicted " in out
+        assert "cpu:0 2 streams" in out
+
+    def test_a_budget_buys_bytes_with_waits(self, call, plan):
+        several = [*CPU, "--streams", 4, "--n-tokens", 64]
+        free = plan(*several, model=GPTOSS)
+        assert free.trades == ()
+        least = plan(*CPU, "--streams", 1, "--n-tokens", 64, model=GPTOSS)
+        budget = (_arena(free) + _arena(least)) // 2
+        tight = plan(*several, "--memory-budget", budget, model=GPTOSS)
+        assert tight.trades
+        assert _arena(tight) <= budget < _arena(free)
+        _, out, _ = call("plan", GPTOSS, *several, "--memory-budget", f"cpu:0={budget}")
+        assert "\ntrades\n" in out
+        assert f"c{tight.trades[0].command}: this wait saves " in " ".join(out.split())
+
+    def test_a_budget_that_cannot_be_kept(self, call):
+        code, out, err = call("plan", LLAMA, *CPU, "--memory-budget", "64")
+        assert (code, out) == (2, "")
+        assert "bytes of compute memory, allowed are 64" in err
+
+    def test_effort(self, plan):
+        assert plan(*CPU, "--memory-effort", 1).memory == plan(*CPU).memory  # it is perfect
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--streams", "0"], "neither auto, measure nor a number from 1 to 64"),
+            (["--streams", "two"], "neither auto, measure nor a number from 1 to 64"),
+            (["--memory-budget", "64MB"], "no number of bytes such as 64MiB"),
+            (["--memory-budget", "gpu:3=64MiB"], "the memory budget names 'gpu:3'"),
+            (["--memory-effort", "-1"], "-1 is not in the range"),
+        ],
+    )
+    def test_refused(self, call, arguments, message):
+        code, out, err = call("plan", LLAMA, *CPU, *arguments)
+        assert (code, out) == (2, "")
+        assert err.startswith("ggsched: error: ")
+        assert message in err
+
+
+def _arena(plan):
+    (nbytes,) = [a.nbytes for a in plan.memory.arenas if a.kind == "compute"]
+    return nbytes
+
+
+class TestRun:
+    def tokens(self, call, *arguments):
+        code, out, err = call("run", MOE, *TOKENS, *arguments, "--json")
+        assert (code, err) == (0, "")
+        found = json.loads(out)
+        return found["tokens"], found["stats"]
+
+    def test_streams_do_not_change_tokens(self, call):
+        one, stats = self.tokens(call, *CPU, "--streams", 1)
+        assert stats["streams"] == {"cpu:0": 1}
+        several, stats = self.tokens(call, *CPU, "--streams", 4)
+        assert several == one
+        assert stats["streams"]["cpu:0"] > 1
+        assert stats["host_syncs_per_token"] == 1
+        assert stats["arena_ratio"] >= 1
+        assert "streams_measured" not in stats
+
+    @pytest.mark.parametrize("devices", [CPU, CPUS])
+    def test_measured_runs_give_the_same_tokens(self, call, devices):
+        many = [*devices, "-n", 20]
+        one, _ = self.tokens(call, *many, "--streams", 1)
+        measured, stats = self.tokens(call, *many, "--streams", "measure")
+        assert measured == one
+        decode = stats["streams_measured"][-1]
+        assert decode["kept"] in ("sequential", "streams")
+        assert decode["runs"] == 12
+        faster = decode["streams_s"] < decode["sequential_s"]
+        assert (decode["kept"] == "streams") == faster
+
+    def test_what_was_measured_is_told(self, call):
+        code, _, err = call("run", MOE, *TOKENS, *CPU, "--streams", "measure", "-n", 16)
+        assert code == 0
+        text = " ".join(err.split())
+        assert "undecided after 1 runs: one stream not timed, several not timed" in text
+        assert " kept: one stream " in text
+
+
+def test_demo_takes_streams(call):
+    code, out, _ = call("demo", "--devices", "cpu:0,cpu:1", "--streams", 2, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["right"]
+    assert found["same"]
+    assert max(found["stats"]["streams"].values()) > 1
