@@ -15,7 +15,7 @@ from ggsched.trace.live import blocks, live_bytes, value_labels
 from ggsched.trace.rows import rows
 from ggsched.trace.schema import TracedPlan
 from ggsched.trace.timeline import Span, Timeline
-from ggsched.trace.times import spans_by_lane
+from ggsched.trace.times import spans_by_track
 
 Data = dict[str, Any]
 
@@ -50,7 +50,7 @@ def page_data(timeline: Timeline, traced: Sequence[TracedPlan] = ()) -> Data:
         "isExpected": timeline.is_expected,
         "begin": us(timeline.start_s),
         "end": us(timeline.end_s),
-        **_lanes_and_spans(timeline, texts),
+        **_tracks_and_spans(timeline, texts),
         "arrows": [[int(a.kind == "copy"), a.src, a.dst] for a in arrows(timeline)],
         "runs": [[r.plan, us(r.start_s), us(r.end_s)] for r in timeline.runs],
         "plans": [plan_data(plan) for plan in timeline.plans],
@@ -101,18 +101,18 @@ def us(seconds: float) -> float:
     return round(1e6 * seconds, 3)
 
 
-def _lanes_and_spans(timeline: Timeline, texts: Texts) -> Data:
-    lanes = []
+def _tracks_and_spans(timeline: Timeline, texts: Texts) -> Data:
+    tracks = []
     row_of: dict[int, int] = {}
-    for lane, spans in spans_by_lane(timeline):
+    for track, spans in spans_by_track(timeline):
         placed = rows(spans)
         row_of |= placed
         count = 1 + max(placed.values(), default=0)
-        lanes.append({"name": lane.name, "device": lane.device, "rows": count})
+        tracks.append({"name": track.name, "device": track.device, "rows": count})
     return {
-        "lanes": lanes,
+        "tracks": tracks,
         "spans": {
-            "lane": [s.lane for s in timeline.spans],
+            "track": [s.track for s in timeline.spans],
             "row": [row_of[s.id] for s in timeline.spans],
             "kind": [s.kind for s in timeline.spans],
             "start": [us(s.start_s) for s in timeline.spans],
@@ -143,21 +143,21 @@ def _nodes(spans: Iterable[Span], texts: Texts) -> Data:
 
 def _expected(timeline: Timeline, traced: Sequence[TracedPlan]) -> list[Data]:
     """Return for each plan when its commands should run, from the start of a run."""
-    lane_of = {
-        (timeline.runs[s.run].plan, s.command): s.lane
+    track_of = {
+        (timeline.runs[s.run].plan, s.command): s.track
         for s in timeline.spans
-        if s.run >= 0 and s.command >= 0 and timeline.lanes[s.lane].device
+        if s.run >= 0 and s.command >= 0 and timeline.tracks[s.track].device
     }
     found = []
     for number, plan in enumerate(traced):
         # Of what has not run all times are expected ones, so nothing stands beside them.
         shown = () if timeline.is_expected else plan.expected
-        known = [e for e in shown if (number, e.command) in lane_of]
+        known = [e for e in shown if (number, e.command) in track_of]
         found.append(
             {
                 "rates": plan.rates,
                 "command": [e.command for e in known],
-                "lane": [lane_of[number, e.command] for e in known],
+                "track": [track_of[number, e.command] for e in known],
                 "start": [us(e.start_s) for e in known],
                 "end": [us(e.end_s) for e in known],
             }

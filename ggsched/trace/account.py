@@ -143,8 +143,8 @@ def account(timeline: Timeline) -> Account:
     spans = [s for s in timeline.spans if s.run >= 0] if timeline.runs else list(timeline.spans)
     start, end = _window(timeline, spans)
     blame = Blame(timeline, spans)
-    used = {s.lane for s in spans}
-    names = dict.fromkeys(lane.device for lane in timeline.lanes if lane.id in used)
+    used = {s.track for s in spans}
+    names = dict.fromkeys(track.device for track in timeline.tracks if track.id in used)
     between = _between(timeline, start, end)
     devices = tuple(_device(blame, name, start, end, between) for name in names if name)
     stages = sum(d.busy_s > 0 for d in devices)

@@ -34,9 +34,9 @@ def arrows(timeline: Timeline) -> list[Arrow]:
     recorded: dict[int, int] = {}
     for span in timeline.spans:
         if span.kind in _WORK:
-            last_work[span.lane] = span.id
-        elif span.kind == "record" and span.lane in last_work:
-            recorded[span.event] = last_work[span.lane]
+            last_work[span.track] = span.id
+        elif span.kind == "record" and span.track in last_work:
+            recorded[span.event] = last_work[span.track]
         elif span.kind in ("wait", "sync") and span.event in recorded:
             found.append(Arrow("wait", recorded[span.event], span.id))
         elif span.kind == "sync" and span.target in last_work:
@@ -62,6 +62,6 @@ def _copies(timeline: Timeline) -> list[Arrow]:
         if span.kind in ("copy", "upload") and span.command >= 0:
             launch = reader(timeline.runs[span.run].plan, span.command)
             target = of_command.get((span.run, launch))
-            if target is not None and target.lane != span.lane:
+            if target is not None and target.track != span.track:
                 found.append(Arrow("copy", span.id, target.id))
     return found

@@ -27,7 +27,7 @@ class Charge(NamedTuple):
     through_host: bool = False
 
 
-class _Lane:
+class _Track:
     """The commands of one stream in the order of enqueueing."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
@@ -50,14 +50,14 @@ class Blame:
     """
 
     def __init__(self, timeline: Timeline, spans: Sequence[Span]) -> None:
-        self._device_of = [lane.device for lane in timeline.lanes]
-        by_lane: dict[int, list[Span]] = defaultdict(list)
+        self._device_of = [track.device for track in timeline.tracks]
+        by_track: dict[int, list[Span]] = defaultdict(list)
         for span in spans:
-            by_lane[span.lane].append(span)
-        self._lanes = {lane: _Lane(items) for lane, items in by_lane.items()}
+            by_track[span.track].append(span)
+        self._tracks = {track: _Track(items) for track, items in by_track.items()}
         self._recorded = {
-            span.event: (lane, i)
-            for lane, items in by_lane.items()
+            span.event: (track, i)
+            for track, items in by_track.items()
             for i, span in enumerate(items)
             if span.kind == "record"
         }
@@ -68,8 +68,8 @@ class Blame:
         """Yield the launches of a device by start, each as (start, end, span)."""
         launches = [
             span
-            for lane, items in self._lanes.items()
-            if self._device_of[lane] == device
+            for track, items in self._tracks.items()
+            if self._device_of[track] == device
             for span in items.spans
             if span.kind == "launch"
         ]
@@ -78,10 +78,10 @@ class Blame:
 
     def gap_before(self, launch: Span, start_s: float, end_s: float) -> Iterator[Charge]:
         """Yield what held back a launch during an interval that ends with its start."""
-        lane = self._lanes[launch.lane]
-        upto = bisect_right(lane.ids, launch.id)
+        track = self._tracks[launch.track]
+        upto = bisect_right(track.ids, launch.id)
         at = start_s
-        for charge in self._prefix(launch.lane, upto, start_s, end_s, False):
+        for charge in self._prefix(launch.track, upto, start_s, end_s, False):
             yield charge
             at = charge.end_s
         if at < end_s:
@@ -91,20 +91,20 @@ class Blame:
         """Yield what a device does after its last launch: copies that are left, then nothing."""
         if start_s >= end_s:
             return
-        own = [lane for lane in self._lanes if self._device_of[lane] == device]
-        last = max(own, key=lambda lane: self._lanes[lane].done_s[-1])
+        own = [track for track in self._tracks if self._device_of[track] == device]
+        last = max(own, key=lambda track: self._tracks[track].done_s[-1])
         at = start_s
-        for charge in self._prefix(last, len(self._lanes[last].spans), start_s, end_s, False):
+        for charge in self._prefix(last, len(self._tracks[last].spans), start_s, end_s, False):
             yield charge
             at = charge.end_s
         if at < end_s:
             yield Charge("done", at, end_s)
 
     def _prefix(
-        self, lane: int, upto: int, start_s: float, end_s: float, through: bool
+        self, track: int, upto: int, start_s: float, end_s: float, through: bool
     ) -> Iterator[Charge]:
         """Yield why the first commands of a stream are not complete, as long as they are not."""
-        items = self._lanes[lane]
+        items = self._tracks[track]
         at = start_s
         for i in range(items.first_open(at), upto):
             span = items.spans[i]
@@ -118,11 +118,11 @@ class Blame:
                 at = until
             until = min(span.end_s, end_s)
             if until > at:
-                yield from self._command(lane, span, at, until, through)
+                yield from self._command(track, span, at, until, through)
                 at = until
 
     def _command(
-        self, lane: int, span: Span, at: float, until: float, through: bool
+        self, track: int, span: Span, at: float, until: float, through: bool
     ) -> Iterator[Charge]:
         """Yield why a command that was enqueued is not complete."""
         if span.kind == "launch" or span.kind in COPIES:
@@ -166,11 +166,11 @@ class Blame:
         if sync.event in self._recorded:
             yield from self._prefix(*self._recorded[sync.event], at, until, True)
             return
-        lanes = list(self._lanes) if sync.target < 0 else [sync.target]
-        streams = [lane for lane in lanes if lane in self._lanes and self._device_of[lane]]
+        tracks = list(self._tracks) if sync.target < 0 else [sync.target]
+        streams = [track for track in tracks if track in self._tracks and self._device_of[track]]
         if streams:
-            ends = {lane: bisect_right(self._lanes[lane].ids, sync.id) for lane in streams}
-            done = {k: self._lanes[k].done_s[n - 1] for k, n in ends.items() if n}
+            ends = {track: bisect_right(self._tracks[track].ids, sync.id) for track in streams}
+            done = {k: self._tracks[k].done_s[n - 1] for k, n in ends.items() if n}
             if done:
-                last = max(done, key=lambda lane: done[lane])
+                last = max(done, key=lambda track: done[track])
                 yield from self._prefix(last, ends[last], at, until, True)

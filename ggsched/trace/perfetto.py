@@ -24,7 +24,7 @@ from ggsched.trace.live import blocks, live_bytes
 from ggsched.trace.rows import rows
 from ggsched.trace.schema import Alloc, Free, Trace
 from ggsched.trace.timeline import Span, Timeline
-from ggsched.trace.times import spans_by_lane, timeline_of
+from ggsched.trace.times import spans_by_track, timeline_of
 
 Event = dict[str, Any]
 
@@ -53,7 +53,7 @@ def timeline_events(timeline: Timeline) -> list[Event]:
 class _Events:
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
-        devices = dict.fromkeys(lane.device for lane in timeline.lanes if lane.device)
+        devices = dict.fromkeys(track.device for track in timeline.tracks if track.device)
         self.pids = {"": _HOST} | {name: _HOST + 1 + i for i, name in enumerate(devices)}
         self.tids: dict[int, int] = {}
 
@@ -61,21 +61,21 @@ class _Events:
         for name, pid in self.pids.items():
             yield _named("process_name", pid, 0, name or "host")
             yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
-        for lane, spans in spans_by_lane(self.timeline):
-            pid = self.pids[lane.device]
+        for track, spans in spans_by_track(self.timeline):
+            pid = self.pids[track.device]
             placed = rows(spans)
             for row in sorted({0, *placed.values()}):
-                name = lane.name if not row else f"{lane.name} ({row + 1})"
-                yield _named("thread_name", pid, self._tid(lane.id, row), name)
+                name = track.name if not row else f"{track.name} ({row + 1})"
+                yield _named("thread_name", pid, self._tid(track.id, row), name)
             for span in spans:
-                self.tids[span.id] = self._tid(lane.id, placed[span.id])
+                self.tids[span.id] = self._tid(track.id, placed[span.id])
                 yield from self._slices(span, pid)
         yield from self._runs()
         yield from self._flows()
         yield from self._counters()
 
-    def _tid(self, lane: int, row: int) -> int:
-        return 1 + lane * _ROWS + min(row, _ROWS - 1)
+    def _tid(self, track: int, row: int) -> int:
+        return 1 + track * _ROWS + min(row, _ROWS - 1)
 
     def _slices(self, span: Span, pid: int) -> Iterator[Event]:
         place = {"pid": pid, "tid": self.tids[span.id], "cat": span.kind}
@@ -97,7 +97,7 @@ class _Events:
             }
 
     def _runs(self) -> Iterator[Event]:
-        tid = self._tid(len(self.timeline.lanes), 0)
+        tid = self._tid(len(self.timeline.tracks), 0)
         if self.timeline.runs:
             yield _named("thread_name", _HOST, tid, "runs")
         for i, run in enumerate(self.timeline.runs):
@@ -134,7 +134,7 @@ class _Events:
     def _inside(self, span: Span, at_s: float) -> Event:
         start, end = _us(span.start_s), _us(span.end_s)
         at = round(min(max(_us(at_s), start), max(start, end - 0.001)), 3)
-        device = self.timeline.lanes[span.lane].device
+        device = self.timeline.tracks[span.track].device
         return {"pid": self.pids[device], "tid": self.tids[span.id], "ts": at}
 
     def _counters(self) -> Iterator[Event]:

@@ -1,4 +1,4 @@
-"""Rows for the spans of a lane, so that those in one row follow each other or lie in each other."""
+"""Rows for the spans of a track: those in one row follow each other or lie in each other."""
 
 from collections.abc import Sequence
 

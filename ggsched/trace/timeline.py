@@ -36,7 +36,7 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         id: Index in ``Timeline.spans``, which is the order of the host's calls.
-        lane: Index of the lane in ``Timeline.lanes``.
+        track: Index of the track in ``Timeline.tracks``.
         kind: What sort of thing.
         label: What it is, for people.
         issued_s: When the host began to enqueue it.
@@ -48,14 +48,14 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True):
         src: Where a copy's bytes come from: name of a device, or ``"host"``.
         dst: Where they go.
         event: Event that is recorded or waited for, or -1.
-        target: Lane that a sync waits for; -1 for all, or for none.
+        target: Track that a sync waits for; -1 for all, or for none.
         reason: The hazard that a wait discharges, for people.
         is_estimated: Whether nobody measured when it ran.
         nodes: The nodes of a launch, where they were measured.
     """
 
     id: int
-    lane: int
+    track: int
     kind: SpanKind
     label: str
     issued_s: float
@@ -73,11 +73,11 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True):
     nodes: tuple[NodeSpan, ...] = ()
 
 
-class Lane(msgspec.Struct, frozen=True):
+class Track(msgspec.Struct, frozen=True):
     """A stream or a host thread.
 
     Attributes:
-        id: Index in ``Timeline.lanes``.
+        id: Index in ``Timeline.tracks``.
         name: For people.
         device: Name of a stream's device; ``""`` for a host thread.
     """
@@ -106,7 +106,7 @@ class Timeline(msgspec.Struct, frozen=True):
 
     Attributes:
         name: For people.
-        lanes: All lanes, by id.
+        tracks: All tracks, by id.
         spans: All spans, by id.
         runs: Runs of plans.
         plans: The plans.
@@ -115,7 +115,7 @@ class Timeline(msgspec.Struct, frozen=True):
     """
 
     name: str
-    lanes: tuple[Lane, ...]
+    tracks: tuple[Track, ...]
     spans: tuple[Span, ...]
     runs: tuple[TimedRun, ...] = ()
     plans: tuple[Plan, ...] = ()

@@ -16,7 +16,7 @@ from ggsched.trace.commands import Origin, origins
 from ggsched.trace.estimate import Estimator
 from ggsched.trace.host_memory import HOST_SPACE
 from ggsched.trace.schema import Alloc, Barrier, Entry, Record, Sync, Trace, Wait, Work
-from ggsched.trace.timeline import Lane, NodeSpan, Span, SpanKind, TimedRun, Timeline
+from ggsched.trace.timeline import NodeSpan, Span, SpanKind, TimedRun, Timeline, Track
 
 _HOST: Final = "host"
 _Timed = Work | Record | Wait | Barrier | Sync
@@ -40,7 +40,7 @@ def timeline_of(trace: Trace, *, is_expected: bool = False) -> Timeline:
     spans = _Spans(trace).all()
     return Timeline(
         trace.name,
-        tuple(Lane(a.id, a.name, a.device) for a in trace.actors),
+        tuple(Track(a.id, a.name, a.device) for a in trace.actors),
         tuple(msgspec.structs.replace(span, id=i) for i, span in enumerate(spans)),
         tuple(TimedRun(r.plan, r.start_s, r.end_s) for r in trace.runs),
         tuple(traced.plan for traced in trace.plans),
@@ -172,10 +172,10 @@ def _nbytes(entry: Entry, kind: SpanKind) -> int:
     return sum(a.end - a.start for a in accesses)
 
 
-def spans_by_lane(timeline: Timeline) -> Iterator[tuple[Lane, list[Span]]]:
-    """Yield each lane with its spans, in the order of the host's calls."""
-    of_lane: dict[int, list[Span]] = defaultdict(list)
+def spans_by_track(timeline: Timeline) -> Iterator[tuple[Track, list[Span]]]:
+    """Yield each track with its spans, in the order of the host's calls."""
+    of_track: dict[int, list[Span]] = defaultdict(list)
     for span in timeline.spans:
-        of_lane[span.lane].append(span)
-    for lane in timeline.lanes:
-        yield lane, of_lane[lane.id]
+        of_track[span.track].append(span)
+    for track in timeline.tracks:
+        yield track, of_track[track.id]

@@ -13,7 +13,7 @@ from tests.trace.test_times import traced_run, two_sim
 
 pytestmark = pytest.mark.browser
 
-READY = "window.ggsched && ggsched.stages.every((s) => s.drawnMs > 0)"
+READY = "window.ggsched && ggsched.stages.every((s) => s.frames > 0)"
 COUNT = """
 (() => {
   const kind = CanvasRenderingContext2D.prototype;
@@ -79,7 +79,7 @@ def test_it_is_drawn_without_a_complaint(browser, shown, dark):
     for canvas in ("#timeline", "#memory", "#splits"):
         assert pixels(browser, canvas) > 3, canvas
     rows = browser.ask("document.querySelectorAll('#devices tbody tr').length")
-    devices = {made.lanes[s.lane].device for s in made.spans if s.run >= 0} - {""}
+    devices = {made.tracks[s.track].device for s in made.spans if s.run >= 0} - {""}
     assert rows == len(devices)
     # Nothing is wider than the window.
     assert browser.ask("document.documentElement.scrollWidth <= innerWidth")

@@ -49,8 +49,8 @@ def test_every_span_is_in_the_data(traced_plan):
         assert texts[spans["reason"][i]] == span.reason
         assert spans["start"][i] == pytest.approx(1e6 * span.start_s, abs=1e-3)
         assert spans["end"][i] == pytest.approx(1e6 * span.end_s, abs=1e-3)
-        assert (spans["lane"][i], spans["command"][i]) == (span.lane, span.command)
-        assert spans["row"][i] < data["lanes"][span.lane]["rows"]
+        assert (spans["track"][i], spans["command"][i]) == (span.track, span.command)
+        assert spans["row"][i] < data["tracks"][span.track]["rows"]
     commands = {(spans["run"][i], c) for i, c in enumerate(spans["command"]) if c >= 0}
     assert commands == {(run, c.id) for run in range(len(made.runs)) for c in plan.commands}
 

@@ -29,7 +29,7 @@ def test_a_track_for_each_stream_and_host(both):
         "select process.name as process, thread.name as thread from thread_track "
         "join thread using (utid) join process using (upid)"
     )
-    wanted = {(lane.device or "host", lane.name) for lane in timeline.lanes}
+    wanted = {(track.device or "host", track.name) for track in timeline.tracks}
     assert set(tracks) == wanted | {("host", "runs")}
 
 

@@ -209,31 +209,31 @@ def timelines(draw):
     rows, events, host = [], [], 0.0
     last = {1: 0.0, 2: 0.0, 3: 0.0}
     for _ in range(draw(st.integers(1, 14))):
-        lane = draw(st.integers(1, 3))
+        track = draw(st.integers(1, 3))
         host += draw(st.sampled_from((0.0, 0.5, 1.0)))
-        begin = max(last[lane], host) + draw(st.sampled_from((0.0, 0.25)))
+        begin = max(last[track], host) + draw(st.sampled_from((0.0, 0.25)))
         end = begin + draw(st.sampled_from((0.0, 1.0, 2.0)))
         match draw(st.sampled_from(("launch", "copy", "record", "wait", "sync"))):
             case "launch":
-                rows.append(launch(lane, begin, end, host))
+                rows.append(launch(track, begin, end, host))
             case "copy":
-                rows.append(copy(lane, begin, end, host))
+                rows.append(copy(track, begin, end, host))
             case "record":
-                events.append((len(rows), last[lane]))
-                rows.append((lane, "record", host, begin, begin, {"event": len(rows)}))
+                events.append((len(rows), last[track]))
+                rows.append((track, "record", host, begin, begin, {"event": len(rows)}))
                 end = begin
             case "wait" if events:
                 event, done = draw(st.sampled_from(events))
                 end = max(begin, done)
-                rows.append(wait(lane, begin, end, event, host))
+                rows.append(wait(track, begin, end, event, host))
             case "sync" if events:
                 event, done = draw(st.sampled_from(events))
                 begin_host, host = host, max(host, done)
                 rows.append(sync(begin_host, host, event=event))
-                end = last[lane]
+                end = last[track]
             case _:
-                end = last[lane]
-        last[lane] = max(last[lane], end)
+                end = last[track]
+        last[track] = max(last[track], end)
     return timeline(*rows)
 
 

@@ -17,7 +17,7 @@ from ggsched.trace.export import trace_from_lines, trace_to_lines
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Sync, Work
 from ggsched.trace.stamps import Stamper
-from ggsched.trace.times import spans_by_lane, timeline_of
+from ggsched.trace.times import spans_by_track, timeline_of
 from tests.backends.opencl_place import opencl_device
 from tests.backends.places import cpu_device
 from tests.run.graphs import X, chain
@@ -88,8 +88,8 @@ def test_streams_do_one_thing_after_the_other(traced_plan):
     plan, trace = traced_plan
     if any(d.copy_order != "stream" for d in plan.devices):
         pytest.skip("copies and launches of its streams are not in order")
-    for lane, spans in spans_by_lane(timeline_of(trace)):
-        work = [s for s in spans if lane.device and s.kind not in ("record", "wait")]
+    for track, spans in spans_by_track(timeline_of(trace)):
+        work = [s for s in spans if track.device and s.kind not in ("record", "wait")]
         for one, two in pairwise(work):
             assert one.end_s <= two.start_s + 2e-5, (one, two)
 
@@ -125,7 +125,7 @@ def test_simulated_times_are_those_of_the_world():
     world = SimWorld([SimConfig(), SimConfig()])
     _, trace = traced_run(world.open_all())
     known = sorted((round(s.start_s, 9), round(s.end_s, 9)) for s in world.timeline())
-    timed = [s for s in timeline_of(trace).spans if timeline_of(trace).lanes[s.lane].device]
+    timed = [s for s in timeline_of(trace).spans if timeline_of(trace).tracks[s.track].device]
     assert sorted((s.start_s, s.end_s) for s in timed if s.kind != "record") == [
         (round(s.start_s, 9), round(s.end_s, 9))
         for s in sorted(world.timeline(), key=lambda s: (s.start_s, s.end_s))

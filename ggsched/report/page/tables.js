@@ -85,13 +85,13 @@ function expectedTable() {
     const measured = new Map(), expected = new Map();
     D.spans.run.forEach((run, i) => {
       if (!numbers.has(run) || D.spans.kind[i] !== "launch") return;
-      const device = D.lanes[D.spans.lane[i]].device;
+      const device = D.tracks[D.spans.track[i]].device;
       measured.set(device, (measured.get(device) || 0) + D.spans.end[i] - D.spans.start[i]);
     });
     const kindOf = new Map(D.spans.command.map((command, i) => [command, i]).filter(([, i]) => numbers.has(D.spans.run[i]) && D.spans.kind[i] === "launch"));
     e.command.forEach((command, i) => {
       if (!kindOf.has(command)) return;
-      const device = D.lanes[e.lane[i]].device;
+      const device = D.tracks[e.track[i]].device;
       expected.set(device, (expected.get(device) || 0) + (e.end[i] - e.start[i]) * runs.length);
     });
     for (const [device, time] of measured) {

@@ -10,7 +10,7 @@ class Timeline {
     this.showArrows = true;
     this.showExpected = true;
     this.rows = [];
-    this.lanes = [];
+    this.tracks = [];
     this.layOut();
     this.arrowsOf = new Map();
     D.arrows.forEach(([, src, dst], i) => {
@@ -30,41 +30,41 @@ class Timeline {
     this.tell();
   }
 
-  /** Give each lane with spans its rows, the host first, streams of one device together. */
+  /** Give each track with spans its rows, the host first, streams of one device together. */
   layOut() {
-    const used = new Set(D.spans.lane);
-    const order = D.lanes.map((_, i) => i).filter((i) => used.has(i));
-    const devices = [...new Set(D.lanes.map((l) => l.device))];
-    order.sort((a, b) => devices.indexOf(D.lanes[a].device) - devices.indexOf(D.lanes[b].device) || a - b);
+    const used = new Set(D.spans.track);
+    const order = D.tracks.map((_, i) => i).filter((i) => used.has(i));
+    const devices = [...new Set(D.tracks.map((l) => l.device))];
+    order.sort((a, b) => devices.indexOf(D.tracks[a].device) - devices.indexOf(D.tracks[b].device) || a - b);
     const hasGhosts = D.expected.some((e) => e.command.length);
     let y = AXIS + (D.runs.length ? 18 : 0) + 4;
-    this.laneAt = new Map();
-    for (const lane of order) {
-      const { name, device, rows } = D.lanes[lane];
+    this.trackAt = new Map();
+    for (const track of order) {
+      const { name, device, rows } = D.tracks[track];
       const ghost = hasGhosts && device ? GHOST + 3 : 0;
       const label = device && !name.startsWith(device) ? `${device} ${name}` : name;
-      this.laneAt.set(lane, { lane, name: label, device, y, ghostY: y + rows * ROW, rows });
+      this.trackAt.set(track, { track, name: label, device, y, ghostY: y + rows * ROW, rows });
       y += rows * ROW + ghost + GAP;
     }
-    this.lanes = [...this.laneAt.values()];
+    this.tracks = [...this.trackAt.values()];
     this.height = Math.max(y, 90);
     const of = new Map();
-    D.spans.lane.forEach((lane, i) => {
-      const key = `${lane}.${D.spans.row[i]}`;
+    D.spans.track.forEach((track, i) => {
+      const key = `${track}.${D.spans.row[i]}`;
       if (!of.has(key)) of.set(key, []);
       of.get(key).push(i);
     });
     for (const [key, ids] of of) {
-      const [lane, row] = key.split(".").map(Number);
+      const [track, row] = key.split(".").map(Number);
       const { start, end } = D.spans;
       ids.sort((a, b) => start[a] - start[b] || end[b] - end[a]);
       this.rows.push({
-        lane, row, ids, y: this.laneAt.get(lane).y + row * ROW,
+        track, row, ids, y: this.trackAt.get(track).y + row * ROW,
         starts: Float64Array.from(ids, (i) => start[i]),
         lengthiest: ids.reduce((most, i) => Math.max(most, end[i] - start[i]), 0),
       });
     }
-    this.yOf = (span) => this.laneAt.get(D.spans.lane[span]).y + D.spans.row[span] * ROW;
+    this.yOf = (span) => this.trackAt.get(D.spans.track[span]).y + D.spans.row[span] * ROW;
   }
 
   indexNodes() {
@@ -158,11 +158,11 @@ class Timeline {
     const s = D.spans, text = (k) => D.texts[s[k][i]];
     const taken = s.end[i] - s.start[i], expected = this.expected(i);
     const what = s.command[i] >= 0 ? `c${s.command[i]} ${text("label")}` : text("label");
-    const where = D.lanes[s.lane[i]];
+    const where = D.tracks[s.track[i]];
     const reason = text("reason");
     return [
       what,
-      `${this.laneAt.get(s.lane[i]).name}${s.run[i] >= 0 ? `, run ${s.run[i]}` : ""}`,
+      `${this.trackAt.get(s.track[i]).name}${s.run[i] >= 0 ? `, run ${s.run[i]}` : ""}`,
       `took ${timeText(taken)}${s.estimated[i] ? " (estimated)" : ""}` +
         (expected === null ? "" : `, expected ${timeText(expected)}`) +
         `; began at ${timeText(s.start[i] - ORIGIN)}` +

@@ -28,17 +28,17 @@ function drawGutter(t, stage) {
   const c = stage.context;
   let device = null;
   c.textAlign = "left";
-  for (const lane of t.lanes) {
-    if (lane.device !== device && lane.device) {
+  for (const track of t.tracks) {
+    if (track.device !== device && track.device) {
       c.strokeStyle = colour("--line");
       c.beginPath();
-      c.moveTo(0, lane.y - GAP / 2 + 0.5);
-      c.lineTo(stage.width, lane.y - GAP / 2 + 0.5);
+      c.moveTo(0, track.y - GAP / 2 + 0.5);
+      c.lineTo(stage.width, track.y - GAP / 2 + 0.5);
       c.stroke();
     }
-    device = lane.device;
+    device = track.device;
     c.fillStyle = colour("--text");
-    c.fillText(fitted(c, lane.name, GUTTER - 14), 8, lane.y + ROW / 2);
+    c.fillText(fitted(c, track.name, GUTTER - 14), 8, track.y + ROW / 2);
   }
   if (D.runs.length) {
     c.fillStyle = colour("--soft");
@@ -172,9 +172,9 @@ function drawExpected(t, stage) {
     const last = new Map();
     for (let i = 0; i < e.command.length; i += 1) {
       const x = stage.x(start + e.start[i]), right = stage.x(start + e.end[i]);
-      if (right < GUTTER || x > stage.width || right - (last.get(e.lane[i]) || -1e9) < 0.7) continue;
-      last.set(e.lane[i], right);
-      c.fillRect(x, t.laneAt.get(e.lane[i]).ghostY, Math.max(0.8, right - x - 0.5), GHOST);
+      if (right < GUTTER || x > stage.width || right - (last.get(e.track[i]) || -1e9) < 0.7) continue;
+      last.set(e.track[i], right);
+      c.fillRect(x, t.trackAt.get(e.track[i]).ghostY, Math.max(0.8, right - x - 0.5), GHOST);
     }
   });
 }

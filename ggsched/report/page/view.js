@@ -63,6 +63,7 @@ class Stage {
     this.width = 100;
     this.isAsked = false;
     this.drawnMs = 0;
+    this.frames = 0;
     view.onChange(() => this.ask());
     new ResizeObserver(() => this.ask()).observe(this.canvas);
     this.listen();
@@ -103,6 +104,7 @@ class Stage {
     this.context.textBaseline = "middle";
     this.draw(this);
     this.drawnMs = performance.now() - begin;
+    this.frames += 1;
   }
 
   clipBody(top, body) {
