@@ -61,5 +61,13 @@ class CudaBackend:
         if index not in self._cards:
             others = [i for i in range(len(self._found)) if i != index]
             peers = [i for i in others if driver.can_reach(i, index)]
-            self._cards[index] = Card(self._found[index], peers, self._pinned)
+            try:
+                self._cards[index] = Card(self._found[index], peers, self._pinned)
+            except driver.CudaError as error:
+                raise BackendUnavailable(
+                    "the card cannot be used",
+                    where=f"cuda:{index}",
+                    why=str(error),
+                    hint="after a fault CUDA ends all work of a process on a card: start it again",
+                ) from error
         return self._cards[index]

@@ -3,24 +3,26 @@
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from ggsched.backend import checks
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import HostMemory, Stream
-from ggsched.errors import OutOfDeviceMemory, UsageError
+from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched_cuda.buffer import CudaBuffer
 from ggsched_cuda.card import ALIGNMENT, Card
 from ggsched_cuda.choose import FUSED
-from ggsched_cuda.driver import Found
+from ggsched_cuda.driver import CudaError, Found
 from ggsched_cuda.early import Mode
 from ggsched_cuda.event import CudaEvent
 from ggsched_cuda.graphs import CudaCapture
 from ggsched_cuda.polling import wait_until
 from ggsched_cuda.program import CudaProgram
 from ggsched_cuda.stream import CudaStream
+from ggsched_cuda.verdicts import LOST
 from ggsched_kernels import GPU, Profile, supported_ops
 
 PARTS: Final = 4
@@ -111,7 +113,8 @@ class CudaDevice:
                 most = self.facts.max_allocation_nbytes
                 raise self._out_of_memory(nbytes, f"one buffer holds at most {most} bytes")
             try:
-                address = self.card.take(nbytes)
+                with faults(self.facts.name, "allocate"):
+                    address = self.card.take(nbytes)
             except OutOfDeviceMemory as error:
                 why = "the card gives no more; other programs may use it"
                 raise self._out_of_memory(nbytes, why) from error
@@ -133,8 +136,9 @@ class CudaDevice:
     def allocate_host(self, nbytes: int) -> HostMemory:
         """Return writable pinned memory."""
         self._require_open()
-        self.card.enter()
-        return self.card.pinned.view(nbytes)
+        with faults(self.facts.name, "allocate_host"):
+            self.card.enter()
+            return self.card.pinned.view(nbytes)
 
     # --- streams, events, programs ------------------------------------------------------------
 
@@ -148,7 +152,8 @@ class CudaDevice:
                     where=self.facts.name,
                     hint="close streams that are no longer used",
                 )
-            stream = CudaStream(self, f"{self.facts.name} stream {self._streams_made}")
+            with faults(self.facts.name, "create_stream"):
+                stream = CudaStream(self, f"{self.facts.name} stream {self._streams_made}")
             self._streams_made += 1
             self._streams.add(stream)
         self.card.add(stream)
@@ -167,7 +172,8 @@ class CudaDevice:
         assert isinstance(stream, CudaStream)  # the check has compared its device
         if stream.is_closed:
             raise checks.closed_error("stream")
-        return CudaProgram(stream, nodes)
+        with faults(self.facts.name, "compile"):
+            return CudaProgram(stream, nodes)
 
     def begin_capture(self, streams: Sequence[Stream]) -> CudaCapture:
         """Write down what is enqueued on streams from now on instead of running it (CAP-1..3).
@@ -225,6 +231,15 @@ class CudaDevice:
             why=why,
             hint="close buffers, or place less on this device",
         )
+
+
+@contextmanager
+def faults(where: str, what: str) -> Iterator[None]:
+    """Let an error of the driver be a fault of the device."""
+    try:
+        yield
+    except CudaError as error:
+        raise DeviceFault(f"{what} failed", where=where, why=str(error), hint=LOST) from error
 
 
 def _rounded(nbytes: int) -> int:

@@ -188,7 +188,10 @@ class CudaStream:
             event.mark(Point(self.marker(), (), self.name), self.capture)
             return
         fault = self._known_fault()
-        event.mark(self.point())
+        try:
+            event.mark(self.point())
+        except CudaError as error:
+            raise self._failed("record", error) from error
         if fault is not None:
             raise again(fault)
 
@@ -202,7 +205,10 @@ class CudaStream:
             point = event.point
             if not point.is_done():
                 assert point.marker is not None  # else it is done
-                driver.enqueue_wait(self.handle, point.marker.handle)
+                try:
+                    driver.enqueue_wait(self.handle, point.marker.handle)
+                except CudaError as error:
+                    raise self._failed("wait", error) from error
             self._add_verdicts(point.verdicts)
         elif not (event.is_done and _is_good(event)):
             self._gates += 1

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ggsched.config import Settings
 from ggsched.ir.graph import Graph
 from ggsched.models.batch_inputs import batch_inputs
 from ggsched.models.graph import build_model_graph
@@ -47,7 +48,8 @@ class Running:
     @classmethod
     def on(cls, devices: Sequence[str], spec: ModelSpec, weights: Any, n_tokens: int = 1) -> Self:
         """Open devices, fill weights and prepare a graph."""
-        return cls(Scheduler(devices, weights=weights), spec, n_tokens)
+        settings = Settings.from_environment(capture=False)
+        return cls(Scheduler(devices, weights=weights, settings=settings), spec, n_tokens)
 
     def again(self, early: str, streams: int = 0) -> None:
         """Compile everything again, with or without early launch, and run that from now on.
@@ -117,8 +119,10 @@ class Running:
 def capture_executor(executor: Executor) -> CapturedRun:
     """Put captured calls in the place of an executor's own."""
     inner: Any = executor
-    made = captured_run(inner.plan, inner._resources, inner._calls, inner._events)
-    inner._calls = made.calls
+    made = captured_run(
+        inner.plan, inner._resources, inner._calls, inner._events, first_eager=False
+    )
+    inner.captured, inner._calls, inner._numbers = made, made.calls, made.numbers
     return made
 
 
