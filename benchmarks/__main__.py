@@ -20,6 +20,8 @@ SUITES = (
     "decode",
     "cpu",
     "opencl",
+    "fusion",
+    "moe",
     "predict",
 )
 

@@ -19,7 +19,7 @@ from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import Stream
 from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.topology.caps import DeviceFacts, WaitPath
-from ggsched_cpu.kernels import supported_ops
+from ggsched_cpu.kernels import supported_fusions, supported_ops
 from ggsched_cpu.program import QuietSegment, Segment, compile_calls
 from ggsched_cpu.stream import WorkerStream
 
@@ -66,6 +66,7 @@ def cpu_facts(index: int, settings: Settings) -> DeviceFacts:
         is_async=not settings.sync,
         snapshots_uploads=settings.sync,
         imports_host_memory=True,
+        fusions=supported_fusions(),
     )
 
 

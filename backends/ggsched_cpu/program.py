@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ggsched.backend.program import BoundNode
+from ggsched.backend.program import BoundNode, groups_of
 from ggsched.backend.timing import HostTaken
-from ggsched_cpu.kernels import EMITTERS
+from ggsched_cpu.kernels import EMITTERS, emit_group
 from ggsched_cpu.site import Call, Node, Site
 
 Flagged = tuple[Callable[..., object], tuple[Any, ...], bool]
@@ -95,11 +95,16 @@ def compile_calls(nodes: Sequence[BoundNode]) -> tuple[list[Call], list[str]]:
     site = Site()
     calls: list[Call] = []
     labels: list[str] = []
-    for bound in nodes:
-        node = Node.bind(bound)
-        if node.out.size:
-            made = EMITTERS[bound.op](node, site)
-            calls += made
-            labels += [bound.label] * len(made)
-        site.leave(bound)
+    for some in groups_of(nodes):
+        group = [Node.bind(bound) for bound in some]
+        fused = emit_group(group, site) if len(group) > 1 else None
+        if fused is not None:
+            calls += fused
+            labels += [some[-1].label] * len(fused)
+        for node in group:
+            if fused is None and node.out.size:
+                made = EMITTERS[node.bound.op](node, site)
+                calls += made
+                labels += [node.bound.label] * len(made)
+            site.leave(node.bound)
     return calls, labels

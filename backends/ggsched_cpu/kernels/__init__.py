@@ -7,6 +7,7 @@ from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32
 from ggsched.ir.ops import OPS
 from ggsched.topology.caps import op_key
 from ggsched_cpu.kernels import elementwise, experts, matmul, moving, normal, rotary, rows, sorting
+from ggsched_cpu.kernels.fused import emit_group, supported_fusions
 from ggsched_cpu.site import Call, Node, Site
 
 Emitter = Callable[[Node, Site], list[Call]]
@@ -39,3 +40,6 @@ def supported_ops() -> frozenset[str]:
     return frozenset(
         op_key(op, dtype.name) for op in OPS for dtype in _FIRST_OPERAND.get(op, (F32,))
     )
+
+
+__all__ = ["EMITTERS", "Emitter", "emit_group", "supported_fusions", "supported_ops"]

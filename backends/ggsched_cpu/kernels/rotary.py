@@ -93,7 +93,8 @@ def _layout(node: Node) -> Layout:
     return "complex" if dense else "adjacent"
 
 
-def _rope(node: Node, site: Site) -> list[Call]:
+def rotation(node: Node, site: Site) -> list[Call]:
+    """Return the calls of a node; the last is one ufunc of two arrays into the result."""
     layout = _layout(node)
     table, calls = _table(node, site, layout)
     x, out, n = node.inputs[0], node.out, int(node.number("n_dims"))
@@ -117,4 +118,4 @@ def _rope(node: Node, site: Site) -> list[Call]:
     ]
 
 
-EMITTERS: Final[Mapping[str, Callable[[Node, Site], list[Call]]]] = {"rope": _rope}
+EMITTERS: Final[Mapping[str, Callable[[Node, Site], list[Call]]]] = {"rope": rotation}

@@ -25,11 +25,12 @@ def checked_ids(ids: Array, count: int) -> Array:
     """
     line = ids.reshape(-1)
     if line.size and line.max() >= count:
-        raise _no_such_row(int(line[line >= count][0]), count)
+        raise no_such_row(int(line[line >= count][0]), count)
     return line
 
 
-def _no_such_row(row: int, count: int) -> UsageError:
+def no_such_row(row: int, count: int) -> UsageError:
+    """Return the error for an id out of range."""
     return UsageError(
         f"row {row if row < 1 << 31 else row - (1 << 32)} was asked for",
         why=f"there are {count} rows",
@@ -60,11 +61,11 @@ def _gather_packed(batches: Sequence[Batch], decode: Decoder) -> None:
 def _gather_one(table: Array, id_: memoryview | Array, count: int, out: Array) -> None:
     row = id_[0]
     if row >= count:
-        raise _no_such_row(row, count)
+        raise no_such_row(row, count)
     out[...] = table[row]
 
 
-def _only(ids: Array) -> memoryview | Array:
+def only_id(ids: Array) -> memoryview | Array:
     """Return the one id as a memoryview, which costs less to read than an array (see normal).
 
     A memoryview cannot be read where the bytes are not aligned to the element.
@@ -86,7 +87,7 @@ def _get_rows(node: Node, site: Site) -> list[Call]:
         return [(_gather_packed, (batches, decoder(dtype)))]
     if ids.size == 1:
         only = table[(0,) * len(axes)]
-        return [(_gather_one, (only, _only(ids), only.shape[0], node.out.reshape(-1)))]
+        return [(_gather_one, (only, only_id(ids), only.shape[0], node.out.reshape(-1)))]
     dense = all(t.flags.c_contiguous for t, _, _ in batches)
     return [(_gather if dense else _gather_strided, (batches,))]
 
@@ -98,14 +99,14 @@ def _scatter(dst: Array, src: Array, ids: Array) -> None:
 def _scatter_one(dst: Array, src: Array, id_: memoryview | Array, count: int) -> None:
     row = id_[0]
     if row >= count:
-        raise _no_such_row(row, count)
+        raise no_such_row(row, count)
     dst[row] = src
 
 
 def _set_rows(node: Node, site: Site) -> list[Call]:
     src, ids = node.inputs[1], unsigned(node.inputs[2])
     if ids.size == 1:
-        return [(_scatter_one, (node.out, src[0], _only(ids), node.out.shape[0]))]
+        return [(_scatter_one, (node.out, src[0], only_id(ids), node.out.shape[0]))]
     return [(_scatter, (node.out, src, ids))] if ids.size else []
 
 
