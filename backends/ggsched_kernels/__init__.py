@@ -12,24 +12,47 @@ from importlib import resources
 from typing import Final, Literal
 
 from ggsched.errors import UsageError
-from ggsched_kernels.calls import CODE, CPU, FAULT, GPU, SCRATCH, Constant, KernelCall, Profile
+from ggsched_kernels.calls import (
+    CODE,
+    CPU,
+    FAULT,
+    GPU,
+    SCRATCH,
+    Constant,
+    KernelCall,
+    Profile,
+    warp_profile,
+)
 from ggsched_kernels.lower import Lowered, lower_nodes, supported_fusions, supported_ops
 
 Dialect = Literal["opencl", "cuda"]
 
 DIALECTS: Final[tuple[Dialect, ...]] = ("opencl", "cuda")
 
-# Source -> whether its programs depend on the type of a packed operand.
-SOURCES: Final[dict[str, bool]] = {
-    "copy": True,
-    "elementwise": False,
-    "matmul": True,
-    "matvec": True,
-    "norm": False,
-    "rope": False,
-    "rows": True,
-    "softmax": False,
-    "sort": False,
+_PLAIN: Final = ("f32", "f16", "bf16")
+_BLOCKS: Final = ("q8_0", "q4_0", "mxfp4")
+
+# Source -> types of the packed operand that its programs depend on.
+SOURCES: Final[dict[str, tuple[str, ...]]] = {
+    "copy": _PLAIN + _BLOCKS,
+    "elementwise": (),
+    "matmul": _PLAIN + _BLOCKS,
+    "matvec": _PLAIN + _BLOCKS,
+    "matvec_blocks": _BLOCKS,
+    "matvec_rows": _PLAIN,
+    "matvec_sums": _PLAIN,
+    "norm": (),
+    "rope": (),
+    "rows": _PLAIN + _BLOCKS,
+    "softmax": (),
+    "sort": (),
+}
+
+# Source for devices with warps -> what it includes besides.
+WARP_SOURCES: Final[dict[str, tuple[str, ...]]] = {
+    "matvec_blocks": ("product.h", "blocks.h"),
+    "matvec_rows": ("product.h", "pieces.h", "warps.h"),
+    "matvec_sums": ("product.h", "pieces.h"),
 }
 
 
@@ -44,9 +67,13 @@ def source(name: str, dialect: Dialect) -> str:
             f"no kernel source {name!r} for {dialect!r}",
             hint=f"sources: {', '.join(SOURCES)}; dialects: {', '.join(DIALECTS)}",
         )
-    parts = [f"prologue_{dialect}.h", "common.h", f"{name}.cl"]
+    parts = [f"prologue_{dialect}.h", "common.h"]
     if SOURCES[name]:
-        parts.insert(2, "weights.h")
+        parts.append("weights.h")
+    if name in WARP_SOURCES:
+        parts.insert(1, f"warp_{dialect}.h")
+        parts.extend(WARP_SOURCES[name])
+    parts.append(f"{name}.cl")
     return "\n".join(_text(part) for part in parts)
 
 
@@ -69,6 +96,7 @@ __all__ = [
     "GPU",
     "SCRATCH",
     "SOURCES",
+    "WARP_SOURCES",
     "Constant",
     "Dialect",
     "KernelCall",
@@ -79,4 +107,5 @@ __all__ = [
     "source_digest",
     "supported_fusions",
     "supported_ops",
+    "warp_profile",
 ]

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
 from typing import Final
@@ -51,7 +51,8 @@ class KernelCall:
         groups: Extent of the grid in groups.
         lanes: Work-items of a group, all on the first axis.
         label: The node that it belongs to, for messages.
-        shared_nbytes: Shared memory of a group beyond what the kernel declares; CUDA only.
+        shared_nbytes: Shared memory of a group beyond what the kernel declares; CUDA only (OpenCL
+            programs declare it by the definition LOCAL_NBYTES).
     """
 
     source: str
@@ -79,6 +80,11 @@ class Profile:
         lane_rows: Rows of the other matrix for each lane (MR).
         tile_rows: Rows of the other matrix for a group (BM), a multiple of lane_rows * lanes / LX.
         tile_depth: Elements along the sum that a tile holds (BK), a multiple of 32.
+        units: Multiprocessors of a device whose lanes work in warps of 32; 0 for all others, which
+            do without the kernels for warps.
+        local_nbytes: Local memory of a group, where ``units`` says that there are warps.
+        has_feeder: Whether a warp can copy spans to local memory for others (capability 9.0).
+        row_lanes: Most work-items of a group that reduces one row; 0: as many as others.
     """
 
     vector: int
@@ -91,6 +97,10 @@ class Profile:
     lane_rows: int
     tile_rows: int
     tile_depth: int
+    units: int = 0
+    local_nbytes: int = 0
+    has_feeder: bool = False
+    row_lanes: int = 0
 
 
 # One work-item is a whole group and works like a plain loop; 3 x 4 sums of 8 floats fill the
@@ -120,6 +130,24 @@ GPU: Final = Profile(
     tile_rows=64,
     tile_depth=32,
 )
+
+
+def warp_profile(units: int, local_nbytes: int, has_feeder: bool) -> Profile:
+    """Return the profile of a GPU with warps of 32 lanes.
+
+    Args:
+        units: Its multiprocessors; kernels that stay resident have a group or two for each.
+        local_nbytes: Local (shared) memory that one group can have.
+        has_feeder: Whether its compute capability is 9.0 or higher.
+    """
+    return replace(
+        GPU,
+        few_rows=8,
+        units=units,
+        local_nbytes=local_nbytes,
+        has_feeder=has_feeder,
+        row_lanes=1024,
+    )
 
 
 @dataclass(frozen=True, slots=True)

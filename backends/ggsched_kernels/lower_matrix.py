@@ -1,7 +1,8 @@
 """Lowering of matrix products: few rows are bound by reading the weight, many by arithmetic."""
 
 from ggsched.backend.program import Operand
-from ggsched_kernels.calls import CODE, FAULT, SCRATCH, Window, i32, i64, window, window_of
+from ggsched_kernels.calls import CODE, FAULT, SCRATCH, i32, i64, window
+from ggsched_kernels.lower_warps import ids_window, lower_by_warps
 from ggsched_kernels.site import Site, weight_define
 
 ROWS_AT_ONCE = 4  # rows of the weight that a group of matvec.cl takes
@@ -10,6 +11,8 @@ VECTORS_AT_ONCE = 4  # vectors of a row that a lane of matvec_columns takes
 
 def lower_mul_mat(site: Site) -> None:
     """``x @ w.T``, batched."""
+    if lower_by_warps(site):
+        return
     w, x = site.node.inputs
     p = site.profile
     a = site.contiguous(x)
@@ -33,6 +36,8 @@ def lower_mul_mat(site: Site) -> None:
 
 def lower_mul_mat_id(site: Site) -> None:
     """The same with a weight for each row; for many rows, those of one expert go together."""
+    if lower_by_warps(site):
+        return
     w, x, ids = site.node.inputs
     p = site.profile
     a = site.contiguous(x)
@@ -42,13 +47,13 @@ def lower_mul_mat_id(site: Site) -> None:
     weight = weight_define(w.dtype)
     if pairs <= max(2 * p.few_rows, experts // 2) and _is_along_sum(w):
         groups = (-(-columns // ROWS_AT_ONCE), pairs, 1)
-        chosen = (*window(w).args, *a.args, *_ids(ids).args, *y.args, FAULT, CODE)
+        chosen = (*window(w).args, *a.args, *ids_window(ids).args, *y.args, FAULT, CODE)
         site.call("matvec", "matvec_id", chosen, groups, **weight)
         return
     tiles = experts + 1 + pairs // p.tile_rows
     lists = i64(site.scratch(4 * (1 + 3 * tiles + pairs + experts + 1)))
     defines = {**_tile_defines(site), **weight}
-    listing = (*_ids(ids).args, SCRATCH, lists, i32(experts), FAULT, CODE)
+    listing = (*ids_window(ids).args, SCRATCH, lists, i32(experts), FAULT, CODE)
     site.call("matmul", "list_rows", listing, (1, 1, 1), **defines)
     groups = (-(-columns // _tile_width(site)), tiles, 1)
     args = (*window(w).args, *a.args, *y.args, SCRATCH, lists)
@@ -57,11 +62,6 @@ def lower_mul_mat_id(site: Site) -> None:
 
 def _is_along_sum(w: Operand) -> bool:
     return w.shape[-1] <= 1 or w.strides[-1] == w.dtype.block_nbytes
-
-
-def _ids(ids: Operand) -> Window:
-    (t, u), (st, su) = ids.shape, ids.strides
-    return window_of(ids, (1, 1, t, u), (0, 0, st, su))
 
 
 def _tile_width(site: Site) -> int:

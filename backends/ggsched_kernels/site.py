@@ -50,11 +50,17 @@ class Site:
         groups: tuple[int, int, int],
         **defines: str | int,
     ) -> None:
-        """Add a call; ``lanes`` in ``defines`` replaces the profile's."""
+        """Add a call.
+
+        ``lanes`` in ``defines`` replaces the profile's; ``helpers`` are lanes that a group has
+        beyond them; ``LOCAL_NBYTES`` is local memory that the kernel does not declare.
+        """
         lanes = int(defines.pop("lanes", self.profile.lanes))
+        group = lanes + int(defines.pop("helpers", 0))
         every = {"VW": self.profile.vector, "LANES": lanes, **defines}
         pairs = tuple(sorted((name, str(value)) for name, value in every.items()))
-        self.calls.append(KernelCall(source, pairs, kernel, args, groups, lanes, self.node.label))
+        label, local = self.node.label, int(defines.get("LOCAL_NBYTES", 0))
+        self.calls.append(KernelCall(source, pairs, kernel, args, groups, group, label, local))
 
     def scratch(self, nbytes: int) -> int:
         """Reserve scratch memory for this node, return its offset."""

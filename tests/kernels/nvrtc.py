@@ -5,8 +5,9 @@ from functools import cache
 import pytest
 
 from ggsched.errors import BackendUnavailable
-from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES
+from ggsched.ir.dtype import BF16, F16, F32
 from ggsched_kernels import GPU, SOURCES
+from tests.kernels.cuts import cuts_of
 
 ARCHS = (80, 86, 89, 90, 100, 120)
 COMMON = {"VW": GPU.vector, "LANES": GPU.lanes}
@@ -24,21 +25,16 @@ def programs():
     """Yield (source, definitions) for every source, with every type of weight that it reads."""
     for name, packed in SOURCES.items():
         defines = {**COMMON, **(TILES if name == "matmul" else {})}
-        for dtype in _types(packed):
-            more = {f"W_{dtype.upper()}": 1} if dtype else {}
-            yield name, _sorted({**defines, **more})
+        for cut in cuts_of(name):
+            for dtype in packed or (None,):
+                more = {f"W_{dtype.upper()}": 1} if dtype else {}
+                yield name, _sorted({**defines, **cut, **more})
     for dtype in (F32, F16, BF16):
         defines = {**COMMON, "LANES": 256, "COLUMNS": 64, f"W_{dtype.name.upper()}": 1}
         yield "columns", _sorted(defines)
     yield "rms_mul", _sorted({**COMMON, "LANES": 1024, "UNITS": 2})
     yield "rope_heads", _sorted({**COMMON, "LANES": 64})
     yield "helpers", ()
-
-
-def _types(packed):
-    if isinstance(packed, tuple):
-        return packed or (None,)
-    return [d.name for d in FLOAT_DTYPES] if packed else [None]
 
 
 def _sorted(defines):

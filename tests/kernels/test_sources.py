@@ -11,10 +11,24 @@ import ggsched_kernels
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import FLOAT_DTYPES
 from ggsched.ir.ops import OPS
-from ggsched_kernels import CPU, DIALECTS, GPU, SOURCES, source, source_digest, supported_ops
+from ggsched_kernels import (
+    CPU,
+    DIALECTS,
+    GPU,
+    SOURCES,
+    WARP_SOURCES,
+    source,
+    source_digest,
+    supported_ops,
+    warp_profile,
+)
+from tests.kernels.cuts import cuts_of
 
 FOLDER = resources.files(ggsched_kernels)
-SHARED = ["common.h", "weights.h", *(f"{name}.cl" for name in SOURCES)]
+# Words of CUDA alone, for a warp that feeds the others.
+FEEDING = {"GATES_READY", "GATE_ANNOUNCE", "GATE_ARRIVE", "GATE_AWAIT", "GATE_OPEN", "COPY_SPAN"}
+WARP_HEADERS = sorted({header for headers in WARP_SOURCES.values() for header in headers})
+SHARED = ["common.h", "weights.h", *WARP_HEADERS, *(f"{name}.cl" for name in SOURCES)]
 
 # Words of one of the two languages; shared text says them by macros of the prologues.
 STRAY = re.compile(
@@ -43,7 +57,7 @@ def test_no_stray_words(file):
 def test_sources_assemble(name, dialect):
     text = source(name, dialect)
     assert text.startswith("/* Dialect: ")
-    assert ("wload" in text) == SOURCES[name]
+    assert ("wload" in text) == bool(SOURCES[name])
     assert text.count("{") == text.count("}")
     assert text.isascii()
 
@@ -52,10 +66,12 @@ def test_prologues_define_the_same_words():
     defined = re.compile(r"^(?:#define (\w+)|FN [\w<> ]+?(\w+)\(|typedef .*?(\w+);)", re.MULTILINE)
     words = []
     for dialect in DIALECTS:
-        found = {w for match in defined.findall(text_of(f"prologue_{dialect}.h")) for w in match}
+        text = text_of(f"prologue_{dialect}.h") + text_of(f"warp_{dialect}.h")
+        found = {w for match in defined.findall(text) for w in match}
         words.append({w for w in found if w and not w.endswith("_")})
     used = {w for file in SHARED for w in re.findall(r"\w+", without_comments(text_of(file)))}
     optional = {w for file in SHARED for w in re.findall(r"#ifn?def (\w+)", text_of(file))}
+    optional |= FEEDING
     known = [known | optional for known in words]
     assert (words[0] ^ words[1]) & used <= optional, "a word of one prologue only"
     assert known[0] & used == known[1] & used
@@ -79,7 +95,7 @@ def test_every_op_and_every_weight_is_lowered():
         assert {f"{op}:{dtype}" for dtype in FLOAT_DTYPES} <= supported_ops()
 
 
-@pytest.mark.parametrize("profile", [CPU, GPU])
+@pytest.mark.parametrize("profile", [CPU, GPU, warp_profile(132, 232448, True)])
 def test_profiles_fit_the_kernels(profile):
     p = profile
     assert p.span % 32 == 0
@@ -90,14 +106,15 @@ def test_profiles_fit_the_kernels(profile):
 
 
 def programs():
-    for name, packed in SOURCES.items():
-        weights = [f"W_{d.name.upper()}" for d in FLOAT_DTYPES] if packed else [None]
-        yield from ((name, weight) for weight in weights)
+    for name, weights in SOURCES.items():
+        for weight in weights or [None]:
+            for i in range(len(cuts_of(name))):
+                yield name, weight and f"W_{weight.upper()}", i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "weight"), list(programs()))
-def test_cuda_compiles(name, weight, tmp_path):
+@pytest.mark.parametrize(("name", "weight", "cut"), list(programs()))
+def test_cuda_compiles(name, weight, cut, tmp_path):
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("there is no nvcc on the path")
@@ -105,10 +122,20 @@ def test_cuda_compiles(name, weight, tmp_path):
     lanes = p.tile_lanes if name == "matmul" else p.lanes
     tile = {"LX": p.tile_columns, "NR": p.lane_columns, "MR": p.lane_rows}
     values = {"VW": p.vector, "LANES": lanes, "BM": p.tile_rows, "BK": p.tile_depth, **tile}
+    values |= cuts_of(name)[cut]
     defines = [f"-D{key}={value}" for key, value in values.items()]
     file = tmp_path / "kernels.cu"
     file.write_text(source(name, "cuda"), encoding="utf-8")
-    command = [nvcc, "-std=c++17", "-ptx", "-o", str(tmp_path / "out.ptx"), str(file), *defines]
+    command = [
+        nvcc,
+        "-std=c++17",
+        "-arch=sm_80",
+        "-ptx",
+        "-o",
+        str(tmp_path / "out.ptx"),
+        str(file),
+        *defines,
+    ]
     if weight:
         command.append(f"-D{weight}=1")
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

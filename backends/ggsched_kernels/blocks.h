@@ -1,0 +1,95 @@
+/* Blocks of 32 weights (q8_0, q4_0, mxfp4) times floats, in integers, on units that multiply matrices of bytes.
+ *
+ * The floats of a block are rounded to multiples of 2^-22 of a power of two that is larger than all of
+ * them, and each multiple is written with three signed digits of 8 bits: three columns of bytes. Weights
+ * become bytes without being converted, all sums of a block are exact, and the rounding is that of floats as
+ * large as the largest of the block. (Splitting one factor into parts that the unit takes is the method of
+ * Ozaki, Ogita, Oishi and Rump, "Error-free transformations of matrix multiplication", 2012.)
+ */
+#define DIGITS 3
+#define PLANE 8 /* words of a digit of a block */
+
+/* Element of a block whose digit is byte j of word i, so that a lane's words follow each other: those that
+ * are multiplied with what it unpacks from word i / 2 of q4_0 and mxfp4. */
+#if defined(W_Q8_0)
+#define ELEMENT(i, j) ((i) % 2 * 16 + (i) / 2 * 4 + (j))
+#define HEAD 2 /* bytes before the numbers */
+#elif defined(W_Q4_0)
+#define ELEMENT(i, j) ((i) % 2 * 16 + (i) / 2 * 4 + (j))
+#define HEAD 2
+#else
+#define ELEMENT(i, j) ((j) % 2 * 16 + (i) * 2 + (j) / 2)
+#define HEAD 1
+#endif
+
+/* Digits of word `i` of a block, whose elements are `v`: to[0] for the highest, to[PLANE] and to[2 * PLANE]
+ * for the others. The eight lanes that have the words of a block return its unit, NaN if it holds an
+ * infinity or a NaN. */
+FN float split_word(LOCAL_PTR u32 *to, int exists, const float *v, LOCAL_PTR float *scratch) {
+  u32 top = 0u; /* bits of the largest magnitude, in whose order infinities and NaN come last */
+  UNROLL for (int j = 0; j < 4; j++) {
+    u32 size = BITS_OF_FLOAT(v[j]) & 0x7fffffffu;
+    top = MAX(top, size);
+  }
+  UNROLL_MEETING for (int mask = 1; mask < PLANE; mask *= 2) {
+    u32 other = BITS_OF_FLOAT(EXCHANGED(FLOAT_OF_BITS(top), mask, scratch));
+    top = MAX(top, other);
+  }
+  u32 exponent = MAX(top >> 23, 22u);
+  float per_unit = exponent == 255u ? 0.0f : FLOAT_OF_BITS((275u - exponent) << 23);
+  u32 digits[4];
+  UNROLL for (int j = 0; j < 4; j++) {
+    /* Adding 1.5 * 2^23 rounds to an integer; adding half of each digit's range makes digits signed. */
+    float rounded = v[j] * per_unit + 12582912.0f;
+    digits[j] = BITS_OF_FLOAT(rounded) - 0x4b400000u + 0x00808080u;
+  }
+  if (exists) {
+    UNROLL for (int d = 0; d < DIGITS; d++) {
+      u32 pair = (u32)(d | (d + 4) << 4);
+      u32 low = PERMUTED(digits[0], digits[1], pair), high = PERMUTED(digits[2], digits[3], pair);
+      to[(2 - d) * PLANE] = PERMUTED(low, high, 0x5410u) ^ 0x80808080u;
+    }
+  }
+  return FLOAT_OF_BITS(exponent == 255u ? 0x7fc00000u : (exponent - 21u) << 23);
+}
+
+/* The word at byte `at` of aligned local memory. */
+FN u32 word_at(LOCAL_PTR const u8 *memory, int at) {
+  LOCAL_PTR const u32 *from = (LOCAL_PTR const u32 *)memory + at / 4;
+  return at % 4 ? FUNNEL(from[0], from[1], at % 4 * 8) : from[0];
+}
+
+/* Two words of signed bytes of a block that begins `at`, for lane `t` of four: those that are multiplied with
+ * words 2 t and 2 t + 1 of digits. */
+FN void unpack_words(u32 *first, u32 *second, LOCAL_PTR const u8 *memory, int at, int t) {
+#if defined(W_Q8_0)
+  *first = word_at(memory + t * 4, at + HEAD);
+  *second = word_at(memory + t * 4, at + HEAD + 16);
+#elif defined(W_Q4_0)
+  /* n - 8 in the upper half of a byte is 16 times that. */
+  u32 raw = word_at(memory + t * 4, at + HEAD);
+  *first = ((raw << 4) ^ 0x88888888u) & 0xf0f0f0f0u;
+  *second = (raw ^ 0x88888888u) & 0xf0f0f0f0u;
+#else
+  /* Twice the numbers, looked up four at a time: bit 3 of a nibble chooses between two tables. */
+  u32 raw = word_at(memory + t * 4, at + HEAD);
+  u32 which = (raw >> 1) & 0x44444444u, index = raw & 0x77777777u;
+  u32 plus = PERMUTED(0x03020100u, 0x0c080604u, index & 0xffffu);
+  u32 minus = PERMUTED(0xfdfeff00u, 0xf4f8fafcu, index & 0xffffu);
+  *first = PERMUTED(plus, minus, (which & 0xffffu) | 0x3210u);
+  plus = PERMUTED(0x03020100u, 0x0c080604u, index >> 16);
+  minus = PERMUTED(0xfdfeff00u, 0xf4f8fafcu, index >> 16);
+  *second = PERMUTED(plus, minus, (which >> 16) | 0x3210u);
+#endif
+}
+
+/* What the bytes of a block are to be multiplied with. */
+FN float block_scale(LOCAL_PTR const u8 *block) {
+#if defined(W_Q8_0)
+  return FLOAT_OF_HALF(*(LOCAL_PTR const u16 *)block);
+#elif defined(W_Q4_0)
+  return FLOAT_OF_HALF(*(LOCAL_PTR const u16 *)block) * 0.0625f;
+#else
+  return half_scale(block[0]);
+#endif
+}

@@ -1,0 +1,309 @@
+"""Matrix-vector products on devices with warps: which kernel, and how it is cut.
+
+``WAYS`` is the table: the first way that fits a node is taken, and where none does the kernels
+that every device has. How a kernel is cut follows measurements on an H200
+(``docs/measurements``); the reasons stand beside the numbers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ggsched.backend.program import Operand
+from ggsched_kernels.calls import (
+    CODE,
+    FAULT,
+    MAX_PARTS,
+    SCRATCH,
+    Arg,
+    Window,
+    i32,
+    i64,
+    window,
+    window_of,
+)
+from ggsched_kernels.site import Site, weight_define
+
+WARP: Final = 32
+PIECE: Final = 16  # bytes of a vector load
+MOST_COLUMNS: Final = 8  # rows of x that a kernel multiplies with what it has read once
+TILE: Final = 16  # rows of w that a group of matvec_blocks takes at once
+DIGIT_NBYTES: Final = 100  # of a block of x as digits, with its unit
+LOCAL_UNIT: Final = 8 << 10  # sizes of local memory are programs of their own, so there are few
+DECLARED_NBYTES: Final = 3 << 10  # that kernels declare or the driver keeps for each group
+PLAIN: Final = frozenset({"f32", "f16", "bf16"})
+BLOCKS: Final = frozenset({"q8_0", "q4_0", "mxfp4"})
+ALL_OPS: Final = frozenset({"mul_mat", "mul_mat_id"})
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A kernel for matrix-vector products.
+
+    Attributes:
+        kernel: Its name, without the ending for chosen experts.
+        ops: Ops that it serves.
+        dtypes: Types of the weight.
+        fits: Whether shapes, strides and local memory allow it.
+        lower: Adds the calls.
+    """
+
+    kernel: str
+    ops: frozenset[str]
+    dtypes: frozenset[str]
+    fits: Callable[[Site], bool]
+    lower: Callable[[Site], None]
+
+
+def lower_by_warps(site: Site) -> bool:
+    """Lower a matrix product by the first way of the table that fits; False if none does."""
+    w, x = site.node.inputs[:2]
+    if not site.profile.units or 0 in (*w.shape, *x.shape):
+        return False
+    for way in WAYS:
+        if site.node.op in way.ops and w.dtype.name in way.dtypes and way.fits(site):
+            way.lower(site)
+            return True
+    return False
+
+
+def ids_window(ids: Operand) -> Window:
+    """Return the ids of chosen experts with four axes."""
+    (t, u), (st, su) = ids.shape, ids.strides
+    return window_of(ids, (1, 1, t, u), (0, 0, st, su))
+
+
+# --- what fits --------------------------------------------------------------------------------
+
+
+def _is_few(site: Site) -> bool:
+    """Whether there are few enough rows of x for each weight."""
+    p, node = site.profile, site.node
+    y = window(node.output)
+    if node.op == "mul_mat_id":
+        experts, pairs = node.inputs[0].shape[0], y.shape[1] * y.shape[2]
+        return pairs <= max(2 * p.few_rows, experts // 2)
+    return y.shape[2] <= p.few_rows and y.shape[0] * y.shape[1] <= MAX_PARTS
+
+
+def _has_pieces(operand: Operand) -> bool:
+    """Whether rows lie along the last axis without gaps and begin at multiples of 16 bytes."""
+    if operand.shape[-1] > 1 and operand.strides[-1] != operand.dtype.block_nbytes:
+        return False
+    outer = zip(operand.shape[:-1], operand.strides[:-1], strict=True)
+    steps = [step for n, step in outer if n > 1]
+    return all(place % PIECE == 0 for place in (operand.offset, *steps))
+
+
+def _fits_rows(site: Site) -> bool:
+    w, x = site.node.inputs[:2]
+    whole = w.shape[-1] * w.dtype.block_nbytes % PIECE == 0
+    return _is_few(site) and whole and _has_pieces(w) and _has_pieces(x)
+
+
+def _fits_sums(site: Site) -> bool:
+    w = site.node.inputs[0]
+    size = w.dtype.block_nbytes
+    if not _is_few(site) or w.strides[-2] != size or w.shape[-2] * size % PIECE:
+        return False
+    steps = [s for n, s in zip(w.shape, w.strides, strict=True) if n > 1 and s != size]
+    return w.shape[-1] > 1 and all(place % PIECE == 0 for place in (w.offset, *steps))
+
+
+def _fits_blocks(site: Site) -> bool:
+    w, x = site.node.inputs[:2]
+    side_by_side = w.shape[-1] == w.dtype.block or w.strides[-1] == w.dtype.block_nbytes
+    apart = w.shape[-2] == 1 or w.strides[-2] >= w.dtype.row_nbytes(w.shape[-1])
+    fits = _is_few(site) and side_by_side and apart and _has_pieces(x)
+    return fits and _cut_blocks(site) is not None
+
+
+# --- weights in rows of plain types -------------------------------------------------------------
+
+
+def _lower_rows(site: Site) -> None:
+    w, x = site.node.inputs[:2]
+    chosen = site.node.op == "mul_mat_id"
+    y = window(site.node.output)
+    joined = 1 if chosen else _joined(site)
+    vectors = 1 if chosen else (joined if joined > 1 else y.shape[2])
+    cut = _cut_rows(site, vectors)
+    slots = cut["lanes"] // cut["SPAN"] // cut["SPLIT"]
+    across = -(-w.shape[-2] // (slots * cut["ROWS"]))
+    defines = {**cut, **weight_define(w.dtype)}
+    if chosen:
+        groups = (across, y.shape[1] * y.shape[2], 1)
+        site.call("matvec_rows", "matvec_rows_id", _chosen_args(site), groups, **defines)
+        return
+    groups = (across, -(-vectors // cut["COLS"]), y.shape[0] * y.shape[1] // joined)
+    args = (*window(w).args, *window(x).args, *y.args, i32(joined))
+    site.call("matvec_rows", "matvec_rows", args, groups, **defines)
+
+
+def _joined(site: Site) -> int:
+    """Return how many batches of x with one row each share a weight: query heads and their keys."""
+    w, x = (window(o) for o in site.node.inputs[:2])
+    return x.shape[1] // w.shape[1] if x.shape[2] == 1 and x.shape[0] == w.shape[0] else 1
+
+
+def _cut_rows(site: Site, vectors: int) -> dict[str, int]:
+    """Cut ``matvec_rows``.
+
+    A lane has 8 loads under way if it can; fewer rows than would fill the device are shared by more
+    warps. With more rows of x, more rows of w at once let each element of x serve them.
+    """
+    w = site.node.inputs[0]
+    n, pieces = w.shape[-2], w.shape[-1] * w.dtype.block_nbytes // PIECE
+    span = min(WARP, _power(pieces))
+    columns = min(MOST_COLUMNS, _power(vectors))
+    warps = n * span / WARP / site.profile.units  # for each multiprocessor, with a row for each
+    split = 1 if warps >= 64 else 2 if warps >= 24 else 4
+    split = max(1, min(split, pieces // span))
+    rows, deep = (4, 2) if split == 1 else (2, 2)
+    if columns in (2, 4):
+        rows = 8 if split == 1 else 4
+    elif columns > 4:
+        rows, deep = 4, 1
+    if w.dtype.name == "f32" and columns == 1:
+        rows, deep = 2, 4
+    deep = max(1, min(deep, -(-pieces // (span * split))))
+    return {
+        "lanes": 128, "SPAN": span, "SPLIT": split, "ROWS": rows, "VECTORS": deep, "COLS": columns,
+    }  # fmt: skip
+
+
+# --- weights whose rows lie side by side ----------------------------------------------------------
+
+
+def _lower_sums(site: Site) -> None:
+    """Weighted sums, in parts if a single sum for each batch would leave multiprocessors idle."""
+    w, x = site.node.inputs
+    a = site.contiguous(x)
+    b, y = window(w), window(site.node.output)
+    joined = _joined(site)
+    vectors = joined if joined > 1 else y.shape[2]
+    columns = min(4, _power(vectors))  # sums of a piece for each are kept in registers
+    items = PIECE // w.dtype.block_nbytes
+    n, nk = w.shape[-2:]
+    lanes, span = 128, min(WARP, _power(-(-n // items)))
+    across, tiles = -(-n // (span * items)), -(-vectors // columns)
+    batches = y.shape[0] * y.shape[1] // joined
+    idle = 4 * site.profile.units // max(1, across * tiles * batches)
+    parts = max(1, min(idle, nk // (4 * lanes // span)))
+    area = i64(site.scratch(4 * parts * tiles * batches * columns * n) if parts > 1 else 0)
+    memory = SCRATCH if parts > 1 else y.buffer
+    counts = (i32(joined), i32(tiles), i32(parts), i32(batches))
+    args = (*b.args, *a.args, *y.args, *counts, memory, area)
+    defines = {"lanes": lanes, "SPAN": span, "DEPTH": 4, "COLS": columns, **weight_define(w.dtype)}
+    site.call("matvec_sums", "matvec_sums", args, (across, parts, tiles * batches), **defines)
+    if parts > 1:
+        groups = (-(-n // lanes), 1, tiles * batches)
+        site.call("matvec_sums", "matvec_parts", args, groups, **defines)
+
+
+# --- weights in blocks --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How ``matvec_blocks`` is cut: its definitions, and groups along the rows of w."""
+
+    defines: dict[str, int]
+    groups: int
+
+
+def _lower_blocks(site: Site) -> None:
+    w, x = site.node.inputs[:2]
+    cut = _cut_blocks(site)
+    assert cut is not None  # it fits
+    y = window(site.node.output)
+    defines = {**cut.defines, **weight_define(w.dtype)}
+    groups = i32(cut.groups)
+    if site.node.op == "mul_mat_id":
+        args = (*_chosen_args(site)[:-2], groups, FAULT, CODE)
+        grid = (cut.groups, y.shape[1] * y.shape[2], 1)
+        site.call("matvec_blocks", "matvec_blocks_id", args, grid, **defines)
+        return
+    args = (*window(w).args, *window(x).args, *y.args, groups)
+    grid = (cut.groups, -(-y.shape[2] // cut.defines["COLS"]), y.shape[0] * y.shape[1])
+    site.call("matvec_blocks", "matvec_blocks", args, grid, **defines)
+
+
+def _cut_blocks(site: Site) -> _Cut | None:
+    """Cut ``matvec_blocks``; None if the digits of x do not fit local memory.
+
+    Two groups stay resident on each multiprocessor if they fit, otherwise one with twice the
+    warps; more stages only where the row is so long that steps of a group are few. With fewer
+    columns the rows of w are read again for the others.
+    """
+    p, chosen = site.profile, site.node.op == "mul_mat_id"
+    w, y = site.node.inputs[0], window(site.node.output)
+    rows, blocks = w.shape[-2], w.shape[-1] // w.dtype.block
+    vectors, others = (
+        (1, y.shape[1] * y.shape[2]) if chosen else (y.shape[2], y.shape[0] * y.shape[1])
+    )
+    columns = min(MOST_COLUMNS, _power(vectors))
+    while columns:
+        for resident, warps, each, stages in _SHAPES[columns > 1]:
+            local = _local_nbytes(site, warps, each, stages, columns, blocks)
+            if (local + DECLARED_NBYTES) * resident <= p.local_nbytes:
+                break
+        else:
+            columns //= 2
+            continue
+        tiles = -(-rows // TILE)
+        groups = min(tiles, max(1, p.units * resident // max(1, others)))
+        defines = {
+            "lanes": warps * WARP, "helpers": WARP * p.has_feeder, "FEEDER": int(p.has_feeder),
+            "BLOCKS": each, "STAGES": stages, "COLS": columns, "ALIGNED": int(_is_aligned(w)),
+            "LOCAL_NBYTES": local,
+        }  # fmt: skip
+        return _Cut(defines, groups)
+    return None
+
+
+# Groups on a multiprocessor, warps of each, blocks of a warp in a step, stages: the best first.
+_SHAPES: Final = {
+    False: ((2, 8, 8, 2), (1, 16, 4, 4), (1, 16, 4, 2), (1, 8, 4, 2), (1, 4, 4, 2)),
+    True: ((1, 16, 4, 3), (1, 16, 4, 2), (1, 8, 4, 2), (1, 4, 4, 2)),
+}
+
+
+def _local_nbytes(site: Site, warps: int, each: int, stages: int, columns: int, blocks: int) -> int:
+    """Return the local memory of a group, as ``product`` of the kernel cuts it."""
+    w = site.node.inputs[0]
+    pieces = warps * each * w.dtype.block_nbytes // PIECE + (not _is_aligned(w))
+    stage = TILE * (pieces | 1) * PIECE
+    results = 2 * warps * TILE * columns * 3 * 4
+    nbytes = results + stages * stage + blocks * columns * DIGIT_NBYTES
+    return -(-nbytes // LOCAL_UNIT) * LOCAL_UNIT
+
+
+def _is_aligned(w: Operand) -> bool:
+    steps = [s for n, s in zip(w.shape[:-1], w.strides[:-1], strict=True) if n > 1]
+    return all(place % PIECE == 0 for place in (w.offset, *steps, w.dtype.row_nbytes(w.shape[-1])))
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+_MUL_MAT: Final = frozenset({"mul_mat"})
+
+WAYS: Final[tuple[Way, ...]] = (
+    Way("matvec_rows", ALL_OPS, PLAIN, _fits_rows, _lower_rows),
+    Way("matvec_sums", _MUL_MAT, PLAIN, _fits_sums, _lower_sums),
+    Way("matvec_blocks", ALL_OPS, BLOCKS, _fits_blocks, _lower_blocks),
+)
+
+
+def _chosen_args(site: Site) -> tuple[Arg, ...]:
+    w, x, ids = site.node.inputs
+    tensors = (*window(w).args, *window(x).args, *ids_window(ids).args)
+    return (*tensors, *window(site.node.output).args, FAULT, CODE)
+
+
+def _power(n: int) -> int:
+    """Return the smallest power of two that is not smaller."""
+    return 1 << (max(1, n) - 1).bit_length()
+
+
+__all__ = ["WAYS", "Way", "ids_window", "lower_by_warps"]

@@ -1,0 +1,48 @@
+/* What matrix-vector kernels for warps are asked for: y[m, n] = sum_k x[m, k] w[n, k] for few m. */
+typedef struct {
+  GLOBAL const u8 *w; /* row 0 */
+  i64 sw;             /* bytes from row to row */
+  GLOBAL const u8 *x;
+  i64 sx;
+  GLOBAL u8 *y;
+  i64 sy_column, sy_row; /* from row to row of x, and of w */
+  int rows, columns, nk; /* rows of w, rows of x (at most COLS), extent of the sum */
+  int group, groups;     /* of those that share the rows of w */
+} Product;
+
+/* That of batch b of x (B, .., m, k) from row m0 on, with w (B / joined, .., n, k). `joined` batches of x that share
+ * one of w count as rows of x if each has one row: heads of attention. */
+FN Product batch_product(GLOBAL const u8 *w, const Tens tw, GLOBAL const u8 *x, const Tens tx, GLOBAL u8 *y,
+                         const Tens ty, int batch, int m0, int joined) {
+  int b = batch * joined, b0 = b / tx.n[1], b1 = b % tx.n[1];
+  Product p;
+  p.w = w + tw.off + b0 / (tx.n[0] / tw.n[0]) * tw.s[0] + b1 / (tx.n[1] / tw.n[1]) * tw.s[1];
+  p.sw = tw.s[2];
+  p.sx = joined > 1 ? tx.s[1] : tx.s[2];
+  p.x = x + tx.off + b0 * tx.s[0] + b1 * tx.s[1] + m0 * p.sx;
+  p.sy_column = joined > 1 ? ty.s[1] : ty.s[2], p.sy_row = ty.s[3];
+  p.y = y + ty.off + b0 * ty.s[0] + b1 * ty.s[1] + m0 * p.sy_column;
+  p.rows = tw.n[2], p.columns = MIN(COLS, (joined > 1 ? joined : tx.n[2]) - m0), p.nk = tx.n[3];
+  p.group = GROUP(0), p.groups = 1;
+  return p;
+}
+
+/* That of pair (t, u) of mul_mat_id, w[ids[t, u]] (1, E, n, k), x (1, T, U or 1, k), y (1, T, U, n); for an id
+ * out of range an empty sum, which is zeros. */
+FN Product chosen_product(GLOBAL const u8 *w, const Tens tw, GLOBAL const u8 *x, const Tens tx,
+                          GLOBAL const u8 *ids, const Tens ti, GLOBAL u8 *y, const Tens ty, int pair,
+                          GLOBAL i32 *fault, int code) {
+  int t = pair / ti.n[3], u = pair % ti.n[3];
+  int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);
+  int bad = bad_id(id, tw.n[1], fault, code);
+  Product p;
+  p.w = w + tw.off + (bad ? 0 : id) * tw.s[1];
+  p.sw = tw.s[2];
+  p.sx = 0;
+  p.x = x + tx.off + t * tx.s[1] + (tx.n[2] > 1 ? u : 0) * tx.s[2];
+  p.sy_column = 0, p.sy_row = ty.s[3];
+  p.y = y + ty.off + t * ty.s[1] + u * ty.s[2];
+  p.rows = tw.n[2], p.columns = 1, p.nk = bad ? 0 : tx.n[3];
+  p.group = GROUP(0), p.groups = 1;
+  return p;
+}

@@ -1,0 +1,31 @@
+"""Matrix-vector kernels with a warp that feeds the others, which only newer cards can run."""
+
+import pytest
+
+from ggsched_kernels import SOURCES
+from tests.kernels.cuts import FEEDER
+from tests.kernels.nvrtc import ARCHS, COMMON, compiler
+from tests.kernels.test_nvrtc import ptx
+
+FIRST_ARCH = 90
+
+
+def defines(weight):
+    every = {**COMMON, **FEEDER, f"W_{weight.upper()}": 1}
+    return tuple(sorted((key, str(value)) for key, value in every.items()))
+
+
+@pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch >= FIRST_ARCH])
+@pytest.mark.parametrize("weight", SOURCES["matvec_blocks"])
+def test_compiles(weight, arch):
+    from ggsched_cuda.programs import options_for, text_of
+
+    text = text_of("matvec_blocks", "on")
+    assert compiler().compile_text(text, options_for(arch, defines(weight)))
+
+
+def test_the_feeder_waits_for_predecessors_too():
+    entries = ptx("matvec_blocks", defines("q8_0"), "on")
+    assert set(entries) == {"matvec_blocks", "matvec_blocks_id"}
+    for code in entries.values():
+        assert "cp.async.bulk" in code.partition("griddepcontrol.wait")[2]
