@@ -29,6 +29,8 @@ from ggsched_cuda.products import (
 from ggsched_cuda.vectors import fits_columns, lower_columns
 from ggsched_kernels import GPU, Profile, lower_nodes
 from ggsched_kernels.calls import check_alignment
+from ggsched_kernels.lower_fused import lower_group
+from ggsched_kernels.site import Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ FUSED: Final[Mapping[str, Fused]] = {
     "rms_norm+mul": Fused(fits_rms_mul, lower_rms_mul),
     "rope+set_rows": Fused(fits_rope_rows, lower_rope_rows),
 }
-"""How groups are run, by pattern. One that does not fit is run node by node."""
+"""How groups are run, by pattern. One that does not fit goes the shared way, or node by node."""
 
 
 def choose(site: CudaSite) -> Choice | None:
@@ -102,8 +104,10 @@ def lower(nodes: Sequence[BoundNode], profile: Profile = GPU) -> tuple[list[Call
     scratch = 0
     for group in groups_of(nodes):
         sites = [CudaSite(node, profile) for node in group]
-        if len(sites) > 1 and _fuse(sites):
-            calls.extend(sites[-1].calls)
+        fused = _fused(sites) if len(sites) > 1 else None
+        if fused is not None:
+            calls.extend(fused.calls)
+            scratch = max(scratch, fused.scratch_nbytes)
             continue
         for site in sites:
             needed = _lower_one(site)
@@ -112,18 +116,18 @@ def lower(nodes: Sequence[BoundNode], profile: Profile = GPU) -> tuple[list[Call
     return calls, scratch
 
 
-def _fuse(sites: list[CudaSite]) -> bool:
-    """Lower a group by one kernel, if there is one for it."""
+def _fused(sites: list[CudaSite]) -> Site | None:
+    """Return the site of a group that one kernel runs, ours or a shared one, or None."""
     group = sites[0].node.group
     if group is None or any(0 in site.node.output.shape for site in sites):
-        return False
-    fused = FUSED.get(group.pattern)
-    if fused is None or not fused.fits(sites):
-        return False
+        return None
     for site in sites:
         _check(site.node)
-    fused.lower(sites)
-    return True
+    own = FUSED.get(group.pattern)
+    if own is None or not own.fits(sites):
+        return lower_group([site.node for site in sites], sites[0].profile)
+    own.lower(sites)
+    return sites[-1]
 
 
 def _lower_one(site: CudaSite) -> int:

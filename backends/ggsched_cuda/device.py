@@ -23,7 +23,7 @@ from ggsched_cuda.polling import wait_until
 from ggsched_cuda.program import CudaProgram
 from ggsched_cuda.stream import CudaStream
 from ggsched_cuda.verdicts import LOST
-from ggsched_kernels import GPU, Profile, supported_ops
+from ggsched_kernels import GPU, Profile, supported_fusions, supported_ops
 
 PARTS: Final = 4
 """Logical devices of a card."""
@@ -56,7 +56,7 @@ def facts_of(name: str, parts: int, found: Found) -> DeviceFacts:
         is_deterministic=True,
         imports_host_memory=False,
         ops=supported_ops(),
-        fusions=frozenset(FUSED),
+        fusions=frozenset(FUSED) | supported_fusions(GPU),
     )
 
 

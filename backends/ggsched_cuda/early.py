@@ -32,7 +32,7 @@ ENROLLED: Final = frozenset(
     {
         "copy_f32", "copy_f16", "copy_16bit", "repeat",
         "unary", "binary",
-        "norm_rows", "sum_rows", "soft_max", "rope",
+        "norm_rows", "norm_mul_rows", "rope_set_rows", "sum_rows", "soft_max", "rope",
         "get_rows", "set_rows", "add_id",
         "matmul", "list_rows", "matmul_id",
         "matvec", "matvec_id", "matvec_columns", "columns_split",

@@ -86,19 +86,14 @@ class CallerWaits(CudaStream):
             driver.cu.cuStreamSynchronize(self.handle)
 
 
-class StagingGivenBack(CudaStream):
-    """A staging block may be used again as soon as the call returns."""
+class StagedAtTheCall(CudaStream):
+    """Ordinary host memory is read while an upload is enqueued, and not in its turn."""
 
-    def begin(self) -> None:
-        """Give each block back at once."""
-        stage, pinned = self.transfers._stage, self.card.pinned
-
-        def spoiled(nbytes: int) -> Any:
-            block = stage(nbytes)
-            pinned.give(block)
-            return block
-
-        self.transfers._stage = spoiled  # type: ignore[method-assign]
+    def upload(self, source: HostMemory, buffer: Any, offset: int) -> None:
+        """Copy the source before anything runs."""
+        if self.capture is None and source.nbytes:
+            source = memoryview(bytes(source))
+        super().upload(source, buffer, offset)
 
 
 class ReplayForgetsIds(CudaStream):
@@ -191,7 +186,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("wait ignored", "EVT-2", streams(WaitIgnored)),
     Mutant("gate opened at once", "EVT-4", streams(GateOpenedAtOnce)),
     Mutant("caller waits", "STR-2", streams(CallerWaits)),
-    Mutant("staging block given back", "CPY-4,CPY-5", streams(StagingGivenBack)),
+    Mutant("staged at the call", "EVT-4", streams(StagedAtTheCall)),
     Mutant("one queue for all streams", "STR-4", one_queue),
     Mutant("shared fault words", "ERR-2", shared_words),
     Mutant("replay forgets ids", "CAP-1", streams(ReplayForgetsIds)),

@@ -29,12 +29,15 @@ def run(*, quick: bool) -> dict[str, Any]:
         with Session(model, devices, options) as session:
             session.scheduler._store._weights = weights
             logits[name] = session.feed(tokens)
-            session.reset()
-            began = perf_counter()
-            session.feed(tokens)
+            seconds = []
+            for _ in range(5):
+                session.reset()
+                began = perf_counter()
+                session.feed(tokens)
+                seconds.append(perf_counter() - began)
             plan: Any = session.last_plan
             found[name] = {
-                "seconds": perf_counter() - began,
+                "seconds": min(seconds),
                 "host_syncs_of_the_last_run": sum(isinstance(c, HostSync) for c in plan.commands),
                 "commands_of_the_last_run": len(plan.commands),
                 "sanitizer": [str(f) for f in check_plan(plan).findings],
