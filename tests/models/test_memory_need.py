@@ -215,3 +215,19 @@ def test_needs_add_up():
     a, b = Need(1, 2, 3, 4, 5, 6), Need(10, 20, 30, 40, 50, 60)
     assert (a + b).fields() == (11, 22, 33, 44, 55, 66)
     assert a.total == 21
+
+
+def test_host_memory_is_told_apart():
+    """Inputs and outputs are slots; bytes on their way between devices are staging."""
+    world = SimWorld([SimConfig(copies=frozenset()), SimConfig(kind="cpu", copies=frozenset())])
+    model = load_model(ORACLE / "llama-tiny-f32.gguf")
+    options = SessionOptions(n_ctx=32, offload=Offload(n_gpu_layers=2))
+    with Session(model, world.open_all(), options, settings=Settings(sanitize="off")) as session:
+        plan, need = session.plan(3), session.memory_need(3, 0).peak[HOST]
+
+        def nbytes(*kinds):
+            return sum(a.nbytes for a in plan.memory.arenas if a.kind in kinds)
+
+        assert need.slots == nbytes("input", "output") > 0
+        assert need.staging == nbytes("staging") >= 3 * 4 * model.hparams.n_embd
+        assert need.total == need.slots + need.staging
