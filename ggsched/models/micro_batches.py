@@ -14,6 +14,7 @@ import numpy as np
 
 from ggsched.ir.graph import Graph
 from ggsched.ir.join import Joined, join_graphs
+from ggsched.models.turns import in_turns
 from ggsched.passes.place import Constraints
 from ggsched.passes.predict import predict_step
 from ggsched.passes.rings import Slots
@@ -154,8 +155,20 @@ class MicroBatches:
         name = f"{parts[0].graph.name} x {len(parts)}"
         joined = join_graphs([part.graph for part in parts], keep=keep, name=name)
         constraints = self.constraints.with_slots(Slots(self.slots, joined.firsts))
+        joined = self._in_better_order(joined, constraints)
         forecast = self._forecast(parts, joined, constraints) if self.mode == "auto" else None
         return _Batch(joined, constraints, forecast)
+
+    def _in_better_order(self, joined: Joined, constraints: Constraints) -> Joined:
+        """Return the parts in turns where a part comes back to a device and that is faster."""
+        plan = self.scheduler.plan(joined.graph, constraints)
+        turned = in_turns(joined, plan)
+        if turned is None:
+            return joined
+        other = self.scheduler.plan(turned.graph, constraints)
+        now = predict_step(joined.graph, plan, self.rates).seconds
+        then = predict_step(turned.graph, other, self.rates).seconds
+        return turned if then < now else joined
 
     def _forecast(
         self, parts: Sequence[MicroBatch], joined: Joined, constraints: Constraints

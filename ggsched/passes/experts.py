@@ -5,7 +5,7 @@ weight by these ids to the last, with what only depends on them up to where thei
 added up. It moves as a whole or not at all, so a device change costs one crossing each way.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ggsched.ir.graph import Graph, Node
@@ -144,8 +144,3 @@ class _Finder:
                 return end
             at += 1
         return at
-
-
-def taken_rows(graph: Graph, block: ExpertBlock) -> Sequence[int]:
-    """Return the bytes of one row of each weight of a block."""
-    return [graph.tensors[w].strides[0] for w in block.weights]

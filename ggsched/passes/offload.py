@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from ggsched.ir.graph import Graph
 from ggsched.passes.expert_policy import ExpertPolicy
-from ggsched.passes.experts import ExpertBlock, chosen_rows, find_blocks, taken_rows
+from ggsched.passes.experts import ExpertBlock, chosen_rows, find_blocks
 from ggsched.passes.work_size import node_cost
 from ggsched.plan.placement import Choice, OpOffload, Placement
 from ggsched.topology.cost import HOST, Link, MachineRates
@@ -189,15 +189,18 @@ class _Chooser:
 def _cached_rows(graph: Graph, blocks: Sequence[ExpertBlock], nbytes: int) -> dict[int, int]:
     """Return by device how many rows of each weight a cache of so many bytes keeps.
 
-    All blocks that could move share it evenly, so that it is the same for each batch size.
+    All weights of blocks that could move share it evenly, each counted once however many
+    decisions take rows of it, so that it is the same for each batch.
     """
-    each: dict[int, int] = {}
-    most: dict[int, int] = {}
+    weights: dict[int, set[int]] = {}
     for block in blocks:
-        each[block.there] = each.get(block.there, 0) + sum(taken_rows(graph, block))
-        count = min(graph.tensors[w].shape[0] for w in block.weights)
-        most[block.there] = min(most.get(block.there, count), count)
-    return {there: min(most[there], nbytes // size) for there, size in each.items()}
+        weights.setdefault(block.there, set()).update(block.weights)
+    cached: dict[int, int] = {}
+    for there, known in weights.items():
+        tensors = [graph.tensors[w] for w in known]
+        row_nbytes = sum(t.strides[0] for t in tensors)
+        cached[there] = min(nbytes // row_nbytes, *(t.shape[0] for t in tensors))
+    return cached
 
 
 def _in_slots(offloads: Sequence[OpOffload], ring: int) -> list[OpOffload]:

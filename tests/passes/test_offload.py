@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ggsched.backend.probe import probe
 from ggsched.errors import PlanError
+from ggsched.ir.join import join_graphs
 from ggsched.passes import make_plan
 from ggsched.passes.expert_policy import ExpertPolicy
 from ggsched.passes.offload import expected_rows
@@ -165,6 +166,16 @@ def test_a_cache_is_shared_evenly_whatever_the_batch():
         assert sum(a.nbytes for a in caches) == 3 * row
         whole = planned(graph, ExpertPolicy("on", 1, 1 << 30))
         assert {o.cached for o in taken(whole)} == {8}
+
+
+def test_parts_of_a_joined_graph_share_the_cache_of_each_weight():
+    graph = expert_graph(2)
+    row = sum(graph.named(n).strides[0] for n in expert_names(graph))
+    for parts in (1, 3):
+        joined = join_graphs([graph] * parts).graph
+        plan = planned(joined, ExpertPolicy("on", 1, 3 * row))
+        assert {o.cached for o in taken(plan)} == {3}
+        assert len([a for a in plan.memory.arenas if a.kind == "cache"]) == len(expert_names(graph))
 
 
 @given(count=st.integers(1, 200), draws=st.integers(0, 500))
