@@ -31,6 +31,7 @@ TILE: Final = 16  # rows of w that a group of matvec_blocks takes at once
 DIGIT_NBYTES: Final = 100  # of a block of x as digits, with its unit
 LOCAL_UNIT: Final = 8 << 10  # sizes of local memory are programs of their own, so there are few
 DECLARED_NBYTES: Final = 3 << 10  # that kernels declare or the driver keeps for each group
+FREE_NBYTES: Final = 48 << 10  # local memory that a group has without being asked for
 PLAIN: Final = frozenset({"f32", "f16", "bf16"})
 BLOCKS: Final = frozenset({"q8_0", "q4_0", "mxfp4"})
 ALL_OPS: Final = frozenset({"mul_mat", "mul_mat_id"})
@@ -232,9 +233,9 @@ def _lower_blocks(site: Site) -> None:
 def _cut_blocks(site: Site) -> _Cut | None:
     """Cut ``matvec_blocks``; None if the digits of x do not fit local memory.
 
-    Two groups stay resident on each multiprocessor if they fit, otherwise one with twice the
-    warps; more stages only where the row is so long that steps of a group are few. With fewer
-    columns the rows of w are read again for the others.
+    Two groups stay resident on each multiprocessor if they fit, one with twice the warps where
+    digits take longer: for long rows, several columns, and mxfp4, whose lookups leave less time.
+    With fewer columns the rows of w are read again for the others.
     """
     p, chosen = site.profile, site.node.op == "mul_mat_id"
     w, y = site.node.inputs[0], window(site.node.output)
@@ -244,7 +245,8 @@ def _cut_blocks(site: Site) -> _Cut | None:
     )
     columns = min(MOST_COLUMNS, _power(vectors))
     while columns:
-        for resident, warps, each, stages in _SHAPES[columns > 1]:
+        is_single = columns > 1 or blocks > LONG_BLOCKS or w.dtype.name == "mxfp4"
+        for resident, warps, each, stages in _SHAPES[is_single]:
             local = _local_nbytes(site, warps, each, stages, columns, blocks)
             if (local + DECLARED_NBYTES) * resident <= p.local_nbytes:
                 break
@@ -262,10 +264,13 @@ def _cut_blocks(site: Site) -> _Cut | None:
     return None
 
 
-# Groups on a multiprocessor, warps of each, blocks of a warp in a step, stages: the best first.
+LONG_BLOCKS: Final = 256  # of a row
+
+# By whether one group is to be alone: groups on a multiprocessor, warps of each, blocks of a warp
+# in a step, stages; the best first.
 _SHAPES: Final = {
     False: ((2, 8, 8, 2), (1, 16, 4, 4), (1, 16, 4, 2), (1, 8, 4, 2), (1, 4, 4, 2)),
-    True: ((1, 16, 4, 3), (1, 16, 4, 2), (1, 8, 4, 2), (1, 4, 4, 2)),
+    True: ((1, 16, 4, 4), (1, 16, 4, 3), (1, 16, 4, 2), (1, 8, 4, 2), (1, 4, 4, 2)),
 }
 
 
@@ -276,7 +281,9 @@ def _local_nbytes(site: Site, warps: int, each: int, stages: int, columns: int, 
     stage = TILE * (pieces | 1) * PIECE
     results = 2 * warps * TILE * columns * 3 * 4
     nbytes = results + stages * stage + blocks * columns * DIGIT_NBYTES
-    return -(-nbytes // LOCAL_UNIT) * LOCAL_UNIT
+    nbytes = -(-nbytes // LOCAL_UNIT) * LOCAL_UNIT
+    # More than 48 KiB has to be asked for; what a kernel declares counts too, if not here.
+    return nbytes + LOCAL_UNIT if nbytes == FREE_NBYTES else nbytes
 
 
 def _is_aligned(w: Operand) -> bool:

@@ -1,0 +1,87 @@
+"""Which kernel a matrix-vector product becomes on devices with warps, and whether it fits there."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from ggsched.backend.program import BoundNode, Operand
+from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, MXFP4, Q4_0, Q8_0
+from ggsched.ir.tensor import contiguous_strides
+from ggsched_kernels import GPU, lower_nodes, warp_profile
+
+H200 = warp_profile(units=132, local_nbytes=232448, has_feeder=True)
+A100 = warp_profile(units=108, local_nbytes=166912, has_feeder=False)
+FREE_NBYTES = 48 << 10
+
+
+def operand(dtype, *shape, offset=0):
+    nbytes = dtype.row_nbytes(shape[-1])
+    for n in shape[:-1]:
+        nbytes *= n
+    buffer = SimpleNamespace(nbytes=offset + nbytes)
+    return Operand(buffer, offset, nbytes, dtype, shape, contiguous_strides(dtype, shape))
+
+
+def mul_mat(dtype, n, k, m, profile=H200, offset=0):
+    w, x, y = operand(dtype, n, k, offset=offset), operand(F32, m, k), operand(F32, m, n)
+    return lower_nodes([BoundNode(0, "mul_mat", (w, x), y, {}, "n0 mul_mat")], profile).calls
+
+
+def mul_mat_id(dtype, experts, n, k, tokens, used, profile=H200):
+    w, x = operand(dtype, experts, n, k), operand(F32, tokens, 1, k)
+    ids, y = operand(I32, tokens, used), operand(F32, tokens, used, n)
+    node = BoundNode(0, "mul_mat_id", (w, x, ids), y, {}, "n0 mul_mat_id")
+    return lower_nodes([node], profile).calls
+
+
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
+@pytest.mark.parametrize("m", [1, 5, 8, 9])
+def test_kernels_by_type_and_columns(dtype, m):
+    few = "matvec_blocks" if dtype.is_quantized else "matvec_rows"
+    assert [c.kernel for c in mul_mat(dtype, 4096, 4096, m)] == [few if m <= 8 else "matmul"]
+    assert mul_mat(dtype, 4096, 4096, m, GPU)[0].kernel == ("matvec" if m <= 4 else "matmul")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kernel"), [(BF16, "matvec_rows_id"), (MXFP4, "matvec_blocks_id")]
+)
+def test_kernels_of_experts(dtype, kernel):
+    assert [c.kernel for c in mul_mat_id(dtype, 32, 5760, 2880, 1, 4)] == [kernel]
+    assert mul_mat_id(dtype, 32, 5760, 2880, 100, 4)[0].kernel == "list_rows"
+
+
+@pytest.mark.parametrize(("dtype", "k"), [(F32, 33), (F16, 12), (BF16, 4)])
+def test_rows_that_are_not_aligned(dtype, k):
+    assert mul_mat(dtype, 64, k, 1)[0].kernel == "matvec"
+
+
+def test_a_weight_at_an_odd_place():
+    assert mul_mat(F16, 64, 64, 1, offset=8)[0].kernel == "matvec"
+    (call,) = mul_mat(Q8_0, 64, 256, 1, offset=34)
+    assert ("ALIGNED", "0") in call.defines
+    (call,) = mul_mat(Q8_0, 64, 256, 1)
+    assert ("ALIGNED", "1") in call.defines
+
+
+@pytest.mark.parametrize("profile", [H200, A100], ids=["H200", "A100"])
+@pytest.mark.parametrize("dtype", [Q8_0, Q4_0, MXFP4], ids=str)
+@pytest.mark.parametrize("k", [32, 320, 1056, 2080, 2880, 4096, 11008, 28672, 53248])
+def test_blocks_fit_local_memory(profile, dtype, k):
+    for n in (1, 300, 5000, 128256):
+        for m in (1, 2, 4, 8):
+            for call in mul_mat(dtype, n, k, m, profile):
+                if call.kernel != "matvec_blocks":
+                    assert k * m > 20000, "a fallback for what cannot be in local memory"
+                    continue
+                assert call.shared_nbytes + 3072 <= profile.local_nbytes
+                assert call.shared_nbytes <= FREE_NBYTES - 3072 or call.shared_nbytes > FREE_NBYTES
+                assert call.lanes <= 1024
+                assert 0 < call.groups[0] <= -(-n // 16)
+
+
+def test_a_warp_more_where_it_feeds_the_others():
+    (call,) = mul_mat(Q8_0, 4096, 4096, 1)
+    defines = dict(call.defines)
+    assert call.lanes == int(defines["LANES"]) + 32
+    (call,) = mul_mat(Q8_0, 4096, 4096, 1, A100)
+    assert call.lanes == int(dict(call.defines)["LANES"])
