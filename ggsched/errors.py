@@ -89,6 +89,15 @@ class UsageError(GgschedError):
     code = "USAGE"
 
 
+class InterchangeError(UsageError, BufferError):
+    """An array that cannot be taken from, or given to, another library as it was asked for.
+
+    A ``BufferError`` as well, which is what DLPack's consumers expect of a producer that refuses.
+    """
+
+    code = "INTERCHANGE"
+
+
 class BackendUnavailable(GgschedError):
     """A backend that cannot be used here, for one of four reasons.
 

@@ -20,6 +20,7 @@ from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device
 from ggsched.config import Settings
 from ggsched.errors import InternalError, OutOfDeviceMemory, UsageError
+from ggsched.interchange.taking import ArrayLike, WeightsLike, host_arrays, host_weights
 from ggsched.ir.graph import Graph
 from ggsched.passes.chosen_options import AUTO_LIMIT, plan_options
 from ggsched.passes.options import PlanOptions, StreamPolicy
@@ -30,6 +31,7 @@ from ggsched.plan.bundle import Plan
 from ggsched.report.expect import recorded_run
 from ggsched.report.ladder import recorder_for, tell_machine, tell_plan
 from ggsched.run.cache import RecentCache
+from ggsched.run.exchange import Exchange
 from ggsched.run.executor import Executor
 from ggsched.run.expert_ledger import ExpertLedger
 from ggsched.run.opening import names_of, opened
@@ -69,7 +71,7 @@ class Scheduler:
         self,
         devices: Sequence[str] | Sequence[Device] | None = None,
         *,
-        weights: WeightSource | None = None,
+        weights: WeightsLike | None = None,
         settings: Settings | None = None,
         plan_limit: int = 16,
         progress: Progress | None = None,
@@ -81,7 +83,7 @@ class Scheduler:
         Args:
             devices: Names such as ``"opencl:0"`` in order of priority, or open devices, which
                 the caller closes. All usable devices where none are given.
-            weights: Arrays by name, or a function from a name to an array.
+            weights: Arrays by name, or a function from a name to an array, as for ``run``.
             settings: From the environment where not given.
             plan_limit: Number of plans whose memory is kept.
             progress: Called with name and bytes of each weight that has become resident.
@@ -96,7 +98,7 @@ class Scheduler:
         """
         self.settings = settings or Settings.from_environment()
         self._names = names_of(devices)
-        self._weights: WeightSource = {} if weights is None else weights
+        self._weights: WeightSource = host_weights({} if weights is None else weights)
         self._progress = progress
         self._recorder = recorder_for(self.settings.debug, recorder)
         self._owned, given = opened(devices, self.settings)
@@ -148,10 +150,13 @@ class Scheduler:
     def run(
         self,
         graph: Graph,
-        inputs: Mapping[str, np.ndarray],
+        inputs: Mapping[str, ArrayLike],
         constraints: Constraints | None = None,
     ) -> dict[int, np.ndarray]:
         """Run a graph once and return its outputs by tensor id.
+
+        Inputs are borrowed until this returns: arrays of numpy, or of any library that has
+        ``__dlpack__`` or ``__array_interface__``, in host memory.
 
         Raises:
             UsageError: inputs that do not fit the graph, a weight without data.
@@ -169,7 +174,7 @@ class Scheduler:
         self._last = None  # a run that is cut short leaves work behind, so the next one drains
         began = self._clock()
         with recorded_run(self._recorder, graph, executor.plan, self.topology, wanted.rates):
-            outputs = executor.run(inputs)
+            outputs = executor.run(host_arrays(inputs))
         self._last = executor
         if self.settings.streams == "measure":
             self._note_run(self._key(graph, wanted), began)
@@ -190,6 +195,11 @@ class Scheduler:
             kind: ``"weight"``, ``"state"`` or ``"cache"``.
         """
         return self._store.nbytes_by_device(kind)
+
+    @property
+    def exchange(self) -> Exchange:
+        """Gives resident tensors to other libraries, and takes states from them."""
+        return Exchange(self._store, self._drain)
 
     def free_nbytes(self) -> tuple[int, ...]:
         """Return the bytes of memory that are free on each device, as far as can be told."""

@@ -10,6 +10,7 @@ import click
 from ggsched.cli.console import WIDTH
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.options import json_option
+from ggsched.cli.plan_dot import dot_option, write_dot
 from ggsched.cli.plan_explain import explain_option, print_explanation
 from ggsched.cli.plan_html import write_plan_page
 from ggsched.cli.plan_memory import memory_options, print_memory
@@ -53,6 +54,7 @@ from ggsched.errors import UsageError
     metavar="FILE",
     help="Write a page: the timeline that is expected, memory, splits.",
 )
+@dot_option
 @topology_option
 @explain_option
 @memory_options
@@ -67,6 +69,7 @@ def plan(
     verbose: bool,
     output: str | None,
     html: str | None,
+    dot: str | None,
     topology: str | None,
     explain: str | None,
     memory: bool,
@@ -103,6 +106,8 @@ def plan(
             _save(output, plan_to_json(made))
         if html is not None:
             write_plan_page(session, n_tokens, n_past, html)
+        if dot is not None:
+            write_dot(made, dot)
         if as_json:
             sys.stdout.write(plan_to_json(made).decode() + "\n")
             return

@@ -122,6 +122,20 @@ class TensorStore:
         """Names of everything that is resident."""
         return frozenset(self._resident)
 
+    def resident(self, name: str) -> Resident | None:
+        """Return a weight or state that is on a device, or None."""
+        return self._resident.get(name)
+
+    def fill(self, name: str, data: HostMemory) -> None:
+        """Write all bytes of a resident tensor and wait until that is done.
+
+        Args:
+            name: A tensor that is resident.
+            data: Its bytes, borrowed meanwhile (CPY-4).
+        """
+        held = self._resident[name]
+        self._fill(held.device, held.buffer, [(0, data)], name)
+
     def release(self, names: Collection[str]) -> None:
         """Close the buffers of weights and states that no plan uses; the next use fills anew."""
         for name in names:

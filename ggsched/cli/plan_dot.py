@@ -1,0 +1,31 @@
+"""``ggsched plan --dot``: the commands of a plan as a picture."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ggsched.cli.trace_file import check_writable
+
+if TYPE_CHECKING:
+    from ggsched.plan.bundle import Plan
+
+dot_option = click.option(
+    "--dot",
+    type=click.Path(dir_okay=False, writable=True),
+    default=None,
+    metavar="FILE",
+    help="Write commands, waits and hazards in the DOT language of Graphviz, 500 commands at most.",
+)
+
+
+def write_dot(plan: "Plan", path: str) -> None:
+    """Write the picture of a plan.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    from ggsched.interchange.dot import plan_to_dot
+
+    check_writable(path, "the picture")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(plan_to_dot(plan))

@@ -1,0 +1,1 @@
+"""To and from other libraries: DLPack, ``__array_interface__``, safetensors, networkx, DOT."""
