@@ -8,12 +8,16 @@ with streams that are forced, against ``graphlib``. Syncs and memory of real mod
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from statistics import median
+
+import numpy as np
 
 from benchmarks import memory_table, sync_table
 from benchmarks.bench_planning import chain, diamonds, order, topology
-from benchmarks.measure import best, in_turn
+from benchmarks.measure import best, in_turn, ratio
 from benchmarks.stream_graphs import NEVER_SLOWER, data_of, random_wide, towers
 from benchmarks.table import Row
 from ggsched.config import Settings, Streams
@@ -23,6 +27,7 @@ from ggsched.passes import make_plan
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.scheduler import Scheduler
 
+TOWERS, TOWER_DEPTH, TOWER_WIDTH = 8, 6, 384
 SECONDS = 2.0
 """About as long is spent on each comparison."""
 
@@ -35,48 +40,77 @@ def run() -> list[Row]:
             rows += [_against_one(make(), device, "auto", "<= 1.02") for make in NEVER_SLOWER]
         except BackendUnavailable:
             continue
-    rows.append(_speed_up(towers(8, 6, 384), 2))
-    rows.append(_speed_up(towers(8, 6, 384), "auto"))
+    wide = towers(TOWERS, TOWER_DEPTH, TOWER_WIDTH)
+    rows += [_speed_up(wide, 2), _speed_up(wide, "auto"), _threads()]
     return rows + _planning() + sync_table.rows() + memory_table.rows()
 
 
 def _against_one(graph: Graph, device: str, streams: Streams, bound: str) -> Row:
-    """Return the time with a setting over the time with one stream."""
-    several, one, taken = _compare(graph, device, streams)
-    what = f"{device}, {graph.name}: {streams}{' (1 stream)' if taken == 1 else ''} / sequential"
-    value = best(several) / best(one)
-    pairs = [a / b for a, b in zip(several, one, strict=True)]
-    return Row("streams", what, value, min(pairs), max(pairs), "x", bound)
+    """Return the time with a setting over the time with one stream; 1 where plans are the same."""
+    found = _compare(graph, device, streams)
+    if found is None:
+        what = f"{device}, {graph.name}: {streams} is sequential, the same plan"
+        return Row("streams", what, 1.0, 1.0, 1.0, "x", bound)
+    value, low, high = found
+    what = f"{device}, {graph.name}: {streams} / one stream"
+    return Row("streams", what, value, low, high, "x", bound)
 
 
 def _speed_up(graph: Graph, streams: Streams) -> Row:
     """Return the time with one stream over the time with a setting."""
-    several, one, taken = _compare(graph, "cpu:0", streams)
-    pairs = [a / b for a, b in zip(one, several, strict=True)]
-    what = f"cpu:0, {graph.name}: sequential / {streams} ({taken} streams)"
-    return Row("streams", what, best(one) / best(several), min(pairs), max(pairs), "x", ">= 1.7")
+    found = _compare(graph, "cpu:0", streams) or (1.0, 1.0, 1.0)
+    value, low, high = 1 / found[0], 1 / found[2], 1 / found[1]
+    what = f"cpu:0, {graph.name}: one stream / {streams}"
+    return Row("streams", what, value, low, high, "x", ">= 1.7")
 
 
-def _compare(graph: Graph, device: str, streams: Streams) -> tuple[list[float], list[float], int]:
-    """Run a graph in turn with a setting and with one stream; return both times, and streams."""
+def _threads() -> Row:
+    """Return how much faster two threads of plain numpy are on the products of the wide graph."""
+    rows = [np.full((TOWER_WIDTH, TOWER_WIDTH), 0.01, np.float32) for _ in range(4)]
+    x, w, *outs = rows
+
+    def products(out: np.ndarray, count: int) -> None:
+        for _ in range(count):
+            np.matmul(x, w.T, out)
+
+    count = TOWERS * TOWER_DEPTH
+
+    def two() -> None:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(products, outs, (count // 2, count // 2)))
+
+    took = in_turn({"one": lambda: products(outs[0], count), "two": two}, 15)
+    pairs = [a / b for a, b in zip(took["one"], took["two"], strict=True)]
+    what = "the same products by plain numpy: one thread / two, the limit"
+    return Row("streams", what, median(pairs), min(pairs), max(pairs))
+
+
+def _compare(graph: Graph, device: str, streams: Streams) -> tuple[float, float, float] | None:
+    """Run a graph in turn with a setting and with one stream.
+
+    Returns:
+        Median, smallest and largest of the ratio of times, round by round, each round the better
+        of two runs; None where the plans are the same.
+    """
     inputs, weights = data_of(graph)
     base = Settings(rates="off")
     with (
         Scheduler([device], weights=weights, settings=replace(base, streams=streams)) as several,
         Scheduler([device], weights=weights, settings=replace(base, streams=1)) as one,
     ):
-        plan = several.plan(graph)
+        if several.plan(graph).commands == one.plan(graph).commands:
+            return None
         began = time.perf_counter()
-        for scheduler in (several, one, one):
+        for scheduler in (several, one, several, one):
             scheduler.run(graph, inputs)
-        each = (time.perf_counter() - began) / 3
-        rounds = max(10, min(400, int(SECONDS / (2 * each))))
+        each = (time.perf_counter() - began) / 4
+        rounds = max(20, min(800, int(SECONDS / (2 * each)))) // 2 * 2
         sides: dict[str, Callable[[], None]] = {
             "several": partial(several.run, graph, inputs),  # type: ignore[dict-item]
             "one": partial(one.run, graph, inputs),  # type: ignore[dict-item]
         }
         took = in_turn(sides, rounds)
-        return took["several"], took["one"], len(plan.streams.streams)
+        return ratio(*(list(map(min, t[::2], t[1::2])) for t in (took["several"], took["one"])))
 
 
 def _planning() -> list[Row]:

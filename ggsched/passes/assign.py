@@ -20,8 +20,11 @@ from ggsched.plan.streams import Gain, Streams, StreamSpec
 from ggsched.topology.cost import MachineRates, Rates
 from ggsched.topology.model import Topology
 
-_WORTH_IT: Final = 0.95
+_WORTH_IT: Final = 0.9
 """The gate opens below this share of the sequential time: a prediction is not exact."""
+
+_EVENTS: Final = 2
+"""And for a gain of more than so many events, which vary most."""
 
 
 def assign(
@@ -106,8 +109,8 @@ def _consider(
     for unit, lane in zip(units, of_unit, strict=True):
         for i in unit:
             lanes[i] = lane
-    pays = is_forced or seconds < _WORTH_IT * total
-    return Gain(split.id, limit, total, seconds, pays and len(set(lanes)) > 1), lanes
+    pays = seconds < _WORTH_IT * total and total - seconds > _EVENTS * rates.event_s
+    return Gain(split.id, limit, total, seconds, (is_forced or pays) and len(set(lanes)) > 1), lanes
 
 
 def _units(split: Split, groups: Mapping[int, tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -127,8 +127,8 @@ class MachineRates:
 Kind = Literal["cpu", "gpu", "accelerator"]
 
 _BY_KIND: Final[Mapping[Kind, Rates]] = {
-    "cpu": Rates(40e9, 24e9, 33e9, 2, 3e-6, 60e-6),
-    "accelerator": Rates(80e9, 30e9, 33e9, 2, 6e-6, 60e-6),
+    "cpu": Rates(80e9, 24e9, 33e9, 2, 3e-6, 60e-6),
+    "accelerator": Rates(80e9, 30e9, 33e9, 1, 6e-6, 60e-6),
     "gpu": Rates(20e12, 800e9, 800e9, 4, 4e-6, 4e-6),
 }
 

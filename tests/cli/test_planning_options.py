@@ -11,7 +11,6 @@ from tests.models.helpers import ORACLE
 
 LLAMA = str(ORACLE / "llama-tiny-f32.gguf")
 MOE = str(ORACLE / "qwen3moe-tiny-f32.gguf")
-GPTOSS = str(ORACLE / "gptoss-tiny-f32.gguf")
 CPU = ["--devices", "cpu:0"]
 CPUS = ["--devices", "cpu:0,cpu:1", "-ot", r"blk\.1\.=cpu:0"]
 TOKENS = ["--tokens", "3,1,4,1,5", "-n", "8"]
@@ -68,15 +67,15 @@ class TestPlan:
         assert "cpu:0 2 streams" in out
 
     def test_a_budget_buys_bytes_with_waits(self, call, plan):
-        several = [*CPU, "--streams", 4, "--n-tokens", 64]
-        free = plan(*several, model=GPTOSS)
+        several = [*CPU, "--streams", 4, "--n-tokens", 128]
+        free = plan(*several)
         assert free.trades == ()
-        least = plan(*CPU, "--streams", 1, "--n-tokens", 64, model=GPTOSS)
+        least = plan(*CPU, "--streams", 1, "--n-tokens", 128)
         budget = (_arena(free) + _arena(least)) // 2
-        tight = plan(*several, "--memory-budget", budget, model=GPTOSS)
+        tight = plan(*several, "--memory-budget", budget)
         assert tight.trades
         assert _arena(tight) <= budget < _arena(free)
-        _, out, _ = call("plan", GPTOSS, *several, "--memory-budget", f"cpu:0={budget}")
+        _, out, _ = call("plan", MOE, *several, "--memory-budget", f"cpu:0={budget}")
         assert "\ntrades\n" in out
         assert f"c{tight.trades[0].command}: this wait saves " in " ".join(out.split())
 
