@@ -73,7 +73,7 @@ def _mul_mat_id(node: Node, site: Site) -> list[Call]:
         dtype = node.dtype(0)
         packed = _Packed(decoder(dtype), vector_product(dtype), site.scratch((rows, columns)))
         return [(_grouped, (w, x, ids, out, packed.multiply))]
-    if ids.shape[0] == 1:
+    if ids.shape[0] == 1 and out.flags.carray:  # np.dot takes no other result
         pairs = [(x[0, u if x.shape[1] > 1 else 0], out[0, u]) for u in range(ids.shape[1])]
         return [(_one_token, (list(w), ids, pairs))]
     return [(_grouped, (w, x, ids, out, multiply))]

@@ -1,0 +1,164 @@
+"""Which nodes become a group, where a group runs, and what the checks say of wrong ones."""
+
+import pytest
+
+from ggsched.errors import PlanError
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import I32
+from ggsched.ir.fusion import PATTERNS
+from ggsched.passes import make_plan
+from ggsched.passes.options import PlanOptions, StreamPolicy
+from ggsched.passes.place import Constraints, place
+from ggsched.passes.split import split
+from ggsched.plan.codec import plan_from_json, plan_to_json
+from ggsched.plan.command import Launch
+from ggsched.plan.fusions import Fusion, run_order
+from ggsched.plan.verify import verify_commands, verify_fusions
+from ggsched.sanitize import check_plan
+from ggsched.testing.mutants_groups import cut_groups
+from ggsched.topology.model import Topology
+from tests.passes.machines import device, machine
+
+FUSING = device("gpu:0", fusions=frozenset(PATTERNS))
+
+
+def builder():
+    g = GraphBuilder("g")
+    return g, g.input("x", (2, 16))
+
+
+def plan_of(g, *results, facts=FUSING, **options):
+    return make_plan(g.build(*results), machine(facts), options=PlanOptions(**options), verify=True)
+
+
+def groups(plan):
+    return [(f.pattern, f.nodes) for f in plan.fusions]
+
+
+def test_norm_and_weight():
+    g, x = builder()
+    plan = plan_of(g, g.mul(g.rms_norm(x), g.weight("w", (16,))))
+    assert groups(plan) == [("rms_norm+mul", (0, 1))]
+
+
+def test_what_is_read_twice_is_no_group():
+    g, x = builder()
+    normed = g.rms_norm(x)
+    assert not plan_of(g, g.mul(normed, g.weight("w", (16,))), g.silu(normed)).fusions
+
+
+def test_what_is_an_output_is_no_group():
+    g, x = builder()
+    normed = g.rms_norm(x)
+    assert not plan_of(g, g.mul(normed, g.weight("w", (16,))), normed).fusions
+
+
+def test_a_device_that_declares_nothing_fuses_nothing():
+    g, x = builder()
+    assert not plan_of(g, g.mul(g.rms_norm(x), g.weight("w", (16,))), facts=device("gpu:0")).fusions
+
+
+def test_fusion_can_be_switched_off():
+    g, x = builder()
+    assert not plan_of(g, g.mul(g.rms_norm(x), g.weight("w", (16,))), fuse=False).fusions
+
+
+def test_both_halves_of_a_gate_need_the_same_vectors():
+    g, x = builder()
+    w, v, y = g.weight("w", (8, 16)), g.weight("v", (8, 16)), g.input("y", (2, 16))
+    same = g.swiglu(g.mul_mat(w, x), g.mul_mat(v, x))
+    other = g.swiglu(g.mul_mat(w, x), g.mul_mat(v, y))
+    assert groups(plan_of(g, same, other)) == [("mul_mat*2+swiglu", (0, 1, 2))]
+
+
+def rope_and_store(g, between):
+    x = g.input("heads", (2, 2, 8))
+    turned = g.rope(x, g.input("positions", (2,), I32), n_dims=8)
+    also = between(x)
+    cache = g.state("cache", (4, 16))
+    return g.set_rows(cache, g.reshape(turned, 2, 16), g.input("rows", (2,), I32)), also
+
+
+def test_a_group_runs_where_its_last_node_is():
+    g = GraphBuilder("g")
+    stored, also = rope_and_store(g, g.silu)
+    plan = plan_of(g, stored, also)
+    assert groups(plan) == [("rope+set_rows", (0, 2))]
+    assert [[s.node for s in c.steps] for c in plan.commands if isinstance(c, Launch)] == [
+        [1, 0, 2]
+    ]
+    assert check_plan(plan).is_clean
+
+
+def test_nothing_moves_behind_a_write_of_its_operand():
+    g = GraphBuilder("g")
+    stored, also = rope_and_store(g, lambda x: g.silu(x, inplace=True))
+    assert not plan_of(g, stored, also).fusions
+
+
+def test_a_result_is_not_written_over_what_the_group_reads():
+    g = GraphBuilder("g")
+    cache = g.state("cache", (4, 16))
+    x = g.reshape(g.rows(cache, 0, 2), 2, 2, 8)
+    turned = g.rope(x, g.input("positions", (2,), I32), n_dims=8)
+    assert not plan_of(
+        g, g.set_rows(cache, g.reshape(turned, 2, 16), g.input("rows", (2,), I32))
+    ).fusions
+
+
+def test_groups_share_a_stream():
+    g, x = builder()
+    products = [g.mul_mat(g.weight(f"w{i}", (16, 16)), x) for i in range(3)]
+    sides = [g.add(made, g.weight(f"b{i}", (16,))) for i, made in enumerate(products)]
+    plan = plan_of(g, *sides, streams=StreamPolicy(3, is_forced=True))
+    assert len(plan.fusions) == len(sides)
+    assert len({plan.streams.of_node[f.nodes[0]] for f in plan.fusions}) == len(sides)
+    for f in plan.fusions:
+        assert len({plan.streams.of_node[n] for n in f.nodes}) == 1
+
+
+def test_order_of_interleaved_groups():
+    assert list(run_order(6, (Fusion("p", (0, 3)), Fusion("p", (1, 4))))) == [2, 0, 3, 1, 4, 5]
+    assert list(run_order(3, ())) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Fusion("rms_norm+mul", (1, 0)),
+        Fusion("rms_norm+mul", (0,)),
+        Fusion("mul_mat+add", (0, 1)),
+        Fusion("no such pattern", (0, 1)),
+        Fusion("rms_norm+mul", (0, 2)),
+        Fusion("rms_norm+mul", (0, 9)),
+    ],
+)
+def test_wrong_groups_are_found(wrong):
+    g, x = builder()
+    normed = g.mul(g.rms_norm(x), g.weight("w", (16,)))
+    graph = g.build(g.mul(normed, g.weight("v", (16,))))
+    topology = Topology((FUSING,))
+    splits = split(graph, topology, place(graph, topology, Constraints()))
+    plan = make_plan(graph, topology, options=PlanOptions(fuse=False))
+    with pytest.raises(PlanError):
+        verify_fusions(graph, topology, splits, plan.streams, (wrong,))
+
+
+def test_a_cut_group_is_found():
+    g, x = builder()
+    plan = plan_of(g, g.mul(g.rms_norm(x), g.weight("w", (16,))))
+    ((_, mutant),) = cut_groups(plan)
+    with pytest.raises(PlanError, match="1 of the 2 nodes"):
+        verify_commands(mutant)
+
+
+def test_facts_and_groups_survive_files():
+    g, x = builder()
+    plan = plan_of(g, g.mul(g.rms_norm(x), g.weight("w", (16,))))
+    assert plan_from_json(plan_to_json(plan)) == plan
+    topology = Topology((FUSING, device("cpu:0")))
+    assert Topology.from_json(topology.to_json()) == topology
+    assert topology.digest != Topology((device("gpu:0"), device("cpu:0"))).digest
+    plain = topology.to_json()["devices"]
+    assert "fusions" in plain[0]
+    assert "fusions" not in plain[1]
