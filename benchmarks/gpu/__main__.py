@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-PARTS = ("place", "kit", "mutants", "models", "decode", "pipeline")
+PARTS = ("place", "kit", "mutants", "models", "products", "decode", "pipeline")
 
 
 def main() -> int:
