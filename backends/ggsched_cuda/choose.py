@@ -26,7 +26,6 @@ from ggsched_cuda.products import (
     lower_split,
     lower_unpacked,
 )
-from ggsched_cuda.vectors import fits_columns, lower_columns
 from ggsched_kernels import GPU, Profile, lower_nodes
 from ggsched_kernels.calls import check_alignment
 from ggsched_kernels.lower_fused import lower_group
@@ -67,10 +66,7 @@ class Fused:
 
 _PACKED: Final = frozenset({"f16", "bf16", "q8_0", "q4_0", "mxfp4"})
 
-_PLAIN: Final = frozenset({"f32", "f16", "bf16"})
-
 TABLE: Final[tuple[Choice, ...]] = (
-    Choice("columns", "mul_mat", _PLAIN, fits_columns, lower_columns),
     Choice("cublas f32", "mul_mat", frozenset({"f32"}), fits_plain, lower_plain),
     Choice("cublas 2 x bf16", "mul_mat", frozenset({"bf16"}), fits_split, lower_split),
     Choice("cublas unpacked", "mul_mat", _PACKED, fits_unpacked, lower_unpacked),

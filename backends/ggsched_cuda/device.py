@@ -16,14 +16,14 @@ from ggsched_cuda.buffer import CudaBuffer
 from ggsched_cuda.card import ALIGNMENT, Card
 from ggsched_cuda.choose import FUSED
 from ggsched_cuda.driver import CudaError, Found
-from ggsched_cuda.early import Mode
+from ggsched_cuda.early import FIRST_ARCH, Mode
 from ggsched_cuda.event import CudaEvent
 from ggsched_cuda.graphs import CudaCapture
 from ggsched_cuda.polling import wait_until
 from ggsched_cuda.program import CudaProgram
 from ggsched_cuda.stream import CudaStream
 from ggsched_cuda.verdicts import LOST
-from ggsched_kernels import GPU, Profile, supported_fusions, supported_ops
+from ggsched_kernels import Profile, supported_fusions, supported_ops, warp_profile
 
 PARTS: Final = 4
 """Logical devices of a card."""
@@ -56,8 +56,13 @@ def facts_of(name: str, parts: int, found: Found) -> DeviceFacts:
         is_deterministic=True,
         imports_host_memory=False,
         ops=supported_ops(),
-        fusions=frozenset(FUSED) | supported_fusions(GPU),
+        fusions=frozenset(FUSED) | supported_fusions(profile_of(found)),
     )
+
+
+def profile_of(found: Found) -> Profile:
+    """Return how kernels are cut for a card."""
+    return warp_profile(found.processors, found.shared_nbytes, found.arch >= FIRST_ARCH)
 
 
 def card_of(facts: DeviceFacts) -> int:
@@ -87,7 +92,7 @@ class CudaDevice:
         self.facts = facts_of(name, parts, card.found)
         self.event_timeout_s = _timeout() if timeout_s is None else timeout_s
         self.early: Mode = "on"
-        self.profile: Profile = GPU
+        self.profile: Profile = profile_of(card.found)
         self.is_closed = False
         self._lock = threading.RLock()
         self._buffers: weakref.WeakSet[CudaBuffer] = weakref.WeakSet()

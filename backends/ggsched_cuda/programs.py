@@ -19,7 +19,7 @@ OPTIONS: Final = ("-std=c++17",)
 OWN: Final = "helpers"
 """Source of this plug-in's own kernels."""
 
-BEHIND: Final = {"columns": "matvec", "rms_mul": "norm", "rope_heads": "rope"}
+BEHIND: Final = {"rms_mul": "norm", "rope_heads": "rope"}
 """Own sources that stand behind the text of a shared one."""
 
 Defines = tuple[tuple[str, str], ...]
@@ -106,7 +106,7 @@ class ProgramCache:
     def __init__(self, arch: int) -> None:
         self._arch = arch
         self._modules: dict[tuple[str, Defines, Mode], Any] = {}
-        self._functions: dict[tuple[str, Defines, Mode, str], int] = {}
+        self._functions: dict[tuple[str, Defines, Mode, str], tuple[int, int]] = {}
         self._lock = threading.RLock()
 
     def function(
@@ -125,8 +125,9 @@ class ProgramCache:
         mode = mode if self._arch >= FIRST_ARCH else "off"
         module, key = (name, defines, mode), (name, defines, mode, kernel)
         with self._lock:
-            if key in self._functions:
-                return self._functions[key]
+            found, most = self._functions.get(key, (0, -1))
+            if shared_nbytes <= most:
+                return found
             if module not in self._modules:
                 code = machine_code(name, defines, self._arch, mode)
                 self._modules[module] = driver.load_module(code)
@@ -134,5 +135,5 @@ class ProgramCache:
                 found = driver.function_of(self._modules[module], kernel, shared_nbytes)
             except CudaError as error:
                 raise UsageError(f"no kernel {kernel!r}", where=name, why=str(error)) from error
-            self._functions[key] = found
+            self._functions[key] = (found, shared_nbytes)
             return found

@@ -173,11 +173,3 @@ def chosen(op, shapes, dtypes, strides=None):
 def test_products_by_rows(kind, rows, expected):
     shapes = ((64, 128), (rows, 128), (rows, 64))
     assert chosen("mul_mat", shapes, (kind, "f32", "f32")) == expected
-
-
-def test_transposed_weights():
-    shapes = ((8, 64, 32), (8, 1, 32), (8, 1, 64))
-    turned = {0: (64 * 4, 4, 8 * 64 * 4)}
-    assert chosen("mul_mat", shapes, ("f32", "f32", "f32"), turned) == "columns"
-    many = ((8, 64, 32), (8, 16, 32), (8, 16, 64))
-    assert chosen("mul_mat", many, ("f32", "f32", "f32"), turned) == "shared"

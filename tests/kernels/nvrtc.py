@@ -5,7 +5,6 @@ from functools import cache
 import pytest
 
 from ggsched.errors import BackendUnavailable
-from ggsched.ir.dtype import BF16, F16, F32
 from ggsched_kernels import GPU, SOURCES
 from tests.kernels.cuts import cuts_of
 
@@ -29,9 +28,6 @@ def programs():
             for dtype in packed or (None,):
                 more = {f"W_{dtype.upper()}": 1} if dtype else {}
                 yield name, _sorted({**defines, **cut, **more})
-    for dtype in (F32, F16, BF16):
-        defines = {**COMMON, "LANES": 256, "COLUMNS": 64, f"W_{dtype.name.upper()}": 1}
-        yield "columns", _sorted(defines)
     yield "rms_mul", _sorted({**COMMON, "LANES": 1024, "UNITS": 2})
     yield "rope_heads", _sorted({**COMMON, "LANES": 64})
     yield "helpers", ()
