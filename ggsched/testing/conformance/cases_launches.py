@@ -307,6 +307,6 @@ def _large(w: World) -> Iterator[tuple[Graph, dict[str, np.ndarray]]]:
         # Other types of weight are often unpacked, or the other factor converted, in scratch.
         g = GraphBuilder("mul_mat_bf16")
         result = g.mul_mat(g.weight("w", (256, 512), BF16), g.input("x", (64, 512)))
-        weight, x = (w.rng.standard_normal((n, 512)).astype(np.float32) for n in (256, 64))
+        weight, rows = (w.rng.standard_normal((n, 512)).astype(np.float32) for n in (256, 64))
         bits = (weight.view(np.uint32) >> 16).astype(np.uint16)
-        yield g.build(result), {"w": bits, "x": x}
+        yield g.build(result), {"w": bits, "x": rows}
