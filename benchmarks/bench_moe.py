@@ -7,7 +7,7 @@ launches ran, as recorded, which says something on a busy machine too; the ratio
 what came of it. PoCL and BLAS get one thread each.
 
 Ways: the same layers with their experts computed where their weights lie, with the chosen rows
-copied to the device, with rows kept there, and with whole layers copied ahead. On PoCL a copy to
+copied to the device, with rows kept there, and with a ring of two (layers ahead). On PoCL a copy to
 the device stays in the same memory, so the link is as fast as memory.
 """
 
@@ -39,7 +39,7 @@ WAYS: Final[Mapping[str, ExpertPolicy]] = {
     "here": ExpertPolicy("off"),
     "rows": ExpertPolicy("on", 1),
     "cached rows": ExpertPolicy("on", 1, 1 << 30),
-    "layers ahead": ExpertPolicy("on", 2),
+    "ring of 2": ExpertPolicy("on", 2),
 }
 
 
