@@ -45,10 +45,13 @@ def plan_text(plan: Plan, *, verbose: bool = False, width: int = 80) -> str:
         ("memory", _memory(plan, verbose)),
         ("commands", _commands(plan, verbose)),
         ("trades", trade_rows(plan) if plan.trades else None),
+        ("groups that run as one", _groups(plan, verbose)),
         ("stats", _stats(plan_stats(plan))),
     ):
         if rows is not None:
-            lines += ["", title, *(f"  {row}" for row in rows)]
+            shown = [f"  {row}" for row in rows]
+        if shown or not title.startswith("groups"):
+            lines += ["", title, *shown]
     return "\n".join(folded for line in lines for folded in _fold(line, width)) + "\n"
 
 
@@ -205,6 +208,16 @@ def _commands(plan: Plan, verbose: bool) -> Iterator[str]:
                 touched = zip(step.modes, step.operands, strict=True)
                 places = " ".join(f"{mode}:{region_text(region)}" for mode, region in touched)
                 yield f"    {show('node', step.node)} {info.op}{label}  {places}"
+
+
+def _groups(plan: Plan, verbose: bool) -> Iterator[str]:
+    """Yield how many groups there are of each pattern, or all of them."""
+    if verbose:
+        for f in plan.fusions:
+            yield f"{f.pattern}  {' '.join(show('node', n) for n in f.nodes)}"
+        return
+    for pattern in dict.fromkeys(f.pattern for f in plan.fusions):
+        yield f"{pattern} x{sum(f.pattern == pattern for f in plan.fusions)}"
 
 
 def _stats(stats: PlanStats) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Groups that run as one (LCH-6), where that saves passes over memory or calls of numpy.
+"""Groups that run as one (LCH-6), where that saves calls of numpy: those of one token.
 
 Only such patterns are declared. Products with what is added to them, and the two halves of a gated
 network, are none: numpy has no product that goes on from its sums, so the calls would be the same.
@@ -14,10 +14,7 @@ from ggsched.backend.arrays import Array
 from ggsched.ir.dtype import F32
 from ggsched_cpu.kernels.rotary import rotation
 from ggsched_cpu.kernels.rows import no_such_row, only_id, unsigned
-from ggsched_cpu.site import Call, Node, Site, constant
-
-CACHED_NBYTES: Final = 256 << 10
-"""Rows that are normalised together, so that they are still in the L2 cache for the next pass."""
+from ggsched_cpu.site import Call, Node, Site
 
 
 def emit_group(nodes: Sequence[Node], site: Site) -> list[Call] | None:
@@ -51,18 +48,6 @@ def _norm_mul_row(
     np.multiply(out, x, out)
 
 
-def _norm_mul_rows(
-    x: Array, count: Array, eps: Array, total: Array, weight: Array, out: Array
-) -> None:
-    """Normalise some rows (R, n) that fit into the cache; ``total`` is (R,)."""
-    np.vecdot(x, x, total)
-    np.divide(total, count, total)
-    np.add(total, eps, total)
-    np.sqrt(total, total)
-    np.divide(weight, total[:, None], out)
-    np.multiply(out, x, out)
-
-
 def _norm_mul(nodes: Sequence[Node], site: Site) -> list[Call] | None:
     norm, mul = nodes
     x, out, eps = norm.inputs[0], mul.out, norm.number("eps")
@@ -71,23 +56,12 @@ def _norm_mul(nodes: Sequence[Node], site: Site) -> list[Call] | None:
     if (a, b)[1 - other] != norm.bound.output or norm.out.shape != out.shape:
         return None
     weight = np.broadcast_to(mul.inputs[other], out.shape)
-    count = x.shape[-1]
-    if x.size == count:
-        head = (0,) * (x.ndim - 1)
-        row, cell = x[head], site.scratch(())
-        numbers = (eps, cell[None], cell, cell.data)
-        return [(_norm_mul_row, (row, row[None], *numbers, weight[head], out[head]))]
-    rows = max(1, CACHED_NBYTES // (8 * count))
-    if x.ndim != 2 or x.shape[0] <= rows:
-        return None
-    total = site.scratch((rows,))
-    calls: list[Call] = []
-    for start in range(0, x.shape[0], rows):
-        part = slice(start, start + rows)
-        some = total[: x[part].shape[0]]
-        parts = (constant(count), constant(eps), some)
-        calls.append((_norm_mul_rows, (x[part], *parts, weight[part], out[part])))
-    return calls
+    if x.size != x.shape[-1]:
+        return None  # of several rows, blocks that stay in the cache were measured no faster
+    head = (0,) * (x.ndim - 1)
+    row, cell = x[head], site.scratch(())
+    numbers = (eps, cell[None], cell, cell.data)
+    return [(_norm_mul_row, (row, row[None], *numbers, weight[head], out[head]))]
 
 
 def _into_row(
