@@ -25,8 +25,8 @@ from ggsched.ir import Graph, GraphBuilder
 from ggsched.ir.join import join_graphs
 from ggsched.models.turns import in_turns
 from ggsched.passes import Constraints
-from ggsched.passes.expert_policy import ExpertPolicy
-from ggsched.passes.rings import Slots
+from ggsched.passes.experts.policy import ExpertPolicy
+from ggsched.passes.memory.rings import Slots
 from ggsched.scheduler import Scheduler
 from ggsched.testing.expert_graphs import INPUT, expert_graph, expert_homes, expert_values
 from ggsched.trace.recorder import Recorder

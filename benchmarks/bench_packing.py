@@ -24,8 +24,8 @@ from benchmarks.measure import best, in_turn, ratio
 from benchmarks.table import Row
 from benchmarks.transformers import MODELS, model_graph
 from ggsched.passes import Constraints, make_plan
-from ggsched.passes.contemporaries import find_near
-from ggsched.passes.packing import Block, lower_bound, pack, place_by_birth, place_by_size
+from ggsched.passes.memory.contemporaries import find_near
+from ggsched.passes.memory.packing import Block, lower_bound, pack, place_by_birth, place_by_size
 from ggsched.plan.stats import plan_stats
 from ggsched.topology import Topology
 

@@ -16,7 +16,7 @@ from ggsched.config import Settings
 from ggsched.ir import Graph, GraphBuilder
 from ggsched.ir.join import Joined, join_graphs
 from ggsched.passes import Constraints
-from ggsched.passes.rings import Slots
+from ggsched.passes.memory.rings import Slots
 from ggsched.scheduler import Scheduler
 
 STAGES, BATCHES, LAYERS, ROUNDS = 2, (1, 4, 16), 3, 7

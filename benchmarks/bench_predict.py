@@ -20,8 +20,8 @@ from ggsched.ir.graph import Graph
 from ggsched.models.batch_inputs import batch_inputs
 from ggsched.models.graph import build_model_graph
 from ggsched.models.spec import ModelSpec
+from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.place import Constraints
-from ggsched.passes.predict import predict_step
 from ggsched.run.release import close_all
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import MachineRates, guessed_rates

@@ -1,11 +1,11 @@
 """Drafts: what the planner decides before memory, for planners that go on in other ways."""
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.assign import assign
 from ggsched.passes.draft import Draft
 from ggsched.passes.options import StreamPolicy
 from ggsched.passes.place import Constraints, place
 from ggsched.passes.split import split
+from ggsched.passes.streams.assign import assign
 from ggsched.topology.model import Topology
 
 

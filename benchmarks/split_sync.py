@@ -24,13 +24,13 @@ from benchmarks.drafts import make_draft
 from ggsched.ir.graph import Graph
 from ggsched.passes import Constraints, make_plan
 from ggsched.passes.draft import Draft
-from ggsched.passes.emit import emit
-from ggsched.passes.hazards import Dependency
-from ggsched.passes.known import Means, Sync
 from ggsched.passes.options import PlanOptions, StreamPolicy
-from ggsched.passes.outline import NO_STREAM
-from ggsched.passes.sync import SyncPlan
-from ggsched.passes.work import Work, list_work
+from ggsched.passes.order.emit import emit
+from ggsched.passes.order.hazards import Dependency
+from ggsched.passes.order.known import Means, Sync
+from ggsched.passes.order.outline import NO_STREAM
+from ggsched.passes.order.sync import SyncPlan
+from ggsched.passes.order.work import Work, list_work
 from ggsched.plan.bundle import Plan
 from ggsched.plan.splits import HOST
 from ggsched.topology.model import Topology

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 
 from ggsched.passes.draft import Draft
-from ggsched.passes.packing import Block, pack
+from ggsched.passes.memory.packing import Block, pack
 
 
 def stretched_nbytes(draft: Draft, device: int, overwrites: Mapping[int, int]) -> int:

@@ -12,7 +12,7 @@ import ggsched
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload
 from ggsched.models.session import Session, SessionOptions
-from ggsched.passes.expert_policy import ExpertPolicy
+from ggsched.passes.experts.policy import ExpertPolicy
 
 MODEL = Path(ggsched.__file__).parent / "data" / "addition-moe.gguf"
 DEVICES = ["sim:0", "cpu:0"]

@@ -12,7 +12,7 @@ import numpy as np
 from ggsched import GraphBuilder, Scheduler
 from ggsched.ir.join import join_graphs
 from ggsched.passes import Constraints
-from ggsched.passes.rings import Slots
+from ggsched.passes.memory.rings import Slots
 from ggsched.sanitize import check_plan
 from ggsched.testing.sim import Costs, SimConfig, SimWorld
 

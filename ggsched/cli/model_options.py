@@ -222,7 +222,7 @@ def open_session(
     from ggsched.models.load import load_model
     from ggsched.models.offload import Offload, OverrideRule
     from ggsched.models.session import Session, SessionOptions
-    from ggsched.passes.expert_policy import ExpertPolicy
+    from ggsched.passes.experts.policy import ExpertPolicy
 
     model = load_model(options.model, weights=options.weights)
     hp = model.hparams

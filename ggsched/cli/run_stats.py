@@ -102,7 +102,7 @@ def _expectation(session: "Session") -> dict[str, Any]:
     timing, plan = session.timing, session.last_plan
     if not timing.decode_tokens or plan is None:
         return {}
-    from ggsched.passes.predict import predict_step
+    from ggsched.passes.cost.predict import predict_step
 
     graph = session.graph(1, session.n_past - 1, 1)
     if plan.graph != graph.digest:

@@ -8,7 +8,7 @@ from typing import Final
 
 from ggsched.ir.graph import Graph
 from ggsched.models.spec import ModelSpec, WeightSpec
-from ggsched.passes.work_size import node_cost
+from ggsched.passes.cost.work_size import node_cost
 from ggsched.topology.cost import Rates
 
 _LABEL: Final = re.compile(r"^blk\.(\d+)\b")

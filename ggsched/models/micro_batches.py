@@ -15,9 +15,9 @@ import numpy as np
 from ggsched.ir.graph import Graph
 from ggsched.ir.join import Joined, join_graphs
 from ggsched.models.turns import in_turns
+from ggsched.passes.cost.predict import predict_step
+from ggsched.passes.memory.rings import Slots
 from ggsched.passes.place import Constraints
-from ggsched.passes.predict import predict_step
-from ggsched.passes.rings import Slots
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
 from ggsched.scheduler import Scheduler

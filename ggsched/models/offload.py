@@ -18,7 +18,7 @@ from typing import Final, Literal
 from ggsched.errors import UsageError
 from ggsched.models.hparams import HParams
 from ggsched.models.spec import ModelSpec
-from ggsched.passes.expert_policy import ExpertPolicy
+from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.topology.caps import DeviceFacts
 from ggsched.topology.cost import MachineRates

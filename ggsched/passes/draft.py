@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.hazards import Lanes, find_lanes
-from ggsched.passes.liveness import Timeline, liveness
-from ggsched.passes.outline import Item, list_outline
-from ggsched.passes.reuse import Concurrent, Order, Sequential
-from ggsched.passes.rings import Slot, Slots, find_rings
-from ggsched.passes.visibility import Visibility, find_visibility
+from ggsched.passes.memory.reuse import Concurrent, Order, Sequential
+from ggsched.passes.memory.rings import Slot, Slots, find_rings
+from ggsched.passes.order.hazards import Lanes, find_lanes
+from ggsched.passes.order.liveness import Timeline, liveness
+from ggsched.passes.order.outline import Item, list_outline
+from ggsched.passes.order.visibility import Visibility, find_visibility
 from ggsched.plan.fusions import Fusion, run_order
 from ggsched.plan.placement import Placement
 from ggsched.plan.splits import Splits

@@ -13,9 +13,9 @@ from ggsched.errors import PlanError, UsageError
 from ggsched.ids import show
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.tensor import Role, Tensor
+from ggsched.passes.cost.predict import predict_step
+from ggsched.passes.cost.work_size import node_cost
 from ggsched.passes.place import Constraints
-from ggsched.passes.predict import predict_step
-from ggsched.passes.work_size import node_cost
 from ggsched.plan.bundle import Plan
 from ggsched.plan.stats import plan_stats
 from ggsched.topology.cost import MachineRates

@@ -9,20 +9,20 @@ from typing import Final
 import msgspec
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.allocate import Sharing, allocate
-from ggsched.passes.assign import assign
-from ggsched.passes.budget import keep_budget, over_budget
+from ggsched.passes.budget.keep import keep_budget, over_budget
 from ggsched.passes.draft import Draft
-from ggsched.passes.emit import emit
-from ggsched.passes.fuse import fuse
-from ggsched.passes.hazards import find_hazards
-from ggsched.passes.offload import offload_experts
+from ggsched.passes.experts.offload import offload_experts
+from ggsched.passes.memory.allocate import Sharing, allocate
+from ggsched.passes.memory.reuse import Order
 from ggsched.passes.options import PlanOptions
+from ggsched.passes.order.emit import emit
+from ggsched.passes.order.hazards import find_hazards
+from ggsched.passes.order.sync import plan_sync
+from ggsched.passes.order.work import list_work
 from ggsched.passes.place import Constraints, place
-from ggsched.passes.reuse import Order
 from ggsched.passes.split import split
-from ggsched.passes.sync import plan_sync
-from ggsched.passes.work import list_work
+from ggsched.passes.streams.assign import assign
+from ggsched.passes.streams.fuse import fuse
 from ggsched.plan.bundle import FORMAT, HostSlot, NodeInfo, Plan
 from ggsched.plan.splits import Splits
 from ggsched.plan.verify import (

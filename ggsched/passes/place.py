@@ -18,8 +18,8 @@ from ggsched.errors import PlanError
 from ggsched.ids import show
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
-from ggsched.passes.expert_policy import ExpertPolicy
-from ggsched.passes.rings import Slots
+from ggsched.passes.experts.policy import ExpertPolicy
+from ggsched.passes.memory.rings import Slots
 from ggsched.plan.placement import Cause, Choice, Placement
 from ggsched.topology.caps import op_key
 from ggsched.topology.cost import MachineRates, guessed_rates

@@ -1,10 +1,10 @@
 """The key of a plan: all that it depends on, and no more, the machine apart."""
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.expert_policy import ExpertPolicy
+from ggsched.passes.experts.policy import ExpertPolicy
+from ggsched.passes.memory.rings import Slots
 from ggsched.passes.options import PlanOptions
 from ggsched.passes.place import Constraints
-from ggsched.passes.rings import Slots
 
 PlanKey = tuple[
     str,

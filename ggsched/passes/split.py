@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
-from ggsched.passes.expert_transfers import ExpertTransfers, in_program_order
+from ggsched.passes.experts.transfers import ExpertTransfers, in_program_order
 from ggsched.plan.placement import OpOffload, Placement
 from ggsched.plan.splits import HOST, Split, Splits, Transfer, Value, ValueKind
 from ggsched.topology.model import Topology

@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.predict import predict_step
+from ggsched.passes.cost.predict import predict_step
 from ggsched.plan.bundle import Plan
 from ggsched.topology.cost import MachineRates, guessed_rates
 from ggsched.topology.model import Topology

@@ -23,7 +23,7 @@ from ggsched.models.load import load_model
 from ggsched.models.memory_need import memory_need
 from ggsched.models.offload import Offload, OverrideRule, find_homes
 from ggsched.passes import make_plan
-from ggsched.passes.expert_policy import ExpertPolicy
+from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.plan.splits import HOST
 from ggsched.testing.handmade import fake_device
 from ggsched.testing.topologies import ALL_OPS

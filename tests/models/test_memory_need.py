@@ -14,7 +14,7 @@ from ggsched.models.memory_need import Need
 from ggsched.models.offload import Offload, OverrideRule
 from ggsched.models.session import Session, SessionOptions
 from ggsched.models.trajectory import BatchSize, trajectory
-from ggsched.passes.expert_policy import ExpertPolicy
+from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.plan.splits import HOST
 from ggsched.testing.handmade import fake_device
 from ggsched.testing.sim import SimConfig, SimWorld

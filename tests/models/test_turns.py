@@ -10,8 +10,8 @@ from ggsched.ir.dtype import I32
 from ggsched.ir.join import join_graphs
 from ggsched.ir.tensor import Role
 from ggsched.models.turns import in_turns
+from ggsched.passes.memory.rings import Slots
 from ggsched.passes.place import Constraints
-from ggsched.passes.rings import Slots
 from ggsched.sanitize import check_plan
 from ggsched.scheduler import Scheduler
 from ggsched.testing.choosing import EagerChooser, RandomChooser

@@ -4,7 +4,7 @@ from itertools import combinations
 
 from hypothesis import strategies as st
 
-from ggsched.passes.contemporaries import Block
+from ggsched.passes.memory.contemporaries import Block
 
 ALIGNMENT = 16
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ggsched.passes.concurrent_bound import Bound, concurrent_bound
-from ggsched.passes.contemporaries import Block, lower_bound
-from ggsched.passes.packing import pack, pack_bounded
+from ggsched.passes.memory.concurrent_bound import Bound, concurrent_bound
+from ggsched.passes.memory.contemporaries import Block, lower_bound
+from ggsched.passes.memory.packing import pack, pack_bounded
 from tests.passes.conflicts import cases
 
 

@@ -10,10 +10,10 @@ from ggsched.errors import UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.tensor import Role
 from ggsched.passes import make_plan
+from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.explain import explain_home, explain_node, find_subject
-from ggsched.passes.liveness import liveness
+from ggsched.passes.order.liveness import liveness
 from ggsched.passes.place import Constraints
-from ggsched.passes.predict import predict_step
 from ggsched.plan.stats import plan_stats
 from ggsched.plan.whereabouts import places_of
 from ggsched.testing.handmade import fake_device

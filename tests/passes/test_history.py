@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggsched.passes.history import ArenaHistory
+from ggsched.passes.order.history import ArenaHistory
 
 NBYTES = 24
 LANES = 3

@@ -11,10 +11,10 @@ from ggsched.backend.probe import probe
 from ggsched.errors import PlanError
 from ggsched.ir.join import join_graphs
 from ggsched.passes import make_plan
-from ggsched.passes.expert_policy import ExpertPolicy
-from ggsched.passes.offload import expected_rows
+from ggsched.passes.cost.predict import predict_step
+from ggsched.passes.experts.offload import expected_rows
+from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
-from ggsched.passes.predict import predict_step
 from ggsched.plan.command import Copy, CopyRows
 from ggsched.plan.splits import Rows
 from ggsched.plan.verify import verify_splits

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ggsched.passes import packing
-from ggsched.passes.contemporaries import find_near
-from ggsched.passes.packing import Block, lower_bound, pack
+from ggsched.passes.memory import packing
+from ggsched.passes.memory.contemporaries import find_near
+from ggsched.passes.memory.packing import Block, lower_bound, pack
 
 ALIGNMENT = 16
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ggsched.passes import packing, packing_search
-from ggsched.passes.contemporaries import Block, find_conflicts, find_near, living_sets
-from ggsched.passes.packing import lower_bound, pack
-from ggsched.passes.packing_search import Packing, search
+from ggsched.passes.memory import packing, packing_search
+from ggsched.passes.memory.contemporaries import Block, find_conflicts, find_near, living_sets
+from ggsched.passes.memory.packing import lower_bound, pack
+from ggsched.passes.memory.packing_search import Packing, search
 from tests.passes.conflicts import Case, cases
 
 PLENTY = 10**9

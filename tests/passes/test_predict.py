@@ -4,10 +4,10 @@ import pytest
 
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
+from ggsched.passes.cost.predict import _company, predict_step
+from ggsched.passes.cost.simulate import Span
+from ggsched.passes.cost.work_size import kernel_name, node_cost
 from ggsched.passes.place import Constraints
-from ggsched.passes.predict import _company, predict_step
-from ggsched.passes.simulate import Span
-from ggsched.passes.work_size import kernel_name, node_cost
 from ggsched.testing.handmade import fake_device
 from ggsched.testing.topologies import ALL_OPS
 from ggsched.topology.cost import (

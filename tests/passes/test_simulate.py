@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
+from ggsched.passes.cost.simulate import simulate
 from ggsched.passes.place import Constraints
-from ggsched.passes.simulate import simulate
 from ggsched.plan.command import Copy, Download, Upload
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources

@@ -4,11 +4,11 @@ import pytest
 
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
-from ggsched.passes.assign import assign
-from ggsched.passes.liveness import liveness
 from ggsched.passes.options import StreamPolicy
+from ggsched.passes.order.liveness import liveness
 from ggsched.passes.place import Constraints, place
 from ggsched.passes.split import split
+from ggsched.passes.streams.assign import assign
 from ggsched.plan.memory import Life
 from ggsched.plan.splits import HOST
 from ggsched.plan.verify import verify_splits, verify_streams

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from ggsched.ir import Graph, GraphBuilder
-from ggsched.passes.allocate import Sharing, allocate
-from ggsched.passes.assign import assign
-from ggsched.passes.liveness import liveness
+from ggsched.passes.memory.allocate import Sharing, allocate
+from ggsched.passes.memory.reuse import Sequential
 from ggsched.passes.options import StreamPolicy
+from ggsched.passes.order.liveness import liveness
 from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints, place
-from ggsched.passes.reuse import Sequential
 from ggsched.passes.split import split
+from ggsched.passes.streams.assign import assign
 from ggsched.plan.bundle import Plan
 from ggsched.plan.memory import Life, Memory
 from ggsched.plan.placement import Placement

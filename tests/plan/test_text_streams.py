@@ -57,7 +57,8 @@ def test_sections_are_there_only_if_they_say_something(plan):
 
 
 def test_takers_come_first_and_long_lists_end(plan):
-    gains = tuple(Gain(0, 2, 1.0, 1.0, False) for _ in range(60)) + (Gain(1, 2, 2.0, 1.0, True),)
+    shut = [Gain(0, 2, 1.0, 1.0, False)] * 60
+    gains = (*shut, Gain(1, 2, 2.0, 1.0, True))
     many = msgspec.structs.replace(plan, streams=msgspec.structs.replace(plan.streams, gains=gains))
     rows = list(stream_rows(many))
     device = plan.devices[plan.splits.splits[1].device].name

@@ -15,7 +15,7 @@ from ggsched.config import Settings
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload
 from ggsched.models.session import Session, SessionOptions
-from ggsched.passes.expert_policy import ExpertPolicy
+from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.plan.command import CopyRows
 from ggsched.sanitize.trace import check_trace
 from ggsched.testing.choosing import RandomChooser

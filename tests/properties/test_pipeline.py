@@ -17,8 +17,8 @@ from ggsched.ir.schedule import apply_schedule, rounds
 from ggsched.ir.tensor import Role
 from ggsched.models.layer_split import split_layers
 from ggsched.passes import Constraints, make_plan
+from ggsched.passes.memory.rings import Slots
 from ggsched.passes.options import PlanOptions, StreamPolicy
-from ggsched.passes.rings import Slots
 from ggsched.plan.command import HostSync
 from ggsched.plan.text import plan_text
 from ggsched.run.executor import Executor

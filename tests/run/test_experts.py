@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ggsched.errors import DeviceFault, UsageError
-from ggsched.passes.expert_policy import ExpertPolicy
+from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.plan.command import CopyRows, HostSync
 from ggsched.run.copy_rows import Decision

@@ -5,8 +5,8 @@ import pytest
 
 from ggsched.ir import GraphBuilder
 from ggsched.ir.join import join_graphs
+from ggsched.passes.memory.rings import Slots
 from ggsched.passes.place import Constraints
-from ggsched.passes.rings import Slots
 from ggsched.scheduler import Scheduler
 from ggsched.testing.choosing import EagerChooser
 from ggsched.testing.expert_graphs import INPUT, expert_homes, expert_values

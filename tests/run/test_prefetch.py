@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ggsched.backend.probe import probe
-from ggsched.passes.expert_policy import ExpertPolicy
+from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.sanitize import check_plan
 from ggsched.scheduler import Scheduler

@@ -13,7 +13,7 @@ from ggsched.errors import DeviceFault, GgschedError, OutOfDeviceMemory, SyncTim
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.join import join_graphs
 from ggsched.passes import Constraints
-from ggsched.passes.rings import Slots
+from ggsched.passes.memory.rings import Slots
 from ggsched.scheduler import Scheduler
 from ggsched.testing.oracle import run_oracle
 from ggsched.testing.sim import Faults, SimConfig, SimWorld

@@ -121,9 +121,10 @@ def test_nothing_is_measured_where_no_nodes_are_independent():
 def test_graphs_are_measured_apart():
     with measuring(TestDevice(max_streams=4), Clock(2.0, 1.0)) as scheduler:
         a, b = branches(1.0), branches(10.0)
-        totals = []
-        for graph in itertools.islice(itertools.cycle((a, a, b)), 3 * RUNS):
-            totals.append(float(scheduler.run(graph, {"x": X})[graph.outputs[1]][0]))
+        totals = [
+            float(scheduler.run(graph, {"x": X})[graph.outputs[1]][0])
+            for graph in itertools.islice(itertools.cycle((a, a, b)), 3 * RUNS)
+        ]
         steps = np.diff([0.0, *totals])
         assert steps.tolist() == [1.0, 1.0, 10.0] * RUNS
         assert [m.kept for m in scheduler.measured] == ["streams", "streams"]

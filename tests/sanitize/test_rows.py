@@ -5,7 +5,7 @@ import pytest
 
 from ggsched.backend.probe import probe
 from ggsched.passes import make_plan
-from ggsched.passes.expert_policy import ExpertPolicy
+from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.plan.command import Copy, CopyRows, HostSync, Launch
 from ggsched.plan.splits import Rows

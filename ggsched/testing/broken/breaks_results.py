@@ -16,6 +16,7 @@ from ggsched.testing.broken.spoiling import Action, Spoiling, nothing, outputs_o
 from ggsched.testing.broken.twins import CPU, SIM
 from ggsched.testing.sim import SimDevice, SimProgram
 from ggsched.testing.sim.engine import Step
+from ggsched.testing.sim.kernels import NodeWork
 
 # --- LCH-3 ------------------------------------------------------------------------------------
 
@@ -124,7 +125,8 @@ class DeterminismClaimed(SimDevice):
         """Compile as for a device that does not declare it."""
         program = super().compile(nodes, stream)
         for work in program._work:
-            work._wobbles = work.node.output.dtype is F32 and work.node.op == "mul_mat"
+            if isinstance(work, NodeWork):
+                work._wobbles = work.node.output.dtype is F32 and work.node.op == "mul_mat"
         return program
 
 

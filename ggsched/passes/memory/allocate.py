@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
-from ggsched.passes.expert_memory import add_caches, add_rings
-from ggsched.passes.liveness import Timeline
-from ggsched.passes.packing import Block, pack_bounded
-from ggsched.passes.reuse import Order, Sequential
-from ggsched.passes.rings import Slot
+from ggsched.passes.experts.memory import add_caches, add_rings
+from ggsched.passes.memory.packing import Block, pack_bounded
+from ggsched.passes.memory.reuse import Order, Sequential
+from ggsched.passes.memory.rings import Slot
+from ggsched.passes.order.liveness import Timeline
 from ggsched.plan.memory import Arena, ArenaKind, Life, Memory, Region
 from ggsched.plan.splits import HOST, Splits, Value
 from ggsched.topology.model import Topology

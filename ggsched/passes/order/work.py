@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.outline import Item, WorkKind, host_reads
+from ggsched.passes.order.outline import Item, WorkKind, host_reads
 from ggsched.plan.command import Step
 from ggsched.plan.memory import Memory, Region
 from ggsched.plan.splits import Splits, Transfer

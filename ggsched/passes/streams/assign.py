@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ggsched.ir.graph import Graph, Node
+from ggsched.passes.cost.work_size import node_cost
 from ggsched.passes.options import StreamPolicy
-from ggsched.passes.work_size import node_cost
 from ggsched.plan.fusions import Fusion
 from ggsched.plan.splits import HOST, Split, Splits
 from ggsched.plan.streams import Gain, Streams, StreamSpec

@@ -12,11 +12,11 @@ that the next run waits for anyway implies them.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ggsched.passes.clocks import Clock
-from ggsched.passes.hazards import Dependency, Hazards, Lanes, next_run_hazards
-from ggsched.passes.known import Enqueued, Known, Means, Sync
-from ggsched.passes.outline import NO_STREAM
-from ggsched.passes.work import Work
+from ggsched.passes.order.clocks import Clock
+from ggsched.passes.order.hazards import Dependency, Hazards, Lanes, next_run_hazards
+from ggsched.passes.order.known import Enqueued, Known, Means, Sync
+from ggsched.passes.order.outline import NO_STREAM
+from ggsched.passes.order.work import Work
 from ggsched.plan.streams import Streams
 from ggsched.topology.model import Topology
 

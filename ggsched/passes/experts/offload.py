@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.expert_policy import ExpertPolicy
-from ggsched.passes.experts import ExpertBlock, chosen_rows, find_blocks
-from ggsched.passes.work_size import node_cost
+from ggsched.passes.cost.work_size import node_cost
+from ggsched.passes.experts.find import ExpertBlock, chosen_rows, find_blocks
+from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.plan.placement import Choice, OpOffload, Placement
 from ggsched.topology.cost import HOST, Link, MachineRates
 from ggsched.topology.model import Topology

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ggsched.passes.clocks import Clocks
-from ggsched.passes.hazards import Dependency, Lanes
+from ggsched.passes.order.clocks import Clocks
+from ggsched.passes.order.hazards import Dependency, Lanes
 
 Means = Literal["wait", "barrier", "host_event", "host_stream"]
 

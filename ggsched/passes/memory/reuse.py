@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ggsched.passes.liveness import Timeline
-from ggsched.passes.visibility import Known, Visibility, join, touched_lanes
+from ggsched.passes.order.liveness import Timeline
+from ggsched.passes.order.visibility import Known, Visibility, join, touched_lanes
 from ggsched.plan.memory import Life
 
 

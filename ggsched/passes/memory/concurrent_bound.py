@@ -12,7 +12,7 @@ Where there are too many pairs for that, only the heaviest live sets are looked 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ggsched.passes.contemporaries import (
+from ggsched.passes.memory.contemporaries import (
     Apart,
     Block,
     Near,

@@ -8,9 +8,9 @@ other (``copy_order``), the copies of a stream and its launches apart.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ggsched.passes.history import ArenaHistory, Conflict
-from ggsched.passes.outline import NO_STREAM, Item
-from ggsched.passes.work import Work
+from ggsched.passes.order.history import ArenaHistory, Conflict
+from ggsched.passes.order.outline import NO_STREAM, Item
+from ggsched.passes.order.work import Work
 from ggsched.plan.memory import Memory
 from ggsched.plan.streams import Streams
 from ggsched.topology.model import Topology

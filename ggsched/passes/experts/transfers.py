@@ -6,7 +6,7 @@ from itertools import starmap
 import msgspec
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.experts import chosen_rows
+from ggsched.passes.experts.find import chosen_rows
 from ggsched.plan.placement import OpOffload
 from ggsched.plan.splits import Rows, Transfer
 from ggsched.topology.model import Topology

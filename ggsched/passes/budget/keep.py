@@ -11,11 +11,11 @@ bisection. The waits themselves come from the hazards, as all others do.
 from collections.abc import Callable, Mapping, Sequence
 
 from ggsched.errors import PlanError
+from ggsched.passes.budget.relaxed import Relaxed
+from ggsched.passes.budget.step_times import find_step_times
+from ggsched.passes.budget.trades import with_trades
+from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.draft import Draft
-from ggsched.passes.predict import predict_step
-from ggsched.passes.relaxed import Relaxed
-from ggsched.passes.step_times import find_step_times
-from ggsched.passes.trades import with_trades
 from ggsched.plan.bundle import Plan
 from ggsched.topology.cost import MachineRates
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ggsched.passes.budget.step_times import StepTimes
 from ggsched.passes.draft import Draft
-from ggsched.passes.reuse import Concurrent
-from ggsched.passes.step_times import StepTimes
+from ggsched.passes.memory.reuse import Concurrent
 from ggsched.plan.memory import Life
 
 

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.dataflow import find_dependencies
-from ggsched.passes.hazards import Lanes
-from ggsched.passes.liveness import Timeline
-from ggsched.passes.outline import Item
-from ggsched.passes.sync import known_clocks
+from ggsched.passes.order.dataflow import find_dependencies
+from ggsched.passes.order.hazards import Lanes
+from ggsched.passes.order.liveness import Timeline
+from ggsched.passes.order.outline import Item
+from ggsched.passes.order.sync import known_clocks
 from ggsched.plan.splits import Splits
 from ggsched.plan.streams import Streams
 from ggsched.topology.model import Topology

@@ -11,8 +11,8 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ggsched.passes.concurrent_bound import Bound, concurrent_bound
-from ggsched.passes.contemporaries import (
+from ggsched.passes.memory.concurrent_bound import Bound, concurrent_bound
+from ggsched.passes.memory.contemporaries import (
     Apart,
     Block,
     Near,
@@ -20,7 +20,7 @@ from ggsched.passes.contemporaries import (
     find_near,
     lower_bound,
 )
-from ggsched.passes.packing_search import STEPS_PER_BLOCK, Packing, search
+from ggsched.passes.memory.packing_search import STEPS_PER_BLOCK, Packing, search
 
 __all__ = ["Apart", "Block", "Near", "find_near", "lower_bound", "pack", "pack_bounded"]
 

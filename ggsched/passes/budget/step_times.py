@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from ggsched.passes.cost.simulate import Timeline
 from ggsched.passes.draft import Draft
-from ggsched.passes.simulate import Timeline
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Copy, Download, Launch, Upload
 

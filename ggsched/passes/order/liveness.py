@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.fuse import held_values
+from ggsched.passes.streams.fuse import held_values
 from ggsched.plan.fusions import Fusion
 from ggsched.plan.memory import Life
 from ggsched.plan.splits import Splits

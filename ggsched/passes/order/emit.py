@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ggsched.passes.known import Sync
-from ggsched.passes.sync import SyncPlan
-from ggsched.passes.work import Work, cache_region, merge_ranges, transfer_regions
+from ggsched.passes.order.known import Sync
+from ggsched.passes.order.sync import SyncPlan
+from ggsched.passes.order.work import Work, cache_region, merge_ranges, transfer_regions
 from ggsched.plan.command import (
     Barrier,
     Command,

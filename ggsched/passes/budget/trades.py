@@ -2,7 +2,7 @@
 
 import msgspec
 
-from ggsched.passes.simulate import Timeline
+from ggsched.passes.cost.simulate import Timeline
 from ggsched.plan.bundle import Plan, Trade
 from ggsched.plan.command import (
     Barrier,

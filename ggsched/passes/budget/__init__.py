@@ -1,0 +1,1 @@
+"""Budget: waits that are added to save memory, the cheapest first."""

@@ -1,0 +1,1 @@
+"""Cost: what nodes, commands and whole steps are predicted to take."""

@@ -1,0 +1,1 @@
+"""Memory: when values live, which may share bytes, and where each lies."""

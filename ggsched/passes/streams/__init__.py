@@ -1,0 +1,1 @@
+"""Streams: which nodes run beside each other, and which as one."""
