@@ -45,13 +45,11 @@ def plan_text(plan: Plan, *, verbose: bool = False, width: int = 80) -> str:
         ("memory", _memory(plan, verbose)),
         ("commands", _commands(plan, verbose)),
         ("trades", trade_rows(plan) if plan.trades else None),
-        ("groups that run as one", _groups(plan, verbose)),
+        ("groups", _groups(plan, verbose) if plan.fusions else None),
         ("stats", _stats(plan_stats(plan))),
     ):
         if rows is not None:
-            shown = [f"  {row}" for row in rows]
-        if shown or not title.startswith("groups"):
-            lines += ["", title, *shown]
+            lines += ["", title, *(f"  {row}" for row in rows)]
     return "\n".join(folded for line in lines for folded in _fold(line, width)) + "\n"
 
 
