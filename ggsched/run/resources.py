@@ -44,7 +44,7 @@ class Resources:
         self.chosen = {t.dst: ChosenRows() for t in plan.splits.transfers if t.rows is not None}
         self._owned: list[Buffer | Program] = []
         try:
-            self.buffers, self.host = self._arenas(plan, store)
+            self.buffers, self.host = self._arenas(graph, plan, store)
             self.programs = self._compile(graph, plan)
         except BaseException:
             close_all(reversed(self._owned))
@@ -76,7 +76,7 @@ class Resources:
         close_all(reversed(owned))
 
     def _arenas(
-        self, plan: Plan, store: TensorStore
+        self, graph: Graph, plan: Plan, store: TensorStore
     ) -> tuple[dict[int, Buffer], dict[int, HostMemory]]:
         buffers: dict[int, Buffer] = {}
         host: dict[int, HostMemory] = {}
@@ -86,7 +86,8 @@ class Resources:
             elif arena.kind == "compute":
                 buffers[arena.id] = self._own_arena(arena, store.devices[arena.device])
             else:
-                buffers[arena.id] = store.tensor(arena)
+                dtype = graph.named(arena.name).dtype if arena.kind == "weight" else None
+                buffers[arena.id] = store.tensor(arena, dtype)
         return buffers, host
 
     def _own_arena(self, arena: Arena, device: Device) -> Buffer:

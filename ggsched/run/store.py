@@ -13,8 +13,10 @@ from typing import Final
 
 import numpy as np
 
+from ggsched.backend.arrays import BYTE, numpy_dtype
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Stream
 from ggsched.errors import GgschedError, SyncTimeout, UsageError
+from ggsched.ir.dtype import DType
 from ggsched.plan.memory import Arena
 from ggsched.run.expert_ledger import ExpertLedger
 from ggsched.run.release import close_all
@@ -76,17 +78,21 @@ class TensorStore:
             self._streams[key] = self.devices[device].create_stream()
         return self._streams[key]
 
-    def tensor(self, arena: Arena) -> Buffer:
+    def tensor(self, arena: Arena, dtype: DType | None = None) -> Buffer:
         """Return the buffer of a weight, state or cache arena, made and filled on first use.
 
+        Args:
+            arena: The arena.
+            dtype: Element type of the tensor; an array of another one is refused.
+
         Raises:
-            UsageError: the weight is missing, has another size, or is resident elsewhere.
+            UsageError: the weight is missing, has another size or type, or is resident elsewhere.
             OutOfDeviceMemory: it does not fit.
         """
         key = _key(arena)
         known = self._resident.get(key)
         if known is None:
-            known = self._resident[key] = self._made(arena)
+            known = self._resident[key] = self._made(arena, dtype)
         if (known.device, known.nbytes, known.kind) != (arena.device, arena.nbytes, arena.kind):
             here = self.devices[known.device].facts.name
             raise UsageError(
@@ -186,14 +192,14 @@ class TensorStore:
         self._streams.clear()
         close_all([*buffers, *streams])
 
-    def _made(self, arena: Arena) -> Resident:
+    def _made(self, arena: Arena, dtype: DType | None) -> Resident:
         if arena.kind == "cache":
             buffer = self.devices[arena.device].allocate(arena.nbytes)
             return Resident(buffer, arena.device, arena.nbytes, arena.kind, False)
-        return self._weight(arena) if arena.kind == "weight" else self._state(arena)
+        return self._weight(arena, dtype) if arena.kind == "weight" else self._state(arena)
 
-    def _weight(self, arena: Arena) -> Resident:
-        data = self._host_bytes(arena)
+    def _weight(self, arena: Arena, dtype: DType | None) -> Resident:
+        data = self._host_bytes(arena, dtype)
         device = self.devices[arena.device]
         if device.facts.imports_host_memory and _is_aligned(data, device.facts.alignment):
             buffer, imported = device.import_host(data), True
@@ -227,7 +233,7 @@ class TensorStore:
             error.add_note(f"while filling {name!r}")
             raise
 
-    def _host_bytes(self, arena: Arena) -> HostMemory:
+    def _host_bytes(self, arena: Arena, dtype: DType | None) -> HostMemory:
         try:
             source = self._weights
             array = source(arena.name) if callable(source) else source[arena.name]
@@ -241,6 +247,13 @@ class TensorStore:
                 f"{array.nbytes} bytes given ({array.dtype} {array.shape})",
                 where=arena.name,
                 why=f"the graph declares {arena.nbytes}",
+            )
+        # Bytes of no particular type are taken as they are.
+        if dtype is not None and array.dtype not in (numpy_dtype(dtype), BYTE):
+            raise UsageError(
+                f"{array.dtype} given for {dtype}",
+                where=arena.name,
+                why=f"its arrays are of {numpy_dtype(dtype)}",
             )
         return array.reshape(-1).view(np.uint8).data.toreadonly()
 

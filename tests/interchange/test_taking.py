@@ -14,7 +14,7 @@ from ggsched.errors import InterchangeError, UsageError
 from ggsched.interchange.giving import Given
 from ggsched.interchange.taking import host_array, host_arrays, host_weights
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import BF16, F32, I32
+from ggsched.ir.dtype import BF16, F16, F32, I32
 from ggsched.scheduler import Scheduler
 from tests.interchange.foreign import Both, ByDescription, ByDlpack, strided
 
@@ -271,6 +271,27 @@ def test_weights_are_taken_when_they_are_needed():
         host_weights({})("w")
     with pytest.raises(InterchangeError, match="^w: list"):
         host_weights({"w": [1.0]})("w")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weight"),
+    [
+        (F16, np.array([1, 2], ml_dtypes.bfloat16)),
+        (BF16, np.array([1, 2], np.float16)),
+        (F32, np.array([1, 2], np.int32)),
+        (F32, np.array([1], np.float64)),
+    ],
+)
+def test_weights_of_the_right_length_and_another_type_are_refused(dtype, weight):
+    g = GraphBuilder("typed")
+    graph = g.build(g.mul_mat(g.weight("w", (1, 2), dtype=dtype), g.input("x", (1, 2))))
+    for offered in (weight, ByDescription(weight)):
+        if weight.dtype.kind == "V" and offered is not weight:
+            continue  # numpy describes it as bytes without a meaning
+        x = np.ones((1, 2), np.float32)
+        scheduler = Scheduler(["cpu:0"], weights={"w": offered})
+        with scheduler, pytest.raises(UsageError, match=f"given for {dtype}"):
+            scheduler.run(graph, {"x": x})
 
 
 def test_inputs_are_borrowed_until_run_returns_and_no_longer():
