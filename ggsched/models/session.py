@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
@@ -15,14 +15,15 @@ from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
 from ggsched.models.batch_inputs import batch_inputs
-from ggsched.models.fit import Fit, FitRequest
+from ggsched.models.fit import Fit
 from ggsched.models.graph import build_model_graph
 from ggsched.models.load import Model, weight_array
 from ggsched.models.memory_need import MemoryNeed, memory_need
-from ggsched.models.micro_batches import MicroBatch, MicroBatches, Pipelining
-from ggsched.models.offload import Homes, Offload, find_homes
+from ggsched.models.micro_batches import MicroBatch, MicroBatches
+from ggsched.models.offload import Homes, find_homes
 from ggsched.models.rehearsal import rehearse
 from ggsched.models.sampling import Sampler, Sampling
+from ggsched.models.session_options import SessionOptions
 from ggsched.models.spread import balance_options, constraints_of, fit_options
 from ggsched.models.trajectory import kv_bucket
 from ggsched.passes.place import Constraints
@@ -33,39 +34,9 @@ from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import MachineRates
 from ggsched.trace.recorder import Recorder
 
+__all__ = ["Session", "SessionOptions", "Timing"]
+
 _LOG: Final = logging.getLogger("ggsched")
-
-
-@dataclass(frozen=True, slots=True)
-class SessionOptions:
-    """Sizes of a session.
-
-    Attributes:
-        n_ctx: Rows of the KV cache: tokens that the sequence can have.
-        n_batch: Tokens that are fed at once at most.
-        n_ubatch: Tokens of one micro-batch at most, which is one run of a plan.
-        offload: Where weights and caches live.
-        pipelining: Whether the micro-batches of a batch run as one graph, so that several devices
-            work at once; ``auto`` where that is predicted to pay.
-        slots: Buffers for what is handed from device to device then, None for what is best.
-        plans_kept: Plans whose memory is kept.
-        fit: What is to be chosen so that everything fits the memory that is free, instead of what
-            is said of it here; None for nothing.
-    """
-
-    n_ctx: int = 512
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    offload: Offload = field(default_factory=Offload)
-    pipelining: Pipelining = "auto"
-    slots: int | None = None
-    plans_kept: int = 16
-    fit: FitRequest | None = None
-
-    @property
-    def step(self) -> int:
-        """Tokens of one micro-batch at most."""
-        return min(self.n_ubatch, self.n_batch)
 
 
 @dataclass(slots=True)
@@ -118,7 +89,7 @@ class Session:
         """
         self.model = model
         self.options = options or SessionOptions()
-        _check(self.options)
+        self.options.check()
         self.scheduler = Scheduler(
             devices,
             weights=lambda name: weight_array(model, name),
@@ -372,9 +343,3 @@ class Session:
                 why=f"it holds {self.options.n_ctx}",
                 hint="use a larger -c, or a shorter prompt",
             )
-
-
-def _check(options: SessionOptions) -> None:
-    for name, value in (("-c", options.n_ctx), ("-b", options.n_batch), ("-ub", options.n_ubatch)):
-        if value < 1:
-            raise UsageError(f"{name} {value}", why="it must be at least 1")

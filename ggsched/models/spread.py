@@ -1,21 +1,18 @@
 """Decides how a model is spread, where that was left open: by cost, or so that it fits."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ggsched.ir.graph import Graph
 from ggsched.models.balance import balanced_layers
 from ggsched.models.fit import Fit, fit
 from ggsched.models.offload import Homes, stages
+from ggsched.models.session_options import SessionOptions
 from ggsched.models.spec import ModelSpec
 from ggsched.models.trajectory import BatchSize, kv_bucket
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import MachineRates
-
-if TYPE_CHECKING:
-    from ggsched.models.session import SessionOptions
 
 
 def constraints_of(homes: Homes, rates: MachineRates) -> Constraints:
@@ -24,8 +21,8 @@ def constraints_of(homes: Homes, rates: MachineRates) -> Constraints:
 
 
 def fit_options(
-    spec: ModelSpec, scheduler: Scheduler, rates: MachineRates, options: "SessionOptions"
-) -> tuple["SessionOptions", Fit]:
+    spec: ModelSpec, scheduler: Scheduler, rates: MachineRates, options: SessionOptions
+) -> tuple[SessionOptions, Fit]:
     """Return the options with what ``--fit`` chose, and why.
 
     Raises:
@@ -55,8 +52,8 @@ def fit_options(
 
 
 def balance_options(
-    spec: ModelSpec, scheduler: Scheduler, rates: MachineRates, options: "SessionOptions"
-) -> "SessionOptions":
+    spec: ModelSpec, scheduler: Scheduler, rates: MachineRates, options: SessionOptions
+) -> SessionOptions:
     """Return the options, with layers counted out where they are divided by cost.
 
     Raises:

@@ -1,0 +1,50 @@
+"""What a session is to be like."""
+
+from dataclasses import dataclass, field
+
+from ggsched.errors import UsageError
+from ggsched.models.fit import FitRequest
+from ggsched.models.micro_batches import Pipelining
+from ggsched.models.offload import Offload
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """Sizes of a session.
+
+    Attributes:
+        n_ctx: Rows of the KV cache: tokens that the sequence can have.
+        n_batch: Tokens that are fed at once at most.
+        n_ubatch: Tokens of one micro-batch at most, which is one run of a plan.
+        offload: Where weights and caches live.
+        pipelining: Whether the micro-batches of a batch run as one graph, so that several devices
+            work at once; ``auto`` where that is predicted to pay.
+        slots: Buffers for what is handed from device to device then, None for what is best.
+        plans_kept: Plans whose memory is kept.
+        fit: What is to be chosen so that everything fits the memory that is free, instead of what
+            is said of it here; None for nothing.
+    """
+
+    n_ctx: int = 512
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    offload: Offload = field(default_factory=Offload)
+    pipelining: Pipelining = "auto"
+    slots: int | None = None
+    plans_kept: int = 16
+    fit: FitRequest | None = None
+
+    @property
+    def step(self) -> int:
+        """Tokens of one micro-batch at most."""
+        return min(self.n_ubatch, self.n_batch)
+
+    def check(self) -> None:
+        """Refuse sizes that make no sense.
+
+        Raises:
+            UsageError: a size below 1.
+        """
+        for name, value in (("-c", self.n_ctx), ("-b", self.n_batch), ("-ub", self.n_ubatch)):
+            if value < 1:
+                raise UsageError(f"{name} {value}", why="it must be at least 1")
