@@ -10,13 +10,17 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
+PEERS := $(VENV)/peers
+# With CUDA it is gigabytes: where pip is told of PyTorch's wheels for CPUs, ask for one of these,
+# as in "make bench-peers TORCH=torch==2.13.0+cpu".
+TORCH ?= torch>=2.4,<3
 
 # One thread for each BLAS: ggsched's streams are the threads, and timings stay comparable.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 	BLIS_NUM_THREADS=1 VECLIB_MAXIMUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint format bench gpu mutation docs clean clean-all
+.PHONY: help demo test test-long lint format bench bench-peers gpu mutation docs clean clean-all
 
 help: ## show this list
 	@echo "targets:"
@@ -44,6 +48,9 @@ format: $(READY)-dev ## let ruff format and sort imports
 
 bench: $(READY)-dev ## measure, as ratios in one run
 	@$(ONE_THREAD) $(PY) -m benchmarks $(ARGS)
+
+bench-peers: $(PEERS)/.ready ## measure beside dask, torch, llama.cpp and others, as far as they can be had
+	@$(ONE_THREAD) $(PEERS)/bin/python -m benchmarks.peers $(ARGS)
 
 gpu: $(READY)-gpu ## with an NVIDIA GPU: kit, mutants, models and measurements, into docs/measurements
 	@$(ONE_THREAD) $(PY) -m benchmarks.gpu -o docs/measurements/$$(date +%F)-cuda.json $(ARGS)
@@ -96,6 +103,17 @@ $(READY)-dev: pyproject.toml | $(PY)
 $(READY)-gpu: pyproject.toml | $(PY)
 	@echo "installing ggsched with CUDA's libraries into $(VENV)"
 	@$(PIP) install --quiet --editable ".[cuda,test]"
+	@touch $@
+
+# An environment of its own, so that nothing else comes to depend on a peer. Each is installed by
+# itself, and one that cannot be had is left out: the table names it.
+$(PEERS)/.ready: pyproject.toml | $(PY)
+	@echo "installing ggsched and its peers into $(PEERS); llama-cpp-python may have to be compiled"
+	@"$(PYTHON)" -m venv $(PEERS)
+	@$(PEERS)/bin/python -m pip install --quiet --editable .
+	@for peer in "$(TORCH)" "dask>=2024.10" "llama-cpp-python>=0.3.16,<0.4"; do \
+		timeout 3600 $(PEERS)/bin/python -m pip install --quiet "$$peer" \
+		|| echo "ggsched: $$peer could not be installed, and is left out" >&2; done
 	@touch $@
 
 $(READY)-docs: pyproject.toml | $(PY)

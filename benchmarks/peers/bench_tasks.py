@@ -1,0 +1,102 @@
+"""What a task costs: 1,000 additions or products of 16 floats in a chain, diamonds, a random DAG.
+
+All peers run the same calls and their last results are equal bit for bit, or the suite fails. The
+loop over numpy calls is the limit: it decides nothing and keeps nothing.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from benchmarks.measure import best, in_turn
+from benchmarks.peers.installed import reason_missing
+from benchmarks.peers.task_graphs import SHAPES, Tasks
+from benchmarks.peers.task_runners import (
+    Once,
+    Runner,
+    dask_threads,
+    ggsched_cached,
+    numpy_loop,
+    thread_pool,
+    torch_eager,
+)
+from benchmarks.table import Row
+
+N = 1_000
+ROUNDS = 15
+OURS: Final = "ggsched, synchronous"
+LIMIT: Final = "numpy in a loop"
+
+
+def runners() -> dict[str, Runner]:
+    """Return the runners whose peers are installed, by name."""
+    found: dict[str, Runner] = {
+        LIMIT: numpy_loop,
+        OURS: ggsched_cached(is_sync=True),
+        "ggsched, worker": ggsched_cached(is_sync=False),
+        "ggsched, synchronous, 2 devices in turn": ggsched_cached(is_sync=True, devices=2),
+        "ggsched, worker, 2 devices in turn": ggsched_cached(is_sync=False, devices=2),
+        "ThreadPoolExecutor(1)": thread_pool(1),
+        "ThreadPoolExecutor(2)": thread_pool(2),
+    }
+    if not reason_missing("torch"):
+        found["torch eager"] = torch_eager
+    if not reason_missing("dask"):
+        found |= {"dask threads, 1 worker": dask_threads(1)}
+        found |= {"dask threads, 2 workers": dask_threads(2)}
+    return found
+
+
+def run() -> list[Row]:
+    """Measure."""
+    return [row for shape in SHAPES for row in measure(shape(N), runners(), ROUNDS)]
+
+
+def measure(tasks: Tasks, wanted: Mapping[str, Runner], rounds: int) -> list[Row]:
+    """Return what a task costs with each runner.
+
+    Raises:
+        ValueError: a runner's result is not that of the first.
+    """
+    with ExitStack() as stack:
+        sides = {name: stack.enter_context(make(tasks)) for name, make in wanted.items()}
+        check_equal(sides)
+        took = in_turn({name: partial(_discard, once) for name, once in sides.items()}, rounds)
+    return rows_of(tasks, took)
+
+
+def check_equal(sides: Mapping[str, Once]) -> None:
+    """Run each side once and compare.
+
+    Raises:
+        ValueError: a result differs from that of the first side, or is not finite.
+    """
+    results = {name: once() for name, once in sides.items()}
+    first, wanted = next(iter(results.items()))
+    if not np.isfinite(wanted).all():
+        raise ValueError(f"{first} gives {wanted}, which says nothing about the others")
+    for name, result in results.items():
+        if not np.array_equal(result, wanted):
+            raise ValueError(f"{name} gives {result}, but {first} gives {wanted}")
+
+
+def rows_of(tasks: Tasks, took: Mapping[str, list[float]]) -> list[Row]:
+    """Return microseconds a task for each side, and what it is of ggsched's, best over best."""
+    rows = []
+    n, ours = len(tasks.calls), took.get(OURS)
+    for name, seconds in took.items():
+        each = sorted(1e6 * s / n for s in seconds)
+        what = f"{tasks.name}: {name}, a task"
+        rows.append(Row("tasks", what, each[len(each) // 2], each[0], each[-1], "us"))
+        if ours and name != OURS:
+            pairs = [a / b for a, b in zip(seconds, ours, strict=True)]
+            what = f"  {name} / {OURS}"
+            rows.append(Row("tasks", what, best(seconds) / best(ours), min(pairs), max(pairs)))
+    return rows
+
+
+def _discard(once: Once) -> None:
+    once()

@@ -1,0 +1,53 @@
+"""A llama of about 85 million random f16 weights as a GGUF file, which both sides read."""
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+
+from ggsched.models.graph import model_needs
+from ggsched.models.hparams import HParams, RopeParams
+
+SIZES: Final = HParams(
+    "llama", "llama-85m-f16", 512, 4096, 1024, 6, 16, 16, 64, 2816, 1e-5, 0.125,
+    RopeParams(64, "adjacent", 10000.0),
+)  # fmt: skip
+"""The shape of the baseline's dense model with 6 layers: 171 MB of f16."""
+
+
+def write_random_gguf(path: Path, hp: HParams = SIZES, seed: int = 1) -> Path:
+    """Write a llama with matrices of f16 and norms of f32, without a vocabulary."""
+    rng = np.random.default_rng(seed)
+    writer = GGUFWriter(path, hp.arch)
+    writer.add_name(hp.name)
+    writer.add_context_length(hp.n_ctx_train)
+    writer.add_embedding_length(hp.n_embd)
+    writer.add_block_count(hp.n_layer)
+    writer.add_feed_forward_length(hp.n_ff)
+    writer.add_head_count(hp.n_head)
+    writer.add_head_count_kv(hp.n_head_kv)
+    writer.add_key_length(hp.head_dim)
+    writer.add_value_length(hp.head_dim)
+    writer.add_rope_dimension_count(hp.rope.n_dims)
+    writer.add_rope_freq_base(hp.rope.base)
+    writer.add_layer_norm_rms_eps(hp.norm_eps)
+    writer.add_vocab_size(hp.n_vocab)
+    writer.add_file_type(1)
+    writer.add_tokenizer_model("no_vocab")
+    for need in model_needs(hp):
+        if need.optional and need.name != "output.weight":
+            continue
+        values = rng.standard_normal(need.shape, dtype=np.float32)
+        if need.matrix:
+            values *= np.float32(need.shape[-1] ** -0.5)
+            writer.add_tensor(
+                need.name, values.astype(np.float16), raw_dtype=GGMLQuantizationType.F16
+            )
+        else:
+            writer.add_tensor(need.name, np.abs(values) + np.float32(0.5))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
