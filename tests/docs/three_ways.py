@@ -1,0 +1,80 @@
+"""A litmus program's order, told in three ways: by events, by clocks, by timelines.
+
+    python -m tests.docs.three_ways docs/explanation/order.md
+
+puts what is told of each program behind its fence.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from ggsched.sanitize.trace_order import TraceOrder
+from ggsched.testing.litmus import judge_block, parse_litmus
+from ggsched.testing.litmus.as_trace import litmus_trace
+from ggsched.testing.litmus.program import Variant
+from ggsched.trace.schema import Record, Sync, Wait, Work
+
+PAIR = re.compile(
+    r"^```litmus (?P<head>.*)\n(?P<body>(?:.*\n)*?)```\n\n```text\n(?:.*\n)*?```$", re.M
+)
+
+
+def filled(text: str) -> str:
+    """Return a page with what is told of each program in the fence that follows it."""
+
+    def one(match: re.Match[str]) -> str:
+        told = "\n".join(told_of(match["head"], match["body"]))
+        return f"```litmus {match['head']}\n{match['body']}```\n\n```text\n{told}\n```"
+
+    return PAIR.sub(one, text)
+
+
+def told_of(head: str, body: str) -> list[str]:
+    """Return the verdicts of both judges, and the fixed variant in three ways."""
+    (block,) = parse_litmus(f"litmus {head}\n{body}")
+    broken, fixed = judge_block(block)
+    assert broken.is_as_stated, head
+    assert fixed.is_as_stated, head
+    witness = re.sub(r"\bline \d+ ", "", broken.witness)
+    lines = [f"without '+': {witness}"] if witness else []
+    names = ["lane", *block.actors]
+    rows = [("operation", f"clock [{' '.join(names[1:])}]", "timelines"), *rows_of(block, "fixed")]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    for operation, clock, timeline in rows:
+        lines.append(f"{operation:{widths[0]}}  {clock:{widths[1]}}  {timeline}".rstrip())
+    return lines
+
+
+def rows_of(block, variant: Variant):
+    """Yield (operation, clock, timelines) of each operation."""
+    trace, ops, _ = litmus_trace(block, variant)
+    order = TraceOrder(trace)
+    counts = [0] * len(trace.actors)
+    recorded = {}
+    for number, (entry, op) in enumerate(zip(trace.entries, ops, strict=True)):
+        if op is None:
+            continue
+        told = ""
+        if isinstance(entry, Work):
+            _, clock = order.work(number, entry.actor, entry.by, is_copy=False)
+            counts[entry.actor] += 1
+            told = f"signal {op.actor} = {counts[entry.actor]}"
+        else:
+            order.follow(entry)
+            clock = order.all_of(entry.actor, -1)
+        match entry:
+            case Record(actor=actor, event=event):
+                recorded[event] = (block.actors[actor], counts[actor])
+                told = f"{op.target} is {op.actor} = {counts[actor]}"
+            case Wait(event=event) | Sync(event=int(event)):
+                lane, value = recorded[event]
+                told = f"wait {lane} >= {value}"
+            case Sync(stream=int(stream)):
+                told = f"wait {block.actors[stream]} >= {counts[stream]}"
+        yield op.text, f"[{' '.join(map(str, clock))}]", told
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
