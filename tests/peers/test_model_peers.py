@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.peers import __main__ as command
+from benchmarks.peers import bench_models
 from benchmarks.peers.bench_models import PEER, WORKER, Case, Times, differences, rows_of
 from benchmarks.peers.installed import known_peers, reason_missing
 from benchmarks.peers.model_sides import open_side
@@ -91,6 +92,12 @@ def test_a_peer_that_is_missing_is_named_with_the_reason(monkeypatch):
     found = known_peers()
     assert found["llama-cpp-python"].startswith("not measured: ")
     assert found["networkx"][0].isdigit()
+
+
+def test_without_llama_cpp_there_are_no_rows_of_models(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    assert bench_models.run() == []
+    assert "llama-cpp-python is not measured" in capsys.readouterr().err
 
 
 def test_the_command_refuses_what_it_does_not_know(capsys):

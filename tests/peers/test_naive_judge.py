@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.bench_planning import topology
-from benchmarks.peers.bench_judges import plan_of, sanitizer, small_program
+from benchmarks.peers.bench_judges import litmus_rows, plan_of, sanitizer, small_program
 from benchmarks.peers.interleavings import count_interleavings
 from benchmarks.peers.naive_judge import BEFORE, BitClosure, NetworkxClosure, edges, races
 from benchmarks.stream_graphs import random_wide
@@ -78,3 +78,10 @@ def test_the_small_plan_gives_one_result():
     program = small_program(4)
     assert program(EagerChooser()) == program(RandomChooser(3))
     assert program.n_commands > 8
+
+
+def test_rows_of_the_litmus_programs():
+    rows = litmus_rows(1)
+    assert [row.unit for row in rows] == ["/s", "/s", "x"]
+    assert rows[0].value < rows[1].value
+    assert rows[2].high > 1
