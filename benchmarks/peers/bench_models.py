@@ -8,7 +8,7 @@ their threads actively.
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -123,17 +123,20 @@ def measure(case: Case, threads: int, folder: Path, rounds: int = ROUNDS) -> lis
             file = folder / "logits.npy"
             worker.ask(f"logits {file}")  # the first round, which also makes the plans
             logits[side] = np.load(file)
-        took = {side: Times([], []) for side in case.sides}
+        took: dict[str, Times] = {side: Times([], []) for side in case.sides}
         for _ in range(rounds):
-            for side, worker in workers.items():
-                seconds = worker.ask("round")
+            for side in case.sides:
+                seconds = workers[side].ask("round")
                 took[side].prefill.append(seconds["prefill_s"])
                 took[side].decode.append(seconds["decode_s"])
     return rows_of(case, threads, took, logits)
 
 
 def rows_of(
-    case: Case, threads: int, took: dict[str, Times], logits: dict[str, np.ndarray]
+    case: Case,
+    threads: int,
+    took: Mapping[str, Times],
+    logits: Mapping[str, np.ndarray],
 ) -> list[Row]:
     """Return speeds, ratios to the peer's (above 1 is faster), and differences of logits.
 

@@ -6,7 +6,7 @@ only. Anything else is as each has it by default.
 
 import ctypes
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -116,16 +116,3 @@ class LlamaCpp:
 
 def _say_nothing(level: int, text: bytes, data: object) -> None:
     """Take no notice of what llama.cpp logs."""
-
-
-class Opened:
-    """A side that is closed at the end of a block."""
-
-    def __init__(self, side: Side) -> None:
-        self.side = side
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.side.close()

@@ -11,12 +11,13 @@ import json
 import os
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.model_sides import Opened, Side, open_side
+from benchmarks.peers.model_sides import Side, open_side
 
 
 def main() -> int:
@@ -33,7 +34,7 @@ def main() -> int:
     prompt = rng.integers(0, options.vocab, options.prompt, dtype=np.int32)
     steps = rng.integers(0, options.vocab, (options.decode, 1), dtype=np.int32)
     side = open_side(options.side, options.model, options.threads, options.ctx)
-    with Opened(side):
+    with closing(side):
         _answer({"ready": True})
         for line in sys.stdin:
             verb, _, file = line.strip().partition(" ")

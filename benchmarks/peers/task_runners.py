@@ -130,7 +130,7 @@ def ggsched_cached(*, is_sync: bool, devices: int = 1) -> Runner:
         try:
             with Scheduler(opened, weights={"c": c}, settings=settings) as scheduler:
                 inputs, last = {"x": x}, graph.outputs[0]
-                yield lambda: np.asarray(scheduler.run(graph, inputs, pins)[last])  # type: ignore[arg-type]
+                yield lambda: np.asarray(scheduler.run(graph, inputs, pins)[last])
         finally:
             for device in opened:
                 device.close()
