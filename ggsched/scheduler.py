@@ -181,11 +181,7 @@ class Scheduler:
         return outputs
 
     def prepare(self, graph: Graph, constraints: Constraints | None = None) -> None:
-        """Do all that the first ``run`` would do before it enqueues anything.
-
-        Raises:
-            As ``run``.
-        """
+        """Do all that the first ``run`` does before it enqueues anything; raise what it would."""
         self._executor(graph, constraints or _FREE)
 
     def resident_nbytes(self, kind: str) -> dict[str, int]:

@@ -8,6 +8,7 @@ puts what is told of each program behind its fence.
 import re
 import sys
 from pathlib import Path
+from textwrap import wrap
 
 from ggsched.sanitize.trace_order import TraceOrder
 from ggsched.testing.litmus import judge_block, parse_litmus
@@ -37,7 +38,7 @@ def told_of(head: str, body: str) -> list[str]:
     assert broken.is_as_stated, head
     assert fixed.is_as_stated, head
     witness = re.sub(r"\bline \d+ ", "", broken.witness)
-    lines = [f"without '+': {witness}"] if witness else []
+    lines = wrap(f"without '+': {witness}" if witness else "", 76, subsequent_indent="    ")
     names = ["lane", *block.actors]
     rows = [("operation", f"clock [{' '.join(names[1:])}]", "timelines"), *rows_of(block, "fixed")]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
