@@ -7,7 +7,7 @@ from typing import Final
 from ggsched.backend.protocols import Device
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
-from ggsched.errors import GgschedError
+from ggsched.errors import BackendUnavailable, GgschedError
 
 _LOG: Final = logging.getLogger("ggsched")
 
@@ -34,5 +34,10 @@ def opened(
 
 
 def _say(skipped: GgschedError) -> None:
-    """Say which backend is left out where all usable devices were asked for."""
-    _LOG.warning("left out: %s", skipped.one_line())
+    """Say which backend is left out where all usable devices were asked for.
+
+    That a machine has no GPU, or a library is not installed, is told by ``ggsched devices`` and is
+    nothing to be warned of at each run; a plug-in that is broken is.
+    """
+    level = logging.INFO if isinstance(skipped, BackendUnavailable) else logging.WARNING
+    _LOG.log(level, "left out: %s", skipped.one_line())
