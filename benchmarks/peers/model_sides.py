@@ -15,7 +15,7 @@ from ggsched.models.load import load_model
 from ggsched.models.session import Session, SessionOptions
 from ggsched.models.spec import WeightPolicy
 
-Name = Literal["ggsched", "ggsched packed", "llama.cpp"]
+Name = Literal["ggsched", "ggsched packed", "llama.cpp", "llama.cpp, fa off"]
 TIMEOUT_S = 120.0
 
 
@@ -41,8 +41,8 @@ def open_side(name: Name, path: Path, threads: int, n_ctx: int) -> Side:
         threads: Of llama.cpp. Those of numpy's BLAS are chosen by the environment at its import.
         n_ctx: Rows of the cache.
     """
-    if name == "llama.cpp":
-        return LlamaCpp(path, threads, n_ctx)
+    if name.startswith("llama.cpp"):
+        return LlamaCpp(path, threads, n_ctx, flash_attention=name == "llama.cpp")
     return Ggsched(path, "packed" if name.endswith("packed") else "expand", n_ctx)
 
 
@@ -71,7 +71,7 @@ class Ggsched:
 class LlamaCpp:
     """By the low-level interface of llama-cpp-python, without its tokenizer."""
 
-    def __init__(self, path: Path, threads: int, n_ctx: int) -> None:
+    def __init__(self, path: Path, threads: int, n_ctx: int, *, flash_attention: bool) -> None:
         import llama_cpp
 
         self._lib: Any = llama_cpp
@@ -87,6 +87,8 @@ class LlamaCpp:
         options.n_threads = options.n_threads_batch = threads
         options.type_k = options.type_v = llama_cpp.GGML_TYPE_F32
         options.no_perf = True
+        if not flash_attention:  # else llama.cpp decides, which for CPUs is to use it
+            options.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._context = llama_cpp.llama_init_from_model(self._model, options)
         if not self._context:
             raise ValueError(f"llama.cpp makes no context for {path}")

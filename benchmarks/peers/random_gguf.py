@@ -1,23 +1,25 @@
-"""A llama of about 85 million random f16 weights as a GGUF file, which both sides read."""
+"""A llama of about 85 million random weights as a GGUF file, which both sides read."""
 
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGUFWriter
 
 from ggsched.models.graph import model_needs
 from ggsched.models.hparams import HParams, RopeParams
 
 SIZES: Final = HParams(
-    "llama", "llama-85m-f16", 512, 4096, 1024, 6, 16, 16, 64, 2816, 1e-5, 0.125,
+    "llama", "llama-85m", 512, 4096, 1024, 6, 16, 16, 64, 2816, 1e-5, 0.125,
     RopeParams(64, "adjacent", 10000.0),
 )  # fmt: skip
-"""The shape of the baseline's dense model with 6 layers: 171 MB of f16."""
+"""The shape of the baseline's dense model with 6 layers: 171 MB of f16, or 342 of f32."""
 
 
-def write_random_gguf(path: Path, hp: HParams = SIZES, seed: int = 1) -> Path:
-    """Write a llama with matrices of f16 and norms of f32, without a vocabulary."""
+def write_random_gguf(
+    path: Path, hp: HParams = SIZES, *, is_half: bool = True, seed: int = 1
+) -> Path:
+    """Write a llama with matrices of f16, or f32, and norms of f32, without a vocabulary."""
     rng = np.random.default_rng(seed)
     writer = GGUFWriter(path, hp.arch)
     writer.add_name(hp.name)
@@ -33,7 +35,7 @@ def write_random_gguf(path: Path, hp: HParams = SIZES, seed: int = 1) -> Path:
     writer.add_rope_freq_base(hp.rope.base)
     writer.add_layer_norm_rms_eps(hp.norm_eps)
     writer.add_vocab_size(hp.n_vocab)
-    writer.add_file_type(1)
+    writer.add_file_type(int(is_half))
     writer.add_tokenizer_model("no_vocab")
     for need in model_needs(hp):
         if need.optional and need.name != "output.weight":
@@ -41,9 +43,7 @@ def write_random_gguf(path: Path, hp: HParams = SIZES, seed: int = 1) -> Path:
         values = rng.standard_normal(need.shape, dtype=np.float32)
         if need.matrix:
             values *= np.float32(need.shape[-1] ** -0.5)
-            writer.add_tensor(
-                need.name, values.astype(np.float16), raw_dtype=GGMLQuantizationType.F16
-            )
+            writer.add_tensor(need.name, values.astype(np.float16) if is_half else values)
         else:
             writer.add_tensor(need.name, np.abs(values) + np.float32(0.5))
     writer.write_header_to_file()

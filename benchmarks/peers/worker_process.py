@@ -79,8 +79,10 @@ class WorkerProcess:
         return self.answer()
 
     def close(self) -> None:
-        """End it, by force if it does not go by itself."""
+        """End it, by force if it does not go by itself; legal twice."""
         process = self._process
+        if self._errors.closed:
+            return
         assert process.stdin is not None
         assert process.stdout is not None
         try:
