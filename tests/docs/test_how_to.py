@@ -44,5 +44,24 @@ def test_snippets_run(page, capsys):
             assert same, f"line {line} printed:\n{printed}\ninstead of:\n{wanted}"
 
 
-def test_there_are_pages():
-    assert PAGES
+# Pages whose Python is run elsewhere, or is no program.
+OTHERS = {
+    "add-an-op.md": "pieces of files, as they are changed",
+    "look-at-a-run.md": "test_look_at_a_run.py",
+}
+
+
+def test_every_page_with_python_is_run():
+    silent = {
+        page.name
+        for page in (ROOT / "docs").rglob("*.md")
+        if page not in PAGES and "```python" in page.read_text(encoding="utf-8")
+    }
+    assert silent == set(OTHERS)
+
+
+def test_the_glossary_has_one_row_for_each_word():
+    text = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+    words = re.findall(r"^\| ([A-Z][^|]*) \|", text, re.M)
+    assert len(words) > 40
+    assert len(set(words)) == len(words)
