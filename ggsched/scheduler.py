@@ -35,7 +35,7 @@ from ggsched.run.exchange import Exchange
 from ggsched.run.executor import Executor
 from ggsched.run.expert_ledger import ExpertLedger
 from ggsched.run.opening import names_of, opened
-from ggsched.run.release import close_all
+from ggsched.run.release import close_after, close_all
 from ggsched.run.resources import Resources
 from ggsched.run.store import Progress, TensorStore, WeightSource
 from ggsched.run.trial import Measured, Trial
@@ -281,7 +281,7 @@ class Scheduler:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        self.close()
+        close_after(error, self)
 
     def _set_up(self, devices: Sequence[Device]) -> None:
         """Probe open devices, and begin with nothing on them."""

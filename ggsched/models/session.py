@@ -29,6 +29,7 @@ from ggsched.models.trajectory import kv_bucket
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
+from ggsched.run.release import close_after
 from ggsched.run.store import Progress
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import MachineRates
@@ -281,7 +282,7 @@ class Session:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        self.close()
+        close_after(error, self)
 
     def _let_pipeline_fit(self, chosen: Fit) -> None:
         """Run micro-batches one by one if there is no memory for those of a batch together."""

@@ -21,3 +21,18 @@ def close_all(things: Iterable[_Closable]) -> None:
                 first.add_note(f"then, closing {thing!r}: {error}")
     if first is not None:
         raise first
+
+
+def close_after(error: BaseException | None, thing: _Closable) -> None:
+    """Close a thing at the end of a block; what led out of the block is not covered up.
+
+    Args:
+        error: What led out of the block; a failure to close becomes its note.
+        thing: What is closed.
+    """
+    try:
+        thing.close()
+    except Exception as failure:
+        if error is None:
+            raise
+        error.add_note(f"then, closing: {failure}")

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from ggsched.config import Settings
-from ggsched.errors import UsageError
+from ggsched.errors import SyncTimeout, UsageError
+from ggsched.ir.builder import GraphBuilder
 from ggsched.run import store
 from ggsched.run.release import close_all
 from ggsched.scheduler import Scheduler
+from ggsched.testing.sim import Faults, SimConfig, SimWorld
 from tests.run.devices import TestDevice, assert_released
 from tests.run.graphs import W, X, counter, harmless, only, plus_weight
 
@@ -114,3 +116,18 @@ def test_states_start_as_zeros_and_can_be_cleared(monkeypatch, block):
         scheduler.clear_states()
         assert (only(graph, scheduler.run(graph, {})) == 1.0).all()
     assert_released(device)
+
+
+def test_a_failure_to_close_does_not_cover_up_what_led_there():
+    """A device that hangs under the checked layer: the timeout is told, the rest is its note."""
+    g = GraphBuilder("hang")
+    x = g.input("x", (4,))
+    graph = g.build(g.silu(x))
+    world = SimWorld([SimConfig()], faults=Faults(hang=frozenset({1})))
+    settings = Settings(timeout_s=0.2, checked=True)
+    with (
+        pytest.raises(SyncTimeout) as info,
+        Scheduler(world.open_all(), settings=settings) as scheduler,
+    ):
+        scheduler.run(graph, {"x": np.ones(4, np.float32)})
+    assert any("then, closing" in note for note in info.value.__notes__)
