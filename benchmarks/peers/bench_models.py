@@ -84,7 +84,8 @@ def cases(folder: Path) -> list[Case]:
         ),
     ]
     three: tuple[Name, ...] = ("ggsched", "ggsched packed", PEER)
-    for kind, sides, tolerance in (("f16", three, 1e-2), ("f32", both, 1e-5)):
+    # Sums are 16 to 44 times as long as those of the tiny models, and taken in another order.
+    for kind, sides, tolerance in (("f16", three, 1e-2), ("f32", both, 5e-5)):
         path = write_random_gguf(folder / f"{kind}.gguf", is_half=kind == "f16")
         name = f"{SIZES.name}-{kind}"
         found.append(Case(name, path, SIZES.n_vocab, 256, 128, 24, sides, tolerance))
