@@ -161,8 +161,8 @@ def test_results_with_gaps(into, dtype):
 
 def test_one_id_that_is_not_aligned():
     """Arenas of a device that aligns to one byte put ids anywhere."""
-    from ggsched_cpu.kernels.rows import _only
+    from ggsched_cpu.kernels.rows import only_id
 
     memory = np.zeros(9, np.uint8)
     memory[1:5] = np.array([7], np.uint32).view(np.uint8)
-    assert _only(np.ndarray((1,), np.uint32, memory.data, 1))[0] == 7
+    assert only_id(np.ndarray((1,), np.uint32, memory.data, 1))[0] == 7
