@@ -2,7 +2,9 @@
 
 The graphs are those of the baseline document: a chain, and a row of diamonds (q, k, v from x, then
 their sum), of 2,000 and 20,000 tiny nodes. The device changes every 10 nodes, and, as the worst
-case, at every node, where each node needs a launch, a copy, a record and a wait of its own.
+case, at every node, where each node needs a launch, a copy, a record and a wait of its own. The
+target there is that of plans with several streams: two devices are as concurrent as two streams,
+so what may share bytes is asked of the data flow too.
 """
 
 import time
@@ -99,8 +101,9 @@ def run() -> list[Row]:
                     sides["check"] = partial(check_plan, plan)  # type: ignore[dict-item]
                 took = in_turn(sides, ROUNDS if n < 10_000 else 3, time.process_time)
                 what = f"{graph.name}, switch every {every}: plan / graphlib"
+                bound = "<= 20" if every == 10 else "<= 40"
                 rows.append(
-                    Row("planning", what, *ratio(took["plan"], took["graphlib"]), bound="<= 20")
+                    Row("planning", what, *ratio(took["plan"], took["graphlib"]), bound=bound)
                 )
                 if every == 10:
                     what = f"{graph.name}, switch every {every}: sanitizer / plan"
