@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ggsched.backend import checks
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
+from ggsched.backend.waiter import Waiter
 from ggsched.errors import DeviceFault, GgschedError, UsageError
 from ggsched_cuda import driver
 from ggsched_cuda.buffer import CudaBuffer, address_of_buffer
@@ -30,7 +31,6 @@ from ggsched_cuda.verdicts import (
     first_fault,
     still_open,
 )
-from ggsched_cuda.waiter import Waiter
 
 if TYPE_CHECKING:
     from ggsched_cuda.device import CudaDevice

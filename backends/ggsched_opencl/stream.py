@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ggsched.backend import checks
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
 from ggsched.backend.timing import Latest
+from ggsched.backend.waiter import Waiter
 from ggsched.errors import DeviceFault, GgschedError, UsageError
 from ggsched_opencl import driver
 from ggsched_opencl.buffer import readable, writable
@@ -19,7 +20,6 @@ from ggsched_opencl.event import OpenClEvent, Point
 from ggsched_opencl.program import OpenClProgram
 from ggsched_opencl.times import ClockMatch, OpenClTaken
 from ggsched_opencl.verdicts import FAULT_WORDS, Gate, IdCheck, Verdict, first_fault, still_open
-from ggsched_opencl.waiter import Waiter
 
 if TYPE_CHECKING:
     from ggsched_opencl.device import OpenClDevice

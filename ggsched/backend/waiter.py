@@ -1,18 +1,28 @@
-"""The thread that waits for events of other backends on behalf of a stream."""
+"""A thread that waits for events of other backends on behalf of a stream.
+
+For backends whose library cannot wait for what is not its own, but can hold its queue at a gate.
+"""
 
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, Protocol
 
 from ggsched.backend.protocols import Event
 from ggsched.errors import SyncTimeout
-from ggsched_cuda.verdicts import Gate
 
 SLICE_S: Final = 0.05  # after this long a waiting thread looks whether it is still wanted
 CLOSED: Final = "the stream was closed before the event was done"
+
+
+class Gate(Protocol):
+    """Holds a stream until it is opened (EVT-4)."""
+
+    def open(self, why: BaseException | str | None = None) -> None:
+        """Let the stream go on; ``why`` is the reason if the wait failed. Legal twice."""
+
 
 Wait = Callable[[], None]
 Item = tuple[Gate, Wait, float] | None
