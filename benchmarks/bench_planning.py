@@ -101,9 +101,8 @@ def run() -> list[Row]:
                     sides["check"] = partial(check_plan, plan)  # type: ignore[dict-item]
                 took = in_turn(sides, ROUNDS if n < 10_000 else 3, time.process_time)
                 what = f"{graph.name}, switch every {every}: plan / graphlib"
-                bound = "<= 20" if every == 10 else "<= 40"
                 rows.append(
-                    Row("planning", what, *ratio(took["plan"], took["graphlib"]), bound=bound)
+                    Row("planning", what, *ratio(took["plan"], took["graphlib"]), bound="<= 20")
                 )
                 if every == 10:
                     what = f"{graph.name}, switch every {every}: sanitizer / plan"
