@@ -35,7 +35,8 @@ def gain_text(gain: Gain) -> str:
         return f"{gain.streams} streams, predicted {beside} instead of {alone}"
     if gain.concurrent_s >= gain.sequential_s:
         return f"sequential, {alone}: {gain.streams} streams are predicted to gain nothing"
-    return f"sequential, {alone}: {gain.streams} streams are predicted to take {beside}"
+    took = f"{gain.streams} streams are predicted to take {beside}"
+    return f"sequential, {alone}: {took}, too small a gain for their events"
 
 
 def trade_rows(plan: Plan) -> Iterator[str]:

@@ -36,6 +36,16 @@ def wide(branches=4, width=512):
     return g.build(total)
 
 
+def joined(layers=4, width=512, rows=32):
+    """Return layers of two products that are independent, each layer of the sum of the last."""
+    g = GraphBuilder("joined")
+    x = g.input("x", (rows, width))
+    for i in range(layers):
+        left, right = (g.mul_mat(g.weight(f"{n}{i}", (width, width)), x) for n in "ab")
+        x = g.add(left, right)
+    return g.build(x)
+
+
 @pytest.mark.parametrize(
     ("streams", "policy"),
     [
@@ -107,3 +117,23 @@ class TestGate:
         plan = self.plan(machine("cpu:0"), wide(width=16))
         assert [g.is_taken for g in plan.streams.gains] == [False]
         assert len(plan.streams.streams) == 1
+
+    def test_stays_closed_where_changes_of_stream_take_much_of_the_gain(self):
+        closed = self.plan(machine("cpu:0"), joined())
+        (gain,) = closed.streams.gains
+        assert gain.concurrent_s < 0.75 * gain.sequential_s
+        assert not gain.is_taken
+        assert len(closed.streams.streams) == 1
+        opened = self.plan(machine("cpu:0"), joined(), event_s=6e-6)
+        assert [g.is_taken for g in opened.streams.gains] == [True]
+
+    def test_opens_where_the_same_changes_are_little_beside_the_gain(self):
+        plan = self.plan(machine("cpu:0"), joined(rows=256))
+        assert [g.is_taken for g in plan.streams.gains] == [True]
+
+    def test_the_host_enqueues_a_record_and_a_wait_for_each_change(self):
+        topology = machine("cpu:0")
+        rates = replace(guessed_rates(topology), enqueue_s=1e-3)
+        options = PlanOptions(StreamPolicy(AUTO_LIMIT))
+        plan = make_plan(joined(rows=256), topology, Constraints(rates=rates), options)
+        assert [g.is_taken for g in plan.streams.gains] == [False]

@@ -27,7 +27,8 @@ def plan():
         ),
         (
             Gain(3, 2, 100e-6, 99e-6, False),
-            "sequential, 100 µs: 2 streams are predicted to take 99 µs",
+            "sequential, 100 µs: 2 streams are predicted to take 99 µs, "
+            "too small a gain for their events",
         ),
     ],
 )

@@ -23,8 +23,12 @@ from ggsched.topology.model import Topology
 _WORTH_IT: Final = 0.9
 """The gate opens below this share of the sequential time: a prediction is not exact."""
 
-_EVENTS: Final = 2
-"""And for a gain of more than so many events, which vary most."""
+_PER_CHANGE: Final = 3
+"""And for a gain of more than so many times what the changes of stream cost.
+
+They cost it even where nothing runs at the same time, because others hold the cores. Then a plan
+with several streams loses a third at most of what it was to gain.
+"""
 
 
 def assign(
@@ -53,7 +57,7 @@ def assign(
             limit = min(limit, rates.devices[s.device].parallel if facts.is_async else 1)
         if limit < 2 or not facts.has_events or s.end - s.first < 2:
             continue
-        gain, lanes = _consider(graph, s, rates.devices[s.device], limit, policy.is_forced, groups)
+        gain, lanes = _consider(graph, s, rates, limit, policy.is_forced, groups)
         gains.append(gain)
         if gain.is_taken:
             own = streams_of[s.device]
@@ -90,12 +94,13 @@ def _copiers(topology: Topology, splits: Splits) -> dict[int, list[int]]:
 def _consider(
     graph: Graph,
     split: Split,
-    rates: Rates,
+    machine: MachineRates,
     limit: int,
     is_forced: bool,
     groups: Mapping[int, tuple[int, ...]],
 ) -> tuple[Gain, list[int]]:
     """Return what several streams are predicted to gain, and a lane for each node of a split."""
+    rates = machine.devices[split.device]
     nodes = graph.nodes[split.first : split.end]
     units = _units(split, groups)
     alone = _unit_costs(units, [node_cost(rates, graph, node) for node in nodes], rates)
@@ -109,8 +114,12 @@ def _consider(
     for unit, lane in zip(units, of_unit, strict=True):
         for i in unit:
             lanes[i] = lane
-    pays = seconds < _WORTH_IT * total and total - seconds > _EVENTS * rates.event_s
-    return Gain(split.id, limit, total, seconds, (is_forced or pays) and len(set(lanes)) > 1), lanes
+    is_taken = len(set(lanes)) > 1
+    if is_taken and not is_forced:
+        change_s = rates.event_s + 2 * machine.enqueue_s  # the host enqueues a record and a wait
+        least = _PER_CHANGE * _changes(before, of_unit) * change_s
+        is_taken = seconds < _WORTH_IT * total and total - seconds > least
+    return Gain(split.id, limit, total, seconds, is_taken), lanes
 
 
 def _units(split: Split, groups: Mapping[int, tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -199,6 +208,14 @@ def _list_schedule(
         ends.append(best_start + cost)
         free[best], last[best] = ends[-1], i
     return lanes, max(ends, default=0.0)
+
+
+def _changes(before: Sequence[Sequence[int]], lanes: Sequence[int]) -> int:
+    """Return how often a node waits for what another lane computed."""
+    return sum(
+        len({lanes[p] for p in earlier} - {lane})
+        for earlier, lane in zip(before, lanes, strict=True)
+    )
 
 
 def _copy_streams(
