@@ -111,6 +111,9 @@ class _Placing:
         self.reason: dict[int, tuple[Cause, str]] = {}
         self.able = _able(graph, topology, self.out)
 
+    def has(self, device: int) -> bool:
+        return 0 <= device < len(self.topology.devices)
+
     def settle(self, storage: int, device: int, cause: Cause, detail: str) -> None:
         self.home[storage] = device
         self.reason[storage] = (cause, detail)
@@ -118,18 +121,19 @@ class _Placing:
 
 def _able(graph: Graph, topology: Topology, out: list[int]) -> list[int]:
     """Return for each storage a bit mask of the devices that support all nodes writing it."""
-    masks: dict[str, int] = {}
+    masks: dict[tuple[str, str], int] = {}
     able = [(1 << len(topology.devices)) - 1] * len(graph.tensors)
     tensors = graph.tensors
     for node, storage in zip(graph.nodes, out, strict=True):
-        key = op_key(node.op, tensors[node.inputs[0]].dtype.name)
-        mask = masks.get(key)
+        asked = node.op, tensors[node.inputs[0]].dtype.name
+        mask = masks.get(asked)
         if mask is None:
+            key = op_key(*asked)
             mask = sum(1 << i for i, d in enumerate(topology.devices) if key in d.ops)
-            masks[key] = mask
+            masks[asked] = mask
         able[storage] &= mask
         if not able[storage]:
-            raise _nobody_can(graph, topology, out, storage, key)
+            raise _nobody_can(graph, topology, out, storage, op_key(*asked))
     return able
 
 
@@ -156,9 +160,8 @@ def _nobody_can(
     )
 
 
-def _check_device(topology: Topology, device: int, where: str) -> None:
-    if not 0 <= device < len(topology.devices):
-        raise PlanError(f"device index {device} does not exist", where=where)
+def _no_device(device: int, where: str) -> PlanError:
+    return PlanError(f"device index {device} does not exist", where=where)
 
 
 def _place_pinned(work: _Placing, constraints: Constraints) -> None:
@@ -166,29 +169,35 @@ def _place_pinned(work: _Placing, constraints: Constraints) -> None:
         if name not in work.graph:
             continue
         tensor = work.graph.named(name)
-        _check_device(work.topology, device, name)
+        if not work.has(device):
+            raise _no_device(device, name)
         if tensor.role is not Role.WEIGHT:
             _pin(work, tensor.id, device, "owner", name)
     for node_id, device in constraints.pins.items():
         if not 0 <= node_id < len(work.graph.nodes):
             raise PlanError(f"pin of node {node_id}, which does not exist", where=work.graph.name)
-        _check_device(work.topology, device, work.graph.label(work.graph.nodes[node_id]))
+        if not work.has(device):
+            raise _no_device(device, work.graph.label(work.graph.nodes[node_id]))
         _pin(work, work.out[node_id], device, "pin", work.topology.devices[device].name)
 
 
 def _pin(work: _Placing, storage: int, device: int, cause: Cause, detail: str) -> None:
+    if work.home[storage] not in (-1, device) or not work.able[storage] >> device & 1:
+        raise _cannot_pin(work, storage, device)
+    work.settle(storage, device, cause, detail)
+
+
+def _cannot_pin(work: _Placing, storage: int, device: int) -> PlanError:
     where = f"{show('tensor', storage)} {work.graph.tensors[storage].name!r}"
     name = work.topology.devices[device].name
     if work.home[storage] not in (-1, device):
         other = work.topology.devices[work.home[storage]].name
-        raise PlanError(
+        return PlanError(
             f"pinned to {name} and to {other}", where=where, hint="remove one of the pins"
         )
-    if not work.able[storage] >> device & 1:
-        raise PlanError(
-            f"pinned to {name}, which does not support the nodes that write it", where=where
-        )
-    work.settle(storage, device, cause, detail)
+    return PlanError(
+        f"pinned to {name}, which does not support the nodes that write it", where=where
+    )
 
 
 def _place_by_weights(work: _Placing, constraints: Constraints) -> None:
@@ -230,15 +239,18 @@ def _upgrade(work: _Placing) -> None:
     Only a node at the edge of its run of nodes moves, so that no split is added; and none that
     writes a storage which others write too, because they would move along from wherever they are.
     """
-    if len(work.topology.devices) < 2:
+    home, out, reason = work.home, work.out, work.reason
+    spread = [
+        (i, s)
+        for i, s in enumerate(out)
+        if home[s] > 0 and reason[s][0] in ("expand-down", "expand-up")
+    ]
+    if not spread:
         return
     neighbours = _neighbours(work)
-    home, out = work.home, work.out
     writers = Counter(out)
-    for i, storage in enumerate(out):
+    for i, storage in spread:
         current = home[storage]
-        if current <= 0 or work.reason[storage][0] not in ("expand-down", "expand-up"):
-            continue
         if writers[storage] > 1:
             continue
         beside = {home[out[k]] for k in (i - 1, i + 1) if 0 <= k < len(out)}
@@ -291,6 +303,7 @@ def _homes(work: _Placing, constraints: Constraints) -> dict[int, int]:
     """Return the home of each storage that needs one."""
     tensors = work.graph.tensors
     homes = {s: work.home[s] for s in work.out}
+    lasting = (Role.WEIGHT, Role.STATE)
     for name, device in constraints.homes.items():
         if name not in work.graph:
             continue
@@ -298,13 +311,13 @@ def _homes(work: _Placing, constraints: Constraints) -> dict[int, int]:
     for node, storage in zip(work.graph.nodes, work.out, strict=True):
         for tid in node.inputs:
             t = tensors[tid]
-            if t.role is Role.WEIGHT or t.role is Role.STATE:
+            if t.role in lasting:
                 homes.setdefault(t.storage, work.home[storage])
     for tid in work.graph.outputs:
         t = tensors[tid]
         if t.role is not Role.INPUT:
             homes.setdefault(t.storage, 0)
     for t in tensors:
-        if t.role in (Role.WEIGHT, Role.STATE) and not t.is_view:
+        if t.role in lasting and not t.is_view:
             homes.setdefault(t.id, 0)
     return homes
