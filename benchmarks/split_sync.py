@@ -116,8 +116,8 @@ class _Boundaries:
     def _dependency(self, earlier: int) -> Dependency:
         """Return bytes that the earlier item touches; ggml does not ask which ones matter."""
         touched = (*self.work[earlier].writes, *self.work[earlier].reads)
-        arena, start, end = touched[0] if touched else (0, 0, 0)
-        return "RAW", arena, start, end, earlier
+        arena, start, nbytes = touched[0] if touched else (0, 0, 0)
+        return "RAW", arena, start, start + nbytes, earlier
 
     def _ends(self, item: Work) -> tuple[int, int]:
         """Return the streams of both ends of a transfer."""

@@ -9,7 +9,7 @@ ids name are copied before it, once the ids are in host memory; whole layers as 
 earlier as the placement says.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
@@ -52,7 +52,7 @@ class _Draft:
     start: int
     end: int
     bound: str = ""
-    sources: list[int] = field(default_factory=list)
+    sources: tuple[int, ...] = ()
     ring: int = -1
 
 
@@ -105,11 +105,11 @@ class _Lowering:
         value = self.home_value.get(storage)
         if value is None:
             root = self.tensors[storage]
-            device = self.homes[storage]
-            bound = root.name if root.role in (Role.WEIGHT, Role.STATE) else ""
+            device, role = self.homes[storage], root.role
+            bound = root.name if role is Role.WEIGHT or role is Role.STATE else ""
             value = self._value("home", storage, device, 0, root.nbytes, bound)
             self.home_value[storage] = value
-            if root.role is Role.INPUT:
+            if role is Role.INPUT:
                 self._transfer(self.host_slot(storage), value, device, split_id)
         return value
 
@@ -186,7 +186,7 @@ class _Lowering:
             return
         draft = self.values[dst]
         staging = self._value("staging", draft.storage, HOST, draft.start, draft.end)
-        draft.sources.append(staging)
+        draft.sources = (*draft.sources, staging)
         self._transfer(src, staging, a, split_id)
         self._transfer(staging, dst, b, split_id)
 

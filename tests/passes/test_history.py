@@ -95,4 +95,4 @@ def test_writes_join_segments():
     for k in range(0, NBYTES, 2):
         history.write(k, k + 2, k, 0, [])
     history.write(0, NBYTES, 99, 0, [])
-    assert history._starts == [0]
+    assert history._starts == [0, NBYTES]

@@ -52,9 +52,12 @@ class _DataFlow:
         """Follow the items in program order."""
         nothing: tuple[Dependency, ...] = ()
         out: list[Sequence[Dependency]] = []
-        latest, follow = self.latest, self._follow
+        order, lane_of, latest = self.order, self.lane_of, self.latest
         for number, item in enumerate(self.outline):
-            follow(number, item)
+            if item.kind == "launch":
+                self._launch(order[item.first : item.end], number, lane_of[number])
+            else:
+                self._other(item, number, lane_of[number])
             if latest:
                 out.append([("RAW", 0, 0, 0, earlier) for earlier in latest.values()])
                 latest.clear()
@@ -62,12 +65,30 @@ class _DataFlow:
                 out.append(nothing)
         return out
 
-    def _follow(self, number: int, item: Item) -> None:
-        lane, splits = self.lane_of[number], self.splits
-        if item.kind == "launch":
-            for n in self.order[item.first : item.end]:
-                self._node(n, number, lane)
-        elif item.kind != "host":
+    def _launch(self, node_ids: Sequence[int], number: int, lane: int) -> None:
+        nodes, bindings = self.graph.nodes, self.splits.bindings
+        writer, lane_of, latest, histories = self.writer, self.lane_of, self.latest, self.histories
+        for n in node_ids:
+            node, bound = nodes[n], bindings[n]
+            for k, mode in enumerate(node.modes):
+                value = bound[k]
+                if mode == "-":
+                    continue
+                if value in histories:
+                    self._part(node.tensors[k], value, mode, number, lane)
+                elif mode != "r":
+                    writer[value] = number
+                else:
+                    earlier = writer[value]
+                    if earlier >= 0:
+                        other = lane_of[earlier]
+                        if other != lane and latest.get(other, -1) < earlier:
+                            latest[other] = earlier
+
+    def _other(self, item: Item, number: int, lane: int) -> None:
+        """Follow a transfer, or an access of the host."""
+        splits = self.splits
+        if item.kind != "host":
             t = splits.transfers[item.source]
             src, dst = splits.values[t.src], splits.values[t.dst]
             if src.end > src.start and dst.end > dst.start:
@@ -85,24 +106,6 @@ class _DataFlow:
             for v in splits.values:
                 if v.kind == "input" and v.nbytes:
                     self._write(v.id, 0, v.nbytes, number, lane)
-
-    def _node(self, node_id: int, number: int, lane: int) -> None:
-        node, bound = self.graph.nodes[node_id], self.splits.bindings[node_id]
-        writer, lane_of, latest, histories = self.writer, self.lane_of, self.latest, self.histories
-        for k, mode in enumerate(node.modes):
-            value = bound[k]
-            if mode == "-":
-                continue
-            if value in histories:
-                self._part(node.tensors[k], value, mode, number, lane)
-            elif mode != "r":
-                writer[value] = number
-            else:
-                earlier = writer[value]
-                if earlier >= 0:
-                    other = lane_of[earlier]
-                    if other != lane and latest.get(other, -1) < earlier:
-                        latest[other] = earlier
 
     def _part(self, tid: int, value: int, mode: str, number: int, lane: int) -> None:
         t, start = self.graph.tensors[tid], self.splits.values[value].start

@@ -6,13 +6,12 @@ waited for, and before a node that waits.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from ggsched.passes.order.known import Sync
 from ggsched.passes.order.sync import SyncPlan
-from ggsched.passes.order.work import Work, cache_region, merge_ranges, transfer_regions
+from ggsched.passes.order.work import Work, cache_region, merge_regions, transfer_regions
 from ggsched.plan.command import (
     Barrier,
     Command,
@@ -26,7 +25,7 @@ from ggsched.plan.command import (
     Upload,
     Wait,
 )
-from ggsched.plan.memory import Memory, Region
+from ggsched.plan.memory import Memory
 from ggsched.plan.splits import Splits
 
 _HOST_ITEM = -1
@@ -39,58 +38,51 @@ def emit(
     return _Writer(work, sync, splits, memory).write(_order(work, sync))
 
 
-@dataclass(frozen=True, slots=True)
-class _Items:
-    """Items that become one command: one transfer, or the nodes of a launch."""
+_Items = list[int]
+"""Items that become one command: one transfer, or the nodes of a launch."""
 
-    numbers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """The record of an event after an item."""
-
-    item: int
-
+_Mark = int
+"""The item after which an event is recorded."""
 
 _Entry = _Items | _Mark | Sync
 
 
 def _order(work: Sequence[Work], sync: SyncPlan) -> list[_Entry]:
     """Return what is enqueued, in order: items joined to launches, records, waits."""
-    every = [s for syncs in sync.before.values() for s in syncs] + sync.at_end
+    before = sync.before
+    every = [s for syncs in before.values() for s in syncs] + sync.at_end
     recorded = {s.earlier for s in every if s.means in ("wait", "host_event")}
     out: list[_Entry] = []
-    open_launches: dict[int, list[int]] = {}
+    open_split = -1
+    open_launches: dict[int, _Items] = {}
 
     def close(stream: int) -> None:
         if stream in open_launches:
-            out.append(_Items(tuple(open_launches.pop(stream))))
+            out.append(open_launches.pop(stream))
 
     def close_all() -> None:
-        for stream in list(open_launches):
-            close(stream)
+        out.extend(open_launches.values())
+        open_launches.clear()
 
     for i, item in enumerate(work):
-        syncs = sync.before.get(i, ())
-        for s in syncs:
-            if s.means.startswith("host"):
+        for s in before.get(i, ()):
+            if s.means in ("host_event", "host_stream"):
                 close_all()  # while the host waits, what it has in hand must be under way
             else:
                 close(item.stream)
             out.append(s)
         if item.kind == "launch":
-            if open_launches and work[next(iter(open_launches.values()))[0]].source != item.source:
+            if item.source != open_split:
                 close_all()  # splits follow each other
+                open_split = item.source
             open_launches.setdefault(item.stream, []).append(i)
-        elif item.kind == "host":
-            close_all()
         else:
             close_all()  # transfers belong between splits
-            out.append(_Items((i,)))
+            if item.kind != "host":
+                out.append([i])
         if i in recorded:
             close(item.stream)
-            out.append(_Mark(i))
+            out.append(i)
     close_all()
     out.extend(sync.at_end)
     return out
@@ -106,28 +98,30 @@ class _Writer:
 
     def write(self, entries: Sequence[_Entry]) -> tuple[Command, ...]:
         """Number the entries, then write each of them as a command."""
+        work, id_of, event_of = self.work, self.id_of, self.event_of
         for number, entry in enumerate(entries):
-            if isinstance(entry, _Items):
-                for i in entry.numbers:
-                    self.id_of[i] = number
-            elif isinstance(entry, _Mark):
-                self.event_of[entry.item] = len(self.event_of)
-        for i in range(1, len(self.work) - 1):
-            if self.work[i].kind == "host":  # the read of the upload that comes next
-                self.id_of[i] = self.id_of[i + 1]
-        return tuple(self._command(number, entry) for number, entry in enumerate(entries))
+            if isinstance(entry, list):
+                for i in entry:
+                    id_of[i] = number
+            elif isinstance(entry, int):
+                event_of[entry] = len(event_of)
+        for i in range(1, len(work) - 1):
+            if work[i].kind == "host":  # the read of the upload that comes next
+                id_of[i] = id_of[i + 1]
+        command = self._command
+        return tuple([command(number, entry) for number, entry in enumerate(entries)])
 
     def _command(self, number: int, entry: _Entry) -> Command:
-        match entry:
-            case Sync():
-                return self._sync(number, entry)
-            case _Mark(item=item):
-                return Record(number, self.work[item].stream, self.event_of[item])
-            case _Items(numbers=numbers):
-                items = [self.work[i] for i in numbers]
-                return (
-                    self._launch(number, items) if items[0].steps else self._move(number, items[0])
-                )
+        if isinstance(entry, Sync):
+            return self._sync(number, entry)
+        if isinstance(entry, int):
+            return Record(number, self.work[entry].stream, self.event_of[entry])
+        first = self.work[entry[0]]
+        if first.kind != "launch":
+            return self._move(number, first)
+        if len(entry) > 1:
+            return self._joined(number, [self.work[i] for i in entry])
+        return Launch(number, first.stream, first.source, first.steps, first.reads, first.writes)
 
     def _sync(self, number: int, s: Sync) -> Command:
         kind, arena, start, end, earlier = s.dependency
@@ -150,21 +144,15 @@ class _Writer:
             case "host_stream":
                 return HostSync(number, s.stream, None, hazard)
 
-    def _launch(self, number: int, items: Sequence[Work]) -> Command:
-        first = items[0]
-        if len(items) == 1:
-            reads, writes, steps = first.reads, first.writes, first.steps
-        else:
-            reads = merge_ranges([r for item in items for r in item.reads])
-            writes = merge_ranges([w for item in items for w in item.writes])
-            steps = tuple(step for item in items for step in item.steps)
+    def _joined(self, number: int, items: Sequence[Work]) -> Launch:
+        """Return the launch of several items of one stream."""
         return Launch(
             number,
-            first.stream,
-            first.source,
-            steps,
-            tuple(Region(a, lo, hi - lo) for a, lo, hi in reads),
-            tuple(Region(a, lo, hi - lo) for a, lo, hi in writes),
+            items[0].stream,
+            items[0].source,
+            tuple([step for item in items for step in item.steps]),
+            merge_regions([r for item in items for r in item.reads]),
+            merge_regions([w for item in items for w in item.writes]),
         )
 
     def _move(self, number: int, item: Work) -> Command:

@@ -7,6 +7,7 @@ other (``copy_order``), the copies of a stream and its launches apart.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ggsched.passes.order.history import ArenaHistory, Conflict
 from ggsched.passes.order.outline import NO_STREAM, Item
@@ -14,6 +15,9 @@ from ggsched.passes.order.work import Work
 from ggsched.plan.memory import Memory
 from ggsched.plan.streams import Streams
 from ggsched.topology.model import Topology
+
+_LOOK_FIRST: Final = 32
+"""So many items of the next run are followed before arenas are looked for that are done with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +79,8 @@ def find_hazards(work: Sequence[Work], lanes: Lanes, memory: Memory) -> Hazards:
     """Return the hazards inside one run."""
     # Weights are never written, so they have no hazards and need no history.
     history = {a.id: ArenaHistory(a.nbytes) for a in memory.arenas if a.kind != "weight"}
-    within = [
-        _hazards_of(item, i, lanes.of_item[i], lanes.of_item, history, len(work))
-        for i, item in enumerate(work)
-    ]
+    of_item = lanes.of_item
+    within = [_hazards_of(item, i, of_item, history) for i, item in enumerate(work)]
     return Hazards(tuple(within), history)
 
 
@@ -89,43 +91,46 @@ def next_run_hazards(
 
     The history of ``hazards`` is used up.
     """
-    n = len(work)
+    n, history = len(work), hazards.history
+    lane_of = lanes.of_item * 2
     crossing: list[tuple[int, Dependency]] = []
     for i, item in enumerate(work):
-        found = _hazards_of(item, n + i, lanes.of_item[i], lanes.of_item, hazards.history, n)
-        crossing.extend((i, d) for d in found if d[4] < n)
+        if i >= _LOOK_FIRST and not i & (i - 1):  # at each power of two, so that looking is cheap
+            for arena in [a for a, past in history.items() if past.is_all_since(n)]:
+                del history[arena]
+            if not history:
+                break
+        for d in _hazards_of(item, n + i, lane_of, history):
+            if d[4] < n:
+                crossing.append((i, d))  # noqa: PERF401  # most items have none
     return crossing
 
 
 def _hazards_of(
-    item: Work,
-    number: int,
-    lane: int,
-    lane_of: tuple[int, ...],
-    history: dict[int, ArenaHistory],
-    n: int,
+    item: Work, number: int, lane_of: tuple[int, ...], history: dict[int, ArenaHistory]
 ) -> tuple[Dependency, ...]:
     """Note the item's accesses; return the latest earlier item of each other lane.
 
     Reads are noted before writes, so an item does not conflict with itself.
     """
+    lane = lane_of[number]
     latest: dict[int, Dependency] = {}
     found: list[Conflict] = []
-    for ranges, writes in ((item.reads, False), (item.writes, True)):
-        for arena, start, end in ranges:
+    for regions, writes in ((item.reads, False), (item.writes, True)):
+        for arena, start, nbytes in regions:
             past = history.get(arena)
             if past is None:
                 continue
             if writes:
-                past.write(start, end, number, lane, found)
+                past.write(start, start + nbytes, number, lane, found)
             else:
-                past.read(start, end, number, lane, found)
-            for kind, low, high, earlier in found:
-                other = lane_of[earlier if earlier < n else earlier - n]
-                if other != lane:
-                    known = latest.get(other)
-                    if known is None or known[4] < earlier:
-                        latest[other] = (kind, arena, low, high, earlier)
+                past.read(start, start + nbytes, number, lane, found)
             if found:
+                for kind, low, high, earlier in found:
+                    other = lane_of[earlier]
+                    if other != lane:
+                        known = latest.get(other)
+                        if known is None or known[4] < earlier:
+                            latest[other] = (kind, arena, low, high, earlier)
                 found.clear()
-    return tuple(latest.values())
+    return tuple(latest.values()) if latest else ()

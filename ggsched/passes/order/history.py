@@ -3,10 +3,11 @@
 An interval map over one arena: disjoint segments that cover it, each with its last writer and,
 since that write, the last reader of each lane. A write joins the segments that it covers into
 one, so their number stays near the number of live values. Kept as parallel lists with binary
-search; the idea is that of tinygrad's dependency tracker, on byte ranges instead of buffers.
+search, whose last entry is an empty segment that stands for the arena's end; the idea is that of
+tinygrad's dependency tracker, on byte ranges instead of buffers.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 
 Conflict = tuple[str, int, int, int]
 """(kind, first byte, one past the last, the earlier item)."""
@@ -17,13 +18,12 @@ _NOBODY = -1
 class ArenaHistory:
     """Last accesses of one arena. Items are integers in program order."""
 
-    __slots__ = ("_end", "_readers", "_starts", "_writers")
+    __slots__ = ("_readers", "_starts", "_writers")
 
     def __init__(self, nbytes: int) -> None:
-        self._starts = [0]
-        self._end = nbytes
-        self._writers = [_NOBODY]
-        self._readers: list[dict[int, int] | None] = [None]
+        self._starts = [0, nbytes]
+        self._writers = [_NOBODY, _NOBODY]
+        self._readers: list[dict[int, int] | None] = [None, None]
 
     def read(self, start: int, end: int, item: int, lane: int, found: list[Conflict]) -> None:
         """Note a read; append a RAW conflict for each last writer."""
@@ -32,8 +32,7 @@ class ArenaHistory:
         for k in range(first, last):
             writer = writers[k]
             if writer >= 0:
-                stop = starts[k + 1] if k + 1 < len(starts) else self._end
-                found.append(("RAW", starts[k], stop, writer))
+                found.append(("RAW", starts[k], starts[k + 1], writer))
             seen = readers[k]
             if seen is None:
                 readers[k] = {lane: item}
@@ -45,26 +44,33 @@ class ArenaHistory:
         first, last = self._cut(start, end)
         starts, writers, readers = self._starts, self._writers, self._readers
         for k in range(first, last):
-            stop = starts[k + 1] if k + 1 < len(starts) else self._end
+            low, high = starts[k], starts[k + 1]
             seen = readers[k]
             if seen is not None:
-                found.extend(("WAR", starts[k], stop, r) for r in seen.values() if r != item)
+                found.extend(("WAR", low, high, r) for r in seen.values() if r != item)
             writer = writers[k]
             if writer >= 0:
-                found.append(("WAW", starts[k], stop, writer))
-        starts[first:last] = [start]
-        writers[first:last] = [item]
-        readers[first:last] = [None]
+                found.append(("WAW", low, high, writer))
+        writers[first], readers[first] = item, None
+        if last > first + 1:
+            del starts[first + 1 : last], writers[first + 1 : last], readers[first + 1 : last]
+
+    def is_all_since(self, item: int) -> bool:
+        """Whether every access that is remembered is that of an item or of a later one."""
+        return all(w == _NOBODY or w >= item for w in self._writers) and all(
+            r >= item for seen in self._readers if seen for r in seen.values()
+        )
 
     def _cut(self, start: int, end: int) -> tuple[int, int]:
         """Make segments begin at ``start`` and at ``end``; return the indices in between."""
         starts = self._starts
-        first = bisect_right(starts, start) - 1
+        first = bisect_left(starts, start)
         if starts[first] != start:
-            first += 1
             self._insert(first, start)
+        if starts[first + 1] == end:  # most accesses are to what was accessed before
+            return first, first + 1
         last = bisect_left(starts, end, first)
-        if end < self._end and (last == len(starts) or starts[last] != end):
+        if starts[last] != end:
             self._insert(last, end)
         return first, last
 

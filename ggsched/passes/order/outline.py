@@ -6,7 +6,9 @@ each touches once memory is planned; ``visibility`` needs the outline alone.
 """
 
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
+
+import msgspec
 
 from ggsched.plan.fusions import Fusion, run_order
 from ggsched.plan.splits import HOST, Splits, Transfer
@@ -17,7 +19,7 @@ WorkKind = Literal["host", "upload", "download", "copy", "rows", "launch"]
 NO_STREAM: Final = -1
 
 
-class Item(NamedTuple):
+class Item(msgspec.Struct, frozen=True, gc=False):
     """One item.
 
     Attributes:
@@ -53,7 +55,7 @@ def list_outline(
     snapshots = [topology.devices[s.device].snapshots_uploads for s in streams.streams]
     items = [Item("host", NO_STREAM, 0)]
     by_rows = {t.before for t in splits.transfers if t.rows is not None}
-    transfers, next_transfer = splits.transfers, 0
+    transfers, next_transfer, of_node = splits.transfers, 0, streams.of_node
     for split_id in range(len(splits.splits) + 1):
         while next_transfer < len(transfers) and transfers[next_transfer].before == split_id:
             t = transfers[next_transfer]
@@ -65,9 +67,9 @@ def list_outline(
             next_transfer += 1
         if split_id < len(splits.splits):
             s = splits.splits[split_id]
-            of_node = streams.of_node
-            is_one = len(set(of_node[s.first : s.end])) == 1 and split_id not in by_rows
-            if s.end == s.first + 1 or is_one:
+            if s.end == s.first + 1 or (
+                split_id not in by_rows and len(set(of_node[s.first : s.end])) == 1
+            ):
                 items.append(Item("launch", of_node[s.first], split_id, s.first, s.end))
             else:
                 at = s.first

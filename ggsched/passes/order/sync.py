@@ -60,18 +60,22 @@ class _Synchroniser:
         self.lanes = lanes
         self.device_of = [s.device for s in streams.streams]
         self.topology = topology
+        self.means: dict[tuple[int, int], Means] = {}
         self.known = Known(outline, lanes)
         self.result = SyncPlan()
 
     def discharge(self, within: Sequence[Sequence[Dependency]]) -> None:
         """Plan the synchronisation inside one run."""
-        known = self.known
+        known, before = self.known, self.result.before
+        covers = known.covers
         for item, dependencies in enumerate(within):
             if dependencies:
-                for d in sorted(dependencies, key=_latest_first):
-                    if not known.covers(item, d):
-                        sync = self._discharge(item, d)
-                        self.result.before.setdefault(item, []).append(sync)
+                if len(dependencies) > 1:
+                    dependencies = sorted(dependencies, key=_latest_first)
+                # One at a time: what is discharged may cover what is asked next.
+                syncs = [self._discharge(item, d) for d in dependencies if not covers(item, d)]
+                if syncs:
+                    before[item] = syncs
             known.enqueue(item, item)
 
     def close_the_loop(self, find_crossing: Callable[[], Sequence[tuple[int, Dependency]]]) -> None:
@@ -116,7 +120,9 @@ class _Synchroniser:
         """Choose the means for one hazard and note what it implies."""
         earlier = d[4]
         src, dst = self.stream_of[earlier], self.stream_of[item]
-        means = self._means(src, dst)
+        means = self.means.get((src, dst))
+        if means is None:
+            means = self.means[src, dst] = self._means(src, dst)
         stream = src if means.startswith("host") else dst
         sync = Sync(means, stream, earlier, d, item, next_run)
         self.known.note(sync)

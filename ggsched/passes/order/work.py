@@ -4,7 +4,8 @@ Hazards are found on these, and ``sync`` turns them into commands.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from ggsched.ir.graph import Graph
 from ggsched.passes.order.outline import Item, WorkKind, host_reads
@@ -13,23 +14,23 @@ from ggsched.plan.memory import Memory, Region
 from ggsched.plan.splits import Splits, Transfer
 
 
-class Work(NamedTuple):
+class Work(msgspec.Struct, frozen=True, gc=False):
     """One item of work.
 
     Attributes:
         kind: What it becomes; ``host`` items are accesses of the host itself.
         stream: Stream that runs it, or ``NO_STREAM`` for the host.
         source: Id of the transfer or split.
-        reads: Byte ranges that are read, merged and sorted, each (arena, start, end).
-        writes: Byte ranges that are written, likewise.
+        reads: Bytes that are read, merged and sorted.
+        writes: Bytes that are written, likewise.
         steps: The nodes of a launch.
     """
 
     kind: WorkKind
     stream: int
     source: int
-    reads: tuple[tuple[int, int, int], ...]
-    writes: tuple[tuple[int, int, int], ...]
+    reads: tuple[Region, ...]
+    writes: tuple[Region, ...]
     steps: tuple[Step, ...] = ()
 
 
@@ -48,29 +49,24 @@ def list_work(
             work.append(_transfer(splits, memory, item))
         elif number in (0, last):
             kind = "output" if number else "input"
-            slots = merge_ranges([_range(regions[v.id]) for v in splits.values if v.kind == kind])
+            slots = merge_regions([regions[v.id] for v in splits.values if v.kind == kind])
             reads, writes = (slots, ()) if number else ((), slots)
             work.append(Work("host", item.stream, item.source, reads, writes))
         else:
             value, start, end = host_reads(splits, splits.transfers[item.source])
             arena, offset, _ = regions[value]
-            reads = ((arena, offset + start, offset + end),) if end > start else ()
+            reads = (Region(arena, offset + start, end - start),) if end > start else ()
             work.append(Work("host", item.stream, item.source, reads, ()))
     return work
-
-
-def _range(region: Region) -> tuple[int, int, int]:
-    return region.arena, region.offset, region.offset + region.nbytes
 
 
 def _transfer(splits: Splits, memory: Memory, item: Item) -> Work:
     t = splits.transfers[item.source]
     read, write = transfer_regions(splits, memory.regions, t)
-    reads, writes = merge_ranges([_range(read)]), merge_ranges([_range(write)])
+    reads = merge_regions([read]) if item.has_source else ()
     cache = cache_region(splits, memory, t)
-    if cache is not None:
-        writes = merge_ranges([*writes, _range(cache)])
-    return Work(item.kind, item.stream, item.source, reads if item.has_source else (), writes)
+    writes = merge_regions([write] if cache is None else [write, cache])
+    return Work(item.kind, item.stream, item.source, reads, writes)
 
 
 def transfer_regions(
@@ -78,8 +74,10 @@ def transfer_regions(
 ) -> tuple[Region, Region]:
     """Return the bytes that a transfer reads and the bytes that it writes."""
     src, dst = splits.values[t.src], splits.values[t.dst]
-    base = regions[t.src]
-    return Region(base.arena, base.offset + dst.start - src.start, dst.nbytes), regions[t.dst]
+    read = regions[t.src]
+    if dst.start != src.start or dst.end != src.end:
+        read = Region(read.arena, read.offset + dst.start - src.start, dst.nbytes)
+    return read, regions[t.dst]
 
 
 def cache_region(splits: Splits, memory: Memory, t: Transfer) -> Region | None:
@@ -96,46 +94,49 @@ def cache_region(splits: Splits, memory: Memory, t: Transfer) -> Region | None:
 def _steps(graph: Graph, splits: Splits, regions: Sequence[Region]) -> list[Step]:
     """Return each node with the bytes of its operands and its result."""
     tensors, values = graph.tensors, splits.values
-    base = [(r.arena, r.offset - v.start) for r, v in zip(regions, values, strict=True)]
+    starts = [v.start for v in values]
     steps = []
     for node, bound in zip(graph.nodes, splits.bindings, strict=True):
         operands = []
         for tid, value in zip(node.tensors, bound, strict=True):
-            t = tensors[tid]
-            arena, origin = base[value]
-            operands.append(Region(arena, origin + t.offset, t.nbytes))
+            t, region = tensors[tid], regions[value]
+            into = t.offset - starts[value]
+            if into or t.nbytes != region.nbytes:
+                region = Region(region.arena, region.offset + into, t.nbytes)
+            operands.append(region)
         steps.append(Step(node.id, tuple(operands), node.modes))
     return steps
 
 
-def _launch(item: Item, steps: Sequence[Step]) -> Work:
-    reads: list[tuple[int, int, int]] = []
-    writes: list[tuple[int, int, int]] = []
-    for step in steps:
-        for (arena, offset, nbytes), mode in zip(step.operands, step.modes, strict=True):
+def _launch(item: Item, steps: list[Step]) -> Work:
+    reads: list[Region] = []
+    writes: list[Region] = []
+    for _, operands, modes in steps:
+        for region, mode in zip(operands, modes, strict=True):
             if mode == "r":
-                reads.append((arena, offset, offset + nbytes))
+                reads.append(region)
             elif mode != "-":
-                writes.append((arena, offset, offset + nbytes))
-    return Work(
-        "launch", item.stream, item.source, merge_ranges(reads), merge_ranges(writes), tuple(steps)
-    )
+                writes.append(region)
+    read, written = merge_regions(reads), merge_regions(writes)
+    return Work("launch", item.stream, item.source, read, written, tuple(steps))
 
 
-def merge_ranges(ranges: list[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
-    """Return sorted ranges without overlaps or empty ones."""
-    if len(ranges) > 1:
-        ranges.sort()
-    merged: list[tuple[int, int, int]] = []
+def merge_regions(regions: list[Region]) -> tuple[Region, ...]:
+    """Return sorted regions without overlaps or empty ones; sorts the list."""
+    if len(regions) < 2:
+        return tuple(regions) if regions and regions[0][2] else ()
+    regions.sort()
+    merged: list[Region] = []
     last_arena, last_start, last_end = -1, 0, 0
-    for arena, start, end in ranges:
-        if start == end:
+    for region in regions:
+        arena, start, nbytes = region
+        if not nbytes:
             continue
         if arena == last_arena and start <= last_end:
-            if end > last_end:
-                last_end = end
-                merged[-1] = (arena, last_start, end)
+            if start + nbytes > last_end:
+                last_end = start + nbytes
+                merged[-1] = Region(arena, last_start, last_end - last_start)
         else:
-            merged.append((arena, start, end))
-            last_arena, last_start, last_end = arena, start, end
+            merged.append(region)
+            last_arena, last_start, last_end = arena, start, start + nbytes
     return tuple(merged)
