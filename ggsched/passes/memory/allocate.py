@@ -149,40 +149,36 @@ def _overwrites(
     """Return for each value that takes over a dying operand's bytes that operand's value."""
     taken: dict[int, int] = {}
     values, lives, bindings = splits.values, timeline.lives, splits.bindings
-    held = timeline.held
+    held, rings, is_last = timeline.held, sharing.rings, sharing.order.is_last
     for node, step in zip(graph.nodes, timeline.node_step, strict=True):
         candidates = OPS[node.op].may_overwrite
-        result = bindings[node.id][-1]
-        if not candidates or lives[result].birth != step or node.modes[-1] != "w":
+        if not candidates or node.modes[-1] != "w":
             continue
-        if values[result].bound or values[result].kind != "home":
+        bound = bindings[node.id]
+        result = bound[-1]
+        if lives[result].birth != step or values[result].bound or values[result].kind != "home":
             continue
         for k in candidates:
-            operand = bindings[node.id][k] if k < len(node.inputs) else result
+            operand = bound[k] if k < len(bound) else result
             if (
                 operand != result
+                and lives[operand].death == step
                 and operand not in held.get(node.id, ())
-                and operand not in sharing.rings
-                and _can_take(graph, node, k, splits, lives, step)
-                and sharing.order.is_last(operand, result, step)
+                and operand not in rings
+                and is_last(operand, result, step)
+                and _can_take(graph, node, k, splits)
             ):
-                taken[result] = bindings[node.id][k]
+                taken[result] = operand
                 break
     return taken
 
 
-def _can_take(
-    graph: Graph, node: Node, k: int, splits: Splits, lives: tuple[Life, ...], step: int
-) -> bool:
+def _can_take(graph: Graph, node: Node, k: int, splits: Splits) -> bool:
     """Whether the result may lie exactly on operand ``k``."""
     bound = splits.bindings[node.id]
     operand, result = graph.tensors[node.inputs[k]], graph.tensors[node.output]
     value = splits.values[bound[k]]
-    if (
-        value.bound
-        or lives[value.id].death != step
-        or value.device != splits.values[bound[-1]].device
-    ):
+    if value.bound or value.device != splits.values[bound[-1]].device:
         return False
     if operand.dtype is not result.dtype or operand.shape != result.shape:
         return False
@@ -191,6 +187,8 @@ def _can_take(
         value.end,
     ):
         return False
+    if bound.count(value.id) == 1:
+        return True
     others = (graph.tensors[t] for t, v in zip(node.inputs, bound, strict=False) if v == value.id)
     return all(
         (t.offset, t.shape, t.strides) == (operand.offset, operand.shape, operand.strides)

@@ -75,21 +75,32 @@ def find_near(
         return apart
     if most is None:
         most = max(_PAIRS[0] * len(blocks), _PAIRS[1])
+    if _pairs(blocks) > most:
+        return None
     near: list[list[int]] = [[] for _ in blocks]
+    deaths = [b.death for b in blocks]
     alive: list[int] = []
-    pairs = 0
     for i in by_birth(blocks):
         birth = blocks[i].birth
-        alive = [j for j in alive if blocks[j].death >= birth]
-        pairs += len(alive)
-        if pairs > most:
-            return None
+        alive = [j for j in alive if deaths[j] >= birth]
         mine = alive if apart is None else [j for j in alive if not apart(i, j)]
         near[i] += mine
         for j in mine:
             near[j].append(i)
         alive.append(i)
     return near
+
+
+def _pairs(blocks: Sequence[Block]) -> int:
+    """Return the number of pairs of blocks with bytes whose lifetimes meet."""
+    births = sorted([b.birth for b in blocks if b.nbytes])
+    deaths = sorted([b.death for b in blocks if b.nbytes])
+    over = pairs = 0
+    for before, birth in enumerate(births):
+        while deaths[over] < birth:
+            over += 1
+        pairs += before - over
+    return pairs
 
 
 def find_conflicts(blocks: Sequence[Block], near: Near, *, by_lifetime: bool) -> Conflicts:
@@ -126,9 +137,10 @@ def find_conflicts(blocks: Sequence[Block], near: Near, *, by_lifetime: bool) ->
 def living_sets(blocks: Sequence[Block]) -> Iterator[list[int]]:
     """Yield the sets of blocks that live at one step and are no part of another such set."""
     alive: list[int] = []
+    deaths = [b.death for b in blocks]
     for i in by_birth(blocks):
         birth = blocks[i].birth
-        rest = [j for j in alive if blocks[j].death >= birth]
+        rest = [j for j in alive if deaths[j] >= birth]
         if len(rest) < len(alive):
             yield alive
         alive = [*rest, i]

@@ -56,21 +56,23 @@ class Concurrent:
 
     def life(self, values: Sequence[int]) -> Life:
         """See ``Order``."""
-        deaths = (self._lives[v].death for v in values)
-        return Life(self._lives[values[0]].birth, max(deaths))
+        life = self._lives[values[0]]
+        if len(values) == 1:
+            return life
+        return Life(life.birth, max([self._lives[v].death for v in values]))
 
     def windows(self, members: Sequence[Sequence[int]]) -> list[Life]:
         """See ``Order``: until the last of the blocks is born that does not know it to be free.
 
         Lanes that write none of the blocks first never need to know.
         """
-        seen = self._visibility.seen_by([ids[0] for ids in members])
-        out = []
-        for ids in members:
-            life = self.life(ids)
-            unaware = seen.last_unaware(self._last(ids))
-            out.append(Life(life.birth, max(life.death, unaware)))
-        return out
+        lasts = list(map(self._last, members))
+        unaware = self._visibility.last_unaware([ids[0] for ids in members], lasts)
+        lives = map(self.life, members)
+        return [
+            life if life.death >= step else Life(life.birth, step)
+            for life, step in zip(lives, unaware, strict=True)
+        ]
 
     def apart(self, members: Sequence[Sequence[int]]) -> Callable[[int, int], bool] | None:
         """See ``Order``."""
@@ -92,8 +94,10 @@ class Concurrent:
     def is_last(self, operand: int, result: int, step: int) -> bool:
         """See ``Order``: every other access is known to be complete when the node runs."""
         known = self._visibility.first[result]
-        touched = self._visibility.last[operand]
-        return all(k >= s or s == step for k, s in zip(known, touched, strict=True))
+        for k, s in zip(known, self._visibility.last[operand], strict=True):
+            if k < s and s != step:
+                return False
+        return True
 
     def _last(self, values: Sequence[int]) -> Known:
         last = self._visibility.last[values[0]]

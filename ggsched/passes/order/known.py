@@ -2,8 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from ggsched.passes.order.clocks import Clocks
 from ggsched.passes.order.hazards import Dependency, Lanes
@@ -19,8 +18,7 @@ class Enqueued(Protocol):
         """Stream that runs it, or ``NO_STREAM``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sync:
+class Sync(NamedTuple):
     """One synchronisation that must stand before an item.
 
     Attributes:

@@ -10,8 +10,9 @@ proposed for ggml (in the thread of llama.cpp #16991).
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from ggsched.ir.graph import Graph
 from ggsched.passes.order.dataflow import find_dependencies
@@ -34,43 +35,29 @@ class Visibility:
     Attributes:
         first: For each value what is known to be complete before its first write.
         last: For each value the last step of each lane that touches it.
-        births: For each lane the steps at which values are first written there, in order.
-        known_at: For each lane and each other lane, as long as ``births``, the last step of the
-            other that is known there by then.
+        born: (step, value) of each first write, in order.
     """
 
     first: tuple[Known, ...]
     last: tuple[Known, ...]
-    births: tuple[tuple[int, ...], ...]
-    known_at: tuple[tuple[tuple[int, ...], ...], ...]
+    born: tuple[tuple[int, int], ...]
 
-    def seen_by(self, values: Sequence[int]) -> "Visibility":
-        """Return the same with the births of these values alone."""
-        wanted = {self.first[v] for v in values}
-        births, known_at = [], []
-        for steps, known in zip(self.births, self.known_at, strict=True):
-            rows = zip(*known, strict=True) if steps else ()
-            kept = [k for k, row in enumerate(rows) if row in wanted]
-            births.append(tuple(steps[k] for k in kept))
-            known_at.append(tuple(tuple(column[k] for k in kept) for column in known))
-        return replace(self, births=tuple(births), known_at=tuple(known_at))
+    def last_unaware(self, values: Sequence[int], touched: Iterable[Known]) -> list[int]:
+        """Return for each the last step at which a value is born that does not find it complete.
 
-    def last_unaware(self, last: Known) -> int:
-        """Return the last step at which a value is born that does not find these steps complete.
-
-        It is -1 if there is none.
+        It is -1 where there is none.
 
         Args:
-            last: The last step of each lane that touches some bytes.
+            values: The values that count.
+            touched: The last steps of each lane that touch some bytes.
         """
-        unaware = -1
-        touched = touched_lanes(last)
-        for births, known_at in zip(self.births, self.known_at, strict=True):
-            if births:
-                k = max((bisect_left(known_at[lane], s) for lane, s in touched), default=0)
-                if k:
-                    unaware = max(unaware, births[k - 1])
-        return unaware
+        wanted = set(values)
+        born = [(step, self.first[v]) for step, v in self.born if v in wanted]
+        steps = [-1, *(step for step, _ in born)]
+        # The least that is known of a lane by then or later never falls, so it can be bisected.
+        later = zip(*(known for _, known in reversed(born)), strict=True)
+        floors = [list(accumulate(column, min))[::-1] for column in later]
+        return [steps[max(map(bisect_left, floors, last), default=0)] for last in touched]
 
 
 def touched_lanes(last: Known) -> list[tuple[int, int]]:
@@ -111,60 +98,49 @@ class _Table:
     ) -> None:
         self.splits, self.timeline, self.outline, self.lanes = splits, timeline, outline, lanes
         self.clocks, self.order = clocks, order
-        self.count = lanes.count
         self.last_step = [self._last_step(item) for item in outline]
+        values = len(splits.values)
+        self.first: list[Known | None] = [None] * values
+        self.last = [[-1] * values for _ in range(lanes.count)]  # by lane, which zip() turns around
+        self.born: list[tuple[int, int]] = []
 
     def fill(self) -> Visibility:
-        values, bindings = len(self.splits.values), self.splits.bindings
-        nothing = (-1,) * self.count
-        first: list[Known] = [nothing] * values
-        is_born = bytearray(values)
-        last = [[-1] * self.count for _ in range(values)]
-        births: list[list[int]] = [[] for _ in range(self.count)]
-        known_at: list[list[Known]] = [[] for _ in range(self.count)]
+        bindings, transfers = self.splits.bindings, self.splits.transfers
+        node_step, transfer_step = self.timeline.node_step, self.timeline.transfer_step
         for number, item in enumerate(self.outline):
             if item.kind == "host":
                 continue
             lane = self.lanes.of_item[number]
-            before = self._known_before(number, lane)
-            steps: Sequence[tuple[int, Sequence[int]]]
             if item.kind == "launch":
-                node_step = self.timeline.node_step
-                steps = [(node_step[n], bindings[n]) for n in self.order[item.first : item.end]]
+                for n in self.order[item.first : item.end]:
+                    self._note(number, lane, node_step[n], bindings[n])
             else:
-                t = self.splits.transfers[item.source]
+                t = transfers[item.source]
                 touched = (t.src, t.dst) if t.rows is None else (t.src, t.rows.ids, t.dst)
-                steps = [(self.timeline.transfer_step[t.id], touched)]
-            for step, values_there in steps:
-                for v in values_there:
-                    last[v][lane] = step
-                written = values_there[-1]
-                if not is_born[written]:
-                    is_born[written] = True
-                    before[lane] = step - 1
-                    known = tuple(before)
-                    first[written] = self._in_program_order(written, known)
-                    births[lane].append(step)
-                    known_at[lane].append(known)
+                self._note(number, lane, transfer_step[t.id], touched)
+        nothing = (-1,) * self.lanes.count
         return Visibility(
-            tuple(first),
-            tuple(map(tuple, last)),
-            tuple(map(tuple, births)),
-            tuple(tuple(zip(*known, strict=True)) for known in known_at),
+            tuple(nothing if known is None else known for known in self.first),
+            tuple(zip(*self.last, strict=True)),
+            tuple(self.born),
         )
 
-    def _in_program_order(self, value: int, known: Known) -> Known:
-        """Leave out what a node comes after only because its group runs later than it stands."""
-        birth = self.timeline.lives[value].birth
-        return tuple(min(k, birth - 1) for k in known) if birth <= max(known) else known
-
-    def _known_before(self, number: int, lane: int) -> list[int]:
-        """Return the last step of each lane that is complete before an item begins."""
-        steps = self.last_step
-        return [
-            -1 if item < 0 or k == lane else steps[item]
-            for k, item in enumerate(self.clocks[number])
-        ]
+    def _note(self, number: int, lane: int, step: int, touched: Sequence[int]) -> None:
+        """Note what a step of an item touches; the last of it is written."""
+        last = self.last[lane]
+        for v in touched:
+            last[v] = step
+        written = touched[-1]
+        if self.first[written] is None:
+            # The last item is the host's and has no step, so what is -1 in a clock becomes -1.
+            steps = self.last_step
+            known = [steps[item] for item in self.clocks[number]]
+            known[lane] = step - 1
+            birth = self.timeline.lives[written].birth
+            if birth < step:  # its group runs later than it stands: that is not program order
+                known = [min(k, birth - 1) for k in known]
+            self.first[written] = tuple(known)
+            self.born.append((step, written))
 
     def _last_step(self, item: Item) -> int:
         match item.kind:
