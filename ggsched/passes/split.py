@@ -9,7 +9,7 @@ ids name are copied before it, once the ids are in host memory; whole layers as 
 earlier as the placement says.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
@@ -42,8 +42,7 @@ def split(graph: Graph, topology: Topology, placement: Placement) -> Splits:
     return Splits(lower.frozen_values(), transfers, tuple(splits), tuple(bindings))
 
 
-@dataclass(slots=True)
-class _Draft:
+class _Draft(msgspec.Struct, gc=False):
     """A value whose byte range still grows."""
 
     kind: ValueKind

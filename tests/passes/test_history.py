@@ -47,7 +47,7 @@ class Naive:
 def by_byte(found):
     """Conflicts of ranges as conflicts of bytes; each range is inside the arena and not empty."""
     out = set()
-    for kind, start, end, earlier in found:
+    for kind, _, start, end, earlier in found:
         assert 0 <= start < end <= NBYTES
         out |= {(kind, k, earlier) for k in range(start, end)}
     return out

@@ -50,40 +50,37 @@ class _DataFlow:
 
     def run(self) -> list[Sequence[Dependency]]:
         """Follow the items in program order."""
-        nothing: tuple[Dependency, ...] = ()
         out: list[Sequence[Dependency]] = []
         order, lane_of, latest = self.order, self.lane_of, self.latest
         for number, item in enumerate(self.outline):
-            if item.kind == "launch":
-                self._launch(order[item.first : item.end], number, lane_of[number])
+            lane = lane_of[number]
+            if item.kind != "launch":
+                self._other(item, number, lane)
+            elif item.end == item.first + 1:
+                self._node(order[item.first], number, lane)
             else:
-                self._other(item, number, lane_of[number])
+                for n in order[item.first : item.end]:
+                    self._node(n, number, lane)
             if latest:
                 out.append([("RAW", 0, 0, 0, earlier) for earlier in latest.values()])
                 latest.clear()
             else:
-                out.append(nothing)
+                out.append(())
         return out
 
-    def _launch(self, node_ids: Sequence[int], number: int, lane: int) -> None:
-        nodes, bindings = self.graph.nodes, self.splits.bindings
-        writer, lane_of, latest, histories = self.writer, self.lane_of, self.latest, self.histories
-        for n in node_ids:
-            node, bound = nodes[n], bindings[n]
-            for k, mode in enumerate(node.modes):
-                value = bound[k]
-                if mode == "-":
-                    continue
-                if value in histories:
-                    self._part(node.tensors[k], value, mode, number, lane)
-                elif mode != "r":
-                    writer[value] = number
-                else:
-                    earlier = writer[value]
-                    if earlier >= 0:
-                        other = lane_of[earlier]
-                        if other != lane and latest.get(other, -1) < earlier:
-                            latest[other] = earlier
+    def _node(self, node_id: int, number: int, lane: int) -> None:
+        node, bound = self.graph.nodes[node_id], self.splits.bindings[node_id]
+        writer, histories = self.writer, self.histories
+        for k, mode in enumerate(node.modes):
+            value = bound[k]
+            if mode == "-":
+                continue
+            if value in histories:
+                self._part(node.tensors[k], value, mode, number, lane)
+            elif mode != "r":
+                writer[value] = number
+            elif writer[value] >= 0:
+                self._after(writer[value], lane)
 
     def _other(self, item: Item, number: int, lane: int) -> None:
         """Follow a transfer, or an access of the host."""
@@ -131,7 +128,7 @@ class _DataFlow:
 
     def _note(self, lane: int) -> None:
         for conflict in self.found:
-            self._after(conflict[3], lane)
+            self._after(conflict[4], lane)
         self.found.clear()
 
     def _after(self, earlier: int, lane: int) -> None:

@@ -108,20 +108,22 @@ class _Writer:
         for i in range(1, len(work) - 1):
             if work[i].kind == "host":  # the read of the upload that comes next
                 id_of[i] = id_of[i + 1]
-        command = self._command
-        return tuple([command(number, entry) for number, entry in enumerate(entries)])
+        out: list[Command] = []
+        for number, entry in enumerate(entries):
+            if isinstance(entry, Sync):
+                out.append(self._sync(number, entry))
+            elif isinstance(entry, int):
+                out.append(Record(number, work[entry].stream, event_of[entry]))
+            elif len(entry) > 1:
+                out.append(self._joined(number, [work[i] for i in entry]))
+            else:
+                out.append(self._one(number, work[entry[0]]))
+        return tuple(out)
 
-    def _command(self, number: int, entry: _Entry) -> Command:
-        if isinstance(entry, Sync):
-            return self._sync(number, entry)
-        if isinstance(entry, int):
-            return Record(number, self.work[entry].stream, self.event_of[entry])
-        first = self.work[entry[0]]
-        if first.kind != "launch":
-            return self._move(number, first)
-        if len(entry) > 1:
-            return self._joined(number, [self.work[i] for i in entry])
-        return Launch(number, first.stream, first.source, first.steps, first.reads, first.writes)
+    def _one(self, number: int, item: Work) -> Command:
+        if item.kind == "launch":
+            return Launch(number, item.stream, item.source, item.steps, item.reads, item.writes)
+        return self._move(number, item)
 
     def _sync(self, number: int, s: Sync) -> Command:
         kind, arena, start, end, earlier = s.dependency

@@ -40,8 +40,7 @@ class Lanes:
         return self.host + 1
 
 
-Dependency = tuple[str, int, int, int, int]
-"""(kind, arena, first byte, one past the last, the earlier item)."""
+Dependency = Conflict
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +49,12 @@ class Hazards:
 
     Attributes:
         within: Hazards inside one run, by later item.
-        history: State of each arena at the end of the run, to go on with the next.
+        history: State of each arena at the end of the run, to go on with the next; None for those
+            that have no hazards.
     """
 
-    within: tuple[tuple[Dependency, ...], ...]
-    history: dict[int, ArenaHistory]
+    within: Sequence[Sequence[Dependency]]
+    history: list[ArenaHistory | None]
 
 
 def find_lanes(outline: Sequence[Item], streams: Streams, topology: Topology) -> Lanes:
@@ -77,11 +77,13 @@ def find_lanes(outline: Sequence[Item], streams: Streams, topology: Topology) ->
 
 def find_hazards(work: Sequence[Work], lanes: Lanes, memory: Memory) -> Hazards:
     """Return the hazards inside one run."""
-    # Weights are never written, so they have no hazards and need no history.
-    history = {a.id: ArenaHistory(a.nbytes) for a in memory.arenas if a.kind != "weight"}
+    history = [
+        None if a.kind == "weight" else ArenaHistory(a.nbytes, a.id)  # weights are never written
+        for a in memory.arenas
+    ]
     of_item = lanes.of_item
     within = [_hazards_of(item, i, of_item, history) for i, item in enumerate(work)]
-    return Hazards(tuple(within), history)
+    return Hazards(within, history)
 
 
 def next_run_hazards(
@@ -96,9 +98,8 @@ def next_run_hazards(
     crossing: list[tuple[int, Dependency]] = []
     for i, item in enumerate(work):
         if i >= _LOOK_FIRST and not i & (i - 1):  # at each power of two, so that looking is cheap
-            for arena in [a for a, past in history.items() if past.is_all_since(n)]:
-                del history[arena]
-            if not history:
+            history = [None if p is None or p.is_all_since(n) else p for p in history]
+            if not any(history):
                 break
         for d in _hazards_of(item, n + i, lane_of, history):
             if d[4] < n:
@@ -107,30 +108,29 @@ def next_run_hazards(
 
 
 def _hazards_of(
-    item: Work, number: int, lane_of: tuple[int, ...], history: dict[int, ArenaHistory]
-) -> tuple[Dependency, ...]:
+    item: Work, number: int, lane_of: Sequence[int], history: Sequence[ArenaHistory | None]
+) -> Sequence[Dependency]:
     """Note the item's accesses; return the latest earlier item of each other lane.
 
     Reads are noted before writes, so an item does not conflict with itself.
     """
     lane = lane_of[number]
-    latest: dict[int, Dependency] = {}
     found: list[Conflict] = []
-    for regions, writes in ((item.reads, False), (item.writes, True)):
-        for arena, start, nbytes in regions:
-            past = history.get(arena)
-            if past is None:
-                continue
-            if writes:
-                past.write(start, start + nbytes, number, lane, found)
-            else:
-                past.read(start, start + nbytes, number, lane, found)
-            if found:
-                for kind, low, high, earlier in found:
-                    other = lane_of[earlier]
-                    if other != lane:
-                        known = latest.get(other)
-                        if known is None or known[4] < earlier:
-                            latest[other] = (kind, arena, low, high, earlier)
-                found.clear()
-    return tuple(latest.values()) if latest else ()
+    for arena, start, nbytes in item.reads:
+        past = history[arena]
+        if past is not None:
+            past.read(start, start + nbytes, number, lane, found)
+    for arena, start, nbytes in item.writes:
+        past = history[arena]
+        if past is not None:
+            past.write(start, start + nbytes, number, lane, found)
+    if not found:
+        return ()
+    latest: dict[int, Dependency] = {}
+    for conflict in found:
+        other = lane_of[conflict[4]]
+        if other != lane:
+            known = latest.get(other)
+            if known is None or known[4] < conflict[4]:
+                latest[other] = conflict
+    return tuple(latest.values())

@@ -9,8 +9,8 @@ tinygrad's dependency tracker, on byte ranges instead of buffers.
 
 from bisect import bisect_left
 
-Conflict = tuple[str, int, int, int]
-"""(kind, first byte, one past the last, the earlier item)."""
+Conflict = tuple[str, int, int, int, int]
+"""(kind, arena, first byte, one past the last, the earlier item)."""
 
 _NOBODY = -1
 
@@ -18,21 +18,25 @@ _NOBODY = -1
 class ArenaHistory:
     """Last accesses of one arena. Items are integers in program order."""
 
-    __slots__ = ("_readers", "_starts", "_writers")
+    __slots__ = ("_arena", "_readers", "_starts", "_writers")
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, arena: int = 0) -> None:
+        self._arena = arena
         self._starts = [0, nbytes]
         self._writers = [_NOBODY, _NOBODY]
         self._readers: list[dict[int, int] | None] = [None, None]
 
     def read(self, start: int, end: int, item: int, lane: int, found: list[Conflict]) -> None:
         """Note a read; append a RAW conflict for each last writer."""
-        first, last = self._cut(start, end)
         starts, writers, readers = self._starts, self._writers, self._readers
+        first = bisect_left(starts, start)
+        last = first + 1
+        if starts[first] != start or starts[last] != end:
+            last = self._cut(first, start, end)
         for k in range(first, last):
             writer = writers[k]
             if writer >= 0:
-                found.append(("RAW", starts[k], starts[k + 1], writer))
+                found.append(("RAW", self._arena, starts[k], starts[k + 1], writer))
             seen = readers[k]
             if seen is None:
                 readers[k] = {lane: item}
@@ -41,16 +45,21 @@ class ArenaHistory:
 
     def write(self, start: int, end: int, item: int, lane: int, found: list[Conflict]) -> None:
         """Note a write; append WAR conflicts for readers and WAW for writers without readers."""
-        first, last = self._cut(start, end)
         starts, writers, readers = self._starts, self._writers, self._readers
+        first = bisect_left(starts, start)
+        last = first + 1
+        if starts[first] != start or starts[last] != end:
+            last = self._cut(first, start, end)
         for k in range(first, last):
-            low, high = starts[k], starts[k + 1]
+            arena, low, high = self._arena, starts[k], starts[k + 1]
             seen = readers[k]
             if seen is not None:
-                found.extend(("WAR", low, high, r) for r in seen.values() if r != item)
+                for reader in seen.values():
+                    if reader != item:
+                        found.append(("WAR", arena, low, high, reader))  # noqa: PERF401  # mostly one
             writer = writers[k]
             if writer >= 0:
-                found.append(("WAW", low, high, writer))
+                found.append(("WAW", arena, low, high, writer))
         writers[first], readers[first] = item, None
         if last > first + 1:
             del starts[first + 1 : last], writers[first + 1 : last], readers[first + 1 : last]
@@ -61,18 +70,15 @@ class ArenaHistory:
             r >= item for seen in self._readers if seen for r in seen.values()
         )
 
-    def _cut(self, start: int, end: int) -> tuple[int, int]:
-        """Make segments begin at ``start`` and at ``end``; return the indices in between."""
+    def _cut(self, first: int, start: int, end: int) -> int:
+        """Make segments begin at ``start``, which is ``first``, and at ``end``; return that one."""
         starts = self._starts
-        first = bisect_left(starts, start)
         if starts[first] != start:
             self._insert(first, start)
-        if starts[first + 1] == end:  # most accesses are to what was accessed before
-            return first, first + 1
         last = bisect_left(starts, end, first)
         if starts[last] != end:
             self._insert(last, end)
-        return first, last
+        return last
 
     def _insert(self, k: int, start: int) -> None:
         self._starts.insert(k, start)

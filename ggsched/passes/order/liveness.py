@@ -67,10 +67,16 @@ def liveness(graph: Graph, splits: Splits, fusions: Sequence[Fusion] = ()) -> Ti
             node_step[n] = last
             for v in bindings[n]:
                 death[v] = max(death[v], last)
-    whole = Life(0, max(0, step - 1))
-    lives = tuple(
-        whole if v.bound or v.kind in ("input", "output") else Life(birth[v.id], death[v.id])
-        for v in splits.values
-    )
+    lives = _lives(splits, birth, death, Life(0, max(0, step - 1)))
     held = held_values(splits, fusions)
     return Timeline(tuple(node_step), tuple(transfer_step), lives, held)
+
+
+def _lives(
+    splits: Splits, birth: Sequence[int], death: Sequence[int], whole: Life
+) -> tuple[Life, ...]:
+    lives = list(map(Life, birth, death))
+    for v in splits.values:
+        if v.bound or v.kind in ("input", "output"):
+            lives[v.id] = whole
+    return tuple(lives)

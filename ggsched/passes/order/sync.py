@@ -60,7 +60,7 @@ class _Synchroniser:
         self.lanes = lanes
         self.device_of = [s.device for s in streams.streams]
         self.topology = topology
-        self.means: dict[tuple[int, int], Means] = {}
+        self.chosen: dict[tuple[int, int], tuple[Means, int]] = {}
         self.known = Known(outline, lanes)
         self.result = SyncPlan()
 
@@ -120,10 +120,12 @@ class _Synchroniser:
         """Choose the means for one hazard and note what it implies."""
         earlier = d[4]
         src, dst = self.stream_of[earlier], self.stream_of[item]
-        means = self.means.get((src, dst))
-        if means is None:
-            means = self.means[src, dst] = self._means(src, dst)
-        stream = src if means.startswith("host") else dst
+        chosen = self.chosen.get((src, dst))
+        if chosen is None:
+            means = self._means(src, dst)
+            chosen = (means, src if means.startswith("host") else dst)
+            self.chosen[src, dst] = chosen
+        means, stream = chosen
         sync = Sync(means, stream, earlier, d, item, next_run)
         self.known.note(sync)
         return sync

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.order.outline import Item, WorkKind, host_reads
+from ggsched.passes.order.outline import Item, WorkKind, host_reads, is_edge
 from ggsched.plan.command import Step
 from ggsched.plan.memory import Memory, Region
 from ggsched.plan.splits import Splits, Transfer
@@ -38,26 +38,35 @@ def list_work(
     graph: Graph, splits: Splits, outline: Sequence[Item], order: Sequence[int], memory: Memory
 ) -> list[Work]:
     """Return the work of each item of the outline, whose nodes run in this order."""
-    regions = memory.regions
-    steps = _steps(graph, splits, regions)
-    last = len(outline) - 1
+    calls = _calls(graph, splits, memory.regions)
     work = []
     for number, item in enumerate(outline):
         if item.kind == "launch":
-            work.append(_launch(item, [steps[n] for n in order[item.first : item.end]]))
+            if item.end == item.first + 1:
+                step, reads, writes = calls[order[item.first]]
+                steps: tuple[Step, ...] = (step,)
+            else:
+                steps, reads, writes = _joined([calls[n] for n in order[item.first : item.end]])
+            read, written = merge_regions(reads), merge_regions(writes)
+            work.append(Work("launch", item.stream, item.source, read, written, steps))
         elif item.kind != "host":
             work.append(_transfer(splits, memory, item))
-        elif number in (0, last):
-            kind = "output" if number else "input"
-            slots = merge_regions([regions[v.id] for v in splits.values if v.kind == kind])
-            reads, writes = (slots, ()) if number else ((), slots)
-            work.append(Work("host", item.stream, item.source, reads, writes))
+        elif is_edge(outline, number):
+            work.append(_edge(splits, memory.regions, item))
         else:
             value, start, end = host_reads(splits, splits.transfers[item.source])
-            arena, offset, _ = regions[value]
-            reads = (Region(arena, offset + start, end - start),) if end > start else ()
-            work.append(Work("host", item.stream, item.source, reads, ()))
+            arena, offset, _ = memory.regions[value]
+            read = (Region(arena, offset + start, end - start),) if end > start else ()
+            work.append(Work("host", item.stream, item.source, read, ()))
     return work
+
+
+def _edge(splits: Splits, regions: Sequence[Region], item: Item) -> Work:
+    """Return the host's writes of the inputs, or its reads of the outputs."""
+    kind = "output" if item.source else "input"
+    slots = merge_regions([regions[v.id] for v in splits.values if v.kind == kind])
+    reads, writes = (slots, ()) if item.source else ((), slots)
+    return Work("host", item.stream, item.source, reads, writes)
 
 
 def _transfer(splits: Splits, memory: Memory, item: Item) -> Work:
@@ -91,34 +100,39 @@ def cache_region(splits: Splits, memory: Memory, t: Transfer) -> Region | None:
     return None
 
 
-def _steps(graph: Graph, splits: Splits, regions: Sequence[Region]) -> list[Step]:
-    """Return each node with the bytes of its operands and its result."""
-    tensors, values = graph.tensors, splits.values
-    starts = [v.start for v in values]
-    steps = []
+_Call = tuple[Step, list[Region], list[Region]]
+"""A node's step, what it reads, and what it writes."""
+
+
+def _calls(graph: Graph, splits: Splits, regions: Sequence[Region]) -> list[_Call]:
+    """Return what each node touches."""
+    tensors = graph.tensors
+    starts = [v.start for v in splits.values]
+    calls = []
     for node, bound in zip(graph.nodes, splits.bindings, strict=True):
-        operands = []
-        for tid, value in zip(node.tensors, bound, strict=True):
+        operands: list[Region] = []
+        reads: list[Region] = []
+        writes: list[Region] = []
+        for tid, value, mode in zip(node.tensors, bound, node.modes, strict=True):
             t, region = tensors[tid], regions[value]
             into = t.offset - starts[value]
             if into or t.nbytes != region.nbytes:
                 region = Region(region.arena, region.offset + into, t.nbytes)
             operands.append(region)
-        steps.append(Step(node.id, tuple(operands), node.modes))
-    return steps
-
-
-def _launch(item: Item, steps: list[Step]) -> Work:
-    reads: list[Region] = []
-    writes: list[Region] = []
-    for _, operands, modes in steps:
-        for region, mode in zip(operands, modes, strict=True):
             if mode == "r":
                 reads.append(region)
             elif mode != "-":
                 writes.append(region)
-    read, written = merge_regions(reads), merge_regions(writes)
-    return Work("launch", item.stream, item.source, read, written, tuple(steps))
+        calls.append((Step(node.id, tuple(operands), node.modes), reads, writes))
+    return calls
+
+
+def _joined(calls: Sequence[_Call]) -> tuple[tuple[Step, ...], list[Region], list[Region]]:
+    """Return what several nodes touch together."""
+    steps = tuple([step for step, _, _ in calls])
+    reads = [region for _, reads, _ in calls for region in reads]
+    writes = [region for _, _, writes in calls for region in writes]
+    return steps, reads, writes
 
 
 def merge_regions(regions: list[Region]) -> tuple[Region, ...]:
