@@ -1,8 +1,26 @@
 """Sizes of nodes for the cost model: operations and bytes."""
 
+from collections.abc import Iterable, Sequence
+
 from ggsched.ir.graph import Graph, Node
 from ggsched.topology.caps import op_key
 from ggsched.topology.cost import ELEMENTS, Rates, node_seconds
+
+Work = tuple[str, float, float]
+"""What a node does: (name of its kernel, operations, bytes moved)."""
+
+
+def node_works(graph: Graph, nodes: Iterable[Node]) -> list[Work]:
+    """Return what each of some nodes does."""
+    return [(kernel_name(graph, node), *node_size(graph, node)) for node in nodes]
+
+
+def work_costs(rates: Rates, works: Sequence[Work], streams: float = 1) -> list[float]:
+    """Return what ``node_cost`` does for many nodes. Those of one size are looked at once."""
+    costs = {
+        work: node_seconds(rates.of_kernel(work[0]), *work[1:], streams) for work in set(works)
+    }
+    return [costs[work] for work in works]
 
 
 def node_cost(rates: Rates, graph: Graph, node: Node, streams: float = 1) -> float:

@@ -11,6 +11,7 @@ whatever the streams do: the waits for it are what a ring of that length costs.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
@@ -21,10 +22,17 @@ from ggsched.passes.memory.reuse import Order, Sequential
 from ggsched.passes.memory.rings import Slot
 from ggsched.passes.order.liveness import Timeline
 from ggsched.plan.memory import Arena, ArenaKind, Life, Memory, Region
-from ggsched.plan.splits import HOST, Splits, Value
+from ggsched.plan.splits import HOST, Splits, Value, ValueKind
 from ggsched.topology.model import Topology
 
 HOST_ALIGNMENT = 64
+_ARENA_KINDS: Final[Mapping[ValueKind, ArenaKind]] = {
+    "home": "compute",
+    "replica": "compute",
+    "input": "input",
+    "output": "output",
+    "staging": "staging",
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ def allocate(
             regions[v.id] = Region(len(arenas), 0, v.nbytes)
             arenas.append(Arena(len(arenas), kind, v.device, v.nbytes, alignment, v.bound))
         elif v.ring < 0:
-            groups.setdefault((v.device, _arena_kind(v)), []).append(v)
+            groups.setdefault((v.device, _ARENA_KINDS[v.kind]), []).append(v)
     for (device, kind), values in sorted(groups.items()):
         alignment = HOST_ALIGNMENT if device == HOST else topology.devices[device].alignment
         # The host uses its slots before the first step and after the last one.
@@ -84,14 +92,6 @@ def allocate(
     add_rings(topology, splits, arenas, regions)
     add_caches(topology, splits, arenas)
     return Memory(tuple(arenas), tuple(regions), overwrites, bounds)
-
-
-def _arena_kind(value: Value) -> ArenaKind:
-    match value.kind:
-        case "input" | "output" | "staging":
-            return value.kind
-        case _:
-            return "compute"
 
 
 @dataclass(frozen=True, slots=True)

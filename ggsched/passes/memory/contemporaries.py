@@ -78,11 +78,10 @@ def find_near(
     if _pairs(blocks) > most:
         return None
     near: list[list[int]] = [[] for _ in blocks]
-    deaths = [b.death for b in blocks]
     alive: list[int] = []
     for i in by_birth(blocks):
         birth = blocks[i].birth
-        alive = [j for j in alive if deaths[j] >= birth]
+        alive = [j for j in alive if blocks[j].death >= birth]
         mine = alive if apart is None else [j for j in alive if not apart(i, j)]
         near[i] += mine
         for j in mine:
@@ -136,16 +135,18 @@ def find_conflicts(blocks: Sequence[Block], near: Near, *, by_lifetime: bool) ->
 
 def living_sets(blocks: Sequence[Block]) -> Iterator[list[int]]:
     """Yield the sets of blocks that live at one step and are no part of another such set."""
-    alive: list[int] = []
-    deaths = [b.death for b in blocks]
-    for i in by_birth(blocks):
+    order = by_birth(blocks)
+    dying = sorted(order, key=lambda i: -blocks[i].death)
+    alive: dict[int, None] = {}  # in order of birth
+    for i in order:
         birth = blocks[i].birth
-        rest = [j for j in alive if deaths[j] >= birth]
-        if len(rest) < len(alive):
-            yield alive
-        alive = [*rest, i]
+        if blocks[dying[-1]].death < birth:
+            yield list(alive)
+            while blocks[dying[-1]].death < birth:
+                del alive[dying.pop()]
+        alive[i] = None
     if alive:
-        yield alive
+        yield list(alive)
 
 
 def by_birth(blocks: Sequence[Block]) -> list[int]:

@@ -101,6 +101,7 @@ class Concurrent:
 
     def _last(self, values: Sequence[int]) -> Known:
         last = self._visibility.last[values[0]]
-        for v in values[1:]:
-            last = join(last, self._visibility.last[v])
+        if len(values) > 1:
+            for v in values[1:]:
+                last = join(last, self._visibility.last[v])
         return last

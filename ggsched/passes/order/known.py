@@ -75,27 +75,30 @@ class Known:
     def note(self, s: Sync, first: int = 0) -> None:
         """Note what a synchronisation implies in a run whose items count from ``first``."""
         clocks, of_stream = self.clocks, self.lanes.of_stream
+        seen: Sequence[int]
+        lanes: Sequence[int]
         match s.means:
+            case "wait":
+                seen, lanes = self._event_clock(s.earlier, first), of_stream[s.stream]
             case "barrier":
                 seen, lanes = clocks.of_lanes(of_stream[s.stream]), of_stream[s.stream]
             case "host_stream":
                 seen, lanes = clocks.of_lanes(of_stream[s.stream]), (self.lanes.host,)
             case "host_event":
                 seen, lanes = self._event_clock(s.earlier, first), (self.lanes.host,)
-            case "wait":
-                seen, lanes = self._event_clock(s.earlier, first), of_stream[s.stream]
         for lane in lanes:
             clocks.join(lane, seen)
 
-    def _event_clock(self, earlier: int, first: int) -> list[int]:
+    def _event_clock(self, earlier: int, first: int) -> Sequence[int]:
         """Return what an event right after ``earlier`` covers: all lanes of its stream (EVT-1)."""
         number = first + earlier
-        joined = list(self.clocks.after(number))
-        for lane in self.lanes.of_stream[self.stream_of[earlier]]:
+        joined: Sequence[int] = self.clocks.after(number)
+        lanes = self.lanes.of_stream[self.stream_of[earlier]]
+        for lane in lanes if len(lanes) > 1 else ():
             if lane == self.lanes.of_item[earlier]:
                 continue
             k = bisect_left(self.items[lane], number)
             if k:
                 after = self.clocks.after(self.items[lane][k - 1])
-                joined = [max(a, b) for a, b in zip(joined, after, strict=True)]
+                joined = list(map(max, joined, after))
         return joined

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ggsched.ir.graph import Graph, Node
-from ggsched.passes.cost.work_size import node_cost
+from ggsched.passes.cost.work_size import node_works, work_costs
 from ggsched.passes.options import StreamPolicy
 from ggsched.plan.fusions import Fusion
 from ggsched.plan.splits import HOST, Split, Splits
@@ -50,7 +50,7 @@ def assign(
     copiers = _copiers(topology, splits)
     of_node = [streams_of[s.device][0] for s in splits.splits for _ in range(s.first, s.end)]
     gains: list[Gain] = []
-    for s in splits.splits:
+    for s in splits.splits if policy.limit > 1 else ():
         facts = topology.devices[s.device]
         limit = min(policy.limit, max(1, facts.max_streams - (s.device in copiers)))
         if not policy.is_forced:
@@ -103,12 +103,13 @@ def _consider(
     rates = machine.devices[split.device]
     nodes = graph.nodes[split.first : split.end]
     units = _units(split, groups)
-    alone = _unit_costs(units, [node_cost(rates, graph, node) for node in nodes], rates)
+    works = node_works(graph, nodes)
+    alone = _unit_costs(units, work_costs(rates, works), rates)
     before = _unit_predecessors(units, _predecessors(graph, nodes))
     total = sum(alone)
     if not is_forced and _longest_path(before, alone) >= _WORTH_IT * total:
         return Gain(split.id, limit, total, total, False), []
-    costs = _unit_costs(units, [node_cost(rates, graph, node, limit) for node in nodes], rates)
+    costs = _unit_costs(units, work_costs(rates, works, limit), rates)
     of_unit, seconds = _list_schedule(before, costs, rates.event_s + rates.launch_s, limit)
     lanes = [0] * len(nodes)
     for unit, lane in zip(units, of_unit, strict=True):
@@ -132,9 +133,9 @@ def _units(split: Split, groups: Mapping[int, tuple[int, ...]]) -> list[tuple[in
     return units
 
 
-def _unit_costs(
-    units: Sequence[tuple[int, ...]], costs: Sequence[float], rates: Rates
-) -> list[float]:
+def _unit_costs(units: Sequence[tuple[int, ...]], costs: list[float], rates: Rates) -> list[float]:
+    if len(units) == len(costs):
+        return costs
     return [sum([costs[i] for i in unit]) - (len(unit) - 1) * rates.node_s for unit in units]
 
 
