@@ -1,9 +1,10 @@
 """Relaxed: values share bytes although the data flow does not order them, if that costs little."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ggsched.passes.budget.step_times import StepTimes
 from ggsched.passes.draft import Draft
+from ggsched.passes.memory.contemporaries import Apart
 from ggsched.passes.memory.reuse import Concurrent
 from ggsched.plan.memory import Life
 
@@ -26,11 +27,11 @@ class Relaxed(Concurrent):
         self._least = least
         self._values = draft.splits.values
 
-    def apart(self, members: Sequence[Sequence[int]]) -> Callable[[int, int], bool] | None:
+    def meetings(self, members: Sequence[Sequence[int]]) -> tuple[list[Life], Apart | None]:
         """See ``Order``."""
-        ordered = super().apart(members)
+        windows, ordered = super().meetings(members)
         if not members or self._values[members[0][0]].device not in self._least:
-            return ordered
+            return windows, ordered
         least = self._least[self._values[members[0][0]].device]
         lives = [self.life(ids) for ids in members]
         done_s = [self._done_s(ids) for ids in members]
@@ -45,7 +46,7 @@ class Relaxed(Concurrent):
                 i, j = j, i
             return lives[i].death < lives[j].birth and start_s[j] - done_s[i] >= least
 
-        return are_apart
+        return windows, are_apart
 
     def life(self, values: Sequence[int]) -> Life:
         """Return the steps from the first write to the last access, in program order."""

@@ -106,9 +106,8 @@ class _Packer:
     ) -> tuple[int, int]:
         """Give each value its region; return the arena's size and its lower bound."""
         members, sizes = self._blocks(values, alignment)
-        windows = self.order.windows(members)
+        windows, apart = self.order.meetings(members)
         blocks = [Block(*life, nbytes) for life, nbytes in zip(windows, sizes, strict=True)]
-        apart = self.order.apart(members)
         packed = pack_bounded(blocks, apart, effort=self.sharing.effort)
         nbytes = {v.id: v.nbytes for v in values}
         for ids, offset in zip(members, packed.offsets, strict=True):

@@ -162,5 +162,5 @@ def _clique(
     left = sorted(ids, key=lambda i: (-blocks[i].nbytes, i))
     while left:
         taken.append(left[0])
-        left = [j for j in left[1:] if j in around[left[0]]]
+        left = list(filter(around[left[0]].__contains__, left))
     return taken

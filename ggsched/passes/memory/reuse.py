@@ -1,8 +1,9 @@
 """Reuse: when values may share bytes, in program order or in the order of several streams."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
+from ggsched.passes.memory.contemporaries import Apart
 from ggsched.passes.order.liveness import Timeline
 from ggsched.passes.order.visibility import Known, Visibility, join, touched_lanes
 from ggsched.plan.memory import Life
@@ -14,11 +15,13 @@ class Order(Protocol):
     def life(self, values: Sequence[int]) -> Life:
         """Return the steps from the first write to the last access, in program order."""
 
-    def windows(self, members: Sequence[Sequence[int]]) -> list[Life]:
-        """Return for each block the steps outside which no other of them needs a second look."""
+    def meetings(self, members: Sequence[Sequence[int]]) -> tuple[list[Life], Apart | None]:
+        """Return which blocks may not share bytes.
 
-    def apart(self, members: Sequence[Sequence[int]]) -> Callable[[int, int], bool] | None:
-        """Return whether two blocks may share bytes although their windows meet."""
+        Returns:
+            For each block its window, the steps outside which no other of them needs a second
+            look; and whether two blocks may share bytes although their windows meet.
+        """
 
     def is_last(self, operand: int, result: int, step: int) -> bool:
         """Whether the node at ``step`` that makes ``result`` is the last to touch ``operand``."""
@@ -34,13 +37,9 @@ class Sequential:
         """See ``Order``."""
         return Life(self._lives[values[0]].birth, self._lives[values[-1]].death)
 
-    def windows(self, members: Sequence[Sequence[int]]) -> list[Life]:
+    def meetings(self, members: Sequence[Sequence[int]]) -> tuple[list[Life], Apart | None]:
         """See ``Order``."""
-        return [self.life(values) for values in members]
-
-    def apart(self, members: Sequence[Sequence[int]]) -> Callable[[int, int], bool] | None:
-        """See ``Order``."""
-        return None
+        return [self.life(values) for values in members], None
 
     def is_last(self, operand: int, result: int, step: int) -> bool:
         """See ``Order``."""
@@ -61,24 +60,26 @@ class Concurrent:
             return life
         return Life(life.birth, max([self._lives[v].death for v in values]))
 
-    def windows(self, members: Sequence[Sequence[int]]) -> list[Life]:
+    def meetings(self, members: Sequence[Sequence[int]]) -> tuple[list[Life], Apart | None]:
         """See ``Order``: until the last of the blocks is born that does not know it to be free.
 
         Lanes that write none of the blocks first never need to know.
         """
+        births = [ids[0] for ids in members]
         lasts = list(map(self._last, members))
-        unaware = self._visibility.last_unaware([ids[0] for ids in members], lasts)
-        lives = map(self.life, members)
-        return [
+        unaware = self._visibility.last_unaware(births, lasts)
+        lives = list(map(self.life, members))
+        windows = [
             life if life.death >= step else Life(life.birth, step)
             for life, step in zip(lives, unaware, strict=True)
         ]
+        return windows, self._apart(births, lasts)
 
-    def apart(self, members: Sequence[Sequence[int]]) -> Callable[[int, int], bool] | None:
-        """See ``Order``."""
-        births = [self._lives[ids[0]].birth for ids in members]
-        first = [self._visibility.first[ids[0]] for ids in members]
-        last = [touched_lanes(self._last(ids)) for ids in members]
+    def _apart(self, values: Sequence[int], lasts: Sequence[Known]) -> Apart:
+        """Return whether blocks that begin with these values may share bytes, see ``Order``."""
+        births = [self._lives[v].birth for v in values]
+        first = [self._visibility.first[v] for v in values]
+        last = list(map(touched_lanes, lasts))
 
         def are_apart(i: int, j: int) -> bool:
             if births[i] > births[j]:  # what is complete somewhere came earlier in the program
