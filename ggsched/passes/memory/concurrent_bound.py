@@ -72,7 +72,7 @@ class _Heaviest:
         # Each block's neighbours that are born before it: a clique stands with its youngest.
         rank = {i: place for place, i in enumerate(by_birth(blocks))}
         self.before = {
-            i: frozenset(j for j in near[i] if rank[j] < place) for i, place in rank.items()
+            i: frozenset([j for j in near[i] if rank[j] < place]) for i, place in rank.items()
         }
 
     def run(self) -> Bound:
@@ -97,8 +97,9 @@ class _Heaviest:
         sizes = [self.sizes[i] for i in ids]
         near = [0] * count
         for a, i in enumerate(ids):
-            for b in range(a):
-                if ids[b] in before[i] or i in before[ids[b]]:
+            older = before[i]
+            for b, j in enumerate(ids[:a]):
+                if j in older or i in before[j]:
                     near[a] |= 1 << b
                     near[b] |= 1 << a
         # Bytes that were taken, what may still be taken as bits, and the most that can come of it.

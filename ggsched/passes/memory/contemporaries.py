@@ -116,12 +116,12 @@ def find_conflicts(blocks: Sequence[Block], near: Near, *, by_lifetime: bool) ->
     """
     cliques = list(living_sets(blocks))
     if not by_lifetime:
-        around = [frozenset(ids) for ids in near]
-        cliques = [_clique(ids, blocks, around) for ids in cliques]
+        clique = _clique_finder(blocks, near)
+        cliques = list(map(clique, cliques))
         covered = {i for ids in cliques for i in ids}
         for i in range(len(blocks)):
             if i not in covered:
-                cliques.append([i, *_clique(near[i], blocks, around)])
+                cliques.append([i, *clique(near[i])])
                 covered.update(cliques[-1])
         cliques = [list(ids) for ids in dict.fromkeys(tuple(sorted(ids)) for ids in cliques)]
     cliques_of: list[list[int]] = [[] for _ in blocks]
@@ -154,13 +154,25 @@ def by_birth(blocks: Sequence[Block]) -> list[int]:
     return sorted((i for i, b in enumerate(blocks) if b.nbytes), key=lambda i: blocks[i].birth)
 
 
-def _clique(
-    ids: Sequence[int], blocks: Sequence[Block], around: Sequence[frozenset[int]]
-) -> list[int]:
-    """Return some of these of which no two may share bytes: the largest, then what fits."""
-    taken: list[int] = []
-    left = sorted(ids, key=lambda i: (-blocks[i].nbytes, i))
-    while left:
-        taken.append(left[0])
-        left = list(filter(around[left[0]].__contains__, left))
-    return taken
+def _clique_finder(blocks: Sequence[Block], near: Near) -> Callable[[Sequence[int]], list[int]]:
+    """Return a function that takes blocks of which no two may share bytes out of some blocks.
+
+    It takes the largest, then what fits. A set of blocks is the bits of a number, the largest
+    block lowest.
+    """
+    order = sorted(range(len(blocks)), key=lambda i: (-blocks[i].nbytes, i))
+    bits = [0] * len(blocks)
+    for place, i in enumerate(order):
+        bits[i] = 1 << place
+    around = [sum(map(bits.__getitem__, ids)) for ids in near]
+
+    def clique(ids: Sequence[int]) -> list[int]:
+        taken: list[int] = []
+        left = sum(map(bits.__getitem__, ids))
+        while left:
+            i = order[(left & -left).bit_length() - 1]
+            taken.append(i)
+            left &= around[i]
+        return taken
+
+    return clique
