@@ -90,10 +90,9 @@ def place(graph: Graph, topology: Topology, constraints: Constraints) -> Placeme
     accelerators = [d.kind != "cpu" for d in topology.devices]
     everything = [True] * len(topology.devices)
     node_ids = range(len(graph.nodes))
-    _expand(work, node_ids, accelerators, "expand-down")
-    _expand(work, reversed(node_ids), accelerators, "expand-up")
-    _expand(work, node_ids, everything, "expand-down")
-    _expand(work, reversed(node_ids), everything, "expand-up")
+    for spreads in (accelerators, everything):
+        _expand(work, node_ids, spreads, "expand-down")
+        _expand(work, reversed(node_ids), spreads, "expand-up")
     _upgrade(work)
     _fill(work)
     return Placement(_choices(work), _homes(work, constraints))
@@ -110,6 +109,9 @@ class _Placing:
         self.home = [-1] * len(tensors)
         self.reason: dict[int, tuple[Cause, str]] = {}
         self.able = _able(graph, topology, self.out)
+
+    def is_open(self) -> bool:
+        return any(self.home[storage] < 0 for storage in self.out)
 
     def has(self, device: int) -> bool:
         return 0 <= device < len(self.topology.devices)
@@ -222,6 +224,8 @@ def _place_by_weights(work: _Placing, constraints: Constraints) -> None:
 def _expand(work: _Placing, order: Iterable[int], spreads: list[bool], cause: Cause) -> None:
     """Give nodes without a device that of the node before them in ``order``."""
     home, out, able, reason = work.home, work.out, work.able, work.reason
+    if not work.is_open():
+        return
     current, source = -1, -1
     for i in order:
         storage = out[i]

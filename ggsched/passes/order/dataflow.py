@@ -11,7 +11,7 @@ from ggsched.ir.graph import Graph
 from ggsched.passes.order.hazards import Dependency, Lanes
 from ggsched.passes.order.history import ArenaHistory, Conflict
 from ggsched.passes.order.outline import Item, host_reads, is_edge
-from ggsched.plan.splits import Splits
+from ggsched.plan.splits import Splits, Transfer
 
 Touch = tuple[int, int, int]
 """(value, first byte, one past the last)."""
@@ -52,10 +52,13 @@ class _DataFlow:
         """Follow the items in program order."""
         out: list[Sequence[Dependency]] = []
         order, lane_of, latest = self.order, self.lane_of, self.latest
+        transfers = self.splits.transfers
         for number, item in enumerate(self.outline):
             lane = lane_of[number]
-            if item.kind != "launch":
-                self._other(item, number, lane)
+            if item.kind == "host":
+                self._host(item, number, lane)
+            elif item.kind != "launch":
+                self._transfer(transfers[item.source], item.has_source, number, lane)
             elif item.end == item.first + 1:
                 self._node(order[item.first], number, lane)
             else:
@@ -82,18 +85,18 @@ class _DataFlow:
             elif writer[value] >= 0:
                 self._after(writer[value], lane)
 
-    def _other(self, item: Item, number: int, lane: int) -> None:
-        """Follow a transfer, or an access of the host."""
+    def _transfer(self, t: Transfer, has_source: bool, number: int, lane: int) -> None:
+        src, dst = self.splits.values[t.src], self.splits.values[t.dst]
+        nbytes = dst.end - dst.start
+        if nbytes and src.end > src.start:
+            if has_source:
+                low = dst.start - src.start
+                self._read(t.src, low, low + nbytes, number, lane)
+            self._write(t.dst, 0, nbytes, number, lane)
+
+    def _host(self, item: Item, number: int, lane: int) -> None:
         splits = self.splits
-        if item.kind != "host":
-            t = splits.transfers[item.source]
-            src, dst = splits.values[t.src], splits.values[t.dst]
-            if src.end > src.start and dst.end > dst.start:
-                if item.has_source:
-                    low = dst.start - src.start
-                    self._read(t.src, low, low + dst.nbytes, number, lane)
-                self._write(t.dst, 0, dst.nbytes, number, lane)
-        elif not is_edge(self.outline, number):
+        if not is_edge(self.outline, number):
             self._read(*host_reads(splits, splits.transfers[item.source]), number, lane)
         elif number:
             for v in splits.values:

@@ -35,7 +35,9 @@ def emit(
     work: Sequence[Work], sync: SyncPlan, splits: Splits, memory: Memory
 ) -> tuple[Command, ...]:
     """Return the commands in the order in which the host enqueues them."""
-    return _Writer(work, sync, splits, memory).write(_order(work, sync))
+    order = _Order(work)
+    order.follow(sync)
+    return _Writer(order, splits, memory).write()
 
 
 _Items = list[int]
@@ -47,69 +49,83 @@ _Mark = int
 _Entry = _Items | _Mark | Sync
 
 
-def _order(work: Sequence[Work], sync: SyncPlan) -> list[_Entry]:
-    """Return what is enqueued, in order: items joined to launches, records, waits."""
-    before = sync.before
-    every = [s for syncs in before.values() for s in syncs] + sync.at_end
-    recorded = {s.earlier for s in every if s.means in ("wait", "host_event")}
-    out: list[_Entry] = []
-    open_split = -1
-    open_launches: dict[int, _Items] = {}
+class _Order:
+    """What is enqueued, in order: items joined to launches, records, waits.
 
-    def close(stream: int) -> None:
-        if stream in open_launches:
-            out.append(open_launches.pop(stream))
+    Attributes:
+        work: All items.
+        entries: What becomes a command each.
+        id_of: Number of the command of each item.
+        event_of: Number of the event after an item that is waited for.
+    """
 
-    def close_all() -> None:
-        out.extend(open_launches.values())
-        open_launches.clear()
+    def __init__(self, work: Sequence[Work]) -> None:
+        self.work = work
+        self.entries: list[_Entry] = []
+        self.id_of = [_HOST_ITEM] * len(work)
+        self.event_of: dict[int, int] = {}
+        self._open: dict[int, _Items] = {}
 
-    for i, item in enumerate(work):
-        for s in before.get(i, ()):
-            if s.means in ("host_event", "host_stream"):
-                close_all()  # while the host waits, what it has in hand must be under way
+    def follow(self, sync: SyncPlan) -> None:
+        """Enqueue everything."""
+        entries, event_of, before = self.entries, self.event_of, sync.before
+        every = [s for syncs in before.values() for s in syncs] + sync.at_end
+        recorded = {s.earlier for s in every if s.means in ("wait", "host_event")}
+        open_split = -1
+        for i, item in enumerate(self.work):
+            for s in before.get(i, ()):
+                if s.means in ("host_event", "host_stream"):
+                    self._close_all()  # while the host waits, what it has must be under way
+                else:
+                    self._close(item.stream)
+                entries.append(s)
+            if item.kind == "launch":
+                if item.source != open_split:
+                    self._close_all()  # splits follow each other
+                    open_split = item.source
+                self._open.setdefault(item.stream, []).append(i)
             else:
-                close(item.stream)
-            out.append(s)
-        if item.kind == "launch":
-            if item.source != open_split:
-                close_all()  # splits follow each other
-                open_split = item.source
-            open_launches.setdefault(item.stream, []).append(i)
-        else:
-            close_all()  # transfers belong between splits
-            if item.kind != "host":
-                out.append([i])
-        if i in recorded:
-            close(item.stream)
-            out.append(i)
-    close_all()
-    out.extend(sync.at_end)
-    return out
+                self._close_all()  # transfers belong between splits
+                if item.kind != "host":
+                    self._append([i])
+            if i in recorded:
+                self._close(item.stream)
+                event_of[i] = len(event_of)
+                entries.append(i)
+        self._close_all()
+        entries.extend(sync.at_end)
+        for i in range(1, len(self.work) - 1):
+            if self.work[i].kind == "host":  # the read of the upload that comes next
+                self.id_of[i] = self.id_of[i + 1]
+
+    def _append(self, items: _Items) -> None:
+        number = len(self.entries)
+        for i in items:
+            self.id_of[i] = number
+        self.entries.append(items)
+
+    def _close(self, stream: int) -> None:
+        items = self._open.pop(stream, None)
+        if items:
+            self._append(items)
+
+    def _close_all(self) -> None:
+        if self._open:
+            for items in self._open.values():
+                self._append(items)
+            self._open.clear()
 
 
 class _Writer:
-    def __init__(
-        self, work: Sequence[Work], sync: SyncPlan, splits: Splits, memory: Memory
-    ) -> None:
-        self.work, self.sync, self.splits, self.memory = work, sync, splits, memory
-        self.id_of = [_HOST_ITEM] * len(work)
-        self.event_of: dict[int, int] = {}
+    def __init__(self, order: _Order, splits: Splits, memory: Memory) -> None:
+        self.order, self.splits, self.memory = order, splits, memory
+        self.id_of, self.event_of = order.id_of, order.event_of
 
-    def write(self, entries: Sequence[_Entry]) -> tuple[Command, ...]:
-        """Number the entries, then write each of them as a command."""
-        work, id_of, event_of = self.work, self.id_of, self.event_of
-        for number, entry in enumerate(entries):
-            if isinstance(entry, list):
-                for i in entry:
-                    id_of[i] = number
-            elif isinstance(entry, int):
-                event_of[entry] = len(event_of)
-        for i in range(1, len(work) - 1):
-            if work[i].kind == "host":  # the read of the upload that comes next
-                id_of[i] = id_of[i + 1]
+    def write(self) -> tuple[Command, ...]:
+        """Write each entry as a command."""
+        work, event_of = self.order.work, self.event_of
         out: list[Command] = []
-        for number, entry in enumerate(entries):
+        for number, entry in enumerate(self.order.entries):
             if isinstance(entry, Sync):
                 out.append(self._sync(number, entry))
             elif isinstance(entry, int):

@@ -72,10 +72,9 @@ class _Synchroniser:
             if dependencies:
                 if len(dependencies) > 1:
                     dependencies = sorted(dependencies, key=_latest_first)
-                # One at a time: what is discharged may cover what is asked next.
-                syncs = [self._discharge(item, d) for d in dependencies if not covers(item, d)]
-                if syncs:
-                    before[item] = syncs
+                for d in dependencies:
+                    if not covers(item, d):
+                        before.setdefault(item, []).append(self._discharge(item, d))
             known.enqueue(item, item)
 
     def close_the_loop(self, find_crossing: Callable[[], Sequence[tuple[int, Dependency]]]) -> None:
