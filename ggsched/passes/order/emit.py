@@ -6,6 +6,7 @@ waited for, and before a node that waits.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -35,42 +36,37 @@ def emit(
     work: Sequence[Work], sync: SyncPlan, splits: Splits, memory: Memory
 ) -> tuple[Command, ...]:
     """Return the commands in the order in which the host enqueues them."""
-    order = _Order(work)
-    order.follow(sync)
-    return _Writer(order, splits, memory).write()
+    return _Writer(work, splits, memory).write(sync)
 
 
-_Items = list[int]
-"""Items that become one command: one transfer, or the nodes of a launch."""
-
-_Mark = int
-"""The item after which an event is recorded."""
-
-_Entry = _Items | _Mark | Sync
+_TO_COME: Final = Record(-1, -1, -1)
+"""Stands for a synchronisation until the command of its later item has a number."""
 
 
-class _Order:
-    """What is enqueued, in order: items joined to launches, records, waits.
-
-    Attributes:
-        work: All items.
-        entries: What becomes a command each.
-        id_of: Number of the command of each item.
-        event_of: Number of the event after an item that is waited for.
-    """
-
-    def __init__(self, work: Sequence[Work]) -> None:
-        self.work = work
-        self.entries: list[_Entry] = []
+class _Writer:
+    def __init__(self, work: Sequence[Work], splits: Splits, memory: Memory) -> None:
+        self.work, self.splits, self.memory = work, splits, memory
+        self.out: list[Command] = []
         self.id_of = [_HOST_ITEM] * len(work)
         self.event_of: dict[int, int] = {}
-        self._open: dict[int, _Items] = {}
+        self.open: dict[int, list[int]] = {}  # by stream the items of a launch
 
-    def follow(self, sync: SyncPlan) -> None:
-        """Enqueue everything."""
-        entries, event_of, before = self.entries, self.event_of, sync.before
+    def write(self, sync: SyncPlan) -> tuple[Command, ...]:
+        """Write everything, first the work and then the synchronisation between it."""
+        syncs = self._work(sync)
+        for i in range(1, len(self.work) - 1):
+            if self.work[i].kind == "host":  # the read of the upload that comes next
+                self.id_of[i] = self.id_of[i + 1]
+        for number, s in syncs:
+            self.out[number] = self._sync(number, s)
+        return tuple(self.out)
+
+    def _work(self, sync: SyncPlan) -> list[tuple[int, Sync]]:
+        """Write launches, transfers and records; return what belongs in between, and where."""
+        out, id_of, event_of, before = self.out, self.id_of, self.event_of, sync.before
         every = [s for syncs in before.values() for s in syncs] + sync.at_end
         recorded = {s.earlier for s in every if s.means in ("wait", "host_event")}
+        between: list[tuple[int, Sync]] = []
         open_split = -1
         for i, item in enumerate(self.work):
             for s in before.get(i, ()):
@@ -78,68 +74,51 @@ class _Order:
                     self._close_all()  # while the host waits, what it has must be under way
                 else:
                     self._close(item.stream)
-                entries.append(s)
+                between.append((len(out), s))
+                out.append(_TO_COME)
             if item.kind == "launch":
                 if item.source != open_split:
                     self._close_all()  # splits follow each other
                     open_split = item.source
-                self._open.setdefault(item.stream, []).append(i)
+                self.open.setdefault(item.stream, []).append(i)
             else:
                 self._close_all()  # transfers belong between splits
                 if item.kind != "host":
-                    self._append([i])
+                    id_of[i] = len(out)
+                    out.append(self._move(len(out), item))
             if i in recorded:
                 self._close(item.stream)
                 event_of[i] = len(event_of)
-                entries.append(i)
+                out.append(Record(len(out), item.stream, event_of[i]))
         self._close_all()
-        entries.extend(sync.at_end)
-        for i in range(1, len(self.work) - 1):
-            if self.work[i].kind == "host":  # the read of the upload that comes next
-                self.id_of[i] = self.id_of[i + 1]
-
-    def _append(self, items: _Items) -> None:
-        number = len(self.entries)
-        for i in items:
-            self.id_of[i] = number
-        self.entries.append(items)
+        for s in sync.at_end:
+            between.append((len(out), s))
+            out.append(_TO_COME)
+        return between
 
     def _close(self, stream: int) -> None:
-        items = self._open.pop(stream, None)
+        items = self.open.pop(stream, None)
         if items:
-            self._append(items)
+            self.out.append(self._launch(items))
 
     def _close_all(self) -> None:
-        if self._open:
-            for items in self._open.values():
-                self._append(items)
-            self._open.clear()
+        if self.open:
+            for items in self.open.values():
+                self.out.append(self._launch(items))  # each takes the next number
+            self.open.clear()
 
-
-class _Writer:
-    def __init__(self, order: _Order, splits: Splits, memory: Memory) -> None:
-        self.order, self.splits, self.memory = order, splits, memory
-        self.id_of, self.event_of = order.id_of, order.event_of
-
-    def write(self) -> tuple[Command, ...]:
-        """Write each entry as a command."""
-        work, event_of = self.order.work, self.event_of
-        out: list[Command] = []
-        for number, entry in enumerate(self.order.entries):
-            if isinstance(entry, Sync):
-                out.append(self._sync(number, entry))
-            elif isinstance(entry, int):
-                out.append(Record(number, work[entry].stream, event_of[entry]))
-            elif len(entry) > 1:
-                out.append(self._joined(number, [work[i] for i in entry]))
-            else:
-                out.append(self._one(number, work[entry[0]]))
-        return tuple(out)
-
-    def _one(self, number: int, item: Work) -> Command:
-        if item.kind == "launch":
-            return Launch(number, item.stream, item.source, item.steps, item.reads, item.writes)
-        return self._move(number, item)
+    def _launch(self, numbers: Sequence[int]) -> Launch:
+        number, work = len(self.out), self.work
+        for i in numbers:
+            self.id_of[i] = number
+        first = work[numbers[0]]
+        if len(numbers) == 1:
+            reads, writes, steps = first.reads, first.writes, first.steps
+        else:
+            reads = merge_regions([r for i in numbers for r in work[i].reads])
+            writes = merge_regions([w for i in numbers for w in work[i].writes])
+            steps = tuple([step for i in numbers for step in work[i].steps])
+        return Launch(number, first.stream, first.source, steps, reads, writes)
 
     def _sync(self, number: int, s: Sync) -> Command:
         kind, arena, start, end, earlier = s.dependency
@@ -161,17 +140,6 @@ class _Writer:
                 return HostSync(number, s.stream, self.event_of[s.earlier], hazard)
             case "host_stream":
                 return HostSync(number, s.stream, None, hazard)
-
-    def _joined(self, number: int, items: Sequence[Work]) -> Launch:
-        """Return the launch of several items of one stream."""
-        return Launch(
-            number,
-            items[0].stream,
-            items[0].source,
-            tuple([step for item in items for step in item.steps]),
-            merge_regions([r for item in items for r in item.reads]),
-            merge_regions([w for item in items for w in item.writes]),
-        )
 
     def _move(self, number: int, item: Work) -> Command:
         transfer = self.splits.transfers[item.source]
