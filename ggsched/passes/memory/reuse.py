@@ -5,7 +5,7 @@ from typing import Protocol
 
 from ggsched.passes.memory.contemporaries import Apart
 from ggsched.passes.order.liveness import Timeline
-from ggsched.passes.order.visibility import Known, Visibility, join, touched_lanes
+from ggsched.passes.order.visibility import Known, Visibility, touched_lanes
 from ggsched.plan.memory import Life
 
 
@@ -101,8 +101,8 @@ class Concurrent:
         return True
 
     def _last(self, values: Sequence[int]) -> Known:
-        last = self._visibility.last[values[0]]
-        if len(values) > 1:
-            for v in values[1:]:
-                last = join(last, self._visibility.last[v])
-        return last
+        """Return the last step of each lane that touches one of the values."""
+        last = self._visibility.last
+        if len(values) == 1:
+            return last[values[0]]
+        return tuple(map(max, *[last[v] for v in values]))

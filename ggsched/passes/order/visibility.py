@@ -65,11 +65,6 @@ def touched_lanes(last: Known) -> list[tuple[int, int]]:
     return [(lane, step) for lane, step in enumerate(last) if step >= 0]
 
 
-def join(a: Known, b: Known) -> Known:
-    """Return the later of two lists of last steps, lane by lane."""
-    return tuple(map(max, a, b))
-
-
 def find_visibility(
     graph: Graph,
     topology: Topology,
