@@ -131,7 +131,7 @@ def _finish(draft: Draft, order: Order, options: PlanOptions, verify: bool) -> P
         name=graph.name,
         topology=topology.digest,
         devices=topology.devices,
-        nodes=tuple(NodeInfo(n.op, n.name) for n in graph.nodes),
+        nodes=tuple([NodeInfo(n.op, n.name) for n in graph.nodes]),
         placement=draft.placement,
         splits=splits,
         streams=draft.streams,

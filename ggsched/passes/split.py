@@ -93,10 +93,8 @@ class _Lowering:
         storage = tensors[node.output].storage
         value = known.get(storage)
         bound.append(self.home(storage, split_id) if value is None else value)
-        if storage in self.version or tensors[storage].role is not Role.TEMP:
-            self.version[storage] = self.version.get(storage, 0) + 1
-        else:
-            self.version[storage] = 0
+        unwritten = -1 if tensors[storage].role is Role.TEMP else 0
+        self.version[storage] = self.version.get(storage, unwritten) + 1
         return tuple(bound)
 
     def home(self, storage: int, split_id: int) -> int:
