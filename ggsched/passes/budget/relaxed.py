@@ -48,11 +48,6 @@ class Relaxed(Concurrent):
 
         return windows, are_apart
 
-    def life(self, values: Sequence[int]) -> Life:
-        """Return the steps from the first write to the last access, in program order."""
-        deaths = (self._lives[v].death for v in values)
-        return Life(self._lives[values[0]].birth, max(deaths))
-
     def _done_s(self, values: Sequence[int]) -> float:
         """Return when the last access ends, on whichever lane."""
         return max((self._times.end_s[s] for s in self._last(values) if s >= 0), default=0.0)

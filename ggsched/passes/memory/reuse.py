@@ -55,23 +55,20 @@ class Concurrent:
 
     def life(self, values: Sequence[int]) -> Life:
         """See ``Order``."""
-        life = self._lives[values[0]]
-        if len(values) == 1:
-            return life
-        return Life(life.birth, max([self._lives[v].death for v in values]))
+        return Life(self._lives[values[0]].birth, self._lives[values[-1]].death)
 
     def meetings(self, members: Sequence[Sequence[int]]) -> tuple[list[Life], Apart | None]:
         """See ``Order``: until the last of the blocks is born that does not know it to be free.
 
         Lanes that write none of the blocks first never need to know.
         """
+        lives = self._lives
         births = [ids[0] for ids in members]
         lasts = list(map(self._last, members))
         unaware = self._visibility.last_unaware(births, lasts)
-        lives = list(map(self.life, members))
         windows = [
-            life if life.death >= step else Life(life.birth, step)
-            for life, step in zip(lives, unaware, strict=True)
+            Life(lives[first].birth, max(lives[ids[-1]].death, step))
+            for first, ids, step in zip(births, members, unaware, strict=True)
         ]
         return windows, self._apart(births, lasts)
 
