@@ -95,11 +95,11 @@ def place(graph: Graph, topology: Topology, constraints: Constraints) -> Placeme
         _expand(work, reversed(node_ids), spreads, "expand-up")
     _upgrade(work)
     _fill(work)
-    return Placement(_choices(work), _homes(work, constraints))
+    return Placement(tuple([work.choice[s] for s in work.out]), _homes(work, constraints))
 
 
 class _Placing:
-    """Tables that the steps share: by storage the home so far, the reason, and who is able."""
+    """Tables that the steps share: by storage the home so far, why it is that, and who is able."""
 
     def __init__(self, graph: Graph, topology: Topology) -> None:
         self.graph = graph
@@ -107,7 +107,7 @@ class _Placing:
         tensors = graph.tensors
         self.out = [tensors[n.output].storage for n in graph.nodes]
         self.home = [-1] * len(tensors)
-        self.reason: dict[int, tuple[Cause, str]] = {}
+        self.choice: dict[int, Choice] = {}
         self.able = _able(graph, topology, self.out)
 
     def is_open(self) -> bool:
@@ -118,7 +118,7 @@ class _Placing:
 
     def settle(self, storage: int, device: int, cause: Cause, detail: str) -> None:
         self.home[storage] = device
-        self.reason[storage] = (cause, detail)
+        self.choice[storage] = Choice(device, cause, detail)
 
 
 def _able(graph: Graph, topology: Topology, out: list[int]) -> list[int]:
@@ -223,7 +223,7 @@ def _place_by_weights(work: _Placing, constraints: Constraints) -> None:
 
 def _expand(work: _Placing, order: Iterable[int], spreads: list[bool], cause: Cause) -> None:
     """Give nodes without a device that of the node before them in ``order``."""
-    home, out, able, reason = work.home, work.out, work.able, work.reason
+    home, out, able = work.home, work.out, work.able
     if not work.is_open():
         return
     current, source = -1, -1
@@ -233,8 +233,7 @@ def _expand(work: _Placing, order: Iterable[int], spreads: list[bool], cause: Ca
         if device >= 0:
             current, source = (device, i) if spreads[device] else (-1, -1)
         elif current >= 0 and able[storage] >> current & 1:
-            home[storage] = current
-            reason[storage] = (cause, show("node", source))
+            work.settle(storage, current, cause, show("node", source))
 
 
 def _upgrade(work: _Placing) -> None:
@@ -243,11 +242,11 @@ def _upgrade(work: _Placing) -> None:
     Only a node at the edge of its run of nodes moves, so that no split is added; and none that
     writes a storage which others write too, because they would move along from wherever they are.
     """
-    home, out, reason = work.home, work.out, work.reason
+    home, out, choice = work.home, work.out, work.choice
     spread = [
         (i, s)
         for i, s in enumerate(out)
-        if home[s] > 0 and reason[s][0] in ("expand-down", "expand-up")
+        if home[s] > 0 and choice[s].cause in ("expand-down", "expand-up")
     ]
     if not spread:
         return
@@ -289,18 +288,6 @@ def _fill(work: _Placing) -> None:
             mask = work.able[storage]
             first = (mask & -mask).bit_length() - 1
             work.settle(storage, first, "fill", "first that supports it")
-
-
-def _choices(work: _Placing) -> tuple[Choice, ...]:
-    made: dict[int, Choice] = {}
-    choices = []
-    for storage in work.out:
-        choice = made.get(storage)
-        if choice is None:
-            cause, detail = work.reason[storage]
-            choice = made[storage] = Choice(work.home[storage], cause, detail)
-        choices.append(choice)
-    return tuple(choices)
 
 
 def _homes(work: _Placing, constraints: Constraints) -> dict[int, int]:

@@ -72,9 +72,11 @@ def _edge(splits: Splits, regions: Sequence[Region], item: Item) -> Work:
 def _transfer(splits: Splits, memory: Memory, item: Item) -> Work:
     t = splits.transfers[item.source]
     read, write = transfer_regions(splits, memory.regions, t)
-    reads = merge_regions([read]) if item.has_source else ()
+    reads = (read,) if item.has_source and read.nbytes else ()
+    writes: tuple[Region, ...] = (write,) if write.nbytes else ()
     cache = cache_region(splits, memory, t)
-    writes = merge_regions([write] if cache is None else [write, cache])
+    if cache is not None:
+        writes = merge_regions([*writes, cache])
     return Work(item.kind, item.stream, item.source, reads, writes)
 
 
