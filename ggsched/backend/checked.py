@@ -5,8 +5,9 @@
 Wraps devices of any backend; ``GGSCHED_CHECKED=1`` lets the scheduler do it. What a backend may
 take for granted is looked at here: that nothing is used after it was closed (ERR-3), that a buffer
 is not closed under a command (BUF-2), that events are used as they may be (EVT-3), that regions lie
-inside (BUF-3), that host memory is left alone while it is borrowed (CPY-4, CPY-5), and that a
-stream is used by one thread at a time (STR-6).
+inside (BUF-3), that host memory is left alone while it is borrowed (CPY-4, CPY-5), that
+constants are not written while a launch may read them (LCH-7), and that a stream is used by one
+thread at a time (STR-6).
 
 An error names the object, the call, and in its story the calls before. What is passed on are the
 inner objects, so a backend sees nothing of it.
@@ -18,6 +19,7 @@ from typing import TypeVar, overload
 
 from ggsched.backend import checks
 from ggsched.backend.borrowed import digest
+from ggsched.backend.checked_constants import spans_of
 from ggsched.backend.checked_parts import CheckedBuffer, CheckedEvent, CheckedProgram
 from ggsched.backend.checked_stream import CheckedStream
 from ggsched.backend.ledger import Ledger
@@ -116,7 +118,7 @@ class CheckedDevice:
         return CheckedEvent(self._run(self.inner.create_event), self, self.next_name("e"))
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> Program:
-        """Check and compile nodes (BUF-3, TRU-1)."""
+        """Check and compile nodes (BUF-3, TRU-1, LCH-7)."""
         self._call("compile", len(nodes), getattr(stream, "name", "a stream"))
         self._run(lambda: checks.check_compile(self, nodes, stream))
         if not isinstance(stream, CheckedStream):
@@ -124,9 +126,10 @@ class CheckedDevice:
         stream.require_open()
         buffers: dict[int, CheckedBuffer] = {}
         bare = [self._bare(node, buffers) for node in nodes]
-        inner = self._run(lambda: self.inner.compile(bare, stream.inner))
         name = f"{self.next_name('p')} ({nodes[0].label} ...)" if nodes else self.next_name("p")
-        return CheckedProgram(inner, stream, name, tuple(buffers.values()))
+        spans = self._run(lambda: spans_of(name, nodes))
+        inner = self._run(lambda: self.inner.compile(bare, stream.inner))
+        return CheckedProgram(inner, stream, name, tuple(buffers.values()), spans)
 
     def copies_with(self, other: DeviceFacts) -> bool:
         """Return the inner device's answer."""

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from ggsched.backend import checks
 from ggsched.backend.borrowed import digest
+from ggsched.backend.checked_constants import Span, Uses
 from ggsched.backend.ledger import Clock
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
 from ggsched.backend.story import Called, misuse, new_story, with_story
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CheckedBuffer:
-    """A buffer that knows which commands use it (BUF-2).
+    """A buffer that knows which commands use it (BUF-2, LCH-7).
 
     Args:
         inner: The backend's buffer.
@@ -38,6 +39,7 @@ class CheckedBuffer:
         self.is_closed = False
         self.story = new_story()
         self._lent = lent
+        self.writes, self.constants = Uses(device.ledger), Uses(device.ledger)
         self._uses: dict[int, tuple[int, Called]] = {}
 
     @property
@@ -166,7 +168,7 @@ class CheckedEvent:
 
 
 class CheckedProgram:
-    """A program that knows its stream and its buffers (LCH-1, LCH-5)."""
+    """A program that knows its stream, its buffers and its constants (LCH-1, LCH-5, LCH-7)."""
 
     def __init__(
         self,
@@ -174,11 +176,13 @@ class CheckedProgram:
         stream: "CheckedStream",
         name: str,
         buffers: tuple[CheckedBuffer, ...],
+        spans: tuple[tuple[Span, ...], tuple[Span, ...]],
     ) -> None:
         self.inner = inner
         self.stream = stream
         self.name = name
         self.buffers = buffers
+        self.writes, self.constants = spans
         self.is_closed = False
 
     def close(self) -> None:

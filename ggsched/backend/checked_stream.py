@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from ggsched.backend import checks
 from ggsched.backend.borrowed import WHOLE_NBYTES, Loan, address, digest
+from ggsched.backend.checked_constants import Span, require_apart
 from ggsched.backend.checked_parts import CheckedBuffer, CheckedEvent, CheckedProgram
 from ggsched.backend.ledger import Clock, join
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
@@ -97,7 +98,10 @@ class CheckedStream:
             checks.check_upload(self.device, source, buffer, offset)
             mine = self._open_buffer(buffer, called)
             loan = self._lend_source(source, called)
-            self._enqueue(called, (mine,), lambda: self.inner.upload(source, mine.inner, offset))
+            written = _span(mine, offset, source.nbytes)
+            self._enqueue(
+                called, (mine,), lambda: self.inner.upload(source, mine.inner, offset), written
+            )
             if loan is not None:
                 self._ledger.lend(loan)
 
@@ -125,12 +129,13 @@ class CheckedStream:
             for buffer in used:
                 buffer.require_open(called)
             a, b = _bare(src), _bare(dst)
+            written = _span(dst, dst_offset, nbytes)
             self._enqueue(
-                called, used, lambda: self.inner.copy(a, src_offset, b, dst_offset, nbytes)
+                called, used, lambda: self.inner.copy(a, src_offset, b, dst_offset, nbytes), written
             )
 
     def launch(self, program: Program) -> None:
-        """Launch a program of this stream, all of whose buffers are open (LCH-5, ERR-3)."""
+        """Launch a program of this stream with open buffers and constants (LCH-5, LCH-7)."""
         with self._guard("launch", _name(program)) as called:
             if not isinstance(program, CheckedProgram) or program.stream is not self:
                 raise misuse(
@@ -143,7 +148,13 @@ class CheckedStream:
                 raise checks.closed_error(f"program {program.name}")
             for buffer in program.buffers:
                 buffer.require_open(called)
-            self._enqueue(called, program.buffers, lambda: self.inner.launch(program.inner))
+            self._enqueue(
+                called,
+                program.buffers,
+                lambda: self.inner.launch(program.inner),
+                program.writes,
+                program.constants,
+            )
 
     def record(self, event: Event) -> None:
         """Record an event, once (EVT-1, EVT-3)."""
@@ -208,13 +219,23 @@ class CheckedStream:
             raise with_story(checks.closed_error(f"stream {self.name}"), self.name, self.story)
 
     def _enqueue(
-        self, called: Called, buffers: Sequence[CheckedBuffer], call: Callable[[], None]
+        self,
+        called: Called,
+        buffers: Sequence[CheckedBuffer],
+        call: Callable[[], None],
+        writes: Sequence[Span] = (),
+        constants: Sequence[Span] = (),
     ) -> None:
         """Pass a command on, and note which buffers it uses."""
+        require_apart(called, writes, constants)
         self._run(call)
         self._position += 1
         for buffer in buffers:
             buffer.use(self._number, self._position, called)
+        for span in writes:
+            span.buffer.writes.note(span, self._number, self._position, called)
+        for span in constants:
+            span.buffer.constants.note(span, self._number, self._position, called)
 
     def _run(self, call: Callable[[], None]) -> None:
         try:
@@ -273,6 +294,14 @@ def _name(thing: object) -> str:
 def _length(memory: object) -> int:
     nbytes = getattr(memory, "nbytes", -1)
     return nbytes if isinstance(nbytes, int) else -1
+
+
+def _span(buffer: Buffer, offset: int, nbytes: int) -> tuple[Span, ...]:
+    """Return bytes that a transfer writes, if they are of a device that is checked."""
+    if not isinstance(buffer, CheckedBuffer) or not nbytes:
+        return ()
+    ends = offset, offset + nbytes
+    return (Span(buffer, ends, (ends,)),)
 
 
 def _bare(buffer: Buffer) -> Buffer:

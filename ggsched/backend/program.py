@@ -26,6 +26,9 @@ class Operand:
         chosen: Of an operand of which an op takes rows by ids (``OpDef.rows``), the rows that have
             been copied, the others being undefined; None where all of it is there. No kernel needs
             to look at it.
+        is_constant: Whether nobody writes its bytes as long as the program is open, but while the
+            device is idle: a weight in a place of its own. A device may read it before what its
+            stream was given earlier is complete (LCH-7).
     """
 
     buffer: "Buffer"
@@ -35,6 +38,7 @@ class Operand:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     chosen: ChosenRows | None = None
+    is_constant: bool = False
 
 
 @dataclass(frozen=True, slots=True)

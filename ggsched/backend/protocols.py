@@ -94,7 +94,7 @@ class Event(Protocol):
 
 @runtime_checkable
 class Program(Protocol):
-    """Nodes compiled for one stream, every argument bound. Runs them in order, see LCH-1..6."""
+    """Nodes compiled for one stream, every argument bound. Runs them in order, see LCH-1..7."""
 
     def close(self) -> None:
         """Release what was compiled; legal twice (ERR-3). Enqueued launches still run (LCH-1)."""
@@ -152,7 +152,7 @@ class Stream(Protocol):
         """
 
     def launch(self, program: Program) -> None:
-        """Run a program that was compiled for this stream (LCH-1..6)."""
+        """Run a program that was compiled for this stream (LCH-1..7)."""
 
     def record(self, event: Event) -> None:
         """Let ``event`` stand for everything enqueued so far (EVT-1).
@@ -235,6 +235,7 @@ class Device(Protocol):
 
         ``ops`` of the facts promises that this succeeds (LCH-3). Scratch memory and library
         handles belong to that stream alone (LCH-5). Nodes with a ``group`` may run as one (LCH-6).
+        Operands that are constant may be read ahead of a launch's turn (LCH-7).
 
         Raises:
             UsageError: an op that the facts do not name.

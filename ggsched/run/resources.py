@@ -42,6 +42,7 @@ class Resources:
         self.store = store
         self.streams = _streams(plan, store)
         self.chosen = {t.dst: ChosenRows() for t in plan.splits.transfers if t.rows is not None}
+        self._is_weight = [arena.kind == "weight" for arena in plan.memory.arenas]
         self._owned: list[Buffer | Program] = []
         try:
             self.buffers, self.host = self._arenas(graph, plan, store)
@@ -122,6 +123,7 @@ class Resources:
                     t.shape,
                     t.strides,
                     self.chosen.get(value),
+                    self._is_weight[region.arena],
                 )
             )
         *inputs, output = operands

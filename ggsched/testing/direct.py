@@ -70,11 +70,29 @@ def run_direct(
     return {tid: _typed(graph.tensors[tid], content) for tid in graph.outputs}
 
 
-def bound_nodes(graph: Graph, buffers: Mapping[int, Buffer]) -> list[BoundNode]:
-    """Bind every node of a graph to buffers by storage id."""
+def bound_nodes(
+    graph: Graph, buffers: Mapping[int, Buffer], *, constant_weights: bool = False
+) -> list[BoundNode]:
+    """Bind every node of a graph to buffers by storage id.
+
+    Args:
+        graph: The graph.
+        buffers: A buffer for each tensor that is no view.
+        constant_weights: Whether weights are declared constant (LCH-7): then they may be written
+            only while the device is idle.
+    """
+    roots = [graph.tensors[t.storage].role is Role.WEIGHT for t in graph.tensors]
     operands = [
-        Operand(buffers[t.storage], t.offset, t.nbytes, t.dtype, t.shape, t.strides)
-        for t in graph.tensors
+        Operand(
+            buffers[t.storage],
+            t.offset,
+            t.nbytes,
+            t.dtype,
+            t.shape,
+            t.strides,
+            is_constant=constant_weights and is_weight,
+        )
+        for t, is_weight in zip(graph.tensors, roots, strict=True)
     ]
     return [
         BoundNode(

@@ -16,7 +16,7 @@ from ggsched.testing.broken.spoiling import Action, Spoiling, nothing, outputs_o
 from ggsched.testing.broken.twins import CPU, SIM
 from ggsched.testing.sim import SimDevice, SimProgram
 from ggsched.testing.sim.engine import Step
-from ggsched.testing.sim.kernels import NodeWork
+from ggsched.testing.sim.kernels import Ahead, NodeWork
 
 # --- LCH-3 ------------------------------------------------------------------------------------
 
@@ -137,12 +137,12 @@ class DeterminismClaimed(SimDevice):
 class ScratchIsShared(SimProgram):
     """What one launch has half done, another one overwrites."""
 
-    def steps(self) -> list[Step]:
+    def steps(self, ahead: Ahead) -> list[Step]:
         """Keep intermediate results in one place for all streams."""
         room: dict[int, Any] = self.stream.device.__dict__.setdefault("scratch", {})
         steps: list[Step] = []
         for work in self._work:
-            begin, end = work.steps()
+            begin, end = work.steps(ahead)
 
             def compute(begin: Step = begin, work: Any = work) -> None:
                 begin()
@@ -153,7 +153,7 @@ class ScratchIsShared(SimProgram):
                 end()
 
             steps += [compute, write]
-        return steps or super().steps()
+        return steps or super().steps(ahead)
 
 
 @breaks("LCH-5", "A program runs on any stream.", CPU)

@@ -10,7 +10,16 @@ from ggsched.testing.broken.twins import Twin
 from ggsched.testing.conformance import Case, CaseResult, Kit, all_cases
 
 EXPENSIVE: Final = frozenset(
-    {"lch1_every_op", "lch2_every_op", "lch4_same_bytes", "lch4_same_bytes_in_company"}
+    {
+        "lch1_every_op",
+        "lch2_every_op",
+        "lch4_same_bytes",
+        "lch4_same_bytes_in_company",
+        "lch7_mul_mat",
+        "lch7_mul_mat_id",
+        "lch7_get_rows",
+        "lch7_every_pattern",
+    }
 )
 """Cases that are not asked about mutants of other rules, beside those of LCH-3 and ALL-1."""
 

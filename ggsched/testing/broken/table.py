@@ -7,6 +7,7 @@ from typing import Final
 from ggsched.testing.broken import (
     breaks_buffers,
     breaks_capture,
+    breaks_constants,
     breaks_copies,
     breaks_errors,
     breaks_events,
@@ -35,6 +36,7 @@ _MODULES: Final[tuple[ModuleType, ...]] = (
     breaks_launches,
     breaks_results,
     breaks_fusions,
+    breaks_constants,
     breaks_capture,
     breaks_errors,
     breaks_truth,

@@ -29,12 +29,14 @@ PATIENCE: Final = 40
 _CHOICES: Final = 96
 
 
-class _Chain(NamedTuple):
+class Chain(NamedTuple):
+    """A graph all of whose nodes are a group."""
+
     drawn: DrawnGraph
     group: Group
 
 
-def _chains(w: World) -> Iterator[_Chain]:
+def chains(w: World) -> Iterator[Chain]:
     """Yield groups of every pattern that the device declares, on types that it has."""
     facts = w.device.facts
     for pattern in sorted(facts.fusions & PATTERNS.keys()):
@@ -50,7 +52,7 @@ def _chains(w: World) -> Iterator[_Chain]:
                     yield chain
 
 
-def _draw(w: World, pattern: str, dtype: DType) -> _Chain | None:
+def _draw(w: World, pattern: str, dtype: DType) -> Chain | None:
     d = Drawing(write_inputs=True, weight_dtypes=(dtype,))
     d.feed(w.rng.bytes(_CHOICES))
     nodes = CHAINS[pattern](d)
@@ -60,14 +62,14 @@ def _draw(w: World, pattern: str, dtype: DType) -> _Chain | None:
     keys = {f"{n.op}:{graph.tensors[n.tensors[0]].dtype}" for n in graph.nodes}
     if not keys <= w.device.facts.ops:
         return None
-    return _Chain(DrawnGraph(graph, dict(d.rules)), Group(pattern, nodes))
+    return Chain(DrawnGraph(graph, dict(d.rules)), Group(pattern, nodes))
 
 
-def _last(chain: _Chain) -> Node:
+def _last(chain: Chain) -> Node:
     return chain.drawn.graph.nodes[-1]
 
 
-def _check(w: World, chain: _Chain, over: dict[int, int] | None = None) -> None:
+def _check(w: World, chain: Chain, over: dict[int, int] | None = None) -> None:
     """Run a group; compare its result with the oracle, and look for other bytes that changed."""
     graph = chain.drawn.graph
     w.program.append(f"group {chain.group.pattern}, seed {w.seed}")
@@ -88,13 +90,13 @@ def _check(w: World, chain: _Chain, over: dict[int, int] | None = None) -> None:
 
 @case("LCH-6", "A group leaves what its nodes leave one by one, and not a byte beside.", "fusions")
 def lch6_every_pattern(w: World) -> None:
-    for chain in _chains(w):
+    for chain in chains(w):
         _check(w, chain)
 
 
 @case("LCH-6", "A group's result may lie on an operand that its last node alone reads.", "fusions")
 def lch6_result_on_an_operand(w: World) -> None:
-    for chain in _chains(w):
+    for chain in chains(w):
         graph, node = chain.drawn.graph, _last(chain)
         earlier = {graph.tensors[t].storage for n in graph.nodes[:-1] for t in n.tensors}
         result = graph.tensors[node.output]
@@ -107,7 +109,7 @@ def lch6_result_on_an_operand(w: World) -> None:
 
 @case("LCH-6", "A group's result may lie where another node's result would be.", "fusions")
 def lch6_result_on_a_result(w: World) -> None:
-    for chain in _chains(w):
+    for chain in chains(w):
         graph, node = chain.drawn.graph, _last(chain)
         made = {n.output for n in graph.nodes[:-1]}
         result = graph.tensors[node.output]

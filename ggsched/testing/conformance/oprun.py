@@ -68,6 +68,7 @@ def prepare(
     *,
     group: Group | None = None,
     over: Mapping[int, int] | None = None,
+    constant: bool = False,
 ) -> Prepared:
     """Lay a graph out, upload it and compile it.
 
@@ -78,6 +79,7 @@ def prepare(
         values: Its inputs and weights.
         group: All nodes, as one group in this order.
         over: Storages that lie on the bytes of another one, by id.
+        constant: Whether to declare weights constant (LCH-7).
     """
     step = max(GUARD, w.device.facts.alignment)
     start: dict[int, int] = {}
@@ -95,8 +97,11 @@ def prepare(
             before[start[t.id] : start[t.id] + t.nbytes] = _initial(t, values)
     arena = w.buffer(at, stream.device)
     w.upload(stream, before, arena)
-    w.order(stream)
-    program = w.compile(_bound(graph, arena, start, group), stream)
+    if constant:
+        w.sync(stream)
+    else:
+        w.order(stream)
+    program = w.compile(_bound(graph, arena, start, group, constant=constant), stream)
     return Prepared(graph, stream, arena, start, before.copy(), program)
 
 
@@ -127,11 +132,24 @@ def _initial(t: Tensor, values: Mapping[str, Array]) -> Any:
 
 
 def _bound(
-    graph: Graph, arena: Buffer, start: Mapping[int, int], group: Group | None
+    graph: Graph,
+    arena: Buffer,
+    start: Mapping[int, int],
+    group: Group | None,
+    *,
+    constant: bool,
 ) -> list[BoundNode]:
     order = range(len(graph.nodes)) if group is None else group.nodes
     operands = [
-        Operand(arena, start[t.storage] + t.offset, t.nbytes, t.dtype, t.shape, t.strides)
+        Operand(
+            arena,
+            start[t.storage] + t.offset,
+            t.nbytes,
+            t.dtype,
+            t.shape,
+            t.strides,
+            is_constant=constant and graph.tensors[t.storage].role is Role.WEIGHT,
+        )
         for t in graph.tensors
     ]
     return [

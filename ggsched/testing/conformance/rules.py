@@ -32,6 +32,7 @@ RULES: Final[Mapping[str, str]] = {
     "LCH-4": "the same launch on the same inputs gives the same bytes, where declared",
     "LCH-5": "scratch memory and library handles belong to one stream",
     "LCH-6": "a group of nodes leaves the result of its last node, and nothing else to rely on",
+    "LCH-7": "constants may be read early, nothing else is, and rewriting them while idle is seen",
     "CAP-1": "replaying a captured graph equals enqueueing its commands again",
     "CAP-2": "what may not be captured raises before it disturbs the capture",
     "CAP-3": "host memory used in a capture is read when it is replayed",

@@ -9,6 +9,8 @@ from ggsched.errors import UsageError
 from ggsched.testing.conformance import (
     cases_buffers,
     cases_capture,
+    cases_constant_weights,
+    cases_constants,
     cases_copies,
     cases_errors,
     cases_events,
@@ -35,6 +37,8 @@ _MODULES: Final[tuple[ModuleType, ...]] = (
     cases_launches,
     cases_ops,
     cases_fusions,
+    cases_constant_weights,
+    cases_constants,
     cases_capture,
     cases_errors,
     cases_truth,

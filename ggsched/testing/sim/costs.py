@@ -14,7 +14,16 @@ from typing import Literal
 from ggsched.backend.program import BoundNode
 
 CommandKind = Literal[
-    "upload", "download", "copy", "launch", "record", "wait", "barrier", "hold", "notice"
+    "upload",
+    "download",
+    "copy",
+    "launch",
+    "fetch",
+    "record",
+    "wait",
+    "barrier",
+    "hold",
+    "notice",
 ]
 
 

@@ -40,6 +40,7 @@ class Task:
         parts: Of a launch the label and the seconds of each node.
         buffers: Memory that it uses.
         position: Number on its stream, from 1.
+        fetch: Of a launch with constants: the task that reads them; it is part of the launch.
         fate: What is to go wrong with it, as in ``Faults``, or "".
         hangs: Whether its last step does not happen.
         is_done: Whether it is complete, or will never be because something failed.
@@ -58,6 +59,7 @@ class Task:
         "ended",
         "fate",
         "fault",
+        "fetch",
         "followers",
         "hangs",
         "is_done",
@@ -93,6 +95,7 @@ class Task:
         self.parts: Sequence[tuple[str, float]] = ()
         self.buffers = buffers
         self.position = stream.position
+        self.fetch: Task | None = None
         self.fate = ""
         self.hangs = False
         self.is_done = False
@@ -284,7 +287,7 @@ class Engine:
         task.is_done = True
         task.end_s = task.start_s + task.seconds
         task.ended = self.moment
-        if task.fault is None:
+        if task.fault is None and task.kind != "fetch":
             span = (task.stream.device.facts.name, task.stream.name, task.label, task.kind)
             self._spans.append(TimeSpan(*span, task.start_s, task.end_s))
         self.touch(("done", task.actor), 0, 1, writes=True)
@@ -296,6 +299,7 @@ class Engine:
         task.followers.clear()
         task.steps = ()
         task.buffers = ()
+        task.fetch = None
 
     def _follow(self, task: Task, before: Task) -> None:
         task.start_s = max(task.start_s, before.end_s)

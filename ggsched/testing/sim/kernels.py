@@ -3,9 +3,12 @@
 Between the two the result is poison, for nobody may look at it (STR-1, LCH-1). A node that writes
 only some of the bytes of its window reads the whole window first and writes it back as a whole,
 which a kernel may do: the window is what it declares.
+
+Constants may have been read long before that (LCH-7).
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +29,29 @@ Step = Callable[[], None]
 
 _SUMS: Final = frozenset({"mul_mat", "mul_mat_id", "rms_norm", "norm", "soft_max", "sum_rows"})
 """Ops whose last bit may depend on the order of adding up."""
+
+
+class Ahead:
+    """What a launch has of its constants, read whenever the schedule wants (LCH-7).
+
+    Args:
+        operands: Those that are read ahead of the launch.
+    """
+
+    def __init__(self, operands: Sequence[Operand] = ()) -> None:
+        self.operands = operands
+        self._bytes: dict[tuple[SimBuffer, int, int], Bytes] = {}
+
+    def fetch(self) -> None:
+        """Read them, as they are now."""
+        for operand in self.operands:
+            window = buffer_of(operand).read(operand.offset, operand.nbytes)
+            self._bytes[_place(operand)] = window.copy()
+
+    def load(self, operand: Operand) -> Array:
+        """Return what an operand holds: as it was fetched, or as it is now."""
+        window = self._bytes.get(_place(operand))
+        return load(operand) if window is None else load_from(window, operand)
 
 
 class NodeWork:
@@ -53,9 +79,9 @@ class NodeWork:
         """The buffers that it uses."""
         return [buffer_of(o) for o in (*self.node.inputs, self.node.output)]
 
-    def steps(self) -> tuple[Step, Step]:
-        """Return the two steps of one run."""
-        return self._begin, self._end
+    def steps(self, ahead: Ahead | None = None) -> tuple[Step, Step]:
+        """Return the two steps of one run, for which some operands may be read ahead."""
+        return partial(self._begin, ahead or Ahead()), self._end
 
     def window(self) -> Bytes:
         """Return room for the result, with what is there if some of it stays."""
@@ -65,10 +91,10 @@ class NodeWork:
             window[:] = buffer_of(out).read(out.offset, out.nbytes)
         return window
 
-    def _begin(self) -> None:
+    def _begin(self, ahead: Ahead) -> None:
         out, window = self.node.output, self.window()
         with np.errstate(all="ignore"):  # poison is not a number
-            self.compute([load(o) for o in self.read], window)
+            self.compute([ahead.load(o) for o in self.read], window)
         buffer_of(out).write(out.offset, out.nbytes).fill(POISON)
         self._result = window
 
@@ -102,6 +128,10 @@ def buffer_of(operand: Operand) -> SimBuffer:
     """Return the buffer that holds an operand."""
     assert isinstance(operand.buffer, SimBuffer)
     return operand.buffer
+
+
+def _place(operand: Operand) -> tuple[SimBuffer, int, int]:
+    return buffer_of(operand), operand.offset, operand.nbytes
 
 
 def load(operand: Operand) -> Array:

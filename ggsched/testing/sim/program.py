@@ -7,14 +7,14 @@ from ggsched.backend.program import BoundNode, groups_of
 from ggsched.errors import GgschedError
 from ggsched.testing.sim.engine import Step
 from ggsched.testing.sim.groups import GroupWork
-from ggsched.testing.sim.kernels import NodeWork
+from ggsched.testing.sim.kernels import Ahead, NodeWork
 
 if TYPE_CHECKING:
     from ggsched.testing.sim.stream import SimStream
 
 
 class SimProgram:
-    """Nodes compiled for one stream (LCH-1..5).
+    """Nodes compiled for one stream (LCH-1..7).
 
     Attributes:
         stream: The stream.
@@ -22,6 +22,7 @@ class SimProgram:
         buffers: All memory that it uses.
         seconds: How long it takes in simulated time.
         parts: Label and simulated seconds of each node.
+        early: Operands that are read ahead of a launch: the constants (LCH-7).
         is_closed: Whether it has been released.
     """
 
@@ -40,13 +41,14 @@ class SimProgram:
             else NodeWork(some[0], is_deterministic=exact)
             for some in groups_of(nodes)
         ]
+        self.early = [o for work in self._work for o in work.read if o.is_constant]
         self.buffers = list(dict.fromkeys(b for work in self._work for b in work.buffers))
 
-    def steps(self) -> list[Step]:
+    def steps(self, ahead: Ahead) -> list[Step]:
         """Return two steps for each node or group; one that does nothing if there are none."""
-        return [_named(step, work.node.label) for work in self._work for step in work.steps()] or [
-            lambda: None
-        ]
+        return [
+            _named(step, work.node.label) for work in self._work for step in work.steps(ahead)
+        ] or [lambda: None]
 
     def close(self) -> None:
         """Release it; legal twice."""

@@ -12,6 +12,7 @@ from ggsched.testing.sim import transfers
 from ggsched.testing.sim.costs import CommandKind
 from ggsched.testing.sim.engine import Step, Task
 from ggsched.testing.sim.event import SimEvent
+from ggsched.testing.sim.kernels import Ahead
 from ggsched.testing.sim.memory import SimBuffer
 from ggsched.testing.sim.program import SimProgram
 
@@ -93,6 +94,7 @@ class SimStream:
         self._copies = 0
         self._last_record: Task | None = None
         self._last_notice: Task | None = None
+        self._last_fetch: Task | None = None
         self._newest: Task | None = None
 
     # --- the order ---------------------------------------------------------------------------
@@ -181,7 +183,7 @@ class SimStream:
         self._enqueue(task)
 
     def launch(self, program: Program) -> None:
-        """Run a program that was compiled for this stream (LCH-1..5)."""
+        """Run a program that was compiled for this stream (LCH-1..7)."""
         self._require_usable()
         if not isinstance(program, SimProgram) or program.stream is not self:
             raise UsageError(
@@ -191,11 +193,13 @@ class SimStream:
             )
         if program.is_closed:
             raise checks.closed_error("program")
-        task = self._task(
-            "launch", program.label, program.steps(), program.seconds, program.buffers
-        )
+        ahead = Ahead(program.early)
+        steps = program.steps(ahead)
+        task = self._task("launch", program.label, steps, program.seconds, program.buffers)
         task.parts = program.parts
         self._admit(task)
+        if ahead.operands:
+            task.fetch = self._fetch(ahead, task)
         self._enqueue(task)
 
     def record(self, event: Event) -> None:
@@ -344,8 +348,15 @@ class SimStream:
             queue = self.queues[1 + self._copies % (len(self.queues) - 1)]
             self._copies += 1
         task.actor = queue.actor
-        queue.last = self._submit(task, self.predecessors(task.kind))
+        queue.last = self._submit(task, [*self.predecessors(task.kind), task.fetch])
         self.device.world.step_of_host()
+
+    def _fetch(self, ahead: Ahead, launch: Task) -> Task:
+        """Read constants of a launch at any time from now on, whatever is in front of it."""
+        task = Task("fetch", f"fetch for {launch.label}", self, f"{self.name}.fetch", [ahead.fetch])
+        self.device.world.submit(task, [self._last_fetch])
+        self._last_fetch = task
+        return task
 
     def _submit(self, task: Task, after: Iterable[Task | None]) -> Task:
         self.device.world.inject(task)

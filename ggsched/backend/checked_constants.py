@@ -1,0 +1,123 @@
+"""Who may be writing bytes, and who may be reading them early (LCH-7).
+
+A launch with constants reads them at any time from its enqueueing on. So nobody may be writing them
+by then, and nobody may write them before the host knows that the launch is complete.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ggsched.backend.ledger import Ledger
+from ggsched.backend.program import BoundNode, Operand
+from ggsched.backend.story import Called, misuse
+
+if TYPE_CHECKING:
+    from ggsched.backend.checked_parts import CheckedBuffer
+
+Ranges = Sequence[tuple[int, int]]
+
+MANY: Final = 64
+"""Entries of a buffer after which those that are known to be complete are dropped."""
+
+
+class Span(NamedTuple):
+    """Bytes of a buffer that a command uses.
+
+    Attributes:
+        buffer: The buffer.
+        name: The same for the same bytes of the same command, so that it is kept once.
+        ranges: First byte and the one after the last, of each piece.
+    """
+
+    buffer: "CheckedBuffer"
+    name: object
+    ranges: Ranges
+
+
+class Uses:
+    """Commands that use bytes of one buffer in one way."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._last: dict[tuple[int, object], tuple[int, Called, Ranges]] = {}
+
+    def note(self, span: Span, stream: int, position: int, called: Called) -> None:
+        """Take note of a command."""
+        if len(self._last) >= MANY:
+            known = self._ledger.is_known
+            self._last = {k: v for k, v in self._last.items() if not known(k[0], v[0])}
+        self._last[stream, span.name] = (position, called, span.ranges)
+
+    def under_way(self, ranges: Ranges) -> Called | None:
+        """Return a command that is not known to be complete and uses some of these bytes."""
+        for (stream, _), (position, called, theirs) in self._last.items():
+            if not self._ledger.is_known(stream, position) and _overlap(ranges, theirs):
+                return called
+        return None
+
+
+def require_apart(called: Called, writes: Iterable[Span], constants: Iterable[Span]) -> None:
+    """Refuse a command that writes constants of others, or has constants that others write.
+
+    Raises:
+        UsageError: nothing has told the host that those others are complete.
+    """
+    for span in constants:
+        other = span.buffer.writes.under_way(span.ranges)
+        if other is not None:
+            raise _race(span, called, other, "constants are launched while they may be written")
+    for span in writes:
+        other = span.buffer.constants.under_way(span.ranges)
+        if other is not None:
+            raise _race(span, called, other, "constants are written while a launch may read them")
+
+
+def spans_of(name: str, nodes: Iterable[BoundNode]) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+    """Return what the nodes of a program write, and its constants, by buffer.
+
+    Raises:
+        UsageError: a node writes constants of the same program.
+    """
+    written, constant = _Grouped(name), _Grouped(name)
+    for node in nodes:
+        written.add(node.output)
+        for operand in node.inputs:
+            if operand.is_constant:
+                constant.add(operand)
+    writes, constants = written.spans(), constant.spans()
+    for span in constants:
+        for other in writes:
+            if other.buffer is span.buffer and _overlap(span.ranges, other.ranges):
+                raise misuse("LCH-7", "a program writes its own constants", where=span.buffer.name)
+    return writes, constants
+
+
+class _Grouped:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._ranges: dict[int, tuple[CheckedBuffer, dict[tuple[int, int], None]]] = {}
+
+    def add(self, operand: Operand) -> None:
+        buffer: CheckedBuffer = operand.buffer  # type: ignore[assignment]  # compile has looked
+        _, ranges = self._ranges.setdefault(id(buffer), (buffer, {}))
+        if operand.nbytes:
+            ranges[operand.offset, operand.offset + operand.nbytes] = None
+
+    def spans(self) -> tuple[Span, ...]:
+        found = self._ranges.values()
+        return tuple(Span(buffer, self._name, tuple(ranges)) for buffer, ranges in found)
+
+
+def _overlap(one: Ranges, other: Ranges) -> bool:
+    return any(a < d and c < b for a, b in one for c, d in other)
+
+
+def _race(span: Span, called: Called, other: Called, what: str) -> Exception:
+    return misuse(
+        "LCH-7",
+        what,
+        where=f"{span.buffer.name}, {called}",
+        why=f"nothing has told the host that {other} is complete",
+        hint="sync between the two: no event orders them, as constants may be read early",
+        story=(other, called),
+    )
