@@ -7,7 +7,8 @@ like any other, and what the others compute is read inside the group and nowhere
 
 The patterns are those that ggml's CUDA backend and llama.cpp's graphs made worth while
 (``ggml_can_fuse``): a norm and its weight, a product and what is added to it, the two halves of a
-gated network, and a rotation on its way to a cache.
+gated network, what experts compute and its sum, a rotation on its way to a cache, and attention to
+what is in one.
 """
 
 from collections.abc import Mapping
@@ -47,9 +48,10 @@ class Pattern:
     same: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = ()
 
 
-def _chain(name: str, operands: tuple[int, ...]) -> Pattern:
+def _chain(name: str, *operands: tuple[int, ...]) -> Pattern:
+    """Return a pattern in which each result is one of some operands of the next member."""
     ops = tuple(name.split("+"))
-    return Pattern(name, ops, tuple(Link(i, i + 1, operands) for i in range(len(ops) - 1)))
+    return Pattern(name, ops, tuple(Link(i, i + 1, some) for i, some in enumerate(operands)))
 
 
 def _gated(product: str, gate: str, same: tuple[int, ...]) -> Pattern:
@@ -59,13 +61,25 @@ def _gated(product: str, gate: str, same: tuple[int, ...]) -> Pattern:
     return Pattern(f"{product}*2+{gate}", (product, product, gate), links, pairs)
 
 
+def _gated_with_biases(product: str, add: str, gate: str) -> Pattern:
+    """The same for experts, with a bias on each side; all of them are chosen by the same ids."""
+    links = Link(0, 1, (0,)), Link(1, 4, (0,)), Link(2, 3, (0,)), Link(3, 4, (1,))
+    same = ((0, 1), (2, 1)), *(((0, 2), (k, 2)) for k in (1, 2, 3))
+    return Pattern(f"({product}+{add})*2+{gate}", (*(product, add) * 2, gate), links, same)
+
+
 _ALL: Final = (
     _chain("rms_norm+mul", (0, 1)),
     _chain("mul_mat+add", (0, 1)),
+    _chain("mul_mat+add+add", (0, 1), (0, 1)),
     _chain("mul_mat_id+add_id", (0,)),
+    _chain("mul_mat_id+add_id+mul", (0,), (0, 1)),
     _gated("mul_mat", "swiglu", (1,)),
     _gated("mul_mat_id", "swiglu", (1, 2)),
+    _gated_with_biases("mul_mat_id", "add_id", "swiglu_oai"),
+    _chain("sum_rows+add", (0, 1)),
     _chain("rope+set_rows", (1,)),
+    _chain("mul_mat+soft_max+mul_mat", (0,), (1,)),
 )
 
 PATTERNS: Final[Mapping[str, Pattern]] = {p.name: p for p in _ALL}

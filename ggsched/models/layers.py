@@ -95,6 +95,8 @@ class Kit:
         q = self._heads(x, f"{blk}.attn_q", "Qcur", hp.n_head)
         k = self._heads(x, f"{blk}.attn_k", "Kcur", hp.n_head_kv)
         v = self.linear(x, f"{blk}.attn_v", "Vcur")
+        # After all products, as in llama.cpp: a device may join neighbours that are alike.
+        q, k = self._rotate(q, "Qcur_rope"), self._rotate(k, "Kcur_rope")
         keys = self._cache(f"{blk}.k_cache", g.reshape(k, -1, hp.n_embd_kv), "k_cache_set")
         values = self._cache(f"{blk}.v_cache", v, "v_cache_set")
         # (H, T, D) x (G, N, D) -> (H, T, N)
@@ -116,13 +118,17 @@ class Kit:
         return self.linear(merged, f"{blk}.attn_output", "kqv_out")
 
     def _heads(self, x: Tensor, weight: str, label: str, n_head: int) -> Tensor:
-        """Return rotated heads (T, n_head, D)."""
+        """Return heads (T, n_head, D) before their rotation."""
         heads = self.g.reshape(self.linear(x, weight, label), -1, n_head, self.hp.head_dim)
         if self.has(f"{weight}_norm.weight"):
             heads = self.norm(heads, f"{weight}_norm", f"{label}_normed")
+        return heads
+
+    def _rotate(self, heads: Tensor, label: str) -> Tensor:
+        """Rotate heads by the positions of their tokens."""
         factors = self.weight("rope_freqs.weight") if self.has("rope_freqs.weight") else None
         params = rope_params(self.hp.rope)
-        return self.g.rope(heads, self.positions, factors, name=f"{label}_rope", **params)
+        return self.g.rope(heads, self.positions, factors, name=label, **params)
 
     def _cache(self, name: str, rows: Tensor, label: str) -> Tensor:
         """Write rows (T, G*D) to a cache and return its leading rows as (N, G, D)."""

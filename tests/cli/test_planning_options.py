@@ -45,10 +45,11 @@ def plan(call):
 
 
 class TestPlan:
-    @pytest.mark.parametrize("streams", [1, 2, 4])
-    def test_a_number_is_the_most(self, plan, streams):
-        found = plan(*CPU, "--streams", streams, "--n-tokens", 64)
-        assert len(found.streams.streams) == streams
+    # There are not always as many nodes that could run at the same time.
+    @pytest.mark.parametrize(("most", "used"), [(1, 1), (2, 2), (4, 3), (8, 4)])
+    def test_a_number_is_the_most(self, plan, most, used):
+        found = plan(*CPU, "--streams", most, "--n-tokens", 64)
+        assert len(found.streams.streams) == used
 
     def test_auto_is_the_default_and_stays_sequential_where_nothing_is_gained(self, plan):
         auto, plain = plan(*CPU, "--streams", "auto"), plan(*CPU)

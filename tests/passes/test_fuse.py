@@ -71,6 +71,88 @@ def test_both_halves_of_a_gate_need_the_same_vectors():
     assert groups(plan_of(g, same, other)) == [("mul_mat*2+swiglu", (0, 1, 2))]
 
 
+def experts(g, ids, *, columns=8, name=""):
+    """Return rows for experts, and what adds a product and a bias."""
+    x = g.input(f"rows{name}", (2, 1, 16))
+
+    def side(name, by=ids):
+        made = g.mul_mat_id(g.weight(name, (4, columns, 16)), x, ids)
+        return g.add_id(made, g.weight(f"{name}.bias", (4, columns)), by)
+
+    return side
+
+
+def test_a_larger_pattern_wins_where_a_smaller_one_ends_before_it():
+    g, x = builder()
+    made = g.add(g.mul_mat(g.weight("w", (16, 16)), x), g.weight("b", (16,)))
+    assert groups(plan_of(g, g.add(x, made))) == [("mul_mat+add+add", (0, 1, 2))]
+
+
+def test_a_sum_that_others_read_ends_a_group():
+    g, x = builder()
+    made = g.add(g.mul_mat(g.weight("w", (16, 16)), x), g.weight("b", (16,)))
+    plan = plan_of(g, g.add(made, x), g.silu(made))
+    assert groups(plan) == [("mul_mat+add", (0, 1))]
+
+
+def test_results_of_experts_and_their_weights():
+    g = GraphBuilder("g")
+    side = experts(g, g.input("ids", (2, 3), I32))
+    plan = plan_of(g, g.mul(side("down"), g.input("weights", (2, 3, 1))))
+    assert groups(plan) == [("mul_mat_id+add_id+mul", (0, 1, 2))]
+
+
+def gated_experts(g, other=None):
+    ids = g.input("ids", (2, 3), I32)
+    side = experts(g, ids)
+    up, gate = side("up"), side("gate", ids if other is None else other)
+    return g.swiglu_oai(gate, up)
+
+
+def test_both_halves_of_a_gate_of_experts_with_biases():
+    g = GraphBuilder("g")
+    plan = plan_of(g, gated_experts(g))
+    assert groups(plan) == [("(mul_mat_id+add_id)*2+swiglu_oai", (2, 3, 0, 1, 4))]
+    assert check_plan(plan).is_clean
+
+
+def test_all_of_a_gate_is_chosen_by_the_same_ids():
+    g = GraphBuilder("g")
+    plan = plan_of(g, gated_experts(g, g.input("others", (2, 3), I32)))
+    assert [name for name, _ in groups(plan)] == ["mul_mat_id+add_id"] * 2
+
+
+@pytest.mark.parametrize("is_second", [False, True])
+def test_sums_of_a_few_and_what_they_are_added_to(is_second):
+    g, x = builder()
+    total = g.sum_rows(g.permute(g.input("some", (2, 3, 16)), 0, 2, 1))
+    sides = (x, g.reshape(total, 2, 16)) if is_second else (g.reshape(total, 2, 16), x)
+    assert groups(plan_of(g, g.add(*sides))) == [("sum_rows+add", (0, 1))]
+
+
+def attention(g, *, swapped=False, inplace=False):
+    q = g.input("q", (4, 1, 8))
+    keys, values = (g.input(name, (2, n, m)) for name, n, m in (("k", 5, 8), ("v", 8, 5)))
+    kq = g.mul_mat(keys, q)
+    weights = g.op("soft_max", kq, g.input("mask", (1, 5)), mask=True, inplace=inplace)
+    return g.mul_mat(weights, g.input("x", (4, 3, 5))) if swapped else g.mul_mat(values, weights)
+
+
+def test_attention():
+    g = GraphBuilder("g")
+    assert groups(plan_of(g, attention(g))) == [("mul_mat+soft_max+mul_mat", (0, 1, 2))]
+
+
+def test_weights_of_attention_are_the_second_operand():
+    g = GraphBuilder("g")
+    assert not plan_of(g, attention(g, swapped=True)).fusions
+
+
+def test_weights_over_the_logits_are_no_group():
+    g = GraphBuilder("g")
+    assert not plan_of(g, attention(g, inplace=True)).fusions
+
+
 def rope_and_store(g, between):
     x = g.input("heads", (2, 2, 8))
     turned = g.rope(x, g.input("positions", (2,), I32), n_dims=8)

@@ -5,8 +5,8 @@ changes nothing if what they read is not written meanwhile and what they compute
 group alone. The device may read operands and write results of a group at any time while it runs,
 so the last node must not write bytes that another one reads.
 
-Groups are found from their last nodes, in program order; the largest pattern wins, and no node
-belongs to two.
+Groups are found from their last nodes, those of the largest patterns first, for smaller ones may
+begin like them; among those of one size in program order. No node belongs to two.
 """
 
 from bisect import bisect_right
@@ -27,35 +27,32 @@ _MOST_ACCESSES: Final = 2
 
 def fuse(graph: Graph, topology: Topology, splits: Splits) -> tuple[Fusion, ...]:
     """Return the groups, ordered by their last nodes. Takes time in proportion to the graph."""
-    by_device = [_patterns(facts.fusions) for facts in topology.devices]
+    by_device = [_by_size(facts.fusions) for facts in topology.devices]
     if not any(by_device[s.device] for s in splits.splits):
         return ()
     uses = _Uses.of(graph)
     found: list[Fusion] = []
     for s in splits.splits:
-        by_root = by_device[s.device]
-        if not by_root:
-            continue
         search = _Search(graph, uses, s.first, set())
-        for root in graph.nodes[s.first : s.end]:
-            for pattern in by_root.get(root.op, ()):
-                nodes = search.match(pattern, root)
-                if nodes:
-                    search.taken.update(nodes)
-                    found.append(Fusion(pattern.name, nodes))
-                    break
-    return tuple(found)
+        for by_root in by_device[s.device]:
+            for root in graph.nodes[s.first : s.end]:
+                for pattern in by_root.get(root.op, ()):
+                    nodes = search.match(pattern, root)
+                    if nodes:
+                        search.taken.update(nodes)
+                        found.append(Fusion(pattern.name, nodes))
+                        break
+    return tuple(sorted(found, key=lambda f: f.nodes[-1]))
 
 
-def _patterns(names: frozenset[str]) -> dict[str, list[Pattern]]:
-    """Return the patterns of these names by the op of their last node, the largest first."""
-    by_root: dict[str, list[Pattern]] = {}
-    for pattern in sorted(
-        (PATTERNS[name] for name in names if name in PATTERNS),
-        key=lambda p: (-len(p.ops), p.name),
-    ):
+def _by_size(names: frozenset[str]) -> list[dict[str, list[Pattern]]]:
+    """Return the patterns of these names, the largest first; of one size by their last op."""
+    by_size: dict[int, dict[str, list[Pattern]]] = {}
+    for name in sorted(names & PATTERNS.keys()):
+        pattern = PATTERNS[name]
+        by_root = by_size.setdefault(len(pattern.ops), {})
         by_root.setdefault(pattern.ops[-1], []).append(pattern)
-    return by_root
+    return [by_size[size] for size in sorted(by_size, reverse=True)]
 
 
 @dataclass(frozen=True, slots=True)
