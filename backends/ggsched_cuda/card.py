@@ -57,7 +57,9 @@ class Card:
             OutOfDeviceMemory: the driver gives no more.
         """
         self.enter()
-        return driver.take_memory(self._pool, max(ALIGNMENT, nbytes), self._idle)
+        # Kernels copy whole pieces of 16 bytes, the last of a buffer too.
+        whole = max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
+        return driver.take_memory(self._pool, whole, self._idle)
 
     def free(self, address: int) -> None:
         """Free memory when all that is enqueued now is complete (BUF-2); does not block."""

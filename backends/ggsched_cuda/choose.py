@@ -10,7 +10,8 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode, groups_of
 from ggsched_cuda.calls import Call, CudaSite
-from ggsched_cuda.fused import (
+from ggsched_cuda.decode.attention import fits_attention, lower_attention
+from ggsched_cuda.decode.fused import (
     fits_rms_mul,
     fits_rope,
     fits_rope_rows,
@@ -18,6 +19,12 @@ from ggsched_cuda.fused import (
     lower_rope,
     lower_rope_rows,
 )
+from ggsched_cuda.decode.heads import join_heads
+from ggsched_cuda.decode.heads_attention import join_attention
+from ggsched_cuda.decode.route import join_route
+from ggsched_cuda.decode.sums import fits_sum_add, lower_sum_add
+from ggsched_cuda.fed.experts import EXPERT_PATTERNS, join_experts
+from ggsched_cuda.fed.rows import FED_PATTERNS, join_products
 from ggsched_cuda.products import (
     fits_plain,
     fits_split,
@@ -28,7 +35,7 @@ from ggsched_cuda.products import (
 )
 from ggsched_kernels import GPU, Profile, lower_nodes
 from ggsched_kernels.calls import check_alignment
-from ggsched_kernels.lower_fused import lower_group
+from ggsched_kernels.lower_fused import lower_group, supported_fusions
 from ggsched_kernels.site import Site
 
 
@@ -64,6 +71,10 @@ class Fused:
     lower: Callable[[list[CudaSite]], None]
 
 
+Groups = Sequence[Sequence[BoundNode]]
+Joiner = Callable[[Groups, int, Profile], tuple[int, CudaSite] | None]
+"""Looks at the groups of a program from one on; says how many of them its call computes."""
+
 _PACKED: Final = frozenset({"f16", "bf16", "q8_0", "q4_0", "mxfp4"})
 
 TABLE: Final[tuple[Choice, ...]] = (
@@ -76,8 +87,21 @@ TABLE: Final[tuple[Choice, ...]] = (
 FUSED: Final[Mapping[str, Fused]] = {
     "rms_norm+mul": Fused(fits_rms_mul, lower_rms_mul),
     "rope+set_rows": Fused(fits_rope_rows, lower_rope_rows),
+    "mul_mat+soft_max+mul_mat": Fused(fits_attention, lower_attention),
+    "sum_rows+add": Fused(fits_sum_add, lower_sum_add),
 }
 """How groups are run, by pattern. One that does not fit goes the shared way, or node by node."""
+
+JOINERS: Final[tuple[Joiner, ...]] = (
+    join_products, join_experts, join_attention, join_heads, join_route,
+)  # fmt: skip
+"""What makes one call of neighbours; the first that does is taken, before any other way."""
+
+
+def fusions_of(profile: Profile) -> frozenset[str]:
+    """Return the patterns that a card declares."""
+    joined = FED_PATTERNS | EXPERT_PATTERNS if profile.has_feeder else frozenset()
+    return frozenset(FUSED) | joined | supported_fusions(profile)
 
 
 def choose(site: CudaSite) -> Choice | None:
@@ -97,19 +121,37 @@ def lower(nodes: Sequence[BoundNode], profile: Profile = GPU) -> tuple[list[Call
         UsageError: an op that is not lowered, or elements that are not aligned.
     """
     calls: list[Call] = []
-    scratch = 0
-    for group in groups_of(nodes):
-        sites = [CudaSite(node, profile) for node in group]
-        fused = _fused(sites) if len(sites) > 1 else None
-        if fused is not None:
-            calls.extend(fused.calls)
-            scratch = max(scratch, fused.scratch_nbytes)
-            continue
+    scratch = at = 0
+    groups = list(groups_of(nodes))
+    while at < len(groups):
+        count, sites = _joined(groups, at, profile) or (1, _lower_group(groups[at], profile))
         for site in sites:
-            needed = _lower_one(site)
             calls.extend(site.calls)
-            scratch = max(scratch, needed)
+            scratch = max(scratch, site.scratch_nbytes)
+        at += count
     return calls, scratch
+
+
+def _joined(groups: Groups, at: int, profile: Profile) -> tuple[int, list[CudaSite]] | None:
+    """Return how many groups from ``at`` on one call computes, and its site; None if none does."""
+    if any(0 in node.output.shape for node in groups[at]):
+        return None
+    for join in JOINERS:
+        found = join(groups, at, profile)
+        if found is not None:
+            count, site = found
+            for group in groups[at : at + count]:
+                for node in group:
+                    _check(node)
+            return count, [site]
+    return None
+
+
+def _lower_group(group: Sequence[BoundNode], profile: Profile) -> Sequence[Site]:
+    """Lower a group by one kernel or node by node."""
+    sites = [CudaSite(node, profile) for node in group]
+    fused = _fused(sites) if len(sites) > 1 else None
+    return [_lower_one(site) for site in sites] if fused is None else [fused]
 
 
 def _fused(sites: list[CudaSite]) -> Site | None:
@@ -126,17 +168,18 @@ def _fused(sites: list[CudaSite]) -> Site | None:
     return sites[-1]
 
 
-def _lower_one(site: CudaSite) -> int:
-    """Lower a node; return how much scratch memory it needs."""
+def _lower_one(site: CudaSite) -> CudaSite:
+    """Lower a node at its site."""
     node = site.node
     choice = None if 0 in node.output.shape else choose(site)
     if choice is None:
         shared = lower_nodes([node], site.profile)
         site.calls.extend(shared.calls)
-        return shared.scratch_nbytes
+        site.scratch_nbytes = shared.scratch_nbytes
+        return site
     _check(node)
     choice.lower(site)
-    return site.scratch_nbytes
+    return site
 
 
 def _check(node: BoundNode) -> None:

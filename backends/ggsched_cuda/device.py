@@ -14,7 +14,7 @@ from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched_cuda.buffer import CudaBuffer
 from ggsched_cuda.card import ALIGNMENT, Card
-from ggsched_cuda.choose import FUSED
+from ggsched_cuda.choose import fusions_of
 from ggsched_cuda.driver import CudaError, Found
 from ggsched_cuda.early import FIRST_ARCH, Mode
 from ggsched_cuda.event import CudaEvent
@@ -23,7 +23,7 @@ from ggsched_cuda.polling import wait_until
 from ggsched_cuda.program import CudaProgram
 from ggsched_cuda.stream import CudaStream
 from ggsched_cuda.verdicts import LOST
-from ggsched_kernels import Profile, supported_fusions, supported_ops, warp_profile
+from ggsched_kernels import Profile, supported_ops, warp_profile
 
 PARTS: Final = 4
 """Logical devices of a card."""
@@ -56,7 +56,7 @@ def facts_of(name: str, parts: int, found: Found) -> DeviceFacts:
         is_deterministic=True,
         imports_host_memory=False,
         ops=supported_ops(),
-        fusions=frozenset(FUSED) | supported_fusions(profile_of(found)),
+        fusions=fusions_of(profile_of(found)),
     )
 
 

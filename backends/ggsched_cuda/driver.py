@@ -38,11 +38,12 @@ _OUT_OF_MEMORY: Final = int(cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
 _RELAXED: Final = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _GEQ: Final = int(cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
 _A: Final = cu.CUdevice_attribute
+_L: Final = cu.CUlaunchAttributeID
 
 launch_kernel: Final = cu.cuLaunchKernel
 """``launch_kernel(function, gx, gy, gz, bx, by, bz, shared, stream, params, 0)`` -> (result,)"""
 launch_configured: Final = cu.cuLaunchKernelEx
-"""``launch_configured(config, function, params, 0)`` -> (result,); see ``early_config``."""
+"""``launch_configured(config, function, params, 0)`` -> (result,); see ``launch_config``."""
 query_stream: Final = cu.cuStreamQuery
 """``query_stream(stream)[0]``: ``READY``, ``NOT_READY``, or an error; never blocks."""
 query_event: Final = cu.cuEventQuery
@@ -335,27 +336,41 @@ def load_module(code: bytes) -> Any:
     return check(cu.cuModuleLoadData(code), "cuModuleLoadData")
 
 
+_ALL_SHARED: Final = 100  # per cent
+
+
 def function_of(module: Any, name: str, shared_nbytes: int) -> Handle:
     """Return a kernel; more than 48 KiB of dynamic shared memory has to be asked for."""
     function = check(cu.cuModuleGetFunction(module, name.encode()), f"cuModuleGetFunction {name}")
-    if shared_nbytes > 48 << 10:
+    if shared_nbytes > 32 << 10:  # what the kernel declares counts as well
         which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         check(cu.cuFuncSetAttribute(function, which, shared_nbytes), "cuFuncSetAttribute")
+    # Kernels that overlap have to agree about how a multiprocessor's memory is divided.
+    which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    check(cu.cuFuncSetAttribute(function, which, _ALL_SHARED), "cuFuncSetAttribute")
     return int(function)
 
 
-def early_config(grid: tuple[int, int, int], lanes: int, shared_nbytes: int, stream: Handle) -> Any:
-    """Return how to launch a kernel that may begin before its predecessor has ended."""
-    attribute = cu.CUlaunchAttribute()
-    attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    attribute.value.programmaticStreamSerializationAllowed = 1
+def launch_config(
+    grid: tuple[int, int, int], lanes: int, shared_nbytes: int, stream: Handle, *,
+    early: bool = False, cluster: int = 1,
+) -> Any:  # fmt: skip
+    """Return how to launch: perhaps before the predecessor has ended, perhaps in clusters."""
+    attributes = []
+    if early:
+        attributes.append(cu.CUlaunchAttribute())
+        attributes[-1].id = _L.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attributes[-1].value.programmaticStreamSerializationAllowed = 1
+    if cluster > 1:
+        attributes.append(cu.CUlaunchAttribute())
+        attributes[-1].id = _L.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        extent = attributes[-1].value.clusterDim
+        extent.x, extent.y, extent.z = cluster, 1, 1
     config = cu.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid
     config.blockDimX, config.blockDimY, config.blockDimZ = lanes, 1, 1
-    config.sharedMemBytes = shared_nbytes
-    config.hStream = cu.CUstream(stream)
-    config.attrs = [attribute]
-    config.numAttrs = 1
+    config.sharedMemBytes, config.hStream = shared_nbytes, cu.CUstream(stream)
+    config.attrs, config.numAttrs = attributes, len(attributes)
     return config
 
 

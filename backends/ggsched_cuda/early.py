@@ -14,6 +14,10 @@ one by one. A kernel without the instructions is never launched early, and the d
 for its predecessor as a whole. Pointers are not ``__restrict__`` and nothing is read by
 ``ld.global.nc`` in front of the wait; a test looks at the machine-independent code for that.
 
+Constants need no wait: weights that nobody writes while the program is open (LCH-7). ``fed_rows``
+fetches them while its predecessor still runs and places its wait itself, before it reads or writes
+anything else; it is in ``OWN_WAIT``, and tests look at it on its own.
+
 Not enrolled are kernels that keep most of the shared memory of a multiprocessor, such as
 ``matvec_blocks_id``: while their groups wait there is no room for groups of the predecessor, and a
 step of gpt-oss took a seventh longer with them.
@@ -40,7 +44,8 @@ ENROLLED: Final = frozenset(
         "get_rows", "set_rows", "add_id",
         "matmul", "list_rows", "matmul_id",
         "matvec", "matvec_id", "matvec_columns",
-        "rms_mul", "rope_heads",
+        "rms_mul", "rope_heads", "heads", "sum_add",
+        "route_chosen", "route_all",
         "matvec_rows", "matvec_rows_id", "matvec_blocks",
         "matvec_sums", "matvec_parts",
         "sort_blocks", "sort_merge",
@@ -48,13 +53,16 @@ ENROLLED: Final = frozenset(
 )  # fmt: skip
 """Kernels whose first statement may stand behind the two instructions: they all have one."""
 
+OWN_WAIT: Final = frozenset({"fed_rows", "fed_experts", "attention", "heads_attention"})
+"""Enrolled kernels whose text says where they let go and where they wait."""
+
 _HEAD: Final = re.compile(r"^KERNEL\((?P<name>\w+)\)\s*\([^{]*\)\s*\{", re.MULTILINE)
 _NUMBERS: Final = {"on": 1, "late": 2, "broken": 3}
 
 
 def is_enrolled(kernel: str, arch: int, mode: Mode) -> bool:
     """Whether a kernel is launched early on cards of an architecture."""
-    return mode != "off" and arch >= FIRST_ARCH and kernel in ENROLLED
+    return mode != "off" and arch >= FIRST_ARCH and kernel in ENROLLED | OWN_WAIT
 
 
 def with_early_start(text: str, mode: Mode) -> str:
@@ -71,4 +79,4 @@ def with_early_start(text: str, mode: Mode) -> str:
 
 @cache
 def _macros() -> str:
-    return resources.files("ggsched_cuda").joinpath("early.h").read_text("utf-8")
+    return resources.files("ggsched_cuda").joinpath("kernels/early.h").read_text("utf-8")

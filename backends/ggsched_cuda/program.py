@@ -12,7 +12,7 @@ from ggsched_cuda.calls import Call, Place, ProductCall
 from ggsched_cuda.choose import lower
 from ggsched_cuda.early import is_enrolled
 from ggsched_kernels import CODE, FAULT, SCRATCH, Constant, KernelCall
-from ggsched_kernels.calls import Arg
+from ggsched_kernels.calls import Arg, CodeOf
 
 if TYPE_CHECKING:
     from ggsched_cuda.stream import CudaStream
@@ -72,8 +72,12 @@ class CudaProgram:
         mode = self.stream.device.early
         function = programs.function(call.source, call.defines, call.kernel, shared, mode)
         params = self._pack([self._value(arg, call.label) for arg in call.args])
-        if is_enrolled(call.kernel, self.stream.card.found.arch, mode):
-            config = driver.early_config(call.groups, call.lanes, shared, self.stream.handle)
+        early = is_enrolled(call.kernel, self.stream.card.found.arch, mode)
+        if early or call.cluster > 1:
+            config = driver.launch_config(
+                call.groups, call.lanes, shared, self.stream.handle, early=early,
+                cluster=call.cluster,
+            )  # fmt: skip
             return driver.launch_configured, (config, function, params, 0)
         grid, block = call.groups, (call.lanes, 1, 1)
         arguments = (function, *grid, *block, shared, self.stream.handle, params, 0)
@@ -112,8 +116,8 @@ class CudaProgram:
     def _value(self, arg: Arg, label: str) -> bytes:
         if isinstance(arg, bytes):
             return arg
-        if arg is CODE:
-            return self.stream.code_of(label)
+        if arg is CODE or isinstance(arg, CodeOf):
+            return self.stream.code_of(label if arg is CODE else arg.label)
         if isinstance(arg, Constant):
             address = self._constant(arg.content)
         elif arg is SCRATCH:

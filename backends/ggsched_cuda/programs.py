@@ -4,6 +4,7 @@ import hashlib
 import os
 import tempfile
 import threading
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -13,14 +14,25 @@ from ggsched_cuda import driver
 from ggsched_cuda.compiler.driver import compile_text, compiler_version
 from ggsched_cuda.driver import CudaError
 from ggsched_cuda.early import FIRST_ARCH, Mode, with_early_start
-from ggsched_kernels import SOURCES, source
+from ggsched_kernels import SOURCES, common_text, source
 
 OPTIONS: Final = ("-std=c++17",)
 OWN: Final = "helpers"
 """Source of this plug-in's own kernels."""
 
-BEHIND: Final = {"rms_mul": "norm", "rope_heads": "rope"}
+BEHIND: Final = {"rms_mul": "norm", "rope_heads": "rope", "route": "sort"}
 """Own sources that stand behind the text of a shared one."""
+
+_FED: Final = ("weights.h", "pieces.h", "warps.h", "blocks.h")
+_OWN_FED: Final = ("fed_pieces.h", "fed_jobs.h")
+WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "attention": (("warps.h",), ("attention.h",)),
+    "heads_attention": (("warps.h", "rope.cl"), ("attention.h",)),
+    "sum_add": ((), ()),
+    "fed_rows": (_FED, _OWN_FED),
+    "fed_experts": (_FED, _OWN_FED),
+}
+"""Own sources for warps: headers of the shared ones, and own ones, that they stand behind."""
 
 Defines = tuple[tuple[str, str], ...]
 
@@ -38,13 +50,21 @@ def text_of(name: str, mode: Mode = "off") -> str:
     """
     if name in SOURCES:
         return with_early_start(source(name, "cuda"), mode)
-    if name != OWN and name not in BEHIND:
-        known = ", ".join([*SOURCES, *BEHIND, OWN])
+    if name != OWN and name not in BEHIND and name not in WITH_HEADERS:
+        known = ", ".join([*SOURCES, *BEHIND, *WITH_HEADERS, OWN])
         raise UsageError(f"no kernel source {name!r}", hint=f"sources: {known}")
-    text = resources.files("ggsched_cuda").joinpath(f"{name}.cu").read_text("utf-8")
+    text = _own(f"{name}.cu")
     if name in BEHIND:
         return with_early_start(source(BEHIND[name], "cuda") + "\n" + text, mode)
+    if name in WITH_HEADERS:
+        shared, own = WITH_HEADERS[name]
+        headers = common_text("cuda", *shared, has_warps=True)
+        return with_early_start("\n".join([headers, *map(_own, own), text]), mode)
     return text
+
+
+def _own(file: str) -> str:
+    return resources.files("ggsched_cuda").joinpath("kernels", file).read_text("utf-8")
 
 
 def options_for(arch: int, defines: Defines) -> tuple[str, ...]:

@@ -67,14 +67,15 @@ def source(name: str, dialect: Dialect) -> str:
             f"no kernel source {name!r} for {dialect!r}",
             hint=f"sources: {', '.join(SOURCES)}; dialects: {', '.join(DIALECTS)}",
         )
-    parts = [f"prologue_{dialect}.h", "common.h"]
-    if SOURCES[name]:
-        parts.append("weights.h")
-    if name in WARP_SOURCES:
-        parts.insert(1, f"warp_{dialect}.h")
-        parts.extend(WARP_SOURCES[name])
-    parts.append(f"{name}.cl")
-    return "\n".join(_text(part) for part in parts)
+    warps = WARP_SOURCES.get(name, ())
+    parts = [*(["weights.h"] if SOURCES[name] else []), *warps]
+    return common_text(dialect, *parts, f"{name}.cl", has_warps=bool(warps))
+
+
+def common_text(dialect: Dialect, *parts: str, has_warps: bool = False) -> str:
+    """Return prologue and common text of a dialect, and more parts: for a plug-in's own kernels."""
+    first = [f"prologue_{dialect}.h", *([f"warp_{dialect}.h"] if has_warps else []), "common.h"]
+    return "\n".join(_text(part) for part in (*first, *parts))
 
 
 @cache
@@ -102,6 +103,7 @@ __all__ = [
     "KernelCall",
     "Lowered",
     "Profile",
+    "common_text",
     "lower_nodes",
     "source",
     "source_digest",

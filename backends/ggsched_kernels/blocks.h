@@ -6,6 +6,7 @@
  * large as the largest of the block. (Splitting one factor into parts that the unit takes is the method of
  * Ozaki, Ogita, Oishi and Rump, "Error-free transformations of matrix multiplication", 2012.)
  */
+#if defined(BLOCK_NBYTES)
 #define DIGITS 3
 #define PLANE 8 /* words of a digit of a block */
 
@@ -93,3 +94,4 @@ FN float block_scale(LOCAL_PTR const u8 *block) {
   return half_scale(block[0]);
 #endif
 }
+#endif

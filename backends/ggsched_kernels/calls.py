@@ -35,7 +35,18 @@ class Constant:
     content: bytes
 
 
-Arg = Buffer | bytes | Constant | Special
+@dataclass(frozen=True, slots=True)
+class CodeOf:
+    """What CODE is for another node than the call's, where a call does the work of several.
+
+    Attributes:
+        label: The node, for messages.
+    """
+
+    label: str
+
+
+Arg = Buffer | bytes | Constant | CodeOf | Special
 """A kernel argument: memory from its start, or a value in its bytes."""
 
 
@@ -53,6 +64,8 @@ class KernelCall:
         label: The node that it belongs to, for messages.
         shared_nbytes: Shared memory of a group beyond what the kernel declares; CUDA only (OpenCL
             programs declare it by the definition LOCAL_NBYTES).
+        cluster: Groups along the first axis that run at the same time and reach each other's shared
+            memory; a divisor of their number. CUDA only, from compute capability 9.0 on.
     """
 
     source: str
@@ -63,6 +76,7 @@ class KernelCall:
     lanes: int
     label: str
     shared_nbytes: int = 0
+    cluster: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,10 @@
 #define UNPACKED(word, j) FLOAT_OF_BITS((j) ? (word) & 0xffff0000u : (word) << 16)
 #endif
 
+#if W_NBYTES > 0
 FN void unpack(float *to, u4 v) {
   u32 words[4];
   words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
   UNROLL for (int i = 0; i < ITEMS; i++) to[i] = UNPACKED(words[i / PER_WORD], i % PER_WORD);
 }
+#endif

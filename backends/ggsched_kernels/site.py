@@ -53,14 +53,17 @@ class Site:
         """Add a call.
 
         ``lanes`` in ``defines`` replaces the profile's; ``helpers`` are lanes that a group has
-        beyond them; ``LOCAL_NBYTES`` is local memory that the kernel does not declare.
+        beyond them; ``LOCAL_NBYTES`` is local memory that the kernel does not declare; ``cluster``
+        is how many groups along the first axis reach each other's.
         """
         lanes = int(defines.pop("lanes", self.profile.lanes))
         group = lanes + int(defines.pop("helpers", 0))
+        cluster = int(defines.pop("cluster", 1))
         every = {"VW": self.profile.vector, "LANES": lanes, **defines}
         pairs = tuple(sorted((name, str(value)) for name, value in every.items()))
         label, local = self.node.label, int(defines.get("LOCAL_NBYTES", 0))
-        self.calls.append(KernelCall(source, pairs, kernel, args, groups, group, label, local))
+        call = KernelCall(source, pairs, kernel, args, groups, group, label, local, cluster)
+        self.calls.append(call)
 
     def scratch(self, nbytes: int) -> int:
         """Reserve scratch memory for this node, return its offset."""

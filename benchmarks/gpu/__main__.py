@@ -12,7 +12,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-PARTS = ("place", "kit", "mutants", "models", "products", "decode", "pipeline")
+PARTS = (
+    "place", "kit", "mutants", "models", "fed", "attention", "route", "products", "decode",
+    "pipeline",
+)  # fmt: skip
 
 
 def main() -> int:

@@ -108,6 +108,25 @@ class Running:
             self.executor._retire_events()
         return float(np.median(spent))
 
+    def device_seconds(self, replays: int = 10) -> float:
+        """Return the seconds of a replay on the card, transfers of inputs and results included.
+
+        Replays stand one behind the other, so that the card waits for none of them; what the host
+        does before and after a step is not in it.
+        """
+        from benchmarks.gpu.timing import Timer
+
+        found = [c for c in self.executor._calls if type(c).__name__ == "_Replay"]
+        assert len(found) == 1, "one segment is captured"
+        timer = Timer(found[0]._origin.device, found[0]._origin)
+
+        def work() -> None:
+            for _ in range(replays):
+                found[0]()
+
+        work()
+        return min(timer.seconds(work) for _ in range(5)) / replays
+
     def close(self) -> None:
         """Release everything."""
         self.scheduler._store.drain()

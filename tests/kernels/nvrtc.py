@@ -1,6 +1,7 @@
 """Every program that the plug-in cuda compiles, for tests of sources without a GPU."""
 
 from functools import cache
+from itertools import product
 
 import pytest
 
@@ -19,6 +20,17 @@ TILES = {
     "BK": GPU.tile_depth,
 }
 
+ATTENTION = (
+    {"WIDTH": 80, "SPAN": 16, "ROWS": 4, "STEPS": 2, "SPLITS": 1, "LANES": 32},
+    {"WIDTH": 64, "SPAN": 8, "ROWS": 8, "STEPS": 4, "SPLITS": 8, "LANES": 256},
+)
+DECODE = (
+    {"WIDTH": 64, "SPAN": 8, "ROWS": 4, "STEPS": 2, "SPLITS": 8, "LANES": 128},
+    {"WIDTH": 128, "SPAN": 16, "ROWS": 4, "STEPS": 4, "SPLITS": 8, "LANES": 128},
+)
+
+ROUTES = ({"LANES": 32, "SPAN": 32, "COUNT": 4}, {"LANES": 1024, "SPAN": 256, "COUNT": 32})
+
 
 def programs():
     """Yield (source, definitions) for every source, with every type of weight that it reads."""
@@ -30,6 +42,15 @@ def programs():
                 yield name, _sorted({**defines, **cut, **more})
     yield "rms_mul", _sorted({**COMMON, "LANES": 1024, "UNITS": 2})
     yield "rope_heads", _sorted({**COMMON, "LANES": 64})
+    yield "sum_add", _sorted({**COMMON, "LANES": 64, "COUNT": 4})
+    for cut in ROUTES:
+        yield "route", _sorted({**COMMON, **cut})
+    for dtype in ("W_F16", "W_F32", "W_BF16"):
+        for cut in ATTENTION:
+            yield "attention", _sorted({**COMMON, **cut, dtype: 1})
+    for dtype in ("W_F16", "W_F32"):
+        for cut, tokens in product((*ATTENTION[:1], *DECODE), (1, 4)):
+            yield "heads_attention", _sorted({**COMMON, **cut, "TOKENS": tokens, dtype: 1})
     yield "helpers", ()
 
 

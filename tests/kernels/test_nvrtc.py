@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from ggsched_cuda.early import ENROLLED, FIRST_ARCH, is_enrolled, with_early_start
-from tests.kernels.nvrtc import ARCHS, compiler, label, programs
+from ggsched_cuda.early import ENROLLED, FIRST_ARCH, OWN_WAIT, is_enrolled, with_early_start
+from tests.kernels.nvrtc import ARCHS, COMMON, DECODE, compiler, label, programs
+from tests.kernels.ptx import before_wait, kernels_of
 
 ALL = list(programs())
 # Of each source one program: the others differ in how a weight is unpacked.
@@ -32,6 +33,10 @@ def test_nothing_is_read_before_the_wait(program):
     """In each enrolled kernel the wait stands before the first access to global memory."""
     entries = ptx(*program, "on")
     for kernel, code in entries.items():
+        if kernel in OWN_WAIT:
+            early = [s.op for s in before_wait(kernels_of(code)[kernel]) if s.is_access]
+            assert set(early) <= {"prefetch.global.L2"}, kernel  # which reads nothing
+            continue
         if kernel not in ENROLLED:
             assert "griddepcontrol" not in code
             continue
@@ -54,6 +59,38 @@ def ptx(name, defines, mode):
     flags = [o.replace("sm_90a", "compute_90") for o in options_for(FIRST_ARCH, defines)]
     text = compiler().compile_text(text_of(name, mode), flags, virtual=True).decode()
     return {match[1]: match[0] for match in ENTRY.finditer(text)}
+
+
+# In the section .nv.info: EIATTR_REGCOUNT, its size, the kernel's symbol, and how many.
+REGISTERS = re.compile(rb"\x04\x2f\x08\x00.{4}(.{4})", re.DOTALL)
+OF_A_GROUP = 1 << 16
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_groups_of_many_lanes_have_registers_enough(arch):
+    from ggsched_cuda.programs import options_for, text_of
+
+    for name, defines in (p for p in ALL if p[0] == "route"):
+        code = compiler().compile_text(text_of(name), options_for(arch, defines))
+        counts = [int.from_bytes(found, "little") for found in REGISTERS.findall(code)]
+        assert counts
+        assert max(counts) * int(dict(defines)["LANES"]) <= OF_A_GROUP
+
+
+LEFT_BY_TWO = OF_A_GROUP - 2 * 288 * 72
+"""What two groups of ``fed_rows`` leave of a multiprocessor: one of attention has to fit in."""
+
+
+@pytest.mark.parametrize("name", ["attention", "heads_attention"])
+@pytest.mark.parametrize("cut", DECODE, ids=lambda cut: str(cut["WIDTH"]))
+def test_attention_leaves_room_for_the_next_kernel(name, cut):
+    from ggsched_cuda.programs import options_for, text_of
+
+    more = {"TOKENS": 1} if name == "heads_attention" else {}
+    defines = tuple((k, str(v)) for k, v in {**COMMON, **cut, **more, "W_F16": 1}.items())
+    code = compiler().compile_text(text_of(name, "on"), options_for(FIRST_ARCH, defines))
+    counts = [int.from_bytes(found, "little") for found in REGISTERS.findall(code)]
+    assert 0 < max(counts) * cut["LANES"] <= LEFT_BY_TWO
 
 
 def test_every_enrolled_kernel_exists():

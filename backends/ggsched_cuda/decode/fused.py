@@ -15,6 +15,7 @@ from ggsched_kernels.lower_reductions import TURN
 
 MOST_LANES: Final = 1024
 MOST_UNITS: Final = 8
+HEAD_LANES: Final = 64
 FEW_POSITIONS: Final = 64
 """With more positions the shared kernel, which computes each sine once for all heads, is better."""
 
@@ -70,11 +71,32 @@ def lower_rope_rows(nodes: list[CudaSite]) -> None:
     """One kernel that rotates heads on their way to a cache."""
     site, last = nodes
     dst, _, ids = last.node.inputs
-    kind = 2 if dst.dtype.name == "f16" else 1
-    _rope(last, site.node, window(dst), window(ids), kind)
+    _rope(last, site.node, window(dst), window(ids), kind_of_rows(dst))
+
+
+def kind_of_rows(dst: Operand) -> int:
+    """Return how the kernel calls the type of a cache."""
+    return 2 if dst.dtype.name == "f16" else 1
 
 
 def _rope(site: CudaSite, rope: BoundNode, y: Window, ids: Window | None, kind: int) -> None:
+    args = rope_arguments(rope, y, ids, kind, CODE)
+    tokens, heads, _ = rope.inputs[0].shape
+    site.call("rope_heads", "rope_heads", args, (tokens, heads, 1), lanes=HEAD_LANES)
+
+
+def rope_arguments(
+    rope: BoundNode, y: Window, ids: Window | None, kind: int, code: Arg
+) -> tuple[Arg, ...]:
+    """Return what the kernels of ``rope_heads`` take for a rotation.
+
+    Args:
+        rope: The node.
+        y: Where its result goes, or the cache.
+        ids: Rows of the cache, if it goes there.
+        kind: Type of the cache, see the kernels.
+        code: What a bad id is reported with.
+    """
     x, positions, *factors = rope.inputs
     per_position, magnitude = rope_table(rope.params)
     turns = [round(f / math.tau * TURN) for f in per_position]
@@ -83,12 +105,10 @@ def _rope(site: CudaSite, rope: BoundNode, y: Window, ids: Window | None, kind: 
     extra = window(factors[0] if factors else positions)
     pairing = i32(int(rope.params["pairing"] == "halves"))
     flags: tuple[Arg, ...] = (
-        i32(len(turns)), pairing, i32(len(factors)), f32(magnitude), i32(kind), FAULT, CODE,
+        i32(len(turns)), pairing, i32(len(factors)), f32(magnitude), i32(kind), FAULT, code,
     )  # fmt: skip
     places = (window(x), window(positions), extra, y, ids or window(positions))
-    args = tuple(arg for place in places for arg in place.args)
-    heads = (x.shape[0], x.shape[1], 1)
-    site.call("rope_heads", "rope_heads", (*args, table, *flags), heads, lanes=64)
+    return (*(arg for place in places for arg in place.args), table, *flags)
 
 
 def _other(norm: BoundNode, mul: BoundNode) -> Operand:

@@ -1,13 +1,14 @@
 /* How a kernel that is launched early begins; see early.py. EARLY: 1 on, 2 late, 3 broken. */
-#define EARLY_LET_GO_() asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
+#define EARLY_LET_GO() asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
 #define EARLY_WAIT_() asm volatile("griddepcontrol.wait;" ::: "memory")
 #if EARLY == 1
-#define EARLY_START() EARLY_LET_GO_(); EARLY_WAIT_()
+#define EARLY_WAIT() EARLY_WAIT_()
 #elif EARLY == 2
-#define EARLY_START() EARLY_LET_GO_(); EARLY_WAIT_(); early_sleep_()
+#define EARLY_WAIT() do { EARLY_WAIT_(); early_sleep_(); } while (0)
 #else
-#define EARLY_START() EARLY_LET_GO_(); early_sleep_()
+#define EARLY_WAIT() early_sleep_()
 #endif
+#define EARLY_START() EARLY_LET_GO(); EARLY_WAIT()
 
 /* Up to 16 microseconds, different for each group and each time. */
 static __device__ inline void early_sleep_() {

@@ -1,0 +1,1 @@
+"""Products with weights that one warp feeds to the others; see ``fed_jobs.h``."""

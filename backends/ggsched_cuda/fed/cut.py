@@ -1,0 +1,143 @@
+"""How a kernel with fed weights is cut: teams of warps, rows of a stage, stages."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from ggsched.backend.program import Operand
+from ggsched.ir.dtype import DType
+from ggsched_kernels.calls import Profile
+from ggsched_kernels.site import weight_define
+
+WARP: Final = 32
+PIECE: Final = 16
+LINE: Final = 128
+FEWEST_WARPS: Final = 8
+MOST_WARPS: Final = {"q4_0": 12, "mxfp4": 12}
+"""Of a group, by type of the weight; 16 for others. Measured on an H200."""
+
+STAGE_NBYTES: Final = 18 << 10
+"""What a stage has at most, unless a row for each team is more."""
+
+SHARE: Final = 0.58
+"""Of a multiprocessor's local memory for all stages: more than half, so that groups are alone."""
+
+MOST_SUMS: Final = 8
+MOST_ROWS: Final = 64
+MOST_STAGES: Final = 16
+FEWEST_STAGES: Final = 3
+MOST_KEPT: Final = 64
+"""Floats of x that a lane keeps; half as many if it has those of a norm's weight as well."""
+
+ITEMS: Final = {"f32": 4, "f16": 8, "bf16": 8, "q8_0": 16, "q4_0": 32, "mxfp4": 32}
+"""Weights of a piece, by type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Numbers that the kernel is compiled with.
+
+    Attributes:
+        team_warps: Warps that share a row.
+        teams: Teams of a group.
+        units: Pieces of a row that a lane of a team takes.
+        rows: Rows of a stage, of each side.
+        stage_nbytes: Bytes of a stage.
+        most_stages: How many of them there is room for.
+        is_aligned: Whether rows begin at multiples of 128 bytes.
+    """
+
+    team_warps: int
+    teams: int
+    units: int
+    rows: int
+    stage_nbytes: int
+    most_stages: int
+    is_aligned: bool
+
+    def units_of(self, rows: int) -> int:
+        """Return how many stages full of rows there are."""
+        return -(-rows // self.rows)
+
+    def defines(self, w: Operand, units: int) -> dict[str, str | int]:
+        """Return the preprocessor's definitions, lanes and local memory among them.
+
+        Args:
+            w: A weight.
+            units: What a group is given, in stages; it has no more of them than that.
+        """
+        stages = min(self.most_stages, max(FEWEST_STAGES, units))
+        return {
+            "lanes": WARP * self.team_warps * self.teams, "helpers": WARP, "TEAMS": self.teams,
+            "NK": w.shape[-1], "ROWS": self.rows, "STAGES": stages,
+            "ALIGNED": int(self.is_aligned), "LOCAL_NBYTES": stages * self.stage_nbytes,
+            **weight_define(w.dtype),
+        }  # fmt: skip
+
+
+def cut_for(weights: list[Operand], profile: Profile, *, has_norm: bool = False) -> Cut | None:
+    """Return the cut for weights of one shape, one for each side; None if they cannot be fed."""
+    w = weights[0]
+    if any(not _is_fed(o) or (o.dtype, o.shape[-2:]) != (w.dtype, w.shape[-2:]) for o in weights):
+        return None
+    items, k = ITEMS[w.dtype.name], w.shape[-1]
+    most = MOST_KEPT // (2 if has_norm else 1) // items
+    found = _teams(k // items, most, w.dtype)
+    if found is None:
+        return None
+    team_warps, teams, units = found
+    row_nbytes = w.dtype.row_nbytes(k)
+    places = [row_nbytes, *(o.offset for o in weights), *(s for o in weights for s in _outer(o))]
+    aligned = all(place % LINE == 0 for place in places)
+    if not w.dtype.is_quantized and any(place % PIECE for place in places):
+        return None  # pieces of plain types are loaded at once
+    sides, each = len(weights), 1
+    while (
+        2 * each * sides <= MOST_SUMS
+        and 2 * each * teams <= MOST_ROWS
+        and _stage_nbytes(2 * each * teams * row_nbytes, sides, aligned) <= STAGE_NBYTES
+    ):
+        each *= 2
+    nbytes = _stage_nbytes(each * teams * row_nbytes, sides, aligned)
+    stages = min(MOST_STAGES, int(SHARE * profile.local_nbytes) // nbytes)
+    if stages < FEWEST_STAGES:
+        return None
+    return Cut(team_warps, teams, units, each * teams, nbytes, stages, aligned)
+
+
+def _teams(pieces: int, most_units: int, dtype: DType) -> tuple[int, int, int] | None:
+    """Return warps of a team, teams and pieces for a lane: as few idle lanes as can be.
+
+    Blocks take longer to multiply than to fetch, so more warps share them.
+    """
+    most = MOST_WARPS.get(dtype.name, 16)
+    ways = [
+        (team, teams, -(-pieces // (WARP * team)))
+        for team in range(1, most + 1)
+        for teams in range(1, most // team + 1)
+        if team * teams >= FEWEST_WARPS and -(-pieces // (WARP * team)) <= most_units
+    ]
+    if not ways:
+        return None
+    sign = -1 if dtype.is_quantized else 1
+    return min(ways, key=lambda w: (w[2] * w[0] * WARP / pieces, w[2], sign * w[0] * w[1]))
+
+
+def _stage_nbytes(side_nbytes: int, sides: int, aligned: bool) -> int:
+    """Return the bytes of a stage; unaligned rows have what stands beside them copied as well."""
+    return sides * ((side_nbytes + (LINE - 1 if aligned else 2 * LINE - 1)) // LINE * LINE)
+
+
+def _outer(w: Operand) -> list[int]:
+    """Return the steps from expert to expert."""
+    return [s for n, s in zip(w.shape[:-2], w.strides[:-2], strict=True) if n > 1]
+
+
+def _is_fed(w: Operand) -> bool:
+    """Whether the rows of a weight (of an expert) follow each other without gaps."""
+    dtype: DType = w.dtype
+    items = ITEMS.get(dtype.name, 0)
+    if not items or 0 in w.shape or w.shape[-1] % items:
+        return False
+    side_by_side = w.strides[-1] == dtype.block_nbytes or w.shape[-1] == dtype.block
+    apart = w.shape[-2] == 1 or w.strides[-2] == dtype.row_nbytes(w.shape[-1])
+    return side_by_side and apart

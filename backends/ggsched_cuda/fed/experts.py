@@ -1,0 +1,137 @@
+"""Products with the weights of chosen experts: from nodes to a call of ``fed_experts``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ggsched.backend.program import BoundNode, Operand
+from ggsched_cuda.calls import CudaSite
+from ggsched_cuda.fed.cut import cut_for
+from ggsched_cuda.fed.operands import has_rows, is_same, joins, other_operand
+from ggsched_kernels.calls import CODE, FAULT, Profile, f32, i32, window
+from ggsched_kernels.lower_warps import ids_window
+
+Nodes = Sequence[BoundNode]
+
+EXPERT_PATTERNS: Final = frozenset(
+    {
+        "mul_mat_id+add_id",
+        "mul_mat_id*2+swiglu",
+        "mul_mat_id+add_id+mul",
+        "(mul_mat_id+add_id)*2+swiglu_oai",
+    }
+)
+GATES: Final = {"swiglu": 1, "swiglu_oai": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Products of rows with the weights of the experts that ids name, and what joins them.
+
+    Attributes:
+        sides: The ``mul_mat_id`` of each side.
+        biases: What is added to each side; none, or one for each.
+        scale: What results are multiplied with.
+        last: The node whose result is computed.
+    """
+
+    sides: tuple[BoundNode, ...]
+    biases: tuple[Operand, ...]
+    scale: Operand | None
+    last: BoundNode
+
+
+def join_experts(groups: Sequence[Nodes], at: int, profile: Profile) -> tuple[int, CudaSite] | None:
+    """Return the site that computes the group at ``at``, if it is one of few pairs."""
+    chosen = _chosen(groups[at])
+    if chosen is None or not profile.has_feeder or not _fits(chosen, profile):
+        return None
+    site = CudaSite(chosen.last, profile)
+    _lower(chosen, site)
+    return 1, site
+
+
+def _chosen(nodes: Nodes) -> Chosen | None:
+    """Return what nodes of a pattern compute; None if they are of none or joined otherwise."""
+    group, last = nodes[-1].group, nodes[-1]
+    match group.pattern if group is not None and len(nodes) > 1 else last.op:
+        case "mul_mat_id":
+            return Chosen((last,), (), None, last)
+        case "mul_mat_id+add_id":
+            bias = _bias(nodes[0], nodes[1])
+            return None if bias is None else Chosen((nodes[0],), (bias,), None, last)
+        case "mul_mat_id+add_id+mul":
+            bias, scale = _bias(nodes[0], nodes[1]), other_operand(nodes[1].output, last)
+            if bias is None or scale is None or not _is_scale(scale, last.output):
+                return None
+            return Chosen((nodes[0],), (bias,), scale, last)
+        case "mul_mat_id*2+swiglu":
+            gate, up, join = nodes
+            return Chosen((gate, up), (), None, last) if joins(join, gate, up) else None
+        case "(mul_mat_id+add_id)*2+swiglu_oai":
+            gate, gate_bias, up, up_bias, join = nodes
+            biases = _bias(gate, gate_bias), _bias(up, up_bias)
+            if None in biases or not joins(join, gate_bias, up_bias):
+                return None
+            return Chosen((gate, up), tuple(b for b in biases if b is not None), None, last)
+        case _:
+            return None
+
+
+def _bias(product: BoundNode, add: BoundNode) -> Operand | None:
+    """Return what is added to a product, by the same ids."""
+    made, bias, ids = add.inputs
+    w, _, chosen = product.inputs
+    alike = is_same(made, product.output) and _is_view(ids, chosen) and bias.shape[0] == w.shape[0]
+    return bias if alike and bias.dtype.name == "f32" else None
+
+
+def _is_scale(scale: Operand, y: Operand) -> bool:
+    """Whether there is one factor for each row of y."""
+    return scale.dtype.name == "f32" and scale.shape == (*y.shape[:-1], 1)
+
+
+def _is_view(a: Operand, b: Operand) -> bool:
+    return is_same(a, b) and a.shape == b.shape and a.strides == b.strides
+
+
+def _fits(chosen: Chosen, profile: Profile) -> bool:
+    """Whether there are few pairs, and weights can be fed."""
+    first = chosen.sides[0]
+    w, x, ids = first.inputs
+    pairs = ids.shape[0] * ids.shape[1]
+    if not 0 < pairs <= profile.units or 0 in (*w.shape, *x.shape) or not has_rows(x):
+        return False
+    for side in chosen.sides[1:]:
+        if not _is_view(side.inputs[1], x) or not _is_view(side.inputs[2], ids):
+            return False
+    weights = [side.inputs[0] for side in chosen.sides]
+    if any(o.shape != w.shape for o in weights):
+        return False
+    return cut_for(weights, profile) is not None
+
+
+def _lower(chosen: Chosen, site: CudaSite) -> None:
+    first = chosen.sides[0]
+    w, x, ids = first.inputs
+    weights = [side.inputs[0] for side in chosen.sides]
+    cut = cut_for(weights, site.profile)
+    assert cut is not None  # it fits
+    y = window(chosen.last.output)
+    biases = chosen.biases or (x, x)
+    scale = y if chosen.scale is None else window(chosen.scale)
+    is_oai = chosen.last.op == "swiglu_oai"
+    p0, p1 = (site.number(name) if is_oai else 0.0 for name in ("alpha", "limit"))
+    tensors = (window(x), ids_window(ids), window(w), window(weights[-1]))
+    more = (window(biases[0]), window(biases[-1]), scale, y)
+    args = tuple(arg for place in (*tensors, *more) for arg in place.args)
+    pairs = ids.shape[0] * ids.shape[1]
+    parts = min(max(1, site.profile.units // pairs), w.shape[-2])
+    flags = (i32(parts), i32(bool(chosen.biases)), i32(chosen.scale is not None), f32(p0), f32(p1))
+    defines = {
+        **cut.defines(w, -(-cut.units_of(w.shape[-2]) // parts)),
+        "GATED": GATES[chosen.last.op] if len(weights) > 1 else 0,
+        "CONSTANT_W": 0, "NORM": 0,
+    }  # fmt: skip
+    groups = (parts * pairs, 1, 1)
+    site.call("fed_experts", "fed_experts", (*args, *flags, FAULT, CODE), groups, **defines)

@@ -1,0 +1,179 @@
+/* Rows of weights, fed by one warp to the others: for compute capability 9.0 and later.
+ *
+ * A group takes a range of the rows of each of its jobs, side by side in memory. One warp feeds the others: it copies
+ * stages of ROWS rows to local memory as soon as they are free. The others form TEAMS; a team takes every TEAMS-th
+ * row of a stage, and its lanes keep the same places of all rows, so x stays in registers. (Warp
+ * specialisation is CUTLASS's word.)
+ *
+ * With CONSTANT_W stages are filled before the predecessor on the stream has ended, since nobody writes the
+ * weights: so memory is busy while small kernels run. (Fetching what does not depend on the predecessor before
+ * the grid dependency is what NVIDIA's programming guide proposes for programmatic dependent launch.) Stages take
+ * more than half of the local memory of a multiprocessor, if there is so much to fetch, so that the groups of a
+ * successor spread over all of them: each begins where one of this kernel has ended. The successor is let in
+ * LEAD stages before the end, since a launch takes as long as these, and not before the predecessor has
+ * ended: two kernels that fetch at once only take the memory from what they wait for.
+ *
+ * NK, the extent of the sum, is a constant. Rows of a weight have no gaps. ALIGNED says that they begin at multiples
+ * of 128 bytes; if not, stages are copied with the bytes before and behind them that fill pieces of 16.
+ *
+ * Stages lie in local memory as their rows lie to multiples of 128 bytes: where places of the two differ by less than
+ * 32 bytes, copies take half as long again (seen on an H200).
+ */
+#ifndef EARLY /* launched in its turn */
+#define EARLY_LET_GO()
+#define EARLY_WAIT()
+#endif
+#define LINE 128
+#define LEAD 8
+#define STAGES_OF(name) extern __shared__ __align__(LINE) u8 name[]
+#define SIDES (1 + (GATED > 0))
+#define WARPS (LANES / 32)
+#define TEAM_WARPS (WARPS / TEAMS)
+#define EACH (ROWS / TEAMS) /* rows of a team in a stage */
+#define SUMS (SIDES * EACH)
+/* Stages whose sums are added over lanes at once: up to eight sums. */
+#define BATCH (SUMS < 8 && 8 / SUMS * ROWS <= 64 ? 8 / SUMS : 1)
+#define SIDE_NBYTES ((ROWS * ROW_NBYTES + (ALIGNED ? LINE - 1 : 2 * LINE - 1)) & ~(LINE - 1))
+#define STAGE_NBYTES (SIDES * SIDE_NBYTES)
+#define SET (64 / (BATCH * ROWS) * BATCH * ROWS) /* rows whose sums are added over warps at once */
+#define SET_SUMS (SET * SIDES * TEAM_WARPS)
+
+typedef struct {
+  const u8 *w, *v; /* row 0; v of the gate's other side */
+  u8 *y;
+  /* What is added to each sum (v_bias to the only one, too), what the result is multiplied with; or null. */
+  const u8 *w_bias, *v_bias, *scale;
+  i64 sy, sw_bias, sv_bias; /* bytes from number to number */
+  int first, end;
+} Job;
+
+FN void share_rows(Job *job, int rows, int part, int parts) {
+  job->first = (int)((i64)rows * part / parts), job->end = (int)((i64)rows * (part + 1) / parts);
+}
+
+/* Where row n begins in a side of a stage that it is the first of. */
+FN int before_row(const u8 *w, int n) { return ALIGNED ? 0 : (int)((u64)w + (u64)n * ROW_NBYTES) & (LINE - 1); }
+
+FN int rows_nbytes(int before, int count) {
+  int nbytes = (before & 15) + count * ROW_NBYTES;
+  return ALIGNED ? nbytes : (nbytes + 15) & ~15;
+}
+FN void copy_rows(u8 *to, const u8 *w, int n, int before, int nbytes, Gate *full) {
+  COPY_SPAN(to + (before & ~15), w + (i64)n * ROW_NBYTES - (before & 15), nbytes, full);
+}
+
+/* Begin to copy rows of a job from n on. */
+FN void copy_stage(u8 *to, Gate *full, const Job *job, int n) {
+  int rows = MIN(ROWS, job->end - n), before = before_row(job->w, n), nbytes = rows_nbytes(before, rows);
+#if GATED
+  int v_before = before_row(job->v, n), v_nbytes = rows_nbytes(v_before, rows);
+  GATE_ANNOUNCE(full, nbytes + v_nbytes);
+  copy_rows(to + SIDE_NBYTES, job->v, n, v_before, v_nbytes, full);
+#else
+  GATE_ANNOUNCE(full, nbytes);
+#endif
+  copy_rows(to, job->w, n, before, nbytes, full);
+}
+
+/* All stages of a group, each as soon as it is free; by one lane. */
+FN void feed(u8 *stages, Gate *full, Gate *empty, const Job *jobs, int count) {
+  int buffer = 0, phase = 1; /* before the first phase ends, waiting for the one before returns at once */
+  int filled = 0, left = 0;
+  for (int j = 0; j < count; j++) left += (jobs[j].end - jobs[j].first + ROWS - 1) / ROWS;
+  if (!CONSTANT_W) EARLY_WAIT();
+  for (int j = 0; j < count; j++) {
+    for (int n = jobs[j].first; n < jobs[j].end; n += ROWS) {
+      if (CONSTANT_W && filled == STAGES) EARLY_WAIT();
+      GATE_AWAIT(empty + buffer, phase);
+      if (filled >= STAGES && left <= LEAD) EARLY_LET_GO();
+      copy_stage(stages + buffer * STAGE_NBYTES, full + buffer, jobs + j, n);
+      filled++, left--;
+      if (++buffer == STAGES) buffer = 0, phase ^= 1;
+    }
+  }
+  if (CONSTANT_W) EARLY_WAIT();
+  EARLY_LET_GO();
+}
+
+/* Number `n` of a vector that may be missing. */
+FN float number_of(const u8 *from, i64 step, int n, int end) {
+  return from != 0 && LANE < SET && n < end ? READ_F32(from + n * step) : 0.0f;
+}
+
+/* Add up what the warps have kept for `count` rows from n0 on. */
+FN void store_set(const Job *job, const float *kept, int n0, int count, const float *bias, float p0, float p1) {
+  if (LANE >= count) return;
+  float sums[SIDES];
+  UNROLL for (int s = 0; s < SIDES; s++) {
+    sums[s] = 0.0f;
+    UNROLL for (int warp = 0; warp < TEAM_WARPS; warp++) sums[s] += kept[(LANE * SIDES + s) * TEAM_WARPS + warp];
+    sums[s] += bias[s];
+  }
+#if GATED == 1
+  float result = sums[0] / (1.0f + EXP(-sums[0])) * sums[1];
+#elif GATED == 2
+  float gate = MIN(sums[0], p1), up = MAX(MIN(sums[1], p1), -p1);
+  float result = gate / (1.0f + EXP(-p0 * gate)) * (up + 1.0f);
+#else
+  float result = sums[0] + bias[1];
+#endif
+  if (job->scale != 0) result *= READ_F32(job->scale);
+  F32_AT(job->y + (n0 + LANE) * job->sy) = result;
+}
+
+/* The sums of all jobs; p0 and p1 are parameters of the gate. */
+FN void multiply(const Kept *x, const u8 *stages, Gate *full, Gate *empty, const Job *jobs, int number, float *kept,
+                 float p0, float p1) {
+  int buffer = 0, phase = 0, team = LANE / TEAM_LANES;
+  float *mine = kept;
+  for (int j = 0; j < number; j++) {
+    const Job *job = jobs + j;
+    int end = job->end;
+    for (int n0 = job->first; n0 < end; n0 += SET) {
+      int count = MIN(SET, end - n0);
+      float bias[2];
+      bias[0] = number_of(job->w_bias, job->sw_bias, n0 + LANE, end);
+      bias[1] = number_of(job->v_bias, job->sv_bias, n0 + LANE, end);
+      for (int done = 0; done < count; done += BATCH * ROWS) {
+        float sums[BATCH * SUMS];
+        UNROLL for (int i = 0; i < BATCH * SUMS; i++) sums[i] = 0.0f;
+        UNROLL for (int b = 0; b < BATCH; b++) {
+          int first = done + b * ROWS;
+          if (first < count) {
+            const u8 *stage = stages + buffer * STAGE_NBYTES;
+            int begin[2] = {before_row(job->w, n0 + first), SIDE_NBYTES + before_row(job->v, n0 + first)};
+            GATE_AWAIT(full + buffer, phase);
+            UNROLL for (int u = 0; u < UNITS; u++) {
+              int piece = u * TEAM_LANES + TEAM_LANE;
+              if (PIECES % TEAM_LANES == 0 || piece < PIECES) {
+                UNROLL for (int i = 0; i < SUMS; i++) {
+                  int at = begin[i / EACH] + (i % EACH * TEAMS + team) * ROW_NBYTES;
+                  sums[b * SUMS + i] += dot_piece(x + u, stage, at, piece);
+                }
+              }
+            }
+            WARP_SYNC();
+            if (WARP_LANE == 0) GATE_ARRIVE(empty + buffer);
+            if (++buffer == STAGES) buffer = 0, phase ^= 1;
+          }
+        }
+        ADD_OVER_LANES(sums, BATCH * SUMS, 32, kept);
+        /* A lane has now the sum with this number: stage by stage, in each side by side of EACH rows. */
+        int i = WARP_LANE * (BATCH * SUMS) / 32, row = done + i / SUMS * ROWS + i % EACH * TEAMS + team;
+        if (WARP_LANE % (32 / (BATCH * SUMS)) == 0)
+          mine[(row * SIDES + i % SUMS / EACH) * TEAM_WARPS + WARP_INDEX % TEAM_WARPS] = sums[0];
+      }
+      MEET(LANES);
+      store_set(job, mine, n0, count, bias, p0, p1);
+      mine = mine == kept ? kept + SET_SUMS : kept;
+    }
+  }
+}
+
+FN void open_gates(Gate *full, Gate *empty) {
+  if (LANE < STAGES) {
+    GATE_OPEN(full + LANE, 1);
+    GATE_OPEN(empty + LANE, WARPS);
+    GATES_READY();
+  }
+}

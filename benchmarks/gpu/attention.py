@@ -1,0 +1,334 @@
+"""Attention as one kernel, heads as one, and both as one, against the oracle, and their times.
+
+Everything runs with early launch and without. What is compared is also run twice: the bytes have to
+be the same.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, product
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu.timing import Timer
+from benchmarks.gpu.turned import Turned, groups_of_layers, turned, turned_values
+from ggsched.backend.program import BoundNode, Group
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import F16, F32, I32, DType
+from ggsched.ir.graph import Graph
+from ggsched.ir.tensor import Role, Tensor
+from ggsched.testing.direct import bound_nodes
+from ggsched.testing.oracle import run_oracle
+from ggsched_cuda import driver, open_backend
+
+TOLERANCE = 1e-4
+TOKENS, SHARES, WIDTHS = (1, 2, 5, 8), (1, 4, 8), (64, 128, 80)
+POSITIONS = (1, 7, 32, 100, 256, 1000, 4096)
+MASKS = ("prefix", "window", "none", "hidden")
+SPREAD_NBYTES = 100 << 20  # of caches, several times what the second cache keeps
+ROUNDS = 9
+TIMEOUT_S = 60.0
+
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of attention; ``share`` query heads for each of ``groups`` key heads."""
+
+    tokens: int
+    groups: int
+    share: int
+    n: int
+    width: int
+    dtype: DType = F16
+    mask: str = "prefix"
+    sinks: bool = False
+
+
+DECODE = {
+    "llama 8B": Shape(1, 8, 4, 256, 128),
+    "llama 8B, 4096 positions": Shape(1, 8, 4, 4096, 128),
+    "llama 1B": Shape(1, 8, 4, 256, 64),
+    "gpt-oss": Shape(1, 8, 8, 256, 64, sinks=True),
+    "gpt-oss, window of 4096 positions": Shape(1, 8, 8, 4096, 64, mask="window", sinks=True),
+    "llama 8B, 8 tokens": Shape(8, 8, 4, 256, 128),
+}
+
+TURNED = {
+    "llama 8B": Turned((160,), 8, 4, 256, 128),
+    "llama 8B, last of 4096 positions": Turned((4095,), 8, 4, 4096, 128),
+    "llama 8B, 4 tokens": Turned((160, 161, 162, 163), 8, 4, 256, 128),
+    "llama 1B": Turned((160,), 8, 4, 256, 64),
+    "gpt-oss": Turned((160,), 8, 8, 256, 64, pairing="halves", sinks=True),
+}
+MORE_TURNED = (
+    Turned((0,), 8, 4, 256, 64, factors=True),
+    Turned((255, 0), 8, 4, 256, 64, F32, "halves"),
+    Turned((260, 7, -3, 255), 8, 4, 256, 128, sinks=True),
+    Turned((256,), 2, 12, 256, 80),
+    Turned((40, 39), 3, 3, 41, 80, F32, factors=True),
+    Turned((999,), 1, 1, 1000, 256, pairing="halves"),
+    Turned((0,), 1, 2, 1, 8),
+)
+
+
+def run(*, quick: bool) -> dict[str, Any]:
+    """Compare a grid of shapes, measure those of decoding; ok if none differs."""
+    device: Any = open_backend().open_device(0)
+    bench = _Bench(device)
+    worst, wrong = {"attention": 0.0, "heads": 0.0, "heads_attention": 0.0}, []
+    for name, kind, graph, values, orders in _cases(quick):
+        for early in ("on", "off"):
+            error, problem = bench.compare(graph, values, orders, early, kind)
+            worst[kind] = max(worst[kind], error)
+            if problem:
+                wrong.append(f"{name}, early {early}: {problem}")
+                sys.stdout.write(f"   WRONG {wrong[-1]}\n")
+                sys.stdout.flush()
+    times = {name: bench.microseconds(shape) for name, shape in DECODE.items()}
+    for name, layer in TURNED.items():
+        times[f"{name}, with heads"] = bench.microseconds_of_layer(layer)
+    sys.stdout.write(f"   largest errors {worst}, {len(wrong)} wrong\n")
+    for name, found in times.items():
+        sys.stdout.write(f"   {name}: {found}\n")
+    device.close()
+    return {"ok": not wrong, "worst": worst, "wrong": wrong, "us": times}
+
+
+# --- what is compared -------------------------------------------------------------------------
+
+
+Orders = Sequence[tuple[int, ...]]
+
+
+def _cases(quick: bool) -> Iterator[tuple[str, str, Graph, Arrays, Orders]]:
+    """Yield a name, a kind, a graph, its values, and the nodes of its groups."""
+    for i, shape in enumerate(_shapes(quick)):
+        graph = attention(shape)
+        yield str(shape), "attention", graph, _values(graph, shape, i), [(0, 1, 2)]
+    for tokens, dtype in product((1, 3, 8), (F16, F32)):
+        graph = _heads(tokens, dtype)
+        yield f"heads of {tokens} tokens, {dtype}", "heads", graph, _head_values(graph), [(1, 2)]
+    for layer in (*TURNED.values(), *MORE_TURNED):
+        graph = turned(layer)
+        values = turned_values(graph, layer)
+        yield str(layer), "heads_attention", graph, values, groups_of_layers()
+
+
+def _shapes(quick: bool) -> Iterator[Shape]:
+    """Yield shapes, with masks and sinks in turn; where all is hidden there are sinks."""
+    turn = count()
+    for i, (n, width, share, tokens) in enumerate(product(POSITIONS, WIDTHS, SHARES, TOKENS)):
+        if quick and i % 5:
+            continue
+        k = next(turn)
+        mask = MASKS[k % len(MASKS)]
+        sinks = mask == "hidden" or k // len(MASKS) % 2 == 1
+        yield Shape(tokens, 2, share, n, width, F16, mask, sinks)
+        if i % 4 == 1:
+            yield Shape(tokens, 3, share, n, width, F32, mask, sinks)
+    yield from DECODE.values()
+
+
+def attention(shape: Shape, layers: int = 1) -> Graph:
+    """Return the graph of attention, of several layers with caches of their own."""
+    s, g = shape, GraphBuilder("attention")
+    heads = s.groups * s.share
+    q = g.input("q", (s.tokens, heads, s.width))
+    mask = g.input("mask", (s.tokens, s.n)) if s.mask != "none" else None
+    sinks = g.input("sinks", (heads,)) if s.sinks else None
+    results = []
+    for i in range(layers):
+        keys, values = (
+            g.reshape(
+                g.rows(g.input(f"{name}{i}", (s.n + 1, s.groups * s.width), s.dtype), 1, s.n + 1),
+                s.n, s.groups, s.width,
+            )
+            for name in ("keys", "values")
+        )  # fmt: skip
+        kq = g.mul_mat(g.permute(keys, 1, 0, 2), g.permute(q, 1, 0, 2))
+        weights = g.soft_max(kq, mask, sinks, scale=s.width**-0.5)
+        results.append(g.mul_mat(g.permute(values, 1, 2, 0), weights))
+    return g.build(*results)
+
+
+def _values(graph: Graph, shape: Shape, seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    values = {t.name: _drawn(t, rng) for t in graph.roots(Role.INPUT)}
+    if shape.mask != "none":
+        values["mask"] = _mask(shape)
+    return values
+
+
+def _drawn(t: Tensor, rng: np.random.Generator) -> Any:
+    plain = (2 * rng.standard_normal(t.shape)).astype(np.float32)
+    return plain.astype(np.float16) if t.dtype is F16 else plain
+
+
+def _mask(shape: Shape) -> Any:
+    """Hide what comes after a token, or lies far before it, or everything."""
+    at = np.arange(shape.n)
+    last = np.minimum(shape.n - 1, 5 * shape.n // 8 + np.arange(shape.tokens))[:, None]
+    seen = at <= last
+    if shape.mask == "window":
+        seen &= at > last - 128
+    elif shape.mask == "hidden":
+        seen[:] = False
+    return np.where(seen, 0.0, -np.inf).astype(np.float32)
+
+
+def _heads(tokens: int, dtype: DType) -> Graph:
+    """Return what stands between the products of a layer and its attention."""
+    g = GraphBuilder("heads")
+    positions, rows = g.input("positions", (tokens,), I32), g.input("rows", (tokens,), I32)
+    turned = g.rope(g.input("q", (tokens, 32, 128)), positions, n_dims=128)
+    k = g.rope(g.input("k", (tokens, 8, 128)), positions, n_dims=128)
+    keys, values = (g.input(name, (64, 1024), dtype) for name in ("keys", "values"))
+    stored = g.set_rows(keys, g.reshape(k, tokens, 1024), rows)
+    return g.build(turned, stored, g.set_rows(values, g.input("v", (tokens, 1024)), rows))
+
+
+def _head_values(graph: Graph) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    values = {t.name: _drawn(t, rng) for t in graph.roots(Role.INPUT)}
+    tokens = values["v"].shape[0]
+    values["positions"] = np.arange(1000, 1000 + tokens, dtype=np.int32)
+    values["rows"] = rng.permutation(64)[:tokens].astype(np.int32)
+    return values
+
+
+# --- running ----------------------------------------------------------------------------------
+
+
+class _Bench:
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self.stream = device.create_stream()
+        self.timer = Timer(device, self.stream)
+
+    def compare(
+        self, graph: Graph, values: Arrays, orders: Orders, early: str, kind: str
+    ) -> tuple[float, str]:
+        """Return the largest error, and what is wrong, if anything."""
+        first, second = (self._once(graph, values, orders, early, kind) for _ in range(2))
+        expected = run_oracle(graph, values)
+        worst, problem = 0.0, ""
+        for tid, wanted in expected.items():
+            # A number that lies between two of f16 may become either.
+            with_rounding = kind == "heads_attention" and any(t.dtype is F16 for t in graph.tensors)
+            limit = 2e-3 if wanted.dtype == np.float16 or with_rounding else TOLERANCE
+            got = first[tid].view(wanted.dtype).reshape(wanted.shape).astype(float)
+            error = float(np.max(np.abs(got - wanted) / (1 + np.abs(wanted.astype(float)))))
+            if not error <= limit:
+                problem = f"{graph.tensors[tid].name or tid} is wrong by {error:.3g}"
+            if not np.array_equal(first[tid], second[tid]):
+                problem = f"{problem} two runs differ".strip()
+            worst = max(worst, error * TOLERANCE / limit)
+        return worst, problem
+
+    def _once(
+        self, graph: Graph, values: Arrays, orders: Orders, early: str, kind: str
+    ) -> dict[int, Any]:
+        """Run a graph from the start; return the bytes of its results."""
+        buffers = self._filled(graph, values)
+        program = self._compiled(graph, buffers, orders, early)
+        if len(program.steps) != 1:
+            raise AssertionError(f"{kind}: {len(program.steps)} calls instead of one")
+        self.stream.launch(program)
+        found = {}
+        for tid in graph.outputs:
+            t = graph.tensors[tid]
+            found[tid] = np.empty(t.nbytes, np.uint8)
+            self.stream.download(buffers[t.storage], t.offset, found[tid].data)
+        self.stream.sync(TIMEOUT_S)
+        program.close()
+        self._close(buffers)
+        return found
+
+    def microseconds(self, shape: Shape) -> dict[str, float]:
+        """Return the median time of one attention of many in a captured graph."""
+        each = 2 * shape.n * shape.groups * shape.width * shape.dtype.block_nbytes
+        layers = min(256, max(8, -(-SPREAD_NBYTES // each)))
+        one = attention(replace(shape, tokens=1), 1)
+        kept = _values(one, shape, 0)
+        graph = attention(shape, layers)
+        values = {
+            t.name: kept.get(t.name, kept.get(f"{t.name.rstrip('0123456789')}0"))
+            for t in graph.roots(Role.INPUT)
+        }
+        values["q"] = np.repeat(kept["q"], shape.tokens, 0)
+        buffers = self._filled(graph, values)
+        orders = [(3 * i, 3 * i + 1, 3 * i + 2) for i in range(layers)]
+        found = {
+            f"early {early}": self._each(graph, buffers, orders, early, layers)
+            for early in ("on", "off")
+        }
+        found["node by node"] = self._each(graph, buffers, [], "on", layers)
+        self._close(buffers)
+        return found
+
+    def microseconds_of_layer(self, layer: Turned) -> dict[str, float]:
+        """Return the median time of a layer by one kernel and by two."""
+        each = 2 * layer.n * layer.groups * layer.width * layer.dtype.block_nbytes
+        layers = min(256, max(8, -(-SPREAD_NBYTES // each)))
+        found = {}
+        for name, apart in (("one kernel", False), ("two kernels", True)):
+            s = replace(layer, apart=apart)
+            graph = turned(s, layers)
+            buffers = self._filled(graph, turned_values(graph, s))
+            for early in ("on", "off"):
+                orders = groups_of_layers(layers)
+                found[f"{name}, early {early}"] = self._each(graph, buffers, orders, early, layers)
+            self._close(buffers)
+        return found
+
+    def _each(
+        self, graph: Graph, buffers: Mapping[int, Any], orders: Orders, early: str, layers: int
+    ) -> float:
+        """Return microseconds of one of several layers."""
+        program = self._compiled(graph, buffers, orders, early)
+        took = self._replayed(program) / layers
+        program.close()
+        return round(1e6 * took, 2)
+
+    def _replayed(self, program: Any) -> float:
+        handle = self.stream.handle
+        driver.begin_capture(handle)
+        for call, given in program.steps:
+            call(*given)
+        made, _ = driver.make_executable(driver.end_capture(handle))
+        took = [
+            self.timer.seconds(lambda: driver.launch_graph(made, handle)) for _ in range(ROUNDS)
+        ]
+        driver.close_executable(made)
+        return median(took[2:])
+
+    def _filled(self, graph: Graph, values: Arrays) -> dict[int, Any]:
+        buffers = {t.id: self.device.allocate(t.nbytes) for t in graph.tensors if not t.is_view}
+        for t in graph.tensors:
+            if not t.is_view:
+                raw = np.full(t.nbytes, 0xFF, np.uint8)  # no number, where nothing is given
+                if t.role is not Role.TEMP:
+                    raw = np.ascontiguousarray(values[t.name]).reshape(-1).view(np.uint8)
+                self.stream.upload(raw.data, buffers[t.id], 0)
+        self.stream.sync(TIMEOUT_S)
+        return buffers
+
+    def _compiled(
+        self, graph: Graph, buffers: Mapping[int, Any], orders: Orders, early: str
+    ) -> Any:
+        self.device.early = early
+        nodes: list[BoundNode] = bound_nodes(graph, buffers)
+        for order in orders:
+            pattern = "+".join(nodes[k].op for k in order)
+            for k in order:
+                nodes[k] = replace(nodes[k], group=Group(pattern, order))
+        return self.device.compile(nodes, self.stream)
+
+    def _close(self, buffers: Mapping[int, Any]) -> None:
+        for buffer in buffers.values():
+            buffer.close()

@@ -1,0 +1,137 @@
+/* Runs a cluster of groups on the host: each lane is a fiber, and goes on until it meets others. */
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+#define __global__
+#define __device__
+#define __align__(n)
+#define __launch_bounds__(...)
+#define __CUDA_ARCH__ 900
+#define ASK_FOR(p) ((void)(p))
+
+struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
+struct uint4 { unsigned x, y, z, w; };
+static inline float2 make_float2(float x, float y) { return {x, y}; }
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static inline float __uint_as_float(unsigned u) { float x; memcpy(&x, &u, 4); return x; }
+static inline unsigned __float_as_uint(float x) { unsigned u; memcpy(&u, &x, 4); return u; }
+static inline unsigned __cvta_generic_to_shared(const void *) { return 0; }
+
+struct Place { int x, y, z; };
+struct Meeting { int arrived = 0, round = 0, of = 0; };
+struct Group { std::vector<unsigned char> local; Meeting all; };
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack;
+  int lane, group, warp, asked = 0;
+  bool done = false;
+};
+static std::vector<Group> groups_;
+static std::vector<Meeting> warps_;
+static std::vector<float> given_;
+static Meeting cluster_;
+static std::vector<Fiber> fibers_;
+static Fiber *now_;
+static ucontext_t scheduler_;
+static Place block_;
+static long arrivals_;
+
+static inline int arrive_(Meeting &m) {
+  int round = m.round;
+  arrivals_++;
+  if (++m.arrived == m.of) m.arrived = 0, m.round++;
+  return round;
+}
+static inline void await_(Meeting &m, int round) {
+  while (m.round == round) swapcontext(&now_->context, &scheduler_);
+}
+static inline void meet_(Meeting &m) { await_(m, arrive_(m)); }
+
+struct Lane { int x; };
+static inline Lane lane_() { return {now_->lane}; }
+static inline Place place_() { return {now_->group, block_.y, block_.z}; }
+#define threadIdx lane_()
+#define blockIdx place_()
+static inline void __syncthreads() { meet_(groups_[now_->group].all); }
+static inline void __syncwarp() { meet_(warps_[now_->warp]); }
+static inline float exchange_(float x, int from) {
+  float *slots = &given_[32 * now_->warp];
+  slots[now_->lane % 32] = x;
+  __syncwarp();
+  float got = slots[from];
+  __syncwarp();
+  return got;
+}
+static inline float __shfl_xor_sync(unsigned, float x, int mask) { return exchange_(x, now_->lane % 32 ^ mask); }
+static inline float __shfl_sync(unsigned, float x, int from, int width) {
+  return exchange_(x, now_->lane % 32 / width * width + from % width);
+}
+static inline int __any_sync(unsigned, int yes) {
+  float any = yes != 0;
+  for (int mask = 16; mask > 0; mask /= 2) any += __shfl_xor_sync(0, any, mask);
+  return any > 0;
+}
+
+/* What the kernel says in words of the machine. */
+static inline void cluster_arrive_() { now_->asked = arrive_(cluster_); }
+static inline void cluster_await_() { await_(cluster_, now_->asked); }
+template <class T>
+static inline void put_(T *p, int group, T x) {
+  size_t at = (unsigned char *)p - groups_[now_->group].local.data();
+  *(T *)(groups_[group].local.data() + at) = x;
+}
+static inline void put4_(float4 *p, int group, float4 x) { put_(p, group, x); }
+static inline void put2_(float2 *p, int group, float2 x) { put_(p, group, x); }
+
+static void (*kernel_)();
+static void begin_() {
+  kernel_();
+  now_->done = true;
+  swapcontext(&now_->context, &scheduler_);
+}
+
+/* Run the groups (0 .. count, y, z) at the same time; 0 if lanes wait for each other for ever. */
+static int run_cluster_(int count, int y, int z, int lanes, int local_nbytes, void (*kernel)()) {
+  block_ = {0, y, z}, kernel_ = kernel;
+  groups_.assign(count, Group{});
+  for (auto &g : groups_) g.local.assign(local_nbytes + 16, 0xff), g.all.of = lanes;
+  warps_.assign(count * lanes / 32, Meeting{});
+  for (auto &w : warps_) w.of = 32;
+  given_.assign(count * lanes, 0.0f);
+  cluster_ = {};
+  cluster_.of = count * lanes;
+  fibers_.clear();
+  fibers_.resize(count * lanes);
+  for (int i = 0; i < count * lanes; i++) {
+    Fiber &f = fibers_[i];
+    f.lane = i % lanes, f.group = i / lanes, f.warp = i / 32;
+    f.stack.resize(64 << 10);
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = f.stack.data();
+    f.context.uc_stack.ss_size = f.stack.size();
+    makecontext(&f.context, begin_, 0);
+  }
+  long idle = 0, seen = -1;
+  for (long left = count * lanes; left > 0;) {
+    idle = seen == arrivals_ ? idle + 1 : 0, seen = arrivals_;
+    if (idle > 20000) return 0;
+    /* A group goes as far as it gets before the next one does, so that they are far apart. */
+    for (int g = 0; g < count; g++) {
+      for (long before = -1; before != arrivals_;) {
+        before = arrivals_;
+        for (int i = g * lanes; i < (g + 1) * lanes; i++) {
+          Fiber &f = fibers_[i];
+          if (f.done) continue;
+          now_ = &f;
+          swapcontext(&scheduler_, &f.context);
+          left -= f.done;
+        }
+      }
+    }
+  }
+  return 1;
+}

@@ -1,0 +1,119 @@
+/* Gates, copies that lanes wait for, and barriers of some lanes; behind fibers.h.
+ *
+ * A copy arrives when lanes wait and a seeded choice says so, after others that began later or before them. Until
+ * then its place holds no numbers, since a machine may begin to write there at once. Lanes take naps of
+ * different lengths, so that they are far apart. */
+#include <map>
+
+struct Gate_ { int lanes, missing; long nbytes; int phase; };
+struct Span_ { unsigned char *to; const unsigned char *from; int nbytes; const void *gate; };
+static std::map<const void *, Gate_> gates_;
+static std::vector<Span_> under_way_;
+static std::vector<std::pair<const unsigned char *, long>> readable_;
+static Meeting some_;
+static const char *complaint_;
+static unsigned drawn_, seldom_;
+static int local_nbytes_;
+
+#define STAGES_LINE 128
+static inline unsigned char *stages_() {
+  size_t at = (size_t)groups_[now_->group].local.data();
+  return (unsigned char *)((at + STAGES_LINE - 1) / STAGES_LINE * STAGES_LINE);
+}
+static inline void expect_(bool holds, const char *what) {
+  if (!holds && !complaint_) complaint_ = what;
+}
+static inline unsigned draw_(unsigned count) {
+  drawn_ = drawn_ * 1664525u + 1013904223u;
+  return (drawn_ >> 8) % count;
+}
+static inline void yield_() { swapcontext(&now_->context, &scheduler_); }
+static inline void nap_(int seldom, int most) {
+  for (int turns = draw_(seldom) ? 0 : draw_(most); turns > 0; turns--) yield_();
+}
+
+static inline Gate_ &gate_(const void *gate) {
+  expect_(gates_.count(gate), "a gate is used before it is open");
+  return gates_[gate];
+}
+static inline void gate_moves_(Gate_ &g) {
+  arrivals_++;
+  if (g.missing == 0 && g.nbytes == 0) g.phase ^= 1, g.missing = g.lanes;
+}
+static inline void host_gate_open_(void *gate, int lanes) { gates_[gate] = {lanes, lanes, 0, 0}; }
+static inline void host_gate_arrive_(void *gate, int nbytes) {
+  Gate_ &g = gate_(gate);
+  expect_(g.missing > 0, "more lanes arrive at a gate than it has");
+  g.nbytes += nbytes, g.missing--;
+  gate_moves_(g);
+}
+static inline void host_copy_span_(unsigned char *to, const unsigned char *from, int nbytes, const void *gate) {
+  bool is_readable = false;
+  for (auto &r : readable_) is_readable |= from >= r.first && from + nbytes <= r.first + r.second;
+  expect_(nbytes > 0 && nbytes % 16 == 0, "a copy of no pieces of 16 bytes");
+  expect_((size_t)from % 16 == 0 && (size_t)to % 16 == 0, "a copy between places that are not aligned");
+  bool is_local = to >= stages_() && to + nbytes <= stages_() + local_nbytes_;
+  expect_(is_local, "a copy to what is not local memory");
+  expect_(is_readable, "a copy of what is no operand");
+  long waited_for = 0;
+  for (auto &s : under_way_) waited_for += s.gate == gate ? s.nbytes : 0;
+  expect_(gate_(gate).nbytes >= waited_for + nbytes, "a copy that was not announced");
+  if (complaint_) return;
+  memset(to, 0xff, nbytes);
+  under_way_.push_back({to, from, nbytes, gate});
+}
+static inline void perhaps_a_copy_arrives_() {
+  if (under_way_.empty() || draw_(seldom_)) return;
+  size_t which = draw_(under_way_.size());
+  Span_ s = under_way_[which];
+  under_way_.erase(under_way_.begin() + which);
+  memcpy(s.to, s.from, s.nbytes);
+  Gate_ &g = gate_(s.gate);
+  g.nbytes -= s.nbytes;
+  gate_moves_(g);
+}
+static inline void host_gate_await_(const void *gate, int phase) {
+  nap_(64, 50);
+  while (gate_(gate).phase == phase && !complaint_) {
+    perhaps_a_copy_arrives_();
+    if (gate_(gate).phase == phase) yield_();
+  }
+}
+static inline void meet_some_(int lanes) {
+  some_.of = lanes;
+  meet_(some_);
+  nap_(32, 400);
+}
+
+static inline int __dp4a(int a, int b, int sum) {
+  for (int i = 0; i < 32; i += 8) sum += (signed char)(a >> i) * (signed char)(b >> i);
+  return sum;
+}
+static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
+  unsigned long long both = (unsigned long long)b << 32 | a;
+  unsigned result = 0;
+  for (int i = 0; i < 4; i++) result |= (unsigned)(both >> (which >> 4 * i & 7) * 8 & 255) << 8 * i;
+  return result;
+}
+static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return (unsigned)(((unsigned long long)high << 32 | low) >> (shift & 31));
+}
+
+extern "C" const char *complaint() { return complaint_ ? complaint_ : "lanes wait for ever"; }
+extern "C" void begin_run(unsigned seed) {
+  static const unsigned every[] = {1, 100, 1000};
+  drawn_ = seed, seldom_ = every[seed % 3];
+  readable_.clear();
+}
+/* Copies may read these bytes, and what shares pieces of 16 with them. */
+extern "C" void may_be_copied(const unsigned char *from, long nbytes) {
+  const unsigned char *first = from - (size_t)from % 16, *end = from + nbytes;
+  readable_.push_back({first, end - first + (16 - (size_t)end % 16) % 16});
+}
+static int run_gated_(int count, int y, int z, int lanes, int local_nbytes, void (*kernel)()) {
+  gates_.clear(), under_way_.clear();
+  some_ = {}, complaint_ = nullptr, local_nbytes_ = local_nbytes;
+  int done = run_cluster_(count, y, z, lanes, local_nbytes + STAGES_LINE, kernel);
+  expect_(!done || under_way_.empty(), "a group ends before its copies have arrived");
+  return done && !complaint_;
+}

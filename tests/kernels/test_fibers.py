@@ -1,0 +1,301 @@
+"""Own kernels of the plug-in cuda whose lanes work together, compiled for the host and run.
+
+Each lane is a fiber that goes on until it has to meet others, so exchanges in a warp, barriers of a
+group and the local memory of a cluster mean what they mean on a card. What is not shown is the
+machine itself: its words for clusters are replaced, and no two lanes run at the same time.
+"""
+
+import ctypes
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggsched.backend.program import Group
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import F16, F32, I32, dtype_by_name
+from ggsched.ir.tensor import Role
+from ggsched.testing.direct import bound_nodes
+from ggsched.testing.oracle import run_oracle
+from ggsched_kernels import CODE, FAULT, Constant, warp_profile
+from ggsched_kernels.calls import CodeOf
+from tests.kernels.test_cuda_on_host import CONVERSIONS
+
+pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++"),
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="uses instructions of x86-64"),
+]
+
+H200 = warp_profile(132, 232448, True)
+PATTERN = "mul_mat+soft_max+mul_mat"
+HEADERS = [Path(__file__).with_name(name) for name in ("fibers.h", "gates.h")]
+MACHINE = re.compile(r"#if SPLITS > 1\n.*?#endif\n", re.DOTALL)
+WORDS = {
+    "LOCAL_BYTES(name)": "u8 *name = groups_[now_->group].local.data()",
+    "STAGES_OF(name)": "u8 *name = stages_()",
+    "GATE_OPEN(gate, lanes)": "host_gate_open_((gate), (lanes))",
+    "GATES_READY()": "",
+    "GATE_ARRIVE(gate)": "host_gate_arrive_((gate), 0)",
+    "GATE_ANNOUNCE(gate, nbytes)": "host_gate_arrive_((gate), (nbytes))",
+    "GATE_AWAIT(gate, phase)": "host_gate_await_((gate), (phase))",
+    "COPY_SPAN(to, from, nbytes, gate)": "host_copy_span_((to), (from), (nbytes), (gate))",
+    "MEET(lanes)": "meet_some_(lanes)",
+}
+"""What words of the machine are here."""
+
+
+class Memory:
+    """A buffer in host memory."""
+
+    def __init__(self, nbytes):
+        self.bytes = np.full(nbytes + 64, 0xFF, np.uint8)
+        self.start = -self.bytes.ctypes.data % 16
+        self.nbytes = nbytes
+
+    @property
+    def view(self):
+        return self.bytes[self.start : self.start + self.nbytes]
+
+
+class Runner:
+    """Compiles sources and runs calls of them."""
+
+    def __init__(self, folder):
+        self.folder, self.libraries, self.fault = folder, {}, np.zeros(4, np.int32)
+        self.seed = 0
+
+    def run(self, call, codes=None):
+        library = self._library(call)
+        keep, values = [], []
+        for arg in call.args:
+            if isinstance(arg, bytes):
+                values.append(np.frombuffer(arg, np.uint8))
+            elif arg is CODE or isinstance(arg, CodeOf):
+                label = call.label if arg is CODE else arg.label
+                values.append(np.array([(codes or {}).get(label, 1)], np.int32))
+            else:
+                values.append(np.array([self._address(arg, keep)], np.uint64))
+        pointers = (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values))
+        count = call.cluster if call.cluster > 1 else 1
+        assert call.cluster in (1, call.groups[0])
+        library.begin_run(self.seed)
+        for arg in call.args:
+            if isinstance(arg, Memory):
+                library.may_be_copied(ctypes.c_void_p(arg.view.ctypes.data), arg.nbytes)
+        x, y, z = call.groups
+        shared = call.shared_nbytes
+        if call.cluster > 1:
+            blocks = [(0, j, k) for k in range(z) for j in range(y)]
+        else:
+            blocks = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
+        for i, j, k in blocks:
+            done = library.run(pointers, i, count, j, k, call.lanes, shared)
+            assert done, library.complaint().decode()
+
+    def _address(self, arg, keep):
+        if arg is FAULT:
+            return self.fault.ctypes.data
+        if isinstance(arg, Constant):
+            keep.append(np.frombuffer(arg.content, np.uint8).copy())
+            return keep[-1].ctypes.data
+        return arg.view.ctypes.data
+
+    def _library(self, call):
+        key = call.source, call.kernel, call.defines
+        if key in self.libraries:
+            return self.libraries[key]
+        file = self.folder / f"{call.kernel}{len(self.libraries)}.cpp"
+        file.write_text(host_text(call), encoding="utf-8")
+        to = file.with_suffix(".so")
+        defines = [f"-D{k}={v}" for k, v in call.defines]
+        command = ["g++", "-std=c++17", "-O1", "-mf16c", "-shared", "-fPIC", "-w", *defines]
+        done = subprocess.run(
+            [*command, "-o", str(to), str(file)], check=False, timeout=120, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        library = ctypes.CDLL(str(to))
+        library.complaint.restype = ctypes.c_char_p
+        return self.libraries.setdefault(key, library)
+
+
+def host_text(call):
+    """Return a source with what runs one of its kernels for a list of arguments."""
+    from ggsched_cuda.programs import text_of
+
+    text = text_of(call.source)
+    for cuda, host in CONVERSIONS.items():
+        text = text.replace(cuda, host)
+    text = MACHINE.sub("", text)
+    for word, host in WORDS.items():
+        text = re.sub(rf"#define {re.escape(word)}.*", f"#define {word} {host}", text)
+    text = text.replace("#define LOCAL __shared__", "#define LOCAL static")
+    text = text.replace("(int)((axis) == 0 ? blockIdx.x", "(int)((axis) == 0 ? first_ + blockIdx.x")
+    tail = f"""
+#ifdef SET
+static_assert(SET > 0, "lanes go on for ever");
+#endif
+static void **given;
+template <class... A, size_t... I>
+static void call_(void (*kernel)(A...), std::index_sequence<I...>) {{ kernel(*(A *)given[I]...); }}
+template <class... A>
+static void call_(void (*kernel)(A...)) {{ call_(kernel, std::index_sequence_for<A...>()); }}
+static void lane_of_it() {{ call_({call.kernel}); }}
+extern "C" int run(void **arguments, int first, int count, int y, int z, int lanes, int local) {{
+  given = arguments, first_ = first;
+  return run_gated_(count, y, z, lanes, local, lane_of_it);
+}}
+"""
+    headers = "\n".join(header.read_text(encoding="utf-8") for header in HEADERS)
+    return f"{headers}\nstatic int first_;\n{text}\n{tail}"
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    return Runner(tmp_path_factory.mktemp("fibers"))
+
+
+def laid_out(graph, values):
+    """Return nodes bound to host memory that holds the values, and the memory by storage."""
+    memory = {t.id: Memory(t.nbytes) for t in graph.tensors if not t.is_view}
+    for t in graph.tensors:
+        if not t.is_view and t.role is not Role.TEMP:
+            memory[t.id].view[:] = np.ascontiguousarray(values[t.name]).reshape(-1).view(np.uint8)
+    return bound_nodes(graph, memory), memory
+
+
+# --- attention --------------------------------------------------------------------------------
+
+
+def attention(tokens, groups, share, n, width, dtype, masked, sinks):
+    """Return the graph of a layer's attention, over the rows of a cache from the second on."""
+    g, heads = GraphBuilder("attention"), groups * share
+    q = g.input("q", (tokens, heads, width))
+    kept = [
+        g.reshape(g.rows(g.input(name, (n + 2, groups * width), dtype), 1, n + 1), n, groups, width)
+        for name in ("keys", "values")
+    ]
+    operands = [g.input("mask", (tokens, n))] * masked
+    kq = g.mul_mat(g.permute(kept[0], 1, 0, 2), g.permute(q, 1, 0, 2))
+    weights = g.soft_max(
+        kq, operands[0] if masked else None, g.input("sinks", (heads,)) if sinks else None,
+        scale=width**-0.5,
+    )  # fmt: skip
+    return g.build(g.mul_mat(g.permute(kept[1], 1, 2, 0), weights))
+
+
+def drawn(t, rng):
+    """Return random numbers of a type, in its host form."""
+    plain = (3 * rng.standard_normal(t.shape)).astype(np.float32)
+    if t.dtype.name == "bf16":
+        return (plain.view(np.uint32) >> 16).astype(np.uint16)
+    return plain.astype(np.float16) if t.dtype is F16 else plain
+
+
+def mask_of(kind, tokens, n, rng):
+    """Return a mask: of each token the positions up to it, a window, scattered ones, or none."""
+    seen = np.zeros((tokens, n), bool)
+    last = np.minimum(n - 1, n // 2 + np.arange(tokens))[:, None]
+    if kind == "prefix":
+        seen = np.arange(n) <= last
+    elif kind == "window":
+        seen = (np.arange(n) <= last) & (np.arange(n) > last - 3)
+    elif kind == "scattered":
+        seen = rng.random((tokens, n)) < 0.3
+        seen[:, n // 3] = True
+    bias = rng.uniform(-1, 1, (tokens, n)) if kind == "scattered" else 0.0
+    return np.where(seen, bias, -np.inf).astype(np.float32)
+
+
+CASES = [
+    # tokens, key heads, query heads of each, positions, width, type, mask, sinks, multiprocessors
+    (1, 2, 4, 256, 64, "f16", "prefix", False, 132),
+    (1, 1, 8, 256, 128, "f16", "prefix", True, 132),
+    (2, 1, 8, 70, 128, "f32", "scattered", False, 132),
+    (5, 2, 1, 33, 80, "f16", "window", True, 132),
+    (1, 1, 16, 7, 64, "f16", None, False, 132),
+    (1, 1, 3, 1, 8, "f32", None, True, 132),
+    (3, 1, 12, 100, 24, "bf16", "scattered", True, 12),
+    (1, 1, 4, 600, 256, "f16", "window", False, 4),
+    (1, 1, 1, 1000, 64, "f16", "scattered", False, 2),
+    (2, 1, 2, 130, 256, "f32", "prefix", False, 8),
+    (2, 1, 4, 100, 64, "f16", "all", True, 132),
+]
+
+
+FAST = 4
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*CASES[:FAST], *(pytest.param(c, marks=pytest.mark.slow) for c in CASES[FAST:])],
+    ids=str,
+)
+def test_attention(runner, case):
+    from ggsched_cuda.choose import lower
+
+    tokens, groups, share, n, width, kind, mask, sinks, units = case
+    dtype, rng = dtype_by_name(kind), np.random.default_rng(0)
+    graph = attention(tokens, groups, share, n, width, dtype, mask is not None, sinks)
+    values = {t.name: drawn(t, rng) for t in graph.roots(Role.INPUT)}
+    if mask is not None:
+        values["mask"] = mask_of(mask, tokens, n, rng)
+    nodes, memory = laid_out(graph, values)
+    group = Group(PATTERN, tuple(node.node for node in nodes))
+    profile = replace(H200, units=units)
+    (call,), _ = lower([replace(node, group=group) for node in nodes], profile)
+    assert call.kernel == "attention"
+    runner.run(call)
+    ((tid, wanted),) = run_oracle(graph, values).items()
+    got = memory[tid].view.view(np.float32).reshape(wanted.shape)
+    np.testing.assert_allclose(got, wanted, 1e-5, 1e-5)
+    assert np.isnan(memory[tid].bytes[-32:].view(np.float32)).all(), "what lies behind is as it was"
+
+
+# --- heads ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [F16, F32], ids=str)
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_joined_heads(runner, kind, tokens, wrong):
+    from ggsched_cuda.choose import lower
+
+    width, rng = 80, np.random.default_rng(1)
+    g = GraphBuilder("heads")
+    positions, rows = g.input("positions", (tokens,), I32), g.input("rows", (tokens,), I32)
+    q, k = g.input("q", (tokens, 4, width)), g.input("k", (tokens, 2, width))
+    v, factors = g.input("v", (tokens, 2 * 64)), g.input("factors", (32,))
+    caches = [g.input(name, (8, m), kind) for name, m in (("keys", 2 * width), ("values", 128))]
+    turned = g.rope(q, positions, n_dims=width, pairing="halves")
+    k = g.rope(k, positions, factors, n_dims=64, pairing="adjacent")
+    keys = g.set_rows(caches[0], g.reshape(k, tokens, 2 * width), rows)
+    graph = g.build(turned, keys, g.set_rows(caches[1], v, rows))
+    values = {
+        t.name: np.asarray(rng.uniform(0.25, 1, t.shape)).astype(np.float32)
+        for t in graph.roots(Role.INPUT)
+    }
+    values["positions"] = np.arange(5, 5 + tokens, dtype=np.int32)
+    values["rows"] = np.array([6, 1, 3][:tokens], np.int32)
+    for name, cache in zip(("keys", "values"), caches, strict=True):
+        values[name] = np.zeros(cache.shape, np.float16 if kind is F16 else np.float32)
+    nodes, memory = laid_out(graph, {**values, "rows": values["rows"] + 100 * wrong})
+    nodes[1:3] = [replace(node, group=Group("rope+set_rows", (1, 2))) for node in nodes[1:3]]
+    (call,), _ = lower(nodes, H200)
+    assert call.kernel == "heads"
+    runner.fault[:] = 0
+    runner.run(call, {nodes[2].label: 7, nodes[3].label: 7})
+    expected = run_oracle(graph, values)
+    assert runner.fault[:3].tolist() == ([7, 106, 8] if wrong else [0, 0, 0])
+    for tid, wanted in expected.items():
+        t = graph.tensors[tid]
+        got = memory[t.storage].view.view(wanted.dtype).reshape(wanted.shape)
+        if wrong and tid != graph.outputs[0]:
+            wanted = np.zeros_like(wanted)
+        np.testing.assert_allclose(got, wanted, 2e-3 if kind is F16 else 1e-5, 1e-5)

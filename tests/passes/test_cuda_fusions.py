@@ -1,0 +1,135 @@
+"""What a card that can feed weights is given of gpt-oss: every group, in every layer."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import route
+from benchmarks.gpu.shapes import SMALL_MOE, spec_of
+from ggsched.backend.base import BaseDevice, host_facts
+from ggsched.backend.program import Group
+from ggsched.ir.dtype import BF16, MXFP4
+from ggsched.models.graph import build_model_graph
+from ggsched.models.offload import Offload, find_homes
+from ggsched.passes import make_plan
+from ggsched.plan.fusions import run_order
+from ggsched.sanitize import check_plan
+from ggsched.testing.direct import bound_nodes
+from ggsched.topology.model import Topology
+from ggsched_kernels import warp_profile
+
+pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
+
+FILE = Path(__file__).parent.parent / "data" / "topologies" / "h200.json"
+H200 = warp_profile(132, 232448, True)
+LAYERS = 3
+MODEL = replace(SMALL_MOE, n_layer=LAYERS, n_vocab=256)
+
+
+class Memory:
+    """A buffer for lowering."""
+
+    device = BaseDevice(host_facts("nowhere", ()), {})
+
+    def __init__(self, nbytes):
+        self.nbytes = nbytes
+
+
+def card():
+    """Return a machine whose card declares what its profile has."""
+    from ggsched_cuda.choose import fusions_of
+
+    known = Topology.from_json(json.loads(FILE.read_text(encoding="utf-8")))
+    fusions = fusions_of(H200)
+    return replace(known, devices=tuple(replace(f, fusions=fusions) for f in known.devices))
+
+
+def planned(n_tokens):
+    """Return graph and plan of a step."""
+    machine, spec = card(), spec_of(MODEL, BF16, MXFP4)
+    graph = build_model_graph(spec, n_tokens=n_tokens, n_kv=256, n_out=1, n_ctx=256)
+    homes = find_homes(spec, machine, Offload()).constraints()
+    return graph, make_plan(graph, machine, homes, verify=True)
+
+
+def lowered(graph, plan):
+    """Return the calls of a graph as one program, with every tensor in a place of its own."""
+    from ggsched_cuda.choose import lower
+
+    memory = {t.id: Memory(t.nbytes) for t in graph.tensors if not t.is_view}
+    nodes = bound_nodes(graph, memory, constant_weights=True)
+    groups = {n: Group(f.pattern, f.nodes) for f in plan.fusions for n in f.nodes}
+    order = run_order(len(nodes), plan.fusions)
+    return lower([replace(nodes[n], group=groups.get(n)) for n in order], H200)[0]
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2])
+def test_every_layer_of_gpt_oss(n_tokens):
+    _, plan = planned(n_tokens)
+    assert check_plan(plan).is_clean
+    assert Counter(f.pattern for f in plan.fusions) == {
+        "rms_norm+mul": 2 * LAYERS + 1,
+        # Of Q, K, V and the router; in the last layer of the output too, whose rows are chosen
+        # before they are added to anything.
+        "mul_mat+add": 4 * LAYERS + 1,
+        "mul_mat+add+add": LAYERS - 1,
+        "rope+set_rows": LAYERS,
+        "mul_mat+soft_max+mul_mat": LAYERS,
+        "(mul_mat_id+add_id)*2+swiglu_oai": LAYERS,
+        "mul_mat_id+add_id+mul": LAYERS,
+        "sum_rows+add": LAYERS,
+    }
+
+
+def test_who_belongs_to_a_group_of_experts():
+    graph, plan = planned(1)
+    (f, *_) = (f for f in plan.fusions if f.pattern == "(mul_mat_id+add_id)*2+swiglu_oai")
+    names = [graph.label(graph.nodes[n]) for n in f.nodes]
+    for name, part in zip(names, ("gate", "gate_b", "up", "up_b", "swiglu"), strict=True):
+        assert f"ffn_moe_{part}'" in name
+
+
+def test_a_layer_of_gpt_oss_is_eight_kernels():
+    calls = lowered(*planned(1))
+    layer = [call.kernel for call in calls if "blk.1." in call.label]
+    assert layer == [
+        "fed_rows", "heads_attention", "fed_rows",
+        "fed_rows", "route_chosen", "fed_experts", "fed_experts", "sum_add",
+    ]  # fmt: skip
+
+
+KERNELS = {
+    "gated_oai": ["fed_experts"],
+    "weighted": ["fed_experts"],
+    "summed": ["fed_experts", "sum_add"],
+    "biased": ["fed_experts"],
+    "gated": ["fed_experts"],
+    "layer": ["fed_rows", "route_chosen", "fed_experts", "fed_experts", "sum_add"],
+    "output": ["fed_rows"],
+}
+
+
+@pytest.mark.parametrize("dtype", route.DTYPES, ids=str)
+@pytest.mark.parametrize("k", route.EXTENTS)
+@pytest.mark.parametrize("kind", KERNELS)
+def test_what_is_compared_on_a_card_is_what_should_be(kind, k, dtype):
+    assert KERNELS.keys() == route.BUILD.keys()
+    for n_tokens in (1, 2):
+        graph = route.BUILD[kind](dtype, k, n_tokens)
+        calls = lowered(graph, make_plan(graph, card(), verify=True))
+        found = [call.kernel for call in calls]
+        if n_tokens == 1 or kind not in ("layer", "output"):
+            assert found == KERNELS[kind]
+        elif kind == "layer":
+            assert found[-4:] == KERNELS[kind][-4:], "the router's product is not of one row"
+
+
+@pytest.mark.parametrize("kind", ["chosen", "all"])
+@pytest.mark.parametrize("size", route.ROUTES, ids=str)
+def test_routes_that_are_compared_on_a_card_are_one_kernel(kind, size):
+    graph = route._route(kind, *size)
+    (call,) = lowered(graph, make_plan(graph, card(), verify=True))
+    assert call.kernel == f"route_{kind}"
