@@ -8,7 +8,7 @@ from ggsched.backend.program import BoundNode, Operand
 from ggsched_cuda.calls import CudaSite
 from ggsched_cuda.fed.cut import cut_for
 from ggsched_cuda.fed.jobs import MOST_JOBS, Feeding, Job, Norm
-from ggsched_cuda.fed.operands import is_row, is_vector, joins, other_operand
+from ggsched_cuda.fed.operands import is_row, is_vector, joins, meet, other_operand
 from ggsched_kernels.calls import Arg, Profile, f32, i32, window
 
 Nodes = Sequence[BoundNode]
@@ -65,7 +65,9 @@ def _product_of(nodes: Nodes, profile: Profile) -> tuple[Operand, Job] | None:
             job = Job(gate.inputs[0], last.output, v=up.inputs[0])
         case _:
             return None
-    x = nodes[0].inputs[1]
+    x, inside = nodes[0].inputs[1], [node.output for node in nodes[:-1]]
+    if any(meet(o, made) for o in (x, *job.reads) for made in inside):
+        return None  # it reads what is not written here
     return (x, job) if _fits(x, job, profile) else None
 
 

@@ -1,6 +1,6 @@
 """LCH-6: groups of nodes that run as one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ggsched.backend.program import Group
 from ggsched.ir.dtype import F32, FLOAT_DTYPES, DType
 from ggsched.ir.fusion import PATTERNS
-from ggsched.ir.graph import Node
+from ggsched.ir.graph import Graph, Node
 from ggsched.testing.conformance.case import BrokenRule, case
 from ggsched.testing.conformance.oprun import run
 from ggsched.testing.conformance.world import World
@@ -59,10 +59,19 @@ def _draw(w: World, pattern: str, dtype: DType) -> Chain | None:
     if len(nodes) != len(d.results) or not nodes:
         return None
     graph = d.g.build(d.results[-1])
+    if not _is_group(graph, nodes):
+        return None
     keys = {f"{n.op}:{graph.tensors[n.tensors[0]].dtype}" for n in graph.nodes}
     if not keys <= w.device.facts.ops:
         return None
     return Chain(DrawnGraph(graph, dict(d.rules)), Group(pattern, nodes))
+
+
+def _is_group(graph: Graph, nodes: Sequence[int]) -> bool:
+    """Whether what stays inside is read once, as the caller promises (LCH-6)."""
+    storages = [t.storage for t in graph.tensors]
+    reads = [storages[tid] for n in graph.nodes for tid in n.inputs]
+    return all(reads.count(storages[graph.nodes[i].output]) == 1 for i in nodes[:-1])
 
 
 def _last(chain: Chain) -> Node:
