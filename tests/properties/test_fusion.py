@@ -1,5 +1,7 @@
 """Groups that run as one: right, clean, adjacent, and of use on the models' graphs."""
 
+from dataclasses import replace
+
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -18,10 +20,12 @@ from tests.properties.test_end_to_end import run_and_compare
 
 
 @st.composite
-def planned(draw, max_nodes=16, max_devices=3):
+def planned(draw, max_nodes=16, max_devices=3, alignment=1):
     """Draw (graph with its rules, topology, plan) of devices that fuse whatever they may."""
     drawn = draw(graphs(max_nodes=max_nodes, chains=True))
     topology = draw(topologies(max_devices=max_devices, max_streams=4, fusions=True))
+    facts = [replace(d, alignment=max(d.alignment, alignment)) for d in topology.devices]
+    topology = replace(topology, devices=tuple(facts))
     wanted = draw(constraints(drawn.graph, topology))
     limit = draw(st.sampled_from((1, 1, 2, 4)))
     policy = StreamPolicy(limit, is_forced=limit > 1)
@@ -53,7 +57,7 @@ def test_results_on_cpu(made, seed):
 
 
 @settings(max_examples=max(20, settings().max_examples // 2))
-@given(made=planned(max_nodes=10, max_devices=1), seed=seeds())
+@given(made=planned(max_nodes=10, max_devices=1, alignment=16), seed=seeds())
 def test_results_on_opencl(made, seed):
     drawn, topology, plan = made
     run_and_compare(drawn, topology, plan, seed, ggsched_opencl.open_backend)
