@@ -16,7 +16,9 @@ for its predecessor as a whole. Pointers are not ``__restrict__`` and nothing is
 
 Constants need no wait: weights that nobody writes while the program is open (LCH-7). ``fed_rows``
 fetches them while its predecessor still runs and places its wait itself, before it reads or writes
-anything else; it is in ``OWN_WAIT``, and tests look at it on its own.
+anything else. Attention asks for rows of the caches to come to the second cache, which reads
+nothing: what is written meanwhile goes there too. Such kernels are in ``OWN_WAIT``, and tests look
+at every way through them.
 
 Not enrolled are kernels that keep most of the shared memory of a multiprocessor, such as
 ``matvec_blocks_id``: while their groups wait there is no room for groups of the predecessor, and a

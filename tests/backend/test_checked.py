@@ -12,20 +12,7 @@ from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
 from ggsched.ir.dtype import F32
 from ggsched.testing.conformance.latch import HostEvent
 from ggsched_cpu.device import CpuDevice, Settings
-
-TIMEOUT_S = 20.0
-
-
-@pytest.fixture
-def device():
-    made = checked(CpuDevice(0, Settings(timeout_s=TIMEOUT_S)))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def stream(device):
-    return device.create_stream()
+from tests.backend.conftest import TIMEOUT_S
 
 
 def host(nbytes=16, fill=0):

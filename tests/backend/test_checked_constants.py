@@ -12,21 +12,9 @@ from ggsched.errors import UsageError
 from ggsched.ir.dtype import F32
 from ggsched.testing.conformance import Harness, run_conformance
 from ggsched_cpu.device import CpuDevice, Settings
+from tests.backend.conftest import TIMEOUT_S
 
-TIMEOUT_S = 20.0
 NBYTES = 32
-
-
-@pytest.fixture
-def device():
-    made = checked(CpuDevice(0, Settings(timeout_s=TIMEOUT_S)))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def stream(device):
-    return device.create_stream()
 
 
 def data(value=1.0):

@@ -6,21 +6,8 @@ import pytest
 from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.backend.checked import checked
 from ggsched.errors import UsageError
-from ggsched_cpu.device import CpuDevice, Settings
-
-TIMEOUT_S = 20.0
-
-
-@pytest.fixture
-def device():
-    made = checked(CpuDevice(0, Settings(timeout_s=TIMEOUT_S)))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def stream(device):
-    return device.create_stream()
+from ggsched_cpu.device import CpuDevice
+from tests.backend.conftest import TIMEOUT_S
 
 
 def snapshot_device():

@@ -5,15 +5,16 @@ from typing import Final
 
 from ggsched.backend.program import Operand
 from ggsched.ir.dtype import DType
+from ggsched_cuda.fed.operands import PIECE
 from ggsched_kernels.calls import Profile
 from ggsched_kernels.site import weight_define
 
 WARP: Final = 32
-PIECE: Final = 16
 LINE: Final = 128
 FEWEST_WARPS: Final = 8
-MOST_WARPS: Final = {"q4_0": 12, "mxfp4": 12}
-"""Of a group, by type of the weight; 16 for others. Measured on an H200."""
+MOST_WARPS: Final = 16
+MOST_WARPS_OF: Final = {"q4_0": 12, "mxfp4": 12}
+"""Of a group, for types of weights that do better with fewer. Measured on an H200."""
 
 STAGE_NBYTES: Final = 18 << 10
 """What a stage has at most, unless a row for each team is more."""
@@ -109,7 +110,7 @@ def _teams(pieces: int, most_units: int, dtype: DType) -> tuple[int, int, int] |
 
     Blocks take longer to multiply than to fetch, so more warps share them.
     """
-    most = MOST_WARPS.get(dtype.name, 16)
+    most = MOST_WARPS_OF.get(dtype.name, MOST_WARPS)
     ways = [
         (team, teams, -(-pieces // (WARP * team)))
         for team in range(1, most + 1)

@@ -5,6 +5,7 @@ from typing import Final
 from ggsched.backend.program import BoundNode, Operand
 
 PIECE: Final = 16
+"""Bytes that are loaded or copied at once, and their alignment."""
 
 
 def is_same(a: Operand, b: Operand) -> bool:
