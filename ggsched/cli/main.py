@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Final
+from typing import Final, NoReturn
 
 import click
 from click.shell_completion import shell_complete
@@ -83,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
+        if argv is None:  # the process is ours
+            _leave(INTERRUPTED)
         return INTERRUPTED
     except BrokenPipeError:
         _forget_stdout()
@@ -98,6 +100,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = "set GGSCHED_DEBUG=1 for the traceback, and please report it"
         return _report(f"internal error: {text} ({hint})", ENVIRONMENT)
     return code
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process at once: what was to be closed has been, on the way here.
+
+    A thread that works for the kit may still be inside a driver, and some (PoCL) abort the process
+    if the interpreter ends around it.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _run(arguments: list[str]) -> int:

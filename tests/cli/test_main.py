@@ -77,6 +77,22 @@ class TestBoundary:
         assert main(["try"]) == 130
         assert capsys.readouterr().err == ""
 
+    def test_an_interrupted_process_leaves_at_once(self):
+        """What a driver does at the end of the interpreter is not waited for: it may abort."""
+        code = """
+import atexit, sys
+from ggsched.cli import main as module
+def interrupted(arguments):
+    print("begun")
+    raise KeyboardInterrupt
+module._run = interrupted
+atexit.register(print, "the interpreter ends")
+sys.exit(module.main())
+"""
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (130, "begun\n", "")
+
     def test_returned_code(self, command):
         command(lambda: 1)
         assert main(["try"]) == 1
