@@ -84,7 +84,7 @@ class BackendStatus:
         data = asdict(self)
         for device in data["devices"]:
             if device["facts"]:
-                for name in ("ops", "fusions"):
+                for name in ("ops", "fusions", "neighbours"):
                     device["facts"][name] = sorted(device["facts"][name])
         return data
 

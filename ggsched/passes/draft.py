@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ggsched.ir.graph import Graph
+from ggsched.passes.memory.neighbours import Kept, find_kept
 from ggsched.passes.memory.reuse import Concurrent, Order, Sequential
 from ggsched.passes.memory.rings import Slot, Slots, find_rings
 from ggsched.passes.order.hazards import Lanes, find_lanes
@@ -74,6 +75,13 @@ class Draft:
             self.lanes,
             self.timeline,
             self.order,
+        )
+
+    @cached_property
+    def kept(self) -> Kept:
+        """What neighbours wish for of which a device may make one call."""
+        return find_kept(
+            self.graph, self.topology, self.splits, self.streams, self.fusions, self.timeline
         )
 
     @cached_property

@@ -13,6 +13,7 @@ from ggsched.passes.budget.keep import keep_budget, over_budget
 from ggsched.passes.draft import Draft
 from ggsched.passes.experts.offload import offload_experts
 from ggsched.passes.memory.allocate import Sharing, allocate
+from ggsched.passes.memory.neighbours import Kept
 from ggsched.passes.memory.reuse import Order
 from ggsched.passes.options import PlanOptions
 from ggsched.passes.order.emit import emit
@@ -36,6 +37,7 @@ from ggsched.plan.verify import (
 from ggsched.topology.model import Topology
 
 _DEFAULTS: Final = PlanOptions()
+_NOTHING: Final = Kept()
 
 
 def make_plan(
@@ -105,8 +107,10 @@ def _make_plan(
     draft = Draft(
         graph, topology, placement, splits, streams, rates.source, fusions, constraints.slots
     )
-    plan = _finish(draft, draft.data_order(), options, verify)
+    plan = _finish(draft, draft.data_order(), options, verify, draft.kept)
     budget = dict(options.memory_budget)
+    if over_budget(plan, budget) and draft.kept.held:
+        plan = _finish(draft, draft.data_order(), options, verify)
     if over_budget(plan, budget):
         plan = keep_budget(draft, plan, budget, rates, lambda o: _finish(draft, o, options, False))
         if verify:
@@ -115,10 +119,12 @@ def _make_plan(
     return plan
 
 
-def _finish(draft: Draft, order: Order, options: PlanOptions, verify: bool) -> Plan:
+def _finish(
+    draft: Draft, order: Order, options: PlanOptions, verify: bool, kept: Kept = _NOTHING
+) -> Plan:
     """Plan memory in an order of the values, then synchronisation and commands."""
     graph, topology, splits = draft.graph, draft.topology, draft.splits
-    sharing = Sharing(order, draft.rings, options.memory_effort)
+    sharing = Sharing(order, draft.rings, options.memory_effort, kept)
     memory = allocate(graph, topology, splits, draft.timeline, sharing)
     if verify:
         verify_memory(graph, topology, splits, memory, draft.timeline.lives)

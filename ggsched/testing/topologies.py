@@ -26,6 +26,12 @@ ALL_OPS: Final = frozenset(op_key(op, dtype.name) for op in OPS for dtype in ALL
 COPY_ORDERS: Final[tuple[CopyOrder, ...]] = ("stream", "barrier", "host")
 WAIT_PATHS: Final[tuple[WaitPath, ...]] = ("native", "thread", "host")
 
+_ROWS: Final = st.frozensets(
+    st.lists(st.sampled_from((*PATTERNS, *sorted(OPS))), min_size=2, max_size=4).map(", ".join),
+    max_size=3,
+)
+"""Sequences of groups, for ``DeviceFacts.neighbours``."""
+
 
 @st.composite
 def devices(
@@ -54,6 +60,7 @@ def devices(
         snapshots_uploads=draw(st.booleans()),
         ops=ops,
         fusions=frozenset(PATTERNS) if fusions else frozenset(),
+        neighbours=draw(_ROWS) if fusions else frozenset(),
     )
 
 
@@ -79,7 +86,8 @@ def topologies(
         events: With True all devices have events and wait for each other's, with False none has;
             by default each has or has not, and most pairs leave waiting to the host.
         max_streams: Most streams of a device.
-        fusions: Whether devices compile groups of nodes as one, by every pattern.
+        fusions: Whether devices compile groups of nodes as one, by every pattern, and some of them
+            make one call of a few that follow each other.
     """
     count = draw(st.integers(min_devices, max_devices))
     facts = [

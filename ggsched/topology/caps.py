@@ -38,6 +38,10 @@ class DeviceFacts:
         ops: Supported ops as ``op:dtype`` with the type of the first operand (LCH-3).
         fusions: Patterns of ``ggsched.ir.fusion`` that ``compile`` knows how to run as one (LCH-6).
             The planner takes no notice of a name that it does not know.
+        neighbours: Sequences of patterns and ops, as ``"rope, rope+set_rows"``, of which
+            ``compile`` may make one call where none writes what another one touches. The planner
+            lays nothing on what they touch until the last of them has run, if it is small; that is
+            a wish, and no plan depends on it.
     """
 
     name: str
@@ -57,6 +61,7 @@ class DeviceFacts:
     imports_host_memory: bool
     ops: frozenset[str]
     fusions: frozenset[str] = frozenset()
+    neighbours: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.alignment < 1 or self.alignment & (self.alignment - 1):

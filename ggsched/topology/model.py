@@ -5,12 +5,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from ggsched.errors import PlanError
 from ggsched.topology.caps import DeviceFacts, WaitPath
 
 FORMAT = "ggsched-topology/1"
+_NEWER: Final = ("fusions", "neighbours")
+_SETS: Final = ("ops", *_NEWER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +119,14 @@ class Topology:
 
 
 def _facts_to_json(facts: DeviceFacts) -> dict[str, Any]:
-    """Return facts as plain data. A device that fuses nothing says nothing of it, as before."""
-    plain = {**asdict(facts), "ops": sorted(facts.ops), "fusions": sorted(facts.fusions)}
-    if not facts.fusions:
-        del plain["fusions"]
+    """Return facts as plain data. A device that joins nothing says nothing of it, as before."""
+    plain = {**asdict(facts), **{name: sorted(getattr(facts, name)) for name in _SETS}}
+    for name in _NEWER:
+        if not plain[name]:
+            del plain[name]
     return plain
 
 
 def _facts_from_json(data: Mapping[str, Any]) -> DeviceFacts:
-    sets = {name: frozenset(data[name]) for name in ("ops", "fusions") if name in data}
+    sets = {name: frozenset(data[name]) for name in _SETS if name in data}
     return DeviceFacts(**{**data, **sets})

@@ -16,6 +16,7 @@ from ggsched.testing.explore import PlanProgram
 from ggsched.testing.mutants_groups import GROUP_MUTATIONS
 from ggsched.testing.strategies import graphs, seeds, values_for
 from ggsched.testing.topologies import constraints, topologies
+from tests.passes.rows import naming_rows
 from tests.properties.test_end_to_end import run_and_compare
 
 
@@ -29,7 +30,10 @@ def planned(draw, max_nodes=16, max_devices=3, alignment=1):
     wanted = draw(constraints(drawn.graph, topology))
     limit = draw(st.sampled_from((1, 1, 2, 4)))
     policy = StreamPolicy(limit, is_forced=limit > 1)
-    plan = make_plan(drawn.graph, topology, wanted, PlanOptions(policy), verify=True)
+    options = PlanOptions(policy)
+    if draw(st.booleans()):
+        _, topology = draw(naming_rows(drawn.graph, topology, wanted, options))
+    plan = make_plan(drawn.graph, topology, wanted, options, verify=True)
     for name in {f.pattern for f in plan.fusions}:
         event(f"fused {name}")
     event(f"groups: {min(3, len(plan.fusions))}")

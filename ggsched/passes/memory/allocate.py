@@ -17,6 +17,7 @@ from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
 from ggsched.passes.experts.memory import add_caches, add_rings
+from ggsched.passes.memory.neighbours import Kept
 from ggsched.passes.memory.packing import Block, pack_bounded
 from ggsched.passes.memory.reuse import Order, Sequential
 from ggsched.passes.memory.rings import Slot
@@ -43,11 +44,13 @@ class Sharing:
         order: What is over before what begins.
         rings: The slot of each value that is handed over in turns.
         effort: How long to look for a tighter packing, see ``pack``.
+        kept: What neighbours wish for.
     """
 
     order: Order
     rings: Mapping[int, Slot] = field(default_factory=dict)
     effort: int = 0
+    kept: Kept = field(default_factory=Kept)
 
 
 def allocate(
@@ -107,6 +110,8 @@ class _Packer:
         """Give each value its region; return the arena's size and its lower bound."""
         members, sizes = self._blocks(values, alignment)
         windows, apart = self.order.meetings(members)
+        if self.sharing.kept.until:
+            windows, apart = self.sharing.kept.granted(members, windows, apart)
         blocks = [Block(*life, nbytes) for life, nbytes in zip(windows, sizes, strict=True)]
         packed = pack_bounded(blocks, apart, effort=self.sharing.effort)
         nbytes = {v.id: v.nbytes for v in values}
@@ -148,7 +153,8 @@ def _overwrites(
     """Return for each value that takes over a dying operand's bytes that operand's value."""
     taken: dict[int, int] = {}
     values, lives, bindings = splits.values, timeline.lives, splits.bindings
-    held, rings, is_last = timeline.held, sharing.rings, sharing.order.is_last
+    held, wished, rings = timeline.held, sharing.kept.held, sharing.rings
+    is_last = sharing.order.is_last
     for node, step in zip(graph.nodes, timeline.node_step, strict=True):
         candidates = OPS[node.op].may_overwrite
         if not candidates or node.modes[-1] != "w":
@@ -163,6 +169,7 @@ def _overwrites(
                 operand != result
                 and lives[operand].death == step
                 and operand not in held.get(node.id, ())
+                and operand not in wished.get(node.id, ())
                 and operand not in rings
                 and is_last(operand, result, step)
                 and _can_take(graph, node, k, splits)

@@ -77,3 +77,13 @@ class GroupIsRefused(Spoiling):
 @breaks("LCH-6", "A pattern is declared that nobody knows.", CPU, fusions=frozenset({"mul+div"}))
 class UnknownPattern(Spoiling):
     """A name of its own."""
+
+
+@breaks(
+    "LCH-6",
+    "A pattern that is not declared has neighbours.",
+    CPU,
+    neighbours=frozenset({"rope, mul+div"}),
+)
+class UnknownNeighbour(Spoiling):
+    """Memory is kept for what is never there."""

@@ -10,6 +10,7 @@ from ggsched.backend.program import Group
 from ggsched.ir.dtype import F32, FLOAT_DTYPES, DType
 from ggsched.ir.fusion import PATTERNS
 from ggsched.ir.graph import Graph, Node
+from ggsched.ir.ops import OPS
 from ggsched.testing.conformance.case import BrokenRule, case
 from ggsched.testing.conformance.oprun import run
 from ggsched.testing.conformance.world import World
@@ -129,5 +130,9 @@ def lch6_result_on_a_result(w: World) -> None:
 
 @case("LCH-6", "Every pattern that is declared has a meaning.", "fusions")
 def lch6_patterns_are_known(w: World) -> None:
-    unknown = sorted(w.device.facts.fusions - PATTERNS.keys())
+    facts = w.device.facts
+    unknown = sorted(facts.fusions - PATTERNS.keys())
     w.require(not unknown, f"it declares {', '.join(unknown)}; known are {', '.join(PATTERNS)}")
+    rows = {name for row in facts.neighbours for name in row.split(", ")}
+    strange = sorted(rows - facts.fusions - OPS.keys())
+    w.require(not strange, f"its neighbours are {strange}, neither ops nor patterns that it has")

@@ -39,6 +39,7 @@ class SimConfig:
         kind: What it says that it is.
         ops: Supported ops.
         fusions: Patterns that it runs as one.
+        neighbours: Sequences of groups that it says it makes one call of.
         costs: What things cost in simulated time.
     """
 
@@ -58,6 +59,7 @@ class SimConfig:
     kind: Literal["cpu", "gpu", "accelerator"] = "gpu"
     ops: frozenset[str] = SIM_OPS
     fusions: frozenset[str] = frozenset(PATTERNS)
+    neighbours: frozenset[str] = frozenset()
     costs: Costs = field(default_factory=Costs)
 
     def facts(self, index: int) -> DeviceFacts:
@@ -82,6 +84,7 @@ class SimConfig:
             "imports_host_memory",
             "ops",
             "fusions",
+            "neighbours",
         )
         return DeviceFacts(**fields, **{name: getattr(self, name) for name in same})
 
@@ -102,6 +105,7 @@ class SimConfig:
             kind=facts.kind,
             ops=facts.ops,
             fusions=facts.fusions,
+            neighbours=facts.neighbours,
             costs=costs or Costs(),
         )
 
