@@ -20,6 +20,7 @@ from ggsched_cuda.decode.fused import (
     lower_rope_rows,
 )
 from ggsched_cuda.decode.heads import join_heads
+from ggsched_cuda.decode.heads_attention import OPS as ATTENTION
 from ggsched_cuda.decode.heads_attention import join_attention
 from ggsched_cuda.decode.route import join_route
 from ggsched_cuda.decode.sums import fits_sum_add, lower_sum_add
@@ -96,6 +97,14 @@ JOINERS: Final[tuple[Joiner, ...]] = (
     join_products, join_experts, join_attention, join_heads, join_route,
 )  # fmt: skip
 """What makes one call of neighbours; the first that does is taken, before any other way."""
+
+NEIGHBOURS: Final = frozenset({", ".join(ATTENTION), "rms_norm+mul, mul_mat"})
+"""Those of which some operands would else be dead, and lain on, before the last has run."""
+
+
+def neighbours_of(profile: Profile) -> frozenset[str]:
+    """Return the sequences that a card declares."""
+    return NEIGHBOURS if profile.has_feeder else frozenset()
 
 
 def fusions_of(profile: Profile) -> frozenset[str]:

@@ -14,7 +14,7 @@ from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched_cuda.buffer import CudaBuffer
 from ggsched_cuda.card import ALIGNMENT, Card
-from ggsched_cuda.choose import fusions_of
+from ggsched_cuda.choose import fusions_of, neighbours_of
 from ggsched_cuda.driver import CudaError, Found
 from ggsched_cuda.early import FIRST_ARCH, Mode
 from ggsched_cuda.event import CudaEvent
@@ -57,6 +57,7 @@ def facts_of(name: str, parts: int, found: Found) -> DeviceFacts:
         imports_host_memory=False,
         ops=supported_ops(),
         fusions=fusions_of(profile_of(found)),
+        neighbours=neighbours_of(profile_of(found)),
     )
 
 

@@ -2,16 +2,19 @@
 
 from collections import Counter
 from dataclasses import replace
+from operator import attrgetter
 
 import pytest
 
-from benchmarks.gpu.shapes import LLAMA_8B, SMALL, spec_of
+from benchmarks.gpu.shapes import GPT_OSS_20B, LLAMA_1B, LLAMA_8B, SMALL, SMALL_MOE, spec_of
 from ggsched.backend.program import BoundNode, Group, Operand, full_params
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import BF16, F16, F32, I32
+from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4
+from ggsched.ir.ops import OPS
 from ggsched.models.graph import build_model_graph
 from ggsched.passes import make_plan
 from ggsched.plan.command import Launch
+from ggsched.sanitize import check_plan
 from ggsched.testing.direct import bound_nodes
 from ggsched_kernels import warp_profile
 from ggsched_kernels.calls import FAULT, CodeOf
@@ -22,6 +25,7 @@ H200 = warp_profile(132, 232448, True)
 TURN_Q, TURN_K, KEYS, VALUES, PRODUCT, SOFT, LAST = range(7)
 APART = ["heads", "attention"]
 JOINED = ["heads_attention"]
+NAME = attrgetter("name")
 
 
 def layer(tokens=1, kind=F16, first=0, n=64, share=4, width=64, masked=True, other_k=None):
@@ -194,14 +198,15 @@ def test_nothing_else_that_is_written_lies_on_what_is_read():
     assert kernels(changed(nodes, TURN_K, 0, **cache)) != JOINED
 
 
-@pytest.mark.parametrize("hp", [SMALL, replace(LLAMA_8B, n_layer=2, n_vocab=4096)], ids=str)
-def test_places_of_a_plan(hp):
-    """What a plan lays on what, among them queries that are turned in place, is no obstacle."""
-    from ggsched_cuda.choose import fusions_of
+def step_of(hp, n_tokens=1):
+    """Return the nodes of a step, bound to the places of its plan."""
+    from ggsched_cuda.choose import fusions_of, neighbours_of
 
-    graph = build_model_graph(spec_of(hp, BF16), n_tokens=1, n_kv=256, n_out=1, n_ctx=512)
-    facts = replace(device("gpu:0", fusions=fusions_of(H200)), memory_nbytes=1 << 40)
-    plan = make_plan(graph, machine(facts))
+    spec = spec_of(hp, BF16, MXFP4 if hp.n_expert else None)
+    graph = build_model_graph(spec, n_tokens=n_tokens, n_kv=256, n_out=1, n_ctx=512)
+    card = device("gpu:0", fusions=fusions_of(H200), neighbours=neighbours_of(H200))
+    plan = make_plan(graph, machine(replace(card, memory_nbytes=1 << 40)))
+    assert check_plan(plan).is_clean
     arenas = [Memory(arena.nbytes) for arena in plan.memory.arenas]
     groups = {n: Group(f.pattern, f.nodes) for f in plan.fusions for n in f.nodes}
     (launch,) = (c for c in plan.commands if isinstance(c, Launch))
@@ -215,8 +220,39 @@ def test_places_of_a_plan(hp):
         params, label = full_params(node.op, node.params), graph.label(node)
         group = groups.get(node.id)
         nodes.append(BoundNode(node.id, node.op, tuple(inputs), output, params, label, group))
+    return nodes
+
+
+@pytest.mark.parametrize("n_tokens", [1, 4])
+@pytest.mark.parametrize("hp", [SMALL, LLAMA_1B, LLAMA_8B, SMALL_MOE, GPT_OSS_20B], ids=NAME)
+def test_places_of_a_plan(hp, n_tokens):
+    """What a plan lays on what, among them queries that are turned in place, is no obstacle."""
+    from ggsched_cuda.choose import lower
+
+    nodes = step_of(hp, n_tokens)
     turned = [n for n in nodes if n.op == "rope" and n.group is None]
     assert all(n.inputs[0].offset == n.output.offset for n in turned), "in place"
-    found = Counter(kernels(nodes))
-    assert found["heads_attention"] == hp.n_layer
-    assert not {"heads", "attention"} & set(found)
+    calls = [call for call in lower(nodes, H200)[0] if "blk." in call.label]
+    found = [call.label for call in calls if call.kernel == "heads_attention"]
+    assert [f"'blk.{k}.kqv'" for k in range(hp.n_layer)] == [at.split()[-1] for at in found]
+    assert not {"heads", "attention"} & {call.kernel for call in calls}
+
+
+def test_kernels_of_a_step():
+    """The last layer chooses rows of two tensors before it adds them."""
+    around = Counter({"get_rows": 3, "binary": 1, "fed_rows": 1})
+    llama = Counter(kernels(step_of(LLAMA_1B)))
+    each = {"fed_rows": 4, "heads_attention": 1}
+    assert llama - around == Counter({k: n * LLAMA_1B.n_layer for k, n in each.items()})
+    gpt_oss = Counter(kernels(step_of(GPT_OSS_20B)))
+    each = {"fed_rows": 3, "heads_attention": 1, "route_chosen": 1, "fed_experts": 2, "sum_add": 1}
+    assert gpt_oss - around == Counter({k: n * GPT_OSS_20B.n_layer for k, n in each.items()})
+
+
+def test_what_is_declared_has_a_meaning():
+    from ggsched_cuda.choose import fusions_of, neighbours_of
+
+    known = fusions_of(H200) | OPS.keys()
+    for names in neighbours_of(H200):
+        assert set(names.split(", ")) <= known
+    assert not neighbours_of(warp_profile(108, 166912, False)), "nothing is joined there"
