@@ -86,7 +86,16 @@ FN void gate_await_(Gate *gate, int phase) {
 #define MEET(lanes) asm volatile("bar.sync 1, %0;" ::"r"(lanes) : "memory")
 
 #define PERMUTED(a, b, selector) __byte_perm((a), (b), (selector))
+/* The same, but where bit 3 of a part of the selector is set, its byte is the sign of the one that it names,
+ * eight times. (The function for permutations looks at three bits of each part.) */
+FN u32 permuted_or_sign_(u32 a, u32 b, u32 selector) {
+  u32 bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(a), "r"(b), "r"(selector));
+  return bytes;
+}
+#define PERMUTED_OR_SIGN(a, b, selector) permuted_or_sign_((a), (b), (selector))
 #define FUNNEL(low, high, shift) __funnelshift_r((low), (high), (shift))
+#define FUNNEL_TO_32(low, high, shift) __funnelshift_rc((low), (high), (shift)) /* for shifts by 32 as well */
 /* sum += a b for a of 16 rows and b of 8 columns of 32 signed bytes. Lane 4 g + t has of a the bytes from
  * 4 t of row g, of row g + 8, and from 16 + 4 t of both; of b those bytes of column g; of the sum columns
  * 2 t and 2 t + 1 of row g, and of row g + 8. */

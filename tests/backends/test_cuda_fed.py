@@ -70,6 +70,18 @@ def cut(*weights, has_norm=False, profile=H200):
 DTYPES = (F32, F16, BF16, Q8_0, Q4_0, MXFP4)
 
 
+def check_tiles(c, blocks, sides):
+    """A lane keeps five words of each pair of blocks, and has four sums of each tile."""
+    from ggsched_cuda.fed.cut import MOST_KEPT, TILE
+
+    assert c.teams == 1
+    assert c.team_warps % 4 == 0, "blocks of a pair are four apart"
+    assert 2 * c.units * c.team_warps >= blocks, "all of a row is taken"
+    assert 2 * (c.units - 1) * c.team_warps < blocks, "only the last block of a warp may be missing"
+    assert c.rows * sides % TILE == 0
+    assert 5 * c.units + 4 * c.rows * sides // TILE <= MOST_KEPT
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sides", [1, 2])
 @pytest.mark.parametrize("has_norm", [False, True])
@@ -89,13 +101,17 @@ def test_a_cut_keeps_its_limits(dtype, sides, has_norm):
         assert known["LOCAL_NBYTES"] == stages * c.stage_nbytes
         declared = 2 * 64 * 2 * 16 * 4 + 1024  # kept sums, gates and jobs
         assert known["LOCAL_NBYTES"] + declared <= H200.local_nbytes
-        assert c.units * items * (2 if has_norm else 1) <= MOST_KEPT
-        assert c.units * c.team_warps * 32 * items >= k, "all of a row is taken"
+        if c.is_tiled:
+            check_tiles(c, k // 32, sides)
+        else:
+            assert c.units * items * (2 if has_norm else 1) <= MOST_KEPT
+            assert c.units * c.team_warps * 32 * items >= k, "all of a row is taken"
+            assert sides * c.rows // c.teams <= MOST_SUMS
+        assert known["TILES"] == c.is_tiled
         assert 96 < lanes == 32 * c.team_warps * c.teams <= 992
         assert c.rows % c.teams == 0
         each = c.rows // c.teams
         assert each & (each - 1) == 0
-        assert sides * each <= MOST_SUMS
         beside = 0 if c.is_aligned else 30
         assert c.stage_nbytes >= sides * (c.rows * dtype.row_nbytes(k) + beside)
         assert c.stage_nbytes % (128 * sides) == 0
@@ -124,6 +140,23 @@ def test_weights_that_cannot_be_fed():
     assert cut(operand(F32, 8, 1 << 20)) is None, "more than lanes can keep"
     assert cut(operand(F32, 8, 2048), profile=replace(H200, local_nbytes=16384)) is None
     assert cut(operand(F16, 1, 64, strides=(512, 2))) is not None, "one row has no neighbours"
+
+
+def test_tiles():
+    """Where rows begin at many banks, and stages hold what units for matrices take at once."""
+    gpt_oss = cut(operand(MXFP4, 2880, 2880))
+    assert gpt_oss.is_tiled
+    assert (gpt_oss.rows, gpt_oss.team_warps, gpt_oss.units, gpt_oss.most_stages) == (16, 16, 3, 5)
+    gated = cut(*[operand(MXFP4, 2880, 2880)] * 2)
+    assert (gated.is_tiled, gated.rows, gated.most_stages) == (True, 8, 5)
+    assert cut(operand(Q4_0, 8, 2880)).is_tiled
+    assert cut(operand(MXFP4, 8, 2048)).is_tiled
+    assert not cut(operand(Q4_0, 8, 2048)).is_tiled, "rows of a multiple of 128 bytes"
+    assert not cut(operand(MXFP4, 8, 4096)).is_tiled, "rows of a multiple of 128 bytes"
+    assert not cut(operand(MXFP4, 8, 64)).is_tiled, "fewer blocks than warps"
+    assert not cut(operand(MXFP4, 8, 8224)).is_tiled, "rows too long for three stages"
+    for dtype in (F32, F16, BF16, Q8_0):
+        assert not cut(operand(dtype, 8, 2880)).is_tiled
 
 
 # --- products of a row ------------------------------------------------------------------------

@@ -95,6 +95,37 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
   for (int i = 0; i < 4; i++) result |= (unsigned)(both >> (which >> 4 * i & 7) * 8 & 255) << 8 * i;
   return result;
 }
+/* What a lane has of a, b and the sum is what the machine-independent code says of mma.m16n8k32 for bytes. */
+struct Words_ { unsigned a[4], b[2]; };
+static std::vector<Words_> words_;
+static inline void host_multiply_add_(int *sum, const unsigned *a, const unsigned *b) {
+  words_.resize(fibers_.size());
+  words_[32 * now_->warp + now_->lane % 32] = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+  __syncwarp();
+  const Words_ *lanes = &words_[32 * now_->warp];
+  int group = now_->lane % 32 / 4, thread = now_->lane % 4;
+  for (int i = 0; i < 4; i++) {
+    int row = group + (i < 2 ? 0 : 8), column = thread * 2 + i % 2;
+    for (int k = 0; k < 32; k++) {
+      int has = k % 16 / 4, byte = k % 4 * 8;
+      unsigned of_a = lanes[row % 8 * 4 + has].a[(row >= 8) + 2 * (k >= 16)];
+      unsigned of_b = lanes[column * 4 + has].b[k >= 16];
+      sum[i] += (signed char)(of_a >> byte) * (signed char)(of_b >> byte);
+    }
+  }
+  __syncwarp();
+}
+static inline unsigned host_permuted_or_sign_(unsigned a, unsigned b, unsigned selector) {
+  unsigned result = 0;
+  for (int i = 0; i < 4; i++) {
+    unsigned which = selector >> 4 * i & 15, byte = (which & 4 ? b : a) >> which % 4 * 8 & 255;
+    result |= (which & 8 ? (byte & 128 ? 255 : 0) : byte) << 8 * i;
+  }
+  return result;
+}
+static inline unsigned __funnelshift_rc(unsigned low, unsigned high, unsigned shift) {
+  return shift >= 32 ? high : (unsigned)(((unsigned long long)high << 32 | low) >> shift);
+}
 static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return (unsigned)(((unsigned long long)high << 32 | low) >> (shift & 31));
 }

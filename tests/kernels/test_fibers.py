@@ -47,6 +47,8 @@ WORDS = {
     "GATE_AWAIT(gate, phase)": "host_gate_await_((gate), (phase))",
     "COPY_SPAN(to, from, nbytes, gate)": "host_copy_span_((to), (from), (nbytes), (gate))",
     "MEET(lanes)": "meet_some_(lanes)",
+    "MULTIPLY_ADD(sum, a, b, scratch)": "host_multiply_add_((sum), (a), (b))",
+    "PERMUTED_OR_SIGN(a, b, selector)": "host_permuted_or_sign_((a), (b), (selector))",
 }
 """What words of the machine are here."""
 

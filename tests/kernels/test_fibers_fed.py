@@ -84,6 +84,8 @@ def check(graph, memory, wanted):
 
 # --- sets -------------------------------------------------------------------------------------
 
+NUMBERS = ("GATED", "ROWS", "TEAMS", "TILES", "LANES")
+
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0", "q4_0", "mxfp4"])
 def test_sets_of_rows(tmp_path, kind):
@@ -97,14 +99,17 @@ def test_sets_of_rows(tmp_path, kind):
         w = Operand(None, 0, 9 * strides[0], dtype, (9, k), strides)
         cut = cut_for([w] * sides, H200)
         if cut is not None:
-            cuts.add((sides - 1, cut.rows, cut.teams, 32 * cut.team_warps * cut.teams))
+            lanes = 32 * cut.team_warps * cut.teams
+            cuts.add((sides - 1, cut.rows, cut.teams, int(cut.is_tiled), lanes))
     assert cuts
-    lines = re.findall(r"^#define (?:MIN|MAX|[A-Z_]*(?:SIDES|WARPS|EACH|SUMS|BATCH|SET))\b.*$",
+    names = "MIN|MAX|TILE_ROWS|[A-Z_]*(?:SIDES|WARPS|EACH|SUMS|BATCH|SET)"
+    lines = re.findall(rf"^#define (?:{names})\b.*$",
                        text_of("fed_rows"), re.MULTILINE)  # fmt: skip
     for values in sorted(cuts):
-        for name, value in zip(("GATED", "ROWS", "TEAMS", "LANES"), values, strict=True):
+        for name, value in zip(NUMBERS, values, strict=True):
             lines += [f"#undef {name}", f"#define {name} {value}"]
         wanted = "SET > 0 && SET <= LANES && SET % (BATCH * ROWS) == 0 && SET_SUMS >= WARPS"
+        wanted += " && (!TILES || (TEAMS == 1 && ROWS % TILE_ROWS == 0 && TILE_ROWS * SIDES == 16))"
         lines.append(f'static_assert({wanted}, "{values}");')
     file = tmp_path / "sets.cpp"
     file.write_text("\n".join(lines), encoding="utf-8")
@@ -211,7 +216,11 @@ CASES = [
     Case("gated", "q4_0", 64, rows=150, units=2, inside=True),
     Case("twice_in_place", "f32", 64, rows=37),
     Case("two", "mxfp4", 288, rows=100, units=1),
+    Case("gated", "mxfp4", 736, rows=100, units=2, inside=True),
+    Case("normed_three", "q4_0", 736, rows=70, units=2, inside=True),
 ]
+TILED = {"mxfp4": (512, 736, 1504, 2048, 2880), "q4_0": (736, 2880, 3008)}
+"""Extents in tiles: several to a stage, an odd number of blocks, rows at two banks, long ones."""
 SLOW = [
     *(Case("plain", kind, k) for kind in ("f32", "f16", "bf16") for k in (64, 320, 2880)),
     *(Case("plain", kind, k, inside=True) for kind in ("q8_0", "q4_0", "mxfp4")
@@ -225,6 +234,10 @@ SLOW = [
     Case("plain", "f32", 4, rows=3),
     Case("plain", "mxfp4", 32, rows=300, units=2, inside=True),
     Case("plain", "f16", 8, rows=200, units=1),
+    *(Case(form, kind, k, rows=rows, inside=rows % 2 == 1)
+      for kind, extents in TILED.items() for k in extents for form, rows in
+      (("plain", 151), ("gated", 70), ("normed_gated", 33), ("twice_in_place", 48))),
+    *(Case("plain", "mxfp4", k, rows=40, inside=k != 4096) for k in (32, 2912, 4096, 4832)),
 ]  # fmt: skip
 ALL = [*CASES, *(pytest.param(c, marks=pytest.mark.slow) for c in SLOW)]
 
@@ -251,13 +264,25 @@ def test_rows(runner, case):
         assert dict(call.defines)["ALIGNED"] == "0"
 
 
-@pytest.mark.parametrize("kind", ["bf16", "q8_0", "q4_0", "mxfp4"])
+@pytest.mark.parametrize(
+    ("kind", "k"),
+    [
+        *(
+            ("bf16", 320),
+            ("q8_0", 320),
+            ("q4_0", 320),
+            ("mxfp4", 320),
+            ("q4_0", 2880),
+            ("mxfp4", 2880),
+        )
+    ],
+)
 @pytest.mark.parametrize("what", [np.inf, -np.inf, np.nan])
-def test_what_is_no_number(runner, kind, what):
+def test_what_is_no_number(runner, kind, k, what):
     """An infinity times a block is not taken apart: all that it reaches is no number."""
-    case = Case("plain", kind, 320)
-    x = np.random.default_rng(5).uniform(-1, 1, (1, 320)).astype(np.float32)
-    x[0, 77] = what
+    case = Case("plain", kind, k)
+    x = np.random.default_rng(5).uniform(-1, 1, (1, k)).astype(np.float32)
+    x[0, k - 243] = what
     graph, memory, wanted, _ = run_rows(runner, case, {"x": x})
     (got,), (wanted,) = results(graph, memory).values(), wanted.values()
     if kind == "bf16":
@@ -266,22 +291,85 @@ def test_what_is_no_number(runner, kind, what):
         assert np.isnan(got).all()
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "mxfp4"])
-def test_large_and_small_numbers(runner, kind):
+@pytest.mark.parametrize(
+    ("kind", "k"), [("q8_0", 320), ("q4_0", 320), ("mxfp4", 320), ("q4_0", 736), ("mxfp4", 736)]
+)
+def test_large_and_small_numbers(runner, kind, k):
     """Pieces have units of their own, so a large number costs only its neighbours their places."""
-    x = np.random.default_rng(6).uniform(-1, 1, (1, 320)).astype(np.float32)
+    x = np.random.default_rng(6).uniform(-1, 1, (1, k)).astype(np.float32)
     for scale in (1e30, 1e-20):
-        graph, memory, wanted, _ = run_rows(runner, Case("plain", kind, 320), {"x": x * scale})
+        graph, memory, wanted, _ = run_rows(runner, Case("plain", kind, k), {"x": x * scale})
         (got,), (wanted,) = results(graph, memory).values(), wanted.values()
         np.testing.assert_allclose(got / scale, wanted / scale, 1e-5, 1e-5)
     x[0, 32:64] = 0.0
     x[0, :32] *= 2.0**-30
-    graph, memory, wanted, _ = run_rows(runner, Case("plain", kind, 320), {"x": x})
+    graph, memory, wanted, _ = run_rows(runner, Case("plain", kind, k), {"x": x})
     check(graph, memory, wanted)
-    nothing = np.zeros((1, 320), np.float32)
-    graph, memory, wanted, _ = run_rows(runner, Case("plain", kind, 320), {"x": nothing})
+    nothing = np.zeros((1, k), np.float32)
+    graph, memory, wanted, _ = run_rows(runner, Case("plain", kind, k), {"x": nothing})
     (got,) = results(graph, memory).values()
     assert not got.any()
+
+
+NUMBERS_OF = {
+    "q4_0": np.arange(16) - 8.0,
+    "mxfp4": np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6]) * np.array([[1.0], [-1.0]]),
+}
+
+
+@pytest.mark.parametrize("k", [64, 736, 2880])
+@pytest.mark.parametrize("kind", ["q4_0", "mxfp4"])
+def test_sums_that_floats_hold_are_exact(runner, kind, k):
+    """Of every nibble in every place, times integers, and one block at a time is not zero."""
+    case, dtype = Case("plain", kind, k, rows=32, units=1), dtype_by_name(kind)
+    rng = np.random.default_rng(8)
+    blocks = rng.integers(0, 256, (32, k // 32, dtype.block_nbytes)).astype(np.uint8)
+    head = dtype.block_nbytes - 16
+    blocks[..., :head] = np.array([1.0], np.float16).view(np.uint8) if kind == "q4_0" else 127
+    x = rng.integers(-127, 128, (1, k)).astype(np.float32)
+    packed = blocks[..., head:].astype(int)
+    nibbles = np.concatenate([packed & 15, packed >> 4], -1).reshape(32, k)
+    values = {"w": blocks.reshape(32, -1), "x": x}
+    graph, memory, _, call = run_rows(runner, case, values)
+    (got,) = results(graph, memory).values()
+    np.testing.assert_array_equal(got[0], NUMBERS_OF[kind].reshape(-1)[nibbles] @ x[0])
+    assert dict(call.defines)["TILES"] == str(int(k in TILED[kind]))
+
+
+@pytest.mark.parametrize("k", [320, 736])
+def test_scales_at_the_ends(runner, k):
+    """Exponents of mxfp4 that are the least and the largest; row by row, since sums take all."""
+    case = Case("plain", "mxfp4", k, rows=32, units=1)
+    rng = np.random.default_rng(9)
+    blocks = rng.integers(0, 256, (32, k // 32, 17)).astype(np.uint8)
+    for row, exponents in enumerate([(0,), (1,), (0, 1, 2), (254,), (255,), (253, 255)]):
+        blocks[row::6, :, 0] = rng.choice(exponents, blocks[row::6, :, 0].shape)
+    for size, rows in ((2.0**100, [0, 1, 2]), (2.0**-60, [3, 4, 5])):
+        x = (rng.uniform(-1, 1, (1, k)) * size).astype(np.float32)
+        values = {"w": blocks.reshape(32, -1), "x": x}
+        graph, memory, wanted, _ = run_rows(runner, case, values)
+        (got,), (wanted,) = results(graph, memory).values(), wanted.values()
+        for row in rows:
+            these, those = got[0, row::6], wanted[0, row::6]
+            assert those.any()
+            largest = float(np.max(np.abs(those)))
+            np.testing.assert_allclose(these, those, 2e-5, 2e-6 * largest)
+
+
+def test_an_infinite_scale(runner):
+    """It costs its own row, whose first block stands in for the one that a warp has not."""
+    case = Case("plain", "q4_0", 736, rows=21, units=1)
+    values = run_rows(runner, case)[1]
+    (w,) = (m for m in values.values() if m.nbytes == 21 * 23 * 18)
+    blocks = w.view.reshape(21, 23, 18).copy()
+    blocks[3, 0, :2] = np.array([np.inf], np.float16).view(np.uint8)
+    blocks[3, 0, 2:] = 0xFF
+    x = np.ones((1, 736), np.float32)
+    graph, memory, wanted, _ = run_rows(runner, case, {"w": blocks.reshape(21, -1), "x": x})
+    (got,), (wanted,) = results(graph, memory).values(), wanted.values()
+    assert not np.isfinite(got[0, 3])
+    others = np.arange(21) != 3
+    np.testing.assert_allclose(got[0, others], wanted[0, others], 2e-5, 1e-5)
 
 
 # --- experts ----------------------------------------------------------------------------------
@@ -351,6 +439,7 @@ CHOSEN = [
     Chosen("scaled", "mxfp4", 2880, tokens=2, each=True, rows=5),
     Chosen("swiglu", "f16", 320, used=3),
     Chosen("swiglu_oai", "mxfp4", 288, tokens=2, used=3),
+    Chosen("swiglu_oai", "mxfp4", 736, tokens=2, used=2, rows=50),
 ]
 FORMS_OF_EXPERTS = ("product", "biased", "scaled", "swiglu", "swiglu_oai")
 SLOW_CHOSEN = [
@@ -360,6 +449,9 @@ SLOW_CHOSEN = [
       for tokens, used in ((1, 4), (2, 1), (2, 4))),
     Chosen("swiglu_oai", "mxfp4", 2880, used=4, rows=70, units=8),
     Chosen("product", "bf16", 2048, rows=150, units=2),
+    *(Chosen(form, kind, k, tokens, 2, each=form == "scaled", units=8, rows=41)
+      for form in FORMS_OF_EXPERTS for kind, k in (("mxfp4", 736), ("mxfp4", 2880), ("q4_0", 2880))
+      for tokens in (1, 2)),
 ]  # fmt: skip
 
 

@@ -29,6 +29,20 @@ FEWEST_STAGES: Final = 3
 MOST_KEPT: Final = 64
 """Floats of x that a lane keeps; half as many if it has those of a norm's weight as well."""
 
+TILE: Final = 16
+"""Rows that a unit for matrices multiplies at once, of all sides."""
+
+TILE_WARPS: Final = (8, 12, 16)
+"""Ways to cut a group that takes tiles: multiples of four, for what lanes read (fed_tiles.h)."""
+
+MOST_IDLE: Final = 1.25
+"""Blocks of a row for which warps have places, at most so many times those that there are."""
+
+FEWEST_BANKS: Final = {"mxfp4": 2, "q4_0": 4}
+"""Types that are multiplied in tiles, and at how many different banks of local memory eight rows
+have to begin: lanes read them at once, and wait if they are in few. The other way takes more
+instructions, for mxfp4 twice as many as for q4_0, and reads along the rows."""
+
 ITEMS: Final = {"f32": 4, "f16": 8, "bf16": 8, "q8_0": 16, "q4_0": 32, "mxfp4": 32}
 """Weights of a piece, by type."""
 
@@ -45,6 +59,8 @@ class Cut:
         stage_nbytes: Bytes of a stage.
         most_stages: How many of them there is room for.
         is_aligned: Whether rows begin at multiples of 128 bytes.
+        is_tiled: Whether units for matrices multiply tiles of rows. The group is one team then,
+            and ``units`` are the pairs of blocks of a row that a warp takes.
     """
 
     team_warps: int
@@ -54,6 +70,7 @@ class Cut:
     stage_nbytes: int
     most_stages: int
     is_aligned: bool
+    is_tiled: bool = False
 
     def units_of(self, rows: int) -> int:
         """Return how many stages full of rows there are."""
@@ -70,8 +87,8 @@ class Cut:
         return {
             "lanes": WARP * self.team_warps * self.teams, "helpers": WARP, "TEAMS": self.teams,
             "NK": w.shape[-1], "ROWS": self.rows, "STAGES": stages,
-            "ALIGNED": int(self.is_aligned), "LOCAL_NBYTES": stages * self.stage_nbytes,
-            **weight_define(w.dtype),
+            "ALIGNED": int(self.is_aligned), "TILES": int(self.is_tiled),
+            "LOCAL_NBYTES": stages * self.stage_nbytes, **weight_define(w.dtype),
         }  # fmt: skip
 
 
@@ -80,18 +97,26 @@ def cut_for(weights: list[Operand], profile: Profile, *, has_norm: bool = False)
     w = weights[0]
     if any(not _is_fed(o) or (o.dtype, o.shape[-2:]) != (w.dtype, w.shape[-2:]) for o in weights):
         return None
+    row_nbytes = w.dtype.row_nbytes(w.shape[-1])
+    places = [row_nbytes, *(o.offset for o in weights), *(s for o in weights for s in _outer(o))]
+    aligned = all(place % LINE == 0 for place in places)
+    if not w.dtype.is_quantized and any(place % PIECE for place in places):
+        return None  # pieces of plain types are loaded at once
+    tiles = _cut_in_tiles(w, len(weights), profile, aligned)
+    return tiles or _cut_in_teams(w, len(weights), profile, aligned, has_norm)
+
+
+def _cut_in_teams(
+    w: Operand, sides: int, profile: Profile, aligned: bool, has_norm: bool
+) -> Cut | None:
+    """Return the cut for teams, whose lanes go along the rows."""
     items, k = ITEMS[w.dtype.name], w.shape[-1]
     most = MOST_KEPT // (2 if has_norm else 1) // items
     found = _teams(k // items, most, w.dtype)
     if found is None:
         return None
     team_warps, teams, units = found
-    row_nbytes = w.dtype.row_nbytes(k)
-    places = [row_nbytes, *(o.offset for o in weights), *(s for o in weights for s in _outer(o))]
-    aligned = all(place % LINE == 0 for place in places)
-    if not w.dtype.is_quantized and any(place % PIECE for place in places):
-        return None  # pieces of plain types are loaded at once
-    sides, each = len(weights), 1
+    row_nbytes, each = w.dtype.row_nbytes(k), 1
     while (
         2 * each * sides <= MOST_SUMS
         and 2 * each * teams <= MOST_ROWS
@@ -99,10 +124,36 @@ def cut_for(weights: list[Operand], profile: Profile, *, has_norm: bool = False)
     ):
         each *= 2
     nbytes = _stage_nbytes(each * teams * row_nbytes, sides, aligned)
-    stages = min(MOST_STAGES, int(SHARE * profile.local_nbytes) // nbytes)
+    stages = _stages(nbytes, profile)
     if stages < FEWEST_STAGES:
         return None
     return Cut(team_warps, teams, units, each * teams, nbytes, stages, aligned)
+
+
+def _cut_in_tiles(w: Operand, sides: int, profile: Profile, aligned: bool) -> Cut | None:
+    """Return the cut for tiles; None if the type, the extent or the place of rows is against it."""
+    row_nbytes, blocks = w.dtype.row_nbytes(w.shape[-1]), w.shape[-1] // w.dtype.block
+    banks = {n * row_nbytes // 4 % 32 for n in range(8)}
+    if len(banks) < FEWEST_BANKS.get(w.dtype.name, 9):
+        return None
+    ways = [(-(-blocks // (2 * warps)), warps) for warps in TILE_WARPS]
+    pairs, warps = min(ways, key=lambda way: (way[0] * way[1], way[0]))
+    rows = TILE // sides
+    while (
+        2 * rows <= MOST_ROWS // sides
+        and _stage_nbytes(2 * rows * row_nbytes, sides, aligned) <= STAGE_NBYTES
+    ):
+        rows *= 2
+    nbytes = _stage_nbytes(rows * row_nbytes, sides, aligned)
+    stages = _stages(nbytes, profile)
+    if 2 * warps * pairs > MOST_IDLE * blocks or stages < FEWEST_STAGES:
+        return None
+    return Cut(warps, 1, pairs, rows, nbytes, stages, aligned, is_tiled=True)
+
+
+def _stages(nbytes: int, profile: Profile) -> int:
+    """Return how many stages of so many bytes a group has room for."""
+    return min(MOST_STAGES, int(SHARE * profile.local_nbytes) // nbytes)
 
 
 def _teams(pieces: int, most_units: int, dtype: DType) -> tuple[int, int, int] | None:

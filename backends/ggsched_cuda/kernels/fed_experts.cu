@@ -38,9 +38,15 @@ fed_experts(const u8 *x, Tens tx, const u8 *ids, Tens ti, const u8 *w, Tens tw, 
     if (LANE == LANES) feed(stages, full, empty, jobs, 1);
     return;
   }
+  const u8 *row = x + tx.off + t * tx.s[1] + (tx.n[2] > 1 ? u : 0) * tx.s[2];
+#if TILES
+  Kept x_kept[PAIRS];
+  keep_row(x_kept, row, 0, 1.0f, kept);
+#else
   float xv[UNITS * PIECE_ITEMS];
   Kept x_kept[UNITS];
-  load_pieces(xv, x + tx.off + t * tx.s[1] + (tx.n[2] > 1 ? u : 0) * tx.s[2]);
+  load_pieces(xv, row);
   UNROLL for (int i = 0; i < UNITS; i++) keep(x_kept + i, xv + i * PIECE_ITEMS);
+#endif
   multiply(x_kept, stages, full, empty, jobs, 1, kept, p0, p1);
 }

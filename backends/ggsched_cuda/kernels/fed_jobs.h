@@ -23,20 +23,8 @@
 #define EARLY_LET_GO()
 #define EARLY_WAIT()
 #endif
-#define LINE 128
 #define LEAD 8
 #define STAGES_OF(name) extern __shared__ __align__(LINE) u8 name[]
-#define SIDES (1 + (GATED > 0))
-#define WARPS (LANES / 32)
-#define TEAM_WARPS (WARPS / TEAMS)
-#define EACH (ROWS / TEAMS) /* rows of a team in a stage */
-#define SUMS (SIDES * EACH)
-/* Stages whose sums are added over lanes at once: up to eight sums. */
-#define BATCH (SUMS < 8 && 8 / SUMS * ROWS <= 64 ? 8 / SUMS : 1)
-#define SIDE_NBYTES ((ROWS * ROW_NBYTES + (ALIGNED ? LINE - 1 : 2 * LINE - 1)) & ~(LINE - 1))
-#define STAGE_NBYTES (SIDES * SIDE_NBYTES)
-#define SET (64 / (BATCH * ROWS) * BATCH * ROWS) /* rows whose sums are added over warps at once */
-#define SET_SUMS (SET * SIDES * TEAM_WARPS)
 
 typedef struct {
   const u8 *w, *v; /* row 0; v of the gate's other side */
@@ -106,7 +94,7 @@ FN void store_set(const Job *job, const float *kept, int n0, int count, const fl
   float sums[SIDES];
   UNROLL for (int s = 0; s < SIDES; s++) {
     sums[s] = 0.0f;
-    UNROLL for (int warp = 0; warp < TEAM_WARPS; warp++) sums[s] += kept[(LANE * SIDES + s) * TEAM_WARPS + warp];
+    UNROLL for (int warp = 0; warp < TEAM_WARPS; warp++) sums[s] += kept[KEPT_PLACE(LANE, s, warp)];
     sums[s] += bias[s];
   }
 #if GATED == 1
@@ -121,10 +109,34 @@ FN void store_set(const Job *job, const float *kept, int n0, int count, const fl
   F32_AT(job->y + (n0 + LANE) * job->sy) = result;
 }
 
+#if !TILES
+/* Add the products of a lane with a stage; `begin` says where row 0 of each side begins. */
+FN void add_stage(float *sums, const Kept *x, const u8 *stage, const int *begin) {
+  UNROLL for (int u = 0; u < UNITS; u++) {
+    int piece = u * TEAM_LANES + TEAM_LANE;
+    if (PIECES % TEAM_LANES == 0 || piece < PIECES) {
+      UNROLL for (int i = 0; i < SUMS; i++) {
+        int at = begin[i / EACH] + (i % EACH * TEAMS + LANE / TEAM_LANES) * ROW_NBYTES;
+        sums[i] += dot_piece(x + u, stage, at, piece);
+      }
+    }
+  }
+}
+
+/* Add up over lanes what they have of the stages from row `first` of a set on, and keep it. */
+FN void keep_sums(float *kept, float *sums, int first) {
+  ADD_OVER_LANES(sums, BATCH * SUMS, 32, kept);
+  /* A lane has now the sum with this number: stage by stage, in each side by side of EACH rows. */
+  int i = WARP_LANE * (BATCH * SUMS) / 32, row = first + i / SUMS * ROWS + i % EACH * TEAMS + LANE / TEAM_LANES;
+  if (WARP_LANE % (32 / (BATCH * SUMS)) == 0)
+    kept[KEPT_PLACE(row, i % SUMS / EACH, WARP_INDEX % TEAM_WARPS)] = sums[0];
+}
+#endif
+
 /* The sums of all jobs; p0 and p1 are parameters of the gate. */
 FN void multiply(const Kept *x, const u8 *stages, Gate *full, Gate *empty, const Job *jobs, int number, float *kept,
                  float p0, float p1) {
-  int buffer = 0, phase = 0, team = LANE / TEAM_LANES;
+  int buffer = 0, phase = 0;
   float *mine = kept;
   for (int j = 0; j < number; j++) {
     const Job *job = jobs + j;
@@ -140,28 +152,15 @@ FN void multiply(const Kept *x, const u8 *stages, Gate *full, Gate *empty, const
         UNROLL for (int b = 0; b < BATCH; b++) {
           int first = done + b * ROWS;
           if (first < count) {
-            const u8 *stage = stages + buffer * STAGE_NBYTES;
             int begin[2] = {before_row(job->w, n0 + first), SIDE_NBYTES + before_row(job->v, n0 + first)};
             GATE_AWAIT(full + buffer, phase);
-            UNROLL for (int u = 0; u < UNITS; u++) {
-              int piece = u * TEAM_LANES + TEAM_LANE;
-              if (PIECES % TEAM_LANES == 0 || piece < PIECES) {
-                UNROLL for (int i = 0; i < SUMS; i++) {
-                  int at = begin[i / EACH] + (i % EACH * TEAMS + team) * ROW_NBYTES;
-                  sums[b * SUMS + i] += dot_piece(x + u, stage, at, piece);
-                }
-              }
-            }
+            add_stage(sums + b * SUMS, x, stages + buffer * STAGE_NBYTES, begin);
             WARP_SYNC();
             if (WARP_LANE == 0) GATE_ARRIVE(empty + buffer);
             if (++buffer == STAGES) buffer = 0, phase ^= 1;
           }
         }
-        ADD_OVER_LANES(sums, BATCH * SUMS, 32, kept);
-        /* A lane has now the sum with this number: stage by stage, in each side by side of EACH rows. */
-        int i = WARP_LANE * (BATCH * SUMS) / 32, row = done + i / SUMS * ROWS + i % EACH * TEAMS + team;
-        if (WARP_LANE % (32 / (BATCH * SUMS)) == 0)
-          mine[(row * SIDES + i % SUMS / EACH) * TEAM_WARPS + WARP_INDEX % TEAM_WARPS] = sums[0];
+        keep_sums(mine, sums, done);
       }
       MEET(LANES);
       store_set(job, mine, n0, count, bias, p0, p1);

@@ -1,16 +1,40 @@
 /* What a lane keeps of x, and its products with pieces of a row of a weight in local memory. A row is PIECES
- * pieces of PIECE_ITEMS weights; a lane of a team has every TEAM_LANES-th of them.
+ * pieces of PIECE_ITEMS weights; a lane of a team has every TEAM_LANES-th of them. (With TILES see fed_tiles.h.)
  *
  * Plain types are multiplied as floats. Blocks are multiplied as integers: the floats of a piece are
  * rounded to multiples of 2^-22 of a power of two that is larger than all of them and written with three
  * signed digits of 8 bits, so that four products take one instruction for each digit, and sums are exact
  * (see blocks.h, where the same is done for units that multiply matrices).
  */
-#define TEAM_LANES (LANES / TEAMS)
-#define TEAM_LANE (LANE % TEAM_LANES)
 #define UNITS ((PIECES + TEAM_LANES - 1) / TEAM_LANES)
 #define PIECES (NK / PIECE_ITEMS)
 
+#if defined(BLOCK_NBYTES)
+#define ROW_NBYTES (NK / 32 * BLOCK_NBYTES)
+
+/* The largest magnitude, as bits, in whose order infinities and NaN come last; at least 2^-105. */
+FN u32 top_of(const float *x, int count) {
+  u32 top = 22u << 23;
+  UNROLL for (int i = 0; i < count; i++) top = MAX(top, BITS_OF_FLOAT(x[i]) & 0x7fffffffu);
+  return top;
+}
+/* What x is multiplied with to count units, and a unit; NaN if the largest is no number. */
+FN float per_unit_of(u32 top) { return top >> 23 == 255u ? 0.0f : FLOAT_OF_BITS((275u - (top >> 23)) << 23); }
+FN float unit_of(u32 top) { return FLOAT_OF_BITS(top >> 23 == 255u ? 0x7fc00000u : ((top >> 23) - 21u) << 23); }
+/* Units of x. Adding 1.5 * 2^23 rounds to an integer; adding half of each digit's range makes digits signed, when
+ * digit_of has taken it away again. */
+FN u32 whole_of(float x, float per_unit) {
+  return BITS_OF_FLOAT(x * per_unit + 12582912.0f) - 0x4b400000u + 0x00808080u;
+}
+/* Digit d of four. */
+FN u32 digit_of(const u32 *whole, int d) {
+  u32 pair = (u32)(d | (d + 4) << 4);
+  u32 low = PERMUTED(whole[0], whole[1], pair), high = PERMUTED(whole[2], whole[3], pair);
+  return PERMUTED(low, high, 0x5410u) ^ 0x80808080u;
+}
+#endif
+
+#if !TILES
 #if defined(BLOCK_NBYTES)
 #if defined(W_Q8_0)
 #define PIECE_ITEMS 16 /* half a block */
@@ -18,7 +42,6 @@
 #define PIECE_ITEMS 32
 #endif
 #define PIECE_WORDS (PIECE_ITEMS / 4)
-#define ROW_NBYTES (NK / 32 * BLOCK_NBYTES)
 
 #define DOT4(a, b, sum) __dp4a((int)(a), (int)(b), (sum))
 
@@ -37,22 +60,13 @@ typedef struct {
 #endif
 
 FN void keep(Kept *to, const float *x) {
-  u32 top = 0u; /* bits of the largest magnitude, in whose order infinities and NaN come last */
-  UNROLL for (int i = 0; i < PIECE_ITEMS; i++) top = MAX(top, BITS_OF_FLOAT(x[i]) & 0x7fffffffu);
-  u32 exponent = MAX(top >> 23, 22u);
-  float per_unit = exponent == 255u ? 0.0f : FLOAT_OF_BITS((275u - exponent) << 23);
+  u32 top = top_of(x, PIECE_ITEMS);
   UNROLL for (int i = 0; i < PIECE_WORDS; i++) {
     u32 whole[4];
-    /* Adding 1.5 * 2^23 rounds to an integer; adding half of each digit's range makes digits signed. */
-    UNROLL for (int j = 0; j < 4; j++)
-      whole[j] = BITS_OF_FLOAT(x[PLACE(i, j)] * per_unit + 12582912.0f) - 0x4b400000u + 0x00808080u;
-    UNROLL for (int d = 0; d < DIGITS; d++) {
-      u32 pair = (u32)(d | (d + 4) << 4);
-      u32 low = PERMUTED(whole[0], whole[1], pair), high = PERMUTED(whole[2], whole[3], pair);
-      to->digits[d][i] = PERMUTED(low, high, 0x5410u) ^ 0x80808080u;
-    }
+    UNROLL for (int j = 0; j < 4; j++) whole[j] = whole_of(x[PLACE(i, j)], per_unit_of(top));
+    UNROLL for (int d = 0; d < DIGITS; d++) to->digits[d][i] = digit_of(whole, d);
   }
-  to->unit = FLOAT_OF_BITS(exponent == 255u ? 0x7fc00000u : (exponent - 21u) << 23);
+  to->unit = unit_of(top);
 }
 
 /* Signed bytes of the piece that begins at byte `at` of local memory, at any address. */
@@ -132,3 +146,4 @@ FN void load_pieces(float *to, const u8 *from) {
     }
   }
 }
+#endif

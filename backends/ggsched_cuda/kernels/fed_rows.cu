@@ -7,6 +7,7 @@
  */
 #define JOBS 3
 
+#if !TILES
 /* Scale x to rms_norm(x) * w; group 0 writes it to y. Every team has all of x. */
 FN void normalise(float *x, const float *w, u8 *y, float eps, float *scratch) {
   float sum = 0.0f;
@@ -28,6 +29,7 @@ FN void normalise(float *x, const float *w, u8 *y, float eps, float *scratch) {
     }
   }
 }
+#endif
 
 FN Job job_of(const u8 *w, const Tens tw, const u8 *v, const Tens tv, u8 *y, const Tens ty, const u8 *bias, const Tens tb,
               const u8 *more, const Tens tm, int rows, int adds, int groups) {
@@ -62,6 +64,18 @@ fed_rows(const u8 *x, Tens tx, const u8 *norm, Tens tnorm, u8 *normed, Tens tnor
     if (LANE == LANES) feed(stages, full, empty, jobs, JOBS);
     return;
   }
+#if TILES
+  Kept x_kept[PAIRS];
+  const u8 *row = x + tx.off, *weight = NORM ? norm + tnorm.off : 0;
+  float scale = 1.0f;
+  EARLY_WAIT();
+#if NORM
+  /* The second set is not written before all lanes have met again. */
+  scale = norm_scale(row, eps, kept + SET_SUMS);
+  if (GROUP(0) == 0) store_normed(normed + tnormed.off, row, weight, scale);
+#endif
+  keep_row(x_kept, row, weight, scale, kept);
+#else
   float xv[UNITS * PIECE_ITEMS];
   Kept x_kept[UNITS];
 #if NORM
@@ -77,5 +91,6 @@ fed_rows(const u8 *x, Tens tx, const u8 *norm, Tens tnorm, u8 *normed, Tens tnor
   load_pieces(xv, x + tx.off);
 #endif
   UNROLL for (int u = 0; u < UNITS; u++) keep(x_kept + u, xv + u * PIECE_ITEMS);
+#endif
   multiply(x_kept, stages, full, empty, jobs, JOBS, kept, 0.0f, 0.0f);
 }
