@@ -24,7 +24,7 @@ BEHIND: Final = {"rms_mul": "norm", "rope_heads": "rope", "route": "sort"}
 """Own sources that stand behind the text of a shared one."""
 
 _FED: Final = ("weights.h", "pieces.h", "warps.h", "blocks.h")
-_OWN_FED: Final = ("fed_cut.h", "fed_pieces.h", "fed_tiles.h", "fed_jobs.h")
+_OWN_FED: Final = ("fed_cut.h", "fed_row.h", "fed_pieces.h", "fed_tiles.h", "fed_jobs.h")
 WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "attention": (("warps.h",), ("attention.h",)),
     "heads_attention": (("warps.h", "rope.cl"), ("attention.h",)),

@@ -98,7 +98,8 @@ def test_a_cut_keeps_its_limits(dtype, sides, has_norm):
         known = c.defines(w, 10**6)
         stages, lanes = known["STAGES"], known["lanes"]
         assert stages >= FEWEST_STAGES
-        assert known["LOCAL_NBYTES"] == stages * c.stage_nbytes
+        row = 3 * k + k // 8 if dtype.is_quantized else 4 * k  # digits and units, or floats
+        assert known["LOCAL_NBYTES"] == stages * c.stage_nbytes + row
         declared = 2 * 64 * 2 * 16 * 4 + 1024  # kept sums, gates and jobs
         assert known["LOCAL_NBYTES"] + declared <= H200.local_nbytes
         if c.is_tiled:

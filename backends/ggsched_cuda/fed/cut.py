@@ -22,6 +22,9 @@ STAGE_NBYTES: Final = 18 << 10
 SHARE: Final = 0.58
 """Of a multiprocessor's local memory for all stages: more than half, so that groups are alone."""
 
+OTHER_NBYTES: Final = 18 << 10
+"""Local memory for what is neither stages nor the row, at most."""
+
 MOST_SUMS: Final = 8
 MOST_ROWS: Final = 64
 MOST_STAGES: Final = 16
@@ -88,7 +91,7 @@ class Cut:
             "lanes": WARP * self.team_warps * self.teams, "helpers": WARP, "TEAMS": self.teams,
             "NK": w.shape[-1], "ROWS": self.rows, "STAGES": stages,
             "ALIGNED": int(self.is_aligned), "TILES": int(self.is_tiled),
-            "LOCAL_NBYTES": stages * self.stage_nbytes, **weight_define(w.dtype),
+            "LOCAL_NBYTES": stages * self.stage_nbytes + _kept_nbytes(w), **weight_define(w.dtype),
         }  # fmt: skip
 
 
@@ -124,7 +127,7 @@ def _cut_in_teams(
     ):
         each *= 2
     nbytes = _stage_nbytes(each * teams * row_nbytes, sides, aligned)
-    stages = _stages(nbytes, profile)
+    stages = _stages(nbytes, w, profile)
     if stages < FEWEST_STAGES:
         return None
     return Cut(team_warps, teams, units, each * teams, nbytes, stages, aligned)
@@ -145,15 +148,22 @@ def _cut_in_tiles(w: Operand, sides: int, profile: Profile, aligned: bool) -> Cu
     ):
         rows *= 2
     nbytes = _stage_nbytes(rows * row_nbytes, sides, aligned)
-    stages = _stages(nbytes, profile)
+    stages = _stages(nbytes, w, profile)
     if 2 * warps * pairs > MOST_IDLE * blocks or stages < FEWEST_STAGES:
         return None
     return Cut(warps, 1, pairs, rows, nbytes, stages, aligned, is_tiled=True)
 
 
-def _stages(nbytes: int, profile: Profile) -> int:
+def _stages(nbytes: int, w: Operand, profile: Profile) -> int:
     """Return how many stages of so many bytes a group has room for."""
-    return min(MOST_STAGES, int(SHARE * profile.local_nbytes) // nbytes)
+    room = profile.local_nbytes - OTHER_NBYTES - _kept_nbytes(w)
+    return min(MOST_STAGES, int(SHARE * profile.local_nbytes) // nbytes, room // nbytes)
+
+
+def _kept_nbytes(w: Operand) -> int:
+    """Return what a row of x takes in local memory (``fed_row.h``)."""
+    k = w.shape[-1]
+    return 3 * k + k // 8 if w.dtype.is_quantized else 4 * k
 
 
 def _teams(pieces: int, most_units: int, dtype: DType) -> tuple[int, int, int] | None:

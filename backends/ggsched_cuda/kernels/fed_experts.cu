@@ -38,15 +38,11 @@ fed_experts(const u8 *x, Tens tx, const u8 *ids, Tens ti, const u8 *w, Tens tw, 
     if (LANE == LANES) feed(stages, full, empty, jobs, 1);
     return;
   }
-  const u8 *row = x + tx.off + t * tx.s[1] + (tx.n[2] > 1 ? u : 0) * tx.s[2];
-#if TILES
-  Kept x_kept[PAIRS];
-  keep_row(x_kept, row, 0, 1.0f, kept);
-#else
-  float xv[UNITS * PIECE_ITEMS];
-  Kept x_kept[UNITS];
-  load_pieces(xv, row);
-  UNROLL for (int i = 0; i < UNITS; i++) keep(x_kept + i, xv + i * PIECE_ITEMS);
-#endif
+  u8 *row = stages + STAGES * STAGE_NBYTES;
+  float4 xv[QUADS];
+  Kept x_kept[KEPT_COUNT];
+  load_quads(xv, x + tx.off + t * tx.s[1] + (tx.n[2] > 1 ? u : 0) * tx.s[2]);
+  put_row(row, xv, kept);
+  take_row(x_kept, row);
   multiply(x_kept, stages, full, empty, jobs, 1, kept, p0, p1);
 }

@@ -83,14 +83,31 @@ FN void feed(u8 *stages, Gate *full, Gate *empty, const Job *jobs, int count) {
   EARLY_LET_GO();
 }
 
-/* Number `n` of a vector that may be missing. */
-FN float number_of(const u8 *from, i64 step, int n, int end) {
-  return from != 0 && LANE < SET && n < end ? READ_F32(from + n * step) : 0.0f;
+/* A row of results: none if `job` is null. */
+typedef struct {
+  const Job *job;
+  int n;
+} Target;
+
+FN int stages_of(const Job *job) { return (job->end - job->first + ROWS - 1) / ROWS; }
+
+/* Where the result of row `row` of a stage goes; stages of all jobs are counted on. */
+FN Target target_of(const Job *jobs, int number, int stage, int row) {
+  Target target = {0, 0};
+  UNROLL for (int j = 0; j < number; j++) {
+    int stages = stages_of(jobs + j), n = jobs[j].first + stage * ROWS + row;
+    if (stage >= 0 && stage < stages && n < jobs[j].end) target.job = jobs + j, target.n = n;
+    stage -= stages;
+  }
+  return target;
 }
 
-/* Add up what the warps have kept for `count` rows from n0 on. */
-FN void store_set(const Job *job, const float *kept, int n0, int count, const float *bias, float p0, float p1) {
-  if (LANE >= count) return;
+/* A number of a vector that may be missing. */
+FN float number_of(const u8 *from, i64 step, int n) { return from != 0 ? READ_F32(from + n * step) : 0.0f; }
+
+/* Add up what the warps have kept for the row of a set that this lane stores. */
+FN void store_row(Target target, const float *kept, const float *bias, float p0, float p1) {
+  if (target.job == 0) return;
   float sums[SIDES];
   UNROLL for (int s = 0; s < SIDES; s++) {
     sums[s] = 0.0f;
@@ -105,8 +122,8 @@ FN void store_set(const Job *job, const float *kept, int n0, int count, const fl
 #else
   float result = sums[0] + bias[1];
 #endif
-  if (job->scale != 0) result *= READ_F32(job->scale);
-  F32_AT(job->y + (n0 + LANE) * job->sy) = result;
+  if (target.job->scale != 0) result *= READ_F32(target.job->scale);
+  F32_AT(target.job->y + target.n * target.job->sy) = result;
 }
 
 #if !TILES
@@ -133,39 +150,44 @@ FN void keep_sums(float *kept, float *sums, int first) {
 }
 #endif
 
-/* The sums of all jobs; p0 and p1 are parameters of the gate. */
+/* The sums of all jobs; p0 and p1 are parameters of the gate. Sets go on from job to job: what is done once for each,
+ * in which no stage is multiplied, takes as long as a few stages. */
 FN void multiply(const Kept *x, const u8 *stages, Gate *full, Gate *empty, const Job *jobs, int number, float *kept,
                  float p0, float p1) {
-  int buffer = 0, phase = 0;
+  int buffer = 0, phase = 0, total = 0;
+  UNROLL for (int j = 0; j < number; j++) total += stages_of(jobs + j);
+  const Job *job = jobs;
+  int n = job->first; /* row that the next stage begins with */
   float *mine = kept;
-  for (int j = 0; j < number; j++) {
-    const Job *job = jobs + j;
-    int end = job->end;
-    for (int n0 = job->first; n0 < end; n0 += SET) {
-      int count = MIN(SET, end - n0);
-      float bias[2];
-      bias[0] = number_of(job->w_bias, job->sw_bias, n0 + LANE, end);
-      bias[1] = number_of(job->v_bias, job->sv_bias, n0 + LANE, end);
-      for (int done = 0; done < count; done += BATCH * ROWS) {
-        float sums[BATCH * SUMS];
-        UNROLL for (int i = 0; i < BATCH * SUMS; i++) sums[i] = 0.0f;
-        UNROLL for (int b = 0; b < BATCH; b++) {
-          int first = done + b * ROWS;
-          if (first < count) {
-            int begin[2] = {before_row(job->w, n0 + first), SIDE_NBYTES + before_row(job->v, n0 + first)};
-            GATE_AWAIT(full + buffer, phase);
-            add_stage(sums + b * SUMS, x, stages + buffer * STAGE_NBYTES, begin);
-            WARP_SYNC();
-            if (WARP_LANE == 0) GATE_ARRIVE(empty + buffer);
-            if (++buffer == STAGES) buffer = 0, phase ^= 1;
-          }
-        }
-        keep_sums(mine, sums, done);
-      }
-      MEET(LANES);
-      store_set(job, mine, n0, count, bias, p0, p1);
-      mine = mine == kept ? kept + SET_SUMS : kept;
+  for (int s0 = 0; s0 < total; s0 += SET / ROWS) {
+    int count = MIN(SET / ROWS, total - s0);
+    Target target = {0, 0};
+    if (LANE < SET) target = target_of(jobs, number, s0 + LANE / ROWS, LANE % ROWS);
+    float bias[2] = {0.0f, 0.0f};
+    if (target.job != 0) {
+      bias[0] = number_of(target.job->w_bias, target.job->sw_bias, target.n);
+      bias[1] = number_of(target.job->v_bias, target.job->sv_bias, target.n);
     }
+    for (int done = 0; done < count; done += BATCH) {
+      float sums[BATCH * SUMS];
+      UNROLL for (int i = 0; i < BATCH * SUMS; i++) sums[i] = 0.0f;
+      UNROLL for (int b = 0; b < BATCH; b++) {
+        if (done + b < count) {
+          while (n >= job->end) job++, n = job->first;
+          int begin[2] = {before_row(job->w, n), SIDE_NBYTES + before_row(job->v, n)};
+          GATE_AWAIT(full + buffer, phase);
+          add_stage(sums + b * SUMS, x, stages + buffer * STAGE_NBYTES, begin);
+          WARP_SYNC();
+          if (WARP_LANE == 0) GATE_ARRIVE(empty + buffer);
+          if (++buffer == STAGES) buffer = 0, phase ^= 1;
+          n += ROWS;
+        }
+      }
+      keep_sums(mine, sums, done * ROWS);
+    }
+    MEET(LANES);
+    store_row(target, mine, bias, p0, p1);
+    mine = mine == kept ? kept + SET_SUMS : kept;
   }
 }
 

@@ -1,40 +1,9 @@
 /* What a lane keeps of x, and its products with pieces of a row of a weight in local memory. A row is PIECES
  * pieces of PIECE_ITEMS weights; a lane of a team has every TEAM_LANES-th of them. (With TILES see fed_tiles.h.)
- *
- * Plain types are multiplied as floats. Blocks are multiplied as integers: the floats of a piece are
- * rounded to multiples of 2^-22 of a power of two that is larger than all of them and written with three
- * signed digits of 8 bits, so that four products take one instruction for each digit, and sums are exact
- * (see blocks.h, where the same is done for units that multiply matrices).
  */
+#if !TILES
 #define UNITS ((PIECES + TEAM_LANES - 1) / TEAM_LANES)
 #define PIECES (NK / PIECE_ITEMS)
-
-#if defined(BLOCK_NBYTES)
-#define ROW_NBYTES (NK / 32 * BLOCK_NBYTES)
-
-/* The largest magnitude, as bits, in whose order infinities and NaN come last; at least 2^-105. */
-FN u32 top_of(const float *x, int count) {
-  u32 top = 22u << 23;
-  UNROLL for (int i = 0; i < count; i++) top = MAX(top, BITS_OF_FLOAT(x[i]) & 0x7fffffffu);
-  return top;
-}
-/* What x is multiplied with to count units, and a unit; NaN if the largest is no number. */
-FN float per_unit_of(u32 top) { return top >> 23 == 255u ? 0.0f : FLOAT_OF_BITS((275u - (top >> 23)) << 23); }
-FN float unit_of(u32 top) { return FLOAT_OF_BITS(top >> 23 == 255u ? 0x7fc00000u : ((top >> 23) - 21u) << 23); }
-/* Units of x. Adding 1.5 * 2^23 rounds to an integer; adding half of each digit's range makes digits signed, when
- * digit_of has taken it away again. */
-FN u32 whole_of(float x, float per_unit) {
-  return BITS_OF_FLOAT(x * per_unit + 12582912.0f) - 0x4b400000u + 0x00808080u;
-}
-/* Digit d of four. */
-FN u32 digit_of(const u32 *whole, int d) {
-  u32 pair = (u32)(d | (d + 4) << 4);
-  u32 low = PERMUTED(whole[0], whole[1], pair), high = PERMUTED(whole[2], whole[3], pair);
-  return PERMUTED(low, high, 0x5410u) ^ 0x80808080u;
-}
-#endif
-
-#if !TILES
 #if defined(BLOCK_NBYTES)
 #if defined(W_Q8_0)
 #define PIECE_ITEMS 16 /* half a block */
@@ -50,23 +19,27 @@ typedef struct {
   float unit;
 } Kept;
 
-/* Place in a piece of byte j of word i, as unpack_piece gives them. */
+/* What a lane keeps for a piece, its words as unpack_piece gives those of the weight. */
+FN void take(Kept *to, const u8 *row, int piece) {
+  UNROLL for (int d = 0; d < DIGITS; d++) {
+    const uint4 *from = (const uint4 *)(row + d * NK + piece * PIECE_ITEMS);
+    uint4 low = from[0];
+    u32 *digits = to->digits[d];
 #if defined(W_Q8_0)
-#define PLACE(i, j) ((i) * 4 + (j))
-#elif defined(W_Q4_0)
-#define PLACE(i, j) ((i) % 2 * 16 + (i) / 2 * 4 + (j))
+    digits[0] = low.x, digits[1] = low.y, digits[2] = low.z, digits[3] = low.w;
 #else
-#define PLACE(i, j) ELEMENT(i, j)
+    uint4 high = from[1];
+    u32 lows[4] = {low.x, low.y, low.z, low.w}, highs[4] = {high.x, high.y, high.z, high.w};
+    UNROLL for (int i = 0; i < 4; i++) {
+#if defined(W_Q4_0)
+      digits[2 * i] = lows[i], digits[2 * i + 1] = highs[i];
+#else
+      digits[2 * i] = side_by_side(lows[i], highs[i], 0), digits[2 * i + 1] = side_by_side(lows[i], highs[i], 1);
 #endif
-
-FN void keep(Kept *to, const float *x) {
-  u32 top = top_of(x, PIECE_ITEMS);
-  UNROLL for (int i = 0; i < PIECE_WORDS; i++) {
-    u32 whole[4];
-    UNROLL for (int j = 0; j < 4; j++) whole[j] = whole_of(x[PLACE(i, j)], per_unit_of(top));
-    UNROLL for (int d = 0; d < DIGITS; d++) to->digits[d][i] = digit_of(whole, d);
+    }
+#endif
   }
-  to->unit = unit_of(top);
+  to->unit = unit_at(row, piece * PIECE_ITEMS / 32);
 }
 
 /* Signed bytes of the piece that begins at byte `at` of local memory, at any address. */
@@ -117,13 +90,15 @@ FN float dot_piece(const Kept *kept, LOCAL_PTR const u8 *memory, int at, int pie
 }
 #else
 #define PIECE_ITEMS ITEMS
-#define ROW_NBYTES (NK * W_NBYTES)
 typedef struct {
   float x[PIECE_ITEMS];
 } Kept;
 
-FN void keep(Kept *to, const float *x) {
-  UNROLL for (int j = 0; j < PIECE_ITEMS; j++) to->x[j] = x[j];
+FN void take(Kept *to, const u8 *row, int piece) {
+  UNROLL for (int j = 0; j < PIECE_ITEMS; j += 4) {
+    float4 four = ((const float4 *)row)[(piece * PIECE_ITEMS + j) / 4];
+    to->x[j] = four.x, to->x[j + 1] = four.y, to->x[j + 2] = four.z, to->x[j + 3] = four.w;
+  }
 }
 
 FN float dot_piece(const Kept *kept, LOCAL_PTR const u8 *memory, int at, int piece) {
@@ -134,16 +109,12 @@ FN float dot_piece(const Kept *kept, LOCAL_PTR const u8 *memory, int at, int pie
 }
 #endif
 
-/* The pieces of a row of floats that a lane has. */
-FN void load_pieces(float *to, const u8 *from) {
+#define KEPT_COUNT UNITS
+/* All that a lane keeps; what it has no piece for is not looked at. */
+FN void take_row(Kept *to, const u8 *row) {
   UNROLL for (int u = 0; u < UNITS; u++) {
     int piece = u * TEAM_LANES + TEAM_LANE;
-    UNROLL for (int j = 0; j < PIECE_ITEMS; j += 4) {
-      float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (piece < PIECES) four = ((const float4 *)from)[(piece * PIECE_ITEMS + j) / 4];
-      float *v = to + u * PIECE_ITEMS + j;
-      v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
-    }
+    take(to + u, row, piece < PIECES ? piece : 0);
   }
 }
 #endif

@@ -7,30 +7,6 @@
  */
 #define JOBS 3
 
-#if !TILES
-/* Scale x to rms_norm(x) * w; group 0 writes it to y. Every team has all of x. */
-FN void normalise(float *x, const float *w, u8 *y, float eps, float *scratch) {
-  float sum = 0.0f;
-  UNROLL for (int i = 0; i < UNITS * PIECE_ITEMS; i++) sum += x[i] * x[i];
-  UNROLL for (int step = 16; step > 0; step /= 2) sum += EXCHANGED(sum, step, scratch);
-  if (WARP_LANE == 0) scratch[WARP_INDEX] = sum;
-  MEET(LANES);
-  sum = 0.0f;
-  UNROLL for (int i = 0; i < TEAM_WARPS; i++) sum += scratch[i];
-  float scale = 1.0f / SQRT(sum / (float)NK + eps);
-  UNROLL for (int i = 0; i < UNITS * PIECE_ITEMS; i++) x[i] = x[i] * scale * w[i];
-  if (GROUP(0) != 0 || LANE >= TEAM_LANES) return;
-  UNROLL for (int u = 0; u < UNITS; u++) {
-    int piece = u * TEAM_LANES + TEAM_LANE;
-    if (piece >= PIECES) break;
-    UNROLL for (int j = 0; j < PIECE_ITEMS; j += 4) {
-      const float *v = x + u * PIECE_ITEMS + j;
-      ((float4 *)y)[(piece * PIECE_ITEMS + j) / 4] = make_float4(v[0], v[1], v[2], v[3]);
-    }
-  }
-}
-#endif
-
 FN Job job_of(const u8 *w, const Tens tw, const u8 *v, const Tens tv, u8 *y, const Tens ty, const u8 *bias, const Tens tb,
               const u8 *more, const Tens tm, int rows, int adds, int groups) {
   Job job;
@@ -41,7 +17,7 @@ FN Job job_of(const u8 *w, const Tens tw, const u8 *v, const Tens tv, u8 *y, con
   return job;
 }
 
-/* Groups: one for each multiprocessor. Local memory: stages. */
+/* Groups: one for each multiprocessor. Local memory: stages, and the row. */
 extern "C" __global__ void __launch_bounds__(LANES + 32, 1)
 fed_rows(const u8 *x, Tens tx, const u8 *norm, Tens tnorm, u8 *normed, Tens tnormed, float eps, int groups,
          const u8 *w0, Tens tw0, const u8 *v0, Tens tv0, u8 *y0, Tens ty0, const u8 *b0, Tens tb0,
@@ -64,33 +40,22 @@ fed_rows(const u8 *x, Tens tx, const u8 *norm, Tens tnorm, u8 *normed, Tens tnor
     if (LANE == LANES) feed(stages, full, empty, jobs, JOBS);
     return;
   }
-#if TILES
-  Kept x_kept[PAIRS];
-  const u8 *row = x + tx.off, *weight = NORM ? norm + tnorm.off : 0;
-  float scale = 1.0f;
-  EARLY_WAIT();
+  u8 *row = stages + STAGES * STAGE_NBYTES;
+  float4 xv[QUADS];
+  Kept x_kept[KEPT_COUNT];
 #if NORM
-  /* The second set is not written before all lanes have met again. */
-  scale = norm_scale(row, eps, kept + SET_SUMS);
-  if (GROUP(0) == 0) store_normed(normed + tnormed.off, row, weight, scale);
-#endif
-  keep_row(x_kept, row, weight, scale, kept);
-#else
-  float xv[UNITS * PIECE_ITEMS];
-  Kept x_kept[UNITS];
-#if NORM
-  float scales[UNITS * PIECE_ITEMS];
+  float4 scales[QUADS];
   if (!CONSTANT_W) EARLY_WAIT();
-  load_pieces(scales, norm + tnorm.off);
+  load_quads(scales, norm + tnorm.off);
   EARLY_WAIT();
-  load_pieces(xv, x + tx.off);
+  load_quads(xv, x + tx.off);
   /* The second set is not written before all lanes have met again. */
   normalise(xv, scales, normed + tnormed.off, eps, kept + SET_SUMS);
 #else
   EARLY_WAIT();
-  load_pieces(xv, x + tx.off);
+  load_quads(xv, x + tx.off);
 #endif
-  UNROLL for (int u = 0; u < UNITS; u++) keep(x_kept + u, xv + u * PIECE_ITEMS);
-#endif
+  put_row(row, xv, kept);
+  take_row(x_kept, row);
   multiply(x_kept, stages, full, empty, jobs, JOBS, kept, 0.0f, 0.0f);
 }

@@ -25,19 +25,11 @@
 #define PAIRS ((BLOCKS + HALVES - 1) / HALVES)
 /* From a pair to the next one of a warp: a multiple of 4, so bytes have the same places in words. */
 #define STEP_NBYTES (HALVES * BLOCK_NBYTES)
-#define PAIR_FLOATS 16 /* of x that a lane has for its block */
 /* Blocks from the first one of a pair to the second: so far that lanes read different banks. */
 #if defined(W_MXFP4)
 #define APART 4
 #else
 #define APART 1
-#endif
-
-/* Place, in the floats that a lane has, of the one whose digit is byte j of word i of a pair. */
-#if defined(W_MXFP4)
-#define PLACE_OF(i, j) ((i) / 2 * 8 + (j) % 2 * 4 + (i) % 2 * 2 + (j) / 2)
-#else
-#define PLACE_OF(i, j) ((i) * 4 + (j))
 #endif
 
 typedef struct {
@@ -49,59 +41,22 @@ typedef struct {
 /* Block of the first pair. */
 #define FIRST_BLOCK (WARP_INDEX / APART * (2 * APART) + WARP_INDEX % APART + PART_OF_PAIR * APART)
 
-/* Keep floats of x for a block, which a lane with an odd number shares with the one before it; nothing if there is
- * no such block. */
-FN void keep(Kept *to, const float *x, int exists, float *scratch) {
-  u32 top = top_of(x, PAIR_FLOATS);
-  u32 other = BITS_OF_FLOAT(EXCHANGED(FLOAT_OF_BITS(top), 1, scratch));
-  top = MAX(top, other);
-  int column = WARP_LANE / 4, digit = column % 4;
-  int is_mine = exists && digit < DIGITS && column / 4 == PART_OF_PAIR;
-  UNROLL for (int i = 0; i < 4; i++) {
-    u32 whole[4];
-    UNROLL for (int j = 0; j < 4; j++) whole[j] = whole_of(x[PLACE_OF(i, j)], per_unit_of(top));
-    to->digits[i] = is_mine ? digit_of(whole, digit) : 0u;
-  }
-  to->unit = exists ? unit_of(top) : 0.0f;
-}
-
-/* Keep a row of x times `scale`, and times a norm's weight if there is one. */
-FN void keep_row(Kept *to, const u8 *x, const u8 *norm, float scale, float *scratch) {
+#define KEPT_COUNT PAIRS
+/* All that a lane keeps. Of x it needs the numbers that it has of weights, each of 8 bytes of a word and a half. */
+FN void take_row(Kept *to, const u8 *row) {
+  int column = WARP_LANE / 4, digit = column % 4, is_mine = digit < DIGITS && column / 4 == PART_OF_PAIR;
   UNROLL for (int p = 0; p < PAIRS; p++) {
-    int block = p * HALVES + FIRST_BLOCK, exists = block < BLOCKS;
-    float v[PAIR_FLOATS];
-    UNROLL for (int i = 0; i < PAIR_FLOATS / 4; i++) {
-      int at = exists ? block * 8 + i % 2 * 4 + WARP_LANE % 2 * 2 + i / 2 : 0;
-      float4 four = ((const float4 *)x)[at];
-      if (norm != 0) {
-        float4 w = ((const float4 *)norm)[at];
-        four.x *= scale * w.x, four.y *= scale * w.y, four.z *= scale * w.z, four.w *= scale * w.w;
-      }
-      v[i * 4] = four.x, v[i * 4 + 1] = four.y, v[i * 4 + 2] = four.z, v[i * 4 + 3] = four.w;
-    }
-    keep(to + p, v, exists, scratch);
-  }
-}
-
-/* What rms_norm multiplies x with; all lanes take part. */
-FN float norm_scale(const u8 *x, float eps, float *scratch) {
-  float sum = 0.0f;
-  for (int i = LANE; i < NK / 4; i += LANES) {
-    float4 v = ((const float4 *)x)[i];
-    sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-  }
-  UNROLL for (int step = 16; step > 0; step /= 2) sum += EXCHANGED(sum, step, scratch);
-  if (WARP_LANE == 0) scratch[WARP_INDEX] = sum;
-  MEET(LANES);
-  sum = 0.0f;
-  UNROLL for (int i = 0; i < WARPS; i++) sum += scratch[i];
-  return 1.0f / SQRT(sum / (float)NK + eps);
-}
-
-FN void store_normed(u8 *y, const u8 *x, const u8 *norm, float scale) {
-  for (int i = LANE; i < NK / 4; i += LANES) {
-    float4 v = ((const float4 *)x)[i], w = ((const float4 *)norm)[i];
-    ((float4 *)y)[i] = make_float4(v.x * scale * w.x, v.y * scale * w.y, v.z * scale * w.z, v.w * scale * w.w);
+    int block = p * HALVES + FIRST_BLOCK, exists = block < BLOCKS, takes = exists && is_mine;
+    const uint2 *from = (const uint2 *)(row + (takes ? digit * NK + block * 32 + WARP_LANE % 2 * 8 : 0));
+    uint2 low = from[0], high = from[2];
+#if defined(W_MXFP4)
+    u32 words[4] = {side_by_side(low.x, high.x, 0), side_by_side(low.x, high.x, 1), side_by_side(low.y, high.y, 0),
+                    side_by_side(low.y, high.y, 1)};
+#else
+    u32 words[4] = {low.x, high.x, low.y, high.y};
+#endif
+    UNROLL for (int i = 0; i < 4; i++) to[p].digits[i] = takes ? words[i] : 0u;
+    to[p].unit = exists ? unit_at(row, block) : 0.0f;
   }
 }
 
