@@ -98,7 +98,15 @@ JOINERS: Final[tuple[Joiner, ...]] = (
 )  # fmt: skip
 """What makes one call of neighbours; the first that does is taken, before any other way."""
 
-NEIGHBOURS: Final = frozenset({", ".join(ATTENTION), "rms_norm+mul, mul_mat"})
+NEIGHBOURS: Final = frozenset(
+    {
+        ", ".join(ATTENTION),
+        "rms_norm+mul, mul_mat",
+        "sum_rows+add, rms_norm+mul, mul_mat",
+        "sum_rows+add, rms_norm+mul, mul_mat, mul_mat, mul_mat",
+        "sum_rows+add, rms_norm+mul, mul_mat+add, mul_mat+add, mul_mat+add",
+    }
+)
 """Those of which some operands would else be dead, and lain on, before the last has run."""
 
 

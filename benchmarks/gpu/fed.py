@@ -11,7 +11,7 @@ import numpy as np
 
 from ggsched.config import Settings
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import BF16, F16, F32, Q8_0, DType
+from ggsched.ir.dtype import BF16, F16, F32, MXFP4, Q4_0, Q8_0, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.scheduler import Scheduler
@@ -42,7 +42,7 @@ def run(*, quick: bool) -> dict[str, Any]:
 def graphs(quick: bool) -> Iterator[tuple[str, Graph]]:
     """Yield graphs of one row, by name."""
     extents = (64, 2048, 2880, 4096, 14336)
-    for dtype in (BF16, Q8_0, F16, F32):
+    for dtype in (BF16, Q8_0, MXFP4, Q4_0, F16, F32):
         for k in extents[1:3] if quick or dtype in (F16, F32) else extents:
             for n in ROWS[1:2] if quick else ROWS:
                 if n * k > MOST:
@@ -79,7 +79,19 @@ def _gated(dtype: DType, n: int, k: int) -> Graph:
     return g.build(g.swiglu(gate, up))
 
 
-BUILD = {"plain": _plain, "normed": _normed, "residual": _residual, "gated": _gated}
+def _summed(dtype: DType, n: int, k: int) -> Graph:
+    """A norm of sums of four rows and another one, and products of it; all are looked at."""
+    g = GraphBuilder("summed")
+    total = g.sum_rows(g.permute(g.input("terms", (1, 4, k)), 0, 2, 1))
+    y = g.add(g.reshape(total, 1, k), g.input("base", (1, k)))
+    x = g.mul(g.rms_norm(y, 1e-5), g.weight("norm", (k,)))
+    made = [g.mul_mat(g.weight(f"w{i}", (n + i, k), dtype), x) for i in range(3)]
+    return g.build(*made, g.scale(x, 2.0), g.scale(y, 2.0))
+
+
+BUILD = {
+    "plain": _plain, "normed": _normed, "residual": _residual, "gated": _gated, "summed": _summed,
+}  # fmt: skip
 
 
 def _error(graph: Graph) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Inputs that the host sets before each run:
     kv_rows      (n_tokens,) i32       row of the KV cache that each token writes, all different
     mask         (n_tokens, n_kv) f32  0 where a token may look at a cache row, else -inf
     mask_window  (n_tokens, n_kv) f32  the same for windowed layers (gpt-oss only)
-    out_rows     (n_out,) i32          which of the tokens get logits
+    out_rows     (n_out,) i32          which of the tokens get logits (not if there is just one)
 
 States, zero at first: ``blk.N.k_cache`` and ``blk.N.v_cache``, (n_ctx, n_head_kv * head_dim).
 Output: logits (n_out, n_vocab) f32.

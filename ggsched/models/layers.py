@@ -51,7 +51,10 @@ class Kit:
         mask_shape = (batch.n_tokens, batch.n_kv)
         self.mask = g.input("mask", mask_shape)
         self.mask_window = g.input("mask_window", mask_shape) if self.hp.window else self.mask
-        self.out_rows = g.input("out_rows", (batch.n_out,), I32)
+        # Of one token there is nothing to choose.
+        self.out_rows = None
+        if (batch.n_tokens, batch.n_out) != (1, 1):
+            self.out_rows = g.input("out_rows", (batch.n_out,), I32)
         self._weights: dict[str, Tensor] = {}
 
     # --- weights --------------------------------------------------------------------------
@@ -203,7 +206,7 @@ class Kit:
         g, blk = self.g, f"blk.{layer}"
         with g.scope(blk):
             out = self.attention(self.norm(x, f"{blk}.attn_norm", "attn_norm"), layer)
-            if layer == self.hp.n_layer - 1:
+            if layer == self.hp.n_layer - 1 and self.out_rows is not None:
                 out = g.get_rows(out, self.out_rows, name="attn_out_rows")
                 x = g.get_rows(x, self.out_rows, name="inp_out_rows")
             x = g.add(out, x, name="ffn_inp")

@@ -121,26 +121,27 @@ def test_another_shape_in_between():
 
 
 def test_cut_of_a_decode_step():
-    """Every key head has a cluster of eight groups, and each warp takes its positions at once."""
+    """Two query heads have a cluster of eight groups, and each warp takes its positions at once."""
     call, cut = call_of(attention())
-    assert call.groups == (8, 8, 1)
+    assert call.groups == (8, 16, 1)
     assert call.cluster == 8
-    assert (cut["WIDTH"], cut["SPAN"], cut["ROWS"], cut["SPLITS"]) == (128, 16, 4, 8)
+    assert (cut["WIDTH"], cut["SPAN"], cut["ROWS"], cut["SPLITS"]) == (128, 16, 2, 8)
     positions = cut["SPLITS"] * cut["LANES"] // 32 * cut["STEPS"] * (32 // cut["SPAN"])
     assert positions == 256
     assert call.lanes == cut["LANES"]
 
 
 @pytest.mark.parametrize(("share", "width"), [(4, 64), (4, 128), (8, 64), (8, 128)])
-def test_few_lanes_where_few_positions_are(share, width):
-    """Groups of the next kernel begin beside these; the heads of many share their key head."""
+def test_few_heads_where_few_positions_are(share, width):
+    """They are read by more groups; where they are many, the heads of many share their key head."""
     call, cut = call_of(attention(share=share, width=width))
-    assert call.lanes == 128
+    assert cut["ROWS"] == 2
+    assert call.groups[0] * call.groups[1] == 128, "nearly all multiprocessors"
+    warps = call.lanes // 32
+    assert cut["SPLITS"] * warps * cut["STEPS"] * (32 // cut["SPAN"]) == 256, "in one turn"
+    call, cut = call_of(attention(share=share, width=width, n=4096, mask=None))
     assert cut["ROWS"] == 4
     assert call.groups == (8, 2 * share, 1)
-    assert cut["SPLITS"] * 4 * cut["STEPS"] * (32 // cut["SPAN"]) == 256, "in one turn"
-    call, cut = call_of(attention(share=share, width=width, n=4096, mask=None))
-    assert call.lanes == 256, "where the loop is long, more is under way"
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 8])
@@ -168,7 +169,7 @@ def test_every_cut_is_legal(tokens, share, n, width):
 
 def test_many_groups_are_not_split():
     call, cut = call_of(attention(tokens=8, groups=16, mask=None))
-    assert call.groups == (1, 16, 8)
+    assert call.groups == (1, 32, 8)
     assert call.cluster == cut["SPLITS"] == 1
 
 

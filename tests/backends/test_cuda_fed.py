@@ -147,7 +147,7 @@ def test_tiles():
     """Where rows begin at many banks, and stages hold what units for matrices take at once."""
     gpt_oss = cut(operand(MXFP4, 2880, 2880))
     assert gpt_oss.is_tiled
-    assert (gpt_oss.rows, gpt_oss.team_warps, gpt_oss.units, gpt_oss.most_stages) == (16, 16, 3, 5)
+    assert (gpt_oss.rows, gpt_oss.team_warps, gpt_oss.units, gpt_oss.most_stages) == (16, 8, 6, 5)
     gated = cut(*[operand(MXFP4, 2880, 2880)] * 2)
     assert (gated.is_tiled, gated.rows, gated.most_stages) == (True, 8, 5)
     assert cut(operand(Q4_0, 8, 2880)).is_tiled

@@ -41,6 +41,16 @@ def test_inputs_states_weights_output(name):
     assert graph.tensors[out].shape == (1, 256)
 
 
+@pytest.mark.parametrize(
+    ("n_tokens", "n_out", "chooses"), [(1, 1, False), (2, 1, True), (2, 2, True)]
+)
+def test_of_one_token_there_is_nothing_to_choose(n_tokens, n_out, chooses):
+    spec = load_model(ORACLE / "llama-tiny-f32.gguf").spec
+    graph = build_model_graph(spec, n_tokens=n_tokens, n_kv=32, n_out=n_out, n_ctx=64)
+    assert ("out_rows" in {t.name for t in graph.roots(Role.INPUT)}) == chooses
+    assert graph.tensors[graph.outputs[0]].shape == (n_out, spec.hparams.n_vocab)
+
+
 @pytest.mark.parametrize("name", ["llama-tiny-f32", "qwen3moe-tiny-f32", "gptoss-tiny-f32"])
 def test_each_node_has_a_label_of_its_own_that_tells_its_block(name):
     spec = load_model(ORACLE / f"{name}.gguf").spec

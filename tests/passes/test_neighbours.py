@@ -72,12 +72,15 @@ def test_what_is_not_there_changes_nothing(names):
     assert planned(graph, names).memory == planned(graph).memory
 
 
-def test_an_operand_of_one_of_them_is_taken_over():
+def test_what_others_read_takes_over_nothing():
+    """Each part of a call computes it for itself, perhaps when another one has written it."""
     graph = chain()
-    plan = planned(graph, ROW)
-    raw, normed, y = (plan.splits.bindings[k][-1] for k in range(3))
-    assert plan.memory.overwrites[normed] == raw, "nobody else touches it"
-    assert y not in plan.memory.overwrites, "the norm writes what it would lie on"
+    raw, normed, y = (planned(graph).splits.bindings[k][-1] for k in range(3))
+    assert planned(graph).memory.overwrites[normed] == raw, "or this shows nothing"
+    overwrites = planned(graph, ROW).memory.overwrites
+    assert normed not in overwrites, "the next one reads it"
+    assert y not in overwrites, "and this one, too"
+    assert planned(graph, "silu, rms_norm").memory.overwrites[normed] == raw
 
 
 def test_what_is_large_is_not_kept():

@@ -16,18 +16,19 @@ MOST_TOKENS: Final = 8
 MOST_WIDTH: Final = 256
 MOST_ROWS: Final = 4
 """Query heads of a group: of each, sixteen numbers stay in the registers of a lane."""
+FEW_ROWS: Final = 2
+"""The same where rows of the caches are few: they are read by more groups then, each of which has
+less to do one after the other, and fewer registers."""
+SHORT: Final = 1024
+"""Positions that are few."""
 MOST_SPLITS: Final = 8
 """Groups of a cluster; more are not portable."""
-FEW_WARPS: Final = 4
-"""As many leave registers to groups of the next kernel, which begin while these run."""
 MOST_WARPS: Final = 8
 FEW_POSITIONS: Final = 32
 """A group with fewer takes less time than the meeting of a cluster."""
 FEW_STEPS: Final = 2
 MOST_STEPS: Final = 4
 """Positions that a lane has under way; more where one turn of the loop is not enough."""
-LONG_LOOP: Final = 4
-"""From as many turns of a loop on, time counts for more than what the next kernel has."""
 PIECE: Final = 16  # bytes of a vector load
 EIGHT: Final = 8  # elements of a lane
 WARP: Final = 32
@@ -79,7 +80,7 @@ def cut_of(
     k, q = product.inputs
     (heads, tokens, _), groups = q.shape, k.shape[0]
     share = heads // groups
-    parts = -(-share // MOST_ROWS)
+    parts = -(-share // (FEW_ROWS if k.shape[1] <= SHORT else MOST_ROWS))
     each = -(-share // parts)
     cut = _cut(nodes[-1].profile.units, k, each, groups * parts * tokens)
     has = bool(soft.params["mask"]) | bool(soft.params["sinks"]) << 1
@@ -108,10 +109,8 @@ def _cut(units: int, k: Operand, each: int, others: int) -> dict[str, int]:
     per = WARP // span
     room = max(1, units // others)
     splits = min(MOST_SPLITS, _power(room + 1) // 2, _power(-(-n // FEW_POSITIONS)))
-    warps = min(FEW_WARPS, _power(-(-n // (splits * per * FEW_STEPS))))
+    warps = min(MOST_WARPS, _power(-(-n // (splits * per * FEW_STEPS))))
     steps = FEW_STEPS if n <= splits * warps * per * FEW_STEPS else MOST_STEPS
-    if n >= LONG_LOOP * splits * warps * per * steps:
-        warps = MOST_WARPS
     items = rows * width // 4
     slots = -(-items // splits)
     local = PIECE * (warps * items + splits * slots) + 8 * rows * (warps + splits)

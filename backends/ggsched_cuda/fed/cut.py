@@ -140,7 +140,7 @@ def _cut_in_tiles(w: Operand, sides: int, profile: Profile, aligned: bool) -> Cu
     if len(banks) < FEWEST_BANKS.get(w.dtype.name, 9):
         return None
     ways = [(-(-blocks // (2 * warps)), warps) for warps in TILE_WARPS]
-    pairs, warps = min(ways, key=lambda way: (way[0] * way[1], way[0]))
+    pairs, warps = min(ways, key=lambda way: (way[0] * way[1], way[1]))
     rows = TILE // sides
     while (
         2 * rows <= MOST_ROWS // sides

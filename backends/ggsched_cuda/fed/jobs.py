@@ -47,6 +47,21 @@ class Norm:
     eps: float
 
 
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What makes the norm's operand: sums of the numbers of some rows, and what they are added to.
+
+    Attributes:
+        x: The numbers of each sum, (.., n, count).
+        z: What they are added to.
+        y: The result, a row.
+    """
+
+    x: Operand
+    z: Operand
+    y: Operand
+
+
 @dataclass(slots=True)
 class Feeding:
     """Jobs of one row of x, which a norm may have made.
@@ -55,12 +70,14 @@ class Feeding:
         profile: Of the device.
         x: The row; what the norm takes if there is one.
         norm: The norm.
+        sums: What makes x, for the norm to take.
         jobs: What is computed.
     """
 
     profile: Profile
     x: Operand
     norm: Norm | None = None
+    sums: Sums | None = None
     jobs: list[Job] = field(default_factory=list)
 
     @property
@@ -108,12 +125,14 @@ class Feeding:
 
         A result may lie on what is added to it, number by number.
         """
-        reads, writes = [self.x], []
+        reads, writes = [self.x] if self.sums is None else [self.sums.x, self.sums.z], []
+        if self.sums is not None:
+            writes.append(self.sums.y)
         if self.norm is not None:
             reads.append(self.norm.w)
             writes.append(self.norm.y)
-            if meet(self.norm.y, self.x) or meet(self.norm.y, self.norm.w):
-                return False
+        if any(meet(a, b) for a in writes for b in reads) or (len(writes) == 2 and meet(*writes)):
+            return False
         for other in self.jobs:
             reads += other.reads
             writes.append(other.y)

@@ -7,12 +7,23 @@ from typing import Final
 from ggsched.backend.program import BoundNode, Operand
 from ggsched_cuda.calls import CudaSite
 from ggsched_cuda.fed.cut import cut_for
-from ggsched_cuda.fed.jobs import MOST_JOBS, Feeding, Job, Norm
-from ggsched_cuda.fed.operands import is_row, is_vector, joins, meet, other_operand
+from ggsched_cuda.fed.jobs import MOST_JOBS, Feeding, Job, Norm, Sums
+from ggsched_cuda.fed.operands import (
+    PIECE,
+    is_row,
+    is_same,
+    is_vector,
+    joins,
+    meet,
+    other_operand,
+)
 from ggsched_kernels.calls import Arg, Profile, f32, i32, window
 
 Nodes = Sequence[BoundNode]
 Groups = Sequence[Nodes]
+
+MOST_SUMS: Final = 8
+"""Rows that are added up while a kernel begins: every group does it for itself."""
 
 FED_PATTERNS: Final = frozenset({"mul_mat+add", "mul_mat+add+add", "mul_mat*2+swiglu"})
 """Groups that a call can compute; with many rows they are lowered node by node."""
@@ -22,12 +33,20 @@ def join_products(groups: Groups, at: int, profile: Profile) -> tuple[int, CudaS
     """Return how many groups from ``at`` on one call computes, and the site that has it.
 
     A norm goes together with the products of its result, and products of the same row with each
-    other. What a norm computes is written for others all the same.
+    other; sums of a few rows go together with a norm of the result. What sums and a norm compute is
+    written for others all the same.
     """
     if not profile.has_feeder:
         return None
-    feeding = _norm_of(groups[at], profile)
-    end = at if feeding is None else at + 1
+    sums, end = _sums_of(groups[at]), at
+    if sums is not None:
+        end += 1
+    feeding = _norm_of(groups[end], profile) if end < len(groups) else None
+    if sums is not None:
+        if feeding is None or not is_same(feeding.x, sums.y):
+            return None
+        feeding.sums = sums
+    end += feeding is not None
     while end < len(groups):
         found = _product_of(groups[end], profile)
         if found is None:
@@ -71,6 +90,24 @@ def _product_of(nodes: Nodes, profile: Profile) -> tuple[Operand, Job] | None:
     return (x, job) if _fits(x, job, profile) else None
 
 
+def _sums_of(nodes: Nodes) -> Sums | None:
+    """Return the sums of a few rows that are added to another row; None if it is none."""
+    group = nodes[-1].group
+    if group is None or group.pattern != "sum_rows+add" or len(nodes) == 1:
+        return None
+    sums, add = nodes
+    x, z, y = sums.inputs[0], other_operand(sums.output, add), add.output
+    if z is None or not (is_row(z) and is_row(y)) or z.shape[-1] != y.shape[-1]:
+        return None
+    n, count = x.shape[-2:] if len(x.shape) > 1 else (0, 0)
+    is_one = n == y.shape[-1] and all(extent == 1 for extent in x.shape[:-2])
+    if not (is_one and x.dtype.name == "f32" and 0 < count <= MOST_SUMS):
+        return None
+    step, places = x.strides[-2], (x.offset, x.strides[-1] if count > 1 else 0)
+    has_rows = step == x.dtype.block_nbytes and all(place % PIECE == 0 for place in places)
+    return Sums(x, z, y) if has_rows else None
+
+
 def _norm_of(nodes: Nodes, profile: Profile) -> Feeding | None:
     """Return the begin of a call from a norm of one row and its weight; None if it is none."""
     group = nodes[-1].group
@@ -95,19 +132,31 @@ def _fits(x: Operand, job: Job, profile: Profile) -> bool:
     return cut_for(job.weights, profile) is not None
 
 
+def _parts(jobs: Sequence[Job], profile: Profile) -> int:
+    """Return how many groups share the rows: no more than make the largest share smaller.
+
+    What is before it in the stream may keep a multiprocessor for itself until it ends, and then the
+    last group begins late, while all others have their first stages.
+    """
+    n = jobs[0].w.shape[-2]
+    return profile.units if len(jobs) > 1 else -(-n // -(-n // profile.units))
+
+
 def _lower(feeding: Feeding, site: CudaSite) -> None:
     """Add the call to the site of the last node."""
-    jobs, cut, norm = feeding.jobs, feeding.cut, feeding.norm
-    first, units = jobs[0], site.profile.units
-    given = -(-sum(cut.units_of(job.w.shape[-2]) for job in jobs) // units)
+    jobs, cut, norm, sums = feeding.jobs, feeding.cut, feeding.norm, feeding.sums
+    first, parts = jobs[0], _parts(jobs, site.profile)
+    given = -(-sum(cut.units_of(job.w.shape[-2]) for job in jobs) // parts)
     defines = {
         **cut.defines(first.w, given), "GATED": int(first.v is not None),
-        "NORM": int(norm is not None), "CONSTANT_W": int(feeding.is_constant),
+        "NORM": int(norm is not None), "ADDENDS": 0 if sums is None else sums.x.shape[-1],
+        "CONSTANT_W": int(feeding.is_constant),
     }  # fmt: skip
     x = window(feeding.x)
     made = (x, x) if norm is None else (window(norm.w), window(norm.y))
     args: list[Arg] = [*x.args, *made[0].args, *made[1].args]
-    args += [f32(0.0 if norm is None else norm.eps), i32(units)]
+    args += [f32(0.0 if norm is None else norm.eps), i32(parts)]
+    args += [*x.args, *x.args] if sums is None else [*window(sums.x).args, *window(sums.z).args]
     for i in range(MOST_JOBS):
         job = jobs[min(i, len(jobs) - 1)]
         y = window(job.y)
@@ -115,4 +164,4 @@ def _lower(feeding: Feeding, site: CudaSite) -> None:
         for place in (window(job.w), window(job.v or job.w), y, *added, *([y] * (2 - len(added)))):
             args += place.args
         args += [i32(job.w.shape[-2] if i < len(jobs) else 0), i32(len(added))]
-    site.call("fed_rows", "fed_rows", tuple(args), (units, 1, 1), **defines)
+    site.call("fed_rows", "fed_rows", tuple(args), (parts, 1, 1), **defines)

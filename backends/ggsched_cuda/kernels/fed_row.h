@@ -21,6 +21,22 @@ FN void load_quads(float4 *to, const u8 *from) {
   }
 }
 
+/* The sums of rows that lie `step` bytes apart, and of another row; group 0 writes them to y. */
+FN void add_up(float4 *to, const u8 *rows, i64 step, const u8 *base, u8 *y) {
+  float4 terms[ADDENDS + 1][QUADS];
+  UNROLL for (int u = 0; u < ADDENDS; u++) load_quads(terms[u], rows + u * step);
+  load_quads(terms[ADDENDS], base);
+  UNROLL for (int j = 0; j < QUADS; j++) {
+    int i = j * LANES + LANE;
+    float4 sum = terms[0][j];
+    UNROLL for (int u = 1; u <= ADDENDS; u++) {
+      sum.x += terms[u][j].x, sum.y += terms[u][j].y, sum.z += terms[u][j].z, sum.w += terms[u][j].w;
+    }
+    to[j] = sum;
+    if (GROUP(0) == 0 && i < NK / 4) ((float4 *)y)[i] = sum;
+  }
+}
+
 /* Scale x to rms_norm(x) * w; group 0 writes it to y. */
 FN void normalise(float4 *x, const float4 *w, u8 *y, float eps, float *scratch) {
   float sum = 0.0f;

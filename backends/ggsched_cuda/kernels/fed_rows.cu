@@ -3,7 +3,8 @@
  *   y[n] = sum_k x[k] w[n, k]  (+ bias[n] (+ more[n]))
  *   y[n] = silu(sum_k x[k] w[n, k]) * sum_k x[k] v[n, k]     with GATED
  *
- * and x may be rms_norm(x) * norm weight, which group 0 writes for others too (NORM).
+ * and x may be rms_norm(x) * norm weight (NORM), where x may be the sum of ADDENDS terms and a base; group 0 writes
+ * what that gives for others too.
  */
 #define JOBS 3
 
@@ -20,7 +21,7 @@ FN Job job_of(const u8 *w, const Tens tw, const u8 *v, const Tens tv, u8 *y, con
 /* Groups: one for each multiprocessor. Local memory: stages, and the row. */
 extern "C" __global__ void __launch_bounds__(LANES + 32, 1)
 fed_rows(const u8 *x, Tens tx, const u8 *norm, Tens tnorm, u8 *normed, Tens tnormed, float eps, int groups,
-         const u8 *w0, Tens tw0, const u8 *v0, Tens tv0, u8 *y0, Tens ty0, const u8 *b0, Tens tb0,
+         const u8 *terms, Tens tterms, const u8 *base, Tens tbase, const u8 *w0, Tens tw0, const u8 *v0, Tens tv0, u8 *y0, Tens ty0, const u8 *b0, Tens tb0,
          const u8 *m0, Tens tm0, int rows0, int adds0,
          const u8 *w1, Tens tw1, const u8 *v1, Tens tv1, u8 *y1, Tens ty1, const u8 *b1, Tens tb1,
          const u8 *m1, Tens tm1, int rows1, int adds1,
@@ -48,7 +49,11 @@ fed_rows(const u8 *x, Tens tx, const u8 *norm, Tens tnorm, u8 *normed, Tens tnor
   if (!CONSTANT_W) EARLY_WAIT();
   load_quads(scales, norm + tnorm.off);
   EARLY_WAIT();
+#if ADDENDS
+  add_up(xv, terms + tterms.off, tterms.s[3], base + tbase.off, (u8 *)x + tx.off);
+#else
   load_quads(xv, x + tx.off);
+#endif
   /* The second set is not written before all lanes have met again. */
   normalise(xv, scales, normed + tnormed.off, eps, kept + SET_SUMS);
 #else

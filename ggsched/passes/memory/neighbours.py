@@ -2,9 +2,10 @@
 
 A device makes one call of groups that follow each other if none of them writes what another one
 touches, for the parts of a call run in any order. Which groups those are it names in
-``DeviceFacts.neighbours``. What they touch keeps its bytes until the last of them has run, though a
-result may take the place of an operand that no other of them touches. That is a wish and no more:
-without it a plan is as right, and the device runs the groups one by one.
+``DeviceFacts.neighbours``. What they touch keeps its bytes until the last of them has run. A result
+may take the place of an operand if no other of them touches either: one that others read is
+computed by each part of the call that needs it. That is a wish and no more: without it a plan is as
+right, and the device runs the groups one by one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,8 +35,8 @@ class Kept:
 
     Attributes:
         until: For some values the step until which nobody else gets their bytes.
-        held: For the last node of each of the groups the values that the others touch, whose bytes
-            its result does not take over.
+        held: For the last node of each of the groups the values whose bytes its result does not
+            take over, because others touch them or the result.
     """
 
     until: Mapping[int, int] = field(default_factory=dict)
@@ -78,19 +79,18 @@ def find_kept(
     for s in splits.splits:
         for names, nodes in _rows(graph, s, streams, groups, inside) if wanted[s.device] else ():
             for at, end in _matches(names, wanted[s.device]):
-                seen: set[int] = set()
-                shared: set[int] = set()
-                for group in nodes[at:end]:
-                    touched = {v for n in group for v in splits.bindings[n]}
-                    shared |= seen & touched
-                    seen |= touched
+                rows = [{v for n in group for v in splits.bindings[n]} for group in nodes[at:end]]
+                seen = set().union(*rows)
                 last = timeline.node_step[nodes[end - 1][-1]]
                 dead = [v for v in seen if timeline.lives[v].death < last]
                 if sum(splits.values[v].nbytes for v in dead) > MOST_NBYTES:
                     continue
                 until.update((v, max(until.get(v, 0), last)) for v in dead)
-                for group in nodes[at:end]:
-                    held[group[-1]] = held.get(group[-1], frozenset()) | shared
+                for group, touched in zip(nodes[at:end], rows, strict=True):
+                    others = set().union(*(row for row in rows if row is not touched))
+                    is_read = splits.bindings[group[-1]][-1] in others
+                    kept = touched if is_read else touched & others
+                    held[group[-1]] = held.get(group[-1], frozenset()) | kept
     return Kept(until, held)
 
 
