@@ -338,6 +338,68 @@ def test_a_result_on_what_the_norm_reads_or_writes():
         assert found[0].kernel == "fed_rows"
 
 
+# --- sums before a norm ------------------------------------------------------------------------
+
+SUM = ("sum_rows+add", (0, 1))
+
+
+def summed(count=4, k=K):
+    """Return nodes: sums of some rows, what they are added to, a norm of that, and a product."""
+    g = GraphBuilder("summed")
+    terms = g.permute(g.input("terms", (1, count, k)), 0, 2, 1)
+    y = g.add(g.reshape(g.sum_rows(terms), 1, k), g.input("base", (1, k)))
+    x = g.mul(g.rms_norm(y), g.weight("norm", (k,)))
+    out = g.mul_mat(g.weight("w", (64, k), BF16), x)
+    groups = [SUM, ("rms_norm+mul", (2, 3))]
+    return bound(y, x, out, groups=groups, builder=g, constant=True)
+
+
+def test_sums_begin_a_product():
+    (call,) = lowered(summed())
+    assert call.kernel == "fed_rows"
+    assert (defines(call)["NORM"], defines(call)["ADDENDS"]) == ("1", "4")
+    assert defines(lowered(normed((64, BF16)))[0])["ADDENDS"] == "0"
+
+
+def test_many_sums_are_a_kernel_of_their_own():
+    assert kernels(summed(count=8)) == ["fed_rows"]
+    assert kernels(summed(count=9)) == ["sum_add", "fed_rows"]
+
+
+def test_sums_on_what_they_are_made_of():
+    """Every group adds them up, and the first one writes them, perhaps before others have read."""
+    for k in (0, 1):
+        nodes = summed()
+        source = nodes[0].inputs[0] if k == 0 else nodes[1].inputs[1]
+        moved = at(nodes[1].output, source)
+        nodes[1] = replace(nodes[1], output=moved)
+        nodes[2] = replace(nodes[2], inputs=(moved,))
+        assert kernels(nodes) == ["sum_add", "fed_rows"]
+
+
+def test_a_norm_of_something_else():
+    nodes = summed()
+    nodes[2] = replace(nodes[2], inputs=(at(nodes[1].output, nodes[1].inputs[1]),))
+    assert kernels(nodes) == ["sum_add", "fed_rows"]
+
+
+def test_a_result_on_sums_or_what_they_are_made_of():
+    nodes = summed()
+    for to in (nodes[0].inputs[0], nodes[1].inputs[1], nodes[1].output):
+        assert kernels(result_at(nodes, 4, to)) != ["fed_rows"]
+
+
+@pytest.mark.parametrize(("rows", "groups"), [(4096, 128), (2048, 128), (132, 132), (1, 1), (133, 67)])
+def test_no_more_groups_than_make_the_longest_share_shorter(rows, groups):
+    (call,) = lowered(products_of(rows))
+    assert call.groups == (groups, 1, 1)
+
+
+def products_of(rows):
+    g = GraphBuilder("product")
+    return bound(g.mul_mat(g.weight("w", (rows, K), BF16), g.input("x", (1, K))), builder=g)
+
+
 # --- what is left to other ways ---------------------------------------------------------------
 
 

@@ -255,7 +255,8 @@ def run_rows(runner, case, values=None):
     values = values_of(graph) | (values or {})
     nodes, memory = laid_out(graph, values)
     call = one_call(nodes, groups, case.units)
-    assert (call.source, call.kernel, call.groups) == ("fed_rows", "fed_rows", (case.units, 1, 1))
+    assert (call.source, call.kernel) == ("fed_rows", "fed_rows")
+    assert 1 <= call.groups[0] <= case.units
     runner.run(call)
     return graph, memory, run_oracle(graph, values), call
 
