@@ -389,7 +389,9 @@ def test_a_result_on_sums_or_what_they_are_made_of():
         assert kernels(result_at(nodes, 4, to)) != ["fed_rows"]
 
 
-@pytest.mark.parametrize(("rows", "groups"), [(4096, 128), (2048, 128), (132, 132), (1, 1), (133, 67)])
+@pytest.mark.parametrize(
+    ("rows", "groups"), [(4096, 128), (2048, 128), (132, 132), (1, 1), (133, 67)]
+)
 def test_no_more_groups_than_make_the_longest_share_shorter(rows, groups):
     (call,) = lowered(products_of(rows))
     assert call.groups == (groups, 1, 1)
