@@ -99,8 +99,6 @@ class Kit:
         k = self._heads(x, f"{blk}.attn_k", "Kcur", hp.n_head_kv)
         v = self.linear(x, f"{blk}.attn_v", "Vcur")
         # After all products, as in llama.cpp: a device may join neighbours that are alike.
-        q = self._normed_heads(q, f"{blk}.attn_q", "Qcur")
-        k = self._normed_heads(k, f"{blk}.attn_k", "Kcur")
         q, k = self._rotate(q, "Qcur_rope"), self._rotate(k, "Kcur_rope")
         keys = self._cache(f"{blk}.k_cache", g.reshape(k, -1, hp.n_embd_kv), "k_cache_set")
         values = self._cache(f"{blk}.v_cache", v, "v_cache_set")
@@ -123,14 +121,11 @@ class Kit:
         return self.linear(merged, f"{blk}.attn_output", "kqv_out")
 
     def _heads(self, x: Tensor, weight: str, label: str, n_head: int) -> Tensor:
-        """Return heads (T, n_head, D) before their norm and rotation."""
-        return self.g.reshape(self.linear(x, weight, label), -1, n_head, self.hp.head_dim)
-
-    def _normed_heads(self, heads: Tensor, weight: str, label: str) -> Tensor:
-        """Apply the norm of heads, where the model has one."""
-        if not self.has(f"{weight}_norm.weight"):
-            return heads
-        return self.norm(heads, f"{weight}_norm", f"{label}_normed")
+        """Return heads (T, n_head, D) before their rotation."""
+        heads = self.g.reshape(self.linear(x, weight, label), -1, n_head, self.hp.head_dim)
+        if self.has(f"{weight}_norm.weight"):
+            heads = self.norm(heads, f"{weight}_norm", f"{label}_normed")
+        return heads
 
     def _rotate(self, heads: Tensor, label: str) -> Tensor:
         """Rotate heads by the positions of their tokens."""

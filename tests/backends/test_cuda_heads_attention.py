@@ -247,14 +247,6 @@ def test_kernels_of_a_step():
     assert gpt_oss - around == Counter({k: n * GPT_OSS_20B.n_layer for k, n in each.items()})
 
 
-def test_norms_of_heads_stand_behind_all_products():
-    """In between they would keep products of one row apart."""
-    hp = replace(SMALL_MOE, arch="qwen3moe", window=0, n_head=16, head_dim=128, n_embd=2048)
-    found = kernels(step_of(hp))
-    layer = ["fed_rows", "rms_mul", "rms_mul", "heads_attention", "fed_rows"]
-    assert found[1 : 1 + len(layer)] == layer
-
-
 def test_what_is_declared_has_a_meaning():
     from ggsched_cuda.choose import fusions_of, neighbours_of
 
