@@ -7,7 +7,7 @@ import pytest
 from ggsched.cli.main import main
 from ggsched.plan.codec import plan_from_json
 from ggsched.sanitize import check_plan
-from tests.models.helpers import ORACLE
+from tests.models.helpers import ORACLE, wide_gguf
 
 LLAMA = str(ORACLE / "llama-tiny-f32.gguf")
 MOE = str(ORACLE / "qwen3moe-tiny-f32.gguf")
@@ -44,6 +44,14 @@ def plan(call):
     return run
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """Return a model of which one token keeps several streams busy."""
+    path = tmp_path_factory.mktemp("wide") / "wide.gguf"
+    wide_gguf(path)
+    return str(path)
+
+
 class TestPlan:
     # There are not always as many nodes that could run at the same time.
     @pytest.mark.parametrize(("most", "used"), [(1, 1), (2, 2), (4, 3), (8, 4)])
@@ -59,17 +67,17 @@ class TestPlan:
     def test_measure_shows_what_auto_does(self, plan):
         assert plan(*CPU, "--streams", "measure").streams == plan(*CPU).streams
 
-    def test_environment_and_option(self, plan, monkeypatch):
+    def test_environment_and_option(self, plan, wide, monkeypatch):
         monkeypatch.setenv("GGSCHED_STREAMS", "3")
-        assert len(plan(*CPU).streams.streams) > 1
-        assert len(plan(*CPU, "--streams", 1).streams.streams) == 1
+        assert len(plan(*CPU, model=wide).streams.streams) > 1
+        assert len(plan(*CPU, "--streams", 1, model=wide).streams.streams) == 1
 
-    def test_gains_are_told(self, call):
-        _, out, _ = call("plan", MOE, *CPU)
+    def test_gains_are_told(self, call, wide):
+        _, out, _ = call("plan", wide, *CPU)
         (line,) = [line for line in out.splitlines() if line.startswith("  cpu:0 s0:")]
         assert "sequential, " in line
         assert "2 streams are predicted to gain nothing" in " ".join(out.split())
-        _, out, _ = call("plan", MOE, *CPU, "--streams", 2)
+        _, out, _ = call("plan", wide, *CPU, "--streams", 2)
         assert "cpu:0 s0: 2 streams, predicted " in out
         assert "cpu:0 2 streams" in out
 
@@ -117,16 +125,16 @@ def _arena(plan):
 
 
 class TestRun:
-    def tokens(self, call, *arguments):
-        code, out, err = call("run", MOE, *TOKENS, *arguments, "--json")
+    def tokens(self, call, model, *arguments):
+        code, out, err = call("run", model, *TOKENS, *arguments, "--json")
         assert (code, err) == (0, "")
         found = json.loads(out)
         return found["tokens"], found["stats"]
 
-    def test_streams_do_not_change_tokens(self, call):
-        one, stats = self.tokens(call, *CPU, "--streams", 1)
+    def test_streams_do_not_change_tokens(self, call, wide):
+        one, stats = self.tokens(call, wide, *CPU, "--streams", 1)
         assert stats["streams"] == {"cpu:0": 1}
-        several, stats = self.tokens(call, *CPU, "--streams", 4)
+        several, stats = self.tokens(call, wide, *CPU, "--streams", 4)
         assert several == one
         assert stats["streams"]["cpu:0"] > 1
         assert stats["host_syncs_per_token"] == 1
@@ -134,10 +142,10 @@ class TestRun:
         assert "streams_measured" not in stats
 
     @pytest.mark.parametrize("devices", [CPU, CPUS])
-    def test_measured_runs_give_the_same_tokens(self, call, devices):
+    def test_measured_runs_give_the_same_tokens(self, call, wide, devices):
         many = [*devices, "-n", 20]
-        one, _ = self.tokens(call, *many, "--streams", 1)
-        measured, stats = self.tokens(call, *many, "--streams", "measure")
+        one, _ = self.tokens(call, wide, *many, "--streams", 1)
+        measured, stats = self.tokens(call, wide, *many, "--streams", "measure")
         assert measured == one
         decode = stats["streams_measured"][-1]
         assert decode["kept"] in ("sequential", "streams")
@@ -145,8 +153,8 @@ class TestRun:
         faster = decode["streams_s"] < decode["sequential_s"]
         assert (decode["kept"] == "streams") == faster
 
-    def test_what_was_measured_is_told(self, call):
-        code, _, err = call("run", MOE, *TOKENS, *CPU, "--streams", "measure", "-n", 16)
+    def test_what_was_measured_is_told(self, call, wide):
+        code, _, err = call("run", wide, *TOKENS, *CPU, "--streams", "measure", "-n", 16)
         assert code == 0
         text = " ".join(err.split())
         assert "undecided after 1 runs: one stream not timed, several not timed" in text

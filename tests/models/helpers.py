@@ -146,6 +146,24 @@ def tiny_gguf(path, arch="llama", *, meta=None, drop=(), arrays=None, **sizes):
     )
 
 
+def wide_gguf(path, *, e=512, ff=1024, layers=2, vocab=64, seed=0):
+    """Write a llama whose products take longer than events, so that streams gain something."""
+    meta, d = {"llama.embedding_length": e, "llama.feed_forward_length": ff}, 64
+    meta |= {f"llama.attention.{name}": e // d for name in ("head_count", "head_count_kv")}
+    meta |= {f"llama.attention.{name}_length": d for name in ("key", "value")}
+    meta["llama.rope.dimension_count"] = d
+    shapes = {"token_embd.weight": (vocab, e), "output.weight": (vocab, e)}
+    shapes["output_norm.weight"] = (e,)
+    for b in (f"blk.{i}." for i in range(layers)):
+        shapes |= {f"{b}{name}_norm.weight": (e,) for name in ("attn", "ffn")}
+        shapes |= {f"{b}attn_{name}.weight": (e, e) for name in ("q", "k", "v", "output")}
+        shapes |= {f"{b}ffn_{name}.weight": (ff, e) for name in ("gate", "up")}
+        shapes[f"{b}ffn_down.weight"] = (e, ff)
+    rng = np.random.default_rng(seed)
+    arrays = {n: rng.standard_normal(s).astype(np.float32) * 0.05 for n, s in shapes.items()}
+    return tiny_gguf(path, meta=meta, arrays=arrays, layers=layers, vocab=vocab)
+
+
 class Runner:
     """Feeds micro-batches of one sequence to a model and keeps its cache."""
 
