@@ -28,10 +28,11 @@ from tests.kernels.test_cuda_on_host import CONVERSIONS
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
-pytestmark = [
+NEEDS = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++"),
     pytest.mark.skipif(platform.machine() != "x86_64", reason="uses instructions of x86-64"),
 ]
+pytestmark = NEEDS
 
 H200 = warp_profile(132, 232448, True)
 PATTERN = "mul_mat+soft_max+mul_mat"
@@ -156,11 +157,6 @@ extern "C" int run(void **arguments, int first, int count, int y, int z, int lan
 """
     headers = "\n".join(header.read_text(encoding="utf-8") for header in HEADERS)
     return f"{headers}\nstatic int first_;\n{text}\n{tail}"
-
-
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory):
-    return Runner(tmp_path_factory.mktemp("fibers"))
 
 
 def laid_out(graph, values):

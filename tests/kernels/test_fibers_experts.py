@@ -1,7 +1,5 @@
 """Products with the weights of chosen experts, on the host; see ``test_fibers_fed``."""
 
-import platform
-import shutil
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,20 +8,10 @@ import pytest
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F32, I32, dtype_by_name
 from ggsched.testing.oracle import run_oracle
-from tests.kernels.test_fibers import Runner, laid_out
+from tests.kernels.test_fibers import NEEDS, laid_out
 from tests.kernels.test_fibers_fed import SEEDS, check, one_call, results, values_of
 
-pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
-
-pytestmark = [
-    pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++"),
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="uses instructions of x86-64"),
-]
-
-
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory):
-    return Runner(tmp_path_factory.mktemp("fibers"))
+pytestmark = NEEDS
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,7 @@
 Copies arrive late and in any order (``gates.h``), and every run is done with several orders.
 """
 
-import platform
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass, replace
 from itertools import product
@@ -19,21 +17,11 @@ from ggsched.ir.dtype import dtype_by_name
 from ggsched.ir.tensor import Role, contiguous_strides
 from ggsched.testing.oracle import run_oracle
 from ggsched.testing.values import LeafRule, leaf_values
-from tests.kernels.test_fibers import H200, Runner, laid_out
+from tests.kernels.test_fibers import H200, NEEDS, laid_out
 
-pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
-
-pytestmark = [
-    pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++"),
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="uses instructions of x86-64"),
-]
+pytestmark = NEEDS
 
 SEEDS = (1, 2)
-
-
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory):
-    return Runner(tmp_path_factory.mktemp("fibers"))
 
 
 def weight(g, name, shape, kind, inside):

@@ -1,7 +1,5 @@
 """Rotations, copies into caches and attention as one kernel, on the host; see ``test_fibers``."""
 
-import platform
-import shutil
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,14 +10,9 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, I32, DType
 from ggsched.ir.tensor import Role
 from ggsched.testing.oracle import run_oracle
-from tests.kernels.test_fibers import H200, PATTERN, Runner, drawn, laid_out, mask_of
+from tests.kernels.test_fibers import H200, NEEDS, PATTERN, drawn, laid_out, mask_of
 
-pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
-
-pytestmark = [
-    pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++"),
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="uses instructions of x86-64"),
-]
+pytestmark = NEEDS
 
 FIRST, BEHIND = 3, 5  # rows of the caches before those that attention looks at, and behind them
 
@@ -120,11 +113,6 @@ CASES = [
     Case((300, 17), n=1000, groups=1, share=2, units=2, mask="scattered"),
 ]
 FAST = 4
-
-
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory):
-    return Runner(tmp_path_factory.mktemp("fibers"))
 
 
 @pytest.mark.parametrize("in_place", [False, True])

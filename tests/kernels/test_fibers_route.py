@@ -1,7 +1,5 @@
 """The kernels that choose experts and add up their results, on the host; see ``test_fibers``."""
 
-import platform
-import shutil
 from dataclasses import replace
 from itertools import product
 
@@ -13,19 +11,9 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.tensor import Role
 from ggsched.testing.direct import bound_nodes
 from ggsched.testing.oracle import run_oracle
-from tests.kernels.test_fibers import H200, Memory, Runner, laid_out
+from tests.kernels.test_fibers import H200, NEEDS, Memory, laid_out
 
-pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
-
-pytestmark = [
-    pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++"),
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="uses instructions of x86-64"),
-]
-
-
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory):
-    return Runner(tmp_path_factory.mktemp("fibers"))
+pytestmark = NEEDS
 
 
 # --- routes -----------------------------------------------------------------------------------

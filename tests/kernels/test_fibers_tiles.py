@@ -3,29 +3,16 @@
 The host's unit takes its factors apart as the machine-independent code says that lanes hold them.
 """
 
-import platform
-import shutil
-
 import numpy as np
 import pytest
 
 from ggsched.ir.dtype import dtype_by_name
 from ggsched.testing.oracle import run_oracle
-from tests.kernels.test_fibers import Runner
+from tests.kernels.test_fibers import NEEDS
 from tests.kernels.test_fibers_experts import FORMS_OF_EXPERTS, Chosen, run_experts
 from tests.kernels.test_fibers_fed import SEEDS, Case, check, results, run_rows
 
-pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
-
-pytestmark = [
-    pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++"),
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="uses instructions of x86-64"),
-]
-
-
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory):
-    return Runner(tmp_path_factory.mktemp("tiles"))
+pytestmark = NEEDS
 
 
 TILED = {"mxfp4": (512, 736, 1504, 2048, 2880), "q4_0": (736, 2880, 3008)}
