@@ -30,7 +30,7 @@ MOST_ROWS: Final = 64
 MOST_STAGES: Final = 16
 FEWEST_STAGES: Final = 3
 MOST_KEPT: Final = 64
-"""Floats of x that a lane keeps; half as many if it has those of a norm's weight as well."""
+"""Floats of x that a lane keeps; half as many if it loads some of a norm's weight as well."""
 
 TILE: Final = 16
 """Rows that a unit for matrices multiplies at once, of all sides."""
@@ -91,7 +91,7 @@ class Cut:
             "lanes": WARP * self.team_warps * self.teams, "helpers": WARP, "TEAMS": self.teams,
             "NK": w.shape[-1], "ROWS": self.rows, "STAGES": stages,
             "ALIGNED": int(self.is_aligned), "TILES": int(self.is_tiled),
-            "LOCAL_NBYTES": stages * self.stage_nbytes + _kept_nbytes(w), **weight_define(w.dtype),
+            "LOCAL_NBYTES": stages * self.stage_nbytes + _x_nbytes(w), **weight_define(w.dtype),
         }  # fmt: skip
 
 
@@ -156,11 +156,11 @@ def _cut_in_tiles(w: Operand, sides: int, profile: Profile, aligned: bool) -> Cu
 
 def _stages(nbytes: int, w: Operand, profile: Profile) -> int:
     """Return how many stages of so many bytes a group has room for."""
-    room = profile.local_nbytes - OTHER_NBYTES - _kept_nbytes(w)
+    room = profile.local_nbytes - OTHER_NBYTES - _x_nbytes(w)
     return min(MOST_STAGES, int(SHARE * profile.local_nbytes) // nbytes, room // nbytes)
 
 
-def _kept_nbytes(w: Operand) -> int:
+def _x_nbytes(w: Operand) -> int:
     """Return what a row of x takes in local memory (``fed_row.h``)."""
     k = w.shape[-1]
     return 3 * k + k // 8 if w.dtype.is_quantized else 4 * k

@@ -22,7 +22,7 @@ from ggsched_kernels.calls import Arg, Profile, f32, i32, window
 Nodes = Sequence[BoundNode]
 Groups = Sequence[Nodes]
 
-MOST_SUMS: Final = 8
+MOST_TERMS: Final = 8
 """Rows that are added up while a kernel begins: every group does it for itself."""
 
 FED_PATTERNS: Final = frozenset({"mul_mat+add", "mul_mat+add+add", "mul_mat*2+swiglu"})
@@ -101,7 +101,7 @@ def _sums_of(nodes: Nodes) -> Sums | None:
         return None
     n, count = x.shape[-2:] if len(x.shape) > 1 else (0, 0)
     is_one = n == y.shape[-1] and all(extent == 1 for extent in x.shape[:-2])
-    if not (is_one and x.dtype.name == "f32" and 0 < count <= MOST_SUMS):
+    if not (is_one and x.dtype.name == "f32" and 0 < count <= MOST_TERMS):
         return None
     step, places = x.strides[-2], (x.offset, x.strides[-1] if count > 1 else 0)
     has_rows = step == x.dtype.block_nbytes and all(place % PIECE == 0 for place in places)
