@@ -182,7 +182,7 @@ class CudaDevice:
             return CudaProgram(stream, nodes)
 
     def begin_capture(self, streams: Sequence[Stream]) -> CudaCapture:
-        """Write down what is enqueued on streams from now on instead of running it (CAP-1..3).
+        """Write down what is enqueued on streams from now on instead of running it (CAP-1..4).
 
         Raises:
             UsageError: no streams, or one of another device, or one that is captured already.

@@ -1,4 +1,4 @@
-"""The only file that knows ``cuda.bindings.driver``.
+"""The file that knows ``cuda.bindings.driver``, but for captures: ``ggsched_cuda.capture.driver``.
 
 Handles are plain integers: streams, events, addresses and functions are passed to the driver about
 400,000 times a second, and objects around them cost as much again as the call. ``cuda.core`` has
@@ -35,7 +35,6 @@ Handle = int
 READY: Final = 0
 NOT_READY: Final = int(cu.CUresult.CUDA_ERROR_NOT_READY)
 _OUT_OF_MEMORY: Final = int(cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
-_RELAXED: Final = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _GEQ: Final = int(cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
 _A: Final = cu.CUdevice_attribute
 _L: Final = cu.CUlaunchAttributeID
@@ -372,29 +371,3 @@ def launch_config(
     config.sharedMemBytes, config.hStream = shared_nbytes, cu.CUstream(stream)
     config.attrs, config.numAttrs = attributes, len(attributes)
     return config
-
-
-# --- graphs -----------------------------------------------------------------------------------
-
-
-def begin_capture(stream: Handle) -> None:
-    """Let the driver write down what is enqueued on a stream, and on those that wait for it."""
-    check(cu.cuStreamBeginCapture(stream, _RELAXED), "cuStreamBeginCapture")
-
-
-def end_capture(stream: Handle) -> Any:
-    """Return the graph of what was enqueued."""
-    return check(cu.cuStreamEndCapture(stream), "cuStreamEndCapture")
-
-
-def make_executable(graph: Any) -> tuple[Any, int]:
-    """Return a graph that can be launched, and its number of nodes."""
-    _, count = check(cu.cuGraphGetNodes(graph), "cuGraphGetNodes")
-    made = check(cu.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
-    check(cu.cuGraphDestroy(graph), "cuGraphDestroy")
-    return made, int(count)
-
-
-def close_executable(graph: Any) -> None:
-    """Give up a graph; launches that are enqueued run."""
-    check(cu.cuGraphExecDestroy(graph), "cuGraphExecDestroy")

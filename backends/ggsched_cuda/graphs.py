@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ggsched.backend import checks
+from ggsched.backend.capture import Graph, other_graph_error
 from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import DeviceFault, UsageError
 from ggsched_cuda import driver
+from ggsched_cuda.capture import driver as capturing
 from ggsched_cuda.driver import CudaError
 from ggsched_cuda.event import CudaEvent, Marker
 from ggsched_cuda.transfers import MOST_MOVES, Move
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CudaCapture:
-    """What streams are given from now on, instead of running it (CAP-1..3).
+    """What streams are given from now on, instead of running it (CAP-1..4).
 
     All streams fork from the first one here and are joined to it at the end, so the graph is one
     command of the first.
@@ -26,7 +28,7 @@ class CudaCapture:
     Attributes:
         before: Markers behind what the streams were given before.
         keeps: Host memory and buffers that the graph uses.
-        forgets: Calls that forget what the graph's host calls need.
+        forgets: Calls that forget what the graph's host calls need, and give their memory back.
         words: Fault words that the graph's kernels may write.
 
     Raises:
@@ -44,6 +46,8 @@ class CudaCapture:
         self.words: set[FaultWords] = set()
         self._device = device
         self._moves: dict[CudaStream, list[Move]] = {}
+        self._captured: Any = None  # the driver's graph, from the end of the capture on
+        self._is_going = True
         self._is_over = False
         device.card.enter()
         self.before = [marker for stream in self._streams for marker in stream.unfinished()]
@@ -51,7 +55,7 @@ class CudaCapture:
             stream.capture = self
         try:
             origin, *others = self._streams
-            driver.begin_capture(origin.handle)
+            capturing.begin_capture(origin.handle)
             self._link(origin, others)
         except CudaError as error:
             self.abort()
@@ -96,35 +100,82 @@ class CudaCapture:
             UsageError: the capture is over.
             DeviceFault: the driver refused; the streams are as before.
         """
-        if self._is_over:
-            raise checks.closed_error("capture")
-        origin, *others = self._streams
+        self._enter()
         try:
-            for stream in self._streams:
-                self.flush(stream)
-            for other in others:
-                self._link(other, [origin])
-            graph = driver.end_capture(origin.handle)
-            self._leave()
-            executable, count = driver.make_executable(graph)
+            self._stop()
+            captured, self._captured = self._captured, None
+            executable, count = capturing.make_executable(captured)
         except CudaError as error:
             self.abort()
             raise self._broken("ending a capture", error) from error
-        return CudaGraph(origin, executable, count, self)
+        self._is_over = True
+        return CudaGraph(self._streams[0], executable, count, self)
+
+    def end_into(self, graph: Graph) -> str:
+        """Stop, and let a graph be what was captured, if the driver can (CAP-4).
+
+        Returns:
+            Why it cannot, or an empty text.
+
+        Raises:
+            UsageError: the capture is over; or the graph is closed, or another stream's.
+            DeviceFault: the driver failed; the streams are as before.
+        """
+        self._enter()
+        origin = self._streams[0]
+        if not isinstance(graph, CudaGraph) or graph.stream is not origin:
+            raise other_graph_error(origin.name)
+        executable = graph.executable_on(origin)
+        try:
+            self._stop()
+            count = capturing.count_nodes(self._captured)
+            why = capturing.update_executable(executable, self._captured)
+            if not why:
+                graph.renew(count, self)
+                self._is_over = True
+                captured, self._captured = self._captured, None
+                capturing.close_graph(captured)
+        except CudaError as error:
+            self.abort()
+            raise self._broken("updating a graph", error) from error
+        return why
 
     def abort(self) -> None:
         """Stop, and forget what was captured; legal twice. The streams are as before."""
         if self._is_over:
             return
+        self._is_over = True
         self._device.card.enter()
+        captured, self._captured = self._captured, None
         try:
-            driver.end_capture(self._streams[0].handle)
+            if self._is_going:
+                captured = capturing.end_capture(self._streams[0].handle)
+            if captured is not None:
+                capturing.close_graph(captured)
         except CudaError:
             pass  # that it is invalid is why it is being given up
         finally:
             self._leave()
             for forget in self.forgets:
                 forget()
+
+    def _enter(self) -> None:
+        """Refuse what comes too late, and make the card's context current."""
+        if self._is_over:
+            raise checks.closed_error("capture")
+        self._device.card.enter()
+
+    def _stop(self) -> None:
+        """Let the driver hand over what it has written down, unless it has done so."""
+        if not self._is_going:
+            return
+        origin, *others = self._streams
+        for stream in self._streams:
+            self.flush(stream)
+        for other in others:
+            self._link(other, [origin])
+        self._captured = capturing.end_capture(origin.handle)
+        self._leave()
 
     def _link(self, origin: "CudaStream", others: "Sequence[CudaStream]") -> None:
         """Let streams wait for all that one was given so far."""
@@ -135,9 +186,10 @@ class CudaCapture:
                 driver.enqueue_wait(other.handle, marker.handle)
 
     def _leave(self) -> None:
-        self._is_over = True
+        self._is_going = False
         for stream in self._streams:
-            stream.capture = None
+            if stream.capture is self:
+                stream.capture = None
 
     def _broken(self, what: str, error: CudaError) -> DeviceFault:
         return DeviceFault(
@@ -154,7 +206,7 @@ class CudaGraph:
     The buffers, programs and host memory that they use are borrowed as long as it is open.
 
     Args:
-        stream: The stream that replays it.
+        stream: The stream that replays it, for as long as it is open.
         executable: The driver's graph.
         count: Number of its nodes.
         capture: What it was made by.
@@ -163,12 +215,20 @@ class CudaGraph:
     def __init__(
         self, stream: "CudaStream", executable: Any, count: int, capture: CudaCapture
     ) -> None:
+        self.stream = stream
+        self._executable = executable
+        self._take(count, capture)
+
+    def _take(self, count: int, capture: CudaCapture) -> None:
         self.nodes = count
         self.words = frozenset(capture.words)
-        self._stream = stream
-        self._executable = executable
         self._keeps = [m for m in capture.keeps if not isinstance(m, Marker)]
         self._forgets = capture.forgets
+
+    def renew(self, count: int, capture: CudaCapture) -> None:
+        """Be what another capture wrote down, now that the driver's graph is that (CAP-4)."""
+        self._let_go()
+        self._take(count, capture)
 
     def executable_on(self, stream: "CudaStream") -> Any:
         """Return the driver's graph for the stream that it was captured on.
@@ -178,7 +238,7 @@ class CudaGraph:
         """
         if self._executable is None:
             raise checks.closed_error("graph")
-        if stream is not self._stream:
+        if stream is not self.stream:
             raise UsageError(
                 "the graph was captured on another stream",
                 where=f"{stream.name} replay",
@@ -191,7 +251,13 @@ class CudaGraph:
         if self._executable is None:
             return
         executable, self._executable = self._executable, None
-        stream, keeps, forgets = self._stream, self._keeps, self._forgets
+        self.stream.card.enter()
+        capturing.close_executable(executable)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Let go of what replays need when those that are enqueued are complete."""
+        keeps, forgets = self._keeps, self._forgets
         self._keeps, self._forgets = [], []
 
         def finish() -> None:
@@ -199,10 +265,8 @@ class CudaGraph:
                 forget()
             keeps.clear()
 
-        stream.card.enter()
-        driver.close_executable(executable)
-        for marker in stream.unfinished():
-            stream.card.drain_later(marker, finish, None)
+        for marker in self.stream.unfinished():
+            self.stream.card.drain_later(marker, finish, None)
             return
         finish()
 

@@ -8,6 +8,7 @@ of the stream: its content may come from a command that the stream waits for.
 import ctypes
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ggsched.backend.protocols import HostMemory
@@ -184,7 +185,8 @@ class Transfers:
         capture = self._stream.capture
         if capture is not None:
             block = self._pinned.take(nbytes)
-            capture.keeps.append(block)  # it is never used for anything else again
+            # Nothing else uses it until the graph has gone, or has been updated to another one.
+            capture.forgets.append(partial(self._pinned.give, block))
             return block
         if self._staged + nbytes > STAGED_NBYTES:
             self.behind(self._stream.marker())

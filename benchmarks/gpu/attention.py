@@ -23,6 +23,7 @@ from ggsched.ir.tensor import Role, Tensor
 from ggsched.testing.direct import bound_nodes
 from ggsched.testing.oracle import run_oracle
 from ggsched_cuda import driver, open_backend
+from ggsched_cuda.capture import driver as capturing
 
 TOLERANCE = 1e-4
 TOKENS, SHARES, WIDTHS = (1, 2, 5, 8), (1, 4, 8), (64, 128, 80)
@@ -297,14 +298,14 @@ class _Bench:
 
     def _replayed(self, program: Any) -> float:
         handle = self.stream.handle
-        driver.begin_capture(handle)
+        capturing.begin_capture(handle)
         for call, given in program.steps:
             call(*given)
-        made, _ = driver.make_executable(driver.end_capture(handle))
+        made, _ = capturing.make_executable(capturing.end_capture(handle))
         took = [
             self.timer.seconds(lambda: driver.launch_graph(made, handle)) for _ in range(ROUNDS)
         ]
-        driver.close_executable(made)
+        capturing.close_executable(made)
         return median(took[2:])
 
     def _filled(self, graph: Graph, values: Arrays) -> dict[int, Any]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.gpu.kit import harness
+from ggsched.backend.capture import Graph
 from ggsched.backend.protocols import Event, HostMemory
 from ggsched.testing.broken.mutant import graft
 from ggsched.testing.conformance import CaseResult, run_conformance
 from ggsched_cuda import driver
 from ggsched_cuda.event import CudaEvent, Marker
-from ggsched_cuda.graphs import CudaGraph
+from ggsched_cuda.graphs import CudaCapture, CudaGraph
 from ggsched_cuda.program import CudaProgram
 from ggsched_cuda.stream import CudaStream
 from ggsched_cuda.verdicts import FaultWords
@@ -105,6 +106,20 @@ class ReplayForgetsIds(CudaStream):
         super().replay(graph)
 
 
+class UpdateIsNotMade(CudaCapture):
+    """An update leaves the driver's graph as it is, with its old addresses."""
+
+    def end_into(self, graph: Graph) -> str:
+        """Forget what was captured."""
+        self.abort()
+        return ""
+
+
+def updates_are_not_made(device: Any) -> None:
+    """Let captures be of that kind."""
+    hook_all(device, "begin_capture", lambda made: graft(made, UpdateIsNotMade))
+
+
 class OneQueue(CudaStream):
     """A stream that leaves the driver's stream open, since it is not its own."""
 
@@ -190,6 +205,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("one queue for all streams", "STR-4", one_queue),
     Mutant("shared fault words", "ERR-2", shared_words),
     Mutant("replay forgets ids", "CAP-1", streams(ReplayForgetsIds)),
+    Mutant("update is not made", "CAP-4", updates_are_not_made),
     Mutant("shared scratch", "LCH-5", shared_scratch),
     Mutant("missing grid dependency", "STR-1,LCH-1,LCH-3,ALL-1", missing_dependency),
     Mutant("memory freed at once", "BUF-2", freed_at_once),

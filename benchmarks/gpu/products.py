@@ -23,6 +23,7 @@ from ggsched.testing.dequant import dequantize
 from ggsched.testing.direct import bound_nodes
 from ggsched.testing.values import LeafRule, leaf_values
 from ggsched_cuda import driver, open_backend
+from ggsched_cuda.capture import driver as capturing
 from ggsched_cuda.compiler.driver import compile_text
 from ggsched_cuda.programs import architecture_of
 
@@ -191,11 +192,11 @@ class _Bench:
     def replay(self, enqueue: Callable[[], object]) -> float:
         """Return the median seconds of a captured graph of what a call enqueues."""
         handle = self.stream.handle
-        driver.begin_capture(handle)
+        capturing.begin_capture(handle)
         enqueue()
-        graph, _ = driver.make_executable(driver.end_capture(handle))
+        graph, _ = capturing.make_executable(capturing.end_capture(handle))
         launches = [
             self.timer.seconds(lambda: driver.launch_graph(graph, handle)) for _ in range(ROUNDS)
         ]
-        driver.close_executable(graph)
+        capturing.close_executable(graph)
         return median(launches[2:])

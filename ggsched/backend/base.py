@@ -195,7 +195,7 @@ class BaseDevice:
         return BaseProgram(stream, Steps([(node.label, self._bind(node)) for node in nodes]))
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
-        """Write down what is enqueued on streams from now on (CAP-1..3)."""
+        """Write down what is enqueued on streams from now on (CAP-1..4)."""
         self._require_open()
         return RecordedCapture(self, streams)
 

@@ -1,6 +1,7 @@
-"""Capture: a run of commands is written down once and replayed by one call (CAP-1..3).
+"""Capture: a run of commands is written down once and replayed by one call (CAP-1..4).
 
 Optional: a device offers it by having ``begin_capture``, and its streams then have ``replay``.
+Its captures may have ``end_into`` besides, which updates a graph in the place of making one.
 ``RecordedCapture`` is the plain form of it, a list of calls, for devices made of
 ``ggsched.backend.base``; a device with graphs of its own hands the list to its driver.
 """
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Graph(Protocol):
-    """Commands that were captured. What they use is borrowed as long as it is open (CAP-3)."""
+    """Commands that were captured.
+
+    What they use is borrowed as long as it is open (CAP-3), or until it is updated (CAP-4).
+    """
 
     @property
     def nodes(self) -> int:
@@ -37,6 +41,8 @@ class Capture(Protocol):
     def end(self) -> Graph:
         """Stop, and return what was captured; the streams are as before.
 
+        Legal after ``end_into`` has refused.
+
         Raises:
             UsageError: the capture is over.
             DeviceFault: the driver refused; the streams are as before.
@@ -44,6 +50,31 @@ class Capture(Protocol):
 
     def abort(self) -> None:
         """Stop, and forget what was captured; legal twice. The streams are as before."""
+
+
+@runtime_checkable
+class UpdatingCapture(Capture, Protocol):
+    """A capture that can end in a graph that is there already (CAP-4)."""
+
+    def end_into(self, graph: Graph) -> str:
+        """Stop, and let a graph be what was captured; the streams are as before.
+
+        Replays that are enqueued run what it was. What it used need not be there any more.
+
+        Args:
+            graph: An open graph that was captured on the same first stream.
+
+        Returns:
+            An empty text if the graph was updated, and the capture is over. Else why it was not:
+            it is as before, and what was captured is to be had by ``end``, or forgotten by
+            ``abort``.
+
+        Raises:
+            UsageError: the capture is over; or the graph is closed, or another stream's, and the
+                capture goes on.
+            DeviceFault: the driver failed; the streams are as before, the capture is over, and the
+                graph can be closed, but not replayed.
+        """
 
 
 @runtime_checkable
@@ -77,6 +108,21 @@ class ReplayingStream(Protocol):
 def offers_capture(device: Device) -> "TypeGuard[CapturingDevice]":
     """Whether a device offers capture."""
     return isinstance(device, CapturingDevice)
+
+
+def offers_update(capture: Capture) -> "TypeGuard[UpdatingCapture]":
+    """Whether a capture can end in a graph that is there already."""
+    return isinstance(capture, UpdatingCapture)
+
+
+def other_graph_error(where: str) -> UsageError:
+    """Return the error for an update of a graph of another stream (CAP-4)."""
+    return UsageError(
+        "the graph was captured on another stream",
+        where=where,
+        why="an updated graph stays on its stream (CAP-4)",
+        hint="end the capture in a graph of its own",
+    )
 
 
 def outside_error(where: str) -> UsageError:
@@ -158,12 +204,36 @@ class RecordedCapture:
         self.abort()
         return RecordedGraph(self._streams[0], self._calls)
 
+    def end_into(self, graph: Graph) -> str:
+        """Stop, and let a graph be what was captured (CAP-4): one list takes another's place."""
+        self.require_graph(graph).renew(self._calls)
+        self.abort()
+        return ""
+
+    def require_graph(self, graph: Graph) -> "RecordedGraph":
+        """Return a graph that may be updated.
+
+        Raises:
+            UsageError: the capture is over; or the graph is closed, or another stream's.
+        """
+        if self._is_over:
+            raise closed_error("capture")
+        if not isinstance(graph, RecordedGraph) or graph.stream is not self._streams[0]:
+            raise other_graph_error(self._streams[0].progress.where)
+        graph.body()
+        return graph
+
+    def stop(self) -> None:
+        """Let the streams run again what they are given, as a capture does that is refused."""
+        for stream in self._streams:
+            if stream.capture is self:
+                stream.capture = None
+
     def abort(self) -> None:
         """Stop, and forget what was captured; legal twice."""
         if not self._is_over:
             self._is_over = True
-            for stream in self._streams:
-                stream.capture = None
+            self.stop()
 
 
 class RecordedGraph:
@@ -193,6 +263,10 @@ class RecordedGraph:
         if self._calls is None:
             raise closed_error("graph")
         return _Replay(self._calls)
+
+    def renew(self, calls: "Sequence[tuple[Command, Callable[[], None]]]") -> None:
+        """Be other calls from the next replay on; those that are enqueued have their own."""
+        self._calls = tuple(calls)
 
     def close(self) -> None:
         """Release it; legal twice."""

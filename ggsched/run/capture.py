@@ -1,26 +1,25 @@
 """Runs of commands that are captured once and replayed by one call each.
 
-What decides between a replay and a new capture is a key of everything that a graph depends on:
-topology, shapes, types, op parameters, regions, and the very buffers, host memory, programs and
-streams (``CaptureKey``). There is no counter of runs and no look at names: equal keys mean a
-replay, any difference means a new capture.
+What decides between a replay, an update and a new capture is a key of everything that a graph
+depends on: topology, shapes, types, op parameters, regions, and the very buffers, host memory,
+programs and streams (``CaptureKey``). There is no counter of runs and no look at names. Equal keys
+mean a replay. Where the same commands have other addresses or programs they are captured again, and
+the device is offered to update the graph that it has (CAP-4); what it refuses is made anew, as it
+is after any other difference.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from time import perf_counter
 from typing import Any, Final
 
-import msgspec
-import numpy as np
-
-from ggsched.backend.capture import Graph, offers_capture
-from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
+from ggsched.backend.capture import Capture, Graph, offers_capture, offers_update
+from ggsched.backend.protocols import Device, Event, Stream
 from ggsched.errors import DeviceFault
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import HostSync, Record
+from ggsched.run.capture_key import CaptureKey, capture_key
 from ggsched.run.capture_plan import CapturePlan, Obstacle, Segment, plan_capture
 from ggsched.run.release import close_all
 from ggsched.run.resources import Resources
@@ -30,56 +29,9 @@ Call = Callable[[], None]
 MEASURED_RUNS: Final = 4
 """In this many runs the calls that are not captured are timed, for the report."""
 
+NO_UPDATES: Final = "its captures update no graph"
+
 _LOG: Final = logging.getLogger("ggsched")
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureKey:
-    """Everything that a captured graph depends on.
-
-    Attributes:
-        topology: Digest of the topology.
-        graph: Digest of the graph: ops, shapes, types, views, op parameters.
-        commands: Digest of the commands: order, streams, regions.
-        memory: Identities of buffers by arena; whoever holds the key holds them.
-        host: Addresses and lengths of host memory by arena.
-        programs: Identities of programs by split.
-        streams: Identities of streams.
-    """
-
-    topology: str
-    graph: str
-    commands: str
-    memory: tuple[tuple[int, int], ...]
-    host: tuple[tuple[int, int, int], ...]
-    programs: tuple[tuple[int, int], ...]
-    streams: tuple[int, ...]
-
-
-def capture_key(
-    plan: Plan,
-    buffers: Mapping[int, Buffer],
-    host: Mapping[int, HostMemory],
-    programs: Mapping[int, Program],
-    streams: Sequence[Stream],
-) -> CaptureKey:
-    """Return the key of a plan that is bound to live things."""
-    return CaptureKey(
-        topology=plan.topology,
-        graph=plan.graph,
-        commands=blake2b(msgspec.json.encode(plan.commands), digest_size=16).hexdigest(),
-        memory=tuple(sorted((arena, id(buffer)) for arena, buffer in buffers.items())),
-        host=tuple(sorted((arena, _address(m), m.nbytes) for arena, m in host.items())),
-        programs=tuple(sorted((split, id(program)) for split, program in programs.items())),
-        streams=tuple(map(id, streams)),
-    )
-
-
-def _address(memory: HostMemory) -> int:
-    if not memory.nbytes:
-        return 0
-    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
-    return address
 
 
 @dataclass(slots=True)
@@ -91,17 +43,21 @@ class CaptureReport:
         nodes: Nodes of each graph that was made, by its first command.
         seconds: Seconds of the host that commands outside graphs take in a run, by the first
             command of the obstacle; waits of the host are not counted.
-        captures: How many captures were made.
+        captures: How many graphs were made.
+        updates: How many times a graph was updated in the place of making one.
         replays: How many replays were enqueued.
         refused: What a device said that refused a capture, by its first command.
+        not_updated: Why a graph was last made anew and not updated, by its first command.
     """
 
     plan: CapturePlan
     nodes: dict[int, int]
     seconds: dict[int, float]
     captures: int = 0
+    updates: int = 0
     replays: int = 0
     refused: dict[int, str] = field(default_factory=dict)
+    not_updated: dict[int, str] = field(default_factory=dict)
 
     def text(self) -> str:
         """Return one line for each segment and obstacle, with sizes and costs."""
@@ -111,6 +67,8 @@ class CaptureReport:
                 line += f", but {self.refused[first]}"
             elif first in self.nodes:
                 line += f", {self.nodes[first]} nodes"
+                if first in self.not_updated:
+                    line += f", made anew: {self.not_updated[first]}"
             elif first in self.seconds:
                 line += f", {self.seconds[first] * 1e6:.1f} us a run"
             lines.append(line)
@@ -131,7 +89,7 @@ class CapturedRun:
         events: Where these calls keep the events of a run, by number.
         key: What the graphs depend on.
         able: Indices of the devices that are captured.
-        first_eager: Whether the first run, and the first with another key, enqueues the commands.
+        first_eager: Whether the first run enqueues the commands.
         holds: What has to live as long as the key is compared.
     """
 
@@ -148,35 +106,59 @@ class CapturedRun:
         holds: Any = None,
     ) -> None:
         self.key = key
-        self._holds = holds
-        self._events = events
         found = plan_capture(plan, able)
         self.report = CaptureReport(found, {}, {})
-        self._parts: list[_Replay] = []
-        numbered: list[tuple[int, Call]] = []
-        for segment in found.segments:
-            part = _Replay(segment, plan, streams, calls, events, self.report)
+        self._parts = [_Replay(s, plan, events, self.report) for s in found.segments]
+        numbers = [segment.start for segment in found.segments]
+        entries: list[tuple[int, _Replay | _Timed]] = list(zip(numbers, self._parts, strict=True))
+        for part in self._parts:
             part.waits = first_eager
-            self._parts.append(part)
-            numbered.append((segment.start, part))
         for obstacle in found.obstacles:
-            numbered += _timed(obstacle, plan, calls, self.report)
-        numbered.sort(key=lambda item: item[0])
-        self.calls: tuple[Call, ...] = tuple(call for _, call in numbered)
-        self.numbers: tuple[int, ...] = tuple(number for number, _ in numbered)
+            entries += _timed(obstacle, plan, self.report)
+            numbers += range(obstacle.start, obstacle.stop)
+        self._entries = dict(entries)
+        self.numbers: tuple[int, ...] = tuple(sorted(numbers))
+        self._bind(streams, calls, holds)
 
-    def renew(self, key: CaptureKey) -> None:
-        """Forget all graphs if the key differs; the next run captures anew.
+    def renew(
+        self,
+        key: CaptureKey,
+        streams: Sequence[Stream] | None = None,
+        calls: Sequence[Call] | None = None,
+        *,
+        holds: Any = None,
+    ) -> None:
+        """Go on with what the commands are bound to now; ``calls`` are others afterwards.
+
+        The key decides what becomes of the graphs (``CaptureKey.renewal``). Those that are to be
+        updated are not used any more until the next run has done so, and those that have to be
+        made anew are released. So what was bound before may be closed.
 
         The streams must have been drained.
+
+        Args:
+            key: What the graphs depend on from now on.
+            streams: The live streams, by number; those from before, if not given.
+            calls: A call for each command; those from before, if not given.
+            holds: What has to live as long as the key is compared.
         """
-        if key != self.key:
-            self.key = key
+        renewal = key.renewal(self.key)
+        self.key = key
+        for part in self._parts:
+            part.is_stale = part.is_stale or renewal != "replay"
+        self._bind(streams or self._streams, calls or self._calls, holds or self._holds)
+        if renewal == "capture":
             self.close()
 
     def close(self) -> None:
         """Release the graphs; legal twice."""
         close_all(self._parts)
+
+    def _bind(self, streams: Sequence[Stream], calls: Sequence[Call], holds: Any) -> None:
+        self._streams, self._calls, self._holds = streams, calls, holds
+        for entry in self._entries.values():
+            entry.bind(streams, calls)
+        self.calls: tuple[Call, ...] = tuple(self._entries.get(n, calls[n]) for n in self.numbers)
 
 
 def captured_run(
@@ -200,33 +182,41 @@ def captured_run(
         on_host: Whether devices in host memory are captured too, which saves them little.
     """
     r = resources
-    key = capture_key(plan, r.buffers, r.host, r.programs, r.streams)
     specs = zip(plan.streams.streams, r.streams, strict=True)
     able = {
         spec.device
         for spec, live in specs
         if (on_host or not live.device.facts.is_host) and offers_capture(live.device)
     }
+    key = _key_of(plan, r)
     return CapturedRun(plan, r.streams, calls, events, key, able, first_eager=first_eager, holds=r)
 
 
+def renew_run(
+    captured: CapturedRun, plan: Plan, resources: Resources, calls: Sequence[Call]
+) -> None:
+    """Bind a captured run to other resources of its plan; see ``CapturedRun.renew``."""
+    key = _key_of(plan, resources)
+    captured.renew(key, resources.streams, calls, holds=resources)
+
+
+def _key_of(plan: Plan, resources: Resources) -> CaptureKey:
+    r = resources
+    return capture_key(plan, r.buffers, r.host, r.programs, r.streams)
+
+
 class _Replay:
-    """One segment: captured in the first run, replayed in all of them."""
+    """One segment: captured in the first run, replayed in all of them.
+
+    Attributes:
+        waits: Whether the next run enqueues the commands one by one.
+        is_stale: Whether the graph has to be updated before it is replayed again.
+    """
 
     def __init__(
-        self,
-        segment: Segment,
-        plan: Plan,
-        streams: Sequence[Stream],
-        calls: Sequence[Call],
-        events: dict[int, Event],
-        report: CaptureReport,
+        self, segment: Segment, plan: Plan, events: dict[int, Event], report: CaptureReport
     ) -> None:
         self._segment = segment
-        self._origin: Any = streams[segment.streams[0]]
-        self._streams = [streams[i] for i in segment.streams]
-        self._tied = [streams[i] for i in segment.tied]
-        self._calls = calls[segment.start : segment.stop]
         commands = plan.commands[segment.start : segment.stop]
         self._recorded = [c.event for c in commands if isinstance(c, Record)]
         self._events = events
@@ -234,10 +224,19 @@ class _Replay:
         self._graph: Graph | None = None
         self._is_refused = False
         self.waits = False
+        self.is_stale = False
+
+    def bind(self, streams: Sequence[Stream], calls: Sequence[Call]) -> None:
+        """Take live streams and calls of all commands."""
+        segment = self._segment
+        self._origin: Any = streams[segment.streams[0]]
+        self._streams = [streams[i] for i in segment.streams]
+        self._tied = [streams[i] for i in segment.tied]
+        self._calls = calls[segment.start : segment.stop]
 
     def __call__(self) -> None:
-        if self._graph is None and not self._is_refused and not self.waits:
-            self._graph = self._captured()
+        if (self._graph is None or self.is_stale) and not self._is_refused and not self.waits:
+            self._capture()
         self.waits = False
         if self._graph is None:
             for call in self._calls:
@@ -250,33 +249,54 @@ class _Replay:
         if self._tied:
             self._join([self._origin], self._tied)
 
-    def _captured(self) -> Graph | None:
-        """Capture, or learn that the device refuses, which is reported and not tried again."""
-        device: Device = self._origin.device
-        assert offers_capture(device)
+    def _capture(self) -> None:
+        """Capture, or learn that the device refuses, which is reported and not tried again.
+
+        A stale graph stays so unless the capture comes to an end, and is closed if the device
+        refuses: it must not be replayed.
+        """
         first = self._segment.start
-        capture = device.begin_capture(self._streams)
         try:
-            for call in self._calls:
-                call()
-            graph = capture.end()
+            graph = self._captured()
         except DeviceFault as error:
-            capture.abort()
+            self.close()
             self._is_refused = True
             self._report.refused[first] = error.one_line()
             _LOG.warning("a capture was refused, its commands run one by one: %s", error)
-            return None
-        except BaseException:
-            capture.abort()
-            raise
+            return
         finally:
             for number in self._recorded:
                 event = self._events.pop(number, None)
                 if event is not None:
                     event.close()
-        self._report.captures += 1
+        self._graph, self.is_stale = graph, False
         self._report.nodes[first] = graph.nodes
-        return graph
+
+    def _captured(self) -> Graph:
+        device: Device = self._origin.device
+        assert offers_capture(device)
+        capture = device.begin_capture(self._streams)
+        try:
+            for call in self._calls:
+                call()
+            return self._ended(capture)
+        except BaseException:
+            capture.abort()
+            raise
+
+    def _ended(self, capture: Capture) -> Graph:
+        """Return the graph that was there, if it can be updated, or a new one in its place."""
+        graph, report = self._graph, self._report
+        if graph is not None:
+            why = capture.end_into(graph) if offers_update(capture) else NO_UPDATES
+            if not why:
+                report.updates += 1
+                return graph
+            report.not_updated[self._segment.start] = why
+            self.close()  # the new one is not to need memory beside it
+        made = capture.end()
+        report.captures += 1
+        return made
 
     def _join(self, earlier: Sequence[Stream], later: Sequence[Any]) -> None:
         """Let streams wait for all that others were given so far."""
@@ -294,30 +314,28 @@ class _Replay:
             graph.close()
 
 
-def _timed(
-    obstacle: Obstacle, plan: Plan, calls: Sequence[Call], report: CaptureReport
-) -> list[tuple[int, Call]]:
-    """Return the calls of an obstacle; those that do not wait are timed for a few runs."""
-    timed = []
+def _timed(obstacle: Obstacle, plan: Plan, report: CaptureReport) -> Iterator[tuple[int, "_Timed"]]:
+    """Yield the commands of an obstacle that are timed for a few runs: those that do not wait."""
     for number in range(obstacle.start, obstacle.stop):
-        call = calls[number]
         if not isinstance(plan.commands[number], HostSync):
-            call = _Timed(call, obstacle.start, report)
-        timed.append((number, call))
-    return timed
+            yield number, _Timed(number, obstacle.start, report)
 
 
 class _Timed:
     """A call that measures itself for the first runs."""
 
-    __slots__ = ("_call", "_first", "_left", "_report", "_spent")
+    __slots__ = ("_call", "_first", "_left", "_number", "_report", "_spent")
 
-    def __init__(self, call: Call, first: int, report: CaptureReport) -> None:
-        self._call = call
+    def __init__(self, number: int, first: int, report: CaptureReport) -> None:
+        self._number = number
         self._first = first
         self._left = MEASURED_RUNS
         self._report = report
         self._spent: list[float] = []
+
+    def bind(self, streams: Sequence[Stream], calls: Sequence[Call]) -> None:
+        """Take the call of the command."""
+        self._call = calls[self._number]
 
     def __call__(self) -> None:
         if not self._left:

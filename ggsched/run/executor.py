@@ -29,7 +29,7 @@ from ggsched.plan.command import (
     Upload,
     Wait,
 )
-from ggsched.run.capture import CapturedRun, captured_run
+from ggsched.run.capture import CapturedRun, captured_run, renew_run
 from ggsched.run.expert_binding import ExpertBinding
 from ggsched.run.resources import Resources
 from ggsched.trace.commands import ids_label
@@ -65,28 +65,24 @@ class Executor:
                 run on. Not where somebody is told of each of them.
         """
         self.plan = plan
-        self._resources = resources
+        self._graph = graph
         self._timeout_s = timeout_s
         self._events: dict[int, Event] = {}
         self._retired: list[Event] = []
         self._is_closed = False
         self._recorder, self._watch = recorder, watch
-        is_seen = recorder is not None or watch is not None
-        self._experts = ExpertBinding(plan, resources, self._note_ids if is_seen else None)
-        self._calls = tuple(self._bind(c) for c in plan.commands)
+        self._calls: tuple[Call, ...] = ()
+        self._inputs: dict[str, np.ndarray] = {}
+        self._outputs: dict[int, np.ndarray] = {}
+        self._written: list[HostMemory] = []
+        self._read: list[HostMemory] = []
+        self._take(resources)
         self._numbers: Sequence[int] = range(len(self._calls))
         self.captured: CapturedRun | None = None
-        if captures and not is_seen:
+        if captures and recorder is None and watch is None:
             self.captured = captured_run(plan, resources, self._calls, self._events)
             self._calls, self._numbers = self.captured.calls, self.captured.numbers
-        self._inputs = {s.name: resources.host_array(graph, s) for s in plan.inputs}
         self._unused = {t.name for t in graph.roots(Role.INPUT)} - self._inputs.keys()
-        self._outputs = {s.tensor: resources.host_array(graph, s) for s in plan.outputs}
-        regions = plan.memory.regions
-        self._written, self._read = (
-            [resources.host_bytes(regions[s.value]) for s in slots]
-            for slots in (plan.inputs, plan.outputs)
-        )
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
         """Run the plan once and return copies of the outputs by tensor id.
@@ -123,6 +119,28 @@ class Executor:
             self._recorder.add(self._recorder.host_work("read outputs", self._read))
         return outputs
 
+    def rebind(self, resources: Resources) -> None:
+        """Run with other memory and programs from now on; those from before are released.
+
+        The streams must have been drained. Graphs are updated where their device can (CAP-4).
+
+        Args:
+            resources: Of the same plan.
+
+        Raises:
+            UsageError: they are another plan's, or the executor is closed. Nothing has changed.
+        """
+        if self._is_closed or resources.plan != self.plan:
+            why = "the executor is closed" if self._is_closed else "they are another plan's"
+            raise UsageError("resources cannot be taken", where=self.plan.name, why=why)
+        before = self._resources
+        self._take(resources)
+        if self.captured is not None:
+            renew_run(self.captured, self.plan, resources, self._calls)
+            self._calls = self.captured.calls
+        if before is not resources:
+            before.close()
+
     def close(self) -> None:
         """Release the plan's resources; the streams must have been drained."""
         self._is_closed = True
@@ -136,6 +154,21 @@ class Executor:
         if self.captured is not None:
             self.captured.close()
         self._resources.close()
+
+    def _take(self, resources: Resources) -> None:
+        """Bind every command to resources, and the slots of inputs and outputs to their memory."""
+        plan, graph = self.plan, self._graph
+        is_seen = self._recorder is not None or self._watch is not None
+        self._resources = resources
+        self._experts = ExpertBinding(plan, resources, self._note_ids if is_seen else None)
+        self._calls = tuple(self._bind(c) for c in plan.commands)
+        self._inputs = {s.name: resources.host_array(graph, s) for s in plan.inputs}
+        self._outputs = {s.tensor: resources.host_array(graph, s) for s in plan.outputs}
+        regions = plan.memory.regions
+        self._written, self._read = (
+            [resources.host_bytes(regions[s.value]) for s in slots]
+            for slots in (plan.inputs, plan.outputs)
+        )
 
     def _retire_events(self) -> None:
         """Close the events that are done; a stream of another backend may wait for the others."""

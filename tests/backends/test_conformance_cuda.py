@@ -33,3 +33,4 @@ def test_streams_are_held(harness):
     assert not kit.lacks("fault")
     assert not kit.lacks("pair")
     assert not kit.lacks("capture")
+    assert not kit.lacks("update")

@@ -7,9 +7,6 @@ from ggsched.testing.broken.plan_score import PLANS, SEED, PlanScore
 from ggsched.testing.broken.score import Judgement
 from ggsched.testing.conformance import RULES
 
-NOT_OFFERED: Final = ("CAP-1", "CAP-2", "CAP-3")
-"""Rules about calls that this version of the contract does not have."""
-
 _TOP: Final = """\
 # Mutation score
 
@@ -51,11 +48,8 @@ def _rules(judged: Sequence[Judgement]) -> Iterator[str]:
     for rule in RULES:
         mine = [j for j in judged if j.mutant.rule == rule]
         own = [f"`{j.mutant.name}`" for j in mine if j.is_killed and j.others == ()]
-        if rule in NOT_OFFERED:
-            yield f"| {rule} | | | no call of this version of the contract |"
-        else:
-            count = sum(j.is_killed for j in mine)
-            yield f"| {rule} | {len(mine)} | {count} | {', '.join(own) or 'none'} |"
+        count = sum(j.is_killed for j in mine)
+        yield f"| {rule} | {len(mine)} | {count} | {', '.join(own) or 'none'} |"
 
 
 def _mutants(judged: Sequence[Judgement]) -> Iterator[str]:

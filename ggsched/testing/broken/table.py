@@ -7,6 +7,7 @@ from typing import Final
 from ggsched.testing.broken import (
     breaks_buffers,
     breaks_capture,
+    breaks_capture_update,
     breaks_constants,
     breaks_copies,
     breaks_errors,
@@ -38,6 +39,7 @@ _MODULES: Final[tuple[ModuleType, ...]] = (
     breaks_fusions,
     breaks_constants,
     breaks_capture,
+    breaks_capture_update,
     breaks_errors,
     breaks_truth,
     breaks_interop,

@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from ggsched.backend.capture import offers_capture
+from ggsched.backend.capture import offers_capture, offers_update
 from ggsched.testing.conformance.case import BrokenRule
 from ggsched.testing.conformance.exact import exact_op
 from ggsched.testing.conformance.faults import can_fail
@@ -79,6 +79,16 @@ def _launch(w: World) -> str:
     return "" if exact_op(w.device.facts) else "it declares no op that is exact on whole numbers"
 
 
+def _update(w: World) -> str:
+    if not offers_capture(w.device):
+        return "it offers no capture"
+    stream = w.stream()
+    capture = w.capture(stream)
+    able = offers_update(capture)
+    capture.abort()
+    return "" if able else "its captures update no graph"
+
+
 def _fact(name: str, value: object, otherwise: str) -> Need:
     return lambda w: "" if getattr(w.device.facts, name) == value else otherwise
 
@@ -150,6 +160,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "hypothesis": _hypothesis,
     "fusions": lambda w: "" if w.device.facts.fusions else "it declares no patterns",
     "capture": lambda w: "" if offers_capture(w.device) else "it offers no capture",
+    "update": _update,
     "dlpack": _offers("buffer", "__dlpack__", "__dlpack_device__"),
     "cuda array": _offers("buffer", "__cuda_array_interface__"),
     "cuda stream": _offers("stream", "__cuda_stream__"),

@@ -36,6 +36,7 @@ RULES: Final[Mapping[str, str]] = {
     "CAP-1": "replaying a captured graph equals enqueueing its commands again",
     "CAP-2": "what may not be captured raises before it disturbs the capture",
     "CAP-3": "host memory used in a capture is read when it is replayed",
+    "CAP-4": "a graph that is updated is what was captured now; one that is not is as it was",
     "ERR-1": "a refused command raises at once, names itself, and changes nothing",
     "ERR-2": "a command that fails later poisons its stream, and only that",
     "ERR-3": "close releases everything, also twice and after a fault; later calls raise",

@@ -9,6 +9,7 @@ from ggsched.errors import UsageError
 from ggsched.testing.conformance import (
     cases_buffers,
     cases_capture,
+    cases_capture_update,
     cases_constant_weights,
     cases_constants,
     cases_copies,
@@ -40,6 +41,7 @@ _MODULES: Final[tuple[ModuleType, ...]] = (
     cases_constant_weights,
     cases_constants,
     cases_capture,
+    cases_capture_update,
     cases_errors,
     cases_truth,
     cases_interop,
