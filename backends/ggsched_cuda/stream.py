@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 from ggsched.backend import checks
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
 from ggsched.backend.waiter import Waiter
-from ggsched.errors import DeviceFault, GgschedError, UsageError
+from ggsched.errors import DeviceFault, UsageError
 from ggsched_cuda import driver
 from ggsched_cuda.buffer import CudaBuffer, address_of_buffer
 from ggsched_cuda.card import is_busy
 from ggsched_cuda.driver import CudaError, record_event
-from ggsched_cuda.event import CudaEvent, Marker, Point, late
+from ggsched_cuda.event import CudaEvent, Marker, Point, is_good, late
 from ggsched_cuda.graphs import CudaCapture, CudaGraph
 from ggsched_cuda.pinned import Quad
 from ggsched_cuda.polling import wait_until
@@ -210,7 +210,7 @@ class CudaStream:
                 except CudaError as error:
                     raise self._failed("wait", error) from error
             self._add_verdicts(point.verdicts)
-        elif not (event.is_done and _is_good(event)):
+        elif not (event.is_done and is_good(event)):
             self._gates += 1
             quad = self.words.quad
             gate = Gate(quad, self._gates, self.name)
@@ -364,12 +364,3 @@ class CudaStream:
         self._verdicts.extend(more)
         if len(self._verdicts) > MANY:
             self._verdicts = still_open(self._verdicts)
-
-
-def _is_good(event: Event) -> bool:
-    """Whether a done event did not fail."""
-    try:
-        event.sync(0.0)
-    except GgschedError:
-        return False
-    return True
