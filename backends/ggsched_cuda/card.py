@@ -11,6 +11,7 @@ from ggsched_cuda.driver import NOT_READY, CudaError, Found
 from ggsched_cuda.event import Marker
 from ggsched_cuda.pinned import HostCalls, PinnedMemory
 from ggsched_cuda.programs import ProgramCache
+from ggsched_cuda.times import CardClock
 
 if TYPE_CHECKING:
     from ggsched_cuda.stream import CudaStream
@@ -39,6 +40,7 @@ class Card:
         self._pool = driver.make_pool(found.ordinal, peers)
         self._idle = driver.make_stream()  # never has work of its own
         self._behind = driver.make_stream()  # frees memory behind the work of all streams
+        self.clock = CardClock(self.context, self._idle)
         self._events: list[int] = []
         self._blas: list[tuple[int, int]] = []
         self._streams: weakref.WeakSet[CudaStream] = weakref.WeakSet()

@@ -5,11 +5,13 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Final
 
 from ggsched.backend import checks
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import HostMemory, Stream
+from ggsched.backend.timing import Clock
 from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched_cuda.buffer import CudaBuffer
@@ -147,6 +149,10 @@ class CudaDevice:
             return self.card.pinned.view(nbytes)
 
     # --- streams, events, programs ------------------------------------------------------------
+
+    def __clock__(self) -> Clock:
+        """Return the clock of its streams' times, the host's; see ``ggsched.backend.timing``."""
+        return perf_counter
 
     def create_stream(self) -> CudaStream:
         """Return a new stream."""

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Final
 
 from ggsched.backend import checks
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
+from ggsched.backend.timing import Latest
 from ggsched.backend.waiter import Waiter
-from ggsched.errors import DeviceFault, GgschedError, UsageError
+from ggsched.errors import DeviceFault, UsageError
 from ggsched_cuda import driver
 from ggsched_cuda.buffer import CudaBuffer, address_of_buffer
 from ggsched_cuda.card import is_busy
 from ggsched_cuda.driver import CudaError, record_event
-from ggsched_cuda.event import CudaEvent, Marker, Point, late
+from ggsched_cuda.event import CudaEvent, Marker, Point, is_good, late
 from ggsched_cuda.graphs import CudaCapture, CudaGraph
 from ggsched_cuda.pinned import Quad
 from ggsched_cuda.polling import wait_until
 from ggsched_cuda.program import CudaProgram
+from ggsched_cuda.times import StreamTimes
 from ggsched_cuda.transfers import Transfers
 from ggsched_cuda.verdicts import (
     LOST,
@@ -59,6 +61,7 @@ class CudaStream:
         self.words = FaultWords(self.card.pinned.take_quad(), name)
         self.unchecked: set[FaultWords] = set()  # words that some command since may have written
         self.transfers = Transfers(self)
+        self._times: StreamTimes | None = None
         self._gates = 0
         self._blas: tuple[int, int] | None = None
         self._verdicts: list[Verdict] = []
@@ -102,8 +105,13 @@ class CudaStream:
         checks.check_upload(self.device, source, buffer, offset)
         address = address_of_buffer(buffer) + offset
         if source.nbytes:
+            times = self._times
             try:
+                if times is not None:
+                    times.begin()
                 self.transfers.upload(source, address)
+                if times is not None:
+                    times.end()
             except CudaError as error:
                 raise self._failed("upload", error) from error
 
@@ -113,8 +121,13 @@ class CudaStream:
         checks.check_download(self.device, buffer, offset, target)
         address = address_of_buffer(buffer) + offset
         if target.nbytes:
+            times = self._times
             try:
+                if times is not None:
+                    times.begin()
                 self.transfers.download(address, target)
+                if times is not None:
+                    times.end()
             except CudaError as error:
                 raise self._failed("download", error) from error
 
@@ -131,7 +144,10 @@ class CudaStream:
             checks.check_host_memory(host, "copy", written=True)
         if not nbytes:
             return
+        times = self._times
         try:
+            if times is not None:
+                times.begin()
             match ends:
                 case (int(source), int(to)):
                     if self.capture is not None:
@@ -143,6 +159,8 @@ class CudaStream:
                 case (int(source), None):
                     piece = memoryview(host)[dst_offset : dst_offset + nbytes]
                     self.transfers.download(source, piece)
+            if times is not None:
+                times.end()
         except CudaError as error:
             raise self._failed("copy", error) from error
 
@@ -161,9 +179,10 @@ class CudaStream:
             self.capture.flush(self)
         if program.checks_ids:
             self.note_ids(self.words)
+        steps = program.steps if self._times is None else self._times.around(program)
         done = 0
         try:
-            for call, arguments in program.steps:
+            for call, arguments in steps:
                 result = call(*arguments)
                 if result[0]:
                     driver.check(result, "cuLaunchKernel")
@@ -210,7 +229,7 @@ class CudaStream:
                 except CudaError as error:
                     raise self._failed("wait", error) from error
             self._add_verdicts(point.verdicts)
-        elif not (event.is_done and _is_good(event)):
+        elif not (event.is_done and is_good(event)):
             self._gates += 1
             quad = self.words.quad
             gate = Gate(quad, self._gates, self.name)
@@ -233,7 +252,12 @@ class CudaStream:
         executable = graph.executable_on(self)
         for words in graph.words:
             self.note_ids(words)
+        times = self._times
+        if times is not None:
+            times.begin()
         result = driver.launch_graph(executable, self.handle)
+        if times is not None:
+            times.end()
         if result[0]:
             self._failed("replay", CudaError("cuGraphLaunch", int(result[0]), str(result[0])))
 
@@ -277,6 +301,7 @@ class CudaStream:
         if self.capture is not None:
             self.capture.abort()
         self._open_gates()
+        self._times = None
         self.card.enter()
         marker = Marker(self.card)
         record_event(marker.handle, self.handle)
@@ -293,6 +318,15 @@ class CudaStream:
         if self.is_closed:
             raise checks.closed_error("stream")
         return (0, self.handle)
+
+    def __take_times__(self) -> Latest:
+        """Take the times of the card from now on; see ``ggsched.backend.timing``."""
+        if self.is_closed:
+            raise checks.closed_error("stream")
+        self.card.enter()
+        if self._times is None:
+            self._times = StreamTimes(self)
+        return self._times.latest
 
     # --- helpers -------------------------------------------------------------------------------
 
@@ -364,12 +398,3 @@ class CudaStream:
         self._verdicts.extend(more)
         if len(self._verdicts) > MANY:
             self._verdicts = still_open(self._verdicts)
-
-
-def _is_good(event: Event) -> bool:
-    """Whether a done event did not fail."""
-    try:
-        event.sync(0.0)
-    except GgschedError:
-        return False
-    return True

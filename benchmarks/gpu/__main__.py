@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PARTS = (
-    "place", "kit", "mutants", "models", "fed", "attention", "route", "products", "decode",
+    "place", "kit", "mutants", "models", "times", "fed", "attention", "route", "products", "decode",
     "pipeline",
 )  # fmt: skip
 

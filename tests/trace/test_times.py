@@ -18,6 +18,7 @@ from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Sync, Work
 from ggsched.trace.stamps import Stamper
 from ggsched.trace.times import spans_by_track, timeline_of
+from tests.backends.cuda_place import cuda_parts
 from tests.backends.opencl_place import opencl_device
 from tests.backends.places import cpu_device
 from tests.run.graphs import X, chain
@@ -38,6 +39,10 @@ def two_opencl():
     return [opencl_device(), cpu_device(sync=False)]
 
 
+def cuda_and_cpu():
+    return [*cuda_parts(1), cpu_device(sync=False)]
+
+
 def two_sim():
     return SimWorld([SimConfig(), SimConfig()]).open_all()
 
@@ -47,6 +52,8 @@ MACHINES = {
     "cpu sync": lambda: [cpu_device(sync=True, index=i) for i in range(2)],
     "checked": lambda: checked([cpu_device(sync=False, index=i) for i in range(2)]),
     "opencl": two_opencl,
+    "cuda": lambda: cuda_parts(2),
+    "cuda and cpu": cuda_and_cpu,
     "sim": two_sim,
     "sim without order": lambda: SimWorld([SimConfig(copy_order="barrier")] * 2).open_all(),
     "sim without events": lambda: SimWorld([SimConfig(), SimConfig(has_events=False)]).open_all(),

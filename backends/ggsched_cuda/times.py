@@ -1,0 +1,329 @@
+"""When commands ran: timed events of the driver around them, told by the clock of the host.
+
+Of a timed event only its distance to another one is known. So a card has a *base*: an event on a
+stream without work, of which the host knows between which two of its own times it was. A distance
+comes in milliseconds as a float of 32 bits, which after 16 seconds is good for a microsecond only,
+so that another base is taken once a second; it counts on from the one before it.
+
+The clocks of card and host drift apart. Each base is a knot of the line that leads from one to the
+other: the line goes on where it is, so that what the card did stays in order, and what the two are
+apart by then is made up for until the next knot.
+
+An event between two kernels keeps the second from being launched early, and a node that the card
+had to wait for has that in its time: the host tells what it is to do behind the event.
+"""
+
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ggsched.backend.timing import Part
+from ggsched_cuda import driver
+from ggsched_cuda.driver import NOT_READY, READY, CudaError, Handle
+
+if TYPE_CHECKING:
+    from ggsched_cuda.program import CudaProgram, Step
+    from ggsched_cuda.stream import CudaStream
+
+EPOCH_S: Final = 1.0
+"""A base is good for this long."""
+
+RETRY_S: Final = 0.01
+"""After this long it is tried again to take one, where the card did not answer at once."""
+
+PATIENCE_S: Final = 1e-4
+"""The host looks at an event without work before it for no longer than this."""
+
+GOOD_S: Final = 1.5e-5
+"""A base is good enough if the host knows it to such a time."""
+
+SAMPLES: Final = 8
+"""So many events are tried; if none is good enough the best one becomes a base."""
+
+
+class Sample(NamedTuple):
+    """An event of the card between two times of the host."""
+
+    event: Handle
+    before_s: float
+    after_s: float
+
+    @property
+    def width_s(self) -> float:
+        """How well the host knows it."""
+        return self.after_s - self.before_s
+
+
+class Knot(NamedTuple):
+    """Where the line from the card's clock to that of the host changes its slope.
+
+    Attributes:
+        card_s: Seconds of the card since its first base.
+        host_s: What that is by the clock of the host.
+        pull_s: By how much times are to be shifted until the next knot.
+    """
+
+    card_s: float
+    host_s: float
+    pull_s: float
+
+    def host_of(self, card_s: float) -> float:
+        """Return the time of the host for one of the card from here on."""
+        since = card_s - self.card_s
+        return self.host_s + since + self.pull_s * min(1.0, since / EPOCH_S)
+
+
+class Base:
+    """An event that others are measured from.
+
+    Args:
+        clock: Where the event goes back to when nobody measures from it any more.
+        event: The event.
+        card_s: When it was, in seconds of the card since its first base.
+    """
+
+    __slots__ = ("_card_s", "_clock", "_event")
+
+    def __init__(self, clock: "CardClock", event: Handle, card_s: float) -> None:
+        self._clock, self._event, self._card_s = clock, event, card_s
+
+    def card_time_of(self, event: Handle) -> float:
+        """Return when an event was that is done, in seconds of the card since its first base.
+
+        Raises:
+            CudaError: the card has failed.
+        """
+        return self._card_s + driver.seconds_between(self._event, event)
+
+    def __del__(self) -> None:
+        self._clock.give_event(self._event)
+
+
+class CardClock:
+    """Tells when events of one card were; it does nothing before somebody asks for times.
+
+    Args:
+        context: The card's context, which all its logical devices share.
+        idle: A stream that never has work of its own.
+    """
+
+    def __init__(self, context: Any, idle: Handle) -> None:
+        self.lock = threading.Lock()
+        self._context = context
+        self._idle = idle
+        self._events: list[Handle] = []
+        self._base: Base | None = None
+        self._knots: list[Knot] = []  # one for each second in which times are taken
+        self._due_s = 0.0
+
+    def enter(self) -> None:
+        """Make the card's context current on this thread."""
+        driver.enter(self._context)
+
+    def take_event(self) -> Handle:
+        """Return a timed event of any state.
+
+        Raises:
+            CudaError: the driver makes no more.
+        """
+        try:
+            return self._events.pop()
+        except IndexError:
+            return driver.make_timed_event()
+
+    def give_event(self, event: Handle) -> None:
+        """Take an event back; it need not be done."""
+        self._events.append(event)
+
+    def host_of(self, card_s: float) -> float:
+        """Return the time of the host for one of the card, see ``Base.card_time_of``.
+
+        Of an event that is done it does not change any more: all knots before it are known.
+        """
+        i = bisect_right(self._knots, card_s, key=lambda knot: knot.card_s)
+        return self._knots[max(0, i - 1)].host_of(card_s)
+
+    def base(self) -> Base | None:
+        """Return what to measure from for now; None as long as the card did not answer.
+
+        It is renewed where it is due, by one thread: the others go on with the one before it.
+        """
+        if perf_counter() >= self._due_s and self.lock.acquire(blocking=False):
+            try:
+                self._due_s = perf_counter() + (EPOCH_S if self._renew() else RETRY_S)
+            finally:
+                self.lock.release()
+        return self._base
+
+    def _renew(self) -> bool:
+        best = self._best_sample()
+        if best is None:
+            return False
+        card_s, host_s, pull_s = 0.0, (best.before_s + best.after_s) / 2, 0.0
+        if self._base is not None:
+            try:
+                card_s = self._base.card_time_of(best.event)
+            except CudaError:
+                self.give_event(best.event)
+                return False
+            host_s = self.host_of(card_s)
+            known = min(max(host_s, best.before_s), best.after_s)
+            pull_s = max(known - host_s, -EPOCH_S / 2)  # time does not go backwards
+        self._knots.append(Knot(card_s, host_s, pull_s))
+        self._base = Base(self, best.event, card_s)
+        return True
+
+    def _best_sample(self) -> Sample | None:
+        best: Sample | None = None
+        for _ in range(SAMPLES):
+            sample = self._sample()
+            if sample is None:
+                break
+            if best is None or sample.width_s < best.width_s:
+                best, sample = sample, best
+            if sample is not None:
+                self.give_event(sample.event)
+            if best.width_s <= GOOD_S:
+                break
+        return best
+
+    def _sample(self) -> Sample | None:
+        """Record an event without work before it; None if it is not done at once."""
+        try:
+            event = self.take_event()
+        except CudaError:
+            return None
+        before = now = perf_counter()
+        state = int(driver.record_event(event, self._idle)[0]) or NOT_READY
+        while state == NOT_READY and now - before < PATIENCE_S:
+            state = int(driver.query_event(event)[0])
+            now = perf_counter()
+        if state == READY:
+            return Sample(event, before, now)
+        self.give_event(event)
+        return None
+
+
+class CudaTaken:
+    """The times of one command of a stream.
+
+    Args:
+        clock: Of the card.
+        base: What its events are measured from.
+    """
+
+    __slots__ = ("_base", "_clock", "_marks", "_parts")
+
+    def __init__(self, clock: CardClock, base: Base) -> None:
+        self._clock = clock
+        self._base: Base | None = base
+        self._marks: list[tuple[str, Handle]] = []
+        self._parts: list[Part] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has a beginning and an end."""
+        return len(self._marks) > 1
+
+    def mark(self, label: str, event: Handle) -> None:
+        """Add an event: the first is where the command begins, the others where a node ends."""
+        self._marks.append((label, event))
+
+    def parts(self) -> Sequence[Part] | None:
+        """Return when it ran, node by node; nothing of a card that failed.
+
+        See ``ggsched.backend.timing``.
+        """
+        if self._parts is None:
+            self._clock.enter()
+            with self._clock.lock:  # its events go back once, also if several threads look
+                if self._parts is None:
+                    self._look()
+        return self._parts
+
+    def _look(self) -> None:
+        base, last = self._base, self._marks[-1][1]
+        if base is None or int(driver.query_event(last)[0]) == NOT_READY:
+            return
+        try:
+            host_of = self._clock.host_of
+            times = [host_of(base.card_time_of(event)) for _, event in self._marks]
+            labels = [label for label, _ in self._marks[1:]]
+            self._parts = [Part(*part) for part in zip(labels, times, times[1:], strict=False)]
+        except CudaError:
+            self._parts = []
+        self._give_back()
+
+    def _give_back(self) -> None:
+        while self._marks:
+            self._clock.give_event(self._marks.pop()[1])
+        self._base = None
+
+    def __del__(self) -> None:
+        self._give_back()
+
+
+class StreamTimes:
+    """Takes the times of what a stream is given, but for captures: nothing of these runs.
+
+    Without a base, and where the driver refuses an event, a command has no times.
+
+    Args:
+        stream: The stream.
+    """
+
+    def __init__(self, stream: "CudaStream") -> None:
+        self._stream = stream
+        self._clock: CardClock = stream.card.clock
+        self._taken: CudaTaken | None = None
+        self._clock.base()
+
+    def latest(self) -> CudaTaken | None:
+        """Return the times of the last command; see ``ggsched.backend.timing.Latest``."""
+        taken, self._taken = self._taken, None
+        return taken if taken is not None and taken.is_whole else None
+
+    def begin(self) -> None:
+        """Note that a command begins here, whatever became of the one before it."""
+        self._taken = None
+        base = None if self._stream.capture is not None else self._clock.base()
+        if base is not None:
+            self._taken = CudaTaken(self._clock, base)
+            self.end()
+
+    def end(self, label: str = "") -> None:
+        """Note that a command, or a node of it, has ended here."""
+        taken = self._taken
+        if taken is None:
+            return
+        try:
+            event = self._clock.take_event()
+        except CudaError:
+            self._taken = None
+            return
+        taken.mark(label, event)
+        if driver.record_event(event, self._stream.handle)[0]:
+            self._taken = None
+
+    def around(self, program: "CudaProgram") -> "Sequence[Step]":
+        """Return a program's steps, as many as there are, to be run now: a mark ends each node."""
+        self.begin()
+        if self._taken is None:
+            return program.steps
+        if not program.steps:
+            self.end()
+            return ()
+        labels = program.labels
+        return [
+            (call, arguments) if label == after else (self._ending, (label, call, arguments))
+            for (call, arguments), label, after in zip(
+                program.steps, labels, [*labels[1:], None], strict=True
+            )
+        ]
+
+    def _ending(self, label: str, call: Any, arguments: tuple[Any, ...]) -> Any:
+        result = call(*arguments)
+        self.end(label)
+        return result
