@@ -167,6 +167,9 @@ class FakeDriver:
     def make_executable(self, graph):
         return "executable", 1
 
+    def close_graph(self, graph):
+        pass
+
     def close_executable(self, graph):
         pass
 
@@ -180,10 +183,12 @@ class FakeDriver:
 def install(fake, monkeypatch):
     """Put a driver in the place of the real one."""
     from ggsched_cuda import driver, programs, stream
+    from ggsched_cuda.capture import driver as capturing
 
     for name in vars(FakeDriver):
-        if not name.startswith("_") and hasattr(driver, name):
-            monkeypatch.setattr(driver, name, getattr(fake, name))
+        for module in (driver, capturing):
+            if not name.startswith("_") and hasattr(module, name):
+                monkeypatch.setattr(module, name, getattr(fake, name))
     monkeypatch.setattr(stream, "record_event", fake.record_event)
     monkeypatch.setattr(programs.ProgramCache, "function", lambda *args, **kwargs: 1)
     return fake
