@@ -60,10 +60,15 @@ FN void gate_announce_(Gate *gate, int nbytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(local_address_(gate)), "r"(nbytes)
                : "memory");
 }
+/* What is copied is much, and read once: it is the first to leave the second cache, where the small things that all
+ * kernels read (norms, biases, caches, code) would not stay from one step to the next otherwise. */
 FN void copy_span_(u8 *to, const u8 *from, int nbytes, Gate *gate) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          local_address_(to)),
+      "{\n"
+      ".reg .b64 once;\n"
+      "createpolicy.fractional.L2::evict_first.b64 once, 1.0;\n"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], once;\n"
+      " }" ::"r"(local_address_(to)),
       "l"(from), "r"(nbytes), "r"(local_address_(gate))
       : "memory");
 }

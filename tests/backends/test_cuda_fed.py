@@ -134,6 +134,13 @@ def test_what_is_fetched_early_is_constant():
     assert [defines(c)["CONSTANT_W"] for c in lowered(products(2, constant=False))] == ["0"]
 
 
+def test_few_stages_are_fetched_one_after_the_other():
+    """As long as the predecessor runs, which reads as well; many are asked for at once."""
+    few, many = (defines(*lowered(products_of(rows))) for rows in (2048, 16384))
+    assert (few["STAGES"], few["FLIGHT"]) == ("4", "1")
+    assert many["FLIGHT"] == many["STAGES"]
+
+
 def test_a_gate_of_which_one_side_may_be_written():
     nodes = gated()
     assert [defines(c)["CONSTANT_W"] for c in lowered(nodes)] == ["1"]

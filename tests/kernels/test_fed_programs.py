@@ -108,6 +108,16 @@ def test_only_constants_are_read_before_the_wait(program):
 
 
 @pytest.mark.parametrize("program", some(FORMS), ids=label)
+def test_weights_leave_the_second_cache_first(program):
+    """All copies say so: weights that stayed would drive out what every kernel reads."""
+    kernel = ptx(*program, "on")
+    copies = [line for line in kernel.splitlines() if BULK in line]
+    assert copies
+    assert all("L2::cache_hint" in line for line in copies)
+    assert "createpolicy.fractional.L2::evict_first" in kernel
+
+
+@pytest.mark.parametrize("program", some(FORMS), ids=label)
 def test_nothing_is_read_before_the_wait_if_weights_may_be_written(program):
     kernel = ptx(*program, "on", CONSTANT_W="0")
     early = before_wait(kernel)

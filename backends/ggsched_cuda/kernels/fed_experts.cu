@@ -18,30 +18,33 @@ fed_experts(const u8 *x, Tens tx, const u8 *ids, Tens ti, const u8 *w, Tens tw, 
   LOCAL Job jobs[1];
   LOCAL float kept[2 * SET_SUMS];
   int pair = GROUP(0) / parts, t = pair / ti.n[3], u = pair % ti.n[3];
-  open_gates(full, empty);
+  if (LANE == LANES) open_gates(full, empty);
   EARLY_WAIT();
-  if (LANE == 32) {
-    int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);
-    int bad = bad_id(id, tw.n[1], fault, code);
-    if (bad) id = 0;
-    Job job;
-    job.w = w + tw.off + id * tw.s[1], job.v = v + tv.off + id * tv.s[1];
-    job.y = y + ty.off + t * ty.s[1] + u * ty.s[2];
-    job.w_bias = vector_of(w_bias, twb, has_bias, id), job.v_bias = vector_of(v_bias, tvb, has_bias && GATED, id);
-    job.scale = has_scale ? scale + ts.off + t * ts.s[1] + u * ts.s[2] : 0;
-    job.sy = ty.s[3], job.sw_bias = twb.s[3], job.sv_bias = tvb.s[3];
-    share_rows(&job, tw.n[2], GROUP(0) % parts, parts);
-    jobs[0] = job;
-  }
-  BARRIER();
   if (LANE >= LANES) {
-    if (LANE == LANES) feed(stages, full, empty, jobs, 1);
+    int filled = 0;
+    if (LANE == LANES) {
+      int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);
+      int bad = bad_id(id, tw.n[1], fault, code);
+      if (bad) id = 0;
+      Job job;
+      job.w = w + tw.off + id * tw.s[1], job.v = v + tv.off + id * tv.s[1];
+      job.y = y + ty.off + t * ty.s[1] + u * ty.s[2];
+      job.w_bias = vector_of(w_bias, twb, has_bias, id), job.v_bias = vector_of(v_bias, tvb, has_bias && GATED, id);
+      job.scale = has_scale ? scale + ts.off + t * ts.s[1] + u * ts.s[2] : 0;
+      job.sy = ty.s[3], job.sw_bias = twb.s[3], job.sv_bias = tvb.s[3];
+      share_rows(&job, tw.n[2], GROUP(0) % parts, parts);
+      filled = feed_first(stages, full, &job);
+      jobs[0] = job;
+    }
+    BARRIER();
+    if (LANE == LANES) feed(stages, full, empty, jobs, 1, filled);
     return;
   }
   u8 *row = stages + STAGES * STAGE_NBYTES;
   float4 xv[QUADS];
   Kept x_kept[KEPT_COUNT];
   load_quads(xv, x + tx.off + t * tx.s[1] + (tx.n[2] > 1 ? u : 0) * tx.s[2]);
+  BARRIER();
   put_row(row, xv, kept);
   take_row(x_kept, row);
   multiply(x_kept, stages, full, empty, jobs, 1, kept, p0, p1);

@@ -13,6 +13,9 @@
  * LEAD stages before the end, since a launch takes as long as these, and not before the predecessor has
  * ended: two kernels that fetch at once only take the memory from what they wait for.
  *
+ * Until all stages have been filled once no more than FLIGHT of them are under way: few where a group is given few,
+ * since it has them in time anyway, and what the predecessor reads comes behind all that has been asked for.
+ *
  * NK, the extent of the sum, is a constant. Rows of a weight have no gaps. ALIGNED says that they begin at multiples
  * of 128 bytes; if not, stages are copied with the bytes before and behind them that fill pieces of 16.
  *
@@ -35,8 +38,12 @@ typedef struct {
   int first, end;
 } Job;
 
+/* Rows of a group; the first groups have one more if shares are not even. A group fetches nothing before it knows its
+ * share, and to divide numbers of 64 bits took it 2 per cent of a step of gpt-oss. */
 FN void share_rows(Job *job, int rows, int part, int parts) {
-  job->first = (int)((i64)rows * part / parts), job->end = (int)((i64)rows * (part + 1) / parts);
+  u32 each = (u32)rows / (u32)parts, more = (u32)rows - each * (u32)parts;
+  job->first = (int)(part * each + MIN((u32)part, more));
+  job->end = job->first + (int)(each + ((u32)part < more));
 }
 
 /* Where row n begins in a side of a stage that it is the first of. */
@@ -63,16 +70,26 @@ FN void copy_stage(u8 *to, Gate *full, const Job *job, int n) {
   copy_rows(to, job->w, n, before, nbytes, full);
 }
 
-/* All stages of a group, each as soon as it is free; by one lane. */
-FN void feed(u8 *stages, Gate *full, Gate *empty, const Job *jobs, int count) {
-  int buffer = 0, phase = 1; /* before the first phase ends, waiting for the one before returns at once */
-  int filled = 0, left = 0;
+/* Begin with as many stages of the first job as there is room for, and return how many; by the lane that has opened
+ * the gates, before others know of them. Worth while where there is nothing to wait for but stages. */
+FN int feed_first(u8 *stages, Gate *full, const Job *job) {
+  int filled = 0;
+  for (int n = job->first; n < job->end && filled < STAGES; n += ROWS, filled++)
+    copy_stage(stages + filled * STAGE_NBYTES, full + filled, job, n);
+  return filled;
+}
+
+/* All other stages of a group, each as soon as it is free; by the same lane. */
+FN void feed(u8 *stages, Gate *full, Gate *empty, const Job *jobs, int count, int filled) {
+  /* Before the first phase ends, waiting for the one before returns at once. */
+  int buffer = filled % STAGES, phase = filled < STAGES, left = -filled, skip = filled * ROWS;
   for (int j = 0; j < count; j++) left += (jobs[j].end - jobs[j].first + ROWS - 1) / ROWS;
   if (!CONSTANT_W) EARLY_WAIT();
   for (int j = 0; j < count; j++) {
-    for (int n = jobs[j].first; n < jobs[j].end; n += ROWS) {
+    for (int n = jobs[j].first + (j ? 0 : skip); n < jobs[j].end; n += ROWS) {
       if (CONSTANT_W && filled == STAGES) EARLY_WAIT();
       GATE_AWAIT(empty + buffer, phase);
+      if (filled >= FLIGHT && filled < STAGES) GATE_AWAIT(full + filled - FLIGHT, 0);
       if (filled >= STAGES && left <= LEAD) EARLY_LET_GO();
       copy_stage(stages + buffer * STAGE_NBYTES, full + buffer, jobs + j, n);
       filled++, left--;
@@ -191,10 +208,11 @@ FN void multiply(const Kept *x, const u8 *stages, Gate *full, Gate *empty, const
   }
 }
 
+/* By one lane. */
 FN void open_gates(Gate *full, Gate *empty) {
-  if (LANE < STAGES) {
-    GATE_OPEN(full + LANE, 1);
-    GATE_OPEN(empty + LANE, WARPS);
-    GATES_READY();
+  for (int i = 0; i < STAGES; i++) {
+    GATE_OPEN(full + i, 1);
+    GATE_OPEN(empty + i, WARPS);
   }
+  GATES_READY();
 }

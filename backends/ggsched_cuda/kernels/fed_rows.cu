@@ -32,23 +32,26 @@ fed_rows(const u8 *x, Tens tx, const u8 *norm, Tens tnorm, u8 *normed, Tens tnor
   LOCAL Gate empty[STAGES];
   LOCAL Job jobs[JOBS];
   LOCAL float kept[2 * SET_SUMS];
-  open_gates(full, empty);
+  if (LANE == LANES) open_gates(full, empty);
   if (LANE == 32) jobs[0] = job_of(w0, tw0, v0, tv0, y0, ty0, b0, tb0, m0, tm0, rows0, adds0, groups);
   if (LANE == 64) jobs[1] = job_of(w1, tw1, v1, tv1, y1, ty1, b1, tb1, m1, tm1, rows1, adds1, groups);
   if (LANE == 96) jobs[2] = job_of(w2, tw2, v2, tv2, y2, ty2, b2, tb2, m2, tm2, rows2, adds2, groups);
+#if NORM
+  /* Asked for before the first stages are, behind which it would wait for microseconds. */
+  float4 scales[QUADS];
+  if (CONSTANT_W && LANE < LANES) load_quads(scales, norm + tnorm.off);
+#endif
   BARRIER();
   if (LANE >= LANES) {
-    if (LANE == LANES) feed(stages, full, empty, jobs, JOBS);
+    if (LANE == LANES) feed(stages, full, empty, jobs, JOBS, 0);
     return;
   }
   u8 *row = stages + STAGES * STAGE_NBYTES;
   float4 xv[QUADS];
   Kept x_kept[KEPT_COUNT];
 #if NORM
-  float4 scales[QUADS];
-  if (!CONSTANT_W) EARLY_WAIT();
-  load_quads(scales, norm + tnorm.off);
   EARLY_WAIT();
+  if (!CONSTANT_W) load_quads(scales, norm + tnorm.off);
 #if ADDENDS
   add_up(xv, terms + tterms.off, tterms.s[3], base + tbase.off, (u8 *)x + tx.off);
 #else
