@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ggsched.backend.checks import closed_error
-from ggsched.backend.protocols import Event
-from ggsched.errors import DeviceFault, GgschedError, SyncTimeout, UsageError
+from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched_cuda import driver
 from ggsched_cuda.driver import NOT_READY, READY
 from ggsched_cuda.polling import wait_until
@@ -102,15 +101,6 @@ def late(where: str, timeout_s: float) -> SyncTimeout:
         where=where,
         hint="wait longer (GGSCHED_TIMEOUT_S), or look for an event that nobody records",
     )
-
-
-def is_good(event: Event) -> bool:
-    """Whether an event that is done did not fail."""
-    try:
-        event.sync(0.0)
-    except GgschedError:
-        return False
-    return True
 
 
 class CudaEvent:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 from ggsched.backend import checks
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
 from ggsched.backend.timing import Latest
-from ggsched.backend.waiter import Waiter
+from ggsched.backend.waiter import Waiter, has_ended_well
 from ggsched.errors import DeviceFault, UsageError
 from ggsched_cuda import driver
 from ggsched_cuda.buffer import CudaBuffer, address_of_buffer
 from ggsched_cuda.card import is_busy
 from ggsched_cuda.driver import CudaError, record_event
-from ggsched_cuda.event import CudaEvent, Marker, Point, is_good, late
+from ggsched_cuda.event import CudaEvent, Marker, Point, late
 from ggsched_cuda.graphs import CudaCapture, CudaGraph
 from ggsched_cuda.pinned import Quad
 from ggsched_cuda.polling import wait_until
@@ -229,7 +229,7 @@ class CudaStream:
                 except CudaError as error:
                     raise self._failed("wait", error) from error
             self._add_verdicts(point.verdicts)
-        elif not (event.is_done and is_good(event)):
+        elif not has_ended_well(event):
             self._gates += 1
             quad = self.words.quad
             gate = Gate(quad, self._gates, self.name)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from ggsched.backend import checks
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
 from ggsched.backend.timing import Latest
-from ggsched.backend.waiter import Waiter
-from ggsched.errors import DeviceFault, GgschedError, UsageError
+from ggsched.backend.waiter import Waiter, has_ended_well
+from ggsched.errors import DeviceFault, UsageError
 from ggsched_opencl import driver
 from ggsched_opencl.buffer import readable, writable
 from ggsched_opencl.driver import COMPLETE, Handle, status_of
@@ -182,7 +182,7 @@ class OpenClStream:
         if event.device is self.device:
             assert isinstance(event, OpenClEvent)
             self._wait_native(event.point)
-        elif not (event.is_done and _is_good(event)):
+        elif not has_ended_well(event):
             gate = Gate(driver.make_gate(self.device.context), self.name)
             self._newest = driver.enqueue_wait(self.queue, gate.handle)
             driver.flush(self.queue)
@@ -341,12 +341,3 @@ def _again(fault: DeviceFault) -> DeviceFault:
     )
     fresh.__cause__ = fault.__cause__
     return fresh
-
-
-def _is_good(event: Event) -> bool:
-    """Whether a done event did not fail."""
-    try:
-        event.sync(0.0)
-    except GgschedError:
-        return False
-    return True

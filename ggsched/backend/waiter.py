@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Final, Protocol
 
 from ggsched.backend.protocols import Event
-from ggsched.errors import SyncTimeout
+from ggsched.errors import GgschedError, SyncTimeout
 
 SLICE_S: Final = 0.05  # after this long a waiting thread looks whether it is still wanted
 CLOSED: Final = "the stream was closed before the event was done"
@@ -95,3 +95,14 @@ def _outcome(wait: Wait, deadline: float, stop: threading.Event) -> BaseExceptio
         else:
             return None
     return CLOSED
+
+
+def has_ended_well(event: Event) -> bool:
+    """Whether an event of any backend is done and did not fail, so that nobody has to wait."""
+    if not event.is_done:
+        return False
+    try:
+        event.sync(0.0)
+    except GgschedError:
+        return False
+    return True

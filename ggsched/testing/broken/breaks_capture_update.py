@@ -23,6 +23,19 @@ def _changed(capture: RecordedCapture, change: Callable[[EndInto, Graph], str]) 
     return capture
 
 
+def _refusing(
+    capture: RecordedCapture, harm: Callable[[RecordedCapture, Any], None]
+) -> RecordedCapture:
+    """Return a capture that refuses each update, and does harm."""
+
+    def refuse(update: EndInto, graph: Any) -> str:
+        capture.require_graph(graph)
+        harm(capture, graph)
+        return "no update today"
+
+    return _changed(capture, refuse)
+
+
 @breaks("CAP-4", "An update keeps the old commands, and says that it was made.", CPU)
 class UpdateKeepsTheOld(BaseDevice):
     """The addresses are those of the first capture."""
@@ -97,15 +110,12 @@ class RefusalEmptiesTheGraph(BaseDevice):
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
         """Refuse, and empty it."""
-        capture = super().begin_capture(streams)
 
-        def refuse(update: EndInto, graph: Any) -> str:
-            capture.require_graph(graph)
+        def harm(capture: RecordedCapture, graph: Any) -> None:
             capture.stop()
             graph._calls = ()
-            return "no update today"
 
-        return _changed(capture, refuse)
+        return _refusing(super().begin_capture(streams), harm)
 
 
 @breaks("CAP-4", "What was captured is lost when an update is refused.", CPU)
@@ -114,15 +124,12 @@ class RefusalLosesTheCapture(BaseDevice):
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
         """Refuse, and forget."""
-        capture = super().begin_capture(streams)
 
-        def refuse(update: EndInto, graph: Graph) -> str:
-            capture.require_graph(graph)
+        def harm(capture: RecordedCapture, graph: Any) -> None:
             capture.stop()
             capture._calls.clear()
-            return "no update today"
 
-        return _changed(capture, refuse)
+        return _refusing(super().begin_capture(streams), harm)
 
 
 @breaks("CAP-4", "Streams are captured on when an update is refused.", CPU)
@@ -131,13 +138,7 @@ class RefusalGoesOn(BaseDevice):
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
         """Refuse, and write down what comes."""
-        capture = super().begin_capture(streams)
-
-        def refuse(update: EndInto, graph: Graph) -> str:
-            capture.require_graph(graph)
-            return "no update today"
-
-        return _changed(capture, refuse)
+        return _refusing(super().begin_capture(streams), lambda capture, graph: None)
 
 
 @breaks("CAP-4", "A graph of another stream is updated.", CPU)

@@ -5,11 +5,40 @@ from typing import Any
 
 import numpy as np
 
+from ggsched.backend.capture import Capture, Graph
 from ggsched.backend.protocols import Buffer, Stream
 from ggsched.errors import DeviceFault, UsageError
 from ggsched.testing.conformance.case import case
 from ggsched.testing.conformance.faults import LABEL, lookup
 from ggsched.testing.conformance.world import NBYTES, World
+
+
+def captured_by_way_of(
+    w: World, streams: tuple[Stream, Stream], x: Buffer, y: Buffer, z: Buffer
+) -> Capture:
+    """Capture that one stream copies x to y, and another one y to z behind it."""
+    a, b = streams
+    capture = w.capture(a, b)
+    w.copy(a, x, 0, y, 0, NBYTES)
+    w.wait(b, w.record(a))
+    w.copy(b, y, 0, z, 0, NBYTES)
+    return capture
+
+
+def replayed_when_released(
+    w: World, q: Stream, graph: Graph, x: Buffer, z: Buffer, what: str
+) -> None:
+    """Require that a replay on a held stream brings from x to z what was uploaded before it."""
+    data = w.bytes()
+    hold = w.hold(q)
+    w.upload(q, data, x)
+    w.replay(q, graph)
+    seen = w.download(q, z)
+    w.still_held(hold, q)
+    hold.release()
+    w.sync(q)
+    w.equal(seen, data, what)
+
 
 # --- CAP-1 ------------------------------------------------------------------------------------
 
@@ -70,21 +99,9 @@ def cap1_streams_fork_and_join(w: World) -> None:
     a, b = w.stream(), w.stream()
     x, y, z = w.buffers(3)
     w.put(a, x, w.bytes())
-    capture = w.capture(a, b)
-    w.copy(a, x, 0, y, 0, NBYTES)
-    w.wait(b, w.record(a))
-    w.copy(b, y, 0, z, 0, NBYTES)
-    graph = w.end(capture)
+    graph = w.end(captured_by_way_of(w, (a, b), x, y, z))
     for _ in range(3):
-        data = w.bytes()
-        hold = w.hold(a)
-        w.upload(a, data, x)
-        w.replay(a, graph)
-        seen = w.download(a, z)
-        w.still_held(hold, a)
-        hold.release()
-        w.sync(a)
-        w.equal(seen, data, "made by the second stream of a graph")
+        replayed_when_released(w, a, graph, x, z, "made by the second stream of a graph")
 
 
 @case("CAP-1", "A graph is replayed on its first stream only, and not after close.", "capture")

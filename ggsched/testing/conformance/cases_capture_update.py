@@ -11,6 +11,7 @@ from ggsched.backend.capture import Capture, Graph
 from ggsched.backend.protocols import Buffer, Stream
 from ggsched.errors import DeviceFault, UsageError
 from ggsched.testing.conformance.case import case
+from ggsched.testing.conformance.cases_capture import captured_by_way_of, replayed_when_released
 from ggsched.testing.conformance.diary import Bytes
 from ggsched.testing.conformance.faults import LABEL, lookup
 from ggsched.testing.conformance.world import NBYTES, World
@@ -251,20 +252,9 @@ def cap4_streams_fork_and_join(w: World) -> None:
     graph = None
     for _ in range(3):
         x, y, z = w.buffers(3)
-        capture = w.capture(a, b)
-        w.copy(a, x, 0, y, 0, NBYTES)
-        w.wait(b, w.record(a))
-        w.copy(b, y, 0, z, 0, NBYTES)
+        capture = captured_by_way_of(w, (a, b), x, y, z)
         graph = w.end(capture) if graph is None else _renewed(w, capture, graph)
-        data = w.bytes()
-        hold = w.hold(a)
-        w.upload(a, data, x)
-        w.replay(a, graph)
-        seen = w.download(a, z)
-        w.still_held(hold, a)
-        hold.release()
-        w.sync(a)
-        w.equal(seen, data, "made by the second stream of an updated graph")
+        replayed_when_released(w, a, graph, x, z, "made by the second stream of an updated graph")
 
 
 @case("CAP-4", "An id out of range in an updated graph fails the stream.", "update")
