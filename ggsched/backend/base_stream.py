@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from ggsched.backend import checks
 from ggsched.backend.capture import Graph, RecordedCapture, RecordedGraph, capturing_error
 from ggsched.backend.events import BaseEvent, lasting_wait
@@ -70,7 +72,11 @@ class Body(Protocol):
 
 
 class Steps:
-    """Calls without arguments, each with the label of its node."""
+    """Calls without arguments, each with the label of its node.
+
+    Infinities and what is not a number are values (LCH-3): numpy, which may be set to warn of them
+    and Python to raise what it warns of, is told to keep quiet.
+    """
 
     def __init__(self, steps: Sequence[tuple[str, Callable[[], None]]]) -> None:
         self.steps = steps
@@ -78,9 +84,10 @@ class Steps:
 
     def run(self) -> None:
         """Run every node in order."""
-        for label, step in self.steps:
-            self._label = label
-            step()
+        with np.errstate(all="ignore"):
+            for label, step in self.steps:
+                self._label = label
+                step()
 
     def run_timed(self, taken: HostTaken) -> None:
         """Run every node in order, and note when."""
@@ -92,7 +99,8 @@ class Steps:
 
             return run
 
-        taken.run_steps([(label, labelled(label, step)) for label, step in self.steps])
+        with np.errstate(all="ignore"):
+            taken.run_steps([(label, labelled(label, step)) for label, step in self.steps])
 
     def blame(self, error: BaseException) -> str:
         """Return the label of the node that ran last."""

@@ -82,6 +82,21 @@ class BadIdsAreClamped(BaseDevice):
         return program
 
 
+@breaks("LCH-3", "A sum that is not finite is an error.", CPU)
+class InfinityIsAFault(Spoiling):
+    """An assertion from the days of debugging."""
+
+    def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
+        """Look at what additions leave."""
+        outs = outputs_of([n for n in nodes if n.op == "add"])
+
+        def look() -> None:
+            if not all(np.isfinite(out).all() for out in outs):
+                raise FloatingPointError("a sum is not finite")
+
+        return look
+
+
 # --- LCH-4 ------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from ggsched.ir.fusion import PATTERNS
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
 from ggsched.testing.conformance.case import BrokenRule, case
+from ggsched.testing.conformance.draws import is_declared
 from ggsched.testing.conformance.oprun import run
 from ggsched.testing.conformance.world import World
 from ggsched.testing.draw_chains import CHAINS
@@ -62,8 +63,7 @@ def _draw(w: World, pattern: str, dtype: DType) -> Chain | None:
     graph = d.g.build(d.results[-1])
     if not _is_group(graph, nodes):
         return None
-    keys = {f"{n.op}:{graph.tensors[n.tensors[0]].dtype}" for n in graph.nodes}
-    if not keys <= w.device.facts.ops:
+    if not is_declared(graph, w.device.facts):
         return None
     return Chain(DrawnGraph(graph, dict(d.rules)), Group(pattern, nodes))
 

@@ -12,7 +12,7 @@ from ggsched.ir.dtype import BF16, F32, dtype_by_name
 from ggsched.ir.graph import Graph
 from ggsched.ir.ops import OPS
 from ggsched.testing.conformance.case import case
-from ggsched.testing.conformance.draws import graphs_with
+from ggsched.testing.conformance.draws import graphs_with, is_declared
 from ggsched.testing.conformance.oprun import prepare, run
 from ggsched.testing.conformance.world import COUNT, NBYTES, World
 from ggsched.testing.values import DrawnGraph, values_for
@@ -274,14 +274,9 @@ def _one_of_each(w: World) -> Iterator[DrawnGraph]:
     for key in sorted(w.device.facts.ops):
         op, _, dtype = key.partition(":")
         for drawn in graphs_with(op, dtype_by_name(dtype), 3, w.rng):
-            if _supported(w, drawn.graph):
+            if is_declared(drawn.graph, w.device.facts):
                 yield drawn
                 break
-
-
-def _supported(w: World, graph: Graph) -> bool:
-    keys = {f"{n.op}:{graph.tensors[n.tensors[0]].dtype}" for n in graph.nodes}
-    return keys <= w.device.facts.ops
 
 
 def _large(w: World) -> Iterator[tuple[Graph, dict[str, np.ndarray]]]:

@@ -10,7 +10,7 @@ from ggsched.errors import DeviceFault
 from ggsched.ir.dtype import DType, dtype_by_name
 from ggsched.ir.ops import OPS
 from ggsched.testing.conformance.case import BrokenRule, Case, case
-from ggsched.testing.conformance.draws import empty_graphs, graphs_with
+from ggsched.testing.conformance.draws import empty_graphs, graphs_with, is_declared
 from ggsched.testing.conformance.faults import LABEL, bad_rows
 from ggsched.testing.conformance.oprun import run
 from ggsched.testing.conformance.strided import strided_graphs, tied_graphs
@@ -60,8 +60,7 @@ def _check_type(w: World, op: str, dtype: DType) -> None:
 def _drawn(w: World, op: str, dtype: DType) -> Iterator[DrawnGraph]:
     random, ties = graphs_with(op, dtype, GRAPHS, w.rng), tied_graphs(op) if op in SORTS else ()
     for drawn in (*random, *strided_graphs(op, dtype), *ties, *empty_graphs(op, dtype)):
-        keys = {f"{n.op}:{drawn.graph.tensors[n.tensors[0]].dtype}" for n in drawn.graph.nodes}
-        if keys <= w.device.facts.ops:
+        if is_declared(drawn.graph, w.device.facts):
             yield drawn
 
 

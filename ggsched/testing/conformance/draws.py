@@ -14,6 +14,7 @@ from ggsched.testing.draw_ops import STEPS
 from ggsched.testing.draw_views import draw_view
 from ggsched.testing.drawing import Drawing
 from ggsched.testing.values import DrawnGraph, LeafRule
+from ggsched.topology.caps import DeviceFacts, op_key
 
 PATIENCE: Final = 300
 """Draws without a node as wanted, after which no more are tried."""
@@ -53,6 +54,12 @@ def graphs_with(
         else:
             made += 1
             yield drawn
+
+
+def is_declared(graph: Graph, facts: DeviceFacts) -> bool:
+    """Return whether a device declares every op of a graph (LCH-3)."""
+    first = [graph.tensors[n.tensors[0]].dtype.name for n in graph.nodes]
+    return all(op_key(n.op, t) in facts.ops for n, t in zip(graph.nodes, first, strict=True))
 
 
 def _draw(op: str, dtype: DType, attempt: int, rng: np.random.Generator) -> DrawnGraph | None:

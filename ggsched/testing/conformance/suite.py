@@ -23,6 +23,7 @@ from ggsched.testing.conformance import (
     cases_programs,
     cases_streams,
     cases_truth,
+    cases_values,
     cases_waits,
 )
 from ggsched.testing.conformance.case import Case
@@ -37,6 +38,7 @@ _MODULES: Final[tuple[ModuleType, ...]] = (
     cases_hosts,
     cases_launches,
     cases_ops,
+    cases_values,
     cases_fusions,
     cases_constant_weights,
     cases_constants,
