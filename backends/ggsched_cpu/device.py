@@ -8,7 +8,6 @@ from typing import Final, Self
 
 from ggsched.backend import checks
 from ggsched.backend.base import (
-    EVENT_TIMEOUT_S,
     BaseDevice,
     BaseProgram,
     BaseStream,
@@ -17,7 +16,8 @@ from ggsched.backend.base import (
 from ggsched.backend.base_stream import writable_memory
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import Stream
-from ggsched.errors import OutOfDeviceMemory, UsageError
+from ggsched.backend.timeouts import EVENT_TIMEOUT_S, event_timeout
+from ggsched.errors import OutOfDeviceMemory
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched_cpu.kernels import supported_fusions, supported_ops
 from ggsched_cpu.program import QuietSegment, Segment, compile_calls
@@ -46,13 +46,7 @@ class Settings:
         Raises:
             UsageError: the timeout is no positive number.
         """
-        text = os.environ.get("GGSCHED_TIMEOUT_S", "").strip()
-        try:
-            timeout = float(text) if text else EVENT_TIMEOUT_S
-        except ValueError:
-            timeout = -1.0
-        if not timeout > 0:
-            raise UsageError(f"{text!r} is no time", where="GGSCHED_TIMEOUT_S", hint="seconds > 0")
+        timeout = event_timeout()
         return cls(os.environ.get("GGSCHED_CPU_SYNC", "").strip() == "1", timeout)
 
 

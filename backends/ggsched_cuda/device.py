@@ -1,6 +1,5 @@
 """The device: facts, memory, streams, programs."""
 
-import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from typing import Final
 from ggsched.backend import checks
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import HostMemory, Stream
+from ggsched.backend.timeouts import event_timeout
 from ggsched.backend.timing import Clock
 from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
 from ggsched.topology.caps import DeviceFacts, WaitPath
@@ -21,7 +21,7 @@ from ggsched_cuda.driver import CudaError, Found
 from ggsched_cuda.early import FIRST_ARCH, Mode
 from ggsched_cuda.event import CudaEvent
 from ggsched_cuda.graphs import CudaCapture
-from ggsched_cuda.polling import wait_until
+from ggsched_cuda.polling import POLLING
 from ggsched_cuda.program import CudaProgram
 from ggsched_cuda.stream import CudaStream
 from ggsched_cuda.verdicts import LOST
@@ -31,7 +31,6 @@ PARTS: Final = 4
 """Logical devices of a card."""
 
 MAX_STREAMS: Final = 16
-TIMEOUT_S: Final = 30.0
 RESERVED_NBYTES: Final = 2 << 30
 """Of a card, for contexts, machine code, and the workspaces of cuBLAS."""
 
@@ -93,7 +92,7 @@ class CudaDevice:
     ) -> None:
         self.card = card
         self.facts = facts_of(name, parts, card.found)
-        self.event_timeout_s = _timeout() if timeout_s is None else timeout_s
+        self.event_timeout_s = event_timeout() if timeout_s is None else timeout_s
         self.early: Mode = "on"
         self.profile: Profile = profile_of(card.found)
         self.is_closed = False
@@ -118,14 +117,15 @@ class CudaDevice:
             raise UsageError(f"a buffer of {nbytes} bytes", where=self.facts.name)
         with self._lock:
             if _rounded(nbytes) > min(self.free_nbytes, self.facts.max_allocation_nbytes):
-                most = self.facts.max_allocation_nbytes
-                raise self._out_of_memory(nbytes, f"one buffer holds at most {most} bytes")
+                raise checks.out_of_memory_error(self.facts, nbytes, self.free_nbytes)
             try:
                 with faults(self.facts.name, "allocate"):
                     address = self.card.take(nbytes)
             except OutOfDeviceMemory as error:
                 why = "the card gives no more; other programs may use it"
-                raise self._out_of_memory(nbytes, why) from error
+                raise checks.out_of_memory_error(
+                    self.facts, nbytes, self.free_nbytes, why
+                ) from error
             buffer = CudaBuffer(self, nbytes, address)
             self._buffers.add(buffer)
             return buffer
@@ -228,21 +228,13 @@ class CudaDevice:
             stream.open_gates()
         for stream in list(self._streams):
             stream.close()
-        wait_until(self.card.sweep, self.event_timeout_s)
+        POLLING.wait_until(self.card.sweep, self.event_timeout_s)
         for buffer in list(self._buffers):
             buffer.close()
 
     def _require_open(self) -> None:
         if self.is_closed:
             raise checks.closed_error(f"device {self.facts.name}")
-
-    def _out_of_memory(self, nbytes: int, why: str) -> OutOfDeviceMemory:
-        return OutOfDeviceMemory(
-            f"asked for {nbytes} bytes, {self.free_nbytes} of {self.facts.memory_nbytes} are free",
-            where=self.facts.name,
-            why=why,
-            hint="close buffers, or place less on this device",
-        )
 
 
 @contextmanager
@@ -256,14 +248,3 @@ def faults(where: str, what: str) -> Iterator[None]:
 
 def _rounded(nbytes: int) -> int:
     return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
-
-
-def _timeout() -> float:
-    text = os.environ.get("GGSCHED_TIMEOUT_S", "").strip()
-    try:
-        timeout = float(text) if text else TIMEOUT_S
-    except ValueError:
-        timeout = -1.0
-    if not timeout > 0:
-        raise UsageError(f"{text!r} is no time", where="GGSCHED_TIMEOUT_S", hint="seconds > 0")
-    return timeout

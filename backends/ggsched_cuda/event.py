@@ -1,18 +1,18 @@
 """Events: points of streams, and the verdicts on what lies before them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ggsched.backend.checks import closed_error
-from ggsched.errors import DeviceFault, SyncTimeout, UsageError
+from ggsched.backend.queued.events import PointEvent, QueuePoint
+from ggsched.backend.queued.faults import Verdict
+from ggsched.errors import DeviceFault
 from ggsched_cuda import driver
 from ggsched_cuda.driver import NOT_READY, READY
-from ggsched_cuda.polling import wait_until
-from ggsched_cuda.verdicts import LOST, Verdict, first_fault
+from ggsched_cuda.polling import POLLING
+from ggsched_cuda.verdicts import LOST
 
 if TYPE_CHECKING:
     from ggsched_cuda.card import Card
-    from ggsched_cuda.device import CudaDevice
 
 
 class Marker:
@@ -44,24 +44,22 @@ class Marker:
         self._card.give_event(self.handle)
 
 
-class Point:
-    """One point of one stream, as long as anybody wants to know.
+class Point(QueuePoint):
+    """One point of one stream.
 
     Attributes:
         marker: What was recorded there, or None if all was complete when it was taken.
-        verdicts: On the work before it.
-        where: Name of the stream.
         holds: Host memory that commands before it use.
     """
 
-    __slots__ = ("holds", "marker", "verdicts", "where")
+    __slots__ = ("holds", "marker")
+    polling = POLLING
 
     def __init__(
         self, marker: Marker | None, verdicts: Sequence[Verdict], where: str, holds: Any = None
     ) -> None:
+        super().__init__(verdicts, where)
         self.marker = marker
-        self.verdicts = tuple(verdicts)
-        self.where = where
         self.holds = holds
 
     def is_done(self) -> bool:
@@ -71,106 +69,16 @@ class Point:
             return True
         return False
 
-    def fault(self) -> DeviceFault | None:
-        """Return the fault if work before it is known to have failed."""
+    def failure(self) -> DeviceFault | None:
+        """Return the fault if the driver's event says so."""
         state = READY if self.marker is None else self.marker.state()
-        if state not in (READY, NOT_READY):
-            return DeviceFault(
-                "a command failed", where=self.where, why=f"CUDA error {state}", hint=LOST
-            )
-        return first_fault(self.verdicts)
-
-    def require(self, timeout_s: float) -> None:
-        """Block until done (STR-5, EVT-5).
-
-        Raises:
-            SyncTimeout: not in time; nothing has changed.
-            DeviceFault: work before it failed (EVT-6).
-        """
-        if not wait_until(self.is_done, timeout_s):
-            raise late(self.where, timeout_s)
-        fault = self.fault()
-        if fault is not None:
-            raise fault
+        if state in (READY, NOT_READY):
+            return None
+        why = f"CUDA error {state}"
+        return DeviceFault("a command failed", where=self.where, why=why, hint=LOST)
 
 
-def late(where: str, timeout_s: float) -> SyncTimeout:
-    """Return the error for work that was not complete in time."""
-    return SyncTimeout(
-        f"not complete after {timeout_s:g} s",
-        where=where,
-        hint="wait longer (GGSCHED_TIMEOUT_S), or look for an event that nobody records",
-    )
-
-
-class CudaEvent:
+class CudaEvent(PointEvent[Point]):
     """One point on one stream, recorded once (EVT-1..6)."""
 
-    __slots__ = ("_is_closed", "_point", "capture", "device")
-
-    def __init__(self, device: "CudaDevice") -> None:
-        self.device = device
-        self.capture: object | None = None
-        self._point: Point | None = None
-        self._is_closed = False
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether a stream has recorded it."""
-        if self._is_closed:
-            raise closed_error("event")
-        return self._point is not None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether its prefix is complete or has failed (EVT-5, EVT-6)."""
-        return self.is_recorded and self.point.is_done()
-
-    @property
-    def point(self) -> Point:
-        """The point that it stands for.
-
-        Raises:
-            UsageError: it was not recorded (EVT-3), is closed, or belongs to a capture (CAP-2).
-        """
-        if self._point is not None and self.capture is not None:
-            raise UsageError(
-                "the event was recorded in a capture",
-                where=self.device.facts.name,
-                why="nothing of a capture runs before it is replayed (CAP-2)",
-                hint="wait for an event that is recorded behind the replay",
-            )
-        return self.recorded
-
-    @property
-    def recorded(self) -> Point:
-        """The point, inside a capture too."""
-        if self._is_closed:
-            raise closed_error("event")
-        if self._point is None:
-            raise UsageError(
-                "the event was not recorded",
-                where=self.device.facts.name,
-                why="waiting for it would never end (EVT-3)",
-                hint="record it on a stream first",
-            )
-        return self._point
-
-    def mark(self, point: Point, capture: object | None = None) -> None:
-        """Record it; the stream has checked that it may be."""
-        self._point = point
-        self.capture = capture
-
-    def waiter(self, timeout_s: float) -> Callable[[], None]:
-        """Return a call that waits, and outlives ``close``."""
-        point = self.point
-        return lambda: point.require(timeout_s)
-
-    def sync(self, timeout_s: float) -> None:
-        """Block until done (EVT-5); raises if it was not recorded (EVT-3) or failed (EVT-6)."""
-        self.point.require(timeout_s)
-
-    def close(self) -> None:
-        """Release it; legal twice and before it is done (ERR-3)."""
-        self._is_closed = True
-        self._point = None
+    __slots__ = ()

@@ -4,9 +4,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ggsched.backend import checks
-from ggsched.backend.capture import Graph, other_graph_error
+from ggsched.backend.capture import Graph
+from ggsched.backend.capture_errors import (
+    captured_already_error,
+    no_streams_error,
+    not_capturable_error,
+    other_graph_error,
+    outside_error,
+    replayed_elsewhere_error,
+)
 from ggsched.backend.protocols import Event, Stream
-from ggsched.errors import DeviceFault, UsageError
+from ggsched.errors import DeviceFault
 from ggsched_cuda import driver
 from ggsched_cuda.capture import driver as capturing
 from ggsched_cuda.driver import CudaError
@@ -38,9 +46,7 @@ class CudaCapture:
     def __init__(self, device: "CudaDevice", streams: Sequence[Stream]) -> None:
         self._streams = [_own(device, stream) for stream in streams]
         if not self._streams or len(set(self._streams)) < len(self._streams):
-            raise UsageError(
-                "a capture takes different streams, at least one", where=device.facts.name
-            )
+            raise no_streams_error(device)
         self.keeps: list[Any] = []
         self.forgets: list[Callable[[], None]] = []
         self.words: set[FaultWords] = set()
@@ -68,12 +74,7 @@ class CudaCapture:
             UsageError: an event from outside (CAP-2).
         """
         if not isinstance(event, CudaEvent) or event.capture is not self:
-            raise UsageError(
-                "wait for an event from outside a capture",
-                where=stream.name,
-                why="a graph waits for nobody but the stream that it is replayed on (CAP-2)",
-                hint="wait before the capture begins, or before each replay",
-            )
+            raise outside_error(stream.name)
         self.flush(stream)
         marker = event.recorded.marker
         assert marker is not None  # it was recorded in a capture
@@ -239,11 +240,7 @@ class CudaGraph:
         if self._executable is None:
             raise checks.closed_error("graph")
         if stream is not self.stream:
-            raise UsageError(
-                "the graph was captured on another stream",
-                where=f"{stream.name} replay",
-                why="CAP-1",
-            )
+            raise replayed_elsewhere_error(stream.name)
         return self._executable
 
     def close(self) -> None:
@@ -288,13 +285,9 @@ def _own(device: "CudaDevice", stream: Stream) -> "CudaStream":
     from ggsched_cuda.stream import CudaStream
 
     if not isinstance(stream, CudaStream) or stream.device is not device:
-        raise UsageError(
-            f"a stream of {stream.device.facts.name} cannot be captured",
-            where=device.facts.name,
-            hint="capture the streams of each device by themselves",
-        )
+        raise not_capturable_error(stream, device)
     if stream.is_closed:
         raise checks.closed_error("stream")
     if stream.capture is not None:
-        raise UsageError("the stream is being captured already", where=stream.name, why="CAP-2")
+        raise captured_already_error(stream.name)
     return stream

@@ -117,7 +117,7 @@ class CudaProgram:
         if isinstance(arg, bytes):
             return arg
         if arg is CODE or isinstance(arg, CodeOf):
-            return self.stream.code_of(label if arg is CODE else arg.label)
+            return self.stream.words.codes.argument(label if arg is CODE else arg.label)
         if isinstance(arg, Constant):
             address = self._constant(arg.content)
         elif arg is SCRATCH:

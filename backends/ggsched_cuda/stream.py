@@ -1,43 +1,33 @@
 """A stream of the driver, and what the driver does not keep: host memory, faults, reasons."""
 
-import struct
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ggsched.backend import checks
+from ggsched.backend.capture_errors import capturing_error
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
+from ggsched.backend.queued.faults import Faults, Gate, again
+from ggsched.backend.queued.waiter import Waiter, has_ended_well
+from ggsched.backend.timeouts import late_error
 from ggsched.backend.timing import Latest
-from ggsched.backend.waiter import Waiter, has_ended_well
-from ggsched.errors import DeviceFault, UsageError
+from ggsched.errors import DeviceFault
 from ggsched_cuda import driver
 from ggsched_cuda.buffer import CudaBuffer, address_of_buffer
 from ggsched_cuda.card import is_busy
 from ggsched_cuda.driver import CudaError, record_event
-from ggsched_cuda.event import CudaEvent, Marker, Point, late
+from ggsched_cuda.event import CudaEvent, Marker, Point
 from ggsched_cuda.graphs import CudaCapture, CudaGraph
 from ggsched_cuda.pinned import Quad
-from ggsched_cuda.polling import wait_until
+from ggsched_cuda.polling import POLLING
 from ggsched_cuda.program import CudaProgram
 from ggsched_cuda.times import StreamTimes
 from ggsched_cuda.transfers import Transfers
-from ggsched_cuda.verdicts import (
-    LOST,
-    FaultWords,
-    Gate,
-    IdCheck,
-    Known,
-    Verdict,
-    again,
-    first_fault,
-    still_open,
-)
+from ggsched_cuda.verdicts import LOST, FaultWords, IdCheck
 
 if TYPE_CHECKING:
     from ggsched_cuda.device import CudaDevice
-
-MANY: Final = 16  # verdicts, after which those that ended well are dropped
 
 
 class CudaStream:
@@ -64,17 +54,12 @@ class CudaStream:
         self._times: StreamTimes | None = None
         self._gates = 0
         self._blas: tuple[int, int] | None = None
-        self._verdicts: list[Verdict] = []
-        self._fault: DeviceFault | None = None
+        self.faults = Faults()
         self._waiter = Waiter(f"ggsched {name} waits")
         # Also when nobody closes the stream, and at the end of the process.
         self._open_gates = weakref.finalize(self, self._waiter.close)
 
     # --- for programs and captures --------------------------------------------------------------
-
-    def code_of(self, label: str) -> bytes:
-        """Return the code of a node as a kernel argument."""
-        return struct.pack("<i", self.words.code_of(label))
 
     def blas(self) -> int:
         """Return the stream's own handle of cuBLAS."""
@@ -168,11 +153,7 @@ class CudaStream:
         """Run a program that was compiled for this stream (LCH-1..5)."""
         self._require_usable()
         if not isinstance(program, CudaProgram) or program.stream is not self:
-            raise UsageError(
-                "the program was compiled for another stream",
-                where=f"{self.name} launch",
-                why="LCH-5",
-            )
+            raise checks.foreign_program_error(self.name)
         if program.is_closed:
             raise checks.closed_error("program")
         if self.capture is not None:
@@ -206,7 +187,7 @@ class CudaStream:
             self.capture.flush(self)
             event.mark(Point(self.marker(), (), self.name), self.capture)
             return
-        fault = self._known_fault()
+        fault = self.faults.known()
         try:
             event.mark(self.point())
         except CudaError as error:
@@ -222,19 +203,22 @@ class CudaStream:
             self.capture.wait(self, event)
         elif isinstance(event, CudaEvent):
             point = event.point
-            if not point.is_done():
+            if point.is_done():
+                self.faults.poison(point.failure())
+            else:
                 assert point.marker is not None  # else it is done
                 try:
                     driver.enqueue_wait(self.handle, point.marker.handle)
                 except CudaError as error:
                     raise self._failed("wait", error) from error
-            self._add_verdicts(point.verdicts)
+            self.faults.add(point.verdicts)
         elif not has_ended_well(event):
             self._gates += 1
             quad = self.words.quad
-            gate = Gate(quad, self._gates, self.name)
+            # Gates of a stream are opened in order, so a count of those that are open will do.
+            gate = Gate(partial(quad.words.__setitem__, 3, self._gates), self.name)
             driver.enqueue_wait_for_word(self.handle, quad.address + 12, self._gates)
-            self._add_verdicts([gate])
+            self.faults.add([gate])
             self._waiter.add(gate, event, self.device.event_timeout_s)
 
     def barrier(self) -> None:
@@ -277,19 +261,17 @@ class CudaStream:
         self._require_usable()
         self._require_no_capture("sync")
         handle = self.handle
-        if not wait_until(lambda: not is_busy(handle), timeout_s):
-            raise late(self.name, timeout_s)
+        if not POLLING.wait_until(lambda: not is_busy(handle), timeout_s):
+            raise late_error("", self.name, timeout_s)
         self.transfers.all_done()
         result = driver.query_stream(handle)
         if result[0]:
             raise self._failed("a command", CudaError("stream", int(result[0]), str(result[0])))
         for words in self.unchecked:
-            self._fault = self._fault or words.fault()
+            self.faults.poison(words.fault())
         self.unchecked.clear()
-        fault = self._known_fault()
-        if fault is not None:
-            raise again(fault)
-        self._verdicts.clear()
+        self.faults.require_none()
+        self.faults.all_is_well()
 
     def close(self) -> None:
         """Release the stream; legal twice and after a fault (ERR-3).
@@ -332,9 +314,7 @@ class CudaStream:
 
     def point(self) -> Point:
         """Return the present end of the stream."""
-        verdicts = list(self._verdicts)
-        if self._fault is not None:
-            verdicts.insert(0, Known(self._fault))
+        verdicts = self.faults.verdicts()
         marker = self.marker()
         if self.unchecked:
             pinned = self.card.pinned
@@ -343,7 +323,7 @@ class CudaStream:
                 for words in self.unchecked
             ]
             self.unchecked.clear()
-            self._add_verdicts(made)
+            self.faults.add(made)
             verdicts += made
         return Point(marker, verdicts, self.name, self.transfers.behind(marker))
 
@@ -368,33 +348,15 @@ class CudaStream:
         """Refuse calls after ``close`` (ERR-3) and after a failed command (ERR-2)."""
         if self.is_closed:
             raise checks.closed_error("stream")
-        if self._fault is not None or self._verdicts:
-            fault = self._known_fault()
-            if fault is not None:
-                raise again(fault)
+        self.faults.require_none()
         self.card.enter()
 
     def _require_no_capture(self, what: str) -> None:
         if self.capture is not None:
-            raise UsageError(
-                f"{what} of a stream that is being captured",
-                where=self.name,
-                why="nothing of a capture runs before it is replayed (CAP-2)",
-                hint="end the capture first",
-            )
-
-    def _known_fault(self) -> DeviceFault | None:
-        if self._fault is None and self._verdicts:
-            self._fault = first_fault(self._verdicts)
-        return self._fault
+            raise capturing_error(what, self.name)
 
     def _failed(self, command: str, error: Exception) -> DeviceFault:
         """Poison the stream; return the fault."""
         fault = DeviceFault(f"{command} failed", where=self.name, why=str(error), hint=LOST)
-        self._fault = self._fault or fault
+        self.faults.poison(fault)
         return fault
-
-    def _add_verdicts(self, more: Sequence[Verdict]) -> None:
-        self._verdicts.extend(more)
-        if len(self._verdicts) > MANY:
-            self._verdicts = still_open(self._verdicts)

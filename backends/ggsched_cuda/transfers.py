@@ -15,7 +15,7 @@ from ggsched.backend.protocols import HostMemory
 from ggsched_cuda import driver
 from ggsched_cuda.event import Marker
 from ggsched_cuda.pinned import Block, Quad, address_of
-from ggsched_cuda.polling import wait_until
+from ggsched_cuda.polling import POLLING
 from ggsched_cuda.programs import OWN
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class Transfers:
             return block
         if self._staged + nbytes > STAGED_NBYTES:
             self.behind(self._stream.marker())
-            wait_until(self._has_room, PATIENCE_S)
+            POLLING.wait_until(self._has_room, PATIENCE_S)
         block = self._pinned.take(nbytes)
         self._now.blocks.append(block)
         self._now.nbytes += block.nbytes

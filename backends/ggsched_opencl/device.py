@@ -1,6 +1,5 @@
 """The device: facts, memory, programs and kernels."""
 
-import os
 import threading
 import weakref
 from collections import defaultdict, deque
@@ -12,6 +11,7 @@ from ggsched.backend import checks
 from ggsched.backend.arrays import aligned_bytes
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import HostMemory, Stream
+from ggsched.backend.timeouts import event_timeout
 from ggsched.backend.timing import Clock
 from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.topology.caps import DeviceFacts, WaitPath
@@ -20,12 +20,11 @@ from ggsched_opencl import driver
 from ggsched_opencl.buffer import OpenClBuffer
 from ggsched_opencl.driver import COMPLETE, Found, Handle, status_of
 from ggsched_opencl.event import OpenClEvent
-from ggsched_opencl.polling import wait_until
+from ggsched_opencl.polling import POLLING
 from ggsched_opencl.program import OpenClProgram
 from ggsched_opencl.stream import OpenClStream
 
 MAX_STREAMS: Final = 64
-TIMEOUT_S: Final = 30.0
 
 
 def facts_of(index: int, found: Found) -> DeviceFacts:
@@ -77,7 +76,7 @@ class OpenClDevice:
     ) -> None:
         self.facts = facts_of(index, found)
         self.profile = profile or (CPU if found.is_cpu else GPU)
-        self.event_timeout_s = _timeout() if timeout_s is None else timeout_s
+        self.event_timeout_s = event_timeout() if timeout_s is None else timeout_s
         self.context = driver.make_context(found.handle)
         self.is_closed = False
         self._lock = threading.RLock()
@@ -104,11 +103,14 @@ class OpenClDevice:
             raise UsageError(f"a buffer of {nbytes} bytes", where=self.facts.name)
         with self._lock:
             if nbytes > min(self.free_nbytes, self.facts.max_allocation_nbytes):
-                raise self._out_of_memory(nbytes)
+                raise checks.out_of_memory_error(self.facts, nbytes, self.free_nbytes)
             try:
                 handle = driver.make_buffer(self.context, nbytes)
             except OutOfDeviceMemory as error:
-                raise self._out_of_memory(nbytes) from error
+                why = "the driver gives no more; other programs may use it"
+                raise checks.out_of_memory_error(
+                    self.facts, nbytes, self.free_nbytes, why
+                ) from error
             buffer = OpenClBuffer(self, nbytes, handle)
             self._buffers.add(buffer)
             return buffer
@@ -222,7 +224,7 @@ class OpenClDevice:
             stream.open_gates()
         for stream in list(self._streams):
             stream.close()
-        wait_until(self._is_drained, self.event_timeout_s)
+        POLLING.wait_until(self._is_drained, self.event_timeout_s)
         for buffer in list(self._buffers):
             buffer.close()
         self._idle.clear()
@@ -238,22 +240,3 @@ class OpenClDevice:
     def _require_open(self) -> None:
         if self.is_closed:
             raise checks.closed_error(f"device {self.facts.name}")
-
-    def _out_of_memory(self, nbytes: int) -> OutOfDeviceMemory:
-        return OutOfDeviceMemory(
-            f"asked for {nbytes} bytes, {self.free_nbytes} of {self.facts.memory_nbytes} are free",
-            where=self.facts.name,
-            why=f"one buffer holds at most {self.facts.max_allocation_nbytes} bytes",
-            hint="close buffers, or place less on this device",
-        )
-
-
-def _timeout() -> float:
-    text = os.environ.get("GGSCHED_TIMEOUT_S", "").strip()
-    try:
-        timeout = float(text) if text else TIMEOUT_S
-    except ValueError:
-        timeout = -1.0
-    if not timeout > 0:
-        raise UsageError(f"{text!r} is no time", where="GGSCHED_TIMEOUT_S", hint="seconds > 0")
-    return timeout

@@ -1,33 +1,8 @@
-"""Waiting for the device with a timeout, which OpenCL does not have."""
+"""How this plug-in waits: OpenCL has no timeouts."""
 
-import time
-from collections.abc import Callable
 from typing import Final
 
-SPIN_S: Final = 60e-6
-SHORTEST_S: Final = 20e-6
-LONGEST_S: Final = 1e-3
-SHARE: Final = 1 / 16
+from ggsched.backend.queued.polling import Polling
 
-
-def wait_until(is_done: Callable[[], bool], timeout_s: float) -> bool:
-    """Block until ``is_done`` or the timeout; return which.
-
-    At first it only gives way to other threads. Then it sleeps for a sixteenth of the time that it
-    has waited, so that it sees the end at most that much too late, and leaves the processor to
-    the device's own threads.
-    """
-    if is_done():
-        return True
-    start = time.monotonic()
-    while True:
-        waited = time.monotonic() - start
-        if waited >= timeout_s:
-            return is_done()
-        if waited < SPIN_S:
-            time.sleep(0)
-        else:
-            pause = min(LONGEST_S, max(SHORTEST_S, waited * SHARE))
-            time.sleep(min(pause, timeout_s - waited))
-        if is_done():
-            return True
+# Short, since a device that is a processor needs it for threads of its own.
+POLLING: Final = Polling(spin_s=60e-6, share=1 / 16)

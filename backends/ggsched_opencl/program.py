@@ -75,7 +75,7 @@ class OpenClProgram:
         if arg is FAULT:
             return self.stream.fault_words
         if arg is CODE:
-            return self.stream.code_of(label)
+            return self.stream.codes.argument(label)
         assert isinstance(arg, OpenClBuffer)
         handle = readable(arg)
         self._buffers.append(handle)

@@ -1,30 +1,30 @@
 """A stream is an in-order queue. The newest command stands for all before it."""
 
-import struct
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ggsched.backend import checks
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
+from ggsched.backend.queued.faults import Faults, Gate, again
+from ggsched.backend.queued.waiter import Waiter, has_ended_well
 from ggsched.backend.timing import Latest
-from ggsched.backend.waiter import Waiter, has_ended_well
 from ggsched.errors import DeviceFault, UsageError
+from ggsched_kernels.fault_words import FAULT_WORDS, FaultCodes
 from ggsched_opencl import driver
 from ggsched_opencl.buffer import readable, writable
 from ggsched_opencl.driver import COMPLETE, Handle, status_of
 from ggsched_opencl.event import OpenClEvent, Point
 from ggsched_opencl.program import OpenClProgram
 from ggsched_opencl.times import ClockMatch, OpenClTaken
-from ggsched_opencl.verdicts import FAULT_WORDS, Gate, IdCheck, Verdict, first_fault, still_open
+from ggsched_opencl.verdicts import IdCheck
 
 if TYPE_CHECKING:
     from ggsched_opencl.device import OpenClDevice
-
-MANY = 16  # verdicts, after which those that ended well are dropped
 
 
 class OpenClStream:
@@ -43,13 +43,11 @@ class OpenClStream:
         self._match: ClockMatch | None = None
         self._taken: OpenClTaken | None = None
         self._words: Handle = None
-        self._labels: dict[int, str] = {}
-        self._codes: dict[str, bytes] = {}
+        self.codes = FaultCodes(name)
         self._ids_unchecked = False
         self._newest: Handle = None
         self._held: deque[Handle] = deque()  # transfers, which hold host memory (CPY-4, CPY-5)
-        self._verdicts: list[Verdict] = []
-        self._fault: DeviceFault | None = None
+        self.faults = Faults()
         self._waiter = Waiter(f"ggsched {name} waits")
         # Also when nobody closes the stream, and at the end of the process: a queue with a shut
         # gate never drains, and dropping a transfer that is not complete blocks.
@@ -63,14 +61,6 @@ class OpenClStream:
         if self._words is None:
             self._words = driver.make_filled_buffer(self.device.context, bytes(4 * FAULT_WORDS))
         return self._words
-
-    def code_of(self, label: str) -> bytes:
-        """Return the code of a node as a kernel argument."""
-        if label not in self._codes:
-            code = len(self._codes) + 1
-            self._labels[code] = label
-            self._codes[label] = struct.pack("<i", code)
-        return self._codes[label]
 
     # --- enqueueing ----------------------------------------------------------------------------
 
@@ -128,11 +118,7 @@ class OpenClStream:
         """Run a program that was compiled for this stream (LCH-1..5)."""
         self._require_usable()
         if not isinstance(program, OpenClProgram) or program.stream is not self:
-            raise UsageError(
-                "the program was compiled for another stream",
-                where=f"{self.name} launch",
-                why="LCH-5",
-            )
+            raise checks.foreign_program_error(self.name)
         if program.is_closed:
             raise checks.closed_error("program")
         if not program.steps:
@@ -148,7 +134,7 @@ class OpenClStream:
                 done += 1
         except driver.errors() as error:
             # Some of the nodes are enqueued, so this is no refusal (ERR-1) but a fault (ERR-2).
-            self._poison(driver.fault_of(error, program.labels[done], self.name))
+            self.faults.poison(driver.fault_of(error, program.labels[done], self.name))
         self._newest = newest
         self._take(timed or (), before)
         self._ids_unchecked |= program.checks_ids
@@ -164,10 +150,10 @@ class OpenClStream:
             raise checks.closed_error("stream")
         checks.check_record(self.device, event)
         assert isinstance(event, OpenClEvent)  # this device's events are
-        fault = self._known_fault()
+        fault = self.faults.known()
         event.mark(self._point())
         if fault is not None:
-            raise _again(fault)
+            raise again(fault)
 
     def wait(self, event: Event) -> None:
         """Hold later commands until an event is done (EVT-2, EVT-4)."""
@@ -183,17 +169,20 @@ class OpenClStream:
             assert isinstance(event, OpenClEvent)
             self._wait_native(event.point)
         elif not has_ended_well(event):
-            gate = Gate(driver.make_gate(self.device.context), self.name)
-            self._newest = driver.enqueue_wait(self.queue, gate.handle)
+            handle = driver.make_gate(self.device.context)
+            gate = Gate(partial(driver.open_gate, handle), self.name)
+            self._newest = driver.enqueue_wait(self.queue, handle)
             driver.flush(self.queue)
-            self._add_verdicts([gate])
+            self.faults.add([gate])
             self._waiter.add(gate, event, self.device.event_timeout_s)
 
     def _wait_native(self, point: Point) -> None:
-        if not point.is_done():
+        if point.is_done():
+            self.faults.poison(point.failure())
+        else:
             self._newest = driver.enqueue_wait(self.queue, point.handle)
             driver.flush(self.queue)
-        self._add_verdicts(point.verdicts)
+        self.faults.add(point.verdicts)
 
     def barrier(self) -> None:
         """Do nothing: the queue keeps launches and copies in order anyway (STR-1)."""
@@ -215,11 +204,11 @@ class OpenClStream:
         try:
             point.require(timeout_s)
         except DeviceFault as fault:
-            self._poison(fault)
+            self.faults.poison(fault)
             raise
         self._newest = None
         self._held.clear()
-        self._verdicts.clear()
+        self.faults.all_is_well()
 
     def close(self) -> None:
         """Release the stream; legal twice and after a fault (ERR-3).
@@ -271,14 +260,7 @@ class OpenClStream:
         """Refuse calls after ``close`` (ERR-3) and after a failed command (ERR-2)."""
         if self.is_closed:
             raise checks.closed_error("stream")
-        fault = self._known_fault()
-        if fault is not None:
-            raise _again(fault)
-
-    def _known_fault(self) -> DeviceFault | None:
-        if self._fault is None and self._verdicts:
-            self._fault = first_fault(self._verdicts)
-        return self._fault
+        self.faults.require_none()
 
     @contextmanager
     def _refusing(self, command: str) -> Iterator[None]:
@@ -287,10 +269,6 @@ class OpenClStream:
             yield
         except driver.errors() as error:
             raise driver.fault_of(error, command, self.name) from error
-
-    def _poison(self, fault: DeviceFault) -> None:
-        if self._fault is None:
-            self._fault = fault
 
     def _hold(self, event: Handle) -> None:
         """Keep a transfer until it is complete: dropping it earlier would block."""
@@ -304,40 +282,10 @@ class OpenClStream:
     def _point(self) -> Point:
         """Return the present end of the stream."""
         if self._ids_unchecked:
-            check = IdCheck(self.name, self._labels)
+            check = IdCheck(self.codes)
             words = check.words.data.cast("B")
             check.copied = driver.enqueue_download(self.queue, self.fault_words, 0, words)
             self._hold(check.copied)
             self._ids_unchecked = False
-            self._add_verdicts([check])
-        verdicts: list[Verdict] = list(self._verdicts)
-        if self._fault is not None:
-            verdicts.insert(0, Known(self._fault))
-        return Point(self._newest, verdicts, self.name)
-
-    def _add_verdicts(self, more: "list[Verdict] | tuple[Verdict, ...]") -> None:
-        self._verdicts.extend(more)
-        if len(self._verdicts) > MANY:
-            self._verdicts = still_open(self._verdicts)
-
-
-class Known:
-    """The verdict of a stream that is poisoned already."""
-
-    is_settled = True
-
-    def __init__(self, fault: DeviceFault) -> None:
-        self._fault = fault
-
-    def fault(self) -> DeviceFault:
-        """Return the fault."""
-        return _again(self._fault)
-
-
-def _again(fault: DeviceFault) -> DeviceFault:
-    """Return a fresh exception like one that was raised before."""
-    fresh = DeviceFault(
-        fault.what, where=fault.where, why=fault.why, hint=fault.hint, story=fault.story
-    )
-    fresh.__cause__ = fault.__cause__
-    return fresh
+            self.faults.add([check])
+        return Point(self._newest, self.faults.verdicts(), self.name)

@@ -16,7 +16,7 @@ in the background overrides ``_submit`` of ``BaseStream`` and little else.
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, Final
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -35,6 +35,7 @@ from ggsched.backend.capture import RecordedCapture
 from ggsched.backend.events import BaseEvent
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Device, HostMemory, Stream
+from ggsched.backend.timeouts import EVENT_TIMEOUT_S
 from ggsched.backend.timing import Clock
 from ggsched.errors import BackendUnavailable, OutOfDeviceMemory, UsageError
 from ggsched.ir.ops import Param
@@ -47,9 +48,6 @@ Kernel = Callable[[Array, Sequence[Array], Mapping[str, Param]], None]
 of the inputs for ops that write through an operand. Arrays are as ``ggsched.backend.arrays.bind``
 makes them.
 """
-
-EVENT_TIMEOUT_S: Final = 30.0
-"""How long a stream waits for an event of somebody else before it fails."""
 
 
 def host_facts(backend: str, ops: Iterable[str], **changes: Any) -> DeviceFacts:
@@ -227,13 +225,8 @@ class BaseDevice:
 
     def _out_of_memory(self, nbytes: int) -> OutOfDeviceMemory:
         most, free = self.facts.max_allocation_nbytes, self.free_nbytes
-        fits = nbytes <= min(most, free)
-        return OutOfDeviceMemory(
-            f"asked for {nbytes} bytes, {free} of {self.facts.memory_nbytes} are free",
-            where=self.facts.name,
-            why="the system gives no more" if fits else f"one buffer holds at most {most} bytes",
-            hint="close buffers, or place less on this device",
-        )
+        why = "the system gives no more" if nbytes <= min(most, free) else ""
+        return checks.out_of_memory_error(self.facts, nbytes, free, why)
 
     def _bind(self, node: BoundNode) -> Callable[[], None]:
         try:
@@ -310,7 +303,6 @@ def _window(operand: Operand) -> HostMemory:
 
 
 __all__ = [
-    "EVENT_TIMEOUT_S",
     "BaseBackend",
     "BaseBuffer",
     "BaseDevice",

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ggsched.backend import checks
-from ggsched.backend.capture import Graph, RecordedCapture, RecordedGraph, capturing_error
+from ggsched.backend.capture import Graph, RecordedCapture, RecordedGraph
+from ggsched.backend.capture_errors import capturing_error, replayed_elsewhere_error
 from ggsched.backend.events import BaseEvent, lasting_wait
 from ggsched.backend.progress import Progress
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
@@ -228,11 +229,7 @@ class BaseStream:
         """Run a program that was compiled for this stream."""
         self._require_usable()
         if not isinstance(program, BaseProgram) or program.stream is not self:
-            raise UsageError(
-                "the program was compiled for another stream",
-                where=f"{self.progress.where} launch",
-                why="LCH-5",
-            )
+            raise checks.foreign_program_error(self.progress.where)
         body = program.body
         if body is None:
             raise checks.closed_error("program")
@@ -245,11 +242,7 @@ class BaseStream:
         """Enqueue what was captured as one command (CAP-1)."""
         self._require_usable()
         if not isinstance(graph, RecordedGraph) or graph.stream is not self:
-            raise UsageError(
-                "the graph was captured on another stream",
-                where=f"{self.progress.where} replay",
-                why="CAP-1",
-            )
+            raise replayed_elsewhere_error(self.progress.where)
         if self.capture is not None:
             raise capturing_error("replay", self.progress.where)
         self._run(graph.body())

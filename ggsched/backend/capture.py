@@ -9,10 +9,16 @@ Its captures may have ``end_into`` besides, which updates a graph in the place o
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
 
+from ggsched.backend.capture_errors import (
+    captured_already_error,
+    no_streams_error,
+    not_capturable_error,
+    other_graph_error,
+    outside_error,
+)
 from ggsched.backend.checks import closed_error
 from ggsched.backend.protocols import Device, Event, Stream
 from ggsched.backend.timing import HostTaken
-from ggsched.errors import UsageError
 
 if TYPE_CHECKING:
     from ggsched.backend.base import BaseDevice
@@ -115,46 +121,6 @@ def offers_update(capture: Capture) -> "TypeGuard[UpdatingCapture]":
     return isinstance(capture, UpdatingCapture)
 
 
-def other_graph_error(where: str) -> UsageError:
-    """Return the error for an update of a graph of another stream (CAP-4)."""
-    return UsageError(
-        "the graph was captured on another stream",
-        where=where,
-        why="an updated graph stays on its stream (CAP-4)",
-        hint="end the capture in a graph of its own",
-    )
-
-
-def outside_error(where: str) -> UsageError:
-    """Return the error for a wait, in a capture, for an event from outside (CAP-2)."""
-    return UsageError(
-        "wait for an event from outside a capture",
-        where=where,
-        why="a graph waits for nobody but the stream that it is replayed on (CAP-2)",
-        hint="wait before the capture begins, or before each replay",
-    )
-
-
-def captured_event_error(where: str) -> UsageError:
-    """Return the error for a use, outside a capture, of an event that was recorded in it."""
-    return UsageError(
-        "wait for an event that was recorded in a capture",
-        where=where,
-        why="nothing of a capture runs before it is replayed (CAP-2)",
-        hint="wait for an event that is recorded behind the replay",
-    )
-
-
-def capturing_error(what: str, where: str) -> UsageError:
-    """Return the error for a call that a captured stream cannot answer (CAP-2)."""
-    return UsageError(
-        f"{what} of a stream that is being captured",
-        where=where,
-        why="nothing of a capture runs before it is replayed (CAP-2)",
-        hint="end the capture first",
-    )
-
-
 class RecordedCapture:
     """A capture as a list of calls, in the order in which they were enqueued on any stream.
 
@@ -168,20 +134,14 @@ class RecordedCapture:
         own: list[BaseStream] = []
         for stream in streams:
             if not isinstance(stream, BaseStream) or stream.device is not device:
-                raise UsageError(
-                    f"a stream of {stream.device.facts.name} cannot be captured",
-                    where=device.facts.name,
-                    hint="capture the streams of each device by themselves",
-                )
+                raise not_capturable_error(stream, device)
             if stream.is_closed:
                 raise closed_error("stream")
             if stream.capture is not None or stream in own:
-                raise UsageError(
-                    "the stream is being captured already", where=stream.progress.where
-                )
+                raise captured_already_error(stream.progress.where)
             own.append(stream)
         if not own:
-            raise UsageError("a capture without streams", where=device.facts.name)
+            raise no_streams_error(device)
         self._streams = own
         self._calls: list[tuple[Command, Callable[[], None]]] = []
         self._is_over = False

@@ -8,13 +8,43 @@ from collections.abc import Sequence
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Stream
-from ggsched.errors import UsageError
+from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.topology.caps import DeviceFacts, op_key
 
 
 def closed_error(what: str) -> UsageError:
     """Return the error for a call on something that was closed (ERR-3)."""
     return UsageError(f"the {what} is closed", hint="nothing can be called after close()")
+
+
+def out_of_memory_error(
+    facts: DeviceFacts, nbytes: int, free_nbytes: int, why: str = ""
+) -> OutOfDeviceMemory:
+    """Return the error for memory that a device has not got (BUF-1)."""
+    most = facts.max_allocation_nbytes
+    return OutOfDeviceMemory(
+        f"asked for {nbytes} bytes, {free_nbytes} of {facts.memory_nbytes} are free",
+        where=facts.name,
+        why=why or f"one buffer holds at most {most} bytes",
+        hint="close buffers, or place less on this device",
+    )
+
+
+def foreign_program_error(where: str) -> UsageError:
+    """Return the error for launching a program of another stream (LCH-5)."""
+    return UsageError(
+        "the program was compiled for another stream", where=f"{where} launch", why="LCH-5"
+    )
+
+
+def unrecorded_error(where: str) -> UsageError:
+    """Return the error for waiting for an event that nobody recorded (EVT-3)."""
+    return UsageError(
+        "the event was not recorded",
+        where=where,
+        why="waiting for it would never end (EVT-3)",
+        hint="record it on a stream first",
+    )
 
 
 def check_region(buffer: Buffer, offset: int, nbytes: int, command: str) -> None:

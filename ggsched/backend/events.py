@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ggsched.backend.capture import captured_event_error
-from ggsched.backend.checks import closed_error
+from ggsched.backend.capture_errors import captured_event_error
+from ggsched.backend.checks import closed_error, unrecorded_error
 from ggsched.backend.progress import Progress
 from ggsched.backend.protocols import Event
-from ggsched.errors import UsageError
 
 if TYPE_CHECKING:
     from ggsched.backend.base import BaseDevice
@@ -73,12 +72,7 @@ class BaseEvent:
     def _recorded(self) -> Progress:
         self.require_outside()
         if self._progress is None:
-            raise UsageError(
-                "the event was not recorded",
-                where=self.device.facts.name,
-                why="waiting for it would never end (EVT-3)",
-                hint="record it on a stream first",
-            )
+            raise unrecorded_error(self.device.facts.name)
         return self._progress
 
 

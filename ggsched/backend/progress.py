@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
-from ggsched.errors import DeviceFault, SyncTimeout
+from ggsched.backend.timeouts import late_error
+from ggsched.errors import DeviceFault
 
 _NEVER: Final = 1 << 62
 
@@ -97,11 +98,8 @@ class Progress:
             DeviceFault: one of them failed (EVT-6).
         """
         if not self.wait_for(position, timeout_s):
-            raise SyncTimeout(
-                f"{position - self.done} commands are not complete after {timeout_s:g} s",
-                where=self.where,
-                hint="wait longer (GGSCHED_TIMEOUT_S), or look for an event that nobody records",
-            )
+            left = position - self.done
+            raise late_error(f"{left} commands are", self.where, timeout_s)
         fault = self.failure_before(position)
         if fault is not None:
             raise fault.error()

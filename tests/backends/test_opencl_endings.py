@@ -82,6 +82,20 @@ def test_bad_ids_travel_with_events(device):
     np.testing.assert_array_equal(download(third, out, 16).reshape(2, 8), expected)
 
 
+def test_a_command_that_has_failed_fails_who_waits_for_it(device):
+    from ggsched_opencl.driver import cl
+    from ggsched_opencl.event import Point
+
+    stream, event = device.create_stream(), device.create_event()
+    failed = cl.UserEvent(device.context)
+    failed.set_status(-5)
+    event.mark(Point(failed, (), "opencl:0 stream 9"))
+    stream.wait(event)
+    for use in (stream.sync, event.sync):
+        with pytest.raises(DeviceFault, match="OpenCL status -5"):
+            use(TIMEOUT_S)
+
+
 def test_verdicts_do_not_pile_up(device):
     stream, other = device.create_stream(), device.create_stream()
     program, _ = gather(device, stream, [0, 3])
@@ -90,8 +104,8 @@ def test_verdicts_do_not_pile_up(device):
         event = recorded(stream)
         other.wait(event)
         event.sync(TIMEOUT_S)
-    assert len(stream._verdicts) < 40
-    assert len(other._verdicts) < 40
+    assert len(stream.faults) < 40
+    assert len(other.faults) < 40
     other.sync(TIMEOUT_S)
 
 

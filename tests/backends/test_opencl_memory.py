@@ -161,7 +161,7 @@ def test_without_pyopencl(monkeypatch):
 
     for name in ("driver", "backend", "device", "buffer", "event", "polling", "program"):
         monkeypatch.delitem(sys.modules, f"ggsched_opencl.{name}", raising=False)
-    for name in ("stream", "verdicts", "waiter"):
+    for name in ("stream", "verdicts"):
         monkeypatch.delitem(sys.modules, f"ggsched_opencl.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "pyopencl", None)
     with pytest.raises(BackendUnavailable, match=r'pip install "ggsched\[opencl\]"'):

@@ -3,10 +3,12 @@
 from collections.abc import Iterable
 from contextlib import suppress
 
+from ggsched.backend import checks
 from ggsched.backend.base import BaseEvent, BaseStream
+from ggsched.backend.events import lasting_wait
 from ggsched.backend.progress import Progress
 from ggsched.backend.protocols import Buffer, Event, HostMemory
-from ggsched.errors import DeviceFault, SyncTimeout, UsageError
+from ggsched.errors import DeviceFault, GgschedError, SyncTimeout, UsageError
 from ggsched.testing.broken.mutant import breaks
 from ggsched.testing.broken.twins import CPU, SIM, SIM_TWO_QUEUES
 from ggsched.testing.sim import SimEvent, SimStream
@@ -246,6 +248,35 @@ class WaiterIgnoresFailure(BaseStream):
             self._submit("wait for an event", wait)
         else:
             super().wait(event)
+
+
+@breaks("EVT-6", "Only the stream that waited for a foreign event learns that it failed.", CPU)
+class ForeignFailureStays(BaseStream):
+    """It is written down where ``sync`` looks, and events do not."""
+
+    def wait(self, event: Event) -> None:
+        """Catch what comes of it."""
+        if isinstance(event, BaseEvent):
+            super().wait(event)
+            return
+        self._require_usable()
+        checks.check_wait(self.device, event)
+        kept, wait_for = self.__dict__, lasting_wait(event, self.device.event_timeout_s)
+
+        def wait() -> None:
+            try:
+                wait_for()
+            except GgschedError as error:
+                kept["failure"] = error
+
+        self._submit("wait for an event", wait)
+
+    def sync(self, timeout_s: float) -> None:
+        """Look there."""
+        super().sync(timeout_s)
+        failure = self.__dict__.get("failure")
+        if failure is not None:
+            raise DeviceFault("wait for an event failed", why=str(failure)) from failure
 
 
 @breaks("EVT-6", "record on a poisoned stream raises and records nothing.", CPU)

@@ -6,7 +6,7 @@ from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.testing.conformance.case import case
 from ggsched.testing.conformance.faults import make_fail
-from ggsched.testing.conformance.latch import HostEvent
+from ggsched.testing.conformance.latch import HostEvent, can_wait_for_host_events
 from ggsched.testing.conformance.world import NBYTES, World
 
 # --- EVT-1 ------------------------------------------------------------------------------------
@@ -316,6 +316,32 @@ def evt6_foreign_failure(w: World) -> None:
     w.tell("e = an event of another backend, which has failed")
     event.release(DeviceFault("made to fail", where="elsewhere"))
     w.refused(DeviceFault, _wait_and_sync, w, q, event)
+
+
+@case(
+    "EVT-6",
+    "The failure of another backend's event travels with events that are recorded behind it.",
+    "foreign wait",
+    "two streams",
+)
+def evt6_foreign_failure_travels(w: World) -> None:
+    for is_early in (True, False) if can_wait_for_host_events(w.device) else (True,):
+        a, b = w.stream(), w.stream()
+        event, failure = HostEvent(), DeviceFault("made to fail", where="elsewhere")
+        w.tell(
+            f"e = an event of another backend, which {'has failed' if is_early else 'will fail'}"
+        )
+        if is_early:
+            event.release(failure)
+        with suppress(DeviceFault):
+            w.wait(a, event)
+        behind = _record_on_poisoned(w, a)
+        with suppress(DeviceFault):
+            w.wait(b, behind)
+        event.release(failure)
+        w.refused(DeviceFault, w.sync, behind)
+        w.refused(DeviceFault, w.sync, b)
+        w.refused(DeviceFault, w.sync, a)
 
 
 def _record_on_poisoned(w: World, q: Stream) -> Event:

@@ -186,11 +186,7 @@ class SimStream:
         """Run a program that was compiled for this stream (LCH-1..7)."""
         self._require_usable()
         if not isinstance(program, SimProgram) or program.stream is not self:
-            raise UsageError(
-                "the program was compiled for another stream",
-                where=f"{self.name} launch",
-                why="LCH-5",
-            )
+            raise checks.foreign_program_error(self.name)
         if program.is_closed:
             raise checks.closed_error("program")
         ahead = Ahead(program.early)

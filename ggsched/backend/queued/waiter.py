@@ -8,20 +8,14 @@ import time
 import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Final, Protocol
+from typing import Final
 
 from ggsched.backend.protocols import Event
+from ggsched.backend.queued.faults import Gate
 from ggsched.errors import GgschedError, SyncTimeout
 
 SLICE_S: Final = 0.05  # after this long a waiting thread looks whether it is still wanted
 CLOSED: Final = "the stream was closed before the event was done"
-
-
-class Gate(Protocol):
-    """Holds a stream until it is opened (EVT-4)."""
-
-    def open(self, why: BaseException | str | None = None) -> None:
-        """Let the stream go on; ``why`` is the reason if the wait failed. Legal twice."""
 
 
 Wait = Callable[[], None]

@@ -1,0 +1,43 @@
+"""What kernels leave where an id is out of range: a code of the node, the id, and the limit."""
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from ggsched.backend.queued.faults import POISONED
+from ggsched.errors import DeviceFault
+
+FAULT_WORDS: Final = 3
+"""i32 each: code of the node, row, number of rows; zeros until a kernel meets such an id."""
+
+
+class FaultCodes:
+    """The codes of a stream's nodes, as kernels take them (``CODE``).
+
+    Attributes:
+        where: Name of the stream.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._labels: list[str] = []
+        self._codes: dict[str, bytes] = {}
+
+    def argument(self, label: str) -> bytes:
+        """Return the code of a node, from one, as a kernel argument."""
+        if label not in self._codes:
+            self._labels.append(label)
+            self._codes[label] = struct.pack("<i", len(self._labels))
+        return self._codes[label]
+
+    def fault(self, words: Sequence[int]) -> DeviceFault | None:
+        """Return the fault that words tell of, if they tell of one."""
+        code, row, count = words[:FAULT_WORDS]
+        if not code:
+            return None
+        return DeviceFault(
+            f"{self._labels[code - 1]} failed",
+            where=self.where,
+            why=f"row {row} was asked for, there are {count} rows; zeros were put in its place",
+            hint=POISONED,
+        )
