@@ -8,7 +8,6 @@ Everything that was made on the devices is released when the block ends.
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, Self
 
@@ -19,17 +18,15 @@ from ggsched.backend.free_memory import free_nbytes
 from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device
 from ggsched.config import Settings
-from ggsched.errors import InternalError, OutOfDeviceMemory, UsageError
+from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.interchange.taking import ArrayLike, WeightsLike, host_arrays, host_weights
 from ggsched.ir.graph import Graph
-from ggsched.passes.chosen_options import AUTO_LIMIT, plan_options
-from ggsched.passes.options import PlanOptions, StreamPolicy
-from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints
-from ggsched.passes.plan_key import PlanKey, plan_key
+from ggsched.passes.plan_key import PlanKey
 from ggsched.plan.bundle import Plan
+from ggsched.planner import CacheInfo, Planner
 from ggsched.report.expect import recorded_run
-from ggsched.report.ladder import recorder_for, tell_machine, tell_plan
+from ggsched.report.ladder import recorder_for, tell_machine
 from ggsched.run.cache import RecentCache
 from ggsched.run.exchange import Exchange
 from ggsched.run.executor import Executor
@@ -38,20 +35,11 @@ from ggsched.run.opening import names_of, opened
 from ggsched.run.release import close_after, close_all
 from ggsched.run.resources import Resources
 from ggsched.run.store import Progress, TensorStore, WeightSource
-from ggsched.run.trial import Measured, Trial
-from ggsched.sanitize import check_plan
+from ggsched.run.trial import Measured
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.tracing import traced
 
 _FREE: Final = Constraints()
-
-
-@dataclass(frozen=True, slots=True)
-class CacheInfo:
-    """How often a plan was found, and how often it had to be made."""
-
-    hits: int
-    misses: int
 
 
 class Scheduler:
@@ -104,15 +92,12 @@ class Scheduler:
         self._owned, given = opened(devices, self.settings)
         try:
             self._set_up(given)
-            self._options = plan_options(self.settings, self.topology)
+            self._planner = Planner(self.settings, self.topology, plan_limit)
             tell_machine(self.topology, self.settings.debug)
         except BaseException:
             close_all(self._owned)
             raise
-        self._plans: RecentCache[PlanKey, Plan] = RecentCache(4 * plan_limit)
         self._executors: RecentCache[PlanKey, Executor] = RecentCache(plan_limit, self._evict)
-        self._keys: RecentCache[tuple[str, str], PlanKey] = RecentCache(4 * plan_limit)
-        self._trials: RecentCache[PlanKey, Trial[PlanOptions]] = RecentCache(4 * plan_limit)
         self._clock = clock
         self._last: Executor | None = None
         self._is_closed = False
@@ -120,12 +105,12 @@ class Scheduler:
     @property
     def plan_cache(self) -> CacheInfo:
         """Hits and misses of the plan cache so far."""
-        return CacheInfo(self._plans.hits, self._plans.misses)
+        return self._planner.cache
 
     @property
     def measured(self) -> tuple[Measured, ...]:
         """What was found about one stream against several, for the graphs run last."""
-        return tuple(trial.measured for trial in self._trials.values())
+        return self._planner.measured
 
     def plan(self, graph: Graph, constraints: Constraints | None = None) -> Plan:
         """Return the plan that the next run of a graph uses, from the cache if it was made before.
@@ -136,8 +121,7 @@ class Scheduler:
             PlanError: the graph cannot be placed on the devices.
             RaceFound: the sanitizer found a defect in the plan.
         """
-        wanted = constraints or _FREE
-        return self._planned(graph, wanted, self._next_key(graph, wanted))
+        return self._planner.plan(graph, constraints or _FREE)
 
     def draft(self, graph: Graph, constraints: Constraints | None = None) -> Plan:
         """Return the plan that ``plan`` would, neither checked nor kept.
@@ -145,18 +129,28 @@ class Scheduler:
         Raises:
             PlanError: the graph cannot be placed on the devices.
         """
-        return make_plan(graph, self.topology, constraints or _FREE, self._options)
+        return self._planner.draft(graph, constraints or _FREE)
 
     def run(
         self,
         graph: Graph,
         inputs: Mapping[str, ArrayLike],
         constraints: Constraints | None = None,
+        *,
+        copy: bool = True,
     ) -> dict[int, np.ndarray]:
         """Run a graph once and return its outputs by tensor id.
 
         Inputs are borrowed until this returns: arrays of numpy, or of any library that has
         ``__dlpack__`` or ``__array_interface__``, in host memory.
+
+        Args:
+            graph: The graph.
+            inputs: By name.
+            constraints: Homes and pins.
+            copy: False for read-only views of the plan's host memory in the place of copies of it,
+                to be read before anything else is run, which writes there: worth while for rows of
+                logits, which a step copies one more time otherwise.
 
         Raises:
             UsageError: inputs that do not fit the graph, a weight without data.
@@ -174,10 +168,13 @@ class Scheduler:
         self._last = None  # a run that is cut short leaves work behind, so the next one drains
         began = self._clock()
         with recorded_run(self._recorder, graph, executor.plan, self.topology, wanted.rates):
-            outputs = executor.run(host_arrays(inputs))
+            outputs = executor.run(host_arrays(inputs), copy=copy)
         self._last = executor
-        if self.settings.streams == "measure":
-            self._note_run(self._key(graph, wanted), began)
+        if self._planner.is_tried(graph, wanted):
+            self._drain()
+            loser = self._planner.note_run(graph, wanted, self._clock() - began)
+            if loser is not None:
+                self._executors.drop(loser)
         return outputs
 
     def prepare(self, graph: Graph, constraints: Constraints | None = None) -> None:
@@ -259,11 +256,8 @@ class Scheduler:
         given: Sequence[Device] = self._bare if devices is None else devices
         if self._owned:
             self._owned, given = opened(self._names, self.settings)
-        known = self.topology
         self._set_up(given)
-        if self.topology != known:  # memory sizes may differ from one opening to the next
-            self._plans.take_all()
-            self._trials.take_all()
+        self._planner.move_to(self.topology)
 
     def close(self) -> None:
         """Drain the streams and release everything; legal twice and after a fault."""
@@ -304,20 +298,9 @@ class Scheduler:
         self._store.drain()
         close_all([*self._executors.take_all(), self._store, *self._owned])
 
-    def _planned(self, graph: Graph, constraints: Constraints, key: PlanKey) -> Plan:
-        return self._plans.get(key, lambda: self._make_plan(graph, constraints, key[-1]))
-
-    def _make_plan(self, graph: Graph, constraints: Constraints, options: PlanOptions) -> Plan:
-        verify = self.settings.verify
-        plan = make_plan(graph, self.topology, constraints, options, verify=verify)
-        tell_plan(plan, self.settings.debug)
-        if self.settings.sanitize == "plan":
-            check_plan(plan).raise_if_findings()
-        return plan
-
     def _bind(self, graph: Graph, constraints: Constraints) -> Executor:
         """Return a plan with its resources; plans that are merely kept give way to it."""
-        plan = self.plan(graph, constraints)
+        plan = self._planner.plan(graph, constraints)
         self._drain()  # filling weights must not overtake work that is under way
         try:
             return self._bound(graph, plan)
@@ -326,8 +309,7 @@ class Scheduler:
                 raise
         self._last = None
         close_all(self._executors.take_all())
-        for trial in self._trials.values():
-            trial.settle(0, "there is no memory for two plans")
+        self._planner.settle("there is no memory for two plans")
         return self._bound(graph, plan)
 
     def _bound(self, graph: Graph, plan: Plan) -> Executor:
@@ -341,44 +323,8 @@ class Scheduler:
     def _executor(self, graph: Graph, constraints: Constraints) -> Executor:
         if self._is_closed:
             raise UsageError("the scheduler is closed")
-        key = self._next_key(graph, constraints)
+        key = self._planner.next_key(graph, constraints)
         return self._executors.get(key, lambda: self._bind(graph, constraints))
-
-    def _key(self, graph: Graph, constraints: Constraints) -> PlanKey:
-        """Return the key of a plan; by digests, since making it takes a while."""
-        known = (graph.digest, constraints.digest)
-        return self._keys.get(known, lambda: plan_key(graph, constraints, self._options))
-
-    def _next_key(self, graph: Graph, constraints: Constraints) -> PlanKey:
-        """Return the key of the plan that the next run uses."""
-        key = self._key(graph, constraints)
-        if self.settings.streams != "measure":
-            return key
-        trial = self._trials.get(key, lambda: self._begin_trial(graph, constraints, key))
-        return (*key[:-1], trial.way)
-
-    def _begin_trial(
-        self, graph: Graph, constraints: Constraints, key: PlanKey
-    ) -> Trial[PlanOptions]:
-        """Return a trial of one stream against several: those of the gate, if it lets any in."""
-        single = replace(self._options, streams=StreamPolicy())
-        several = self._options
-        plan = self._planned(graph, constraints, key)
-        if not any(gain.is_taken for gain in plan.streams.gains):
-            several = replace(self._options, streams=StreamPolicy(AUTO_LIMIT, is_forced=True))
-            plan = self._planned(graph, constraints, (*key[:-1], several))
-        trial = Trial(graph.name, (single, several))
-        if not any(gain.is_taken for gain in plan.streams.gains):
-            trial.settle(0, "no nodes are independent")
-        return trial
-
-    def _note_run(self, key: PlanKey, began: float) -> None:
-        """Tell a trial that its run is complete; the plan that loses is released."""
-        trial = self._trials.get(key, _no_trial)
-        if trial.is_open:
-            self._drain()
-            if trial.note(self._clock() - began):
-                self._executors.drop((*key[:-1], trial.other))
 
     def _evict(self, executor: Executor) -> None:
         self._drain()
@@ -390,7 +336,3 @@ class Scheduler:
         failures = self._store.drain()
         if failures:
             raise failures[0]
-
-
-def _no_trial() -> Trial[PlanOptions]:
-    raise InternalError("a run was not part of the trial that chose it")

@@ -199,6 +199,10 @@ class Session:
         Raises:
             UsageError: no tokens, an id outside the vocabulary, or a full context.
         """
+        return self._feed(tokens, all_logits, copy=True)
+
+    def _feed(self, tokens: Sequence[int], all_logits: bool, *, copy: bool) -> np.ndarray:
+        """Append tokens. Without copy, logits are to be read before anything else is fed."""
         self._check_tokens(tokens)
         rows: list[np.ndarray] = []
         step = self.options.step
@@ -209,7 +213,8 @@ class Session:
         try:
             for first in range(0, len(parts), size):
                 is_last = first + size >= len(parts)
-                rows += self._run_batch(parts[first : first + size], all_logits, is_last)
+                batch = parts[first : first + size]
+                rows += self._run_batch(batch, all_logits, is_last, copy or all_logits)
         except BaseException:
             self._n_past = before
             raise
@@ -253,7 +258,7 @@ class Session:
                 _LOG.warning("the context of %d tokens is full (see -c)", self.options.n_ctx)
                 return
             began = time.perf_counter()
-            logits = self.feed([token])
+            logits = self._feed([token], all_logits=False, copy=on_logits is not None)
             self.timing.note_step(time.perf_counter() - began)
         if on_logits is not None and n_predict <= 0:
             on_logits(logits)
@@ -292,7 +297,7 @@ class Session:
                 self._micro_batches.mode = "off"
 
     def _run_batch(
-        self, parts: Sequence[np.ndarray], all_logits: bool, is_last: bool
+        self, parts: Sequence[np.ndarray], all_logits: bool, is_last: bool, copy: bool
     ) -> list[np.ndarray]:
         """Run the micro-batches of a batch, together where that pays; return their logits."""
         past = [self._n_past + sum(map(len, parts[:k])) for k in range(len(parts))]
@@ -306,7 +311,7 @@ class Session:
         if self.scheduler.plan_cache.misses != known:
             self.timing.planning_s += time.perf_counter() - began
         if not pays:
-            return [self._run(part, n) for part, n in zip(parts, n_out, strict=True)]
+            return [self._run(part, n, copy) for part, n in zip(parts, n_out, strict=True)]
         window = self.model.hparams.window
         self.last_plan = self._micro_batches.plan(each)
         rows = self._micro_batches.run(
@@ -316,7 +321,7 @@ class Session:
         self._is_tainted |= not all(np.isfinite(logits.max()) for logits in rows)
         return rows
 
-    def _run(self, tokens: np.ndarray, n_out: int) -> np.ndarray:
+    def _run(self, tokens: np.ndarray, n_out: int, copy: bool) -> np.ndarray:
         n, past = len(tokens), self._n_past
         graph = self.graph(n, past, n_out)
         known = self.scheduler.plan_cache.misses
@@ -325,7 +330,7 @@ class Session:
         if self.scheduler.plan_cache.misses != known:
             self.timing.planning_s += time.perf_counter() - began
         inputs = batch_inputs(graph, tokens, past, n_out, self.model.hparams.window)
-        out = self.scheduler.run(graph, inputs, self._constraints)
+        out = self.scheduler.run(graph, inputs, self._constraints, copy=copy)
         self._n_past += n
         logits = out[graph.outputs[0]]
         self._is_tainted |= not np.isfinite(logits.max())

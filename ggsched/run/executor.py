@@ -84,12 +84,14 @@ class Executor:
             self._calls, self._numbers = self.captured.calls, self.captured.numbers
         self._unused = {t.name for t in graph.roots(Role.INPUT)} - self._inputs.keys()
 
-    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
-        """Run the plan once and return copies of the outputs by tensor id.
+    def run(self, inputs: Mapping[str, np.ndarray], *, copy: bool = True) -> dict[int, np.ndarray]:
+        """Run the plan once and return the outputs by tensor id.
 
         Args:
             inputs: An array for each input of the graph, in its shape and of its type. Inputs
                 that no node reads may be left out; names that the graph does not have are refused.
+            copy: Whether outputs are copies. Else they are read-only views of the plan's own
+                memory, and the next run writes there.
 
         Raises:
             UsageError: an input is missing, unknown, or of another shape or type.
@@ -114,7 +116,7 @@ class Executor:
         finally:
             with nullcontext() if self._recorder is None else self._recorder.housekeeping():
                 self._retire_events()
-        outputs = {tid: array.copy() for tid, array in self._outputs.items()}
+        outputs = {tid: a.copy() if copy else a for tid, a in self._outputs.items()}
         if self._recorder is not None:
             self._recorder.add(self._recorder.host_work("read outputs", self._read))
         return outputs
@@ -163,7 +165,7 @@ class Executor:
         self._experts = ExpertBinding(plan, resources, self._note_ids if is_seen else None)
         self._calls = tuple(self._bind(c) for c in plan.commands)
         self._inputs = {s.name: resources.host_array(graph, s) for s in plan.inputs}
-        self._outputs = {s.tensor: resources.host_array(graph, s) for s in plan.outputs}
+        self._outputs = {s.tensor: _readonly(resources.host_array(graph, s)) for s in plan.outputs}
         regions = plan.memory.regions
         self._written, self._read = (
             [resources.host_bytes(regions[s.value]) for s in slots]
@@ -272,3 +274,8 @@ class Executor:
                 return lambda: events[number].sync(timeout_s)
             case _:
                 raise AssertionError(command)  # mypy cannot see that the cases are all
+
+
+def _readonly(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array

@@ -262,16 +262,16 @@ class TestVerify:
     @pytest.fixture
     def checked(self, monkeypatch):
         """Names of plans that the sanitizer has looked at."""
-        from ggsched import scheduler
+        from ggsched import planner
 
         names = []
-        usual = scheduler.check_plan
+        usual = planner.check_plan
 
         def check(plan):
             names.append(plan.name)
             return usual(plan)
 
-        monkeypatch.setattr(scheduler, "check_plan", check)
+        monkeypatch.setattr(planner, "check_plan", check)
         return names
 
     def test_is_the_default(self, run, checked):

@@ -126,11 +126,11 @@ class TestSequence:
             session.feed(PROMPT[:2])
             runs = []
 
-            def failing(graph, inputs, constraints, run=session.scheduler.run):
+            def failing(graph, inputs, constraints, *, copy, run=session.scheduler.run):
                 runs.append(graph)
                 if len(runs) == 2:
                     raise DeviceFault("power cut")
-                return run(graph, inputs, constraints)
+                return run(graph, inputs, constraints, copy=copy)
 
             monkeypatch.setattr(session.scheduler, "run", failing)
             with pytest.raises(DeviceFault):

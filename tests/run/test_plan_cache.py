@@ -109,7 +109,7 @@ class TestEviction:
         with Scheduler([TestDevice()], settings=Settings(), plan_limit=1) as scheduler:
             for i in range(200):
                 scheduler.plan(counter(float(i)))
-            assert len(scheduler._keys) < 100
+            assert len(scheduler._planner._keys) < 100
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -1,0 +1,145 @@
+"""The planner: each graph is planned once, and where two ways are tried, the faster one stays."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ggsched.config import Settings
+from ggsched.errors import InternalError
+from ggsched.ir.graph import Graph
+from ggsched.passes.chosen_options import AUTO_LIMIT, plan_options
+from ggsched.passes.options import PlanOptions, StreamPolicy
+from ggsched.passes.pipeline import make_plan
+from ggsched.passes.place import Constraints
+from ggsched.passes.plan_key import PlanKey, plan_key
+from ggsched.plan.bundle import Plan
+from ggsched.report.ladder import tell_plan
+from ggsched.run.cache import RecentCache
+from ggsched.run.trial import Measured, Trial
+from ggsched.sanitize import check_plan
+from ggsched.topology.model import Topology
+
+KEPT: Final = 4
+"""Plans that are kept for each whose memory is: they cost little and take a while to make."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheInfo:
+    """How often a plan was found, and how often it had to be made."""
+
+    hits: int
+    misses: int
+
+
+class Planner:
+    """Plans of graphs on one machine, by graph digest and constraints.
+
+    Args:
+        settings: What is asked of plans, and how they are checked.
+        topology: The machine.
+        plan_limit: Number of plans whose memory is kept.
+
+    Raises:
+        UsageError: a memory budget for a device that is not there.
+    """
+
+    def __init__(self, settings: Settings, topology: Topology, plan_limit: int) -> None:
+        self._settings = settings
+        self._topology = topology
+        self._options = plan_options(settings, topology)
+        self._plans: RecentCache[PlanKey, Plan] = RecentCache(KEPT * plan_limit)
+        self._keys: RecentCache[tuple[str, str], PlanKey] = RecentCache(KEPT * plan_limit)
+        self._trials: RecentCache[PlanKey, Trial[PlanOptions]] = RecentCache(KEPT * plan_limit)
+
+    @property
+    def cache(self) -> CacheInfo:
+        """Hits and misses so far."""
+        return CacheInfo(self._plans.hits, self._plans.misses)
+
+    @property
+    def measured(self) -> tuple[Measured, ...]:
+        """What was found about one stream against several, for the graphs run last."""
+        return tuple(trial.measured for trial in self._trials.values())
+
+    def plan(self, graph: Graph, constraints: Constraints) -> Plan:
+        """Return the plan that the next run of a graph uses; a new one is checked first.
+
+        Raises:
+            PlanError: the graph cannot be placed on the devices.
+            RaceFound: the sanitizer found a defect in the plan.
+        """
+        return self._planned(graph, constraints, self.next_key(graph, constraints))
+
+    def draft(self, graph: Graph, constraints: Constraints) -> Plan:
+        """Return the plan that ``plan`` would, neither checked nor kept.
+
+        Raises:
+            PlanError: the graph cannot be placed on the devices.
+        """
+        return make_plan(graph, self._topology, constraints, self._options)
+
+    def next_key(self, graph: Graph, constraints: Constraints) -> PlanKey:
+        """Return the key of the plan that the next run uses."""
+        key = self._key(graph, constraints)
+        if self._settings.streams != "measure":
+            return key
+        trial = self._trials.get(key, lambda: self._begin_trial(graph, constraints, key))
+        return (*key[:-1], trial.way)
+
+    def is_tried(self, graph: Graph, constraints: Constraints) -> bool:
+        """Whether the time of the next run counts."""
+        if self._settings.streams != "measure":
+            return False
+        return self._trials.get(self._key(graph, constraints), _no_trial).is_open
+
+    def note_run(self, graph: Graph, constraints: Constraints, seconds: float) -> PlanKey | None:
+        """Tell a trial how long its run took; return the key of the plan that has lost, if so."""
+        key = self._key(graph, constraints)
+        trial = self._trials.get(key, _no_trial)
+        return (*key[:-1], trial.other) if trial.note(seconds) else None
+
+    def settle(self, reason: str) -> None:
+        """End all trials: one stream per device it is."""
+        for trial in self._trials.values():
+            trial.settle(0, reason)
+
+    def move_to(self, topology: Topology) -> None:
+        """Plan for this machine from now on; memory sizes may differ from opening to opening."""
+        if topology != self._topology:
+            self._topology = topology
+            self._plans.take_all()
+            self._trials.take_all()
+
+    def _key(self, graph: Graph, constraints: Constraints) -> PlanKey:
+        """Return the key of a plan; by digests, since making it takes a while."""
+        known = (graph.digest, constraints.digest)
+        return self._keys.get(known, lambda: plan_key(graph, constraints, self._options))
+
+    def _planned(self, graph: Graph, constraints: Constraints, key: PlanKey) -> Plan:
+        return self._plans.get(key, lambda: self._make_plan(graph, constraints, key[-1]))
+
+    def _make_plan(self, graph: Graph, constraints: Constraints, options: PlanOptions) -> Plan:
+        verify = self._settings.verify
+        plan = make_plan(graph, self._topology, constraints, options, verify=verify)
+        tell_plan(plan, self._settings.debug)
+        if self._settings.sanitize == "plan":
+            check_plan(plan).raise_if_findings()
+        return plan
+
+    def _begin_trial(
+        self, graph: Graph, constraints: Constraints, key: PlanKey
+    ) -> Trial[PlanOptions]:
+        """Return a trial of one stream against several: those of the gate, if it lets any in."""
+        single = replace(self._options, streams=StreamPolicy())
+        several = self._options
+        plan = self._planned(graph, constraints, key)
+        if not any(gain.is_taken for gain in plan.streams.gains):
+            several = replace(self._options, streams=StreamPolicy(AUTO_LIMIT, is_forced=True))
+            plan = self._planned(graph, constraints, (*key[:-1], several))
+        trial = Trial(graph.name, (single, several))
+        if not any(gain.is_taken for gain in plan.streams.gains):
+            trial.settle(0, "no nodes are independent")
+        return trial
+
+
+def _no_trial() -> Trial[PlanOptions]:
+    raise InternalError("a run was not part of the trial that chose it")
