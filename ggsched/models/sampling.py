@@ -34,7 +34,8 @@ class Sampler:
         Raises:
             ModelError: there is no largest number among them.
         """
-        largest = logits.max()
+        best = int(np.argmax(logits))  # the first NaN, if there is one
+        largest = logits[best]
         if not np.isfinite(largest):
             raise ModelError(
                 f"computed {largest} as its largest logit",
@@ -42,7 +43,7 @@ class Sampler:
                 hint="a weight of the file may be damaged, or an op of a device wrong",
             )
         if self._temperature <= 0.0:
-            return int(np.argmax(logits))
+            return best
         with np.errstate(over="ignore"):  # at a temperature near 0 the others vanish
             scaled = (logits.astype(np.float64) - largest) / self._temperature
         weights = np.exp(scaled)

@@ -300,6 +300,8 @@ class Session:
         self, parts: Sequence[np.ndarray], all_logits: bool, is_last: bool, copy: bool
     ) -> list[np.ndarray]:
         """Run the micro-batches of a batch, together where that pays; return their logits."""
+        if len(parts) == 1:
+            return [self._run(parts[0], len(parts[0]) if all_logits else 1, copy)]
         past = [self._n_past + sum(map(len, parts[:k])) for k in range(len(parts))]
         n_out = [len(part) if all_logits else 1 for part in parts]
         each = [
