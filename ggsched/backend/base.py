@@ -27,14 +27,14 @@ from ggsched.backend.base_stream import (
     BaseBuffer,
     BaseProgram,
     BaseStream,
-    Steps,
     own_buffer,
     writable_memory,
 )
-from ggsched.backend.capture import RecordedCapture
+from ggsched.backend.bodies import Steps
 from ggsched.backend.events import BaseEvent
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Device, HostMemory, Stream
+from ggsched.backend.recorded import RecordedCapture
 from ggsched.backend.timeouts import EVENT_TIMEOUT_S
 from ggsched.backend.timing import Clock
 from ggsched.errors import BackendUnavailable, OutOfDeviceMemory, UsageError

@@ -1,28 +1,42 @@
 """Buffers, programs and streams that do everything at once; see ``ggsched.backend.base``."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from ggsched.backend import checks
-from ggsched.backend.capture import Graph, RecordedCapture, RecordedGraph
+from ggsched.backend.bodies import Body, Command
+from ggsched.backend.capture import Graph
 from ggsched.backend.capture_errors import capturing_error, replayed_elsewhere_error
 from ggsched.backend.events import BaseEvent, lasting_wait
 from ggsched.backend.progress import Progress
-from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
+from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
+from ggsched.backend.recorded import RecordedCapture, RecordedGraph
 from ggsched.backend.timing import HostTaken, Latest
 from ggsched.errors import UsageError
 
-if TYPE_CHECKING:
-    from ggsched.backend.base import BaseDevice
+
+class MemoryDevice(Device, Protocol):
+    """A device whose memory calls can read and write, as ``BaseDevice`` is."""
+
+    event_timeout_s: float
+
+    def read_memory(self, memory: Any, offset: int, target: HostMemory) -> None:
+        """Copy bytes of the device into host memory."""
+
+    def write_memory(self, memory: Any, offset: int, source: HostMemory) -> None:
+        """Copy host bytes into the device."""
+
+    def copy_memory(
+        self, src: Any, src_offset: int, dst: Any, dst_offset: int, nbytes: int
+    ) -> None:
+        """Copy bytes within the device."""
 
 
 class BaseBuffer:
     """Device memory. ``memory`` is whatever the device's ``acquire_memory`` returned (BUF-1)."""
 
     def __init__(
-        self, device: "BaseDevice", nbytes: int, memory: Any, *, readonly: bool = False
+        self, device: MemoryDevice, nbytes: int, memory: Any, *, readonly: bool = False
     ) -> None:
         self.nbytes = nbytes
         self.device = device
@@ -59,55 +73,6 @@ class BaseBuffer:
         self._memory = None
 
 
-class Body(Protocol):
-    """What a program runs. A launch that is enqueued holds it, whatever becomes of the program."""
-
-    def run(self) -> None:
-        """Run every node in order."""
-
-    def run_timed(self, taken: HostTaken) -> None:
-        """Run every node in order, and note when."""
-
-    def blame(self, error: BaseException) -> str:
-        """Return the label of the node at which ``run`` raised ``error``."""
-
-
-class Steps:
-    """Calls without arguments, each with the label of its node.
-
-    Infinities and what is not a number are values (LCH-3): numpy, which may be set to warn of them
-    and Python to raise what it warns of, is told to keep quiet.
-    """
-
-    def __init__(self, steps: Sequence[tuple[str, Callable[[], None]]]) -> None:
-        self.steps = steps
-        self._label = "launch"
-
-    def run(self) -> None:
-        """Run every node in order."""
-        with np.errstate(all="ignore"):
-            for label, step in self.steps:
-                self._label = label
-                step()
-
-    def run_timed(self, taken: HostTaken) -> None:
-        """Run every node in order, and note when."""
-
-        def labelled(label: str, step: Callable[[], None]) -> Callable[[], None]:
-            def run() -> None:
-                self._label = label
-                step()
-
-            return run
-
-        with np.errstate(all="ignore"):
-            taken.run_steps([(label, labelled(label, step)) for label, step in self.steps])
-
-    def blame(self, error: BaseException) -> str:
-        """Return the label of the node that ran last."""
-        return self._label
-
-
 class BaseProgram:
     """Nodes with arrays bound beforehand (LCH-1..5)."""
 
@@ -120,14 +85,10 @@ class BaseProgram:
         self.body = None
 
 
-Command = str | Body
-"""What a command is called: by name, or the body that says which node failed."""
-
-
 class BaseStream:
     """Runs each command when it is enqueued (STR-1..6)."""
 
-    def __init__(self, device: "BaseDevice", name: str) -> None:
+    def __init__(self, device: MemoryDevice, name: str) -> None:
         self.device = device
         self.progress = Progress(name)
         self.is_closed = False

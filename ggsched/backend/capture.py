@@ -2,27 +2,14 @@
 
 Optional: a device offers it by having ``begin_capture``, and its streams then have ``replay``.
 Its captures may have ``end_into`` besides, which updates a graph in the place of making one.
-``RecordedCapture`` is the plain form of it, a list of calls, for devices made of
+The plain form of it is a list of calls (``ggsched.backend.recorded``), for devices made of
 ``ggsched.backend.base``; a device with graphs of its own hands the list to its driver.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
+from collections.abc import Sequence
+from typing import Protocol, TypeGuard, runtime_checkable
 
-from ggsched.backend.capture_errors import (
-    captured_already_error,
-    no_streams_error,
-    not_capturable_error,
-    other_graph_error,
-    outside_error,
-)
-from ggsched.backend.checks import closed_error
-from ggsched.backend.protocols import Device, Event, Stream
-from ggsched.backend.timing import HostTaken
-
-if TYPE_CHECKING:
-    from ggsched.backend.base import BaseDevice
-    from ggsched.backend.base_stream import BaseStream, Body, Command
+from ggsched.backend.protocols import Device, Stream
 
 
 @runtime_checkable
@@ -119,133 +106,3 @@ def offers_capture(device: Device) -> "TypeGuard[CapturingDevice]":
 def offers_update(capture: Capture) -> "TypeGuard[UpdatingCapture]":
     """Whether a capture can end in a graph that is there already."""
     return isinstance(capture, UpdatingCapture)
-
-
-class RecordedCapture:
-    """A capture as a list of calls, in the order in which they were enqueued on any stream.
-
-    That order is one that the events of the capture allow, so a replay runs the calls one after
-    the other on the first stream.
-    """
-
-    def __init__(self, device: "BaseDevice", streams: Sequence[Stream]) -> None:
-        from ggsched.backend.base_stream import BaseStream
-
-        own: list[BaseStream] = []
-        for stream in streams:
-            if not isinstance(stream, BaseStream) or stream.device is not device:
-                raise not_capturable_error(stream, device)
-            if stream.is_closed:
-                raise closed_error("stream")
-            if stream.capture is not None or stream in own:
-                raise captured_already_error(stream.progress.where)
-            own.append(stream)
-        if not own:
-            raise no_streams_error(device)
-        self._streams = own
-        self._calls: list[tuple[Command, Callable[[], None]]] = []
-        self._is_over = False
-        for stream in own:
-            stream.capture = self
-
-    def add(self, command: "Command", work: Callable[[], None]) -> None:
-        """Write down a command that was checked."""
-        self._calls.append((command, work))
-
-    def wait(self, event: Event, where: str) -> None:
-        """Check an event that a captured stream waits for; the list is in order anyway."""
-        if getattr(event, "capture", None) is not self:
-            raise outside_error(where)
-
-    def end(self) -> "RecordedGraph":
-        """Stop, and return what was captured."""
-        if self._is_over:
-            raise closed_error("capture")
-        self.abort()
-        return RecordedGraph(self._streams[0], self._calls)
-
-    def end_into(self, graph: Graph) -> str:
-        """Stop, and let a graph be what was captured (CAP-4): one list takes another's place."""
-        self.require_graph(graph).renew(self._calls)
-        self.abort()
-        return ""
-
-    def require_graph(self, graph: Graph) -> "RecordedGraph":
-        """Return a graph that may be updated.
-
-        Raises:
-            UsageError: the capture is over; or the graph is closed, or another stream's.
-        """
-        if self._is_over:
-            raise closed_error("capture")
-        if not isinstance(graph, RecordedGraph) or graph.stream is not self._streams[0]:
-            raise other_graph_error(self._streams[0].progress.where)
-        graph.body()
-        return graph
-
-    def stop(self) -> None:
-        """Let the streams run again what they are given, as a capture does that is refused."""
-        for stream in self._streams:
-            if stream.capture is self:
-                stream.capture = None
-
-    def abort(self) -> None:
-        """Stop, and forget what was captured; legal twice."""
-        if not self._is_over:
-            self._is_over = True
-            self.stop()
-
-
-class RecordedGraph:
-    """The calls of a ``RecordedCapture``.
-
-    Attributes:
-        stream: The stream that replays it.
-    """
-
-    def __init__(
-        self, stream: "BaseStream", calls: "Sequence[tuple[Command, Callable[[], None]]]"
-    ) -> None:
-        self.stream = stream
-        self._calls: Sequence[tuple[Command, Callable[[], None]]] | None = tuple(calls)
-
-    @property
-    def nodes(self) -> int:
-        """How many commands it has."""
-        return len(self._calls or ())
-
-    def body(self) -> "Body":
-        """Return what a replay runs; it outlives ``close``.
-
-        Raises:
-            UsageError: the graph is closed.
-        """
-        if self._calls is None:
-            raise closed_error("graph")
-        return _Replay(self._calls)
-
-    def renew(self, calls: "Sequence[tuple[Command, Callable[[], None]]]") -> None:
-        """Be other calls from the next replay on; those that are enqueued have their own."""
-        self._calls = tuple(calls)
-
-    def close(self) -> None:
-        """Release it; legal twice."""
-        self._calls = None
-
-
-class _Replay:
-    def __init__(self, calls: "Sequence[tuple[Command, Callable[[], None]]]") -> None:
-        self._calls = calls
-        self._at: Command = "replay"
-
-    def run(self) -> None:
-        for command, work in self._calls:
-            self._at = command
-            work()
-
-    def run_timed(self, taken: HostTaken) -> None:
-        taken.run(self.run)
-
-    def blame(self, error: BaseException) -> str:
-        at = self._at
-        return at if isinstance(at, str) else at.blame(error)

@@ -1,15 +1,11 @@
 """Events as positions on a stream: making one costs no lock and no system call."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ggsched.backend.capture_errors import captured_event_error
 from ggsched.backend.checks import closed_error, unrecorded_error
 from ggsched.backend.progress import Progress
-from ggsched.backend.protocols import Event
-
-if TYPE_CHECKING:
-    from ggsched.backend.base import BaseDevice
+from ggsched.backend.protocols import Device, Event
 
 
 class BaseEvent:
@@ -17,7 +13,7 @@ class BaseEvent:
 
     __slots__ = ("_is_closed", "_position", "_progress", "capture", "device")
 
-    def __init__(self, device: "BaseDevice") -> None:
+    def __init__(self, device: Device) -> None:
         self.device = device
         self.capture: object | None = None
         self._progress: Progress | None = None

@@ -1,7 +1,7 @@
 """Devices whose captures update graphs, refuse to, cannot, or break; each counts its graphs."""
 
 from ggsched.backend.base import host_facts
-from ggsched.backend.capture import RecordedCapture
+from ggsched.backend.recorded import RecordedCapture
 from ggsched.errors import DeviceFault
 from ggsched_cpu.device import CpuDevice, Settings
 from tests.backends.places import KERNELS, TIMEOUT_S, FarDevice

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ggsched.backend import checks
 from ggsched.backend.base import BaseDevice, BaseProgram, BaseStream, host_facts
-from ggsched.backend.base_stream import Steps, writable_memory
+from ggsched.backend.base_stream import writable_memory
+from ggsched.backend.bodies import Steps
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import HostMemory, Stream
 from ggsched.topology.caps import DeviceFacts, WaitPath

@@ -5,9 +5,11 @@ from typing import Any
 
 from ggsched.backend import checks
 from ggsched.backend.base import BaseDevice, BaseStream
-from ggsched.backend.base_stream import Command, own_buffer
-from ggsched.backend.capture import Graph, RecordedCapture, RecordedGraph
+from ggsched.backend.base_stream import own_buffer
+from ggsched.backend.bodies import Command
+from ggsched.backend.capture import Graph
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Stream
+from ggsched.backend.recorded import RecordedCapture, RecordedGraph
 from ggsched.testing.broken.mutant import breaks
 from ggsched.testing.broken.twins import CPU
 

@@ -5,9 +5,10 @@ from contextlib import suppress
 from typing import Any
 
 from ggsched.backend.base import BaseDevice
-from ggsched.backend.base_stream import Body
-from ggsched.backend.capture import Graph, RecordedCapture, RecordedGraph
+from ggsched.backend.bodies import Body
+from ggsched.backend.capture import Graph
 from ggsched.backend.protocols import Stream
+from ggsched.backend.recorded import RecordedCapture, RecordedGraph
 from ggsched.backend.timing import HostTaken
 from ggsched.errors import UsageError
 from ggsched.testing.broken.mutant import breaks, graft

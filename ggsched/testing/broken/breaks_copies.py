@@ -10,6 +10,7 @@ from ggsched.backend.base_stream import own_buffer, writable_memory
 from ggsched.backend.protocols import Buffer, HostMemory
 from ggsched.errors import UsageError
 from ggsched.testing.broken.mutant import breaks
+from ggsched.testing.broken.spoiling import streams_beside
 from ggsched.testing.broken.twins import CPU, SIM, SIM_APART
 from ggsched.testing.sim import SimBuffer, SimDevice, SimStream
 from ggsched.testing.sim.engine import Task
@@ -19,7 +20,7 @@ from ggsched.topology.caps import DeviceFacts
 
 
 def _others(stream: BaseStream) -> Iterator[BaseStream]:
-    streams = sorted(stream.device._streams, key=lambda s: s.progress.where)
+    streams = sorted(streams_beside(stream), key=lambda s: s.progress.where)
     return (s for s in streams if s is not stream and not s.is_closed)
 
 

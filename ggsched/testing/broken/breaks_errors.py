@@ -4,10 +4,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ggsched.backend.base import BaseBuffer, BaseDevice, BaseStream
-from ggsched.backend.base_stream import Command
+from ggsched.backend.bodies import Command
 from ggsched.backend.protocols import Buffer, HostMemory, Program
 from ggsched.errors import DeviceFault, UsageError
 from ggsched.testing.broken.mutant import breaks
+from ggsched.testing.broken.spoiling import streams_beside
 from ggsched.testing.broken.twins import CPU, SIM
 from ggsched.testing.sim import SimDevice, SimStream
 from ggsched.testing.sim.engine import Task
@@ -97,7 +98,7 @@ class FailurePoisonsTheDevice(BaseStream):
     """The library's context is lost."""
 
     def _require_usable(self) -> None:
-        for stream in list(self.device._streams):
+        for stream in streams_beside(self):
             if stream.progress.fault is not None:
                 raise stream.progress.fault.error()
         super()._require_usable()

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from ggsched.backend.base import BaseDevice, BaseStream
-from ggsched.backend.base_stream import Command, own_buffer, writable_memory
+from ggsched.backend.base_stream import own_buffer, writable_memory
+from ggsched.backend.bodies import Command
 from ggsched.backend.checks import check_upload
 from ggsched.backend.protocols import Buffer, HostMemory
 from ggsched.testing.broken.mutant import breaks

@@ -6,7 +6,7 @@ import numpy as np
 
 from ggsched.backend.arrays import Array, bind_host
 from ggsched.backend.base import BaseDevice, BaseProgram
-from ggsched.backend.base_stream import Body
+from ggsched.backend.bodies import Body
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import Stream
 from ggsched.testing.broken.mutant import breaks

@@ -5,7 +5,8 @@ from time import monotonic, sleep
 
 from ggsched.backend import checks
 from ggsched.backend.base import BaseEvent, BaseStream
-from ggsched.backend.base_stream import Command, own_buffer, writable_memory
+from ggsched.backend.base_stream import own_buffer, writable_memory
+from ggsched.backend.bodies import Command
 from ggsched.backend.protocols import Buffer, Event, HostMemory
 from ggsched.errors import UsageError
 from ggsched.testing.broken.mutant import breaks

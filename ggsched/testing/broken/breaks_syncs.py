@@ -4,9 +4,10 @@ import threading
 from collections.abc import Callable
 
 from ggsched.backend.base import BaseDevice, BaseEvent, BaseStream
-from ggsched.backend.base_stream import Command
+from ggsched.backend.bodies import Command
 from ggsched.errors import SyncTimeout, UsageError
 from ggsched.testing.broken.mutant import breaks
+from ggsched.testing.broken.spoiling import streams_beside
 from ggsched.testing.broken.twins import CPU, SIM, SIM_TWO_QUEUES
 from ggsched.testing.sim import SimStream
 from ggsched.testing.sim.engine import Task
@@ -60,7 +61,7 @@ class SyncWaitsForTheDevice(BaseStream):
 
     def sync(self, timeout_s: float) -> None:
         """Wait for all."""
-        for stream in list(self.device._streams):
+        for stream in streams_beside(self):
             stream.progress.require(stream.progress.enqueued, timeout_s)
         super().sync(timeout_s)
 
@@ -72,7 +73,7 @@ class FirstSyncWaitsForAll(BaseStream):
     def sync(self, timeout_s: float) -> None:
         """Wait for all, if there is nothing else to wait for."""
         if not self.progress.enqueued:
-            for stream in list(self.device._streams):
+            for stream in streams_beside(self):
                 stream.progress.require(stream.progress.enqueued, timeout_s)
         super().sync(timeout_s)
 

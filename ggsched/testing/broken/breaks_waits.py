@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 
 from ggsched.backend.base import BaseEvent, BaseStream
-from ggsched.backend.base_stream import Command
+from ggsched.backend.bodies import Command
 from ggsched.backend.protocols import Event
 from ggsched.testing.broken.breaks_streams import SHORT_S
 from ggsched.testing.broken.mutant import breaks

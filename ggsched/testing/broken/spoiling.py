@@ -1,12 +1,13 @@
 """Programs of a device of host memory that do a little more than they should."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ggsched.backend.arrays import Array, bind_host
-from ggsched.backend.base import BaseDevice, BaseProgram
-from ggsched.backend.base_stream import Body
+from ggsched.backend.base import BaseDevice, BaseProgram, BaseStream
+from ggsched.backend.bodies import Body
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Stream
 from ggsched.backend.timing import HostTaken
@@ -69,3 +70,9 @@ def bytes_of(operand: Operand) -> Array:
 def outputs_of(nodes: Sequence[BoundNode]) -> list[Array]:
     """Return the results of nodes that have any."""
     return [bind_host(n.output) for n in nodes if 0 not in n.output.shape]
+
+
+def streams_beside(stream: BaseStream) -> list[BaseStream]:
+    """Return all streams of a stream's device, the stream among them."""
+    device: Any = stream.device
+    return list(device._streams)

@@ -5,10 +5,10 @@
 ``ggsched conform NAME`` does it from the command line, ``pytest_plugin`` from a plug-in's tests.
 """
 
-from ggsched.testing.conformance.case import BrokenRule, Case
+from ggsched.testing.conformance.case import Case
 from ggsched.testing.conformance.harness import Harness, Waiver
 from ggsched.testing.conformance.report import CaseResult, ConformanceReport, ContractBroken
-from ggsched.testing.conformance.rules import RULES
+from ggsched.testing.conformance.rules import RULES, BrokenRule
 from ggsched.testing.conformance.runner import Kit, run_conformance
 from ggsched.testing.conformance.suite import all_cases, select
 

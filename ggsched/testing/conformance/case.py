@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from ggsched.testing.conformance.world import World
 
 
-class BrokenRule(AssertionError):
-    """What a device did is not what the rule says."""
-
-
 @dataclass(frozen=True, slots=True)
 class Case:
     """One way to see whether a rule is kept.

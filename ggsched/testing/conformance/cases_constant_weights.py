@@ -11,11 +11,12 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import FLOAT_DTYPES, I32, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
-from ggsched.testing.conformance.case import BrokenRule, case
+from ggsched.testing.conformance.case import case
 from ggsched.testing.conformance.cases_fusions import chains
 from ggsched.testing.conformance.diary import flat
 from ggsched.testing.conformance.exact import EXACT_OPS
 from ggsched.testing.conformance.oprun import prepare
+from ggsched.testing.conformance.rules import BrokenRule
 from ggsched.testing.conformance.world import World
 from ggsched.testing.oracle import run_oracle
 from ggsched.testing.values import ATOL, RTOL, DrawnGraph, LeafRule, values_for

@@ -7,8 +7,9 @@ import numpy as np
 
 from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import DeviceFault, GgschedError, UsageError
-from ggsched.testing.conformance.case import BrokenRule, case
+from ggsched.testing.conformance.case import case
 from ggsched.testing.conformance.faults import lookup, make_fail
+from ggsched.testing.conformance.rules import BrokenRule
 from ggsched.testing.conformance.world import NBYTES, World
 
 # --- ERR-1 ------------------------------------------------------------------------------------

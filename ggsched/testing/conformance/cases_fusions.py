@@ -11,9 +11,10 @@ from ggsched.ir.dtype import F32, FLOAT_DTYPES, DType
 from ggsched.ir.fusion import PATTERNS
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
-from ggsched.testing.conformance.case import BrokenRule, case
+from ggsched.testing.conformance.case import case
 from ggsched.testing.conformance.draws import is_declared
 from ggsched.testing.conformance.oprun import run
+from ggsched.testing.conformance.rules import BrokenRule
 from ggsched.testing.conformance.world import World
 from ggsched.testing.draw_chains import CHAINS
 from ggsched.testing.drawing import Drawing

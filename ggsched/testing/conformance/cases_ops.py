@@ -9,10 +9,11 @@ import numpy.typing as npt
 from ggsched.errors import DeviceFault
 from ggsched.ir.dtype import DType, dtype_by_name
 from ggsched.ir.ops import OPS
-from ggsched.testing.conformance.case import BrokenRule, Case, case
+from ggsched.testing.conformance.case import Case, case
 from ggsched.testing.conformance.draws import empty_graphs, graphs_with, is_declared
 from ggsched.testing.conformance.faults import LABEL, bad_rows
 from ggsched.testing.conformance.oprun import run
+from ggsched.testing.conformance.rules import BrokenRule
 from ggsched.testing.conformance.strided import strided_graphs, tied_graphs
 from ggsched.testing.conformance.world import World
 from ggsched.testing.oracle import run_oracle

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from ggsched.backend.capture import offers_capture, offers_update
-from ggsched.testing.conformance.case import BrokenRule
 from ggsched.testing.conformance.exact import exact_op
 from ggsched.testing.conformance.faults import can_fail
 from ggsched.testing.conformance.latch import elsewhere_facts
+from ggsched.testing.conformance.rules import BrokenRule
 from ggsched.testing.conformance.world import World
 
 Need = Callable[[World], str]

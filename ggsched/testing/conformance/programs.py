@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 
 from ggsched.backend.protocols import Event, Stream
-from ggsched.testing.conformance.case import BrokenRule
 from ggsched.testing.conformance.endings import Hold
 from ggsched.testing.conformance.exact import exact_op
 from ggsched.testing.conformance.model import HOST, Access, Clock, Mark, Memory, Order
+from ggsched.testing.conformance.rules import BrokenRule
 from ggsched.testing.conformance.world import World
 
 COUNT: Final = 16

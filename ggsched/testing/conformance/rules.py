@@ -3,6 +3,11 @@
 from collections.abc import Mapping
 from typing import Final
 
+
+class BrokenRule(AssertionError):
+    """What a device did is not what the rule says."""
+
+
 RULES: Final[Mapping[str, str]] = {
     "STR-1": "commands of one stream take effect in the order of enqueueing",
     "STR-2": "enqueueing returns before or after the work, and needs no later call for that",

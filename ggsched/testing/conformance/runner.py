@@ -10,10 +10,11 @@ from time import perf_counter
 from typing import Final
 
 from ggsched.errors import GgschedError, UsageError
-from ggsched.testing.conformance.case import BrokenRule, Case
+from ggsched.testing.conformance.case import Case
 from ggsched.testing.conformance.harness import Harness, Waiver
 from ggsched.testing.conformance.needs import need
 from ggsched.testing.conformance.report import CaseResult, ConformanceReport
+from ggsched.testing.conformance.rules import BrokenRule
 from ggsched.testing.conformance.suite import all_cases, matches, select
 from ggsched.testing.conformance.watchdog import Hung, guarded
 from ggsched.testing.conformance.world import World

@@ -7,7 +7,9 @@ from typing import Any, Final
 from ggsched.backend.protocols import Device, Stream
 from ggsched.testing.conformance.harness import Harness, Waiver
 from ggsched.testing.conformance.latch import Latch
-from ggsched.testing.sim import SimConfig, SimStream, SimWorld
+from ggsched.testing.sim.config import SimConfig
+from ggsched.testing.sim.stream import SimStream
+from ggsched.testing.sim.world import SimWorld
 
 ONE_THREAD: Final = Waiver(
     "str6_streams_of_two_threads",

@@ -18,12 +18,12 @@ from ggsched.backend.capture import Capture, Graph
 from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
 from ggsched.ir.dtype import F32
-from ggsched.testing.conformance.case import BrokenRule
 from ggsched.testing.conformance.diary import Bytes, Diary, flat
 from ggsched.testing.conformance.endings import Aborted, Hold
 from ggsched.testing.conformance.exact import ExactOp, exact_op
 from ggsched.testing.conformance.harness import Harness
 from ggsched.testing.conformance.latch import elsewhere
+from ggsched.testing.conformance.rules import BrokenRule
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)

@@ -1,0 +1,61 @@
+"""What a program runs when it is launched."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ggsched.backend.timing import HostTaken
+
+
+class Body(Protocol):
+    """What a program runs. A launch that is enqueued holds it, whatever becomes of the program."""
+
+    def run(self) -> None:
+        """Run every node in order."""
+
+    def run_timed(self, taken: HostTaken) -> None:
+        """Run every node in order, and note when."""
+
+    def blame(self, error: BaseException) -> str:
+        """Return the label of the node at which ``run`` raised ``error``."""
+
+
+class Steps:
+    """Calls without arguments, each with the label of its node.
+
+    Infinities and what is not a number are values (LCH-3): numpy, which may be set to warn of them
+    and Python to raise what it warns of, is told to keep quiet.
+    """
+
+    def __init__(self, steps: Sequence[tuple[str, Callable[[], None]]]) -> None:
+        self.steps = steps
+        self._label = "launch"
+
+    def run(self) -> None:
+        """Run every node in order."""
+        with np.errstate(all="ignore"):
+            for label, step in self.steps:
+                self._label = label
+                step()
+
+    def run_timed(self, taken: HostTaken) -> None:
+        """Run every node in order, and note when."""
+
+        def labelled(label: str, step: Callable[[], None]) -> Callable[[], None]:
+            def run() -> None:
+                self._label = label
+                step()
+
+            return run
+
+        with np.errstate(all="ignore"):
+            taken.run_steps([(label, labelled(label, step)) for label, step in self.steps])
+
+    def blame(self, error: BaseException) -> str:
+        """Return the label of the node that ran last."""
+        return self._label
+
+
+Command = str | Body
+"""What a command is called: by name, or the body that says which node failed."""
