@@ -243,7 +243,7 @@ def run(*, quick: bool) -> dict[str, Any]:
 def main(name: str) -> int:
     """Run the kit on one mutant; tell of each case that fails as it comes."""
     mutant = next(m for m in (*MUTANTS, LATE) if m.name == name)
-    made = _spoiled(mutant.spoil)
+    made = spoiled(mutant.spoil)
     if mutant is LATE:
         made = replace(made, timeout_s=10.0, case_timeout_s=60.0)
 
@@ -256,7 +256,8 @@ def main(name: str) -> int:
     return 0
 
 
-def _spoiled(spoil: Callable[[Any], None]) -> Any:
+def spoiled(spoil: Callable[[Any], None]) -> Any:
+    """Return how the kit opens devices of the card that are broken."""
     good = harness()
 
     def opened(count: int, seed: int) -> list[Any]:

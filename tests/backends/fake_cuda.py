@@ -185,7 +185,7 @@ def install(fake, monkeypatch):
     from ggsched_cuda import driver, programs, stream
     from ggsched_cuda.capture import driver as capturing
 
-    for name in vars(FakeDriver):
+    for name in dir(type(fake)):
         for module in (driver, capturing):
             if not name.startswith("_") and hasattr(module, name):
                 monkeypatch.setattr(module, name, getattr(fake, name))

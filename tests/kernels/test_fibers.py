@@ -150,6 +150,15 @@ static void call_(void (*kernel)(A...), std::index_sequence<I...>) {{ kernel(*(A
 template <class... A>
 static void call_(void (*kernel)(A...)) {{ call_(kernel, std::index_sequence_for<A...>()); }}
 static void lane_of_it() {{ call_({call.kernel}); }}
+template <class... A>
+static size_t *sizes_(void (*)(A...)) {{
+  static size_t all[] = {{sizeof(A)..., 0}};
+  return all;
+}}
+template <class... A>
+static int parameters_(void (*)(A...)) {{ return sizeof...(A); }}
+extern "C" size_t *sizes() {{ return sizes_({call.kernel}); }}
+extern "C" int parameters() {{ return parameters_({call.kernel}); }}
 extern "C" int run(void **arguments, int first, int count, int y, int z, int lanes, int local) {{
   given = arguments, first_ = first;
   return run_gated_(count, y, z, lanes, local, lane_of_it);

@@ -1,0 +1,82 @@
+"""The backend ``cuda`` keeps the contract on a card in software, where there is no GPU.
+
+What it does itself is judged: order, events, captures, transfers, faults, memory. Kernels of single
+ops have tests of their own (``tests/kernels``), and products need cuBLAS.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
+
+from benchmarks.gpu.mutants import MUTANTS, spoiled
+from ggsched.testing.conformance import RULES, Harness, Kit, all_cases
+from ggsched.testing.conformance.harness import adapted
+from ggsched.testing.conformance.suite import select
+from tests.backends.fake_cuda import install
+from tests.backends.software_cuda import SoftwareDriver
+from tests.backends.software_kernels import kernels_on_host
+from tests.kernels.test_fibers import NEEDS, Runner
+
+pytestmark = NEEDS
+
+EXAMPLES = 10
+ARITHMETIC = (
+    "lch1_every_op", "lch2_every_op", "lch3_", "lch4_same_bytes", "lch5_scratch_is_apart",
+    "lch6_", "lch7_",
+)  # fmt: skip
+"""Cases that take products, or hundreds of kernels."""
+
+ON_A_CARD_ONLY = {"shared scratch", "missing grid dependency"}
+"""Mutants that take early launch, or cuBLAS."""
+
+
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
+
+
+@pytest.fixture(scope="module", params=SEEDS)
+def driver(request, tmp_path_factory):
+    runner = Runner(tmp_path_factory.mktemp("software"))
+    patch = pytest.MonkeyPatch()
+    made = SoftwareDriver(kernels_on_host(runner), request.param)
+    install(made, patch)
+    patch.setattr(
+        "ggsched_cuda.programs.ProgramCache.function", lambda *a, **k: made.function(*a, **k)
+    )
+    yield made
+    made.end()
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def kit(driver):
+    from ggsched_cuda.harness import CudaHarness
+
+    own = CudaHarness()
+    return Kit(adapted(Harness("cuda", own.open), own), max_examples=EXAMPLES)
+
+
+CASES = [case for case in all_cases() if not case.name.startswith(ARITHMETIC)]
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if any(c.rule == rule for c in CASES)])
+def test_rule(kit, rule):
+    for case in CASES:
+        if case.rule == rule:
+            result = kit.run(case)
+            assert result.verdict in ("pass", "skip"), f"{case.name}: {result.reason}"
+
+
+@pytest.mark.parametrize(
+    "mutant", [m for m in MUTANTS if m.name not in ON_A_CARD_ONLY], ids=lambda m: m.name
+)
+def test_mutants_are_rejected(driver, monkeypatch, mutant):
+    monkeypatch.setattr("ggsched_cuda.driver.cu", SimpleNamespace(cuStreamSynchronize=driver.drain))
+    kit = Kit(spoiled(mutant.spoil), max_examples=EXAMPLES)
+    assert any(kit.run(case).verdict == "fail" for case in select(mutant.rules))
+
+
+def test_streams_are_held(kit):
+    for need in ("latch", "fault", "pair", "capture", "update", "launch"):
+        assert not kit.lacks(need), need
