@@ -4,7 +4,7 @@ What the plug-in asks of ``ggsched_cuda.driver`` and ``ggsched_cuda.capture.driv
 host: a stream is a thread, device memory is host memory that holds rubbish before it is written and
 after it is freed, graphs run their nodes in any order that their edges allow. Kernels are the real
 ones, compiled for the host and run lane by lane (``tests.kernels.test_fibers``), but for the
-plug-in's three helpers. There is no cuBLAS and no early launch.
+plug-in's three helpers. Products are numpy's. No kernel is launched early.
 
 The card is as nasty as CUDA may be: before each command a stream may dawdle, and copies are made
 late.
@@ -14,101 +14,43 @@ import ctypes
 import random
 import threading
 import time
-from collections import deque
+from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 
-DAWDLE_S = 2e-4
+from tests.backends.software_streams import DONE, Completion, Recording, Stream
+
 LOOK_S = 5e-5
 MEMORY_NBYTES = 3 << 30
-ARCH = 80  # no kernel of this capability is fed, nor launched early
+PROCESSORS = 4
 
 
-class Completion:
-    """What stands for a command: done, once."""
+class Launch(NamedTuple):
+    """How a kernel is launched."""
 
-    def __init__(self):
-        self.event = threading.Event()
-        self.at_s = 0.0
-
-    def end(self):
-        self.at_s = time.perf_counter()
-        self.event.set()
-
-
-DONE = Completion()
-DONE.end()
-
-
-class Node:
-    """A command of a graph, and those that it stands behind."""
-
-    def __init__(self, kind, work, behind):
-        self.kind, self.work, self.behind = kind, work, tuple(behind)
-
-
-class Recording:
-    """A capture: nodes, and what the streams that take part have last."""
-
-    def __init__(self, origin):
-        self.nodes, self.last = [], {origin: ()}
-
-    def add(self, stream, kind, work):
-        node = Node(kind, work, self.last[stream])
-        self.nodes.append(node)
-        self.last[stream] = (node,)
-
-
-class Stream:
-    """An in-order queue with a thread of its own."""
-
-    def __init__(self, name, seed):
-        self.random = random.Random(seed)
-        self.newest = DONE
-        self.recording = None
-        self._commands, self._more = deque(), threading.Condition()
-        self._is_over = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def put(self, work):
-        with self._more:
-            self.newest = Completion()
-            self._commands.append((work, self.newest))
-            self._more.notify()
-
-    def close(self):
-        with self._more:
-            self._is_over = True
-            self._more.notify()
-
-    def _run(self):
-        while True:
-            with self._more:
-                self._more.wait_for(lambda: self._commands or self._is_over)
-                if not self._commands:
-                    return
-                work, completion = self._commands.popleft()
-            if self.random.random() < 0.25:
-                time.sleep(self.random.random() * DAWDLE_S)
-            work()
-            del work
-            completion.end()
+    grid: tuple[int, int, int]
+    lanes: int
+    shared: int
+    stream: int
+    cluster: int = 1
 
 
 class SoftwareDriver:
     """What takes the place of the two files that know the driver.
 
     Args:
-        kernels: Returns a call ``(parameters, grid, lanes, shared)`` for a kernel of a source.
+        kernels: Returns what runs a kernel of a source.
         seed: Of what streams choose.
+        arch: Compute capability; from 90 on kernels are fed and work in clusters.
     """
 
-    def __init__(self, kernels, seed=0):
-        self._kernels, self._random = kernels, random.Random(seed)
+    def __init__(self, kernels, seed=0, arch=80):
+        self._kernels, self._random, self._arch = kernels, random.Random(seed), arch
         self._lock = threading.RLock()
         self._numbers = iter(range(1, 1 << 40))
         self._streams, self._events, self._graphs, self._functions = {}, {}, {}, {}
+        self.counts = Counter()  # of what streams were given
         self._memory, self._pinned, self._used = {}, [], 0
 
     # --- cards ---------------------------------------------------------------------------------
@@ -116,7 +58,9 @@ class SoftwareDriver:
     def find_cards(self):
         from ggsched_cuda.driver import Found
 
-        return (Found(0, "software", ARCH, MEMORY_NBYTES, 13000, 4, 166912, waits_for_values=True),)
+        shared_nbytes = 232448 if self._arch >= 90 else 166912
+        found = (0, "software", self._arch, MEMORY_NBYTES, 13000, PROCESSORS, shared_nbytes)
+        return (Found(*found, waits_for_values=True),)
 
     def context_of(self, ordinal):
         return "context"
@@ -173,24 +117,25 @@ class SoftwareDriver:
 
         return (READY if self._streams[stream].newest.event.is_set() else NOT_READY,)
 
-    def _give(self, stream, kind, work):
+    def give(self, stream, kind, work):
         queue = self._streams[stream]
+        self.counts[kind] += 1
         if queue.recording is None:
             queue.put(work)
         else:
             queue.recording.add(queue, kind, work)
 
     def enqueue_upload(self, address, source, nbytes, stream):
-        self._give(stream, "copy", lambda: ctypes.memmove(address, source, nbytes))
+        self.give(stream, "copy", lambda: ctypes.memmove(address, source, nbytes))
 
     def enqueue_download(self, target, address, nbytes, stream):
-        self._give(stream, "copy", lambda: ctypes.memmove(target, address, nbytes))
+        self.give(stream, "copy", lambda: ctypes.memmove(target, address, nbytes))
 
     def enqueue_copy(self, to, address, nbytes, stream):
-        self._give(stream, "copy", lambda: ctypes.memmove(to, address, nbytes))
+        self.give(stream, "copy", lambda: ctypes.memmove(to, address, nbytes))
 
     def enqueue_host_call(self, stream, function, argument):
-        self._give(stream, "host", lambda: function(argument))
+        self.give(stream, "host", lambda: function(argument))
 
     def enqueue_wait_for_word(self, stream, address, value):
         word = ctypes.c_int32.from_address(address)
@@ -199,7 +144,7 @@ class SoftwareDriver:
             while np.int32(np.int64(word.value - value) & 0xFFFFFFFF) < 0:
                 time.sleep(LOOK_S)
 
-        self._give(stream, "wait", wait)
+        self.give(stream, "wait", wait)
 
     # --- events --------------------------------------------------------------------------------
 
@@ -254,9 +199,24 @@ class SoftwareDriver:
             return self._functions[key]
 
     def launch_kernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, params, extra):
+        return self._launch(function, params, Launch((gx, gy, gz), bx, shared, stream))
+
+    def launch_config(self, grid, lanes, shared_nbytes, stream, *, early=False, cluster=1):
+        return Launch(grid, lanes, shared_nbytes, stream, cluster)
+
+    def launch_configured(self, config, function, params, extra):
+        return self._launch(function, params, config)
+
+    def _launch(self, function, params, launch):
         kernel = self._functions[function]
         taken = kernel.taken(params)
-        self._give(stream, "kernel", lambda: kernel.run(taken, (gx, gy, gz), bx, shared))
+
+        def run():
+            with self._lock:
+                rooms = {a: room.nbytes - 256 for a, room in self._memory.items()}
+            kernel.run(taken, launch, rooms)
+
+        self.give(launch.stream, "kernel", run)
         return (0,)
 
     # --- graphs --------------------------------------------------------------------------------
@@ -301,6 +261,7 @@ class SoftwareDriver:
 
     def launch_graph(self, graph, stream):
         nodes, queue = self._graphs[graph], self._streams[stream]
+        self.counts["graph"] += 1
 
         def run():
             left, ended = list(nodes), set()

@@ -3,9 +3,14 @@
 import ctypes
 import threading
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
+
+from tests.backends.fake_cuda import install
+from tests.backends.software_blas import SoftwareBlas
 
 LOOK_S = 5e-5
 
@@ -22,7 +27,7 @@ class Helper:
             t.from_buffer_copy(t.from_address(p)) for t, p in zip(self._types, places, strict=True)
         ]
 
-    def run(self, taken, grid, lanes, shared):
+    def run(self, taken, launch, rooms):
         self._do(*taken)
 
 
@@ -67,14 +72,19 @@ class Compiled:
         places = (ctypes.c_void_p * len(sizes)).from_address(params)
         return [ctypes.string_at(p, n) for p, n in zip(places, sizes, strict=True)]
 
-    def run(self, taken, grid, lanes, shared):
+    def run(self, taken, launch, rooms):
         kept = [np.frombuffer(value, np.uint8).copy() for value in taken]
         pointers = (ctypes.c_void_p * len(kept))(*(v.ctypes.data for v in kept))
+        (x, y, z), together = launch.grid, launch.cluster
         with self.lock:
             library = self._runner._library(self._call)
             library.begin_run(0)
-            for z, y, x in np.ndindex(*reversed(grid)):
-                assert library.run(pointers, x, 1, y, z, lanes, shared), self._call.kernel
+            for address, nbytes in rooms.items():
+                library.may_be_copied(ctypes.c_void_p(address), nbytes)
+            for k, j, i in np.ndindex(z, y, x // together):
+                place = (i * together, together, j, k)
+                done = library.run(pointers, *place, launch.lanes, launch.shared)
+                assert done, self._call.kernel
 
 
 def kernels_on_host(runner):
@@ -85,3 +95,22 @@ def kernels_on_host(runner):
         return HELPERS[name] if source == OWN else Compiled(runner, source, defines, name)
 
     return kernel
+
+
+@contextmanager
+def in_software(runner, seed=0, arch=80):
+    """Let the plug-in find a card in software, whose kernels somebody compiles and runs."""
+    from ggsched_cuda.blas import driver as blas
+    from ggsched_cuda.programs import ProgramCache
+    from tests.backends.software_cuda import SoftwareDriver
+
+    made, patch = SoftwareDriver(kernels_on_host(runner), seed, arch), pytest.MonkeyPatch()
+    install(made, patch)
+    patch.setattr(ProgramCache, "function", lambda *a, **more: made.function(*a, **more))
+    cublas = SoftwareBlas(made)
+    patch.setattr(blas, "_cublas", lambda: cublas)
+    try:
+        yield made
+    finally:
+        made.end()
+        patch.undo()

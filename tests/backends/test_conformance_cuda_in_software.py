@@ -1,7 +1,8 @@
 """The backend ``cuda`` keeps the contract on a card in software, where there is no GPU.
 
 What it does itself is judged: order, events, captures, transfers, faults, memory. Kernels of single
-ops have tests of their own (``tests/kernels``), and products need cuBLAS.
+ops have tests of their own (``tests/kernels``), and models another one
+(``tests/models/test_cuda_in_software.py``).
 """
 
 from types import SimpleNamespace
@@ -14,9 +15,7 @@ from benchmarks.gpu.mutants import MUTANTS, spoiled
 from ggsched.testing.conformance import RULES, Harness, Kit, all_cases
 from ggsched.testing.conformance.harness import adapted
 from ggsched.testing.conformance.suite import select
-from tests.backends.fake_cuda import install
-from tests.backends.software_cuda import SoftwareDriver
-from tests.backends.software_kernels import kernels_on_host
+from tests.backends.software_kernels import in_software
 from tests.kernels.test_fibers import NEEDS, Runner
 
 pytestmark = NEEDS
@@ -24,9 +23,9 @@ pytestmark = NEEDS
 EXAMPLES = 10
 ARITHMETIC = (
     "lch1_every_op", "lch2_every_op", "lch3_", "lch4_same_bytes", "lch5_scratch_is_apart",
-    "lch6_", "lch7_",
+    "lch6_", "lch7_mul_mat", "lch7_every_pattern",
 )  # fmt: skip
-"""Cases that take products, or hundreds of kernels."""
+"""Cases that take hundreds of kernels, or one of the helpers that are not done in software."""
 
 ON_A_CARD_ONLY = {"shared scratch", "missing grid dependency"}
 """Mutants that take early launch, or cuBLAS."""
@@ -37,16 +36,8 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6)
 
 @pytest.fixture(scope="module", params=SEEDS)
 def driver(request, tmp_path_factory):
-    runner = Runner(tmp_path_factory.mktemp("software"))
-    patch = pytest.MonkeyPatch()
-    made = SoftwareDriver(kernels_on_host(runner), request.param)
-    install(made, patch)
-    patch.setattr(
-        "ggsched_cuda.programs.ProgramCache.function", lambda *a, **k: made.function(*a, **k)
-    )
-    yield made
-    made.end()
-    patch.undo()
+    with in_software(Runner(tmp_path_factory.mktemp("software")), request.param) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

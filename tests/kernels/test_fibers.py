@@ -39,6 +39,10 @@ PATTERN = "mul_mat+soft_max+mul_mat"
 HEADERS = [Path(__file__).with_name(name) for name in ("fibers.h", "gates.h")]
 MACHINE = re.compile(r"#if SPLITS > 1\n.*?#endif\n", re.DOTALL)
 WORDS = {
+    "LOAD16_ONCE(p)": "LOAD16(p)",
+    "COPY16(to, from)": "memcpy((to), (from), 16)",
+    "COPIES_CLOSE()": "",
+    "COPIES_AWAIT(newer)": "",
     "LOCAL_BYTES(name)": "u8 *name = groups_[now_->group].local.data()",
     "STAGES_OF(name)": "u8 *name = stages_()",
     "GATE_OPEN(gate, lanes)": "host_gate_open_((gate), (lanes))",

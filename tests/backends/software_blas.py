@@ -1,0 +1,57 @@
+"""cuBLAS for a card in software: products by numpy, in the order of a handle's stream."""
+
+import ctypes
+from itertools import count
+
+import numpy as np
+
+
+class SoftwareBlas:
+    """What ``ggsched_cuda.blas.driver`` asks of ``nvmath.bindings.cublas``."""
+
+    def __init__(self, driver):
+        self._driver, self._streams, self._numbers = driver, {}, count(1)
+
+    def create(self):
+        return next(self._numbers)
+
+    def set_math_mode(self, handle, mode):
+        pass
+
+    def set_stream(self, handle, stream):
+        self._streams[handle] = stream
+
+    def set_workspace(self, handle, workspace, nbytes):
+        pass
+
+    def gemm_strided_batched_ex(self, handle, _t, _n, n, m, k, _one, *rest):
+        """As cuBLAS has it, columns first: y^T = w x^T."""
+        w, kind, w_row, w_step, x, _kind, x_row, x_step, beta, y, _f32, *rest = rest
+        y_row, y_step, batches, *_how = rest
+        adds = ctypes.c_float.from_address(beta).value
+
+        def run():
+            for b in range(batches):
+                a = _matrix(w, kind, n, k, w_row, b * w_step)
+                c = _matrix(x, kind, m, k, x_row, b * x_step)
+                target = _rows_at(y + 4 * b * y_step, np.float32, m, n, y_row)
+                target[...] = c @ a.T + (target if adds else 0)
+
+        self._driver.give(self._streams[handle], "kernel", run)
+
+
+def _rows_at(address, dtype, rows, columns, step):
+    itemsize = np.dtype(dtype).itemsize
+    room = (ctypes.c_uint8 * (itemsize * ((rows - 1) * step + columns))).from_address(address)
+    return np.ndarray((rows, columns), dtype, room, 0, (itemsize * step, itemsize))
+
+
+def _matrix(address, kind, rows, columns, step, skip):
+    """Return a factor of type ``kind`` of cuBLAS as f32."""
+    from ggsched_cuda.blas.driver import BF16, F32
+
+    if kind == F32:
+        return _rows_at(address + 4 * skip, np.float32, rows, columns, step)
+    assert kind == BF16
+    bits = _rows_at(address + 2 * skip, np.uint16, rows, columns, step)
+    return (bits.astype(np.uint32) << 16).view(np.float32)

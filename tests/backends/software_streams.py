@@ -1,0 +1,80 @@
+"""Streams of a card in software: threads, and captures of what they are given."""
+
+import random
+import threading
+import time
+from collections import deque
+
+DAWDLE_S = 2e-4
+
+
+class Completion:
+    """What stands for a command: done, once."""
+
+    def __init__(self):
+        self.event = threading.Event()
+        self.at_s = 0.0
+
+    def end(self):
+        self.at_s = time.perf_counter()
+        self.event.set()
+
+
+DONE = Completion()
+DONE.end()
+
+
+class Node:
+    """A command of a graph, and those that it stands behind."""
+
+    def __init__(self, kind, work, behind):
+        self.kind, self.work, self.behind = kind, work, tuple(behind)
+
+
+class Recording:
+    """A capture: nodes, and what the streams that take part have last."""
+
+    def __init__(self, origin):
+        self.nodes, self.last = [], {origin: ()}
+
+    def add(self, stream, kind, work):
+        node = Node(kind, work, self.last[stream])
+        self.nodes.append(node)
+        self.last[stream] = (node,)
+
+
+class Stream:
+    """An in-order queue with a thread of its own."""
+
+    def __init__(self, name, seed):
+        self.random = random.Random(seed)
+        self.newest = DONE
+        self.recording = None
+        self._commands, self._more = deque(), threading.Condition()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, work):
+        with self._more:
+            self.newest = Completion()
+            self._commands.append((work, self.newest))
+            self._more.notify()
+
+    def close(self):
+        with self._more:
+            self._is_over = True
+            self._more.notify()
+
+    def _run(self):
+        while True:
+            with self._more:
+                self._more.wait_for(lambda: self._commands or self._is_over)
+                if not self._commands:
+                    return
+                work, completion = self._commands.popleft()
+            if self.random.random() < 0.25:
+                time.sleep(self.random.random() * DAWDLE_S)
+            work()
+            del work
+            completion.end()

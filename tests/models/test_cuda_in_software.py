@@ -1,0 +1,80 @@
+"""Models on the backend ``cuda`` over a card in software: kernels of a step, and its graphs."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
+
+from ggsched.config import Settings
+from ggsched.ir.builder import GraphBuilder
+from ggsched.models.load import load_model
+from ggsched.models.offload import Offload
+from ggsched.models.session import Session, SessionOptions
+from ggsched.scheduler import Scheduler
+from tests.backends.software_kernels import in_software
+from tests.kernels.test_fibers import NEEDS, Runner
+from tests.models.helpers import ORACLE
+
+pytestmark = NEEDS
+
+BOUND = 1e-4
+STEPS = 3
+
+
+ONE, TWO = ("cuda:0",), ("cuda:0/0", "cuda:0/1")
+LLAMA, GPT_OSS = "llama-tiny-f32", "gptoss-tiny-f32"
+FAST = [(90, LLAMA, ONE), (90, GPT_OSS, TWO)]
+SLOW = [case for case in product((80, 90), (LLAMA, GPT_OSS), (ONE, TWO)) if case not in FAST]
+
+
+@pytest.fixture(scope="module")
+def cards(tmp_path_factory):
+    """Return a card of a capability; what it has compiled is kept."""
+    folders = {arch: tmp_path_factory.mktemp(f"sm_{arch}") for arch in (80, 90)}
+    runners = {arch: Runner(folder) for arch, folder in folders.items()}
+    return lambda arch: in_software(runners[arch], arch=arch)
+
+
+def check_logits(name, devices, **options):
+    """Compare the logits of a prompt, and of some steps behind it, with llama.cpp's."""
+    recorded = np.load(ORACLE / f"{name}.npz")
+    model, sizes = load_model(ORACLE / f"{name}.gguf"), SessionOptions(n_ctx=64, **options)
+    with Session(model, devices, sizes, settings=Settings()) as session:
+        rows = [session.feed(recorded["dec_prompt"])]
+        rows += [session.feed([int(token)]) for token in recorded["dec_tokens"][:STEPS]]
+        used = {split.device for split in session.last_plan.splits.splits}
+    assert used == set(range(len(devices)))
+    found, wanted = np.concatenate(rows), recorded["dec_logits"][: 1 + STEPS]
+    assert np.abs(found - wanted).max() < BOUND
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "devices"),
+    [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
+    ids=str,
+)
+def test_logits(cards, arch, name, devices):
+    with cards(arch) as driver:
+        check_logits(name, devices)
+    assert driver.counts["graph"], "steps behind the first two are replayed"
+
+
+@pytest.mark.parametrize("arch", [pytest.param(80, marks=pytest.mark.slow), 90])
+def test_logits_beside_the_processor(cards, arch):
+    with cards(arch) as driver:
+        check_logits(LLAMA, ("cuda:0", "cpu:0"), offload=Offload(n_gpu_layers=1))
+    assert driver.counts["kernel"]
+
+
+def test_products_of_many_rows(cards):
+    """They go to cuBLAS, eager and from a graph."""
+    g, rng = GraphBuilder("product"), np.random.default_rng(1)
+    graph = g.build(g.mul_mat(g.weight("w", (24, 64)), g.input("x", (20, 64))))
+    w, x = (rng.standard_normal(shape, np.float32) for shape in ((24, 64), (20, 64)))
+    with cards(80) as driver, Scheduler(["cuda:0"], weights={"w": w}) as scheduler:
+        for _ in range(4):
+            found = scheduler.run(graph, {"x": x})[graph.outputs[0]]
+            np.testing.assert_allclose(found, x @ w.T, 1e-5, 1e-5)
+    assert driver.counts["graph"]
