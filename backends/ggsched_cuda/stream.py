@@ -262,7 +262,7 @@ class CudaStream:
         self._require_no_capture("sync")
         handle = self.handle
         if not POLLING.wait_until(lambda: not is_busy(handle), timeout_s):
-            raise late_error("", self.name, timeout_s)
+            raise late_error(self.name, timeout_s)
         self.transfers.all_done()
         result = driver.query_stream(handle)
         if result[0]:

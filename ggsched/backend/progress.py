@@ -98,8 +98,7 @@ class Progress:
             DeviceFault: one of them failed (EVT-6).
         """
         if not self.wait_for(position, timeout_s):
-            left = position - self.done
-            raise late_error(f"{left} commands are", self.where, timeout_s)
+            raise late_error(self.where, timeout_s, f"{position - self.done} commands")
         fault = self.failure_before(position)
         if fault is not None:
             raise fault.error()

@@ -25,10 +25,16 @@ def event_timeout() -> float:
     return timeout
 
 
-def late_error(what: str, where: str, timeout_s: float) -> SyncTimeout:
-    """Return the error for what was not complete in time (STR-5)."""
+def late_error(where: str, timeout_s: float, what: str = "") -> SyncTimeout:
+    """Return the error for what was not complete in time (STR-5).
+
+    Args:
+        where: What was waited for, e.g. a stream.
+        timeout_s: For how long.
+        what: What of it, where that is known: ``"3 commands"``.
+    """
     return SyncTimeout(
-        f"{what} not complete after {timeout_s:g} s".lstrip(),
+        f"{what and f'{what} are '}not complete after {timeout_s:g} s",
         where=where,
         hint="wait longer (GGSCHED_TIMEOUT_S), or look for an event that nobody records",
     )

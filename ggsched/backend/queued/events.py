@@ -51,7 +51,7 @@ class QueuePoint(ABC):
             DeviceFault: work before it failed (EVT-6).
         """
         if not self.polling.wait_until(self.is_done, timeout_s):
-            raise late_error("", self.where, timeout_s)
+            raise late_error(self.where, timeout_s)
         fault = self.fault()
         if fault is not None:
             raise fault
