@@ -1,10 +1,11 @@
 """What a program of this plug-in is made of: kernels, and products by cuBLAS."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ggsched.backend.program import Operand
 from ggsched.backend.protocols import Buffer
 from ggsched_kernels import KernelCall
-from ggsched_kernels.calls import Special
+from ggsched_kernels.calls import Also, Special
 from ggsched_kernels.site import Site
 
 Place = tuple[Buffer | Special, int]
@@ -49,3 +50,9 @@ class CudaSite(Site):
     def product(self, call: ProductCall) -> None:
         """Add a product."""
         self.calls.append(call)
+
+    def can_also_write(self, y: Operand, arg: int) -> None:
+        """Say that the last call can write a result to a second place, by one of its arguments."""
+        call = self.calls[-1]
+        assert isinstance(call, KernelCall)
+        self.calls[-1] = replace(call, also=Also(y.buffer, y.offset, y.nbytes, arg))

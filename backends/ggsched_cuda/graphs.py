@@ -19,7 +19,7 @@ from ggsched_cuda import driver
 from ggsched_cuda.capture import driver as capturing
 from ggsched_cuda.driver import CudaError
 from ggsched_cuda.event import CudaEvent, Marker
-from ggsched_cuda.transfers import MOST_MOVES, Move
+from ggsched_cuda.putting_off import PutOff
 from ggsched_cuda.verdicts import FaultWords
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class CudaCapture:
         self.forgets: list[Callable[[], None]] = []
         self.words: set[FaultWords] = set()
         self._device = device
-        self._moves: dict[CudaStream, list[Move]] = {}
+        self.put_off = {stream: PutOff(stream) for stream in self._streams}
         self._captured: Any = None  # the driver's graph, from the end of the capture on
         self._is_going = True
         self._is_over = False
@@ -81,18 +81,9 @@ class CudaCapture:
         self.keeps.append(marker)
         driver.enqueue_wait(stream.handle, marker.handle)
 
-    def move(self, stream: "CudaStream", move: Move) -> None:
-        """Make a transfer together with those that follow, as far as they are apart."""
-        moves = self._moves.setdefault(stream, [])
-        if len(moves) == MOST_MOVES or any(_overlap(move, other) for other in moves):
-            self.flush(stream)
-        self._moves.setdefault(stream, []).append(move)
-
     def flush(self, stream: "CudaStream") -> None:
-        """Make the transfers that were put off."""
-        moves = self._moves.pop(stream, None)
-        if moves:
-            stream.transfers.move(moves)
+        """Hand over what was put off on a stream, before something else."""
+        self.put_off[stream].flush()
 
     def end(self) -> "CudaGraph":
         """Stop, and return what was captured.
@@ -266,19 +257,6 @@ class CudaGraph:
             self.stream.card.drain_later(marker, finish, None)
             return
         finish()
-
-
-def _overlap(a: Move, b: Move) -> bool:
-    """Whether one of two transfers writes what the other reads or writes."""
-    return (
-        _meet(a.to, b.to, a.nbytes, b.nbytes)
-        or _meet(a.to, b.source, a.nbytes, b.nbytes)
-        or _meet(a.source, b.to, a.nbytes, b.nbytes)
-    )
-
-
-def _meet(a: int, b: int, a_nbytes: int, b_nbytes: int) -> bool:
-    return a < b + b_nbytes and b < a + a_nbytes
 
 
 def _own(device: "CudaDevice", stream: Stream) -> "CudaStream":

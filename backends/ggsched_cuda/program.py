@@ -11,6 +11,7 @@ from ggsched_cuda.buffer import CudaBuffer, address_of_buffer
 from ggsched_cuda.calls import Call, Place, ProductCall
 from ggsched_cuda.choose import lower
 from ggsched_cuda.early import is_enrolled
+from ggsched_cuda.putting_off import Sending
 from ggsched_kernels import CODE, FAULT, SCRATCH, Constant, KernelCall
 from ggsched_kernels.calls import Arg, CodeOf
 
@@ -28,6 +29,7 @@ class CudaProgram:
         steps: The calls.
         labels: The node of each.
         checks_ids: Whether one of them may meet an id out of range.
+        sending: The last call, if it can write its result to the host too.
     """
 
     def __init__(self, stream: "CudaStream", nodes: Sequence[BoundNode]) -> None:
@@ -37,6 +39,7 @@ class CudaProgram:
         self.checks_ids = any(isinstance(c, KernelCall) and FAULT in c.args for c in calls)
         self.labels = [call.label for call in calls]
         self.steps: list[Step] = []
+        self.sending: Sending | None = None
         self._params: list[Any] = []
         self._owned: list[CudaBuffer] = []
         self._constants: dict[bytes, int] = {}
@@ -47,6 +50,8 @@ class CudaProgram:
                 self._scratch = self._own(scratch_nbytes).address
             for call in calls:
                 self.steps.append(self._bind(call))
+            if calls:
+                self.sending = self._sending_of(calls[-1])
         except BaseException:
             self.close()
             raise
@@ -55,6 +60,7 @@ class CudaProgram:
         """Release the scratch memory; legal twice. Launches that are enqueued still have it."""
         self.is_closed = True
         self.steps = []
+        self.sending = None
         owned, self._owned = self._owned, []
         for buffer in owned:
             buffer.close()
@@ -82,6 +88,15 @@ class CudaProgram:
         grid, block = call.groups, (call.lanes, 1, 1)
         arguments = (function, *grid, *block, shared, self.stream.handle, params, 0)
         return driver.launch_kernel, arguments
+
+    def _sending_of(self, call: Call) -> Sending | None:
+        """Return the last call as one whose result may go to a second place, if it can."""
+        if not isinstance(call, KernelCall) or call.also is None:
+            return None
+        also, (_, pointers) = call.also, self._params[-1]
+        place = ctypes.c_uint64.from_address(pointers[also.arg])
+        source = address_of_buffer(also.buffer) + also.offset
+        return Sending(self.steps[-1], place, source, also.nbytes, call.label)
 
     def _bind_product(self, call: ProductCall) -> Product:
         m, n, k = call.size

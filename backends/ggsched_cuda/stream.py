@@ -82,6 +82,12 @@ class CudaStream:
         driver.check(record_event(marker.handle, self.handle), "cuEventRecord")
         return marker
 
+    def failed(self, command: str, error: Exception) -> DeviceFault:
+        """Poison the stream; return the fault."""
+        fault = DeviceFault(f"{command} failed", where=self.name, why=str(error), hint=LOST)
+        self.faults.poison(fault)
+        return fault
+
     # --- enqueueing ----------------------------------------------------------------------------
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
@@ -98,7 +104,7 @@ class CudaStream:
                 if times is not None:
                     times.end()
             except CudaError as error:
-                raise self._failed("upload", error) from error
+                raise self.failed("upload", error) from error
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Copy bytes of a buffer into host memory (CPY-5)."""
@@ -114,7 +120,7 @@ class CudaStream:
                 if times is not None:
                     times.end()
             except CudaError as error:
-                raise self._failed("download", error) from error
+                raise self.failed("download", error) from error
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Copy between buffers of cards that reach each other, or host memory (CPY-1, CPY-6)."""
@@ -147,7 +153,7 @@ class CudaStream:
             if times is not None:
                 times.end()
         except CudaError as error:
-            raise self._failed("copy", error) from error
+            raise self.failed("copy", error) from error
 
     def launch(self, program: Program) -> None:
         """Run a program that was compiled for this stream (LCH-1..5)."""
@@ -161,6 +167,9 @@ class CudaStream:
         if program.checks_ids:
             self.note_ids(self.words)
         steps = program.steps if self._times is None else self._times.around(program)
+        sending = program.sending if self.capture is not None and self._times is None else None
+        if sending is not None:
+            steps = program.steps[:-1]
         done = 0
         try:
             for call, arguments in steps:
@@ -170,7 +179,10 @@ class CudaStream:
                 done += 1
         except Exception as error:  # cuBLAS has errors of its own
             # Some of the nodes are enqueued, so this is no refusal (ERR-1) but a fault (ERR-2).
-            self._failed(program.labels[done], error)
+            self.failed(program.labels[done], error)
+            return
+        if sending is not None and self.capture is not None:
+            self.capture.put_off[self].launch(sending)
 
     def record(self, event: Event) -> None:
         """Let an event stand for everything enqueued so far (EVT-1).
@@ -191,7 +203,7 @@ class CudaStream:
         try:
             event.mark(self.point())
         except CudaError as error:
-            raise self._failed("record", error) from error
+            raise self.failed("record", error) from error
         if fault is not None:
             raise again(fault)
 
@@ -210,7 +222,7 @@ class CudaStream:
                 try:
                     driver.enqueue_wait(self.handle, point.marker.handle)
                 except CudaError as error:
-                    raise self._failed("wait", error) from error
+                    raise self.failed("wait", error) from error
             self.faults.add(point.verdicts)
         elif not has_ended_well(event):
             self._gates += 1
@@ -243,7 +255,7 @@ class CudaStream:
         if times is not None:
             times.end()
         if result[0]:
-            self._failed("replay", CudaError("cuGraphLaunch", int(result[0]), str(result[0])))
+            self.failed("replay", CudaError("cuGraphLaunch", int(result[0]), str(result[0])))
 
     # --- waiting -------------------------------------------------------------------------------
 
@@ -266,7 +278,7 @@ class CudaStream:
         self.transfers.all_done()
         result = driver.query_stream(handle)
         if result[0]:
-            raise self._failed("a command", CudaError("stream", int(result[0]), str(result[0])))
+            raise self.failed("a command", CudaError("stream", int(result[0]), str(result[0])))
         for words in self.unchecked:
             self.faults.poison(words.fault())
         self.unchecked.clear()
@@ -354,9 +366,3 @@ class CudaStream:
     def _require_no_capture(self, what: str) -> None:
         if self.capture is not None:
             raise capturing_error(what, self.name)
-
-    def _failed(self, command: str, error: Exception) -> DeviceFault:
-        """Poison the stream; return the fault."""
-        fault = DeviceFault(f"{command} failed", where=self.name, why=str(error), hint=LOST)
-        self.faults.poison(fault)
-        return fault

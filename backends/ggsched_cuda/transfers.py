@@ -9,7 +9,7 @@ import ctypes
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from ggsched.backend.protocols import HostMemory
 from ggsched_cuda import driver
@@ -17,6 +17,7 @@ from ggsched_cuda.event import Marker
 from ggsched_cuda.pinned import Block, Quad, address_of
 from ggsched_cuda.polling import POLLING
 from ggsched_cuda.programs import OWN
+from ggsched_cuda.putting_off import MOST_MOVES, Move
 
 if TYPE_CHECKING:
     from ggsched_cuda.stream import CudaStream
@@ -34,17 +35,6 @@ OFTEN: Final = 64  # transfers, after which the stream looks which of them are c
 
 MOVED_NBYTES: Final = 4 << 20
 """Shorter captured transfers are made by kernels."""
-
-MOST_MOVES: Final = 8
-"""Transfers of one such kernel."""
-
-
-class Move(NamedTuple):
-    """A transfer that a kernel makes, between addresses."""
-
-    to: int
-    source: int
-    nbytes: int
 
 
 class Held:
@@ -107,7 +97,7 @@ class Transfers:
         """Leave a transfer to a kernel, if it is captured and short.
 
         A graph of kernels alone is launched quicker than one with copies, and several transfers
-        in a row are one kernel.
+        in a row are one kernel, or none (``putting_off``).
         """
         capture = self._stream.capture
         if capture is None:
@@ -116,7 +106,7 @@ class Transfers:
         if nbytes > MOVED_NBYTES:
             self._flush()
             return False
-        capture.move(self._stream, Move(to, source, nbytes))
+        capture.put_off[self._stream].move(Move(to, source, nbytes))
         return True
 
     def _flush(self) -> None:

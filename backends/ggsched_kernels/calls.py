@@ -51,6 +51,23 @@ Arg = Buffer | bytes | Constant | CodeOf | Special
 
 
 @dataclass(frozen=True, slots=True)
+class Also:
+    """A result that a kernel can write to a second place.
+
+    Attributes:
+        buffer: Where the result is.
+        offset: Bytes to it.
+        nbytes: Its length; it has no gaps.
+        arg: Which argument of the call is the address of the second place; 0 for none.
+    """
+
+    buffer: Buffer
+    offset: int
+    nbytes: int
+    arg: int
+
+
+@dataclass(frozen=True, slots=True)
 class KernelCall:
     """One kernel to enqueue.
 
@@ -66,6 +83,7 @@ class KernelCall:
             programs declare it by the definition LOCAL_NBYTES).
         cluster: Groups along the first axis that run at the same time and reach each other's shared
             memory; a divisor of their number. CUDA only, from compute capability 9.0 on.
+        also: What it can write to host memory too, whose address is then given. CUDA only.
     """
 
     source: str
@@ -77,6 +95,7 @@ class KernelCall:
     label: str
     shared_nbytes: int = 0
     cluster: int = 1
+    also: Also | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,8 +175,25 @@ def added(*, twice=False):
 def test_what_is_added(twice):
     (call,) = lowered(added(twice=twice))
     assert call.kernel == "fed_rows"
-    counts = [int.from_bytes(arg, "little") for arg in call.args[-1:]]
+    counts = [int.from_bytes(arg, "little") for arg in call.args[-2:-1]]
     assert counts == [1 + twice]
+
+
+# --- what may go to the host while it is computed ---------------------------------------------
+
+
+def test_long_results_can_be_sent():
+    (call,) = lowered(normed((16384, BF16)))
+    also = call.also
+    assert (also.nbytes, call.args[also.arg], defines(call)["ALSO"]) == (65536, bytes(8), "1")
+    assert also.buffer.nbytes == 65536
+
+
+@pytest.mark.parametrize("nodes", [normed((16383, BF16)), normed((16384, BF16), (16, BF16))])
+def test_no_others_can(nodes):
+    (call,) = lowered(nodes)
+    assert call.also is None
+    assert defines(call)["ALSO"] == "0"
 
 
 # --- who writes what others read --------------------------------------------------------------

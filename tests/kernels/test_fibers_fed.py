@@ -17,7 +17,7 @@ from ggsched.ir.dtype import dtype_by_name
 from ggsched.ir.tensor import Role, contiguous_strides
 from ggsched.testing.oracle import run_oracle
 from ggsched.testing.values import LeafRule, leaf_values
-from tests.kernels.test_fibers import H200, NEEDS, laid_out
+from tests.kernels.test_fibers import H200, NEEDS, Memory, laid_out
 
 pytestmark = NEEDS
 
@@ -256,6 +256,24 @@ def test_rows(runner, case):
         check(graph, memory, wanted)
     if case.inside and case.kind == "mxfp4":
         assert dict(call.defines)["ALIGNED"] == "0"
+
+
+@pytest.mark.parametrize("form", ["plain", "normed_plain", "added"])
+@pytest.mark.parametrize("kind", ["bf16", "q8_0", "mxfp4"])
+def test_a_second_place(runner, monkeypatch, form, kind):
+    """A result goes to another place as well, to the byte, if there is one."""
+    monkeypatch.setattr("ggsched_cuda.fed.rows.SENT_NBYTES", 0)
+    case = Case(form, kind, 288, rows=203)
+    graph, memory, wanted, call = run_rows(runner, case)
+    assert dict(call.defines)["ALSO"] == "1"
+    check(graph, memory, wanted)
+    other = Memory(4 * case.rows)
+    args = [*call.args]
+    args[call.also.arg] = other.view.ctypes.data.to_bytes(8, "little")
+    runner.run(replace(call, args=tuple(args)))
+    found = call.also.buffer.view[call.also.offset :][: call.also.nbytes]
+    assert found.tobytes() == other.view.tobytes()
+    assert (other.bytes[-32:] == 0xFF).all()
 
 
 BLOCKS = [("q8_0", 320), ("q4_0", 320), ("mxfp4", 320), ("q4_0", 736), ("mxfp4", 736)]

@@ -131,7 +131,7 @@ def _lower(chosen: Chosen, site: CudaSite) -> None:
     defines = {
         **cut.defines(w, -(-cut.units_of(w.shape[-2]) // parts)),
         "GATED": GATES[chosen.last.op] if len(weights) > 1 else 0,
-        "CONSTANT_W": 0, "NORM": 0, "ADDENDS": 0,
+        "CONSTANT_W": 0, "NORM": 0, "ADDENDS": 0, "ALSO": 0,
     }  # fmt: skip
     groups = (parts * pairs, 1, 1)
     site.call("fed_experts", "fed_experts", (*args, *flags, FAULT, CODE), groups, **defines)

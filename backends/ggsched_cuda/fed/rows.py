@@ -25,6 +25,9 @@ Groups = Sequence[Nodes]
 MOST_TERMS: Final = 8
 """Rows that are added up while a kernel begins: every group does it for itself."""
 
+SENT_NBYTES: Final = 64 << 10
+"""A result as long as this can go to the host while it is computed: a row of logits."""
+
 FED_PATTERNS: Final = frozenset({"mul_mat+add", "mul_mat+add+add", "mul_mat*2+swiglu"})
 """Groups that a call can compute; with many rows they are lowered node by node."""
 
@@ -164,4 +167,13 @@ def _lower(feeding: Feeding, site: CudaSite) -> None:
         for place in (window(job.w), window(job.v or job.w), y, *added, *([y] * (2 - len(added)))):
             args += place.args
         args += [i32(job.w.shape[-2] if i < len(jobs) else 0), i32(len(added))]
-    site.call("fed_rows", "fed_rows", tuple(args), (parts, 1, 1), **defines)
+    is_sent = len(jobs) == 1 and _is_sent(first.y)
+    defines["ALSO"] = int(is_sent)
+    site.call("fed_rows", "fed_rows", (*args, bytes(8)), (parts, 1, 1), **defines)
+    if is_sent:
+        site.can_also_write(first.y, len(args))
+
+
+def _is_sent(y: Operand) -> bool:
+    """Whether a result would take longer to send to the host than to write there by and by."""
+    return y.nbytes >= SENT_NBYTES and y.strides[-1] == y.dtype.block_nbytes

@@ -4,15 +4,19 @@
  *   y[n] = silu(sum_k x[k] w[n, k]) * sum_k x[k] v[n, k]     with GATED
  *
  * and x may be rms_norm(x) * norm weight (NORM), where x may be the sum of ADDENDS terms and a base; group 0 writes
- * what that gives for others too.
+ * what that gives for others too. With ALSO, y of the first weight is written to `also` too, unless that is null: the
+ * host's memory, which takes what a group has of a set of rows while the next ones are multiplied.
  */
 #define JOBS 3
 
 FN Job job_of(const u8 *w, const Tens tw, const u8 *v, const Tens tv, u8 *y, const Tens ty, const u8 *bias, const Tens tb,
-              const u8 *more, const Tens tm, int rows, int adds, int groups) {
+              const u8 *more, const Tens tm, int rows, int adds, int groups, u8 *also) {
   Job job;
   job.w = w + tw.off, job.v = v + tv.off, job.y = y + ty.off;
   job.w_bias = adds > 0 ? bias + tb.off : 0, job.v_bias = adds > 1 ? more + tm.off : 0, job.scale = 0;
+#if ALSO
+  job.also = also;
+#endif
   job.sy = ty.s[3], job.sw_bias = tb.s[3], job.sv_bias = tm.s[3];
   share_rows(&job, rows, GROUP(0), groups);
   return job;
@@ -26,16 +30,16 @@ fed_rows(const u8 *x, Tens tx, const u8 *norm, Tens tnorm, u8 *normed, Tens tnor
          const u8 *w1, Tens tw1, const u8 *v1, Tens tv1, u8 *y1, Tens ty1, const u8 *b1, Tens tb1,
          const u8 *m1, Tens tm1, int rows1, int adds1,
          const u8 *w2, Tens tw2, const u8 *v2, Tens tv2, u8 *y2, Tens ty2, const u8 *b2, Tens tb2,
-         const u8 *m2, Tens tm2, int rows2, int adds2) {
+         const u8 *m2, Tens tm2, int rows2, int adds2, u8 *also) {
   STAGES_OF(stages);
   LOCAL Gate full[STAGES];
   LOCAL Gate empty[STAGES];
   LOCAL Job jobs[JOBS];
   LOCAL float kept[2 * SET_SUMS];
   if (LANE == LANES) open_gates(full, empty);
-  if (LANE == 32) jobs[0] = job_of(w0, tw0, v0, tv0, y0, ty0, b0, tb0, m0, tm0, rows0, adds0, groups);
-  if (LANE == 64) jobs[1] = job_of(w1, tw1, v1, tv1, y1, ty1, b1, tb1, m1, tm1, rows1, adds1, groups);
-  if (LANE == 96) jobs[2] = job_of(w2, tw2, v2, tv2, y2, ty2, b2, tb2, m2, tm2, rows2, adds2, groups);
+  if (LANE == 32) jobs[0] = job_of(w0, tw0, v0, tv0, y0, ty0, b0, tb0, m0, tm0, rows0, adds0, groups, also);
+  if (LANE == 64) jobs[1] = job_of(w1, tw1, v1, tv1, y1, ty1, b1, tb1, m1, tm1, rows1, adds1, groups, 0);
+  if (LANE == 96) jobs[2] = job_of(w2, tw2, v2, tv2, y2, ty2, b2, tb2, m2, tm2, rows2, adds2, groups, 0);
 #if NORM
   /* Asked for before the first stages are, behind which it would wait for microseconds. */
   float4 scales[QUADS];
