@@ -25,6 +25,7 @@ from ggsched_cuda.decode.heads_attention import join_attention
 from ggsched_cuda.decode.route import join_route
 from ggsched_cuda.decode.sums import fits_sum_add, lower_sum_add
 from ggsched_cuda.fed.experts import EXPERT_PATTERNS, join_experts
+from ggsched_cuda.fed.routed import ROUTED, join_routed
 from ggsched_cuda.fed.rows import FED_PATTERNS, join_products
 from ggsched_cuda.products import (
     fits_plain,
@@ -94,13 +95,14 @@ FUSED: Final[Mapping[str, Fused]] = {
 """How groups are run, by pattern. One that does not fit goes the shared way, or node by node."""
 
 JOINERS: Final[tuple[Joiner, ...]] = (
-    join_products, join_experts, join_attention, join_heads, join_route,
+    join_products, join_routed, join_experts, join_attention, join_heads, join_route,
 )  # fmt: skip
 """What makes one call of neighbours; the first that does is taken, before any other way."""
 
 NEIGHBOURS: Final = frozenset(
     {
         ", ".join(ATTENTION),
+        *ROUTED,
         "rms_norm+mul, mul_mat",
         "sum_rows+add, rms_norm+mul, mul_mat",
         "sum_rows+add, rms_norm+mul, mul_mat, mul_mat, mul_mat",

@@ -30,7 +30,7 @@ WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "heads_attention": (("warps.h", "rope.cl"), ("attention.h",)),
     "sum_add": ((), ()),
     "fed_rows": (_FED, _OWN_FED),
-    "fed_experts": (_FED, _OWN_FED),
+    "fed_experts": ((*_FED, "sort_key.h"), _OWN_FED),
 }
 """Own sources for warps: headers of the shared ones, and own ones, that they stand behind."""
 

@@ -48,6 +48,9 @@ SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "sort": (),
 }
 
+# Source -> what it includes besides.
+_HEADERS: Final[dict[str, tuple[str, ...]]] = {"sort": ("sort_key.h",)}
+
 # Source for devices with warps -> what it includes besides.
 WARP_SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "matvec_blocks": ("product.h", "blocks.h"),
@@ -68,7 +71,7 @@ def source(name: str, dialect: Dialect) -> str:
             hint=f"sources: {', '.join(SOURCES)}; dialects: {', '.join(DIALECTS)}",
         )
     warps = WARP_SOURCES.get(name, ())
-    parts = [*(["weights.h"] if SOURCES[name] else []), *warps]
+    parts = [*(["weights.h"] if SOURCES[name] else []), *_HEADERS.get(name, ()), *warps]
     return common_text(dialect, *parts, f"{name}.cl", has_warps=bool(warps))
 
 

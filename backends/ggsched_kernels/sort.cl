@@ -6,15 +6,6 @@
  */
 #define BLOCK 256
 
-/* Floats as integers in the order of numpy's sort: -0 equals 0, NaN comes last. */
-FN i32 sort_key(float x, int descending) {
-  if (x != x) return 0x7fffffff;
-  if (descending) x = -x;
-  i32 bits = (i32)BITS_OF_FLOAT(x);
-  if ((bits & 0x7fffffff) == 0) return 0;
-  return bits < 0 ? bits ^ 0x7fffffff : bits;
-}
-
 KERNEL(sort_blocks)(GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, i64 y_off, int y_row, int keep, int descending) {
   LOCAL i32 keys[BLOCK];
   int from = PART * BLOCK, count = MIN(BLOCK, tx.n[3] - from), row = ROW;

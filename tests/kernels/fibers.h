@@ -71,6 +71,10 @@ static inline float __shfl_xor_sync(unsigned, float x, int mask) { return exchan
 static inline float __shfl_sync(unsigned, float x, int from, int width) {
   return exchange_(x, now_->lane % 32 / width * width + from % width);
 }
+static inline int bits_(float x) { int y; memcpy(&y, &x, 4); return y; }
+static inline float float_(int x) { float y; memcpy(&y, &x, 4); return y; }
+static inline int __shfl_sync(unsigned, int x, int from, int width) { return bits_(__shfl_sync(0, float_(x), from, width)); }
+static inline unsigned __shfl_xor_sync(unsigned, unsigned x, int mask) { return bits_(exchange_(float_(x), now_->lane % 32 ^ mask)); }
 static inline int __any_sync(unsigned, int yes) {
   float any = yes != 0;
   for (int mask = 16; mask > 0; mask /= 2) any += __shfl_xor_sync(0, any, mask);

@@ -43,15 +43,24 @@ def join_route(groups: Groups, at: int, profile: Profile) -> tuple[int, CudaSite
     return None
 
 
+def chooses_by_logits(groups: Groups, at: int) -> Sequence[BoundNode] | None:
+    """Return the nodes from ``at`` on that choose by logits, if they do."""
+    some = groups[at : at + len(BY_LOGITS)]
+    nodes = [group[0] for group in some]
+    if any(len(group) != 1 for group in some) or tuple(node.op for node in nodes) != BY_LOGITS:
+        return None
+    top, pick, soft = nodes
+    if not _fits(top.inputs[0], top, pick) or not _is_plain(soft):
+        return None
+    return nodes if _is_seen_as(soft.inputs[0], pick.output, top.output.shape) else None
+
+
 def _by_logits(nodes: Sequence[BoundNode], site: CudaSite) -> CudaSite | None:
     top, pick, soft = nodes
-    logits = top.inputs[0]
-    if not _fits(logits, top, pick) or not _is_plain(soft):
+    if chooses_by_logits([[node] for node in nodes], 0) is None:
         return None
-    if not _is_seen_as(soft.inputs[0], pick.output, top.output.shape):
-        return None
-    x, *results = (_rows(o) for o in (logits, top.output, pick.output, soft.output))
-    _call(site, "route_chosen", top, (x, *results), (f32(site.number("scale")),))
+    operands = (top.inputs[0], top.output, pick.output, soft.output)
+    _call(site, "route_chosen", top, tuple(map(rows_of, operands)), (f32(site.number("scale")),))
     return site
 
 
@@ -70,7 +79,7 @@ def _by_probabilities(nodes: Sequence[BoundNode], site: CudaSite) -> CudaSite | 
         return None
     operands = (soft.inputs[0], probs, top.output, pick.output, add.output, div.output)
     scale = f32(CudaSite(soft, site.profile).number("scale"))
-    _call(site, "route_all", top, tuple(_rows(o) for o in operands), (scale,))
+    _call(site, "route_all", top, tuple(map(rows_of, operands)), (scale,))
     return site
 
 
@@ -112,7 +121,7 @@ def _lanes(scores: Operand) -> int:
     return _span(scores) << (scores.shape[0] - 1).bit_length()
 
 
-def _rows(o: Operand) -> tuple[Arg, Arg]:
+def rows_of(o: Operand) -> tuple[Arg, Arg]:
     """Return an operand as (1, 1, T, n), of which picked scores may have an axis more."""
     if len(o.shape) == len(("token", "expert")):
         return window(o).args

@@ -8,7 +8,7 @@ from ggsched.backend.program import BoundNode, Operand
 from ggsched_cuda.calls import CudaSite
 from ggsched_cuda.fed.cut import cut_for
 from ggsched_cuda.fed.operands import has_rows, is_same, joins, other_operand
-from ggsched_kernels.calls import CODE, FAULT, Profile, f32, i32, window
+from ggsched_kernels.calls import CODE, FAULT, Arg, Profile, f32, i32, window
 from ggsched_kernels.lower_warps import ids_window
 
 Nodes = Sequence[BoundNode]
@@ -41,14 +41,35 @@ class Chosen:
     last: BoundNode
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How the kernel chooses the ids itself.
+
+    Attributes:
+        experts: Logits of a token.
+        args: The logits, and where those that are chosen and their softmax are written.
+        scale: Of the logits in the softmax.
+    """
+
+    experts: int
+    args: tuple[Arg, ...]
+    scale: float
+
+
 def join_experts(groups: Sequence[Nodes], at: int, profile: Profile) -> tuple[int, CudaSite] | None:
     """Return the site that computes the group at ``at``, if it is one of few pairs."""
-    chosen = _chosen(groups[at])
-    if chosen is None or not profile.has_feeder or not _fits(chosen, profile):
+    chosen = chosen_of(groups[at], profile)
+    if chosen is None:
         return None
     site = CudaSite(chosen.last, profile)
-    _lower(chosen, site)
+    lower_chosen(chosen, site)
     return 1, site
+
+
+def chosen_of(nodes: Nodes, profile: Profile) -> Chosen | None:
+    """Return what nodes compute with the weights of chosen experts, if it can be fed."""
+    chosen = _chosen(nodes)
+    return chosen if chosen and profile.has_feeder and _fits(chosen, profile) else None
 
 
 def _chosen(nodes: Nodes) -> Chosen | None:
@@ -111,7 +132,8 @@ def _fits(chosen: Chosen, profile: Profile) -> bool:
     return cut_for(weights, profile) is not None
 
 
-def _lower(chosen: Chosen, site: CudaSite) -> None:
+def lower_chosen(chosen: Chosen, site: CudaSite, route: Route | None = None) -> None:
+    """Add the call to the site of the last node."""
     first = chosen.sides[0]
     w, x, ids = first.inputs
     weights = [side.inputs[0] for side in chosen.sides]
@@ -132,6 +154,10 @@ def _lower(chosen: Chosen, site: CudaSite) -> None:
         **cut.defines(w, -(-cut.units_of(w.shape[-2]) // parts)),
         "GATED": GATES[chosen.last.op] if len(weights) > 1 else 0,
         "CONSTANT_W": 0, "NORM": 0, "ADDENDS": 0, "ALSO": 0,
+        "ROUTED": int(route is not None),
     }  # fmt: skip
-    groups = (parts * pairs, 1, 1)
-    site.call("fed_experts", "fed_experts", (*args, *flags, FAULT, CODE), groups, **defines)
+    if route is not None:
+        defines |= {"EXPERTS": route.experts, "COUNT": ids.shape[1]}
+    places, scale_of_logits = (3 * y.args, 0.0) if route is None else (route.args, route.scale)
+    given = (*args, *flags, FAULT, CODE, *places, f32(scale_of_logits))
+    site.call("fed_experts", "fed_experts", given, (parts * pairs, 1, 1), **defines)

@@ -5,13 +5,75 @@
  *
  * Biases and scale may be missing. Ids come from the predecessor, so nothing is fetched before it has ended.
  * Groups: parts * pairs (t, u); `parts` of them share the rows of a pair.
+ *
+ * With ROUTED the ids are not there yet: the warp that feeds chooses among the EXPERTS logits of its token, as
+ * route_chosen does, every group for itself. The first group of a token writes what the nodes before would have: the
+ * COUNT ids, their logits, and the softmax of these.
  */
+#if ROUTED
+#define OF_LANE ((EXPERTS + WARP - 1) / WARP) /* logits: every WARP-th */
+FN u32 joined_(u32 bits) {
+  UNROLL for (int step = 16; step > 0; step /= 2) bits |= __shfl_xor_sync(0xffffffffu, bits, step);
+  return bits;
+}
+
+struct Route {
+  float logits[OF_LANE];
+  int places[OF_LANE]; /* how many logits of the token come before each */
+
+  __device__ inline void load(const u8 *x, Tens tx, int t) {
+    i32 keys[OF_LANE];
+    UNROLL for (int r = 0; r < OF_LANE; r++) {
+      int n = r * WARP + WARP_LANE;
+      /* What is behind the last one counts as NaN, which comes last. */
+      logits[r] = n < EXPERTS ? READ_F32(x + tx.off + t * tx.s[2] + n * tx.s[3]) : FLOAT_OF_BITS(0x7fffffffu);
+      keys[r] = sort_key(logits[r], 1), places[r] = 0;
+    }
+    UNROLL for (int from = 0; from < OF_LANE; from++) {
+      UNROLL for (int lane = 0; lane < WARP; lane++) {
+        i32 key = __shfl_sync(0xffffffffu, keys[from], lane, WARP);
+        /* Keys are larger than the smallest integer. */
+        UNROLL for (int r = 0; r < OF_LANE; r++)
+          places[r] += key <= keys[r] - (from * WARP + lane >= r * WARP + WARP_LANE);
+      }
+    }
+  }
+  /* The bits, or the number, of the logit at a place; for all lanes. */
+  __device__ inline u32 bits_at(int place) {
+    u32 bits = 0;
+    UNROLL for (int r = 0; r < OF_LANE; r++) bits |= places[r] == place ? BITS_OF_FLOAT(logits[r]) : 0u;
+    return joined_(bits);
+  }
+  __device__ inline int number_at(int place) {
+    u32 number = 0;
+    UNROLL for (int r = 0; r < OF_LANE; r++) number |= places[r] == place ? (u32)(r * WARP + WARP_LANE) : 0u;
+    return (int)joined_(number);
+  }
+  __device__ inline void write(u8 *ids, Tens ti, u8 *picked, Tens tp, u8 *y, Tens ty, int t, float scale) {
+    float own = 0.0f, top = FLOAT_OF_BITS(0xff800000u), sum = 0.0f, row[COUNT];
+    int number = 0;
+    UNROLL for (int place = 0; place < COUNT; place++) {
+      row[place] = FLOAT_OF_BITS(bits_at(place));
+      int at = number_at(place);
+      if (WARP_LANE == place) own = row[place], number = at;
+      top = MAX(top, row[place] * scale);
+    }
+    UNROLL for (int place = 0; place < COUNT; place++) sum += EXP(row[place] * scale - top);
+    if (WARP_LANE >= COUNT) return;
+    *(i32 *)(ids + ti.off + t * ti.s[2] + WARP_LANE * ti.s[3]) = number;
+    F32_AT(picked + tp.off + t * tp.s[2] + WARP_LANE * tp.s[3]) = own;
+    F32_AT(y + ty.off + t * ty.s[2] + WARP_LANE * ty.s[3]) = EXP(own * scale - top) * (1.0f / sum);
+  }
+};
+#endif
+
 FN const u8 *vector_of(const u8 *from, const Tens t, int has, int id) { return has ? from + t.off + id * t.s[2] : 0; }
 
 extern "C" __global__ void __launch_bounds__(LANES + 32, 1)
 fed_experts(const u8 *x, Tens tx, const u8 *ids, Tens ti, const u8 *w, Tens tw, const u8 *v, Tens tv,
             const u8 *w_bias, Tens twb, const u8 *v_bias, Tens tvb, const u8 *scale, Tens ts, u8 *y, Tens ty,
-            int parts, int has_bias, int has_scale, float p0, float p1, i32 *fault, int code) {
+            int parts, int has_bias, int has_scale, float p0, float p1, i32 *fault, int code, const u8 *logits, Tens tl,
+            u8 *picked, Tens tp, u8 *chosen, Tens tc, float logit_scale) {
   STAGES_OF(stages);
   LOCAL Gate full[STAGES];
   LOCAL Gate empty[STAGES];
@@ -22,8 +84,15 @@ fed_experts(const u8 *x, Tens tx, const u8 *ids, Tens ti, const u8 *w, Tens tw, 
   EARLY_WAIT();
   if (LANE >= LANES) {
     int filled = 0;
+#if ROUTED
+    Route route;
+    route.load(logits, tl, t);
+    int given = route.number_at(u);
+#else
+    int given = LANE == LANES ? READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]) : 0;
+#endif
     if (LANE == LANES) {
-      int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);
+      int id = given;
       int bad = bad_id(id, tw.n[1], fault, code);
       if (bad) id = 0;
       Job job;
@@ -37,6 +106,9 @@ fed_experts(const u8 *x, Tens tx, const u8 *ids, Tens ti, const u8 *w, Tens tw, 
       jobs[0] = job;
     }
     BARRIER();
+#if ROUTED
+    if (u == 0 && GROUP(0) % parts == 0) route.write((u8 *)ids, ti, picked, tp, chosen, tc, t, logit_scale);
+#endif
     if (LANE == LANES) feed(stages, full, empty, jobs, 1, filled);
     return;
   }
