@@ -44,12 +44,15 @@ TILE_WARPS: Final = (8, 12, 16)
 MOST_IDLE: Final = 1.25
 """Blocks of a row for which warps have places, at most so many times those that there are."""
 
+BY_PARITY: Final = ("q8_0",)
+"""Types of which warps take even and odd blocks in turn (fed_pieces.h), if they have places."""
+
 FEWEST_BANKS: Final = {"mxfp4": 2, "q4_0": 4}
 """Types that are multiplied in tiles, and at how many different banks of local memory eight rows
 have to begin: lanes read them at once, and wait if they are in few. The other way takes more
 instructions, for mxfp4 twice as many as for q4_0, and reads along the rows."""
 
-ITEMS: Final = {"f32": 4, "f16": 8, "bf16": 8, "q8_0": 16, "q4_0": 32, "mxfp4": 32}
+ITEMS: Final = {"f32": 4, "f16": 8, "bf16": 8, "q8_0": 32, "q4_0": 32, "mxfp4": 32}
 """Weights of a piece, by type."""
 
 
@@ -176,6 +179,9 @@ def _teams(pieces: int, most_units: int, dtype: DType) -> tuple[int, int, int] |
     Blocks take longer to multiply than to fetch, so more warps share them.
     """
     most = MOST_WARPS_OF.get(dtype.name, MOST_WARPS)
+    by_parity = -(-pieces // (2 * WARP)) * 2 * WARP
+    if dtype.name in BY_PARITY and by_parity <= MOST_IDLE * pieces:
+        pieces = by_parity
     ways = [
         (team, teams, -(-pieces // (WARP * team)))
         for team in range(1, most + 1)

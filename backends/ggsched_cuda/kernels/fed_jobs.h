@@ -153,8 +153,8 @@ FN void store_row(Target target, const float *kept, const float *bias, float p0,
 /* Add the products of a lane with a stage; `begin` says where row 0 of each side begins. */
 FN void add_stage(float *sums, const Kept *x, const u8 *stage, const int *begin) {
   UNROLL for (int u = 0; u < UNITS; u++) {
-    int piece = u * TEAM_LANES + TEAM_LANE;
-    if (PIECES % TEAM_LANES == 0 || piece < PIECES) {
+    int piece = piece_of(u);
+    if (HAS_ALL || piece < PIECES) {
       UNROLL for (int i = 0; i < SUMS; i++) {
         int at = begin[i / EACH] + (i % EACH * TEAMS + LANE / TEAM_LANES) * ROW_NBYTES;
         sums[i] += dot_piece(x + u, stage, at, piece);

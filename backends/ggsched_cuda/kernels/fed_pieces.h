@@ -1,18 +1,27 @@
 /* What a lane keeps of x, and its products with pieces of a row of a weight in local memory. A row is PIECES
  * pieces of PIECE_ITEMS weights; a lane of a team has every TEAM_LANES-th of them. (With TILES see fed_tiles.h.)
+ *
+ * Blocks of q8_0 have 17 half words. Where lanes read one after the other, two of them meet at most banks of local
+ * memory; lanes that read every other one all read different ones. So a warp has the even blocks of 64, and the next
+ * one the odd ones, if there are places enough (BY_PARITY).
  */
 #if !TILES
 #define UNITS ((PIECES + TEAM_LANES - 1) / TEAM_LANES)
 #define PIECES (NK / PIECE_ITEMS)
 #if defined(BLOCK_NBYTES)
-#if defined(W_Q8_0)
-#define PIECE_ITEMS 16 /* half a block */
-#else
-#define PIECE_ITEMS 32
-#endif
+#define PIECE_ITEMS 32 /* a block */
 #define PIECE_WORDS (PIECE_ITEMS / 4)
+#define RAW_WORDS ((BLOCK_NBYTES - HEAD) / 4)
+#if defined(W_Q8_0)
+#define BY_PARITY (UNITS * TEAM_LANES >= (PIECES + 63) / 64 * 64)
+#endif
 
 #define DOT4(a, b, sum) __dp4a((int)(a), (int)(b), (sum))
+
+/* Sums begin with the integer whose bits are the float 1.5 * 2^23 and stay closer to it than 2^22, so their bits are this
+ * float and the sum. (To convert an integer takes as long as four other instructions.) */
+#define SUM_BITS 0x4b400000
+FN float sum_of(int bits) { return FLOAT_OF_BITS((u32)bits) - 12582912.0f; }
 
 typedef struct {
   u32 digits[DIGITS][PIECE_WORDS];
@@ -23,33 +32,30 @@ typedef struct {
 FN void take(Kept *to, const u8 *row, int piece) {
   UNROLL for (int d = 0; d < DIGITS; d++) {
     const uint4 *from = (const uint4 *)(row + d * NK + piece * PIECE_ITEMS);
-    uint4 low = from[0];
+    uint4 low = from[0], high = from[1];
     u32 *digits = to->digits[d];
-#if defined(W_Q8_0)
-    digits[0] = low.x, digits[1] = low.y, digits[2] = low.z, digits[3] = low.w;
-#else
-    uint4 high = from[1];
     u32 lows[4] = {low.x, low.y, low.z, low.w}, highs[4] = {high.x, high.y, high.z, high.w};
     UNROLL for (int i = 0; i < 4; i++) {
-#if defined(W_Q4_0)
+#if defined(W_Q8_0)
+      digits[i] = lows[i], digits[i + 4] = highs[i];
+#elif defined(W_Q4_0)
       digits[2 * i] = lows[i], digits[2 * i + 1] = highs[i];
 #else
       digits[2 * i] = side_by_side(lows[i], highs[i], 0), digits[2 * i + 1] = side_by_side(lows[i], highs[i], 1);
 #endif
     }
-#endif
   }
-  to->unit = unit_at(row, piece * PIECE_ITEMS / 32);
+  to->unit = unit_at(row, piece);
 }
 
 /* Signed bytes of the piece that begins at byte `at` of local memory, at any address. */
 FN void unpack_piece(u32 *to, LOCAL_PTR const u8 *memory, int at) {
   LOCAL_PTR const u32 *from = (LOCAL_PTR const u32 *)memory + at / 4;
   int shift = at % 4 * 8;
-  u32 raw[5];
-  UNROLL for (int i = 0; i < 4; i++) raw[i] = from[i];
-  raw[4] = shift ? from[4] : 0u;
-  UNROLL for (int i = 0; i < 4; i++) {
+  u32 raw[RAW_WORDS + 1];
+  UNROLL for (int i = 0; i < RAW_WORDS; i++) raw[i] = from[i];
+  raw[RAW_WORDS] = shift ? from[RAW_WORDS] : 0u;
+  UNROLL for (int i = 0; i < RAW_WORDS; i++) {
     u32 four = FUNNEL(raw[i], raw[i + 1], shift);
 #if defined(W_Q8_0)
     to[i] = four;
@@ -72,20 +78,16 @@ FN void unpack_piece(u32 *to, LOCAL_PTR const u8 *memory, int at) {
 
 /* The product with piece `piece` of a row that begins at byte `at`. */
 FN float dot_piece(const Kept *kept, LOCAL_PTR const u8 *memory, int at, int piece) {
-#if defined(W_Q8_0)
-  int block = at + (piece >> 1) * BLOCK_NBYTES, numbers = block + HEAD + (piece & 1) * 16;
-#else
-  int block = at + piece * BLOCK_NBYTES, numbers = block + HEAD;
-#endif
+  int block = at + piece * BLOCK_NBYTES;
   u32 four[PIECE_WORDS];
-  int high = 0, middle = 0, low = 0;
-  unpack_piece(four, memory, numbers);
+  int high = SUM_BITS, middle = SUM_BITS, low = SUM_BITS;
+  unpack_piece(four, memory, block + HEAD);
   UNROLL for (int i = 0; i < PIECE_WORDS; i++) {
     high = DOT4(four[i], kept->digits[2][i], high);
     middle = DOT4(four[i], kept->digits[1][i], middle);
     low = DOT4(four[i], kept->digits[0][i], low);
   }
-  float sum = (float)high * 65536.0f + (float)(middle * 256 + low);
+  float sum = sum_of(high) * 65536.0f + (sum_of(middle) * 256.0f + sum_of(low));
   return sum * (block_scale(memory + block) * kept->unit);
 }
 #else
@@ -109,11 +111,22 @@ FN float dot_piece(const Kept *kept, LOCAL_PTR const u8 *memory, int at, int pie
 }
 #endif
 
+/* Number of a lane's piece; there is none if it is not less than PIECES. */
+FN int piece_of(int u) {
+#if BY_PARITY
+  int warp = u * TEAM_WARPS + TEAM_LANE / 32;
+  return (warp / 2 * 32 + WARP_LANE) * 2 + warp % 2;
+#else
+  return u * TEAM_LANES + TEAM_LANE;
+#endif
+}
+#define HAS_ALL (PIECES == UNITS * TEAM_LANES)
+
 #define KEPT_COUNT UNITS
 /* All that a lane keeps; what it has no piece for is not looked at. */
 FN void take_row(Kept *to, const u8 *row) {
   UNROLL for (int u = 0; u < UNITS; u++) {
-    int piece = u * TEAM_LANES + TEAM_LANE;
+    int piece = piece_of(u);
     take(to + u, row, piece < PIECES ? piece : 0);
   }
 }

@@ -64,22 +64,27 @@ FN void take_row(Kept *to, const u8 *row) {
  * they know from where all lanes share them, again and again. */
 #define HELD(constant) ((constant) + ((u32)LANE >> 10))
 
+/* All bits the other way round, by a multiplication: what does logic also permutes bytes, and is what is waited for. */
+#define COMPLEMENT(word) ((word) * HELD(0xffffffffu) + HELD(0xffffffffu))
+
 /* Two rows' words of numbers times the digits of x, added to the sums of both. */
 FN void multiply_word(int *sum, u32 low, u32 high, const u32 *digits) {
-  u32 a[4];
 #if defined(W_MXFP4)
-  u32 words[4] = {low, high, low >> 16, high >> 16};
-  UNROLL for (int i = 0; i < 4; i++) a[i] = PERMUTED_OR_SIGN(0x04030200u, 0x0d090705u, words[i]);
+  /* The second table is read from its end. */
+  u32 words[4] = {low, high, low >> 16, high >> 16}, a[4], others[4];
+  UNROLL for (int i = 0; i < 4; i++) {
+    a[i] = PERMUTED_OR_SIGN(HELD(0x04030200u), 0x0d090705u, words[i]);
+    others[i] = PERMUTED_OR_SIGN(HELD(0xfcfaf8f4u), 0x00fffefdu, COMPLEMENT(words[i]));
+  }
   MULTIPLY_ADD(sum, a, digits, 0);
-  low ^= 0x88888888u, high ^= 0x88888888u;
-  u32 others[4] = {low, high, low >> 16, high >> 16};
-  UNROLL for (int i = 0; i < 4; i++) a[i] = PERMUTED_OR_SIGN(HELD(0xfdfeff00u), 0xf4f8fafcu, others[i]);
+  MULTIPLY_ADD(sum, others, digits, 0);
 #else
   /* n - 8 in the upper half of a byte is 16 times that. */
+  u32 a[4];
   a[0] = ((low << 4) ^ 0x88888888u) & 0xf0f0f0f0u, a[2] = (low ^ 0x88888888u) & 0xf0f0f0f0u;
   a[1] = ((high << 4) ^ 0x88888888u) & 0xf0f0f0f0u, a[3] = (high ^ 0x88888888u) & 0xf0f0f0f0u;
-#endif
   MULTIPLY_ADD(sum, a, digits, 0);
+#endif
 }
 
 /* What the numbers of a block are to be multiplied with. */
@@ -96,24 +101,28 @@ FN float tile_scale(const u8 *block) {
 /* Add the products with the tiles of a stage. `begin` says where row 0 of each side begins. Of each tile a lane has
  * four sums: columns 2 t and 2 t + 1 of row g, and of row g + 8. */
 FN void add_stage(float *sums, const Kept *x, const u8 *stage, const int *begin) {
-  const u32 *words = (const u32 *)stage;
   /* Where the last pair has no block for this lane, digits and unit are zero: the first block does as well. */
   int has_last = (PAIRS - 1) * HALVES + FIRST_BLOCK < BLOCKS, last_step = has_last ? (PAIRS - 1) * STEP_NBYTES : 0;
   int block = PAIRS > 1 || has_last ? FIRST_BLOCK : 0;
   UNROLL for (int tile = 0; tile < ROWS / TILE_ROWS; tile++) {
     int row = (tile * TILE_ROWS + WARP_LANE / 4) * ROW_NBYTES + block * BLOCK_NBYTES;
-    int places[2] = {begin[0] + row, GATED ? begin[1] + row : begin[0] + row + 8 * ROW_NBYTES};
+    const u8 *blocks[2] = {stage + begin[0] + row, stage + (GATED ? begin[1] + row : begin[0] + row + 8 * ROW_NBYTES)};
+    const u8 *words[2];
+    int shifts[2];
+    UNROLL for (int r = 0; r < 2; r++) {
+      /* From the byte before the numbers on, no word is read that has nothing of the block. */
+      int at = (int)(blocks[r] - stage) + HEAD - 1 + WARP_LANE % 2 * 8;
+      words[r] = stage + (at & ~3), shifts[r] = (at & 3) * 8 + 8;
+    }
     UNROLL for (int p = 0; p < PAIRS; p++) {
       u32 numbers[2][2];
       float scales[2];
       int step = p == PAIRS - 1 && BLOCKS % HALVES != 0 ? last_step : p * STEP_NBYTES;
       UNROLL for (int r = 0; r < 2; r++) {
-        /* From the byte before the numbers on, no word is read that has nothing of the block. */
-        int at = places[r] + HEAD - 1 + WARP_LANE % 2 * 8, shift = at % 4 * 8 + 8;
-        const u32 *from = words + at / 4 + step / 4;
-        numbers[r][0] = FUNNEL_TO_32(from[0], from[1], shift);
-        numbers[r][1] = FUNNEL_TO_32(from[1], from[2], shift);
-        scales[r] = tile_scale(stage + places[r] + step) * x[p].unit;
+        const u32 *from = (const u32 *)(words[r] + step);
+        numbers[r][0] = FUNNEL_TO_32(from[0], from[1], shifts[r]);
+        numbers[r][1] = FUNNEL_TO_32(from[1], from[2], shifts[r]);
+        scales[r] = tile_scale(blocks[r] + step) * x[p].unit;
       }
       int sum[4] = {0x4b400000, 0x4b400000, 0x4b400000, 0x4b400000};
       UNROLL for (int i = 0; i < 2; i++) multiply_word(sum, numbers[0][i], numbers[1][i], x[p].digits + 2 * i);
