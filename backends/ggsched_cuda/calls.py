@@ -47,6 +47,9 @@ class CudaSite(Site):
 
     calls: list[Call]  # type: ignore[assignment]
 
+    early_reads: tuple[Operand, ...] = ()
+    """What its only call can read before its predecessor has ended (``early_reads.py``)."""
+
     def product(self, call: ProductCall) -> None:
         """Add a product."""
         self.calls.append(call)

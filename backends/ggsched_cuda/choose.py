@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ggsched.backend.program import BoundNode, groups_of
+from ggsched.backend.program import BoundNode, Operand, groups_of
 from ggsched_cuda.calls import Call, CudaSite
 from ggsched_cuda.decode.attention import fits_attention, lower_attention
 from ggsched_cuda.decode.fused import (
@@ -24,6 +24,7 @@ from ggsched_cuda.decode.heads_attention import OPS as ATTENTION
 from ggsched_cuda.decode.heads_attention import join_attention
 from ggsched_cuda.decode.route import join_route
 from ggsched_cuda.decode.sums import fits_sum_add, lower_sum_add
+from ggsched_cuda.early_reads import reading_early
 from ggsched_cuda.fed.experts import EXPERT_PATTERNS, join_experts
 from ggsched_cuda.fed.routed import ROUTED, join_routed
 from ggsched_cuda.fed.rows import FED_PATTERNS, join_products
@@ -35,7 +36,7 @@ from ggsched_cuda.products import (
     lower_split,
     lower_unpacked,
 )
-from ggsched_kernels import GPU, Profile, lower_nodes
+from ggsched_kernels import GPU, KernelCall, Profile, lower_nodes
 from ggsched_kernels.calls import check_alignment
 from ggsched_kernels.lower_fused import lower_group, supported_fusions
 from ggsched_kernels.site import Site
@@ -140,11 +141,18 @@ def lower(nodes: Sequence[BoundNode], profile: Profile = GPU) -> tuple[list[Call
         UsageError: an op that is not lowered, or elements that are not aligned.
     """
     calls: list[Call] = []
+    writes: list[Operand] = []  # of the last call, at most
     scratch = at = 0
     groups = list(groups_of(nodes))
     while at < len(groups):
         count, sites = _joined(groups, at, profile) or (1, _lower_group(groups[at], profile))
+        made = [node.output for group in groups[at : at + count] for node in group]
         for site in sites:
+            if calls and isinstance(site, CudaSite) and site.early_reads:
+                (call,) = site.calls
+                assert isinstance(call, KernelCall)
+                site.calls = [reading_early(call, site.early_reads, calls[-1], writes)]
+            writes = made if site.calls else writes
             calls.extend(site.calls)
             scratch = max(scratch, site.scratch_nbytes)
         at += count

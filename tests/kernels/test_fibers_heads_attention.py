@@ -124,6 +124,7 @@ FAST = 4
 def test_a_layer(runner, case, in_place):
     """The kernel does what the oracle says, and to the bit what two kernels do."""
     from ggsched_cuda.choose import lower
+    from ggsched_cuda.early_reads import DEFINE
 
     graph, values = layer(case)
     profile = replace(H200, units=case.units)
@@ -139,12 +140,16 @@ def test_a_layer(runner, case, in_place):
         # A number that lies between two of f16 may become either.
         tolerance = 2e-3 if case.dtype is F16 else 1e-5
         np.testing.assert_allclose(found, wanted, tolerance, tolerance, err_msg=str(tid))
+    early, early_memory = bound(graph, values, in_place)
+    (call,), _ = lower(early, profile)
+    runner.run(replace(call, defines=tuple(sorted((*call.defines, DEFINE)))))
     apart, memory = bound(graph, values, in_place)
     for some in (apart[:4], apart[4:]):
         (call,), _ = lower(some, profile)
         runner.run(call)
-    for tid, wanted in results(graph, memory).items():
-        np.testing.assert_array_equal(got[tid], wanted, err_msg=str(tid))
+    for other in (early_memory, memory):
+        for tid, wanted in results(graph, other).items():
+            np.testing.assert_array_equal(got[tid], wanted, err_msg=str(tid))
 
 
 @pytest.mark.parametrize("wrong", [-1, 48, 1 << 30])

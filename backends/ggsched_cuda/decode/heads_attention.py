@@ -135,6 +135,8 @@ def _lower(layer: Layer, first: int, site: CudaSite) -> None:
     own = 4 * int(cut["ROWS"]) * width + 2 * tokens * width * dst.dtype.block_nbytes
     more = {"TOKENS": tokens, "LOCAL_NBYTES": int(cut["LOCAL_NBYTES"]) + own}
     site.call("heads_attention", "heads_attention", args, grid, **{**cut, **more})
+    caches = layer.product.inputs[0], layer.last.inputs[0]
+    site.early_reads = (*turn_q.inputs[1:], ids, *layer.soft.inputs[1:], *caches)
 
 
 def _is_same_window(a: Operand, b: Operand) -> bool:

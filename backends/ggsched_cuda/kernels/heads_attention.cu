@@ -11,6 +11,10 @@
  * in the cache. q may be x: only groups of one cluster read a head of it, and it is written when all of them
  * have.
  *
+ * With READS_EARLY the predecessor writes nothing of what is read of caches, mask, positions and ids, and all that is
+ * before the predecessor has ended: it waits before it lets go. So this is read, and angles are computed, while the
+ * predecessor runs; what it computes is read when it has ended.
+ *
  * An id that is bad is reported, and its row is written nowhere and looked at by nobody. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define HALF_WIDTH (WIDTH / 2)
@@ -38,20 +42,46 @@ struct NewRows {
   int key_code, value_code;
   float *queries;     /* [ROWS][WIDTH], in local memory */
   Item *keys, *items; /* [TOKENS][WIDTH], in local memory */
-  int at[TOKENS];     /* positions of the new rows */
+  int rows[TOKENS], at[TOKENS]; /* of the new rows: where in the caches, and at which positions */
+  float sines[TURNS], cosines[TURNS];
 
-  METHOD int id_of(int t) { return READ_I32(ids + ti.off + t * ti.s[3]); }
   METHOD int is_row(int id) { return id >= 0 && id < tkc.n[2]; }
 
   /* All loads of a lane are under way before the first one is waited for. */
-  METHOD void begin(Work here) {
-    float a[TURNS], b[TURNS], factor[TURNS];
+  METHOD void prepare(Work here) {
+    float factor[TURNS];
     i64 frequency[TURNS];
     int position[TURNS];
     UNROLL for (int j = 0; j < TURNS; j++) {
       int i = LANE + j * LANES, row = i / HALF_WIDTH, pair = i % HALF_WIDTH, t = (row - ROWS) % TOKENS;
+      factor[j] = 0.0f, frequency[j] = 0, position[j] = 0;
+      if (i >= DOUBLES || row >= ROWS + TOKENS || pair >= pairs) continue;
+      position[j] = READ_I32(positions + tp.off + (row < ROWS ? here.token : t) * tp.s[3]);
+      frequency[j] = frequencies[pair];
+      if (has_factors) factor[j] = READ_F32(factors + tf.off + pair * tf.s[3]);
+    }
+    UNROLL for (int t = 0; t < TOKENS; t++) {
+      int id = READ_I32(ids + ti.off + t * ti.s[3]), place = id - first;
+      rows[t] = id;
+      at[t] = is_row(id) && place >= 0 && place < n ? place : NOWHERE;
+    }
+    UNROLL for (int j = 0; j < TURNS; j++) {
+      i64 f = has_factors ? divided(frequency[j], factor[j]) : frequency[j];
+      u64 whole = ((u64)(i64)position[j] * (u64)f) << 4;
+      float angle = (float)(i32)(whole >> 32) * 1.4629180792671596e-9f; /* 2 pi / 2^32 */
+      sines[j] = SIN(angle) * magnitude, cosines[j] = COS(angle) * magnitude;
+    }
+  }
+  METHOD void begin(Work here) {
+    float a[TURNS], b[TURNS];
+    prepare(here);
+#if READS_EARLY
+    EARLY_WAIT();
+#endif
+    UNROLL for (int j = 0; j < TURNS; j++) {
+      int i = LANE + j * LANES, row = i / HALF_WIDTH, pair = i % HALF_WIDTH, t = (row - ROWS) % TOKENS;
       int of_q = row < ROWS, of_k = row < ROWS + TOKENS, turns = of_k && pair < pairs;
-      a[j] = b[j] = factor[j] = 0.0f, frequency[j] = 0, position[j] = 0;
+      a[j] = b[j] = 0.0f;
       if (i >= DOUBLES || (of_q && row >= here.rows)) continue;
       if (of_q) t = here.token;
       const u8 *p = of_q   ? x + tx.off + t * tx.s[1] + (here.head + row) * tx.s[2]
@@ -60,17 +90,10 @@ struct NewRows {
       i64 sp = of_q ? tx.s[3] : of_k ? tnk.s[3] : tnv.s[3];
       a[j] = READ_F32(p + low_(turns, pair) * sp);
       b[j] = READ_F32(p + high_(turns, pair) * sp);
-      if (!turns) continue;
-      position[j] = READ_I32(positions + tp.off + t * tp.s[3]);
-      frequency[j] = frequencies[pair];
-      if (has_factors) factor[j] = READ_F32(factors + tf.off + pair * tf.s[3]);
-    }
-    UNROLL for (int t = 0; t < TOKENS; t++) {
-      int id = id_of(t), place = id - first;
-      at[t] = is_row(id) && place >= 0 && place < n ? place : NOWHERE;
     }
     if (LANE == 0 && here.split == 0 && here.key_head == 0 && here.part == 0) {
-      int id = id_of(here.token);
+      int id = 0; /* an array stays in registers if its places are known */
+      UNROLL for (int t = 0; t < TOKENS; t++) id = t == here.token ? rows[t] : id;
       if (!bad_id(id, tkc.n[2], fault, key_code)) bad_id(id, tvc.n[2], fault, value_code);
     }
     UNROLL for (int j = 0; j < TURNS; j++) {
@@ -78,13 +101,7 @@ struct NewRows {
       int of_q = row < ROWS, of_k = row < ROWS + TOKENS, turns = of_k && pair < pairs;
       if (i >= DOUBLES || (of_q && row >= here.rows)) continue;
       float low = a[j], high = b[j];
-      if (turns) {
-        i64 f = has_factors ? divided(frequency[j], factor[j]) : frequency[j];
-        u64 whole = ((u64)(i64)position[j] * (u64)f) << 4;
-        float angle = (float)(i32)(whole >> 32) * 1.4629180792671596e-9f; /* 2 pi / 2^32 */
-        float s = SIN(angle) * magnitude, c = COS(angle) * magnitude;
-        low = a[j] * c - b[j] * s, high = a[j] * s + b[j] * c;
-      }
+      if (turns) low = a[j] * cosines[j] - b[j] * sines[j], high = a[j] * sines[j] + b[j] * cosines[j];
       int d = low_(turns, pair), e = high_(turns, pair);
       if (of_q) {
         queries[row * WIDTH + d] = low, queries[row * WIDTH + e] = high;
@@ -92,9 +109,9 @@ struct NewRows {
         Item *to = (of_k ? keys : items) + t * WIDTH;
         to[d] = ITEM_OF(low), to[e] = ITEM_OF(high);
       }
-      if (of_q || here.split || here.part || here.token != t || !is_row(id_of(t))) continue;
+      if (of_q || here.split || here.part || here.token != t || !is_row(rows[t])) continue;
       i64 step = of_k ? tkc.s[2] : tvc.s[2];
-      Item *row_of = (Item *)((of_k ? key_cache + tkc.off : value_cache + tvc.off) + id_of(t) * step);
+      Item *row_of = (Item *)((of_k ? key_cache + tkc.off : value_cache + tvc.off) + rows[t] * step);
       row_of += here.key_head * WIDTH;
       row_of[d] = ITEM_OF(low), row_of[e] = ITEM_OF(high);
     }
@@ -132,8 +149,10 @@ KERNEL(heads_attention)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *positions,
                         int each) {
   LOCAL_BYTES(local);
   EARLY_LET_GO();
+#if !READS_EARLY
   ask_for_rows_(work_(share, each), k, tk, v, tv);
   EARLY_WAIT();
+#endif
   float *queries = (float *)local;
   Item *keys = (Item *)(queries + ROWS * WIDTH), *items = keys + TOKENS * WIDTH;
   NewRows source = {x, new_k, new_v, positions, factors, ids, tx, tnk, tnv, tp, tf, ti, frequencies, pairs, pairing,
