@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 PARTS = (
-    "place", "kit", "mutants", "models", "times", "fed", "attention", "route", "products", "decode",
-    "pipeline",
+    "place", "kit", "mutants", "models", "times", "fed", "attention", "early_reads", "route",
+    "products", "decode", "pipeline",
 )  # fmt: skip
 
 
