@@ -4,10 +4,9 @@ from typing import Final
 
 from ggsched.backend.protocols import Device
 from ggsched.errors import BackendUnavailable
-from ggsched_cuda import driver
+from ggsched_cuda import cards, driver
 from ggsched_cuda.card import Card
 from ggsched_cuda.device import PARTS, CudaDevice
-from ggsched_cuda.pinned import PinnedMemory
 
 
 class CudaBackend:
@@ -26,8 +25,6 @@ class CudaBackend:
 
     def __init__(self) -> None:
         self._found = driver.find_cards()
-        self._pinned = PinnedMemory()
-        self._cards: dict[int, Card] = {}
 
     def device_count(self) -> int:
         """How many cards are offered."""
@@ -58,16 +55,12 @@ class CudaBackend:
                 why=f"there are {len(self._found)}",
                 hint="count from zero; cuda:0/1 is the second logical device of the first card",
             )
-        if index not in self._cards:
-            others = [i for i in range(len(self._found)) if i != index]
-            peers = [i for i in others if driver.can_reach(i, index)]
-            try:
-                self._cards[index] = Card(self._found[index], peers, self._pinned)
-            except driver.CudaError as error:
-                raise BackendUnavailable(
-                    "the card cannot be used",
-                    where=f"cuda:{index}",
-                    why=str(error),
-                    hint="after a fault CUDA ends all work of a process on a card: start it again",
-                ) from error
-        return self._cards[index]
+        try:
+            return cards.CARDS.open(self._found[index], len(self._found))
+        except driver.CudaError as error:
+            raise BackendUnavailable(
+                "the card cannot be used",
+                where=f"cuda:{index}",
+                why=str(error),
+                hint="after a fault CUDA ends all work of a process on a card: start it again",
+            ) from error

@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from ggsched_cuda import driver
@@ -10,6 +11,7 @@ from ggsched_cuda.blas import driver as blas
 from ggsched_cuda.driver import NOT_READY, CudaError, Found
 from ggsched_cuda.event import Marker
 from ggsched_cuda.pinned import HostCalls, PinnedMemory
+from ggsched_cuda.polling import POLLING
 from ggsched_cuda.programs import ProgramCache
 from ggsched_cuda.times import CardClock
 
@@ -20,7 +22,7 @@ ALIGNMENT: Final = 256
 
 
 class Card:
-    """One card, opened once for each backend object.
+    """One card, opened once in a process (``cards.py``).
 
     Args:
         found: The card.
@@ -41,6 +43,7 @@ class Card:
         self._idle = driver.make_stream()  # never has work of its own
         self._behind = driver.make_stream()  # frees memory behind the work of all streams
         self.clock = CardClock(self.context, self._idle)
+        self._devices = 0  # that are open
         self._events: list[int] = []
         self._blas: list[tuple[int, int]] = []
         self._streams: weakref.WeakSet[CudaStream] = weakref.WeakSet()
@@ -49,6 +52,39 @@ class Card:
     def enter(self) -> None:
         """Make the card's context current on this thread."""
         driver.enter(self.context)
+
+    # --- devices ------------------------------------------------------------------------------
+
+    def require_use(self) -> None:
+        """Check that no fault has ended all work on the card.
+
+        Raises:
+            CudaError: one has.
+        """
+        self.enter()
+        result = driver.query_stream(self._idle)
+        if int(result[0]) != NOT_READY:
+            driver.check(result, "cuStreamQuery")
+
+    def begin_device(self) -> None:
+        """Count an open device."""
+        with self.lock:
+            self._devices += 1
+
+    def end_device(self, timeout_s: float) -> None:
+        """Count a closed device; behind the last one, what is free goes back to the driver.
+
+        Args:
+            timeout_s: How long to wait at most for memory that is freed behind other work.
+        """
+        with self.lock:
+            self._devices -= 1
+            if self._devices:
+                return
+        with suppress(CudaError):  # of a lost card, whose memory is given back with the process
+            self.enter()
+            if POLLING.wait_until(lambda: not is_busy(self._behind), timeout_s):
+                driver.trim_pool(self._pool)
 
     # --- memory -------------------------------------------------------------------------------
 

@@ -100,6 +100,7 @@ class CudaDevice:
         self._buffers: weakref.WeakSet[CudaBuffer] = weakref.WeakSet()
         self._streams: weakref.WeakSet[CudaStream] = weakref.WeakSet()
         self._streams_made = 0
+        card.begin_device()
 
     # --- memory -------------------------------------------------------------------------------
 
@@ -231,6 +232,7 @@ class CudaDevice:
         POLLING.wait_until(self.card.sweep, self.event_timeout_s)
         for buffer in list(self._buffers):
             buffer.close()
+        self.card.end_device(self.event_timeout_s)
 
     def _require_open(self) -> None:
         if self.is_closed:

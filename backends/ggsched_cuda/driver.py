@@ -207,9 +207,9 @@ def make_pool(ordinal: int, peers: Sequence[int]) -> Any:
     return pool
 
 
-def close_pool(pool: Any) -> None:
-    """Give up a pool; its memory goes back when the last piece is freed."""
-    check(cu.cuMemPoolDestroy(pool), "cuMemPoolDestroy")
+def trim_pool(pool: Any) -> None:
+    """Give back what a pool has and nobody uses."""
+    check(cu.cuMemPoolTrimTo(pool, 0), "cuMemPoolTrimTo")
 
 
 def take_memory(pool: Any, nbytes: int, stream: Handle) -> Handle:

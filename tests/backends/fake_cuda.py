@@ -79,6 +79,9 @@ class FakeDriver:
     def context_of(self, ordinal):
         return "context"
 
+    def trim_pool(self, pool):
+        pass
+
     def make_pool(self, ordinal, peers):
         return "pool"
 
@@ -182,13 +185,14 @@ class FakeDriver:
 
 def install(fake, monkeypatch):
     """Put a driver in the place of the real one."""
-    from ggsched_cuda import driver, programs, stream
+    from ggsched_cuda import cards, driver, programs, stream
     from ggsched_cuda.capture import driver as capturing
 
     for name in dir(type(fake)):
         for module in (driver, capturing):
             if not name.startswith("_") and hasattr(module, name):
                 monkeypatch.setattr(module, name, getattr(fake, name))
+    monkeypatch.setattr(cards, "CARDS", cards.Cards())
     monkeypatch.setattr(stream, "record_event", fake.record_event)
     monkeypatch.setattr(programs.ProgramCache, "function", lambda *args, **kwargs: 1)
     return fake

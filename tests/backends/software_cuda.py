@@ -75,7 +75,11 @@ class SoftwareDriver:
     # --- memory --------------------------------------------------------------------------------
 
     def make_pool(self, ordinal, peers):
+        self.counts["pools"] += 1
         return "pool"
+
+    def trim_pool(self, pool):
+        self.counts["trims"] += 1
 
     def take_memory(self, pool, nbytes, stream):
         from ggsched.errors import OutOfDeviceMemory
@@ -111,6 +115,7 @@ class SoftwareDriver:
         return number
 
     def close_stream(self, stream):
+        self.counts["streams closed"] += 1
         self._streams[stream].close()
 
     def query_stream(self, stream):

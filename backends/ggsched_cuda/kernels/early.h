@@ -8,6 +8,12 @@
 #else
 #define EARLY_WAIT() early_sleep_()
 #endif
+/* For lanes that go on when others of their group have let the successor in. */
+#if EARLY == 1
+#define EARLY_LINGER()
+#else
+#define EARLY_LINGER() early_sleep_()
+#endif
 #define EARLY_START() EARLY_LET_GO(); EARLY_WAIT()
 
 /* Up to 16 microseconds, different for each group and each time. */

@@ -25,6 +25,7 @@
 #ifndef EARLY /* launched in its turn */
 #define EARLY_LET_GO()
 #define EARLY_WAIT()
+#define EARLY_LINGER()
 #endif
 #define LEAD 8
 #define STAGES_OF(name) extern __shared__ __align__(LINE) u8 name[]
@@ -182,6 +183,7 @@ FN void multiply(const Kept *x, const u8 *stages, Gate *full, Gate *empty, const
   const Job *job = jobs;
   int n = job->first; /* row that the next stage begins with */
   float *mine = kept;
+  EARLY_LINGER();
   for (int s0 = 0; s0 < total; s0 += SET / ROWS) {
     int count = MIN(SET / ROWS, total - s0);
     Target target = {0, 0};
