@@ -25,7 +25,7 @@ from ggsched_cuda import early_reads, open_backend
 
 MADE = ("new_v", "mask", "keys")
 MODES = ("off", "on", "late")
-GROUPS, SHARE, N, WIDTH, DEPTH = 2, 4, 256, 64, 256
+GROUPS, SHARE, N, WIDTH, DEPTH = 2, 4, 1024, 64, 1024
 ACROSS, POSITION, RUNS = GROUPS * WIDTH, 160, 3
 ORDERS = ((2, 3), (5, 6, 7))  # K on its way to the cache, and attention; node 0 is the product
 TOLERANCE, TIMEOUT_S = 1e-4, 60.0
