@@ -99,9 +99,12 @@ def test_attention_leaves_room_for_the_next_kernel(form, cut):
     code = compiler().compile_text(text_of(name, "on"), flags)
     counts = [int.from_bytes(found, "little") for found in REGISTERS.findall(code)]
     assert 0 < max(counts) * cut["LANES"] <= LEFT_BY_TWO
-    text = compiler().compile_text(text_of(name, "on"), flags, virtual=True).decode()
-    spilled = re.findall(r"__local_depot\d+\[(\d+)\]", text)
-    assert all(int(nbytes) <= OF_ANGLES for nbytes in spilled)
+    for tokens in sorted({more.get("TOKENS", 1), 4}):
+        some = {**dict(defines), **({"TOKENS": str(tokens)} if more else {})}
+        flags = options_for(FIRST_ARCH, tuple(some.items()))
+        text = compiler().compile_text(text_of(name, "on"), flags, virtual=True).decode()
+        spilled = re.findall(r"__local_depot\d+\[(\d+)\]", text)
+        assert all(int(nbytes) <= OF_ANGLES for nbytes in spilled), tokens
 
 
 def test_every_enrolled_kernel_exists():

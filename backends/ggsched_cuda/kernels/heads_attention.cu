@@ -91,10 +91,10 @@ struct NewRows {
       a[j] = READ_F32(p + low_(turns, pair) * sp);
       b[j] = READ_F32(p + high_(turns, pair) * sp);
     }
+    int own = 0; /* an array stays in registers if its places are known */
+    UNROLL for (int t = 0; t < TOKENS; t++) own = t == here.token ? rows[t] : own;
     if (LANE == 0 && here.split == 0 && here.key_head == 0 && here.part == 0) {
-      int id = 0; /* an array stays in registers if its places are known */
-      UNROLL for (int t = 0; t < TOKENS; t++) id = t == here.token ? rows[t] : id;
-      if (!bad_id(id, tkc.n[2], fault, key_code)) bad_id(id, tvc.n[2], fault, value_code);
+      if (!bad_id(own, tkc.n[2], fault, key_code)) bad_id(own, tvc.n[2], fault, value_code);
     }
     UNROLL for (int j = 0; j < TURNS; j++) {
       int i = LANE + j * LANES, row = i / HALF_WIDTH, pair = i % HALF_WIDTH, t = (row - ROWS) % TOKENS;
@@ -109,9 +109,9 @@ struct NewRows {
         Item *to = (of_k ? keys : items) + t * WIDTH;
         to[d] = ITEM_OF(low), to[e] = ITEM_OF(high);
       }
-      if (of_q || here.split || here.part || here.token != t || !is_row(rows[t])) continue;
+      if (of_q || here.split || here.part || here.token != t || !is_row(own)) continue;
       i64 step = of_k ? tkc.s[2] : tvc.s[2];
-      Item *row_of = (Item *)((of_k ? key_cache + tkc.off : value_cache + tvc.off) + rows[t] * step);
+      Item *row_of = (Item *)((of_k ? key_cache + tkc.off : value_cache + tvc.off) + own * step);
       row_of += here.key_head * WIDTH;
       row_of[d] = ITEM_OF(low), row_of[e] = ITEM_OF(high);
     }
