@@ -25,6 +25,8 @@ CASES = {
     "llama-8b bf16": (LLAMA_8B, BF16, None),
     "llama-8b q8_0": (LLAMA_8B, Q8_0, None),
     "gpt-oss-20b mxfp4": (GPT_OSS_20B, BF16, MXFP4),
+    "gpt-oss-20b q8_0": (GPT_OSS_20B, Q8_0, None),
+    "gpt-oss-20b bf16": (GPT_OSS_20B, BF16, None),
 }
 TOLERANCE = 1e-5  # of the norm of the logits
 QUICK = {"small bf16": (SMALL, BF16, None), "small moe mxfp4": (SMALL_MOE, BF16, MXFP4)}

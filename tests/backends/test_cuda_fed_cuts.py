@@ -98,6 +98,14 @@ def test_weights_that_cannot_be_fed():
     assert cut(operand(F16, 1, 64, strides=(512, 2))) is not None, "one row has no neighbours"
 
 
+def test_rows_whose_lanes_meet_at_banks_have_more_warps():
+    """Blocks of q8_0: even and odd ones in turn need places for multiples of 64."""
+    for k, warps in ((4096, 8), (14336, 14), (2880, 12), (1440, 12)):
+        for sides in (1, 2):
+            c = cut(*[operand(Q8_0, 2880, k)] * sides)
+            assert c.team_warps * c.teams == warps, (k, sides)
+
+
 def test_tiles():
     """Where rows begin at many banks, and stages hold what units for matrices take at once."""
     gpt_oss = cut(operand(MXFP4, 2880, 2880))

@@ -50,6 +50,11 @@ MOST_IDLE: Final = 1.25
 BY_PARITY: Final = ("q8_0",)
 """Types of which warps take even and odd blocks in turn (fed_pieces.h), if they have places."""
 
+CROWDED_WARPS: Final = 12
+CROWDED_STAGE_NBYTES: Final = 26 << 10
+"""The fewest warps and the most bytes of a stage where there are no such places, as for rows of
+2880: lanes meet at banks of local memory then, and more warps hide it. Measured on an H200."""
+
 FEWEST_BANKS: Final = {"mxfp4": 2, "q4_0": 4}
 """Types that are multiplied in tiles, and at how many different banks of local memory eight rows
 have to begin: lanes read them at once, and wait if they are in few. The other way takes more
@@ -126,15 +131,20 @@ def _cut_in_teams(
     items, k = ITEMS[w.dtype.name], w.shape[-1]
     most = MOST_KEPT // (2 if has_norm else 1) // items
     row_nbytes, each = w.dtype.row_nbytes(k), 1
-    most_teams = max(1, STAGE_NBYTES // (sides * row_nbytes))
-    found = _teams(k // items, most, most_teams, w.dtype) or _teams(k // items, most, TILE, w.dtype)
+    most_nbytes, fewest = STAGE_NBYTES, FEWEST_WARPS
+    if w.dtype.name in BY_PARITY and _places_by_parity(k // items) is None:
+        most_nbytes, fewest = CROWDED_STAGE_NBYTES, CROWDED_WARPS
+    most_teams = max(1, most_nbytes // (sides * row_nbytes))
+    found = None
+    for teams in (most_teams, TILE):
+        found = found or _teams(k // items, most, teams, w.dtype, fewest)
     if found is None:
         return None
     team_warps, teams, units = found
     while (
         2 * each * sides <= MOST_SUMS
         and 2 * each * teams <= MOST_ROWS
-        and _stage_nbytes(2 * each * teams * row_nbytes, sides, aligned) <= STAGE_NBYTES
+        and _stage_nbytes(2 * each * teams * row_nbytes, sides, aligned) <= most_nbytes
     ):
         each *= 2
     nbytes = _stage_nbytes(each * teams * row_nbytes, sides, aligned)
@@ -179,26 +189,31 @@ def _x_nbytes(w: Operand) -> int:
 
 
 def _teams(
-    pieces: int, most_units: int, most_teams: int, dtype: DType
+    pieces: int, most_units: int, most_teams: int, dtype: DType, fewest: int
 ) -> tuple[int, int, int] | None:
     """Return warps of a team, teams and pieces for a lane: as few idle lanes as can be.
 
     Numbers of 4 bits take longer to multiply than to fetch, so more warps share them.
     """
     most_warps = MOST_WARPS_OF.get(dtype.name, MOST_WARPS)
-    by_parity = -(-pieces // (2 * WARP)) * 2 * WARP
-    if dtype.name in BY_PARITY and by_parity <= MOST_IDLE * pieces:
-        pieces = by_parity
+    if dtype.name in BY_PARITY:
+        pieces = _places_by_parity(pieces) or pieces
     ways = [
         (team, teams, -(-pieces // (WARP * team)))
         for team in range(1, most_warps + 1)
         for teams in range(1, min(most_warps // team, most_teams) + 1)
-        if team * teams >= FEWEST_WARPS and -(-pieces // (WARP * team)) <= most_units
+        if team * teams >= fewest and -(-pieces // (WARP * team)) <= most_units
     ]
     if not ways:
         return None
     sign = -1 if dtype.name in MOST_WARPS_OF else 1
     return min(ways, key=lambda w: (w[2] * w[0] * WARP / pieces, w[2], sign * w[0] * w[1]))
+
+
+def _places_by_parity(pieces: int) -> int | None:
+    """Return for how many pieces of a row lanes have places where parity counts; None: too many."""
+    places = -(-pieces // (2 * WARP)) * 2 * WARP
+    return places if places <= MOST_IDLE * pieces else None
 
 
 def _stage_nbytes(side_nbytes: int, sides: int, aligned: bool) -> int:
