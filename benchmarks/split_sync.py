@@ -8,6 +8,8 @@ inputs, so no events of its own; llama.cpp, August 2026), split by split:
 * a result of another accelerator is copied asynchronously where there is a path, which makes the
   destination wait for an event of the source; else, and where one end is a CPU, the host waits
   for the source and copies by calls that return when they are done;
+* such a copy is executed by the source (CUDA); where a path has the destination execute it, which
+  ggml has not, the source waits for it before it overwrites what is copied;
 * a CPU computes its split in the call, which is a wait of the host before anything else is
   enqueued; its inputs are host memory and need no copy;
 * outputs are copied asynchronously, and read after waiting for every backend.
@@ -32,6 +34,7 @@ from ggsched.passes.order.outline import NO_STREAM
 from ggsched.passes.order.sync import SyncPlan
 from ggsched.passes.order.work import Work, list_work
 from ggsched.plan.bundle import Plan
+from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST
 from ggsched.topology.model import Topology
 
@@ -57,6 +60,7 @@ class _Boundaries:
         self.stream_of = {d: q for q, d in enumerate(self.device_of)}
         self.last: dict[int, int] = {}  # by stream the last item that the host has not awaited
         self.pending: dict[int, int] = {}  # by stream the last copy that its reader has to await
+        self.lent: list[int] = []  # copies that read what another stream may overwrite
         self.result = SyncPlan()
 
     def plan(self) -> SyncPlan:
@@ -66,6 +70,7 @@ class _Boundaries:
             for stream in sorted(self.last):
                 if self._is_cpu(stream) and stream != item.stream:
                     self._host(stream, number)
+            self._take_back(number, item)
             if item.stream == NO_STREAM:
                 for stream in sorted(self.last) if number == end else ():
                     self._host(stream, number)
@@ -95,6 +100,15 @@ class _Boundaries:
         self.last[item.stream] = number
         if dst != item.stream:
             self.pending[item.stream] = number
+        if src != item.stream:
+            self.lent.append(number)
+
+    def _take_back(self, number: int, item: Work) -> None:
+        """Wait for copies that read, on another stream, what an item overwrites."""
+        for copy in [c for c in self.lent if _meet(self.work[c].reads, item.writes)]:
+            if item.stream not in (NO_STREAM, self.work[copy].stream):
+                self._note("wait", item.stream, copy, number)
+                self.lent.remove(copy)
 
     def _blocking_copy(self, number: int, item: Work) -> None:
         """Copy by a call that returns when the bytes are there."""
@@ -108,6 +122,7 @@ class _Boundaries:
         if stream in self.last:
             self._note("host_stream", stream, self.last.pop(stream), later)
             self.pending.pop(stream, None)
+            self.lent = [copy for copy in self.lent if self.work[copy].stream != stream]
 
     def _note(self, means: Means, stream: int, earlier: int, later: int) -> None:
         sync = Sync(means, stream, earlier, self._dependency(earlier), later)
@@ -140,3 +155,12 @@ class _Boundaries:
 
     def _is_cpu(self, stream: int) -> bool:
         return self.draft.topology.devices[self.device_of[stream]].kind == "cpu"
+
+
+def _meet(some: Sequence[Region], others: Sequence[Region]) -> bool:
+    """Whether regions have bytes in common."""
+    return any(
+        a.arena == b.arena and a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes
+        for a in some
+        for b in others
+    )

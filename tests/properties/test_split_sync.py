@@ -1,12 +1,15 @@
 """The planner that the benchmarks compare with: it synchronises as ggml does, and is right too."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bench_planning import topology
 from benchmarks.model_mixes import LAYERS, MIXES, decode_graph, large_models, large_spec, mix
 from benchmarks.split_sync import split_sync_plan
-from ggsched.passes import make_plan
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import F32
+from ggsched.passes import Constraints, make_plan
 from ggsched.plan.command import HostSync, Wait
 from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
@@ -34,6 +37,23 @@ def test_no_race(drawn, machine, data):
     plan = split_sync_plan(drawn.graph, machine, wanted)
     report = check_plan(plan)
     assert report.is_clean, f"{report.to_text()}\n{plan_text(plan)}"
+
+
+@pytest.mark.parametrize("executor", [0, 1])
+def test_what_is_copied_is_overwritten_behind_the_copy(executor):
+    """By the source, in place, while the destination may still be copying: found by the above."""
+    b = GraphBuilder("in place")
+    x = b.input("x", (4,), F32)
+    for inplace in (True, False, True):
+        last = b.add(x, x, inplace=inplace)
+    graph = b.build(last)
+    gpus = tuple(fake_device(f"gpu:{i}", kind="gpu", ops=ALL_OPS) for i in range(2))
+    waits = {(0, 1): "native", (1, 0): "native"}
+    machine = Topology(gpus, {(0, 1): CopyPath(0, 1, executor)}, waits)
+    plan = split_sync_plan(graph, machine, Constraints(pins={0: 0, 1: 1, 2: 0}))
+    report = check_plan(plan)
+    assert report.is_clean, report.to_text()
+    assert _count(plan, Wait) == 1 + executor, "the source waits if it does not copy itself"
 
 
 def test_more_syncs_than_ours_for_each_machine():
