@@ -4,6 +4,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from math import prod
 from typing import Final
 
@@ -218,15 +219,21 @@ def window(operand: Operand, shape: Sequence[int] | None = None) -> Window:
         operand: The operand.
         shape: Extents to which it is broadcast as in numpy; its own by default.
     """
-    own, steps = _padded(operand.shape, 1), _padded(operand.strides, 0)
-    wanted = own if shape is None else _padded(shape, 1)
-    pairs = zip(own, wanted, steps, strict=True)
-    return Window(
-        operand.buffer,
-        operand.offset,
-        wanted,
-        tuple(0 if n == 1 else step for n, _, step in pairs),
+    extents, strides = _axes(
+        operand.shape, operand.strides, None if shape is None else tuple(shape)
     )
+    return Window(operand.buffer, operand.offset, extents, strides)
+
+
+@lru_cache(4096)  # layers have the same ones
+def _axes(
+    shape: tuple[int, ...], strides: tuple[int, ...], wanted: tuple[int, ...] | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return extents and strides of four axes."""
+    own, steps = _padded(shape, 1), _padded(strides, 0)
+    extents = own if wanted is None else _padded(wanted, 1)
+    pairs = zip(own, extents, steps, strict=True)
+    return extents, tuple(0 if n == 1 else step for n, _, step in pairs)
 
 
 def window_of(

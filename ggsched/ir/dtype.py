@@ -11,7 +11,7 @@ from typing import Final
 from ggsched.errors import GraphError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DType:
     """An element type.
 

@@ -7,12 +7,17 @@ byte ranges on one storage overlap, whatever their names.
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from math import prod
+from typing import Final
 
 from ggsched.errors import GraphError
 from ggsched.ir.dtype import DType
 
 MAX_AXES = 4
+
+KNOWN: Final = 4096
+"""Windows whose bytes are remembered: layers of a model have the same ones."""
 
 
 class Role(Enum):
@@ -77,20 +82,26 @@ class Tensor:
 
         True also for some interleaved windows that do not (the test is simple on purpose).
         """
-        if self.size == 0:
-            return False
-        extents = list(self.shape)
-        if extents:
-            extents[-1] = self.shape[-1] // self.dtype.block
-        filled = self.dtype.block_nbytes
-        for stride, extent in sorted(zip(self.strides, extents, strict=True)):
-            if extent > 1:
-                if stride < filled:
-                    return True
-                filled += (extent - 1) * stride
+        return _may_overlap(self.dtype, self.shape, self.strides)
+
+
+@lru_cache(KNOWN)
+def _may_overlap(dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    if prod(shape) == 0:
         return False
+    extents = list(shape)
+    if extents:
+        extents[-1] = shape[-1] // dtype.block
+    filled = dtype.block_nbytes
+    for stride, extent in sorted(zip(strides, extents, strict=True)):
+        if extent > 1:
+            if stride < filled:
+                return True
+            filled += (extent - 1) * stride
+    return False
 
 
+@lru_cache(KNOWN)
 def contiguous_strides(dtype: DType, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides in bytes of a row-major tensor.
 
@@ -107,6 +118,7 @@ def contiguous_strides(dtype: DType, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+@lru_cache(KNOWN)
 def span_nbytes(dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Return the length of the bounding byte range of a strided tensor.
 

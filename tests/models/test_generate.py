@@ -46,11 +46,14 @@ class TestBuckets:
             assert kv_bucket(used + 1, n_ctx) == bucket
 
     def test_values(self):
-        found = [kv_bucket(n, 4096) for n in (1, 32, 33, 64, 65, 256, 257, 512, 513, 4096)]
-        assert found == [32, 32, 64, 64, 128, 256, 512, 512, 768, 4096]
+        found = [kv_bucket(n, 9999) for n in (1, 32, 33, 65, 257, 512, 513, 1024)]
+        assert found == [32, 32, 64, 128, 512, 512, 1024, 1024]
+        found = [kv_bucket(n, 9999) for n in (1025, 1536, 1537, 2049, 4096, 4097, 8192, 8193)]
+        assert found == [1536, 1536, 2048, 2560, 4096, 5120, 8192, 9999]
 
     def test_are_few(self):
-        assert len({kv_bucket(n, 4096) for n in range(1, 4097)}) == 19
+        assert len({kv_bucket(n, 4096) for n in range(1, 4097)}) == 12
+        assert len({kv_bucket(n, 1 << 17) for n in range(1, 1 << 17)}) == 32
 
 
 class TestPlans:

@@ -1,7 +1,9 @@
 """How a kernel with fed weights is cut: teams of warps, rows of a stage, stages."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from ggsched.backend.program import Operand
 from ggsched.ir.dtype import DType
@@ -110,13 +112,28 @@ class Cut:
         }  # fmt: skip
 
 
-def cut_for(weights: list[Operand], profile: Profile, *, has_norm: bool = False) -> Cut | None:
+class _Weight(NamedTuple):
+    """What the cut for a weight depends on; ``begin`` is how far it lies behind a line."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    begin: int
+
+
+def cut_for(weights: Sequence[Operand], profile: Profile, *, has_norm: bool = False) -> Cut | None:
     """Return the cut for weights of one shape, one for each side; None if they cannot be fed."""
+    kinds = tuple([_Weight(w.dtype, w.shape, w.strides, w.offset % LINE) for w in weights])
+    return _cut_for(kinds, profile, has_norm)
+
+
+@lru_cache(1024)  # layers have the same ones, and each is asked for several times
+def _cut_for(weights: tuple[_Weight, ...], profile: Profile, has_norm: bool) -> Cut | None:
     w = weights[0]
     if any(not _is_fed(o) or (o.dtype, o.shape[-2:]) != (w.dtype, w.shape[-2:]) for o in weights):
         return None
     row_nbytes = w.dtype.row_nbytes(w.shape[-1])
-    places = [row_nbytes, *(o.offset for o in weights), *(s for o in weights for s in _outer(o))]
+    places = [row_nbytes, *(o.begin for o in weights), *(s for o in weights for s in _outer(o))]
     aligned = all(place % LINE == 0 for place in places)
     if not w.dtype.is_quantized and any(place % PIECE for place in places):
         return None  # pieces of plain types are loaded at once
@@ -125,7 +142,7 @@ def cut_for(weights: list[Operand], profile: Profile, *, has_norm: bool = False)
 
 
 def _cut_in_teams(
-    w: Operand, sides: int, profile: Profile, aligned: bool, has_norm: bool
+    w: _Weight, sides: int, profile: Profile, aligned: bool, has_norm: bool
 ) -> Cut | None:
     """Return the cut for teams, whose lanes go along the rows."""
     items, k = ITEMS[w.dtype.name], w.shape[-1]
@@ -154,7 +171,7 @@ def _cut_in_teams(
     return Cut(team_warps, teams, units, each * teams, nbytes, stages, aligned)
 
 
-def _cut_in_tiles(w: Operand, sides: int, profile: Profile, aligned: bool) -> Cut | None:
+def _cut_in_tiles(w: _Weight, sides: int, profile: Profile, aligned: bool) -> Cut | None:
     """Return the cut for tiles; None if the type, the extent or the place of rows is against it."""
     row_nbytes, blocks = w.dtype.row_nbytes(w.shape[-1]), w.shape[-1] // w.dtype.block
     banks = {n * row_nbytes // 4 % 32 for n in range(8)}
@@ -175,14 +192,14 @@ def _cut_in_tiles(w: Operand, sides: int, profile: Profile, aligned: bool) -> Cu
     return Cut(warps, 1, pairs, rows, nbytes, stages, aligned, is_tiled=True)
 
 
-def _stages(nbytes: int, w: Operand, profile: Profile) -> int:
+def _stages(nbytes: int, w: _Weight, profile: Profile) -> int:
     """Return how many stages of so many bytes a group has room for."""
     share = SHARE_OF.get(w.dtype.name, SHARE)
     room = profile.local_nbytes - OTHER_NBYTES - _x_nbytes(w)
     return min(MOST_STAGES, int(share * profile.local_nbytes) // nbytes, room // nbytes)
 
 
-def _x_nbytes(w: Operand) -> int:
+def _x_nbytes(w: Operand | _Weight) -> int:
     """Return what a row of x takes in local memory (``fed_row.h``)."""
     k = w.shape[-1]
     return 3 * k + k // 8 if w.dtype.is_quantized else 4 * k
@@ -221,12 +238,12 @@ def _stage_nbytes(side_nbytes: int, sides: int, aligned: bool) -> int:
     return sides * ((side_nbytes + (LINE - 1 if aligned else 2 * LINE - 1)) // LINE * LINE)
 
 
-def _outer(w: Operand) -> list[int]:
+def _outer(w: _Weight) -> list[int]:
     """Return the steps from expert to expert."""
     return [s for n, s in zip(w.shape[:-2], w.strides[:-2], strict=True) if n > 1]
 
 
-def _is_fed(w: Operand) -> bool:
+def _is_fed(w: _Weight) -> bool:
     """Whether the rows of a weight (of an expert) follow each other without gaps."""
     dtype: DType = w.dtype
     items = ITEMS.get(dtype.name, 0)
