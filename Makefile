@@ -33,8 +33,10 @@ demo: $(READY)-demo ## run a small trained model over two devices and compare wi
 test: $(READY)-dev ## run the tests (about the time of a coffee)
 	@$(ONE_THREAD) $(PY) -m pytest $(ARGS)
 
+# Some take long, and what pytest tells of a test that does can end the process.
 test-long: $(READY)-dev ## run all tests, slow ones and the nightly number of examples included
-	@$(ONE_THREAD) HYPOTHESIS_PROFILE=nightly $(PY) -m pytest -m "slow or not slow" --timeout=3600 $(ARGS)
+	@$(ONE_THREAD) HYPOTHESIS_PROFILE=nightly $(PY) -m pytest -m "slow or not slow" --timeout=3600 \
+		-o faulthandler_timeout=3600 $(ARGS)
 
 lint: $(READY)-dev ## ruff, format, mypy --strict and the import contracts
 	$(PY) -m ruff check .

@@ -14,7 +14,7 @@ from typing import Any
 
 PARTS = (
     "place", "kit", "mutants", "models", "times", "fed", "attention", "early_reads", "route",
-    "products", "decode", "pipeline",
+    "products", "decode", "session", "pipeline",
 )  # fmt: skip
 
 
