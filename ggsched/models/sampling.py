@@ -21,6 +21,11 @@ class Sampling:
     seed: int = 0
 
 
+def likeliest(logits: np.ndarray) -> int:
+    """Return the first of the largest numbers, or the first that is NaN, if there is one."""
+    return int(logits.argmax())
+
+
 class Sampler:
     """Draws tokens; remembers nothing but the state of its random numbers."""
 
@@ -28,13 +33,18 @@ class Sampler:
         self._temperature = sampling.temperature
         self._random = np.random.default_rng(sampling.seed)
 
-    def choose(self, logits: np.ndarray) -> int:
+    def choose(self, logits: np.ndarray, best: int | None = None) -> int:
         """Return a token for logits of shape (vocabulary,).
+
+        Args:
+            logits: float32.
+            best: What ``likeliest`` says of them, if that is known.
 
         Raises:
             ModelError: there is no largest number among them.
         """
-        best = int(np.argmax(logits))  # the first NaN, if there is one
+        if best is None:
+            best = likeliest(logits)
         largest = logits[best]
         if not np.isfinite(largest):
             raise ModelError(

@@ -22,7 +22,7 @@ from ggsched.models.memory_need import MemoryNeed, memory_need
 from ggsched.models.micro_batches import MicroBatch, MicroBatches
 from ggsched.models.offload import Homes, find_homes
 from ggsched.models.rehearsal import rehearse
-from ggsched.models.sampling import Sampler, Sampling
+from ggsched.models.sampling import Sampler, Sampling, likeliest
 from ggsched.models.session_options import SessionOptions
 from ggsched.models.spread import balance_options, constraints_of, fit_options
 from ggsched.models.trajectory import kv_bucket
@@ -124,6 +124,7 @@ class Session:
         self._graphs: RecentCache[tuple[int, int, int], Graph] = RecentCache(64)
         self._n_past = 0
         self._is_tainted = False
+        self._likeliest: int | None = None  # of the last logits, where it is known
         self.last_plan: Plan | None = None
         self.timing = Timing()
         if self.fit is not None and options.pipelining == "auto":
@@ -248,7 +249,8 @@ class Session:
         for i in range(n_predict):
             if on_logits is not None:
                 on_logits(logits)
-            token = sampler.choose(logits[-1])
+            known = None if on_logits is not None else self._likeliest
+            token = sampler.choose(logits[-1], known)
             if token in stop:
                 return
             yield token
@@ -320,7 +322,8 @@ class Session:
             each, lambda k: batch_inputs(each[k].graph, parts[k], past[k], n_out[k], window)
         )
         self._n_past += sum(map(len, parts))
-        self._is_tainted |= not all(np.isfinite(logits.max()) for logits in rows)
+        for logits in rows:
+            self._note(logits)
         return rows
 
     def _run(self, tokens: np.ndarray, n_out: int, copy: bool) -> np.ndarray:
@@ -335,8 +338,15 @@ class Session:
         out = self.scheduler.run(graph, inputs, self._constraints, copy=copy)
         self._n_past += n
         logits = out[graph.outputs[0]]
-        self._is_tainted |= not np.isfinite(logits.max())
+        self._note(logits)
         return logits
+
+    def _note(self, logits: np.ndarray) -> None:
+        """Look at logits once: for numbers that are not finite, and for what a sampler asks."""
+        *others, last = logits
+        self._likeliest = best = likeliest(last)
+        self._is_tainted |= not np.isfinite(last[best])
+        self._is_tainted |= bool(others) and not np.isfinite(logits.max())
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if not len(tokens):

@@ -8,8 +8,7 @@ from ggsched.ir.graph import Graph
 from ggsched.models.graph import build_model_graph
 from ggsched.models.spec import ModelSpec
 
-_SMALLEST_BUCKET: Final = 32
-_LARGEST_POWER: Final = 1024
+_BUCKETS: Final = (32, 256, 512, 1024)
 _STEP: Final = 512
 
 
@@ -62,10 +61,11 @@ def trajectory(
 def kv_bucket(n_used: int, n_ctx: int) -> int:
     """Return the rows of the cache that attention looks at: ``n_used``, rounded up.
 
-    Powers of two up to 1024, then multiples of 512, and of an eighth of the power of two above from
-    4096 on. So a growing sequence seldom needs a new plan, which takes as long as dozens of tokens
-    on a fast device, and never looks at more than twice what it uses.
+    To 32, 256, 512 or 1024, then to multiples of 512, and of an eighth of the power of two above
+    from 4096 on. So a growing sequence seldom needs a new plan, which takes as long as dozens of
+    tokens on a fast device, and looks at 256 rows or at less than twice what it uses.
     """
-    above = max(_SMALLEST_BUCKET, 1 << (n_used - 1).bit_length())
-    step = above if above <= _LARGEST_POWER else max(_STEP, above // 8)
+    if n_used <= _BUCKETS[-1]:
+        return min(next(rows for rows in _BUCKETS if n_used <= rows), n_ctx)
+    step = max(_STEP, (1 << (n_used - 1).bit_length()) // 8)
     return min(-(-n_used // step) * step, n_ctx)

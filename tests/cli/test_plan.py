@@ -84,7 +84,7 @@ def test_micro_batches_and_buckets(plan):
     assert [name.split(maxsplit=1)[1] for name in names] == [
         "T1 N32",
         "T1 N32",
-        "T1 N64",
+        "T1 N256",
         "T7 N32",
         "T200 N256",
     ]
