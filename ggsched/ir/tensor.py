@@ -145,11 +145,14 @@ def verify_window(t: Tensor, root: Tensor) -> None:
     """Check that a tensor is a sound window on its root (for a root: on itself).
 
     Raises:
-        GraphError: another element type, bytes outside the storage, an offset or a stride that
-            is no multiple of the element (of the block for quantised types), quantised blocks
-            that are not adjacent along the last axis, a root that is not contiguous.
+        GraphError: shape or strides that are no tuples, another element type, bytes outside the
+            storage, an offset or a stride that is no multiple of the element (of the block for
+            quantised types), quantised blocks that are not adjacent along the last axis, a root
+            that is not contiguous.
     """
     where = f"{t.name!r}"
+    if type(t.shape) is not tuple or type(t.strides) is not tuple:
+        raise GraphError(f"shape {t.shape} and strides {t.strides} must be tuples", where=where)
     if t.dtype is not root.dtype:
         raise GraphError(f"a window of {t.dtype} on a storage of {root.dtype}", where=where)
     if t.nbytes != span_nbytes(t.dtype, t.shape, t.strides):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -99,3 +101,9 @@ def test_permuted_windows_do_not_overlap_themselves(order):
 def test_unsound_windows_are_refused(bad, of, words):
     with pytest.raises(GraphError, match=words):
         verify_window(bad, of)
+
+
+@pytest.mark.parametrize("changed", [{"shape": [2]}, {"strides": [4]}])
+def test_what_is_no_tuple_is_refused(changed):
+    with pytest.raises(GraphError, match="must be tuples"):
+        verify_window(replace(window((2,)), **changed), root((2,)))
