@@ -141,3 +141,25 @@ def test_a_node_prints_its_label(graph):
     assert graph.label(node) == "n0 mul_mat 'up'"
     assert graph.label(graph.nodes[0]) == "n0 mul_mat"
     assert isinstance(node, Node)
+
+
+def test_calls_that_are_known_to_be_sound_are_told_from_those_that_equal_them():
+    """1 is True and 1.0 in Python; the digests of such graphs would differ."""
+    g = GraphBuilder("g")
+    graph = g.build(g.concat(g.input("a", (2, 4)), g.input("b", (2, 4)), axis=1))
+    verify_graph(graph)
+    for same in (True, 1.0):
+        with pytest.raises(GraphError):
+            verify_graph(with_node(graph, 0, params={"axis": same}))
+    verify_graph(with_node(graph, 0, params={"axis": 1}))
+
+
+def test_what_is_known_is_bounded(graph, monkeypatch):
+    monkeypatch.setattr("ggsched.ir.graph.KNOWN", 1)
+    known = set()
+    monkeypatch.setattr("ggsched.ir.graph._SOUND", known)
+    verify_graph(graph)
+    assert len(known) == 1
+    with pytest.raises(GraphError):
+        verify_graph(with_node(graph, 0, modes="rrp"))
+    verify_graph(graph)
