@@ -33,7 +33,7 @@ demo: $(READY)-demo ## run a small trained model over two devices and compare wi
 test: $(READY)-dev ## run the tests (about the time of a coffee)
 	@$(ONE_THREAD) $(PY) -m pytest $(ARGS)
 
-# Some take long, and what pytest tells of a test that does can end the process.
+# No dumps of tests that take long: to look at a thread that runs can end the process.
 test-long: $(READY)-dev ## run all tests, slow ones and the nightly number of examples included
 	@$(ONE_THREAD) HYPOTHESIS_PROFILE=nightly $(PY) -m pytest -m "slow or not slow" --timeout=3600 \
 		-o faulthandler_timeout=3600 $(ARGS)

@@ -160,7 +160,5 @@ class _Boundaries:
 def _meet(some: Sequence[Region], others: Sequence[Region]) -> bool:
     """Whether regions have bytes in common."""
     return any(
-        a.arena == b.arena and a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes
-        for a in some
-        for b in others
+        a.arena == b.arena and a.offset < b.end and b.offset < a.end for a in some for b in others
     )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _SOUND: Final[set[tuple[object, ...]]] = set()
-"""Calls of ops that were found sound: layers of a model have the same ones."""
+"""Calls of ops that were found sound, by all that ``_verify_call`` looks at."""
 
 
 @dataclass(frozen=True, slots=True)

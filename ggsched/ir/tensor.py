@@ -17,7 +17,7 @@ from ggsched.ir.dtype import DType
 MAX_AXES = 4
 
 KNOWN: Final = 4096
-"""Windows whose bytes are remembered: layers of a model have the same ones."""
+"""How many windows, and calls of ops, are remembered: layers of a model have the same ones."""
 
 
 class Role(Enum):

@@ -343,10 +343,9 @@ class Session:
 
     def _note(self, logits: np.ndarray) -> None:
         """Look at logits once: for numbers that are not finite, and for what a sampler asks."""
-        *others, last = logits
-        self._likeliest = best = likeliest(last)
-        self._is_tainted |= not np.isfinite(last[best])
-        self._is_tainted |= bool(others) and not np.isfinite(logits.max())
+        self._likeliest = best = likeliest(logits[-1])
+        top = logits[-1, best] if len(logits) == 1 else logits.max()
+        self._is_tainted |= not np.isfinite(top)
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if not len(tokens):

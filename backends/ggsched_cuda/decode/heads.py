@@ -18,6 +18,7 @@ from ggsched_cuda.decode.fused import (
     kind_of_rows,
     rope_arguments,
 )
+from ggsched_cuda.fed.operands import meet
 from ggsched_kernels import Profile
 from ggsched_kernels.calls import FAULT, Arg, CodeOf, Constant, f32, i32, window, window_of
 
@@ -111,11 +112,6 @@ def _copied(rows: BoundNode) -> Job | None:
 
 def _are_apart(a: Job, b: Job) -> bool:
     """Whether neither writes what the other one touches."""
-    return not any(_overlap(a.writes, o) for o in (*b.reads, b.writes)) and not any(
-        _overlap(b.writes, o) for o in a.reads
+    return not any(meet(a.writes, o) for o in (*b.reads, b.writes)) and not any(
+        meet(b.writes, o) for o in a.reads
     )
-
-
-def _overlap(a: Operand, b: Operand) -> bool:
-    common = a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes
-    return a.buffer is b.buffer and common
