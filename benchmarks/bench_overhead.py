@@ -18,7 +18,7 @@ from ggsched.ir import Graph, GraphBuilder
 from ggsched.passes import Constraints
 from ggsched.scheduler import Scheduler
 from ggsched_cpu.device import CpuDevice
-from ggsched_cpu.device import Settings as CpuSettings
+from ggsched_cpu.device import CpuSettings
 
 N = 2_000
 ROUNDS = 15

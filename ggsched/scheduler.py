@@ -19,23 +19,23 @@ from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device
 from ggsched.config import Settings
 from ggsched.errors import OutOfDeviceMemory, UsageError
-from ggsched.interchange.taking import ArrayLike, WeightsLike, host_arrays, host_weights
+from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_arrays, host_weights
 from ggsched.ir.graph import Graph
 from ggsched.passes.place import Constraints
 from ggsched.passes.plan_key import PlanKey
 from ggsched.plan.bundle import Plan
 from ggsched.planner import CacheInfo, Planner
-from ggsched.report.expect import recorded_run
-from ggsched.report.ladder import recorder_for, tell_machine
+from ggsched.report.debug_output import log_machine, recorder_for
+from ggsched.report.predicted_timeline import recorded_run
+from ggsched.run.autotune import Measured
 from ggsched.run.cache import RecentCache
-from ggsched.run.exchange import Exchange
 from ggsched.run.executor import Executor
 from ggsched.run.expert_ledger import ExpertLedger
-from ggsched.run.opening import names_of, opened
+from ggsched.run.open_devices import names_of, opened
 from ggsched.run.release import close_after, close_all
 from ggsched.run.resources import Resources
 from ggsched.run.store import Progress, TensorStore, WeightSource
-from ggsched.run.trial import Measured
+from ggsched.run.tensor_interop import Exchange
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.tracing import traced
 
@@ -93,7 +93,7 @@ class Scheduler:
         try:
             self._set_up(given)
             self._planner = Planner(self.settings, self.topology, plan_limit)
-            tell_machine(self.topology, self.settings.debug)
+            log_machine(self.topology, self.settings.debug)
         except BaseException:
             close_all(self._owned)
             raise

@@ -16,7 +16,7 @@ from ggsched.config import Settings
 from ggsched.passes import Constraints
 from ggsched.scheduler import Scheduler
 from ggsched_cpu.device import CpuDevice
-from ggsched_cpu.device import Settings as CpuSettings
+from ggsched_cpu.device import CpuSettings
 
 TIMEOUT_S = 60.0
 
