@@ -83,7 +83,7 @@ class CudaDevice:
             ``GGSCHED_TIMEOUT_S`` or 30 if not given.
 
     Attributes:
-        early: How kernels that are compiled from now on begin, see ``ggsched_cuda.programmatic_launch``.
+        early: How kernels compiled from now on begin (``ggsched_cuda.programmatic_launch``).
         profile: How kernels that are compiled from now on are cut.
     """
 

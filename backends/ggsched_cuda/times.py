@@ -84,7 +84,7 @@ class Base:
         card_s: When it was, in seconds of the GPU since its first base.
     """
 
-    __slots__ = ("_gpu_s", "_clock", "_event")
+    __slots__ = ("_clock", "_event", "_gpu_s")
 
     def __init__(self, clock: "GpuClock", event: Handle, gpu_s: float) -> None:
         self._clock, self._event, self._gpu_s = clock, event, gpu_s

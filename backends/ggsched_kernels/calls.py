@@ -117,7 +117,7 @@ class TuningProfile:
         units: Multiprocessors of a device whose lanes work in warps of 32; 0 for all others, which
             do without the kernels for warps.
         local_nbytes: Local memory of a group, where ``units`` says that there are warps.
-        has_feeder: Whether a warp can copy spans to local memory for others (capability 9.0).
+        has_tma: Whether a warp can copy spans to local memory for others (capability 9.0).
         row_lanes: Most work-items of a group that reduces one row; 0: as many as others.
     """
 
@@ -172,7 +172,7 @@ def warp_profile(units: int, local_nbytes: int, has_tma: bool) -> TuningProfile:
     Args:
         units: Its multiprocessors; kernels that stay resident have a group or two for each.
         local_nbytes: Local (shared) memory that one group can have.
-        has_feeder: Whether its compute capability is 9.0 or higher.
+        has_tma: Whether its compute capability is 9.0 or higher.
     """
     return replace(
         GPU,

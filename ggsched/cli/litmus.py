@@ -53,5 +53,7 @@ def _write(verdicts: Sequence["BlockVerdict"], quiet: bool) -> None:
             folded = wrap(line, WIDTH - 4, subsequent_indent="  ", break_on_hyphens=False)
             sys.stdout.writelines(f"    {part}\n" for part in folded)
     wrong = sum(not j.is_as_stated for j in verdicts)
-    agree = "both judges agree" if all(j.agree for j in verdicts) else "the judges do not agree"
-    sys.stdout.write(f"{len(verdicts)} verdicts, {wrong} not as stated, {agree}\n")
+    agree = "agree" if all(j.agree for j in verdicts) else "disagree"
+    sys.stdout.write(
+        f"{len(verdicts)} verdicts, {wrong} not as stated, checker and explorer {agree}\n"
+    )

@@ -46,8 +46,8 @@ def offload_experts(
     if not blocks:
         return placement
     cached = _cached_rows(graph, blocks, policy.cache_nbytes)
-    policy = _Policy(graph, topology, placement, policy, rates, _readers(graph))
-    offloads = [policy.weigh(block, cached[block.there]) for block in blocks]
+    weigher = _Weigher(graph, topology, placement, policy, rates, _readers(graph))
+    offloads = [weigher.weigh(block, cached[block.there]) for block in blocks]
     return _moved(graph, placement, _in_slots(offloads, policy.ring))
 
 
@@ -69,7 +69,7 @@ def expected_rows(count: int, draws: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Policy:
+class _Weigher:
     graph: Graph
     topology: Topology
     placement: Placement

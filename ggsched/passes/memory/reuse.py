@@ -58,7 +58,7 @@ class Concurrent:
         return Life(self._lives[values[0]].birth, self._lives[values[-1]].death)
 
     def live_ranges(self, members: Sequence[Sequence[int]]) -> tuple[list[Life], Interferes | None]:
-        """See ``ReuseOrder``: until the last of the blocks is born that does not know it to be free.
+        """See ``ReuseOrder``: until the birth of the last block that does not know it to be free.
 
         Lanes that write none of the blocks first never need to know.
         """
@@ -73,7 +73,7 @@ class Concurrent:
         return windows, self._apart(births, lasts)
 
     def _apart(self, values: Sequence[int], lasts: Sequence[Known]) -> Interferes:
-        """Return whether blocks that begin with these values may share bytes, see ``ReuseOrder``."""
+        """Return whether blocks that begin with these values may share bytes (``ReuseOrder``)."""
         births = [self._lives[v].birth for v in values]
         first = [self._visibility.first[v] for v in values]
         last = list(map(touched_lanes, lasts))

@@ -10,12 +10,12 @@ from ggsched.testing.litmus.program import LitmusBlock, Op, Range, Variant
 from ggsched.testing.litmus.verdict import BlockVerdict, block_verdict, check_variant
 
 __all__ = [
-    "LitmusBlock",
     "BlockVerdict",
+    "LitmusBlock",
     "Op",
     "Range",
     "Variant",
-    "check_variant",
     "block_verdict",
+    "check_variant",
     "parse_litmus",
 ]

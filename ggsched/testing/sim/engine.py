@@ -1,8 +1,8 @@
 """The heart of the simulator: pending commands, what may run next, and simulated time.
 
 A ``Task`` is a command that was enqueued. It comes after other tasks and is done in steps. Whenever
-the host calls, and as long as it waits, a ``SchedulePolicy`` is asked which step happens next, or whether
-the host goes on; nothing else makes anything happen.
+the host calls, and as long as it waits, a ``SchedulePolicy`` chooses which step happens next, or
+whether the host goes on; nothing else makes anything happen.
 """
 
 from bisect import insort
@@ -57,11 +57,11 @@ class Task:
         "causes",
         "end_s",
         "ended",
-        "injected_fault",
         "fault",
         "fetch",
         "followers",
         "hangs",
+        "injected_fault",
         "is_done",
         "kind",
         "label",
