@@ -27,9 +27,9 @@ _PLANS: Final = """\
 
 {plans} random plans, from seed {seed}, are broken by each operator of
 `ggsched.testing.plan_mutants`, and by moving records behind later work, which does no harm. A
-mutant is *found* if the sanitizer has a finding. If it has none, the explorer executes the plan in every order: *unchanged* means
-that all orders give the bytes that the graph's nodes give one after another, and anything else
-would be *missed*.
+mutant is *found* if the sanitizer has a finding. If it has none, the explorer executes the plan
+in every order: *unchanged* means that all orders give the bytes that the graph's nodes give one
+after another, and anything else would be *missed*.
 """
 
 
