@@ -67,9 +67,9 @@ def label(program):
 @cache
 def compiler():
     """Return the plug-in's compiler; tests are skipped, with the reason, where there is none."""
-    from ggsched_cuda.compiler import driver
-
     try:
+        from ggsched_cuda.compiler import driver
+
         driver.compiler_version()
     except BackendUnavailable as error:
         pytest.skip(f"{error.one_line()}: make test installs it with the extra 'nvrtc'")
