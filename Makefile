@@ -58,7 +58,7 @@ gpu: $(READY)-gpu ## with an NVIDIA GPU: kit, mutants, models and measurements, 
 	@$(ONE_THREAD) $(PY) -m benchmarks.gpu -o docs/measurements/$$(date +%F)-cuda.json $(ARGS)
 
 mutation: $(READY)-dev ## measure the mutation score and write docs/reference/mutation-score.md
-	@$(ONE_THREAD) $(PY) -m ggsched.testing.broken -o docs/reference/mutation-score.md $(ARGS)
+	@$(ONE_THREAD) $(PY) -m tests.mutants -o docs/reference/mutation-score.md $(ARGS)
 
 docs: $(READY)-docs ## build the documentation into site/, warnings are errors
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict

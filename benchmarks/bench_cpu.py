@@ -17,7 +17,7 @@ from ggsched.backend.base import BaseStream
 from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.ir.dtype import F32
 from ggsched.ir.tensor import contiguous_strides
-from ggsched_cpu.device import CpuDevice, Settings
+from ggsched_cpu.device import CpuDevice, CpuSettings
 
 N = 2_000
 ROUNDS = 15
@@ -36,7 +36,7 @@ def run() -> list[Row]:
 
 
 def _per_node() -> Row:
-    device = CpuDevice(0, Settings(sync=True))
+    device = CpuDevice(0, CpuSettings(sync=True))
     stream = device.create_stream()
     tensors = [_filled(device, 16) for _ in range(N + 1)]
     nodes = [_node("add", (a, tensors[0]), b) for a, b in pairwise(tensors)]
@@ -55,7 +55,7 @@ def _per_node() -> Row:
 
 def _per_command(is_sync: bool) -> list[Row]:
     mode = "synchronous" if is_sync else "worker"
-    device = CpuDevice(0, Settings(sync=is_sync))
+    device = CpuDevice(0, CpuSettings(sync=is_sync))
     stream = device.create_stream()
     rows = []
     with ThreadPoolExecutor(1) as pool:
@@ -99,7 +99,7 @@ def _commands(device: CpuDevice, stream: BaseStream) -> dict[str, Callable[[], o
 
 
 def _products(vectors: int) -> Row:
-    device = CpuDevice(0, Settings(sync=True))
+    device = CpuDevice(0, CpuSettings(sync=True))
     stream = device.create_stream()
     nodes, alone = [], []
     for n, k in _matrices():

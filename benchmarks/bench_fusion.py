@@ -30,8 +30,8 @@ from ggsched.models.batch_inputs import batch_inputs
 from ggsched.models.graph import build_model_graph
 from ggsched.models.hparams import HParams
 from ggsched.scheduler import Scheduler
-from ggsched.testing.direct import bound_nodes
-from ggsched.testing.values import LeafRule, leaf_values
+from ggsched.testing.eager import bound_nodes
+from ggsched.testing.generators.values import LeafRule, leaf_values
 
 ROUNDS: Final = (20, 1000)  # at least and at most
 BUDGET_S: Final = 4.0  # for both sides of a ratio

@@ -24,12 +24,17 @@ from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable
 from ggsched.ir import Graph, GraphBuilder
 from ggsched.ir.join import join_graphs
-from ggsched.models.turns import in_turns
+from ggsched.models.interleaved_stages import interleave
 from ggsched.passes import Constraints
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.memory.rings import Slots
 from ggsched.scheduler import Scheduler
-from ggsched.testing.expert_graphs import INPUT, expert_graph, expert_homes, expert_values
+from ggsched.testing.generators.expert_graphs import (
+    INPUT,
+    expert_graph,
+    expert_homes,
+    expert_values,
+)
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Trace, Work
 
@@ -82,7 +87,7 @@ def _overlap(tokens: int, bound: str) -> list[Row]:
     recorder = Recorder()
     settings = Settings(streams=1)
     with Scheduler(DEVICES, weights=values, settings=settings) as scheduler:
-        turned = in_turns(joined, scheduler.plan(joined.graph, wanted)) or joined
+        turned = interleave(joined, scheduler.plan(joined.graph, wanted)) or joined
         sides = {
             "together": partial(scheduler.run, turned.graph, inputs, wanted),
             "apart": partial(

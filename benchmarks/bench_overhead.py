@@ -17,8 +17,7 @@ from ggsched.config import Settings
 from ggsched.ir import Graph, GraphBuilder
 from ggsched.passes import Constraints
 from ggsched.scheduler import Scheduler
-from ggsched_cpu.device import CpuDevice
-from ggsched_cpu.device import Settings as CpuSettings
+from ggsched_cpu.device import CpuDevice, CpuSettings
 
 N = 2_000
 ROUNDS = 15

@@ -24,8 +24,14 @@ from benchmarks.measure import best, in_turn, ratio
 from benchmarks.table import Row
 from benchmarks.transformers import MODELS, model_graph
 from ggsched.passes import Constraints, make_plan
-from ggsched.passes.memory.contemporaries import find_near
-from ggsched.passes.memory.packing import Block, lower_bound, pack, place_by_birth, place_by_size
+from ggsched.passes.memory.interference import find_near
+from ggsched.passes.memory.packing import (
+    MemoryBlock,
+    lower_bound,
+    pack,
+    place_by_birth,
+    place_by_size,
+)
 from ggsched.plan.stats import plan_stats
 from ggsched.topology import Topology
 
@@ -50,16 +56,16 @@ def run() -> list[Row]:
     return rows + _transformers() + [_linear()]
 
 
-def read(path: Path) -> list[Block]:
+def read(path: Path) -> list[MemoryBlock]:
     """Return the blocks of a file with the columns id, lower, upper (not included), size."""
     with open(path, encoding="utf-8", newline="") as file:
         return [
-            Block(int(row["lower"]), int(row["upper"]) - 1, int(row["size"]))
+            MemoryBlock(int(row["lower"]), int(row["upper"]) - 1, int(row["size"]))
             for row in csv.DictReader(file)
         ]
 
 
-def cut(count: int, random: Random) -> list[Block]:
+def cut(count: int, random: Random) -> list[MemoryBlock]:
     """Return blocks that fill a rectangle of time and bytes without a gap, in random order."""
     pieces = [(0, 4096, 4096)]
     while len(pieces) < count:
@@ -73,13 +79,13 @@ def cut(count: int, random: Random) -> list[Block]:
             lower = max(1, int(units * at))
             pieces += [(first, end, lower), (first, end, units - lower)]
     random.shuffle(pieces)
-    return [Block(first, end - 1, 256 * units) for first, end, units in pieces]
+    return [MemoryBlock(first, end - 1, 256 * units) for first, end, units in pieces]
 
 
-def _table(name: str, problems: dict[str, list[Block]], bounds: tuple[str, str]) -> list[Row]:
+def _table(name: str, problems: dict[str, list[MemoryBlock]], bounds: tuple[str, str]) -> list[Row]:
     """Return a row for each problem and mode, and the geometric means."""
     rows, ratios = [], {}
-    modes: dict[str, Callable[[Sequence[Block]], tuple[list[int], int]]] = {
+    modes: dict[str, Callable[[Sequence[MemoryBlock]], tuple[list[int], int]]] = {
         "by birth, best fit": place_by_birth,
         "by size": _by_size,
         "default": pack,
@@ -110,7 +116,7 @@ def _table(name: str, problems: dict[str, list[Block]], bounds: tuple[str, str])
     return rows
 
 
-def _by_size(blocks: Sequence[Block]) -> tuple[list[int], int]:
+def _by_size(blocks: Sequence[MemoryBlock]) -> tuple[list[int], int]:
     near = find_near(blocks, most=len(blocks) ** 2)
     assert near is not None
     return place_by_size(blocks, near)
@@ -136,7 +142,7 @@ def _transformers() -> list[Row]:
 def _linear() -> Row:
     """Return how much longer five times as many blocks take, over five; neither is searched."""
     small, large = (
-        [Block(k, k + 3 + k % 17, 64 * (1 + k * 7919 % 97)) for k in range(n)]
+        [MemoryBlock(k, k + 3 + k % 17, 64 * (1 + k * 7919 % 97)) for k in range(n)]
         for n in (4_000, 20_000)
     )
     sides = {"large": partial(pack, large), "small": partial(pack, small)}

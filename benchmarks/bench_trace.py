@@ -16,8 +16,7 @@ from ggsched.passes import Constraints
 from ggsched.sanitize.trace import check_trace
 from ggsched.scheduler import Scheduler
 from ggsched.trace.recorder import Recorder
-from ggsched_cpu.device import CpuDevice
-from ggsched_cpu.device import Settings as CpuSettings
+from ggsched_cpu.device import CpuDevice, CpuSettings
 
 ROUNDS = 25
 LIMIT = 4_000_000

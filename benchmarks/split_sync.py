@@ -28,9 +28,9 @@ from ggsched.passes import Constraints, make_plan
 from ggsched.passes.draft import Draft
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.passes.order.emit import emit
+from ggsched.passes.order.enqueue_order import NO_STREAM
+from ggsched.passes.order.happens_before import Sync, SyncKind
 from ggsched.passes.order.hazards import Dependency
-from ggsched.passes.order.known import Means, Sync
-from ggsched.passes.order.outline import NO_STREAM
 from ggsched.passes.order.sync import SyncPlan
 from ggsched.passes.order.work import Work, list_work
 from ggsched.plan.bundle import Plan
@@ -124,7 +124,7 @@ class _Boundaries:
             self.pending.pop(stream, None)
             self.lent = [copy for copy in self.lent if self.work[copy].stream != stream]
 
-    def _note(self, means: Means, stream: int, earlier: int, later: int) -> None:
+    def _note(self, means: SyncKind, stream: int, earlier: int, later: int) -> None:
         sync = Sync(means, stream, earlier, self._dependency(earlier), later)
         self.result.before.setdefault(later, []).append(sync)
 

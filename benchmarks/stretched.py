@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 
 from ggsched.passes.draft import Draft
-from ggsched.passes.memory.packing import Block, pack
+from ggsched.passes.memory.packing import MemoryBlock, pack
 
 
 def stretched_nbytes(draft: Draft, device: int, overwrites: Mapping[int, int]) -> int:
@@ -32,7 +32,7 @@ def stretched_nbytes(draft: Draft, device: int, overwrites: Mapping[int, int]) -
         return step if k < len(cuts) and cuts[k] == step else cuts[k] - 1 if k < len(cuts) else end
 
     blocks = _blocks(draft, device, overwrites)
-    return pack([Block(first(b.birth), last(b.death), b.nbytes) for b in blocks])[1]
+    return pack([MemoryBlock(first(b.birth), last(b.death), b.nbytes) for b in blocks])[1]
 
 
 def unshared_nbytes(draft: Draft, device: int) -> int:
@@ -40,10 +40,10 @@ def unshared_nbytes(draft: Draft, device: int) -> int:
     return sum(block.nbytes for block in _blocks(draft, device, {}))
 
 
-def _blocks(draft: Draft, device: int, overwrites: Mapping[int, int]) -> list[Block]:
+def _blocks(draft: Draft, device: int, overwrites: Mapping[int, int]) -> list[MemoryBlock]:
     """Return the lives of the values of a device's arena, with those that take over their bytes."""
     lives, alignment = draft.timeline.lives, draft.topology.devices[device].alignment
-    blocks: dict[int, Block] = {}
+    blocks: dict[int, MemoryBlock] = {}
     root: dict[int, int] = {}
     for v in draft.splits.values:
         if v.device != device or v.bound or v.kind not in ("home", "replica"):
@@ -51,7 +51,7 @@ def _blocks(draft: Draft, device: int, overwrites: Mapping[int, int]) -> list[Bl
         taken = overwrites.get(v.id)
         if taken is None:
             root[v.id] = v.id
-            blocks[v.id] = Block(*lives[v.id], -(-v.nbytes // alignment) * alignment)
+            blocks[v.id] = MemoryBlock(*lives[v.id], -(-v.nbytes // alignment) * alignment)
         else:
             root[v.id] = base = root[taken]
             blocks[base] = blocks[base]._replace(death=lives[v.id].death)

@@ -9,7 +9,7 @@ H200 with its host; neither is needed. On the command line:
 from pathlib import Path
 
 import ggsched
-from ggsched.backend.paper import paper_devices
+from ggsched.backend.offline_device import paper_devices
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload
 from ggsched.models.session import Session, SessionOptions

@@ -13,7 +13,7 @@ from ggsched.backend.probe import probe
 from ggsched.passes import Constraints, make_plan
 from ggsched.sanitize import check_plan
 from ggsched.testing.explore import PlanProgram, explore, replay
-from ggsched.testing.mutants import drop_waits
+from ggsched.testing.plan_mutants import drop_waits
 from ggsched.testing.sim import SimConfig, SimWorld
 
 

@@ -18,9 +18,9 @@ from ggsched import Scheduler
 from ggsched.ir.dtype import F32
 from ggsched.ir.tensor import Role
 from ggsched.testing.conformance import Harness, run_conformance
-from ggsched.testing.direct import run_direct
-from ggsched.testing.oracle import run_oracle
-from ggsched.testing.strategies import ATOL, RTOL, graphs, seeds, values_for
+from ggsched.testing.eager import run_direct
+from ggsched.testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
+from ggsched.testing.oracle.interpreter import run_oracle
 
 MINE = {"ops": tuple(KERNELS), "weight_dtypes": (F32,)}  # what the backend declares
 BACKEND = open_backend()

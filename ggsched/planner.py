@@ -6,15 +6,15 @@ from typing import Final
 from ggsched.config import Settings
 from ggsched.errors import InternalError
 from ggsched.ir.graph import Graph
-from ggsched.passes.chosen_options import AUTO_LIMIT, plan_options
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints
 from ggsched.passes.plan_key import PlanKey, plan_key
+from ggsched.passes.resolve_options import AUTO_LIMIT, plan_options
 from ggsched.plan.bundle import Plan
-from ggsched.report.ladder import tell_plan
+from ggsched.report.debug_output import log_plan
+from ggsched.run.autotune import Measured, Trial
 from ggsched.run.cache import RecentCache
-from ggsched.run.trial import Measured, Trial
 from ggsched.sanitize import check_plan
 from ggsched.topology.model import Topology
 
@@ -80,14 +80,14 @@ class Planner:
     def next_key(self, graph: Graph, constraints: Constraints) -> PlanKey:
         """Return the key of the plan that the next run uses."""
         key = self._key(graph, constraints)
-        if self._settings.streams != "measure":
+        if self._settings.streams != "autotune":
             return key
         trial = self._trials.get(key, lambda: self._begin_trial(graph, constraints, key))
         return (*key[:-1], trial.way)
 
     def is_tried(self, graph: Graph, constraints: Constraints) -> bool:
         """Whether the time of the next run counts."""
-        if self._settings.streams != "measure":
+        if self._settings.streams != "autotune":
             return False
         return self._trials.get(self._key(graph, constraints), _no_trial).is_open
 
@@ -120,7 +120,7 @@ class Planner:
     def _make_plan(self, graph: Graph, constraints: Constraints, options: PlanOptions) -> Plan:
         verify = self._settings.verify
         plan = make_plan(graph, self._topology, constraints, options, verify=verify)
-        tell_plan(plan, self._settings.debug)
+        log_plan(plan, self._settings.debug)
         if self._settings.sanitize == "plan":
             check_plan(plan).raise_if_findings()
         return plan

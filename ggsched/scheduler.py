@@ -19,23 +19,23 @@ from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device
 from ggsched.config import Settings
 from ggsched.errors import OutOfDeviceMemory, UsageError
-from ggsched.interchange.taking import ArrayLike, WeightsLike, host_arrays, host_weights
+from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_arrays, host_weights
 from ggsched.ir.graph import Graph
 from ggsched.passes.place import Constraints
 from ggsched.passes.plan_key import PlanKey
 from ggsched.plan.bundle import Plan
 from ggsched.planner import CacheInfo, Planner
-from ggsched.report.expect import recorded_run
-from ggsched.report.ladder import recorder_for, tell_machine
+from ggsched.report.debug_output import log_machine, recorder_for
+from ggsched.report.predicted_timeline import recorded_run
+from ggsched.run.autotune import Measured
 from ggsched.run.cache import RecentCache
-from ggsched.run.exchange import Exchange
 from ggsched.run.executor import Executor
 from ggsched.run.expert_ledger import ExpertLedger
-from ggsched.run.opening import names_of, opened
+from ggsched.run.open_devices import names_of, opened
 from ggsched.run.release import close_after, close_all
 from ggsched.run.resources import Resources
 from ggsched.run.store import Progress, TensorStore, WeightSource
-from ggsched.run.trial import Measured
+from ggsched.run.tensor_interop import Exchange
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.tracing import traced
 
@@ -47,9 +47,9 @@ class Scheduler:
 
     Weights and states are resident once and shared by all graphs that name them. Plans and their
     memory are cached by graph digest and constraints; machine and settings are the same throughout.
-    The ``plan_limit`` plans used last are kept, unless a new one needs their memory. With the
-    setting ``streams="measure"`` the first runs of a graph alternate between a plan with one stream
-    per device and one with several, and the faster stays.
+    The ``plan_limit`` plans used last are kept, unless a new one needs their memory. With
+    ``streams="autotune"`` the first runs of a graph alternate between a plan with one stream per
+    device and one with several, and the faster stays.
 
     After an error of a run the streams have been drained and other runs may follow, unless a
     device has faulted: then ``reset`` starts again. ``close`` releases everything in any case.
@@ -76,7 +76,7 @@ class Scheduler:
             plan_limit: Number of plans whose memory is kept.
             progress: Called with name and bytes of each weight that has become resident.
             recorder: Writes down all that the devices are told.
-            clock: Seconds, for ``streams="measure"``.
+            clock: Seconds, for ``streams="autotune"``.
 
         Raises:
             UsageError: a device name that makes no sense, no devices, or a memory budget for a
@@ -93,7 +93,7 @@ class Scheduler:
         try:
             self._set_up(given)
             self._planner = Planner(self.settings, self.topology, plan_limit)
-            tell_machine(self.topology, self.settings.debug)
+            log_machine(self.topology, self.settings.debug)
         except BaseException:
             close_all(self._owned)
             raise

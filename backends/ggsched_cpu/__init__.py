@@ -6,7 +6,7 @@ from ggsched.backend.protocols import Backend
 def open_backend() -> Backend:
     """Return the backend; the entry point of the plug-in."""
     from ggsched.backend.base import BaseBackend
-    from ggsched_cpu.device import MAX_DEVICES, CpuDevice, Settings
+    from ggsched_cpu.device import MAX_DEVICES, CpuDevice, CpuSettings
 
-    settings = Settings.from_environment()
+    settings = CpuSettings.from_environment()
     return BaseBackend("cpu", lambda index: CpuDevice(index, settings), limit=MAX_DEVICES)

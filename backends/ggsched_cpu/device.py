@@ -20,7 +20,7 @@ from ggsched.backend.timeouts import EVENT_TIMEOUT_S, event_timeout
 from ggsched.errors import OutOfDeviceMemory
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched_cpu.kernels import supported_fusions, supported_ops
-from ggsched_cpu.program import QuietSegment, Segment, compile_calls
+from ggsched_cpu.program import CallList, QuietSegment, compile_calls
 from ggsched_cpu.stream import WorkerStream
 
 MAX_DEVICES: Final = 64
@@ -28,7 +28,7 @@ MAX_DEVICES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CpuSettings:
     """What can be set from outside.
 
     Attributes:
@@ -50,7 +50,7 @@ class Settings:
         return cls(os.environ.get("GGSCHED_CPU_SYNC", "").strip() == "1", timeout)
 
 
-def cpu_facts(index: int, settings: Settings) -> DeviceFacts:
+def cpu_facts(index: int, settings: CpuSettings) -> DeviceFacts:
     """Return the facts of a logical device; all but the name are the same."""
     return host_facts(
         "cpu",
@@ -72,8 +72,8 @@ class CpuDevice(BaseDevice):
         settings: See there.
     """
 
-    def __init__(self, index: int = 0, settings: Settings | None = None) -> None:
-        self.settings = settings or Settings()
+    def __init__(self, index: int = 0, settings: CpuSettings | None = None) -> None:
+        self.settings = settings or CpuSettings()
         super().__init__(cpu_facts(index, self.settings), {})
         self.event_timeout_s = self.settings.timeout_s
 
@@ -91,7 +91,7 @@ class CpuDevice(BaseDevice):
             calls, labels = compile_calls(nodes)
         except MemoryError as error:
             raise OutOfDeviceMemory("no memory for scratch", where=self.facts.name) from error
-        segment = QuietSegment if self.settings.sync else Segment
+        segment = QuietSegment if self.settings.sync else CallList
         return BaseProgram(stream, segment(calls, labels))
 
     def wait_path(self, other: DeviceFacts) -> WaitPath:

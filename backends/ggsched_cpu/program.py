@@ -16,13 +16,13 @@ import numpy as np
 from ggsched.backend.program import BoundNode, groups_of
 from ggsched.backend.timing import HostTaken
 from ggsched_cpu.kernels import EMITTERS, emit_group
-from ggsched_cpu.site import Call, Node, Site
+from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node
 
 Flagged = tuple[Callable[..., object], tuple[Any, ...], bool]
 """A call, and whether it is the last of its node."""
 
 
-class Segment:
+class CallList:
     """Calls to run in order, the body of a program.
 
     Args:
@@ -76,7 +76,7 @@ def _flagged(calls: list[Call], labels: list[str]) -> tuple[list[str], list[Flag
     return nodes, [(*call, last) for call, last in zip(calls, is_last, strict=True)]
 
 
-class QuietSegment(Segment):
+class QuietSegment(CallList):
     """A segment for the caller's thread, where numpy may be set to warn."""
 
     def run(self) -> None:
@@ -92,7 +92,7 @@ class QuietSegment(Segment):
 
 def compile_calls(nodes: Sequence[BoundNode]) -> tuple[list[Call], list[str]]:
     """Resolve nodes to calls, and to the label of the node of each call."""
-    site = Site()
+    site = CpuLoweringContext()
     calls: list[Call] = []
     labels: list[str] = []
     for some in groups_of(nodes):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ggsched.backend.base import BaseStream
-from ggsched.backend.bodies import Command
+from ggsched.backend.program_body import Command
 from ggsched.backend.progress import Progress
 from ggsched.errors import DeviceFault
 

@@ -1,66 +1,66 @@
-"""The backend: devices by index, and several on one card."""
+"""The backend: devices by index, and several on one GPU."""
 
 from typing import Final
 
 from ggsched.backend.protocols import Device
 from ggsched.errors import BackendUnavailable
-from ggsched_cuda import cards, driver
-from ggsched_cuda.card import Card
+from ggsched_cuda import cuda_contexts, driver
+from ggsched_cuda.cuda_context import CudaContext
 from ggsched_cuda.device import PARTS, CudaDevice
 
 
 class CudaBackend:
-    """Finds the cards of the machine.
+    """Finds the GPUs of the machine.
 
-    ``cuda:0`` is a card. ``cuda:0/0`` to ``cuda:0/3`` are logical devices on it, each with a
+    ``cuda:0`` is a GPU. ``cuda:0/0`` to ``cuda:0/3`` are logical devices on it, each with a
     quarter of its memory and streams of its own; between two of them things go as between two
-    cards that reach each other.
+    GPUs that reach each other.
 
     Raises:
-        BackendUnavailable: there is no driver or no card.
+        BackendUnavailable: there is no driver or no GPU.
     """
 
     name: Final = "cuda"
     contract_version: Final = (1, 0)
 
     def __init__(self) -> None:
-        self._found = driver.find_cards()
+        self._found = driver.find_gpus()
 
     def device_count(self) -> int:
-        """How many cards are offered."""
+        """How many GPUs are offered."""
         return len(self._found)
 
     def open_device(self, index: int) -> Device:
-        """Open a card; every call gives a device of its own."""
-        return CudaDevice(self._card(index), f"cuda:{index}", 1)
+        """Open a GPU; every call gives a device of its own."""
+        return CudaDevice(self._gpu(index), f"cuda:{index}", 1)
 
     def open_part(self, index: int, part: int) -> Device:
-        """Open a logical device of a card.
+        """Open a logical device of a GPU.
 
         Raises:
-            BackendUnavailable: there is no such card, or no such part.
+            BackendUnavailable: there is no such GPU, or no such part.
         """
         if not 0 <= part < PARTS:
             raise BackendUnavailable(
                 f"there is no device cuda:{index}/{part}",
-                why=f"a card has {PARTS} logical devices",
+                why=f"a GPU has {PARTS} logical devices",
                 hint="count from zero",
             )
-        return CudaDevice(self._card(index), f"cuda:{index}/{part}", PARTS)
+        return CudaDevice(self._gpu(index), f"cuda:{index}/{part}", PARTS)
 
-    def _card(self, index: int) -> Card:
+    def _gpu(self, index: int) -> CudaContext:
         if not 0 <= index < len(self._found):
             raise BackendUnavailable(
                 f"there is no device cuda:{index}",
                 why=f"there are {len(self._found)}",
-                hint="count from zero; cuda:0/1 is the second logical device of the first card",
+                hint="count from zero; cuda:0/1 is the second logical device of the first GPU",
             )
         try:
-            return cards.CARDS.open(self._found[index], len(self._found))
+            return cuda_contexts.CUDA_CONTEXTS.open(self._found[index], len(self._found))
         except driver.CudaError as error:
             raise BackendUnavailable(
-                "the card cannot be used",
+                "the GPU cannot be used",
                 where=f"cuda:{index}",
                 why=str(error),
-                hint="after a fault CUDA ends all work of a process on a card: start it again",
+                hint="after a fault CUDA ends all work of a process on a GPU: start it again",
             ) from error

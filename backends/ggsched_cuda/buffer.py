@@ -17,14 +17,14 @@ class CudaBuffer:
     Args:
         device: Whose memory it is.
         nbytes: Its length.
-        address: Where it starts; every card that reaches this one uses the same address.
+        address: Where it starts; every GPU that reaches this one uses the same address.
     """
 
     def __init__(self, device: "CudaDevice", nbytes: int, address: int) -> None:
         self.device = device
         self.nbytes = nbytes
         self._address: int | None = address
-        self._free = weakref.finalize(self, device.card.free, address)
+        self._free = weakref.finalize(self, device.gpu.free, address)
         self._free.atexit = False
 
     @property

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from ggsched.backend.program import Operand
 from ggsched.backend.protocols import Buffer
 from ggsched_kernels import KernelCall
-from ggsched_kernels.calls import Also, Special
-from ggsched_kernels.site import Site
+from ggsched_kernels.calls import ArgPlaceholder, MirrorOutput
+from ggsched_kernels.lowering_context import LoweringContext
 
-Place = tuple[Buffer | Special, int]
+Place = tuple[Buffer | ArgPlaceholder, int]
 """Memory, and an offset in bytes."""
 
 
@@ -42,7 +42,7 @@ class ProductCall:
 Call = KernelCall | ProductCall
 
 
-class CudaSite(Site):
+class CudaLoweringContext(LoweringContext):
     """A node while it is being lowered; its calls may be products too."""
 
     calls: list[Call]  # type: ignore[assignment]
@@ -58,4 +58,4 @@ class CudaSite(Site):
         """Say that the last call can write a result to a second place, by one of its arguments."""
         call = self.calls[-1]
         assert isinstance(call, KernelCall)
-        self.calls[-1] = replace(call, also=Also(y.buffer, y.offset, y.nbytes, arg))
+        self.calls[-1] = replace(call, also=MirrorOutput(y.buffer, y.offset, y.nbytes, arg))

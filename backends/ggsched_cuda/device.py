@@ -14,29 +14,29 @@ from ggsched.backend.timeouts import event_timeout
 from ggsched.backend.timing import Clock
 from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
 from ggsched.topology.caps import DeviceFacts, WaitPath
+from ggsched_cuda.async_errors import LOST
 from ggsched_cuda.buffer import CudaBuffer
-from ggsched_cuda.card import ALIGNMENT, Card
-from ggsched_cuda.choose import fusions_of, neighbours_of
-from ggsched_cuda.driver import CudaError, Found
-from ggsched_cuda.early import FIRST_ARCH, Mode
+from ggsched_cuda.cuda_context import ALIGNMENT, CudaContext
+from ggsched_cuda.driver import CudaError, DeviceInfo
 from ggsched_cuda.event import CudaEvent
 from ggsched_cuda.graphs import CudaCapture
+from ggsched_cuda.kernel_selection import fusions_of, neighbours_of
 from ggsched_cuda.polling import POLLING
 from ggsched_cuda.program import CudaProgram
+from ggsched_cuda.programmatic_launch import FIRST_ARCH, Mode
 from ggsched_cuda.stream import CudaStream
-from ggsched_cuda.verdicts import LOST
-from ggsched_kernels import Profile, supported_ops, warp_profile
+from ggsched_kernels import TuningProfile, supported_ops, warp_profile
 
 PARTS: Final = 4
-"""Logical devices of a card."""
+"""Logical devices of a GPU."""
 
 MAX_STREAMS: Final = 16
 RESERVED_NBYTES: Final = 2 << 30
-"""Of a card, for contexts, machine code, and the workspaces of cuBLAS."""
+"""Of a GPU, for contexts, machine code, and the workspaces of cuBLAS."""
 
 
-def facts_of(name: str, parts: int, found: Found) -> DeviceFacts:
-    """Return the facts of a card, or of one of ``parts`` logical devices on it."""
+def facts_of(name: str, parts: int, found: DeviceInfo) -> DeviceFacts:
+    """Return the facts of a GPU, or of one of ``parts`` logical devices on it."""
     version = f"{found.driver // 1000}.{found.driver % 1000 // 10}"
     memory = max(0, found.memory_nbytes - RESERVED_NBYTES) // parts // ALIGNMENT * ALIGNMENT
     share = f", 1/{parts} of it" if parts > 1 else ""
@@ -62,45 +62,45 @@ def facts_of(name: str, parts: int, found: Found) -> DeviceFacts:
     )
 
 
-def profile_of(found: Found) -> Profile:
-    """Return how kernels are cut for a card."""
+def profile_of(found: DeviceInfo) -> TuningProfile:
+    """Return how kernels are cut for a GPU."""
     return warp_profile(found.processors, found.shared_nbytes, found.arch >= FIRST_ARCH)
 
 
-def card_of(facts: DeviceFacts) -> int:
-    """Return the number of the card of a device of this backend."""
+def gpu_of(facts: DeviceFacts) -> int:
+    """Return the number of the GPU of a device of this backend."""
     return int(facts.name.partition(":")[2].partition("/")[0])
 
 
 class CudaDevice:
-    """A card, or a logical device on one.
+    """A GPU, or a logical device on one.
 
     Args:
-        card: The card.
+        GPU: The GPU.
         name: Name of the device.
-        parts: How many devices share the card's memory.
+        parts: How many devices share the GPU's memory.
         timeout_s: How long a stream waits for an event of another backend before it fails;
             ``GGSCHED_TIMEOUT_S`` or 30 if not given.
 
     Attributes:
-        early: How kernels that are compiled from now on begin, see ``ggsched_cuda.early``.
+        early: How kernels compiled from now on begin (``ggsched_cuda.programmatic_launch``).
         profile: How kernels that are compiled from now on are cut.
     """
 
     def __init__(
-        self, card: Card, name: str, parts: int, *, timeout_s: float | None = None
+        self, gpu: CudaContext, name: str, parts: int, *, timeout_s: float | None = None
     ) -> None:
-        self.card = card
-        self.facts = facts_of(name, parts, card.found)
+        self.gpu = gpu
+        self.facts = facts_of(name, parts, gpu.found)
         self.event_timeout_s = event_timeout() if timeout_s is None else timeout_s
         self.early: Mode = "on"
-        self.profile: Profile = profile_of(card.found)
+        self.profile: TuningProfile = profile_of(gpu.found)
         self.is_closed = False
         self._lock = threading.RLock()
         self._buffers: weakref.WeakSet[CudaBuffer] = weakref.WeakSet()
         self._streams: weakref.WeakSet[CudaStream] = weakref.WeakSet()
         self._streams_made = 0
-        card.begin_device()
+        gpu.begin_device()
 
     # --- memory -------------------------------------------------------------------------------
 
@@ -121,9 +121,9 @@ class CudaDevice:
                 raise checks.out_of_memory_error(self.facts, nbytes, self.free_nbytes)
             try:
                 with faults(self.facts.name, "allocate"):
-                    address = self.card.take(nbytes)
+                    address = self.gpu.take(nbytes)
             except OutOfDeviceMemory as error:
-                why = "the card gives no more; other programs may use it"
+                why = "the GPU gives no more; other programs may use it"
                 raise checks.out_of_memory_error(
                     self.facts, nbytes, self.free_nbytes, why
                 ) from error
@@ -137,7 +137,7 @@ class CudaDevice:
             self._buffers.discard(buffer)
 
     def import_host(self, memory: HostMemory) -> CudaBuffer:
-        """Refuse: kernels read memory of the card only (TRU-1)."""
+        """Refuse: kernels read memory of the GPU only (TRU-1)."""
         self._require_open()
         checks.check_import(self.facts, memory)
         raise AssertionError("not declared")
@@ -146,8 +146,8 @@ class CudaDevice:
         """Return writable pinned memory."""
         self._require_open()
         with faults(self.facts.name, "allocate_host"):
-            self.card.enter()
-            return self.card.pinned.view(nbytes)
+            self.gpu.enter()
+            return self.gpu.pinned.view(nbytes)
 
     # --- streams, events, programs ------------------------------------------------------------
 
@@ -169,8 +169,8 @@ class CudaDevice:
                 stream = CudaStream(self, f"{self.facts.name} stream {self._streams_made}")
             self._streams_made += 1
             self._streams.add(stream)
-        self.card.add(stream)
-        self.card.sweep()
+        self.gpu.add(stream)
+        self.gpu.sweep()
         return stream
 
     def create_event(self) -> CudaEvent:
@@ -200,11 +200,11 @@ class CudaDevice:
     def copies_with(self, other: DeviceFacts) -> bool:
         """Whether streams copy from and to buffers of another device (CPY-6).
 
-        Host memory, and cards that this one reaches.
+        Host memory, and GPUs that this one reaches.
         """
         if other.backend == self.facts.backend:
-            mine, theirs = self.card.found.ordinal, card_of(other)
-            return mine == theirs or theirs in self.card.peers
+            mine, theirs = self.gpu.found.ordinal, gpu_of(other)
+            return mine == theirs or theirs in self.gpu.peers
         return other.is_host
 
     def wait_path(self, other: DeviceFacts) -> WaitPath:
@@ -213,7 +213,7 @@ class CudaDevice:
             return "host"
         if other.backend == self.facts.backend:
             return "native"
-        return "thread" if self.card.found.waits_for_values else "host"
+        return "thread" if self.gpu.found.waits_for_values else "host"
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -229,10 +229,10 @@ class CudaDevice:
             stream.open_gates()
         for stream in list(self._streams):
             stream.close()
-        POLLING.wait_until(self.card.sweep, self.event_timeout_s)
+        POLLING.wait_until(self.gpu.sweep, self.event_timeout_s)
         for buffer in list(self._buffers):
             buffer.close()
-        self.card.end_device(self.event_timeout_s)
+        self.gpu.end_device(self.event_timeout_s)
 
     def _require_open(self) -> None:
         if self.is_closed:

@@ -73,16 +73,16 @@ def check(result: tuple[Any, ...], call: str) -> Any:
     return result[1] if len(result) == 2 else result[1:]
 
 
-# --- cards ------------------------------------------------------------------------------------
+# --- GPUs ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A card.
+class DeviceInfo:
+    """A GPU.
 
     Attributes:
-        ordinal: Number of the card.
-        name: Name of the card, e.g. "NVIDIA H200".
+        ordinal: Number of the GPU.
+        name: Name of the GPU, e.g. "NVIDIA H200".
         arch: Compute capability as two digits or three, e.g. 90.
         memory_nbytes: Memory in all.
         driver: Version of CUDA that the driver knows, e.g. 13000.
@@ -102,11 +102,11 @@ class Found:
 
 
 @cache
-def find_cards() -> tuple[Found, ...]:
-    """Return all cards that the driver shows.
+def find_gpus() -> tuple[DeviceInfo, ...]:
+    """Return all GPUs that the driver shows.
 
     Raises:
-        BackendUnavailable: there is no driver, or no card.
+        BackendUnavailable: there is no driver, or no GPU.
     """
     try:
         check(cu.cuInit(0), "cuInit")
@@ -121,7 +121,7 @@ def find_cards() -> tuple[Found, ...]:
     return found
 
 
-def _describe(ordinal: int) -> Found:
+def _describe(ordinal: int) -> DeviceInfo:
     device = check(cu.cuDeviceGet(ordinal), "cuDeviceGet")
 
     def attribute(which: Any) -> int:
@@ -130,7 +130,7 @@ def _describe(ordinal: int) -> Found:
     major = attribute(_A.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
     minor = attribute(_A.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
     name = check(cu.cuDeviceGetName(256, device), "cuDeviceGetName")
-    return Found(
+    return DeviceInfo(
         ordinal=ordinal,
         name=bytes(name).split(b"\0")[0].decode(),
         arch=10 * major + minor,
@@ -153,10 +153,10 @@ _here: Final = _Here()
 
 @cache
 def context_of(ordinal: int) -> Any:
-    """Return the primary context of a card, the one that other libraries in the process use.
+    """Return the primary context of a GPU, the one that other libraries in the process use.
 
     It is never given back: making one takes a fifth of a second, and giving it back would end
-    everything that others have on the card.
+    everything that others have on the GPU.
     """
     device = check(cu.cuDeviceGet(ordinal), "cuDeviceGet")
     return check(cu.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")
@@ -170,7 +170,7 @@ def enter(context: Any) -> None:
 
 
 def can_reach(ordinal: int, other: int) -> bool:
-    """Whether a card can access the memory of another one."""
+    """Whether a GPU can access the memory of another one."""
     if ordinal == other:
         return True
     return bool(check(cu.cuDeviceCanAccessPeer(ordinal, other), "cuDeviceCanAccessPeer"))
@@ -180,7 +180,7 @@ def can_reach(ordinal: int, other: int) -> bool:
 
 
 def make_pool(ordinal: int, peers: Sequence[int]) -> Any:
-    """Return a pool of memory of a card that cards ``peers`` can access.
+    """Return a pool of memory of a GPU that GPUs ``peers`` can access.
 
     It reuses memory only when the stream that freed it has come so far, and never lets a stream
     wait for another one in secret: what is handed out is free.
@@ -242,7 +242,7 @@ def give_memory(address: Handle, stream: Handle) -> None:
 
 
 def take_pinned(nbytes: int) -> Handle:
-    """Return the address of page-locked host memory that every card can access there.
+    """Return the address of page-locked host memory that every GPU can access there.
 
     Raises:
         OutOfDeviceMemory: the system gives no more.
@@ -265,7 +265,7 @@ def enqueue_download(target: int, address: Handle, nbytes: int, stream: Handle) 
 
 
 def enqueue_copy(to: Handle, address: Handle, nbytes: int, stream: Handle) -> None:
-    """Copy within a card, or between cards that reach each other."""
+    """Copy within a GPU, or between GPUs that reach each other."""
     check(cu.cuMemcpyAsync(to, address, nbytes, stream), "cuMemcpyAsync")
 
 
@@ -300,7 +300,7 @@ def seconds_between(earlier: Handle, later: Handle) -> float:
 
 
 def enqueue_wait(stream: Handle, event: Handle) -> None:
-    """Hold a stream until an event of any card, as recorded now, is done."""
+    """Hold a stream until an event of any GPU, as recorded now, is done."""
     check(cu.cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent")
 
 

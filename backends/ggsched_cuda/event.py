@@ -3,36 +3,36 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ggsched.backend.queued.error_state import PendingStatus
 from ggsched.backend.queued.events import PointEvent, QueuePoint
-from ggsched.backend.queued.faults import Verdict
 from ggsched.errors import DeviceFault
 from ggsched_cuda import driver
+from ggsched_cuda.async_errors import LOST
 from ggsched_cuda.driver import NOT_READY, READY
 from ggsched_cuda.polling import POLLING
-from ggsched_cuda.verdicts import LOST
 
 if TYPE_CHECKING:
-    from ggsched_cuda.card import Card
+    from ggsched_cuda.cuda_context import CudaContext
 
 
 class Marker:
-    """An event of the driver; it goes back to its card when nobody has it any more.
+    """An event of the driver; it goes back to its GPU when nobody has it any more.
 
     A stream that waits for it already is not disturbed by that: the driver has taken down what to
     wait for when the wait was enqueued.
     """
 
-    __slots__ = ("_card", "_state", "handle")
+    __slots__ = ("_gpu", "_state", "handle")
 
-    def __init__(self, card: "Card") -> None:
-        self.handle = card.take_event()
-        self._card = card
+    def __init__(self, gpu: "CudaContext") -> None:
+        self.handle = gpu.take_event()
+        self._gpu = gpu
         self._state = NOT_READY
 
     def state(self) -> int:
         """Return ``READY``, ``NOT_READY`` or the number of an error; never blocks."""
         if self._state == NOT_READY:
-            self._card.enter()
+            self._gpu.enter()
             self._state = int(driver.query_event(self.handle)[0])
         return self._state
 
@@ -41,7 +41,7 @@ class Marker:
         return self.state() != NOT_READY
 
     def __del__(self) -> None:
-        self._card.give_event(self.handle)
+        self._gpu.give_event(self.handle)
 
 
 class Point(QueuePoint):
@@ -56,7 +56,11 @@ class Point(QueuePoint):
     polling = POLLING
 
     def __init__(
-        self, marker: Marker | None, verdicts: Sequence[Verdict], where: str, holds: Any = None
+        self,
+        marker: Marker | None,
+        verdicts: Sequence[PendingStatus],
+        where: str,
+        holds: Any = None,
     ) -> None:
         super().__init__(verdicts, where)
         self.marker = marker

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ggsched.backend import checks
-from ggsched.backend.capture import Graph
+from ggsched.backend.capture import DeviceGraph
 from ggsched.backend.capture_errors import (
     captured_already_error,
     no_streams_error,
@@ -16,11 +16,11 @@ from ggsched.backend.capture_errors import (
 from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import DeviceFault
 from ggsched_cuda import driver
+from ggsched_cuda.async_errors import FaultWords
 from ggsched_cuda.capture import driver as capturing
+from ggsched_cuda.deferred import DeferredCommands
 from ggsched_cuda.driver import CudaError
 from ggsched_cuda.event import CudaEvent, Marker
-from ggsched_cuda.putting_off import PutOff
-from ggsched_cuda.verdicts import FaultWords
 
 if TYPE_CHECKING:
     from ggsched_cuda.device import CudaDevice
@@ -51,11 +51,11 @@ class CudaCapture:
         self.forgets: list[Callable[[], None]] = []
         self.words: set[FaultWords] = set()
         self._device = device
-        self.put_off = {stream: PutOff(stream) for stream in self._streams}
+        self.put_off = {stream: DeferredCommands(stream) for stream in self._streams}
         self._captured: Any = None  # the driver's graph, from the end of the capture on
         self._is_going = True
         self._is_over = False
-        device.card.enter()
+        device.gpu.enter()
         self.before = [marker for stream in self._streams for marker in stream.unfinished()]
         for stream in self._streams:
             stream.capture = self
@@ -103,7 +103,7 @@ class CudaCapture:
         self._is_over = True
         return CudaGraph(self._streams[0], executable, count, self)
 
-    def end_into(self, graph: Graph) -> str:
+    def end_into(self, graph: DeviceGraph) -> str:
         """Stop, and let a graph be what was captured, if the driver can (CAP-4).
 
         Returns:
@@ -137,7 +137,7 @@ class CudaCapture:
         if self._is_over:
             return
         self._is_over = True
-        self._device.card.enter()
+        self._device.gpu.enter()
         captured, self._captured = self._captured, None
         try:
             if self._is_going:
@@ -152,10 +152,10 @@ class CudaCapture:
                 forget()
 
     def _enter(self) -> None:
-        """Refuse what comes too late, and make the card's context current."""
+        """Refuse what comes too late, and make the GPU's context current."""
         if self._is_over:
             raise checks.closed_error("capture")
-        self._device.card.enter()
+        self._device.gpu.enter()
 
     def _stop(self) -> None:
         """Let the driver hand over what it has written down, unless it has done so."""
@@ -239,7 +239,7 @@ class CudaGraph:
         if self._executable is None:
             return
         executable, self._executable = self._executable, None
-        self.stream.card.enter()
+        self.stream.gpu.enter()
         capturing.close_executable(executable)
         self._let_go()
 
@@ -254,7 +254,7 @@ class CudaGraph:
             keeps.clear()
 
         for marker in self.stream.unfinished():
-            self.stream.card.drain_later(marker, finish, None)
+            self.stream.gpu.drain_later(marker, finish, None)
             return
         finish()
 

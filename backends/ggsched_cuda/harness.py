@@ -1,4 +1,4 @@
-"""What the conformance kit needs to know: pairs of devices on one card, a kernel that holds."""
+"""What the conformance kit needs to know: pairs of devices on one GPU, a kernel that holds."""
 
 import ctypes
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from ggsched_cuda.programs import OWN
 from ggsched_cuda.stream import CudaStream
 
 LONGEST_HOLD_NS: Final = 20_000_000_000
-"""After this long the kernel lets go by itself, lest a card stands still for good."""
+"""After this long the kernel lets go by itself, lest a GPU stands still for good."""
 
 
 class KernelLatch:
     """A kernel that runs until a word in host memory is set."""
 
     def __init__(self, stream: CudaStream) -> None:
-        card = stream.card
-        card.enter()
-        self._quad = card.pinned.take_quad()
+        gpu = stream.gpu
+        gpu.enter()
+        self._quad = gpu.pinned.take_quad()
         values = (ctypes.c_uint64(self._quad.address), ctypes.c_int64(LONGEST_HOLD_NS))
         params = (ctypes.c_void_p * 2)(*(ctypes.addressof(v) for v in values))
-        function = card.programs.function(OWN, (), "hold")
+        function = gpu.programs.function(OWN, (), "hold")
         at = ctypes.addressof(params)
         result = driver.launch_kernel(function, 1, 1, 1, 1, 1, 1, 0, stream.handle, at, 0)
         driver.check(result, "cuLaunchKernel")
@@ -34,15 +34,15 @@ class KernelLatch:
 
 
 class CudaHarness:
-    """Opens logical devices of the first card, or cards where several are wanted."""
+    """Opens logical devices of the first GPU, or GPUs where several are wanted."""
 
-    def __init__(self, *, cards: bool = False) -> None:
+    def __init__(self, *, gpus: bool = False) -> None:
         self._backend = CudaBackend()
-        self._cards = cards
+        self._gpus = gpus
 
     def open(self, count: int, seed: int) -> Sequence[Device]:
         """Open up to ``count`` devices that can be used together."""
-        if self._cards:
+        if self._gpus:
             most = min(count, self._backend.device_count())
             return [self._backend.open_device(i) for i in range(most)]
         if count == 1:

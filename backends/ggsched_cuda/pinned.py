@@ -19,11 +19,11 @@ WORDS: Final = SMALLEST // 16
 """Groups of four words in a block."""
 
 
-class Block:
+class PinnedBlock:
     """A piece of pinned memory.
 
     Attributes:
-        address: Where it starts, for the host and for every card.
+        address: Where it starts, for the host and for every GPU.
         nbytes: Its length, a power of two.
     """
 
@@ -37,17 +37,17 @@ class Block:
 class PinnedMemory:
     """Blocks of pinned memory, kept for reuse: locking a page takes a third of a microsecond.
 
-    Giving memory back to the system would wait for all work of the card, so that is never done.
+    Giving memory back to the system would wait for all work of the GPU, so that is never done.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._idle: defaultdict[int, list[Block]] = defaultdict(list)
+        self._idle: defaultdict[int, list[PinnedBlock]] = defaultdict(list)
         self._starts: list[int] = []
         self._ends: dict[int, int] = {}
         self._quads: list[Quad] = []
 
-    def take(self, nbytes: int) -> Block:
+    def take(self, nbytes: int) -> PinnedBlock:
         """Return a block of ``nbytes`` or more.
 
         Raises:
@@ -58,12 +58,12 @@ class PinnedMemory:
             idle = self._idle[size]
             if idle:
                 return idle.pop()
-            block = Block(driver.take_pinned(size), size)
+            block = PinnedBlock(driver.take_pinned(size), size)
             insort(self._starts, block.address)
             self._ends[block.address] = block.address + size
             return block
 
-    def give(self, block: Block) -> None:
+    def give(self, block: PinnedBlock) -> None:
         """Take a block back, which no command uses any more."""
         with self._lock:
             self._idle[block.nbytes].append(block)

@@ -15,7 +15,7 @@ from typing import Final
 
 from ggsched.backend.program import Operand
 from ggsched_cuda.blas import driver as blas
-from ggsched_cuda.calls import CudaSite, Place, ProductCall
+from ggsched_cuda.calls import CudaLoweringContext, Place, ProductCall
 from ggsched_cuda.programs import OWN
 from ggsched_kernels import SCRATCH
 from ggsched_kernels.calls import Window, i32, i64, window
@@ -27,29 +27,29 @@ UNPACKED_FROM_ROWS: Final = 32
 """Unpacking moves each weight five times over; with fewer rows the tiled kernel is quicker."""
 
 
-def fits_plain(site: CudaSite) -> bool:
+def fits_plain(site: CudaLoweringContext) -> bool:
     """Whether a product is one of f32, batched in any way."""
     return _has_rows(site, site.profile.few_rows + 1) and site.node.inputs[0].dtype.name == "f32"
 
 
-def fits_split(site: CudaSite) -> bool:
+def fits_split(site: CudaLoweringContext) -> bool:
     """Whether a product has one weight of bf16."""
     w = site.node.inputs[0]
     return _has_rows(site, site.profile.few_rows + 1) and w.dtype.name == "bf16" and _is_single(w)
 
 
-def fits_unpacked(site: CudaSite) -> bool:
+def fits_unpacked(site: CudaLoweringContext) -> bool:
     """Whether a product has one weight of another type, and rows enough to unpack it."""
     return _has_rows(site, UNPACKED_FROM_ROWS) and _is_single(site.node.inputs[0])
 
 
-def lower_plain(site: CudaSite) -> None:
+def lower_plain(site: CudaLoweringContext) -> None:
     """One product, or a few of many batches."""
     w, x = site.node.inputs
     _multiply(site, window(w), site.contiguous(x), blas.F32, 0)
 
 
-def lower_split(site: CudaSite) -> None:
+def lower_split(site: CudaLoweringContext) -> None:
     """Two products of bf16, the second added to the first."""
     w, x = site.node.inputs
     a = site.contiguous(x)
@@ -65,7 +65,7 @@ def lower_split(site: CudaSite) -> None:
         _multiply(site, window(w), x2, blas.BF16, half)
 
 
-def lower_unpacked(site: CudaSite) -> None:
+def lower_unpacked(site: CudaLoweringContext) -> None:
     """Unpack a piece of the weight, multiply, and go on."""
     w, x = site.node.inputs
     a = site.contiguous(x)
@@ -83,7 +83,7 @@ def lower_unpacked(site: CudaSite) -> None:
 
 
 def _multiply(
-    site: CudaSite, w: Window, x: Window, kind: int, adds: int, *, column: int = 0
+    site: CudaLoweringContext, w: Window, x: Window, kind: int, adds: int, *, column: int = 0
 ) -> None:
     """Add products for all batches; ``column`` is where in a row of y the results begin."""
     y = window(site.node.output)
@@ -110,7 +110,7 @@ def _multiply(
 
 
 def _add(
-    site: CudaSite,
+    site: CudaLoweringContext,
     size: tuple[int, int, int],
     places: tuple[Place, Place, Place],
     kind: int,
@@ -125,7 +125,7 @@ def _add(
 # --- what fits ----------------------------------------------------------------------------------
 
 
-def _has_rows(site: CudaSite, least: int) -> bool:
+def _has_rows(site: CudaLoweringContext, least: int) -> bool:
     """Whether a product has enough rows, and strides that cuBLAS knows."""
     w, x = site.node.inputs
     y = site.node.output
@@ -137,7 +137,7 @@ def _has_rows(site: CudaSite, least: int) -> bool:
     return _has_plain_rows(w) and _has_plain_rows(y) and _has_plain_inputs(site, w, x, y)
 
 
-def _has_plain_inputs(site: CudaSite, w: Operand, x: Operand, y: Operand) -> bool:
+def _has_plain_inputs(site: CudaLoweringContext, w: Operand, x: Operand, y: Operand) -> bool:
     """Whether x (as it is after it was made contiguous) and y can be walked through.
 
     With one weight for all of them the rows of all batches have to follow each other evenly.

@@ -9,9 +9,9 @@ from ggsched_cuda import driver
 from ggsched_cuda.blas.driver import Product
 from ggsched_cuda.buffer import CudaBuffer, address_of_buffer
 from ggsched_cuda.calls import Call, Place, ProductCall
-from ggsched_cuda.choose import lower
-from ggsched_cuda.early import is_enrolled
-from ggsched_cuda.putting_off import Sending
+from ggsched_cuda.deferred import MirroredLaunch
+from ggsched_cuda.kernel_selection import lower
+from ggsched_cuda.programmatic_launch import is_enrolled
 from ggsched_kernels import CODE, FAULT, SCRATCH, Constant, KernelCall
 from ggsched_kernels.calls import Arg, CodeOf
 
@@ -39,12 +39,12 @@ class CudaProgram:
         self.checks_ids = any(isinstance(c, KernelCall) and FAULT in c.args for c in calls)
         self.labels = [call.label for call in calls]
         self.steps: list[Step] = []
-        self.sending: Sending | None = None
+        self.sending: MirroredLaunch | None = None
         self._params: list[Any] = []
         self._owned: list[CudaBuffer] = []
         self._constants: dict[bytes, int] = {}
         self._scratch = 0
-        stream.card.enter()
+        stream.gpu.enter()
         try:
             if scratch_nbytes:
                 self._scratch = self._own(scratch_nbytes).address
@@ -74,11 +74,11 @@ class CudaProgram:
         if isinstance(call, ProductCall):
             return self._bind_product(call), ()
         shared = call.shared_nbytes
-        programs = self.stream.card.programs
+        programs = self.stream.gpu.programs
         mode = self.stream.device.early
         function = programs.function(call.source, call.defines, call.kernel, shared, mode)
         params = self._pack([self._value(arg, call.label) for arg in call.args])
-        early = is_enrolled(call.kernel, self.stream.card.found.arch, mode)
+        early = is_enrolled(call.kernel, self.stream.gpu.found.arch, mode)
         if early or call.cluster > 1:
             config = driver.launch_config(
                 call.groups, call.lanes, shared, self.stream.handle, early=early,
@@ -89,14 +89,14 @@ class CudaProgram:
         arguments = (function, *grid, *block, shared, self.stream.handle, params, 0)
         return driver.launch_kernel, arguments
 
-    def _sending_of(self, call: Call) -> Sending | None:
+    def _sending_of(self, call: Call) -> MirroredLaunch | None:
         """Return the last call as one whose result may go to a second place, if it can."""
         if not isinstance(call, KernelCall) or call.also is None:
             return None
         also, (_, pointers) = call.also, self._params[-1]
         place = ctypes.c_uint64.from_address(pointers[also.arg])
         source = address_of_buffer(also.buffer) + also.offset
-        return Sending(self.steps[-1], place, source, also.nbytes, call.label)
+        return MirroredLaunch(self.steps[-1], place, source, also.nbytes, call.label)
 
     def _bind_product(self, call: ProductCall) -> Product:
         m, n, k = call.size

@@ -13,7 +13,7 @@ from ggsched.errors import UsageError
 from ggsched_cuda import driver
 from ggsched_cuda.compiler.driver import compile_text, compiler_version
 from ggsched_cuda.driver import CudaError
-from ggsched_cuda.early import FIRST_ARCH, Mode, with_early_start
+from ggsched_cuda.programmatic_launch import FIRST_ARCH, Mode, with_early_start
 from ggsched_kernels import SOURCES, common_text, source
 
 OPTIONS: Final = ("-std=c++17",)
@@ -117,10 +117,10 @@ def _keep(file: Path, code: bytes) -> None:
 
 
 class ProgramCache:
-    """Kernels of one card, loaded when they are first asked for; safe from several threads.
+    """Kernels of one GPU, loaded when they are first asked for; safe from several threads.
 
     Args:
-        arch: Compute capability of the card, e.g. 90.
+        arch: Compute capability of the GPU, e.g. 90.
     """
 
     def __init__(self, arch: int) -> None:
@@ -137,7 +137,7 @@ class ProgramCache:
         shared_nbytes: int = 0,
         mode: Mode = "off",
     ) -> int:
-        """Return a kernel; the card's context is current.
+        """Return a kernel; the GPU's context is current.
 
         Raises:
             UsageError: the compiler refused it, or there is no such kernel.

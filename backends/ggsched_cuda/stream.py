@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 from ggsched.backend import checks
 from ggsched.backend.capture_errors import capturing_error
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
-from ggsched.backend.queued.faults import Faults, Gate, again
-from ggsched.backend.queued.waiter import Waiter, has_ended_well
+from ggsched.backend.queued.error_state import ErrorState, ExternalWait, reraise_copy
+from ggsched.backend.queued.waiter import Waiter, succeeded
 from ggsched.backend.timeouts import late_error
 from ggsched.backend.timing import Latest
 from ggsched.errors import DeviceFault
 from ggsched_cuda import driver
+from ggsched_cuda.async_errors import LOST, FaultWords, IdCheck
 from ggsched_cuda.buffer import CudaBuffer, address_of_buffer
-from ggsched_cuda.card import is_busy
+from ggsched_cuda.cuda_context import is_busy
 from ggsched_cuda.driver import CudaError, record_event
 from ggsched_cuda.event import CudaEvent, Marker, Point
 from ggsched_cuda.graphs import CudaCapture, CudaGraph
@@ -24,7 +25,6 @@ from ggsched_cuda.polling import POLLING
 from ggsched_cuda.program import CudaProgram
 from ggsched_cuda.times import StreamTimes
 from ggsched_cuda.transfers import Transfers
-from ggsched_cuda.verdicts import LOST, FaultWords, IdCheck
 
 if TYPE_CHECKING:
     from ggsched_cuda.device import CudaDevice
@@ -40,21 +40,21 @@ class CudaStream:
 
     def __init__(self, device: "CudaDevice", name: str) -> None:
         self.device = device
-        self.card = device.card
+        self.gpu = device.gpu
         self.name = name
         self.is_closed = False
         self.capture: CudaCapture | None = None
-        self.card.enter()
+        self.gpu.enter()
         self.handle = driver.make_stream()
         # Three fault words and the count of open gates. They stay with the stream for good: a
         # kernel of a program that is still enqueued may write there.
-        self.words = FaultWords(self.card.pinned.take_quad(), name)
+        self.words = FaultWords(self.gpu.pinned.take_quad(), name)
         self.unchecked: set[FaultWords] = set()  # words that some command since may have written
         self.transfers = Transfers(self)
         self._times: StreamTimes | None = None
         self._gates = 0
         self._blas: tuple[int, int] | None = None
-        self.faults = Faults()
+        self.faults = ErrorState()
         self._waiter = Waiter(f"ggsched {name} waits")
         # Also when nobody closes the stream, and at the end of the process.
         self._open_gates = weakref.finalize(self, self._waiter.close)
@@ -64,7 +64,7 @@ class CudaStream:
     def blas(self) -> int:
         """Return the stream's own handle of cuBLAS."""
         if self._blas is None:
-            self._blas = self.card.take_blas(self.handle)
+            self._blas = self.gpu.take_blas(self.handle)
         return self._blas[0]
 
     def unfinished(self) -> list[Marker]:
@@ -73,12 +73,12 @@ class CudaStream:
             return []
         if self.capture is not None:  # it may not be asked, and nothing of the capture runs
             return [m for m in self.capture.before if not m.is_done()]
-        self.card.enter()
+        self.gpu.enter()
         return [self.marker()] if is_busy(self.handle) else []
 
     def marker(self) -> Marker:
         """Record an event of the driver here."""
-        marker = Marker(self.card)
+        marker = Marker(self.gpu)
         driver.check(record_event(marker.handle, self.handle), "cuEventRecord")
         return marker
 
@@ -123,7 +123,7 @@ class CudaStream:
                 raise self.failed("download", error) from error
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Copy between buffers of cards that reach each other, or host memory (CPY-1, CPY-6)."""
+        """Copy between buffers of GPUs that reach each other, or host memory (CPY-1, CPY-6)."""
         self._require_usable()
         checks.check_copy(self.device, src, src_offset, dst, dst_offset, nbytes)
         ends = (
@@ -194,7 +194,7 @@ class CudaStream:
             raise checks.closed_error("stream")
         checks.check_record(self.device, event)
         assert isinstance(event, CudaEvent)  # this device's events are
-        self.card.enter()
+        self.gpu.enter()
         if self.capture is not None:
             self.capture.flush(self)
             event.mark(Point(self.marker(), (), self.name), self.capture)
@@ -205,7 +205,7 @@ class CudaStream:
         except CudaError as error:
             raise self.failed("record", error) from error
         if fault is not None:
-            raise again(fault)
+            raise reraise_copy(fault)
 
     def wait(self, event: Event) -> None:
         """Hold later commands until an event is done (EVT-2, EVT-4)."""
@@ -224,11 +224,11 @@ class CudaStream:
                 except CudaError as error:
                     raise self.failed("wait", error) from error
             self.faults.add(point.verdicts)
-        elif not has_ended_well(event):
+        elif not succeeded(event):
             self._gates += 1
             quad = self.words.quad
             # Gates of a stream are opened in order, so a count of those that are open will do.
-            gate = Gate(partial(quad.words.__setitem__, 3, self._gates), self.name)
+            gate = ExternalWait(partial(quad.words.__setitem__, 3, self._gates), self.name)
             driver.enqueue_wait_for_word(self.handle, quad.address + 12, self._gates)
             self.faults.add([gate])
             self._waiter.add(gate, event, self.device.event_timeout_s)
@@ -265,7 +265,7 @@ class CudaStream:
         if self.is_closed:
             raise checks.closed_error("stream")
         self._require_no_capture("is_done")
-        self.card.enter()
+        self.gpu.enter()
         return not is_busy(self.handle)
 
     def sync(self, timeout_s: float) -> None:
@@ -296,11 +296,11 @@ class CudaStream:
             self.capture.abort()
         self._open_gates()
         self._times = None
-        self.card.enter()
-        marker = Marker(self.card)
+        self.gpu.enter()
+        marker = Marker(self.gpu)
         record_event(marker.handle, self.handle)
         self.is_closed = True
-        self.card.drain_later(marker, self.transfers.all_done, self._blas)
+        self.gpu.drain_later(marker, self.transfers.all_done, self._blas)
         driver.close_stream(self.handle)
 
     def open_gates(self) -> None:
@@ -314,10 +314,10 @@ class CudaStream:
         return (0, self.handle)
 
     def __take_times__(self) -> Latest:
-        """Take the times of the card from now on; see ``ggsched.backend.timing``."""
+        """Take the times of the GPU from now on; see ``ggsched.backend.timing``."""
         if self.is_closed:
             raise checks.closed_error("stream")
-        self.card.enter()
+        self.gpu.enter()
         if self._times is None:
             self._times = StreamTimes(self)
         return self._times.latest
@@ -329,7 +329,7 @@ class CudaStream:
         verdicts = self.faults.verdicts()
         marker = self.marker()
         if self.unchecked:
-            pinned = self.card.pinned
+            pinned = self.gpu.pinned
             made = [
                 IdCheck(words, marker.is_done, partial(self._copied, words), pinned)
                 for words in self.unchecked
@@ -349,10 +349,10 @@ class CudaStream:
 
     def _copied(self, words: FaultWords) -> tuple[Quad, Callable[[], bool]]:
         """Copy fault words in the order of the stream."""
-        quad = self.card.pinned.take_quad()
+        quad = self.gpu.pinned.take_quad()
         if self.is_closed or self.capture is not None:
             return quad, lambda: True
-        self.card.enter()
+        self.gpu.enter()
         self.transfers.snapshot(words.quad, quad)
         return quad, self.marker().is_done
 
@@ -361,7 +361,7 @@ class CudaStream:
         if self.is_closed:
             raise checks.closed_error("stream")
         self.faults.require_none()
-        self.card.enter()
+        self.gpu.enter()
 
     def _require_no_capture(self, what: str) -> None:
         if self.capture is not None:

@@ -1,15 +1,15 @@
 """When commands ran: timed events of the driver around them, told by the clock of the host.
 
-Of a timed event only its distance to another one is known. So a card has a *base*: an event on a
+Of a timed event only its distance to another one is known. So a GPU has a *base*: an event on a
 stream without work, of which the host knows between which two of its own times it was. A distance
 comes in milliseconds as a float of 32 bits, which after 16 seconds is good for a microsecond only,
 so that another base is taken once a second; it counts on from the one before it.
 
-The clocks of card and host drift apart. Each base is a knot of the line that leads from one to the
-other: the line goes on where it is, so that what the card did stays in order, and what the two are
+The clocks of GPU and host drift apart. Each base is a knot of the line that leads from one to the
+other: the line goes on where it is, so that what the GPU did stays in order, and what the two are
 apart by then is made up for until the next knot.
 
-An event between two kernels keeps the second from being launched early, and a node that the card
+An event between two kernels keeps the second from being launched early, and a node that the GPU
 had to wait for has that in its time: the host tells what it is to do behind the event.
 """
 
@@ -31,7 +31,7 @@ EPOCH_S: Final = 1.0
 """A base is good for this long."""
 
 RETRY_S: Final = 0.01
-"""After this long it is tried again to take one, where the card did not answer at once."""
+"""After this long it is tried again to take one, where the GPU did not answer at once."""
 
 PATIENCE_S: Final = 1e-4
 """The host looks at an event without work before it for no longer than this."""
@@ -44,7 +44,7 @@ SAMPLES: Final = 8
 
 
 class Sample(NamedTuple):
-    """An event of the card between two times of the host."""
+    """An event of the GPU between two times of the host."""
 
     event: Handle
     before_s: float
@@ -56,22 +56,22 @@ class Sample(NamedTuple):
         return self.after_s - self.before_s
 
 
-class Knot(NamedTuple):
-    """Where the line from the card's clock to that of the host changes its slope.
+class ClockAnchor(NamedTuple):
+    """Where the line from the GPU's clock to that of the host changes its slope.
 
     Attributes:
-        card_s: Seconds of the card since its first base.
+        card_s: Seconds of the GPU since its first base.
         host_s: What that is by the clock of the host.
         pull_s: By how much times are to be shifted until the next knot.
     """
 
-    card_s: float
+    gpu_s: float
     host_s: float
     pull_s: float
 
-    def host_of(self, card_s: float) -> float:
-        """Return the time of the host for one of the card from here on."""
-        since = card_s - self.card_s
+    def host_of(self, gpu_s: float) -> float:
+        """Return the time of the host for one of the GPU from here on."""
+        since = gpu_s - self.gpu_s
         return self.host_s + since + self.pull_s * min(1.0, since / EPOCH_S)
 
 
@@ -81,31 +81,31 @@ class Base:
     Args:
         clock: Where the event goes back to when nobody measures from it any more.
         event: The event.
-        card_s: When it was, in seconds of the card since its first base.
+        card_s: When it was, in seconds of the GPU since its first base.
     """
 
-    __slots__ = ("_card_s", "_clock", "_event")
+    __slots__ = ("_clock", "_event", "_gpu_s")
 
-    def __init__(self, clock: "CardClock", event: Handle, card_s: float) -> None:
-        self._clock, self._event, self._card_s = clock, event, card_s
+    def __init__(self, clock: "GpuClock", event: Handle, gpu_s: float) -> None:
+        self._clock, self._event, self._gpu_s = clock, event, gpu_s
 
-    def card_time_of(self, event: Handle) -> float:
-        """Return when an event was that is done, in seconds of the card since its first base.
+    def gpu_time_of(self, event: Handle) -> float:
+        """Return when an event was that is done, in seconds of the GPU since its first base.
 
         Raises:
-            CudaError: the card has failed.
+            CudaError: the GPU has failed.
         """
-        return self._card_s + driver.seconds_between(self._event, event)
+        return self._gpu_s + driver.seconds_between(self._event, event)
 
     def __del__(self) -> None:
         self._clock.give_event(self._event)
 
 
-class CardClock:
-    """Tells when events of one card were; it does nothing before somebody asks for times.
+class GpuClock:
+    """Tells when events of one GPU were; it does nothing before somebody asks for times.
 
     Args:
-        context: The card's context, which all its logical devices share.
+        context: The GPU's context, which all its logical devices share.
         idle: A stream that never has work of its own.
     """
 
@@ -115,11 +115,11 @@ class CardClock:
         self._idle = idle
         self._events: list[Handle] = []
         self._base: Base | None = None
-        self._knots: list[Knot] = []  # one for each second in which times are taken
+        self._knots: list[ClockAnchor] = []  # one for each second in which times are taken
         self._due_s = 0.0
 
     def enter(self) -> None:
-        """Make the card's context current on this thread."""
+        """Make the GPU's context current on this thread."""
         driver.enter(self._context)
 
     def take_event(self) -> Handle:
@@ -137,16 +137,16 @@ class CardClock:
         """Take an event back; it need not be done."""
         self._events.append(event)
 
-    def host_of(self, card_s: float) -> float:
-        """Return the time of the host for one of the card, see ``Base.card_time_of``.
+    def host_of(self, gpu_s: float) -> float:
+        """Return the time of the host for one of the GPU, see ``Base.gpu_time_of``.
 
         Of an event that is done it does not change any more: all knots before it are known.
         """
-        i = bisect_right(self._knots, card_s, key=lambda knot: knot.card_s)
-        return self._knots[max(0, i - 1)].host_of(card_s)
+        i = bisect_right(self._knots, gpu_s, key=lambda knot: knot.gpu_s)
+        return self._knots[max(0, i - 1)].host_of(gpu_s)
 
     def base(self) -> Base | None:
-        """Return what to measure from for now; None as long as the card did not answer.
+        """Return what to measure from for now; None as long as the GPU did not answer.
 
         It is renewed where it is due, by one thread: the others go on with the one before it.
         """
@@ -161,18 +161,18 @@ class CardClock:
         best = self._best_sample()
         if best is None:
             return False
-        card_s, host_s, pull_s = 0.0, (best.before_s + best.after_s) / 2, 0.0
+        gpu_s, host_s, pull_s = 0.0, (best.before_s + best.after_s) / 2, 0.0
         if self._base is not None:
             try:
-                card_s = self._base.card_time_of(best.event)
+                gpu_s = self._base.gpu_time_of(best.event)
             except CudaError:
                 self.give_event(best.event)
                 return False
-            host_s = self.host_of(card_s)
+            host_s = self.host_of(gpu_s)
             known = min(max(host_s, best.before_s), best.after_s)
             pull_s = max(known - host_s, -EPOCH_S / 2)  # time does not go backwards
-        self._knots.append(Knot(card_s, host_s, pull_s))
-        self._base = Base(self, best.event, card_s)
+        self._knots.append(ClockAnchor(gpu_s, host_s, pull_s))
+        self._base = Base(self, best.event, gpu_s)
         return True
 
     def _best_sample(self) -> Sample | None:
@@ -210,13 +210,13 @@ class CudaTaken:
     """The times of one command of a stream.
 
     Args:
-        clock: Of the card.
+        clock: Of the GPU.
         base: What its events are measured from.
     """
 
     __slots__ = ("_base", "_clock", "_marks", "_parts")
 
-    def __init__(self, clock: CardClock, base: Base) -> None:
+    def __init__(self, clock: GpuClock, base: Base) -> None:
         self._clock = clock
         self._base: Base | None = base
         self._marks: list[tuple[str, Handle]] = []
@@ -232,7 +232,7 @@ class CudaTaken:
         self._marks.append((label, event))
 
     def parts(self) -> Sequence[Part] | None:
-        """Return when it ran, node by node; nothing of a card that failed.
+        """Return when it ran, node by node; nothing of a GPU that failed.
 
         See ``ggsched.backend.timing``.
         """
@@ -249,7 +249,7 @@ class CudaTaken:
             return
         try:
             host_of = self._clock.host_of
-            times = [host_of(base.card_time_of(event)) for _, event in self._marks]
+            times = [host_of(base.gpu_time_of(event)) for _, event in self._marks]
             labels = [label for label, _ in self._marks[1:]]
             self._parts = [Part(*part) for part in zip(labels, times, times[1:], strict=False)]
         except CudaError:
@@ -276,7 +276,7 @@ class StreamTimes:
 
     def __init__(self, stream: "CudaStream") -> None:
         self._stream = stream
-        self._clock: CardClock = stream.card.clock
+        self._clock: GpuClock = stream.gpu.clock
         self._taken: CudaTaken | None = None
         self._clock.base()
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ggsched.backend.protocols import HostMemory
 from ggsched_cuda import driver
+from ggsched_cuda.deferred import MAX_MOVES, Move
 from ggsched_cuda.event import Marker
-from ggsched_cuda.pinned import Block, Quad, address_of
+from ggsched_cuda.pinned import PinnedBlock, Quad, address_of
 from ggsched_cuda.polling import POLLING
 from ggsched_cuda.programs import OWN
-from ggsched_cuda.putting_off import MOST_MOVES, Move
 
 if TYPE_CHECKING:
     from ggsched_cuda.stream import CudaStream
@@ -44,7 +44,7 @@ class Held:
 
     def __init__(self) -> None:
         self.memory: list[Any] = []
-        self.blocks: list[Block] = []
+        self.blocks: list[PinnedBlock] = []
         self.nbytes = 0
 
 
@@ -57,8 +57,8 @@ class Transfers:
 
     def __init__(self, stream: "CudaStream") -> None:
         self._stream = stream
-        self._pinned = stream.card.pinned
-        self._calls = stream.card.host_calls
+        self._pinned = stream.gpu.pinned
+        self._calls = stream.gpu.host_calls
         self._now = Held()
         self._past: deque[tuple[Marker, Held]] = deque()
         self._staged = 0
@@ -114,9 +114,9 @@ class Transfers:
             self._stream.capture.flush(self._stream)
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Enqueue a kernel that makes up to ``MOST_MOVES`` transfers."""
-        function = self._stream.card.programs.function(OWN, (), "move")
-        words = (ctypes.c_int64 * (3 * MOST_MOVES))()
+        """Enqueue a kernel that makes up to ``MAX_MOVES`` transfers."""
+        function = self._stream.gpu.programs.function(OWN, (), "move")
+        words = (ctypes.c_int64 * (3 * MAX_MOVES))()
         for i, (to, source, nbytes) in enumerate(moves):
             words[3 * i : 3 * i + 3] = [to, source, nbytes]
         params = (ctypes.c_void_p * 1)(ctypes.addressof(words))
@@ -130,7 +130,7 @@ class Transfers:
     def snapshot(self, source: Quad, to: Quad) -> None:
         """Copy fault words in the order of the stream."""
         stream = self._stream
-        function = stream.card.programs.function(OWN, (), "snapshot")
+        function = stream.gpu.programs.function(OWN, (), "snapshot")
         values = (ctypes.c_uint64(source.address), ctypes.c_uint64(to.address))
         params = (ctypes.c_void_p * 2)(*(ctypes.addressof(v) for v in values))
         at = ctypes.addressof(params)
@@ -171,7 +171,7 @@ class Transfers:
         if capture is not None:
             capture.forgets.append(forget)
 
-    def _stage(self, nbytes: int) -> Block:
+    def _stage(self, nbytes: int) -> PinnedBlock:
         capture = self._stream.capture
         if capture is not None:
             block = self._pinned.take(nbytes)

@@ -20,7 +20,7 @@ from ggsched_kernels.calls import (
     SCRATCH,
     Constant,
     KernelCall,
-    Profile,
+    TuningProfile,
     warp_profile,
 )
 from ggsched_kernels.lower import Lowered, lower_nodes, supported_fusions, supported_ops
@@ -105,7 +105,7 @@ __all__ = [
     "Dialect",
     "KernelCall",
     "Lowered",
-    "Profile",
+    "TuningProfile",
     "common_text",
     "lower_nodes",
     "source",

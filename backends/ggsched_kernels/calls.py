@@ -16,7 +16,7 @@ AXES = 4
 MAX_PARTS = 65535  # CUDA's limit for the second axis of a grid
 
 
-class Special(Enum):
+class ArgPlaceholder(Enum):
     """Arguments that the device provides."""
 
     SCRATCH = "scratch"  # memory of the program for results between two of its calls (LCH-5)
@@ -24,9 +24,9 @@ class Special(Enum):
     CODE = "code"  # the i32 that such a kernel writes there before the id and the number of rows
 
 
-SCRATCH: Final = Special.SCRATCH
-FAULT: Final = Special.FAULT
-CODE: Final = Special.CODE
+SCRATCH: Final = ArgPlaceholder.SCRATCH
+FAULT: Final = ArgPlaceholder.FAULT
+CODE: Final = ArgPlaceholder.CODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class CodeOf:
     label: str
 
 
-Arg = Buffer | bytes | Constant | CodeOf | Special
+Arg = Buffer | bytes | Constant | CodeOf | ArgPlaceholder
 """A kernel argument: memory from its start, or a value in its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Also:
+class MirrorOutput:
     """A result that a kernel can write to a second place.
 
     Attributes:
@@ -96,11 +96,11 @@ class KernelCall:
     label: str
     shared_nbytes: int = 0
     cluster: int = 1
-    also: Also | None = None
+    also: MirrorOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class TuningProfile:
     """How kernels are cut for a kind of device.
 
     Attributes:
@@ -117,7 +117,7 @@ class Profile:
         units: Multiprocessors of a device whose lanes work in warps of 32; 0 for all others, which
             do without the kernels for warps.
         local_nbytes: Local memory of a group, where ``units`` says that there are warps.
-        has_feeder: Whether a warp can copy spans to local memory for others (capability 9.0).
+        has_tma: Whether a warp can copy spans to local memory for others (capability 9.0).
         row_lanes: Most work-items of a group that reduces one row; 0: as many as others.
     """
 
@@ -133,14 +133,14 @@ class Profile:
     tile_depth: int
     units: int = 0
     local_nbytes: int = 0
-    has_feeder: bool = False
+    has_tma: bool = False
     row_lanes: int = 0
 
 
 # One work-item is a whole group and works like a plain loop; 3 x 4 sums of 8 floats fill the
 # registers of AVX2, and a tile of 4 x 1024 floats half of the first cache. 129 rows: batches are
 # often 128, 256 or 512, and the last block should not be left with two rows.
-CPU: Final = Profile(
+CPU: Final = TuningProfile(
     vector=8,
     lanes=1,
     span=4096,
@@ -152,7 +152,7 @@ CPU: Final = Profile(
     tile_rows=129,
     tile_depth=1024,
 )
-GPU: Final = Profile(
+GPU: Final = TuningProfile(
     vector=4,
     lanes=128,
     span=1024,
@@ -166,20 +166,20 @@ GPU: Final = Profile(
 )
 
 
-def warp_profile(units: int, local_nbytes: int, has_feeder: bool) -> Profile:
+def warp_profile(units: int, local_nbytes: int, has_tma: bool) -> TuningProfile:
     """Return the profile of a GPU with warps of 32 lanes.
 
     Args:
         units: Its multiprocessors; kernels that stay resident have a group or two for each.
         local_nbytes: Local (shared) memory that one group can have.
-        has_feeder: Whether its compute capability is 9.0 or higher.
+        has_tma: Whether its compute capability is 9.0 or higher.
     """
     return replace(
         GPU,
         few_rows=8,
         units=units,
         local_nbytes=local_nbytes,
-        has_feeder=has_feeder,
+        has_tma=has_tma,
         row_lanes=1024,
     )
 
@@ -195,7 +195,7 @@ class Window:
         strides: Four strides in bytes.
     """
 
-    buffer: Buffer | Special
+    buffer: Buffer | ArgPlaceholder
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]

@@ -4,7 +4,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from ggsched.backend.queued.faults import POISONED
+from ggsched.backend.queued.error_state import POISONED
 from ggsched.errors import DeviceFault
 
 FAULT_WORDS: Final = 3

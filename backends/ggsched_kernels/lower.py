@@ -8,7 +8,7 @@ from ggsched.backend.program import BoundNode, groups_of
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32
 from ggsched.topology.caps import op_key
-from ggsched_kernels.calls import KernelCall, Profile, check_alignment
+from ggsched_kernels.calls import KernelCall, TuningProfile, check_alignment
 from ggsched_kernels.lower_elements import (
     lower_add_id,
     lower_binary,
@@ -28,9 +28,9 @@ from ggsched_kernels.lower_reductions import (
     lower_sort,
     lower_sum_rows,
 )
-from ggsched_kernels.site import Site
+from ggsched_kernels.lowering_context import LoweringContext
 
-_LOWER: Final[dict[str, Callable[[Site], None]]] = {
+_LOWER: Final[dict[str, Callable[[LoweringContext], None]]] = {
     **dict.fromkeys(("scale", "clamp", "silu", "gelu"), lower_unary),
     **dict.fromkeys(("add", "sub", "mul", "div", "swiglu", "swiglu_oai"), lower_binary),
     **dict.fromkeys(("cpy", "cont"), lower_copy),
@@ -62,7 +62,7 @@ class Lowered:
     scratch_nbytes: int
 
 
-def lower_nodes(nodes: Sequence[BoundNode], profile: Profile) -> Lowered:
+def lower_nodes(nodes: Sequence[BoundNode], profile: TuningProfile) -> Lowered:
     """Lower nodes that run in order on one stream.
 
     A node whose result is empty needs no kernel. Scratch is used within one node or group only, so
@@ -85,8 +85,8 @@ def lower_nodes(nodes: Sequence[BoundNode], profile: Profile) -> Lowered:
     return Lowered(tuple(calls), scratch)
 
 
-def _lower_node(node: BoundNode, profile: Profile) -> Site:
-    site = Site(node, profile)
+def _lower_node(node: BoundNode, profile: TuningProfile) -> LoweringContext:
+    site = LoweringContext(node, profile)
     if node.op not in _LOWER:
         raise UsageError(f"no kernel for {node.op}", where=node.label)
     if 0 not in node.output.shape:

@@ -6,7 +6,7 @@ from ggsched.backend.program import Operand
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import F16, F32, I32
 from ggsched_kernels.calls import CODE, FAULT, Window, f32, i32, merged, window, window_of
-from ggsched_kernels.site import Site, weight_define
+from ggsched_kernels.lowering_context import LoweringContext, weight_define
 
 # Numbers of ops within a kernel, as in elementwise.cl, and the parameters that they take.
 _UNARY: Final = {
@@ -25,7 +25,7 @@ _BINARY: Final = {
 }
 
 
-def lower_unary(site: Site) -> None:
+def lower_unary(site: LoweringContext) -> None:
     """``scale``, ``clamp``, ``silu``, ``gelu``."""
     node = site.node
     a, y = merged([window(node.inputs[0]), window(node.output)])
@@ -34,7 +34,7 @@ def lower_unary(site: Site) -> None:
     site.call("elementwise", "unary", (*a.args, *y.args, *op, span), groups)
 
 
-def lower_binary(site: Site) -> None:
+def lower_binary(site: LoweringContext) -> None:
     """Arithmetic of two tensors, the second broadcast to the first, and gated activations."""
     node = site.node
     a, b = node.inputs
@@ -45,19 +45,19 @@ def lower_binary(site: Site) -> None:
     site.call("elementwise", "binary", (*tensors, *op, span), groups)
 
 
-def _op_args(site: Site, op: tuple[int, str, str]) -> tuple[bytes, bytes, bytes]:
+def _op_args(site: LoweringContext, op: tuple[int, str, str]) -> tuple[bytes, bytes, bytes]:
     number, *names = op
     p0, p1 = (site.number(name) if name else 0.0 for name in names)
     return i32(number), f32(p0), f32(p1)
 
 
-def lower_copy(site: Site) -> None:
+def lower_copy(site: LoweringContext) -> None:
     """``cpy`` and ``cont``: operand 0 into the result, converted."""
     x, y = site.node.inputs[0], site.node.output
     site.copy(window(x), window(y), x.dtype, _copy_kernel(site, x, y))
 
 
-def _copy_kernel(site: Site, x: Operand, y: Operand) -> str:
+def _copy_kernel(site: LoweringContext, x: Operand, y: Operand) -> str:
     if x.dtype is y.dtype and x.dtype.block_nbytes == 2:
         return "copy_16bit"
     if y.dtype is F16:
@@ -67,7 +67,7 @@ def _copy_kernel(site: Site, x: Operand, y: Operand) -> str:
     raise UsageError(f"no kernel writes {y.dtype}", where=site.node.label)
 
 
-def lower_concat(site: Site) -> None:
+def lower_concat(site: LoweringContext) -> None:
     """Two copies into parts of the result."""
     a, b = site.node.inputs
     y = site.node.output
@@ -81,14 +81,14 @@ def lower_concat(site: Site) -> None:
         site.copy(window(x), window(part), x.dtype, "copy_f32")
 
 
-def lower_repeat(site: Site) -> None:
+def lower_repeat(site: LoweringContext) -> None:
     """Tiles."""
     x, y = window(site.node.inputs[0]), window(site.node.output)
     groups, span = site.parts(y.rows, y.shape[-1])
     site.call("copy", "repeat", (*x.args, *y.args, span), groups, **weight_define(F32))
 
 
-def lower_get_rows(site: Site) -> None:
+def lower_get_rows(site: LoweringContext) -> None:
     """Gather; the ids get a last axis of extent 1, a plain table batch axes of stride 0."""
     table, ids = site.node.inputs
     y = window(site.node.output)
@@ -98,7 +98,7 @@ def lower_get_rows(site: Site) -> None:
     site.call("rows", "get_rows", args, groups, **weight_define(table.dtype))
 
 
-def lower_set_rows(site: Site) -> None:
+def lower_set_rows(site: LoweringContext) -> None:
     """Scatter through operand 0."""
     dst, src, ids = site.node.inputs
     x = window(src)
@@ -110,7 +110,7 @@ def lower_set_rows(site: Site) -> None:
     site.call("rows", "set_rows", args, groups, **weight_define(F32))
 
 
-def lower_add_id(site: Site) -> None:
+def lower_add_id(site: LoweringContext) -> None:
     """A bias row chosen for each row."""
     x, bias, ids = site.node.inputs
     y = window(site.node.output)

@@ -11,31 +11,31 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.dtype import F16
-from ggsched_kernels.calls import CODE, FAULT, Arg, Profile, f32, i32, window, window_of
+from ggsched_kernels.calls import CODE, FAULT, Arg, TuningProfile, f32, i32, window, window_of
 from ggsched_kernels.lower_matrix import ROWS_AT_ONCE
 from ggsched_kernels.lower_reductions import rope_arguments
-from ggsched_kernels.site import Site, weight_define
+from ggsched_kernels.lowering_context import LoweringContext, weight_define
 
 Nodes = Sequence[BoundNode]
 
 
-def lower_group(nodes: Nodes, profile: Profile) -> Site | None:
+def lower_group(nodes: Nodes, profile: TuningProfile) -> LoweringContext | None:
     """Return a site with the calls of a group, or None if it has to be lowered node by node."""
     group = nodes[-1].group
     lower = None if group is None else _FUSED.get(group.pattern)
     if lower is None or any(0 in n.output.shape for n in nodes):
         return None
-    site = Site(nodes[-1], profile)
+    site = LoweringContext(nodes[-1], profile)
     return site if lower(nodes, site) else None
 
 
-def supported_fusions(profile: Profile) -> frozenset[str]:
+def supported_fusions(profile: TuningProfile) -> frozenset[str]:
     """Return the patterns for which a device of this profile has kernels."""
     products = {name for name in _FUSED if name.startswith("mul_mat")}
     return frozenset(_FUSED) - (products if profile.lanes > 1 else set())
 
 
-def _norm_mul(nodes: Nodes, site: Site) -> bool:
+def _norm_mul(nodes: Nodes, site: LoweringContext) -> bool:
     norm, mul = nodes
     other = _other(norm, mul)
     if other is None or norm.output.shape != mul.output.shape:
@@ -56,7 +56,7 @@ def _other(made: BoundNode, user: BoundNode) -> Operand | None:
     return a if b == made.output else None
 
 
-def _product_add(nodes: Nodes, site: Site) -> bool:
+def _product_add(nodes: Nodes, site: LoweringContext) -> bool:
     product, add = nodes
     w, x = product.inputs
     other = _other(product, add)
@@ -71,7 +71,7 @@ def _product_add(nodes: Nodes, site: Site) -> bool:
     return True
 
 
-def _gated(nodes: Nodes, site: Site) -> bool:
+def _gated(nodes: Nodes, site: LoweringContext) -> bool:
     gate, up, join = nodes
     (w, x), (v, _) = gate.inputs, up.inputs
     if not _are_twins(nodes, w, v) or not _is_small(w, x, site):
@@ -83,7 +83,7 @@ def _gated(nodes: Nodes, site: Site) -> bool:
     return True
 
 
-def _experts_add(nodes: Nodes, site: Site) -> bool:
+def _experts_add(nodes: Nodes, site: LoweringContext) -> bool:
     product, add = nodes
     w, x, ids = product.inputs
     made, bias, again = add.inputs
@@ -99,7 +99,7 @@ def _experts_add(nodes: Nodes, site: Site) -> bool:
     return True
 
 
-def _gated_experts(nodes: Nodes, site: Site) -> bool:
+def _gated_experts(nodes: Nodes, site: LoweringContext) -> bool:
     gate, up, join = nodes
     (w, x, ids), (v, _, _) = gate.inputs, up.inputs
     if not _are_twins(nodes, w, v) or not _is_small(w, x, site, ids):
@@ -112,7 +112,7 @@ def _gated_experts(nodes: Nodes, site: Site) -> bool:
     return True
 
 
-def _rope_into_rows(nodes: Nodes, site: Site) -> bool:
+def _rope_into_rows(nodes: Nodes, site: LoweringContext) -> bool:
     rope, store = nodes
     x = rope.inputs[0]
     dst, _, ids = store.inputs
@@ -138,7 +138,7 @@ def _are_twins(nodes: Nodes, w: Operand, v: Operand) -> bool:
     return as_they_are and w.dtype is v.dtype and w.shape == v.shape and _is_along_sum(v)
 
 
-def _is_small(w: Operand, x: Operand, site: Site, ids: Operand | None = None) -> bool:
+def _is_small(w: Operand, x: Operand, site: LoweringContext, ids: Operand | None = None) -> bool:
     """Whether few rows meet the weight; those of several experts count as in ``lower_matrix``."""
     p = site.profile
     rows, most = x.shape[-2], p.few_rows
@@ -156,7 +156,7 @@ def _ids(ids: Operand) -> tuple[Arg, Arg]:
     return window_of(ids, (1, 1, t, u), (0, 0, st, su)).args
 
 
-_FUSED: Final[Mapping[str, Callable[[Nodes, Site], bool]]] = {
+_FUSED: Final[Mapping[str, Callable[[Nodes, LoweringContext], bool]]] = {
     "rms_norm+mul": _norm_mul,
     "mul_mat+add": _product_add,
     "mul_mat_id+add_id": _experts_add,

@@ -3,13 +3,13 @@
 from ggsched.backend.program import Operand
 from ggsched_kernels.calls import CODE, FAULT, SCRATCH, i32, i64, window
 from ggsched_kernels.lower_warps import ids_window, lower_by_warps
-from ggsched_kernels.site import Site, weight_define
+from ggsched_kernels.lowering_context import LoweringContext, weight_define
 
 ROWS_AT_ONCE = 4  # rows of the weight that a group of matvec.cl takes
 VECTORS_AT_ONCE = 4  # vectors of a row that a lane of matvec_columns takes
 
 
-def lower_mul_mat(site: Site) -> None:
+def lower_mul_mat(site: LoweringContext) -> None:
     """``x @ w.T``, batched."""
     if lower_by_warps(site):
         return
@@ -34,7 +34,7 @@ def lower_mul_mat(site: Site) -> None:
     site.call("matmul", "matmul", args, groups, **_tile_defines(site), **weight_define(w.dtype))
 
 
-def lower_mul_mat_id(site: Site) -> None:
+def lower_mul_mat_id(site: LoweringContext) -> None:
     """The same with a weight for each row; for many rows, those of one expert go together."""
     if lower_by_warps(site):
         return
@@ -64,11 +64,11 @@ def _is_along_sum(w: Operand) -> bool:
     return w.shape[-1] <= 1 or w.strides[-1] == w.dtype.block_nbytes
 
 
-def _tile_width(site: Site) -> int:
+def _tile_width(site: LoweringContext) -> int:
     return site.profile.tile_columns * site.profile.lane_columns
 
 
-def _tile_defines(site: Site) -> dict[str, str | int]:
+def _tile_defines(site: LoweringContext) -> dict[str, str | int]:
     p = site.profile
     return {
         "lanes": p.tile_lanes,

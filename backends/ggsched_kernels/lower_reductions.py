@@ -7,14 +7,14 @@ from typing import Final
 from ggsched.backend.program import BoundNode
 from ggsched.ir.rope import rope_table
 from ggsched_kernels.calls import SCRATCH, Arg, Constant, f32, i32, i64, window, window_of
-from ggsched_kernels.site import Site
+from ggsched_kernels.lowering_context import LoweringContext
 
 BLOCK: Final = 256  # elements that sort_blocks sorts
 TURN: Final = 2**60  # one turn in the fixed-point frequencies of rope.cl
 _NORM: Final = {"rms_norm": 0, "norm": 1}
 
 
-def lower_norm(site: Site) -> None:
+def lower_norm(site: LoweringContext) -> None:
     """``rms_norm`` and ``norm``."""
     x, y = window(site.node.inputs[0]), window(site.node.output)
     kind = i32(_NORM[site.node.op])
@@ -22,13 +22,13 @@ def lower_norm(site: Site) -> None:
     site.call("norm", "norm_rows", args, (x.rows, 1, 1))
 
 
-def lower_sum_rows(site: Site) -> None:
+def lower_sum_rows(site: LoweringContext) -> None:
     """Sums of rows, also of empty ones."""
     x, y = window(site.node.inputs[0]), window(site.node.output)
     site.call("norm", "sum_rows", (*x.args, *y.args), (x.rows, 1, 1))
 
 
-def lower_soft_max(site: Site) -> None:
+def lower_soft_max(site: LoweringContext) -> None:
     """Softmax with optional mask and sinks; their places are taken by x where they are absent."""
     node = site.node
     x, *rest = node.inputs
@@ -45,7 +45,7 @@ def lower_soft_max(site: Site) -> None:
     site.call("softmax", "soft_max", (*tensors, has, f32(site.number("scale"))), (plain.rows, 1, 1))
 
 
-def lower_rope(site: Site) -> None:
+def lower_rope(site: LoweringContext) -> None:
     """Rotations; frequencies become turns per position in units of 2^-60."""
     tensors, table, flags = rope_arguments(site.node)
     args = (*tensors, *window(site.node.output).args, table, *flags)
@@ -65,7 +65,7 @@ def rope_arguments(node: BoundNode) -> tuple[tuple[Arg, ...], Constant, tuple[by
     return (*window(x).args, *window(positions).args, *extra.args), table, flags
 
 
-def lower_sort(site: Site) -> None:
+def lower_sort(site: LoweringContext) -> None:
     """``argsort`` and ``top_k``: sorted blocks, then merges that double the runs.
 
     The last step writes to the result, the steps before to one of two scratch areas in turn.

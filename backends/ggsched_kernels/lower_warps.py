@@ -22,11 +22,11 @@ from ggsched_kernels.calls import (
     window,
     window_of,
 )
-from ggsched_kernels.site import Site, weight_define
+from ggsched_kernels.lowering_context import LoweringContext, weight_define
 
 WARP: Final = 32
 PIECE: Final = 16  # bytes of a vector load
-MOST_COLUMNS: Final = 8  # rows of x that a kernel multiplies with what it has read once
+MAX_COLUMNS: Final = 8  # rows of x that a kernel multiplies with what it has read once
 TILE: Final = 16  # rows of w that a group of matvec_blocks takes at once
 DIGIT_NBYTES: Final = 100  # of a block of x as digits, with its unit
 LOCAL_UNIT: Final = 8 << 10  # sizes of local memory are programs of their own, so there are few
@@ -52,11 +52,11 @@ class Way:
     kernel: str
     ops: frozenset[str]
     dtypes: frozenset[str]
-    fits: Callable[[Site], bool]
-    lower: Callable[[Site], None]
+    fits: Callable[[LoweringContext], bool]
+    lower: Callable[[LoweringContext], None]
 
 
-def lower_by_warps(site: Site) -> bool:
+def lower_by_warps(site: LoweringContext) -> bool:
     """Lower a matrix product by the first way of the table that fits; False if none does."""
     w, x = site.node.inputs[:2]
     if not site.profile.units or 0 in (*w.shape, *x.shape):
@@ -77,7 +77,7 @@ def ids_window(ids: Operand) -> Window:
 # --- what fits --------------------------------------------------------------------------------
 
 
-def _is_few(site: Site) -> bool:
+def _is_few(site: LoweringContext) -> bool:
     """Whether there are few enough rows of x for each weight."""
     p, node = site.profile, site.node
     y = window(node.output)
@@ -96,13 +96,13 @@ def _has_pieces(operand: Operand) -> bool:
     return all(place % PIECE == 0 for place in (operand.offset, *steps))
 
 
-def _fits_rows(site: Site) -> bool:
+def _fits_rows(site: LoweringContext) -> bool:
     w, x = site.node.inputs[:2]
     whole = w.shape[-1] * w.dtype.block_nbytes % PIECE == 0
     return _is_few(site) and whole and _has_pieces(w) and _has_pieces(x)
 
 
-def _fits_sums(site: Site) -> bool:
+def _fits_sums(site: LoweringContext) -> bool:
     w = site.node.inputs[0]
     size = w.dtype.block_nbytes
     if not _is_few(site) or w.strides[-2] != size or w.shape[-2] * size % PIECE:
@@ -111,7 +111,7 @@ def _fits_sums(site: Site) -> bool:
     return w.shape[-1] > 1 and all(place % PIECE == 0 for place in (w.offset, *steps))
 
 
-def _fits_blocks(site: Site) -> bool:
+def _fits_blocks(site: LoweringContext) -> bool:
     w, x = site.node.inputs[:2]
     side_by_side = w.shape[-1] == w.dtype.block or w.strides[-1] == w.dtype.block_nbytes
     apart = w.shape[-2] == 1 or w.strides[-2] >= w.dtype.row_nbytes(w.shape[-1])
@@ -122,7 +122,7 @@ def _fits_blocks(site: Site) -> bool:
 # --- weights in rows of plain types -------------------------------------------------------------
 
 
-def _lower_rows(site: Site) -> None:
+def _lower_rows(site: LoweringContext) -> None:
     w, x = site.node.inputs[:2]
     chosen = site.node.op == "mul_mat_id"
     y = window(site.node.output)
@@ -141,13 +141,13 @@ def _lower_rows(site: Site) -> None:
     site.call("matvec_rows", "matvec_rows", args, groups, **defines)
 
 
-def _joined(site: Site) -> int:
+def _joined(site: LoweringContext) -> int:
     """Return how many batches of x with one row each share a weight: query heads and their keys."""
     w, x = (window(o) for o in site.node.inputs[:2])
     return x.shape[1] // w.shape[1] if x.shape[2] == 1 and x.shape[0] == w.shape[0] else 1
 
 
-def _cut_rows(site: Site, vectors: int) -> dict[str, int]:
+def _cut_rows(site: LoweringContext, vectors: int) -> dict[str, int]:
     """Cut ``matvec_rows``.
 
     A lane has 8 loads under way if it can; fewer rows than would fill the device are shared by more
@@ -156,7 +156,7 @@ def _cut_rows(site: Site, vectors: int) -> dict[str, int]:
     w = site.node.inputs[0]
     n, pieces = w.shape[-2], w.shape[-1] * w.dtype.block_nbytes // PIECE
     span = min(WARP, _power(pieces))
-    columns = min(MOST_COLUMNS, _power(vectors))
+    columns = min(MAX_COLUMNS, _power(vectors))
     warps = n * span / WARP / site.profile.units  # for each multiprocessor, with a row for each
     split = 1 if warps >= 64 else 2 if warps >= 24 else 4
     split = max(1, min(split, pieces // span))
@@ -176,7 +176,7 @@ def _cut_rows(site: Site, vectors: int) -> dict[str, int]:
 # --- weights whose rows lie side by side ----------------------------------------------------------
 
 
-def _lower_sums(site: Site) -> None:
+def _lower_sums(site: LoweringContext) -> None:
     """Weighted sums, in parts if a single sum for each batch would leave multiprocessors idle."""
     w, x = site.node.inputs
     a = site.contiguous(x)
@@ -213,7 +213,7 @@ class _Cut:
     groups: int
 
 
-def _lower_blocks(site: Site) -> None:
+def _lower_blocks(site: LoweringContext) -> None:
     w, x = site.node.inputs[:2]
     cut = _cut_blocks(site)
     assert cut is not None  # it fits
@@ -230,7 +230,7 @@ def _lower_blocks(site: Site) -> None:
     site.call("matvec_blocks", "matvec_blocks", args, grid, **defines)
 
 
-def _cut_blocks(site: Site) -> _Cut | None:
+def _cut_blocks(site: LoweringContext) -> _Cut | None:
     """Cut ``matvec_blocks``; None if the digits of x do not fit local memory.
 
     Two groups stay resident on each multiprocessor if they fit, one with twice the warps where
@@ -243,7 +243,7 @@ def _cut_blocks(site: Site) -> _Cut | None:
     vectors, others = (
         (1, y.shape[1] * y.shape[2]) if chosen else (y.shape[2], y.shape[0] * y.shape[1])
     )
-    columns = min(MOST_COLUMNS, _power(vectors))
+    columns = min(MAX_COLUMNS, _power(vectors))
     while columns:
         is_single = columns > 1 or blocks > LONG_BLOCKS or w.dtype.name == "mxfp4"
         for resident, warps, each, stages in _SHAPES[is_single]:
@@ -256,7 +256,7 @@ def _cut_blocks(site: Site) -> _Cut | None:
         tiles = -(-rows // TILE)
         groups = min(tiles, max(1, p.units * resident // max(1, others)))
         defines = {
-            "lanes": warps * WARP, "helpers": WARP * p.has_feeder, "FEEDER": int(p.has_feeder),
+            "lanes": warps * WARP, "helpers": WARP * p.has_tma, "FEEDER": int(p.has_tma),
             "BLOCKS": each, "STAGES": stages, "COLS": columns, "ALIGNED": int(_is_aligned(w)),
             "LOCAL_NBYTES": local,
         }  # fmt: skip
@@ -274,7 +274,9 @@ _SHAPES: Final = {
 }
 
 
-def _local_nbytes(site: Site, warps: int, each: int, stages: int, columns: int, blocks: int) -> int:
+def _local_nbytes(
+    site: LoweringContext, warps: int, each: int, stages: int, columns: int, blocks: int
+) -> int:
     """Return the local memory of a group, as ``product`` of the kernel cuts it."""
     w = site.node.inputs[0]
     pieces = warps * each * w.dtype.block_nbytes // PIECE + (not _is_aligned(w))
@@ -302,7 +304,7 @@ WAYS: Final[tuple[Way, ...]] = (
 )
 
 
-def _chosen_args(site: Site) -> tuple[Arg, ...]:
+def _chosen_args(site: LoweringContext) -> tuple[Arg, ...]:
     w, x, ids = site.node.inputs
     tensors = (*window(w).args, *window(x).args, *ids_window(ids).args)
     return (*tensors, *window(site.node.output).args, FAULT, CODE)

@@ -15,10 +15,10 @@ from ggsched.backend.timeouts import event_timeout
 from ggsched.backend.timing import Clock
 from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.topology.caps import DeviceFacts, WaitPath
-from ggsched_kernels import CPU, GPU, Profile, source, supported_fusions, supported_ops
+from ggsched_kernels import CPU, GPU, TuningProfile, source, supported_fusions, supported_ops
 from ggsched_opencl import driver
 from ggsched_opencl.buffer import OpenClBuffer
-from ggsched_opencl.driver import COMPLETE, Found, Handle, status_of
+from ggsched_opencl.driver import COMPLETE, DeviceInfo, Handle, status_of
 from ggsched_opencl.event import OpenClEvent
 from ggsched_opencl.polling import POLLING
 from ggsched_opencl.program import OpenClProgram
@@ -27,7 +27,7 @@ from ggsched_opencl.stream import OpenClStream
 MAX_STREAMS: Final = 64
 
 
-def facts_of(index: int, found: Found) -> DeviceFacts:
+def facts_of(index: int, found: DeviceInfo) -> DeviceFacts:
     """Return the facts of a device.
 
     A processor counts as an ``accelerator``, not as ``cpu``: its memory is apart from the host's
@@ -69,9 +69,9 @@ class OpenClDevice:
     def __init__(
         self,
         index: int,
-        found: Found,
+        found: DeviceInfo,
         *,
-        profile: Profile | None = None,
+        profile: TuningProfile | None = None,
         timeout_s: float | None = None,
     ) -> None:
         self.facts = facts_of(index, found)

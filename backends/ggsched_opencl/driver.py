@@ -35,7 +35,7 @@ enqueue_kernel: Final = cl.enqueue_nd_range_kernel
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DeviceInfo:
     """An OpenCL device.
 
     Attributes:
@@ -59,7 +59,7 @@ class Found:
     alignment: int
 
 
-def find_devices() -> list[Found]:
+def find_devices() -> list[DeviceInfo]:
     """Return all devices of all platforms in an order that does not change from run to run.
 
     Platforms come in any order (two of one name with two installations of PoCL), so they are
@@ -74,7 +74,7 @@ def find_devices() -> list[Found]:
         raise BackendUnavailable(
             "there is no OpenCL platform", where="opencl", why=str(error), hint=INSTALL_HINT
         ) from error
-    found: list[Found] = []
+    found: list[DeviceInfo] = []
     for platform in sorted(platforms, key=lambda p: (p.name.strip(), p.version.strip())):
         try:
             devices = platform.get_devices()
@@ -90,8 +90,8 @@ def find_devices() -> list[Found]:
     return found
 
 
-def _describe(platform: Handle, device: Handle) -> Found:
-    return Found(
+def _describe(platform: Handle, device: Handle) -> DeviceInfo:
+    return DeviceInfo(
         handle=device,
         platform=platform.name.strip(),
         version=platform.version.strip(),

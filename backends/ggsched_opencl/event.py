@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from ggsched.backend.queued.error_state import POISONED, PendingStatus
 from ggsched.backend.queued.events import PointEvent, QueuePoint
-from ggsched.backend.queued.faults import POISONED, Verdict
 from ggsched.errors import DeviceFault
 from ggsched_opencl.driver import COMPLETE, Handle, status_of
 from ggsched_opencl.polling import POLLING
@@ -19,7 +19,7 @@ class Point(QueuePoint):
     __slots__ = ("handle",)
     polling = POLLING
 
-    def __init__(self, handle: Handle, verdicts: Sequence[Verdict], where: str) -> None:
+    def __init__(self, handle: Handle, verdicts: Sequence[PendingStatus], where: str) -> None:
         super().__init__(verdicts, where)
         self.handle = handle
 

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 from ggsched.backend import checks
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
-from ggsched.backend.queued.faults import Faults, Gate, again
-from ggsched.backend.queued.waiter import Waiter, has_ended_well
+from ggsched.backend.queued.error_state import ErrorState, ExternalWait, reraise_copy
+from ggsched.backend.queued.waiter import Waiter, succeeded
 from ggsched.backend.timing import Latest
 from ggsched.errors import DeviceFault, UsageError
 from ggsched_kernels.fault_words import FAULT_WORDS, FaultCodes
 from ggsched_opencl import driver
+from ggsched_opencl.async_errors import IdCheck
 from ggsched_opencl.buffer import readable, writable
 from ggsched_opencl.driver import COMPLETE, Handle, status_of
 from ggsched_opencl.event import OpenClEvent, Point
 from ggsched_opencl.program import OpenClProgram
 from ggsched_opencl.times import ClockMatch, OpenClTaken
-from ggsched_opencl.verdicts import IdCheck
 
 if TYPE_CHECKING:
     from ggsched_opencl.device import OpenClDevice
@@ -47,7 +47,7 @@ class OpenClStream:
         self._ids_unchecked = False
         self._newest: Handle = None
         self._held: deque[Handle] = deque()  # transfers, which hold host memory (CPY-4, CPY-5)
-        self.faults = Faults()
+        self.faults = ErrorState()
         self._waiter = Waiter(f"ggsched {name} waits")
         # Also when nobody closes the stream, and at the end of the process: a queue with a shut
         # gate never drains, and dropping a transfer that is not complete blocks.
@@ -153,7 +153,7 @@ class OpenClStream:
         fault = self.faults.known()
         event.mark(self._point())
         if fault is not None:
-            raise again(fault)
+            raise reraise_copy(fault)
 
     def wait(self, event: Event) -> None:
         """Hold later commands until an event is done (EVT-2, EVT-4)."""
@@ -168,9 +168,9 @@ class OpenClStream:
         if event.device is self.device:
             assert isinstance(event, OpenClEvent)
             self._wait_native(event.point)
-        elif not has_ended_well(event):
+        elif not succeeded(event):
             handle = driver.make_gate(self.device.context)
-            gate = Gate(partial(driver.open_gate, handle), self.name)
+            gate = ExternalWait(partial(driver.open_gate, handle), self.name)
             self._newest = driver.enqueue_wait(self.queue, handle)
             driver.flush(self.queue)
             self.faults.add([gate])

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 PARTS = (
-    "place", "kit", "mutants", "models", "times", "fed", "attention", "early_reads", "route",
+    "place", "kit", "mutants", "models", "times", "warp_specialized", "attention", "pdl_prefetch",
+    "moe_router",
     "products", "decode", "session", "pipeline",
 )  # fmt: skip
 
@@ -56,7 +57,7 @@ def _part(name: str, quick: bool) -> dict[str, Any]:
 
 
 def _apart(name: str, quick: bool) -> dict[str, Any]:
-    """Run a part in a process of its own, so that what it does to the card ends with it."""
+    """Run a part in a process of its own, so that what it does to the GPU ends with it."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
         command = [sys.executable, "-m", "benchmarks.gpu", name, "-o", str(file)]
@@ -71,12 +72,12 @@ def _about(parts: list[str]) -> dict[str, Any]:
     from ggsched_cuda import driver
     from ggsched_cuda.compiler.driver import compiler_version
 
-    cards = driver.find_cards()
+    gpus = driver.find_gpus()
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "cards": [card.name for card in cards],
-        "arch": cards[0].arch,
-        "driver_cuda": cards[0].driver,
+        "gpus": [gpu.name for gpu in gpus],
+        "arch": gpus[0].arch,
+        "driver_cuda": gpus[0].driver,
         "nvrtc": ".".join(map(str, compiler_version())),
         "commit": _commit(),
         "command": " ".join(["python -m benchmarks.gpu", *parts]),

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu.rope_attention_graphs import Turned, groups_of_layers, turned, turned_values
 from benchmarks.gpu.timing import Timer
-from benchmarks.gpu.turned import Turned, groups_of_layers, turned, turned_values
 from ggsched.backend.program import BoundNode, Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, I32, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
-from ggsched.testing.direct import bound_nodes
-from ggsched.testing.oracle import run_oracle
+from ggsched.testing.eager import bound_nodes
+from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cuda import driver, open_backend
 from ggsched_cuda.capture import driver as capturing
 

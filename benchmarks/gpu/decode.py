@@ -124,7 +124,7 @@ def replay_calls(running: Running) -> dict[str, float]:
 
 
 def copy_bandwidth(nbytes: int = 1 << 32) -> float:
-    """Return bytes read and written per second by a copy on the card."""
+    """Return bytes read and written per second by a copy on the GPU."""
     from benchmarks.gpu.timing import Timer
     from ggsched_cuda.backend import CudaBackend
 

@@ -1,4 +1,4 @@
-"""The conformance kit on the card: logical devices of one card, and two cards if there are."""
+"""The conformance kit on the GPU: logical devices of one GPU, and two GPUs if there are."""
 
 import sys
 from typing import Any
@@ -9,9 +9,9 @@ from ggsched.testing.conformance.report import explain
 from ggsched_cuda.harness import CudaHarness
 
 
-def harness(name: str = "cuda", *, cards: bool = False, **changes: Any) -> Harness:
+def harness(name: str = "cuda", *, gpus: bool = False, **changes: Any) -> Harness:
     """Return the harness of the plug-in."""
-    own = CudaHarness(cards=cards)
+    own = CudaHarness(gpus=gpus)
     plain = Harness(name, own.open)
     fields = {"open": own.open, "latch": own.latch, **changes}
     return adapted(plain, fields)
@@ -25,8 +25,8 @@ def run(*, quick: bool) -> dict[str, Any]:
         "logical devices, latch kernel": harness(),
         "logical devices, latch by event": harness(latch=_no_latch),
     }
-    if len(driver.find_cards()) > 1:
-        wanted["two cards, latch kernel"] = harness(cards=True)
+    if len(driver.find_gpus()) > 1:
+        wanted["two GPUs, latch kernel"] = harness(gpus=True)
     results = {}
     for name, made in wanted.items():
         report = run_conformance(made, max_examples=15 if quick else 50)

@@ -1,4 +1,4 @@
-"""Backends for CUDA that are broken on purpose: the kit has to reject each of them on the card."""
+"""Backends for CUDA that are broken on purpose: the kit has to reject each of them on the GPU."""
 
 import subprocess
 import sys
@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.gpu.kit import harness
-from ggsched.backend.capture import Graph
+from ggsched.backend.capture import DeviceGraph
 from ggsched.backend.protocols import Event, HostMemory
-from ggsched.testing.broken.mutant import graft
 from ggsched.testing.conformance import CaseResult, run_conformance
 from ggsched_cuda import driver
+from ggsched_cuda.async_errors import FaultWords
 from ggsched_cuda.event import CudaEvent, Marker
 from ggsched_cuda.graphs import CudaCapture, CudaGraph
 from ggsched_cuda.program import CudaProgram
 from ggsched_cuda.stream import CudaStream
-from ggsched_cuda.verdicts import FaultWords
+from tests.mutants.mutant import graft
 
 TIMEOUT_S = 3.0
 LONGEST_S = 120.0
@@ -52,9 +52,9 @@ class EventOnAnotherStream(CudaStream):
     """Events are recorded on a stream without work."""
 
     def marker(self) -> Marker:
-        """Record on the card's idle stream."""
-        made = Marker(self.card)
-        driver.record_event(made.handle, self.card._idle)
+        """Record on the GPU's idle stream."""
+        made = Marker(self.gpu)
+        driver.record_event(made.handle, self.gpu._idle)
         return made
 
 
@@ -109,7 +109,7 @@ class ReplayForgetsIds(CudaStream):
 class UpdateIsNotMade(CudaCapture):
     """An update leaves the driver's graph as it is, with its old addresses."""
 
-    def end_into(self, graph: Graph) -> str:
+    def end_into(self, graph: DeviceGraph) -> str:
         """Forget what was captured."""
         self.abort()
         return ""
@@ -176,14 +176,14 @@ def shared_scratch(device: Any) -> None:
 
 def freed_at_once(device: Any) -> None:
     """Memory is handed out again while commands use it."""
-    card = device.card
+    gpu = device.gpu
 
     def free(address: int) -> None:
-        card.enter()
-        driver.give_memory(address, card._idle)
+        gpu.enter()
+        driver.give_memory(address, gpu._idle)
 
-    if "free" not in vars(card):
-        card.free = free
+    if "free" not in vars(gpu):
+        gpu.free = free
 
 
 def missing_dependency(device: Any) -> None:
@@ -219,7 +219,7 @@ LATE = Mutant("kernels that end late", "STR-*,LCH-*,CAP-*,ALL-1", kernels_end_la
 def run(*, quick: bool) -> dict[str, Any]:
     """Run the kit on each mutant, and on a good device with kernels that end late.
 
-    Each in a process of its own: a mutant may well end all work of the card, as CUDA does after an
+    Each in a process of its own: a mutant may well end all work of the GPU, as CUDA does after an
     access outside of memory. Cases that failed until then count.
     """
     found: dict[str, Any] = {}
@@ -257,7 +257,7 @@ def main(name: str) -> int:
 
 
 def spoiled(spoil: Callable[[Any], None]) -> Any:
-    """Return how the kit opens devices of the card that are broken."""
+    """Return how the kit opens devices of the GPU that are broken."""
     good = harness()
 
     def opened(count: int, seed: int) -> list[Any]:

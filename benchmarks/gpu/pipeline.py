@@ -1,4 +1,4 @@
-"""Two logical devices on one card: a prompt in micro-batches, one after the other and at once."""
+"""Two logical devices on one GPU: a prompt in micro-batches, one after the other and at once."""
 
 import sys
 from time import perf_counter

@@ -1,4 +1,4 @@
-"""Matrix-vector products at the sizes of a 7B layer, against the rate of copies on the same card.
+"""Matrix-vector products at the sizes of a 7B layer, against the rate of copies on the same GPU.
 
 Each product runs from a captured graph of many, one behind the other, over weights that together
 are several times the second cache. There are two limits, measured in the same run: the rate of a
@@ -19,9 +19,9 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
-from ggsched.testing.dequant import dequantize
-from ggsched.testing.direct import bound_nodes
-from ggsched.testing.values import LeafRule, leaf_values
+from ggsched.testing.eager import bound_nodes
+from ggsched.testing.generators.values import LeafRule, leaf_values
+from ggsched.testing.oracle.dequant import dequantize
 from ggsched_cuda import driver, open_backend
 from ggsched_cuda.capture import driver as capturing
 from ggsched_cuda.compiler.driver import compile_text
@@ -78,7 +78,7 @@ class _Bench:
         self.device = device
         self.stream = device.create_stream()
         self.timer = Timer(device, self.stream)
-        arch = device.card.found.arch
+        arch = device.gpu.found.arch
         options = (f"--gpu-architecture={architecture_of(arch)}",)
         self._copy = driver.function_of(
             driver.load_module(compile_text(COPY, options)), "copy_pieces", 0

@@ -61,7 +61,7 @@ def run(variant: str) -> bool:
         )
     )
     if major < 9:
-        raise SystemExit(f"bulk copies need compute capability 9.0, this card has {major}.{minor}")
+        raise SystemExit(f"bulk copies need compute capability 9.0, this GPU has {major}.{minor}")
     arch = f"sm_{major}{minor}" + ("a" if (major, minor) in ((9, 0), (10, 0), (12, 0)) else "")
     context = check(cu.cuDevicePrimaryCtxRetain(device))
     check(cu.cuCtxSetCurrent(context))

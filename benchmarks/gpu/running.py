@@ -55,7 +55,7 @@ class Running:
         """Compile everything again, with or without early launch, and run that from now on.
 
         Args:
-            early: Mode of ``ggsched_cuda.early``.
+            early: Mode of ``ggsched_cuda.programmatic_launch``.
             streams: Streams that are used wherever nodes are independent; 0 for the plan as it is.
         """
         device: Any = self.scheduler._devices[0]
@@ -112,9 +112,9 @@ class Running:
         return float(np.median(spent))
 
     def device_seconds(self, replays: int = 10) -> float:
-        """Return the seconds of a replay on the card, transfers of inputs and results included.
+        """Return the seconds of a replay on the GPU, transfers of inputs and results included.
 
-        Replays stand one behind the other, so that the card waits for none of them; what the host
+        Replays stand one behind the other, so that the GPU waits for none of them; what the host
         does before and after a step is not in it.
         """
         from benchmarks.gpu.timing import Timer

@@ -17,9 +17,9 @@ import numpy as np
 from benchmarks.gpu.decode import CASES, QUICK
 from benchmarks.gpu.running import Running
 from benchmarks.gpu.shapes import random_weights, spec_of
+from ggsched.models.batch_schedule import kv_bucket
 from ggsched.models.load import Model
 from ggsched.models.session import Session, SessionOptions
-from ggsched.models.trajectory import kv_bucket
 
 N_CTX = 2048
 PROMPT = tuple(range(1, 9))

@@ -1,4 +1,4 @@
-"""Times of commands as the card tells them: decoding steps of a small model, traced, checked."""
+"""Times of commands as the GPU tells them: decoding steps of a small model, traced, checked."""
 
 import sys
 from collections import defaultdict
@@ -24,7 +24,7 @@ RESOLUTION_S = 2e-6
 """Events of the driver are good for half a microsecond, and two of them make a time."""
 
 MATCH_S = 2e-5
-"""How far times of two clocks may be apart: of the host and a card, or of two cards."""
+"""How far times of two clocks may be apart: of the host and a GPU, or of two GPUs."""
 
 RUNS = 5
 N_KV, N_CTX, POSITION = 256, 512, 128
@@ -34,7 +34,7 @@ CASES: dict[str, tuple[tuple[str, ...], int]] = {
     "three streams": (("cuda:0",), 3),
     "two logical devices": (("cuda:0/0", "cuda:0/1"), 1),
     "with the processor": (("cuda:0", "cpu:0"), 1),
-    "two cards": (("cuda:0", "cuda:1"), 1),
+    "two GPUs": (("cuda:0", "cuda:1"), 1),
 }
 """Devices, which the nodes are shared among in their order, and streams of each."""
 
@@ -192,7 +192,7 @@ def _pairs(trace: Trace) -> Iterator[tuple[Any, Any, float]]:
 
 
 def _clock(trace: Trace, work: Work) -> str:
-    """Return whose clock times are from: one for all logical devices of a card."""
+    """Return whose clock times are from: one for all logical devices of a GPU."""
     return trace.actors[work.actor].device.partition("/")[0]
 
 

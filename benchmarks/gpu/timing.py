@@ -1,4 +1,4 @@
-"""Times of work on the card, by events of the driver."""
+"""Times of work on the GPU, by events of the driver."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -18,12 +18,12 @@ class Timer:
     """
 
     def __init__(self, device: Any, stream: Any) -> None:
-        device.card.enter()
+        device.gpu.enter()
         self._stream = stream
         self._from, self._to = driver.make_timed_event(), driver.make_timed_event()
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """Return how long the card takes for what a call enqueues."""
+        """Return how long the GPU takes for what a call enqueues."""
         handle = self._stream.handle
         driver.record_event(self._from, handle)
         work()

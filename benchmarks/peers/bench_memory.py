@@ -24,7 +24,7 @@ from ggsched.models.load import load_model
 from ggsched.models.spec import ModelSpec
 from ggsched.passes import make_plan
 from ggsched.passes.draft import Draft
-from ggsched.passes.memory.allocate import Sharing, allocate
+from ggsched.passes.memory.allocate import ReusePolicy, allocate
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.plan.bundle import Plan
 
@@ -96,7 +96,7 @@ def arena(plan: Plan) -> tuple[int, int]:
 
 def _plan_memory(draft: Draft) -> None:
     """Place all values of a draft."""
-    sharing = Sharing(draft.data_order(), draft.rings)
+    sharing = ReusePolicy(draft.data_order(), draft.rings)
     allocate(draft.graph, draft.topology, draft.splits, draft.timeline, sharing)
 
 

@@ -15,8 +15,7 @@ from benchmarks.peers.task_graphs import FIRST, Tasks
 from ggsched.config import Settings
 from ggsched.passes import Constraints
 from ggsched.scheduler import Scheduler
-from ggsched_cpu.device import CpuDevice
-from ggsched_cpu.device import Settings as CpuSettings
+from ggsched_cpu.device import CpuDevice, CpuSettings
 
 TIMEOUT_S = 60.0
 

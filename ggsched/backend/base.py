@@ -30,11 +30,11 @@ from ggsched.backend.base_stream import (
     own_buffer,
     writable_memory,
 )
-from ggsched.backend.bodies import Steps
 from ggsched.backend.events import BaseEvent
+from ggsched.backend.list_capture import RecordedCapture
 from ggsched.backend.program import BoundNode, Operand
+from ggsched.backend.program_body import Steps
 from ggsched.backend.protocols import Device, HostMemory, Stream
-from ggsched.backend.recorded import RecordedCapture
 from ggsched.backend.timeouts import EVENT_TIMEOUT_S
 from ggsched.backend.timing import Clock
 from ggsched.errors import BackendUnavailable, OutOfDeviceMemory, UsageError

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ggsched.backend import checks
-from ggsched.backend.bodies import Body, Command
-from ggsched.backend.capture import Graph
+from ggsched.backend.capture import DeviceGraph
 from ggsched.backend.capture_errors import capturing_error, replayed_elsewhere_error
 from ggsched.backend.events import BaseEvent, lasting_wait
+from ggsched.backend.list_capture import RecordedCapture, RecordedGraph
+from ggsched.backend.program_body import Body, Command
 from ggsched.backend.progress import Progress
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
-from ggsched.backend.recorded import RecordedCapture, RecordedGraph
 from ggsched.backend.timing import HostTaken, Latest
 from ggsched.errors import UsageError
 
@@ -199,7 +199,7 @@ class BaseStream:
         else:
             self._run(body)
 
-    def replay(self, graph: Graph) -> None:
+    def replay(self, graph: DeviceGraph) -> None:
         """Enqueue what was captured as one command (CAP-1)."""
         self._require_usable()
         if not isinstance(graph, RecordedGraph) or graph.stream is not self:

@@ -2,7 +2,7 @@
 
 Optional: a device offers it by having ``begin_capture``, and its streams then have ``replay``.
 Its captures may have ``end_into`` besides, which updates a graph in the place of making one.
-The plain form of it is a list of calls (``ggsched.backend.recorded``), for devices made of
+The plain form of it is a list of calls (``ggsched.backend.list_capture``), for devices made of
 ``ggsched.backend.base``; a device with graphs of its own hands the list to its driver.
 """
 
@@ -13,7 +13,7 @@ from ggsched.backend.protocols import Device, Stream
 
 
 @runtime_checkable
-class Graph(Protocol):
+class DeviceGraph(Protocol):
     """Commands that were captured.
 
     What they use is borrowed as long as it is open (CAP-3), or until it is updated (CAP-4).
@@ -31,7 +31,7 @@ class Graph(Protocol):
 class Capture(Protocol):
     """Streams that write down what they are given instead of running it (CAP-2)."""
 
-    def end(self) -> Graph:
+    def end(self) -> DeviceGraph:
         """Stop, and return what was captured; the streams are as before.
 
         Legal after ``end_into`` has refused.
@@ -49,7 +49,7 @@ class Capture(Protocol):
 class UpdatingCapture(Capture, Protocol):
     """A capture that can end in a graph that is there already (CAP-4)."""
 
-    def end_into(self, graph: Graph) -> str:
+    def end_into(self, graph: DeviceGraph) -> str:
         """Stop, and let a graph be what was captured; the streams are as before.
 
         Replays that are enqueued run what it was. What it used need not be there any more.
@@ -90,7 +90,7 @@ class CapturingDevice(Protocol):
 class ReplayingStream(Protocol):
     """A stream of such a device."""
 
-    def replay(self, graph: Graph) -> None:
+    def replay(self, graph: DeviceGraph) -> None:
         """Enqueue what was captured as one command (CAP-1).
 
         Raises:

@@ -18,14 +18,14 @@ from dataclasses import replace
 from typing import TypeVar, overload
 
 from ggsched.backend import checks
-from ggsched.backend.borrowed import digest
+from ggsched.backend.call_log import Call, OnCall, misuse, new_story, with_story
 from ggsched.backend.checked_constants import spans_of
 from ggsched.backend.checked_parts import CheckedBuffer, CheckedEvent, CheckedProgram
 from ggsched.backend.checked_stream import CheckedStream
+from ggsched.backend.host_borrow import digest
 from ggsched.backend.ledger import Ledger
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
-from ggsched.backend.story import Called, OnCall, misuse, new_story, with_story
 from ggsched.errors import GgschedError, UsageError
 from ggsched.topology.caps import DeviceFacts, WaitPath
 
@@ -159,7 +159,7 @@ class CheckedDevice:
 
     # --- helpers -------------------------------------------------------------------------------
 
-    def _call(self, verb: str, *operands: object) -> Called:
+    def _call(self, verb: str, *operands: object) -> Call:
         if self.is_closed:
             raise with_story(checks.closed_error(f"device {self.name}"), self.name, self.story)
         called = self.ledger.call(self.name, verb, operands)

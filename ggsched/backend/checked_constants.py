@@ -7,9 +7,9 @@ by then, and nobody may write them before the host knows that the launch is comp
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ggsched.backend.call_log import Call, misuse
 from ggsched.backend.ledger import Ledger
 from ggsched.backend.program import BoundNode, Operand
-from ggsched.backend.story import Called, misuse
 
 if TYPE_CHECKING:
     from ggsched.backend.checked_parts import CheckedBuffer
@@ -20,7 +20,7 @@ MANY: Final = 64
 """Entries of a buffer after which those that are known to be complete are dropped."""
 
 
-class Span(NamedTuple):
+class ByteSpan(NamedTuple):
     """Bytes of a buffer that a command uses.
 
     Attributes:
@@ -39,16 +39,16 @@ class Uses:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._last: dict[tuple[int, object], tuple[int, Called, Ranges]] = {}
+        self._last: dict[tuple[int, object], tuple[int, Call, Ranges]] = {}
 
-    def note(self, span: Span, stream: int, position: int, called: Called) -> None:
+    def note(self, span: ByteSpan, stream: int, position: int, called: Call) -> None:
         """Take note of a command."""
         if len(self._last) >= MANY:
             known = self._ledger.is_known
             self._last = {k: v for k, v in self._last.items() if not known(k[0], v[0])}
         self._last[stream, span.name] = (position, called, span.ranges)
 
-    def under_way(self, ranges: Ranges) -> Called | None:
+    def under_way(self, ranges: Ranges) -> Call | None:
         """Return a command that is not known to be complete and uses some of these bytes."""
         for (stream, _), (position, called, theirs) in self._last.items():
             if not self._ledger.is_known(stream, position) and _overlap(ranges, theirs):
@@ -56,7 +56,7 @@ class Uses:
         return None
 
 
-def require_apart(called: Called, writes: Iterable[Span], constants: Iterable[Span]) -> None:
+def require_apart(called: Call, writes: Iterable[ByteSpan], constants: Iterable[ByteSpan]) -> None:
     """Refuse a command that writes constants of others, or has constants that others write.
 
     Raises:
@@ -72,7 +72,9 @@ def require_apart(called: Called, writes: Iterable[Span], constants: Iterable[Sp
             raise _race(span, called, other, "constants are written while a launch may read them")
 
 
-def spans_of(name: str, nodes: Iterable[BoundNode]) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+def spans_of(
+    name: str, nodes: Iterable[BoundNode]
+) -> tuple[tuple[ByteSpan, ...], tuple[ByteSpan, ...]]:
     """Return what the nodes of a program write, and its constants, by buffer.
 
     Raises:
@@ -103,16 +105,16 @@ class _Grouped:
         if operand.nbytes:
             ranges[operand.offset, operand.offset + operand.nbytes] = None
 
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[ByteSpan, ...]:
         found = self._ranges.values()
-        return tuple(Span(buffer, self._name, tuple(ranges)) for buffer, ranges in found)
+        return tuple(ByteSpan(buffer, self._name, tuple(ranges)) for buffer, ranges in found)
 
 
 def _overlap(one: Ranges, other: Ranges) -> bool:
     return any(a < d and c < b for a, b in one for c, d in other)
 
 
-def _race(span: Span, called: Called, other: Called, what: str) -> Exception:
+def _race(span: ByteSpan, called: Call, other: Call, what: str) -> Exception:
     return misuse(
         "LCH-7",
         what,

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from ggsched.backend import checks
-from ggsched.backend.borrowed import digest
-from ggsched.backend.checked_constants import Span, Uses
+from ggsched.backend.call_log import Call, misuse, new_story, with_story
+from ggsched.backend.checked_constants import ByteSpan, Uses
+from ggsched.backend.host_borrow import digest
 from ggsched.backend.ledger import Clock
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
-from ggsched.backend.story import Called, misuse, new_story, with_story
 from ggsched.errors import GgschedError, UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class CheckedBuffer:
         self.story = new_story()
         self._lent = lent
         self.writes, self.constants = Uses(device.ledger), Uses(device.ledger)
-        self._uses: dict[int, tuple[int, Called]] = {}
+        self._uses: dict[int, tuple[int, Call]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -93,7 +93,7 @@ class CheckedBuffer:
 
     # --- for streams ---------------------------------------------------------------------------
 
-    def require_open(self, command: Called | str) -> None:
+    def require_open(self, command: Call | str) -> None:
         """Refuse a buffer that was closed (ERR-3)."""
         if self.is_closed or self.device.is_closed:
             error = UsageError(
@@ -103,7 +103,7 @@ class CheckedBuffer:
             )
             raise with_story(error, self.name, self.story)
 
-    def use(self, stream: int, position: int, called: Called) -> None:
+    def use(self, stream: int, position: int, called: Call) -> None:
         """Take note of a command that uses it."""
         self._uses[stream] = (position, called)
         self.story.append(called)
@@ -176,7 +176,7 @@ class CheckedProgram:
         stream: "CheckedStream",
         name: str,
         buffers: tuple[CheckedBuffer, ...],
-        spans: tuple[tuple[Span, ...], tuple[Span, ...]],
+        spans: tuple[tuple[ByteSpan, ...], tuple[ByteSpan, ...]],
     ) -> None:
         self.inner = inner
         self.stream = stream

@@ -5,12 +5,12 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Final, Self
 
 from ggsched.backend import checks
-from ggsched.backend.borrowed import WHOLE_NBYTES, Loan, address, digest
-from ggsched.backend.checked_constants import Span, require_apart
+from ggsched.backend.call_log import Call, misuse, new_story, with_story
+from ggsched.backend.checked_constants import ByteSpan, require_apart
 from ggsched.backend.checked_parts import CheckedBuffer, CheckedEvent, CheckedProgram
+from ggsched.backend.host_borrow import WHOLE_NBYTES, Borrow, address, digest
 from ggsched.backend.ledger import Clock, join
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
-from ggsched.backend.story import Called, misuse, new_story, with_story
 from ggsched.errors import DeviceFault, GgschedError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Guard:
     def __init__(self, stream: "CheckedStream") -> None:
         self._stream = stream
         self._user: int | None = None
-        self._called: Called | None = None
+        self._called: Call | None = None
 
     def __call__(self, verb: str, *operands: object) -> Self:
         """Note a call that is about to be made."""
@@ -51,7 +51,7 @@ class Guard:
         stream.story.append(self._called)
         return self
 
-    def __enter__(self) -> Called:
+    def __enter__(self) -> Call:
         assert self._called is not None
         return self._called
 
@@ -114,7 +114,7 @@ class CheckedStream:
             for loan in self._ledger.loans(start, start + target.nbytes):
                 loan.give_up()  # this command changes it, and legally if it comes after
             self._enqueue(called, (mine,), lambda: self.inner.download(mine.inner, offset, target))
-            lent = Loan("target", target, start, self._number, self._position, called)
+            lent = Borrow("target", target, start, self._number, self._position, called)
             if 0 < target.nbytes <= SHADOW_NBYTES:
                 lent.shadow = memoryview(bytearray(target.nbytes))
                 self.inner.download(mine.inner, offset, lent.shadow)
@@ -220,11 +220,11 @@ class CheckedStream:
 
     def _enqueue(
         self,
-        called: Called,
+        called: Call,
         buffers: Sequence[CheckedBuffer],
         call: Callable[[], None],
-        writes: Sequence[Span] = (),
-        constants: Sequence[Span] = (),
+        writes: Sequence[ByteSpan] = (),
+        constants: Sequence[ByteSpan] = (),
     ) -> None:
         """Pass a command on, and note which buffers it uses."""
         require_apart(called, writes, constants)
@@ -248,7 +248,7 @@ class CheckedStream:
     def _learn(self) -> None:
         self._ledger.learn({**self._clock, self._number: self._position})
 
-    def _open_buffer(self, buffer: Buffer, called: Called) -> CheckedBuffer:
+    def _open_buffer(self, buffer: Buffer, called: Call) -> CheckedBuffer:
         assert isinstance(buffer, CheckedBuffer)  # its device is this one
         buffer.require_open(called)
         return buffer
@@ -257,7 +257,7 @@ class CheckedStream:
         assert isinstance(event, CheckedEvent)  # its device is this one
         return event
 
-    def _lend_source(self, source: HostMemory, called: Called) -> Loan | None:
+    def _lend_source(self, source: HostMemory, called: Call) -> Borrow | None:
         """Return the loan of a source, or None where nobody borrows it.
 
         Raises:
@@ -280,7 +280,7 @@ class CheckedStream:
                     story=self.story,
                 )
             return None
-        loan = Loan("source", source, start, self._number, self._position + 1, called)
+        loan = Borrow("source", source, start, self._number, self._position + 1, called)
         if not pending:
             loan.digest = digest(source)
         return loan
@@ -296,12 +296,12 @@ def _length(memory: object) -> int:
     return nbytes if isinstance(nbytes, int) else -1
 
 
-def _span(buffer: Buffer, offset: int, nbytes: int) -> tuple[Span, ...]:
+def _span(buffer: Buffer, offset: int, nbytes: int) -> tuple[ByteSpan, ...]:
     """Return bytes that a transfer writes, if they are of a device that is checked."""
     if not isinstance(buffer, CheckedBuffer) or not nbytes:
         return ()
     ends = offset, offset + nbytes
-    return (Span(buffer, ends, (ends,)),)
+    return (ByteSpan(buffer, ends, (ends,)),)
 
 
 def _bare(buffer: Buffer) -> Buffer:

@@ -3,7 +3,7 @@
 import os
 from typing import Final, Protocol, runtime_checkable
 
-from ggsched.backend.paper import PaperDevice
+from ggsched.backend.offline_device import PaperDevice
 from ggsched.backend.protocols import Device
 
 _MEMINFO: Final = "/proc/meminfo"

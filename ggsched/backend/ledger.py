@@ -7,8 +7,8 @@ stream or an event. So the same calls get the same answer every time, however fa
 from collections import deque
 from collections.abc import Iterator
 
-from ggsched.backend.borrowed import Loan
-from ggsched.backend.story import Called, OnCall, misuse
+from ggsched.backend.call_log import Call, OnCall, misuse
+from ggsched.backend.host_borrow import Borrow
 
 Clock = dict[int, int]
 """By number of a stream: how many of its commands are complete."""
@@ -27,7 +27,7 @@ class Ledger:
         self.on_call = on_call
         self._calls = 0
         self._streams = 0
-        self._loans: dict[int, deque[Loan]] = {}
+        self._loans: dict[int, deque[Borrow]] = {}
 
     def new_stream(self) -> int:
         """Return the number of a new stream."""
@@ -36,9 +36,9 @@ class Ledger:
         self._loans[number] = deque()
         return number
 
-    def call(self, thing: str, verb: str, operands: tuple[object, ...] = ()) -> Called:
+    def call(self, thing: str, verb: str, operands: tuple[object, ...] = ()) -> Call:
         """Number a call, and tell about it."""
-        called = Called(self._calls, thing, verb, operands)
+        called = Call(self._calls, thing, verb, operands)
         self._calls += 1
         if self.on_call is not None:
             self.on_call(called)
@@ -57,12 +57,12 @@ class Ledger:
 
     # --- host memory --------------------------------------------------------------------------
 
-    def lend(self, loan: Loan) -> None:
+    def lend(self, loan: Borrow) -> None:
         """Take note of host memory that a command uses."""
         if loan.memory.nbytes:
             self._loans[loan.stream].append(loan)
 
-    def loans(self, start: int, end: int) -> Iterator[Loan]:
+    def loans(self, start: int, end: int) -> Iterator[Borrow]:
         """Yield the loans that have bytes in common with a range of addresses."""
         for loans in self._loans.values():
             for loan in loans:
@@ -96,7 +96,7 @@ def join(into: Clock, other: Clock) -> None:
             into[stream] = position
 
 
-def _changed(loan: Loan) -> Exception:
+def _changed(loan: Borrow) -> Exception:
     if loan.kind == "source":
         return misuse(
             "CPY-4",

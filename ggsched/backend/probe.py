@@ -7,7 +7,7 @@ anything is planned on them (TRU-1). What only running can show is the conforman
 from collections.abc import Sequence
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from ggsched.backend.paper import paper_topology
+from ggsched.backend.offline_device import paper_topology
 from ggsched.backend.protocols import Device
 from ggsched.errors import BackendBroken, GraphError
 from ggsched.ir.dtype import dtype_by_name

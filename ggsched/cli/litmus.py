@@ -12,7 +12,7 @@ from ggsched.cli.files import read_text
 from ggsched.cli.options import json_option
 
 if TYPE_CHECKING:
-    from ggsched.testing.litmus import Judgement
+    from ggsched.testing.litmus import BlockVerdict
 
 _FINDING = 1
 
@@ -27,19 +27,19 @@ def litmus(files: tuple[str, ...], quiet: bool, as_json: bool) -> int:
     The sanitizer decides by clocks, the explorer by running all interleavings. The exit code is 1
     if a verdict is not the one that the header states, or if the two do not agree.
     """
-    from ggsched.testing.litmus import judge_block, parse_litmus
+    from ggsched.testing.litmus import block_verdict, parse_litmus
 
     blocks = [block for file in files for block in parse_litmus(read_text(file), file)]
-    judgements = [judgement for block in blocks for judgement in judge_block(block)]
+    verdicts = [verdict for block in blocks for verdict in block_verdict(block)]
     if as_json:
-        write_json([j.to_json() for j in judgements])
+        write_json([j.to_json() for j in verdicts])
     else:
-        _write(judgements, quiet)
-    return 0 if all(j.is_as_stated for j in judgements) else _FINDING
+        _write(verdicts, quiet)
+    return 0 if all(j.is_as_stated for j in verdicts) else _FINDING
 
 
-def _write(judgements: Sequence["Judgement"], quiet: bool) -> None:
-    for j in judgements:
+def _write(verdicts: Sequence["BlockVerdict"], quiet: bool) -> None:
+    for j in verdicts:
         if quiet and j.is_as_stated:
             continue
         stated = j.block.expected(j.variant)
@@ -52,6 +52,8 @@ def _write(judgements: Sequence["Judgement"], quiet: bool) -> None:
         for line in filter(None, lines):
             folded = wrap(line, WIDTH - 4, subsequent_indent="  ", break_on_hyphens=False)
             sys.stdout.writelines(f"    {part}\n" for part in folded)
-    wrong = sum(not j.is_as_stated for j in judgements)
-    agree = "both judges agree" if all(j.agree for j in judgements) else "the judges do not agree"
-    sys.stdout.write(f"{len(judgements)} verdicts, {wrong} not as stated, {agree}\n")
+    wrong = sum(not j.is_as_stated for j in verdicts)
+    agree = "agree" if all(j.agree for j in verdicts) else "disagree"
+    sys.stdout.write(
+        f"{len(verdicts)} verdicts, {wrong} not as stated, checker and explorer {agree}\n"
+    )

@@ -45,7 +45,7 @@ def explanation(session: "Session", name: str, n_tokens: int, n_past: int) -> di
         UsageError: there is none of that name.
     """
     from ggsched.passes.explain import explain_home, explain_node, find_subject
-    from ggsched.plan.whereabouts import places_of
+    from ggsched.plan.tensor_locations import places_of
 
     graph = session.graph(n_tokens, n_past, 1)
     subject = find_subject(graph, name)

@@ -14,8 +14,8 @@ def write_plan_page(session: "Session", n_tokens: int, n_past: int, path: str) -
     Raises:
         UsageError: the file cannot be written.
     """
-    from ggsched.report.expect import described
     from ggsched.report.html import write_page
+    from ggsched.report.predicted_timeline import described
     from ggsched.trace.expected import expected_timeline
 
     check_writable(path, "the page")

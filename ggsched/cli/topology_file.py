@@ -37,7 +37,7 @@ def written_devices(
     """
     if path is None:
         return names
-    from ggsched.backend.paper import paper_devices
+    from ggsched.backend.offline_device import paper_devices
     from ggsched.topology.codec import restricted, topology_from_text
 
     return paper_devices(restricted(topology_from_text(read_bytes(path), path), names))

@@ -52,11 +52,11 @@ def trace(
     """
     from ggsched.report.data import account_data
     from ggsched.report.text import account_text
-    from ggsched.trace.account import account
     from ggsched.trace.advice import advise
     from ggsched.trace.export import read_trace, write_bytes
     from ggsched.trace.perfetto import trace_to_perfetto
     from ggsched.trace.times import timeline_of
+    from ggsched.trace.utilization import account
 
     for path, what in ((html, "the page"), (perfetto, "the trace")):
         if path is not None:

@@ -115,7 +115,7 @@ def _write(recorder: "Recorder", wanted: Wanted, name: str) -> None:
         write_page(wanted.html, timeline, trace.plans)
     if wanted.report:
         from ggsched.report.text import account_text
-        from ggsched.trace.account import account
+        from ggsched.trace.utilization import account
 
         messages().out(account_text(account(timeline)), end="", highlight=False)
 
@@ -123,8 +123,8 @@ def _write(recorder: "Recorder", wanted: Wanted, name: str) -> None:
 def account_json(recorder: "Recorder") -> dict[str, Any]:
     """Return where the time went so far, as plain JSON data; empty if nothing has run."""
     from ggsched.report.data import account_data
-    from ggsched.trace.account import account
     from ggsched.trace.times import timeline_of
+    from ggsched.trace.utilization import account
 
     trace = recorder.trace("so far")
     return account_data(account(timeline_of(trace))) if trace.runs else {}

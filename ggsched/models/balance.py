@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from ggsched.errors import UsageError
+from ggsched.models.batch_schedule import BatchSize
 from ggsched.models.layer_cost import layer_costs
 from ggsched.models.layer_split import LayerSplit, split_layers
 from ggsched.models.offload import Offload, host_index, stages
 from ggsched.models.spec import ModelSpec
-from ggsched.models.trajectory import BatchSize
 from ggsched.topology.cost import MachineRates
 from ggsched.topology.model import Topology
 

@@ -12,9 +12,10 @@ from typing import Final
 
 from ggsched.errors import OutOfDeviceMemory
 from ggsched.ir.graph import Graph
-from ggsched.models.fit_space import (
-    MOST_CHOICES,
-    Choice,
+from ggsched.models.batch_schedule import BatchSize, trajectory
+from ggsched.models.fit_candidates import (
+    MAX_CHOICES,
+    FitChoice,
     LayerTable,
     count_splits,
     estimate,
@@ -27,7 +28,6 @@ from ggsched.models.layer_split import split_layers
 from ggsched.models.memory_need import MemoryNeed, PlanNeed, add_up, plan_need
 from ggsched.models.offload import Homes, Offload, find_homes, host_index, layer_devices, stages
 from ggsched.models.spec import ModelSpec
-from ggsched.models.trajectory import BatchSize, trajectory
 from ggsched.plan.bundle import Plan
 from ggsched.plan.splits import HOST
 from ggsched.topology.cost import MachineRates
@@ -187,9 +187,9 @@ class _Search:
         self.host = host_index(topology.devices, offload)
         self.layers = spec.hparams.n_layer + 1
         per_split = self.layers if spec.hparams.n_expert else 1
-        self._few_splits = per_split * count_splits(self.layers, len(self.stages)) <= MOST_CHOICES
+        self._few_splits = per_split * count_splits(self.layers, len(self.stages)) <= MAX_CHOICES
         self.tried = 0
-        self.misses: list[tuple[Choice, dict[str, int]]] = []
+        self.misses: list[tuple[FitChoice, dict[str, int]]] = []
 
     def with_context(self, n_ctx: int) -> Fit | None:
         """Return the fastest choice with this context that fits."""
@@ -235,7 +235,7 @@ class _Search:
             hint="take a smaller -ub, --weights packed, a smaller --fit-margin or more devices",
         )
 
-    def _choices(self, n_ctx: int, table: LayerTable) -> Iterator[Choice]:
+    def _choices(self, n_ctx: int, table: LayerTable) -> Iterator[FitChoice]:
         """Yield what there is to choose from."""
         given, request = self.offload, self.request
         layers: Sequence[int] = range(self.layers, -1, -1)
@@ -250,7 +250,7 @@ class _Search:
         for wanted in layers:
             for n_cpu_moe in experts:
                 for counts in self._splits(wanted, n_cpu_moe, table):
-                    yield Choice(n_ctx, counts, n_cpu_moe)
+                    yield FitChoice(n_ctx, counts, n_cpu_moe)
 
     def _splits(self, wanted: int, n_cpu_moe: int, table: LayerTable) -> Iterator[tuple[int, ...]]:
         """Yield the ways to divide layers: as it was asked for, else all, or the best of many."""
@@ -287,7 +287,7 @@ class _Search:
         if found is not None:
             yield found.counts
 
-    def _ruled_out(self, table: LayerTable, choice: Choice) -> dict[str, int]:
+    def _ruled_out(self, table: LayerTable, choice: FitChoice) -> dict[str, int]:
         """Return what is missing for certain; with overrides nothing is certain."""
         if self.offload.overrides:
             return {}
@@ -295,7 +295,7 @@ class _Search:
         least = least_bytes(table, choice, self.stages, self.host, experts_move=moves)
         return shortage(self.topology, self.limits, least, {})
 
-    def _check(self, choice: Choice) -> tuple[tuple[MemoryNeed, int] | None, dict[str, int]]:
+    def _check(self, choice: FitChoice) -> tuple[tuple[MemoryNeed, int] | None, dict[str, int]]:
         """Make the plans of a choice; return what it takes, or else what is missing."""
         self.tried += 1
         homes = find_homes(self.spec, self.topology, self._offload(choice))
@@ -321,7 +321,7 @@ class _Search:
         used = {d: n.total for d, n in need.peak.items()}
         return shortage(self.topology, self.limits, used, need.largest)
 
-    def _offload(self, choice: Choice) -> Offload:
+    def _offload(self, choice: FitChoice) -> Offload:
         return replace(
             self.offload,
             n_gpu_layers=choice.n_gpu_layers if choice.counts else self.offload.n_gpu_layers,

@@ -2,18 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 
-from ggsched.models.fit_space import DECODING_STEPS, Choice
+from ggsched.models.fit_candidates import DECODING_STEPS, FitChoice
 from ggsched.models.memory_need import MemoryNeed
 from ggsched.plan.splits import HOST
 from ggsched.plan.units import nbytes_text, seconds_text
 from ggsched.topology.model import Topology
 
-Miss = tuple[Choice, Mapping[str, int]]
+Miss = tuple[FitChoice, Mapping[str, int]]
 """A choice, and the bytes that it lacks by device."""
 
 
 def fit_reasons(
-    choice: Choice,
+    choice: FitChoice,
     seconds: float,
     need: MemoryNeed,
     misses: Sequence[Miss],

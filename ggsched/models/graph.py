@@ -23,7 +23,7 @@ from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Tensor
 from ggsched.models import gptoss, llama, moe
 from ggsched.models.hparams import Arch, HParams
-from ggsched.models.layers import BatchShape, Kit
+from ggsched.models.layers import BatchShape, ModelBuilder
 from ggsched.models.spec import ModelSpec, WeightNeed
 
 
@@ -37,7 +37,7 @@ class Architecture:
     """
 
     needs: Callable[[HParams], Iterator[WeightNeed]]
-    block: Callable[[Kit, Tensor, int], Tensor]
+    block: Callable[[ModelBuilder, Tensor, int], Tensor]
 
 
 ARCHITECTURES: Final[Mapping[Arch, Architecture]] = {
@@ -76,7 +76,7 @@ def build_model_graph(
     batch = BatchShape(n_tokens, n_kv, n_out, n_ctx, kv_dtype)
     _check(batch)
     hp = model.hparams
-    kit = Kit(model, batch, f"{hp.name or hp.arch} T{n_tokens} N{n_kv}")
+    kit = ModelBuilder(model, batch, f"{hp.name or hp.arch} T{n_tokens} N{n_kv}")
     x = kit.embed()
     for layer in range(hp.n_layer):
         x = ARCHITECTURES[hp.arch].block(kit, x, layer)

@@ -35,7 +35,7 @@ class BatchShape:
     kv_dtype: DType
 
 
-class Kit:
+class ModelBuilder:
     """A graph under construction, its inputs, and the parts to add to it."""
 
     def __init__(self, spec: ModelSpec, batch: BatchShape, name: str) -> None:

@@ -5,7 +5,7 @@ from functools import partial
 
 from ggsched.ir.tensor import Tensor
 from ggsched.models.hparams import HParams
-from ggsched.models.layers import Kit
+from ggsched.models.layers import ModelBuilder
 from ggsched.models.spec import WeightNeed, attention_needs, expert_needs, linear_needs
 
 
@@ -24,7 +24,7 @@ def needs(hp: HParams) -> Iterator[WeightNeed]:
         yield from linear_needs(f"{blk}.ffn_down", hp.n_embd, hp.n_ff)
 
 
-def block(kit: Kit, x: Tensor, layer: int) -> Tensor:
+def block(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
     """Apply block ``layer`` to the hidden states x (T, n_embd)."""
     ffn = partial(kit.experts, router="all") if kit.hp.n_expert else kit.feed_forward
     return kit.block(x, layer, "ffn_norm", ffn)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ggsched.ir.graph import Graph
 from ggsched.ir.join import Joined, join_graphs
-from ggsched.models.turns import in_turns
+from ggsched.models.interleaved_stages import interleave
 from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.memory.rings import Slots
 from ggsched.passes.place import Constraints
@@ -52,13 +52,13 @@ class Forecast:
     """
 
     together_s: float
-    apart_s: float
+    sequential_s: float
     source: str
 
     @property
     def pays(self) -> bool:
         """Whether joining is predicted to be worth it."""
-        return self.together_s < _WORTH_IT * self.apart_s
+        return self.together_s < _WORTH_IT * self.sequential_s
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class MicroBatches:
     def _in_better_order(self, joined: Joined, constraints: Constraints) -> Joined:
         """Return the parts in turns where a part comes back to a device and that is faster."""
         plan = self.scheduler.plan(joined.graph, constraints)
-        turned = in_turns(joined, plan)
+        turned = interleave(joined, plan)
         if turned is None:
             return joined
         other = self.scheduler.plan(turned.graph, constraints)
@@ -176,10 +176,10 @@ class MicroBatches:
         first = self.scheduler.plan(parts[0].graph, self.constraints)
         if len({s.device for s in first.splits.splits}) < 2:
             return None
-        apart_s = 0.0
+        sequential_s = 0.0
         for part in parts:
             plan = self.scheduler.plan(part.graph, self.constraints)
-            apart_s += predict_step(part.graph, plan, self.rates).seconds
+            sequential_s += predict_step(part.graph, plan, self.rates).seconds
         plan = self.scheduler.plan(joined.graph, constraints)
         prediction = predict_step(joined.graph, plan, self.rates)
-        return Forecast(prediction.seconds, apart_s, prediction.source)
+        return Forecast(prediction.seconds, sequential_s, prediction.source)

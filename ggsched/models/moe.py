@@ -5,7 +5,7 @@ from functools import partial
 
 from ggsched.ir.tensor import Tensor
 from ggsched.models.hparams import HParams
-from ggsched.models.layers import Kit
+from ggsched.models.layers import ModelBuilder
 from ggsched.models.spec import WeightNeed, attention_needs, expert_needs
 
 
@@ -20,6 +20,6 @@ def needs(hp: HParams) -> Iterator[WeightNeed]:
         yield from expert_needs(hp, layer, bias=False)
 
 
-def block(kit: Kit, x: Tensor, layer: int) -> Tensor:
+def block(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
     """Apply block ``layer`` to the hidden states x (T, n_embd)."""
     return kit.block(x, layer, "ffn_norm", partial(kit.experts, router="all"))

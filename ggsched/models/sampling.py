@@ -21,7 +21,7 @@ class Sampling:
     seed: int = 0
 
 
-def likeliest(logits: np.ndarray) -> int:
+def argmax(logits: np.ndarray) -> int:
     """Return the first of the largest numbers, or the first that is NaN, if there is one."""
     return int(logits.argmax())
 
@@ -38,13 +38,13 @@ class Sampler:
 
         Args:
             logits: float32.
-            best: What ``likeliest`` says of them, if that is known.
+            best: What ``argmax`` says of them, if that is known.
 
         Raises:
             ModelError: there is no largest number among them.
         """
         if best is None:
-            best = likeliest(logits)
+            best = argmax(logits)
         largest = logits[best]
         if not np.isfinite(largest):
             raise ModelError(

@@ -15,17 +15,17 @@ from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
 from ggsched.models.batch_inputs import batch_inputs
+from ggsched.models.batch_schedule import kv_bucket
+from ggsched.models.dry_run import rehearse
 from ggsched.models.fit import Fit
 from ggsched.models.graph import build_model_graph
 from ggsched.models.load import Model, weight_array
 from ggsched.models.memory_need import MemoryNeed, memory_need
 from ggsched.models.micro_batches import MicroBatch, MicroBatches
 from ggsched.models.offload import Homes, find_homes
-from ggsched.models.rehearsal import rehearse
-from ggsched.models.sampling import Sampler, Sampling, likeliest
+from ggsched.models.placement_policy import balance_options, constraints_of, fit_options
+from ggsched.models.sampling import Sampler, Sampling, argmax
 from ggsched.models.session_options import SessionOptions
-from ggsched.models.spread import balance_options, constraints_of, fit_options
-from ggsched.models.trajectory import kv_bucket
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
@@ -119,7 +119,7 @@ class Session:
             self._constraints,
             self.rates,
             mode=options.pipelining,
-            slots=options.slots,
+            slots=options.pipeline_buffers,
         )
         self._graphs: RecentCache[tuple[int, int, int], Graph] = RecentCache(64)
         self._n_past = 0
@@ -343,7 +343,7 @@ class Session:
 
     def _note(self, logits: np.ndarray) -> None:
         """Look at logits once: for numbers that are not finite, and for what a sampler asks."""
-        self._likeliest = best = likeliest(logits[-1])
+        self._likeliest = best = argmax(logits[-1])
         top = logits[-1, best] if len(logits) == 1 else logits.max()
         self._is_tainted |= not np.isfinite(top)
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.memory.neighbours import Kept, find_kept
-from ggsched.passes.memory.reuse import Concurrent, Order, Sequential
+from ggsched.passes.memory.fusion_retention import Retention, find_kept
+from ggsched.passes.memory.reuse import Concurrent, ReuseOrder, Sequential
 from ggsched.passes.memory.rings import Slot, Slots, find_rings
+from ggsched.passes.order.enqueue_order import Item, list_outline
 from ggsched.passes.order.hazards import Lanes, find_lanes
-from ggsched.passes.order.liveness import Timeline, liveness
-from ggsched.passes.order.outline import Item, list_outline
+from ggsched.passes.order.liveness import Liveness, liveness
 from ggsched.passes.order.visibility import Visibility, find_visibility
 from ggsched.plan.fusions import Fusion, run_order
 from ggsched.plan.placement import Placement
@@ -44,7 +44,7 @@ class Draft:
     slots: Slots | None = None
 
     @cached_property
-    def timeline(self) -> Timeline:
+    def timeline(self) -> Liveness:
         """Steps in program order, and the lives of values in them."""
         return liveness(self.graph, self.splits, self.fusions)
 
@@ -78,7 +78,7 @@ class Draft:
         )
 
     @cached_property
-    def kept(self) -> Kept:
+    def kept(self) -> Retention:
         """What neighbours wish for of which a device may make one call."""
         return find_kept(
             self.graph, self.topology, self.splits, self.streams, self.fusions, self.timeline
@@ -94,7 +94,7 @@ class Draft:
         """Whether all work is on one lane, the host's own apart."""
         return self.lanes.count <= 2
 
-    def data_order(self) -> Order:
+    def data_order(self) -> ReuseOrder:
         """Return when values may share bytes without a wait that exists for that alone."""
         if self.is_sequential:
             return Sequential(self.timeline.lives)

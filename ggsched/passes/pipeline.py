@@ -9,12 +9,12 @@ from typing import Final
 import msgspec
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.budget.keep import keep_budget, over_budget
+from ggsched.passes.budget.memory_budget import keep_budget, over_budget
 from ggsched.passes.draft import Draft
 from ggsched.passes.experts.offload import offload_experts
-from ggsched.passes.memory.allocate import Sharing, allocate
-from ggsched.passes.memory.neighbours import Kept
-from ggsched.passes.memory.reuse import Order
+from ggsched.passes.memory.allocate import ReusePolicy, allocate
+from ggsched.passes.memory.fusion_retention import Retention
+from ggsched.passes.memory.reuse import ReuseOrder
 from ggsched.passes.options import PlanOptions
 from ggsched.passes.order.emit import emit
 from ggsched.passes.order.hazards import find_hazards
@@ -37,7 +37,7 @@ from ggsched.plan.verify import (
 from ggsched.topology.model import Topology
 
 _DEFAULTS: Final = PlanOptions()
-_NOTHING: Final = Kept()
+_NOTHING: Final = Retention()
 
 
 def make_plan(
@@ -120,11 +120,11 @@ def _make_plan(
 
 
 def _finish(
-    draft: Draft, order: Order, options: PlanOptions, verify: bool, kept: Kept = _NOTHING
+    draft: Draft, order: ReuseOrder, options: PlanOptions, verify: bool, kept: Retention = _NOTHING
 ) -> Plan:
     """Plan memory in an order of the values, then synchronisation and commands."""
     graph, topology, splits = draft.graph, draft.topology, draft.splits
-    sharing = Sharing(order, draft.rings, options.memory_effort, kept)
+    sharing = ReusePolicy(order, draft.rings, options.packing_effort, kept)
     memory = allocate(graph, topology, splits, draft.timeline, sharing)
     if verify:
         verify_memory(graph, topology, splits, memory, draft.timeline.lives)

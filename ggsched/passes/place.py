@@ -20,7 +20,7 @@ from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.memory.rings import Slots
-from ggsched.plan.placement import Cause, Choice, Placement
+from ggsched.plan.placement import Cause, Placement, PlacementChoice
 from ggsched.topology.caps import op_key
 from ggsched.topology.cost import MachineRates, guessed_rates
 from ggsched.topology.model import Topology
@@ -107,7 +107,7 @@ class _Placing:
         tensors = graph.tensors
         self.out = [tensors[n.output].storage for n in graph.nodes]
         self.home = [-1] * len(tensors)
-        self.choice: dict[int, Choice] = {}
+        self.choice: dict[int, PlacementChoice] = {}
         self.able = _able(graph, topology, self.out)
 
     def is_open(self) -> bool:
@@ -118,7 +118,7 @@ class _Placing:
 
     def settle(self, storage: int, device: int, cause: Cause, detail: str) -> None:
         self.home[storage] = device
-        self.choice[storage] = Choice(device, cause, detail)
+        self.choice[storage] = PlacementChoice(device, cause, detail)
 
 
 def _able(graph: Graph, topology: Topology, out: list[int]) -> list[int]:

@@ -10,7 +10,7 @@ node writes through, the neighbour before or after it, a move to where its neigh
 highest-priority device that supports it, or a prediction (see ``OpOffload``)."""
 
 
-class Choice(msgspec.Struct, frozen=True, gc=False):
+class PlacementChoice(msgspec.Struct, frozen=True, gc=False):
     """The device of one node.
 
     Attributes:
@@ -69,6 +69,6 @@ class Placement(msgspec.Struct, frozen=True):
         offloads: Experts that could be computed elsewhere, by first node, whether they are or not.
     """
 
-    choices: tuple[Choice, ...]
+    choices: tuple[PlacementChoice, ...]
     homes: dict[int, int]
     offloads: tuple[OpOffload, ...] = ()

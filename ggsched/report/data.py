@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ggsched.report.splits import plan_data
-from ggsched.trace.account import Account, account
 from ggsched.trace.advice import advise
 from ggsched.trace.arrows import arrows
 from ggsched.trace.live import blocks, live_bytes, value_labels
@@ -16,6 +15,7 @@ from ggsched.trace.rows import rows
 from ggsched.trace.schema import TracedPlan
 from ggsched.trace.timeline import Span, Timeline
 from ggsched.trace.times import spans_by_track
+from ggsched.trace.utilization import Account, account
 
 Data = dict[str, Any]
 

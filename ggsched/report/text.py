@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from ggsched.plan.text import nbytes_text
-from ggsched.trace.account import Account
 from ggsched.trace.advice import advise
+from ggsched.trace.utilization import Account
 
 WIDTH = 80
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
 
-from ggsched.backend.capture import Capture, Graph, offers_capture, offers_update
+from ggsched.backend.capture import Capture, DeviceGraph, offers_capture, offers_update
 from ggsched.backend.protocols import Device, Event, Stream
 from ggsched.errors import DeviceFault
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import HostSync, Record
 from ggsched.run.capture_key import CaptureKey, capture_key
-from ggsched.run.capture_plan import CapturePlan, Obstacle, Segment, plan_capture
+from ggsched.run.capture_plan import CapturePlan, CaptureSegment, Obstacle, plan_capture
 from ggsched.run.release import close_all
 from ggsched.run.resources import Resources
 
@@ -214,14 +214,14 @@ class _Replay:
     """
 
     def __init__(
-        self, segment: Segment, plan: Plan, events: dict[int, Event], report: CaptureReport
+        self, segment: CaptureSegment, plan: Plan, events: dict[int, Event], report: CaptureReport
     ) -> None:
         self._segment = segment
         commands = plan.commands[segment.start : segment.stop]
         self._recorded = [c.event for c in commands if isinstance(c, Record)]
         self._events = events
         self._report = report
-        self._graph: Graph | None = None
+        self._graph: DeviceGraph | None = None
         self._is_refused = False
         self.waits = False
         self.is_stale = False
@@ -272,7 +272,7 @@ class _Replay:
         self._graph, self.is_stale = graph, False
         self._report.nodes[first] = graph.nodes
 
-    def _captured(self) -> Graph:
+    def _captured(self) -> DeviceGraph:
         device: Device = self._origin.device
         assert offers_capture(device)
         capture = device.begin_capture(self._streams)
@@ -284,7 +284,7 @@ class _Replay:
             capture.abort()
             raise
 
-    def _ended(self, capture: Capture) -> Graph:
+    def _ended(self, capture: Capture) -> DeviceGraph:
         """Return the graph that was there, if it can be updated, or a new one in its place."""
         graph, report = self._graph, self._report
         if graph is not None:

@@ -26,7 +26,7 @@ WORTH: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class CaptureSegment:
     """Commands that are captured together.
 
     Attributes:
@@ -69,7 +69,7 @@ class CapturePlan:
         obstacles: What is not, in order.
     """
 
-    segments: tuple[Segment, ...]
+    segments: tuple[CaptureSegment, ...]
     obstacles: tuple[Obstacle, ...]
 
     def text(self) -> str:
@@ -114,9 +114,9 @@ def _cut(
     able: set[int],
     users: dict[int, list[int]],
     outside: set[int],
-) -> tuple[list[Segment], dict[int, str]]:
+) -> tuple[list[CaptureSegment], dict[int, str]]:
     """Cut the commands into the longest segments; say of each other command why it is out."""
-    found: list[Segment] = []
+    found: list[CaptureSegment] = []
     reasons: dict[int, str] = {}
     start, device = 0, -1
     recorded: set[int] = set()
@@ -126,7 +126,7 @@ def _cut(
         if device >= 0 and _weight(commands[start:stop]) >= WORTH:
             counts = Counter(c.stream for c in commands[start:stop])
             streams = tuple(s for s, _ in counts.most_common())
-            found.append(Segment(start, stop, device, streams))
+            found.append(CaptureSegment(start, stop, device, streams))
         elif device >= 0:
             for number in range(start, stop):
                 reasons[number] = "too little for a graph"
@@ -175,7 +175,7 @@ def _refusal(
 
 
 def _used_outside(
-    commands: Sequence[Command], users: dict[int, list[int]], segments: Collection[Segment]
+    commands: Sequence[Command], users: dict[int, list[int]], segments: Collection[CaptureSegment]
 ) -> set[int]:
     """Return the records within segments whose event is used outside of them."""
     return {
@@ -195,7 +195,7 @@ def _weight(commands: Sequence[Command]) -> int:
 
 
 def _result(
-    commands: Sequence[Command], found: Sequence[Segment], reasons: dict[int, str]
+    commands: Sequence[Command], found: Sequence[CaptureSegment], reasons: dict[int, str]
 ) -> CapturePlan:
     eager = {commands[number].stream for number in reasons}
     origins: dict[int, set[int]] = {}
@@ -205,7 +205,7 @@ def _result(
     segments = []
     for s in found:
         tied = tuple(t for t in s.streams[1:] if t in eager or len(origins[t]) > 1)
-        segments.append(Segment(s.start, s.stop, s.device, s.streams, tied))
+        segments.append(CaptureSegment(s.start, s.stop, s.device, s.streams, tied))
     obstacles: list[Obstacle] = []
     for number, reason in sorted(reasons.items()):
         last = obstacles[-1] if obstacles else None

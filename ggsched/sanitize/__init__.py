@@ -11,12 +11,12 @@ from ggsched.plan.bundle import Plan
 from ggsched.sanitize.footprint import find_footprints
 from ggsched.sanitize.fused import find_bad_groups
 from ggsched.sanitize.lifetime import find_bad_reads
-from ggsched.sanitize.plan_waste import advise_on_plan, find_cycles_in_plan
+from ggsched.sanitize.plan_redundant_sync import advise_on_plan, find_cycles_in_plan
 from ggsched.sanitize.program import find_disorder
 from ggsched.sanitize.races import find_races
 from ggsched.sanitize.report import Finding, Report, Touch
 from ggsched.sanitize.rows import find_bad_takers
-from ggsched.sanitize.shape import find_misuse, find_unknown
+from ggsched.sanitize.well_formed import find_misuse, find_unknown
 
 DEFAULT_RUNS = 3
 """Two runs show what the end of one does to the beginning of the next; the third is for a race

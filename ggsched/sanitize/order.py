@@ -15,7 +15,7 @@ HOST_READS = -2
 """What the log of the host's lane calls its accesses to inputs and outputs."""
 
 
-class Order:
+class EventOrder:
     """Clocks of all lanes while the host enqueues a plan, run after run.
 
     Attributes:

@@ -16,9 +16,9 @@ from ggsched.sanitize.access_map import AccessMap, Found, Mark
 from ggsched.sanitize.clock import Clock
 from ggsched.sanitize.footprint import Footprint, Span, merge
 from ggsched.sanitize.kinds import TRANSFERS
-from ggsched.sanitize.order import HOST_LANE, HOST_READS, HOST_WRITES, Order
+from ggsched.sanitize.order import HOST_LANE, HOST_READS, HOST_WRITES, EventOrder
+from ggsched.sanitize.race_report import Clash, describe
 from ggsched.sanitize.report import Finding
-from ggsched.sanitize.witness import Clash, describe
 
 MAX_RACES: Final = 200
 """A plan without any waits has a race for every pair of commands; nobody reads that many."""
@@ -45,7 +45,7 @@ class _Walk:
 
     def __init__(self, plan: Plan, footprints: Sequence[Footprint | None]) -> None:
         self.plan = plan
-        self.order = Order(plan)
+        self.order = EventOrder(plan)
         self.clashes: dict[tuple[bool, int, int], Clash] = {}
         regions = plan.memory.regions
         self._inputs = _spans(regions[s.value] for s in plan.inputs)

@@ -1,13 +1,13 @@
 """The judge of traces: is what was done in order, whatever the devices make of their freedom?"""
 
-from ggsched.sanitize.progress import find_stuck
+from ggsched.sanitize.deadlock import find_stuck
+from ggsched.sanitize.redundant_sync import advise
 from ggsched.sanitize.report import Finding, Report
 from ggsched.sanitize.trace_capture import find_capture_misuse
 from ggsched.sanitize.trace_content import find_wrong_content
-from ggsched.sanitize.trace_shape import find_event_misuse, find_unknown_in_trace
+from ggsched.sanitize.trace_race_report import describe_clash
 from ggsched.sanitize.trace_walk import TraceWalk
-from ggsched.sanitize.trace_witness import describe_clash
-from ggsched.sanitize.waste import advise
+from ggsched.sanitize.trace_well_formed import find_event_misuse, find_unknown_in_trace
 from ggsched.trace.schema import Trace
 
 

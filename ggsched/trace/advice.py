@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from ggsched.trace.account import Account, DeviceAccount, ideal_bubble
+from ggsched.trace.utilization import Account, DeviceAccount, ideal_bubble
 
 MOST: Final = 3
 LEAST_SHARE: Final = 0.01

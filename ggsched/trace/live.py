@@ -16,7 +16,7 @@ from ggsched.trace.timeline import Span, Timeline
 _PACKED = ("compute", "input", "output", "staging")
 
 
-class Block(msgspec.Struct, frozen=True, gc=False):
+class LiveBlock(msgspec.Struct, frozen=True, gc=False):
     """A value in an arena during one run.
 
     Attributes:
@@ -40,14 +40,14 @@ class Block(msgspec.Struct, frozen=True, gc=False):
     nbytes: int
 
 
-def blocks(timeline: Timeline) -> list[Block]:
+def blocks(timeline: Timeline) -> list[LiveBlock]:
     """Return all values of arenas that are packed, for each run of a timeline, by start."""
     uses = [_uses(plan) for plan in timeline.plans]
     spans: dict[int, list[Span]] = defaultdict(list)
     for span in timeline.spans:
         if span.run >= 0 and span.command >= 0:
             spans[span.run].append(span)
-    found: list[Block] = []
+    found: list[LiveBlock] = []
     for run, timed in enumerate(timeline.runs):
         plan = timeline.plans[timed.plan]
         life: dict[int, tuple[float, float]] = {}
@@ -61,16 +61,16 @@ def blocks(timeline: Timeline) -> list[Block]:
             region = plan.memory.regions[value]
             if plan.memory.arenas[region.arena].kind in _PACKED and region.nbytes:
                 place = (region.arena, value, start, end, region.offset, region.nbytes)
-                found.append(Block(run, timed.plan, *place))
+                found.append(LiveBlock(run, timed.plan, *place))
     return sorted(found, key=lambda b: (b.start_s, b.arena, b.offset))
 
 
-def live_bytes(found: list[Block]) -> Iterator[tuple[int, int, float, int]]:
+def live_bytes(found: list[LiveBlock]) -> Iterator[tuple[int, int, float, int]]:
     """Yield (plan, arena, time, bytes) each time that the number of live bytes changes.
 
     Values that share bytes, as where a result takes over those of an operand, count once.
     """
-    by_arena: dict[tuple[int, int], list[Block]] = defaultdict(list)
+    by_arena: dict[tuple[int, int], list[LiveBlock]] = defaultdict(list)
     for block in found:
         by_arena[block.plan, block.arena].append(block)
     for (plan, arena), group in sorted(by_arena.items()):
@@ -88,14 +88,14 @@ def live_bytes(found: list[Block]) -> Iterator[tuple[int, int, float, int]]:
 class _Cover:
     """How many bytes some blocks cover, those that several cover counted once."""
 
-    def __init__(self, blocks: list[Block]) -> None:
+    def __init__(self, blocks: list[LiveBlock]) -> None:
         edges = {b.offset for b in blocks} | {b.offset + b.nbytes for b in blocks}
         self._edges = sorted(edges)
         self._lengths = np.diff(np.array(self._edges, np.int64))
         self._counts = np.zeros(len(self._lengths), np.int64)
         self.nbytes = 0
 
-    def add(self, block: Block, by: int) -> None:
+    def add(self, block: LiveBlock, by: int) -> None:
         first = bisect_left(self._edges, block.offset)
         last = bisect_left(self._edges, block.offset + block.nbytes)
         counts = self._counts[first:last]

@@ -3,14 +3,14 @@
 import pytest
 
 from ggsched.backend.checked import checked
-from ggsched_cpu.device import CpuDevice, Settings
+from ggsched_cpu.device import CpuDevice, CpuSettings
 
 TIMEOUT_S = 20.0
 
 
 @pytest.fixture
 def device():
-    made = checked(CpuDevice(0, Settings(timeout_s=TIMEOUT_S)))
+    made = checked(CpuDevice(0, CpuSettings(timeout_s=TIMEOUT_S)))
     yield made
     made.close()
 

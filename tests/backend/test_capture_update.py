@@ -2,7 +2,7 @@
 
 import pytest
 
-from ggsched.testing.conformance import Harness, Kit, all_cases, run_conformance
+from ggsched.testing.conformance import ConformanceRunner, Harness, all_cases, run_conformance
 from tests.backends.updating import UpdatingCpu
 
 CASES = [case for case in all_cases() if case.rule == "CAP-4"]
@@ -20,11 +20,11 @@ def test_to_update_and_to_refuse_are_both_right(kind):
 
 
 def test_captures_without_updates_are_asked_nothing():
-    kit = Kit(harness("plain"))
+    kit = ConformanceRunner(harness("plain"))
     assert {kit.run(case).verdict for case in CASES} == {"skip"}
     assert "update no graph" in kit.run(CASES[0]).reason
 
 
 def test_an_update_that_fails_is_a_finding():
-    kit = Kit(harness("breaks"))
+    kit = ConformanceRunner(harness("breaks"))
     assert "fail" in {kit.run(case).verdict for case in CASES}

@@ -11,7 +11,7 @@ from ggsched.backend.protocols import Buffer, Device, Event, Program, Stream
 from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
 from ggsched.ir.dtype import F32
 from ggsched.testing.conformance.latch import HostEvent
-from ggsched_cpu.device import CpuDevice, Settings
+from ggsched_cpu.device import CpuDevice, CpuSettings
 from tests.backend.conftest import TIMEOUT_S
 
 
@@ -215,7 +215,7 @@ def test_regions_and_overlaps(device, stream):
 
 
 def test_things_of_unchecked_devices(device, stream):
-    plain = CpuDevice(1, Settings(timeout_s=TIMEOUT_S))
+    plain = CpuDevice(1, CpuSettings(timeout_s=TIMEOUT_S))
     with pytest.raises(UsageError, match="belongs to cpu:1"):
         stream.upload(host().data, plain.allocate(16), 0)
     with pytest.raises(UsageError, match="belongs to cpu:0"):

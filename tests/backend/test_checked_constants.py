@@ -11,7 +11,7 @@ from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import F32
 from ggsched.testing.conformance import Harness, run_conformance
-from ggsched_cpu.device import CpuDevice, Settings
+from ggsched_cpu.device import CpuDevice, CpuSettings
 from tests.backend.conftest import TIMEOUT_S
 
 NBYTES = 32
@@ -123,6 +123,6 @@ def test_what_is_complete_is_forgotten(stream, work):
 
 def test_the_kit_keeps_the_callers_part():
     def opened(count, seed):
-        return checked([CpuDevice(i, Settings(timeout_s=TIMEOUT_S)) for i in range(count)])
+        return checked([CpuDevice(i, CpuSettings(timeout_s=TIMEOUT_S)) for i in range(count)])
 
     run_conformance(Harness("checked", opened), rules="LCH-*").raise_if_findings()

@@ -4,7 +4,7 @@ import numpy as np
 
 from ggsched.backend.events import lasting_wait
 from ggsched.testing.conformance.latch import HostEvent
-from ggsched_cpu.device import CpuDevice, Settings
+from ggsched_cpu.device import CpuDevice, CpuSettings
 
 TIMEOUT_S = 20.0
 
@@ -21,7 +21,7 @@ class Closable(HostEvent):
 
 
 def test_a_stream_outlives_the_close_of_a_foreign_event():
-    device = CpuDevice(0, Settings(timeout_s=TIMEOUT_S))
+    device = CpuDevice(0, CpuSettings(timeout_s=TIMEOUT_S))
     stream, buffer = device.create_stream(), device.allocate(4)
     latch, event = HostEvent(), Closable()
     stream.wait(latch)

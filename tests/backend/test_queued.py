@@ -4,8 +4,14 @@ import pytest
 
 from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.backend.queued import polling
+from ggsched.backend.queued.error_state import (
+    MANY,
+    ErrorState,
+    ExternalWait,
+    KnownStatus,
+    reraise_copy,
+)
 from ggsched.backend.queued.events import PointEvent, QueuePoint
-from ggsched.backend.queued.faults import MANY, Faults, Gate, Known, again
 from ggsched.backend.queued.polling import Polling
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 
@@ -107,7 +113,7 @@ def test_what_is_done_takes_no_time(clock):
 
 
 def test_the_first_fault_stays_and_is_raised_afresh():
-    faults = Faults()
+    faults = ErrorState()
     faults.require_none()
     faults.poison(None)
     faults.poison(FAULT)
@@ -124,7 +130,7 @@ def test_the_first_fault_stays_and_is_raised_afresh():
 
 
 def test_a_verdict_counts_when_it_is_given():
-    faults, verdict = Faults(), Later()
+    faults, verdict = ErrorState(), Later()
     faults.add([verdict])
     assert faults.known() is None
     assert faults.verdicts() == [verdict]
@@ -137,7 +143,7 @@ def test_a_verdict_counts_when_it_is_given():
 
 
 def test_verdicts_that_ended_well_do_not_pile_up():
-    faults, verdicts = Faults(), [Later() for _ in range(3 * MANY)]
+    faults, verdicts = ErrorState(), [Later() for _ in range(3 * MANY)]
     bad = Later()
     bad.is_settled, bad.found = True, FAULT
     faults.add([bad])
@@ -153,7 +159,7 @@ def test_verdicts_that_ended_well_do_not_pile_up():
 
 def test_a_gate_is_opened_once():
     opened = []
-    gate = Gate(lambda: opened.append(1), "q:0 stream 0")
+    gate = ExternalWait(lambda: opened.append(1), "q:0 stream 0")
     assert (gate.is_settled, gate.fault()) == (False, None)
     cause = ValueError("why")
     gate.open(cause)
@@ -162,8 +168,8 @@ def test_a_gate_is_opened_once():
     fault = gate.fault()
     assert "ValueError: why" in str(fault)
     assert fault.__cause__ is cause
-    assert again(fault).__cause__ is cause
-    good = Gate(lambda: None, "q:0 stream 0")
+    assert reraise_copy(fault).__cause__ is cause
+    good = ExternalWait(lambda: None, "q:0 stream 0")
     good.open()
     assert (good.is_settled, good.fault()) == (True, None)
 
@@ -194,7 +200,7 @@ def test_an_event_is_a_point(event):
 
 @pytest.mark.parametrize("how", ["library", "verdict"])
 def test_whoever_waits_learns_of_a_fault(event, how):
-    point = Point(error=FAULT) if how == "library" else Point([Later(), Known(FAULT)])
+    point = Point(error=FAULT) if how == "library" else Point([Later(), KnownStatus(FAULT)])
     event.mark(point)
     assert event.is_done
     with pytest.raises(DeviceFault, match="n7 add failed"):

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from ggsched.testing.direct import run_direct
-from ggsched.testing.oracle import run_oracle
-from ggsched.testing.values import ATOL, RTOL, DrawnGraph, values_for
+from ggsched.testing.eager import run_direct
+from ggsched.testing.generators.values import ATOL, RTOL, DrawnGraph, values_for
+from ggsched.testing.oracle.interpreter import run_oracle
 
 
 def check(device, graph, values, *, runs=1, rtol=RTOL, atol=ATOL, states=None):

@@ -1,7 +1,7 @@
-"""A driver and a card that only count time, for the backend ``cuda`` where there is no GPU.
+"""A driver and a GPU that only count time, for the backend ``cuda`` where there is no GPU.
 
 Each thing that a stream is given takes as long as it is told to, one after the other; nothing is
-computed. The card has a clock of its own, which is apart from the host's and drifts.
+computed. The GPU has a clock of its own, which is apart from the host's and drifts.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 
 CALL_S = 1e-6  # of the host, for a call of the driver
-LATENCY_S = 2e-6  # until the card begins with what it is given
+LATENCY_S = 2e-6  # until the GPU begins with what it is given
 TRANSFER_S = 5e-6
 LOST = 700
 NO_DRIVER = 999
@@ -35,8 +35,8 @@ class FakeDriver:
 
     def __init__(self, clock=perf_counter, *, ahead_s=7.0, drift=0.0):
         self.clock, self.ahead_s, self.drift = clock, ahead_s, drift
-        self.ends = {}  # of streams, by the card's clock
-        self.events = {}  # when they are done, by the card's clock
+        self.ends = {}  # of streams, by the GPU's clock
+        self.events = {}  # when they are done, by the GPU's clock
         self.timed = set()
         self.recorded = Counter()  # timed events, by stream
         self.captured = set()
@@ -49,18 +49,18 @@ class FakeDriver:
 
     # --- time ----------------------------------------------------------------------------------
 
-    def card_s(self):
+    def gpu_s(self):
         return self.ahead_s + self.clock() * (1 + self.drift)
 
-    def host_s(self, card_s):
-        return (card_s - self.ahead_s) / (1 + self.drift)
+    def host_s(self, gpu_s):
+        return (gpu_s - self.ahead_s) / (1 + self.drift)
 
     def give(self, stream, seconds):
         """Let a stream do something."""
         if self.is_lost:
             return (LOST,)
         if stream not in self.captured:
-            start = max(self.ends[stream], self.card_s() + self.latency())
+            start = max(self.ends[stream], self.gpu_s() + self.latency())
             self.ends[stream] = start + seconds
             self.ran.append((stream, self.host_s(start), self.host_s(start + seconds)))
         return (0,)
@@ -118,7 +118,7 @@ class FakeDriver:
             return (LOST,)
         assert event not in self.timed or stream not in self.captured
         if stream not in self.captured:
-            self.ends[stream] = max(self.ends[stream], self.card_s() + self.latency())
+            self.ends[stream] = max(self.ends[stream], self.gpu_s() + self.latency())
             self.events[event] = self.ends[stream] if self.answers else float("inf")
             self.recorded[stream] += event in self.timed
         return (0,)
@@ -128,14 +128,14 @@ class FakeDriver:
 
         if self.is_lost:
             return (LOST,)
-        return (0 if self.events[event] <= self.card_s() else NOT_READY,)
+        return (0 if self.events[event] <= self.gpu_s() else NOT_READY,)
 
     def query_stream(self, stream):
         from ggsched_cuda.driver import NOT_READY
 
         if self.is_lost:
             return (LOST,)
-        return (0 if self.ends[stream] <= self.card_s() else NOT_READY,)
+        return (0 if self.ends[stream] <= self.gpu_s() else NOT_READY,)
 
     def seconds_between(self, earlier, later):
         assert {earlier, later} <= self.timed
@@ -185,27 +185,27 @@ class FakeDriver:
 
 def install(fake, monkeypatch):
     """Put a driver in the place of the real one."""
-    from ggsched_cuda import cards, driver, programs, stream
+    from ggsched_cuda import cuda_contexts, driver, programs, stream
     from ggsched_cuda.capture import driver as capturing
 
     for name in dir(type(fake)):
         for module in (driver, capturing):
             if not name.startswith("_") and hasattr(module, name):
                 monkeypatch.setattr(module, name, getattr(fake, name))
-    monkeypatch.setattr(cards, "CARDS", cards.Cards())
+    monkeypatch.setattr(cuda_contexts, "CUDA_CONTEXTS", cuda_contexts.CudaContexts())
     monkeypatch.setattr(stream, "record_event", fake.record_event)
     monkeypatch.setattr(programs.ProgramCache, "function", lambda *args, **kwargs: 1)
     return fake
 
 
-def fake_card():
-    """Return a card of the fake driver."""
-    from ggsched_cuda.card import Card
-    from ggsched_cuda.driver import Found
+def fake_gpu():
+    """Return a GPU of the fake driver."""
+    from ggsched_cuda.cuda_context import CudaContext
+    from ggsched_cuda.driver import DeviceInfo
     from ggsched_cuda.pinned import PinnedMemory
 
-    found = Found(0, "fake", 90, 80 << 30, 13000, 132, 232448, waits_for_values=True)
-    return Card(found, (), PinnedMemory())
+    found = DeviceInfo(0, "fake", 90, 80 << 30, 13000, 132, 232448, waits_for_values=True)
+    return CudaContext(found, (), PinnedMemory())
 
 
 def fake_program(stream, kernels):
@@ -221,15 +221,15 @@ def fake_program(stream, kernels):
     return program
 
 
-def fake_device(card, name):
-    """Return one of four logical devices of a card; it is to be closed before the driver goes."""
+def fake_device(gpu, name):
+    """Return one of four logical devices of a GPU; it is to be closed before the driver goes."""
     from ggsched_cuda.device import CudaDevice
 
-    return CudaDevice(card, name, 4, timeout_s=5.0)
+    return CudaDevice(gpu, name, 4, timeout_s=5.0)
 
 
-def held_events(card):
+def held_events(gpu):
     """Return how many timed events are in use, but for that of the base."""
     from ggsched_cuda import driver
 
-    return len(driver.make_timed_event.__self__.timed) - len(card.clock._events) - 1
+    return len(driver.make_timed_event.__self__.timed) - len(gpu.clock._events) - 1

@@ -1,4 +1,4 @@
-"""cuBLAS for a card in software: products by numpy, in the order of a handle's stream."""
+"""cuBLAS for a GPU in software: products by numpy, in the order of a handle's stream."""
 
 import ctypes
 from itertools import count

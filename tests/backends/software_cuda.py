@@ -1,4 +1,4 @@
-"""A driver and a card in software, on which the backend ``cuda`` keeps the contract without a GPU.
+"""A driver and a GPU in software, on which the backend ``cuda`` keeps the contract without a GPU.
 
 What the plug-in asks of ``ggsched_cuda.driver`` and ``ggsched_cuda.capture.driver`` is done on the
 host: a stream is a thread, device memory is host memory that holds rubbish before it is written and
@@ -7,7 +7,7 @@ ones, compiled for the host and run lane by lane (``tests.kernels.test_fibers``)
 plug-in's helpers, of which there are three: ``split_bf16`` is missing. Products are numpy's. No
 kernel is launched early.
 
-The card is as nasty as CUDA may be: before each command a stream may dawdle, and copies are made
+The GPU is as nasty as CUDA may be: before each command a stream may dawdle, and copies are made
 late.
 """
 
@@ -54,14 +54,14 @@ class SoftwareDriver:
         self.counts = Counter()  # of what streams were given
         self._memory, self._pinned, self._used = {}, [], 0
 
-    # --- cards ---------------------------------------------------------------------------------
+    # --- GPUs ---------------------------------------------------------------------------------
 
-    def find_cards(self):
-        from ggsched_cuda.driver import Found
+    def find_gpus(self):
+        from ggsched_cuda.driver import DeviceInfo
 
         shared_nbytes = 232448 if self._arch >= 90 else 166912
         found = (0, "software", self._arch, MEMORY_NBYTES, 13000, PROCESSORS, shared_nbytes)
-        return (Found(*found, waits_for_values=True),)
+        return (DeviceInfo(*found, waits_for_values=True),)
 
     def context_of(self, ordinal):
         return "context"

@@ -1,4 +1,4 @@
-"""Kernels for a card in software: those of the sources, on the host, and the plug-in's helpers."""
+"""Kernels for a GPU in software: those of the sources, on the host, and the plug-in's helpers."""
 
 import ctypes
 import threading
@@ -99,7 +99,7 @@ def kernels_on_host(runner):
 
 @contextmanager
 def in_software(runner, seed=0, arch=80):
-    """Let the plug-in find a card in software, whose kernels somebody compiles and runs."""
+    """Let the plug-in find a GPU in software, whose kernels somebody compiles and runs."""
     from ggsched_cuda.blas import driver as blas
     from ggsched_cuda.programs import ProgramCache
     from tests.backends.software_cuda import SoftwareDriver

@@ -1,4 +1,4 @@
-"""Streams of a card in software: threads, and captures of what they are given."""
+"""Streams of a GPU in software: threads, and captures of what they are given."""
 
 import random
 import threading

@@ -8,7 +8,7 @@ import pytest
 
 from ggsched.backend.protocols import Buffer, Device, Event, Stream
 from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
-from tests.backends.places import (
+from tests.backends.device_settings import (
     KINDS,
     TIMEOUT_S,
     base_device,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ggsched.backend.timing import take_times
-from tests.backends.places import KINDS, download, node, upload, vector
+from tests.backends.device_settings import KINDS, download, node, upload, vector
 
 
 @pytest.fixture(params=KINDS)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from ggsched.testing.conformance import RULES, Harness, Kit, run_conformance
+from ggsched.testing.conformance import RULES, ConformanceRunner, Harness, run_conformance
 from ggsched.testing.conformance.suite import select
-from ggsched_cpu.device import CpuDevice, Settings
+from ggsched_cpu.device import CpuDevice, CpuSettings
 
 
 def harness(*, sync):
-    settings = Settings(sync=sync, timeout_s=20.0)
+    settings = CpuSettings(sync=sync, timeout_s=20.0)
     return Harness("cpu", lambda count, seed: [CpuDevice(i, settings) for i in range(count)])
 
 
@@ -20,7 +20,7 @@ def test_rule(rule, sync):
 
 def test_hardly_anything_is_skipped():
     """With worker threads streams are held; what is left are paths that are there."""
-    kit = Kit(harness(sync=False))
+    kit = ConformanceRunner(harness(sync=False))
     skipped = {c.rule for c in select() if any(map(kit.lacks, c.needs))}
     kept = [rule for rule in RULES if rule not in skipped]
     assert len(kept) > 20

@@ -1,9 +1,9 @@
-"""The backend ``cuda`` keeps the contract on the card, with streams held by a kernel."""
+"""The backend ``cuda`` keeps the contract on the GPU, with streams held by a kernel."""
 
 import pytest
 
 from ggsched.errors import BackendUnavailable
-from ggsched.testing.conformance import RULES, Harness, Kit, run_conformance
+from ggsched.testing.conformance import RULES, ConformanceRunner, Harness, run_conformance
 from ggsched.testing.conformance.harness import adapted
 
 pytestmark = pytest.mark.cuda
@@ -28,7 +28,7 @@ def test_rule(harness, rule):
 
 
 def test_streams_are_held(harness):
-    kit = Kit(harness)
+    kit = ConformanceRunner(harness)
     assert not kit.lacks("latch")
     assert not kit.lacks("fault")
     assert not kit.lacks("pair")

@@ -1,4 +1,4 @@
-"""The backend ``cuda`` keeps the contract on a card in software, where there is no GPU.
+"""The backend ``cuda`` keeps the contract on a GPU in software, where there is no GPU.
 
 What it does itself is judged: order, events, captures, transfers, faults, memory. Kernels of single
 ops have tests of their own (``tests/kernels``), and models another one
@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
 from benchmarks.gpu.mutants import MUTANTS, spoiled
-from ggsched.testing.conformance import RULES, Harness, Kit, all_cases
+from ggsched.testing.conformance import RULES, ConformanceRunner, Harness, all_cases
 from ggsched.testing.conformance.harness import adapted
 from ggsched.testing.conformance.suite import select
 from tests.backends.software_kernels import in_software
@@ -45,7 +45,7 @@ def kit(driver):
     from ggsched_cuda.harness import CudaHarness
 
     own = CudaHarness()
-    return Kit(adapted(Harness("cuda", own.open), own), max_examples=EXAMPLES)
+    return ConformanceRunner(adapted(Harness("cuda", own.open), own), max_examples=EXAMPLES)
 
 
 CASES = [case for case in all_cases() if not case.name.startswith(ARITHMETIC)]
@@ -64,7 +64,7 @@ def test_rule(kit, rule):
 )
 def test_mutants_are_rejected(driver, monkeypatch, mutant):
     monkeypatch.setattr("ggsched_cuda.driver.cu", SimpleNamespace(cuStreamSynchronize=driver.drain))
-    kit = Kit(spoiled(mutant.spoil), max_examples=EXAMPLES)
+    kit = ConformanceRunner(spoiled(mutant.spoil), max_examples=EXAMPLES)
     assert any(kit.run(case).verdict == "fail" for case in select(mutant.rules))
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ggsched.errors import BackendUnavailable
-from ggsched.testing.conformance import RULES, Harness, Kit, run_conformance
+from ggsched.testing.conformance import RULES, ConformanceRunner, Harness, run_conformance
 
 pytestmark = pytest.mark.opencl
 
@@ -29,6 +29,6 @@ def test_rule(harness, rule):
 
 
 def test_streams_are_held(harness):
-    kit = Kit(harness)
+    kit = ConformanceRunner(harness)
     assert not kit.lacks("latch")
     assert not kit.lacks("fault")

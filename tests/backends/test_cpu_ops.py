@@ -9,15 +9,15 @@ from ggsched.errors import DeviceFault
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, MXFP4
 from ggsched.ir.ops import OPS
-from ggsched.testing.dequant import dequantize
-from ggsched.testing.direct import run_direct
-from ggsched.testing.strategies import graphs, seeds
-from ggsched.testing.values import LeafRule, random_blocks, values_for
+from ggsched.testing.eager import run_direct
+from ggsched.testing.generators.strategies import graphs, seeds
+from ggsched.testing.generators.values import LeafRule, random_blocks, values_for
+from ggsched.testing.oracle.dequant import dequantize
 from ggsched_cpu import dequant
-from ggsched_cpu.kernels import EMITTERS, gemm, matmul, moving, sorting, supported_ops
+from ggsched_cpu.kernels import EMITTERS, copy, gemm, matmul, sorting, supported_ops
 from tests.backends import against_oracle
 from tests.backends.against_oracle import tame
-from tests.backends.places import cpu_device
+from tests.backends.device_settings import cpu_device
 
 DEVICES = {"sync": cpu_device(sync=True), "threads": cpu_device(sync=False)}
 
@@ -95,7 +95,7 @@ def test_attention(monkeypatch, kv, heads, groups, tokens):
 
 
 def test_one_call_for_plain_arithmetic(monkeypatch):
-    from ggsched.testing.direct import bound_nodes
+    from ggsched.testing.eager import bound_nodes
     from ggsched_cpu.program import compile_calls
 
     device, g = DEVICES["sync"], GraphBuilder()
@@ -200,7 +200,7 @@ CONVERSIONS += [(I32, I32), (BF16, BF16)]
 @pytest.mark.parametrize("op", ["cpy", "cont"])
 @pytest.mark.parametrize(("dtype", "to"), CONVERSIONS, ids=str)
 def test_conversions(monkeypatch, dtype, to, op):
-    monkeypatch.setattr(moving, "_ROWS_NBYTES", 300)
+    monkeypatch.setattr(copy, "_ROWS_NBYTES", 300)
     g = GraphBuilder()
     x = g.input("x", (3, 5, 32), dtype)
     whole = g.input("y", (3, 5, 64), to)

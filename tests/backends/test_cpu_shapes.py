@@ -6,7 +6,7 @@ import pytest
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32
 from ggsched.ir.ops import OPS
-from ggsched.testing.values import DrawnGraph, LeafRule, values_for
+from ggsched.testing.generators.values import DrawnGraph, LeafRule, values_for
 from tests.backends.test_cpu_ops import check
 
 ELEMENTWISE = ("add", "sub", "mul", "div", "scale", "silu", "gelu", "swiglu", "swiglu_oai", "clamp")

@@ -13,7 +13,7 @@ import pytest
 from ggsched.backend.probe import probe
 from ggsched.errors import BackendUnavailable, DeviceFault, SyncTimeout, UsageError
 from ggsched_cpu import open_backend
-from tests.backends.places import (
+from tests.backends.device_settings import (
     TIMEOUT_S,
     Latch,
     base_device,
@@ -270,7 +270,7 @@ def test_each_stream_has_its_thread(device):
 
 def test_exit_with_a_worker_at_work():
     code = (
-        "from tests.backends.places import Latch, cpu_device\n"
+        "from tests.backends.device_settings import Latch, cpu_device\n"
         "stream = cpu_device(sync=False).create_stream()\n"
         "latch = Latch()\n"
         "stream.wait(latch)\n"
@@ -349,7 +349,7 @@ def test_threads_of_many_streams_make_progress(device):
 
 
 def test_numpy_warnings_are_silent(device):
-    from tests.backends.places import cpu_device as make
+    from tests.backends.device_settings import cpu_device as make
 
     for dev in (device, make(sync=True)):
         stream, a, b = dev.create_stream(), dev.allocate(16), dev.allocate(16)

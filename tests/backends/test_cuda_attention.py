@@ -8,7 +8,7 @@ from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, dtype_by_name
-from ggsched.testing.direct import bound_nodes
+from ggsched.testing.eager import bound_nodes
 from ggsched_kernels import warp_profile
 
 PATTERN = "mul_mat+soft_max+mul_mat"
@@ -49,14 +49,14 @@ def attention(
 
 
 def kernels(nodes, profile=H200):
-    from ggsched_cuda.choose import lower
+    from ggsched_cuda.kernel_selection import lower
 
     calls, _ = lower(nodes, profile)
     return [getattr(call, "kernel", "product") for call in calls]
 
 
 def call_of(nodes, profile=H200):
-    from ggsched_cuda.choose import lower
+    from ggsched_cuda.kernel_selection import lower
 
     (call,), _ = lower(nodes, profile)
     assert call.kernel == "attention"
@@ -96,7 +96,7 @@ def test_what_goes_node_by_node(what):
     assert len(kernels(attention(**what))) >= 3
 
 
-def test_older_cards_have_no_clusters():
+def test_older_gpus_have_no_clusters():
     assert "attention" not in kernels(attention(), OLDER)
 
 

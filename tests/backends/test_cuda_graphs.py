@@ -104,14 +104,14 @@ class FakeCard:
 class FakeDevice:
     def __init__(self):
         self.facts = SimpleNamespace(name="cuda:0")
-        self.card = FakeCard()
+        self.gpu = FakeCard()
 
 
 class FakeStream(CudaStream):
     """A stream that has work, or none."""
 
     def __init__(self, device, handle):
-        self.device, self.card = device, device.card
+        self.device, self.gpu = device, device.gpu
         self.name, self.handle = f"stream {handle}", handle
         self.is_closed, self.capture, self.work = False, None, None
 
@@ -182,9 +182,9 @@ def test_what_replays_need_is_kept_until_they_are_through(fake, setting):
     setting.streams[0].work = marker = FakeMarker()
     assert setting.capture("new").end_into(graph) == ""
     assert setting.forgotten == []
-    assert [m for m, _ in setting.device.card.draining] == [marker]
+    assert [m for m, _ in setting.device.gpu.draining] == [marker]
     marker.done = True
-    setting.device.card.sweep()
+    setting.device.gpu.sweep()
     assert setting.forgotten == ["old"]
     setting.streams[0].work = None
     graph.close()
@@ -273,18 +273,18 @@ def test_graphs_that_cannot_be_updated_leave_the_capture_going(fake, setting):
 def test_memory_for_staging_goes_back_with_what_used_it(fake, setting, monkeypatch):
     page = (ctypes.c_uint8 * SMALLEST)()
     monkeypatch.setattr(driver, "take_pinned", lambda nbytes: ctypes.addressof(page))
-    card, stream = setting.device.card, setting.streams[0]
-    card.pinned, card.host_calls = PinnedMemory(), None
+    gpu, stream = setting.device.gpu, setting.streams[0]
+    gpu.pinned, gpu.host_calls = PinnedMemory(), None
     transfers = Transfers(stream)
     first, block = setting.capture("first"), transfers._stage(64)
     graph = first.end()
-    assert not card.pinned._idle[SMALLEST], "the graph has it"
+    assert not gpu.pinned._idle[SMALLEST], "the graph has it"
     assert setting.capture("second").end_into(graph) == ""
-    assert card.pinned._idle[SMALLEST] == [block]
+    assert gpu.pinned._idle[SMALLEST] == [block]
     given_up = setting.capture("third")
     assert transfers._stage(64) is block
     given_up.abort()
-    assert card.pinned._idle[SMALLEST] == [block]
+    assert gpu.pinned._idle[SMALLEST] == [block]
     graph.close()
 
 

@@ -1,4 +1,4 @@
-"""Times of streams on CUDA, with a driver that only counts time; ``make gpu`` has the card's."""
+"""Times of streams on CUDA, with a driver that only counts time; ``make gpu`` has the GPU's."""
 
 import threading
 import time
@@ -10,8 +10,8 @@ from tests.backends.fake_cuda import (
     TRANSFER_S,
     FakeDriver,
     ManualClock,
-    fake_card,
     fake_device,
+    fake_gpu,
     fake_program,
     held_events,
     install,
@@ -32,14 +32,14 @@ def fake(monkeypatch):
 
 
 @pytest.fixture
-def card(fake):
-    return fake_card()
+def gpu(fake):
+    return fake_gpu()
 
 
 @pytest.fixture
-def devices(fake, card):
-    """Return two logical devices of a card; they are closed when all that they do is done."""
-    made = [fake_device(card, f"cuda:0/{i}") for i in range(2)]
+def devices(fake, gpu):
+    """Return two logical devices of a GPU; they are closed when all that they do is done."""
+    made = [fake_device(gpu, f"cuda:0/{i}") for i in range(2)]
     yield made
     fake.is_lost = False
     fake.clock.wait(1e3)
@@ -136,7 +136,7 @@ def test_waits_and_records_have_none(fake, device):
     assert of_two() is None
 
 
-def test_logical_devices_of_a_card_have_one_clock(fake, devices):
+def test_logical_devices_of_a_gpu_have_one_clock(fake, devices):
     (one, latest), (two, of_two) = (stream_of(device, fake) for device in devices)
     event = devices[0].create_event()
     one.launch(fake_program(one, [("a", 5e-3)]))
@@ -181,29 +181,33 @@ def test_a_stream_that_is_never_idle_has_no_gaps(fake, device, drift):
         assert two.end_s - two.start_s == pytest.approx(0.12, abs=2e-5)
 
 
-def test_a_time_of_the_card_is_told_by_the_knot_before_it(card):
-    from ggsched_cuda.times import Knot
+def test_a_time_of_the_gpu_is_told_by_the_knot_before_it(gpu):
+    from ggsched_cuda.times import ClockAnchor
 
-    card.clock._knots = [Knot(0.0, 100.0, 0.0), Knot(1.0, 101.0, 0.01), Knot(2.0, 102.01, -0.01)]
+    gpu.clock._knots = [
+        ClockAnchor(0.0, 100.0, 0.0),
+        ClockAnchor(1.0, 101.0, 0.01),
+        ClockAnchor(2.0, 102.01, -0.01),
+    ]
     wanted = {-0.1: 99.9, 0.5: 100.5, 1.0: 101.0, 1.5: 101.505, 2.5: 102.505, 4.0: 104.0}
-    found = {card_s: card.clock.host_of(card_s) for card_s in wanted}
+    found = {gpu_s: gpu.clock.host_of(gpu_s) for gpu_s in wanted}
     assert found == pytest.approx(wanted)
 
 
-def test_of_slow_answers_the_quickest_counts(fake, card, devices):
+def test_of_slow_answers_the_quickest_counts(fake, gpu, devices):
     delays = cycle([9e-5, 3e-5, 8e-5, 7e-5])
     fake.latency = lambda: next(delays)
     stream, _ = stream_of(devices[0], fake)
-    base = card.clock.base()
+    base = gpu.clock.base()
     before = fake.clock()
-    event = card.clock.take_event()
+    event = gpu.clock.take_event()
     fake.record_event(event, stream.handle)
     fake.clock.wait(1.0)
     passed = fake.host_s(fake.events[event]) - before
-    found = card.clock.host_of(base.card_time_of(event))
+    found = gpu.clock.host_of(base.gpu_time_of(event))
     assert found - before == pytest.approx(passed, abs=2e-5)
-    card.clock.give_event(event)
-    assert held_events(card) == 0
+    gpu.clock.give_event(event)
+    assert held_events(gpu) == 0
 
 
 # --- what it costs ----------------------------------------------------------------------------
@@ -228,17 +232,17 @@ def test_other_streams_of_the_device_pay_nothing(fake, device):
     assert not fake.recorded[stream.handle]
 
 
-def test_events_are_used_again(fake, card, device):
+def test_events_are_used_again(fake, gpu, device):
     stream, latest = stream_of(device, fake)
     program = fake_program(stream, [("a", 1e-5), ("b", 1e-5)])
     for _ in range(500):
         stream.launch(program)
         done(fake, latest())
-    assert held_events(card) == 0
+    assert held_events(gpu) == 0
     assert len(fake.timed) < 10
 
 
-def test_events_of_times_that_nobody_reads_are_used_again(fake, card, device):
+def test_events_of_times_that_nobody_reads_are_used_again(fake, gpu, device):
     stream, latest = stream_of(device, fake)
     program = fake_program(stream, [("a", 1e-5), ("b", 1e-5)])
     for step in range(100):
@@ -246,11 +250,11 @@ def test_events_of_times_that_nobody_reads_are_used_again(fake, card, device):
         if step % 2:
             latest()
     latest()
-    assert held_events(card) == 0
+    assert held_events(gpu) == 0
     assert len(fake.timed) < 20
 
 
-def test_threads_that_read_the_same_times_give_events_back_once(fake, card, device, monkeypatch):
+def test_threads_that_read_the_same_times_give_events_back_once(fake, gpu, device, monkeypatch):
     from ggsched_cuda import driver
 
     def slowly(earlier, later):
@@ -270,14 +274,14 @@ def test_threads_that_read_the_same_times_give_events_back_once(fake, card, devi
         for thread in threads:
             thread.join()
         assert [len(parts) for parts in (*read, taken.parts())] == [10] * 5
-        assert held_events(card) == 0
-        assert len(set(card.clock._events)) == len(card.clock._events)
+        assert held_events(gpu) == 0
+        assert len(set(gpu.clock._events)) == len(gpu.clock._events)
 
 
 # --- captures, faults, ends -------------------------------------------------------------------
 
 
-def test_a_capture_has_no_times_and_its_replay_has_one(fake, card, device):
+def test_a_capture_has_no_times_and_its_replay_has_one(fake, gpu, device):
     stream, latest = stream_of(device, fake)
     pinned, buffer = device.allocate_host(64), device.allocate(64)
     stream.launch(fake_program(stream, [("before", 1e-3)]))
@@ -293,10 +297,10 @@ def test_a_capture_has_no_times_and_its_replay_has_one(fake, card, device):
     (part,) = done(fake, latest())
     assert part.label == ""
     assert part.end_s - part.start_s >= 3 * TRANSFER_S - EXACT_S
-    assert held_events(card) == 0
+    assert held_events(gpu) == 0
 
 
-def test_times_outlive_the_stream(fake, card, device):
+def test_times_outlive_the_stream(fake, gpu, device):
     from ggsched.errors import UsageError
 
     stream, latest = stream_of(device, fake)
@@ -311,7 +315,7 @@ def test_times_outlive_the_stream(fake, card, device):
     with pytest.raises(UsageError, match="closed"):
         stream.__take_times__()
     device.close()
-    assert held_events(card) == 0
+    assert held_events(gpu) == 0
 
 
 def test_a_launch_that_breaks_off_has_the_times_of_what_ran(fake, device):
@@ -326,7 +330,7 @@ def test_a_launch_that_breaks_off_has_the_times_of_what_ran(fake, device):
         stream.sync(5.0)
 
 
-def test_a_lost_card_has_no_times_and_says_so_as_without_them(fake, card, device):
+def test_a_lost_gpu_has_no_times_and_says_so_as_without_them(fake, gpu, device):
     from ggsched.errors import DeviceFault
 
     stream, latest = stream_of(device, fake)
@@ -339,11 +343,11 @@ def test_a_lost_card_has_no_times_and_says_so_as_without_them(fake, card, device
         stream.upload(pinned, buffer, 0)
     assert latest() is None
     assert taken.parts() == []
-    assert held_events(card) == 0
+    assert held_events(gpu) == 0
     stream.close()
 
 
-def test_a_refused_command_leaves_no_times_behind(fake, card, device):
+def test_a_refused_command_leaves_no_times_behind(fake, gpu, device):
     from ggsched.errors import UsageError
 
     stream, latest = stream_of(device, fake)
@@ -351,10 +355,10 @@ def test_a_refused_command_leaves_no_times_behind(fake, card, device):
     with pytest.raises(UsageError):
         stream.upload(device.allocate_host(128), buffer, 0)
     assert latest() is None
-    assert held_events(card) == 0
+    assert held_events(gpu) == 0
 
 
-def test_a_card_that_does_not_answer_at_once_is_asked_again(fake, card, device):
+def test_a_gpu_that_does_not_answer_at_once_is_asked_again(fake, gpu, device):
     fake.answers = False
     stream, latest = stream_of(device, fake)
     before = fake.clock.now_s
@@ -365,4 +369,4 @@ def test_a_card_that_does_not_answer_at_once_is_asked_again(fake, card, device):
     fake.clock.wait(0.02)
     stream.launch(fake_program(stream, [("a", 1e-3)]))
     assert done(fake, latest())
-    assert held_events(card) == 0
+    assert held_events(gpu) == 0

@@ -16,12 +16,12 @@ MOST = 8
 
 @pytest.fixture
 def no_gpu():
-    """Skip where there is a GPU: then the card itself is tested."""
+    """Skip where there is a GPU: then the GPU itself is tested."""
     pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
     from ggsched_cuda import driver
 
     try:
-        driver.find_cards()
+        driver.find_gpus()
     except BackendUnavailable:
         return
     pytest.skip("there is a GPU here")
@@ -99,7 +99,7 @@ extents = st.integers(1, MOST)
 def test_products_of_any_batches(groups, ratio, size, order, single, seed):
     from ggsched_cuda.blas.driver import F32 as KIND
     from ggsched_cuda.calls import ProductCall
-    from ggsched_cuda.choose import lower
+    from ggsched_cuda.kernel_selection import lower
 
     (w0, w1), (r0, r1), (m, n, k) = ((1, 1) if single else groups), ratio, size
     rng = np.random.default_rng(seed)
@@ -143,8 +143,8 @@ def array(o):
 def chosen(op, shapes, dtypes, strides=None):
     from ggsched.ir.dtype import dtype_by_name
     from ggsched.ir.tensor import contiguous_strides
-    from ggsched_cuda.calls import CudaSite
-    from ggsched_cuda.choose import choose
+    from ggsched_cuda.calls import CudaLoweringContext
+    from ggsched_cuda.kernel_selection import choose
     from ggsched_kernels import GPU
 
     operands = []
@@ -156,7 +156,7 @@ def chosen(op, shapes, dtypes, strides=None):
         operands.append(Operand(Memory(0), 0, 0, dtype, shape, own))
     *inputs, output = operands
     node = BoundNode(0, op, tuple(inputs), output, {}, f"n0 {op}")
-    choice = choose(CudaSite(node, GPU))
+    choice = choose(CudaLoweringContext(node, GPU))
     return choice.name if choice else "shared"
 
 

@@ -7,10 +7,10 @@ from hypothesis import given
 
 from ggsched.ir.dtype import F32
 from ggsched.testing.conformance import Harness, run_conformance
-from ggsched.testing.direct import run_direct
-from ggsched.testing.oracle import run_oracle
-from ggsched.testing.strategies import graphs, seeds
-from ggsched.testing.values import ATOL, RTOL, values_for
+from ggsched.testing.eager import run_direct
+from ggsched.testing.generators.strategies import graphs, seeds
+from ggsched.testing.generators.values import ATOL, RTOL, values_for
+from ggsched.testing.oracle.interpreter import run_oracle
 
 SOURCE = Path(__file__).parents[2] / "examples" / "minimal_backend.py"
 OPS = ("add", "mul", "silu", "scale", "mul_mat")

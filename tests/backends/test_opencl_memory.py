@@ -7,8 +7,8 @@ import pytest
 
 from ggsched.backend.protocols import Backend, Buffer, Device, Event, Program, Stream
 from ggsched.errors import BackendUnavailable, OutOfDeviceMemory, UsageError
-from tests.backends.opencl_place import TIMEOUT_S, opencl_device
-from tests.backends.places import cpu_device, download, node, upload, vector
+from tests.backends.device_settings import cpu_device, download, node, upload, vector
+from tests.backends.opencl_devices import TIMEOUT_S, opencl_device
 
 pytestmark = pytest.mark.opencl
 

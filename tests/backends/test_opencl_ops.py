@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32
 from ggsched.ir.ops import OPS
-from ggsched.testing.strategies import graphs, seeds
-from ggsched.testing.values import LeafRule, values_for
+from ggsched.testing.generators.strategies import graphs, seeds
+from ggsched.testing.generators.values import LeafRule, values_for
 from ggsched_kernels import GPU, supported_ops
 from tests.backends.against_oracle import check, tame
-from tests.backends.opencl_place import GPU_DTYPES, on_profiles, opencl_device
+from tests.backends.opencl_devices import GPU_DTYPES, on_profiles, opencl_device
 
 pytestmark = pytest.mark.opencl
 

@@ -6,10 +6,10 @@ import pytest
 from ggsched.errors import DeviceFault
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, MXFP4
-from ggsched.testing.direct import run_direct
-from ggsched.testing.values import LeafRule
+from ggsched.testing.eager import run_direct
+from ggsched.testing.generators.values import LeafRule
 from tests.backends.against_oracle import check, tame
-from tests.backends.opencl_place import on_profiles, opencl_device
+from tests.backends.opencl_devices import on_profiles, opencl_device
 
 pytestmark = pytest.mark.opencl
 

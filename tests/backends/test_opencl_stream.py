@@ -9,12 +9,11 @@ import pytest
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import I32
-from ggsched.testing.direct import bound_nodes
-from ggsched.testing.oracle import run_oracle
-from ggsched.testing.values import ATOL, RTOL, LeafRule
+from ggsched.testing.eager import bound_nodes
+from ggsched.testing.generators.values import ATOL, RTOL, LeafRule
+from ggsched.testing.oracle.interpreter import run_oracle
 from tests.backends.against_oracle import tame
-from tests.backends.opencl_place import TIMEOUT_S, doubler, opencl_device, recorded, waiters
-from tests.backends.places import (
+from tests.backends.device_settings import (
     Latch,
     cpu_device,
     download,
@@ -22,6 +21,7 @@ from tests.backends.places import (
     upload,
     vector,
 )
+from tests.backends.opencl_devices import TIMEOUT_S, doubler, opencl_device, recorded, waiters
 
 pytestmark = pytest.mark.opencl
 

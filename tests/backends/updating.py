@@ -1,10 +1,10 @@
 """Devices whose captures update graphs, refuse to, cannot, or break; each counts its graphs."""
 
 from ggsched.backend.base import host_facts
-from ggsched.backend.recorded import RecordedCapture
+from ggsched.backend.list_capture import RecordedCapture
 from ggsched.errors import DeviceFault
-from ggsched_cpu.device import CpuDevice, Settings
-from tests.backends.places import KERNELS, TIMEOUT_S, FarDevice
+from ggsched_cpu.device import CpuDevice, CpuSettings
+from tests.backends.device_settings import KERNELS, TIMEOUT_S, FarDevice
 
 WHY = "another number of nodes"
 
@@ -104,7 +104,7 @@ class UpdatingCpu(CpuDevice):
     """A processor with streams of its own, with captures of a kind."""
 
     def __init__(self, kind, index=0):
-        super().__init__(index, Settings(sync=False, timeout_s=TIMEOUT_S))
+        super().__init__(index, CpuSettings(sync=False, timeout_s=TIMEOUT_S))
         self.kind = kind
         self.graphs = Graphs()
 

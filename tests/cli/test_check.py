@@ -6,8 +6,8 @@ import pytest
 
 from ggsched.cli.main import main
 from ggsched.plan.codec import plan_from_json, plan_to_json
-from ggsched.testing.handmade import PlanWriter, fake_device
-from ggsched.testing.mutants import drop_host_syncs
+from ggsched.testing.plan_builder import PlanWriter, fake_device
+from ggsched.testing.plan_mutants import drop_host_syncs
 from ggsched.trace.export import trace_to_lines
 from ggsched.trace.schema import Record, Sync, Wait
 from tests.models.helpers import ORACLE

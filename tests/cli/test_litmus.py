@@ -40,7 +40,7 @@ def test_text(litmus):
         "      x?1 > y'\n"
         "    fix: let H wait for A after line 2 and before line 4\n"
         "one      fixed   clean\n"
-        "2 verdicts, 0 not as stated, both judges agree\n"
+        "2 verdicts, 0 not as stated, checker and explorer agree\n"
     )
 
 
@@ -51,7 +51,7 @@ def test_not_as_stated(litmus):
     assert lines == [
         "two      broken  race  but stated is value",
         "two      fixed   race  but stated is clean",
-        "4 verdicts, 2 not as stated, both judges agree",
+        "4 verdicts, 2 not as stated, checker and explorer agree",
     ]
 
 
@@ -76,7 +76,7 @@ def test_the_corpus(capsys):
     assert main(["litmus", *CORPUS]) == 0
     out = capsys.readouterr().out
     assert all(len(line) <= 80 for line in out.splitlines())
-    assert "both judges agree" in out.splitlines()[-1]
+    assert "checker and explorer agree" in out.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

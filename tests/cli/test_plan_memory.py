@@ -8,7 +8,7 @@ from ggsched.backend.free_memory import available_host_nbytes, free_nbytes
 from ggsched.cli.main import main
 from ggsched.run.store import TensorStore
 from ggsched.testing.sim import SimConfig, SimWorld
-from tests.backends.places import base_device
+from tests.backends.device_settings import base_device
 from tests.models.helpers import ORACLE
 
 MOE = str(ORACLE / "qwen3moe-tiny-f32.gguf")

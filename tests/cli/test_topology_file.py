@@ -5,8 +5,8 @@ import json
 import pytest
 
 from ggsched.cli.main import main
-from ggsched.testing.handmade import fake_device
-from ggsched.testing.topologies import ALL_OPS
+from ggsched.testing.generators.topologies import ALL_OPS
+from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.codec import topology_to_text
 from ggsched.topology.model import CopyPath, Topology
 from tests.models.helpers import ORACLE

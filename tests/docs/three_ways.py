@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from ggsched.sanitize.trace_order import TraceOrder
-from ggsched.testing.litmus import judge_block, parse_litmus
+from ggsched.testing.litmus import block_verdict, parse_litmus
 from ggsched.testing.litmus.as_trace import litmus_trace
 from ggsched.testing.litmus.program import Variant
 from ggsched.trace.schema import Record, Sync, Wait, Work
@@ -34,7 +34,7 @@ def filled(text: str) -> str:
 def told_of(head: str, body: str) -> list[str]:
     """Return the verdicts of both judges, and the fixed variant in three ways."""
     (block,) = parse_litmus(f"litmus {head}\n{body}")
-    broken, fixed = judge_block(block)
+    broken, fixed = block_verdict(block)
     assert broken.is_as_stated, head
     assert fixed.is_as_stated, head
     witness = re.sub(r"\bline \d+ ", "", broken.witness)

@@ -7,10 +7,10 @@ from hypothesis import given
 from ggsched.backend.registry import discover
 from ggsched.cli.main import main
 from ggsched.testing.conformance import run_conformance
-from ggsched.testing.direct import run_direct
-from ggsched.testing.oracle import run_oracle
-from ggsched.testing.strategies import graphs, seeds
-from ggsched.testing.values import ATOL, RTOL, values_for
+from ggsched.testing.eager import run_direct
+from ggsched.testing.generators.strategies import graphs, seeds
+from ggsched.testing.generators.values import ATOL, RTOL, values_for
+from ggsched.testing.oracle.interpreter import run_oracle
 from tests.examples.installing import as_installed
 from tests.meta.repository import ROOT
 

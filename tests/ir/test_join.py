@@ -9,8 +9,8 @@ from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.join import join_graphs
 from ggsched.ir.tensor import Role
-from ggsched.testing.oracle import run_oracle
-from ggsched.testing.strategies import graphs, seeds, values_for
+from ggsched.testing.generators.strategies import graphs, seeds, values_for
+from ggsched.testing.oracle.interpreter import run_oracle
 
 
 def step(name="step", size=4):

@@ -7,7 +7,7 @@ import pytest
 
 from ggsched.errors import BackendUnavailable
 from ggsched_kernels import GPU, SOURCES
-from tests.kernels.cuts import cuts_of
+from tests.kernels.tile_configs import cuts_of
 
 ARCHS = (80, 86, 89, 90, 100, 120)
 COMMON = {"VW": GPU.vector, "LANES": GPU.lanes}

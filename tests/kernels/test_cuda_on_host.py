@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggsched.backend.base import BaseDevice, BaseProgram, host_facts
-from ggsched.backend.bodies import Steps
+from ggsched.backend.program_body import Steps
 from ggsched.ir.ops import OPS
-from ggsched.testing.strategies import graphs, seeds, values_for
+from ggsched.testing.generators.strategies import graphs, seeds, values_for
 from ggsched_kernels import CODE, FAULT, GPU, SCRATCH, Constant, lower_nodes, source, supported_ops
 from tests.backends.against_oracle import check
 

@@ -1,7 +1,7 @@
 """Own kernels of the plug-in cuda whose lanes work together, compiled for the host and run.
 
 Each lane is a fiber that goes on until it has to meet others, so exchanges in a warp, barriers of a
-group and the local memory of a cluster mean what they mean on a card. What is not shown is the
+group and the local memory of a cluster mean what they mean on a GPU. What is not shown is the
 machine itself: its words for clusters are replaced, and no two lanes run at the same time.
 """
 
@@ -20,8 +20,8 @@ from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, I32, dtype_by_name
 from ggsched.ir.tensor import Role
-from ggsched.testing.direct import bound_nodes
-from ggsched.testing.oracle import run_oracle
+from ggsched.testing.eager import bound_nodes
+from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_kernels import CODE, FAULT, Constant, warp_profile
 from ggsched_kernels.calls import CodeOf
 from tests.kernels.test_cuda_on_host import CONVERSIONS
@@ -249,7 +249,7 @@ FAST = 4
     ids=str,
 )
 def test_attention(runner, case):
-    from ggsched_cuda.choose import lower
+    from ggsched_cuda.kernel_selection import lower
 
     tokens, groups, share, n, width, kind, mask, sinks, units = case
     dtype, rng = dtype_by_name(kind), np.random.default_rng(0)
@@ -276,7 +276,7 @@ def test_attention(runner, case):
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("wrong", [False, True])
 def test_joined_heads(runner, kind, tokens, wrong):
-    from ggsched_cuda.choose import lower
+    from ggsched_cuda.kernel_selection import lower
 
     width, rng = 80, np.random.default_rng(1)
     g = GraphBuilder("heads")

@@ -9,8 +9,8 @@ from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, MXFP4, Q4_0, Q8_
 from ggsched.ir.tensor import contiguous_strides
 from ggsched_kernels import GPU, lower_nodes, warp_profile
 
-H200 = warp_profile(units=132, local_nbytes=232448, has_feeder=True)
-A100 = warp_profile(units=108, local_nbytes=166912, has_feeder=False)
+H200 = warp_profile(units=132, local_nbytes=232448, has_tma=True)
+A100 = warp_profile(units=108, local_nbytes=166912, has_tma=False)
 FREE_NBYTES = 48 << 10
 
 

@@ -1,10 +1,16 @@
-"""The kernels compile for every card that is named, and early launch is safe in what comes out."""
+"""The kernels compile for every GPU that is named, and early launch is safe in what comes out."""
 
 import re
 
 import pytest
 
-from ggsched_cuda.early import ENROLLED, FIRST_ARCH, OWN_WAIT, is_enrolled, with_early_start
+from ggsched_cuda.programmatic_launch import (
+    ENROLLED,
+    FIRST_ARCH,
+    OWN_WAIT,
+    is_enrolled,
+    with_early_start,
+)
 from tests.kernels.nvrtc import ARCHS, COMMON, DECODE, compiler, label, programs
 from tests.kernels.ptx import before_wait, kernels_of
 

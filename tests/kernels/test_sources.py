@@ -22,7 +22,7 @@ from ggsched_kernels import (
     supported_ops,
     warp_profile,
 )
-from tests.kernels.cuts import cuts_of
+from tests.kernels.tile_configs import cuts_of
 
 FOLDER = resources.files(ggsched_kernels)
 # Words of CUDA alone, for a warp that feeds the others.

@@ -10,8 +10,8 @@ import pytest
 from ggsched.errors import BackendUnavailable, DeviceFault
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0
-from ggsched.testing.direct import run_direct
-from ggsched.testing.values import LeafRule
+from ggsched.testing.eager import run_direct
+from ggsched.testing.generators.values import LeafRule
 from ggsched_kernels import warp_profile
 from tests.backends.against_oracle import check, tame
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.opencl
 slow = pytest.mark.slow  # every type of weight is a program, and takes PoCL seconds to compile
 PLAIN = (F16, pytest.param(F32, marks=slow), pytest.param(BF16, marks=slow))
 BLOCKS = (Q8_0, pytest.param(Q4_0, marks=slow), pytest.param(MXFP4, marks=slow))
-PROFILE = warp_profile(units=2, local_nbytes=150 << 10, has_feeder=False)
+PROFILE = warp_profile(units=2, local_nbytes=150 << 10, has_tma=False)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def device():
 
 def kernels(device, graph):
     """Return the names of the kernels that a graph becomes."""
-    from ggsched.testing.direct import bound_nodes
+    from ggsched.testing.eager import bound_nodes
     from ggsched_kernels import lower_nodes
 
     buffers = {t.id: device.allocate(t.nbytes) for t in graph.tensors if not t.is_view}

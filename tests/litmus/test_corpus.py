@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ggsched.testing.litmus import judge_block, parse_litmus
+from ggsched.testing.litmus import block_verdict, parse_litmus
 
 FILES = sorted(p for p in Path(__file__).parent.iterdir() if p.suffix in (".md", ".litmus"))
 BLOCKS = [block for p in FILES for block in parse_litmus(p.read_text(encoding="utf-8"), p.name)]
@@ -13,10 +13,10 @@ BLOCKS = [block for p in FILES for block in parse_litmus(p.read_text(encoding="u
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda b: b.id)
 def test_verdicts(block):
-    for judgement in judge_block(block):
-        assert judgement.is_as_stated, judgement.to_json()
-        assert bool(judgement.witness) == (judgement.verdict != "clean")
-        assert bool(judgement.explored.what) == (judgement.verdict != "clean")
+    for verdict in block_verdict(block):
+        assert verdict.is_as_stated, verdict.to_json()
+        assert bool(verdict.witness) == (verdict.verdict != "clean")
+        assert bool(verdict.explored.what) == (verdict.verdict != "clean")
 
 
 def test_the_corpus_is_large_and_has_every_kind():

@@ -3,7 +3,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ggsched.errors import UsageError
-from ggsched.testing.litmus import Block, Op, Range, judge_block, parse_litmus
+from ggsched.testing.litmus import LitmusBlock, Op, Range, block_verdict, parse_litmus
 
 HEAD = "litmus X race\n"
 
@@ -189,6 +189,6 @@ def test_any_text_is_blocks_or_an_error(text):
     except UsageError:
         return
     assert blocks
-    assert all(isinstance(block, Block) and block.ops for block in blocks)
+    assert all(isinstance(block, LitmusBlock) and block.ops for block in blocks)
     for block in blocks[:3]:
-        assert all(j.agree for j in judge_block(block))
+        assert all(j.agree for j in block_verdict(block))

@@ -92,16 +92,6 @@ def test_one_version_and_a_changelog():
     assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_readme_begins_with_the_two_commands():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    first = re.search(r"```sh\n(.*?)```", text, re.S)
-    assert first
-    assert [line.split("#")[0].strip() for line in first[1].splitlines()] == [
-        "make demo",
-        "make test",
-    ]
-
-
 def test_example_of_the_readme_runs(capsys):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, re.S)

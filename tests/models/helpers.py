@@ -12,7 +12,7 @@ from gguf.quants import quantize
 from ggsched.ir.dtype import F32
 from ggsched.models.graph import build_model_graph
 from ggsched.models.load import Model, weight_array
-from ggsched.testing.oracle import run_oracle
+from ggsched.testing.oracle.interpreter import run_oracle
 
 ORACLE = Path(__file__).parent.parent / "data" / "oracle"
 F32_CODE = int(GGMLQuantizationType.F32)

@@ -12,8 +12,8 @@ import pytest
 from ggsched.errors import ModelError
 from ggsched.models.graph import build_model_graph
 from ggsched.models.load import load_model, weight_array
-from ggsched.testing.gguf_layout import string_bytes
-from ggsched.testing.gguf_mutants import gguf_mutants
+from tests.models.gguf_layout import string_bytes
+from tests.models.gguf_mutants import gguf_mutants
 from tests.models.helpers import ORACLE, tiny_gguf
 from tests.models.vocabularies import BPE_META, SPM_META
 

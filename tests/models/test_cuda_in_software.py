@@ -1,4 +1,4 @@
-"""Models on the backend ``cuda`` over a card in software: kernels of a step, and its graphs."""
+"""Models on the backend ``cuda`` over a GPU in software: kernels of a step, and its graphs."""
 
 from itertools import product
 
@@ -30,8 +30,8 @@ SLOW = [case for case in product((80, 90), (LLAMA, GPT_OSS), (ONE, TWO)) if case
 
 
 @pytest.fixture(scope="module")
-def cards(tmp_path_factory):
-    """Return a card of a capability; what it has compiled is kept."""
+def gpus(tmp_path_factory):
+    """Return a GPU of a capability; what it has compiled is kept."""
     folders = {arch: tmp_path_factory.mktemp(f"sm_{arch}") for arch in (80, 90)}
     runners = {arch: Runner(folder) for arch, folder in folders.items()}
     return lambda arch: in_software(runners[arch], arch=arch)
@@ -55,25 +55,25 @@ def check_logits(name, devices, **options):
     [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
     ids=str,
 )
-def test_logits(cards, arch, name, devices):
-    with cards(arch) as driver:
+def test_logits(gpus, arch, name, devices):
+    with gpus(arch) as driver:
         check_logits(name, devices)
     assert driver.counts["graph"], "steps behind the first two are replayed"
 
 
 @pytest.mark.parametrize("arch", [pytest.param(80, marks=pytest.mark.slow), 90])
-def test_logits_beside_the_processor(cards, arch):
-    with cards(arch) as driver:
+def test_logits_beside_the_processor(gpus, arch):
+    with gpus(arch) as driver:
         check_logits(LLAMA, ("cuda:0", "cpu:0"), offload=Offload(n_gpu_layers=1))
     assert driver.counts["kernel"]
 
 
-def test_products_of_many_rows(cards):
+def test_products_of_many_rows(gpus):
     """They go to cuBLAS, eager and from a graph."""
     g, rng = GraphBuilder("product"), np.random.default_rng(1)
     graph = g.build(g.mul_mat(g.weight("w", (24, 64)), g.input("x", (20, 64))))
     w, x = (rng.standard_normal(shape, np.float32) for shape in ((24, 64), (20, 64)))
-    with cards(80) as driver, Scheduler(["cuda:0"], weights={"w": w}) as scheduler:
+    with gpus(80) as driver, Scheduler(["cuda:0"], weights={"w": w}) as scheduler:
         for _ in range(4):
             found = scheduler.run(graph, {"x": x})[graph.outputs[0]]
             np.testing.assert_allclose(found, x @ w.T, 1e-5, 1e-5)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ggsched.errors import OutOfDeviceMemory
 from ggsched.models.fit import FitRequest, fit, micro_batches
-from ggsched.models.fit_space import (
-    Choice,
+from ggsched.models.fit_candidates import (
+    FitChoice,
     count_splits,
     estimate,
     every_split,
@@ -25,8 +25,8 @@ from ggsched.models.offload import Offload, OverrideRule, find_homes
 from ggsched.passes import make_plan
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.plan.splits import HOST
-from ggsched.testing.handmade import fake_device
-from ggsched.testing.topologies import ALL_OPS
+from ggsched.testing.generators.topologies import ALL_OPS
+from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.cost import guessed_rates
 from ggsched.topology.model import CopyPath, Topology
 from tests.models.helpers import tiny_gguf
@@ -65,7 +65,7 @@ class Case:
         self._plans, self._graphs = {}, {}
         on_host = range(LAYERS + 1) if self.spec.hparams.n_expert and accelerators else (0,)
         self.choices = [
-            Choice(n_ctx, counts, n)
+            FitChoice(n_ctx, counts, n)
             for n_ctx in CONTEXTS
             for wanted in range(LAYERS + 2 if accelerators else 1)
             for counts in every_split(wanted, accelerators)
@@ -159,7 +159,7 @@ def test_as_good_as_trying_everything(cases, data):
         return
     found = fit(*arguments, step=STEP, make=case.make)
     counts = found.offload.stage_layers or ()
-    chosen = Choice(found.n_ctx, counts, found.offload.n_cpu_moe)
+    chosen = FitChoice(found.n_ctx, counts, found.offload.n_cpu_moe)
     assert case.fits(chosen, free)
     assert chosen.n_ctx == max(c.n_ctx for c in possible)
     table = layer_table(case.spec, rates, case.host, chosen.n_ctx, STEP)
@@ -270,7 +270,7 @@ def test_the_margin_is_left(cases):
 
 def test_many_splits_are_not_tried_one_by_one(cases, monkeypatch):
     assert count_splits(2, 2) == len([s for w in range(3) for s in every_split(w, 2)]) == 6
-    monkeypatch.setattr("ggsched.models.fit.MOST_CHOICES", 3)
+    monkeypatch.setattr("ggsched.models.fit.MAX_CHOICES", 3)
     case = cases("llama", 2)
     free = [case.needs[case.choices[-1]].peak[d].total for d in range(2)] + [1 << 30]
     found = fit(

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault, ModelError, UsageError
 from ggsched.models.batch_inputs import batch_inputs
+from ggsched.models.batch_schedule import kv_bucket
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload
 from ggsched.models.sampling import Sampler, Sampling
 from ggsched.models.session import Session, SessionOptions
-from ggsched.models.trajectory import kv_bucket
 from tests.models.helpers import ORACLE
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2)

@@ -9,7 +9,7 @@ from ggsched.errors import ModelError
 from ggsched.ir.dtype import F32
 from ggsched.models import gguf_header
 from ggsched.models.gguf_file import open_gguf
-from ggsched.testing.gguf_layout import entry_bytes, gguf_layout, string_bytes
+from tests.models.gguf_layout import entry_bytes, gguf_layout, string_bytes
 from tests.models.helpers import ORACLE, Stored, write_gguf
 
 SCALARS = [

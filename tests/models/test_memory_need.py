@@ -9,16 +9,16 @@ import pytest
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
 from ggsched.errors import UsageError
+from ggsched.models.batch_schedule import BatchSize, trajectory
 from ggsched.models.load import load_model
 from ggsched.models.memory_need import Need
 from ggsched.models.offload import Offload, OverrideRule
 from ggsched.models.session import Session, SessionOptions
-from ggsched.models.trajectory import BatchSize, trajectory
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.plan.splits import HOST
-from ggsched.testing.handmade import fake_device
+from ggsched.testing.generators.topologies import ALL_OPS
+from ggsched.testing.plan_builder import fake_device
 from ggsched.testing.sim import SimConfig, SimWorld
-from ggsched.testing.topologies import ALL_OPS
 from ggsched.topology.model import Topology
 from tests.models.helpers import ORACLE, tiny_gguf
 
@@ -126,7 +126,7 @@ def some_options(rng, model, devices):
             ),
         ),
         pipelining=rng.choice(["auto", "on", "off"]),
-        slots=rng.choice([None, 1, 2, 4]),
+        pipeline_buffers=rng.choice([None, 1, 2, 4]),
         plans_kept=rng.choice([1, 2, 16]),
     )
 

@@ -8,7 +8,7 @@ import pytest
 from ggsched.errors import UsageError
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload, OverrideRule, cache_names, find_homes
-from ggsched.testing.handmade import fake_device
+from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.model import Topology
 from tests.models.helpers import ORACLE, tiny_gguf
 

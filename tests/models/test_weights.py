@@ -8,7 +8,7 @@ from ggsched.errors import InternalError, ModelError, UsageError
 from ggsched.ir.dtype import BF16, F16, F32, MXFP4, Q4_0, Q8_0
 from ggsched.models import weights
 from ggsched.models.load import load_model, weight_array
-from ggsched.testing.dequant import HOST_DTYPE, dequantize, host_shape
+from ggsched.testing.oracle.dequant import HOST_DTYPE, dequantize, host_shape
 from tests.models.helpers import (
     ORACLE,
     Runner,

@@ -4,7 +4,7 @@ from itertools import combinations
 
 from hypothesis import strategies as st
 
-from ggsched.passes.memory.contemporaries import Block
+from ggsched.passes.memory.interference import MemoryBlock
 
 ALIGNMENT = 16
 
@@ -70,7 +70,7 @@ def cases(draw, max_size=12, steps=10, relation=None):
     for _ in range(draw(st.integers(0, max_size))):
         birth = draw(st.integers(0, steps))
         nbytes = ALIGNMENT * draw(st.integers(0, 40))
-        blocks.append(Block(birth, birth + draw(st.integers(0, steps)), nbytes))
+        blocks.append(MemoryBlock(birth, birth + draw(st.integers(0, steps)), nbytes))
     if relation is False or (relation is None and draw(st.booleans())):
         return Case(blocks)
     rng = draw(st.randoms(use_true_random=False))

@@ -3,8 +3,8 @@
 from hypothesis import strategies as st
 
 from ggsched.passes.place import Constraints
-from ggsched.testing.handmade import fake_device
-from ggsched.testing.topologies import ALL_OPS, COPY_ORDERS
+from ggsched.testing.generators.topologies import ALL_OPS, COPY_ORDERS
+from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.model import CopyPath, Topology
 
 N = 16

@@ -11,8 +11,8 @@ from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.plan.command import Barrier, HostSync, Wait
 from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
-from ggsched.testing.strategies import graphs, seeds
-from ggsched.testing.topologies import constraints, topologies
+from ggsched.testing.generators.strategies import graphs, seeds
+from ggsched.testing.generators.topologies import constraints, topologies
 from tests.passes.machines import device, machine, pinned
 from tests.properties.test_end_to_end import run_and_compare
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggsched.passes.memory.concurrent_bound import Bound, concurrent_bound
-from ggsched.passes.memory.contemporaries import Block, lower_bound
+from ggsched.passes.memory.interference import MemoryBlock, lower_bound
 from ggsched.passes.memory.packing import pack, pack_bounded
 from tests.passes.conflicts import cases
 
@@ -58,13 +58,16 @@ def test_packing_tells_the_same_bound(case):
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_few_blocks(count):
-    assert concurrent_bound([Block(0, 0, 16)] * count, lambda i, j: True) == (16 * count, True)
+    assert concurrent_bound([MemoryBlock(0, 0, 16)] * count, lambda i, j: True) == (
+        16 * count,
+        True,
+    )
 
 
 def test_two_lanes_of_many_blocks_are_solved():
     """Each lane is a chain; what is done with in one is known to the other a little later."""
     rng = Random(5)
-    some = [Block(k, k + 12, 64 * rng.randrange(1, 50)) for k in range(4_000)]
+    some = [MemoryBlock(k, k + 12, 64 * rng.randrange(1, 50)) for k in range(4_000)]
 
     def apart(i, j):
         return abs(i - j) > (2 if i % 2 == j % 2 else 8)
@@ -81,7 +84,7 @@ def test_a_large_set_without_conflict_ends_in_time_and_says_so():
     """Half of all pairs, at random: out of reach for a search, but not for a bound."""
     rng = Random(2)
     sharing = {(i, j) for i in range(400) for j in range(i) if rng.random() < 0.5}
-    some = [Block(0, 0, 64 * rng.randrange(1, 50)) for _ in range(400)]
+    some = [MemoryBlock(0, 0, 64 * rng.randrange(1, 50)) for _ in range(400)]
     bound = concurrent_bound(some, lambda i, j: (max(i, j), min(i, j)) in sharing)
     assert not bound.is_exact
     assert max(b.nbytes for b in some) < bound.nbytes < sum(b.nbytes for b in some)

@@ -1,4 +1,4 @@
-"""What a card that can feed weights is given of gpt-oss: every group, in every layer."""
+"""What a GPU that can feed weights is given of gpt-oss: every group, in every layer."""
 
 import json
 from collections import Counter
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import route
+from benchmarks.gpu import moe_router
 from benchmarks.gpu.shapes import SMALL_MOE, spec_of
 from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.backend.program import Group
@@ -17,7 +17,7 @@ from ggsched.models.offload import Offload, find_homes
 from ggsched.passes import make_plan
 from ggsched.plan.fusions import run_order
 from ggsched.sanitize import check_plan
-from ggsched.testing.direct import bound_nodes
+from ggsched.testing.eager import bound_nodes
 from ggsched.topology.model import Topology
 from ggsched_kernels import warp_profile
 
@@ -38,9 +38,9 @@ class Memory:
         self.nbytes = nbytes
 
 
-def card():
-    """Return a machine whose card declares what its profile has."""
-    from ggsched_cuda.choose import fusions_of
+def gpu():
+    """Return a machine whose GPU declares what its profile has."""
+    from ggsched_cuda.kernel_selection import fusions_of
 
     known = Topology.from_json(json.loads(FILE.read_text(encoding="utf-8")))
     fusions = fusions_of(H200)
@@ -49,7 +49,7 @@ def card():
 
 def planned(n_tokens):
     """Return graph and plan of a step."""
-    machine, spec = card(), spec_of(MODEL, BF16, MXFP4)
+    machine, spec = gpu(), spec_of(MODEL, BF16, MXFP4)
     graph = build_model_graph(spec, n_tokens=n_tokens, n_kv=256, n_out=1, n_ctx=256)
     homes = find_homes(spec, machine, Offload()).constraints()
     return graph, make_plan(graph, machine, homes, verify=True)
@@ -57,7 +57,7 @@ def planned(n_tokens):
 
 def lowered(graph, plan):
     """Return the calls of a graph as one program, with every tensor in a place of its own."""
-    from ggsched_cuda.choose import lower
+    from ggsched_cuda.kernel_selection import lower
 
     memory = {t.id: Memory(t.nbytes) for t in graph.tensors if not t.is_view}
     nodes = bound_nodes(graph, memory, constant_weights=True)
@@ -113,14 +113,14 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("dtype", route.DTYPES, ids=str)
-@pytest.mark.parametrize("k", route.EXTENTS)
+@pytest.mark.parametrize("dtype", moe_router.DTYPES, ids=str)
+@pytest.mark.parametrize("k", moe_router.EXTENTS)
 @pytest.mark.parametrize("kind", KERNELS)
-def test_what_is_compared_on_a_card_is_what_should_be(kind, k, dtype):
-    assert KERNELS.keys() == route.BUILD.keys()
+def test_what_is_compared_on_a_gpu_is_what_should_be(kind, k, dtype):
+    assert KERNELS.keys() == moe_router.BUILD.keys()
     for n_tokens in (1, 2):
-        graph = route.BUILD[kind](dtype, k, n_tokens)
-        calls = lowered(graph, make_plan(graph, card(), verify=True))
+        graph = moe_router.BUILD[kind](dtype, k, n_tokens)
+        calls = lowered(graph, make_plan(graph, gpu(), verify=True))
         found = [call.kernel for call in calls]
         if n_tokens == 1 or kind not in ("layer", "output"):
             assert found == KERNELS[kind]
@@ -129,8 +129,8 @@ def test_what_is_compared_on_a_card_is_what_should_be(kind, k, dtype):
 
 
 @pytest.mark.parametrize("kind", ["chosen", "all"])
-@pytest.mark.parametrize("size", route.ROUTES, ids=str)
-def test_routes_that_are_compared_on_a_card_are_one_kernel(kind, size):
-    graph = route._route(kind, *size)
-    (call,) = lowered(graph, make_plan(graph, card(), verify=True))
+@pytest.mark.parametrize("size", moe_router.ROUTES, ids=str)
+def test_routes_that_are_compared_on_a_gpu_are_one_kernel(kind, size):
+    graph = moe_router._route(kind, *size)
+    (call,) = lowered(graph, make_plan(graph, gpu(), verify=True))
     assert call.kernel == f"route_{kind}"

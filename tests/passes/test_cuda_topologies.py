@@ -17,8 +17,8 @@ from ggsched.topology.model import Topology
 from tests.models.helpers import ORACLE
 
 FOLDER = Path(__file__).parent.parent / "data" / "topologies"
-NAMES = ["h200", "h200-cpu", "h200-two-logical", "h200-two-logical-cpu", "h200-two-cards"]
-PAIRS = ["h200-two-logical", "h200-two-cards"]
+NAMES = ["h200", "h200-cpu", "h200-two-logical", "h200-two-logical-cpu", "h200-two-gpus"]
+PAIRS = ["h200-two-logical", "h200-two-gpus"]
 MODELS = ["llama-tiny-f32", "gptoss-tiny-f32"]
 
 
@@ -69,4 +69,4 @@ def test_a_decoding_step_is_one_graph(model):
     assert Upload not in kinds
     assert Download not in kinds
     assert sum(isinstance(c, HostSync) for c in plan.commands) == 1
-    assert plan.fusions, "norms and rotations of a card are fused"
+    assert plan.fusions, "norms and rotations of a GPU are fused"

@@ -15,10 +15,10 @@ from ggsched.passes.explain import explain_home, explain_node, find_subject
 from ggsched.passes.order.liveness import liveness
 from ggsched.passes.place import Constraints
 from ggsched.plan.stats import plan_stats
-from ggsched.plan.whereabouts import places_of
-from ggsched.testing.handmade import fake_device
-from ggsched.testing.strategies import graphs
-from ggsched.testing.topologies import ALL_OPS, constraints, topologies
+from ggsched.plan.tensor_locations import places_of
+from ggsched.testing.generators.strategies import graphs
+from ggsched.testing.generators.topologies import ALL_OPS, constraints, topologies
+from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.cost import guessed_rates
 from ggsched.topology.model import CopyPath, Topology
 

@@ -15,7 +15,7 @@ from ggsched.plan.command import Launch
 from ggsched.plan.fusions import Fusion, run_order
 from ggsched.plan.verify import verify_commands, verify_fusions
 from ggsched.sanitize import check_plan
-from ggsched.testing.mutants_groups import cut_groups
+from ggsched.testing.plan_mutants_fusion import cut_groups
 from ggsched.topology.model import Topology
 from tests.passes.machines import device, machine
 

@@ -18,7 +18,7 @@ from ggsched.passes.place import Constraints
 from ggsched.plan.command import Copy, CopyRows
 from ggsched.plan.splits import Rows
 from ggsched.plan.verify import verify_splits
-from ggsched.testing.expert_graphs import expert_graph, expert_homes, expert_names
+from ggsched.testing.generators.expert_graphs import expert_graph, expert_homes, expert_names
 from ggsched.testing.sim.config import SimConfig
 from ggsched.testing.sim.world import SimWorld
 from ggsched.topology.cost import Link, guessed_rates

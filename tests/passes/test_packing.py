@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ggsched.passes.memory import packing
-from ggsched.passes.memory.contemporaries import find_near
-from ggsched.passes.memory.packing import Block, lower_bound, pack
+from ggsched.passes.memory.interference import find_near
+from ggsched.passes.memory.packing import MemoryBlock, lower_bound, pack
 
 ALIGNMENT = 16
 
@@ -19,7 +19,7 @@ def blocks(draw, max_size=40, steps=30, sizes=(0, 40)):
     for _ in range(draw(st.integers(0, max_size))):
         birth = draw(st.integers(0, steps))
         death = birth + draw(st.integers(0, steps // 2))
-        out.append(Block(birth, death, ALIGNMENT * draw(st.integers(*sizes))))
+        out.append(MemoryBlock(birth, death, ALIGNMENT * draw(st.integers(*sizes))))
     return out
 
 
@@ -44,9 +44,9 @@ def by_size(some):
 
 @given(some=blocks())
 @example(some=[])
-@example(some=[Block(0, 0, 0)])
-@example(some=[Block(0, 5, 16)] * 3)
-@example(some=[Block(k, k, 16) for k in range(5)])
+@example(some=[MemoryBlock(0, 0, 0)])
+@example(some=[MemoryBlock(0, 5, 16)] * 3)
+@example(some=[MemoryBlock(k, k, 16) for k in range(5)])
 def test_nothing_that_is_alive_overlaps(some):
     check(some, *pack(some))
 
@@ -115,19 +115,30 @@ def test_near_what_is_possible(some):
 
 def test_a_perfect_packing_is_found_where_it_is_easy():
     """A chain: each result lives until the next is made."""
-    chain = [Block(k, k + 1, 64) for k in range(50)]
+    chain = [MemoryBlock(k, k + 1, 64) for k in range(50)]
     assert pack(chain)[1] == 128 == lower_bound(chain)
 
 
 def test_bytes_are_used_again_by_what_fits_best():
-    some = [Block(0, 0, 64), Block(0, 9, 16), Block(0, 0, 32), Block(1, 9, 32), Block(1, 9, 64)]
+    some = [
+        MemoryBlock(0, 0, 64),
+        MemoryBlock(0, 9, 16),
+        MemoryBlock(0, 0, 32),
+        MemoryBlock(1, 9, 32),
+        MemoryBlock(1, 9, 64),
+    ]
     offsets, total = pack(some)
     assert total == 112 == lower_bound(some)
     assert {offsets[3], offsets[4]} == {offsets[0], offsets[2]}
 
 
 def test_by_size_fills_a_gap_that_fits_exactly():
-    some = [Block(0, 1, 64), Block(0, 9, 48), Block(5, 9, 32), Block(5, 9, 32)]
+    some = [
+        MemoryBlock(0, 1, 64),
+        MemoryBlock(0, 9, 48),
+        MemoryBlock(5, 9, 32),
+        MemoryBlock(5, 9, 32),
+    ]
     assert by_size(some)[1] == 112 == lower_bound(some)
 
 
@@ -135,16 +146,16 @@ class TestBySizeGivesUp:
     """It looks at pairs, so it stops where too many blocks are alive together."""
 
     def test_where_lives_are_long(self):
-        some = [Block(k, k + 5000, 16) for k in range(5000)]
+        some = [MemoryBlock(k, k + 5000, 16) for k in range(5000)]
         assert by_size(some) == (None, 0)
         check_total = pack(some)
         assert check_total[1] == lower_bound(some)
 
     def test_where_many_are_alive_at_once(self):
-        some = [Block(0, 0, 16 * (1 + k % 7)) for k in range(2000)]
+        some = [MemoryBlock(0, 0, 16 * (1 + k % 7)) for k in range(2000)]
         assert by_size(some) == (None, 0)
         assert pack(some)[1] == sum(b.nbytes for b in some)
 
     @pytest.mark.parametrize("n", [1, 10, 60])
     def test_not_on_small_ones(self, n):
-        assert by_size([Block(0, n, 16)] * n)[0] is not None
+        assert by_size([MemoryBlock(0, n, 16)] * n)[0] is not None

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggsched.passes.memory import packing, packing_search
-from ggsched.passes.memory.contemporaries import Block, find_conflicts, find_near, living_sets
+from ggsched.passes.memory.interference import MemoryBlock, find_conflicts, find_near, living_sets
 from ggsched.passes.memory.packing import lower_bound, pack
 from ggsched.passes.memory.packing_search import Packing, search
 from tests.passes.conflicts import Case, cases
@@ -15,7 +15,7 @@ from tests.passes.conflicts import Case, cases
 PLENTY = 10**9
 # Both simple ways need 208 bytes, and 144 are enough.
 HARD = [
-    Block(*b)
+    MemoryBlock(*b)
     for b in ((0, 1, 48), (7, 8, 80), (1, 6, 16), (2, 5, 48), (0, 0, 80), (4, 4, 80), (5, 8, 64))
 ]
 
@@ -65,7 +65,7 @@ def test_living_sets_are_the_largest_sets_that_live_at_one_step(case):
 
 
 def test_too_many_pairs_are_not_looked_at():
-    some = [Block(0, 0, 16)] * 5
+    some = [MemoryBlock(0, 0, 16)] * 5
     assert find_near(some, None, 9) is None
     assert find_near(some, None, 10) is not None
 
@@ -151,13 +151,13 @@ def test_a_relation_that_says_nothing_changes_nothing_that_is_promised(case):
 
 
 def test_blocks_that_may_all_share_take_the_room_of_the_largest():
-    some = [Block(0, 9, 16 * k) for k in range(1, 9)]
+    some = [MemoryBlock(0, 9, 16 * k) for k in range(1, 9)]
     assert pack(some, lambda i, j: True) == ([0] * 8, 128)
 
 
 def test_a_ring_is_no_order_of_intervals():
     """Five blocks of which each conflicts with two: 2.5 of them would be enough, 3 are needed."""
-    ring = [Block(0, 0, 32)] * 5
+    ring = [MemoryBlock(0, 0, 32)] * 5
     case = Case(ring, {frozenset((i, (i + 2) % 5)) for i in range(5)})
     offsets, total = pack(ring, case.apart)
     case.check(offsets, total)
@@ -182,7 +182,7 @@ def test_neighbours_may_be_given_instead_of_the_relation(case):
 
 
 def test_effort_also_allows_for_more_pairs():
-    some = [Block(k // 100, 20 + k // 90, 16 * (1 + k * 7919 % 23)) for k in range(1200)]
+    some = [MemoryBlock(k // 100, 20 + k // 90, 16 * (1 + k * 7919 % 23)) for k in range(1200)]
     assert find_near(some) is None
     assert pack(some, effort=1)[1] <= pack(some)[1]
 
@@ -196,7 +196,7 @@ def test_without_a_budget_the_best_so_far_is_returned(budget):
 
 
 def test_a_problem_with_many_blocks_is_left_to_the_simple_ways():
-    some = [Block(k, k + 3 + k % 5, 16 * (1 + k * 7919 % 23)) for k in range(20_000)]
+    some = [MemoryBlock(k, k + 3 + k % 5, 16 * (1 + k * 7919 % 23)) for k in range(20_000)]
     near = find_near(some)
     assert pack(some)[1] == min(
         packing.place_by_birth(some)[1], packing.place_by_size(some, near)[1]

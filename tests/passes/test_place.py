@@ -10,8 +10,8 @@ from ggsched.ir.dtype import I32
 from ggsched.passes import place as place_module
 from ggsched.passes.place import Constraints, place
 from ggsched.plan.verify import verify_placement
-from ggsched.testing.strategies import graphs
-from ggsched.testing.topologies import constraints, topologies
+from ggsched.testing.generators.strategies import graphs
+from ggsched.testing.generators.topologies import constraints, topologies
 from tests.passes.machines import N, device, machine, pinned
 
 

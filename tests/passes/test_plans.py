@@ -16,8 +16,8 @@ from ggsched.passes.place import Constraints
 from ggsched.plan.codec import plan_to_json
 from ggsched.plan.command import Barrier, Copy, Download, HostSync, Launch, Record, Upload, Wait
 from ggsched.plan.text import command_text
-from ggsched.testing.strategies import graphs
-from ggsched.testing.topologies import constraints, topologies
+from ggsched.testing.generators.strategies import graphs
+from ggsched.testing.generators.topologies import constraints, topologies
 from tests.passes.machines import N, connected, machine, pinned
 
 

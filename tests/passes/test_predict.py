@@ -5,11 +5,11 @@ import pytest
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
 from ggsched.passes.cost.predict import _company, predict_step
-from ggsched.passes.cost.simulate import Span
+from ggsched.passes.cost.simulate import PredictedSpan
 from ggsched.passes.cost.work_size import kernel_name, node_cost
 from ggsched.passes.place import Constraints
-from ggsched.testing.handmade import fake_device
-from ggsched.testing.topologies import ALL_OPS
+from ggsched.testing.generators.topologies import ALL_OPS
+from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.cost import (
     ELEMENTS,
     GUESSES,
@@ -84,7 +84,7 @@ def test_measured_kernels_replace_the_general_rate():
 def test_streams_share_a_device():
     assert node_seconds(PLAIN, 100.0, 0.0, 2) == 1 + 2.0
     assert node_seconds(PLAIN, 0.0, 1e9, 2) == 1 + 2.0
-    spans = [Span(0, 0.0, 4.0), Span(1, 2.0, 4.0), Span(2, 4.0, 5.0)]
+    spans = [PredictedSpan(0, 0.0, 4.0), PredictedSpan(1, 2.0, 4.0), PredictedSpan(2, 4.0, 5.0)]
     assert _company(spans) == {0: 1.5, 1: 2.0}
 
 

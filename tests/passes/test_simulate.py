@@ -16,10 +16,10 @@ from ggsched.plan.command import Copy, Download, Upload
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
-from ggsched.testing.handmade import fake_device
+from ggsched.testing.generators.strategies import graphs, seeds, values_for
+from ggsched.testing.generators.topologies import ALL_OPS, constraints, topologies
+from ggsched.testing.plan_builder import fake_device
 from ggsched.testing.sim import Costs, SimWorld
-from ggsched.testing.strategies import graphs, seeds, values_for
-from ggsched.testing.topologies import ALL_OPS, constraints, topologies
 from ggsched.topology.model import CopyPath, Topology
 
 WORK = ("upload", "download", "copy", "launch")

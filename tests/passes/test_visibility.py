@@ -31,4 +31,4 @@ def test_last_unaware(made):
         )
         for last in touched
     ]
-    assert table.last_unaware(values, touched) == expected
+    assert table.last_conflicting_birth(values, touched) == expected

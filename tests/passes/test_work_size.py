@@ -6,7 +6,7 @@ import pytest
 
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes.cost.work_size import node_cost, node_works, work_costs
-from ggsched.testing.handmade import fake_device
+from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.cost import KernelRate, rates_of
 
 

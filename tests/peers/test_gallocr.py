@@ -17,7 +17,7 @@ from benchmarks.peers.gallocr import (
 from ggsched.ir import GraphBuilder
 from ggsched.models.graph import build_model_graph
 from ggsched.models.load import load_model
-from ggsched.testing.strategies import graphs
+from ggsched.testing.generators.strategies import graphs
 
 
 def test_the_smallest_block_that_fits_and_of_equals_the_last():

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ggsched.ir import Graph, GraphBuilder
-from ggsched.passes.memory.allocate import Sharing, allocate
+from ggsched.passes.memory.allocate import ReusePolicy, allocate
 from ggsched.passes.memory.reuse import Sequential
 from ggsched.passes.options import StreamPolicy
 from ggsched.passes.order.liveness import liveness
@@ -16,8 +16,8 @@ from ggsched.plan.memory import Life, Memory
 from ggsched.plan.placement import Placement
 from ggsched.plan.splits import Splits
 from ggsched.plan.streams import Streams
-from ggsched.testing.handmade import fake_device
-from ggsched.testing.topologies import ALL_OPS
+from ggsched.testing.generators.topologies import ALL_OPS
+from ggsched.testing.plan_builder import fake_device
 from ggsched.topology import CopyPath, Topology
 from ggsched.topology.cost import guessed_rates
 
@@ -65,7 +65,7 @@ def example(**facts: object) -> Example:
     placement = place(graph, topology, PINS)
     splits = split(graph, topology, placement)
     timeline = liveness(graph, splits)
-    memory = allocate(graph, topology, splits, timeline, Sharing(Sequential(timeline.lives)))
+    memory = allocate(graph, topology, splits, timeline, ReusePolicy(Sequential(timeline.lives)))
     streams = assign(graph, topology, splits, StreamPolicy(), guessed_rates(topology))
     plan = make_plan(graph, topology, PINS, verify=True)
     return Example(graph, topology, placement, splits, streams, timeline.lives, memory, plan)

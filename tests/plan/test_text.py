@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from ggsched.plan.command import Hazard
-from ggsched.plan.placement import Choice, Placement
+from ggsched.plan.placement import Placement, PlacementChoice
 from ggsched.plan.stats import plan_stats
 from ggsched.plan.text import command_text, hazard_text, nbytes_text, plan_text
-from ggsched.testing.handmade import PlanWriter, fake_device
+from ggsched.testing.plan_builder import PlanWriter, fake_device
 from tests.plan.examples import example
 
 
@@ -65,7 +65,7 @@ def test_many_causes_are_summed():
     w.launch(q, *(w.node("p", a) for _ in range(6)))
     plan = w.plan()
     causes = ("pin", "fill", "owner", "fill", "pin", "fill")
-    choices = tuple(Choice(0, cause, f"because {i}") for i, cause in enumerate(causes))
+    choices = tuple(PlacementChoice(0, cause, f"because {i}") for i, cause in enumerate(causes))
     plan = msgspec.structs.replace(plan, placement=Placement(choices, {0: 0}))
     assert "  pin x2, fill x3, owner x1\n" in plan_text(plan)
     assert "pin (because 0), fill, owner, fill," in plan_text(plan, verbose=True)

@@ -15,7 +15,7 @@ from ggsched.plan.command import (
     Wait,
 )
 from ggsched.plan.memory import Life, Region
-from ggsched.plan.placement import Choice
+from ggsched.plan.placement import PlacementChoice
 from ggsched.plan.splits import HOST
 from ggsched.plan.streams import StreamSpec
 from ggsched.plan.verify import (
@@ -25,7 +25,7 @@ from ggsched.plan.verify import (
     verify_splits,
     verify_streams,
 )
-from ggsched.testing.handmade import PlanWriter, fake_device
+from ggsched.testing.plan_builder import PlanWriter, fake_device
 from ggsched.topology import Topology
 from tests.plan.examples import CPU, GPU, example, machine
 
@@ -57,7 +57,7 @@ def test_sound_artifacts_pass():
     [
         (replace(E.placement, choices=E.placement.choices[1:]), "3 choices for 4 nodes"),
         (
-            replace(E.placement, choices=(Choice(7, "pin"), *E.placement.choices[1:])),
+            replace(E.placement, choices=(PlacementChoice(7, "pin"), *E.placement.choices[1:])),
             "n0 mul_mat 'blk.0.up': placed on d7",
         ),
         (replace(E.placement, homes={}), "writes a storage from gpu:0"),

@@ -7,9 +7,9 @@ import pytest
 from ggsched.ir import Graph, GraphBuilder
 from ggsched.passes import Constraints, make_plan
 from ggsched.sanitize import check_plan
-from ggsched.testing.handmade import fake_device
-from ggsched.testing.mutants import ALL_MUTATIONS
-from ggsched.testing.topologies import ALL_OPS
+from ggsched.testing.generators.topologies import ALL_OPS
+from ggsched.testing.plan_builder import fake_device
+from ggsched.testing.plan_mutants import ALL_MUTATIONS
 from ggsched.topology import CopyPath, Topology
 from tests.sanitize.brute import racing_pairs
 

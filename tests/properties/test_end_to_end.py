@@ -9,10 +9,10 @@ from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
 from ggsched.sanitize import check_plan
-from ggsched.testing.limited import limited_devices
-from ggsched.testing.oracle import run_oracle
-from ggsched.testing.strategies import ATOL, RTOL, graphs, seeds, values_for
-from ggsched.testing.topologies import constraints, topologies
+from ggsched.testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
+from ggsched.testing.generators.topologies import constraints, topologies
+from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched.testing.restricted_device import limited_devices
 from ggsched_cpu import open_backend
 
 RUNS = 3

@@ -11,11 +11,11 @@ from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.plan.command import Launch
 from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
-from ggsched.testing.choosing import RandomChooser
 from ggsched.testing.explore import PlanProgram
-from ggsched.testing.mutants_groups import GROUP_MUTATIONS
-from ggsched.testing.strategies import graphs, seeds, values_for
-from ggsched.testing.topologies import constraints, topologies
+from ggsched.testing.generators.strategies import graphs, seeds, values_for
+from ggsched.testing.generators.topologies import constraints, topologies
+from ggsched.testing.plan_mutants_fusion import GROUP_MUTATIONS
+from ggsched.testing.schedule_policy import RandomPolicy
 from tests.passes.rows import naming_rows
 from tests.properties.test_end_to_end import run_and_compare
 
@@ -76,7 +76,7 @@ def test_results_under_hostile_schedules(made, seed):
     program = PlanProgram(drawn.graph, plan, values, topology=topology)
     expected = program.expected()
     for trial in range(3):
-        assert program(RandomChooser(seed + trial)) == expected
+        assert program(RandomPolicy(seed + trial)) == expected
 
 
 @given(made=planned(max_nodes=12))

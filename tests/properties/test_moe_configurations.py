@@ -18,7 +18,7 @@ from ggsched.models.session import Session, SessionOptions
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.plan.command import CopyRows
 from ggsched.sanitize.trace import check_trace
-from ggsched.testing.choosing import RandomChooser
+from ggsched.testing.schedule_policy import RandomPolicy
 from ggsched.testing.sim.config import SimConfig
 from ggsched.testing.sim.world import SimWorld
 from ggsched.trace.recorder import Recorder
@@ -95,7 +95,7 @@ def configurations(draw):
         n_ubatch=draw(st.integers(1, 16)),
         offload=offload,
         pipelining=draw(st.sampled_from(("off", "auto", "on"))),
-        slots=draw(st.one_of(st.none(), st.integers(1, 4))),
+        pipeline_buffers=draw(st.one_of(st.none(), st.integers(1, 4))),
         plans_kept=draw(st.integers(1, 4)),
     )
     n_vocab = opened(model, "expand").hparams.n_vocab
@@ -129,7 +129,7 @@ def test_logits_are_those_of_one_device(asked):
     wanted = expected(asked.model, asked.weights, asked.tokens)
     recorder, devices = Recorder(), asked.devices
     if not isinstance(devices[0], str):
-        devices = SimWorld(devices, chooser=RandomChooser(asked.seed)).open_all()
+        devices = SimWorld(devices, policy=RandomPolicy(asked.seed)).open_all()
     checked = Settings(verify=True, sanitize="plan", checked=True)
     model = opened(asked.model, asked.weights)
     with Session(model, devices, asked.options, settings=checked, recorder=recorder) as session:

@@ -25,9 +25,9 @@ from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
 from ggsched.sanitize import check_plan
+from ggsched.testing.generators.strategies import DrawnGraph, graphs, seeds
+from ggsched.testing.generators.topologies import constraints, topologies
 from ggsched.testing.sim import Costs, SimConfig, SimWorld
-from ggsched.testing.strategies import DrawnGraph, graphs, seeds
-from ggsched.testing.topologies import constraints, topologies
 from tests.passes.machines import machine
 from tests.properties.test_end_to_end import run_and_compare
 

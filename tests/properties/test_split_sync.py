@@ -13,9 +13,9 @@ from ggsched.passes import Constraints, make_plan
 from ggsched.plan.command import HostSync, Wait
 from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
-from ggsched.testing.handmade import fake_device
-from ggsched.testing.strategies import graphs
-from ggsched.testing.topologies import ALL_OPS, constraints
+from ggsched.testing.generators.strategies import graphs
+from ggsched.testing.generators.topologies import ALL_OPS, constraints
+from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.model import CopyPath, Topology
 
 

@@ -14,9 +14,10 @@ from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.plan.command import Barrier, Copy, Download, HostSync, Launch, Record, Upload, Wait
 from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
-from ggsched.testing.choosing import RandomChooser
 from ggsched.testing.explore import PlanProgram
-from ggsched.testing.mutants import (
+from ggsched.testing.generators.strategies import graphs, seeds, values_for
+from ggsched.testing.generators.topologies import constraints, topologies
+from ggsched.testing.plan_mutants import (
     drop_barriers,
     drop_events,
     drop_host_syncs,
@@ -24,8 +25,7 @@ from ggsched.testing.mutants import (
     wait_later,
     with_commands,
 )
-from ggsched.testing.strategies import graphs, seeds, values_for
-from ggsched.testing.topologies import constraints, topologies
+from ggsched.testing.schedule_policy import RandomPolicy
 from tests.properties.test_end_to_end import run_and_compare
 
 DROPS = (drop_waits, drop_barriers, drop_events, drop_host_syncs)
@@ -167,7 +167,7 @@ def test_results_under_hostile_schedules(made, seed):
     program = PlanProgram(drawn.graph, plan, values, topology=topology)
     expected = program.expected()
     for trial in range(3):
-        assert program(RandomChooser(seed + trial)) == expected
+        assert program(RandomPolicy(seed + trial)) == expected
 
 
 @given(made=planned(max_nodes=24), limit=st.integers(1, 8))

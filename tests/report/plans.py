@@ -7,7 +7,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.tensor import Role
 from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints
-from ggsched.report.expect import described
+from ggsched.report.predicted_timeline import described
 from ggsched.scheduler import Scheduler
 from ggsched.testing.sim import SIM_OPS, Costs, SimConfig, SimWorld
 from ggsched.topology.caps import DeviceFacts

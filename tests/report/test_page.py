@@ -12,8 +12,8 @@ from ggsched.report.data import page_data
 from ggsched.report.html import SCRIPTS, page, write_page
 from ggsched.report.splits import split_edges
 from ggsched.report.text import account_text
-from ggsched.trace.account import account
 from ggsched.trace.times import timeline_of
+from ggsched.trace.utilization import account
 from tests.report.plans import batches_through_stages, expected_of, gpus, pipeline_trace
 from tests.trace.test_times import MACHINES, traced_run
 from tests.trace.timelines import launch, timeline

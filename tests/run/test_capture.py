@@ -18,11 +18,11 @@ from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
 from ggsched.scheduler import Scheduler
-from ggsched.testing.handmade import PlanWriter, fake_device
-from ggsched.testing.strategies import graphs, seeds, values_for
-from ggsched.testing.topologies import constraints
+from ggsched.testing.generators.strategies import graphs, seeds, values_for
+from ggsched.testing.generators.topologies import constraints
+from ggsched.testing.plan_builder import PlanWriter, fake_device
 from ggsched_cpu import open_backend
-from tests.backends.places import far_device
+from tests.backends.device_settings import far_device
 
 RUNS = 3
 

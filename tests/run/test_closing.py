@@ -9,7 +9,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.run import store
 from ggsched.run.release import close_all
 from ggsched.scheduler import Scheduler
-from ggsched.testing.sim import Faults, SimConfig, SimWorld
+from ggsched.testing.sim import InjectedFaults, SimConfig, SimWorld
 from tests.run.devices import TestDevice, assert_released
 from tests.run.graphs import W, X, counter, harmless, only, plus_weight
 
@@ -123,7 +123,7 @@ def test_a_failure_to_close_does_not_cover_up_what_led_there():
     g = GraphBuilder("hang")
     x = g.input("x", (4,))
     graph = g.build(g.silu(x))
-    world = SimWorld([SimConfig()], faults=Faults(hang=frozenset({1})))
+    world = SimWorld([SimConfig()], faults=InjectedFaults(hang=frozenset({1})))
     settings = Settings(timeout_s=0.2, checked=True)
     with (
         pytest.raises(SyncTimeout) as info,

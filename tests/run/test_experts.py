@@ -9,8 +9,7 @@ from ggsched.passes.place import Constraints
 from ggsched.plan.command import CopyRows, HostSync
 from ggsched.run.copy_rows import Decision
 from ggsched.scheduler import Scheduler
-from ggsched.testing.choosing import RandomChooser
-from ggsched.testing.expert_graphs import (
+from ggsched.testing.generators.expert_graphs import (
     INPUT,
     chosen_rows,
     expert_graph,
@@ -18,8 +17,9 @@ from ggsched.testing.expert_graphs import (
     expert_names,
     expert_values,
 )
-from ggsched.testing.oracle import run_oracle
-from ggsched.testing.sim.config import Faults, SimConfig
+from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched.testing.schedule_policy import RandomPolicy
+from ggsched.testing.sim.config import InjectedFaults, SimConfig
 from ggsched.testing.sim.world import SimWorld
 
 ROWS = ExpertPolicy("on")
@@ -40,7 +40,7 @@ WAYS = {
 
 def sim_devices(seed=0, faults=None, **config):
     configs = [SimConfig(**config), SimConfig(is_host=True, kind="cpu", **config)]
-    world = SimWorld(configs, chooser=RandomChooser(seed), faults=faults)
+    world = SimWorld(configs, policy=RandomPolicy(seed), faults=faults)
     return world, world.open_all()
 
 
@@ -209,9 +209,9 @@ def test_a_command_that_fails_leaves_no_row_behind_that_is_trusted(policy, token
         used.run(1)
         count = world.enqueued - before
         for number in range(0, count, 3):
-            world.faults = Faults(refuse=frozenset({world.enqueued + number}))
+            world.faults = InjectedFaults(refuse=frozenset({world.enqueued + number}))
             with pytest.raises(UsageError, match="is refused"):
                 used.run(1)
-            world.faults = Faults()
+            world.faults = InjectedFaults()
             used.run(1)
         assert not world.violations

@@ -8,8 +8,8 @@ from ggsched.ir.join import join_graphs
 from ggsched.passes.memory.rings import Slots
 from ggsched.passes.place import Constraints
 from ggsched.scheduler import Scheduler
-from ggsched.testing.choosing import EagerChooser
-from ggsched.testing.expert_graphs import INPUT, expert_homes, expert_values
+from ggsched.testing.generators.expert_graphs import INPUT, expert_homes, expert_values
+from ggsched.testing.schedule_policy import EagerPolicy
 from ggsched.testing.sim.config import SimConfig
 from ggsched.testing.sim.costs import Costs
 from ggsched.testing.sim.world import SimWorld
@@ -51,7 +51,7 @@ def test_micro_batches_overlap_as_two_equal_stages_do(m):
     joined = join_graphs([graph] * m)
     world = SimWorld(
         [SimConfig(costs=COSTS), SimConfig(is_host=True, kind="cpu", costs=COSTS)],
-        chooser=EagerChooser(),
+        policy=EagerPolicy(),
     )
     inputs = {joined.input_name(k, INPUT): values[INPUT] for k in range(m)}
     where = Constraints(expert_homes(graph, here=1, there=0)).with_slots(Slots(2, joined.firsts))

@@ -10,9 +10,14 @@ from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.sanitize import check_plan
 from ggsched.scheduler import Scheduler
-from ggsched.testing.choosing import EagerChooser
-from ggsched.testing.expert_graphs import INPUT, expert_graph, expert_homes, expert_values
-from ggsched.testing.oracle import run_oracle
+from ggsched.testing.generators.expert_graphs import (
+    INPUT,
+    expert_graph,
+    expert_homes,
+    expert_values,
+)
+from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched.testing.schedule_policy import EagerPolicy
 from ggsched.testing.sim.config import SimConfig
 from ggsched.testing.sim.costs import Costs
 from ggsched.testing.sim.world import SimWorld
@@ -45,7 +50,7 @@ def simulated_seconds(ring, copy_s=COMPUTE_S, streams=8):
     costs = replace(COSTS, copy_bytes_per_s=LAYER_NBYTES / copy_s)
     here = SimConfig(is_host=True, kind="cpu", costs=costs)
     there = SimConfig(max_streams=streams, costs=costs)
-    world = SimWorld([there, here], chooser=EagerChooser())
+    world = SimWorld([there, here], policy=EagerPolicy())
     devices = world.open_all()
     rates = guessed_rates(probe(devices))
     quick = Link(0.0, 1e30)

@@ -15,8 +15,8 @@ from ggsched.ir.join import join_graphs
 from ggsched.passes import Constraints
 from ggsched.passes.memory.rings import Slots
 from ggsched.scheduler import Scheduler
-from ggsched.testing.oracle import run_oracle
-from ggsched.testing.sim import Faults, SimConfig, SimWorld
+from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched.testing.sim import InjectedFaults, SimConfig, SimWorld
 
 N, STAGES, PARTS = 8, 2, 3
 SETTINGS = Settings(timeout_s=5)
@@ -65,7 +65,7 @@ def run_on(scheduler):
 
 def world(faults=None):
     configs = [SimConfig(), SimConfig(snapshots_uploads=True)]
-    return SimWorld(configs, faults=faults or Faults())
+    return SimWorld(configs, faults=faults or InjectedFaults())
 
 
 def commands_of_a_run():
@@ -84,7 +84,7 @@ FIRST, END, ALLOCATIONS = commands_of_a_run()
 @pytest.mark.parametrize("number", range(FIRST, END))
 @pytest.mark.parametrize("kind", ["refuse", "fail", "lose"])
 def test_a_fault_at_every_command(kind, number):
-    w = world(Faults(**{kind: frozenset({number})}))
+    w = world(InjectedFaults(**{kind: frozenset({number})}))
     devices = w.open_all()
     free = [d.free_nbytes for d in devices]
     scheduler = Scheduler(devices, weights={"w": W}, settings=SETTINGS)
@@ -92,7 +92,7 @@ def test_a_fault_at_every_command(kind, number):
     with pytest.raises((DeviceFault, UsageError)) as info:
         run_on(scheduler)
     assert f"c{number} " in str(info.value) or "is lost" in str(info.value)
-    w.faults = Faults()
+    w.faults = InjectedFaults()
     new = w.open_all() if kind == "lose" else None
     scheduler.reset(new)
     assert_right(scheduler)
@@ -104,13 +104,13 @@ def test_a_fault_at_every_command(kind, number):
 
 @pytest.mark.parametrize("number", range(FIRST, END))
 def test_a_command_that_hangs(number):
-    w = world(Faults(hang=frozenset({number})))
+    w = world(InjectedFaults(hang=frozenset({number})))
     scheduler = Scheduler(w.open_all(), weights={"w": W}, settings=Settings(timeout_s=0.05))
     scheduler.run(JOINED.graph, inputs(0), WANTED)
     with pytest.raises(GgschedError) as info:
         run_on(scheduler)
     assert isinstance(info.value, SyncTimeout | DeviceFault)
-    w.faults = Faults()
+    w.faults = InjectedFaults()
     scheduler.reset(w.open_all())
     assert_right(scheduler)
     scheduler.close()
@@ -118,14 +118,14 @@ def test_a_command_that_hangs(number):
 
 @pytest.mark.parametrize("number", range(ALLOCATIONS))
 def test_no_memory_at_every_allocation(number):
-    w = world(Faults(no_memory=frozenset({number})))
+    w = world(InjectedFaults(no_memory=frozenset({number})))
     devices = w.open_all()
     free = [d.free_nbytes for d in devices]
     with Scheduler(devices, weights={"w": W}, settings=SETTINGS) as scheduler:
         try:
             assert_right(scheduler)
         except OutOfDeviceMemory:
-            w.faults = Faults()
+            w.faults = InjectedFaults()
             scheduler.reset()
             assert_right(scheduler)
     assert [d.free_nbytes for d in devices] == free

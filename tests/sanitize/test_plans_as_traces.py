@@ -5,11 +5,11 @@ from hypothesis import HealthCheck, event, given, settings
 
 from ggsched.sanitize import check_plan
 from ggsched.sanitize.trace import check_trace
-from ggsched.testing.mutants import ALL_MUTATIONS
+from ggsched.testing.plan_mutants import ALL_MUTATIONS
 from ggsched.trace.export import trace_from_lines, trace_to_lines
 from ggsched.trace.schema import Work
 from ggsched.trace.unroll import unroll
-from tests.properties.test_planner_and_judge import plans
+from tests.properties.test_planner_and_checker import plans
 from tests.sanitize.test_litmus import LITMUS
 
 SAME = {"reuse": "content", "stale": "content"}

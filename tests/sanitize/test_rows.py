@@ -10,10 +10,15 @@ from ggsched.passes.place import Constraints
 from ggsched.plan.command import Copy, CopyRows, HostSync, Launch
 from ggsched.plan.splits import Rows
 from ggsched.sanitize import check_plan
-from ggsched.testing.choosing import RandomChooser
-from ggsched.testing.expert_graphs import INPUT, expert_graph, expert_homes, expert_values
 from ggsched.testing.explore import PlanProgram
-from ggsched.testing.mutants import drop_events, drop_host_syncs, drop_waits, with_commands
+from ggsched.testing.generators.expert_graphs import (
+    INPUT,
+    expert_graph,
+    expert_homes,
+    expert_values,
+)
+from ggsched.testing.plan_mutants import drop_events, drop_host_syncs, drop_waits, with_commands
+from ggsched.testing.schedule_policy import RandomPolicy
 from ggsched.testing.sim.config import SimConfig
 from ggsched.testing.sim.world import SimWorld
 
@@ -84,9 +89,9 @@ def test_the_host_would_see_it():
     values[1][INPUT] = -values[0][INPUT]
     sound = PlanProgram(GRAPH, plan, values, topology=TOPOLOGY)
     expected = sound.expected()
-    assert all(sound(RandomChooser(seed)) == expected for seed in range(10))
+    assert all(sound(RandomPolicy(seed)) == expected for seed in range(10))
     broken = PlanProgram(GRAPH, mutant, values, topology=TOPOLOGY)
-    assert any(broken(RandomChooser(seed)) != expected for seed in range(10))
+    assert any(broken(RandomPolicy(seed)) != expected for seed in range(10))
 
 
 def test_rows_by_the_ids_of_another_layer():

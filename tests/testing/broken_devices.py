@@ -5,7 +5,7 @@ import threading
 from ggsched.backend.base import BaseBackend, BaseDevice, host_facts
 from ggsched.backend.base_stream import BaseStream
 from ggsched.testing.conformance import Harness
-from ggsched_cpu.device import CpuDevice, Settings
+from ggsched_cpu.device import CpuDevice, CpuSettings
 from ggsched_cpu.stream import WorkerStream
 
 
@@ -40,7 +40,7 @@ def cpu_with(stream):
         def make_stream(self, name):
             return stream(self, name)
 
-    settings = Settings(timeout_s=5.0)
+    settings = CpuSettings(timeout_s=5.0)
     return Harness("broken", lambda count, seed: [Device(i, settings) for i in range(count)])
 
 
@@ -57,7 +57,7 @@ class Deaf(CpuDevice):
     """A device of its own backend, for entry points."""
 
     def __init__(self, index):
-        super().__init__(index, Settings(timeout_s=5.0))
+        super().__init__(index, CpuSettings(timeout_s=5.0))
         from dataclasses import replace
 
         self.facts = replace(self.facts, name=f"deaf:{index}", backend="deaf")

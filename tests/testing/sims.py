@@ -13,9 +13,9 @@ B = A * 100
 POISONED = np.full(N, np.nan, np.float32)
 
 
-def device_of(chooser, **config):
+def device_of(policy, **config):
     """Return the one device of a world."""
-    return SimWorld([SimConfig(**config)], chooser=chooser).open(0)
+    return SimWorld([SimConfig(**config)], policy=policy).open(0)
 
 
 def raw(array):
@@ -55,8 +55,8 @@ def program(stream, *nodes):
 def on_sim(body, *configs):
     """Return a program for ``explore``: ``body(world, *devices)`` returns what is seen."""
 
-    def run(chooser):
-        world = SimWorld(configs or (SimConfig(),), chooser=chooser)
+    def run(policy):
+        world = SimWorld(configs or (SimConfig(),), policy=policy)
         return Observation.of(body(world, *world.open_all()))
 
     return run

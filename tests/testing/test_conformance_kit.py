@@ -10,9 +10,9 @@ from ggsched.backend.base import BaseBackend, BaseDevice, host_facts
 from ggsched.errors import BackendUnavailable, UsageError
 from ggsched.testing.conformance import (
     RULES,
+    ConformanceRunner,
     ContractBroken,
     Harness,
-    Kit,
     Waiver,
     all_cases,
     run_conformance,
@@ -226,7 +226,7 @@ def test_stale_waivers_are_findings(waiver, why):
 def test_a_waiver_for_what_is_skipped_anyway_is_stale():
     waivers = (Waiver("EVT-1", "none", "unsupported"),)
     harness = replace(sim_harness(SimConfig(has_events=False)), waivers=waivers)
-    results = [Kit(harness).run(c) for c in select("EVT-1,STR-5")]
+    results = [ConformanceRunner(harness).run(c) for c in select("EVT-1,STR-5")]
     stale = stale_waivers(waivers, results, whole=True)
     assert stale == ["EVT-1: its cases are skipped anyway: it declares no events"]
     assert not stale_waivers(waivers, results, whole=False)
@@ -299,13 +299,13 @@ def test_own_latch_and_fault():
             held.append("released")
 
     harness = replace(DEAF, latch=lambda stream: held.append("held") or None)
-    assert Kit(harness).lacks("latch") == "nothing can hold its streams"
+    assert ConformanceRunner(harness).lacks("latch") == "nothing can hold its streams"
     assert held == ["held"]
     harness = replace(DEAF, latch=lambda stream: Latch())
-    assert "see EVT-4" in Kit(harness).lacks("latch")
+    assert "see EVT-4" in ConformanceRunner(harness).lacks("latch")
     assert "released" in held
     harness = replace(base_with(RudeStream), fault=lambda stream: "nothing")
-    assert not Kit(harness).lacks("fault")
+    assert not ConformanceRunner(harness).lacks("fault")
 
 
 # --- the suite ----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ggsched.errors import GraphError, UsageError
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0
-from ggsched.testing.dequant import dequantize, host_shape
+from ggsched.testing.oracle.dequant import dequantize, host_shape
 
 PACKED = [F16, BF16, Q8_0, Q4_0, MXFP4]
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from ggsched.errors import UsageError
-from ggsched.testing.choosing import EagerChooser, LaziestChooser, Option, RandomChooser
 from ggsched.testing.explore import Observation, explore, replay
+from ggsched.testing.schedule_policy import EagerPolicy, LaziestPolicy, Option, RandomPolicy
 from tests.testing.toy import Toy, every_order, runner
 
 LOST_UPDATE = {"a": [("r", 0), ("w", 0, 1)], "b": [("r", 0), ("w", 0, 2)]}
@@ -148,10 +148,10 @@ def test_witnesses_are_simple():
 def test_programs_that_change_are_noticed():
     times = []
 
-    def run(chooser):
+    def run(policy):
         times.append(1)
         ops = LOST_UPDATE if len(times) < 3 else {"a": [("r", 1)], "c": [("w", 1, 1)]}
-        return Toy(ops).run(chooser)
+        return Toy(ops).run(policy)
 
     with pytest.raises(UsageError, match="not the same from one execution to the next"):
         explore(run, samples=0)
@@ -159,11 +159,11 @@ def test_programs_that_change_are_noticed():
 
 def test_steps_that_touch_more_than_they_declare_are_noticed():
     class Silent(Toy):
-        def _do(self, actor, chooser):
-            super()._do(actor, EagerChooser())
+        def _do(self, actor, policy):
+            super()._do(actor, EagerPolicy())
 
     with pytest.raises(UsageError, match="touches more than it declares"):
-        explore(lambda chooser: Silent(LOST_UPDATE).run(chooser), samples=10)
+        explore(lambda policy: Silent(LOST_UPDATE).run(policy), samples=10)
 
 
 def test_observations():
@@ -177,14 +177,14 @@ def test_observations():
 
 def test_choosers():
     a, b, host = Option("q0", "c0"), Option("q1", "c1", needed=False), Option("host", "")
-    assert EagerChooser().choose([a, b, host]) == 0
-    lazy = LaziestChooser()
+    assert EagerPolicy().choose([a, b, host]) == 0
+    lazy = LaziestPolicy()
     assert lazy.choose([a, b, host]) == 2
     assert lazy.choose([a, b]) == 0  # the one that the host waits for
     assert lazy.choose([b]) == 0
     every = set()
     for seed in range(20):
-        picks = [RandomChooser(seed) for _ in range(2)]
+        picks = [RandomPolicy(seed) for _ in range(2)]
         taken = [[p.choose([a, b, host]) for _ in range(200)] for p in picks]
         assert taken[0] == taken[1]
         every.update(taken[0])

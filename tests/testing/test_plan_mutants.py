@@ -5,8 +5,8 @@ import pytest
 from ggsched.plan.command import Record, Wait
 from ggsched.plan.verify import verify_references
 from ggsched.sanitize import check_plan
-from ggsched.testing.handmade import PlanWriter, fake_device
-from ggsched.testing.mutants import ALL_MUTATIONS, drop_events, wait_for_older_event
+from ggsched.testing.plan_builder import PlanWriter, fake_device
+from ggsched.testing.plan_mutants import ALL_MUTATIONS, drop_events, wait_for_older_event
 
 N = 16
 

@@ -12,8 +12,8 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F32
 from ggsched.passes import make_plan
 from ggsched.sanitize import check_plan
-from ggsched.testing.choosing import EagerChooser, LaziestChooser
 from ggsched.testing.explore import PlanProgram, explore
+from ggsched.testing.schedule_policy import EagerPolicy, LaziestPolicy
 from ggsched.testing.sim import SimConfig, SimWorld
 from tests.testing.sims import (
     A,
@@ -99,8 +99,8 @@ def test_not_before_the_launch_is_enqueued_nor_after_it():
 
 def test_early_or_late():
     """A held stream: what an eager device has read by then, a lazy one has not."""
-    for chooser, expected in ((EagerChooser(), 2 * A), (LaziestChooser(), 2 * B)):
-        d = device_of(chooser)
+    for policy, expected in ((EagerPolicy(), 2 * A), (LaziestPolicy(), 2 * B)):
+        d = device_of(policy)
         q = d.create_stream()
         c, y = filled(q, A), d.allocate(4 * N)
         latch = q.hold()
@@ -112,7 +112,7 @@ def test_early_or_late():
 
 
 def test_each_launch_reads_anew():
-    d = device_of(EagerChooser())
+    d = device_of(EagerPolicy())
     q = d.create_stream()
     c, y, z = filled(q, A), d.allocate(4 * N), d.allocate(4 * N)
     first, second = program(q, doubled(c, y)), program(q, doubled(c, z))
@@ -128,7 +128,7 @@ def test_each_launch_reads_anew():
 
 def test_constants_of_groups():
     """Of a product and what is added to it both may be constant, and both are read early."""
-    d = device_of(EagerChooser())
+    d = device_of(EagerPolicy())
     q = d.create_stream()
     w, bias, x, made, out = (filled(q, A) for _ in range(5))
     group = Group("mul_mat+add", (0, 1))
@@ -155,7 +155,7 @@ def test_constants_of_groups():
 
 def test_times_and_things_are_as_without():
     def timeline(is_constant):
-        d = device_of(EagerChooser())
+        d = device_of(EagerPolicy())
         q = d.create_stream()
         q.launch(program(q, doubled(filled(q, A), d.allocate(4 * N), is_constant=is_constant)))
         q.sync(1)

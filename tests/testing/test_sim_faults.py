@@ -8,20 +8,20 @@ from ggsched.errors import DeviceFault, OutOfDeviceMemory, SyncTimeout, UsageErr
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes.place import Constraints
 from ggsched.scheduler import Scheduler
-from ggsched.testing.choosing import EagerChooser, LaziestChooser, RandomChooser
-from ggsched.testing.oracle import run_oracle
-from ggsched.testing.sim import Faults, SimConfig, SimWorld
+from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched.testing.schedule_policy import EagerPolicy, LaziestPolicy, RandomPolicy
+from ggsched.testing.sim import InjectedFaults, SimConfig, SimWorld
 from tests.testing.sims import A, B, N, content, filled, fresh, program, raw, unary
 
 CHOOSERS = {
-    "eager": EagerChooser,
-    "laziest": LaziestChooser,
-    "random": lambda: RandomChooser(3),
+    "eager": EagerPolicy,
+    "laziest": LaziestPolicy,
+    "random": lambda: RandomPolicy(3),
 }
 
 
 @pytest.fixture(params=CHOOSERS)
-def chooser(request):
+def policy(request):
     return CHOOSERS[request.param]()
 
 
@@ -35,8 +35,8 @@ def fault_of(call, *args):
 
 
 class TestStreams:
-    def test_refused(self, chooser):
-        world = SimWorld([SimConfig()], chooser=chooser, faults=Faults(refuse=frozenset({1})))
+    def test_refused(self, policy):
+        world = SimWorld([SimConfig()], policy=policy, faults=InjectedFaults(refuse=frozenset({1})))
         q = world.open(0).create_stream()
         x = filled(q, A)
         with pytest.raises(UsageError, match=r"c1 upload 32 B to m0\[0:32\] is refused"):
@@ -47,9 +47,9 @@ class TestStreams:
         q.sync(1)
         assert (content(x) == B).all()
 
-    def test_failed_late(self, chooser):
+    def test_failed_late(self, policy):
         """The first one is named, others do not run, other streams go on (ERR-2)."""
-        world = SimWorld([SimConfig()], chooser=chooser, faults=Faults(fail=frozenset({2})))
+        world = SimWorld([SimConfig()], policy=policy, faults=InjectedFaults(fail=frozenset({2})))
         d = world.open(0)
         q, other = d.create_stream(), d.create_stream()
         x, y = filled(q, A), filled(other, B)
@@ -65,15 +65,15 @@ class TestStreams:
         q.close()
         q.close()
 
-    def test_events_of_failed_work_are_failed(self, chooser):
+    def test_events_of_failed_work_are_failed(self, policy):
         """Whoever waits for them fails and does not hang (EVT-6)."""
-        world = SimWorld([SimConfig(), SimConfig()], chooser=chooser)
+        world = SimWorld([SimConfig(), SimConfig()], policy=policy)
         a, b = world.open_all()
         q, r = a.create_stream(), b.create_stream()
         x, y = filled(q, A), filled(r, B)
         good, bad = a.create_event(), a.create_event()
         q.record(good)
-        world.faults = Faults(fail=frozenset({world.enqueued}))
+        world.faults = InjectedFaults(fail=frozenset({world.enqueued}))
         q.upload(raw(B), x, 0)
         r_calls = (r.wait, bad), (r.copy, x, 0, y, 0, 4 * N)
         for said in (fault_of(q.record, bad), *(fault_of(*call) for call in r_calls)):
@@ -86,12 +86,12 @@ class TestStreams:
         good.sync(1)
         assert (content(y) == B).all()
 
-    def test_device_lost(self, chooser):
-        world = SimWorld([SimConfig(), SimConfig()], chooser=chooser)
+    def test_device_lost(self, policy):
+        world = SimWorld([SimConfig(), SimConfig()], policy=policy)
         a, b = world.open_all()
         streams = [a.create_stream(), a.create_stream(), b.create_stream()]
         buffers = [filled(q, A) for q in streams]
-        world.faults = Faults(lose=frozenset({world.enqueued}))
+        world.faults = InjectedFaults(lose=frozenset({world.enqueued}))
         hung = streams[1].hold()
         streams[0].upload(raw(B), buffers[0], 0)
         with pytest.raises(DeviceFault, match=r"c3 upload.*is lost"):
@@ -107,12 +107,12 @@ class TestStreams:
         a.close()
         assert (content(buffers[2]) == B).all()
 
-    def test_hangs(self, chooser):
+    def test_hangs(self, policy):
         """A timeout takes no time here, and leaves the stream usable (STR-5)."""
-        world = SimWorld([SimConfig()], chooser=chooser)
+        world = SimWorld([SimConfig()], policy=policy)
         q = world.open(0).create_stream()
         x = filled(q, A)
-        world.faults = Faults(hang=frozenset({1}))
+        world.faults = InjectedFaults(hang=frozenset({1}))
         q.upload(raw(B), x, 0)
         event = q.device.create_event()
         q.record(event)
@@ -125,7 +125,7 @@ class TestStreams:
         assert not q.is_done
 
     def test_no_memory(self):
-        world = SimWorld([SimConfig()], faults=Faults(no_memory=frozenset({1})))
+        world = SimWorld([SimConfig()], faults=InjectedFaults(no_memory=frozenset({1})))
         d = world.open(0)
         d.allocate(8)
         with pytest.raises(OutOfDeviceMemory, match="asked for 8"):
@@ -157,16 +157,16 @@ CONFIGS = {
 
 @pytest.mark.parametrize("configs", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("kind", ["refuse", "fail", "hang", "lose"])
-def test_each_command_of_a_plan_goes_wrong_in_turn(kind, configs, chooser):
+def test_each_command_of_a_plan_goes_wrong_in_turn(kind, configs, policy):
     graph, constraints = two_devices()
     number = 0
     while True:
-        world = SimWorld(configs, chooser=chooser)
+        world = SimWorld(configs, policy=policy)
         devices = world.open_all()
         scheduler = Scheduler(devices, weights={"w": B}, settings=Settings())
         before = run(scheduler, graph, constraints)
         wrong = world.enqueued + number
-        world.faults = Faults(**{kind: frozenset({wrong})})
+        world.faults = InjectedFaults(**{kind: frozenset({wrong})})
         error = failure(scheduler, graph, constraints)
         if error is None:
             assert world.enqueued <= wrong, f"c{wrong} goes wrong and nobody is told"
@@ -213,7 +213,9 @@ def test_each_allocation_fails_in_turn():
     graph, constraints = two_devices()
     number = 0
     while True:
-        world = SimWorld([SimConfig(), SimConfig()], faults=Faults(no_memory=frozenset({number})))
+        world = SimWorld(
+            [SimConfig(), SimConfig()], faults=InjectedFaults(no_memory=frozenset({number}))
+        )
         with Scheduler(world.open_all(), weights={"w": B}, settings=Settings()) as scheduler:
             if world.faults.no_memory:
                 try:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ggsched.errors import UsageError
-from ggsched.testing.choosing import EagerChooser, LaziestChooser
 from ggsched.testing.explore import explore
+from ggsched.testing.schedule_policy import EagerPolicy, LaziestPolicy
 from ggsched.testing.sim import SimConfig, SimWorld
 from tests.testing.sims import (
     A,
@@ -25,7 +25,7 @@ from tests.testing.sims import (
 
 class TestEnqueueing:
     def test_lazy_devices_do_nothing_until_the_host_waits(self):
-        q = device_of(LaziestChooser()).create_stream()
+        q = device_of(LaziestPolicy()).create_stream()
         x = q.device.allocate(4 * N)
         q.upload(raw(A), x, 0)
         assert np.isnan(content(x)).all()
@@ -35,7 +35,7 @@ class TestEnqueueing:
         assert q.is_done
 
     def test_eager_devices_do_everything_at_once(self):
-        q = device_of(EagerChooser()).create_stream()
+        q = device_of(EagerPolicy()).create_stream()
         x = q.device.allocate(4 * N)
         q.upload(raw(A), x, 0)
         assert (content(x) == A).all()
@@ -43,7 +43,7 @@ class TestEnqueueing:
 
     @pytest.mark.parametrize("event", [False, True])
     def test_whoever_asks_again_and_again_is_told_in_the_end(self, event):
-        q = device_of(LaziestChooser()).create_stream()
+        q = device_of(LaziestPolicy()).create_stream()
         q.upload(raw(A), q.device.allocate(4 * N), 0)
         asked = q
         if event:
@@ -56,7 +56,7 @@ class TestEnqueueing:
             pytest.fail("no progress without waiting (STR-3)")
 
     def test_whoever_asks_many_once_is_told_nothing_new(self):
-        q = device_of(LaziestChooser()).create_stream()
+        q = device_of(LaziestPolicy()).create_stream()
         events = [q.device.create_event() for _ in range(9)]
         for event in events:
             q.record(event)
@@ -69,7 +69,7 @@ class TestEnqueueing:
             pytest.fail("no progress without waiting (STR-3)")
 
     def test_without_peeking_the_host_knows_what_it_has_waited_for(self):
-        q = device_of(EagerChooser()).create_stream()
+        q = device_of(EagerPolicy()).create_stream()
         first, second = q.device.create_event(), q.device.create_event()
         q.device.world.host_peeks = False
         q.record(first)
@@ -116,7 +116,7 @@ class TestEnqueueing:
 class TestCopies:
     def test_host_sources_are_read_late(self):
         for snapshots in (False, True):
-            q = device_of(LaziestChooser(), snapshots_uploads=snapshots).create_stream()
+            q = device_of(LaziestPolicy(), snapshots_uploads=snapshots).create_stream()
             x, source = q.device.allocate(4 * N), A.copy()
             q.upload(raw(source), x, 0)
             source[:] = B  # too early (CPY-4)
@@ -183,7 +183,7 @@ class TestCopies:
         run = on_sim(body, SimConfig(copy_order=order))
         if (order, means) == ("host", "barrier"):
             with pytest.raises(UsageError, match="no barriers"):
-                run(EagerChooser())
+                run(EagerPolicy())
             return
         found = explore(run)
         assert found.is_complete
@@ -192,7 +192,7 @@ class TestCopies:
         assert str((2 * B).tolist()) in seen(found, "y")
 
     def test_zero_and_one_byte(self):
-        q = device_of(LaziestChooser()).create_stream()
+        q = device_of(LaziestPolicy()).create_stream()
         x, out = q.device.allocate(1), bytearray(1)
         q.upload(memoryview(b""), x, 1)
         q.upload(memoryview(b"\x07"), x, 0)
@@ -225,7 +225,7 @@ class TestLaunches:
     def test_sums_of_a_device_that_is_not_deterministic(self):
         results = []
         for exact in (True, False):
-            q = device_of(EagerChooser(), is_deterministic=exact).create_stream()
+            q = device_of(EagerPolicy(), is_deterministic=exact).create_stream()
             x, y = filled(q, A / 3), filled(q, A)
             work = program(q, unary("rms_norm", x, y))
             for _ in range(2):
@@ -237,7 +237,7 @@ class TestLaunches:
         np.testing.assert_allclose(results[2], results[3], rtol=1e-6)
 
     def test_a_program_belongs_to_its_stream(self):
-        d = device_of(EagerChooser())
+        d = device_of(EagerPolicy())
         q, r = d.create_stream(), d.create_stream()
         work = program(q, unary("silu", filled(q, A), filled(q, A)))
         with pytest.raises(UsageError, match="another stream"):
@@ -295,7 +295,7 @@ class TestEvents:
             here.create_stream().copy(there.allocate(4), 0, here.allocate(4), 0, 4)
 
     def test_a_latch_holds_a_stream(self):
-        q = device_of(EagerChooser()).create_stream()
+        q = device_of(EagerPolicy()).create_stream()
         x = q.device.allocate(4 * N)
         latch = q.hold()
         q.upload(raw(A), x, 0)

@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 
 from ggsched.errors import OutOfDeviceMemory, UsageError
-from ggsched.testing.choosing import EagerChooser, LaziestChooser
+from ggsched.testing.schedule_policy import EagerPolicy, LaziestPolicy
 from ggsched.testing.sim import SimConfig, SimWorld
 from tests.testing.sims import A, B, N, device_of, filled, fresh, program, raw, unary
 
 
 class TestMemory:
     def test_fresh_memory_is_poison(self):
-        d = device_of(EagerChooser(), is_host=True)
+        d = device_of(EagerPolicy(), is_host=True)
         assert set(d.allocate(64).array) == {0xFF}
         assert set(d.allocate_host(64)) == {0xFF}
 
     def test_freed_memory_is_poison_at_once_and_its_users_are_named(self):
-        world = SimWorld([SimConfig()], chooser=LaziestChooser())
+        world = SimWorld([SimConfig()], policy=LaziestPolicy())
         q = world.open(0).create_stream()
         x, y, out = filled(q, A), q.device.allocate(4 * N), fresh()
         q.copy(x, 0, y, 0, 4 * N)
@@ -31,7 +31,7 @@ class TestMemory:
         assert "was freed and is used by c1 copy" in world.violations[1].what
 
     def test_closed_buffers_are_refused(self):
-        q = device_of(EagerChooser()).create_stream()
+        q = device_of(EagerPolicy()).create_stream()
         x = q.device.allocate(4 * N)
         x.close()
         x.close()
@@ -45,7 +45,7 @@ class TestMemory:
                 call()
 
     def test_too_much(self):
-        d = device_of(EagerChooser(), memory_nbytes=100, max_allocation_nbytes=60)
+        d = device_of(EagerPolicy(), memory_nbytes=100, max_allocation_nbytes=60)
         first = d.allocate(60)
         with pytest.raises(OutOfDeviceMemory, match="asked for 60 bytes, 40 of 100 are free"):
             d.allocate(60)
@@ -53,7 +53,7 @@ class TestMemory:
         d.allocate(60)
 
     def test_imported_memory_is_read_only_and_borrowed(self):
-        d = device_of(EagerChooser(), imports_host_memory=True)
+        d = device_of(EagerPolicy(), imports_host_memory=True)
         q, source, out = d.create_stream(), A.copy(), fresh()
         x = d.import_host(raw(source))
         source[:] = B
@@ -66,7 +66,7 @@ class TestMemory:
         assert (source == B).all()
 
     def test_host_views_are_the_memory(self):
-        q = device_of(EagerChooser(), is_host=True).create_stream()
+        q = device_of(EagerPolicy(), is_host=True).create_stream()
         x = filled(q, A)
         assert bytes(x.host_view()) == A.tobytes()
         x.close()

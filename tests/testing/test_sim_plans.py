@@ -13,9 +13,9 @@ from ggsched.errors import BackendUnavailable, UsageError
 from ggsched.passes import make_plan
 from ggsched.sanitize import check_plan
 from ggsched.scheduler import Scheduler
-from ggsched.testing.choosing import DrawingChooser, ListChooser, RandomChooser
 from ggsched.testing.explore import PlanProgram, explore, explore_plan, replay
-from ggsched.testing.mutants import drop_host_syncs, drop_waits, record_earlier
+from ggsched.testing.plan_mutants import drop_host_syncs, drop_waits, record_earlier
+from ggsched.testing.schedule_policy import DrawingPolicy, ListPolicy, RandomPolicy
 from ggsched.testing.sim import SimBackend, SimConfig, SimWorld, open_backend
 from ggsched.topology.model import Topology
 from tests.testing.sims import A, B
@@ -41,7 +41,7 @@ def test_a_sound_plan_gives_one_result_in_all_orders(planned):
     assert found.outcomes[0].observation == program.expected()
     assert not program.world.violations
     for seed in range(50):
-        assert program(RandomChooser(seed)) == program.expected()
+        assert program(RandomPolicy(seed)) == program.expected()
 
 
 @pytest.mark.parametrize("mutate", [drop_waits, drop_host_syncs, record_earlier])
@@ -52,7 +52,7 @@ def test_a_broken_plan_is_wrong_for_some_seed(mutate, planned):
     for what, mutant in mutants:
         assert not check_plan(mutant).is_clean
         program = PlanProgram(graph, mutant, RUNS, topology=topology)
-        wrong = [s for s in range(100) if program(RandomChooser(s)) != program.expected()]
+        wrong = [s for s in range(100) if program(RandomPolicy(s)) != program.expected()]
         assert wrong, what
         found = explore(program, limit=50, stop_at=2)
         assert len(found.outcomes) == 2, what
@@ -110,13 +110,13 @@ def test_the_scheduler_on_every_kind_of_device(config):
 def test_choices_that_are_drawn_or_listed(planned):
     graph, topology, plan = planned
     program = PlanProgram(graph, plan, RUNS, topology=topology)
-    drawn = DrawingChooser(lambda n: n // 2)
+    drawn = DrawingPolicy(lambda n: n // 2)
     assert program(drawn) == program.expected()
-    listed = ListChooser([0, 0, 0])
+    listed = ListPolicy([0, 0, 0])
     assert program(listed) == program.expected()
     assert set(listed.taken) == {0}
     with pytest.raises(UsageError, match="another program"):
-        program(ListChooser([99]))
+        program(ListPolicy([99]))
 
 
 class TestPlugIn:

@@ -6,7 +6,7 @@ import pytest
 
 from ggsched.config import Settings
 from ggsched.scheduler import Scheduler
-from ggsched.testing.choosing import EagerChooser, LaziestChooser, RandomChooser
+from ggsched.testing.schedule_policy import EagerPolicy, LaziestPolicy, RandomPolicy
 from ggsched.testing.sim import Costs, SimConfig, SimWorld
 from tests.testing.sims import A, N, filled, fresh, program, raw, unary
 from tests.testing.test_sim_faults import B, two_devices
@@ -25,13 +25,13 @@ COSTS = Costs(
     wait_s=0,
     thread_wait_s=0.25,
 )
-CHOOSERS = [EagerChooser, LaziestChooser, *(lambda s=s: RandomChooser(s) for s in range(6))]
+CHOOSERS = [EagerPolicy, LaziestPolicy, *(lambda s=s: RandomPolicy(s) for s in range(6))]
 
 
-def pipeline(chooser, waits="native", **changes):
+def pipeline(policy, waits="native", **changes):
     """Two items go through two devices; return the world and when each piece of work ran."""
     costs = Costs(**{**{f: getattr(COSTS, f) for f in COSTS.__slots__}, **changes})
-    world = SimWorld([SimConfig(costs=costs), SimConfig(costs=costs, waits=waits)], chooser=chooser)
+    world = SimWorld([SimConfig(costs=costs), SimConfig(costs=costs, waits=waits)], policy=policy)
     a, b = world.open_all()
     q, r = a.create_stream(), b.create_stream()
     out = [fresh(), fresh()]
@@ -73,7 +73,7 @@ def test_pipeline_by_hand(make):
 
 
 def test_the_host_takes_time_to_enqueue():
-    world, work = pipeline(EagerChooser(), enqueue_s=1.0)
+    world, work = pipeline(EagerPolicy(), enqueue_s=1.0)
     assert work[0] == ("sim:0", "upload", 1.0, 2.5)
     assert work[1] == ("sim:0", "launch", 2.5, 3.5)
     assert work[2] == ("sim:1", "copy", 5.0, 6.0)  # the fifth command
@@ -81,7 +81,7 @@ def test_the_host_takes_time_to_enqueue():
 
 
 def test_a_thread_that_waits_takes_longer():
-    _, work = pipeline(EagerChooser(), waits="thread")
+    _, work = pipeline(EagerPolicy(), waits="thread")
     assert ("sim:1", "copy", 2.75, 3.75) in work
 
 
@@ -99,11 +99,11 @@ def test_arithmetic_counts():
 def test_a_plan_takes_the_same_time_in_every_order(make):
     graph, constraints = two_devices()
 
-    def timeline(chooser):
-        world = SimWorld([SimConfig(), SimConfig(has_events=False)], chooser=chooser)
+    def timeline(policy):
+        world = SimWorld([SimConfig(), SimConfig(has_events=False)], policy=policy)
         with Scheduler(world.open_all(), weights={"w": B}, settings=Settings()) as scheduler:
             for _ in range(3):
                 scheduler.run(graph, {"x": A}, constraints)
         return sorted(world.timeline(), key=str)
 
-    assert timeline(make()) == timeline(EagerChooser())
+    assert timeline(make()) == timeline(EagerPolicy())

@@ -11,8 +11,8 @@ from ggsched.ir.dtype import F32
 from ggsched.ir.graph import verify_graph
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
-from ggsched.testing.oracle import run_oracle
-from ggsched.testing.strategies import ATOL, RTOL, graphs, seeds, values_for
+from ggsched.testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
+from ggsched.testing.oracle.interpreter import run_oracle
 
 quick = settings(
     max_examples=300,

@@ -1,7 +1,7 @@
 """A tiny machine whose actors read and write cells, to test explorers with."""
 
-from ggsched.testing.choosing import Option
 from ggsched.testing.explore import Observation
+from ggsched.testing.schedule_policy import Option
 
 
 class Toy:
@@ -19,11 +19,11 @@ class Toy:
         self.ended = {actor: [] for actor in program}
         self.moment = 0
 
-    def run(self, chooser):
+    def run(self, policy):
         while options := self._options():
-            at = chooser.choose(options)
+            at = policy.choose(options)
             self.moment += 1
-            self._do(options[at].actor, chooser)
+            self._do(options[at].actor, policy)
         return Observation.of({"cells": str(self.cells), "logs": str(self.logs)})
 
     def _options(self):
@@ -40,13 +40,13 @@ class Toy:
             options.append(Option(actor, str(op), causes))
         return options
 
-    def _do(self, actor, chooser):
+    def _do(self, actor, policy):
         op = self.program[actor][self.done[actor]]
         self.done[actor] += 1
         self.ended[actor].append(self.moment)
         if op[0] == "wait":
             return
-        chooser.touch("cells", op[1], op[1] + 1, writes=op[0] != "r")
+        policy.touch("cells", op[1], op[1] + 1, writes=op[0] != "r")
         if op[0] != "w":
             self.logs[actor].append(self.cells[op[1]])
         if op[0] == "w":
@@ -56,7 +56,7 @@ class Toy:
 
 
 def runner(program, cells=3):
-    return lambda chooser: Toy(program, cells).run(chooser)
+    return lambda policy: Toy(program, cells).run(policy)
 
 
 def every_order(run):

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.backend.free_memory import free_nbytes
-from ggsched.backend.paper import paper_devices, paper_topology
+from ggsched.backend.offline_device import paper_devices, paper_topology
 from ggsched.backend.probe import probe
 from ggsched.errors import GgschedError, PlanError, UsageError
 from ggsched.passes import make_plan
-from ggsched.passes.chosen_options import plan_options
+from ggsched.passes.resolve_options import plan_options
 from ggsched.plan.codec import plan_to_json
 from ggsched.scheduler import Scheduler
-from ggsched.testing.strategies import graphs
-from ggsched.testing.topologies import topologies
+from ggsched.testing.generators.strategies import graphs
+from ggsched.testing.generators.topologies import topologies
 from ggsched.topology.codec import restricted, topology_from_text, topology_to_text
 from ggsched.topology.model import Topology
 from tests.backend.stubs import facts_of

@@ -1,4 +1,4 @@
-"""Traces with the times of a card that only counts time, and what the card's own check finds."""
+"""Traces with the times of a GPU that only counts time, and what the GPU's own check finds."""
 
 from itertools import pairwise
 
@@ -8,8 +8,8 @@ import pytest
 
 from tests.backends.fake_cuda import (
     FakeDriver,
-    fake_card,
     fake_device,
+    fake_gpu,
     fake_program,
     held_events,
     install,
@@ -36,8 +36,8 @@ def traced(monkeypatch):
         return fake_program(stream, [(node.label, 3e-5) for node in nodes for _ in range(2)])
 
     monkeypatch.setattr(CudaDevice, "compile", compiled)
-    card = fake_card()
-    devices = [fake_device(card, f"cuda:0/{i}") for i in range(2)]
+    gpu = fake_gpu()
+    devices = [fake_device(gpu, f"cuda:0/{i}") for i in range(2)]
     g = GraphBuilder("wide")
     x = g.input("x", (16,))
     a, b, c = g.silu(x), g.gelu(x), g.scale(x, 2.0)
@@ -52,7 +52,7 @@ def traced(monkeypatch):
     for device in devices:
         device.close()
     trace = recorder.trace("t")
-    assert held_events(card) == 0
+    assert held_events(gpu) == 0
     return trace
 
 
@@ -89,7 +89,7 @@ def changed(trace, which, **fields):
     return msgspec.structs.replace(trace, entries=tuple(entries))
 
 
-def test_the_check_of_the_card_finds_what_is_wrong(traced):
+def test_the_check_of_the_gpu_finds_what_is_wrong(traced):
     from benchmarks.gpu.times import findings_of
 
     def found(which, **fields):

@@ -15,11 +15,11 @@ from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
 from ggsched.sanitize import check_plan
 from ggsched.sanitize.trace import check_trace
-from ggsched.testing.choosing import EagerChooser
-from ggsched.testing.mutants import ALL_MUTATIONS
+from ggsched.testing.generators.strategies import graphs, seeds, values_for
+from ggsched.testing.generators.topologies import constraints, topologies
+from ggsched.testing.plan_mutants import ALL_MUTATIONS
+from ggsched.testing.schedule_policy import EagerPolicy
 from ggsched.testing.sim import SimWorld
-from ggsched.testing.strategies import graphs, seeds, values_for
-from ggsched.testing.topologies import constraints, topologies
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.tracing import traced
 
@@ -29,7 +29,7 @@ LACKING = ("drop_waits", "drop_host_syncs", "drop_barriers", "wait_later")
 
 def live_trace(plan, drawn, topology, seed):
     """Run a plan on recorded devices; return the trace, also if the run was cut short."""
-    world = SimWorld.of_topology(topology, chooser=EagerChooser())
+    world = SimWorld.of_topology(topology, policy=EagerPolicy())
     recorder = Recorder()
     values = [values_for(drawn, seed + run) for run in range(RUNS)]
     store = TensorStore(traced(world.open_all(), recorder), values[0], timeout_s=30.0)

@@ -18,9 +18,9 @@ from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Sync, Work
 from ggsched.trace.stamps import Stamper
 from ggsched.trace.times import spans_by_track, timeline_of
-from tests.backends.cuda_place import cuda_parts
-from tests.backends.opencl_place import opencl_device
-from tests.backends.places import cpu_device
+from tests.backends.cuda_devices import cuda_parts
+from tests.backends.device_settings import cpu_device
+from tests.backends.opencl_devices import opencl_device
 from tests.run.graphs import X, chain
 
 RUNS = 3

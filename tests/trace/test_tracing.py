@@ -17,7 +17,7 @@ from ggsched.trace.export import trace_from_lines, trace_to_lines
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Record, Sync, Wait, Work
 from ggsched.trace.tracing import traced
-from tests.backends.places import TIMEOUT_S, Latch, cpu_device, node, upload, vector
+from tests.backends.device_settings import TIMEOUT_S, Latch, cpu_device, node, upload, vector
 from tests.run.devices import TestDevice
 from tests.run.graphs import W, X, chain, only
 

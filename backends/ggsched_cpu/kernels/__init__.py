@@ -6,19 +6,19 @@ from typing import Final
 from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32
 from ggsched.ir.ops import OPS
 from ggsched.topology.caps import op_key
-from ggsched_cpu.kernels import elementwise, experts, matmul, moving, normal, rotary, rows, sorting
+from ggsched_cpu.kernels import copy, elementwise, experts, matmul, norm, rope, rows, sorting
 from ggsched_cpu.kernels.fused import emit_group, supported_fusions
-from ggsched_cpu.site import Call, Node, Site
+from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node
 
-Emitter = Callable[[Node, Site], list[Call]]
+Emitter = Callable[[Node, CpuLoweringContext], list[Call]]
 
 EMITTERS: Final[Mapping[str, Emitter]] = {
     **elementwise.EMITTERS,
     **experts.EMITTERS,
     **matmul.EMITTERS,
-    **moving.EMITTERS,
-    **normal.EMITTERS,
-    **rotary.EMITTERS,
+    **copy.EMITTERS,
+    **norm.EMITTERS,
+    **rope.EMITTERS,
     **rows.EMITTERS,
     **sorting.EMITTERS,
 }

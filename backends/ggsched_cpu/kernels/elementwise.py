@@ -7,17 +7,26 @@ from typing import Final
 import numpy as np
 
 from ggsched.backend.arrays import Array
-from ggsched_cpu.site import Call, Node, Site, constant, flat, larger, shares, smaller
+from ggsched_cpu.lowering_context import (
+    Call,
+    CpuLoweringContext,
+    Node,
+    constant,
+    flat,
+    larger,
+    shares,
+    smaller,
+)
 
 
-def _binary(ufunc: np.ufunc) -> Callable[[Node, Site], list[Call]]:
-    def emit(node: Node, site: Site) -> list[Call]:
+def _binary(ufunc: np.ufunc) -> Callable[[Node, CpuLoweringContext], list[Call]]:
+    def emit(node: Node, site: CpuLoweringContext) -> list[Call]:
         return [(ufunc, flat(*node.inputs, node.out))]
 
     return emit
 
 
-def _scale(node: Node, site: Site) -> list[Call]:
+def _scale(node: Node, site: CpuLoweringContext) -> list[Call]:
     x, out = flat(node.inputs[0], node.out)
     calls: list[Call] = [(np.multiply, (x, constant(node.number("scale")), out))]
     if node.number("bias"):
@@ -25,7 +34,7 @@ def _scale(node: Node, site: Site) -> list[Call]:
     return calls
 
 
-def _clamp(node: Node, site: Site) -> list[Call]:
+def _clamp(node: Node, site: CpuLoweringContext) -> list[Call]:
     x, out = flat(node.inputs[0], node.out)
     return [
         (larger, (x, constant(node.number("min")), out)),
@@ -33,7 +42,7 @@ def _clamp(node: Node, site: Site) -> list[Call]:
     ]
 
 
-def _room(out: Array, site: Site, *read_later: Array) -> Array:
+def _room(out: Array, site: CpuLoweringContext, *read_later: Array) -> Array:
     """Return memory for a half-made result: ``out``, unless that destroys what is still read."""
     if any(shares(out, x) for x in read_later):
         return site.scratch(out.shape)
@@ -48,13 +57,13 @@ def _one_plus_exp(x: Array, factor: float, room: Array) -> list[Call]:
     return [first, (np.exp, (room, room)), (np.add, (room, constant(1.0), room))]
 
 
-def _silu(node: Node, site: Site) -> list[Call]:
+def _silu(node: Node, site: CpuLoweringContext) -> list[Call]:
     x, out = flat(node.inputs[0], node.out)
     room = _room(out, site, x)
     return [*_one_plus_exp(x, -1.0, room), (np.divide, (x, room, out))]
 
 
-def _swiglu(node: Node, site: Site) -> list[Call]:
+def _swiglu(node: Node, site: CpuLoweringContext) -> list[Call]:
     gate, up, out = flat(*node.inputs, node.out)
     room = _room(out, site, gate, up)
     return [
@@ -64,7 +73,7 @@ def _swiglu(node: Node, site: Site) -> list[Call]:
     ]
 
 
-def _swiglu_oai(node: Node, site: Site) -> list[Call]:
+def _swiglu_oai(node: Node, site: CpuLoweringContext) -> list[Call]:
     gate, up, out = flat(*node.inputs, node.out)
     limit, g, u = node.number("limit"), site.scratch(out.shape), site.scratch(out.shape)
     return [
@@ -78,7 +87,7 @@ def _swiglu_oai(node: Node, site: Site) -> list[Call]:
     ]
 
 
-def _gelu(node: Node, site: Site) -> list[Call]:
+def _gelu(node: Node, site: CpuLoweringContext) -> list[Call]:
     x, out = flat(node.inputs[0], node.out)
     room = _room(out, site, x)
     return [
@@ -94,7 +103,7 @@ def _gelu(node: Node, site: Site) -> list[Call]:
     ]
 
 
-EMITTERS: Final[Mapping[str, Callable[[Node, Site], list[Call]]]] = {
+EMITTERS: Final[Mapping[str, Callable[[Node, CpuLoweringContext], list[Call]]]] = {
     "add": _binary(np.add),
     "sub": _binary(np.subtract),
     "mul": _binary(np.multiply),

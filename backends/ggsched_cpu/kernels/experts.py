@@ -8,12 +8,12 @@ import numpy as np
 
 from ggsched.backend.arrays import Array
 from ggsched.ir.dtype import F32
-from ggsched_cpu.blockdot import VectorProduct, vector_product
 from ggsched_cpu.dequant import Decoder, decoder
 from ggsched_cpu.kernels.gemm import multiply
 from ggsched_cpu.kernels.matmul import CACHED_NBYTES, SCRATCH_NBYTES
 from ggsched_cpu.kernels.rows import checked_ids, unsigned
-from ggsched_cpu.site import Call, Node, Site
+from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node
+from ggsched_cpu.quant_gemv import VectorProduct, vector_product
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def _grouped(
         out[tokens[span], slots[span]] = result
 
 
-def _mul_mat_id(node: Node, site: Site) -> list[Call]:
+def _mul_mat_id(node: Node, site: CpuLoweringContext) -> list[Call]:
     w, x, ids = node.inputs
     ids, out, columns = unsigned(ids), node.out, x.shape[-1]
     if columns == 0:
@@ -79,4 +79,6 @@ def _mul_mat_id(node: Node, site: Site) -> list[Call]:
     return [(_grouped, (w, x, ids, out, multiply))]
 
 
-EMITTERS: Final[Mapping[str, Callable[[Node, Site], list[Call]]]] = {"mul_mat_id": _mul_mat_id}
+EMITTERS: Final[Mapping[str, Callable[[Node, CpuLoweringContext], list[Call]]]] = {
+    "mul_mat_id": _mul_mat_id
+}

@@ -12,12 +12,12 @@ import numpy as np
 
 from ggsched.backend.arrays import Array
 from ggsched.ir.dtype import F32
-from ggsched_cpu.kernels.rotary import rotation
+from ggsched_cpu.kernels.rope import rotation
 from ggsched_cpu.kernels.rows import no_such_row, only_id, unsigned
-from ggsched_cpu.site import Call, Node, Site
+from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node
 
 
-def emit_group(nodes: Sequence[Node], site: Site) -> list[Call] | None:
+def emit_group(nodes: Sequence[Node], site: CpuLoweringContext) -> list[Call] | None:
     """Return calls for a group, or None if its nodes are as well run one by one."""
     group = nodes[-1].bound.group
     emit = None if group is None else _FUSED.get(group.pattern)
@@ -48,7 +48,7 @@ def _norm_mul_row(
     np.multiply(out, x, out)
 
 
-def _norm_mul(nodes: Sequence[Node], site: Site) -> list[Call] | None:
+def _norm_mul(nodes: Sequence[Node], site: CpuLoweringContext) -> list[Call] | None:
     norm, mul = nodes
     x, out, eps = norm.inputs[0], mul.out, norm.number("eps")
     a, b = mul.bound.inputs
@@ -74,7 +74,7 @@ def _into_row(
     ufunc(a, b, dst[row])
 
 
-def _rope_into_row(nodes: Sequence[Node], site: Site) -> list[Call] | None:
+def _rope_into_row(nodes: Sequence[Node], site: CpuLoweringContext) -> list[Call] | None:
     rope, store = nodes
     x, dst = rope.inputs[0], store.out
     ids = unsigned(store.inputs[2])
@@ -90,7 +90,7 @@ def _rope_into_row(nodes: Sequence[Node], site: Site) -> list[Call] | None:
     return [*calls, (_into_row, arguments)]
 
 
-_FUSED: Final[Mapping[str, Callable[[Sequence[Node], Site], list[Call] | None]]] = {
+_FUSED: Final[Mapping[str, Callable[[Sequence[Node], CpuLoweringContext], list[Call] | None]]] = {
     "rms_norm+mul": _norm_mul,
     "rope+set_rows": _rope_into_row,
 }

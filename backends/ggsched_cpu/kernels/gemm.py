@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from ggsched.backend.arrays import Array
-from ggsched_cpu.site import F32, Call
+from ggsched_cpu.lowering_context import F32, Call
 
 _MOST_ELEMENTS: Final = 1200
 """Largest result of a small product of rows with rows."""

@@ -7,10 +7,10 @@ import numpy as np
 
 from ggsched.backend.arrays import Array
 from ggsched.ir.dtype import F32
-from ggsched_cpu.blockdot import VectorProduct, vector_product
 from ggsched_cpu.dequant import Decoder, decoder
 from ggsched_cpu.kernels.gemm import product, run
-from ggsched_cpu.site import Call, Node, Site, shares
+from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node, shares
+from ggsched_cpu.quant_gemv import VectorProduct, vector_product
 
 SCRATCH_NBYTES: Final = 4 << 20
 """Most decoded weights at a time, for many vectors: few large products."""
@@ -60,7 +60,9 @@ Piece = tuple[Array, Array, list[Call]]
 """Packed weights, where to decode them, and the product that uses them."""
 
 
-def packed_products(w: Array, x: Array, out: Array, columns: int, site: Site) -> Iterator[Piece]:
+def packed_products(
+    w: Array, x: Array, out: Array, columns: int, site: CpuLoweringContext
+) -> Iterator[Piece]:
     """Yield pieces of a product with packed weights, each within the limit of scratch.
 
     Args:
@@ -103,7 +105,7 @@ def run_pieces(decode: Decoder, pieces: Sequence[Piece]) -> None:
         run(calls)
 
 
-def _mul_mat(node: Node, site: Site) -> list[Call]:
+def _mul_mat(node: Node, site: CpuLoweringContext) -> list[Call]:
     x, columns = node.inputs[1], node.inputs[1].shape[-1]
     if columns == 0:
         return [(node.out.fill, (0.0,))]
@@ -117,4 +119,6 @@ def _mul_mat(node: Node, site: Site) -> list[Call]:
     return [(run_pieces, (decoder(node.dtype(0)), pieces))]
 
 
-EMITTERS: Final[Mapping[str, Callable[[Node, Site], list[Call]]]] = {"mul_mat": _mul_mat}
+EMITTERS: Final[Mapping[str, Callable[[Node, CpuLoweringContext], list[Call]]]] = {
+    "mul_mat": _mul_mat
+}

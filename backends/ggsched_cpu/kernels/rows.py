@@ -9,7 +9,7 @@ from ggsched.backend.arrays import Array
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import F32, I32
 from ggsched_cpu.dequant import Decoder, decoder
-from ggsched_cpu.site import Call, Node, Site
+from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node
 
 
 def unsigned(ids: Array) -> Array:
@@ -74,7 +74,7 @@ def only_id(ids: Array) -> memoryview | Array:
     return flat.data if flat.flags.aligned else flat
 
 
-def _get_rows(node: Node, site: Site) -> list[Call]:
+def _get_rows(node: Node, site: CpuLoweringContext) -> list[Call]:
     table, ids = node.inputs[0], unsigned(node.inputs[1])
     width = node.out.shape[-1]
     out = node.out.reshape(*table.shape[:-2], -1, width)
@@ -103,7 +103,7 @@ def _scatter_one(dst: Array, src: Array, id_: memoryview | Array, count: int) ->
     dst[row] = src
 
 
-def _set_rows(node: Node, site: Site) -> list[Call]:
+def _set_rows(node: Node, site: CpuLoweringContext) -> list[Call]:
     src, ids = node.inputs[1], unsigned(node.inputs[2])
     if ids.size == 1:
         return [(_scatter_one, (node.out, src[0], only_id(ids), node.out.shape[0]))]
@@ -115,12 +115,12 @@ def _add_chosen(x: Array, bias: Array, ids: Array, out: Array) -> None:
     np.add(x, chosen.reshape(x.shape), out)
 
 
-def _add_id(node: Node, site: Site) -> list[Call]:
+def _add_id(node: Node, site: CpuLoweringContext) -> list[Call]:
     x, bias, ids = node.inputs
     return [(_add_chosen, (x, bias, unsigned(ids), node.out))]
 
 
-EMITTERS: Final[Mapping[str, Callable[[Node, Site], list[Call]]]] = {
+EMITTERS: Final[Mapping[str, Callable[[Node, CpuLoweringContext], list[Call]]]] = {
     "get_rows": _get_rows,
     "set_rows": _set_rows,
     "add_id": _add_id,

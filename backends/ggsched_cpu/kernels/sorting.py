@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from ggsched.backend.arrays import Array
-from ggsched_cpu.site import Call, Node, Site
+from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node
 
 _SELECT_FROM: Final = 512
 """From this length on, selecting the largest first is faster than sorting all (measured)."""
@@ -41,17 +41,17 @@ def _select_row(row: Array, k: int) -> Array:
     return chosen[np.argsort(-row[chosen], kind="stable")]
 
 
-def _argsort(node: Node, site: Site) -> list[Call]:
+def _argsort(node: Node, site: CpuLoweringContext) -> list[Call]:
     return [(_descending if node.param("descending") else _ascending, (node.inputs[0], node.out))]
 
 
-def _top_k(node: Node, site: Site) -> list[Call]:
+def _top_k(node: Node, site: CpuLoweringContext) -> list[Call]:
     x, k = node.inputs[0], int(node.number("k"))
     select = x.shape[-1] >= _SELECT_FROM and k <= x.shape[-1] // 8
     return [(_select_largest if select else _largest, (x, k, node.out))]
 
 
-EMITTERS: Final[Mapping[str, Callable[[Node, Site], list[Call]]]] = {
+EMITTERS: Final[Mapping[str, Callable[[Node, CpuLoweringContext], list[Call]]]] = {
     "argsort": _argsort,
     "top_k": _top_k,
 }

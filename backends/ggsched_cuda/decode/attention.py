@@ -1,50 +1,50 @@
 """Attention of a few tokens as one kernel (LCH-6): products, softmax, and no weights in memory.
 
 In decoding the work is small and the way to memory long: keys and values are fetched at once, by as
-many groups as the card has room for, and the positions of a head are shared by a cluster of groups
+many groups as the GPU has room for, and the positions of a head are shared by a cluster of groups
 that add up through each other's local memory.
 """
 
 from typing import Final
 
 from ggsched.backend.program import Operand
-from ggsched_cuda.calls import CudaSite
+from ggsched_cuda.calls import CudaLoweringContext
 from ggsched_kernels.calls import Arg, Window, f32, i32, window, window_of
-from ggsched_kernels.site import weight_define
+from ggsched_kernels.lowering_context import weight_define
 
-MOST_TOKENS: Final = 8
-MOST_WIDTH: Final = 256
-MOST_ROWS: Final = 4
+MAX_TOKENS: Final = 8
+MAX_WIDTH: Final = 256
+MAX_ROWS: Final = 4
 """Query heads of a group: of each, sixteen numbers stay in the registers of a lane."""
 FEW_ROWS: Final = 2
 """The same where rows of the caches are few: they are read by more groups then, each of which has
 less to do one after the other, and fewer registers."""
 SHORT: Final = 1024
 """Positions that are few."""
-MOST_SPLITS: Final = 8
+MAX_SPLITS: Final = 8
 """Groups of a cluster; more are not portable."""
-MOST_WARPS: Final = 8
+MAX_WARPS: Final = 8
 FEW_POSITIONS: Final = 32
 """A group with fewer takes less time than the meeting of a cluster."""
 FEW_STEPS: Final = 2
-MOST_STEPS: Final = 4
+MAX_STEPS: Final = 4
 """Positions that a lane has under way; more where one turn of the loop is not enough."""
 PIECE: Final = 16  # bytes of a vector load
 EIGHT: Final = 8  # elements of a lane
 WARP: Final = 32
 
 
-def fits_attention(nodes: list[CudaSite]) -> bool:
+def fits_attention(nodes: list[CudaLoweringContext]) -> bool:
     """Whether tokens are few, and rows of queries, keys, values and results are pieces."""
     product, soft, last = (site.node for site in nodes)
     (k, q), (v, weights), x = product.inputs, last.inputs, soft.inputs[0]
-    if not nodes[-1].profile.has_feeder or any(len(o.shape) != 3 for o in (k, q, v, x, weights)):
+    if not nodes[-1].profile.has_tma or any(len(o.shape) != 3 for o in (k, q, v, x, weights)):
         return False
     (heads, tokens, width), (groups, n, _) = q.shape, k.shape
     as_they_are = x.shape == product.output.shape and weights.shape == soft.output.shape
     if not as_they_are or v.shape != (groups, width, n) or v.dtype is not k.dtype:
         return False
-    if tokens > MOST_TOKENS or width % EIGHT or width > MOST_WIDTH or not n:
+    if tokens > MAX_TOKENS or width % EIGHT or width > MAX_WIDTH or not n:
         return False
     if soft.params["mask"] and heads > 1 and window(soft.inputs[1], x.shape).strides[1]:
         return False
@@ -53,7 +53,7 @@ def fits_attention(nodes: list[CudaSite]) -> bool:
     return _has_pieces(v, 1) and all(_has_pieces(o, 2) for o in (k, q, last.output))
 
 
-def lower_attention(nodes: list[CudaSite]) -> None:
+def lower_attention(nodes: list[CudaLoweringContext]) -> None:
     """One kernel in the place of the last product."""
     site = nodes[-1]
     grid, flags, cut = cut_of(nodes)
@@ -62,7 +62,7 @@ def lower_attention(nodes: list[CudaSite]) -> None:
     site.call("attention", "attention", args, grid, **cut)
 
 
-def operands_of(nodes: list[CudaSite]) -> tuple[Arg, ...]:
+def operands_of(nodes: list[CudaLoweringContext]) -> tuple[Arg, ...]:
     """Return the operands of the kernel but for the queries."""
     product, soft, last = (site.node for site in nodes)
     (k, q), v, (x, *rest) = product.inputs, last.inputs[0], soft.inputs
@@ -73,14 +73,14 @@ def operands_of(nodes: list[CudaSite]) -> tuple[Arg, ...]:
 
 
 def cut_of(
-    nodes: list[CudaSite],
+    nodes: list[CudaLoweringContext],
 ) -> tuple[tuple[int, int, int], tuple[bytes, ...], dict[str, str | int]]:
     """Return the grid, what the kernel takes behind its operands, and its definitions."""
     product, soft, _ = (site.node for site in nodes)
     k, q = product.inputs
     (heads, tokens, _), groups = q.shape, k.shape[0]
     share = heads // groups
-    parts = -(-share // (FEW_ROWS if k.shape[1] <= SHORT else MOST_ROWS))
+    parts = -(-share // (FEW_ROWS if k.shape[1] <= SHORT else MAX_ROWS))
     each = -(-share // parts)
     cut = _cut(nodes[-1].profile.units, k, each, groups * parts * tokens)
     has = bool(soft.params["mask"]) | bool(soft.params["sinks"]) << 1
@@ -108,9 +108,9 @@ def _cut(units: int, k: Operand, each: int, others: int) -> dict[str, int]:
     span = max(_power(width // EIGHT), rows)
     per = WARP // span
     room = max(1, units // others)
-    splits = min(MOST_SPLITS, _power(room + 1) // 2, _power(-(-n // FEW_POSITIONS)))
-    warps = min(MOST_WARPS, _power(-(-n // (splits * per * FEW_STEPS))))
-    steps = FEW_STEPS if n <= splits * warps * per * FEW_STEPS else MOST_STEPS
+    splits = min(MAX_SPLITS, _power(room + 1) // 2, _power(-(-n // FEW_POSITIONS)))
+    warps = min(MAX_WARPS, _power(-(-n // (splits * per * FEW_STEPS))))
+    steps = FEW_STEPS if n <= splits * warps * per * FEW_STEPS else MAX_STEPS
     items = rows * width // 4
     slots = -(-items // splits)
     local = PIECE * (warps * items + splits * slots) + 8 * rows * (warps + splits)

@@ -9,51 +9,51 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.rope import rope_table
-from ggsched_cuda.calls import CudaSite
+from ggsched_cuda.calls import CudaLoweringContext
 from ggsched_kernels.calls import CODE, FAULT, Arg, Constant, Window, f32, i32, window
 from ggsched_kernels.lower_reductions import TURN
 
-MOST_LANES: Final = 1024
-MOST_UNITS: Final = 8
+MAX_LANES: Final = 1024
+MAX_UNITS: Final = 8
 HEAD_LANES: Final = 64
 FEW_POSITIONS: Final = 64
 """With more positions the shared kernel, which computes each sine once for all heads, is better."""
 
 
-def fits_rms_mul(nodes: list[CudaSite]) -> bool:
+def fits_rms_mul(nodes: list[CudaLoweringContext]) -> bool:
     """Whether rows are vectors of four that the lanes of a group can keep."""
     norm, mul = (site.node for site in nodes)
     x, w, y = norm.inputs[0], _other(norm, mul), mul.output
     n = x.shape[-1]
-    if n % 4 or n > 4 * MOST_LANES * MOST_UNITS or x.shape != y.shape or w.shape[-1] != n:
+    if n % 4 or n > 4 * MAX_LANES * MAX_UNITS or x.shape != y.shape or w.shape[-1] != n:
         return False
     return all(_is_wide(operand) for operand in (x, w, y))
 
 
-def lower_rms_mul(nodes: list[CudaSite]) -> None:
+def lower_rms_mul(nodes: list[CudaLoweringContext]) -> None:
     """One kernel for the norm and the product with its weight."""
     site, last = nodes
     norm, mul = site.node, last.node
     x, y = window(norm.inputs[0]), window(mul.output)
     w = window(_other(norm, mul), mul.output.shape)
     n = x.shape[-1]
-    lanes = min(MOST_LANES, max(32, 1 << (max(1, n // 4) - 1).bit_length()))
+    lanes = min(MAX_LANES, max(32, 1 << (max(1, n // 4) - 1).bit_length()))
     units = -(-n // (4 * lanes))
     args = (*x.args, *w.args, *y.args, f32(site.number("eps")))
     last.call("rms_mul", "rms_mul", args, (x.rows, 1, 1), lanes=lanes, UNITS=units)
 
 
-def fits_rope(site: CudaSite) -> bool:
+def fits_rope(site: CudaLoweringContext) -> bool:
     """Whether positions are few."""
     return 0 < site.node.inputs[0].shape[0] <= FEW_POSITIONS
 
 
-def lower_rope(site: CudaSite) -> None:
+def lower_rope(site: CudaLoweringContext) -> None:
     """A group for each head."""
     _rope(site, site.node, window(site.node.output), None, 0)
 
 
-def fits_rope_rows(nodes: list[CudaSite]) -> bool:
+def fits_rope_rows(nodes: list[CudaLoweringContext]) -> bool:
     """Whether the rotated heads of a position are one row of the cache."""
     rope, rows = (site.node for site in nodes)
     dst, src, ids = rows.inputs
@@ -67,7 +67,7 @@ def fits_rope_rows(nodes: list[CudaSite]) -> bool:
     )
 
 
-def lower_rope_rows(nodes: list[CudaSite]) -> None:
+def lower_rope_rows(nodes: list[CudaLoweringContext]) -> None:
     """One kernel that rotates heads on their way to a cache."""
     site, last = nodes
     dst, _, ids = last.node.inputs
@@ -79,7 +79,9 @@ def kind_of_rows(dst: Operand) -> int:
     return 2 if dst.dtype.name == "f16" else 1
 
 
-def _rope(site: CudaSite, rope: BoundNode, y: Window, ids: Window | None, kind: int) -> None:
+def _rope(
+    site: CudaLoweringContext, rope: BoundNode, y: Window, ids: Window | None, kind: int
+) -> None:
     args = rope_arguments(rope, y, ids, kind, CODE)
     tokens, heads, _ = rope.inputs[0].shape
     site.call("rope_heads", "rope_heads", args, (tokens, heads, 1), lanes=HEAD_LANES)

@@ -8,30 +8,30 @@ from math import prod
 from typing import Final
 
 from ggsched.backend.program import Operand
-from ggsched_cuda.calls import CudaSite
-from ggsched_cuda.fed.operands import other_operand
+from ggsched_cuda.calls import CudaLoweringContext
+from ggsched_cuda.warp_specialized.operands import other_operand
 from ggsched_kernels.calls import MAX_PARTS, Arg, window, window_of
 
-MOST_NUMBERS: Final = 32
+MAX_NUMBERS: Final = 32
 """Of a sum; a lane has all of them under way at once."""
 LANES: Final = 64
 AXES: Final = 4
 
 
-def fits_sum_add(nodes: list[CudaSite]) -> bool:
+def fits_sum_add(nodes: list[CudaLoweringContext]) -> bool:
     """Whether sums are short, and the rows of x are those of the result."""
     sums, add = (site.node for site in nodes)
     x, y = sums.inputs[0], add.output
     z = other_operand(sums.output, add)
     if z is None or any(o.dtype.name != "f32" for o in (x, y, z)):
         return False
-    if not 2 <= len(x.shape) <= AXES or not y.shape or not 0 < x.shape[-1] <= MOST_NUMBERS:
+    if not 2 <= len(x.shape) <= AXES or not y.shape or not 0 < x.shape[-1] <= MAX_NUMBERS:
         return False
     # Sums lie in the order of their rows, whatever the shape that they are added in.
     return y.shape[-1] == x.shape[-2] and 0 < prod(y.shape[:-1]) <= MAX_PARTS
 
 
-def lower_sum_add(nodes: list[CudaSite]) -> None:
+def lower_sum_add(nodes: list[CudaLoweringContext]) -> None:
     """One kernel in the place of the sum."""
     site = nodes[-1]
     sums, add = nodes[0].node, site.node

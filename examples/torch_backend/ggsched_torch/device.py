@@ -11,8 +11,8 @@ from torch import Tensor
 from ggsched.backend import checks
 from ggsched.backend.base import BaseDevice, BaseProgram, BaseStream, host_facts
 from ggsched.backend.base_stream import writable_memory
-from ggsched.backend.bodies import Steps
 from ggsched.backend.program import BoundNode
+from ggsched.backend.program_body import Steps
 from ggsched.backend.protocols import HostMemory, Stream
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched_torch.kernels import make_step, supported_ops

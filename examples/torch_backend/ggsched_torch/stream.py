@@ -6,7 +6,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from ggsched.backend.base import BaseDevice, BaseStream
-from ggsched.backend.bodies import Command
+from ggsched.backend.program_body import Command
 from ggsched.backend.progress import Progress
 from ggsched.errors import DeviceFault
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 
 from ggsched.backend.registry import open_devices
-from ggsched.testing.direct import run_direct
-from ggsched.testing.oracle import run_oracle
-from ggsched.testing.strategies import graphs, seeds
-from ggsched.testing.values import ATOL, RTOL, values_for
+from ggsched.testing.eager import run_direct
+from ggsched.testing.generators.strategies import graphs, seeds
+from ggsched.testing.generators.values import ATOL, RTOL, values_for
+from ggsched.testing.oracle.interpreter import run_oracle
 
 pytest_plugins = ["ggsched.testing.conformance.pytest_plugin"]
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Generic, TypeVar
 from ggsched.backend.capture_errors import captured_event_error
 from ggsched.backend.checks import closed_error, unrecorded_error
 from ggsched.backend.protocols import Device
-from ggsched.backend.queued.faults import Verdict, first_fault
+from ggsched.backend.queued.error_state import PendingStatus, first_fault
 from ggsched.backend.queued.polling import Polling
 from ggsched.backend.timeouts import late_error
 from ggsched.errors import DeviceFault
@@ -27,7 +27,7 @@ class QueuePoint(ABC):
     __slots__ = ("verdicts", "where")
     polling: ClassVar[Polling]
 
-    def __init__(self, verdicts: Iterable[Verdict], where: str) -> None:
+    def __init__(self, verdicts: Iterable[PendingStatus], where: str) -> None:
         self.verdicts = tuple(verdicts)
         self.where = where
 

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Final
 
 from ggsched.backend.protocols import Event
-from ggsched.backend.queued.faults import Gate
+from ggsched.backend.queued.error_state import ExternalWait
 from ggsched.errors import GgschedError, SyncTimeout
 
 SLICE_S: Final = 0.05  # after this long a waiting thread looks whether it is still wanted
@@ -19,7 +19,7 @@ CLOSED: Final = "the stream was closed before the event was done"
 
 
 Wait = Callable[[], None]
-Item = tuple[Gate, Wait, float] | None
+Item = tuple[ExternalWait, Wait, float] | None
 
 
 class Waiter:
@@ -37,7 +37,7 @@ class Waiter:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, gate: Gate, event: Event, timeout_s: float) -> None:
+    def add(self, gate: ExternalWait, event: Event, timeout_s: float) -> None:
         """Open ``gate`` when ``event`` is done, or failed, or late."""
         self._queue.put((gate, _wait_for(event), time.monotonic() + timeout_s))
         if self._thread is None:
@@ -91,7 +91,7 @@ def _outcome(wait: Wait, deadline: float, stop: threading.Event) -> BaseExceptio
     return CLOSED
 
 
-def has_ended_well(event: Event) -> bool:
+def succeeded(event: Event) -> bool:
     """Whether an event of any backend is done and did not fail, so that nobody has to wait."""
     if not event.is_done:
         return False

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ggsched.passes.cost.simulate import Timeline
+from ggsched.passes.cost.simulate import PredictedTimeline
 from ggsched.passes.draft import Draft
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Copy, Download, Launch, Upload
@@ -16,7 +16,7 @@ class StepTimes:
     end_s: tuple[float, ...]
 
 
-def find_step_times(draft: Draft, plan: Plan, timeline: Timeline) -> StepTimes:
+def find_step_times(draft: Draft, plan: Plan, timeline: PredictedTimeline) -> StepTimes:
     """Return the times of the steps of a plan whose commands run at these times."""
     node_step, transfer_step = draft.timeline.node_step, draft.timeline.transfer_step
     count = len(node_step) + len(transfer_step)

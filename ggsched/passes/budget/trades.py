@@ -2,7 +2,7 @@
 
 import msgspec
 
-from ggsched.passes.cost.simulate import Timeline
+from ggsched.passes.cost.simulate import PredictedTimeline
 from ggsched.plan.bundle import Plan, Trade
 from ggsched.plan.command import (
     Barrier,
@@ -19,7 +19,7 @@ from ggsched.topology.cost import MachineRates
 Sync = Wait | Barrier | HostSync
 
 
-def with_trades(plan: Plan, timeline: Timeline, rates: MachineRates) -> Plan:
+def with_trades(plan: Plan, timeline: PredictedTimeline, rates: MachineRates) -> Plan:
     """Return a plan that names its trades.
 
     Args:
@@ -63,7 +63,7 @@ def _touched(plan: Plan, command: Command) -> set[int]:
 
 
 class _Costs:
-    def __init__(self, plan: Plan, timeline: Timeline, rates: MachineRates) -> None:
+    def __init__(self, plan: Plan, timeline: PredictedTimeline, rates: MachineRates) -> None:
         self._plan, self._rates = plan, rates
         spans = {span.command: span for span in timeline.spans}
         self._end_s = {number: span.end_s for number, span in spans.items()}

@@ -8,7 +8,7 @@ the average.
 from dataclasses import dataclass
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.cost.simulate import Span, Timeline, Work, simulate
+from ggsched.passes.cost.simulate import PredictedSpan, PredictedTimeline, Work, simulate
 from ggsched.passes.cost.work_size import node_cost
 from ggsched.passes.experts.offload import expected_rows
 from ggsched.plan.bundle import Plan
@@ -30,7 +30,7 @@ class Prediction:
     """
 
     seconds: float
-    timeline: Timeline
+    timeline: PredictedTimeline
     source: str
 
 
@@ -84,10 +84,10 @@ class RateCosts:
             known = self._known[command.id] = self._work(command)
         return known
 
-    def shares(self, spans: tuple[Span, ...]) -> bool:
+    def shares(self, spans: tuple[PredictedSpan, ...]) -> bool:
         """Let launches that met others of their device cost more; return whether any did."""
         plan = self._plan
-        by_device: dict[int, list[Span]] = {}
+        by_device: dict[int, list[PredictedSpan]] = {}
         for span in spans:
             command = plan.commands[span.command]
             if isinstance(command, Launch):
@@ -120,7 +120,7 @@ def _ends(plan: Plan, command: Upload | Download | Copy | CopyRows) -> tuple[int
     return arenas[command.src.arena].device, arenas[command.dst.arena].device
 
 
-def _company(spans: list[Span]) -> dict[int, float]:
+def _company(spans: list[PredictedSpan]) -> dict[int, float]:
     """Return for each span that overlaps others how many run on the average, itself included."""
     spans = sorted(spans, key=lambda s: (s.start_s, s.end_s))
     together: dict[int, float] = {}

@@ -47,7 +47,7 @@ class CommandCosts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PredictedSpan:
     """When a command runs, in seconds from the start of the first step."""
 
     command: int
@@ -56,7 +56,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class PredictedTimeline:
     """When everything would happen.
 
     Attributes:
@@ -65,12 +65,12 @@ class Timeline:
         busy_s: By device the seconds of the last step in which one of its launches runs.
     """
 
-    spans: tuple[Span, ...]
+    spans: tuple[PredictedSpan, ...]
     step_s: float
     busy_s: Mapping[int, float]
 
 
-def simulate(plan: Plan, costs: CommandCosts, *, steps: int = 1) -> Timeline:
+def simulate(plan: Plan, costs: CommandCosts, *, steps: int = 1) -> PredictedTimeline:
     """Return the timeline of the last of some consecutive steps (runs of the plan).
 
     Args:
@@ -86,7 +86,7 @@ def simulate(plan: Plan, costs: CommandCosts, *, steps: int = 1) -> Timeline:
         state.spans = []
         for command in plan.commands:
             state.enqueue(command)
-    return Timeline(tuple(state.spans), state.host_s - began, _busy(plan, state.spans))
+    return PredictedTimeline(tuple(state.spans), state.host_s - began, _busy(plan, state.spans))
 
 
 class _Lanes:
@@ -114,7 +114,7 @@ class _Simulation:
         self.host_s = 0.0
         self.event_s: dict[int, float] = {}
         self.recorder: dict[int, int] = {}
-        self.spans: list[Span] = []
+        self.spans: list[PredictedSpan] = []
 
     def enqueue(self, command: Command) -> None:
         lanes, device = self.lanes[command.stream], self.device_of[command.stream]
@@ -147,7 +147,7 @@ class _Simulation:
             lanes.launches = end
         if not is_launch or lanes.in_order:
             lanes.copies = end
-        self.spans.append(Span(command.id, start, end))
+        self.spans.append(PredictedSpan(command.id, start, end))
 
     def _wait(self, event: int, lanes: _Lanes, device: int) -> None:
         recorder = self.recorder[event]
@@ -160,7 +160,7 @@ class _Simulation:
         lanes.copies = max(self.host_s, lanes.copies, done) + wait_s
 
 
-def _busy(plan: Plan, spans: list[Span]) -> dict[int, float]:
+def _busy(plan: Plan, spans: list[PredictedSpan]) -> dict[int, float]:
     """Return by device the length of the union of its launches."""
     busy: dict[int, float] = {}
     until: dict[int, float] = {}

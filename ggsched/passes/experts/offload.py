@@ -19,7 +19,7 @@ from ggsched.ir.graph import Graph
 from ggsched.passes.cost.work_size import node_cost
 from ggsched.passes.experts.find import ExpertBlock, chosen_rows, find_blocks
 from ggsched.passes.experts.policy import ExpertPolicy
-from ggsched.plan.placement import Choice, OpOffload, Placement
+from ggsched.plan.placement import OpOffload, Placement, PlacementChoice
 from ggsched.topology.cost import HOST, Link, MachineRates
 from ggsched.topology.model import Topology
 
@@ -46,8 +46,8 @@ def offload_experts(
     if not blocks:
         return placement
     cached = _cached_rows(graph, blocks, policy.cache_nbytes)
-    chooser = _Chooser(graph, topology, placement, policy, rates, _readers(graph))
-    offloads = [chooser.weigh(block, cached[block.there]) for block in blocks]
+    weigher = _Weigher(graph, topology, placement, policy, rates, _readers(graph))
+    offloads = [weigher.weigh(block, cached[block.there]) for block in blocks]
     return _moved(graph, placement, _in_slots(offloads, policy.ring))
 
 
@@ -69,7 +69,7 @@ def expected_rows(count: int, draws: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chooser:
+class _Weigher:
     graph: Graph
     topology: Topology
     placement: Placement
@@ -231,7 +231,7 @@ def _moved(graph: Graph, placement: Placement, offloads: Sequence[OpOffload]) ->
     for o in offloads:
         if o.is_taken:
             for i in range(o.first, o.end):
-                choices[i] = Choice(o.there, "offload", _why(o))
+                choices[i] = PlacementChoice(o.there, "offload", _why(o))
                 homes[graph.tensors[graph.nodes[i].output].storage] = o.there
     return Placement(tuple(choices), homes, tuple(offloads))
 

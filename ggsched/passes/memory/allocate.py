@@ -17,11 +17,11 @@ from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
 from ggsched.passes.experts.memory import add_caches, add_rings
-from ggsched.passes.memory.neighbours import Kept
-from ggsched.passes.memory.packing import Block, pack_bounded
-from ggsched.passes.memory.reuse import Order, Sequential
+from ggsched.passes.memory.fusion_retention import Retention
+from ggsched.passes.memory.packing import MemoryBlock, pack_bounded
+from ggsched.passes.memory.reuse import ReuseOrder, Sequential
 from ggsched.passes.memory.rings import Slot
-from ggsched.passes.order.liveness import Timeline
+from ggsched.passes.order.liveness import Liveness
 from ggsched.plan.memory import Arena, ArenaKind, Life, Memory, Region
 from ggsched.plan.splits import HOST, Splits, Value, ValueKind
 from ggsched.topology.model import Topology
@@ -37,7 +37,7 @@ _ARENA_KINDS: Final[Mapping[ValueKind, ArenaKind]] = {
 
 
 @dataclass(frozen=True)
-class Sharing:
+class ReusePolicy:
     """When values may share bytes.
 
     Attributes:
@@ -47,18 +47,18 @@ class Sharing:
         kept: What neighbours wish for.
     """
 
-    order: Order
+    order: ReuseOrder
     rings: Mapping[int, Slot] = field(default_factory=dict)
     effort: int = 0
-    kept: Kept = field(default_factory=Kept)
+    kept: Retention = field(default_factory=Retention)
 
 
 def allocate(
     graph: Graph,
     topology: Topology,
     splits: Splits,
-    timeline: Timeline,
-    sharing: Sharing,
+    timeline: Liveness,
+    sharing: ReusePolicy,
 ) -> Memory:
     """Return arenas, a region for each value, and who took over whose bytes.
 
@@ -99,9 +99,9 @@ def allocate(
 
 @dataclass(frozen=True, slots=True)
 class _Packer:
-    order: Order
+    order: ReuseOrder
     overwrites: dict[int, int]
-    sharing: Sharing
+    sharing: ReusePolicy
     lives: Sequence[Life]
 
     def pack(
@@ -109,10 +109,10 @@ class _Packer:
     ) -> tuple[int, int]:
         """Give each value its region; return the arena's size and its lower bound."""
         members, sizes = self._blocks(values, alignment)
-        windows, apart = self.order.meetings(members)
+        windows, apart = self.order.live_ranges(members)
         if self.sharing.kept.until:
             windows, apart = self.sharing.kept.granted(members, windows, apart)
-        blocks = [Block(*life, nbytes) for life, nbytes in zip(windows, sizes, strict=True)]
+        blocks = [MemoryBlock(*life, nbytes) for life, nbytes in zip(windows, sizes, strict=True)]
         packed = pack_bounded(blocks, apart, effort=self.sharing.effort)
         nbytes = {v.id: v.nbytes for v in values}
         for ids, offset in zip(members, packed.offsets, strict=True):
@@ -148,7 +148,7 @@ class _Packer:
 
 
 def _overwrites(
-    graph: Graph, splits: Splits, timeline: Timeline, sharing: Sharing
+    graph: Graph, splits: Splits, timeline: Liveness, sharing: ReusePolicy
 ) -> dict[int, int]:
     """Return for each value that takes over a dying operand's bytes that operand's value."""
     taken: dict[int, int] = {}

@@ -12,10 +12,10 @@ Where there are too many pairs for that, only the heaviest live sets are looked 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ggsched.passes.memory.contemporaries import (
-    Apart,
-    Block,
-    Near,
+from ggsched.passes.memory.interference import (
+    Interferes,
+    MemoryBlock,
+    Neighbours,
     by_birth,
     find_near,
     living_sets,
@@ -38,8 +38,8 @@ class Bound(NamedTuple):
 
 
 def concurrent_bound(
-    blocks: Sequence[Block],
-    apart: Apart | Near | None = None,
+    blocks: Sequence[MemoryBlock],
+    apart: Interferes | Neighbours | None = None,
     *,
     steps: int | None = None,
     pairs: int | None = None,
@@ -65,7 +65,7 @@ def concurrent_bound(
 
 
 class _Heaviest:
-    def __init__(self, blocks: Sequence[Block], near: Near, steps: int) -> None:
+    def __init__(self, blocks: Sequence[MemoryBlock], near: Neighbours, steps: int) -> None:
         self.sizes = [b.nbytes for b in blocks]
         self.left = steps
         self.best = max(self.sizes, default=0)
@@ -130,7 +130,7 @@ class _Heaviest:
         return weight
 
 
-def _heaviest_of_living(blocks: Sequence[Block], apart: Apart, steps: int) -> Bound:
+def _heaviest_of_living(blocks: Sequence[MemoryBlock], apart: Interferes, steps: int) -> Bound:
     """Look at the heaviest living sets only: take the largest, then whatever fits."""
     sizes = [b.nbytes for b in blocks]
     sets = [(sum(map(sizes.__getitem__, ids)), ids) for ids in living_sets(blocks)]

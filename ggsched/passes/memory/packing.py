@@ -12,17 +12,25 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ggsched.passes.memory.concurrent_bound import Bound, concurrent_bound
-from ggsched.passes.memory.contemporaries import (
-    Apart,
-    Block,
-    Near,
+from ggsched.passes.memory.interference import (
+    Interferes,
+    MemoryBlock,
+    Neighbours,
     find_conflicts,
     find_near,
     lower_bound,
 )
 from ggsched.passes.memory.packing_search import STEPS_PER_BLOCK, Packing, search
 
-__all__ = ["Apart", "Block", "Near", "find_near", "lower_bound", "pack", "pack_bounded"]
+__all__ = [
+    "Interferes",
+    "MemoryBlock",
+    "Neighbours",
+    "find_near",
+    "lower_bound",
+    "pack",
+    "pack_bounded",
+]
 
 # A step of the search takes about 0.1 us. Small problems are soon searched through.
 _STEPS = (400, 120_000)  # for each block, and at most
@@ -44,7 +52,7 @@ class Packed(NamedTuple):
 
 
 def pack(
-    blocks: Sequence[Block], apart: Apart | Near | None = None, *, effort: int = 0
+    blocks: Sequence[MemoryBlock], apart: Interferes | Neighbours | None = None, *, effort: int = 0
 ) -> tuple[list[int], int]:
     """Return an offset for each block and the bytes needed in all; see ``pack_bounded``."""
     packed = pack_bounded(blocks, apart, effort=effort)
@@ -52,7 +60,7 @@ def pack(
 
 
 def pack_bounded(
-    blocks: Sequence[Block], apart: Apart | Near | None = None, *, effort: int = 0
+    blocks: Sequence[MemoryBlock], apart: Interferes | Neighbours | None = None, *, effort: int = 0
 ) -> Packed:
     """Return an offset for each block, the bytes needed in all, and their lower bound.
 
@@ -94,8 +102,8 @@ def pack_bounded(
 
 
 def _searched(
-    blocks: Sequence[Block],
-    near: Near,
+    blocks: Sequence[MemoryBlock],
+    near: Neighbours,
     by_lifetime: bool,
     found: Packing,
     effort: int,
@@ -121,7 +129,7 @@ def _most_steps(count: int, effort: int) -> int:
     return min(_STEPS[0] * count, _STEPS[1]) + effort * min(each * count, most)
 
 
-def place_by_birth(blocks: Sequence[Block]) -> tuple[list[int], int]:
+def place_by_birth(blocks: Sequence[MemoryBlock]) -> tuple[list[int], int]:
     """Place in order of birth into the tightest free gap; grow only if none fits."""
     offsets = [0] * len(blocks)
     dying: dict[int, list[int]] = {}
@@ -172,7 +180,7 @@ def _release(free: list[tuple[int, int]], offset: int, nbytes: int, top: int) ->
     return top
 
 
-def place_by_size(blocks: Sequence[Block], near: Near) -> tuple[list[int], int]:
+def place_by_size(blocks: Sequence[MemoryBlock], near: Neighbours) -> tuple[list[int], int]:
     """Place the largest first, each into the tightest gap between its contemporaries."""
     offsets, total = [0] * len(blocks), 0
     ends = [-1] * len(blocks)  # of those that are placed

@@ -21,7 +21,7 @@ from heapq import heapify, heappop, heappush
 from random import Random
 from typing import NamedTuple
 
-from ggsched.passes.memory.contemporaries import Conflicts
+from ggsched.passes.memory.interference import Conflicts
 
 _NEVER = 1 << 62
 _STALL = 100

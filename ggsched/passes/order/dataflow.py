@@ -8,9 +8,9 @@ followed byte by byte, so that disjoint parts stay independent.
 from collections.abc import Sequence
 
 from ggsched.ir.graph import Graph
+from ggsched.passes.order.access_intervals import ArenaHistory, Conflict
+from ggsched.passes.order.enqueue_order import Item, host_reads, is_edge
 from ggsched.passes.order.hazards import Dependency, Lanes
-from ggsched.passes.order.history import ArenaHistory, Conflict
-from ggsched.passes.order.outline import Item, host_reads, is_edge
 from ggsched.plan.splits import Splits, Transfer
 
 Touch = tuple[int, int, int]

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from ggsched.passes.order.known import Sync
+from ggsched.passes.order.happens_before import Sync
 from ggsched.passes.order.sync import SyncPlan
 from ggsched.passes.order.work import Work, cache_region, merge_regions, transfer_regions
 from ggsched.plan.command import (

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ggsched.passes.order.history import ArenaHistory, Conflict
-from ggsched.passes.order.outline import NO_STREAM, Item
+from ggsched.passes.order.access_intervals import ArenaHistory, Conflict
+from ggsched.passes.order.enqueue_order import NO_STREAM, Item
 from ggsched.passes.order.work import Work
 from ggsched.plan.memory import Memory
 from ggsched.plan.streams import Streams

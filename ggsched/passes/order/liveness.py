@@ -17,7 +17,7 @@ from ggsched.plan.splits import Splits
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class Liveness:
     """Steps of the lowered program, and lives measured in them.
 
     Attributes:
@@ -35,7 +35,7 @@ class Timeline:
     held: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
-def liveness(graph: Graph, splits: Splits, fusions: Sequence[Fusion] = ()) -> Timeline:
+def liveness(graph: Graph, splits: Splits, fusions: Sequence[Fusion] = ()) -> Liveness:
     """Return when each value is born and when it dies."""
     node_step = [0] * len(graph.nodes)
     transfer_step = [0] * len(splits.transfers)
@@ -69,7 +69,7 @@ def liveness(graph: Graph, splits: Splits, fusions: Sequence[Fusion] = ()) -> Ti
                 death[v] = max(death[v], last)
     lives = _lives(splits, birth, death, Life(0, max(0, step - 1)))
     held = held_values(splits, fusions)
-    return Timeline(tuple(node_step), tuple(transfer_step), lives, held)
+    return Liveness(tuple(node_step), tuple(transfer_step), lives, held)
 
 
 def _lives(

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ggsched.passes.order.clocks import Clock
+from ggsched.passes.order.enqueue_order import NO_STREAM
+from ggsched.passes.order.happens_before import Enqueued, HappensBefore, Sync, SyncKind
 from ggsched.passes.order.hazards import Dependency, Hazards, Lanes, next_run_hazards
-from ggsched.passes.order.known import Enqueued, Known, Means, Sync
-from ggsched.passes.order.outline import NO_STREAM
 from ggsched.passes.order.work import Work
 from ggsched.plan.streams import Streams
 from ggsched.topology.model import Topology
@@ -35,7 +35,7 @@ def plan_sync(
     """Return the synchronisation that makes every hazard ordered."""
     synchroniser = _Synchroniser(work, lanes, streams, topology)
     synchroniser.discharge(hazards.within)
-    synchroniser.close_the_loop(lambda: next_run_hazards(work, lanes, hazards))
+    synchroniser.sync_across_runs(lambda: next_run_hazards(work, lanes, hazards))
     return synchroniser.result
 
 
@@ -60,8 +60,8 @@ class _Synchroniser:
         self.lanes = lanes
         self.device_of = [s.device for s in streams.streams]
         self.topology = topology
-        self.chosen: dict[tuple[int, int], tuple[Means, int]] = {}
-        self.known = Known(outline, lanes)
+        self.chosen: dict[tuple[int, int], tuple[SyncKind, int]] = {}
+        self.known = HappensBefore(outline, lanes)
         self.result = SyncPlan()
 
     def discharge(self, within: Sequence[Sequence[Dependency]]) -> None:
@@ -77,7 +77,9 @@ class _Synchroniser:
                         before.setdefault(item, []).append(self._discharge(item, d))
             known.enqueue(item, item)
 
-    def close_the_loop(self, find_crossing: Callable[[], Sequence[tuple[int, Dependency]]]) -> None:
+    def sync_across_runs(
+        self, find_crossing: Callable[[], Sequence[tuple[int, Dependency]]]
+    ) -> None:
         """Discharge the hazards between this run and the next at the end of this one."""
         knows, host = self.known.clocks.knows, self.lanes.host
         if all(not on or knows(host, k, on[-1]) for k, on in enumerate(self.known.items)):
@@ -89,7 +91,9 @@ class _Synchroniser:
                 self.result.at_end.append(self._discharge(item, d, next_run=True))
         self._leave_out_at_end(at_end, crossing)
 
-    def _leave_out_at_end(self, known: Known, crossing: Sequence[tuple[int, Dependency]]) -> None:
+    def _leave_out_at_end(
+        self, known: HappensBefore, crossing: Sequence[tuple[int, Dependency]]
+    ) -> None:
         """Leave out, dearest first, what the next run's own synchronisation implies."""
         by_item: dict[int, list[Dependency]] = {}
         for item, d in crossing:
@@ -101,7 +105,10 @@ class _Synchroniser:
                 self.result.at_end = fewer
 
     def _is_enough(
-        self, at_end: Sequence[Sync], known: Known, crossing: Mapping[int, Sequence[Dependency]]
+        self,
+        at_end: Sequence[Sync],
+        known: HappensBefore,
+        crossing: Mapping[int, Sequence[Dependency]],
     ) -> bool:
         """Follow the next run as far as needed: whether these leave no hazard between the runs."""
         for s in at_end:
@@ -129,7 +136,7 @@ class _Synchroniser:
         self.known.note(sync)
         return sync
 
-    def _means(self, src: int, dst: int) -> Means:
+    def _means(self, src: int, dst: int) -> SyncKind:
         """Return how stream ``dst`` (or the host) can wait for an item of stream ``src``."""
         devices = self.topology.devices
         if src == dst:

@@ -16,9 +16,9 @@ from itertools import accumulate
 
 from ggsched.ir.graph import Graph
 from ggsched.passes.order.dataflow import find_dependencies
+from ggsched.passes.order.enqueue_order import Item
 from ggsched.passes.order.hazards import Lanes
-from ggsched.passes.order.liveness import Timeline
-from ggsched.passes.order.outline import Item
+from ggsched.passes.order.liveness import Liveness
 from ggsched.passes.order.sync import known_clocks
 from ggsched.plan.splits import Splits
 from ggsched.plan.streams import Streams
@@ -42,7 +42,7 @@ class Visibility:
     last: tuple[Known, ...]
     born: tuple[tuple[int, int], ...]
 
-    def last_unaware(self, values: Sequence[int], touched: Iterable[Known]) -> list[int]:
+    def last_conflicting_birth(self, values: Sequence[int], touched: Iterable[Known]) -> list[int]:
         """Return for each the last step at which a value is born that does not find it complete.
 
         It is -1 where there is none.
@@ -72,7 +72,7 @@ def find_visibility(
     streams: Streams,
     outline: Sequence[Item],
     lanes: Lanes,
-    timeline: Timeline,
+    timeline: Liveness,
     order: Sequence[int],
 ) -> Visibility:
     """Return what is known to be complete when each value is first written."""
@@ -85,7 +85,7 @@ class _Table:
     def __init__(
         self,
         splits: Splits,
-        timeline: Timeline,
+        timeline: Liveness,
         outline: Sequence[Item],
         lanes: Lanes,
         clocks: Sequence[Known],

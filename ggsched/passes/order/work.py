@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.order.outline import Item, WorkKind, host_reads, is_edge
+from ggsched.passes.order.enqueue_order import Item, WorkKind, host_reads, is_edge
 from ggsched.plan.command import Step
 from ggsched.plan.memory import Memory, Region
 from ggsched.plan.splits import Splits, Transfer

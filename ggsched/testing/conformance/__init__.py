@@ -9,7 +9,7 @@ from ggsched.testing.conformance.case import Case
 from ggsched.testing.conformance.harness import Harness, Waiver
 from ggsched.testing.conformance.report import CaseResult, ConformanceReport, ContractBroken
 from ggsched.testing.conformance.rules import RULES, BrokenRule
-from ggsched.testing.conformance.runner import Kit, run_conformance
+from ggsched.testing.conformance.runner import ConformanceRunner, run_conformance
 from ggsched.testing.conformance.suite import all_cases, select
 
 __all__ = [
@@ -18,9 +18,9 @@ __all__ = [
     "Case",
     "CaseResult",
     "ConformanceReport",
+    "ConformanceRunner",
     "ContractBroken",
     "Harness",
-    "Kit",
     "Waiver",
     "all_cases",
     "run_conformance",

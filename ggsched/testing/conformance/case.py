@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ggsched.testing.conformance.rules import RULES
 
 if TYPE_CHECKING:
-    from ggsched.testing.conformance.world import World
+    from ggsched.testing.conformance.context import TestContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,17 @@ class Case:
     rule: str
     statement: str
     needs: tuple[str, ...]
-    run: Callable[["World"], None]
+    run: Callable[["TestContext"], None]
 
 
-def case(rule: str, statement: str, *needs: str) -> Callable[[Callable[["World"], None]], Case]:
+def case(
+    rule: str, statement: str, *needs: str
+) -> Callable[[Callable[["TestContext"], None]], Case]:
     """Make a case of a function."""
     if rule not in RULES:
         raise ValueError(f"there is no rule {rule}")
 
-    def make(function: Callable[["World"], None]) -> Case:
+    def make(function: Callable[["TestContext"], None]) -> Case:
         name = function.__name__
         if not name.startswith(rule.lower().replace("-", "") + "_"):
             raise ValueError(f"{name} is a case of {rule} by another name")

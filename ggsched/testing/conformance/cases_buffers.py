@@ -4,16 +4,16 @@ import numpy as np
 
 from ggsched.backend.protocols import Buffer, Stream
 from ggsched.errors import OutOfDeviceMemory, UsageError
+from ggsched.testing.conformance.call_trace import Bytes
 from ggsched.testing.conformance.case import case
-from ggsched.testing.conformance.diary import Bytes
-from ggsched.testing.conformance.endings import Hold
-from ggsched.testing.conformance.world import NBYTES, World
+from ggsched.testing.conformance.cleanup import Hold
+from ggsched.testing.conformance.context import NBYTES, TestContext
 
 # --- BUF-1 ------------------------------------------------------------------------------------
 
 
 @case("BUF-1", "A buffer has the length that was asked for, odd ones and none included.")
-def buf1_lengths(w: World) -> None:
+def buf1_lengths(w: TestContext) -> None:
     q = w.stream()
     for nbytes in (0, 1, 3, 63, 64, 65, 4097):
         buffer = w.buffer(nbytes)
@@ -25,7 +25,7 @@ def buf1_lengths(w: World) -> None:
 
 
 @case("BUF-1", "Buffers do not share bytes.")
-def buf1_buffers_are_apart(w: World) -> None:
+def buf1_buffers_are_apart(w: TestContext) -> None:
     q = w.stream()
     sizes = [1, 7, 64, 100, 256, 1000, 4096, 33]
     buffers = [w.buffer(n) for n in sizes]
@@ -38,7 +38,7 @@ def buf1_buffers_are_apart(w: World) -> None:
 
 
 @case("BUF-1", "Too much raises OutOfDeviceMemory with asked and free bytes; the device goes on.")
-def buf1_too_much(w: World) -> None:
+def buf1_too_much(w: TestContext) -> None:
     most = w.device.facts.max_allocation_nbytes
     for asked in (most + 1, w.device.facts.memory_nbytes + 1, 1 << 60):
         error = w.refused(OutOfDeviceMemory, w.buffer, asked)
@@ -52,12 +52,12 @@ def buf1_too_much(w: World) -> None:
 
 
 @case("BUF-1", "A negative length is refused.")
-def buf1_negative(w: World) -> None:
+def buf1_negative(w: TestContext) -> None:
     w.refused(UsageError, w.buffer, -1)
 
 
 @case("BUF-1", "Memory that was closed can be had again.")
-def buf1_memory_comes_back(w: World) -> None:
+def buf1_memory_comes_back(w: TestContext) -> None:
     facts = w.device.facts
     nbytes = min(facts.max_allocation_nbytes, facts.memory_nbytes // 2, 1 << 20)
     rounds = min(80, facts.memory_nbytes // nbytes + 2)
@@ -66,7 +66,7 @@ def buf1_memory_comes_back(w: World) -> None:
 
 
 @case("BUF-1", "Buffers of host memory are aligned as declared.", "host memory")
-def buf1_alignment(w: World) -> None:
+def buf1_alignment(w: TestContext) -> None:
     for nbytes in (1, 100, 4096):
         address = np.frombuffer(w.buffer(nbytes).host_view(), np.uint8).ctypes.data
         wrong = address % w.device.facts.alignment
@@ -82,7 +82,7 @@ def buf1_alignment(w: World) -> None:
     "latch",
     "two streams",
 )
-def buf2_freed_under_an_upload(w: World) -> None:
+def buf2_freed_under_an_upload(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     w.put(q, x, w.bytes())
@@ -93,7 +93,7 @@ def buf2_freed_under_an_upload(w: World) -> None:
 
 
 @case("BUF-2", "Nor under a copy that reads it.", "latch", "two streams")
-def buf2_freed_under_a_copy(w: World) -> None:
+def buf2_freed_under_a_copy(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     w.put(q, x, w.bytes())
@@ -108,7 +108,7 @@ def buf2_freed_under_a_copy(w: World) -> None:
 
 
 @case("BUF-2", "Nor under a launch that writes it.", "latch", "launch", "two streams")
-def buf2_freed_under_a_launch(w: World) -> None:
+def buf2_freed_under_a_launch(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     w.put(q, x, w.numbers())
@@ -119,7 +119,7 @@ def buf2_freed_under_a_launch(w: World) -> None:
         _others_survive(w, hold, q)
 
 
-def _is_freed(w: World, buffer: Buffer) -> bool:
+def _is_freed(w: TestContext, buffer: Buffer) -> bool:
     """Close a buffer under a command; return whether that was not refused."""
     w.tell("from here on the caller is wrong (BUF-2); the device must not make it worse")
     try:
@@ -129,7 +129,7 @@ def _is_freed(w: World, buffer: Buffer) -> bool:
     return True
 
 
-def _others_survive(w: World, hold: Hold, q: Stream) -> list[Bytes]:
+def _others_survive(w: TestContext, hold: Hold, q: Stream) -> list[Bytes]:
     """Insist that buffers made now keep their content when the held work has run; return it."""
     free = w.stream()
     others, content = [], []
@@ -150,7 +150,7 @@ OUTSIDE = ((-1, 4), (NBYTES - 3, 4), (0, NBYTES + 1), (NBYTES + 1, 0), (1 << 40,
 
 
 @case("BUF-3", "Uploads and downloads outside the buffer are refused.")
-def buf3_transfers_outside(w: World) -> None:
+def buf3_transfers_outside(w: TestContext) -> None:
     q = w.stream()
     x, content = _filled(w, q)
     for offset, nbytes in OUTSIDE:
@@ -160,7 +160,7 @@ def buf3_transfers_outside(w: World) -> None:
 
 
 @case("BUF-3", "Copies outside either buffer are refused, and negative lengths.")
-def buf3_copies_outside(w: World) -> None:
+def buf3_copies_outside(w: TestContext) -> None:
     q = w.stream()
     x, content = _filled(w, q)
     y = w.buffer(4 * NBYTES)
@@ -173,7 +173,7 @@ def buf3_copies_outside(w: World) -> None:
 
 
 @case("BUF-3", "Operands outside their buffer are refused when they are compiled.", "launch")
-def buf3_operands_outside(w: World) -> None:
+def buf3_operands_outside(w: TestContext) -> None:
     q = w.stream()
     x, content = _filled(w, q)
     y = w.buffer()
@@ -185,7 +185,7 @@ def buf3_operands_outside(w: World) -> None:
 
 
 @case("BUF-3", "Regions that end where the buffer ends are legal.")
-def buf3_up_to_the_end(w: World) -> None:
+def buf3_up_to_the_end(w: TestContext) -> None:
     q = w.stream()
     x, content = _filled(w, q)
     last = w.bytes(1)
@@ -196,7 +196,7 @@ def buf3_up_to_the_end(w: World) -> None:
     w.equal(w.get(q, x, NBYTES, 0), content[:0], "nothing at the end")
 
 
-def _filled(w: World, q: Stream) -> tuple[Buffer, np.ndarray]:
+def _filled(w: TestContext, q: Stream) -> tuple[Buffer, np.ndarray]:
     x, content = w.buffer(), w.bytes()
     w.put(q, x, content)
     return x, content.copy()
@@ -210,7 +210,7 @@ def _filled(w: World, q: Stream) -> tuple[Buffer, np.ndarray]:
     "A host view shows what the stream wrote, and the stream what the host wrote.",
     "host memory",
 )
-def buf4_view_is_the_memory(w: World) -> None:
+def buf4_view_is_the_memory(w: TestContext) -> None:
     q = w.stream()
     x, data, mine = w.buffer(), w.bytes(), w.bytes()
     w.put(q, x, data)
@@ -223,7 +223,7 @@ def buf4_view_is_the_memory(w: World) -> None:
 
 
 @case("BUF-4", "Launches work on the same bytes as the view.", "host memory", "launch")
-def buf4_view_and_launches(w: World) -> None:
+def buf4_view_and_launches(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     numbers = w.numbers()
@@ -237,6 +237,6 @@ def buf4_view_and_launches(w: World) -> None:
 
 
 @case("BUF-4", "A device whose memory is not host memory offers no view.", "no host memory")
-def buf4_no_view(w: World) -> None:
+def buf4_no_view(w: TestContext) -> None:
     x = w.buffer()
     w.refused(UsageError, x.host_view)

@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from ggsched.backend.capture import Capture, Graph
+from ggsched.backend.capture import Capture, DeviceGraph
 from ggsched.backend.protocols import Buffer, Stream
 from ggsched.errors import DeviceFault, UsageError
 from ggsched.testing.conformance.case import case
+from ggsched.testing.conformance.context import NBYTES, TestContext
 from ggsched.testing.conformance.faults import LABEL, lookup
-from ggsched.testing.conformance.world import NBYTES, World
 
 
 def captured_by_way_of(
-    w: World, streams: tuple[Stream, Stream], x: Buffer, y: Buffer, z: Buffer
+    w: TestContext, streams: tuple[Stream, Stream], x: Buffer, y: Buffer, z: Buffer
 ) -> Capture:
     """Capture that one stream copies x to y, and another one y to z behind it."""
     a, b = streams
@@ -26,7 +26,7 @@ def captured_by_way_of(
 
 
 def replayed_when_released(
-    w: World, q: Stream, graph: Graph, x: Buffer, z: Buffer, what: str
+    w: TestContext, q: Stream, graph: DeviceGraph, x: Buffer, z: Buffer, what: str
 ) -> None:
     """Require that a replay on a held stream brings from x to z what was uploaded before it."""
     data = w.bytes()
@@ -49,7 +49,7 @@ def replayed_when_released(
     "capture",
     "launch",
 )
-def cap1_replay_equals_enqueueing(w: World) -> None:
+def cap1_replay_equals_enqueueing(w: TestContext) -> None:
     q = w.stream()
     x, y, z = w.buffers(3)
     program = w.compute(q, [(x, 0)], (y, 0))
@@ -66,7 +66,7 @@ def cap1_replay_equals_enqueueing(w: World) -> None:
 
 
 @case("CAP-1", "A replay keeps its place among commands, and is held with its stream.", "capture")
-def cap1_replay_keeps_its_place(w: World) -> None:
+def cap1_replay_keeps_its_place(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     w.put(q, x, w.bytes())
@@ -95,7 +95,7 @@ def cap1_replay_keeps_its_place(w: World) -> None:
     "events",
     "two streams",
 )
-def cap1_streams_fork_and_join(w: World) -> None:
+def cap1_streams_fork_and_join(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x, y, z = w.buffers(3)
     w.put(a, x, w.bytes())
@@ -105,7 +105,7 @@ def cap1_streams_fork_and_join(w: World) -> None:
 
 
 @case("CAP-1", "A graph is replayed on its first stream only, and not after close.", "capture")
-def cap1_graph_of_another_stream(w: World) -> None:
+def cap1_graph_of_another_stream(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     data = w.bytes()
@@ -123,7 +123,7 @@ def cap1_graph_of_another_stream(w: World) -> None:
 
 
 @case("CAP-1", "An id out of range in a replay fails the stream, as it does without.", "capture")
-def cap1_fault_in_a_replay(w: World) -> None:
+def cap1_fault_in_a_replay(w: TestContext) -> None:
     if "get_rows:f32" not in w.device.facts.ops:
         return
     q = w.stream()
@@ -148,7 +148,7 @@ def cap1_fault_in_a_replay(w: World) -> None:
 # --- CAP-2 ------------------------------------------------------------------------------------
 
 
-def _illegal(w: World, q: Stream, x: Buffer) -> list[Callable[[], Any]]:
+def _illegal(w: TestContext, q: Stream, x: Buffer) -> list[Callable[[], Any]]:
     """Return calls that a captured stream has to refuse."""
     calls: list[Callable[[], Any]] = [
         lambda: w.sync(q),
@@ -165,7 +165,7 @@ def _illegal(w: World, q: Stream, x: Buffer) -> list[Callable[[], Any]]:
 
 
 @case("CAP-2", "A call that may not be captured raises, and the capture goes on.", "capture")
-def cap2_refused_during_capture(w: World) -> None:
+def cap2_refused_during_capture(w: TestContext) -> None:
     q = w.stream()
     x, y, z = w.buffers(3)
     data = w.bytes()
@@ -183,7 +183,7 @@ def cap2_refused_during_capture(w: World) -> None:
 
 
 @case("CAP-2", "Nothing runs while commands are captured.", "capture")
-def cap2_nothing_runs(w: World) -> None:
+def cap2_nothing_runs(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     old, new = w.bytes(), w.bytes()
@@ -204,7 +204,7 @@ def cap2_nothing_runs(w: World) -> None:
 
 
 @case("CAP-2", "A capture that is given up leaves its streams as they were.", "capture")
-def cap2_given_up(w: World) -> None:
+def cap2_given_up(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     old, data = w.bytes(), w.bytes()
@@ -226,7 +226,7 @@ def cap2_given_up(w: World) -> None:
     "events",
     "two streams",
 )
-def cap2_event_of_a_capture(w: World) -> None:
+def cap2_event_of_a_capture(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x, y = w.buffers(2)
     data = w.bytes()
@@ -248,7 +248,7 @@ def cap2_event_of_a_capture(w: World) -> None:
 
 
 @case("CAP-3", "Host memory of a captured upload is read when the graph is replayed.", "capture")
-def cap3_host_memory_at_replay(w: World) -> None:
+def cap3_host_memory_at_replay(w: TestContext) -> None:
     for pinned in (False, True):
         q = w.stream()
         x = w.buffer()
@@ -266,7 +266,7 @@ def cap3_host_memory_at_replay(w: World) -> None:
             w.equal(target, data, "what the source held at the time of the replay")
 
 
-def _host(w: World, pinned: bool) -> Any:
+def _host(w: TestContext, pinned: bool) -> Any:
     if pinned:
         return np.frombuffer(w.device.allocate_host(NBYTES), np.uint8)
     return w.bytes()

@@ -7,23 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from ggsched.backend.capture import Capture, Graph
+from ggsched.backend.capture import Capture, DeviceGraph
 from ggsched.backend.protocols import Buffer, Stream
 from ggsched.errors import DeviceFault, UsageError
+from ggsched.testing.conformance.call_trace import Bytes
 from ggsched.testing.conformance.case import case
 from ggsched.testing.conformance.cases_capture import captured_by_way_of, replayed_when_released
-from ggsched.testing.conformance.diary import Bytes
+from ggsched.testing.conformance.context import NBYTES, TestContext
 from ggsched.testing.conformance.faults import LABEL, lookup
-from ggsched.testing.conformance.world import NBYTES, World
 
 
-def _captured_copy(w: World, q: Stream, src: Buffer, dst: Buffer) -> Capture:
+def _captured_copy(w: TestContext, q: Stream, src: Buffer, dst: Buffer) -> Capture:
     capture = w.capture(q)
     w.copy(q, src, 0, dst, 0, NBYTES)
     return capture
 
 
-def _offered(w: World, capture: Any, graph: Graph) -> str:
+def _offered(w: TestContext, capture: Any, graph: DeviceGraph) -> str:
     """Offer a capture to a graph; return why that was refused, if it was."""
     line = f"{w.name(capture)}.end_into({w.name(graph)})"
     why: str = w.diary.run(line, lambda: capture.end_into(graph))
@@ -32,7 +32,7 @@ def _offered(w: World, capture: Any, graph: Graph) -> str:
     return why
 
 
-def _renewed(w: World, capture: Capture, graph: Graph) -> Graph:
+def _renewed(w: TestContext, capture: Capture, graph: DeviceGraph) -> DeviceGraph:
     """Return the graph that has what was captured: the old one, or a new one in its place."""
     if not _offered(w, capture, graph):
         return graph
@@ -44,7 +44,7 @@ def _renewed(w: World, capture: Capture, graph: Graph) -> Graph:
 @case(
     "CAP-4", "An updated graph uses other buffers, and those that it had are left alone.", "update"
 )
-def cap4_other_buffers(w: World) -> None:
+def cap4_other_buffers(w: TestContext) -> None:
     q = w.stream()
     x, y, z, v = w.buffers(4)
     old, new, mark = w.bytes(), w.bytes(), w.bytes()
@@ -67,7 +67,7 @@ def cap4_other_buffers(w: World) -> None:
 
 
 @case("CAP-4", "What a graph used may be closed before the update.", "update")
-def cap4_closed_before(w: World) -> None:
+def cap4_closed_before(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     w.put(q, x, w.bytes())
@@ -85,7 +85,7 @@ def cap4_closed_before(w: World) -> None:
 
 
 @case("CAP-4", "An updated graph runs other programs.", "update", "launch")
-def cap4_other_programs(w: World) -> None:
+def cap4_other_programs(w: TestContext) -> None:
     q = w.stream()
     x, y, z, v = w.buffers(4)
     first, second = w.compute(q, [(x, 0)], (y, 0)), w.compute(q, [(z, 0)], (v, 0))
@@ -110,7 +110,7 @@ def cap4_other_programs(w: World) -> None:
 
 
 @case("CAP-4", "An updated graph reads and writes other host memory, at each replay.", "update")
-def cap4_other_host_memory(w: World) -> None:
+def cap4_other_host_memory(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     source, target, graph = w.bytes(), np.zeros(NBYTES, np.uint8), None
@@ -132,7 +132,7 @@ def cap4_other_host_memory(w: World) -> None:
 
 
 @case("CAP-4", "Replays that are enqueued run what the graph was, with what it kept.", "update")
-def cap4_enqueued_replays(w: World) -> None:
+def cap4_enqueued_replays(w: TestContext) -> None:
     q = w.stream()
     x, y, z = w.buffers(3)
     data = w.bytes()
@@ -165,7 +165,7 @@ def cap4_enqueued_replays(w: World) -> None:
 
 
 @case("CAP-4", "Other commands update a graph, or are refused and change nothing.", "update")
-def cap4_other_commands(w: World) -> None:
+def cap4_other_commands(w: TestContext) -> None:
     q = w.stream()
     x, y, z = w.buffers(3)
     data, host = w.bytes(), w.bytes()
@@ -191,13 +191,13 @@ def cap4_other_commands(w: World) -> None:
     _equal_all(w, q, ((z, data), (y, host), (x, host)))
 
 
-def _equal_all(w: World, q: Stream, expected: tuple[tuple[Buffer, Bytes], ...]) -> None:
+def _equal_all(w: TestContext, q: Stream, expected: tuple[tuple[Buffer, Bytes], ...]) -> None:
     for buffer, data in expected:
         w.equal(w.get(q, buffer), data, f"in {w.name(buffer)}, by what was captured last")
 
 
 @case("CAP-4", "Streams are as before once a capture was offered, or was given up.", "update")
-def cap4_streams_are_free(w: World) -> None:
+def cap4_streams_are_free(w: TestContext) -> None:
     q = w.stream()
     x, y, z = w.buffers(3)
     old, data = w.bytes(), w.bytes()
@@ -224,7 +224,7 @@ def cap4_streams_are_free(w: World) -> None:
 
 
 @case("CAP-4", "A graph that is closed, or of another stream, is no graph to update.", "update")
-def cap4_other_graphs(w: World) -> None:
+def cap4_other_graphs(w: TestContext) -> None:
     q = w.stream()
     x, y, z = w.buffers(3)
     data = w.bytes()
@@ -247,7 +247,7 @@ def cap4_other_graphs(w: World) -> None:
 
 
 @case("CAP-4", "Streams fork and join in an updated graph.", "update", "events", "two streams")
-def cap4_streams_fork_and_join(w: World) -> None:
+def cap4_streams_fork_and_join(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     graph = None
     for _ in range(3):
@@ -258,7 +258,7 @@ def cap4_streams_fork_and_join(w: World) -> None:
 
 
 @case("CAP-4", "An id out of range in an updated graph fails the stream.", "update")
-def cap4_fault_behind_an_update(w: World) -> None:
+def cap4_fault_behind_an_update(w: TestContext) -> None:
     if "get_rows:f32" not in w.device.facts.ops:
         return
     q = w.stream()

@@ -11,15 +11,15 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import FLOAT_DTYPES, I32, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
+from ggsched.testing.conformance.call_trace import flat
 from ggsched.testing.conformance.case import case
 from ggsched.testing.conformance.cases_fusions import chains
-from ggsched.testing.conformance.diary import flat
+from ggsched.testing.conformance.context import TestContext
 from ggsched.testing.conformance.exact import EXACT_OPS
 from ggsched.testing.conformance.oprun import prepare
 from ggsched.testing.conformance.rules import BrokenRule
-from ggsched.testing.conformance.world import World
-from ggsched.testing.oracle import run_oracle
-from ggsched.testing.values import ATOL, RTOL, DrawnGraph, LeafRule, values_for
+from ggsched.testing.generators.values import ATOL, RTOL, DrawnGraph, LeafRule, values_for
+from ggsched.testing.oracle.interpreter import run_oracle
 
 Array = npt.NDArray[Any]
 
@@ -32,7 +32,7 @@ AMP: Final = LeafRule(amp=0.25)
 
 
 @case("LCH-7", "Products of constant weights with a few rows.", "op mul_mat")
-def lch7_mul_mat(w: World) -> None:
+def lch7_mul_mat(w: TestContext) -> None:
     def made(g: GraphBuilder, dtype: DType, rows: int, width: int) -> tuple[Tensor, ...]:
         x = _written(w, g, g.input("x", (rows, width)))
         hidden = g.mul_mat(g.weight("first", (COLUMNS, width), dtype), x)
@@ -42,7 +42,7 @@ def lch7_mul_mat(w: World) -> None:
 
 
 @case("LCH-7", "Products of a few rows with constant experts.", "op mul_mat_id")
-def lch7_mul_mat_id(w: World) -> None:
+def lch7_mul_mat_id(w: TestContext) -> None:
     def made(g: GraphBuilder, dtype: DType, rows: int, width: int) -> tuple[Tensor, ...]:
         x = _written(w, g, g.input("x", (rows, 1, width)))
         experts = g.weight("first", (EXPERTS, COLUMNS, width), dtype)
@@ -52,7 +52,7 @@ def lch7_mul_mat_id(w: World) -> None:
 
 
 @case("LCH-7", "Rows of constant tables.", "op get_rows")
-def lch7_get_rows(w: World) -> None:
+def lch7_get_rows(w: TestContext) -> None:
     def made(g: GraphBuilder, dtype: DType, rows: int, width: int) -> tuple[Tensor, ...]:
         x = _written(w, g, g.input("x", (rows, width)))
         table = g.weight("first", (EXPERTS, width), dtype)
@@ -63,7 +63,7 @@ def lch7_get_rows(w: World) -> None:
 
 
 @case("LCH-7", "Groups of nodes with constant weights.", "fusions")
-def lch7_every_pattern(w: World) -> None:
+def lch7_every_pattern(w: TestContext) -> None:
     for chain in chains(w):
         w.program.append(f"group {chain.group.pattern}, seed {w.seed}")
         _check(w, chain.drawn.graph, values_for(chain.drawn, w.seed), chain.group)
@@ -72,12 +72,12 @@ def lch7_every_pattern(w: World) -> None:
 Maker = Callable[[GraphBuilder, DType, int, int], tuple[Tensor, ...]]
 
 
-def _check_all(w: World, op: str, make: Maker) -> None:
+def _check_all(w: TestContext, op: str, make: Maker) -> None:
     for drawn in _graphs(w, op, make):
         _check(w, drawn.graph, values_for(drawn, w.seed))
 
 
-def _graphs(w: World, op: str, make: Maker) -> Iterator[DrawnGraph]:
+def _graphs(w: TestContext, op: str, make: Maker) -> Iterator[DrawnGraph]:
     rules = {**dict.fromkeys(("x", "first", "second"), AMP), "ids": LeafRule("ids", bound=EXPERTS)}
     for dtype in FLOAT_DTYPES:
         if f"{op}:{dtype}" in w.device.facts.ops:
@@ -86,7 +86,7 @@ def _graphs(w: World, op: str, make: Maker) -> Iterator[DrawnGraph]:
                 yield DrawnGraph(g.build(*make(g, dtype, rows, width)), rules)
 
 
-def _written(w: World, g: GraphBuilder, x: Tensor) -> Tensor:
+def _written(w: TestContext, g: GraphBuilder, x: Tensor) -> Tensor:
     """Let a node write what the next one reads: that is who must not be overtaken."""
     for op in EXACT_OPS:
         if not op.through and f"{op.name}:f32" in w.device.facts.ops:
@@ -95,7 +95,9 @@ def _written(w: World, g: GraphBuilder, x: Tensor) -> Tensor:
     return x
 
 
-def _check(w: World, graph: Graph, values: Mapping[str, Array], group: Group | None = None) -> None:
+def _check(
+    w: TestContext, graph: Graph, values: Mapping[str, Array], group: Group | None = None
+) -> None:
     """Run nodes whose weights are there and whose inputs come at the last moment."""
     q = w.stream()
     roots = list(graph.roots(Role.INPUT))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.backend.protocols import Buffer, Program, Stream
 from ggsched.testing.conformance.case import case
-from ggsched.testing.conformance.world import COUNT, NBYTES, World, vector
+from ggsched.testing.conformance.context import COUNT, NBYTES, TestContext, vector
 
 
 def _constant(buffer: Buffer, offset: int = 0, count: int = COUNT) -> Operand:
@@ -17,12 +17,12 @@ def _plain(buffer: Buffer, offset: int = 0, count: int = COUNT) -> Operand:
     return vector(buffer, offset, count)
 
 
-def _program(w: World, q: Stream, *works: tuple[Sequence[Operand], Operand]) -> Program:
+def _program(w: TestContext, q: Stream, *works: tuple[Sequence[Operand], Operand]) -> Program:
     """Compile the exact op for each (operands, result); operands that are missing repeat."""
     return w.compile([_node(w, i, *work) for i, work in enumerate(works)], q)
 
 
-def _node(w: World, number: int, inputs: Sequence[Operand], out: Operand) -> BoundNode:
+def _node(w: TestContext, number: int, inputs: Sequence[Operand], out: Operand) -> BoundNode:
     op = w.exact
     operands = [inputs[min(i, len(inputs) - 1)] for i in range(op.arity)]
     if op.through:
@@ -32,7 +32,7 @@ def _node(w: World, number: int, inputs: Sequence[Operand], out: Operand) -> Bou
 
 
 @case("LCH-7", "Beside a constant, what earlier launches write is seen as they leave it.", "launch")
-def lch7_behind_held_work(w: World) -> None:
+def lch7_behind_held_work(w: TestContext) -> None:
     q = w.stream()
     c, source, x, y, z = w.buffers(5)
     constant, new = w.numbers(), w.numbers()
@@ -59,7 +59,7 @@ def lch7_behind_held_work(w: World) -> None:
     "events",
     "two streams",
 )
-def lch7_behind_an_event(w: World) -> None:
+def lch7_behind_an_event(w: TestContext) -> None:
     q, r = w.stream(), w.stream()
     c, source, x, y = w.buffers(4)
     constant, new = w.numbers(), w.numbers()
@@ -80,7 +80,7 @@ def lch7_behind_an_event(w: World) -> None:
 
 
 @case("LCH-7", "Other bytes of a constant's buffer are no constants.", "launch")
-def lch7_beside_in_one_buffer(w: World) -> None:
+def lch7_beside_in_one_buffer(w: TestContext) -> None:
     q = w.stream()
     half = COUNT // 2
     source, both, y = w.buffer(), w.buffer(), w.buffer()
@@ -104,7 +104,7 @@ def lch7_beside_in_one_buffer(w: World) -> None:
 
 
 @case("LCH-7", "What is rewritten while the device is idle is seen by the next launch.", "launch")
-def lch7_rewritten_while_idle(w: World) -> None:
+def lch7_rewritten_while_idle(w: TestContext) -> None:
     q = w.stream()
     c, x, y, z = w.buffers(4)
     w.put(q, c, w.numbers())
@@ -122,7 +122,7 @@ def lch7_rewritten_while_idle(w: World) -> None:
 
 
 @case("LCH-7", "Each program has its own constants, also of the same buffer.", "launch")
-def lch7_shared_by_programs(w: World) -> None:
+def lch7_shared_by_programs(w: TestContext) -> None:
     streams = [w.stream() for _ in range(min(2, w.device.facts.max_streams))]
     c, x, outs = w.buffer(), w.buffer(), w.buffers(4)
     constants, numbers = w.numbers(), w.numbers()
@@ -151,7 +151,7 @@ def lch7_shared_by_programs(w: World) -> None:
 
 
 @case("LCH-7", "Bytes of a program that was closed are no constants any more.", "launch")
-def lch7_no_longer_constant(w: World) -> None:
+def lch7_no_longer_constant(w: TestContext) -> None:
     q = w.stream()
     c, source, y = w.buffers(3)
     constant, new = w.numbers(), w.numbers()
@@ -172,7 +172,7 @@ def lch7_no_longer_constant(w: World) -> None:
 
 
 @case("LCH-7", "A replay has the constants of its time.", "launch", "capture")
-def lch7_rewritten_between_replays(w: World) -> None:
+def lch7_rewritten_between_replays(w: TestContext) -> None:
     q = w.stream()
     c, y = w.buffers(2)
     w.put(q, c, w.numbers())

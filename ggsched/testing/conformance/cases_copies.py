@@ -5,7 +5,7 @@ import numpy as np
 from ggsched.backend.protocols import Buffer, Device, Stream
 from ggsched.errors import UsageError
 from ggsched.testing.conformance.case import case
-from ggsched.testing.conformance.world import NBYTES, World
+from ggsched.testing.conformance.context import NBYTES, TestContext
 
 # --- CPY-1 ------------------------------------------------------------------------------------
 
@@ -16,7 +16,7 @@ from ggsched.testing.conformance.world import NBYTES, World
     "latch",
     "two streams",
 )
-def cpy1_not_after_others(w: World) -> None:
+def cpy1_not_after_others(w: TestContext) -> None:
     held, q = w.stream(), w.stream()
     x, y = w.buffers(2)
     data = w.bytes()
@@ -39,7 +39,7 @@ def cpy1_not_after_others(w: World) -> None:
     "latch",
     "two streams",
 )
-def cpy1_on_its_own_stream(w: World) -> None:
+def cpy1_on_its_own_stream(w: TestContext) -> None:
     held, free = w.stream(), w.stream()
     x, y = w.buffers(2)
     old, new = w.bytes(), w.bytes()
@@ -54,19 +54,19 @@ def cpy1_on_its_own_stream(w: World) -> None:
 
 
 @case("CPY-1", "A copy to a second device runs on the stream it is enqueued on.", "peer copy")
-def cpy1_to_the_other_device(w: World) -> None:
+def cpy1_to_the_other_device(w: TestContext) -> None:
     _between(w, w.device, w.other)
 
 
 @case("CPY-1", "A copy from a second device does so, too.", "peer copy")
-def cpy1_from_the_other_device(w: World) -> None:
+def cpy1_from_the_other_device(w: TestContext) -> None:
     _between(w, w.other, w.device)
 
 
 @case(
     "CPY-1", "A copy is held by its own stream, and not by the other side's.", "peer copy", "latch"
 )
-def cpy1_held_by_its_own_stream(w: World) -> None:
+def cpy1_held_by_its_own_stream(w: TestContext) -> None:
     mine, theirs = w.stream(w.device), w.stream(w.other)
     x, y = w.buffer(), w.buffer(NBYTES, w.other)
     old, new = w.bytes(), w.bytes()
@@ -81,7 +81,7 @@ def cpy1_held_by_its_own_stream(w: World) -> None:
     w.equal(w.get(theirs, y), new, "read by the other side after the copy")
 
 
-def _between(w: World, src_device: Device, dst_device: Device) -> None:
+def _between(w: TestContext, src_device: Device, dst_device: Device) -> None:
     """Copy on a stream of the device under test while the other side's streams are held."""
     q, other = w.stream(w.device), w.stream(w.other)
     x, y = w.buffer(NBYTES, src_device), w.buffer(NBYTES, dst_device)
@@ -106,7 +106,7 @@ PIECES = ((0, 0, 1), (1, 2, 3), (5, 64, 7), (63, 1, 65), (100, 97, 31), (0, 128,
 
 
 @case("CPY-2", "A copy changes its destination and nothing else, whatever the offsets.")
-def cpy2_copy_changes_nothing_else(w: World) -> None:
+def cpy2_copy_changes_nothing_else(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     source, model = w.bytes(), w.bytes()
@@ -120,7 +120,7 @@ def cpy2_copy_changes_nothing_else(w: World) -> None:
 
 
 @case("CPY-2", "An upload changes its destination and nothing else, its source included.")
-def cpy2_upload_changes_nothing_else(w: World) -> None:
+def cpy2_upload_changes_nothing_else(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     model = w.bytes()
@@ -135,7 +135,7 @@ def cpy2_upload_changes_nothing_else(w: World) -> None:
 
 
 @case("CPY-2", "A download fills its target exactly and leaves the buffer alone.")
-def cpy2_download_changes_nothing_else(w: World) -> None:
+def cpy2_download_changes_nothing_else(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     content = w.bytes()
@@ -151,7 +151,7 @@ def cpy2_download_changes_nothing_else(w: World) -> None:
 
 
 @case("CPY-2", "A copy within a buffer moves its bytes and no others.")
-def cpy2_within_a_buffer(w: World) -> None:
+def cpy2_within_a_buffer(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     model = w.bytes()
@@ -166,7 +166,7 @@ def cpy2_within_a_buffer(w: World) -> None:
 
 
 @case("CPY-3", "Source and destination that overlap are refused.")
-def cpy3_overlap(w: World) -> None:
+def cpy3_overlap(w: TestContext) -> None:
     q = w.stream()
     x, content = w.buffer(), w.bytes()
     w.put(q, x, content.copy())
@@ -176,7 +176,7 @@ def cpy3_overlap(w: World) -> None:
 
 
 @case("CPY-3", "Neighbours do not overlap.")
-def cpy3_neighbours(w: World) -> None:
+def cpy3_neighbours(w: TestContext) -> None:
     q = w.stream()
     x, content = w.buffer(), w.bytes()
     w.put(q, x, content.copy())
@@ -188,7 +188,7 @@ def cpy3_neighbours(w: World) -> None:
 
 
 @case("CPY-3", "Zero bytes are legal everywhere.")
-def cpy3_zero_bytes(w: World) -> None:
+def cpy3_zero_bytes(w: TestContext) -> None:
     q = w.stream()
     x, empty, other = w.buffer(), w.buffer(0), w.buffer(0)
     content, nothing = w.bytes(), np.zeros(0, np.uint8)
@@ -205,7 +205,7 @@ def cpy3_zero_bytes(w: World) -> None:
 
 
 @case("CPY-3", "Zero bytes keep their place in the order.", "events", "latch", "two streams")
-def cpy3_zero_bytes_keep_their_place(w: World) -> None:
+def cpy3_zero_bytes_keep_their_place(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x, nothing = w.buffer(), np.zeros(0, np.uint8)
     hold = w.hold(a)
@@ -223,7 +223,7 @@ def cpy3_zero_bytes_keep_their_place(w: World) -> None:
 
 
 @case("CPY-6", "A declared path to a second device carries bytes both ways.", "peer copy")
-def cpy6_declared_path(w: World) -> None:
+def cpy6_declared_path(w: TestContext) -> None:
     q, theirs = w.stream(), w.stream(w.other)
     x, y, back = w.buffer(), w.buffer(NBYTES, w.other), w.buffer()
     data = w.bytes()
@@ -236,7 +236,7 @@ def cpy6_declared_path(w: World) -> None:
 
 
 @case("CPY-6", "A pair without a path is refused.", "no peer copy")
-def cpy6_no_path(w: World) -> None:
+def cpy6_no_path(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffer(), w.buffer(NBYTES, w.other)
     content = w.bytes()
@@ -247,7 +247,7 @@ def cpy6_no_path(w: World) -> None:
 
 
 @case("CPY-6", "Host memory of another backend is reached where that is declared.", "foreign copy")
-def cpy6_foreign_host(w: World) -> None:
+def cpy6_foreign_host(w: TestContext) -> None:
     q, foreign = w.stream(), w.foreign()
     mine, theirs = w.buffer(), foreign.allocate(NBYTES)
     data = w.bytes()
@@ -261,7 +261,7 @@ def cpy6_foreign_host(w: World) -> None:
 
 
 @case("CPY-6", "Memory of another backend that is out of reach is refused.")
-def cpy6_foreign_memory(w: World) -> None:
+def cpy6_foreign_memory(w: TestContext) -> None:
     q = w.stream()
     for is_host in (True, False):
         foreign = w.foreign(is_host=is_host)
@@ -274,14 +274,14 @@ def cpy6_foreign_memory(w: World) -> None:
 
 
 @case("CPY-6", "Transfers take buffers of their own device only.", "pair")
-def cpy6_transfers_of_foreign_buffers(w: World) -> None:
+def cpy6_transfers_of_foreign_buffers(w: TestContext) -> None:
     q, y = w.stream(), w.buffer(NBYTES, w.other)
     w.refused(UsageError, w.upload, q, w.bytes(), y)
     w.refused(UsageError, w.download, q, y)
     _nothing_of_ours(w, q, w.other)
 
 
-def _nothing_of_ours(w: World, q: Stream, other: Device) -> None:
+def _nothing_of_ours(w: TestContext, q: Stream, other: Device) -> None:
     """Insist that a copy between two buffers of another device is refused."""
     a: Buffer = other.allocate(64)
     b: Buffer = other.allocate(64)

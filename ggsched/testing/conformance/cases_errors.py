@@ -8,14 +8,14 @@ import numpy as np
 from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import DeviceFault, GgschedError, UsageError
 from ggsched.testing.conformance.case import case
+from ggsched.testing.conformance.context import NBYTES, TestContext
 from ggsched.testing.conformance.faults import lookup, make_fail
 from ggsched.testing.conformance.rules import BrokenRule
-from ggsched.testing.conformance.world import NBYTES, World
 
 # --- ERR-1 ------------------------------------------------------------------------------------
 
 
-def _refusals(w: World, q: Stream) -> Iterator[tuple[str, Callable[[], Any]]]:
+def _refusals(w: TestContext, q: Stream) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield calls that have to be refused, each with the word that its error has to contain."""
     x = w.buffer()
     yield "upload", lambda: w.upload(q, w.bytes(8), x, NBYTES - 4)
@@ -34,7 +34,7 @@ def _refusals(w: World, q: Stream) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 @case("ERR-1", "What is refused raises at once and names the command.")
-def err1_refusals_name_the_command(w: World) -> None:
+def err1_refusals_name_the_command(w: TestContext) -> None:
     q = w.stream()
     for word, call in _refusals(w, q):
         error = w.refused(UsageError, call)
@@ -43,7 +43,7 @@ def err1_refusals_name_the_command(w: World) -> None:
 
 
 @case("ERR-1", "After a refusal the stream is as before.")
-def err1_stream_as_before(w: World) -> None:
+def err1_stream_as_before(w: TestContext) -> None:
     q = w.stream()
     y, data = w.buffer(), w.bytes()
     w.put(q, y, data)
@@ -55,7 +55,7 @@ def err1_stream_as_before(w: World) -> None:
 
 
 @case("ERR-1", "A refusal among commands that are held leaves those alone.", "latch")
-def err1_refusal_among_commands(w: World) -> None:
+def err1_refusal_among_commands(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     data = w.bytes()
@@ -69,7 +69,7 @@ def err1_refusal_among_commands(w: World) -> None:
 
 
 @case("ERR-1", "A node that cannot be compiled is named, and nothing stays behind.", "launch")
-def err1_compile_names_the_node(w: World) -> None:
+def err1_compile_names_the_node(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     numbers = w.numbers()
@@ -84,7 +84,7 @@ def err1_compile_names_the_node(w: World) -> None:
 
 
 @case("ERR-2", "A failed command poisons its stream; every later call names it.", "fault")
-def err2_poisoned(w: World) -> None:
+def err2_poisoned(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     label = make_fail(w, q)
@@ -103,7 +103,7 @@ def err2_poisoned(w: World) -> None:
 
 
 @case("ERR-2", "A launch on a poisoned stream names the first failure too.", "fault", "launch")
-def err2_launch_on_poisoned(w: World) -> None:
+def err2_launch_on_poisoned(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     program = w.compute(q, [(x, 0)], (y, 0))
@@ -113,7 +113,7 @@ def err2_launch_on_poisoned(w: World) -> None:
 
 
 @case("ERR-2", "What follows a failed command on its stream comes to an end.", "fault")
-def err2_what_follows_ends(w: World) -> None:
+def err2_what_follows_ends(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     label = make_fail(w, q)
@@ -128,7 +128,7 @@ def err2_what_follows_ends(w: World) -> None:
 
 
 @case("ERR-2", "Other streams go on.", "fault", "two streams")
-def err2_other_streams_go_on(w: World) -> None:
+def err2_other_streams_go_on(w: TestContext) -> None:
     q, other = w.stream(), w.stream()
     x, data = w.buffer(), w.bytes()
     label = make_fail(w, q)
@@ -138,7 +138,7 @@ def err2_other_streams_go_on(w: World) -> None:
 
 
 @case("ERR-2", "Launches of other streams that look rows up go on, too.", "fault", "op get_rows")
-def err2_other_lookups_go_on(w: World) -> None:
+def err2_other_lookups_go_on(w: TestContext) -> None:
     if w.device.facts.max_streams < 2 or "get_rows:f32" not in w.device.facts.ops:
         return
     q, other = w.stream(), w.stream()
@@ -154,7 +154,7 @@ def err2_other_lookups_go_on(w: World) -> None:
 
 
 @case("ERR-2", "Another device goes on.", "fault", "pair")
-def err2_other_devices_go_on(w: World) -> None:
+def err2_other_devices_go_on(w: TestContext) -> None:
     q, other = w.stream(), w.stream(w.other)
     x, data = w.buffer(NBYTES, w.other), w.bytes()
     make_fail(w, q)
@@ -164,7 +164,7 @@ def err2_other_devices_go_on(w: World) -> None:
 
 
 @case("ERR-2", "The device goes on: memory and a new stream are there.", "fault")
-def err2_device_goes_on(w: World) -> None:
+def err2_device_goes_on(w: TestContext) -> None:
     q = w.stream()
     make_fail(w, q)
     w.refused(DeviceFault, w.sync, q)
@@ -174,7 +174,7 @@ def err2_device_goes_on(w: World) -> None:
     w.equal(w.get(fresh, x), data, "on a new stream after a fault")
 
 
-def _names(w: World, label: str, call: Callable[[], Any]) -> None:
+def _names(w: TestContext, label: str, call: Callable[[], Any]) -> None:
     error = w.refused(DeviceFault, call)
     text = error.one_line()
     w.require(label in text, f"the fault does not name {label!r}: {text}")
@@ -184,7 +184,7 @@ def _names(w: World, label: str, call: Callable[[], Any]) -> None:
 
 
 @case("ERR-3", "Everything can be closed twice, in any order.")
-def err3_twice(w: World) -> None:
+def err3_twice(w: TestContext) -> None:
     for order in (1, -1):
         q, x = w.stream(), w.buffer()
         things: list[Any] = [q, x, w.compile([], q)]
@@ -199,7 +199,7 @@ def err3_twice(w: World) -> None:
 
 
 @case("ERR-3", "After close of a stream every call on it raises.")
-def err3_closed_stream(w: World) -> None:
+def err3_closed_stream(w: TestContext) -> None:
     q, x, y = w.stream(), w.buffer(), w.buffer()
     program = w.compile([], q)
     data = w.bytes()
@@ -220,7 +220,7 @@ def err3_closed_stream(w: World) -> None:
 
 
 @case("ERR-3", "A closed buffer is refused by every command.")
-def err3_closed_buffer(w: World) -> None:
+def err3_closed_buffer(w: TestContext) -> None:
     q, x, y = w.stream(), w.buffer(), w.buffer()
     w.close(x)
     _all_refused(
@@ -236,7 +236,7 @@ def err3_closed_buffer(w: World) -> None:
 
 
 @case("ERR-3", "A closed program is refused.", "launch")
-def err3_closed_program(w: World) -> None:
+def err3_closed_program(w: TestContext) -> None:
     q, x, y = w.stream(), w.buffer(), w.buffer()
     program = w.compute(q, [(x, 0)], (y, 0))
     w.close(program)
@@ -244,7 +244,7 @@ def err3_closed_program(w: World) -> None:
 
 
 @case("ERR-3", "A closed event is refused.", "events")
-def err3_closed_event(w: World) -> None:
+def err3_closed_event(w: TestContext) -> None:
     q = w.stream()
     fresh, event = w.event(), w.record(q)
     w.sync(q)
@@ -253,7 +253,7 @@ def err3_closed_event(w: World) -> None:
         _all_refused(w, _uses(w, q, e))
 
 
-def _uses(w: World, q: Stream, event: Event) -> list[Callable[[], Any]]:
+def _uses(w: TestContext, q: Stream, event: Event) -> list[Callable[[], Any]]:
     return [
         lambda: w.wait(q, event),
         lambda: w.record(q, event),
@@ -264,7 +264,7 @@ def _uses(w: World, q: Stream, event: Event) -> list[Callable[[], Any]]:
 
 
 @case("ERR-3", "Close of a device releases what it made; then every call on it raises.")
-def err3_closed_device(w: World) -> None:
+def err3_closed_device(w: TestContext) -> None:
     device, q, x = w.device, w.stream(), w.buffer()
     w.upload(q, w.bytes(), x)
     w.close(device)
@@ -285,7 +285,7 @@ def err3_closed_device(w: World) -> None:
 
 
 @case("ERR-3", "A stream may be closed while its commands run; they run to their end.", "events")
-def err3_closed_with_work(w: World) -> None:
+def err3_closed_with_work(w: TestContext) -> None:
     q, x, data = w.stream(), w.buffer(1 << 20), w.bytes(1 << 20)
     w.upload(q, data, x)
     event = w.record(q)
@@ -295,7 +295,7 @@ def err3_closed_with_work(w: World) -> None:
 
 
 @case("ERR-3", "A device may be closed while its commands run.")
-def err3_device_closed_with_work(w: World) -> None:
+def err3_device_closed_with_work(w: TestContext) -> None:
     q, x, y = w.stream(), w.buffer(1 << 20), w.buffer(1 << 20)
     for _ in range(4):
         w.upload(q, w.bytes(1 << 20), x)
@@ -304,7 +304,7 @@ def err3_device_closed_with_work(w: World) -> None:
 
 
 @case("ERR-3", "Close works after a fault.", "fault")
-def err3_after_a_fault(w: World) -> None:
+def err3_after_a_fault(w: TestContext) -> None:
     q, x = w.stream(), w.buffer()
     make_fail(w, q)
     w.refused(DeviceFault, w.sync, q)
@@ -313,7 +313,7 @@ def err3_after_a_fault(w: World) -> None:
 
 
 @case("ERR-3", "A stream that fails and is closed at once does not disturb the device.", "fault")
-def err3_fault_nobody_waits_for(w: World) -> None:
+def err3_fault_nobody_waits_for(w: TestContext) -> None:
     q = w.stream()
     make_fail(w, q)
     w.close(q)
@@ -322,7 +322,7 @@ def err3_fault_nobody_waits_for(w: World) -> None:
     w.equal(w.get(fresh, x), data, "after a stream was closed with a fault")
 
 
-def _all_refused(w: World, calls: list[Callable[[], Any]]) -> None:
+def _all_refused(w: TestContext, calls: list[Callable[[], Any]]) -> None:
     for i, call in enumerate(calls):
         try:
             call()

@@ -5,15 +5,15 @@ from contextlib import suppress
 from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.testing.conformance.case import case
+from ggsched.testing.conformance.context import NBYTES, TestContext
 from ggsched.testing.conformance.faults import make_fail
 from ggsched.testing.conformance.latch import HostEvent, can_wait_for_host_events
-from ggsched.testing.conformance.world import NBYTES, World
 
 # --- EVT-1 ------------------------------------------------------------------------------------
 
 
 @case("EVT-1", "A fresh event is neither recorded nor done.", "events")
-def evt1_fresh_event(w: World) -> None:
+def evt1_fresh_event(w: TestContext) -> None:
     event = w.event()
     w.require(not event.is_recorded, "a fresh event is recorded")
     w.require(not event.is_done, "a fresh event is done")
@@ -23,7 +23,7 @@ def evt1_fresh_event(w: World) -> None:
 
 
 @case("EVT-1", "An event covers the very last command before it.", "events", "latch")
-def evt1_covers_the_last_command(w: World) -> None:
+def evt1_covers_the_last_command(w: TestContext) -> None:
     q = w.stream()
     x, data = w.buffer(), w.bytes()
     w.upload(q, data, x)
@@ -38,7 +38,7 @@ def evt1_covers_the_last_command(w: World) -> None:
 
 
 @case("EVT-1", "An event covers uploads, copies and downloads before it.", "events")
-def evt1_covers_copies(w: World) -> None:
+def evt1_covers_copies(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     data = w.bytes()
@@ -54,7 +54,7 @@ def evt1_covers_copies(w: World) -> None:
 
 
 @case("EVT-1", "An event covers launches before it.", "events", "launch", "two streams")
-def evt1_covers_launches(w: World) -> None:
+def evt1_covers_launches(w: TestContext) -> None:
     q, reader = w.stream(), w.stream()
     x, y = w.buffers(2)
     numbers = w.numbers()
@@ -70,7 +70,7 @@ def evt1_covers_launches(w: World) -> None:
 
 
 @case("EVT-1", "An event covers every queue of the device at once.", "events", "launch")
-def evt1_covers_every_queue(w: World) -> None:
+def evt1_covers_every_queue(w: TestContext) -> None:
     q = w.stream()
     x, y, z = w.buffers(3)
     numbers, data = w.numbers(), w.bytes()
@@ -90,7 +90,7 @@ def evt1_covers_every_queue(w: World) -> None:
 
 
 @case("EVT-1", "It stands for nothing that comes after the record.", "events", "latch")
-def evt1_covers_nothing_later(w: World) -> None:
+def evt1_covers_nothing_later(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     data = w.bytes()
@@ -107,7 +107,7 @@ def evt1_covers_nothing_later(w: World) -> None:
 
 
 @case("EVT-1", "Two events of one stream stand for two prefixes.", "events", "latch")
-def evt1_two_prefixes(w: World) -> None:
+def evt1_two_prefixes(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     w.upload(q, w.bytes(), x)
@@ -123,7 +123,7 @@ def evt1_two_prefixes(w: World) -> None:
 
 
 @case("EVT-1", "On a stream without commands an event is done at once, or soon.", "events")
-def evt1_of_nothing(w: World) -> None:
+def evt1_of_nothing(w: TestContext) -> None:
     event = w.record(w.stream())
     w.until(lambda: event.is_done, "an event that stands for nothing is not done")
     w.sync(event, 0.0)
@@ -133,7 +133,7 @@ def evt1_of_nothing(w: World) -> None:
 
 
 @case("EVT-3", "A stream refuses to wait for an event that was not recorded.", "events")
-def evt3_wait_before_record(w: World) -> None:
+def evt3_wait_before_record(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     event, data = w.event(), w.bytes()
@@ -147,14 +147,14 @@ def evt3_wait_before_record(w: World) -> None:
 
 
 @case("EVT-3", "The host's sync of an event that was not recorded raises as well.", "events")
-def evt3_sync_before_record(w: World) -> None:
+def evt3_sync_before_record(w: TestContext) -> None:
     event = w.event()
     w.refused(UsageError, w.sync, event)
     w.refused(UsageError, w.sync, event, 0.0)
 
 
 @case("EVT-3", "Recording twice raises, and the event stays what it was.", "events", "latch")
-def evt3_record_twice(w: World) -> None:
+def evt3_record_twice(w: TestContext) -> None:
     q = w.stream()
     event = w.record(q)
     hold = w.hold(q)
@@ -167,7 +167,7 @@ def evt3_record_twice(w: World) -> None:
 
 
 @case("EVT-3", "Recording a second time is refused on another stream too.", "events", "two streams")
-def evt3_record_twice_elsewhere(w: World) -> None:
+def evt3_record_twice_elsewhere(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     event = w.record(a)
     w.refused(UsageError, w.record, b, event)
@@ -181,7 +181,7 @@ def evt3_record_twice_elsewhere(w: World) -> None:
 
 
 @case("EVT-5", "A done event stays done, whatever is enqueued later.", "events")
-def evt5_stays_done(w: World) -> None:
+def evt5_stays_done(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     w.upload(q, w.bytes(), x)
@@ -198,7 +198,7 @@ def evt5_stays_done(w: World) -> None:
 
 
 @case("EVT-5", "sync of an event makes its prefix visible to the host.", "events")
-def evt5_sync_makes_visible(w: World) -> None:
+def evt5_sync_makes_visible(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     for _ in range(8):
@@ -212,7 +212,7 @@ def evt5_sync_makes_visible(w: World) -> None:
 
 
 @case("EVT-5", "is_done is as good as sync: what it covers is visible.", "events")
-def evt5_done_is_visible(w: World) -> None:
+def evt5_done_is_visible(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     data = w.bytes()
@@ -224,7 +224,7 @@ def evt5_done_is_visible(w: World) -> None:
 
 
 @case("EVT-5", "A timeout of an event's sync changes nothing.", "events", "latch")
-def evt5_timeout(w: World) -> None:
+def evt5_timeout(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     data = w.bytes()
@@ -241,7 +241,7 @@ def evt5_timeout(w: World) -> None:
 
 
 @case("EVT-5", "Closing an event that is not done is legal and stops nobody.", "events", "latch")
-def evt5_closed_before_done(w: World) -> None:
+def evt5_closed_before_done(w: TestContext) -> None:
     a = w.stream()
     x = w.buffer()
     data = w.bytes()
@@ -261,7 +261,7 @@ def evt5_closed_before_done(w: World) -> None:
 
 
 @case("EVT-6", "An event behind a command that failed is done, and failed.", "events", "fault")
-def evt6_failed_event(w: World) -> None:
+def evt6_failed_event(w: TestContext) -> None:
     q = w.stream()
     make_fail(w, q)
     event = _record_on_poisoned(w, q)
@@ -271,7 +271,7 @@ def evt6_failed_event(w: World) -> None:
 
 
 @case("EVT-6", "record on a stream that is known to have failed still records.", "events", "fault")
-def evt6_record_on_poisoned(w: World) -> None:
+def evt6_record_on_poisoned(w: TestContext) -> None:
     q = w.stream()
     make_fail(w, q)
     w.refused(DeviceFault, w.sync, q)
@@ -283,7 +283,7 @@ def evt6_record_on_poisoned(w: World) -> None:
 
 
 @case("EVT-6", "A stream that waits for a failed event fails.", "events", "fault", "two streams")
-def evt6_waiter_fails(w: World) -> None:
+def evt6_waiter_fails(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x = w.buffer()
     before = w.bytes()
@@ -296,7 +296,7 @@ def evt6_waiter_fails(w: World) -> None:
 
 
 @case("EVT-6", "An event recorded before the failure is good.", "events", "fault", "two streams")
-def evt6_earlier_event_is_good(w: World) -> None:
+def evt6_earlier_event_is_good(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x = w.buffer()
     data = w.bytes()
@@ -310,7 +310,7 @@ def evt6_earlier_event_is_good(w: World) -> None:
 
 
 @case("EVT-6", "The failure of another backend's event reaches the stream.", "foreign wait")
-def evt6_foreign_failure(w: World) -> None:
+def evt6_foreign_failure(w: TestContext) -> None:
     q = w.stream()
     event = HostEvent()
     w.tell("e = an event of another backend, which has failed")
@@ -324,7 +324,7 @@ def evt6_foreign_failure(w: World) -> None:
     "foreign wait",
     "two streams",
 )
-def evt6_foreign_failure_travels(w: World) -> None:
+def evt6_foreign_failure_travels(w: TestContext) -> None:
     for is_early in (True, False) if can_wait_for_host_events(w.device) else (True,):
         a, b = w.stream(), w.stream()
         event, failure = HostEvent(), DeviceFault("made to fail", where="elsewhere")
@@ -344,7 +344,7 @@ def evt6_foreign_failure_travels(w: World) -> None:
         w.refused(DeviceFault, w.sync, a)
 
 
-def _record_on_poisoned(w: World, q: Stream) -> Event:
+def _record_on_poisoned(w: TestContext, q: Stream) -> Event:
     """Record; the call may raise already, and records the event nevertheless (EVT-6)."""
     event = w.event(q.device)
     with suppress(DeviceFault):
@@ -353,7 +353,7 @@ def _record_on_poisoned(w: World, q: Stream) -> Event:
     return event
 
 
-def _wait_and_sync(w: World, q: Stream, event: Event) -> None:
+def _wait_and_sync(w: TestContext, q: Stream, event: Event) -> None:
     """Wait; whether the wait or the sync raises depends on how far the work has come."""
     w.wait(q, event)
     w.sync(q)

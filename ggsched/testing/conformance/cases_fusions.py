@@ -12,14 +12,14 @@ from ggsched.ir.fusion import PATTERNS
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
 from ggsched.testing.conformance.case import case
+from ggsched.testing.conformance.context import TestContext
 from ggsched.testing.conformance.draws import is_declared
 from ggsched.testing.conformance.oprun import run
 from ggsched.testing.conformance.rules import BrokenRule
-from ggsched.testing.conformance.world import World
-from ggsched.testing.draw_chains import CHAINS
-from ggsched.testing.drawing import Drawing
-from ggsched.testing.oracle import run_oracle
-from ggsched.testing.values import ATOL, RTOL, DrawnGraph, values_for
+from ggsched.testing.generators.graph_gen import GraphGenerator
+from ggsched.testing.generators.graph_gen_chains import CHAINS
+from ggsched.testing.generators.values import ATOL, RTOL, DrawnGraph, values_for
+from ggsched.testing.oracle.interpreter import run_oracle
 
 Array = npt.NDArray[Any]
 
@@ -39,7 +39,7 @@ class Chain(NamedTuple):
     group: Group
 
 
-def chains(w: World) -> Iterator[Chain]:
+def chains(w: TestContext) -> Iterator[Chain]:
     """Yield groups of every pattern that the device declares, on types that it has."""
     facts = w.device.facts
     for pattern in sorted(facts.fusions & PATTERNS.keys()):
@@ -55,8 +55,8 @@ def chains(w: World) -> Iterator[Chain]:
                     yield chain
 
 
-def _draw(w: World, pattern: str, dtype: DType) -> Chain | None:
-    d = Drawing(write_inputs=True, weight_dtypes=(dtype,))
+def _draw(w: TestContext, pattern: str, dtype: DType) -> Chain | None:
+    d = GraphGenerator(write_inputs=True, weight_dtypes=(dtype,))
     d.feed(w.rng.bytes(_CHOICES))
     nodes = CHAINS[pattern](d)
     if len(nodes) != len(d.results) or not nodes:
@@ -80,7 +80,7 @@ def _last(chain: Chain) -> Node:
     return chain.drawn.graph.nodes[-1]
 
 
-def _check(w: World, chain: Chain, over: dict[int, int] | None = None) -> None:
+def _check(w: TestContext, chain: Chain, over: dict[int, int] | None = None) -> None:
     """Run a group; compare its result with the oracle, and look for other bytes that changed."""
     graph = chain.drawn.graph
     w.program.append(f"group {chain.group.pattern}, seed {w.seed}")
@@ -100,13 +100,13 @@ def _check(w: World, chain: Chain, over: dict[int, int] | None = None) -> None:
 
 
 @case("LCH-6", "A group leaves what its nodes leave one by one, and not a byte beside.", "fusions")
-def lch6_every_pattern(w: World) -> None:
+def lch6_every_pattern(w: TestContext) -> None:
     for chain in chains(w):
         _check(w, chain)
 
 
 @case("LCH-6", "A group's result may lie on an operand that its last node alone reads.", "fusions")
-def lch6_result_on_an_operand(w: World) -> None:
+def lch6_result_on_an_operand(w: TestContext) -> None:
     for chain in chains(w):
         graph, node = chain.drawn.graph, _last(chain)
         earlier = {graph.tensors[t].storage for n in graph.nodes[:-1] for t in n.tensors}
@@ -119,7 +119,7 @@ def lch6_result_on_an_operand(w: World) -> None:
 
 
 @case("LCH-6", "A group's result may lie where another node's result would be.", "fusions")
-def lch6_result_on_a_result(w: World) -> None:
+def lch6_result_on_a_result(w: TestContext) -> None:
     for chain in chains(w):
         graph, node = chain.drawn.graph, _last(chain)
         made = {n.output for n in graph.nodes[:-1]}
@@ -130,7 +130,7 @@ def lch6_result_on_a_result(w: World) -> None:
 
 
 @case("LCH-6", "Every pattern that is declared has a meaning.", "fusions")
-def lch6_patterns_are_known(w: World) -> None:
+def lch6_patterns_are_known(w: TestContext) -> None:
     facts = w.device.facts
     unknown = sorted(facts.fusions - PATTERNS.keys())
     w.require(not unknown, f"it declares {', '.join(unknown)}; known are {', '.join(PATTERNS)}")

@@ -6,15 +6,15 @@ import weakref
 import numpy as np
 
 from ggsched.errors import UsageError
+from ggsched.testing.conformance.call_trace import Bytes
 from ggsched.testing.conformance.case import case
-from ggsched.testing.conformance.diary import Bytes
-from ggsched.testing.conformance.world import NBYTES, World
+from ggsched.testing.conformance.context import NBYTES, TestContext
 
 # --- CPY-4 ------------------------------------------------------------------------------------
 
 
 @case("CPY-4", "The source may be rewritten as soon as sync has returned.")
-def cpy4_source_free_after_sync(w: World) -> None:
+def cpy4_source_free_after_sync(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     source = w.bytes()
@@ -30,7 +30,7 @@ def cpy4_source_free_after_sync(w: World) -> None:
 
 
 @case("CPY-4", "The source may be rewritten once an event behind the upload is done.", "events")
-def cpy4_source_free_after_event(w: World) -> None:
+def cpy4_source_free_after_event(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     source = w.bytes()
@@ -45,7 +45,7 @@ def cpy4_source_free_after_event(w: World) -> None:
 
 
 @case("CPY-4", "A source that nobody else refers to is kept alive and unchanged.", "latch")
-def cpy4_source_is_kept_alive(w: World) -> None:
+def cpy4_source_is_kept_alive(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer(1 << 16)
     data = w.bytes(1 << 16)
@@ -64,7 +64,7 @@ def cpy4_source_is_kept_alive(w: World) -> None:
 
 
 @case("CPY-4", "Where uploads are snapshots the source may be rewritten at once.", "snapshots")
-def cpy4_snapshot(w: World) -> None:
+def cpy4_snapshot(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2, 1 << 16)
     source = w.bytes(1 << 16)
@@ -82,7 +82,7 @@ def cpy4_snapshot(w: World) -> None:
 
 
 @case("CPY-4", "The library lets go of the source when the upload is complete.")
-def cpy4_source_is_released(w: World) -> None:
+def cpy4_source_is_released(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     data = w.bytes()
@@ -97,7 +97,7 @@ def cpy4_source_is_released(w: World) -> None:
 
 
 @case("CPY-4", "A source may be read-only, unaligned, and anywhere in its array.")
-def cpy4_any_source(w: World) -> None:
+def cpy4_any_source(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     source = w.bytes(2 * NBYTES)
@@ -109,7 +109,7 @@ def cpy4_any_source(w: World) -> None:
 
 
 @case("CPY-4", "Host memory that is no contiguous view of bytes is refused.")
-def cpy4_what_is_no_host_memory(w: World) -> None:
+def cpy4_what_is_no_host_memory(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     wrong: list[object] = [
@@ -127,7 +127,7 @@ def cpy4_what_is_no_host_memory(w: World) -> None:
 
 
 @case("CPY-5", "A download that is held writes nothing.", "latch")
-def cpy5_not_before_its_turn(w: World) -> None:
+def cpy5_not_before_its_turn(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     w.put(q, x, w.bytes())
@@ -144,7 +144,7 @@ def cpy5_not_before_its_turn(w: World) -> None:
 
 
 @case("CPY-5", "After sync the target is the host's: nothing is written to it any more.")
-def cpy5_not_after_sync(w: World) -> None:
+def cpy5_not_after_sync(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     for _ in range(8):
@@ -158,7 +158,7 @@ def cpy5_not_after_sync(w: World) -> None:
 
 
 @case("CPY-5", "A target that nobody else refers to is kept alive.", "latch")
-def cpy5_target_is_kept_alive(w: World) -> None:
+def cpy5_target_is_kept_alive(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer(1 << 16)
     data = w.bytes(1 << 16)
@@ -176,7 +176,7 @@ def cpy5_target_is_kept_alive(w: World) -> None:
 
 
 @case("CPY-5", "A read-only target is refused, and what is no contiguous view of bytes.")
-def cpy5_what_is_no_target(w: World) -> None:
+def cpy5_what_is_no_target(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer(16)
     wrong: list[object] = [
@@ -191,7 +191,7 @@ def cpy5_what_is_no_target(w: World) -> None:
 
 
 @case("CPY-5", "Memory from allocate_host serves both ways.")
-def cpy5_pinned_memory(w: World) -> None:
+def cpy5_pinned_memory(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     for n in (0, 1, NBYTES):
@@ -209,7 +209,7 @@ def cpy5_pinned_memory(w: World) -> None:
         w.equal(host, data, "through memory from allocate_host")
 
 
-def _rewrite(w: World, array: Bytes) -> None:
+def _rewrite(w: TestContext, array: Bytes) -> None:
     w.tell(f"the host rewrites {w.name(array)}")
     np.bitwise_xor(array, 0xFF, array)
 

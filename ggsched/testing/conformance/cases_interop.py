@@ -3,16 +3,16 @@
 import numpy as np
 
 from ggsched.errors import UsageError
+from ggsched.testing.conformance.call_trace import Bytes
 from ggsched.testing.conformance.case import case
-from ggsched.testing.conformance.diary import Bytes
-from ggsched.testing.conformance.world import NBYTES, World
+from ggsched.testing.conformance.context import NBYTES, TestContext
 
 CPU = 1
 """DLPack's number for host memory."""
 
 
 @case("INT-1", "A buffer exports its own bytes by DLPack, without a copy.", "dlpack")
-def int1_own_bytes(w: World) -> None:
+def int1_own_bytes(w: TestContext) -> None:
     q, x, data = w.stream(), w.buffer(), w.bytes()
     w.put(q, x, data)
     kind, number = x.__dlpack_device__()  # type: ignore[attr-defined]
@@ -29,7 +29,7 @@ def int1_own_bytes(w: World) -> None:
 
 
 @case("INT-1", "DLPack of a closed buffer is refused.", "dlpack")
-def int1_closed(w: World) -> None:
+def int1_closed(w: TestContext) -> None:
     x = w.buffer()
     w.close(x)
     w.refused(UsageError, lambda: x.__dlpack__())  # type: ignore[attr-defined]
@@ -38,7 +38,7 @@ def int1_closed(w: World) -> None:
 @case(
     "INT-2", "__cuda_array_interface__ names bytes, their number and their address.", "cuda array"
 )
-def int2_description(w: World) -> None:
+def int2_description(w: TestContext) -> None:
     for nbytes in (16, NBYTES):
         x = w.buffer(nbytes)
         given = x.__cuda_array_interface__  # type: ignore[attr-defined]
@@ -51,7 +51,7 @@ def int2_description(w: World) -> None:
 
 
 @case("INT-2", "__cuda_array_interface__ of a closed buffer is refused.", "cuda array")
-def int2_closed(w: World) -> None:
+def int2_closed(w: TestContext) -> None:
     x = w.buffer()
     w.close(x)
     w.refused(UsageError, lambda: x.__cuda_array_interface__)  # type: ignore[attr-defined]
@@ -63,7 +63,7 @@ def int2_closed(w: World) -> None:
     "cuda stream",
     "two streams",
 )
-def int3_handle(w: World) -> None:
+def int3_handle(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     handles = []
     for q in (a, b):
@@ -75,7 +75,7 @@ def int3_handle(w: World) -> None:
 
 
 @case("INT-3", "__cuda_stream__ of a closed stream is refused.", "cuda stream")
-def int3_closed(w: World) -> None:
+def int3_closed(w: TestContext) -> None:
     q = w.stream()
     w.close(q)
     w.refused(UsageError, lambda: q.__cuda_stream__())  # type: ignore[attr-defined]

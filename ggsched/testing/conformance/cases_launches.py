@@ -12,16 +12,16 @@ from ggsched.ir.dtype import BF16, F32, dtype_by_name
 from ggsched.ir.graph import Graph
 from ggsched.ir.ops import OPS
 from ggsched.testing.conformance.case import case
+from ggsched.testing.conformance.context import COUNT, NBYTES, TestContext
 from ggsched.testing.conformance.draws import graphs_with, is_declared
 from ggsched.testing.conformance.oprun import prepare, run
-from ggsched.testing.conformance.world import COUNT, NBYTES, World
-from ggsched.testing.values import DrawnGraph, values_for
+from ggsched.testing.generators.values import DrawnGraph, values_for
 
 # --- LCH-1 ------------------------------------------------------------------------------------
 
 
 @case("LCH-1", "A launch writes its result and not a byte beside it.", "launch")
-def lch1_nothing_beside_the_result(w: World) -> None:
+def lch1_nothing_beside_the_result(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     numbers, around = w.numbers(), w.bytes()
@@ -36,7 +36,7 @@ def lch1_nothing_beside_the_result(w: World) -> None:
 
 
 @case("LCH-1", "A strided result leaves what lies between its rows alone.", "launch")
-def lch1_strided_result(w: World) -> None:
+def lch1_strided_result(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     numbers, around = w.numbers(16), w.bytes()
@@ -50,7 +50,7 @@ def lch1_strided_result(w: World) -> None:
     w.equal(w.get(q, y), expected, "rows of a strided result, and what lies between them")
 
 
-def _strided(w: World, x: Buffer, y: Buffer) -> BoundNode:
+def _strided(w: TestContext, x: Buffer, y: Buffer) -> BoundNode:
     op = w.exact
     source = Operand(x, 0, 64, F32, (4, 4), (16, 4))
     result = Operand(y, 32, 3 * 32 + 16, F32, (4, 4), (32, 4))
@@ -61,7 +61,7 @@ def _strided(w: World, x: Buffer, y: Buffer) -> BoundNode:
 
 
 @case("LCH-1", "Every op that is declared writes its result only, and all of it.")
-def lch1_every_op(w: World) -> None:
+def lch1_every_op(w: TestContext) -> None:
     q = w.stream()
     for drawn in _one_of_each(w):
         prepared, after = run(w, q, drawn.graph, values_for(drawn, w.seed))
@@ -72,7 +72,7 @@ def lch1_every_op(w: World) -> None:
 
 
 @case("LCH-1", "Each launch has the operands that it was compiled with.", "launch")
-def lch1_own_operands(w: World) -> None:
+def lch1_own_operands(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     numbers = w.numbers()
@@ -89,7 +89,7 @@ def lch1_own_operands(w: World) -> None:
 
 
 @case("LCH-1", "A program can be launched often, and sees what its inputs hold by then.", "launch")
-def lch1_launched_often(w: World) -> None:
+def lch1_launched_often(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     program = w.compute(q, [(x, 0)], (y, 0))
@@ -102,7 +102,7 @@ def lch1_launched_often(w: World) -> None:
 
 
 @case("LCH-1", "A program may be closed as soon as its launch is enqueued.", "launch")
-def lch1_program_closed_early(w: World) -> None:
+def lch1_program_closed_early(w: TestContext) -> None:
     q = w.stream()
     x, y, z = w.buffers(3)
     numbers = w.numbers()
@@ -118,7 +118,7 @@ def lch1_program_closed_early(w: World) -> None:
 
 
 @case("LCH-1", "A program without nodes does nothing, in its place.")
-def lch1_no_nodes(w: World) -> None:
+def lch1_no_nodes(w: TestContext) -> None:
     q = w.stream()
     x, data = w.buffer(), w.bytes()
     w.upload(q, data, x)
@@ -131,7 +131,7 @@ def lch1_no_nodes(w: World) -> None:
 
 
 @case("LCH-2", "Inputs keep their bytes.", "launch")
-def lch2_inputs_stay(w: World) -> None:
+def lch2_inputs_stay(w: TestContext) -> None:
     q = w.stream()
     x, y, z = w.buffers(3)
     a, b = w.numbers(), w.numbers()
@@ -146,7 +146,7 @@ def lch2_inputs_stay(w: World) -> None:
 
 
 @case("LCH-2", "Of every op that is declared, inputs keep their bytes.")
-def lch2_every_op(w: World) -> None:
+def lch2_every_op(w: TestContext) -> None:
     q = w.stream()
     for drawn in _one_of_each(w):
         prepared, after = run(w, q, drawn.graph, values_for(drawn, w.seed))
@@ -162,7 +162,7 @@ def lch2_every_op(w: World) -> None:
 
 
 @case("LCH-2", "A result may take the place of an operand, where the op allows it.", "launch")
-def lch2_in_place(w: World) -> None:
+def lch2_in_place(w: TestContext) -> None:
     if not OPS[w.exact.name].may_overwrite:
         return
     q = w.stream()
@@ -180,7 +180,7 @@ def lch2_in_place(w: World) -> None:
 
 
 @case("LCH-4", "The same launch gives the same bytes, on any stream, at any time.", "deterministic")
-def lch4_same_bytes(w: World) -> None:
+def lch4_same_bytes(w: TestContext) -> None:
     streams = [w.stream() for _ in range(min(2, w.device.facts.max_streams))]
     for graph, values in _large(w):
         results = []
@@ -198,7 +198,7 @@ def lch4_same_bytes(w: World) -> None:
 
 
 @case("LCH-4", "Also while another stream computes.", "deterministic", "two streams")
-def lch4_same_bytes_in_company(w: World) -> None:
+def lch4_same_bytes_in_company(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     for graph, values in _large(w):
         alone = run(w, a, graph, values)[1]
@@ -218,7 +218,7 @@ def lch4_same_bytes_in_company(w: World) -> None:
 
 
 @case("LCH-5", "A program is refused by every stream but its own.", "launch", "two streams")
-def lch5_program_of_another_stream(w: World) -> None:
+def lch5_program_of_another_stream(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x, y = w.buffers(2)
     numbers = w.numbers()
@@ -231,7 +231,7 @@ def lch5_program_of_another_stream(w: World) -> None:
 
 
 @case("LCH-5", "Launches of two streams at a time do not share scratch memory.", "two streams")
-def lch5_scratch_is_apart(w: World) -> None:
+def lch5_scratch_is_apart(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     for graph, values in _large(w):
         other = {name: np.flip(v).copy() for name, v in values.items()}
@@ -255,7 +255,7 @@ def lch5_scratch_is_apart(w: World) -> None:
 
 
 @case("LCH-5", "Programs of one stream do not disturb each other.", "launch")
-def lch5_programs_of_one_stream(w: World) -> None:
+def lch5_programs_of_one_stream(w: TestContext) -> None:
     q = w.stream()
     x, y, z = w.buffers(3)
     numbers = w.numbers()
@@ -269,7 +269,7 @@ def lch5_programs_of_one_stream(w: World) -> None:
     w.equal(w.get(q, z, 0, NBYTES // 2), w.result(numbers[: COUNT // 2]), "the one between")
 
 
-def _one_of_each(w: World) -> Iterator[DrawnGraph]:
+def _one_of_each(w: TestContext) -> Iterator[DrawnGraph]:
     """Yield a graph for each op and type that the device declares."""
     for key in sorted(w.device.facts.ops):
         op, _, dtype = key.partition(":")
@@ -279,7 +279,7 @@ def _one_of_each(w: World) -> Iterator[DrawnGraph]:
                 break
 
 
-def _large(w: World) -> Iterator[tuple[Graph, dict[str, np.ndarray]]]:
+def _large(w: TestContext) -> Iterator[tuple[Graph, dict[str, np.ndarray]]]:
     """Yield graphs of one op each, large enough that work is cut into pieces."""
     shapes = {"x": (48, 192), "w": (40, 192)}
     for op in ("mul_mat", "sum_rows", "rms_norm", "norm", "soft_max", "gelu", "argsort", "add"):

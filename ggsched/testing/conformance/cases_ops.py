@@ -10,14 +10,14 @@ from ggsched.errors import DeviceFault
 from ggsched.ir.dtype import DType, dtype_by_name
 from ggsched.ir.ops import OPS
 from ggsched.testing.conformance.case import Case, case
+from ggsched.testing.conformance.context import TestContext
 from ggsched.testing.conformance.draws import empty_graphs, graphs_with, is_declared
 from ggsched.testing.conformance.faults import LABEL, bad_rows
 from ggsched.testing.conformance.oprun import run
 from ggsched.testing.conformance.rules import BrokenRule
 from ggsched.testing.conformance.strided import strided_graphs, tied_graphs
-from ggsched.testing.conformance.world import World
-from ggsched.testing.oracle import run_oracle
-from ggsched.testing.values import ATOL, RTOL, DrawnGraph, values_for
+from ggsched.testing.generators.values import ATOL, RTOL, DrawnGraph, values_for
+from ggsched.testing.oracle.interpreter import run_oracle
 
 Array = npt.NDArray[Any]
 
@@ -33,7 +33,7 @@ GRAPHS: Final = 6
 
 
 def _op_case(op: str) -> Case:
-    def check(w: World) -> None:
+    def check(w: TestContext) -> None:
         keys = [key for key in sorted(w.device.facts.ops) if key.partition(":")[0] == op]
         for key in keys:
             _check_type(w, op, dtype_by_name(key.partition(":")[2]))
@@ -44,7 +44,7 @@ def _op_case(op: str) -> Case:
     return case("LCH-3", f"{op} agrees with the oracle {measure}.", f"op {op}")(check)
 
 
-def _check_type(w: World, op: str, dtype: DType) -> None:
+def _check_type(w: TestContext, op: str, dtype: DType) -> None:
     q = w.stream()
     for drawn in _drawn(w, op, dtype):
         w.program.append(f"graph: {drawn.graph.nodes[-1].op} on {dtype}, seed {w.seed}")
@@ -58,7 +58,7 @@ def _check_type(w: World, op: str, dtype: DType) -> None:
     w.close(q)
 
 
-def _drawn(w: World, op: str, dtype: DType) -> Iterator[DrawnGraph]:
+def _drawn(w: TestContext, op: str, dtype: DType) -> Iterator[DrawnGraph]:
     random, ties = graphs_with(op, dtype, GRAPHS, w.rng), tied_graphs(op) if op in SORTS else ()
     for drawn in (*random, *strided_graphs(op, dtype), *ties, *empty_graphs(op, dtype)):
         if is_declared(drawn.graph, w.device.facts):
@@ -92,7 +92,7 @@ CASES: Final = tuple(_op_case(op) for op in OPS)
     "An id out of range fails the launch; it never reads or writes elsewhere.",
     "op get_rows",
 )
-def lch3_ids_out_of_range(w: World) -> None:
+def lch3_ids_out_of_range(w: TestContext) -> None:
     q = w.stream()
     bad_rows(w, q)
     error = w.refused(DeviceFault, w.sync, q)

@@ -8,13 +8,13 @@ import numpy as np
 from ggsched.backend.protocols import Stream
 from ggsched.errors import SyncTimeout
 from ggsched.testing.conformance.case import case
-from ggsched.testing.conformance.world import NBYTES, World
+from ggsched.testing.conformance.context import NBYTES, TestContext
 
 # --- STR-1 ------------------------------------------------------------------------------------
 
 
 @case("STR-1", "Uploads, copies and downloads of a stream take effect in their order.")
-def str1_copies_in_order(w: World) -> None:
+def str1_copies_in_order(w: TestContext) -> None:
     q = w.stream()
     x, y, z = w.buffers(3)
     first, second = w.bytes(), w.bytes()
@@ -32,7 +32,7 @@ def str1_copies_in_order(w: World) -> None:
 
 
 @case("STR-1", "A command begins when the one before is complete, however long that takes.")
-def str1_long_before_short(w: World) -> None:
+def str1_long_before_short(w: TestContext) -> None:
     q = w.stream()
     n = 1 << 20
     x, y = w.buffer(n), w.buffer(n)
@@ -47,7 +47,7 @@ def str1_long_before_short(w: World) -> None:
 
 
 @case("STR-1", "Launches of a stream run in their order.", "launch")
-def str1_launches_in_order(w: World) -> None:
+def str1_launches_in_order(w: TestContext) -> None:
     q = w.stream()
     x, y, z = w.buffers(3)
     numbers = w.numbers()
@@ -65,7 +65,7 @@ def str1_launches_in_order(w: World) -> None:
 
 
 @case("STR-1", "Copies and launches are in order by what copy_order declares.", "launch")
-def str1_copies_and_launches(w: World) -> None:
+def str1_copies_and_launches(w: TestContext) -> None:
     q = w.stream()
     x, y, z = w.buffers(3)
     program = w.compute(q, [(x, 0)], (y, 0))
@@ -82,7 +82,7 @@ def str1_copies_and_launches(w: World) -> None:
 
 
 @case("STR-1", "A copy after a launch does not overwrite what the launch reads.", "launch")
-def str1_copy_after_reading_launch(w: World) -> None:
+def str1_copy_after_reading_launch(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     numbers = w.numbers()
@@ -98,7 +98,7 @@ def str1_copy_after_reading_launch(w: World) -> None:
 
 
 @case("STR-2", "A stream that is held takes commands without blocking.", "async", "hold")
-def str2_held_stream_takes_commands(w: World) -> None:
+def str2_held_stream_takes_commands(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     data = w.bytes()
@@ -113,7 +113,7 @@ def str2_held_stream_takes_commands(w: World) -> None:
 
 
 @case("STR-2", "A held stream takes launches without blocking.", "async", "hold", "launch")
-def str2_held_stream_takes_launches(w: World) -> None:
+def str2_held_stream_takes_launches(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     numbers = w.numbers()
@@ -127,7 +127,7 @@ def str2_held_stream_takes_launches(w: World) -> None:
 
 
 @case("STR-2", "wait does not block the host.", "async", "hold", "events", "two streams")
-def str2_wait_does_not_block(w: World) -> None:
+def str2_wait_does_not_block(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x = w.buffer()
     data = w.bytes()
@@ -141,7 +141,7 @@ def str2_wait_does_not_block(w: World) -> None:
 
 
 @case("STR-2", "Any number of commands can be enqueued before anybody waits.")
-def str2_many_commands(w: World) -> None:
+def str2_many_commands(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     w.put(q, x, w.bytes())
@@ -160,7 +160,7 @@ def str2_many_commands(w: World) -> None:
 
 
 @case("STR-3", "Copies run without another call; asking is_done is enough to see the end.")
-def str3_copies_run_by_themselves(w: World) -> None:
+def str3_copies_run_by_themselves(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     data = w.bytes()
@@ -172,7 +172,7 @@ def str3_copies_run_by_themselves(w: World) -> None:
 
 
 @case("STR-3", "Launches run without another call.", "launch")
-def str3_launches_run_by_themselves(w: World) -> None:
+def str3_launches_run_by_themselves(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     numbers = w.numbers()
@@ -183,7 +183,7 @@ def str3_launches_run_by_themselves(w: World) -> None:
 
 
 @case("STR-3", "An event becomes done without another call.", "events", "two streams")
-def str3_events_come_by_themselves(w: World) -> None:
+def str3_events_come_by_themselves(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x = w.buffer()
     data = w.bytes()
@@ -199,7 +199,7 @@ def str3_events_come_by_themselves(w: World) -> None:
 
 
 @case("STR-4", "A stream that is held holds up no other with its copies.", "latch", "two streams")
-def str4_held_stream_holds_no_other(w: World) -> None:
+def str4_held_stream_holds_no_other(w: TestContext) -> None:
     held, free = w.stream(), w.stream()
     x, y, z = w.buffers(3)
     data = w.bytes()
@@ -216,7 +216,7 @@ def str4_held_stream_holds_no_other(w: World) -> None:
 
 
 @case("STR-4", "Nor with its launches.", "latch", "two streams", "launch")
-def str4_held_launch_holds_no_other(w: World) -> None:
+def str4_held_launch_holds_no_other(w: TestContext) -> None:
     held, free = w.stream(), w.stream()
     x, y, z = w.buffers(3)
     numbers = w.numbers()
@@ -232,7 +232,7 @@ def str4_held_launch_holds_no_other(w: World) -> None:
 
 
 @case("STR-4", "sync of one stream does not wait for another.", "latch", "two streams")
-def str4_sync_waits_for_its_own(w: World) -> None:
+def str4_sync_waits_for_its_own(w: TestContext) -> None:
     held, free = w.stream(), w.stream()
     x = w.buffer()
     hold = w.hold(held)
@@ -247,7 +247,7 @@ def str4_sync_waits_for_its_own(w: World) -> None:
 
 
 @case("STR-5", "After sync everything is complete, visible to the host, and is_done is true.")
-def str5_sync_completes(w: World) -> None:
+def str5_sync_completes(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     for n in (1, 64, NBYTES):
@@ -261,7 +261,7 @@ def str5_sync_completes(w: World) -> None:
 
 
 @case("STR-5", "sync on a stream that nothing was enqueued on returns, also with no time.")
-def str5_sync_of_nothing(w: World) -> None:
+def str5_sync_of_nothing(w: TestContext) -> None:
     q = w.stream()
     w.sync(q, 0.0)
     w.put(q, w.buffer(), w.bytes())
@@ -270,7 +270,7 @@ def str5_sync_of_nothing(w: World) -> None:
 
 
 @case("STR-5", "A timeout raises SyncTimeout and leaves the stream usable.", "latch")
-def str5_timeout_leaves_the_stream_usable(w: World) -> None:
+def str5_timeout_leaves_the_stream_usable(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     data, more = w.bytes(), w.bytes(16)
@@ -288,7 +288,7 @@ def str5_timeout_leaves_the_stream_usable(w: World) -> None:
 
 
 @case("STR-5", "After sync the effects are visible to whatever is enqueued later.", "two streams")
-def str5_visible_to_other_streams(w: World) -> None:
+def str5_visible_to_other_streams(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x, y = w.buffers(2)
     for _ in range(8):
@@ -300,7 +300,7 @@ def str5_visible_to_other_streams(w: World) -> None:
 
 
 @case("STR-5", "sync waits for launches.", "launch")
-def str5_sync_waits_for_launches(w: World) -> None:
+def str5_sync_waits_for_launches(w: TestContext) -> None:
     q = w.stream()
     count = 1 << 16
     x, y = w.buffer(4 * count), w.buffer(4 * count)
@@ -316,7 +316,7 @@ def str5_sync_waits_for_launches(w: World) -> None:
 
 
 @case("STR-6", "is_done of a stream does not block and is false while it is held.", "hold")
-def str6_is_done_does_not_block(w: World) -> None:
+def str6_is_done_does_not_block(w: TestContext) -> None:
     q = w.stream()
     w.require(q.is_done, "a stream without commands is not done")
     hold = w.hold(q)
@@ -328,7 +328,7 @@ def str6_is_done_does_not_block(w: World) -> None:
 
 
 @case("STR-6", "is_done of an event does not block either.", "hold", "events")
-def str6_event_is_done_does_not_block(w: World) -> None:
+def str6_event_is_done_does_not_block(w: TestContext) -> None:
     q = w.stream()
     hold = w.hold(q)
     w.upload(q, w.bytes(), w.buffer())
@@ -340,7 +340,7 @@ def str6_event_is_done_does_not_block(w: World) -> None:
 
 
 @case("STR-6", "Different streams may be used by different threads.", "two streams")
-def str6_streams_of_two_threads(w: World) -> None:
+def str6_streams_of_two_threads(w: TestContext) -> None:
     results: list[np.ndarray] = []
     errors: list[BaseException] = []
     jobs = [_job(w, w.stream(), results) for _ in range(2)]
@@ -366,7 +366,7 @@ def str6_streams_of_two_threads(w: World) -> None:
         w.equal(seen, expected, "downloaded by one of two threads")
 
 
-def _job(w: World, q: Stream, results: list[np.ndarray]) -> Callable[[], None]:
+def _job(w: TestContext, q: Stream, results: list[np.ndarray]) -> Callable[[], None]:
     """Return what one thread does. It writes nothing down: the list is not made for threads."""
     x, y = w.buffers(2)
     rounds = [w.bytes() for _ in range(20)]

@@ -11,14 +11,14 @@ from ggsched.errors import GgschedError, OutOfDeviceMemory, UsageError
 from ggsched.ir.dtype import F32
 from ggsched.ir.ops import OPS
 from ggsched.testing.conformance.case import case
-from ggsched.testing.conformance.world import World
+from ggsched.testing.conformance.context import TestContext
 from ggsched.topology.caps import op_key
 
 MANY_STREAMS = 64
 
 
 @case("TRU-1", "Facts have the declared types, make sense, and do not change.")
-def tru1_facts_make_sense(w: World) -> None:
+def tru1_facts_make_sense(w: TestContext) -> None:
     for device in w.devices:
         checked_facts(device)
     probe(w.devices)
@@ -29,7 +29,7 @@ def tru1_facts_make_sense(w: World) -> None:
 
 
 @case("TRU-1", "What the device makes is what the protocols say, and belongs to it.")
-def tru1_protocols(w: World) -> None:
+def tru1_protocols(w: TestContext) -> None:
     q, x = w.stream(), w.buffer()
     made: list[tuple[Any, type]] = [(w.device, Device), (q, Stream), (x, Buffer)]
     if w.device.facts.has_events:
@@ -41,7 +41,7 @@ def tru1_protocols(w: World) -> None:
 
 
 @case("TRU-1", "An op that is not declared is refused when it is compiled.")
-def tru1_ops_not_declared(w: World) -> None:
+def tru1_ops_not_declared(w: TestContext) -> None:
     q, x = w.stream(), w.buffer(4096)
     vector = Operand(x, 0, 64, F32, (16,), (4,))
     missing = [op for op in OPS if op_key(op, "f32") not in w.device.facts.ops]
@@ -51,12 +51,12 @@ def tru1_ops_not_declared(w: World) -> None:
 
 
 @case("TRU-1", "Without declared events there are none.", "no events")
-def tru1_no_events(w: World) -> None:
+def tru1_no_events(w: TestContext) -> None:
     w.refused(GgschedError, w.event)
 
 
 @case("TRU-1", "As many streams as declared can be had at once, and no more.")
-def tru1_stream_count(w: World) -> None:
+def tru1_stream_count(w: TestContext) -> None:
     most = w.device.facts.max_streams
     streams = [w.stream() for _ in range(min(most, MANY_STREAMS))]
     x, data = w.buffer(), w.bytes()
@@ -70,7 +70,7 @@ def tru1_stream_count(w: World) -> None:
 
 
 @case("TRU-1", "host memory is imported where that is declared, and read-only.", "import")
-def tru1_import(w: World) -> None:
+def tru1_import(w: TestContext) -> None:
     q = w.stream()
     data = w.bytes(4096)
     w.tell(f"{w.name(w.device)}.import_host(host bytes)")
@@ -86,7 +86,7 @@ def tru1_import(w: World) -> None:
 
 
 @case("TRU-1", "Programs read imported memory.", "import", "launch")
-def tru1_import_and_launch(w: World) -> None:
+def tru1_import_and_launch(w: TestContext) -> None:
     q, y = w.stream(), w.buffer()
     raw = np.zeros(4096, np.float32)
     raw[:] = w.numbers(4096)
@@ -100,13 +100,13 @@ def tru1_import_and_launch(w: World) -> None:
 
 
 @case("TRU-1", "Import is refused where it is not declared.", "no import")
-def tru1_no_import(w: World) -> None:
+def tru1_no_import(w: TestContext) -> None:
     data = w.bytes(64)
     w.refused(UsageError, lambda: w.device.import_host(data.data))
 
 
 @case("TRU-1", "More memory than declared is refused, as much as declared is not refused lightly.")
-def tru1_memory(w: World) -> None:
+def tru1_memory(w: TestContext) -> None:
     facts = w.device.facts
     w.require(
         facts.max_allocation_nbytes <= facts.memory_nbytes, "one buffer may exceed all memory"
@@ -117,7 +117,7 @@ def tru1_memory(w: World) -> None:
 
 
 @case("TRU-1", "Copy paths and wait paths to other devices are answers of the declared kind.")
-def tru1_paths(w: World) -> None:
+def tru1_paths(w: TestContext) -> None:
     others = [w.foreign(), w.foreign(is_host=False), *w.devices]
     for other in others:
         answer = w.device.copies_with(other.facts)
@@ -127,13 +127,13 @@ def tru1_paths(w: World) -> None:
 
 
 @case("TRU-1", "Streams of another device are refused by compile.", "pair")
-def tru1_compile_for_a_foreign_stream(w: World) -> None:
+def tru1_compile_for_a_foreign_stream(w: TestContext) -> None:
     theirs = w.stream(w.other)
     w.refused(UsageError, w.device.compile, [], theirs)
 
 
 @case("TRU-1", "Operands of another device are refused by compile.", "pair", "launch")
-def tru1_compile_with_foreign_operands(w: World) -> None:
+def tru1_compile_with_foreign_operands(w: TestContext) -> None:
     q, mine, theirs = w.stream(), w.buffer(), w.buffer(256, w.other)
     w.refused(UsageError, w.compute, q, [(theirs, 0)], (mine, 0))
     w.refused(UsageError, w.compute, q, [(mine, 0)], (theirs, 0))

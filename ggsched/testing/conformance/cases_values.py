@@ -11,11 +11,11 @@ from ggsched.ir.dtype import F32
 from ggsched.ir.ops import OPS
 from ggsched.testing.conformance.case import case
 from ggsched.testing.conformance.cases_ops import MOVES
+from ggsched.testing.conformance.context import TestContext
 from ggsched.testing.conformance.draws import graphs_with, is_declared
 from ggsched.testing.conformance.oprun import run
-from ggsched.testing.conformance.world import World
-from ggsched.testing.oracle import run_oracle
-from ggsched.testing.values import DrawnGraph, values_for
+from ggsched.testing.generators.values import DrawnGraph, values_for
+from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched.topology.caps import op_key
 
 Array = npt.NDArray[Any]
@@ -30,7 +30,7 @@ COMPARED: Final = frozenset({"add", "sub", "mul"})
 
 
 @case("LCH-3", "Infinities and what is not a number fail no launch.")
-def lch3_values_are_no_fault(w: World) -> None:
+def lch3_values_are_no_fault(w: TestContext) -> None:
     # Undefined bytes are such values now and then, so a device that fails by them fails seldom.
     # Numpy's default is to warn, and a warning may be an error: `python -W error`, pytest.
     with warnings.catch_warnings(), np.errstate(all="warn"):
@@ -41,7 +41,7 @@ def lch3_values_are_no_fault(w: World) -> None:
                     _run(w, op, drawn)
 
 
-def _run(w: World, op: str, drawn: DrawnGraph) -> None:
+def _run(w: TestContext, op: str, drawn: DrawnGraph) -> None:
     q = w.stream()
     w.program.append(f"graph: {op} of infinities and what is not a number, seed {w.seed}")
     values = _extreme(values_for(drawn, w.seed), w.rng)

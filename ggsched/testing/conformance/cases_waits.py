@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 from ggsched.backend.protocols import Buffer, Device, Stream
 from ggsched.errors import UsageError
+from ggsched.testing.conformance.call_trace import Bytes
 from ggsched.testing.conformance.case import case
-from ggsched.testing.conformance.diary import Bytes
+from ggsched.testing.conformance.context import NBYTES, TestContext
 from ggsched.testing.conformance.latch import HostEvent
-from ggsched.testing.conformance.world import NBYTES, World
 
 # --- EVT-2 ------------------------------------------------------------------------------------
 
 
 def _after_wait(
-    w: World,
+    w: TestContext,
     before: Callable[[Stream, Buffer, Buffer], Bytes],
     after: Callable[[Stream, Buffer, Buffer], None],
 ) -> None:
@@ -37,7 +37,7 @@ def _after_wait(
     w.equal(w.get(b, z), expected, "made behind the wait")
 
 
-def _by_upload(w: World) -> Callable[[Stream, Buffer, Buffer], Bytes]:
+def _by_upload(w: TestContext) -> Callable[[Stream, Buffer, Buffer], Bytes]:
     def before(q: Stream, x: Buffer, y: Buffer) -> Bytes:
         data = w.numbers()
         w.upload(q, data, y)
@@ -46,17 +46,17 @@ def _by_upload(w: World) -> Callable[[Stream, Buffer, Buffer], Bytes]:
     return before
 
 
-def _by_copy(w: World) -> Callable[[Stream, Buffer, Buffer], None]:
+def _by_copy(w: TestContext) -> Callable[[Stream, Buffer, Buffer], None]:
     return lambda q, x, y: w.copy(q, x, 0, y, 0, NBYTES)
 
 
 @case("EVT-2", "A wait holds copies, behind uploads.", "events", "two streams")
-def evt2_holds_copies(w: World) -> None:
+def evt2_holds_copies(w: TestContext) -> None:
     _after_wait(w, _by_upload(w), _by_copy(w))
 
 
 @case("EVT-2", "A wait for an event covers copies before the record.", "events", "two streams")
-def evt2_covers_copies(w: World) -> None:
+def evt2_covers_copies(w: TestContext) -> None:
     def before(q: Stream, x: Buffer, y: Buffer) -> Bytes:
         data = w.numbers()
         w.upload(q, data, x)
@@ -67,7 +67,7 @@ def evt2_covers_copies(w: World) -> None:
 
 
 @case("EVT-2", "A wait covers launches.", "events", "two streams", "launch")
-def evt2_covers_launches(w: World) -> None:
+def evt2_covers_launches(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x, y, z = w.buffers(3)
     numbers = w.numbers()
@@ -85,7 +85,7 @@ def evt2_covers_launches(w: World) -> None:
 
 
 @case("EVT-2", "A wait holds launches.", "events", "two streams", "launch")
-def evt2_holds_launches(w: World) -> None:
+def evt2_holds_launches(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x, y = w.buffers(2)
     w.put(a, x, w.numbers())
@@ -101,7 +101,7 @@ def evt2_holds_launches(w: World) -> None:
 
 
 @case("EVT-2", "A wait holds uploads: they do not overtake readers.", "events", "two streams")
-def evt2_holds_uploads(w: World) -> None:
+def evt2_holds_uploads(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x = w.buffer()
     old, new = w.bytes(), w.bytes()
@@ -119,7 +119,7 @@ def evt2_holds_uploads(w: World) -> None:
 
 
 @case("EVT-2", "A wait holds downloads.", "events", "two streams")
-def evt2_holds_downloads(w: World) -> None:
+def evt2_holds_downloads(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x = w.buffer()
     w.put(a, x, w.bytes())
@@ -135,7 +135,7 @@ def evt2_holds_downloads(w: World) -> None:
 
 
 @case("EVT-2", "Waits pass on what the other stream waited for.", "events", "three streams")
-def evt2_passes_on(w: World) -> None:
+def evt2_passes_on(w: TestContext) -> None:
     a, b, c = w.stream(), w.stream(), w.stream()
     x = w.buffer()
     w.put(a, x, w.bytes())
@@ -152,7 +152,7 @@ def evt2_passes_on(w: World) -> None:
 
 
 @case("EVT-2", "Of several events waited for, each one counts.", "events", "three streams")
-def evt2_several_events(w: World) -> None:
+def evt2_several_events(w: TestContext) -> None:
     a, b, c = w.stream(), w.stream(), w.stream()
     x, y = w.buffers(2)
     w.put(a, x, w.bytes())
@@ -172,7 +172,7 @@ def evt2_several_events(w: World) -> None:
 
 
 @case("EVT-2", "One event can be waited for by several streams.", "events", "three streams")
-def evt2_several_waiters(w: World) -> None:
+def evt2_several_waiters(w: TestContext) -> None:
     a, b, c = w.stream(), w.stream(), w.stream()
     x = w.buffer()
     w.put(a, x, w.bytes())
@@ -191,7 +191,7 @@ def evt2_several_waiters(w: World) -> None:
 
 
 @case("EVT-2", "What was enqueued before the wait is not held.", "events", "latch", "two streams")
-def evt2_holds_nothing_earlier(w: World) -> None:
+def evt2_holds_nothing_earlier(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x, y = w.buffers(2)
     data = w.bytes()
@@ -210,7 +210,7 @@ def evt2_holds_nothing_earlier(w: World) -> None:
 
 
 @case("EVT-2", "A wait for an event that is done holds nothing.", "events", "two streams")
-def evt2_done_event(w: World) -> None:
+def evt2_done_event(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x = w.buffer()
     data = w.bytes()
@@ -222,7 +222,7 @@ def evt2_done_event(w: World) -> None:
 
 
 @case("EVT-2", "A stream may wait for its own event; it puts every queue in order.", "events")
-def evt2_own_event(w: World) -> None:
+def evt2_own_event(w: TestContext) -> None:
     q = w.stream()
     x, y = w.buffers(2)
     data = w.bytes()
@@ -238,7 +238,7 @@ def evt2_own_event(w: World) -> None:
 
 
 @case("EVT-4", "A second device's event holds the stream.", "peer wait")
-def evt4_other_device(w: World) -> None:
+def evt4_other_device(w: TestContext) -> None:
     a, b = w.stream(w.other), w.stream(w.device)
     theirs, mine = w.buffer(NBYTES, w.other), w.buffer()
     data = w.bytes()
@@ -256,7 +256,7 @@ def evt4_other_device(w: World) -> None:
 
 
 @case("EVT-4", "A second device's event is refused where the wait path is 'host'.", "no peer wait")
-def evt4_other_device_refused(w: World) -> None:
+def evt4_other_device_refused(w: TestContext) -> None:
     if not w.other.facts.has_events:
         return
     a, b = w.stream(w.other), w.stream(w.device)
@@ -267,7 +267,7 @@ def evt4_other_device_refused(w: World) -> None:
 
 
 @case("EVT-4", "An event of another backend holds the stream.", "foreign wait")
-def evt4_other_backend(w: World) -> None:
+def evt4_other_backend(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     data = w.bytes()
@@ -284,7 +284,7 @@ def evt4_other_backend(w: World) -> None:
 
 
 @case("EVT-4", "Waiting for another backend does not block the caller.", "foreign wait")
-def evt4_never_blocks_the_caller(w: World) -> None:
+def evt4_never_blocks_the_caller(w: TestContext) -> None:
     q = w.stream()
     event = _held_event(w)
     w.wait(q, event)
@@ -294,7 +294,7 @@ def evt4_never_blocks_the_caller(w: World) -> None:
 
 
 @case("EVT-4", "Whoever waits for an event of another backend does not close it.", "foreign wait")
-def evt4_foreign_event_left_open(w: World) -> None:
+def evt4_foreign_event_left_open(w: TestContext) -> None:
     q = w.stream()
     event = _held_event(w)
     w.wait(q, event)
@@ -305,7 +305,7 @@ def evt4_foreign_event_left_open(w: World) -> None:
 
 
 @case("EVT-4", "An event of another backend that is done holds nothing.", "foreign wait")
-def evt4_foreign_event_done(w: World) -> None:
+def evt4_foreign_event_done(w: TestContext) -> None:
     q = w.stream()
     event = _held_event(w)
     event.release()
@@ -314,7 +314,7 @@ def evt4_foreign_event_done(w: World) -> None:
 
 
 @case("EVT-4", "Another backend's event is refused where the path is 'host'.", "no foreign wait")
-def evt4_other_backend_refused(w: World) -> None:
+def evt4_other_backend_refused(w: TestContext) -> None:
     q = w.stream()
     event = _held_event(w)
     w.refused(UsageError, w.wait, q, event)
@@ -324,7 +324,7 @@ def evt4_other_backend_refused(w: World) -> None:
 
 
 @case("EVT-4", "An event is recorded on its own device only.", "events")
-def evt4_record_of_a_foreign_event(w: World) -> None:
+def evt4_record_of_a_foreign_event(w: TestContext) -> None:
     q = w.stream()
     foreign: Device = w.foreign()
     event = foreign.create_event()
@@ -333,12 +333,12 @@ def evt4_record_of_a_foreign_event(w: World) -> None:
     _goes_on(w, q)
 
 
-def _held_event(w: World) -> HostEvent:
+def _held_event(w: TestContext) -> HostEvent:
     w.tell("e = an event of another backend, which is not done")
     return HostEvent()
 
 
-def _goes_on(w: World, q: Stream) -> None:
+def _goes_on(w: TestContext, q: Stream) -> None:
     """Insist that a stream works."""
     x = w.buffer(64, q.device)
     data = w.bytes(64)

@@ -10,10 +10,10 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Tensor
-from ggsched.testing.draw_ops import STEPS
-from ggsched.testing.draw_views import draw_view
-from ggsched.testing.drawing import Drawing
-from ggsched.testing.values import DrawnGraph, LeafRule
+from ggsched.testing.generators.graph_gen import GraphGenerator
+from ggsched.testing.generators.graph_gen_ops import STEPS
+from ggsched.testing.generators.graph_gen_views import draw_view
+from ggsched.testing.generators.values import DrawnGraph, LeafRule
 from ggsched.topology.caps import DeviceFacts, op_key
 
 PATIENCE: Final = 300
@@ -63,7 +63,7 @@ def is_declared(graph: Graph, facts: DeviceFacts) -> bool:
 
 
 def _draw(op: str, dtype: DType, attempt: int, rng: np.random.Generator) -> DrawnGraph | None:
-    d = Drawing(write_inputs=True, weight_dtypes=(F32 if dtype is I32 else dtype,))
+    d = GraphGenerator(write_inputs=True, weight_dtypes=(F32 if dtype is I32 else dtype,))
     for step in range(1 + attempt % 3):
         d.feed(rng.bytes(_CHOICES))
         if step:

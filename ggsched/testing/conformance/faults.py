@@ -12,20 +12,20 @@ from ggsched.ir.dtype import F32, I32
 from ggsched.testing.conformance.latch import HostEvent, can_wait_for_host_events
 
 if TYPE_CHECKING:
-    from ggsched.testing.conformance.world import World
+    from ggsched.testing.conformance.context import TestContext
 
 LABEL: Final = "n7 get_rows 'bad'"
 _FAR: Final = 1000
 
 
-def can_fail(w: "World") -> bool:
+def can_fail(w: "TestContext") -> bool:
     """Whether there is a way."""
     facts = w.device.facts
     by_rows = "get_rows:f32" in facts.ops
     return w.harness.fault is not None or by_rows or can_wait_for_host_events(w.device)
 
 
-def make_fail(w: "World", stream: Stream) -> str:
+def make_fail(w: "TestContext", stream: Stream) -> str:
     """Enqueue a command that fails later; return a text that its error has to contain.
 
     Where enqueueing takes as long as the work, the call itself may raise the fault.
@@ -43,7 +43,7 @@ def make_fail(w: "World", stream: Stream) -> str:
     return "wait"
 
 
-def bad_rows(w: "World", stream: Stream) -> str:
+def bad_rows(w: "TestContext", stream: Stream) -> str:
     """Launch a lookup of a row that is not there; an id out of range is a fault (LCH-3)."""
     table, ids, out = w.buffer(64), w.buffer(4), w.buffer(16)
     w.upload(stream, np.array([_FAR], np.int32).view(np.uint8), ids)

@@ -9,10 +9,10 @@ out is a program again. (Its own rule-based machines draw few and short programs
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from ggsched.testing.conformance.context import TestContext
 from ggsched.testing.conformance.exact import exact_op
 from ggsched.testing.conformance.model import Access, Memory
-from ggsched.testing.conformance.programs import COUNT, Program, Queue
-from ggsched.testing.conformance.world import World
+from ggsched.testing.conformance.programs import COUNT, CaseProgram, Queue
 
 STEP_NBYTES: Final = 9
 
@@ -37,11 +37,11 @@ class Choices:
 
 
 class Machine:
-    """Turns steps into calls of a ``Program``."""
+    """Turns steps into calls of a ``CaseProgram``."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: TestContext) -> None:
         self.world = world
-        self.program = Program(world)
+        self.program = CaseProgram(world)
 
     def play(self, steps: Sequence[bytes]) -> None:
         """Do all steps, then compare every byte."""

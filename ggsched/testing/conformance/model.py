@@ -81,7 +81,7 @@ class Access:
 
 
 @dataclass(slots=True)
-class Order:
+class ModelOrder:
     """Clocks of the host and of all lanes.
 
     Attributes:

@@ -5,48 +5,48 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from ggsched.backend.capture import offers_capture, offers_update
+from ggsched.testing.conformance.context import TestContext
 from ggsched.testing.conformance.exact import exact_op
 from ggsched.testing.conformance.faults import can_fail
 from ggsched.testing.conformance.latch import elsewhere_facts
 from ggsched.testing.conformance.rules import BrokenRule
-from ggsched.testing.conformance.world import World
 
-Need = Callable[[World], str]
+Need = Callable[[TestContext], str]
 """Returns why a need is not met, or an empty text."""
 
 
-def _events(w: World) -> str:
+def _events(w: TestContext) -> str:
     return "" if w.device.facts.has_events else "it declares no events"
 
 
-def _no_events(w: World) -> str:
+def _no_events(w: TestContext) -> str:
     return "it declares events" if w.device.facts.has_events else ""
 
 
 def _streams(count: int) -> Need:
-    def need(w: World) -> str:
+    def need(w: TestContext) -> str:
         most = w.device.facts.max_streams
         return "" if most >= count else f"it declares {most} streams, not {count}"
 
     return need
 
 
-def _pair(w: World) -> str:
+def _pair(w: TestContext) -> str:
     return "" if len(w.devices) > 1 else "there is no second device"
 
 
-def _peer(w: World) -> str:
+def _peer(w: TestContext) -> str:
     if _pair(w):
         return _pair(w)
     able = w.device.copies_with(w.other.facts)
     return "" if able else "it declares no copy path to a second one"
 
 
-def _no_peer(w: World) -> str:
+def _no_peer(w: TestContext) -> str:
     return _pair(w) or ("" if _peer(w) else "it declares a copy path to a second one")
 
 
-def _peer_wait(w: World) -> str:
+def _peer_wait(w: TestContext) -> str:
     if _pair(w):
         return _pair(w)
     if not (w.device.facts.has_events and w.other.facts.has_events):
@@ -55,31 +55,31 @@ def _peer_wait(w: World) -> str:
     return "" if path != "host" else "it waits for events of a second one by the host only"
 
 
-def _no_peer_wait(w: World) -> str:
+def _no_peer_wait(w: TestContext) -> str:
     return _events(w) or _pair(w) or ("" if _peer_wait(w) else "it waits for the other's events")
 
 
-def _foreign_wait(w: World) -> str:
+def _foreign_wait(w: TestContext) -> str:
     if not w.device.facts.has_events:
         return "it declares no events"
     path = w.device.wait_path(elsewhere_facts())
     return "" if path != "host" else "it declares the wait path 'host' for other backends"
 
 
-def _no_foreign_wait(w: World) -> str:
+def _no_foreign_wait(w: TestContext) -> str:
     return _events(w) or ("" if _foreign_wait(w) else "it waits for events of other backends")
 
 
-def _foreign_copy(w: World) -> str:
+def _foreign_copy(w: TestContext) -> str:
     able = w.device.copies_with(elsewhere_facts())
     return "" if able else "it declares no copy path to other host memory"
 
 
-def _launch(w: World) -> str:
+def _launch(w: TestContext) -> str:
     return "" if exact_op(w.device.facts) else "it declares no op that is exact on whole numbers"
 
 
-def _update(w: World) -> str:
+def _update(w: TestContext) -> str:
     if not offers_capture(w.device):
         return "it offers no capture"
     stream = w.stream()
@@ -93,12 +93,12 @@ def _fact(name: str, value: object, otherwise: str) -> Need:
     return lambda w: "" if getattr(w.device.facts, name) == value else otherwise
 
 
-def _hypothesis(w: World) -> str:
+def _hypothesis(w: TestContext) -> str:
     there = importlib.util.find_spec("hypothesis")
     return "" if there else "Hypothesis is not installed: pip install 'ggsched[test]'"
 
 
-def _hold(w: World) -> str:
+def _hold(w: TestContext) -> str:
     """Look for a latch only; for cases about what a stream does while it is held."""
     stream = w.stream()
     hold = w.hold(stream)
@@ -106,7 +106,7 @@ def _hold(w: World) -> str:
     return "" if hold.is_real else "nothing can hold its streams"
 
 
-def _latch(w: World) -> str:
+def _latch(w: TestContext) -> str:
     """A latch that does not hold is a finding of EVT-4; other cases do not repeat it."""
     stream = w.stream()
     hold = w.hold(stream)
@@ -124,7 +124,7 @@ def _latch(w: World) -> str:
 
 
 def _offers(kind: str, *names: str) -> Need:
-    def need(w: World) -> str:
+    def need(w: TestContext) -> str:
         thing = w.stream() if kind == "stream" else w.buffer(16)
         missing = [n for n in names if not hasattr(thing, n)]
         w.close(thing)
@@ -173,7 +173,7 @@ def need(name: str) -> Need:
     if kind != "op":
         return NEEDS[name]
 
-    def declared(w: World) -> str:
+    def declared(w: TestContext) -> str:
         keys = w.device.facts.ops
         return "" if any(k.partition(":")[0] == op for k in keys) else f"it declares no {op}"
 

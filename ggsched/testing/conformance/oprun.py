@@ -16,9 +16,9 @@ from ggsched.backend.protocols import Buffer, Program, Stream
 from ggsched.ir.dtype import DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
-from ggsched.testing.conformance.diary import Bytes
-from ggsched.testing.conformance.world import World
-from ggsched.testing.dequant import HOST_DTYPE, host_shape
+from ggsched.testing.conformance.call_trace import Bytes
+from ggsched.testing.conformance.context import TestContext
+from ggsched.testing.oracle.dequant import HOST_DTYPE, host_shape
 
 Array = npt.NDArray[Any]
 
@@ -61,7 +61,7 @@ class Prepared:
 
 
 def prepare(
-    w: World,
+    w: TestContext,
     stream: Stream,
     graph: Graph,
     values: Mapping[str, Array],
@@ -106,7 +106,7 @@ def prepare(
 
 
 def run(
-    w: World,
+    w: TestContext,
     stream: Stream,
     graph: Graph,
     values: Mapping[str, Array],

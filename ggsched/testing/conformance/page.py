@@ -3,7 +3,7 @@
     python -m ggsched.testing.conformance.page docs/reference/contract.md
 
 A place ``<!-- cases EVT-2 -->`` is followed by two lines, which are replaced. Mutants come from
-the table ``MUTANTS`` of ``ggsched.testing.broken.table``: anything with ``name`` and ``rule``.
+the table ``MUTANTS`` of ``tests.mutants.table``: anything with ``name`` and ``rule``.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from typing import Any, Final
 from ggsched.testing.conformance.rules import RULES
 from ggsched.testing.conformance.suite import all_cases
 
-MUTANTS_MODULE: Final = "ggsched.testing.broken.table"
+MUTANTS_MODULE: Final = "tests.mutants.table"
 _PLACE: Final = re.compile(
     r"<!-- cases (?P<rule>[A-Z]{3}-\d) -->\n(?:\n\*Cases:\*[^\n]*\n)?(?:\n\*Mutants:\*[^\n]*\n)?"
 )

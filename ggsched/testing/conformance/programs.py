@@ -11,11 +11,11 @@ from typing import Final
 import numpy as np
 
 from ggsched.backend.protocols import Event, Stream
-from ggsched.testing.conformance.endings import Hold
+from ggsched.testing.conformance.cleanup import Hold
+from ggsched.testing.conformance.context import TestContext
 from ggsched.testing.conformance.exact import exact_op
-from ggsched.testing.conformance.model import HOST, Access, Clock, Mark, Memory, Order
+from ggsched.testing.conformance.model import HOST, Access, Clock, Mark, Memory, ModelOrder
 from ggsched.testing.conformance.rules import BrokenRule
-from ggsched.testing.conformance.world import World
 
 COUNT: Final = 16
 """Elements of a buffer."""
@@ -48,16 +48,16 @@ class Recorded:
     clock: Clock
 
 
-class Program:
+class CaseProgram:
     """Devices and the model of what they do.
 
     Args:
         world: One or two devices.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: TestContext) -> None:
         self.world = world
-        self.order = Order()
+        self.order = ModelOrder()
         self.queues: list[Queue] = []
         self.buffers: list[Memory] = []
         self.host: list[Memory] = []

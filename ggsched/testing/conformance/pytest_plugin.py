@@ -21,7 +21,7 @@ import pytest
 from ggsched.testing.conformance.case import Case
 from ggsched.testing.conformance.harness import Harness
 from ggsched.testing.conformance.report import CaseResult, explain
-from ggsched.testing.conformance.runner import Kit, stale_waivers
+from ggsched.testing.conformance.runner import ConformanceRunner, stale_waivers
 from ggsched.testing.conformance.suite import all_cases
 
 
@@ -29,7 +29,7 @@ from ggsched.testing.conformance.suite import all_cases
 class Run:
     """The kit on one harness, and what became of the cases so far."""
 
-    kit: Kit
+    kit: ConformanceRunner
     results: list[CaseResult] = field(default_factory=list)
 
     def check(self, case: Case) -> None:
@@ -66,7 +66,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def conformance_run(conformance_harness: Harness | str) -> Iterator[Run]:
     """Give the kit on the harness of the module."""
     given = conformance_harness
-    yield Run(Kit(Harness.named(given) if isinstance(given, str) else given))
+    yield Run(ConformanceRunner(Harness.named(given) if isinstance(given, str) else given))
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from typing import Final
 
 from ggsched.errors import GgschedError, UsageError
 from ggsched.testing.conformance.case import Case
+from ggsched.testing.conformance.context import TestContext
 from ggsched.testing.conformance.harness import Harness, Waiver
 from ggsched.testing.conformance.needs import need
 from ggsched.testing.conformance.report import CaseResult, ConformanceReport
 from ggsched.testing.conformance.rules import BrokenRule
 from ggsched.testing.conformance.suite import all_cases, matches, select
 from ggsched.testing.conformance.watchdog import Hung, guarded
-from ggsched.testing.conformance.world import World
 
 MAX_EXAMPLES: Final = 50
 _PAIRS: Final = ("pair", "peer")
@@ -44,7 +44,9 @@ def run_conformance(
         UsageError: a pattern that matches nothing, an unknown backend.
         BackendUnavailable: the devices cannot be opened.
     """
-    kit = Kit(Harness.named(harness) if isinstance(harness, str) else harness, seed, max_examples)
+    kit = ConformanceRunner(
+        Harness.named(harness) if isinstance(harness, str) else harness, seed, max_examples
+    )
     results: list[CaseResult] = []
     for case in select(rules):
         results.append(kit.run(case))
@@ -54,7 +56,7 @@ def run_conformance(
     return ConformanceReport(kit.harness.name, seed, tuple(results), tuple(stale))
 
 
-class Kit:
+class ConformanceRunner:
     """A harness with what was learned about its devices: which needs they meet."""
 
     def __init__(self, harness: Harness, seed: int = 0, max_examples: int = MAX_EXAMPLES) -> None:
@@ -82,7 +84,7 @@ class Kit:
     def lacks(self, name: str) -> str:
         """Return why a need is not met, or an empty text; devices are asked once."""
         if name not in self._lacking:
-            world: list[World] = []
+            world: list[TestContext] = []
             answer: list[str] = []
 
             def ask() -> None:
@@ -104,9 +106,9 @@ class Kit:
             self._lacking[name] = answer[0]
         return self._lacking[name]
 
-    def _world(self, name: str, seed: int, count: int, *, can_hold: bool = True) -> World:
+    def _world(self, name: str, seed: int, count: int, *, can_hold: bool = True) -> TestContext:
         devices = self.harness.open(count, seed)
-        return World(
+        return TestContext(
             devices,
             self.harness,
             name,
@@ -117,7 +119,7 @@ class Kit:
 
     def _once(self, case: Case, seed: int) -> CaseResult:
         count = 2 if any(n.startswith(("pair", "peer", "no peer")) for n in case.needs) else 1
-        worlds: list[World] = []
+        worlds: list[TestContext] = []
         can_hold = "hold" in case.needs or not self.lacks("latch")
 
         def work() -> None:
@@ -137,7 +139,7 @@ class Kit:
         except Hung as hung:
             error = hung
             for w in worlds:
-                w.let_go()
+                w.release()
         seconds = perf_counter() - start
         if error is None:
             return CaseResult(case, "pass", seed=seed, seconds=seconds)

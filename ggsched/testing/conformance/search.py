@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.errors import Flaky
 
 from ggsched.errors import SyncTimeout
+from ggsched.testing.conformance.context import TestContext
 from ggsched.testing.conformance.machine import STEP_NBYTES, Machine
-from ggsched.testing.conformance.world import World
 
-FEWEST_STEPS: Final = 20
-MOST_STEPS: Final = 60
+MIN_STEPS: Final = 20
+MAX_STEPS: Final = 60
 IMPATIENT_S: Final = 0.5
 SHARE: Final = 0.8
 """Of the time that a case has, after which no other program is tried."""
@@ -35,7 +35,7 @@ class Search:
         failures: What was raised, with the calls before.
     """
 
-    world: World
+    world: TestContext
     devices: int
     deadline: float
     failures: list[tuple[BaseException, tuple[str, ...]]] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Search:
             # What hangs is made smaller without waiting long again and again.
             harness = replace(harness, timeout_s=min(IMPATIENT_S, harness.timeout_s))
         devices = w.harness.open(self.devices, w.seed)
-        world = World(devices, harness, "program", w.seed, can_hold=w.can_hold)
+        world = TestContext(devices, harness, "program", w.seed, can_hold=w.can_hold)
         try:
             Machine(world).play(steps)
         except BaseException as error:
@@ -61,7 +61,7 @@ class Search:
             world.finish(failed=True)
 
 
-def search(w: World, *, devices: int) -> None:
+def search(w: TestContext, *, devices: int) -> None:
     """Try up to ``w.max_examples`` random programs; that of a failure ends up in ``w``."""
     found = Search(w, devices, monotonic() + SHARE * w.harness.case_timeout_s)
     try:
@@ -77,9 +77,9 @@ def search(w: World, *, devices: int) -> None:
         raise found.failures[0][0] from error
 
 
-def _drawn(play: Callable[[list[bytes]], None], w: World) -> Callable[[], None]:
+def _drawn(play: Callable[[list[bytes]], None], w: TestContext) -> Callable[[], None]:
     step = st.binary(min_size=STEP_NBYTES, max_size=STEP_NBYTES)
-    steps = st.lists(step, min_size=FEWEST_STEPS, max_size=MOST_STEPS)
+    steps = st.lists(step, min_size=MIN_STEPS, max_size=MAX_STEPS)
 
     @seed(w.seed)
     @settings(

@@ -12,7 +12,7 @@ from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, I32, DType
 from ggsched.ir.tensor import Tensor
-from ggsched.testing.values import DrawnGraph, LeafRule
+from ggsched.testing.generators.values import DrawnGraph, LeafRule
 
 PLAIN: Final = LeafRule()
 POSITIVE: Final = LeafRule("positive")

@@ -13,8 +13,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from ggsched.errors import UsageError
-from ggsched.testing.choosing import Option
-from ggsched.testing.explore.trace import Moment, Recorder, Touch
+from ggsched.testing.explore.trace import ExplorationRecorder, Moment, Touch
+from ggsched.testing.schedule_policy import Option
 
 Sleepers = dict[str, list[Touch]]
 """Actors that need not act now, each with what its next step touches."""
@@ -53,7 +53,7 @@ class Search:
         self._history: dict[Hashable, list[tuple[int, Touch]]] = {}
         self._next: str | None = None
 
-    def chooser(self) -> "Follower":
+    def policy(self) -> "Follower":
         """Return a chooser for the next execution."""
         return Follower([f.moment for f in self._frames], self._next, self._last_sleep())
 
@@ -173,7 +173,7 @@ class Search:
         return {**self._frames[-1].sleep, **self._frames[-1].done}
 
 
-class Follower(Recorder):
+class Follower(ExplorationRecorder):
     """Repeats the beginning of an execution, takes one other step, and goes on as usual.
 
     Attributes:

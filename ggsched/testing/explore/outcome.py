@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from ggsched.testing.choosing import Chooser
+from ggsched.testing.schedule_policy import SchedulePolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Observation:
         return tuple(n for n in {**mine, **theirs} if mine.get(n) != theirs.get(n))
 
 
-Run = Callable[[Chooser], Observation]
+Run = Callable[[SchedulePolicy], Observation]
 """Executes a program once, from the beginning, under a chooser. It has to be deterministic."""
 
 

@@ -24,11 +24,11 @@ from ggsched.plan.command import Command, HostSync, Record, Wait
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
-from ggsched.testing.choosing import Chooser, EagerChooser
-from ggsched.testing.dequant import dequantize
 from ggsched.testing.explore.outcome import Exploration, Observation
 from ggsched.testing.explore.search import explore
-from ggsched.testing.oracle import run_oracle
+from ggsched.testing.oracle.dequant import dequantize
+from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched.testing.schedule_policy import EagerPolicy, SchedulePolicy
 from ggsched.testing.sim.config import SimConfig
 from ggsched.testing.sim.memory import SimBuffer
 from ggsched.testing.sim.world import SimWorld
@@ -92,7 +92,7 @@ class PlanProgram:
         self._topology = topology
         self._states = {} if states is None else states
 
-    def __call__(self, chooser: Chooser) -> Observation:
+    def __call__(self, policy: SchedulePolicy) -> Observation:
         """Run the plan as often as there are values; return what is observed."""
         graph, plan = self._graph, self._plan
         world = self.world = self._make_world()
@@ -103,7 +103,7 @@ class PlanProgram:
         for name, buffer in self._state_buffers(store):
             if name in self._states:
                 buffer.array[:] = np.frombuffer(self._states[name].tobytes(), np.uint8)
-        world.let_choose(chooser)
+        world.let_choose(policy)
         world.host_peeks = False  # the executor asks which events it may close
         seen: dict[str, Any] = {}
         try:
@@ -116,7 +116,7 @@ class PlanProgram:
             if world.refusal is not None:
                 raise world.refusal from None
             seen["error"] = f"{type(error).__name__}: {error.what}"
-        world.let_choose(EagerChooser())
+        world.let_choose(EagerPolicy())
         return Observation.of(seen)
 
     def expected(self) -> Observation:
@@ -136,9 +136,9 @@ class PlanProgram:
 
     def _make_world(self) -> SimWorld:
         if self._topology is not None:
-            return SimWorld.of_topology(self._topology, chooser=EagerChooser())
+            return SimWorld.of_topology(self._topology, policy=EagerPolicy())
         configs = [SimConfig.of_facts(facts) for facts in self._plan.devices]
-        world = SimWorld(configs, chooser=EagerChooser())
+        world = SimWorld(configs, policy=EagerPolicy())
         world.facts = list(self._plan.devices)
         return world
 

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Final, Protocol
 
-from ggsched.testing.choosing import (
-    HOST,
-    Chooser,
-    EagerChooser,
-    LaziestChooser,
-    Option,
-    RandomChooser,
-)
 from ggsched.testing.explore.outcome import Observation
-from ggsched.testing.explore.trace import Recorder
+from ggsched.testing.explore.trace import ExplorationRecorder
+from ggsched.testing.schedule_policy import (
+    HOST,
+    EagerPolicy,
+    LaziestPolicy,
+    Option,
+    RandomPolicy,
+    SchedulePolicy,
+)
 
 Prefix = tuple[int, ...]
 
@@ -33,10 +33,10 @@ class Sampler(Protocol):
     def is_over(self) -> bool:
         """Whether there is none left."""
 
-    def chooser(self) -> Recorder:
+    def policy(self) -> ExplorationRecorder:
         """Return a chooser for the next execution."""
 
-    def learn(self, recorder: Recorder, observation: Observation) -> None:
+    def learn(self, recorder: ExplorationRecorder, observation: Observation) -> None:
         """Look at an execution."""
 
 
@@ -58,13 +58,13 @@ class Preemptions:
         """Whether all orders within the bound have been tried."""
         return not self._queue
 
-    def chooser(self) -> Recorder:
+    def policy(self) -> ExplorationRecorder:
         """Return the order with the fewest preemptions that was not tried."""
         cost, _, prefix = heappop(self._queue)
         self._present = cost, prefix
         return _Prefixed(prefix)
 
-    def learn(self, recorder: Recorder, observation: Observation) -> None:
+    def learn(self, recorder: ExplorationRecorder, observation: Observation) -> None:
         """Note the orders that depart from this one after what was prescribed."""
         cost, prefix = self._present
         taken = tuple(m.at for m in recorder.moments)
@@ -95,14 +95,14 @@ class Priorities:
         self._length = 1
         self._is_first = True
 
-    def chooser(self) -> Recorder:
+    def policy(self) -> ExplorationRecorder:
         """Return the usual order first, to learn how long it is, then random ones."""
         if self._is_first:
-            return Recorder()
+            return ExplorationRecorder()
         drops = [self._random.randrange(self._length) for _ in range(self._depth - 1)]
         return _Prioritised(self._random.randrange(2**32), drops)
 
-    def learn(self, recorder: Recorder, observation: Observation) -> None:
+    def learn(self, recorder: ExplorationRecorder, observation: Observation) -> None:
         """Note how many moments there are."""
         self._is_first = False
         self._length = max(self._length, len(recorder.moments))
@@ -119,27 +119,27 @@ class Tempers:
     def __init__(self, seed: int, count: int) -> None:
         self._random = random.Random(seed)
         self._left = count
-        self._first: list[Chooser] = [LaziestChooser(), EagerChooser()]
+        self._first: list[SchedulePolicy] = [LaziestPolicy(), EagerPolicy()]
 
     @property
     def is_over(self) -> bool:
         """Whether there have been enough."""
         return self._left <= 0
 
-    def chooser(self) -> Recorder:
+    def policy(self) -> ExplorationRecorder:
         """Return the next."""
         self._left -= 1
-        inner = self._first.pop() if self._first else RandomChooser(self._random.randrange(2**32))
+        inner = self._first.pop() if self._first else RandomPolicy(self._random.randrange(2**32))
         return _Led(inner)
 
-    def learn(self, recorder: Recorder, observation: Observation) -> None:
+    def learn(self, recorder: ExplorationRecorder, observation: Observation) -> None:
         """Learn nothing."""
 
 
-class _Led(Recorder):
+class _Led(ExplorationRecorder):
     """Does what another chooser says."""
 
-    def __init__(self, inner: Chooser) -> None:
+    def __init__(self, inner: SchedulePolicy) -> None:
         super().__init__()
         self._inner = inner
 
@@ -147,7 +147,7 @@ class _Led(Recorder):
         return self._inner.choose(options)
 
 
-class _Prefixed(Recorder):
+class _Prefixed(ExplorationRecorder):
     """Begins as prescribed and goes on as usual."""
 
     def __init__(self, prefix: Prefix) -> None:
@@ -159,7 +159,7 @@ class _Prefixed(Recorder):
         return self._prefix[at] if at < len(self._prefix) else usual
 
 
-class _Prioritised(Recorder):
+class _Prioritised(ExplorationRecorder):
     """The actor with the highest priority acts; at some moments it becomes the lowest."""
 
     def __init__(self, seed: int, drops: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from ggsched.testing.explore.dpor import Follower, Search
 from ggsched.testing.explore.outcome import Exploration, Observation, Outcome, Run
 from ggsched.testing.explore.sampling import Preemptions, Priorities, Sampler, Tempers
 from ggsched.testing.explore.shrink import outcome_of, shrink
-from ggsched.testing.explore.trace import Moment, Recorder
+from ggsched.testing.explore.trace import ExplorationRecorder, Moment
 
 Mode = Literal["all", "bounded", "pct"]
 
@@ -55,11 +55,11 @@ def explore(
     found: dict[Observation, Sequence[Moment]] = {}
     schedules = 0
     while not sampler.is_over and schedules < limit:
-        chooser = sampler.chooser()
-        observation = run(chooser)
+        policy = sampler.policy()
+        observation = run(policy)
         schedules += 1
-        found.setdefault(observation, chooser.moments)
-        sampler.learn(chooser, observation)
+        found.setdefault(observation, policy.moments)
+        sampler.learn(policy, observation)
         if stop_at and len(found) >= stop_at:
             break
     outcomes = tuple(
@@ -103,12 +103,12 @@ class _All:
     def is_over(self) -> bool:
         return self._search.is_over and self._tempers.is_over
 
-    def chooser(self) -> Recorder:
+    def policy(self) -> ExplorationRecorder:
         if self._is_first or self._tempers.is_over:
-            return self._search.chooser()
-        return self._tempers.chooser()
+            return self._search.policy()
+        return self._tempers.policy()
 
-    def learn(self, recorder: Recorder, observation: Observation) -> None:
+    def learn(self, recorder: ExplorationRecorder, observation: Observation) -> None:
         if isinstance(recorder, Follower):
             self._is_first = False
             self._seen.add(observation)

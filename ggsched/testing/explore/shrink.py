@@ -7,10 +7,10 @@ prescribe happens as usual.
 
 from collections.abc import Callable, Sequence
 
-from ggsched.testing.choosing import Option
 from ggsched.testing.explore.outcome import Observation, Outcome, Run
 from ggsched.testing.explore.token import token_of
-from ggsched.testing.explore.trace import Moment, Recorder, blocks, story
+from ggsched.testing.explore.trace import ExplorationRecorder, Moment, blocks, story
+from ggsched.testing.schedule_policy import Option
 
 Block = tuple[str, int]
 
@@ -70,11 +70,11 @@ class _Shrinker:
     def _try(self, wanted: list[Block]) -> bool:
         """Execute; return whether the observation will do and the order is simpler."""
         self._left -= 1
-        chooser = _Blocks(wanted)
-        observation = self._run(chooser)
+        policy = _Blocks(wanted)
+        observation = self._run(policy)
         if not self._keep(observation):
             return False
-        moments = chooser.moments
+        moments = policy.moments
         cost = (_deviations(moments), len(wanted))
         if self._best is not None and cost >= self._best[0]:
             return False
@@ -82,7 +82,7 @@ class _Shrinker:
         return True
 
 
-class _Blocks(Recorder):
+class _Blocks(ExplorationRecorder):
     """Lets actors act as often as prescribed, where they can; then the usual order."""
 
     def __init__(self, wanted: Sequence[Block]) -> None:

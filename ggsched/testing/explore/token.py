@@ -11,9 +11,9 @@ from typing import Final
 from zlib import crc32
 
 from ggsched.errors import UsageError
-from ggsched.testing.choosing import Option
 from ggsched.testing.explore.outcome import Observation, Run
-from ggsched.testing.explore.trace import Moment, Recorder
+from ggsched.testing.explore.trace import ExplorationRecorder, Moment
+from ggsched.testing.schedule_policy import Option
 
 VERSION: Final = "x1"
 
@@ -36,13 +36,13 @@ def replay(token: str, run: Run) -> Observation:
     Raises:
         UsageError: the token is of another version or of another program, or was damaged.
     """
-    chooser = _Replayer(token)
-    observation = run(chooser)
-    chooser.check()
+    policy = _Replayer(token)
+    observation = run(policy)
+    policy.check()
     return observation
 
 
-class _Replayer(Recorder):
+class _Replayer(ExplorationRecorder):
     """Departs from the usual order where the token says so."""
 
     def __init__(self, token: str) -> None:

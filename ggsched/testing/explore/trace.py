@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from ggsched.testing.choosing import HOST, Option
+from ggsched.testing.schedule_policy import HOST, Option
 
 
 class Touch(NamedTuple):
@@ -48,7 +48,7 @@ class Moment:
         return self.actors[self.at]
 
 
-class Recorder:
+class ExplorationRecorder:
     """A chooser that writes down what happens; the usual order unless ``pick`` says otherwise.
 
     Args:

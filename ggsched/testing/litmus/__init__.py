@@ -5,17 +5,17 @@ Two judges that share no code look at each: the sanitizer, by clocks, at the pro
 and the explorer, which runs all interleavings.
 """
 
-from ggsched.testing.litmus.judge import Judgement, check_variant, judge_block
 from ggsched.testing.litmus.notation import parse_litmus
-from ggsched.testing.litmus.program import Block, Op, Range, Variant
+from ggsched.testing.litmus.program import LitmusBlock, Op, Range, Variant
+from ggsched.testing.litmus.verdict import BlockVerdict, block_verdict, check_variant
 
 __all__ = [
-    "Block",
-    "Judgement",
+    "BlockVerdict",
+    "LitmusBlock",
     "Op",
     "Range",
     "Variant",
+    "block_verdict",
     "check_variant",
-    "judge_block",
     "parse_litmus",
 ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ggsched.testing.litmus.program import SUBMITTER, Block, Op, Range, Variant, is_host
+from ggsched.testing.litmus.program import SUBMITTER, LitmusBlock, Op, Range, Variant, is_host
 from ggsched.trace.schema import (
     NOBODY,
     Access,
@@ -19,7 +19,7 @@ from ggsched.trace.schema import (
 )
 
 
-def litmus_trace(block: Block, variant: Variant) -> tuple[Trace, list[Op | None], list[str]]:
+def litmus_trace(block: LitmusBlock, variant: Variant) -> tuple[Trace, list[Op | None], list[str]]:
     """Return the trace, the operation that each of its records stands for, and event names.
 
     Every memory object is there from the beginning, with content that nobody knows.
@@ -36,7 +36,7 @@ def litmus_trace(block: Block, variant: Variant) -> tuple[Trace, list[Op | None]
 
 
 class _Writer:
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: LitmusBlock) -> None:
         self._actors = {name: i for i, name in enumerate(block.actors)}
         self._submitter = self._actors.get(SUBMITTER, NOBODY)
         self._sizes = block.sizes

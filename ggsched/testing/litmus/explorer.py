@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ggsched.testing.choosing import Chooser, Option
 from ggsched.testing.explore import Exploration, Observation, explore
-from ggsched.testing.litmus.program import Block, Kind, Op, Variant
+from ggsched.testing.litmus.program import Kind, LitmusBlock, Op, Variant
 from ggsched.testing.litmus.steps import Machine, Script, script_of
+from ggsched.testing.schedule_policy import Option, SchedulePolicy
 
 LIMIT = 2000
 """Executions at most. A program without races needs one, a race shows in the first few."""
@@ -42,7 +42,7 @@ class Explored:
     executions: int
 
 
-def explore_block(block: Block, variant: Variant, *, limit: int = LIMIT) -> Explored:
+def explore_block(block: LitmusBlock, variant: Variant, *, limit: int = LIMIT) -> Explored:
     """Run the interleavings of a variant."""
     script = script_of(block, variant)
     shrinks = len(script.ops) <= SHRINKS
@@ -63,17 +63,17 @@ def explore_block(block: Block, variant: Variant, *, limit: int = LIMIT) -> Expl
     return Explored("clean", "", (), found.schedules)
 
 
-def _execute(script: Script, chooser: Chooser) -> Observation:
+def _execute(script: Script, policy: SchedulePolicy) -> Observation:
     """Run the program once, in the order that the chooser wants."""
     program = Machine(script)
     moments: dict[int, int] = {}
     wrong: dict[int, str] = {}
     while program.enabled:
         options = [_option(script, i, moments) for i in program.enabled]
-        i = program.enabled[chooser.choose(options)]
+        i = program.enabled[policy.choose(options)]
         moments[i] = len(moments) + 1
         for name, start, end, writes in script.spans[i]:
-            chooser.touch(name, start, end, writes=writes)
+            policy.touch(name, start, end, writes=writes)
         problem = program.run(i)
         if problem:
             wrong[i] = f"{_named(script.ops[i])}: {problem}"

@@ -12,7 +12,7 @@ from ggsched.testing.litmus.program import (
     CAPTURE_VERBS,
     KINDS,
     SYNC_VERBS,
-    Block,
+    LitmusBlock,
     Op,
     Range,
     Variant,
@@ -31,7 +31,7 @@ _RANGE: Final = re.compile(
 _MARKERS: Final[dict[str, Variant]] = {"-": "broken", "+": "fixed"}
 
 
-def parse_litmus(text: str, file: str = "litmus") -> list[Block]:
+def parse_litmus(text: str, file: str = "litmus") -> list[LitmusBlock]:
     """Return all blocks of a file.
 
     Args:
@@ -54,7 +54,7 @@ def parse_litmus(text: str, file: str = "litmus") -> list[Block]:
     return blocks
 
 
-def _plain(file: str, lines: Iterable[Line]) -> list[Block]:
+def _plain(file: str, lines: Iterable[Line]) -> list[LitmusBlock]:
     found: list[tuple[int, str, list[Line]]] = []
     for number, line in lines:
         text = _bare(line)
@@ -67,7 +67,7 @@ def _plain(file: str, lines: Iterable[Line]) -> list[Block]:
     return [_block(file, number, header, body) for number, header, body in found]
 
 
-def _block(file: str, number: int, header: str, body: Sequence[Line]) -> Block:
+def _block(file: str, number: int, header: str, body: Sequence[Line]) -> LitmusBlock:
     words = _bare(header).split()
     if len(words) != 3:
         raise _error(file, number, "a header is: litmus ID KIND", header)
@@ -77,7 +77,7 @@ def _block(file: str, number: int, header: str, body: Sequence[Line]) -> Block:
     ops = tuple(_op(file, n, line) for n, line in body if _bare(line))
     if not ops:
         raise _error(file, number, f"{words[1]} has no operations", header)
-    return Block(words[1], kind, file, number, ops)
+    return LitmusBlock(words[1], kind, file, number, ops)
 
 
 def _op(file: str, number: int, line: str) -> Op:

@@ -70,7 +70,7 @@ def is_host(actor: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class LitmusBlock:
     """A litmus program with its two variants.
 
     Attributes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 
-from ggsched.testing.litmus.program import SUBMITTER, Block, Op, Range, Variant
+from ggsched.testing.litmus.program import SUBMITTER, LitmusBlock, Op, Range, Variant
 
 Span = tuple[str, int, int, bool]
 """(object, first unit, one past the last, whether it is written)."""
@@ -116,7 +116,7 @@ class Machine:
         self.memory[r.name] = sorted(pieces)
 
 
-def script_of(block: Block, variant: Variant) -> Script:
+def script_of(block: LitmusBlock, variant: Variant) -> Script:
     """Return a variant as a program that can run."""
     ops = block.variant(variant)
     sizes = block.sizes

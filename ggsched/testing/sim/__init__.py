@@ -5,12 +5,12 @@
         scheduler.run(graph, inputs)
     assert not world.violations
 
-Nothing that is enqueued runs until the world lets it, and a ``Chooser`` picks what: see
-``ggsched.testing.choosing``. There are no threads and no clocks.
+Nothing that is enqueued runs until the world lets it, and a ``SchedulePolicy`` picks what: see
+``ggsched.testing.schedule_policy``. There are no threads and no clocks.
 """
 
 from ggsched.testing.sim.backend import SimBackend, open_backend
-from ggsched.testing.sim.config import SIM_OPS, Faults, SimConfig
+from ggsched.testing.sim.config import SIM_OPS, InjectedFaults, SimConfig
 from ggsched.testing.sim.costs import Costs, TimeSpan
 from ggsched.testing.sim.device import SimDevice
 from ggsched.testing.sim.event import SimEvent
@@ -23,7 +23,7 @@ __all__ = [
     "POISON",
     "SIM_OPS",
     "Costs",
-    "Faults",
+    "InjectedFaults",
     "SimBackend",
     "SimBuffer",
     "SimConfig",

@@ -111,7 +111,7 @@ class SimConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
+class InjectedFaults:
     """What goes wrong, by number.
 
     Commands are numbered over the whole world in the order of enqueueing, from 0: uploads,

@@ -1,8 +1,8 @@
 """The heart of the simulator: pending commands, what may run next, and simulated time.
 
 A ``Task`` is a command that was enqueued. It comes after other tasks and is done in steps. Whenever
-the host calls, and as long as it waits, a ``Chooser`` is asked which step happens next, or whether
-the host goes on; nothing else makes anything happen.
+the host calls, and as long as it waits, a ``SchedulePolicy`` chooses which step happens next, or
+whether the host goes on; nothing else makes anything happen.
 """
 
 from bisect import insort
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ggsched.backend.progress import Fault
 from ggsched.errors import GgschedError
-from ggsched.testing.choosing import HOST, Chooser, Option
+from ggsched.testing.schedule_policy import HOST, Option, SchedulePolicy
 from ggsched.testing.sim.costs import CommandKind, TimeSpan
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ class Task:
         "causes",
         "end_s",
         "ended",
-        "fate",
         "fault",
         "fetch",
         "followers",
         "hangs",
+        "injected_fault",
         "is_done",
         "kind",
         "label",
@@ -96,7 +96,7 @@ class Task:
         self.buffers = buffers
         self.position = stream.position
         self.fetch: Task | None = None
-        self.fate = ""
+        self.injected_fault = ""
         self.hangs = False
         self.is_done = False
         self.fault: Fault | None = None
@@ -130,8 +130,8 @@ class Engine:
         refusal: What the chooser raised, if it did; somebody may have caught it on the way.
     """
 
-    def __init__(self, chooser: Chooser) -> None:
-        self.chooser = chooser
+    def __init__(self, policy: SchedulePolicy) -> None:
+        self.policy = policy
         self.present: Task | None = None
         self.refusal: GgschedError | None = None
         self.moment = 0
@@ -146,15 +146,15 @@ class Engine:
 
     # --- for whoever decides -----------------------------------------------------------------
 
-    def let_choose(self, chooser: Chooser) -> None:
+    def let_choose(self, policy: SchedulePolicy) -> None:
         """Hand the decisions to another chooser, whose moments count from now."""
-        self.chooser = chooser
+        self.policy = policy
         self._origin = self.moment
 
     def touch(self, space: Hashable, start: int, end: int, *, writes: bool) -> None:
         """Tell the chooser what the present step touches."""
-        if start < end and self.chooser.tracks:
-            self.chooser.touch(space, start, end, writes=writes)
+        if start < end and self.policy.tracks:
+            self.policy.touch(space, start, end, writes=writes)
 
     def timeline(self) -> tuple[TimeSpan, ...]:
         """Return when each command ran in simulated time, by start."""
@@ -244,18 +244,18 @@ class Engine:
     def _ask(self, options: Sequence[Option]) -> int:
         """Ask the chooser; what it raises is no fault of a device, so it is kept for the caller."""
         try:
-            return self.chooser.choose(options)
+            return self.policy.choose(options)
         except GgschedError as error:
             self.refusal = self.refusal or error
             raise
 
     def _causes(self, task: Task) -> tuple[int, ...]:
-        if not self.chooser.tracks:
+        if not self.policy.tracks:
             return ()
         return tuple(max(0, moment - self._origin) for moment in task.causes)
 
     def _causes_of_host(self, wanted: Sequence[Task]) -> tuple[int, ...]:
-        if not self.chooser.tracks:
+        if not self.policy.tracks:
             return ()
         if all(task.is_done for task in wanted):
             return tuple(max(0, task.ended - self._origin) for task in wanted)

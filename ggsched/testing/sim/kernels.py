@@ -19,9 +19,9 @@ from ggsched.errors import UsageError
 from ggsched.ir.dtype import F32, I32, DType
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import contiguous_strides
-from ggsched.testing.dequant import HOST_DTYPE, decode_blocks
-from ggsched.testing.oracle import encode
-from ggsched.testing.oracle_ops import ORACLE_OPS, check_ids
+from ggsched.testing.oracle.dequant import HOST_DTYPE, decode_blocks
+from ggsched.testing.oracle.interpreter import encode
+from ggsched.testing.oracle.ops import ORACLE_OPS, check_ids
 from ggsched.testing.sim.memory import POISON, Bytes, SimBuffer
 
 Array = npt.NDArray[Any]

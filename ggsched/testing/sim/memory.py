@@ -29,7 +29,7 @@ class SimBuffer:
         array: The bytes. They outlive ``close``, as poison.
         is_imported: Whether they are borrowed host memory, not to be written.
         is_closed: Whether they have been freed.
-        space: Name of the memory for ``Chooser.touch``.
+        space: Name of the memory for ``SchedulePolicy.touch``.
         base: First byte there.
     """
 

@@ -7,8 +7,8 @@ from typing import Final, Literal
 from ggsched.backend.progress import Fault
 from ggsched.backend.protocols import HostMemory
 from ggsched.errors import BackendUnavailable, DeviceFault, SyncTimeout, UsageError
-from ggsched.testing.choosing import Chooser, RandomChooser
-from ggsched.testing.sim.config import BACKEND, Faults, SimConfig
+from ggsched.testing.schedule_policy import RandomPolicy, SchedulePolicy
+from ggsched.testing.sim.config import BACKEND, InjectedFaults, SimConfig
 from ggsched.testing.sim.costs import Costs
 from ggsched.testing.sim.device import SimDevice
 from ggsched.testing.sim.engine import Engine, Task
@@ -56,12 +56,12 @@ class SimWorld(Engine):
         self,
         configs: Sequence[SimConfig] = (),
         *,
-        chooser: Chooser | None = None,
+        policy: SchedulePolicy | None = None,
         seed: int = 0,
-        faults: Faults | None = None,
+        faults: InjectedFaults | None = None,
     ) -> None:
-        super().__init__(chooser or RandomChooser(seed))
-        self.faults = faults or Faults()
+        super().__init__(policy or RandomPolicy(seed))
+        self.faults = faults or InjectedFaults()
         self.enqueued = 0
         self.violations: list[Violation] = []
         self.configs = list(configs)
@@ -77,14 +77,14 @@ class SimWorld(Engine):
         cls,
         topology: Topology,
         *,
-        chooser: Chooser | None = None,
+        policy: SchedulePolicy | None = None,
         seed: int = 0,
-        faults: Faults | None = None,
+        faults: InjectedFaults | None = None,
         costs: Costs | None = None,
     ) -> "SimWorld":
         """Return a world with the devices of a topology, the same facts and the same paths."""
         configs = [SimConfig.of_facts(facts, costs) for facts in topology.devices]
-        world = cls(configs, chooser=chooser, seed=seed, faults=faults)
+        world = cls(configs, policy=policy, seed=seed, faults=faults)
         world.facts = list(topology.devices)
         world.paths = TopologyPaths(topology)
         return world
@@ -213,9 +213,9 @@ class SimWorld(Engine):
         self.enqueued += 1
         if number in self.faults.refuse:
             raise UsageError(f"{task.label} is refused", where=task.stream.name, why="on purpose")
-        for fate in ("fail", "lose", "hang"):
-            if number in getattr(self.faults, fate):
-                task.fate = fate
+        for injected_fault in ("fail", "lose", "hang"):
+            if number in getattr(self.faults, injected_fault):
+                task.injected_fault = injected_fault
 
     def inject(self, task: Task) -> None:
         """Let a task that is about to be enqueued go wrong, as its fate says."""
@@ -230,11 +230,11 @@ class SimWorld(Engine):
             self.lose(device, task, error)
             raise error
 
-        if task.fate == "fail":
+        if task.injected_fault == "fail":
             task.steps = [*task.steps[:-1], fail]
-        elif task.fate == "lose":
+        elif task.injected_fault == "lose":
             task.steps = [lose, *task.steps[1:]]
-        elif task.fate == "hang":
+        elif task.injected_fault == "hang":
             task.hangs = True
 
     # --- numbers and names ---------------------------------------------------------------------
@@ -255,14 +255,14 @@ class SimWorld(Engine):
 
         Without a chooser that tracks it has no name, unless it stays longer than the chooser.
         """
-        return self._places.find(memory) if stays or self.chooser.tracks else ("", 0)
+        return self._places.find(memory) if stays or self.policy.tracks else ("", 0)
 
     def name_host_memory(self, array: Bytes, name: str) -> None:
         """Let host memory have the name of a buffer whose bytes it is."""
         self._places.add(array, name)
 
     def _host_touches(self, memory: HostMemory, *, writes: bool) -> None:
-        if self.chooser.tracks and memory.nbytes:
+        if self.policy.tracks and memory.nbytes:
             space, start = self.place_of(memory)
             self.touch(space, start, start + memory.nbytes, writes=writes)
 

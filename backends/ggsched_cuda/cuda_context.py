@@ -1,0 +1,173 @@
+"""What all devices on one GPU share: its context, memory, events, machine code."""
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from ggsched_cuda import driver
+from ggsched_cuda.blas import driver as blas
+from ggsched_cuda.driver import NOT_READY, CudaError, DeviceInfo
+from ggsched_cuda.event import Marker
+from ggsched_cuda.pinned import HostCalls, PinnedMemory
+from ggsched_cuda.polling import POLLING
+from ggsched_cuda.programs import ProgramCache
+from ggsched_cuda.times import GpuClock
+
+if TYPE_CHECKING:
+    from ggsched_cuda.stream import CudaStream
+
+ALIGNMENT: Final = 256
+
+
+class CudaContext:
+    """One GPU, opened once in a process (``gpus.py``).
+
+    Args:
+        found: The GPU.
+        peers: Numbers of the other GPUs that it can reach.
+        pinned: Host memory, which all GPUs share.
+    """
+
+    def __init__(self, found: DeviceInfo, peers: Sequence[int], pinned: PinnedMemory) -> None:
+        self.found = found
+        self.peers = tuple(peers)
+        self.pinned = pinned
+        self.context = driver.context_of(found.ordinal)
+        self.enter()
+        self.host_calls = HostCalls()
+        self.programs = ProgramCache(found.arch)
+        self.lock = threading.RLock()
+        self._pool = driver.make_pool(found.ordinal, peers)
+        self._idle = driver.make_stream()  # never has work of its own
+        self._behind = driver.make_stream()  # frees memory behind the work of all streams
+        self.clock = GpuClock(self.context, self._idle)
+        self._devices = 0  # that are open
+        self._events: list[int] = []
+        self._blas: list[tuple[int, int]] = []
+        self._streams: weakref.WeakSet[CudaStream] = weakref.WeakSet()
+        self._draining: list[tuple[Marker, Callable[[], None], tuple[int, int] | None]] = []
+
+    def enter(self) -> None:
+        """Make the GPU's context current on this thread."""
+        driver.enter(self.context)
+
+    # --- devices ------------------------------------------------------------------------------
+
+    def require_use(self) -> None:
+        """Check that no fault has ended all work on the GPU.
+
+        Raises:
+            CudaError: one has.
+        """
+        self.enter()
+        result = driver.query_stream(self._idle)
+        if int(result[0]) != NOT_READY:
+            driver.check(result, "cuStreamQuery")
+
+    def begin_device(self) -> None:
+        """Count an open device."""
+        with self.lock:
+            self._devices += 1
+
+    def end_device(self, timeout_s: float) -> None:
+        """Count a closed device; behind the last one, what is free goes back to the driver.
+
+        Args:
+            timeout_s: How long to wait at most for memory that is freed behind other work.
+        """
+        with self.lock:
+            self._devices -= 1
+            if self._devices:
+                return
+        with suppress(CudaError):  # of a lost GPU, whose memory is given back with the process
+            self.enter()
+            if POLLING.wait_until(lambda: not is_busy(self._behind), timeout_s):
+                driver.trim_pool(self._pool)
+
+    # --- memory -------------------------------------------------------------------------------
+
+    def take(self, nbytes: int) -> int:
+        """Return the address of device memory, also for no bytes at all.
+
+        Raises:
+            OutOfDeviceMemory: the driver gives no more.
+        """
+        self.enter()
+        # Kernels copy whole pieces of 16 bytes, the last of a buffer too.
+        whole = max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
+        return driver.take_memory(self._pool, whole, self._idle)
+
+    def free(self, address: int) -> None:
+        """Free memory when all that is enqueued now is complete (BUF-2); does not block."""
+        self.enter()
+        with self.lock:
+            markers = [m for s in self._streams for m in s.unfinished()]
+            markers += [m for m, _, _ in self._draining if not m.is_done()]
+            for marker in markers:
+                driver.enqueue_wait(self._behind, marker.handle)
+            driver.give_memory(address, self._behind if markers else self._idle)
+
+    # --- events -------------------------------------------------------------------------------
+
+    def take_event(self) -> int:
+        """Return an event of the driver, of any state."""
+        try:
+            return self._events.pop()
+        except IndexError:
+            self.enter()
+            return driver.make_event()
+
+    def give_event(self, handle: int) -> None:
+        """Take an event back."""
+        self._events.append(handle)
+
+    # --- cuBLAS -------------------------------------------------------------------------------
+
+    def take_blas(self, stream: int) -> tuple[int, int]:
+        """Return a handle of cuBLAS and its workspace, for one stream alone (LCH-5)."""
+        with self.lock:
+            if self._blas:
+                handle, workspace = self._blas.pop()
+            else:
+                handle, workspace = blas.make_handle(), self.take(blas.WORKSPACE_NBYTES)
+        blas.bind_handle(handle, stream, workspace)
+        return handle, workspace
+
+    # --- streams ------------------------------------------------------------------------------
+
+    def add(self, stream: "CudaStream") -> None:
+        """Count a stream among those whose work keeps memory from being freed."""
+        with self.lock:
+            self._streams.add(stream)
+
+    def drain_later(
+        self, marker: Marker, finish: Callable[[], None], handle: tuple[int, int] | None
+    ) -> None:
+        """Call ``finish`` and take a handle of cuBLAS back when a closed stream is through."""
+        with self.lock:
+            self._draining.append((marker, finish, handle))
+            self.sweep()
+
+    def sweep(self) -> bool:
+        """Let go of what closed streams held; return whether all of them are through."""
+        with self.lock:
+            pending = []
+            for marker, finish, handle in self._draining:
+                if not marker.is_done():
+                    pending.append((marker, finish, handle))
+                    continue
+                finish()
+                if handle is not None:
+                    self._blas.append(handle)
+            self._draining = pending
+            return not pending
+
+
+def is_busy(stream: int) -> bool:
+    """Whether a stream of the driver has work; one that failed has none."""
+    return int(driver.query_stream(stream)[0]) == NOT_READY
+
+
+__all__ = ["ALIGNMENT", "CudaContext", "CudaError", "is_busy"]

@@ -1,0 +1,40 @@
+"""The GPUs of this process: each is opened once, whoever asks, and kept until the process ends.
+
+A GPU has a pool of memory, streams and machine code of its own, and CUDA gives pools of a process
+back no sooner than at its end. So schedulers that open and close devices take turns with one.
+"""
+
+import threading
+from typing import Final
+
+from ggsched_cuda import driver
+from ggsched_cuda.cuda_context import CudaContext
+from ggsched_cuda.driver import DeviceInfo
+from ggsched_cuda.pinned import PinnedMemory
+
+
+class CudaContexts:
+    """GPUs by number, and the host memory that all of them share."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, CudaContext] = {}
+        self._pinned = PinnedMemory()
+
+    def open(self, found: DeviceInfo, count: int) -> CudaContext:
+        """Return a GPU of ``count``; the same one each time.
+
+        Raises:
+            CudaError: it cannot be used, or can no longer be.
+        """
+        with self._lock:
+            gpu = self._open.get(found.ordinal)
+            if gpu is None:
+                others = (i for i in range(count) if i != found.ordinal)
+                peers = [i for i in others if driver.can_reach(i, found.ordinal)]
+                gpu = self._open[found.ordinal] = CudaContext(found, peers, self._pinned)
+            gpu.require_use()
+            return gpu
+
+
+CUDA_CONTEXTS: Final = CudaContexts()

@@ -1,0 +1,1 @@
+"""Random graphs, machines and values for property tests."""

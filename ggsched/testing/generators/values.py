@@ -1,0 +1,121 @@
+"""Concrete numbers for a drawn graph, made from a seed.
+
+The numbers are tame: a drawn graph computed in f32 agrees with the oracle within ``ATOL`` and
+``RTOL``, whatever the order of accumulation.
+"""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0, DType
+from ggsched.ir.graph import Graph
+from ggsched.ir.tensor import Role, Tensor
+from ggsched.testing.oracle.dequant import host_shape
+
+Array = npt.NDArray[Any]
+
+ATOL: Final = 1e-4
+RTOL: Final = 1e-4
+
+LeafKind = Literal["plain", "positive", "ranked", "mask", "ids"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeafRule:
+    """What the numbers of an input or a weight must be like.
+
+    Attributes:
+        kind: ``plain`` within [-amp, amp]; ``positive`` within [amp/4, amp], safe to divide by;
+            ``ranked`` rows of well separated numbers, safe to sort; ``mask`` of 0 and -inf with a
+            0 in each row; ``ids`` within [0, bound).
+        amp: Largest magnitude.
+        bound: For ids: one more than the largest.
+        distinct: For ids: all different.
+    """
+
+    kind: LeafKind = "plain"
+    amp: float = 1.0
+    bound: int = 1
+    distinct: bool = False
+
+
+@dataclass(frozen=True)
+class DrawnGraph:
+    """A random graph and what its inputs and weights must be like, by name."""
+
+    graph: Graph
+    rules: Mapping[str, LeafRule]
+
+
+def values_for(drawn: DrawnGraph, seed: int) -> dict[str, Array]:
+    """Return arrays for all inputs and weights, in the form that ``run_oracle`` takes.
+
+    The same seed gives the same numbers; a tensor's numbers depend on seed, name, shape and
+    type only, so they stay as they are while Hypothesis makes the graph smaller.
+    """
+    out: dict[str, Array] = {}
+    for role in (Role.INPUT, Role.WEIGHT):
+        for t in drawn.graph.roots(role):
+            rng = np.random.default_rng([seed, zlib.crc32(t.name.encode())])
+            out[t.name] = leaf_values(t, drawn.rules.get(t.name, LeafRule()), rng)
+    return out
+
+
+def leaf_values(t: Tensor, rule: LeafRule, rng: np.random.Generator) -> Array:
+    """Return the numbers of one tensor, in its host form."""
+    if t.dtype is I32:
+        if rule.distinct:
+            return rng.permutation(rule.bound)[: t.size].reshape(t.shape).astype(np.int32)
+        return rng.integers(0, rule.bound, t.shape, dtype=np.int32)
+    if t.dtype.is_quantized:
+        return random_blocks(t.dtype, t.shape, rule.amp, rng)
+    plain = _floats(t.shape, rule, rng)
+    if t.dtype is F16:
+        return plain.astype(np.float16)
+    if t.dtype is BF16:
+        return (plain.view(np.uint32) >> 16).astype(np.uint16)
+    assert t.dtype is F32
+    return plain
+
+
+def _floats(shape: tuple[int, ...], rule: LeafRule, rng: np.random.Generator) -> Array:
+    match rule.kind:
+        case "positive":
+            return rng.uniform(rule.amp / 4, rule.amp, shape).astype(np.float32)
+        case "ranked":
+            steps = np.linspace(-rule.amp, rule.amp, shape[-1], dtype=np.float32)
+            return rng.permuted(np.broadcast_to(steps, shape), axis=-1).astype(np.float32)
+        case "mask":
+            hidden = rng.random(shape) < 0.4
+            hidden[..., :1] = False
+            return np.where(hidden, -np.inf, 0.0).astype(np.float32)
+        case _:
+            return rng.uniform(-rule.amp, rule.amp, shape).astype(np.float32)
+
+
+def random_blocks(
+    dtype: DType, shape: tuple[int, ...], amp: float, rng: np.random.Generator
+) -> npt.NDArray[np.uint8]:
+    """Return the packed bytes of random quantised rows within [-amp, amp].
+
+    The shape of the result is ``(..., row_nbytes)``.
+    """
+    packed = host_shape(dtype, shape)
+    blocks = rng.integers(
+        0, 256, (*packed[:-1], packed[-1] // dtype.block_nbytes, dtype.block_nbytes)
+    )
+    raw = blocks.astype(np.uint8)
+    count = raw.shape[:-1]
+    if dtype is MXFP4:
+        top = int(np.floor(np.log2(amp / 6.0)))  # the largest e2m1 number is 6
+        raw[..., 0] = rng.integers(127 + top - 2, 127 + top + 1, count)
+    else:
+        steps = {Q8_0: 128.0, Q4_0: 8.0}[dtype]
+        scale = rng.uniform(0.25, 1.0, count).astype(np.float16) * np.float16(amp / steps)
+        raw[..., :2] = scale.astype(np.float16)[..., None].view(np.uint8)
+    return raw.reshape(packed)

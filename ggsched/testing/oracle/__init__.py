@@ -1,0 +1,1 @@
+"""The reference interpreter: one node after another, in numpy."""

@@ -1,0 +1,183 @@
+"""The meaning of a graph: its nodes run one after another on plain bytes.
+
+Every storage is one byte array, so views and writes through views alias for real. Tensors hold
+what they would hold on a device (f32 rounded to f32 on each store); within one op the arithmetic
+is float64. Temporaries start as poison (0xFF, NaN in each float type), so reading a byte that no
+node has written shows in the result.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ggsched.errors import UsageError
+from ggsched.ir.dtype import BF16, F16, F32, I32, DType
+from ggsched.ir.graph import Graph, Node
+from ggsched.ir.ops import op_by_name
+from ggsched.ir.tensor import Role, Tensor
+from ggsched.testing.oracle.dequant import HOST_DTYPE, decode_blocks, host_shape
+from ggsched.testing.oracle.ops import ORACLE_OPS, all_params, check_ids
+
+Array = npt.NDArray[Any]
+Storages = dict[int, npt.NDArray[np.uint8]]
+
+POISON = 0xFF
+
+
+def run_oracle(
+    graph: Graph,
+    values: Mapping[str, Array],
+    *,
+    states: dict[str, Array] | None = None,
+    compute: type[np.floating[Any]] = np.float64,
+) -> dict[int, Array]:
+    """Run a graph node by node.
+
+    Args:
+        graph: A verified graph.
+        values: Array of each input and weight, by name: float32, float16 or int32 of the
+            tensor's shape; bf16 as uint16 bits; quantised as uint8 (..., row_nbytes). The packed
+            bytes as uint8 are accepted for every type. Not changed, even if the graph writes
+            through an input.
+        states: Content of each state by name, in the same form; those that are missing are
+            created as zeros. Changed in place after the last node.
+        compute: Type of the arithmetic within an op; float32 shows how much rounding matters.
+
+    Returns:
+        Output tensor id -> a fresh array of the tensor's shape: float32, float16 or int32;
+        float32 also for bf16 and quantised outputs.
+
+    Raises:
+        UsageError: a value is missing or of another type or size; an id operand is out of range
+            or ``set_rows`` was given one row twice. ``states`` is then unchanged.
+    """
+    states = {} if states is None else states
+    storages: Storages = {}
+    for t in graph.tensors:
+        if not t.is_view:
+            storages[t.id] = _initial(t, values, states)
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            try:
+                _run_node(graph, node, storages, compute)
+            except UsageError as error:
+                error.add_note(f"in {graph.label(node)}")
+                raise
+        outputs = {tid: _output(graph.tensors[tid], storages) for tid in graph.outputs}
+    for t in graph.roots(Role.STATE):
+        final = storages[t.id].view(HOST_DTYPE[t.dtype.name]).reshape(host_shape(t.dtype, t.shape))
+        if t.name in states:
+            states[t.name].reshape(-1).view(np.uint8)[:] = storages[t.id]
+        else:
+            states[t.name] = final
+    return outputs
+
+
+def _initial(
+    t: Tensor, values: Mapping[str, Array], states: Mapping[str, Array]
+) -> npt.NDArray[np.uint8]:
+    if t.role is Role.TEMP:
+        return np.full(t.nbytes, POISON, np.uint8)
+    if t.role is Role.STATE:
+        if t.name not in states:
+            return np.zeros(t.nbytes, np.uint8)
+        if not states[t.name].flags.c_contiguous:
+            raise UsageError("the array of a state must be C-contiguous", where=t.name)
+        return _packed(t, states[t.name])
+    if t.name not in values:
+        raise UsageError(f"no value for the {t.role.value} {t.name!r}", hint="pass it in values")
+    return _packed(t, values[t.name])
+
+
+def _packed(t: Tensor, value: Array) -> npt.NDArray[np.uint8]:
+    """Return a copy of the bytes of a value, having checked type and size."""
+    raw = value.dtype == np.uint8 and value.size == t.nbytes
+    typed = value.dtype == HOST_DTYPE[t.dtype.name] and value.shape == host_shape(t.dtype, t.shape)
+    if not (raw or typed):
+        raise UsageError(
+            f"{value.dtype}{list(value.shape)} for {t.dtype}{list(t.shape)}",
+            where=t.name,
+            hint=f"pass {HOST_DTYPE[t.dtype.name]}{list(host_shape(t.dtype, t.shape))}",
+        )
+    return np.frombuffer(value.tobytes(), np.uint8).copy()
+
+
+def _run_node(
+    graph: Graph, node: Node, storages: Storages, compute: type[np.floating[Any]]
+) -> None:
+    operands = [graph.tensors[tid] for tid in node.inputs]
+    result = graph.tensors[node.output]
+    if node.op == "set_rows":
+        _set_rows(operands, result, storages)
+        return
+    op = op_by_name(node.op)
+    read = operands[:1] if node.op == "cpy" else operands  # cpy never reads its destination
+    loaded = [_load(t, storages) for t in read]
+    loaded = [a.astype(compute) if a.dtype == np.float64 else a for a in loaded]
+    _store(result, ORACLE_OPS[node.op](loaded, all_params(node.params, op.defaults)), storages)
+
+
+def _set_rows(operands: list[Tensor], result: Tensor, storages: Storages) -> None:
+    source, ids = _load(operands[1], storages), _load(operands[2], storages)
+    check_ids(ids, result.shape[0])
+    if len(set(ids.tolist())) != ids.size:
+        raise UsageError("set_rows was given one row twice", why=f"ids {ids.tolist()}")
+    _window(result, storages)[ids] = encode(source, result.dtype)
+
+
+def _window(t: Tensor, storages: Storages) -> Array:
+    """Return the bytes of a tensor of a plain type as a numpy view that writes through."""
+    return np.ndarray(
+        t.shape, HOST_DTYPE[t.dtype.name], storages[t.storage].data, t.offset, t.strides
+    )
+
+
+def _load(t: Tensor, storages: Storages) -> Array:
+    """Return the content of a tensor as a fresh float64 or int64 array of its shape."""
+    if t.size == 0:
+        return np.zeros(t.shape, np.int64 if t.dtype is I32 else np.float64)
+    if t.dtype is I32:
+        return _window(t, storages).astype(np.int64)
+    if not t.dtype.is_quantized:
+        window = _window(t, storages)
+        raw = np.frombuffer(window.tobytes(), np.uint8)
+        return decode_blocks(raw.reshape(-1, t.dtype.block_nbytes), t.dtype).reshape(t.shape)
+    blocks = np.ndarray(
+        (*t.shape[:-1], t.shape[-1] // t.dtype.block, t.dtype.block_nbytes),
+        np.uint8,
+        storages[t.storage].data,
+        t.offset,
+        (*t.strides, 1),
+    )
+    return decode_blocks(blocks, t.dtype).reshape(t.shape)
+
+
+def _store(t: Tensor, value: Array, storages: Storages) -> None:
+    if value.shape != t.shape:
+        raise AssertionError(f"the oracle computed {value.shape} for {t.shape}")
+    if t.size:
+        _window(t, storages)[...] = encode(value, t.dtype)
+
+
+def encode(value: Array, dtype: DType) -> Array:
+    """Round to the type of a storage: to f32 first, as the arithmetic of a device would."""
+    if dtype is I32:
+        return value.astype(np.int32)
+    single = value.astype(np.float32)
+    if dtype is F32:
+        return single
+    if dtype is F16:
+        return single.astype(np.float16)
+    assert dtype is BF16  # quantised tensors are never written
+    bits = single.view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even
+    return np.where(np.isnan(single), 0x7FC0, rounded).astype(np.uint16)
+
+
+def _output(t: Tensor, storages: Storages) -> Array:
+    if t.dtype in (F32, F16, I32) and t.size:
+        return _window(t, storages).copy()
+    kind = HOST_DTYPE[t.dtype.name] if t.dtype in (F32, F16, I32) else np.dtype(np.float32)
+    return _load(t, storages).astype(kind)

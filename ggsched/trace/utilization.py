@@ -1,0 +1,237 @@
+"""Where the time of a run went: busy, waiting for a copy, for another device, for the host.
+
+Each moment of each device belongs to exactly one of these. A device is busy while one of its
+launches runs. Any other moment is charged to what holds back its next launch: the first command of
+that launch's stream that is not complete. If that is a wait, it is charged to the first command
+that the event stands for and that is not complete, and so on; if it was not enqueued yet, to the
+host, or to what the host itself is waiting for. Charging idle time to whoever caused it, and not to
+whoever suffers from it, is blame shifting (Tallent, Mellor-Crummey and Porterfield 2010).
+"""
+
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import islice
+from math import inf
+from typing import Final
+
+import msgspec
+
+from ggsched.plan.bundle import Plan
+from ggsched.trace.idle_attribution import Blame, Cause, Charge
+from ggsched.trace.timeline import COPIES, Span, Timeline
+
+CAUSES: Final[tuple[Cause, ...]] = ("copy", "peer", "host", "done")
+
+
+class DeviceAccount(msgspec.Struct, frozen=True):
+    """How a device spent its time, in seconds. The five parts add up to the window.
+
+    Attributes:
+        device: Its name.
+        busy_s: One of its launches ran.
+        copy_s: Waiting for a copy.
+        peer_s: Waiting for what another device computes.
+        host_s: Waiting for the host to enqueue, or for what is enqueued to begin.
+        done_s: Nothing was left to do.
+        through_host_s: Part of ``copy_s`` and ``peer_s`` that the host waited for as well.
+        between_s: Part of ``host_s`` that lies between runs, where the host makes plans, prepares
+            inputs and looks at outputs.
+    """
+
+    device: str
+    busy_s: float = 0.0
+    copy_s: float = 0.0
+    peer_s: float = 0.0
+    host_s: float = 0.0
+    done_s: float = 0.0
+    through_host_s: float = 0.0
+    between_s: float = 0.0
+
+    @property
+    def window_s(self) -> float:
+        """All of its time."""
+        return self.busy_s + self.copy_s + self.peer_s + self.host_s + self.done_s
+
+    def shares(self) -> dict[str, float]:
+        """Return the parts as shares of the window; they add up to 1."""
+        window = self.window_s or 1.0
+        parts = {"busy": self.busy_s, "copy": self.copy_s, "peer": self.peer_s}
+        parts |= {"host": self.host_s, "done": self.done_s}
+        return {name: seconds / window for name, seconds in parts.items()}
+
+
+class PathAccount(msgspec.Struct, frozen=True):
+    """What moved from one memory to another.
+
+    Attributes:
+        path: As ``"host->opencl:0"``.
+        nbytes: Bytes.
+        copies: Number of copies.
+        seconds: Time of the copies, those that overlap counted each.
+    """
+
+    path: str
+    nbytes: int
+    copies: int
+    seconds: float
+
+
+class Account(msgspec.Struct, frozen=True):
+    """Where the time went.
+
+    Attributes:
+        name: Of the timeline.
+        start_s: Start of the window.
+        end_s: End of the window.
+        runs: Runs of plans in it.
+        micro_batches: Micro-batches of all runs: a plan may join several, see ``ggsched.ir.join``.
+        stages: Devices that compute.
+        devices: A part for each device that did anything, in order of their streams.
+        paths: Bytes by path, most first.
+        host_syncs: How often the host waited.
+        host_sync_s: How long in all.
+        commands: Commands that were enqueued.
+        bubble: Share of the devices' time in which they did not compute.
+        ideal_bubble: ``ideal_bubble`` of that many devices and micro-batches.
+        is_estimated: Whether times of some pieces of work were not measured.
+    """
+
+    name: str
+    start_s: float
+    end_s: float
+    runs: int
+    micro_batches: int
+    stages: int
+    devices: tuple[DeviceAccount, ...]
+    paths: tuple[PathAccount, ...]
+    host_syncs: int
+    host_sync_s: float
+    commands: int
+    bubble: float
+    ideal_bubble: float
+    is_estimated: bool = False
+
+    @property
+    def window_s(self) -> float:
+        """Length of the window."""
+        return self.end_s - self.start_s
+
+
+def ideal_bubble(stages: int, micro_batches: int) -> float:
+    """Return the idle share of a pipeline of equal stages, ``(p - 1) / (m + p - 1)``.
+
+    From GPipe (Huang et al. 2019): of m + p - 1 steps each of p stages computes in m.
+    """
+    if stages < 1 or micro_batches < 1:
+        return 0.0
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+def micro_batches(plan: Plan) -> int:
+    """Return how many micro-batches a plan runs together: its inputs are called ``name@k``."""
+    found = (re.search(r"@(\d+)$", slot.name) for slot in plan.inputs)
+    return 1 + max((int(match[1]) for match in found if match), default=0)
+
+
+def account(timeline: Timeline) -> Account:
+    """Return where the time of the runs of a timeline went; of all of it if it has no runs.
+
+    The window lasts from the start of the first run to the end of the last, or of the last span.
+    """
+    spans = [s for s in timeline.spans if s.run >= 0] if timeline.runs else list(timeline.spans)
+    start, end = _window(timeline, spans)
+    blame = Blame(timeline, spans)
+    used = {s.track for s in spans}
+    names = dict.fromkeys(track.device for track in timeline.tracks if track.id in used)
+    between = _between(timeline, start, end)
+    devices = tuple(_device(blame, name, start, end, between) for name in names if name)
+    stages = sum(d.busy_s > 0 for d in devices)
+    busy = sum(d.busy_s for d in devices)
+    syncs = [s for s in spans if s.kind == "sync"]
+    each = [micro_batches(plan) for plan in timeline.plans]
+    batches = sum(each[run.plan] for run in timeline.runs if run.plan < len(each)) or 1
+    return Account(
+        timeline.name,
+        start,
+        end,
+        len(timeline.runs),
+        batches,
+        stages,
+        devices,
+        _paths(spans),
+        len(syncs),
+        sum(s.end_s - s.start_s for s in syncs),
+        sum(s.kind not in ("sync", "host") for s in spans),
+        1.0 - busy / (stages * (end - start)) if stages and end > start else 0.0,
+        ideal_bubble(stages, batches),
+        any(s.is_estimated for s in spans),
+    )
+
+
+def _window(timeline: Timeline, spans: Sequence[Span]) -> tuple[float, float]:
+    starts = [run.start_s for run in timeline.runs] or [s.start_s for s in spans]
+    ends = [run.end_s for run in timeline.runs] + [s.end_s for s in spans]
+    return min(starts, default=0.0), max(ends, default=0.0)
+
+
+def _between(timeline: Timeline, start: float, end: float) -> list[tuple[float, float]]:
+    """Return the parts of the window that belong to no run; none where nobody knows the runs."""
+    if not timeline.runs:
+        return []
+    found, at = [], start
+    for run in sorted(timeline.runs, key=lambda r: r.start_s):
+        if run.start_s > at:
+            found.append((at, run.start_s))
+        at = max(at, run.end_s)
+    return [*found, (at, end)] if at < end else found
+
+
+def _device(
+    blame: Blame, device: str, start: float, end: float, between: Sequence[tuple[float, float]]
+) -> DeviceAccount:
+    """Charge each moment of the window to one cause."""
+    seconds: dict[str, float] = defaultdict(float)
+    charges: list[Charge] = []
+    at = start
+    for begin, until, following in blame.busy_of(device):
+        begin, until = max(begin, start), min(until, end)
+        if begin > at:
+            charges += blame.gap_before(following, at, begin)
+        seconds["busy"] += max(0.0, until - max(begin, at))
+        at = max(at, until)
+    charges += blame.tail_of(device, at, end)
+    for charge in charges:
+        length = charge.end_s - charge.start_s
+        seconds[charge.cause] += length
+        seconds["through_host"] += length * charge.through_host
+        if charge.cause == "host":
+            seconds["between"] += _overlap(charge, between)
+    names = ("busy", *CAUSES, "through_host", "between")
+    return DeviceAccount(device, **{f"{name}_s": seconds[name] for name in names})
+
+
+def _overlap(charge: Charge, between: Sequence[tuple[float, float]]) -> float:
+    """Return how much of a charge lies in sorted intervals that do not overlap."""
+    first = max(0, bisect_right(between, (charge.start_s, inf)) - 1)
+    total = 0.0
+    for start, end in islice(between, first, None):
+        if start >= charge.end_s:
+            break
+        total += max(0.0, min(end, charge.end_s) - max(start, charge.start_s))
+    return total
+
+
+def _paths(spans: Sequence[Span]) -> tuple[PathAccount, ...]:
+    nbytes: Counter[str] = Counter()
+    copies: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
+    for span in spans:
+        if span.kind in COPIES:
+            path = f"{span.src}->{span.dst}"
+            nbytes[path] += span.nbytes
+            copies[path] += 1
+            seconds[path] += span.end_s - span.start_s
+    ranked = sorted(nbytes, key=lambda p: (-nbytes[p], p))
+    return tuple(PathAccount(p, nbytes[p], copies[p], seconds[p]) for p in ranked)

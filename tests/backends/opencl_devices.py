@@ -1,0 +1,56 @@
+"""OpenCL devices to test with; tests are skipped where there are none."""
+
+import threading
+
+import pytest
+
+from ggsched.errors import BackendUnavailable
+from ggsched.ir.dtype import F32, Q8_0
+from ggsched_kernels import CPU, GPU
+from tests.backends.device_settings import node, vector
+
+TIMEOUT_S = 60.0
+PROFILES = {"cpu": CPU, "gpu": GPU}
+
+# Every type of weight is a program of its own and takes a second to compile.
+GPU_DTYPES = (F32, Q8_0)
+
+
+def on_profiles(dtypes, *more):
+    """Return parameters (profile, dtype, ...): a few types are enough for the second profile."""
+    slow = pytest.mark.slow
+    return [
+        pytest.param(
+            profile, d, *m, marks=[slow] if profile == "gpu" and d not in GPU_DTYPES else []
+        )
+        for profile in PROFILES
+        for d, *m in ((d, *m) for d in dtypes for m in (more or [()]))
+    ]
+
+
+def opencl_device(index=0, *, profile="cpu", timeout_s=TIMEOUT_S):
+    try:
+        from ggsched_opencl import driver
+        from ggsched_opencl.device import OpenClDevice
+
+        found = driver.find_devices()
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+    return OpenClDevice(
+        index, found[index % len(found)], profile=PROFILES[profile], timeout_s=timeout_s
+    )
+
+
+def recorded(stream):
+    event = stream.device.create_event()
+    stream.record(event)
+    return event
+
+
+def doubler(device, stream, buffer, count=4):
+    x = vector(buffer, count)
+    return device.compile([node("add", [x, x], x)], stream)
+
+
+def waiters():
+    return [t for t in threading.enumerate() if t.name.startswith("ggsched opencl")]

@@ -1,0 +1,51 @@
+"""What attention reads before it waits, where it may: nothing that a predecessor computes."""
+
+import pytest
+
+from tests.kernels.nvrtc import COMMON, DECODE, compiler
+from tests.kernels.ptx import address_of, before_wait, kernels_of, parameters_behind
+
+POSITIONS, FACTORS, IDS, FREQUENCIES = (2, 3), (4, 5), (8, 9), (10,)
+CACHES_AND_MASK = tuple(range(28, 34))
+EXTENTS = (11, 13, 26, 38, 40, 41)
+"""Numbers of parameters; see the kernel's heading."""
+ALLOWED = {str(n) for n in (*POSITIONS, *FACTORS, *IDS, *FREQUENCIES, *CACHES_AND_MASK, *EXTENTS)}
+WRITTEN_BEFORE = {str(n) for n in (0, 6, 16, 18, 20, 22, 24, 36)}
+"""The addresses of what the predecessor computes, and of all that attention writes."""
+
+
+def statements(mode, cut, tokens, kind):
+    from ggsched_cuda.programmatic_launch import FIRST_ARCH
+    from ggsched_cuda.programs import options_for, text_of
+
+    more = {"TOKENS": tokens, kind: 1, "READS_EARLY": 1}
+    defines = tuple(sorted((k, str(v)) for k, v in {**COMMON, **cut, **more}.items()))
+    flags = [o.replace("sm_90a", "compute_90a") for o in options_for(FIRST_ARCH, defines)]
+    text = compiler().compile_text(text_of("heads_attention", mode), flags, virtual=True)
+    kernel = kernels_of(text.decode())["heads_attention"]
+    return kernel, [s for s in before_wait(kernel) if s.is_access]
+
+
+@pytest.mark.parametrize("kind", ["W_F16", "W_F32"])
+@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("cut", DECODE, ids=lambda cut: str(cut["WIDTH"]))
+def test_only_what_was_there_before(cut, tokens, kind):
+    kernel, early = statements("on", cut, tokens, kind)
+    made = parameters_behind(kernel)
+    found = set()
+    for statement in early:
+        assert statement.op.startswith("ld.global"), statement.text
+        assert ".nc" not in statement.op
+        (register,) = address_of(statement)
+        assert made[register], statement.text
+        assert made[register] <= ALLOWED, statement.text
+        found |= made[register]
+    assert not found & WRITTEN_BEFORE
+    assert {str(n) for n in (2, 8, 10, 28, 30, 32)} <= found, "this is what it is for"
+
+
+def test_without_the_wait_the_walk_finds_more():
+    kernel, early = statements("broken", DECODE[0], 1, "W_F16")
+    made = parameters_behind(kernel)
+    found = set().union(*(made.get(r, set()) for s in early for r in address_of(s)))
+    assert found & WRITTEN_BEFORE

@@ -1,0 +1,55 @@
+"""The unbroken devices that mutants are made of. Each passes the kit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ggsched.testing.conformance import Harness
+from ggsched.testing.conformance.simulated import sim_harness
+from ggsched.testing.sim import SimConfig
+from tests.mutants.mutate_offers import offering_harness
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A good device.
+
+    Attributes:
+        name: For people.
+        harness: Returns how the kit opens it.
+    """
+
+    name: str
+    harness: Callable[[], Harness]
+
+
+SIM_REPEATS: Final = 6
+"""Seeds with which a case runs on a simulated device: one order may be kind to a mutant."""
+
+
+def _sim(name: str, config: SimConfig) -> Twin:
+    def harness() -> Harness:
+        return replace(sim_harness(config, name=name), repeats=SIM_REPEATS, grace_s=0.002)
+
+    return Twin(name, harness)
+
+
+CPU: Final = Twin("cpu", lambda: Harness.named("cpu:0"))
+SIM: Final = _sim("sim", SimConfig())
+SIM_TWO_QUEUES: Final = _sim("sim, 2 queues", SimConfig(transfer_queues=1))
+SIM_BARRIER: Final = _sim("sim, barriers", SimConfig(copy_order="barrier"))
+SIM_SMALL: Final = _sim("sim, 16 MiB", SimConfig(memory_nbytes=1 << 24))
+SIM_APART: Final = _sim("sim, no paths", SimConfig(copies=frozenset(), waits="host"))
+SIM_NO_EVENTS: Final = _sim("sim, no events", SimConfig(has_events=False))
+OFFERING: Final = Twin("offering", offering_harness)
+
+TWINS: Final = (
+    CPU,
+    SIM,
+    SIM_TWO_QUEUES,
+    SIM_BARRIER,
+    SIM_SMALL,
+    SIM_APART,
+    SIM_NO_EVENTS,
+    OFFERING,
+)

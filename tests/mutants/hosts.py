@@ -1,0 +1,177 @@
+"""CPY-4, CPY-5: host memory that is used too early, too late, or not kept."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ggsched.backend.base import BaseDevice, BaseStream
+from ggsched.backend.base_stream import own_buffer, writable_memory
+from ggsched.backend.checks import check_upload
+from ggsched.backend.program_body import Command
+from ggsched.backend.protocols import Buffer, HostMemory
+from tests.mutants.baselines import CPU
+from tests.mutants.mutant import breaks
+
+# --- CPY-4 ------------------------------------------------------------------------------------
+
+
+@breaks("CPY-4", "An upload keeps no reference to its source.", CPU)
+class SourceIsNotKept(BaseStream):
+    """It has the address only; here a weak reference stands for it, and dead memory for zeros."""
+
+    def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
+        """Upload from what is there by then."""
+        self._require_usable()
+        check_upload(self.device, source, buffer, offset)
+        memory, nbytes = writable_memory(buffer), source.nbytes
+        owner = _owner(source)
+        if not isinstance(owner, np.ndarray):
+            super().upload(source, buffer, offset)
+            return
+        start = np.frombuffer(source, np.uint8).ctypes.data - owner.ctypes.data if nbytes else 0
+        watch = weakref.ref(owner)
+        del owner, source
+
+        def write() -> None:
+            alive = watch()
+            data = np.zeros(nbytes, np.uint8)
+            if alive is not None:
+                data[:] = alive.reshape(-1).view(np.uint8)[start : start + nbytes]
+            self.device.write_memory(memory, offset, data.data)
+
+        self._submit("upload", write)
+
+
+def _owner(memory: Any) -> Any:
+    while True:
+        inner = memory.obj if isinstance(memory, memoryview) else getattr(memory, "base", None)
+        if inner is None:
+            return memory
+        memory = inner
+
+
+@breaks(
+    "CPY-4", "Snapshots are declared, and the source is read later.", CPU, snapshots_uploads=True
+)
+class SnapshotsClaimed(BaseStream):
+    """The host reuses the source at once, as it may."""
+
+
+@breaks("CPY-4", "An upload never lets go of its source.", CPU)
+class SourceIsKeptForever(BaseStream):
+    """A list that grows."""
+
+    def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
+        """Upload, and keep the source."""
+        super().upload(source, buffer, offset)
+        self.__dict__.setdefault("sources", []).append(source)
+
+
+@breaks("CPY-4", "An upload counts as complete before the source is read.", CPU)
+class SourceIsReadTooLate(BaseStream):
+    """It is read when the next command begins."""
+
+    def begin(self) -> None:
+        """Make room for one upload."""
+        self.late: list[Callable[[], None]] = []
+
+    def _submit(self, command: Command, work: Callable[[], None]) -> None:
+        def run() -> None:
+            while self.late:
+                self.late.pop()()
+            if command == "upload":
+                self.late.append(work)
+            else:
+                work()
+
+        super()._submit(command if isinstance(command, str) else "launch", run)
+
+    def sync(self, timeout_s: float) -> None:
+        """Do what is left, and wait."""
+        if self.progress.done >= self.progress.enqueued and self.late:
+            self._submit("nothing", lambda: None)
+        super().sync(timeout_s)
+
+
+@breaks(
+    "CPY-4",
+    "Uploads of a stream share one piece of staging memory.",
+    CPU,
+    snapshots_uploads=True,
+)
+class StagingIsShared(BaseStream):
+    """The second upload overwrites what the first one has not read yet."""
+
+    def begin(self) -> None:
+        """Make the staging memory."""
+        self.staging = np.zeros(1 << 20, np.uint8)
+
+    def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
+        """Copy the source into staging memory, and upload from there."""
+        check_upload(self.device, source, buffer, offset)
+        if source.nbytes > self.staging.nbytes:
+            self.staging = np.zeros(source.nbytes, np.uint8)
+        staged = self.staging[: source.nbytes]
+        if source.nbytes:
+            staged[:] = np.frombuffer(source, np.uint8)
+        super().upload(staged.data, buffer, offset)
+
+
+# --- CPY-5 ------------------------------------------------------------------------------------
+
+
+@breaks("CPY-5", "A target with gaps is accepted, and filled without them.", CPU)
+class TargetWithGapsAccepted(BaseStream):
+    """It writes where the gaps are."""
+
+    def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
+        """Take the memory that the view was made of."""
+        if not getattr(target, "c_contiguous", True):
+            target = memoryview(target.obj)[: target.nbytes]
+        super().download(buffer, offset, target)
+
+
+@breaks("CPY-5", "A download writes its target once more when the next command runs.", CPU)
+class TargetIsWrittenAgain(BaseStream):
+    """It is sent twice, to be on the safe side."""
+
+    def begin(self) -> None:
+        """Make room for the last download."""
+        self.again: list[Callable[[], None]] = []
+
+    def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
+        """Download, and remember it."""
+        super().download(buffer, offset, target)
+        memory, read = own_buffer(buffer).memory, self.device.read_memory
+        self.again.append(lambda: read(memory, offset, target))
+
+    def _submit(self, command: Command, work: Callable[[], None]) -> None:
+        repeats, self.again = self.again, []
+
+        def run() -> None:
+            for repeat in repeats:
+                repeat()
+            work()
+
+        super()._submit(command if isinstance(command, str) else "launch", run)
+
+
+@breaks("CPY-5", "A read-only target is accepted, and nothing is written.", CPU)
+class ReadOnlyTargetAccepted(BaseStream):
+    """The caller goes on with what was there."""
+
+    def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
+        """Skip what cannot be written."""
+        if not getattr(target, "readonly", False):
+            super().download(buffer, offset, target)
+
+
+@breaks("CPY-5", "Memory from allocate_host is as long as a page.", CPU)
+class PinnedMemoryIsTooLong(BaseDevice):
+    """The caller is not told where it ends."""
+
+    def allocate_host(self, nbytes: int) -> HostMemory:
+        """Round up."""
+        return super().allocate_host(-(-max(nbytes, 1) // 4096) * 4096)

@@ -1,0 +1,65 @@
+"""All mutants."""
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Final
+
+from ggsched.testing.conformance import RULES
+from tests.mutants import (
+    buffers,
+    capture,
+    capture_update,
+    constants,
+    copies,
+    errors,
+    events,
+    fusions,
+    hosts,
+    interop,
+    launches,
+    programs,
+    results,
+    streams,
+    syncs,
+    truth,
+    waits,
+)
+from tests.mutants.mutant import ATTRIBUTE, Mutant
+
+_MODULES: Final[tuple[ModuleType, ...]] = (
+    streams,
+    syncs,
+    events,
+    waits,
+    buffers,
+    copies,
+    hosts,
+    launches,
+    results,
+    fusions,
+    constants,
+    capture,
+    capture_update,
+    errors,
+    truth,
+    interop,
+    programs,
+)
+
+
+def _mutants() -> Iterator[Mutant]:
+    for module in _MODULES:
+        for value in vars(module).values():
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                found = vars(value).get(ATTRIBUTE)
+                if isinstance(found, Mutant):
+                    yield found
+
+
+def _in_order() -> tuple[Mutant, ...]:
+    order = list(RULES)
+    return tuple(sorted(_mutants(), key=lambda mutant: order.index(mutant.rule)))
+
+
+MUTANTS: Final = _in_order()
+"""In the order of the rules, and then of the source."""

@@ -1,0 +1,83 @@
+"""Every rule has mutants, and the kit rejects each by a case of that very rule."""
+
+import re
+
+import pytest
+
+from ggsched.testing.conformance import RULES, ConformanceRunner, all_cases
+from tests.meta.repository import ROOT
+from tests.mutants.__main__ import main
+from tests.mutants.baselines import TWINS
+from tests.mutants.page import page
+from tests.mutants.plan_score import OPERATORS, drawn_plans, plan_scores
+from tests.mutants.score import check_twin, judge
+from tests.mutants.table import MUTANTS
+
+PAGE = ROOT / "docs" / "reference" / "mutation-score.md"
+BY_RULE = {rule: [m for m in MUTANTS if m.rule == rule] for rule in RULES}
+SAMPLE = [BY_RULE[rule][-1] for rule in RULES if BY_RULE[rule]]
+LONG = {"LCH-3", "ALL-1"}
+
+
+def rules_of(twin):
+    return {m.rule for m in MUTANTS if m.twin is twin}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_has_three_mutants(rule):
+    assert len(BY_RULE[rule]) >= 3, "a rule that no mutant breaks is not yet tested"
+
+
+def test_mutants_are_described():
+    assert len({m.name for m in MUTANTS}) == len(MUTANTS)
+    assert len({m.what for m in MUTANTS}) == len(MUTANTS)
+    assert all(m.what.endswith(".") and m.what.count("\n") == 0 for m in MUTANTS)
+    assert {m.twin for m in MUTANTS} == set(TWINS)
+
+
+@pytest.mark.parametrize("mutant", SAMPLE, ids=lambda m: f"{m.rule}-{m.name}")
+def test_sample_is_rejected(mutant):
+    judged = judge(mutant, until_killed=True)
+    assert judged.is_killed, mutant.what
+    assert judged.killers[0].reason
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=lambda t: t.name)
+def test_twins_pass(twin):
+    found = check_twin(twin, rules_of(twin) - LONG, repeats=1)
+    assert not found, [(r.case.name, r.reason) for r in found]
+
+
+def test_a_mutant_does_not_spoil_the_next_device():
+    mutant = next(m for m in MUTANTS if m.name == "always_done")
+    assert judge(mutant).is_killed
+    twin = ConformanceRunner(mutant.twin.harness())
+    assert all(twin.run(c).verdict == "pass" for c in all_cases() if c.rule == mutant.rule)
+
+
+def test_no_plan_mutant_is_missed():
+    scores = list(plan_scores(drawn_plans(count=40)))
+    assert [s.operator for s in scores] == list(OPERATORS)
+    assert not [s for s in scores if s.missed]
+    assert sum(s.counts["found"] for s in scores) > 300
+
+
+def test_page_is_of_these_mutants():
+    text = PAGE.read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| [A-Z]{3}-\d \| `(\w+)` \| .*? \| (.*?) \| `(?:.*)$", text, re.M))
+    assert rows == {m.name: m.what for m in MUTANTS}, "run: make mutation"
+    assert f"**{len(MUTANTS)} of {len(MUTANTS)} mutants" in text
+    assert "**nobody**" not in text
+    known = {case.name for case in all_cases()}
+    named = set(re.findall(r"`([a-z]{3}\d_\w+)`", text))
+    assert named <= known, "run: make mutation"
+
+
+def test_page_of_nothing():
+    assert "0 of 0 mutants" in page([], [])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_mutant_is_rejected(capsys):
+    assert main(["--quick"]) == 0, capsys.readouterr().err
