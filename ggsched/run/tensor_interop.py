@@ -9,7 +9,7 @@ from ggsched.backend.arrays import Array, numpy_dtype, numpy_shape
 from ggsched.backend.protocols import HostMemory
 from ggsched.errors import InterchangeError, UsageError
 from ggsched.interchange.dlpack_export import ExportedTensor
-from ggsched.interchange.dlpack_import import ArrayLike, host_array
+from ggsched.interchange.dlpack_import import ArrayLike, check_array, host_array
 from ggsched.ir.tensor import Role, Tensor
 from ggsched.run.store import Resident, TensorStore
 
@@ -85,10 +85,7 @@ class Exchange:
         if held.kind != "state":
             raise UsageError(f"is a {held.kind}, not a state", where=tensor.name)
         array = host_array(value, tensor.name)
-        kind, shape = numpy_dtype(tensor.dtype), numpy_shape(tensor.dtype, tensor.shape)
-        if (array.dtype, array.shape) != (kind, shape):
-            given = f"{array.dtype}{list(array.shape)}"
-            raise UsageError(f"{given} given for {kind}{list(shape)}", where=tensor.name)
+        check_array(array, tensor)
         whole = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._drain()
         self._store.fill(tensor.name, whole.data.toreadonly())
@@ -105,9 +102,12 @@ class Exchange:
                 where=tensor.name,
                 hint="prepare or run a graph that uses it first",
             )
-        if held.nbytes != tensor.nbytes:
+        if not held.matches(tensor):
             raise UsageError(
-                f"has {held.nbytes} bytes", where=tensor.name, why=f"asked for {tensor.nbytes}"
+                f"is resident as {held.dtype}{list(held.shape)}",
+                where=tensor.name,
+                why=f"asked for {tensor.dtype}{list(tensor.shape)}",
+                hint="use graph.named(name) of a graph that was run",
             )
         return held
 
