@@ -40,7 +40,7 @@ Call = Callable[[], None]
 
 
 class Executor:
-    """A plan bound to live devices, to be run as often as wanted. Not thread safe."""
+    """A plan bound to live devices, to be run as often as wanted. For one thread at a time."""
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from ggsched.errors import InterchangeError, UsageError
 from ggsched.interchange.dlpack_export import ExportedTensor
 from ggsched.interchange.dlpack_import import ArrayLike, check_array, host_array
 from ggsched.ir.tensor import Role, Tensor
+from ggsched.run.call_guard import CallGuard, guarded
 from ggsched.run.store import Resident, TensorStore
 
 
@@ -20,11 +21,13 @@ class Exchange:
     Args:
         store: Where the tensors are resident.
         drain: Waits for all work, and raises what went wrong.
+        guard: Held during each call.
     """
 
-    def __init__(self, store: TensorStore, drain: Callable[[], None]) -> None:
-        self._store, self._drain = store, drain
+    def __init__(self, store: TensorStore, drain: Callable[[], None], guard: CallGuard) -> None:
+        self._store, self._drain, self.guard = store, drain, guard
 
+    @guarded(may_nest=True)
     def give(self, tensor: Tensor) -> ExportedTensor:
         """Return a resident weight or state for other libraries.
 
@@ -37,7 +40,8 @@ class Exchange:
             tensor: As ``graph.named`` gives it.
 
         Raises:
-            UsageError: no weight or state, or not resident.
+            UsageError: no weight or state, not resident, resident in another shape or type, or
+                another thread is in a call; the latter also when it is taken.
             DeviceFault: a command failed.
             SyncTimeout: a device did not answer.
         """
@@ -64,10 +68,12 @@ class Exchange:
                 raise InterchangeError(
                     "was released", where=tensor.name, hint="ask the scheduler for it again"
                 )
-            self._drain()
+            with self.guard.hold(f"sync of {tensor.name!r}", may_nest=True):
+                self._drain()
 
         return ExportedTensor(array, tensor.dtype, name=tensor.name, device=facts.name, sync=sync)
 
+    @guarded()
     def set_state(self, tensor: Tensor, value: ArrayLike) -> None:
         """Fill a resident state from an array of any library.
 
@@ -78,7 +84,8 @@ class Exchange:
             value: In the state's shape and of its type; bf16 also as its bits in uint16.
 
         Raises:
-            UsageError: no state, not resident, or another shape or type.
+            UsageError: no state, not resident, another shape or type, or another thread is in a
+                call.
             InterchangeError: the array cannot be read.
         """
         held = self._held(tensor)
