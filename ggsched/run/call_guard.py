@@ -5,10 +5,11 @@ turns. It is not a lock: nobody ever waits for it, so that user code which runs 
 source of weights, a progress callback, the ``__dlpack__`` of an input) cannot deadlock.
 """
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
-from threading import Thread, current_thread
-from types import TracebackType
+from threading import get_ident
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from ggsched.errors import UsageError
@@ -19,80 +20,61 @@ R = TypeVar("R")
 _INNERMOST: Final = "innermost"
 
 
+class _Call:
+    """A call that wants to run, or that runs, and the call that it is made inside."""
+
+    __slots__ = ("is_open", "may_nest", "name", "outer", "thread")
+
+    def __init__(self, name: str, is_open: bool, may_nest: bool) -> None:
+        self.name, self.is_open, self.may_nest = name, is_open, may_nest
+        self.thread = get_ident()
+        self.outer: _Call | None = None
+
+
 class CallGuard:
     """Admits calls of one thread at a time."""
 
     def __init__(self) -> None:
         # At most one entry. ``setdefault`` is atomic, so that of two threads one gets in.
-        self._slot: dict[str, Hold] = {}
+        self._slot: dict[str, _Call] = {}
 
-    def hold(self, call: str, *, is_open: bool = False, may_nest: bool = False) -> "Hold":
-        """Return a context in which a call runs; entering it raises ``UsageError`` if one does.
+    @contextmanager
+    def hold(self, name: str, *, is_open: bool = False, may_nest: bool = False) -> Iterator[None]:
+        """Run a block as a call.
 
         Args:
-            call: Name of the call, for messages.
+            name: Of the call, for messages.
             is_open: Whether calls of the same thread may be made inside this one.
             may_nest: Whether this call may be made inside any call of the same thread.
+
+        Raises:
+            UsageError: another call is under way.
         """
-        return Hold(self._slot, call, is_open, may_nest)
-
-
-class Hold:
-    """One call that wants to run, or that runs; for one ``with`` block."""
-
-    __slots__ = ("_call", "_is_open", "_may_nest", "_outer", "_slot", "_thread")
-
-    def __init__(self, slot: dict[str, "Hold"], call: str, is_open: bool, may_nest: bool) -> None:
-        self._slot, self._call = slot, call
-        self._is_open, self._may_nest = is_open, may_nest
-        self._thread: Thread = current_thread()
-        self._outer: Hold | None = None
-
-    def __enter__(self) -> None:
+        call = _Call(name, is_open, may_nest)
         try:
-            holder = self._slot.setdefault(_INNERMOST, self)
-            if holder is self:
-                return
-            if holder._thread is not self._thread or not (self._may_nest or holder._is_open):
-                raise self._refusal(holder)
-            # Only the thread whose calls are in the slot gets here.
-            self._outer = holder
-            self._slot[_INNERMOST] = self
-        except BaseException:  # an interrupt must not leave the guard held
-            self._leave()
-            raise
+            self._enter(call)
+            yield
+        finally:
+            self._leave(call)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        if self._slot.get(_INNERMOST) is not self:
+    def _enter(self, call: _Call) -> None:
+        holder = self._slot.setdefault(_INNERMOST, call)
+        if holder is call:
             return
-        if self._outer is None:
+        if holder.thread != call.thread or not (call.may_nest or holder.is_open):
+            raise _refusal(call, holder)
+        # Only the thread whose call is in the slot gets here.
+        call.outer = holder
+        self._slot[_INNERMOST] = call
+
+    def _leave(self, call: _Call) -> None:
+        """Let others in; nothing happens if the call did not get in, whatever interrupted it."""
+        if self._slot.get(_INNERMOST) is not call:
+            return
+        if call.outer is None:
             del self._slot[_INNERMOST]
         else:
-            self._slot[_INNERMOST] = self._outer
-
-    def _refusal(self, holder: "Hold") -> UsageError:
-        if holder._thread is self._thread:
-            return UsageError(
-                f"called from inside {holder._call}",
-                where=self._call,
-                why=f"a callback on thread {_shown(self._thread)} makes the call",
-                hint=f"call it after {holder._call} has returned",
-            )
-        return UsageError(
-            f"called on thread {_shown(self._thread)} while thread {_shown(holder._thread)} "
-            f"is in {holder._call}",
-            where=self._call,
-            why="a scheduler and its sessions serve one call at a time",
-            hint="use a scheduler per thread, or hold a lock around calls",
-        )
+            self._slot[_INNERMOST] = call.outer
 
 
 class Guarded(Protocol):
@@ -120,14 +102,36 @@ def guarded(
         name = method.__qualname__
 
         @wraps(method)
-        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            with self.guard.hold(name, is_open=is_open, may_nest=may_nest):
+        def guarded_method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            guard, call = self.guard, _Call(name, is_open, may_nest)
+            try:
+                guard._enter(call)
                 return method(self, *args, **kwargs)
+            finally:
+                guard._leave(call)
 
-        return call
+        return guarded_method
 
     return decorate
 
 
-def _shown(thread: Thread) -> str:
-    return f"{thread.name!r} ({thread.ident})"
+def _refusal(call: _Call, holder: _Call) -> UsageError:
+    if holder.thread == call.thread:
+        return UsageError(
+            f"called from inside {holder.name}",
+            where=call.name,
+            why=f"a callback on thread {_shown(call.thread)} makes the call",
+            hint=f"call it after {holder.name} has returned",
+        )
+    return UsageError(
+        f"called on thread {_shown(call.thread)} while thread {_shown(holder.thread)} "
+        f"is in {holder.name}",
+        where=call.name,
+        why="a scheduler and its sessions serve one call at a time",
+        hint="use a scheduler per thread, or hold a lock around calls",
+    )
+
+
+def _shown(thread: int) -> str:
+    names = {t.ident: t.name for t in threading.enumerate()}
+    return f"{names.get(thread, 'unknown')!r} ({thread})"

@@ -123,24 +123,29 @@ def test_a_run_while_another_thread_is_in_a_call(name):
     with scheduler:
         scheduler.run(PLUS, {"x": X})
         scheduler.run(COUNTER, {})
-        inner = scheduler.guard
+        usual = scheduler.guard._slot
 
-        class Latched:
-            """The guard, and a thread that stops once it holds it."""
+        class Latched(dict):
+            """The slot of the guard, in which a thread stops once its call is there."""
 
-            @contextmanager
-            def hold(self, call, **options):
-                with inner.hold(call, **options):
+            def setdefault(self, key, value):
+                holder = usual.setdefault(key, value)
+                if threading.current_thread().name == "worker-a" and not latch.reached.is_set():
                     latch.reached.set()
                     assert latch.free.wait(60)
-                    yield
+                return holder
 
-        def work():
-            scheduler.guard = Latched()
-            return CALLS[name](scheduler)
+            def get(self, key):
+                return usual.get(key)
 
-        with thread_in(work, latch) as results:
-            scheduler.guard = inner
+            def __delitem__(self, key):
+                del usual[key]
+
+            def __setitem__(self, key, value):
+                usual[key] = value
+
+        scheduler.guard._slot = Latched()
+        with thread_in(lambda: CALLS[name](scheduler), latch) as results:
             message = refused(lambda: scheduler.run(HARMLESS, {"x": X}))
         assert message.startswith("Scheduler.run: called on thread 'MainThread' (")
         assert f"is in {name}: " in message
@@ -254,7 +259,8 @@ class TestErrors:
                 scheduler.run(PLUS, {"x": X})
             scheduler.run(HARMLESS, {"x": X})
 
-    def test_an_interrupt_while_a_call_begins(self, monkeypatch):
+    @pytest.mark.parametrize("name", CALLS)
+    def test_an_interrupt_while_a_call_begins(self, name):
         """Whatever raises once the guard is taken, it is not left held."""
 
         class Slot(dict):
@@ -262,12 +268,13 @@ class TestErrors:
                 super().setdefault(key, value)
                 raise KeyboardInterrupt
 
-        guard = CallGuard()
-        hold = guard.hold("first")
-        hold._slot = Slot()
-        with pytest.raises(KeyboardInterrupt):
-            hold.__enter__()
-        assert hold._slot == {}
+        _, scheduler = opened()
+        with scheduler:
+            usual, scheduler.guard._slot = scheduler.guard._slot, Slot()
+            with pytest.raises(KeyboardInterrupt):
+                CALLS[name](scheduler)
+            assert scheduler.guard._slot == {}
+            scheduler.guard._slot = usual
 
 
 class TestCallbacks:
@@ -379,8 +386,12 @@ class TestGuard:
     def test_calls_inside_an_open_one(self):
         guard = CallGuard()
         with guard.hold("outer", is_open=True):
-            with guard.hold("inner"), pytest.raises(UsageError, match="inside inner"):
-                guard.hold("innermost").__enter__()
+            with (
+                guard.hold("inner"),
+                pytest.raises(UsageError, match="inside inner"),
+                guard.hold("innermost"),
+            ):
+                pass
             with guard.hold("inner again"), guard.hold("a question", may_nest=True):
                 pass
         with guard.hold("next"):
@@ -390,8 +401,8 @@ class TestGuard:
         guard = CallGuard()
         with guard.hold("first"):
             for _ in range(2):
-                with pytest.raises(UsageError):
-                    guard.hold("second").__enter__()
+                with pytest.raises(UsageError), guard.hold("second"):
+                    pass
         assert guard._slot == {}
 
 
