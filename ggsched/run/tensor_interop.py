@@ -64,11 +64,11 @@ class Exchange:
         array = _shaped(tensor, memory, is_writable=held.kind == "state")
 
         def sync() -> None:
-            if self._store.resident(tensor.name) is not held:
-                raise InterchangeError(
-                    "was released", where=tensor.name, hint="ask the scheduler for it again"
-                )
             with self.guard.hold(f"sync of {tensor.name!r}", may_nest=True):
+                if self._store.resident(tensor.name) is not held:
+                    raise InterchangeError(
+                        "was released", where=tensor.name, hint="ask the scheduler for it again"
+                    )
                 self._drain()
 
         return ExportedTensor(array, tensor.dtype, name=tensor.name, device=facts.name, sync=sync)
