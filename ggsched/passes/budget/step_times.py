@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ggsched.passes.cost.simulate import PredictedTimeline
 from ggsched.passes.draft import Draft
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Copy, Download, Launch, Upload
+from ggsched.plan.command import Copy, CopyRows, Download, Launch, Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ def find_step_times(draft: Draft, plan: Plan, timeline: PredictedTimeline) -> St
         if isinstance(command, Launch):
             steps = [node_step[s.node] for s in command.steps]
         else:
-            assert isinstance(command, Upload | Download | Copy)
+            assert isinstance(command, Upload | Download | Copy | CopyRows)
             steps = [transfer_step[command.transfer]]
         each = (span.end_s - span.start_s) / len(steps)
         for k, step in enumerate(steps):
