@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ggsched.errors import PlanError
 from ggsched.ids import show
 from ggsched.ir.graph import Graph
+from ggsched.ir.intervals import overlap
 from ggsched.ir.tensor import Role
 from ggsched.plan.memory import Arena, Life, Memory, Region
 from ggsched.plan.splits import HOST, Splits, Value
@@ -127,7 +128,7 @@ def _verify_disjoint(memory: Memory, lives: Sequence[Life], inside: list[int]) -
         at = bisect_left(alive, (region.offset, v))
         for _, other in alive[max(at - 1, 0) : at + 1]:
             near = memory.regions[other]
-            if near.offset < region.end and region.offset < near.end:
+            if overlap(near, region):
                 what = f"shares bytes with {show('value', other)} while both are alive"
                 raise PlanError(what, where=show("value", v), why=f"{region} and {near}")
         alive.insert(at, (region.offset, v))

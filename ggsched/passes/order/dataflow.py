@@ -149,7 +149,7 @@ class _DataFlow:
         for t in splits.transfers:
             writes[t.dst] += 1
         return {
-            v.id: ArenaHistory(v.nbytes)
+            v.id: ArenaHistory()
             for v in splits.values
             if v.nbytes and (writes[v.id] > 1 or (v.bound and writes[v.id]))
         }

@@ -78,7 +78,7 @@ def find_lanes(outline: Sequence[Item], streams: Streams, topology: Topology) ->
 def find_hazards(work: Sequence[Work], lanes: Lanes, memory: Memory) -> Hazards:
     """Return the hazards inside one run."""
     history = [
-        None if a.kind == "weight" else ArenaHistory(a.nbytes, a.id)  # weights are never written
+        None if a.kind == "weight" else ArenaHistory(a.id)  # weights are never written
         for a in memory.arenas
     ]
     of_item = lanes.of_item

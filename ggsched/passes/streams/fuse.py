@@ -16,6 +16,7 @@ from typing import Final
 
 from ggsched.ir.fusion import PATTERNS, Pattern
 from ggsched.ir.graph import Graph, Node
+from ggsched.ir.intervals import overlap
 from ggsched.ir.tensor import Role, Tensor
 from ggsched.plan.fusions import Fusion
 from ggsched.plan.splits import Splits
@@ -158,17 +159,13 @@ class _Search:
                     continue
                 if self.uses.is_written_between(t.storage, member.id, root.id):
                     return False
-                if t.storage == result.storage and _overlap(t, result):
+                if t.storage == result.storage and overlap(t, result):
                     return False
         return True
 
 
 def _window(t: Tensor) -> tuple[object, ...]:
     return t.storage, t.offset, t.dtype, t.shape, t.strides
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    return a.offset < b.end and b.offset < a.end
 
 
 def held_values(splits: Splits, fusions: Sequence[Fusion]) -> dict[int, frozenset[int]]:
