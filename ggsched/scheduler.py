@@ -47,9 +47,9 @@ class Scheduler:
 
     Weights and states are resident once and shared by all graphs that name them. Plans and their
     memory are cached by graph digest and constraints; machine and settings are the same throughout.
-    The ``plan_limit`` plans used last are kept, unless a new one needs their memory. With the
-    setting ``streams="measure"`` the first runs of a graph alternate between a plan with one stream
-    per device and one with several, and the faster stays.
+    The ``plan_limit`` plans used last are kept, unless a new one needs their memory. With
+    ``streams="autotune"`` the first runs of a graph alternate between a plan with one stream per
+    device and one with several, and the faster stays.
 
     After an error of a run the streams have been drained and other runs may follow, unless a
     device has faulted: then ``reset`` starts again. ``close`` releases everything in any case.
@@ -76,7 +76,7 @@ class Scheduler:
             plan_limit: Number of plans whose memory is kept.
             progress: Called with name and bytes of each weight that has become resident.
             recorder: Writes down all that the devices are told.
-            clock: Seconds, for ``streams="measure"``.
+            clock: Seconds, for ``streams="autotune"``.
 
         Raises:
             UsageError: a device name that makes no sense, no devices, or a memory budget for a

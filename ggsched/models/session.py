@@ -119,7 +119,7 @@ class Session:
             self._constraints,
             self.rates,
             mode=options.pipelining,
-            slots=options.slots,
+            slots=options.pipeline_buffers,
         )
         self._graphs: RecentCache[tuple[int, int, int], Graph] = RecentCache(64)
         self._n_past = 0
