@@ -14,6 +14,7 @@ import msgspec
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.passes.experts.transfers import ExpertTransfers, in_program_order
+from ggsched.plan.bundle import HostSlot
 from ggsched.plan.placement import OpOffload, Placement
 from ggsched.plan.splits import HOST, Split, Splits, Transfer, Value, ValueKind
 from ggsched.topology.model import Topology
@@ -40,6 +41,28 @@ def split(graph: Graph, topology: Topology, placement: Placement) -> Splits:
         lower.read_back(tid, len(splits))
     transfers = in_program_order(lower.transfers)
     return Splits(lower.frozen_values(), transfers, tuple(splits), tuple(bindings))
+
+
+def input_slots(graph: Graph, splits: Splits) -> tuple[HostSlot, ...]:
+    """Return where the host writes each input before a run."""
+    return tuple(
+        HostSlot(graph.tensors[v.storage].name, v.storage, v.id)
+        for v in splits.values
+        if v.kind == "input"
+    )
+
+
+def output_slots(graph: Graph, splits: Splits) -> tuple[HostSlot, ...]:
+    """Return where each output ends up: a read-back, or the slot of an input as it is."""
+    read_back = iter([v for v in splits.values if v.kind == "output"])
+    input_slot = {v.storage: v for v in splits.values if v.kind == "input"}
+    home = {v.storage for v in splits.values if v.kind == "home"}
+    slots = []
+    for tid in graph.outputs:
+        t = graph.tensors[tid]
+        value = next(read_back) if t.storage in home else input_slot[t.storage]
+        slots.append(HostSlot(graph.tensors[t.storage].name, tid, value.id))
+    return tuple(slots)
 
 
 class _Draft(msgspec.Struct, gc=False):

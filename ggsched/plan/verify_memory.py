@@ -42,10 +42,17 @@ def verify_memory(
                 raise PlanError("holds several values", where=show("arena", arena.id))
         else:
             _verify_disjoint(memory, lives, inside)
+    _verify_bounds(memory)
+
+
+def _verify_bounds(memory: Memory) -> None:
     for i, bound in memory.lower_bound.items():
         known = 0 <= i < len(memory.arenas) and not memory.arenas[i].name
         if not known or not 0 <= bound <= memory.arenas[i].nbytes:
             raise PlanError(f"lower bound of {bound} bytes", where=show("arena", max(i, 0)))
+    for i, bound in memory.hinted_bound.items():
+        if not memory.lower_bound.get(i, bound) < bound <= memory.arenas[i].nbytes:
+            raise PlanError(f"bound with hints of {bound} bytes", where=show("arena", max(i, 0)))
 
 
 def _verify_arena(topology: Topology, i: int, arena: Arena) -> None:

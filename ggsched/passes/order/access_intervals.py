@@ -69,6 +69,12 @@ class ArenaHistory:
         if last > first + 1:
             del starts[first + 1 : last], values[first + 1 : last]
 
+    def copy(self) -> "ArenaHistory":
+        """Return what goes on by itself from here."""
+        other = ArenaHistory(self._arena)
+        other._map = self._map.copy()
+        return other
+
     def is_all_since(self, item: int) -> bool:
         """Whether every access that is remembered is that of an item or of a later one."""
         return all(
