@@ -6,11 +6,16 @@ from typing import Final
 from ggsched.config import Settings
 from ggsched.errors import InternalError
 from ggsched.ir.graph import Graph
-from ggsched.passes.options import PlanOptions, StreamPolicy
+from ggsched.passes.options import (
+    AUTO_LIMIT,
+    PlanKey,
+    PlanOptions,
+    StreamPolicy,
+    plan_key,
+    plan_options,
+)
 from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints
-from ggsched.passes.plan_key import PlanKey, plan_key
-from ggsched.passes.resolve_options import AUTO_LIMIT, plan_options
 from ggsched.plan.bundle import Plan
 from ggsched.report.debug_output import log_plan
 from ggsched.run.autotune import Measured, Trial

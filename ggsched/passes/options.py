@@ -1,6 +1,18 @@
-"""Options: what a caller decides about a plan besides where things are."""
+"""Options: what a caller decides about a plan besides where things are, and the key of a plan."""
 
 from dataclasses import dataclass, field
+from typing import Final
+
+from ggsched.config import Settings, Streams
+from ggsched.errors import UsageError
+from ggsched.ir.graph import Graph
+from ggsched.passes.experts.policy import ExpertPolicy
+from ggsched.passes.memory.rings import Slots
+from ggsched.passes.place import Constraints
+from ggsched.topology.model import Topology
+
+AUTO_LIMIT: Final = 4
+"""Streams per device that ``auto`` considers at most; a device's rates may say fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +48,60 @@ class PlanOptions:
     memory_budget: tuple[tuple[int, int], ...] = ()
     packing_effort: int = 0
     fuse: bool = True
+
+
+PlanKey = tuple[
+    str,
+    tuple[tuple[str, int], ...],
+    tuple[tuple[int, int], ...],
+    str,
+    Slots | None,
+    ExpertPolicy,
+    PlanOptions,
+]
+
+
+def plan_key(graph: Graph, constraints: Constraints, options: PlanOptions) -> PlanKey:
+    """Return the key of the plan of a graph.
+
+    Constraints name every tensor of a model while a graph has some of them; the key keeps those.
+    """
+    homes = tuple(sorted((n, d) for n, d in constraints.homes.items() if n in graph))
+    rates = constraints.rates.digest if constraints.rates else ""
+    pins = tuple(sorted(constraints.pins.items()))
+    return graph.digest, homes, pins, rates, constraints.slots, constraints.experts, options
+
+
+def plan_options(settings: Settings, topology: Topology) -> PlanOptions:
+    """Return what a plan is made with; ``measure`` begins with what ``auto`` does.
+
+    Raises:
+        UsageError: the memory budget names a device that is not there.
+    """
+    return PlanOptions(
+        stream_policy(settings.streams),
+        _budget(settings, topology),
+        settings.packing_effort,
+        settings.fuse,
+    )
+
+
+def stream_policy(streams: Streams) -> StreamPolicy:
+    """Return the policy that a setting stands for."""
+    if isinstance(streams, int):
+        return StreamPolicy(streams, is_forced=streams > 1)
+    return StreamPolicy(AUTO_LIMIT)
+
+
+def _budget(settings: Settings, topology: Topology) -> tuple[tuple[int, int], ...]:
+    """Return the budget by device index; what names a device wins over what names none."""
+    names = [d.name for d in topology.devices]
+    budget: dict[int, int] = {}
+    for name, nbytes in sorted(settings.memory_budget):  # the empty name comes first
+        if name and name not in names:
+            raise UsageError(
+                f"the memory budget names {name!r}", hint=f"devices: {', '.join(names)}"
+            )
+        for device in [names.index(name)] if name else range(len(names)):
+            budget[device] = nbytes
+    return tuple(sorted(budget.items()))

@@ -16,7 +16,6 @@ from typing import Final
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
-from ggsched.passes.experts.memory import add_caches, add_rings
 from ggsched.passes.memory.concurrent_bound import concurrent_bound
 from ggsched.passes.memory.fusion_retention import Retention
 from ggsched.passes.memory.interference import Interferes
@@ -108,8 +107,8 @@ def allocate(
         if least < bound:
             hinted[len(arenas)] = bound
         arenas.append(Arena(len(arenas), kind, device, total, alignment))
-    add_rings(topology, splits, arenas, regions)
-    add_caches(topology, splits, arenas)
+    _add_rings(topology, splits, arenas, regions)
+    _add_caches(topology, splits, arenas)
     return Memory(tuple(arenas), tuple(regions), overwrites, bounds, hinted)
 
 
@@ -228,3 +227,50 @@ def _can_take(graph: Graph, node: Node, k: int, splits: Splits) -> bool:
         (t.offset, t.shape, t.strides) == (operand.offset, operand.shape, operand.strides)
         for t in others
     ) and all(i in OPS[node.op].may_overwrite for i, v in enumerate(bound[:-1]) if v == value.id)
+
+
+def _add_rings(
+    topology: Topology, splits: Splits, arenas: list[Arena], regions: list[Region]
+) -> None:
+    """Add an arena for the staging ring of each device, and the regions of the values in it.
+
+    A slot holds the weights of one block at a time, row for row as they lie at home, so that
+    kernels need not know. All slots have the length of the longest.
+    """
+    fills: dict[tuple[int, int, int], list[int]] = {}
+    for t in splits.transfers:
+        target = splits.values[t.dst]
+        if target.ring >= 0:
+            fills.setdefault((target.device, target.ring, t.before), []).append(target.id)
+    for device in sorted({device for device, _, _ in fills}):
+        alignment = topology.devices[device].alignment
+        inside: dict[int, tuple[int, int]] = {}
+        longest = slots = 0
+        for (where, slot, _), values in fills.items():
+            if where != device:
+                continue
+            at = 0
+            for v in values:
+                inside[v] = slot, at
+                at += -(-splits.values[v].nbytes // alignment) * alignment
+            longest, slots = max(longest, at), max(slots, slot + 1)
+        arena = len(arenas)
+        for v, (slot, offset) in inside.items():
+            regions[v] = Region(arena, slot * longest + offset, splits.values[v].nbytes)
+        arenas.append(Arena(arena, "compute", device, slots * longest, alignment))
+
+
+def _add_caches(topology: Topology, splits: Splits, arenas: list[Arena]) -> None:
+    """Add an arena for each weight of which a device keeps rows from run to run.
+
+    Where in it each row lies is decided when the plan runs.
+    """
+    known: set[tuple[int, str]] = set()
+    for t in splits.transfers:
+        if t.rows is None or not t.rows.cached:
+            continue
+        device, name = splits.values[t.dst].device, splits.values[t.src].bound
+        if (device, name) not in known:
+            known.add((device, name))
+            nbytes, alignment = t.rows.cached * t.rows.nbytes, topology.devices[device].alignment
+            arenas.append(Arena(len(arenas), "cache", device, nbytes, alignment, name))
