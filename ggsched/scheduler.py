@@ -21,10 +21,9 @@ from ggsched.config import Settings
 from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_arrays, host_weights
 from ggsched.ir.graph import Graph
-from ggsched.passes.options import PlanKey
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
-from ggsched.planner import CacheInfo, Planner
+from ggsched.planner import CacheInfo, PlanKey, Planner
 from ggsched.report.debug_output import log_machine, recorder_for
 from ggsched.report.predicted_timeline import recorded_run
 from ggsched.run.autotune import Measured

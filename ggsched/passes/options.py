@@ -1,14 +1,10 @@
-"""Options: what a caller decides about a plan besides where things are, and the key of a plan."""
+"""Options: what a caller decides about a plan besides where things are."""
 
 from dataclasses import dataclass, field
 from typing import Final
 
 from ggsched.config import Settings, Streams
 from ggsched.errors import UsageError
-from ggsched.ir.graph import Graph
-from ggsched.passes.experts.policy import ExpertPolicy
-from ggsched.passes.memory.rings import Slots
-from ggsched.passes.place import Constraints
 from ggsched.topology.model import Topology
 
 AUTO_LIMIT: Final = 4
@@ -48,28 +44,6 @@ class PlanOptions:
     memory_budget: tuple[tuple[int, int], ...] = ()
     packing_effort: int = 0
     fuse: bool = True
-
-
-PlanKey = tuple[
-    str,
-    tuple[tuple[str, int], ...],
-    tuple[tuple[int, int], ...],
-    str,
-    Slots | None,
-    ExpertPolicy,
-    PlanOptions,
-]
-
-
-def plan_key(graph: Graph, constraints: Constraints, options: PlanOptions) -> PlanKey:
-    """Return the key of the plan of a graph.
-
-    Constraints name every tensor of a model while a graph has some of them; the key keeps those.
-    """
-    homes = tuple(sorted((n, d) for n, d in constraints.homes.items() if n in graph))
-    rates = constraints.rates.digest if constraints.rates else ""
-    pins = tuple(sorted(constraints.pins.items()))
-    return graph.digest, homes, pins, rates, constraints.slots, constraints.experts, options
 
 
 def plan_options(settings: Settings, topology: Topology) -> PlanOptions:

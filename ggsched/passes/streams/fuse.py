@@ -166,17 +166,3 @@ class _Search:
 
 def _window(t: Tensor) -> tuple[object, ...]:
     return t.storage, t.offset, t.dtype, t.shape, t.strides
-
-
-def held_values(splits: Splits, fusions: Sequence[Fusion]) -> dict[int, frozenset[int]]:
-    """Return for the last node of each group the values that the others read from outside.
-
-    The group's result must not take over their bytes.
-    """
-    bindings = splits.bindings
-    held = {}
-    for f in fusions:
-        earlier = f.nodes[:-1]
-        inside = {bindings[n][-1] for n in earlier}
-        held[f.nodes[-1]] = frozenset(v for n in earlier for v in bindings[n][:-1]) - inside
-    return held
