@@ -23,9 +23,16 @@ from ggsched.models.load import Model, weight_array
 from ggsched.models.memory_need import MemoryNeed, memory_need
 from ggsched.models.micro_batches import MicroBatch, MicroBatches
 from ggsched.models.offload import Homes, find_homes
-from ggsched.models.placement_policy import balance_options, constraints_of, fit_options
+from ggsched.models.placement_policy import (
+    balance_options,
+    constraints_of,
+    fit_options,
+    untie_embedding,
+)
 from ggsched.models.sampling import Sampler, Sampling, argmax
 from ggsched.models.session_options import SessionOptions
+from ggsched.models.spec import ModelSpec
+from ggsched.models.tied import source_name
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
@@ -96,11 +103,12 @@ class Session:
             BackendUnavailable: a device that is not there.
         """
         self.model = model
+        self.spec: ModelSpec = model.spec
         self.options = options or SessionOptions()
         self.options.check()
         self.scheduler = Scheduler(
             devices,
-            weights=lambda name: weight_array(model, name),
+            weights=lambda name: weight_array(model, source_name(self.spec, name)),
             settings=settings,
             plan_limit=self.options.plans_kept,
             progress=progress,
@@ -115,7 +123,8 @@ class Session:
                 self.options = balance_options(*parts)
             else:
                 self.options, self.fit = fit_options(*parts)
-            self.homes: Homes = find_homes(model.spec, topology, self.options.offload)
+            self.spec = untie_embedding(model.spec, self.scheduler, self.options, self.fit)
+            self.homes: Homes = find_homes(self.spec, topology, self.options.offload)
         except BaseException:
             self.scheduler.close()
             raise
@@ -160,7 +169,7 @@ class Session:
         return self._graphs.get(
             (n_tokens, n_kv, n_out),
             lambda: build_model_graph(
-                self.model.spec,
+                self.spec,
                 n_tokens=n_tokens,
                 n_kv=n_kv,
                 n_out=n_out,
