@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Barrier, Command, Hazard, HostSync, Record, Wait
+from ggsched.plan.command import Barrier, Command, HostSync, Record, Wait
+from ggsched.plan.effects import Hazard
 from ggsched.plan.splits import Transfer
 from ggsched.plan.stats import device_name
 from ggsched.plan.text import action_text

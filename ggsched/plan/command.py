@@ -3,51 +3,19 @@
 The list is a program for one host thread. Ordering comes from three things and nothing else: the
 order of one stream, events, and the host waiting. An event is recorded once per run. Each ``Wait``,
 ``Barrier`` and ``HostSync`` names the hazard that it discharges.
+
+A command declares its effects, from which passes, traces, costs and the checker work.
+ADR 26 lists what else a new command needs.
 """
 
-from typing import Literal, NamedTuple
+from typing import Final
 
 import msgspec
 
+from ggsched.plan.effects import Effects, Hazard, Step, Traffic, moving
 from ggsched.plan.memory import Region
 
-HazardKind = Literal["RAW", "WAR", "WAW"]
-
-
-class Hazard(NamedTuple):
-    """Two accesses to overlapping bytes, at least one a write, that must stay in order.
-
-    Attributes:
-        kind: ``RAW``, ``WAR`` or ``WAW``.
-        arena: Arena of the bytes.
-        start: First byte that both touch.
-        end: One past the last.
-        earlier: Command that comes first; -1 for the host.
-        later: Command that comes second; -1 for the host.
-        next_run: Whether ``later`` belongs to the following run of the plan.
-    """
-
-    kind: HazardKind
-    arena: int
-    start: int
-    end: int
-    earlier: int
-    later: int
-    next_run: bool = False
-
-
-class Step(NamedTuple):
-    """One node of a launch.
-
-    Attributes:
-        node: Id of the node.
-        operands: Byte range of each operand and, last, of the result.
-        modes: How each is touched, see ``ggsched.ir.ops``.
-    """
-
-    node: int
-    operands: tuple[Region, ...]
-    modes: str
+_ID_NBYTES: Final = 4
 
 
 class Upload(msgspec.Struct, frozen=True, tag="upload", gc=False):
@@ -59,6 +27,11 @@ class Upload(msgspec.Struct, frozen=True, tag="upload", gc=False):
     dst: Region
     transfer: int
 
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        return moving(self.stream, self.transfer, self.src, self.dst, reads_at_enqueue=True)
+
 
 class Download(msgspec.Struct, frozen=True, tag="download", gc=False):
     """Device bytes to the host. ``dst`` lies in a host arena."""
@@ -69,6 +42,11 @@ class Download(msgspec.Struct, frozen=True, tag="download", gc=False):
     dst: Region
     transfer: int
 
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        return moving(self.stream, self.transfer, self.src, self.dst)
+
 
 class Copy(msgspec.Struct, frozen=True, tag="copy", gc=False):
     """Bytes from one device's memory to another's."""
@@ -78,6 +56,11 @@ class Copy(msgspec.Struct, frozen=True, tag="copy", gc=False):
     src: Region
     dst: Region
     transfer: int
+
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        return moving(self.stream, self.transfer, self.src, self.dst)
 
 
 class CopyRows(msgspec.Struct, frozen=True, tag="copy_rows", gc=False):
@@ -111,6 +94,29 @@ class CopyRows(msgspec.Struct, frozen=True, tag="copy_rows", gc=False):
     cache: Region | None
     transfer: int
 
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        cache = () if self.cache is None else (self.cache,)
+        return Effects(
+            (self.stream,),
+            "copy",
+            steps=(Step(-1, (self.src, *cache, self.dst), "r" + "w" * len(cache) + "w"),),
+            reads=(self.src,),
+            writes=(*cache, self.dst),
+            host_reads=(self.ids,),
+            is_partial=True,
+            transfer=self.transfer,
+            traffic=Traffic(
+                self.src.arena,
+                self.dst.arena,
+                self.dst.nbytes,
+                self.row_nbytes,
+                self.ids.nbytes // _ID_NBYTES,
+                self.through_host_view,
+            ),
+        )
+
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
     """The nodes of a split on one stream, in order.
@@ -125,6 +131,13 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     reads: tuple[Region, ...]
     writes: tuple[Region, ...]
 
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        return Effects(
+            (self.stream,), "compute", steps=self.steps, reads=self.reads, writes=self.writes
+        )
+
 
 class Record(msgspec.Struct, frozen=True, tag="record", gc=False):
     """Let an event stand for everything enqueued on the stream so far (EVT-1)."""
@@ -132,6 +145,11 @@ class Record(msgspec.Struct, frozen=True, tag="record", gc=False):
     id: int
     stream: int
     event: int
+
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        return Effects((self.stream,), records=(self.event,))
 
 
 class Wait(msgspec.Struct, frozen=True, tag="wait", gc=False):
@@ -142,6 +160,11 @@ class Wait(msgspec.Struct, frozen=True, tag="wait", gc=False):
     event: int
     hazard: Hazard
 
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        return Effects((self.stream,), waits=(self.event,), hazard=self.hazard)
+
 
 class Barrier(msgspec.Struct, frozen=True, tag="barrier", gc=False):
     """Keep copies and launches of one stream in order (STR-1, ``copy_order`` barrier)."""
@@ -149,6 +172,11 @@ class Barrier(msgspec.Struct, frozen=True, tag="barrier", gc=False):
     id: int
     stream: int
     hazard: Hazard
+
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        return Effects((self.stream,), is_barrier=True, hazard=self.hazard)
 
 
 class HostSync(msgspec.Struct, frozen=True, tag="host_sync", gc=False):
@@ -158,6 +186,12 @@ class HostSync(msgspec.Struct, frozen=True, tag="host_sync", gc=False):
     stream: int
     event: int | None
     hazard: Hazard
+
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        waits = () if self.event is None else (self.event,)
+        return Effects((self.stream,), waits=waits, blocks_host=True, hazard=self.hazard)
 
 
 Command = Upload | Download | Copy | CopyRows | Launch | Record | Wait | Barrier | HostSync

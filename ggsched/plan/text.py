@@ -13,13 +13,13 @@ from ggsched.plan.command import (
     Copy,
     CopyRows,
     Download,
-    Hazard,
     HostSync,
     Launch,
     Record,
     Upload,
     Wait,
 )
+from ggsched.plan.effects import Hazard
 from ggsched.plan.memory import Region
 from ggsched.plan.splits import Split
 from ggsched.plan.stats import PlanStats, device_name, plan_stats

@@ -18,11 +18,11 @@ from ggsched.plan.command import (
     Download,
     HostSync,
     Launch,
-    Step,
     Upload,
 )
 from ggsched.plan.command import Record as RecordCommand
 from ggsched.plan.command import Wait as WaitCommand
+from ggsched.plan.effects import Step
 from ggsched.plan.stats import device_name
 from ggsched.trace.schema import Access, Actor, Alloc, Entry, Record, Sync, Trace, Wait, Work
 from ggsched.trace.schema import Barrier as BarrierEntry

@@ -5,7 +5,7 @@ import re
 import msgspec
 import pytest
 
-from ggsched.plan.command import Hazard
+from ggsched.plan.effects import Hazard
 from ggsched.plan.placement import Placement, PlacementChoice
 from ggsched.plan.stats import plan_stats
 from ggsched.plan.text import command_text, hazard_text, nbytes_text, plan_text
