@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from ggsched.ids import show
 from ggsched.plan.effects import Effects, Hazard, Step, Traffic, moving
 from ggsched.plan.memory import Region
 
@@ -26,6 +27,11 @@ class Upload(msgspec.Struct, frozen=True, tag="upload", gc=False):
     src: Region
     dst: Region
     transfer: int
+
+    @property
+    def text(self) -> str:
+        """What it does, for people."""
+        return f"upload {self.src.text} -> {self.dst.text}"
 
     @property
     def effects(self) -> Effects:
@@ -43,6 +49,11 @@ class Download(msgspec.Struct, frozen=True, tag="download", gc=False):
     transfer: int
 
     @property
+    def text(self) -> str:
+        """What it does, for people."""
+        return f"download {self.src.text} -> {self.dst.text}"
+
+    @property
     def effects(self) -> Effects:
         """What it touches and waits for."""
         return moving(self.stream, self.transfer, self.src, self.dst)
@@ -56,6 +67,11 @@ class Copy(msgspec.Struct, frozen=True, tag="copy", gc=False):
     src: Region
     dst: Region
     transfer: int
+
+    @property
+    def text(self) -> str:
+        """What it does, for people."""
+        return f"copy {self.src.text} -> {self.dst.text}"
 
     @property
     def effects(self) -> Effects:
@@ -95,6 +111,11 @@ class CopyRows(msgspec.Struct, frozen=True, tag="copy_rows", gc=False):
     transfer: int
 
     @property
+    def text(self) -> str:
+        """What it does, for people."""
+        return f"copy rows {self.src.text} -> {self.dst.text}"
+
+    @property
     def effects(self) -> Effects:
         """What it touches and waits for."""
         cache = () if self.cache is None else (self.cache,)
@@ -132,6 +153,15 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     writes: tuple[Region, ...]
 
     @property
+    def text(self) -> str:
+        """What it does, for people."""
+        if not self.steps:
+            return f"launch {show('split', self.split)} (no nodes)"
+        first, last = (show("node", step.node) for step in (self.steps[0], self.steps[-1]))
+        nodes = first if first == last else f"{first}..{last} ({len(self.steps)} nodes)"
+        return f"launch {show('split', self.split)} {nodes}"
+
+    @property
     def effects(self) -> Effects:
         """What it touches and waits for."""
         return Effects(
@@ -145,6 +175,11 @@ class Record(msgspec.Struct, frozen=True, tag="record", gc=False):
     id: int
     stream: int
     event: int
+
+    @property
+    def text(self) -> str:
+        """What it does, for people."""
+        return f"record {show('event', self.event)}"
 
     @property
     def effects(self) -> Effects:
@@ -161,6 +196,11 @@ class Wait(msgspec.Struct, frozen=True, tag="wait", gc=False):
     hazard: Hazard
 
     @property
+    def text(self) -> str:
+        """What it does, for people."""
+        return f"wait {show('event', self.event)}"
+
+    @property
     def effects(self) -> Effects:
         """What it touches and waits for."""
         return Effects((self.stream,), waits=(self.event,), hazard=self.hazard)
@@ -172,6 +212,11 @@ class Barrier(msgspec.Struct, frozen=True, tag="barrier", gc=False):
     id: int
     stream: int
     hazard: Hazard
+
+    @property
+    def text(self) -> str:
+        """What it does, for people."""
+        return "barrier"
 
     @property
     def effects(self) -> Effects:
@@ -186,6 +231,13 @@ class HostSync(msgspec.Struct, frozen=True, tag="host_sync", gc=False):
     stream: int
     event: int | None
     hazard: Hazard
+
+    @property
+    def text(self) -> str:
+        """What it does, for people."""
+        if self.event is None:
+            return f"host sync {show('stream', self.stream)}"
+        return f"host sync {show('event', self.event)}"
 
     @property
     def effects(self) -> Effects:

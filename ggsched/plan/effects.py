@@ -13,7 +13,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from ggsched.ids import show
 from ggsched.plan.memory import Region
+from ggsched.plan.splits import Splits
 
 HazardKind = Literal["RAW", "WAR", "WAW"]
 
@@ -42,6 +44,15 @@ class Hazard(NamedTuple):
     earlier: int
     later: int
     next_run: bool = False
+
+    @property
+    def text(self) -> str:
+        """The hazard for people, e.g. ``RAW a3[0:4096] of c11 before c12``."""
+        region = Region(self.arena, self.start, self.end - self.start)
+        ends = (self.earlier, self.later)
+        earlier, later = ("the host" if c < 0 else show("command", c) for c in ends)
+        run = " of the next run" if self.next_run else ""
+        return f"{self.kind} {region.text} of {earlier} before {later}{run}"
 
 
 class Step(NamedTuple):
@@ -137,3 +148,16 @@ def moving(
         transfer=transfer,
         traffic=Traffic(src.arena, dst.arena, dst.nbytes),
     )
+
+
+def touched_values(splits: Splits, effects: Effects) -> list[tuple[int, ...]]:
+    """Return the values that each step touches: what its node is bound to, or both of a transfer's.
+
+    Args:
+        splits: Of the plan.
+        effects: Of one of its commands.
+    """
+    if effects.transfer >= 0:
+        t = splits.transfers[effects.transfer]
+        return [(t.src, t.dst)]
+    return [splits.bindings[step.node] for step in effects.steps]
