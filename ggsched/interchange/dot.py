@@ -25,6 +25,7 @@ _SHAPES: Final = {
     "download": "cds",
     "copy": "cds",
     "copy_rows": "cds",
+    "fill": "cds",
     "host_sync": "octagon",
     "host": "doubleoctagon",
 }

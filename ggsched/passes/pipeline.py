@@ -96,7 +96,7 @@ def _make_plan(
     placement = offload_experts(graph, topology, placement, constraints.experts, rates)
     if verify:
         verify_placement(graph, topology, placement)
-    splits = split(graph, topology, placement)
+    splits = split(graph, topology, placement, constraints.clears)
     if verify:
         verify_splits(graph, topology, placement, splits)
     fusions = fuse(graph, topology, splits) if options.fuse else ()

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ggsched.backend.fill import fill
 from ggsched.backend.protocols import Event, HostMemory, Stream
 from ggsched.errors import GgschedError, SyncTimeout, UsageError
 from ggsched.ids import show
@@ -23,6 +24,7 @@ from ggsched.plan.command import (
     Copy,
     CopyRows,
     Download,
+    Fill,
     HostSync,
     Launch,
     Record,
@@ -244,6 +246,10 @@ class Executor:
     def _copy_rows(self, c: CopyRows) -> Call:
         return self._experts.bind(c)
 
+    def _fill(self, c: Fill) -> Call:
+        buffer = self._resources.buffers[c.dst.arena]
+        return partial(fill, self._stream(c), buffer, c.dst.offset, c.dst.nbytes, c.pattern)
+
     def _launch(self, c: Launch) -> Call:
         return partial(self._stream(c).launch, self._resources.programs[c.id])
 
@@ -282,6 +288,7 @@ _HANDLERS: Final[Mapping[type[Command], Callable[[Executor, Any], Call]]] = {
     Download: Executor._download,
     Copy: Executor._copy,
     CopyRows: Executor._copy_rows,
+    Fill: Executor._fill,
     Launch: Executor._launch,
     Record: Executor._record,
     Wait: Executor._wait,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import CopyRows, Launch
+from ggsched.plan.command import CopyRows, Fill, Launch
 from ggsched.plan.memory import Region
 from ggsched.sanitize.kinds import TRANSFERS
 from ggsched.sanitize.report import Finding
@@ -46,6 +46,8 @@ def find_footprints(plan: Plan) -> tuple[list[Footprint | None], list[Finding]]:
             cache = [] if command.cache is None else _span(command.cache)
             writes = merge([*_span(command.dst), *cache])
             footprints.append(Footprint(_span(command.src), writes, _span(command.ids)))
+        elif isinstance(command, Fill):
+            footprints.append(Footprint((), _span(command.dst)))
         elif isinstance(command, TRANSFERS):
             footprints.append(Footprint(_span(command.src), _span(command.dst)))
         else:

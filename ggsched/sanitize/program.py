@@ -11,7 +11,7 @@ from typing import Final
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import CopyRows, Launch
+from ggsched.plan.command import CopyRows, Fill, Launch
 from ggsched.plan.memory import Region
 from ggsched.sanitize.kinds import TRANSFERS
 from ggsched.sanitize.report import Finding
@@ -55,7 +55,7 @@ def _places(plan: Plan) -> Iterator[Place]:
         if isinstance(command, Launch):
             for step in command.steps:
                 yield command.split, 1, step.node
-        elif isinstance(command, TRANSFERS):
+        elif isinstance(command, (*TRANSFERS, Fill)):
             yield plan.splits.transfers[command.transfer].before, 0, command.transfer
 
 
@@ -73,6 +73,9 @@ def _accesses(plan: Plan) -> Iterator[_Access]:
                 ends += [(command.ids, False)]
                 ends += [(command.cache, True)] if command.cache is not None else []
             yield command.id, place, ends
+        elif isinstance(command, Fill):
+            place = plan.splits.transfers[command.transfer].before, 0, command.transfer
+            yield command.id, place, [(command.dst, True)]
 
 
 class _Latest:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Barrier, Command, HostSync, Launch, Record, Upload, Wait
+from ggsched.plan.command import Barrier, Command, Fill, HostSync, Launch, Record, Upload, Wait
 from ggsched.sanitize.access_map import AccessMap, Found, Mark
 from ggsched.sanitize.clock import Clock
 from ggsched.sanitize.footprint import Footprint, Span, merge
@@ -90,7 +90,7 @@ class _Walk:
     def _lane(self, command: Command) -> int:
         if isinstance(command, Launch):
             return self.order.lane(command.stream, is_copy=False)
-        if isinstance(command, TRANSFERS):
+        if isinstance(command, (*TRANSFERS, Fill)):
             return self.order.lane(command.stream, is_copy=True)
         return -1
 

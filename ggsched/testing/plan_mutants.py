@@ -6,7 +6,7 @@ names them all.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,7 @@ from ggsched.plan.command import (
     Command,
     Copy,
     Download,
+    Fill,
     HostSync,
     Launch,
     Record,
@@ -28,7 +29,7 @@ from ggsched.plan.memory import Memory, Region
 
 Mutants = Iterator[tuple[str, Plan]]
 
-_WORK = (Upload, Download, Copy, Launch)
+_WORK = (Upload, Download, Copy, Fill, Launch)
 
 
 def drop_waits(plan: Plan) -> Mutants:
@@ -122,6 +123,33 @@ def shrink_copies(plan: Plan) -> Mutants:
             yield f"{show('command', command.id)} copies half", with_commands(plan, commands)
 
 
+def shrink_fills(plan: Plan) -> Mutants:
+    """Leave out the second half of a fill."""
+    for command in plan.commands:
+        if isinstance(command, Fill) and command.dst.nbytes > 1:
+            dst = command.dst._replace(nbytes=command.dst.nbytes // 2)
+            yield _replaced(plan, command, "fills half", dst=dst)
+
+
+def change_patterns(plan: Plan) -> Mutants:
+    """Fill with another pattern."""
+    for command in plan.commands:
+        if isinstance(command, Fill) and command.dst.nbytes:
+            pattern = bytes(255 - byte for byte in command.pattern)
+            yield _replaced(plan, command, f"fills with {pattern.hex()}", pattern=pattern)
+
+
+def drop_fills(plan: Plan) -> Mutants:
+    """Leave out a fill."""
+    yield from _drop_each(plan, Fill)
+
+
+def _replaced(plan: Plan, command: Command, what: str, **changes: Any) -> tuple[str, Plan]:
+    changed = msgspec.structs.replace(command, **changes)
+    commands = [changed if c is command else c for c in plan.commands]
+    return f"{show('command', command.id)} {what}", with_commands(plan, commands)
+
+
 def alias_values(plan: Plan) -> Mutants:
     """Put a value on the bytes of another one that is still needed."""
     uses = _uses(plan)
@@ -149,6 +177,9 @@ ALL_MUTATIONS: Final[Mapping[str, Callable[[Plan], Mutants]]] = {
         wait_for_older_event,
         swap_neighbours,
         shrink_copies,
+        shrink_fills,
+        change_patterns,
+        drop_fills,
         alias_values,
     )
 }
@@ -170,7 +201,7 @@ def with_commands(plan: Plan, commands: Sequence[Command]) -> Plan:
     return msgspec.structs.replace(plan, commands=tuple(renumbered))
 
 
-def _drop_each(plan: Plan, kind: type[Wait | HostSync | Barrier]) -> Mutants:
+def _drop_each(plan: Plan, kind: type[Wait | HostSync | Barrier | Fill]) -> Mutants:
     for command in plan.commands:
         if isinstance(command, kind):
             kept = [c for c in plan.commands if c is not command]
@@ -193,13 +224,7 @@ def _conflict(first: Command, second: Command) -> bool:
 
 
 def _touched(command: Command) -> tuple[Sequence[Region], Sequence[Region]]:
-    match command:
-        case Upload() | Download() | Copy():
-            return (command.src,), (command.dst,)
-        case Launch():
-            return command.reads, command.writes
-        case _:
-            return (), ()
+    return command.effects.reads, command.effects.writes
 
 
 def _overlap(a: Region, b: Region) -> bool:

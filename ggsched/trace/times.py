@@ -102,6 +102,8 @@ class _Spans:
     def _kind(self, entry: _Timed) -> SpanKind:
         match entry:
             case Work(is_copy=True):
+                if "fill" in entry.label:  # of its own device
+                    return "copy"
                 # An upload that was snapshot (CPY-4) has its source in another record.
                 ends = {self.homes.get(a.memory, "") == _HOST for a in entry.reads}
                 if not entry.reads or ends == {True}:
@@ -123,6 +125,8 @@ class _Spans:
         if not isinstance(entry, Work) or not entry.is_copy:
             return "", ""
         own = self.trace.actors[entry.actor].device
+        if kind == "copy" and not entry.reads:  # a fill
+            return own, own
         src = next((self.homes.get(a.memory, own) for a in entry.reads), own)
         dst = next((self.homes.get(a.memory, own) for a in entry.writes), own)
         return (_HOST if kind == "upload" else src), (_HOST if kind == "download" else dst)

@@ -118,8 +118,12 @@ class _Writer:
         )
         t = self.plan.splits.transfers[effects.transfer]
         label = f"{show('command', command.id)} {type(command).__name__.lower()}"
+        written = values[t.dst], regions[t.dst], effects.writes[-1]
+        if not effects.reads:
+            writes = self._versions.write(*written)
+            return Work(1 + effects.streams[0], label, HOST, (), writes, is_copy=True)
         reads = self._versions.read(values[t.src], regions[t.src], effects.reads[0])
-        writes = self._versions.copy(values[t.dst], regions[t.dst], effects.writes[-1])
+        writes = self._versions.copy(*written)
         return Work(1 + effects.streams[0], label, HOST, reads, writes, is_copy=True)
 
     def _step(self, command: Command, step: Step) -> Work:

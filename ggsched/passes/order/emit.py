@@ -19,6 +19,7 @@ from ggsched.plan.command import (
     Copy,
     CopyRows,
     Download,
+    Fill,
     HostSync,
     Launch,
     Record,
@@ -151,5 +152,7 @@ class _Writer:
             return CopyRows(
                 number, item.stream, src, dst, named, nbytes, through_host_view, cache, item.source
             )
+        if transfer.pattern is not None:
+            return Fill(number, item.stream, dst, transfer.pattern, item.source)
         make = Upload if item.kind == "upload" else Download if item.kind == "download" else Copy
         return make(number, item.stream, src, dst, item.source)

@@ -15,7 +15,7 @@ from ggsched.plan.splits import HOST, Splits, Transfer
 from ggsched.plan.streams import Streams
 from ggsched.topology.model import Topology
 
-WorkKind = Literal["host", "upload", "download", "copy", "rows", "launch"]
+WorkKind = Literal["host", "upload", "download", "copy", "rows", "fill", "launch"]
 NO_STREAM: Final = -1
 
 
@@ -63,7 +63,8 @@ def list_outline(
             is_taken = kind == "upload" and snapshots[stream]
             if is_taken or kind == "rows":
                 items.append(Item("host", NO_STREAM, t.id))
-            items.append(Item(kind, stream, t.id, has_source=not is_taken))
+            has_source = not is_taken and kind != "fill"
+            items.append(Item(kind, stream, t.id, has_source=has_source))
             next_transfer += 1
         if split_id < len(splits.splits):
             s = splits.splits[split_id]
@@ -97,6 +98,8 @@ def host_reads(splits: Splits, t: Transfer) -> tuple[int, int, int]:
 def _kind(splits: Splits, t: Transfer) -> WorkKind:
     if t.rows is not None:
         return "rows"
+    if t.pattern is not None:
+        return "fill"
     if splits.values[t.src].device == HOST:
         return "upload"
     return "download" if splits.values[t.dst].device == HOST else "copy"
