@@ -84,6 +84,11 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
     rows: Rows | None = None
     pattern: bytes | None = None
 
+    @property
+    def has_source(self) -> bool:
+        """Whether it reads ``src``."""
+        return self.pattern is None
+
 
 class Split(msgspec.Struct, frozen=True, gc=False):
     """Consecutive nodes ``[first, end)`` on one device."""

@@ -28,7 +28,7 @@ from ggsched.plan.command import (
 )
 from ggsched.plan.effects import Hazard
 from ggsched.plan.memory import Memory
-from ggsched.plan.splits import Splits
+from ggsched.plan.splits import HOST, Splits
 
 _HOST_ITEM = -1
 
@@ -154,5 +154,10 @@ class _Writer:
             )
         if transfer.pattern is not None:
             return Fill(number, item.stream, dst, transfer.pattern, item.source)
-        make = Upload if item.kind == "upload" else Download if item.kind == "download" else Copy
+        values = self.splits.values
+        make: type[Upload | Download | Copy] = Copy
+        if values[transfer.src].device == HOST:
+            make = Upload
+        elif values[transfer.dst].device == HOST:
+            make = Download
         return make(number, item.stream, src, dst, item.source)
