@@ -50,9 +50,9 @@ class _Walk:
         self.plan = plan
         self.findings: dict[tuple[str, int, int], Finding] = {}
         owners = [NOBODY] * len(plan.memory.arenas)
-        self._filled = {t.dst for t in plan.splits.transfers if t.pattern is not None}
+        filled = {t.dst for t in plan.splits.transfers if t.pattern is not None}
         for value, region in zip(plan.splits.values, plan.memory.regions, strict=False):
-            if value.bound and value.id not in self._filled:
+            if value.bound and value.id not in filled:
                 owners[region.arena] = value.id
         self._content = [ContentMap(owner) for owner in owners]
         self._is_weight = [arena.kind == "weight" for arena in plan.memory.arenas]
@@ -107,8 +107,6 @@ class _Walk:
         """Follow the host, which reads the outputs last."""
         for slot in self.plan.outputs:
             self._read(-1, -1, self.plan.memory.regions[slot.value], slot.value)
-        for value in sorted(self._filled):  # what is left in a state is for the next run
-            self._read(-1, -1, self.plan.memory.regions[value], value)
 
     def _read(self, command: int, node: int, region: Region, value: int) -> None:
         arena, offset, nbytes = region

@@ -27,7 +27,7 @@ def find_unknown(plan: Plan) -> list[Finding]:
 
 def find_misuse(plan: Plan) -> list[Finding]:
     """Return misused events and barriers and regions that are out of place."""
-    findings: list[Finding] = []
+    findings = list(_unfilled(plan))
     recorded: set[int] = set()
     for command in plan.commands:
         if isinstance(command, TRANSFERS):
@@ -170,6 +170,15 @@ def _misplaced(plan: Plan, command: Transferring) -> Iterator[Finding]:
         name, place = show("command", command.id), device_name(plan, here)
         what = f"{name} runs on {place}, which holds neither end"
         yield Finding("region", what, command.id, "run it on a stream of one end (CPY-1)")
+
+
+def _unfilled(plan: Plan) -> Iterator[Finding]:
+    """Yield transfers that fill a value and that no command carries out."""
+    done = {command.effects.transfer for command in plan.commands}
+    for t in plan.splits.transfers:
+        if not t.has_source and t.id not in done:
+            what = f"no command fills {show('value', t.dst)}, which is transfer {t.id}"
+            yield Finding("region", what, -1, "fill it before it is read")
 
 
 def _misfilled(plan: Plan, command: Fill) -> Iterator[Finding]:
