@@ -24,12 +24,10 @@ from ggsched.plan.command import (
     Upload,
     Wait,
 )
-from ggsched.plan.effects import Step
+from ggsched.plan.effects import Step, touched_values
 from ggsched.plan.memory import Memory, Region
 
 Mutants = Iterator[tuple[str, Plan]]
-
-_WORK = (Upload, Download, Copy, Fill, Launch)
 
 
 def drop_waits(plan: Plan) -> Mutants:
@@ -51,14 +49,9 @@ def drop_events(plan: Plan) -> Mutants:
     """Leave out the record of an event and every wait for it."""
     for record in plan.commands:
         if isinstance(record, Record):
-            users = [
-                c
-                for c in plan.commands
-                if isinstance(c, Record | Wait | HostSync) and c.event == record.event
-            ]
-            gone = {c.id for c in users}
-            kept = [c for c in plan.commands if c.id not in gone]
-            yield f"drop {show('event', record.event)} and its waits", with_commands(plan, kept)
+            event = record.event
+            kept = [c for c in plan.commands if event not in (*c.effects.records, *c.effects.waits)]
+            yield f"drop {show('event', event)} and its waits", with_commands(plan, kept)
 
 
 def record_earlier(plan: Plan) -> Mutants:
@@ -67,7 +60,7 @@ def record_earlier(plan: Plan) -> Mutants:
         if not isinstance(record, Record):
             continue
         before = plan.commands[: record.id]
-        work = [c for c in before if isinstance(c, _WORK) and c.stream == record.stream]
+        work = [c for c in before if c.effects.engine and c.stream == record.stream]
         if work:
             moved = _moved(plan.commands, record.id, work[-1].id)
             what = f"record {show('event', record.event)} before {show('command', work[-1].id)}"
@@ -80,7 +73,7 @@ def wait_later(plan: Plan) -> Mutants:
         if not isinstance(wait, Wait | Barrier):
             continue
         after = plan.commands[wait.id + 1 :]
-        work = next((c for c in after if isinstance(c, _WORK) and c.stream == wait.stream), None)
+        work = next((c for c in after if c.effects.engine and c.stream == wait.stream), None)
         if work is not None and not wait.hazard.next_run:
             what = f"{show('command', wait.id)} behind {show('command', work.id)}"
             yield what, with_commands(plan, _moved(plan.commands, wait.id, work.id))
@@ -104,7 +97,7 @@ def wait_for_older_event(plan: Plan) -> Mutants:
 def swap_neighbours(plan: Plan) -> Mutants:
     """Exchange two neighbours of one stream that touch the same bytes."""
     for first, second in zip(plan.commands, plan.commands[1:], strict=False):
-        if isinstance(first, _WORK) and isinstance(second, _WORK) and _conflict(first, second):
+        if first.effects.engine and second.effects.engine and _conflict(first, second):
             what = f"swap {show('command', first.id)} and {show('command', second.id)}"
             yield what, with_commands(plan, _moved(plan.commands, second.id, first.id))
 
@@ -259,15 +252,11 @@ def _uses(plan: Plan) -> dict[int, _Use]:
 
 def _accesses(plan: Plan) -> Iterator[tuple[int, Region, str]]:
     for command in plan.commands:
-        if isinstance(command, Upload | Download | Copy):
-            transfer = plan.splits.transfers[command.transfer]
-            yield transfer.src, command.src, "r"
-            yield transfer.dst, command.dst, "w"
-        elif isinstance(command, Launch):
-            for step in command.steps:
-                yield from zip(
-                    plan.splits.bindings[step.node], step.operands, step.modes, strict=True
-                )
+        effects = command.effects
+        if effects.is_partial:  # rows that ids choose
+            continue
+        for step, bound in zip(effects.steps, touched_values(plan.splits, effects), strict=True):
+            yield from zip(bound[-len(step.modes) :], step.operands, step.modes, strict=True)
 
 
 def relocated(plan: Plan, value: int, offset: int) -> Plan:
