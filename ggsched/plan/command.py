@@ -5,7 +5,7 @@ order of one stream, events, and the host waiting. An event is recorded once per
 ``Barrier`` and ``HostSync`` names the hazard that it discharges.
 
 A command declares its effects, from which passes, traces, costs and the checker work.
-ADR 26 lists what else a new command needs.
+ADR 28 lists what else a new command needs.
 """
 
 from typing import Final
