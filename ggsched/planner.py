@@ -80,14 +80,14 @@ class Planner:
     def next_key(self, graph: Graph, constraints: Constraints) -> PlanKey:
         """Return the key of the plan that the next run uses."""
         key = self._key(graph, constraints)
-        if self._settings.streams != "measure":
+        if self._settings.streams != "autotune":
             return key
         trial = self._trials.get(key, lambda: self._begin_trial(graph, constraints, key))
         return (*key[:-1], trial.way)
 
     def is_tried(self, graph: Graph, constraints: Constraints) -> bool:
         """Whether the time of the next run counts."""
-        if self._settings.streams != "measure":
+        if self._settings.streams != "autotune":
             return False
         return self._trials.get(self._key(graph, constraints), _no_trial).is_open
 

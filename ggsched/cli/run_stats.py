@@ -62,7 +62,7 @@ def session_stats(session: "Session") -> dict[str, Any]:
 
 
 def measured_lines(stats: dict[str, Any]) -> list[str]:
-    """Return what was counted of experts, and what ``--streams measure`` found for each graph."""
+    """Return what was counted of experts, and what ``--streams autotune`` found for each graph."""
     return [*expert_lines(stats), *(_measured_line(m) for m in stats.get("streams_measured", ()))]
 
 

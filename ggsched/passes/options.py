@@ -28,11 +28,11 @@ class PlanOptions:
         streams: How many streams a device may use.
         memory_budget: Most bytes of the compute arena, as (device index, bytes), for which waits
             may be added; devices that are not named have no limit but their memory.
-        memory_effort: How long to look for a tighter packing, see ``packing.pack``.
+        packing_effort: How long to look for a tighter packing, see ``packing.pack``.
         fuse: Whether devices that can compile groups of nodes as one do so.
     """
 
     streams: StreamPolicy = field(default_factory=StreamPolicy)
     memory_budget: tuple[tuple[int, int], ...] = ()
-    memory_effort: int = 0
+    packing_effort: int = 0
     fuse: bool = True

@@ -124,7 +124,7 @@ def _finish(
 ) -> Plan:
     """Plan memory in an order of the values, then synchronisation and commands."""
     graph, topology, splits = draft.graph, draft.topology, draft.splits
-    sharing = ReusePolicy(order, draft.rings, options.memory_effort, kept)
+    sharing = ReusePolicy(order, draft.rings, options.packing_effort, kept)
     memory = allocate(graph, topology, splits, draft.timeline, sharing)
     if verify:
         verify_memory(graph, topology, splits, memory, draft.timeline.lives)

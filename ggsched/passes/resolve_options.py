@@ -20,7 +20,7 @@ def plan_options(settings: Settings, topology: Topology) -> PlanOptions:
     return PlanOptions(
         stream_policy(settings.streams),
         _budget(settings, topology),
-        settings.memory_effort,
+        settings.packing_effort,
         settings.fuse,
     )
 

@@ -15,6 +15,7 @@ from ggsched.backend.fill import fill
 from ggsched.backend.protocols import Event, HostMemory, Stream
 from ggsched.errors import GgschedError, SyncTimeout, UsageError
 from ggsched.ids import show
+from ggsched.interchange.dlpack_import import check_array, wrong_array
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.plan.bundle import Plan
@@ -41,7 +42,7 @@ Call = Callable[[], None]
 
 
 class Executor:
-    """A plan bound to live devices, to be run as often as wanted. Not thread safe."""
+    """A plan bound to live devices, to be run as often as wanted. For one thread at a time."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class Executor:
         if captures and recorder is None and watch is None:
             self.captured = captured_run(plan, resources, self._calls, self._events)
             self._calls, self._numbers = self.captured.calls, self.captured.numbers
-        self._unused = {t.name for t in graph.roots(Role.INPUT)} - self._inputs.keys()
+        self._unused = {t.name: t for t in graph.roots(Role.INPUT) if t.name not in self._inputs}
 
     def run(self, inputs: Mapping[str, np.ndarray], *, copy: bool = True) -> dict[int, np.ndarray]:
         """Run the plan once and return the outputs by tensor id.
@@ -191,15 +192,13 @@ class Executor:
             slot = slots.get(name)
             if slot is None:
                 if name in self._unused:
+                    check_array(value, self._unused[name])
                     continue
                 raise UsageError(
                     f"no input {name!r}", where=self.plan.name, hint=f"inputs: {', '.join(slots)}"
                 )
             if slot.shape != value.shape or slot.dtype != value.dtype:
-                raise UsageError(
-                    f"{value.dtype}{list(value.shape)} given for {slot.dtype}{list(slot.shape)}",
-                    where=name,
-                )
+                raise wrong_array(value, self._graph.named(name))
             slot[...] = value
         for name in slots:
             if name not in inputs:

@@ -52,7 +52,7 @@ def joined(layers=4, width=512, rows=32):
         (1, StreamPolicy(1)),
         (3, StreamPolicy(3, is_forced=True)),
         ("auto", StreamPolicy(AUTO_LIMIT)),
-        ("measure", StreamPolicy(AUTO_LIMIT)),
+        ("autotune", StreamPolicy(AUTO_LIMIT)),
     ],
 )
 def test_policies(streams, policy):
@@ -66,10 +66,10 @@ def test_defaults_are_those_of_a_plan_but_for_streams():
 
 def test_budget_is_by_index_and_a_name_wins():
     topology = machine("gpu:0", "gpu:1", "cpu:0")
-    settings = Settings(memory_budget=(("", 100), ("gpu:1", 7)), memory_effort=2)
+    settings = Settings(memory_budget=(("", 100), ("gpu:1", 7)), packing_effort=2)
     options = plan_options(settings, topology)
     assert options.memory_budget == ((0, 100), (1, 7), (2, 100))
-    assert options.memory_effort == 2
+    assert options.packing_effort == 2
     only = plan_options(Settings(memory_budget=(("cpu:0", 5),)), topology)
     assert only.memory_budget == ((2, 5),)
 

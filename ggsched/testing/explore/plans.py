@@ -174,7 +174,7 @@ class PlanProgram:
     def _state_buffers(self, store: TensorStore) -> Iterator[tuple[str, SimBuffer]]:
         for arena in self._plan.memory.arenas:
             if arena.kind == "state":
-                buffer = store.tensor(arena)
+                buffer = store.tensor(arena, self._graph.named(arena.name))
                 assert isinstance(buffer, SimBuffer)
                 yield arena.name, buffer
 
