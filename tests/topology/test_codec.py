@@ -105,7 +105,7 @@ BAD = {
     "a number": "3",
     "no format": "{}",
     "another format": text_of(format="ggsched-topology/2"),
-    "a plan": text_of(format="ggsched-plan/1"),
+    "a plan": text_of(format="ggsched-plan/2"),
     "no usable device": json.dumps({"backends": [], "topology": None}),
     "no devices": text_of(devices=[]),
     "devices that are no objects": text_of(devices=[1]),
