@@ -255,7 +255,7 @@ class CheckedStream:
         try:
             call()
         except DeviceFault:
-            # What follows a fault comes to an end without effect (ERR-2), so nobody uses anything.
+            # What follows a fault comes to an end, and nobody relies on what it writes (ERR-2).
             self._ledger.settle(self._number, self._position)
             raise
 

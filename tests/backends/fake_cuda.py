@@ -207,7 +207,7 @@ def fake_gpu():
     from ggsched_cuda.driver import DeviceInfo
     from ggsched_cuda.pinned import PinnedMemory
 
-    found = DeviceInfo(0, "fake", 90, 80 << 30, 13000, 132, 232448, waits_for_values=True)
+    found = DeviceInfo(0, "fake", 90, 80 << 30, 13000, 132, 232448)
     return CudaContext(found, (), PinnedMemory())
 
 

@@ -33,6 +33,8 @@ class SimConfig:
         snapshots_uploads: Whether uploads read their source while they are enqueued (CPY-4).
         imports_host_memory: Whether ``import_host`` works.
         is_deterministic: If not, the last bit of sums changes from launch to launch (LCH-4).
+        runs_after_faults: Whether what follows a failed command runs nevertheless, on what that
+            one left (ERR-2).
         memory_nbytes: Memory in all.
         max_allocation_nbytes: Largest buffer; 0 for all of the memory.
         alignment: Alignment of buffers.
@@ -53,6 +55,7 @@ class SimConfig:
     snapshots_uploads: bool = False
     imports_host_memory: bool = False
     is_deterministic: bool = True
+    runs_after_faults: bool = False
     memory_nbytes: int = 1 << 40
     max_allocation_nbytes: int = 0
     alignment: int = 64
