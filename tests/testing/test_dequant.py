@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.errors import GraphError, UsageError
-from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0
+from ggsched.ir.dtype import BF16, F32, FLOAT_DTYPES, I32, MXFP4, Q4_0, Q8_0
 from ggsched.testing.oracle.dequant import dequantize, host_shape
 
-PACKED = [F16, BF16, Q8_0, Q4_0, MXFP4]
+PACKED = [t for t in FLOAT_DTYPES if t is not F32]
 
 
 @pytest.mark.parametrize("dtype", PACKED, ids=str)
