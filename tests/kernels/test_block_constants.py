@@ -30,11 +30,14 @@ def test_constants_of_types(dtype):
     assert block_constants(dtype.layout) == KNOWN[dtype]
 
 
-def test_every_type_of_today_is_known():
-    assert KERNEL_BLOCKS == QUANTIZED_DTYPES
-    text = constants_text()
-    assert text.count("defined(W_") == len(QUANTIZED_DTYPES)
+def test_devices_declare_the_types_that_kernels_read_and_no_others():
+    assert set(KNOWN) <= set(KERNEL_BLOCKS)
+    text, ops = constants_text(), supported_ops()
     assert text.count("#endif") == 1
+    for dtype in QUANTIZED_DTYPES:
+        is_known = dtype in KERNEL_BLOCKS
+        assert (f"defined(W_{dtype.name.upper()})" in text) == is_known
+        assert (f"mul_mat:{dtype}" in ops) == is_known
 
 
 @pytest.mark.parametrize("name", SUPER_BLOCKS)

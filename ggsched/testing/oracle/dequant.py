@@ -126,8 +126,7 @@ def quantize(values: npt.NDArray[np.float32], dtype: DType) -> Bytes:
     Raises:
         UsageError: the type is plain, or finding its scales takes a search.
     """
-    layout = dtype.layout
-    kind = "" if layout is None else _kind(layout)
+    layout, kind = dtype.layout, encoder_of(dtype)
     if layout is None or not kind:
         raise UsageError(f"there is no encoder for {dtype}")
     x = values.reshape(*values.shape[:-1], -1, layout.elements).astype(np.float32)
@@ -143,8 +142,10 @@ def quantize(values: npt.NDArray[np.float32], dtype: DType) -> Bytes:
     return blocks.reshape(*values.shape[:-1], -1)
 
 
-def _kind(layout: BlockLayout) -> str:
-    if layout.sub_scales is not None:
+def encoder_of(dtype: DType) -> str:
+    """Return how ``quantize`` finds scales; an empty text for types that it cannot encode."""
+    layout = dtype.layout
+    if layout is None or layout.sub_scales is not None:
         return ""
     if layout.codes.table:
         return "table" if layout.scale.kind == "e8m0_half" else ""
