@@ -15,7 +15,7 @@ PACKED = [t for t in FLOAT_DTYPES if t is not F32]
 @pytest.mark.parametrize("dtype", PACKED, ids=str)
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 3), blocks=st.integers(1, 3))
 def test_any_bytes_decode_as_the_gguf_package_does(dtype, seed, rows, blocks):
-    shape = (rows, 32 * blocks)
+    shape = (rows, max(32, dtype.block) * blocks)
     rng = np.random.default_rng(seed)
     raw = rng.integers(0, 256, (rows, dtype.row_nbytes(shape[-1])), dtype=np.uint8)
     with np.errstate(all="ignore"):
