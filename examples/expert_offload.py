@@ -1,7 +1,7 @@
 """Experts in host memory, computed on the accelerator: which rows were copied, and from where.
 
-The accelerator is simulated, so that this runs anywhere; put "opencl:0" or "cuda:0" in its place,
-and a mixture-of-experts model of yours. On the command line:
+The accelerator is simulated, so this runs anywhere; replace it with "opencl:0" or "cuda:0", and the
+model with another mixture-of-experts model. On the command line:
 
     ggsched run MODEL --devices opencl:0,cpu:0 --n-cpu-moe 3 --op-offload on --expert-cache 64KiB
 """

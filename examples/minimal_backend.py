@@ -1,4 +1,4 @@
-"""A complete plug-in: a device over numpy that supports a handful of ops.
+"""A complete plug-in: a numpy device that supports a few ops.
 
 To install one, name ``open_backend`` in the entry-point group ``ggsched.backends``:
 

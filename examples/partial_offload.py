@@ -1,7 +1,7 @@
 """Partial offload of a GGUF model: some layers on an accelerator, the others on the CPU.
 
-The accelerator is simulated, so that this runs anywhere; put "opencl:0" or "cuda:0" in its place,
-and a model of yours. The words are those of llama.cpp: ``-ngl 2`` is ``n_gpu_layers=2``.
+The accelerator is simulated, so this runs anywhere; replace it with "opencl:0" or "cuda:0", and the
+model with your own. The options are those of llama.cpp: ``-ngl 2`` is ``n_gpu_layers=2``.
 """
 
 from pathlib import Path

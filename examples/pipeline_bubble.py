@@ -1,8 +1,8 @@
-"""A pipeline over eight simulated GPUs: how long they idle, next to the closed form.
+"""A pipeline over eight simulated GPUs: their idle time, compared with the closed form.
 
 With p equal stages and m micro-batches each device is idle for (p - 1) / (m + p - 1) of the time
-(Huang et al., GPipe, 2019). A pipeline is no mode here: the micro-batches are joined into one
-graph, and its data flow is the pipeline.
+(Huang et al., GPipe, 2019). There is no pipeline mode: the micro-batches are joined into one graph,
+and the pipeline follows from its data flow.
 """
 
 import math
@@ -20,7 +20,7 @@ P = 8
 FREE = dict.fromkeys(("enqueue_s", "launch_s", "transfer_s", "record_s", "wait_s"), 0.0)
 FREE |= {"thread_wait_s": 0.0, "flops_per_s": math.inf, "memory_bytes_per_s": math.inf}
 FREE |= dict.fromkeys(("upload_bytes_per_s", "download_bytes_per_s", "copy_bytes_per_s"), math.inf)
-COSTS = Costs(node_s=1.0, **FREE)  # each node takes a second, and nothing else does
+COSTS = Costs(node_s=1.0, **FREE)  # each node takes a second, everything else no time
 
 
 def stages():
@@ -36,7 +36,7 @@ def idle_share(m):
     """Run m micro-batches; return the share of the time that the devices do nothing."""
     graph = stages()
     joined = join_graphs([graph] * m)
-    # Node k of each part goes to device k; two slots: one is read while the other is written.
+    # Node k of each part runs on device k. Two buffers: one is read, the other is written.
     pins = {n.id: n.id % P for n in joined.graph.nodes}
     where = Constraints(pins=pins, slots=Slots(2, joined.firsts))
     world = SimWorld([SimConfig(costs=COSTS)] * P)

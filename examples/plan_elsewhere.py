@@ -1,7 +1,7 @@
-"""Planning for a machine that you do not own, from a file that was written there.
+"""Planning for a machine that is not present, from a file that was written there.
 
-``ggsched devices --json > machine.json`` writes it on that machine. Here it is an NVIDIA H200 with
-its host; neither is needed. On the command line:
+``ggsched devices --json > machine.json`` writes it on that machine. Here it describes an NVIDIA
+H200 with its host; neither is needed. On the command line:
 
     ggsched plan MODEL --topology machine.json --memory
 """

@@ -1,9 +1,9 @@
-"""A race that is planted, found without running, seen to matter, made simple, and replayed.
+"""A race is created, found statically, shown to change results, shrunk, and replayed.
 
-A plan waits where two devices touch the same bytes. One wait is left out. The sanitizer says so
-from the list of commands alone. The explorer runs the plan on simulated devices in the orders that
-the contract allows, and gives for each result that comes about a simple order that leads to it,
-with a token that repeats it.
+A plan waits where two devices access the same bytes. One wait is removed. The sanitizer finds the
+race from the command list alone. The explorer runs the plan on simulated devices in the orders that
+the contract allows. For each result it returns a simple order that leads to it, with a token that
+repeats it.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ def main():
     sound = explore(PlanProgram(graph, plan, runs, topology=topology))
     print(f"the plan: {sound.schedules} execution(s), {len(sound.outcomes)} result(s)")
 
-    # Planted: the first plan without one of its waits.
+    # Created: the first plan with one wait removed.
     what, broken = next(iter(drop_waits(plan)))
     print(f"planted: {what}")
 
@@ -43,7 +43,7 @@ def main():
     print(f"found: {report.findings[0].what}")
     print(f"  {report.findings[0].fix}")
 
-    # Shrunk: the order with the fewest departures from the usual one that gives another result.
+    # Shrunk: the order with the fewest deviations from the usual one that changes the result.
     program = PlanProgram(graph, broken, runs, topology=topology)
     found = explore(program, stop_at=2)
     odd = next(o for o in found.outcomes if o.observation != program.expected())
@@ -51,7 +51,7 @@ def main():
     print(f"shrunk: {odd.deviations} departure(s) from the usual order, {len(odd.story)} steps")
     print(f"differs: {', '.join(odd.observation.differences(program.expected()))}")
 
-    # Replayed: the token repeats that very order.
+    # Replayed: the token repeats exactly that order.
     again = replay(odd.token, program)
     print(f"replayed {odd.token}: the same wrong result: {again == odd.observation}")
 

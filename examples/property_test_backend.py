@@ -1,8 +1,8 @@
 """Hypothesis on your own backend: random graphs against the oracle, and rules of the contract.
 
-The backend is that of ``minimal_backend.py``; put yours in its place. Under pytest the two
-properties are tests as they stand, and the plug-in ``ggsched.testing.conformance.pytest_plugin``
-brings every case of the kit as a test of its own.
+The backend is that of ``minimal_backend.py``; replace it with yours. pytest runs the two properties
+as tests unchanged, and the plug-in ``ggsched.testing.conformance.pytest_plugin`` adds every case of
+the conformance kit as a separate test.
 """
 
 import sys

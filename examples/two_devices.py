@@ -1,6 +1,6 @@
-"""A graph by hand over two devices: who runs what, what is copied, what waits for what, and why.
+"""A hand-built graph on two devices: placement, copies and waits, each with its reason.
 
-The first device is simulated, so that this runs anywhere; put "opencl:0" or "cuda:0" in its place.
+The first device is simulated, so this runs anywhere; "opencl:0" or "cuda:0" can replace it.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ def main():
     down = rng.standard_normal((8, 32)).astype(np.float32)
     inputs = {"x": rng.standard_normal((4, 64)).astype(np.float32)}
 
-    # Nodes go where their weights are: "up" to the first device, "down" to the second.
+    # Nodes run where their weights are: "up" on the first device, "down" on the second.
     where = Constraints(homes={"up": 0, "down": 1})
     with Scheduler(DEVICES, weights={"up": up, "down": down}) as scheduler:
         plan = scheduler.plan(graph, where)

@@ -23,7 +23,7 @@ from ggsched.errors import UsageError
 PREFIX: Final = "GGSCHED_"
 
 Sanitize = Literal["off", "plan"]
-Streams = int | Literal["auto", "measure"]
+Streams = int | Literal["auto", "autotune"]
 Budget = tuple[tuple[str, int], ...]
 """(device name, bytes); the empty name stands for every device."""
 
@@ -43,9 +43,9 @@ class Settings:
         cpu_sync: Whether the backend ``cpu`` runs without worker threads.
         memory_budget: Bytes of intermediate results by device name, which waits may be added to
             keep.
-        memory_effort: How long to look for a tighter packing of memory.
+        packing_effort: How long to look for a tighter packing of memory.
         streams: Streams per device: a number is the most that is used, wherever nodes are
-            independent; ``auto`` uses several where the cost model predicts a gain; ``measure``
+            independent; ``auto`` uses several where the cost model predicts a gain; ``autotune``
             times both on real runs and keeps the better.
         seed: Decides what the simulator runs when.
         checked: Whether devices check their callers, see ``ggsched.backend.checked``.
@@ -62,7 +62,7 @@ class Settings:
     debug: int = 0
     cpu_sync: bool = False
     memory_budget: Budget = ()
-    memory_effort: int = 0
+    packing_effort: int = 0
     streams: Streams = "auto"
     seed: int = 0
     checked: bool = False
@@ -156,7 +156,7 @@ def _whole(text: str) -> int:
 
 
 def read_streams(text: str) -> Streams:
-    """Read ``auto``, ``measure`` or a number of streams.
+    """Read ``auto``, ``autotune`` or a number of streams.
 
     Raises:
         ValueError: it is none of these.
@@ -164,8 +164,8 @@ def read_streams(text: str) -> Streams:
     match text:
         case "auto":
             return "auto"
-        case "measure":
-            return "measure"
+        case "autotune" | "measure":  # the old name is accepted for one release
+            return "autotune"
     value = int(text)
     if not 1 <= value <= MAX_STREAMS:
         raise ValueError(text)
@@ -279,8 +279,8 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         read_budget,
     ),
     Variable(
-        "GGSCHED_MEMORY_EFFORT",
-        "memory_effort",
+        "GGSCHED_PACKING_EFFORT",
+        "packing_effort",
         "a whole number from 0 on",
         "How long to look for a tighter packing of memory; each step takes 0.1 to 0.2 s at most, "
         "and only where the bound is not met.",
@@ -311,8 +311,8 @@ VARIABLES: Final[tuple[Variable, ...]] = (
     Variable(
         "GGSCHED_STREAMS",
         "streams",
-        f"auto, measure or a number from 1 to {MAX_STREAMS}",
-        "Streams per device. auto: several where the cost model predicts a gain; measure: the "
+        f"auto, autotune or a number from 1 to {MAX_STREAMS}",
+        "Streams per device. auto: several where the cost model predicts a gain; autotune: the "
         "first runs of each graph are timed with one and with several, and the better is kept; a "
         "number: at most so many, wherever nodes are independent, 1 being sequential.",
         read_streams,

@@ -219,7 +219,7 @@ class CudaGraph:
 
     def renew(self, count: int, capture: CudaCapture) -> None:
         """Be what another capture wrote down, now that the driver's graph is that (CAP-4)."""
-        self._let_go()
+        self._release()
         self._take(count, capture)
 
     def executable_on(self, stream: "CudaStream") -> Any:
@@ -241,9 +241,9 @@ class CudaGraph:
         executable, self._executable = self._executable, None
         self.stream.gpu.enter()
         capturing.close_executable(executable)
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Let go of what replays need when those that are enqueued are complete."""
         keeps, forgets = self._keeps, self._forgets
         self._keeps, self._forgets = [], []

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ggsched.cli.console import messages, output, write_json
-from ggsched.cli.options import devices_option, json_option
+from ggsched.cli.options import RenamedOption, devices_option, json_option
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 
@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 @click.command()
 @devices_option
 @click.option(
-    "--seconds",
+    "--time-budget",
+    "seconds",
+    cls=RenamedOption,
+    old="--seconds",
     type=click.FloatRange(min=0.1, max=600),
     default=12.0,
     show_default=True,
     metavar="S",
-    help="How long it may take, about.",
+    help="Time that measuring may take, approximately.",
 )
 @click.option(
     "-o",

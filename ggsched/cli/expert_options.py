@@ -4,6 +4,7 @@ from typing import Final
 
 import click
 
+from ggsched.cli.options import RenamedOption
 from ggsched.config import read_size
 
 
@@ -25,8 +26,9 @@ EXPERT_OPTIONS: Final = (
         "are copied: where that is predicted to be faster, wherever it is possible, or never.",
     ),
     click.option(
-        "--expert-ring",
-        "expert_ring",
+        "--expert-staging-buffers",
+        cls=RenamedOption,
+        old="--expert-ring",
         type=click.IntRange(min=1),
         default=2,
         metavar="N",

@@ -10,7 +10,7 @@ import click
 from ggsched.cli.console import messages
 from ggsched.cli.expert_options import EXPERT_OPTIONS
 from ggsched.cli.fit_options import FIT_OPTIONS, Margin, fit_request
-from ggsched.cli.options import Override, devices_option, override, shares
+from ggsched.cli.options import Override, RenamedOption, devices_option, override, shares
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 
@@ -44,9 +44,9 @@ class ModelOptions:
         n_batch: ``-b``.
         n_ubatch: ``-ub``.
         pipelining: ``--pipeline``.
-        slots: ``--slots``; None for what is best.
+        pipeline_buffers: ``--pipeline-buffers``; None for the default.
         op_offload: ``--op-offload``.
-        expert_ring: ``--expert-ring``.
+        expert_staging_buffers: ``--expert-staging-buffers``.
         expert_cache: ``--expert-cache``.
         fit: ``--fit``.
         fit_margin: ``--fit-margin``.
@@ -66,9 +66,9 @@ class ModelOptions:
     n_batch: int
     n_ubatch: int
     pipelining: Literal["auto", "on", "off"]
-    slots: int | None
+    pipeline_buffers: int | None
     op_offload: Literal["auto", "on", "off"]
-    expert_ring: int
+    expert_staging_buffers: int
     expert_cache: int
     fit: bool
     fit_margin: Margin
@@ -144,7 +144,8 @@ _OPTIONS: Final = (
         type=click.Choice(["memory", "cost", "equal"]),
         default=None,
         help="How layers are divided among accelerators, or among all devices where there are "
-        "none; cost: so that the slowest has the least to do. [default: memory]",
+        "none; cost: so that the slowest has the least to do. "
+        "[default: cost among accelerators of equal memory, else memory]",
     ),
     click.option(
         "-c",
@@ -173,7 +174,9 @@ _OPTIONS: Final = (
         "predicted to pay.",
     ),
     click.option(
-        "--slots",
+        "--pipeline-buffers",
+        cls=RenamedOption,
+        old="--slots",
         type=_slots,
         default="auto",
         metavar="N",
@@ -232,7 +235,9 @@ def open_session(
         tensor_split=options.tensor_split,
         split_by=options.split_by,
         overrides=tuple(OverrideRule(o.pattern, o.device) for o in options.overrides),
-        experts=ExpertPolicy(options.op_offload, options.expert_ring, options.expert_cache),
+        experts=ExpertPolicy(
+            options.op_offload, options.expert_staging_buffers, options.expert_cache
+        ),
     )
     if options.verify is not None:
         settings = replace(
@@ -243,7 +248,7 @@ def open_session(
         n_batch=options.n_batch,
         n_ubatch=options.n_ubatch,
         pipelining=options.pipelining,
-        slots=options.slots,
+        pipeline_buffers=options.pipeline_buffers,
         offload=offload,
         fit=_fit(options, model) if options.fit else None,
     )

@@ -24,6 +24,29 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class RenamedOption(click.Option):
+    """An option whose old name is still accepted, for one release, and shown nowhere.
+
+    Args:
+        *args: As for ``click.Option``.
+        old: The old name, with its dashes.
+        **kwargs: As for ``click.Option``.
+    """
+
+    def __init__(self, *args: Any, old: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._old = old
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Register the option's names and the old one."""
+        shown = self.opts
+        self.opts = [*shown, self._old]
+        try:
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts = shown
+
+
 @dataclass(frozen=True, slots=True)
 class Override:
     """One rule of ``-ot``: tensors whose name contains a match go to a device.

@@ -82,7 +82,7 @@ def plan(
     from ggsched.plan.codec import plan_to_json
     from ggsched.plan.text import plan_text
 
-    if settings.streams == "measure":
+    if settings.streams == "autotune":
         settings = replace(settings, streams="auto")  # only runs can be measured
     if memory:
         settings = replace(settings, verify=False, sanitize="off")  # nothing is going to run

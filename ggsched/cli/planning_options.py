@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar, cast
 
 import click
 
+from ggsched.cli.options import RenamedOption
 from ggsched.config import MAX_STREAMS, Budget, Settings, Streams, read_budget, read_streams
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -17,7 +18,7 @@ def _streams(text: str) -> Streams:
         return read_streams(text)
     except ValueError:
         raise click.BadParameter(
-            f"{text!r} is neither auto, measure nor a number from 1 to {MAX_STREAMS}"
+            f"{text!r} is neither auto, autotune nor a number from 1 to {MAX_STREAMS}"
         ) from None
 
 
@@ -34,13 +35,15 @@ _STREAMS: Final = click.option(
     "--streams",
     type=_streams,
     default=None,
-    metavar="auto|N|measure",
+    metavar="auto|N|autotune",
     help="Streams per device: several where a gain is predicted, at most N wherever nodes are "
     "independent, or what is faster on the first runs. [default: as GGSCHED_STREAMS says, auto]",
 )
 _MEMORY: Final = (
     click.option(
-        "--memory-effort",
+        "--packing-effort",
+        cls=RenamedOption,
+        old="--memory-effort",
         type=click.IntRange(min=0),
         default=None,
         metavar="N",
@@ -62,12 +65,12 @@ def streams_option(function: F) -> F:
 
 
 def planning_options(function: F) -> F:
-    """Add ``--streams``, ``--memory-effort`` and ``--memory-budget``, as ``streams_option``."""
+    """Add ``--streams``, ``--packing-effort`` and ``--memory-budget``, as ``streams_option``."""
     return _with(function, _STREAMS, *_MEMORY)
 
 
 def _with(function: F, *options: Callable[[F], F]) -> F:
-    names = ("streams", "memory_effort", "memory_budget")[: len(options)]
+    names = ("streams", "packing_effort", "memory_budget")[: len(options)]
 
     @wraps(function)
     def command(settings: Settings, /, **given: Any) -> Any:

@@ -48,6 +48,7 @@ def session_stats(session: "Session") -> dict[str, Any]:
                 "copied_bytes": stats.copied,
                 "arena_bytes": stats.compute,
                 "arena_lower_bound_bytes": stats.lower_bound,
+                "arena_hinted_bound_bytes": stats.hinted_bound,
                 "arena_ratio": round(stats.waste, 4),
                 "host_bytes": stats.host,
             }
@@ -62,7 +63,7 @@ def session_stats(session: "Session") -> dict[str, Any]:
 
 
 def measured_lines(stats: dict[str, Any]) -> list[str]:
-    """Return what was counted of experts, and what ``--streams measure`` found for each graph."""
+    """Return what was counted of experts, and what ``--streams autotune`` found for each graph."""
     return [*expert_lines(stats), *(_measured_line(m) for m in stats.get("streams_measured", ()))]
 
 

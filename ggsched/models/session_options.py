@@ -19,7 +19,8 @@ class SessionOptions:
         offload: Where weights and caches live.
         pipelining: Whether the micro-batches of a batch run as one graph, so that several devices
             work at once; ``auto`` where that is predicted to pay.
-        slots: Buffers for what is handed from device to device then, None for what is best.
+        pipeline_buffers: Buffers for each tensor that a stage hands to the next; None for the
+            default.
         plans_kept: Plans whose memory is kept.
         fit: What is to be chosen so that everything fits the memory that is free, instead of what
             is said of it here; None for nothing.
@@ -30,7 +31,7 @@ class SessionOptions:
     n_ubatch: int = 512
     offload: Offload = field(default_factory=Offload)
     pipelining: Pipelining = "auto"
-    slots: int | None = None
+    pipeline_buffers: int | None = None
     plans_kept: int = 16
     fit: FitRequest | None = None
 

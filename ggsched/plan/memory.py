@@ -4,6 +4,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from ggsched.ids import show
+
 ArenaKind = Literal["compute", "weight", "state", "cache", "input", "output", "staging"]
 
 
@@ -18,6 +20,11 @@ class Region(NamedTuple):
     def end(self) -> int:
         """One past the last byte."""
         return self.offset + self.nbytes
+
+    @property
+    def text(self) -> str:
+        """The bytes for people, e.g. ``a3[0:4096]``."""
+        return f"{show('arena', self.arena)}[{self.offset}:{self.end}]"
 
 
 class Arena(msgspec.Struct, frozen=True, gc=False):
@@ -60,10 +67,14 @@ class Memory(msgspec.Struct, frozen=True):
         overwrites: For each value that took over the bytes of a dying operand, that operand's
             value id.
         lower_bound: For each arena that was packed (compute and host memory) the most bytes that
-            are live at once, below which no packing can go.
+            must be live at once. No packing needs less.
+        hinted_bound: The same with retention hints (bytes that are left alone so that a device may
+            make one call of several groups), for each arena of which they raise it. No packing
+            that follows all hints needs less.
     """
 
     arenas: tuple[Arena, ...]
     regions: tuple[Region, ...]
     overwrites: dict[int, int]
     lower_bound: dict[int, int]
+    hinted_bound: dict[int, int] = {}

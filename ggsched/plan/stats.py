@@ -2,22 +2,11 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from types import UnionType
 
 import msgspec
 
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import (
-    Barrier,
-    Copy,
-    CopyRows,
-    Download,
-    HostSync,
-    Launch,
-    Record,
-    Upload,
-    Wait,
-)
+from ggsched.plan.effects import Effects
 from ggsched.plan.splits import HOST
 
 
@@ -37,8 +26,9 @@ class PlanStats(msgspec.Struct, frozen=True):
             when it runs are left out.
         chosen: Bytes of which rows are chosen when it runs, all of them, by path.
         compute: Bytes of compute arenas by device, after alignment.
-        lower_bound: Bytes that are live at once, by device, below which no packing can go; with
+        lower_bound: Bytes that must be live at once, by device, below which no packing can go; with
             several streams those of the heaviest set of values that may be live together.
+        hinted_bound: The same for packings that follow all retention hints.
         weights: Bytes of weights by device.
         states: Bytes of states by device.
         host: Bytes of host memory: inputs, outputs and staging.
@@ -58,6 +48,7 @@ class PlanStats(msgspec.Struct, frozen=True):
     chosen: dict[str, int]
     compute: dict[str, int]
     lower_bound: dict[str, int]
+    hinted_bound: dict[str, int]
     weights: dict[str, int]
     states: dict[str, int]
     host: int
@@ -72,24 +63,23 @@ def plan_stats(plan: Plan) -> PlanStats:
     commands = {str(kind): count for kind, count in sorted(kinds.items(), key=str)}
     host = sum(arena.nbytes for arena in memory.arenas if arena.device == HOST)
     compute = _by_device(plan, "compute")
-    bounds: dict[str, int] = defaultdict(int)
-    for arena_id, nbytes in sorted(memory.lower_bound.items()):
-        if memory.arenas[arena_id].kind == "compute":
-            bounds[device_name(plan, memory.arenas[arena_id].device)] += nbytes
+    bounds = _bounds(plan, memory.lower_bound)
     least = sum(bounds.values())
+    effects = [command.effects for command in plan.commands]
     return PlanStats(
         nodes=len(plan.nodes),
         splits=len(plan.splits.splits),
         transfers=len(plan.splits.transfers),
         streams=dict(sorted(Counter(device_name(plan, s.device) for s in streams).items())),
         commands=commands,
-        waits=_count(plan, Wait),
-        barriers=_count(plan, Barrier),
-        host_syncs=_count(plan, HostSync),
-        copied=_copied(plan, Upload | Download | Copy),
-        chosen=_copied(plan, CopyRows),
+        waits=sum(bool(e.waits) and not e.blocks_host for e in effects),
+        barriers=sum(e.is_barrier for e in effects),
+        host_syncs=sum(e.blocks_host for e in effects),
+        copied=_moved(plan, effects, rows=False),
+        chosen=_moved(plan, effects, rows=True),
         compute=compute,
-        lower_bound=dict(bounds),
+        lower_bound=bounds,
+        hinted_bound=_bounds(plan, memory.lower_bound | memory.hinted_bound),
         weights=_by_device(plan, "weight"),
         states=_by_device(plan, "state"),
         host=host,
@@ -103,21 +93,25 @@ def device_name(plan: Plan, device: int) -> str:
     return "host" if device == HOST else plan.devices[device].name
 
 
-def _count(plan: Plan, kind: type[Wait | Barrier | HostSync | Record | Launch]) -> int:
-    return sum(isinstance(command, kind) for command in plan.commands)
-
-
-def _copied(plan: Plan, kinds: type | UnionType) -> dict[str, int]:
+def _moved(plan: Plan, effects: Iterable[Effects], *, rows: bool) -> dict[str, int]:
+    """Return the bytes moved by path: all that is moved, or that ids choose from."""
     arenas = plan.memory.arenas
     moved: Counter[tuple[int, int]] = Counter()
-    for command in plan.commands:
-        if isinstance(command, kinds) and isinstance(command, Upload | Download | Copy | CopyRows):
-            path = (arenas[command.src.arena].device, arenas[command.dst.arena].device)
-            moved[path] += command.dst.nbytes
+    for e in effects:
+        traffic = e.traffic
+        if traffic is not None and traffic.src is not None and bool(traffic.row_nbytes) == rows:
+            path = (arenas[traffic.src].device, arenas[traffic.dst].device)
+            moved[path] += traffic.nbytes
     return {
         f"{device_name(plan, src)}->{device_name(plan, dst)}": nbytes
         for (src, dst), nbytes in sorted(moved.items())
     }
+
+
+def _bounds(plan: Plan, of_arena: Mapping[int, int]) -> dict[str, int]:
+    arenas = plan.memory.arenas
+    found = ((arenas[i].device, n) for i, n in of_arena.items() if arenas[i].kind == "compute")
+    return {device_name(plan, d): n for d, n in sorted(_summed(found).items())}
 
 
 def _packed(plan: Plan) -> int:

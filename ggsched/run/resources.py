@@ -16,7 +16,8 @@ from ggsched.errors import UsageError
 from ggsched.ids import show
 from ggsched.ir.graph import Graph
 from ggsched.plan.bundle import HostSlot, Plan
-from ggsched.plan.command import Launch, Step
+from ggsched.plan.command import Launch
+from ggsched.plan.effects import Step
 from ggsched.plan.memory import Arena, Region
 from ggsched.plan.splits import HOST
 from ggsched.run.release import close_all
@@ -87,8 +88,7 @@ class Resources:
             elif arena.kind == "compute":
                 buffers[arena.id] = self._own_arena(arena, store.devices[arena.device])
             else:
-                dtype = graph.named(arena.name).dtype if arena.kind == "weight" else None
-                buffers[arena.id] = store.tensor(arena, dtype)
+                buffers[arena.id] = store.tensor(arena, graph.named(arena.name))
         return buffers, host
 
     def _own_arena(self, arena: Arena, device: Device) -> Buffer:

@@ -6,8 +6,8 @@ each *moment* the program lists the steps that may happen now, asks a ``Schedule
 one, and does it. Moments are numbered from 1; what was done before the first question is moment 0.
 
     options = [Option("q0", "c3 upload", causes=(4,)), HOST_GOES_ON]
-    at = chooser.choose(options)
-    chooser.touch("a1", 0, 64, writes=True)   # what the chosen step does, while it does it
+    at = policy.choose(options)
+    policy.touch("a1", 0, 64, writes=True)   # what the chosen step does, while it does it
 
 A step that may happen stays so until it happens: steps enable each other and never disable each
 other, other than by touching something. ``explore`` relies on this and on the two declarations:
@@ -44,7 +44,7 @@ class Option(NamedTuple):
 
 
 class SchedulePolicy(Protocol):
-    """Picks what happens next. One chooser serves one execution."""
+    """Picks what happens next. One policy serves one execution."""
 
     @property
     def tracks(self) -> bool:
@@ -58,7 +58,7 @@ class SchedulePolicy(Protocol):
 
 
 class PlainPolicy:
-    """A chooser that does not look at what the steps do."""
+    """A policy that does not look at what the steps do."""
 
     tracks = False
 

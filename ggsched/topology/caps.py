@@ -73,11 +73,13 @@ class DeviceFacts:
 
     name: str
     backend: str
-    memory_nbytes: Annotated[int, Capability("Memory in all", ("TRU-1", "BUF-1"))]
+    memory_nbytes: Annotated[int, Capability("Total memory", ("TRU-1", "BUF-1"))]
     description: str = ""
     kind: Annotated[
         Literal["cpu", "gpu", "accelerator"],
-        Capability("What it is. `-ngl` counts layers onto devices that are not `cpu`", ("TRU-1",)),
+        Capability(
+            "The kind of device. `-ngl` counts layers onto devices that are not `cpu`", ("TRU-1",)
+        ),
     ] = "accelerator"
     max_allocation_nbytes: Annotated[
         int, Capability("Largest single buffer; 0 stands for all of the memory", ("BUF-1",))
@@ -181,10 +183,10 @@ class DeviceFacts:
     neighbours: Annotated[
         frozenset[str],
         Capability(
-            "Sequences of patterns and ops, as `rope, rope+set_rows`, of which `compile` may make "
-            "one call where none writes what another one touches. The planner gives small values "
-            "that they touch memory of their own until the last of them has run; this is a hint, "
-            "and no plan depends on it",
+            "Sequences of adjacent patterns and ops, as `rope, rope+set_rows`, that `compile` may "
+            "fuse into one kernel where none writes what another one accesses. The planner does "
+            "not reuse the memory of small values that they access until the last of them has "
+            "run; this is a hint, and no plan depends on it",
             ("LCH-6",),
         ),
     ] = frozenset()

@@ -6,7 +6,7 @@ import pytest
 
 from ggsched.cli.main import main
 
-FEW = ["--devices", "cpu:0", "--seconds", "0.5"]
+FEW = ["--devices", "cpu:0", "--time-budget", "0.5"]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_json(calibrate, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--seconds", "0"], "0.0 is not in the range"),
+        (["--time-budget", "0"], "0.0 is not in the range"),
         (["--devices", "gone:0"], "gone"),
         ([*FEW, "-o", "/dev/null/rates.json"], "cannot write the rates"),
     ],

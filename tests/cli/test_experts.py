@@ -1,4 +1,4 @@
-"""``--op-offload``, ``--expert-ring``, ``--expert-cache`` and what ``run`` says of them."""
+"""Expert options (offload, staging buffers, cache) and what ``run`` reports of them."""
 
 import json
 
@@ -35,9 +35,9 @@ def data(run):
 def test_the_way_of_the_experts_does_not_matter(data):
     ways = [
         ["--op-offload", "off"],
-        ["--op-offload", "on", "--expert-ring", "1"],
-        ["--op-offload", "on", "--expert-ring", "3"],
-        ["--op-offload", "on", "--expert-ring", "1", "--expert-cache", "1MiB"],
+        ["--op-offload", "on", "--expert-staging-buffers", "1"],
+        ["--op-offload", "on", "--expert-staging-buffers", "3"],
+        ["--op-offload", "on", "--expert-staging-buffers", "1", "--expert-cache", "1MiB"],
         [],
     ]
     results = [data(*way)["tokens"] for way in ways]
@@ -45,7 +45,7 @@ def test_the_way_of_the_experts_does_not_matter(data):
 
 
 def test_the_ledger_is_in_the_stats(data):
-    rows = data("--op-offload", "on", "--expert-ring", "1")["stats"]["experts"]
+    rows = data("--op-offload", "on", "--expert-staging-buffers", "1")["stats"]["experts"]
     steps = 1 + 5  # the prompt, and each token that is fed back
     assert rows["id_reads"] == steps * LAYERS
     total = rows["total"]
@@ -57,7 +57,9 @@ def test_the_ledger_is_in_the_stats(data):
         for i in range(LAYERS)
         for kind in ("up", "gate", "down")
     }
-    cached = data("--op-offload", "on", "--expert-ring", "1", "--expert-cache", "1MiB")["stats"]
+    cached = data("--op-offload", "on", "--expert-staging-buffers", "1", "--expert-cache", "1MiB")[
+        "stats"
+    ]
     found = cached["experts"]["total"]
     assert found["chosen_rows"] == total["chosen_rows"]
     assert found["uploaded_rows"] + found["cached_rows"] == found["chosen_rows"]
@@ -71,7 +73,7 @@ def test_where_nothing_moves_nothing_is_said(data, run):
 
 
 def test_people_are_told(run):
-    text = " ".join(run("--op-offload", "on", "--expert-ring", "1")[2].split())
+    text = " ".join(run("--op-offload", "on", "--expert-staging-buffers", "1")[2].split())
     assert "rows chosen in 18 decisions" in text
     assert "of them copied in" in text
     many = ",".join(str(i) for i in range(32))
@@ -83,7 +85,7 @@ def test_people_are_told(run):
     ("arguments", "message"),
     [
         (["--op-offload", "maybe"], "'maybe' is not one of"),
-        (["--expert-ring", "0"], "0 is not in the range"),
+        (["--expert-staging-buffers", "0"], "0 is not in the range"),
         (["--expert-cache", "many"], "'many' is no number of bytes"),
     ],
 )
@@ -95,7 +97,7 @@ def test_refused(run, arguments, message):
 
 def test_a_plan_says_what_was_predicted(capsys):
     options = ["--devices", "opencl:0,cpu:0", "--cpu-moe", "--op-offload", "on"]
-    assert main(["plan", MOE, *options, "--expert-ring", "1"]) == 0
+    assert main(["plan", MOE, *options, "--expert-staging-buffers", "1"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "copy rows" in text
     assert "offload" in text
@@ -103,3 +105,12 @@ def test_a_plan_says_what_was_predicted(capsys):
     offloads = json.loads(capsys.readouterr().out)["placement"]["offloads"]
     assert len(offloads) == LAYERS
     assert all(o["is_taken"] and o["here_s"] > 0 and o["there_s"] > 0 for o in offloads)
+
+
+def test_a_budget_that_is_too_small_for_copied_rows_is_one_message(capsys):
+    asked = ["--devices", "opencl:0,cpu:0", "--cpu-moe", "--op-offload", "on", "--n-tokens", "4"]
+    assert main(["plan", MOE, *asked, "--memory-budget", "opencl:0=8KiB"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("ggsched: error: opencl:0: needs ")
+    assert "bytes of compute memory, allowed are 8,192" in err

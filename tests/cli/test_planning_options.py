@@ -1,4 +1,4 @@
-"""``--streams``, ``--memory-effort`` and ``--memory-budget`` of run, plan and demo."""
+"""``--streams``, ``--packing-effort`` and ``--memory-budget`` of run, plan and demo."""
 
 import json
 
@@ -65,7 +65,7 @@ class TestPlan:
         assert [gain.is_taken for gain in auto.streams.gains] == [False]
 
     def test_measure_shows_what_auto_does(self, plan):
-        assert plan(*CPU, "--streams", "measure").streams == plan(*CPU).streams
+        assert plan(*CPU, "--streams", "autotune").streams == plan(*CPU).streams
 
     def test_environment_and_option(self, plan, wide, monkeypatch):
         monkeypatch.setenv("GGSCHED_STREAMS", "3")
@@ -100,16 +100,16 @@ class TestPlan:
         assert "bytes of compute memory, allowed are 64" in err
 
     def test_effort(self, plan):
-        assert plan(*CPU, "--memory-effort", 1).memory == plan(*CPU).memory  # it is perfect
+        assert plan(*CPU, "--packing-effort", 1).memory == plan(*CPU).memory  # it is perfect
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["--streams", "0"], "neither auto, measure nor a number from 1 to 64"),
-            (["--streams", "two"], "neither auto, measure nor a number from 1 to 64"),
+            (["--streams", "0"], "neither auto, autotune nor a number from 1 to 64"),
+            (["--streams", "two"], "neither auto, autotune nor a number from 1 to 64"),
             (["--memory-budget", "64MB"], "no number of bytes such as 64MiB"),
             (["--memory-budget", "gpu:3=64MiB"], "the memory budget names 'gpu:3'"),
-            (["--memory-effort", "-1"], "-1 is not in the range"),
+            (["--packing-effort", "-1"], "-1 is not in the range"),
         ],
     )
     def test_refused(self, call, arguments, message):
@@ -145,7 +145,7 @@ class TestRun:
     def test_measured_runs_give_the_same_tokens(self, call, wide, devices):
         many = [*devices, "-n", 20]
         one, _ = self.tokens(call, wide, *many, "--streams", 1)
-        measured, stats = self.tokens(call, wide, *many, "--streams", "measure")
+        measured, stats = self.tokens(call, wide, *many, "--streams", "autotune")
         assert measured == one
         decode = stats["streams_measured"][-1]
         assert decode["kept"] in ("sequential", "streams")
@@ -154,7 +154,7 @@ class TestRun:
         assert (decode["kept"] == "streams") == faster
 
     def test_what_was_measured_is_told(self, call, wide):
-        code, _, err = call("run", wide, *TOKENS, *CPU, "--streams", "measure", "-n", 16)
+        code, _, err = call("run", wide, *TOKENS, *CPU, "--streams", "autotune", "-n", 16)
         assert code == 0
         text = " ".join(err.split())
         assert "undecided after 1 runs: one stream not timed, several not timed" in text
@@ -168,3 +168,22 @@ def test_demo_takes_streams(call):
     assert found["right"]
     assert found["same"]
     assert max(found["stats"]["streams"].values()) > 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [
+        ("--memory-effort", "--packing-effort", "1"),
+        ("--slots", "--pipeline-buffers", "3"),
+        ("--expert-ring", "--expert-staging-buffers", "1"),
+        ("--streams", "--streams", "measure"),
+    ],
+)
+def test_old_names_of_options_are_accepted_and_not_shown(call, old, new, value):
+    code, _, err = call("run", "absent.gguf", "-p", "1", old, value)
+    assert code == 2
+    assert "absent.gguf" in err
+    assert "No such option" not in err
+    _, out, _ = call("run", "--help")
+    assert new in out
+    assert old == new or old not in out

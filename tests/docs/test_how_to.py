@@ -47,7 +47,7 @@ def test_snippets_run(page, capsys):
 # Pages whose Python is run elsewhere, or is no program.
 OTHERS = {
     "add-an-op.md": "pieces of files, as they are changed",
-    "look-at-a-run.md": "test_look_at_a_run.py",
+    "profile-a-run.md": "test_profile_a_run.py",
 }
 
 

@@ -1,5 +1,6 @@
 """Every program that the plug-in cuda compiles, for tests of sources without a GPU."""
 
+import importlib.util
 from functools import cache
 from itertools import product
 
@@ -8,6 +9,10 @@ import pytest
 from ggsched.errors import BackendUnavailable
 from ggsched_kernels import GPU, SOURCES
 from tests.kernels.tile_configs import cuts_of
+
+NEEDS_BINDINGS = pytest.mark.skipif(
+    importlib.util.find_spec("cuda") is None, reason="cuda-bindings are in the extra 'nvrtc'"
+)
 
 ARCHS = (80, 86, 89, 90, 100, 120)
 COMMON = {"VW": GPU.vector, "LANES": GPU.lanes}

@@ -24,11 +24,11 @@ from ggsched.testing.eager import bound_nodes
 from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_kernels import CODE, FAULT, Constant, warp_profile
 from ggsched_kernels.calls import CodeOf
+from tests.kernels.nvrtc import NEEDS_BINDINGS
 from tests.kernels.test_cuda_on_host import CONVERSIONS
 
-pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
-
 NEEDS = [
+    NEEDS_BINDINGS,
     pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++"),
     pytest.mark.skipif(platform.machine() != "x86_64", reason="uses instructions of x86-64"),
 ]

@@ -11,8 +11,10 @@ from ggsched_cuda.programmatic_launch import (
     is_enrolled,
     with_early_start,
 )
-from tests.kernels.nvrtc import ARCHS, COMMON, DECODE, compiler, label, programs
+from tests.kernels.nvrtc import ARCHS, COMMON, DECODE, NEEDS_BINDINGS, compiler, label, programs
 from tests.kernels.ptx import before_wait, kernels_of
+
+pytestmark = NEEDS_BINDINGS
 
 ALL = list(programs())
 # Of each source one program: the others differ in how a weight is unpacked.

@@ -2,8 +2,10 @@
 
 import pytest
 
-from tests.kernels.nvrtc import COMMON, DECODE, compiler
+from tests.kernels.nvrtc import COMMON, DECODE, NEEDS_BINDINGS, compiler
 from tests.kernels.ptx import address_of, before_wait, kernels_of, parameters_behind
+
+pytestmark = NEEDS_BINDINGS
 
 POSITIONS, FACTORS, IDS, FREQUENCIES = (2, 3), (4, 5), (8, 9), (10,)
 CACHES_AND_MASK = tuple(range(28, 34))

@@ -4,9 +4,11 @@ import pytest
 
 from ggsched_cuda.programmatic_launch import ENROLLED
 from ggsched_kernels import SOURCES
-from tests.kernels.nvrtc import ARCHS, COMMON, compiler
+from tests.kernels.nvrtc import ARCHS, COMMON, NEEDS_BINDINGS, compiler
 from tests.kernels.test_nvrtc import ptx
 from tests.kernels.tile_configs import FEEDER
+
+pytestmark = NEEDS_BINDINGS
 
 FIRST_ARCH = 90
 

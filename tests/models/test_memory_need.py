@@ -126,7 +126,7 @@ def some_options(rng, model, devices):
             ),
         ),
         pipelining=rng.choice(["auto", "on", "off"]),
-        slots=rng.choice([None, 1, 2, 4]),
+        pipeline_buffers=rng.choice([None, 1, 2, 4]),
         plans_kept=rng.choice([1, 2, 16]),
     )
 

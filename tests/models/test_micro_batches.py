@@ -51,7 +51,7 @@ def test_the_recorded_logits(case, slots, all_logits, devices):
         pytest.skip(f"no {names[0]} here")
     with np.load(ORACLE / f"{name}.npz") as arrays:
         tokens, wanted = arrays["tokens_33"], arrays["logits_33"]
-    how = {"offload": Offload(overrides=(TWO,)), "pipelining": "on", "slots": slots}
+    how = {"offload": Offload(overrides=(TWO,)), "pipelining": "on", "pipeline_buffers": slots}
     with session(name, devices[names], **how) as s:
         for _ in range(2):
             found = s.feed(tokens, all_logits=all_logits)
@@ -97,5 +97,5 @@ def test_a_failed_batch_leaves_the_sequence_as_it_was(devices):
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "many"])
 def test_slots_that_make_no_sense(wrong, capsys):
-    assert main(["run", "x.gguf", "-p", "1", "--slots", wrong]) == 2
+    assert main(["run", "x.gguf", "-p", "1", "--pipeline-buffers", wrong]) == 2
     assert "auto" in capsys.readouterr().err

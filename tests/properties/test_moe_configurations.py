@@ -95,7 +95,7 @@ def configurations(draw):
         n_ubatch=draw(st.integers(1, 16)),
         offload=offload,
         pipelining=draw(st.sampled_from(("off", "auto", "on"))),
-        slots=draw(st.one_of(st.none(), st.integers(1, 4))),
+        pipeline_buffers=draw(st.one_of(st.none(), st.integers(1, 4))),
         plans_kept=draw(st.integers(1, 4)),
     )
     n_vocab = opened(model, "expand").hparams.n_vocab

@@ -1,4 +1,4 @@
-"""``streams="measure"``: two plans take turns on runs that are wanted anyway, and one stays."""
+"""``streams="autotune"``: two plans take turns on runs that are wanted anyway, and one stays."""
 
 import itertools
 
@@ -75,7 +75,7 @@ class Clock:
 
 
 def measuring(device, clock, **options):
-    settings = Settings(streams="measure")
+    settings = Settings(streams="autotune")
     scheduler = Scheduler([device], settings=settings, clock=clock, **options)
     clock.scheduler = scheduler
     return scheduler

@@ -34,12 +34,12 @@ class ExternalWait:
     A gate is always opened, so that streams drain, but one that was given up stays failed.
 
     Args:
-        let_go: Lets the stream go on, from any thread.
+        release: Lets the stream go on, from any thread.
         where: Name of the stream.
     """
 
     def __init__(self, release: Callable[[], None], where: str) -> None:
-        self._let_go = release
+        self._release = release
         self._where = where
         self._why: BaseException | str | None = None
         self._is_open = False
@@ -55,7 +55,7 @@ class ExternalWait:
             return
         self._why = why
         self._is_open = True
-        self._let_go()
+        self._release()
 
     def fault(self) -> DeviceFault | None:
         """Return the fault if the wait failed."""

@@ -1,7 +1,7 @@
 """Execute a small program in every order that its actors allow, and see what comes out.
 
-    def run(chooser):
-        world = SimWorld(configs, chooser=chooser)
+    def run(policy):
+        world = SimWorld(configs, policy=policy)
         ...
         return Observation.of({"y": y})
 

@@ -40,7 +40,7 @@ class Frame:
 
 
 class Search:
-    """The search. Ask for a chooser, execute, call ``learn``; again until there is none.
+    """The search. Ask for a policy, execute, call ``learn``; again until there is none.
 
     Attributes:
         is_over: Whether everything has been tried.
@@ -54,7 +54,7 @@ class Search:
         self._next: str | None = None
 
     def policy(self) -> "Follower":
-        """Return a chooser for the next execution."""
+        """Return a policy for the next execution."""
         return Follower([f.moment for f in self._frames], self._next, self._last_sleep())
 
     def learn(self, follower: "Follower") -> None:

@@ -36,7 +36,7 @@ class Observation:
 
 
 Run = Callable[[SchedulePolicy], Observation]
-"""Executes a program once, from the beginning, under a chooser. It has to be deterministic."""
+"""Executes a program once, from the beginning, under a policy. It has to be deterministic."""
 
 
 @dataclass(frozen=True, slots=True)

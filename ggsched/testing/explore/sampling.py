@@ -27,14 +27,14 @@ Prefix = tuple[int, ...]
 
 
 class Sampler(Protocol):
-    """Gives choosers one after the other."""
+    """Gives policies one after the other."""
 
     @property
     def is_over(self) -> bool:
         """Whether there is none left."""
 
     def policy(self) -> ExplorationRecorder:
-        """Return a chooser for the next execution."""
+        """Return a policy for the next execution."""
 
     def learn(self, recorder: ExplorationRecorder, observation: Observation) -> None:
         """Look at an execution."""
@@ -109,7 +109,7 @@ class Priorities:
 
 
 class Tempers:
-    """Orders by other choosers: an eager device, a lazy one, then random ones.
+    """Orders by other policies: an eager device, a lazy one, then random ones.
 
     Args:
         seed: Seed of the random ones.
@@ -137,7 +137,7 @@ class Tempers:
 
 
 class _Led(ExplorationRecorder):
-    """Does what another chooser says."""
+    """Does what another policy says."""
 
     def __init__(self, inner: SchedulePolicy) -> None:
         super().__init__()

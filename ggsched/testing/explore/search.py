@@ -28,7 +28,7 @@ def explore(
     """Execute a program in many orders and return what was observed.
 
     Args:
-        run: Executes the program once under a chooser.
+        run: Executes the program once under a policy.
         mode: ``all`` orders, one of each class that gives the same result; ``bounded``: all
             orders with few preemptions; ``pct``: random priorities.
         limit: Largest number of executions, without those that make a witness simpler.

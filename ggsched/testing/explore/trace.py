@@ -49,7 +49,7 @@ class Moment:
 
 
 class ExplorationRecorder:
-    """A chooser that writes down what happens; the usual order unless ``pick`` says otherwise.
+    """A policy that writes down what happens; the usual order unless ``pick`` says otherwise.
 
     Args:
         tracks: Whether to write down touches, too.

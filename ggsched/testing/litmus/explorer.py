@@ -64,7 +64,7 @@ def explore_block(block: LitmusBlock, variant: Variant, *, limit: int = LIMIT) -
 
 
 def _execute(script: Script, policy: SchedulePolicy) -> Observation:
-    """Run the program once, in the order that the chooser wants."""
+    """Run the program once, in the order that the policy wants."""
     program = Machine(script)
     moments: dict[int, int] = {}
     wrong: dict[int, str] = {}

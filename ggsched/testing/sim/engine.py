@@ -122,12 +122,12 @@ class Engine:
     """Pending tasks and the order in which they run.
 
     Attributes:
-        chooser: Who decides.
+        policy: Who decides.
         moment: Number of decisions so far.
         host_s: Simulated time of the host.
         pending: Tasks that are not done.
         present: Task whose step is under way; None while the host is at work.
-        refusal: What the chooser raised, if it did; somebody may have caught it on the way.
+        refusal: What the policy raised, if it did; somebody may have caught it on the way.
     """
 
     def __init__(self, policy: SchedulePolicy) -> None:
@@ -147,12 +147,12 @@ class Engine:
     # --- for whoever decides -----------------------------------------------------------------
 
     def let_choose(self, policy: SchedulePolicy) -> None:
-        """Hand the decisions to another chooser, whose moments count from now."""
+        """Hand the decisions to another policy, whose moments count from now."""
         self.policy = policy
         self._origin = self.moment
 
     def touch(self, space: Hashable, start: int, end: int, *, writes: bool) -> None:
-        """Tell the chooser what the present step touches."""
+        """Tell the policy what the present step touches."""
         if start < end and self.policy.tracks:
             self.policy.touch(space, start, end, writes=writes)
 
@@ -242,7 +242,7 @@ class Engine:
         return False
 
     def _ask(self, options: Sequence[Option]) -> int:
-        """Ask the chooser; what it raises is no fault of a device, so it is kept for the caller."""
+        """Ask the policy; what it raises is no fault of a device, so it is kept for the caller."""
         try:
             return self.policy.choose(options)
         except GgschedError as error:

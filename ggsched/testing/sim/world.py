@@ -35,12 +35,12 @@ class Violation:
 
 
 class SimWorld(Engine):
-    """Devices that share one simulated time and one chooser. For one thread.
+    """Devices that share one simulated time and one policy. For one thread.
 
     Args:
         configs: Capabilities of each device.
-        chooser: Who decides what runs when; by seed if not given.
-        seed: For the chooser.
+        policy: Who decides what runs when; by seed if not given.
+        seed: For the policy.
         faults: What is to go wrong; can be set later, too.
 
     Attributes:
@@ -253,7 +253,7 @@ class SimWorld(Engine):
     def place_of(self, memory: HostMemory, *, stays: bool = False) -> tuple[str, int]:
         """Return the name of host memory for ``touch`` and its first byte there.
 
-        Without a chooser that tracks it has no name, unless it stays longer than the chooser.
+        Without a policy that tracks it has no name, unless it stays longer than the policy.
         """
         return self._places.find(memory) if stays or self.policy.tracks else ("", 0)
 

@@ -8,9 +8,14 @@ from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
-from ggsched.passes.options import PlanOptions, StreamPolicy
+from ggsched.passes.options import (
+    AUTO_LIMIT,
+    PlanOptions,
+    StreamPolicy,
+    plan_options,
+    stream_policy,
+)
 from ggsched.passes.place import Constraints
-from ggsched.passes.resolve_options import AUTO_LIMIT, plan_options, stream_policy
 from ggsched.testing.generators.topologies import ALL_OPS
 from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.cost import MachineRates, guessed_rates
@@ -52,7 +57,7 @@ def joined(layers=4, width=512, rows=32):
         (1, StreamPolicy(1)),
         (3, StreamPolicy(3, is_forced=True)),
         ("auto", StreamPolicy(AUTO_LIMIT)),
-        ("measure", StreamPolicy(AUTO_LIMIT)),
+        ("autotune", StreamPolicy(AUTO_LIMIT)),
     ],
 )
 def test_policies(streams, policy):
@@ -66,10 +71,10 @@ def test_defaults_are_those_of_a_plan_but_for_streams():
 
 def test_budget_is_by_index_and_a_name_wins():
     topology = machine("gpu:0", "gpu:1", "cpu:0")
-    settings = Settings(memory_budget=(("", 100), ("gpu:1", 7)), memory_effort=2)
+    settings = Settings(memory_budget=(("", 100), ("gpu:1", 7)), packing_effort=2)
     options = plan_options(settings, topology)
     assert options.memory_budget == ((0, 100), (1, 7), (2, 100))
-    assert options.memory_effort == 2
+    assert options.packing_effort == 2
     only = plan_options(Settings(memory_budget=(("cpu:0", 5),)), topology)
     assert only.memory_budget == ((2, 5),)
 

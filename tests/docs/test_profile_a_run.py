@@ -7,7 +7,7 @@ import click
 
 from ggsched.cli.main import cli
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "look-at-a-run.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "profile-a-run.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
