@@ -53,23 +53,19 @@ makes them.
 
 def host_facts(backend: str, ops: Iterable[str], **changes: Any) -> DeviceFacts:
     """Return the facts of a synchronous device in host memory; ``changes`` replace fields."""
-    memory = physical_memory_nbytes()
     fields: dict[str, Any] = {
         "name": f"{backend}:0",
         "backend": backend,
         "description": f"{backend} on the host",
         "kind": "cpu",
-        "memory_nbytes": memory,
-        "max_allocation_nbytes": memory,
+        "memory_nbytes": physical_memory_nbytes(),
         "alignment": 64,
         "max_streams": 64,
         "is_host": True,
-        "is_async": False,
         "has_events": True,
         "copy_order": "stream",
         "snapshots_uploads": True,
         "is_deterministic": True,
-        "imports_host_memory": False,
         "ops": frozenset(ops),
     }
     return DeviceFacts(**{**fields, **changes})

@@ -12,6 +12,7 @@ from ggsched.plan.splits import Split
 from ggsched.plan.stats import PlanStats, device_name, plan_stats
 from ggsched.plan.text_streams import stream_rows, trade_rows
 from ggsched.plan.units import nbytes_text as nbytes_text
+from ggsched.topology.caps import capabilities
 
 _MAX_ROWS = 40
 
@@ -87,10 +88,8 @@ def _storage(plan: Plan, transfer: int) -> str:
 def _devices(plan: Plan) -> Iterator[str]:
     for i, d in enumerate(plan.devices):
         streams = [show("stream", s.id) for s in plan.streams.streams if s.device == i]
-        traits = [f"copies {d.copy_order}"]
-        traits += [] if d.has_events else ["no events"]
-        traits += ["host memory"] if d.is_host else []
-        traits += ["snapshots uploads"] if d.snapshots_uploads else []
+        said = [c.shown.get(getattr(d, c.name)) for c in capabilities().values() if c.shown]
+        traits = [text for text in said if text]
         used = " ".join(streams) or "unused"
         yield f"{show('device', i)} {d.name}  {used}  ({', '.join(traits)})"
 

@@ -41,23 +41,18 @@ ALIGNMENT = 16
 
 
 def fake_device(name: str = "fake:0", **facts: Any) -> DeviceFacts:
-    """Return facts of a device that can everything; ``facts`` replaces some of them."""
+    """Return facts of a GPU that is made up; ``facts`` replace some of them."""
     usual: dict[str, Any] = {
         "backend": name.split(":")[0],
         "description": "made for a test",
         "kind": "gpu",
         "memory_nbytes": 1 << 40,
-        "max_allocation_nbytes": 1 << 40,
         "alignment": ALIGNMENT,
         "max_streams": 8,
-        "is_host": False,
-        "is_async": True,
-        "has_events": True,
         "copy_order": "stream",
-        "snapshots_uploads": False,
+        "has_events": True,
+        "is_async": True,
         "is_deterministic": True,
-        "imports_host_memory": False,
-        "ops": frozenset(),
     }
     return DeviceFacts(name=name, **{**usual, **facts})
 

@@ -33,6 +33,7 @@ from ggsched.plan.command import Copy, Launch, Record, Upload, Wait
 from ggsched.sanitize import check_plan
 from ggsched.testing.sim.costs import Costs
 from ggsched.testing.sim.world import SimWorld
+from ggsched.topology.codec import topology_from_text
 from ggsched.topology.cost import guessed_rates
 from ggsched.topology.model import CopyPath, Topology
 from tests.models.helpers import tiny_gguf
@@ -43,7 +44,7 @@ STAGES = [2, 3, 4, 8]
 
 
 def recorded(name):
-    return Topology.from_json(json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")))
+    return topology_from_text((FOLDER / f"{name}.json").read_bytes())
 
 
 def gpus(p, *, cpu=False):

@@ -95,7 +95,7 @@ def _broken(plan, *path, value):
         (("memory", "arenas", 0, "kind"), "attic", "Invalid enum value 'attic'"),
         (("placement", "choices", 0, "cause"), "whim", "Invalid enum value 'whim'"),
         (("placement", "homes"), {"x": 1}, "Expected `int`"),
-        (("devices", 0, "alignment"), 3, "no power of two"),
+        (("devices", 0, "alignment"), 3, "not a power of two"),
         (("devices", 0, "max_streams"), 0, "at least one stream"),
     ],
 )

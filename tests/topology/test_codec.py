@@ -104,7 +104,7 @@ BAD = {
     "a list": "[]",
     "a number": "3",
     "no format": "{}",
-    "another format": text_of(format="ggsched-topology/2"),
+    "another format": text_of(format="ggsched-topology/3"),
     "a plan": text_of(format="ggsched-plan/2"),
     "no usable device": json.dumps({"backends": [], "topology": None}),
     "no devices": text_of(devices=[]),
