@@ -269,6 +269,15 @@ def enqueue_copy(to: Handle, address: Handle, nbytes: int, stream: Handle) -> No
     check(cu.cuMemcpyAsync(to, address, nbytes, stream), "cuMemcpyAsync")
 
 
+_FILLS: Final = {1: "cuMemsetD8Async", 2: "cuMemsetD16Async", 4: "cuMemsetD32Async"}
+
+
+def enqueue_fill(address: Handle, nbytes: int, pattern: bytes, stream: Handle) -> None:
+    """Set device memory to a repeated pattern of 1, 2 or 4 bytes."""
+    name, value = _FILLS[len(pattern)], int.from_bytes(pattern, "little")
+    check(getattr(cu, name)(address, value, nbytes // len(pattern), stream), name)
+
+
 # --- streams and events -----------------------------------------------------------------------
 
 

@@ -155,6 +155,25 @@ class CudaStream:
         except CudaError as error:
             raise self.failed("copy", error) from error
 
+    def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Set bytes of a buffer to a repeated pattern (FIL-1..3); a memset node where captured."""
+        self._require_usable()
+        checks.check_fill(self.device, buffer, offset, nbytes, pattern)
+        address = address_of_buffer(buffer) + offset
+        if not nbytes:
+            return
+        times = self._times
+        try:
+            if times is not None:
+                times.begin()
+            if self.capture is not None:
+                self.capture.flush(self)
+            driver.enqueue_fill(address, nbytes, pattern, self.handle)
+            if times is not None:
+                times.end()
+        except CudaError as error:
+            raise self.failed("fill", error) from error
+
     def launch(self, program: Program) -> None:
         """Run a program that was compiled for this stream (LCH-1..5)."""
         self._require_usable()

@@ -199,6 +199,11 @@ def enqueue_copy(
     )
 
 
+def enqueue_fill(queue: Handle, buffer: Handle, offset: int, nbytes: int, pattern: bytes) -> Handle:
+    """Set bytes of a buffer to a repeated pattern, return the event."""
+    return cl.enqueue_fill_buffer(queue, buffer, pattern, offset, nbytes)
+
+
 def enqueue_wait(queue: Handle, event: Handle) -> Handle:
     """Hold later commands of the queue until an event of its context is complete."""
     return cl.enqueue_barrier(queue, wait_for=[event])

@@ -114,6 +114,18 @@ class OpenClStream:
                 driver.flush(self.queue)
             self._take_newest(before)
 
+    def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Set bytes of a buffer to a repeated pattern (FIL-1..3)."""
+        self._require_usable()
+        checks.check_fill(self.device, buffer, offset, nbytes, pattern)
+        handle = writable(buffer)
+        if nbytes:
+            before = perf_counter()
+            with self._refusing("fill"):
+                self._newest = driver.enqueue_fill(self.queue, handle, offset, nbytes, pattern)
+                driver.flush(self.queue)
+            self._take_newest(before)
+
     def launch(self, program: Program) -> None:
         """Run a program that was compiled for this stream (LCH-1..5)."""
         self._require_usable()

@@ -31,6 +31,7 @@ from ggsched.backend.base_stream import (
     writable_memory,
 )
 from ggsched.backend.events import BaseEvent
+from ggsched.backend.fill import blocks
 from ggsched.backend.list_capture import RecordedCapture
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.program_body import Steps
@@ -127,6 +128,11 @@ class BaseDevice:
         between = memoryview(bytearray(nbytes))
         self.read_memory(src, src_offset, between)
         self.write_memory(dst, dst_offset, between)
+
+    def fill_memory(self, memory: Any, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Set bytes of the device's memory to a repeated pattern."""
+        for start, block in blocks(nbytes, pattern):
+            self.write_memory(memory, offset + start, block)
 
     def make_stream(self, name: str) -> BaseStream:
         """Return a new stream of the device's kind."""

@@ -8,6 +8,7 @@ from ggsched.backend import checks
 from ggsched.backend.call_log import Call, misuse, new_story, with_story
 from ggsched.backend.checked_constants import ByteSpan, require_apart
 from ggsched.backend.checked_parts import CheckedBuffer, CheckedEvent, CheckedProgram
+from ggsched.backend.fill import fill
 from ggsched.backend.host_borrow import WHOLE_NBYTES, Borrow, address, digest
 from ggsched.backend.ledger import Clock, join
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
@@ -132,6 +133,19 @@ class CheckedStream:
             written = _span(dst, dst_offset, nbytes)
             self._enqueue(
                 called, used, lambda: self.inner.copy(a, src_offset, b, dst_offset, nbytes), written
+            )
+
+    def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Fill a buffer (FIL-1..3)."""
+        with self._guard("fill", _name(buffer), offset, nbytes) as called:
+            checks.check_fill(self.device, buffer, offset, nbytes, pattern)
+            mine = self._open_buffer(buffer, called)
+            written = _span(mine, offset, nbytes)
+            self._enqueue(
+                called,
+                (mine,),
+                lambda: fill(self.inner, mine.inner, offset, nbytes, pattern),
+                written,
             )
 
     def launch(self, program: Program) -> None:

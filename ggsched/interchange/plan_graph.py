@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Barrier, Command, Hazard, HostSync, Record, Wait
+from ggsched.plan.command import Command
 from ggsched.plan.splits import Transfer
 from ggsched.plan.stats import device_name
 from ggsched.plan.text import action_text
@@ -90,15 +90,12 @@ def _stream_edges(plan: Plan) -> Iterator[Edge]:
 def _event_edges(plan: Plan) -> Iterator[Edge]:
     recorded: dict[int, int] = {}
     for command in plan.commands:
-        match command:
-            case Record(id=number, event=event):
-                recorded[event] = number
-            case Wait(id=number, event=int(event)) | HostSync(id=number, event=int(event)):
-                if event in recorded:
-                    names = _name(recorded[event]), _name(number)
-                    yield *names, {"kind": "event", "event": show("event", event)}
-            case _:
-                pass
+        effects = command.effects
+        recorded |= dict.fromkeys(effects.records, command.id)
+        for event in effects.waits:
+            if event in recorded:
+                names = _name(recorded[event]), _name(command.id)
+                yield *names, {"kind": "event", "event": show("event", event)}
 
 
 def _host_edges(plan: Plan) -> Iterator[Edge]:
@@ -108,15 +105,15 @@ def _host_edges(plan: Plan) -> Iterator[Edge]:
         sync = pending.pop(command.stream, None)
         if sync is not None:
             yield _name(sync), _name(command.id), {"kind": "host"}
-        if isinstance(command, HostSync):
+        if command.effects.blocks_host:
             others = (s.id for s in plan.streams.streams if s.id != command.stream)
             pending |= dict.fromkeys(others, command.id)
 
 
 def _hazard_edges(plan: Plan) -> Iterator[Edge]:
     for command in plan.commands:
-        if isinstance(command, Wait | Barrier | HostSync):
-            h: Hazard = command.hazard
+        h = command.effects.hazard
+        if h is not None:
             yield (
                 _name(h.earlier),
                 _name(h.later),

@@ -13,14 +13,13 @@ from ggsched.plan.command import (
     Copy,
     CopyRows,
     Download,
-    Hazard,
     HostSync,
     Launch,
     Record,
-    Step,
     Upload,
     Wait,
 )
+from ggsched.plan.effects import Hazard, Step
 from ggsched.plan.fusions import run_order
 from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST, Transfer, Value

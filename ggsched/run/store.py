@@ -5,7 +5,8 @@ bound to the store uses that one buffer. Streams are shared too, so that work of
 device stays in order and ``max_streams`` is not used up by plans that are idle.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -14,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from ggsched.backend.arrays import BYTE, numpy_dtype
+from ggsched.backend.fill import fill
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Stream
 from ggsched.errors import GgschedError, SyncTimeout, UsageError
 from ggsched.ir.dtype import DType
@@ -25,10 +27,7 @@ from ggsched.run.row_cache import RowCache
 WeightSource = Callable[[str], np.ndarray] | Mapping[str, np.ndarray]
 """Gives the bytes of a weight by name, C-contiguous, in the type that the graph declares."""
 
-Part = tuple[int, HostMemory]
-"""First byte in a buffer, and the bytes that go there."""
-
-ZEROS_NBYTES: Final = 1 << 20
+ZERO: Final = bytes(1)
 
 Progress = Callable[[str, int], None]
 """Called with the name and the bytes of each weight that has become resident."""
@@ -140,7 +139,7 @@ class TensorStore:
             data: Its bytes, borrowed meanwhile (CPY-4).
         """
         held = self._resident[name]
-        self._fill(held.device, held.buffer, [(0, data)], name)
+        self._fill(held.device, held.buffer, data, name)
 
     def release(self, names: Collection[str]) -> None:
         """Close the buffers of weights and states that no plan uses; the next use fills anew."""
@@ -151,9 +150,13 @@ class TensorStore:
 
     def clear_states(self) -> None:
         """Fill all states with zeros and wait until that is done."""
-        for name, r in self._resident.items():
-            if r.kind == "state":
-                self._fill(r.device, r.buffer, _zeros(r.nbytes), name)
+        states = {name: r for name, r in self._resident.items() if r.kind == "state"}
+        for name, r in states.items():  # all devices at once
+            with self._filling(name):
+                fill(self.stream(r.device, 0), r.buffer, 0, r.nbytes, ZERO)
+        for device, name in {r.device: name for name, r in states.items()}.items():
+            with self._filling(name):
+                self.stream(device, 0).sync(self.timeout_s)
 
     def nbytes_by_device(self, kind: str) -> dict[str, int]:
         """Return the resident bytes of ``"weight"``, ``"state"`` or ``"cache"`` by device name."""
@@ -204,31 +207,40 @@ class TensorStore:
         if device.facts.imports_host_memory and _is_aligned(data, device.facts.alignment):
             buffer, imported = device.import_host(data), True
         else:
-            buffer, imported = self._filled(arena, [(0, data)]), False
+            buffer, imported = self._filled(arena, data), False
         if self._progress is not None:
             self._progress(arena.name, arena.nbytes)
         return Resident(buffer, arena.device, arena.nbytes, arena.kind, imported)
 
     def _state(self, arena: Arena) -> Resident:
-        buffer = self._filled(arena, _zeros(arena.nbytes))
+        buffer = self._filled(arena, None)
         return Resident(buffer, arena.device, arena.nbytes, arena.kind, False)
 
-    def _filled(self, arena: Arena, parts: Iterable[Part]) -> Buffer:
+    def _filled(self, arena: Arena, data: HostMemory | None) -> Buffer:
         buffer = self.devices[arena.device].allocate(arena.nbytes)
         try:
-            self._fill(arena.device, buffer, parts, arena.name)
+            self._fill(arena.device, buffer, data, arena.name)
         except GgschedError:
             buffer.close()
             raise
         return buffer
 
-    def _fill(self, device: int, buffer: Buffer, parts: Iterable[Part], name: str) -> None:
-        self._generations[name] = self._generation(name) + 1  # whatever was cached of it is old
-        try:
+    def _fill(self, device: int, buffer: Buffer, data: HostMemory | None, name: str) -> None:
+        """Write all bytes of a buffer, zeros without data, and wait until that is done."""
+        with self._filling(name):
             stream = self.stream(device, 0)
-            for offset, data in parts:
-                stream.upload(data, buffer, offset)
+            if data is None:
+                fill(stream, buffer, 0, buffer.nbytes, ZERO)
+            else:
+                stream.upload(data, buffer, 0)
             stream.sync(self.timeout_s)
+
+    @contextmanager
+    def _filling(self, name: str) -> Iterator[None]:
+        """Forget what was cached of a tensor; let errors name it."""
+        self._generations[name] = self._generation(name) + 1
+        try:
+            yield
         except GgschedError as error:
             error.add_note(f"while filling {name!r}")
             raise
@@ -261,13 +273,6 @@ class TensorStore:
 def _key(arena: Arena) -> str:
     """Return under which name an arena is resident: a weight may be cached on several devices."""
     return arena.name if arena.kind != "cache" else f"{arena.name} on device {arena.device}"
-
-
-def _zeros(nbytes: int) -> Iterator[Part]:
-    """Yield zeros block by block: a state may be larger than the host's memory."""
-    block = memoryview(bytes(min(nbytes, ZEROS_NBYTES)))
-    for start in range(0, nbytes, ZEROS_NBYTES):
-        yield start, block[: nbytes - start]
 
 
 def _is_aligned(data: HostMemory, alignment: int) -> bool:

@@ -13,7 +13,8 @@ from typing import Final
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import CopyRows, Launch, Step
+from ggsched.plan.command import CopyRows, Launch
+from ggsched.plan.effects import Step
 from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST
 from ggsched.sanitize.content_map import ContentMap

@@ -20,15 +20,13 @@ from ggsched.plan.command import (
     Command,
     Copy,
     Download,
-    Hazard,
-    HazardKind,
     HostSync,
     Launch,
     Record,
-    Step,
     Upload,
     Wait,
 )
+from ggsched.plan.effects import Hazard, HazardKind, Step
 from ggsched.plan.memory import Arena, ArenaKind, Memory, Region
 from ggsched.plan.placement import Placement, PlacementChoice
 from ggsched.plan.splits import HOST, Split, Splits, Transfer, Value, ValueKind

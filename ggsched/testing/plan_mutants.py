@@ -20,10 +20,10 @@ from ggsched.plan.command import (
     HostSync,
     Launch,
     Record,
-    Step,
     Upload,
     Wait,
 )
+from ggsched.plan.effects import Step
 from ggsched.plan.memory import Memory, Region
 
 Mutants = Iterator[tuple[str, Plan]]

@@ -8,10 +8,7 @@ from typing import Final
 import msgspec
 
 from ggsched.errors import UsageError
-from ggsched.plan.command import Barrier as BarrierCommand
-from ggsched.plan.command import HostSync
-from ggsched.plan.command import Wait as WaitCommand
-from ggsched.plan.text import action_text, hazard_text
+from ggsched.plan.text import action_text
 from ggsched.trace.commands import Origin, origins
 from ggsched.trace.estimate import Estimator
 from ggsched.trace.host_memory import HOST_SPACE
@@ -142,10 +139,8 @@ class _Spans:
         if origin.command < 0:
             return ""
         plan = self.trace.plans[self.trace.runs[origin.run].plan].plan
-        command = plan.commands[origin.command]
-        if isinstance(command, WaitCommand | BarrierCommand | HostSync):
-            return hazard_text(command.hazard)
-        return ""
+        hazard = plan.commands[origin.command].effects.hazard
+        return "" if hazard is None else hazard.text
 
 
 def _homes(trace: Trace) -> dict[int, str]:

@@ -157,6 +157,9 @@ class FakeDriver:
     def enqueue_copy(self, to, address, nbytes, stream):
         self._check(self.give(stream, TRANSFER_S))
 
+    def enqueue_fill(self, address, nbytes, pattern, stream):
+        self._check(self.give(stream, TRANSFER_S))
+
     def enqueue_host_call(self, stream, function, argument):
         self._check(self.give(stream, TRANSFER_S))
 

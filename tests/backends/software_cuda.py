@@ -140,6 +140,10 @@ class SoftwareDriver:
     def enqueue_copy(self, to, address, nbytes, stream):
         self.give(stream, "copy", lambda: ctypes.memmove(to, address, nbytes))
 
+    def enqueue_fill(self, address, nbytes, pattern, stream):
+        content = pattern * (nbytes // len(pattern))
+        self.give(stream, "memset", lambda: ctypes.memmove(address, content, nbytes))
+
     def enqueue_host_call(self, stream, function, argument):
         self.give(stream, "host", lambda: function(argument))
 

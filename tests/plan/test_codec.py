@@ -8,7 +8,8 @@ import pytest
 from ggsched.errors import PlanError
 from ggsched.plan.bundle import FORMAT
 from ggsched.plan.codec import plan_from_json, plan_to_json
-from ggsched.plan.command import Hazard, Step, Wait
+from ggsched.plan.command import Wait
+from ggsched.plan.effects import Hazard, Step
 from ggsched.plan.memory import Region
 from ggsched.topology.cost import GUESSES
 from tests.plan.examples import example

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ggsched.plan.codec import plan_schema, plan_to_json, schema_text
-from ggsched.plan.command import Hazard, Step
+from ggsched.plan.effects import Hazard, Step
 from ggsched.plan.memory import Region
 from tests.plan.examples import example
 

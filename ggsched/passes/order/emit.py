@@ -19,13 +19,13 @@ from ggsched.plan.command import (
     Copy,
     CopyRows,
     Download,
-    Hazard,
     HostSync,
     Launch,
     Record,
     Upload,
     Wait,
 )
+from ggsched.plan.effects import Hazard
 from ggsched.plan.memory import Memory
 from ggsched.plan.splits import Splits
 
