@@ -22,13 +22,13 @@ from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_arrays, host_weights
 from ggsched.ir.graph import Graph
 from ggsched.passes.place import Constraints
-from ggsched.passes.plan_key import PlanKey
 from ggsched.plan.bundle import Plan
-from ggsched.planner import CacheInfo, Planner
+from ggsched.planner import CacheInfo, PlanKey, Planner
 from ggsched.report.debug_output import log_machine, recorder_for
 from ggsched.report.predicted_timeline import recorded_run
 from ggsched.run.autotune import Measured
 from ggsched.run.cache import RecentCache
+from ggsched.run.call_guard import CallGuard, guarded
 from ggsched.run.executor import Executor
 from ggsched.run.expert_ledger import ExpertLedger
 from ggsched.run.open_devices import names_of, opened
@@ -43,7 +43,12 @@ _FREE: Final = Constraints()
 
 
 class Scheduler:
-    """Plans graphs over devices and runs them. Not thread safe.
+    """Plans graphs over devices and runs them, one call at a time.
+
+    Threads may take turns. A call that is made while another thread is in one raises ``UsageError``
+    with the names of both threads and changes nothing; so does a call made by a callback (a source
+    of weights, ``progress``), except for ``plan``, ``free_nbytes`` and exports. No call waits for
+    another. Properties, ``draft`` and ``resident_nbytes`` may be used at any time on any thread.
 
     Weights and states are resident once and shared by all graphs that name them. Plans and their
     memory are cached by graph digest and constraints; machine and settings are the same throughout.
@@ -84,6 +89,7 @@ class Scheduler:
             BackendUnavailable: a device that is not there.
             BackendBroken: a plug-in that fails or lies about itself.
         """
+        self.guard = CallGuard()
         self.settings = settings or Settings.from_environment()
         self._names = names_of(devices)
         self._weights: WeightSource = host_weights({} if weights is None else weights)
@@ -112,6 +118,7 @@ class Scheduler:
         """What was found about one stream against several, for the graphs run last."""
         return self._planner.measured
 
+    @guarded(may_nest=True)
     def plan(self, graph: Graph, constraints: Constraints | None = None) -> Plan:
         """Return the plan that the next run of a graph uses, from the cache if it was made before.
 
@@ -131,6 +138,7 @@ class Scheduler:
         """
         return self._planner.draft(graph, constraints or _FREE)
 
+    @guarded()
     def run(
         self,
         graph: Graph,
@@ -153,7 +161,8 @@ class Scheduler:
                 logits, which a step copies one more time otherwise.
 
         Raises:
-            UsageError: inputs that do not fit the graph, a weight without data.
+            UsageError: inputs that do not fit the graph, a weight without data or of another shape
+                or type, or another thread is in a call.
             PlanError: the graph cannot be placed on the devices.
             OutOfDeviceMemory: weights, states or arenas do not fit.
             DeviceFault: a command failed.
@@ -177,6 +186,7 @@ class Scheduler:
                 self._executors.drop(loser)
         return outputs
 
+    @guarded()
     def prepare(self, graph: Graph, constraints: Constraints | None = None) -> None:
         """Do all that the first ``run`` does before it enqueues anything; raise what it would."""
         self._executor(graph, constraints or _FREE)
@@ -192,8 +202,9 @@ class Scheduler:
     @property
     def exchange(self) -> Exchange:
         """Gives resident tensors to other libraries, and takes states from them."""
-        return Exchange(self._store, self._drain)
+        return Exchange(self._store, self._drain, self.guard)
 
+    @guarded(may_nest=True)
     def free_nbytes(self) -> tuple[int, ...]:
         """Return the bytes of memory that are free on each device, as far as can be told."""
         return tuple(free_nbytes(device) for device in self._bare)
@@ -203,6 +214,7 @@ class Scheduler:
         """What was copied of experts that are computed away from their weights, so far."""
         return self._store.ledger
 
+    @guarded()
     def reload_weights(self, names: Collection[str]) -> None:
         """Read weights anew from their source when they are used next; names must be resident.
 
@@ -219,15 +231,18 @@ class Scheduler:
         close_all(self._executors.take_all())
         self._store.release(names)
 
+    @guarded()
     def keep_plans(self, limit: int) -> None:
         """Keep the memory of that many plans from now on."""
         self._executors.keep(limit)
 
+    @guarded()
     def clear_states(self) -> None:
         """Fill every state with zeros, after all work is done."""
         self._drain()
         self._store.clear_states()
 
+    @guarded()
     def reset(self, devices: Sequence[Device] | None = None) -> None:
         """Start again, after a fault for instance.
 
@@ -259,8 +274,13 @@ class Scheduler:
         self._set_up(given)
         self._planner.move_to(self.topology)
 
+    @guarded()
     def close(self) -> None:
-        """Drain the streams and release everything; legal twice and after a fault."""
+        """Drain the streams and release everything; legal twice and after a fault.
+
+        Raises:
+            UsageError: another thread is in a call. Nothing is released; close again afterwards.
+        """
         if self._is_closed:
             return
         self._is_closed = True

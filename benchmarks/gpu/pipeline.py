@@ -1,6 +1,7 @@
 """Two logical devices on one GPU: a prompt in micro-batches, one after the other and at once."""
 
 import sys
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from benchmarks.gpu.shapes import SMALL, random_weights, spec_of
 from ggsched.ir.dtype import BF16
 from ggsched.models.session import Session, SessionOptions
+from ggsched.models.tied import source_name
 from ggsched.plan.command import HostSync
 from ggsched.sanitize import check_plan
 
@@ -27,7 +29,8 @@ def run(*, quick: bool) -> dict[str, Any]:
     for name, devices in (("one device", ("cuda:0",)), ("two logical devices", DEVICES)):
         options = SessionOptions(n_ctx=2 * TOKENS, n_batch=TOKENS, n_ubatch=UBATCH)
         with Session(model, devices, options) as session:
-            session.scheduler._store._weights = weights
+            names = partial(source_name, session.spec)
+            session.scheduler._store._weights = lambda name, of=names: weights(of(name))
             logits[name] = session.feed(tokens)
             seconds = []
             for _ in range(5):

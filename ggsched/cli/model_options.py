@@ -144,7 +144,8 @@ _OPTIONS: Final = (
         type=click.Choice(["memory", "cost", "equal"]),
         default=None,
         help="How layers are divided among accelerators, or among all devices where there are "
-        "none; cost: so that the slowest has the least to do. [default: memory]",
+        "none; cost: so that the slowest has the least to do. "
+        "[default: cost among accelerators of equal memory, else memory]",
     ),
     click.option(
         "-c",

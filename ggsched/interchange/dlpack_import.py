@@ -12,9 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ggsched.backend.arrays import Array
-from ggsched.errors import GgschedError, InterchangeError
+from ggsched.backend.arrays import BYTE, Array, numpy_dtype, numpy_shape
+from ggsched.errors import GgschedError, InterchangeError, UsageError
 from ggsched.interchange import capsule as dl
+from ggsched.ir.dtype import BF16
+from ggsched.ir.tensor import Tensor
 
 
 class OffersDlpack(Protocol):
@@ -93,6 +95,55 @@ def host_weights(source: WeightsLike) -> Callable[[str], Array]:
     if callable(source):
         return lambda name: host_array(source(name), name)
     return lambda name: host_array(source[name], name)
+
+
+def check_array(array: Array, tensor: Tensor) -> None:
+    """Refuse an array that does not have the host form of a tensor.
+
+    The host form is the shape and the element type of the tensor in native byte order; bf16 as its
+    bits in uint16; a quantised type as its raw blocks, uint8 ``(..., row_nbytes)``, with the
+    outer axes of the tensor. Nothing is reshaped or converted: an array with as many bytes in
+    another shape holds other elements.
+
+    Raises:
+        UsageError: another shape or element type.
+    """
+    if (array.shape, array.dtype) != _host_form(tensor):
+        raise wrong_array(array, tensor)
+
+
+def wrong_array(array: Array, tensor: Tensor) -> UsageError:
+    """Return the error for an array that does not have the host form of a tensor."""
+    shape, kind = _host_form(tensor)
+    return UsageError(
+        f"{array.dtype}{list(array.shape)} given for {kind}{list(shape)}",
+        where=tensor.name,
+        why=f"the graph declares {tensor.role.value} {tensor.dtype}{list(tensor.shape)}",
+        hint=_remedy(array, tensor),
+    )
+
+
+def _host_form(tensor: Tensor) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    return numpy_shape(tensor.dtype, tensor.shape), numpy_dtype(tensor.dtype)
+
+
+def _remedy(array: Array, tensor: Tensor) -> str:
+    """Return how the array could be made to fit; which of several ways is meant is not known."""
+    shape, kind = _host_form(tensor)
+    extents = list(shape)
+    if array.dtype != kind:
+        if tensor.dtype.is_quantized:
+            return f"give the raw blocks as uint8{extents}, the bytes of a row on the last axis"
+        if array.dtype == BYTE and array.nbytes == tensor.nbytes:
+            return f"raw bytes are taken for quantised types only: a.view(np.{kind}).reshape(...)"
+        if tensor.dtype is BF16:
+            return "give bfloat16, or its bits: a.view(np.uint16)"
+        return f"convert it: a.astype(np.{kind})"
+    if array.shape == shape[::-1]:
+        return "transpose it: a.T"
+    if array.size == np.prod(shape):
+        return f"if its elements are in this order, a.reshape({extents})"
+    return f"give an array of shape {extents}"
 
 
 class CapsuleHolder:

@@ -22,7 +22,8 @@ def plan_to_networkx(plan: Plan) -> "nx.MultiDiGraph":
     """Return the commands of a plan, with what orders them and why.
 
     Nodes are printed command ids (``c42``) with attributes ``kind`` (``launch``, ``copy``,
-    ``wait``, ...), ``label``, ``stream`` (``q0``) and ``device``. Edges have a ``kind``:
+    ``wait``, ...), ``engine`` (``compute``, ``copy`` or empty), ``label``, ``stream`` (``q0``) and
+    ``device``. Edges have a ``kind``:
 
     * ``stream``: the next command of the same stream (STR-1);
     * ``event``: from the record to whoever waits for the event (EVT-2, EVT-5);
@@ -43,6 +44,7 @@ def plan_to_networkx(plan: Plan) -> "nx.MultiDiGraph":
         out.add_node(
             show("command", command.id),
             kind=_kind(command),
+            engine=command.effects.engine or "",
             label=action_text(plan, command),
             stream=show("stream", command.stream),
             device=device_name(plan, device),
@@ -50,7 +52,9 @@ def plan_to_networkx(plan: Plan) -> "nx.MultiDiGraph":
     for edges in (_stream_edges(plan), _event_edges(plan), _host_edges(plan), _hazard_edges(plan)):
         for src, dst, attributes in edges:
             if HOST_NODE in (src, dst) and HOST_NODE not in out:
-                out.add_node(HOST_NODE, kind="host", label="the host", stream="", device="host")
+                out.add_node(
+                    HOST_NODE, kind="host", engine="", label="the host", stream="", device="host"
+                )
             out.add_edge(src, dst, **attributes)
     return out
 

@@ -47,6 +47,13 @@ class IntervalMap(Generic[T]):
         self.values = [value]
         self._copy = copy
 
+    def copy(self) -> "IntervalMap[T]":
+        """Return a map of its own, with copies of the values."""
+        other = IntervalMap(self.values[0], self._copy)
+        other.starts = list(self.starts)
+        other.values = list(self.values if self._copy is None else map(self._copy, self.values))
+        return other
+
     def cut(self, start: int, end: int) -> tuple[int, int]:
         """Let segments begin at ``start`` and ``end``; return the indices of those in between."""
         starts = self.starts

@@ -6,7 +6,7 @@ from ggsched.errors import UsageError
 from ggsched.models.batch_schedule import BatchSize
 from ggsched.models.layer_cost import layer_costs
 from ggsched.models.layer_split import LayerSplit, split_layers
-from ggsched.models.offload import Offload, host_index, stages
+from ggsched.models.offload import Offload, has_cpu_host, host_index, stages
 from ggsched.models.spec import ModelSpec
 from ggsched.topology.cost import MachineRates
 from ggsched.topology.model import Topology
@@ -46,7 +46,14 @@ def balanced_layers(
         )
     host = host_index(topology.devices, offload)
     graph = size.graph(spec, n_ctx)
-    costs = layer_costs(spec, graph, rates.devices, host, n_cpu_moe=offload.n_cpu_moe)
+    costs = layer_costs(
+        spec,
+        graph,
+        rates.devices,
+        host,
+        n_cpu_moe=offload.n_cpu_moe,
+        with_embedding=not has_cpu_host(topology.devices, offload),
+    )
     layers = spec.hparams.n_layer + 1
     wanted = layers if offload.n_gpu_layers is None else min(layers, offload.n_gpu_layers)
     first = layers - wanted

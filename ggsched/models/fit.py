@@ -26,7 +26,15 @@ from ggsched.models.fit_candidates import (
 from ggsched.models.fit_text import fit_reasons, shortest
 from ggsched.models.layer_split import split_layers
 from ggsched.models.memory_need import MemoryNeed, PlanNeed, add_up, plan_need
-from ggsched.models.offload import Homes, Offload, find_homes, host_index, layer_devices, stages
+from ggsched.models.offload import (
+    Homes,
+    Offload,
+    find_homes,
+    has_cpu_host,
+    host_index,
+    layer_devices,
+    stages,
+)
 from ggsched.models.spec import ModelSpec
 from ggsched.plan.bundle import Plan
 from ggsched.plan.splits import HOST
@@ -185,6 +193,7 @@ class _Search:
         self.limits = limits_of(free, request)
         self.stages = stages(topology.devices, offload)
         self.host = host_index(topology.devices, offload)
+        self.rest_with_first = not has_cpu_host(topology.devices, offload)
         self.layers = spec.hparams.n_layer + 1
         per_split = self.layers if spec.hparams.n_expert else 1
         self._few_splits = per_split * count_splits(self.layers, len(self.stages)) <= MAX_CHOICES
@@ -193,7 +202,9 @@ class _Search:
 
     def with_context(self, n_ctx: int) -> Fit | None:
         """Return the fastest choice with this context that fits."""
-        table = layer_table(self.spec, self.rates, self.host, n_ctx, self.step)
+        table = layer_table(
+            self.spec, self.rates, self.host, n_ctx, self.step, rest_with_first=self.rest_with_first
+        )
         ranked = sorted(
             (estimate(table, c, self.stages, self.host), number, c)
             for number, c in enumerate(self._choices(n_ctx, table))
@@ -278,6 +289,8 @@ class _Search:
                 zip(table.nbytes, table.expert_nbytes, strict=True)
             )
         ]
+        if table.rest_with_first:
+            nbytes[0] += table.rest_nbytes
         reserve = max(table.arena[first:], default=0)
         found = split_layers(
             [table.seconds[s][first:] for s in self.stages],

@@ -62,7 +62,8 @@ class LayerTable:
     Attributes:
         nbytes: Weights and caches without experts.
         expert_nbytes: Experts.
-        rest_nbytes: What stays on the host device.
+        rest_nbytes: What belongs to no layer: the embedding and rotation factors.
+        rest_with_first: Whether that lives with the first layer, or else on the host device.
         arena: Bytes of intermediate results that a device needs at least for a layer.
         expert_arena: The same for the products with its experts.
         seconds: By device and layer, experts and all, of what ``DECODING_STEPS`` says.
@@ -73,6 +74,7 @@ class LayerTable:
     nbytes: tuple[int, ...]
     expert_nbytes: tuple[int, ...]
     rest_nbytes: int
+    rest_with_first: bool
     arena: tuple[int, ...]
     expert_arena: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
@@ -81,7 +83,13 @@ class LayerTable:
 
 
 def layer_table(
-    spec: ModelSpec, rates: MachineRates, host: int, n_ctx: int, step: int
+    spec: ModelSpec,
+    rates: MachineRates,
+    host: int,
+    n_ctx: int,
+    step: int,
+    *,
+    rest_with_first: bool = False,
 ) -> LayerTable:
     """Return the figures of a model's layers.
 
@@ -91,6 +99,7 @@ def layer_table(
         host: Device of what is not offloaded.
         n_ctx: Rows of the KV cache.
         step: Tokens of one micro-batch at most.
+        rest_with_first: See ``LayerTable``.
     """
     layers = spec.hparams.n_layer + 1
     tokens = min(step, n_ctx)
@@ -99,7 +108,9 @@ def layer_table(
         (BatchSize(tokens, kv_bucket(tokens, n_ctx), 1).graph(spec, n_ctx), 1),
         (BatchSize(1, kv_bucket(min(n_ctx, 512), n_ctx), 1).graph(spec, n_ctx), DECODING_STEPS),
     )
-    with_experts, without = (_seconds(spec, rates, host, runs, n) for n in (0, layers))
+    with_experts, without = (
+        _seconds(spec, rates, host, runs, n, rest_with_first) for n in (0, layers)
+    )
     hidden = 4 * spec.hparams.n_embd
     event_s = max(r.event_s + r.launch_s for r in rates.devices)
     link_s = max((link.seconds(hidden) for link in rates.links.values()), default=0.0)
@@ -109,6 +120,7 @@ def layer_table(
         dense,
         experts,
         rest,
+        rest_with_first,
         arena,
         expert_arena,
         with_experts,
@@ -157,7 +169,8 @@ def least_bytes(
         experts_move: Whether experts on the host device may be computed elsewhere.
     """
     devices = device_of_layers(choice, stages, host, len(table.nbytes))
-    resident, arena = {host: table.rest_nbytes}, dict.fromkeys((host, *stages), 0)
+    entry = devices[0] if table.rest_with_first else host
+    resident, arena = {entry: table.rest_nbytes}, dict.fromkeys((host, *stages), 0)
     for layer, device in enumerate(devices):
         expert_device = host if layer < choice.n_cpu_moe else device
         resident[device] = resident.get(device, 0) + table.nbytes[layer]
@@ -171,7 +184,8 @@ def least_bytes(
 def estimate(table: LayerTable, choice: FitChoice, stages: Sequence[int], host: int) -> float:
     """Return about how many seconds a micro-batch and the tokens that follow it take."""
     devices = device_of_layers(choice, stages, host, len(table.nbytes))
-    seconds, crossings, before = 0.0, 0, host
+    seconds, crossings = 0.0, 0
+    before = devices[0] if table.rest_with_first else host
     for layer, device in enumerate(devices):
         crossings += device != before
         before = device
@@ -190,11 +204,14 @@ def _seconds(
     host: int,
     runs: Sequence[tuple[Graph, int]],
     n_cpu_moe: int,
+    with_embedding: bool,
 ) -> tuple[tuple[float, ...], ...]:
     """Return by device and layer the seconds of micro-batches, each so many times."""
     total = [[0.0] * (spec.hparams.n_layer + 1) for _ in rates.devices]
     for graph, times in runs:
-        costs = layer_costs(spec, graph, rates.devices, host, n_cpu_moe=n_cpu_moe)
+        costs = layer_costs(
+            spec, graph, rates.devices, host, n_cpu_moe=n_cpu_moe, with_embedding=with_embedding
+        )
         for row, more in zip(total, costs.seconds, strict=True):
             for layer, seconds in enumerate(more):
                 row[layer] += times * seconds
@@ -202,10 +219,9 @@ def _seconds(
 
 
 def _bytes(spec: ModelSpec, graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return bytes of layers without experts, of their experts, and of what stays on the host."""
+    """Return bytes of layers without experts, of their experts, and of what belongs to none."""
     layers = spec.hparams.n_layer + 1
     dense, experts, rest = [0] * layers, [0] * layers, 0
-    is_tied = "output.weight" not in spec.weights
     for name, weight in spec.weights.items():
         if name not in graph:
             continue
@@ -215,7 +231,7 @@ def _bytes(spec: ModelSpec, graph: Graph) -> tuple[tuple[int, ...], tuple[int, .
             experts[int(match[1])] += nbytes
         elif match:
             dense[int(match[1])] += nbytes
-        elif name.startswith("output") or (is_tied and name == "token_embd.weight"):
+        elif name.startswith("output") or (spec.is_tied and name == "token_embd.weight"):
             dense[-1] += nbytes
         else:
             rest += nbytes

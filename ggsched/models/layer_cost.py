@@ -29,9 +29,15 @@ class LayerCosts:
 
 
 def layer_costs(
-    spec: ModelSpec, graph: Graph, rates: Sequence[Rates], host: int, *, n_cpu_moe: int = 0
+    spec: ModelSpec,
+    graph: Graph,
+    rates: Sequence[Rates],
+    host: int,
+    *,
+    n_cpu_moe: int = 0,
+    with_embedding: bool = False,
 ) -> LayerCosts:
-    """Return what a micro-batch costs, layer by layer; looking up the embedding is left out.
+    """Return what a micro-batch costs, layer by layer.
 
     Args:
         spec: The model.
@@ -39,17 +45,19 @@ def layer_costs(
         rates: Of each device.
         host: Device of the experts of the first ``n_cpu_moe`` blocks.
         n_cpu_moe: Leading blocks whose experts stay on the host device.
+        with_embedding: Whether the first block brings along what belongs to no layer: the lookup
+            and the bytes of an embedding that is not the output matrix, and rotation factors.
     """
     layers = spec.hparams.n_layer + 1
     seconds = [[0.0] * layers for _ in rates]
-    for node_id, layer in _layer_of_nodes(graph, layers):
+    for node_id, layer in _layer_of_nodes(graph, layers, with_embedding and not spec.is_tied):
         node = graph.nodes[node_id]
         weight = _expert_block(graph, node_id)
         stays = weight is not None and weight < n_cpu_moe
         for device, row in enumerate(seconds):
             row[layer] += node_cost(rates[host if stays else device], graph, node)
     nbytes = [0] * layers
-    for name, layer in _layer_of_tensors(spec, layers):
+    for name, layer in _layer_of_tensors(spec, layers, with_embedding):
         match = _EXPERTS.match(name)
         if match is None or int(match[1]) >= n_cpu_moe:
             nbytes[layer] += weight_nbytes(spec.weights[name])
@@ -66,8 +74,8 @@ def weight_nbytes(weight: WeightSpec) -> int:
     return prod(outer) * weight.dtype.row_nbytes(row)
 
 
-def _layer_of_nodes(graph: Graph, layers: int) -> list[tuple[int, int]]:
-    """Return the layer of each node, those before the first block left out."""
+def _layer_of_nodes(graph: Graph, layers: int, with_embedding: bool) -> list[tuple[int, int]]:
+    """Return the layer of each node; those before the first block count for it or for none."""
     found: list[tuple[int, int]] = []
     seen_a_block = False
     for node in graph.nodes:
@@ -77,6 +85,8 @@ def _layer_of_nodes(graph: Graph, layers: int) -> list[tuple[int, int]]:
             found.append((node.id, int(match[1])))
         elif seen_a_block:
             found.append((node.id, layers - 1))
+        elif with_embedding:
+            found.append((node.id, 0))
     return found
 
 
@@ -89,14 +99,15 @@ def _expert_block(graph: Graph, node_id: int) -> int | None:
     return None
 
 
-def _layer_of_tensors(spec: ModelSpec, layers: int) -> list[tuple[str, int]]:
+def _layer_of_tensors(spec: ModelSpec, layers: int, with_embedding: bool) -> list[tuple[str, int]]:
     """Return the layer of each weight that moves with a layer."""
     found = []
-    is_tied = "output.weight" not in spec.weights
     for name in spec.weights:
         match = _LABEL.match(name)
         if match:
             found.append((name, int(match[1])))
-        elif name.startswith("output") or (is_tied and name == "token_embd.weight"):
+        elif name.startswith("output") or (spec.is_tied and name == "token_embd.weight"):
             found.append((name, layers - 1))
+        elif with_embedding:
+            found.append((name, 0))
     return found

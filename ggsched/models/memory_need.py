@@ -7,7 +7,7 @@ recently used going first.
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from ggsched.plan.bundle import Plan
@@ -66,6 +66,16 @@ class MemoryNeed:
     largest: Mapping[int, int]
     plans: int
     kept: int
+
+    def plus(self, device: int, nbytes: int) -> "MemoryNeed":
+        """Return this with one more weight on a device."""
+        weight = Need(weights=nbytes)
+        return replace(
+            self,
+            peak={**self.peak, device: self.peak.get(device, Need()) + weight},
+            least={**self.least, device: self.least.get(device, Need()) + weight},
+            largest={**self.largest, device: max(nbytes, self.largest.get(device, 0))},
+        )
 
 
 def memory_need(plans: Iterable[Plan], n_devices: int, *, plans_kept: int) -> MemoryNeed:

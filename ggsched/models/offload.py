@@ -1,10 +1,12 @@
 """Where the tensors of a model live: llama.cpp's rules, as constraints for the planner.
 
 Blocks count from the output: ``-ngl N`` puts the last N of the blocks and the output layer (which
-counts as one, and first) on the accelerators; the others and the token embedding stay on the host
-device, which is the last CPU of the list, or its last device. A block's KV cache lives with its
-attention. ``--n-cpu-moe N`` keeps the experts of the first N blocks on the host device, and
-``-ot REGEX=DEVICE`` wins over everything, for weights and caches alike.
+counts as one, and first) on the accelerators; the others stay on the host device, which is the last
+CPU of the list, or its last device. The token embedding stays on a CPU; without one it lives with
+the first block, because a lookup on the last device would make each micro-batch wait until the one
+before it has left the pipeline. A block's KV cache lives with its attention. ``--n-cpu-moe N``
+keeps the experts of the first N blocks on the host device, and ``-ot REGEX=DEVICE`` wins over
+everything, for weights and caches alike.
 """
 
 import math
@@ -26,6 +28,10 @@ from ggsched.topology.model import Topology
 
 _EXPERTS: Final = re.compile(r"^blk\.(\d+)\.ffn_(up|down|gate)_exps\.")
 _BLOCK: Final = re.compile(r"^blk\.(\d+)\.")
+_WITH_FIRST: Final = (
+    "the embedding lives with block 0: on a later stage, each micro-batch would wait there for the "
+    "one before it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,8 @@ class Offload:
         tensor_split: Shares of the accelerators in order; None for what ``split_by`` says.
         overrides: Rules that win over everything; the first that matches counts.
         split_by: How layers are divided among accelerators: by ``memory``, so that the slowest
-            has the least ``cost``, or in ``equal`` numbers; None for memory.
+            has the least ``cost``, or in ``equal`` numbers; None for memory, and in a session for
+            cost among accelerators of equal memory.
         stage_layers: Layers of each accelerator, which wins over shares; see ``balanced_layers``.
         experts: Whether experts on the host device are computed by accelerators all the same.
     """
@@ -104,9 +111,9 @@ def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
     used = [False] * len(targets)
     homes: dict[str, int] = {}
     reasons: dict[str, str] = {}
-    is_tied = "output.weight" not in spec.weights
+    entry = entry_index(spec, devices, offload, layer_device)
     for name in (*spec.weights, *cache_names(hp)):
-        homes[name], reasons[name] = _by_layer(name, hp, layer_device, host, is_tied)
+        homes[name], reasons[name] = _by_layer(name, spec, layer_device, host, entry)
         match = _EXPERTS.match(name)
         if match and int(match[1]) < offload.n_cpu_moe and homes[name] != host:
             homes[name], reasons[name] = host, "experts stay on the host (--n-cpu-moe)"
@@ -159,8 +166,35 @@ def host_index(devices: Sequence[DeviceFacts], offload: Offload) -> int:
     return cpus[-1] if cpus else len(devices) - 1
 
 
+def has_cpu_host(devices: Sequence[DeviceFacts], offload: Offload) -> bool:
+    """Whether what belongs to no layer stays on a CPU beside the accelerators."""
+    host = host_index(devices, offload)
+    return devices[host].kind == "cpu" and bool(accelerators(devices))
+
+
+def entry_index(
+    spec: ModelSpec,
+    devices: Sequence[DeviceFacts],
+    offload: Offload,
+    layer_device: Sequence[int],
+) -> int:
+    """Return the device of what belongs to no layer: the token embedding and rotation factors.
+
+    It is a CPU beside the accelerators, or else the device of the first block; the latter also
+    where the embedding was copied, because the lookup ran on an accelerator before that.
+
+    Args:
+        spec: The model.
+        devices: Of the machine.
+        offload: What the user asks for.
+        layer_device: Device of each layer, see ``layer_devices``.
+    """
+    stays = has_cpu_host(devices, offload) and not spec.has_copied_output
+    return host_index(devices, offload) if stays else layer_device[0]
+
+
 def _by_layer(
-    name: str, hp: HParams, layer_device: Sequence[int], host: int, is_tied: bool
+    name: str, spec: ModelSpec, layer_device: Sequence[int], host: int, entry: int
 ) -> tuple[int, str]:
     match = _BLOCK.match(name)
     if match:
@@ -168,11 +202,17 @@ def _by_layer(
         device = layer_device[layer]
         where = "offloaded" if device != host else "on the host"
         return device, f"block {layer} is {where} (-ngl)"
-    if name == "token_embd.weight" and not is_tied:
-        return host, "the embedding stays on the host"
+    if name == "token_embd.weight" and not spec.is_tied:
+        if entry == host:
+            return host, "the embedding stays on the host"
+        return entry, _WITH_FIRST
     if name.startswith("rope_"):
-        return host, "read by all blocks"
-    return layer_device[hp.n_layer], "output layer"
+        return entry, "read by all blocks"
+    if name == "token_embd.weight":
+        return layer_device[-1], "output layer, whose matrix is the embedding (tied)"
+    if name == "output.weight" and spec.has_copied_output:
+        return layer_device[-1], "output layer, a second copy of the embedding (tied)"
+    return layer_device[-1], "output layer"
 
 
 def layer_devices(hp: HParams, devices: Sequence[DeviceFacts], offload: Offload) -> list[int]:

@@ -1,18 +1,30 @@
 """Decides how a model is spread, where that was left open: by cost, or so that it fits."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
 from ggsched.models.balance import balanced_layers
 from ggsched.models.batch_schedule import BatchSize, kv_bucket
 from ggsched.models.fit import Fit, fit
+from ggsched.models.layer_cost import weight_nbytes
 from ggsched.models.offload import Homes, stages
 from ggsched.models.session_options import SessionOptions
 from ggsched.models.spec import ModelSpec
+from ggsched.models.tied import (
+    EMBEDDING,
+    LEFT_FOR_RESULTS,
+    copied_output,
+    first_and_last,
+    has_room,
+    wants_copy,
+)
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import MachineRates
+from ggsched.topology.model import Topology
 
 
 def constraints_of(homes: Homes, rates: MachineRates) -> Constraints:
@@ -56,22 +68,69 @@ def balance_options(
 ) -> SessionOptions:
     """Return the options, with layers counted out where they are divided by cost.
 
+    That is where the caller says so and, if nothing is said, among accelerators of equal memory,
+    as long as weights and caches leave room: shares of memory say nothing of the output layer then,
+    which counts as a layer there and takes a fraction of one for a micro-batch of a prompt.
+
     Raises:
-        UsageError: there are no devices to divide layers among, or no split fits.
+        UsageError: division by cost is asked for, and there are no devices to divide layers among,
+            or no split fits.
     """
     offload = options.offload
-    if offload.split_by != "cost" or offload.tensor_split or offload.stage_layers:
+    if offload.tensor_split or offload.stage_layers:
         return options
-    topology = scheduler.topology
-    free = scheduler.free_nbytes()
+    topology, free = scheduler.topology, scheduler.free_nbytes()
+    targets = stages(topology.devices, offload)
+    is_asked = offload.split_by == "cost"
+    if not is_asked and (offload.split_by or not _are_alike(topology, targets)):
+        return options
     step = min(options.step, options.n_ctx)
-    split = balanced_layers(
-        spec,
-        topology,
-        rates,
-        offload,
-        BatchSize(step, kv_bucket(step, options.n_ctx), 1),
-        n_ctx=options.n_ctx,
-        limits=[free[t] for t in stages(topology.devices, offload)],
-    )
+    share = 1.0 if is_asked else 1 - LEFT_FOR_RESULTS
+    try:
+        split = balanced_layers(
+            spec,
+            topology,
+            rates,
+            offload,
+            BatchSize(step, kv_bucket(step, options.n_ctx), 1),
+            n_ctx=options.n_ctx,
+            limits=[int(share * free[t]) for t in targets],
+        )
+    except UsageError:
+        if is_asked:
+            raise
+        return options
     return replace(options, offload=replace(offload, stage_layers=split.counts))
+
+
+def _are_alike(topology: Topology, targets: Sequence[int]) -> bool:
+    """Whether there are several devices, all of one kind and memory."""
+    found = {(topology.devices[t].kind, topology.devices[t].memory_nbytes) for t in targets}
+    return len(targets) > 1 and len(found) == 1
+
+
+def untie_embedding(
+    spec: ModelSpec, scheduler: Scheduler, options: SessionOptions, chosen: Fit | None
+) -> ModelSpec:
+    """Return the model, with an output matrix of its own where a tied one is wanted twice.
+
+    That is where its two users live on different devices and memory allows a copy.
+
+    Args:
+        spec: The model.
+        scheduler: Has the devices.
+        options: Of the session, with everything chosen that was left open.
+        chosen: What ``--fit`` found, whose limits count then.
+
+    Raises:
+        UsageError: a rule that makes no sense.
+    """
+    topology, offload = scheduler.topology, options.offload
+    if not wants_copy(spec, topology, offload):
+        return spec
+    if chosen is None:
+        fits = has_room(spec, topology, offload, scheduler.free_nbytes(), options.n_ctx)
+    else:
+        first, _ = first_and_last(spec, topology, offload)
+        fits = chosen.has_room(chosen.need.plus(first, weight_nbytes(spec.weights[EMBEDDING])))
+    return copied_output(spec) if fits else spec

@@ -23,12 +23,20 @@ from ggsched.models.load import Model, weight_array
 from ggsched.models.memory_need import MemoryNeed, memory_need
 from ggsched.models.micro_batches import MicroBatch, MicroBatches
 from ggsched.models.offload import Homes, find_homes
-from ggsched.models.placement_policy import balance_options, constraints_of, fit_options
+from ggsched.models.placement_policy import (
+    balance_options,
+    constraints_of,
+    fit_options,
+    untie_embedding,
+)
 from ggsched.models.sampling import Sampler, Sampling, argmax
 from ggsched.models.session_options import SessionOptions
+from ggsched.models.spec import ModelSpec
+from ggsched.models.tied import source_name
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
+from ggsched.run.call_guard import CallGuard, guarded
 from ggsched.run.release import close_after
 from ggsched.run.store import Progress
 from ggsched.scheduler import Scheduler
@@ -70,7 +78,13 @@ class Timing:
 
 
 class Session:
-    """A model on devices, with one sequence. Not thread safe; close it, or use ``with``."""
+    """A model on devices, with one sequence; close it, or use ``with``.
+
+    One call at a time, as for ``Scheduler``, whose guard it shares: a call that is made while
+    another thread is in one, of the session or of its scheduler, raises ``UsageError`` and changes
+    nothing. Threads may take turns, also with a generator of ``generate``. ``n_past``,
+    ``constraints``, ``timing`` and ``last_plan`` may be read at any time.
+    """
 
     def __init__(
         self,
@@ -89,11 +103,12 @@ class Session:
             BackendUnavailable: a device that is not there.
         """
         self.model = model
+        self.spec: ModelSpec = model.spec
         self.options = options or SessionOptions()
         self.options.check()
         self.scheduler = Scheduler(
             devices,
-            weights=lambda name: weight_array(model, name),
+            weights=lambda name: weight_array(model, source_name(self.spec, name)),
             settings=settings,
             plan_limit=self.options.plans_kept,
             progress=progress,
@@ -108,7 +123,8 @@ class Session:
                 self.options = balance_options(*parts)
             else:
                 self.options, self.fit = fit_options(*parts)
-            self.homes: Homes = find_homes(model.spec, topology, self.options.offload)
+            self.spec = untie_embedding(model.spec, self.scheduler, self.options, self.fit)
+            self.homes: Homes = find_homes(self.spec, topology, self.options.offload)
         except BaseException:
             self.scheduler.close()
             raise
@@ -123,12 +139,18 @@ class Session:
         )
         self._graphs: RecentCache[tuple[int, int, int], Graph] = RecentCache(64)
         self._n_past = 0
+        self._edits = 0  # of the sequence; what is being generated belongs to one of them
         self._is_tainted = False
         self._likeliest: int | None = None  # of the last logits, where it is known
         self.last_plan: Plan | None = None
         self.timing = Timing()
         if self.fit is not None and options.pipelining == "auto":
             self._let_pipeline_fit(self.fit)
+
+    @property
+    def guard(self) -> CallGuard:
+        """Admits one call at a time; the scheduler's."""
+        return self.scheduler.guard
 
     @property
     def constraints(self) -> Constraints:
@@ -140,13 +162,14 @@ class Session:
         """Tokens in the sequence so far."""
         return self._n_past
 
+    @guarded(is_open=True, may_nest=True)
     def graph(self, n_tokens: int, n_past: int, n_out: int) -> Graph:
         """Return the graph of a micro-batch that follows ``n_past`` tokens."""
         n_kv = kv_bucket(n_past + n_tokens, self.options.n_ctx)
         return self._graphs.get(
             (n_tokens, n_kv, n_out),
             lambda: build_model_graph(
-                self.model.spec,
+                self.spec,
                 n_tokens=n_tokens,
                 n_kv=n_kv,
                 n_out=n_out,
@@ -162,6 +185,7 @@ class Session:
         """Return the plan of a graph of the model, with the session's homes and rates."""
         return self.scheduler.plan(graph, self._constraints)
 
+    @guarded(is_open=True, may_nest=True)
     def memory_need(self, n_prompt: int, n_predict: int, *, all_logits: bool = False) -> MemoryNeed:
         """Return what a run takes, to the byte, without loading anything.
 
@@ -187,6 +211,7 @@ class Session:
         n_devices = len(self.scheduler.topology.devices)
         return memory_need(plans, n_devices, plans_kept=options.plans_kept)
 
+    @guarded(is_open=True)
     def feed(self, tokens: Sequence[int], *, all_logits: bool = False) -> np.ndarray:
         """Append tokens to the sequence, micro-batch by micro-batch; all of them or none.
 
@@ -198,7 +223,8 @@ class Session:
             float32 (tokens, vocabulary), or (1, vocabulary) for the last token.
 
         Raises:
-            UsageError: no tokens, an id outside the vocabulary, or a full context.
+            UsageError: no tokens, an id outside the vocabulary, a full context, or another thread
+                is in a call.
         """
         return self._feed(tokens, all_logits, copy=True)
 
@@ -219,6 +245,7 @@ class Session:
         except BaseException:
             self._n_past = before
             raise
+        self._edits += 1
         return np.concatenate(rows) if all_logits else rows[-1]
 
     def generate(
@@ -232,6 +259,9 @@ class Session:
     ) -> Iterator[int]:
         """Feed a prompt, then yield up to ``n_predict`` tokens, the stop token not among them.
 
+        Between two tokens other calls may be made that leave the sequence as it is. After one that
+        changes it (``feed``, ``reset``, another ``generate``) the generator raises.
+
         Args:
             prompt: Ids; at least one.
             n_predict: Tokens at most.
@@ -239,32 +269,52 @@ class Session:
             stop: Ids that end the generation. It ends early, with a warning, when the context is
                 full.
             on_logits: Called with the logits (rows, vocabulary) of all that is fed: of every
-                prompt token, then of each generated token but the last.
+                prompt token, then of each generated token but the last. The session may be used
+                in it, as between two tokens.
+
+        Raises:
+            UsageError: as ``feed``, or the sequence was changed since the last token.
         """
         sampler = Sampler(sampling or Sampling())
-        began = time.perf_counter()
-        logits = self.feed(prompt, all_logits=on_logits is not None)
-        self.timing.prompt_tokens += len(prompt)
-        self.timing.prompt_s += time.perf_counter() - began
-        for i in range(n_predict):
+        fed, edits, token = prompt, 0, -1
+        for i in range(max(1, n_predict)):
+            with self.guard.hold("Session.generate", is_open=True):
+                if i and self._edits != edits:
+                    raise UsageError(
+                        f"the sequence was changed after {i} generated tokens",
+                        where="Session.generate",
+                        why="feed, reset or another generate ran between two tokens",
+                        hint="end one generation before the next, or use a session for each",
+                    )
+                if i and self._n_past == self.options.n_ctx:
+                    _LOG.warning("the context of %d tokens is full (see -c)", self.options.n_ctx)
+                    return
+                logits = self._feed_timed(fed, is_prompt=not i, is_shown=on_logits is not None)
+                edits = self._edits
+                if on_logits is None and n_predict > 0:  # logits are lent until the next call
+                    token = sampler.choose(logits[-1], self._likeliest)
             if on_logits is not None:
                 on_logits(logits)
-            known = None if on_logits is not None else self._likeliest
-            token = sampler.choose(logits[-1], known)
-            if token in stop:
+                if n_predict > 0:
+                    token = sampler.choose(logits[-1])
+            if n_predict <= 0 or token in stop:
                 return
             yield token
-            if i + 1 == n_predict:
-                return
-            if self._n_past == self.options.n_ctx:
-                _LOG.warning("the context of %d tokens is full (see -c)", self.options.n_ctx)
-                return
-            began = time.perf_counter()
-            logits = self._feed([token], all_logits=False, copy=on_logits is not None)
-            self.timing.note_step(time.perf_counter() - began)
-        if on_logits is not None and n_predict <= 0:
-            on_logits(logits)
+            fed = [token]
 
+    def _feed_timed(self, tokens: Sequence[int], *, is_prompt: bool, is_shown: bool) -> np.ndarray:
+        """Feed a prompt or a generated token; logits that are shown to somebody are copies."""
+        began = time.perf_counter()
+        if is_prompt:
+            logits = self.feed(tokens, all_logits=is_shown)
+            self.timing.prompt_tokens += len(tokens)
+            self.timing.prompt_s += time.perf_counter() - began
+        else:
+            logits = self._feed(tokens, all_logits=False, copy=is_shown)
+            self.timing.note_step(time.perf_counter() - began)
+        return logits
+
+    @guarded(is_open=True)
     def reset(self) -> None:
         """Forget the sequence.
 
@@ -272,6 +322,7 @@ class Session:
         finite would get through, because zero times infinity is not zero.
         """
         self._n_past = 0
+        self._edits += 1
         if self._is_tainted:
             self.scheduler.clear_states()
             self._is_tainted = False

@@ -48,10 +48,18 @@ class ModelSpec:
     Attributes:
         hparams: Hyperparameters.
         weights: The weights that the architecture uses and that are there, by name.
+        has_copied_output: Whether the output matrix is a second copy of the embedding, see
+            ``ggsched.models.tied``.
     """
 
     hparams: HParams
     weights: Mapping[str, WeightSpec]
+    has_copied_output: bool = False
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the embedding serves as the output matrix too."""
+        return "output.weight" not in self.weights
 
 
 def graph_dtype(need: WeightNeed, stored: DType, policy: WeightPolicy) -> DType:

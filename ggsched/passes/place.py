@@ -2,10 +2,11 @@
 
 The steps follow ggml's scheduler (``ggml_backend_sched_split_graph``): what is pinned first, then
 whatever reads a weight goes to that weight, then assigned devices spread along the node order,
-accelerators before CPUs, then single nodes move to where their neighbours are, and what is left
-goes to the first device that can do it. Two things differ. The unit is the *storage*: every node
-that writes into a storage, through views too, runs where the storage lives, so no write can be
-lost. And a graph input decides nothing, because it is uploaded to whoever reads it.
+accelerators before CPUs, then single nodes move to where their neighbours are, or to the next
+device where fewer bytes are copied then, and what is left goes to the first device that can do it.
+Two things differ. The unit is the *storage*: every node that writes into a storage, through views
+too, runs where the storage lives, so no write can be lost. And a graph input decides nothing,
+because it is uploaded to whoever reads it.
 """
 
 import hashlib
@@ -40,6 +41,8 @@ class Constraints:
         experts: Whether experts are computed away from where their weights live.
         slots: Of a graph that was joined of several parts, how many buffers each boundary between
             devices has; None for as many as there are parts.
+        clears: Names of states that each run fills with zeros before anything else, on the queue
+            of their own device; for sequences that do not go on where the last run ended.
     """
 
     homes: Mapping[str, int] = field(default_factory=dict)
@@ -47,12 +50,13 @@ class Constraints:
     rates: MachineRates | None = None
     experts: ExpertPolicy = field(default_factory=ExpertPolicy)
     slots: Slots | None = None
+    clears: frozenset[str] = frozenset()
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all homes, pins, rates, the experts' policy and slots."""
+        """Hash of all homes, pins, rates, the experts' policy, slots and cleared states."""
         rates = self.rates.digest if self.rates else ""
-        parts = (rates, self.experts, self.slots)
+        parts = (rates, self.experts, self.slots, sorted(self.clears))
         text = repr((sorted(self.homes.items()), sorted(self.pins.items()), *parts))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -94,6 +98,7 @@ def place(graph: Graph, topology: Topology, constraints: Constraints) -> Placeme
         _expand(work, node_ids, spreads, "expand-down")
         _expand(work, reversed(node_ids), spreads, "expand-up")
     _upgrade(work)
+    _hand_over_once(work)
     _fill(work)
     return Placement(tuple([work.choice[s] for s in work.out]), _homes(work, constraints))
 
@@ -266,6 +271,89 @@ def _upgrade(work: _Placing) -> None:
                     saved = f"{show('node', i)} saves {here - there} crossings"
                     work.settle(storage, device, "upgrade", saved)
                     break
+
+
+def _hand_over_once(work: _Placing) -> None:
+    """Move nodes from the end of a device's run to the next device where fewer bytes are copied.
+
+    A norm between two layers follows the first of them. Where the second lives elsewhere, and reads
+    what is normalised as well, both are copied; with the norm on the second device one is. Between
+    devices of one kind only, because a copy says nothing of what a node costs on another kind.
+    """
+    home, out, choice, devices = work.home, work.out, work.choice, work.topology.devices
+    ends = [
+        i
+        for i in range(len(out) - 1)
+        if home[out[i]] >= 0
+        and home[out[i]] != home[out[i + 1]]
+        and choice[out[i]].cause == "expand-down"
+    ]
+    if not ends:
+        return
+    reads = _Reads(work)
+    for end in ends:
+        there = home[out[end + 1]]
+        for i in range(end, -1, -1):
+            storage, here = out[i], home[out[i]]
+            if here in (there, -1) or there < 0 or choice[storage].cause != "expand-down":
+                break
+            is_able = work.able[storage] >> there & 1 and devices[here].kind == devices[there].kind
+            saved = reads.saved_by_moving(i, there) if is_able else 0
+            if saved <= 0:
+                break
+            detail = f"{show('node', i)} saves {saved} bytes of copies"
+            work.settle(storage, there, "upgrade", detail)
+
+
+class _Reads:
+    """Who reads which bytes of each storage."""
+
+    def __init__(self, work: _Placing) -> None:
+        self._work = work
+        self._writers = Counter(work.out)
+        self._by: dict[int, list[tuple[int, int, int]]] = {}
+        tensors = work.graph.tensors
+        for node in work.graph.nodes:
+            for tid in node.inputs:
+                t = tensors[tid]
+                self._by.setdefault(t.storage, []).append((node.id, t.offset, t.end))
+
+    def saved_by_moving(self, node_id: int, there: int) -> int:
+        """Return how many bytes fewer are copied with a node on another device.
+
+        0 where that cannot be told: a storage that is written more than once, a weight or a state
+        among the operands, or a third device.
+        """
+        work, tensors = self._work, self._work.graph.tensors
+        storage = work.out[node_id]
+        here = work.home[storage]
+        operands = {tensors[t].storage for t in work.graph.nodes[node_id].inputs}
+        for s in (storage, *operands):
+            role = tensors[s].role
+            if role is Role.INPUT and not self._writers[s] and s not in work.graph.outputs:
+                continue
+            if role is not Role.TEMP or self._writers[s] != 1:
+                return 0
+            if work.home[s] not in (here, there):
+                return 0
+        if {work.home[work.out[n]] for n, _, _ in self._by.get(storage, ())} - {here, there}:
+            return 0
+        before = sum(map(self._copied, (storage, *operands)))
+        work.home[storage] = there
+        after = sum(map(self._copied, (storage, *operands)))
+        work.home[storage] = here
+        return before - after
+
+    def _copied(self, storage: int) -> int:
+        """Return the bytes of a storage that are copied to other devices than its own."""
+        work = self._work
+        spans: dict[int, tuple[int, int]] = {}
+        for node_id, start, end in self._by.get(storage, ()):
+            device = work.home[work.out[node_id]]
+            first, last = spans.get(device, (start, end))
+            spans[device] = min(first, start), max(last, end)
+        spans.pop(work.home[storage], None)
+        return sum(end - start for start, end in spans.values())
 
 
 def _neighbours(work: _Placing) -> dict[int, list[int]]:

@@ -5,7 +5,7 @@ order of one stream, events, and the host waiting. An event is recorded once per
 ``Barrier`` and ``HostSync`` names the hazard that it discharges.
 
 A command declares its effects, from which passes, traces, costs and the checker work.
-ADR 26 lists what else a new command needs.
+ADR 28 lists what else a new command needs.
 """
 
 from typing import Final
@@ -139,6 +139,33 @@ class CopyRows(msgspec.Struct, frozen=True, tag="copy_rows", gc=False):
         )
 
 
+class Fill(msgspec.Struct, frozen=True, tag="fill", gc=False):
+    """Bytes of a device set to a repeated pattern, on one of its own streams (FIL-1)."""
+
+    id: int
+    stream: int
+    dst: Region
+    pattern: bytes
+    transfer: int
+
+    @property
+    def text(self) -> str:
+        """What it does, for people."""
+        return f"fill {self.dst.text} with {self.pattern.hex()}"
+
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        return Effects(
+            (self.stream,),
+            "copy",
+            steps=(Step(-1, (self.dst,), "w"),),
+            writes=(self.dst,),
+            transfer=self.transfer,
+            traffic=Traffic(None, self.dst.arena, self.dst.nbytes),
+        )
+
+
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
     """The nodes of a split on one stream, in order.
 
@@ -246,4 +273,4 @@ class HostSync(msgspec.Struct, frozen=True, tag="host_sync", gc=False):
         return Effects((self.stream,), waits=waits, blocks_host=True, hazard=self.hazard)
 
 
-Command = Upload | Download | Copy | CopyRows | Launch | Record | Wait | Barrier | HostSync
+Command = Upload | Download | Copy | CopyRows | Fill | Launch | Record | Wait | Barrier | HostSync

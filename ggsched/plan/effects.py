@@ -151,7 +151,7 @@ def moving(
 
 
 def touched_values(splits: Splits, effects: Effects) -> list[tuple[int, ...]]:
-    """Return the values that each step touches: what its node is bound to, or both of a transfer's.
+    """Return the values that each step touches: what its node is bound to, or those of a transfer.
 
     Args:
         splits: Of the plan.
@@ -159,5 +159,5 @@ def touched_values(splits: Splits, effects: Effects) -> list[tuple[int, ...]]:
     """
     if effects.transfer >= 0:
         t = splits.transfers[effects.transfer]
-        return [(t.src, t.dst)]
+        return [(t.src, t.dst) if t.rows is None else (t.src, t.rows.ids, t.dst)]
     return [splits.bindings[step.node] for step in effects.steps]

@@ -11,9 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from ggsched.backend.fill import fill
 from ggsched.backend.protocols import Event, HostMemory, Stream
 from ggsched.errors import GgschedError, SyncTimeout, UsageError
 from ggsched.ids import show
+from ggsched.interchange.dlpack_import import check_array, wrong_array
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.plan.bundle import Plan
@@ -23,6 +25,7 @@ from ggsched.plan.command import (
     Copy,
     CopyRows,
     Download,
+    Fill,
     HostSync,
     Launch,
     Record,
@@ -39,7 +42,7 @@ Call = Callable[[], None]
 
 
 class Executor:
-    """A plan bound to live devices, to be run as often as wanted. Not thread safe."""
+    """A plan bound to live devices, to be run as often as wanted. For one thread at a time."""
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class Executor:
         if captures and recorder is None and watch is None:
             self.captured = captured_run(plan, resources, self._calls, self._events)
             self._calls, self._numbers = self.captured.calls, self.captured.numbers
-        self._unused = {t.name for t in graph.roots(Role.INPUT)} - self._inputs.keys()
+        self._unused = {t.name: t for t in graph.roots(Role.INPUT) if t.name not in self._inputs}
 
     def run(self, inputs: Mapping[str, np.ndarray], *, copy: bool = True) -> dict[int, np.ndarray]:
         """Run the plan once and return the outputs by tensor id.
@@ -189,15 +192,13 @@ class Executor:
             slot = slots.get(name)
             if slot is None:
                 if name in self._unused:
+                    check_array(value, self._unused[name])
                     continue
                 raise UsageError(
                     f"no input {name!r}", where=self.plan.name, hint=f"inputs: {', '.join(slots)}"
                 )
             if slot.shape != value.shape or slot.dtype != value.dtype:
-                raise UsageError(
-                    f"{value.dtype}{list(value.shape)} given for {slot.dtype}{list(slot.shape)}",
-                    where=name,
-                )
+                raise wrong_array(value, self._graph.named(name))
             slot[...] = value
         for name in slots:
             if name not in inputs:
@@ -244,6 +245,10 @@ class Executor:
     def _copy_rows(self, c: CopyRows) -> Call:
         return self._experts.bind(c)
 
+    def _fill(self, c: Fill) -> Call:
+        buffer = self._resources.buffers[c.dst.arena]
+        return partial(fill, self._stream(c), buffer, c.dst.offset, c.dst.nbytes, c.pattern)
+
     def _launch(self, c: Launch) -> Call:
         return partial(self._stream(c).launch, self._resources.programs[c.id])
 
@@ -282,6 +287,7 @@ _HANDLERS: Final[Mapping[type[Command], Callable[[Executor, Any], Call]]] = {
     Download: Executor._download,
     Copy: Executor._copy,
     CopyRows: Executor._copy_rows,
+    Fill: Executor._fill,
     Launch: Executor._launch,
     Record: Executor._record,
     Wait: Executor._wait,

@@ -88,8 +88,7 @@ class Resources:
             elif arena.kind == "compute":
                 buffers[arena.id] = self._own_arena(arena, store.devices[arena.device])
             else:
-                dtype = graph.named(arena.name).dtype if arena.kind == "weight" else None
-                buffers[arena.id] = store.tensor(arena, dtype)
+                buffers[arena.id] = store.tensor(arena, graph.named(arena.name))
         return buffers, host
 
     def _own_arena(self, arena: Arena, device: Device) -> Buffer:

@@ -14,18 +14,19 @@ from typing import Final
 
 import numpy as np
 
-from ggsched.backend.arrays import BYTE, numpy_dtype
 from ggsched.backend.fill import fill
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Stream
 from ggsched.errors import GgschedError, SyncTimeout, UsageError
+from ggsched.interchange.dlpack_import import check_array
 from ggsched.ir.dtype import DType
+from ggsched.ir.tensor import Tensor
 from ggsched.plan.memory import Arena
 from ggsched.run.expert_ledger import ExpertLedger
 from ggsched.run.release import close_all
 from ggsched.run.row_cache import RowCache
 
 WeightSource = Callable[[str], np.ndarray] | Mapping[str, np.ndarray]
-"""Gives the bytes of a weight by name, C-contiguous, in the type that the graph declares."""
+"""Gives a weight by name, in the host form of the tensor that the graph declares."""
 
 ZERO: Final = bytes(1)
 
@@ -35,13 +36,29 @@ Progress = Callable[[str, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A weight or state on a device. ``imported`` means that its bytes are borrowed host memory."""
+    """A weight, state or cache on a device.
+
+    Attributes:
+        buffer: Its bytes.
+        device: Index of the device.
+        nbytes: Length of the buffer.
+        kind: ``"weight"``, ``"state"`` or ``"cache"``.
+        dtype: Element type of the tensor; for a cache, of the weight that is cached.
+        shape: Extents of that tensor.
+        imported: Whether the bytes are borrowed host memory.
+    """
 
     buffer: Buffer
     device: int
     nbytes: int
     kind: str
-    imported: bool
+    dtype: DType
+    shape: tuple[int, ...]
+    imported: bool = False
+
+    def matches(self, tensor: Tensor) -> bool:
+        """Whether a tensor of a graph has the shape and the element type of the resident one."""
+        return (self.dtype, self.shape) == (tensor.dtype, tensor.shape)
 
 
 class TensorStore:
@@ -77,29 +94,35 @@ class TensorStore:
             self._streams[key] = self.devices[device].create_stream()
         return self._streams[key]
 
-    def tensor(self, arena: Arena, dtype: DType | None = None) -> Buffer:
+    def tensor(self, arena: Arena, tensor: Tensor) -> Buffer:
         """Return the buffer of a weight, state or cache arena, made and filled on first use.
 
         Args:
             arena: The arena.
-            dtype: Element type of the tensor; an array of another one is refused.
+            tensor: The weight or state; for a cache, the weight that is cached.
 
         Raises:
-            UsageError: the weight is missing, has another size or type, or is resident elsewhere.
+            UsageError: the weight is missing or of another shape or type, or the name is resident
+                elsewhere, as something else, or in another shape or type.
             OutOfDeviceMemory: it does not fit.
         """
         key = _key(arena)
         known = self._resident.get(key)
         if known is None:
-            known = self._resident[key] = self._made(arena, dtype)
-        if (known.device, known.nbytes, known.kind) != (arena.device, arena.nbytes, arena.kind):
-            here = self.devices[known.device].facts.name
+            known = self._resident[key] = self._made(arena, tensor)
+        wanted = (arena.device, arena.nbytes, arena.kind)
+        if (known.device, known.nbytes, known.kind) != wanted or not known.matches(tensor):
+            here, there = (self.devices[d].facts.name for d in (known.device, arena.device))
             raise UsageError(
-                f"is resident as {known.kind} of {known.nbytes} bytes on {here}",
+                f"is resident as {known.kind} of {known.nbytes} bytes on {here}, "
+                f"{known.dtype}{list(known.shape)}",
                 where=arena.name,
-                why=f"this plan wants a {arena.kind} of {arena.nbytes} bytes on "
-                f"{self.devices[arena.device].facts.name}",
-                hint="plan with the same homes, or use another scheduler",
+                why=f"this plan wants a {arena.kind} of {arena.nbytes} bytes on {there}, "
+                f"{tensor.dtype}{list(tensor.shape)}",
+                hint="plan with the same homes, or use another scheduler"
+                if known.matches(tensor)
+                else "one name is one tensor in all graphs of a scheduler: rename one of them, "
+                "or use another scheduler",
             )
         return known.buffer
 
@@ -161,7 +184,7 @@ class TensorStore:
     def nbytes_by_device(self, kind: str) -> dict[str, int]:
         """Return the resident bytes of ``"weight"``, ``"state"`` or ``"cache"`` by device name."""
         out: dict[str, int] = {}
-        for r in self._resident.values():
+        for r in list(self._resident.values()):  # another thread may be adding to them
             if r.kind == kind:
                 name = self.devices[r.device].facts.name
                 out[name] = out.get(name, 0) + r.nbytes
@@ -195,26 +218,22 @@ class TensorStore:
         self._streams.clear()
         close_all([*buffers, *streams])
 
-    def _made(self, arena: Arena, dtype: DType | None) -> Resident:
+    def _made(self, arena: Arena, tensor: Tensor) -> Resident:
+        device, imported = self.devices[arena.device], False
         if arena.kind == "cache":
-            buffer = self.devices[arena.device].allocate(arena.nbytes)
-            return Resident(buffer, arena.device, arena.nbytes, arena.kind, False)
-        return self._weight(arena, dtype) if arena.kind == "weight" else self._state(arena)
-
-    def _weight(self, arena: Arena, dtype: DType | None) -> Resident:
-        data = self._host_bytes(arena, dtype)
-        device = self.devices[arena.device]
-        if device.facts.imports_host_memory and _is_aligned(data, device.facts.alignment):
-            buffer, imported = device.import_host(data), True
+            buffer = device.allocate(arena.nbytes)
+        elif arena.kind == "state":
+            buffer = self._filled(arena, None)
         else:
-            buffer, imported = self._filled(arena, data), False
-        if self._progress is not None:
-            self._progress(arena.name, arena.nbytes)
-        return Resident(buffer, arena.device, arena.nbytes, arena.kind, imported)
-
-    def _state(self, arena: Arena) -> Resident:
-        buffer = self._filled(arena, None)
-        return Resident(buffer, arena.device, arena.nbytes, arena.kind, False)
+            data = self._host_bytes(arena, tensor)
+            imported = device.facts.imports_host_memory and _is_aligned(
+                data, device.facts.alignment
+            )
+            buffer = device.import_host(data) if imported else self._filled(arena, data)
+            if self._progress is not None:
+                self._progress(arena.name, arena.nbytes)
+        here = (arena.device, arena.nbytes, arena.kind)
+        return Resident(buffer, *here, tensor.dtype, tensor.shape, imported)
 
     def _filled(self, arena: Arena, data: HostMemory | None) -> Buffer:
         buffer = self.devices[arena.device].allocate(arena.nbytes)
@@ -245,7 +264,7 @@ class TensorStore:
             error.add_note(f"while filling {name!r}")
             raise
 
-    def _host_bytes(self, arena: Arena, dtype: DType | None) -> HostMemory:
+    def _host_bytes(self, arena: Arena, tensor: Tensor) -> HostMemory:
         try:
             source = self._weights
             array = source(arena.name) if callable(source) else source[arena.name]
@@ -253,21 +272,8 @@ class TensorStore:
             raise UsageError(
                 "no data for this weight", where=arena.name, hint="pass it in weights={name: array}"
             ) from None
-        array = np.ascontiguousarray(array)
-        if array.nbytes != arena.nbytes:
-            raise UsageError(
-                f"{array.nbytes} bytes given ({array.dtype} {array.shape})",
-                where=arena.name,
-                why=f"the graph declares {arena.nbytes}",
-            )
-        # Bytes of no particular type are taken as they are.
-        if dtype is not None and array.dtype not in (numpy_dtype(dtype), BYTE):
-            raise UsageError(
-                f"{array.dtype} given for {dtype}",
-                where=arena.name,
-                why=f"its arrays are of {numpy_dtype(dtype)}",
-            )
-        return array.reshape(-1).view(np.uint8).data.toreadonly()
+        check_array(array, tensor)
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data.toreadonly()
 
 
 def _key(arena: Arena) -> str:

@@ -9,8 +9,9 @@ from ggsched.backend.arrays import Array, numpy_dtype, numpy_shape
 from ggsched.backend.protocols import HostMemory
 from ggsched.errors import InterchangeError, UsageError
 from ggsched.interchange.dlpack_export import ExportedTensor
-from ggsched.interchange.dlpack_import import ArrayLike, host_array
+from ggsched.interchange.dlpack_import import ArrayLike, check_array, host_array
 from ggsched.ir.tensor import Role, Tensor
+from ggsched.run.call_guard import CallGuard, guarded
 from ggsched.run.store import Resident, TensorStore
 
 
@@ -20,11 +21,13 @@ class Exchange:
     Args:
         store: Where the tensors are resident.
         drain: Waits for all work, and raises what went wrong.
+        guard: Held during each call.
     """
 
-    def __init__(self, store: TensorStore, drain: Callable[[], None]) -> None:
-        self._store, self._drain = store, drain
+    def __init__(self, store: TensorStore, drain: Callable[[], None], guard: CallGuard) -> None:
+        self._store, self._drain, self.guard = store, drain, guard
 
+    @guarded(may_nest=True)
     def give(self, tensor: Tensor) -> ExportedTensor:
         """Return a resident weight or state for other libraries.
 
@@ -37,7 +40,8 @@ class Exchange:
             tensor: As ``graph.named`` gives it.
 
         Raises:
-            UsageError: no weight or state, or not resident.
+            UsageError: no weight or state, not resident, resident in another shape or type, or
+                another thread is in a call; the latter also when it is taken.
             DeviceFault: a command failed.
             SyncTimeout: a device did not answer.
         """
@@ -60,14 +64,16 @@ class Exchange:
         array = _shaped(tensor, memory, is_writable=held.kind == "state")
 
         def sync() -> None:
-            if self._store.resident(tensor.name) is not held:
-                raise InterchangeError(
-                    "was released", where=tensor.name, hint="ask the scheduler for it again"
-                )
-            self._drain()
+            with self.guard.hold(f"sync of {tensor.name!r}", may_nest=True):
+                if self._store.resident(tensor.name) is not held:
+                    raise InterchangeError(
+                        "was released", where=tensor.name, hint="ask the scheduler for it again"
+                    )
+                self._drain()
 
         return ExportedTensor(array, tensor.dtype, name=tensor.name, device=facts.name, sync=sync)
 
+    @guarded()
     def set_state(self, tensor: Tensor, value: ArrayLike) -> None:
         """Fill a resident state from an array of any library.
 
@@ -78,17 +84,15 @@ class Exchange:
             value: In the state's shape and of its type; bf16 also as its bits in uint16.
 
         Raises:
-            UsageError: no state, not resident, or another shape or type.
+            UsageError: no state, not resident, another shape or type, or another thread is in a
+                call.
             InterchangeError: the array cannot be read.
         """
         held = self._held(tensor)
         if held.kind != "state":
             raise UsageError(f"is a {held.kind}, not a state", where=tensor.name)
         array = host_array(value, tensor.name)
-        kind, shape = numpy_dtype(tensor.dtype), numpy_shape(tensor.dtype, tensor.shape)
-        if (array.dtype, array.shape) != (kind, shape):
-            given = f"{array.dtype}{list(array.shape)}"
-            raise UsageError(f"{given} given for {kind}{list(shape)}", where=tensor.name)
+        check_array(array, tensor)
         whole = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._drain()
         self._store.fill(tensor.name, whole.data.toreadonly())
@@ -105,9 +109,12 @@ class Exchange:
                 where=tensor.name,
                 hint="prepare or run a graph that uses it first",
             )
-        if held.nbytes != tensor.nbytes:
+        if not held.matches(tensor):
             raise UsageError(
-                f"has {held.nbytes} bytes", where=tensor.name, why=f"asked for {tensor.nbytes}"
+                f"is resident as {held.dtype}{list(held.shape)}",
+                where=tensor.name,
+                why=f"asked for {tensor.dtype}{list(tensor.shape)}",
+                hint="use graph.named(name) of a graph that was run",
             )
         return held
 

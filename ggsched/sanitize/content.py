@@ -42,8 +42,9 @@ class _Walk:
     def __init__(self, stream: EventStream) -> None:
         self._memories = stream.memories
         self._names = stream.names
-        self._free = {i for i, m in stream.memories.items() if not m.is_fixed and not m.is_constant}
-        self._maps = {i: IntervalMap[_Cell]((m.content, None)) for i, m in stream.memories.items()}
+        memories = stream.memories.items()
+        self._free = {i for i, m in memories if m.owner is None and not m.is_constant}
+        self._maps = {i: IntervalMap[_Cell]((m.content, None)) for i, m in memories}
         self.findings: dict[tuple[str, int, int, object], Finding] = {}
 
     def step(self, event: Event, step: Step) -> None:
@@ -87,9 +88,7 @@ class _Walk:
         if facts.is_constant:
             what = f"{self._names.step(event, step)} writes weight {facts.name}"
             self._add("weight", event, access, what, "weights are constant")
-        elif access.content == UNKNOWN:
-            return facts.content
-        elif access.content.owner != facts.content.owner:
+        elif facts.owner is not None and access.content.owner != facts.owner.owner:
             what = f"{self._names.step(event, step)} writes {self._names.wanted(access)}"
             what += f", which belongs to state {facts.name}"
             self._add("reuse", event, access, what, "states are not reused")

@@ -172,7 +172,7 @@ class Memory(NamedTuple):
         address: Its first byte there.
         content: What it holds at first.
         is_constant: Whether nobody may write it.
-        is_fixed: Whether it belongs to the owner of its content for good.
+        owner: The only content whose owner may write it; None for any.
         is_scratch: Whether its content does not matter after the end.
         is_shared: Whether addresses of its space are used by several memories.
     """
@@ -183,7 +183,7 @@ class Memory(NamedTuple):
     address: int = 0
     content: Content = UNDEFINED
     is_constant: bool = False
-    is_fixed: bool = False
+    owner: Content | None = None
     is_scratch: bool = False
     is_shared: bool = False
 

@@ -43,6 +43,9 @@ _step: Final[Callable[..., Step]] = tuple.__new__
 """Makes a step without a call of Python; a plan has thousands."""
 
 
+_NO_BYTES: Final = Region(0, 0, 0)
+
+
 def from_plan(plan: Plan, effects: Sequence[Effects], runs: int) -> EventStream:
     """Return the events of consecutive runs of a plan.
 
@@ -86,16 +89,20 @@ def _memories(plan: Plan) -> dict[int, Memory]:
     for value, region in zip(plan.splits.values, plan.memory.regions, strict=True):
         if value.bound:
             owners[region.arena] = Content(value.id)
+    regions = plan.memory.regions
+    filled = {regions[t.dst].arena for t in plan.splits.transfers if t.pattern is not None}
     memories = {}
     for arena in plan.memory.arenas:
         content = UNKNOWN if arena.kind == "cache" else owners.get(arena.id, UNDEFINED)
+        if arena.id in filled:
+            content = UNDEFINED
         memories[arena.id] = Memory(
             show("arena", arena.id),
             arena.nbytes,
             arena.id,
             content=content,
             is_constant=arena.kind == "weight",
-            is_fixed=arena.kind == "state",
+            owner=owners.get(arena.id, UNDEFINED) if arena.kind == "state" else None,
             is_scratch=arena.kind not in ("weight", "state"),
         )
     return memories
@@ -156,9 +163,12 @@ class _Writer:
         t = plan.splits.transfers[effects.transfer]
         place = (t.before, 0, t.id)
         actor = 1 + effects.streams[0]
-        ((_, (src, *caches, dst), _),) = effects.steps
-        copied = contents.copied(t.dst, dst)
-        reads = contents.of(t.src, src, "r")
+        ((_, operands, modes),) = effects.steps
+        src, *caches, dst = operands if modes[0] == "r" else (_NO_BYTES, *operands)
+        if t.has_source:
+            reads, copied = contents.of(t.src, src, "r"), contents.copied(t.dst, dst)
+        else:
+            reads, copied = [], contents.of(t.dst, dst, "w")
         writes = [_plain(cache, "w") for cache in caches if cache.nbytes] + copied
         early: list[Access] = []
         if effects.host_reads and t.rows is not None:
@@ -282,6 +292,7 @@ class _Contents:
             return several
         values, bindings = plan.splits.values, plan.splits.bindings
         writes = Counter(v.storage for v in values if v.bound or v.kind == "input")
+        writes.update(values[t.dst].storage for t in plan.splits.transfers if not t.has_source)
         written = [
             bindings[node][k]
             for effects in self._effects

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Command, Copy, CopyRows, Download, Launch, Upload
+from ggsched.plan.command import Command, Copy, CopyRows, Download, Fill, Launch, Upload
 from ggsched.plan.effects import Effects
 from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST, Transfer
@@ -53,7 +53,10 @@ class _Walk:
         """Compare a command with its transfer."""
         plan, name = self._plan, show("command", command.id)
         t = plan.splits.transfers[effects.transfer]
-        self.findings += _misplaced(plan, command.id, effects, t)
+        if isinstance(command, Fill):
+            self.findings += _misfilled(plan, command, t)
+        elif t.has_source:
+            self.findings += _misplaced(plan, command.id, effects, t)
         if t.id in self._moved:
             first = show("command", self._moved[t.id])
             what = f"{name} carries out transfer {t.id}, as {first} does"
@@ -131,6 +134,8 @@ def _wrong_kind(plan: Plan, command: Command, t: Transfer) -> str:
     due: type[Command] = Copy
     if t.rows is not None:
         due = CopyRows
+    elif t.pattern is not None:
+        due = Fill
     elif src.device == HOST:
         due = Upload
     elif dst.device == HOST:
@@ -160,6 +165,22 @@ def _misplaced(plan: Plan, i: int, effects: Effects, t: Transfer) -> Iterator[Fi
     if here != arenas[src.arena].device and here != arenas[dst.arena].device:
         what = f"{name} runs on {plan.devices[here].name}, which holds neither end"
         yield Finding("region", what, i, "run it on a stream of one end (CPY-1)")
+
+
+def _misfilled(plan: Plan, command: Fill, t: Transfer) -> Iterator[Finding]:
+    """Yield how a fill sets other bytes than those of its value, or sets them otherwise."""
+    name, due = show("command", command.id), plan.memory.regions[t.dst]
+    if t.pattern is None or command.pattern != t.pattern:
+        wanted = "a copy" if t.pattern is None else f"a fill with {t.pattern.hex()}"
+        what = f"{name} fills with {command.pattern.hex()}, but transfer {t.id} is {wanted}"
+        yield Finding("region", what, command.id, "", *_bytes(command.dst))
+    if command.dst != due:
+        what = f"{name} fills {command.dst.text} instead of {show('value', t.dst)} at {due.text}"
+        yield Finding("region", what, command.id, "fill all of it", *_bytes(command.dst))
+    here = plan.streams.streams[command.stream].device
+    if here != plan.memory.arenas[command.dst.arena].device:
+        what = f"{name} runs on {plan.devices[here].name}, which does not hold its bytes"
+        yield Finding("region", what, command.id, "run it on their own device (FIL-3)")
 
 
 def _moves(

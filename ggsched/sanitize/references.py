@@ -158,7 +158,7 @@ def _tables(plan: Plan) -> Iterator[tuple[str, str]]:
     for i, region in enumerate(plan.memory.regions):
         if region.arena not in arenas:
             yield f"in arena {region.arena}", show("value", i)
-    for arena in plan.memory.lower_bound:
+    for arena in (*plan.memory.lower_bound, *plan.memory.hinted_bound):
         if arena not in arenas:
             yield f"lower bound of arena {arena}", "memory"
 

@@ -21,6 +21,7 @@ from ggsched.plan.command import (
     Command,
     Copy,
     Download,
+    Fill,
     HostSync,
     Launch,
     Record,
@@ -74,7 +75,7 @@ class PlanWriter:
         self._overwrites: dict[int, int] = {}
         self._nodes: list[tuple[str, tuple[Region, ...], tuple[int, ...]]] = []
         self._splits: list[tuple[int, int]] = []
-        self._transfers: list[tuple[int, int, int, int, int]] = []
+        self._transfers: list[tuple[int, int, int, int, int, bytes | None]] = []
         self._commands: list[Command] = []
         self._events = 0
         self._inputs: list[HostSlot] = []
@@ -166,9 +167,17 @@ class PlanWriter:
         kind = Upload if a.device == HOST else Download if b.device == HOST else Copy
         number, command = len(self._transfers), len(self._commands)
         by = self._streams[stream].device
-        self._transfers.append((src, dst, by, len(self._splits), stream))
+        self._transfers.append((src, dst, by, len(self._splits), stream, None))
         source = Region(base.arena, offset, b.nbytes)
         self._commands.append(kind(command, stream, source, self._regions[dst], number))
+        return command
+
+    def fill(self, stream: int, value: int, pattern: bytes = bytes(1)) -> int:
+        """Add a fill of a value; return its id."""
+        number, command = len(self._transfers), len(self._commands)
+        by = self._streams[stream].device
+        self._transfers.append((value, value, by, len(self._splits), stream, pattern))
+        self._commands.append(Fill(command, stream, self._regions[value], pattern, number))
         return command
 
     def node(self, modes: str, *operands: int | tuple[int, int, int]) -> int:
@@ -241,7 +250,7 @@ class PlanWriter:
             PlacementChoice(s.device, "fill") for s in splits for _ in range(s.end - s.first)
         )
         homes = {v.storage: v.device for v in self._values if v.kind == "home"}
-        transfers = tuple(Transfer(i, *t[:4]) for i, t in enumerate(self._transfers))
+        transfers = tuple(Transfer(i, *t[:4], pattern=t[5]) for i, t in enumerate(self._transfers))
         return Plan(
             format=FORMAT,
             graph="0" * 32,

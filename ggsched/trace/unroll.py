@@ -21,6 +21,9 @@ HOST: Final = 0
 """The one host thread."""
 
 
+_NO_STEP: Final = Step(-1, (), "")
+
+
 class Unrolled(NamedTuple):
     """A plan as a trace.
 
@@ -90,9 +93,13 @@ class _Writer:
         The key is (command, node), with -1 for the node of a transfer, and -2 where the host reads
         its ids.
         """
-        splits, end = self.plan.splits, len(self.plan.nodes)
-        firsts = [split.first for split in splits.splits] + [end]
-        program: list[tuple[tuple[int, int, int], Command, Step]] = []
+        splits, regions = self.plan.splits, self.plan.memory.regions
+        firsts = [split.first for split in splits.splits] + [len(self.plan.nodes)]
+        program: list[tuple[tuple[int, int, int], Command | None, Step]] = [
+            ((firsts[t.before], 0, t.id), None, _NO_STEP)
+            for t in splits.transfers
+            if not t.has_source  # it makes a version, whatever the commands do
+        ]
         for command in self.plan.commands:
             effects = command.effects
             for step in effects.steps:
@@ -102,7 +109,11 @@ class _Writer:
                 program.append((place, command, step))
         program.sort(key=lambda item: item[0])
         meant: dict[tuple[int, int], Work] = {}
-        for _, c, step in program:
+        for (_, _, transfer), c, step in program:
+            if c is None:
+                value = splits.transfers[transfer].dst
+                self._versions.write(splits.values[value], regions[value], regions[value])
+                continue
             effects = c.effects
             if effects.host_reads:
                 meant[c.id, -2] = self._ids(effects)
@@ -111,14 +122,13 @@ class _Writer:
         return meant
 
     def _transfer(self, command: Command) -> Work:
-        effects, values, regions = (
-            command.effects,
-            self.plan.splits.values,
-            self.plan.memory.regions,
-        )
-        t = self.plan.splits.transfers[effects.transfer]
+        effects, plan = command.effects, self.plan
+        values, regions = plan.splits.values, plan.memory.regions
+        t = plan.splits.transfers[effects.transfer]
         label = f"{show('command', command.id)} {type(command).__name__.lower()}"
-        reads = self._versions.read(values[t.src], regions[t.src], effects.reads[0])
+        reads: tuple[Access, ...] = ()
+        for region in effects.reads:
+            reads = self._versions.read(values[t.src], regions[t.src], region)
         writes = self._versions.copy(values[t.dst], regions[t.dst], effects.writes[-1])
         return Work(1 + effects.streams[0], label, HOST, reads, writes, is_copy=True)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save, save_file
 
-from ggsched.errors import ModelError
+from ggsched.errors import ModelError, UsageError
 from ggsched.interchange.safetensors import open_safetensors
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F32
@@ -71,6 +71,14 @@ def test_weights_of_a_scheduler(path):
     with Scheduler(["cpu:0"], weights=open_safetensors(path)) as scheduler:
         out = scheduler.run(graph, {"x": np.ones((1, 3), np.float32)})
     assert out[graph.outputs[0]].tolist() == [[3.0, 12.0]]
+
+
+def test_weights_of_another_shape_are_refused(path):
+    g = GraphBuilder("linear")
+    graph = g.build(g.mul_mat(g.weight("w", (3, 2)), g.input("x", (1, 2))))
+    scheduler = Scheduler(["cpu:0"], weights=open_safetensors(path))
+    with scheduler, pytest.raises(UsageError, match=r"^w: float32\[2, 3\] given"):
+        scheduler.prepare(graph)
 
 
 GOOD = save({"w": TENSORS["w"], "ids": TENSORS["ids"]})

@@ -35,7 +35,7 @@ STEP, CONTEXTS, LAYERS = 8, (64, 32), 2
 EVERYTHING = FitRequest(CONTEXTS, margin_share=0.0)
 
 
-def machine(accelerators, shared=False):
+def machine(accelerators, shared=False, cpu=True):
     facts = [
         fake_device(
             f"gpu:{i}" if i < accelerators else "cpu:0",
@@ -46,7 +46,7 @@ def machine(accelerators, shared=False):
             imports_host_memory=shared and i == 0,
             ops=ALL_OPS,
         )
-        for i in range(accelerators + 1)
+        for i in range(accelerators + cpu)
     ]
     pairs = [(a, b) for a, b in product(range(len(facts)), repeat=2) if a != b]
     return Topology(tuple(facts), {(a, b): CopyPath(a, b, max(a, b)) for a, b in pairs})
@@ -55,12 +55,13 @@ def machine(accelerators, shared=False):
 class Case:
     """A model on a machine, with what every choice takes, found out once."""
 
-    def __init__(self, folder, arch, accelerators, shared=False, experts=None):
+    def __init__(self, folder, arch, accelerators, shared=False, experts=None, cpu=True):
         self.offload = Offload(experts=experts or ExpertPolicy())
         path = tiny_gguf(folder / f"{arch}-{accelerators}.gguf", arch, layers=LAYERS, vocab=16)
         self.spec = load_model(path).spec
-        self.topology = machine(accelerators, shared)
-        self.host, self.stages = accelerators, range(accelerators)
+        self.topology = machine(accelerators, shared, cpu)
+        self.host, self.stages = accelerators - (not cpu), range(accelerators)
+        self.rest_with_first = not cpu
         self.shared = [self.host, 0] if shared else []
         self._plans, self._graphs = {}, {}
         on_host = range(LAYERS + 1) if self.spec.hparams.n_expert and accelerators else (0,)
@@ -98,6 +99,11 @@ class Case:
         )
         return memory_need(plans, len(self.topology.devices), plans_kept=1)
 
+    def table(self, rates, n_ctx):
+        return layer_table(
+            self.spec, rates, self.host, n_ctx, STEP, rest_with_first=self.rest_with_first
+        )
+
     def fits(self, choice, limits):
         need = self.needs[choice].peak
         together = sum(need[d].total for d in (*self.shared, HOST))
@@ -108,7 +114,7 @@ class Case:
 
 KINDS = (
     ("llama", 0), ("llama", 1), ("llama", 2), ("qwen3moe", 1), ("qwen3moe", 2), ("shared", 1),
-    ("moving", 1),
+    ("moving", 1), ("alone", 2),
 )  # fmt: skip
 
 
@@ -122,6 +128,8 @@ def cases(tmp_path_factory):
             return Case(folder, "qwen3moe", accelerators, shared=True)
         if arch == "moving":
             return Case(folder, "qwen3moe", accelerators, experts=ExpertPolicy("on", 2, 8192))
+        if arch == "alone":
+            return Case(folder, "llama", accelerators, cpu=False)
         return Case(folder, arch, accelerators)
 
     return case
@@ -162,7 +170,7 @@ def test_as_good_as_trying_everything(cases, data):
     chosen = FitChoice(found.n_ctx, counts, found.offload.n_cpu_moe)
     assert case.fits(chosen, free)
     assert chosen.n_ctx == max(c.n_ctx for c in possible)
-    table = layer_table(case.spec, rates, case.host, chosen.n_ctx, STEP)
+    table = case.table(rates, chosen.n_ctx)
 
     def seconds(choice):
         return estimate(table, choice, case.stages, case.host)
@@ -177,7 +185,7 @@ def test_the_bound_is_below_what_is_taken(cases):
     for kind in KINDS:
         case = cases(*kind)
         rates = guessed_rates(case.topology)
-        tables = {n: layer_table(case.spec, rates, case.host, n, STEP) for n in CONTEXTS}
+        tables = {n: case.table(rates, n) for n in CONTEXTS}
         for choice in case.choices:
             moves = case.offload.experts.offload != "off"
             table = tables[choice.n_ctx]

@@ -1,13 +1,14 @@
 """Which device each weight and cache goes to, by llama.cpp's rules."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
 
 from ggsched.errors import UsageError
+from ggsched.ir.dtype import F32
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload, OverrideRule, cache_names, find_homes
+from ggsched.models.spec import ModelSpec, WeightSpec
 from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.model import Topology
 from tests.models.helpers import ORACLE, tiny_gguf
@@ -242,6 +243,6 @@ def test_negative_counts(llama, offload):
 
 
 def test_rope_tables_are_read_by_all_blocks(llama):
-    spec = SimpleNamespace(hparams=llama.hparams, weights={**llama.weights, "rope_freqs.weight": 0})
+    spec = ModelSpec(llama.hparams, {**llama.weights, "rope_freqs.weight": WeightSpec((4,), F32)})
     homes = find_homes(spec, GPU_CPU, Offload())
     assert homes.devices["rope_freqs.weight"] == 1

@@ -1,7 +1,9 @@
+from dataclasses import replace
 from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from ggsched.errors import PlanError
@@ -9,10 +11,11 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import I32
 from ggsched.passes import place as place_module
 from ggsched.passes.place import Constraints, place
+from ggsched.passes.split import split
 from ggsched.plan.verify import verify_placement
 from ggsched.testing.generators.strategies import graphs
 from ggsched.testing.generators.topologies import constraints, topologies
-from tests.passes.machines import N, device, machine, pinned
+from tests.passes.machines import NBYTES, N, device, machine, pinned
 
 
 def placed(graph, topology, wanted=None):
@@ -247,11 +250,27 @@ class TestUpgrade:
         found = placed(self.graph(inplace=True), machine("gpu:0", "gpu:1"), wanted)
         assert devices(found)[:5] == [0, 1, 1, 1, 0]
 
-    def test_only_up(self):
-        found = placed(
-            self.graph(), machine("gpu:0", "gpu:1"), Constraints(pins={0: 1, 1: 0, 3: 1})
-        )
+    def test_down_only_to_the_next_device_and_where_that_saves_copies(self):
+        two = machine("gpu:0", "gpu:1")
+        found = placed(self.graph(), two, Constraints(pins={0: 1, 1: 0, 3: 1}))
+        assert devices(found)[:4] == [1, 0, 1, 1]
+        assert found.choices[2].detail == f"n2 saves {2 * NBYTES} bytes of copies"
+        lacks = machine("gpu:0", device("gpu:1", lacks=["gelu"]))
+        found = placed(self.graph(), lacks, Constraints(pins={0: 1, 1: 0, 3: 1}))
         assert devices(found)[:4] == [1, 0, 0, 1]
+
+    def test_a_norm_runs_where_its_result_is_used(self):
+        """What it normalises is read there as well, so one copy does for both."""
+        g = GraphBuilder()
+        x = g.mul_mat(g.weight("a", (N, N)), g.input("x", (1, N)))
+        y = g.mul(g.rms_norm(x, 1e-5), g.weight("scale", (N,)))
+        graph = g.build(g.add(g.mul_mat(g.weight("b", (N, N)), y), x))
+        homes = {"a": 0, "scale": 1, "b": 1}
+        found = placed(graph, machine("gpu:0", "gpu:1"), Constraints(homes))
+        assert devices(found) == [0, 1, 1, 1, 1]
+        assert found.choices[1].detail == f"n1 saves {NBYTES} bytes of copies"
+        found = placed(graph, machine("gpu:0", "cpu:0"), Constraints(homes))
+        assert devices(found)[1] == 0, "a device of another kind"
 
 
 class TestFill:
@@ -332,6 +351,29 @@ def crossings(graph, home):
         for s in (graph.tensors[t].storage for t in n.inputs)
         if s in written and s != graph.tensors[n.output].storage and home[s] >= 0
     )
+
+
+def copied(graph, topology, placement):
+    """Bytes that are copied between devices or uploaded."""
+    splits = split(graph, topology, placement)
+    values = splits.values
+    reads = [t for t in splits.transfers if values[t.dst].kind == "replica"]
+    return sum(values[t.dst].nbytes for t in reads)
+
+
+@given(drawn=graphs(max_nodes=24, min_nodes=6), topology=topologies(2, 4), data=st.data())
+def test_handing_over_once_adds_no_split_and_saves_copies(drawn, topology, data):
+    graph = drawn.graph
+    alike = replace(topology, devices=tuple(replace(d, kind="gpu") for d in topology.devices))
+    wanted = data.draw(constraints(graph, alike))
+    after = placed(graph, alike, wanted)
+    with patch.object(place_module, "_hand_over_once"):
+        before = placed(graph, alike, wanted)
+    if devices(after) != devices(before):
+        event("moved")
+        assert copied(graph, alike, after) < copied(graph, alike, before)
+    splits = [sum(a != b for a, b in pairwise(devices(found))) for found in (before, after)]
+    assert splits[1] <= splits[0]
 
 
 @given(drawn=graphs(max_nodes=24, min_nodes=6), topology=topologies(2, 4), data=st.data())

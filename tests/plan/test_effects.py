@@ -10,6 +10,7 @@ from ggsched.plan.command import (
     Copy,
     CopyRows,
     Download,
+    Fill,
     HostSync,
     Launch,
     Record,
@@ -28,6 +29,7 @@ COMMANDS = (
     Download(0, 1, A, B, 5),
     Copy(0, 1, A, B, 5),
     CopyRows(0, 1, A, B, IDS, 16, True, CACHE, 5),
+    Fill(0, 1, B, b"\0", 5),
     Launch(0, 1, 0, STEPS, (A,), (A, B)),
     Record(0, 1, 7),
     Wait(0, 1, 7, HAZARD),
@@ -81,13 +83,13 @@ def test_transfers():
 
 
 def test_a_launch_hands_on_its_own_steps():
-    e = COMMANDS[4].effects
+    e = COMMANDS[5].effects
     assert e.steps is STEPS
     assert e.traffic is None
 
 
 def test_synchronisation():
-    record, wait, barrier, sync = (c.effects for c in COMMANDS[5:])
+    record, wait, barrier, sync = (c.effects for c in COMMANDS[6:])
     assert record.records == (7,)
     assert wait.waits == sync.waits == (7,)
     assert barrier.is_barrier

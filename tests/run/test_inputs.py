@@ -78,6 +78,15 @@ def test_an_input_that_no_node_reads_may_be_given_or_not(scheduler):
     np.testing.assert_array_equal(only(graph, with_it), only(graph, scheduler.run(graph, {"x": X})))
 
 
+def test_an_input_that_no_node_reads_has_to_fit_too(scheduler):
+    g = GraphBuilder()
+    x = g.input("x", (N,))
+    g.input("spare", (3,))
+    graph = g.build(g.silu(x))
+    with pytest.raises(UsageError, match=r"^spare: float32\[4\] given for float32\[3\]"):
+        scheduler.run(graph, {"x": X, "spare": np.zeros(4, np.float32)})
+
+
 def test_an_input_can_be_the_output_as_it_is(scheduler):
     g = GraphBuilder()
     x, y = g.input("x", (2, N)), g.input("y", (N,))
@@ -109,8 +118,12 @@ class TestWeights:
         [
             ({}, "w: no data for this weight"),
             ({"v": W}, "w: no data for this weight"),
-            ({"w": W[:-1]}, "w: 60 bytes given (float32 (15,)): the graph declares 64"),
-            ({"w": np.stack([W, W])}, "w: 128 bytes given (float32 (2, 16))"),
+            (
+                {"w": W[:-1]},
+                "w: float32[15] given for float32[16]: the graph declares weight f32[16] "
+                "(give an array of shape [16])",
+            ),
+            ({"w": np.stack([W, W])}, "w: float32[2, 16] given for float32[16]"),
         ],
     )
     def test_refused(self, weights, message):

@@ -19,6 +19,7 @@ from ggsched.plan.command import (
     Copy,
     CopyRows,
     Download,
+    Fill,
     HostSync,
     Launch,
     Record,
@@ -27,7 +28,7 @@ from ggsched.plan.command import (
 )
 from ggsched.plan.effects import Hazard
 from ggsched.plan.memory import Memory
-from ggsched.plan.splits import Splits
+from ggsched.plan.splits import HOST, Splits
 
 _HOST_ITEM = -1
 
@@ -64,7 +65,7 @@ class _Writer:
     def _work(self, sync: SyncPlan) -> list[tuple[int, Sync]]:
         """Write launches, transfers and records; return what belongs in between, and where."""
         out, id_of, event_of, before = self.out, self.id_of, self.event_of, sync.before
-        every = [s for syncs in before.values() for s in syncs] + sync.at_end
+        every = [s for syncs in before.values() for s in syncs] + list(sync.at_end)
         recorded = {s.earlier for s in every if s.means in ("wait", "host_event")}
         between: list[tuple[int, Sync]] = []
         open_split = -1
@@ -151,5 +152,12 @@ class _Writer:
             return CopyRows(
                 number, item.stream, src, dst, named, nbytes, through_host_view, cache, item.source
             )
-        make = Upload if item.kind == "upload" else Download if item.kind == "download" else Copy
+        if transfer.pattern is not None:
+            return Fill(number, item.stream, dst, transfer.pattern, item.source)
+        values = self.splits.values
+        make: type[Upload | Download | Copy] = Copy
+        if values[transfer.src].device == HOST:
+            make = Upload
+        elif values[transfer.dst].device == HOST:
+            make = Download
         return make(number, item.stream, src, dst, item.source)

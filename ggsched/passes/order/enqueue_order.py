@@ -1,11 +1,15 @@
-"""Outline: what is enqueued and where, before anything is said about bytes.
+"""Enqueue order: what is enqueued, where and in which order, before anything is said about bytes.
 
 Items in program order: the host's writes of the inputs, then for each split its transfers and its
 launches, then the read-backs, then the host's reads of the outputs. ``work`` adds the bytes that
-each touches once memory is planned; ``visibility`` needs the outline alone.
+each touches once memory is planned.
+
+A *lane* is what keeps order by itself: a stream, or on a device whose copies and launches are not
+ordered with each other (``copy_order``), the copies of a stream and its launches apart.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
@@ -15,7 +19,7 @@ from ggsched.plan.splits import HOST, Splits, Transfer
 from ggsched.plan.streams import Streams
 from ggsched.topology.model import Topology
 
-WorkKind = Literal["host", "upload", "download", "copy", "rows", "launch"]
+WorkKind = Literal["host", "transfer", "launch"]
 NO_STREAM: Final = -1
 
 
@@ -40,17 +44,68 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     has_source: bool = True
 
 
-def list_outline(
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The lane of each item, and of the host.
+
+    Attributes:
+        of_item: Lane of each item.
+        of_stream: The lanes of each stream, one or two.
+        host: The host's lane.
+    """
+
+    of_item: tuple[int, ...]
+    of_stream: tuple[tuple[int, ...], ...]
+    host: int
+
+    @property
+    def count(self) -> int:
+        """Number of lanes."""
+        return self.host + 1
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueueOrder:
+    """The order in which the host enqueues.
+
+    Attributes:
+        items: All items in program order, the host's accesses first and last.
+        nodes: Nodes in the order in which they run.
+        lanes: The lane of each item.
+    """
+
+    items: tuple[Item, ...]
+    nodes: Sequence[int]
+    lanes: Lanes
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether all work is on one lane, the host's own apart."""
+        return self.lanes.count <= 2
+
+
+def find_order(
     topology: Topology, splits: Splits, streams: Streams, fusions: Sequence[Fusion] = ()
-) -> list[Item]:
-    """Return all items in program order, the host's accesses first and last.
+) -> EnqueueOrder:
+    """Return the order in which the host enqueues.
 
     An upload to a device that ``snapshots_uploads`` reads its source while it is being enqueued,
     which is an access of the host; the rest of it is the stream's. Of a copy of rows the host reads
     the ids. A split on one stream is one launch; on several, each node is, and each group; also
     where rows are copied, so that the first product need not wait for the rows of the last.
     """
-    order = run_order(len(splits.bindings), fusions)
+    nodes = run_order(len(splits.bindings), fusions)
+    items = tuple(_list_items(topology, splits, streams, fusions, nodes))
+    return EnqueueOrder(items, nodes, _find_lanes(items, streams, topology))
+
+
+def _list_items(
+    topology: Topology,
+    splits: Splits,
+    streams: Streams,
+    fusions: Sequence[Fusion],
+    order: Sequence[int],
+) -> list[Item]:
     size_of = {f.nodes[0]: len(f.nodes) for f in fusions}
     snapshots = [topology.devices[s.device].snapshots_uploads for s in streams.streams]
     items = [Item("host", NO_STREAM, 0)]
@@ -59,11 +114,12 @@ def list_outline(
     for split_id in range(len(splits.splits) + 1):
         while next_transfer < len(transfers) and transfers[next_transfer].before == split_id:
             t = transfers[next_transfer]
-            kind, stream = _kind(splits, t), streams.of_transfer[t.id]
-            is_taken = kind == "upload" and snapshots[stream]
-            if is_taken or kind == "rows":
+            stream = streams.of_transfer[t.id]
+            is_taken = splits.values[t.src].device == HOST and snapshots[stream]
+            if is_taken or t.rows is not None:
                 items.append(Item("host", NO_STREAM, t.id))
-            items.append(Item(kind, stream, t.id, has_source=not is_taken))
+            has_source = t.has_source and not is_taken
+            items.append(Item("transfer", stream, t.id, has_source=has_source))
             next_transfer += 1
         if split_id < len(splits.splits):
             s = splits.splits[split_id]
@@ -81,6 +137,23 @@ def list_outline(
     return items
 
 
+def _find_lanes(items: Sequence[Item], streams: Streams, topology: Topology) -> Lanes:
+    of_stream: list[tuple[int, ...]] = []
+    count = 0
+    for s in streams.streams:
+        width = 1 if topology.devices[s.device].copy_order == "stream" else 2
+        of_stream.append(tuple(range(count, count + width)))
+        count += width
+    of_item = []
+    for item in items:
+        if item.stream == NO_STREAM:
+            of_item.append(count)
+        else:
+            lanes = of_stream[item.stream]
+            of_item.append(lanes[0] if item.kind == "launch" else lanes[-1])
+    return Lanes(tuple(of_item), tuple(of_stream), count)
+
+
 def is_edge(items: Sequence[Item], number: int) -> bool:
     """Whether an item is the host's writes of the inputs or its reads of the outputs."""
     return number in (0, len(items) - 1)
@@ -92,11 +165,3 @@ def host_reads(splits: Splits, t: Transfer) -> tuple[int, int, int]:
         return t.rows.ids, 0, splits.values[t.rows.ids].nbytes
     src, dst = splits.values[t.src], splits.values[t.dst]
     return t.src, dst.start - src.start, dst.end - src.start
-
-
-def _kind(splits: Splits, t: Transfer) -> WorkKind:
-    if t.rows is not None:
-        return "rows"
-    if splits.values[t.src].device == HOST:
-        return "upload"
-    return "download" if splits.values[t.dst].device == HOST else "copy"

@@ -126,6 +126,9 @@ class PlanProgram:
         weights = {t.name for t in graph.roots(Role.WEIGHT)}
         constant = {n: v for n, v in self._values[0].items() if n in weights}
         for number, values in enumerate(self._values):
+            for t in self._plan.splits.transfers:
+                if t.pattern is not None:  # which is zeros
+                    states.pop(self._plan.splits.values[t.dst].bound, None)
             outputs = run_oracle(graph, {**values, **constant}, states=states)
             for tid in dict.fromkeys(slot.tensor for slot in self._plan.outputs):
                 seen[_name(number, tid)] = outputs[tid]
@@ -171,7 +174,7 @@ class PlanProgram:
     def _state_buffers(self, store: TensorStore) -> Iterator[tuple[str, SimBuffer]]:
         for arena in self._plan.memory.arenas:
             if arena.kind == "state":
-                buffer = store.tensor(arena)
+                buffer = store.tensor(arena, self._graph.named(arena.name))
                 assert isinstance(buffer, SimBuffer)
                 yield arena.name, buffer
 

@@ -113,7 +113,12 @@ def topologies(
 
 @st.composite
 def constraints(
-    draw: st.DrawFn, graph: Graph, topology: Topology, *, pin_all: bool = False
+    draw: st.DrawFn,
+    graph: Graph,
+    topology: Topology,
+    *,
+    pin_all: bool = False,
+    clears: bool = False,
 ) -> Constraints:
     """Draw homes of weights and states and pins of nodes that can be honoured together.
 
@@ -122,6 +127,7 @@ def constraints(
         graph: The graph.
         topology: The machine.
         pin_all: Whether to pin every node, so that bytes cross all the time; else few are pinned.
+        clears: Whether each run may begin by filling states with zeros.
     """
     able = _able(graph, topology)
     homes: dict[str, int] = {}
@@ -138,7 +144,8 @@ def constraints(
             if device < 0:
                 device = draw(st.sampled_from(able[storage]))
             pins[node.id] = fixed[storage] = device
-    return Constraints(homes, pins)
+    cleared = [t.name for t in graph.roots(Role.STATE) if clears and draw(st.booleans())]
+    return Constraints(homes, pins, clears=frozenset(cleared))
 
 
 def _some(draw: st.DrawFn, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

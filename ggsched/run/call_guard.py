@@ -1,0 +1,137 @@
+"""One call at a time on an object: a second one is refused, not made to wait.
+
+A guard is held while a call runs and belongs to no thread between calls, so that threads may take
+turns. It is not a lock: nobody ever waits for it, so that user code which runs inside a call (a
+source of weights, a progress callback, the ``__dlpack__`` of an input) cannot deadlock.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from threading import get_ident
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+
+from ggsched.errors import UsageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_INNERMOST: Final = "innermost"
+
+
+class _Call:
+    """A call that wants to run, or that runs, and the call that it is made inside."""
+
+    __slots__ = ("is_open", "may_nest", "name", "outer", "thread")
+
+    def __init__(self, name: str, is_open: bool, may_nest: bool) -> None:
+        self.name, self.is_open, self.may_nest = name, is_open, may_nest
+        self.thread = get_ident()
+        self.outer: _Call | None = None
+
+
+class CallGuard:
+    """Admits calls of one thread at a time."""
+
+    def __init__(self) -> None:
+        # At most one entry. ``setdefault`` is atomic, so that of two threads one gets in.
+        self._slot: dict[str, _Call] = {}
+
+    @contextmanager
+    def hold(self, name: str, *, is_open: bool = False, may_nest: bool = False) -> Iterator[None]:
+        """Run a block as a call.
+
+        Args:
+            name: Of the call, for messages.
+            is_open: Whether calls of the same thread may be made inside this one.
+            may_nest: Whether this call may be made inside any call of the same thread.
+
+        Raises:
+            UsageError: another call is under way.
+        """
+        call = _Call(name, is_open, may_nest)
+        try:
+            self._enter(call)
+            yield
+        finally:
+            self._leave(call)
+
+    def _enter(self, call: _Call) -> None:
+        holder = self._slot.setdefault(_INNERMOST, call)
+        if holder is call:
+            return
+        if holder.thread != call.thread or not (call.may_nest or holder.is_open):
+            raise _refusal(call, holder)
+        # Only the thread whose call is in the slot gets here.
+        call.outer = holder
+        self._slot[_INNERMOST] = call
+
+    def _leave(self, call: _Call) -> None:
+        """Let others in; nothing happens if the call did not get in, whatever interrupted it."""
+        if self._slot.get(_INNERMOST) is not call:
+            return
+        if call.outer is None:
+            del self._slot[_INNERMOST]
+        else:
+            self._slot[_INNERMOST] = call.outer
+
+
+class Guarded(Protocol):
+    """An object whose calls a guard admits."""
+
+    @property
+    def guard(self) -> CallGuard:
+        """The guard, possibly shared with other objects."""
+
+
+S = TypeVar("S", bound=Guarded)
+
+
+def guarded(
+    *, is_open: bool = False, may_nest: bool = False
+) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
+    """Return a decorator for methods that run while they hold ``self.guard``.
+
+    Args:
+        is_open: As for ``CallGuard.hold``.
+        may_nest: As for ``CallGuard.hold``.
+    """
+
+    def decorate(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+        name = method.__qualname__
+
+        @wraps(method)
+        def guarded_method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            guard, call = self.guard, _Call(name, is_open, may_nest)
+            try:
+                guard._enter(call)
+                return method(self, *args, **kwargs)
+            finally:
+                guard._leave(call)
+
+        return guarded_method
+
+    return decorate
+
+
+def _refusal(call: _Call, holder: _Call) -> UsageError:
+    if holder.thread == call.thread:
+        return UsageError(
+            f"called from inside {holder.name}",
+            where=call.name,
+            why=f"a callback on thread {_shown(call.thread)} makes the call",
+            hint=f"call it after {holder.name} has returned",
+        )
+    return UsageError(
+        f"called on thread {_shown(call.thread)} while thread {_shown(holder.thread)} "
+        f"is in {holder.name}",
+        where=call.name,
+        why="a scheduler and its sessions serve one call at a time",
+        hint="use a scheduler per thread, or hold a lock around calls",
+    )
+
+
+def _shown(thread: int) -> str:
+    names = {t.ident: t.name for t in threading.enumerate()}
+    return f"{names.get(thread, 'unknown')!r} ({thread})"
