@@ -174,6 +174,8 @@ def _in_commands(
         for q in effects.streams:
             if not 0 <= q < streams:
                 yield Finding("id", f"{show('command', i)} is on unknown stream {q}", i)
+        if min((*effects.records, *effects.waits), default=0) < 0:
+            yield Finding("id", f"{show('command', i)} names an event below zero", i)
         if effects.transfer != -1:
             if not 0 <= effects.transfer < transfers:
                 what = f"{show('command', i)} is unknown transfer {effects.transfer}"
