@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from ggsched.sanitize.trace_order import TraceOrder
+
 from ggsched.testing.litmus import block_verdict, parse_litmus
 from ggsched.testing.litmus.as_trace import litmus_trace
 from ggsched.testing.litmus.program import Variant
