@@ -25,6 +25,7 @@ PlanKey = tuple[
     str,
     tuple[tuple[str, int], ...],
     tuple[tuple[int, int], ...],
+    tuple[str, ...],
     str,
     Slots | None,
     ExpertPolicy,
@@ -49,7 +50,9 @@ def plan_key(graph: Graph, constraints: Constraints, options: PlanOptions) -> Pl
     homes = tuple(sorted((n, d) for n, d in constraints.homes.items() if n in graph))
     rates = constraints.rates.digest if constraints.rates else ""
     pins = tuple(sorted(constraints.pins.items()))
-    return graph.digest, homes, pins, rates, constraints.slots, constraints.experts, options
+    clears = tuple(sorted(n for n in constraints.clears if n in graph))
+    slots, experts = constraints.slots, constraints.experts
+    return graph.digest, homes, pins, clears, rates, slots, experts, options
 
 
 class Planner:
