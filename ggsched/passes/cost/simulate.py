@@ -68,12 +68,13 @@ def simulate(plan: Plan, costs: CommandCosts, *, steps: int = 1) -> PredictedTim
             left them.
     """
     state = _Simulation(plan, costs)
+    commands = [(command, command.effects) for command in plan.commands]
     began = 0.0
     for _ in range(steps):
         began = state.host_s
         state.spans = []
-        for command in plan.commands:
-            state.enqueue(command)
+        for command, effects in commands:
+            state.enqueue(command, effects)
     return PredictedTimeline(tuple(state.spans), state.host_s - began, _busy(plan, state.spans))
 
 
@@ -104,8 +105,7 @@ class _Simulation:
         self.recorder: dict[int, int] = {}
         self.spans: list[PredictedSpan] = []
 
-    def enqueue(self, command: Command) -> None:
-        effects = command.effects
+    def enqueue(self, command: Command, effects: Effects) -> None:
         stream = effects.streams[0]
         lanes, device = self.lanes[stream], self.device_of[stream]
         if effects.blocks_host:
