@@ -147,7 +147,7 @@ class Planner:
         plan = make_plan(graph, self._topology, constraints, options, verify=verify)
         log_plan(plan, self._settings.debug)
         if self._settings.sanitize == "plan":
-            check_plan(plan).raise_if_findings()
+            check_plan(plan, graph=graph).raise_if_findings()
         return plan
 
     def _begin_trial(

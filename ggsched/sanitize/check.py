@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from ggsched.ir.graph import Graph
 from ggsched.plan.bundle import Plan
 from ggsched.plan.effects import Effects
 from ggsched.sanitize.capture import find_capture_misuse
@@ -18,6 +19,11 @@ from ggsched.sanitize.from_trace import from_trace
 from ggsched.sanitize.fused import find_bad_groups
 from ggsched.sanitize.hazards import find_bad_hazards
 from ggsched.sanitize.lifetime import find_dead_memory
+from ggsched.sanitize.meaning import (
+    find_departures,
+    find_overwritten_operands,
+    find_wrong_slots,
+)
 from ggsched.sanitize.program import find_unfaithful
 from ggsched.sanitize.races import find_races
 from ggsched.sanitize.redundant_sync import advise
@@ -44,11 +50,18 @@ _PLAN_RULES: Final[tuple[Callable[[Plan, Sequence[Effects]], list[Finding]], ...
     find_bad_hazards,
     find_bad_rows,
     find_bad_groups,
+    find_overwritten_operands,
 )
 """Rules about what only a plan says of its commands."""
 
 
-def check_plan(plan: Plan, *, runs: int = DEFAULT_RUNS, advice: bool = False) -> Report:
+def check_plan(
+    plan: Plan,
+    *,
+    runs: int = DEFAULT_RUNS,
+    advice: bool = False,
+    graph: Graph | None = None,
+) -> Report:
     """Return what is wrong with a plan when it runs several times in a row.
 
     Ordering comes from streams, events and the host waiting, and from nothing else. Found are:
@@ -63,6 +76,8 @@ def check_plan(plan: Plan, *, runs: int = DEFAULT_RUNS, advice: bool = False) ->
         plan: The plan; any plan, also a broken one.
         runs: How many consecutive runs to look at.
         advice: Whether to name waits, events and copies that nobody needs, if nothing is wrong.
+        graph: The graph that the plan is of. With it each step is compared with its node: access
+            modes, bytes of each operand, outputs.
     """
     with _collector_paused():
         effects = [command.effects for command in plan.commands]
@@ -74,8 +89,11 @@ def check_plan(plan: Plan, *, runs: int = DEFAULT_RUNS, advice: bool = False) ->
             for rule in _STREAM_RULES:
                 findings += rule(stream)
             findings += find_wrong_content(stream)
+            findings += find_wrong_slots(plan)
             for plan_rule in _PLAN_RULES:
                 findings += plan_rule(plan, effects)
+            if graph is not None:
+                findings += find_departures(plan, effects, graph)
             if advice and not findings:
                 hints = advise(stream)
         return Report(plan.name, len(plan.commands), runs, tuple(findings), hints)

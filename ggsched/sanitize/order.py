@@ -9,7 +9,7 @@ that the thread which enqueues it knew at that time.
 from copy import copy
 from typing import Final
 
-from ggsched.sanitize.events import Event, EventStream, Memory
+from ggsched.sanitize.events import NOBODY, Event, EventStream, Memory
 
 Clock = list[int]
 """One number for each lane; number n of a lane stands for its first n pieces of work."""
@@ -89,10 +89,10 @@ class HappensBefore:
             return
         if kind == "record":  # all that the actor has so far, on both lanes (EVT-1)
             if event.event is not None and (self._is_renewable or event.event not in self._events):
-                self._events[event.event] = self._all_of(actor, by)
+                self._events[event.event] = self.all_of(actor, by)
         elif kind == "barrier":
             if self._has_barrier[actor]:
-                self._learn(actor, by, self._all_of(actor, by))
+                self._learn(actor, by, self.all_of(actor, by))
         elif kind == "alloc":
             self._alloc(event)
         elif event.event is not None:  # EVT-2, EVT-5
@@ -102,7 +102,7 @@ class HappensBefore:
         else:  # STR-5
             for other in self._streams if event.target is None else [event.target]:
                 if other != actor:
-                    self._learn(actor, by, self._all_of(other, -1))
+                    self._learn(actor, by, self.all_of(other))
 
     def fork(self) -> "HappensBefore":
         """Return clocks of their own that know the same; the log stays behind."""
@@ -130,7 +130,7 @@ class HappensBefore:
         if second != first:
             join(self._hear(second, by), known)
 
-    def _all_of(self, actor: int, by: int) -> Clock:
+    def all_of(self, actor: int, by: int = NOBODY) -> Clock:
         """Return the clock of all that an actor has so far."""
         first, second = self._lanes[actor]
         known = list(self._hear(first, by))
