@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 from ggsched.ids import show
 from ggsched.ir.graph import Graph
-from ggsched.ir.intervals import overlap
 from ggsched.ir.ops import OPS
 from ggsched.plan.bundle import HostSlot, Plan
 from ggsched.plan.effects import Effects, Step
@@ -25,17 +24,22 @@ def find_overwritten_operands(plan: Plan, all_effects: Sequence[Effects]) -> lis
     for i, effects in enumerate(all_effects):
         for step in effects.steps:
             node, operands, modes = step
-            if node < 0 or node in grouped or modes[-1:] not in ("w", "p"):
+            if node < 0 or node in grouped or modes[-1] not in "wp":
                 continue
-            result, arena = operands[-1], operands[-1][0]
-            for k, region in enumerate(operands[:-1]):
-                if region[0] == arena and modes[k] == "r" and overlap(region, result):
-                    bound = plan.splits.bindings[node]
-                    op = OPS.get(plan.nodes[node].op)
-                    may = op is None or (k in op.may_overwrite and region == result)
-                    if bound[k] != bound[-1] and not may:
+            arena, start, nbytes = operands[-1]
+            for k, (near, first, length) in enumerate(operands):
+                if near == arena and modes[k] == "r":
+                    is_near = first < start + nbytes and start < first + length
+                    if is_near and not _may_overwrite(plan, step, k):
                         findings.append(_overwritten(i, step, k))
     return findings
+
+
+def _may_overwrite(plan: Plan, step: Step, k: int) -> bool:
+    """Whether a node may write its result onto an operand: the op can, or they are one value."""
+    bound, op = plan.splits.bindings[step.node], OPS.get(plan.nodes[step.node].op)
+    is_exact = op is not None and k in op.may_overwrite and step.operands[k] == step.operands[-1]
+    return op is None or is_exact or bound[k] == bound[-1]
 
 
 def _overwritten(i: int, step: Step, k: int) -> Finding:

@@ -305,6 +305,7 @@ def _shifted(region: Region, shift: int) -> Region:
 
 
 def merged(regions: Sequence[Region]) -> tuple[Region, ...]:
+    """Return the regions sorted, with those that touch joined."""
     merged: list[Region] = []
     for r in sorted(r for r in regions if r.nbytes):
         last = merged[-1] if merged else None
