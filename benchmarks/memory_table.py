@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.drafts import make_draft
 from benchmarks.model_mixes import large_models, large_spec, mix
 from benchmarks.stretched import stretched_nbytes, unshared_nbytes
 from benchmarks.table import Row
@@ -15,6 +14,7 @@ from benchmarks.transformers import model_graph
 from ggsched.ir.graph import Graph
 from ggsched.passes import Constraints, make_plan
 from ggsched.passes.options import PlanOptions, StreamPolicy
+from ggsched.passes.pipeline import make_schedule
 from ggsched.plan.bundle import Plan
 from ggsched.topology.model import Topology
 
@@ -63,13 +63,13 @@ def memory_of(name: str, graph: Graph, machine: Topology, wanted: Constraints) -
     policy = StreamPolicy(STREAMS, is_forced=True)
     alone = make_plan(graph, machine, wanted, PlanOptions(fuse=False))
     beside = make_plan(graph, machine, wanted, PlanOptions(policy, fuse=False))
-    draft = make_draft(graph, machine, wanted, policy)
+    schedule = make_schedule(graph, machine, wanted, PlanOptions(policy, fuse=False))
     return Memory(
         name,
         *_arena(alone),
         *_arena(beside),
-        stretched_nbytes(draft, 0, alone.memory.overwrites),
-        unshared_nbytes(draft, 0),
+        stretched_nbytes(schedule, 0, alone.memory.overwrites),
+        unshared_nbytes(schedule, 0),
         len(beside.streams.streams),
     )
 

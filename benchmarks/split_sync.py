@@ -22,17 +22,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from benchmarks.drafts import make_draft
 from ggsched.ir.graph import Graph
 from ggsched.passes import Constraints, make_plan
-from ggsched.passes.draft import Draft
-from ggsched.passes.options import PlanOptions, StreamPolicy
+from ggsched.passes.options import PlanOptions
+from ggsched.passes.order.access_intervals import Conflict
 from ggsched.passes.order.emit import emit
 from ggsched.passes.order.enqueue_order import NO_STREAM
 from ggsched.passes.order.happens_before import Sync, SyncKind
-from ggsched.passes.order.hazards import Dependency
 from ggsched.passes.order.sync import SyncPlan
 from ggsched.passes.order.work import Work, list_work
+from ggsched.passes.pipeline import Schedule, make_schedule
 from ggsched.plan.bundle import Plan
 from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST
@@ -45,23 +44,25 @@ def split_sync_plan(graph: Graph, topology: Topology, constraints: Constraints) 
     Raises:
         PlanError: the graph cannot be placed.
     """
-    ours = make_plan(graph, topology, constraints, PlanOptions(fuse=False))
-    draft = make_draft(graph, topology, constraints, StreamPolicy())
-    assert (draft.splits, draft.streams) == (ours.splits, ours.streams)
-    work = list_work(graph, draft.splits, draft.outline, draft.order, ours.memory)
-    sync = _Boundaries(draft, work).plan()
-    return msgspec.structs.replace(ours, commands=emit(work, sync, draft.splits, ours.memory))
+    options = PlanOptions(fuse=False)
+    ours = make_plan(graph, topology, constraints, options)
+    schedule = make_schedule(graph, topology, constraints, options)
+    assert (schedule.splits, schedule.streams) == (ours.splits, ours.streams)
+    order = schedule.order
+    work = list_work(graph, schedule.splits, order.items, order.nodes, ours.memory)
+    sync = _Boundaries(schedule, work).plan()
+    return msgspec.structs.replace(ours, commands=emit(work, sync, schedule.splits, ours.memory))
 
 
 class _Boundaries:
-    def __init__(self, draft: Draft, work: Sequence[Work]) -> None:
-        self.draft, self.work = draft, work
-        self.device_of = [s.device for s in draft.streams.streams]
+    def __init__(self, schedule: Schedule, work: Sequence[Work]) -> None:
+        self.schedule, self.work = schedule, work
+        self.device_of = [s.device for s in schedule.streams.streams]
         self.stream_of = {d: q for q, d in enumerate(self.device_of)}
         self.last: dict[int, int] = {}  # by stream the last item that the host has not awaited
         self.pending: dict[int, int] = {}  # by stream the last copy that its reader has to await
         self.lent: list[int] = []  # copies that read what another stream may overwrite
-        self.result = SyncPlan()
+        self.before: dict[int, list[Sync]] = {}
 
     def plan(self) -> SyncPlan:
         """Return what ggml would do."""
@@ -82,7 +83,7 @@ class _Boundaries:
                 self._copy(number, item)
             else:
                 self._blocking_copy(number, item)
-        return self.result
+        return SyncPlan(self.before)
 
     def _launch(self, number: int, item: Work) -> None:
         for source in sorted(self.pending):
@@ -126,9 +127,9 @@ class _Boundaries:
 
     def _note(self, means: SyncKind, stream: int, earlier: int, later: int) -> None:
         sync = Sync(means, stream, earlier, self._dependency(earlier), later)
-        self.result.before.setdefault(later, []).append(sync)
+        self.before.setdefault(later, []).append(sync)
 
-    def _dependency(self, earlier: int) -> Dependency:
+    def _dependency(self, earlier: int) -> Conflict:
         """Return bytes that the earlier item touches; ggml does not ask which ones matter."""
         touched = (*self.work[earlier].writes, *self.work[earlier].reads)
         arena, start, nbytes = touched[0] if touched else (0, 0, 0)
@@ -136,7 +137,7 @@ class _Boundaries:
 
     def _ends(self, item: Work) -> tuple[int, int]:
         """Return the streams of both ends of a transfer."""
-        splits = self.draft.splits
+        splits = self.schedule.splits
         t = splits.transfers[item.source]
         devices = (splits.values[t.src].device, splits.values[t.dst].device)
         src, dst = (NO_STREAM if d == HOST else self.stream_of.get(d, NO_STREAM) for d in devices)
@@ -144,7 +145,7 @@ class _Boundaries:
 
     def _is_free(self, item: Work) -> bool:
         """Whether a transfer is an input of the CPU, which it reads where it is, or an output."""
-        splits = self.draft.splits
+        splits = self.schedule.splits
         t = splits.transfers[item.source]
         if item.kind == "upload":
             return splits.values[t.src].kind == "input" and self._is_cpu(item.stream)
@@ -154,7 +155,7 @@ class _Boundaries:
         return any(q != NO_STREAM and self._is_cpu(q) for q in self._ends(item))
 
     def _is_cpu(self, stream: int) -> bool:
-        return self.draft.topology.devices[self.device_of[stream]].kind == "cpu"
+        return self.schedule.topology.devices[self.device_of[stream]].kind == "cpu"
 
 
 def _meet(some: Sequence[Region], others: Sequence[Region]) -> bool:

@@ -9,19 +9,19 @@ before or after them is ordered with.
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 
-from ggsched.passes.draft import Draft
 from ggsched.passes.memory.packing import MemoryBlock, pack
+from ggsched.passes.pipeline import Schedule
 
 
-def stretched_nbytes(draft: Draft, device: int, overwrites: Mapping[int, int]) -> int:
+def stretched_nbytes(schedule: Schedule, device: int, overwrites: Mapping[int, int]) -> int:
     """Return the bytes that the intermediate results of a device need.
 
     Args:
-        draft: With several streams.
+        schedule: With several streams.
         device: The device.
         overwrites: Which values take over the bytes of which others, as in ``Memory``.
     """
-    cuts, end = _cuts(draft), max(draft.timeline.node_step) + len(draft.splits.transfers)
+    cuts, end = _cuts(schedule), max(schedule.live.node_step) + len(schedule.splits.transfers)
 
     def first(step: int) -> int:
         k = bisect_right(cuts, step)
@@ -31,21 +31,21 @@ def stretched_nbytes(draft: Draft, device: int, overwrites: Mapping[int, int]) -
         k = bisect_left(cuts, step)
         return step if k < len(cuts) and cuts[k] == step else cuts[k] - 1 if k < len(cuts) else end
 
-    blocks = _blocks(draft, device, overwrites)
+    blocks = _blocks(schedule, device, overwrites)
     return pack([MemoryBlock(first(b.birth), last(b.death), b.nbytes) for b in blocks])[1]
 
 
-def unshared_nbytes(draft: Draft, device: int) -> int:
+def unshared_nbytes(schedule: Schedule, device: int) -> int:
     """Return the bytes that they need if none are shared."""
-    return sum(block.nbytes for block in _blocks(draft, device, {}))
+    return sum(block.nbytes for block in _blocks(schedule, device, {}))
 
 
-def _blocks(draft: Draft, device: int, overwrites: Mapping[int, int]) -> list[MemoryBlock]:
+def _blocks(schedule: Schedule, device: int, overwrites: Mapping[int, int]) -> list[MemoryBlock]:
     """Return the lives of the values of a device's arena, with those that take over their bytes."""
-    lives, alignment = draft.timeline.lives, draft.topology.devices[device].alignment
+    lives, alignment = schedule.live.lives, schedule.topology.devices[device].alignment
     blocks: dict[int, MemoryBlock] = {}
     root: dict[int, int] = {}
-    for v in draft.splits.values:
+    for v in schedule.splits.values:
         if v.device != device or v.bound or v.kind not in ("home", "replica"):
             continue
         taken = overwrites.get(v.id)
@@ -58,15 +58,16 @@ def _blocks(draft: Draft, device: int, overwrites: Mapping[int, int]) -> list[Me
     return list(blocks.values())
 
 
-def _cuts(draft: Draft) -> list[int]:
+def _cuts(schedule: Schedule) -> list[int]:
     """Return the steps of nodes with which everything before and after them is ordered."""
-    lanes, timeline, visibility = draft.lanes, draft.timeline, draft.visibility
+    lanes, live, visibility = schedule.order.lanes, schedule.live, schedule.visibility
+    assert visibility is not None, "with several streams"
     lane_of = {}
     known = {}
-    for node, bound in zip(draft.graph.nodes, draft.splits.bindings, strict=True):
-        value, step = bound[-1], timeline.node_step[node.id]
-        lane_of[step] = lanes.of_stream[draft.streams.of_node[node.id]][0]
-        if timeline.lives[value].birth == step:
+    for node, bound in zip(schedule.graph.nodes, schedule.splits.bindings, strict=True):
+        value, step = bound[-1], live.node_step[node.id]
+        lane_of[step] = lanes.of_stream[schedule.streams.of_node[node.id]][0]
+        if live.lives[value].birth == step:
             known[step] = visibility.first[value]
     steps = sorted(lane_of)
     waits_for_all = _waiting_for_all(steps, lane_of, known, lanes.count)

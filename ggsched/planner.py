@@ -6,11 +6,11 @@ from typing import Final
 from ggsched.config import Settings
 from ggsched.errors import InternalError
 from ggsched.ir.graph import Graph
-from ggsched.passes.options import PlanOptions, StreamPolicy
+from ggsched.passes.experts.policy import ExpertPolicy
+from ggsched.passes.memory.rings import Slots
+from ggsched.passes.options import AUTO_LIMIT, PlanOptions, StreamPolicy, plan_options
 from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints
-from ggsched.passes.plan_key import PlanKey, plan_key
-from ggsched.passes.resolve_options import AUTO_LIMIT, plan_options
 from ggsched.plan.bundle import Plan
 from ggsched.report.debug_output import log_plan
 from ggsched.run.autotune import Measured, Trial
@@ -21,6 +21,17 @@ from ggsched.topology.model import Topology
 KEPT: Final = 4
 """Plans that are kept for each whose memory is: they cost little and take a while to make."""
 
+PlanKey = tuple[
+    str,
+    tuple[tuple[str, int], ...],
+    tuple[tuple[int, int], ...],
+    str,
+    Slots | None,
+    ExpertPolicy,
+    PlanOptions,
+]
+"""All that a plan depends on, the machine apart."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
@@ -28,6 +39,17 @@ class CacheInfo:
 
     hits: int
     misses: int
+
+
+def plan_key(graph: Graph, constraints: Constraints, options: PlanOptions) -> PlanKey:
+    """Return the key of the plan of a graph.
+
+    Constraints name every tensor of a model while a graph has some of them; the key keeps those.
+    """
+    homes = tuple(sorted((n, d) for n, d in constraints.homes.items() if n in graph))
+    rates = constraints.rates.digest if constraints.rates else ""
+    pins = tuple(sorted(constraints.pins.items()))
+    return graph.digest, homes, pins, rates, constraints.slots, constraints.experts, options
 
 
 class Planner:

@@ -22,9 +22,8 @@ from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_arrays, host_weights
 from ggsched.ir.graph import Graph
 from ggsched.passes.place import Constraints
-from ggsched.passes.plan_key import PlanKey
 from ggsched.plan.bundle import Plan
-from ggsched.planner import CacheInfo, Planner
+from ggsched.planner import CacheInfo, PlanKey, Planner
 from ggsched.report.debug_output import log_machine, recorder_for
 from ggsched.report.predicted_timeline import recorded_run
 from ggsched.run.autotune import Measured

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from benchmarks.drafts import make_draft
 from benchmarks.measure import best, in_turn
 from benchmarks.model_mixes import LAYERS, ROOT, large_models, large_spec, mix
 from benchmarks.peers.gallocr import place, requests_of
@@ -23,9 +22,8 @@ from ggsched.models.graph import build_model_graph
 from ggsched.models.load import load_model
 from ggsched.models.spec import ModelSpec
 from ggsched.passes import make_plan
-from ggsched.passes.draft import Draft
-from ggsched.passes.memory.allocate import ReusePolicy, allocate
-from ggsched.passes.options import PlanOptions, StreamPolicy
+from ggsched.passes.options import PlanOptions
+from ggsched.passes.pipeline import make_schedule, plan_memory
 from ggsched.plan.bundle import Plan
 
 SHAPES = ((1, 256), (512, 512), (512, 2048))
@@ -64,12 +62,11 @@ def compare(name: str, spec: ModelSpec, graph: Graph, rounds: int = ROUNDS) -> l
     requests = requests_of(graph)
     theirs = place(requests, alignment).total
     wider = place(requests_of(graph, OUR_IN_PLACE), alignment).total
-    draft = make_draft(graph, machine, wanted, StreamPolicy())
-    _plan_memory(draft)  # lives are known from here on, to both sides
+    schedule = make_schedule(graph, machine, wanted, options)  # lives are known, to both sides
     took = in_turn(
         {
             "plan": lambda: _discard(make_plan(graph, machine, wanted, options)),
-            "memory": lambda: _plan_memory(draft),
+            "memory": lambda: _discard(plan_memory(schedule, schedule.reuse_policy())),
             "ggml's": lambda: _discard(place(requests, alignment)),
         },
         rounds,
@@ -92,12 +89,6 @@ def arena(plan: Plan) -> tuple[int, int]:
     """Return bytes of the compute arena, and the bound."""
     (found,) = [a for a in plan.memory.arenas if a.kind == "compute"]
     return found.nbytes, plan.memory.lower_bound[found.id]
-
-
-def _plan_memory(draft: Draft) -> None:
-    """Place all values of a draft."""
-    sharing = ReusePolicy(draft.data_order(), draft.rings)
-    allocate(draft.graph, draft.topology, draft.splits, draft.timeline, sharing)
 
 
 def _fixed(what: str, value: float, unit: str = "x", bound: str = "") -> Row:

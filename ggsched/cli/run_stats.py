@@ -48,6 +48,7 @@ def session_stats(session: "Session") -> dict[str, Any]:
                 "copied_bytes": stats.copied,
                 "arena_bytes": stats.compute,
                 "arena_lower_bound_bytes": stats.lower_bound,
+                "arena_hinted_bound_bytes": stats.hinted_bound,
                 "arena_ratio": round(stats.waste, 4),
                 "host_bytes": stats.host,
             }

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ggsched.errors import GraphError
+from ggsched.ir.intervals import overlap
 from ggsched.ir.shapes import SHAPE_RULES, Param, Params, ShapeRule, broadcasts_to, fail
 from ggsched.ir.tensor import Tensor
 
@@ -150,7 +151,7 @@ def verify_overlap(op_name: str, operands: Sequence[Tensor], result: Tensor, mod
     if result.may_overlap_itself:
         raise fail(op_name, f"elements of the result overlap (strides {result.strides})", operands)
     for i, (t, mode) in enumerate(zip(operands, modes, strict=False)):
-        if mode != "r" or t.storage != result.storage or not _overlap(t, result):
+        if mode != "r" or t.storage != result.storage or not overlap(t, result):
             continue
         same = (t.offset, t.shape, t.strides) == (result.offset, result.shape, result.strides)
         if not (same and i in op.may_overwrite):
@@ -160,10 +161,6 @@ def verify_overlap(op_name: str, operands: Sequence[Tensor], result: Tensor, mod
                 operands,
                 "copy it with cont()",
             )
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    return a.offset < b.end and b.offset < a.end
 
 
 __all__ = [

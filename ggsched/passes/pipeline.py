@@ -1,31 +1,58 @@
-"""The passes in order, verified between where asked."""
+"""The passes in order, each artifact computed once.
+
+    Graph --place, offload--> Placement --split--> Splits --fuse--> groups --assign--> Streams
+          --enqueue order, liveness, data flow, sync, visibility, retention, rings--> Schedule
+    Schedule --allocate--> Memory
+    Schedule, Memory --work, hazards, sync, emit--> Commands  =  Plan
+
+Each pass is a pure function of earlier artifacts and of the topology. Artifacts are frozen, and
+with ``verify`` each is checked before the next pass uses it.
+"""
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, ParamSpec
 
 import msgspec
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.budget.memory_budget import keep_budget, over_budget
-from ggsched.passes.draft import Draft
+from ggsched.passes.budget.memory_budget import (
+    Slack,
+    find_slack,
+    find_step_times,
+    over_budget,
+    require_budget,
+)
+from ggsched.passes.budget.trades import with_trades
+from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.experts.offload import offload_experts
 from ggsched.passes.memory.allocate import ReusePolicy, allocate
-from ggsched.passes.memory.fusion_retention import Retention
-from ggsched.passes.memory.reuse import ReuseOrder
+from ggsched.passes.memory.fusion_retention import Retention, find_retention
+from ggsched.passes.memory.reuse import Concurrent, Relaxed, Sequential
+from ggsched.passes.memory.rings import Slot, find_rings
 from ggsched.passes.options import PlanOptions
+from ggsched.passes.order.dataflow import find_dependencies
 from ggsched.passes.order.emit import emit
+from ggsched.passes.order.enqueue_order import EnqueueOrder, find_order
 from ggsched.passes.order.hazards import find_hazards
-from ggsched.passes.order.sync import plan_sync
+from ggsched.passes.order.liveness import Liveness, liveness
+from ggsched.passes.order.sync import SyncPlan, plan_sync, sync_across_runs
+from ggsched.passes.order.visibility import Visibility, find_visibility
 from ggsched.passes.order.work import list_work
 from ggsched.passes.place import Constraints, place
-from ggsched.passes.split import split
+from ggsched.passes.split import input_slots, output_slots, split
 from ggsched.passes.streams.assign import assign
 from ggsched.passes.streams.fuse import fuse
-from ggsched.plan.bundle import FORMAT, HostSlot, NodeInfo, Plan
+from ggsched.passes.verify import verify_liveness, verify_order, verify_sync
+from ggsched.plan.bundle import FORMAT, NodeInfo, Plan
+from ggsched.plan.fusions import Fusion
+from ggsched.plan.memory import Memory
+from ggsched.plan.placement import Placement
 from ggsched.plan.splits import Splits
+from ggsched.plan.streams import Streams
 from ggsched.plan.verify import (
     verify_commands,
     verify_fusions,
@@ -34,10 +61,52 @@ from ggsched.plan.verify import (
     verify_splits,
     verify_streams,
 )
+from ggsched.topology.cost import MachineRates
 from ggsched.topology.model import Topology
 
 _DEFAULTS: Final = PlanOptions()
-_NOTHING: Final = Retention()
+_P = ParamSpec("_P")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What is decided before memory: where everything runs, in which order, and what that implies.
+
+    Attributes:
+        graph: What is planned.
+        topology: For which machine.
+        rates: What things cost on it.
+        placement: Devices.
+        splits: Splits, values, transfers.
+        fusions: Groups of nodes that run as one.
+        streams: Streams.
+        order: What is enqueued, in order.
+        live: Steps in program order, and the lives of values in them.
+        data_sync: The synchronisation that the data flow needs; None where all work is on one lane.
+        visibility: What is known to be complete when each value is first written, likewise.
+        retention: Bytes that should be left alone longer than values live.
+        rings: The slot of each value that is handed over in turns.
+    """
+
+    graph: Graph
+    topology: Topology
+    rates: MachineRates
+    placement: Placement
+    splits: Splits
+    fusions: tuple[Fusion, ...]
+    streams: Streams
+    order: EnqueueOrder
+    live: Liveness
+    data_sync: SyncPlan | None
+    visibility: Visibility | None
+    retention: Retention
+    rings: Mapping[int, Slot]
+
+    def reuse_policy(self, effort: int = 0) -> ReusePolicy:
+        """Return when values may share bytes without a wait that exists for that alone."""
+        visibility, live = self.visibility, self.live
+        reuse = Concurrent(visibility, live) if visibility else Sequential(live.lives)
+        return ReusePolicy(reuse, self.rings, effort, self.retention)
 
 
 def make_plan(
@@ -65,8 +134,140 @@ def make_plan(
     """
     with _collector_paused():
         began = time.perf_counter()
-        plan = _make_plan(graph, topology, constraints or Constraints(), options, verify)
+        schedule = make_schedule(graph, topology, constraints, options, verify=verify)
+        plan = _plan_within_budget(schedule, options, verify)
         return msgspec.structs.replace(plan, planning_s=time.perf_counter() - began)
+
+
+def make_schedule(
+    graph: Graph,
+    topology: Topology,
+    constraints: Constraints | None = None,
+    options: PlanOptions = _DEFAULTS,
+    *,
+    verify: bool = False,
+) -> Schedule:
+    """Return what is decided before memory; see ``make_plan``."""
+    check = _call if verify else _skip
+    wanted = constraints or Constraints()
+    rates = wanted.rates_on(topology)
+
+    placement = place(graph, topology, wanted)
+    placement = offload_experts(graph, topology, placement, wanted.experts, rates)
+    check(verify_placement, graph, topology, placement)
+    splits = split(graph, topology, placement)
+    check(verify_splits, graph, topology, placement, splits)
+    fusions = fuse(graph, topology, splits) if options.fuse else ()
+    streams = assign(graph, topology, splits, options.streams, rates, fusions)
+    check(verify_streams, topology, splits, streams)
+    check(verify_fusions, graph, topology, splits, streams, fusions)
+    order = find_order(topology, splits, streams, fusions)
+    check(verify_order, splits, streams, fusions, order)
+    live = liveness(graph, splits, fusions)
+    check(verify_liveness, splits, order, live)
+    data_sync = visibility = None
+    if not order.is_sequential:
+        dependencies = find_dependencies(graph, splits, order)
+        data_sync = plan_sync(order, streams, topology, dependencies)
+        check(verify_sync, order, dependencies, data_sync)
+        visibility = find_visibility(splits, live, order, data_sync)
+    retention = find_retention(graph, topology, splits, streams, fusions, live)
+    rings = find_rings(splits, wanted.slots)
+
+    return Schedule(
+        graph=graph,
+        topology=topology,
+        rates=rates,
+        placement=placement,
+        splits=splits,
+        fusions=fusions,
+        streams=streams,
+        order=order,
+        live=live,
+        data_sync=data_sync,
+        visibility=visibility,
+        retention=retention,
+        rings=rings,
+    )
+
+
+def plan_memory(s: Schedule, policy: ReusePolicy, *, verify: bool = False) -> Memory:
+    """Return where each value lies, with this reuse policy."""
+    check = _call if verify else _skip
+    memory = allocate(s.graph, s.topology, s.splits, s.live, policy)
+    check(verify_memory, s.graph, s.topology, s.splits, memory, s.live.lives)
+    return memory
+
+
+def plan_commands(s: Schedule, memory: Memory, *, verify: bool = False) -> Plan:
+    """Return the plan with this memory: hazards from byte ranges, the waits, the commands."""
+    check = _call if verify else _skip
+    graph, splits, order = s.graph, s.splits, s.order
+
+    work = list_work(graph, splits, order.items, order.nodes, memory)
+    hazards = find_hazards(work, order.lanes, memory)
+    sync = plan_sync(order, s.streams, s.topology, hazards.within, s.data_sync)
+    check(verify_sync, order, hazards.within, sync)
+    sync = sync_across_runs(sync, work, hazards, order, s.streams, s.topology)
+    commands = emit(work, sync, splits, memory)
+
+    plan = Plan(
+        format=FORMAT,
+        graph=graph.digest,
+        name=graph.name,
+        topology=s.topology.digest,
+        devices=s.topology.devices,
+        nodes=tuple([NodeInfo(n.op, n.name) for n in graph.nodes]),
+        placement=s.placement,
+        splits=splits,
+        streams=s.streams,
+        memory=memory,
+        inputs=input_slots(graph, splits),
+        outputs=output_slots(graph, splits),
+        commands=commands,
+        rates=s.rates.source,
+        fusions=s.fusions,
+    )
+    check(verify_commands, plan)
+    return plan
+
+
+def _plan_within_budget(s: Schedule, options: PlanOptions, verify: bool) -> Plan:
+    """Return the plan of a schedule; where that is over the budget, with another reuse policy.
+
+    What is tried, in this order: with all hints; without them; with waits that exist for memory's
+    sake, as cheap as the budget allows. Only memory is planned for what is tried.
+    """
+    budget = dict(options.memory_budget)
+    policy = s.reuse_policy(options.packing_effort)
+    memory = plan_memory(s, policy, verify=verify)
+    if over_budget(memory, budget) and policy.retention.held:
+        policy = policy.without_hints()
+        memory = plan_memory(s, policy, verify=verify)
+    if s.visibility is None:  # on one lane no wait saves anything
+        require_budget(memory, budget, s.topology)
+    plan = plan_commands(s, memory, verify=verify)
+    over = over_budget(memory, budget)
+    if not over or s.visibility is None:
+        return plan
+    ordered = Concurrent(s.visibility, s.live)
+    times = find_step_times(s.live, plan, predict_step(s.graph, plan, s.rates).timeline)
+
+    def with_slack(least: Slack) -> Memory:
+        reuse = Relaxed(ordered, s.live, s.splits, times, least)
+        return plan_memory(s, replace(policy, order=reuse), verify=verify)
+
+    memory = find_slack(over, times, budget, s.topology, with_slack)
+    plan = plan_commands(s, memory, verify=verify)
+    return with_trades(plan, predict_step(s.graph, plan, s.rates).timeline, s.rates)
+
+
+def _call(rule: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None:
+    rule(*args, **kwargs)
+
+
+def _skip(rule: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None:
+    pass
 
 
 @contextmanager
@@ -82,93 +283,3 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _make_plan(
-    graph: Graph,
-    topology: Topology,
-    constraints: Constraints,
-    options: PlanOptions,
-    verify: bool,
-) -> Plan:
-    rates = constraints.rates_on(topology)
-    placement = place(graph, topology, constraints)
-    placement = offload_experts(graph, topology, placement, constraints.experts, rates)
-    if verify:
-        verify_placement(graph, topology, placement)
-    splits = split(graph, topology, placement)
-    if verify:
-        verify_splits(graph, topology, placement, splits)
-    fusions = fuse(graph, topology, splits) if options.fuse else ()
-    streams = assign(graph, topology, splits, options.streams, rates, fusions)
-    if verify:
-        verify_streams(topology, splits, streams)
-        verify_fusions(graph, topology, splits, streams, fusions)
-    draft = Draft(
-        graph, topology, placement, splits, streams, rates.source, fusions, constraints.slots
-    )
-    plan = _finish(draft, draft.data_order(), options, verify, draft.kept)
-    budget = dict(options.memory_budget)
-    if over_budget(plan, budget) and draft.kept.held:
-        plan = _finish(draft, draft.data_order(), options, verify)
-    if over_budget(plan, budget):
-        plan = keep_budget(draft, plan, budget, rates, lambda o: _finish(draft, o, options, False))
-        if verify:
-            verify_memory(graph, topology, splits, plan.memory, draft.timeline.lives)
-            verify_commands(plan)
-    return plan
-
-
-def _finish(
-    draft: Draft, order: ReuseOrder, options: PlanOptions, verify: bool, kept: Retention = _NOTHING
-) -> Plan:
-    """Plan memory in an order of the values, then synchronisation and commands."""
-    graph, topology, splits = draft.graph, draft.topology, draft.splits
-    sharing = ReusePolicy(order, draft.rings, options.packing_effort, kept)
-    memory = allocate(graph, topology, splits, draft.timeline, sharing)
-    if verify:
-        verify_memory(graph, topology, splits, memory, draft.timeline.lives)
-    work = list_work(graph, splits, draft.outline, draft.order, memory)
-    hazards = find_hazards(work, draft.lanes, memory)
-    sync = plan_sync(work, draft.lanes, hazards, draft.streams, topology)
-    plan = Plan(
-        format=FORMAT,
-        graph=graph.digest,
-        name=graph.name,
-        topology=topology.digest,
-        devices=topology.devices,
-        nodes=tuple([NodeInfo(n.op, n.name) for n in graph.nodes]),
-        placement=draft.placement,
-        splits=splits,
-        streams=draft.streams,
-        memory=memory,
-        inputs=_inputs(graph, splits),
-        outputs=_outputs(graph, splits),
-        commands=emit(work, sync, splits, memory),
-        rates=draft.rates,
-        fusions=draft.fusions,
-    )
-    if verify:
-        verify_commands(plan)
-    return plan
-
-
-def _inputs(graph: Graph, splits: Splits) -> tuple[HostSlot, ...]:
-    return tuple(
-        HostSlot(graph.tensors[v.storage].name, v.storage, v.id)
-        for v in splits.values
-        if v.kind == "input"
-    )
-
-
-def _outputs(graph: Graph, splits: Splits) -> tuple[HostSlot, ...]:
-    """Return where each output ends up: a read-back, or the slot of an input as it is."""
-    read_back = iter([v for v in splits.values if v.kind == "output"])
-    input_slot = {v.storage: v for v in splits.values if v.kind == "input"}
-    home = {v.storage for v in splits.values if v.kind == "home"}
-    slots = []
-    for tid in graph.outputs:
-        t = graph.tensors[tid]
-        value = next(read_back) if t.storage in home else input_slot[t.storage]
-        slots.append(HostSlot(graph.tensors[t.storage].name, tid, value.id))
-    return tuple(slots)

@@ -9,13 +9,17 @@ ids name are copied before it, once the ids are in host memory; whole layers as 
 earlier as the placement says.
 """
 
+from collections.abc import Sequence
+from itertools import starmap
+
 import msgspec
 
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
-from ggsched.passes.experts.transfers import ExpertTransfers, in_program_order
+from ggsched.passes.experts.find import chosen_rows
+from ggsched.plan.bundle import HostSlot
 from ggsched.plan.placement import OpOffload, Placement
-from ggsched.plan.splits import HOST, Split, Splits, Transfer, Value, ValueKind
+from ggsched.plan.splits import HOST, Rows, Split, Splits, Transfer, Value, ValueKind
 from ggsched.topology.model import Topology
 
 
@@ -38,8 +42,30 @@ def split(graph: Graph, topology: Topology, placement: Placement) -> Splits:
         splits.append(Split(len(splits), devices[-1], first, len(devices)))
     for tid in graph.outputs:
         lower.read_back(tid, len(splits))
-    transfers = in_program_order(lower.transfers)
+    transfers = _in_program_order(lower.transfers)
     return Splits(lower.frozen_values(), transfers, tuple(splits), tuple(bindings))
+
+
+def input_slots(graph: Graph, splits: Splits) -> tuple[HostSlot, ...]:
+    """Return where the host writes each input before a run."""
+    return tuple(
+        HostSlot(graph.tensors[v.storage].name, v.storage, v.id)
+        for v in splits.values
+        if v.kind == "input"
+    )
+
+
+def output_slots(graph: Graph, splits: Splits) -> tuple[HostSlot, ...]:
+    """Return where each output ends up: a read-back, or the slot of an input as it is."""
+    read_back = iter([v for v in splits.values if v.kind == "output"])
+    input_slot = {v.storage: v for v in splits.values if v.kind == "input"}
+    home = {v.storage for v in splits.values if v.kind == "home"}
+    slots = []
+    for tid in graph.outputs:
+        t = graph.tensors[tid]
+        value = next(read_back) if t.storage in home else input_slot[t.storage]
+        slots.append(HostSlot(graph.tensors[t.storage].name, tid, value.id))
+    return tuple(slots)
 
 
 class _Draft(msgspec.Struct, gc=False):
@@ -69,7 +95,7 @@ class _Lowering:
         self.home_value: dict[int, int] = {}
         self.host_value: dict[int, int] = {}
         self.replica: dict[tuple[int, int, int], int] = {}
-        self.experts = ExpertTransfers(graph, topology)
+        self.experts = _ExpertTransfers(graph, topology)
 
     def begin_experts(self, offload: OpOffload, split_id: int) -> None:
         """Let the nodes of an offload find their weights."""
@@ -203,3 +229,85 @@ class _Lowering:
 
     def _transfer(self, src: int, dst: int, by: int, before: int) -> None:
         self.transfers.append(Transfer(len(self.transfers), src, dst, by, before))
+
+
+class _ExpertTransfers:
+    """What is known of the offload that is being lowered.
+
+    Attributes:
+        before: Split before which its weights are copied.
+    """
+
+    def __init__(self, graph: Graph, topology: Topology) -> None:
+        self._graph, self._topology = graph, topology
+        self._offload: OpOffload | None = None
+        self._values: dict[int, int] = {}
+        self._starts: dict[int, list[int]] = {}
+        self.before = 0
+
+    def begin(self, offload: OpOffload, split_id: int) -> None:
+        """Go on to an offload, whose first node begins a split."""
+        self._offload, self._values = offload, {}
+        starts = self._starts.setdefault(offload.there, [])
+        starts.append(split_id)
+        first = len(starts) - 1 - offload.ahead
+        self.before = starts[first] if first >= 0 else 0
+
+    @property
+    def slot(self) -> int:
+        """Slot of the ring that the weights go to."""
+        return self._current.slot
+
+    @property
+    def ids(self) -> int:
+        """Tensor of the ids."""
+        return self._current.ids
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether the rows are copied that the ids name."""
+        return self._current.way == "rows"
+
+    def takes(self, i: int, tid: int) -> bool:
+        """Whether node ``i`` belongs to the offload and takes rows of this weight by its ids."""
+        o = self._offload
+        if o is None or not o.first <= i < o.end:
+            return False
+        found = chosen_rows(self._graph, self._graph.nodes[i])
+        return found is not None and found[0].id == tid and found[1].id == o.ids
+
+    def known(self, storage: int) -> int | None:
+        """Return the value that holds a weight for this offload, if there is one already."""
+        return self._values.get(storage)
+
+    def note(self, storage: int, value: int) -> None:
+        """Note the value that holds a weight for this offload."""
+        self._values[storage] = value
+
+    def executor(self, src: int, dst: int) -> int:
+        """Return the device on whose stream the weights are copied."""
+        path = self._topology.copy_paths.get((src, dst))
+        return dst if path is None else path.by
+
+    def rows(self, storage: int, ids: int, src: int, dst: int) -> Rows:
+        """Return which rows of a weight are copied."""
+        t = self._graph.tensors[storage]
+        through_host_view = (src, dst) not in self._topology.copy_paths
+        # Only streams of the device that keeps rows copy within its memory.
+        cached = self._current.cached if self.executor(src, dst) == dst else 0
+        return Rows(ids, t.strides[0], through_host_view, cached)
+
+    @property
+    def _current(self) -> OpOffload:
+        assert self._offload is not None
+        return self._offload
+
+
+def _in_program_order(transfers: Sequence[Transfer]) -> tuple[Transfer, ...]:
+    """Return the transfers by the split that they stand before, numbered anew."""
+    ordered = sorted(transfers, key=lambda t: t.before)
+    return tuple(starmap(_numbered, enumerate(ordered)))
+
+
+def _numbered(number: int, transfer: Transfer) -> Transfer:
+    return transfer if transfer.id == number else msgspec.structs.replace(transfer, id=number)

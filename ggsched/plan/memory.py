@@ -60,10 +60,14 @@ class Memory(msgspec.Struct, frozen=True):
         overwrites: For each value that took over the bytes of a dying operand, that operand's
             value id.
         lower_bound: For each arena that was packed (compute and host memory) the most bytes that
-            are live at once, below which no packing can go.
+            must be live at once. No packing needs less.
+        hinted_bound: The same with retention hints (bytes that are left alone so that a device may
+            make one call of several groups), for each arena of which they raise it. No packing
+            that follows all hints needs less.
     """
 
     arenas: tuple[Arena, ...]
     regions: tuple[Region, ...]
     overwrites: dict[int, int]
     lower_bound: dict[int, int]
+    hinted_bound: dict[int, int] = {}

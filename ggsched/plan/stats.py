@@ -37,8 +37,9 @@ class PlanStats(msgspec.Struct, frozen=True):
             when it runs are left out.
         chosen: Bytes of which rows are chosen when it runs, all of them, by path.
         compute: Bytes of compute arenas by device, after alignment.
-        lower_bound: Bytes that are live at once, by device, below which no packing can go; with
+        lower_bound: Bytes that must be live at once, by device, below which no packing can go; with
             several streams those of the heaviest set of values that may be live together.
+        hinted_bound: The same for packings that follow all retention hints.
         weights: Bytes of weights by device.
         states: Bytes of states by device.
         host: Bytes of host memory: inputs, outputs and staging.
@@ -58,6 +59,7 @@ class PlanStats(msgspec.Struct, frozen=True):
     chosen: dict[str, int]
     compute: dict[str, int]
     lower_bound: dict[str, int]
+    hinted_bound: dict[str, int]
     weights: dict[str, int]
     states: dict[str, int]
     host: int
@@ -72,10 +74,7 @@ def plan_stats(plan: Plan) -> PlanStats:
     commands = {str(kind): count for kind, count in sorted(kinds.items(), key=str)}
     host = sum(arena.nbytes for arena in memory.arenas if arena.device == HOST)
     compute = _by_device(plan, "compute")
-    bounds: dict[str, int] = defaultdict(int)
-    for arena_id, nbytes in sorted(memory.lower_bound.items()):
-        if memory.arenas[arena_id].kind == "compute":
-            bounds[device_name(plan, memory.arenas[arena_id].device)] += nbytes
+    bounds = _bounds(plan, memory.lower_bound)
     least = sum(bounds.values())
     return PlanStats(
         nodes=len(plan.nodes),
@@ -89,7 +88,8 @@ def plan_stats(plan: Plan) -> PlanStats:
         copied=_copied(plan, Upload | Download | Copy),
         chosen=_copied(plan, CopyRows),
         compute=compute,
-        lower_bound=dict(bounds),
+        lower_bound=bounds,
+        hinted_bound=_bounds(plan, memory.lower_bound | memory.hinted_bound),
         weights=_by_device(plan, "weight"),
         states=_by_device(plan, "state"),
         host=host,
@@ -118,6 +118,12 @@ def _copied(plan: Plan, kinds: type | UnionType) -> dict[str, int]:
         f"{device_name(plan, src)}->{device_name(plan, dst)}": nbytes
         for (src, dst), nbytes in sorted(moved.items())
     }
+
+
+def _bounds(plan: Plan, of_arena: Mapping[int, int]) -> dict[str, int]:
+    arenas = plan.memory.arenas
+    found = ((arenas[i].device, n) for i, n in of_arena.items() if arenas[i].kind == "compute")
+    return {device_name(plan, d): n for d, n in sorted(_summed(found).items())}
 
 
 def _packed(plan: Plan) -> int:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from ggsched.ids import show
+from ggsched.ir.intervals import overlap
 from ggsched.plan.bundle import Plan
-from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST, Value
 
 
@@ -58,7 +58,7 @@ def _place(plan: Plan, value: Value, uses: list[str]) -> Place:
         tuple(
             show("value", other)
             for other, others in enumerate(plan.memory.regions)
-            if other != value.id and _overlap(region, others)
+            if other != value.id and others.arena == region.arena and overlap(region, others)
         ),
     )
 
@@ -79,7 +79,3 @@ def _uses(plan: Plan) -> list[list[str]]:
             for value in splits.bindings[node]:
                 uses[value].append(show("node", node))
     return uses
-
-
-def _overlap(a: Region, b: Region) -> bool:
-    return a.arena == b.arena and a.offset < b.end and b.offset < a.end

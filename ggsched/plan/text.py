@@ -190,7 +190,9 @@ def _memory(plan: Plan, verbose: bool) -> Iterator[str]:
         if a.kind in ("weight", "state", "cache") and not verbose:
             continue
         least = plan.memory.lower_bound.get(a.id)
+        hinted = plan.memory.hinted_bound.get(a.id)
         bound = f", live at once {nbytes_text(least)}" if least is not None else ""
+        bound += f", {nbytes_text(hinted)} with retention hints" if hinted is not None else ""
         name = f" {a.name!r}" if a.name else ""
         size = nbytes_text(a.nbytes)
         yield f"{show('arena', a.id)} {device_name(plan, a.device)}  {a.kind}{name} {size}{bound}"

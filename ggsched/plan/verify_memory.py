@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ggsched.errors import PlanError
 from ggsched.ids import show
 from ggsched.ir.graph import Graph
+from ggsched.ir.intervals import overlap
 from ggsched.ir.tensor import Role
 from ggsched.plan.memory import Arena, Life, Memory, Region
 from ggsched.plan.splits import HOST, Splits, Value
@@ -41,10 +42,17 @@ def verify_memory(
                 raise PlanError("holds several values", where=show("arena", arena.id))
         else:
             _verify_disjoint(memory, lives, inside)
+    _verify_bounds(memory)
+
+
+def _verify_bounds(memory: Memory) -> None:
     for i, bound in memory.lower_bound.items():
         known = 0 <= i < len(memory.arenas) and not memory.arenas[i].name
         if not known or not 0 <= bound <= memory.arenas[i].nbytes:
             raise PlanError(f"lower bound of {bound} bytes", where=show("arena", max(i, 0)))
+    for i, bound in memory.hinted_bound.items():
+        if not memory.lower_bound.get(i, bound) < bound <= memory.arenas[i].nbytes:
+            raise PlanError(f"bound with hints of {bound} bytes", where=show("arena", max(i, 0)))
 
 
 def _verify_arena(topology: Topology, i: int, arena: Arena) -> None:
@@ -127,7 +135,7 @@ def _verify_disjoint(memory: Memory, lives: Sequence[Life], inside: list[int]) -
         at = bisect_left(alive, (region.offset, v))
         for _, other in alive[max(at - 1, 0) : at + 1]:
             near = memory.regions[other]
-            if near.offset < region.end and region.offset < near.end:
+            if overlap(near, region):
                 what = f"shares bytes with {show('value', other)} while both are alive"
                 raise PlanError(what, where=show("value", v), why=f"{region} and {near}")
         alive.insert(at, (region.offset, v))

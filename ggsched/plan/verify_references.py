@@ -106,6 +106,6 @@ def _places(plan: Plan) -> Iterator[tuple[str, str]]:
     for v, region in enumerate(plan.memory.regions):
         if region.arena not in arenas:
             yield f"in arena {region.arena}", show("value", v)
-    for arena in plan.memory.lower_bound:
+    for arena in (*plan.memory.lower_bound, *plan.memory.hinted_bound):
         if arena not in arenas:
             yield f"lower bound of arena {arena}", "memory"

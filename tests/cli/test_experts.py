@@ -105,3 +105,12 @@ def test_a_plan_says_what_was_predicted(capsys):
     offloads = json.loads(capsys.readouterr().out)["placement"]["offloads"]
     assert len(offloads) == LAYERS
     assert all(o["is_taken"] and o["here_s"] > 0 and o["there_s"] > 0 for o in offloads)
+
+
+def test_a_budget_that_is_too_small_for_copied_rows_is_one_message(capsys):
+    asked = ["--devices", "opencl:0,cpu:0", "--cpu-moe", "--op-offload", "on", "--n-tokens", "4"]
+    assert main(["plan", MOE, *asked, "--memory-budget", "opencl:0=8KiB"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("ggsched: error: opencl:0: needs ")
+    assert "bytes of compute memory, allowed are 8,192" in err

@@ -6,11 +6,15 @@ from hypothesis import strategies as st
 
 from ggsched.errors import PlanError
 from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.join import join_graphs
 from ggsched.passes import make_plan
+from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.options import PlanOptions, StreamPolicy
-from ggsched.plan.command import Barrier, HostSync, Wait
+from ggsched.passes.place import Constraints
+from ggsched.plan.command import Barrier, CopyRows, HostSync, Launch, Wait
 from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
+from ggsched.testing.generators.expert_graphs import expert_graph, expert_homes
 from ggsched.testing.generators.strategies import graphs, seeds
 from ggsched.testing.generators.topologies import constraints, topologies
 from tests.passes.machines import device, machine, pinned
@@ -92,6 +96,28 @@ def test_each_device_has_its_own():
     plan = make_plan(graph, two, wanted, PlanOptions(STREAMS, ((0, least),)), verify=True)
     assert compute(plan) <= least
     assert compute(plan, 1) == compute(free, 1)
+
+
+@pytest.mark.parametrize("cache_nbytes", [0, 1 << 16])
+@pytest.mark.parametrize("ring", [1, 2])
+def test_rows_of_experts_count_as_steps(ring, cache_nbytes):
+    """Copies of rows are steps like all transfers: they have times, and may be waited for."""
+    graph = join_graphs([expert_graph(3, tokens=4)] * 2).graph
+    two = machine(device("gpu:0", max_streams=8), device("cpu:0", is_host=True))
+    policy = ExpertPolicy("on", ring, cache_nbytes)
+    wanted = Constraints(expert_homes(graph, here=1, there=0), experts=policy)
+    free = make_plan(graph, two, wanted, PlanOptions(STREAMS))
+    assert any(isinstance(c, CopyRows) for c in free.commands)
+    least = least_of(graph, two, ONE_BYTE, wanted)
+    assert least < compute(free)
+    plan = make_plan(graph, two, wanted, PlanOptions(STREAMS, ((0, least),)), verify=True)
+    assert compute(plan) <= least
+    assert check_plan(plan).is_clean
+    ends = [
+        {type(plan.commands[i]) for i in (hazard.earlier, hazard.later)}
+        for hazard in (plan.commands[t.command].hazard for t in plan.trades)
+    ]
+    assert ends == [{Launch}], "what waits for rows waits for data"
 
 
 @given(

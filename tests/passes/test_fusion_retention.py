@@ -1,5 +1,6 @@
 """What groups touch of which a device may make one call stays apart until the last has run."""
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -12,6 +13,8 @@ from ggsched.passes import make_plan
 from ggsched.passes.memory.fusion_retention import MAX_NBYTES
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.plan.codec import plan_from_json, plan_to_json
+from ggsched.plan.stats import plan_stats
+from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
 from ggsched.testing.generators.strategies import graphs
 from ggsched.testing.generators.topologies import topologies
@@ -99,6 +102,38 @@ def test_a_budget_counts_for_more():
     assert enough.memory == kept.memory
     with pytest.raises(PlanError, match="needs"):
         planned(graph, ROW, memory_budget=((0, most - 1),))
+
+
+def test_both_bounds_are_stated():
+    """The lower bound is one for every packing; hints are no reason for bytes to be live."""
+    graph = chain()
+    free, kept = planned(graph), planned(graph, ROW)
+    ((arena, nbytes),) = [(a.id, a.nbytes) for a in kept.memory.arenas if a.kind == "compute"]
+    assert kept.memory.lower_bound == free.memory.lower_bound
+    assert free.memory.lower_bound[arena] == compute_nbytes(free) < nbytes
+    assert free.memory.hinted_bound == {}
+    assert kept.memory.hinted_bound == {arena: nbytes}
+    assert "1.0 KiB, live at once 512 B, 1.0 KiB with retention hints" in plan_text(kept)
+    stats = plan_stats(kept)
+    assert (stats.lower_bound, stats.hinted_bound) == ({"gpu:0": 512}, {"gpu:0": 1024})
+    assert plan_stats(free).hinted_bound == plan_stats(free).lower_bound
+
+
+@given(data=st.data(), drawn=graphs(max_nodes=20, chains=True))
+def test_hints_do_not_raise_the_lower_bound(data, drawn):
+    limit = data.draw(st.sampled_from((1, 1, 3)))
+    options = PlanOptions(StreamPolicy(limit, is_forced=limit > 1))
+    machines = topologies(max_devices=2, max_streams=4, fusions=True)
+    _, topology = data.draw(naming_rows(drawn.graph, data.draw(machines), options=options))
+    devices = tuple(replace(d, neighbours=frozenset()) for d in topology.devices)
+    free = make_plan(drawn.graph, replace(topology, devices=devices), options=options)
+    kept = make_plan(drawn.graph, topology, options=options, verify=True)
+    event(f"hints cost bytes: {bool(kept.memory.hinted_bound)}")
+    for arena, least in kept.memory.lower_bound.items():
+        assert least <= free.memory.lower_bound[arena]
+        assert least == free.memory.lower_bound[arena] or limit > 1
+        assert least < kept.memory.hinted_bound.get(arena, least + 1)
+        assert kept.memory.hinted_bound.get(arena, 0) <= kept.memory.arenas[arena].nbytes
 
 
 def test_another_declaration_is_another_machine():

@@ -12,7 +12,7 @@ from ggsched.errors import PlanError
 from ggsched.ir.join import join_graphs
 from ggsched.passes import make_plan
 from ggsched.passes.cost.predict import predict_step
-from ggsched.passes.experts.offload import expected_rows
+from ggsched.passes.cost.work_size import expected_rows
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.plan.command import Copy, CopyRows

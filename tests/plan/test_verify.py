@@ -203,6 +203,8 @@ HERE = [v.id for v in E.splits.values if E.memory.regions[v.id].arena == COMPUTE
         ("overwrites", {HERE[0]: WEIGHT}, "whose bytes it does not lie in"),
         ("lower_bound", {0: 16}, "lower bound of 16"),
         ("lower_bound", {COMPUTE: 1 << 40}, "lower bound"),
+        ("hinted_bound", {COMPUTE: 1 << 40}, "bound with hints"),
+        ("hinted_bound", {COMPUTE: 0}, "bound with hints"),
     ],
 )
 def test_memory(field, value, message):

@@ -44,6 +44,7 @@ def put(items, i, **fields):
         ),
         (within("memory", overwrites={0: 99}), "value 0 overwrites 99"),
         (within("memory", lower_bound={99: 1}), "lower bound of arena 99"),
+        (within("memory", hinted_bound={99: 1}), "lower bound of arena 99"),
         (within("placement", choices=()), "0 choices instead of 4"),
         (within("placement", homes={0: 9}), "home of tensor 0: on device 9"),
         (replace(PLAN, inputs=put(PLAN.inputs, 0, value=99)), "'x': in value 99"),

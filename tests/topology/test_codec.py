@@ -11,7 +11,7 @@ from ggsched.backend.offline_device import paper_devices, paper_topology
 from ggsched.backend.probe import probe
 from ggsched.errors import GgschedError, PlanError, UsageError
 from ggsched.passes import make_plan
-from ggsched.passes.resolve_options import plan_options
+from ggsched.passes.options import plan_options
 from ggsched.plan.codec import plan_to_json
 from ggsched.scheduler import Scheduler
 from ggsched.testing.generators.strategies import graphs

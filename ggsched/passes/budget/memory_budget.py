@@ -11,80 +11,98 @@ bisection. The waits themselves come from the hazards, as all others do.
 from collections.abc import Callable, Mapping, Sequence
 
 from ggsched.errors import PlanError
-from ggsched.passes.budget.relaxed_reuse import Relaxed
-from ggsched.passes.budget.step_times import find_step_times
-from ggsched.passes.budget.trades import with_trades
-from ggsched.passes.cost.predict import predict_step
-from ggsched.passes.draft import Draft
+from ggsched.passes.cost.simulate import PredictedTimeline
+from ggsched.passes.memory.reuse import StepTimes
+from ggsched.passes.order.liveness import Liveness
 from ggsched.plan.bundle import Plan
-from ggsched.topology.cost import MachineRates
+from ggsched.plan.command import Copy, CopyRows, Download, Launch, Upload
+from ggsched.plan.memory import Memory
+from ggsched.topology.model import Topology
 
 _ROUNDS = 10
 _ANY_SLACK = float("-inf")
 
-Finish = Callable[[Relaxed], Plan]
-"""Makes the rest of a plan from an order of the values."""
+Slack = Mapping[int, float]
+"""By device the least slack with which two values may share bytes."""
 
 
-def over_budget(plan: Plan, budget: Mapping[int, int]) -> list[int]:
+def over_budget(memory: Memory, budget: Mapping[int, int]) -> list[int]:
     """Return the devices whose compute arenas are larger than they may be."""
-    used = _compute_nbytes(plan)
+    used = _compute_nbytes(memory)
     return [d for d, most in sorted(budget.items()) if used.get(d, 0) > most]
 
 
-def keep_budget(
-    draft: Draft, plan: Plan, budget: Mapping[int, int], rates: MachineRates, finish: Finish
-) -> Plan:
-    """Return a plan within the budget, its added waits named as trades.
+def find_slack(
+    over: Sequence[int],
+    times: StepTimes,
+    budget: Mapping[int, int],
+    topology: Topology,
+    allocate: Callable[[Slack], Memory],
+) -> Memory:
+    """Return memory within the budget, of which as much as possible needs no costly wait.
 
     Args:
-        draft: Of the plan.
-        plan: The plan without added waits.
+        over: Devices whose budget is not kept without added waits.
+        times: When each step runs without added waits.
         budget: Most bytes of the compute arena by device index.
-        rates: Of the machine.
-        finish: Makes the rest of the plan from an order of the values.
+        topology: The machine.
+        allocate: Plans memory with the slack that it is given.
 
     Raises:
         PlanError: no waits keep the budget; the message has the least that is needed.
     """
-    over = over_budget(plan, budget)
-    if draft.is_sequential:
-        raise _too_little(plan, budget, over)
-    times = find_step_times(draft, plan, predict_step(draft.graph, plan, rates).timeline)
-
-    def relaxed(least: Mapping[int, float]) -> Plan:
-        return finish(Relaxed(draft, times, least))
-
-    best = relaxed(dict.fromkeys(over, _ANY_SLACK))
-    if still := over_budget(best, budget):
-        raise _too_little(best, budget, still)
+    best = allocate(dict.fromkeys(over, _ANY_SLACK))
+    require_budget(best, budget, topology)
     span = max(times.end_s, default=0.0)
     low, high = dict.fromkeys(over, -span), dict.fromkeys(over, span)
     for _ in range(_ROUNDS):
         middle = {d: (low[d] + high[d]) / 2 for d in over}
-        found = relaxed(middle)
+        found = allocate(middle)
         failed = over_budget(found, budget)
         for d in over:
             (high if d in failed else low)[d] = middle[d]
         if not failed:
             best = found
-    return with_trades(best, predict_step(draft.graph, best, rates).timeline, rates)
+    return best
 
 
-def _compute_nbytes(plan: Plan) -> dict[int, int]:
+def require_budget(memory: Memory, budget: Mapping[int, int], topology: Topology) -> None:
+    """Refuse memory in which everything that may share bytes does, if it is over its budget.
+
+    Raises:
+        PlanError: it is; the message has the least that is needed.
+    """
+    for device in over_budget(memory, budget):
+        raise PlanError(
+            f"needs {_compute_nbytes(memory)[device]:,} bytes of compute memory, "
+            f"allowed are {budget[device]:,}",
+            where=topology.devices[device].name,
+            why="everything that may share bytes does",
+            hint="allow more, or give it fewer layers or smaller micro-batches",
+        )
+
+
+def find_step_times(live: Liveness, plan: Plan, timeline: PredictedTimeline) -> StepTimes:
+    """Return the times of the steps of a plan whose commands run at these times."""
+    node_step, transfer_step = live.node_step, live.transfer_step
+    count = len(node_step) + len(transfer_step)
+    start, end = [0.0] * count, [0.0] * count
+    for span in timeline.spans:
+        command = plan.commands[span.command]
+        if isinstance(command, Launch):
+            steps = [node_step[s.node] for s in command.steps]
+        else:
+            assert isinstance(command, Upload | Download | Copy | CopyRows)
+            steps = [transfer_step[command.transfer]]
+        each = (span.end_s - span.start_s) / len(steps)
+        for k, step in enumerate(steps):
+            start[step], end[step] = span.start_s + k * each, span.start_s + (k + 1) * each
+    return StepTimes(tuple(start), tuple(end))
+
+
+def _compute_nbytes(memory: Memory) -> dict[int, int]:
     used: dict[int, int] = {}
-    for a in plan.memory.arenas:
+    for a in memory.arenas:
         if a.kind == "compute":
             used[a.device] = used.get(a.device, 0) + a.nbytes
     return used
-
-
-def _too_little(plan: Plan, budget: Mapping[int, int], over: Sequence[int]) -> PlanError:
-    device = over[0]
-    return PlanError(
-        f"needs {_compute_nbytes(plan)[device]:,} bytes of compute memory, "
-        f"allowed are {budget[device]:,}",
-        where=plan.devices[device].name,
-        why="everything that may share bytes does",
-        hint="allow more, or give it fewer layers or smaller micro-batches",
-    )

@@ -8,6 +8,7 @@ from ggsched.plan.command import (
     Barrier,
     Command,
     Copy,
+    CopyRows,
     Download,
     HostSync,
     Launch,
@@ -41,6 +42,8 @@ def _is_for_memory(plan: Plan, sync: Sync) -> bool:
     hazard = sync.hazard
     if hazard.next_run or min(hazard.earlier, hazard.later) < 0:
         return False
+    if plan.memory.arenas[hazard.arena].kind == "cache":  # holds rows, which are no value's
+        return False
     earlier, later = (_touched(plan, plan.commands[i]) for i in (hazard.earlier, hazard.later))
     for value in earlier & later:
         region = plan.memory.regions[value]
@@ -58,6 +61,9 @@ def _touched(plan: Plan, command: Command) -> set[int]:
         case Upload() | Download() | Copy():
             t = plan.splits.transfers[command.transfer]
             return {t.src, t.dst}
+        case CopyRows():
+            t = plan.splits.transfers[command.transfer]
+            return {t.src, t.dst} if t.rows is None else {t.src, t.dst, t.rows.ids}
         case _:
             return set()
 

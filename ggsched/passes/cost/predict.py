@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from ggsched.ir.graph import Graph
 from ggsched.passes.cost.simulate import PredictedSpan, PredictedTimeline, Work, simulate
-from ggsched.passes.cost.work_size import node_cost
-from ggsched.passes.experts.offload import expected_rows
+from ggsched.passes.cost.work_size import expected_rows, node_cost
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Copy, CopyRows, Download, Launch, Upload
 from ggsched.topology.cost import HOST, MachineRates

@@ -66,3 +66,11 @@ def node_size(graph: Graph, node: Node) -> tuple[float, float]:
             return 8.0 * operands[0].size, nbytes
         case _:
             return 2.0 * max(result.size, operands[0].size), nbytes
+
+
+def expected_rows(count: int, draws: int) -> float:
+    """Return how many of ``count`` rows are named when each of ``draws`` ids names any of them.
+
+    Ids of one token differ, so slightly more are; and routers have favourites, so fewer.
+    """
+    return count * (1.0 - (1.0 - 1.0 / count) ** draws) if count else 0.0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.cost.work_size import node_cost
+from ggsched.passes.cost.work_size import expected_rows, node_cost
 from ggsched.passes.experts.find import ExpertBlock, chosen_rows, find_blocks
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.plan.placement import OpOffload, Placement, PlacementChoice
@@ -58,14 +58,6 @@ def _readers(graph: Graph) -> dict[int, list[int]]:
         for tid in node.inputs:
             readers.setdefault(graph.tensors[tid].storage, []).append(node.id)
     return readers
-
-
-def expected_rows(count: int, draws: int) -> float:
-    """Return how many of ``count`` rows are named when each of ``draws`` ids names any of them.
-
-    Ids of one token differ, so slightly more are; and routers have favourites, so fewer.
-    """
-    return count * (1.0 - (1.0 - 1.0 / count) ** draws) if count else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,15 @@ whatever the streams do: the waits for it are what a ring of that length costs.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
-from ggsched.passes.experts.memory import add_caches, add_rings
+from ggsched.passes.memory.concurrent_bound import concurrent_bound
 from ggsched.passes.memory.fusion_retention import Retention
+from ggsched.passes.memory.interference import Interferes
 from ggsched.passes.memory.packing import MemoryBlock, pack_bounded
 from ggsched.passes.memory.reuse import ReuseOrder, Sequential
 from ggsched.passes.memory.rings import Slot
@@ -44,21 +45,25 @@ class ReusePolicy:
         order: What is over before what begins.
         rings: The slot of each value that is handed over in turns.
         effort: How long to look for a tighter packing, see ``pack``.
-        kept: What neighbours wish for.
+        retention: Bytes that are left alone longer than values live, where that fits.
     """
 
     order: ReuseOrder
     rings: Mapping[int, Slot] = field(default_factory=dict)
     effort: int = 0
-    kept: Retention = field(default_factory=Retention)
+    retention: Retention = field(default_factory=Retention)
+
+    def without_hints(self) -> "ReusePolicy":
+        """Return the policy that leaves no bytes alone."""
+        return replace(self, retention=Retention())
 
 
 def allocate(
     graph: Graph,
     topology: Topology,
     splits: Splits,
-    timeline: Liveness,
-    sharing: ReusePolicy,
+    live: Liveness,
+    policy: ReusePolicy,
 ) -> Memory:
     """Return arenas, a region for each value, and who took over whose bytes.
 
@@ -66,13 +71,17 @@ def allocate(
         graph: The graph.
         topology: The machine.
         splits: Values, and who touches them.
-        timeline: Lives of the values in program order.
-        sharing: When values may share bytes.
+        live: Lives of the values in program order.
+        policy: When values may share bytes.
     """
-    overwrites = _overwrites(graph, splits, timeline, sharing)
+    overwrites = _overwrites(graph, splits, live, policy)
+    has_hints = bool(policy.retention.held)
+    plain = policy.without_hints()
+    without_hints = _overwrites(graph, splits, live, plain) if has_hints else {}
     arenas: list[Arena] = []
     regions: list[Region] = [Region(0, 0, 0)] * len(splits.values)
     bounds: dict[int, int] = {}
+    hinted: dict[int, int] = {}
     groups: dict[tuple[int, ArenaKind], list[Value]] = {}
     for v in splits.values:
         if v.bound:
@@ -87,38 +96,56 @@ def allocate(
         alignment = HOST_ALIGNMENT if device == HOST else topology.devices[device].alignment
         # The host uses its slots before the first step and after the last one.
         lasting = kind in ("input", "output")
-        order = Sequential(timeline.lives) if lasting else sharing.order
-        packer = _Packer(order, overwrites, sharing, timeline.lives)
+        order = Sequential(live.lives) if lasting else policy.order
+        packer = _Packer(order, overwrites, policy, live.lives)
         total, bound = packer.pack(values, alignment, len(arenas), regions)
-        bounds[len(arenas)] = bound
+        least = bound
+        if has_hints and kind == "compute":
+            other = _Packer(order, without_hints, plain, live.lives)
+            least = min(bound, other.bound(values, alignment))
+        bounds[len(arenas)] = least
+        if least < bound:
+            hinted[len(arenas)] = bound
         arenas.append(Arena(len(arenas), kind, device, total, alignment))
-    add_rings(topology, splits, arenas, regions)
-    add_caches(topology, splits, arenas)
-    return Memory(tuple(arenas), tuple(regions), overwrites, bounds)
+    _add_rings(topology, splits, arenas, regions)
+    _add_caches(topology, splits, arenas)
+    return Memory(tuple(arenas), tuple(regions), overwrites, bounds, hinted)
 
 
 @dataclass(frozen=True, slots=True)
 class _Packer:
     order: ReuseOrder
-    overwrites: dict[int, int]
-    sharing: ReusePolicy
+    overwrites: Mapping[int, int]
+    policy: ReusePolicy
     lives: Sequence[Life]
 
     def pack(
         self, values: list[Value], alignment: int, arena: int, regions: list[Region]
     ) -> tuple[int, int]:
         """Give each value its region; return the arena's size and its lower bound."""
-        members, sizes = self._blocks(values, alignment)
-        windows, apart = self.order.live_ranges(members)
-        if self.sharing.kept.until:
-            windows, apart = self.sharing.kept.granted(members, windows, apart)
-        blocks = [MemoryBlock(*life, nbytes) for life, nbytes in zip(windows, sizes, strict=True)]
-        packed = pack_bounded(blocks, apart, effort=self.sharing.effort)
+        members, blocks, apart = self._problem(values, alignment)
+        packed = pack_bounded(blocks, apart, effort=self.policy.effort)
         nbytes = {v.id: v.nbytes for v in values}
         for ids, offset in zip(members, packed.offsets, strict=True):
             for v in ids:
                 regions[v] = Region(arena, offset, nbytes[v])
         return packed.total, packed.bound.nbytes
+
+    def bound(self, values: list[Value], alignment: int) -> int:
+        """Return the lower bound of the arena's size alone."""
+        _, blocks, apart = self._problem(values, alignment)
+        return concurrent_bound(blocks, apart).nbytes
+
+    def _problem(
+        self, values: list[Value], alignment: int
+    ) -> tuple[list[list[int]], list[MemoryBlock], Interferes | None]:
+        """Return the values of each block, the blocks, and which of them may share bytes."""
+        members, sizes = self._blocks(values, alignment)
+        windows, apart = self.order.live_ranges(members)
+        if self.policy.retention.until:
+            windows, apart = self.policy.retention.extend(members, windows, apart)
+        blocks = [MemoryBlock(*life, nbytes) for life, nbytes in zip(windows, sizes, strict=True)]
+        return members, blocks, apart
 
     def _blocks(self, values: list[Value], alignment: int) -> tuple[list[list[int]], list[int]]:
         """Return the values that have the same bytes one after another, and how many bytes."""
@@ -128,7 +155,7 @@ class _Packer:
         sizes: list[int] = []
         for v in values:
             taken = self.overwrites.get(v.id)
-            slot = self.sharing.rings.get(v.id)
+            slot = self.policy.rings.get(v.id)
             block = len(members)
             if taken is not None:
                 block = block_of[taken]
@@ -148,14 +175,14 @@ class _Packer:
 
 
 def _overwrites(
-    graph: Graph, splits: Splits, timeline: Liveness, sharing: ReusePolicy
+    graph: Graph, splits: Splits, live: Liveness, policy: ReusePolicy
 ) -> dict[int, int]:
     """Return for each value that takes over a dying operand's bytes that operand's value."""
     taken: dict[int, int] = {}
-    values, lives, bindings = splits.values, timeline.lives, splits.bindings
-    held, wished, rings = timeline.held, sharing.kept.held, sharing.rings
-    is_last = sharing.order.is_last
-    for node, step in zip(graph.nodes, timeline.node_step, strict=True):
+    values, lives, bindings = splits.values, live.lives, splits.bindings
+    held, hints, rings = live.held, policy.retention.held, policy.rings
+    is_last = policy.order.is_last
+    for node, step in zip(graph.nodes, live.node_step, strict=True):
         candidates = OPS[node.op].may_overwrite
         if not candidates or node.modes[-1] != "w":
             continue
@@ -169,7 +196,7 @@ def _overwrites(
                 operand != result
                 and lives[operand].death == step
                 and operand not in held.get(node.id, ())
-                and operand not in wished.get(node.id, ())
+                and operand not in hints.get(node.id, ())
                 and operand not in rings
                 and is_last(operand, result, step)
                 and _can_take(graph, node, k, splits)
@@ -200,3 +227,50 @@ def _can_take(graph: Graph, node: Node, k: int, splits: Splits) -> bool:
         (t.offset, t.shape, t.strides) == (operand.offset, operand.shape, operand.strides)
         for t in others
     ) and all(i in OPS[node.op].may_overwrite for i, v in enumerate(bound[:-1]) if v == value.id)
+
+
+def _add_rings(
+    topology: Topology, splits: Splits, arenas: list[Arena], regions: list[Region]
+) -> None:
+    """Add an arena for the staging ring of each device, and the regions of the values in it.
+
+    A slot holds the weights of one block at a time, row for row as they lie at home, so that
+    kernels need not know. All slots have the length of the longest.
+    """
+    fills: dict[tuple[int, int, int], list[int]] = {}
+    for t in splits.transfers:
+        target = splits.values[t.dst]
+        if target.ring >= 0:
+            fills.setdefault((target.device, target.ring, t.before), []).append(target.id)
+    for device in sorted({device for device, _, _ in fills}):
+        alignment = topology.devices[device].alignment
+        inside: dict[int, tuple[int, int]] = {}
+        longest = slots = 0
+        for (where, slot, _), values in fills.items():
+            if where != device:
+                continue
+            at = 0
+            for v in values:
+                inside[v] = slot, at
+                at += -(-splits.values[v].nbytes // alignment) * alignment
+            longest, slots = max(longest, at), max(slots, slot + 1)
+        arena = len(arenas)
+        for v, (slot, offset) in inside.items():
+            regions[v] = Region(arena, slot * longest + offset, splits.values[v].nbytes)
+        arenas.append(Arena(arena, "compute", device, slots * longest, alignment))
+
+
+def _add_caches(topology: Topology, splits: Splits, arenas: list[Arena]) -> None:
+    """Add an arena for each weight of which a device keeps rows from run to run.
+
+    Where in it each row lies is decided when the plan runs.
+    """
+    known: set[tuple[int, str]] = set()
+    for t in splits.transfers:
+        if t.rows is None or not t.rows.cached:
+            continue
+        device, name = splits.values[t.dst].device, splits.values[t.src].bound
+        if (device, name) not in known:
+            known.add((device, name))
+            nbytes, alignment = t.rows.cached * t.rows.nbytes, topology.devices[device].alignment
+            arenas.append(Arena(len(arenas), "cache", device, nbytes, alignment, name))

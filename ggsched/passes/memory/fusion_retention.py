@@ -1,11 +1,11 @@
-"""Neighbours: bytes that are left alone while groups run of which a device may make one call.
+"""Retention: bytes that are left alone while groups run of which a device may make one call.
 
 A device makes one call of groups that follow each other if none of them writes what another one
 touches, for the parts of a call run in any order. Which groups those are it names in
 ``DeviceFacts.neighbours``. What they touch keeps its bytes until the last of them has run. A result
 may take the place of an operand if no other of them touches either: one that others read is
-computed by each part of the call that needs it. That is a wish and no more: without it a plan is as
-right, and the device runs the groups one by one.
+computed by each part of the call that needs it. It is a hint: without it the plan is just as
+correct, and the device runs the groups one by one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from ggsched.plan.streams import Streams
 from ggsched.topology.model import Topology
 
 MAX_NBYTES: Final = 1 << 19
-"""What some neighbours may keep beyond its life. One call of several groups saves time where they
+"""Bytes that one call may keep beyond their lives. One call of several groups saves time where they
 are small, as in decoding: four tokens of the largest models have less to rotate."""
 
 Row = tuple[list[str], list[tuple[int, ...]]]
@@ -31,10 +31,10 @@ Row = tuple[list[str], list[tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What neighbours wish for.
+    """Hints to ``allocate``.
 
     Attributes:
-        until: For some values the step until which nobody else gets their bytes.
+        until: For some values the step until which no other value gets their bytes.
         held: For the last node of each of the groups the values whose bytes its result does not
             take over, because others touch them or the result.
     """
@@ -42,10 +42,10 @@ class Retention:
     until: Mapping[int, int] = field(default_factory=dict)
     held: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
-    def granted(
+    def extend(
         self, members: Sequence[Sequence[int]], windows: list[Life], apart: Interferes | None
     ) -> tuple[list[Life], Interferes | None]:
-        """Return windows and what ``Order.live_ranges`` says beside them, with wishes granted."""
+        """Return what ``ReuseOrder.live_ranges`` returned, with the hints added."""
         until = self.until
         ends = [max((until[v] for v in ids if v in until), default=-1) for ids in members]
         longer = [Life(w.birth, max(w.death, end)) for w, end in zip(windows, ends, strict=True)]
@@ -60,15 +60,15 @@ class Retention:
         return longer, are_apart
 
 
-def find_kept(
+def find_retention(
     graph: Graph,
     topology: Topology,
     splits: Splits,
     streams: Streams,
     fusions: Sequence[Fusion],
-    timeline: Liveness,
+    live: Liveness,
 ) -> Retention:
-    """Return what neighbours wish for. Takes time in proportion to the graph."""
+    """Return the hints for a machine. Takes time in proportion to the graph."""
     wanted = [_by_first(facts.neighbours) for facts in topology.devices]
     if not any(wanted[s.device] for s in splits.splits):
         return Retention()
@@ -81,8 +81,8 @@ def find_kept(
             for at, end in _matches(names, wanted[s.device]):
                 rows = [{v for n in group for v in splits.bindings[n]} for group in nodes[at:end]]
                 seen = set().union(*rows)
-                last = timeline.node_step[nodes[end - 1][-1]]
-                dead = [v for v in seen if timeline.lives[v].death < last]
+                last = live.node_step[nodes[end - 1][-1]]
+                dead = [v for v in seen if live.lives[v].death < last]
                 if sum(splits.values[v].nbytes for v in dead) > MAX_NBYTES:
                     continue
                 until.update((v, max(until.get(v, 0), last)) for v in dead)

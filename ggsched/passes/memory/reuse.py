@@ -1,19 +1,22 @@
-"""Reuse: when values may share bytes, in program order or in the order of several streams."""
+"""Reuse: when values may share bytes.
 
-from collections.abc import Sequence
+In program order where everything runs on one lane; on several lanes where the data flow orders
+them; with a memory budget also where an added wait is predicted to cost little.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ggsched.passes.memory.interference import Interferes
 from ggsched.passes.order.liveness import Liveness
 from ggsched.passes.order.visibility import Known, Visibility, touched_lanes
 from ggsched.plan.memory import Life
+from ggsched.plan.splits import Splits
 
 
 class ReuseOrder(Protocol):
     """What ``allocate`` asks about values that share a block of bytes, one after another."""
-
-    def life(self, values: Sequence[int]) -> Life:
-        """Return the steps from the first write to the last access, in program order."""
 
     def live_ranges(self, members: Sequence[Sequence[int]]) -> tuple[list[Life], Interferes | None]:
         """Return which blocks may not share bytes.
@@ -33,13 +36,10 @@ class Sequential:
     def __init__(self, lives: Sequence[Life]) -> None:
         self._lives = lives
 
-    def life(self, values: Sequence[int]) -> Life:
-        """See ``ReuseOrder``."""
-        return Life(self._lives[values[0]].birth, self._lives[values[-1]].death)
-
     def live_ranges(self, members: Sequence[Sequence[int]]) -> tuple[list[Life], Interferes | None]:
         """See ``ReuseOrder``."""
-        return [self.life(values) for values in members], None
+        lives = self._lives
+        return [Life(lives[ids[0]].birth, lives[ids[-1]].death) for ids in members], None
 
     def is_last(self, operand: int, result: int, step: int) -> bool:
         """See ``ReuseOrder``."""
@@ -49,22 +49,18 @@ class Sequential:
 class Concurrent:
     """Several lanes: what comes before what is asked of the visibility table."""
 
-    def __init__(self, visibility: Visibility, timeline: Liveness) -> None:
+    def __init__(self, visibility: Visibility, live: Liveness) -> None:
         self._visibility = visibility
-        self._lives = timeline.lives
+        self._lives = live.lives
 
-    def life(self, values: Sequence[int]) -> Life:
-        """See ``ReuseOrder``."""
-        return Life(self._lives[values[0]].birth, self._lives[values[-1]].death)
-
-    def live_ranges(self, members: Sequence[Sequence[int]]) -> tuple[list[Life], Interferes | None]:
+    def live_ranges(self, members: Sequence[Sequence[int]]) -> tuple[list[Life], Interferes]:
         """See ``ReuseOrder``: until the birth of the last block that does not know it to be free.
 
         Lanes that write none of the blocks first never need to know.
         """
         lives = self._lives
         births = [ids[0] for ids in members]
-        lasts = list(map(self._last, members))
+        lasts = list(map(self.last, members))
         unaware = self._visibility.last_conflicting_birth(births, lasts)
         windows = [
             Life(lives[first].birth, max(lives[ids[-1]].death, step))
@@ -97,9 +93,66 @@ class Concurrent:
                 return False
         return True
 
-    def _last(self, values: Sequence[int]) -> Known:
+    def last(self, values: Sequence[int]) -> Known:
         """Return the last step of each lane that touches one of the values."""
         last = self._visibility.last
         if len(values) == 1:
             return last[values[0]]
         return tuple(map(max, *[last[v] for v in values]))
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds from the start of a run, by step; a launch's are spread evenly over its nodes."""
+
+    start_s: tuple[float, ...]
+    end_s: tuple[float, ...]
+
+
+class Relaxed:
+    """Several lanes, and pairs that program order keeps apart, by the predicted time between them.
+
+    Args:
+        order: The order of the data flow.
+        live: Lives of the values.
+        splits: The values.
+        times: When steps run without any added wait.
+        least: By device the least predicted seconds from the last access to the one value to the
+            first write of the other with which they may share bytes; devices that are not named
+            share only what the data flow orders.
+    """
+
+    def __init__(
+        self,
+        order: Concurrent,
+        live: Liveness,
+        splits: Splits,
+        times: StepTimes,
+        least: Mapping[int, float],
+    ) -> None:
+        self._order, self._lives, self._values = order, live.lives, splits.values
+        self._times, self._least = times, least
+        self.is_last = order.is_last
+
+    def live_ranges(self, members: Sequence[Sequence[int]]) -> tuple[list[Life], Interferes | None]:
+        """See ``ReuseOrder``."""
+        windows, ordered = self._order.live_ranges(members)
+        if not members or self._values[members[0][0]].device not in self._least:
+            return windows, ordered
+        least = self._least[self._values[members[0][0]].device]
+        lives = [Life(self._lives[ids[0]].birth, self._lives[ids[-1]].death) for ids in members]
+        done_s = [self._done_s(ids) for ids in members]
+        start_s = [self._times.start_s[life.birth] for life in lives]
+
+        def are_apart(i: int, j: int) -> bool:
+            if ordered(i, j):
+                return True
+            if lives[i].birth > lives[j].birth:
+                i, j = j, i
+            return lives[i].death < lives[j].birth and start_s[j] - done_s[i] >= least
+
+        return windows, are_apart
+
+    def _done_s(self, values: Sequence[int]) -> float:
+        """Return when the last access ends, on whichever lane."""
+        return max((self._times.end_s[s] for s in self._order.last(values) if s >= 0), default=0.0)

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from ggsched.ir.graph import Graph
 from ggsched.passes.order.access_intervals import ArenaHistory, Conflict
-from ggsched.passes.order.enqueue_order import Item, host_reads, is_edge
-from ggsched.passes.order.hazards import Dependency, Lanes
+from ggsched.passes.order.enqueue_order import EnqueueOrder, Item, host_reads, is_edge
 from ggsched.plan.splits import Splits, Transfer
 
 Touch = tuple[int, int, int]
@@ -18,51 +17,39 @@ Touch = tuple[int, int, int]
 
 
 def find_dependencies(
-    graph: Graph, splits: Splits, outline: Sequence[Item], lanes: Lanes, order: Sequence[int]
-) -> list[Sequence[Dependency]]:
+    graph: Graph, splits: Splits, order: EnqueueOrder
+) -> tuple[Sequence[Conflict], ...]:
     """Return for each item the latest item of each other lane that it must follow.
 
-    Args:
-        graph: The graph.
-        splits: Values, and who touches them.
-        outline: Items in program order.
-        lanes: Lanes of the items.
-        order: Nodes in the order in which they run.
+    They name no bytes, which are not known yet.
     """
-    return _DataFlow(graph, splits, outline, lanes, order).run()
+    return tuple(_DataFlow(graph, splits, order).run())
 
 
 class _DataFlow:
-    def __init__(
-        self,
-        graph: Graph,
-        splits: Splits,
-        outline: Sequence[Item],
-        lanes: Lanes,
-        order: Sequence[int],
-    ) -> None:
-        self.graph, self.splits, self.outline, self.order = graph, splits, outline, order
-        self.lane_of = lanes.of_item
+    def __init__(self, graph: Graph, splits: Splits, order: EnqueueOrder) -> None:
+        self.graph, self.splits, self.items, self.nodes = graph, splits, order.items, order.nodes
+        self.lane_of = order.lanes.of_item
         self.writer = [-1] * len(splits.values)
         self.histories = self._histories()
         self.found: list[Conflict] = []
         self.latest: dict[int, int] = {}
 
-    def run(self) -> list[Sequence[Dependency]]:
+    def run(self) -> list[Sequence[Conflict]]:
         """Follow the items in program order."""
-        out: list[Sequence[Dependency]] = []
-        order, lane_of, latest = self.order, self.lane_of, self.latest
+        out: list[Sequence[Conflict]] = []
+        nodes, lane_of, latest = self.nodes, self.lane_of, self.latest
         transfers = self.splits.transfers
-        for number, item in enumerate(self.outline):
+        for number, item in enumerate(self.items):
             lane = lane_of[number]
             if item.kind == "host":
                 self._host(item, number, lane)
             elif item.kind != "launch":
                 self._transfer(transfers[item.source], item.has_source, number, lane)
             elif item.end == item.first + 1:
-                self._node(order[item.first], number, lane)
+                self._node(nodes[item.first], number, lane)
             else:
-                for n in order[item.first : item.end]:
+                for n in nodes[item.first : item.end]:
                     self._node(n, number, lane)
             if latest:
                 out.append([("RAW", 0, 0, 0, earlier) for earlier in latest.values()])
@@ -96,7 +83,7 @@ class _DataFlow:
 
     def _host(self, item: Item, number: int, lane: int) -> None:
         splits = self.splits
-        if not is_edge(self.outline, number):
+        if not is_edge(self.items, number):
             self._read(*host_reads(splits, splits.transfers[item.source]), number, lane)
         elif number:
             for v in splits.values:
@@ -149,7 +136,7 @@ class _DataFlow:
         for t in splits.transfers:
             writes[t.dst] += 1
         return {
-            v.id: ArenaHistory(v.nbytes)
+            v.id: ArenaHistory()
             for v in splits.values
             if v.nbytes and (writes[v.id] > 1 or (v.bound and writes[v.id]))
         }

@@ -64,7 +64,7 @@ class _Writer:
     def _work(self, sync: SyncPlan) -> list[tuple[int, Sync]]:
         """Write launches, transfers and records; return what belongs in between, and where."""
         out, id_of, event_of, before = self.out, self.id_of, self.event_of, sync.before
-        every = [s for syncs in before.values() for s in syncs] + sync.at_end
+        every = [s for syncs in before.values() for s in syncs] + list(sync.at_end)
         recorded = {s.earlier for s in every if s.means in ("wait", "host_event")}
         between: list[tuple[int, Sync]] = []
         open_split = -1

@@ -1,11 +1,15 @@
-"""Outline: what is enqueued and where, before anything is said about bytes.
+"""Enqueue order: what is enqueued, where and in which order, before anything is said about bytes.
 
 Items in program order: the host's writes of the inputs, then for each split its transfers and its
 launches, then the read-backs, then the host's reads of the outputs. ``work`` adds the bytes that
-each touches once memory is planned; ``visibility`` needs the outline alone.
+each touches once memory is planned.
+
+A *lane* is what keeps order by itself: a stream, or on a device whose copies and launches are not
+ordered with each other (``copy_order``), the copies of a stream and its launches apart.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
@@ -40,17 +44,68 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     has_source: bool = True
 
 
-def list_outline(
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The lane of each item, and of the host.
+
+    Attributes:
+        of_item: Lane of each item.
+        of_stream: The lanes of each stream, one or two.
+        host: The host's lane.
+    """
+
+    of_item: tuple[int, ...]
+    of_stream: tuple[tuple[int, ...], ...]
+    host: int
+
+    @property
+    def count(self) -> int:
+        """Number of lanes."""
+        return self.host + 1
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueueOrder:
+    """The order in which the host enqueues.
+
+    Attributes:
+        items: All items in program order, the host's accesses first and last.
+        nodes: Nodes in the order in which they run.
+        lanes: The lane of each item.
+    """
+
+    items: tuple[Item, ...]
+    nodes: Sequence[int]
+    lanes: Lanes
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether all work is on one lane, the host's own apart."""
+        return self.lanes.count <= 2
+
+
+def find_order(
     topology: Topology, splits: Splits, streams: Streams, fusions: Sequence[Fusion] = ()
-) -> list[Item]:
-    """Return all items in program order, the host's accesses first and last.
+) -> EnqueueOrder:
+    """Return the order in which the host enqueues.
 
     An upload to a device that ``snapshots_uploads`` reads its source while it is being enqueued,
     which is an access of the host; the rest of it is the stream's. Of a copy of rows the host reads
     the ids. A split on one stream is one launch; on several, each node is, and each group; also
     where rows are copied, so that the first product need not wait for the rows of the last.
     """
-    order = run_order(len(splits.bindings), fusions)
+    nodes = run_order(len(splits.bindings), fusions)
+    items = tuple(_list_items(topology, splits, streams, fusions, nodes))
+    return EnqueueOrder(items, nodes, _find_lanes(items, streams, topology))
+
+
+def _list_items(
+    topology: Topology,
+    splits: Splits,
+    streams: Streams,
+    fusions: Sequence[Fusion],
+    order: Sequence[int],
+) -> list[Item]:
     size_of = {f.nodes[0]: len(f.nodes) for f in fusions}
     snapshots = [topology.devices[s.device].snapshots_uploads for s in streams.streams]
     items = [Item("host", NO_STREAM, 0)]
@@ -79,6 +134,23 @@ def list_outline(
                     at = end
     items.append(Item("host", NO_STREAM, 1))
     return items
+
+
+def _find_lanes(items: Sequence[Item], streams: Streams, topology: Topology) -> Lanes:
+    of_stream: list[tuple[int, ...]] = []
+    count = 0
+    for s in streams.streams:
+        width = 1 if topology.devices[s.device].copy_order == "stream" else 2
+        of_stream.append(tuple(range(count, count + width)))
+        count += width
+    of_item = []
+    for item in items:
+        if item.stream == NO_STREAM:
+            of_item.append(count)
+        else:
+            lanes = of_stream[item.stream]
+            of_item.append(lanes[0] if item.kind == "launch" else lanes[-1])
+    return Lanes(tuple(of_item), tuple(of_stream), count)
 
 
 def is_edge(items: Sequence[Item], number: int) -> bool:

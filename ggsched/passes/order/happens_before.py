@@ -1,21 +1,20 @@
-"""Known: what is known to be complete, while items and synchronisation are written down."""
+"""Happens-before: what is known to be complete, while items and synchronisation are written down.
+
+One vector per lane and one for the host; entry k is the latest item of lane k that is known to be
+complete before whatever comes next on that lane. Method: vector clocks (Mattern 1989), over lanes
+instead of processes. The sanitizer has clocks of its own and does not use these.
+"""
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple, Self
 
-from ggsched.passes.order.clocks import Clocks
-from ggsched.passes.order.hazards import Dependency, Lanes
+from ggsched.passes.order.access_intervals import Conflict
+from ggsched.passes.order.enqueue_order import EnqueueOrder
+
+Clock = tuple[int, ...]
 
 SyncKind = Literal["wait", "barrier", "host_event", "host_stream"]
-
-
-class Enqueued(Protocol):
-    """What has a stream: an item of the outline, or the work of one."""
-
-    @property
-    def stream(self) -> int:
-        """Stream that runs it, or ``NO_STREAM``."""
 
 
 class Sync(NamedTuple):
@@ -34,9 +33,64 @@ class Sync(NamedTuple):
     means: SyncKind
     stream: int
     earlier: int
-    dependency: Dependency
+    dependency: Conflict
     later: int
     next_run: bool = False
+
+
+class Clocks:
+    """Vector clocks of all lanes; items are numbered in program order, -1 is 'nothing'."""
+
+    def __init__(self, lane_count: int, host: int) -> None:
+        self._now = [[-1] * lane_count for _ in range(lane_count)]
+        self._host = host
+        self._host_changed = [False] * lane_count
+        self._after: dict[int, Clock] = {}
+
+    def copy(self) -> Self:
+        """Return clocks that go on by themselves from here."""
+        other = type(self)(len(self._now), self._host)
+        other._now = [list(now) for now in self._now]
+        other._host_changed = list(self._host_changed)
+        other._after = dict(self._after)
+        return other
+
+    def knows(self, lane: int, other: int, item: int) -> bool:
+        """Whether the next item of ``lane`` comes after ``item`` of lane ``other``."""
+        return self._now[lane][other] >= item or self._now[self._host][other] >= item
+
+    def join(self, lane: int, clock: Sequence[int]) -> None:
+        """Let the next item of ``lane`` come after everything in ``clock``."""
+        now = self._now[lane]
+        for k, item in enumerate(clock):
+            if item > now[k]:
+                now[k] = item
+        if lane == self._host:
+            self._host_changed = [True] * len(self._now)
+
+    def enqueue(self, lane: int, item: int) -> None:
+        """Put an item on a lane; what the host knows holds for it."""
+        now = self._now[lane]
+        if self._host_changed[lane]:
+            self._host_changed[lane] = False
+            for k, known in enumerate(self._now[self._host]):
+                if known > now[k]:
+                    now[k] = known
+        now[lane] = item
+        self._after[item] = tuple(now)
+
+    def after(self, item: int) -> Clock:
+        """Everything that is complete once ``item`` is."""
+        return self._after[item]
+
+    def of_lanes(self, lanes: Iterable[int]) -> list[int]:
+        """Everything that is complete once all of these lanes are."""
+        joined = [-1] * len(self._now)
+        for lane in lanes:
+            for k, item in enumerate(self._now[lane]):
+                if item > joined[k]:
+                    joined[k] = item
+        return joined
 
 
 class HappensBefore:
@@ -47,30 +101,30 @@ class HappensBefore:
         items: The items of each lane so far.
     """
 
-    def __init__(self, outline: Sequence[Enqueued], lanes: Lanes) -> None:
-        self.stream_of = [item.stream for item in outline]
-        self.lanes = lanes
-        self.clocks = Clocks(lanes.count, lanes.host)
-        self.items: list[list[int]] = [[] for _ in range(lanes.count)]
+    def __init__(self, order: EnqueueOrder) -> None:
+        self.order, self.lanes = order, order.lanes
+        self.lane_of = order.lanes.of_item
+        self.stream_of = [item.stream for item in order.items]
+        self.clocks = Clocks(self.lanes.count, self.lanes.host)
+        self.items: list[list[int]] = [[] for _ in range(self.lanes.count)]
 
     def copy(self) -> "HappensBefore":
         """Return what goes on by itself from here."""
-        other = HappensBefore((), self.lanes)
-        other.stream_of = self.stream_of
+        other = HappensBefore(self.order)
         other.clocks = self.clocks.copy()
         other.items = [list(items) for items in self.items]
         return other
 
     def enqueue(self, item: int, number: int) -> None:
         """Put an item on its lane under a number, which is another one in the next run."""
-        lane = self.lanes.of_item[item]
+        lane = self.lane_of[item]
         self.clocks.enqueue(lane, number)
         self.items[lane].append(number)
 
-    def covers(self, item: int, d: Dependency) -> bool:
+    def covers(self, item: int, d: Conflict) -> bool:
         """Whether ``item``, if it is enqueued now, comes after the earlier item anyway."""
-        of_item = self.lanes.of_item
-        return self.clocks.knows(of_item[item], of_item[d[4]], d[4])
+        lane_of = self.lane_of
+        return self.clocks.knows(lane_of[item], lane_of[d[4]], d[4])
 
     def note(self, s: Sync, first: int = 0) -> None:
         """Note what a synchronisation implies in a run whose items count from ``first``."""
@@ -95,7 +149,7 @@ class HappensBefore:
         joined: Sequence[int] = self.clocks.after(number)
         lanes = self.lanes.of_stream[self.stream_of[earlier]]
         for lane in lanes if len(lanes) > 1 else ():
-            if lane == self.lanes.of_item[earlier]:
+            if lane == self.lane_of[earlier]:
                 continue
             k = bisect_left(self.items[lane], number)
             if k:

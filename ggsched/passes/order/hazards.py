@@ -1,8 +1,6 @@
 """Hazards: which work must stay in order because it touches the same bytes.
 
-Found on physical ranges after allocation, so no reuse of memory can slip past. A *lane* is what
-keeps order by itself: a stream, or on a device whose copies and launches are not ordered with each
-other (``copy_order``), the copies of a stream and its launches apart.
+Found on physical ranges after allocation, so no reuse of memory can slip past.
 """
 
 from collections.abc import Sequence
@@ -10,37 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from ggsched.passes.order.access_intervals import ArenaHistory, Conflict
-from ggsched.passes.order.enqueue_order import NO_STREAM, Item
+from ggsched.passes.order.enqueue_order import Lanes
 from ggsched.passes.order.work import Work
 from ggsched.plan.memory import Memory
-from ggsched.plan.streams import Streams
-from ggsched.topology.model import Topology
 
 _LOOK_FIRST: Final = 32
 """So many items of the next run are followed before arenas are looked for that are done with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lanes:
-    """The lane of each item of work, and of the host.
-
-    Attributes:
-        of_item: Lane of each item.
-        of_stream: The lanes of each stream, one or two.
-        host: The host's lane.
-    """
-
-    of_item: tuple[int, ...]
-    of_stream: tuple[tuple[int, ...], ...]
-    host: int
-
-    @property
-    def count(self) -> int:
-        """Number of lanes."""
-        return self.host + 1
-
-
-Dependency = Conflict
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,49 +26,29 @@ class Hazards:
             that have no hazards.
     """
 
-    within: Sequence[Sequence[Dependency]]
-    history: list[ArenaHistory | None]
-
-
-def find_lanes(outline: Sequence[Item], streams: Streams, topology: Topology) -> Lanes:
-    """Return the lanes of the items on these streams."""
-    of_stream: list[tuple[int, ...]] = []
-    count = 0
-    for s in streams.streams:
-        width = 1 if topology.devices[s.device].copy_order == "stream" else 2
-        of_stream.append(tuple(range(count, count + width)))
-        count += width
-    of_item = []
-    for item in outline:
-        if item.stream == NO_STREAM:
-            of_item.append(count)
-        else:
-            lanes = of_stream[item.stream]
-            of_item.append(lanes[0] if item.kind == "launch" else lanes[-1])
-    return Lanes(tuple(of_item), tuple(of_stream), count)
+    within: Sequence[Sequence[Conflict]]
+    history: tuple[ArenaHistory | None, ...]
 
 
 def find_hazards(work: Sequence[Work], lanes: Lanes, memory: Memory) -> Hazards:
     """Return the hazards inside one run."""
     history = [
-        None if a.kind == "weight" else ArenaHistory(a.nbytes, a.id)  # weights are never written
+        None if a.kind == "weight" else ArenaHistory(a.id)  # weights are never written
         for a in memory.arenas
     ]
     of_item = lanes.of_item
-    within = [_hazards_of(item, i, of_item, history) for i, item in enumerate(work)]
-    return Hazards(within, history)
+    within = tuple([_hazards_of(item, i, of_item, history) for i, item in enumerate(work)])
+    return Hazards(within, tuple(history))
 
 
 def next_run_hazards(
     work: Sequence[Work], lanes: Lanes, hazards: Hazards
-) -> list[tuple[int, Dependency]]:
-    """Return hazards from this run to the next as (later item, dependency).
-
-    The history of ``hazards`` is used up.
-    """
-    n, history = len(work), hazards.history
+) -> list[tuple[int, Conflict]]:
+    """Return hazards from this run to the next as (later item, dependency)."""
+    n = len(work)
+    history = [None if past is None else past.copy() for past in hazards.history]
     lane_of = lanes.of_item * 2
-    crossing: list[tuple[int, Dependency]] = []
+    crossing: list[tuple[int, Conflict]] = []
     for i, item in enumerate(work):
         if i >= _LOOK_FIRST and not i & (i - 1):  # at each power of two, so that looking is cheap
             history = [None if p is None or p.is_all_since(n) else p for p in history]
@@ -109,7 +62,7 @@ def next_run_hazards(
 
 def _hazards_of(
     item: Work, number: int, lane_of: Sequence[int], history: Sequence[ArenaHistory | None]
-) -> Sequence[Dependency]:
+) -> Sequence[Conflict]:
     """Note the item's accesses; return the latest earlier item of each other lane.
 
     Reads are noted before writes, so an item does not conflict with itself.
@@ -126,7 +79,7 @@ def _hazards_of(
             past.write(start, start + nbytes, number, lane, found)
     if not found:
         return ()
-    latest: dict[int, Dependency] = {}
+    latest: dict[int, Conflict] = {}
     for conflict in found:
         other = lane_of[conflict[4]]
         if other != lane:

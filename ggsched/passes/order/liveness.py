@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.streams.fuse import held_values
 from ggsched.plan.fusions import Fusion
 from ggsched.plan.memory import Life
 from ggsched.plan.splits import Splits
@@ -68,7 +67,7 @@ def liveness(graph: Graph, splits: Splits, fusions: Sequence[Fusion] = ()) -> Li
             for v in bindings[n]:
                 death[v] = max(death[v], last)
     lives = _lives(splits, birth, death, Life(0, max(0, step - 1)))
-    held = held_values(splits, fusions)
+    held = _held_values(splits, fusions)
     return Liveness(tuple(node_step), tuple(transfer_step), lives, held)
 
 
@@ -80,3 +79,17 @@ def _lives(
         if v.bound or v.kind in ("input", "output"):
             lives[v.id] = whole
     return tuple(lives)
+
+
+def _held_values(splits: Splits, fusions: Sequence[Fusion]) -> dict[int, frozenset[int]]:
+    """Return for the last node of each group the values that the others read from outside.
+
+    The group's result must not take over their bytes.
+    """
+    bindings = splits.bindings
+    held = {}
+    for f in fusions:
+        earlier = f.nodes[:-1]
+        inside = {bindings[n][-1] for n in earlier}
+        held[f.nodes[-1]] = frozenset(v for n in earlier for v in bindings[n][:-1]) - inside
+    return held

@@ -1,131 +1,197 @@
-"""Sync: turn hazards into records, waits, barriers and host syncs, leaving out what is implied.
+"""Sync: turn dependencies into waits, barriers and host syncs, leaving out what is implied.
 
-Items are taken in program order. For each hazard whose earlier item is not yet known to be
+Items are taken in program order. For each dependency whose earlier item is not yet known to be
 complete, the cheapest means that the topology offers is planned: a wait for an event recorded
 right after the earlier item; a barrier, where one stream does not keep copies and launches in
-order; a wait of the host where devices cannot wait for each other. Hazards are taken latest first,
-so a wait that covers an earlier one makes that one vanish. Hazards that reach into the next run
-are discharged at the end of this one, because events do not outlive a run, and only where nothing
-that the next run waits for anyway implies them.
+order; a wait of the host where devices cannot wait for each other. Dependencies are taken latest
+first, so a wait that covers an earlier one makes that one vanish.
+
+What the data needs is planned before memory is (``plan_sync`` of the data flow). The hazards in
+bytes, found afterwards, then name each wait. They need no other one unless values share bytes that
+the data flow does not order (rings, a memory budget): from the first item that needs more, what is
+left is planned by the hazards.
+
+Hazards that reach into the next run are discharged at the end of this one, because events do not
+outlive a run, and only where nothing that the next run waits for anyway implies them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from ggsched.passes.order.clocks import Clock
-from ggsched.passes.order.enqueue_order import NO_STREAM
-from ggsched.passes.order.happens_before import Enqueued, HappensBefore, Sync, SyncKind
-from ggsched.passes.order.hazards import Dependency, Hazards, Lanes, next_run_hazards
+from ggsched.passes.order.access_intervals import Conflict
+from ggsched.passes.order.enqueue_order import NO_STREAM, EnqueueOrder
+from ggsched.passes.order.happens_before import Clock, HappensBefore, Sync, SyncKind
+from ggsched.passes.order.hazards import Hazards, next_run_hazards
 from ggsched.passes.order.work import Work
 from ggsched.plan.streams import Streams
 from ggsched.topology.model import Topology
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SyncPlan:
-    """All synchronisation: what stands before each item, and at the end of the run."""
+    """All synchronisation.
 
-    before: dict[int, list[Sync]] = field(default_factory=dict)
-    at_end: list[Sync] = field(default_factory=list)
+    Attributes:
+        before: What stands before each item that needs any.
+        at_end: What stands at the end of the run.
+        known: What is known to be complete after each item and at the end.
+    """
+
+    before: Mapping[int, Sequence[Sync]] = field(default_factory=dict)
+    at_end: Sequence[Sync] = ()
+    known: HappensBefore | None = None
+
+    def clocks(self) -> list[Clock]:
+        """Return for each item what is complete once it is."""
+        assert self.known is not None
+        return list(map(self.known.clocks.after, range(len(self.known.stream_of))))
 
 
 def plan_sync(
-    work: Sequence[Work], lanes: Lanes, hazards: Hazards, streams: Streams, topology: Topology
-) -> SyncPlan:
-    """Return the synchronisation that makes every hazard ordered."""
-    synchroniser = _Synchroniser(work, lanes, streams, topology)
-    synchroniser.discharge(hazards.within)
-    synchroniser.sync_across_runs(lambda: next_run_hazards(work, lanes, hazards))
-    return synchroniser.result
-
-
-def known_clocks(
-    outline: Sequence[Enqueued],
-    lanes: Lanes,
-    within: Sequence[Sequence[Dependency]],
+    order: EnqueueOrder,
     streams: Streams,
     topology: Topology,
-) -> list[Clock]:
-    """Return for each item what is complete once it is, with the synchronisation of one run."""
-    synchroniser = _Synchroniser(outline, lanes, streams, topology)
-    synchroniser.discharge(within)
-    return [synchroniser.known.clocks.after(item) for item in range(len(outline))]
+    dependencies: Sequence[Sequence[Conflict]],
+    planned: SyncPlan | None = None,
+) -> SyncPlan:
+    """Return the synchronisation inside one run, by which each item follows what it depends on.
+
+    Args:
+        order: The items.
+        streams: Where they run.
+        topology: How streams can wait.
+        dependencies: For each item earlier ones that it must follow, at most one of each lane.
+        planned: Synchronisation that stays as far as it is what the dependencies need.
+    """
+    return _Synchroniser(order, streams, topology).plan(dependencies, planned)
+
+
+def sync_across_runs(
+    sync: SyncPlan,
+    work: Sequence[Work],
+    hazards: Hazards,
+    order: EnqueueOrder,
+    streams: Streams,
+    topology: Topology,
+) -> SyncPlan:
+    """Return the synchronisation with what orders this run before the next at its end."""
+    assert sync.known is not None
+    knows, host = sync.known.clocks.knows, order.lanes.host
+    if all(not on or knows(host, k, on[-1]) for k, on in enumerate(sync.known.items)):
+        return sync  # the host has seen everything end; what it enqueues later comes after
+    crossing = next_run_hazards(work, order.lanes, hazards)
+    synchroniser = _Synchroniser(order, streams, topology, sync.known.copy())
+    at_end = [
+        synchroniser.discharge(item, d, next_run=True)
+        for item, d in sorted(crossing, key=lambda pair: _latest_first(pair[1]))
+        if not synchroniser.known.covers(item, d)
+    ]
+    by_item: dict[int, list[Conflict]] = {}
+    for item, d in crossing:
+        if not sync.known.covers(item, d):  # what is known now stays known
+            by_item.setdefault(item, []).append(d)
+    for s in sorted(at_end, key=lambda s: not s.means.startswith("host")):
+        fewer = [other for other in at_end if other is not s]
+        if _is_enough(fewer, sync, by_item, len(work)):
+            at_end = fewer  # the dearest first: the next run's own synchronisation implies it
+    return replace(sync, at_end=tuple(at_end))
+
+
+def _is_enough(
+    at_end: Sequence[Sync],
+    sync: SyncPlan,
+    crossing: Mapping[int, Sequence[Conflict]],
+    count: int,
+) -> bool:
+    """Follow the next run as far as needed: whether these leave no hazard between the runs."""
+    assert sync.known is not None
+    known = sync.known.copy()
+    for s in at_end:
+        known.note(s)
+    for item in range(max(crossing, default=-1) + 1):
+        for s in sync.before.get(item, ()):
+            known.note(s, count)
+        if item in crossing and not all(known.covers(item, d) for d in crossing[item]):
+            return False
+        known.enqueue(item, count + item)
+    return True
 
 
 class _Synchroniser:
     def __init__(
-        self, outline: Sequence[Enqueued], lanes: Lanes, streams: Streams, topology: Topology
+        self,
+        order: EnqueueOrder,
+        streams: Streams,
+        topology: Topology,
+        known: HappensBefore | None = None,
     ) -> None:
-        self.stream_of = [item.stream for item in outline]
-        self.lanes = lanes
         self.device_of = [s.device for s in streams.streams]
         self.topology = topology
         self.chosen: dict[tuple[int, int], tuple[SyncKind, int]] = {}
-        self.known = HappensBefore(outline, lanes)
-        self.result = SyncPlan()
+        self.known = HappensBefore(order) if known is None else known
 
-    def discharge(self, within: Sequence[Sequence[Dependency]]) -> None:
+    def plan(
+        self, dependencies: Sequence[Sequence[Conflict]], planned: SyncPlan | None
+    ) -> SyncPlan:
         """Plan the synchronisation inside one run."""
-        known, before = self.known, self.result.before
-        covers = known.covers
-        for item, dependencies in enumerate(within):
-            if dependencies:
-                if len(dependencies) > 1:
-                    dependencies = sorted(dependencies, key=_latest_first)
-                for d in dependencies:
-                    if not covers(item, d):
-                        before.setdefault(item, []).append(self._discharge(item, d))
-            known.enqueue(item, item)
-
-    def sync_across_runs(
-        self, find_crossing: Callable[[], Sequence[tuple[int, Dependency]]]
-    ) -> None:
-        """Discharge the hazards between this run and the next at the end of this one."""
-        knows, host = self.known.clocks.knows, self.lanes.host
-        if all(not on or knows(host, k, on[-1]) for k, on in enumerate(self.known.items)):
-            return  # the host has seen everything end; what it enqueues later comes after
-        at_end = self.known.copy()
-        crossing = find_crossing()
-        for item, d in sorted(crossing, key=lambda pair: _latest_first(pair[1])):
-            if not self.known.covers(item, d):
-                self.result.at_end.append(self._discharge(item, d, next_run=True))
-        self._leave_out_at_end(at_end, crossing)
-
-    def _leave_out_at_end(
-        self, known: HappensBefore, crossing: Sequence[tuple[int, Dependency]]
-    ) -> None:
-        """Leave out, dearest first, what the next run's own synchronisation implies."""
-        by_item: dict[int, list[Dependency]] = {}
-        for item, d in crossing:
-            if not known.covers(item, d):  # what is known now stays known
-                by_item.setdefault(item, []).append(d)
-        for s in sorted(self.result.at_end, key=lambda s: not s.means.startswith("host")):
-            fewer = [other for other in self.result.at_end if other is not s]
-            if self._is_enough(fewer, known.copy(), by_item):
-                self.result.at_end = fewer
-
-    def _is_enough(
-        self,
-        at_end: Sequence[Sync],
-        known: HappensBefore,
-        crossing: Mapping[int, Sequence[Dependency]],
-    ) -> bool:
-        """Follow the next run as far as needed: whether these leave no hazard between the runs."""
-        for s in at_end:
-            known.note(s)
-        first, before = len(self.stream_of), self.result.before
-        for item in range(max(crossing, default=-1) + 1):
+        before: dict[int, Sequence[Sync]] = {}
+        first = 0
+        if planned is not None:
+            before, first = self._keep(dependencies, planned)
+            if first == len(dependencies):
+                return SyncPlan(before, known=planned.known)
+        known, covers = self.known, self.known.covers
+        for item in range(first):
             for s in before.get(item, ()):
-                known.note(s, first)
-            if item in crossing and not all(known.covers(item, d) for d in crossing[item]):
-                return False
-            known.enqueue(item, first + item)
-        return True
+                known.note(s)
+            known.enqueue(item, item)
+        for item in range(first, len(dependencies)):
+            found = dependencies[item]
+            if found:
+                if len(found) > 1:
+                    found = sorted(found, key=_latest_first)
+                needed: list[Sync] = []
+                for d in found:
+                    if not covers(item, d):
+                        before[item] = needed
+                        needed.append(self.discharge(item, d))
+            known.enqueue(item, item)
+        return SyncPlan(before, known=known)
 
-    def _discharge(self, item: int, d: Dependency, next_run: bool = False) -> Sync:
-        """Choose the means for one hazard and note what it implies."""
-        earlier = d[4]
-        src, dst = self.stream_of[earlier], self.stream_of[item]
+    def _keep(
+        self, dependencies: Sequence[Sequence[Conflict]], planned: SyncPlan
+    ) -> tuple[dict[int, Sequence[Sync]], int]:
+        """Return what stays, its dependencies named, and the first item for which it is not right.
+
+        What stays before an item is what its dependencies ask for, and all that they ask for.
+        """
+        before: dict[int, Sequence[Sync]] = {}
+        assert planned.known is not None
+        host = planned.known.lanes.host
+        lane_of, syncs_of, after = self.known.lane_of, planned.before, planned.known.clocks.after
+        for item, found in enumerate(dependencies):
+            if found:
+                known = after(item)
+                for d in found:
+                    lane = lane_of[d[4]]
+                    if lane != host and known[lane] < d[4]:  # what the host did is known to all
+                        return before, item
+            if item in syncs_of:
+                named = [
+                    Sync(s.means, s.stream, s.earlier, d, item)
+                    for s in syncs_of[item]
+                    for d in found
+                    if d[4] == s.earlier
+                ]
+                if len(named) < len(syncs_of[item]):
+                    return before, item
+                before[item] = named
+        return before, len(dependencies)
+
+    def discharge(self, item: int, d: Conflict, next_run: bool = False) -> Sync:
+        """Choose the means for one dependency and note what it implies."""
+        stream_of, earlier = self.known.stream_of, d[4]
+        src, dst = stream_of[earlier], stream_of[item]
         chosen = self.chosen.get((src, dst))
         if chosen is None:
             means = self._means(src, dst)
@@ -156,5 +222,5 @@ class _Synchroniser:
         return "wait"
 
 
-def _latest_first(d: Dependency) -> int:
+def _latest_first(d: Conflict) -> int:
     return -d[4]

@@ -1,12 +1,11 @@
 """Visibility: what is known to be complete at each step, whatever the memory plan will be.
 
-The order of the program on streams, with the waits that the data flow alone needs, is found by
-planning the synchronisation of its data flow, as if no bytes were shared. From it follows for each
-step what every lane is known to have finished by then. Two values may share bytes exactly when
-every access to the one is known to be complete before the first write of the other; then no wait
-exists for memory's sake. Computed once, as vectors over lanes, and asked by bisection. It
-generalises the table of positions at which a result becomes visible to each stream that was
-proposed for ggml (in the thread of llama.cpp #16991).
+From the waits that the data flow needs follows for each step what every lane is known to have
+finished by then. Two values may share bytes exactly when every access to the one is known to be
+complete before the first write of the other; then no wait exists for memory's sake. Computed once,
+as vectors over lanes, and asked by bisection. It generalises the table of positions at which a
+result becomes visible to each stream that was proposed for ggml (in the thread of llama.cpp
+#16991).
 """
 
 from bisect import bisect_left
@@ -14,15 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ggsched.ir.graph import Graph
-from ggsched.passes.order.dataflow import find_dependencies
-from ggsched.passes.order.enqueue_order import Item
-from ggsched.passes.order.hazards import Lanes
+from ggsched.passes.order.enqueue_order import EnqueueOrder, Item
 from ggsched.passes.order.liveness import Liveness
-from ggsched.passes.order.sync import known_clocks
+from ggsched.passes.order.sync import SyncPlan
 from ggsched.plan.splits import Splits
-from ggsched.plan.streams import Streams
-from ggsched.topology.model import Topology
 
 Known = tuple[int, ...]
 """For each lane the last step that is complete, -1 for none."""
@@ -66,54 +60,44 @@ def touched_lanes(last: Known) -> list[tuple[int, int]]:
 
 
 def find_visibility(
-    graph: Graph,
-    topology: Topology,
-    splits: Splits,
-    streams: Streams,
-    outline: Sequence[Item],
-    lanes: Lanes,
-    timeline: Liveness,
-    order: Sequence[int],
+    splits: Splits, live: Liveness, order: EnqueueOrder, sync: SyncPlan
 ) -> Visibility:
-    """Return what is known to be complete when each value is first written."""
-    within = find_dependencies(graph, splits, outline, lanes, order)
-    clocks = known_clocks(outline, lanes, within, streams, topology)
-    return _Table(splits, timeline, outline, lanes, clocks, order).fill()
+    """Return what is known to be complete when each value is first written.
+
+    Args:
+        splits: The values.
+        live: Steps, and lives in them.
+        order: The items.
+        sync: The synchronisation that the data flow needs.
+    """
+    return _Table(splits, live, order, sync).fill()
 
 
 class _Table:
-    def __init__(
-        self,
-        splits: Splits,
-        timeline: Liveness,
-        outline: Sequence[Item],
-        lanes: Lanes,
-        clocks: Sequence[Known],
-        order: Sequence[int],
-    ) -> None:
-        self.splits, self.timeline, self.outline, self.lanes = splits, timeline, outline, lanes
-        self.clocks, self.order = clocks, order
-        self.last_step = [self._last_step(item) for item in outline]
+    def __init__(self, splits: Splits, live: Liveness, order: EnqueueOrder, sync: SyncPlan) -> None:
+        self.splits, self.live, self.order, self.clocks = splits, live, order, sync.clocks()
+        self.last_step = list(map(self._last_step, order.items))
         values = len(splits.values)
         self.first: list[Known | None] = [None] * values
-        self.last = [[-1] * values for _ in range(lanes.count)]  # by lane, which zip() turns around
+        self.last = [[-1] * values for _ in range(order.lanes.count)]  # by lane, which zip() turns
         self.born: list[tuple[int, int]] = []
 
     def fill(self) -> Visibility:
         bindings, transfers = self.splits.bindings, self.splits.transfers
-        node_step, transfer_step = self.timeline.node_step, self.timeline.transfer_step
-        for number, item in enumerate(self.outline):
+        node_step, transfer_step = self.live.node_step, self.live.transfer_step
+        lane_of, nodes = self.order.lanes.of_item, self.order.nodes
+        for number, item in enumerate(self.order.items):
             if item.kind == "host":
                 continue
-            lane = self.lanes.of_item[number]
+            lane = lane_of[number]
             if item.kind == "launch":
-                for n in self.order[item.first : item.end]:
+                for n in nodes[item.first : item.end]:
                     self._note(number, lane, node_step[n], bindings[n])
             else:
                 t = transfers[item.source]
                 touched = (t.src, t.dst) if t.rows is None else (t.src, t.rows.ids, t.dst)
                 self._note(number, lane, transfer_step[t.id], touched)
-        nothing = (-1,) * self.lanes.count
+        nothing = (-1,) * self.order.lanes.count
         return Visibility(
             tuple(nothing if known is None else known for known in self.first),
             tuple(zip(*self.last, strict=True)),
@@ -131,7 +115,7 @@ class _Table:
             steps = self.last_step
             known = [steps[item] for item in self.clocks[number]]
             known[lane] = step - 1
-            birth = self.timeline.lives[written].birth
+            birth = self.live.lives[written].birth
             if birth < step:  # its group runs later than it stands: that is not program order
                 known = [min(k, birth - 1) for k in known]
             self.first[written] = tuple(known)
@@ -142,6 +126,6 @@ class _Table:
             case "host":
                 return -1
             case "launch":
-                return self.timeline.node_step[self.order[item.end - 1]]
+                return self.live.node_step[self.order.nodes[item.end - 1]]
             case _:
-                return self.timeline.transfer_step[item.source]
+                return self.live.transfer_step[item.source]

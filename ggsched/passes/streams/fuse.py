@@ -16,6 +16,7 @@ from typing import Final
 
 from ggsched.ir.fusion import PATTERNS, Pattern
 from ggsched.ir.graph import Graph, Node
+from ggsched.ir.intervals import overlap
 from ggsched.ir.tensor import Role, Tensor
 from ggsched.plan.fusions import Fusion
 from ggsched.plan.splits import Splits
@@ -158,28 +159,10 @@ class _Search:
                     continue
                 if self.uses.is_written_between(t.storage, member.id, root.id):
                     return False
-                if t.storage == result.storage and _overlap(t, result):
+                if t.storage == result.storage and overlap(t, result):
                     return False
         return True
 
 
 def _window(t: Tensor) -> tuple[object, ...]:
     return t.storage, t.offset, t.dtype, t.shape, t.strides
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    return a.offset < b.end and b.offset < a.end
-
-
-def held_values(splits: Splits, fusions: Sequence[Fusion]) -> dict[int, frozenset[int]]:
-    """Return for the last node of each group the values that the others read from outside.
-
-    The group's result must not take over their bytes.
-    """
-    bindings = splits.bindings
-    held = {}
-    for f in fusions:
-        earlier = f.nodes[:-1]
-        inside = {bindings[n][-1] for n in earlier}
-        held[f.nodes[-1]] = frozenset(v for n in earlier for v in bindings[n][:-1]) - inside
-    return held

@@ -8,9 +8,14 @@ from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
-from ggsched.passes.options import PlanOptions, StreamPolicy
+from ggsched.passes.options import (
+    AUTO_LIMIT,
+    PlanOptions,
+    StreamPolicy,
+    plan_options,
+    stream_policy,
+)
 from ggsched.passes.place import Constraints
-from ggsched.passes.resolve_options import AUTO_LIMIT, plan_options, stream_policy
 from ggsched.testing.generators.topologies import ALL_OPS
 from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.cost import MachineRates, guessed_rates
