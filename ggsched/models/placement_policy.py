@@ -9,7 +9,7 @@ from ggsched.models.balance import balanced_layers
 from ggsched.models.batch_schedule import BatchSize, kv_bucket
 from ggsched.models.fit import Fit, fit
 from ggsched.models.layer_cost import weight_nbytes
-from ggsched.models.offload import Homes, stages
+from ggsched.models.offload import Homes, find_homes, stages
 from ggsched.models.session_options import SessionOptions
 from ggsched.models.spec import ModelSpec
 from ggsched.models.tied import (
@@ -30,6 +30,32 @@ from ggsched.topology.model import Topology
 def constraints_of(homes: Homes, rates: MachineRates) -> Constraints:
     """Return what all plans of a session are made with."""
     return homes.constraints(rates)
+
+
+def homes_by_policy(
+    spec: ModelSpec, scheduler: Scheduler, rates: MachineRates, options: SessionOptions
+) -> Homes:
+    """Return the homes that the scheduler's placement policy chooses for a decoding step.
+
+    The step fills the context. All graphs of a session share weights and caches, so these are the
+    homes in all of them.
+
+    Raises:
+        UsageError: an override that names a device which is not in use.
+        PlanError: the policy finds no placement.
+    """
+    rules = find_homes(spec, scheduler.topology, options.offload)
+    fixed = {name: d for name, d in rules.devices.items() if rules.reasons[name].startswith("-ot ")}
+    graph = BatchSize(1, options.n_ctx, 1).graph(spec, options.n_ctx)
+    wanted = Constraints(homes=fixed, rates=rates, experts=rules.experts)
+    plan = scheduler.draft(graph, wanted)
+    devices = {
+        name: plan.placement.homes[graph.named(name).id] if name in graph else device
+        for name, device in rules.devices.items()
+    }
+    why = "chosen by --placement for a step of decoding"
+    reasons = {name: rules.reasons[name] if name in fixed else why for name in devices}
+    return Homes(devices, reasons, rules.unused, rules.experts)
 
 
 def fit_options(

@@ -27,6 +27,7 @@ from ggsched.models.placement_policy import (
     balance_options,
     constraints_of,
     fit_options,
+    homes_by_policy,
     untie_embedding,
 )
 from ggsched.models.sampling import Sampler, Sampling, argmax
@@ -110,6 +111,7 @@ class Session:
             devices,
             weights=lambda name: weight_array(model, source_name(self.spec, name)),
             settings=settings,
+            placement=self.options.placement,
             plan_limit=self.options.plans_kept,
             progress=progress,
             recorder=recorder,
@@ -119,12 +121,16 @@ class Session:
             self.rates: MachineRates = load_rates(topology, self.scheduler.settings.rates)
             self.fit: Fit | None = None
             parts = model.spec, self.scheduler, self.rates, self.options
-            if self.options.fit is None:
-                self.options = balance_options(*parts)
+            self.homes: Homes
+            if self.options.is_by_layers:
+                if self.options.fit is None:
+                    self.options = balance_options(*parts)
+                else:
+                    self.options, self.fit = fit_options(*parts)
+                self.spec = untie_embedding(model.spec, self.scheduler, self.options, self.fit)
+                self.homes = find_homes(self.spec, topology, self.options.offload)
             else:
-                self.options, self.fit = fit_options(*parts)
-            self.spec = untie_embedding(model.spec, self.scheduler, self.options, self.fit)
-            self.homes: Homes = find_homes(self.spec, topology, self.options.offload)
+                self.homes = homes_by_policy(*parts)
         except BaseException:
             self.scheduler.close()
             raise
