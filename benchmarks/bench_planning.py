@@ -18,6 +18,7 @@ from ggsched.ir.dtype import ALL_DTYPES
 from ggsched.ir.ops import OPS
 from ggsched.passes import Constraints, make_plan
 from ggsched.sanitize import check_plan
+from ggsched.testing.plan_builder import fake_device
 from ggsched.topology import CopyPath, DeviceFacts, Topology, op_key
 
 ROUNDS = 5
@@ -50,22 +51,12 @@ def topology() -> Topology:
 
 
 def _facts(name: str, kind: str) -> DeviceFacts:
-    return DeviceFacts(
-        name=name,
-        backend=name.partition(":")[0],
-        description="planned for, not present",
-        kind=kind,  # type: ignore[arg-type]
+    return fake_device(
+        name,
+        kind=kind,
         memory_nbytes=1 << 34,
-        max_allocation_nbytes=1 << 34,
         alignment=64,
-        max_streams=8,
         is_host=kind == "cpu",
-        is_async=True,
-        has_events=True,
-        copy_order="stream",
-        snapshots_uploads=False,
-        is_deterministic=True,
-        imports_host_memory=False,
         ops=frozenset(op_key(op, t.name) for op in OPS for t in ALL_DTYPES),
     )
 

@@ -29,6 +29,7 @@ PlanKey = tuple[
     str,
     Slots | None,
     ExpertPolicy,
+    tuple[str, ...],
     str,
     PlanOptions,
 ]
@@ -54,7 +55,8 @@ def plan_key(
     rates = constraints.rates.digest if constraints.rates else ""
     pins = tuple(sorted(constraints.pins.items()))
     slots, experts = constraints.slots, constraints.experts
-    return graph.digest, homes, pins, rates, slots, experts, placement, options
+    clears = tuple(sorted(name for name in constraints.clears if name in graph))
+    return graph.digest, homes, pins, rates, slots, experts, clears, placement, options
 
 
 class Planner:

@@ -4,7 +4,9 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
+
+import numpy as np
 
 from ggsched.backend import checks
 from ggsched.backend.base import (
@@ -76,6 +78,11 @@ class CpuDevice(BaseDevice):
         self.settings = settings or CpuSettings()
         super().__init__(cpu_facts(index, self.settings), {})
         self.event_timeout_s = self.settings.timeout_s
+
+    def fill_memory(self, memory: Any, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Set bytes of an array to a repeated pattern."""
+        window = memory[offset : offset + nbytes].reshape(-1, len(pattern))
+        window[:] = np.frombuffer(pattern, np.uint8)
 
     def make_stream(self, name: str) -> BaseStream:
         """Return a stream with a worker thread, or one that does everything at once."""

@@ -13,8 +13,9 @@ from typing import Final
 import numpy as np
 
 from ggsched.backend.arrays import Array
-from ggsched.ir.dtype import MXFP4, Q4_0, Q8_0, DType
-from ggsched_cpu.dequant import e2m1_doubled, f16_scales, mxfp4_half_scales
+from ggsched.ir.blocks import BlockLayout
+from ggsched.ir.dtype import MXFP4, QUANTIZED_DTYPES, DType
+from ggsched_cpu.dequant import MXFP4_SCALE, e2m1_doubled, numbers, reals
 
 VectorProduct = Callable[[Array, Array, Array], None]
 """``f(packed, x, out)`` computes ``out = w @ x`` for rows of packed weights."""
@@ -27,16 +28,18 @@ class _Codes:
     Attributes:
         parts: f32 codes (rows, blocks, elements), with their place in the block.
         scales: f32 (rows, blocks).
+        mins: What is added to every element, likewise.
         zero: The code that stands for 0.
     """
 
     parts: tuple[tuple[Array, slice], ...]
     scales: Array
+    mins: Array | None = None
     zero: float = 0.0
 
 
 def vector_product(dtype: DType) -> VectorProduct | None:
-    """Return the product with one vector for a quantised type, None for others."""
+    """Return the product with one vector; None for plain types and those with several scales."""
     if dtype.name not in _CODES:
         return None
     codes, block = _CODES[dtype.name], dtype.block
@@ -53,39 +56,54 @@ def _product(codes: _Codes, x: Array, out: Array) -> None:
     if codes.zero:
         np.subtract(total, codes.zero * np.add.reduce(x, 1)[:, None], total)
     np.vecdot(total.T, codes.scales, out)
+    if codes.mins is not None:
+        np.add(out, np.vecdot(codes.mins, np.add.reduce(x, 1)), out)
 
 
 def _blocks(a: Array, dtype: DType) -> Array:
     return a.reshape(a.shape[0], -1, dtype.block_nbytes)
 
 
-def _scales(packed: Array, dtype: DType) -> Array:
-    scales: Array = f16_scales(_blocks(packed, dtype))[..., 0]
-    return scales
+def _codes_of(dtype: DType, layout: BlockLayout) -> Callable[[Array], _Codes]:
+    codes, first = layout.codes, layout.codes.parts[0]
+    is_single = len(codes.parts) == 1 and not codes.table
+    is_split = is_single and first.run * (8 // first.width) == first.count
 
+    def split(packed: Array) -> _Codes:
+        blocks = _blocks(packed, dtype)
+        scales = reals(blocks, layout.scale)[..., 0]
+        mins = None if layout.min is None else reals(blocks, layout.min)[..., 0]
+        # All bytes are converted at once, those of the scales too, which are not looked at.
+        if is_single and codes.is_signed and first.width == 8:
+            values = _blocks(packed.view(np.int8).astype(np.float32), dtype)[..., first.at :]
+            return _Codes(((values, slice(None)),), scales, mins)
+        if not is_split:
+            values = numbers(blocks, codes)
+            return _Codes(((values, slice(None)),), scales, mins)
+        parts, end = [], first.at + first.run
+        for i in range(8 // first.width):
+            low = packed >> i * first.width if i else packed
+            is_last = (i + 1) * first.width == 8
+            stored = low if is_last else low & ((1 << first.width) - 1)
+            values = _blocks(stored.astype(np.float32), dtype)[..., first.at : end]
+            parts.append((values, slice(i * first.run, (i + 1) * first.run)))
+        return _Codes(tuple(parts), scales, mins, float(codes.zero))
 
-def _q8_0(packed: Array) -> _Codes:
-    # The bytes of the scales are converted with the codes, and not looked at.
-    values = _blocks(packed.view(np.int8).astype(np.float32), Q8_0)[..., 2:]
-    return _Codes(((values, slice(None)),), _scales(packed, Q8_0))
-
-
-def _q4_0(packed: Array) -> _Codes:
-    low = _blocks((packed & 0x0F).astype(np.float32), Q4_0)[..., 2:]
-    high = _blocks((packed >> 4).astype(np.float32), Q4_0)[..., 2:]
-    parts = (low, slice(None, 16)), (high, slice(16, None))
-    return _Codes(parts, _scales(packed, Q4_0), zero=8.0)
+    return split
 
 
 def _mxfp4(packed: Array) -> _Codes:
     low = _blocks(e2m1_doubled(packed << 4), MXFP4)[..., 1:]
     high = _blocks(e2m1_doubled(packed & 0xF0), MXFP4)[..., 1:]
     parts = (low, slice(None, 16)), (high, slice(16, None))
-    return _Codes(parts, mxfp4_half_scales(_blocks(packed, MXFP4))[..., 0])
+    return _Codes(parts, reals(_blocks(packed, MXFP4), MXFP4_SCALE)[..., 0])
 
 
 _CODES: Final[Mapping[str, Callable[[Array], _Codes]]] = {
-    Q8_0.name: _q8_0,
-    Q4_0.name: _q4_0,
+    **{
+        t.name: _codes_of(t, t.layout)
+        for t in QUANTIZED_DTYPES
+        if t.layout is not None and t.layout.sub_scales is None
+    },
     MXFP4.name: _mxfp4,
 }

@@ -15,7 +15,7 @@ class FaultWords:
     """Where the kernels of a stream leave the code of a node that met an id out of range.
 
     Attributes:
-        quad: What ``FaultCodes`` reads; and the stream's count of open gates.
+        quad: What ``FaultCodes`` reads.
         codes: Of the nodes.
     """
 

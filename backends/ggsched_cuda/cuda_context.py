@@ -47,6 +47,7 @@ class CudaContext:
         self._events: list[int] = []
         self._blas: list[tuple[int, int]] = []
         self._streams: weakref.WeakSet[CudaStream] = weakref.WeakSet()
+        self._freed: list[int] = []  # memory that commands in a backlog may use
         self._draining: list[tuple[Marker, Callable[[], None], tuple[int, int] | None]] = []
 
     def enter(self) -> None:
@@ -95,19 +96,33 @@ class CudaContext:
             OutOfDeviceMemory: the driver gives no more.
         """
         self.enter()
+        self._free_unused()
         # Kernels copy whole pieces of 16 bytes, the last of a buffer too.
         whole = max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
         return driver.take_memory(self._pool, whole, self._idle)
 
     def free(self, address: int) -> None:
         """Free memory when all that is enqueued now is complete (BUF-2); does not block."""
-        self.enter()
         with self.lock:
+            self._freed.append(address)
+            self._free_unused()
+
+    def _free_unused(self) -> None:
+        """Free memory behind all that is enqueued, unless streams have a backlog.
+
+        What is in a backlog may use it, and the driver does not know of that.
+        """
+        with self.lock:
+            if not self._freed or any(s.backlog.is_pending for s in self._streams):
+                return
+            self.enter()
             markers = [m for s in self._streams for m in s.unfinished()]
             markers += [m for m, _, _ in self._draining if not m.is_done()]
             for marker in markers:
                 driver.enqueue_wait(self._behind, marker.handle)
-            driver.give_memory(address, self._behind if markers else self._idle)
+            for address in self._freed:
+                driver.give_memory(address, self._behind if markers else self._idle)
+            self._freed.clear()
 
     # --- events -------------------------------------------------------------------------------
 
@@ -153,6 +168,7 @@ class CudaContext:
     def sweep(self) -> bool:
         """Let go of what closed streams held; return whether all of them are through."""
         with self.lock:
+            self._free_unused()
             pending = []
             for marker, finish, handle in self._draining:
                 if not marker.is_done():

@@ -46,16 +46,12 @@ def facts_of(name: str, parts: int, found: DeviceInfo) -> DeviceFacts:
         description=f"{found.name} (sm_{found.arch}, CUDA {version}{share})",
         kind="gpu",
         memory_nbytes=memory,
-        max_allocation_nbytes=memory,
         alignment=ALIGNMENT,
         max_streams=MAX_STREAMS,
-        is_host=False,
-        is_async=True,
-        has_events=True,
         copy_order="stream",
-        snapshots_uploads=False,
+        has_events=True,
+        is_async=True,
         is_deterministic=True,
-        imports_host_memory=False,
         ops=supported_ops(),
         fusions=fusions_of(profile_of(found)),
         neighbours=neighbours_of(profile_of(found)),
@@ -213,21 +209,25 @@ class CudaDevice:
             return "host"
         if other.backend == self.facts.backend:
             return "native"
-        return "thread" if self.gpu.found.waits_for_values else "host"
+        return "thread"
 
     # --- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close every stream and every buffer; legal twice (ERR-3).
 
-        All gates are opened before, because a stream may wait for another one that has a shut one.
+        Waits for events of other backends that are not over are given up, and what is behind them.
         """
         if self.is_closed:
             return
         self.is_closed = True
-        for stream in list(self._streams):
-            stream.open_gates()
-        for stream in list(self._streams):
+        streams = list(self._streams)
+        for stream in streams:
+            if stream.capture is not None:
+                stream.capture.abort()
+        for stream in streams:
+            stream.cancel()
+        for stream in streams:
             stream.close()
         POLLING.wait_until(self.gpu.sweep, self.event_timeout_s)
         for buffer in list(self._buffers):

@@ -35,7 +35,6 @@ Handle = int
 READY: Final = 0
 NOT_READY: Final = int(cu.CUresult.CUDA_ERROR_NOT_READY)
 _OUT_OF_MEMORY: Final = int(cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
-_GEQ: Final = int(cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
 _A: Final = cu.CUdevice_attribute
 _L: Final = cu.CUlaunchAttributeID
 
@@ -88,7 +87,6 @@ class DeviceInfo:
         driver: Version of CUDA that the driver knows, e.g. 13000.
         processors: Number of multiprocessors.
         shared_nbytes: Most shared memory that a block can have.
-        waits_for_values: Whether streams can wait for a word in memory.
     """
 
     ordinal: int
@@ -98,7 +96,6 @@ class DeviceInfo:
     driver: int
     processors: int
     shared_nbytes: int
-    waits_for_values: bool
 
 
 @cache
@@ -138,7 +135,6 @@ def _describe(ordinal: int) -> DeviceInfo:
         driver=int(check(cu.cuDriverGetVersion(), "cuDriverGetVersion")),
         processors=attribute(_A.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
         shared_nbytes=attribute(_A.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
-        waits_for_values=bool(attribute(_A.CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR)),
     )
 
 
@@ -269,6 +265,15 @@ def enqueue_copy(to: Handle, address: Handle, nbytes: int, stream: Handle) -> No
     check(cu.cuMemcpyAsync(to, address, nbytes, stream), "cuMemcpyAsync")
 
 
+_FILLS: Final = {1: "cuMemsetD8Async", 2: "cuMemsetD16Async", 4: "cuMemsetD32Async"}
+
+
+def enqueue_fill(address: Handle, nbytes: int, pattern: bytes, stream: Handle) -> None:
+    """Set device memory to a repeated pattern of 1, 2 or 4 bytes."""
+    name, value = _FILLS[len(pattern)], int.from_bytes(pattern, "little")
+    check(getattr(cu, name)(address, value, nbytes // len(pattern), stream), name)
+
+
 # --- streams and events -----------------------------------------------------------------------
 
 
@@ -302,11 +307,6 @@ def seconds_between(earlier: Handle, later: Handle) -> float:
 def enqueue_wait(stream: Handle, event: Handle) -> None:
     """Hold a stream until an event of any GPU, as recorded now, is done."""
     check(cu.cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent")
-
-
-def enqueue_wait_for_word(stream: Handle, address: Handle, value: int) -> None:
-    """Hold a stream until a word in pinned memory is ``value`` or later, counting in a circle."""
-    check(cu.cuStreamWaitValue32(stream, address, value, _GEQ), "cuStreamWaitValue32")
 
 
 HOST_CALL: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)

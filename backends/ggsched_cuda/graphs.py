@@ -20,7 +20,7 @@ from ggsched_cuda.async_errors import FaultWords
 from ggsched_cuda.capture import driver as capturing
 from ggsched_cuda.deferred import DeferredCommands
 from ggsched_cuda.driver import CudaError
-from ggsched_cuda.event import CudaEvent, Marker
+from ggsched_cuda.event import CudaEvent, Marker, Point
 
 if TYPE_CHECKING:
     from ggsched_cuda.device import CudaDevice
@@ -56,7 +56,14 @@ class CudaCapture:
         self._is_going = True
         self._is_over = False
         device.gpu.enter()
-        self.before = [marker for stream in self._streams for marker in stream.unfinished()]
+        for stream in self._streams:
+            stream.backlog.pause()  # else what leaves it would be captured
+        try:
+            self.before = [marker for stream in self._streams for marker in stream.unfinished()]
+        except CudaError as error:
+            for stream in self._streams:
+                stream.backlog.resume()
+            raise self._broken("beginning a capture", error) from error
         for stream in self._streams:
             stream.capture = self
         try:
@@ -76,8 +83,10 @@ class CudaCapture:
         if not isinstance(event, CudaEvent) or event.capture is not self:
             raise outside_error(stream.name)
         self.flush(stream)
-        marker = event.recorded.marker
-        assert marker is not None  # it was recorded in a capture
+        point = event.recorded
+        assert isinstance(point, Point)  # it was recorded in a capture
+        marker = point.marker
+        assert marker is not None
         self.keeps.append(marker)
         driver.enqueue_wait(stream.handle, marker.handle)
 
@@ -121,7 +130,10 @@ class CudaCapture:
         try:
             self._stop()
             count = capturing.count_nodes(self._captured)
-            why = capturing.update_executable(executable, self._captured)
+            # The driver does not know of replays in the backlog, which run what the graph was.
+            why = "replays of it wait for an event of another backend"
+            if not origin.backlog.is_pending:
+                why = capturing.update_executable(executable, self._captured)
             if not why:
                 graph.renew(count, self)
                 self._is_over = True
@@ -182,6 +194,7 @@ class CudaCapture:
         for stream in self._streams:
             if stream.capture is self:
                 stream.capture = None
+                stream.backlog.resume()
 
     def _broken(self, what: str, error: CudaError) -> DeviceFault:
         return DeviceFault(
@@ -239,8 +252,12 @@ class CudaGraph:
         if self._executable is None:
             return
         executable, self._executable = self._executable, None
-        self.stream.gpu.enter()
-        capturing.close_executable(executable)
+
+        def destroy() -> None:
+            self.stream.gpu.enter()
+            capturing.close_executable(executable)
+
+        self.stream.backlog.add_always("close", destroy)
         self._release()
 
     def _release(self) -> None:
@@ -253,10 +270,13 @@ class CudaGraph:
                 forget()
             keeps.clear()
 
-        for marker in self.stream.unfinished():
-            self.stream.gpu.drain_later(marker, finish, None)
-            return
-        finish()
+        def finish_later() -> None:
+            for marker in self.stream.unfinished():
+                self.stream.gpu.drain_later(marker, finish, None)
+                return
+            finish()
+
+        self.stream.backlog.add_always("close", finish_later)
 
 
 def _own(device: "CudaDevice", stream: Stream) -> "CudaStream":

@@ -37,6 +37,7 @@ from ggsched_cuda.warp_specialized.experts import EXPERT_PATTERNS, join_experts
 from ggsched_cuda.warp_specialized.moe_fused_routing import ROUTED, join_routed
 from ggsched_cuda.warp_specialized.rows import FED_PATTERNS, join_products
 from ggsched_kernels import GPU, KernelCall, TuningProfile, lower_nodes
+from ggsched_kernels.block_constants import KERNEL_DTYPES
 from ggsched_kernels.calls import check_alignment
 from ggsched_kernels.lower_fused import lower_group, supported_fusions
 from ggsched_kernels.lowering_context import LoweringContext
@@ -78,7 +79,7 @@ Groups = Sequence[Sequence[BoundNode]]
 FusionRule = Callable[[Groups, int, TuningProfile], tuple[int, CudaLoweringContext] | None]
 """Looks at the groups of a program from one on; says how many of them its call computes."""
 
-_PACKED: Final = frozenset({"f16", "bf16", "q8_0", "q4_0", "mxfp4"})
+_PACKED: Final = frozenset(dtype.name for dtype in KERNEL_DTYPES) - {"f32"}
 
 TABLE: Final[tuple[KernelRule, ...]] = (
     KernelRule("cublas f32", "mul_mat", frozenset({"f32"}), fits_plain, lower_plain),

@@ -149,7 +149,8 @@ class CudaProgram:
         if content not in self._constants:
             buffer = self._own(len(content))
             if content:
-                source = memoryview(bytearray(content))
-                self.stream.transfers.upload(source, buffer.address)
+                source, transfers = memoryview(bytearray(content)), self.stream.transfers
+                address = buffer.address
+                self.stream.backlog.run("compile", lambda: transfers.upload(source, address))
             self._constants[content] = buffer.address
         return self._constants[content]

@@ -1,15 +1,16 @@
 """A stream of the driver, and what the driver does not keep: host memory, faults, reasons."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ggsched.backend import checks
 from ggsched.backend.capture_errors import capturing_error
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
-from ggsched.backend.queued.error_state import ErrorState, ExternalWait, reraise_copy
-from ggsched.backend.queued.waiter import Waiter, succeeded
+from ggsched.backend.queued.backlog import Backlog, succeeded
+from ggsched.backend.queued.error_state import ErrorState, reraise_copy
+from ggsched.backend.queued.events import LatePoint
 from ggsched.backend.timeouts import late_error
 from ggsched.backend.timing import Latest
 from ggsched.errors import DeviceFault
@@ -22,7 +23,7 @@ from ggsched_cuda.event import CudaEvent, Marker, Point
 from ggsched_cuda.graphs import CudaCapture, CudaGraph
 from ggsched_cuda.pinned import Quad
 from ggsched_cuda.polling import POLLING
-from ggsched_cuda.program import CudaProgram
+from ggsched_cuda.program import CudaProgram, Step
 from ggsched_cuda.times import StreamTimes
 from ggsched_cuda.transfers import Transfers
 
@@ -46,18 +47,18 @@ class CudaStream:
         self.capture: CudaCapture | None = None
         self.gpu.enter()
         self.handle = driver.make_stream()
-        # Three fault words and the count of open gates. They stay with the stream for good: a
-        # kernel of a program that is still enqueued may write there.
+        # Three fault words, and one that is spare. They stay with the stream for good: a kernel
+        # of a program that is still enqueued may write there.
         self.words = FaultWords(self.gpu.pinned.take_quad(), name)
         self.unchecked: set[FaultWords] = set()  # words that some command since may have written
         self.transfers = Transfers(self)
         self._times: StreamTimes | None = None
-        self._gates = 0
+        self._has_ended = False
         self._blas: tuple[int, int] | None = None
         self.faults = ErrorState()
-        self._waiter = Waiter(f"ggsched {name} waits")
+        self.backlog = Backlog(name, self.faults)
         # Also when nobody closes the stream, and at the end of the process.
-        self._open_gates = weakref.finalize(self, self._waiter.close)
+        self._cancel = weakref.finalize(self, self.backlog.cancel)
 
     # --- for programs and captures --------------------------------------------------------------
 
@@ -68,8 +69,11 @@ class CudaStream:
         return self._blas[0]
 
     def unfinished(self) -> list[Marker]:
-        """Return a marker behind all that is enqueued, if some of that is not complete."""
-        if self.is_closed:
+        """Return a marker behind all that is enqueued, if some of that is not complete.
+
+        What is in the backlog is not enqueued yet.
+        """
+        if self._has_ended:
             return []
         if self.capture is not None:  # it may not be asked, and nothing of the capture runs
             return [m for m in self.capture.before if not m.is_done()]
@@ -96,15 +100,7 @@ class CudaStream:
         checks.check_upload(self.device, source, buffer, offset)
         address = address_of_buffer(buffer) + offset
         if source.nbytes:
-            times = self._times
-            try:
-                if times is not None:
-                    times.begin()
-                self.transfers.upload(source, address)
-                if times is not None:
-                    times.end()
-            except CudaError as error:
-                raise self.failed("upload", error) from error
+            self._give("upload", lambda: self.transfers.upload(source, address))
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Copy bytes of a buffer into host memory (CPY-5)."""
@@ -112,15 +108,7 @@ class CudaStream:
         checks.check_download(self.device, buffer, offset, target)
         address = address_of_buffer(buffer) + offset
         if target.nbytes:
-            times = self._times
-            try:
-                if times is not None:
-                    times.begin()
-                self.transfers.download(address, target)
-                if times is not None:
-                    times.end()
-            except CudaError as error:
-                raise self.failed("download", error) from error
+            self._give("download", lambda: self.transfers.download(address, target))
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Copy between buffers of GPUs that reach each other, or host memory (CPY-1, CPY-6)."""
@@ -133,12 +121,8 @@ class CudaStream:
         host = b"" if None not in ends else (src if ends[0] is None else dst).host_view()
         if ends[1] is None:
             checks.check_host_memory(host, "copy", written=True)
-        if not nbytes:
-            return
-        times = self._times
-        try:
-            if times is not None:
-                times.begin()
+
+        def enqueue() -> None:
             match ends:
                 case (int(source), int(to)):
                     if self.capture is not None:
@@ -150,10 +134,23 @@ class CudaStream:
                 case (int(source), None):
                     piece = memoryview(host)[dst_offset : dst_offset + nbytes]
                     self.transfers.download(source, piece)
-            if times is not None:
-                times.end()
-        except CudaError as error:
-            raise self.failed("copy", error) from error
+
+        if nbytes:
+            self._give("copy", enqueue)
+
+    def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Set bytes of a buffer to a repeated pattern (FIL-1..3); a memset node where captured."""
+        self._require_usable()
+        checks.check_fill(self.device, buffer, offset, nbytes, pattern)
+        address, repeated = address_of_buffer(buffer) + offset, bytes(pattern)
+
+        def enqueue() -> None:
+            if self.capture is not None:
+                self.capture.flush(self)
+            driver.enqueue_fill(address, nbytes, repeated, self.handle)
+
+        if nbytes:
+            self._give("fill", enqueue)
 
     def launch(self, program: Program) -> None:
         """Run a program that was compiled for this stream (LCH-1..5)."""
@@ -162,14 +159,22 @@ class CudaStream:
             raise checks.foreign_program_error(self.name)
         if program.is_closed:
             raise checks.closed_error("program")
+        if self._is_behind:
+            steps = program.steps
+            self._keep("launch", lambda: self._launch(program, steps))
+        else:
+            self._launch(program, program.steps)
+
+    def _launch(self, program: CudaProgram, steps: Sequence[Step]) -> None:
         if self.capture is not None:
             self.capture.flush(self)
         if program.checks_ids:
             self.note_ids(self.words)
-        steps = program.steps if self._times is None else self._times.around(program)
+        if self._times is not None:
+            steps = self._times.around(steps, program.labels)
         sending = program.sending if self.capture is not None and self._times is None else None
         if sending is not None:
-            steps = program.steps[:-1]
+            steps = steps[:-1]
         done = 0
         try:
             for call, arguments in steps:
@@ -200,10 +205,15 @@ class CudaStream:
             event.mark(Point(self.marker(), (), self.name), self.capture)
             return
         fault = self.faults.known()
-        try:
-            event.mark(self.point())
-        except CudaError as error:
-            raise self.failed("record", error) from error
+        if self.backlog.is_pending:
+            late: LatePoint[Point] = LatePoint(self.name)
+            event.mark(late)
+            self.backlog.add("record", self._entering(lambda: late.issue(self.point())), late.drop)
+        else:
+            try:
+                event.mark(self.point())
+            except CudaError as error:
+                raise self.failed("record", error) from error
         if fault is not None:
             raise reraise_copy(fault)
 
@@ -215,23 +225,35 @@ class CudaStream:
             self.capture.wait(self, event)
         elif isinstance(event, CudaEvent):
             point = event.point
-            if point.is_done():
-                self.faults.poison(point.failure())
+            if isinstance(point, LatePoint):
+                self._wait_late(point)
+            elif self.backlog.is_pending:
+                self.backlog.add("wait", self._entering(lambda: self._wait_native(point)))
             else:
-                assert point.marker is not None  # else it is done
-                try:
-                    driver.enqueue_wait(self.handle, point.marker.handle)
-                except CudaError as error:
-                    raise self.failed("wait", error) from error
-            self.faults.add(point.verdicts)
+                self._wait_native(point)
         elif not succeeded(event):
-            self._gates += 1
-            quad = self.words.quad
-            # Gates of a stream are opened in order, so a count of those that are open will do.
-            gate = ExternalWait(partial(quad.words.__setitem__, 3, self._gates), self.name)
-            driver.enqueue_wait_for_word(self.handle, quad.address + 12, self._gates)
-            self.faults.add([gate])
-            self._waiter.add(gate, event, self.device.event_timeout_s)
+            self.backlog.wait(event, self.device.event_timeout_s)
+
+    def _wait_late(self, late: LatePoint[Point]) -> None:
+        if late.issued is None:
+            self.backlog.wait_for_point(late)
+
+        def enqueue() -> None:
+            assert late.issued is not None  # the backlog has waited for it
+            self._wait_native(late.issued)
+
+        self.backlog.run("wait", self._entering(enqueue))
+
+    def _wait_native(self, point: Point) -> None:
+        if point.is_done():
+            self.faults.poison(point.failure())
+        else:
+            assert point.marker is not None  # else it is done
+            try:
+                driver.enqueue_wait(self.handle, point.marker.handle)
+            except CudaError as error:
+                raise self.failed("wait", error) from error
+        self.faults.add(point.verdicts)
 
     def barrier(self) -> None:
         """Do nothing: a stream keeps launches and copies in order anyway (STR-1)."""
@@ -245,8 +267,14 @@ class CudaStream:
         """
         self._require_usable()
         self._require_no_capture("replay")
-        executable = graph.executable_on(self)
-        for words in graph.words:
+        executable, words = graph.executable_on(self), graph.words
+        if self._is_behind:
+            self._keep("replay", lambda: self._replay(executable, words))
+        else:
+            self._replay(executable, words)
+
+    def _replay(self, executable: Any, every: Iterable[FaultWords]) -> None:
+        for words in every:
             self.note_ids(words)
         times = self._times
         if times is not None:
@@ -265,6 +293,8 @@ class CudaStream:
         if self.is_closed:
             raise checks.closed_error("stream")
         self._require_no_capture("is_done")
+        if self.backlog.is_pending:
+            return False
         self.gpu.enter()
         return not is_busy(self.handle)
 
@@ -272,8 +302,9 @@ class CudaStream:
         """Block until everything enqueued is complete (STR-5)."""
         self._require_usable()
         self._require_no_capture("sync")
-        handle = self.handle
-        if not POLLING.wait_until(lambda: not is_busy(handle), timeout_s):
+        handle, left_s = self.handle, self.backlog.drain(POLLING, timeout_s)
+        self.faults.require_none()
+        if not POLLING.wait_until(lambda: not is_busy(handle), left_s):
             raise late_error(self.name, timeout_s)
         self.transfers.all_done()
         result = driver.query_stream(handle)
@@ -288,24 +319,27 @@ class CudaStream:
     def close(self) -> None:
         """Release the stream; legal twice and after a fault (ERR-3).
 
-        Commands that are enqueued still run; shut gates are opened for that.
+        Commands that are enqueued still run, also behind a wait that is not over.
         """
         if self.is_closed:
             return
         if self.capture is not None:
             self.capture.abort()
-        self._open_gates()
+        self.is_closed = True
+        self.backlog.finish(self._end)
+
+    def _end(self) -> None:
         self._times = None
         self.gpu.enter()
         marker = Marker(self.gpu)
         record_event(marker.handle, self.handle)
-        self.is_closed = True
         self.gpu.drain_later(marker, self.transfers.all_done, self._blas)
+        self._has_ended = True
         driver.close_stream(self.handle)
 
-    def open_gates(self) -> None:
-        """Give up all waits for events of other backends."""
-        self._open_gates()
+    def cancel(self) -> None:
+        """Give up waits for events of other backends; what is behind them never takes effect."""
+        self._cancel()
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """Return the driver's stream, for other libraries (INT-3)."""
@@ -323,6 +357,57 @@ class CudaStream:
         return self._times.latest
 
     # --- helpers -------------------------------------------------------------------------------
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether commands have to stay behind those in the backlog; a capture is elsewhere."""
+        return self.backlog.is_pending and self.capture is None
+
+    def _give(self, command: str, transfer: Callable[[], None]) -> None:
+        """Enqueue a transfer, behind what is in the backlog."""
+        if self._is_behind:
+            self._keep(command, lambda: self._timed(command, transfer))
+        else:
+            self._timed(command, transfer)
+
+    def _timed(self, command: str, transfer: Callable[[], None]) -> None:
+        times = self._times
+        try:
+            if times is not None:
+                times.begin()
+            transfer()
+            if times is not None:
+                times.end()
+        except CudaError as error:
+            raise self.failed(command, error) from error
+
+    def _keep(self, command: str, enqueue: Callable[[], None]) -> None:
+        """Put a command into the backlog."""
+        times = self._times
+        if times is None:
+            self.backlog.add(command, self._entering(enqueue))
+            return
+        late = times.be_late()
+
+        def run() -> None:
+            try:
+                enqueue()
+            finally:
+                times.tell(late)
+
+        def drop(_: DeviceFault) -> None:
+            late.is_over = True
+
+        self.backlog.add(command, self._entering(run), drop)
+
+    def _entering(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+        """Return a call that makes the GPU's context current before."""
+
+        def run() -> None:
+            self.gpu.enter()
+            enqueue()
+
+        return run
 
     def point(self) -> Point:
         """Return the present end of the stream."""
@@ -350,7 +435,7 @@ class CudaStream:
     def _copied(self, words: FaultWords) -> tuple[Quad, Callable[[], bool]]:
         """Copy fault words in the order of the stream."""
         quad = self.gpu.pinned.take_quad()
-        if self.is_closed or self.capture is not None:
+        if self._has_ended or self.capture is not None:
             return quad, lambda: True
         self.gpu.enter()
         self.transfers.snapshot(words.quad, quad)

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ggsched.backend.timing import Part
+from ggsched.backend.timing import LateTaken, Part, Taken
 from ggsched_cuda import driver
 from ggsched_cuda.driver import NOT_READY, READY, CudaError, Handle
 
 if TYPE_CHECKING:
-    from ggsched_cuda.program import CudaProgram, Step
+    from ggsched_cuda.program import Step
     from ggsched_cuda.stream import CudaStream
 
 EPOCH_S: Final = 1.0
@@ -278,10 +278,27 @@ class StreamTimes:
         self._stream = stream
         self._clock: GpuClock = stream.gpu.clock
         self._taken: CudaTaken | None = None
+        self._late: LateTaken | None = None  # of the command that was put into the backlog last
         self._clock.base()
 
-    def latest(self) -> CudaTaken | None:
+    def latest(self) -> Taken | None:
         """Return the times of the last command; see ``ggsched.backend.timing.Latest``."""
+        late, self._late = self._late, None
+        if late is not None:
+            return late
+        return None if self._stream.backlog.is_pending else self._whole()
+
+    def be_late(self) -> LateTaken:
+        """Return the times that a command will have which is put into the backlog."""
+        self._late = LateTaken()
+        return self._late
+
+    def tell(self, late: LateTaken) -> None:
+        """Give such a command its times: it has left the backlog."""
+        late.taken = self._whole()
+        late.is_over = True
+
+    def _whole(self) -> CudaTaken | None:
         taken, self._taken = self._taken, None
         return taken if taken is not None and taken.is_whole else None
 
@@ -307,19 +324,18 @@ class StreamTimes:
         if driver.record_event(event, self._stream.handle)[0]:
             self._taken = None
 
-    def around(self, program: "CudaProgram") -> "Sequence[Step]":
+    def around(self, steps: "Sequence[Step]", labels: Sequence[str]) -> "Sequence[Step]":
         """Return a program's steps, as many as there are, to be run now: a mark ends each node."""
         self.begin()
         if self._taken is None:
-            return program.steps
-        if not program.steps:
+            return steps
+        if not steps:
             self.end()
             return ()
-        labels = program.labels
         return [
             (call, arguments) if label == after else (self._ending, (label, call, arguments))
             for (call, arguments), label, after in zip(
-                program.steps, labels, [*labels[1:], None], strict=True
+                steps, labels, [*labels[1:], None], strict=True
             )
         ]
 

@@ -12,6 +12,7 @@ from importlib import resources
 from typing import Final, Literal
 
 from ggsched.errors import UsageError
+from ggsched_kernels.block_constants import KERNEL_BLOCKS, constants_text
 from ggsched_kernels.calls import (
     CODE,
     CPU,
@@ -24,13 +25,14 @@ from ggsched_kernels.calls import (
     warp_profile,
 )
 from ggsched_kernels.lower import Lowered, lower_nodes, supported_fusions, supported_ops
+from ggsched_kernels.lower_warps import WARP_BLOCKS
 
 Dialect = Literal["opencl", "cuda"]
 
 DIALECTS: Final[tuple[Dialect, ...]] = ("opencl", "cuda")
 
 _PLAIN: Final = ("f32", "f16", "bf16")
-_BLOCKS: Final = ("q8_0", "q4_0", "mxfp4")
+_BLOCKS: Final = tuple(dtype.name for dtype in KERNEL_BLOCKS)
 
 # Source -> types of the packed operand that its programs depend on.
 SOURCES: Final[dict[str, tuple[str, ...]]] = {
@@ -38,7 +40,7 @@ SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "elementwise": (),
     "matmul": _PLAIN + _BLOCKS,
     "matvec": _PLAIN + _BLOCKS,
-    "matvec_blocks": _BLOCKS,
+    "matvec_blocks": WARP_BLOCKS,
     "matvec_rows": _PLAIN,
     "matvec_sums": _PLAIN,
     "norm": (),
@@ -89,6 +91,12 @@ def source_digest(dialect: Dialect) -> str:
 
 
 def _text(file: str) -> str:
+    if file == "weights.h":
+        return f"{constants_text()}\n{_file(file)}"
+    return _file(file)
+
+
+def _file(file: str) -> str:
     return resources.files(__name__).joinpath(file).read_text(encoding="utf-8")
 
 

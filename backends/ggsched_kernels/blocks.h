@@ -14,14 +14,12 @@
  * are multiplied with what it unpacks from word i / 2 of q4_0 and mxfp4. */
 #if defined(W_Q8_0)
 #define ELEMENT(i, j) ((i) % 2 * 16 + (i) / 2 * 4 + (j))
-#define HEAD 2 /* bytes before the numbers */
 #elif defined(W_Q4_0)
 #define ELEMENT(i, j) ((i) % 2 * 16 + (i) / 2 * 4 + (j))
-#define HEAD 2
 #else
 #define ELEMENT(i, j) ((j) % 2 * 16 + (i) * 2 + (j) / 2)
-#define HEAD 1
 #endif
+#define HEAD CODES_AT /* bytes before the numbers */
 
 /* Digits of word `i` of a block, whose elements are `v`: to[0] for the highest, to[PLANE] and to[2 * PLANE]
  * for the others. The eight lanes that have the words of a block return its unit, NaN if it holds an

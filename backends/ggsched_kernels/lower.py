@@ -6,8 +6,9 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode, groups_of
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32
+from ggsched.ir.dtype import F16, F32, I32
 from ggsched.topology.caps import op_key
+from ggsched_kernels.block_constants import KERNEL_DTYPES
 from ggsched_kernels.calls import KernelCall, TuningProfile, check_alignment
 from ggsched_kernels.lower_elements import (
     lower_add_id,
@@ -98,12 +99,12 @@ def supported_ops() -> frozenset[str]:
     """Return ``op:dtype`` for all that ``lower_nodes`` takes, for ``DeviceFacts.ops``."""
     kinds = dict.fromkeys(_LOWER, (F32,))
     more = {
-        "get_rows": (*FLOAT_DTYPES, I32),
-        "mul_mat": FLOAT_DTYPES,
-        "mul_mat_id": FLOAT_DTYPES,
+        "get_rows": (*KERNEL_DTYPES, I32),
+        "mul_mat": KERNEL_DTYPES,
+        "mul_mat_id": KERNEL_DTYPES,
         "set_rows": (F32, F16),
-        "cpy": (*FLOAT_DTYPES, I32),
-        "cont": (*FLOAT_DTYPES, I32),
+        "cpy": (*KERNEL_DTYPES, I32),
+        "cont": (*KERNEL_DTYPES, I32),
         "concat": (F32, I32),
     }
     keys = {op: more.get(op, types) for op, types in kinds.items()}

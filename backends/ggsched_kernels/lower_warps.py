@@ -33,7 +33,8 @@ LOCAL_UNIT: Final = 8 << 10  # sizes of local memory are programs of their own, 
 DECLARED_NBYTES: Final = 3 << 10  # that kernels declare or the driver keeps for each group
 FREE_NBYTES: Final = 48 << 10  # local memory that a group has without being asked for
 PLAIN: Final = frozenset({"f32", "f16", "bf16"})
-BLOCKS: Final = frozenset({"q8_0", "q4_0", "mxfp4"})
+WARP_BLOCKS: Final = ("q8_0", "q4_0", "mxfp4")  # that blocks.h unpacks to bytes
+BLOCKS: Final = frozenset(WARP_BLOCKS)
 ALL_OPS: Final = frozenset({"mul_mat", "mul_mat_id"})
 
 

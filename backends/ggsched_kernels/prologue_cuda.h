@@ -94,6 +94,17 @@ FN vf VSPLAT(float x) {
   UNROLL EACH_LANE_ r.v[i_] = x;
   return r;
 }
+FN vi VSPLAT_INT(i32 x) {
+  vi r;
+  UNROLL EACH_LANE_ r.v[i_] = x;
+  return r;
+}
+FN vi viota_() {
+  vi r;
+  UNROLL EACH_LANE_ r.v[i_] = i_;
+  return r;
+}
+#define VIOTA viota_()
 /* Views may start at any element, so a 16-byte access needs a look at the address. */
 FN vf vload_(const float *p) {
   if (VW == 4 && ((u64)p & 15) == 0) {

@@ -79,6 +79,12 @@ FN vf vlookup8_(vf table, vi index) { return __builtin_ia32_permvarsf256(table, 
 #endif
 
 #define VSPLAT(x) ((vf)(x))
+#define VSPLAT_INT(x) ((vi)(x))
+#if VW == 4
+#define VIOTA ((vi)(0, 1, 2, 3))
+#else
+#define VIOTA ((vi)(0, 1, 2, 3, 4, 5, 6, 7))
+#endif
 #define VFLOAT_OF_BITS(u) CAT(as_float, VW)(u)
 #define VBITS_OF_FLOAT(v) CAT(as_uint, VW)(v)
 #define VBITS_OF_INT(v) CAT(as_uint, VW)(v)

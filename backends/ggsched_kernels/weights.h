@@ -1,4 +1,4 @@
-/* Reading a packed type, chosen by one of W_F32, W_F16, W_BF16, W_Q8_0, W_Q4_0, W_MXFP4.
+/* Reading a packed type, chosen by one of W_F32, W_F16, W_BF16, and W_ with the name of a block type.
  *
  * WLOAD(row, k): elements k .. k+VW-1, as floats, of the row that starts at byte pointer `row`;
  *     k is a multiple of VW.
@@ -27,41 +27,44 @@
 /* Blocks start at odd addresses, so a scale is put together from its bytes. */
 #define HALF_AT(p) FLOAT_OF_HALF((u32)(p)[0] | (u32)(p)[1] << 8)
 
-/* For each block type: SCALE(block), and how its numbers are unpacked before they are scaled:
- * many at j (wload), one at j (witem), or all of them, EACH(j, vector) for each vector. */
-#if defined(W_Q8_0)
-/* f16 scale, 32 signed bytes. */
-#define BLOCK_NBYTES 34
-#define SCALE_OF(block) HALF_AT(block)
-#define MANY(block, j) VLOAD_I8((block) + 2 + (j))
-#define ONE(block, j) ((float)((GLOBAL const i8 *)(block))[2 + (j)])
+/* The constants of a block type come from its layout (block_constants.py). SCALE_OF(block) is its scale, and
+ * HALF_AT(block + MIN_AT) is added to each element where MIN_AT is defined. Codes are unpacked before they are scaled: many at j (MANY), one at j (ONE), or all of them,
+ * EACH(j, vector) for each vector (WHOLE). */
+#if defined(CODES_I8)
+/* 32 signed bytes. */
+#define MANY(block, j) VLOAD_I8((block) + CODES_AT + (j))
+#define ONE(block, j) ((float)((GLOBAL const i8 *)(block))[CODES_AT + (j)])
 #define WHOLE(block, EACH) UNROLL for (int j = 0; j < 32; j += VW) EACH(j, MANY(block, j))
 
 #else
 /* 16 bytes of nibbles; elements 0..15 in the low halves, 16..31 in the high ones. */
-#define NIBBLES(block, j) (VLOAD_U8((block) + NIBBLES_AT + (j) % 16) >> ((j) & 16) / 4)
-#define NIBBLE(block, j) (((block)[NIBBLES_AT + (j) % 16] >> ((j) & 16) / 4) & 15)
-#define MANY(block, j) unpacked(NIBBLES(block, j) & 15)
-#define ONE(block, j) unpacked1(NIBBLE(block, j))
-#define WHOLE(block, EACH)                           \
-  UNROLL for (int j = 0; j < 16; j += VW) {          \
-    vi both = VLOAD_U8((block) + NIBBLES_AT + j);    \
-    EACH(j, unpacked(both & 15));                    \
-    EACH(j + 16, unpacked(both >> 4));               \
+#define NIBBLES(block, j) (VLOAD_U8((block) + CODES_AT + (j) % 16) >> ((j) & 16) / 4)
+#define NIBBLE(block, j) (((block)[CODES_AT + (j) % 16] >> ((j) & 16) / 4) & 15)
+#if defined(FIFTH_AT)
+/* A fifth bit of each element, in one word. */
+FN u32 fifth_bits(GLOBAL const u8 *block) {
+  GLOBAL const u8 *p = block + FIFTH_AT;
+  return (u32)p[0] | (u32)p[1] << 8 | (u32)p[2] << 16 | (u32)p[3] << 24;
+}
+FN vi fifths(u32 bits, int j) { return ((VSPLAT_INT((int)(bits >> j)) >> VIOTA) & 1) << 4; }
+#define FIFTHS(block, j) | fifths(fifth_bits(block), (j))
+#define FIFTH(block, j) | (int)(fifth_bits(block) >> (j) & 1u) << 4
+#else
+#define FIFTHS(block, j)
+#define FIFTH(block, j)
+#endif
+#define MANY(block, j) unpacked((NIBBLES(block, j) & 15) FIFTHS(block, j))
+#define ONE(block, j) unpacked1(NIBBLE(block, j) FIFTH(block, j))
+#define WHOLE(block, EACH)                                    \
+  UNROLL for (int j = 0; j < 16; j += VW) {                   \
+    vi both = VLOAD_U8((block) + CODES_AT + j);               \
+    EACH(j, unpacked((both & 15) FIFTHS(block, j)));          \
+    EACH(j + 16, unpacked((both >> 4) FIFTHS(block, j + 16))); \
   }
-#if defined(W_Q4_0)
-/* f16 scale; numbers from -8 to 7. */
-#define BLOCK_NBYTES 18
-#define NIBBLES_AT 2
-#define SCALE_OF(block) HALF_AT(block)
-FN vf unpacked(vi nibbles) { return VFLOAT_OF_INT(nibbles - 8); }
-FN float unpacked1(int nibble) { return (float)(nibble - 8); }
-#elif defined(W_MXFP4)
+#if defined(CODES_E2M1)
 /* An exponent byte e for the scale 2^(e-127); e2m1 numbers, sign in the highest bit. Twice their
  * magnitudes are small integers, 0 1 2 3 4 6 8 12, so take half the scale. */
-#define BLOCK_NBYTES 17
-#define NIBBLES_AT 1
-#define SCALE_OF(block) half_scale((block)[0])
+#define SCALE_OF(block) half_scale((block)[SCALE_AT])
 FN float half_scale(int e) { return FLOAT_OF_BITS(e < 2 ? 0x00200000u << e : (u32)(e - 1) << 23); }
 #ifdef VLOOKUP8
 FN vf unpacked(vi nibbles) {
@@ -82,22 +85,45 @@ FN float unpacked1(int nibble) {
   int twice = v < 2 ? v : ((v & 1) + 2) << ((v >> 1) - 1);
   return (float)((nibble & 8) ? -twice : twice);
 }
+#else
+FN vf unpacked(vi codes) { return VFLOAT_OF_INT(codes - ZERO); }
+FN float unpacked1(int code) { return (float)(code - ZERO); }
 #endif
+#endif
+#ifndef SCALE_OF
+#define SCALE_OF(block) HALF_AT((block) + SCALE_AT)
 #endif
 
-FN vf wload(GLOBAL const u8 *block, int j) { return MANY(block, j) * SCALE_OF(block); }
-FN float witem(GLOBAL const u8 *block, int j) { return ONE(block, j) * SCALE_OF(block); }
+#if defined(MIN_AT)
+#define PLUS_MIN(block) + HALF_AT((block) + MIN_AT)
+#else
+#define PLUS_MIN(block)
+#endif
+
+FN vf wload(GLOBAL const u8 *block, int j) { return MANY(block, j) * SCALE_OF(block) PLUS_MIN(block); }
+FN float witem(GLOBAL const u8 *block, int j) { return ONE(block, j) * SCALE_OF(block) PLUS_MIN(block); }
 FN vf wdot(GLOBAL const u8 *row, int k, GLOBAL const float *x) {
   GLOBAL const u8 *block = row + (i64)(k / 32) * BLOCK_NBYTES;
   vf sum = VSPLAT(0.0f);
+#if defined(MIN_AT)
+  vf all = VSPLAT(0.0f);
+#define ADD_PRODUCT(j, v)      \
+  do {                         \
+    vf xs = VLOAD(x + (j));    \
+    sum += (v) * xs, all += xs; \
+  } while (0)
+  WHOLE(block, ADD_PRODUCT);
+  return sum * SCALE_OF(block) + all * HALF_AT(block + MIN_AT);
+#else
 #define ADD_PRODUCT(j, v) sum += (v) * VLOAD(x + (j))
   WHOLE(block, ADD_PRODUCT);
   return sum * SCALE_OF(block);
+#endif
 }
 FN void wunpack(GLOBAL const u8 *row, int k, LOCAL_PTR float *to) {
   GLOBAL const u8 *block = row + (i64)(k / 32) * BLOCK_NBYTES;
   float scale = SCALE_OF(block);
-#define STORE_SCALED(j, v) VSTORE_LOCAL((v) * scale, to + (j))
+#define STORE_SCALED(j, v) VSTORE_LOCAL((v) * scale PLUS_MIN(block), to + (j))
   WHOLE(block, STORE_SCALED);
 }
 #endif

@@ -1,5 +1,7 @@
 """The plug-in ``opencl``: every OpenCL device, with kernels from ``ggsched_kernels``."""
 
+from typing import Any
+
 from ggsched.backend.protocols import Backend
 
 
@@ -12,3 +14,10 @@ def open_backend() -> Backend:
     from ggsched_opencl.backend import OpenClBackend
 
     return OpenClBackend()
+
+
+def conformance_harness() -> Any:
+    """Return how the conformance kit holds streams: by user events of their queues."""
+    from ggsched_opencl.harness import OpenClHarness
+
+    return OpenClHarness()

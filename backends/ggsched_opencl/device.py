@@ -43,11 +43,9 @@ def facts_of(index: int, found: DeviceInfo) -> DeviceFacts:
         max_allocation_nbytes=found.max_allocation_nbytes,
         alignment=found.alignment,
         max_streams=MAX_STREAMS,
-        is_host=False,
-        is_async=True,
-        has_events=True,
         copy_order="stream",
-        snapshots_uploads=False,
+        has_events=True,
+        is_async=True,
         is_deterministic=True,
         imports_host_memory=found.is_cpu,
         ops=supported_ops(),
@@ -215,13 +213,13 @@ class OpenClDevice:
     def close(self) -> None:
         """Close every stream and every buffer; legal twice (ERR-3).
 
-        All gates are opened before, because a stream may wait for another one that has a shut one.
+        Waits for events of other backends that are not over are given up, and what is behind them.
         """
         if self.is_closed:
             return
         self.is_closed = True
         for stream in list(self._streams):
-            stream.open_gates()
+            stream.cancel()
         for stream in list(self._streams):
             stream.close()
         POLLING.wait_until(self._is_drained, self.event_timeout_s)

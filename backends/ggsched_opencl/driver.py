@@ -199,21 +199,27 @@ def enqueue_copy(
     )
 
 
+def enqueue_fill(queue: Handle, buffer: Handle, offset: int, nbytes: int, pattern: bytes) -> Handle:
+    """Set bytes of a buffer to a repeated pattern, return the event."""
+    return cl.enqueue_fill_buffer(queue, buffer, pattern, offset, nbytes)
+
+
 def enqueue_wait(queue: Handle, event: Handle) -> Handle:
     """Hold later commands of the queue until an event of its context is complete."""
     return cl.enqueue_barrier(queue, wait_for=[event])
 
 
 def make_gate(context: Handle) -> Handle:
-    """Return an event that the host completes, see ``open_gate``."""
+    """Return an event that the host completes, see ``open_gate``; for tests."""
     return cl.UserEvent(context)
 
 
 def open_gate(gate: Handle) -> None:
     """Complete a user event.
 
-    Never with an error: PoCL 3.0 aborts the process when commands of two queues depend on it.
-    Who failed is kept on our side instead.
+    Never with an error: PoCL 3.0 aborts the process when commands of two queues depend on it, and
+    by the standard the context is lost then. So no queue waits for what may fail; see
+    ``ggsched.backend.queued.backlog``.
     """
     gate.set_status(COMPLETE)
 

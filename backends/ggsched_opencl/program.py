@@ -82,11 +82,17 @@ class OpenClProgram:
         return handle
 
     def close(self) -> None:
-        """Give the kernels back and release the scratch memory; legal twice."""
+        """Give the kernels back and release the scratch memory; legal twice.
+
+        Launches in the stream's backlog need the kernels' arguments as they are.
+        """
         if self.is_closed:
             return
         self.is_closed = True
         self.steps = []
+        self.stream.backlog.add_always("close", self._release)
+
+    def _release(self) -> None:
         self.stream.device.give_back(self._kernels)
         self._kernels = []
         self._buffers = []

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from ggsched.backend import checks
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
-from ggsched.backend.queued.error_state import ErrorState, ExternalWait, reraise_copy
-from ggsched.backend.queued.waiter import Waiter, succeeded
-from ggsched.backend.timing import Latest
+from ggsched.backend.queued.backlog import Backlog, succeeded
+from ggsched.backend.queued.error_state import ErrorState, reraise_copy
+from ggsched.backend.queued.events import LatePoint
+from ggsched.backend.timing import Latest, LateTaken, Taken
 from ggsched.errors import DeviceFault, UsageError
 from ggsched_kernels.fault_words import FAULT_WORDS, FaultCodes
 from ggsched_opencl import driver
@@ -20,7 +21,8 @@ from ggsched_opencl.async_errors import IdCheck
 from ggsched_opencl.buffer import readable, writable
 from ggsched_opencl.driver import COMPLETE, Handle, status_of
 from ggsched_opencl.event import OpenClEvent, Point
-from ggsched_opencl.program import OpenClProgram
+from ggsched_opencl.polling import POLLING
+from ggsched_opencl.program import OpenClProgram, Step
 from ggsched_opencl.times import ClockMatch, OpenClTaken
 
 if TYPE_CHECKING:
@@ -41,17 +43,17 @@ class OpenClStream:
         self.is_closed = False
         self.queue = driver.make_queue(device.context)
         self._match: ClockMatch | None = None
-        self._taken: OpenClTaken | None = None
+        self._taken: Taken | None = None
+        self._late_taken: LateTaken | None = None  # of the command that leaves the backlog
         self._words: Handle = None
         self.codes = FaultCodes(name)
         self._ids_unchecked = False
         self._newest: Handle = None
         self._held: deque[Handle] = deque()  # transfers, which hold host memory (CPY-4, CPY-5)
         self.faults = ErrorState()
-        self._waiter = Waiter(f"ggsched {name} waits")
-        # Also when nobody closes the stream, and at the end of the process: a queue with a shut
-        # gate never drains, and dropping a transfer that is not complete blocks.
-        self._open_gates = weakref.finalize(self, self._waiter.close)
+        self.backlog = Backlog(name, self.faults)
+        # Also when nobody closes the stream, and at the end of the process.
+        self._cancel = weakref.finalize(self, self.backlog.cancel)
 
     # --- for programs ------------------------------------------------------------------------
 
@@ -72,11 +74,15 @@ class OpenClStream:
 
     def _upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
         handle = writable(buffer)
-        if source.nbytes:
+
+        def enqueue() -> None:
             before = perf_counter()
             with self._refusing("upload"):
                 self._hold(driver.enqueue_upload(self.queue, source, handle, offset))
             self._take_newest(before)
+
+        if source.nbytes:
+            self._give("upload", enqueue)
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Copy bytes of a buffer into host memory (CPY-5)."""
@@ -86,11 +92,15 @@ class OpenClStream:
 
     def _download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         handle = readable(buffer)
-        if target.nbytes:
+
+        def enqueue() -> None:
             before = perf_counter()
             with self._refusing("download"):
                 self._hold(driver.enqueue_download(self.queue, handle, offset, target))
             self._take_newest(before)
+
+        if target.nbytes:
+            self._give("download", enqueue)
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Copy between buffers, of which one may be in host memory (CPY-1, CPY-3, CPY-6)."""
@@ -105,7 +115,8 @@ class OpenClStream:
             self._download(src, src_offset, target)
             return
         origin, target_handle = readable(src), writable(dst)
-        if nbytes:
+
+        def enqueue() -> None:
             before = perf_counter()
             with self._refusing("copy"):
                 self._newest = driver.enqueue_copy(
@@ -113,6 +124,25 @@ class OpenClStream:
                 )
                 driver.flush(self.queue)
             self._take_newest(before)
+
+        if nbytes:
+            self._give("copy", enqueue)
+
+    def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Set bytes of a buffer to a repeated pattern (FIL-1..3)."""
+        self._require_usable()
+        checks.check_fill(self.device, buffer, offset, nbytes, pattern)
+        handle, repeated = writable(buffer), bytes(pattern)
+
+        def enqueue() -> None:
+            before = perf_counter()
+            with self._refusing("fill"):
+                self._newest = driver.enqueue_fill(self.queue, handle, offset, nbytes, repeated)
+                driver.flush(self.queue)
+            self._take_newest(before)
+
+        if nbytes:
+            self._give("fill", enqueue)
 
     def launch(self, program: Program) -> None:
         """Run a program that was compiled for this stream (LCH-1..5)."""
@@ -123,11 +153,17 @@ class OpenClStream:
             raise checks.closed_error("program")
         if not program.steps:
             return
+        if self.backlog.is_pending:
+            self._give("launch", partial(self._launch, program, program.steps))
+        else:
+            self._launch(program, program.steps)
+
+    def _launch(self, program: OpenClProgram, steps: Sequence[Step]) -> None:
         queue, enqueue, newest, done = self.queue, driver.enqueue_kernel, self._newest, 0
         timed: list[tuple[str, Handle]] | None = None if self._match is None else []
         before = perf_counter()
         try:
-            for kernel, items, group in program.steps:
+            for kernel, items, group in steps:
                 newest = enqueue(queue, kernel, items, group)
                 if timed is not None:
                     timed.append((program.labels[done], newest))
@@ -151,7 +187,12 @@ class OpenClStream:
         checks.check_record(self.device, event)
         assert isinstance(event, OpenClEvent)  # this device's events are
         fault = self.faults.known()
-        event.mark(self._point())
+        if self.backlog.is_pending:
+            late: LatePoint[Point] = LatePoint(self.name)
+            event.mark(late)
+            self.backlog.add("record", lambda: late.issue(self._point()), late.drop)
+        else:
+            event.mark(self._point())
         if fault is not None:
             raise reraise_copy(fault)
 
@@ -159,30 +200,44 @@ class OpenClStream:
         """Hold later commands until an event is done (EVT-2, EVT-4)."""
         self._require_usable()
         checks.check_wait(self.device, event)
-        newest, before = self._newest, perf_counter()
-        self._wait(event)
-        if self._newest is not newest:
-            self._take_newest(before)
-
-    def _wait(self, event: Event) -> None:
         if event.device is self.device:
             assert isinstance(event, OpenClEvent)
-            self._wait_native(event.point)
+            point = event.point
+            if isinstance(point, LatePoint):
+                self._wait_late(point)
+            else:
+                self._give("wait", lambda: self._wait_native(point))
         elif not succeeded(event):
-            handle = driver.make_gate(self.device.context)
-            gate = ExternalWait(partial(driver.open_gate, handle), self.name)
-            self._newest = driver.enqueue_wait(self.queue, handle)
-            driver.flush(self.queue)
-            self.faults.add([gate])
-            self._waiter.add(gate, event, self.device.event_timeout_s)
+            self.backlog.wait(event, self.device.event_timeout_s)
+
+    def _wait_late(self, late: LatePoint[Point]) -> None:
+        if late.issued is None:
+            self.backlog.wait_for_point(late)
+
+        def enqueue() -> None:
+            assert late.issued is not None  # the backlog has waited for it
+            self._wait_native(late.issued)
+
+        self._give("wait", enqueue)
 
     def _wait_native(self, point: Point) -> None:
         if point.is_done():
             self.faults.poison(point.failure())
         else:
+            before = perf_counter()
             self._newest = driver.enqueue_wait(self.queue, point.handle)
             driver.flush(self.queue)
+            self._take_newest(before)
         self.faults.add(point.verdicts)
+
+    def hold(self, gate: Handle) -> None:
+        """Hold the queue until a user event is complete.
+
+        No rule has this: tests of the contract need it.
+        """
+        self._require_usable()
+        self._newest = driver.enqueue_wait(self.queue, gate)
+        driver.flush(self.queue)
 
     def barrier(self) -> None:
         """Do nothing: the queue keeps launches and copies in order anyway (STR-1)."""
@@ -195,14 +250,18 @@ class OpenClStream:
         """Whether everything enqueued so far is complete."""
         if self.is_closed:
             raise checks.closed_error("stream")
+        if self.backlog.is_pending:
+            return False
         return self._newest is None or status_of(self._newest) <= COMPLETE
 
     def sync(self, timeout_s: float) -> None:
         """Block until everything enqueued is complete (STR-5)."""
         self._require_usable()
+        left_s = self.backlog.drain(POLLING, timeout_s)
+        self.faults.require_none()
         point = self._point()
         try:
-            point.require(timeout_s)
+            point.require(left_s)
         except DeviceFault as fault:
             self.faults.poison(fault)
             raise
@@ -213,21 +272,22 @@ class OpenClStream:
     def close(self) -> None:
         """Release the stream; legal twice and after a fault (ERR-3).
 
-        Commands that are enqueued still run; shut gates are opened for that.
+        Commands that are enqueued still run, also behind a wait that is not over.
         """
-        if self.is_closed:
-            return
-        self.is_closed = True
-        self._taken = None
-        self._open_gates()
+        if not self.is_closed:
+            self.is_closed = True
+            self._taken = None
+            self.backlog.finish(self._end)
+
+    def _end(self) -> None:
         self.device.drain_later(self.queue, self._newest, self._held)
         self._newest = None
         self._held = deque()
         self._words = None
 
-    def open_gates(self) -> None:
-        """Give up all waits for events of other backends."""
-        self._open_gates()
+    def cancel(self) -> None:
+        """Give up waits for events of other backends; what is behind them never takes effect."""
+        self._cancel()
 
     # --- times ---------------------------------------------------------------------------------
 
@@ -243,7 +303,7 @@ class OpenClStream:
         self._match = ClockMatch()
         return self._latest
 
-    def _latest(self) -> OpenClTaken | None:
+    def _latest(self) -> Taken | None:
         taken, self._taken = self._taken, None
         return taken
 
@@ -252,9 +312,36 @@ class OpenClStream:
 
     def _take(self, commands: Sequence[tuple[str, Handle]], before_s: float) -> None:
         if self._match is not None and commands:
-            self._taken = OpenClTaken(self._match, commands, before_s, perf_counter())
+            taken = OpenClTaken(self._match, commands, before_s, perf_counter())
+            if self._late_taken is None:
+                self._taken = taken
+            else:
+                self._late_taken.taken = taken
 
     # --- helpers -------------------------------------------------------------------------------
+
+    def _give(self, command: str, enqueue: Callable[[], None]) -> None:
+        """Enqueue a command, behind what is in the backlog."""
+        if not self.backlog.is_pending:
+            enqueue()
+            return
+        if self._match is None:
+            self.backlog.add(command, enqueue)
+            return
+        late = self._taken = LateTaken()
+
+        def run() -> None:
+            self._late_taken = late
+            try:
+                enqueue()
+            finally:
+                self._late_taken = None
+                late.is_over = True
+
+        def drop(_: DeviceFault) -> None:
+            late.is_over = True
+
+        self.backlog.add(command, run, drop)
 
     def _require_usable(self) -> None:
         """Refuse calls after ``close`` (ERR-3) and after a failed command (ERR-2)."""

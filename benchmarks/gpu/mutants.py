@@ -67,14 +67,35 @@ class WaitIgnored(CudaStream):
             super().wait(event)
 
 
-class GateOpenedAtOnce(CudaStream):
-    """A stream does not wait for events of other backends."""
+class NothingIsKept(CudaStream):
+    """What stands behind a wait for another backend's event is enqueued at once."""
 
-    def wait(self, event: Event) -> None:
-        """Open the gate."""
-        super().wait(event)
-        if not isinstance(event, CudaEvent):
-            self.words.quad.words[3] = self._gates
+    @property
+    def _is_behind(self) -> bool:
+        return False
+
+
+class ClosingCancels(CudaStream):
+    """Closing a stream drops what stands behind a wait that is not over."""
+
+    def close(self) -> None:
+        """Give up the wait."""
+        self._cancel()
+        super().close()
+
+
+class ClosingLetsGo(CudaStream):
+    """Closing a stream enqueues what stands behind a wait that is not over."""
+
+    def close(self) -> None:
+        """Take the wait for done."""
+        queue, kept = self.backlog._work.queue, []
+        while not queue.empty():
+            kept.append(queue.get())
+        for item in kept:
+            if item is not None and item.deadline is None:
+                item.run()
+        super().close()
 
 
 class CallerWaits(CudaStream):
@@ -126,7 +147,7 @@ class OneQueue(CudaStream):
     def close(self) -> None:
         """End what is the stream's own."""
         self.is_closed = True
-        self._open_gates()
+        self.backlog.finish(lambda: None)
 
 
 def one_queue(device: Any) -> None:
@@ -199,7 +220,9 @@ def kernels_end_late(device: Any) -> None:
 MUTANTS: Sequence[Mutant] = (
     Mutant("event on another stream", "EVT-1,EVT-2", streams(EventOnAnotherStream)),
     Mutant("wait ignored", "EVT-2", streams(WaitIgnored)),
-    Mutant("gate opened at once", "EVT-4", streams(GateOpenedAtOnce)),
+    Mutant("nothing is kept", "EVT-4", streams(NothingIsKept)),
+    Mutant("closing cancels", "ERR-3", streams(ClosingCancels)),
+    Mutant("closing lets go", "ERR-3", streams(ClosingLetsGo)),
     Mutant("caller waits", "STR-2", streams(CallerWaits)),
     Mutant("staged at the call", "EVT-4", streams(StagedAtTheCall)),
     Mutant("one queue for all streams", "STR-4", one_queue),

@@ -31,6 +31,7 @@ from ggsched.backend.base_stream import (
     writable_memory,
 )
 from ggsched.backend.events import BaseEvent
+from ggsched.backend.fill import blocks
 from ggsched.backend.list_capture import RecordedCapture
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.program_body import Steps
@@ -52,23 +53,19 @@ makes them.
 
 def host_facts(backend: str, ops: Iterable[str], **changes: Any) -> DeviceFacts:
     """Return the facts of a synchronous device in host memory; ``changes`` replace fields."""
-    memory = physical_memory_nbytes()
     fields: dict[str, Any] = {
         "name": f"{backend}:0",
         "backend": backend,
         "description": f"{backend} on the host",
         "kind": "cpu",
-        "memory_nbytes": memory,
-        "max_allocation_nbytes": memory,
+        "memory_nbytes": physical_memory_nbytes(),
         "alignment": 64,
         "max_streams": 64,
         "is_host": True,
-        "is_async": False,
         "has_events": True,
         "copy_order": "stream",
         "snapshots_uploads": True,
         "is_deterministic": True,
-        "imports_host_memory": False,
         "ops": frozenset(ops),
     }
     return DeviceFacts(**{**fields, **changes})
@@ -127,6 +124,11 @@ class BaseDevice:
         between = memoryview(bytearray(nbytes))
         self.read_memory(src, src_offset, between)
         self.write_memory(dst, dst_offset, between)
+
+    def fill_memory(self, memory: Any, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Set bytes of the device's memory to a repeated pattern."""
+        for start, block in blocks(nbytes, pattern):
+            self.write_memory(memory, offset + start, block)
 
     def make_stream(self, name: str) -> BaseStream:
         """Return a new stream of the device's kind."""

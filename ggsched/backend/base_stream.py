@@ -31,6 +31,9 @@ class MemoryDevice(Device, Protocol):
     ) -> None:
         """Copy bytes within the device."""
 
+    def fill_memory(self, memory: Any, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Set bytes of the device to a repeated pattern."""
+
 
 class BaseBuffer:
     """Device memory. ``memory`` is whatever the device's ``acquire_memory`` returned (BUF-1)."""
@@ -185,6 +188,13 @@ class BaseStream:
         self._enqueue(
             "copy", lambda: device.copy_memory(origin, src_offset, memory, dst_offset, nbytes)
         )
+
+    def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Set bytes of a buffer to a repeated pattern (FIL-1..3)."""
+        self._require_usable()
+        checks.check_fill(self.device, buffer, offset, nbytes, pattern)
+        memory, fill = writable_memory(buffer), self.device.fill_memory
+        self._enqueue("fill", lambda: fill(memory, offset, nbytes, pattern))
 
     def launch(self, program: Program) -> None:
         """Run a program that was compiled for this stream."""

@@ -8,6 +8,7 @@ from ggsched.backend import checks
 from ggsched.backend.call_log import Call, misuse, new_story, with_story
 from ggsched.backend.checked_constants import ByteSpan, require_apart
 from ggsched.backend.checked_parts import CheckedBuffer, CheckedEvent, CheckedProgram
+from ggsched.backend.fill import fill
 from ggsched.backend.host_borrow import WHOLE_NBYTES, Borrow, address, digest
 from ggsched.backend.ledger import Clock, join
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
@@ -134,6 +135,19 @@ class CheckedStream:
                 called, used, lambda: self.inner.copy(a, src_offset, b, dst_offset, nbytes), written
             )
 
+    def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Fill a buffer (FIL-1..3)."""
+        with self._guard("fill", _name(buffer), offset, nbytes) as called:
+            checks.check_fill(self.device, buffer, offset, nbytes, pattern)
+            mine = self._open_buffer(buffer, called)
+            written = _span(mine, offset, nbytes)
+            self._enqueue(
+                called,
+                (mine,),
+                lambda: fill(self.inner, mine.inner, offset, nbytes, pattern),
+                written,
+            )
+
     def launch(self, program: Program) -> None:
         """Launch a program of this stream with open buffers and constants (LCH-5, LCH-7)."""
         with self._guard("launch", _name(program)) as called:
@@ -241,7 +255,7 @@ class CheckedStream:
         try:
             call()
         except DeviceFault:
-            # What follows a fault comes to an end without effect (ERR-2), so nobody uses anything.
+            # What follows a fault comes to an end, and nobody relies on what it writes (ERR-2).
             self._ledger.settle(self._number, self._position)
             raise
 

@@ -6,6 +6,7 @@ run with every command.
 
 from collections.abc import Sequence
 
+from ggsched.backend.fill import check_pattern
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Stream
 from ggsched.errors import OutOfDeviceMemory, UsageError
@@ -128,6 +129,13 @@ def check_copy(
             where="copy",
             why="CPY-3",
         )
+
+
+def check_fill(device: Device, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
+    """Check the arguments of ``stream.fill`` (BUF-3, FIL-3)."""
+    check_own_buffer(device, buffer, "fill")
+    check_region(buffer, offset, nbytes, "fill")
+    check_pattern(offset, nbytes, pattern)
 
 
 def check_record(device: Device, event: Event) -> None:

@@ -21,7 +21,7 @@ from typing import Final, Protocol, runtime_checkable
 from ggsched.backend.program import BoundNode
 from ggsched.topology.caps import DeviceFacts, WaitPath
 
-CONTRACT_VERSION: Final = (1, 0)
+CONTRACT_VERSION: Final = (1, 1)
 """Major and minor version of the contract; a plug-in of another major version is refused."""
 
 HostMemory = memoryview
@@ -149,6 +149,18 @@ class Stream(Protocol):
         Raises:
             UsageError: no path between the two devices (CPY-6), bytes outside a buffer (BUF-3),
                 source and destination overlap (CPY-3).
+        """
+
+    def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Set ``nbytes`` of ``buffer`` at ``offset`` to a repeated pattern (FIL-1, FIL-2).
+
+        Ordered as a copy is (STR-1). Callers use ``ggsched.backend.fill.fill``, which also serves
+        streams of plug-ins that were written against contract 1.0.
+
+        Raises:
+            UsageError: a pattern that does not have 1, 2 or 4 bytes, a range that is not a
+                multiple of it (FIL-3), bytes outside the buffer (BUF-3), a buffer of another device
+                or one that is read-only.
         """
 
     def launch(self, program: Program) -> None:

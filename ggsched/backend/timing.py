@@ -98,3 +98,24 @@ class HostTaken:
             labels = ("",)
             marks.append(perf_counter())
         self._labels, self._marks = labels, marks
+
+
+class LateTaken:
+    """The times of a command that is kept in a backlog: those that it has once it is enqueued.
+
+    Attributes:
+        taken: The times of the command, from when it was enqueued.
+        is_over: Whether ``taken`` is final; if it is None then, there are no times.
+    """
+
+    __slots__ = ("is_over", "taken")
+
+    def __init__(self) -> None:
+        self.taken: Taken | None = None
+        self.is_over = False
+
+    def parts(self) -> Sequence[Part] | None:
+        """See ``Taken``."""
+        if not self.is_over:
+            return None
+        return () if self.taken is None else self.taken.parts()

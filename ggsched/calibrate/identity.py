@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from dataclasses import asdict
 
-from ggsched.topology.caps import DeviceFacts
+from ggsched.topology.caps import DeviceFacts, facts_to_json
 
 
 def device_identity(facts: DeviceFacts) -> str:
@@ -13,6 +12,5 @@ def device_identity(facts: DeviceFacts) -> str:
     Two logical devices of one processor have one identity. A driver or a plug-in that declares
     something else (another version in the description, another op) is another device.
     """
-    known = {**asdict(facts), "name": ""}
-    text = json.dumps(known, sort_keys=True, default=sorted)  # sets have no order of their own
+    text = json.dumps({**facts_to_json(facts), "name": ""}, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

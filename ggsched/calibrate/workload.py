@@ -10,7 +10,7 @@ from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Program, Stream
 from ggsched.errors import GgschedError
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import DType
+from ggsched.ir.dtype import ALL_DTYPES, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
 
@@ -22,9 +22,7 @@ _BLOCK: Final = {
     "f16": np.array([0.5], "<f2"),
     "bf16": np.array([0x3F00], "<u2"),
     "i32": np.array([0], "<i4"),
-    "q8_0": np.array([0x00, 0x20, *range(1, 33)], np.uint8),
-    "q4_0": np.array([0x00, 0x20, *[0x9C] * 16], np.uint8),
-    "mxfp4": np.array([0x7B, *[0x53] * 16], np.uint8),
+    **{t.name: np.frombuffer(t.layout.sample(), np.uint8) for t in ALL_DTYPES if t.layout},
 }
 
 

@@ -20,11 +20,8 @@ MAX_NODES: Final = 500
 MAX_LABEL: Final = 120
 _LEAVES: Final = {"input": "ellipse", "weight": "cylinder", "state": "cylinder"}
 _SHAPES: Final = {
-    "launch": "box3d",
-    "upload": "cds",
-    "download": "cds",
+    "compute": "box3d",
     "copy": "cds",
-    "copy_rows": "cds",
     "host_sync": "octagon",
     "host": "doubleoctagon",
 }
@@ -132,7 +129,7 @@ def _first_with_leaves(flow: Any, order: list[str], leaves: set[str], limit: int
 
 
 def _command(data: dict[str, Any], key: str) -> str:
-    shape = _SHAPES.get(data["kind"], "plain")
+    shape = _SHAPES.get(data["engine"] or data["kind"], "plain")
     text = data["label"] if key == HOST_NODE else f"{key} {data['label']}"
     return _node(key, [text], shape=shape)
 

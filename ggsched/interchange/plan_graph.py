@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Barrier, Command, Hazard, HostSync, Record, Wait
+from ggsched.plan.command import Command
 from ggsched.plan.splits import Transfer
 from ggsched.plan.stats import device_name
 from ggsched.plan.text import action_text
@@ -22,7 +22,8 @@ def plan_to_networkx(plan: Plan) -> "nx.MultiDiGraph":
     """Return the commands of a plan, with what orders them and why.
 
     Nodes are printed command ids (``c42``) with attributes ``kind`` (``launch``, ``copy``,
-    ``wait``, ...), ``label``, ``stream`` (``q0``) and ``device``. Edges have a ``kind``:
+    ``wait``, ...), ``engine`` (``compute``, ``copy`` or empty), ``label``, ``stream`` (``q0``) and
+    ``device``. Edges have a ``kind``:
 
     * ``stream``: the next command of the same stream (STR-1);
     * ``event``: from the record to whoever waits for the event (EVT-2, EVT-5);
@@ -43,6 +44,7 @@ def plan_to_networkx(plan: Plan) -> "nx.MultiDiGraph":
         out.add_node(
             show("command", command.id),
             kind=_kind(command),
+            engine=command.effects.engine or "",
             label=action_text(plan, command),
             stream=show("stream", command.stream),
             device=device_name(plan, device),
@@ -50,7 +52,9 @@ def plan_to_networkx(plan: Plan) -> "nx.MultiDiGraph":
     for edges in (_stream_edges(plan), _event_edges(plan), _host_edges(plan), _hazard_edges(plan)):
         for src, dst, attributes in edges:
             if HOST_NODE in (src, dst) and HOST_NODE not in out:
-                out.add_node(HOST_NODE, kind="host", label="the host", stream="", device="host")
+                out.add_node(
+                    HOST_NODE, kind="host", engine="", label="the host", stream="", device="host"
+                )
             out.add_edge(src, dst, **attributes)
     return out
 
@@ -90,15 +94,12 @@ def _stream_edges(plan: Plan) -> Iterator[Edge]:
 def _event_edges(plan: Plan) -> Iterator[Edge]:
     recorded: dict[int, int] = {}
     for command in plan.commands:
-        match command:
-            case Record(id=number, event=event):
-                recorded[event] = number
-            case Wait(id=number, event=int(event)) | HostSync(id=number, event=int(event)):
-                if event in recorded:
-                    names = _name(recorded[event]), _name(number)
-                    yield *names, {"kind": "event", "event": show("event", event)}
-            case _:
-                pass
+        effects = command.effects
+        recorded |= dict.fromkeys(effects.records, command.id)
+        for event in effects.waits:
+            if event in recorded:
+                names = _name(recorded[event]), _name(command.id)
+                yield *names, {"kind": "event", "event": show("event", event)}
 
 
 def _host_edges(plan: Plan) -> Iterator[Edge]:
@@ -108,15 +109,15 @@ def _host_edges(plan: Plan) -> Iterator[Edge]:
         sync = pending.pop(command.stream, None)
         if sync is not None:
             yield _name(sync), _name(command.id), {"kind": "host"}
-        if isinstance(command, HostSync):
+        if command.effects.blocks_host:
             others = (s.id for s in plan.streams.streams if s.id != command.stream)
             pending |= dict.fromkeys(others, command.id)
 
 
 def _hazard_edges(plan: Plan) -> Iterator[Edge]:
     for command in plan.commands:
-        if isinstance(command, Wait | Barrier | HostSync):
-            h: Hazard = command.hazard
+        h = command.effects.hazard
+        if h is not None:
             yield (
                 _name(h.earlier),
                 _name(h.later),

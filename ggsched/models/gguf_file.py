@@ -17,7 +17,7 @@ from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from ggsched.errors import ModelError
-from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0, DType
+from ggsched.ir.dtype import ALL_DTYPES, DType
 from ggsched.models.gguf_header import (
     INCOMPLETE,
     Header,
@@ -30,13 +30,7 @@ from ggsched.models.gguf_header import (
 
 DEFAULT_ALIGNMENT: Final = 32
 GGUF_TYPES: Final[Mapping[DType, GGMLQuantizationType]] = {
-    F32: GGMLQuantizationType.F32,
-    F16: GGMLQuantizationType.F16,
-    BF16: GGMLQuantizationType.BF16,
-    I32: GGMLQuantizationType.I32,
-    Q8_0: GGMLQuantizationType.Q8_0,
-    Q4_0: GGMLQuantizationType.Q4_0,
-    MXFP4: GGMLQuantizationType.MXFP4,
+    dtype: GGMLQuantizationType[dtype.name.upper()] for dtype in ALL_DTYPES
 }
 _BY_CODE: Final = {int(code): dtype for dtype, code in GGUF_TYPES.items()}
 

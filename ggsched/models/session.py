@@ -311,13 +311,13 @@ class Session:
     def _feed_timed(self, tokens: Sequence[int], *, is_prompt: bool, is_shown: bool) -> np.ndarray:
         """Feed a prompt or a generated token; logits that are shown to somebody are copies."""
         began = time.perf_counter()
-        logits = self._feed(tokens, all_logits=is_shown and is_prompt, copy=is_shown)
-        seconds = time.perf_counter() - began
         if is_prompt:
+            logits = self.feed(tokens, all_logits=is_shown)
             self.timing.prompt_tokens += len(tokens)
-            self.timing.prompt_s += seconds
+            self.timing.prompt_s += time.perf_counter() - began
         else:
-            self.timing.note_step(seconds)
+            logits = self._feed(tokens, all_logits=False, copy=is_shown)
+            self.timing.note_step(time.perf_counter() - began)
         return logits
 
     @guarded(is_open=True)

@@ -209,7 +209,7 @@ def _schedule(
 
     placement = offload_experts(graph, topology, placement, wanted.experts, rates)
     check(verify_placement, graph, topology, placement)
-    splits = split(graph, topology, placement)
+    splits = split(graph, topology, placement, wanted.clears)
     check(verify_splits, graph, topology, placement, splits)
     fusions = fuse(graph, topology, splits) if options.fuse else ()
     streams = assign(graph, topology, splits, options.streams, rates, fusions)

@@ -36,6 +36,8 @@ class Constraints:
         experts: Whether experts are computed away from where their weights live.
         slots: Of a graph that was joined of several parts, how many buffers each boundary between
             devices has; None for as many as there are parts.
+        clears: Names of states that each run fills with zeros before anything else, on the queue
+            of their own device; for sequences that do not go on where the last run ended.
     """
 
     homes: Mapping[str, int] = field(default_factory=dict)
@@ -43,12 +45,13 @@ class Constraints:
     rates: MachineRates | None = None
     experts: ExpertPolicy = field(default_factory=ExpertPolicy)
     slots: Slots | None = None
+    clears: frozenset[str] = frozenset()
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all homes, pins, rates, the experts' policy and slots."""
+        """Hash of all homes, pins, rates, the experts' policy, slots and cleared states."""
         rates = self.rates.digest if self.rates else ""
-        parts = (rates, self.experts, self.slots)
+        parts = (rates, self.experts, self.slots, sorted(self.clears))
         text = repr((sorted(self.homes.items()), sorted(self.pins.items()), *parts))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

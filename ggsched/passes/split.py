@@ -9,8 +9,9 @@ ids name are copied before it, once the ids are in host memory; whole layers as 
 earlier as the placement says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import starmap
+from typing import Final
 
 import msgspec
 
@@ -22,10 +23,24 @@ from ggsched.plan.placement import OpOffload, Placement
 from ggsched.plan.splits import HOST, Rows, Split, Splits, Transfer, Value, ValueKind
 from ggsched.topology.model import Topology
 
+ZERO: Final = bytes(1)
 
-def split(graph: Graph, topology: Topology, placement: Placement) -> Splits:
-    """Return splits, values, transfers and the binding of each operand to a value."""
+
+def split(
+    graph: Graph, topology: Topology, placement: Placement, clears: Collection[str] = ()
+) -> Splits:
+    """Return splits, values, transfers and the binding of each operand to a value.
+
+    Args:
+        graph: The graph.
+        topology: Of the machine.
+        placement: Devices of nodes and storages.
+        clears: Names of states that are filled with zeros before the first split.
+    """
     lower = _Lowering(graph, topology, placement)
+    for t in graph.roots(Role.STATE):
+        if t.name in clears and t.id in placement.homes:
+            lower.clear(t.id)
     devices = [c.device for c in placement.choices]
     splits: list[Split] = []
     bindings: list[tuple[int, ...]] = []
@@ -135,6 +150,13 @@ class _Lowering:
             if role is Role.INPUT:
                 self._transfer(self.host_slot(storage), value, device, split_id)
         return value
+
+    def clear(self, storage: int) -> None:
+        """Fill a state with zeros, which makes a version of it as a node does."""
+        value = self.home(storage, 0)
+        by = self.homes[storage]
+        self.transfers.append(Transfer(len(self.transfers), value, value, by, 0, pattern=ZERO))
+        self.version[storage] = self.version.get(storage, 0) + 1
 
     def remote(self, storage: int, start: int, end: int, device: int, split_id: int) -> int:
         """Return a replica on ``device`` that holds these bytes in their latest version."""

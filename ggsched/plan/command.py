@@ -3,51 +3,20 @@
 The list is a program for one host thread. Ordering comes from three things and nothing else: the
 order of one stream, events, and the host waiting. An event is recorded once per run. Each ``Wait``,
 ``Barrier`` and ``HostSync`` names the hazard that it discharges.
+
+A command declares its effects, from which passes, traces, costs and the checker work.
+ADR 28 lists what else a new command needs.
 """
 
-from typing import Literal, NamedTuple
+from typing import Final
 
 import msgspec
 
+from ggsched.ids import show
+from ggsched.plan.effects import Effects, Hazard, Step, Traffic, moving
 from ggsched.plan.memory import Region
 
-HazardKind = Literal["RAW", "WAR", "WAW"]
-
-
-class Hazard(NamedTuple):
-    """Two accesses to overlapping bytes, at least one a write, that must stay in order.
-
-    Attributes:
-        kind: ``RAW``, ``WAR`` or ``WAW``.
-        arena: Arena of the bytes.
-        start: First byte that both touch.
-        end: One past the last.
-        earlier: Command that comes first; -1 for the host.
-        later: Command that comes second; -1 for the host.
-        next_run: Whether ``later`` belongs to the following run of the plan.
-    """
-
-    kind: HazardKind
-    arena: int
-    start: int
-    end: int
-    earlier: int
-    later: int
-    next_run: bool = False
-
-
-class Step(NamedTuple):
-    """One node of a launch.
-
-    Attributes:
-        node: Id of the node.
-        operands: Byte range of each operand and, last, of the result.
-        modes: How each is touched, see ``ggsched.ir.ops``.
-    """
-
-    node: int
-    operands: tuple[Region, ...]
-    modes: str
+_ID_NBYTES: Final = 4
 
 
 class Upload(msgspec.Struct, frozen=True, tag="upload", gc=False):
@@ -59,6 +28,16 @@ class Upload(msgspec.Struct, frozen=True, tag="upload", gc=False):
     dst: Region
     transfer: int
 
+    @property
+    def text(self) -> str:
+        """What it does, for people."""
+        return f"upload {self.src.text} -> {self.dst.text}"
+
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        return moving(self.stream, self.transfer, self.src, self.dst, reads_at_enqueue=True)
+
 
 class Download(msgspec.Struct, frozen=True, tag="download", gc=False):
     """Device bytes to the host. ``dst`` lies in a host arena."""
@@ -69,6 +48,16 @@ class Download(msgspec.Struct, frozen=True, tag="download", gc=False):
     dst: Region
     transfer: int
 
+    @property
+    def text(self) -> str:
+        """What it does, for people."""
+        return f"download {self.src.text} -> {self.dst.text}"
+
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        return moving(self.stream, self.transfer, self.src, self.dst)
+
 
 class Copy(msgspec.Struct, frozen=True, tag="copy", gc=False):
     """Bytes from one device's memory to another's."""
@@ -78,6 +67,16 @@ class Copy(msgspec.Struct, frozen=True, tag="copy", gc=False):
     src: Region
     dst: Region
     transfer: int
+
+    @property
+    def text(self) -> str:
+        """What it does, for people."""
+        return f"copy {self.src.text} -> {self.dst.text}"
+
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        return moving(self.stream, self.transfer, self.src, self.dst)
 
 
 class CopyRows(msgspec.Struct, frozen=True, tag="copy_rows", gc=False):
@@ -111,6 +110,61 @@ class CopyRows(msgspec.Struct, frozen=True, tag="copy_rows", gc=False):
     cache: Region | None
     transfer: int
 
+    @property
+    def text(self) -> str:
+        """What it does, for people."""
+        return f"copy rows {self.src.text} -> {self.dst.text}"
+
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        cache = () if self.cache is None else (self.cache,)
+        return Effects(
+            (self.stream,),
+            "copy",
+            steps=(Step(-1, (self.src, *cache, self.dst), "r" + "w" * len(cache) + "w"),),
+            reads=(self.src,),
+            writes=(*cache, self.dst),
+            host_reads=(self.ids,),
+            is_partial=True,
+            transfer=self.transfer,
+            traffic=Traffic(
+                self.src.arena,
+                self.dst.arena,
+                self.dst.nbytes,
+                self.row_nbytes,
+                self.ids.nbytes // _ID_NBYTES,
+                self.through_host_view,
+            ),
+        )
+
+
+class Fill(msgspec.Struct, frozen=True, tag="fill", gc=False):
+    """Bytes of a device set to a repeated pattern, on one of its own streams (FIL-1)."""
+
+    id: int
+    stream: int
+    dst: Region
+    pattern: bytes
+    transfer: int
+
+    @property
+    def text(self) -> str:
+        """What it does, for people."""
+        return f"fill {self.dst.text} with {self.pattern.hex()}"
+
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        return Effects(
+            (self.stream,),
+            "copy",
+            steps=(Step(-1, (self.dst,), "w"),),
+            writes=(self.dst,),
+            transfer=self.transfer,
+            traffic=Traffic(None, self.dst.arena, self.dst.nbytes),
+        )
+
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
     """The nodes of a split on one stream, in order.
@@ -125,6 +179,22 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     reads: tuple[Region, ...]
     writes: tuple[Region, ...]
 
+    @property
+    def text(self) -> str:
+        """What it does, for people."""
+        if not self.steps:
+            return f"launch {show('split', self.split)} (no nodes)"
+        first, last = (show("node", step.node) for step in (self.steps[0], self.steps[-1]))
+        nodes = first if first == last else f"{first}..{last} ({len(self.steps)} nodes)"
+        return f"launch {show('split', self.split)} {nodes}"
+
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        return Effects(
+            (self.stream,), "compute", steps=self.steps, reads=self.reads, writes=self.writes
+        )
+
 
 class Record(msgspec.Struct, frozen=True, tag="record", gc=False):
     """Let an event stand for everything enqueued on the stream so far (EVT-1)."""
@@ -132,6 +202,16 @@ class Record(msgspec.Struct, frozen=True, tag="record", gc=False):
     id: int
     stream: int
     event: int
+
+    @property
+    def text(self) -> str:
+        """What it does, for people."""
+        return f"record {show('event', self.event)}"
+
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        return Effects((self.stream,), records=(self.event,))
 
 
 class Wait(msgspec.Struct, frozen=True, tag="wait", gc=False):
@@ -142,6 +222,16 @@ class Wait(msgspec.Struct, frozen=True, tag="wait", gc=False):
     event: int
     hazard: Hazard
 
+    @property
+    def text(self) -> str:
+        """What it does, for people."""
+        return f"wait {show('event', self.event)}"
+
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        return Effects((self.stream,), waits=(self.event,), hazard=self.hazard)
+
 
 class Barrier(msgspec.Struct, frozen=True, tag="barrier", gc=False):
     """Keep copies and launches of one stream in order (STR-1, ``copy_order`` barrier)."""
@@ -149,6 +239,16 @@ class Barrier(msgspec.Struct, frozen=True, tag="barrier", gc=False):
     id: int
     stream: int
     hazard: Hazard
+
+    @property
+    def text(self) -> str:
+        """What it does, for people."""
+        return "barrier"
+
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        return Effects((self.stream,), is_barrier=True, hazard=self.hazard)
 
 
 class HostSync(msgspec.Struct, frozen=True, tag="host_sync", gc=False):
@@ -159,5 +259,18 @@ class HostSync(msgspec.Struct, frozen=True, tag="host_sync", gc=False):
     event: int | None
     hazard: Hazard
 
+    @property
+    def text(self) -> str:
+        """What it does, for people."""
+        if self.event is None:
+            return f"host sync {show('stream', self.stream)}"
+        return f"host sync {show('event', self.event)}"
 
-Command = Upload | Download | Copy | CopyRows | Launch | Record | Wait | Barrier | HostSync
+    @property
+    def effects(self) -> Effects:
+        """What it touches and waits for."""
+        waits = () if self.event is None else (self.event,)
+        return Effects((self.stream,), waits=waits, blocks_host=True, hazard=self.hazard)
+
+
+Command = Upload | Download | Copy | CopyRows | Fill | Launch | Record | Wait | Barrier | HostSync

@@ -4,6 +4,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from ggsched.ids import show
+
 ArenaKind = Literal["compute", "weight", "state", "cache", "input", "output", "staging"]
 
 
@@ -18,6 +20,11 @@ class Region(NamedTuple):
     def end(self) -> int:
         """One past the last byte."""
         return self.offset + self.nbytes
+
+    @property
+    def text(self) -> str:
+        """The bytes for people, e.g. ``a3[0:4096]``."""
+        return f"{show('arena', self.arena)}[{self.offset}:{self.end}]"
 
 
 class Arena(msgspec.Struct, frozen=True, gc=False):

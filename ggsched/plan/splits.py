@@ -62,7 +62,7 @@ class Rows(msgspec.Struct, frozen=True, gc=False):
 
 
 class Transfer(msgspec.Struct, frozen=True, gc=False):
-    """Bytes that move before a split runs, or after the last one.
+    """Bytes that move before a split runs, or after the last one; or a value that is filled.
 
     Attributes:
         id: Index in ``Splits.transfers``.
@@ -72,6 +72,8 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
         before: Split before which it runs, or the number of splits for read-backs.
         rows: Which rows it moves; None for all bytes of the destination. Rows that are not moved
             leave bytes of the destination undefined.
+        pattern: Fills the value with these bytes, repeated, and reads nothing: ``src`` is ``dst``.
+            None for a transfer between two values.
     """
 
     id: int
@@ -80,6 +82,12 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
     by: int
     before: int
     rows: Rows | None = None
+    pattern: bytes | None = None
+
+    @property
+    def has_source(self) -> bool:
+        """Whether it reads ``src``."""
+        return self.pattern is None
 
 
 class Split(msgspec.Struct, frozen=True, gc=False):

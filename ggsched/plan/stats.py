@@ -2,22 +2,11 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from types import UnionType
 
 import msgspec
 
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import (
-    Barrier,
-    Copy,
-    CopyRows,
-    Download,
-    HostSync,
-    Launch,
-    Record,
-    Upload,
-    Wait,
-)
+from ggsched.plan.effects import Effects
 from ggsched.plan.splits import HOST
 
 
@@ -76,17 +65,18 @@ def plan_stats(plan: Plan) -> PlanStats:
     compute = _by_device(plan, "compute")
     bounds = _bounds(plan, memory.lower_bound)
     least = sum(bounds.values())
+    effects = [command.effects for command in plan.commands]
     return PlanStats(
         nodes=len(plan.nodes),
         splits=len(plan.splits.splits),
         transfers=len(plan.splits.transfers),
         streams=dict(sorted(Counter(device_name(plan, s.device) for s in streams).items())),
         commands=commands,
-        waits=_count(plan, Wait),
-        barriers=_count(plan, Barrier),
-        host_syncs=_count(plan, HostSync),
-        copied=_copied(plan, Upload | Download | Copy),
-        chosen=_copied(plan, CopyRows),
+        waits=sum(bool(e.waits) and not e.blocks_host for e in effects),
+        barriers=sum(e.is_barrier for e in effects),
+        host_syncs=sum(e.blocks_host for e in effects),
+        copied=_moved(plan, effects, rows=False),
+        chosen=_moved(plan, effects, rows=True),
         compute=compute,
         lower_bound=bounds,
         hinted_bound=_bounds(plan, memory.lower_bound | memory.hinted_bound),
@@ -103,17 +93,15 @@ def device_name(plan: Plan, device: int) -> str:
     return "host" if device == HOST else plan.devices[device].name
 
 
-def _count(plan: Plan, kind: type[Wait | Barrier | HostSync | Record | Launch]) -> int:
-    return sum(isinstance(command, kind) for command in plan.commands)
-
-
-def _copied(plan: Plan, kinds: type | UnionType) -> dict[str, int]:
+def _moved(plan: Plan, effects: Iterable[Effects], *, rows: bool) -> dict[str, int]:
+    """Return the bytes moved by path: all that is moved, or that ids choose from."""
     arenas = plan.memory.arenas
     moved: Counter[tuple[int, int]] = Counter()
-    for command in plan.commands:
-        if isinstance(command, kinds) and isinstance(command, Upload | Download | Copy | CopyRows):
-            path = (arenas[command.src.arena].device, arenas[command.dst.arena].device)
-            moved[path] += command.dst.nbytes
+    for e in effects:
+        traffic = e.traffic
+        if traffic is not None and traffic.src is not None and bool(traffic.row_nbytes) == rows:
+            path = (arenas[traffic.src].device, arenas[traffic.dst].device)
+            moved[path] += traffic.nbytes
     return {
         f"{device_name(plan, src)}->{device_name(plan, dst)}": nbytes
         for (src, dst), nbytes in sorted(moved.items())

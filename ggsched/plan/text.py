@@ -3,29 +3,17 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from textwrap import wrap
-from typing import assert_never
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import (
-    Barrier,
-    Command,
-    Copy,
-    CopyRows,
-    Download,
-    Hazard,
-    HostSync,
-    Launch,
-    Record,
-    Upload,
-    Wait,
-)
-from ggsched.plan.memory import Region
+from ggsched.plan.command import Command
+from ggsched.plan.effects import Effects
 from ggsched.plan.splits import Split
 from ggsched.plan.stats import PlanStats, device_name, plan_stats
 from ggsched.plan.text_streams import stream_rows, trade_rows
 from ggsched.plan.units import nbytes_text as nbytes_text
 from ggsched.plan.units import seconds_text
+from ggsched.topology.caps import capabilities
 
 _MAX_ROWS = 40
 
@@ -73,62 +61,27 @@ def command_text(plan: Plan, command: Command) -> str:
 
 def action_text(plan: Plan, command: Command) -> str:
     """Return what a command does, e.g. ``launch s3 n40..n62 (23 nodes)``, without its reason."""
-    match command:
-        case Wait(event=event):
-            return f"wait {show('event', event)}"
-        case Barrier():
-            return "barrier"
-        case HostSync(event=None):
-            return f"host sync {show('stream', command.stream)}"
-        case HostSync(event=int(event)):
-            return f"host sync {show('event', event)}"
-        case _:
-            return _action(plan, command)
-
-
-def region_text(region: Region) -> str:
-    """Return a region as ``a3[0:4096]``."""
-    return f"{show('arena', region.arena)}[{region.offset}:{region.end}]"
-
-
-def hazard_text(hazard: Hazard) -> str:
-    """Return a hazard as ``RAW a3[0:4096] of c11``, seen from whoever waits."""
-    earlier = "the host" if hazard.earlier < 0 else show("command", hazard.earlier)
-    later = "the host" if hazard.later < 0 else show("command", hazard.later)
-    region = f"{show('arena', hazard.arena)}[{hazard.start}:{hazard.end}]"
-    run = " of the next run" if hazard.next_run else ""
-    return f"{hazard.kind} {region} of {earlier} before {later}{run}"
+    effects = command.effects
+    if effects.transfer < 0:
+        return command.text
+    value = show("value", plan.splits.transfers[effects.transfer].dst)
+    what = f"{value} {_storage(plan, effects.transfer)}".rstrip()
+    return f"{command.text}  {what}{_chosen(effects)}"
 
 
 def _action(plan: Plan, command: Command) -> str:
-    match command:
-        case Upload() | Download() | Copy() | CopyRows():
-            kind = "copy rows" if isinstance(command, CopyRows) else type(command).__name__.lower()
-            value = show("value", plan.splits.transfers[command.transfer].dst)
-            path = f"{region_text(command.src)} -> {region_text(command.dst)}"
-            what = f"{value} {_storage(plan, command.transfer)}".rstrip()
-            return f"{kind} {path}  {what}{_chosen(command)}"
-        case Launch():
-            return f"launch {show('split', command.split)} {_nodes(command)}"
-        case Record():
-            return f"record {show('event', command.event)}"
-        case Wait():
-            return f"wait {show('event', command.event)}  {hazard_text(command.hazard)}"
-        case Barrier():
-            return f"barrier  {hazard_text(command.hazard)}"
-        case HostSync():
-            what = "all" if command.event is None else show("event", command.event)
-            return f"host sync {what}  {hazard_text(command.hazard)}"
-        case _:
-            assert_never(command)
+    hazard = command.effects.hazard
+    return action_text(plan, command) + ("" if hazard is None else f"  {hazard.text}")
 
 
-def _chosen(command: Command) -> str:
+def _chosen(effects: Effects) -> str:
     """Return which rows are copied: by which ids, of which length, and what remembers them."""
-    if not isinstance(command, CopyRows):
+    traffic = effects.traffic
+    if traffic is None or not traffic.row_nbytes:
         return ""
-    cache = f", cache {region_text(command.cache)}" if command.cache is not None else ""
-    return f" by {region_text(command.ids)}, rows of {command.row_nbytes} B{cache}"
+    cache = "".join(f", cache {region.text}" for region in effects.writes[:-1])
+    ids = "".join(region.text for region in effects.host_reads)
+    return f" by {ids}, rows of {traffic.row_nbytes} B{cache}"
 
 
 def _storage(plan: Plan, transfer: int) -> str:
@@ -142,22 +95,11 @@ def _storage(plan: Plan, transfer: int) -> str:
     return ""
 
 
-def _nodes(command: Launch) -> str:
-    if not command.steps:
-        return "(no nodes)"
-    first, last = command.steps[0].node, command.steps[-1].node
-    if first == last:
-        return show("node", first)
-    return f"{show('node', first)}..{show('node', last)} ({len(command.steps)} nodes)"
-
-
 def _devices(plan: Plan) -> Iterator[str]:
     for i, d in enumerate(plan.devices):
         streams = [show("stream", s.id) for s in plan.streams.streams if s.device == i]
-        traits = [f"copies {d.copy_order}"]
-        traits += [] if d.has_events else ["no events"]
-        traits += ["host memory"] if d.is_host else []
-        traits += ["snapshots uploads"] if d.snapshots_uploads else []
+        said = [c.shown.get(getattr(d, c.name)) for c in capabilities().values() if c.shown]
+        traits = [text for text in said if text]
         used = " ".join(streams) or "unused"
         yield f"{show('device', i)} {d.name}  {used}  ({', '.join(traits)})"
 
@@ -211,12 +153,12 @@ def _memory(plan: Plan, verbose: bool) -> Iterator[str]:
 def _commands(plan: Plan, verbose: bool) -> Iterator[str]:
     for command in plan.commands:
         yield command_text(plan, command)
-        if verbose and isinstance(command, Launch):
-            for step in command.steps:
+        for step in command.effects.steps if verbose else ():
+            if step.node >= 0:
                 info = plan.nodes[step.node]
                 label = f" {info.label!r}" if info.label else ""
                 touched = zip(step.modes, step.operands, strict=True)
-                places = " ".join(f"{mode}:{region_text(region)}" for mode, region in touched)
+                places = " ".join(f"{mode}:{region.text}" for mode, region in touched)
                 yield f"    {show('node', step.node)} {info.op}{label}  {places}"
 
 

@@ -176,7 +176,11 @@ def _verify_transfer(topology: Topology, splits: Splits, i: int, t: Transfer) ->
     where = f"transfer {i}"
     earlier = splits.transfers[i - 1].before if i else 0
     count = len(splits.values)
-    if t.id != i or not (0 <= t.src < count and 0 <= t.dst < count) or t.src == t.dst:
+    if (
+        t.id != i
+        or not (0 <= t.src < count and 0 <= t.dst < count)
+        or ((t.src == t.dst) != (t.pattern is not None))
+    ):
         raise PlanError(f"id {t.id} from value {t.src} to {t.dst}", where=where)
     if not earlier <= t.before <= len(splits.splits):
         raise PlanError(f"before {show('split', t.before)}", where=where, why="out of order")
@@ -189,6 +193,10 @@ def _verify_transfer(topology: Topology, splits: Splits, i: int, t: Transfer) ->
         raise PlanError(f"executed {_place(t.by)}", where=where, why=why)
     if t.rows is not None:
         verify_rows(topology, splits, t, where)
+    elif t.pattern is not None:
+        if dst.bound == "" or dst.nbytes % max(1, len(t.pattern)):
+            what = f"fills {show('value', dst.id)} with {t.pattern.hex()}"
+            raise PlanError(what, where=where, why="it is not a state of whole patterns")
     elif src.device != HOST and dst.device != HOST:
         path = topology.copy_paths.get((src.device, dst.device))
         if path is None or path.by != t.by:

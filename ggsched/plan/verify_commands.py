@@ -13,14 +13,14 @@ from ggsched.plan.command import (
     Copy,
     CopyRows,
     Download,
-    Hazard,
+    Fill,
     HostSync,
     Launch,
     Record,
-    Step,
     Upload,
     Wait,
 )
+from ggsched.plan.effects import Hazard, Step
 from ggsched.plan.fusions import run_order
 from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST, Transfer, Value
@@ -96,7 +96,7 @@ def _snapshots(plan: Plan) -> Iterator[Region]:
 
 def _verify_command(progress: _Progress, command: Command, where: str) -> None:
     match command:
-        case Upload() | Download() | Copy() | CopyRows():
+        case Upload() | Download() | Copy() | CopyRows() | Fill():
             _verify_transfer(progress, command, where)
         case Launch():
             _verify_launch(progress, command, where)
@@ -141,7 +141,7 @@ def _need_recorded(progress: _Progress, event: int, where: str) -> None:
 
 
 def _verify_transfer(
-    progress: _Progress, c: Upload | Download | Copy | CopyRows, where: str
+    progress: _Progress, c: Upload | Download | Copy | CopyRows | Fill, where: str
 ) -> None:
     plan = progress.plan
     if c.transfer != progress.transfer or c.transfer >= len(plan.splits.transfers):
@@ -159,6 +159,11 @@ def _verify_transfer(
     if c.stream != plan.streams.of_transfer[t.id]:
         what = f"on {show('stream', c.stream)}"
         raise PlanError(what, where=where, why=f"assigned: {plan.streams.of_transfer[t.id]}")
+    if isinstance(c, Fill):
+        if (c.dst, c.pattern) != (plan.memory.regions[t.dst], t.pattern):
+            why = f"transfer {t.id} fills {plan.memory.regions[t.dst]} with {t.pattern!r}"
+            raise PlanError(f"fills {c.dst} with {c.pattern!r}", where=where, why=why)
+        return
     base = plan.memory.regions[t.src]
     wanted = Region(base.arena, base.offset + dst.start - src.start, dst.nbytes)
     if (c.src, c.dst) != (wanted, plan.memory.regions[t.dst]):
@@ -171,6 +176,8 @@ def _verify_transfer(
 def _kind_of(src: Value, dst: Value, t: Transfer) -> type[Command]:
     if t.rows is not None:
         return CopyRows
+    if t.pattern is not None:
+        return Fill
     return Upload if src.device == HOST else Download if dst.device == HOST else Copy
 
 
@@ -293,6 +300,8 @@ def _touches(progress: _Progress, command: int, hazard: Hazard, writes: bool) ->
         elif isinstance(c, CopyRows):
             kept = () if c.cache is None else (c.cache,)
             regions = (c.dst, *kept) if writes else (c.src, c.ids)
+        elif isinstance(c, Fill):
+            regions = (c.dst,) if writes else ()
         elif isinstance(c, Launch):
             regions = c.writes if writes else c.reads
         else:

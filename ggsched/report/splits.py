@@ -63,7 +63,7 @@ def split_edges(plan: Plan) -> list[list[int]]:
     for node, bound in enumerate(splits.bindings):
         if bound:
             source[bound[-1]] = split_of[node]
-    origin = {t.dst: t for t in splits.transfers}
+    origin = {t.dst: t for t in splits.transfers if t.has_source}
     flows: dict[tuple[int, int, int], dict[int, int]] = defaultdict(dict)
     for node, bound in enumerate(splits.bindings):
         here = split_of[node]

@@ -18,7 +18,6 @@ from ggsched.backend.capture import Capture, DeviceGraph, offers_capture, offers
 from ggsched.backend.protocols import Device, Event, Stream
 from ggsched.errors import DeviceFault
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import HostSync, Record
 from ggsched.run.capture_key import CaptureKey, capture_key
 from ggsched.run.capture_plan import CapturePlan, CaptureSegment, Obstacle, plan_capture
 from ggsched.run.release import close_all
@@ -218,7 +217,7 @@ class _Replay:
     ) -> None:
         self._segment = segment
         commands = plan.commands[segment.start : segment.stop]
-        self._recorded = [c.event for c in commands if isinstance(c, Record)]
+        self._recorded = [event for c in commands for event in c.effects.records]
         self._events = events
         self._report = report
         self._graph: DeviceGraph | None = None
@@ -317,7 +316,7 @@ class _Replay:
 def _timed(obstacle: Obstacle, plan: Plan, report: CaptureReport) -> Iterator[tuple[int, "_Timed"]]:
     """Yield the commands of an obstacle that are timed for a few runs: those that do not wait."""
     for number in range(obstacle.start, obstacle.stop):
-        if not isinstance(plan.commands[number], HostSync):
+        if not plan.commands[number].effects.blocks_host:
             yield number, _Timed(number, obstacle.start, report)
 
 

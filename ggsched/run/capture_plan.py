@@ -19,7 +19,7 @@ from typing import Final
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Command, CopyRows, HostSync, Launch, Record, Wait
+from ggsched.plan.command import Command
 
 WORTH: Final = 2
 """A segment has at least this many nodes and transfers, else a replay saves nothing."""
@@ -103,8 +103,8 @@ def _users(commands: Sequence[Command]) -> dict[int, list[int]]:
     """Return the commands that wait for each event."""
     users: dict[int, list[int]] = {}
     for number, command in enumerate(commands):
-        if isinstance(command, Wait | HostSync) and command.event is not None:
-            users.setdefault(command.event, []).append(number)
+        for event in command.effects.waits:
+            users.setdefault(event, []).append(number)
     return users
 
 
@@ -144,8 +144,7 @@ def _cut(
         if device_of[command.stream] != device:
             close(number)
             start, device = number, device_of[command.stream]
-        if isinstance(command, Record):
-            recorded.add(command.event)
+        recorded.update(command.effects.records)
     close(len(commands))
     return found, reasons
 
@@ -161,17 +160,17 @@ def _refusal(
     """Return why a command cannot be in a segment, or an empty text."""
     if device_of[command.stream] not in able:
         return "its device offers no capture"
-    match command:
-        case HostSync():
-            return "the host waits"
-        case CopyRows():
-            return "the host reads which rows to copy"
-        case Wait(event=event) if event not in recorded:
+    effects = command.effects
+    if effects.blocks_host:
+        return "the host waits"
+    if effects.host_reads:
+        return "the host reads which rows to copy"
+    for event in effects.waits:
+        if event not in recorded:
             return f"it waits for {show('event', event)}, which is recorded outside"
-        case Record(event=event) if number in outside:
-            return f"{show('event', event)} is waited for outside"
-        case _:
-            return ""
+    if effects.records and number in outside:
+        return f"{show('event', effects.records[0])} is waited for outside"
+    return ""
 
 
 def _used_outside(
@@ -182,16 +181,13 @@ def _used_outside(
         number
         for s in segments
         for number in range(s.start, s.stop)
-        if isinstance(command := commands[number], Record)
-        and not all(s.start <= user < s.stop for user in users.get(command.event, ()))
+        for event in commands[number].effects.records
+        if not all(s.start <= user < s.stop for user in users.get(event, ()))
     }
 
 
 def _weight(commands: Sequence[Command]) -> int:
-    return sum(
-        len(c.steps) if isinstance(c, Launch) else not isinstance(c, Record | Wait)
-        for c in commands
-    )
+    return sum(len(c.effects.steps) for c in commands)
 
 
 def _result(

@@ -7,11 +7,12 @@ are made anew for each run, because an event is recorded once (EVT-1).
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import assert_never
+from typing import Any, Final
 
 import numpy as np
 
-from ggsched.backend.protocols import Event, HostMemory
+from ggsched.backend.fill import fill
+from ggsched.backend.protocols import Event, HostMemory, Stream
 from ggsched.errors import GgschedError, SyncTimeout, UsageError
 from ggsched.ids import show
 from ggsched.interchange.dlpack_import import check_array, wrong_array
@@ -24,6 +25,7 @@ from ggsched.plan.command import (
     Copy,
     CopyRows,
     Download,
+    Fill,
     HostSync,
     Launch,
     Record,
@@ -218,30 +220,60 @@ class Executor:
 
     def _bind(self, command: Command) -> Call:
         """Return a call that enqueues the command."""
+        return _HANDLERS[type(command)](self, command)
+
+    def _stream(self, command: Command) -> Stream:
+        return self._resources.streams[command.stream]
+
+    def _upload(self, c: Upload) -> Call:
         r = self._resources
-        stream = r.streams[command.stream]
-        match command:
-            case Upload(src=src, dst=dst):
-                source = r.host_bytes(src).toreadonly()
-                call = partial(stream.upload, source, r.buffers[dst.arena], dst.offset)
-                return self._experts.counted(command, call)
-            case Download(src=src, dst=dst):
-                target = r.host_bytes(dst)
-                return partial(stream.download, r.buffers[src.arena], src.offset, target)
-            case Copy(src=src, dst=dst):
-                a, b = r.buffers[src.arena], r.buffers[dst.arena]
-                move = partial(stream.copy, a, src.offset, b, dst.offset, src.nbytes)
-                return self._experts.counted(command, move)
-            case CopyRows():
-                return self._experts.bind(command)
-            case Launch():
-                return partial(stream.launch, r.programs[command.id])
-            case Barrier():
-                return stream.barrier
-            case Record() | Wait() | HostSync():
-                return self._bind_sync(command)
-            case _:
-                assert_never(command)
+        source = r.host_bytes(c.src).toreadonly()
+        enqueue = self._stream(c).upload
+        call = partial(enqueue, source, r.buffers[c.dst.arena], c.dst.offset)
+        return self._experts.counted(c, call)
+
+    def _download(self, c: Download) -> Call:
+        r = self._resources
+        enqueue = self._stream(c).download
+        return partial(enqueue, r.buffers[c.src.arena], c.src.offset, r.host_bytes(c.dst))
+
+    def _copy(self, c: Copy) -> Call:
+        buffers, (src, dst) = self._resources.buffers, (c.src, c.dst)
+        ends = (buffers[src.arena], src.offset, buffers[dst.arena], dst.offset)
+        return self._experts.counted(c, partial(self._stream(c).copy, *ends, src.nbytes))
+
+    def _copy_rows(self, c: CopyRows) -> Call:
+        return self._experts.bind(c)
+
+    def _fill(self, c: Fill) -> Call:
+        buffer = self._resources.buffers[c.dst.arena]
+        return partial(fill, self._stream(c), buffer, c.dst.offset, c.dst.nbytes, c.pattern)
+
+    def _launch(self, c: Launch) -> Call:
+        return partial(self._stream(c).launch, self._resources.programs[c.id])
+
+    def _barrier(self, c: Barrier) -> Call:
+        return self._stream(c).barrier
+
+    def _record(self, c: Record) -> Call:
+        stream, events, number = self._stream(c), self._events, c.event
+        make, enqueue = stream.device.create_event, stream.record
+
+        def record() -> None:
+            event = events[number] = make()
+            enqueue(event)
+
+        return record
+
+    def _wait(self, c: Wait) -> Call:
+        hold, events, number = self._stream(c).wait, self._events, c.event
+        return lambda: hold(events[number])
+
+    def _host_sync(self, c: HostSync) -> Call:
+        events, timeout_s, number = self._events, self._timeout_s, c.event
+        if number is None:
+            return partial(self._stream(c).sync, timeout_s)
+        return lambda: events[number].sync(timeout_s)
 
     def _note_ids(self, memory: HostMemory, copies: int) -> None:
         if self._watch is not None:
@@ -249,30 +281,20 @@ class Executor:
         if self._recorder is not None:
             self._recorder.add(self._recorder.host_work(ids_label(copies), [memory]))
 
-    def _bind_sync(self, command: Record | Wait | HostSync) -> Call:
-        stream, events, timeout_s = (
-            self._resources.streams[command.stream],
-            self._events,
-            self._timeout_s,
-        )
-        match command:
-            case Record(event=recorded):
-                make, enqueue = stream.device.create_event, stream.record
 
-                def record() -> None:
-                    event = events[recorded] = make()
-                    enqueue(event)
-
-                return record
-            case Wait(event=number):
-                hold = stream.wait
-                return lambda: hold(events[number])
-            case HostSync(event=None):
-                return partial(stream.sync, timeout_s)
-            case HostSync(event=int(number)):
-                return lambda: events[number].sync(timeout_s)
-            case _:
-                raise AssertionError(command)  # mypy cannot see that the cases are all
+_HANDLERS: Final[Mapping[type[Command], Callable[[Executor, Any], Call]]] = {
+    Upload: Executor._upload,
+    Download: Executor._download,
+    Copy: Executor._copy,
+    CopyRows: Executor._copy_rows,
+    Fill: Executor._fill,
+    Launch: Executor._launch,
+    Record: Executor._record,
+    Wait: Executor._wait,
+    Barrier: Executor._barrier,
+    HostSync: Executor._host_sync,
+}
+"""How each command is enqueued."""
 
 
 def _readonly(array: np.ndarray) -> np.ndarray:

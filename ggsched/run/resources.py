@@ -16,7 +16,8 @@ from ggsched.errors import UsageError
 from ggsched.ids import show
 from ggsched.ir.graph import Graph
 from ggsched.plan.bundle import HostSlot, Plan
-from ggsched.plan.command import Launch, Step
+from ggsched.plan.command import Launch
+from ggsched.plan.effects import Step
 from ggsched.plan.memory import Arena, Region
 from ggsched.plan.splits import HOST
 from ggsched.run.release import close_all

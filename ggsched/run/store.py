@@ -5,7 +5,8 @@ bound to the store uses that one buffer. Streams are shared too, so that work of
 device stays in order and ``max_streams`` is not used up by plans that are idle.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -13,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from ggsched.backend.fill import fill
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Stream
 from ggsched.errors import GgschedError, SyncTimeout, UsageError
 from ggsched.interchange.dlpack_import import check_array
@@ -26,10 +28,7 @@ from ggsched.run.row_cache import RowCache
 WeightSource = Callable[[str], np.ndarray] | Mapping[str, np.ndarray]
 """Gives a weight by name, in the host form of the tensor that the graph declares."""
 
-Part = tuple[int, HostMemory]
-"""First byte in a buffer, and the bytes that go there."""
-
-ZEROS_NBYTES: Final = 1 << 20
+ZERO: Final = bytes(1)
 
 Progress = Callable[[str, int], None]
 """Called with the name and the bytes of each weight that has become resident."""
@@ -163,7 +162,7 @@ class TensorStore:
             data: Its bytes, borrowed meanwhile (CPY-4).
         """
         held = self._resident[name]
-        self._fill(held.device, held.buffer, [(0, data)], name)
+        self._fill(held.device, held.buffer, data, name)
 
     def release(self, names: Collection[str]) -> None:
         """Close the buffers of weights and states that no plan uses; the next use fills anew."""
@@ -174,9 +173,13 @@ class TensorStore:
 
     def clear_states(self) -> None:
         """Fill all states with zeros and wait until that is done."""
-        for name, r in self._resident.items():
-            if r.kind == "state":
-                self._fill(r.device, r.buffer, _zeros(r.nbytes), name)
+        states = {name: r for name, r in self._resident.items() if r.kind == "state"}
+        for name, r in states.items():  # all devices at once
+            with self._filling(name):
+                fill(self.stream(r.device, 0), r.buffer, 0, r.nbytes, ZERO)
+        for device, name in {r.device: name for name, r in states.items()}.items():
+            with self._filling(name):
+                self.stream(device, 0).sync(self.timeout_s)
 
     def nbytes_by_device(self, kind: str) -> dict[str, int]:
         """Return the resident bytes of ``"weight"``, ``"state"`` or ``"cache"`` by device name."""
@@ -220,34 +223,43 @@ class TensorStore:
         if arena.kind == "cache":
             buffer = device.allocate(arena.nbytes)
         elif arena.kind == "state":
-            buffer = self._filled(arena, _zeros(arena.nbytes))
+            buffer = self._filled(arena, None)
         else:
             data = self._host_bytes(arena, tensor)
             imported = device.facts.imports_host_memory and _is_aligned(
                 data, device.facts.alignment
             )
-            buffer = device.import_host(data) if imported else self._filled(arena, [(0, data)])
+            buffer = device.import_host(data) if imported else self._filled(arena, data)
             if self._progress is not None:
                 self._progress(arena.name, arena.nbytes)
         here = (arena.device, arena.nbytes, arena.kind)
         return Resident(buffer, *here, tensor.dtype, tensor.shape, imported)
 
-    def _filled(self, arena: Arena, parts: Iterable[Part]) -> Buffer:
+    def _filled(self, arena: Arena, data: HostMemory | None) -> Buffer:
         buffer = self.devices[arena.device].allocate(arena.nbytes)
         try:
-            self._fill(arena.device, buffer, parts, arena.name)
+            self._fill(arena.device, buffer, data, arena.name)
         except GgschedError:
             buffer.close()
             raise
         return buffer
 
-    def _fill(self, device: int, buffer: Buffer, parts: Iterable[Part], name: str) -> None:
-        self._generations[name] = self._generation(name) + 1  # whatever was cached of it is old
-        try:
+    def _fill(self, device: int, buffer: Buffer, data: HostMemory | None, name: str) -> None:
+        """Write all bytes of a buffer, zeros without data, and wait until that is done."""
+        with self._filling(name):
             stream = self.stream(device, 0)
-            for offset, data in parts:
-                stream.upload(data, buffer, offset)
+            if data is None:
+                fill(stream, buffer, 0, buffer.nbytes, ZERO)
+            else:
+                stream.upload(data, buffer, 0)
             stream.sync(self.timeout_s)
+
+    @contextmanager
+    def _filling(self, name: str) -> Iterator[None]:
+        """Forget what was cached of a tensor; let errors name it."""
+        self._generations[name] = self._generation(name) + 1
+        try:
+            yield
         except GgschedError as error:
             error.add_note(f"while filling {name!r}")
             raise
@@ -267,13 +279,6 @@ class TensorStore:
 def _key(arena: Arena) -> str:
     """Return under which name an arena is resident: a weight may be cached on several devices."""
     return arena.name if arena.kind != "cache" else f"{arena.name} on device {arena.device}"
-
-
-def _zeros(nbytes: int) -> Iterator[Part]:
-    """Yield zeros block by block: a state may be larger than the host's memory."""
-    block = memoryview(bytes(min(nbytes, ZEROS_NBYTES)))
-    for start in range(0, nbytes, ZEROS_NBYTES):
-        yield start, block[: nbytes - start]
 
 
 def _is_aligned(data: HostMemory, alignment: int) -> bool:

@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import CopyRows, Launch
+from ggsched.plan.command import Launch
 from ggsched.plan.memory import Region
-from ggsched.sanitize.kinds import TRANSFERS
 from ggsched.sanitize.report import Finding
 
 Span = tuple[int, int, int]
@@ -42,19 +41,15 @@ def find_footprints(plan: Plan) -> tuple[list[Footprint | None], list[Finding]]:
                 if missing := _undeclared(touched, declared):
                     findings.append(_undeclared_finding(command, mode, missing))
             footprints.append(Footprint(subtract(reads, writes), writes))
-        elif isinstance(command, CopyRows):
-            cache = [] if command.cache is None else _span(command.cache)
-            writes = merge([*_span(command.dst), *cache])
-            footprints.append(Footprint(_span(command.src), writes, _span(command.ids)))
-        elif isinstance(command, TRANSFERS):
-            footprints.append(Footprint(_span(command.src), _span(command.dst)))
         else:
-            footprints.append(None)
+            e = command.effects
+            spans = (_spans(e.reads), _spans(e.writes), _spans(e.host_reads))
+            footprints.append(Footprint(*spans) if e.engine else None)
     return footprints, findings
 
 
-def _span(region: Region) -> list[Span]:
-    return [(region.arena, region.offset, region.end)] if region.nbytes else []
+def _spans(regions: Iterable[Region]) -> list[Span]:
+    return merge((r.arena, r.offset, r.end) for r in regions)
 
 
 def _touched(command: Launch) -> tuple[list[Span], list[Span]]:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Launch, Step
+from ggsched.plan.command import Launch
+from ggsched.plan.effects import Step
 from ggsched.plan.fusions import Fusion
 from ggsched.plan.memory import Region
 from ggsched.sanitize.report import Finding

@@ -13,7 +13,8 @@ from typing import Final
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import CopyRows, Launch, Step
+from ggsched.plan.command import CopyRows, Fill, Launch
+from ggsched.plan.effects import Step
 from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST
 from ggsched.sanitize.content_map import ContentMap
@@ -32,6 +33,8 @@ def find_bad_reads(plan: Plan) -> list[Finding]:
             walk.launch(command)
         elif isinstance(command, TRANSFERS):
             walk.transfer(command)
+        elif isinstance(command, Fill):
+            walk.fill(command)
     walk.outputs()
     return list(walk.findings.values())
 
@@ -47,8 +50,9 @@ class _Walk:
         self.plan = plan
         self.findings: dict[tuple[str, int, int], Finding] = {}
         owners = [NOBODY] * len(plan.memory.arenas)
+        filled = {t.dst for t in plan.splits.transfers if t.pattern is not None}
         for value, region in zip(plan.splits.values, plan.memory.regions, strict=False):
-            if value.bound:
+            if value.bound and value.id not in filled:
                 owners[region.arena] = value.id
         self._content = [ContentMap(owner) for owner in owners]
         self._is_weight = [arena.kind == "weight" for arena in plan.memory.arenas]
@@ -67,6 +71,12 @@ class _Walk:
         self._read(command.id, -1, command.src, t.src)
         self._write(command.id, -1, command.dst, t.dst)
         self._versions.copied(t.src, t.dst)
+
+    def fill(self, command: Fill) -> None:
+        """Follow a fill: it makes all bytes of a value anew."""
+        value = self.plan.splits.transfers[command.transfer].dst
+        self._write(command.id, -1, command.dst, value)
+        self._versions.written(value, command.dst)
 
     def launch(self, command: Launch) -> None:
         """Follow a launch step by step."""

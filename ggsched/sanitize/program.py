@@ -11,9 +11,8 @@ from typing import Final
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import CopyRows, Launch
+from ggsched.plan.command import Launch
 from ggsched.plan.memory import Region
-from ggsched.sanitize.kinds import TRANSFERS
 from ggsched.sanitize.report import Finding
 
 Place = tuple[int, int, int]
@@ -55,8 +54,8 @@ def _places(plan: Plan) -> Iterator[Place]:
         if isinstance(command, Launch):
             for step in command.steps:
                 yield command.split, 1, step.node
-        elif isinstance(command, TRANSFERS):
-            yield plan.splits.transfers[command.transfer].before, 0, command.transfer
+        elif (transfer := command.effects.transfer) >= 0:
+            yield plan.splits.transfers[transfer].before, 0, transfer
 
 
 def _accesses(plan: Plan) -> Iterator[_Access]:
@@ -66,13 +65,10 @@ def _accesses(plan: Plan) -> Iterator[_Access]:
                 touched = zip(step.operands, step.modes, strict=True)
                 regions = [(r, mode != "r") for r, mode in touched if mode != "-"]
                 yield command.id, (command.split, 1, step.node), regions
-        elif isinstance(command, TRANSFERS):
-            place = plan.splits.transfers[command.transfer].before, 0, command.transfer
-            ends = [(command.src, False), (command.dst, True)]
-            if isinstance(command, CopyRows):
-                ends += [(command.ids, False)]
-                ends += [(command.cache, True)] if command.cache is not None else []
-            yield command.id, place, ends
+        elif (effects := command.effects).transfer >= 0:
+            place = plan.splits.transfers[effects.transfer].before, 0, effects.transfer
+            reads = [(region, False) for region in (*effects.reads, *effects.host_reads)]
+            yield command.id, place, reads + [(region, True) for region in effects.writes]
 
 
 class _Latest:

@@ -4,7 +4,8 @@ from typing import Literal, NamedTuple
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Copy, CopyRows, Download, Launch, Record, Step, Upload
+from ggsched.plan.command import Copy, CopyRows, Download, Launch, Record, Upload
+from ggsched.plan.effects import Step
 from ggsched.sanitize.order import HOST_WRITES
 from ggsched.sanitize.report import Finding, Touch
 

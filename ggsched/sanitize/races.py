@@ -11,11 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Barrier, Command, HostSync, Launch, Record, Upload, Wait
+from ggsched.plan.command import Barrier, Command, HostSync, Record, Upload, Wait
 from ggsched.sanitize.access_map import AccessMap, Found, Mark
 from ggsched.sanitize.clock import Clock
 from ggsched.sanitize.footprint import Footprint, Span, merge
-from ggsched.sanitize.kinds import TRANSFERS
 from ggsched.sanitize.order import HOST_LANE, HOST_READS, HOST_WRITES, EventOrder
 from ggsched.sanitize.race_report import Clash, describe
 from ggsched.sanitize.report import Finding
@@ -88,11 +87,8 @@ class _Walk:
         self._host(HOST_READS, run)
 
     def _lane(self, command: Command) -> int:
-        if isinstance(command, Launch):
-            return self.order.lane(command.stream, is_copy=False)
-        if isinstance(command, TRANSFERS):
-            return self.order.lane(command.stream, is_copy=True)
-        return -1
+        engine = command.effects.engine
+        return -1 if engine is None else self.order.lane(command.stream, engine == "copy")
 
     def _shared(self, of: list[int], footprints: Sequence[Footprint | None]) -> set[int]:
         """Return the arenas that are written at all and that more than one lane touches."""

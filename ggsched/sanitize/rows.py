@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from ggsched.ids import show
 from ggsched.ir.ops import OPS
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import CopyRows, Launch, Step
+from ggsched.plan.command import CopyRows, Launch
+from ggsched.plan.effects import Step
 from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST
 from ggsched.sanitize.kinds import TRANSFERS

@@ -7,6 +7,7 @@ from ggsched.plan.bundle import Plan
 from ggsched.plan.command import (
     Barrier,
     CopyRows,
+    Fill,
     HostSync,
     Launch,
     Record,
@@ -26,11 +27,13 @@ def find_unknown(plan: Plan) -> list[Finding]:
 
 def find_misuse(plan: Plan) -> list[Finding]:
     """Return misused events and barriers and regions that are out of place."""
-    findings: list[Finding] = []
+    findings = list(_unfilled(plan))
     recorded: set[int] = set()
     for command in plan.commands:
         if isinstance(command, TRANSFERS):
             findings += _misplaced(plan, command)
+        elif isinstance(command, Fill):
+            findings += _misfilled(plan, command)
         elif not isinstance(command, Launch):
             findings += _misused_event(plan, command, recorded)
     return findings
@@ -65,7 +68,7 @@ def _unknown_in_commands(plan: Plan) -> Iterator[Finding]:
         if not 0 <= command.stream < streams:
             what = f"{show('command', i)} is on unknown stream {command.stream}"
             yield Finding("id", what, i)
-        if isinstance(command, TRANSFERS):
+        if isinstance(command, (*TRANSFERS, Fill)):
             if not 0 <= command.transfer < transfers:
                 what = f"{show('command', i)} is unknown transfer {command.transfer}"
                 yield Finding("id", what, i)
@@ -77,7 +80,9 @@ def _unknown_in_commands(plan: Plan) -> Iterator[Finding]:
             yield from _unknown_in_launch(plan, command)
 
 
-def _regions(command: Transferring) -> tuple[Region, ...]:
+def _regions(command: Transferring | Fill) -> tuple[Region, ...]:
+    if isinstance(command, Fill):
+        return (command.dst,)
     if not isinstance(command, CopyRows):
         return command.src, command.dst
     cache = () if command.cache is None else (command.cache,)
@@ -165,6 +170,33 @@ def _misplaced(plan: Plan, command: Transferring) -> Iterator[Finding]:
         name, place = show("command", command.id), device_name(plan, here)
         what = f"{name} runs on {place}, which holds neither end"
         yield Finding("region", what, command.id, "run it on a stream of one end (CPY-1)")
+
+
+def _unfilled(plan: Plan) -> Iterator[Finding]:
+    """Yield transfers that fill a value and that no command carries out."""
+    done = {command.effects.transfer for command in plan.commands}
+    for t in plan.splits.transfers:
+        if not t.has_source and t.id not in done:
+            what = f"no command fills {show('value', t.dst)}, which is transfer {t.id}"
+            yield Finding("region", what, -1, "fill it before it is read")
+
+
+def _misfilled(plan: Plan, command: Fill) -> Iterator[Finding]:
+    """Yield how a fill sets other bytes than those of its value, or sets them otherwise."""
+    name, transfer = show("command", command.id), plan.splits.transfers[command.transfer]
+    due = plan.memory.regions[transfer.dst]
+    if transfer.pattern is None or command.pattern != transfer.pattern:
+        wanted = "a copy" if transfer.pattern is None else f"a fill with {transfer.pattern.hex()}"
+        what = f"{name} fills with {command.pattern.hex()}, but transfer {transfer.id} is {wanted}"
+        yield Finding("region", what, command.id, "", *_bytes(command.dst))
+    if command.dst != due:
+        right = f"{show('value', transfer.dst)} at {due.text}"
+        what = f"{name} fills {command.dst.text} instead of {right}"
+        yield Finding("region", what, command.id, "fill all of it", *_bytes(command.dst))
+    here = plan.streams.streams[command.stream].device
+    if here != plan.memory.arenas[command.dst.arena].device:
+        what = f"{name} runs on {device_name(plan, here)}, which does not hold its bytes"
+        yield Finding("region", what, command.id, "run it on their own device (FIL-3)")
 
 
 def _moves(plan: Plan, command: Transferring, begin: Region, to: Region) -> Iterator[Finding]:

@@ -20,15 +20,14 @@ from ggsched.plan.command import (
     Command,
     Copy,
     Download,
-    Hazard,
-    HazardKind,
+    Fill,
     HostSync,
     Launch,
     Record,
-    Step,
     Upload,
     Wait,
 )
+from ggsched.plan.effects import Hazard, HazardKind, Step
 from ggsched.plan.memory import Arena, ArenaKind, Memory, Region
 from ggsched.plan.placement import Placement, PlacementChoice
 from ggsched.plan.splits import HOST, Split, Splits, Transfer, Value, ValueKind
@@ -42,23 +41,18 @@ ALIGNMENT = 16
 
 
 def fake_device(name: str = "fake:0", **facts: Any) -> DeviceFacts:
-    """Return facts of a device that can everything; ``facts`` replaces some of them."""
+    """Return facts of a GPU that is made up; ``facts`` replace some of them."""
     usual: dict[str, Any] = {
         "backend": name.split(":")[0],
         "description": "made for a test",
         "kind": "gpu",
         "memory_nbytes": 1 << 40,
-        "max_allocation_nbytes": 1 << 40,
         "alignment": ALIGNMENT,
         "max_streams": 8,
-        "is_host": False,
-        "is_async": True,
-        "has_events": True,
         "copy_order": "stream",
-        "snapshots_uploads": False,
+        "has_events": True,
+        "is_async": True,
         "is_deterministic": True,
-        "imports_host_memory": False,
-        "ops": frozenset(),
     }
     return DeviceFacts(name=name, **{**usual, **facts})
 
@@ -76,7 +70,7 @@ class PlanWriter:
         self._overwrites: dict[int, int] = {}
         self._nodes: list[tuple[str, tuple[Region, ...], tuple[int, ...]]] = []
         self._splits: list[tuple[int, int]] = []
-        self._transfers: list[tuple[int, int, int, int, int]] = []
+        self._transfers: list[tuple[int, int, int, int, int, bytes | None]] = []
         self._commands: list[Command] = []
         self._events = 0
         self._inputs: list[HostSlot] = []
@@ -168,9 +162,17 @@ class PlanWriter:
         kind = Upload if a.device == HOST else Download if b.device == HOST else Copy
         number, command = len(self._transfers), len(self._commands)
         by = self._streams[stream].device
-        self._transfers.append((src, dst, by, len(self._splits), stream))
+        self._transfers.append((src, dst, by, len(self._splits), stream, None))
         source = Region(base.arena, offset, b.nbytes)
         self._commands.append(kind(command, stream, source, self._regions[dst], number))
+        return command
+
+    def fill(self, stream: int, value: int, pattern: bytes = bytes(1)) -> int:
+        """Add a fill of a value; return its id."""
+        number, command = len(self._transfers), len(self._commands)
+        by = self._streams[stream].device
+        self._transfers.append((value, value, by, len(self._splits), stream, pattern))
+        self._commands.append(Fill(command, stream, self._regions[value], pattern, number))
         return command
 
     def node(self, modes: str, *operands: int | tuple[int, int, int]) -> int:
@@ -243,7 +245,7 @@ class PlanWriter:
             PlacementChoice(s.device, "fill") for s in splits for _ in range(s.end - s.first)
         )
         homes = {v.storage: v.device for v in self._values if v.kind == "home"}
-        transfers = tuple(Transfer(i, *t[:4]) for i, t in enumerate(self._transfers))
+        transfers = tuple(Transfer(i, *t[:4], pattern=t[5]) for i, t in enumerate(self._transfers))
         return Plan(
             format=FORMAT,
             graph="0" * 32,

@@ -6,7 +6,7 @@ names them all.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -17,18 +17,17 @@ from ggsched.plan.command import (
     Command,
     Copy,
     Download,
+    Fill,
     HostSync,
     Launch,
     Record,
-    Step,
     Upload,
     Wait,
 )
+from ggsched.plan.effects import Step, touched_values
 from ggsched.plan.memory import Memory, Region
 
 Mutants = Iterator[tuple[str, Plan]]
-
-_WORK = (Upload, Download, Copy, Launch)
 
 
 def drop_waits(plan: Plan) -> Mutants:
@@ -50,14 +49,9 @@ def drop_events(plan: Plan) -> Mutants:
     """Leave out the record of an event and every wait for it."""
     for record in plan.commands:
         if isinstance(record, Record):
-            users = [
-                c
-                for c in plan.commands
-                if isinstance(c, Record | Wait | HostSync) and c.event == record.event
-            ]
-            gone = {c.id for c in users}
-            kept = [c for c in plan.commands if c.id not in gone]
-            yield f"drop {show('event', record.event)} and its waits", with_commands(plan, kept)
+            event = record.event
+            kept = [c for c in plan.commands if event not in (*c.effects.records, *c.effects.waits)]
+            yield f"drop {show('event', event)} and its waits", with_commands(plan, kept)
 
 
 def record_earlier(plan: Plan) -> Mutants:
@@ -66,7 +60,7 @@ def record_earlier(plan: Plan) -> Mutants:
         if not isinstance(record, Record):
             continue
         before = plan.commands[: record.id]
-        work = [c for c in before if isinstance(c, _WORK) and c.stream == record.stream]
+        work = [c for c in before if c.effects.engine and c.stream == record.stream]
         if work:
             moved = _moved(plan.commands, record.id, work[-1].id)
             what = f"record {show('event', record.event)} before {show('command', work[-1].id)}"
@@ -79,7 +73,7 @@ def wait_later(plan: Plan) -> Mutants:
         if not isinstance(wait, Wait | Barrier):
             continue
         after = plan.commands[wait.id + 1 :]
-        work = next((c for c in after if isinstance(c, _WORK) and c.stream == wait.stream), None)
+        work = next((c for c in after if c.effects.engine and c.stream == wait.stream), None)
         if work is not None and not wait.hazard.next_run:
             what = f"{show('command', wait.id)} behind {show('command', work.id)}"
             yield what, with_commands(plan, _moved(plan.commands, wait.id, work.id))
@@ -103,7 +97,7 @@ def wait_for_older_event(plan: Plan) -> Mutants:
 def swap_neighbours(plan: Plan) -> Mutants:
     """Exchange two neighbours of one stream that touch the same bytes."""
     for first, second in zip(plan.commands, plan.commands[1:], strict=False):
-        if isinstance(first, _WORK) and isinstance(second, _WORK) and _conflict(first, second):
+        if first.effects.engine and second.effects.engine and _conflict(first, second):
             what = f"swap {show('command', first.id)} and {show('command', second.id)}"
             yield what, with_commands(plan, _moved(plan.commands, second.id, first.id))
 
@@ -120,6 +114,33 @@ def shrink_copies(plan: Plan) -> Mutants:
             )
             commands = [small if c is command else c for c in plan.commands]
             yield f"{show('command', command.id)} copies half", with_commands(plan, commands)
+
+
+def shrink_fills(plan: Plan) -> Mutants:
+    """Leave out the second half of a fill."""
+    for command in plan.commands:
+        if isinstance(command, Fill) and command.dst.nbytes > 1:
+            dst = command.dst._replace(nbytes=command.dst.nbytes // 2)
+            yield _replaced(plan, command, "fills half", dst=dst)
+
+
+def change_patterns(plan: Plan) -> Mutants:
+    """Fill with another pattern."""
+    for command in plan.commands:
+        if isinstance(command, Fill) and command.dst.nbytes:
+            pattern = bytes(255 - byte for byte in command.pattern)
+            yield _replaced(plan, command, f"fills with {pattern.hex()}", pattern=pattern)
+
+
+def drop_fills(plan: Plan) -> Mutants:
+    """Leave out a fill."""
+    yield from _drop_each(plan, Fill)
+
+
+def _replaced(plan: Plan, command: Command, what: str, **changes: Any) -> tuple[str, Plan]:
+    changed = msgspec.structs.replace(command, **changes)
+    commands = [changed if c is command else c for c in plan.commands]
+    return f"{show('command', command.id)} {what}", with_commands(plan, commands)
 
 
 def alias_values(plan: Plan) -> Mutants:
@@ -149,6 +170,9 @@ ALL_MUTATIONS: Final[Mapping[str, Callable[[Plan], Mutants]]] = {
         wait_for_older_event,
         swap_neighbours,
         shrink_copies,
+        shrink_fills,
+        change_patterns,
+        drop_fills,
         alias_values,
     )
 }
@@ -170,7 +194,7 @@ def with_commands(plan: Plan, commands: Sequence[Command]) -> Plan:
     return msgspec.structs.replace(plan, commands=tuple(renumbered))
 
 
-def _drop_each(plan: Plan, kind: type[Wait | HostSync | Barrier]) -> Mutants:
+def _drop_each(plan: Plan, kind: type[Wait | HostSync | Barrier | Fill]) -> Mutants:
     for command in plan.commands:
         if isinstance(command, kind):
             kept = [c for c in plan.commands if c is not command]
@@ -193,13 +217,7 @@ def _conflict(first: Command, second: Command) -> bool:
 
 
 def _touched(command: Command) -> tuple[Sequence[Region], Sequence[Region]]:
-    match command:
-        case Upload() | Download() | Copy():
-            return (command.src,), (command.dst,)
-        case Launch():
-            return command.reads, command.writes
-        case _:
-            return (), ()
+    return command.effects.reads, command.effects.writes
 
 
 def _overlap(a: Region, b: Region) -> bool:
@@ -234,15 +252,11 @@ def _uses(plan: Plan) -> dict[int, _Use]:
 
 def _accesses(plan: Plan) -> Iterator[tuple[int, Region, str]]:
     for command in plan.commands:
-        if isinstance(command, Upload | Download | Copy):
-            transfer = plan.splits.transfers[command.transfer]
-            yield transfer.src, command.src, "r"
-            yield transfer.dst, command.dst, "w"
-        elif isinstance(command, Launch):
-            for step in command.steps:
-                yield from zip(
-                    plan.splits.bindings[step.node], step.operands, step.modes, strict=True
-                )
+        effects = command.effects
+        if effects.is_partial:  # rows that ids choose
+            continue
+        for step, bound in zip(effects.steps, touched_values(plan.splits, effects), strict=True):
+            yield from zip(bound[-len(step.modes) :], step.operands, step.modes, strict=True)
 
 
 def relocated(plan: Plan, value: int, offset: int) -> Plan:

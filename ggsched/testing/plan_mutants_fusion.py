@@ -8,7 +8,8 @@ import msgspec
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Launch, Step
+from ggsched.plan.command import Launch
+from ggsched.plan.effects import Step
 from ggsched.plan.memory import Region
 from ggsched.testing.plan_mutants import Mutants, relocated, with_commands
 

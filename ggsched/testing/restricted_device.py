@@ -7,6 +7,7 @@ refused (TRU-1), hence a plan that uses it by mistake fails instead of passing b
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ggsched.backend.fill import fill
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
 from ggsched.errors import UsageError
@@ -169,6 +170,10 @@ class LimitedStream:
         if a != b and (path is None or path.by != self._device.index):
             raise UsageError(f"no copy path from {a} to {b}", where=self._device.facts.name)
         self.inner.copy(src.inner, src_offset, dst.inner, dst_offset, nbytes)
+
+    def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Fill this device's buffers only."""
+        fill(self.inner, self._own(buffer), offset, nbytes, pattern)
 
     def launch(self, program: Program) -> None:
         """Launch on the inner stream."""

@@ -16,6 +16,9 @@ from ggsched.ir.ops import OPS
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched.topology.model import FORMAT, CopyPath, Topology
 
+READABLE: Final = (FORMAT, "ggsched-topology/1")
+"""Files of format 1 name every fact, also those that have their default."""
+
 _AGAIN: Final = "write the file again: ggsched devices --json > FILE"
 
 
@@ -49,7 +52,7 @@ def topology_from_text(data: bytes | str, where: str = "topology") -> Topology:
         plain = plain["topology"]
     if not isinstance(plain, dict):
         raise _damaged(where, "not a topology", f"it is {json.dumps(plain)[:40]}")
-    if plain.get("format") != FORMAT:
+    if plain.get("format") not in READABLE:
         raise _damaged(where, f"format {plain.get('format')!r} instead of {FORMAT!r}")
     try:
         return _checked(plain)

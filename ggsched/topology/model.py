@@ -3,16 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
 from ggsched.errors import PlanError
-from ggsched.topology.caps import DeviceFacts, WaitPath
+from ggsched.topology.caps import DeviceFacts, WaitPath, facts_to_json
 
-FORMAT = "ggsched-topology/1"
-_NEWER: Final = ("fusions", "neighbours")
-_SETS: Final = ("ops", *_NEWER)
+FORMAT: Final = "ggsched-topology/2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,43 +88,9 @@ class Topology:
 
     def to_json(self) -> dict[str, Any]:
         """Return the topology as plain JSON data."""
-        devices = [_facts_to_json(d) for d in self.devices]
         return {
             "format": FORMAT,
-            "devices": devices,
+            "devices": [facts_to_json(d) for d in self.devices],
             "copy_paths": [[p.src, p.dst, p.by] for _, p in sorted(self.copy_paths.items())],
             "wait_paths": [[w, r, path] for (w, r), path in sorted(self.wait_paths.items())],
         }
-
-    @classmethod
-    def from_json(cls, data: Any) -> "Topology":
-        """Read a topology back, e.g. one recorded on a machine that is not at hand.
-
-        Raises:
-            PlanError: the data are not a topology of this format.
-        """
-        try:
-            if data["format"] != FORMAT:
-                raise PlanError(
-                    f"format {data['format']!r} instead of {FORMAT!r}", where="topology"
-                )
-            devices = tuple(_facts_from_json(d) for d in data["devices"])
-            copies = {(s, d): CopyPath(s, d, by) for s, d, by in data["copy_paths"]}
-            waits = {(w, r): path for w, r, path in data["wait_paths"]}
-        except (KeyError, TypeError, ValueError) as error:
-            raise PlanError("not a topology", why=f"{type(error).__name__}: {error}") from error
-        return cls(devices, copies, waits)
-
-
-def _facts_to_json(facts: DeviceFacts) -> dict[str, Any]:
-    """Return facts as plain data. A device that joins nothing says nothing of it, as before."""
-    plain = {**asdict(facts), **{name: sorted(getattr(facts, name)) for name in _SETS}}
-    for name in _NEWER:
-        if not plain[name]:
-            del plain[name]
-    return plain
-
-
-def _facts_from_json(data: Mapping[str, Any]) -> DeviceFacts:
-    sets = {name: frozenset(data[name]) for name in _SETS if name in data}
-    return DeviceFacts(**{**data, **sets})

@@ -3,7 +3,6 @@
 from functools import cache
 from typing import Literal, NamedTuple
 
-from ggsched.plan.command import Copy, CopyRows, Upload
 from ggsched.trace.live import readers_of
 from ggsched.trace.timeline import Span, Timeline
 
@@ -52,10 +51,7 @@ def _copies(timeline: Timeline) -> list[Arrow]:
     @cache
     def reader(plan: int, command: int) -> int:
         made = timeline.plans[plan]
-        transfer = made.commands[command]
-        if not isinstance(transfer, Copy | CopyRows | Upload):
-            return -1
-        return readers_of(made, transfer.dst, command)
+        return readers_of(made, made.commands[command].effects.writes[-1], command)
 
     found = []
     for span in timeline.spans:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Copy, CopyRows, Download, Launch, Upload
+from ggsched.plan.effects import touched_values
 from ggsched.plan.memory import Region
 from ggsched.trace.timeline import Span, Timeline
 
@@ -42,7 +42,10 @@ class LiveBlock(msgspec.Struct, frozen=True, gc=False):
 
 def blocks(timeline: Timeline) -> list[LiveBlock]:
     """Return all values of arenas that are packed, for each run of a timeline, by start."""
-    uses = [_uses(plan) for plan in timeline.plans]
+    uses = [
+        {c.id: touched_values(plan.splits, c.effects) for c in plan.commands}
+        for plan in timeline.plans
+    ]
     spans: dict[int, list[Span]] = defaultdict(list)
     for span in timeline.spans:
         if span.run >= 0 and span.command >= 0:
@@ -120,18 +123,6 @@ def value_labels(plan: Plan) -> dict[int, str]:
     return labels
 
 
-def _uses(plan: Plan) -> dict[int, list[tuple[int, ...]]]:
-    """Return the values that each step of each command touches; a copy is one step."""
-    uses: dict[int, list[tuple[int, ...]]] = {}
-    for command in plan.commands:
-        if isinstance(command, Launch):
-            uses[command.id] = [plan.splits.bindings[step.node] for step in command.steps]
-        elif isinstance(command, Upload | Download | Copy | CopyRows):
-            transfer = plan.splits.transfers[command.transfer]
-            uses[command.id] = [(transfer.src, transfer.dst)]
-    return uses
-
-
 def _steps(span: Span, count: int) -> list[tuple[float, float]]:
     """Return when each step of a command ran: equal shares where nobody measured."""
     if len(span.nodes) == count:
@@ -144,9 +135,10 @@ def readers_of(plan: Plan, region: Region, after: int) -> int:
     """Return the first launch after a command that reads some bytes, or -1."""
     for number in range(after + 1, len(plan.commands)):
         command = plan.commands[number]
-        if isinstance(command, Launch) and any(
+        effects = command.effects
+        if effects.engine == "compute" and any(
             r.arena == region.arena and r.offset < region.end and region.offset < r.end
-            for r in command.reads
+            for r in effects.reads
         ):
             return command.id
     return -1

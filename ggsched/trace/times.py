@@ -8,10 +8,7 @@ from typing import Final
 import msgspec
 
 from ggsched.errors import UsageError
-from ggsched.plan.command import Barrier as BarrierCommand
-from ggsched.plan.command import HostSync
-from ggsched.plan.command import Wait as WaitCommand
-from ggsched.plan.text import action_text, hazard_text
+from ggsched.plan.text import action_text
 from ggsched.trace.commands import Origin, origins
 from ggsched.trace.estimate import Estimator
 from ggsched.trace.host_memory import HOST_SPACE
@@ -105,9 +102,9 @@ class _Spans:
     def _kind(self, entry: _Timed) -> SpanKind:
         match entry:
             case Work(is_copy=True):
-                # An upload that was snapshot (CPY-4) has its source in another record.
-                ends = {self.homes.get(a.memory, "") == _HOST for a in entry.reads}
-                if not entry.reads or ends == {True}:
+                if not entry.reads:  # an upload from a snapshot (CPY-4), or of no source
+                    return "upload" if "upload" in entry.label else "copy"
+                if {self.homes.get(a.memory, "") == _HOST for a in entry.reads} == {True}:
                     return "upload"
                 to_host = {self.homes.get(a.memory, "") == _HOST for a in entry.writes} == {True}
                 return "download" if to_host else "copy"
@@ -126,6 +123,8 @@ class _Spans:
         if not isinstance(entry, Work) or not entry.is_copy:
             return "", ""
         own = self.trace.actors[entry.actor].device
+        if kind == "copy" and not entry.reads:
+            return own, own
         src = next((self.homes.get(a.memory, own) for a in entry.reads), own)
         dst = next((self.homes.get(a.memory, own) for a in entry.writes), own)
         return (_HOST if kind == "upload" else src), (_HOST if kind == "download" else dst)
@@ -142,10 +141,8 @@ class _Spans:
         if origin.command < 0:
             return ""
         plan = self.trace.plans[self.trace.runs[origin.run].plan].plan
-        command = plan.commands[origin.command]
-        if isinstance(command, WaitCommand | BarrierCommand | HostSync):
-            return hazard_text(command.hazard)
-        return ""
+        hazard = plan.commands[origin.command].effects.hazard
+        return "" if hazard is None else hazard.text
 
 
 def _homes(trace: Trace) -> dict[int, str]:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ggsched.backend.fill import fill
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
 from ggsched.backend.timing import HostTaken, Taken, clock_of, take_times
@@ -258,6 +259,14 @@ class TracedStream:
                 self._copies.clear()
             known = self._copies[key] = (work, src, dst)  # both kept, so that no id is used again
         self._recorder.add(known[0], self._stamp(before))
+
+    def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Fill."""
+        before = self._recorder.clock()
+        fill(self.inner, _inner(buffer), offset, nbytes, pattern)
+        writes = _bytes(buffer, offset, nbytes)
+        work = Work(self.actor, "fill", self._recorder.thread, (), writes, is_copy=True)
+        self._recorder.add(work, self._stamp(before))
 
     def launch(self, program: Program) -> None:
         """Launch."""

@@ -10,19 +10,8 @@ from typing import Final, NamedTuple
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import (
-    Barrier,
-    Command,
-    Copy,
-    CopyRows,
-    Download,
-    HostSync,
-    Launch,
-    Step,
-    Upload,
-)
-from ggsched.plan.command import Record as RecordCommand
-from ggsched.plan.command import Wait as WaitCommand
+from ggsched.plan.command import Command
+from ggsched.plan.effects import Effects, Step
 from ggsched.plan.stats import device_name
 from ggsched.trace.schema import Access, Actor, Alloc, Entry, Record, Sync, Trace, Wait, Work
 from ggsched.trace.schema import Barrier as BarrierEntry
@@ -31,7 +20,8 @@ from ggsched.trace.versions import Versions
 HOST: Final = 0
 """The one host thread."""
 
-_COPIES = (Upload, Download, Copy, CopyRows)
+
+_NO_STEP: Final = Step(-1, (), "")
 
 
 class Unrolled(NamedTuple):
@@ -69,9 +59,8 @@ class _Writer:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._versions = Versions()
-        commands = [c.event for c in plan.commands if isinstance(c, RecordCommand | WaitCommand)]
-        commands += [c.event or 0 for c in plan.commands if isinstance(c, HostSync)]
-        self._stride = 1 + max(commands, default=0)
+        effects = [c.effects for c in plan.commands]
+        self._stride = 1 + max((n for e in effects for n in (*e.records, *e.waits)), default=0)
 
     def memory(self) -> Iterator[Entry]:
         """Yield the arenas; weights and states have content."""
@@ -104,33 +93,44 @@ class _Writer:
         The key is (command, node), with -1 for the node of a transfer, and -2 where the host reads
         its ids.
         """
-        program: list[tuple[tuple[int, int, int], Command, Step | None]] = []
+        splits, regions = self.plan.splits, self.plan.memory.regions
+        firsts = [split.first for split in splits.splits] + [len(self.plan.nodes)]
+        program: list[tuple[tuple[int, int, int], Command | None, Step]] = [
+            ((firsts[t.before], 0, t.id), None, _NO_STEP)
+            for t in splits.transfers
+            if not t.has_source  # it makes a version, whatever the commands do
+        ]
         for command in self.plan.commands:
-            if isinstance(command, Launch):
-                program += [((command.split, 1, s.node), command, s) for s in command.steps]
-            elif isinstance(command, _COPIES):
-                before = self.plan.splits.transfers[command.transfer].before
-                program.append(((before, 0, command.transfer), command, None))
+            effects = command.effects
+            for step in effects.steps:
+                place = (step.node, 1, 0)
+                if effects.transfer >= 0:
+                    place = (firsts[splits.transfers[effects.transfer].before], 0, effects.transfer)
+                program.append((place, command, step))
         program.sort(key=lambda item: item[0])
         meant: dict[tuple[int, int], Work] = {}
-        for _, c, step in program:
-            if isinstance(c, CopyRows):
-                meant[c.id, -2] = self._ids(c)
-            meant[c.id, step.node if step else -1] = self._work(c, step)
+        for (_, _, transfer), c, step in program:
+            if c is None:
+                value = splits.transfers[transfer].dst
+                self._versions.write(splits.values[value], regions[value], regions[value])
+                continue
+            effects = c.effects
+            if effects.host_reads:
+                meant[c.id, -2] = self._ids(effects)
+            is_transfer = effects.transfer >= 0
+            meant[c.id, step.node] = self._transfer(c) if is_transfer else self._step(c, step)
         return meant
 
-    def _work(self, command: Command, step: Step | None) -> Work:
-        actor, values = 1 + command.stream, self.plan.splits.values
-        if isinstance(command, _COPIES):
-            t = self.plan.splits.transfers[command.transfer]
-            label = f"{show('command', command.id)} {type(command).__name__.lower()}"
-            home = self.plan.memory.regions[t.src]
-            reads = self._versions.read(values[t.src], home, command.src)
-            there = self.plan.memory.regions[t.dst]
-            writes = self._versions.copy(values[t.dst], there, command.dst)
-            return Work(actor, label, HOST, reads, writes, is_copy=True)
-        assert step is not None
-        return self._step(command, step)
+    def _transfer(self, command: Command) -> Work:
+        effects, plan = command.effects, self.plan
+        values, regions = plan.splits.values, plan.memory.regions
+        t = plan.splits.transfers[effects.transfer]
+        label = f"{show('command', command.id)} {type(command).__name__.lower()}"
+        reads: tuple[Access, ...] = ()
+        for region in effects.reads:
+            reads = self._versions.read(values[t.src], regions[t.src], region)
+        writes = self._versions.copy(values[t.dst], regions[t.dst], effects.writes[-1])
+        return Work(1 + effects.streams[0], label, HOST, reads, writes, is_copy=True)
 
     def _step(self, command: Command, step: Step) -> Work:
         values = self.plan.splits.values
@@ -152,37 +152,34 @@ class _Writer:
     def _entries(
         self, command: Command, run: int, meant: dict[tuple[int, int], Work]
     ) -> Iterator[Entry]:
-        actor, first = 1 + command.stream, run * self._stride
-        match command:
-            case RecordCommand(event=event):
-                yield Record(actor, first + event, HOST)
-            case WaitCommand(event=event):
-                yield Wait(actor, first + event, HOST)
-            case Barrier():
-                yield BarrierEntry(actor, HOST)
-            case HostSync(event=None):
-                yield Sync(HOST, stream=actor)
-            case HostSync(event=int(event)):
-                yield Sync(HOST, event=first + event)
-            case Launch(steps=steps):
-                yield from (meant[command.id, step.node] for step in steps)
-            case CopyRows():
-                yield meant[command.id, -2]
-                yield meant[command.id, -1]
-            case Upload() if self._snapshots(command):
-                # Read while it is enqueued (CPY-4), so by the host.
-                work = meant[command.id, -1]
+        effects = command.effects
+        actor, events = 1 + effects.streams[0], [run * self._stride + e for e in effects.waits]
+        for event in effects.records:
+            yield Record(actor, run * self._stride + event, HOST)
+        if not effects.blocks_host:
+            yield from (Wait(actor, event, HOST) for event in events)
+        elif events:
+            yield from (Sync(HOST, event=event) for event in events)
+        else:
+            yield Sync(HOST, stream=actor)
+        if effects.is_barrier:
+            yield BarrierEntry(actor, HOST)
+        if effects.host_reads:
+            yield meant[command.id, -2]
+        for step in effects.steps:
+            work = meant[command.id, step.node]
+            if effects.reads_at_enqueue and self._snapshots(command):
                 yield Work(HOST, work.label, HOST, work.reads)
                 yield Work(actor, work.label, HOST, (), work.writes, is_copy=True)
-            case _:
-                yield meant[command.id, -1]
+            else:
+                yield work
 
-    def _ids(self, command: CopyRows) -> Work:
+    def _ids(self, effects: Effects) -> Work:
         """Return the host's read; which rows are named is not known here, so all are copied."""
-        rows = self.plan.splits.transfers[command.transfer].rows
+        rows = self.plan.splits.transfers[effects.transfer].rows
         assert rows is not None
         value, home = self.plan.splits.values[rows.ids], self.plan.memory.regions[rows.ids]
-        reads = self._versions.read(value, home, command.ids)
+        reads = self._versions.read(value, home, effects.host_reads[0])
         return Work(HOST, "read ids: 1 copies", HOST, reads)
 
     def _snapshots(self, command: Command) -> bool:

@@ -6,24 +6,16 @@ from typing import Any
 
 from ggsched.backend.protocols import CONTRACT_VERSION
 from ggsched.errors import BackendUnavailable
+from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.caps import DeviceFacts
 
-FACTS = DeviceFacts(
-    name="stub:0",
-    backend="stub",
+FACTS = fake_device(
+    "stub:0",
     description="a stub",
-    kind="gpu",
     memory_nbytes=1 << 30,
     max_allocation_nbytes=1 << 28,
     alignment=64,
     max_streams=4,
-    is_host=False,
-    is_async=True,
-    has_events=True,
-    copy_order="stream",
-    snapshots_uploads=False,
-    is_deterministic=True,
-    imports_host_memory=False,
     ops=frozenset({"add:f32", "mul_mat:q8_0"}),
 )
 

@@ -44,7 +44,10 @@ def test_written_behind_a_launch(device, stream, work):
     with pytest.raises(UsageError, match=r"while a launch may read them.*LCH-7") as caught:
         stream.upload(data(), buffer, 0)
     assert "launch" in str(caught.value)
+    with pytest.raises(UsageError, match=r"while a launch may read them.*LCH-7"):
+        stream.fill(buffer, 0, NBYTES, bytes(1))
     stream.upload(data(), buffer, NBYTES)  # the other half
+    stream.fill(buffer, NBYTES, NBYTES, bytes(1))
     stream.sync(TIMEOUT_S)
     stream.upload(data(2.0), buffer, 0)
     with pytest.raises(UsageError, match=r"launched while they may be written.*LCH-7"):

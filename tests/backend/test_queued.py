@@ -4,13 +4,7 @@ import pytest
 
 from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.backend.queued import polling
-from ggsched.backend.queued.error_state import (
-    MANY,
-    ErrorState,
-    ExternalWait,
-    KnownStatus,
-    reraise_copy,
-)
+from ggsched.backend.queued.error_state import MANY, ErrorState, KnownStatus
 from ggsched.backend.queued.events import PointEvent, QueuePoint
 from ggsched.backend.queued.polling import Polling
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
@@ -155,23 +149,6 @@ def test_verdicts_that_ended_well_do_not_pile_up():
     assert faults.known() is FAULT
     faults.all_is_well()
     assert len(faults) == 0
-
-
-def test_a_gate_is_opened_once():
-    opened = []
-    gate = ExternalWait(lambda: opened.append(1), "q:0 stream 0")
-    assert (gate.is_settled, gate.fault()) == (False, None)
-    cause = ValueError("why")
-    gate.open(cause)
-    gate.open()
-    assert opened == [1]
-    fault = gate.fault()
-    assert "ValueError: why" in str(fault)
-    assert fault.__cause__ is cause
-    assert reraise_copy(fault).__cause__ is cause
-    good = ExternalWait(lambda: None, "q:0 stream 0")
-    good.open()
-    assert (good.is_settled, good.fault()) == (True, None)
 
 
 # --- events -----------------------------------------------------------------------------------

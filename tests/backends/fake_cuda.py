@@ -157,6 +157,9 @@ class FakeDriver:
     def enqueue_copy(self, to, address, nbytes, stream):
         self._check(self.give(stream, TRANSFER_S))
 
+    def enqueue_fill(self, address, nbytes, pattern, stream):
+        self._check(self.give(stream, TRANSFER_S))
+
     def enqueue_host_call(self, stream, function, argument):
         self._check(self.give(stream, TRANSFER_S))
 
@@ -204,7 +207,7 @@ def fake_gpu():
     from ggsched_cuda.driver import DeviceInfo
     from ggsched_cuda.pinned import PinnedMemory
 
-    found = DeviceInfo(0, "fake", 90, 80 << 30, 13000, 132, 232448, waits_for_values=True)
+    found = DeviceInfo(0, "fake", 90, 80 << 30, 13000, 132, 232448)
     return CudaContext(found, (), PinnedMemory())
 
 

@@ -14,7 +14,6 @@ late.
 import ctypes
 import random
 import threading
-import time
 from collections import Counter
 from typing import NamedTuple
 
@@ -22,7 +21,6 @@ import numpy as np
 
 from tests.backends.software_streams import DONE, Completion, Recording, Stream
 
-LOOK_S = 5e-5
 MEMORY_NBYTES = 3 << 30
 PROCESSORS = 4
 
@@ -60,8 +58,9 @@ class SoftwareDriver:
         from ggsched_cuda.driver import DeviceInfo
 
         shared_nbytes = 232448 if self._arch >= 90 else 166912
-        found = (0, "software", self._arch, MEMORY_NBYTES, 13000, PROCESSORS, shared_nbytes)
-        return (DeviceInfo(*found, waits_for_values=True),)
+        return (
+            DeviceInfo(0, "software", self._arch, MEMORY_NBYTES, 13000, PROCESSORS, shared_nbytes),
+        )
 
     def context_of(self, ordinal):
         return "context"
@@ -140,17 +139,12 @@ class SoftwareDriver:
     def enqueue_copy(self, to, address, nbytes, stream):
         self.give(stream, "copy", lambda: ctypes.memmove(to, address, nbytes))
 
+    def enqueue_fill(self, address, nbytes, pattern, stream):
+        content = pattern * (nbytes // len(pattern))
+        self.give(stream, "memset", lambda: ctypes.memmove(address, content, nbytes))
+
     def enqueue_host_call(self, stream, function, argument):
         self.give(stream, "host", lambda: function(argument))
-
-    def enqueue_wait_for_word(self, stream, address, value):
-        word = ctypes.c_int32.from_address(address)
-
-        def wait():
-            while np.int32(np.int64(word.value - value) & 0xFFFFFFFF) < 0:
-                time.sleep(LOOK_S)
-
-        self.give(stream, "wait", wait)
 
     # --- events --------------------------------------------------------------------------------
 

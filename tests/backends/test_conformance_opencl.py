@@ -1,9 +1,12 @@
 """The backend ``opencl`` keeps the contract on every platform that there is."""
 
+from dataclasses import replace
+
 import pytest
 
 from ggsched.errors import BackendUnavailable
 from ggsched.testing.conformance import RULES, ConformanceRunner, Harness, run_conformance
+from ggsched.testing.conformance.latch import hold_by_event
 
 pytestmark = pytest.mark.opencl
 
@@ -28,7 +31,18 @@ def test_rule(harness, rule):
     run_conformance(harness, rules=rule, max_examples=EXAMPLES).raise_if_findings()
 
 
+BACKLOG = [r for r in RULES if r[:3] in ("STR", "EVT", "BUF", "CPY", "ERR", "ALL")]
+
+
+@pytest.mark.parametrize("rule", [*BACKLOG, "LCH-1", "LCH-5"])
+def test_rule_behind_a_foreign_event(harness, rule):
+    """Streams are held by an event of another backend, so commands wait in the backlog."""
+    held = replace(harness, latch=hold_by_event)
+    run_conformance(held, rules=rule, max_examples=EXAMPLES).raise_if_findings()
+
+
 def test_streams_are_held(harness):
+    assert harness.latch is not None, "the queue itself is held, and not the backlog"
     kit = ConformanceRunner(harness)
     assert not kit.lacks("latch")
     assert not kit.lacks("fault")

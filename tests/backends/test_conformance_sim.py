@@ -28,6 +28,10 @@ COMBINATIONS = {
     "snapshots, barriers, two streams": SimConfig(
         snapshots_uploads=True, copy_order="barrier", max_streams=2
     ),
+    "commands run behind a failed one": SimConfig(runs_after_faults=True),
+    "commands run behind a failed one, transfer queues": SimConfig(
+        runs_after_faults=True, transfer_queues=2, copy_order="barrier", waits="thread"
+    ),
     "not deterministic": SimConfig(is_deterministic=False),
     "little memory": SimConfig(memory_nbytes=1 << 26, max_allocation_nbytes=1 << 25, alignment=256),
     "as little as there can be": SimConfig(

@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
+from ggsched.backend.queued.backlog import Backlog
+from ggsched.backend.queued.error_state import ErrorState
 from ggsched.errors import DeviceFault, UsageError
 from ggsched_cuda import driver
 from ggsched_cuda.capture import driver as capturing
@@ -114,6 +116,7 @@ class FakeStream(CudaStream):
         self.device, self.gpu = device, device.gpu
         self.name, self.handle = f"stream {handle}", handle
         self.is_closed, self.capture, self.work = False, None, None
+        self.backlog = Backlog(self.name, ErrorState())
 
     def unfinished(self):
         return [self.work] if self.work is not None else []

@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from ggsched.errors import DeviceFault, UsageError
+from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from tests.backends.device_settings import Latch, download, ids_of, node, upload, vector
 from tests.backends.opencl_devices import TIMEOUT_S, doubler, opencl_device, recorded, waiters
 
@@ -112,11 +112,73 @@ def test_verdicts_do_not_pile_up(device):
 # --- endings ---------------------------------------------------------------------------------
 
 
-def test_closing_with_shut_gates_does_not_hang(device):
+@pytest.mark.parametrize("how", ["fails", "comes too late", "is given up"])
+def test_nothing_behind_a_wait_that_fails_takes_effect(how):
+    """Neither on its stream nor on one that waits for an event behind it (EVT-2, ERR-2)."""
+    device = opencl_device(timeout_s=0.01 if how == "comes too late" else TIMEOUT_S)
+    first, second, third = (device.create_stream() for _ in range(3))
+    latch, buffers, out = Latch(), [device.allocate(16) for _ in range(3)], np.zeros(4, np.float32)
+    for buffer in buffers:
+        upload(third, buffer, np.ones(4, np.float32))
+    third.sync(TIMEOUT_S)
+    program = doubler(device, first, buffers[0])
+    first.wait(latch)
+    first.launch(program)
+    program.close()
+    first.copy(buffers[0], 0, buffers[1], 0, 16)
+    first.download(buffers[0], 0, memoryview(out).cast("B"))
+    event = recorded(first)
+    second.wait(event)
+    upload(second, buffers[2], np.zeros(4, np.float32))
+    behind = recorded(second)
+    if how == "fails":
+        latch.open(DeviceFault("it broke"))
+    elif how == "is given up":
+        first.cancel()
+    why = {"fails": "it broke", "comes too late": "SyncTimeout", "is given up": "closed before"}
+    for waiting in (first.sync, event.sync, second.sync, behind.sync):
+        with pytest.raises(DeviceFault, match=f"wait for an event failed.*{why[how]}"):
+            waiting(TIMEOUT_S)
+    latch.open()
+    assert event.is_done
+    assert first.is_done
+    for buffer in buffers:
+        assert (download(third, buffer, 4) == 1).all()
+    assert not out.any()
+    device.close()
+
+
+def test_a_closed_stream_keeps_its_wait(device):
+    """What is behind the wait runs when the event is done, and not before (ERR-3, EVT-2)."""
+    first, second, latch = device.create_stream(), device.create_stream(), Latch()
+    buffer, out = device.allocate(16), np.zeros(4, np.float32)
+    upload(second, buffer, np.full(4, 7, np.float32))
+    second.sync(TIMEOUT_S)
+    first.wait(latch)
+    program = doubler(device, first, buffer)
+    first.launch(program)
+    first.download(buffer, 0, memoryview(out).cast("B"))
+    event = recorded(first)
+    first.close()
+    program.close()
+    other = doubler(device, second, device.allocate(16))  # takes kernels that were given back
+    with pytest.raises(SyncTimeout):
+        event.sync(0.05)
+    assert (download(second, buffer, 4) == 7).all()
+    assert not out.any()
+    latch.open()
+    event.sync(TIMEOUT_S)
+    assert (out == 14).all()
+    assert (download(second, buffer, 4) == 14).all()
+    other.close()
+
+
+def test_closing_a_device_gives_up_its_waits(device):
     first, second, latch = device.create_stream(), device.create_stream(), Latch()
     buffer = device.allocate(16)
+    upload(second, buffer, np.ones(4, np.float32))
+    second.sync(TIMEOUT_S)
     first.wait(latch)
-    upload(first, buffer, np.ones(4, np.float32))
     event = recorded(first)
     second.wait(event)
     out = np.zeros(4, np.float32)
@@ -129,6 +191,8 @@ def test_closing_with_shut_gates_does_not_hang(device):
     with pytest.raises(DeviceFault, match="closed before"):
         event.sync(TIMEOUT_S)
     assert not waiters()
+    latch.open()
+    assert not out.any()
 
 
 def test_nothing_works_after_close(device):
@@ -163,15 +227,21 @@ def test_nothing_works_after_close(device):
             call()
 
 
-def test_a_forgotten_stream_ends_its_thread(device):
-    stream, latch = device.create_stream(), Latch()
+def test_a_forgotten_stream_runs_to_its_end(device):
+    stream, other, latch = device.create_stream(), device.create_stream(), Latch()
+    buffer = device.allocate(16)
+    upload(other, buffer, np.zeros(4, np.float32))
+    other.sync(TIMEOUT_S)
     stream.wait(latch)
-    upload(stream, device.allocate(16), np.ones(4, np.float32))
+    upload(stream, buffer, np.ones(4, np.float32))
     thread = waiters()[0]
     del stream
     gc.collect()
+    assert (download(other, buffer, 4) == 0).all()
+    latch.open()
     thread.join(TIMEOUT_S)
     assert not thread.is_alive()
+    assert (download(other, buffer, 4) == 1).all()
 
 
 def test_a_process_ends_with_everything_open():

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32
+from ggsched.ir.dtype import BF16, F16, F32, I32
 from ggsched.ir.ops import OPS
 from ggsched.testing.generators.strategies import graphs, seeds
 from ggsched.testing.generators.values import LeafRule, values_for
 from ggsched_kernels import GPU, supported_ops
+from ggsched_kernels.block_constants import KERNEL_DTYPES
 from tests.backends.against_oracle import check, tame
 from tests.backends.opencl_devices import GPU_DTYPES, on_profiles, opencl_device
 
@@ -29,7 +30,7 @@ def device(request):
 
 
 def dtypes_for(device):
-    return GPU_DTYPES if device.profile is GPU else FLOAT_DTYPES
+    return GPU_DTYPES if device.profile is GPU else KERNEL_DTYPES
 
 
 def test_every_op_is_supported():
@@ -96,7 +97,7 @@ def test_large_arguments_of_exp(device):
 
 @pytest.mark.parametrize(
     ("device", "dtype", "to"),
-    on_profiles(FLOAT_DTYPES, (F32,), (F16,))
+    on_profiles(KERNEL_DTYPES, (F32,), (F16,))
     + on_profiles([I32], (I32,))
     + on_profiles([BF16], (BF16,)),
     indirect=["device"],
@@ -171,7 +172,7 @@ def test_repeat(device, shape, target):
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype"), on_profiles([*FLOAT_DTYPES, I32]), indirect=["device"], ids=str
+    ("device", "dtype"), on_profiles([*KERNEL_DTYPES, I32]), indirect=["device"], ids=str
 )
 @pytest.mark.parametrize("ids", [(5,), (2, 3)])
 def test_get_rows(device, dtype, ids):

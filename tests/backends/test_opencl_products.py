@@ -5,9 +5,10 @@ import pytest
 
 from ggsched.errors import DeviceFault
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, MXFP4
+from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4
 from ggsched.testing.eager import run_direct
 from ggsched.testing.generators.values import LeafRule
+from ggsched_kernels.block_constants import KERNEL_DTYPES
 from tests.backends.against_oracle import check, tame
 from tests.backends.opencl_devices import on_profiles, opencl_device
 
@@ -24,7 +25,7 @@ def device(request):
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype"), on_profiles(FLOAT_DTYPES), indirect=["device"], ids=str
+    ("device", "dtype"), on_profiles(KERNEL_DTYPES), indirect=["device"], ids=str
 )
 @pytest.mark.parametrize("m", [1, 3, 5, 130])
 def test_mul_mat(device, dtype, m):
@@ -79,7 +80,7 @@ def test_batches_of_two_axes(device):
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype"), on_profiles(FLOAT_DTYPES), indirect=["device"], ids=str
+    ("device", "dtype"), on_profiles(KERNEL_DTYPES), indirect=["device"], ids=str
 )
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (1, 3), (90, 1), (90, 3)])
 def test_mul_mat_id(device, dtype, tokens, rows):

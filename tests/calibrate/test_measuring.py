@@ -71,7 +71,7 @@ def test_every_kind_of_device_and_nothing_is_left(config):
     assert ((0, 1) in found.rates.links) == has_path
     assert {(HOST, 0), (1, HOST)} <= set(found.rates.links)
     missing = " ".join(found.missing)
-    assert ("mul_mat:f32" in missing) <= ("mul_mat:f32" in config.ops)
+    assert ("mul_mat:f32" in missing) <= ("mul_mat:f32" in config.facts(0).ops)
     assert set(found.samples) == set(found.rates.links)
 
 

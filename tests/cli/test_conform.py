@@ -22,7 +22,7 @@ def test_a_backend_that_keeps_the_contract(capsys):
     assert err == ""
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
     assert rows["STR-5"] == ["5", "ok"]
-    assert rows["CAP-1"] == ["5", "ok"]
+    assert rows["CAP-1"] == ["6", "ok"]
     assert "cpu:0 keeps the contract" in out
     assert max(cell_len(line.rstrip()) for line in out.splitlines()) <= 80
 

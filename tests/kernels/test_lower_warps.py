@@ -5,9 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from ggsched.backend.program import BoundNode, Operand
-from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, MXFP4, Q4_0, Q8_0
+from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0
 from ggsched.ir.tensor import contiguous_strides
 from ggsched_kernels import GPU, lower_nodes, warp_profile
+from ggsched_kernels.block_constants import KERNEL_BLOCKS, KERNEL_DTYPES
+from ggsched_kernels.lower_warps import WARP_BLOCKS
 
 H200 = warp_profile(units=132, local_nbytes=232448, has_tma=True)
 A100 = warp_profile(units=108, local_nbytes=166912, has_tma=False)
@@ -34,12 +36,22 @@ def mul_mat_id(dtype, experts, n, k, tokens, used, profile=H200):
     return lower_nodes([node], profile).calls
 
 
-@pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
+WARP_DTYPES = [t for t in KERNEL_DTYPES if not t.is_quantized or t.name in WARP_BLOCKS]
+
+
+@pytest.mark.parametrize("dtype", WARP_DTYPES, ids=str)
 @pytest.mark.parametrize("m", [1, 5, 8, 9])
 def test_kernels_by_type_and_columns(dtype, m):
     few = "matvec_blocks" if dtype.is_quantized else "matvec_rows"
     assert [c.kernel for c in mul_mat(dtype, 4096, 4096, m)] == [few if m <= 8 else "matmul"]
     assert mul_mat(dtype, 4096, 4096, m, GPU)[0].kernel == ("matvec" if m <= 4 else "matmul")
+
+
+@pytest.mark.parametrize("dtype", [t for t in KERNEL_BLOCKS if t.name not in WARP_BLOCKS], ids=str)
+@pytest.mark.parametrize("m", [1, 4, 5, 9])
+def test_blocks_that_do_not_become_bytes_take_the_kernels_of_all_devices(dtype, m):
+    few = H200.few_rows
+    assert [c.kernel for c in mul_mat(dtype, 4096, 4096, m)] == ["matvec" if m <= few else "matmul"]
 
 
 @pytest.mark.parametrize(

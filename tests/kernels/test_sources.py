@@ -9,7 +9,6 @@ import pytest
 
 import ggsched_kernels
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import FLOAT_DTYPES
 from ggsched.ir.ops import OPS
 from ggsched_kernels import (
     CPU,
@@ -22,6 +21,7 @@ from ggsched_kernels import (
     supported_ops,
     warp_profile,
 )
+from ggsched_kernels.block_constants import KERNEL_DTYPES
 from tests.kernels.tile_configs import cuts_of
 
 FOLDER = resources.files(ggsched_kernels)
@@ -92,7 +92,7 @@ def test_unknown_source(name):
 def test_every_op_and_every_weight_is_lowered():
     assert {key.partition(":")[0] for key in supported_ops()} == set(OPS)
     for op in ("mul_mat", "mul_mat_id", "get_rows", "cont", "cpy"):
-        assert {f"{op}:{dtype}" for dtype in FLOAT_DTYPES} <= supported_ops()
+        assert {f"{op}:{dtype}" for dtype in KERNEL_DTYPES} <= supported_ops()
 
 
 @pytest.mark.parametrize("profile", [CPU, GPU, warp_profile(132, 232448, True)])

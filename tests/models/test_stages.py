@@ -14,6 +14,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from benchmarks.gpu.shapes import LLAMA_1B, LLAMA_8B, spec_of
 from benchmarks.gpu.stages import measure
@@ -31,6 +33,7 @@ from ggsched.plan.command import Copy, Launch, Record, Upload, Wait
 from ggsched.sanitize import check_plan
 from ggsched.testing.sim.costs import Costs
 from ggsched.testing.sim.world import SimWorld
+from ggsched.topology.codec import topology_from_text
 from ggsched.topology.cost import guessed_rates
 from ggsched.topology.model import CopyPath, Topology
 from tests.models.helpers import tiny_gguf
@@ -41,7 +44,7 @@ STAGES = [2, 3, 4, 8]
 
 
 def recorded(name):
-    return Topology.from_json(json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")))
+    return topology_from_text((FOLDER / f"{name}.json").read_bytes())
 
 
 def gpus(p, *, cpu=False):
@@ -338,3 +341,54 @@ def test_the_benchmark_measures_both_sides(hp):
     assert found["predicted_ratio"] > 0
     assert sum(found["layers"]) == 5
     json.dumps(found)
+
+
+class TestMemory:
+    """A joined batch needs the arena of one micro-batch on each device, and pipeline buffers."""
+
+    def arenas(self, plan, p):
+        """Return bytes of intermediate results by accelerator."""
+        sizes = dict.fromkeys(range(p), 0)
+        for arena in plan.memory.arenas:
+            if arena.kind == "compute" and arena.device in sizes:
+                sizes[arena.device] += arena.nbytes
+        return sizes
+
+    def check(self, spec, topology, p, parts, step=STEP):
+        tokens = parts * step
+        s = session(spec, topology, n_ctx=tokens, n_batch=tokens, n_ubatch=step, pipelining="on")
+        each = [MicroBatch(s.graph(step, k * step, 1), k == parts - 1) for k in range(parts)]
+        alone = s.plan_of(each[-1].graph)
+        largest = self.arenas(alone, p)
+        inputs = sum(a.nbytes for a in alone.memory.arenas if a.kind == "input")
+        joined = self.arenas(s._micro_batches.plan(each), p)
+        handed_over = 4 * step * spec.hparams.n_embd
+        # At each boundary of a stage: a ring on each side, and the one that is being
+        # written. Inputs of the next micro-batch arrive while this one runs.
+        buffers = (2 * s._micro_batches.slots + 1) * handed_over
+        for device, nbytes in joined.items():
+            boundaries = (device > 0 or topology.devices[-1].kind == "cpu") + (device < p - 1)
+            assert nbytes <= largest[device] + boundaries * buffers + inputs
+
+    @pytest.mark.parametrize("cpu", [False, True])
+    @pytest.mark.parametrize("p", STAGES)
+    def test_of_a_model_of_8_billion(self, p, cpu):
+        spec = spec_of(replace(LLAMA_8B, n_layer=8), BF16)
+        self.check(spec, gpus(p, cpu=cpu), p, 16)
+
+    @settings(max_examples=15, deadline=None)
+    @given(
+        layers=st.integers(2, 6),
+        width=st.sampled_from([64, 256, 1024]),
+        heads=st.sampled_from([1, 2, 4]),
+        parts=st.integers(2, 24),
+        step=st.sampled_from([8, 64, 512]),
+        p=st.integers(2, 4),
+        cpu=st.booleans(),
+    )
+    def test_of_random_models(self, layers, width, heads, parts, step, p, cpu):
+        shape = replace(
+            LLAMA_8B, n_layer=layers, n_embd=width, n_head=2 * heads, n_head_kv=heads,
+            n_ff=2 * width, n_vocab=1000,
+        )  # fmt: skip
+        self.check(spec_of(shape, BF16), gpus(p, cpu=cpu), p, parts, step)

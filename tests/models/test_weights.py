@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
-from ggsched.errors import InternalError, ModelError, UsageError
-from ggsched.ir.dtype import BF16, F16, F32, MXFP4, Q4_0, Q8_0
+from ggsched.backend.registry import open_devices
+from ggsched.config import Settings
+from ggsched.errors import BackendUnavailable, InternalError, ModelError, UsageError
+from ggsched.ir.dtype import BF16, F16, F32, QUANTIZED_DTYPES
 from ggsched.models import weights
 from ggsched.models.load import load_model, weight_array
-from ggsched.testing.oracle.dequant import HOST_DTYPE, dequantize, host_shape
+from ggsched.models.session import Session, SessionOptions
+from ggsched.testing.oracle.dequant import HOST_DTYPE, dequantize, encoder_of, host_shape
 from tests.models.helpers import (
     ORACLE,
     Runner,
@@ -19,14 +22,8 @@ from tests.models.helpers import (
     write_gguf,
 )
 
-KINDS = {
-    F32: GGMLQuantizationType.F32,
-    F16: GGMLQuantizationType.F16,
-    BF16: GGMLQuantizationType.BF16,
-    Q8_0: GGMLQuantizationType.Q8_0,
-    Q4_0: GGMLQuantizationType.Q4_0,
-    MXFP4: GGMLQuantizationType.MXFP4,
-}
+ENCODED = [t for t in QUANTIZED_DTYPES if encoder_of(t)]
+KINDS = {t: GGMLQuantizationType[t.name.upper()] for t in (F32, F16, BF16, *ENCODED)}
 MATRIX = "blk.0.ffn_up.weight"
 
 
@@ -81,6 +78,25 @@ def test_policies_give_the_same_logits():
         model = load_model(ORACLE / "llama-tiny-q8_0.gguf", weights=policy)
         found.append(Runner(model).feed(tokens))
     np.testing.assert_allclose(*found, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ENCODED, ids=str)
+@pytest.mark.parametrize("device", ["cpu:0", "opencl:0"])
+def test_sessions_compute_with_weights_of_any_type(tmp_path, dtype, device):
+    arrays = tiny_arrays("llama")
+    matrices = [name for name, array in arrays.items() if array.ndim == 2]
+    model = model_with(tmp_path, dtype, "packed", matrices)
+    wanted = Runner(load_model(tmp_path / "m.gguf", weights="expand")).feed([3, 1, 4, 1, 5])
+    try:
+        devices = open_devices([device])
+    except BackendUnavailable as error:
+        pytest.skip(error.one_line())
+    try:
+        with Session(model, devices, SessionOptions(n_ctx=32), settings=Settings()) as session:
+            found = session.feed([3, 1, 4, 1, 5], all_logits=True)
+    finally:
+        devices[0].close()
+    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
 def test_bytes_of_all_weights():

@@ -2,16 +2,19 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any, Final
 
-from ggsched.backend.base import BaseBuffer, BaseDevice, BaseStream
+from ggsched.backend.base import BaseBuffer, BaseDevice, BaseEvent, BaseStream
 from ggsched.backend.program_body import Command
-from ggsched.backend.protocols import Buffer, HostMemory, Program
-from ggsched.errors import DeviceFault, UsageError
+from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
+from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.testing.sim import SimDevice, SimStream
 from ggsched.testing.sim.engine import Task
 from tests.mutants.baselines import CPU, SIM
 from tests.mutants.mutant import breaks
 from tests.mutants.mutate_calls import streams_beside
+
+LOOK_S: Final = 1e-4
 
 # --- ERR-1 ------------------------------------------------------------------------------------
 
@@ -122,6 +125,86 @@ class HangsAfterAFailure(BaseStream):
         return super().is_done and self.progress.fault is None
 
 
+class _GoesOn(BaseStream):
+    """Runs what follows a failure, and tells of the failure in the end."""
+
+    def begin(self) -> None:
+        """Remember nothing yet."""
+        self.first: tuple[str, Exception] | None = None
+
+    def _submit(self, command: Command, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                if self.first is None:
+                    work()
+                else:
+                    self.follow(work)
+            except Exception as error:
+                name = command if isinstance(command, str) else command.blame(error)
+                self.first = self.first or (name, error)
+
+        super()._submit(command, run)
+
+    def follow(self, work: Callable[[], None]) -> None:
+        """Run a command behind the failure."""
+        work()
+
+    def sync(self, timeout_s: float) -> None:
+        """Wait, and tell."""
+        super().sync(timeout_s)
+        if self.first is not None:
+            self.progress.fail(*self.first)
+            super().sync(timeout_s)
+
+    def record(self, event: Event) -> None:
+        """Wait for the failure, so that the event fails."""
+        super().record(event)
+        if self.first is not None:
+            self.progress.fail(*self.first)
+
+
+@breaks("ERR-2", "What stands behind a wait that has failed runs.", CPU)
+class GateOpensOnFailure(_GoesOn):
+    """The queue is let go so that it drains, and the failure is told of."""
+
+
+@breaks("ERR-2", "What follows a failed command clears the buffers that it writes.", CPU)
+class FailureClearsBuffers(_GoesOn):
+    """A command that is skipped leaves zeros, in all of the buffer."""
+
+    target: Buffer | None = None
+
+    def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
+        """Remember the buffer."""
+        self.target = buffer
+        super().upload(source, buffer, offset)
+
+    def follow(self, work: Callable[[], None]) -> None:
+        """Clear."""
+        if self.target is not None:
+            view = self.target.host_view()
+            view[:] = bytes(view.nbytes)
+
+
+@breaks("ERR-2", "A stream runs what stands behind a wait for an event that fails later.", CPU)
+class WaiterDoesNotLookTwice(BaseStream):
+    """It asks how the work ended before it waits for the end."""
+
+    def wait(self, event: Event) -> None:
+        """Wait, and go on whatever came of it."""
+        if not isinstance(event, BaseEvent) or not event.is_pending:
+            super().wait(event)
+            return
+        self._require_usable()
+        wait = event.waiter(self.device.event_timeout_s)
+
+        def until_ended() -> None:
+            with suppress(DeviceFault):
+                wait()
+
+        self._submit("wait for an event", until_ended)
+
+
 # --- ERR-3 ------------------------------------------------------------------------------------
 
 
@@ -180,6 +263,54 @@ def _hold_back(stream: SimStream, task: Task) -> None:
     ready = stream.device.world._ready
     if task in ready and task.at == len(task.steps) - 1:
         ready.remove(task)
+
+
+@breaks("ERR-3", "Closing a stream takes what it waits for as done.", CPU)
+class CloseOpensItsGates(BaseStream):
+    """The queue has to drain, so its gates are opened."""
+
+    def wait(self, event: Event) -> None:
+        """Wait for another backend until the event is done, or the stream is closed."""
+        if isinstance(event, BaseEvent):
+            super().wait(event)
+            return
+        self._require_usable()
+
+        def hold() -> None:
+            while not (event.is_done or self.is_closed):
+                with suppress(SyncTimeout):
+                    event.sync(LOOK_S)
+            if event.is_done:
+                event.sync(0.0)
+
+        self._submit("wait for an event", hold)
+
+
+@breaks("ERR-3", "Closing a stream drops what stands behind a wait that is not over.", CPU)
+class CloseGivesUpItsWaits(CloseOpensItsGates):
+    """The wait fails, as if it had come too late."""
+
+    def wait(self, event: Event) -> None:
+        """Fail where the stream was closed first."""
+        super().wait(event)
+        if not isinstance(event, BaseEvent):
+            self._submit("wait for an event", self._require_event(event))
+
+    def _require_event(self, event: Event) -> Callable[[], None]:
+        return lambda: event.sync(0.0)
+
+
+@breaks("ERR-3", "A closed device leaves work behind, which runs when its time comes.", CPU)
+class ClosedDeviceWritesLater(BaseDevice):
+    """It does not wait for its streams, and does not stop them."""
+
+    def close(self) -> None:
+        """Mark everything as closed."""
+        self.is_closed = True
+        for stream in list(self._streams):
+            stream.is_closed = True
+            worker: Any = stream
+            worker._queue.put(None)
 
 
 @breaks("ERR-3", "Closing a device leaves its streams open.", CPU)

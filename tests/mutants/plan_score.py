@@ -78,7 +78,7 @@ def _drawn(draw: st.DrawFn) -> Drawn:
     graph = draw(graphs(max_nodes=8, min_nodes=4))
     events = draw(st.sampled_from((True, None)))
     topology = draw(topologies(min_devices=2, max_devices=3, events=events))
-    wanted = draw(constraints(graph.graph, topology, pin_all=True))
+    wanted = draw(constraints(graph.graph, topology, pin_all=True, clears=True))
     return Drawn(graph, topology, make_plan(graph.graph, topology, wanted))
 
 

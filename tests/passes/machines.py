@@ -1,10 +1,13 @@
 """Machines and graphs for tests of the passes."""
 
+from typing import get_args
+
 from hypothesis import strategies as st
 
 from ggsched.passes.place import Constraints
-from ggsched.testing.generators.topologies import ALL_OPS, COPY_ORDERS
+from ggsched.testing.generators.topologies import ALL_OPS
 from ggsched.testing.plan_builder import fake_device
+from ggsched.topology.caps import CopyOrder
 from ggsched.topology.model import CopyPath, Topology
 
 N = 16
@@ -36,7 +39,7 @@ def connected(draw):
             f"fake:{i}",
             ops=ALL_OPS,
             snapshots_uploads=draw(st.booleans()),
-            copy_order=draw(st.sampled_from(COPY_ORDERS)),
+            copy_order=draw(st.sampled_from(get_args(CopyOrder))),
         )
         for i in range(count)
     )

@@ -127,7 +127,7 @@ def test_rows_of_experts_count_as_steps(ring, cache_nbytes):
     seed=seeds(),
 )
 def test_whatever_the_budget(drawn, topology, data, seed):
-    wanted = data.draw(constraints(drawn.graph, topology))
+    wanted = data.draw(constraints(drawn.graph, topology, clears=True))
     free = make_plan(drawn.graph, topology, wanted, PlanOptions(STREAMS))
     used = {d: compute(free, d) for d in range(len(topology.devices))}
     chosen = data.draw(st.sampled_from(sorted(used)))

@@ -1,6 +1,5 @@
 """What a GPU that can feed weights is given of gpt-oss: every group, in every layer."""
 
-import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from ggsched.passes import make_plan
 from ggsched.plan.fusions import run_order
 from ggsched.sanitize import check_plan
 from ggsched.testing.eager import bound_nodes
-from ggsched.topology.model import Topology
+from ggsched.topology.codec import topology_from_text
 from ggsched_kernels import warp_profile
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
@@ -42,7 +41,7 @@ def gpu():
     """Return a machine whose GPU declares what its profile has."""
     from ggsched_cuda.kernel_selection import fusions_of
 
-    known = Topology.from_json(json.loads(FILE.read_text(encoding="utf-8")))
+    known = topology_from_text(FILE.read_bytes())
     fusions = fusions_of(H200)
     return replace(known, devices=tuple(replace(f, fusions=fusions) for f in known.devices))
 

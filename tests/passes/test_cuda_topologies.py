@@ -1,6 +1,5 @@
 """Planning for machines with NVIDIA GPUs, from topologies that were recorded on one."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from ggsched.plan.command import Copy, Download, HostSync, Upload
 from ggsched.plan.splits import HOST
 from ggsched.run.capture_plan import plan_capture
 from ggsched.sanitize import check_plan
-from ggsched.topology.model import Topology
+from ggsched.topology.codec import topology_from_text
 from tests.models.helpers import ORACLE
 
 FOLDER = Path(__file__).parent.parent / "data" / "topologies"
@@ -23,7 +22,7 @@ MODELS = ["llama-tiny-f32", "gptoss-tiny-f32"]
 
 
 def topology(name):
-    return Topology.from_json(json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")))
+    return topology_from_text((FOLDER / f"{name}.json").read_bytes())
 
 
 def planned(name, model, n_tokens, **offload):

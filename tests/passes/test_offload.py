@@ -19,7 +19,7 @@ from ggsched.plan.command import Copy, CopyRows
 from ggsched.plan.splits import Rows
 from ggsched.plan.verify import verify_splits
 from ggsched.testing.generators.expert_graphs import expert_graph, expert_homes, expert_names
-from ggsched.testing.sim.config import SimConfig
+from ggsched.testing.sim.config import SIM_OPS, SimConfig
 from ggsched.testing.sim.world import SimWorld
 from ggsched.topology.cost import Link, guessed_rates
 
@@ -111,7 +111,7 @@ def test_pins_and_reachability_win():
 
 def test_a_device_that_lacks_an_op_is_not_asked():
     graph = expert_graph(2)
-    ops = SimConfig().ops - {"mul_mat_id:f32"}
+    ops = SIM_OPS - {"mul_mat_id:f32"}
     topology = probe(SimWorld([SimConfig(ops=ops), SimConfig(is_host=True, kind="cpu")]).open_all())
     plan = planned(graph, ExpertPolicy("on"), guessed_rates(topology), topology)
     assert plan.placement.offloads == ()

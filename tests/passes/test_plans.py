@@ -14,7 +14,17 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
 from ggsched.passes.place import Constraints
 from ggsched.plan.codec import plan_to_json
-from ggsched.plan.command import Barrier, Copy, Download, HostSync, Launch, Record, Upload, Wait
+from ggsched.plan.command import (
+    Barrier,
+    Copy,
+    Download,
+    Fill,
+    HostSync,
+    Launch,
+    Record,
+    Upload,
+    Wait,
+)
 from ggsched.plan.text import command_text
 from ggsched.testing.generators.strategies import graphs
 from ggsched.testing.generators.topologies import constraints, topologies
@@ -27,9 +37,13 @@ def content(plan):
 
 @given(drawn=graphs(max_nodes=20), topology=topologies(), data=st.data())
 def test_the_same_each_time(drawn, topology, data):
-    wanted = data.draw(constraints(drawn.graph, topology))
+    wanted = data.draw(constraints(drawn.graph, topology, clears=True))
     first = make_plan(drawn.graph, topology, wanted)
-    turned = Constraints(dict(reversed(wanted.homes.items())), dict(reversed(wanted.pins.items())))
+    turned = Constraints(
+        dict(reversed(wanted.homes.items())),
+        dict(reversed(wanted.pins.items())),
+        clears=wanted.clears,
+    )
     assert content(make_plan(drawn.graph, topology, wanted, verify=True)) == content(first)
     assert content(make_plan(drawn.graph, topology, turned)) == content(first)
 
@@ -79,13 +93,15 @@ def test_the_same_in_every_process():
 )
 def test_ids_and_hazards(drawn, topology, data):
     """Commands are numbered in order, events by their record; hazards name those that touch."""
-    plan = make_plan(drawn.graph, topology, data.draw(constraints(drawn.graph, topology)))
+    plan = make_plan(
+        drawn.graph, topology, data.draw(constraints(drawn.graph, topology, clears=True))
+    )
     assert [c.id for c in plan.commands] == list(range(len(plan.commands)))
     events = [c.event for c in plan.commands if isinstance(c, Record)]
     assert events == list(range(len(events)))
     splits = [c.split for c in plan.commands if isinstance(c, Launch)]
     assert splits == list(range(len(plan.splits.splits)))
-    moved = [c.transfer for c in plan.commands if isinstance(c, Upload | Download | Copy)]
+    moved = [c.transfer for c in plan.commands if isinstance(c, Upload | Download | Copy | Fill)]
     assert moved == list(range(len(plan.splits.transfers)))
     waited = {c.event for c in plan.commands if isinstance(c, Wait | HostSync)} - {None}
     assert waited == set(events)
@@ -115,10 +131,7 @@ def touches(plan, number, hazard, writes):
         found = [regions[s.value] for s in slots]
     else:
         command = plan.commands[number]
-        if isinstance(command, Launch):
-            found = command.writes if writes else command.reads
-        else:
-            found = (command.dst,) if writes else (command.src,)
+        found = command.effects.writes if writes else command.effects.reads
     near = [r for r in found if r.arena == hazard.arena]
     return any(r.offset < hazard.end and hazard.start < r.end for r in near)
 

@@ -14,7 +14,7 @@ def tables(draw):
     first = tuple(draw(st.lists(knowns, min_size=count, max_size=count)))
     born = tuple(enumerate(draw(st.permutations(range(count)))))
     values = draw(st.lists(st.integers(0, count - 1), unique=True)) if count else []
-    return Visibility(first, (), born), values, draw(st.lists(knowns, min_size=1))
+    return Visibility(first, (), (0,) * count, born), values, draw(st.lists(knowns, min_size=1))
 
 
 @given(tables())

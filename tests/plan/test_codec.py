@@ -8,7 +8,8 @@ import pytest
 from ggsched.errors import PlanError
 from ggsched.plan.bundle import FORMAT
 from ggsched.plan.codec import plan_from_json, plan_to_json
-from ggsched.plan.command import Hazard, Step, Wait
+from ggsched.plan.command import Wait
+from ggsched.plan.effects import Hazard, Step
 from ggsched.plan.memory import Region
 from ggsched.topology.cost import GUESSES
 from tests.plan.examples import example
@@ -61,8 +62,8 @@ def test_it_is_plain_json(plan):
         (b"null", "Expected `object`"),
         (b"{}", "missing required field `format`"),
         (b'{"format": 1}', "Expected `str`"),
-        (b'{"format": "ggsched-plan/0"}', "format 'ggsched-plan/0' instead of"),
-        (b'{"format": "ggsched-plan/1"}', "missing required field"),
+        (b'{"format": "ggsched-plan/1"}', "format 'ggsched-plan/1' instead of"),
+        (b'{"format": "ggsched-plan/2"}', "missing required field"),
         (b"\xff\xfe", "malformed"),
         (b"[" * 100_000, "not a plan"),
         ("\ud800", "not a plan"),
@@ -94,7 +95,7 @@ def _broken(plan, *path, value):
         (("memory", "arenas", 0, "kind"), "attic", "Invalid enum value 'attic'"),
         (("placement", "choices", 0, "cause"), "whim", "Invalid enum value 'whim'"),
         (("placement", "homes"), {"x": 1}, "Expected `int`"),
-        (("devices", 0, "alignment"), 3, "no power of two"),
+        (("devices", 0, "alignment"), 3, "not a power of two"),
         (("devices", 0, "max_streams"), 0, "at least one stream"),
     ],
 )

@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from ggsched.plan.codec import plan_schema, plan_to_json, schema_text
-from ggsched.plan.command import Hazard, Step
+from ggsched.plan.effects import Hazard, Step
 from ggsched.plan.memory import Region
 from tests.plan.examples import example
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 PAGE = (REFERENCE / "plan-format.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^###? (\w+)\n(.*?)(?=^##|\Z)", PAGE, re.M | re.S))
+CAPABILITIES = (REFERENCE / "capabilities.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^###? (\w+)\n(.*?)(?=^##|\Z)", PAGE + CAPABILITIES, re.M | re.S))
 OBJECTS = sorted(name for name, s in plan_schema()["$defs"].items() if s["type"] == "object")
 
 

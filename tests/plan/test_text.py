@@ -5,10 +5,10 @@ import re
 import msgspec
 import pytest
 
-from ggsched.plan.command import Hazard
+from ggsched.plan.effects import Hazard
 from ggsched.plan.placement import Placement, PlacementChoice
 from ggsched.plan.stats import plan_stats
-from ggsched.plan.text import command_text, hazard_text, nbytes_text, plan_text
+from ggsched.plan.text import command_text, nbytes_text, plan_text
 from ggsched.testing.plan_builder import PlanWriter, fake_device
 from tests.plan.examples import example
 
@@ -100,14 +100,14 @@ def test_commands_of_every_kind():
         "download a2[0:16] -> a3[0:16]  v3 'x'",
         "record e1",
         "host sync e1",
-        "host sync all",
+        "host sync q0",
     ]
 
 
 def test_hazards():
     h = Hazard("WAR", 3, 0, 64, 7, 2, next_run=True)
-    assert hazard_text(h) == "WAR a3[0:64] of c7 before c2 of the next run"
-    assert hazard_text(Hazard("RAW", 3, 0, 64, 7, -1)) == "RAW a3[0:64] of c7 before the host"
+    assert h.text == "WAR a3[0:64] of c7 before c2 of the next run"
+    assert Hazard("RAW", 3, 0, 64, 7, -1).text == "RAW a3[0:64] of c7 before the host"
 
 
 @pytest.mark.parametrize(

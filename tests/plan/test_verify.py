@@ -7,13 +7,13 @@ from ggsched.errors import PlanError
 from ggsched.plan.command import (
     Copy,
     Download,
-    Hazard,
     HostSync,
     Launch,
     Record,
     Upload,
     Wait,
 )
+from ggsched.plan.effects import Hazard
 from ggsched.plan.memory import Life, Region
 from ggsched.plan.placement import PlacementChoice
 from ggsched.plan.splits import HOST

@@ -91,7 +91,7 @@ def cases(draw):
     drawn = draw(graphs(max_nodes=6, min_nodes=4 if crosses else 1))
     events = draw(st.sampled_from((None, True))) if crosses else None
     topology = draw(topologies(min_devices=1 + crosses, max_devices=3, events=events))
-    wanted = draw(constraints(drawn.graph, topology, pin_all=crosses))
+    wanted = draw(constraints(drawn.graph, topology, pin_all=crosses, clears=True))
     plan = make_plan(drawn.graph, topology, wanted, verify=True)
     seed = draw(seeds())
     what = "planned"

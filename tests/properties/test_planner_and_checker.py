@@ -35,7 +35,7 @@ SYNC_MUTATIONS = (
 def plans(draw, min_devices=1):
     drawn = draw(graphs())
     topology = draw(topologies(min_devices=min_devices, events=draw(st.sampled_from((None, True)))))
-    wanted = draw(constraints(drawn.graph, topology))
+    wanted = draw(constraints(drawn.graph, topology, clears=True))
     return make_plan(drawn.graph, topology, wanted, verify=True)
 
 
@@ -47,7 +47,7 @@ def test_plans_are_clean(plan):
 
 @given(drawn=graphs(), topology=topologies(), data=st.data())
 def test_planning_is_a_function(drawn, topology, data):
-    wanted = data.draw(constraints(drawn.graph, topology))
+    wanted = data.draw(constraints(drawn.graph, topology, clears=True))
     first, second = (make_plan(drawn.graph, topology, wanted) for _ in range(2))
     assert msgspec.structs.replace(second, planning_s=first.planning_s) == first
     other = msgspec.structs.replace(second, planning_s=first.planning_s)

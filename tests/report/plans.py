@@ -9,8 +9,8 @@ from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints
 from ggsched.report.predicted_timeline import described
 from ggsched.scheduler import Scheduler
+from ggsched.testing.plan_builder import fake_device
 from ggsched.testing.sim import SIM_OPS, Costs, SimConfig, SimWorld
-from ggsched.topology.caps import DeviceFacts
 from ggsched.topology.cost import guessed_rates
 from ggsched.topology.model import CopyPath, Topology
 from ggsched.trace.expected import expected_timeline
@@ -60,24 +60,7 @@ def pipeline_trace(stages=8, batches=16):
 def gpus(count):
     """Return a machine that nobody owns."""
     facts = tuple(
-        DeviceFacts(
-            name=f"gpu:{i}",
-            backend="gpu",
-            description="imagined",
-            kind="gpu",
-            memory_nbytes=1 << 34,
-            max_allocation_nbytes=1 << 34,
-            alignment=256,
-            max_streams=8,
-            is_host=False,
-            is_async=True,
-            has_events=True,
-            copy_order="stream",
-            snapshots_uploads=False,
-            is_deterministic=True,
-            imports_host_memory=False,
-            ops=SIM_OPS,
-        )
+        fake_device(f"gpu:{i}", memory_nbytes=1 << 34, alignment=256, ops=SIM_OPS)
         for i in range(count)
     )
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]

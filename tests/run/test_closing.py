@@ -6,7 +6,6 @@ import pytest
 from ggsched.config import Settings
 from ggsched.errors import SyncTimeout, UsageError
 from ggsched.ir.builder import GraphBuilder
-from ggsched.run import store
 from ggsched.run.release import close_all
 from ggsched.scheduler import Scheduler
 from ggsched.testing.sim import InjectedFaults, SimConfig, SimWorld
@@ -106,7 +105,7 @@ def test_close_all_raises_the_first_failure_with_the_others_as_notes():
 
 @pytest.mark.parametrize("block", [1 << 20, 64, 60, 7])
 def test_states_start_as_zeros_and_can_be_cleared(monkeypatch, block):
-    monkeypatch.setattr(store, "ZEROS_NBYTES", block)
+    monkeypatch.setattr("ggsched.backend.fill.BLOCK_NBYTES", block)
     graph = counter()
     device = TestDevice()
     device.acquire_memory = lambda nbytes: np.full(nbytes, 0xFF, np.uint8)

@@ -50,6 +50,12 @@ class TestKey:
         assert plans[0] is not plans[1]
         assert scheduler.plan_cache.misses == 2
 
+    def test_states_to_clear_are_part_of_it(self, scheduler):
+        graph = counter()
+        usual = scheduler.plan(graph)
+        assert scheduler.plan(graph, Constraints(clears=frozenset({"s"}))) is not usual
+        assert scheduler.plan(graph, Constraints(clears=frozenset({"other"}))) is usual
+
     @pytest.mark.parametrize(
         ("first", "second"),
         [

@@ -1,5 +1,7 @@
 """The verdict on races must be that of the transitive closure, on any list of commands."""
 
+from typing import get_args
+
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -7,9 +9,8 @@ from ggsched.plan.splits import HOST
 from ggsched.sanitize import check_plan
 from ggsched.sanitize.report import Finding
 from ggsched.testing.plan_builder import PlanWriter, fake_device
+from ggsched.topology.caps import CopyOrder
 from tests.sanitize.brute import HOST_IN, HOST_OUT, racing_pairs
-
-COPY_ORDERS = ("stream", "barrier", "host")
 
 
 class Scribbler:
@@ -33,7 +34,7 @@ class Scribbler:
 
     def device(self, i):
         snapshots = self.draw(st.booleans())
-        order = self.pick(COPY_ORDERS)
+        order = self.pick(get_args(CopyOrder))
         return fake_device(f"fake:{i}", copy_order=order, snapshots_uploads=snapshots)
 
     def upload(self, q):

@@ -6,16 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.errors import GraphError, UsageError
-from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0
+from ggsched.ir.dtype import BF16, F32, FLOAT_DTYPES, I32, MXFP4, Q4_0, Q8_0
 from ggsched.testing.oracle.dequant import dequantize, host_shape
 
-PACKED = [F16, BF16, Q8_0, Q4_0, MXFP4]
+PACKED = [t for t in FLOAT_DTYPES if t is not F32]
 
 
 @pytest.mark.parametrize("dtype", PACKED, ids=str)
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 3), blocks=st.integers(1, 3))
 def test_any_bytes_decode_as_the_gguf_package_does(dtype, seed, rows, blocks):
-    shape = (rows, 32 * blocks)
+    shape = (rows, max(32, dtype.block) * blocks)
     rng = np.random.default_rng(seed)
     raw = rng.integers(0, 256, (rows, dtype.row_nbytes(shape[-1])), dtype=np.uint8)
     with np.errstate(all="ignore"):

@@ -21,6 +21,7 @@ def plan_with_everything():
     there, y, z = w.value(far, 0, N, of=c), w.value(far, N, N), w.value(far, 2 * N, N)
     out = w.host_output("y", N, of=y)
     w.transfer(q, x, a)
+    w.fill(q, w.fixed("state", 0, "s", N))
     w.barrier(q)
     w.launch(q, w.node("rw", a, b))
     w.record(q)

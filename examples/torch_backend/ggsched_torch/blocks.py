@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ggsched.ir.dtype import MXFP4, Q4_0, Q8_0, DType
 
+BLOCKS = (Q8_0, Q4_0, MXFP4)
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 

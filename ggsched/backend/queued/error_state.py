@@ -1,12 +1,12 @@
 """What became of work whose failure the library does not tell.
 
-A queue may know nothing of some things that go wrong: an event of another backend that failed or
-came too late, an id out of range in a kernel. Each is kept in a small object, a *verdict*, that
-travels with events, so that whoever waits for work learns of its failure, also across streams
-(ERR-2, EVT-6).
+A queue may know nothing of some things that go wrong, such as an id out of range in a kernel. Each
+is kept in a small object, a *verdict*, that travels with events, so that whoever waits for work
+learns of its failure, also across streams (ERR-2, EVT-6).
 """
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 from ggsched.errors import DeviceFault
@@ -28,47 +28,6 @@ class PendingStatus(Protocol):
         """Return a fresh fault if the work is known to have failed."""
 
 
-class ExternalWait:
-    """Holds a stream until an event of another backend is done (EVT-4).
-
-    A gate is always opened, so that streams drain, but one that was given up stays failed.
-
-    Args:
-        release: Lets the stream go on, from any thread.
-        where: Name of the stream.
-    """
-
-    def __init__(self, release: Callable[[], None], where: str) -> None:
-        self._release = release
-        self._where = where
-        self._why: BaseException | str | None = None
-        self._is_open = False
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether it was opened."""
-        return self._is_open
-
-    def open(self, why: BaseException | str | None = None) -> None:
-        """Let the stream go on; ``why`` is the reason if the wait failed. Legal twice."""
-        if self._is_open:
-            return
-        self._why = why
-        self._is_open = True
-        self._release()
-
-    def fault(self) -> DeviceFault | None:
-        """Return the fault if the wait failed."""
-        if not self._is_open or self._why is None:
-            return None
-        why = self._why
-        text = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
-        fault = DeviceFault("wait for an event failed", where=self._where, why=text, hint=POISONED)
-        if isinstance(why, BaseException):
-            fault.__cause__ = why
-        return fault
-
-
 class KnownStatus:
     """The verdict of a stream that is poisoned already."""
 
@@ -85,10 +44,11 @@ class KnownStatus:
 class ErrorState:
     """What has gone wrong on a stream, and what may yet be found to have (ERR-2)."""
 
-    __slots__ = ("_first", "_verdicts")
+    __slots__ = ("_first", "_lock", "_verdicts")
 
     def __init__(self) -> None:
         self._first: DeviceFault | None = None
+        self._lock = threading.Lock()
         self._verdicts: list[PendingStatus] = []
 
     def add(self, verdicts: Iterable[PendingStatus]) -> None:
@@ -99,12 +59,14 @@ class ErrorState:
 
     def poison(self, fault: DeviceFault | None) -> None:
         """Remember a fault, if there is one, unless another one was first."""
-        self._first = self._first or fault
+        if fault is not None:
+            with self._lock:  # the stream's caller and its backlog may both find one
+                self._first = self._first or fault
 
     def known(self) -> DeviceFault | None:
         """Return the first fault that is known; never blocks."""
         if self._first is None and self._verdicts:
-            self._first = first_fault(self._verdicts)
+            self.poison(first_fault(self._verdicts))
         return self._first
 
     def require_none(self) -> None:

@@ -1,5 +1,7 @@
 """Events as points of queues, recorded once."""
 
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import ClassVar, Generic, TypeVar
@@ -7,7 +9,7 @@ from typing import ClassVar, Generic, TypeVar
 from ggsched.backend.capture_errors import captured_event_error
 from ggsched.backend.checks import closed_error, unrecorded_error
 from ggsched.backend.protocols import Device
-from ggsched.backend.queued.error_state import PendingStatus, first_fault
+from ggsched.backend.queued.error_state import PendingStatus, first_fault, reraise_copy
 from ggsched.backend.queued.polling import Polling
 from ggsched.backend.timeouts import late_error
 from ggsched.errors import DeviceFault
@@ -54,10 +56,62 @@ class QueuePoint(ABC):
             raise late_error(self.where, timeout_s)
         fault = self.fault()
         if fault is not None:
-            raise fault
+            raise reraise_copy(fault)
 
 
 P = TypeVar("P", bound=QueuePoint)
+
+
+class LatePoint(Generic[P]):
+    """A point behind commands that wait in a backlog: the queue has yet to be given them.
+
+    Args:
+        where: Name of the stream.
+
+    Attributes:
+        issued: The point of the queue, once the queue has all that is before it.
+    """
+
+    __slots__ = ("_fault", "_is_known", "_where", "issued")
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self.issued: P | None = None
+        self._fault: DeviceFault | None = None
+        self._is_known = threading.Event()
+
+    def issue(self, point: P) -> None:
+        """Be a point of the queue from now on."""
+        self.issued = point
+        self._is_known.set()
+
+    def drop(self, fault: DeviceFault) -> None:
+        """Fail: what is before it was dropped."""
+        self._fault = fault
+        self._is_known.set()
+
+    def is_done(self) -> bool:
+        """Whether the work before it is complete, has failed or was dropped; never blocks."""
+        return self._fault is not None or (self.issued is not None and self.issued.is_done())
+
+    def require_issued(self, timeout_s: float) -> None:
+        """Block until the queue has all that is before it.
+
+        Raises:
+            SyncTimeout: not in time.
+            DeviceFault: it was dropped.
+        """
+        if not self._is_known.wait(min(timeout_s, threading.TIMEOUT_MAX)):
+            raise late_error(self._where, timeout_s)
+        if self._fault is not None:
+            raise reraise_copy(self._fault)
+
+    def require(self, timeout_s: float) -> None:
+        """Block until done, as ``QueuePoint.require``."""
+        end = time.monotonic() + timeout_s
+        self.require_issued(timeout_s)
+        assert self.issued is not None  # else it was dropped
+        self.issued.require(max(0.0, end - time.monotonic()))
 
 
 class PointEvent(Generic[P]):
@@ -75,7 +129,7 @@ class PointEvent(Generic[P]):
     def __init__(self, device: Device) -> None:
         self.device = device
         self.capture: object | None = None
-        self._point: P | None = None
+        self._point: P | LatePoint[P] | None = None
         self._is_closed = False
 
     @property
@@ -91,7 +145,7 @@ class PointEvent(Generic[P]):
         return self.is_recorded and self.point.is_done()
 
     @property
-    def point(self) -> P:
+    def point(self) -> P | LatePoint[P]:
         """The point that it stands for.
 
         Raises:
@@ -102,7 +156,7 @@ class PointEvent(Generic[P]):
         return self.recorded
 
     @property
-    def recorded(self) -> P:
+    def recorded(self) -> P | LatePoint[P]:
         """The point, inside a capture too."""
         if self._is_closed:
             raise closed_error("event")
@@ -110,7 +164,7 @@ class PointEvent(Generic[P]):
             raise unrecorded_error(self.device.facts.name)
         return self._point
 
-    def mark(self, point: P, capture: object | None = None) -> None:
+    def mark(self, point: P | LatePoint[P], capture: object | None = None) -> None:
         """Record it; the stream has checked that it may be."""
         self._point = point
         self.capture = capture

@@ -15,7 +15,6 @@ from ggsched.passes.cost.simulate import PredictedTimeline
 from ggsched.passes.memory.reuse import StepTimes
 from ggsched.passes.order.liveness import Liveness
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Copy, CopyRows, Download, Launch, Upload
 from ggsched.plan.memory import Memory
 from ggsched.topology.model import Topology
 
@@ -88,12 +87,11 @@ def find_step_times(live: Liveness, plan: Plan, timeline: PredictedTimeline) -> 
     count = len(node_step) + len(transfer_step)
     start, end = [0.0] * count, [0.0] * count
     for span in timeline.spans:
-        command = plan.commands[span.command]
-        if isinstance(command, Launch):
-            steps = [node_step[s.node] for s in command.steps]
+        effects = plan.commands[span.command].effects
+        if effects.transfer >= 0:
+            steps = [transfer_step[effects.transfer]]
         else:
-            assert isinstance(command, Upload | Download | Copy | CopyRows)
-            steps = [transfer_step[command.transfer]]
+            steps = [node_step[s.node] for s in effects.steps]
         each = (span.end_s - span.start_s) / len(steps)
         for k, step in enumerate(steps):
             start[step], end[step] = span.start_s + k * each, span.start_s + (k + 1) * each

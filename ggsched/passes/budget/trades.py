@@ -4,20 +4,8 @@ import msgspec
 
 from ggsched.passes.cost.simulate import PredictedTimeline
 from ggsched.plan.bundle import Plan, Trade
-from ggsched.plan.command import (
-    Barrier,
-    Command,
-    Copy,
-    CopyRows,
-    Download,
-    HostSync,
-    Launch,
-    Upload,
-    Wait,
-)
+from ggsched.plan.effects import Hazard, touched_values
 from ggsched.topology.cost import MachineRates
-
-Sync = Wait | Barrier | HostSync
 
 
 def with_trades(plan: Plan, timeline: PredictedTimeline, rates: MachineRates) -> Plan:
@@ -30,21 +18,20 @@ def with_trades(plan: Plan, timeline: PredictedTimeline, rates: MachineRates) ->
     """
     costs = _Costs(plan, timeline, rates)
     trades = [
-        Trade(c.id, c.hazard.end - c.hazard.start, costs.of(c))
+        Trade(c.id, hazard.end - hazard.start, costs.of(hazard))
         for c in plan.commands
-        if isinstance(c, Sync) and _is_for_memory(plan, c)
+        if (hazard := c.effects.hazard) is not None and _is_for_memory(plan, hazard)
     ]
     return msgspec.structs.replace(plan, trades=tuple(trades))
 
 
-def _is_for_memory(plan: Plan, sync: Sync) -> bool:
+def _is_for_memory(plan: Plan, hazard: Hazard) -> bool:
     """Whether the two ends of the hazard touch the same bytes, but no common value there."""
-    hazard = sync.hazard
     if hazard.next_run or min(hazard.earlier, hazard.later) < 0:
         return False
     if plan.memory.arenas[hazard.arena].kind == "cache":  # holds rows, which are no value's
         return False
-    earlier, later = (_touched(plan, plan.commands[i]) for i in (hazard.earlier, hazard.later))
+    earlier, later = (_touched(plan, i) for i in (hazard.earlier, hazard.later))
     for value in earlier & later:
         region = plan.memory.regions[value]
         meets = region.offset < hazard.end and hazard.start < region.end
@@ -53,19 +40,10 @@ def _is_for_memory(plan: Plan, sync: Sync) -> bool:
     return True
 
 
-def _touched(plan: Plan, command: Command) -> set[int]:
+def _touched(plan: Plan, command: int) -> set[int]:
     """Return the values that a command reads or writes."""
-    match command:
-        case Launch():
-            return {v for s in command.steps for v in plan.splits.bindings[s.node]}
-        case Upload() | Download() | Copy():
-            t = plan.splits.transfers[command.transfer]
-            return {t.src, t.dst}
-        case CopyRows():
-            t = plan.splits.transfers[command.transfer]
-            return {t.src, t.dst} if t.rows is None else {t.src, t.dst, t.rows.ids}
-        case _:
-            return set()
+    effects = plan.commands[command].effects
+    return {v for step in touched_values(plan.splits, effects) for v in step}
 
 
 class _Costs:
@@ -80,9 +58,9 @@ class _Costs:
             if c.id in spans:
                 last[c.stream] = spans[c.id].end_s
 
-    def of(self, sync: Sync) -> float:
+    def of(self, hazard: Hazard) -> float:
         """Return the event, and how long the later stream has nothing to do but wait."""
-        earlier = self._plan.commands[sync.hazard.earlier]
+        earlier = self._plan.commands[hazard.earlier]
         device = self._plan.streams.streams[earlier.stream].device
-        stall_s = self._end_s[earlier.id] - self._before_s[sync.hazard.later]
+        stall_s = self._end_s[earlier.id] - self._before_s[hazard.later]
         return self._rates.devices[device].event_s + max(0.0, stall_s)

@@ -8,11 +8,12 @@ the average.
 from dataclasses import dataclass
 
 from ggsched.ir.graph import Graph
-from ggsched.passes.cost.simulate import PredictedSpan, PredictedTimeline, Work, simulate
+from ggsched.passes.cost.simulate import PredictedSpan, PredictedTimeline, simulate
 from ggsched.passes.cost.work_size import expected_rows, node_cost
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Copy, CopyRows, Download, Launch, Upload
-from ggsched.topology.cost import HOST, MachineRates
+from ggsched.plan.command import Command
+from ggsched.plan.effects import Traffic
+from ggsched.topology.cost import HOST, MachineRates, node_seconds
 
 _STEPS = 2
 """The second step finds the streams as one in the middle of a sequence does."""
@@ -76,7 +77,7 @@ class RateCosts:
         """See ``CommandCosts``."""
         return 0.0
 
-    def work_s(self, command: Work) -> float:
+    def work_s(self, command: Command) -> float:
         """See ``CommandCosts``."""
         known = self._known.get(command.id)
         if known is None:
@@ -88,35 +89,39 @@ class RateCosts:
         plan = self._plan
         by_device: dict[int, list[PredictedSpan]] = {}
         for span in spans:
-            command = plan.commands[span.command]
-            if isinstance(command, Launch):
-                device = plan.streams.streams[command.stream].device
+            effects = plan.commands[span.command].effects
+            if effects.engine == "compute":
+                device = plan.streams.streams[effects.streams[0]].device
                 by_device.setdefault(device, []).append(span)
         for group in by_device.values():
             self._streams.update(_company(group))
         self._known.clear()
         return bool(self._streams)
 
-    def _work(self, command: Work) -> float:
-        if isinstance(command, Launch):
-            rates = self._rates.devices[self._plan.streams.streams[command.stream].device]
-            streams = self._streams.get(command.id, 1.0)
-            nodes = self._graph.nodes
-            return rates.launch_s + sum(
-                node_cost(rates, self._graph, nodes[step.node], streams) for step in command.steps
-            )
-        src, dst = _ends(self._plan, command)
-        if isinstance(command, CopyRows):
-            link = self._rates.link(HOST if command.through_host_view else src, dst)
-            rows = expected_rows(command.dst.nbytes // command.row_nbytes, command.ids.nbytes // 4)
-            return link.seconds(round(rows * command.row_nbytes))
-        return self._rates.link(src, dst).seconds(command.dst.nbytes)
+    def _work(self, command: Command) -> float:
+        effects = command.effects
+        if effects.traffic is not None:
+            return self._moving(effects.traffic)
+        rates = self._rates.devices[self._plan.streams.streams[effects.streams[0]].device]
+        streams = self._streams.get(command.id, 1.0)
+        nodes = self._graph.nodes
+        return rates.launch_s + sum(
+            node_cost(rates, self._graph, nodes[step.node], streams) for step in effects.steps
+        )
 
-
-def _ends(plan: Plan, command: Upload | Download | Copy | CopyRows) -> tuple[int, int]:
-    """Return source and destination; host memory has one number in plans and in rates."""
-    arenas = plan.memory.arenas
-    return arenas[command.src.arena].device, arenas[command.dst.arena].device
+    def _moving(self, traffic: Traffic) -> float:
+        """Return the seconds of a transfer; host memory has one number in plans and in rates."""
+        arenas = self._plan.memory.arenas
+        if traffic.src is None:
+            rates = self._rates.devices[arenas[traffic.dst].device]
+            return rates.launch_s + node_seconds(rates, 0, traffic.nbytes, 1)
+        src = HOST if traffic.through_host else arenas[traffic.src].device
+        link = self._rates.link(src, arenas[traffic.dst].device)
+        nbytes = traffic.nbytes
+        if traffic.row_nbytes:
+            rows = expected_rows(nbytes // traffic.row_nbytes, traffic.rows)
+            nbytes = round(rows * traffic.row_nbytes)
+        return link.seconds(nbytes)
 
 
 def _company(spans: list[PredictedSpan]) -> dict[int, float]:

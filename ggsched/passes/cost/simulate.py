@@ -8,23 +8,11 @@ against launches (STR-1), events (EVT-1, EVT-2), barriers, the host waiting.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import Protocol
 
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import (
-    Barrier,
-    Command,
-    Copy,
-    CopyRows,
-    Download,
-    HostSync,
-    Launch,
-    Record,
-    Upload,
-    Wait,
-)
-
-Work = Launch | Upload | Download | Copy | CopyRows
+from ggsched.plan.command import Command
+from ggsched.plan.effects import Effects
 
 
 class CommandCosts(Protocol):
@@ -33,8 +21,8 @@ class CommandCosts(Protocol):
     def enqueue_s(self, device: int) -> float:
         """Time of the host for one command of a device."""
 
-    def work_s(self, command: Work) -> float:
-        """Time of a launch, an upload, a download or a copy."""
+    def work_s(self, command: Command) -> float:
+        """Time of a command that does work."""
 
     def record_s(self, device: int) -> float:
         """From the end of the work to the event."""
@@ -80,12 +68,13 @@ def simulate(plan: Plan, costs: CommandCosts, *, steps: int = 1) -> PredictedTim
             left them.
     """
     state = _Simulation(plan, costs)
+    commands = [(command, command.effects) for command in plan.commands]
     began = 0.0
     for _ in range(steps):
         began = state.host_s
         state.spans = []
-        for command in plan.commands:
-            state.enqueue(command)
+        for command, effects in commands:
+            state.enqueue(command, effects)
     return PredictedTimeline(tuple(state.spans), state.host_s - began, _busy(plan, state.spans))
 
 
@@ -116,30 +105,27 @@ class _Simulation:
         self.recorder: dict[int, int] = {}
         self.spans: list[PredictedSpan] = []
 
-    def enqueue(self, command: Command) -> None:
-        lanes, device = self.lanes[command.stream], self.device_of[command.stream]
-        if not isinstance(command, HostSync):
-            self.host_s += self.costs.enqueue_s(device)
-        match command:
-            case Launch() | Upload() | Download() | Copy() | CopyRows():
-                self._work(command, lanes)
-            case Record(event=event):
-                start = max(self.host_s, lanes.all, lanes.recorded)
-                lanes.recorded = start + self.costs.record_s(device)
-                self.event_s[event], self.recorder[event] = lanes.recorded, device
-            case Wait(event=event):
-                self._wait(event, lanes, device)
-            case Barrier():
-                lanes.launches = lanes.copies = max(self.host_s, lanes.all)
-            case HostSync(event=None):
-                self.host_s = max(self.host_s, lanes.all, lanes.recorded)
-            case HostSync(event=int(event)):
-                self.host_s = max(self.host_s, self.event_s[event])
-            case _:
-                assert_never(command)  # type: ignore[arg-type]  # the cases of HostSync are all
+    def enqueue(self, command: Command, effects: Effects) -> None:
+        stream = effects.streams[0]
+        lanes, device = self.lanes[stream], self.device_of[stream]
+        if effects.blocks_host:
+            done = [self.event_s[event] for event in effects.waits]
+            self.host_s = max(self.host_s, *(done or (lanes.all, lanes.recorded)))
+            return
+        self.host_s += self.costs.enqueue_s(device)
+        if effects.engine is not None:
+            self._work(command, effects, lanes)
+        for event in effects.records:
+            start = max(self.host_s, lanes.all, lanes.recorded)
+            lanes.recorded = start + self.costs.record_s(device)
+            self.event_s[event], self.recorder[event] = lanes.recorded, device
+        for event in effects.waits:
+            self._wait(event, lanes, device)
+        if effects.is_barrier:
+            lanes.launches = lanes.copies = max(self.host_s, lanes.all)
 
-    def _work(self, command: Work, lanes: _Lanes) -> None:
-        is_launch = isinstance(command, Launch)
+    def _work(self, command: Command, effects: Effects, lanes: _Lanes) -> None:
+        is_launch = effects.engine == "compute"
         before = lanes.launches if is_launch else lanes.copies
         start = max(self.host_s, lanes.all if lanes.in_order else before)
         end = start + self.costs.work_s(command)
@@ -165,10 +151,10 @@ def _busy(plan: Plan, spans: list[PredictedSpan]) -> dict[int, float]:
     busy: dict[int, float] = {}
     until: dict[int, float] = {}
     for span in sorted(spans, key=lambda s: s.start_s):
-        command = plan.commands[span.command]
-        if not isinstance(command, Launch):
+        effects = plan.commands[span.command].effects
+        if effects.engine != "compute":
             continue
-        device = plan.streams.streams[command.stream].device
+        device = plan.streams.streams[effects.streams[0]].device
         start = max(span.start_s, until.get(device, span.start_s))
         busy[device] = busy.get(device, 0.0) + max(0.0, span.end_s - start)
         until[device] = max(span.end_s, until.get(device, 0.0))

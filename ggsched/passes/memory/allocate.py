@@ -16,10 +16,10 @@ from typing import Final
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
-from ggsched.passes.memory.concurrent_bound import concurrent_bound
+from ggsched.passes.memory.concurrent_bound import Bound, concurrent_bound
 from ggsched.passes.memory.fusion_retention import Retention
 from ggsched.passes.memory.interference import Interferes
-from ggsched.passes.memory.packing import MemoryBlock, pack_bounded
+from ggsched.passes.memory.packing import MemoryBlock, Packed, pack_bounded
 from ggsched.passes.memory.reuse import ReuseOrder, Sequential
 from ggsched.passes.memory.rings import Slot
 from ggsched.passes.order.liveness import Liveness
@@ -123,29 +123,57 @@ class _Packer:
         self, values: list[Value], alignment: int, arena: int, regions: list[Region]
     ) -> tuple[int, int]:
         """Give each value its region; return the arena's size and its lower bound."""
-        members, blocks, apart = self._problem(values, alignment)
-        packed = pack_bounded(blocks, apart, effort=self.policy.effort)
+        members, sizes = self._blocks(values, alignment)
+        packed = self._packed(members, sizes)
+        if packed.total > packed.bound.nbytes:
+            apart = self._packed_by_writer(members, sizes)
+            if apart is not None and apart.total < packed.total:
+                packed = apart._replace(bound=packed.bound)
         nbytes = {v.id: v.nbytes for v in values}
         for ids, offset in zip(members, packed.offsets, strict=True):
             for v in ids:
                 regions[v] = Region(arena, offset, nbytes[v])
         return packed.total, packed.bound.nbytes
 
+    def _packed(self, members: list[list[int]], sizes: list[int]) -> Packed:
+        blocks, apart = self._problem(members, sizes)
+        return pack_bounded(blocks, apart, effort=self.policy.effort)
+
+    def _packed_by_writer(self, members: list[list[int]], sizes: list[int]) -> Packed | None:
+        """Return a packing in which only blocks that the same lane writes first share bytes.
+
+        A lane that runs ahead, such as the copies into a stage of a pipeline, knows of nothing that
+        later stages have finished. Each of its births therefore extends the windows of all blocks
+        of the device, until there are too many pairs to look at. Among the blocks of one lane the
+        windows are short.
+        """
+        by_lane: dict[int, list[int]] = {}
+        for k, lane in enumerate(self.order.writers(members)):
+            by_lane.setdefault(lane, []).append(k)
+        if len(by_lane) < 2:
+            return None
+        offsets, total = [0] * len(members), 0
+        for _, ids in sorted(by_lane.items()):
+            part = self._packed([members[k] for k in ids], [sizes[k] for k in ids])
+            for k, offset in zip(ids, part.offsets, strict=True):
+                offsets[k] = total + offset
+            total += part.total
+        return Packed(offsets, total, Bound(0, False))
+
     def bound(self, values: list[Value], alignment: int) -> int:
         """Return the lower bound of the arena's size alone."""
-        _, blocks, apart = self._problem(values, alignment)
+        blocks, apart = self._problem(*self._blocks(values, alignment))
         return concurrent_bound(blocks, apart).nbytes
 
     def _problem(
-        self, values: list[Value], alignment: int
-    ) -> tuple[list[list[int]], list[MemoryBlock], Interferes | None]:
-        """Return the values of each block, the blocks, and which of them may share bytes."""
-        members, sizes = self._blocks(values, alignment)
+        self, members: list[list[int]], sizes: list[int]
+    ) -> tuple[list[MemoryBlock], Interferes | None]:
+        """Return the blocks that values share, and which of them may share bytes."""
         windows, apart = self.order.live_ranges(members)
         if self.policy.retention.until:
             windows, apart = self.policy.retention.extend(members, windows, apart)
         blocks = [MemoryBlock(*life, nbytes) for life, nbytes in zip(windows, sizes, strict=True)]
-        return members, blocks, apart
+        return blocks, apart
 
     def _blocks(self, values: list[Value], alignment: int) -> tuple[list[list[int]], list[int]]:
         """Return the values that have the same bytes one after another, and how many bytes."""

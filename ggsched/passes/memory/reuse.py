@@ -26,6 +26,9 @@ class ReuseOrder(Protocol):
             look; and whether two blocks may share bytes although their windows meet.
         """
 
+    def writers(self, members: Sequence[Sequence[int]]) -> list[int]:
+        """Return for each block the lane that writes it first."""
+
     def is_last(self, operand: int, result: int, step: int) -> bool:
         """Whether the node at ``step`` that makes ``result`` is the last to touch ``operand``."""
 
@@ -40,6 +43,10 @@ class Sequential:
         """See ``ReuseOrder``."""
         lives = self._lives
         return [Life(lives[ids[0]].birth, lives[ids[-1]].death) for ids in members], None
+
+    def writers(self, members: Sequence[Sequence[int]]) -> list[int]:
+        """See ``ReuseOrder``."""
+        return [0] * len(members)
 
     def is_last(self, operand: int, result: int, step: int) -> bool:
         """See ``ReuseOrder``."""
@@ -67,6 +74,10 @@ class Concurrent:
             for first, ids, step in zip(births, members, unaware, strict=True)
         ]
         return windows, self._apart(births, lasts)
+
+    def writers(self, members: Sequence[Sequence[int]]) -> list[int]:
+        """See ``ReuseOrder``."""
+        return [self._visibility.writer[ids[0]] for ids in members]
 
     def _apart(self, values: Sequence[int], lasts: Sequence[Known]) -> Interferes:
         """Return whether blocks that begin with these values may share bytes (``ReuseOrder``)."""
@@ -132,7 +143,7 @@ class Relaxed:
     ) -> None:
         self._order, self._lives, self._values = order, live.lives, splits.values
         self._times, self._least = times, least
-        self.is_last = order.is_last
+        self.is_last, self.writers = order.is_last, order.writers
 
     def live_ranges(self, members: Sequence[Sequence[int]]) -> tuple[list[Life], Interferes | None]:
         """See ``ReuseOrder``."""

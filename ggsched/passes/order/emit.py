@@ -19,15 +19,16 @@ from ggsched.plan.command import (
     Copy,
     CopyRows,
     Download,
-    Hazard,
+    Fill,
     HostSync,
     Launch,
     Record,
     Upload,
     Wait,
 )
+from ggsched.plan.effects import Hazard
 from ggsched.plan.memory import Memory
-from ggsched.plan.splits import Splits
+from ggsched.plan.splits import HOST, Splits
 
 _HOST_ITEM = -1
 
@@ -151,5 +152,12 @@ class _Writer:
             return CopyRows(
                 number, item.stream, src, dst, named, nbytes, through_host_view, cache, item.source
             )
-        make = Upload if item.kind == "upload" else Download if item.kind == "download" else Copy
+        if transfer.pattern is not None:
+            return Fill(number, item.stream, dst, transfer.pattern, item.source)
+        values = self.splits.values
+        make: type[Upload | Download | Copy] = Copy
+        if values[transfer.src].device == HOST:
+            make = Upload
+        elif values[transfer.dst].device == HOST:
+            make = Download
         return make(number, item.stream, src, dst, item.source)

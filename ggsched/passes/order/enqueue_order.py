@@ -19,7 +19,7 @@ from ggsched.plan.splits import HOST, Splits, Transfer
 from ggsched.plan.streams import Streams
 from ggsched.topology.model import Topology
 
-WorkKind = Literal["host", "upload", "download", "copy", "rows", "launch"]
+WorkKind = Literal["host", "transfer", "launch"]
 NO_STREAM: Final = -1
 
 
@@ -114,11 +114,12 @@ def _list_items(
     for split_id in range(len(splits.splits) + 1):
         while next_transfer < len(transfers) and transfers[next_transfer].before == split_id:
             t = transfers[next_transfer]
-            kind, stream = _kind(splits, t), streams.of_transfer[t.id]
-            is_taken = kind == "upload" and snapshots[stream]
-            if is_taken or kind == "rows":
+            stream = streams.of_transfer[t.id]
+            is_taken = splits.values[t.src].device == HOST and snapshots[stream]
+            if is_taken or t.rows is not None:
                 items.append(Item("host", NO_STREAM, t.id))
-            items.append(Item(kind, stream, t.id, has_source=not is_taken))
+            has_source = t.has_source and not is_taken
+            items.append(Item("transfer", stream, t.id, has_source=has_source))
             next_transfer += 1
         if split_id < len(splits.splits):
             s = splits.splits[split_id]
@@ -164,11 +165,3 @@ def host_reads(splits: Splits, t: Transfer) -> tuple[int, int, int]:
         return t.rows.ids, 0, splits.values[t.rows.ids].nbytes
     src, dst = splits.values[t.src], splits.values[t.dst]
     return t.src, dst.start - src.start, dst.end - src.start
-
-
-def _kind(splits: Splits, t: Transfer) -> WorkKind:
-    if t.rows is not None:
-        return "rows"
-    if splits.values[t.src].device == HOST:
-        return "upload"
-    return "download" if splits.values[t.dst].device == HOST else "copy"

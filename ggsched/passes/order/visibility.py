@@ -29,11 +29,13 @@ class Visibility:
     Attributes:
         first: For each value what is known to be complete before its first write.
         last: For each value the last step of each lane that touches it.
+        writer: For each value the lane of its first write, -1 for none.
         born: (step, value) of each first write, in order.
     """
 
     first: tuple[Known, ...]
     last: tuple[Known, ...]
+    writer: tuple[int, ...]
     born: tuple[tuple[int, int], ...]
 
     def last_conflicting_birth(self, values: Sequence[int], touched: Iterable[Known]) -> list[int]:
@@ -80,6 +82,7 @@ class _Table:
         values = len(splits.values)
         self.first: list[Known | None] = [None] * values
         self.last = [[-1] * values for _ in range(order.lanes.count)]  # by lane, which zip() turns
+        self.writer = [-1] * values
         self.born: list[tuple[int, int]] = []
 
     def fill(self) -> Visibility:
@@ -101,6 +104,7 @@ class _Table:
         return Visibility(
             tuple(nothing if known is None else known for known in self.first),
             tuple(zip(*self.last, strict=True)),
+            tuple(self.writer),
             tuple(self.born),
         )
 
@@ -119,6 +123,7 @@ class _Table:
             if birth < step:  # its group runs later than it stands: that is not program order
                 known = [min(k, birth - 1) for k in known]
             self.first[written] = tuple(known)
+            self.writer[written] = lane
             self.born.append((step, written))
 
     def _last_step(self, item: Item) -> int:

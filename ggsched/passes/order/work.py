@@ -9,7 +9,7 @@ import msgspec
 
 from ggsched.ir.graph import Graph
 from ggsched.passes.order.enqueue_order import Item, WorkKind, host_reads, is_edge
-from ggsched.plan.command import Step
+from ggsched.plan.effects import Step
 from ggsched.plan.memory import Memory, Region
 from ggsched.plan.splits import Splits, Transfer
 

@@ -104,6 +104,29 @@ def cap1_streams_fork_and_join(w: TestContext) -> None:
         replayed_when_released(w, a, graph, x, z, "made by the second stream of a graph")
 
 
+@case(
+    "CAP-1", "A capture begun on a held stream has nothing of what came before.", "capture", "latch"
+)
+def cap1_begun_while_held(w: TestContext) -> None:
+    q = w.stream()
+    x, y = w.buffers(2)
+    before, first, second = w.bytes(), w.bytes(), w.bytes()
+    w.put(q, y, before)
+    hold = w.hold(q)
+    w.upload(q, first, x)
+    capture = w.capture(q)
+    w.copy(q, x, 0, y, 0, NBYTES)
+    hold.release()
+    for _ in range(20):
+        w.pause()
+    graph = w.end(capture)
+    w.equal(w.get(q, x), first, "uploaded before the capture")
+    w.equal(w.get(q, y), before, "written by a capture only")
+    w.upload(q, second, x)
+    w.replay(q, graph)
+    w.equal(w.get(q, y), second, "copied by the replay")
+
+
 @case("CAP-1", "A graph is replayed on its first stream only, and not after close.", "capture")
 def cap1_graph_of_another_stream(w: TestContext) -> None:
     q = w.stream()

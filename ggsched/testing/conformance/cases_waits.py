@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from ggsched.backend.protocols import Buffer, Device, Stream
 from ggsched.errors import UsageError
 from ggsched.testing.conformance.call_trace import Bytes
@@ -276,8 +278,10 @@ def evt4_other_backend(w: TestContext) -> None:
     w.wait(q, event)
     w.upload(q, data, x)
     seen = w.download(q, x)
+    target = np.full_like(seen, 0xA5)
     if w.device.facts.is_async:
         w.not_done(q)
+        w.equal(seen, target, "a target of a download behind an event that is not done")
     event.release()
     w.sync(q)
     w.equal(seen, data, "downloaded behind another backend's event")

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggsched.backend.capture import Capture, DeviceGraph
+from ggsched.backend.fill import Pattern, fill
 from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
 from ggsched.ir.dtype import F32
@@ -193,6 +194,13 @@ class TestContext:
         """Enqueue a copy."""
         text = f"copy({self.name(src)}, {src_offset}, {self.name(dst)}, {dst_offset}, {n})"
         self._call(stream, text, lambda: stream.copy(src, src_offset, dst, dst_offset, n))
+
+    def fill(
+        self, stream: Stream, buffer: Buffer, offset: int, nbytes: int, pattern: Pattern
+    ) -> None:
+        """Enqueue a fill."""
+        text = f"fill({self.name(buffer)}, {offset}, {nbytes}, {pattern!r})"
+        self._call(stream, text, lambda: fill(stream, buffer, offset, nbytes, pattern))
 
     def launch(self, stream: Stream, program: Program) -> None:
         """Enqueue a launch."""

@@ -10,17 +10,23 @@ from ggsched.testing.conformance.exact import exact_op
 from ggsched.testing.conformance.faults import can_fail
 from ggsched.testing.conformance.latch import elsewhere_facts
 from ggsched.testing.conformance.rules import BrokenRule
+from ggsched.topology.caps import capabilities
 
 Need = Callable[[TestContext], str]
 """Returns why a need is not met, or an empty text."""
 
 
+def _declared() -> dict[str, Need]:
+    """Return the needs that capabilities declare."""
+    return {
+        name: _fact(capability.name, value, otherwise)
+        for capability in capabilities().values()
+        for name, (value, otherwise) in capability.needs.items()
+    }
+
+
 def _events(w: TestContext) -> str:
-    return "" if w.device.facts.has_events else "it declares no events"
-
-
-def _no_events(w: TestContext) -> str:
-    return "it declares events" if w.device.facts.has_events else ""
+    return NEEDS["events"](w)
 
 
 def _streams(count: int) -> Need:
@@ -134,8 +140,7 @@ def _offers(kind: str, *names: str) -> Need:
 
 
 NEEDS: Final[Mapping[str, Need]] = {
-    "events": _events,
-    "no events": _no_events,
+    **_declared(),
     "two streams": _streams(2),
     "three streams": _streams(3),
     "pair": _pair,
@@ -150,13 +155,6 @@ NEEDS: Final[Mapping[str, Need]] = {
     "hold": _hold,
     "latch": _latch,
     "fault": lambda w: "" if can_fail(w) else "nothing makes its commands fail",
-    "async": _fact("is_async", True, "it declares that enqueueing takes as long as the work"),
-    "host memory": _fact("is_host", True, "its memory is not host memory"),
-    "no host memory": _fact("is_host", False, "its memory is host memory"),
-    "snapshots": _fact("snapshots_uploads", True, "uploads borrow their source"),
-    "import": _fact("imports_host_memory", True, "it does not import host memory"),
-    "no import": _fact("imports_host_memory", False, "it imports host memory"),
-    "deterministic": _fact("is_deterministic", True, "it does not declare itself deterministic"),
     "hypothesis": _hypothesis,
     "fusions": lambda w: "" if w.device.facts.fusions else "it declares no patterns",
     "capture": lambda w: "" if offers_capture(w.device) else "it offers no capture",

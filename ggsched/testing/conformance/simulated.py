@@ -26,7 +26,7 @@ def sim_harness(*configs: SimConfig, name: str = "sim:0") -> Harness:
         world = SimWorld([*given, *given][: max(count, len(configs))], seed=seed)
         return world.open_all()[:count]
 
-    waivers = (ONE_THREAD,) if given[0].max_streams > 1 else ()
+    waivers = (ONE_THREAD,) if given[0].facts(0).max_streams > 1 else ()
     return replace(Harness(name, open_simulated), latch=hold, waivers=waivers, grace_s=0.004)
 
 

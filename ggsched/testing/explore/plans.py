@@ -20,7 +20,7 @@ from ggsched.ids import show
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Command, HostSync, Record, Wait
+from ggsched.plan.command import Command
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
@@ -126,6 +126,9 @@ class PlanProgram:
         weights = {t.name for t in graph.roots(Role.WEIGHT)}
         constant = {n: v for n, v in self._values[0].items() if n in weights}
         for number, values in enumerate(self._values):
+            for t in self._plan.splits.transfers:
+                if t.pattern is not None:  # which is zeros
+                    states.pop(self._plan.splits.values[t.dst].bound, None)
             outputs = run_oracle(graph, {**values, **constant}, states=states)
             for tid in dict.fromkeys(slot.tensor for slot in self._plan.outputs):
                 seen[_name(number, tid)] = outputs[tid]
@@ -192,16 +195,16 @@ def _with_events_in_order(plan: Plan) -> Plan:
     number: dict[int, int] = {}
     commands: list[Command] = []
     for command in plan.commands:
-        if isinstance(command, Record):
-            number.setdefault(command.event, len(number))
-        if isinstance(command, Record | Wait | HostSync) and command.event is not None:
-            if command.event not in number:
+        effects = command.effects
+        for event in effects.records:
+            number.setdefault(event, len(number))
+        for event in (*effects.records, *effects.waits):
+            if event not in number:
                 raise UsageError(
-                    f"{show('event', command.event)} is not recorded before",
+                    f"{show('event', event)} is not recorded before",
                     where=show("command", command.id),
                     why="EVT-3",
                 )
-            event = number[command.event]
-            command = msgspec.structs.replace(command, event=event)
+            command = msgspec.structs.replace(command, event=number[event])
         commands.append(command)
     return msgspec.structs.replace(plan, commands=tuple(commands))

@@ -7,7 +7,7 @@ def test_something(drawn, topology, data):
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from hypothesis import strategies as st
 
@@ -18,12 +18,11 @@ from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
 from ggsched.passes.place import Constraints
 from ggsched.testing.plan_builder import fake_device
-from ggsched.topology.caps import CopyOrder, DeviceFacts, WaitPath, op_key
+from ggsched.topology.caps import DeviceFacts, WaitPath, capabilities, op_key
 from ggsched.topology.model import CopyPath, Topology
 
 ALL_OPS: Final = frozenset(op_key(op, dtype.name) for op in OPS for dtype in ALL_DTYPES)
 
-COPY_ORDERS: Final[tuple[CopyOrder, ...]] = ("stream", "barrier", "host")
 WAIT_PATHS: Final[tuple[WaitPath, ...]] = ("native", "thread", "host")
 
 _ROWS: Final = st.frozensets(
@@ -48,20 +47,17 @@ def devices(
     if not all_ops and draw(st.booleans()):
         names = draw(st.sets(st.sampled_from(sorted(OPS)), max_size=len(OPS)))
         ops = frozenset(op_key(op, dtype.name) for op in names for dtype in ALL_DTYPES)
-    return fake_device(
-        name,
-        kind=draw(st.sampled_from(("cpu", "gpu", "accelerator"))),
-        alignment=draw(st.sampled_from((1, 16, 64, 256))),
-        max_streams=draw(st.integers(1, max_streams)),
-        is_host=draw(st.booleans()),
-        is_async=draw(st.booleans()),
-        has_events=draw(st.booleans()) if has_events is None else has_events,
-        copy_order=draw(st.sampled_from(COPY_ORDERS)),
-        snapshots_uploads=draw(st.booleans()),
-        ops=ops,
-        fusions=frozenset(PATTERNS) if fusions else frozenset(),
-        neighbours=draw(_ROWS) if fusions else frozenset(),
-    )
+    facts: dict[str, Any] = {
+        capability.name: draw(st.sampled_from(capability.drawn_values()))
+        for capability in capabilities().values()
+        if capability.drawn_values()
+    }
+    facts |= {"max_streams": draw(st.integers(1, max_streams)), "ops": ops}
+    if has_events is not None:
+        facts["has_events"] = has_events
+    if fusions:
+        facts |= {"fusions": frozenset(PATTERNS), "neighbours": draw(_ROWS)}
+    return fake_device(name, **facts)
 
 
 @st.composite
@@ -113,7 +109,12 @@ def topologies(
 
 @st.composite
 def constraints(
-    draw: st.DrawFn, graph: Graph, topology: Topology, *, pin_all: bool = False
+    draw: st.DrawFn,
+    graph: Graph,
+    topology: Topology,
+    *,
+    pin_all: bool = False,
+    clears: bool = False,
 ) -> Constraints:
     """Draw homes of weights and states and pins of nodes that can be honoured together.
 
@@ -122,6 +123,7 @@ def constraints(
         graph: The graph.
         topology: The machine.
         pin_all: Whether to pin every node, so that bytes cross all the time; else few are pinned.
+        clears: Whether each run may begin by filling states with zeros.
     """
     able = _able(graph, topology)
     homes: dict[str, int] = {}
@@ -138,7 +140,8 @@ def constraints(
             if device < 0:
                 device = draw(st.sampled_from(able[storage]))
             pins[node.id] = fixed[storage] = device
-    return Constraints(homes, pins)
+    cleared = [t.name for t in graph.roots(Role.STATE) if clears and draw(st.booleans())]
+    return Constraints(homes, pins, clears=frozenset(cleared))
 
 
 def _some(draw: st.DrawFn, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

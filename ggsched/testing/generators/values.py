@@ -5,14 +5,15 @@ The numbers are tame: a drawn graph computed in f32 agrees with the oracle withi
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0, DType
+from ggsched.ir.blocks import BlockLayout, Integers
+from ggsched.ir.dtype import BF16, F16, F32, I32, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
 from ggsched.testing.oracle.dequant import host_shape
@@ -111,11 +112,24 @@ def random_blocks(
     )
     raw = blocks.astype(np.uint8)
     count = raw.shape[:-1]
-    if dtype is MXFP4:
-        top = int(np.floor(np.log2(amp / 6.0)))  # the largest e2m1 number is 6
-        raw[..., 0] = rng.integers(127 + top - 2, 127 + top + 1, count)
-    else:
-        steps = {Q8_0: 128.0, Q4_0: 8.0}[dtype]
-        scale = rng.uniform(0.25, 1.0, count).astype(np.float16) * np.float16(amp / steps)
-        raw[..., :2] = scale.astype(np.float16)[..., None].view(np.uint8)
+    layout = dtype.layout
+    assert layout is not None
+    share = amp / len(layout.reals)
+    for real, arrays in zip(layout.reals, _factors(layout), strict=True):
+        steps = float(np.prod([max(map(abs, integers.range)) for integers in arrays]))
+        if real.kind == "e8m0_half":
+            top = int(np.floor(np.log2(share / steps)))
+            raw[..., real.at] = rng.integers(128 + top - 2, 128 + top + 1, count)
+        else:
+            scale = rng.uniform(0.25, 1.0, count).astype(np.float16) * np.float16(share / steps)
+            if real is layout.min:
+                scale *= rng.choice(np.array([-1, 1], np.float16), count)
+            raw[..., real.at : real.at + 2] = scale[..., None].view(np.uint8)
     return raw.reshape(packed)
+
+
+def _factors(layout: BlockLayout) -> Iterator[list[Integers]]:
+    """Yield the arrays of integers that each number of a block is multiplied with."""
+    yield [x for x in (layout.codes, layout.sub_scales) if x is not None]
+    if layout.min is not None:
+        yield [x for x in (layout.sub_mins,) if x is not None]

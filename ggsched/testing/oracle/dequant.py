@@ -1,7 +1,8 @@
-"""Decode packed element types, slowly and plainly.
+"""Decode and encode packed element types, slowly and plainly.
 
-Written from the layouts of GGUF files (ggml's ``block_q8_0``, ``block_q4_0``, ``block_mxfp4``)
-and shared with no backend, so that a mistake here and a mistake there do not cancel.
+Quantised types are decoded field by field, as ``ggsched.ir.blocks`` defines them. The code is
+shared with no backend, so that a mistake here and a mistake there do not cancel; the layouts
+themselves are tested against the ``gguf`` package.
 """
 
 from collections.abc import Callable
@@ -12,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0, DType
+from ggsched.ir.blocks import REAL_NBYTES, BlockLayout, Integers, Real
+from ggsched.ir.dtype import BF16, F16, F32, I32, QUANTIZED_DTYPES, DType
 
 Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
 
 # The type in which numpy holds one element (bf16: its bits; quantised: the bytes of the blocks).
 HOST_DTYPE: Final[dict[str, np.dtype[Any]]] = {
@@ -23,30 +26,8 @@ HOST_DTYPE: Final[dict[str, np.dtype[Any]]] = {
     F16.name: np.dtype("<f2"),
     BF16.name: np.dtype("<u2"),
     I32.name: np.dtype("<i4"),
-    Q8_0.name: np.dtype("u1"),
-    Q4_0.name: np.dtype("u1"),
-    MXFP4.name: np.dtype("u1"),
+    **{dtype.name: np.dtype("u1") for dtype in QUANTIZED_DTYPES},
 }
-
-# The sixteen values of an e2m1 number, sign in the highest bit.
-_E2M1: Final = (
-    0.0,
-    0.5,
-    1.0,
-    1.5,
-    2.0,
-    3.0,
-    4.0,
-    6.0,
-    -0.0,
-    -0.5,
-    -1.0,
-    -1.5,
-    -2.0,
-    -3.0,
-    -4.0,
-    -6.0,
-)
 
 
 def host_shape(dtype: DType, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -64,7 +45,7 @@ def dequantize(raw: Bytes, dtype: DType, shape: tuple[int, ...]) -> npt.NDArray[
 
     Args:
         raw: uint8 array of any shape, holding the bytes of the tensor in order.
-        dtype: Any float type (f32, f16, bf16, q8_0, q4_0, mxfp4).
+        dtype: Any float type.
         shape: Shape of the tensor in elements.
 
     Returns:
@@ -82,53 +63,141 @@ def dequantize(raw: Bytes, dtype: DType, shape: tuple[int, ...]) -> npt.NDArray[
             why=f"the packed form has {nbytes} bytes",
             hint="pass the packed bytes as a uint8 array",
         )
-    if dtype.name not in _DECODE:
+    if dtype is I32:
         raise UsageError(f"{dtype} is no float type")
     blocks = np.ascontiguousarray(raw).reshape(-1, dtype.block_nbytes)
     with np.errstate(all="ignore"):
         return decode_blocks(blocks, dtype).astype(np.float32).reshape(shape)
 
 
-def decode_blocks(blocks: Bytes, dtype: DType) -> npt.NDArray[np.float64]:
+def decode_blocks(blocks: Bytes, dtype: DType) -> Floats:
     """Decode uint8 blocks (..., block_nbytes) to float64 elements (..., block)."""
-    return _DECODE[dtype.name](np.ascontiguousarray(blocks))
+    blocks = np.ascontiguousarray(blocks)
+    if dtype.layout is not None:
+        return decode_layout(blocks, dtype.layout)
+    plain = blocks.view(HOST_DTYPE[dtype.name])
+    if dtype is BF16:
+        plain = (plain.astype(np.uint32) << 16).view(np.float32)  # the upper half of an f32
+    return plain.astype(np.float64)
 
 
-def _plain(dtype: DType) -> Callable[[Bytes], npt.NDArray[np.float64]]:
-    return lambda blocks: blocks.view(HOST_DTYPE[dtype.name]).astype(np.float64)
+def decode_layout(blocks: Bytes, layout: BlockLayout) -> Floats:
+    """Decode uint8 blocks (..., nbytes) of a layout to float64 elements (..., elements)."""
+    scale = _real(blocks, layout.scale) * _each(blocks, layout.sub_scales, layout.elements)
+    values = scale * _numbers(blocks, layout.codes)
+    if layout.min is None:
+        return values
+    return values + _real(blocks, layout.min) * _each(blocks, layout.sub_mins, layout.elements)
 
 
-def _bf16(blocks: Bytes) -> npt.NDArray[np.float64]:
-    bits = blocks.view("<u2").astype(np.uint32) << 16  # the upper half of an f32
-    return bits.view(np.float32).astype(np.float64)
+def _real(blocks: Bytes, real: Real) -> Floats:
+    raw = np.ascontiguousarray(blocks[..., real.at : real.at + REAL_NBYTES[real.kind]])
+    if real.kind == "f16":
+        return real.sign * raw.view("<f2").astype(np.float64)
+    return real.sign * np.ldexp(np.float64(1.0), raw.astype(np.int64) - 128)
 
 
-def _nibbles(packed: Bytes) -> npt.NDArray[np.uint8]:
-    """Elements 0..15 sit in the low halves of the 16 bytes, elements 16..31 in the high ones."""
-    return np.concatenate([packed & 0x0F, packed >> 4], axis=-1)
+def _each(blocks: Bytes, integers: Integers | None, elements: int) -> Floats:
+    """Return a factor for each element: one for each of some equal parts of the block, or 1."""
+    if integers is None:
+        return np.ones(elements)
+    return np.repeat(_numbers(blocks, integers), elements // integers.count, axis=-1)
 
 
-def _q8_0(blocks: Bytes) -> npt.NDArray[np.float64]:
-    scale = np.ascontiguousarray(blocks[..., :2]).view("<f2").astype(np.float64)
-    return scale * np.ascontiguousarray(blocks[..., 2:]).view(np.int8).astype(np.float64)
+def _numbers(blocks: Bytes, integers: Integers) -> Floats:
+    found = np.zeros((*blocks.shape[:-1], integers.count), np.int64)
+    for part in integers.parts:
+        for i, (byte, low) in enumerate(part.places(), part.start):
+            bits = blocks[..., byte].astype(np.int64) >> low & (1 << part.width) - 1
+            found[..., i] |= bits << part.up
+    if integers.table:
+        return np.array(integers.table, np.float64)[found]
+    if integers.is_signed:
+        found -= (found >> integers.width - 1) << integers.width
+    return (found - integers.zero).astype(np.float64)
 
 
-def _q4_0(blocks: Bytes) -> npt.NDArray[np.float64]:
-    scale = np.ascontiguousarray(blocks[..., :2]).view("<f2").astype(np.float64)
-    return scale * (_nibbles(blocks[..., 2:]).astype(np.float64) - 8.0)
+def quantize(values: npt.NDArray[np.float32], dtype: DType) -> Bytes:
+    """Encode float32 rows as GGUF files have them, byte for byte.
+
+    Returns:
+        uint8 array ``(..., row_nbytes)``.
+
+    Raises:
+        UsageError: the type is plain, or finding its scales takes a search.
+    """
+    layout, kind = dtype.layout, encoder_of(dtype)
+    if layout is None or not kind:
+        raise UsageError(f"there is no encoder for {dtype}")
+    x = values.reshape(*values.shape[:-1], -1, layout.elements).astype(np.float32)
+    with np.errstate(all="ignore"):
+        reals, found = _ENCODERS[kind](x, layout)
+    blocks = np.zeros((*x.shape[:-1], layout.nbytes), np.uint8)
+    for real, stored in zip(layout.reals, reals, strict=True):
+        blocks[..., real.at : real.at + REAL_NBYTES[real.kind]] = stored.view(np.uint8)
+    for part in layout.codes.parts:
+        for i, (byte, low) in enumerate(part.places(), part.start):
+            bits = found[..., i].astype(np.int64) >> part.up & (1 << part.width) - 1
+            blocks[..., byte] |= (bits << low).astype(np.uint8)
+    return blocks.reshape(*values.shape[:-1], -1)
 
 
-def _mxfp4(blocks: Bytes) -> npt.NDArray[np.float64]:
-    exponent = blocks[..., :1].astype(np.int64) - 127
-    values = np.array(_E2M1, np.float64)[_nibbles(blocks[..., 1:])]
-    return np.ldexp(values, exponent)
+def encoder_of(dtype: DType) -> str:
+    """Return how ``quantize`` finds scales; an empty text for types that it cannot encode."""
+    layout = dtype.layout
+    if layout is None or layout.sub_scales is not None:
+        return ""
+    if layout.codes.table:
+        return "table" if layout.scale.kind == "e8m0_half" else ""
+    if layout.min is not None:
+        return "affine"
+    return "symmetric" if layout.codes.is_signed else "offset"
 
 
-_DECODE: Final[dict[str, Callable[[Bytes], npt.NDArray[np.float64]]]] = {
-    F32.name: _plain(F32),
-    F16.name: _plain(F16),
-    BF16.name: _bf16,
-    Q8_0.name: _q8_0,
-    Q4_0.name: _q4_0,
-    MXFP4.name: _mxfp4,
+def _inverse(scale: Array) -> Array:
+    return np.where(scale == 0, np.float32(0), np.float32(1) / scale)
+
+
+def _symmetric(x: Array, layout: BlockLayout) -> tuple[list[Array], Array]:
+    """Round to the nearest, halves away from zero, on a scale of the largest magnitude."""
+    scale = np.abs(x).max(-1, keepdims=True) / np.float32(layout.codes.range[1])
+    exact = x * _inverse(scale)
+    floor = np.floor(np.abs(exact))
+    rounded = np.sign(exact) * (floor + np.floor(2 * (np.abs(exact) - floor)))
+    return [scale.astype("<f2")], rounded
+
+
+def _offset(x: Array, layout: BlockLayout) -> tuple[list[Array], Array]:
+    """The element of the largest magnitude gets the lowest code."""
+    top = np.take_along_axis(x, np.abs(x).argmax(-1, keepdims=True), -1)
+    scale = top / np.float32(-layout.codes.zero)
+    found = np.trunc(x * _inverse(scale) + np.float32(layout.codes.zero + 0.5)).astype(np.int64)
+    return [scale.astype("<f2")], found.clip(0, 2 * layout.codes.zero - 1)
+
+
+def _affine(x: Array, layout: BlockLayout) -> tuple[list[Array], Array]:
+    """The smallest element gets code 0, the largest one the highest code."""
+    low, high = x.min(-1, keepdims=True), x.max(-1, keepdims=True)
+    top = layout.codes.range[1]
+    scale = (high - low) / np.float32(top)
+    found = np.trunc((x - low) * _inverse(scale) + np.float32(0.5)).astype(np.int64)
+    return [scale.astype("<f2"), low.astype("<f2")], found.clip(0, int(top))
+
+
+def _table(x: Array, layout: BlockLayout) -> tuple[list[Array], Array]:
+    """The nearest number of the table, on a power of two such that the largest one fits."""
+    table = np.array(layout.codes.table, np.float32)
+    size = np.abs(x).max(-1, keepdims=True)
+    lowest = 128 - int(np.log2(table.max()))
+    stored = np.where(size > 0, np.floor(np.log2(size)) + lowest, 0).astype(np.uint8)
+    scale = np.ldexp(np.float32(1), stored.astype(np.int32) - 128)
+    found = np.abs(scale[..., None] * table - x[..., None]).argmin(-1)
+    return [stored], found
+
+
+_ENCODERS: Final[dict[str, Callable[[Array, BlockLayout], tuple[list[Array], Array]]]] = {
+    "table": _table,
+    "affine": _affine,
+    "symmetric": _symmetric,
+    "offset": _offset,
 }

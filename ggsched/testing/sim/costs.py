@@ -17,6 +17,7 @@ CommandKind = Literal[
     "upload",
     "download",
     "copy",
+    "fill",
     "launch",
     "fetch",
     "record",
@@ -37,10 +38,10 @@ class Costs:
         node_s: For each node.
         flops_per_s: Arithmetic of matrix products; other ops count one for each element.
         memory_bytes_per_s: Operands of nodes, read and written.
-        transfer_s: For each upload, download or copy.
+        transfer_s: For each upload, download, copy or fill.
         upload_bytes_per_s: Host to device.
         download_bytes_per_s: Device to host.
-        copy_bytes_per_s: Between devices, or within one.
+        copy_bytes_per_s: Between devices, within one, or of a fill.
         record_s: From the end of the work to the event.
         wait_s: From an event to the stream that waits for it.
         thread_wait_s: The same where a thread of the backend waits.

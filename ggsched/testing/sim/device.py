@@ -30,6 +30,7 @@ class SimDevice:
         index: Number of its configuration; paths between devices go by it.
         facts: What it declares.
         costs: What things cost in simulated time.
+        runs_after_faults: Whether what follows a failed command runs nevertheless (ERR-2).
         lost: Why it cannot be used any more.
     """
 
@@ -40,6 +41,7 @@ class SimDevice:
         self.index = index
         self.facts = facts
         self.costs = costs
+        self.runs_after_faults = False
         self.lost: DeviceFault | None = None
         self.streams: list[SimStream] = []
         self.buffers: list[SimBuffer] = []

@@ -266,16 +266,17 @@ class Engine:
         stream = task.stream
         self.touch(("fault", stream.name), 0, 1, writes=False)
         fault = stream.fault_before(task.position)
-        if fault is None:
+        ends = fault is not None and not stream.device.runs_after_faults
+        if not ends:
             self.present = task
             try:
                 task.steps[task.at]()
             except Exception as error:
-                fault = stream.fail(task, error)
+                ends, fault = True, fault or stream.fail(task, error)
             finally:
                 self.present = None
         task.at += 1
-        if fault is not None or task.at >= len(task.steps):
+        if ends or task.at >= len(task.steps):
             task.fault = fault
             self._finish(task)
         elif task.hangs and task.at == len(task.steps) - 1:

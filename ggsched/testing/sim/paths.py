@@ -23,6 +23,7 @@ class ConfigPaths:
 
     def __init__(self, configs: Sequence[SimConfig]) -> None:
         self._configs = configs
+        self._has_events = [config.facts(i).has_events for i, config in enumerate(configs)]
 
     def may_copy(self, by: int, src: int, dst: int) -> bool:
         """Whether ``by`` copies with the other end."""
@@ -32,7 +33,7 @@ class ConfigPaths:
 
     def wait_path(self, waiter: int, recorder: int) -> WaitPath:
         """Return the waiter's path; the host where one of the two has no events."""
-        if not (self._configs[waiter].has_events and self._configs[recorder].has_events):
+        if not (self._has_events[waiter] and self._has_events[recorder]):
             return "host"
         waits = self._configs[waiter].waits
         return waits if isinstance(waits, str) else waits.get(recorder, "native")

@@ -182,6 +182,17 @@ class SimStream:
         self._admit(task)
         self._enqueue(task)
 
+    def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Set bytes of a buffer to a repeated pattern (FIL-1..3)."""
+        self._require_usable()
+        checks.check_fill(self.device, buffer, offset, nbytes, pattern)
+        target = self._writable(buffer)
+        label = f"fill {nbytes} B of {target.label(offset, nbytes)} with {pattern.hex()}"
+        steps = transfers.fill(target, offset, nbytes, pattern)
+        task = self._task("fill", label, steps, self.device.costs.moving("fill", nbytes), [target])
+        self._admit(task)
+        self._enqueue(task)
+
     def launch(self, program: Program) -> None:
         """Run a program that was compiled for this stream (LCH-1..7)."""
         self._require_usable()

@@ -44,6 +44,12 @@ def copy(
     return _steps(nbytes, read, target, offset)
 
 
+def fill(target: SimBuffer, offset: int, nbytes: int, pattern: bytes) -> list[Step]:
+    """Return the steps of a fill."""
+    content = np.frombuffer(pattern * (nbytes // len(pattern)), np.uint8)
+    return _steps(nbytes, lambda a, b: content[a:b], target, offset)
+
+
 def download(
     device: "SimDevice", source: SimBuffer, source_offset: int, target: HostMemory
 ) -> list[Step]:

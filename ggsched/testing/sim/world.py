@@ -103,7 +103,10 @@ class SimWorld(Engine):
             )
         facts, config = self.facts[index], self.configs[index]
         least = 1 if facts.copy_order == "stream" else 2
-        return self.make_device(index, facts, config.costs, max(least, 1 + config.transfer_queues))
+        queues = max(least, 1 + config.transfer_queues)
+        device = self.make_device(index, facts, config.costs, queues)
+        device.runs_after_faults = config.runs_after_faults
+        return device
 
     def open_all(self) -> list[SimDevice]:
         """Open each device once."""

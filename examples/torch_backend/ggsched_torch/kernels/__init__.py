@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from ggsched.backend.program import BoundNode
-from ggsched.ir.dtype import ALL_DTYPES, F16, F32, FLOAT_DTYPES, I32, DType
+from ggsched.ir.dtype import BF16, F16, F32, I32, DType
 from ggsched.topology.caps import op_key
+from ggsched_torch.blocks import BLOCKS
 from ggsched_torch.kernels import elements, matrices, moving, rows
 from ggsched_torch.operands import Node
 
@@ -18,13 +19,14 @@ KERNELS: Final[Mapping[str, Kernel]] = {
     **rows.KERNELS,
 }
 
+_FLOATS: Final = (F32, F16, BF16, *BLOCKS)
 _TYPES: Final[Mapping[str, tuple[DType, ...]]] = {
-    "get_rows": ALL_DTYPES,
+    "get_rows": (*_FLOATS, I32),
     "set_rows": (F32, F16),
-    "mul_mat": FLOAT_DTYPES,
-    "mul_mat_id": FLOAT_DTYPES,
-    "cpy": ALL_DTYPES,
-    "cont": ALL_DTYPES,
+    "mul_mat": _FLOATS,
+    "mul_mat_id": _FLOATS,
+    "cpy": (*_FLOATS, I32),
+    "cont": (*_FLOATS, I32),
     "concat": (F32, I32),
 }
 """Types of the first operand, where it is not f32 alone."""

@@ -1,0 +1,37 @@
+"""What the conformance kit needs to know: how to hold the queue of a stream itself."""
+
+from functools import partial
+from typing import Any
+
+from ggsched.backend.protocols import Stream
+from ggsched_opencl import driver
+from ggsched_opencl.stream import OpenClStream
+
+
+class QueueLatch:
+    """A user event that the queue of a stream waits for.
+
+    A foreign event would keep what follows out of the queue (``ggsched.backend.queued.backlog``),
+    and the order of the queue would not be tested.
+    """
+
+    def __init__(self, stream: OpenClStream) -> None:
+        gate = driver.make_gate(stream.device.context)
+        stream.hold(gate)
+        self._open = partial(driver.open_gate, gate)
+        self._is_open = False
+
+    def release(self) -> None:
+        """Let the stream go on; legal twice."""
+        if not self._is_open:
+            self._is_open = True
+            self._open()
+
+
+class OpenClHarness:
+    """Holds streams by user events."""
+
+    def latch(self, stream: Stream) -> Any:
+        """Hold a stream."""
+        assert isinstance(stream, OpenClStream)
+        return QueueLatch(stream)

@@ -1,0 +1,262 @@
+"""Commands behind a wait for an event of another backend, kept by the host until that is done.
+
+A library's queue can wait for nothing but its own events, and it cannot drop what it was given. So
+a thread waits for a foreign event, and what the stream is given meanwhile is kept in a backlog: the
+thread hands it to the queue, in order, once the event is done. If the wait fails, takes too long,
+or is cancelled, the rest of the backlog is dropped and never takes effect (EVT-2, ERR-2). The queue
+itself therefore never holds a command that might not end.
+"""
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from math import inf
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple
+
+from ggsched.backend.protocols import Event
+from ggsched.backend.queued.error_state import POISONED, ErrorState
+from ggsched.backend.queued.events import LatePoint
+from ggsched.backend.queued.polling import Polling
+from ggsched.backend.timeouts import late_error
+from ggsched.errors import DeviceFault, GgschedError, SyncTimeout
+
+SLICE_S: Final = 0.05
+"""A thread that waits looks this often whether its backlog was cancelled."""
+
+CLOSED: Final = "it was closed before the event was done"
+
+Drop = Callable[[DeviceFault], None]
+
+
+class _Item(NamedTuple):
+    """A command or a wait.
+
+    Attributes:
+        command: For messages.
+        run: Enqueues the command, or waits for a slice of time.
+        drop: Called with the fault in place of ``run``, or after ``run`` has failed.
+        deadline: Of a wait, by ``time.monotonic``; None for commands.
+    """
+
+    command: str
+    run: Callable[[], None]
+    drop: Drop | None
+    deadline: float | None
+
+
+class _Work:
+    """What the thread and the stream share. The thread does not keep the stream alive."""
+
+    __slots__ = ("faults", "guard", "handled", "is_over", "lock", "queue", "stop", "where")
+
+    def __init__(self, faults: ErrorState, where: str) -> None:
+        self.faults = faults
+        self.where = where
+        self.queue: SimpleQueue[_Item | None] = SimpleQueue()
+        self.handled = 0
+        self.stop = threading.Event()
+        self.lock = threading.Lock()  # held while a command is handed to the queue
+        self.guard = threading.Lock()  # of ``is_over``: whether the thread has ended for good
+        self.is_over = False
+
+
+class Backlog:
+    """What a stream was given behind a wait for a foreign event.
+
+    While it is pending, its thread alone uses the stream's queue. The thread starts with the first
+    wait. Commands hold their stream, so a stream that is forgotten lives until it is drained.
+
+    Args:
+        where: Name of the stream.
+        faults: Of the stream. A wait that fails poisons it.
+    """
+
+    def __init__(self, where: str, faults: ErrorState) -> None:
+        self._work = _Work(faults, where)
+        self._added = 0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether commands have to go through it, to stay behind those that are in it."""
+        return self._added != self._work.handled
+
+    def run(self, command: str, run: Callable[[], None]) -> None:
+        """Run what enqueues a command: now, or when what is pending has been enqueued."""
+        if self.is_pending:
+            self.add(command, run)
+        else:
+            run()
+
+    def add(self, command: str, run: Callable[[], None], drop: Drop | None = None) -> None:
+        """Keep a command.
+
+        Args:
+            command: For messages.
+            run: Enqueues it. What it raises poisons the stream.
+            drop: Called with the fault if the command is dropped or fails.
+        """
+        self._put(_Item(command, run, drop, None))
+
+    def add_always(self, command: str, run: Callable[[], None]) -> None:
+        """Run something behind what is pending, whatever becomes of that; now if nothing is."""
+        item = _Item(command, run, lambda _: run(), None)
+        if not (self.is_pending and self._put(item)):
+            run()
+
+    def wait(self, event: Event, timeout_s: float) -> None:
+        """Keep what follows until a foreign event is done; drop it if that fails or is late."""
+        deadline = time.monotonic() + timeout_s
+        self._put(_Item("wait for an event", _lasting_wait(event), None, deadline))
+
+    def wait_for_point(self, point: LatePoint[Any]) -> None:
+        """Keep what follows until another stream's queue has reached a point's commands."""
+        self._put(_Item("wait for an event", lambda: point.require_issued(SLICE_S), None, inf))
+
+    def drain(self, polling: Polling, timeout_s: float) -> float:
+        """Block until nothing is pending; return what is left of the timeout.
+
+        Raises:
+            SyncTimeout: something still is; nothing has changed.
+        """
+        if not self.is_pending:
+            return timeout_s
+        end = time.monotonic() + timeout_s
+        if not polling.wait_until(lambda: not self.is_pending, timeout_s):
+            raise late_error(self._work.where, timeout_s)
+        return max(0.0, end - time.monotonic())
+
+    def pause(self) -> None:
+        """Hand nothing to the queue until ``resume``."""
+        self._work.lock.acquire()
+
+    def resume(self) -> None:
+        """Go on after ``pause``."""
+        self._work.lock.release()
+
+    def finish(self, end: Callable[[], None]) -> None:
+        """Call ``end`` behind what is pending, then end the thread."""
+        self.add_always("close", end)
+        self._work.queue.put(None)
+
+    def cancel(self) -> None:
+        """Give up waits that are not over, and what is behind them; end the thread; legal twice."""
+        self._work.stop.set()
+        self._work.queue.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _put(self, item: _Item) -> bool:
+        """Hand an item to the thread; return False if that has ended for good."""
+        work = self._work
+        with work.guard:
+            if work.is_over:
+                return False
+            self._added += 1
+            work.queue.put(item)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_run, args=(work,), name=f"ggsched {work.where} waits", daemon=True
+            )
+            self._thread.start()
+        return True
+
+
+def _run(work: _Work) -> None:
+    is_ending = False
+    while True:
+        if is_ending:
+            with work.guard:
+                if work.queue.empty():
+                    work.is_over = True
+                    return
+        item = work.queue.get()
+        if item is None:
+            is_ending = True
+            continue
+        fault = work.faults.known()
+        if fault is None:
+            fault = _fault_of(item, work)
+            work.faults.poison(fault)
+        if fault is not None and item.drop is not None:
+            item.drop(fault)
+        del item, fault  # nothing of a command may stay borrowed once it counts as enqueued
+        work.handled += 1
+
+
+def _fault_of(item: _Item, work: _Work) -> DeviceFault | None:
+    """Wait, or run a command; return how it failed, or None."""
+    why: BaseException | str | None = None
+    try:
+        if item.deadline is not None:
+            why = _outcome(item.run, item.deadline, work.stop)
+        elif _acquired(work):
+            try:
+                item.run()
+            finally:
+                work.lock.release()
+        else:
+            why = CLOSED
+    except BaseException as error:  # a thread has nobody else to tell
+        # The frames would keep memory borrowed (CPY-4).
+        traceback.clear_frames(error.__traceback__)
+        why = error
+    if why is None:
+        return None
+    if isinstance(why, DeviceFault) and item.deadline in (None, inf):
+        return why  # it names the command that failed, of this stream or of the one waited for
+    text = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
+    fault = DeviceFault(f"{item.command} failed", where=work.where, why=text, hint=POISONED)
+    if isinstance(why, BaseException):
+        fault.__cause__ = why
+    return fault
+
+
+def _acquired(work: _Work) -> bool:
+    """Wait until the backlog is not paused; return False if it was cancelled before."""
+    while not work.lock.acquire(timeout=SLICE_S):
+        if work.stop.is_set():
+            return False
+    return True
+
+
+def _outcome(
+    wait: Callable[[], None], deadline: float, stop: threading.Event
+) -> SyncTimeout | str | None:
+    """Wait, slice by slice; return why it was given up, or None."""
+    while True:
+        try:
+            wait()
+        except SyncTimeout as error:
+            if stop.is_set():
+                return CLOSED
+            if time.monotonic() >= deadline:
+                return error
+        else:
+            return None
+
+
+def _lasting_wait(event: Event) -> Callable[[], None]:
+    """Return a call that waits for a slice of time.
+
+    An event may be closed as soon as the wait for it was enqueued; backends that know of that
+    offer a wait that outlives it.
+    """
+    lasting = getattr(event, "waiter", None)
+    if lasting is not None:
+        wait: Callable[[], None] = lasting(SLICE_S)
+        return wait
+    return lambda: event.sync(SLICE_S)
+
+
+def succeeded(event: Event) -> bool:
+    """Whether an event of any backend is done and did not fail, so that nobody has to wait."""
+    if not event.is_done:
+        return False
+    try:
+        event.sync(0.0)
+    except GgschedError:
+        return False
+    return True
