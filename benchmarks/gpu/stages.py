@@ -19,8 +19,8 @@ import numpy as np
 from benchmarks.gpu.shapes import LLAMA_1B, LLAMA_8B, SMALL, random_weights, spec_of
 from ggsched.backend.protocols import Device
 from ggsched.ir.dtype import BF16
+from ggsched.models.batches import MicroBatch
 from ggsched.models.load import Model
-from ggsched.models.micro_batches import MicroBatch
 from ggsched.models.session import Session, SessionOptions
 from ggsched.models.spec import ModelSpec
 from ggsched.passes.cost.predict import predict_step

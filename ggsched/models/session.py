@@ -14,26 +14,22 @@ from ggsched.calibrate.cache import load_rates
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
-from ggsched.models.batch_inputs import batch_inputs
-from ggsched.models.batch_schedule import kv_bucket
-from ggsched.models.dry_run import rehearse
+from ggsched.models.batches import MicroBatch, MicroBatches, batch_inputs, kv_bucket, rehearse
 from ggsched.models.fit import Fit
 from ggsched.models.graph import build_model_graph
-from ggsched.models.load import Model, weight_array
-from ggsched.models.memory_need import MemoryNeed, memory_need
-from ggsched.models.micro_batches import MicroBatch, MicroBatches
-from ggsched.models.offload import Homes, find_homes
-from ggsched.models.placement_policy import (
+from ggsched.models.homes import (
     balance_options,
     constraints_of,
     fit_options,
     homes_by_policy,
     untie_embedding,
 )
+from ggsched.models.load import Model, weight_array
+from ggsched.models.memory_need import MemoryNeed, memory_need
+from ggsched.models.offload import Homes, find_homes, source_name
 from ggsched.models.sampling import Sampler, Sampling, argmax
 from ggsched.models.session_options import SessionOptions
 from ggsched.models.spec import ModelSpec
-from ggsched.models.tied import source_name
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache

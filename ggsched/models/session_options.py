@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from ggsched.errors import UsageError
+from ggsched.models.batches import Pipelining
 from ggsched.models.fit import FitRequest
-from ggsched.models.micro_batches import Pipelining
 from ggsched.models.offload import Offload
 from ggsched.passes.place import PlacementPolicy
 from ggsched.passes.placement.ggml import GgmlRules

@@ -22,12 +22,11 @@ from benchmarks.gpu.stages import measure
 from ggsched.backend.offline_device import paper_devices
 from ggsched.config import Settings
 from ggsched.ir.dtype import BF16, F32
+from ggsched.models.batches import MicroBatch, MicroBatches
 from ggsched.models.load import Model, load_model
-from ggsched.models.micro_batches import MicroBatch, MicroBatches
-from ggsched.models.offload import Offload, OverrideRule, find_homes
+from ggsched.models.offload import Offload, OverrideRule, find_homes, source_name
 from ggsched.models.session import Session, SessionOptions
 from ggsched.models.spec import ModelSpec, WeightSpec
-from ggsched.models.tied import source_name
 from ggsched.passes.cost.predict import predict_step
 from ggsched.plan.command import Copy, Launch, Record, Upload, Wait
 from ggsched.sanitize import check_plan

@@ -5,21 +5,22 @@ from dataclasses import replace
 
 from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
-from ggsched.models.balance import balanced_layers
-from ggsched.models.batch_schedule import BatchSize, kv_bucket
+from ggsched.models.batches import BatchSize, kv_bucket
 from ggsched.models.fit import Fit, fit
-from ggsched.models.layer_cost import weight_nbytes
-from ggsched.models.offload import Homes, find_homes, stages
-from ggsched.models.session_options import SessionOptions
-from ggsched.models.spec import ModelSpec
-from ggsched.models.tied import (
+from ggsched.models.offload import (
     EMBEDDING,
     LEFT_FOR_RESULTS,
+    Homes,
     copied_output,
+    find_homes,
     first_and_last,
     has_room,
+    stages,
     wants_copy,
 )
+from ggsched.models.session_options import SessionOptions
+from ggsched.models.spec import ModelSpec
+from ggsched.models.stage_balance import balanced_layers
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.scheduler import Scheduler
@@ -158,5 +159,5 @@ def untie_embedding(
         fits = has_room(spec, topology, offload, scheduler.free_nbytes(), options.n_ctx)
     else:
         first, _ = first_and_last(spec, topology, offload)
-        fits = chosen.has_room(chosen.need.plus(first, weight_nbytes(spec.weights[EMBEDDING])))
+        fits = chosen.has_room(chosen.need.plus(first, spec.weights[EMBEDDING].nbytes))
     return copied_output(spec) if fits else spec
