@@ -99,7 +99,7 @@ def measure(
 
 def _predicted(session: Session, n_tokens: int) -> float:
     """Return the predicted seconds of a prompt, joined or not as the session does it."""
-    batches = session._micro_batches
+    batches = session.batches.micro_batches
     step = session.options.step
     graphs = [
         session.graph(min(step, n_tokens - start), start, 1) for start in range(0, n_tokens, step)

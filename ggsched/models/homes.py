@@ -1,7 +1,7 @@
-"""Decides how a model is spread, where that was left open: by cost, or so that it fits."""
+"""Chooses the homes of a session's weights and caches: by layers, so that all fits, or by cost."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
@@ -28,9 +28,43 @@ from ggsched.topology.cost import MachineRates
 from ggsched.topology.model import Topology
 
 
-def constraints_of(homes: Homes, rates: MachineRates) -> Constraints:
-    """Return what all plans of a session are made with."""
-    return homes.constraints(rates)
+@dataclass(frozen=True, slots=True)
+class ChosenHomes:
+    """Where a model's weights and caches live, and what was chosen for that.
+
+    Attributes:
+        spec: The model, with an output matrix of its own where a tied one is wanted twice.
+        options: Of the session, with everything chosen that was left open.
+        homes: Device and reason of each weight and cache.
+        fit: What ``--fit`` found; None where it was not asked for.
+    """
+
+    spec: ModelSpec
+    options: SessionOptions
+    homes: Homes
+    fit: Fit | None
+
+
+def choose_homes(
+    spec: ModelSpec, scheduler: Scheduler, rates: MachineRates, options: SessionOptions
+) -> ChosenHomes:
+    """Decide where the tensors of a session live: by its placement policy, by layers, or to fit.
+
+    Raises:
+        OutOfDeviceMemory: nothing fits, with ``--fit``.
+        UsageError: a rule that makes no sense, or there is nothing to choose.
+        PlanError: the placement policy finds no placement.
+    """
+    if not options.is_by_layers:
+        homes = homes_by_policy(spec, scheduler, rates, options)
+        return ChosenHomes(spec, options, homes, None)
+    chosen = None
+    if options.fit is None:
+        options = balance_options(spec, scheduler, rates, options)
+    else:
+        options, chosen = fit_options(spec, scheduler, rates, options)
+    spec = untie_embedding(spec, scheduler, options, chosen)
+    return ChosenHomes(spec, options, find_homes(spec, scheduler.topology, options.offload), chosen)
 
 
 def homes_by_policy(
@@ -71,7 +105,7 @@ def fit_options(
     assert options.fit is not None
 
     def make(graph: Graph, homes: Homes) -> Plan:
-        return scheduler.draft(graph, constraints_of(homes, rates))
+        return scheduler.draft(graph, homes.constraints(rates))
 
     chosen = fit(
         spec,

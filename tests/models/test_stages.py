@@ -360,11 +360,11 @@ class TestMemory:
         alone = s.plan_of(each[-1].graph)
         largest = self.arenas(alone, p)
         inputs = sum(a.nbytes for a in alone.memory.arenas if a.kind == "input")
-        joined = self.arenas(s._micro_batches.plan(each), p)
+        joined = self.arenas(s.batches.micro_batches.plan(each), p)
         handed_over = 4 * step * spec.hparams.n_embd
         # At each boundary of a stage: a ring on each side, and the one that is being
         # written. Inputs of the next micro-batch arrive while this one runs.
-        buffers = (2 * s._micro_batches.slots + 1) * handed_over
+        buffers = (2 * s.batches.micro_batches.slots + 1) * handed_over
         for device, nbytes in joined.items():
             boundaries = (device > 0 or topology.devices[-1].kind == "cpu") + (device < p - 1)
             assert nbytes <= largest[device] + boundaries * buffers + inputs
