@@ -13,7 +13,7 @@ from benchmarks.table import Row
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
 from ggsched.ir.dtype import F32
-from ggsched.models.batch_inputs import batch_inputs
+from ggsched.models.batches import batch_inputs
 from ggsched.models.graph import build_model_graph, model_needs
 from ggsched.models.hparams import HParams, RopeParams
 from ggsched.models.spec import ModelSpec, WeightSpec

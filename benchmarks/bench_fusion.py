@@ -26,7 +26,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F32, I32
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
-from ggsched.models.batch_inputs import batch_inputs
+from ggsched.models.batches import batch_inputs
 from ggsched.models.graph import build_model_graph
 from ggsched.models.hparams import HParams
 from ggsched.scheduler import Scheduler

@@ -24,7 +24,7 @@ from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable
 from ggsched.ir import Graph, GraphBuilder
 from ggsched.ir.join import join_graphs
-from ggsched.models.interleaved_stages import interleave
+from ggsched.models.batches import interleave
 from ggsched.passes import Constraints
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.memory.rings import Slots

@@ -17,7 +17,7 @@ from ggsched.calibrate.machine import calibrate
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
 from ggsched.ir.graph import Graph
-from ggsched.models.batch_inputs import batch_inputs
+from ggsched.models.batches import batch_inputs
 from ggsched.models.graph import build_model_graph
 from ggsched.models.spec import ModelSpec
 from ggsched.passes.cost.predict import predict_step

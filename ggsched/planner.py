@@ -10,7 +10,8 @@ from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.memory.rings import Slots
 from ggsched.passes.options import AUTO_LIMIT, PlanOptions, StreamPolicy, plan_options
 from ggsched.passes.pipeline import make_plan
-from ggsched.passes.place import Constraints
+from ggsched.passes.place import Constraints, PlacementPolicy
+from ggsched.passes.placement.named import placement_policy
 from ggsched.plan.bundle import Plan
 from ggsched.report.debug_output import log_plan
 from ggsched.run.autotune import Measured, Trial
@@ -29,6 +30,8 @@ PlanKey = tuple[
     str,
     Slots | None,
     ExpertPolicy,
+    tuple[str, ...],
+    str,
     PlanOptions,
 ]
 """All that a plan depends on, the machine apart."""
@@ -42,17 +45,19 @@ class CacheInfo:
     misses: int
 
 
-def plan_key(graph: Graph, constraints: Constraints, options: PlanOptions) -> PlanKey:
-    """Return the key of the plan of a graph.
+def plan_key(
+    graph: Graph, constraints: Constraints, placement: str, options: PlanOptions
+) -> PlanKey:
+    """Return the key of the plan of a graph, with the placement policy's key.
 
     Constraints name every tensor of a model while a graph has some of them; the key keeps those.
     """
     homes = tuple(sorted((n, d) for n, d in constraints.homes.items() if n in graph))
     rates = constraints.rates.digest if constraints.rates else ""
     pins = tuple(sorted(constraints.pins.items()))
-    clears = tuple(sorted(n for n in constraints.clears if n in graph))
     slots, experts = constraints.slots, constraints.experts
-    return graph.digest, homes, pins, clears, rates, slots, experts, options
+    clears = tuple(sorted(name for name in constraints.clears if name in graph))
+    return graph.digest, homes, pins, rates, slots, experts, clears, placement, options
 
 
 class Planner:
@@ -62,12 +67,20 @@ class Planner:
         settings: What is asked of plans, and how they are checked.
         topology: The machine.
         plan_limit: Number of plans whose memory is kept.
+        placement: Decides where nodes run.
 
     Raises:
-        UsageError: a memory budget for a device that is not there.
+        UsageError: a memory budget for a device that is not there, or no policy.
     """
 
-    def __init__(self, settings: Settings, topology: Topology, plan_limit: int) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        topology: Topology,
+        plan_limit: int,
+        placement: PlacementPolicy | str = "ggml",
+    ) -> None:
+        self._placement = placement_policy(placement)
         self._settings = settings
         self._topology = topology
         self._options = plan_options(settings, topology)
@@ -100,7 +113,9 @@ class Planner:
         Raises:
             PlanError: the graph cannot be placed on the devices.
         """
-        return make_plan(graph, self._topology, constraints, self._options)
+        return make_plan(
+            graph, self._topology, constraints, self._options, placement=self._placement
+        )
 
     def next_key(self, graph: Graph, constraints: Constraints) -> PlanKey:
         """Return the key of the plan that the next run uses."""
@@ -137,14 +152,21 @@ class Planner:
     def _key(self, graph: Graph, constraints: Constraints) -> PlanKey:
         """Return the key of a plan; by digests, since making it takes a while."""
         known = (graph.digest, constraints.digest)
-        return self._keys.get(known, lambda: plan_key(graph, constraints, self._options))
+        policy = self._placement.key
+        return self._keys.get(known, lambda: plan_key(graph, constraints, policy, self._options))
 
     def _planned(self, graph: Graph, constraints: Constraints, key: PlanKey) -> Plan:
         return self._plans.get(key, lambda: self._make_plan(graph, constraints, key[-1]))
 
     def _make_plan(self, graph: Graph, constraints: Constraints, options: PlanOptions) -> Plan:
-        verify = self._settings.verify
-        plan = make_plan(graph, self._topology, constraints, options, verify=verify)
+        plan = make_plan(
+            graph,
+            self._topology,
+            constraints,
+            options,
+            placement=self._placement,
+            verify=self._settings.verify,
+        )
         log_plan(plan, self._settings.debug)
         if self._settings.sanitize == "plan":
             check_plan(plan, graph=graph).raise_if_findings()

@@ -21,7 +21,7 @@ from ggsched.config import Settings
 from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_arrays, host_weights
 from ggsched.ir.graph import Graph
-from ggsched.passes.place import Constraints
+from ggsched.passes.place import Constraints, PlacementPolicy
 from ggsched.plan.bundle import Plan
 from ggsched.planner import CacheInfo, PlanKey, Planner
 from ggsched.report.debug_output import log_machine, recorder_for
@@ -66,6 +66,7 @@ class Scheduler:
         *,
         weights: WeightsLike | None = None,
         settings: Settings | None = None,
+        placement: PlacementPolicy | str = "ggml",
         plan_limit: int = 16,
         progress: Progress | None = None,
         recorder: Recorder | None = None,
@@ -78,14 +79,18 @@ class Scheduler:
                 the caller closes. All usable devices where none are given.
             weights: Arrays by name, or a function from a name to an array, as for ``run``.
             settings: From the environment where not given.
+            placement: Decides where nodes run, and with that where weights without a given home
+                live: ``"ggml"`` for ggml's rules, ``"cost"`` for the least predicted time, or a
+                policy (see ``ggsched.passes.place``). Graphs that share a weight or a state need
+                one home for it; give it in the constraints where policies could choose another.
             plan_limit: Number of plans whose memory is kept.
             progress: Called with name and bytes of each weight that has become resident.
             recorder: Writes down all that the devices are told.
             clock: Seconds, for ``streams="autotune"``.
 
         Raises:
-            UsageError: a device name that makes no sense, no devices, or a memory budget for a
-                device that is not there.
+            UsageError: a device name that makes no sense, no devices, a memory budget for a device
+                that is not there, or an invalid ``placement``.
             BackendUnavailable: a device that is not there.
             BackendBroken: a plug-in that fails or lies about itself.
         """
@@ -98,7 +103,7 @@ class Scheduler:
         self._owned, given = opened(devices, self.settings)
         try:
             self._set_up(given)
-            self._planner = Planner(self.settings, self.topology, plan_limit)
+            self._planner = Planner(self.settings, self.topology, plan_limit, placement)
             log_machine(self.topology, self.settings.debug)
         except BaseException:
             close_all(self._owned)

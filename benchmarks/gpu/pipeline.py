@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.gpu.shapes import SMALL, random_weights, spec_of
 from ggsched.ir.dtype import BF16
+from ggsched.models.offload import source_name
 from ggsched.models.session import Session, SessionOptions
-from ggsched.models.tied import source_name
 from ggsched.plan.command import HostSync
 from ggsched.sanitize import check_plan
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ggsched.config import Settings
 from ggsched.ir.graph import Graph
-from ggsched.models.batch_inputs import batch_inputs
+from ggsched.models.batches import batch_inputs
 from ggsched.models.graph import build_model_graph
 from ggsched.models.spec import ModelSpec
 from ggsched.passes.options import PlanOptions, StreamPolicy

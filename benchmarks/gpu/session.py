@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.gpu.decode import CASES, QUICK
 from benchmarks.gpu.running import Running
 from benchmarks.gpu.shapes import random_weights, spec_of
-from ggsched.models.batch_schedule import kv_bucket
+from ggsched.models.batches import kv_bucket
 from ggsched.models.load import Model
 from ggsched.models.session import Session, SessionOptions
 

@@ -19,8 +19,8 @@ import numpy as np
 from benchmarks.gpu.shapes import LLAMA_1B, LLAMA_8B, SMALL, random_weights, spec_of
 from ggsched.backend.protocols import Device
 from ggsched.ir.dtype import BF16
+from ggsched.models.batches import MicroBatch
 from ggsched.models.load import Model
-from ggsched.models.micro_batches import MicroBatch
 from ggsched.models.session import Session, SessionOptions
 from ggsched.models.spec import ModelSpec
 from ggsched.passes.cost.predict import predict_step
@@ -99,7 +99,7 @@ def measure(
 
 def _predicted(session: Session, n_tokens: int) -> float:
     """Return the predicted seconds of a prompt, joined or not as the session does it."""
-    batches = session._micro_batches
+    batches = session.batches.micro_batches
     step = session.options.step
     graphs = [
         session.graph(min(step, n_tokens - start), start, 1) for start in range(0, n_tokens, step)

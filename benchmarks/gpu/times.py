@@ -13,7 +13,7 @@ from benchmarks.gpu.shapes import SMALL, random_weights, spec_of
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
 from ggsched.ir.dtype import BF16
-from ggsched.models.batch_inputs import batch_inputs
+from ggsched.models.batches import batch_inputs
 from ggsched.models.graph import build_model_graph
 from ggsched.passes.place import Constraints
 from ggsched.scheduler import Scheduler

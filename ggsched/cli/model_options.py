@@ -40,6 +40,7 @@ class ModelOptions:
         overrides: ``-ot`` in order.
         tensor_split: ``-ts``.
         split_by: ``--split-by``.
+        placement: ``--placement``.
         n_ctx: ``-c``; 0 for what the model was trained for, within reason.
         n_batch: ``-b``.
         n_ubatch: ``-ub``.
@@ -62,6 +63,7 @@ class ModelOptions:
     overrides: tuple[Override, ...]
     tensor_split: tuple[float, ...] | None
     split_by: Literal["memory", "cost", "equal"] | None
+    placement: Literal["ggml", "cost"]
     n_ctx: int
     n_batch: int
     n_ubatch: int
@@ -146,6 +148,14 @@ _OPTIONS: Final = (
         help="How layers are divided among accelerators, or among all devices where there are "
         "none; cost: so that the slowest has the least to do. "
         "[default: cost among accelerators of equal memory, else memory]",
+    ),
+    click.option(
+        "--placement",
+        type=click.Choice(["ggml", "cost"]),
+        default="ggml",
+        show_default=True,
+        help="What decides where nodes run: ggml's rules, which follow weights and layers; or the "
+        "least predicted time, which also chooses where weights live.",
     ),
     click.option(
         "-c",
@@ -250,6 +260,7 @@ def open_session(
         pipelining=options.pipelining,
         pipeline_buffers=options.pipeline_buffers,
         offload=offload,
+        placement=options.placement,
         fit=_fit(options, model) if options.fit else None,
     )
     chosen = options.devices if devices is None else devices

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import to_builtins
 
 from ggsched.cli.console import output, write_json
 from ggsched.ir.graph import Node
@@ -58,6 +59,7 @@ def explanation(session: "Session", name: str, n_tokens: int, n_past: int) -> di
         reasons = explain_node(graph, plan, subject, constraints, session.rates, replan)
         data = asdict(reasons)
         data["reason"] = _rule(session, reasons.cause, reasons.detail)
+        data["candidates"] = to_builtins(reasons.candidates)
         data["result"] = _places(places_of(plan, graph.tensors[subject.output].storage))
         return data
     root = graph.tensors[subject.storage]
@@ -75,6 +77,7 @@ def explanation(session: "Session", name: str, n_tokens: int, n_past: int) -> di
         "step_s": now,
         "alternatives": [asdict(other) for other in others],
         "rates": session.rates.source,
+        "candidates": to_builtins(plan.placement.candidates),
     }
 
 
@@ -88,6 +91,7 @@ def _rule(session: "Session", cause: str, detail: str) -> str:
         "expand-down": f"it follows {detail}, which is there",
         "expand-up": f"it comes before {detail}, which is there",
         "upgrade": f"{detail}",
+        "cost": f"the least predicted time of the whole graph ({detail})",
         "fill": "nothing else decides, and this is the first device that can",
     }
     text = words.get(cause, f"{cause} {detail}".strip())
@@ -127,6 +131,10 @@ def _lines(data: dict[str, Any]) -> Iterator[str]:
         yield _alternative(other)
     if not data["alternatives"]:
         yield "  there is no other device, or it has no home of its own"
+    if data["candidates"]:
+        yield "placements of the whole graph that were compared"
+    for found in data["candidates"]:
+        yield _candidate(found)
 
 
 def _alternative(other: dict[str, Any]) -> str:
@@ -137,6 +145,12 @@ def _alternative(other: dict[str, Any]) -> str:
         f"  {other['device']}: a step {seconds_text(abs(other['step_s']))} {pace}, "
         f"{_more(other['copied'])} copied, {_more(other['arenas'])} of arenas"
     )
+
+
+def _candidate(found: dict[str, Any]) -> str:
+    took = found["reason"] if found["seconds"] is None else seconds_text(found["seconds"])
+    lacks = f", lacks {nbytes_text(found['shortage_nbytes'])}" if found["shortage_nbytes"] else ""
+    return f"  {found['name']}: {took}{lacks}{' (taken)' if found['is_taken'] else ''}"
 
 
 def _some(names: list[str], most: int = 8) -> str:

@@ -47,14 +47,7 @@ class Model:
 
     def weight_nbytes(self) -> int:
         """Return how many bytes all weights have in the graph."""
-        total = 0
-        for weight in self.spec.weights.values():
-            *outer, row = weight.shape
-            n = weight.dtype.row_nbytes(row)
-            for extent in outer:
-                n *= extent
-            total += n
-        return total
+        return sum(weight.nbytes for weight in self.spec.weights.values())
 
 
 def load_model(path: str | os.PathLike[str], *, weights: WeightPolicy = "expand") -> Model:

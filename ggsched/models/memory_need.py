@@ -82,7 +82,7 @@ def memory_need(plans: Iterable[Plan], n_devices: int, *, plans_kept: int) -> Me
     """Return what is taken where these plans are used in order; one graph has one plan.
 
     Args:
-        plans: See ``ggsched.models.dry_run``.
+        plans: See ``ggsched.models.batches``.
         n_devices: Devices of the topology.
         plans_kept: Plans that the scheduler keeps.
     """

@@ -3,9 +3,12 @@
 from dataclasses import dataclass, field
 
 from ggsched.errors import UsageError
+from ggsched.models.batches import Pipelining
 from ggsched.models.fit import FitRequest
-from ggsched.models.micro_batches import Pipelining
 from ggsched.models.offload import Offload
+from ggsched.passes.place import PlacementPolicy
+from ggsched.passes.placement.ggml import GgmlRules
+from ggsched.passes.placement.named import placement_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,9 @@ class SessionOptions:
         plans_kept: Plans whose memory is kept.
         fit: What is to be chosen so that everything fits the memory that is free, instead of what
             is said of it here; None for nothing.
+        placement: Decides where nodes run: ``"ggml"``, ``"cost"`` or a policy. Any but ggml's also
+            chooses homes of weights and caches, for a decoding step that fills the context; of
+            ``offload`` it takes overrides and experts only.
     """
 
     n_ctx: int = 512
@@ -34,6 +40,7 @@ class SessionOptions:
     pipeline_buffers: int | None = None
     plans_kept: int = 16
     fit: FitRequest | None = None
+    placement: PlacementPolicy | str = "ggml"
 
     @property
     def step(self) -> int:
@@ -41,11 +48,36 @@ class SessionOptions:
         return min(self.n_ubatch, self.n_batch)
 
     def check(self) -> None:
-        """Refuse sizes that make no sense.
+        """Refuse sizes that make no sense, and layers that a placement policy would ignore.
 
         Raises:
-            UsageError: a size below 1.
+            UsageError: a size below 1; layers or ``--fit`` beside a policy that chooses homes.
         """
         for name, value in (("-c", self.n_ctx), ("-b", self.n_batch), ("-ub", self.n_ubatch)):
             if value < 1:
                 raise UsageError(f"{name} {value}", why="it must be at least 1")
+        if self.is_by_layers:
+            return
+        given = self.offload
+        said = [
+            name
+            for name, is_said in (
+                ("-ngl", given.n_gpu_layers is not None or given.stage_layers is not None),
+                ("--n-cpu-moe", given.n_cpu_moe > 0),
+                ("-ts", given.tensor_split is not None),
+                ("--split-by", given.split_by is not None),
+                ("--fit", self.fit is not None),
+            )
+            if is_said
+        ]
+        if said:
+            raise UsageError(
+                f"{', '.join(said)} with --placement {placement_policy(self.placement).key}",
+                why="that policy chooses the homes of weights itself",
+                hint="leave one of them out; -ot fixes single tensors with every policy",
+            )
+
+    @property
+    def is_by_layers(self) -> bool:
+        """Whether homes follow the rules for layers (``-ngl`` and others)."""
+        return isinstance(placement_policy(self.placement), GgmlRules)

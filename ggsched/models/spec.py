@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from ggsched.ir.dtype import F32, DType
@@ -40,6 +41,12 @@ class WeightSpec:
     shape: tuple[int, ...]
     dtype: DType
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight in the graph."""
+        *outer, row = self.shape
+        return prod(outer) * self.dtype.row_nbytes(row)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -49,7 +56,7 @@ class ModelSpec:
         hparams: Hyperparameters.
         weights: The weights that the architecture uses and that are there, by name.
         has_copied_output: Whether the output matrix is a second copy of the embedding, see
-            ``ggsched.models.tied``.
+            ``ggsched.models.offload``.
     """
 
     hparams: HParams

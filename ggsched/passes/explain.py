@@ -2,7 +2,7 @@
 
 The rule that decided stands in the plan. What the alternative costs is found by planning it: the
 node is pinned to another device, or the tensor gets another home, and both plans are predicted with
-the same rates.
+the same rates. The policy places the other nodes as it does with such a pin.
 """
 
 import difflib
@@ -17,6 +17,7 @@ from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.cost.work_size import node_cost
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
+from ggsched.plan.placement import PlacementCandidate
 from ggsched.plan.stats import plan_stats
 from ggsched.topology.cost import MachineRates
 
@@ -56,6 +57,7 @@ class NodeReasons:
         step_s: Predicted seconds of the whole step.
         alternatives: The other devices.
         rates: Where the rates came from.
+        candidates: Placements of the whole graph that the policy compared.
     """
 
     node: str
@@ -66,6 +68,7 @@ class NodeReasons:
     step_s: float
     alternatives: tuple[Alternative, ...]
     rates: str
+    candidates: tuple[PlacementCandidate, ...] = ()
 
 
 def find_subject(graph: Graph, name: str) -> Node | Tensor:
@@ -129,6 +132,7 @@ def explain_node(
         now,
         tuple(_alternatives(graph, plan, choice.device, now, rates, elsewhere, replan)),
         rates.source,
+        plan.placement.candidates,
     )
 
 

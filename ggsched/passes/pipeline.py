@@ -11,13 +11,16 @@ with ``verify`` each is checked before the next pass uses it.
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Final, ParamSpec
 
 import msgspec
 
+from ggsched.errors import PlanError
 from ggsched.ir.graph import Graph
 from ggsched.passes.budget.memory_budget import (
     Slack,
@@ -42,7 +45,15 @@ from ggsched.passes.order.liveness import Liveness, liveness
 from ggsched.passes.order.sync import SyncPlan, plan_sync, sync_across_runs
 from ggsched.passes.order.visibility import Visibility, find_visibility
 from ggsched.passes.order.work import list_work
-from ggsched.passes.place import Constraints, place
+from ggsched.passes.place import (
+    Constraints,
+    PlacementOutcome,
+    PlacementPolicy,
+    PlacementProblem,
+    verify_constraints,
+)
+from ggsched.passes.placement.ggml import GgmlRules
+from ggsched.passes.placement.named import placement_policy
 from ggsched.passes.split import input_slots, output_slots, split
 from ggsched.passes.streams.assign import assign
 from ggsched.passes.streams.fuse import fuse
@@ -114,6 +125,7 @@ def make_plan(
     constraints: Constraints | None = None,
     options: PlanOptions = _DEFAULTS,
     *,
+    placement: PlacementPolicy | str = "ggml",
     verify: bool = False,
 ) -> Plan:
     """Return the plan of a graph on a machine.
@@ -125,15 +137,19 @@ def make_plan(
         topology: Facts about the machine.
         constraints: Homes of weights and states, pins of nodes, rates of the machine.
         options: Streams, and what memory may cost.
+        placement: Decides where nodes run: ``"ggml"``, ``"cost"`` or a policy.
         verify: Check each artifact against graph and topology before the next pass uses it.
 
     Raises:
         PlanError: the graph cannot be placed, a memory budget cannot be kept, or (with ``verify``)
             an artifact is not sound.
+        UsageError: ``placement`` is not a policy.
     """
     with _collector_paused():
         began = time.perf_counter()
-        schedule = make_schedule(graph, topology, constraints, options, verify=verify)
+        schedule = make_schedule(
+            graph, topology, constraints, options, placement=placement, verify=verify
+        )
         plan = _plan_within_budget(schedule, options, verify)
         return msgspec.structs.replace(plan, planning_s=time.perf_counter() - began)
 
@@ -144,14 +160,52 @@ def make_schedule(
     constraints: Constraints | None = None,
     options: PlanOptions = _DEFAULTS,
     *,
+    placement: PlacementPolicy | str = "ggml",
     verify: bool = False,
 ) -> Schedule:
     """Return what is decided before memory; see ``make_plan``."""
-    check = _call if verify else _skip
+    policy = placement_policy(placement)
     wanted = constraints or Constraints()
-    rates = wanted.rates_on(topology)
+    problem = PlacementProblem(
+        graph=graph,
+        topology=topology,
+        constraints=wanted,
+        rates=wanted.rates_on(topology),
+        try_out=lambda placed: _outcome(problem, placed, options),
+    )
+    placed = policy.place(problem)
+    if verify or not isinstance(policy, GgmlRules):
+        verify_placement(graph, topology, placed)
+        verify_constraints(graph, topology, wanted, placed)
+    return _schedule(problem, placed, options, verify)
 
-    placement = place(graph, topology, wanted)
+
+def _outcome(
+    problem: PlacementProblem, placement: Placement, options: PlanOptions
+) -> PlacementOutcome:
+    """Return what the plan with a placement is predicted to take."""
+    topology, rates = problem.topology, problem.rates
+    try:
+        schedule = _schedule(problem, placement, options, verify=False)
+        plan = _plan_within_budget(schedule, options, verify=False)
+    except PlanError as error:
+        return PlacementOutcome(inf, reason=error.one_line())
+    used = Counter[int]()
+    for arena in plan.memory.arenas:
+        used[arena.device] += arena.nbytes
+    over = {d: used[d] - facts.memory_nbytes for d, facts in enumerate(topology.devices)}
+    shortage = {device: nbytes for device, nbytes in over.items() if nbytes > 0}
+    return PlacementOutcome(predict_step(problem.graph, plan, rates).seconds, shortage)
+
+
+def _schedule(
+    problem: PlacementProblem, placement: Placement, options: PlanOptions, verify: bool
+) -> Schedule:
+    """Return what is decided before memory, with a placement."""
+    check = _call if verify else _skip
+    graph, topology, rates = problem.graph, problem.topology, problem.rates
+    wanted = problem.constraints
+
     placement = offload_experts(graph, topology, placement, wanted.experts, rates)
     check(verify_placement, graph, topology, placement)
     splits = split(graph, topology, placement, wanted.clears)

@@ -4,10 +4,22 @@ from typing import Literal
 
 import msgspec
 
-Cause = Literal["pin", "weights", "owner", "expand-down", "expand-up", "upgrade", "fill", "offload"]
+Cause = Literal[
+    "pin",
+    "weights",
+    "owner",
+    "expand-down",
+    "expand-up",
+    "upgrade",
+    "fill",
+    "offload",
+    "cost",
+    "policy",
+]
 """What decided: an explicit pin, the location of a weight, the location of the storage that the
 node writes through, the neighbour before or after it, a move to where its neighbours are, the
-highest-priority device that supports it, or a prediction (see ``OpOffload``)."""
+highest-priority device that supports it, a prediction for experts (see ``OpOffload``) or for
+the whole graph (see ``PlacementCandidate``), or a policy of the caller."""
 
 
 class PlacementChoice(msgspec.Struct, frozen=True, gc=False):
@@ -59,6 +71,24 @@ class OpOffload(msgspec.Struct, frozen=True, gc=False):
     cached: int = 0
 
 
+class PlacementCandidate(msgspec.Struct, frozen=True, gc=False):
+    """A placement of the whole graph that a policy considered.
+
+    Attributes:
+        name: How it was found.
+        seconds: Predicted seconds of a run; None where no plan can be made.
+        shortage_nbytes: Bytes that it lacks, over all devices.
+        is_taken: Whether it is the one.
+        reason: Why no plan can be made, or "".
+    """
+
+    name: str
+    seconds: float | None
+    shortage_nbytes: int
+    is_taken: bool
+    reason: str = ""
+
+
 class Placement(msgspec.Struct, frozen=True):
     """A device for each node and a home for each storage.
 
@@ -67,8 +97,10 @@ class Placement(msgspec.Struct, frozen=True):
         homes: Device whose memory holds each storage, by tensor id of its root. Inputs that no
             node writes have no home: they are uploaded to each device that reads them.
         offloads: Experts that could be computed elsewhere, by first node, whether they are or not.
+        candidates: Placements of the whole graph that were compared by prediction.
     """
 
     choices: tuple[PlacementChoice, ...]
     homes: dict[int, int]
     offloads: tuple[OpOffload, ...] = ()
+    candidates: tuple[PlacementCandidate, ...] = ()

@@ -12,6 +12,7 @@ from ggsched.plan.splits import Split
 from ggsched.plan.stats import PlanStats, device_name, plan_stats
 from ggsched.plan.text_streams import stream_rows, trade_rows
 from ggsched.plan.units import nbytes_text as nbytes_text
+from ggsched.plan.units import seconds_text
 from ggsched.topology.caps import capabilities
 
 _MAX_ROWS = 40
@@ -28,6 +29,7 @@ def plan_text(plan: Plan, *, verbose: bool = False, width: int = 80) -> str:
     lines = [f"plan of {plan.name!r}  graph {plan.graph[:12]}  topology {plan.topology[:12]}"]
     for title, rows in (
         ("devices", _devices(plan)),
+        ("placements", candidate_rows(plan) if plan.placement.candidates else None),
         ("splits", _splits(plan, verbose)),
         ("streams", stream_rows(plan, verbose=verbose) if plan.streams.gains else None),
         ("memory", _memory(plan, verbose)),
@@ -39,6 +41,14 @@ def plan_text(plan: Plan, *, verbose: bool = False, width: int = 80) -> str:
         if rows is not None:
             lines += ["", title, *(f"  {row}" for row in rows)]
     return "\n".join(folded for line in lines for folded in _fold(line, width)) + "\n"
+
+
+def candidate_rows(plan: Plan) -> Iterator[str]:
+    """Yield a row for each placement of the whole graph that was compared, the taken one first."""
+    for c in sorted(plan.placement.candidates, key=lambda c: not c.is_taken):
+        took = c.reason if c.seconds is None else f"predicted {seconds_text(c.seconds)}"
+        lacks = f", lacks {nbytes_text(c.shortage_nbytes)}" if c.shortage_nbytes else ""
+        yield f"{c.name}: {took}{lacks}{'  (taken)' if c.is_taken else ''}"
 
 
 def command_text(plan: Plan, command: Command) -> str:

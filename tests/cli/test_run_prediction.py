@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ggsched.cli.main import main
-from ggsched.models.session import Timing
+from ggsched.models.generation import Timing
 from tests.models.helpers import ORACLE
 
 LLAMA = str(ORACLE / "llama-tiny-f32.gguf")

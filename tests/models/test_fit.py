@@ -10,14 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.errors import OutOfDeviceMemory
-from ggsched.models.fit import FitRequest, fit, micro_batches
-from ggsched.models.fit_candidates import (
+from ggsched.models.fit import (
     FitChoice,
+    FitRequest,
     count_splits,
     estimate,
     every_split,
+    fit,
     layer_table,
     least_bytes,
+    micro_batches,
 )
 from ggsched.models.load import load_model
 from ggsched.models.memory_need import memory_need

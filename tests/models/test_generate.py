@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault, ModelError, UsageError
-from ggsched.models.batch_inputs import batch_inputs
-from ggsched.models.batch_schedule import kv_bucket
+from ggsched.models.batches import batch_inputs, kv_bucket
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload
 from ggsched.models.sampling import Sampler, Sampling

@@ -9,7 +9,7 @@ from ggsched.ir import GraphBuilder
 from ggsched.ir.dtype import I32
 from ggsched.ir.join import join_graphs
 from ggsched.ir.tensor import Role
-from ggsched.models.interleaved_stages import interleave
+from ggsched.models.batches import interleave
 from ggsched.passes.memory.rings import Slots
 from ggsched.passes.place import Constraints
 from ggsched.sanitize import check_plan

@@ -8,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.errors import UsageError
-from ggsched.models.balance import balanced_layers
-from ggsched.models.batch_schedule import BatchSize
-from ggsched.models.layer_cost import layer_costs
-from ggsched.models.layer_split import split_layers
+from ggsched.models.batches import BatchSize
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload, find_homes
+from ggsched.models.stage_balance import balanced_layers, layer_costs, split_layers
 from ggsched.topology.cost import guessed_rates
 from tests.models.helpers import ORACLE, tiny_gguf
 from tests.models.test_offload import machine, where

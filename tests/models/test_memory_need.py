@@ -9,7 +9,7 @@ import pytest
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
 from ggsched.errors import UsageError
-from ggsched.models.batch_schedule import BatchSize, trajectory
+from ggsched.models.batches import BatchSize, trajectory
 from ggsched.models.load import load_model
 from ggsched.models.memory_need import Need
 from ggsched.models.offload import Offload, OverrideRule

@@ -22,12 +22,11 @@ from benchmarks.gpu.stages import measure
 from ggsched.backend.offline_device import paper_devices
 from ggsched.config import Settings
 from ggsched.ir.dtype import BF16, F32
+from ggsched.models.batches import MicroBatch, MicroBatches
 from ggsched.models.load import Model, load_model
-from ggsched.models.micro_batches import MicroBatch, MicroBatches
-from ggsched.models.offload import Offload, OverrideRule, find_homes
+from ggsched.models.offload import Offload, OverrideRule, find_homes, source_name
 from ggsched.models.session import Session, SessionOptions
 from ggsched.models.spec import ModelSpec, WeightSpec
-from ggsched.models.tied import source_name
 from ggsched.passes.cost.predict import predict_step
 from ggsched.plan.command import Copy, Launch, Record, Upload, Wait
 from ggsched.sanitize import check_plan
@@ -361,11 +360,11 @@ class TestMemory:
         alone = s.plan_of(each[-1].graph)
         largest = self.arenas(alone, p)
         inputs = sum(a.nbytes for a in alone.memory.arenas if a.kind == "input")
-        joined = self.arenas(s._micro_batches.plan(each), p)
+        joined = self.arenas(s.batches.micro_batches.plan(each), p)
         handed_over = 4 * step * spec.hparams.n_embd
         # At each boundary of a stage: a ring on each side, and the one that is being
         # written. Inputs of the next micro-batch arrive while this one runs.
-        buffers = (2 * s._micro_batches.slots + 1) * handed_over
+        buffers = (2 * s.batches.micro_batches.slots + 1) * handed_over
         for device, nbytes in joined.items():
             boundaries = (device > 0 or topology.devices[-1].kind == "cpu") + (device < p - 1)
             assert nbytes <= largest[device] + boundaries * buffers + inputs

@@ -8,7 +8,8 @@ from ggsched.ir.dtype import I32
 from ggsched.ir.fusion import PATTERNS
 from ggsched.passes import make_plan
 from ggsched.passes.options import PlanOptions, StreamPolicy
-from ggsched.passes.place import Constraints, place
+from ggsched.passes.place import Constraints
+from ggsched.passes.placement.ggml import place
 from ggsched.passes.split import split
 from ggsched.plan.codec import plan_from_json, plan_to_json
 from ggsched.plan.command import Launch

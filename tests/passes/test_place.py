@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from ggsched.errors import PlanError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import I32
-from ggsched.passes import place as place_module
-from ggsched.passes.place import Constraints, place
+from ggsched.passes.place import Constraints
+from ggsched.passes.placement import ggml
+from ggsched.passes.placement.ggml import place
 from ggsched.passes.split import split
 from ggsched.plan.verify import verify_placement
 from ggsched.testing.generators.strategies import graphs
@@ -367,7 +368,7 @@ def test_handing_over_once_adds_no_split_and_saves_copies(drawn, topology, data)
     alike = replace(topology, devices=tuple(replace(d, kind="gpu") for d in topology.devices))
     wanted = data.draw(constraints(graph, alike))
     after = placed(graph, alike, wanted)
-    with patch.object(place_module, "_hand_over_once"):
+    with patch.object(ggml, "_hand_over_once"):
         before = placed(graph, alike, wanted)
     if devices(after) != devices(before):
         event("moved")
@@ -381,18 +382,18 @@ def test_upgrade_adds_no_split_and_saves_crossings(drawn, topology, data):
     graph = drawn.graph
     wanted = data.draw(constraints(graph, topology))
     seen = []
-    usual = place_module._upgrade
+    usual = ggml._upgrade
 
     def watched(work):
         before = list(work.home)
         usual(work)
         seen.append((before, list(work.home)))
 
-    place_module._upgrade = watched
+    ggml._upgrade = watched
     try:
         placed(graph, topology, wanted)
     finally:
-        place_module._upgrade = usual
+        ggml._upgrade = usual
     ((before, after),) = seen
     assert split_count(graph, after) <= split_count(graph, before)
     assert after == before or crossings(graph, after) < crossings(graph, before)

@@ -6,7 +6,8 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
 from ggsched.passes.options import StreamPolicy
 from ggsched.passes.order.liveness import liveness
-from ggsched.passes.place import Constraints, place
+from ggsched.passes.place import Constraints
+from ggsched.passes.placement.ggml import place
 from ggsched.passes.split import split
 from ggsched.passes.streams.assign import assign
 from ggsched.plan.memory import Life

@@ -8,7 +8,8 @@ from ggsched.passes.memory.reuse import Sequential
 from ggsched.passes.options import StreamPolicy
 from ggsched.passes.order.liveness import liveness
 from ggsched.passes.pipeline import make_plan
-from ggsched.passes.place import Constraints, place
+from ggsched.passes.place import Constraints
+from ggsched.passes.placement.ggml import place
 from ggsched.passes.split import split
 from ggsched.passes.streams.assign import assign
 from ggsched.plan.bundle import Plan

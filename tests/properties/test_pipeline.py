@@ -15,7 +15,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.join import join_graphs
 from ggsched.ir.schedule import apply_schedule, rounds
 from ggsched.ir.tensor import Role
-from ggsched.models.layer_split import split_layers
+from ggsched.models.stage_balance import split_layers
 from ggsched.passes import Constraints, make_plan
 from ggsched.passes.memory.rings import Slots
 from ggsched.passes.options import PlanOptions, StreamPolicy

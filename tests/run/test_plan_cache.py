@@ -6,7 +6,12 @@ import pytest
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.ir.builder import GraphBuilder
+from ggsched.passes.options import PlanOptions
 from ggsched.passes.place import Constraints
+from ggsched.passes.placement.cost import CostBased
+from ggsched.passes.placement.ggml import GgmlRules
+from ggsched.passes.placement.pinned import Pinned
+from ggsched.planner import plan_key
 from ggsched.run.cache import RecentCache
 from ggsched.scheduler import Scheduler
 from tests.run.devices import TestDevice, assert_released
@@ -44,6 +49,12 @@ class TestKey:
         plans = [scheduler.plan(g) for g in (first, second)]
         assert plans[0] is not plans[1]
         assert scheduler.plan_cache.misses == 2
+
+    def test_states_to_clear_are_part_of_it(self, scheduler):
+        graph = counter()
+        usual = scheduler.plan(graph)
+        assert scheduler.plan(graph, Constraints(clears=frozenset({"s"}))) is not usual
+        assert scheduler.plan(graph, Constraints(clears=frozenset({"other"}))) is usual
 
     @pytest.mark.parametrize(
         ("first", "second"),
@@ -175,3 +186,33 @@ class TestRecentCache:
     def test_needs_room(self, limit):
         with pytest.raises(UsageError):
             RecentCache(limit)
+
+
+class TestPlacement:
+    @pytest.mark.parametrize("placement", ["ggml", "cost", CostBased(2), Pinned({"w": "test:1"})])
+    def test_is_that_of_every_plan(self, placement):
+        graph = plus_weight()
+        devices = [TestDevice("test:0"), TestDevice("test:1")]
+        with Scheduler(
+            devices, weights={"w": W}, settings=Settings(), placement=placement
+        ) as scheduler:
+            plan = scheduler.plan(graph)
+            assert scheduler.draft(graph).placement == plan.placement
+            assert np.array_equal(only(graph, scheduler.run(graph, {"x": X})), (X + W) * 2)
+            used = {c.device for c in plan.placement.choices}
+        assert used == ({1} if isinstance(placement, Pinned) else {0})
+        assert_released(*devices)
+
+    def test_is_part_of_the_key(self):
+        graph, free, options = plus_weight(), Constraints(), PlanOptions()
+        keys = {
+            plan_key(graph, free, policy.key, options)
+            for policy in (GgmlRules(), CostBased(), CostBased(2), Pinned({"w": 0}))
+        }
+        assert len(keys) == 4
+
+    def test_what_is_not_a_policy_leaves_nothing_open(self):
+        devices = [TestDevice("test:0")]
+        with pytest.raises(UsageError, match="invalid placement 'heft'"):
+            Scheduler(devices, placement="heft")
+        assert_released(*devices)

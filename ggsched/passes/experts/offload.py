@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from msgspec.structs import replace
+
 from ggsched.ir.graph import Graph
 from ggsched.passes.cost.work_size import expected_rows, node_cost
 from ggsched.passes.experts.find import ExpertBlock, chosen_rows, find_blocks
@@ -225,7 +227,7 @@ def _moved(graph: Graph, placement: Placement, offloads: Sequence[OpOffload]) ->
             for i in range(o.first, o.end):
                 choices[i] = PlacementChoice(o.there, "offload", _why(o))
                 homes[graph.tensors[graph.nodes[i].output].storage] = o.there
-    return Placement(tuple(choices), homes, tuple(offloads))
+    return replace(placement, choices=tuple(choices), homes=homes, offloads=tuple(offloads))
 
 
 def _why(o: OpOffload) -> str:

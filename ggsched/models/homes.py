@@ -1,25 +1,26 @@
-"""Decides how a model is spread, where that was left open: by cost, or so that it fits."""
+"""Chooses the homes of a session's weights and caches: by layers, so that all fits, or by cost."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
-from ggsched.models.balance import balanced_layers
-from ggsched.models.batch_schedule import BatchSize, kv_bucket
+from ggsched.models.batches import BatchSize, kv_bucket
 from ggsched.models.fit import Fit, fit
-from ggsched.models.layer_cost import weight_nbytes
-from ggsched.models.offload import Homes, stages
-from ggsched.models.session_options import SessionOptions
-from ggsched.models.spec import ModelSpec
-from ggsched.models.tied import (
+from ggsched.models.offload import (
     EMBEDDING,
     LEFT_FOR_RESULTS,
+    Homes,
     copied_output,
+    find_homes,
     first_and_last,
     has_room,
+    stages,
     wants_copy,
 )
+from ggsched.models.session_options import SessionOptions
+from ggsched.models.spec import ModelSpec
+from ggsched.models.stage_balance import balanced_layers
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.scheduler import Scheduler
@@ -27,9 +28,69 @@ from ggsched.topology.cost import MachineRates
 from ggsched.topology.model import Topology
 
 
-def constraints_of(homes: Homes, rates: MachineRates) -> Constraints:
-    """Return what all plans of a session are made with."""
-    return homes.constraints(rates)
+@dataclass(frozen=True, slots=True)
+class ChosenHomes:
+    """Where a model's weights and caches live, and what was chosen for that.
+
+    Attributes:
+        spec: The model, with an output matrix of its own where a tied one is wanted twice.
+        options: Of the session, with everything chosen that was left open.
+        homes: Device and reason of each weight and cache.
+        fit: What ``--fit`` found; None where it was not asked for.
+    """
+
+    spec: ModelSpec
+    options: SessionOptions
+    homes: Homes
+    fit: Fit | None
+
+
+def choose_homes(
+    spec: ModelSpec, scheduler: Scheduler, rates: MachineRates, options: SessionOptions
+) -> ChosenHomes:
+    """Decide where the tensors of a session live: by its placement policy, by layers, or to fit.
+
+    Raises:
+        OutOfDeviceMemory: nothing fits, with ``--fit``.
+        UsageError: a rule that makes no sense, or there is nothing to choose.
+        PlanError: the placement policy finds no placement.
+    """
+    if not options.is_by_layers:
+        homes = homes_by_policy(spec, scheduler, rates, options)
+        return ChosenHomes(spec, options, homes, None)
+    chosen = None
+    if options.fit is None:
+        options = balance_options(spec, scheduler, rates, options)
+    else:
+        options, chosen = fit_options(spec, scheduler, rates, options)
+    spec = untie_embedding(spec, scheduler, options, chosen)
+    return ChosenHomes(spec, options, find_homes(spec, scheduler.topology, options.offload), chosen)
+
+
+def homes_by_policy(
+    spec: ModelSpec, scheduler: Scheduler, rates: MachineRates, options: SessionOptions
+) -> Homes:
+    """Return the homes that the scheduler's placement policy chooses for a decoding step.
+
+    The step fills the context. All graphs of a session share weights and caches, so these are the
+    homes in all of them.
+
+    Raises:
+        UsageError: an override that names a device which is not in use.
+        PlanError: the policy finds no placement.
+    """
+    rules = find_homes(spec, scheduler.topology, options.offload)
+    fixed = {name: d for name, d in rules.devices.items() if rules.reasons[name].startswith("-ot ")}
+    graph = BatchSize(1, options.n_ctx, 1).graph(spec, options.n_ctx)
+    wanted = Constraints(homes=fixed, rates=rates, experts=rules.experts)
+    plan = scheduler.draft(graph, wanted)
+    devices = {
+        name: plan.placement.homes[graph.named(name).id] if name in graph else device
+        for name, device in rules.devices.items()
+    }
+    why = "chosen by --placement for a step of decoding"
+    reasons = {name: rules.reasons[name] if name in fixed else why for name in devices}
+    return Homes(devices, reasons, rules.unused, rules.experts)
 
 
 def fit_options(
@@ -44,7 +105,7 @@ def fit_options(
     assert options.fit is not None
 
     def make(graph: Graph, homes: Homes) -> Plan:
-        return scheduler.draft(graph, constraints_of(homes, rates))
+        return scheduler.draft(graph, homes.constraints(rates))
 
     chosen = fit(
         spec,
@@ -132,5 +193,5 @@ def untie_embedding(
         fits = has_room(spec, topology, offload, scheduler.free_nbytes(), options.n_ctx)
     else:
         first, _ = first_and_last(spec, topology, offload)
-        fits = chosen.has_room(chosen.need.plus(first, weight_nbytes(spec.weights[EMBEDDING])))
+        fits = chosen.has_room(chosen.need.plus(first, spec.weights[EMBEDDING].nbytes))
     return copied_output(spec) if fits else spec

@@ -1,0 +1,165 @@
+"""Runs a model on tokens, batch by batch: graphs, plans, inputs, and one look at the logits."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from ggsched.ir.graph import Graph
+from ggsched.models.batches import MicroBatch, MicroBatches, batch_inputs, kv_bucket, rehearse
+from ggsched.models.generation import Timing
+from ggsched.models.graph import build_model_graph
+from ggsched.models.memory_need import MemoryNeed, memory_need
+from ggsched.models.sampling import argmax
+from ggsched.models.session_options import SessionOptions
+from ggsched.models.spec import ModelSpec
+from ggsched.passes.place import Constraints
+from ggsched.plan.bundle import Plan
+from ggsched.run.cache import RecentCache
+from ggsched.scheduler import Scheduler
+from ggsched.topology.cost import MachineRates
+
+T = TypeVar("T")
+
+
+class BatchRunner:
+    """A model on a scheduler; knows sizes, and nothing of the sequence.
+
+    Attributes:
+        micro_batches: Runs several micro-batches as one graph where that pays.
+        constraints: What all plans are made with.
+        last_plan: Of the last run.
+        likeliest: The first of the largest logits of the last token.
+        has_nonfinite: Whether any logits were not finite since this was last set to False; then
+            the KV cache may hold such numbers.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        scheduler: Scheduler,
+        constraints: Constraints,
+        rates: MachineRates,
+        options: SessionOptions,
+        timing: Timing,
+    ) -> None:
+        self._spec, self._scheduler, self._options = spec, scheduler, options
+        self._timing = timing
+        self.constraints = constraints
+        self.micro_batches = MicroBatches(
+            scheduler,
+            constraints,
+            rates,
+            mode=options.pipelining,
+            slots=options.pipeline_buffers,
+        )
+        self._graphs: RecentCache[tuple[int, int, int], Graph] = RecentCache(64)
+        self.last_plan: Plan | None = None
+        self.likeliest: int | None = None
+        self.has_nonfinite = False
+
+    def graph(self, n_tokens: int, n_past: int, n_out: int) -> Graph:
+        """Return the graph of a micro-batch that follows ``n_past`` tokens."""
+        n_ctx = self._options.n_ctx
+        n_kv = kv_bucket(n_past + n_tokens, n_ctx)
+        return self._graphs.get(
+            (n_tokens, n_kv, n_out),
+            lambda: build_model_graph(
+                self._spec, n_tokens=n_tokens, n_kv=n_kv, n_out=n_out, n_ctx=n_ctx
+            ),
+        )
+
+    def memory_need(self, n_prompt: int, n_predict: int, *, all_logits: bool) -> MemoryNeed:
+        """Return what a run takes, to the byte, without loading anything.
+
+        Raises:
+            UsageError: a prompt that the context does not hold.
+        """
+        options = self._options
+        plans = rehearse(
+            self.graph,
+            self.micro_batches,
+            n_prompt,
+            n_predict,
+            n_ctx=options.n_ctx,
+            step=options.step,
+            together=self._together,
+            all_logits=all_logits,
+        )
+        n_devices = len(self._scheduler.topology.devices)
+        return memory_need(plans, n_devices, plans_kept=options.plans_kept)
+
+    def run(self, tokens: np.ndarray, n_past: int, *, all_logits: bool, copy: bool) -> np.ndarray:
+        """Run tokens that follow ``n_past`` others, micro-batch by micro-batch.
+
+        Args:
+            tokens: int32; at least one.
+            n_past: Tokens before them.
+            all_logits: Return logits for each token instead of for the last one only.
+            copy: False for logits that are to be read before anything else is run.
+        """
+        step, together = self._options.step, self._together
+        parts = [tokens[start : start + step] for start in range(0, len(tokens), step)]
+        rows: list[np.ndarray] = []
+        for first in range(0, len(parts), together):
+            is_last = first + together >= len(parts)
+            batch = parts[first : first + together]
+            rows += self._run_batch(batch, n_past, all_logits, is_last, copy or all_logits)
+            n_past += sum(map(len, batch))
+        return np.concatenate(rows) if all_logits else rows[-1]
+
+    @property
+    def _together(self) -> int:
+        """Micro-batches of one batch at most."""
+        return max(1, self._options.n_batch // self._options.step)
+
+    def _run_batch(
+        self,
+        parts: Sequence[np.ndarray],
+        n_past: int,
+        all_logits: bool,
+        is_last: bool,
+        copy: bool,
+    ) -> list[np.ndarray]:
+        """Run the micro-batches of a batch, together where that pays; return their logits."""
+        past = [n_past + sum(map(len, parts[:k])) for k in range(len(parts))]
+        n_out = [len(part) if all_logits else 1 for part in parts]
+        window = self._spec.hparams.window
+        each = [
+            MicroBatch(self.graph(len(part), p, n), all_logits or (is_last and part is parts[-1]))
+            for part, p, n in zip(parts, past, n_out, strict=True)
+        ]
+
+        def inputs(k: int) -> dict[str, np.ndarray]:
+            return batch_inputs(each[k].graph, parts[k], past[k], n_out[k], window)
+
+        if len(parts) > 1 and self._planned(lambda: self.micro_batches.pays(each)):
+            self.last_plan = self.micro_batches.plan(each)
+            rows = self.micro_batches.run(each, inputs)
+            for logits in rows:
+                self._note(logits)
+            return rows
+        return [self._run(part.graph, inputs(k), copy) for k, part in enumerate(each)]
+
+    def _run(self, graph: Graph, inputs: dict[str, np.ndarray], copy: bool) -> np.ndarray:
+        scheduler, constraints = self._scheduler, self.constraints
+        self.last_plan = self._planned(lambda: scheduler.plan(graph, constraints))
+        out = scheduler.run(graph, inputs, constraints, copy=copy)
+        logits = out[graph.outputs[0]]
+        self._note(logits)
+        return logits
+
+    def _planned(self, make: Callable[[], T]) -> T:
+        """Return what is made; its time counts as planning if plans had to be made."""
+        known, began = self._scheduler.plan_cache.misses, time.perf_counter()
+        made = make()
+        if self._scheduler.plan_cache.misses != known:
+            self._timing.planning_s += time.perf_counter() - began
+        return made
+
+    def _note(self, logits: np.ndarray) -> None:
+        """Look at logits once: for numbers that are not finite, and for what a sampler asks."""
+        self.likeliest = best = argmax(logits[-1])
+        top = logits[-1, best] if len(logits) == 1 else logits.max()
+        self.has_nonfinite |= not np.isfinite(top)

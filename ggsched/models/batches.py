@@ -1,0 +1,384 @@
+"""Micro-batches: which ones a run needs, what the host sets for them, and running several as one.
+
+A graph depends on the size of a micro-batch only. Fed one after another, each micro-batch ends with
+the host waiting for its result before the next begins, and of several devices one works at a time.
+Joined into one graph the second device starts on the first micro-batch while the first device goes
+on with the second, and the host waits once. Whether that pays is predicted before it is done.
+
+Where attention lives on one device and experts on another, each part comes back to a device once
+for each layer. Part after part leaves every device waiting then: a stream keeps its order, and the
+second layer of the first part, which waits for the other device, stands before the first layer of
+the second part. Interleaved stages put it behind.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from ggsched.errors import GraphError, UsageError
+from ggsched.ir.graph import Graph
+from ggsched.ir.join import Joined, join_graphs
+from ggsched.ir.schedule import apply_schedule, rounds
+from ggsched.models.graph import build_model_graph
+from ggsched.models.spec import ModelSpec
+from ggsched.passes.cost.predict import predict_step
+from ggsched.passes.memory.rings import Slots
+from ggsched.passes.place import Constraints
+from ggsched.plan.bundle import Plan
+from ggsched.run.cache import RecentCache
+from ggsched.scheduler import Scheduler
+from ggsched.topology.cost import MachineRates
+
+_BUCKETS: Final = (32, 256, 512, 1024)
+_STEP: Final = 512
+
+
+class BatchSize(NamedTuple):
+    """What the graph of a micro-batch depends on.
+
+    Attributes:
+        n_tokens: Tokens that enter.
+        n_kv: Rows of the KV cache that attention looks at.
+        n_out: Tokens that get logits.
+    """
+
+    n_tokens: int
+    n_kv: int
+    n_out: int
+
+    def graph(self, spec: ModelSpec, n_ctx: int) -> Graph:
+        """Return the graph of such a micro-batch, with a KV cache of ``n_ctx`` rows."""
+        return build_model_graph(
+            spec, n_tokens=self.n_tokens, n_kv=self.n_kv, n_out=self.n_out, n_ctx=n_ctx
+        )
+
+
+def trajectory(
+    n_prompt: int, n_predict: int, *, n_ctx: int, step: int, all_logits: bool = False
+) -> Iterator[BatchSize]:
+    """Yield the micro-batches of a prompt and the decoding steps that follow, in order.
+
+    Args:
+        n_prompt: Tokens of the prompt; at least one.
+        n_predict: Tokens to generate at most; the last one is not fed back.
+        n_ctx: Rows of the KV cache; generation ends when it is full.
+        step: Tokens of one micro-batch at most.
+        all_logits: Whether each token of the prompt gets logits, as for ``run --logits``.
+
+    Raises:
+        UsageError: a prompt that is empty or that does not fit the context.
+    """
+    if not 1 <= n_prompt <= n_ctx:
+        raise UsageError(
+            f"a prompt of {n_prompt} tokens", why=f"it has 1 to {n_ctx}, which the context holds"
+        )
+    for start in range(0, n_prompt, step):
+        n = min(step, n_prompt - start)
+        yield BatchSize(n, kv_bucket(start + n, n_ctx), n if all_logits else 1)
+    for past in range(n_prompt, min(n_ctx, n_prompt + n_predict - 1)):
+        yield BatchSize(1, kv_bucket(past + 1, n_ctx), 1)
+
+
+def kv_bucket(n_used: int, n_ctx: int) -> int:
+    """Return the rows of the cache that attention looks at: ``n_used``, rounded up.
+
+    To 32, 256, 512 or 1024, then to multiples of 512, and of an eighth of the power of two above
+    from 4096 on. So a growing sequence seldom needs a new plan, which takes as long as dozens of
+    tokens on a fast device, and looks at 256 rows or at less than twice what it uses.
+    """
+    if n_used <= _BUCKETS[-1]:
+        return min(next(rows for rows in _BUCKETS if n_used <= rows), n_ctx)
+    step = max(_STEP, (1 << (n_used - 1).bit_length()) // 8)
+    return min(-(-n_used // step) * step, n_ctx)
+
+
+def batch_inputs(
+    graph: Graph, tokens: np.ndarray, n_past: int, n_out: int, window: int
+) -> dict[str, np.ndarray]:
+    """Return the host inputs of a micro-batch of one sequence.
+
+    Args:
+        graph: Of ``build_model_graph``; its mask tells how many cache rows are looked at.
+        tokens: int32 (T,).
+        n_past: Tokens before these; token i goes to cache row ``n_past + i``.
+        n_out: Tokens, counted from the end, that get logits.
+        window: Sliding window in tokens, 0 for none.
+    """
+    n = len(tokens)
+    positions = np.arange(n_past, n_past + n, dtype=np.int32)
+    n_kv = graph.tensors[graph.named("mask").id].shape[1]
+    rows = np.arange(n_kv, dtype=np.int32)[None, :]
+    hidden = rows > positions[:, None]
+    inputs = {
+        "tokens": tokens,
+        "positions": positions,
+        "kv_rows": positions,
+        "mask": np.where(hidden, np.float32(-np.inf), np.float32(0.0)),
+        "out_rows": np.arange(n - n_out, n, dtype=np.int32),
+    }
+    if window:
+        outside = hidden | (rows <= positions[:, None] - window)
+        inputs["mask_window"] = np.where(outside, np.float32(-np.inf), np.float32(0.0))
+    return {name: value for name, value in inputs.items() if name in graph}
+
+
+def interleave(joined: Joined, plan: Plan) -> Joined | None:
+    """Return the joined graph with as many parts in turns as there are devices.
+
+    Each device takes up one stage of these parts, then its next stage of them; so as many slots of
+    what is handed over are in use.
+
+    None where no part comes back to a device that it has left, where the parts are spread in
+    different ways, or where the order would change what is computed.
+
+    Args:
+        joined: The parts.
+        plan: Its plan, part after part, which says where the nodes run.
+    """
+    stage_of, devices = _stages(joined, plan)
+    if len(set(devices)) == len(devices):
+        return None
+    stages_of = [
+        [s for s, d in enumerate(devices) if d == device] for device in sorted(set(devices))
+    ]
+    schedule = rounds(len(joined.firsts), stages_of, len(stages_of))
+    try:
+        return apply_schedule(joined, stage_of, schedule)
+    except GraphError:  # a state that a later stage writes and another part's earlier one reads
+        return None
+
+
+def _stages(joined: Joined, plan: Plan) -> tuple[list[int], Sequence[int]]:
+    """Return the stage of each node, counted within its part, and the device of each stage.
+
+    No stages where two parts disagree.
+    """
+    seen: list[list[int]] = [[] for _ in joined.firsts]
+    stage_of: list[int] = []
+    for choice, part in zip(plan.placement.choices, joined.part_of, strict=True):
+        own = seen[part]
+        if not own or own[-1] != choice.device:
+            own.append(choice.device)
+        stage_of.append(len(own) - 1)
+    longest = max(seen, key=len, default=[])
+    agree = all(longest[: len(own)] == own for own in seen)
+    return stage_of, longest if agree else ()
+
+
+Pipelining = Literal["auto", "on", "off"]
+
+DEFAULT_SLOTS = 2
+"""One buffer that is read and one that is written: more are of use only where a copy takes longer
+than a stage."""
+
+_WORTH_IT = 0.95
+_KEPT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One micro-batch: its graph, and whether its logits are wanted."""
+
+    graph: Graph
+    is_wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a batch is predicted to take.
+
+    Attributes:
+        together_s: Seconds as one graph.
+        apart_s: Seconds one micro-batch after another.
+        source: Where the rates came from.
+    """
+
+    together_s: float
+    sequential_s: float
+    source: str
+
+    @property
+    def pays(self) -> bool:
+        """Whether joining is predicted to be worth it."""
+        return self.together_s < _WORTH_IT * self.sequential_s
+
+
+@dataclass(frozen=True)
+class _Batch:
+    joined: Joined
+    constraints: Constraints
+    forecast: Forecast | None
+
+
+class MicroBatches:
+    """Runs the micro-batches of a batch as one graph, where that pays."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        constraints: Constraints,
+        rates: MachineRates,
+        *,
+        mode: Pipelining = "auto",
+        slots: int | None = None,
+    ) -> None:
+        """Take what runs the model.
+
+        Args:
+            scheduler: Plans and runs.
+            constraints: Homes of weights and states.
+            rates: For predictions.
+            mode: ``auto`` goes by the prediction; ``on`` joins whatever it says.
+            slots: Buffers of what is handed from device to device, ``DEFAULT_SLOTS`` if not given.
+        """
+        self.scheduler = scheduler
+        self.constraints = constraints
+        self.rates = rates
+        self.mode = mode
+        self.slots = DEFAULT_SLOTS if slots is None else slots
+        self._batches: RecentCache[tuple[tuple[str, bool], ...], _Batch] = RecentCache(_KEPT)
+
+    def pays(self, parts: Sequence[MicroBatch]) -> bool:
+        """Whether these should run as one graph.
+
+        Raises:
+            PlanError: a part cannot be placed on the devices.
+        """
+        if self.mode == "off" or len(parts) < 2 or len(self.scheduler.topology.devices) < 2:
+            return False
+        if self.mode == "on":
+            return True
+        forecast = self.forecast(parts)
+        return forecast is not None and forecast.pays
+
+    def forecast(self, parts: Sequence[MicroBatch]) -> Forecast | None:
+        """Return what both ways are predicted to take; None where one device does it all."""
+        return self._batch(parts).forecast
+
+    def plan(self, parts: Sequence[MicroBatch]) -> Plan:
+        """Return the plan of the micro-batches as one graph."""
+        batch = self._batch(parts)
+        return self.scheduler.plan(batch.joined.graph, batch.constraints)
+
+    def run(
+        self,
+        parts: Sequence[MicroBatch],
+        inputs: Callable[[int], dict[str, np.ndarray]],
+    ) -> list[np.ndarray]:
+        """Run them and return the first output of each whose logits are wanted, in order.
+
+        Args:
+            parts: The micro-batches, in order.
+            inputs: Makes the host inputs of a part, by name in the part's own graph.
+
+        Raises:
+            As ``Scheduler.run``.
+        """
+        batch = self._batch(parts)
+        joined = batch.joined
+        given: dict[str, np.ndarray] = {}
+        for k in range(len(parts)):
+            for name, value in inputs(k).items():
+                if joined.input_name(k, name) in joined.graph:
+                    given[joined.input_name(k, name)] = value
+        out = self.scheduler.run(joined.graph, given, batch.constraints)
+        return [
+            out[joined.outputs[k, part.graph.outputs[0]]]
+            for k, part in enumerate(parts)
+            if part.is_wanted
+        ]
+
+    def _batch(self, parts: Sequence[MicroBatch]) -> _Batch:
+        key = tuple((part.graph.digest, part.is_wanted) for part in parts)
+        return self._batches.get(key, lambda: self._join(parts))
+
+    def _join(self, parts: Sequence[MicroBatch]) -> _Batch:
+        keep = [part.graph.outputs[:1] if part.is_wanted else () for part in parts]
+        name = f"{parts[0].graph.name} x {len(parts)}"
+        joined = join_graphs([part.graph for part in parts], keep=keep, name=name)
+        constraints = self.constraints.with_slots(Slots(self.slots, joined.firsts))
+        joined = self._in_better_order(joined, constraints)
+        forecast = self._forecast(parts, joined, constraints) if self.mode == "auto" else None
+        return _Batch(joined, constraints, forecast)
+
+    def _in_better_order(self, joined: Joined, constraints: Constraints) -> Joined:
+        """Return the parts in turns where a part comes back to a device and that is faster."""
+        plan = self.scheduler.plan(joined.graph, constraints)
+        turned = interleave(joined, plan)
+        if turned is None:
+            return joined
+        other = self.scheduler.plan(turned.graph, constraints)
+        now = predict_step(joined.graph, plan, self.rates).seconds
+        then = predict_step(turned.graph, other, self.rates).seconds
+        return turned if then < now else joined
+
+    def _forecast(
+        self, parts: Sequence[MicroBatch], joined: Joined, constraints: Constraints
+    ) -> Forecast | None:
+        first = self.scheduler.plan(parts[0].graph, self.constraints)
+        if len({s.device for s in first.splits.splits}) < 2:
+            return None
+        sequential_s = 0.0
+        for part in parts:
+            plan = self.scheduler.plan(part.graph, self.constraints)
+            sequential_s += predict_step(part.graph, plan, self.rates).seconds
+        plan = self.scheduler.plan(joined.graph, constraints)
+        prediction = predict_step(joined.graph, plan, self.rates)
+        return Forecast(prediction.seconds, sequential_s, prediction.source)
+
+
+MakeGraph = Callable[[int, int, int], Graph]
+"""Returns the graph of (tokens, tokens before them, tokens that get logits)."""
+
+
+def rehearse(
+    graph: MakeGraph,
+    micro_batches: MicroBatches,
+    n_prompt: int,
+    n_predict: int,
+    *,
+    n_ctx: int,
+    step: int,
+    together: int,
+    all_logits: bool = False,
+) -> Iterator[Plan]:
+    """Yield the plans of a prompt and of the decoding steps that follow, in order of their use.
+
+    Args:
+        graph: Makes graphs of the model.
+        micro_batches: Decides which micro-batches run as one graph.
+        n_prompt: Tokens of the prompt; at least one.
+        n_predict: Tokens to generate at most; the last one is not fed back.
+        n_ctx: Rows of the KV cache; generation ends when it is full.
+        step: Tokens of one micro-batch at most.
+        together: Micro-batches of one batch, which may run as one graph.
+        all_logits: Whether each token of the prompt gets logits.
+
+    Raises:
+        UsageError: a prompt that is empty or that does not fit the context.
+        PlanError: a graph cannot be placed.
+    """
+    if not 1 <= n_prompt <= n_ctx:
+        raise UsageError(
+            f"a prompt of {n_prompt} tokens", why=f"it has 1 to {n_ctx}, which the context holds"
+        )
+    parts = []
+    for start in range(0, n_prompt, step):
+        n = min(step, n_prompt - start)
+        is_last = start + n == n_prompt
+        made = graph(n, start, n if all_logits else 1)
+        parts.append(MicroBatch(made, all_logits or is_last))
+    for first in range(0, len(parts), together):
+        yield from _plans(micro_batches, parts[first : first + together])
+    for past in range(n_prompt, min(n_ctx, n_prompt + n_predict - 1)):
+        yield from _plans(micro_batches, [MicroBatch(graph(1, past, 1), True)])
+
+
+def _plans(micro_batches: MicroBatches, parts: Sequence[MicroBatch]) -> Iterator[Plan]:
+    if micro_batches.pays(parts):
+        yield micro_batches.plan(parts)
+        return
+    for part in parts:
+        yield micro_batches.scheduler.plan(part.graph, micro_batches.constraints)

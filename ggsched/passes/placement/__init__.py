@@ -1,0 +1,1 @@
+"""Placement policies: ggml's rules, pins by pattern, predicted cost."""

@@ -1,0 +1,156 @@
+"""What all policies start from: able devices, pinned storages, homes of what outlives a run.
+
+The unit of placement is the *storage*: every node that writes into a storage, through views too,
+runs where the storage lives, so no write can be lost.
+"""
+
+from ggsched.errors import PlanError
+from ggsched.ids import show
+from ggsched.ir.graph import Graph
+from ggsched.ir.tensor import Role
+from ggsched.passes.place import Constraints
+from ggsched.plan.placement import Cause, Placement, PlacementChoice
+from ggsched.topology.caps import op_key
+from ggsched.topology.model import Topology
+
+
+class PlacementTables:
+    """By storage: the home so far, the reason for it, and the devices that support its writers."""
+
+    def __init__(self, graph: Graph, topology: Topology) -> None:
+        self.graph = graph
+        self.topology = topology
+        tensors = graph.tensors
+        self.out = [tensors[n.output].storage for n in graph.nodes]
+        self.home = [-1] * len(tensors)
+        self.choice: dict[int, PlacementChoice] = {}
+        self.able = _able(graph, topology, self.out)
+
+    def is_open(self) -> bool:
+        """Whether a storage that nodes write has no home yet."""
+        return any(self.home[storage] < 0 for storage in self.out)
+
+    def has(self, device: int) -> bool:
+        """Whether a device index exists."""
+        return 0 <= device < len(self.topology.devices)
+
+    def settle(self, storage: int, device: int, cause: Cause, detail: str) -> None:
+        """Give a storage a home, with the reason."""
+        self.home[storage] = device
+        self.choice[storage] = PlacementChoice(device, cause, detail)
+
+
+def _able(graph: Graph, topology: Topology, out: list[int]) -> list[int]:
+    """Return for each storage a bit mask of the devices that support all nodes writing it."""
+    masks: dict[tuple[str, str], int] = {}
+    able = [(1 << len(topology.devices)) - 1] * len(graph.tensors)
+    tensors = graph.tensors
+    for node, storage in zip(graph.nodes, out, strict=True):
+        asked = node.op, tensors[node.inputs[0]].dtype.name
+        mask = masks.get(asked)
+        if mask is None:
+            key = op_key(*asked)
+            mask = sum(1 << i for i, d in enumerate(topology.devices) if key in d.ops)
+            masks[asked] = mask
+        able[storage] &= mask
+        if not able[storage]:
+            raise _nobody_can(graph, topology, out, storage, op_key(*asked))
+    return able
+
+
+def _nobody_can(
+    graph: Graph, topology: Topology, out: list[int], storage: int, key: str
+) -> PlanError:
+    writers = [n for n, s in zip(graph.nodes, out, strict=True) if s == storage]
+    names = ", ".join(d.name for d in topology.devices)
+    if len(writers) == 1 or not any(key in d.ops for d in topology.devices):
+        node = next(
+            n for n in writers if op_key(n.op, graph.tensors[n.inputs[0]].dtype.name) == key
+        )
+        return PlanError(
+            f"no device supports {key}",
+            where=graph.label(node),
+            hint=f"devices: {names}; add one that does, e.g. cpu:0",
+        )
+    labels = ", ".join(graph.label(n) for n in writers[:4])
+    return PlanError(
+        "no device supports every node that writes this storage",
+        where=f"{show('tensor', storage)} {graph.tensors[storage].name!r}",
+        why=f"written by {labels}",
+        hint="nodes that write through a view must run where the storage lives; copy with cont()",
+    )
+
+
+def _no_device(device: int, where: str) -> PlanError:
+    return PlanError(f"device index {device} does not exist", where=where)
+
+
+def place_pinned(work: PlacementTables, constraints: Constraints) -> None:
+    """Settle what the constraints decide.
+
+    Raises:
+        PlanError: a device index that does not exist, that the device cannot honour or that
+            contradicts another.
+    """
+    for name, device in constraints.homes.items():
+        if name not in work.graph:
+            continue
+        tensor = work.graph.named(name)
+        if not work.has(device):
+            raise _no_device(device, name)
+        if tensor.role is not Role.WEIGHT:
+            _pin(work, tensor.id, device, "owner", name)
+    for node_id, device in constraints.pins.items():
+        if not 0 <= node_id < len(work.graph.nodes):
+            raise PlanError(f"pin of node {node_id}, which does not exist", where=work.graph.name)
+        if not work.has(device):
+            raise _no_device(device, work.graph.label(work.graph.nodes[node_id]))
+        _pin(work, work.out[node_id], device, "pin", work.topology.devices[device].name)
+
+
+def _pin(work: PlacementTables, storage: int, device: int, cause: Cause, detail: str) -> None:
+    if work.home[storage] not in (-1, device) or not work.able[storage] >> device & 1:
+        raise _cannot_pin(work, storage, device)
+    work.settle(storage, device, cause, detail)
+
+
+def _cannot_pin(work: PlacementTables, storage: int, device: int) -> PlanError:
+    where = f"{show('tensor', storage)} {work.graph.tensors[storage].name!r}"
+    name = work.topology.devices[device].name
+    if work.home[storage] not in (-1, device):
+        other = work.topology.devices[work.home[storage]].name
+        return PlanError(
+            f"pinned to {name} and to {other}", where=where, hint="remove one of the pins"
+        )
+    return PlanError(
+        f"pinned to {name}, which does not support the nodes that write it", where=where
+    )
+
+
+def finished(work: PlacementTables, constraints: Constraints) -> Placement:
+    """Return the placement once every storage that nodes write has a home."""
+    return Placement(tuple([work.choice[s] for s in work.out]), find_homes(work, constraints))
+
+
+def find_homes(work: PlacementTables, constraints: Constraints) -> dict[int, int]:
+    """Return the home of each storage that needs one."""
+    tensors = work.graph.tensors
+    homes = {s: work.home[s] for s in work.out}
+    lasting = (Role.WEIGHT, Role.STATE)
+    for name, device in constraints.homes.items():
+        if name not in work.graph:
+            continue
+        homes[work.graph.named(name).id] = device
+    for node, storage in zip(work.graph.nodes, work.out, strict=True):
+        for tid in node.inputs:
+            t = tensors[tid]
+            if t.role in lasting:
+                homes.setdefault(t.storage, work.home[storage])
+    for tid in work.graph.outputs:
+        t = tensors[tid]
+        if t.role is not Role.INPUT:
+            homes.setdefault(t.storage, 0)
+    for t in tensors:
+        if t.role in lasting and not t.is_view:
+            homes.setdefault(t.id, 0)
+    return homes
