@@ -30,7 +30,6 @@ PlanKey = tuple[
     str,
     Slots | None,
     ExpertPolicy,
-    tuple[str, ...],
     str,
     PlanOptions,
 ]
@@ -57,7 +56,7 @@ def plan_key(
     pins = tuple(sorted(constraints.pins.items()))
     slots, experts = constraints.slots, constraints.experts
     clears = tuple(sorted(name for name in constraints.clears if name in graph))
-    return graph.digest, homes, pins, rates, slots, experts, clears, placement, options
+    return graph.digest, homes, pins, clears, rates, slots, experts, placement, options
 
 
 class Planner:
