@@ -305,7 +305,7 @@ def _shifted(region: Region, shift: int) -> Region:
 
 
 def merged(regions: Sequence[Region]) -> tuple[Region, ...]:
-    """Return the regions sorted, with those that touch joined."""
+    """Return the same bytes as sorted regions that do not touch."""
     merged: list[Region] = []
     for r in sorted(r for r in regions if r.nbytes):
         last = merged[-1] if merged else None
@@ -316,4 +316,4 @@ def merged(regions: Sequence[Region]) -> tuple[Region, ...]:
     return tuple(merged)
 
 
-__all__ = ["ALL_MUTATIONS", "Mutants", "relocated", "with_commands"]
+__all__ = ["ALL_MUTATIONS", "Mutants", "merged", "relocated", "with_commands"]
