@@ -13,7 +13,7 @@ from benchmarks.measure import in_turn, ratio
 from benchmarks.table import Row
 from ggsched.config import Settings
 from ggsched.passes import Constraints
-from ggsched.sanitize.trace import check_trace
+from ggsched.sanitize import check_trace
 from ggsched.scheduler import Scheduler
 from ggsched.trace.recorder import Recorder
 from ggsched_cpu.device import CpuDevice, CpuSettings

@@ -79,7 +79,7 @@ class _Boundaries:
                 self._launch(number, item)
             elif self._is_free(item):
                 self.last[item.stream] = number
-            elif item.kind == "copy" and not self._meets_cpu(item):
+            elif self._is_between_devices(item) and not self._meets_cpu(item):
                 self._copy(number, item)
             else:
                 self._blocking_copy(number, item)
@@ -147,9 +147,15 @@ class _Boundaries:
         """Whether a transfer is an input of the CPU, which it reads where it is, or an output."""
         splits = self.schedule.splits
         t = splits.transfers[item.source]
-        if item.kind == "upload":
+        if splits.values[t.src].device == HOST:
             return splits.values[t.src].kind == "input" and self._is_cpu(item.stream)
-        return item.kind == "download" and splits.values[t.dst].kind == "output"
+        return splits.values[t.dst].kind == "output"
+
+    def _is_between_devices(self, item: Work) -> bool:
+        splits = self.schedule.splits
+        t = splits.transfers[item.source]
+        ends = (splits.values[t.src].device, splits.values[t.dst].device)
+        return HOST not in ends and t.has_source and t.rows is None
 
     def _meets_cpu(self, item: Work) -> bool:
         return any(q != NO_STREAM and self._is_cpu(q) for q in self._ends(item))

@@ -26,10 +26,10 @@ PlanKey = tuple[
     str,
     tuple[tuple[str, int], ...],
     tuple[tuple[int, int], ...],
+    tuple[str, ...],
     str,
     Slots | None,
     ExpertPolicy,
-    tuple[str, ...],
     str,
     PlanOptions,
 ]
@@ -56,7 +56,7 @@ def plan_key(
     pins = tuple(sorted(constraints.pins.items()))
     slots, experts = constraints.slots, constraints.experts
     clears = tuple(sorted(name for name in constraints.clears if name in graph))
-    return graph.digest, homes, pins, rates, slots, experts, clears, placement, options
+    return graph.digest, homes, pins, clears, rates, slots, experts, placement, options
 
 
 class Planner:
@@ -168,7 +168,7 @@ class Planner:
         )
         log_plan(plan, self._settings.debug)
         if self._settings.sanitize == "plan":
-            check_plan(plan).raise_if_findings()
+            check_plan(plan, graph=graph).raise_if_findings()
         return plan
 
     def _begin_trial(

@@ -40,7 +40,7 @@ def check(file: str, advice: bool, as_json: bool) -> int:
 def _reports(
     file: str, data: bytes, advice: bool
 ) -> tuple[Literal["plan", "trace", "litmus"], "list[Report]"]:
-    from ggsched.sanitize.trace import check_trace
+    from ggsched.sanitize import check_trace
     from ggsched.trace.export import is_trace, read_trace
 
     if is_trace(data):

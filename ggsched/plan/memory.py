@@ -67,7 +67,8 @@ class Memory(msgspec.Struct, frozen=True):
         overwrites: For each value that took over the bytes of a dying operand, that operand's
             value id.
         lower_bound: For each arena that was packed (compute and host memory) the most bytes that
-            must be live at once. No packing needs less.
+            must be live at once. No packing needs less. With several streams those of the heaviest
+            set of values that may be live together; with hints those of program order.
         hinted_bound: The same with retention hints (bytes that are left alone so that a device may
             make one call of several groups), for each arena of which they raise it. No packing
             that follows all hints needs less.

@@ -26,13 +26,13 @@ class PlanStats(msgspec.Struct, frozen=True):
             when it runs are left out.
         chosen: Bytes of which rows are chosen when it runs, all of them, by path.
         compute: Bytes of compute arenas by device, after alignment.
-        lower_bound: Bytes that must be live at once, by device, below which no packing can go; with
-            several streams those of the heaviest set of values that may be live together.
-        hinted_bound: The same for packings that follow all retention hints.
+        lower_bound: Bytes that must be live at once, by device, below which no packing can go.
+        hinted_bound: The same for packings that follow all retention hints, see ``Memory``.
         weights: Bytes of weights by device.
         states: Bytes of states by device.
         host: Bytes of host memory: inputs, outputs and staging.
-        waste: Bytes of all packed compute arenas over their lower bound; 1.0 is perfect packing.
+        waste: Bytes of all packed compute arenas over their bound with hints; 1.0 is perfect
+            packing.
         planning_s: Seconds that planning took.
     """
 
@@ -63,8 +63,8 @@ def plan_stats(plan: Plan) -> PlanStats:
     commands = {str(kind): count for kind, count in sorted(kinds.items(), key=str)}
     host = sum(arena.nbytes for arena in memory.arenas if arena.device == HOST)
     compute = _by_device(plan, "compute")
-    bounds = _bounds(plan, memory.lower_bound)
-    least = sum(bounds.values())
+    hinted = _bounds(plan, memory.lower_bound | memory.hinted_bound)
+    least = sum(hinted.values())
     effects = [command.effects for command in plan.commands]
     return PlanStats(
         nodes=len(plan.nodes),
@@ -78,8 +78,8 @@ def plan_stats(plan: Plan) -> PlanStats:
         copied=_moved(plan, effects, rows=False),
         chosen=_moved(plan, effects, rows=True),
         compute=compute,
-        lower_bound=bounds,
-        hinted_bound=_bounds(plan, memory.lower_bound | memory.hinted_bound),
+        lower_bound=_bounds(plan, memory.lower_bound),
+        hinted_bound=hinted,
         weights=_by_device(plan, "weight"),
         states=_by_device(plan, "state"),
         host=host,

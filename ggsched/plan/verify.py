@@ -12,20 +12,16 @@ from ggsched.ir.tensor import Role
 from ggsched.plan.placement import Placement
 from ggsched.plan.splits import HOST, Splits, Transfer, Value
 from ggsched.plan.streams import Streams
-from ggsched.plan.verify_commands import verify_commands
 from ggsched.plan.verify_fusions import verify_fusions
 from ggsched.plan.verify_memory import verify_memory
-from ggsched.plan.verify_references import verify_references
 from ggsched.plan.verify_rows import verify_rows, verify_takers
 from ggsched.topology.caps import op_key
 from ggsched.topology.model import Topology
 
 __all__ = [
-    "verify_commands",
     "verify_fusions",
     "verify_memory",
     "verify_placement",
-    "verify_references",
     "verify_splits",
     "verify_streams",
 ]

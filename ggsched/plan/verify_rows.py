@@ -4,9 +4,6 @@ from ggsched.errors import PlanError
 from ggsched.ids import show
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
-from ggsched.plan.bundle import Plan
-from ggsched.plan.command import CopyRows
-from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST, Splits, Transfer
 from ggsched.topology.model import Topology
 
@@ -62,31 +59,3 @@ def _verify_taker(graph: Graph, splits: Splits, node: Node, k: int, ids: int) ->
         what = f"takes rows by {show('tensor', named.id)}"
         why = f"those of {show('value', ids)} are there"
         raise PlanError(what, where=graph.label(node), why=why)
-
-
-def verify_copy_rows(plan: Plan, c: CopyRows, where: str) -> None:
-    """Check that a command copies the rows of its transfer.
-
-    Raises:
-        PlanError: other ids, rows or ways, or a cache that is not the weight's.
-    """
-    t = plan.splits.transfers[c.transfer]
-    rows = t.rows
-    assert rows is not None
-    wanted = (plan.memory.regions[rows.ids], rows.nbytes, rows.through_host_view)
-    if (c.ids, c.row_nbytes, c.through_host_view) != wanted:
-        raise PlanError("copies other rows than its transfer", where=where, why=f"{wanted}")
-    if (c.cache is not None) != (rows.cached > 0):
-        raise PlanError(f"cache {c.cache}", where=where, why=f"it keeps {rows.cached} rows")
-    if c.cache is not None:
-        _verify_cache(plan, c.cache, t, rows.cached * rows.nbytes, where)
-
-
-def _verify_cache(plan: Plan, cache: Region, t: Transfer, nbytes: int, where: str) -> None:
-    if not 0 <= cache.arena < len(plan.memory.arenas):
-        raise PlanError(f"cache in arena {cache.arena}, which does not exist", where=where)
-    arena = plan.memory.arenas[cache.arena]
-    src, dst = plan.splits.values[t.src], plan.splits.values[t.dst]
-    found = (arena.kind, arena.name, arena.device, arena.nbytes)
-    if found != ("cache", src.bound, dst.device, nbytes) or cache[1:] != (0, nbytes):
-        raise PlanError(f"cache in {show('arena', arena.id)}", where=where, why=f"it is {found}")

@@ -1,35 +1,40 @@
 """Progress: waits that nothing can ever end.
 
-A wait ends when the record that it waits for is reached. The records and waits of a trace are a
-graph: each comes after its stream, after what its host thread did before, and a wait after the
-record of its event, wherever that stands. Whatever is on a cycle, or waits for an event that is
-never recorded, stays where it is, and so does everything behind it.
+A wait ends when the record that it waits for is reached. Records and waits are a graph: each comes
+after its stream, after what its host thread did before, and a wait after the record of its event,
+wherever that stands. Whatever is on a cycle, or waits for an event that is never recorded, stays
+where it is, and so does everything behind it.
 """
 
 from collections.abc import Sequence
 
+from ggsched.sanitize.events import EventStream
 from ggsched.sanitize.report import Finding
-from ggsched.trace.schema import NOBODY, Alloc, Entry, Record, Sync, Trace, Wait
 
 
-def find_stuck(trace: Trace) -> list[Finding]:
-    """Return waits for events that are never recorded, and cycles of waits."""
-    if trace.events == "latest":  # then every wait is for something before it, or for nothing
+def find_stuck(stream: EventStream) -> list[Finding]:
+    """Return waits for events that are never recorded, and each cycle of waits once."""
+    if stream.is_renewable:  # then every wait is for something before it, or for nothing
         return []
-    records = _records(trace)
+    records: dict[int, int] = {}
+    for i, event in enumerate(stream.events):
+        if event.kind == "record" and event.event is not None:
+            records.setdefault(event.event, i)
     findings = []
-    for i, entry in enumerate(trace.entries):
-        event = _event(entry)
-        if event is not None and event not in records:
-            who = trace.actors[entry.actor].name
-            what = f"#{i} {who} waits for e{event}, which is never recorded"
-            findings.append(Finding("progress", what, i, "record it, or do not wait"))
-    return findings + find_cycles(trace)
+    is_early = False
+    for i, event in enumerate(stream.events):
+        if event.kind in ("wait", "sync") and event.event is not None:
+            is_early |= records.get(event.event, i + 1) > i
+            if event.event not in records:
+                who = f"{stream.names.ref(event)} {stream.actors[event.actor].name}"
+                what = f"{who} waits for e{event.event}, which is never recorded"
+                fix = "record it, or do not wait"
+                findings.append(Finding("progress", what, event.source, fix))
+    return findings + _find_cycles(stream, records) if is_early else findings
 
 
-def find_cycles(trace: Trace) -> list[Finding]:
-    """Return each group of records that wait for one another, once."""
-    needs = _needs(trace, _records(trace))
+def _find_cycles(stream: EventStream, records: dict[int, int]) -> list[Finding]:
+    needs = _needs(stream, records)
     left = [len(mine) for mine in needs]
     followers: list[list[int]] = [[] for _ in needs]
     for i, mine in enumerate(needs):
@@ -45,40 +50,26 @@ def find_cycles(trace: Trace) -> list[Finding]:
     findings = []
     while stuck:
         cycle = _walk_back(min(stuck), stuck, needs)
-        findings.append(_cycle_finding(trace, cycle))
+        findings.append(_finding(stream, cycle))
         stuck -= _behind(cycle, followers)
     return findings
 
 
-def _records(trace: Trace) -> dict[int, int]:
-    """Return where each event is first recorded."""
-    records: dict[int, int] = {}
-    for i, entry in enumerate(trace.entries):
-        if isinstance(entry, Record):
-            records.setdefault(entry.event, i)
-    return records
-
-
-def _event(entry: Entry) -> int | None:
-    return entry.event if isinstance(entry, Wait | Sync) else None
-
-
-def _needs(trace: Trace, records: dict[int, int]) -> list[set[int]]:
-    """Return for each record those that must be reached before it."""
+def _needs(stream: EventStream, records: dict[int, int]) -> list[set[int]]:
+    """Return for each event those that must be reached before it."""
     last: dict[int, int] = {}
     needs: list[set[int]] = []
-    for i, entry in enumerate(trace.entries):
-        by = NOBODY if isinstance(entry, Alloc) else entry.by
-        mine = {last[a] for a in (entry.actor, by) if a in last}
-        event = _event(entry)
-        if event in records:
-            mine.add(records[event])
-        elif isinstance(entry, Sync) and event is None:
-            streams = [a.id for a in trace.actors if a.kind == "stream"]
-            targets = streams if entry.stream is None else [entry.stream]
-            mine |= {last[s] for s in targets if s in last}
+    streams = [i for i, a in enumerate(stream.actors) if not a.is_host]
+    for i, event in enumerate(stream.events):
+        mine = {last[a] for a in (event.actor, event.by) if a in last}
+        if event.kind in ("wait", "sync"):
+            if event.event is None:
+                targets = streams if event.target is None else [event.target]
+                mine |= {last[s] for s in targets if s in last}
+            elif event.event in records:
+                mine.add(records[event.event])
         needs.append(mine)
-        last[entry.actor] = i
+        last[event.actor] = i
     return needs
 
 
@@ -104,11 +95,12 @@ def _behind(cycle: Sequence[int], followers: Sequence[Sequence[int]]) -> set[int
     return seen
 
 
-def _cycle_finding(trace: Trace, cycle: Sequence[int]) -> Finding:
+def _finding(stream: EventStream, cycle: Sequence[int]) -> Finding:
     """Name the waits of a cycle; what stands between them is in between by the stream's order."""
-    waits = [i for i in sorted(cycle) if _event(trace.entries[i]) is not None]
-    named = [f"#{i} {trace.actors[trace.entries[i].actor].name}" for i in waits]
-    what = f"{' and '.join(named)} wait for each other" if len(waits) > 1 else ""
-    if not what:
+    waits = [stream.events[i] for i in sorted(cycle) if stream.events[i].kind in ("wait", "sync")]
+    waits = [event for event in waits if event.event is not None]
+    named = [f"{stream.names.ref(e)} {stream.actors[e.actor].name}" for e in waits]
+    what = f"{' and '.join(named)} wait for each other"
+    if len(named) == 1:
         what = f"{named[0]} waits for what comes after it"
-    return Finding("progress", what, waits[0], "record before waiting, on every stream")
+    return Finding("progress", what, waits[0].source, "record before waiting, on every stream")

@@ -8,23 +8,24 @@ apart from what it reads, but for what its last node reads itself, and apart fro
 from collections.abc import Iterator, Sequence
 
 from ggsched.ids import show
+from ggsched.ir.intervals import overlap
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Launch
-from ggsched.plan.effects import Step
+from ggsched.plan.command import Command
+from ggsched.plan.effects import Effects, Step
 from ggsched.plan.fusions import Fusion
 from ggsched.plan.memory import Region
 from ggsched.sanitize.report import Finding
 
 
-def find_bad_groups(plan: Plan) -> list[Finding]:
+def find_bad_groups(plan: Plan, effects: Sequence[Effects]) -> list[Finding]:
     """Return groups that are cut, not declared, or write what they may still read."""
     if not plan.fusions:
         return []
     place = {
         step.node: (command, at)
         for command in plan.commands
-        if isinstance(command, Launch)
-        for at, step in enumerate(command.steps)
+        for at, step in enumerate(effects[command.id].steps)
+        if step.node >= 0
     }
     findings: list[Finding] = []
     for fusion in plan.fusions:
@@ -33,7 +34,7 @@ def find_bad_groups(plan: Plan) -> list[Finding]:
 
 
 def _bad_group(
-    plan: Plan, fusion: Fusion, place: dict[int, tuple[Launch, int]]
+    plan: Plan, fusion: Fusion, place: dict[int, tuple[Command, int]]
 ) -> Iterator[Finding]:
     name = f"group {fusion.pattern} of {', '.join(show('node', n) for n in fusion.nodes)}"
     at = [place.get(n) for n in fusion.nodes]
@@ -50,10 +51,9 @@ def _bad_group(
     if fusion.pattern not in facts.fusions:
         what = f"{name} runs on {facts.name}, which does not declare the pattern"
         yield Finding("fusion", what, command.id, "launch its nodes one by one")
-    steps = command.steps[first : first + len(known)]
+    steps = command.effects.steps[first : first + len(known)]
     for region, why in _clashes(plan, steps):
-        place_text = f"{show('arena', region.arena)}[{region.offset}:{region.end}]"
-        what = f"{name} writes {place_text}, {why}"
+        what = f"{name} writes {region.text}, {why}"
         fix = "keep them apart as long as the group runs"
         yield Finding("fusion", what, command.id, fix, region.arena, region.offset, region.end)
 
@@ -73,13 +73,13 @@ def _clashes(plan: Plan, steps: Sequence[Step]) -> Iterator[tuple[Region, str]]:
             if mode not in "wp":
                 continue
             for j, read in reads:
-                if _overlap(written, read) and not (i == j == last):
+                if _clash(written, read) and not (i == j == last):
                     yield written, f"which its {show('node', steps[j].node)} reads"
             for j in range(i):
                 earlier = steps[j].operands[-1]
-                if _overlap(written, earlier) and not (i == last and written == earlier):
+                if _clash(written, earlier) and not (i == last and written == earlier):
                     yield written, f"where its {show('node', steps[j].node)} writes"
 
 
-def _overlap(a: Region, b: Region) -> bool:
-    return a.arena == b.arena and a.offset < b.end and b.offset < a.end
+def _clash(a: Region, b: Region) -> bool:
+    return a.arena == b.arena and overlap(a, b)

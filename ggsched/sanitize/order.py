@@ -1,114 +1,150 @@
 """Happens-before: what must be complete before what may begin, and nothing more.
 
-The actors are the host and the streams. A device that keeps copies and launches of a stream in
-order is one lane per stream; any other device has two, the launches and the copies, each in order
-by itself (STR-1). What is enqueued happens after everything that the host knew at that time.
+A host thread is one lane. A stream is one lane too where its device keeps copies and launches in
+order; any other has two, the launches and the copies, each in order by itself (STR-1). A clock says
+how many pieces of work of each lane are known to be done. What is enqueued happens after everything
+that the thread which enqueues it knew at that time.
 """
 
-from ggsched.plan.bundle import Plan
-from ggsched.sanitize.clock import Clock, join, new_clock
+from copy import copy
+from typing import Final
 
-HOST_LANE = 0
+from ggsched.sanitize.events import NOBODY, Event, EventStream, Memory
 
-HOST_WRITES = -1
-HOST_READS = -2
-"""What the log of the host's lane calls its accesses to inputs and outputs."""
+Clock = list[int]
+"""One number for each lane; number n of a lane stands for its first n pieces of work."""
+
+Mark = tuple[int, int]
+"""A piece of work: its lane and its number there."""
+
+_ORDERING: Final = ("record", "wait", "sync", "barrier", "alloc")
 
 
-class EventOrder:
-    """Clocks of all lanes while the host enqueues a plan, run after run.
+def join(into: Clock, other: Clock) -> None:
+    """Add to a clock all that another one knows."""
+    for lane, known in enumerate(other):
+        if known > into[lane]:
+            into[lane] = known
+
+
+class HappensBefore:
+    """Clocks of all lanes while events are followed, run after run.
 
     Attributes:
-        clocks: Clock of each lane; the host's is the first.
-        log: For each lane the pieces of work in order, as (command, run). Number n of the lane
-            in a clock stands for the first n of these.
+        log: For each lane its pieces of work in order, as (index of the event, run).
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, stream: EventStream) -> None:
         self._lanes: list[tuple[int, int]] = []
-        count = HOST_LANE + 1
-        for stream in plan.streams.streams:
-            one = plan.devices[stream.device].copy_order == "stream"
-            self._lanes.append((count, count) if one else (count, count + 1))
+        count = 0
+        for actor in stream.actors:
+            is_one = actor.is_host or actor.copy_order == "stream"
+            self._lanes.append((count, count if is_one else count + 1))
             count = self._lanes[-1][1] + 1
-        self._has_barrier = [
-            plan.devices[s.device].copy_order == "barrier" for s in plan.streams.streams
-        ]
-        self.clocks = [new_clock(count) for _ in range(count)]
-        self.log: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+        self._memories = stream.memories
+        self._streams = [i for i, a in enumerate(stream.actors) if not a.is_host]
+        self._hosts = [self._lanes[i][0] for i, a in enumerate(stream.actors) if a.is_host]
+        self._has_barrier = [a.copy_order == "barrier" for a in stream.actors]
+        self._is_renewable = stream.is_renewable
+        self._clocks: list[Clock] = [[0] * count for _ in range(count)]
+        self._news = [0] * count  # how often a host thread has learned something
+        self._heard = [[-1] * len(stream.actors) for _ in range(count)]
         self._events: dict[int, Clock] = {}
-        self._host_news = 0  # how often the host has learned something
-        self._heard = [0] * count
+        self._freed: list[tuple[Memory, Clock]] = []
+        self.log: list[list[tuple[int, int]]] = [[] for _ in range(count)]
 
     @property
-    def host_knows_all(self) -> bool:
-        """Whether the host knows all work so far to be done, and so does what it enqueues next."""
-        known = self.clocks[HOST_LANE]
-        return all(clock[lane] <= known[lane] for lane, clock in enumerate(self.clocks))
+    def is_settled(self) -> bool:
+        """Whether the one host thread knows all work so far to be done."""
+        if len(self._hosts) != 1:
+            return False
+        known = self._clocks[self._hosts[0]]
+        return all(clock[lane] <= known[lane] for lane, clock in enumerate(self._clocks))
+
+    def lane(self, event: Event) -> int:
+        """Return the lane that does an event's work."""
+        return self._lanes[event.actor][event.is_copy]
 
     def begin_run(self) -> None:
         """Forget events: those of the next run are others, with the same ids."""
         self._events = {}
 
-    def lane(self, stream: int, is_copy: bool) -> int:
-        """Return the lane of a stream that runs copies, or launches."""
-        return self._lanes[stream][is_copy]
-
-    def work(self, lane: int, command: int, run: int) -> Clock:
-        """Enqueue a piece of work; return the clock that it begins with, itself included."""
-        if self._heard[lane] != self._host_news:
-            self._hear(lane)
-        clock = self.clocks[lane]
+    def work(self, event: Event, index: int, run: int) -> tuple[Mark, Clock]:
+        """Enqueue work; return its mark and the clock that it begins with, itself included."""
+        lane = self._lanes[event.actor][event.is_copy]
+        clock = self._hear(lane, event.by)
         clock[lane] += 1
-        self.log[lane].append((command, run))
-        return clock
+        self._news[lane] += 1
+        self.log[lane].append((index, run))
+        return (lane, clock[lane]), clock
 
-    def host_work(self, command: int, run: int) -> Clock:
-        """Let the host itself do something; return its clock, this included."""
-        clock = self.clocks[HOST_LANE]
-        clock[HOST_LANE] += 1
-        self.log[HOST_LANE].append((command, run))
-        self._host_news += 1
-        return clock
+    def free(self, event: Event, clock: Clock) -> None:
+        """Note that memory ends, by work that has been enqueued with this clock."""
+        self._freed.append((self._memories[event.memory], list(clock)))
 
-    def record(self, stream: int, event: int) -> None:
-        """Let an event stand for all that the stream has so far, on both lanes (EVT-1)."""
-        if event not in self._events:
-            self._events[event] = self._all_of(stream)
+    def follow(self, event: Event) -> None:
+        """Follow an event that orders others and touches no memory."""
+        kind, actor, by = event.kind, event.actor, event.by
+        if kind not in _ORDERING:
+            return
+        if kind == "record":  # all that the actor has so far, on both lanes (EVT-1)
+            if event.event is not None and (self._is_renewable or event.event not in self._events):
+                self._events[event.event] = self.all_of(actor, by)
+        elif kind == "barrier":
+            if self._has_barrier[actor]:
+                self._learn(actor, by, self.all_of(actor, by))
+        elif kind == "alloc":
+            self._alloc(event)
+        elif event.event is not None:  # EVT-2, EVT-5
+            known = self._events.get(event.event)
+            if known is not None:
+                self._learn(actor, by, known)
+        else:  # STR-5
+            for other in self._streams if event.target is None else [event.target]:
+                if other != actor:
+                    self._learn(actor, by, self.all_of(other))
 
-    def wait(self, stream: int, event: int) -> None:
-        """Hold both lanes of a stream until the event's work is done (EVT-2)."""
-        known = self._events.get(event)
-        if known is not None:
-            first, second = self._lanes[stream]
-            join(self.clocks[first], known)
-            if second != first:
-                join(self.clocks[second], known)
+    def fork(self) -> "HappensBefore":
+        """Return clocks of their own that know the same; the log stays behind."""
+        other = copy(self)
+        other._clocks = [list(clock) for clock in self._clocks]
+        other._heard = [list(heard) for heard in self._heard]
+        other._news, other._events = list(self._news), dict(self._events)
+        other._freed = list(self._freed)
+        other.log = [[] for _ in self.log]
+        return other
 
-    def barrier(self, stream: int) -> None:
-        """Join the two lanes of a stream, where the device has barriers."""
-        if self._has_barrier[stream]:
-            known = self._all_of(stream)
-            for lane in self._lanes[stream]:
-                join(self.clocks[lane], known)
+    def _alloc(self, event: Event) -> None:
+        """Let memory come after what had its addresses before: the allocator sees to that."""
+        new = self._memories[event.memory]
+        for old, known in self._freed:
+            near = old.address < new.address + new.nbytes and new.address < old.address + old.nbytes
+            if new.is_shared and old.space == new.space and near:
+                self._learn(event.actor, -1, known)
 
-    def host_sync(self, stream: int, event: int | None) -> None:
-        """Let the host wait for an event, or for the whole stream (STR-5)."""
-        known = self._all_of(stream) if event is None else self._events.get(event)
-        if known is not None:
-            join(self.clocks[HOST_LANE], known)
-            self._host_news += 1
-
-    def _all_of(self, stream: int) -> Clock:
-        first, second = self._lanes[stream]
-        self._hear(first)
-        known = list(self.clocks[first])
+    def _learn(self, actor: int, by: int, known: Clock) -> None:
+        """Let everything that the actor does later come after what is known."""
+        first, second = self._lanes[actor]
+        join(self._hear(first, by), known)
+        self._news[first] += 1
         if second != first:
-            self._hear(second)
-            join(known, self.clocks[second])
+            join(self._hear(second, by), known)
+
+    def all_of(self, actor: int, by: int = NOBODY) -> Clock:
+        """Return the clock of all that an actor has so far."""
+        first, second = self._lanes[actor]
+        known = list(self._hear(first, by))
+        if second != first:
+            join(known, self._hear(second, by))
         return known
 
-    def _hear(self, lane: int) -> None:
-        if self._heard[lane] != self._host_news:
-            join(self.clocks[lane], self.clocks[HOST_LANE])
-            self._heard[lane] = self._host_news
+    def _hear(self, lane: int, by: int) -> Clock:
+        """Let what is enqueued now come after what its thread knows; return the lane's clock."""
+        clock = self._clocks[lane]
+        if by >= 0:
+            thread = self._lanes[by][0]
+            if self._heard[lane][by] != self._news[thread]:
+                join(clock, self._clocks[thread])
+                self._heard[lane][by] = self._news[thread]
+                self._news[lane] += lane != thread
+        return clock

@@ -1,165 +1,198 @@
 """Races: overlapping accesses, at least one a write, that nothing orders.
 
-The commands are walked run after run with vector clocks (``order``). For each arena a map of byte
-ranges keeps the last write and, since then, the last read of each lane. That is enough to notice
-a race wherever there is one: lanes are in order by themselves, and whoever is ordered after the
-last write is ordered after everything that this write was ordered after. Of several races on the
-same bytes the first is sure to be reported, the others may hide behind it.
+The events are followed run after run with clocks (``order``). For each address space a map keeps
+the last write and, since then, the last read of each lane. That is enough to notice a race wherever
+there is one: lanes are in order by themselves, and whoever is ordered after the last write is
+ordered after everything that this write was ordered after. Of several races on the same bytes the
+first is sure to be reported, the others may hide behind it. Freeing memory writes it: nothing is
+forgotten, so whatever uses the same addresses later has to come after.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Barrier, Command, HostSync, Record, Upload, Wait
-from ggsched.sanitize.access_map import AccessMap, Found, Mark
-from ggsched.sanitize.clock import Clock
-from ggsched.sanitize.footprint import Footprint, Span, merge
-from ggsched.sanitize.order import HOST_LANE, HOST_READS, HOST_WRITES, EventOrder
-from ggsched.sanitize.race_report import Clash, describe
-from ggsched.sanitize.report import Finding
+from ggsched.sanitize.access_map import AccessMap, Clashes
+from ggsched.sanitize.events import Access, Event, EventStream, Span
+from ggsched.sanitize.order import HappensBefore
+from ggsched.sanitize.report import Finding, Hazard
+from ggsched.sanitize.spans import subtract
 
 MAX_RACES: Final = 200
 """A plan without any waits has a race for every pair of commands; nobody reads that many."""
 
-_NOTHING: Final = Footprint((), ())
+
+class Clash(NamedTuple):
+    """Two accesses that nothing orders.
+
+    Attributes:
+        earlier: Index of the event that is enqueued first.
+        earlier_run: Its run.
+        earlier_writes: Whether it writes.
+        later: Index of the other event.
+        later_run: Its run.
+        later_writes: Whether that writes.
+        span: The first bytes that show it.
+    """
+
+    earlier: int
+    earlier_run: int
+    earlier_writes: bool
+    later: int
+    later_run: int
+    later_writes: bool
+    span: Span
 
 
-def find_races(plan: Plan, footprints: Sequence[Footprint | None], runs: int) -> list[Finding]:
-    """Return each racing pair of commands once, with the first bytes that show it."""
-    walk = _Walk(plan, footprints)
-    for run in range(runs):
+def find_races(stream: EventStream) -> list[Finding]:
+    """Return each racing pair of events once, with the first bytes that show it."""
+    walk = _Walk(stream)
+    for run in range(stream.runs):
         walk.run(run)
-        if walk.order.host_knows_all:  # then nothing of this run meets the next, nor differs there
+        if walk.order.is_settled:  # then nothing of this run meets the next, nor differs there
             break
-    return [describe(plan, clash) for clash in walk.clashes.values()]
+    return [_finding(stream, clash) for clash in walk.clashes.values()]
 
 
 class _Walk:
     """The walk over consecutive runs.
 
     Attributes:
+        order: The clocks.
         clashes: Racing pairs found so far.
     """
 
-    def __init__(self, plan: Plan, footprints: Sequence[Footprint | None]) -> None:
-        self.plan = plan
-        self.order = EventOrder(plan)
-        self.clashes: dict[tuple[bool, int, int], Clash] = {}
-        regions = plan.memory.regions
-        self._inputs = _spans(regions[s.value] for s in plan.inputs)
-        self._outputs = _spans(regions[s.value] for s in plan.outputs)
-        self._snapshots = {
-            c.id
-            for c in plan.commands
-            if isinstance(c, Upload)
-            and plan.devices[plan.streams.streams[c.stream].device].snapshots_uploads
-        }
-        lanes = [self._lane(c) for c in plan.commands]
-        shared = self._shared(lanes, footprints)
-        self._maps = {arena: AccessMap() for arena in shared}
-        self._inputs = [s for s in self._inputs if s[0] in shared]
-        self._outputs = [s for s in self._outputs if s[0] in shared]
-        prints = (_only(shared, f) for f in footprints)
-        self._script = [
-            (command, lane, footprint)
-            for command, lane, footprint in zip(plan.commands, lanes, prints, strict=True)
-            if lane < 0 or footprint is not None
-        ]
+    def __init__(self, stream: EventStream) -> None:
+        self.order = HappensBefore(stream)
+        self.clashes: dict[tuple[int, bool, int], Clash] = {}
+        shared = self._shared(stream)
+        self._maps = {space: AccessMap() for space in shared}
+        self._script: list[tuple[int, Event, list[Span], list[Span]]] = []
+        for i, event in enumerate(stream.events):
+            writes = [s for s in event.writes if s[0] in shared]
+            reads = [s for s in event.reads if s[0] in shared]
+            if reads and writes:
+                reads = subtract(reads, writes)
+            if reads or writes or event.kind not in ("work", "capture", "capture_end"):
+                self._script.append((i, event, reads, writes))
 
     def run(self, run: int) -> None:
-        """Walk once more over the commands; the host writes before and reads after."""
-        order = self.order
+        """Walk once more over the events."""
+        order, maps = self.order, self._maps
         order.begin_run()
-        self._host(HOST_WRITES, run)
-        for command, lane, footprint in self._script:
-            if footprint is not None:
-                clock = order.work(lane, command.id, run)
-                self._touch(command.id, run, (lane, clock[lane]), clock, footprint)
-            elif isinstance(command, Record):
-                order.record(command.stream, command.event)
-            elif isinstance(command, Wait):
-                order.wait(command.stream, command.event)
-            elif isinstance(command, Barrier):
-                order.barrier(command.stream)
-            elif isinstance(command, HostSync):
-                order.host_sync(command.stream, command.event)
-        self._host(HOST_READS, run)
+        found: Clashes = []
+        for i, event, reads, writes in self._script:
+            if event.kind != "work" and event.kind != "free":
+                order.follow(event)
+                continue
+            mark, clock = order.work(event, i, run)
+            for space, start, end in reads:
+                maps[space].read(start, end, mark, clock, found)
+                if found:
+                    self._note(i, run, space, False, found)
+            for space, start, end in writes:
+                maps[space].write(start, end, mark, clock, found)
+                if found:
+                    self._note(i, run, space, True, found)
+            if event.kind == "free":
+                order.free(event, clock)
 
-    def _lane(self, command: Command) -> int:
-        engine = command.effects.engine
-        return -1 if engine is None else self.order.lane(command.stream, engine == "copy")
-
-    def _shared(self, of: list[int], footprints: Sequence[Footprint | None]) -> set[int]:
-        """Return the arenas that are written at all and that more than one lane touches."""
+    def _shared(self, stream: EventStream) -> set[int]:
+        """Return the spaces that are written at all and that more than one lane touches."""
         lanes: dict[int, set[int]] = {}
         written: set[int] = set()
-        for lane, footprint in zip(of, footprints, strict=True):
-            if footprint is not None:
-                for arena, _, _ in footprint.reads:
-                    lanes.setdefault(arena, set()).add(lane)
-                for arena, _, _ in footprint.host:
-                    lanes.setdefault(arena, set()).add(HOST_LANE)
-                for arena, _, _ in footprint.writes:
-                    lanes.setdefault(arena, set()).add(lane)
-                    written.add(arena)
-        snapshots = [span for i in self._snapshots for span in (footprints[i] or _NOTHING).reads]
-        for arena, _, _ in (*self._inputs, *self._outputs, *snapshots):
-            lanes.setdefault(arena, set()).add(HOST_LANE)
-        written.update(arena for arena, _, _ in self._inputs)
-        return {arena for arena in written if len(lanes[arena]) > 1}
+        for event in stream.events:
+            if event.reads or event.writes:
+                lane = self.order.lane(event)
+                for space, _, _ in event.reads:
+                    lanes.setdefault(space, set()).add(lane)
+                for space, _, _ in event.writes:
+                    lanes.setdefault(space, set()).add(lane)
+                    written.add(space)
+        return {space for space in written if len(lanes[space]) > 1}
 
-    def _host(self, command: int, run: int) -> None:
-        clock = self.order.host_work(command, run)
-        mark = (HOST_LANE, clock[HOST_LANE])
-        if command == HOST_WRITES:
-            self._touch(command, run, mark, clock, Footprint((), self._inputs))
-        else:
-            self._touch(command, run, mark, clock, Footprint(self._outputs, ()))
-
-    def _touch(self, i: int, run: int, mark: Mark, clock: Clock, footprint: Footprint) -> None:
-        found: Found = []
-        maps = self._maps
-        reader, known = mark, clock
-        if i in self._snapshots:
-            # The source is read while the host enqueues (CPY-4): what the stream waits for does
-            # not help, and the host goes on after it.
-            known = self.order.host_work(i, run)
-            reader = HOST_LANE, known[HOST_LANE]
-        if footprint.host:  # ids of rows: the host goes on once it has read them
-            seen = self.order.host_work(i, run)
-            for arena, start, end in footprint.host:
-                maps[arena].read(start, end, (HOST_LANE, seen[HOST_LANE]), seen, found)
-                if found:
-                    self._note(i, run, arena, False, found)
-        for arena, start, end in footprint.reads:
-            maps[arena].read(start, end, reader, known, found)
-            if found:
-                self._note(i, run, arena, False, found)
-        for arena, start, end in footprint.writes:
-            maps[arena].write(start, end, mark, clock, found)
-            if found:
-                self._note(i, run, arena, True, found)
-
-    def _note(self, i: int, run: int, arena: int, writes: bool, found: Found) -> None:
+    def _note(self, i: int, run: int, space: int, writes: bool, found: Clashes) -> None:
         for earlier_reads, (lane, number), start, end in found:
-            command, earlier_run = self.order.log[lane][number - 1]
-            key = (earlier_reads, command, i)
+            earlier, earlier_run = self.order.log[lane][number - 1]
+            key = (earlier, earlier_reads, i)
             if key not in self.clashes and len(self.clashes) < MAX_RACES:
+                span = (space, start, end)
                 self.clashes[key] = Clash(
-                    command, earlier_run, not earlier_reads, i, run, writes, arena, start, end
+                    earlier, earlier_run, not earlier_reads, i, run, writes, span
                 )
         found.clear()
 
 
-def _spans(regions: Iterable[tuple[int, int, int]]) -> list[Span]:
-    return merge((arena, offset, offset + nbytes) for arena, offset, nbytes in regions)
+# --- in words -------------------------------------------------------------------------------------
 
 
-def _only(arenas: set[int], footprint: Footprint | None) -> Footprint | None:
-    if footprint is None:
-        return None
-    reads = [s for s in footprint.reads if s[0] in arenas]
-    writes = [s for s in footprint.writes if s[0] in arenas]
-    host = [s for s in footprint.host if s[0] in arenas]
-    return Footprint(reads, writes, host) if reads or writes or host else None
+def _finding(stream: EventStream, clash: Clash) -> Finding:
+    """Say who touches what, which order is missing, and the shortest repair."""
+    names, events = stream.names, stream.events
+    first, second = events[clash.earlier], events[clash.later]
+    later = _access(stream, second, clash, "r" if not clash.later_writes else "")
+    earlier = _access(stream, first, clash, "wp" if clash.earlier_writes else "r")
+    hazard: Hazard = "WAR"
+    if clash.earlier_writes:
+        hazard = "RAW" if later.mode == "r" else "WAW"
+    elif later.mode == "r":  # it reads before it writes; what races is the write
+        later = _access(stream, second, clash, "wp")
+    crosses = " of a later run" if clash.later_run > clash.earlier_run else ""
+    where = names.bytes_of(later.memory, later.start, later.end)
+    what = f"{hazard} on {where}: nothing orders {names.who(first)} before {names.who(second)}"
+    return Finding(
+        kind="race",
+        what=what + crosses,
+        command=max(second.source, -1),
+        fix=_fix(stream, clash),
+        arena=later.memory,
+        start=later.start,
+        end=later.end,
+        hazard=hazard,
+        earlier=names.touch(first, clash.earlier_run, earlier),
+        later=names.touch(second, clash.later_run, later),
+    )
+
+
+def _access(stream: EventStream, event: Event, clash: Clash, modes: str) -> Access:
+    """Return the first access of an event to the bytes of a clash, cut to them."""
+    space, start, end = clash.span
+    if event.kind == "free":
+        memory = stream.memories[event.memory]
+        return Access(event.memory, start - memory.address, end - memory.address, "w")
+    for step in event.steps:
+        for access in step.accesses():
+            memory = stream.memories[access.memory]
+            first, last = start - memory.address, end - memory.address
+            is_near = memory.space == space and access.start < last and first < access.end
+            if is_near and access.mode != "x" and (not modes or access.mode in modes):
+                return access._replace(start=first, end=last)
+    raise AssertionError(f"event {event.source} does not touch {clash.span}")
+
+
+def _fix(stream: EventStream, clash: Clash) -> str:
+    names = stream.names
+    first, second = stream.events[clash.earlier], stream.events[clash.later]
+    source, target = stream.actors[first.actor], stream.actors[second.actor]
+    crosses = clash.later_run > clash.earlier_run or second.source < 0
+    until = "before the run ends" if crosses else f"before {names.ref(second)}"
+    span = f"after {names.ref(first)} and {until}"
+    host = target.name if target.is_host else "the host"
+    if first.actor == second.actor and not source.is_host and source.copy_order == "barrier":
+        return f"put a barrier on {source.name} {span}"
+    if first.actor == second.actor or not (source.has_events and target.has_events):
+        return f"let {host} wait for {source.name} {span}"
+    event = _event_after(stream, clash)
+    if event is not None:
+        return f"let {target.name} wait for e{event} {until}"
+    if target.is_host and not source.is_host:
+        return f"let {host} wait for {source.name} {span}"
+    return f"record an event on {source.name} and let {target.name} wait for it {span}"
+
+
+def _event_after(stream: EventStream, clash: Clash) -> int | None:
+    """Return an event that is recorded between the two accesses anyway."""
+    actor = stream.events[clash.earlier].actor
+    last = clash.later if clash.later_run == clash.earlier_run else len(stream.events)
+    for event in stream.events[clash.earlier + 1 : last]:
+        if event.kind == "record" and event.actor == actor:
+            return event.event
+    return None

@@ -1,42 +1,31 @@
-"""Waste: waits and copies that nobody needs. Advice, never an error.
+"""Redundant synchronisation: waits, records and copies that nobody needs. Advice, never an error.
 
-A wait is needless if without it everything that touches the same bytes is still in order. To find
-out, the records are followed once, to learn for each piece of work what must be known to be done
+A wait is redundant if without it everything that touches the same bytes is still in order. To find
+out, the events are followed once, to learn for each piece of work what must be known to be done
 when it begins; that does not depend on the waits. Then for each wait the clocks are followed from
 there on without it, until something is missing or the end is reached. A wait that is found
-needless stays left out while the next are looked at, so that all advice can be taken together;
+redundant stays left out while the next are looked at, so that all advice can be taken together;
 waits of the host, which cost most, come first.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from ggsched.sanitize.access_map import AccessMap, Found
-from ggsched.sanitize.content_map import ContentMap
+from ggsched.ir.intervals import IntervalMap
+from ggsched.sanitize.access_map import AccessMap, Clashes
+from ggsched.sanitize.events import Access, Event, EventStream
+from ggsched.sanitize.order import HappensBefore
 from ggsched.sanitize.report import Finding
-from ggsched.sanitize.trace_order import TraceOrder
-from ggsched.trace.schema import (
-    Access,
-    Alloc,
-    Barrier,
-    Entry,
-    Free,
-    Record,
-    Sync,
-    Trace,
-    Wait,
-    Work,
-)
 
 Group = tuple[int, ...]
-"""Records that stand for one thing: those of one command of a plan, in all its runs."""
+"""Indices of the events of one command or record."""
 
-_WAITS = (Sync, Barrier, Wait)
-_TOUCHING = (Work, Free)
+_WAITS: Final = ("wait", "sync", "barrier")
+_TOUCHING: Final = ("work", "free")
 
 
-class Waste(NamedTuple):
-    """What nobody needs, by group.
+class Redundant(NamedTuple):
+    """What nobody needs, by the number of the command or record.
 
     Attributes:
         waits: Waits without which everything is still in order.
@@ -44,139 +33,122 @@ class Waste(NamedTuple):
         copies: Copies whose bytes nobody reads.
     """
 
-    waits: list[Group]
-    records: list[Group]
-    copies: list[Group]
+    waits: list[int]
+    records: list[int]
+    copies: list[int]
 
 
-def find_waste(
-    trace: Trace, groups: Iterable[Group] | None = None, scratch: frozenset[int] = frozenset()
-) -> Waste:
-    """Return what a trace without races could do without.
-
-    Args:
-        trace: The trace.
-        groups: What to leave out together; each record by itself if not given.
-        scratch: Memory objects whose content does not matter after the end.
-    """
-    parts = [(i,) for i in range(len(trace.entries))] if groups is None else list(groups)
-    copies = _idle_copies(trace, scratch)
-    awaited = {e.event for e in trace.entries if isinstance(e, Wait | Sync)}
-    return Waste(
-        _needless_waits(trace, parts),
-        [g for g in parts if all(_is_unheard(trace.entries[i], awaited) for i in g)],
-        [g for g in parts if all(i in copies for i in g)],
+def find_redundant(stream: EventStream) -> Redundant:
+    """Return what a stream of events without races could do without."""
+    by_source: dict[int, list[int]] = {}
+    for i, event in enumerate(stream.events):
+        if event.source >= 0:
+            by_source.setdefault(event.source, []).append(i)
+    groups = [tuple(group) for group in by_source.values()]
+    events = stream.events
+    copies = _idle_copies(stream)
+    awaited = {e.event for e in events if e.kind in ("wait", "sync")}
+    unheard = {i for i, e in enumerate(events) if e.kind == "record" and e.event not in awaited}
+    return Redundant(
+        [events[g[0]].source for g in _needless_waits(stream, groups)],
+        [events[g[0]].source for g in groups if all(i in unheard for i in g)],
+        [events[g[-1]].source for g in groups if g[-1] in copies],
     )
 
 
-def advise(trace: Trace) -> tuple[Finding, ...]:
-    """Return the waste of a trace as advice."""
-    waste = find_waste(trace)
-    findings = []
-    for (i,) in waste.waits:
-        what = f"#{i} {trace.actors[trace.entries[i].actor].name} waits, and nobody needs it"
-        findings.append(Finding("waste", what, i, "leave it out"))
-    for (i,) in waste.records:
-        findings.append(Finding("waste", f"nobody waits for the event of #{i}", i, "leave it out"))
-    for (i,) in waste.copies:
-        what = f"nobody reads what #{i} copies"
-        findings.append(Finding("waste", what, i, "leave it out"))
+def advise(stream: EventStream) -> tuple[Finding, ...]:
+    """Return what is redundant as advice."""
+    redundant = find_redundant(stream)
+    of = {event.source: event for event in stream.events}
+    names, findings = stream.names, []
+    for source in redundant.waits:
+        what = f"nobody needs {names.sync(of[source])}"
+        findings.append(Finding("waste", what, source, "leave it out"))
+    for source in redundant.records:
+        what = f"nobody waits for {names.sync(of[source])}"
+        findings.append(Finding("waste", what, source, "leave it out"))
+    for source in redundant.copies:
+        what = f"nobody reads what {names.sync(of[source])} copies"
+        findings.append(Finding("waste", what, source, "leave it out"))
     return tuple(sorted(findings, key=lambda f: f.command))
-
-
-def _is_unheard(entry: Entry, awaited: set[int | None]) -> bool:
-    return isinstance(entry, Record) and entry.event not in awaited
 
 
 # --- waits ----------------------------------------------------------------------------------------
 
 
-def _needless_waits(trace: Trace, groups: Sequence[Group]) -> list[Group]:
-    waits = [g for g in groups if g and all(isinstance(trace.entries[i], _WAITS) for i in g)]
+def _needless_waits(stream: EventStream, groups: Sequence[Group]) -> list[Group]:
+    waits = [g for g in groups if all(stream.events[i].kind in _WAITS for i in g)]
     if not waits:
         return []
-    needs = _needs(trace)
+    needs = _needs(stream)
     skipped: set[int] = set()
     needless = []
-    for kinds in ((Sync,), (Barrier, Wait)):
-        chosen = [g for g in waits if isinstance(trace.entries[g[0]], kinds)]
-        start = _Clocks(trace, needs)
+    for kinds in (("sync",), ("barrier", "wait")):
+        chosen = [g for g in waits if stream.events[g[0]].kind in kinds]
+        start = _Clocks(stream, needs)
         for group in sorted(chosen):
             start.run(group[0], skipped)
-            if start.copy().run(len(trace.entries), {*skipped, *group}):
+            if start.copy().run(len(needs), {*skipped, *group}):
                 skipped.update(group)
                 needless.append(group)
     return sorted(needless)
 
 
-def _needs(trace: Trace) -> list[list[tuple[int, int]]]:
-    """Return for each record the (lane, number) pairs that must be done when it begins."""
-    order = TraceOrder(trace)
+def _needs(stream: EventStream) -> list[list[tuple[int, int]]]:
+    """Return for each event of each run the (lane, number) that must be done when it begins."""
+    order = HappensBefore(stream)
     nothing = [0] * len(order.log)
-    maps: dict[str, AccessMap] = {}
-    places: dict[int, tuple[str, int, int]] = {}
+    maps = {memory.space: AccessMap() for memory in stream.memories.values()}
     needs: list[list[tuple[int, int]]] = []
-    for i, entry in enumerate(trace.entries):
-        latest: dict[int, int] = {}
-        if isinstance(entry, Alloc):
-            space = entry.space or f"\0{entry.memory}"
-            places[entry.memory] = space, entry.address, entry.nbytes
-            maps.setdefault(space, AccessMap())
-        elif isinstance(entry, _TOUCHING):
-            is_copy = isinstance(entry, Work) and entry.is_copy
-            mark, _ = order.work(i, entry.actor, -1, is_copy=is_copy)
-            found: Found = []
-            for access, writes in _touched(entry, places):
-                if access.memory in places and access.start < access.end:
-                    space, base, _ = places[access.memory]
-                    touch = maps[space].write if writes else maps[space].read
-                    touch(base + access.start, base + access.end, mark, nothing, found)
-            for _, (lane, number), _, _ in found:
-                if lane != mark[0]:
-                    latest[lane] = max(number, latest.get(lane, 0))
-        needs.append(list(latest.items()))
+    for run in range(stream.runs):
+        for i, event in enumerate(stream.events):
+            latest: dict[int, int] = {}
+            if event.kind in _TOUCHING:
+                mark, _ = order.work(event, i, run)
+                found: Clashes = []
+                for space, start, end in event.reads:
+                    maps[space].read(start, end, mark, nothing, found)
+                for space, start, end in event.writes:
+                    maps[space].write(start, end, mark, nothing, found)
+                for _, (lane, number), _, _ in found:
+                    if lane != mark[0]:
+                        latest[lane] = max(number, latest.get(lane, 0))
+            needs.append(list(latest.items()))
     return needs
 
 
-def _touched(
-    entry: Work | Free, places: dict[int, tuple[str, int, int]]
-) -> list[tuple[Access, bool]]:
-    if isinstance(entry, Free):
-        size = places[entry.memory][2] if entry.memory in places else 0
-        return [(Access(entry.memory, 0, size), True)]
-    return [(a, False) for a in entry.reads] + [(a, True) for a in entry.writes]
-
-
 class _Clocks:
-    """The clocks while the records are followed."""
+    """The clocks while the events are followed, run after run."""
 
-    def __init__(self, trace: Trace, needs: Sequence[Sequence[tuple[int, int]]]) -> None:
-        self._trace = trace
+    def __init__(self, stream: EventStream, needs: Sequence[Sequence[tuple[int, int]]]) -> None:
+        self._stream = stream
         self._needs = needs
-        self._order = TraceOrder(trace)
+        self._order = HappensBefore(stream)
         self._at = 0
 
     def copy(self) -> "_Clocks":
         """Return clocks of their own in the same place."""
         other = _Clocks.__new__(_Clocks)
-        other._trace, other._needs, other._at = self._trace, self._needs, self._at
+        other._stream, other._needs, other._at = self._stream, self._needs, self._at
         other._order = self._order.fork()
         return other
 
     def run(self, until: int, skipped: set[int]) -> bool:
-        """Follow the records up to one; return whether everything was in order until then."""
-        entries, needs, order = self._trace.entries, self._needs, self._order
-        for i in range(self._at, until):
-            entry = entries[i]
-            if isinstance(entry, _TOUCHING):
-                is_copy = isinstance(entry, Work) and entry.is_copy
-                _, clock = order.work(i, entry.actor, entry.by, is_copy=is_copy)
-                if any(clock[lane] < number for lane, number in needs[i]):
+        """Follow the events up to one; return whether everything was in order until then."""
+        events, order = self._stream.events, self._order
+        for at in range(self._at, until):
+            run, i = divmod(at, len(events))
+            event = events[i]
+            if not i and run:
+                order.begin_run()
+            if event.kind in _TOUCHING:
+                _, clock = order.work(event, i, run)
+                if any(clock[lane] < number for lane, number in self._needs[at]):
                     return False
-                if isinstance(entry, Free):
-                    order.free(entry, clock)
+                if event.kind == "free":
+                    order.free(event, clock)
             elif i not in skipped:
-                order.follow(entry)
+                order.follow(event)
         self._at = until
         return True
 
@@ -184,25 +156,34 @@ class _Clocks:
 # --- copies ---------------------------------------------------------------------------------------
 
 
-def _idle_copies(trace: Trace, scratch: frozenset[int]) -> set[int]:
+def _idle_copies(stream: EventStream) -> set[int]:
     """Return copies of which no byte is read before it is overwritten, freed or forgotten."""
-    maps: dict[int, ContentMap[int]] = {}
+    maps: dict[int, IntervalMap[int]] = {i: IntervalMap(-1) for i in stream.memories}
     used: set[int] = set()
     copies: set[int] = set()
-    for i, entry in enumerate(trace.entries):
-        if isinstance(entry, Alloc):
-            maps[entry.memory] = ContentMap(-1)
-        elif isinstance(entry, Free):
-            maps.pop(entry.memory, None)
-        elif isinstance(entry, Work):
-            for memory, start, end, _ in entry.reads:
-                if memory in maps and start < end:
-                    used.update(writer for writer, _, _ in maps[memory].pieces(start, end))
-            for memory, start, end, _ in entry.writes:
-                if memory in maps and start < end and not entry.is_partial:
-                    maps[memory].give(start, end, i)
-                    copies |= {i} if entry.is_copy else set()
+    for _ in range(stream.runs):
+        for i, event in enumerate(stream.events):
+            if event.kind == "free":
+                maps[event.memory].put(0, 1 << 62, -1)
+            for step in event.steps:
+                _follow_copies(i, event, step.accesses(), maps, used, copies)
     for memory, content in maps.items():
-        if memory not in scratch:
-            used.update(writer for writer, _, _ in content.pieces(0, 1 << 62))
+        if not stream.memories[memory].is_scratch:
+            used.update(content.values)
     return copies - used
+
+
+def _follow_copies(
+    i: int,
+    event: Event,
+    accesses: Iterable[Access],
+    maps: dict[int, IntervalMap[int]],
+    used: set[int],
+    copies: set[int],
+) -> None:
+    for memory, start, end, mode, _ in accesses:
+        if mode == "r":
+            used.update(writer for _, _, writer in maps[memory].pieces(start, end))
+        elif mode != "p" and not event.is_partial:  # else some of the bytes stay as they were
+            maps[memory].put(start, end, i)
+            copies |= {i} if event.is_copy else set()

@@ -17,6 +17,9 @@ FindingKind = Literal[
     "event",
     "region",
     "declared",
+    "launch",
+    "hazard",
+    "graph",
     "fusion",
     "weight",
     "id",
@@ -30,11 +33,15 @@ FindingKind = Literal[
 program, which touch the same bytes. ``undefined``: reads bytes that nothing has written.
 ``reuse``: reads bytes that hold another value. ``stale``: reads a replica older than its storage.
 ``event``: an event or barrier that is misused. ``region``: bytes outside their place, or a copy
-onto itself. ``declared``: a launch that touches more than it says. ``fusion``: a group that is not
-launched as one, or that overwrites what it reads. ``weight``: writes a weight. ``id``: names what
-does not exist. Of traces also ``content``: reads other content than it needs.
-``freed``: uses memory that has been freed. ``capture``: a call that a capture does not stand.
-``progress``: a wait that can never end. As advice ``waste``: nobody needs it."""
+onto itself. ``declared``: a launch that touches more than it says. ``launch``: a node or transfer
+that is not carried out once, where the plan says. ``hazard``: a wait that names a hazard which it
+does not discharge. ``graph``: a plan that does not compute its graph. ``fusion``: a group that is
+not launched as one, or that overwrites what it reads. ``weight``: writes a weight. ``id``: names
+what does not exist. ``progress``: a wait that can never end. Of traces also ``content``: reads
+other content than it needs. ``freed``: uses memory that has been freed. ``capture``: a call that a
+capture does not stand. As advice ``waste``: nobody needs it."""
+
+Hazard = Literal["", "RAW", "WAR", "WAW"]
 
 WIDTH = 80
 
@@ -87,7 +94,7 @@ class Finding(msgspec.Struct, frozen=True):
     arena: int = -1
     start: int = 0
     end: int = 0
-    hazard: Literal["", "RAW", "WAR", "WAW"] = ""
+    hazard: Hazard = ""
     earlier: Touch | None = None
     later: Touch | None = None
 

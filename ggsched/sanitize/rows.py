@@ -5,20 +5,38 @@ take rows of it only, by ids of which the host knew the same version. For the or
 copy of rows counts as reading all of its source and writing all of its destination.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ggsched.ids import show
 from ggsched.ir.ops import OPS
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import CopyRows, Launch
-from ggsched.plan.effects import Step
+from ggsched.plan.command import CopyRows
+from ggsched.plan.effects import Effects, Step
 from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST
-from ggsched.sanitize.kinds import TRANSFERS
 from ggsched.sanitize.report import Finding
 
 
-def misplaced_rows(plan: Plan, command: CopyRows) -> Iterator[Finding]:
+def find_bad_rows(plan: Plan, all_effects: Sequence[Effects]) -> list[Finding]:
+    """Return copies of other rows than those of their transfer, and reads of rows not copied."""
+    if not any(isinstance(command, CopyRows) for command in plan.commands):
+        return []
+    findings: list[Finding] = []
+    walk = _Walk(plan)
+    for command, effects in zip(plan.commands, all_effects, strict=True):
+        if isinstance(command, CopyRows):
+            findings += _misplaced(plan, command)
+            walk.copied(command)
+        elif effects.transfer >= 0:
+            walk.filled.pop(plan.splits.transfers[effects.transfer].dst, None)
+        else:
+            for step in effects.steps:
+                if step.node >= 0:
+                    walk.step(command.id, step)
+    return findings + walk.findings
+
+
+def _misplaced(plan: Plan, command: CopyRows) -> Iterator[Finding]:
     """Yield how a command copies other rows than those of its transfer, or keeps them elsewhere."""
     name, t = show("command", command.id), plan.splits.transfers[command.transfer]
     if t.rows is None:
@@ -27,32 +45,27 @@ def misplaced_rows(plan: Plan, command: CopyRows) -> Iterator[Finding]:
         return
     ids = plan.memory.regions[t.rows.ids]
     if command.ids != ids or plan.memory.arenas[ids.arena].device != HOST:
-        what = f"{name} reads ids at {_place(command.ids)} instead of {_place(ids)}"
+        what = f"{name} reads ids at {command.ids.text} instead of {ids.text}"
         yield Finding("region", what, command.id, "", *_bytes(command.ids))
     if command.row_nbytes != t.rows.nbytes or command.dst.nbytes % max(1, command.row_nbytes):
         what = f"{name} copies rows of {command.row_nbytes} bytes instead of {t.rows.nbytes}"
         yield Finding("region", what, command.id, "", *_bytes(command.dst))
-    if command.cache is not None:
-        arena = plan.memory.arenas[command.cache.arena]
+    if command.through_host_view != t.rows.through_host_view:
+        what = f"{name} takes another way to its rows than transfer {t.id}"
+        yield Finding("region", what, command.id, "", *_bytes(command.src))
+    kept, cache = t.rows.cached * t.rows.nbytes, command.cache
+    if (cache is None) != (kept == 0):
+        what = f"{name} has {'no' if cache is None else 'a'} cache, and keeps {t.rows.cached} rows"
+        yield Finding("region", what, command.id)
+    elif cache is not None:
+        arena = plan.memory.arenas[cache.arena]
         target, weight = plan.splits.values[t.dst], plan.splits.values[t.src]
-        if (arena.kind, arena.name, arena.device) != ("cache", weight.bound, target.device):
-            what = f"{name} keeps rows in {show('arena', arena.id)}, no cache of {weight.bound!r}"
-            yield Finding("region", what, command.id, "", *_bytes(command.cache))
-
-
-def find_bad_takers(plan: Plan) -> list[Finding]:
-    """Return reads of rows that were not copied, and values that lie in a cache."""
-    findings = list(_values_in_caches(plan))
-    walk = _Walk(plan)
-    for command in plan.commands:
-        if isinstance(command, Launch):
-            for step in command.steps:
-                walk.step(command.id, step)
-        elif isinstance(command, TRANSFERS):
-            walk.filled.pop(plan.splits.transfers[command.transfer].dst, None)
-            if isinstance(command, CopyRows):
-                walk.copied(command)
-    return findings + walk.findings
+        due = ("cache", weight.bound, target.device, kept)
+        is_whole = cache[1:] == (0, arena.nbytes)
+        if (arena.kind, arena.name, arena.device, arena.nbytes) != due or not is_whole:
+            where = show("arena", arena.id)
+            what = f"{name} keeps rows in {where}, which is not a cache of {weight.bound!r}"
+            yield Finding("region", what, command.id, "", *_bytes(cache))
 
 
 class _Walk:
@@ -111,17 +124,6 @@ class _Walk:
 
     def _add(self, what: str, command: int, fix: str, region: Region) -> None:
         self.findings.append(Finding("undefined", what, command, fix, *_bytes(region)))
-
-
-def _values_in_caches(plan: Plan) -> Iterator[Finding]:
-    for value, region in enumerate(plan.memory.regions):
-        if plan.memory.arenas[region.arena].kind == "cache":
-            what = f"{show('value', value)} lies in a cache, whose rows are kept from run to run"
-            yield Finding("reuse", what, -1, "give it memory of its own", *_bytes(region))
-
-
-def _place(region: Region) -> str:
-    return f"{show('arena', region.arena)}[{region.offset}:{region.end}]"
 
 
 def _bytes(region: Region) -> tuple[int, int, int]:

@@ -12,6 +12,7 @@ Whatever is written is taken as it is: the plan may be as wrong as a test wants 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ggsched.plan.bundle import FORMAT, HostSlot, NodeInfo, Plan
@@ -37,8 +38,6 @@ from ggsched.topology.caps import DeviceFacts
 NO_HAZARD = Hazard("RAW", 0, 0, 1, -1, -1)
 """What a wait names when a test does not care."""
 
-ALIGNMENT = 16
-
 
 def fake_device(name: str = "fake:0", **facts: Any) -> DeviceFacts:
     """Return facts of a GPU that is made up; ``facts`` replace some of them."""
@@ -47,7 +46,7 @@ def fake_device(name: str = "fake:0", **facts: Any) -> DeviceFacts:
         "description": "made for a test",
         "kind": "gpu",
         "memory_nbytes": 1 << 40,
-        "alignment": ALIGNMENT,
+        "alignment": 16,
         "max_streams": 8,
         "copy_order": "stream",
         "has_events": True,
@@ -61,7 +60,8 @@ class PlanWriter:
     """Collects commands and the artifacts that they refer to."""
 
     def __init__(self, *devices: DeviceFacts) -> None:
-        self.devices = devices or (fake_device(),)
+        # Values lie where a test puts them.
+        self.devices = tuple(replace(d, alignment=1) for d in devices or (fake_device(),))
         self._streams: list[StreamSpec] = []
         self._arenas: list[Arena] = []
         self._values: list[Value] = []
@@ -86,7 +86,7 @@ class PlanWriter:
     def arena(self, kind: ArenaKind, device: int, nbytes: int, name: str = "") -> int:
         """Add an arena."""
         number = len(self._arenas)
-        self._arenas.append(Arena(number, kind, device, nbytes, ALIGNMENT, name))
+        self._arenas.append(Arena(number, kind, device, nbytes, 1, name))
         return number
 
     def value(
@@ -259,7 +259,7 @@ class PlanWriter:
             ),
             streams=Streams(
                 tuple(self._streams),
-                tuple(stream for stream, _ in self._splits),
+                tuple(stream for stream, count in self._splits for _ in range(count)),
                 tuple(t[4] for t in self._transfers),
             ),
             memory=Memory(tuple(self._arenas), tuple(self._regions), self._overwrites, {}),

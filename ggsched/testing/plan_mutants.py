@@ -295,8 +295,8 @@ def _relocated_launch(plan: Plan, launch: Launch, value: int, shift: int) -> Lau
     return msgspec.structs.replace(
         launch,
         steps=tuple(steps),
-        reads=_merged([r for r, m in touched if m == "r"]),
-        writes=_merged([r for r, m in touched if m in "wp"]),
+        reads=merged([r for r, m in touched if m == "r"]),
+        writes=merged([r for r, m in touched if m in "wp"]),
     )
 
 
@@ -304,7 +304,8 @@ def _shifted(region: Region, shift: int) -> Region:
     return region._replace(offset=region.offset + shift)
 
 
-def _merged(regions: Sequence[Region]) -> tuple[Region, ...]:
+def merged(regions: Sequence[Region]) -> tuple[Region, ...]:
+    """Return the regions sorted, with those that touch joined."""
     merged: list[Region] = []
     for r in sorted(r for r in regions if r.nbytes):
         last = merged[-1] if merged else None

@@ -6,18 +6,21 @@ The encoding is deterministic. ``docs/reference/trace-format.md`` documents both
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from ggsched.errors import UsageError
 from ggsched.trace.schema import (
     FORMAT,
+    NOBODY,
     Actor,
+    Alloc,
     ClockKind,
     Entry,
     EventRule,
     Run,
+    Sync,
     Trace,
     TracedPlan,
 )
@@ -99,7 +102,8 @@ def read_trace(data: bytes, file: str = "trace") -> Trace:
     """Read a trace back, whichever of the two forms it has.
 
     Raises:
-        UsageError: not a trace, or a trace of another format; names the line.
+        UsageError: not a trace, a trace of another format, or a record of an unknown actor; names
+            the line.
     """
     if not _is_object(data):
         return trace_from_lines(data, file)
@@ -108,6 +112,10 @@ def read_trace(data: bytes, file: str = "trace") -> Trace:
         whole = msgspec.json.decode(data, type=_Whole)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise _bad_line(file, 1, error) from error
+    for i, entry in enumerate(whole.entries):
+        if problem := _unknown(whole, entry):
+            raise UsageError(f"record {i}: {problem}", where=file, hint=_HINT)
+    _check_header(whole, len(whole.entries), file)
     return trace_of(whole, whole.entries)
 
 
@@ -128,27 +136,68 @@ def _is_object(data: bytes) -> bool:
 def trace_from_lines(data: bytes, file: str = "trace") -> Trace:
     """Read a trace back.
 
-    Types and tags are checked here. What the ids mean is checked by the sanitizer.
+    Types, tags, actors and runs are checked here; memory and order by the checker.
 
     Args:
         data: The file's content.
         file: Its name, for messages.
 
     Raises:
-        UsageError: not a trace, or a trace of another format; names the line.
+        UsageError: not a trace, a trace of another format, or a record of an unknown actor; names
+            the line.
     """
     lines = [(i, line) for i, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     if not lines:
         raise UsageError("the file is empty", where=file)
     header = _header(file, *lines[0])
     decoder = msgspec.json.Decoder(Entry)
-    entries = []
+    entries: list[Entry] = []
     for number, line in lines[1:]:
         try:
             entries.append(decoder.decode(line))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise _bad_line(file, number, error) from error
+        if problem := _unknown(header, entries[-1]):
+            raise UsageError(problem, where=f"{file}:{number}", hint=_HINT)
+    _check_header(header, len(entries), f"{file}:{lines[0][0]}")
     return trace_of(header, tuple(entries))
+
+
+_HINT: Final = "record the trace again, or repair the line"
+
+
+def _unknown(header: Header, entry: Entry) -> str:
+    """Return which actor a record names that does not exist; empty if all do."""
+    count = len(header.actors)
+    named = [(entry.actor, "is of actor")]
+    if not isinstance(entry, Alloc) and entry.by != NOBODY:
+        named.append((entry.by, "was enqueued by actor"))
+    if isinstance(entry, Sync) and entry.stream is not None:
+        named.append((entry.stream, "waits for actor"))
+    for actor, verb in named:
+        if not 0 <= actor < count:
+            return f"the record {verb} {actor}; the header names {count} actors"
+    return ""
+
+
+def _check_header(header: Header, records: int, where: str) -> None:
+    """Check the runs and the numbers of the actors.
+
+    Raises:
+        UsageError: a number that names nothing.
+    """
+    for i, actor in enumerate(header.actors):
+        if actor.id != i:
+            raise UsageError(f"actor {i} has the id {actor.id}", where=where, hint=_HINT)
+    for i, run in enumerate(header.runs):
+        named = ((run.plan, len(header.plans), "plan"), (run.actor, len(header.actors), "actor"))
+        for number, count, kind in named:
+            if not 0 <= number < count:
+                what = f"run {i} is of {kind} {number}; the header names {count}"
+                raise UsageError(what, where=where, hint=_HINT)
+        if not 0 <= run.first <= run.end:
+            what = f"run {i} has records [{run.first}, {run.end}) of {records}"
+            raise UsageError(what, where=where, hint=_HINT)
 
 
 def trace_of(header: Header, entries: tuple[Entry, ...]) -> Trace:

@@ -40,7 +40,7 @@ def unroll(plan: Plan, runs: int = 2) -> Unrolled:
     """Return the trace of consecutive runs of a plan.
 
     The host fills weights and states once, writes the inputs before each run and reads the
-    outputs after it. The plan's ids must mean something (see ``ggsched.sanitize.well_formed``).
+    outputs after it. The plan's ids must mean something (see ``ggsched.sanitize.references``).
     """
     writer = _Writer(plan)
     pairs: list[tuple[int, Entry]] = [(-1, entry) for entry in writer.memory()]

@@ -99,7 +99,7 @@ class TestTraces:
         entries = alloc(0), writes(A, 0), Sync(H, stream=A), reads(A, 0)
         code, out, _ = check(trace_to_lines(trace(*entries)), "--advice")
         assert code == 0
-        assert "#2 H waits, and nobody needs it" in out
+        assert "nobody needs #2, the wait of H" in out
 
     def test_of_a_run(self, check, capsys, tmp_path):
         path = tmp_path / "run.jsonl"

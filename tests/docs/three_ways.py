@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from textwrap import wrap
 
-from ggsched.sanitize.trace_order import TraceOrder
+from ggsched.sanitize.from_trace import from_trace
+from ggsched.sanitize.order import HappensBefore
 from ggsched.testing.litmus import block_verdict, parse_litmus
 from ggsched.testing.litmus.as_trace import litmus_trace
 from ggsched.testing.litmus.program import Variant
@@ -50,7 +51,8 @@ def told_of(head: str, body: str) -> list[str]:
 def rows_of(block, variant: Variant):
     """Yield (operation, clock, timelines) of each operation."""
     trace, ops, _ = litmus_trace(block, variant)
-    order = TraceOrder(trace)
+    events = from_trace(trace)
+    order = HappensBefore(events)
     counts = [0] * len(trace.actors)
     recorded = {}
     for number, (entry, op) in enumerate(zip(trace.entries, ops, strict=True)):
@@ -58,12 +60,12 @@ def rows_of(block, variant: Variant):
             continue
         told = ""
         if isinstance(entry, Work):
-            _, clock = order.work(number, entry.actor, entry.by, is_copy=False)
+            _, clock = order.work(events.events[number], number, 0)
             counts[entry.actor] += 1
             told = f"signal {op.actor} = {counts[entry.actor]}"
         else:
-            order.follow(entry)
-            clock = order.all_of(entry.actor, -1)
+            order.follow(events.events[number])
+            clock = order.all_of(entry.actor)
         match entry:
             case Record(actor=actor, event=event):
                 recorded[event] = (block.actors[actor], counts[actor])

@@ -18,6 +18,7 @@ from ggsched.passes.place import Constraints
 from ggsched.plan.command import Copy, CopyRows
 from ggsched.plan.splits import Rows
 from ggsched.plan.verify import verify_splits
+from ggsched.sanitize import check_plan
 from ggsched.testing.generators.expert_graphs import expert_graph, expert_homes, expert_names
 from ggsched.testing.sim.config import SIM_OPS, SimConfig
 from ggsched.testing.sim.world import SimWorld
@@ -43,7 +44,9 @@ def slow_link(factor):
 def planned(graph, policy, rates=RATES, topology=TOPOLOGY, pins=None):
     homes = expert_homes(graph, here=1, there=0)
     constraints = Constraints(homes, pins or {}, rates, policy)
-    return make_plan(graph, topology, constraints, verify=True)
+    plan = make_plan(graph, topology, constraints, verify=True)
+    assert check_plan(plan).is_clean
+    return plan
 
 
 def taken(plan):

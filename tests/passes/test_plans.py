@@ -26,6 +26,7 @@ from ggsched.plan.command import (
     Wait,
 )
 from ggsched.plan.text import command_text
+from ggsched.sanitize import check_plan
 from ggsched.testing.generators.strategies import graphs
 from ggsched.testing.generators.topologies import constraints, topologies
 from tests.passes.machines import N, connected, machine, pinned
@@ -143,6 +144,7 @@ def test_host_slots():
     y = g.silu(a)
     graph = g.build(y, b, g.add(y, b))
     plan = make_plan(graph, machine("gpu:0"), verify=True)
+    assert check_plan(plan).is_clean
     assert [s.name for s in plan.inputs] == ["a", "b"]
     assert [s.tensor for s in plan.outputs] == list(graph.outputs)
     assert plan.outputs[1].value == plan.inputs[1].value

@@ -1,7 +1,6 @@
-"""A plan file with a wrong number in it is judged, verified and refused, but breaks nobody."""
+"""A plan file with a wrong number in it gives findings or is refused, but crashes nothing."""
 
 import json
-from contextlib import suppress
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 from ggsched.errors import PlanError
 from ggsched.plan.codec import plan_from_json, plan_to_json
 from ggsched.plan.text import plan_text
-from ggsched.plan.verify import verify_commands
 from ggsched.sanitize import check_plan
 from tests.plan.examples import example
 
@@ -56,6 +54,5 @@ def test_damage_is_told_or_harmless(text):
     report = check_plan(plan)
     assert report.to_text()
     assert report.to_json()
-    with suppress(PlanError):
-        verify_commands(plan)
+    if not {"id", "region"} & {f.kind for f in report.findings}:
         assert plan_text(plan, verbose=True)

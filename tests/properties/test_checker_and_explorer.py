@@ -109,6 +109,7 @@ def cases(draw):
 def check_case(case):
     """Compare the two verdicts; return how they agree."""
     kinds = {finding.kind for finding in check_plan(case.plan, runs=RUNS).findings}
+    kinds -= {"hazard"}  # a wait that names the wrong hazard waits all the same
     if "event" in kinds:
         try:
             case.program()

@@ -17,7 +17,7 @@ from ggsched.models.offload import Offload
 from ggsched.models.session import Session, SessionOptions
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.plan.command import CopyRows
-from ggsched.sanitize.trace import check_trace
+from ggsched.sanitize import check_trace
 from ggsched.testing.schedule_policy import RandomPolicy
 from ggsched.testing.sim.config import SimConfig
 from ggsched.testing.sim.world import SimWorld

@@ -86,6 +86,15 @@ class TestKey:
         graph = plus_weight()
         assert (scheduler.plan(graph, first) is scheduler.plan(graph, second)) is is_same
 
+    def test_cleared_states(self, scheduler):
+        """A run that goes on with a state and one that clears it have plans of their own."""
+        graph, cleared = counter(), Constraints(clears=frozenset({"s", "elsewhere"}))
+        kept = [scheduler.run(graph, {}, c) for c in (None, None, cleared, None)]
+        assert [only(graph, outputs)[0] for outputs in kept] == [1.0, 2.0, 1.0, 2.0]
+        assert scheduler.plan(graph, cleared) is not scheduler.plan(graph)
+        same = Constraints(clears=frozenset({"s"}))
+        assert scheduler.plan(graph, cleared) is scheduler.plan(graph, same)
+
     def test_an_op_parameter_that_changes_is_computed_with(self, scheduler):
         for factor in (2.0, -1.0, 2.0, 0.5):
             graph = plus_weight(factor)

@@ -2,9 +2,9 @@
 
 from hypothesis import HealthCheck, event, given, settings
 
-from ggsched.sanitize import check_plan
-from ggsched.sanitize.redundant_sync import find_waste
-from ggsched.sanitize.trace import check_trace
+from ggsched.sanitize import check_plan, check_trace
+from ggsched.sanitize.from_trace import from_trace
+from ggsched.sanitize.redundant_sync import find_redundant
 from ggsched.testing.plan_builder import PlanWriter, fake_device
 from ggsched.testing.plan_mutants import with_commands
 from ggsched.trace.schema import Actor, Barrier, Free, Record, Sync, Wait, Work
@@ -15,7 +15,14 @@ N = 16
 
 
 def waits(*entries, **more):
-    return [i for (i,) in find_waste(trace(*entries, **more)).waits]
+    return redundant(trace(*entries, **more)).waits
+
+
+def redundant(found, scratch=()):
+    stream = from_trace(found)
+    for memory in scratch:
+        stream.memories[memory] = stream.memories[memory]._replace(is_scratch=True)
+    return find_redundant(stream)
 
 
 class TestWaits:
@@ -52,25 +59,25 @@ class TestWaits:
 
 class TestRest:
     def test_event_that_nobody_waits_for(self):
-        assert find_waste(trace(Record(A, 0, H), Record(A, 1, H), Wait(B, 1, H))).records == [(0,)]
+        assert redundant(trace(Record(A, 0, H), Record(A, 1, H), Wait(B, 1, H))).records == [0]
 
     def test_copies(self):
         copy = writes(A, 0, is_copy=True)
-        assert find_waste(trace(alloc(0), copy, reads(A, 0))).copies == []
-        assert find_waste(trace(alloc(0), copy)).copies == []  # somebody may read it later
-        assert find_waste(trace(alloc(0), copy), scratch=frozenset({0})).copies == [(1,)]
-        assert find_waste(trace(alloc(0), copy, writes(A, 0), reads(A, 0))).copies == [(1,)]
-        assert find_waste(trace(alloc(0), copy, Free(A, 0, H))).copies == [(1,)]
+        assert redundant(trace(alloc(0), copy, reads(A, 0))).copies == []
+        assert redundant(trace(alloc(0), copy)).copies == []  # somebody may read it later
+        assert redundant(trace(alloc(0), copy), scratch=[0]).copies == [1]
+        assert redundant(trace(alloc(0), copy, writes(A, 0), reads(A, 0))).copies == [1]
+        assert redundant(trace(alloc(0), copy, Free(A, 0, H))).copies == [1]
 
     def test_one_byte_is_enough(self):
         copy = writes(A, 0, is_copy=True)
         over = Work(A, "over", H, writes=(touch(0, 1, 64),))
-        assert find_waste(trace(alloc(0), copy, over, reads(A, 0))).copies == []
+        assert redundant(trace(alloc(0), copy, over, reads(A, 0))).copies == []
 
     def test_a_partial_write_leaves_the_rest(self):
         copy = writes(A, 0, is_copy=True)
         part = writes(A, 0, is_partial=True)
-        assert find_waste(trace(alloc(0), copy, part, reads(A, 0))).copies == []
+        assert redundant(trace(alloc(0), copy, part, reads(A, 0))).copies == []
 
     def test_advice_of_a_report(self):
         entries = alloc(0), writes(A, 0), Sync(H, stream=A), reads(A, 0)
@@ -78,7 +85,7 @@ class TestRest:
         report = check_trace(trace(*entries), advice=True)
         assert report.is_clean
         assert report.to_text() == (
-            "hand: 4 records: clean\nwaste: #2 H waits, and nobody needs it\n  fix: leave it out\n"
+            "hand: 4 records: clean\nwaste: nobody needs #2, the wait of H\n  fix: leave it out\n"
         )
 
     def test_no_advice_where_something_is_wrong(self):

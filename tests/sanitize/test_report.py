@@ -30,7 +30,7 @@ def test_text_of_a_race():
         "1 race: RAW on a0[0:16]: nothing orders c0 before c1\n"
         "  c0 q0 gpu:0  run 0  launch s0, n0 op 'node 0' writes\n"
         "  c1 q1 gpu:1  run 0  copy of v0 reads\n"
-        "  fix: record an event after c0 on q0 and wait for it on q1 before c1\n"
+        "  fix: record an event on q0 and let q1 wait for it after c0 and before c1\n"
     )
 
 
@@ -39,7 +39,7 @@ def test_text_of_a_clean_plan():
 
 
 def test_fix_uses_an_event_that_is_there():
-    assert check_plan(racy(record=True)).findings[0].fix == "wait for e0 on q1 before c2"
+    assert check_plan(racy(record=True)).findings[0].fix == "let q1 wait for e0 before c2"
 
 
 def test_fix_without_events_is_the_host():
@@ -69,9 +69,7 @@ def test_fix_for_the_host_and_for_the_next_run():
         finding.what == "WAR on a0[0:16]: nothing orders c0 before the host's write of a later run"
     )
     assert finding.later.to_text() == "host  run 1  'x' writes"
-    assert finding.fix == (
-        "record an event after c0 on q0 and let the host wait for it before the run ends"
-    )
+    assert finding.fix == "let the host wait for q0 after c0 and before the run ends"
 
 
 def test_every_line_fits_80_columns():
@@ -94,7 +92,7 @@ def test_raise_if_findings():
     with pytest.raises(RaceFound, match="RAW on a0") as info:
         check_plan(racy()).raise_if_findings()
     assert info.value.where == "two devices"
-    assert info.value.hint.startswith("record an event after c0")
+    assert info.value.hint.startswith("record an event on q0")
     check_plan(PlanWriter().plan()).raise_if_findings()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ggsched.sanitize.trace import check_trace
+from ggsched.sanitize import check_trace
 from ggsched.trace.schema import (
     Access,
     Actor,

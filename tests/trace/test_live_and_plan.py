@@ -13,8 +13,7 @@ from ggsched.passes import make_plan
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
-from ggsched.sanitize import check_plan
-from ggsched.sanitize.trace import check_trace
+from ggsched.sanitize import check_plan, check_trace
 from ggsched.testing.generators.strategies import graphs, seeds, values_for
 from ggsched.testing.generators.topologies import constraints, topologies
 from ggsched.testing.plan_mutants import ALL_MUTATIONS

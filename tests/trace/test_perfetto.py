@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from ggsched.errors import UsageError
-from ggsched.sanitize.trace import check_trace
+from ggsched.sanitize import check_trace
 from ggsched.trace.arrows import arrows
 from ggsched.trace.export import is_trace, read_trace, trace_to_lines
 from ggsched.trace.live import blocks, live_bytes, value_labels

@@ -2,7 +2,7 @@ import threading
 
 import numpy as np
 
-from ggsched.sanitize.trace import check_trace
+from ggsched.sanitize import check_trace
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Barrier, Sync, Work
 

@@ -11,7 +11,7 @@ from ggsched.config import Settings
 from ggsched.errors import DeviceFault, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes.place import Constraints
-from ggsched.sanitize.trace import check_trace
+from ggsched.sanitize import check_trace
 from ggsched.scheduler import Scheduler
 from ggsched.trace.export import trace_from_lines, trace_to_lines
 from ggsched.trace.recorder import Recorder

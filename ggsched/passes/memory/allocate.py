@@ -11,14 +11,14 @@ whatever the streams do: the waits for it are what a ring of that length costs.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Final
 
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
-from ggsched.passes.memory.concurrent_bound import Bound, concurrent_bound
+from ggsched.passes.memory.concurrent_bound import Bound
 from ggsched.passes.memory.fusion_retention import Retention
-from ggsched.passes.memory.interference import Interferes
 from ggsched.passes.memory.packing import MemoryBlock, Packed, pack_bounded
 from ggsched.passes.memory.reuse import ReuseOrder, Sequential
 from ggsched.passes.memory.rings import Slot
@@ -74,10 +74,7 @@ def allocate(
         live: Lives of the values in program order.
         policy: When values may share bytes.
     """
-    overwrites = _overwrites(graph, splits, live, policy)
-    has_hints = bool(policy.retention.held)
-    plain = policy.without_hints()
-    without_hints = _overwrites(graph, splits, live, plain) if has_hints else {}
+    overwrites, without_hints = _overwrites(graph, splits, live, policy)
     arenas: list[Arena] = []
     regions: list[Region] = [Region(0, 0, 0)] * len(splits.values)
     bounds: dict[int, int] = {}
@@ -99,13 +96,11 @@ def allocate(
         order = Sequential(live.lives) if lasting else policy.order
         packer = _Packer(order, overwrites, policy, live.lives)
         total, bound = packer.pack(values, alignment, len(arenas), regions)
-        least = bound
-        if has_hints and kind == "compute":
-            other = _Packer(order, without_hints, plain, live.lives)
-            least = min(bound, other.bound(values, alignment))
-        bounds[len(arenas)] = least
-        if least < bound:
-            hinted[len(arenas)] = bound
+        bounds[len(arenas)] = bound
+        if policy.retention.held and kind == "compute":
+            least = _live_nbytes(values, live.lives, without_hints, alignment)
+            if least < bound:
+                bounds[len(arenas)], hinted[len(arenas)] = least, bound
         arenas.append(Arena(len(arenas), kind, device, total, alignment))
     _add_rings(topology, splits, arenas, regions)
     _add_caches(topology, splits, arenas)
@@ -136,7 +131,10 @@ class _Packer:
         return packed.total, packed.bound.nbytes
 
     def _packed(self, members: list[list[int]], sizes: list[int]) -> Packed:
-        blocks, apart = self._problem(members, sizes)
+        windows, apart = self.order.live_ranges(members)
+        if self.policy.retention.until:
+            windows, apart = self.policy.retention.extend(members, windows, apart)
+        blocks = [MemoryBlock(*life, nbytes) for life, nbytes in zip(windows, sizes, strict=True)]
         return pack_bounded(blocks, apart, effort=self.policy.effort)
 
     def _packed_by_writer(self, members: list[list[int]], sizes: list[int]) -> Packed | None:
@@ -160,53 +158,59 @@ class _Packer:
             total += part.total
         return Packed(offsets, total, Bound(0, False))
 
-    def bound(self, values: list[Value], alignment: int) -> int:
-        """Return the lower bound of the arena's size alone."""
-        blocks, apart = self._problem(*self._blocks(values, alignment))
-        return concurrent_bound(blocks, apart).nbytes
-
-    def _problem(
-        self, members: list[list[int]], sizes: list[int]
-    ) -> tuple[list[MemoryBlock], Interferes | None]:
-        """Return the blocks that values share, and which of them may share bytes."""
-        windows, apart = self.order.live_ranges(members)
-        if self.policy.retention.until:
-            windows, apart = self.policy.retention.extend(members, windows, apart)
-        blocks = [MemoryBlock(*life, nbytes) for life, nbytes in zip(windows, sizes, strict=True)]
-        return blocks, apart
-
     def _blocks(self, values: list[Value], alignment: int) -> tuple[list[list[int]], list[int]]:
         """Return the values that have the same bytes one after another, and how many bytes."""
         block_of: dict[int, int] = {}
         slot_of: dict[Slot, int] = {}
         members: list[list[int]] = []
         sizes: list[int] = []
+        overwrites, rings, lives = self.overwrites, self.policy.rings, self.lives
         for v in values:
-            taken = self.overwrites.get(v.id)
-            slot = self.policy.rings.get(v.id)
+            number = v.id
+            taken = overwrites.get(number)
             block = len(members)
             if taken is not None:
                 block = block_of[taken]
-            elif slot is not None:
+            elif rings and (slot := rings.get(number)) is not None:
                 known = slot_of.get(slot, block)
-                is_over = (
-                    known < block and self.lives[members[known][-1]].death < self.lives[v.id].birth
-                )
+                is_over = known < block and lives[members[known][-1]].death < lives[number].birth
                 block = slot_of[slot] = known if is_over else block
+            nbytes = -(-(v.end - v.start) // alignment) * alignment
             if block == len(members):
-                members.append([])
-                sizes.append(0)
-            block_of[v.id] = block
-            members[block].append(v.id)
-            sizes[block] = max(sizes[block], -(-v.nbytes // alignment) * alignment)
+                members.append([number])
+                sizes.append(nbytes)
+            else:
+                members[block].append(number)
+                sizes[block] = max(sizes[block], nbytes)
+            block_of[number] = block
         return members, sizes
+
+
+def _live_nbytes(
+    values: Sequence[Value], lives: Sequence[Life], overwrites: Mapping[int, int], alignment: int
+) -> int:
+    """Return the most bytes that live at one step in program order; no packing needs less.
+
+    Values whose lives meet in program order never share bytes, whatever the streams are.
+    """
+    change = [0] * (max([lives[v.id].death for v in values], default=0) + 2)
+    for v in values:
+        birth, death = lives[v.id]
+        nbytes = -(-(v.end - v.start) // alignment) * alignment
+        change[birth + (v.id in overwrites)] += nbytes  # at its birth they count as the operand's
+        change[death + 1] -= nbytes
+    return max(accumulate(change))
 
 
 def _overwrites(
     graph: Graph, splits: Splits, live: Liveness, policy: ReusePolicy
-) -> dict[int, int]:
-    """Return for each value that takes over a dying operand's bytes that operand's value."""
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return for each value that takes over a dying operand's bytes that operand's value.
+
+    The second result is what the first one would be without hints.
+    """
     taken: dict[int, int] = {}
+    without_hints: dict[int, int] = {}
     values, lives, bindings = splits.values, live.lives, splits.bindings
     held, hints, rings = live.held, policy.retention.held, policy.rings
     is_last = policy.order.is_last
@@ -224,14 +228,15 @@ def _overwrites(
                 operand != result
                 and lives[operand].death == step
                 and operand not in held.get(node.id, ())
-                and operand not in hints.get(node.id, ())
                 and operand not in rings
                 and is_last(operand, result, step)
                 and _can_take(graph, node, k, splits)
             ):
-                taken[result] = operand
-                break
-    return taken
+                without_hints.setdefault(result, operand)
+                if operand not in hints.get(node.id, ()):
+                    taken[result] = operand
+                    break
+    return taken, without_hints
 
 
 def _can_take(graph: Graph, node: Node, k: int, splits: Splits) -> bool:

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from ggsched.sanitize import check_trace
 from ggsched.sanitize.report import Finding, Report
-from ggsched.sanitize.trace import check_trace
 from ggsched.testing.litmus.as_trace import litmus_trace
 from ggsched.testing.litmus.explorer import Explored, explore_block
 from ggsched.testing.litmus.program import VARIANTS, Kind, LitmusBlock, Op, Variant

@@ -1,0 +1,137 @@
+"""The rules, and what they are applied to."""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from ggsched.ir.graph import Graph
+from ggsched.plan.bundle import Plan
+from ggsched.plan.effects import Effects
+from ggsched.sanitize.capture import find_capture_misuse
+from ggsched.sanitize.content import find_wrong_content
+from ggsched.sanitize.deadlock import find_stuck
+from ggsched.sanitize.disorder import find_disorder
+from ggsched.sanitize.event_use import find_event_misuse
+from ggsched.sanitize.events import EventStream
+from ggsched.sanitize.from_plan import from_plan
+from ggsched.sanitize.from_trace import from_trace
+from ggsched.sanitize.fused import find_bad_groups
+from ggsched.sanitize.hazards import find_bad_hazards
+from ggsched.sanitize.lifetime import find_dead_memory
+from ggsched.sanitize.meaning import (
+    find_departures,
+    find_overwritten_operands,
+    find_wrong_slots,
+)
+from ggsched.sanitize.program import find_unfaithful
+from ggsched.sanitize.races import find_races
+from ggsched.sanitize.redundant_sync import advise
+from ggsched.sanitize.references import find_unknown, find_unknown_in_trace
+from ggsched.sanitize.report import Finding, Report
+from ggsched.sanitize.rows import find_bad_rows
+from ggsched.trace.schema import Trace
+
+DEFAULT_RUNS: Final = 3
+"""Two runs show what the end of one does to the beginning of the next; the third is for a race
+between runs that are not neighbours."""
+
+_STREAM_RULES: Final[tuple[Callable[[EventStream], list[Finding]], ...]] = (
+    find_capture_misuse,
+    find_event_misuse,
+    find_stuck,
+    find_dead_memory,
+    find_races,
+    find_disorder,
+)
+"""Rules about the order of events. They hold for plans and traces alike."""
+
+_PLAN_RULES: Final[tuple[Callable[[Plan, Sequence[Effects]], list[Finding]], ...]] = (
+    find_bad_hazards,
+    find_bad_rows,
+    find_bad_groups,
+    find_overwritten_operands,
+)
+"""Rules about what only a plan says of its commands."""
+
+
+def check_plan(
+    plan: Plan,
+    *,
+    runs: int = DEFAULT_RUNS,
+    advice: bool = False,
+    graph: Graph | None = None,
+) -> Report:
+    """Return what is wrong with a plan when it runs several times in a row.
+
+    Ordering comes from streams, events and the host waiting, and from nothing else. Found are:
+    races between commands, or a command and the host, within a run and from run to run; reads of
+    bytes that nothing has written, that belong to another value or to an older version of their
+    storage; events that are misused and waits that never end; nodes and transfers that are not
+    carried out once, where the plan says; regions outside their place; launches that touch more
+    than they declare; groups that are not launched as one or overwrite what they read; waits whose
+    hazard is none.
+
+    Args:
+        plan: The plan; any plan, also a broken one.
+        runs: How many consecutive runs to look at.
+        advice: Whether to name waits, events and copies that nobody needs, if nothing is wrong.
+        graph: The graph that the plan is of. With it each step is compared with its node: access
+            modes, bytes of each operand, outputs.
+    """
+    with _collector_paused():
+        effects = [command.effects for command in plan.commands]
+        findings, outside = find_unknown(plan, effects)
+        hints: tuple[Finding, ...] = ()
+        if not findings:  # nothing can be said about a plan that names what is not there
+            stream = from_plan(plan, effects, runs)
+            findings = outside + find_unfaithful(plan, effects, stream)
+            for rule in _STREAM_RULES:
+                findings += rule(stream)
+            findings += find_wrong_content(stream)
+            findings += find_wrong_slots(plan)
+            for plan_rule in _PLAN_RULES:
+                findings += plan_rule(plan, effects)
+            if graph is not None:
+                findings += find_departures(plan, effects, graph)
+            if advice and not findings:
+                hints = advise(stream)
+        return Report(plan.name, len(plan.commands), runs, tuple(findings), hints)
+
+
+def check_trace(trace: Trace, *, advice: bool = False) -> Report:
+    """Return what is wrong with a trace.
+
+    It does not matter what the recorded run was lucky with. Found are: races between accesses of
+    streams and host threads, also to addresses that were freed and used again; uses of memory
+    before it is written or after it is freed; events that are misused; waits that can never end;
+    calls that a capture does not stand. Where nothing races, reads that find other content than
+    they need are found too; after a race the contents mean nothing.
+
+    Args:
+        trace: The trace; any trace, also a broken one.
+        advice: Whether to name waits, events and copies that nobody needs, if nothing is wrong.
+    """
+    findings = find_unknown_in_trace(trace)
+    hints: tuple[Finding, ...] = ()
+    if not findings:
+        stream = from_trace(trace)
+        for rule in _STREAM_RULES:
+            findings += rule(stream)
+        if not any(f.kind == "race" for f in findings):
+            findings += find_wrong_content(stream)
+        if advice and not findings:
+            hints = advise(stream)
+    return Report(trace.name, len(trace.entries), 0, tuple(findings), hints)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep the cyclic garbage collector from walking plan and maps, which have no cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,134 @@
+"""Contents: does each reader find the bytes that it means?
+
+One run is followed in the order of the events, which is one of the possible orders; whether it is
+kept is the question of ``races``. Where nothing races all possible orders leave the same contents,
+so one of them is enough. Scratch memory of a plan holds nothing when a run begins.
+"""
+
+from bisect import bisect_right
+
+from ggsched.ir.intervals import IntervalMap
+from ggsched.sanitize.events import (
+    UNDEFINED,
+    UNKNOWN,
+    Access,
+    Content,
+    Event,
+    EventStream,
+    Found,
+    Step,
+)
+from ggsched.sanitize.report import Finding, FindingKind
+
+_Cell = tuple[Content, Event | None]
+
+
+def find_wrong_content(stream: EventStream) -> list[Finding]:
+    """Return reads of bytes that are undefined, of another owner or too old; bad writes too."""
+    walk = _Walk(stream)
+    for event in stream.events:
+        for step in event.steps:
+            walk.step(event, step)
+    return list(walk.findings.values())
+
+
+class _Walk:
+    """The walk over the events of one run.
+
+    Attributes:
+        findings: What was found, once for each event and owner.
+    """
+
+    def __init__(self, stream: EventStream) -> None:
+        self._memories = stream.memories
+        self._names = stream.names
+        memories = stream.memories.items()
+        self._free = {i for i, m in memories if m.owner is None and not m.is_constant}
+        self._maps = {i: IntervalMap[_Cell]((m.content, None)) for i, m in memories}
+        self.findings: dict[tuple[str, int, int, object], Finding] = {}
+
+    def step(self, event: Event, step: Step) -> None:
+        """Follow the accesses of a step."""
+        for (memory, start, nbytes), mode, content in zip(
+            step.regions, step.modes, step.contents, strict=True
+        ):
+            if mode == "-" or not nbytes:
+                continue
+            bytes_, end = self._maps[memory], start + nbytes
+            if mode == "r":
+                starts = bytes_.starts
+                k = bisect_right(starts, start)
+                if (k == len(starts) or starts[k] >= end) and bytes_.values[k - 1][0] == content:
+                    continue  # one segment, with what is needed
+                for first, last, (found, writer) in bytes_.pieces(start, end):
+                    if found != content:
+                        access = Access(memory, start, end, mode, content)
+                        self._check(event, step, access, Found(found, writer, first, last))
+            elif mode == "w" and memory in self._free:
+                first, last = bytes_.cut(start, end)
+                if last - first == 1:
+                    bytes_.values[first] = (content, event)
+                else:
+                    bytes_.put(start, end, (content, event))
+            elif mode == "x":
+                bytes_.put(start, end, (UNDEFINED, event))
+            else:
+                access = Access(memory, start, end, mode, content)
+                content = self._kept(event, step, access)
+                if mode == "w":
+                    bytes_.put(start, end, (content, event))
+                else:
+                    self._write_some(event, step, access._replace(content=content))
+
+    def _kept(self, event: Event, step: Step, access: Access) -> Content:
+        """Check who writes memory of a weight or a state; return what the write leaves."""
+        facts = self._memories[access.memory]
+        if access.memory in self._free:
+            return access.content
+        if facts.is_constant:
+            what = f"{self._names.step(event, step)} writes weight {facts.name}"
+            self._add("weight", event, access, what, "weights are constant")
+        elif facts.owner is not None and access.content.owner != facts.owner.owner:
+            what = f"{self._names.step(event, step)} writes {self._names.wanted(access)}"
+            what += f", which belongs to state {facts.name}"
+            self._add("reuse", event, access, what, "states are not reused")
+        return access.content
+
+    def _check(self, event: Event, step: Step, access: Access, there: Found) -> None:
+        """Compare what a read needs with what it finds."""
+        if there.content == UNDEFINED:
+            name = self._names.step(event, step)
+            where = self._names.wanted(access._replace(start=there.start, end=there.end))
+            what = f"{name} reads {where}, which nothing has written"
+            self._add("undefined", event, access, what, "fill it before", there)
+        elif access.content != UNKNOWN:
+            kind, what, fix = self._names.wrong_content(event, step, access, there)
+            self._add(kind, event, access, what, fix, there)
+
+    def _write_some(self, event: Event, step: Step, access: Access) -> None:
+        """Follow a write that leaves some of the bytes as they were: what is undefined stays so."""
+        content, bytes_ = access.content, self._maps[access.memory]
+        for first, last, (found, writer) in list(bytes_.pieces(access.start, access.end)):
+            if found == UNDEFINED:
+                continue
+            if found.owner != content.owner:
+                there = Found(found, writer, first, last)
+                kind, what, fix = self._names.wrong_content(event, step, access, there)
+                self._add(kind, event, access, what, fix, there)
+            elif found != content:
+                bytes_.put(first, last, (content, event))
+
+    def _add(
+        self,
+        kind: FindingKind,
+        event: Event,
+        access: Access,
+        what: str,
+        fix: str,
+        there: Found | None = None,
+    ) -> None:
+        key = (kind, event.source, access.memory, access.content.owner)
+        if key not in self.findings:
+            start, end = (access.start, access.end) if there is None else (there.start, there.end)
+            source = max(event.source, -1)
+            self.findings[key] = Finding(kind, what, source, fix, access.memory, start, end)

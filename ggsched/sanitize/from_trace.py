@@ -1,0 +1,170 @@
+"""A trace as a stream of events.
+
+What the trace names must exist (see ``references``).
+"""
+
+from collections.abc import Iterable
+from typing import Literal, assert_never
+
+from ggsched.sanitize.events import (
+    UNDEFINED,
+    UNKNOWN,
+    Access,
+    Actor,
+    Content,
+    Event,
+    EventStream,
+    Found,
+    Memory,
+    Span,
+    Step,
+    step_of,
+)
+from ggsched.sanitize.report import Touch
+from ggsched.sanitize.spans import merge
+from ggsched.trace import schema
+from ggsched.trace.schema import Entry, Trace
+
+
+def from_trace(trace: Trace) -> EventStream:
+    """Return the events of a trace."""
+    memories = _memories(trace)
+    return EventStream(
+        name=trace.name,
+        size=len(trace.entries),
+        actors=[Actor(a.name, a.device, a.kind == "host", a.copy_order) for a in trace.actors],
+        memories=memories,
+        events=[_event(i, entry, memories) for i, entry in enumerate(trace.entries)],
+        runs=1,
+        is_renewable=trace.events == "latest",
+        names=TraceNames(trace, memories),
+    )
+
+
+def _memories(trace: Trace) -> dict[int, Memory]:
+    spaces: dict[str, int] = {}
+    memories: dict[int, Memory] = {}
+    for entry in trace.entries:
+        if isinstance(entry, schema.Alloc):
+            space = spaces.setdefault(entry.space or f"\0{entry.memory}", len(spaces))
+            memories[entry.memory] = Memory(
+                entry.name,
+                entry.nbytes,
+                space,
+                entry.address,
+                UNKNOWN if entry.is_defined else UNDEFINED,
+                is_shared=entry.space != "",
+            )
+    return memories
+
+
+def _event(i: int, entry: Entry, memories: dict[int, Memory]) -> Event:
+    actor = entry.actor
+    match entry:
+        case schema.Work(by=by, reads=reads, writes=writes):
+            accesses = [_access(a, "r") for a in reads] + [_access(a, "w") for a in writes]
+            return Event(
+                i,
+                "work",
+                actor,
+                by,
+                is_copy=entry.is_copy,
+                is_partial=entry.is_partial,
+                reads=_spans(reads, memories),
+                writes=_spans(writes, memories),
+                steps=(step_of(-1, None, accesses),),
+            )
+        case schema.Record(by=by, event=event):
+            return Event(i, "record", actor, by, event=event)
+        case schema.Wait(by=by, event=event):
+            return Event(i, "wait", actor, by, event=event)
+        case schema.Sync(by=by):
+            return Event(i, "sync", actor, by, event=entry.event, target=entry.stream)
+        case schema.Barrier(by=by):
+            return Event(i, "barrier", actor, by)
+        case schema.Alloc(memory=memory):
+            return Event(i, "alloc", actor, memory=memory, is_safe=not entry.is_unsafe)
+        case schema.Free(by=by, memory=memory):
+            m = memories[memory]
+            whole = ((m.space, m.address, m.address + m.nbytes),) if m.nbytes else ()
+            return Event(i, "free", actor, by, writes=whole, memory=memory, is_safe=False)
+        case schema.CaptureBegin(by=by):
+            return Event(i, "capture", actor, by)
+        case schema.CaptureEnd(by=by):
+            return Event(i, "capture_end", actor, by)
+        case _:
+            assert_never(entry)
+
+
+def _access(access: schema.Access, mode: str) -> Access:
+    content = Content(access.tag) if access.tag else UNKNOWN
+    return Access(access.memory, access.start, access.end, mode, content)
+
+
+def _spans(accesses: Iterable[schema.Access], memories: dict[int, Memory]) -> list[Span]:
+    spans = []
+    for memory, start, end, _ in accesses:
+        m = memories[memory]
+        spans.append((m.space, m.address + start, m.address + end))
+    return merge(spans)
+
+
+class TraceNames:
+    """What things are called in findings about a trace."""
+
+    def __init__(self, trace: Trace, memories: dict[int, Memory]) -> None:
+        self._trace = trace
+        self._memories = memories
+
+    def ref(self, event: Event) -> str:
+        """Return e.g. ``#3``."""
+        return f"#{event.source}"
+
+    def who(self, event: Event) -> str:
+        """Return e.g. ``#3 A write``."""
+        return f"#{event.source} {self._trace.actors[event.actor].name} {self._label(event)}"
+
+    def step(self, event: Event, step: Step) -> str:
+        """Return e.g. ``#3 write``."""
+        del step
+        return f"#{event.source} {self._label(event)}"
+
+    def bytes_of(self, memory: int, start: int, end: int) -> str:
+        """Return e.g. ``m0[0:64]``."""
+        return f"{self._memories[memory].name}[{start}:{end}]"
+
+    def wanted(self, access: Access) -> str:
+        """Return e.g. ``m0[0:64]``."""
+        return self.bytes_of(access.memory, access.start, access.end)
+
+    def touch(self, event: Event, run: int, access: Access) -> Touch:
+        """Return one side of a race."""
+        del run
+        actor = self._trace.actors[event.actor]
+        who = f"{actor.name} {actor.device}".strip()
+        mode: Literal["read", "write"] = "read" if access.mode == "r" else "write"
+        return Touch(event.source, -1, who, self._label(event), mode)
+
+    def wrong_content(
+        self, event: Event, step: Step, access: Access, there: Found
+    ) -> tuple[Literal["content", "reuse", "stale"], str, str]:
+        """Say which other content is there."""
+        need, found = access.content.owner, there.content.owner
+        where = self.bytes_of(access.memory, there.start, there.end)
+        state, fix = "which nothing has written", f"let {need!r} be there before {self.ref(event)}"
+        if there.writer is not None:
+            writer = self.ref(there.writer)
+            fix += f", and {writer} write elsewhere or later"
+            state = f"but finds {found!r} of {writer}"
+            if there.content == UNKNOWN:
+                state = f"but finds what {writer} has written"
+        return "content", f"{self.step(event, step)} needs {need!r} in {where}, {state}", fix
+
+    def sync(self, event: Event) -> str:
+        """Return e.g. ``#3, the wait of A``."""
+        what = {"work": "copy", "sync": "wait"}.get(event.kind, event.kind)
+        return f"#{event.source}, the {what} of {self._trace.actors[event.actor].name}"
+
+    def _label(self, event: Event) -> str:
+        entry = self._trace.entries[event.source]
+        return entry.label if isinstance(entry, schema.Work) else event.kind
