@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ggsched.backend import checks
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
@@ -22,11 +22,17 @@ from ggsched_opencl.buffer import readable, writable
 from ggsched_opencl.driver import COMPLETE, Handle, status_of
 from ggsched_opencl.event import OpenClEvent, Point
 from ggsched_opencl.polling import POLLING
-from ggsched_opencl.program import OpenClProgram, Step
+from ggsched_opencl.program import OpenClProgram, ProgramDevice, Step
 from ggsched_opencl.times import ClockMatch, OpenClTaken
 
-if TYPE_CHECKING:
-    from ggsched_opencl.device import OpenClDevice
+
+class StreamDevice(ProgramDevice, Protocol):
+    """What streams use of their device."""
+
+    event_timeout_s: float
+
+    def drain_later(self, queue: Handle, newest: Handle, held: deque[Handle]) -> None:
+        """Keep the queue of a closed stream until its commands are complete."""
 
 
 class OpenClStream:
@@ -37,7 +43,7 @@ class OpenClStream:
         name: For messages and threads.
     """
 
-    def __init__(self, device: "OpenClDevice", name: str) -> None:
+    def __init__(self, device: StreamDevice, name: str) -> None:
         self.device = device
         self.name = name
         self.is_closed = False
