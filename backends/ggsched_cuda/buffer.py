@@ -1,14 +1,13 @@
 """Device memory."""
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from ggsched.backend.checks import closed_error
-from ggsched.backend.protocols import Buffer, HostMemory
+from ggsched.backend.program import OperandMemory
+from ggsched.backend.protocols import Device, HostMemory
 from ggsched.errors import UsageError
-
-if TYPE_CHECKING:
-    from ggsched_cuda.device import CudaDevice
 
 
 class CudaBuffer:
@@ -18,13 +17,24 @@ class CudaBuffer:
         device: Whose memory it is.
         nbytes: Its length.
         address: Where it starts; every GPU that reaches this one uses the same address.
+        free: Frees memory when all that is enqueued is complete.
+        forget: Told when the buffer is closed.
     """
 
-    def __init__(self, device: "CudaDevice", nbytes: int, address: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        nbytes: int,
+        address: int,
+        *,
+        free: Callable[[int], None],
+        forget: Callable[["CudaBuffer"], None],
+    ) -> None:
         self.device = device
         self.nbytes = nbytes
         self._address: int | None = address
-        self._free = weakref.finalize(self, device.gpu.free, address)
+        self._forget = forget
+        self._free = weakref.finalize(self, free, address)
         self._free.atexit = False
 
     @property
@@ -63,11 +73,11 @@ class CudaBuffer:
         """Release the memory; legal twice (ERR-3). It is free when all that is enqueued is done."""
         if self._address is not None:
             self._address = None
-            self.device.forget(self)
+            self._forget(self)
             self._free()
 
 
-def address_of_buffer(buffer: Buffer) -> int:
+def address_of_buffer(buffer: OperandMemory) -> int:
     """Return the address of one of this backend's buffers; the caller has checked whose it is."""
     assert isinstance(buffer, CudaBuffer)
     return buffer.address

@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass, replace
 
-from ggsched.backend.program import Operand
-from ggsched.backend.protocols import Buffer
+from ggsched.backend.program import Operand, OperandMemory
 from ggsched_kernels import KernelCall
 from ggsched_kernels.calls import ArgPlaceholder, MirrorOutput
 from ggsched_kernels.lowering_context import LoweringContext
 
-Place = tuple[Buffer | ArgPlaceholder, int]
+Place = tuple[OperandMemory | ArgPlaceholder, int]
 """Memory, and an offset in bytes."""
 
 

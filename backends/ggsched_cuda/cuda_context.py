@@ -4,8 +4,9 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
+from ggsched.backend.queued.backlog import Backlog
 from ggsched_cuda import driver
 from ggsched_cuda.blas import driver as blas
 from ggsched_cuda.driver import NOT_READY, CudaError, DeviceInfo
@@ -15,10 +16,16 @@ from ggsched_cuda.polling import POLLING
 from ggsched_cuda.programs import ProgramCache
 from ggsched_cuda.times import GpuClock
 
-if TYPE_CHECKING:
-    from ggsched_cuda.stream import CudaStream
-
 ALIGNMENT: Final = 256
+
+
+class WorkingStream(Protocol):
+    """What keeps memory from being freed: the work of a ``CudaStream``."""
+
+    backlog: Backlog
+
+    def unfinished(self) -> list[Marker]:
+        """Return a marker behind all that is enqueued, if some of that is not complete."""
 
 
 class CudaContext:
@@ -46,7 +53,7 @@ class CudaContext:
         self._devices = 0  # that are open
         self._events: list[int] = []
         self._blas: list[tuple[int, int]] = []
-        self._streams: weakref.WeakSet[CudaStream] = weakref.WeakSet()
+        self._streams: weakref.WeakSet[WorkingStream] = weakref.WeakSet()
         self._freed: list[int] = []  # memory that commands in a backlog may use
         self._draining: list[tuple[Marker, Callable[[], None], tuple[int, int] | None]] = []
 
@@ -152,7 +159,7 @@ class CudaContext:
 
     # --- streams ------------------------------------------------------------------------------
 
-    def add(self, stream: "CudaStream") -> None:
+    def add(self, stream: WorkingStream) -> None:
         """Count a stream among those whose work keeps memory from being freed."""
         with self.lock:
             self._streams.add(stream)

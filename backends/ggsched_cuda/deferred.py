@@ -7,12 +7,10 @@ it sends stand one behind the other on their stream, with nobody in between who 
 """
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
-from ggsched_cuda.driver import CudaError, check
-
-if TYPE_CHECKING:
-    from ggsched_cuda.stream import CudaStream
+from ggsched_cuda.driver import CudaError, Step, check
 
 MAX_MOVES: Final = 8
 """Transfers of one kernel."""
@@ -37,7 +35,7 @@ class MirroredLaunch(NamedTuple):
         label: The node, for messages.
     """
 
-    step: tuple[Any, tuple[Any, ...]]
+    step: Step
     place: ctypes.c_uint64
     source: int
     nbytes: int
@@ -48,11 +46,17 @@ class DeferredCommands:
     """What one stream of a capture has been given last.
 
     Args:
-        stream: The stream.
+        transfer: Enqueues one kernel that makes transfers.
+        failed: Told of a launch that failed: the node, and why.
     """
 
-    def __init__(self, stream: "CudaStream") -> None:
-        self._stream = stream
+    def __init__(
+        self,
+        transfer: Callable[[Sequence[Move]], None],
+        failed: Callable[[str, Exception], object],
+    ) -> None:
+        self._transfer = transfer
+        self._failed = failed
         self._moves: list[Move] = []  # empty while a launch is put off
         self._sending: MirroredLaunch | None = None
 
@@ -82,7 +86,7 @@ class DeferredCommands:
             self._launch(0)
         moves, self._moves = self._moves, []
         if moves:
-            self._stream.transfers.move(moves)
+            self._transfer(moves)
 
     def _launch(self, to: int) -> None:
         sending, self._sending = self._sending, None
@@ -92,7 +96,7 @@ class DeferredCommands:
         try:
             check(call(*arguments), "cuLaunchKernel")  # takes the arguments as they are now
         except CudaError as error:
-            self._stream.failed(sending.label, error)  # as of any other launch
+            self._failed(sending.label, error)  # as of any other launch
         finally:
             sending.place.value = 0
 

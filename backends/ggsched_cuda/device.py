@@ -8,6 +8,11 @@ from time import perf_counter
 from typing import Final
 
 from ggsched.backend import checks
+from ggsched.backend.capture_errors import (
+    captured_already_error,
+    no_streams_error,
+    not_capturable_error,
+)
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import HostMemory, Stream
 from ggsched.backend.timeouts import event_timeout
@@ -123,7 +128,7 @@ class CudaDevice:
                 raise checks.out_of_memory_error(
                     self.facts, nbytes, self.free_nbytes, why
                 ) from error
-            buffer = CudaBuffer(self, nbytes, address)
+            buffer = CudaBuffer(self, nbytes, address, free=self.gpu.free, forget=self.forget)
             self._buffers.add(buffer)
             return buffer
 
@@ -191,7 +196,19 @@ class CudaDevice:
             UsageError: no streams, or one of another device, or one that is captured already.
         """
         self._require_open()
-        return CudaCapture(self, streams)
+        own = [self._own(stream) for stream in streams]
+        if not own or len(set(own)) < len(own):
+            raise no_streams_error(self)
+        return CudaCapture(self.gpu, own)
+
+    def _own(self, stream: Stream) -> CudaStream:
+        if not isinstance(stream, CudaStream) or stream.device is not self:
+            raise not_capturable_error(stream, self)
+        if stream.is_closed:
+            raise checks.closed_error("stream")
+        if stream.sink.is_capturing:
+            raise captured_already_error(stream.name)
+        return stream
 
     def copies_with(self, other: DeviceFacts) -> bool:
         """Whether streams copy from and to buffers of another device (CPY-6).
@@ -223,8 +240,7 @@ class CudaDevice:
         self.is_closed = True
         streams = list(self._streams)
         for stream in streams:
-            if stream.capture is not None:
-                stream.capture.abort()
+            stream.sink.abort()
         for stream in streams:
             stream.cancel()
         for stream in streams:

@@ -10,7 +10,7 @@ Nothing here blocks for longer than it takes to hand work over, but for what its
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from threading import local
@@ -32,6 +32,10 @@ except (ImportError, OSError) as error:
     ) from error
 
 Handle = int
+
+Step = tuple[Callable[..., Any], tuple[Any, ...]]
+"""What to call, and with what; it returns a tuple that begins with 0 if all is well."""
+
 READY: Final = 0
 NOT_READY: Final = int(cu.CUresult.CUDA_ERROR_NOT_READY)
 _OUT_OF_MEMORY: Final = int(cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY)

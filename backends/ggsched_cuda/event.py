@@ -1,7 +1,7 @@
 """Events: points of streams, and the verdicts on what lies before them."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ggsched.backend.queued.error_state import PendingStatus
 from ggsched.backend.queued.events import PointEvent, QueuePoint
@@ -11,8 +11,18 @@ from ggsched_cuda.async_errors import LOST
 from ggsched_cuda.driver import NOT_READY, READY
 from ggsched_cuda.polling import POLLING
 
-if TYPE_CHECKING:
-    from ggsched_cuda.cuda_context import CudaContext
+
+class EventPool(Protocol):
+    """Where events of the driver come from and go back to; it is a ``CudaContext``."""
+
+    def enter(self) -> None:
+        """Make the GPU's context current on this thread."""
+
+    def take_event(self) -> int:
+        """Return an event of the driver, of any state."""
+
+    def give_event(self, handle: int) -> None:
+        """Take an event back."""
 
 
 class Marker:
@@ -24,10 +34,17 @@ class Marker:
 
     __slots__ = ("_gpu", "_state", "handle")
 
-    def __init__(self, gpu: "CudaContext") -> None:
+    def __init__(self, gpu: EventPool) -> None:
         self.handle = gpu.take_event()
         self._gpu = gpu
         self._state = NOT_READY
+
+    @classmethod
+    def behind(cls, gpu: EventPool, stream: int) -> "Marker":
+        """Record an event of the driver on one of its streams."""
+        marker = cls(gpu)
+        driver.check(driver.record_event(marker.handle, stream), "cuEventRecord")
+        return marker
 
     def state(self) -> int:
         """Return ``READY``, ``NOT_READY`` or the number of an error; never blocks."""

@@ -1,30 +1,44 @@
 """Captured graphs: the driver writes down what streams are given, and replays it by one call."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from ggsched.backend import checks
 from ggsched.backend.capture import DeviceGraph
 from ggsched.backend.capture_errors import (
-    captured_already_error,
-    no_streams_error,
-    not_capturable_error,
     other_graph_error,
-    outside_error,
     replayed_elsewhere_error,
 )
-from ggsched.backend.protocols import Event, Stream
+from ggsched.backend.queued.backlog import Backlog
 from ggsched.errors import DeviceFault
 from ggsched_cuda import driver
-from ggsched_cuda.async_errors import FaultWords
 from ggsched_cuda.capture import driver as capturing
-from ggsched_cuda.deferred import DeferredCommands
+from ggsched_cuda.cuda_context import CudaContext
 from ggsched_cuda.driver import CudaError
-from ggsched_cuda.event import CudaEvent, Marker, Point
+from ggsched_cuda.event import Marker
+from ggsched_cuda.sinks import Captured, CapturingSink, Sink
 
-if TYPE_CHECKING:
-    from ggsched_cuda.device import CudaDevice
-    from ggsched_cuda.stream import CudaStream
+
+class CapturedStream(Protocol):
+    """What captures and graphs use of a stream, a ``CudaStream``."""
+
+    gpu: CudaContext
+    name: str
+    handle: int
+    backlog: Backlog
+    sink: Sink
+
+    def unfinished(self) -> list[Marker]:
+        """Return a marker behind all that is enqueued, if some of that is not complete."""
+
+    def marker(self) -> Marker:
+        """Record an event of the driver here."""
+
+    def capturing_sink(self, captured: Captured) -> CapturingSink:
+        """Return what commands go to in a capture."""
+
+    def switch(self, sink: CapturingSink | None) -> None:
+        """Capture commands from now on, or no more."""
 
 
 class CudaCapture:
@@ -33,39 +47,35 @@ class CudaCapture:
     All streams fork from the first one here and are joined to it at the end, so the graph is one
     command of the first.
 
-    Attributes:
-        before: Markers behind what the streams were given before.
-        keeps: Host memory and buffers that the graph uses.
-        forgets: Calls that forget what the graph's host calls need, and give their memory back.
-        words: Fault words that the graph's kernels may write.
+    Args:
+        gpu: The GPU.
+        streams: Open streams of one device, each once, which nobody captures.
 
-    Raises:
-        UsageError: no streams, one of another device, or one that is captured already.
+    Attributes:
+        captured: What the graph uses.
     """
 
-    def __init__(self, device: "CudaDevice", streams: Sequence[Stream]) -> None:
-        self._streams = [_own(device, stream) for stream in streams]
-        if not self._streams or len(set(self._streams)) < len(self._streams):
-            raise no_streams_error(device)
-        self.keeps: list[Any] = []
-        self.forgets: list[Callable[[], None]] = []
-        self.words: set[FaultWords] = set()
-        self._device = device
-        self.put_off = {stream: DeferredCommands(stream) for stream in self._streams}
+    def __init__(self, gpu: CudaContext, streams: Sequence[CapturedStream]) -> None:
+        self._streams = list(streams)
+        self._gpu = gpu
+        self._sinks: list[CapturingSink] = []
         self._captured: Any = None  # the driver's graph, from the end of the capture on
         self._is_going = True
         self._is_over = False
-        device.gpu.enter()
+        gpu.enter()
         for stream in self._streams:
             stream.backlog.pause()  # else what leaves it would be captured
         try:
-            self.before = [marker for stream in self._streams for marker in stream.unfinished()]
+            before = [marker for stream in self._streams for marker in stream.unfinished()]
         except CudaError as error:
             for stream in self._streams:
                 stream.backlog.resume()
             raise self._broken("beginning a capture", error) from error
+        self.captured = Captured(before, self.abort)
         for stream in self._streams:
-            stream.capture = self
+            sink = stream.capturing_sink(self.captured)
+            self._sinks.append(sink)
+            stream.switch(sink)
         try:
             origin, *others = self._streams
             capturing.begin_capture(origin.handle)
@@ -73,26 +83,6 @@ class CudaCapture:
         except CudaError as error:
             self.abort()
             raise self._broken("beginning a capture", error) from error
-
-    def wait(self, stream: "CudaStream", event: Event) -> None:
-        """Let a captured stream wait for an event that was recorded in this capture.
-
-        Raises:
-            UsageError: an event from outside (CAP-2).
-        """
-        if not isinstance(event, CudaEvent) or event.capture is not self:
-            raise outside_error(stream.name)
-        self.flush(stream)
-        point = event.recorded
-        assert isinstance(point, Point)  # it was recorded in a capture
-        marker = point.marker
-        assert marker is not None
-        self.keeps.append(marker)
-        driver.enqueue_wait(stream.handle, marker.handle)
-
-    def flush(self, stream: "CudaStream") -> None:
-        """Hand over what was put off on a stream, before something else."""
-        self.put_off[stream].flush()
 
     def end(self) -> "CudaGraph":
         """Stop, and return what was captured.
@@ -110,7 +100,7 @@ class CudaCapture:
             self.abort()
             raise self._broken("ending a capture", error) from error
         self._is_over = True
-        return CudaGraph(self._streams[0], executable, count, self)
+        return CudaGraph(self._streams[0], executable, count, self.captured)
 
     def end_into(self, graph: DeviceGraph) -> str:
         """Stop, and let a graph be what was captured, if the driver can (CAP-4).
@@ -135,7 +125,7 @@ class CudaCapture:
             if not origin.backlog.is_pending:
                 why = capturing.update_executable(executable, self._captured)
             if not why:
-                graph.renew(count, self)
+                graph.renew(count, self.captured)
                 self._is_over = True
                 captured, self._captured = self._captured, None
                 capturing.close_graph(captured)
@@ -149,7 +139,7 @@ class CudaCapture:
         if self._is_over:
             return
         self._is_over = True
-        self._device.gpu.enter()
+        self._gpu.enter()
         captured, self._captured = self._captured, None
         try:
             if self._is_going:
@@ -160,40 +150,40 @@ class CudaCapture:
             pass  # that it is invalid is why it is being given up
         finally:
             self._leave()
-            for forget in self.forgets:
+            for forget in self.captured.forgets:
                 forget()
 
     def _enter(self) -> None:
         """Refuse what comes too late, and make the GPU's context current."""
         if self._is_over:
             raise checks.closed_error("capture")
-        self._device.gpu.enter()
+        self._gpu.enter()
 
     def _stop(self) -> None:
         """Let the driver hand over what it has written down, unless it has done so."""
         if not self._is_going:
             return
         origin, *others = self._streams
-        for stream in self._streams:
-            self.flush(stream)
+        for sink in self._sinks:
+            sink.flush()
         for other in others:
             self._link(other, [origin])
         self._captured = capturing.end_capture(origin.handle)
         self._leave()
 
-    def _link(self, origin: "CudaStream", others: "Sequence[CudaStream]") -> None:
+    def _link(self, origin: CapturedStream, others: Sequence[CapturedStream]) -> None:
         """Let streams wait for all that one was given so far."""
         if others:
             marker = origin.marker()
-            self.keeps.append(marker)
+            self.captured.keeps.append(marker)
             for other in others:
                 driver.enqueue_wait(other.handle, marker.handle)
 
     def _leave(self) -> None:
         self._is_going = False
-        for stream in self._streams:
-            if stream.capture is self:
-                stream.capture = None
+        for stream, sink in zip(self._streams, self._sinks, strict=True):
+            if stream.sink is sink:
+                stream.switch(None)
                 stream.backlog.resume()
 
     def _broken(self, what: str, error: CudaError) -> DeviceFault:
@@ -214,28 +204,28 @@ class CudaGraph:
         stream: The stream that replays it, for as long as it is open.
         executable: The driver's graph.
         count: Number of its nodes.
-        capture: What it was made by.
+        captured: What it uses.
     """
 
     def __init__(
-        self, stream: "CudaStream", executable: Any, count: int, capture: CudaCapture
+        self, stream: CapturedStream, executable: Any, count: int, captured: Captured
     ) -> None:
         self.stream = stream
         self._executable = executable
-        self._take(count, capture)
+        self._take(count, captured)
 
-    def _take(self, count: int, capture: CudaCapture) -> None:
+    def _take(self, count: int, captured: Captured) -> None:
         self.nodes = count
-        self.words = frozenset(capture.words)
-        self._keeps = [m for m in capture.keeps if not isinstance(m, Marker)]
-        self._forgets = capture.forgets
+        self.words = frozenset(captured.words)
+        self._keeps = [m for m in captured.keeps if not isinstance(m, Marker)]
+        self._forgets = captured.forgets
 
-    def renew(self, count: int, capture: CudaCapture) -> None:
+    def renew(self, count: int, captured: Captured) -> None:
         """Be what another capture wrote down, now that the driver's graph is that (CAP-4)."""
         self._release()
-        self._take(count, capture)
+        self._take(count, captured)
 
-    def executable_on(self, stream: "CudaStream") -> Any:
+    def executable_on(self, stream: CapturedStream) -> Any:
         """Return the driver's graph for the stream that it was captured on.
 
         Raises:
@@ -277,15 +267,3 @@ class CudaGraph:
             finish()
 
         self.stream.backlog.add_always("close", finish_later)
-
-
-def _own(device: "CudaDevice", stream: Stream) -> "CudaStream":
-    from ggsched_cuda.stream import CudaStream
-
-    if not isinstance(stream, CudaStream) or stream.device is not device:
-        raise not_capturable_error(stream, device)
-    if stream.is_closed:
-        raise checks.closed_error("stream")
-    if stream.capture is not None:
-        raise captured_already_error(stream.name)
-    return stream

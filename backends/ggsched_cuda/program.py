@@ -1,25 +1,51 @@
 """Nodes as calls of the driver with every argument bound: launching is nothing but enqueueing."""
 
 import ctypes
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from ggsched.backend.program import BoundNode
+from ggsched.backend.protocols import Device, HostMemory, Stream
 from ggsched_cuda import driver
+from ggsched_cuda.async_errors import FaultWords
 from ggsched_cuda.blas.driver import Product
 from ggsched_cuda.buffer import CudaBuffer, address_of_buffer
 from ggsched_cuda.calls import Call, Place, ProductCall
+from ggsched_cuda.cuda_context import CudaContext
 from ggsched_cuda.deferred import MirroredLaunch
+from ggsched_cuda.driver import Step
 from ggsched_cuda.kernel_selection import lower
-from ggsched_cuda.programmatic_launch import is_enrolled
-from ggsched_kernels import CODE, FAULT, SCRATCH, Constant, KernelCall
+from ggsched_cuda.programmatic_launch import Mode, is_enrolled
+from ggsched_kernels import CODE, FAULT, SCRATCH, Constant, KernelCall, TuningProfile
 from ggsched_kernels.calls import Arg, CodeOf
 
-if TYPE_CHECKING:
-    from ggsched_cuda.stream import CudaStream
 
-Step = tuple[Callable[..., Any], tuple[Any, ...]]
-"""What to call, and with what; it returns a tuple that begins with 0 if all is well."""
+class ProgramDevice(Device, Protocol):
+    """What programs use of their device."""
+
+    early: Mode
+    profile: TuningProfile
+
+    def allocate(self, nbytes: int) -> CudaBuffer:
+        """Return a fresh buffer."""
+
+
+class ProgramStream(Stream, Protocol):
+    """What programs use of their stream."""
+
+    gpu: CudaContext
+    handle: int
+    words: FaultWords
+
+    @property
+    def device(self) -> ProgramDevice:
+        """The device."""
+
+    def blas(self) -> int:
+        """Return the stream's own handle of cuBLAS."""
+
+    def fill_constant(self, source: HostMemory, address: int) -> None:
+        """Copy a program's constant to the device, in the order of the stream."""
 
 
 class CudaProgram:
@@ -32,7 +58,7 @@ class CudaProgram:
         sending: The last call, if it can write its result to the host too.
     """
 
-    def __init__(self, stream: "CudaStream", nodes: Sequence[BoundNode]) -> None:
+    def __init__(self, stream: ProgramStream, nodes: Sequence[BoundNode]) -> None:
         calls, scratch_nbytes = lower(nodes, stream.device.profile)
         self.stream = stream
         self.is_closed = False
@@ -149,8 +175,6 @@ class CudaProgram:
         if content not in self._constants:
             buffer = self._own(len(content))
             if content:
-                source, transfers = memoryview(bytearray(content)), self.stream.transfers
-                address = buffer.address
-                self.stream.backlog.run("compile", lambda: transfers.upload(source, address))
+                self.stream.fill_constant(memoryview(bytearray(content)), buffer.address)
             self._constants[content] = buffer.address
         return self._constants[content]

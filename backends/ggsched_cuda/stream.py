@@ -1,34 +1,31 @@
 """A stream of the driver, and what the driver does not keep: host memory, faults, reasons."""
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ggsched.backend import checks
-from ggsched.backend.capture_errors import capturing_error
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
-from ggsched.backend.queued.backlog import Backlog, succeeded
-from ggsched.backend.queued.error_state import ErrorState, reraise_copy
-from ggsched.backend.queued.events import LatePoint
 from ggsched.backend.timeouts import late_error
 from ggsched.backend.timing import Latest
 from ggsched.errors import DeviceFault
-from ggsched_cuda import driver
-from ggsched_cuda.async_errors import LOST, FaultWords, IdCheck
+from ggsched_cuda import driver, transfers
+from ggsched_cuda.async_errors import FaultWords
 from ggsched_cuda.buffer import CudaBuffer, address_of_buffer
-from ggsched_cuda.cuda_context import is_busy
-from ggsched_cuda.driver import CudaError, record_event
-from ggsched_cuda.event import CudaEvent, Marker, Point
-from ggsched_cuda.graphs import CudaCapture, CudaGraph
-from ggsched_cuda.pinned import Quad
+from ggsched_cuda.cuda_context import CudaContext, is_busy
+from ggsched_cuda.driver import CudaError, Step, record_event
+from ggsched_cuda.event import CudaEvent, Marker
+from ggsched_cuda.graphs import CudaGraph
 from ggsched_cuda.polling import POLLING
-from ggsched_cuda.program import CudaProgram, Step
+from ggsched_cuda.program import CudaProgram, ProgramDevice
+from ggsched_cuda.sinks import Captured, CapturingSink, EagerSink, Sink
 from ggsched_cuda.times import StreamTimes
-from ggsched_cuda.transfers import Transfers
 
-if TYPE_CHECKING:
-    from ggsched_cuda.device import CudaDevice
+
+class StreamDevice(ProgramDevice, Protocol):
+    """What streams use of their device."""
+
+    gpu: CudaContext
+    event_timeout_s: float
 
 
 class CudaStream:
@@ -37,28 +34,27 @@ class CudaStream:
     Args:
         device: The device.
         name: For messages and threads.
+
+    Attributes:
+        sink: Where commands go.
     """
 
-    def __init__(self, device: "CudaDevice", name: str) -> None:
+    def __init__(self, device: StreamDevice, name: str) -> None:
         self.device = device
         self.gpu = device.gpu
         self.name = name
         self.is_closed = False
-        self.capture: CudaCapture | None = None
         self.gpu.enter()
         self.handle = driver.make_stream()
         # Three fault words, and one that is spare. They stay with the stream for good: a kernel
         # of a program that is still enqueued may write there.
         self.words = FaultWords(self.gpu.pinned.take_quad(), name)
-        self.unchecked: set[FaultWords] = set()  # words that some command since may have written
-        self.transfers = Transfers(self)
         self._times: StreamTimes | None = None
         self._has_ended = False
         self._blas: tuple[int, int] | None = None
-        self.faults = ErrorState()
-        self.backlog = Backlog(name, self.faults)
-        # Also when nobody closes the stream, and at the end of the process.
-        self._cancel = weakref.finalize(self, self.backlog.cancel)
+        self._eager = EagerSink(self.gpu, self.handle, name, device.event_timeout_s)
+        self.sink: Sink = self._eager
+        self.faults, self.backlog = self._eager.faults, self._eager.backlog
 
     # --- for programs and captures --------------------------------------------------------------
 
@@ -73,24 +69,24 @@ class CudaStream:
 
         What is in the backlog is not enqueued yet.
         """
-        if self._has_ended:
-            return []
-        if self.capture is not None:  # it may not be asked, and nothing of the capture runs
-            return [m for m in self.capture.before if not m.is_done()]
-        self.gpu.enter()
-        return [self.marker()] if is_busy(self.handle) else []
+        return [] if self._has_ended else self.sink.unfinished()
 
     def marker(self) -> Marker:
         """Record an event of the driver here."""
-        marker = Marker(self.gpu)
-        driver.check(record_event(marker.handle, self.handle), "cuEventRecord")
-        return marker
+        return self._eager.marker()
 
-    def failed(self, command: str, error: Exception) -> DeviceFault:
-        """Poison the stream; return the fault."""
-        fault = DeviceFault(f"{command} failed", where=self.name, why=str(error), hint=LOST)
-        self.faults.poison(fault)
-        return fault
+    def switch(self, sink: CapturingSink | None) -> None:
+        """Capture commands from now on, or no more; the backlog is paused meanwhile."""
+        self.sink = sink or self._eager
+        self._eager.is_current = sink is None
+
+    def capturing_sink(self, captured: Captured) -> CapturingSink:
+        """Return what commands go to in a capture."""
+        return CapturingSink(self._eager, self.gpu, self.handle, captured)
+
+    def fill_constant(self, source: HostMemory, address: int) -> None:
+        """Copy a program's constant to the device, in the order of the stream."""
+        self.backlog.run("compile", lambda: self._upload(source, address))
 
     # --- enqueueing ----------------------------------------------------------------------------
 
@@ -100,7 +96,7 @@ class CudaStream:
         checks.check_upload(self.device, source, buffer, offset)
         address = address_of_buffer(buffer) + offset
         if source.nbytes:
-            self._give("upload", lambda: self.transfers.upload(source, address))
+            self._give("upload", lambda: self._upload(source, address))
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Copy bytes of a buffer into host memory (CPY-5)."""
@@ -108,7 +104,7 @@ class CudaStream:
         checks.check_download(self.device, buffer, offset, target)
         address = address_of_buffer(buffer) + offset
         if target.nbytes:
-            self._give("download", lambda: self.transfers.download(address, target))
+            self._give("download", lambda: self._download(address, target))
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Copy between buffers of GPUs that reach each other, or host memory (CPY-1, CPY-6)."""
@@ -125,15 +121,14 @@ class CudaStream:
         def enqueue() -> None:
             match ends:
                 case (int(source), int(to)):
-                    if self.capture is not None:
-                        self.capture.flush(self)
+                    self.sink.flush()
                     driver.enqueue_copy(to, source, nbytes, self.handle)
                 case (None, int(to)):
                     piece = memoryview(host)[src_offset : src_offset + nbytes]
-                    self.transfers.upload(piece, to)
+                    self._upload(piece, to)
                 case (int(source), None):
                     piece = memoryview(host)[dst_offset : dst_offset + nbytes]
-                    self.transfers.download(source, piece)
+                    self._download(source, piece)
 
         if nbytes:
             self._give("copy", enqueue)
@@ -145,8 +140,7 @@ class CudaStream:
         address, repeated = address_of_buffer(buffer) + offset, bytes(pattern)
 
         def enqueue() -> None:
-            if self.capture is not None:
-                self.capture.flush(self)
+            self.sink.flush()
             driver.enqueue_fill(address, nbytes, repeated, self.handle)
 
         if nbytes:
@@ -159,20 +153,20 @@ class CudaStream:
             raise checks.foreign_program_error(self.name)
         if program.is_closed:
             raise checks.closed_error("program")
-        if self._is_behind:
+        if self.sink.is_behind:
             steps = program.steps
             self._keep("launch", lambda: self._launch(program, steps))
         else:
             self._launch(program, program.steps)
 
     def _launch(self, program: CudaProgram, steps: Sequence[Step]) -> None:
-        if self.capture is not None:
-            self.capture.flush(self)
+        sink = self.sink
+        sink.flush()
         if program.checks_ids:
-            self.note_ids(self.words)
+            sink.note_ids(self.words)
         if self._times is not None:
             steps = self._times.around(steps, program.labels)
-        sending = program.sending if self.capture is not None and self._times is None else None
+        sending = None if self._times is not None else sink.deferrable(program.sending)
         if sending is not None:
             steps = steps[:-1]
         done = 0
@@ -184,10 +178,10 @@ class CudaStream:
                 done += 1
         except Exception as error:  # cuBLAS has errors of its own
             # Some of the nodes are enqueued, so this is no refusal (ERR-1) but a fault (ERR-2).
-            self.failed(program.labels[done], error)
+            self._eager.failed(program.labels[done], error)
             return
-        if sending is not None and self.capture is not None:
-            self.capture.put_off[self].launch(sending)
+        if sending is not None:
+            sink.defer(sending)
 
     def record(self, event: Event) -> None:
         """Let an event stand for everything enqueued so far (EVT-1).
@@ -200,60 +194,13 @@ class CudaStream:
         checks.check_record(self.device, event)
         assert isinstance(event, CudaEvent)  # this device's events are
         self.gpu.enter()
-        if self.capture is not None:
-            self.capture.flush(self)
-            event.mark(Point(self.marker(), (), self.name), self.capture)
-            return
-        fault = self.faults.known()
-        if self.backlog.is_pending:
-            late: LatePoint[Point] = LatePoint(self.name)
-            event.mark(late)
-            self.backlog.add("record", self._entering(lambda: late.issue(self.point())), late.drop)
-        else:
-            try:
-                event.mark(self.point())
-            except CudaError as error:
-                raise self.failed("record", error) from error
-        if fault is not None:
-            raise reraise_copy(fault)
+        self.sink.record(event)
 
     def wait(self, event: Event) -> None:
         """Hold later commands until an event is done (EVT-2, EVT-4)."""
         self._require_usable()
         checks.check_wait(self.device, event)
-        if self.capture is not None:
-            self.capture.wait(self, event)
-        elif isinstance(event, CudaEvent):
-            point = event.point
-            if isinstance(point, LatePoint):
-                self._wait_late(point)
-            elif self.backlog.is_pending:
-                self.backlog.add("wait", self._entering(lambda: self._wait_native(point)))
-            else:
-                self._wait_native(point)
-        elif not succeeded(event):
-            self.backlog.wait(event, self.device.event_timeout_s)
-
-    def _wait_late(self, late: LatePoint[Point]) -> None:
-        if late.issued is None:
-            self.backlog.wait_for_point(late)
-
-        def enqueue() -> None:
-            assert late.issued is not None  # the backlog has waited for it
-            self._wait_native(late.issued)
-
-        self.backlog.run("wait", self._entering(enqueue))
-
-    def _wait_native(self, point: Point) -> None:
-        if point.is_done():
-            self.faults.poison(point.failure())
-        else:
-            assert point.marker is not None  # else it is done
-            try:
-                driver.enqueue_wait(self.handle, point.marker.handle)
-            except CudaError as error:
-                raise self.failed("wait", error) from error
-        self.faults.add(point.verdicts)
+        self.sink.wait(event)
 
     def barrier(self) -> None:
         """Do nothing: a stream keeps launches and copies in order anyway (STR-1)."""
@@ -266,16 +213,16 @@ class CudaStream:
             UsageError: the graph was captured on another stream, or is closed.
         """
         self._require_usable()
-        self._require_no_capture("replay")
+        self.sink.require_eager("replay")
         executable, words = graph.executable_on(self), graph.words
-        if self._is_behind:
+        if self.sink.is_behind:
             self._keep("replay", lambda: self._replay(executable, words))
         else:
             self._replay(executable, words)
 
     def _replay(self, executable: Any, every: Iterable[FaultWords]) -> None:
         for words in every:
-            self.note_ids(words)
+            self._eager.note_ids(words)
         times = self._times
         if times is not None:
             times.begin()
@@ -283,7 +230,7 @@ class CudaStream:
         if times is not None:
             times.end()
         if result[0]:
-            self.failed("replay", CudaError("cuGraphLaunch", int(result[0]), str(result[0])))
+            self._eager.failed("replay", CudaError("cuGraphLaunch", int(result[0]), str(result[0])))
 
     # --- waiting -------------------------------------------------------------------------------
 
@@ -292,7 +239,7 @@ class CudaStream:
         """Whether everything enqueued so far is complete."""
         if self.is_closed:
             raise checks.closed_error("stream")
-        self._require_no_capture("is_done")
+        self.sink.require_eager("is_done")
         if self.backlog.is_pending:
             return False
         self.gpu.enter()
@@ -301,18 +248,20 @@ class CudaStream:
     def sync(self, timeout_s: float) -> None:
         """Block until everything enqueued is complete (STR-5)."""
         self._require_usable()
-        self._require_no_capture("sync")
+        self.sink.require_eager("sync")
         handle, left_s = self.handle, self.backlog.drain(POLLING, timeout_s)
         self.faults.require_none()
         if not POLLING.wait_until(lambda: not is_busy(handle), left_s):
             raise late_error(self.name, timeout_s)
-        self.transfers.all_done()
+        self._eager.all_done()
         result = driver.query_stream(handle)
         if result[0]:
-            raise self.failed("a command", CudaError("stream", int(result[0]), str(result[0])))
-        for words in self.unchecked:
+            raise self._eager.failed(
+                "a command", CudaError("stream", int(result[0]), str(result[0]))
+            )
+        for words in self._eager.unchecked:
             self.faults.poison(words.fault())
-        self.unchecked.clear()
+        self._eager.unchecked.clear()
         self.faults.require_none()
         self.faults.all_is_well()
 
@@ -323,8 +272,7 @@ class CudaStream:
         """
         if self.is_closed:
             return
-        if self.capture is not None:
-            self.capture.abort()
+        self.sink.abort()
         self.is_closed = True
         self.backlog.finish(self._end)
 
@@ -333,13 +281,14 @@ class CudaStream:
         self.gpu.enter()
         marker = Marker(self.gpu)
         record_event(marker.handle, self.handle)
-        self.gpu.drain_later(marker, self.transfers.all_done, self._blas)
+        self.gpu.drain_later(marker, self._eager.all_done, self._blas)
         self._has_ended = True
+        self._eager.is_current = False
         driver.close_stream(self.handle)
 
     def cancel(self) -> None:
         """Give up waits for events of other backends; what is behind them never takes effect."""
-        self._cancel()
+        self._eager.cancel()
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """Return the driver's stream, for other libraries (INT-3)."""
@@ -353,19 +302,16 @@ class CudaStream:
             raise checks.closed_error("stream")
         self.gpu.enter()
         if self._times is None:
-            self._times = StreamTimes(self)
+            self._times = StreamTimes(
+                self.gpu.clock, self.handle, self.backlog, lambda: self.sink.is_capturing
+            )
         return self._times.latest
 
     # --- helpers -------------------------------------------------------------------------------
 
-    @property
-    def _is_behind(self) -> bool:
-        """Whether commands have to stay behind those in the backlog; a capture is elsewhere."""
-        return self.backlog.is_pending and self.capture is None
-
     def _give(self, command: str, transfer: Callable[[], None]) -> None:
         """Enqueue a transfer, behind what is in the backlog."""
-        if self._is_behind:
+        if self.sink.is_behind:
             self._keep(command, lambda: self._timed(command, transfer))
         else:
             self._timed(command, transfer)
@@ -379,13 +325,13 @@ class CudaStream:
             if times is not None:
                 times.end()
         except CudaError as error:
-            raise self.failed(command, error) from error
+            raise self._eager.failed(command, error) from error
 
     def _keep(self, command: str, enqueue: Callable[[], None]) -> None:
         """Put a command into the backlog."""
         times = self._times
         if times is None:
-            self.backlog.add(command, self._entering(enqueue))
+            self._eager.later(command, enqueue)
             return
         late = times.be_late()
 
@@ -398,48 +344,13 @@ class CudaStream:
         def drop(_: DeviceFault) -> None:
             late.is_over = True
 
-        self.backlog.add(command, self._entering(run), drop)
+        self._eager.later(command, run, drop)
 
-    def _entering(self, enqueue: Callable[[], None]) -> Callable[[], None]:
-        """Return a call that makes the GPU's context current before."""
+    def _upload(self, source: HostMemory, address: int) -> None:
+        transfers.upload(self.sink, self.gpu.pinned, self.handle, source, address)
 
-        def run() -> None:
-            self.gpu.enter()
-            enqueue()
-
-        return run
-
-    def point(self) -> Point:
-        """Return the present end of the stream."""
-        verdicts = self.faults.verdicts()
-        marker = self.marker()
-        if self.unchecked:
-            pinned = self.gpu.pinned
-            made = [
-                IdCheck(words, marker.is_done, partial(self._copied, words), pinned)
-                for words in self.unchecked
-            ]
-            self.unchecked.clear()
-            self.faults.add(made)
-            verdicts += made
-        return Point(marker, verdicts, self.name, self.transfers.behind(marker))
-
-    def note_ids(self, words: FaultWords) -> None:
-        """Remember that commands from here on may write fault words."""
-        if self.capture is not None:
-            self.capture.words.add(words)
-        else:
-            words.before_writing()
-            self.unchecked.add(words)
-
-    def _copied(self, words: FaultWords) -> tuple[Quad, Callable[[], bool]]:
-        """Copy fault words in the order of the stream."""
-        quad = self.gpu.pinned.take_quad()
-        if self._has_ended or self.capture is not None:
-            return quad, lambda: True
-        self.gpu.enter()
-        self.transfers.snapshot(words.quad, quad)
-        return quad, self.marker().is_done
+    def _download(self, address: int, target: HostMemory) -> None:
+        transfers.download(self.sink, self.gpu.pinned, self.handle, address, target)
 
     def _require_usable(self) -> None:
         """Refuse calls after ``close`` (ERR-3) and after a failed command (ERR-2)."""
@@ -447,7 +358,3 @@ class CudaStream:
             raise checks.closed_error("stream")
         self.faults.require_none()
         self.gpu.enter()
-
-    def _require_no_capture(self, what: str) -> None:
-        if self.capture is not None:
-            raise capturing_error(what, self.name)

@@ -15,17 +15,14 @@ had to wait for has that in its time: the host tells what it is to do behind the
 
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from ggsched.backend.queued.backlog import Backlog
 from ggsched.backend.timing import LateTaken, Part, Taken
 from ggsched_cuda import driver
-from ggsched_cuda.driver import NOT_READY, READY, CudaError, Handle
-
-if TYPE_CHECKING:
-    from ggsched_cuda.program import Step
-    from ggsched_cuda.stream import CudaStream
+from ggsched_cuda.driver import NOT_READY, READY, CudaError, Handle, Step
 
 EPOCH_S: Final = 1.0
 """A base is good for this long."""
@@ -271,12 +268,23 @@ class StreamTimes:
     Without a base, and where the driver refuses an event, a command has no times.
 
     Args:
-        stream: The stream.
+        clock: Of the GPU.
+        handle: The driver's stream.
+        backlog: Of the stream.
+        is_captured: Whether what the stream is given now is captured.
     """
 
-    def __init__(self, stream: "CudaStream") -> None:
-        self._stream = stream
-        self._clock: GpuClock = stream.gpu.clock
+    def __init__(
+        self,
+        clock: GpuClock,
+        handle: Handle,
+        backlog: Backlog,
+        is_captured: Callable[[], bool],
+    ) -> None:
+        self._clock = clock
+        self._handle = handle
+        self._backlog = backlog
+        self._is_captured = is_captured
         self._taken: CudaTaken | None = None
         self._late: LateTaken | None = None  # of the command that was put into the backlog last
         self._clock.base()
@@ -286,7 +294,7 @@ class StreamTimes:
         late, self._late = self._late, None
         if late is not None:
             return late
-        return None if self._stream.backlog.is_pending else self._whole()
+        return None if self._backlog.is_pending else self._whole()
 
     def be_late(self) -> LateTaken:
         """Return the times that a command will have which is put into the backlog."""
@@ -305,7 +313,7 @@ class StreamTimes:
     def begin(self) -> None:
         """Note that a command begins here, whatever became of the one before it."""
         self._taken = None
-        base = None if self._stream.capture is not None else self._clock.base()
+        base = None if self._is_captured() else self._clock.base()
         if base is not None:
             self._taken = CudaTaken(self._clock, base)
             self.end()
@@ -321,10 +329,10 @@ class StreamTimes:
             self._taken = None
             return
         taken.mark(label, event)
-        if driver.record_event(event, self._stream.handle)[0]:
+        if driver.record_event(event, self._handle)[0]:
             self._taken = None
 
-    def around(self, steps: "Sequence[Step]", labels: Sequence[str]) -> "Sequence[Step]":
+    def around(self, steps: Sequence[Step], labels: Sequence[str]) -> Sequence[Step]:
         """Return a program's steps, as many as there are, to be run now: a mark ends each node."""
         self.begin()
         if self._taken is None:

@@ -8,8 +8,7 @@ from functools import lru_cache
 from math import prod
 from typing import Final
 
-from ggsched.backend.program import Operand
-from ggsched.backend.protocols import Buffer
+from ggsched.backend.program import Operand, OperandMemory
 from ggsched.errors import UsageError
 
 AXES = 4
@@ -47,7 +46,7 @@ class CodeOf:
     label: str
 
 
-Arg = Buffer | bytes | Constant | CodeOf | ArgPlaceholder
+Arg = OperandMemory | bytes | Constant | CodeOf | ArgPlaceholder
 """A kernel argument: memory from its start, or a value in its bytes."""
 
 
@@ -62,7 +61,7 @@ class MirrorOutput:
         arg: Which argument of the call is the address of the second place; 0 for none.
     """
 
-    buffer: Buffer
+    buffer: OperandMemory
     offset: int
     nbytes: int
     arg: int
@@ -195,7 +194,7 @@ class Window:
         strides: Four strides in bytes.
     """
 
-    buffer: Buffer | ArgPlaceholder
+    buffer: OperandMemory | ArgPlaceholder
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]

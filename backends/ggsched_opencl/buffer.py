@@ -1,14 +1,12 @@
 """Device memory."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ggsched.backend.checks import closed_error
-from ggsched.backend.protocols import Buffer, HostMemory
+from ggsched.backend.program import OperandMemory
+from ggsched.backend.protocols import Device, HostMemory
 from ggsched.errors import UsageError
 from ggsched_opencl.driver import Handle
-
-if TYPE_CHECKING:
-    from ggsched_opencl.device import OpenClDevice
 
 
 class OpenClBuffer:
@@ -16,15 +14,29 @@ class OpenClBuffer:
 
     Offsets go to kernels as numbers, so there are no sub-buffers and no rule about where a region
     may start but that of its elements.
+
+    Args:
+        device: Whose memory it is.
+        nbytes: Its length.
+        handle: The OpenCL buffer.
+        forget: Told when it is closed.
+        readonly: Whether it was imported from host memory.
     """
 
     def __init__(
-        self, device: "OpenClDevice", nbytes: int, handle: Handle, *, readonly: bool = False
+        self,
+        device: Device,
+        nbytes: int,
+        handle: Handle,
+        forget: Callable[["OpenClBuffer"], None],
+        *,
+        readonly: bool = False,
     ) -> None:
         self.device = device
         self.nbytes = nbytes
         self.readonly = readonly
         self._handle = handle
+        self._forget = forget
 
     @property
     def handle(self) -> Handle:
@@ -51,16 +63,16 @@ class OpenClBuffer:
     def close(self) -> None:
         """Release the memory; legal twice (ERR-3). OpenCL defers it while commands use it."""
         self._handle = None
-        self.device.forget(self)
+        self._forget(self)
 
 
-def readable(buffer: Buffer) -> Handle:
+def readable(buffer: OperandMemory) -> Handle:
     """Return the handle of one of this backend's buffers; the caller has checked whose it is."""
     assert isinstance(buffer, OpenClBuffer)
     return buffer.handle
 
 
-def writable(buffer: Buffer) -> Handle:
+def writable(buffer: OperandMemory) -> Handle:
     """Return the handle of a buffer that a command is to write.
 
     Raises:

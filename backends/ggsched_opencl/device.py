@@ -109,7 +109,7 @@ class OpenClDevice:
                 raise checks.out_of_memory_error(
                     self.facts, nbytes, self.free_nbytes, why
                 ) from error
-            buffer = OpenClBuffer(self, nbytes, handle)
+            buffer = OpenClBuffer(self, nbytes, handle, self.forget)
             self._buffers.add(buffer)
             return buffer
 
@@ -123,7 +123,7 @@ class OpenClDevice:
         self._require_open()
         checks.check_import(self.facts, memory)
         handle = driver.import_buffer(self.context, memory)
-        buffer = OpenClBuffer(self, memory.nbytes, handle, readonly=True)
+        buffer = OpenClBuffer(self, memory.nbytes, handle, self.forget, readonly=True)
         with self._lock:
             self._buffers.add(buffer)
         return buffer

@@ -1,22 +1,52 @@
 """Nodes as kernels whose arguments are set: launching is nothing but enqueueing."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 from ggsched.backend.program import BoundNode
-from ggsched.backend.protocols import Buffer
-from ggsched_kernels import CODE, FAULT, SCRATCH, Constant, KernelCall, lower_nodes
+from ggsched.backend.protocols import Buffer, Device, Stream
+from ggsched.backend.queued.backlog import Backlog
+from ggsched_kernels import CODE, FAULT, SCRATCH, Constant, KernelCall, TuningProfile, lower_nodes
 from ggsched_kernels.calls import Arg
+from ggsched_kernels.fault_words import FaultCodes
 from ggsched_opencl import driver
 from ggsched_opencl.buffer import OpenClBuffer, readable, writable
 from ggsched_opencl.driver import Handle
 
-if TYPE_CHECKING:
-    from ggsched_opencl.stream import OpenClStream
-
 Grid = tuple[int, int, int]
 Step = tuple[Handle, Grid, Grid]
 """A kernel, its work-items, and those of a group."""
+
+
+class ProgramDevice(Device, Protocol):
+    """What programs use of their device."""
+
+    context: Any
+    profile: TuningProfile
+
+    def allocate(self, nbytes: int) -> OpenClBuffer:
+        """Return a fresh buffer."""
+
+    def take_kernel(self, name: str, defines: tuple[tuple[str, str], ...], kernel: str) -> Handle:
+        """Return a kernel object that nobody else uses until it is given back."""
+
+    def give_back(self, kernels: Iterable[tuple[tuple[object, ...], Handle]]) -> None:
+        """Take kernel objects back."""
+
+
+class ProgramStream(Stream, Protocol):
+    """What programs use of their stream."""
+
+    codes: FaultCodes
+    backlog: Backlog
+
+    @property
+    def device(self) -> ProgramDevice:
+        """The device."""
+
+    @property
+    def fault_words(self) -> Handle:
+        """Device memory where kernels leave the code of a node that met a bad id."""
 
 
 class OpenClProgram:
@@ -27,7 +57,7 @@ class OpenClProgram:
         nodes: Nodes, checked, in order.
     """
 
-    def __init__(self, stream: "OpenClStream", nodes: Sequence[BoundNode]) -> None:
+    def __init__(self, stream: ProgramStream, nodes: Sequence[BoundNode]) -> None:
         device = stream.device
         for node in nodes:
             writable(node.output.buffer)

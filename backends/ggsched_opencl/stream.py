@@ -1,18 +1,15 @@
 """A stream is an in-order queue. The newest command stands for all before it."""
 
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ggsched.backend import checks
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
-from ggsched.backend.queued.backlog import Backlog, succeeded
-from ggsched.backend.queued.error_state import ErrorState, reraise_copy
-from ggsched.backend.queued.events import LatePoint
+from ggsched.backend.queued.command_queue import CommandQueue
 from ggsched.backend.timing import Latest, LateTaken, Taken
 from ggsched.errors import DeviceFault, UsageError
 from ggsched_kernels.fault_words import FAULT_WORDS, FaultCodes
@@ -22,14 +19,20 @@ from ggsched_opencl.buffer import readable, writable
 from ggsched_opencl.driver import COMPLETE, Handle, status_of
 from ggsched_opencl.event import OpenClEvent, Point
 from ggsched_opencl.polling import POLLING
-from ggsched_opencl.program import OpenClProgram, Step
+from ggsched_opencl.program import OpenClProgram, ProgramDevice, Step
 from ggsched_opencl.times import ClockMatch, OpenClTaken
 
-if TYPE_CHECKING:
-    from ggsched_opencl.device import OpenClDevice
+
+class StreamDevice(ProgramDevice, Protocol):
+    """What streams use of their device."""
+
+    event_timeout_s: float
+
+    def drain_later(self, queue: Handle, newest: Handle, held: deque[Handle]) -> None:
+        """Keep the queue of a closed stream until its commands are complete."""
 
 
-class OpenClStream:
+class OpenClStream(CommandQueue[Point]):
     """An in-order queue of commands (STR-1..6).
 
     Args:
@@ -37,9 +40,9 @@ class OpenClStream:
         name: For messages and threads.
     """
 
-    def __init__(self, device: "OpenClDevice", name: str) -> None:
+    def __init__(self, device: StreamDevice, name: str) -> None:
+        super().__init__(name, device.event_timeout_s)
         self.device = device
-        self.name = name
         self.is_closed = False
         self.queue = driver.make_queue(device.context)
         self._match: ClockMatch | None = None
@@ -50,10 +53,6 @@ class OpenClStream:
         self._ids_unchecked = False
         self._newest: Handle = None
         self._held: deque[Handle] = deque()  # transfers, which hold host memory (CPY-4, CPY-5)
-        self.faults = ErrorState()
-        self.backlog = Backlog(name, self.faults)
-        # Also when nobody closes the stream, and at the end of the process.
-        self._cancel = weakref.finalize(self, self.backlog.cancel)
 
     # --- for programs ------------------------------------------------------------------------
 
@@ -82,7 +81,7 @@ class OpenClStream:
             self._take_newest(before)
 
         if source.nbytes:
-            self._give("upload", enqueue)
+            self.give("upload", enqueue)
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Copy bytes of a buffer into host memory (CPY-5)."""
@@ -100,7 +99,7 @@ class OpenClStream:
             self._take_newest(before)
 
         if target.nbytes:
-            self._give("download", enqueue)
+            self.give("download", enqueue)
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Copy between buffers, of which one may be in host memory (CPY-1, CPY-3, CPY-6)."""
@@ -126,7 +125,7 @@ class OpenClStream:
             self._take_newest(before)
 
         if nbytes:
-            self._give("copy", enqueue)
+            self.give("copy", enqueue)
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
         """Set bytes of a buffer to a repeated pattern (FIL-1..3)."""
@@ -142,7 +141,7 @@ class OpenClStream:
             self._take_newest(before)
 
         if nbytes:
-            self._give("fill", enqueue)
+            self.give("fill", enqueue)
 
     def launch(self, program: Program) -> None:
         """Run a program that was compiled for this stream (LCH-1..5)."""
@@ -154,7 +153,7 @@ class OpenClStream:
         if not program.steps:
             return
         if self.backlog.is_pending:
-            self._give("launch", partial(self._launch, program, program.steps))
+            self.give("launch", partial(self._launch, program, program.steps))
         else:
             self._launch(program, program.steps)
 
@@ -186,49 +185,25 @@ class OpenClStream:
             raise checks.closed_error("stream")
         checks.check_record(self.device, event)
         assert isinstance(event, OpenClEvent)  # this device's events are
-        fault = self.faults.known()
-        if self.backlog.is_pending:
-            late: LatePoint[Point] = LatePoint(self.name)
-            event.mark(late)
-            self.backlog.add("record", lambda: late.issue(self._point()), late.drop)
-        else:
-            event.mark(self._point())
-        if fault is not None:
-            raise reraise_copy(fault)
+        super().record(event)
 
     def wait(self, event: Event) -> None:
         """Hold later commands until an event is done (EVT-2, EVT-4)."""
         self._require_usable()
         checks.check_wait(self.device, event)
-        if event.device is self.device:
-            assert isinstance(event, OpenClEvent)
-            point = event.point
-            if isinstance(point, LatePoint):
-                self._wait_late(point)
-            else:
-                self._give("wait", lambda: self._wait_native(point))
-        elif not succeeded(event):
-            self.backlog.wait(event, self.device.event_timeout_s)
+        super().wait(event)
 
-    def _wait_late(self, late: LatePoint[Point]) -> None:
-        if late.issued is None:
-            self.backlog.wait_for_point(late)
+    def native(self, event: Event) -> OpenClEvent | None:
+        """Return an event of this device, which the queue can wait for."""
+        own = event.device is self.device
+        return event if own and isinstance(event, OpenClEvent) else None
 
-        def enqueue() -> None:
-            assert late.issued is not None  # the backlog has waited for it
-            self._wait_native(late.issued)
-
-        self._give("wait", enqueue)
-
-    def _wait_native(self, point: Point) -> None:
-        if point.is_done():
-            self.faults.poison(point.failure())
-        else:
-            before = perf_counter()
-            self._newest = driver.enqueue_wait(self.queue, point.handle)
-            driver.flush(self.queue)
-            self._take_newest(before)
-        self.faults.add(point.verdicts)
+    def enqueue_wait(self, point: Point) -> None:
+        """Let the queue wait."""
+        before = perf_counter()
+        self._newest = driver.enqueue_wait(self.queue, point.handle)
+        driver.flush(self.queue)
+        self._take_newest(before)
 
     def hold(self, gate: Handle) -> None:
         """Hold the queue until a user event is complete.
@@ -259,7 +234,7 @@ class OpenClStream:
         self._require_usable()
         left_s = self.backlog.drain(POLLING, timeout_s)
         self.faults.require_none()
-        point = self._point()
+        point = self.point()
         try:
             point.require(left_s)
         except DeviceFault as fault:
@@ -284,10 +259,6 @@ class OpenClStream:
         self._newest = None
         self._held = deque()
         self._words = None
-
-    def cancel(self) -> None:
-        """Give up waits for events of other backends; what is behind them never takes effect."""
-        self._cancel()
 
     # --- times ---------------------------------------------------------------------------------
 
@@ -320,13 +291,13 @@ class OpenClStream:
 
     # --- helpers -------------------------------------------------------------------------------
 
-    def _give(self, command: str, enqueue: Callable[[], None]) -> None:
+    def give(self, command: str, enqueue: Callable[[], None]) -> None:
         """Enqueue a command, behind what is in the backlog."""
         if not self.backlog.is_pending:
             enqueue()
             return
         if self._match is None:
-            self.backlog.add(command, enqueue)
+            self.later(command, enqueue)
             return
         late = self._taken = LateTaken()
 
@@ -341,7 +312,7 @@ class OpenClStream:
         def drop(_: DeviceFault) -> None:
             late.is_over = True
 
-        self.backlog.add(command, run, drop)
+        self.later(command, run, drop)
 
     def _require_usable(self) -> None:
         """Refuse calls after ``close`` (ERR-3) and after a failed command (ERR-2)."""
@@ -366,7 +337,7 @@ class OpenClStream:
         held.append(event)
         driver.flush(self.queue)
 
-    def _point(self) -> Point:
+    def point(self) -> Point:
         """Return the present end of the stream."""
         if self._ids_unchecked:
             check = IdCheck(self.codes)

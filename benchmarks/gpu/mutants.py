@@ -15,6 +15,7 @@ from ggsched_cuda.async_errors import FaultWords
 from ggsched_cuda.event import CudaEvent, Marker
 from ggsched_cuda.graphs import CudaCapture, CudaGraph
 from ggsched_cuda.program import CudaProgram
+from ggsched_cuda.sinks import EagerSink
 from ggsched_cuda.stream import CudaStream
 from tests.mutants.mutant import graft
 
@@ -48,14 +49,22 @@ def streams(part: type) -> Callable[[Any], None]:
     return lambda device: hook_all(device, "create_stream", lambda made: graft(made, part))
 
 
-class EventOnAnotherStream(CudaStream):
+def eager_sinks(part: type) -> Callable[[Any], None]:
+    """Return what lays a class over the eager sinks of a device's streams."""
+
+    def change(made: Any) -> Any:
+        graft(made._eager, part)
+        return made
+
+    return lambda device: hook_all(device, "create_stream", change)
+
+
+class EventOnAnotherStream(EagerSink):
     """Events are recorded on a stream without work."""
 
     def marker(self) -> Marker:
         """Record on the GPU's idle stream."""
-        made = Marker(self.gpu)
-        driver.record_event(made.handle, self.gpu._idle)
-        return made
+        return Marker.behind(self._gpu, self._gpu._idle)
 
 
 class WaitIgnored(CudaStream):
@@ -63,15 +72,16 @@ class WaitIgnored(CudaStream):
 
     def wait(self, event: Event) -> None:
         """Forget the wait."""
-        if not isinstance(event, CudaEvent) or self.capture is not None:
+        if not isinstance(event, CudaEvent) or self.sink.is_capturing:
             super().wait(event)
 
 
-class NothingIsKept(CudaStream):
+class NothingIsKept(EagerSink):
     """What stands behind a wait for another backend's event is enqueued at once."""
 
     @property
-    def _is_behind(self) -> bool:
+    def is_behind(self) -> bool:
+        """Claim that nothing is in the backlog."""
         return False
 
 
@@ -80,7 +90,7 @@ class ClosingCancels(CudaStream):
 
     def close(self) -> None:
         """Give up the wait."""
-        self._cancel()
+        self.cancel()
         super().close()
 
 
@@ -104,7 +114,7 @@ class CallerWaits(CudaStream):
     def upload(self, source: HostMemory, buffer: Any, offset: int) -> None:
         """Wait for the stream."""
         super().upload(source, buffer, offset)
-        if self.capture is None:
+        if not self.sink.is_capturing:
             driver.cu.cuStreamSynchronize(self.handle)
 
 
@@ -113,7 +123,7 @@ class StagedAtTheCall(CudaStream):
 
     def upload(self, source: HostMemory, buffer: Any, offset: int) -> None:
         """Copy the source before anything runs."""
-        if self.capture is None and source.nbytes:
+        if not self.sink.is_capturing and source.nbytes:
             source = memoryview(bytes(source))
         super().upload(source, buffer, offset)
 
@@ -156,7 +166,7 @@ def one_queue(device: Any) -> None:
 
     def share(made: Any) -> Any:
         first.append(made.handle)
-        made.handle = first[0]
+        made.handle = made._eager._handle = first[0]
         return graft(made, OneQueue)
 
     hook_all(device, "create_stream", share)
@@ -218,9 +228,9 @@ def kernels_end_late(device: Any) -> None:
 
 
 MUTANTS: Sequence[Mutant] = (
-    Mutant("event on another stream", "EVT-1,EVT-2", streams(EventOnAnotherStream)),
+    Mutant("event on another stream", "EVT-1,EVT-2", eager_sinks(EventOnAnotherStream)),
     Mutant("wait ignored", "EVT-2", streams(WaitIgnored)),
-    Mutant("nothing is kept", "EVT-4", streams(NothingIsKept)),
+    Mutant("nothing is kept", "EVT-4", eager_sinks(NothingIsKept)),
     Mutant("closing cancels", "ERR-3", streams(ClosingCancels)),
     Mutant("closing lets go", "ERR-3", streams(ClosingLetsGo)),
     Mutant("caller waits", "STR-2", streams(CallerWaits)),

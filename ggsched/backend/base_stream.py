@@ -8,6 +8,7 @@ from ggsched.backend.capture import DeviceGraph
 from ggsched.backend.capture_errors import capturing_error, replayed_elsewhere_error
 from ggsched.backend.events import BaseEvent, lasting_wait
 from ggsched.backend.list_capture import RecordedCapture, RecordedGraph
+from ggsched.backend.program import OperandMemory
 from ggsched.backend.program_body import Body, Command
 from ggsched.backend.progress import Progress
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
@@ -274,13 +275,13 @@ class BaseStream:
             self.capture.abort()
 
 
-def own_buffer(buffer: Buffer) -> BaseBuffer:
+def own_buffer(buffer: OperandMemory) -> BaseBuffer:
     """Return a buffer whose device the checks have compared, as what it is."""
     assert isinstance(buffer, BaseBuffer)
     return buffer
 
 
-def writable_memory(buffer: Buffer) -> Any:
+def writable_memory(buffer: OperandMemory) -> Any:
     """Return the memory of a buffer that a command is to write.
 
     Raises:

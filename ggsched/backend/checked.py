@@ -20,8 +20,8 @@ from typing import TypeVar, overload
 from ggsched.backend import checks
 from ggsched.backend.call_log import Call, OnCall, misuse, new_story, with_story
 from ggsched.backend.checked_constants import spans_of
-from ggsched.backend.checked_parts import CheckedBuffer, CheckedEvent, CheckedProgram
-from ggsched.backend.checked_stream import CheckedStream
+from ggsched.backend.checked_parts import CheckedBuffer, CheckedEvent
+from ggsched.backend.checked_stream import CheckedProgram, CheckedStream
 from ggsched.backend.host_borrow import digest
 from ggsched.backend.ledger import Ledger
 from ggsched.backend.program import BoundNode, Operand

@@ -4,20 +4,12 @@ A launch with constants reads them at any time from its enqueueing on. So nobody
 by then, and nobody may write them before the host knows that the launch is complete.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from ggsched.backend.call_log import Call, misuse
-from ggsched.backend.ledger import Ledger
+from ggsched.backend.checked_parts import CheckedBuffer, Ranges, overlap
 from ggsched.backend.program import BoundNode, Operand
-
-if TYPE_CHECKING:
-    from ggsched.backend.checked_parts import CheckedBuffer
-
-Ranges = Sequence[tuple[int, int]]
-
-MANY: Final = 64
-"""Entries of a buffer after which those that are known to be complete are dropped."""
 
 
 class ByteSpan(NamedTuple):
@@ -29,31 +21,9 @@ class ByteSpan(NamedTuple):
         ranges: First byte and the one after the last, of each piece.
     """
 
-    buffer: "CheckedBuffer"
+    buffer: CheckedBuffer
     name: object
     ranges: Ranges
-
-
-class Uses:
-    """Commands that use bytes of one buffer in one way."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._last: dict[tuple[int, object], tuple[int, Call, Ranges]] = {}
-
-    def note(self, span: ByteSpan, stream: int, position: int, called: Call) -> None:
-        """Take note of a command."""
-        if len(self._last) >= MANY:
-            known = self._ledger.is_known
-            self._last = {k: v for k, v in self._last.items() if not known(k[0], v[0])}
-        self._last[stream, span.name] = (position, called, span.ranges)
-
-    def under_way(self, ranges: Ranges) -> Call | None:
-        """Return a command that is not known to be complete and uses some of these bytes."""
-        for (stream, _), (position, called, theirs) in self._last.items():
-            if not self._ledger.is_known(stream, position) and _overlap(ranges, theirs):
-                return called
-        return None
 
 
 def require_apart(called: Call, writes: Iterable[ByteSpan], constants: Iterable[ByteSpan]) -> None:
@@ -89,7 +59,7 @@ def spans_of(
     writes, constants = written.spans(), constant.spans()
     for span in constants:
         for other in writes:
-            if other.buffer is span.buffer and _overlap(span.ranges, other.ranges):
+            if other.buffer is span.buffer and overlap(span.ranges, other.ranges):
                 raise misuse("LCH-7", "a program writes its own constants", where=span.buffer.name)
     return writes, constants
 
@@ -108,10 +78,6 @@ class _Grouped:
     def spans(self) -> tuple[ByteSpan, ...]:
         found = self._ranges.values()
         return tuple(ByteSpan(buffer, self._name, tuple(ranges)) for buffer, ranges in found)
-
-
-def _overlap(one: Ranges, other: Ranges) -> bool:
-    return any(a < d and c < b for a, b in one for c, d in other)
 
 
 def _race(span: ByteSpan, called: Call, other: Call, what: str) -> Exception:

@@ -1,18 +1,62 @@
-"""Buffers, events and programs behind checks; see ``ggsched.backend.checked``."""
+"""Buffers and events behind checks; see ``ggsched.backend.checked``."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from ggsched.backend import checks
 from ggsched.backend.call_log import Call, misuse, new_story, with_story
-from ggsched.backend.checked_constants import ByteSpan, Uses
 from ggsched.backend.host_borrow import digest
-from ggsched.backend.ledger import Clock
-from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
+from ggsched.backend.ledger import Clock, Ledger
+from ggsched.backend.protocols import Buffer, Device, Event, HostMemory
 from ggsched.errors import GgschedError, UsageError
 
-if TYPE_CHECKING:
-    from ggsched.backend.checked import CheckedDevice
-    from ggsched.backend.checked_stream import CheckedStream
+Ranges = Sequence[tuple[int, int]]
+
+MANY: Final = 64
+"""Entries of a buffer after which those that are known to be complete are dropped."""
+
+
+class CheckingDevice(Device, Protocol):
+    """What its parts use of a device behind checks."""
+
+    @property
+    def name(self) -> str:
+        """Name of the device."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the host knows to be complete."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has been closed."""
+
+
+def overlap(one: Ranges, other: Ranges) -> bool:
+    """Whether two sets of ranges have a byte in common."""
+    return any(a < d and c < b for a, b in one for c, d in other)
+
+
+class Uses:
+    """Commands that use bytes of one buffer in one way."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._last: dict[tuple[int, object], tuple[int, Call, Ranges]] = {}
+
+    def note(self, name: object, ranges: Ranges, stream: int, position: int, called: Call) -> None:
+        """Take note of a command; a name stands for the same bytes of the same command."""
+        if len(self._last) >= MANY:
+            known = self._ledger.is_known
+            self._last = {k: v for k, v in self._last.items() if not known(k[0], v[0])}
+        self._last[stream, name] = (position, called, ranges)
+
+    def under_way(self, ranges: Ranges) -> Call | None:
+        """Return a command that is not known to be complete and uses some of these bytes."""
+        for (stream, _), (position, called, theirs) in self._last.items():
+            if not self._ledger.is_known(stream, position) and overlap(ranges, theirs):
+                return called
+        return None
 
 
 class CheckedBuffer:
@@ -28,7 +72,7 @@ class CheckedBuffer:
     def __init__(
         self,
         inner: Buffer,
-        device: "CheckedDevice",
+        device: CheckingDevice,
         name: str,
         *,
         lent: tuple[HostMemory, int] | None = None,
@@ -112,7 +156,7 @@ class CheckedBuffer:
 class CheckedEvent:
     """An event that knows what it stands for (EVT-1..6)."""
 
-    def __init__(self, inner: Event, device: "CheckedDevice", name: str) -> None:
+    def __init__(self, inner: Event, device: CheckingDevice, name: str) -> None:
         self.inner = inner
         self.device = device
         self.name = name
@@ -165,29 +209,3 @@ class CheckedEvent:
     def _require_open(self) -> None:
         if self.is_closed:
             raise with_story(checks.closed_error(f"event {self.name}"), self.name, self.story)
-
-
-class CheckedProgram:
-    """A program that knows its stream, its buffers and its constants (LCH-1, LCH-5, LCH-7)."""
-
-    def __init__(
-        self,
-        inner: Program,
-        stream: "CheckedStream",
-        name: str,
-        buffers: tuple[CheckedBuffer, ...],
-        spans: tuple[tuple[ByteSpan, ...], tuple[ByteSpan, ...]],
-    ) -> None:
-        self.inner = inner
-        self.stream = stream
-        self.name = name
-        self.buffers = buffers
-        self.writes, self.constants = spans
-        self.is_closed = False
-
-    def close(self) -> None:
-        """Release it; legal twice and before its launches are complete (ERR-3, LCH-1)."""
-        if not self.is_closed:
-            self.is_closed = True
-            self.stream.device.ledger.call(self.name, "close")
-        self.inner.close()

@@ -1,21 +1,18 @@
-"""Streams behind checks; see ``ggsched.backend.checked``."""
+"""Streams and programs behind checks; see ``ggsched.backend.checked``."""
 
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from ggsched.backend import checks
 from ggsched.backend.call_log import Call, misuse, new_story, with_story
 from ggsched.backend.checked_constants import ByteSpan, require_apart
-from ggsched.backend.checked_parts import CheckedBuffer, CheckedEvent, CheckedProgram
+from ggsched.backend.checked_parts import CheckedBuffer, CheckedEvent, CheckingDevice
 from ggsched.backend.fill import fill
 from ggsched.backend.host_borrow import WHOLE_NBYTES, Borrow, address, digest
 from ggsched.backend.ledger import Clock, join
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
 from ggsched.errors import DeviceFault, GgschedError
-
-if TYPE_CHECKING:
-    from ggsched.backend.checked import CheckedDevice
 
 SHADOW_NBYTES: Final = WHOLE_NBYTES
 """Downloads up to this length are made a second time, to see whether the host wrote the target."""
@@ -73,7 +70,7 @@ class CheckedStream:
         name: For messages.
     """
 
-    def __init__(self, inner: Stream, device: "CheckedDevice", name: str) -> None:
+    def __init__(self, inner: Stream, device: CheckingDevice, name: str) -> None:
         self.inner = inner
         self.device = device
         self.name = name
@@ -247,9 +244,9 @@ class CheckedStream:
         for buffer in buffers:
             buffer.use(self._number, self._position, called)
         for span in writes:
-            span.buffer.writes.note(span, self._number, self._position, called)
+            span.buffer.writes.note(span.name, span.ranges, self._number, self._position, called)
         for span in constants:
-            span.buffer.constants.note(span, self._number, self._position, called)
+            span.buffer.constants.note(span.name, span.ranges, self._number, self._position, called)
 
     def _run(self, call: Callable[[], None]) -> None:
         try:
@@ -298,6 +295,32 @@ class CheckedStream:
         if not pending:
             loan.digest = digest(source)
         return loan
+
+
+class CheckedProgram:
+    """A program that knows its stream, its buffers and its constants (LCH-1, LCH-5, LCH-7)."""
+
+    def __init__(
+        self,
+        inner: Program,
+        stream: CheckedStream,
+        name: str,
+        buffers: tuple[CheckedBuffer, ...],
+        spans: tuple[tuple[ByteSpan, ...], tuple[ByteSpan, ...]],
+    ) -> None:
+        self.inner = inner
+        self.stream = stream
+        self.name = name
+        self.buffers = buffers
+        self.writes, self.constants = spans
+        self.is_closed = False
+
+    def close(self) -> None:
+        """Release it; legal twice and before its launches are complete (ERR-3, LCH-1)."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.stream.device.ledger.call(self.name, "close")
+        self.inner.close()
 
 
 def _name(thing: object) -> str:

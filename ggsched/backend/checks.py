@@ -7,7 +7,7 @@ run with every command.
 from collections.abc import Sequence
 
 from ggsched.backend.fill import check_pattern
-from ggsched.backend.program import BoundNode, Operand
+from ggsched.backend.program import BoundNode, Operand, OperandMemory
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Stream
 from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.topology.caps import DeviceFacts, op_key
@@ -48,7 +48,7 @@ def unrecorded_error(where: str) -> UsageError:
     )
 
 
-def check_region(buffer: Buffer, offset: int, nbytes: int, command: str) -> None:
+def check_region(buffer: OperandMemory, offset: int, nbytes: int, command: str) -> None:
     """Refuse bytes outside a buffer (BUF-3)."""
     if offset < 0 or nbytes < 0 or offset + nbytes > buffer.nbytes:
         raise UsageError(
@@ -78,7 +78,7 @@ def check_import(facts: DeviceFacts, memory: object) -> None:
     check_host_memory(memory, f"{facts.name} import_host")
 
 
-def check_own_buffer(device: Device, buffer: Buffer, command: str) -> None:
+def check_own_buffer(device: Device, buffer: OperandMemory, command: str) -> None:
     """Refuse a buffer of another device."""
     if buffer.device is not device:
         raise UsageError(

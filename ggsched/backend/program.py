@@ -2,14 +2,35 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ggsched.backend.chosen_rows import ChosenRows
 from ggsched.ir.dtype import DType
 from ggsched.ir.ops import OPS, Param
+from ggsched.topology.caps import DeviceFacts
 
-if TYPE_CHECKING:
-    from ggsched.backend.protocols import Buffer
+
+class MemoryOwner(Protocol):
+    """What an operand's buffer says of its device."""
+
+    @property
+    def facts(self) -> DeviceFacts:
+        """What it can do."""
+
+
+class OperandMemory(Protocol):
+    """What an operand says of its buffer, which is a ``ggsched.backend.protocols.Buffer``."""
+
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes; zero is legal (BUF-1)."""
+
+    @property
+    def device(self) -> MemoryOwner:
+        """The device whose memory this is."""
+
+    def host_view(self) -> memoryview:
+        """Return the bytes themselves, if the device ``is_host`` (BUF-4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +52,7 @@ class Operand:
             stream was given earlier is complete (LCH-7).
     """
 
-    buffer: "Buffer"
+    buffer: OperandMemory
     offset: int
     nbytes: int
     dtype: DType

@@ -18,7 +18,7 @@ returns a ``Backend`` or raises ``BackendUnavailable``; importing its module mus
 from collections.abc import Sequence
 from typing import Final, Protocol, runtime_checkable
 
-from ggsched.backend.program import BoundNode
+from ggsched.backend.program import BoundNode, OperandMemory
 from ggsched.topology.caps import DeviceFacts, WaitPath
 
 CONTRACT_VERSION: Final = (1, 1)
@@ -29,7 +29,7 @@ HostMemory = memoryview
 
 
 @runtime_checkable
-class Buffer(Protocol):
+class Buffer(OperandMemory, Protocol):
     """A range of device memory (BUF-1..4). Fresh content is undefined (BUF-1)."""
 
     @property

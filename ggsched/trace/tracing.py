@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from ggsched.backend.fill import fill
-from ggsched.backend.program import BoundNode, Operand
+from ggsched.backend.program import BoundNode, Operand, OperandMemory
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
 from ggsched.backend.timing import HostTaken, Taken, clock_of, take_times
 from ggsched.ir.ops import op_by_name
@@ -348,17 +348,20 @@ class TracedStream:
             self._open.popleft()
 
 
+Memory = TypeVar("Memory", bound=OperandMemory)
+
+
 def _interop(inner: object, name: str) -> object:
     if name.startswith("__") and name.endswith("__"):
         return getattr(inner, name)
     raise AttributeError(name)
 
 
-def _inner(buffer: Buffer) -> Buffer:
+def _inner(buffer: Memory) -> Memory | Buffer:
     return buffer.inner if isinstance(buffer, TracedBuffer) else buffer
 
 
-def _bytes(buffer: Buffer, offset: int, nbytes: int) -> tuple[Access, ...]:
+def _bytes(buffer: OperandMemory, offset: int, nbytes: int) -> tuple[Access, ...]:
     if nbytes and isinstance(buffer, TracedBuffer):
         return (Access(buffer.memory, offset, offset + nbytes),)
     return ()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ggsched.backend.checked import checked
-from ggsched.backend.checked_constants import MANY
+from ggsched.backend.checked_parts import MANY
 from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import F32

@@ -3,8 +3,8 @@
 import pytest
 
 from ggsched.testing.conformance import RULES, run_conformance
-from ggsched.testing.conformance.simulated import sim_harness
 from ggsched.testing.sim import SimConfig
+from ggsched.testing.sim.harness import sim_harness
 
 EXAMPLES = 25
 NO_PATHS = frozenset()

@@ -1,7 +1,6 @@
 """What a captured stream hands to the driver, and when: transfers in a row, launches that send."""
 
 import ctypes
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,8 +22,10 @@ class FakeStream:
 
     def __init__(self):
         self.given, self.faults, self.code = [], [], 0
-        self.transfers = SimpleNamespace(move=lambda moves: self.given.append(tuple(moves)))
         self.place = ctypes.c_uint64(0)
+
+    def transfer(self, moves):
+        self.given.append(tuple(moves))
 
     def launch(self):
         self.given.append(self.place.value)
@@ -44,7 +45,7 @@ def stream():
 
 @pytest.fixture
 def put_off(stream):
-    return DeferredCommands(stream)
+    return DeferredCommands(stream.transfer, stream.failed)
 
 
 SENT = Move(HOST, RESULT, NBYTES)

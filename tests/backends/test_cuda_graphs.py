@@ -7,16 +7,14 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
-from ggsched.backend.queued.backlog import Backlog
-from ggsched.backend.queued.error_state import ErrorState
 from ggsched.errors import DeviceFault, UsageError
 from ggsched_cuda import driver
 from ggsched_cuda.capture import driver as capturing
 from ggsched_cuda.driver import CudaError
 from ggsched_cuda.graphs import CudaCapture
 from ggsched_cuda.pinned import SMALLEST, PinnedMemory
+from ggsched_cuda.sinks import EagerSink
 from ggsched_cuda.stream import CudaStream
-from ggsched_cuda.transfers import Transfers
 
 FAILED = CudaError("a call", 999, "unknown")
 WHY = "the driver refuses: topology changed"
@@ -115,8 +113,9 @@ class FakeStream(CudaStream):
     def __init__(self, device, handle):
         self.device, self.gpu = device, device.gpu
         self.name, self.handle = f"stream {handle}", handle
-        self.is_closed, self.capture, self.work = False, None, None
-        self.backlog = Backlog(self.name, ErrorState())
+        self.is_closed, self.work = False, None
+        self.sink = self._eager = EagerSink(self.gpu, handle, self.name, 5.0)
+        self.backlog = self._eager.backlog
 
     def unfinished(self):
         return [self.work] if self.work is not None else []
@@ -144,14 +143,14 @@ class Setting:
         self.forgotten = []
 
     def capture(self, kept="", streams=None):
-        made = CudaCapture(self.device, streams or self.streams)
-        made.keeps.append(kept)
-        made.forgets.append(lambda: self.forgotten.append(kept))
-        made.words.add(kept)
+        made = CudaCapture(self.device.gpu, streams or self.streams)
+        made.captured.keeps.append(kept)
+        made.captured.forgets.append(lambda: self.forgotten.append(kept))
+        made.captured.words.add(kept)
         return made
 
     def all_free(self):
-        return all(stream.capture is None for stream in self.streams)
+        return all(not stream.sink.is_capturing for stream in self.streams)
 
 
 @pytest.fixture
@@ -278,14 +277,13 @@ def test_memory_for_staging_goes_back_with_what_used_it(fake, setting, monkeypat
     monkeypatch.setattr(driver, "take_pinned", lambda nbytes: ctypes.addressof(page))
     gpu, stream = setting.device.gpu, setting.streams[0]
     gpu.pinned, gpu.host_calls = PinnedMemory(), None
-    transfers = Transfers(stream)
-    first, block = setting.capture("first"), transfers._stage(64)
+    first, block = setting.capture("first"), stream.sink.stage(64)
     graph = first.end()
     assert not gpu.pinned._idle[SMALLEST], "the graph has it"
     assert setting.capture("second").end_into(graph) == ""
     assert gpu.pinned._idle[SMALLEST] == [block]
     given_up = setting.capture("third")
-    assert transfers._stage(64) is block
+    assert stream.sink.stage(64) is block
     given_up.abort()
     assert gpu.pinned._idle[SMALLEST] == [block]
     graph.close()

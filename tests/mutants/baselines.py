@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ggsched.testing.conformance import Harness
-from ggsched.testing.conformance.simulated import sim_harness
 from ggsched.testing.sim import SimConfig
+from ggsched.testing.sim.harness import sim_harness
 from tests.mutants.mutate_offers import offering_harness
 
 

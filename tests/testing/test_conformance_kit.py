@@ -23,8 +23,8 @@ from ggsched.testing.conformance.harness import adapted
 from ggsched.testing.conformance.needs import NEEDS, need
 from ggsched.testing.conformance.report import explain, summary
 from ggsched.testing.conformance.runner import stale_waivers
-from ggsched.testing.conformance.simulated import sim_harness
 from ggsched.testing.sim import SimConfig
+from ggsched.testing.sim.harness import sim_harness
 from tests.testing import broken_devices
 from tests.testing.broken_devices import (
     DeafStream,

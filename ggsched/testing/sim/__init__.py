@@ -16,8 +16,9 @@ from ggsched.testing.sim.device import SimDevice
 from ggsched.testing.sim.event import SimEvent
 from ggsched.testing.sim.memory import POISON, SimBuffer
 from ggsched.testing.sim.program import SimProgram
+from ggsched.testing.sim.state import Violation
 from ggsched.testing.sim.stream import SimStream
-from ggsched.testing.sim.world import SimWorld, Violation
+from ggsched.testing.sim.world import SimWorld
 
 __all__ = [
     "POISON",

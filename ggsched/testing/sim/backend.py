@@ -34,7 +34,7 @@ class SimBackend:
     @property
     def conformance_harness(self) -> Mapping[str, Any]:
         """How the conformance kit opens and holds simulated devices."""
-        from ggsched.testing.conformance.simulated import own_harness
+        from ggsched.testing.sim.harness import own_harness
 
         return own_harness()
 

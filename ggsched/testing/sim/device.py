@@ -1,7 +1,6 @@
 """Simulated devices: they declare what their configuration says, and refuse the rest (TRU-1)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,11 +14,9 @@ from ggsched.testing.sim.costs import Costs
 from ggsched.testing.sim.event import SimEvent
 from ggsched.testing.sim.memory import POISON, SimBuffer
 from ggsched.testing.sim.program import SimProgram
+from ggsched.testing.sim.state import WorldState
 from ggsched.testing.sim.stream import SimStream
 from ggsched.topology.caps import DeviceFacts, WaitPath
-
-if TYPE_CHECKING:
-    from ggsched.testing.sim.world import SimWorld
 
 
 class SimDevice:
@@ -35,7 +32,7 @@ class SimDevice:
     """
 
     def __init__(
-        self, world: "SimWorld", index: int, facts: DeviceFacts, costs: Costs, queues: int
+        self, world: WorldState, index: int, facts: DeviceFacts, costs: Costs, queues: int
     ) -> None:
         self.world = world
         self.index = index
@@ -131,7 +128,7 @@ class SimDevice:
         for node in nodes:
             for operand in (*node.inputs, node.output):
                 _require_usable(operand.buffer, written=operand is node.output)
-        program = SimProgram(stream, nodes, self.world.next_number("programs"))
+        program = SimProgram(self, stream, nodes, self.world.next_number("programs"))
         self.world.remember("programs", program.number)
         return program
 

@@ -8,22 +8,53 @@ whether the host goes on; nothing else makes anything happen.
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from ggsched.backend.progress import Fault
-from ggsched.errors import GgschedError
+from ggsched.errors import DeviceFault, GgschedError
 from ggsched.testing.schedule_policy import HOST, Option, SchedulePolicy
 from ggsched.testing.sim.costs import CommandKind, TimeSpan
-
-if TYPE_CHECKING:
-    from ggsched.testing.sim.memory import SimBuffer
-    from ggsched.testing.sim.stream import SimStream
+from ggsched.topology.caps import DeviceFacts
 
 Step = Callable[[], None]
 
 MAX_SPANS: Final = 200_000
 PATIENT_POLLS: Final = 2
 """How often the host may ask the same in a row before something has to happen (STR-3)."""
+
+
+class TaskDevice(Protocol):
+    """What is known of the device of a task; it is a ``SimDevice``."""
+
+    runs_after_faults: bool
+    lost: DeviceFault | None
+
+    @property
+    def facts(self) -> DeviceFacts:
+        """What it declares."""
+
+    @property
+    def streams(self) -> Sequence["TaskStream"]:
+        """Its streams that may be open."""
+
+
+class TaskStream(Protocol):
+    """What is known of the stream of a task; it is a ``SimStream``."""
+
+    name: str
+    position: int
+    known: int
+    fault: Fault | None
+
+    @property
+    def device(self) -> TaskDevice:
+        """The device."""
+
+    def fault_before(self, position: int) -> Fault | None:
+        """Return the failure that spoils the command of this position (ERR-2)."""
+
+    def fail(self, task: "Task", error: Exception) -> Fault:
+        """Note that a task failed."""
 
 
 class Task:
@@ -78,12 +109,12 @@ class Task:
         self,
         kind: CommandKind,
         label: str,
-        stream: "SimStream",
+        stream: TaskStream,
         actor: str,
         steps: Sequence[Step],
         *,
         seconds: float = 0.0,
-        buffers: Sequence["SimBuffer"] = (),
+        buffers: Sequence[object] = (),
     ) -> None:
         self.number = -1
         self.kind: CommandKind = kind

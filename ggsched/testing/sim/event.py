@@ -1,13 +1,9 @@
 """Events whose completion is a moment of its own (EVT-1..6)."""
 
-from typing import TYPE_CHECKING
-
 from ggsched.backend.checks import closed_error
 from ggsched.errors import UsageError
 from ggsched.testing.sim.engine import Task
-
-if TYPE_CHECKING:
-    from ggsched.testing.sim.device import SimDevice
+from ggsched.testing.sim.state import SimOwner
 
 
 class SimEvent:
@@ -19,7 +15,7 @@ class SimEvent:
         task: Its completion; None until it is recorded.
     """
 
-    def __init__(self, device: "SimDevice", number: int) -> None:
+    def __init__(self, device: SimOwner, number: int) -> None:
         self.device = device
         self.number = number
         self.task: Task | None = None

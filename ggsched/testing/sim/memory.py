@@ -1,22 +1,41 @@
 """Device memory that is poison until it is written, and again when it is freed."""
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Hashable
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ggsched.backend.checks import closed_error
-from ggsched.backend.protocols import HostMemory
+from ggsched.backend.protocols import Device, HostMemory
 from ggsched.errors import UsageError
-
-if TYPE_CHECKING:
-    from ggsched.testing.sim.device import SimDevice
 
 POISON: Final = 0xFF
 """NaN in every float type, and no row number."""
 
 Bytes = npt.NDArray[np.uint8]
+
+
+class MemoryWorld(Protocol):
+    """What buffers tell their world."""
+
+    def free(self, buffer: "SimBuffer") -> None:
+        """Take note that a buffer is freed."""
+
+    def report_use_after_free(self, buffer: "SimBuffer") -> None:
+        """Take note that a step uses a buffer that was freed."""
+
+    def touch(self, space: Hashable, start: int, end: int, *, writes: bool) -> None:
+        """Take note that the step under way uses bytes."""
+
+
+class MemoryDevice(Device, Protocol):
+    """A device of a world."""
+
+    @property
+    def world(self) -> MemoryWorld:
+        """The world."""
 
 
 class SimBuffer:
@@ -35,7 +54,7 @@ class SimBuffer:
 
     def __init__(
         self,
-        device: "SimDevice",
+        device: MemoryDevice,
         number: int,
         array: Bytes,
         *,

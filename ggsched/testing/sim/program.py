@@ -1,16 +1,14 @@
 """Programs: nodes bound to buffers, run node by node."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from ggsched.backend.program import BoundNode, groups_of
+from ggsched.backend.protocols import Stream
 from ggsched.errors import GgschedError
 from ggsched.testing.sim.engine import Step
 from ggsched.testing.sim.groups import GroupWork
 from ggsched.testing.sim.kernels import Ahead, NodeWork
-
-if TYPE_CHECKING:
-    from ggsched.testing.sim.stream import SimStream
+from ggsched.testing.sim.state import SimOwner
 
 
 class SimProgram:
@@ -26,15 +24,18 @@ class SimProgram:
         is_closed: Whether it has been released.
     """
 
-    def __init__(self, stream: "SimStream", nodes: Sequence[BoundNode], number: int) -> None:
+    def __init__(
+        self, device: SimOwner, stream: Stream, nodes: Sequence[BoundNode], number: int
+    ) -> None:
+        self._world = device.world
         self.stream = stream
         self.number = number
         self.label = f"launch {_names(nodes)}"
-        costs = stream.device.costs
+        costs = device.costs
         self.seconds = costs.computing(nodes)
         self.parts = [(node.label, costs.of_node(node)) for node in nodes]
         self.is_closed = False
-        exact = stream.device.facts.is_deterministic
+        exact = device.facts.is_deterministic
         self._work: list[NodeWork | GroupWork] = [
             GroupWork(some, is_deterministic=exact)
             if len(some) > 1
@@ -54,7 +55,7 @@ class SimProgram:
         """Release it; legal twice."""
         if not self.is_closed:
             self.is_closed = True
-            self.stream.device.world.forget("programs", self.number)
+            self._world.forget("programs", self.number)
 
 
 def _names(nodes: Sequence[BoundNode]) -> str:

@@ -1,7 +1,6 @@
 """Streams: which task comes after which, and nothing about when it runs."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from ggsched.backend import checks
 from ggsched.backend.progress import Fault
@@ -10,14 +9,12 @@ from ggsched.backend.timing import Latest, Part
 from ggsched.errors import UsageError
 from ggsched.testing.sim import transfers
 from ggsched.testing.sim.costs import CommandKind
-from ggsched.testing.sim.engine import Step, Task
+from ggsched.testing.sim.engine import Engine, Step, Task
 from ggsched.testing.sim.event import SimEvent
 from ggsched.testing.sim.kernels import Ahead
 from ggsched.testing.sim.memory import SimBuffer
 from ggsched.testing.sim.program import SimProgram
-
-if TYPE_CHECKING:
-    from ggsched.testing.sim.device import SimDevice
+from ggsched.testing.sim.state import SimOwner
 
 
 class Queue:
@@ -36,13 +33,14 @@ class Queue:
 class Latch:
     """Holds a stream until somebody lets go; for tests that need work to be under way."""
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, engine: Engine, tasks: Sequence[Task]) -> None:
+        self._engine = engine
         self._tasks = tasks
 
     def release(self) -> None:
         """Let the stream go on; legal twice."""
         for task in self._tasks:
-            task.stream.device.world.release(task)
+            self._engine.release(task)
 
 
 class SimTaken:
@@ -82,7 +80,7 @@ class SimStream:
         fault: The first command that failed.
     """
 
-    def __init__(self, device: "SimDevice", number: int, queues: int) -> None:
+    def __init__(self, device: SimOwner, number: int, queues: int) -> None:
         self.device = device
         self.number = number
         self.name = f"{device.facts.name} q{number}"
@@ -304,7 +302,7 @@ class SimStream:
             task.hangs = True
             self.device.world.submit(task, [queue.last])
             queue.last = task
-        return Latch(tasks)
+        return Latch(self.device.world, tasks)
 
     # --- helpers -------------------------------------------------------------------------------
 

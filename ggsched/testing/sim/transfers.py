@@ -5,16 +5,13 @@ late as that (CPY-4), and the target of a download is torn until the end (CPY-5)
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ggsched.backend.protocols import HostMemory
 from ggsched.testing.sim.engine import Step
 from ggsched.testing.sim.memory import POISON, Bytes, SimBuffer
-
-if TYPE_CHECKING:
-    from ggsched.testing.sim.device import SimDevice
+from ggsched.testing.sim.state import SimOwner
 
 
 def pieces(nbytes: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -23,7 +20,7 @@ def pieces(nbytes: int) -> tuple[tuple[int, int], tuple[int, int]]:
     return (0, cut), (cut, nbytes)
 
 
-def upload(device: "SimDevice", source: HostMemory, target: SimBuffer, offset: int) -> list[Step]:
+def upload(device: SimOwner, source: HostMemory, target: SimBuffer, offset: int) -> list[Step]:
     """Return the steps of an upload."""
     memory = _HostBytes(device, source)
     nbytes = source.nbytes
@@ -51,7 +48,7 @@ def fill(target: SimBuffer, offset: int, nbytes: int, pattern: bytes) -> list[St
 
 
 def download(
-    device: "SimDevice", source: SimBuffer, source_offset: int, target: HostMemory
+    device: SimOwner, source: SimBuffer, source_offset: int, target: HostMemory
 ) -> list[Step]:
     """Return the steps of a download."""
     memory = _HostBytes(device, target)
@@ -65,7 +62,7 @@ def download(
 class _HostBytes:
     """Host memory that a command borrows."""
 
-    def __init__(self, device: "SimDevice", memory: HostMemory) -> None:
+    def __init__(self, device: SimOwner, memory: HostMemory) -> None:
         self._world = device.world
         self._memory = memory  # keeps it alive
         empty = np.empty(0, np.uint8)
