@@ -8,12 +8,12 @@ import numpy as np
 
 from ggsched.ir.graph import Graph
 from ggsched.models.batches import MicroBatch, MicroBatches, batch_inputs, kv_bucket, rehearse
-from ggsched.models.generation import Timing
 from ggsched.models.graph import build_model_graph
 from ggsched.models.memory_need import MemoryNeed, memory_need
 from ggsched.models.sampling import argmax
 from ggsched.models.session_options import SessionOptions
 from ggsched.models.spec import ModelSpec
+from ggsched.models.timing import Timing
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache

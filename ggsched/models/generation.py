@@ -3,51 +3,45 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import numpy as np
 
 from ggsched.errors import UsageError
+from ggsched.models.batch_runner import BatchRunner
 from ggsched.models.sampling import Sampler, Sampling
-
-if TYPE_CHECKING:
-    from ggsched.models.session import Session
+from ggsched.models.session_options import SessionOptions
+from ggsched.models.timing import Timing
+from ggsched.run.call_guard import CallGuard
 
 _LOG: Final = logging.getLogger("ggsched")
 
 
-@dataclass(slots=True)
-class Timing:
-    """Tokens and seconds spent on them.
+class FedSequence(Protocol):
+    """What generation needs of a session; see ``Session``."""
 
-    Attributes:
-        prompt_tokens: Tokens that were fed in runs of several, or as a prompt.
-        prompt_s: Seconds that took.
-        decode_tokens: Tokens that were fed one by one while generating.
-        decode_s: Seconds that took.
-        planning_s: Seconds spent on planning, checks included, which are part of the above.
-        fastest_step_s: Seconds of the fastest of the decoding steps, 0 before there is one.
-    """
+    options: SessionOptions
+    timing: Timing
+    batches: BatchRunner
+    _edits: int
 
-    prompt_tokens: int = 0
-    prompt_s: float = 0.0
-    decode_tokens: int = 0
-    decode_s: float = 0.0
-    planning_s: float = 0.0
-    fastest_step_s: float = 0.0
+    @property
+    def guard(self) -> CallGuard:
+        """Refuses calls of several threads at once."""
 
-    def note_step(self, seconds: float) -> None:
-        """Take note of a decoding step."""
-        self.decode_tokens += 1
-        self.decode_s += seconds
-        if self.fastest_step_s:
-            seconds = min(seconds, self.fastest_step_s)
-        self.fastest_step_s = seconds
+    @property
+    def n_past(self) -> int:
+        """Tokens in the cache."""
+
+    def feed(self, tokens: Sequence[int], *, all_logits: bool = False) -> np.ndarray:
+        """Feed tokens; return logits that belong to the caller."""
+
+    def _feed(self, tokens: Sequence[int], *, all_logits: bool, copy: bool) -> np.ndarray:
+        """Feed tokens inside a call that is guarded already."""
 
 
 def generate(
-    session: "Session",
+    session: FedSequence,
     prompt: Sequence[int],
     n_predict: int,
     sampling: Sampling,
@@ -85,7 +79,7 @@ def generate(
 
 
 def _feed_timed(
-    session: "Session", tokens: Sequence[int], *, is_prompt: bool, is_shown: bool
+    session: FedSequence, tokens: Sequence[int], *, is_prompt: bool, is_shown: bool
 ) -> np.ndarray:
     """Feed a prompt or a generated token; logits that are shown to somebody are copies."""
     began = time.perf_counter()

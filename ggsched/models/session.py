@@ -13,7 +13,7 @@ from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
 from ggsched.models.batch_runner import BatchRunner
 from ggsched.models.fit import Fit
-from ggsched.models.generation import Timing, generate
+from ggsched.models.generation import generate
 from ggsched.models.homes import choose_homes
 from ggsched.models.load import Model, weight_array
 from ggsched.models.memory_need import MemoryNeed
@@ -21,6 +21,7 @@ from ggsched.models.offload import Homes, source_name
 from ggsched.models.sampling import Sampling
 from ggsched.models.session_options import SessionOptions
 from ggsched.models.spec import ModelSpec
+from ggsched.models.timing import Timing
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.run.call_guard import CallGuard, guarded

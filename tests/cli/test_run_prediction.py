@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ggsched.cli.main import main
-from ggsched.models.generation import Timing
+from ggsched.models.timing import Timing
 from tests.models.helpers import ORACLE
 
 LLAMA = str(ORACLE / "llama-tiny-f32.gguf")
