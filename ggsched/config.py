@@ -50,6 +50,8 @@ class Settings:
         seed: Decides what the simulator runs when.
         checked: Whether devices check their callers, see ``ggsched.backend.checked``.
         capture: Whether plans that run again are captured where devices offer it.
+        activations: How products of many rows take their activations, see
+            ``ggsched.backend.precision``.
         rates: File of calibrated rates; ``auto`` is the one in the user's cache folder, if it is
             there, ``off`` none.
     """
@@ -68,6 +70,7 @@ class Settings:
     checked: bool = False
     capture: bool = True
     rates: str = "auto"
+    activations: Literal["auto", "f32"] = "f32"
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **changes: Any) -> Self:
@@ -224,6 +227,15 @@ _UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)(|[KMG]iB)")
 
 VARIABLES: Final[tuple[Variable, ...]] = (
+    Variable(
+        "GGSCHED_ACTIVATIONS",
+        "activations",
+        "auto or f32",
+        "auto: products of many rows round activations to 16 bits, no more coarsely than the type "
+        "of their weights rounds; f32: they keep what f32 results need.",
+        _one_of("auto", "f32"),
+        owner="cuda",
+    ),
     Variable(
         "GGSCHED_BACKENDS",
         "backends",

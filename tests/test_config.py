@@ -93,7 +93,7 @@ def test_misspelt_name():
 
 
 def test_far_name_lists_what_there_is():
-    known = "known: GGSCHED_BACKENDS, GGSCHED_CAPTURE, GGSCHED_CHECKED"
+    known = "known: GGSCHED_ACTIVATIONS, GGSCHED_BACKENDS, GGSCHED_CAPTURE"
     with pytest.raises(UsageError, match=known):
         Settings.from_environment({"GGSCHED_THREADS_PER_QUEUE": "1"})
 

@@ -25,6 +25,8 @@ class ProductCall:
         batches: Number of batches, and their distances in w, x, y in elements.
         adds: Whether to add to what y holds.
         label: The node that it belongs to, for messages.
+        has_columns: Whether elements of columns of w lie side by side, not those of rows; the
+            distance of w in ``rows`` is then from one element of a row to the next.
     """
 
     size: tuple[int, int, int]
@@ -36,6 +38,7 @@ class ProductCall:
     batches: tuple[int, int, int, int]
     adds: bool
     label: str
+    has_columns: bool = False
 
 
 Call = KernelCall | ProductCall

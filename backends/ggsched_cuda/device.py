@@ -4,6 +4,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
 from typing import Final
 
@@ -13,6 +14,7 @@ from ggsched.backend.capture_errors import (
     no_streams_error,
     not_capturable_error,
 )
+from ggsched.backend.precision import Activations, activations
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import HostMemory, Stream
 from ggsched.backend.timeouts import event_timeout
@@ -63,9 +65,10 @@ def facts_of(name: str, parts: int, found: DeviceInfo) -> DeviceFacts:
     )
 
 
-def profile_of(found: DeviceInfo) -> TuningProfile:
+def profile_of(found: DeviceInfo, activations: Activations = "f32") -> TuningProfile:
     """Return how kernels are cut for a GPU."""
-    return warp_profile(found.processors, found.shared_nbytes, found.arch >= FIRST_ARCH)
+    profile = warp_profile(found.processors, found.shared_nbytes, found.arch >= FIRST_ARCH)
+    return replace(profile, activations=activations)
 
 
 def gpu_of(facts: DeviceFacts) -> int:
@@ -83,6 +86,8 @@ class CudaDevice:
         timeout_s: How long a stream waits for an event of another backend before it fails;
             ``GGSCHED_TIMEOUT_S`` or 30 if not given.
 
+    ``GGSCHED_ACTIVATIONS`` is read when the device is made.
+
     Attributes:
         early: How kernels compiled from now on begin (``ggsched_cuda.programmatic_launch``).
         profile: How kernels that are compiled from now on are cut.
@@ -95,7 +100,7 @@ class CudaDevice:
         self.facts = facts_of(name, parts, gpu.found)
         self.event_timeout_s = event_timeout() if timeout_s is None else timeout_s
         self.early: Mode = "on"
-        self.profile: TuningProfile = profile_of(gpu.found)
+        self.profile: TuningProfile = profile_of(gpu.found, activations())
         self.is_closed = False
         self._lock = threading.RLock()
         self._buffers: weakref.WeakSet[CudaBuffer] = weakref.WeakSet()

@@ -26,21 +26,27 @@ from ggsched_cuda.decode.rope_kv_write import join_heads
 from ggsched_cuda.decode.sums import fits_sum_add, lower_sum_add
 from ggsched_cuda.pdl_prefetch import reading_early
 from ggsched_cuda.products import (
+    PLANES,
     fits_plain,
+    fits_rounded,
     fits_split,
     fits_unpacked,
     lower_plain,
+    lower_rounded,
     lower_split,
     lower_unpacked,
 )
+from ggsched_cuda.tiles import DTYPES as TILED
+from ggsched_cuda.tiles import fits_experts, fits_rows, lower_experts, lower_rows
 from ggsched_cuda.warp_specialized.experts import EXPERT_PATTERNS, join_experts
 from ggsched_cuda.warp_specialized.moe_fused_routing import ROUTED, join_routed
 from ggsched_cuda.warp_specialized.rows import FED_PATTERNS, join_products
-from ggsched_kernels import GPU, KernelCall, TuningProfile, lower_nodes
-from ggsched_kernels.block_constants import KERNEL_DTYPES
-from ggsched_kernels.calls import check_alignment
+from ggsched_kernels import GPU, SCRATCH, KernelCall, TuningProfile, lower_nodes
+from ggsched_kernels.calls import ArgPlaceholder, check_alignment
+from ggsched_kernels.lower import memory_of
 from ggsched_kernels.lower_fused import lower_group, supported_fusions
 from ggsched_kernels.lowering_context import LoweringContext
+from ggsched_kernels.retained import Retained
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +85,15 @@ Groups = Sequence[Sequence[BoundNode]]
 FusionRule = Callable[[Groups, int, TuningProfile], tuple[int, CudaLoweringContext] | None]
 """Looks at the groups of a program from one on; says how many of them its call computes."""
 
-_PACKED: Final = frozenset(dtype.name for dtype in KERNEL_DTYPES) - {"f32"}
+_PACKED: Final = frozenset(PLANES)
 
 TABLE: Final[tuple[KernelRule, ...]] = (
     KernelRule("cublas f32", "mul_mat", frozenset({"f32"}), fits_plain, lower_plain),
+    KernelRule("rows by tiles", "mul_mat", TILED, fits_rows, lower_rows),
+    KernelRule("cublas rounded", "mul_mat", TILED, fits_rounded, lower_rounded),
     KernelRule("cublas 2 x bf16", "mul_mat", frozenset({"bf16"}), fits_split, lower_split),
-    KernelRule("cublas unpacked", "mul_mat", _PACKED, fits_unpacked, lower_unpacked),
+    KernelRule("cublas unpacked to bf16", "mul_mat", _PACKED, fits_unpacked, lower_unpacked),
+    KernelRule("experts by tiles", "mul_mat_id", TILED, fits_experts, lower_experts),
     KernelRule("rope by heads", "rope", frozenset({"f32"}), fits_rope, lower_rope),
 )
 
@@ -135,8 +144,10 @@ def choose(site: CudaLoweringContext) -> KernelRule | None:
     return None
 
 
-def lower(nodes: Sequence[BoundNode], profile: TuningProfile = GPU) -> tuple[list[Call], int]:
-    """Return the calls of nodes, in order, and how much scratch memory they share.
+def lower(
+    nodes: Sequence[BoundNode], profile: TuningProfile = GPU
+) -> tuple[list[Call], dict[ArgPlaceholder, int]]:
+    """Return the calls of nodes, in order, and the bytes of each memory that they need.
 
     Raises:
         UsageError: an op that is not lowered, or elements that are not aligned.
@@ -144,9 +155,10 @@ def lower(nodes: Sequence[BoundNode], profile: TuningProfile = GPU) -> tuple[lis
     calls: list[Call] = []
     writes: list[Operand] = []  # of the last call, at most
     scratch = at = 0
-    groups = list(groups_of(nodes))
+    groups, retained = list(groups_of(nodes)), Retained()
     while at < len(groups):
-        count, sites = _joined(groups, at, profile) or (1, _lower_group(groups[at], profile))
+        joined = _joined(groups, at, profile)
+        count, sites = joined or (1, _lower_group(groups[at], profile, retained))
         made = [node.output for group in groups[at : at + count] for node in group]
         for site in sites:
             if calls and isinstance(site, CudaLoweringContext) and site.early_reads:
@@ -156,8 +168,10 @@ def lower(nodes: Sequence[BoundNode], profile: TuningProfile = GPU) -> tuple[lis
             writes = made if site.calls else writes
             calls.extend(site.calls)
             scratch = max(scratch, site.scratch_nbytes)
+        for operand in made:
+            retained.forget(operand)
         at += count
-    return calls, scratch
+    return calls, memory_of(scratch, retained)
 
 
 def _joined(
@@ -177,11 +191,18 @@ def _joined(
     return None
 
 
-def _lower_group(group: Sequence[BoundNode], profile: TuningProfile) -> Sequence[LoweringContext]:
+def _lower_group(
+    group: Sequence[BoundNode], profile: TuningProfile, retained: Retained
+) -> Sequence[LoweringContext]:
     """Lower a group by one kernel or node by node."""
-    sites = [CudaLoweringContext(node, profile) for node in group]
+    sites = [CudaLoweringContext(node, profile, retained) for node in group]
     fused = _fused(sites) if len(sites) > 1 else None
-    return [_lower_one(site) for site in sites] if fused is None else [fused]
+    if fused is not None:
+        return [fused]
+    for site in sites:
+        _lower_one(site)
+        retained.forget(site.node.output)
+    return sites
 
 
 def _fused(sites: list[CudaLoweringContext]) -> LoweringContext | None:
@@ -198,18 +219,17 @@ def _fused(sites: list[CudaLoweringContext]) -> LoweringContext | None:
     return sites[-1]
 
 
-def _lower_one(site: CudaLoweringContext) -> CudaLoweringContext:
+def _lower_one(site: CudaLoweringContext) -> None:
     """Lower a node at its site."""
     node = site.node
     choice = None if 0 in node.output.shape else choose(site)
     if choice is None:
-        shared = lower_nodes([node], site.profile)
+        shared = lower_nodes([node], site.profile, site.retained)
         site.calls.extend(shared.calls)
-        site.scratch_nbytes = shared.scratch_nbytes
-        return site
+        site.scratch_nbytes = shared.memory.get(SCRATCH, 0)
+        return
     _check(node)
     choice.lower(site)
-    return site
 
 
 def _check(node: BoundNode) -> None:

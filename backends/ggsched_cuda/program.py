@@ -16,8 +16,8 @@ from ggsched_cuda.deferred import MirroredLaunch
 from ggsched_cuda.driver import Step
 from ggsched_cuda.kernel_selection import lower
 from ggsched_cuda.programmatic_launch import Mode, is_enrolled
-from ggsched_kernels import CODE, FAULT, SCRATCH, Constant, KernelCall, TuningProfile
-from ggsched_kernels.calls import Arg, CodeOf
+from ggsched_kernels import CODE, FAULT, Constant, KernelCall, TuningProfile
+from ggsched_kernels.calls import Arg, ArgPlaceholder, CodeOf
 
 
 class ProgramDevice(Device, Protocol):
@@ -49,7 +49,7 @@ class ProgramStream(Stream, Protocol):
 
 
 class CudaProgram:
-    """Calls for one stream, with scratch memory of their own (LCH-1..5).
+    """Calls for one stream, with memory of their own (LCH-1..5).
 
     Attributes:
         steps: The calls.
@@ -59,7 +59,7 @@ class CudaProgram:
     """
 
     def __init__(self, stream: ProgramStream, nodes: Sequence[BoundNode]) -> None:
-        calls, scratch_nbytes = lower(nodes, stream.device.profile)
+        calls, memory = lower(nodes, stream.device.profile)
         self.stream = stream
         self.is_closed = False
         self.checks_ids = any(isinstance(c, KernelCall) and FAULT in c.args for c in calls)
@@ -69,11 +69,11 @@ class CudaProgram:
         self._params: list[Any] = []
         self._owned: list[CudaBuffer] = []
         self._constants: dict[bytes, int] = {}
-        self._scratch = 0
+        self._memory: dict[ArgPlaceholder, int] = {}
         stream.gpu.enter()
         try:
-            if scratch_nbytes:
-                self._scratch = self._own(scratch_nbytes).address
+            for kind, nbytes in memory.items():
+                self._memory[kind] = self._own(nbytes).address
             for call in calls:
                 self.steps.append(self._bind(call))
             if calls:
@@ -83,7 +83,7 @@ class CudaProgram:
             raise
 
     def close(self) -> None:
-        """Release the scratch memory; legal twice. Launches that are enqueued still have it."""
+        """Release that memory; legal twice. Launches that are enqueued still have it."""
         self.is_closed = True
         self.steps = []
         self.sending = None
@@ -130,12 +130,13 @@ class CudaProgram:
         return Product(
             self.stream.blas(), m, n, k, w, x, y,
             kind=call.kind, rows=call.rows, batches=call.batches, adds=call.adds,
+            has_columns=call.has_columns,
         )  # fmt: skip
 
     def _address(self, place: Place) -> int:
         memory, offset = place
-        if memory is SCRATCH:
-            return self._scratch + offset
+        if isinstance(memory, ArgPlaceholder):
+            return self._memory[memory] + offset
         assert isinstance(memory, CudaBuffer)
         return memory.address + offset
 
@@ -161,10 +162,10 @@ class CudaProgram:
             return self.stream.words.codes.argument(label if arg is CODE else arg.label)
         if isinstance(arg, Constant):
             address = self._constant(arg.content)
-        elif arg is SCRATCH:
-            address = self._scratch
         elif arg is FAULT:
             address = self.stream.words.quad.address
+        elif isinstance(arg, ArgPlaceholder):
+            address = self._memory[arg]
         else:
             assert isinstance(arg, CudaBuffer)
             address = address_of_buffer(arg)

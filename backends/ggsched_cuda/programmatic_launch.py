@@ -21,8 +21,8 @@ nothing: what is written meanwhile goes there too. Such kernels are in ``OWN_WAI
 at every way through them.
 
 Not enrolled are kernels that keep most of the shared memory of a multiprocessor, such as
-``matvec_blocks_id``: while their groups wait there is no room for groups of the predecessor, and a
-step of gpt-oss took a seventh longer with them.
+``matvec_blocks_id`` and ``tile_product``: while their groups wait there is no room for groups of
+the predecessor, and a step of gpt-oss took a seventh longer with them.
 
 Modes other than ``on`` are for tests. ``late`` lets each group sleep for a while after it has let
 its successor in, so that a successor which does not wait reads what was there before. ``broken``
@@ -46,7 +46,8 @@ ENROLLED: Final = frozenset(
         "get_rows", "set_rows", "add_id",
         "matmul", "list_rows", "matmul_id",
         "matvec", "matvec_id", "matvec_columns",
-        "rms_mul", "rope_heads", "heads", "sum_add",
+        "rms_mul", "rope_heads", "heads", "sum_add", "to_bf16", "to_halves",
+        "to_f16", "unscale",
         "route_chosen", "route_all",
         "matvec_rows", "matvec_rows_id", "matvec_blocks",
         "matvec_sums", "matvec_parts",

@@ -29,6 +29,11 @@ WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "attention": (("warps.h",), ("attention.h",)),
     "heads_attention": (("warps.h", "rope.cl"), ("attention.h",)),
     "sum_add": ((), ()),
+    "to_bf16": (("weights.h",), ()),
+    "to_f16": (("weights.h",), ()),
+    "unscale": ((), ()),
+    "to_halves": ((), ()),
+    "tile_product": (("weights.h",), ()),
     "fed_rows": (_FED, _OWN_FED),
     "fed_experts": ((*_FED, "sort_key.h"), _OWN_FED),
 }

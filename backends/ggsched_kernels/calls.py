@@ -8,6 +8,7 @@ from functools import lru_cache
 from math import prod
 from typing import Final
 
+from ggsched.backend.precision import Activations
 from ggsched.backend.program import Operand, OperandMemory
 from ggsched.errors import UsageError
 
@@ -21,11 +22,15 @@ class ArgPlaceholder(Enum):
     SCRATCH = "scratch"  # memory of the program for results between two of its calls (LCH-5)
     FAULT = "fault"  # three i32 of the stream, zeros until a kernel meets an id out of range
     CODE = "code"  # the i32 that such a kernel writes there before the id and the number of rows
+    ROUTE = "route"  # memory of the program for a prepared route of experts (retained.py)
+    FACTOR = "factor"  # memory of the program for converted rows of a product (retained.py)
 
 
 SCRATCH: Final = ArgPlaceholder.SCRATCH
 FAULT: Final = ArgPlaceholder.FAULT
 CODE: Final = ArgPlaceholder.CODE
+ROUTE: Final = ArgPlaceholder.ROUTE
+FACTOR: Final = ArgPlaceholder.FACTOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,9 @@ class TuningProfile:
         local_nbytes: Local memory of a group, where ``units`` says that there are warps.
         has_tma: Whether a warp can copy spans to local memory for others (capability 9.0).
         row_lanes: Most work-items of a group that reduces one row; 0: as many as others.
+        activations: How tensor cores get the rows that weights of 16 bits and packed ones meet;
+            ``auto``: rounded once, no more coarsely than the weight's type rounds
+            (``ggsched.backend.precision``); ``f32``: in parts that keep 16 bits or more.
     """
 
     vector: int
@@ -134,6 +142,7 @@ class TuningProfile:
     local_nbytes: int = 0
     has_tma: bool = False
     row_lanes: int = 0
+    activations: Activations = "f32"
 
 
 # One work-item is a whole group and works like a plain loop; 3 x 4 sums of 8 floats fill the

@@ -1,6 +1,6 @@
 """From nodes to kernel calls. Which op uses which kernel is decided here, for every plug-in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,7 +9,13 @@ from ggsched.errors import UsageError
 from ggsched.ir.dtype import F16, F32, I32
 from ggsched.topology.caps import op_key
 from ggsched_kernels.block_constants import KERNEL_DTYPES
-from ggsched_kernels.calls import KernelCall, TuningProfile, check_alignment
+from ggsched_kernels.calls import (
+    SCRATCH,
+    ArgPlaceholder,
+    KernelCall,
+    TuningProfile,
+    check_alignment,
+)
 from ggsched_kernels.lower_elements import (
     lower_add_id,
     lower_binary,
@@ -30,6 +36,7 @@ from ggsched_kernels.lower_reductions import (
     lower_sum_rows,
 )
 from ggsched_kernels.lowering_context import LoweringContext
+from ggsched_kernels.retained import Retained
 
 _LOWER: Final[dict[str, Callable[[LoweringContext], None]]] = {
     **dict.fromkeys(("scale", "clamp", "silu", "gelu"), lower_unary),
@@ -56,38 +63,57 @@ class Lowered:
 
     Attributes:
         calls: Kernels to enqueue, in order.
-        scratch_nbytes: Scratch memory that they share; 0 if none needs it.
+        memory: Bytes of each memory of the program that they need: scratch memory, which they
+            share, and memory for what later nodes use again.
     """
 
     calls: tuple[KernelCall, ...]
-    scratch_nbytes: int
+    memory: Mapping[ArgPlaceholder, int]
 
 
-def lower_nodes(nodes: Sequence[BoundNode], profile: TuningProfile) -> Lowered:
+def lower_nodes(
+    nodes: Sequence[BoundNode], profile: TuningProfile, retained: Retained | None = None
+) -> Lowered:
     """Lower nodes that run in order on one stream.
 
     A node whose result is empty needs no kernel. Scratch is used within one node or group only, so
     all of them share it.
 
+    Args:
+        nodes: The nodes.
+        profile: How kernels are cut for the device.
+        retained: What calls of earlier nodes of the same program have prepared.
+
     Raises:
         UsageError: an op that is not lowered, or elements that are not aligned.
     """
     calls: list[KernelCall] = []
+    retained = Retained() if retained is None else retained
     scratch = 0
     for node in nodes:
         for operand in (*node.inputs, node.output):
             check_alignment(operand, node.label)
     for some in groups_of(nodes):
         fused = lower_group(some, profile) if len(some) > 1 else None
-        lowered = [_lower_node(node, profile) for node in some] if fused is None else [fused]
+        lowered = [fused] if fused is not None else []
+        for node in some:
+            if fused is None:
+                lowered.append(_lower_node(node, profile, retained))
+            retained.forget(node.output)
         for site in lowered:
             calls.extend(site.calls)
             scratch = max(scratch, site.scratch_nbytes)
-    return Lowered(tuple(calls), scratch)
+    return Lowered(tuple(calls), memory_of(scratch, retained))
 
 
-def _lower_node(node: BoundNode, profile: TuningProfile) -> LoweringContext:
-    site = LoweringContext(node, profile)
+def memory_of(scratch_nbytes: int, retained: Retained) -> dict[ArgPlaceholder, int]:
+    """Return the bytes of each memory that a program needs."""
+    scratch = {SCRATCH: scratch_nbytes} if scratch_nbytes else {}
+    return {**scratch, **retained.nbytes}
+
+
+def _lower_node(node: BoundNode, profile: TuningProfile, retained: Retained) -> LoweringContext:
+    site = LoweringContext(node, profile, retained)
     if node.op not in _LOWER:
         raise UsageError(f"no kernel for {node.op}", where=node.label)
     if 0 not in node.output.shape:

@@ -1,7 +1,7 @@
 """Lowering of matrix products: few rows are bound by reading the weight, many by arithmetic."""
 
 from ggsched.backend.program import Operand
-from ggsched_kernels.calls import CODE, FAULT, SCRATCH, i32, i64, window
+from ggsched_kernels.calls import CODE, FAULT, ROUTE, i32, window
 from ggsched_kernels.lower_warps import ids_window, lower_by_warps
 from ggsched_kernels.lowering_context import LoweringContext, weight_define
 
@@ -50,14 +50,22 @@ def lower_mul_mat_id(site: LoweringContext) -> None:
         chosen = (*window(w).args, *a.args, *ids_window(ids).args, *y.args, FAULT, CODE)
         site.call("matvec", "matvec_id", chosen, groups, **weight)
         return
-    tiles = experts + 1 + pairs // p.tile_rows
-    lists = i64(site.scratch(4 * (1 + 3 * tiles + pairs + experts + 1)))
-    defines = {**_tile_defines(site), **weight}
-    listing = (*ids_window(ids).args, SCRATCH, lists, i32(experts), FAULT, CODE)
-    site.call("matmul", "list_rows", listing, (1, 1, 1), **defines)
+    tiles = prepare_route(site)
     groups = (-(-columns // _tile_width(site)), tiles, 1)
-    args = (*window(w).args, *a.args, *y.args, SCRATCH, lists)
-    site.call("matmul", "matmul_id", args, groups, **defines)
+    args = (*window(w).args, *a.args, *y.args, ROUTE)
+    site.call("matmul", "matmul_id", args, groups, **_tile_defines(site), **weight)
+
+
+def prepare_route(site: LoweringContext) -> int:
+    """Let ROUTE hold the rows of each expert, in tiles of ``tile_rows``; return how many tiles."""
+    w, _, ids = site.node.inputs
+    experts, pairs, rows = w.shape[0], ids.shape[0] * ids.shape[1], site.profile.tile_rows
+    tiles = experts + 1 + pairs // rows
+    if site.retained.prepare(ROUTE, ids, ("matmul", experts, rows), 4 * (3 * tiles + pairs)):
+        listing = (*ids_window(ids).args, ROUTE, i32(experts), FAULT, CODE)
+        defines = {**_tile_defines(site), **weight_define(w.dtype)}
+        site.call("matmul", "list_rows", listing, (experts + 1, 1, 1), **defines)
+    return tiles
 
 
 def _is_along_sum(w: Operand) -> bool:

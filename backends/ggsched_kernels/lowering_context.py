@@ -17,6 +17,7 @@ from ggsched_kernels.calls import (
     merged,
     window,
 )
+from ggsched_kernels.retained import Retained
 
 ALIGNMENT: Final = 128  # of pieces of scratch memory
 SPAN_UNIT: Final = 32  # spans are cut at whole blocks
@@ -28,11 +29,15 @@ class LoweringContext:
     Args:
         node: The node.
         profile: How kernels are cut for the device.
+        retained: What calls of earlier nodes of the program have prepared.
     """
 
-    def __init__(self, node: BoundNode, profile: TuningProfile) -> None:
+    def __init__(
+        self, node: BoundNode, profile: TuningProfile, retained: Retained | None = None
+    ) -> None:
         self.node = node
         self.profile = profile
+        self.retained = Retained() if retained is None else retained
         self.calls: list[KernelCall] = []
         self.scratch_nbytes = 0
 

@@ -103,64 +103,67 @@ KERNEL(matmul)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL 
                 tx.n[3], tile);
 }
 
-/* For mul_mat_id: which rows go to which expert. `lists` gets the number of tiles; then for each tile
- * its expert, where its rows begin, and how many there are, at most BM; then the rows t * U + u,
- * sorted by expert. Rows whose id is out of range go to one more expert. One group; a lane looks
- * after every LANES-th expert. */
-#define TILES_MAX(experts, pairs) ((experts) + 1 + (pairs) / BM)
-KERNEL(list_rows)(GLOBAL const u8 *ids, Tens ti, GLOBAL u8 *scratch, i64 off, int experts,
-                  GLOBAL i32 *fault, int code) {
-  GLOBAL i32 *lists = (GLOBAL i32 *)(scratch + off);
-  int pairs = ti.n[2] * ti.n[3];
-  GLOBAL i32 *tiles = lists + 1;
-  GLOBAL i32 *rows = tiles + 3 * TILES_MAX(experts, pairs);
-  GLOBAL i32 *counts = rows + pairs; /* of experts; then where their rows begin */
-  for (int e = LANE; e <= experts; e += LANES) {
-    int found = 0;
-    for (int p = 0; p < pairs; p++) {
-      int id = READ_I32(ids + ti.off + p / ti.n[3] * ti.s[2] + p % ti.n[3] * ti.s[3]);
-      found += e < experts ? id == e : bad_id(id, experts, fault, code);
-    }
-    counts[e] = found;
+/* For mul_mat_id: which rows go to which expert. `route` gets for each tile its expert, where its rows
+ * begin, and how many there are, at most BM; then the rows t * U + u, sorted by expert and by number.
+ * Rows whose id is out of range go to one more expert. Groups: (experts + 1), each for one expert,
+ * which counts the rows that experts before it have and so knows where its own begin; a lane looks
+ * after a stretch of the rows. The tiles of an expert begin at FIRST_TILE, which leaves room for as many
+ * as those before it can have; what is left over has no rows. */
+#define FIRST_TILE(expert, begin) ((expert) + (begin) / BM)
+#define TILES_MAX(experts, pairs) FIRST_TILE((experts) + 1, pairs)
+#define EACH_ROW(body)                                                             \
+  for (int p = from, t = from / ti.n[3], u = from % ti.n[3]; p < to; p++) {        \
+    int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);                   \
+    int e = id < 0 || id >= experts ? experts : id;                                \
+    body;                                                                          \
+    if (++u == ti.n[3]) u = 0, t++;                                                \
   }
+KERNEL(list_rows)(GLOBAL const u8 *ids, Tens ti, GLOBAL i32 *route, int experts, GLOBAL i32 *fault,
+                  int code) {
+  LOCAL int before[LANES];
+  LOCAL int mine[LANES];
+  int expert = GROUP(0), pairs = ti.n[2] * ti.n[3], share = (pairs + LANES - 1) / LANES;
+  int from = MIN(pairs, LANE * share), to = MIN(pairs, from + share), less = 0, equal = 0;
+  EACH_ROW({
+    less += e < expert;
+    equal += e == expert;
+    if (expert == experts) bad_id(id, experts, fault, code);
+  })
+  before[LANE] = less;
+  mine[LANE] = equal;
   BARRIER();
-  if (LANE == 0) {
-    int begin = 0, tile = 0;
-    for (int e = 0; e <= experts; e++) {
-      int count = counts[e];
-      for (int done = 0; done < count; done += BM, tile++) {
-        tiles[3 * tile] = e;
-        tiles[3 * tile + 1] = begin + done;
-        tiles[3 * tile + 2] = MIN(BM, count - done);
-      }
-      counts[e] = begin;
-      begin += count;
-    }
-    lists[0] = tile;
+  for (int step = 1; step < LANES; step *= 2) { /* sums up to each lane */
+    int a = LANE >= step ? before[LANE - step] : 0, b = LANE >= step ? mine[LANE - step] : 0;
+    BARRIER();
+    before[LANE] += a;
+    mine[LANE] += b;
+    BARRIER();
   }
-  BARRIER();
-  for (int e = LANE; e <= experts; e += LANES) {
-    int place = counts[e];
-    for (int p = 0; p < pairs; p++) {
-      int id = READ_I32(ids + ti.off + p / ti.n[3] * ti.s[2] + p % ti.n[3] * ti.s[3]);
-      if (e < experts ? id == e : (id < 0 || id >= experts)) rows[place++] = p;
-    }
+  int begin = before[LANES - 1], count = mine[LANES - 1];
+  int first = FIRST_TILE(expert, begin), end = FIRST_TILE(expert + 1, begin + count);
+  for (int i = first + LANE; i < end; i += LANES) {
+    int done = (i - first) * BM;
+    route[3 * i] = expert;
+    route[3 * i + 1] = begin + done;
+    route[3 * i + 2] = MAX(0, MIN(BM, count - done));
   }
+  GLOBAL i32 *rows = route + 3 * TILES_MAX(experts, pairs) + begin + mine[LANE] - equal;
+  EACH_ROW({
+    if (e == expert) *rows++ = p;
+  })
 }
 
-/* w (1, E, n, k), x (1, T, U or 1, k), y (1, T, U, n). Groups: (n / BN, TILES_MAX); those beyond the
- * number of tiles do nothing. They do not return, so that all lanes meet at every barrier. */
+/* w (1, E, n, k), x (1, T, U or 1, k), y (1, T, U, n). Groups: (n / BN, TILES_MAX); those of tiles
+ * without rows do nothing. They do not return, so that all lanes meet at every barrier. */
 KERNEL(matmul_id)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty,
-                  GLOBAL const u8 *scratch, i64 off) {
+                  GLOBAL const i32 *route) {
   LOCAL float tile[PITCH * BN];
   LOCAL i64 xo[BM];
   LOCAL i64 yo[BM];
-  GLOBAL const i32 *lists = (GLOBAL const i32 *)(scratch + off);
   int experts = tw.n[1], used = ty.n[2], n0 = GROUP(0) * BN, columns = MIN(BN, tw.n[2] - n0);
-  GLOBAL const i32 *mine = lists + 1 + 3 * GROUP(1);
-  GLOBAL const i32 *rows = lists + 1 + 3 * TILES_MAX(experts, ty.n[1] * used);
-  int is_used = GROUP(1) < lists[0];
-  int expert = is_used ? mine[0] : 0, begin = is_used ? mine[1] : 0, count = is_used ? mine[2] : 0;
+  GLOBAL const i32 *mine = route + 3 * GROUP(1);
+  GLOBAL const i32 *rows = route + 3 * TILES_MAX(experts, ty.n[1] * used);
+  int expert = mine[0], begin = mine[1], count = mine[2];
   for (int i = LANE; i < count; i += LANES) {
     int t = rows[begin + i] / used, u = rows[begin + i] % used;
     xo[i] = tx.off + t * tx.s[1] + (tx.n[2] > 1 ? u : 0) * tx.s[2];

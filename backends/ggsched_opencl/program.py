@@ -6,8 +6,8 @@ from typing import Any, Protocol
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import Buffer, Device, Stream
 from ggsched.backend.queued.backlog import Backlog
-from ggsched_kernels import CODE, FAULT, SCRATCH, Constant, KernelCall, TuningProfile, lower_nodes
-from ggsched_kernels.calls import Arg
+from ggsched_kernels import CODE, FAULT, Constant, KernelCall, TuningProfile, lower_nodes
+from ggsched_kernels.calls import Arg, ArgPlaceholder
 from ggsched_kernels.fault_words import FaultCodes
 from ggsched_opencl import driver
 from ggsched_opencl.buffer import OpenClBuffer, readable, writable
@@ -70,11 +70,11 @@ class OpenClProgram:
         # OpenCL kernels do not keep their arguments alive.
         self._buffers: list[Buffer | Handle] = []
         self._kernels: list[tuple[tuple[object, ...], Handle]] = []
-        self._scratch: OpenClBuffer | None = None
+        self._memory: dict[ArgPlaceholder, OpenClBuffer] = {}
         self._constants: dict[bytes, Handle] = {}
         try:
-            if lowered.scratch_nbytes:
-                self._scratch = device.allocate(lowered.scratch_nbytes)
+            for memory, nbytes in lowered.memory.items():
+                self._memory[memory] = device.allocate(nbytes)
             for call in lowered.calls:
                 self._add(call)
         except BaseException:
@@ -99,13 +99,12 @@ class OpenClProgram:
                 made = driver.make_filled_buffer(context, arg.content)
                 self._constants[arg.content] = made
             return self._constants[arg.content]
-        if arg is SCRATCH:
-            assert self._scratch is not None  # the lowering has counted it
-            return self._scratch.handle
         if arg is FAULT:
             return self.stream.fault_words
         if arg is CODE:
             return self.stream.codes.argument(label)
+        if isinstance(arg, ArgPlaceholder):
+            return self._memory[arg].handle  # the lowering has counted it
         assert isinstance(arg, OpenClBuffer)
         handle = readable(arg)
         self._buffers.append(handle)
@@ -127,5 +126,6 @@ class OpenClProgram:
         self._kernels = []
         self._buffers = []
         self._constants = {}
-        if self._scratch is not None:
-            self._scratch.close()
+        memory, self._memory = self._memory, {}
+        for buffer in memory.values():
+            buffer.close()

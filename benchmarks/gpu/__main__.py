@@ -15,7 +15,7 @@ from typing import Any
 PARTS = (
     "place", "kit", "mutants", "models", "times", "warp_specialized", "attention", "pdl_prefetch",
     "moe_router",
-    "products", "decode", "session", "pipeline",
+    "products", "prefill", "decode", "session", "pipeline",
 )  # fmt: skip
 
 

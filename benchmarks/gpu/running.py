@@ -29,12 +29,15 @@ class Running:
         scheduler: Has the devices and the weights.
         spec: The model.
         n_tokens: Tokens of a step.
+        n_kv: Rows of the cache that attention looks at.
     """
 
-    def __init__(self, scheduler: Scheduler, spec: ModelSpec, n_tokens: int = 1) -> None:
+    def __init__(
+        self, scheduler: Scheduler, spec: ModelSpec, n_tokens: int = 1, n_kv: int = N_KV
+    ) -> None:
         self.scheduler = scheduler
         self.graph: Graph = build_model_graph(
-            spec, n_tokens=n_tokens, n_kv=N_KV, n_out=1, n_ctx=N_CTX
+            spec, n_tokens=n_tokens, n_kv=n_kv, n_out=1, n_ctx=max(n_kv, N_CTX)
         )
         tokens = np.arange(n_tokens, dtype=np.int32)
         self.inputs: Mapping[str, np.ndarray] = batch_inputs(

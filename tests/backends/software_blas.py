@@ -24,7 +24,7 @@ class SoftwareBlas:
     def set_workspace(self, handle, workspace, nbytes):
         pass
 
-    def gemm_strided_batched_ex(self, handle, _t, _n, n, m, k, _one, *rest):
+    def gemm_strided_batched_ex(self, handle, w_turned, _n, n, m, k, _one, *rest):
         """As cuBLAS has it, columns first: y^T = w x^T."""
         w, kind, w_row, w_step, x, _kind, x_row, x_step, beta, y, _f32, *rest = rest
         y_row, y_step, batches, *_how = rest
@@ -32,10 +32,13 @@ class SoftwareBlas:
 
         def run():
             for b in range(batches):
-                a = _matrix(w, kind, n, k, w_row, b * w_step)
+                size, place = ((n, k), (k, n))[not w_turned], b * w_step
+                a = _matrix(w, kind, *size, w_row, place)
+                a = a if w_turned else a.T
                 c = _matrix(x, kind, m, k, x_row, b * x_step)
                 target = _rows_at(y + 4 * b * y_step, np.float32, m, n, y_row)
-                target[...] = c @ a.T + (target if adds else 0)
+                with np.errstate(all="ignore"):  # of infinities and what is not a number
+                    target[...] = c @ a.T + (target if adds else 0)
 
         self._driver.give(self._streams[handle], "kernel", run)
 
@@ -48,10 +51,13 @@ def _rows_at(address, dtype, rows, columns, step):
 
 def _matrix(address, kind, rows, columns, step, skip):
     """Return a factor of type ``kind`` of cuBLAS as f32."""
-    from ggsched_cuda.blas.driver import BF16, F32
+    from ggsched_cuda.blas.driver import BF16, F16, F32
 
     if kind == F32:
         return _rows_at(address + 4 * skip, np.float32, rows, columns, step)
+    if kind == F16:
+        halves = _rows_at(address + 2 * skip, np.float16, rows, columns, step)
+        return halves.astype(np.float32)
     assert kind == BF16
     bits = _rows_at(address + 2 * skip, np.uint16, rows, columns, step)
     return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -4,8 +4,7 @@ What the plug-in asks of ``ggsched_cuda.driver`` and ``ggsched_cuda.capture.driv
 host: a stream is a thread, device memory is host memory that holds rubbish before it is written and
 after it is freed, graphs run their nodes in any order that their edges allow. Kernels are the real
 ones, compiled for the host and run lane by lane (``tests.kernels.test_fibers``), but for the
-plug-in's helpers, of which there are three: ``split_bf16`` is missing. Products are numpy's. No
-kernel is launched early.
+plug-in's helpers, of which there are three. Products are numpy's. No kernel is launched early.
 
 The GPU is as nasty as CUDA may be: before each command a stream may dawdle, and copies are made
 late.

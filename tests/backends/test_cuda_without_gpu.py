@@ -1,5 +1,7 @@
 """What of the backend ``cuda`` can be tested on a machine without a GPU."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -140,7 +142,7 @@ def array(o):
 # --- which kernel runs which node -------------------------------------------------------------
 
 
-def chosen(op, shapes, dtypes, strides=None):
+def chosen(op, shapes, dtypes, strides=None, profile=None):
     from ggsched.ir.dtype import dtype_by_name
     from ggsched.ir.tensor import contiguous_strides
     from ggsched_cuda.calls import CudaLoweringContext
@@ -156,7 +158,7 @@ def chosen(op, shapes, dtypes, strides=None):
         operands.append(Operand(Memory(0), 0, 0, dtype, shape, own))
     *inputs, output = operands
     node = BoundNode(0, op, tuple(inputs), output, {}, f"n0 {op}")
-    choice = choose(CudaLoweringContext(node, GPU))
+    choice = choose(CudaLoweringContext(node, profile or GPU))
     return choice.name if choice else "shared"
 
 
@@ -165,11 +167,15 @@ def chosen(op, shapes, dtypes, strides=None):
     [
         ("f32", 1, "shared"), ("f32", 4, "shared"), ("f32", 5, "cublas f32"),
         ("bf16", 1, "shared"), ("bf16", 64, "cublas 2 x bf16"),
-        ("f16", 31, "shared"), ("f16", 32, "cublas unpacked"),
-        ("q8_0", 1, "shared"), ("q8_0", 512, "cublas unpacked"),
-        ("mxfp4", 16, "shared"), ("mxfp4", 33, "cublas unpacked"),
+        ("f16", 4, "shared"), ("f16", 5, "cublas unpacked to bf16"),
+        ("q8_0", 1, "shared"), ("q8_0", 512, "cublas unpacked to bf16"),
+        ("mxfp4", 4, "shared"), ("mxfp4", 33, "cublas unpacked to bf16"),
     ],
 )  # fmt: skip
 def test_products_by_rows(kind, rows, expected):
-    shapes = ((64, 128), (rows, 128), (rows, 64))
-    assert chosen("mul_mat", shapes, (kind, "f32", "f32")) == expected
+    from ggsched_kernels import GPU
+
+    shapes, dtypes = ((64, 128), (rows, 128), (rows, 64)), (kind, "f32", "f32")
+    assert chosen("mul_mat", shapes, dtypes, profile=replace(GPU, activations="f32")) == expected
+    is_rounded = expected.startswith("cublas") and kind != "f32"
+    assert chosen("mul_mat", shapes, dtypes) == ("cublas rounded" if is_rounded else expected)

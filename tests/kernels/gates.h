@@ -115,6 +115,38 @@ static inline void host_multiply_add_(int *sum, const unsigned *a, const unsigne
   }
   __syncwarp();
 }
+/* The same for mma.m16n8k16 of 16-bit numbers: lane 4 g + t has of a pairs 2 t of rows g and g + 8, and those 8
+ * further; of b those of column g. */
+struct Halves_ { unsigned a[4], b[2]; };
+static std::vector<Halves_> halves_;
+static inline float half_(unsigned pair, int high) {
+  unsigned bits = high ? pair >> 16 : pair & 65535;
+#if defined(W_BF16)
+  return __uint_as_float(bits << 16);
+#else
+  return _cvtsh_ss(bits);
+#endif
+}
+static inline void host_multiply_halves_(float *sum, const unsigned *a, const unsigned *b) {
+  halves_.resize(fibers_.size());
+  halves_[32 * now_->warp + now_->lane % 32] = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+  __syncwarp();
+  const Halves_ *lanes = &halves_[32 * now_->warp];
+  int group = now_->lane % 32 / 4, thread = now_->lane % 4;
+  for (int i = 0; i < 4; i++) {
+    int row = group + (i < 2 ? 0 : 8), column = thread * 2 + i % 2;
+    for (int k = 0; k < 16; k++) {
+      int has = k % 8 / 2;
+      unsigned of_a = lanes[row % 8 * 4 + has].a[(row >= 8) + 2 * (k >= 8)];
+      sum[i] += half_(of_a, k % 2) * half_(lanes[column * 4 + has].b[k >= 8], k % 2);
+    }
+  }
+  __syncwarp();
+}
+static inline unsigned host_sub_halves_(unsigned a, unsigned b) {
+  unsigned low = _cvtss_sh(_cvtsh_ss(a & 65535) - _cvtsh_ss(b & 65535), 0);
+  return low | (unsigned)_cvtss_sh(_cvtsh_ss(a >> 16) - _cvtsh_ss(b >> 16), 0) << 16;
+}
 static inline unsigned host_permuted_or_sign_(unsigned a, unsigned b, unsigned selector) {
   unsigned result = 0;
   for (int i = 0; i < 4; i++) {

@@ -56,7 +56,28 @@ def programs():
     for dtype in ("W_F16", "W_F32"):
         for cut, tokens in product((*ATTENTION[:1], *DECODE), (1, 4)):
             yield "heads_attention", _sorted({**COMMON, **cut, "TOKENS": tokens, dtype: 1})
+    for dtype, planes in (("F32", 2), ("F16", 2), ("Q8_0", 2), ("Q4_0", 2), ("MXFP4", 1)):
+        yield "to_bf16", _sorted({**COMMON, "LANES": 256, "PLANES": planes, f"W_{dtype}": 1})
+    for dtype in ("Q8_0", "Q4_0", "MXFP4"):
+        yield "to_f16", _sorted({**COMMON, "LANES": 256, f"W_{dtype}": 1})
+    for has_columns in (0, 1):
+        yield "unscale", _sorted({**COMMON, "LANES": 256, "ROWS": 32, "HAS_COLUMNS": has_columns})
+    yield from tile_programs()
     yield "helpers", ()
+
+
+def tile_programs():
+    """Yield the programs that multiply tiles, and those that prepare rows for them."""
+    from ggsched_cuda.tiles import CUTS
+
+    for is_bf16, planes in product((0, 1), (1, 2)):
+        yield "to_halves", _sorted({**COMMON, "LANES": 256, "PLANES": planes, "HALF_BF16": is_bf16})
+    for (name, cut), planes, routed in product(CUTS.items(), (1, 2), (0, 1)):
+        numbers = {
+            "LANES": 32 * cut.warps, "BM": GPU.tile_rows, "KB": cut.blocks, "STAGES": cut.stages,
+            "WT": cut.tiles, "RESIDENT": cut.resident, "PLANES": planes, "ROUTED": routed,
+        }  # fmt: skip
+        yield "tile_product", _sorted({**COMMON, **numbers, f"W_{name.upper()}": 1})
 
 
 def _sorted(defines):

@@ -20,7 +20,8 @@ from ggsched.backend.base import BaseDevice, BaseProgram, host_facts
 from ggsched.backend.program_body import Steps
 from ggsched.ir.ops import OPS
 from ggsched.testing.generators.strategies import graphs, seeds, values_for
-from ggsched_kernels import CODE, FAULT, GPU, SCRATCH, Constant, lower_nodes, source, supported_ops
+from ggsched_kernels import CODE, FAULT, GPU, Constant, lower_nodes, source, supported_ops
+from ggsched_kernels.calls import ArgPlaceholder
 from tests.backends.against_oracle import check
 
 pytestmark = [
@@ -114,17 +115,18 @@ class CudaOnHost(BaseDevice):
 
     def compile(self, nodes, stream):
         lowered = lower_nodes(nodes, ONE_THREAD)
-        kept = [np.zeros(max(1, lowered.scratch_nbytes), np.uint8), np.zeros(3, np.int32)]
+        memory = {kind: np.zeros(nbytes, np.uint8) for kind, nbytes in lowered.memory.items()}
+        kept = [memory, np.zeros(3, np.int32)]
 
         def address(arg):
             if isinstance(arg, Constant):
                 kept.append(np.frombuffer(arg.content, np.uint8))
                 return kept[-1].ctypes.data
             match arg:
-                case _ if arg is SCRATCH:
-                    return kept[0].ctypes.data
                 case _ if arg is FAULT:
                     return kept[1].ctypes.data
+                case ArgPlaceholder():
+                    return memory[arg].ctypes.data
                 case _:
                     assert arg is not CODE
                     return np.frombuffer(arg.host_view(), np.uint8).ctypes.data if arg.nbytes else 0

@@ -53,6 +53,8 @@ WORDS = {
     "COPY_SPAN(to, from, nbytes, gate)": "host_copy_span_((to), (from), (nbytes), (gate))",
     "MEET(lanes)": "meet_some_(lanes)",
     "MULTIPLY_ADD(sum, a, b, scratch)": "host_multiply_add_((sum), (a), (b))",
+    "MULTIPLY_HALVES(sum, a, b)": "host_multiply_halves_((sum), (a), (b))",
+    "SUB_HALVES(a, b)": "host_sub_halves_((a), (b))",
     "PERMUTED_OR_SIGN(a, b, selector)": "host_permuted_or_sign_((a), (b), (selector))",
 }
 """What words of the machine are here."""

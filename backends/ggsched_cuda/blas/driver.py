@@ -83,6 +83,7 @@ class Product:
         rows: Distances of rows of w, x, y in elements.
         batches: Number of batches, and distances of those of w, x, y in elements.
         adds: Whether to add to what y holds.
+        has_columns: Whether elements of w lie side by side along its columns instead.
     """
 
     __slots__ = ("_arguments", "_call")
@@ -101,12 +102,13 @@ class Product:
         rows: tuple[int, int, int],
         batches: tuple[int, int, int, int] = (1, 0, 0, 0),
         adds: bool = False,
+        has_columns: bool = False,
     ) -> None:
         count, step_w, step_x, step_y = batches
         # cuBLAS counts columns first, so it computes y^T = w x^T.
         self._call = _cublas().gemm_strided_batched_ex
         self._arguments = (
-            handle, _TRANSPOSED, _PLAIN, n, m, k, ONE,
+            handle, _PLAIN if has_columns else _TRANSPOSED, _PLAIN, n, m, k, ONE,
             w, kind, rows[0], step_w,
             x, kind, rows[1], step_x,
             ONE if adds else ZERO,

@@ -11,6 +11,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import FLOAT_DTYPES, I32, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
+from ggsched.testing.allowance import is_within, rounding_allowances
 from ggsched.testing.conformance.call_trace import flat
 from ggsched.testing.conformance.case import case
 from ggsched.testing.conformance.cases_fusions import chains
@@ -18,7 +19,7 @@ from ggsched.testing.conformance.context import TestContext
 from ggsched.testing.conformance.exact import EXACT_OPS
 from ggsched.testing.conformance.oprun import prepare
 from ggsched.testing.conformance.rules import BrokenRule
-from ggsched.testing.generators.values import ATOL, RTOL, DrawnGraph, LeafRule, values_for
+from ggsched.testing.generators.values import DrawnGraph, LeafRule, values_for
 from ggsched.testing.oracle.interpreter import run_oracle
 
 Array = npt.NDArray[Any]
@@ -118,9 +119,10 @@ def _check(
     for thing in (prepared.program, prepared.arena, q):
         w.close(thing)
     text = "\n".join(f"  {graph.label(n)}" for n in graph.nodes)
-    for tid, wanted in run_oracle(graph, values).items():
-        seen = prepared.output(after, tid).astype(np.float64)
-        if not np.allclose(seen, wanted.astype(np.float64), RTOL, ATOL, equal_nan=True):
+    expected = run_oracle(graph, values)
+    allowed = rounding_allowances(graph, values, expected)
+    for tid, wanted in expected.items():
+        if not is_within(prepared.output(after, tid), wanted, allowed[tid]):
             raise BrokenRule(f"with constant weights other numbers come of\n{text}")
     beside = ~prepared.written()
     w.equal(after[beside], before[beside], f"bytes beside the results of\n{text}")

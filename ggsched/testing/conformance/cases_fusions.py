@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from ggsched.backend.program import Group
@@ -11,6 +10,7 @@ from ggsched.ir.dtype import F32, FLOAT_DTYPES, DType
 from ggsched.ir.fusion import PATTERNS
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
+from ggsched.testing.allowance import is_within, rounding_allowances
 from ggsched.testing.conformance.case import case
 from ggsched.testing.conformance.context import TestContext
 from ggsched.testing.conformance.draws import is_declared
@@ -18,7 +18,7 @@ from ggsched.testing.conformance.oprun import run
 from ggsched.testing.conformance.rules import BrokenRule
 from ggsched.testing.generators.graph_gen import GraphGenerator
 from ggsched.testing.generators.graph_gen_chains import CHAINS
-from ggsched.testing.generators.values import ATOL, RTOL, DrawnGraph, values_for
+from ggsched.testing.generators.values import DrawnGraph, values_for
 from ggsched.testing.oracle.interpreter import run_oracle
 
 Array = npt.NDArray[Any]
@@ -86,13 +86,13 @@ def _check(w: TestContext, chain: Chain, over: dict[int, int] | None = None) -> 
     w.program.append(f"group {chain.group.pattern}, seed {w.seed}")
     values = values_for(chain.drawn, w.seed)
     expected = run_oracle(graph, values)
+    allowed = rounding_allowances(graph, values, expected)
     q = w.stream()
     prepared, after = run(w, q, graph, values, group=chain.group, over=over)
     w.close(q)
     text = "\n".join(f"  {graph.label(n)}" for n in graph.nodes)
     for tid, wanted in expected.items():
-        seen = prepared.output(after, tid).astype(np.float64)
-        if not np.allclose(seen, wanted.astype(np.float64), RTOL, ATOL, equal_nan=True):
+        if not is_within(prepared.output(after, tid), wanted, allowed[tid]):
             raise BrokenRule(f"{chain.group.pattern} differs from its nodes one by one\n{text}")
     beside = ~prepared.written()
     w.equal(after[beside], prepared.before[beside], f"bytes beside the results of\n{text}")

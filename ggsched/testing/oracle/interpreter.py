@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ggsched.backend.precision import rounding_of
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import BF16, F16, F32, I32, DType
 from ggsched.ir.graph import Graph, Node
@@ -32,6 +33,7 @@ def run_oracle(
     *,
     states: dict[str, Array] | None = None,
     compute: type[np.floating[Any]] = np.float64,
+    rounding: np.random.Generator | None = None,
 ) -> dict[int, Array]:
     """Run a graph node by node.
 
@@ -44,6 +46,8 @@ def run_oracle(
         states: Content of each state by name, in the same form; those that are missing are
             created as zeros. Changed in place after the last node.
         compute: Type of the arithmetic within an op; float32 shows how much rounding matters.
+        rounding: If given, elements of products are off by as much as LCH-3 lets a device round
+            them, with signs drawn from it.
 
     Returns:
         Output tensor id -> a fresh array of the tensor's shape: float32, float16 or int32;
@@ -61,7 +65,7 @@ def run_oracle(
     with np.errstate(all="ignore"):
         for node in graph.nodes:
             try:
-                _run_node(graph, node, storages, compute)
+                _run_node(graph, node, storages, compute, rounding)
             except UsageError as error:
                 error.add_note(f"in {graph.label(node)}")
                 raise
@@ -105,7 +109,11 @@ def _packed(t: Tensor, value: Array) -> npt.NDArray[np.uint8]:
 
 
 def _run_node(
-    graph: Graph, node: Node, storages: Storages, compute: type[np.floating[Any]]
+    graph: Graph,
+    node: Node,
+    storages: Storages,
+    compute: type[np.floating[Any]],
+    rounding: np.random.Generator | None,
 ) -> None:
     operands = [graph.tensors[tid] for tid in node.inputs]
     result = graph.tensors[node.output]
@@ -116,7 +124,13 @@ def _run_node(
     read = operands[:1] if node.op == "cpy" else operands  # cpy never reads its destination
     loaded = [_load(t, storages) for t in read]
     loaded = [a.astype(compute) if a.dtype == np.float64 else a for a in loaded]
-    _store(result, ORACLE_OPS[node.op](loaded, all_params(node.params, op.defaults)), storages)
+    params = all_params(node.params, op.defaults)
+    value = ORACLE_OPS[node.op](loaded, params)
+    entry = rounding_of(operands[0].dtype.name) if node.op in ("mul_mat", "mul_mat_id") else 0.0
+    if rounding is not None and entry:
+        sizes = ORACLE_OPS[node.op]([abs(loaded[0]), abs(loaded[1]), *loaded[2:]], params)
+        value = value + entry * sizes * rounding.choice([-1.0, 1.0], sizes.shape)
+    _store(result, value, storages)
 
 
 def _set_rows(operands: list[Tensor], result: Tensor, storages: Storages) -> None:

@@ -1,0 +1,265 @@
+/* y[m, n] = sum_k x[m, k] w[n, k] for many rows m on tensor cores, behind weights.h; for one weight, or
+ * (ROUTED 1) for the weights of chosen experts in one launch, by the route that list_rows prepares.
+ *
+ * A thread block computes at most BM rows against BN rows of w. Stretches of KB blocks of 32 elements of both come to
+ * shared memory by asynchronous copies, STAGES of them; w comes packed, as it lies. Each warp
+ * unpacks its 16 * WT rows of w straight into the fragments of mma.m16n8k16, of which w is the first
+ * operand. Lane 4 g + t of a warp needs, of rows g and g + 8 of w and of row g of x, any 8 elements of 32,
+ * as long as they are the same in both: it takes those that lie side by side in the packed form.
+ *
+ * Numbers of block types enter the product as small integers or e2m1, exact in f16; the scale of a
+ * block multiplies the f32 sum of its 32 products. So weights are not rounded, and scales of any size are
+ * right. Rows of x are f16 (for bf16 weights bf16), prepared by to_halves: PLANES 1, rounded once; PLANES 2,
+ * a second number for what is left of each. Rows of f16 are scaled by powers of two (SCALED). */
+#define BN (LANES / 2 * WT)
+#define TT (BM / 8)
+#if defined(W_BF16)
+#define SCALED 0
+#define HALF_TYPE "bf16"
+#else
+#define SCALED 1
+#define HALF_TYPE "f16"
+#endif
+#if W_NBYTES
+#define UNIT (32 * W_NBYTES) /* bytes of 32 elements */
+#define HEAD 0
+#define CHUNKS (KB * UNIT / 16) /* pieces of 16 bytes that hold a row's stretch, wherever it begins */
+#else
+#define UNIT BLOCK_NBYTES
+#define HEAD (BLOCK_NBYTES % 16) /* bytes of a block before its numbers */
+#define CHUNKS ((15 + KB * UNIT + 15) / 16)
+#endif
+#if defined(W_Q4_0) || defined(W_MXFP4)
+#define NIBBLES 1
+#else
+#define NIBBLES 0
+#endif
+/* What lanes of a warp read at once lies in different banks of shared memory. */
+#define X_PITCH (KB * 64 + (NIBBLES ? 32 : 64)) /* KB is even */
+#if W_NBYTES
+#define W_PITCH X_PITCH
+#else
+#define W_PITCH (16 * (CHUNKS | 1))
+#endif
+#define X_NBYTES (PLANES * BM * X_PITCH)
+#define STAGE_NBYTES (X_NBYTES + BN * W_PITCH)
+
+FN void multiply_halves_(float *sum, const u32 *a, const u32 *b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." HALF_TYPE "." HALF_TYPE ".f32 {%0, %1, %2, %3}, "
+      "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+FN u32 sub_halves_(u32 a, u32 b) {
+  u32 difference;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
+  return difference;
+}
+#define MULTIPLY_HALVES(sum, a, b) multiply_halves_((sum), (a), (b))
+#define SUB_HALVES(a, b) sub_halves_((a), (b))
+
+/* Four bytes from any place behind an aligned one. */
+FN u32 word_at(LOCAL_PTR const u8 *base, int at) {
+  LOCAL_PTR const u32 *words = (LOCAL_PTR const u32 *)(base + (at & ~3));
+  return FUNNEL(words[0], words[1], 8 * (at & 3));
+}
+
+/* The 8 elements of lane t of 32 that begin `at` bytes behind `row`, as pairs; returns their scale. */
+FN float fragment(u32 *to, LOCAL_PTR const u8 *row, int at, int t) {
+#if W_NBYTES
+  u4 v = LOAD16(row + at + 16 * t);
+  to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  return 1.0f;
+#elif NIBBLES
+  /* Bytes 4 t .. 4 t + 3: elements from 4 t in their low halves, from 16 + 4 t in the high ones. */
+  u32 bytes = word_at(row, at + HEAD + 4 * t);
+  UNROLL for (int i = 0; i < 2; i++) {
+#if defined(W_MXFP4)
+    /* e2m1 moved to the ends of the fields of f16: the number times 2^-14, subnormal or not. */
+    u32 v = PERMUTED(bytes, 0, i ? 0x3424 : 0x1404);
+    to[i] = (v << 4 & 0x80008000u) | (v << 1 & 0x0e000e00u);
+    to[2 + i] = (v & 0x80008000u) | (v >> 3 & 0x0e000e00u);
+#else
+    /* 1024 + nibble in f16 is 0x6400 | nibble. */
+    u32 v = PERMUTED(bytes, 0, i ? 0x4342 : 0x4140);
+    to[i] = SUB_HALVES((v & 0x000f000fu) | 0x64006400u, 0x64086408u);
+    to[2 + i] = SUB_HALVES((v >> 4 & 0x000f000fu) | 0x64006400u, 0x64086408u);
+#endif
+  }
+#else
+  UNROLL for (int i = 0; i < 2; i++) {
+    u32 bytes = word_at(row, at + HEAD + 8 * t + 4 * i) ^ 0x80808080u; /* 128 more than they were */
+    to[2 * i] = SUB_HALVES(PERMUTED(bytes, 0x64646464u, 0x4140), 0x64806480u);
+    to[2 * i + 1] = SUB_HALVES(PERMUTED(bytes, 0x64646464u, 0x4342), 0x64806480u);
+  }
+#endif
+#if !W_NBYTES
+  return SCALE_OF(row + at);
+#endif
+}
+
+FN void x_fragment(u32 *to, LOCAL_PTR const u8 *row, int t) {
+#if NIBBLES
+  LOCAL_PTR const uint2 *low = (LOCAL_PTR const uint2 *)(row + 8 * t);
+  LOCAL_PTR const uint2 *high = (LOCAL_PTR const uint2 *)(row + 32 + 8 * t);
+  to[0] = low->x, to[1] = low->y, to[2] = high->x, to[3] = high->y;
+#else
+  u4 v = LOAD16(row + 16 * t);
+  to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+#endif
+}
+
+/* Where rows of x and w begin, and how far those of a plane and of w are apart. */
+typedef struct {
+  GLOBAL const u8 *x;
+  i64 plane;
+  LOCAL_PTR const i64 *xo;
+  GLOBAL const u8 *w;
+  i64 step;
+  int count, columns, k;
+} Rows;
+
+/* Ask for stretch `it` of all rows. Rows that are not there are not copied: they go into no sum
+ * that is stored. */
+FN void fetch(const Rows rows, LOCAL_PTR u8 *to, int it) {
+  int first = it * KB, blocks = MIN(KB, (rows.k + 31) / 32 - first);
+  UNROLL for (int p = 0; p < PLANES; p++) {
+    for (int i = LANE; i < rows.count * (4 * KB); i += LANES) {
+      int row = i / (4 * KB), c = i % (4 * KB);
+      if (c < 4 * blocks)
+        COPY16(to + (p * BM + row) * X_PITCH + 16 * c, rows.x + rows.xo[row] + p * rows.plane + 64 * first + 16 * c);
+    }
+  }
+  LOCAL_PTR u8 *w_to = to + X_NBYTES;
+  for (int i = LANE; i < rows.columns * CHUNKS; i += LANES) {
+    int row = i / CHUNKS, c = i % CHUNKS;
+    GLOBAL const u8 *from = rows.w + row * rows.step + (i64)first * UNIT;
+#if W_NBYTES
+    if (first * 32 + c * 8 < rows.k)
+      COPY16(w_to + row * W_PITCH + 16 * c, from + 16 * c);
+    else
+      *(LOCAL_PTR u4 *)(w_to + row * W_PITCH + 16 * c) = make_uint4(0, 0, 0, 0);
+#else
+    int ahead = (int)((u64)from & 15);
+    if (16 * c < ahead + blocks * UNIT) COPY16(w_to + row * W_PITCH + 16 * c, from - ahead + 16 * c);
+#endif
+  }
+}
+
+/* The same for T tiles of 8 rows of x. */
+template <int T>
+FN void product_of(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PTR const i64 *yo,
+                   LOCAL_PTR const float *scales) {
+  int g = WARP_LANE / 4, t = WARP_LANE % 4, n = WARP_INDEX * 16 * WT + g;
+  int all = (rows.k + 31) / 32, steps = (all + KB - 1) / KB;
+  float sum[WT][T][4];
+  UNROLL for (int wt = 0; wt < WT; wt++) {
+    UNROLL for (int i = 0; i < 4 * T; i++) sum[wt][i / 4][i % 4] = 0.0f;
+  }
+  for (int it = 0; it < STAGES - 1; it++) {
+    if (it < steps) fetch(rows, stages + it * STAGE_NBYTES, it);
+    COPIES_CLOSE();
+  }
+  for (int it = 0; it < steps; it++) {
+    COPIES_AWAIT(STAGES - 2);
+    BARRIER(); /* the stretch is there for all, and all are done with the one before it */
+    int next = it + STAGES - 1;
+    if (next < steps) fetch(rows, stages + next % STAGES * STAGE_NBYTES, next);
+    COPIES_CLOSE();
+    LOCAL_PTR const u8 *xs = stages + it % STAGES * STAGE_NBYTES, *ws = xs + X_NBYTES;
+    int blocks = MIN(KB, all - it * KB), at[WT][2];
+    UNROLL for (int i = 0; i < 2 * WT; i++) {
+      u32 begin = (u32)(u64)(rows.w + (n + 8 * i) * rows.step + (i64)it * KB * UNIT);
+      at[i / 2][i % 2] = W_NBYTES ? 0 : begin & 15;
+    }
+    _Pragma("unroll 1") for (int turn = 0; turn < PLANES * blocks; turn++) {
+      int p = PLANES == 1 ? 0 : turn % PLANES, j = turn / PLANES;
+      u32 b[T][4];
+      UNROLL for (int i = 0; i < T; i++) x_fragment(b[i], xs + (p * BM + 8 * i + g) * X_PITCH + 64 * j, t);
+      UNROLL for (int wt = 0; wt < WT; wt++) {
+        u32 of_g[4], of_g8[4];
+        LOCAL_PTR const u8 *row = ws + (n + 16 * wt) * W_PITCH;
+        float s0 = fragment(of_g, row, at[wt][0] + j * UNIT, t);
+        float s1 = fragment(of_g8, row + 8 * W_PITCH, at[wt][1] + j * UNIT, t);
+        u32 a0[4] = {of_g[0], of_g8[0], of_g[1], of_g8[1]};
+        u32 a1[4] = {of_g[2], of_g8[2], of_g[3], of_g8[3]};
+        UNROLL for (int i = 0; i < T; i++) {
+#if W_NBYTES
+          MULTIPLY_HALVES(sum[wt][i], a0, b[i]);
+          MULTIPLY_HALVES(sum[wt][i], a1, b[i] + 2);
+#else
+          float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+          MULTIPLY_HALVES(part, a0, b[i]);
+          MULTIPLY_HALVES(part, a1, b[i] + 2);
+          sum[wt][i][0] += s0 * part[0], sum[wt][i][1] += s0 * part[1];
+          sum[wt][i][2] += s1 * part[2], sum[wt][i][3] += s1 * part[3];
+#endif
+        }
+      }
+    }
+  }
+  UNROLL for (int i = 0; i < 2 * T; i++) {
+    int m = 8 * (i / 2) + 2 * t + i % 2;
+    if (m >= rows.count) continue;
+    GLOBAL float *to = (GLOBAL float *)(y + yo[m]);
+    UNROLL for (int c = 0; c < 2 * WT; c++) {
+      float v = sum[c / 2][i / 2][c % 2 * 2 + i % 2] * scales[m];
+#if defined(W_MXFP4)
+      v *= 32768.0f; /* 2^14 of the numbers, and SCALE_OF is half of the scale */
+#endif
+      if (n + 8 * c < rows.columns) to[n + 8 * c] = v;
+    }
+  }
+}
+
+/* x: planes of halves, rows `pitch` bytes apart, padded with zeros to 32 elements, and `scale_off` bytes from
+ * there a float for each row. ROUTED: w (1, E, n, k), y (1, T, U, n), x of T * own rows; groups (n / BN,
+ * TILES_MAX); else w (1, 1, n, k), y of any rows; groups (n / BN, m / BM). */
+#define FIRST_TILE(expert, begin) ((expert) + (begin) / BM) /* as in matmul.cl */
+extern "C" __global__ void __launch_bounds__(LANES, RESIDENT)
+tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 scale_off, i64 plane, int pitch, int own,
+             GLOBAL u8 *y, Tens ty, GLOBAL const i32 *route) {
+  LOCAL_BYTES(stages);
+  LOCAL i64 xo[BM];
+  LOCAL i64 yo[BM];
+  LOCAL float scales[BM];
+  int n0 = GROUP(0) * BN, columns = MIN(BN, tw.n[2] - n0);
+#if ROUTED
+  int experts = tw.n[1], used = ty.n[2];
+  GLOBAL const i32 *mine = route + 3 * GROUP(1);
+  GLOBAL const i32 *listed = route + 3 * FIRST_TILE(experts + 1, ty.n[1] * used);
+  int expert = mine[0], begin = mine[1], count = mine[2];
+#else
+  int expert = 0, begin = GROUP(1) * BM, count = MIN(BM, ty.n[0] * ty.n[1] * ty.n[2] - begin);
+#endif
+  if (count <= 0) return;
+  for (int i = LANE; i < count; i += LANES) {
+#if ROUTED
+    int token = listed[begin + i] / used, u = listed[begin + i] % used, row = token * own + (own > 1 ? u : 0);
+    yo[i] = ty.off + token * ty.s[1] + u * ty.s[2] + (i64)n0 * 4;
+#else
+    int row = begin + i;
+    yo[i] = row_offset(ty, row) + (i64)n0 * 4;
+#endif
+    xo[i] = x_off + (i64)row * pitch;
+    scales[i] = SCALED ? READ_F32(x + x_off + scale_off + (i64)row * 4) : 1.0f;
+  }
+  BARRIER();
+#if ROUTED
+  if (expert == experts) { /* rows whose id is out of range */
+    for (int i = LANE; i < count * columns; i += LANES) F32_AT(y + yo[i / columns] + i % columns * 4) = 0.0f;
+    return;
+  }
+#endif
+  Rows rows = {x, plane, xo, w + tw.off + expert * tw.s[1] + n0 * tw.s[2], tw.s[2], count, columns, tw.n[3]};
+  if (count <= 16)
+    product_of<2>(rows, stages, y, yo, scales);
+  else if (count <= 32)
+    product_of<4>(rows, stages, y, yo, scales);
+#if BM > 32
+  else if (count <= 48)
+    product_of<6>(rows, stages, y, yo, scales);
+  else
+    product_of<8>(rows, stages, y, yo, scales);
+#endif
+}

@@ -1,0 +1,54 @@
+"""How far a product may round what its weights meet (LCH-3), in one table.
+
+A device may round the activations of a product of many rows, and weights that it unpacks, no more
+coarsely than the weight's own type rounds: elements of bf16 have 8 bits, those of f16 and of the
+block types, whose scales are f16 or powers of two, at most 11. An element of the result is then off
+by ``2 ** -9`` (bf16) or twice ``2 ** -11`` (the others: both factors are rounded) of the sum of the
+magnitudes that it adds up. The table has room for twice the first.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from ggsched.errors import UsageError
+
+Activations = Literal["auto", "f32"]
+"""``auto``: as the table allows; ``f32``: no product is rounded beyond f32."""
+
+ROUNDING: Final[Mapping[str, float]] = {
+    "bf16": 2.0**-8,
+    "f16": 2.0**-10,
+    "q8_0": 2.0**-10,
+    "q4_0": 2.0**-10,
+    "mxfp4": 2.0**-10,
+}
+"""By type of the weight: most of ``sum |w| |x|`` that an element of a product may be off by.
+
+0 for types that are not named. It comes on top of what every op is allowed.
+"""
+
+VARIABLE: Final = "GGSCHED_ACTIVATIONS"
+
+
+def rounding_of(dtype: str) -> float:
+    """Return the entry of a type, 0 where there is none."""
+    return ROUNDING.get(dtype, 0.0)
+
+
+def activations() -> Activations:
+    """Return ``GGSCHED_ACTIVATIONS``, or ``f32`` where it is not set.
+
+    Raises:
+        UsageError: it is neither of the two.
+    """
+    match os.environ.get(VARIABLE, "").strip() or "f32":
+        case "auto":
+            return "auto"
+        case "f32":
+            return "f32"
+        case text:
+            raise UsageError(f"{text!r} is no value for it", where=VARIABLE, hint="auto or f32")
+
+
+__all__ = ["ROUNDING", "VARIABLE", "Activations", "activations", "rounding_of"]

@@ -1,0 +1,247 @@
+"""Products of many rows by tensor cores: how packed weights get there, and what they come to."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
+
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import BF16, F16, MXFP4, Q4_0, Q8_0
+from ggsched.ir.tensor import Role
+from ggsched.scheduler import Scheduler
+from ggsched.testing.allowance import is_within, rounding_allowances
+from ggsched.testing.eager import bound_nodes
+from ggsched.testing.generators.values import LeafRule, leaf_values
+from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_kernels import FACTOR, SCRATCH, KernelCall, warp_profile
+from tests.backends.software_kernels import in_software
+from tests.kernels.test_fibers import NEEDS, Memory, Runner
+
+H200 = warp_profile(132, 232448, True)
+EXACT = replace(H200, activations="f32")
+PRODUCTS = {"bf16": 2, "mxfp4": 2, "f16": 3, "q8_0": 3, "q4_0": 3}
+PACKED = (F16, Q8_0, Q4_0, MXFP4)
+WITHIN = 2e-5
+"""Of the norm of a result."""
+
+
+def lowered(*outputs, g, profile=H200):
+    from ggsched_cuda.kernel_selection import lower
+
+    graph = g.build(*outputs)
+    memory = {t.id: Memory(0) for t in graph.tensors if not t.is_view}
+    return lower(bound_nodes(graph, memory), profile)
+
+
+@pytest.mark.parametrize("dtype", [BF16, *PACKED], ids=str)
+@pytest.mark.parametrize("rows", [256, 512])
+def test_exact_products_of_many_rows_run_on_tensor_cores(dtype, rows):
+    from ggsched_cuda.blas import driver as blas
+    from ggsched_cuda.products import PIECE_NBYTES
+
+    g = GraphBuilder("product")
+    w, x = g.weight("w", (14336, 4096), dtype), g.input("x", (rows, 4096))
+    calls, memory = lowered(g.mul_mat(w, x), g=g, profile=EXACT)
+    products = [call for call in calls if not isinstance(call, KernelCall)]
+    pieces = 1 if dtype in (BF16, MXFP4) else 2
+    assert len(products) == pieces * PRODUCTS[dtype.name]
+    assert {call.kind for call in products} == {blas.BF16}
+    assert sum(call.size[1] for call in products) == 14336 * PRODUCTS[dtype.name]
+    others = [call.kernel for call in calls if isinstance(call, KernelCall)]
+    assert others == ["to_bf16"] * (1 + pieces * (dtype is not BF16))
+    assert memory.get(SCRATCH, 0) <= PIECE_NBYTES
+    assert memory[FACTOR] == 4 * rows * 4096
+
+
+def test_products_of_the_same_rows_convert_them_once():
+    g = GraphBuilder("layer")
+    x = g.input("x", (64, 256))
+    q, k, v = (g.mul_mat(g.weight(n, (256, 256), BF16), x) for n in "qkv")
+    y = g.add(g.add(q, k), v)
+    gate, up = (g.mul_mat(g.weight(n, (512, 256), Q8_0), y) for n in ("gate", "up"))
+    down = g.mul_mat(g.weight("down", (256, 512), BF16), g.swiglu(gate, up))
+    calls, _ = lowered(down, g=g, profile=EXACT)
+    rows = [c for c in calls if isinstance(c, KernelCall) and ("W_F32", "1") in c.defines]
+    assert [call.kernel for call in rows].count("to_bf16") == 3
+
+
+@pytest.mark.parametrize("dtype", [BF16, *PACKED], ids=str)
+@pytest.mark.parametrize("rows", [9, 256])
+def test_rounded_products_are_one_of_16_bits(dtype, rows):
+    from ggsched_cuda.blas import driver as blas
+
+    g = GraphBuilder("product")
+    w, x = g.weight("w", (1024, 4096), dtype), g.input("x", (rows, 4096))
+    calls, memory = lowered(g.mul_mat(w, x), g=g)
+    (product,) = [call for call in calls if not isinstance(call, KernelCall)]
+    assert product.kind == (blas.BF16 if dtype is BF16 else blas.F16)
+    assert not product.adds
+    assert product.size == (rows, 1024, 4096)
+    wanted = {"bf16": [], "f16": ["unscale"]}.get(dtype.name, ["to_f16", "unscale"])
+    kernels = [call.kernel for call in calls if isinstance(call, KernelCall)]
+    assert kernels == ["to_halves", *wanted]
+    assert memory.get(SCRATCH, 0) <= 2 * 1024 * 4096 + 4 * 1024
+    assert memory[FACTOR] == 2 * rows * 4096 + 4 * rows
+
+
+@pytest.mark.parametrize(("profile", "most"), [(H200, 64), (EXACT, 128)], ids=["rounded", "exact"])
+@pytest.mark.parametrize("dtype", [Q8_0, Q4_0, MXFP4], ids=str)
+def test_how_products_are_computed_has_no_gap(dtype, profile, most):
+    """By rows: for one large weight by tiles, then unpacked; never without tensor cores."""
+    for rows in (9, 16, 64, 65, 128, 129, 512):
+        for n in (1024, 14336):
+            g = GraphBuilder("product")
+            w, x = g.weight("w", (n, 4096), dtype), g.input("x", (rows, 4096))
+            calls, _ = lowered(g.mul_mat(w, x), g=g, profile=profile)
+            kernels = {call.kernel for call in calls if isinstance(call, KernelCall)}
+            assert ("tile_product" in kernels) == (n == 14336 and rows <= most)
+            assert "matmul" not in kernels
+
+
+@pytest.mark.parametrize("text", ["", "auto", "f32", "f16"])
+def test_the_setting(text, monkeypatch):
+    from ggsched.backend.precision import activations
+    from ggsched.errors import UsageError
+
+    monkeypatch.setenv("GGSCHED_ACTIVATIONS", text)
+    if text == "f16":
+        with pytest.raises(UsageError, match="f16"):
+            activations()
+    else:
+        assert activations() == (text or "auto")
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    return Runner(tmp_path_factory.mktemp("kernels"))
+
+
+def drawn(graph, seed):
+    rng = np.random.default_rng(seed)
+    leaves = (*graph.roots(Role.INPUT), *graph.roots(Role.WEIGHT))
+    return {t.name: leaf_values(t, LeafRule(), rng) for t in leaves}
+
+
+def run(runner, graph, values):
+    inputs = {t.name: values[t.name] for t in graph.roots(Role.INPUT)}
+    with in_software(runner), Scheduler(["cuda:0"], weights=values) as scheduler:
+        return {tid: a.copy() for tid, a in scheduler.run(graph, inputs).items()}
+
+
+class TestRoundedOnTheHost:
+    pytestmark = NEEDS
+
+    @pytest.mark.parametrize("dtype", [BF16, *PACKED], ids=str)
+    @pytest.mark.parametrize(("n", "k"), [(24, 64), (300, 32)])
+    def test_products(self, runner, dtype, n, k, monkeypatch):
+        """In pieces too; each element keeps the bound of its type, and more than f32 is lost."""
+        monkeypatch.setattr("ggsched_cuda.products.PIECE_NBYTES", 128 * 2 * k)
+        g = GraphBuilder("product")
+        w, x = g.weight("w", (n, k), dtype), g.input("x", (2, 19, k))
+        graph = g.build(g.mul_mat(w, x))
+        values = drawn(graph, n)
+        wanted = run_oracle(graph, values)
+        found, allowed = run(runner, graph, values), rounding_allowances(graph, values, wanted)
+        ((tid, array),) = wanted.items()
+        assert is_within(found[tid], array, allowed[tid])
+        assert np.linalg.norm(found[tid] - array) > 1e-5 * np.linalg.norm(array)
+
+    @pytest.mark.parametrize("dtype", [F16, Q8_0, MXFP4, BF16], ids=str)
+    def test_rows_of_any_size(self, runner, dtype):
+        """Rows that f16 cannot hold are scaled one by one; what is not finite stays in its row."""
+        g = GraphBuilder("product")
+        graph = g.build(g.mul_mat(g.weight("w", (40, 160), dtype), g.input("x", (18, 160))))
+        values = drawn(graph, 2)
+        sizes = 10.0 ** np.array([0, -30, -20, -7, 5, 20, 30, 35, -36, 0, 0, 0, 4, -3, 0, 0, 0, 0])
+        values["x"] *= sizes[:, None].astype(np.float32)
+        values["x"][9:12, 7] = np.inf, -np.inf, np.nan
+        with np.errstate(all="ignore"):
+            ((tid, wanted),) = run_oracle(graph, values).items()
+        found = run(runner, graph, values)[tid]
+        np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+        for row in {*range(18)} - {9, 10, 11}:
+            a, b = (v[row].astype(np.float64) / sizes[row] for v in (found, wanted))
+            assert np.linalg.norm(a - b) <= 6e-3 * np.linalg.norm(b), row
+
+    @pytest.mark.parametrize("dtype", [Q8_0, Q4_0, MXFP4], ids=str)
+    def test_weights_that_f16_cannot_hold(self, runner, dtype):
+        """Rows whose scales are the smallest and the largest that the type has."""
+        g = GraphBuilder("product")
+        graph = g.build(g.mul_mat(g.weight("w", (12, 64), dtype), g.input("x", (16, 64))))
+        values = drawn(graph, 4)
+        blocks = values["w"].reshape(12, 2, dtype.block_nbytes)
+        if dtype is MXFP4:
+            blocks[:4, :, 0], blocks[4:8, :, 0] = 20, 240
+        else:
+            blocks[:4, :, :2] = np.frombuffer(np.float16(1e-7).tobytes(), np.uint8)
+            blocks[4:8, :, :2] = np.frombuffer(np.float16(65504).tobytes(), np.uint8)
+        ((tid, wanted),) = run_oracle(graph, values).items()
+        found = run(runner, graph, values)[tid]
+        for part in (slice(0, 4), slice(4, 8), slice(8, 12)):
+            a, b = (v[:, part].astype(np.float64) for v in (found, wanted))
+            assert np.linalg.norm(a - b) <= 8e-4 * np.linalg.norm(b)
+
+
+class TestOnTheHost:
+    pytestmark = NEEDS
+
+    @pytest.fixture(autouse=True)
+    def exact(self, monkeypatch):
+        monkeypatch.setenv("GGSCHED_ACTIVATIONS", "f32")
+
+    @pytest.mark.parametrize("dtype", [BF16, *PACKED], ids=str)
+    @pytest.mark.parametrize(("n", "k"), [(24, 64), (77, 96), (300, 32)])
+    def test_products(self, runner, dtype, n, k, monkeypatch):
+        """In pieces too; the second product begins with rows that the first has converted."""
+        monkeypatch.setattr("ggsched_cuda.products.PIECE_NBYTES", 128 * 4 * k)
+        g = GraphBuilder("products")
+        x = g.input("x", (37, k))
+        graph = g.build(*(g.mul_mat(g.weight(name, (n, k), dtype), x) for name in "ab"))
+        values = drawn(graph, n)
+        found = run(runner, graph, values)
+        for tid, wanted in run_oracle(graph, values).items():
+            error = np.linalg.norm(found[tid] - wanted) / np.linalg.norm(wanted)
+            assert error < WITHIN
+
+    @pytest.mark.parametrize("k", [1, 6, 63])
+    def test_rows_that_are_no_multiple(self, runner, k):
+        g = GraphBuilder("products")
+        graph = g.build(g.mul_mat(g.weight("w", (5, k), F16), g.input("x", (2, 33, k))))
+        values = drawn(graph, k)
+        ((tid, found),) = run(runner, graph, values).items()
+        np.testing.assert_allclose(found, run_oracle(graph, values)[tid], 1e-4, 1e-4)
+
+    @pytest.mark.parametrize("dtype", [F16, Q8_0], ids=str)
+    def test_what_is_not_finite_stays_with_its_row(self, runner, dtype):
+        g = GraphBuilder("product")
+        graph = g.build(g.mul_mat(g.weight("w", (8, 32), dtype), g.input("x", (40, 32))))
+        values = drawn(graph, 3)
+        values["x"][:4, 5] = np.inf, -np.inf, np.nan, 3.4e38
+        with np.errstate(all="ignore"):
+            ((tid, found),) = run(runner, graph, values).items()
+            wanted = run_oracle(graph, values)[tid]
+        # The oracle's own sums of huge numbers may overflow on another way.
+        np.testing.assert_array_equal(np.isnan(found[:3]), np.isnan(wanted[:3]))
+        np.testing.assert_array_equal(np.isinf(found[:3]), np.isinf(wanted[:3]))
+        np.testing.assert_array_equal(np.sign(found[:3]), np.sign(wanted[:3]))
+        np.testing.assert_allclose(found[3], wanted[3], 1e-4)
+        np.testing.assert_allclose(found[4:], wanted[4:], 1e-4, 1e-4)
+
+    @pytest.mark.parametrize("heads", [(1, 1), (2, 6)])
+    def test_columns_side_by_side(self, runner, heads):
+        """As of values of a cache: they are multiplied where they lie."""
+        (groups, count), n, k, m = heads, 20, 36, 23
+        g = GraphBuilder("values")
+        cache, x = g.input("cache", (k, groups, n)), g.input("x", (count, m, k))
+        graph = g.build(g.mul_mat(g.permute(cache, 1, 2, 0), x))
+        memory = {t.id: Memory(0) for t in graph.tensors if not t.is_view}
+        from ggsched_cuda.kernel_selection import lower
+
+        calls, _ = lower(bound_nodes(graph, memory), EXACT)
+        assert not any(isinstance(call, KernelCall) for call in calls)
+        assert all(call.has_columns for call in calls)
+        values = drawn(graph, 1)
+        ((tid, found),) = run(runner, graph, values).items()
+        np.testing.assert_allclose(found, run_oracle(graph, values)[tid], 1e-5, 1e-5)

@@ -1,0 +1,183 @@
+"""Products by ``tile_product``: experts of many rows, whose weights stay packed."""
+
+import re
+import subprocess
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
+
+from ggsched.errors import GgschedError
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import BF16, F16, I32, MXFP4, Q4_0, Q8_0, dtype_by_name
+from ggsched.ir.tensor import Role
+from ggsched.testing.allowance import is_within, rounding_allowances
+from ggsched.testing.generators.values import LeafRule, leaf_values
+from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_kernels import FACTOR, ROUTE, KernelCall
+from tests.backends.test_cuda_products import EXACT, H200, lowered, run
+from tests.kernels.test_fibers import NEEDS, Runner
+
+DTYPES = (BF16, F16, Q8_0, Q4_0, MXFP4)
+WITHIN = 2e-5
+"""Of the norm of a result, with x in two numbers of 16 bits."""
+
+
+def layer(dtype, tokens, used, experts, n=128, k=64, each=False):
+    """Return a graph of two products of the same rows and one of their results."""
+    g = GraphBuilder("experts")
+    x = g.input("x", (tokens, used if each else 1, k))
+    ids = g.input("ids", (tokens, used), I32)
+    up, gate = (g.mul_mat_id(g.weight(w, (experts, n, k), dtype), x, ids) for w in ("up", "gate"))
+    down = g.weight("down", (experts, k, n), dtype)
+    return g, (up, g.mul_mat_id(down, g.swiglu(gate, up), ids))
+
+
+def drawn(graph, experts, seed=0, chosen=None):
+    """Return random values; ids are unevenly spread."""
+    rng = np.random.default_rng(seed)
+    leaves = (*graph.roots(Role.INPUT), *graph.roots(Role.WEIGHT))
+    values = {t.name: leaf_values(t, LeafRule(bound=experts), rng) for t in leaves}
+    if chosen is not None:
+        values["ids"] = chosen(rng, values["ids"].shape).astype(np.int32)
+    return values
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_experts_of_many_rows_are_one_launch(dtype):
+    g, outputs = layer(dtype, 256, 4, 32, 2880, 2880)
+    calls, memory = lowered(*outputs, g=g, profile=EXACT)
+    assert all(isinstance(call, KernelCall) for call in calls)
+    kernels = [call.kernel for call in calls]
+    assert kernels.count("tile_product") == 3
+    assert kernels.count("list_rows") == 1, "all three products have the same ids"
+    assert kernels.count("to_halves") == 2, "the first two have the same rows"
+    assert not set(kernels) & {"matmul_id", "to_bf16"}
+    assert memory[ROUTE] == 4 * (3 * (33 + 1024 // 64) + 1024)
+    assert memory[FACTOR] >= 2 * 2 * 1024 * 2880
+    shared = {call.shared_nbytes for call in calls if call.kernel == "tile_product"}
+    assert max(shared) <= H200.local_nbytes // 2
+
+
+def test_strides_that_do_not_fit_go_the_shared_way():
+    g = GraphBuilder("experts")
+    w, ids = g.weight("w", (4, 33, 20), F16), g.input("ids", (64, 2), I32)
+    calls, _ = lowered(g.mul_mat_id(w, g.input("x", (64, 1, 20)), ids), g=g)
+    assert [call.kernel for call in calls] == ["list_rows", "matmul_id"], "rows of 40 bytes"
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16", "q8_0", "q4_0", "mxfp4"])
+@pytest.mark.parametrize("planes", [1, 2])
+def test_shared_memory_is_what_the_kernel_lays_out(tmp_path, name, planes):
+    from ggsched_cuda.programs import text_of
+    from ggsched_cuda.tiles import CUTS, PIECE, shared_nbytes
+
+    cut, text = CUTS[name], text_of("tile_product")
+    lines = re.findall(r"^#(?:define (?:BN|UNIT|HEAD|CHUNKS|NIBBLES|X_PITCH|W_PITCH|X_NBYTES"
+                       r"|STAGE_NBYTES|W_NBYTES|BLOCK_NBYTES)\b.*|(?:el)?if .*|else\b.*|endif\b.*"
+                       r"|ifn?def .*)$", text, re.MULTILINE)  # fmt: skip
+    numbers = {"LANES": 32 * cut.warps, "BM": 64, "KB": cut.blocks, "STAGES": cut.stages,
+               "WT": cut.tiles, "PLANES": planes, f"W_{name.upper()}": 1}  # fmt: skip
+    wanted = shared_nbytes(dtype_by_name(name), cut, 64, planes) - PIECE
+    file = tmp_path / "layout.cpp"
+    check = f'static_assert(STAGES * STAGE_NBYTES == {wanted}, "");'
+    file.write_text("\n".join([*lines, check]), encoding="utf-8")
+    flags = [f"-D{key}={value}" for key, value in numbers.items()]
+    command = ["g++", "-std=c++17", "-fsyntax-only", *flags, str(file)]
+    done = subprocess.run(command, check=False, timeout=60, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    return Runner(tmp_path_factory.mktemp("kernels"))
+
+
+def check(found, wanted, within=WITHIN):
+    for tid, array in wanted.items():
+        assert np.linalg.norm(found[tid] - array) < within * np.linalg.norm(array)
+
+
+def always(monkeypatch):
+    """Let products with one weight of mxfp4 go by tiles, however small."""
+    monkeypatch.setattr(
+        "ggsched_cuda.tiles.MAX_ROWS", {planes: {"mxfp4": 512} for planes in (1, 2)}
+    )
+    monkeypatch.setattr("ggsched_cuda.tiles.LEAST_SHARE", 0)
+
+
+class TestOnTheHost:
+    pytestmark = NEEDS
+
+    @pytest.fixture(autouse=True)
+    def exact(self, monkeypatch):
+        monkeypatch.setenv("GGSCHED_ACTIVATIONS", "f32")
+
+    @pytest.mark.parametrize(
+        "dtype",
+        [BF16, Q8_0, MXFP4, *(pytest.param(d, marks=pytest.mark.slow) for d in (F16, Q4_0))],
+        ids=str,
+    )
+    def test_experts(self, runner, dtype):
+        """Rows of 1 to 4 tiles of 16; more rows than a thread block takes; experts without rows."""
+        g, outputs = layer(dtype, 39, 3, 5, n=160, k=96)
+        graph = g.build(*outputs)
+        values = drawn(graph, 5, 1, lambda rng, n: rng.choice([0, 0, 0, 0, 0, 1, 1, 3], n))
+        check(run(runner, graph, values), run_oracle(graph, values))
+
+    @pytest.mark.parametrize("dtype", [BF16, Q8_0, MXFP4], ids=str)
+    def test_rounded_experts(self, runner, dtype, monkeypatch):
+        monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
+        g = GraphBuilder("experts")
+        x, ids = g.input("x", (39, 1, 96)), g.input("ids", (39, 3), I32)
+        graph = g.build(g.mul_mat_id(g.weight("w", (5, 40, 96), dtype), x, ids))
+        values = drawn(graph, 5, 1, lambda rng, n: rng.choice([0, 0, 0, 0, 0, 1, 1, 3], n))
+        wanted = run_oracle(graph, values)
+        allowed = rounding_allowances(graph, values, wanted)
+        ((tid, found),) = run(runner, graph, values).items()
+        assert is_within(found, wanted[tid], allowed[tid])
+        assert np.linalg.norm(found - wanted[tid]) > 1e-5 * np.linalg.norm(wanted[tid])
+
+    @pytest.mark.parametrize("planes", [1, 2])
+    def test_one_weight(self, runner, planes, monkeypatch):
+        """Of rows inside of a larger one, which begin anywhere, and a result inside of rows."""
+        monkeypatch.setenv("GGSCHED_ACTIVATIONS", {1: "auto", 2: "f32"}[planes])
+        always(monkeypatch)
+        g = GraphBuilder("product")
+        w = g.rows(g.weight("w", (45, 160), MXFP4), 1, 40)
+        graph = g.build(g.mul_mat(w, g.input("x", (2, 9, 160))))
+        values = drawn(graph, 1)
+        check(
+            run(runner, graph, values), run_oracle(graph, values), WITHIN if planes == 2 else 4e-4
+        )
+
+    def test_rows_of_any_size(self, runner, monkeypatch):
+        """Rows are scaled one by one, so none overflows or is flushed; what is no number stays."""
+        always(monkeypatch)
+        g = GraphBuilder("product")
+        graph = g.build(g.mul_mat(g.weight("w", (40, 160), MXFP4), g.input("x", (18, 160))))
+        values = drawn(graph, 2)
+        sizes = 10.0 ** np.array([0, -30, -20, -7, 5, 20, 30, 35, -36, 0, 0, 0, *[0] * 6])
+        values["x"] *= sizes[:, None].astype(np.float32)
+        values["x"][9:12, 7] = np.inf, -np.inf, np.nan
+        values["x"][12] = 0
+        with np.errstate(all="ignore"):
+            ((tid, wanted),) = run_oracle(graph, values).items()
+        found = run(runner, graph, values)[tid]
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
+        np.testing.assert_array_equal(np.isinf(found), np.isinf(wanted))
+        for row, (a, b) in enumerate(zip(found, wanted, strict=True)):
+            if row not in (9, 10, 11):
+                scaled = (a / sizes[row], b.astype(float) / sizes[row])
+                assert np.linalg.norm(scaled[0] - scaled[1]) <= WITHIN * np.linalg.norm(scaled[1])
+
+    @pytest.mark.parametrize("wrong", [-1, 4, 1 << 30])
+    def test_a_bad_id_is_reported(self, runner, wrong):
+        g = GraphBuilder("experts")
+        x, ids = g.input("x", (20, 1, 160)), g.input("ids", (20, 2), I32)
+        graph = g.build(g.mul_mat_id(g.weight("w", (4, 40, 160), MXFP4), x, ids))
+        values = drawn(graph, 4)
+        values["ids"][3, 1] = wrong
+        with pytest.raises(GgschedError, match=f"{wrong}"):
+            run(runner, graph, values)
