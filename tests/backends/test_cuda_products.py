@@ -19,7 +19,7 @@ from ggsched_kernels import FACTOR, SCRATCH, KernelCall, warp_profile
 from tests.backends.software_kernels import in_software
 from tests.kernels.test_fibers import NEEDS, Memory, Runner
 
-H200 = warp_profile(132, 232448, True)
+H200 = replace(warp_profile(132, 232448, True), activations="auto")
 EXACT = replace(H200, activations="f32")
 PRODUCTS = {"bf16": 2, "mxfp4": 2, "f16": 3, "q8_0": 3, "q4_0": 3}
 PACKED = (F16, Q8_0, Q4_0, MXFP4)
@@ -110,7 +110,7 @@ def test_the_setting(text, monkeypatch):
         with pytest.raises(UsageError, match="f16"):
             activations()
     else:
-        assert activations() == (text or "auto")
+        assert activations() == (text or "f32")
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +132,10 @@ def run(runner, graph, values):
 
 class TestRoundedOnTheHost:
     pytestmark = NEEDS
+
+    @pytest.fixture(autouse=True)
+    def _rounded(self, monkeypatch):
+        monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
 
     @pytest.mark.parametrize("dtype", [BF16, *PACKED], ids=str)
     @pytest.mark.parametrize(("n", "k"), [(24, 64), (300, 32)])

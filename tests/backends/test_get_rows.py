@@ -28,11 +28,11 @@ def devices(request):
 
 
 def poisoned(array, taken):
-    """Return raw bytes of a tensor whose rows are NaN but for those that are taken."""
+    """Return an array like it whose rows are NaN but for those that are taken."""
     raw = np.ascontiguousarray(array).view(np.uint8).reshape(len(array), -1).copy()
     for row in set(range(len(array))) - set(taken):
         raw[row] = 0xFF
-    return raw
+    return raw.view(array.dtype).reshape(array.shape)
 
 
 def tables(op, dtype, tokens, used):

@@ -267,9 +267,9 @@ class TestVerify:
         names = []
         usual = planner.check_plan
 
-        def check(plan):
+        def check(plan, **given):
             names.append(plan.name)
-            return usual(plan)
+            return usual(plan, **given)
 
         monkeypatch.setattr(planner, "check_plan", check)
         return names
