@@ -12,6 +12,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
 from ggsched.passes.memory.fusion_retention import MAX_NBYTES
 from ggsched.passes.options import PlanOptions, StreamPolicy
+from ggsched.passes.pipeline import make_schedule
 from ggsched.plan.codec import plan_from_json, plan_to_json
 from ggsched.plan.stats import plan_stats
 from ggsched.plan.text import plan_text
@@ -128,10 +129,12 @@ def test_hints_do_not_raise_the_lower_bound(data, drawn):
     devices = tuple(replace(d, neighbours=frozenset()) for d in topology.devices)
     free = make_plan(drawn.graph, replace(topology, devices=devices), options=options)
     kept = make_plan(drawn.graph, topology, options=options, verify=True)
+    # On several lanes the bound without hints is that of program order, which is weaker.
+    is_sequential = make_schedule(drawn.graph, topology, options=options).order.is_sequential
     event(f"hints cost bytes: {bool(kept.memory.hinted_bound)}")
     for arena, least in kept.memory.lower_bound.items():
         assert least <= free.memory.lower_bound[arena]
-        assert least == free.memory.lower_bound[arena] or limit > 1
+        assert least == free.memory.lower_bound[arena] or not is_sequential
         assert least < kept.memory.hinted_bound.get(arena, least + 1)
         assert kept.memory.hinted_bound.get(arena, 0) <= kept.memory.arenas[arena].nbytes
 
