@@ -3,15 +3,19 @@
 #
 #   make demo PYTHON=python3.12       another interpreter
 #   make test ARGS="-k registry -x"   arguments for pytest
+#   make test ARGS="-n0 --lf --pdb"   in one process, with a debugger
 
 PYTHON ?= python3
 ARGS ?=
+# One process for each core; ARGS="-n0" runs the tests in one. A worker that has nothing left takes
+# tests of another.
+WORKERS := -n auto --dist worksteal
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 PEERS := $(VENV)/peers
-# With CUDA it is gigabytes: where pip is told of PyTorch's wheels for CPUs, ask for one of these,
+# With CUDA it is gigabytes: where pip knows PyTorch's wheels for CPUs, ask for one of these,
 # as in "make bench-peers TORCH=torch==2.13.0+cpu".
 TORCH ?= torch>=2.4,<3
 
@@ -31,11 +35,11 @@ demo: $(READY)-demo ## run a small trained model over two devices and compare wi
 	@$(PY) -m ggsched demo $(ARGS)
 
 test: $(READY)-dev ## run the tests (about the time of a coffee)
-	@$(ONE_THREAD) $(PY) -m pytest $(ARGS)
+	@$(ONE_THREAD) $(PY) -m pytest $(WORKERS) $(ARGS)
 
 # No dumps of tests that take long: to look at a thread that runs can end the process.
 test-long: $(READY)-dev ## run all tests, slow ones and the nightly number of examples included
-	@$(ONE_THREAD) HYPOTHESIS_PROFILE=nightly $(PY) -m pytest -m "slow or not slow" --timeout=3600 \
+	@$(ONE_THREAD) HYPOTHESIS_PROFILE=nightly $(PY) -m pytest $(WORKERS) -m "slow or not slow" --timeout=3600 \
 		-o faulthandler_timeout=3600 $(ARGS)
 
 lint: $(READY)-dev ## ruff, format, mypy --strict and the import contracts

@@ -22,6 +22,7 @@ SUITES = (
     "opencl",
     "fusion",
     "moe",
+    "llama",
     "predict",
 )
 

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from benchmarks.measure import in_turn, ratio
+from benchmarks.measure import interleaved, ratio
 from benchmarks.table import Row
 from ggsched.backend.base import BaseStream
 from ggsched.backend.program import BoundNode, Operand, full_params
@@ -47,7 +47,7 @@ def _per_node() -> Row:
         for _ in range(N):
             np.add(a, b, out=c)
 
-    took = in_turn({"launch": lambda: stream.launch(program), "bare": bare}, 4 * ROUNDS)
+    took = interleaved({"launch": lambda: stream.launch(program), "bare": bare}, 4 * ROUNDS)
     return Row(
         "cpu", "node of a launch / np.add on 16 floats", *ratio(took["launch"], took["bare"])
     )
@@ -60,7 +60,7 @@ def _per_command(is_sync: bool) -> list[Row]:
     rows = []
     with ThreadPoolExecutor(1) as pool:
         for what, command in _commands(device, stream).items():
-            took = in_turn(
+            took = interleaved(
                 {"ours": _times(command), "pool": _times(lambda: pool.submit(int).result())},
                 ROUNDS,
             )
@@ -116,7 +116,7 @@ def _products(vectors: int) -> Row:
                 np.matmul(x, w.T, y)
 
     sides = {"ours": lambda: stream.launch(program), "numpy": numpy_alone}
-    took = in_turn(sides, ROUNDS if vectors == 1 else 3)
+    took = interleaved(sides, ROUNDS if vectors == 1 else 3)
     what = f"numpy / ours, all weights times {vectors} vectors"
     bound = ">= 0.9" if vectors == 1 else ""
     return Row("cpu", what, *ratio(took["numpy"], took["ours"]), bound=bound)

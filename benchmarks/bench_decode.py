@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.measure import in_turn, ratio
+from benchmarks.measure import interleaved, ratio
 from benchmarks.table import Row
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
@@ -93,7 +93,7 @@ def run() -> list[Row]:
     try:
         sides = {"numpy": streaming(arrays)}
         sides |= {name: decoding(s, spec) for name, s in schedulers.items()}
-        took = in_turn(sides, ROUNDS)
+        took = interleaved(sides, ROUNDS)
     finally:
         for scheduler in schedulers.values():
             scheduler.close()

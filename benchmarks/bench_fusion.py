@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.bench_decode import N_KV, N_PAST, dense_110m, random_model
-from benchmarks.measure import best, in_turn
+from benchmarks.measure import best, interleaved
 from benchmarks.table import Row
 from ggsched.backend.program import Group
 from ggsched.backend.protocols import Device, Program
@@ -102,8 +102,8 @@ def _in_turn(fused: Callable[[], object], plain: Callable[[], object]) -> dict[s
     each = perf_counter() - began
     rounds = max(ROUNDS[0], min(ROUNDS[1], int(BUDGET_S / 4 / each)))
     # Whoever comes second finds the weights in the cache, so each side does as often.
-    took = in_turn({"fused": first, "plain": second}, rounds, process_time)
-    turned = in_turn({"plain": second, "fused": first}, rounds, process_time)
+    took = interleaved({"fused": first, "plain": second}, rounds, process_time)
+    turned = interleaved({"plain": second, "fused": first}, rounds, process_time)
     return {name: took[name] + turned[name] for name in took}
 
 

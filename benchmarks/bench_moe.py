@@ -18,7 +18,7 @@ from functools import partial
 from statistics import median
 from typing import Any, Final
 
-from benchmarks.measure import in_turn, ratio
+from benchmarks.measure import interleaved, ratio
 from benchmarks.table import Row
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable
@@ -94,7 +94,7 @@ def _overlap(tokens: int, bound: str) -> list[Row]:
                 _times, BATCHES, partial(scheduler.run, both, {INPUT: values[INPUT]}, where)
             ),
         }
-        took = in_turn(sides, ROUNDS)  # type: ignore[arg-type]
+        took = interleaved(sides, ROUNDS)  # type: ignore[arg-type]
     with Scheduler(DEVICES, weights=values, settings=settings, recorder=recorder) as scheduler:
         for _ in range(ROUNDS + 1):
             scheduler.run(turned.graph, inputs, wanted)
@@ -163,7 +163,7 @@ def _ways(tokens: int) -> list[Row]:
             )
             for way, scheduler in schedulers.items()
         }
-        took = in_turn(sides, ROUNDS)  # type: ignore[arg-type]
+        took = interleaved(sides, ROUNDS)  # type: ignore[arg-type]
         for way, scheduler in schedulers.items():
             total = scheduler.expert_ledger.total
             used[way] = total.uploaded_nbytes, total.layer_nbytes

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmarks.measure import in_turn, ratio
+from benchmarks.measure import interleaved, ratio
 from benchmarks.table import Row
 from ggsched.backend.protocols import Backend, Device
 from ggsched.errors import BackendUnavailable
@@ -86,7 +86,7 @@ def _products(device: Device, title: str, shapes: Shapes, vectors: int, dtype: D
     xs = {k: g.input(f"x{k}", (vectors, k)) for k in sorted({k for _, k in shapes})}
     weights = [g.weight(f"w{i}", shape, dtype) for i, shape in enumerate(shapes)]
     session = Session(device, g.build(*(g.mul_mat(w, xs[w.shape[1]]) for w in weights)))
-    took = in_turn({"numpy": _in_numpy(shapes, vectors), "ours": session.run}, ROUNDS)
+    took = interleaved({"numpy": _in_numpy(shapes, vectors), "ours": session.run}, ROUNDS)
     session.close()
     what = f"{title}, {vectors} vectors: speed of {dtype} / numpy f32"
     is_target = shapes is LLAMA and vectors == 1 and dtype is F32
@@ -116,9 +116,9 @@ def _launches(device: Device) -> list[Row]:
     one = GraphBuilder("one")
     single = Session(device, one.build(one.scale(one.input("x", (16,)), 1.0)))
     many.run()
-    took = in_turn({"enqueue": many.launch, "trip": single.run}, ROUNDS)
+    took = interleaved({"enqueue": many.launch, "trip": single.run}, ROUNDS)
     many.stream.sync(TIMEOUT_S)
-    took |= in_turn({"run": many.run}, ROUNDS)
+    took |= interleaved({"run": many.run}, ROUNDS)
     rows = []
     for side, what, count in (
         ("enqueue", "tiny kernel, enqueueing", KERNELS),

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from benchmarks.measure import in_turn, ratio
+from benchmarks.measure import interleaved, ratio
 from benchmarks.table import Row
 from ggsched.config import Settings
 from ggsched.ir import Graph, GraphBuilder
@@ -77,7 +77,7 @@ def _measure(is_sync: bool, devices: int, every: int) -> tuple[dict[str, list[fl
             "add": _bare_adds(constant),
             "pool": lambda: _submit(pool),
         }
-        took = in_turn(sides, ROUNDS)
+        took = interleaved(sides, ROUNDS)
     for device in opened:
         device.close()
     return took, commands

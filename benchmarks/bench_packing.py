@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.bench_planning import topology
-from benchmarks.measure import best, in_turn, ratio
+from benchmarks.measure import best, interleaved, ratio
 from benchmarks.table import Row
 from benchmarks.transformers import MODELS, model_graph
 from ggsched.passes import Constraints, make_plan
@@ -146,6 +146,6 @@ def _linear() -> Row:
         for n in (4_000, 20_000)
     )
     sides = {"large": partial(pack, large), "small": partial(pack, small)}
-    took = in_turn(sides, 5, time.process_time)  # type: ignore[arg-type]
+    took = interleaved(sides, 5, time.process_time)  # type: ignore[arg-type]
     value, low, high = (x / 5 for x in ratio(took["large"], took["small"]))
     return Row("packing", "time per block, 20,000 blocks / 4,000", value, low, high, "x", "<= 2")

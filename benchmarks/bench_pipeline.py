@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.measure import in_turn, ratio
+from benchmarks.measure import interleaved, ratio
 from benchmarks.table import Row
 from ggsched.config import Settings
 from ggsched.ir import Graph, GraphBuilder
@@ -65,7 +65,7 @@ def run() -> list[Row]:
                 "together": together,
                 "apart": partial(_apart, scheduler, graph, m, where),
             }
-            took = in_turn(sides, ROUNDS)  # type: ignore[arg-type]
+            took = interleaved(sides, ROUNDS)  # type: ignore[arg-type]
             ideal = (m + STAGES - 1) / (m * STAGES)
             value, low, high = ratio([s * ideal for s in took["apart"]], took["together"])
             what = f"2 stages, {m} micro-batches: ideal time / time"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from graphlib import TopologicalSorter
 
-from benchmarks.measure import in_turn, ratio
+from benchmarks.measure import interleaved, ratio
 from benchmarks.table import Row
 from ggsched.ir import Graph, GraphBuilder
 from ggsched.ir.dtype import ALL_DTYPES
@@ -89,7 +89,7 @@ def run() -> list[Row]:
                 plan = make_plan(graph, machine, pins)
                 if every == 10:
                     sides["check"] = partial(check_plan, plan)  # type: ignore[dict-item]
-                took = in_turn(sides, ROUNDS if n < 10_000 else 3, time.process_time)
+                took = interleaved(sides, ROUNDS if n < 10_000 else 3, time.process_time)
                 what = f"{graph.name}, switch every {every}: plan / graphlib"
                 rows.append(
                     Row("planning", what, *ratio(took["plan"], took["graphlib"]), bound="<= 20")

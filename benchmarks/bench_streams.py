@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks import memory_table, sync_table
 from benchmarks.bench_planning import chain, diamonds, order, topology
-from benchmarks.measure import best, in_turn, ratio
+from benchmarks.measure import best, interleaved, ratio
 from benchmarks.stream_graphs import NEVER_SLOWER, data_of, random_wide, towers
 from benchmarks.table import Row
 from ggsched.config import Settings, Streams
@@ -79,7 +79,7 @@ def _threads() -> Row:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(products, outs, (count // 2, count // 2)))
 
-    took = in_turn({"one": lambda: products(outs[0], count), "two": two}, 15)
+    took = interleaved({"one": lambda: products(outs[0], count), "two": two}, 15)
     pairs = [a / b for a, b in zip(took["one"], took["two"], strict=True)]
     what = "the same products by plain numpy: one thread / two, the limit"
     return Row("streams", what, median(pairs), min(pairs), max(pairs))
@@ -109,7 +109,7 @@ def _compare(graph: Graph, device: str, streams: Streams) -> tuple[float, float,
             "several": partial(several.run, graph, inputs),  # type: ignore[dict-item]
             "one": partial(one.run, graph, inputs),  # type: ignore[dict-item]
         }
-        took = in_turn(sides, rounds)
+        took = interleaved(sides, rounds)
         return ratio(*(list(map(min, t[::2], t[1::2])) for t in (took["several"], took["one"])))
 
 
@@ -126,7 +126,7 @@ def _planning() -> list[Row]:
                     "plan": partial(make_plan, graph, machine, None, options),  # type: ignore[dict-item]
                     "graphlib": partial(order, graph),
                 }
-                took = in_turn(sides, 5 if n < 10_000 else 2, time.process_time)
+                took = interleaved(sides, 5 if n < 10_000 else 2, time.process_time)
                 pairs = [a / b for a, b in zip(took["plan"], took["graphlib"], strict=True)]
                 what = f"{graph.name}, {streams} streams forced: plan / graphlib"
                 value = best(took["plan"]) / best(took["graphlib"])

@@ -1,4 +1,4 @@
-"""What it costs to write down a run, and to judge what was written.
+"""What it costs to write down a run, and to check what was written.
 
 Runs from the cache with a recorder around the devices, against the same runs without one: the
 graph of ``bench_overhead`` whose 2,000 nodes take turns on two logical CPU devices, so that each
@@ -9,7 +9,7 @@ one device, where a run is one launch.
 import numpy as np
 
 from benchmarks.bench_overhead import N, chain
-from benchmarks.measure import in_turn, ratio
+from benchmarks.measure import interleaved, ratio
 from benchmarks.table import Row
 from ggsched.config import Settings
 from ggsched.passes import Constraints
@@ -47,7 +47,7 @@ def _traced_run(is_sync: bool, devices: int, *, times: bool = False) -> list[Row
             "plain": lambda: _discard(plain.run(graph, inputs, pins)),
             "traced": lambda: _discard(traced.run(graph, inputs, pins)),
         }
-        took = in_turn(sides, ROUNDS)
+        took = interleaved(sides, ROUNDS)
     for device in opened:
         device.close()
     mode = "synchronous" if is_sync else "worker thread"
@@ -57,9 +57,9 @@ def _traced_run(is_sync: bool, devices: int, *, times: bool = False) -> list[Row
     rows = [Row("trace", what, *ratio(took["traced"], took["plain"]), bound=bound)]
     if devices == 2 and is_sync and not times:
         trace = recorder.trace("bench")
-        judged = in_turn({"judge": lambda: _discard(check_trace(trace))}, 3)["judge"]
-        each = [t / (1 + ROUNDS) for t in judged]
-        what = f"{len(trace.entries)} records: judging them, per run recorded / run"
+        checked = interleaved({"checker": lambda: _discard(check_trace(trace))}, 3)["checker"]
+        each = [t / (1 + ROUNDS) for t in checked]
+        what = f"{len(trace.entries)} records: checking them, per run recorded / run"
         rows.append(Row("trace", what, *ratio(each, took["plain"][:3])))
     return rows
 

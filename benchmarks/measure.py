@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from statistics import median
 
 
-def in_turn(
+def interleaved(
     sides: Mapping[str, Callable[[], None]],
     rounds: int,
     clock: Callable[[], float] = time.perf_counter,

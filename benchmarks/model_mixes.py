@@ -48,7 +48,7 @@ def specs() -> Iterator[tuple[str, ModelSpec]]:
 
 
 def decode_graph(spec: ModelSpec, n_kv: int) -> Graph:
-    """Return the graph of a decoding step over so many rows of the cache."""
+    """Return the graph of a decoding step over a number of rows of the cache."""
     n_kv = min(n_kv, spec.hparams.n_ctx_train)
     return build_model_graph(spec, n_tokens=1, n_kv=n_kv, n_out=1, n_ctx=n_kv)
 

@@ -48,7 +48,7 @@ def main():
     found = explore(program, stop_at=2)
     odd = next(o for o in found.outcomes if o.observation != program.expected())
     print(f"explored: {len(found.outcomes)} results in {found.schedules} executions")
-    print(f"shrunk: {odd.deviations} departure(s) from the usual order, {len(odd.story)} steps")
+    print(f"shrunk: {odd.deviations} departure(s) from the usual order, {len(odd.steps)} steps")
     print(f"differs: {', '.join(odd.observation.differences(program.expected()))}")
 
     # Replayed: the token repeats exactly that order.

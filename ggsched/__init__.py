@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ggsched.config import Settings
     from ggsched.errors import GgschedError
     from ggsched.ir import DType, Graph, GraphBuilder
+    from ggsched.ir.user_ops import Sample, SourceKernel, register_op, unregister_op
     from ggsched.scheduler import Scheduler
     from ggsched.topology import Topology
 
@@ -23,12 +24,16 @@ _HOME: Final = {
     "GgschedError": "ggsched.errors",
     "Graph": "ggsched.ir",
     "GraphBuilder": "ggsched.ir",
+    "Sample": "ggsched.ir.user_ops",
     "Scheduler": "ggsched.scheduler",
     "Settings": "ggsched.config",
+    "SourceKernel": "ggsched.ir.user_ops",
     "Topology": "ggsched.topology",
     "discover": "ggsched.backend.registry",
     "open_devices": "ggsched.backend.registry",
     "probe": "ggsched.backend.probe",
+    "register_op": "ggsched.ir.user_ops",
+    "unregister_op": "ggsched.ir.user_ops",
 }
 
 __all__ = [
@@ -36,13 +41,17 @@ __all__ = [
     "GgschedError",
     "Graph",
     "GraphBuilder",
+    "Sample",
     "Scheduler",
     "Settings",
+    "SourceKernel",
     "Topology",
     "__version__",
     "discover",
     "open_devices",
     "probe",
+    "register_op",
+    "unregister_op",
 ]
 
 

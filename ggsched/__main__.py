@@ -1,8 +1,20 @@
-"""``python -m ggsched`` is the command ``ggsched``."""
+"""The process ``ggsched``, also as ``python -m ggsched``; imports nothing that takes time."""
 
+import os
 import sys
 
-from ggsched.cli.main import main
+INTERRUPTED = 130
+
+
+def command() -> int:
+    """Run the command line and return the exit code; interrupted at any time it says nothing."""
+    try:
+        from ggsched.cli.main import main
+
+        return main()
+    except KeyboardInterrupt:
+        os._exit(INTERRUPTED)
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

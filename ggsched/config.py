@@ -14,7 +14,8 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
@@ -34,11 +35,11 @@ class Settings:
 
     Attributes:
         backends: Names of the backends that may be used, in order of preference; None for all.
-        timeout_s: How long the host waits for a device before it gives up.
+        timeout_s: How long the host waits for devices that make no progress.
         sanitize: ``plan`` checks every new plan for races before it runs.
         verify: Whether artifacts are verified between passes.
         fuse: Whether nodes that a device can compile as one run as one.
-        debug: Ladder of what is told on stderr: 0 nothing, 1 devices and sizes (and tracebacks),
+        debug: Level of messages on stderr: 0 nothing, 1 devices and sizes (and tracebacks),
             2 placement and splits with reasons, 3 commands with hazards, 4 each executed command.
         cpu_sync: Whether the backend ``cpu`` runs without worker threads.
         memory_budget: Bytes of intermediate results by device name, which waits may be added to
@@ -50,8 +51,11 @@ class Settings:
         seed: Decides what the simulator runs when.
         checked: Whether devices check their callers, see ``ggsched.backend.checked``.
         capture: Whether plans that run again are captured where devices offer it.
-        activations: How products of many rows take their activations, see
-            ``ggsched.backend.precision``.
+        ops: Modules that register user-defined ops, imported by the command line.
+        activations: Whether products round their activations, see ``ggsched.backend.precision``;
+            None for the default of each backend.
+        threads: How many threads of the backend ``cpu`` compute; None for a physical core each.
+        cpu_kernels: ``numpy`` keeps the backend ``cpu`` from compiling kernels.
         rates: File of calibrated rates; ``auto`` is the one in the user's cache folder, if it is
             there, ``off`` none.
     """
@@ -69,8 +73,11 @@ class Settings:
     seed: int = 0
     checked: bool = False
     capture: bool = True
+    ops: tuple[str, ...] = ()
     rates: str = "auto"
-    activations: Literal["auto", "f32"] = "f32"
+    activations: Literal["auto", "f32"] | None = None
+    threads: int | None = None
+    cpu_kernels: Literal["auto", "numpy"] = "auto"
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **changes: Any) -> Self:
@@ -104,6 +111,7 @@ class Variable:
         meaning: What it does.
         parse: Turns text into the value, or raises ``ValueError``.
         owner: Who acts on it: ``ggsched``, or the name of a backend that reads it by itself.
+        unset: What applies where it is not set, in words, if that is not a value of the variable.
     """
 
     name: str
@@ -112,10 +120,13 @@ class Variable:
     meaning: str
     parse: Callable[[str], Any]
     owner: str = "ggsched"
+    unset: str = ""
 
     @property
     def default(self) -> str:
         """The default as one would write it."""
+        if self.unset:
+            return self.unset
         value = getattr(Settings(), self.field)
         if isinstance(value, bool):
             return str(int(value))
@@ -133,7 +144,7 @@ class Variable:
             return self.parse(text)
         except ValueError:
             raise UsageError(
-                f"{text!r} is no value for it", where=self.name, hint=f"it takes {self.values}"
+                f"invalid value {text!r}", where=self.name, hint=f"it takes {self.values}"
             ) from None
 
 
@@ -142,6 +153,10 @@ def _names(text: str) -> tuple[str, ...]:
     if not all(names) or len(set(names)) != len(names):
         raise ValueError(text)
     return names
+
+
+def _names_or_none(text: str) -> tuple[str, ...]:
+    return () if text == "none" else _names(text)
 
 
 def _seconds(text: str) -> float:
@@ -175,8 +190,20 @@ def read_streams(text: str) -> Streams:
     return value
 
 
+def read_threads(text: str) -> int:
+    """Read a number of threads.
+
+    Raises:
+        ValueError: it is none.
+    """
+    value = int(text)
+    if not 1 <= value <= MAX_THREADS:
+        raise ValueError(text)
+    return value
+
+
 def read_budget(text: str) -> Budget:
-    """Read ``64MiB`` or ``opencl:0=64MiB,cpu:0=1GiB``; ``none`` is no budget.
+    """Read ``64MiB`` or ``opencl:0=64MiB,cpu:0=1GiB``; ``none`` is not a budget.
 
     Raises:
         ValueError: it is neither, or names a device twice.
@@ -223,6 +250,7 @@ def _flag(text: str) -> bool:
 
 
 MAX_STREAMS: Final = 64
+MAX_THREADS: Final = 512
 _UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)(|[KMG]iB)")
 
@@ -231,10 +259,12 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "GGSCHED_ACTIVATIONS",
         "activations",
         "auto or f32",
-        "auto: products of many rows round activations to 16 bits, no more coarsely than the type "
-        "of their weights rounds; f32: they keep what f32 results need.",
+        "auto: activations are rounded where the weights of a product are: cuda rounds them to 16 "
+        "bits in products of many rows, cpu to 8 bits beside packed weights; "
+        "f32: they keep what f32 results need.",
         _one_of("auto", "f32"),
-        owner="cuda",
+        owner="cuda and cpu",
+        unset="auto on cpu, f32 on cuda",
     ),
     Variable(
         "GGSCHED_BACKENDS",
@@ -260,6 +290,15 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         _flag,
     ),
     Variable(
+        "GGSCHED_CPU_KERNELS",
+        "cpu_kernels",
+        "auto or numpy",
+        "auto: the backend cpu computes with kernels that LLVM compiles for the processor; numpy: "
+        "it computes with numpy alone.",
+        _one_of("auto", "numpy"),
+        owner="cpu",
+    ),
+    Variable(
         "GGSCHED_CPU_SYNC",
         "cpu_sync",
         "0 or 1",
@@ -271,7 +310,7 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "GGSCHED_DEBUG",
         "debug",
         "0 to 4",
-        "What is told on stderr: 1 devices, sizes and the traceback of an error, 2 placement and "
+        "Messages on stderr: 1 devices, sizes and the traceback of an error, 2 placement and "
         "splits with reasons, 3 commands with hazards, 4 each executed command.",
         _one_of(0, 1, 2, 3, 4),
     ),
@@ -289,6 +328,13 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "Most bytes of intermediate results on each device or on those that are named; waits are "
         "added where that is needed to keep it.",
         read_budget,
+    ),
+    Variable(
+        "GGSCHED_OPS",
+        "ops",
+        "names of modules with commas between them",
+        "Modules that register user-defined ops; the command line imports them first.",
+        _names_or_none,
     ),
     Variable(
         "GGSCHED_PACKING_EFFORT",
@@ -326,14 +372,25 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         f"auto, autotune or a number from 1 to {MAX_STREAMS}",
         "Streams per device. auto: several where the cost model predicts a gain; autotune: the "
         "first runs of each graph are timed with one and with several, and the better is kept; a "
-        "number: at most so many, wherever nodes are independent, 1 being sequential.",
+        "number: at most that many, wherever nodes are independent, 1 being sequential.",
         read_streams,
+    ),
+    Variable(
+        "GGSCHED_THREADS",
+        "threads",
+        f"a number from 1 to {MAX_THREADS}",
+        "How many threads of the backend cpu compute, for all its devices and streams together.",
+        read_threads,
+        owner="cpu",
+        unset="the physical cores that the process may use",
     ),
     Variable(
         "GGSCHED_TIMEOUT_S",
         "timeout_s",
         "a positive number of seconds",
-        "How long the host waits for a device before it gives up.",
+        "How long a wait for a device goes on without any progress before it is given up. "
+        "Progress is a command that any stream completes, and on cpu and opencl a node or kernel "
+        "of a launch.",
         _seconds,
     ),
     Variable(
@@ -344,6 +401,27 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         _flag,
     ),
 )
+
+
+@contextmanager
+def exported(settings: Settings) -> Iterator[None]:
+    """Let plug-ins that are opened meanwhile read their own settings from the environment."""
+    plain = Settings()
+    wanted = {
+        v.name: str(int(value) if isinstance(value, bool) else value)
+        for v in VARIABLES
+        if v.owner != "ggsched" and (value := getattr(settings, v.field)) != getattr(plain, v.field)
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, text in before.items():
+            if text is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = text
 
 
 def _variable(name: str) -> Variable:

@@ -21,7 +21,7 @@ class GgschedError(Exception):
         where: The object concerned (an id, a file, a device), or "".
         why: The reason, where known.
         hint: What to do next.
-        story: Recent events of the object, oldest first.
+        details: Recent events of the object, oldest first.
     """
 
     code: ClassVar[str] = "GGSCHED"
@@ -34,13 +34,13 @@ class GgschedError(Exception):
         where: str = "",
         why: str = "",
         hint: str = "",
-        story: Sequence[str] = (),
+        details: Sequence[str] = (),
     ) -> None:
         self.what = what
         self.where = where
         self.why = why
         self.hint = hint
-        self.story = tuple(story)
+        self.details = tuple(details)
         super().__init__(self.one_line())
 
     def one_line(self) -> str:

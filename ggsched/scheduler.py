@@ -6,6 +6,7 @@
 Everything that was made on the devices is released when the block ends.
 """
 
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
@@ -16,14 +17,15 @@ import numpy as np
 from ggsched.backend.checked import checked
 from ggsched.backend.free_memory import free_nbytes
 from ggsched.backend.probe import probe
-from ggsched.backend.protocols import Device
+from ggsched.backend.protocols import Device, HostMemory
 from ggsched.config import Settings
 from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_arrays, host_weights
 from ggsched.ir.graph import Graph
 from ggsched.passes.place import Constraints, PlacementPolicy
+from ggsched.passes.recognise import Recognised, recognise_attention
 from ggsched.plan.bundle import Plan
-from ggsched.planner import CacheInfo, PlanKey, Planner
+from ggsched.planner import KEPT, CacheInfo, PlanKey, Planner
 from ggsched.report.debug_output import log_machine, recorder_for
 from ggsched.report.predicted_timeline import recorded_run
 from ggsched.run.autotune import Measured
@@ -84,7 +86,8 @@ class Scheduler:
                 policy (see ``ggsched.passes.place``). Graphs that share a weight or a state need
                 one home for it; give it in the constraints where policies could choose another.
             plan_limit: Number of plans whose memory is kept.
-            progress: Called with name and bytes of each weight that has become resident.
+            progress: Called with name and bytes of each weight that has become resident. If it
+                has a method ``stage``, that is called with what is being done, in words.
             recorder: Writes down all that the devices are told.
             clock: Seconds, for ``streams="autotune"``.
 
@@ -109,14 +112,26 @@ class Scheduler:
             close_all(self._owned)
             raise
         self._executors: RecentCache[PlanKey, Executor] = RecentCache(plan_limit, self._evict)
+        self._spelled: RecentCache[str, Recognised | None] = RecentCache(KEPT * plan_limit)
         self._clock = clock
         self._last: Executor | None = None
+        self._setup_s = 0.0
         self._is_closed = False
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The open devices in order of priority, without what checks or records calls."""
+        return self._bare
 
     @property
     def plan_cache(self) -> CacheInfo:
         """Hits and misses of the plan cache so far."""
         return self._planner.cache
+
+    @property
+    def setup_s(self) -> float:
+        """Seconds that runs have spent on planning, loading weights and compiling so far."""
+        return self._setup_s
 
     @property
     def measured(self) -> tuple[Measured, ...]:
@@ -133,7 +148,23 @@ class Scheduler:
             PlanError: the graph cannot be placed on the devices.
             RaceFound: the sanitizer found a defect in the plan.
         """
-        return self._planner.plan(graph, constraints or _FREE)
+        wanted = constraints or _FREE
+        return self._planner.plan(self.planned_graph(graph, wanted), wanted)
+
+    def planned_graph(self, graph: Graph, constraints: Constraints | None = None) -> Graph:
+        """Return the graph that is planned in the place of one, to which node ids of plans refer.
+
+        Attention that is spelled out becomes the op where all devices that could run its softmax
+        declare that (``ggsched.passes.recognise``); constraints that name nodes keep a graph as it
+        is.
+        """
+        found = self._recognised(graph, constraints or _FREE)
+        return graph if found is None else found.graph
+
+    def _recognised(self, graph: Graph, constraints: Constraints) -> Recognised | None:
+        if constraints.pins or constraints.slots is not None:
+            return None
+        return self._spelled.get(graph.digest, lambda: recognise_attention(graph, self.topology))
 
     def draft(self, graph: Graph, constraints: Constraints | None = None) -> Plan:
         """Return the plan that ``plan`` would, neither checked nor kept.
@@ -141,7 +172,8 @@ class Scheduler:
         Raises:
             PlanError: the graph cannot be placed on the devices.
         """
-        return self._planner.draft(graph, constraints or _FREE)
+        wanted = constraints or _FREE
+        return self._planner.draft(self.planned_graph(graph, wanted), wanted)
 
     @guarded()
     def run(
@@ -171,18 +203,30 @@ class Scheduler:
             PlanError: the graph cannot be placed on the devices.
             OutOfDeviceMemory: weights, states or arenas do not fit.
             DeviceFault: a command failed.
+            ModelError: a file whose mapping is read was truncated or written to.
             SyncTimeout: a device did not answer within ``settings.timeout_s``.
         """
         wanted = constraints or _FREE
+        found = self._recognised(graph, wanted)
+        if found is not None:
+            made = self._run(found.graph, inputs, wanted, copy=copy)
+            return {tid: made[new] for tid, new in found.tensor_of.items()}
+        return self._run(graph, inputs, wanted, copy=copy)
+
+    def _run(
+        self, graph: Graph, inputs: Mapping[str, ArrayLike], wanted: Constraints, *, copy: bool
+    ) -> dict[int, np.ndarray]:
         executor = self._executor(graph, wanted)
         if executor is not self._last:
             # Hazards between runs are discharged within one plan only, so two plans, which may
             # share states, are kept apart by the host.
             self._drain()
         self._last = None  # a run that is cut short leaves work behind, so the next one drains
+        self._store.require_files()
         began = self._clock()
         with recorded_run(self._recorder, graph, executor.plan, self.topology, wanted.rates):
             outputs = executor.run(host_arrays(inputs), copy=copy)
+        self._store.require_files()  # what was read of a file that was cut short does not count
         self._last = executor
         if self._planner.is_tried(graph, wanted):
             self._drain()
@@ -194,7 +238,8 @@ class Scheduler:
     @guarded()
     def prepare(self, graph: Graph, constraints: Constraints | None = None) -> None:
         """Do all that the first ``run`` does before it enqueues anything; raise what it would."""
-        self._executor(graph, constraints or _FREE)
+        wanted = constraints or _FREE
+        self._executor(self.planned_graph(graph, wanted), wanted)
 
     def resident_nbytes(self, kind: str) -> dict[str, int]:
         """Return the bytes of resident weights, states or caches of experts by device name.
@@ -211,7 +256,7 @@ class Scheduler:
 
     @guarded(may_nest=True)
     def free_nbytes(self) -> tuple[int, ...]:
-        """Return the bytes of memory that are free on each device, as far as can be told."""
+        """Return the bytes of memory that are free on each device, as far as is known."""
         return tuple(free_nbytes(device) for device in self._bare)
 
     @property
@@ -279,17 +324,20 @@ class Scheduler:
         self._set_up(given)
         self._planner.move_to(self.topology)
 
-    @guarded()
     def close(self) -> None:
         """Drain the streams and release everything; legal twice and after a fault.
+
+        In a process that was forked nothing is released: it all belongs to the other one.
 
         Raises:
             UsageError: another thread is in a call. Nothing is released; close again afterwards.
         """
-        if self._is_closed:
+        if os.getpid() != self.guard.process:
             return
-        self._is_closed = True
-        self._release()
+        with self.guard.hold("Scheduler.close"):
+            if not self._is_closed:
+                self._is_closed = True
+                self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -313,18 +361,29 @@ class Scheduler:
             self._devices = traced(self._devices, self._recorder)
         timeout_s, progress = self.settings.timeout_s, self._progress
         self._store = TensorStore(
-            self._devices, self._weights, timeout_s=timeout_s, progress=progress
+            self._devices,
+            self._weights,
+            timeout_s=timeout_s,
+            progress=progress,
+            note=self._note_write if self._recorder is not None else None,
         )
+
+    def _note_write(self, memory: HostMemory) -> None:
+        """Write down that the host wrote to memory from which a device takes a weight."""
+        recorder = self._recorder
+        assert recorder is not None
+        recorder.add(recorder.host_work("read a weight", writes=[memory]))
 
     def _release(self) -> None:
         """Drain the streams and release everything."""
         self._last = None
-        # Whatever fails while draining has been told before, or nobody waits for it any more.
+        # Whatever fails while draining has been reported before, or nothing waits for it any more.
         self._store.drain()
         close_all([*self._executors.take_all(), self._store, *self._owned])
 
     def _bind(self, graph: Graph, constraints: Constraints) -> Executor:
         """Return a plan with its resources; plans that are merely kept give way to it."""
+        self._store.stage("planning")
         plan = self._planner.plan(graph, constraints)
         self._drain()  # filling weights must not overtake work that is under way
         try:
@@ -339,6 +398,7 @@ class Scheduler:
 
     def _bound(self, graph: Graph, plan: Plan) -> Executor:
         resources = Resources(graph, plan, self._store)
+        self._store.stage("running")
         timeout_s, recorder = self.settings.timeout_s, self._recorder
         captures = self.settings.capture
         return Executor(
@@ -349,7 +409,14 @@ class Scheduler:
         if self._is_closed:
             raise UsageError("the scheduler is closed")
         key = self._planner.next_key(graph, constraints)
-        return self._executors.get(key, lambda: self._bind(graph, constraints))
+        return self._executors.get(key, lambda: self._timed_bind(graph, constraints))
+
+    def _timed_bind(self, graph: Graph, constraints: Constraints) -> Executor:
+        began = time.perf_counter()
+        try:
+            return self._bind(graph, constraints)
+        finally:
+            self._setup_s += time.perf_counter() - began
 
     def _evict(self, executor: Executor) -> None:
         self._drain()

@@ -6,9 +6,13 @@ import os
 for _library in ("OPENBLAS", "OMP", "MKL", "BLIS", "VECLIB_MAXIMUM", "NUMEXPR"):
     os.environ.setdefault(f"{_library}_NUM_THREADS".replace("MAXIMUM_NUM", "MAXIMUM"), "1")
 
+# Results are compared with exact ones; tests of rounded activations ask for them.
+os.environ.setdefault("GGSCHED_ACTIVATIONS", "f32")
+
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,6 +36,12 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Run named files and single tests in this process, where a debugger and ``-s`` work."""
+    return 0 if all(".py" in arg for arg in config.args) else None
+
+
 def _workers() -> set[threading.Thread]:
     return {t for t in threading.enumerate() if t.name.startswith(THREAD_PREFIX)}
 
@@ -43,6 +53,20 @@ def no_rates_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ggsched.calibrate.cache.default_path", lambda: nowhere)
         yield
+
+
+@pytest.fixture(scope="session")
+def compiled_kernels(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Return where kernels that are compiled for the host are kept, by hash, from run to run.
+
+    Workers share it. ``make clean`` removes it with the rest of ``.pytest_cache``.
+    """
+    cache: pytest.Cache | None = getattr(request.config, "cache", None)
+    if cache is None:  # -p no:cacheprovider
+        return tmp_path_factory.mktemp("kernels")
+    return cache.mkdir("kernels")
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,9 @@
 import dataclasses
+import os
 
 import pytest
 
-from ggsched.config import VARIABLES, Settings
+from ggsched.config import VARIABLES, Settings, exported
 from ggsched.errors import UsageError
 
 
@@ -104,6 +105,18 @@ def test_caller_wins_over_environment():
     assert (settings.timeout_s, settings.debug) == (9.0, 2)
 
 
+def test_exported_to_plugins_while_they_are_opened(monkeypatch):
+    monkeypatch.setenv("GGSCHED_ACTIVATIONS", "f32")
+    monkeypatch.delenv("GGSCHED_THREADS", raising=False)
+    with exported(Settings(threads=3, activations="auto", cpu_sync=True, seed=7)):
+        assert os.environ["GGSCHED_THREADS"] == "3"
+        assert os.environ["GGSCHED_ACTIVATIONS"] == "auto"
+        assert os.environ["GGSCHED_CPU_SYNC"] == "1"
+        assert "GGSCHED_SEED" not in os.environ
+    assert "GGSCHED_THREADS" not in os.environ
+    assert os.environ["GGSCHED_ACTIVATIONS"] == "f32"
+
+
 def test_reads_the_process_environment(monkeypatch):
     monkeypatch.setenv("GGSCHED_TIMEOUT_S", "7")
     assert Settings.from_environment().timeout_s == 7
@@ -122,5 +135,7 @@ def test_table_and_settings_have_the_same_fields():
 
 def test_each_default_is_a_value_that_it_takes():
     for variable in VARIABLES:
-        if variable.default != "all":
+        if variable.unset:  # in words: each backend, or the machine, decides
+            assert getattr(Settings(), variable.field) is None
+        elif variable.default not in ("all", "none"):
             assert variable.read(variable.default) == getattr(Settings(), variable.field)

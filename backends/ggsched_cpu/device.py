@@ -15,15 +15,26 @@ from ggsched.backend.base import (
     BaseStream,
     host_facts,
 )
-from ggsched.backend.base_stream import writable_memory
+from ggsched.backend.base_buffer import writable_memory
+from ggsched.backend.precision import activations
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import Stream
 from ggsched.backend.timeouts import EVENT_TIMEOUT_S, event_timeout
 from ggsched.errors import OutOfDeviceMemory
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched_cpu.kernels import supported_fusions, supported_ops
-from ggsched_cpu.program import CallList, QuietSegment, compile_calls
+from ggsched_cpu.native import (
+    Activations,
+    KernelChoice,
+    Kernels,
+    kernel_choice,
+    kernels_for,
+    library,
+)
+from ggsched_cpu.program import compile_steps, segment
+from ggsched_cpu.runner import Runner
 from ggsched_cpu.stream import WorkerStream
+from ggsched_cpu.threads import default_threads, threads_setting
 
 MAX_DEVICES: Final = 64
 """Logical devices: each has buffers and streams of its own, all share memory and processors."""
@@ -36,20 +47,38 @@ class CpuSettings:
     Attributes:
         sync: Run commands on the caller's thread instead of worker threads.
         timeout_s: How long a stream waits for an event before it fails.
+        threads: How many compute, for the whole process; None for a physical core each.
+        kernels: ``numpy`` for no compiled ones.
+        activations: ``auto`` rounds them to 8 bits beside packed weights.
     """
 
     sync: bool = False
     timeout_s: float = EVENT_TIMEOUT_S
+    threads: int | None = None
+    kernels: KernelChoice = "auto"
+    activations: Activations = "f32"
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Read ``GGSCHED_CPU_SYNC`` and ``GGSCHED_TIMEOUT_S``.
+        """Read the variables of this plug-in, which ``ggsched.config`` lists.
 
         Raises:
-            UsageError: the timeout is no positive number.
+            UsageError: one of them has an invalid value.
         """
-        timeout = event_timeout()
-        return cls(os.environ.get("GGSCHED_CPU_SYNC", "").strip() == "1", timeout)
+        return cls(
+            os.environ.get("GGSCHED_CPU_SYNC", "").strip() == "1",
+            event_timeout(),
+            threads_setting(),
+            kernel_choice(),
+            activations("auto"),
+        )
+
+    @property
+    def computing_threads(self) -> int:
+        """How many threads share a task."""
+        if self.sync:
+            return 1
+        return default_threads() if self.threads is None else self.threads
 
 
 def cpu_facts(index: int, settings: CpuSettings) -> DeviceFacts:
@@ -58,16 +87,30 @@ def cpu_facts(index: int, settings: CpuSettings) -> DeviceFacts:
         "cpu",
         supported_ops(),
         name=f"cpu:{index}",
-        description=f"numpy on {os.cpu_count() or 1} x {platform.machine()}",
+        description=_description(settings),
         is_async=not settings.sync,
         snapshots_uploads=settings.sync,
         imports_host_memory=True,
+        rounds_to_8_bits=settings.activations == "auto" and _is_compiled(settings),
         fusions=supported_fusions(),
     )
 
 
+def _is_compiled(settings: CpuSettings) -> bool:
+    return settings.kernels == "auto" and library() is not None
+
+
+def _description(settings: CpuSettings) -> str:
+    opened = library() if _is_compiled(settings) else None
+    if opened is None:
+        return f"numpy on {os.cpu_count() or 1} x {platform.machine()}"
+    threads = settings.computing_threads
+    plural = "" if threads == 1 else "s"
+    return f"LLVM kernels for {opened.target.title}, {threads} thread{plural}"
+
+
 class CpuDevice(BaseDevice):
-    """Host memory and numpy kernels.
+    """Host memory, compiled kernels, numpy for the rest.
 
     Args:
         index: Number of the logical device.
@@ -78,6 +121,9 @@ class CpuDevice(BaseDevice):
         self.settings = settings or CpuSettings()
         super().__init__(cpu_facts(index, self.settings), {})
         self.event_timeout_s = self.settings.timeout_s
+        self.kernels_used: Kernels | None = kernels_for(
+            self.settings.computing_threads, self.settings.activations, self.settings.kernels
+        )
 
     def fill_memory(self, memory: Any, offset: int, nbytes: int, pattern: bytes) -> None:
         """Set bytes of an array to a repeated pattern."""
@@ -95,11 +141,22 @@ class CpuDevice(BaseDevice):
         for node in nodes:
             writable_memory(node.output.buffer)
         try:
-            calls, labels = compile_calls(nodes)
+            steps = compile_steps(nodes, self.kernels_used)
+            runner = self._runner(stream)
+            body = segment(steps, runner, is_quiet=self.settings.sync)
         except MemoryError as error:
             raise OutOfDeviceMemory("no memory for scratch", where=self.facts.name) from error
-        segment = QuietSegment if self.settings.sync else CallList
-        return BaseProgram(stream, segment(calls, labels))
+        return BaseProgram(stream, body)
+
+    def _runner(self, stream: Stream) -> Runner | None:
+        """Return what runs tables on a stream."""
+        if self.kernels_used is None:
+            return None
+        if not isinstance(stream, WorkerStream):
+            return Runner(stream, 1)
+        if stream.runner is None:
+            stream.runner = Runner(stream, self.kernels_used.threads)
+        return stream.runner
 
     def wait_path(self, other: DeviceFacts) -> WaitPath:
         """Events of other backends are waited for by the worker thread (EVT-4).

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ggsched.backend.arrays import Array, bind_host
+from ggsched.backend.arrays import Array, aligned_bytes, bind_host
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.dtype import DType
 from ggsched.ir.ops import Param
@@ -55,6 +55,9 @@ class Node:
 
 TableKey = tuple[object, ...]
 
+MAX_ROUNDED: Final = 2
+"""Tables of rounded activations at a time; they are as large as the activations of a product."""
+
 
 @dataclass(slots=True)
 class CpuLoweringContext:
@@ -68,6 +71,21 @@ class CpuLoweringContext:
     tables: dict[TableKey, tuple[tuple[Operand, ...], Any]] = field(default_factory=dict)
     _scratch: dict[tuple[int, int], npt.NDArray[np.uint8]] = field(default_factory=dict)
     _slot: int = 0
+    _rounded: list[TableKey] = field(default_factory=list)
+    _turn: int = 0
+
+    def rounded(self, key: TableKey, shape: tuple[int, ...]) -> Array:
+        """Return memory for a table of rounded activations; an older one gives its own up."""
+        if len(self._rounded) == MAX_ROUNDED:
+            self.tables.pop(self._rounded.pop(0), None)
+        self._rounded.append(key)
+        self._turn = (self._turn + 1) % MAX_ROUNDED
+        nbytes = max(64, 1 << (prod(shape) - 1).bit_length())
+        place = (-1 - self._turn, nbytes)
+        memory = self._scratch.get(place)
+        if memory is None:
+            memory = self._scratch[place] = aligned_bytes(nbytes, 64)
+        return memory[: prod(shape)].reshape(shape)
 
     def scratch(self, shape: tuple[int, ...], dtype: npt.DTypeLike = F32) -> Array:
         """Return memory for the calls of the present node; other nodes use it too (LCH-5)."""

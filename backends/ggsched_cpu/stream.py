@@ -3,18 +3,22 @@
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ggsched.backend.base import BaseStream
+from ggsched.backend.patience import wait_patiently
 from ggsched.backend.program_body import Command
 from ggsched.backend.progress import Progress
-from ggsched.errors import DeviceFault
+from ggsched.backend.timeouts import late_error, start_thread
+from ggsched.errors import DeviceFault, SyncTimeout
 
 if TYPE_CHECKING:
     from ggsched.backend.base import BaseDevice
+    from ggsched_cpu.runner import Runner
 
 Item = tuple[Command, Callable[[], None]] | None
 """A command; None ends the worker."""
@@ -31,12 +35,13 @@ class WorkerStream(BaseStream):
         super().__init__(device, name)
         self._queue: SimpleQueue[Item] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self.runner: Runner | None = None
 
     def _submit(self, command: Command, work: Callable[[], None]) -> None:
+        if self._thread is None:  # a stream that gets none is as before (ERR-1)
+            self._thread = self._start()
         self.progress.enqueued += 1
         self._queue.put((command, work))
-        if self._thread is None:
-            self._thread = self._start()
 
     def _start(self) -> threading.Thread:
         thread = threading.Thread(
@@ -45,28 +50,46 @@ class WorkerStream(BaseStream):
             name=f"ggsched {self.progress.where}",
             daemon=True,
         )
-        thread.start()
+        start_thread(thread, self.progress.where)
         weakref.finalize(self, self._queue.put, None).atexit = False
         return thread
 
     def close(self) -> None:
         """Let the worker finish what is enqueued, and end it; legal twice (ERR-3).
 
-        A worker that does not finish in time skips the rest, and events on it fail (EVT-6).
+        A worker without progress for the timeout skips the rest, and events on it fail (EVT-6).
         """
         if self.is_closed:
             return
         self.is_closed = True
+        try:
+            self._end_worker()
+        finally:
+            if self.runner is not None:
+                self.runner.close()
+
+    def _end_worker(self) -> None:
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
         self._queue.put(None)
-        thread.join(min(self.device.event_timeout_s, threading.TIMEOUT_MAX))
-        if thread.is_alive():
+        try:
+            wait_patiently(
+                partial(_join, thread, self.progress.where),
+                self.progress.mark,
+                min(self.device.event_timeout_s, threading.TIMEOUT_MAX),
+            )
+        except SyncTimeout:
             unfinished = self.progress.enqueued - self.progress.done
             self.progress.fail(
                 "close", DeviceFault(f"closed with {unfinished} unfinished commands")
             )
+
+
+def _join(thread: threading.Thread, where: str, timeout_s: float) -> None:
+    thread.join(timeout_s)
+    if thread.is_alive():
+        raise late_error(where, timeout_s)
 
 
 def _work(queue: "SimpleQueue[Item]", progress: Progress) -> None:
@@ -76,11 +99,14 @@ def _work(queue: "SimpleQueue[Item]", progress: Progress) -> None:
     while (item := queue.get()) is not None:
         if progress.fault is None:
             command, work = item
+            progress.running = command
             try:
                 work()
             except BaseException as error:  # a thread has nobody else to tell
                 progress.fail(command if isinstance(command, str) else command.blame(error), error)
             # Nothing of a command may stay borrowed once it counts as complete (CPY-4, LCH-1).
+            progress.running = None
             del command, work
+            progress.running = None
         del item
         progress.finish_one()

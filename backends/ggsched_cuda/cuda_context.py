@@ -8,13 +8,12 @@ from typing import Final, Protocol
 
 from ggsched.backend.queued.backlog import Backlog
 from ggsched_cuda import driver
-from ggsched_cuda.blas import driver as blas
 from ggsched_cuda.driver import NOT_READY, CudaError, DeviceInfo
-from ggsched_cuda.event import Marker
+from ggsched_cuda.event import POLLING, Marker
 from ggsched_cuda.pinned import HostCalls, PinnedMemory
-from ggsched_cuda.polling import POLLING
 from ggsched_cuda.programs import ProgramCache
 from ggsched_cuda.times import GpuClock
+from ggsched_cuda_kernels.blas import driver as blas
 
 ALIGNMENT: Final = 256
 

@@ -1,14 +1,12 @@
 """The device: facts, memory, streams, programs."""
 
-import threading
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from time import perf_counter
 from typing import Final
 
 from ggsched.backend import checks
+from ggsched.backend.base import physical_memory_nbytes
 from ggsched.backend.capture_errors import (
     captured_already_error,
     no_streams_error,
@@ -16,22 +14,20 @@ from ggsched.backend.capture_errors import (
 )
 from ggsched.backend.precision import Activations, activations
 from ggsched.backend.program import BoundNode
-from ggsched.backend.protocols import HostMemory, Stream
-from ggsched.backend.timeouts import event_timeout
-from ggsched.backend.timing import Clock
-from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
-from ggsched.topology.caps import DeviceFacts, WaitPath
+from ggsched.backend.protocols import Buffer, HostMemory, Stream
+from ggsched.backend.queued.device import QueuedDevice
+from ggsched.errors import DeviceFault
+from ggsched.topology.caps import DeviceFacts
 from ggsched_cuda.async_errors import LOST
 from ggsched_cuda.buffer import CudaBuffer
 from ggsched_cuda.cuda_context import ALIGNMENT, CudaContext
 from ggsched_cuda.driver import CudaError, DeviceInfo
-from ggsched_cuda.event import CudaEvent
+from ggsched_cuda.event import POLLING, CudaEvent
 from ggsched_cuda.graphs import CudaCapture
-from ggsched_cuda.kernel_selection import fusions_of, neighbours_of
-from ggsched_cuda.polling import POLLING
 from ggsched_cuda.program import CudaProgram
-from ggsched_cuda.programmatic_launch import FIRST_ARCH, Mode
 from ggsched_cuda.stream import CudaStream
+from ggsched_cuda_kernels.kernel_selection import fusions_of, neighbours_of
+from ggsched_cuda_kernels.programmatic_launch import FIRST_ARCH, Mode
 from ggsched_kernels import TuningProfile, supported_ops, warp_profile
 
 PARTS: Final = 4
@@ -59,7 +55,7 @@ def facts_of(name: str, parts: int, found: DeviceInfo) -> DeviceFacts:
         has_events=True,
         is_async=True,
         is_deterministic=True,
-        ops=supported_ops(),
+        ops=supported_ops("cuda"),
         fusions=fusions_of(profile_of(found)),
         neighbours=neighbours_of(profile_of(found)),
     )
@@ -76,121 +72,90 @@ def gpu_of(facts: DeviceFacts) -> int:
     return int(facts.name.partition(":")[2].partition("/")[0])
 
 
-class CudaDevice:
+class CudaDevice(QueuedDevice[CudaStream]):
     """A GPU, or a logical device on one.
 
     Args:
         GPU: The GPU.
         name: Name of the device.
         parts: How many devices share the GPU's memory.
-        timeout_s: How long a stream waits for an event of another backend before it fails;
-            ``GGSCHED_TIMEOUT_S`` or 30 if not given.
+        timeout_s: See ``QueuedDevice``.
 
     ``GGSCHED_ACTIVATIONS`` is read when the device is made.
 
     Attributes:
-        early: How kernels compiled from now on begin (``ggsched_cuda.programmatic_launch``).
+        early: How kernels compiled from now on begin (``programmatic_launch`` of the kernels).
         profile: How kernels that are compiled from now on are cut.
     """
+
+    polling = POLLING
+    event_type = CudaEvent
 
     def __init__(
         self, gpu: CudaContext, name: str, parts: int, *, timeout_s: float | None = None
     ) -> None:
+        super().__init__(facts_of(name, parts, gpu.found), timeout_s)
         self.gpu = gpu
-        self.facts = facts_of(name, parts, gpu.found)
-        self.event_timeout_s = event_timeout() if timeout_s is None else timeout_s
         self.early: Mode = "on"
         self.profile: TuningProfile = profile_of(gpu.found, activations())
-        self.is_closed = False
-        self._lock = threading.RLock()
-        self._buffers: weakref.WeakSet[CudaBuffer] = weakref.WeakSet()
-        self._streams: weakref.WeakSet[CudaStream] = weakref.WeakSet()
-        self._streams_made = 0
         gpu.begin_device()
 
     # --- memory -------------------------------------------------------------------------------
 
-    @property
-    def free_nbytes(self) -> int:
-        """Memory that no open buffer holds."""
-        with self._lock:
-            used = sum(_rounded(b.nbytes) for b in self._buffers)
-        return self.facts.memory_nbytes - used
+    def counted_nbytes(self, nbytes: int) -> int:
+        """Return what a buffer takes of the device's memory."""
+        return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
 
-    def allocate(self, nbytes: int) -> CudaBuffer:
-        """Return a fresh buffer (BUF-1)."""
-        self._require_open()
-        if nbytes < 0:
-            raise UsageError(f"a buffer of {nbytes} bytes", where=self.facts.name)
-        with self._lock:
-            if _rounded(nbytes) > min(self.free_nbytes, self.facts.max_allocation_nbytes):
-                raise checks.out_of_memory_error(self.facts, nbytes, self.free_nbytes)
-            try:
-                with faults(self.facts.name, "allocate"):
-                    address = self.gpu.take(nbytes)
-            except OutOfDeviceMemory as error:
-                why = "the GPU gives no more; other programs may use it"
-                raise checks.out_of_memory_error(
-                    self.facts, nbytes, self.free_nbytes, why
-                ) from error
-            buffer = CudaBuffer(self, nbytes, address, free=self.gpu.free, forget=self.forget)
-            self._buffers.add(buffer)
-            return buffer
+    def acquire_memory(self, nbytes: int) -> int:
+        """Return the address of fresh memory."""
+        with faults(self.facts.name, "allocate"):
+            return self.gpu.take(nbytes)
 
-    def forget(self, buffer: CudaBuffer) -> None:
-        """Count the memory of a closed buffer as free."""
-        with self._lock:
-            self._buffers.discard(buffer)
-
-    def import_host(self, memory: HostMemory) -> CudaBuffer:
-        """Refuse: kernels read memory of the GPU only (TRU-1)."""
-        self._require_open()
-        checks.check_import(self.facts, memory)
-        raise AssertionError("not declared")
+    def make_buffer(self, nbytes: int, memory: int) -> CudaBuffer:
+        """Return a buffer over fresh memory."""
+        return CudaBuffer(self, nbytes, memory, self.gpu.free)
 
     def allocate_host(self, nbytes: int) -> HostMemory:
         """Return writable pinned memory."""
         self._require_open()
+        checks.check_length(self.facts, nbytes)
+        if nbytes > physical_memory_nbytes():
+            raise checks.no_host_memory_error(self.facts, nbytes)
         with faults(self.facts.name, "allocate_host"):
             self.gpu.enter()
             return self.gpu.pinned.view(nbytes)
 
-    # --- streams, events, programs ------------------------------------------------------------
-
-    def __clock__(self) -> Clock:
-        """Return the clock of its streams' times, the host's; see ``ggsched.backend.timing``."""
-        return perf_counter
-
-    def create_stream(self) -> CudaStream:
-        """Return a new stream."""
+    def __page_lock__(self, memory: HostMemory) -> Callable[[], None] | None:
+        """Lock pages of host memory of others; see ``ggsched.backend.page_lock``."""
         self._require_open()
-        with self._lock:
-            if sum(not s.is_closed for s in self._streams) >= MAX_STREAMS:
-                raise UsageError(
-                    f"more than {MAX_STREAMS} streams",
-                    where=self.facts.name,
-                    hint="close streams that are no longer used",
-                )
-            with faults(self.facts.name, "create_stream"):
-                stream = CudaStream(self, f"{self.facts.name} stream {self._streams_made}")
-            self._streams_made += 1
-            self._streams.add(stream)
+        with faults(self.facts.name, "lock pages"):
+            self.gpu.enter()
+            unlock = self.gpu.pinned.lock(memory)
+        if unlock is None:
+            return None
+
+        def release() -> None:
+            self.gpu.enter()
+            unlock()
+
+        return release
+
+    def reaches(self, buffer: Buffer) -> bool:
+        """Whether the driver copies from and to a buffer: of this GPU, or of one it reaches."""
+        return isinstance(buffer, CudaBuffer)
+
+    # --- streams and programs -----------------------------------------------------------------
+
+    def make_stream(self, name: str) -> CudaStream:
+        """Return a new stream."""
+        with faults(self.facts.name, "create_stream"):
+            stream = CudaStream(self, name)
         self.gpu.add(stream)
         self.gpu.sweep()
         return stream
 
-    def create_event(self) -> CudaEvent:
-        """Return a fresh event (EVT-1)."""
-        self._require_open()
-        return CudaEvent(self)
-
-    def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> CudaProgram:
+    def make_program(self, stream: CudaStream, nodes: Sequence[BoundNode]) -> CudaProgram:
         """Choose kernels and bind their arguments (LCH-3)."""
-        self._require_open()
-        checks.check_compile(self, nodes, stream)
-        assert isinstance(stream, CudaStream)  # the check has compared its device
-        if stream.is_closed:
-            raise checks.closed_error("stream")
         with faults(self.facts.name, "compile"):
             return CudaProgram(stream, nodes)
 
@@ -225,39 +190,19 @@ class CudaDevice:
             return mine == theirs or theirs in self.gpu.peers
         return other.is_host
 
-    def wait_path(self, other: DeviceFacts) -> WaitPath:
-        """How streams wait for events of another device (EVT-4)."""
-        if not other.has_events:
-            return "host"
-        if other.backend == self.facts.backend:
-            return "native"
-        return "thread"
+    def waits_natively(self, other: DeviceFacts) -> bool:
+        """Whether streams of the driver wait for events of another device: of any GPU."""
+        return other.backend == self.facts.backend
 
     # --- the end --------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Close every stream and every buffer; legal twice (ERR-3).
+    def is_drained(self) -> bool:
+        """Whether everything that closed streams were given is complete."""
+        return self.gpu.sweep()
 
-        Waits for events of other backends that are not over are given up, and what is behind them.
-        """
-        if self.is_closed:
-            return
-        self.is_closed = True
-        streams = list(self._streams)
-        for stream in streams:
-            stream.sink.abort()
-        for stream in streams:
-            stream.cancel()
-        for stream in streams:
-            stream.close()
-        POLLING.wait_until(self.gpu.sweep, self.event_timeout_s)
-        for buffer in list(self._buffers):
-            buffer.close()
+    def end(self) -> None:
+        """Let go of the GPU."""
         self.gpu.end_device(self.event_timeout_s)
-
-    def _require_open(self) -> None:
-        if self.is_closed:
-            raise checks.closed_error(f"device {self.facts.name}")
 
 
 @contextmanager
@@ -267,7 +212,3 @@ def faults(where: str, what: str) -> Iterator[None]:
         yield
     except CudaError as error:
         raise DeviceFault(f"{what} failed", where=where, why=str(error), hint=LOST) from error
-
-
-def _rounded(nbytes: int) -> int:
-    return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)

@@ -254,6 +254,25 @@ def take_pinned(nbytes: int) -> Handle:
     return int(check(result, "cuMemHostAlloc"))
 
 
+def lock_pages(address: int, nbytes: int) -> bool:
+    """Lock pages of host memory, so that every GPU can access them there; return whether it is so.
+
+    They cannot be where the system allows no more, where they are locked already, or where a GPU
+    would see them at another address.
+    """
+    which = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+    device = check(cu.cuCtxGetDevice(), "cuCtxGetDevice")
+    if not int(check(cu.cuDeviceGetAttribute(which, device), "cuDeviceGetAttribute")):
+        return False
+    flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
+    return int(cu.cuMemHostRegister(address, nbytes, flags)[0]) == 0
+
+
+def unlock_pages(address: int) -> None:
+    """Unlock pages; no command may use them any more."""
+    check(cu.cuMemHostUnregister(address), "cuMemHostUnregister")
+
+
 def enqueue_upload(address: Handle, source: int, nbytes: int, stream: Handle) -> None:
     """Copy pinned host memory to the device."""
     check(cu.cuMemcpyHtoDAsync(address, source, nbytes, stream), "cuMemcpyHtoDAsync")

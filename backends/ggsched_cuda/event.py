@@ -1,15 +1,18 @@
 """Events: points of streams, and the verdicts on what lies before them."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ggsched.backend.queued.error_state import PendingStatus
 from ggsched.backend.queued.events import PointEvent, QueuePoint
+from ggsched.backend.queued.polling import Polling
 from ggsched.errors import DeviceFault
 from ggsched_cuda import driver
 from ggsched_cuda.async_errors import LOST
 from ggsched_cuda.driver import NOT_READY, READY
-from ggsched_cuda.polling import POLLING
+
+# A few decoding steps long; the processor has nothing else to do meanwhile.
+POLLING: Final = Polling(spin_s=5e-3, share=1 / 64)
 
 
 class EventPool(Protocol):

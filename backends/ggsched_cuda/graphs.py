@@ -13,10 +13,11 @@ from ggsched.backend.queued.backlog import Backlog
 from ggsched.errors import DeviceFault
 from ggsched_cuda import driver
 from ggsched_cuda.capture import driver as capturing
+from ggsched_cuda.capture_sink import Captured, CapturingSink
 from ggsched_cuda.cuda_context import CudaContext
 from ggsched_cuda.driver import CudaError
 from ggsched_cuda.event import Marker
-from ggsched_cuda.sinks import Captured, CapturingSink, Sink
+from ggsched_cuda.queue import CudaQueue
 
 
 class CapturedStream(Protocol):
@@ -24,18 +25,16 @@ class CapturedStream(Protocol):
 
     gpu: CudaContext
     name: str
-    handle: int
     backlog: Backlog
-    sink: Sink
+    queue: CudaQueue
+    sink: CudaQueue | CapturingSink
+
+    @property
+    def handle(self) -> int:
+        """The driver's stream."""
 
     def unfinished(self) -> list[Marker]:
-        """Return a marker behind all that is enqueued, if some of that is not complete."""
-
-    def marker(self) -> Marker:
-        """Record an event of the driver here."""
-
-    def capturing_sink(self, captured: Captured) -> CapturingSink:
-        """Return what commands go to in a capture."""
+        """Return markers behind all that is enqueued, if some of that is not complete."""
 
     def switch(self, sink: CapturingSink | None) -> None:
         """Capture commands from now on, or no more."""
@@ -73,7 +72,7 @@ class CudaCapture:
             raise self._broken("beginning a capture", error) from error
         self.captured = Captured(before, self.abort)
         for stream in self._streams:
-            sink = stream.capturing_sink(self.captured)
+            sink = CapturingSink(stream.queue, self.captured)
             self._sinks.append(sink)
             stream.switch(sink)
         try:
@@ -174,7 +173,7 @@ class CudaCapture:
     def _link(self, origin: CapturedStream, others: Sequence[CapturedStream]) -> None:
         """Let streams wait for all that one was given so far."""
         if others:
-            marker = origin.marker()
+            marker = origin.queue.marker()
             self.captured.keeps.append(marker)
             for other in others:
                 driver.enqueue_wait(other.handle, marker.handle)

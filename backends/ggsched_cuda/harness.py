@@ -7,8 +7,8 @@ from typing import Any, Final
 from ggsched.backend.protocols import Device, Stream
 from ggsched_cuda import driver
 from ggsched_cuda.backend import CudaBackend
-from ggsched_cuda.programs import OWN
 from ggsched_cuda.stream import CudaStream
+from ggsched_cuda_kernels.sources import OWN
 
 LONGEST_HOLD_NS: Final = 20_000_000_000
 """After this long the kernel lets go by itself, lest a GPU stands still for good."""

@@ -3,7 +3,7 @@
 import ctypes
 import threading
 import weakref
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Final
@@ -15,6 +15,9 @@ from ggsched.backend.protocols import HostMemory
 from ggsched_cuda import driver
 
 SMALLEST: Final = 4096
+EXACT_NBYTES: Final = 16 << 20
+"""Longer blocks are multiples of this: a power of two would waste up to half of it."""
+
 WORDS: Final = SMALLEST // 16
 """Groups of four words in a block."""
 
@@ -24,7 +27,7 @@ class PinnedBlock:
 
     Attributes:
         address: Where it starts, for the host and for every GPU.
-        nbytes: Its length, a power of two.
+        nbytes: Its length, a power of two up to ``EXACT_NBYTES``.
     """
 
     __slots__ = ("address", "nbytes")
@@ -53,14 +56,13 @@ class PinnedMemory:
         Raises:
             OutOfDeviceMemory: the system gives no more.
         """
-        size = max(SMALLEST, 1 << (nbytes - 1).bit_length())
+        size = _block_nbytes(nbytes)
         with self._lock:
             idle = self._idle[size]
             if idle:
                 return idle.pop()
             block = PinnedBlock(driver.take_pinned(size), size)
-            insort(self._starts, block.address)
-            self._ends[block.address] = block.address + size
+            self._know(block.address, size)
             return block
 
     def give(self, block: PinnedBlock) -> None:
@@ -78,10 +80,30 @@ class PinnedMemory:
         view: HostMemory = array.data
         return view
 
+    def lock(self, memory: HostMemory) -> Callable[[], None] | None:
+        """Lock pages of memory of others; return how to unlock them, or None if they cannot be."""
+        address, nbytes = address_of(memory), memory.nbytes
+        with self._lock:
+            if self.holds(address, nbytes) or not driver.lock_pages(address, nbytes):
+                return None
+            self._know(address, nbytes)
+        return lambda: self._unlock(address)
+
+    def _unlock(self, address: int) -> None:
+        with self._lock:
+            self._starts = [start for start in self._starts if start != address]
+            del self._ends[address]
+            driver.unlock_pages(address)
+
+    def _know(self, address: int, nbytes: int) -> None:
+        self._ends[address] = address + nbytes
+        self._starts = sorted([*self._starts, address])  # replaced: ``holds`` takes no lock
+
     def holds(self, address: int, nbytes: int) -> bool:
-        """Whether bytes of the host lie in one of these blocks."""
-        i = bisect_right(self._starts, address)
-        return i > 0 and address + nbytes <= self._ends[self._starts[i - 1]]
+        """Whether bytes of the host lie in one of these blocks, or in pages that were locked."""
+        starts = self._starts
+        i = bisect_right(starts, address)
+        return i > 0 and address + nbytes <= self._ends.get(starts[i - 1], 0)
 
     def take_quad(self) -> "Quad":
         """Return four words, all zero."""
@@ -112,6 +134,12 @@ class Quad:
     def __init__(self, address: int) -> None:
         self.address = address
         self.words: npt.NDArray[np.int32] = np.frombuffer(_bytes_at(address, 16), np.int32)
+
+
+def _block_nbytes(nbytes: int) -> int:
+    if nbytes > EXACT_NBYTES:
+        return -(-nbytes // EXACT_NBYTES) * EXACT_NBYTES
+    return max(SMALLEST, 1 << (nbytes - 1).bit_length())
 
 
 def _bytes_at(address: int, nbytes: int) -> Any:

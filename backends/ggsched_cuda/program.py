@@ -4,18 +4,18 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from ggsched.backend.base_buffer import BaseBuffer, own_buffer
 from ggsched.backend.program import BoundNode
-from ggsched.backend.protocols import Device, HostMemory, Stream
+from ggsched.backend.protocols import Device, Stream
+from ggsched.backend.queued.command_queue import CommandSink
 from ggsched_cuda import driver
-from ggsched_cuda.async_errors import FaultWords
-from ggsched_cuda.blas.driver import Product
-from ggsched_cuda.buffer import CudaBuffer, address_of_buffer
-from ggsched_cuda.calls import Call, Place, ProductCall
-from ggsched_cuda.cuda_context import CudaContext
 from ggsched_cuda.deferred import MirroredLaunch
 from ggsched_cuda.driver import Step
-from ggsched_cuda.kernel_selection import lower
-from ggsched_cuda.programmatic_launch import Mode, is_enrolled
+from ggsched_cuda.queue import CudaQueue
+from ggsched_cuda_kernels.blas.driver import Product
+from ggsched_cuda_kernels.calls import Call, Place, ProductCall
+from ggsched_cuda_kernels.kernel_selection import lower
+from ggsched_cuda_kernels.programmatic_launch import Mode, starts_early
 from ggsched_kernels import CODE, FAULT, Constant, KernelCall, TuningProfile
 from ggsched_kernels.calls import Arg, ArgPlaceholder, CodeOf
 
@@ -26,26 +26,22 @@ class ProgramDevice(Device, Protocol):
     early: Mode
     profile: TuningProfile
 
-    def allocate(self, nbytes: int) -> CudaBuffer:
+    def allocate(self, nbytes: int) -> BaseBuffer:
         """Return a fresh buffer."""
 
 
 class ProgramStream(Stream, Protocol):
     """What programs use of their stream."""
 
-    gpu: CudaContext
-    handle: int
-    words: FaultWords
+    queue: CudaQueue
+
+    @property
+    def sink(self) -> CommandSink:
+        """Where commands go."""
 
     @property
     def device(self) -> ProgramDevice:
         """The device."""
-
-    def blas(self) -> int:
-        """Return the stream's own handle of cuBLAS."""
-
-    def fill_constant(self, source: HostMemory, address: int) -> None:
-        """Copy a program's constant to the device, in the order of the stream."""
 
 
 class CudaProgram:
@@ -67,13 +63,13 @@ class CudaProgram:
         self.steps: list[Step] = []
         self.sending: MirroredLaunch | None = None
         self._params: list[Any] = []
-        self._owned: list[CudaBuffer] = []
+        self._owned: list[BaseBuffer] = []
         self._constants: dict[bytes, int] = {}
         self._memory: dict[ArgPlaceholder, int] = {}
-        stream.gpu.enter()
+        stream.queue.enter()
         try:
             for kind, nbytes in memory.items():
-                self._memory[kind] = self._own(nbytes).address
+                self._memory[kind] = self._own(nbytes).memory
             for call in calls:
                 self.steps.append(self._bind(call))
             if calls:
@@ -91,7 +87,7 @@ class CudaProgram:
         for buffer in owned:
             buffer.close()
 
-    def _own(self, nbytes: int) -> CudaBuffer:
+    def _own(self, nbytes: int) -> BaseBuffer:
         buffer = self.stream.device.allocate(nbytes)
         self._owned.append(buffer)
         return buffer
@@ -100,19 +96,21 @@ class CudaProgram:
         if isinstance(call, ProductCall):
             return self._bind_product(call), ()
         shared = call.shared_nbytes
-        programs = self.stream.gpu.programs
+        programs = self.stream.queue.gpu.programs
         mode = self.stream.device.early
-        function = programs.function(call.source, call.defines, call.kernel, shared, mode)
+        function = programs.function(
+            call.source, call.defines, call.kernel, shared, mode, call.launch
+        )
         params = self._pack([self._value(arg, call.label) for arg in call.args])
-        early = is_enrolled(call.kernel, self.stream.gpu.found.arch, mode)
+        early = starts_early(call.launch, self.stream.queue.gpu.found.arch, mode)
         if early or call.cluster > 1:
             config = driver.launch_config(
-                call.groups, call.lanes, shared, self.stream.handle, early=early,
+                call.groups, call.lanes, shared, self.stream.queue.handle, early=early,
                 cluster=call.cluster,
             )  # fmt: skip
             return driver.launch_configured, (config, function, params, 0)
         grid, block = call.groups, (call.lanes, 1, 1)
-        arguments = (function, *grid, *block, shared, self.stream.handle, params, 0)
+        arguments = (function, *grid, *block, shared, self.stream.queue.handle, params, 0)
         return driver.launch_kernel, arguments
 
     def _sending_of(self, call: Call) -> MirroredLaunch | None:
@@ -121,14 +119,14 @@ class CudaProgram:
             return None
         also, (_, pointers) = call.also, self._params[-1]
         place = ctypes.c_uint64.from_address(pointers[also.arg])
-        source = address_of_buffer(also.buffer) + also.offset
+        source = own_buffer(also.buffer).memory + also.offset
         return MirroredLaunch(self.steps[-1], place, source, also.nbytes, call.label)
 
     def _bind_product(self, call: ProductCall) -> Product:
         m, n, k = call.size
         w, x, y = (self._address(place) for place in (call.w, call.x, call.y))
         return Product(
-            self.stream.blas(), m, n, k, w, x, y,
+            self.stream.queue.blas(), m, n, k, w, x, y,
             kind=call.kind, rows=call.rows, batches=call.batches, adds=call.adds,
             has_columns=call.has_columns,
         )  # fmt: skip
@@ -137,8 +135,7 @@ class CudaProgram:
         memory, offset = place
         if isinstance(memory, ArgPlaceholder):
             return self._memory[memory] + offset
-        assert isinstance(memory, CudaBuffer)
-        return memory.address + offset
+        return int(own_buffer(memory).memory) + offset
 
     def _pack(self, values: Sequence[bytes]) -> int:
         """Lay arguments out in memory; return the address of the list of their addresses."""
@@ -159,23 +156,23 @@ class CudaProgram:
         if isinstance(arg, bytes):
             return arg
         if arg is CODE or isinstance(arg, CodeOf):
-            return self.stream.words.codes.argument(label if arg is CODE else arg.label)
+            return self.stream.queue.words.codes.argument(label if arg is CODE else arg.label)
         if isinstance(arg, Constant):
             address = self._constant(arg.content)
         elif arg is FAULT:
-            address = self.stream.words.quad.address
+            address = self.stream.queue.words.quad.address
         elif isinstance(arg, ArgPlaceholder):
             address = self._memory[arg]
         else:
-            assert isinstance(arg, CudaBuffer)
-            address = address_of_buffer(arg)
+            address = own_buffer(arg).memory
         return address.to_bytes(8, "little")
 
     def _constant(self, content: bytes) -> int:
         """Return device memory with content, filled in the order of the stream."""
         if content not in self._constants:
-            buffer = self._own(len(content))
+            address, sink = self._own(len(content)).memory, self.stream.sink
+            source = memoryview(bytearray(content))
             if content:
-                self.stream.fill_constant(memoryview(bytearray(content)), buffer.address)
-            self._constants[content] = buffer.address
+                sink.give("compile", lambda: sink.upload(source, address, 0), is_timed=False)
+            self._constants[content] = address
         return self._constants[content]

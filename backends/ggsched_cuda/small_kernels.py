@@ -7,7 +7,7 @@ from ggsched_cuda import driver
 from ggsched_cuda.cuda_context import CudaContext
 from ggsched_cuda.deferred import MAX_MOVES, Move
 from ggsched_cuda.pinned import Quad
-from ggsched_cuda.programs import OWN
+from ggsched_cuda_kernels.sources import OWN
 
 
 def make_transfers(gpu: CudaContext, handle: int, moves: Sequence[Move]) -> None:

@@ -15,12 +15,12 @@ had to wait for has that in its time: the host tells what it is to do behind the
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
-from ggsched.backend.queued.backlog import Backlog
-from ggsched.backend.timing import LateTaken, Part, Taken
+from ggsched.backend.queued.times import QueueTimes
+from ggsched.backend.timing import Part
 from ggsched_cuda import driver
 from ggsched_cuda.driver import NOT_READY, READY, CudaError, Handle, Step
 
@@ -262,7 +262,7 @@ class CudaTaken:
         self._give_back()
 
 
-class StreamTimes:
+class CudaTimes(QueueTimes):
     """Takes the times of what a stream is given, but for captures: nothing of these runs.
 
     Without a base, and where the driver refuses an event, a command has no times.
@@ -270,76 +270,46 @@ class StreamTimes:
     Args:
         clock: Of the GPU.
         handle: The driver's stream.
-        backlog: Of the stream.
-        is_captured: Whether what the stream is given now is captured.
     """
 
-    def __init__(
-        self,
-        clock: GpuClock,
-        handle: Handle,
-        backlog: Backlog,
-        is_captured: Callable[[], bool],
-    ) -> None:
+    def __init__(self, clock: GpuClock, handle: Handle) -> None:
+        super().__init__()
         self._clock = clock
         self._handle = handle
-        self._backlog = backlog
-        self._is_captured = is_captured
-        self._taken: CudaTaken | None = None
-        self._late: LateTaken | None = None  # of the command that was put into the backlog last
+        self._begun: CudaTaken | None = None
         self._clock.base()
-
-    def latest(self) -> Taken | None:
-        """Return the times of the last command; see ``ggsched.backend.timing.Latest``."""
-        late, self._late = self._late, None
-        if late is not None:
-            return late
-        return None if self._backlog.is_pending else self._whole()
-
-    def be_late(self) -> LateTaken:
-        """Return the times that a command will have which is put into the backlog."""
-        self._late = LateTaken()
-        return self._late
-
-    def tell(self, late: LateTaken) -> None:
-        """Give such a command its times: it has left the backlog."""
-        late.taken = self._whole()
-        late.is_over = True
-
-    def _whole(self) -> CudaTaken | None:
-        taken, self._taken = self._taken, None
-        return taken if taken is not None and taken.is_whole else None
 
     def begin(self) -> None:
         """Note that a command begins here, whatever became of the one before it."""
-        self._taken = None
-        base = None if self._is_captured() else self._clock.base()
-        if base is not None:
-            self._taken = CudaTaken(self._clock, base)
-            self.end()
+        base = self._clock.base()
+        self._begun = None if base is None else CudaTaken(self._clock, base)
+        self._mark("")
 
-    def end(self, label: str = "") -> None:
-        """Note that a command, or a node of it, has ended here."""
-        taken = self._taken
+    def end(self) -> CudaTaken | None:
+        """Return the times of the command that was begun and is enqueued now."""
+        if self._begun is not None and not self._begun.is_whole:
+            self._mark("")
+        taken, self._begun = self._begun, None
+        return taken
+
+    def _mark(self, label: str) -> None:
+        """Note that a command, or a node of it, has ended here; or that a command begins."""
+        taken = self._begun
         if taken is None:
             return
         try:
             event = self._clock.take_event()
         except CudaError:
-            self._taken = None
+            self._begun = None
             return
         taken.mark(label, event)
         if driver.record_event(event, self._handle)[0]:
-            self._taken = None
+            self._begun = None
 
     def around(self, steps: Sequence[Step], labels: Sequence[str]) -> Sequence[Step]:
         """Return a program's steps, as many as there are, to be run now: a mark ends each node."""
-        self.begin()
-        if self._taken is None:
+        if self._begun is None or not steps:
             return steps
-        if not steps:
-            self.end()
-            return ()
         return [
             (call, arguments) if label == after else (self._ending, (label, call, arguments))
             for (call, arguments), label, after in zip(
@@ -349,5 +319,5 @@ class StreamTimes:
 
     def _ending(self, label: str, call: Any, arguments: tuple[Any, ...]) -> Any:
         result = call(*arguments)
-        self.end(label)
+        self._mark(label)
         return result

@@ -5,27 +5,53 @@ would block the caller instead (STR-2). Such memory is staged by a thread of the
 of the stream: its content may come from a command that the stream waits for.
 """
 
-from typing import Final
+from typing import Any, Final, Protocol
 
 from ggsched.backend.protocols import HostMemory
 from ggsched_cuda import driver
 from ggsched_cuda.deferred import Move
-from ggsched_cuda.pinned import PinnedMemory, address_of
-from ggsched_cuda.sinks import Sink
+from ggsched_cuda.pinned import PinnedBlock, PinnedMemory, address_of
 
 PIECE_NBYTES: Final = 8 << 20
 """Longer transfers are staged in pieces, so that copying and sending overlap."""
 
 
-def upload(sink: Sink, pinned: PinnedMemory, handle: int, source: HostMemory, address: int) -> None:
+class Gpu(Protocol):
+    """What transfers use of a GPU."""
+
+    pinned: PinnedMemory
+
+
+class TransferSink(Protocol):
+    """What takes the parts of transfers: a queue, or a capture."""
+
+    handle: int
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU."""
+
+    def takes(self, move: Move, memory: Any) -> bool:
+        """Leave a transfer to a kernel, if that is better."""
+
+    def hold(self, memory: Any) -> None:
+        """Keep host memory until the transfers so far are complete."""
+
+    def stage(self, nbytes: int) -> PinnedBlock:
+        """Return a pinned block for a transfer."""
+
+    def call(self, to: int, source: int, nbytes: int, holds: Any) -> None:
+        """Let a thread of the driver copy host memory."""
+
+
+def upload(sink: TransferSink, source: HostMemory, address: int) -> None:
     """Copy host bytes to the device, on a stream of the driver."""
-    origin, nbytes = address_of(source), source.nbytes
-    if pinned.holds(origin, nbytes):
+    origin, nbytes, handle = address_of(source), source.nbytes, sink.handle
+    if sink.gpu.pinned.holds(origin, nbytes):
         if not sink.takes(Move(address, origin, nbytes), source):
             sink.hold(source)
             driver.enqueue_upload(address, origin, nbytes, handle)
         return
-    sink.flush()
     for start in range(0, nbytes, PIECE_NBYTES):
         piece = min(PIECE_NBYTES, nbytes - start)
         block = sink.stage(piece)
@@ -33,17 +59,14 @@ def upload(sink: Sink, pinned: PinnedMemory, handle: int, source: HostMemory, ad
         driver.enqueue_upload(address + start, block.address, piece, handle)
 
 
-def download(
-    sink: Sink, pinned: PinnedMemory, handle: int, address: int, target: HostMemory
-) -> None:
+def download(sink: TransferSink, address: int, target: HostMemory) -> None:
     """Copy bytes of the device to the host, on a stream of the driver."""
-    to, nbytes = address_of(target), target.nbytes
-    if pinned.holds(to, nbytes):
+    to, nbytes, handle = address_of(target), target.nbytes, sink.handle
+    if sink.gpu.pinned.holds(to, nbytes):
         if not sink.takes(Move(to, address, nbytes), target):
             sink.hold(target)
             driver.enqueue_download(to, address, nbytes, handle)
         return
-    sink.flush()
     for start in range(0, nbytes, PIECE_NBYTES):
         piece = min(PIECE_NBYTES, nbytes - start)
         block = sink.stage(piece)

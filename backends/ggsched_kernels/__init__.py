@@ -28,6 +28,8 @@ from ggsched_kernels.calls import (
 )
 from ggsched_kernels.lower import Lowered, lower_nodes, supported_fusions, supported_ops
 from ggsched_kernels.lower_warps import WARP_BLOCKS
+from ggsched_kernels.user import PREFIX as USER_PREFIX
+from ggsched_kernels.user import user_source
 
 Dialect = Literal["opencl", "cuda"]
 
@@ -38,6 +40,7 @@ _BLOCKS: Final = tuple(dtype.name for dtype in KERNEL_BLOCKS)
 
 # Source -> types of the packed operand that its programs depend on.
 SOURCES: Final[dict[str, tuple[str, ...]]] = {
+    "attention_blocks": _PLAIN,
     "copy": _PLAIN + _BLOCKS,
     "elementwise": (),
     "matmul": _PLAIN + _BLOCKS,
@@ -69,6 +72,8 @@ def source(name: str, dialect: Dialect) -> str:
     Raises:
         UsageError: there is no such source or dialect.
     """
+    if name.startswith(USER_PREFIX):
+        return user_source(name, dialect)
     if name not in SOURCES or dialect not in DIALECTS:
         raise UsageError(
             f"no kernel source {name!r} for {dialect!r}",
@@ -112,6 +117,7 @@ __all__ = [
     "ROUTE",
     "SCRATCH",
     "SOURCES",
+    "USER_PREFIX",
     "WARP_SOURCES",
     "Constant",
     "Dialect",

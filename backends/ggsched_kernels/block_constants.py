@@ -1,23 +1,41 @@
 """Constants of block layouts for ``weights.h``, from the declarations of the types.
 
-A type whose layout is not one of those that ``weights.h`` can read has no kernels: devices that use
-these sources do not declare it, and placement puts what needs it on a device that does.
+``weights.h`` reads two kinds of blocks. Those of 32 elements with one scale are described by the
+places of their fields. Blocks of parts, with a scale for each part or with a table of integers, are
+described by C expressions for the integers, which are made here from their bit fields.
+
+A type whose layout is of neither kind has no kernels: devices that use these sources do not declare
+it, and placement puts what needs it on a device that does.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ggsched.ir.blocks import Bits, BlockLayout, Real
+from ggsched.ir.blocks import Bits, BlockLayout, Integers, Real
 from ggsched.ir.dtype import FLOAT_DTYPES, MXFP4, QUANTIZED_DTYPES, DType
 
 _ELEMENTS: Final = 32
+_VECTOR: Final = 8  # elements that kernels load at once, at most
+_TABLE: Final = 16
+
+Constants = dict[str, int | str]
 
 
-def block_constants(layout: BlockLayout) -> dict[str, int] | None:
+def block_constants(layout: BlockLayout) -> Constants | None:
     """Return what ``weights.h`` has to know of a layout; None if it cannot read it."""
+    plain = _plain_block(layout)
+    return _block_of_parts(layout) if plain is None else plain
+
+
+def _plain_block(layout: BlockLayout) -> Constants | None:
     codes, scale = layout.codes, layout.scale
     first, *rest = codes.parts
-    found = {"BLOCK_NBYTES": layout.nbytes, "CODES_AT": first.at, "SCALE_AT": scale.at}
+    found: Constants = {
+        "BLOCK_ELEMENTS": _ELEMENTS,
+        "BLOCK_NBYTES": layout.nbytes,
+        "CODES_AT": first.at,
+        "SCALE_AT": scale.at,
+    }
     if layout.elements != _ELEMENTS or layout.sub_scales or layout.sub_mins:
         return None
     if codes.is_signed:
@@ -43,6 +61,89 @@ def block_constants(layout: BlockLayout) -> dict[str, int] | None:
     return {**found, "ZERO": codes.zero}
 
 
+# --- blocks of parts ------------------------------------------------------------------------------
+
+
+def _block_of_parts(layout: BlockLayout) -> Constants | None:
+    codes, scale = layout.codes, layout.scale
+    parts = layout.sub_scales.count if layout.sub_scales is not None else 1
+    part = layout.elements // parts
+    if not (_has_vectors(codes) and codes.count % _ELEMENTS == 0 and part % _VECTOR == 0):
+        return None
+    if scale.kind != "f16" or part > _ELEMENTS or _ELEMENTS % part:
+        return None
+    found: Constants = {
+        "BLOCK_ELEMENTS": layout.elements,
+        "BLOCK_NBYTES": layout.nbytes,
+        "PART_ELEMENTS": part,
+        "SCALE_AT": scale.at,
+        "CODES(LOAD, block, j)": " | ".join(_vector(bits) for bits in codes.parts),
+        "ZERO": codes.zero,
+    }
+    if codes.table:
+        if len(codes.table) != _TABLE or any(not _is_i8(x) for x in codes.table):
+            return None
+        for i, word in enumerate(_words([int(x) for x in codes.table])):
+            found[f"TABLE_{i}"] = f"{word:#x}"
+    if layout.sub_scales is not None:
+        found["PART_SCALE(block, s)"] = _integer(layout.sub_scales)
+    if layout.min is None:
+        return found
+    if layout.min.kind != "f16" or layout.sub_mins is None or layout.sub_mins.count != parts:
+        return None
+    found["MIN_AT"] = layout.min.at
+    sign = "" if layout.min.sign > 0 else "-"
+    return {**found, "PART_MIN(block, s)": f"{sign}({_integer(layout.sub_mins)})"}
+
+
+def _has_vectors(codes: Integers) -> bool:
+    """Whether the bits of neighbouring elements lie in neighbouring bytes, at the same place."""
+    whole = all((bits.start, bits.count) == (0, codes.count) for bits in codes.parts)
+    return whole and not codes.is_signed and all(bits.run % _VECTOR == 0 for bits in codes.parts)
+
+
+def _vector(bits: Bits) -> str:
+    """Return the C expression of some bits of the elements from j on."""
+    return _field(bits, "(j)", "LOAD(block + {})")
+
+
+def _integer(integers: Integers) -> str:
+    """Return the C expression of integer s, which depends on where s lies if parts differ."""
+    if integers.is_signed:
+        (bits,) = integers.parts
+        return f"(int)((GLOBAL const i8 *)(block))[{bits.at} + (s)]"
+    ranges: dict[tuple[int, int], list[Bits]] = {}
+    for bits in integers.parts:
+        ranges.setdefault((bits.start, bits.start + bits.count), []).append(bits)
+    text = ""
+    for (start, stop), parts in sorted(ranges.items()):
+        index = f"((s) - {start})" if start else "(s)"
+        each = " | ".join(_field(bits, index, "(int)(block)[{}]") for bits in parts)
+        text += f"({each})" if stop == integers.count else f"(s) < {stop} ? ({each}) : "
+    return f"(({text}) - {integers.zero})"
+
+
+def _field(bits: Bits, index: str, load: str) -> str:
+    """Return the C expression of the bits of one integer, by its index; see ``Bits.places``."""
+    each = bits.run * ((8 - bits.low) // bits.width)
+    where = f"{bits.at} + {index} / {each} * {bits.run}"
+    where += f" + {index} % {bits.run}" if bits.run > 1 else ""
+    shift = f"{bits.low} + {index} % {each} / {bits.run} * {bits.width}"
+    return f"((({load.format(where)} >> ({shift})) & {(1 << bits.width) - 1}) << {bits.up})"
+
+
+def _is_i8(x: float) -> bool:
+    return x == int(x) and -128 <= x <= 127
+
+
+def _words(table: Sequence[int]) -> Iterator[int]:
+    for i in range(0, len(table), 4):
+        yield int.from_bytes(bytes(x & 255 for x in table[i : i + 4]), "little")
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
 def constants_text() -> str:
     """Return the constants of every type that kernels can read, as text of a header."""
     return "\n".join(_lines()) + "\n"
@@ -55,7 +156,7 @@ def _lines() -> Iterator[str]:
     yield "#endif"
 
 
-_KNOWN: Final[dict[DType, dict[str, int]]] = {
+_KNOWN: Final[dict[DType, Constants]] = {
     dtype: constants
     for dtype in QUANTIZED_DTYPES
     if dtype.layout is not None and (constants := block_constants(dtype.layout)) is not None

@@ -72,6 +72,17 @@ class MirrorOutput:
     arg: int
 
 
+class Launch(Enum):
+    """When a kernel may be brought onto the GPU; devices without such a choice launch in turn."""
+
+    IN_TURN = "in turn"  # when its predecessor is complete
+    # Before that. In front of its first statement it lets its successor in and waits.
+    AT_HEAD = "at its head"
+    # Before that. Its text says where it lets its successor in, and where it waits,
+    BY_ITSELF = "by itself"
+    WAITS_FIRST = "waits first"  # and it waits before it lets its successor in.
+
+
 @dataclass(frozen=True, slots=True)
 class KernelCall:
     """One kernel to enqueue.
@@ -89,6 +100,8 @@ class KernelCall:
         cluster: Groups along the first axis that run at the same time and reach each other's shared
             memory; a divisor of their number. CUDA only, from compute capability 9.0 on.
         also: What it can write to host memory too, whose address is then given. CUDA only.
+        launch: When it may be launched.
+        early_reads: What it can read before its predecessor has ended, if that writes none of it.
     """
 
     source: str
@@ -101,6 +114,8 @@ class KernelCall:
     shared_nbytes: int = 0
     cluster: int = 1
     also: MirrorOutput | None = None
+    launch: Launch = Launch.AT_HEAD
+    early_reads: tuple[Operand, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

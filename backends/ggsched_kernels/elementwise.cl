@@ -6,6 +6,8 @@
 #define CLAMP 1
 #define SILU 2
 #define GELU 3
+#define SIGMOID_OF 4
+#define TANH_OF 5
 #define ADD 0
 #define SUB 1
 #define MUL 2
@@ -23,13 +25,17 @@ FN vf vunary(int op, vf a, float p0, float p1) {
     return VSELECT(a > p1, VSPLAT(p1), a);
   }
   if (op == SILU) return a / (VEXP(-a) + 1.0f);
+  if (op == SIGMOID_OF) return VSPLAT(1.0f) / (VEXP(-a) + 1.0f);
+  if (op == TANH_OF) return VTANH(a);
   return a * 0.5f * (VTANH(GELU_ANGLE(a)) + 1.0f);
 }
 
 FN float unary1(int op, float a, float p0, float p1) {
   if (op == SCALE) return a * p0 + p1;
-  if (op == CLAMP) return MIN(MAX(a, p0), p1);
+  if (op == CLAMP) return MIN(p1, MAX(p0, a)); /* in this order NaN stays (LCH-3) */
   if (op == SILU) return a / (EXP(-a) + 1.0f);
+  if (op == SIGMOID_OF) return 1.0f / (EXP(-a) + 1.0f);
+  if (op == TANH_OF) return TANH(a);
   return a * 0.5f * (TANH(GELU_ANGLE(a)) + 1.0f);
 }
 
@@ -51,8 +57,8 @@ FN float binary1(int op, float a, float b, float p0, float p1) {
   if (op == MUL) return a * b;
   if (op == DIV) return a / b;
   if (op == SWIGLU) return a / (EXP(-a) + 1.0f) * b;
-  a = MIN(a, p1);
-  b = MAX(MIN(b, p1), -p1);
+  a = MIN(p1, a);
+  b = MAX(-p1, MIN(p1, b));
   return a / (EXP(-a * p0) + 1.0f) * (b + 1.0f);
 }
 

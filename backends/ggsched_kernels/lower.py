@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from ggsched.backend.program import BoundNode, groups_of
-from ggsched.errors import UsageError
+from ggsched.backend.user_kernels import user_op_keys
 from ggsched.ir.dtype import F16, F32, I32
+from ggsched.ir.shapes import KV_DTYPES
 from ggsched.topology.caps import op_key
 from ggsched_kernels.block_constants import KERNEL_DTYPES
 from ggsched_kernels.calls import (
@@ -16,6 +17,7 @@ from ggsched_kernels.calls import (
     TuningProfile,
     check_alignment,
 )
+from ggsched_kernels.lower_attention import lower_attention
 from ggsched_kernels.lower_elements import (
     lower_add_id,
     lower_binary,
@@ -37,9 +39,10 @@ from ggsched_kernels.lower_reductions import (
 )
 from ggsched_kernels.lowering_context import LoweringContext
 from ggsched_kernels.retained import Retained
+from ggsched_kernels.user import lower_user
 
 _LOWER: Final[dict[str, Callable[[LoweringContext], None]]] = {
-    **dict.fromkeys(("scale", "clamp", "silu", "gelu"), lower_unary),
+    **dict.fromkeys(("scale", "clamp", "silu", "gelu", "sigmoid", "tanh"), lower_unary),
     **dict.fromkeys(("add", "sub", "mul", "div", "swiglu", "swiglu_oai"), lower_binary),
     **dict.fromkeys(("cpy", "cont"), lower_copy),
     **dict.fromkeys(("rms_norm", "norm"), lower_norm),
@@ -54,6 +57,7 @@ _LOWER: Final[dict[str, Callable[[LoweringContext], None]]] = {
     "sum_rows": lower_sum_rows,
     "soft_max": lower_soft_max,
     "rope": lower_rope,
+    "attention": lower_attention,
 }
 
 
@@ -85,7 +89,7 @@ def lower_nodes(
         retained: What calls of earlier nodes of the same program have prepared.
 
     Raises:
-        UsageError: an op that is not lowered, or elements that are not aligned.
+        UsageError: an op without a kernel, or elements that are not aligned.
     """
     calls: list[KernelCall] = []
     retained = Retained() if retained is None else retained
@@ -114,27 +118,31 @@ def memory_of(scratch_nbytes: int, retained: Retained) -> dict[ArgPlaceholder, i
 
 def _lower_node(node: BoundNode, profile: TuningProfile, retained: Retained) -> LoweringContext:
     site = LoweringContext(node, profile, retained)
-    if node.op not in _LOWER:
-        raise UsageError(f"no kernel for {node.op}", where=node.label)
     if 0 not in node.output.shape:
-        _LOWER[node.op](site)
+        _LOWER.get(node.op, lower_user)(site)
     return site
 
 
-def supported_ops() -> frozenset[str]:
-    """Return ``op:dtype`` for all that ``lower_nodes`` takes, for ``DeviceFacts.ops``."""
+def supported_ops(backend: str = "") -> frozenset[str]:
+    """Return ``op:dtype`` for all that ``lower_nodes`` takes, for ``DeviceFacts.ops``.
+
+    Args:
+        backend: Whose kernels of user-defined ops are added.
+    """
     kinds = dict.fromkeys(_LOWER, (F32,))
     more = {
         "get_rows": (*KERNEL_DTYPES, I32),
         "mul_mat": KERNEL_DTYPES,
         "mul_mat_id": KERNEL_DTYPES,
+        "attention": KV_DTYPES,
         "set_rows": (F32, F16),
         "cpy": (*KERNEL_DTYPES, I32),
         "cont": (*KERNEL_DTYPES, I32),
         "concat": (F32, I32),
     }
     keys = {op: more.get(op, types) for op, types in kinds.items()}
-    return frozenset(op_key(op, t.name) for op, types in keys.items() for t in types)
+    built_in = frozenset(op_key(op, t.name) for op, types in keys.items() for t in types)
+    return built_in | user_op_keys(backend)
 
 
 __all__ = ["Lowered", "lower_nodes", "supported_fusions", "supported_ops"]

@@ -14,6 +14,8 @@ _UNARY: Final = {
     "clamp": (1, "min", "max"),
     "silu": (2, "", ""),
     "gelu": (3, "", ""),
+    "sigmoid": (4, "", ""),
+    "tanh": (5, "", ""),
 }
 _BINARY: Final = {
     "add": (0, "", ""),
@@ -26,7 +28,7 @@ _BINARY: Final = {
 
 
 def lower_unary(site: LoweringContext) -> None:
-    """``scale``, ``clamp``, ``silu``, ``gelu``."""
+    """``scale``, ``clamp``, ``silu``, ``gelu``, ``sigmoid``, ``tanh``."""
     node = site.node
     a, y = merged([window(node.inputs[0]), window(node.output)])
     groups, span = site.parts(y.rows, y.shape[-1])

@@ -11,7 +11,17 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.dtype import F16
-from ggsched_kernels.calls import CODE, FAULT, Arg, TuningProfile, f32, i32, window, window_of
+from ggsched_kernels.calls import (
+    CODE,
+    FAULT,
+    Arg,
+    Launch,
+    TuningProfile,
+    f32,
+    i32,
+    window,
+    window_of,
+)
 from ggsched_kernels.lower_matrix import ROWS_AT_ONCE
 from ggsched_kernels.lower_reductions import rope_arguments
 from ggsched_kernels.lowering_context import LoweringContext, weight_define
@@ -68,6 +78,7 @@ def _product_add(nodes: Nodes, site: LoweringContext) -> bool:
     args = (*window(w).args, *site.contiguous(x).args, *z.args, *y.args)
     grid = (_columns(y.shape[-1]), y.shape[0] * y.shape[1], 1)
     site.call("matvec", "matvec_add", args, grid, **weight_define(w.dtype))
+    site.launched(Launch.IN_TURN)
     return True
 
 
@@ -80,6 +91,7 @@ def _gated(nodes: Nodes, site: LoweringContext) -> bool:
     args = (*window(w).args, *window(v).args, *site.contiguous(x).args, *y.args)
     grid = (_columns(y.shape[-1]), y.shape[0] * y.shape[1], 1)
     site.call("matvec", "matvec_gated", args, grid, **weight_define(w.dtype))
+    site.launched(Launch.IN_TURN)
     return True
 
 
@@ -96,6 +108,7 @@ def _experts_add(nodes: Nodes, site: LoweringContext) -> bool:
     grid = (_columns(y.shape[-1]), ids.shape[0] * ids.shape[1], 1)
     define = weight_define(w.dtype)
     site.call("matvec", "matvec_id_add", (*tensors, FAULT, CODE), grid, **define)
+    site.launched(Launch.IN_TURN)
     return True
 
 
@@ -109,6 +122,7 @@ def _gated_experts(nodes: Nodes, site: LoweringContext) -> bool:
     grid = (_columns(y.shape[-1]), ids.shape[0] * ids.shape[1], 1)
     define = weight_define(w.dtype)
     site.call("matvec", "matvec_id_gated", (*tensors, FAULT, CODE), grid, **define)
+    site.launched(Launch.IN_TURN)
     return True
 
 

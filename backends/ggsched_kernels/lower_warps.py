@@ -16,6 +16,7 @@ from ggsched_kernels.calls import (
     MAX_PARTS,
     SCRATCH,
     Arg,
+    Launch,
     Window,
     i32,
     i64,
@@ -225,6 +226,7 @@ def _lower_blocks(site: LoweringContext) -> None:
         args = (*_chosen_args(site)[:-2], groups, FAULT, CODE)
         grid = (cut.groups, y.shape[1] * y.shape[2], 1)
         site.call("matvec_blocks", "matvec_blocks_id", args, grid, **defines)
+        site.launched(Launch.IN_TURN)
         return
     args = (*window(w).args, *window(x).args, *y.args, groups)
     grid = (cut.groups, -(-y.shape[2] // cut.defines["COLS"]), y.shape[0] * y.shape[1])

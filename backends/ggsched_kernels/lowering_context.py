@@ -1,5 +1,6 @@
 """One node while it is being lowered: collects calls and scratch memory."""
 
+from dataclasses import replace
 from math import prod
 from typing import Final
 
@@ -11,6 +12,7 @@ from ggsched_kernels.calls import (
     SCRATCH,
     Arg,
     KernelCall,
+    Launch,
     TuningProfile,
     Window,
     i32,
@@ -69,6 +71,10 @@ class LoweringContext:
         label, local = self.node.label, int(defines.get("LOCAL_NBYTES", 0))
         call = KernelCall(source, pairs, kernel, args, groups, group, label, local, cluster)
         self.calls.append(call)
+
+    def launched(self, launch: Launch, early_reads: tuple[Operand, ...] = ()) -> None:
+        """Say when the last call may be launched, and what it can read early."""
+        self.calls[-1] = replace(self.calls[-1], launch=launch, early_reads=early_reads)
 
     def scratch(self, nbytes: int) -> int:
         """Reserve scratch memory for this node, return its offset."""

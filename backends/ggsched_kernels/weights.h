@@ -4,8 +4,8 @@
  *     k is a multiple of VW.
  * WITEM(row, k): element k.
  * W_NBYTES: bytes of an element; 0 for block types, which have two more, k a multiple of 32:
- * wdot(row, k, x): sums of products of the block at k with the 32 floats at x.
- * wunpack(row, k, to): the block at k as 32 floats in local memory.
+ * wdot(row, k, x): sums of products of the 32 elements at k with the 32 floats at x.
+ * wunpack(row, k, to): the 32 elements at k as floats in local memory.
  */
 #if defined(W_F32)
 #define W_NBYTES 4
@@ -21,12 +21,78 @@
 #define WITEM(row, k) FLOAT_OF_BITS((u32)((GLOBAL const u16 *)(row))[k] << 16)
 #else
 #define W_NBYTES 0
-#define WLOAD(row, k) wload((row) + (i64)((k) / 32) * BLOCK_NBYTES, (k) % 32)
-#define WITEM(row, k) witem((row) + (i64)((k) / 32) * BLOCK_NBYTES, (k) % 32)
+#define BLOCK_OF(row, k) ((row) + (i64)((k) / BLOCK_ELEMENTS) * BLOCK_NBYTES)
+#define WLOAD(row, k) wload(BLOCK_OF(row, k), (k) % BLOCK_ELEMENTS)
+#define WITEM(row, k) witem(BLOCK_OF(row, k), (k) % BLOCK_ELEMENTS)
 
 /* Blocks start at odd addresses, so a scale is put together from its bytes. */
 #define HALF_AT(p) FLOAT_OF_HALF((u32)(p)[0] | (u32)(p)[1] << 8)
 
+#if defined(PART_ELEMENTS)
+/* Blocks of parts of 16 or 32 elements. CODES gives the stored integers, of a vector of elements or of
+ * one, by the load that it is told; PART_SCALE and PART_MIN are integers of part s, which the block's scale
+ * and minimum are multiplied with. */
+#define BYTE(p) ((int)(p)[0])
+#if defined(TABLE_0)
+/* The integers are indices of 16 signed bytes, which are packed in four words. */
+FN vi words(vi n) {
+  vi low = VSELECT(n < 4, VSPLAT_INT((int)TABLE_0), VSPLAT_INT((int)TABLE_1));
+  vi high = VSELECT(n < 12, VSPLAT_INT((int)TABLE_2), VSPLAT_INT((int)TABLE_3));
+  return VSELECT(n < 8, low, high);
+}
+FN vf unpacked(vi n) { return VFLOAT_OF_INT((words(n) << (VSPLAT_INT(24) - ((n & 3) << 3))) >> 24); }
+FN float unpacked1(int n) {
+  u32 word = n < 8 ? (n < 4 ? TABLE_0 : TABLE_1) : (n < 12 ? TABLE_2 : TABLE_3);
+  return (float)(i8)(word >> (n & 3) * 8);
+}
+#else
+FN vf unpacked(vi codes) { return VFLOAT_OF_INT(codes - ZERO); }
+FN float unpacked1(int code) { return (float)(code - ZERO); }
+#endif
+#define MANY(block, j) unpacked(CODES(VLOAD_U8, block, j))
+#define ONE(block, j) unpacked1(CODES(BYTE, block, j))
+#if defined(PART_SCALE)
+FN float part_scale(GLOBAL const u8 *block, u32 s) { return HALF_AT(block + SCALE_AT) * (float)(PART_SCALE(block, s)); }
+#else
+FN float part_scale(GLOBAL const u8 *block, u32 s) { return HALF_AT(block + SCALE_AT); }
+#endif
+#if defined(MIN_AT)
+FN float part_min(GLOBAL const u8 *block, u32 s) { return HALF_AT(block + MIN_AT) * (float)(PART_MIN(block, s)); }
+#define PLUS_PART_MIN(block, s) + part_min(block, s)
+#else
+#define PLUS_PART_MIN(block, s)
+#endif
+
+FN vf wload(GLOBAL const u8 *block, u32 j) {
+  return MANY(block, j) * part_scale(block, j / PART_ELEMENTS) PLUS_PART_MIN(block, j / PART_ELEMENTS);
+}
+FN float witem(GLOBAL const u8 *block, u32 j) {
+  return ONE(block, j) * part_scale(block, j / PART_ELEMENTS) PLUS_PART_MIN(block, j / PART_ELEMENTS);
+}
+FN vf wdot(GLOBAL const u8 *row, int k, GLOBAL const float *x) {
+  GLOBAL const u8 *block = BLOCK_OF(row, k);
+  u32 begin = (u32)k % BLOCK_ELEMENTS;
+  vf sum = VSPLAT(0.0f);
+  UNROLL for (int p = 0; p < 32; p += PART_ELEMENTS) {
+    vf part = VSPLAT(0.0f), all = part;
+    UNROLL for (int j = 0; j < PART_ELEMENTS; j += VW) {
+      vf xs = VLOAD(x + p + j);
+      part += MANY(block, begin + p + j) * xs;
+      all += xs;
+    }
+    sum += part * part_scale(block, (begin + p) / PART_ELEMENTS);
+#if defined(MIN_AT)
+    sum += all * part_min(block, (begin + p) / PART_ELEMENTS);
+#endif
+  }
+  return sum;
+}
+FN void wunpack(GLOBAL const u8 *row, int k, LOCAL_PTR float *to) {
+  GLOBAL const u8 *block = BLOCK_OF(row, k);
+  u32 begin = (u32)k % BLOCK_ELEMENTS;
+  UNROLL for (int j = 0; j < 32; j += VW) VSTORE_LOCAL(wload(block, begin + j), to + j);
+}
+#else
 /* The constants of a block type come from its layout (block_constants.py). SCALE_OF(block) is its scale, and
  * HALF_AT(block + MIN_AT) is added to each element where MIN_AT is defined. Codes are unpacked before they are scaled: many at j (MANY), one at j (ONE), or all of them,
  * EACH(j, vector) for each vector (WHOLE). */
@@ -126,4 +192,5 @@ FN void wunpack(GLOBAL const u8 *row, int k, LOCAL_PTR float *to) {
 #define STORE_SCALED(j, v) VSTORE_LOCAL((v) * scale PLUS_MIN(block), to + (j))
   WHOLE(block, STORE_SCALED);
 }
+#endif
 #endif

@@ -1,12 +1,16 @@
 """Events: the last command of a stream at some time, and the verdicts on what lies before it."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from ggsched.backend.queued.error_state import POISONED, PendingStatus
 from ggsched.backend.queued.events import PointEvent, QueuePoint
+from ggsched.backend.queued.polling import Polling
 from ggsched.errors import DeviceFault
 from ggsched_opencl.driver import COMPLETE, Handle, status_of
-from ggsched_opencl.polling import POLLING
+
+# Short, since a device that is a processor needs it for threads of its own.
+POLLING: Final = Polling(spin_s=60e-6, share=1 / 16)
 
 
 class Point(QueuePoint):

@@ -4,8 +4,9 @@ from functools import partial
 from typing import Any
 
 from ggsched.backend.protocols import Stream
+from ggsched.backend.queued.stream import QueuedStream
 from ggsched_opencl import driver
-from ggsched_opencl.stream import OpenClStream
+from ggsched_opencl.queue import OpenClQueue
 
 
 class QueueLatch:
@@ -15,9 +16,9 @@ class QueueLatch:
     and the order of the queue would not be tested.
     """
 
-    def __init__(self, stream: OpenClStream) -> None:
-        gate = driver.make_gate(stream.device.context)
-        stream.hold(gate)
+    def __init__(self, stream: QueuedStream[OpenClQueue]) -> None:
+        gate = driver.make_gate(stream.queue.context)
+        stream.queue.hold(gate)
         self._open = partial(driver.open_gate, gate)
         self._is_open = False
 
@@ -33,5 +34,5 @@ class OpenClHarness:
 
     def latch(self, stream: Stream) -> Any:
         """Hold a stream."""
-        assert isinstance(stream, OpenClStream)
+        assert isinstance(stream, QueuedStream)
         return QueueLatch(stream)

@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from ggsched.backend.base_buffer import BaseBuffer, own_buffer, writable_memory
 from ggsched.backend.program import BoundNode
-from ggsched.backend.protocols import Buffer, Device, Stream
-from ggsched.backend.queued.backlog import Backlog
+from ggsched.backend.protocols import Device
+from ggsched.backend.queued.stream import QueuedStream
 from ggsched_kernels import CODE, FAULT, Constant, KernelCall, TuningProfile, lower_nodes
-from ggsched_kernels.calls import Arg, ArgPlaceholder
-from ggsched_kernels.fault_words import FaultCodes
+from ggsched_kernels.calls import Arg, ArgPlaceholder, CodeOf
 from ggsched_opencl import driver
-from ggsched_opencl.buffer import OpenClBuffer, readable, writable
 from ggsched_opencl.driver import Handle
+from ggsched_opencl.queue import OpenClQueue
 
 Grid = tuple[int, int, int]
 Step = tuple[Handle, Grid, Grid]
@@ -24,7 +24,7 @@ class ProgramDevice(Device, Protocol):
     context: Any
     profile: TuningProfile
 
-    def allocate(self, nbytes: int) -> OpenClBuffer:
+    def allocate(self, nbytes: int) -> BaseBuffer:
         """Return a fresh buffer."""
 
     def take_kernel(self, name: str, defines: tuple[tuple[str, str], ...], kernel: str) -> Handle:
@@ -34,43 +34,31 @@ class ProgramDevice(Device, Protocol):
         """Take kernel objects back."""
 
 
-class ProgramStream(Stream, Protocol):
-    """What programs use of their stream."""
-
-    codes: FaultCodes
-    backlog: Backlog
-
-    @property
-    def device(self) -> ProgramDevice:
-        """The device."""
-
-    @property
-    def fault_words(self) -> Handle:
-        """Device memory where kernels leave the code of a node that met a bad id."""
-
-
 class OpenClProgram:
     """Kernels for one stream, with scratch memory of their own (LCH-1..5).
 
     Args:
+        device: The device.
         stream: The only stream that runs it.
         nodes: Nodes, checked, in order.
     """
 
-    def __init__(self, stream: ProgramStream, nodes: Sequence[BoundNode]) -> None:
-        device = stream.device
+    def __init__(
+        self, device: ProgramDevice, stream: QueuedStream[OpenClQueue], nodes: Sequence[BoundNode]
+    ) -> None:
         for node in nodes:
-            writable(node.output.buffer)
+            writable_memory(node.output.buffer)
         lowered = lower_nodes(nodes, device.profile)
+        self._device = device
         self.stream = stream
         self.is_closed = False
         self.checks_ids = any(FAULT in call.args for call in lowered.calls)
         self.steps: list[Step] = []
         self.labels = [call.label for call in lowered.calls]
         # OpenCL kernels do not keep their arguments alive.
-        self._buffers: list[Buffer | Handle] = []
+        self._buffers: list[Handle] = []
         self._kernels: list[tuple[tuple[object, ...], Handle]] = []
-        self._memory: dict[ArgPlaceholder, OpenClBuffer] = {}
+        self._memory: dict[ArgPlaceholder, BaseBuffer] = {}
         self._constants: dict[bytes, Handle] = {}
         try:
             for memory, nbytes in lowered.memory.items():
@@ -83,7 +71,7 @@ class OpenClProgram:
 
     def _add(self, call: KernelCall) -> None:
         key = (call.source, call.defines, call.kernel)
-        kernel = self.stream.device.take_kernel(*key)
+        kernel = self._device.take_kernel(*key)
         self._kernels.append((key, kernel))
         for i, arg in enumerate(call.args):
             driver.set_argument(kernel, i, self._value(arg, call.label))
@@ -94,19 +82,19 @@ class OpenClProgram:
         if isinstance(arg, bytes):
             return arg
         if isinstance(arg, Constant):
-            context = self.stream.device.context
+            context = self._device.context
             if arg.content not in self._constants:
                 made = driver.make_filled_buffer(context, arg.content)
                 self._constants[arg.content] = made
             return self._constants[arg.content]
         if arg is FAULT:
-            return self.stream.fault_words
+            return self.stream.queue.fault_words
         if arg is CODE:
-            return self.stream.codes.argument(label)
+            return self.stream.queue.codes.argument(label)
         if isinstance(arg, ArgPlaceholder):
-            return self._memory[arg].handle  # the lowering has counted it
-        assert isinstance(arg, OpenClBuffer)
-        handle = readable(arg)
+            return self._memory[arg].memory  # the lowering has counted it
+        assert not isinstance(arg, CodeOf)  # only calls of CUDA kernels do the work of several
+        handle = own_buffer(arg).memory
         self._buffers.append(handle)
         return handle
 
@@ -122,7 +110,7 @@ class OpenClProgram:
         self.stream.backlog.add_always("close", self._release)
 
     def _release(self) -> None:
-        self.stream.device.give_back(self._kernels)
+        self._device.give_back(self._kernels)
         self._kernels = []
         self._buffers = []
         self._constants = {}

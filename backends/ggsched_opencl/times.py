@@ -7,7 +7,9 @@ how far the two clocks are apart.
 
 from collections.abc import Sequence
 from math import inf
+from time import perf_counter
 
+from ggsched.backend.queued.times import QueueTimes
 from ggsched.backend.timing import Part
 from ggsched_opencl import driver
 from ggsched_opencl.driver import COMPLETE, Handle, status_of
@@ -28,6 +30,33 @@ class ClockMatch:
     def ahead_s(self) -> float:
         """Seconds to add to times of the device."""
         return (self._least + self._most) / 2
+
+
+class OpenClTimes(QueueTimes):
+    """Takes the times of what a queue is given.
+
+    Attributes:
+        commands: Label and event of each kernel of a launch, or of the one command, that was begun.
+    """
+
+    takes_waits = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._match = ClockMatch()
+        self._before_s = 0.0
+        self.commands: list[tuple[str, Handle]] = []
+
+    def begin(self) -> None:
+        """Note that a command begins here."""
+        self.commands = []
+        self._before_s = perf_counter()
+
+    def end(self) -> "OpenClTaken | None":
+        """Return the times of the command, unless nothing was enqueued."""
+        if not self.commands:
+            return None
+        return OpenClTaken(self._match, self.commands, self._before_s, perf_counter())
 
 
 class OpenClTaken:

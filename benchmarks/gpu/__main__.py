@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 PARTS = (
-    "place", "kit", "mutants", "models", "times", "warp_specialized", "attention", "pdl_prefetch",
+    "place", "kit", "mutants", "models", "times", "warp_specialized", "attention",
+    "flash_attention", "pdl_prefetch",
     "moe_router",
     "products", "prefill", "decode", "session", "pipeline",
 )  # fmt: skip

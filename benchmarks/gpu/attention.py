@@ -1,6 +1,6 @@
 """Attention as one kernel, heads as one, and both as one, against the oracle, and their times.
 
-Everything runs with early launch and without. What is compared is also run twice: the bytes have to
+Everything runs with PDL and without. What is compared is also run twice: the bytes have to
 be the same.
 """
 
@@ -28,8 +28,8 @@ from ggsched_cuda.capture import driver as capturing
 TOLERANCE = 1e-4
 TOKENS, SHARES, WIDTHS = (1, 2, 5, 8), (1, 4, 8), (64, 128, 80)
 POSITIONS = (1, 7, 32, 100, 256, 1000, 4096)
-MASKS = ("prefix", "window", "none", "hidden")
-SPREAD_NBYTES = 100 << 20  # of caches, several times what the second cache keeps
+MASKS = ("prefix", "window", "none", "hidden", "mask")
+SPREAD_NBYTES = 100 << 20  # of caches, several times what the L2 cache keeps
 ROUNDS = 9
 TIMEOUT_S = 60.0
 
@@ -140,7 +140,10 @@ def attention(shape: Shape, layers: int = 1) -> Graph:
     s, g = shape, GraphBuilder("attention")
     heads = s.groups * s.share
     q = g.input("q", (s.tokens, heads, s.width))
-    mask = g.input("mask", (s.tokens, s.n)) if s.mask != "none" else None
+    mask = g.input("mask", (s.tokens, s.n)) if s.mask in ("mask", "hidden") else None
+    bounds = None
+    if s.mask in ("prefix", "window"):
+        bounds = g.input("bounds", (s.tokens, 2), I32)
     sinks = g.input("sinks", (heads,)) if s.sinks else None
     results = []
     for i in range(layers):
@@ -151,17 +154,19 @@ def attention(shape: Shape, layers: int = 1) -> Graph:
             )
             for name in ("keys", "values")
         )  # fmt: skip
-        kq = g.mul_mat(g.permute(keys, 1, 0, 2), g.permute(q, 1, 0, 2))
-        weights = g.soft_max(kq, mask, sinks, scale=s.width**-0.5)
-        results.append(g.mul_mat(g.permute(values, 1, 2, 0), weights))
+        results.append(
+            g.attention(q, keys, values, mask=mask, bounds=bounds, sinks=sinks, scale=s.width**-0.5)
+        )
     return g.build(*results)
 
 
 def _values(graph: Graph, shape: Shape, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     values = {t.name: _drawn(t, rng) for t in graph.roots(Role.INPUT)}
-    if shape.mask != "none":
+    if "mask" in graph:
         values["mask"] = _mask(shape)
+    if "bounds" in graph:
+        values["bounds"] = _bounds(shape)
     return values
 
 
@@ -171,15 +176,18 @@ def _drawn(t: Tensor, rng: np.random.Generator) -> Any:
 
 
 def _mask(shape: Shape) -> Any:
-    """Hide what comes after a token, or lies far before it, or everything."""
-    at = np.arange(shape.n)
-    last = np.minimum(shape.n - 1, 5 * shape.n // 8 + np.arange(shape.tokens))[:, None]
-    seen = at <= last
-    if shape.mask == "window":
-        seen &= at > last - 128
-    elif shape.mask == "hidden":
+    """Hide what comes after a token, or everything."""
+    seen = np.arange(shape.n) < _bounds(shape)[:, 1:]
+    if shape.mask == "hidden":
         seen[:] = False
     return np.where(seen, 0.0, -np.inf).astype(np.float32)
+
+
+def _bounds(shape: Shape) -> Any:
+    """Show what comes up to a token, or lies a little before it."""
+    end = np.minimum(shape.n, 5 * shape.n // 8 + np.arange(shape.tokens, dtype=np.int32) + 1)
+    first = np.maximum(0, end - 128) if shape.mask == "window" else 0 * end
+    return np.stack([first, end], axis=-1).astype(np.int32)
 
 
 def _heads(tokens: int, dtype: DType) -> Graph:
@@ -263,12 +271,10 @@ class _Bench:
         }
         values["q"] = np.repeat(kept["q"], shape.tokens, 0)
         buffers = self._filled(graph, values)
-        orders = [(3 * i, 3 * i + 1, 3 * i + 2) for i in range(layers)]
         found = {
-            f"early {early}": self._each(graph, buffers, orders, early, layers)
+            f"early {early}": self._each(graph, buffers, [], early, layers)
             for early in ("on", "off")
         }
-        found["node by node"] = self._each(graph, buffers, [], "on", layers)
         self._close(buffers)
         return found
 

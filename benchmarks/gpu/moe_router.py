@@ -1,6 +1,6 @@
 """The choice of experts, their products with what joins them, and their sum, against the oracle.
 
-Each graph runs in every mode of early launch; results have to be the same bytes, and good: ids as
+Each graph runs in every mode of PDL; results have to be the same bytes, and good: ids as
 they are, numbers within a small part of the norm of their result.
 """
 

@@ -15,7 +15,7 @@ from ggsched_cuda.async_errors import FaultWords
 from ggsched_cuda.event import CudaEvent, Marker
 from ggsched_cuda.graphs import CudaCapture, CudaGraph
 from ggsched_cuda.program import CudaProgram
-from ggsched_cuda.sinks import EagerSink
+from ggsched_cuda.queue import CudaQueue
 from ggsched_cuda.stream import CudaStream
 from tests.mutants.mutant import graft
 
@@ -30,12 +30,12 @@ class Mutant:
     Attributes:
         name: What is broken.
         rules: Rules of which one case at least has to reject it.
-        spoil: Breaks an open device.
+        mutate: Breaks an open device.
     """
 
     name: str
     rules: str
-    spoil: Callable[[Any], None]
+    mutate: Callable[[Any], None]
 
 
 def hook_all(device: Any, maker: str, change: Callable[[Any], Any]) -> None:
@@ -49,22 +49,22 @@ def streams(part: type) -> Callable[[Any], None]:
     return lambda device: hook_all(device, "create_stream", lambda made: graft(made, part))
 
 
-def eager_sinks(part: type) -> Callable[[Any], None]:
-    """Return what lays a class over the eager sinks of a device's streams."""
+def queues(part: type) -> Callable[[Any], None]:
+    """Return what lays a class over the queues of a device's streams."""
 
     def change(made: Any) -> Any:
-        graft(made._eager, part)
+        graft(made.queue, part)
         return made
 
     return lambda device: hook_all(device, "create_stream", change)
 
 
-class EventOnAnotherStream(EagerSink):
+class EventOnAnotherStream(CudaQueue):
     """Events are recorded on a stream without work."""
 
     def marker(self) -> Marker:
         """Record on the GPU's idle stream."""
-        return Marker.behind(self._gpu, self._gpu._idle)
+        return Marker.behind(self.gpu, self.gpu._idle)
 
 
 class WaitIgnored(CudaStream):
@@ -76,7 +76,7 @@ class WaitIgnored(CudaStream):
             super().wait(event)
 
 
-class NothingIsKept(EagerSink):
+class NothingIsKept(CudaQueue):
     """What stands behind a wait for another backend's event is enqueued at once."""
 
     @property
@@ -94,7 +94,7 @@ class ClosingCancels(CudaStream):
         super().close()
 
 
-class ClosingLetsGo(CudaStream):
+class ClosingReleases(CudaStream):
     """Closing a stream enqueues what stands behind a wait that is not over."""
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ def one_queue(device: Any) -> None:
 
     def share(made: Any) -> Any:
         first.append(made.handle)
-        made.handle = made._eager._handle = first[0]
+        made.queue.handle = first[0]
         return graft(made, OneQueue)
 
     hook_all(device, "create_stream", share)
@@ -177,8 +177,8 @@ def shared_words(device: Any) -> None:
     first: list[FaultWords] = []
 
     def share(made: Any) -> Any:
-        first.append(made.words)
-        made.words = first[0]
+        first.append(made.queue.words)
+        made.queue.words = first[0]
         return made
 
     hook_all(device, "create_stream", share)
@@ -228,11 +228,11 @@ def kernels_end_late(device: Any) -> None:
 
 
 MUTANTS: Sequence[Mutant] = (
-    Mutant("event on another stream", "EVT-1,EVT-2", eager_sinks(EventOnAnotherStream)),
+    Mutant("event on another stream", "EVT-1,EVT-2", queues(EventOnAnotherStream)),
     Mutant("wait ignored", "EVT-2", streams(WaitIgnored)),
-    Mutant("nothing is kept", "EVT-4", eager_sinks(NothingIsKept)),
+    Mutant("nothing is kept", "EVT-4", queues(NothingIsKept)),
     Mutant("closing cancels", "ERR-3", streams(ClosingCancels)),
-    Mutant("closing lets go", "ERR-3", streams(ClosingLetsGo)),
+    Mutant("closing releases", "ERR-3", streams(ClosingReleases)),
     Mutant("caller waits", "STR-2", streams(CallerWaits)),
     Mutant("staged at the call", "EVT-4", streams(StagedAtTheCall)),
     Mutant("one queue for all streams", "STR-4", one_queue),
@@ -276,7 +276,7 @@ def run(*, quick: bool) -> dict[str, Any]:
 def main(name: str) -> int:
     """Run the kit on one mutant; tell of each case that fails as it comes."""
     mutant = next(m for m in (*MUTANTS, LATE) if m.name == name)
-    made = spoiled(mutant.spoil)
+    made = mutated(mutant.mutate)
     if mutant is LATE:
         made = replace(made, timeout_s=10.0, case_timeout_s=60.0)
 
@@ -289,7 +289,7 @@ def main(name: str) -> int:
     return 0
 
 
-def spoiled(spoil: Callable[[Any], None]) -> Any:
+def mutated(mutate: Callable[[Any], None]) -> Any:
     """Return how the kit opens devices of the GPU that are broken."""
     good = harness()
 
@@ -297,7 +297,7 @@ def spoiled(spoil: Callable[[Any], None]) -> Any:
         devices = list(good.open(count, seed))
         for device in devices:
             device.event_timeout_s = TIMEOUT_S
-            spoil(device)
+            mutate(device)
         return devices
 
     return replace(good, open=opened, timeout_s=1.0, case_timeout_s=TIMEOUT_S)

@@ -41,8 +41,9 @@ from ggsched.scheduler import Scheduler
 from ggsched.testing.allowance import is_within, rounding_allowances
 from ggsched.testing.generators.values import LeafRule, leaf_values
 from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched_cuda import driver, program, tiles
+from ggsched_cuda import driver, program
 from ggsched_cuda.harness import KernelLatch
+from ggsched_cuda_kernels import tiles
 from ggsched_kernels import KernelCall
 
 BUDGET_S = 200
@@ -130,7 +131,7 @@ def _product_cases(quick: bool) -> Iterator[tuple[str, Graph]]:
             x = g.input("x", (m, k))
             made = [g.mul_mat(g.weight(name, (n, k), dtype), x) for name in "ab"]
             yield f"{dtype} {m} rows, {n} x {k}", g.build(*made)
-    for m, n, k in ((100, 77, 1003), (33, 5, 6)):  # rows that are no multiple of 8
+    for m, n, k in ((100, 77, 1003), (33, 5, 6)):  # rows that are not multiples of 8
         g = GraphBuilder("products")
         yield (
             f"f16 {m}, {n} x {k}",

@@ -1,7 +1,7 @@
 """Matrix-vector products at the sizes of a 7B layer, against the rate of copies on the same GPU.
 
 Each product runs from a captured graph of many, one behind the other, over weights that together
-are several times the second cache. There are two limits, measured in the same run: the rate of a
+are several times the L2 cache. There are two limits, measured in the same run: the rate of a
 large copy, bytes read plus bytes written, by the fastest of two ways; and the time of a copy that
 moves as many bytes as the weight has, from a graph of many such copies. The second has the start
 and the end of a kernel in it, as products have.
@@ -25,7 +25,7 @@ from ggsched.testing.oracle.dequant import dequantize
 from ggsched_cuda import driver, open_backend
 from ggsched_cuda.capture import driver as capturing
 from ggsched_cuda.compiler.driver import compile_text
-from ggsched_cuda.programs import architecture_of
+from ggsched_cuda_kernels.sources import architecture_of
 
 SHAPES = ((4096, 4096), (11008, 4096), (4096, 11008), (32000, 4096))
 DTYPES = (BF16, Q8_0, F32, F16, Q4_0, MXFP4)

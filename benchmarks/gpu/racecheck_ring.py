@@ -1,15 +1,15 @@
 """What racecheck says of a ring of stages that one lane fills by bulk copies, in its smallest form.
 
-One lane of a feeding warp announces the bytes of a stage at the stage's gate ``full``, and bulk
+One lane of a producer warp announces the bytes of a stage at the stage's gate ``full``, and bulk
 copies bring them to two places of the stage. The warps wait for the gate, read both places, and
-lane 0 of each arrives at the gate ``empty``, for which the feeder waits before it fills the stage
+lane 0 of each arrives at the gate ``empty``, for which the producer waits before it fills the stage
 again. The instructions and fences are those of ``warp_cuda.h`` and ``fed_jobs.h``.
 
 - ``one``: one copy for the whole stage, the control
 - ``two``: two copies that arrive at one gate, announced together
 - ``expect``: the same, announced one by one
 - ``gates``: two copies, each with a gate of its own
-- ``torn``: as ``two``, but the feeder waits for nobody: a real race, with wrong sums
+- ``torn``: as ``two``, but the producer does not wait: a real race, with wrong sums
 
 To be run as ``compute-sanitizer --tool racecheck --racecheck-report all python -m
 benchmarks.gpu.racecheck_ring one``. For each variant a line says whether the sums are right.

@@ -10,9 +10,9 @@ from ggsched.ir.dtype import F16, I32, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 
-NODES = 7  # of a layer
+NODES = 5  # of a layer
 FIRST, BEHIND = 3, 5  # rows of the caches before those that attention looks at, and behind them
-GROUPS = ((1, 2), (4, 5, 6))  # of its nodes, K on its way to the cache and attention
+GROUPS = ((1, 2),)  # of its nodes: K on its way to the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def turned(s: Turned, layers: int = 1) -> Graph:
     own_ids = g.input("ids_v", (tokens,), I32) if s.apart else ids
     x = g.input("q", (tokens, s.groups * s.share, s.width))
     new_k, new_v = g.input("k", (tokens, s.groups, s.width)), g.input("v", (tokens, across))
-    mask = g.input("mask", (tokens, s.n))
+    bounds = g.input("bounds", (tokens, 2), I32)
     sinks = g.input("sinks", (s.groups * s.share,)) if s.sinks else None
     factors = g.input("factors", (s.width // 2,)) if s.factors else None
     results = []
@@ -54,9 +54,8 @@ def turned(s: Turned, layers: int = 1) -> Graph:
         keys, values = (
             g.reshape(g.rows(o, FIRST, FIRST + s.n), s.n, s.groups, s.width) for o in stored
         )
-        kq = g.mul_mat(g.permute(keys, 1, 0, 2), g.permute(q, 1, 0, 2))
-        weights = g.soft_max(kq, mask, sinks, scale=s.width**-0.5)
-        results += [q, *stored, g.mul_mat(g.permute(values, 1, 2, 0), weights)]
+        made = g.attention(q, keys, values, bounds=bounds, sinks=sinks, scale=s.width**-0.5)
+        results += [q, *stored, made]
     return g.build(*results)
 
 
@@ -75,8 +74,8 @@ def turned_values(graph: Graph, s: Turned) -> dict[str, Any]:
         if plain is None:
             plain = (2 * rng.standard_normal(t.shape)).astype(np.float32)
         values[t.name] = plain.astype(np.float16) if t.dtype is F16 else plain
-    seen = np.arange(s.n) <= np.maximum(0, s.rows)[:, None]
-    values["mask"] = np.where(seen, 0.0, -np.inf).astype(np.float32)
+    end = np.maximum(0, np.array(s.rows, np.int32)) + 1
+    values["bounds"] = np.stack([0 * end, end], axis=-1)
     values["ids"] = np.array(s.rows, np.int32) + FIRST
     values["positions"] = np.array(s.rows, np.int32) + 1000
     if s.apart:

@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from ggsched.config import Settings
+from ggsched.ir.dtype import F32, DType
 from ggsched.ir.graph import Graph
 from ggsched.models.batches import batch_inputs
 from ggsched.models.graph import build_model_graph
@@ -30,18 +31,29 @@ class Running:
         spec: The model.
         n_tokens: Tokens of a step.
         n_kv: Rows of the cache that attention looks at.
+        n_past: Tokens before these; 128 of one token and none of several, if not given.
+        kv_dtype: Type of the cache.
     """
 
     def __init__(
-        self, scheduler: Scheduler, spec: ModelSpec, n_tokens: int = 1, n_kv: int = N_KV
+        self,
+        scheduler: Scheduler,
+        spec: ModelSpec,
+        n_tokens: int = 1,
+        n_kv: int = N_KV,
+        *,
+        n_past: int | None = None,
+        kv_dtype: DType = F32,
     ) -> None:
         self.scheduler = scheduler
         self.graph: Graph = build_model_graph(
-            spec, n_tokens=n_tokens, n_kv=n_kv, n_out=1, n_ctx=max(n_kv, N_CTX)
+            spec, n_tokens=n_tokens, n_kv=n_kv, n_out=1, n_ctx=max(n_kv, N_CTX), kv_dtype=kv_dtype
         )
+        if n_past is None:
+            n_past = 128 if n_tokens == 1 else 0
         tokens = np.arange(n_tokens, dtype=np.int32)
         self.inputs: Mapping[str, np.ndarray] = batch_inputs(
-            self.graph, tokens, 128 if n_tokens == 1 else 0, 1, spec.hparams.window
+            self.graph, tokens, n_past, 1, spec.hparams.window
         )
         self.plan = scheduler.plan(self.graph)
         scheduler.prepare(self.graph)
@@ -55,10 +67,10 @@ class Running:
         return cls(Scheduler(devices, weights=weights, settings=settings), spec, n_tokens)
 
     def again(self, early: str, streams: int = 0) -> None:
-        """Compile everything again, with or without early launch, and run that from now on.
+        """Compile everything again, with or without PDL, and run that from now on.
 
         Args:
-            early: Mode of ``ggsched_cuda.programmatic_launch``.
+            early: Mode of ``ggsched_cuda_kernels.programmatic_launch``.
             streams: Streams that are used wherever nodes are independent; 0 for the plan as it is.
         """
         device: Any = self.scheduler._devices[0]

@@ -47,7 +47,7 @@ def _key(call: Any, arguments: tuple[Any, ...], label: str) -> tuple[Any, ...]:
 def program_times(programs: Iterable[Any]) -> dict[str, str]:
     """Return the time of each kind of call in programs, the slowest first.
 
-    Each call runs alone, ``REPEATS`` times in a row; calls are told apart by function and grid.
+    Each call runs alone, ``REPEATS`` times in a row; calls are distinguished by function and grid.
     """
     total: dict[tuple[Any, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])
     names: dict[tuple[Any, ...], str] = {}

@@ -1,6 +1,6 @@
 """Products with fed weights, joined with what stands around them, against the oracle.
 
-Each graph runs in every mode of early launch; results have to be the same bytes, and good.
+Each graph runs in every mode of PDL; results have to be the same bytes, and good.
 """
 
 import sys

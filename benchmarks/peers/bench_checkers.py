@@ -1,9 +1,9 @@
-"""How fast plans are judged and orders explored.
+"""How fast plans are checked and orders explored.
 
 The sanitizer in commands per second, on plans of 2,000 to 20,000 commands, beside the obvious
-judge: transitive closure by networkx (where the memory for n^2 / 2 edges is there) or by integers
+checker: transitive closure by networkx (where the memory for n^2 / 2 edges is there) or by integers
 as sets of bits, and all pairs compared. All find nothing in the plan and something once a wait is
-gone, or the suite fails. The obvious judges look at one run and at races alone, so the sanitizer
+gone, or the suite fails. The obvious checkers look at one run and at races alone, so the sanitizer
 looks at one run too, though it looks at the rest as well; beside it with its three runs.
 
 The explorer in executions per second, beside the same program executed as often in the usual order,
@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.bench_planning import topology
-from benchmarks.measure import best, in_turn
+from benchmarks.measure import best, interleaved
 from benchmarks.peers.interleavings import count_interleavings
 from benchmarks.peers.naive_checker import BitClosure, NetworkxClosure, races
 from benchmarks.stream_graphs import random_wide
@@ -53,7 +53,7 @@ def run() -> list[Row]:
 
 
 def plan_of(n_commands: int) -> Plan:
-    """Return a plan of at least so many commands: sums of random results, two devices in turn."""
+    """Return a plan of at least n commands: sums of random results, two devices in turn."""
     machine = topology()
     n = n_commands // 4
     while True:
@@ -65,10 +65,10 @@ def plan_of(n_commands: int) -> Plan:
 
 
 def sanitizer(plan: Plan, rounds: int) -> list[Row]:
-    """Return commands per second of the judges on a plan.
+    """Return commands per second of the checkers on a plan.
 
     Raises:
-        ValueError: a judge finds a race in the plan, or none where a wait is missing.
+        ValueError: a checker finds a race in the plan, or none where a wait is missing.
     """
     n = len(plan.commands)
     _, broken = next(iter(drop_waits(plan)))
@@ -84,7 +84,7 @@ def sanitizer(plan: Plan, rounds: int) -> list[Row]:
         if not is_clean(plan) or is_clean(broken):
             raise ValueError(f"{name}: a wrong verdict on {plan.name} or its mutant")
     sides = {name: partial(_discard, is_clean, plan) for name, is_clean in verdicts.items()}
-    took = in_turn(sides, rounds, time.process_time)
+    took = interleaved(sides, rounds, time.process_time)
     rows = []
     for name, seconds in took.items():
         rows.append(_rate(f"{n} commands: {name}", n, seconds, "/s"))
@@ -92,7 +92,7 @@ def sanitizer(plan: Plan, rounds: int) -> list[Row]:
             ours = took["sanitizer, 1 run"]
             pairs = [a / b for a, b in zip(seconds, ours, strict=True)]
             what = f"  {name} / sanitizer, time"
-            rows.append(Row("judges", what, best(seconds) / best(ours), min(pairs), max(pairs)))
+            rows.append(Row("checkers", what, best(seconds) / best(ours), min(pairs), max(pairs)))
     return rows
 
 
@@ -112,7 +112,7 @@ def litmus_rows(rounds: int) -> list[Row]:
         return sum(explore_block(b, v).executions for b, v in programs)
 
     executions = once()
-    took = in_turn({"litmus": lambda: _ignore(once())}, rounds, time.process_time)
+    took = interleaved({"litmus": lambda: _ignore(once())}, rounds, time.process_time)
     name = f"litmus, {len(programs)} programs"
     rows = [_rate(f"{name}: verdicts", len(programs), took["litmus"], "/s")]
     rows.append(_rate(f"{name}: executions, shrinking included", executions, took["litmus"], "/s"))
@@ -124,7 +124,7 @@ def litmus_rows(rounds: int) -> list[Row]:
             shares.append(everything / explored.executions)
             tried, there = tried + explored.executions, there + everything
     what = f"  {len(shares)} without races: all interleavings / executions"
-    rows.append(Row("judges", what, there / tried, min(shares), max(shares)))
+    rows.append(Row("checkers", what, there / tried, min(shares), max(shares)))
     return rows
 
 
@@ -145,12 +145,12 @@ def plan_rows(rounds: int) -> list[Row]:
             for _ in range(count):
                 program(EagerPolicy())
 
-        took = in_turn({"explored": explored, "plain": plain}, rounds, time.process_time)
+        took = interleaved({"explored": explored, "plain": plain}, rounds, time.process_time)
         name = f"plan of {commands} commands, 2 runs"
         rows.append(_rate(f"{name}: orders explored", count, took["explored"], "/s"))
         pairs = [a / b for a, b in zip(took["explored"], took["plain"], strict=True)]
         value = best(took["explored"]) / best(took["plain"])
-        rows.append(Row("judges", "  explored / executed, time", value, min(pairs), max(pairs)))
+        rows.append(Row("checkers", "  explored / executed, time", value, min(pairs), max(pairs)))
     return rows
 
 
@@ -189,7 +189,7 @@ def small_program(nodes: int) -> SmallPlan:
 
 def _rate(what: str, count: int, seconds: list[float], unit: str) -> Row:
     rates = sorted(count / s for s in seconds)
-    return Row("judges", what, rates[len(rates) // 2], rates[0], rates[-1], unit)
+    return Row("checkers", what, rates[len(rates) // 2], rates[0], rates[-1], unit)
 
 
 def _ignore(count: int) -> None:

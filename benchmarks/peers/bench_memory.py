@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from benchmarks.measure import best, in_turn
+from benchmarks.measure import best, interleaved
 from benchmarks.model_mixes import LAYERS, ROOT, large_models, large_spec, mix
 from benchmarks.peers.gallocr import place, requests_of
 from benchmarks.table import Row
@@ -63,7 +63,7 @@ def compare(name: str, spec: ModelSpec, graph: Graph, rounds: int = ROUNDS) -> l
     theirs = place(requests, alignment).total
     wider = place(requests_of(graph, OUR_IN_PLACE), alignment).total
     schedule = make_schedule(graph, machine, wanted, options)  # lives are known, to both sides
-    took = in_turn(
+    took = interleaved(
         {
             "plan": lambda: _discard(make_plan(graph, machine, wanted, options)),
             "memory": lambda: _discard(plan_memory(schedule, schedule.reuse_policy())),

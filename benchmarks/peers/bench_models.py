@@ -108,7 +108,7 @@ def run() -> list[Row]:
 
 
 def measure(case: Case, threads: int, folder: Path, rounds: int = ROUNDS) -> list[Row]:
-    """Run the sides of a case in turn on so many cores.
+    """Run the sides of a case in turn on a number of cores.
 
     Raises:
         WorkerError: a side ended, or did not answer in time.

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.measure import best, in_turn
+from benchmarks.measure import best, interleaved
 from benchmarks.peers.installed import reason_missing
 from benchmarks.peers.task_graphs import SHAPES, Tasks
 from benchmarks.peers.task_runners import (
@@ -64,7 +64,7 @@ def measure(tasks: Tasks, wanted: Mapping[str, Runner], rounds: int) -> list[Row
     with ExitStack() as stack:
         sides = {name: stack.enter_context(make(tasks)) for name, make in wanted.items()}
         check_equal(sides)
-        took = in_turn({name: partial(_discard, once) for name, once in sides.items()}, rounds)
+        took = interleaved({name: partial(_discard, once) for name, once in sides.items()}, rounds)
     return rows_of(tasks, took)
 
 

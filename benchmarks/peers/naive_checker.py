@@ -1,4 +1,4 @@
-"""The obvious judge of a plan: a graph of what comes before what, closed, and all pairs compared.
+"""The obvious checker of a plan: a graph of what comes before what, closed, and all pairs compared.
 
 One run of a plan becomes a graph of its commands. Its transitive closure says which are ordered;
 any two that touch common bytes, one of them writing, must be. It is written from the contract's
@@ -47,7 +47,7 @@ def races(plan: Plan, closure: type["NetworkxClosure"] | type["BitClosure"]) -> 
         closure: How reachability is computed.
 
     Raises:
-        ValueError: a plan that this judge does not understand.
+        ValueError: a plan that this checker does not understand.
     """
     order = closure(list(edges(plan)), len(plan.commands) + 1)
     touched: dict[int, list[tuple[int, int, int, bool]]] = {}

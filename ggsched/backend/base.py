@@ -17,28 +17,22 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 
 from ggsched.backend import checks
 from ggsched.backend.arrays import Array, aligned_bytes, bind
-from ggsched.backend.base_stream import (
-    BaseBuffer,
-    BaseProgram,
-    BaseStream,
-    own_buffer,
-    writable_memory,
-)
+from ggsched.backend.base_buffer import BaseBuffer, own_buffer, writable_memory
+from ggsched.backend.base_stream import BaseProgram, BaseStream
+from ggsched.backend.device_core import DeviceCore
 from ggsched.backend.events import BaseEvent
 from ggsched.backend.fill import blocks
 from ggsched.backend.list_capture import RecordedCapture
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.program_body import Steps
 from ggsched.backend.protocols import Device, HostMemory, Stream
-from ggsched.backend.timeouts import EVENT_TIMEOUT_S
 from ggsched.backend.timing import Clock
-from ggsched.errors import BackendUnavailable, OutOfDeviceMemory, UsageError
+from ggsched.errors import BackendUnavailable, UsageError
 from ggsched.ir.ops import Param
 from ggsched.topology.caps import DeviceFacts, WaitPath
 
@@ -76,22 +70,16 @@ def physical_memory_nbytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-class BaseDevice:
+class BaseDevice(DeviceCore[BaseStream]):
     """A device that computes with numpy kernels.
 
     ``read_memory``, ``write_memory`` and ``copy_memory`` work on what ``acquire_memory`` returns,
     which for a host device is a uint8 array.
     """
 
-    event_timeout_s: float = EVENT_TIMEOUT_S
-
     def __init__(self, facts: DeviceFacts, kernels: Mapping[str, Kernel]) -> None:
-        self.facts = facts
+        super().__init__(facts)
         self.kernels = kernels
-        self.is_closed = False
-        self._buffers: WeakSet[BaseBuffer] = WeakSet()
-        self._streams: WeakSet[BaseStream] = WeakSet()
-        self._created = 0
 
     def __clock__(self) -> Clock:
         """Return the clock of its streams' times; see ``ggsched.backend.timing``.
@@ -136,50 +124,12 @@ class BaseDevice:
 
     # --- the contract ----------------------------------------------------------------------
 
-    def allocate(self, nbytes: int) -> BaseBuffer:
-        """Return a fresh buffer (BUF-1)."""
-        self._require_open()
-        if nbytes < 0:
-            raise UsageError(f"a buffer of {nbytes} bytes", where=self.facts.name)
-        if nbytes > min(self.free_nbytes, self.facts.max_allocation_nbytes):
-            raise self._out_of_memory(nbytes)
-        try:
-            memory = self.acquire_memory(nbytes)
-        except MemoryError as error:
-            raise self._out_of_memory(nbytes) from error
-        return self._register(BaseBuffer(self, nbytes, memory))
-
-    @property
-    def free_nbytes(self) -> int:
-        """Memory that no open buffer holds."""
-        used = sum(b.nbytes for b in self._buffers if not b.is_closed and not b.readonly)
-        return self.facts.memory_nbytes - used
-
     def import_host(self, memory: HostMemory) -> BaseBuffer:
         """Return a read-only buffer over host memory, if the facts say so."""
         self._require_open()
         checks.check_import(self.facts, memory)
         view = np.frombuffer(memory.toreadonly(), np.uint8) if memory.nbytes else _no_bytes()
         return self._register(BaseBuffer(self, memory.nbytes, view, readonly=True))
-
-    def allocate_host(self, nbytes: int) -> HostMemory:
-        """Return writable host memory."""
-        self._require_open()
-        return aligned_bytes(nbytes, self.facts.alignment).data
-
-    def create_stream(self) -> BaseStream:
-        """Return a new stream."""
-        self._require_open()
-        if sum(not s.is_closed for s in self._streams) >= self.facts.max_streams:
-            raise UsageError(
-                f"more than {self.facts.max_streams} streams",
-                where=self.facts.name,
-                hint="close streams that are no longer used",
-            )
-        stream = self.make_stream(f"{self.facts.name} stream {self._created}")
-        self._created += 1
-        self._streams.add(stream)
-        return stream
 
     def create_event(self) -> BaseEvent:
         """Return a fresh event (EVT-1)."""
@@ -207,28 +157,7 @@ class BaseDevice:
         """How streams wait for events of another device (EVT-4): only for their own kind's."""
         return "native" if other.backend == self.facts.backend else "host"
 
-    def close(self) -> None:
-        """Close every stream and every buffer; legal twice (ERR-3)."""
-        self.is_closed = True
-        for stream in list(self._streams):
-            stream.close()
-        for buffer in list(self._buffers):
-            buffer.close()
-
     # --- helpers -----------------------------------------------------------------------------
-
-    def _require_open(self) -> None:
-        if self.is_closed:
-            raise checks.closed_error(f"device {self.facts.name}")
-
-    def _register(self, buffer: BaseBuffer) -> BaseBuffer:
-        self._buffers.add(buffer)
-        return buffer
-
-    def _out_of_memory(self, nbytes: int) -> OutOfDeviceMemory:
-        most, free = self.facts.max_allocation_nbytes, self.free_nbytes
-        why = "the system gives no more" if nbytes <= min(most, free) else ""
-        return checks.out_of_memory_error(self.facts, nbytes, free, why)
 
     def _bind(self, node: BoundNode) -> Callable[[], None]:
         try:

@@ -1,19 +1,19 @@
-"""Buffers, programs and streams that do everything at once; see ``ggsched.backend.base``."""
+"""Programs and streams that do everything at once; see ``ggsched.backend.base``."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from ggsched.backend import checks
+from ggsched.backend.base_buffer import BaseBuffer, own_buffer, writable_memory
 from ggsched.backend.capture import DeviceGraph
-from ggsched.backend.capture_errors import capturing_error, replayed_elsewhere_error
-from ggsched.backend.events import BaseEvent, lasting_wait
-from ggsched.backend.list_capture import RecordedCapture, RecordedGraph
-from ggsched.backend.program import OperandMemory
+from ggsched.backend.capture_errors import replayed_elsewhere_error
+from ggsched.backend.events import BaseEvent
+from ggsched.backend.list_capture import RecordedGraph
 from ggsched.backend.program_body import Body, Command
 from ggsched.backend.progress import Progress
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
+from ggsched.backend.sinks import EAGER, Sink
 from ggsched.backend.timing import HostTaken, Latest
-from ggsched.errors import UsageError
 
 
 class MemoryDevice(Device, Protocol):
@@ -36,47 +36,6 @@ class MemoryDevice(Device, Protocol):
         """Set bytes of the device to a repeated pattern."""
 
 
-class BaseBuffer:
-    """Device memory. ``memory`` is whatever the device's ``acquire_memory`` returned (BUF-1)."""
-
-    def __init__(
-        self, device: MemoryDevice, nbytes: int, memory: Any, *, readonly: bool = False
-    ) -> None:
-        self.nbytes = nbytes
-        self.device = device
-        self.readonly = readonly
-        self.is_closed = False
-        self._memory = memory
-
-    @property
-    def memory(self) -> Any:
-        """The memory behind it, for the device.
-
-        Raises:
-            UsageError: the buffer is closed (ERR-3).
-        """
-        if self.is_closed:
-            raise checks.closed_error("buffer")
-        return self._memory
-
-    def host_view(self) -> HostMemory:
-        """Return the bytes themselves (BUF-4)."""
-        memory = self.memory
-        if not self.device.facts.is_host:
-            raise UsageError(
-                "the memory is not host memory",
-                where=self.device.facts.name,
-                hint="download it",
-            )
-        view: HostMemory = memory.data
-        return view
-
-    def close(self) -> None:
-        """Release the memory; legal twice (ERR-3)."""
-        self.is_closed = True
-        self._memory = None
-
-
 class BaseProgram:
     """Nodes with arrays bound beforehand (LCH-1..5)."""
 
@@ -96,7 +55,7 @@ class BaseStream:
         self.device = device
         self.progress = Progress(name)
         self.is_closed = False
-        self.capture: RecordedCapture | None = None
+        self.sink: Sink = EAGER
         self._is_timed = False
         self._taken: HostTaken | None = None
 
@@ -115,14 +74,25 @@ class BaseStream:
         finally:
             progress.finish_one()
 
-    def _enqueue(self, command: str, work: Callable[[], None]) -> None:
-        if self.capture is not None:
-            self.capture.add(command, work)
-        elif self._is_timed:
-            taken = self._taken = HostTaken()
+    @property
+    def event_timeout_s(self) -> float:
+        """How long it waits for an event before it fails."""
+        return self.device.event_timeout_s
+
+    def run(self, command: Command, work: Callable[[], None]) -> None:
+        """Run a command in its turn, and take its times if somebody asked for them."""
+        if not self._is_timed:
+            self._submit(command, work)
+            return
+        taken = self._taken = HostTaken()
+        if isinstance(command, str):
             self._submit(command, lambda: taken.run(work))
         else:
-            self._submit(command, work)
+            body = command
+            self._submit(body, lambda: body.run_timed(taken))
+
+    def _enqueue(self, command: Command, work: Callable[[], None]) -> None:
+        self.sink.add(self, command, work)
 
     def __take_times__(self) -> Latest:
         """Take the times of the thread that runs a command; see ``ggsched.backend.timing``."""
@@ -148,8 +118,7 @@ class BaseStream:
         """Whether everything enqueued so far is complete."""
         if self.is_closed:
             raise checks.closed_error("stream")
-        if self.capture is not None:
-            raise capturing_error("is_done", self.progress.where)
+        self.sink.require_eager(self, "is_done")
         return self.progress.done >= self.progress.enqueued
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
@@ -205,26 +174,16 @@ class BaseStream:
         body = program.body
         if body is None:
             raise checks.closed_error("program")
-        if self.capture is not None:
-            self.capture.add(body, body.run)
-        else:
-            self._run(body)
+        self._enqueue(body, body.run)
 
     def replay(self, graph: DeviceGraph) -> None:
         """Enqueue what was captured as one command (CAP-1)."""
         self._require_usable()
         if not isinstance(graph, RecordedGraph) or graph.stream is not self:
             raise replayed_elsewhere_error(self.progress.where)
-        if self.capture is not None:
-            raise capturing_error("replay", self.progress.where)
-        self._run(graph.body())
-
-    def _run(self, body: Body) -> None:
-        if self._is_timed:
-            taken = self._taken = HostTaken()
-            self._submit(body, lambda: body.run_timed(taken))
-        else:
-            self._submit(body, body.run)
+        self.sink.require_eager(self, "replay")
+        body = graph.body()
+        self.run(body, body.run)
 
     def record(self, event: Event) -> None:
         """Let an event stand for everything enqueued so far (EVT-1).
@@ -236,26 +195,14 @@ class BaseStream:
             raise checks.closed_error("stream")
         checks.check_record(self.device, event)
         assert isinstance(event, BaseEvent)  # this device's events are
-        if self.capture is not None:
-            event.capture = self.capture
-            return
-        event.mark(self.progress)
+        self.sink.record(self, event)
         self._require_usable()
 
     def wait(self, event: Event) -> None:
         """Hold later commands until an event is done (EVT-2, EVT-4)."""
         self._require_usable()
         checks.check_wait(self.device, event)
-        timeout = self.device.event_timeout_s
-        if self.capture is not None:
-            self.capture.wait(event, self.progress.where)
-        elif isinstance(event, BaseEvent):
-            event.require_outside()
-            if not event.is_pending:
-                return
-            self._enqueue("wait for an event", event.waiter(timeout))
-        else:
-            self._enqueue("wait for an event", lasting_wait(event, timeout))
+        self.sink.wait(self, event)
 
     def barrier(self) -> None:
         """Do nothing: launches and copies are in order anyway (STR-1)."""
@@ -264,30 +211,14 @@ class BaseStream:
     def sync(self, timeout_s: float) -> None:
         """Block until everything enqueued is complete (STR-5)."""
         self._require_usable()
-        if self.capture is not None:
-            raise capturing_error("sync", self.progress.where)
+        self.sink.require_eager(self, "sync")
         self.progress.require(self.progress.enqueued, timeout_s)
+
+    def __progress__(self) -> object:
+        """Return how far the stream has come; see ``ggsched.backend.patience``."""
+        return self.progress.mark()
 
     def close(self) -> None:
         """Release the stream; legal twice and after a fault (ERR-3)."""
         self.is_closed = True
-        if self.capture is not None:
-            self.capture.abort()
-
-
-def own_buffer(buffer: OperandMemory) -> BaseBuffer:
-    """Return a buffer whose device the checks have compared, as what it is."""
-    assert isinstance(buffer, BaseBuffer)
-    return buffer
-
-
-def writable_memory(buffer: OperandMemory) -> Any:
-    """Return the memory of a buffer that a command is to write.
-
-    Raises:
-        UsageError: the buffer was imported from host memory, or is closed.
-    """
-    own = own_buffer(buffer)
-    if own.readonly:
-        raise UsageError("the buffer is read-only", why="it was imported from host memory")
-    return own.memory
+        self.sink.abort()

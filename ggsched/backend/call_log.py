@@ -1,4 +1,4 @@
-"""What was called, in short: the recent story of each object, for errors."""
+"""What was called, in short: the recent calls of each object, for errors."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ from ggsched.errors import GgschedError, UsageError
 E = TypeVar("E", bound=GgschedError)
 
 LENGTH: Final = 8
-"""How many calls a story has."""
+"""How many calls a call log has."""
 
 
 class Call(NamedTuple):
@@ -35,26 +35,32 @@ class Call(NamedTuple):
 OnCall = Callable[[Call], None]
 """Told about every call that is about to be made."""
 
-Story = deque[Call]
+CallLog = deque[Call]
 
 
-def new_story() -> Story:
-    """Return an empty story."""
+def new_call_log() -> CallLog:
+    """Return an empty call log."""
     return deque(maxlen=LENGTH)
 
 
 def misuse(
-    rule: str, what: str, *, where: str, why: str = "", hint: str = "", story: Iterable[Call] = ()
+    rule: str,
+    what: str,
+    *,
+    where: str,
+    why: str = "",
+    hint: str = "",
+    call_log: Iterable[Call] = (),
 ) -> UsageError:
-    """Return the error for a call that breaks a rule, with the story of the object."""
+    """Return the error for a call that breaks a rule, with the call log of the object."""
     reason = f"{why} ({rule})" if why else rule
-    return with_story(UsageError(what, where=where, why=reason, hint=hint), where, story)
+    return with_call_log(UsageError(what, where=where, why=reason, hint=hint), where, call_log)
 
 
-def with_story(error: E, name: str, story: Iterable[Call]) -> E:
-    """Give an error the story of an object, unless it has one."""
-    lines = tuple(map(str, story))
-    if lines and not error.story:
-        error.story = lines
-        error.add_note("\n".join((f"story of {name}:", *(f"  {line}" for line in lines))))
+def with_call_log(error: E, name: str, call_log: Iterable[Call]) -> E:
+    """Give an error the call log of an object, unless it has one."""
+    lines = tuple(map(str, call_log))
+    if lines and not error.details:
+        error.details = lines
+        error.add_note("\n".join((f"calls of {name}:", *(f"  {line}" for line in lines))))
     return error

@@ -9,7 +9,7 @@ inside (BUF-3), that host memory is left alone while it is borrowed (CPY-4, CPY-
 constants are not written while a launch may read them (LCH-7), and that a stream is used by one
 thread at a time (STR-6).
 
-An error names the object, the call, and in its story the calls before. What is passed on are the
+An error names the object, the call, and in its call_log the calls before. What is passed on are the
 inner objects, so a backend sees nothing of it.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TypeVar, overload
 
 from ggsched.backend import checks
-from ggsched.backend.call_log import Call, OnCall, misuse, new_story, with_story
+from ggsched.backend.call_log import Call, OnCall, misuse, new_call_log, with_call_log
 from ggsched.backend.checked_constants import spans_of
 from ggsched.backend.checked_parts import CheckedBuffer, CheckedEvent
 from ggsched.backend.checked_stream import CheckedProgram, CheckedStream
@@ -62,7 +62,7 @@ class CheckedDevice:
         self.inner = inner
         self.ledger = ledger
         self.is_closed = False
-        self.story = new_story()
+        self.call_log = new_call_log()
         self._facts = inner.facts
         self._made = dict.fromkeys("qbep", 0)
 
@@ -161,17 +161,19 @@ class CheckedDevice:
 
     def _call(self, verb: str, *operands: object) -> Call:
         if self.is_closed:
-            raise with_story(checks.closed_error(f"device {self.name}"), self.name, self.story)
+            raise with_call_log(
+                checks.closed_error(f"device {self.name}"), self.name, self.call_log
+            )
         called = self.ledger.call(self.name, verb, operands)
-        self.story.append(called)
+        self.call_log.append(called)
         return called
 
     def _run(self, call: Callable[[], T]) -> T:
-        """Make a call; what it raises gets the device's story."""
+        """Make a call; what it raises gets the device's call log."""
         try:
             return call()
         except GgschedError as error:
-            with_story(error, self.name, self.story)
+            with_call_log(error, self.name, self.call_log)
             raise
 
     def _bare(self, node: BoundNode, buffers: dict[int, CheckedBuffer]) -> BoundNode:

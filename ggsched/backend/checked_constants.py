@@ -30,7 +30,7 @@ def require_apart(called: Call, writes: Iterable[ByteSpan], constants: Iterable[
     """Refuse a command that writes constants of others, or has constants that others write.
 
     Raises:
-        UsageError: nothing has told the host that those others are complete.
+        UsageError: the host does not know that those others are complete.
     """
     for span in constants:
         other = span.buffer.writes.under_way(span.ranges)
@@ -85,7 +85,7 @@ def _race(span: ByteSpan, called: Call, other: Call, what: str) -> Exception:
         "LCH-7",
         what,
         where=f"{span.buffer.name}, {called}",
-        why=f"nothing has told the host that {other} is complete",
+        why=f"the host does not know that {other} is complete",
         hint="sync between the two: no event orders them, as constants may be read early",
-        story=(other, called),
+        call_log=(other, called),
     )

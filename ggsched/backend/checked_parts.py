@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from ggsched.backend import checks
-from ggsched.backend.call_log import Call, misuse, new_story, with_story
+from ggsched.backend.call_log import Call, misuse, new_call_log, with_call_log
 from ggsched.backend.host_borrow import digest
 from ggsched.backend.ledger import Clock, Ledger
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory
@@ -81,7 +81,7 @@ class CheckedBuffer:
         self.device = device
         self.name = name
         self.is_closed = False
-        self.story = new_story()
+        self.call_log = new_call_log()
         self._lent = lent
         self.writes, self.constants = Uses(device.ledger), Uses(device.ledger)
         self._uses: dict[int, tuple[int, Call]] = {}
@@ -100,7 +100,7 @@ class CheckedBuffer:
     def host_view(self) -> HostMemory:
         """Return the bytes themselves (BUF-4)."""
         self.require_open("host_view")
-        self.story.append(self.device.ledger.call(self.name, "host_view"))
+        self.call_log.append(self.device.ledger.call(self.name, "host_view"))
         return self.inner.host_view()
 
     def close(self) -> None:
@@ -121,9 +121,9 @@ class CheckedBuffer:
                         "BUF-2",
                         "the buffer is closed while a command may still use it",
                         where=self.name,
-                        why=f"nothing has told the host that {use} is complete",
+                        why=f"the host does not know that {use} is complete",
                         hint="sync that stream, or an event behind the command, before close()",
-                        story=(*self.story, called),
+                        call_log=(*self.call_log, called),
                     )
         self.is_closed = True
         self.inner.close()
@@ -132,7 +132,7 @@ class CheckedBuffer:
                 "CPY-4",
                 "imported host memory changed while it was borrowed",
                 where=self.name,
-                story=self.story,
+                call_log=self.call_log,
             )
 
     # --- for streams ---------------------------------------------------------------------------
@@ -145,12 +145,12 @@ class CheckedBuffer:
                 where=str(command),
                 hint="nothing can be called after close()",
             )
-            raise with_story(error, self.name, self.story)
+            raise with_call_log(error, self.name, self.call_log)
 
     def use(self, stream: int, position: int, called: Call) -> None:
         """Take note of a command that uses it."""
         self._uses[stream] = (position, called)
-        self.story.append(called)
+        self.call_log.append(called)
 
 
 class CheckedEvent:
@@ -161,7 +161,7 @@ class CheckedEvent:
         self.device = device
         self.name = name
         self.is_closed = False
-        self.story = new_story()
+        self.call_log = new_call_log()
         self.clock: Clock | None = None
 
     @property
@@ -182,7 +182,7 @@ class CheckedEvent:
     def sync(self, timeout_s: float) -> None:
         """Block until done (EVT-5)."""
         self._require_open()
-        self.story.append(self.device.ledger.call(self.name, "sync", (timeout_s,)))
+        self.call_log.append(self.device.ledger.call(self.name, "sync", (timeout_s,)))
         if self.clock is None:
             raise misuse(
                 "EVT-3",
@@ -190,12 +190,12 @@ class CheckedEvent:
                 where=self.name,
                 why="waiting for it would never end",
                 hint="record it on a stream first",
-                story=self.story,
+                call_log=self.call_log,
             )
         try:
             self.inner.sync(timeout_s)
         except GgschedError as error:
-            with_story(error, self.name, self.story)
+            with_call_log(error, self.name, self.call_log)
             raise
         self.device.ledger.learn(self.clock)
 
@@ -203,9 +203,9 @@ class CheckedEvent:
         """Release it; legal twice (ERR-3)."""
         if not self.is_closed:
             self.is_closed = True
-            self.story.append(self.device.ledger.call(self.name, "close"))
+            self.call_log.append(self.device.ledger.call(self.name, "close"))
         self.inner.close()
 
     def _require_open(self) -> None:
         if self.is_closed:
-            raise with_story(checks.closed_error(f"event {self.name}"), self.name, self.story)
+            raise with_call_log(checks.closed_error(f"event {self.name}"), self.name, self.call_log)

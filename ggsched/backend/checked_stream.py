@@ -5,7 +5,7 @@ from threading import get_ident
 from typing import Final, Self
 
 from ggsched.backend import checks
-from ggsched.backend.call_log import Call, misuse, new_story, with_story
+from ggsched.backend.call_log import Call, misuse, new_call_log, with_call_log
 from ggsched.backend.checked_constants import ByteSpan, require_apart
 from ggsched.backend.checked_parts import CheckedBuffer, CheckedEvent, CheckingDevice
 from ggsched.backend.fill import fill
@@ -19,7 +19,7 @@ SHADOW_NBYTES: Final = WHOLE_NBYTES
 
 
 class Guard:
-    """What surrounds each call of a stream: one thread at a time (STR-6), and a story for errors.
+    """What surrounds each call of a stream: one thread at a time (STR-6), a log for errors.
 
     One object for all calls of a stream, as making one for each would cost as much as the checks.
     """
@@ -41,12 +41,12 @@ class Guard:
                 f"two threads use the stream at once: {verb} of thread {me}, by now in {user}",
                 where=stream.name,
                 hint="give each thread a stream of its own, or a lock",
-                story=stream.story,
+                call_log=stream.call_log,
             )
         stream.require_open()
         self._user = me
         self._called = stream.device.ledger.call(stream.name, verb, operands)
-        stream.story.append(self._called)
+        stream.call_log.append(self._called)
         return self
 
     def __enter__(self) -> Call:
@@ -58,7 +58,7 @@ class Guard:
     ) -> None:
         self._user = None
         if isinstance(error, GgschedError):
-            with_story(error, self._stream.name, self._stream.story)
+            with_call_log(error, self._stream.name, self._stream.call_log)
 
 
 class CheckedStream:
@@ -75,7 +75,7 @@ class CheckedStream:
         self.device = device
         self.name = name
         self.is_closed = False
-        self.story = new_story()
+        self.call_log = new_call_log()
         self._ledger = device.ledger
         self._number = device.ledger.new_stream()
         self._position = 0
@@ -95,13 +95,13 @@ class CheckedStream:
         with self._guard("upload", _name(buffer), offset, _length(source)) as called:
             checks.check_upload(self.device, source, buffer, offset)
             mine = self._open_buffer(buffer, called)
-            loan = self._lend_source(source, called)
+            borrow = self._lend_source(source, called)
             written = _span(mine, offset, source.nbytes)
             self._enqueue(
                 called, (mine,), lambda: self.inner.upload(source, mine.inner, offset), written
             )
-            if loan is not None:
-                self._ledger.lend(loan)
+            if borrow is not None:
+                self._ledger.lend(borrow)
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Download, and watch the target until the command is complete (CPY-5)."""
@@ -109,8 +109,8 @@ class CheckedStream:
             checks.check_download(self.device, buffer, offset, target)
             mine = self._open_buffer(buffer, called)
             start = address(target)
-            for loan in self._ledger.loans(start, start + target.nbytes):
-                loan.give_up()  # this command changes it, and legally if it comes after
+            for borrow in self._ledger.borrows(start, start + target.nbytes):
+                borrow.give_up()  # this command changes it, and legally if it comes after
             self._enqueue(called, (mine,), lambda: self.inner.download(mine.inner, offset, target))
             lent = Borrow("target", target, start, self._number, self._position, called)
             if 0 < target.nbytes <= SHADOW_NBYTES:
@@ -153,7 +153,7 @@ class CheckedStream:
                     "LCH-5",
                     "the program was compiled for another stream",
                     where=str(called),
-                    story=self.story,
+                    call_log=self.call_log,
                 )
             if program.is_closed:
                 raise checks.closed_error(f"program {program.name}")
@@ -172,7 +172,7 @@ class CheckedStream:
         with self._guard("record", _name(event)) as called:
             checks.check_record(self.device, event)
             mine = self._own_event(event)
-            mine.story.append(called)
+            mine.call_log.append(called)
             clock = {**self._clock, self._number: self._position + 1}
             try:
                 self._enqueue(called, (), lambda: self.inner.record(mine.inner))
@@ -186,7 +186,7 @@ class CheckedStream:
             checks.check_wait(self.device, event)
             if isinstance(event, CheckedEvent):
                 bare = event.inner
-                event.story.append(called)
+                event.call_log.append(called)
             else:
                 bare = event
             self._enqueue(called, (), lambda: self.inner.wait(bare))
@@ -219,7 +219,7 @@ class CheckedStream:
         """Release the stream; legal twice and after a fault (ERR-3)."""
         if not self.is_closed:
             self.is_closed = True
-            self.story.append(self._ledger.call(self.name, "close"))
+            self.call_log.append(self._ledger.call(self.name, "close"))
         self.inner.close()
 
     # --- helpers -------------------------------------------------------------------------------
@@ -227,7 +227,9 @@ class CheckedStream:
     def require_open(self) -> None:
         """Refuse a stream that was closed (ERR-3)."""
         if self.is_closed or self.device.is_closed:
-            raise with_story(checks.closed_error(f"stream {self.name}"), self.name, self.story)
+            raise with_call_log(
+                checks.closed_error(f"stream {self.name}"), self.name, self.call_log
+            )
 
     def _enqueue(
         self,
@@ -269,16 +271,16 @@ class CheckedStream:
         return event
 
     def _lend_source(self, source: HostMemory, called: Call) -> Borrow | None:
-        """Return the loan of a source, or None where nobody borrows it.
+        """Return the borrow of a source, or None where nobody borrows it.
 
         Raises:
             UsageError: a command that is not known to be complete writes it, and it is read now.
         """
         start = address(source)
         pending = [
-            loan
-            for loan in self._ledger.loans(start, start + source.nbytes)
-            if loan.kind == "target"
+            borrow
+            for borrow in self._ledger.borrows(start, start + source.nbytes)
+            if borrow.kind == "target"
         ]
         if self.device.facts.snapshots_uploads:
             if pending:
@@ -286,15 +288,15 @@ class CheckedStream:
                     "CPY-4",
                     "the source is read now, and a download into it may be under way",
                     where=str(called),
-                    why=f"nothing has told the host that {pending[0].call} is complete",
+                    why=f"the host does not know that {pending[0].call} is complete",
                     hint="sync that stream first: uploads of this device take snapshots",
-                    story=self.story,
+                    call_log=self.call_log,
                 )
             return None
-        loan = Borrow("source", source, start, self._number, self._position + 1, called)
+        borrow = Borrow("source", source, start, self._number, self._position + 1, called)
         if not pending:
-            loan.digest = digest(source)
-        return loan
+            borrow.digest = digest(source)
+        return borrow
 
 
 class CheckedProgram:

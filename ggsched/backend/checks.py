@@ -31,6 +31,22 @@ def out_of_memory_error(
     )
 
 
+def no_host_memory_error(facts: DeviceFacts, nbytes: int) -> OutOfDeviceMemory:
+    """Return the error for host memory that the system has not got (BUF-6)."""
+    return OutOfDeviceMemory(
+        f"asked for {nbytes} bytes of host memory",
+        where=facts.name,
+        why="the system gives no more",
+        hint="drop host memory that is no longer used",
+    )
+
+
+def check_length(facts: DeviceFacts, nbytes: int) -> None:
+    """Refuse memory of a negative length (BUF-1, BUF-6)."""
+    if nbytes < 0:
+        raise UsageError(f"a buffer of {nbytes} bytes", where=facts.name)
+
+
 def foreign_program_error(where: str) -> UsageError:
     """Return the error for launching a program of another stream (LCH-5)."""
     return UsageError(

@@ -2,7 +2,7 @@
 
 
 class ChosenRows:
-    """Told before each launch that reads the operand; for whoever judges what is read.
+    """Called before each launch that reads the operand, for checks of the rows read.
 
     Attributes:
         ranges: Bytes of the rows, each (first, one past the last), from the operand's first byte.

@@ -1,9 +1,11 @@
 """Events as positions on a stream: making one costs no lock and no system call."""
 
 from collections.abc import Callable
+from functools import partial
 
 from ggsched.backend.capture_errors import captured_event_error
 from ggsched.backend.checks import closed_error, unrecorded_error
+from ggsched.backend.patience import PARTS, progress_of, wait_patiently
 from ggsched.backend.progress import Progress
 from ggsched.backend.protocols import Device, Event
 
@@ -56,6 +58,10 @@ class BaseEvent:
             raise closed_error("event")
         self._recorded().require(self._position, timeout_s)
 
+    def __progress__(self) -> object:
+        """Return how far the stream has come that recorded it; also after ``close``."""
+        return None if self._progress is None else self._progress.mark()
+
     def close(self) -> None:
         """Release it; legal twice and before it is done (ERR-3)."""
         self._is_closed = True
@@ -83,3 +89,16 @@ def lasting_wait(event: Event, timeout_s: float) -> Callable[[], None]:
         wait: Callable[[], None] = waiter(timeout_s)
         return wait
     return lambda: event.sync(timeout_s)
+
+
+def patient_wait(event: Event, timeout_s: float, beat: Callable[[], None]) -> Callable[[], None]:
+    """Return a call that waits for an event as long as its stream progresses.
+
+    Args:
+        event: Of any backend; it may be closed meanwhile, see ``lasting_wait``.
+        timeout_s: Seconds without progress after which the call raises ``SyncTimeout``.
+        beat: Called when progress was seen.
+    """
+    wait = lasting_wait(event, timeout_s / PARTS)
+    mark = partial(progress_of, event)
+    return lambda: wait_patiently(lambda _: wait(), mark, timeout_s, beat=beat)

@@ -19,7 +19,7 @@ class TellsFreeMemory(Protocol):
 
 
 def free_nbytes(device: Device) -> int:
-    """Return the bytes of a device's memory that are free, as far as can be told.
+    """Return the bytes of a device's memory that are free, as far as is known.
 
     What the device tells or else all of its memory; for host memory no more than what the system
     says can be had without swapping. Of a device that stands in a file all of it is free.

@@ -1,6 +1,6 @@
 """Host memory that commands use, and whether the host keeps its hands off it (CPY-4, CPY-5).
 
-A loan is looked at when the host learns that its command is complete, and not before. Up to
+A borrow is looked at when the host learns that its command is complete, and not before. Up to
 ``WHOLE_NBYTES`` every byte is compared; of more than that, pieces.
 """
 
@@ -25,7 +25,7 @@ class Borrow:
 
     Attributes:
         kind: Whether the command reads or writes it.
-        memory: The memory, which the loan keeps alive.
+        memory: The memory, which the borrow keeps alive.
         start: Its address.
         stream: Number of the command's stream.
         position: Number of the command there.

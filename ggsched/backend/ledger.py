@@ -27,13 +27,13 @@ class Ledger:
         self.on_call = on_call
         self._calls = 0
         self._streams = 0
-        self._loans: dict[int, deque[Borrow]] = {}
+        self._borrows: dict[int, deque[Borrow]] = {}
 
     def new_stream(self) -> int:
         """Return the number of a new stream."""
         number = self._streams
         self._streams += 1
-        self._loans[number] = deque()
+        self._borrows[number] = deque()
         return number
 
     def call(self, thing: str, verb: str, operands: tuple[object, ...] = ()) -> Call:
@@ -51,23 +51,23 @@ class Ledger:
     def settle(self, stream: int, position: int) -> None:
         """Take commands of a stream that failed for complete, without looking at what they used."""
         self.known[stream] = max(position, self.known.get(stream, 0))
-        loans = self._loans[stream]
-        while loans and loans[0].position <= position:
-            loans.popleft()
+        borrows = self._borrows[stream]
+        while borrows and borrows[0].position <= position:
+            borrows.popleft()
 
     # --- host memory --------------------------------------------------------------------------
 
-    def lend(self, loan: Borrow) -> None:
+    def lend(self, borrow: Borrow) -> None:
         """Take note of host memory that a command uses."""
-        if loan.memory.nbytes:
-            self._loans[loan.stream].append(loan)
+        if borrow.memory.nbytes:
+            self._borrows[borrow.stream].append(borrow)
 
-    def loans(self, start: int, end: int) -> Iterator[Borrow]:
-        """Yield the loans that have bytes in common with a range of addresses."""
-        for loans in self._loans.values():
-            for loan in loans:
-                if loan.overlaps(start, end):
-                    yield loan
+    def borrows(self, start: int, end: int) -> Iterator[Borrow]:
+        """Yield the borrows that have bytes in common with a range of addresses."""
+        for borrows in self._borrows.values():
+            for borrow in borrows:
+                if borrow.overlaps(start, end):
+                    yield borrow
 
     def learn(self, clock: Clock) -> None:
         """Let the host know that commands are complete, and look at what they had borrowed.
@@ -80,11 +80,11 @@ class Ledger:
             if position <= known.get(stream, 0):
                 continue
             known[stream] = position
-            loans = self._loans[stream]
-            while loans and loans[0].position <= position:
-                loan = loans.popleft()
-                if not loan.is_intact:
-                    changed.append(loan)
+            borrows = self._borrows[stream]
+            while borrows and borrows[0].position <= position:
+                borrow = borrows.popleft()
+                if not borrow.is_intact:
+                    changed.append(borrow)
         if changed:
             raise _changed(changed[0])
 
@@ -96,21 +96,21 @@ def join(into: Clock, other: Clock) -> None:
             into[stream] = position
 
 
-def _changed(loan: Borrow) -> Exception:
-    if loan.kind == "source":
+def _changed(borrow: Borrow) -> Exception:
+    if borrow.kind == "source":
         return misuse(
             "CPY-4",
             "the host source of an upload changed before the upload was complete",
-            where=str(loan.call),
+            where=str(borrow.call),
             why="it is borrowed until the command is complete",
             hint="sync the stream or an event behind the upload first",
-            story=(loan.call,),
+            call_log=(borrow.call,),
         )
     return misuse(
         "CPY-5",
         "the host target of a download was written by somebody else before it was complete",
-        where=str(loan.call),
+        where=str(borrow.call),
         why="it belongs to the device until the command is complete",
         hint="sync the stream or an event behind the download first",
-        story=(loan.call,),
+        call_log=(borrow.call,),
     )

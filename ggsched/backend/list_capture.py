@@ -1,20 +1,23 @@
 """Capture as a list of calls, for devices made of ``ggsched.backend.base`` (CAP-1..4)."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from ggsched.backend.capture import DeviceGraph
 from ggsched.backend.capture_errors import (
     captured_already_error,
+    capturing_error,
     no_streams_error,
     not_capturable_error,
     other_graph_error,
     outside_error,
 )
 from ggsched.backend.checks import closed_error
+from ggsched.backend.events import BaseEvent
 from ggsched.backend.program_body import Body, Command
 from ggsched.backend.progress import Progress
 from ggsched.backend.protocols import Device, Event, Stream
+from ggsched.backend.sinks import EAGER, RunningStream, Sink
 from ggsched.backend.timing import HostTaken
 
 Calls = Sequence[tuple[Command, Callable[[], None]]]
@@ -22,11 +25,11 @@ Calls = Sequence[tuple[Command, Callable[[], None]]]
 
 @runtime_checkable
 class RecordableStream(Stream, Protocol):
-    """A stream that writes down what it is given while ``capture`` is set."""
+    """A stream whose commands go where it is told."""
 
     progress: Progress
     is_closed: bool
-    capture: "RecordedCapture | None"
+    sink: Sink
 
 
 class RecordedCapture:
@@ -43,7 +46,7 @@ class RecordedCapture:
                 raise not_capturable_error(stream, device)
             if stream.is_closed:
                 raise closed_error("stream")
-            if stream.capture is not None or stream in own:
+            if stream.sink.is_capturing or stream in own:
                 raise captured_already_error(stream.progress.where)
             own.append(stream)
         if not own:
@@ -52,16 +55,26 @@ class RecordedCapture:
         self._calls: list[tuple[Command, Callable[[], None]]] = []
         self._is_over = False
         for stream in own:
-            stream.capture = self
+            stream.sink = self
 
-    def add(self, command: Command, work: Callable[[], None]) -> None:
+    is_capturing = True
+
+    def add(self, stream: RunningStream, command: Command, work: Callable[[], None]) -> None:
         """Write down a command that was checked."""
         self._calls.append((command, work))
 
-    def wait(self, event: Event, where: str) -> None:
+    def record(self, stream: RunningStream, event: BaseEvent) -> None:
+        """Let an event belong to the capture."""
+        event.capture = self
+
+    def wait(self, stream: RunningStream, event: Event) -> None:
         """Check an event that a captured stream waits for; the list is in order anyway."""
         if getattr(event, "capture", None) is not self:
-            raise outside_error(where)
+            raise outside_error(stream.progress.where)
+
+    def require_eager(self, stream: RunningStream, what: str) -> None:
+        """Refuse what a captured stream cannot do (CAP-2)."""
+        raise capturing_error(what, stream.progress.where)
 
     def end(self) -> "RecordedGraph":
         """Stop, and return what was captured."""
@@ -92,8 +105,8 @@ class RecordedCapture:
     def stop(self) -> None:
         """Let the streams run again what they are given, as a capture does that is refused."""
         for stream in self._streams:
-            if stream.capture is self:
-                stream.capture = None
+            if stream.sink is self:
+                stream.sink = EAGER
 
     def abort(self) -> None:
         """Stop, and forget what was captured; legal twice."""
@@ -137,18 +150,29 @@ class RecordedGraph:
         self._calls = None
 
 
+_MANY: Final = 1 << 32
+"""More steps than a command has."""
+
+
 class _Replay:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._at: Command = "replay"
+        self._count = 0
 
     def run(self) -> None:
         for command, work in self._calls:
             self._at = command
+            self._count += 1
             work()
 
     def run_timed(self, taken: HostTaken) -> None:
         taken.run(self.run)
+
+    def at(self) -> tuple[int, str]:
+        inner = getattr(self._at, "at", None)
+        count, label = inner() if inner is not None else (0, str(self._at))
+        return self._count * _MANY + count, label
 
     def blame(self, error: BaseException) -> str:
         at = self._at

@@ -1,17 +1,19 @@
 """Finds plug-ins by entry point and turns one into a ``Backend``, or says why not.
 
 Finding reads metadata only; nothing of a plug-in is imported before it is opened. What a plug-in
-does wrong is told apart here: it cannot be used on this machine (``BackendUnavailable``), or it
+does wrong is distinguished here: it cannot be used on this machine (``BackendUnavailable``), or it
 is defective (``BackendBroken``), which is never hidden.
 """
 
 import contextlib
 import importlib.metadata
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from ggsched.backend.protocols import CONTRACT_VERSION, Backend, Device
+from ggsched.backend.timeouts import event_timeout, start_thread
 from ggsched.errors import BackendBroken, BackendUnavailable, OutOfDeviceMemory
 
 GROUP: Final = "ggsched.backends"
@@ -50,6 +52,13 @@ class Plugin:
     version: str
     entry_point: EntryPointLike
 
+    @property
+    def brought_by(self) -> str:
+        """The distribution with its version, and what of it is imported."""
+        place = str(getattr(self.entry_point, "value", ""))
+        words = (self.distribution or "an unknown distribution", self.version)
+        return " ".join(w for w in (*words, place and f"({place})") if w)
+
     def load(self) -> Backend:
         """Import the plug-in, call its function, and check what comes back.
 
@@ -57,7 +66,7 @@ class Plugin:
             BackendUnavailable: it cannot be used on this machine.
             BackendBroken: it raised something else, returned no backend, or is of another version.
         """
-        opener = guarded(self.name, "importing it", self._import)
+        opener = guarded(self.name, "importing it", lambda: in_time(self.name, self._import))
         if not callable(opener):
             raise BackendBroken(
                 f"its entry point names {type(opener).__name__} instead of a function",
@@ -133,6 +142,38 @@ def find_plugins(entry_points: Iterable[EntryPointLike] | None = None) -> tuple[
     return tuple(found.values())
 
 
+def in_time(name: str, call: Callable[[], T], timeout_s: float | None = None) -> T:
+    """Return what a call returns; it is given up if it takes longer than waits for devices may.
+
+    It has a thread of its own, which cannot be ended: it goes on, and ends with the process.
+
+    Raises:
+        BackendBroken: it does not end in time.
+    """
+    timeout_s = event_timeout() if timeout_s is None else timeout_s
+    result: list[T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(call())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name=f"ggsched imports {name}", daemon=True)
+    start_thread(thread, name)
+    thread.join(timeout_s)
+    if failure:
+        raise failure[0]
+    if not result:
+        raise BackendBroken(
+            f"importing it takes longer than {timeout_s:g} s",
+            where=name,
+            hint=f"{REPORT}; or wait longer: GGSCHED_TIMEOUT_S",
+        )
+    return result[0]
+
+
 def guarded(where: str, doing: str, call: Callable[[], T]) -> T:
     """Call into a plug-in; whatever it raises becomes one of our errors.
 
@@ -148,7 +189,9 @@ def guarded(where: str, doing: str, call: Callable[[], T]) -> T:
             error.where = where
             error.args = (error.one_line(),)
         raise
-    except (Exception, SystemExit) as error:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
         text = " ".join(str(error).split())
         raise BackendBroken(
             f"{doing} raised {type(error).__name__}" + (f": {text}" if text else ""),
@@ -195,7 +238,7 @@ def open_checked(backend: Backend, index: int, part: int | None = None) -> Devic
 
     Raises:
         BackendUnavailable: there is no such device.
-        BackendBroken: what comes back is no device.
+        BackendBroken: what comes back is not a device.
         OutOfDeviceMemory: it cannot be opened for want of memory.
     """
     where = f"{backend.name}:{index}" if part is None else f"{backend.name}:{index}/{part}"
@@ -209,7 +252,7 @@ def open_checked(backend: Backend, index: int, part: int | None = None) -> Devic
     except BackendBroken:
         close = getattr(device, "close", None)
         if callable(close):
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception, SystemExit):
                 close()
         raise
     return device

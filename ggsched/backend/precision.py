@@ -5,6 +5,9 @@ coarsely than the weight's own type rounds: elements of bf16 have 8 bits, those 
 block types, whose scales are f16 or powers of two, at most 11. An element of the result is then off
 by ``2 ** -9`` (bf16) or twice ``2 ** -11`` (the others: both factors are rounded) of the sum of the
 magnitudes that it adds up. The table has room for twice the first.
+
+A device that declares ``rounds_to_8_bits`` may round activations beside packed weights further: to
+8 bits, in blocks of 32 elements with a scale each, as llama.cpp does on CPUs.
 """
 
 import os
@@ -28,6 +31,13 @@ ROUNDING: Final[Mapping[str, float]] = {
 0 for types that are not named. It comes on top of what every op is allowed.
 """
 
+BLOCK: Final = 32
+"""Elements of a block of activations that are rounded to 8 bits together."""
+
+ROUNDING_TO_8_BITS: Final = 1 / 252
+"""Where activations are rounded to 8 bits: most of ``sum |w| max |x|``, with the largest ``|x|`` of
+each block, that an element of a product may be off by (a little more than half a step of 1/127)."""
+
 VARIABLE: Final = "GGSCHED_ACTIVATIONS"
 
 
@@ -36,19 +46,27 @@ def rounding_of(dtype: str) -> float:
     return ROUNDING.get(dtype, 0.0)
 
 
-def activations() -> Activations:
-    """Return ``GGSCHED_ACTIVATIONS``, or ``f32`` where it is not set.
+def activations(default: Activations = "f32") -> Activations:
+    """Return ``GGSCHED_ACTIVATIONS``, or the backend's default where it is not set.
 
     Raises:
         UsageError: it is neither of the two.
     """
-    match os.environ.get(VARIABLE, "").strip() or "f32":
+    match os.environ.get(VARIABLE, "").strip() or default:
         case "auto":
             return "auto"
         case "f32":
             return "f32"
         case text:
-            raise UsageError(f"{text!r} is no value for it", where=VARIABLE, hint="auto or f32")
+            raise UsageError(f"invalid value {text!r}", where=VARIABLE, hint="auto or f32")
 
 
-__all__ = ["ROUNDING", "VARIABLE", "Activations", "activations", "rounding_of"]
+__all__ = [
+    "BLOCK",
+    "ROUNDING",
+    "ROUNDING_TO_8_BITS",
+    "VARIABLE",
+    "Activations",
+    "activations",
+    "rounding_of",
+]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from ggsched.backend.offline_device import paper_topology
+from ggsched.backend.plugin_calls import plugin_call
 from ggsched.backend.protocols import Device
 from ggsched.errors import BackendBroken, GraphError
 from ggsched.ir.dtype import dtype_by_name
@@ -125,9 +126,14 @@ def _copier(
     able = [
         by
         for by, other in ((src, dst), (dst, src))
-        if _truth(devices[by].copies_with(facts[other]), facts[by], "copies_with")
+        if _truth(_asked(devices[by], "copies_with", facts[other]), facts[by], "copies_with")
     ]
     return min(able, key=lambda by: facts[by].is_host, default=None)
+
+
+def _asked(device: Device, method: str, other: DeviceFacts) -> Any:
+    ask = getattr(device, method)
+    return plugin_call(device.facts.name, f"{method}({other.name})", lambda: ask(other))
 
 
 def _truth(answer: Any, facts: DeviceFacts, method: str) -> bool:
@@ -142,7 +148,7 @@ def _wait_path(device: Device, waiter: DeviceFacts, recorder: DeviceFacts) -> Wa
     """Return how the streams of ``device`` wait for events of ``recorder`` (EVT-4)."""
     if not (waiter.has_events and recorder.has_events):
         return "host"
-    path: Any = device.wait_path(recorder)
+    path: Any = _asked(device, "wait_path", recorder)
     if path not in get_args(WaitPath):
         raise BackendBroken(
             f"wait_path({recorder.name}) returns {path!r} instead of one of "

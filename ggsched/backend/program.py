@@ -102,7 +102,7 @@ class BoundNode:
 def groups_of(nodes: Sequence[BoundNode]) -> Iterator[Sequence[BoundNode]]:
     """Yield the nodes in order: those of a group together, the others one by one.
 
-    A group that is not all there, node after node, is no group.
+    A group that is not all there, node after node, is not a group.
     """
     at = 0
     while at < len(nodes):
@@ -118,4 +118,4 @@ def groups_of(nodes: Sequence[BoundNode]) -> Iterator[Sequence[BoundNode]]:
 
 def full_params(op: str, params: Mapping[str, Param]) -> dict[str, Param]:
     """Return a node's parameters with the op's defaults filled in."""
-    return {**(OPS[op].defaults or {}), **params}
+    return OPS[op].full(params)

@@ -24,19 +24,26 @@ class Body(Protocol):
 class Steps:
     """Calls without arguments, each with the label of its node.
 
-    Infinities and what is not a number are values (LCH-3): numpy, which may be set to warn of them
-    and Python to raise what it warns of, is told to keep quiet.
+    Infinities and NaN are values (LCH-3): numpy, which may be set to warn of them
+    and Python to raise what it warns of, is asked to ignore them.
     """
 
     def __init__(self, steps: Sequence[tuple[str, Callable[[], None]]]) -> None:
         self.steps = steps
         self._label = "launch"
+        self._count = 0
+
+    @property
+    def position(self) -> object:
+        """What is different as soon as the next node runs."""
+        return self._label
 
     def run(self) -> None:
         """Run every node in order."""
         with np.errstate(all="ignore"):
             for label, step in self.steps:
                 self._label = label
+                self._count += 1
                 step()
 
     def run_timed(self, taken: HostTaken) -> None:
@@ -45,12 +52,17 @@ class Steps:
         def labelled(label: str, step: Callable[[], None]) -> Callable[[], None]:
             def run() -> None:
                 self._label = label
+                self._count += 1
                 step()
 
             return run
 
         with np.errstate(all="ignore"):
             taken.run_steps([(label, labelled(label, step)) for label, step in self.steps])
+
+    def at(self) -> tuple[int, str]:
+        """Return the nodes begun so far, in all runs, and the label of the last one."""
+        return self._count, self._label
 
     def blame(self, error: BaseException) -> str:
         """Return the label of the node that ran last."""

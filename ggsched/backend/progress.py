@@ -4,8 +4,9 @@ import threading
 import traceback
 from dataclasses import dataclass
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
+from ggsched.backend.patience import ProgressMark
 from ggsched.backend.timeouts import late_error
 from ggsched.errors import DeviceFault
 
@@ -40,6 +41,10 @@ class Fault:
         return fault
 
 
+def _commands(count: int) -> str:
+    return "1 command is" if count == 1 else f"{count} commands are"
+
+
 class Progress:
     """Counts the commands of one stream.
 
@@ -47,17 +52,44 @@ class Progress:
     it; under the GIL plain integers do. The condition is touched only when a position is reached
     for which somebody sleeps: waking the host after each command would take the GIL from the
     thread that runs them.
+
+    ``running`` is the command that runs: a name, or a body that may know how far it is (``at``).
     """
 
-    __slots__ = ("_condition", "_wake_at", "done", "enqueued", "fault", "where")
+    __slots__ = (
+        "_beats",
+        "_condition",
+        "_wake_at",
+        "done",
+        "enqueued",
+        "fault",
+        "running",
+        "where",
+    )
 
     def __init__(self, where: str) -> None:
         self.where = where
         self.enqueued = 0
         self.done = 0
         self.fault: Fault | None = None
+        self.running: Any = None
+        self._beats = 0
         self._wake_at = _NEVER
         self._condition = threading.Condition()
+
+    def mark(self) -> ProgressMark:
+        """Return how far the stream has come."""
+        running = self.running
+        at = getattr(running, "at", None)
+        inner: object = getattr(running, "position", 0)
+        label = running if isinstance(running, str) else ""
+        if at is not None:
+            inner, label = at()
+        return ProgressMark(self.done, inner, self._beats, label)
+
+    def beat(self) -> None:
+        """Note that what the stream waits for has progressed."""
+        self._beats += 1
 
     def finish_one(self) -> None:
         """Count a command as complete and wake those who wait for it.
@@ -98,7 +130,7 @@ class Progress:
             DeviceFault: one of them failed (EVT-6).
         """
         if not self.wait_for(position, timeout_s):
-            raise late_error(self.where, timeout_s, f"{position - self.done} commands")
+            raise late_error(self.where, timeout_s, _commands(position - self.done))
         fault = self.failure_before(position)
         if fault is not None:
             raise fault.error()

@@ -6,7 +6,8 @@ enqueued is ordered by its stream, by events, and by the host waiting, and by no
 
 Optional members: ``__dlpack__`` and ``__dlpack_device__`` of a buffer (INT-1),
 ``__cuda_array_interface__`` of a buffer (INT-2), ``__cuda_stream__`` of a stream (INT-3), and of
-an event ``waiter(timeout_s)``, a call that waits as ``sync`` does and outlives ``close`` (EVT-5).
+an event ``waiter(timeout_s)``, a call that waits as ``sync`` does and outlives ``close`` (EVT-5), a
+stream and an event ``__progress__()`` (``ggsched.backend.patience``).
 Outside the contract a device may tell when commands ran, see ``ggsched.backend.timing``.
 Capture (CAP-1..4) is offered by having ``begin_capture``, see ``ggsched.backend.capture``.
 
@@ -21,7 +22,7 @@ from typing import Final, Protocol, runtime_checkable
 from ggsched.backend.program import BoundNode, OperandMemory
 from ggsched.topology.caps import DeviceFacts, WaitPath
 
-CONTRACT_VERSION: Final = (1, 1)
+CONTRACT_VERSION: Final = (1, 2)
 """Major and minor version of the contract; a plug-in of another major version is refused."""
 
 HostMemory = memoryview
@@ -218,7 +219,7 @@ class Device(Protocol):
         """
 
     def import_host(self, memory: HostMemory) -> Buffer:
-        """Return a read-only buffer over host memory without copying it.
+        """Return a read-only buffer over host memory without copying it (BUF-5).
 
         The memory is borrowed until the buffer is closed.
 
@@ -227,9 +228,12 @@ class Device(Protocol):
         """
 
     def allocate_host(self, nbytes: int) -> HostMemory:
-        """Return writable host memory that this device copies from and to fastest (pinned).
+        """Return writable host memory that this device copies from and to fastest (BUF-6).
 
-        It lives as long as the view. Plain memory is a correct answer.
+        It lives as long as the view, or what is made of it. Plain memory is a correct answer.
+
+        Raises:
+            OutOfDeviceMemory: more than the system has.
         """
 
     def create_stream(self) -> Stream:

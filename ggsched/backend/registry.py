@@ -8,6 +8,7 @@ calls. The names of devices are ``backend:index``, as in ``--devices opencl:0,cp
 
 import contextlib
 import difflib
+import logging
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +30,8 @@ from ggsched.errors import BackendBroken, BackendUnavailable, GgschedError, Usag
 from ggsched.topology.caps import DeviceFacts
 
 State = Literal["ready", "unavailable", "broken", "blocked", "wrong version"]
+_LOG: Final = logging.getLogger("ggsched")
+MAX_DEVICES: Final = 1024
 _BLOCKED: Final = ("GGSCHED_BACKENDS does not name it", "add it there")
 _SPEC: Final = re.compile(
     r"(?P<name>[A-Za-z_][\w.-]*)(:(?P<index>[0-9]{1,6})(/(?P<part>[0-9]{1,6}))?)?", re.ASCII
@@ -67,7 +70,7 @@ class BackendStatus:
         reason: Why it is not ready, or "".
         hint: What to do about that, or "".
         devices: The devices that it offers, also those that cannot be opened.
-        story: The traceback that a broken plug-in left, or "".
+        traceback: The traceback that a broken plug-in left, or "".
     """
 
     name: str
@@ -77,7 +80,7 @@ class BackendStatus:
     reason: str = ""
     hint: str = ""
     devices: tuple[DeviceStatus, ...] = ()
-    story: str = ""
+    traceback: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the status as plain JSON data."""
@@ -150,6 +153,7 @@ def open_devices(
         for name, index, part in wanted:
             if name not in backends:
                 backends[name] = _pick(name, usable, {plugin.name for plugin in blocked}).load()
+                _warn_of_rivals(name, allowed)
             for i in range(_count(backends[name])) if index is None else (index,):
                 _refuse_twice(_name_of(name, i, part), opened)
                 opened.append(_open(backends[name], i, part))
@@ -179,7 +183,7 @@ def _allowed(
     for plugin in plugins:
         first.setdefault(plugin.name, plugin)
     usable = [
-        (plugin, "" if first[name] is plugin else first[name].distribution or "another plug-in")
+        (plugin, "" if first[name] is plugin else first[name].brought_by)
         for name in order
         for plugin in plugins
         if plugin.name == name
@@ -193,16 +197,21 @@ def _describe(
     reason: str = "",
     hint: str = "",
     devices: tuple[DeviceStatus, ...] = (),
-    story: str = "",
+    report: str = "",
 ) -> BackendStatus:
     return BackendStatus(
-        plugin.name, plugin.distribution, plugin.version, state, reason, hint, devices, story
+        plugin.name, plugin.distribution, plugin.version, state, reason, hint, devices, report
     )
 
 
 def _status(plugin: Plugin, taken: str) -> BackendStatus:
     if taken:
-        return _describe(plugin, "broken", f"its name belongs to {taken}", "uninstall one of them")
+        return _describe(
+            plugin,
+            "broken",
+            f"its name belongs to {taken}, and {plugin.brought_by} brings one of that name too",
+            "uninstall one of them",
+        )
     try:
         backend = plugin.load()
         devices = tuple(_device_status(backend, i) for i in range(_count(backend)))
@@ -222,8 +231,8 @@ def _status(plugin: Plugin, taken: str) -> BackendStatus:
 
 def _failure(plugin: Plugin, error: GgschedError) -> BackendStatus:
     state, cause = _state(error), error.__cause__
-    story = "".join(traceback.format_exception(cause)) if state == "broken" and cause else ""
-    return _describe(plugin, state, _reason(error), error.hint, story=story)
+    lines = traceback.format_exception(cause) if state == "broken" and cause else []
+    return _describe(plugin, state, _reason(error), error.hint, report="".join(lines))
 
 
 def _state(error: GgschedError) -> State:
@@ -252,6 +261,13 @@ def _count(backend: Backend) -> int:
     if type(count) is not int or count < 0:
         raise BackendBroken(
             f"device_count returns {count!r} instead of a number", where=backend.name, hint=REPORT
+        )
+    if count > MAX_DEVICES:
+        raise BackendBroken(
+            f"device_count returns {count}",
+            where=backend.name,
+            why=f"no machine has more than {MAX_DEVICES} devices",
+            hint=REPORT,
         )
     return count
 
@@ -319,7 +335,7 @@ def _closing_on_error() -> Iterator[list[Device]]:
         for device in reversed(opened):
             try:
                 device.close()
-            except Exception as second:
+            except (Exception, SystemExit) as second:
                 error.add_note(f"closing a device failed as well: {second}")
         raise
 
@@ -332,10 +348,18 @@ def _parse(spec: str) -> tuple[str, int | None, int | None]:
     match = _SPEC.fullmatch(spec.strip())
     if not match:
         raise UsageError(
-            f"{spec!r} is no device", hint="write a backend and a number, as in opencl:0 or cpu:0"
+            f"{spec!r} is not a device",
+            hint="write a backend and a number, as in opencl:0 or cpu:0",
         )
     index, part = (None if match[key] is None else int(match[key]) for key in ("index", "part"))
     return match["name"], index, part
+
+
+def _warn_of_rivals(name: str, allowed: Sequence[tuple[Plugin, str]]) -> None:
+    for plugin, taken in allowed:
+        if plugin.name == name and taken:
+            text = "the name %s belongs to %s, and %s brings one of that name too"
+            _LOG.warning(text, name, taken, plugin.brought_by)
 
 
 def _pick(name: str, usable: dict[str, Plugin], blocked: set[str]) -> Plugin:

@@ -1,9 +1,10 @@
 """How long anything may block."""
 
 import os
+import threading
 from typing import Final
 
-from ggsched.errors import SyncTimeout, UsageError
+from ggsched.errors import BackendUnavailable, SyncTimeout, UsageError
 
 EVENT_TIMEOUT_S: Final = 30.0
 """How long a stream waits for an event of somebody else before it fails."""
@@ -13,7 +14,7 @@ def event_timeout() -> float:
     """Return ``GGSCHED_TIMEOUT_S``, or ``EVENT_TIMEOUT_S`` where it is not set.
 
     Raises:
-        UsageError: it is no positive number.
+        UsageError: it is not a positive number.
     """
     text = os.environ.get("GGSCHED_TIMEOUT_S", "").strip()
     try:
@@ -21,8 +22,30 @@ def event_timeout() -> float:
     except ValueError:
         timeout = -1.0
     if not timeout > 0:
-        raise UsageError(f"{text!r} is no time", where="GGSCHED_TIMEOUT_S", hint="seconds > 0")
+        raise UsageError(f"{text!r} is not a time", where="GGSCHED_TIMEOUT_S", hint="seconds > 0")
     return timeout
+
+
+def start_thread(thread: threading.Thread, where: str) -> None:
+    """Start a thread.
+
+    Args:
+        thread: The thread.
+        where: What needs it, e.g. a stream.
+
+    Raises:
+        BackendUnavailable: the system gives no more threads.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:  # Python's word for a limit of the system
+        raise BackendUnavailable(
+            "no thread can be started",
+            where=where,
+            why=str(error),
+            hint="raise the limit of processes (ulimit -u, or that of the container), or use "
+            "fewer devices and streams; GGSCHED_CPU_SYNC=1 needs none on cpu",
+        ) from error
 
 
 def late_error(where: str, timeout_s: float, what: str = "") -> SyncTimeout:
@@ -31,10 +54,10 @@ def late_error(where: str, timeout_s: float, what: str = "") -> SyncTimeout:
     Args:
         where: What was waited for, e.g. a stream.
         timeout_s: For how long.
-        what: What of it, where that is known: ``"3 commands"``.
+        what: What of it, where that is known: ``"3 commands are"``.
     """
     return SyncTimeout(
-        f"{what and f'{what} are '}not complete after {timeout_s:g} s",
+        f"{what and f'{what} '}not complete after {timeout_s:g} s",
         where=where,
         hint="wait longer (GGSCHED_TIMEOUT_S), or look for an event that nobody records",
     )

@@ -251,7 +251,7 @@ def _wrong(file: RatesFile) -> Iterator[str]:
         numbers += [(f"{e.src} -> {e.dst}", e.latency_s, False)]
     for where, number, is_rate in numbers:
         if not math.isfinite(number) or number < 0 or (is_rate and number == 0):
-            yield f"{where}: {number} is no rate"
+            yield f"{where}: {number} is not a rate"
 
 
 def _rates(entry: DeviceEntry) -> Rates:

@@ -87,6 +87,24 @@ def measure_rates(
     return replace(work.rates, kernels=kernels), missing
 
 
+def measure_product(bench: Bench, stream: Stream, dtype: DType, allowance: Allowance) -> KernelRate:
+    """Return the rate of products with weights of one type, measured quickly.
+
+    Args:
+        bench: The device.
+        stream: A stream of it.
+        dtype: Of the weights.
+        allowance: How long that may take, about.
+
+    Raises:
+        GgschedError: the device has no such product, or it failed.
+    """
+    facts = bench.device.facts
+    work = _Work(bench, facts, [stream], allowance, 2, lambda what: None, rates_of(facts))
+    _product_of(dtype)(work)
+    return work.kernels[op_key("mul_mat", dtype.name)]
+
+
 def _launches(stream: Stream, program: Program) -> Callable[[int], None]:
     def repeat(count: int) -> None:
         for _ in range(count):

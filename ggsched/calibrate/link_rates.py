@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from ggsched.backend.page_lock import lock_pages
 from ggsched.backend.protocols import Stream
 from ggsched.calibrate.timing import Allowance, seconds_of
 from ggsched.calibrate.workload import TIMEOUT_S
@@ -52,7 +53,11 @@ def measure_copy(
 
     def make(nbytes: int) -> tuple[Callable[[], None], list[Callable[[], None]]]:
         a, b = src.device.allocate(nbytes), dst.device.allocate(nbytes)
-        return lambda: stream.copy(a, 0, b, 0, nbytes), [a.close, b.close]
+        # As the memory that plans copy from and to, see ``ggsched.backend.page_lock``.
+        on_host = [x for x in (a, b) if x.device.facts.is_host and x.device is not stream.device]
+        locks = [lock for x in on_host if (lock := lock_pages(stream.device, x.host_view()))]
+        release = [*(lock.close for lock in locks), a.close, b.close]
+        return lambda: stream.copy(a, 0, b, 0, nbytes), release
 
     return _measure(stream, make, allowance, left)
 

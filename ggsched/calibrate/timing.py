@@ -34,7 +34,7 @@ def seconds_of(
     """Return the least seconds per repetition: other work on the machine only ever adds.
 
     Args:
-        repeat: Does something so many times and waits until all is complete.
+        repeat: Does something that number of times and waits until all is complete.
         seconds: About how long to go on; three rounds are made in any case.
         clock: Gives the time in seconds.
     """

@@ -127,7 +127,7 @@ def _bound(graph: Graph, number: int, operands: list[Operand]) -> BoundNode:
 
 
 def _drain(stream: Stream) -> None:
-    """Wait before memory goes away (BUF-2); a failure has been told already."""
+    """Wait before memory goes away (BUF-2); a failure has been reported already."""
     try:
         stream.sync(TIMEOUT_S)
     except GgschedError:

@@ -1,5 +1,6 @@
 """``ggsched calibrate``: measure this machine's rates and keep them for planning."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +12,25 @@ from rich.table import Table
 
 from ggsched.cli.console import messages, output, write_json
 from ggsched.cli.options import RenamedOption, devices_option, json_option
+from ggsched.cli.progress import loading
 from ggsched.config import Settings
 from ggsched.errors import UsageError
+
+_SHORTEST_S, _LONGEST_S = 0.1, 600
 
 if TYPE_CHECKING:
     from ggsched.calibrate.machine import Calibration
     from ggsched.topology.caps import DeviceFacts
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not _SHORTEST_S <= seconds <= _LONGEST_S:  # as is what is not a number
+        raise click.BadParameter(f"{text!r} is not a time from {_SHORTEST_S} to {_LONGEST_S} s")
+    return seconds
 
 
 @click.command()
@@ -26,7 +40,7 @@ if TYPE_CHECKING:
     "seconds",
     cls=RenamedOption,
     old="--seconds",
-    type=click.FloatRange(min=0.1, max=600),
+    type=_seconds,
     default=12.0,
     show_default=True,
     metavar="S",
@@ -97,8 +111,8 @@ def _target(path: str | None, setting: str) -> Path:
 def _progress(console: Console) -> Iterator[Callable[[str, str], None]]:
     """Give a function that shows what is measured: on a terminal all, else each device once."""
     if console.is_terminal:
-        with console.status("opening devices") as status:
-            yield lambda name, what: status.update(f"{name}: {what}")
+        with loading(console) as busy:
+            yield lambda name, what: busy.stage(f"{name}: {what}")
         return
     shown: set[str] = set()
 

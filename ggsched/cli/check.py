@@ -1,17 +1,18 @@
-"""``ggsched check``: judge a plan, a trace or litmus programs."""
+"""``ggsched check``: check a plan, a trace or litmus programs."""
 
-import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import msgspec
 
 from ggsched.cli.console import write_json
-from ggsched.cli.files import as_text, read_bytes
+from ggsched.cli.files import as_text, read_bytes, read_text
 from ggsched.cli.options import json_option
-from ggsched.errors import PlanError
+from ggsched.errors import GraphError, PlanError, UsageError
+from ggsched.printable import write_out
 
 if TYPE_CHECKING:
+    from ggsched.ir.graph import Graph
     from ggsched.plan.bundle import Plan
     from ggsched.sanitize import Report
 
@@ -21,39 +22,67 @@ _FINDING = 1
 @click.command()
 @click.argument("file", metavar="FILE")
 @click.option("--advice", is_flag=True, help="Also name waits and copies that nobody needs.")
+@click.option(
+    "--graph",
+    default=None,
+    metavar="GRAPH",
+    help="Compare a plan with this graph, a file in the text form, instead of the one it carries.",
+)
 @json_option
-def check(file: str, advice: bool, as_json: bool) -> int:
+def check(file: str, advice: bool, graph: str | None, as_json: bool) -> int:
     """Look for races and other defects in FILE.
 
     FILE is a plan (as of 'ggsched plan -o'), a trace (as of 'ggsched run --trace') or litmus
-    programs, of which both variants are looked at. Nothing is run. The exit code is 1 if anything
-    is found; advice is no finding.
+    programs, of which both variants are looked at. Nothing is run. A plan that carries its graph
+    (as of 'ggsched plan --with-graph') is compared with it, step by step. The exit code is 1 if
+    anything is found; advice is no finding.
     """
-    kind, reports = _reports(file, read_bytes(file), advice)
+    kind, reports = _reports(file, read_bytes(file), advice, graph)
     if as_json:
         write_json(_as_json(file, kind, reports))
     else:
-        sys.stdout.writelines(report.to_text() for report in reports)
+        write_out("".join(report.to_text() for report in reports))
     return 0 if all(report.is_clean for report in reports) else _FINDING
 
 
 def _reports(
-    file: str, data: bytes, advice: bool
+    file: str, data: bytes, advice: bool, graph: str | None
 ) -> tuple[Literal["plan", "trace", "litmus"], "list[Report]"]:
     from ggsched.sanitize import check_trace
     from ggsched.trace.export import is_trace, read_trace
 
+    if graph is not None and (is_trace(data) or data.lstrip()[:1] != b"{"):
+        raise UsageError("--graph is for plans", where=file, why="this is none")
     if is_trace(data):
         return "trace", [check_trace(read_trace(data, file), advice=advice)]
     if data.lstrip()[:1] == b"{":
         from ggsched.sanitize import check_plan
 
-        return "plan", [check_plan(_plan(file, data), advice=advice)]
+        plan = _plan(file, data)
+        return "plan", [check_plan(plan, advice=advice, graph=_graph(file, plan, graph))]
     from ggsched.testing.litmus import check_variant, parse_litmus
     from ggsched.testing.litmus.program import VARIANTS
 
     blocks = parse_litmus(as_text(data, file), file)
     return "litmus", [check_variant(b, v, advice=advice) for b in blocks for v in VARIANTS]
+
+
+def _graph(file: str, plan: "Plan", path: str | None) -> "Graph | None":
+    """Return the graph of a plan: that of a file, or else the one that it carries, if any.
+
+    Raises:
+        GraphError: the text is not a graph.
+    """
+    from ggsched.ir.text import parse_graph
+
+    text = plan.graph_text if path is None else read_text(path)
+    if not text:
+        return None
+    try:
+        return parse_graph(text)
+    except GraphError as error:
+        where = ": ".join(w for w in (path or f"{file}: graph_text", error.where) if w)
+        raise GraphError(error.what, where=where, why=error.why, hint=error.hint) from error
 
 
 def _plan(file: str, data: bytes) -> "Plan":

@@ -1,6 +1,5 @@
 """``ggsched conform``: put a backend to the contract."""
 
-import sys
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -9,7 +8,9 @@ from rich.text import Text
 
 from ggsched.cli.console import messages, output, write_json
 from ggsched.cli.options import json_option
+from ggsched.cli.user_ops import named_op
 from ggsched.config import Settings
+from ggsched.printable import write_out
 
 if TYPE_CHECKING:
     from ggsched.testing.conformance import CaseResult, ConformanceReport
@@ -36,6 +37,12 @@ _STYLE: Final = {"FAILED": "bold red", "skipped": "dim", "waived": "yellow"}
     metavar="PATTERN,...",
     help="Rules or cases to check, e.g. 'EVT-*' or 'EVT-2,cpy1_*'. Default: all.",
 )
+@click.option(
+    "--op",
+    default=None,
+    metavar="[MODULE:]NAME",
+    help="Test one user-defined op, which MODULE registers, instead of the backend.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Tell about each case as it comes.")
 @json_option
 @click.pass_obj
@@ -46,6 +53,7 @@ def conform(
     seed: int,
     max_examples: int,
     rules: str | None,
+    op: str | None,
     verbose: bool,
     as_json: bool,
 ) -> int:
@@ -56,11 +64,13 @@ def conform(
     """
     from ggsched.testing.conformance import Harness, run_conformance
 
+    tested = None if op is None else named_op(op)  # registered before devices are opened
     report = run_conformance(
         Harness.named(name, allow=settings.backends),
         seed=seed,
         max_examples=max_examples,
         rules=rules,
+        op=tested,
         verbose=_tell if verbose else None,
     )
     if as_json:
@@ -82,7 +92,7 @@ def _show(report: "ConformanceReport") -> None:
     console = output()
     console.print(table(report))
     for result in report.findings:
-        sys.stdout.write("\n" + "\n".join(explain(result, report.name)) + "\n")
+        write_out("\n" + "\n".join(explain(result, report.name)) + "\n")
     for line in report.stale:
         console.print(f"\nstale waiver: {line}")
     console.print("\n" + conclusion(report))

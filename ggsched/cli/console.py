@@ -7,16 +7,42 @@ to both). Off a terminal everything fits 80 columns.
 import errno
 import json
 import logging
+import os
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from ggsched.printable import (
+    is_terminal,
+    keeping_results_apart,
+    printable,
+    results,
+    write_err,
+    write_out,
+)
 
 WIDTH: Final = 80
 
 
 class Terminal(Console):
-    """A console that lets the error boundary see a closed pipe; rich would exit with 1."""
+    """A console that shows text as text, and lets the error boundary see a closed pipe.
+
+    rich would let controls in a text act on the terminal, and would exit with 1.
+    """
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Render, with controls written out on a terminal."""
+        for segment in super().render(renderable, options):
+            if segment.control or not self.is_terminal:
+                yield segment
+            else:
+                yield Segment(printable(segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
         """Pass the error on."""
@@ -25,7 +51,7 @@ class Terminal(Console):
 
 def output() -> Console:
     """Return the console for results, on stdout."""
-    return _console(sys.stdout)
+    return _console(results())
 
 
 def messages() -> Console:
@@ -45,18 +71,91 @@ def warn_on_stderr() -> None:
     logger = logging.getLogger("ggsched")
     for handler in logger.handlers[:]:
         if isinstance(handler, _Lines):
-            logger.removeHandler(handler)  # of an earlier call, with an earlier stderr
-    logger.addHandler(_Lines(sys.stderr))
+            logger.removeHandler(handler)  # of an earlier call
+    logger.addHandler(_Lines())
 
 
-class _Lines(logging.StreamHandler[TextIO]):
-    """Writes a record on one line."""
+@contextmanager
+def own_results(is_process: bool) -> Iterator[None]:
+    """Let nobody but the command write on stdout: what others print there goes to stderr.
 
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        return f"ggsched: {record.levelname.lower()}: {record.getMessage()}"
+    Args:
+        is_process: Whether the process is the command's, so that libraries in C are meant as well.
+    """
+    descriptor = _moved_stdout() if is_process else None
+    if descriptor is None:
+        with keeping_results_apart(sys.stdout):
+            yield
+        return
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    try:
+        with open(descriptor, "w", encoding=encoding, errors=errors, closefd=False) as file:
+            try:
+                with keeping_results_apart(file):
+                    yield
+                file.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)  # nor fail again at the end
+                raise
+    finally:
+        os.dup2(descriptor, 1)
+        os.close(descriptor)
+
+
+def _moved_stdout() -> int | None:
+    """Let descriptor 1 be stderr; return where stdout is now, or None if that cannot be done."""
+    try:
+        sys.stdout.flush()
+        if sys.stdout.fileno() != 1 or sys.stderr.fileno() != 2:
+            return None
+        descriptor = os.dup(1)
+        os.dup2(2, 1)
+    except (OSError, ValueError):
+        return None
+    return descriptor
+
+
+def write_line(text: str) -> None:
+    """Write a message on a line of its own on stderr."""
+    lines = _lines()
+    if lines is not None and lines.is_line_open and is_terminal(sys.stderr):
+        write_err("\n")
+        lines.is_line_open = False
+    write_err(text + "\n")
+
+
+def leave_line_open(is_open: bool) -> None:
+    """Note that results on the terminal are in the middle of a line, or no more."""
+    lines = _lines()
+    if lines is not None:
+        lines.is_line_open = is_open and is_terminal(results())
+
+
+class _Lines(logging.Handler):
+    """Writes a record on one line of what is stderr then: a live display puts its own there.
+
+    Attributes:
+        is_line_open: Whether results on the terminal are in the middle of a line.
+    """
+
+    is_line_open = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the line."""
+        try:
+            message = " ".join(record.getMessage().split())
+            write_line(f"ggsched: {record.levelname.lower()}: {message}")
+        except Exception:
+            self.handleError(record)
+
+
+def _lines() -> _Lines | None:
+    handlers = logging.getLogger("ggsched").handlers
+    return next((h for h in handlers if isinstance(h, _Lines)), None)
 
 
 def write_json(data: Any) -> None:
-    """Write plain data as JSON on stdout, the same bytes for the same data."""
-    sys.stdout.write(json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    """Write plain data as JSON on stdout, the same bytes for the same data off a terminal."""
+    on_terminal = is_terminal(results())
+    text = json.dumps(data, indent=2, sort_keys=True, ensure_ascii=on_terminal)
+    write_out(text.replace("\x7f", "\\u007f") + "\n")

@@ -4,7 +4,6 @@ A race or a wrong copy shows as a wrong sum, and the same prompts on one device 
 tokens.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -19,6 +18,7 @@ from ggsched.cli.planning_options import streams_option
 from ggsched.cli.run_stats import measured_lines, session_stats, stats_line
 from ggsched.config import Settings
 from ggsched.errors import InternalError
+from ggsched.printable import write_out
 
 if TYPE_CHECKING:
     from ggsched.models.load import Model
@@ -149,7 +149,7 @@ def _introduce(session: "Session", devices: Sequence[str], missing: Sequence[str
     for remark in missing:
         console.print(f"          {remark}")
     console.print("\nThe plan of one decoding step:\n")
-    sys.stdout.write(plan_text(plan) + "\n")
+    write_out(plan_text(plan) + "\n")
     report = check_plan(plan)
     if not report.is_clean:
         raise InternalError("the sanitizer found a defect in the plan", where=plan.name)

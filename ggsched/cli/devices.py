@@ -1,6 +1,5 @@
 """``ggsched devices``: what is installed, what of it is usable, and why not."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -14,6 +13,7 @@ from ggsched.cli.options import json_option
 from ggsched.cli.topology_file import topology_here
 from ggsched.config import Settings
 from ggsched.plan.text import nbytes_text
+from ggsched.printable import write_err
 from ggsched.topology.caps import DeviceFacts
 
 _STYLE: Final = {"ready": "green", "blocked": "dim", "unavailable": "yellow"}
@@ -43,7 +43,7 @@ def devices(settings: Settings, /, as_json: bool) -> None:
         console.print(line)
     if settings.debug:
         for status in statuses:
-            sys.stderr.write(status.story)
+            write_err(status.traceback)
 
 
 def table(statuses: Sequence[BackendStatus]) -> Table:

@@ -1,4 +1,4 @@
-"""Options of experts whose weights lie on another device than the rest of their block."""
+"""Options of layers and experts that an accelerator computes with weights of the CPU."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ def _size(text: str) -> int:
     try:
         return read_size(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no number of bytes such as 512MiB") from None
+        raise click.BadParameter(f"{text!r} is not a number of bytes such as 512MiB") from None
 
 
 EXPERT_OPTIONS: Final = (
@@ -22,8 +22,9 @@ EXPERT_OPTIONS: Final = (
         type=click.Choice(["auto", "on", "off"]),
         default="auto",
         show_default=True,
-        help="Compute experts of the CPU on the accelerator, to which those that the router chose "
-        "are copied: where that is predicted to be faster, wherever it is possible, or never.",
+        help="Compute layers and experts of the CPU on the accelerator, to which their weights are "
+        "copied, of experts those that the router chose: where that is predicted to be faster, "
+        "wherever it is possible, or never.",
     ),
     click.option(
         "--expert-staging-buffers",
@@ -33,8 +34,8 @@ EXPERT_OPTIONS: Final = (
         default=2,
         metavar="N",
         show_default=True,
-        help="Buffers on the accelerator, each for the experts of one block; from 2 on the "
-        "experts of whole blocks are copied while earlier ones compute, where that is faster.",
+        help="Buffers on the accelerator, each for the weights of one block; from 2 on the "
+        "weights of whole blocks are copied while earlier ones compute, where that is faster.",
     ),
     click.option(
         "--expert-cache",

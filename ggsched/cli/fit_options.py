@@ -28,7 +28,7 @@ def margin(text: str) -> Margin:
         except ValueError:
             share = math.nan
         if not 0 <= share < 1:
-            raise click.BadParameter(f"{text!r} is no share from 0% to below 100%")
+            raise click.BadParameter(f"{text!r} is not a share from 0% to below 100%")
         return Margin(0, share)
     try:
         return Margin(read_size(text), 0.0)

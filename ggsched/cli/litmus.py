@@ -1,6 +1,5 @@
-"""``ggsched litmus``: verdicts on litmus programs, broken and fixed, by two judges."""
+"""``ggsched litmus``: verdicts on litmus programs, broken and fixed, by checker and explorer."""
 
-import sys
 from collections.abc import Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ import click
 from ggsched.cli.console import WIDTH, write_json
 from ggsched.cli.files import read_text
 from ggsched.cli.options import json_option
+from ggsched.printable import write_out
 
 if TYPE_CHECKING:
     from ggsched.testing.litmus import BlockVerdict
@@ -46,14 +46,12 @@ def _write(verdicts: Sequence["BlockVerdict"], quiet: bool) -> None:
         note = "" if j.verdict == stated else f"  but stated is {stated}"
         if not j.agree:
             note += f"  but the explorer says {j.explored.verdict or 'nothing'}"
-        sys.stdout.write(f"{j.block.id:<8} {j.variant:<7} {j.verdict}{note}\n")
+        write_out(f"{j.block.id:<8} {j.variant:<7} {j.verdict}{note}\n")
         lines = [j.witness, f"fix: {j.fix}" if j.fix else ""]
         lines += [f"explorer: {j.explored.what}" if j.explored.what and not j.agree else ""]
         for line in filter(None, lines):
             folded = wrap(line, WIDTH - 4, subsequent_indent="  ", break_on_hyphens=False)
-            sys.stdout.writelines(f"    {part}\n" for part in folded)
+            write_out("".join(f"    {part}\n" for part in folded))
     wrong = sum(not j.is_as_stated for j in verdicts)
     agree = "agree" if all(j.agree for j in verdicts) else "disagree"
-    sys.stdout.write(
-        f"{len(verdicts)} verdicts, {wrong} not as stated, checker and explorer {agree}\n"
-    )
+    write_out(f"{len(verdicts)} verdicts, {wrong} not as stated, checker and explorer {agree}\n")

@@ -6,20 +6,26 @@ code; it raises ``GgschedError`` for everything that goes wrong.
 """
 
 import contextlib
+import copy
+import errno
+import functools
+import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 from click.shell_completion import shell_complete
 
 from ggsched import __version__
-from ggsched.cli.console import warn_on_stderr
+from ggsched.cli.console import own_results, warn_on_stderr, write_line
+from ggsched.cli.user_ops import import_modules
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
+from ggsched.printable import write_err
 
 OK: Final = 0
 USAGE: Final = 2
@@ -27,9 +33,14 @@ ENVIRONMENT: Final = 3
 INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
 
+_OURS: Final = "ggsched.cli.process_is_ours"
+_OUTPUT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""What writing fails with; a closed pipe apart."""
+
 COMMANDS: Final = {
     "devices": "ggsched.cli.devices:devices",
     "run": "ggsched.cli.run:run",
+    "bench": "ggsched.cli.bench:bench",
     "plan": "ggsched.cli.plan:plan",
     "calibrate": "ggsched.cli.calibrate:calibrate",
     "check": "ggsched.cli.check:check",
@@ -59,7 +70,22 @@ class Commands(click.Group):
         command = getattr(import_module(module), name)
         if not isinstance(command, click.Command):
             raise TypeError(f"{place} is no click command")
-        return command
+        apart = copy.copy(command)  # with a callback of its own; the module's stays as it is
+        apart.callback = _apart(command.callback)
+        return apart
+
+
+def _apart(callback: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    """Return a command's callback beside which nobody else prints results."""
+    if callback is None:
+        return None
+
+    @functools.wraps(callback)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with own_results(bool(click.get_current_context().meta.get(_OURS))):
+            return callback(*args, **kwargs)
+
+    return call
 
 
 @click.group(
@@ -73,19 +99,22 @@ def cli(ctx: click.Context) -> None:
     """Schedule tensor graphs over several devices, by plans that are checked first."""
     if ctx.obj is None:
         ctx.obj = Settings.from_environment()
+        if ctx.obj.ops:
+            import_modules(ctx.obj.ops)
     warn_on_stderr()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code. No exception leaves it."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    is_ours = argv is None  # the process
+    if is_ours and not _has_streams():
+        return _report("stdout is closed, so results have nowhere to go", ENVIRONMENT)
     try:
-        code = _run(arguments)
+        code = _run(arguments, is_ours)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        if argv is None:  # the process is ours
-            _leave(INTERRUPTED)
-        return INTERRUPTED
+        return _interrupted(is_ours)
     except BrokenPipeError:
         _forget_stdout()
         return PIPE_CLOSED
@@ -95,11 +124,46 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(error.one_line(), error.exit_code)
     except MemoryError:
         return _report("out of host memory (take a smaller model or context)", USAGE)
+    except OSError as error:
+        _forget_stdout()
+        why = error.strerror or str(error)
+        what = error.filename or ("the output" if error.errno in _OUTPUT else "the system")
+        return _report(f"{what}: {why}", ENVIRONMENT)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "hypothesis":
+            return _report("hypothesis is missing (pip install 'ggsched[test]')", ENVIRONMENT)
+        if _is_interruption(error):
+            return _interrupted(is_ours)
         text = " ".join(f"{type(error).__name__}: {error}".split())
         hint = "set GGSCHED_DEBUG=1 for the traceback, and please report it"
         return _report(f"internal error: {text} ({hint})", ENVIRONMENT)
     return code
+
+
+def _has_streams() -> bool:
+    """Let text in any language be written to stdout and stderr; return whether stdout is open."""
+    if sys.stderr is None:  # whatever is opened next would be taken for it
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # for the rest of the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    return sys.stdout is not None
+
+
+def _interrupted(is_ours: bool) -> int:
+    if is_ours:
+        _leave(INTERRUPTED)
+    return INTERRUPTED
+
+
+def _is_interruption(error: BaseException) -> bool:
+    """Whether it was raised because of Ctrl-C: modules in C raise others in its place."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def _leave(code: int) -> NoReturn:
@@ -114,16 +178,17 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], is_ours: bool) -> int:
     """Run without click's own boundary, which takes a closed pipe for a finding (1)."""
     instruction = os.environ.get("_GGSCHED_COMPLETE")
     if instruction:
         return shell_complete(cli, {}, "ggsched", "_GGSCHED_COMPLETE", instruction)
     if not arguments:
-        sys.stderr.write(cli.get_help(click.Context(cli, info_name="ggsched")) + "\n")
+        write_err(cli.get_help(click.Context(cli, info_name="ggsched")) + "\n")
         return USAGE
     try:
         with cli.make_context("ggsched", arguments) as context:
+            context.meta[_OURS] = is_ours
             result = cli.invoke(context)
     except click.exceptions.Exit as stop:
         return stop.exit_code
@@ -135,18 +200,19 @@ def _refuse(error: click.ClickException) -> int:
     context = error.ctx if isinstance(error, click.UsageError) else None
     message = error.format_message()
     if "\n" in message:  # the help of a subcommand that was called with nothing
-        sys.stderr.write(message + "\n")
+        write_err(message + "\n")
     else:
         path = context.command_path if context else "ggsched"
-        sys.stderr.write(f"ggsched: error: {message.rstrip('.')} (see: {path} --help)\n")
+        text = " ".join(message.rstrip(".").split())
+        write_err(f"ggsched: error: {text} (see: {path} --help)\n")
     return USAGE
 
 
 def _report(line: str, code: int) -> int:
     """Say what went wrong, on one line; the traceback only on request."""
     if os.environ.get("GGSCHED_DEBUG", "").strip() not in ("", "0"):
-        traceback.print_exc()
-    sys.stderr.write(f"ggsched: error: {line}\n")
+        write_err(traceback.format_exc())
+    write_line(f"ggsched: error: {line}")
     return code
 
 
@@ -154,3 +220,4 @@ def _forget_stdout() -> None:
     """Let the interpreter's last flush go nowhere instead of failing again."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stdout.flush()

@@ -10,6 +10,7 @@ import click
 from ggsched.cli.console import messages
 from ggsched.cli.expert_options import EXPERT_OPTIONS
 from ggsched.cli.fit_options import FIT_OPTIONS, Margin, fit_request
+from ggsched.cli.model_file import MODEL_FILE, Value, key_value
 from ggsched.cli.options import Override, RenamedOption, devices_option, override, shares
 from ggsched.config import Settings
 from ggsched.errors import UsageError
@@ -53,6 +54,7 @@ class ModelOptions:
         fit_margin: ``--fit-margin``.
         verify: ``--verify/--no-verify``, None for what the environment says.
         weights: ``--weights``.
+        metadata: ``--override-kv`` in order.
     """
 
     model: str
@@ -76,6 +78,7 @@ class ModelOptions:
     fit_margin: Margin
     verify: bool | None
     weights: Literal["expand", "packed"]
+    metadata: tuple[tuple[str, Value], ...]
 
 
 def _layers(text: str) -> int | None:
@@ -99,7 +102,7 @@ def _slots(text: str) -> int | None:
 
 
 _OPTIONS: Final = (
-    click.argument("model", metavar="MODEL"),
+    *MODEL_FILE,
     devices_option,
     click.option(
         "-ngl",
@@ -195,6 +198,14 @@ _OPTIONS: Final = (
     *EXPERT_OPTIONS,
     *FIT_OPTIONS,
     click.option(
+        "--override-kv",
+        "metadata",
+        type=key_value,
+        multiple=True,
+        metavar="KEY=TYPE:VALUE",
+        help="Replace a key of the metadata; TYPE is int, float, bool or str. May be repeated.",
+    ),
+    click.option(
         "--verify/--no-verify",
         "verify",
         default=None,
@@ -203,10 +214,10 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--weights",
-        type=click.Choice(["expand", "packed"]),
-        default="expand",
+        type=click.Choice(["packed", "expand"]),
+        default="packed",
         show_default=True,
-        help="expand: all weights become f32 when loaded. packed: keep the file's types.",
+        help="packed: keep the file's types. expand: all weights become f32 when loaded.",
     ),
 )  # fmt: skip
 
@@ -237,7 +248,8 @@ def open_session(
     from ggsched.models.session import Session, SessionOptions
     from ggsched.passes.experts.policy import ExpertPolicy
 
-    model = load_model(options.model, weights=options.weights)
+    overrides = dict(options.metadata)
+    model = load_model(options.model, weights=options.weights, overrides=overrides)
     hp = model.hparams
     offload = Offload(
         n_gpu_layers=options.n_gpu_layers,

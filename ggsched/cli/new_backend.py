@@ -62,11 +62,11 @@ def checked_name(name: str) -> str:
     """Return a name that a new backend can have.
 
     Raises:
-        UsageError: it is no name, or somebody has it.
+        UsageError: it is not a name, or somebody has it.
     """
     hint = "small letters, digits and _, from a letter on: e.g. mydevice"
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no name for a backend", hint=hint)
+        raise UsageError(f"{name!r} is not a name for a backend", hint=hint)
     if keyword.iskeyword(name) or name in _RESERVED:
         raise UsageError(f"{name!r} means something else", hint="choose another name")
     for plugin in find_plugins():

@@ -38,13 +38,22 @@ class RenamedOption(click.Option):
         self._old = old
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Register the option's names and the old one."""
-        shown = self.opts
-        self.opts = [*shown, self._old]
-        try:
-            super().add_to_parser(parser, ctx)
-        finally:
-            self.opts = shown
+        """Register the option's names, and let the parser read the old one as the new one.
+
+        The parser does not know the old name, so that it never proposes it for a misspelt one.
+        """
+        super().add_to_parser(parser, ctx)
+        parse, new = parser.parse_args, max(self.opts, key=len)
+
+        def renamed(arg: str) -> str:
+            name, equals, value = arg.partition("=")
+            return f"{new}{equals}{value}" if name == self._old else arg
+
+        def parse_args(args: list[str]) -> Any:
+            end = args.index("--") if "--" in args else len(args)
+            return parse([*map(renamed, args[:end]), *args[end:]])
+
+        parser.parse_args = parse_args
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,7 @@ class Override:
 
 
 def device_names(text: str) -> tuple[str, ...]:
-    """Read ``opencl:0,cpu:0``; the registry judges the names."""
+    """Read ``opencl:0,cpu:0``; the registry checks the names."""
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
         raise click.BadParameter(f"{text!r} has an empty name; write e.g. opencl:0,cpu:0")
@@ -72,7 +81,7 @@ def whole_numbers(text: str) -> tuple[int, ...]:
     """Read ``1,2,3``: numbers from 0 on, such as tokens."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise click.BadParameter(f"{text!r} is no list of whole numbers such as 1,2,3")
+        raise click.BadParameter(f"{text!r} is not a list of whole numbers such as 1,2,3")
     return tuple(int(part) for part in parts)
 
 
@@ -81,7 +90,7 @@ def shares(text: str) -> tuple[float, ...]:
     try:
         numbers = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no list of shares such as 3,1") from None
+        raise click.BadParameter(f"{text!r} is not a list of shares such as 3,1") from None
     if not all(math.isfinite(n) and n >= 0 for n in numbers) or not any(numbers):
         raise click.BadParameter(f"{text!r}: shares are 0 or more, and not all 0")
     return numbers
@@ -95,7 +104,7 @@ def override(text: str) -> Override:
     try:
         return Override(re.compile(pattern), device.strip())
     except re.error as error:
-        raise click.BadParameter(f"{pattern!r} is no regular expression: {error}") from None
+        raise click.BadParameter(f"{pattern!r} is not a regular expression: {error}") from None
 
 
 def devices_option(function: F) -> F:

@@ -16,7 +16,7 @@ import click
 from ggsched.cli.main import cli
 
 MARK: Final = "<!-- commands -->"
-_MODEL_COMMANDS: Final = ("run", "plan")
+_MODEL_COMMANDS: Final = ("run", "bench", "plan")
 
 
 def filled(text: str) -> str:
@@ -39,11 +39,11 @@ def options(command: click.Command) -> list[click.Option]:
 
 def _lines() -> Iterator[str]:
     known = commands()
-    first, second = ([_row(o) for o in options(known[name])] for name in _MODEL_COMMANDS)
-    shared = [row for row in first if row in second]
+    first, *others = ([_row(o) for o in options(known[name])] for name in _MODEL_COMMANDS)
+    shared = [row for row in first if all(row in rows for rows in others)]
     for name, command in known.items():
         yield from _command(name, command, shared if name in _MODEL_COMMANDS else ())
-    yield "## Options of run and plan"
+    yield "## Options of run, bench and plan"
     yield ""
     yield from _table(shared)
 
@@ -58,7 +58,7 @@ def _command(name: str, command: click.Command, elsewhere: Sequence[str]) -> Ite
         yield paragraph
         yield ""
     if elsewhere:
-        yield "It also has the [options of run and plan](#options-of-run-and-plan)."
+        yield "It also has the [options of run, bench and plan](#options-of-run-bench-and-plan)."
         yield ""
     yield from _table([row for o in options(command) if (row := _row(o)) not in elsewhere])
 

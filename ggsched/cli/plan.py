@@ -1,11 +1,11 @@
 """``ggsched plan``: make the plan of a model's micro-batch, without running or loading it."""
 
-import sys
 from dataclasses import replace
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from ggsched.cli.console import WIDTH
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
@@ -18,6 +18,11 @@ from ggsched.cli.planning_options import planning_options
 from ggsched.cli.topology_file import topology_option, written_devices
 from ggsched.config import Settings
 from ggsched.errors import UsageError
+from ggsched.printable import write_out
+
+if TYPE_CHECKING:
+    from ggsched.models.session import Session
+    from ggsched.plan.bundle import Plan
 
 
 @click.command()
@@ -48,6 +53,11 @@ from ggsched.errors import UsageError
     help="Write the plan's JSON form to a file.",
 )
 @click.option(
+    "--with-graph",
+    is_flag=True,
+    help="Let the plan's JSON form carry its graph, so that 'ggsched check' compares them.",
+)
+@click.option(
     "--html",
     type=click.Path(dir_okay=False, writable=True),
     default=None,
@@ -68,6 +78,7 @@ def plan(
     n_past: int,
     verbose: bool,
     output: str | None,
+    with_graph: bool,
     html: str | None,
     dot: str | None,
     topology: str | None,
@@ -101,7 +112,7 @@ def plan(
         if explain is not None:
             print_explanation(session, explain, n_tokens, n_past, as_json=as_json)
             return
-        made = session.plan(n_tokens, n_past)
+        made = _planned(session, n_tokens, n_past, with_graph)
         if output is not None:
             _save(output, plan_to_json(made))
         if html is not None:
@@ -109,15 +120,26 @@ def plan(
         if dot is not None:
             write_dot(made, dot)
         if as_json:
-            sys.stdout.write(plan_to_json(made).decode() + "\n")
+            write_out(plan_to_json(made).decode() + "\n")
             return
-        sys.stdout.write(plan_text(made, verbose=verbose) + "\n")
+        write_out(plan_text(made, verbose=verbose) + "\n")
         if verbose:
             names = [d.name for d in session.scheduler.topology.devices]
             for name, device in session.homes.devices.items():
                 reason = session.homes.reasons[name]
                 line = f"home  {names[device]:<10} {name:<32} {reason}"
-                sys.stdout.write(fill(line, WIDTH, subsequent_indent=6 * " ") + "\n")
+                write_out(fill(line, WIDTH, subsequent_indent=6 * " ") + "\n")
+
+
+def _planned(session: "Session", n_tokens: int, n_past: int, with_graph: bool) -> "Plan":
+    """Return the plan of a micro-batch, with its graph if that is asked for."""
+    from ggsched.ir.text import print_graph
+
+    graph = session.graph(n_tokens, n_past, 1)
+    made = session.plan_of(graph)
+    if with_graph:
+        made = msgspec.structs.replace(made, graph_text=print_graph(graph))
+    return made
 
 
 def _save(path: str, data: bytes) -> None:

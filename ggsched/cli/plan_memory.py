@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _KINDS: Final = ("weights", "states", "caches", "arenas", "slots", "staging")
 _LABELS: Final = {"states": "KV cache", "caches": "cached weights"}
-_COLUMNS: Final = 4
+_LINE, _LABEL, _WIDTH = 80, 16, 16
+"""Columns of a line, of a row's label, and of a number at least."""
 
 _OPTIONS: Final = (
     click.option(
@@ -117,9 +118,12 @@ def _lines(
     )
     yield f"{need.plans} plans, {need.kept} of them kept at once at most"
     names = _names(session)
-    for start in range(0, len(names), _COLUMNS):
+    digits = max(len(f"{n:,}") for n in (*free, *(need.peak[d].total for d, _ in names)))
+    width = max(_WIDTH, digits + 1)
+    columns = (_LINE - _LABEL) // width
+    for start in range(0, len(names), columns):
         yield ""
-        yield from _table(need, free, names[start : start + _COLUMNS])
+        yield from _table(need, free, names[start : start + columns], width)
     short = [name for d, name in names if d != HOST and need.least[d].total > free[d]]
     yield ""
     if short:
@@ -129,10 +133,10 @@ def _lines(
 
 
 def _table(
-    need: "MemoryNeed", free: Sequence[int], columns: Sequence[tuple[int, str]]
+    need: "MemoryNeed", free: Sequence[int], columns: Sequence[tuple[int, str]], width: int
 ) -> Iterator[str]:
     def row(label: str, cells: Sequence[str]) -> str:
-        return (f"{label:<16}" + "".join(f"{cell:>16}" for cell in cells)).rstrip()
+        return (f"{label:<{_LABEL}}" + "".join(f"{cell:>{width}}" for cell in cells)).rstrip()
 
     yield row("bytes", [name for _, name in columns])
     for kind in _KINDS:

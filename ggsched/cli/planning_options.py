@@ -27,7 +27,7 @@ def _budget(text: str) -> Budget:
         return read_budget(text)
     except ValueError:
         raise click.BadParameter(
-            f"{text!r} is no number of bytes such as 64MiB, or opencl:0=64MiB,cpu:0=1GiB"
+            f"{text!r} is not a number of bytes such as 64MiB, or opencl:0=64MiB,cpu:0=1GiB"
         ) from None
 
 

@@ -1,40 +1,43 @@
 """``ggsched run``: run a model file over devices."""
 
-import math
 import os
-import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 import numpy as np
 
-from ggsched.cli.console import messages, write_json
+from ggsched.cli.compute_options import compute_options
+from ggsched.cli.console import leave_line_open, messages, write_json
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.options import json_option, whole_numbers
 from ggsched.cli.planning_options import planning_options
 from ggsched.cli.progress import loading
-from ggsched.cli.run_stats import measured_lines, session_stats, stats_line
+from ggsched.cli.run_stats import measured_lines, pipeline_line, session_stats, stats_line
+from ggsched.cli.sampling_options import sampling_options, take_sampling
 from ggsched.cli.trace_file import Wanted, account_json, recording, trace_options
 from ggsched.config import Settings
 from ggsched.errors import UsageError
+from ggsched.models.stop_text import StopText
+from ggsched.printable import results, write_out
 
 if TYPE_CHECKING:
     from ggsched.models.session import Session
-
-
-def _temperature(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and number >= 0):
-        raise click.BadParameter(f"{text!r} is no number of 0 or more")
-    return number
+    from ggsched.trace.recorder import Recorder
 
 
 @click.command()
 @model_options
 @click.option("-p", "--prompt", "prompt", default=None, help="The prompt.")
+@click.option(
+    "-f",
+    "--file",
+    "prompt_file",
+    type=click.File("r", encoding="utf-8"),
+    default=None,
+    metavar="FILE",
+    help="Read the prompt from a file; - is stdin.",
+)
 @click.option(
     "--tokens",
     type=whole_numbers,
@@ -53,16 +56,30 @@ def _temperature(text: str) -> float:
     show_default=True,
     help="Tokens to generate at most.",
 )
+@sampling_options
 @click.option(
-    "--temp",
-    "temperature",
-    type=_temperature,
-    default=0.0,
-    metavar="T",
-    show_default=True,
-    help="Temperature; 0 takes the likeliest token.",
+    "--stop",
+    "stops",
+    multiple=True,
+    metavar="TEXT",
+    help="End the text at this string, which is not written. May be repeated.",
 )
-@click.option("-s", "--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "-cnv",
+    "--chat",
+    "--conversation",
+    "chat",
+    is_flag=True,
+    help="Converse by the chat template: -p is the first question, lines of stdin the others.",
+)
+@click.option(
+    "-sys",
+    "--system",
+    "system",
+    default="",
+    metavar="TEXT",
+    help="What --chat tells the model first.",
+)
 @click.option(
     "--logits",
     type=click.Path(dir_okay=False, writable=True),
@@ -71,19 +88,30 @@ def _temperature(text: str) -> float:
     help="Write float32 logits (tokens fed, vocabulary): the prompt's, then each generated "
     "token's but the last.",
 )
+@click.option(
+    "--memory-check/--no-memory-check",
+    "checks_memory",
+    default=True,
+    show_default=True,
+    help="Before anything is loaded, refuse what exceeds the memory that is free.",
+)
 @trace_options
 @json_option
 @click.pass_obj
 @planning_options
+@compute_options
 def run(
     settings: Settings,
     /,
     prompt: str | None,
+    prompt_file: TextIO | None,
     tokens: tuple[int, ...] | None,
     n_predict: int,
-    temperature: float,
-    seed: int,
+    stops: tuple[str, ...],
+    chat: bool,
+    system: str,
     logits: str | None,
+    checks_memory: bool,
     trace: str | None,
     html: str | None,
     report: bool,
@@ -91,10 +119,15 @@ def run(
     **options: Any,
 ) -> None:
     """Generate text with MODEL, a GGUF file, over one or several devices."""
-    from ggsched.models.sampling import Sampling
-
-    if (prompt is None) == (tokens is None):
-        raise UsageError("give the prompt as -p TEXT or as --tokens 1,2,3", where="ggsched run")
+    sampling = take_sampling(options)
+    if prompt_file is not None:
+        prompt = _read(prompt_file, prompt)
+    if chat:
+        _refuse_with_chat(tokens is not None, logits is not None, as_json)
+    elif (prompt is None) == (tokens is None):
+        hint = "or --chat for a conversation"
+        what = "give the prompt as -p TEXT, as -f FILE or as --tokens 1,2,3"
+        raise UsageError(what, where="ggsched run", hint=hint)
     if logits is not None:
         _check_writable(logits)  # a path that cannot be written must not cost the run
     with (
@@ -102,22 +135,60 @@ def run(
         loading(messages()) as progress,
         open_session(ModelOptions(**options), settings, progress, recorder) as session,
     ):
+        if chat:
+            from ggsched.cli.chat import Talk, converse
+
+            converse(session, Talk(system, prompt, n_predict, sampling, stops))
+            return
         ids = list(tokens) if tokens is not None else session.model.tokenizer.encode(prompt or "")
-        sampling = Sampling(temperature, seed)
+        _prepare(session, ids, recorder, logits is not None, checks_memory, as_json)
         fed: list[np.ndarray] = []
-        generated = _generate(session, ids, n_predict, sampling, fed, logits is not None, as_json)
+        stops_at = StopText(stops)
+        generated = _generate(
+            session,
+            ids,
+            n_predict,
+            sampling,
+            fed,
+            logits is not None,
+            as_json,
+            stops_at,
+            progress.stop,
+        )
+        progress.stop()
         if logits is not None:
             _save(logits, fed)
         stats = session_stats(session)
         if as_json:
-            text = _text(session, generated)
-            done = {"prompt_tokens": ids, "tokens": generated, "text": text, "stats": stats}
+            written = _text(session, generated, stops)
+            done = {"prompt_tokens": ids, "tokens": generated, "text": written, "stats": stats}
             if report and recorder is not None:
                 done["account"] = account_json(recorder)
             write_json(done)
         else:
-            for line in (stats_line(stats), *measured_lines(stats)):
+            pipelined = pipeline_line(stats, options["pipelining"])
+            for line in filter(None, (stats_line(stats), *measured_lines(stats), pipelined)):
                 messages().print(line, soft_wrap=False)
+
+
+def _prepare(
+    session: "Session",
+    ids: list[int],
+    recorder: "Recorder | None",
+    all_logits: bool,
+    checks_memory: bool,
+    as_json: bool,
+) -> None:
+    """Check memory before anything is loaded; say which devices were chosen."""
+    from ggsched.cli.run_setup import run_setup
+    from ggsched.models.memory_check import check_memory
+
+    if checks_memory and ids:
+        check_memory(session, len(ids), all_logits=all_logits)
+    if recorder is not None:
+        recorder.setup = run_setup(session, len(ids))
+    if session.default_devices is not None and not as_json:
+        messages().print(session.default_devices.reason(), soft_wrap=True)
 
 
 def _generate(
@@ -128,6 +199,8 @@ def _generate(
     fed: list[np.ndarray],
     wants_logits: bool,
     quiet: bool,
+    cut: StopText,
+    before_text: Callable[[], None],
 ) -> list[int]:
     """Generate, writing text (or ids, where there is no tokenizer) as it comes."""
     tokenizer = session.model.tokenizer
@@ -141,17 +214,45 @@ def _generate(
         on_logits=fed.append if wants_logits else None,
     ):
         generated.append(token)
+        piece = cut.push(decoder.push(token) if decoder else f"{token} ")
         if not quiet:
-            sys.stdout.write(decoder.push(token) if decoder else f"{token} ")
-            sys.stdout.flush()
+            before_text()
+            write_out(piece)
+            results().flush()
+            leave_line_open(True)
+        if cut.is_done:
+            break
     if not quiet:
-        sys.stdout.write((decoder.finish() if decoder else "") + "\n")
+        rest = "" if cut.is_done else cut.push(decoder.finish() if decoder else "") + cut.finish()
+        before_text()
+        write_out(rest + "\n")
+        leave_line_open(False)
     return generated
 
 
-def _text(session: "Session", generated: list[int]) -> str | None:
+def _text(session: "Session", generated: list[int], stops: tuple[str, ...]) -> str | None:
     tokenizer = session.model.tokenizer
-    return tokenizer.decode(generated) if tokenizer.has_text else None
+    if not tokenizer.has_text:
+        return None
+    cut = StopText(stops)
+    text = cut.push(tokenizer.decode(generated))
+    return text if cut.is_done else text + cut.finish()
+
+
+def _read(file: TextIO, prompt: str | None) -> str:
+    if prompt is not None:
+        raise UsageError("the prompt is given twice, as -p and as -f", where="ggsched run")
+    try:
+        return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError("cannot read the prompt", where=file.name, why=why) from error
+
+
+def _refuse_with_chat(tokens: bool, logits: bool, as_json: bool) -> None:
+    for is_given, name in ((tokens, "--tokens"), (logits, "--logits"), (as_json, "--json")):
+        if is_given:
+            raise UsageError(f"{name} cannot be used with --chat", where="ggsched run")
 
 
 def _save(path: str, fed: list[np.ndarray]) -> None:

@@ -26,11 +26,16 @@ def session_stats(session: "Session") -> dict[str, Any]:
         "decode_tokens": timing.decode_tokens,
         "plan_ms": round(1e3 * timing.planning_s, 3),
         "plans_made": cache.misses,
+        "setup_ms": round(1e3 * timing.setup_s, 3),
+        "pipelined_batches": timing.joined,
+        "batches": timing.batches,
         "tokens_per_s": _rate(timing.decode_tokens, timing.decode_s),
         "prompt_tokens_per_s": _rate(timing.prompt_tokens, timing.prompt_s),
         "weight_bytes": session.scheduler.resident_nbytes("weight"),
         "state_bytes": session.scheduler.resident_nbytes("state"),
     }
+    if session.default_devices is not None:
+        out["default_devices"] = session.default_devices.reason()
     out.update(_expectation(session))
     plan = session.last_plan
     if plan is not None:
@@ -86,9 +91,29 @@ def stats_line(stats: dict[str, Any]) -> str:
         f"decode {stats['decode_tokens']} at {stats['tokens_per_s']:.1f}/s; "
         f"{stats.get('splits', 0)} splits, {stats.get('waits', 0)} waits, "
         f"{stats.get('host_syncs_per_token', 0):.3g} host syncs per token; "
-        f"plans {stats['plans_made']} in {stats['plan_ms']:.0f} ms; "
+        f"plans {stats['plans_made']} in {stats['plan_ms']:.0f} ms, with weights and kernels "
+        f"{seconds_text(stats['setup_ms'] / 1e3)}; "
         f"weights {weights}; arenas {arenas}{_compared(stats)}"
     )
+
+
+def pipeline_line(stats: dict[str, Any], wanted: str) -> str:
+    """Return what ``--pipeline`` did; empty where there is nothing to say.
+
+    Args:
+        stats: Of the session.
+        wanted: What was asked for: ``auto``, ``on`` or ``off``.
+    """
+    batches, joined = stats["batches"], stats["pipelined_batches"]
+    if wanted == "on" and not batches:
+        return "not pipelined: no batch had more than one micro-batch (see -ub)"
+    if wanted == "off" or not batches:
+        return ""
+    devices = len(stats.get("streams", ()))
+    where = f" over {devices} devices" if devices > 1 else ", on one device only"
+    if joined:
+        return f"pipelined: micro-batches of {joined} of {batches} batches ran together{where}"
+    return f"not pipelined: {batches} batches ran micro-batch by micro-batch, predicted as faster"
 
 
 def _compared(stats: dict[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """``ggsched trace``: where the time of a recorded run went, as tables, as a page, for Perfetto."""
 
 import re
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +10,7 @@ from ggsched.cli.files import read_bytes
 from ggsched.cli.options import json_option
 from ggsched.cli.trace_file import check_writable
 from ggsched.errors import UsageError
+from ggsched.printable import write_out
 
 if TYPE_CHECKING:
     from ggsched.trace.timeline import Timeline
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _runs(text: str) -> tuple[int, int | None]:
     found = re.fullmatch(r"(\d+)?(:)?(\d+)?", text.strip())
     if not found or not text.strip() or text.strip() == ":":
-        raise click.BadParameter(f"{text!r} is no range of runs; write e.g. 1: or 2:5 or 3")
+        raise click.BadParameter(f"{text!r} is not a range of runs; write e.g. 1: or 2:5 or 3")
     first = int(found[1] or 0)
     if not found[2]:
         return first, first + 1
@@ -74,7 +74,7 @@ def trace(
         found = [{"what": a.what, "why": a.why, "saves_s": a.saves_s} for a in advise(made)]
         write_json({"file": file, **account_data(made), "advice": found})
     else:
-        sys.stdout.write(account_text(made))
+        write_out(account_text(made))
 
 
 def _chosen(timeline: "Timeline", runs: tuple[int, int | None] | None, file: str) -> "Timeline":

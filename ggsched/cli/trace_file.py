@@ -24,7 +24,7 @@ class Wanted:
     Attributes:
         trace: Where the trace goes; as ``.json`` it opens in Perfetto as well.
         html: Where the page goes.
-        report: Whether the account is told.
+        report: Whether the utilization is reported.
     """
 
     trace: str | None = None
@@ -46,7 +46,7 @@ def trace_options(function: F) -> F:
             type=path,
             default=None,
             metavar="FILE",
-            help="Write down all that the devices are told, and when it ran: FILE.jsonl as lines, "
+            help="Record all commands of the devices, and when each ran: FILE.jsonl as lines, "
             "FILE.json as an object that Perfetto opens. 'ggsched check' and 'ggsched trace' read "
             "both.",
         ),
@@ -95,7 +95,7 @@ def _write(recorder: "Recorder", wanted: Wanted, name: str) -> None:
     from ggsched.trace.perfetto import trace_to_perfetto
 
     trace = recorder.trace(name)
-    if not trace.runs:  # nothing has run, so there is no time to tell of
+    if not trace.runs:  # nothing has run, so there are no times
         if wanted.trace is not None:
             write_trace(trace, wanted.trace)
         return
@@ -117,7 +117,7 @@ def _write(recorder: "Recorder", wanted: Wanted, name: str) -> None:
         from ggsched.report.text import account_text
         from ggsched.trace.utilization import account
 
-        messages().out(account_text(account(timeline)), end="", highlight=False)
+        messages().out(account_text(account(timeline), recorder.setup), end="", highlight=False)
 
 
 def account_json(recorder: "Recorder") -> dict[str, Any]:

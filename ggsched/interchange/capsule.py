@@ -1,4 +1,4 @@
-"""What a DLPack capsule says of its tensor, and bfloat16, which numpy cannot be told of.
+"""What a DLPack capsule says of its tensor, and bfloat16, which numpy does not know.
 
 numpy does the exchange itself. It knows no bfloat16, so a capsule that it makes of the bits is
 relabelled before it is given away, and one that comes in is relabelled before numpy takes it: in
@@ -71,7 +71,7 @@ def tensor_of(capsule: Any) -> Tensor:
     is_valid.restype, get_pointer.restype = ctypes.c_int, ctypes.c_void_p
     name = next((n for n in _NAMES if is_valid(capsule, n)), None)
     if name is None:
-        raise InterchangeError(f"{type(capsule).__name__} is no unused DLPack capsule")
+        raise InterchangeError(f"{type(capsule).__name__} is not an unused DLPack capsule")
     address = get_pointer(capsule, name)
     if name == b"dltensor":
         tensor = Tensor.from_address(address)  # first member of the managed tensor

@@ -20,7 +20,7 @@ class ExportedTensor:
     """A tensor in host memory that others may take; see ``docs/reference/interchange.md``.
 
     Each way of taking it waits first until what was enqueued on it is complete (STR-5, BUF-4). What
-    was taken before is not told of later work: ``sync`` again before reading it.
+    was taken before does not include later work: ``sync`` again before reading it.
 
     Attributes:
         name: Of the tensor, for messages.
@@ -106,7 +106,7 @@ class ExportedTensor:
         Args:
             stream: The host has no streams: None.
             max_version: Newest version of DLPack that the consumer knows; before 1.0 it cannot be
-                told that a tensor is read-only.
+                informed that a tensor is read-only.
             dl_device: Where it is wanted: the host, or None.
             copy: True for a copy of the consumer's own, which it may write; False for none at
                 all, which a tensor of a device that is not the host cannot give.

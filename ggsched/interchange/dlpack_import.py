@@ -68,7 +68,7 @@ def host_array(value: Any, where: str = "array") -> Array:
         array = _by_description(value, where)
     else:
         raise InterchangeError(
-            f"{type(value).__name__} is no array",
+            f"{type(value).__name__} is not an array",
             where=where,
             hint="give a numpy array, or anything with __dlpack__ or __array_interface__",
         )

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggsched.errors import ModelError
+from ggsched.interchange.mapped_file import map_file
 from ggsched.ir.dtype import BF16, F16, F32, I32, DType
 
 Array = npt.NDArray[Any]
@@ -66,6 +67,11 @@ class SafetensorsFile(Mapping[str, Array]):
     ) -> None:
         self.path, self.metadata, self.tensors, self._data = path, metadata, tensors, data
 
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """Every byte of the file, mapped read-only."""
+        return self._data
+
     def dtype(self, name: str) -> DType:
         """Return the element type of a tensor.
 
@@ -104,7 +110,7 @@ class SafetensorsFile(Mapping[str, Array]):
 def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
     """Open and check a safetensors file. No weight is read.
 
-    The file must not shrink while it is open: it is mapped, not copied.
+    The file must not change while it is open: it is mapped, not copied.
 
     Raises:
         ModelError: it cannot be read or is damaged, or the library ``safetensors`` is missing.
@@ -119,7 +125,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
         _refuse_other_than_files(file)
         with safe_open(file, framework="np") as checked:
             metadata = dict(checked.metadata() or {})
-        data = np.memmap(file, dtype=np.uint8, mode="r")
+        data = map_file(file)
         return SafetensorsFile(file, metadata, _tensors(data), data)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         why = " ".join(str(error).split()) or type(error).__name__

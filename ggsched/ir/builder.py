@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import index
+from typing import Any
 
 from ggsched.errors import GraphError
-from ggsched.ir.dtype import F32, I32, DType
+from ggsched.ir.dtype import F32, I32, DType, dtype_by_name
 from ggsched.ir.graph import Graph, Node, verify_graph
 from ggsched.ir.ops import (
     Param,
@@ -46,15 +47,15 @@ class GraphBuilder:
 
     # --- storages -----------------------------------------------------------------------
 
-    def input(self, name: str, shape: Sequence[int], dtype: DType = F32) -> Tensor:
+    def input(self, name: str, shape: Sequence[int], dtype: DType | str = F32) -> Tensor:
         """Add a tensor that the host sets before each run."""
         return self._root(name, dtype, shape, Role.INPUT)
 
-    def weight(self, name: str, shape: Sequence[int], dtype: DType = F32) -> Tensor:
+    def weight(self, name: str, shape: Sequence[int], dtype: DType | str = F32) -> Tensor:
         """Add a constant tensor, loaded once and never written."""
         return self._root(name, dtype, shape, Role.WEIGHT)
 
-    def state(self, name: str, shape: Sequence[int], dtype: DType = F32) -> Tensor:
+    def state(self, name: str, shape: Sequence[int], dtype: DType | str = F32) -> Tensor:
         """Add a tensor that keeps its content from run to run and starts as zeros."""
         return self._root(name, dtype, shape, Role.STATE)
 
@@ -91,7 +92,7 @@ class GraphBuilder:
 
         Raises:
             GraphError: the window leaves the byte range of ``x``'s storage, or offset and
-                strides are no multiples of the element (of the block for quantised types).
+                strides are not multiples of the element (of the block for quantised types).
         """
         self._check_own(x)
         size = tuple(index(n) for n in shape)
@@ -132,7 +133,7 @@ class GraphBuilder:
     def permute(self, x: Tensor, *axes: int) -> Tensor:
         """Return a view with the axes in another order, as ``numpy.transpose`` does."""
         if sorted(axes) != list(range(len(x.shape))):
-            raise GraphError(f"{axes} is no permutation of {len(x.shape)} axes", where=x.name)
+            raise GraphError(f"{axes} is not a permutation of {len(x.shape)} axes", where=x.name)
         if x.dtype.is_quantized and axes[-1] != len(axes) - 1:
             raise GraphError("blocks lie along the last axis, which must stay last", where=x.name)
         return self.view(x, [x.shape[a] for a in axes], [x.strides[a] for a in axes])
@@ -160,24 +161,40 @@ class GraphBuilder:
         """Return ``x[t, u] @ w[ids[t, u]].T``: w (E, n, k), x (T, U or 1, k) -> (T, U, n)."""
         return self.op("mul_mat_id", w, x, ids, name=name)
 
-    def add(self, a: Tensor, b: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
-        """Return ``a + b`` with ``b`` broadcast to ``a``."""
+    def add(self, a: Tensor, b: Tensor | float, *, inplace: bool = False, name: str = "") -> Tensor:
+        """Return ``a + b`` with ``b`` broadcast to ``a``; a number is added as by ``scale``."""
+        if not isinstance(b, Tensor):
+            return self.scale(a, 1.0, _number(b), inplace=inplace, name=name)
         return self.op("add", a, b, name=name, inplace=inplace)
 
     def add_id(self, x: Tensor, bias: Tensor, ids: Tensor, *, name: str = "") -> Tensor:
         """Return ``x + bias[ids]``: x (T, U, n), bias (E, n), ids (T, U)."""
         return self.op("add_id", x, bias, ids, name=name)
 
-    def sub(self, a: Tensor, b: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
-        """Return ``a - b`` with ``b`` broadcast to ``a``."""
+    def sub(self, a: Tensor, b: Tensor | float, *, inplace: bool = False, name: str = "") -> Tensor:
+        """Return ``a - b`` with ``b`` broadcast to ``a``; a number is taken off by ``scale``."""
+        if not isinstance(b, Tensor):
+            return self.scale(a, 1.0, -_number(b), inplace=inplace, name=name)
         return self.op("sub", a, b, name=name, inplace=inplace)
 
-    def mul(self, a: Tensor, b: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
-        """Return ``a * b`` with ``b`` broadcast to ``a``."""
+    def mul(self, a: Tensor, b: Tensor | float, *, inplace: bool = False, name: str = "") -> Tensor:
+        """Return ``a * b`` with ``b`` broadcast to ``a``; a number multiplies as by ``scale``."""
+        if not isinstance(b, Tensor):
+            return self.scale(a, _number(b), inplace=inplace, name=name)
         return self.op("mul", a, b, name=name, inplace=inplace)
 
-    def div(self, a: Tensor, b: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
-        """Return ``a / b`` with ``b`` broadcast to ``a``."""
+    def div(self, a: Tensor, b: Tensor | float, *, inplace: bool = False, name: str = "") -> Tensor:
+        """Return ``a / b`` with ``b`` broadcast to ``a``.
+
+        Of a number the reciprocal multiplies, as by ``scale``, which may differ in the last bit.
+
+        Raises:
+            GraphError: the number is 0, beside what ``op`` raises.
+        """
+        if not isinstance(b, Tensor):
+            if not _number(b):
+                raise GraphError("division by 0", where=name or "div")
+            return self.scale(a, 1.0 / _number(b), inplace=inplace, name=name)
         return self.op("div", a, b, name=name, inplace=inplace)
 
     def scale(
@@ -223,6 +240,43 @@ class GraphBuilder:
         has = {"mask": mask is not None, "sinks": sinks is not None}
         return self.op("soft_max", *operands, name=name, scale=scale, **has)
 
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        sinks: Tensor | None = None,
+        bounds: Tensor | None = None,
+        scale: float = 1.0,
+        soft_cap: float = 0.0,
+        name: str = "",
+    ) -> Tensor:
+        """Attend from q (T, H, D) to k (N, G, D) and v (N, G, E), returning (T, H, E).
+
+        Head h of q reads head ``h // (H / G)`` of k and v.
+
+        Args:
+            q: Queries.
+            k: Keys, for instance rows of a cache.
+            v: Values, of the type of the keys.
+            mask: f32, broadcast to (H, T, N), added to the logits.
+            sinks: f32 (H,), each one more logit of its head, without a value.
+            bounds: i32 (T, 2): token t sees rows ``bounds[t, 0] <= n < bounds[t, 1]`` only, which
+                states causal and windowed attention in a few bytes.
+            scale: Factor of the products.
+            soft_cap: If positive, logits are ``soft_cap * tanh(logits / soft_cap)``.
+            name: Label of the node.
+        """
+        operands = [t for t in (k, v, q, mask, sinks, bounds) if t is not None]
+        has = {
+            "mask": mask is not None,
+            "sinks": sinks is not None,
+            "bounds": bounds is not None,
+        }
+        return self.op("attention", *operands, name=name, scale=scale, soft_cap=soft_cap, **has)
+
     def silu(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
         """Return ``x * sigmoid(x)``."""
         return self.op("silu", x, name=name, inplace=inplace)
@@ -230,6 +284,14 @@ class GraphBuilder:
     def gelu(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
         """Return gelu with the tanh approximation."""
         return self.op("gelu", x, name=name, inplace=inplace)
+
+    def sigmoid(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
+        """Return ``1 / (1 + exp(-x))``."""
+        return self.op("sigmoid", x, name=name, inplace=inplace)
+
+    def tanh(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
+        """Return the hyperbolic tangent."""
+        return self.op("tanh", x, name=name, inplace=inplace)
 
     def swiglu(self, gate: Tensor, up: Tensor, *, name: str = "") -> Tensor:
         """Return ``silu(gate) * up``."""
@@ -263,9 +325,9 @@ class GraphBuilder:
         """Copy ``src`` into the bytes of ``dst``, converting; the result is ``dst``."""
         return self.op("cpy", src, dst, name=name)
 
-    def cont(self, x: Tensor, dtype: DType | None = None, *, name: str = "") -> Tensor:
+    def cont(self, x: Tensor, dtype: DType | str | None = None, *, name: str = "") -> Tensor:
         """Return a fresh contiguous copy, converted if a type is given."""
-        return self.op("cont", x, name=name, dtype=dtype.name if dtype is not None else "")
+        return self.op("cont", x, name=name, dtype=_dtype(dtype).name if dtype is not None else "")
 
     def concat(self, a: Tensor, b: Tensor, axis: int = 0, *, name: str = "") -> Tensor:
         """Join two tensors along an axis."""
@@ -302,7 +364,7 @@ class GraphBuilder:
             self._check_own(t)
         given = canonical_params(op, params)
         check_arity(op, given, len(operands))
-        dtype, shape = op.infer(operands, {**(op.defaults or {}), **given})
+        dtype, shape = op.infer(operands, op.full(given))
         label = ".".join((*self._scope, name)) if name else ".".join(self._scope)
         through = written_operand(op, given)
         if through is None:
@@ -319,6 +381,12 @@ class GraphBuilder:
         return result
 
     def _check_own(self, t: Tensor) -> None:
+        if not isinstance(t, Tensor):
+            raise GraphError(
+                f"{t!r} is not a tensor",
+                where=self.name,
+                hint="the second operand of add, sub, mul and div may be a number",
+            )
         if t.id >= len(self._tensors) or self._tensors[t.id] is not t:
             raise GraphError(f"{t.name!r} belongs to another builder", where=self.name)
 
@@ -329,8 +397,8 @@ class GraphBuilder:
         number = len(self._tensors)
         return Tensor(number, name, dtype, size, strides, number, 0, nbytes, role)
 
-    def _root(self, name: str, dtype: DType, shape: Sequence[int], role: Role) -> Tensor:
-        t = self._make_root(name, dtype, shape, role)
+    def _root(self, name: str, dtype: DType | str, shape: Sequence[int], role: Role) -> Tensor:
+        t = self._make_root(name, _dtype(dtype), shape, role)
         self._tensors.append(t)
         return t
 
@@ -343,3 +411,14 @@ def _product(extents: Sequence[int]) -> int:
 
 
 __all__ = ["F32", "I32", "GraphBuilder"]
+
+
+def _dtype(dtype: DType | str) -> DType:
+    return dtype_by_name(dtype) if isinstance(dtype, str) else dtype
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise GraphError(f"{value!r} is neither a tensor nor a number") from error

@@ -1,15 +1,16 @@
 """Element types and their sizes in memory.
 
-Quantised types store blocks of consecutive elements of the last axis. Each is declared here, by the
-layout of its block in GGUF files (ggml's ``block_q8_0`` and so on); see ``ggsched.ir.blocks``.
+Quantised types store blocks of consecutive elements of the last axis. Each is declared by the
+layout of its block in GGUF files; see ``ggsched.ir.blocks`` and ``ggsched.ir.layouts``.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from ggsched.errors import GraphError
-from ggsched.ir.blocks import Bits, BlockLayout, Integers, Real
+from ggsched.ir.blocks import BlockLayout
+from ggsched.ir.layouts import LAYOUTS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,40 +61,29 @@ F32: Final = DType("f32", 1, 4)
 F16: Final = DType("f16", 1, 2)
 BF16: Final = DType("bf16", 1, 2)
 I32: Final = DType("i32", 1, 4)
-_NIBBLES: Final = Bits(at=0, count=32, width=4, run=16)
-_FIFTH: Final = Bits(at=0, count=32, width=1, up=4)
-# Twice the e2m1 numbers; scales are halved in turn.
-_E2M1: Final = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 
 
-def _quantized(name: str, layout: BlockLayout) -> DType:
+def _quantized(name: str) -> DType:
+    layout = LAYOUTS[name]
     return DType(name, layout.elements, layout.nbytes, layout)
 
 
-def _at(at: int, bits: Bits) -> Bits:
-    return replace(bits, at=at)
+Q8_0: Final = _quantized("q8_0")
+Q4_0: Final = _quantized("q4_0")
+Q4_1: Final = _quantized("q4_1")
+Q5_0: Final = _quantized("q5_0")
+Q5_1: Final = _quantized("q5_1")
+MXFP4: Final = _quantized("mxfp4")
+IQ4_NL: Final = _quantized("iq4_nl")
+Q2_K: Final = _quantized("q2_k")
+Q3_K: Final = _quantized("q3_k")
+Q4_K: Final = _quantized("q4_k")
+Q5_K: Final = _quantized("q5_k")
+Q6_K: Final = _quantized("q6_k")
+IQ4_XS: Final = _quantized("iq4_xs")
 
-
-Q8_0: Final = _quantized(
-    "q8_0", BlockLayout(Integers((Bits(2, 32, width=8),), is_signed=True), Real(0))
-)
-Q4_0: Final = _quantized("q4_0", BlockLayout(Integers((_at(2, _NIBBLES),), zero=8), Real(0)))
-Q4_1: Final = _quantized("q4_1", BlockLayout(Integers((_at(4, _NIBBLES),)), Real(0), Real(2)))
-Q5_0: Final = _quantized(
-    "q5_0", BlockLayout(Integers((_at(6, _NIBBLES), _at(2, _FIFTH)), zero=16), Real(0))
-)
-Q5_1: Final = _quantized(
-    "q5_1", BlockLayout(Integers((_at(8, _NIBBLES), _at(4, _FIFTH))), Real(0), Real(2))
-)
-MXFP4: Final = _quantized(
-    "mxfp4",
-    BlockLayout(
-        Integers((_at(1, _NIBBLES),), table=(*_E2M1, *(-x for x in _E2M1))),
-        Real(0, "e8m0_half"),
-    ),
-)
-
-QUANTIZED_DTYPES: Final = (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, MXFP4)
+_SUPER_BLOCKS: Final = (Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS)
+QUANTIZED_DTYPES: Final = (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, MXFP4, IQ4_NL, *_SUPER_BLOCKS)
 ALL_DTYPES: Final = (F32, F16, BF16, I32, *QUANTIZED_DTYPES)
 FLOAT_DTYPES: Final = (F32, F16, BF16, *QUANTIZED_DTYPES)
 _BY_NAME: Final = {dtype.name: dtype for dtype in ALL_DTYPES}

@@ -7,8 +7,7 @@ like any other, and what the others compute is read inside the group and nowhere
 
 The patterns are those that ggml's CUDA backend and llama.cpp's graphs made worth while
 (``ggml_can_fuse``): a norm and its weight, a product and what is added to it, the two halves of a
-gated network, what experts compute and its sum, a rotation on its way to a cache, and attention to
-what is in one.
+gated network, what experts compute and its sum, and a rotation on its way to a cache.
 """
 
 from collections.abc import Mapping
@@ -79,7 +78,6 @@ _ALL: Final = (
     _gated_with_biases("mul_mat_id", "add_id", "swiglu_oai"),
     _chain("sum_rows+add", (0, 1)),
     _chain("rope+set_rows", (1,)),
-    _chain("mul_mat+soft_max+mul_mat", (0,), (1,)),
 )
 
 PATTERNS: Final[Mapping[str, Pattern]] = {p.name: p for p in _ALL}

@@ -126,7 +126,9 @@ class Graph:
                 ).encode()
             )
         for n in self.nodes:
-            h.update(repr((n.op, n.inputs, n.output, sorted(n.params.items()))).encode())
+            version = op_by_name(n.op).version
+            call = (n.op, n.inputs, n.output, sorted(n.params.items()))
+            h.update(repr((*call, version) if version else call).encode())
         h.update(repr(self.outputs).encode())
         return h.hexdigest()
 
@@ -207,7 +209,8 @@ def _verify_node(graph: Graph, i: int, n: Node, written: set[int]) -> None:
     operands = [graph.tensors[t] for t in n.inputs]
     result = graph.tensors[n.output]
     kinds = tuple([(t.dtype, t.shape, t.strides) for t in (*operands, result)])
-    call = (n.op, repr(sorted(n.params.items())), kinds, n.modes)
+    params = repr(sorted(n.params.items()))
+    call = (n.op, op_by_name(n.op).version, params, kinds, n.modes)
     if call not in _SOUND:
         _verify_call(graph, n, operands, result)
         if len(_SOUND) >= KNOWN:
@@ -229,7 +232,7 @@ def _verify_call(graph: Graph, n: Node, operands: list[Tensor], result: Tensor) 
             f"the canonical parameters are {plain}, not {n.params}", where=graph.label(n)
         )
     check_arity(op, n.params, len(operands))
-    params = {**(op.defaults or {}), **n.params}
+    params = op.full(n.params)
     dtype, shape = op.infer(operands, params)
     if (result.dtype, result.shape) != (dtype, shape):
         raise GraphError(f"the result must be {dtype}{list(shape)}", where=graph.label(n))

@@ -13,9 +13,10 @@ by ``ggsched.testing.oracle.interpreter``.
     ``-``  does not touch the bytes (the result stands for them)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 from ggsched.errors import GraphError
 from ggsched.ir.intervals import overlap
@@ -40,6 +41,7 @@ class OpDef:
         defaults: Parameters and their defaults; a parameter that is not here is an error.
         rows: (operand, ids): of that operand only the rows (its outermost axis) are read whose
             numbers the operand ``ids`` holds; what the other rows hold does not matter.
+        user: What the caller of ``register_op`` gave beside; None for built-in ops.
     """
 
     name: str
@@ -50,6 +52,42 @@ class OpDef:
     may_overwrite: tuple[int, ...] = ()
     defaults: Mapping[str, Param] | None = None
     rows: tuple[int, int] | None = None
+    user: "UserOp | None" = None
+
+    def full(self, params: Params) -> dict[str, Param]:
+        """Return parameters of a node with the defaults filled in."""
+        return {**(self.defaults or {}), **params}
+
+    @property
+    def version(self) -> str:
+        """The version of a user-defined op; empty for built-in ops."""
+        return self.user.version if self.user is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class UserOp:
+    """What ``register_op`` keeps of an op beyond its definition.
+
+    Attributes:
+        version: Changes whenever the meaning of the op does; part of plans and digests.
+        dtypes: Names of the element types that the first operand can have.
+        reference: ``reference(*arrays, **params)`` returns the result in numpy, from float64 and
+            int64 operands; the definition of correct.
+        kernels: By name of the backend, what computes it there.
+        flops: ``flops(*shapes, **params)`` returns the operations of a node, or None for two per
+            element.
+        samples: Operands that tests and random graphs use.
+        magnitude: ``magnitude(*magnitudes)`` returns the largest magnitude of the result, or None
+            where it is not known; then random graphs do not compute with results.
+    """
+
+    version: str
+    dtypes: tuple[str, ...]
+    reference: Callable[..., Any]
+    kernels: Mapping[str, Any]
+    flops: Callable[..., float] | None = None
+    samples: tuple[Any, ...] = ()
+    magnitude: Callable[..., float] | None = None
 
 
 _ROPE_DEFAULTS: Final[dict[str, Param]] = {
@@ -63,6 +101,15 @@ _ROPE_DEFAULTS: Final[dict[str, Param]] = {
     "beta_slow": 1.0,
     "n_ctx_orig": 0,
     "freq_factors": False,
+}
+
+
+_ATTENTION_DEFAULTS: Final[dict[str, Param]] = {
+    "scale": 1.0,
+    "soft_cap": 0.0,
+    "mask": False,
+    "sinks": False,
+    "bounds": False,
 }
 
 
@@ -91,8 +138,14 @@ def _table() -> dict[str, OpDef]:
         _op("norm", "x", over=(0,), eps=1e-5),
         replace(_op("rope", "x", "positions", "freq_factors?", over=(0,)), defaults=_ROPE_DEFAULTS),
         _op("soft_max", "x", "mask?", "sinks?", over=(0,), scale=1.0, mask=False, sinks=False),
+        replace(
+            _op("attention", "k", "v", "q", "mask?", "sinks?", "bounds?"),
+            defaults=_ATTENTION_DEFAULTS,
+        ),
         _op("silu", "x", over=(0,)),
         _op("gelu", "x", over=(0,)),
+        _op("sigmoid", "x", over=(0,)),
+        _op("tanh", "x", over=(0,)),
         _op("swiglu", "gate", "up", over=(0, 1)),
         _op("swiglu_oai", "gate", "up", over=(0, 1), alpha=1.702, limit=7.0),
         _op("argsort", "x", descending=False),
@@ -107,7 +160,23 @@ def _table() -> dict[str, OpDef]:
     return {op.name: op for op in ops}
 
 
-OPS: Final[Mapping[str, OpDef]] = _table()
+_DEFINED: Final = _table()
+
+OPS: Final[Mapping[str, OpDef]] = MappingProxyType(_DEFINED)
+"""Every op by name: those above, and what ``ggsched.register_op`` has added to this process."""
+
+BUILT_IN: Final = tuple(_DEFINED)
+"""Names of the ops that every version of ggsched has, in the order of the documentation."""
+
+
+def define(op: OpDef) -> None:
+    """Add an op to ``OPS``; ``ggsched.ir.user_ops`` has checked it."""
+    _DEFINED[op.name] = op
+
+
+def undefine(name: str) -> None:
+    """Remove an op from ``OPS``."""
+    del _DEFINED[name]
 
 
 def op_by_name(name: str) -> OpDef:
@@ -119,7 +188,10 @@ def op_by_name(name: str) -> OpDef:
     try:
         return OPS[name]
     except KeyError:
-        raise GraphError(f"unknown op {name!r}", hint=f"known ops: {', '.join(OPS)}") from None
+        raise GraphError(
+            f"unknown op {name!r}",
+            hint=f"known ops: {', '.join(OPS)}; ggsched.register_op adds others",
+        ) from None
 
 
 def written_operand(op: OpDef, params: Params) -> int | None:
@@ -164,14 +236,18 @@ def verify_overlap(op_name: str, operands: Sequence[Tensor], result: Tensor, mod
 
 
 __all__ = [
+    "BUILT_IN",
     "OPS",
     "OpDef",
     "Param",
     "Params",
     "ShapeRule",
+    "UserOp",
     "access_modes",
     "broadcasts_to",
+    "define",
     "op_by_name",
+    "undefine",
     "verify_overlap",
     "written_operand",
 ]

@@ -64,7 +64,7 @@ def check_arity(op: OpDef, params: Mapping[str, Param], given: int) -> None:
     Raises:
         GraphError: another number was given.
     """
-    full = {**(op.defaults or {}), **params}
+    full = op.full(params)
     wanted = sum(1 for o in op.operands if not o.endswith("?") or full.get(o[:-1]))
     if given != wanted:
         raise GraphError(

@@ -11,11 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ggsched.errors import GraphError
-from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32, DType, dtype_by_name
+from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, DType, dtype_by_name
 from ggsched.ir.tensor import Tensor
 
 Param = int | float | str | bool | tuple[int, ...]
 Params = Mapping[str, Param]
+KV_DTYPES: Final = (F32, F16, BF16)
+"""Types of keys and values that attention reads."""
+
 ShapeRule = Callable[[Sequence[Tensor], Params], tuple[DType, tuple[int, ...]]]
 
 
@@ -181,6 +184,34 @@ def _soft_max(x: Sequence[Tensor], params: Params) -> tuple[DType, tuple[int, ..
     return F32, shape
 
 
+def _attention(x: Sequence[Tensor], params: Params) -> tuple[DType, tuple[int, ...]]:
+    k, v, q, *rest = x
+    _need_f32("attention", x, 2)
+    if k.dtype not in KV_DTYPES or v.dtype is not k.dtype:
+        raise fail("attention", "keys and values must have one type: f32, f16 or bf16", x)
+    fits = len(k.shape) == len(v.shape) == len(q.shape) == len(("row", "head", "width"))
+    if not fits or k.shape[:2] != v.shape[:2] or k.shape[2] != q.shape[2]:
+        raise fail("attention", "needs k (N, G, D), v (N, G, E), q (T, H, D)", x)
+    (rows, groups, width), (tokens, heads, _) = k.shape, q.shape
+    if not (rows and groups and width) or heads % groups:
+        raise fail("attention", "needs N, G, D >= 1, and H must be a multiple of G", x)
+    if _real(params, "soft_cap") < 0:
+        raise fail("attention", "soft_cap must not be negative", x)
+    if params["mask"]:
+        mask = rest.pop(0)
+        if mask.dtype is not F32 or not broadcasts_to(mask.shape, (heads, tokens, rows)):
+            raise fail("attention", "the mask must be f32 and broadcast to (H, T, N)", x)
+    if params["sinks"]:
+        sinks = rest.pop(0)
+        if sinks.dtype is not F32 or sinks.shape != (heads,):
+            raise fail("attention", "the sinks must be f32 (H,)", x)
+    if params["bounds"]:
+        bounds = rest.pop(0)
+        if bounds.dtype is not I32 or bounds.shape != (tokens, 2):
+            raise fail("attention", "the bounds must be i32 (T, 2)", x)
+    return F32, (tokens, heads, v.shape[2])
+
+
 def _argsort(x: Sequence[Tensor], params: Params) -> tuple[DType, tuple[int, ...]]:
     _need_f32("argsort", x, 0)
     _need_last_axis("argsort", x)
@@ -255,11 +286,12 @@ SHAPE_RULES: Final[Mapping[str, ShapeRule]] = {
     "mul_mat_id": _mul_mat_id,
     "add_id": _add_id,
     **{name: _binary(name) for name in ("add", "sub", "mul", "div")},
-    **{name: _same(name) for name in ("scale", "silu", "gelu", "clamp")},
+    **{name: _same(name) for name in ("scale", "silu", "gelu", "sigmoid", "tanh", "clamp")},
     **{name: _same(name, along_rows=True) for name in ("rms_norm", "norm")},
     **{name: _gated(name) for name in ("swiglu", "swiglu_oai")},
     "rope": _rope,
     "soft_max": _soft_max,
+    "attention": _attention,
     "argsort": _argsort,
     "top_k": _top_k,
     "sum_rows": _sum_rows,

@@ -145,8 +145,8 @@ def verify_window(t: Tensor, root: Tensor) -> None:
     """Check that a tensor is a sound window on its root (for a root: on itself).
 
     Raises:
-        GraphError: shape or strides that are no tuples, another element type, bytes outside the
-            storage, an offset or a stride that is no multiple of the element (of the block for
+        GraphError: shape or strides that are not tuples, another element type, bytes outside the
+            storage, an offset or a stride that is not a multiple of the element (of the block for
             quantised types), quantised blocks that are not adjacent along the last axis, a root
             that is not contiguous.
     """

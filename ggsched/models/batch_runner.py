@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from ggsched.ir.graph import Graph
-from ggsched.models.batches import MicroBatch, MicroBatches, batch_inputs, kv_bucket, rehearse
+from ggsched.models.batches import MicroBatch, MicroBatches, batch_inputs, dry_run, kv_bucket
 from ggsched.models.graph import build_model_graph
 from ggsched.models.memory_need import MemoryNeed, memory_need
 from ggsched.models.sampling import argmax
@@ -30,7 +30,7 @@ class BatchRunner:
         micro_batches: Runs several micro-batches as one graph where that pays.
         constraints: What all plans are made with.
         last_plan: Of the last run.
-        likeliest: The first of the largest logits of the last token.
+        top_token: The first of the largest logits of the last token.
         has_nonfinite: Whether any logits were not finite since this was last set to False; then
             the KV cache may hold such numbers.
     """
@@ -56,7 +56,7 @@ class BatchRunner:
         )
         self._graphs: RecentCache[tuple[int, int, int], Graph] = RecentCache(64)
         self.last_plan: Plan | None = None
-        self.likeliest: int | None = None
+        self.top_token: int | None = None
         self.has_nonfinite = False
 
     def graph(self, n_tokens: int, n_past: int, n_out: int) -> Graph:
@@ -77,7 +77,7 @@ class BatchRunner:
             UsageError: a prompt that the context does not hold.
         """
         options = self._options
-        plans = rehearse(
+        plans = dry_run(
             self.graph,
             self.micro_batches,
             n_prompt,
@@ -88,7 +88,7 @@ class BatchRunner:
             all_logits=all_logits,
         )
         n_devices = len(self._scheduler.topology.devices)
-        return memory_need(plans, n_devices, plans_kept=options.plans_kept)
+        return self._planned(lambda: memory_need(plans, n_devices, plans_kept=options.plans_kept))
 
     def run(self, tokens: np.ndarray, n_past: int, *, all_logits: bool, copy: bool) -> np.ndarray:
         """Run tokens that follow ``n_past`` others, micro-batch by micro-batch.
@@ -134,9 +134,11 @@ class BatchRunner:
         def inputs(k: int) -> dict[str, np.ndarray]:
             return batch_inputs(each[k].graph, parts[k], past[k], n_out[k], window)
 
+        self._timing.batches += len(parts) > 1
         if len(parts) > 1 and self._planned(lambda: self.micro_batches.pays(each)):
             self.last_plan = self.micro_batches.plan(each)
-            rows = self.micro_batches.run(each, inputs)
+            rows = self._ran(lambda: self.micro_batches.run(each, inputs))
+            self._timing.joined += 1
             for logits in rows:
                 self._note(logits)
             return rows
@@ -145,7 +147,7 @@ class BatchRunner:
     def _run(self, graph: Graph, inputs: dict[str, np.ndarray], copy: bool) -> np.ndarray:
         scheduler, constraints = self._scheduler, self.constraints
         self.last_plan = self._planned(lambda: scheduler.plan(graph, constraints))
-        out = scheduler.run(graph, inputs, constraints, copy=copy)
+        out = self._ran(lambda: scheduler.run(graph, inputs, constraints, copy=copy))
         logits = out[graph.outputs[0]]
         self._note(logits)
         return logits
@@ -155,11 +157,20 @@ class BatchRunner:
         known, began = self._scheduler.plan_cache.misses, time.perf_counter()
         made = make()
         if self._scheduler.plan_cache.misses != known:
-            self._timing.planning_s += time.perf_counter() - began
+            seconds = time.perf_counter() - began
+            self._timing.planning_s += seconds
+            self._timing.setup_s += seconds
         return made
+
+    def _ran(self, run: Callable[[], T]) -> T:
+        """Return what a run returns; what it spent on loading and compiling counts as set-up."""
+        known = self._scheduler.setup_s
+        out = run()
+        self._timing.setup_s += self._scheduler.setup_s - known
+        return out
 
     def _note(self, logits: np.ndarray) -> None:
         """Look at logits once: for numbers that are not finite, and for what a sampler asks."""
-        self.likeliest = best = argmax(logits[-1])
+        self.top_token = best = argmax(logits[-1])
         top = logits[-1, best] if len(logits) == 1 else logits.max()
         self.has_nonfinite |= not np.isfinite(top)

@@ -55,10 +55,12 @@ class BatchSize(NamedTuple):
         )
 
 
-def trajectory(
+def batch_schedule(
     n_prompt: int, n_predict: int, *, n_ctx: int, step: int, all_logits: bool = False
 ) -> Iterator[BatchSize]:
     """Yield the micro-batches of a prompt and the decoding steps that follow, in order.
+
+    One that is repeated is given once: a context of a billion tokens has a few hundred sizes.
 
     Args:
         n_prompt: Tokens of the prompt; at least one.
@@ -70,15 +72,52 @@ def trajectory(
     Raises:
         UsageError: a prompt that is empty or that does not fit the context.
     """
+    for start in batch_starts(n_prompt, n_ctx=n_ctx, step=step, together=1):
+        n = min(step, n_prompt - start)
+        yield BatchSize(n, kv_bucket(start + n, n_ctx), n if all_logits else 1)
+    for past in decoding_starts(n_prompt, n_predict, n_ctx=n_ctx):
+        yield BatchSize(1, kv_bucket(past + 1, n_ctx), 1)
+
+
+def batch_starts(n_prompt: int, *, n_ctx: int, step: int, together: int) -> Iterator[int]:
+    """Yield where batches of a prompt begin, without those that repeat the graphs of the last.
+
+    Args:
+        n_prompt: Tokens of the prompt; at least one.
+        n_ctx: Rows of the KV cache.
+        step: Tokens of one micro-batch at most.
+        together: Micro-batches of one batch.
+
+    Raises:
+        UsageError: a prompt that is empty or that does not fit the context.
+    """
     if not 1 <= n_prompt <= n_ctx:
         raise UsageError(
             f"a prompt of {n_prompt} tokens", why=f"it has 1 to {n_ctx}, which the context holds"
         )
-    for start in range(0, n_prompt, step):
-        n = min(step, n_prompt - start)
-        yield BatchSize(n, kv_bucket(start + n, n_ctx), n if all_logits else 1)
-    for past in range(n_prompt, min(n_ctx, n_prompt + n_predict - 1)):
-        yield BatchSize(1, kv_bucket(past + 1, n_ctx), 1)
+    batch = step * together
+    last = (n_prompt - 1) // batch * batch
+    start = 0
+    while start < last:
+        yield start
+        rows = kv_bucket(start + step, n_ctx)
+        same = (rows - start) // batch if start + batch <= rows else 1
+        start = min(start + max(1, same) * batch, last)
+    yield last
+
+
+def decoding_starts(n_prompt: int, n_predict: int, *, n_ctx: int) -> Iterator[int]:
+    """Yield the tokens that are there before decoding steps, one step for each graph.
+
+    Args:
+        n_prompt: Tokens of the prompt.
+        n_predict: Tokens to generate at most; the last one is not fed back.
+        n_ctx: Rows of the KV cache.
+    """
+    past, end = n_prompt, min(n_ctx, n_prompt + n_predict - 1)
+    while past < end:
+        yield past
+        past = max(past + 1, kv_bucket(past + 1, n_ctx))
 
 
 def kv_bucket(n_used: int, n_ctx: int) -> int:
@@ -100,7 +139,7 @@ def batch_inputs(
     """Return the host inputs of a micro-batch of one sequence.
 
     Args:
-        graph: Of ``build_model_graph``; its mask tells how many cache rows are looked at.
+        graph: Of ``build_model_graph``; it may do without some of the inputs.
         tokens: int32 (T,).
         n_past: Tokens before these; token i goes to cache row ``n_past + i``.
         n_out: Tokens, counted from the end, that get logits.
@@ -108,19 +147,16 @@ def batch_inputs(
     """
     n = len(tokens)
     positions = np.arange(n_past, n_past + n, dtype=np.int32)
-    n_kv = graph.tensors[graph.named("mask").id].shape[1]
-    rows = np.arange(n_kv, dtype=np.int32)[None, :]
-    hidden = rows > positions[:, None]
+    end = positions + 1
     inputs = {
         "tokens": tokens,
         "positions": positions,
         "kv_rows": positions,
-        "mask": np.where(hidden, np.float32(-np.inf), np.float32(0.0)),
+        "bounds": np.stack([np.zeros_like(end), end], axis=-1),
         "out_rows": np.arange(n - n_out, n, dtype=np.int32),
     }
     if window:
-        outside = hidden | (rows <= positions[:, None] - window)
-        inputs["mask_window"] = np.where(outside, np.float32(-np.inf), np.float32(0.0))
+        inputs["bounds_window"] = np.stack([np.maximum(0, end - window), end], axis=-1)
     return {name: value for name, value in inputs.items() if name in graph}
 
 
@@ -333,7 +369,7 @@ MakeGraph = Callable[[int, int, int], Graph]
 """Returns the graph of (tokens, tokens before them, tokens that get logits)."""
 
 
-def rehearse(
+def dry_run(
     graph: MakeGraph,
     micro_batches: MicroBatches,
     n_prompt: int,
@@ -345,6 +381,8 @@ def rehearse(
     all_logits: bool = False,
 ) -> Iterator[Plan]:
     """Yield the plans of a prompt and of the decoding steps that follow, in order of their use.
+
+    Plans that come again one after another are given once.
 
     Args:
         graph: Makes graphs of the model.
@@ -360,19 +398,14 @@ def rehearse(
         UsageError: a prompt that is empty or that does not fit the context.
         PlanError: a graph cannot be placed.
     """
-    if not 1 <= n_prompt <= n_ctx:
-        raise UsageError(
-            f"a prompt of {n_prompt} tokens", why=f"it has 1 to {n_ctx}, which the context holds"
-        )
-    parts = []
-    for start in range(0, n_prompt, step):
-        n = min(step, n_prompt - start)
-        is_last = start + n == n_prompt
-        made = graph(n, start, n if all_logits else 1)
-        parts.append(MicroBatch(made, all_logits or is_last))
-    for first in range(0, len(parts), together):
-        yield from _plans(micro_batches, parts[first : first + together])
-    for past in range(n_prompt, min(n_ctx, n_prompt + n_predict - 1)):
+    for first in batch_starts(n_prompt, n_ctx=n_ctx, step=step, together=together):
+        parts = []
+        for start in range(first, min(n_prompt, first + step * together), step):
+            n = min(step, n_prompt - start)
+            made = graph(n, start, n if all_logits else 1)
+            parts.append(MicroBatch(made, all_logits or start + n == n_prompt))
+        yield from _plans(micro_batches, parts)
+    for past in decoding_starts(n_prompt, n_predict, n_ctx=n_ctx):
         yield from _plans(micro_batches, [MicroBatch(graph(1, past, 1), True)])
 
 

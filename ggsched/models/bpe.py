@@ -23,6 +23,20 @@ _GPT4O: Final = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_CJK: Final = "\u4e00-\u9fa5"
+_DEEPSEEK3: Final = (
+    r"\p{N}{1,3}",
+    rf"[{_CJK}\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_DEEPSEEK_CODER: Final = (
+    r"[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    rf"[{_CJK}\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}",
+)
 # One after the other: each splits what the one before left in one piece.
 _DEFAULT: Final = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
 PRE_TOKENIZERS: Final[dict[str, tuple[str, ...]]] = {
@@ -32,7 +46,12 @@ PRE_TOKENIZERS: Final[dict[str, tuple[str, ...]]] = {
     "llama3": (_LLAMA3,),
     "llama-v3": (_LLAMA3,),
     "qwen2": (_QWEN2,),
+    "deepseek-r1-qwen": (_QWEN2,),
     "gpt-4o": (_GPT4O,),
+    "dbrx": (_LLAMA3,),
+    "smaug-bpe": (_LLAMA3,),
+    "deepseek-v3": _DEEPSEEK3,
+    "deepseek-coder": _DEEPSEEK_CODER,
 }
 
 

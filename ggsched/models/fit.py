@@ -17,7 +17,7 @@ from typing import Final
 from ggsched.errors import OutOfDeviceMemory
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.tensor import Role
-from ggsched.models.batches import BatchSize, kv_bucket, trajectory
+from ggsched.models.batches import BatchSize, batch_schedule, kv_bucket
 from ggsched.models.memory_need import MemoryNeed, PlanNeed, add_up, plan_need
 from ggsched.models.offload import (
     Homes,
@@ -41,7 +41,7 @@ _EXPERTS: Final = re.compile(r"^blk\.(\d+)\.ffn_(up|down|gate)_exps\.")
 MAX_CHOICES: Final = 20_000
 """Choices that are looked at one by one; where there are more, only the best split of layers."""
 DECODING_STEPS: Final = 64
-"""A choice is as fast as a micro-batch of a prompt and so many tokens that follow it."""
+"""A choice is as fast as a micro-batch of a prompt and a number of tokens that follow it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def layer_table(
 
 
 def every_split(wanted: int, stages: int) -> Iterator[tuple[int, ...]]:
-    """Yield every way to divide so many consecutive layers among stages; a stage may get none."""
+    """Yield every way to divide consecutive layers among stages; a stage may get none."""
     if not stages:
         yield ()
         return
@@ -184,7 +184,7 @@ def least_bytes(
         choice: The choice.
         stages: Devices that layers go to.
         host: Device of what is not offloaded.
-        experts_move: Whether experts on the host device may be computed elsewhere.
+        experts_move: Whether what lives on the host device may be computed elsewhere.
     """
     devices = device_of_layers(choice, stages, host, len(table.nbytes))
     entry = devices[0] if table.rest_with_first else host
@@ -193,8 +193,9 @@ def least_bytes(
         expert_device = host if layer < choice.n_cpu_moe else device
         resident[device] = resident.get(device, 0) + table.nbytes[layer]
         resident[expert_device] = resident.get(expert_device, 0) + table.expert_nbytes[layer]
-        arena[device] = max(arena[device], table.arena[layer])
-        if expert_device == device or not experts_move:
+        if device != host or not experts_move:
+            arena[device] = max(arena[device], table.arena[layer])
+        if expert_device != host or not experts_move:
             arena[expert_device] = max(arena[expert_device], table.expert_arena[layer])
     return {d: resident.get(d, 0) + arena[d] for d in arena}
 
@@ -224,7 +225,7 @@ def _seconds(
     n_cpu_moe: int,
     with_embedding: bool,
 ) -> tuple[tuple[float, ...], ...]:
-    """Return by device and layer the seconds of micro-batches, each so many times."""
+    """Return by device and layer the seconds of micro-batches, each a number of times."""
     total = [[0.0] * (spec.hparams.n_layer + 1) for _ in rates.devices]
     for graph, times in runs:
         costs = layer_costs(
@@ -433,8 +434,8 @@ def fit(
 
 def micro_batches(n_ctx: int, step: int, *, all_logits: bool = False) -> list[BatchSize]:
     """Return micro-batches of all sizes that fill a context: of whole prompts, and decoding."""
-    prompt = trajectory(n_ctx, 1, n_ctx=n_ctx, step=step, all_logits=all_logits)
-    return [*prompt, *trajectory(1, n_ctx, n_ctx=n_ctx, step=1)]
+    prompt = batch_schedule(n_ctx, 1, n_ctx=n_ctx, step=step, all_logits=all_logits)
+    return [*prompt, *batch_schedule(1, n_ctx, n_ctx=n_ctx, step=1)]
 
 
 def limits_of(free: Sequence[int], request: FitRequest) -> list[int]:
@@ -539,7 +540,7 @@ class _Search:
             "no way to spread the model fits",
             where="--fit",
             why=f"{choice.text()} comes closest and lacks {lacking}",
-            hint="take a smaller -ub, --weights packed, a smaller --fit-margin or more devices",
+            hint="take a smaller -ub, a smaller --fit-margin or more devices",
         )
 
     def _choices(self, n_ctx: int, table: LayerTable) -> Iterator[FitChoice]:

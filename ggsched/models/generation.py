@@ -50,7 +50,7 @@ def generate(
     on_logits: Callable[[np.ndarray], None] | None,
 ) -> Iterator[int]:
     """Yield the tokens that follow a prompt; see ``Session.generate``."""
-    sampler = Sampler(sampling)
+    sampler = Sampler(sampling, prompt)
     fed, edits, token = prompt, 0, -1
     for i in range(max(1, n_predict)):
         with session.guard.hold("Session.generate", is_open=True):
@@ -67,7 +67,7 @@ def generate(
             logits = _feed_timed(session, fed, is_prompt=not i, is_shown=on_logits is not None)
             edits = session._edits
             if on_logits is None and n_predict > 0:  # logits are lent until the next call
-                token = sampler.choose(logits[-1], session.batches.likeliest)
+                token = sampler.choose(logits[-1], session.batches.top_token)
         if on_logits is not None:
             on_logits(logits)
             if n_predict > 0:
@@ -82,12 +82,17 @@ def _feed_timed(
     session: FedSequence, tokens: Sequence[int], *, is_prompt: bool, is_shown: bool
 ) -> np.ndarray:
     """Feed a prompt or a generated token; logits that are shown to somebody are copies."""
-    began = time.perf_counter()
+    timing = session.timing
+    began, setup_s = time.perf_counter(), timing.setup_s
+
+    def seconds() -> float:
+        return time.perf_counter() - began - (timing.setup_s - setup_s)
+
     if is_prompt:
         logits = session.feed(tokens, all_logits=is_shown)
-        session.timing.prompt_tokens += len(tokens)
-        session.timing.prompt_s += time.perf_counter() - began
+        timing.prompt_tokens += len(tokens)
+        timing.prompt_s += seconds()
     else:
         logits = session._feed(tokens, all_logits=False, copy=is_shown)
-        session.timing.note_step(time.perf_counter() - began)
+        timing.note_step(seconds())
     return logits

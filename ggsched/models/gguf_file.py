@@ -17,6 +17,7 @@ from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from ggsched.errors import ModelError
+from ggsched.interchange.mapped_file import map_file
 from ggsched.ir.dtype import ALL_DTYPES, DType
 from ggsched.models.gguf_header import (
     INCOMPLETE,
@@ -45,6 +46,7 @@ class GgufTensor:
         shape: Outermost axis first, as in numpy.
         offset: First byte, from the start of the file.
         nbytes: Length in bytes.
+        part: Which file of a model of several holds it, see ``ggsched.models.gguf_split``.
     """
 
     name: str
@@ -52,6 +54,7 @@ class GgufTensor:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +67,7 @@ class GgufFile:
         metadata: Plain Python values by key; arrays are tuples.
         tensors: By name, in file order.
         data: Every byte of the file, mapped read-only.
+        more: The same of further parts of the model.
     """
 
     path: str
@@ -71,6 +75,7 @@ class GgufFile:
     metadata: Mapping[str, MetaValue]
     tensors: Mapping[str, GgufTensor]
     data: NDArray[np.uint8]
+    more: tuple[NDArray[np.uint8], ...] = ()
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of a tensor, uint8 (nbytes,), read-only, without a copy.
@@ -81,13 +86,15 @@ class GgufFile:
         tensor = self.tensors.get(name)
         if tensor is None:
             raise ModelError(f"no tensor {quoted(name)}", where=self.path)
-        return self.data[tensor.offset : tensor.offset + tensor.nbytes]
+        data = self.more[tensor.part - 1] if tensor.part else self.data
+        return data[tensor.offset : tensor.offset + tensor.nbytes]
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
     """Open and check a GGUF file. No weight is read.
 
-    The file must not shrink while it is open: it is mapped, not copied.
+    The file must not change while it is open: it is mapped, not copied. If it does, whoever reads
+    it says so (``ggsched.interchange.mapped_file``).
 
     Raises:
         ModelError: it cannot be read, it is damaged, or it holds something that is not supported.
@@ -95,7 +102,6 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
     file = os.fspath(path)
     data = _map(file)
     header = parse_header(data.data, file)
-    _refuse_part(file, header.metadata)
     alignment = header.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         why = "it must be a power of two"
@@ -116,18 +122,11 @@ def _map(file: str) -> NDArray[np.uint8]:
             raise ModelError(f"it is {kind}", where=file, hint="give the path of a .gguf file")
         if os.path.getsize(file) == 0:
             raise ModelError("the file is empty", where=file, hint=INCOMPLETE)
-        return np.memmap(file, dtype=np.uint8, mode="r")
+        return map_file(file)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         hint = "check the path and its permissions"
         raise ModelError("cannot read the file", where=file, why=why, hint=hint) from error
-
-
-def _refuse_part(file: str, metadata: Mapping[str, MetaValue]) -> None:
-    parts = metadata.get("split.count", 0)
-    if type(parts) is int and parts > 1:
-        hint = "join the parts with llama-gguf-split --merge"
-        raise ModelError(f"the file is one of {parts} parts of a model", where=file, hint=hint)
 
 
 def _tensors(file: str, header: Header, alignment: int, size: int) -> dict[str, GgufTensor]:

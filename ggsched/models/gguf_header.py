@@ -132,7 +132,7 @@ class _Cursor:
         return value
 
     def count(self, what: str, least_nbytes: int) -> int:
-        """Read a u64 count of things that take at least so many bytes each."""
+        """Read a u64 count of items that take at least a number of bytes each."""
         n = self.u64(what)
         if n > self.left // least_nbytes:
             why = f"each takes {least_nbytes} bytes or more and {self.left} are left"
@@ -150,7 +150,7 @@ class _Cursor:
             raise self.fail(f"{what} does not fit in the file", why)
         if nbytes > MAX_STRING:
             why = f"strings have at most {MAX_STRING} bytes"
-            raise self.fail(f"{what} has {nbytes} bytes", why, "this is no metadata of a model")
+            raise self.fail(f"{what} has {nbytes} bytes", why, "this is not metadata of a model")
         self.pos = start + 8 + nbytes
         try:
             return str(data[start + 8 : self.pos], "utf-8")
@@ -243,7 +243,7 @@ def _array(cursor: _Cursor, what: str, budget: int) -> MetaValue:
     n = cursor.count(f"the length of {what}", least)
     if n > budget:
         why = f"all arrays together may have {MAX_ARRAY_ELEMENTS} elements"
-        raise cursor.fail(f"{what} has {n} elements", why, "this is no metadata of a model")
+        raise cursor.fail(f"{what} has {n} elements", why, "this is not metadata of a model")
     if code == _STRING:
         read: Callable[[str], str] = cursor.string
         element = f"an element of {what}"

@@ -5,46 +5,23 @@ Inputs that the host sets before each run:
     tokens       (n_tokens,) i32       ids
     positions    (n_tokens,) i32       position of each token in its sequence
     kv_rows      (n_tokens,) i32       row of the KV cache that each token writes, all different
-    mask         (n_tokens, n_kv) f32  0 where a token may look at a cache row, else -inf
-    mask_window  (n_tokens, n_kv) f32  the same for windowed layers (gpt-oss only)
+    bounds       (n_tokens, 2) i32     first cache row that each token sees, and the end of them
+    bounds_window (n_tokens, 2) i32    the same for windowed layers
     out_rows     (n_out,) i32          which of the tokens get logits (not if there is just one)
 
 States, zero at first: ``blk.N.k_cache`` and ``blk.N.v_cache``, (n_ctx, n_head_kv * head_dim).
 Output: logits (n_out, n_vocab) f32.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterator
 
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import F16, F32, DType
 from ggsched.ir.graph import Graph
-from ggsched.ir.tensor import Tensor
-from ggsched.models import gptoss, llama, moe
-from ggsched.models.hparams import Arch, HParams
+from ggsched.models.arch import ARCHITECTURES
+from ggsched.models.hparams import HParams
 from ggsched.models.layers import BatchShape, ModelBuilder
 from ggsched.models.spec import ModelSpec, WeightNeed
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """How blocks of one architecture are made.
-
-    Attributes:
-        needs: The weights of all blocks.
-        block: Adds one block to a graph.
-    """
-
-    needs: Callable[[HParams], Iterator[WeightNeed]]
-    block: Callable[[ModelBuilder, Tensor, int], Tensor]
-
-
-ARCHITECTURES: Final[Mapping[Arch, Architecture]] = {
-    "llama": Architecture(llama.needs, llama.block),
-    "qwen3moe": Architecture(moe.needs, moe.block),
-    "gpt-oss": Architecture(gptoss.needs, gptoss.block),
-}
 
 
 def model_needs(hp: HParams) -> Iterator[WeightNeed]:

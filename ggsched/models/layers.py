@@ -1,11 +1,12 @@
 """The parts that all architectures are made of, written as nodes.
 
 Shapes: T tokens of the micro-batch, H query heads, G key/value heads, D width of a head, N rows of
-the KV cache that are looked at. Labels are llama.cpp's (``Qcur``, ``kq_soft_max``, ``kqv_out``).
+the KV cache that are looked at. Labels are llama.cpp's (``Qcur``, ``kqv``, ``kqv_out``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from ggsched.ir.builder import GraphBuilder
@@ -48,9 +49,11 @@ class ModelBuilder:
         self.tokens = g.input("tokens", (batch.n_tokens,), I32)
         self.positions = g.input("positions", (batch.n_tokens,), I32)
         self.kv_rows = g.input("kv_rows", (batch.n_tokens,), I32)
-        mask_shape = (batch.n_tokens, batch.n_kv)
-        self.mask = g.input("mask", mask_shape)
-        self.mask_window = g.input("mask_window", mask_shape) if self.hp.window else self.mask
+        pairs = (batch.n_tokens, 2)
+        self.bounds = g.input("bounds", pairs, I32)
+        self.bounds_window = self.bounds
+        if self.hp.window:
+            self.bounds_window = g.input("bounds_window", pairs, I32)
         # Of one token there is nothing to choose.
         self.out_rows = None
         if (batch.n_tokens, batch.n_out) != (1, 1):
@@ -73,8 +76,10 @@ class ModelBuilder:
     # --- parts ----------------------------------------------------------------------------
 
     def embed(self) -> Tensor:
-        """Look the tokens up, giving (T, n_embd)."""
-        return self.g.get_rows(self.weight("token_embd.weight"), self.tokens, name="inp_embd")
+        """Look the tokens up; return (T, n_embd)."""
+        found = self.g.get_rows(self.weight("token_embd.weight"), self.tokens, name="inp_embd")
+        scale = self.hp.embedding_scale
+        return found if scale == 1.0 else self.g.scale(found, scale, name="inp_scaled")
 
     def norm(self, x: Tensor, weight: str, label: str) -> Tensor:
         """Normalise the last axis of x and scale it by a weight of that length."""
@@ -90,63 +95,108 @@ class ModelBuilder:
     def attention(self, x: Tensor, layer: int) -> Tensor:
         """Attend from x (T, n_embd) to the KV cache, after writing x's own rows to it.
 
-        The cache rows from ``[0, N)`` that hold no token of the sequence are stale or zero; the
-        mask is -inf there. Optional parts are chosen by the weights that the model has: norms of
-        each head of Q and K, sinks, biases, frequency factors.
+        Which rows of ``[0, N)`` a token sees is given by its bounds; others are stale or zero.
+        Optional parts are chosen by the weights that the model has: norms of
+        each head of Q and K, sinks, biases, frequency factors, one weight for Q, K and V.
         """
         g, hp, blk = self.g, self.hp, f"blk.{layer}"
-        q = self._heads(x, f"{blk}.attn_q", "Qcur", hp.n_head)
-        k = self._heads(x, f"{blk}.attn_k", "Kcur", hp.n_head_kv)
-        v = self.linear(x, f"{blk}.attn_v", "Vcur")
+        q, k, v = self._queries_keys_values(x, blk)
         # After all products, as in llama.cpp: a device may join neighbours that are alike.
-        q, k = self._rotate(q, "Qcur_rope"), self._rotate(k, "Kcur_rope")
-        keys = self._cache(f"{blk}.k_cache", g.reshape(k, -1, hp.n_embd_kv), "k_cache_set")
-        values = self._cache(f"{blk}.v_cache", v, "v_cache_set")
-        # (H, T, D) x (G, N, D) -> (H, T, N)
-        kq = g.mul_mat(g.permute(keys, 1, 0, 2), g.permute(q, 1, 0, 2), name="kq")
+        rope = hp.rope_of(layer)
+        q, k = self.rotate(q, rope, "Qcur_rope"), self.rotate(k, rope, "Kcur_rope")
+        keys = self.cache(f"{blk}.k_cache", g.reshape(k, -1, hp.n_embd_kv), "k_cache_set")
+        values = self.cache(f"{blk}.v_cache", v, "v_cache_set")
         sinks = f"{blk}.attn_sinks.weight"
-        weights = g.soft_max(
-            kq,
-            self.mask_window if hp.is_windowed(layer) else self.mask,
-            self.weight(sinks) if self.has(sinks) else None,
+        kqv = g.attention(
+            q,
+            keys,
+            values,
+            sinks=self.weight(sinks) if self.has(sinks) else None,
+            bounds=self.bounds_window if hp.is_windowed(layer) else self.bounds,
             scale=hp.attn_scale,
-            name="kq_soft_max",
+            soft_cap=hp.soft_cap,
+            name="kqv",
         )
-        # (H, T, N) x (G, D, N) -> (H, T, D)
-        kqv = g.mul_mat(g.permute(values, 1, 2, 0), weights, name="kqv")
-        # With one token there is nothing to reorder, which saves a launch in each block.
-        if self.batch.n_tokens > 1:
-            kqv = g.cont(g.permute(kqv, 1, 0, 2), name="kqv_merged")
         merged = g.reshape(kqv, -1, hp.n_embd_q)
         return self.linear(merged, f"{blk}.attn_output", "kqv_out")
 
+    def _queries_keys_values(self, x: Tensor, blk: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Return heads of Q (T, H, D) and K (T, G, D) before their rotation, and V (T, G*D)."""
+        hp = self.hp
+        widths = (hp.n_embd_q, hp.n_embd_kv, hp.n_embd_kv)
+        if self.has(f"{blk}.attn_qkv.weight"):
+            q, k, v = self.columns(self.linear(x, f"{blk}.attn_qkv", "wqkv"), widths)
+        else:
+            q = self.linear(x, f"{blk}.attn_q", "Qcur")
+            k = self.linear(x, f"{blk}.attn_k", "Kcur")
+            v = self.linear(x, f"{blk}.attn_v", "Vcur")
+        q = self._heads(q, f"{blk}.attn_q", "Qcur", hp.n_head)
+        return q, self._heads(k, f"{blk}.attn_k", "Kcur", hp.n_head_kv), v
+
+    def columns(self, x: Tensor, widths: Sequence[int]) -> list[Tensor]:
+        """Return views of neighbouring parts of the last axis of x, of these widths."""
+        step = x.strides[-1]
+        return [
+            self.g.view(x, (*x.shape[:-1], n), x.strides, (end - n) * step)
+            for n, end in zip(widths, accumulate(widths), strict=True)
+        ]
+
     def _heads(self, x: Tensor, weight: str, label: str, n_head: int) -> Tensor:
-        """Return heads (T, n_head, D) before their rotation."""
-        heads = self.g.reshape(self.linear(x, weight, label), -1, n_head, self.hp.head_dim)
+        """Return x (T, n_head * D) as heads (T, n_head, D), normalised if the model does that."""
+        shape = (x.shape[0], n_head, self.hp.head_dim)
+        row, item = x.strides
+        heads = self.g.view(x, shape, (row, self.hp.head_dim * item, item))
         if self.has(f"{weight}_norm.weight"):
             heads = self.norm(heads, f"{weight}_norm", f"{label}_normed")
         return heads
 
-    def _rotate(self, heads: Tensor, label: str) -> Tensor:
+    def rotate(self, heads: Tensor, rope: RopeParams, label: str) -> Tensor:
         """Rotate heads by the positions of their tokens."""
-        factors = self.weight("rope_freqs.weight") if self.has("rope_freqs.weight") else None
-        params = rope_params(self.hp.rope)
-        return self.g.rope(heads, self.positions, factors, name=label, **params)
+        long = self.batch.n_ctx > rope.n_ctx_orig
+        names = ("rope_freqs.weight", f"rope_factors_{'long' if long else 'short'}.weight")
+        factors = next((self.weight(name) for name in names if self.has(name)), None)
+        return self.g.rope(heads, self.positions, factors, name=label, **rope_params(rope))
 
-    def _cache(self, name: str, rows: Tensor, label: str) -> Tensor:
+    def _capped(self, x: Tensor, cap: float, label: str) -> Tensor:
+        """Return ``cap * tanh(x / cap)``."""
+        bounded = self.g.tanh(self.g.scale(x, 1.0 / cap, name=f"{label}_per_cap"))
+        return self.g.scale(bounded, cap, name=f"{label}_capped")
+
+    def cache(self, name: str, rows: Tensor, label: str) -> Tensor:
         """Write rows (T, G*D) to a cache and return its leading rows as (N, G, D)."""
         g, hp, batch = self.g, self.hp, self.batch
         cache = g.state(name, (batch.n_ctx, hp.n_embd_kv), batch.kv_dtype)
         written = g.set_rows(cache, rows, self.kv_rows, name=label)
         return g.reshape(g.rows(written, 0, batch.n_kv), batch.n_kv, hp.n_head_kv, hp.head_dim)
 
-    def feed_forward(self, x: Tensor, layer: int) -> Tensor:
-        """Apply the dense gated network to x (T, n_embd)."""
-        blk = f"blk.{layer}"
-        up = self.linear(x, f"{blk}.ffn_up", "ffn_up")
-        gate = self.linear(x, f"{blk}.ffn_gate", "ffn_gate")
-        hidden = self.g.swiglu(gate, up, name="ffn_swiglu")
-        return self.linear(hidden, f"{blk}.ffn_down", "ffn_out")
+    def feed_forward(
+        self,
+        x: Tensor,
+        layer: int,
+        *,
+        suffix: str = "",
+        activation: Literal["silu", "gelu"] = "silu",
+    ) -> Tensor:
+        """Apply the dense gated network to x (T, n_embd).
+
+        Args:
+            x: Normalised hidden state.
+            layer: Number of the block.
+            suffix: Ending of the weights' names, as of shared experts.
+            activation: Of the gate.
+        """
+        g, names = self.g, [f"blk.{layer}.ffn_{part}{suffix}" for part in ("up", "gate", "down")]
+        up_name, gate_name, down_name = names
+        up = self.linear(x, up_name, f"ffn_up{suffix}")
+        if self.has(f"{gate_name}.weight"):
+            gate = self.linear(x, gate_name, f"ffn_gate{suffix}")
+        else:
+            gate, up = self.columns(up, (up.shape[1] // 2, up.shape[1] // 2))
+        if activation == "silu":
+            hidden = g.swiglu(gate, up, name=f"ffn_swiglu{suffix}")
+        else:
+            hidden = g.mul(g.gelu(gate, name=f"ffn_gelu{suffix}"), up, name=f"ffn_gated{suffix}")
+        return self.linear(hidden, down_name, f"ffn_out{suffix}")
 
     def experts(self, x: Tensor, layer: int, router: Literal["all", "chosen"]) -> Tensor:
         """Apply the chosen experts to x (T, n_embd) and add their results up.
@@ -154,12 +204,14 @@ class ModelBuilder:
         Args:
             x: Normalised hidden state.
             layer: Number of the block.
-            router: ``all``: softmax over all experts, renormalised over the chosen ones;
+            router: ``all``: softmax over all experts, renormalised over the chosen ones if the
+                model does that;
                 ``chosen``: choose by the logits, softmax over the chosen, SwiGLU as in gpt-oss.
         """
         g, hp, blk = self.g, self.hp, f"blk.{layer}"
         logits = self.linear(x, f"{blk}.ffn_gate_inp", "ffn_moe_logits")
-        chosen, weights = self._route(logits, router)
+        bias = f"{blk}.exp_probs_b.bias"
+        chosen, weights = self._route(logits, router, self.weight(bias) if self.has(bias) else None)
         rows = g.reshape(x, -1, 1, hp.n_embd)
         up = self._expert_linear(rows, chosen, f"{blk}.ffn_up_exps", "ffn_moe_up")
         gate = self._expert_linear(rows, chosen, f"{blk}.ffn_gate_exps", "ffn_moe_gate")
@@ -173,19 +225,28 @@ class ModelBuilder:
         total = g.sum_rows(g.permute(weighted, 0, 2, 1), name="ffn_moe_out")
         return g.reshape(total, -1, hp.n_embd)
 
-    def _route(self, logits: Tensor, router: Literal["all", "chosen"]) -> tuple[Tensor, Tensor]:
+    def _route(
+        self, logits: Tensor, router: Literal["all", "chosen"], bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return the chosen experts (T, U) and their weights (T, U, 1)."""
         g, hp = self.g, self.hp
-        scores = g.soft_max(logits, name="ffn_moe_probs") if router == "all" else logits
-        chosen = g.top_k(scores, hp.n_expert_used, name="ffn_moe_topk")
+        scores = logits
+        if router == "all" and hp.routes_by_sigmoid:
+            scores = g.sigmoid(logits, name="ffn_moe_probs")
+        elif router == "all":
+            scores = g.soft_max(logits, name="ffn_moe_probs")
+        biased = scores if bias is None else g.add(scores, bias, name="ffn_moe_probs_biased")
+        chosen = g.top_k(biased, hp.n_expert_used, name="ffn_moe_topk")
         table = g.reshape(scores, -1, hp.n_expert, 1)
         picked = g.get_rows(table, chosen, name="ffn_moe_weights")
         flat = g.reshape(picked, -1, hp.n_expert_used)
-        if router == "all":
+        if router == "all" and hp.renormalises_experts:
             total = g.sum_rows(flat, name="ffn_moe_weights_sum")
             flat = g.div(flat, total, name="ffn_moe_weights_norm")
-        else:
+        elif router == "chosen":
             flat = g.soft_max(flat, name="ffn_moe_weights_softmax")
+        if hp.expert_scale != 1.0:
+            flat = g.scale(flat, hp.expert_scale, name="ffn_moe_weights_scaled")
         return chosen, g.reshape(flat, -1, hp.n_expert_used, 1)
 
     def _expert_linear(self, x: Tensor, ids: Tensor, weight: str, label: str) -> Tensor:
@@ -197,27 +258,48 @@ class ModelBuilder:
         return self.g.add_id(out, self.weight(bias), ids, name=f"{label}_b")
 
     def block(
-        self, x: Tensor, layer: int, ffn_norm: str, ffn: Callable[[Tensor, int], Tensor]
+        self,
+        x: Tensor,
+        layer: int,
+        ffn_norm: str,
+        ffn: Callable[[Tensor, int], Tensor],
+        *,
+        norms_after: tuple[str, str] | None = None,
+        attention: Callable[[Tensor, int], Tensor] | None = None,
     ) -> Tensor:
         """Apply one transformer block to x (T, n_embd): attention, then the network ``ffn``.
 
         After the attention of the last block only the rows that get logits are kept.
+
+        Args:
+            x: Hidden state.
+            layer: Number of the block.
+            ffn_norm: Norm of the network's input.
+            ffn: The network.
+            attention: What attends, ``self.attention`` by default.
+            norms_after: Norms of the results of attention and network, before they are added.
         """
         g, blk = self.g, f"blk.{layer}"
+        after = [f"{blk}.{name}" for name in norms_after or ()]
         with g.scope(blk):
-            out = self.attention(self.norm(x, f"{blk}.attn_norm", "attn_norm"), layer)
+            attend = attention or self.attention
+            out = attend(self.norm(x, f"{blk}.attn_norm", "attn_norm"), layer)
             if layer == self.hp.n_layer - 1 and self.out_rows is not None:
                 out = g.get_rows(out, self.out_rows, name="attn_out_rows")
                 x = g.get_rows(x, self.out_rows, name="inp_out_rows")
+            out = self.norm(out, after[0], "attn_post_norm") if after else out
             x = g.add(out, x, name="ffn_inp")
             hidden = ffn(self.norm(x, f"{blk}.{ffn_norm}", "ffn_norm"), layer)
+            hidden = self.norm(hidden, after[1], "ffn_post_norm") if after else hidden
             return g.add(hidden, x, name="l_out")
 
     def head(self, x: Tensor) -> Tensor:
         """Return the logits (n_out, n_vocab) of the hidden states x (n_out, n_embd)."""
         normed = self.norm(x, "output_norm", "result_norm")
         tied = not self.has("output.weight")
-        return self.linear(normed, "token_embd" if tied else "output", "result_output")
+        logits = self.linear(normed, "token_embd" if tied else "output", "result_output")
+        cap = self.hp.logit_cap
+        return self._capped(logits, cap, "result_output") if cap else logits
 
 
 def rope_params(rope: RopeParams) -> dict[str, Param]:

@@ -6,22 +6,28 @@ No weight is read until ``weight_array`` is called; opening costs the header alo
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from ggsched.errors import ModelError, UsageError
 from ggsched.ir.dtype import FLOAT_DTYPES
-from ggsched.models.gguf_file import GgufFile, GgufTensor, open_gguf
-from ggsched.models.gguf_header import quoted
+from ggsched.models.gguf_file import GgufFile, GgufTensor
+from ggsched.models.gguf_header import MetaValue, quoted
+from ggsched.models.gguf_split import open_model_file
 from ggsched.models.graph import model_needs
-from ggsched.models.hparams import HParams, read_hparams
+from ggsched.models.hf_folder import is_hf_folder, open_hf_folder
+from ggsched.models.hparams import HParams
+from ggsched.models.read_hparams import read_hparams
 from ggsched.models.spec import ModelSpec, WeightNeed, WeightPolicy, WeightSpec, graph_dtype
 from ggsched.models.tokenizer import Tokenizer
 from ggsched.models.vocab import PREFIX, read_vocab
 from ggsched.models.weights import converted_array, stored_array
+
+if TYPE_CHECKING:
+    from ggsched.models.chat import ChatTemplate
 
 _log = logging.getLogger(__name__)
 
@@ -45,18 +51,42 @@ class Model:
         """Hyperparameters."""
         return self.spec.hparams
 
+    def chat_template(self) -> "ChatTemplate":
+        """Return the file's chat template.
+
+        Raises:
+            ModelError: there is none, or it cannot be used.
+        """
+        from ggsched.models.chat import TEMPLATE_KEY, ChatTemplate
+
+        source = self.file.metadata.get(TEMPLATE_KEY)
+        if not isinstance(source, str):
+            hint = "give the prompt as -p instead of a conversation"
+            raise ModelError("has no chat template", where=self.file.path, hint=hint)
+        vocab = self.tokenizer.vocab
+        texts = {role: vocab.tokens[token] for role, token in vocab.special.items()}
+        special = {f"{role}_token": texts.get(role, "") for role in ("bos", "eos")}
+        return ChatTemplate(source, special, self.file.path)
+
     def weight_nbytes(self) -> int:
         """Return how many bytes all weights have in the graph."""
         return sum(weight.nbytes for weight in self.spec.weights.values())
 
 
-def load_model(path: str | os.PathLike[str], *, weights: WeightPolicy = "expand") -> Model:
+def load_model(
+    path: str | os.PathLike[str],
+    *,
+    weights: WeightPolicy = "packed",
+    overrides: Mapping[str, MetaValue] | None = None,
+) -> Model:
     """Open a model.
 
     Args:
-        path: A GGUF file.
-        weights: ``expand``: every weight becomes f32 when it is loaded; ``packed``: matrices
-            keep the file's type in the graph.
+        path: A GGUF file; of a model in several files, any of them. Or a folder, see
+            ``ggsched.models.hf_folder``.
+        weights: ``packed``: matrices keep the file's type in the graph, and are used where the file
+            is mapped if the device can; ``expand``: every weight becomes f32 when it is loaded.
+        overrides: Metadata that replaces the file's.
 
     Raises:
         ModelError: the file is damaged, incomplete, or something in it is not supported.
@@ -65,7 +95,10 @@ def load_model(path: str | os.PathLike[str], *, weights: WeightPolicy = "expand"
     if weights not in ("expand", "packed"):
         hint = "use 'expand' or 'packed'"
         raise UsageError(f"no weight policy {weights!r}", where="load_model", hint=hint)
-    file = open_gguf(path)
+    folder = os.fspath(path)
+    file = open_hf_folder(folder) if is_hf_folder(folder) else open_model_file(path)
+    if overrides:
+        file = replace(file, metadata={**file.metadata, **overrides})
     hparams = read_hparams(file)
     found = {
         need.name: WeightSpec(need.shape, graph_dtype(need, tensor.dtype, weights))

@@ -68,7 +68,8 @@ class Offload:
             has the least ``cost``, or in ``equal`` numbers; None for memory, and in a session for
             cost among accelerators of equal memory.
         stage_layers: Layers of each accelerator, which wins over shares; see ``balanced_layers``.
-        experts: Whether experts on the host device are computed by accelerators all the same.
+        experts: Whether layers and experts whose weights are on the host device are computed by
+            accelerators all the same.
     """
 
     n_gpu_layers: int | None = None
@@ -77,7 +78,7 @@ class Offload:
     overrides: tuple[OverrideRule, ...] = ()
     split_by: SplitBy | None = None
     stage_layers: tuple[int, ...] | None = None
-    experts: ExpertPolicy = field(default_factory=ExpertPolicy)
+    experts: ExpertPolicy = field(default_factory=lambda: ExpertPolicy("auto", ring=2))
 
 
 @dataclass(frozen=True, slots=True)

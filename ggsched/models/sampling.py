@@ -1,24 +1,59 @@
 """Choosing the next token from logits."""
 
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from ggsched.errors import ModelError
+from ggsched.errors import ModelError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen.
+    """How tokens are chosen. Filters apply in this order, then the temperature, as in llama.cpp.
 
     Attributes:
-        temperature: 0 takes the likeliest token (of equals the first); above 0 divides the
+        temperature: 0 takes the most probable token (of equals the first); above 0 divides the
             logits before the softmax that is drawn from.
         seed: Of the random numbers; the same seed gives the same tokens.
+        repeat_penalty: Divides positive logits of recent tokens and multiplies negative ones.
+        repeat_last_n: How many tokens are recent, those of the prompt too.
+        top_k: Draw from the k likeliest tokens; 0 for all.
+        top_p: Draw from the likeliest tokens that have this probability together.
+        min_p: Draw from tokens that have this share of the likeliest one's probability.
     """
 
     temperature: float = 0.0
     seed: int = 0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def check(self) -> None:
+        """Refuse values that make no sense.
+
+        Raises:
+            UsageError: a value is out of range.
+        """
+        for name, is_right, wanted in (
+            ("temperature", self.temperature >= 0, "0 or more"),
+            ("repeat_penalty", 0 < self.repeat_penalty < float("inf"), "above 0"),
+            ("repeat_last_n", self.repeat_last_n >= 0, "0 or more"),
+            ("top_k", self.top_k >= 0, "0 or more"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", 0 <= self.min_p <= 1, "from 0 to 1"),
+        ):
+            if not is_right:
+                why = f"it must be {wanted}"
+                raise UsageError(f"{name} is {getattr(self, name)}", where="Sampling", why=why)
+
+    @property
+    def has_filters(self) -> bool:
+        """Whether some tokens are never drawn."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 def argmax(logits: np.ndarray) -> int:
@@ -27,10 +62,17 @@ def argmax(logits: np.ndarray) -> int:
 
 
 class Sampler:
-    """Draws tokens; remembers nothing but the state of its random numbers."""
+    """Draws tokens; remembers recent ones and the state of its random numbers."""
 
-    def __init__(self, sampling: Sampling) -> None:
-        self._temperature = sampling.temperature
+    def __init__(self, sampling: Sampling, prompt: Iterable[int] = ()) -> None:
+        """Start behind a prompt.
+
+        Raises:
+            UsageError: a value of ``sampling`` is out of range.
+        """
+        sampling.check()
+        self._sampling = sampling
+        self._recent = deque(prompt, maxlen=sampling.repeat_last_n)
         self._random = np.random.default_rng(sampling.seed)
 
     def choose(self, logits: np.ndarray, best: int | None = None) -> int:
@@ -43,8 +85,13 @@ class Sampler:
         Raises:
             ModelError: there is no largest number among them.
         """
-        if best is None:
-            best = argmax(logits)
+        if self._sampling.repeat_penalty != 1.0 and self._recent:
+            logits, best = self._penalised(logits), None
+        token = self._choose(logits, argmax(logits) if best is None else best)
+        self._recent.append(token)
+        return token
+
+    def _choose(self, logits: np.ndarray, best: int) -> int:
         largest = logits[best]
         if not np.isfinite(largest):
             raise ModelError(
@@ -52,9 +99,32 @@ class Sampler:
                 where="model",
                 hint="a weight of the file may be damaged, or an op of a device wrong",
             )
-        if self._temperature <= 0.0:
+        if self._sampling.temperature <= 0.0:
             return best
+        tokens = self._candidates(logits - largest) if self._sampling.has_filters else None
+        kept = logits if tokens is None else logits[tokens]
         with np.errstate(over="ignore"):  # at a temperature near 0 the others vanish
-            scaled = (logits.astype(np.float64) - largest) / self._temperature
+            scaled = (kept.astype(np.float64) - largest) / self._sampling.temperature
         weights = np.exp(scaled)
-        return int(self._random.choice(len(weights), p=weights / weights.sum()))
+        drawn = int(self._random.choice(len(weights), p=weights / weights.sum()))
+        return drawn if tokens is None else int(tokens[drawn])
+
+    def _candidates(self, logits: np.ndarray) -> np.ndarray:
+        """Return the tokens that may be drawn, the likeliest first; the largest logit is 0."""
+        sampling = self._sampling
+        order = np.argsort(-logits, kind="stable")[: sampling.top_k or None]
+        weights = np.exp(logits[order].astype(np.float64))
+        if sampling.top_p < 1:
+            before = np.cumsum(weights) - weights
+            count = int(np.count_nonzero(before < sampling.top_p * weights.sum()))
+            order, weights = order[:count], weights[:count]
+        kept: np.ndarray = order[weights >= sampling.min_p]
+        return kept
+
+    def _penalised(self, logits: np.ndarray) -> np.ndarray:
+        """Return logits with those of recent tokens lowered."""
+        recent = [t for t in set(self._recent) if t < len(logits)]
+        lowered, penalty = logits.copy(), self._sampling.repeat_penalty
+        values = lowered[recent]
+        lowered[recent] = np.where(values > 0, values / penalty, values * penalty)
+        return lowered

@@ -10,14 +10,17 @@ from ggsched.backend.protocols import Device
 from ggsched.calibrate.cache import load_rates
 from ggsched.config import Settings
 from ggsched.errors import UsageError
+from ggsched.ir.dtype import DType
 from ggsched.ir.graph import Graph
 from ggsched.models.batch_runner import BatchRunner
+from ggsched.models.default_devices import DefaultDevices, default_devices
 from ggsched.models.fit import Fit
 from ggsched.models.generation import generate
 from ggsched.models.homes import choose_homes
 from ggsched.models.load import Model, weight_array
 from ggsched.models.memory_need import MemoryNeed
-from ggsched.models.offload import Homes, source_name
+from ggsched.models.offload import EMBEDDING, Homes, source_name
+from ggsched.models.quick_rates import WORTH_NBYTES, with_links, with_products
 from ggsched.models.sampling import Sampling
 from ggsched.models.session_options import SessionOptions
 from ggsched.models.spec import ModelSpec
@@ -55,6 +58,9 @@ class Session:
     ) -> None:
         """Open devices and decide where the model's tensors live; nothing is loaded yet.
 
+        Without devices, and if the options do not divide the model over several, the devices are
+        those that are predicted to be fastest (``ggsched.models.default_devices``).
+
         Raises:
             UsageError: sizes that make no sense, a device or a rule that does not exist.
             BackendUnavailable: a device that is not there.
@@ -63,6 +69,11 @@ class Session:
         self.spec: ModelSpec = model.spec
         self.options = options or SessionOptions()
         self.options.check()
+        self.default_devices: DefaultDevices | None = None
+        if devices is None and self.options.leaves_devices_open:
+            known = settings or Settings.from_environment()
+            self.default_devices = default_devices(model.spec, self.options.n_ctx, known)
+            devices = self.default_devices.names
         self.scheduler = Scheduler(
             devices,
             weights=lambda name: weight_array(model, source_name(self.spec, name)),
@@ -82,6 +93,7 @@ class Session:
         self.spec, self.options = found.spec, found.options
         self.homes: Homes = found.homes
         self.fit: Fit | None = found.fit
+        self.rates = self._measured_rates()
         self.timing = Timing()
         self.batches = BatchRunner(
             self.spec,
@@ -228,6 +240,31 @@ class Session:
     ) -> None:
         close_after(error, self)
 
+    def _measured_rates(self) -> MachineRates:
+        """Return the rates, with what decides where weights of a CPU are used measured if guessed.
+
+        That is asked only where there is something to decide: an accelerator beside a CPU with
+        weights, which either could compute with.
+        """
+        topology, rates, homes = self.scheduler.topology, self.rates, self.homes.devices
+        kinds = [facts.kind for facts in topology.devices]
+        if self.options.offload.experts.offload != "auto" or not {"cpu"} < set(kinds):
+            return rates
+        dtypes: dict[int, set[DType]] = {}
+        nbytes = 0
+        for name, weight in self.spec.weights.items():
+            here = homes[name]
+            if kinds[here] == "cpu" and len(weight.shape) > 1 and name != EMBEDDING:
+                dtypes.setdefault(here, set()).add(weight.dtype)
+                nbytes += weight.nbytes
+        if nbytes < WORTH_NBYTES:
+            return rates
+        devices = self.scheduler.devices
+        rates = with_products(rates, devices, dtypes)
+        for src in dtypes:
+            rates = with_links(rates, topology, devices, src)
+        return rates
+
     def _let_pipeline_fit(self, chosen: Fit) -> None:
         """Run micro-batches one by one if there is no memory for those of a batch together."""
         if len(self.scheduler.topology.devices) > 1:
@@ -238,6 +275,8 @@ class Session:
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if not len(tokens):
             raise UsageError("no tokens to feed", hint="a prompt needs at least one token")
+        for odd in (t for t in tokens if not _is_id(t)):
+            raise UsageError(f"{odd!r} is not a token id", why="ids are whole numbers, one by one")
         n_vocab = self.model.hparams.n_vocab
         wrong = next((t for t in tokens if not 0 <= t < n_vocab), None)
         if wrong is not None:
@@ -248,3 +287,7 @@ class Session:
                 why=f"it holds {self.options.n_ctx}",
                 hint="use a larger -c, or a shorter prompt",
             )
+
+
+def _is_id(token: object) -> bool:
+    return isinstance(token, int | np.integer) and not isinstance(token, bool)

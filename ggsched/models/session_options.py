@@ -78,6 +78,20 @@ class SessionOptions:
             )
 
     @property
+    def leaves_devices_open(self) -> bool:
+        """Whether nothing is said that divides the model over several devices."""
+        given = self.offload
+        said = (
+            given.n_gpu_layers,
+            given.tensor_split,
+            given.split_by,
+            given.stage_layers,
+            self.fit,
+        )
+        is_divided = given.n_cpu_moe > 0 or bool(given.overrides) or self.pipelining == "on"
+        return self.is_by_layers and not is_divided and all(part is None for part in said)
+
+    @property
     def is_by_layers(self) -> bool:
         """Whether homes follow the rules for layers (``-ngl`` and others)."""
         return isinstance(placement_policy(self.placement), GgmlRules)

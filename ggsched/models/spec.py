@@ -72,8 +72,8 @@ class ModelSpec:
 def graph_dtype(need: WeightNeed, stored: DType, policy: WeightPolicy) -> DType:
     """Return the type that a weight has in the graph.
 
-    With ``expand`` everything is f32: fast and exact where memory allows. With ``packed`` a
-    matrix keeps the file's type, and kernels unpack it as they read.
+    With ``packed`` a matrix keeps the file's type, and kernels unpack it as they read. With
+    ``expand`` everything is f32, at up to eight times the memory.
     """
     return stored if policy == "packed" and need.matrix else F32
 
@@ -102,6 +102,30 @@ def attention_needs(hp: HParams, layer: int, *, bias: bool | None) -> Iterator[W
     yield from linear_needs(f"{blk}.attn_k", hp.n_embd_kv, hp.n_embd, bias=bias)
     yield from linear_needs(f"{blk}.attn_v", hp.n_embd_kv, hp.n_embd, bias=bias)
     yield from linear_needs(f"{blk}.attn_output", hp.n_embd, hp.n_embd_q, bias=bias)
+
+
+def head_norm_needs(hp: HParams, layer: int) -> Iterator[WeightNeed]:
+    """Yield the norms of each head of Q and K."""
+    for name in ("attn_q_norm", "attn_k_norm"):
+        yield WeightNeed(f"blk.{layer}.{name}.weight", (hp.head_dim,))
+
+
+def feed_forward_needs(
+    hp: HParams, layer: int, *, bias: bool | None, suffix: str = "", width: int = 0
+) -> Iterator[WeightNeed]:
+    """Yield the weights of a dense gated network.
+
+    Args:
+        hp: Hyperparameters.
+        layer: Number of the block.
+        bias: As for ``linear_needs``.
+        suffix: Ending of the names, as of shared experts.
+        width: Width of the network; that of ``hp`` by default.
+    """
+    blk, n_ff = f"blk.{layer}", width or hp.n_ff
+    yield from linear_needs(f"{blk}.ffn_gate{suffix}", n_ff, hp.n_embd, bias=bias)
+    yield from linear_needs(f"{blk}.ffn_up{suffix}", n_ff, hp.n_embd, bias=bias)
+    yield from linear_needs(f"{blk}.ffn_down{suffix}", hp.n_embd, n_ff, bias=bias)
 
 
 def expert_needs(hp: HParams, layer: int, *, bias: bool) -> Iterator[WeightNeed]:

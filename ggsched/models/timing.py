@@ -12,7 +12,11 @@ class Timing:
         prompt_s: Seconds that took.
         decode_tokens: Tokens that were fed one by one while generating.
         decode_s: Seconds that took.
-        planning_s: Seconds spent on planning, checks included, which are part of the above.
+        planning_s: Seconds spent on planning, checks included.
+        setup_s: Seconds spent on planning, loading weights and compiling. No token is charged for
+            them: they are not part of ``prompt_s``, ``decode_s`` and ``fastest_step_s``.
+        batches: Batches of several micro-batches.
+        joined: Of them, those that ran as one graph.
         fastest_step_s: Seconds of the fastest of the decoding steps, 0 before there is one.
     """
 
@@ -21,6 +25,9 @@ class Timing:
     decode_tokens: int = 0
     decode_s: float = 0.0
     planning_s: float = 0.0
+    setup_s: float = 0.0
+    batches: int = 0
+    joined: int = 0
     fastest_step_s: float = 0.0
 
     def note_step(self, seconds: float) -> None:

@@ -6,13 +6,13 @@ token may end in the middle of a character.
 """
 
 import codecs
-import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
 from ggsched.errors import ModelError, UsageError
 from ggsched.models.bpe import byte_letters, make_bpe
 from ggsched.models.gguf_header import quoted
+from ggsched.models.special_tokens import SpecialTokens
 from ggsched.models.spm import SPACE, make_spm
 from ggsched.models.vocab import TokenType, Vocab, byte_of
 
@@ -90,7 +90,7 @@ class Tokenizer:
         return out
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """Return the text of ids; bytes that are no UTF-8 become U+FFFD.
+        """Return the text of ids; bytes that are not UTF-8 become U+FFFD.
 
         Args:
             ids: Token ids.
@@ -178,21 +178,20 @@ class Tokenizer:
         return {t: i for i, (t, kind) in enumerate(pairs) if t and kind in kinds}
 
     @cached_property
-    def _patterns(self) -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
-        """Patterns of user-defined tokens alone and of all special ones; longest match first."""
+    def _found(self) -> tuple[SpecialTokens, SpecialTokens]:
+        """What finds user-defined tokens alone, and all special ones."""
         types = self.vocab.types
-        user = {t: i for t, i in self._special.items() if types[i] is TokenType.USER_DEFINED}
-        return _pattern(user), _pattern(self._special)
+        user = [t for t, i in self._special.items() if types[i] is TokenType.USER_DEFINED]
+        return SpecialTokens(user), SpecialTokens(self._special)
 
     def _split(self, text: str, parse_special: bool) -> Iterator[tuple[str, int | None]]:
         """Yield pieces of text, each with its id if it is a special token."""
-        pattern = self._patterns[parse_special]
         start = 0
-        for match in pattern.finditer(text) if pattern is not None else ():
-            if match.start() > start:
-                yield text[start : match.start()], None
-            yield match[0], self._special[match[0]]
-            start = match.end()
+        for first, end in self._found[parse_special].find(text):
+            if first > start:
+                yield text[start:first], None
+            yield text[first:end], self._special[text[first:end]]
+            start = end
         if start < len(text):
             yield text[start:], None
 
@@ -228,8 +227,3 @@ class TextStream:
     def finish(self) -> str:
         """Return what is left: U+FFFD for bytes of an incomplete character."""
         return self._decoder.decode(b"", final=True)
-
-
-def _pattern(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    longest = sorted(tokens, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest))) if longest else None

@@ -190,7 +190,7 @@ def _types(keys: _Keys, tokens: tuple[str, ...]) -> tuple[TokenType, ...]:
         if type(code) is not int or code not in known:
             raise keys.fail("token_type", f"element {i} is {code!r}", "kinds are 1 to 6")
         if known[code] is TokenType.BYTE and not _BYTE.fullmatch(tokens[i]):
-            why = f"token {quoted(tokens[i])} is no byte as in <0x0A>"
+            why = f"token {quoted(tokens[i])} is not a byte as in <0x0A>"
             raise keys.fail("token_type", f"element {i} says byte", why)
         out.append(known[code])
     return tuple(out)

@@ -22,6 +22,7 @@ import msgspec
 
 from ggsched.errors import PlanError
 from ggsched.ir.graph import Graph
+from ggsched.ir.ops import op_by_name
 from ggsched.passes.budget.memory_budget import (
     Slack,
     find_slack,
@@ -211,7 +212,12 @@ def _schedule(
     splits = split(graph, topology, placement, wanted.clears)
     check(verify_splits, graph, topology, placement, splits)
     fusions = fuse(graph, topology, splits) if options.fuse else ()
-    streams = assign(graph, topology, splits, options.streams, rates, fusions)
+    policy = options.streams
+    if wanted.slots is not None and not policy.is_forced:
+        # One micro-batch after another in each stage: with several streams, the results of one
+        # would have to outlive the next.
+        policy = replace(policy, limit=1)
+    streams = assign(graph, topology, splits, policy, rates, fusions)
     check(verify_streams, topology, splits, streams)
     check(verify_fusions, graph, topology, splits, streams, fusions)
     order = find_order(topology, splits, streams, fusions)
@@ -270,7 +276,7 @@ def plan_commands(s: Schedule, memory: Memory, *, verify: bool = False) -> Plan:
         name=graph.name,
         topology=s.topology.digest,
         devices=s.topology.devices,
-        nodes=tuple([NodeInfo(n.op, n.name) for n in graph.nodes]),
+        nodes=tuple([NodeInfo(n.op, n.name, op_by_name(n.op).version) for n in graph.nodes]),
         placement=s.placement,
         splits=splits,
         streams=s.streams,

@@ -17,7 +17,7 @@ import msgspec
 
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
-from ggsched.passes.experts.find import chosen_rows
+from ggsched.passes.experts.find import DENSE, chosen_rows
 from ggsched.plan.bundle import HostSlot
 from ggsched.plan.placement import OpOffload, Placement
 from ggsched.plan.splits import HOST, Rows, Split, Splits, Transfer, Value, ValueKind
@@ -291,10 +291,13 @@ class _ExpertTransfers:
         return self._current.way == "rows"
 
     def takes(self, i: int, tid: int) -> bool:
-        """Whether node ``i`` belongs to the offload and takes rows of this weight by its ids."""
+        """Whether node ``i`` belongs to the offload, which brings this weight or rows of it."""
         o = self._offload
         if o is None or not o.first <= i < o.end:
             return False
+        if o.ids == DENSE:
+            root = self._graph.tensors[self._graph.tensors[tid].storage]
+            return root.role is Role.WEIGHT
         found = chosen_rows(self._graph, self._graph.nodes[i])
         return found is not None and found[0].id == tid and found[1].id == o.ids
 

@@ -1,4 +1,4 @@
-"""Checks of the artifacts that are no part of a plan, between the passes that make and use them.
+"""Checks of the artifacts that are not part of a plan, between the passes that make and use them.
 
 Artifacts that are part of a plan are checked in ``ggsched.plan.verify``.
 """

@@ -17,10 +17,17 @@ FORMAT: Final = "ggsched-plan/2"
 
 
 class NodeInfo(msgspec.Struct, frozen=True, gc=False):
-    """What a reader of the plan wants to know of a node without the graph at hand."""
+    """What a reader of the plan wants to know of a node without the graph at hand.
+
+    Attributes:
+        op: Name of the op.
+        label: Label of the node.
+        version: Of a user-defined op, the version that the plan was made with.
+    """
 
     op: str
     label: str
+    version: str = ""
 
 
 class HostSlot(msgspec.Struct, frozen=True, gc=False):
@@ -75,6 +82,7 @@ class Plan(msgspec.Struct, frozen=True):
         planning_s: Seconds that planning took; not part of the plan's identity.
         trades: Waits that exist to save memory, which only a memory budget brings about.
         fusions: Groups of nodes that run as one, ordered by their last nodes.
+        graph_text: The graph, as of ``ggsched.ir.text``, where it was asked for; else "".
     """
 
     format: str
@@ -94,3 +102,4 @@ class Plan(msgspec.Struct, frozen=True):
     planning_s: float = 0.0
     trades: tuple[Trade, ...] = ()
     fusions: tuple[Fusion, ...] = ()
+    graph_text: str = ""

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ggsched.errors import GgschedError, PlanError
+from ggsched.ir.ops import OPS
 from ggsched.plan.bundle import FORMAT, Plan
 
 
@@ -41,13 +42,31 @@ def plan_from_json(data: bytes | str) -> Plan:
                 where="plan",
                 hint="make the plan again with this version of ggsched",
             )
-        return msgspec.json.decode(data, type=Plan)
+        plan = msgspec.json.decode(data, type=Plan)
+        _check_user_ops(plan)
+        return plan
     except PlanError:
         raise
     except GgschedError as error:  # facts of a device that contradict themselves
         raise PlanError("not a plan", where="plan", why=error.one_line()) from error
     except (msgspec.MsgspecError, UnicodeError, ValueError, RecursionError) as error:
         raise PlanError("not a plan", where="plan", why=_one_line(error)) from error
+
+
+def _check_user_ops(plan: Plan) -> None:
+    """Refuse user-defined ops that this process does not have in the plan's version."""
+    for op, version in sorted({(n.op, n.version) for n in plan.nodes if n.version}):
+        registered = OPS[op].version if op in OPS else ""
+        if registered != version:
+            found = (
+                f"version {registered!r} is registered" if registered else "it is not registered"
+            )
+            raise PlanError(
+                f"the plan contains the op {op!r}, version {version!r}",
+                where="plan",
+                why=found,
+                hint="import the module that registers it, e.g. by GGSCHED_OPS=module",
+            )
 
 
 def plan_schema() -> dict[str, Any]:

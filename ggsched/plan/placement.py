@@ -37,12 +37,12 @@ class PlacementChoice(msgspec.Struct, frozen=True, gc=False):
 
 
 class OpOffload(msgspec.Struct, frozen=True, gc=False):
-    """Experts whose weights live on one device, and that another one could compute.
+    """Nodes whose weights live on one device, and that another one could compute.
 
     Attributes:
         first: First node.
         end: One past the last.
-        ids: Tensor of the ids that the router chose.
+        ids: Tensor of the ids that the router chose; -1 where no router chooses.
         here: Device that holds the weights.
         there: Device that could compute.
         here_s: Predicted seconds on the device that holds the weights, crossings included.
@@ -96,7 +96,8 @@ class Placement(msgspec.Struct, frozen=True):
         choices: One for each node, by node id.
         homes: Device whose memory holds each storage, by tensor id of its root. Inputs that no
             node writes have no home: they are uploaded to each device that reads them.
-        offloads: Experts that could be computed elsewhere, by first node, whether they are or not.
+        offloads: Experts and layers that could be computed elsewhere, by first node, whether they
+            are or not.
         candidates: Placements of the whole graph that were compared by prediction.
     """
 

@@ -8,6 +8,7 @@ from ggsched.ids import show
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Command
 from ggsched.plan.effects import Effects
+from ggsched.plan.missing_ops import missing_ops
 from ggsched.plan.splits import Split
 from ggsched.plan.stats import PlanStats, device_name, plan_stats
 from ggsched.plan.text_streams import stream_rows, trade_rows
@@ -26,10 +27,12 @@ def plan_text(plan: Plan, *, verbose: bool = False, width: int = 80) -> str:
         verbose: Also every weight and state, every step of every launch, and long lists whole.
         width: Columns; longer lines are folded and continue indented.
     """
+    missing = list(missing_ops(plan))
     lines = [f"plan of {plan.name!r}  graph {plan.graph[:12]}  topology {plan.topology[:12]}"]
     for title, rows in (
         ("devices", _devices(plan)),
         ("placements", candidate_rows(plan) if plan.placement.candidates else None),
+        ("missing kernels", missing or None),
         ("splits", _splits(plan, verbose)),
         ("streams", stream_rows(plan, verbose=verbose) if plan.streams.gains else None),
         ("memory", _memory(plan, verbose)),

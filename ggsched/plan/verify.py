@@ -54,7 +54,7 @@ def verify_placement(graph: Graph, topology: Topology, placement: Placement) -> 
     for tid, device in placement.homes.items():
         where = show("tensor", tid)
         if not 0 <= tid < len(graph.tensors) or graph.tensors[tid].is_view:
-            raise PlanError("a home for what is no storage", where=where)
+            raise PlanError("home of a tensor that is not a storage", where=where)
         if not 0 <= device < count:
             raise PlanError(f"its home is {show('device', device)}, no device", where=where)
 
@@ -243,7 +243,7 @@ def _verify_binding(
         if mode == "r" and vid not in filled:
             raise PlanError(f"reads {_shown('value', vid)}, not filled", where=graph.label(node))
     if splits.values[binding[-1]].kind != "home":
-        what = f"writes {show('value', binding[-1])}, which is no home"
+        what = f"writes {show('value', binding[-1])}, which is not a home"
         raise PlanError(what, where=graph.label(node))
     filled.add(binding[-1])
 

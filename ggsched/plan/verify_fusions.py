@@ -11,6 +11,7 @@ from ggsched.errors import PlanError
 from ggsched.ids import show
 from ggsched.ir.fusion import PATTERNS, Pattern
 from ggsched.ir.graph import Graph, Node
+from ggsched.ir.intervals import overlap
 from ggsched.ir.tensor import Tensor
 from ggsched.plan.fusions import Fusion
 from ggsched.plan.splits import Splits
@@ -43,7 +44,7 @@ def verify_fusions(
         where = f"{f.pattern} at {', '.join(map(str, f.nodes))}"
         pattern = PATTERNS.get(f.pattern)
         if pattern is None or len(f.nodes) != len(pattern.ops):
-            raise PlanError("no such pattern, or not of so many nodes", where=where)
+            raise PlanError("no such pattern, or another number of nodes", where=where)
         if any(not 0 <= n < len(graph.nodes) for n in f.nodes) or seen & set(f.nodes):
             raise PlanError("nodes that do not exist or belong to two groups", where=where)
         if len(set(f.nodes)) != len(f.nodes) or max(f.nodes) != f.nodes[-1] or f.nodes[-1] < last:
@@ -107,7 +108,7 @@ def _problems(
             between = accesses.writer_between(t.storage, node.id, root.id)
             if t.storage not in inside and between is not None:
                 yield f"node {node.id} cannot move behind node {between}, which writes its operand"
-            if t.storage == result.storage and t.offset < result.end and result.offset < t.end:
+            if t.storage == result.storage and overlap(t, result):
                 yield f"node {root.id} writes what node {node.id} reads"
 
 

@@ -18,7 +18,7 @@ def verify_rows(topology: Topology, splits: Splits, t: Transfer, where: str) -> 
     assert rows is not None
     src, dst = splits.values[t.src], splits.values[t.dst]
     if not src.bound or src.nbytes != dst.nbytes or HOST in (src.device, dst.device):
-        raise PlanError("moves rows of what is no whole weight", where=where)
+        raise PlanError("row-copy source must be a whole weight", where=where)
     if rows.nbytes < 1 or src.nbytes % rows.nbytes or rows.cached < 0:
         raise PlanError(f"rows of {rows.nbytes} bytes of {src.nbytes}", where=where)
     if not 0 <= rows.ids < len(splits.values) or splits.values[rows.ids].device != HOST:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ggsched.report.splits import plan_data
+from ggsched.report.text import batches_text
 from ggsched.trace.advice import advise
 from ggsched.trace.arrows import arrows
 from ggsched.trace.live import blocks, live_bytes, value_labels
@@ -68,6 +69,7 @@ def account_data(made: Account) -> Data:
         "window_s": made.window_s,
         "runs": made.runs,
         "micro_batches": made.micro_batches,
+        "in_flight": batches_text(made),
         "stages": made.stages,
         "commands": made.commands,
         "host_syncs": made.host_syncs,
@@ -88,6 +90,10 @@ def account_data(made: Account) -> Data:
                 "shares": d.shares(),
             }
             for d in made.devices
+        ],
+        "ops": [
+            {"op": o.op, "device": o.device, "nodes": o.nodes, "seconds": o.seconds}
+            for o in made.ops
         ],
         "paths": [
             {"path": p.path, "bytes": p.nbytes, "copies": p.copies, "seconds": p.seconds}

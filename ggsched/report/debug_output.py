@@ -1,15 +1,15 @@
-"""The ladder ``GGSCHED_DEBUG``: what is told on stderr while plans are made and run.
+"""The levels of ``GGSCHED_DEBUG``: what is written to stderr while plans are made and run.
 
 Each level adds to those below: 1 devices and sizes, 2 placement and splits with their reasons, 3
 commands with the hazards of waits, 4 each call that is made on a device, when it is made.
 """
 
-import sys
 from collections.abc import Callable
 from typing import Final
 
 from ggsched.plan.bundle import Plan
 from ggsched.plan.text import plan_text
+from ggsched.printable import write_err
 from ggsched.topology.model import Topology
 from ggsched.trace.recorder import Recorder
 
@@ -21,7 +21,7 @@ SECTIONS: Final[dict[str, int]] = {
     "streams": 2,
     "commands": 3,
 }
-"""From which level on each section of a printed plan is told."""
+"""From which level on each section of a printed plan is written."""
 
 EACH_CALL: Final = 4
 
@@ -30,7 +30,7 @@ Log = Callable[[str], None]
 
 def log_to_stderr(text: str) -> None:
     """Write a line on stderr, behind our name."""
-    sys.stderr.write(f"ggsched: {text}\n")
+    write_err(f"ggsched: {text}\n")
 
 
 def log_machine(topology: Topology, level: int, tell: Log = log_to_stderr) -> None:

@@ -1,14 +1,18 @@
 """A plan for the page: its devices, arenas, and splits as a graph."""
 
+import re
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
 from ggsched.plan.stats import device_name
 
 Data = dict[str, Any]
+
+_LAYER: Final = re.compile(r"blk\.(\d+)\.")
 
 
 def plan_data(plan: Plan) -> Data:
@@ -47,9 +51,25 @@ def _split(plan: Plan, number: int) -> Data:
         "stream": " ".join(show("stream", stream) for stream in streams),
         "first": split.first,
         "end": split.end,
+        "layers": layers_text(info.label for info in plan.nodes[split.first : split.end]),
         "ops": ", ".join(f"{op} x{n}" if n > 1 else op for op, n in ops.items()),
         "causes": ", ".join(causes[:6]) + (", ..." if len(causes) > 6 else ""),
     }
+
+
+def layers_text(labels: Iterable[str]) -> str:
+    """Return the layers that nodes belong to, e.g. ``layers 0-11, 30``, by labels ``blk.3.ffn``."""
+    found = sorted({int(m[1]) for m in map(_LAYER.match, labels) if m})
+    if not found:
+        return ""
+    ranges: list[list[int]] = []
+    for layer in found:
+        if ranges and layer == ranges[-1][-1] + 1:
+            ranges[-1] = [ranges[-1][0], layer]
+        else:
+            ranges.append([layer])
+    spans = ", ".join("-".join(map(str, r)) for r in ranges)
+    return f"layer{'s' if len(found) > 1 else ''} {spans}"
 
 
 def split_edges(plan: Plan) -> list[list[int]]:

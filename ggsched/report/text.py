@@ -5,17 +5,26 @@ from textwrap import wrap
 
 from ggsched.plan.text import nbytes_text
 from ggsched.trace.advice import advise
+from ggsched.trace.setup import RunSetup
 from ggsched.trace.utilization import Account
 
 WIDTH = 80
 
-
-def account_text(made: Account) -> str:
-    """Return an account and what would help most."""
-    return "\n".join(_lines(made)) + "\n"
+MAX_OPS = 12
+"""Rows of the table of time by op."""
 
 
-def _lines(made: Account) -> Iterator[str]:
+def account_text(made: Account, setup: RunSetup | None = None) -> str:
+    """Return an account and what would help most.
+
+    Args:
+        made: The account.
+        setup: How the run was set up; with it options are advised that such a run accepts.
+    """
+    return "\n".join(_lines(made, setup)) + "\n"
+
+
+def _lines(made: Account, setup: RunSetup | None) -> Iterator[str]:
     estimated = ", some times estimated" if made.is_estimated else ""
     yield f"{seconds_text(made.window_s)} in {made.runs} runs of plans{estimated}"
     yield ""
@@ -24,10 +33,7 @@ def _lines(made: Account) -> Iterator[str]:
         shares = device.shares().values()
         yield f"{device.device:<14.14} " + " ".join(f"{100 * share:8.1f}%" for share in shares)
     yield ""
-    ideal = (
-        f"; {made.stages} equal stages and {made.micro_batches} micro-batches leave "
-        f"{made.ideal_bubble:.1%}"
-    )
+    ideal = f"; {made.stages} equal stages and {batches_text(made)} leave {made.ideal_bubble:.1%}"
     yield f"idle {made.bubble:.1%}" + (ideal if made.stages > 1 else "")
     between = max((d.between_s for d in made.devices), default=0.0)
     apart = f"; up to {seconds_text(between)} of host lie between runs" if between else ""
@@ -37,13 +43,39 @@ def _lines(made: Account) -> Iterator[str]:
             f"{path.path:<30}  {nbytes_text(path.nbytes):>10} in {path.copies} copies, "
             f"{seconds_text(path.seconds)}"
         )
-    found = advise(made)
+    yield from _op_lines(made)
+    found = advise(made, setup)
     if found:
         yield ""
         yield "what would help most"
     for number, advice in enumerate(found, 1):
         text = f"{number}. up to {advice.saves_s / made.window_s:.0%}: {advice.what}: {advice.why}"
         yield from wrap(text, WIDTH, subsequent_indent="   ", break_on_hyphens=False)
+        if advice.options:
+            yield f"   try: {advice.options}"
+
+
+def batches_text(made: Account) -> str:
+    """Say how many micro-batches were in flight together."""
+    if made.micro_batches == 1:
+        return "one micro-batch at a time"
+    return f"up to {made.micro_batches} micro-batches at a time"
+
+
+def _op_lines(made: Account) -> Iterator[str]:
+    """Yield the ops that took most of the measured time."""
+    total = sum(op.seconds for op in made.ops)
+    if not total:
+        return
+    yield ""
+    yield f"{'time by op':<28} {'device':<14} {'nodes':>9} {'time':>9} {'share':>7}"
+    for op in made.ops[:MAX_OPS]:
+        share = f"{op.seconds / total:7.1%}"
+        what = f"{op.op:<28.28} {op.device:<14.14} {op.nodes:>9}"
+        yield f"{what} {seconds_text(op.seconds):>9} {share}"
+    rest = made.ops[MAX_OPS:]
+    if rest:
+        yield f"and {len(rest)} more, {seconds_text(sum(op.seconds for op in rest))}"
 
 
 def seconds_text(seconds: float) -> str:

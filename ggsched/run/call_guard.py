@@ -5,6 +5,7 @@ turns. It is not a lock: nobody ever waits for it, so that user code which runs 
 source of weights, a progress callback, the ``__dlpack__`` of an input) cannot deadlock.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ class CallGuard:
     def __init__(self) -> None:
         # At most one entry. ``setdefault`` is atomic, so that of two threads one gets in.
         self._slot: dict[str, _Call] = {}
+        self.process = os.getpid()
 
     @contextmanager
     def hold(self, name: str, *, is_open: bool = False, may_nest: bool = False) -> Iterator[None]:
@@ -58,6 +60,8 @@ class CallGuard:
             self._leave(call)
 
     def _enter(self, call: _Call) -> None:
+        if os.getpid() != self.process:
+            raise forked_error(call.name, self.process)
         holder = self._slot.setdefault(_INNERMOST, call)
         if holder is call:
             return
@@ -113,6 +117,17 @@ def guarded(
         return guarded_method
 
     return decorate
+
+
+def forked_error(name: str, process: int) -> UsageError:
+    """Return the error for a call in a process that was forked from the one of the devices."""
+    return UsageError(
+        "called in a forked process",
+        where=name,
+        why=f"devices, their memory and their threads belong to process {process} and do not "
+        "survive a fork",
+        hint="open devices after the fork, or start processes with 'spawn'",
+    )
 
 
 def _refusal(call: _Call, holder: _Call) -> UsageError:

@@ -62,7 +62,7 @@ class RowCopier:
         row_nbytes: Length of a row.
         count: Rows of the weight.
         decision: What names the rows.
-        chosen: Told which rows there are, for whoever judges what is read.
+        chosen: Called with the rows, for checks of the rows read.
         account: Where bytes are counted.
         cached: Rows kept from earlier runs, or None.
         note: Told that the host reads the ids.
@@ -86,7 +86,7 @@ class RowCopier:
         """Enqueue the copies of a run.
 
         Raises:
-            DeviceFault: an id is no row of the weight.
+            DeviceFault: an id is not a row of the weight.
         """
         rows = self.decision.rows(run)
         if rows and not 0 <= rows[0] <= rows[-1] < self.count:

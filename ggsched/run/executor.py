@@ -4,16 +4,20 @@ Every command is bound once to a call without arguments; a run is a loop over th
 are made anew for each run, because an event is recorded once (EVT-1).
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
+from weakref import ref
 
 import numpy as np
 
 from ggsched.backend.fill import fill
+from ggsched.backend.patience import doing, wait_patiently
+from ggsched.backend.plugin_calls import broken_by, name_of
 from ggsched.backend.protocols import Event, HostMemory, Stream
-from ggsched.errors import GgschedError, SyncTimeout, UsageError
+from ggsched.errors import GgschedError, OutOfDeviceMemory, SyncTimeout, UsageError
 from ggsched.ids import show
 from ggsched.interchange.dlpack_import import check_array, wrong_array
 from ggsched.ir.graph import Graph
@@ -61,11 +65,11 @@ class Executor:
             graph: Of the plan.
             plan: The plan.
             resources: Its memory, streams and programs.
-            timeout_s: For waits of the host.
+            timeout_s: For waits of the host: seconds without progress.
             recorder: Writes down what the host does itself.
             watch: Told what the host reads in the middle of a run: the ids of rows.
             captures: Whether commands on devices that offer capture become graphs, from the second
-                run on. Not where somebody is told of each of them.
+                run on. Not where each of them is reported.
         """
         self.plan = plan
         self._graph = graph
@@ -99,8 +103,8 @@ class Executor:
         Raises:
             UsageError: an input is missing, unknown, or of another shape or type.
             DeviceFault: a command failed; the message names it. The streams have been drained.
-            SyncTimeout: the host waited too long for a command. Work may be under way; drain the
-                store before anything else.
+            SyncTimeout: no stream got on for too long. Work may be under way; drain the store
+                before anything else.
         """
         if self._is_closed:
             raise UsageError("the plan's resources have been released", where=self.plan.name)
@@ -116,6 +120,11 @@ class Executor:
             self._experts.failed()
             self._explain(error, self._numbers[number])
             raise
+        except Exception as failure:
+            self._experts.failed()
+            broken = self._broken(failure, self._numbers[number])
+            self._explain(broken, self._numbers[number])
+            raise broken from failure
         finally:
             with nullcontext() if self._recorder is None else self._recorder.housekeeping():
                 self._retire_events()
@@ -204,6 +213,15 @@ class Executor:
             if name not in inputs:
                 raise UsageError(f"no value for input {name!r}", where=self.plan.name)
 
+    def _broken(self, failure: Exception, number: int) -> GgschedError:
+        """Return the error for what a call on a device raised and the contract does not name."""
+        command = self.plan.commands[number]
+        device = name_of(self._stream(command).device)
+        if isinstance(failure, MemoryError):
+            what = f"{type(command).__name__}: the host has no memory for it"
+            return OutOfDeviceMemory(what, where=device, why=str(failure))
+        return broken_by(device, type(command).__name__, failure)
+
     def _explain(self, error: GgschedError, number: int) -> None:
         """Name the command, then let everything that was enqueued come to an end.
 
@@ -270,10 +288,39 @@ class Executor:
         return lambda: hold(events[number])
 
     def _host_sync(self, c: HostSync) -> Call:
-        events, timeout_s, number = self._events, self._timeout_s, c.event
+        events, number = self._events, c.event
+        owner = ref(self)  # a call must not keep the executor, and so its memory, until gc runs
+
+        def wait(sync: Callable[[float], None]) -> None:
+            executor = owner()
+            assert executor is not None  # it makes this call
+            executor._await(sync)
+
         if number is None:
-            return partial(self._stream(c).sync, timeout_s)
-        return lambda: events[number].sync(timeout_s)
+            return partial(wait, self._stream(c).sync)
+        return lambda: wait(events[number].sync)
+
+    def _await(self, sync: Callable[[float], None]) -> None:
+        """Wait as long as anything of the run progresses."""
+        try:
+            wait_patiently(sync, self._progress, self._timeout_s)
+        except SyncTimeout as error:
+            running = doing(self._resources.store.streams)
+            pending = _PART.sub("", error.what)
+            raise SyncTimeout(
+                f"no progress for {self._timeout_s:g} s",
+                where=error.where or self.plan.name,
+                why="; ".join(
+                    p for p in (pending, error.why, running and f"running: {running}") if p
+                ),
+                hint=error.hint,
+                details=error.details,
+            ) from error
+
+    def _progress(self) -> object:
+        """Return a value that changes as the run proceeds on any device."""
+        events = [event for event in self._events.values() if event.is_done]
+        return len(events), self._resources.store.progress()
 
     def _note_ids(self, memory: HostMemory, copies: int) -> None:
         if self._watch is not None:
@@ -295,6 +342,10 @@ _HANDLERS: Final[Mapping[type[Command], Callable[[Executor, Any], Call]]] = {
     HostSync: Executor._host_sync,
 }
 """How each command is enqueued."""
+
+
+_PART: Final = re.compile(r" after [0-9.e+-]+ s")
+"""A part of the timeout, which devices are given."""
 
 
 def _readonly(array: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Final
 
 from ggsched.backend.protocols import Device
 from ggsched.backend.registry import open_devices
-from ggsched.config import Settings
+from ggsched.config import Settings, exported
 from ggsched.errors import BackendUnavailable, GgschedError
 
 _LOG: Final = logging.getLogger("ggsched")
@@ -28,7 +28,8 @@ def opened(
         BackendBroken: a plug-in that fails or lies about itself.
     """
     if devices is None or all(isinstance(d, str) for d in devices):
-        found = list(open_devices(names_of(devices), allow=settings.backends, on_skip=_say))
+        with exported(settings):
+            found = list(open_devices(names_of(devices), allow=settings.backends, on_skip=_say))
         return found, found
     return [], [d for d in devices if not isinstance(d, str)]
 
@@ -36,8 +37,8 @@ def opened(
 def _say(skipped: GgschedError) -> None:
     """Say which backend is left out where all usable devices were asked for.
 
-    That a machine has no GPU, or a library is not installed, is told by ``ggsched devices`` and is
-    nothing to be warned of at each run; a plug-in that is broken is.
+    That a machine has no GPU, or a library is not installed, is reported by ``ggsched devices`` and
+    is nothing to be warned of at each run; a plug-in that is broken is.
     """
     level = logging.INFO if isinstance(skipped, BackendUnavailable) else logging.WARNING
     _LOG.log(level, "left out: %s", skipped.one_line())

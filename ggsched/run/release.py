@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from typing import Protocol
 
+from ggsched.backend.plugin_calls import broken_by, name_of
+from ggsched.errors import GgschedError
+
 
 class _Closable(Protocol):
     def close(self) -> None: ...
@@ -10,17 +13,30 @@ class _Closable(Protocol):
 
 def close_all(things: Iterable[_Closable]) -> None:
     """Close each thing in order; raise the first failure at the end, the others as its notes."""
-    first: Exception | None = None
+    first: BaseException | None = None
     for thing in things:
         try:
             thing.close()
-        except Exception as error:  # the others must be closed all the same
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as failure:  # the others must be closed all the same
+            error = told(thing, failure)
             if first is None:
                 first = error
             else:
                 first.add_note(f"then, closing {thing!r}: {error}")
     if first is not None:
         raise first
+
+
+def told(thing: object, failure: BaseException) -> BaseException:
+    """Return a failure to close something; what a plug-in's object raises is told as its fault."""
+    device = getattr(thing, "device", thing)
+    if isinstance(failure, GgschedError) or not hasattr(device, "facts"):
+        return failure
+    error = broken_by(name_of(device), f"closing {type(thing).__name__}", failure)
+    error.__cause__ = failure
+    return error
 
 
 def close_after(error: BaseException | None, thing: _Closable) -> None:
@@ -32,7 +48,9 @@ def close_after(error: BaseException | None, thing: _Closable) -> None:
     """
     try:
         thing.close()
-    except Exception as failure:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as failure:
         if error is None:
             raise
         error.add_note(f"then, closing: {failure}")

@@ -4,19 +4,24 @@ Made in this order: arenas, host memory, programs. Released in the reverse order
 have been drained (BUF-2).
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 
 from ggsched.backend.chosen_rows import ChosenRows
+from ggsched.backend.page_lock import PageLock, lock_pages
+from ggsched.backend.plugin_calls import name_of, plugin_call
+from ggsched.backend.plugins import REPORT
 from ggsched.backend.program import BoundNode, Group, Operand, full_params
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Program, Stream
-from ggsched.errors import UsageError
+from ggsched.errors import BackendBroken, UsageError
 from ggsched.ids import show
 from ggsched.ir.graph import Graph
+from ggsched.ir.tensor import Role
 from ggsched.plan.bundle import HostSlot, Plan
-from ggsched.plan.command import Launch
+from ggsched.plan.command import Copy, Launch
 from ggsched.plan.effects import Step
 from ggsched.plan.memory import Arena, Region
 from ggsched.plan.splits import HOST
@@ -44,9 +49,10 @@ class Resources:
         self.streams = _streams(plan, store)
         self.chosen = {t.dst: ChosenRows() for t in plan.splits.transfers if t.rows is not None}
         self._is_weight = [arena.kind == "weight" for arena in plan.memory.arenas]
-        self._owned: list[Buffer | Program] = []
+        self._owned: list[Buffer | PageLock | Program] = []
         try:
             self.buffers, self.host = self._arenas(graph, plan, store)
+            store.stage("compiling kernels")
             self.programs = self._compile(graph, plan)
         except BaseException:
             close_all(reversed(self._owned))
@@ -82,18 +88,29 @@ class Resources:
     ) -> tuple[dict[int, Buffer], dict[int, HostMemory]]:
         buffers: dict[int, Buffer] = {}
         host: dict[int, HostMemory] = {}
-        for arena in plan.memory.arenas:
-            if arena.device == HOST:
-                host[arena.id] = _pinned_by(plan, store.devices).allocate_host(arena.nbytes)
-            elif arena.kind == "compute":
-                buffers[arena.id] = self._own_arena(arena, store.devices[arena.device])
-            else:
-                buffers[arena.id] = store.tensor(arena, graph.named(arena.name))
+        readers, copiers = _readers(graph, plan), _copiers(plan)
+        with store.loading():
+            for arena in plan.memory.arenas:
+                if arena.device == HOST:
+                    host[arena.id] = _host_memory(_pinned_by(plan, store.devices), arena.nbytes)
+                elif arena.kind == "compute":
+                    buffers[arena.id] = self._own_arena(arena, store.devices, copiers)
+                else:
+                    tensor, reader = graph.named(arena.name), readers.get(arena.name)
+                    buffers[arena.id] = store.tensor(arena, tensor, reader=reader)
+                    if arena.kind == "state" and arena.id in copiers:
+                        store.lock(arena, copiers[arena.id])
         return buffers, host
 
-    def _own_arena(self, arena: Arena, device: Device) -> Buffer:
-        buffer = device.allocate(arena.nbytes)
+    def _own_arena(
+        self, arena: Arena, devices: Sequence[Device], copiers: Mapping[int, int]
+    ) -> Buffer:
+        device, nbytes = devices[arena.device], arena.nbytes
+        buffer = plugin_call(name_of(device), "allocate", lambda: device.allocate(nbytes), Buffer)
         self._owned.append(buffer)
+        if arena.id in copiers:
+            lock = lock_pages(devices[copiers[arena.id]], buffer.host_view())
+            self._owned += [] if lock is None else [lock]
         return buffer
 
     def _compile(self, graph: Graph, plan: Plan) -> dict[int, Program]:
@@ -103,7 +120,9 @@ class Resources:
             if isinstance(command, Launch):
                 stream = self.streams[command.stream]
                 nodes = [self._bind(graph, step, groups.get(step.node)) for step in command.steps]
-                programs[command.id] = program = stream.device.compile(nodes, stream)
+                compile_ = partial(stream.device.compile, nodes, stream)
+                program = plugin_call(name_of(stream.device), "compile", compile_, Program)
+                programs[command.id] = program
                 self._owned.append(program)
         return programs
 
@@ -132,6 +151,19 @@ class Resources:
         return BoundNode(node.id, node.op, tuple(inputs), output, params, label, group)
 
 
+def _host_memory(device: Device, nbytes: int) -> HostMemory:
+    name = name_of(device)
+    memory: Any = plugin_call(name, "allocate_host", lambda: device.allocate_host(nbytes))
+    if not isinstance(memory, memoryview) or memory.nbytes < nbytes or memory.readonly:
+        raise BackendBroken(
+            f"allocate_host({nbytes}) returned {memory!r}",
+            where=name,
+            why="writable host memory of that size was asked for",
+            hint=REPORT,
+        )
+    return memory
+
+
 def _streams(plan: Plan, store: TensorStore) -> list[Stream]:
     """Return a live stream for each stream of the plan."""
     used: dict[int, int] = {}
@@ -141,6 +173,31 @@ def _streams(plan: Plan, store: TensorStore) -> list[Stream]:
         used[spec.device] = index + 1
         streams.append(store.stream(spec.device, index))
     return streams
+
+
+def _readers(graph: Graph, plan: Plan) -> dict[str, int]:
+    """Return for each weight that may be copied to another device, in some plan, that device."""
+    tensors, homes = graph.tensors, plan.placement.homes
+    return {
+        tensors[tid].name: o.there
+        for o in plan.placement.offloads
+        for node in graph.nodes[o.first : o.end]
+        for tid in node.inputs
+        if tensors[tid].role is Role.WEIGHT and homes.get(tid) == o.here
+    }
+
+
+def _copiers(plan: Plan) -> dict[int, int]:
+    """Return for each arena in a host device's memory a device that copies from or to it."""
+    streams, arenas = plan.streams.streams, plan.memory.arenas
+    copiers: dict[int, int] = {}
+    for c in plan.commands:
+        if isinstance(c, Copy):
+            by = streams[c.stream].device
+            for arena in (arenas[region.arena] for region in (c.src, c.dst)):
+                if arena.device not in (by, HOST) and plan.devices[arena.device].is_host:
+                    copiers[arena.id] = by
+    return copiers
 
 
 def _pinned_by(plan: Plan, devices: Sequence[Device]) -> Device:

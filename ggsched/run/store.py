@@ -9,26 +9,30 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 from typing import Final
 
 import numpy as np
 
-from ggsched.backend.fill import fill
+from ggsched.backend.arrays import aligned_bytes
+from ggsched.backend.page_lock import PageLock, lock_pages, locks_pages
+from ggsched.backend.patience import progress_of, wait_patiently
+from ggsched.backend.plugin_calls import broken_by, name_of, plugin_call
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Stream
 from ggsched.errors import GgschedError, SyncTimeout, UsageError
 from ggsched.interchange.dlpack_import import check_array
+from ggsched.interchange.mapped_file import MappedFile, file_behind
 from ggsched.ir.dtype import DType
 from ggsched.ir.tensor import Tensor
 from ggsched.plan.memory import Arena
 from ggsched.run.expert_ledger import ExpertLedger
+from ggsched.run.loading import Loader, NoteWrite
 from ggsched.run.release import close_all
 from ggsched.run.row_cache import RowCache
 
 WeightSource = Callable[[str], np.ndarray] | Mapping[str, np.ndarray]
 """Gives a weight by name, in the host form of the tensor that the graph declares."""
 
-ZERO: Final = bytes(1)
+PAGE_NBYTES: Final = 4096
 
 Progress = Callable[[str, int], None]
 """Called with the name and the bytes of each weight that has become resident."""
@@ -75,11 +79,17 @@ class TensorStore:
         *,
         timeout_s: float,
         progress: Progress | None = None,
+        note: NoteWrite | None = None,
     ) -> None:
         self.devices = tuple(devices)
         self.timeout_s = timeout_s
         self._weights = weights
         self._progress = progress
+        self._note = note
+        self._loader: Loader | None = None
+        self._loaded: list[str] = []
+        self._files: dict[int, MappedFile] = {}
+        self._locks: dict[str, PageLock | None] = {}
         self._resident: dict[str, Resident] = {}
         self._streams: dict[tuple[int, int], Stream] = {}
         self._hanging: set[tuple[int, int]] = set()
@@ -91,15 +101,72 @@ class TensorStore:
         """Return the ``index``-th stream of a device, made on first use."""
         key = (device, index)
         if key not in self._streams:
-            self._streams[key] = self.devices[device].create_stream()
+            owner = self.devices[device]
+            made = plugin_call(name_of(owner), "create_stream", owner.create_stream, Stream)
+            self._streams[key] = made
         return self._streams[key]
 
-    def tensor(self, arena: Arena, tensor: Tensor) -> Buffer:
+    def stage(self, what: str) -> None:
+        """Tell what is being done, where ``progress`` wants to know: it has a method ``stage``."""
+        tell = getattr(self._progress, "stage", None)
+        if tell is not None:
+            tell(what)
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """All streams that were made."""
+        return tuple(self._streams.values())
+
+    def progress(self) -> object:
+        """Return a value that changes while any stream progresses."""
+        return tuple(progress_of(stream) for stream in self._streams.values())
+
+    @contextmanager
+    def loading(self) -> Iterator[Loader]:
+        """Let tensors of the block be filled at the same time; all of them are when it ends.
+
+        Raises:
+            DeviceFault: one could not be filled.
+        """
+        if self._loader is not None:
+            yield self._loader
+            return
+        self._loaded = []
+        loader = self._loader = Loader(
+            self.devices, lambda d: self.stream(d, 0), timeout_s=self.timeout_s, note=self._note
+        )
+        try:
+            yield loader
+        finally:
+            self._loader = None
+            try:
+                loader.close()
+            except GgschedError as error:
+                names = self._loaded
+                error.add_note(
+                    f"while filling {names[0]!r}"
+                    if len(names) == 1
+                    else f"while filling {len(names)} tensors"
+                )
+                raise
+
+    def require_files(self) -> None:
+        """Raise if a file whose mapping devices read was changed since.
+
+        Raises:
+            ModelError: what was computed, or would be, is not what the file says.
+        """
+        for file in self._files.values():
+            file.require_unchanged()
+
+    def tensor(self, arena: Arena, tensor: Tensor, *, reader: int | None = None) -> Buffer:
         """Return the buffer of a weight, state or cache arena, made and filled on first use.
 
         Args:
             arena: The arena.
             tensor: The weight or state; for a cache, the weight that is cached.
+            reader: Another device that copies from it, so that its home, if that is host memory,
+                is memory that this device reads at the full rate of its link.
 
         Raises:
             UsageError: the weight is missing or of another shape or type, or the name is resident
@@ -109,7 +176,8 @@ class TensorStore:
         key = _key(arena)
         known = self._resident.get(key)
         if known is None:
-            known = self._resident[key] = self._made(arena, tensor)
+            with self.loading() as loader:
+                known = self._resident[key] = self._made(arena, tensor, loader, reader)
         wanted = (arena.device, arena.nbytes, arena.kind)
         if (known.device, known.nbytes, known.kind) != wanted or not known.matches(tensor):
             here, there = (self.devices[d].facts.name for d in (known.device, arena.device))
@@ -125,6 +193,13 @@ class TensorStore:
                 "or use another scheduler",
             )
         return known.buffer
+
+    def lock(self, arena: Arena, device: int) -> None:
+        """Let a device copy from and to a state in host memory at the full rate of its link."""
+        key = _key(arena)
+        if key not in self._locks:
+            memory = self._resident[key].buffer.host_view()
+            self._locks[key] = lock_pages(self.devices[device], memory)
 
     def row_cache(self, arena: Arena, slots: int) -> RowCache:
         """Return what is known about the rows in a cache arena.
@@ -162,24 +237,24 @@ class TensorStore:
             data: Its bytes, borrowed meanwhile (CPY-4).
         """
         held = self._resident[name]
-        self._fill(held.device, held.buffer, data, name)
+        with self.loading() as loader, self._filling(name):
+            loader.upload(held.device, held.buffer, data)
 
     def release(self, names: Collection[str]) -> None:
         """Close the buffers of weights and states that no plan uses; the next use fills anew."""
         for name in names:
             self._generations[name] = self._generation(name) + 1
             self._row_caches.pop(name, None)  # where the name is that of a cache
+        close_all([lock for n in names if (lock := self._locks.pop(n, None)) is not None])
         close_all([self._resident.pop(name).buffer for name in sorted(names)])
 
     def clear_states(self) -> None:
         """Fill all states with zeros and wait until that is done."""
         states = {name: r for name, r in self._resident.items() if r.kind == "state"}
-        for name, r in states.items():  # all devices at once
-            with self._filling(name):
-                fill(self.stream(r.device, 0), r.buffer, 0, r.nbytes, ZERO)
-        for device, name in {r.device: name for name, r in states.items()}.items():
-            with self._filling(name):
-                self.stream(device, 0).sync(self.timeout_s)
+        with self.loading() as loader:
+            for name, r in states.items():
+                with self._filling(name):
+                    loader.clear(r.device, r.buffer)
 
     def nbytes_by_device(self, kind: str) -> dict[str, int]:
         """Return the resident bytes of ``"weight"``, ``"state"`` or ``"cache"`` by device name."""
@@ -191,77 +266,102 @@ class TensorStore:
         return out
 
     def drain(self, *, patient: bool = True) -> list[GgschedError]:
-        """Wait for all streams, ``timeout_s`` at most; return what went wrong.
+        """Wait for all streams until none has progressed for ``timeout_s``; return what went wrong.
 
         Unless it is patient it does not wait again for a stream that hung before.
         """
         failures: list[GgschedError] = []
-        end = monotonic() + self.timeout_s
+        timeout_s = self.timeout_s
         for key, stream in self._streams.items():
             hung = key in self._hanging and not patient
             try:
-                stream.sync(0.0 if hung else max(0.0, end - monotonic()))
+                wait_patiently(stream.sync, self.progress, 0.0 if hung else timeout_s)
                 self._hanging.discard(key)
             except SyncTimeout as error:
+                timeout_s = 0.0  # none progressed
                 self._hanging.add(key)
                 failures.append(error)
             except GgschedError as error:
                 failures.append(error)
+            except Exception as error:
+                failures.append(broken_by(name_of(self.devices[key[0]]), "sync", error))
         return failures
 
     def close(self) -> None:
         """Release buffers and streams; legal twice and after a fault."""
         self.drain(patient=False)
+        locks = [lock for lock in self._locks.values() if lock is not None]
         buffers = [r.buffer for r in self._resident.values()]
         streams = list(self._streams.values())
         self._resident.clear()
         self._streams.clear()
-        close_all([*buffers, *streams])
+        self._locks.clear()
+        close_all([*locks, *buffers, *streams])
 
-    def _made(self, arena: Arena, tensor: Tensor) -> Resident:
+    def _made(self, arena: Arena, tensor: Tensor, loader: Loader, reader: int | None) -> Resident:
         device, imported = self.devices[arena.device], False
-        if arena.kind == "cache":
-            buffer = device.allocate(arena.nbytes)
-        elif arena.kind == "state":
-            buffer = self._filled(arena, None)
+        if arena.kind != "weight":
+            buffer = self._allocated(arena)
+            if arena.kind == "state":
+                with self._filling(arena.name, buffer):
+                    loader.clear(arena.device, buffer)
         else:
             data = self._host_bytes(arena, tensor)
-            imported = device.facts.imports_host_memory and _is_aligned(
-                data, device.facts.alignment
-            )
-            buffer = device.import_host(data) if imported else self._filled(arena, data)
+            if device.facts.imports_host_memory:
+                data = self._readable(arena.name, data, loader, reader)
+                imported = _is_aligned(data, device.facts.alignment)
+            if imported:
+                buffer = _imported(device, data)
+                self._note_file(data)
+            else:
+                buffer = self._allocated(arena)
+                with self._filling(arena.name, buffer):
+                    loader.upload(arena.device, buffer, data)
             if self._progress is not None:
                 self._progress(arena.name, arena.nbytes)
         here = (arena.device, arena.nbytes, arena.kind)
         return Resident(buffer, *here, tensor.dtype, tensor.shape, imported)
 
-    def _filled(self, arena: Arena, data: HostMemory | None) -> Buffer:
-        buffer = self.devices[arena.device].allocate(arena.nbytes)
-        try:
-            self._fill(arena.device, buffer, data, arena.name)
-        except GgschedError:
-            buffer.close()
-            raise
-        return buffer
+    def _readable(
+        self, name: str, data: HostMemory, loader: Loader, reader: int | None
+    ) -> HostMemory:
+        """Return host memory with these bytes that a device can read at the rate of its link.
 
-    def _fill(self, device: int, buffer: Buffer, data: HostMemory | None, name: str) -> None:
-        """Write all bytes of a buffer, zeros without data, and wait until that is done."""
-        with self._filling(name):
-            stream = self.stream(device, 0)
-            if data is None:
-                fill(stream, buffer, 0, buffer.nbytes, ZERO)
-            else:
-                stream.upload(data, buffer, 0)
-            stream.sync(self.timeout_s)
+        Pages of a file are not locked: they are read into memory of ours, by several threads.
+        """
+        if reader is None or not locks_pages(self.devices[reader]):
+            return data
+        try:
+            memory = aligned_bytes(data.nbytes, PAGE_NBYTES).data
+        except MemoryError:
+            return data
+        loader.read(data, memory)
+        lock = lock_pages(self.devices[reader], memory)
+        if lock is None:
+            return data
+        self._locks[name] = lock
+        return memory.toreadonly()
+
+    def _allocated(self, arena: Arena) -> Buffer:
+        device, nbytes = self.devices[arena.device], arena.nbytes
+        return plugin_call(name_of(device), "allocate", lambda: device.allocate(nbytes), Buffer)
+
+    def _note_file(self, data: HostMemory) -> None:
+        found = file_behind(data)
+        if found is not None:
+            self._files[found[0].start] = found[0]
 
     @contextmanager
-    def _filling(self, name: str) -> Iterator[None]:
-        """Forget what was cached of a tensor; let errors name it."""
+    def _filling(self, name: str, buffer: Buffer | None = None) -> Iterator[None]:
+        """Forget what was cached of a tensor; let errors name it, and close its new buffer."""
         self._generations[name] = self._generation(name) + 1
+        self._loaded.append(name)
         try:
             yield
         except GgschedError as error:
             error.add_note(f"while filling {name!r}")
+            if buffer is not None:
+                buffer.close()
             raise
 
     def _host_bytes(self, arena: Arena, tensor: Tensor) -> HostMemory:
@@ -279,6 +379,10 @@ class TensorStore:
 def _key(arena: Arena) -> str:
     """Return under which name an arena is resident: a weight may be cached on several devices."""
     return arena.name if arena.kind != "cache" else f"{arena.name} on device {arena.device}"
+
+
+def _imported(device: Device, data: HostMemory) -> Buffer:
+    return plugin_call(name_of(device), "import_host", lambda: device.import_host(data), Buffer)
 
 
 def _is_aligned(data: HostMemory, alignment: int) -> bool:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -59,16 +60,14 @@ class Exchange:
                 device=facts.name,
                 is_view=False,
                 copy_s=seconds,
+                sync=partial(self._require_held, tensor.name, held),
             )
         memory = held.buffer.host_view()
         array = _shaped(tensor, memory, is_writable=held.kind == "state")
 
         def sync() -> None:
             with self.guard.hold(f"sync of {tensor.name!r}", may_nest=True):
-                if self._store.resident(tensor.name) is not held:
-                    raise InterchangeError(
-                        "was released", where=tensor.name, hint="ask the scheduler for it again"
-                    )
+                self._require_held(tensor.name, held)
                 self._drain()
 
         return ExportedTensor(array, tensor.dtype, name=tensor.name, device=facts.name, sync=sync)
@@ -97,10 +96,17 @@ class Exchange:
         self._drain()
         self._store.fill(tensor.name, whole.data.toreadonly())
 
+    def _require_held(self, name: str, held: Resident) -> None:
+        """Refuse what was given of a tensor that is not the resident one any more."""
+        if self._store.resident(name) is not held:
+            raise InterchangeError(
+                "was released", where=name, hint="ask the scheduler for it again"
+            )
+
     def _held(self, tensor: Tensor) -> Resident:
         if tensor.is_view or tensor.role not in (Role.WEIGHT, Role.STATE):
             raise UsageError(
-                "is no weight or state", where=tensor.name, hint="use graph.named(name)"
+                "is not a weight or state", where=tensor.name, hint="use graph.named(name)"
             )
         held = self._store.resident(tensor.name)
         if held is None:

@@ -75,7 +75,7 @@ def check_plan(
     Args:
         plan: The plan; any plan, also a broken one.
         runs: How many consecutive runs to look at.
-        advice: Whether to name waits, events and copies that nobody needs, if nothing is wrong.
+        advice: Whether to name redundant waits, events and copies, if nothing is wrong.
         graph: The graph that the plan is of. With it each step is compared with its node: access
             modes, bytes of each operand, outputs.
     """
@@ -110,7 +110,7 @@ def check_trace(trace: Trace, *, advice: bool = False) -> Report:
 
     Args:
         trace: The trace; any trace, also a broken one.
-        advice: Whether to name waits, events and copies that nobody needs, if nothing is wrong.
+        advice: Whether to name redundant waits, events and copies, if nothing is wrong.
     """
     findings = find_unknown_in_trace(trace)
     hints: tuple[Finding, ...] = ()

@@ -5,7 +5,8 @@ kept is the question of ``races``. Where nothing races all possible orders leave
 so one of them is enough. Scratch memory of a plan holds nothing when a run begins.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 
 from ggsched.ir.intervals import IntervalMap
 from ggsched.sanitize.events import (
@@ -26,9 +27,7 @@ _Cell = tuple[Content, Event | None]
 def find_wrong_content(stream: EventStream) -> list[Finding]:
     """Return reads of bytes that are undefined, of another owner or too old; bad writes too."""
     walk = _Walk(stream)
-    for event in stream.events:
-        for step in event.steps:
-            walk.step(event, step)
+    walk.follow(stream.events)
     return list(walk.findings.values())
 
 
@@ -47,38 +46,47 @@ class _Walk:
         self._maps = {i: IntervalMap[_Cell]((m.content, None)) for i, m in memories}
         self.findings: dict[tuple[str, int, int, object], Finding] = {}
 
-    def step(self, event: Event, step: Step) -> None:
-        """Follow the accesses of a step."""
-        for (memory, start, nbytes), mode, content in zip(
-            step.regions, step.modes, step.contents, strict=True
-        ):
-            if mode == "-" or not nbytes:
-                continue
-            bytes_, end = self._maps[memory], start + nbytes
-            if mode == "r":
-                starts = bytes_.starts
-                k = bisect_right(starts, start)
-                if (k == len(starts) or starts[k] >= end) and bytes_.values[k - 1][0] == content:
-                    continue  # one segment, with what is needed
-                for first, last, (found, writer) in bytes_.pieces(start, end):
-                    if found != content:
-                        access = Access(memory, start, end, mode, content)
-                        self._check(event, step, access, Found(found, writer, first, last))
-            elif mode == "w" and memory in self._free:
-                first, last = bytes_.cut(start, end)
-                if last - first == 1:
-                    bytes_.values[first] = (content, event)
-                else:
-                    bytes_.put(start, end, (content, event))
-            elif mode == "x":
-                bytes_.put(start, end, (UNDEFINED, event))
+    def follow(self, events: Sequence[Event]) -> None:
+        """Follow the accesses of all steps; what each of thousands does mostly comes first."""
+        maps, free = self._maps, self._free
+        for event in events:
+            for step in event.steps:
+                _, _, regions, modes, contents = step
+                for (memory, start, nbytes), mode, content in zip(
+                    regions, modes, contents, strict=True
+                ):
+                    bytes_, end = maps[memory], start + nbytes
+                    starts = bytes_.starts
+                    if mode == "r":
+                        k = bisect_right(starts, start)
+                        if k == len(starts) or starts[k] >= end:
+                            found = bytes_.values[k - 1][0]
+                            if found is content or found == content:
+                                continue  # one segment, with what is needed
+                    elif mode == "w" and memory in free:
+                        k = bisect_left(starts, start)
+                        if k + 1 < len(starts) and starts[k] == start and starts[k + 1] == end:
+                            bytes_.values[k] = (content, event)
+                            continue
+                    if nbytes and mode != "-":
+                        self._follow(event, step, Access(memory, start, end, mode, content))
+
+    def _follow(self, event: Event, step: Step, access: Access) -> None:
+        """Follow an access."""
+        memory, start, end, mode, content = access
+        bytes_ = self._maps[memory]
+        if mode == "r":
+            for first, last, (found, writer) in bytes_.pieces(start, end):
+                if found != content:
+                    self._check(event, step, access, Found(found, writer, first, last))
+        elif mode == "x":
+            bytes_.put(start, end, (UNDEFINED, event))
+        else:
+            content = self._kept(event, step, access)
+            if mode == "w":
+                bytes_.put(start, end, (content, event))
             else:
-                access = Access(memory, start, end, mode, content)
-                content = self._kept(event, step, access)
-                if mode == "w":
-                    bytes_.put(start, end, (content, event))
-                else:
-                    self._write_some(event, step, access._replace(content=content))
+                self._write_some(event, step, access._replace(content=content))
 
     def _kept(self, event: Event, step: Step, access: Access) -> Content:
         """Check who writes memory of a weight or a state; return what the write leaves."""

@@ -4,7 +4,8 @@ The nodes mean what they do when they run one after another, with the transfers 
 that needs them. Commands may be listed in another order only where they touch no common bytes.
 """
 
-from itertools import pairwise
+from itertools import islice
+from operator import le
 from typing import Final
 
 from ggsched.ir.intervals import IntervalMap
@@ -19,14 +20,10 @@ _Last = tuple[Place, int]
 
 def find_disorder(stream: EventStream) -> list[Finding]:
     """Return events that are listed before what they must follow."""
-    steps = [
-        (i, event, step)
-        for i, event in enumerate(stream.events)
-        for step in event.steps
-        if step.place is not None
-    ]
-    if all(a[2].place <= b[2].place for a, b in pairwise(steps)):  # type: ignore[operator]
+    places = [step[1] for event in stream.events for step in event.steps if step[1] is not None]
+    if all(map(le, places, islice(places, 1, None))):
         return []
+    steps = [(i, event, step) for i, event in enumerate(stream.events) for step in event.steps]
     found: dict[tuple[int, int], Finding] = {}
     maps = {i: _Latest() for i in stream.memories}
     for i, event, step in steps:

@@ -40,8 +40,8 @@ _HOST: Final = 0
 """The one host thread; the stream q is actor ``1 + q``."""
 
 _step: Final[Callable[..., Step]] = tuple.__new__
-"""Makes a step without a call of Python; a plan has thousands."""
-
+_content: Final[Callable[..., Content]] = tuple.__new__
+"""These make a step and a content without a call of Python; a plan has thousands."""
 
 _NO_BYTES: Final = Region(0, 0, 0)
 
@@ -196,32 +196,34 @@ class _Writer:
     def _nodes(self, source: int, effects: Effects) -> Iterator[Event]:
         """Yield the work of nodes. A fusion group leaves all but its last result undefined."""
         bindings, plain = self._plan.splits.bindings, self._contents.plain.__getitem__
-        split_of = self._split_of
-        reads: list[Span] = []
-        writes: list[Span] = []
+        split_of, grouped, is_followed = self._split_of, self._grouped, self._contents.is_followed
+        reads: list[Region] = []
+        writes: list[Region] = []
         steps = []
         for node, operands, modes in effects.steps:
             bound = bindings[node] if node >= 0 else (-1,) * len(operands)
             place = (split_of[node], 1, node) if node >= 0 else None
             contents = tuple(map(plain, bound))
-            if None in contents or node in self._grouped or not _reads_first(modes):
+            reads_first, is_plain, read, written = _sides(modes)
+            if not reads_first or node in grouped or (is_followed and None in contents):
                 accesses = list(self._node(node, operands, modes, bound))
                 steps.append(step_of(node, place, accesses))
             else:
                 steps.append(_step(Step, (node, place, operands, modes, contents)))
-            for (arena, offset, nbytes), mode in zip(operands, modes, strict=True):
-                if mode == "r":
-                    reads.append((arena, offset, offset + nbytes))
-                elif mode != "-":
-                    writes.append((arena, offset, offset + nbytes))
+            if is_plain:
+                reads += operands[:-1]
+                writes.append(operands[-1])
+            else:
+                reads += [operands[k] for k in read]
+                writes += [operands[k] for k in written]
         yield Event(
             source,
             "work",
             1 + effects.streams[0],
             _HOST,
             is_copy=effects.engine == "copy",
-            reads=merge(reads),
-            writes=merge(writes),
+            reads=merge(_spans(set(reads))),
+            writes=merge(_spans(set(writes))),
             steps=steps,
         )
 
@@ -243,15 +245,17 @@ class _Writer:
 
 
 @cache
-def _reads_first(modes: str) -> bool:
-    """Whether all reads stand before all writes."""
-    return "r" not in modes.lstrip("r-")
+def _sides(modes: str) -> tuple[bool, bool, tuple[int, ...], tuple[int, ...]]:
+    """Return what the modes of operands mean.
 
-
-@cache
-def _written(modes: str) -> tuple[int, ...]:
-    """Return which operands are written."""
-    return tuple(k for k, mode in enumerate(modes) if mode in "wp")
+    Returns:
+        Whether all reads stand before all writes; whether all operands but the last are read and
+        the last is written; which operands are read, and which are written.
+    """
+    written = tuple(k for k, mode in enumerate(modes) if mode not in "r-")
+    read = tuple(k for k, mode in enumerate(modes) if mode == "r")
+    is_plain = written == (len(modes) - 1,) and len(read) == len(modes) - 1
+    return "r" not in modes.lstrip("r-"), is_plain, read, written
 
 
 def _spans(regions: Iterable[Region]) -> list[Span]:
@@ -270,8 +274,9 @@ class _Contents:
         self._effects = effects
         self._storage = [v.storage for v in values]
         followed = self._followed(plan)
+        self.is_followed = bool(followed)
         self.plain: list[Content | None] = [
-            None if v.storage in followed else Content(v.id) for v in values
+            None if v.storage in followed else _content(Content, (v.id, 0)) for v in values
         ]
         self.plain.append(UNKNOWN)  # of value -1, which is none
         regions = plan.memory.regions
@@ -299,7 +304,7 @@ class _Contents:
             if effects.transfer < 0
             for node, _, modes in effects.steps
             if node >= 0
-            for k in _written(modes)
+            for k in _sides(modes)[3]
         ]
         writes.update(map(self._storage.__getitem__, written))
         return {storage for storage in several if writes[storage] > 1}

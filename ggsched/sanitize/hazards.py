@@ -94,7 +94,8 @@ class _Walk:
         else:
             effects = self._effects[command]
             regions = effects.writes if writes else (*effects.reads, *effects.host_reads)
-        return any(
-            r.arena == hazard.arena and r.offset < hazard.end and hazard.start < r.end
-            for r in regions
-        )
+        for arena, offset, nbytes in regions:
+            is_near = offset < hazard.end and hazard.start < offset + nbytes
+            if is_near and arena == hazard.arena:
+                return True
+        return False

@@ -17,29 +17,29 @@ from ggsched.sanitize.report import Finding
 def find_overwritten_operands(plan: Plan, all_effects: Sequence[Effects]) -> list[Finding]:
     """Return results that lie on operands of their own node where the op does not allow it.
 
-    Within a fusion group this is asked of the group.
+    A result may lie on an operand of the same value. Within a fusion group this is asked of the
+    group.
     """
     findings: list[Finding] = []
     grouped = {node for fusion in plan.fusions for node in fusion.nodes}
+    may = {name: op.may_overwrite for name, op in OPS.items()}
+    allowed = [may.get(node.op) for node in plan.nodes]
     for i, effects in enumerate(all_effects):
         for step in effects.steps:
             node, operands, modes = step
             if node < 0 or node in grouped or modes[-1] not in "wp":
                 continue
             arena, start, nbytes = operands[-1]
+            end = start + nbytes
             for k, (near, first, length) in enumerate(operands):
-                if near == arena and modes[k] == "r":
-                    is_near = first < start + nbytes and start < first + length
-                    if is_near and not _may_overwrite(plan, step, k):
+                if first < end and start < first + length and near == arena and modes[k] == "r":
+                    may_be_it = allowed[node]  # None for an op that is not known
+                    if may_be_it is None or (k in may_be_it and operands[k] == operands[-1]):
+                        continue
+                    bound = plan.splits.bindings[node]
+                    if bound[k] != bound[-1]:
                         findings.append(_overwritten(i, step, k))
     return findings
-
-
-def _may_overwrite(plan: Plan, step: Step, k: int) -> bool:
-    """Whether a node may write its result onto an operand: the op can, or they are one value."""
-    bound, op = plan.splits.bindings[step.node], OPS.get(plan.nodes[step.node].op)
-    is_exact = op is not None and k in op.may_overwrite and step.operands[k] == step.operands[-1]
-    return op is None or is_exact or bound[k] == bound[-1]
 
 
 def _overwritten(i: int, step: Step, k: int) -> Finding:

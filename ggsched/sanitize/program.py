@@ -7,6 +7,7 @@ where these lie. The commands have to carry out all of it, once, and nothing els
 from collections.abc import Iterator, Sequence
 
 from ggsched.ids import show
+from ggsched.ir.intervals import overlap
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Command, Copy, CopyRows, Download, Fill, Launch, Upload
 from ggsched.plan.effects import Effects
@@ -74,14 +75,14 @@ class _Walk:
         """Compare the steps of a command with their nodes."""
         plan, i, on = self._plan, command.id, effects.streams[0]
         split = command.split if isinstance(command, Launch) else None
-        of_node = plan.streams.of_node
+        of_node, split_of, launched = plan.streams.of_node, self._split_of, self._launched
         for node, _, _ in effects.steps:
             if node < 0:
                 continue
-            is_right = on == of_node[node] and split in (None, self._split_of[node])
-            if node in self._launched or not is_right:
+            is_right = on == of_node[node] and (split is None or split == split_of[node])
+            if node in launched or not is_right:
                 self._wrong_launch(i, node, on, split)
-            self._launched[node] = i
+            launched[node] = i
         self._on_its_device(i, effects)
 
     def _wrong_launch(self, i: int, node: int, on: int, split: int | None) -> None:
@@ -112,7 +113,7 @@ class _Walk:
         plan = self._plan
         device = plan.streams.streams[effects.streams[0]].device
         allowed = {device, HOST} if plan.devices[device].is_host else {device}
-        for arena in {r[0] for step in effects.steps for r in step.operands}:
+        for arena in {r[0] for _, operands, _ in effects.steps for r in operands}:
             if plan.memory.arenas[arena].device not in allowed:
                 place = f"{show('arena', arena)}, which is not in its memory"
                 what = f"{show('command', i)} on {plan.devices[device].name} uses {place}"
@@ -157,7 +158,7 @@ def _misplaced(plan: Plan, i: int, effects: Effects, t: Transfer) -> Iterator[Fi
     elif dst != to or src != (home.arena, home.offset + skipped, to.nbytes):
         begin = home._replace(offset=home.offset + skipped)
         yield from _moves(i, src, dst, begin, to, t)
-    if src.arena == dst.arena and src.offset < dst.end and dst.offset < src.end:
+    if src.arena == dst.arena and overlap(src, dst):
         what = f"{name} copies bytes onto themselves (CPY-3)"
         yield Finding("region", what, i, "", *_bytes(dst))
     arenas = plan.memory.arenas
@@ -212,11 +213,13 @@ def _bytes(region: Region) -> tuple[int, int, int]:
 def _values_out_of_place(plan: Plan) -> Iterator[Finding]:
     """Yield values off their alignment, in caches, or of another length than their place."""
     arenas = plan.memory.arenas
+    alignments = [0 if a.kind == "cache" else max(a.alignment, 1) for a in arenas]
     for value, region in zip(plan.splits.values, plan.memory.regions, strict=True):
-        arena = arenas[region[0]]
-        is_aligned = not region[2] or region[1] % max(arena.alignment, 1) == 0
-        if is_aligned and region[2] == value.end - value.start and arena.kind != "cache":
+        at, offset, nbytes = region
+        if nbytes == value.end - value.start and alignments[at] and not offset % alignments[at]:
             continue
+        arena = arenas[at]
+        is_aligned = not nbytes or offset % max(arena.alignment, 1) == 0
         name = show("value", value.id)
         if not is_aligned:
             what = f"{name} lies at {region.text}, which is not aligned to {arena.alignment}"
@@ -244,10 +247,7 @@ def _undeclared(all_effects: Sequence[Effects], stream: EventStream) -> Iterator
             ("reads", event.reads, effects.reads),
             ("writes", event.writes, effects.writes),
         ):
-            if len(touched) == len(declared) and all(
-                span[0] == r[0] and span[1] == r[1] and span[2] == r[1] + r[2]
-                for span, r in zip(touched, declared, strict=True)
-            ):
+            if [*touched] == [(arena, start, start + n) for arena, start, n in declared]:
                 continue
             holes: list[Span] = merge((r.arena, r.offset, r.end) for r in declared)
             for arena, start, end in subtract(touched, holes)[:1]:

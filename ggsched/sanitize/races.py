@@ -8,6 +8,7 @@ first is sure to be reported, the others may hide behind it. Freeing memory writ
 forgotten, so whatever uses the same addresses later has to come after.
 """
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ggsched.sanitize.access_map import AccessMap, Clashes
@@ -65,10 +66,10 @@ class _Walk:
         self.clashes: dict[tuple[int, bool, int], Clash] = {}
         shared = self._shared(stream)
         self._maps = {space: AccessMap() for space in shared}
-        self._script: list[tuple[int, Event, list[Span], list[Span]]] = []
+        self._script: list[tuple[int, Event, Sequence[Span], Sequence[Span]]] = []
         for i, event in enumerate(stream.events):
-            writes = [s for s in event.writes if s[0] in shared]
-            reads = [s for s in event.reads if s[0] in shared]
+            writes = event.writes and [s for s in event.writes if s[0] in shared]
+            reads = event.reads and [s for s in event.reads if s[0] in shared]
             if reads and writes:
                 reads = subtract(reads, writes)
             if reads or writes or event.kind not in ("work", "capture", "capture_end"):

@@ -1,4 +1,4 @@
-"""Redundant synchronisation: waits, records and copies that nobody needs. Advice, never an error.
+"""Redundant synchronisation: waits, records and copies that are not needed. Advice, never an error.
 
 A wait is redundant if without it everything that touches the same bytes is still in order. To find
 out, the events are followed once, to learn for each piece of work what must be known to be done

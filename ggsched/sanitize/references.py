@@ -42,8 +42,10 @@ def find_unknown(plan: Plan, effects: Sequence[Effects]) -> tuple[list[Finding],
     found = [Finding("id", f"{where}: {what}", -1) for what, where in _in_artifacts(plan)]
     if found:
         return found, []
-    for i, region in enumerate(plan.memory.regions):
-        if problem := _bad_region(plan, region):
+    sizes = [arena.nbytes for arena in plan.memory.arenas]
+    for i, (arena, offset, nbytes) in enumerate(plan.memory.regions):
+        if offset < 0 or nbytes < 0 or offset + nbytes > sizes[arena]:
+            problem = _bad_region(plan, plan.memory.regions[i])
             found.append(Finding("region", f"{show('value', i)} {problem}", -1))
     odd: list[tuple[int, Step]] = []
     found += _in_commands(plan, effects, odd)
@@ -107,6 +109,8 @@ def _numbering(plan: Plan) -> Iterator[tuple[str, str]]:
         "arena": [a.id for a in plan.memory.arenas],
     }
     for kind, ids in numbers.items():
+        if ids == list(range(len(ids))):
+            continue
         for i, number in enumerate(ids):
             if number != i:
                 yield f"has the id {number}", f"{kind} {i}"
@@ -137,6 +141,8 @@ def _places(plan: Plan) -> Iterator[tuple[str, str]]:
     )
     for items, kind in named:
         lowest = HOST if kind in ("arena", "value") else 0
+        if {item.device for item in items} <= {*range(lowest, len(devices))}:
+            continue
         for i, item in enumerate(items):
             if not lowest <= item.device < len(devices):
                 yield f"on device {item.device}", f"{LETTER[kind]}{i}"
@@ -155,9 +161,10 @@ def _tables(plan: Plan) -> Iterator[tuple[str, str]]:
     for gain in plan.streams.gains:
         if gain.split not in splits:
             yield f"gain of split {gain.split}", "streams"
-    for i, region in enumerate(plan.memory.regions):
-        if region.arena not in arenas:
-            yield f"in arena {region.arena}", show("value", i)
+    if not {region[0] for region in plan.memory.regions} <= {*arenas}:
+        for i, region in enumerate(plan.memory.regions):
+            if region.arena not in arenas:
+                yield f"in arena {region.arena}", show("value", i)
     for arena in (*plan.memory.lower_bound, *plan.memory.hinted_bound):
         if arena not in arenas:
             yield f"lower bound of arena {arena}", "memory"
@@ -196,6 +203,10 @@ def _in_steps(
     count = len(bindings)
     for step in steps:
         node, operands, modes = step
+        if 0 <= node < count:  # mostly all of each value
+            bound = bindings[node]
+            if len(bound) == len(modes) and operands == tuple(map(home, bound)):
+                continue
         if node == -1:
             yield from _bad_regions(plan, i, step)
         elif not 0 <= node < count:
@@ -203,7 +214,7 @@ def _in_steps(
         elif not len(operands) == len(modes) == len(bindings[node]):
             what = f"{show('command', i)} runs {show('node', node)} with a wrong number of operands"
             yield Finding("id", what, i)
-        elif operands != tuple(map(home, bindings[node])):  # mostly all of each value
+        else:
             yield from _bad_regions(plan, i, step)
             odd.append((i, step))
 

@@ -1,7 +1,9 @@
-"""What the judge has to say, as data, as text and as JSON."""
+"""What the checker reports, as data, as text and as JSON."""
 
+import re
+from collections.abc import Sequence
 from textwrap import wrap
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -107,6 +109,31 @@ class Finding(msgspec.Struct, frozen=True):
         return "\n".join(part for parts in folded for part in parts)
 
 
+_ID: Final = re.compile(r"#\d+|\b[a-z]\d+\b")
+_SHOWN: Final = 12
+
+
+def _alike(advice: Sequence[Finding]) -> list[list[Finding]]:
+    """Return advice by what it says, ids apart, in the order in which each first comes."""
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    for finding in advice:
+        key = finding.kind, _ID.sub("", finding.what), finding.fix
+        groups.setdefault(key, []).append(finding)
+    return list(groups.values())
+
+
+def _advice_lines(group: Sequence[Finding]) -> list[str]:
+    """Return advice that is the same for several commands, said once."""
+    first, *others = group
+    if not others:
+        return [first.to_text()]
+    ids = [found[0] for f in others if (found := _ID.search(f.what))]
+    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    alike = f"  the same for {', '.join(ids[:_SHOWN])}{more}"
+    said, *fix = first.to_text(f"{len(group)} times ").split("\n  fix: ")
+    return [said, *wrap(alike, WIDTH, subsequent_indent="      "), *(f"  fix: {f}" for f in fix)]
+
+
 class Report(msgspec.Struct, frozen=True):
     """All findings about a plan or a trace.
 
@@ -140,7 +167,7 @@ class Report(msgspec.Struct, frozen=True):
         verdict = f"{count} finding{'s' if count > 1 else ''}" if count else "clean"
         lines = wrap(f"{self.plan}: {size}: {verdict}", WIDTH, subsequent_indent="  ")
         lines += [f.to_text(f"{i} ") for i, f in enumerate(self.findings, 1)]
-        lines += [f.to_text() for f in self.advice]
+        lines += [text for group in _alike(self.advice) for text in _advice_lines(group)]
         return "\n".join(lines) + "\n"
 
     def to_json(self) -> bytes:
@@ -161,5 +188,5 @@ class Report(msgspec.Struct, frozen=True):
             f"{first.kind}: {first.what}{more}",
             where=self.plan,
             hint=first.fix,
-            story=first.to_text().splitlines(),
+            details=first.to_text().splitlines(),
         )

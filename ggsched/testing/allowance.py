@@ -6,11 +6,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ggsched.backend.precision import rounding_of
+from ggsched.backend.precision import ROUNDING_TO_8_BITS, rounding_of
 from ggsched.ir.graph import Graph
-from ggsched.ir.tensor import Role
 from ggsched.testing.generators.values import ATOL, RTOL
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched.testing.oracle.interpreter import PRODUCTS, run_oracle
 
 Array = npt.NDArray[Any]
 
@@ -20,22 +19,36 @@ MARGIN: Final = 2.0
 
 
 def rounding_allowances(
-    graph: Graph, values: Mapping[str, Array], expected: Mapping[int, Array]
+    graph: Graph,
+    values: Mapping[str, Array],
+    expected: Mapping[int, Array],
+    states: Mapping[str, Array] | None = None,
+    *,
+    to_8_bits: bool = False,
 ) -> dict[int, Array]:
     """Return by how much each element of each output may be off because products are rounded.
 
     For an output that is such a product of what is given: the entry of ``ROUNDING`` times
-    ``sum |w| |x|``. Behind other ops: what the results move by when each element of each product is
-    that much off, with random signs, at most of a few trials and with a margin. Nothing where the
-    graph has states, whose content the trials do not know.
+    ``sum |w| |x|``; for attention, what its result moves by if logits and results are that much
+    off. Behind other ops: what the results move by when each element of each product is that much
+    off, with random signs, at most of a few trials and with a margin.
+
+    Args:
+        graph: The graph.
+        values: Its inputs and weights.
+        expected: Its outputs as the oracle computes them, by tensor.
+        states: Content of states before the run; those that are missing hold zeros.
+        to_8_bits: Whether the device declares ``rounds_to_8_bits``.
     """
-    rounded = [n for n in graph.nodes if _entry(graph, n) > 0]
+    rounded = [n for n in graph.nodes if _entry(graph, n, to_8_bits=to_8_bits) > 0]
     moved = {tid: np.zeros(array.shape) for tid, array in expected.items()}
-    if not rounded or any(graph.roots(Role.STATE)):
+    if not rounded:
         return moved
     rng = np.random.default_rng(0)
     for _ in range(TRIALS):
-        for tid, array in run_oracle(graph, values, rounding=rng).items():
+        before = {name: array.copy() for name, array in (states or {}).items()}
+        found = run_oracle(graph, values, states=before, rounding=rng, to_8_bits=to_8_bits)
+        for tid, array in found.items():
             with np.errstate(all="ignore"):
                 by = np.abs(array.astype(np.float64) - expected[tid])
             moved[tid] = np.maximum(moved[tid], np.nan_to_num(by, nan=0.0, posinf=0.0))
@@ -52,6 +65,8 @@ def is_within(seen: Array, wanted: Array, allowance: Array | float = 0.0) -> boo
     return bool((close | near).all())
 
 
-def _entry(graph: Graph, node: Any) -> float:
-    is_product = node.op in ("mul_mat", "mul_mat_id")
-    return rounding_of(graph.tensors[node.inputs[0]].dtype.name) if is_product else 0.0
+def _entry(graph: Graph, node: Any, *, to_8_bits: bool) -> float:
+    if node.op not in PRODUCTS:
+        return 0.0
+    dtype = graph.tensors[node.inputs[0]].dtype
+    return ROUNDING_TO_8_BITS if to_8_bits and dtype.is_quantized else rounding_of(dtype.name)

@@ -77,7 +77,7 @@ def bound_nodes(
 
     Args:
         graph: The graph.
-        buffers: A buffer for each tensor that is no view.
+        buffers: A buffer for each tensor that is not a view.
         constant_weights: Whether weights are declared constant (LCH-7): then they may be written
             only while the device is idle.
     """

@@ -235,7 +235,7 @@ class PlanWriter:
 
     # --- the plan ----------------------------------------------------------------------------
 
-    def plan(self, name: str = "handmade") -> Plan:
+    def plan(self, name: str = "built") -> Plan:
         """Return the plan."""
         splits, at = [], 0
         for i, (stream, count) in enumerate(self._splits):

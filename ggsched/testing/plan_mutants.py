@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ggsched.ids import show
+from ggsched.ir.intervals import overlap
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import (
     Barrier,
@@ -213,15 +214,13 @@ def _conflict(first: Command, second: Command) -> bool:
         return False
     (reads_1, writes_1), (reads_2, writes_2) = _touched(first), _touched(second)
     pairs = ((writes_1, reads_2), (reads_1, writes_2), (writes_1, writes_2))
-    return any(_overlap(a, b) for some, others in pairs for a in some for b in others)
+    return any(
+        a.arena == b.arena and overlap(a, b) for some, others in pairs for a in some for b in others
+    )
 
 
 def _touched(command: Command) -> tuple[Sequence[Region], Sequence[Region]]:
     return command.effects.reads, command.effects.writes
-
-
-def _overlap(a: Region, b: Region) -> bool:
-    return a.arena == b.arena and a.offset < b.end and b.offset < a.end
 
 
 class _Use(NamedTuple):

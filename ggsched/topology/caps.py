@@ -156,6 +156,15 @@ class DeviceFacts:
             drawn=(True,),
         ),
     ] = False
+    rounds_to_8_bits: Annotated[
+        bool,
+        Capability(
+            "Products of packed weights round activations to 8 bits, in blocks of 32 elements with "
+            "a scale each; results differ by what LCH-3 allows for it",
+            ("LCH-3",),
+            drawn=(False,),
+        ),
+    ] = False
     imports_host_memory: Annotated[
         bool,
         Capability(

@@ -129,7 +129,10 @@ def _check_facts(facts: DeviceFacts) -> None:
         except GraphError:
             op = ""
         if op not in OPS:
-            raise PlanError(f"device {facts.name!r} supports an unknown op {key!r}")
+            raise PlanError(
+                f"device {facts.name!r} supports an unknown op {key!r}",
+                hint="import the module that registers it, e.g. by GGSCHED_OPS=module",
+            )
 
 
 def _damaged(where: str, what: str, why: str = "") -> PlanError:

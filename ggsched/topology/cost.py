@@ -20,7 +20,7 @@ HOST: Final = -1
 """The end of a link that is host memory, as in plans."""
 
 ELEMENTS: Final = "elements"
-"""Name of the rate of nodes that are no matrix products."""
+"""Name of the rate of nodes that are not matrix products."""
 
 GUESSES: Final = "guesses by kind of device"
 
@@ -127,7 +127,8 @@ class MachineRates:
 Kind = Literal["cpu", "gpu", "accelerator"]
 
 _BY_KIND: Final[Mapping[Kind, Rates]] = {
-    "cpu": Rates(80e9, 24e9, 33e9, 2, 3e-6, 60e-6),
+    # One stream: the backend cpu lets all its threads compute each node.
+    "cpu": Rates(80e9, 24e9, 33e9, 1, 3e-6, 60e-6),
     "accelerator": Rates(80e9, 30e9, 33e9, 1, 6e-6, 60e-6),
     "gpu": Rates(20e12, 800e9, 800e9, 4, 4e-6, 4e-6),
 }
@@ -157,6 +158,10 @@ def guessed_rates(topology: Topology) -> MachineRates:
         links[HOST, i] = links[i, HOST] = link_of(facts)
     for src, dst in topology.copy_paths:
         a, b = links[HOST, src], links[HOST, dst]
+        if topology.devices[src].is_host:  # its memory is the host's
+            a = b
+        elif topology.devices[dst].is_host:
+            b = a
         links[src, dst] = Link(max(a.latency_s, b.latency_s), min(a.bandwidth, b.bandwidth))
     return MachineRates(tuple(rates_of(facts) for facts in topology.devices), links)
 

@@ -1,5 +1,5 @@
 """What happened: accesses, synchronisation and lifetimes, in the order of the calls.
 
-A trace is data like a plan. The sanitizer judges it from disk; it comes from a recorder around
+A trace is data like a plan. The sanitizer checks it from disk; it comes from a recorder around
 live devices, from a plan, or from a litmus program.
 """

@@ -72,7 +72,7 @@ def _stencil(plan: Plan) -> list[tuple[str, int]]:
 
 
 def ids_label(copies: int) -> str:
-    """Return the label of a read of ids by the host, after which so many copies follow."""
+    """Return the label of a read of ids by the host, after which that number of copies follows."""
     return f"{_IDS}{copies} copies"
 
 

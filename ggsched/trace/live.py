@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from ggsched.ids import show
+from ggsched.ir.intervals import overlap
 from ggsched.plan.bundle import Plan
 from ggsched.plan.effects import touched_values
 from ggsched.plan.memory import Region
@@ -137,8 +138,7 @@ def readers_of(plan: Plan, region: Region, after: int) -> int:
         command = plan.commands[number]
         effects = command.effects
         if effects.engine == "compute" and any(
-            r.arena == region.arena and r.offset < region.end and region.offset < r.end
-            for r in effects.reads
+            r.arena == region.arena and overlap(r, region) for r in effects.reads
         ):
             return command.id
     return -1

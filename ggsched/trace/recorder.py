@@ -12,6 +12,7 @@ from ggsched.plan.bundle import Plan
 from ggsched.topology.caps import CopyOrder
 from ggsched.trace.host_memory import HOST_SPACE, HostMap, address_of
 from ggsched.trace.schema import NOBODY, Access, Actor, Alloc, Entry, Sync, Trace, TracedPlan, Work
+from ggsched.trace.setup import RunSetup
 from ggsched.trace.stamps import OpenRun, Stamp, Stamper, closed_runs
 from ggsched.trace.text import entries_text
 
@@ -23,7 +24,7 @@ class Recorder:
     """A trace that grows.
 
     What is kept is the beginning: once the limit is reached nothing more is added, so that the
-    trace can be judged all the same.
+    trace can be checked all the same.
 
     Args:
         limit: How many records to keep at most.
@@ -33,10 +34,12 @@ class Recorder:
     Attributes:
         clock: What times are in.
         tell: Told each call when it is made, in words; None for nobody.
+        setup: How the run was set up, where the caller says so.
     """
 
     def __init__(self, limit: int = DEFAULT_LIMIT, *, times: bool = True) -> None:
         self.tell: Callable[[str], None] | None = None
+        self.setup: RunSetup | None = None
         self._limit = limit
         self._times = times
         self._lock = threading.Lock()

@@ -34,7 +34,7 @@ def timeline_of(trace: Trace, *, is_expected: bool = False) -> Timeline:
             where=trace.name,
             hint="record it with 'ggsched run --trace FILE', which takes times",
         )
-    spans = _Spans(trace).all()
+    spans = _with_planning(_Spans(trace).all(), trace)
     return Timeline(
         trace.name,
         tuple(Track(a.id, a.name, a.device) for a in trace.actors),
@@ -44,6 +44,30 @@ def timeline_of(trace: Trace, *, is_expected: bool = False) -> Timeline:
         trace.clock,
         is_expected,
     )
+
+
+def _with_planning(spans: list[Span], trace: Trace) -> list[Span]:
+    """Add to the host's track that plans were made, before the first run of each.
+
+    A plan says how long planning took; when that was is an estimate, for memory is allocated and
+    programs are compiled between planning and the run. Simulated time has no part in it.
+    """
+    found = list(spans)
+    if trace.clock == "simulated":
+        return found
+    for number in reversed(range(len(trace.plans))):
+        plan = trace.plans[number].plan
+        run = next((i for i, r in enumerate(trace.runs) if r.plan == number), None)
+        if run is None or not plan.planning_s:
+            continue
+        end = trace.runs[run].start_s
+        first = max(0.0, end - plan.planning_s)
+        at = next((i for i, s in enumerate(found) if s.run >= run), len(found))
+        label = f"plan {number} is made: {1e3 * plan.planning_s:.3g} ms"
+        actor = trace.runs[run].actor
+        made = Span(0, actor, "host", label, first, first, end, is_estimated=True)
+        found.insert(at, made)
+    return found
 
 
 class _Spans:

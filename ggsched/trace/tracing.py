@@ -1,4 +1,4 @@
-"""Live devices that write down what they are told, around devices of any backend.
+"""Live devices that record their commands, around devices of any backend.
 
     recorder = Recorder()
     devices = traced(open_devices(["opencl:0"]), recorder)

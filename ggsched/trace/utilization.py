@@ -78,6 +78,22 @@ class PathAccount(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class OpAccount(msgspec.Struct, frozen=True):
+    """Time of the nodes of one op on one device.
+
+    Attributes:
+        op: Name of the op.
+        device: Name of the device.
+        nodes: Nodes that ran, each run counted; those of a fusion group count at the last one.
+        seconds: Their time.
+    """
+
+    op: str
+    device: str
+    nodes: int
+    seconds: float
+
+
 class Account(msgspec.Struct, frozen=True):
     """Where the time went.
 
@@ -86,7 +102,9 @@ class Account(msgspec.Struct, frozen=True):
         start_s: Start of the window.
         end_s: End of the window.
         runs: Runs of plans in it.
-        micro_batches: Micro-batches of all runs: a plan may join several, see ``ggsched.ir.join``.
+        batches: Micro-batches of each batch: of runs that were in flight together, of which one
+            plan may join several (see ``ggsched.ir.join``). A run that begins when the host has
+            the outputs of the one before, as in decoding, begins another batch.
         stages: Devices that compute.
         devices: A part for each device that did anything, in order of their streams.
         paths: Bytes by path, most first.
@@ -94,7 +112,8 @@ class Account(msgspec.Struct, frozen=True):
         host_sync_s: How long in all.
         commands: Commands that were enqueued.
         bubble: Share of the devices' time in which they did not compute.
-        ideal_bubble: ``ideal_bubble`` of that many devices and micro-batches.
+        ideal_bubble: ``ideal_bubble`` of that many devices and those batches.
+        ops: Measured time by op and device, most first; empty where no node was measured.
         is_estimated: Whether times of some pieces of work were not measured.
     """
 
@@ -102,7 +121,7 @@ class Account(msgspec.Struct, frozen=True):
     start_s: float
     end_s: float
     runs: int
-    micro_batches: int
+    batches: tuple[int, ...]
     stages: int
     devices: tuple[DeviceAccount, ...]
     paths: tuple[PathAccount, ...]
@@ -111,6 +130,7 @@ class Account(msgspec.Struct, frozen=True):
     commands: int
     bubble: float
     ideal_bubble: float
+    ops: tuple[OpAccount, ...] = ()
     is_estimated: bool = False
 
     @property
@@ -118,15 +138,22 @@ class Account(msgspec.Struct, frozen=True):
         """Length of the window."""
         return self.end_s - self.start_s
 
+    @property
+    def micro_batches(self) -> int:
+        """Most micro-batches that were in flight together."""
+        return max(self.batches, default=1)
 
-def ideal_bubble(stages: int, micro_batches: int) -> float:
-    """Return the idle share of a pipeline of equal stages, ``(p - 1) / (m + p - 1)``.
 
-    From GPipe (Huang et al. 2019): of m + p - 1 steps each of p stages computes in m.
+def ideal_bubble(stages: int, batches: Sequence[int]) -> float:
+    """Return the idle share of a pipeline of equal stages that drains between batches.
+
+    From GPipe (Huang et al. 2019): a batch of m micro-batches takes m + p - 1 steps, of which each
+    of p stages computes in m.
     """
-    if stages < 1 or micro_batches < 1:
+    steps = sum(m + stages - 1 for m in batches)
+    if stages < 1 or not steps:
         return 0.0
-    return (stages - 1) / (micro_batches + stages - 1)
+    return (stages - 1) * len(batches) / steps
 
 
 def micro_batches(plan: Plan) -> int:
@@ -150,8 +177,7 @@ def account(timeline: Timeline) -> Account:
     stages = sum(d.busy_s > 0 for d in devices)
     busy = sum(d.busy_s for d in devices)
     syncs = [s for s in spans if s.kind == "sync"]
-    each = [micro_batches(plan) for plan in timeline.plans]
-    batches = sum(each[run.plan] for run in timeline.runs if run.plan < len(each)) or 1
+    batches = _batches(timeline)
     return Account(
         timeline.name,
         start,
@@ -166,8 +192,43 @@ def account(timeline: Timeline) -> Account:
         sum(s.kind not in ("sync", "host") for s in spans),
         1.0 - busy / (stages * (end - start)) if stages and end > start else 0.0,
         ideal_bubble(stages, batches),
+        _ops(timeline, spans),
         any(s.is_estimated for s in spans),
     )
+
+
+def _batches(timeline: Timeline) -> tuple[int, ...]:
+    """Return the micro-batches of each batch of runs that were in flight together."""
+    each = [micro_batches(plan) for plan in timeline.plans]
+    found: list[int] = []
+    end = 0.0
+    for run in sorted(timeline.runs, key=lambda r: r.start_s):
+        count = each[run.plan] if run.plan < len(each) else 1
+        if found and run.start_s < end:
+            found[-1] += count
+        else:
+            found.append(count)
+        end = max(end, run.end_s)
+    return tuple(found) or (1,)
+
+
+def _ops(timeline: Timeline, spans: Sequence[Span]) -> tuple[OpAccount, ...]:
+    """Return the measured time of nodes by op and device, most first."""
+    seconds: dict[tuple[str, str], float] = defaultdict(float)
+    counts: Counter[tuple[str, str]] = Counter()
+    for span in spans:
+        device = timeline.tracks[span.track].device
+        for node in span.nodes:
+            key = (op_of(node.label), device)
+            seconds[key] += node.end_s - node.start_s
+            counts[key] += 1
+    ranked = sorted(seconds, key=lambda key: (-seconds[key], key))
+    return tuple(OpAccount(*key, counts[key], seconds[key]) for key in ranked)
+
+
+def op_of(label: str) -> str:
+    """Return the op of a node by its label, ``n12 mul_mat 'ffn_up'``."""
+    return label.split(" ", 2)[1] if " " in label else label
 
 
 def _window(timeline: Timeline, spans: Sequence[Span]) -> tuple[float, float]:

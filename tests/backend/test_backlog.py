@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from ggsched.backend.queued.backlog import Backlog
+from ggsched.backend.queued.backlog import SLICE_S, Backlog
 from ggsched.backend.queued.error_state import ErrorState
 from ggsched.backend.queued.events import LatePoint, QueuePoint
 from ggsched.backend.queued.polling import Polling
@@ -191,3 +191,24 @@ def test_events_may_be_made_without_a_wait(keeping):
     keeping.backlog.finish(lambda: keeping.enqueued.append("end"))
     assert keeping.enqueued == ["end"]
     assert not [t for t in threading.enumerate() if t.name.startswith("ggsched q:0")]
+
+
+def test_a_wait_goes_on_while_the_other_stream_progresses(keeping):
+    """Its timeout counts from the last progress, once its turn has come."""
+
+    class Working(Latch):
+        steps = 0
+
+        def __progress__(self):
+            self.steps += 1
+            if self.steps == 8:
+                self.open()
+            return self.steps
+
+    event = Working()
+    before = keeping.backlog.progress()()
+    keeping.backlog.wait(event, SLICE_S)  # 8 slices are more than the timeout
+    keeping.add("a")
+    keeping.drain()
+    assert keeping.enqueued == ["a"]
+    assert keeping.backlog.progress()()[1] > before[1] + 3

@@ -1,4 +1,4 @@
-"""The checked layer: what callers do wrong, each told with object, call and story."""
+"""The checked layer: what callers do wrong, each reported with object, call and details."""
 
 import threading
 
@@ -273,7 +273,7 @@ def test_after_a_fault_everything_can_be_closed(device, stream):
     latch.release(DeviceFault("the other device is on fire"))
     with pytest.raises(DeviceFault, match="on fire") as caught:
         stream.sync(TIMEOUT_S)
-    assert any("upload" in line for line in caught.value.story)
+    assert any("upload" in line for line in caught.value.details)
     with pytest.raises(DeviceFault):
         stream.record(event)
     assert event.is_recorded
@@ -282,34 +282,34 @@ def test_after_a_fault_everything_can_be_closed(device, stream):
     buffer.close()
 
 
-def test_story(device, stream):
+def test_call_log(device, stream):
     buffer = device.allocate(64)
     for i in range(12):
         stream.upload(host(4).data, buffer, 4 * i)
     with pytest.raises(UsageError) as caught:
         stream.download(buffer, 62, host(4).data)
-    story = caught.value.story
-    assert len(story) == 8
-    assert story[-1].endswith("cpu:0 q0.download(cpu:0 b0, 62, 4)")
-    assert story[0].endswith("cpu:0 q0.upload(cpu:0 b0, 20, 4)")
-    assert "story of cpu:0 q0" in caught.value.__notes__[0]
+    details = caught.value.details
+    assert len(details) == 8
+    assert details[-1].endswith("cpu:0 q0.download(cpu:0 b0, 62, 4)")
+    assert details[0].endswith("cpu:0 q0.upload(cpu:0 b0, 20, 4)")
+    assert "calls of cpu:0 q0" in caught.value.__notes__[0]
 
 
 def test_errors_of_the_device_have_a_story(device):
     device.allocate(8)
     with pytest.raises(OutOfDeviceMemory) as caught:
         device.allocate(1 << 60)
-    assert caught.value.story[-1].endswith(f"cpu:0.allocate({1 << 60})")
+    assert caught.value.details[-1].endswith(f"cpu:0.allocate({1 << 60})")
 
 
 def test_every_call_is_told():
-    told = []
-    (device,) = checked([CpuDevice(0)], on_call=told.append)
+    noted = []
+    (device,) = checked([CpuDevice(0)], on_call=noted.append)
     stream, buffer = device.create_stream(), device.allocate(4)
     stream.upload(host(4).data, buffer, 0)
     stream.sync(TIMEOUT_S)
     device.close()
-    assert [c.verb for c in told] == ["create_stream", "allocate", "upload", "sync"]
-    assert [c.number for c in told] == [0, 1, 2, 3]
-    assert told[2].operands == ("cpu:0 b0", 0, 4)
-    assert str(told[2]) == "2: cpu:0 q0.upload(cpu:0 b0, 0, 4)"
+    assert [c.verb for c in noted] == ["create_stream", "allocate", "upload", "sync"]
+    assert [c.number for c in noted] == [0, 1, 2, 3]
+    assert noted[2].operands == ("cpu:0 b0", 0, 4)
+    assert str(noted[2]) == "2: cpu:0 q0.upload(cpu:0 b0, 0, 4)"

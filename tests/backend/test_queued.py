@@ -195,3 +195,15 @@ def test_an_event_of_a_capture_is_for_the_capture_only(event):
     event.close()
     with pytest.raises(UsageError, match="closed"):
         event.sync(1.0)
+
+
+def test_reports_are_objects_of_their_own_with_one_cause():
+    errors = ErrorState()
+    errors.poison(FAULT)
+    reports = []
+    for _ in range(3):
+        with pytest.raises(DeviceFault, match="n7 add failed") as raised:
+            errors.require_none()
+        reports.append(raised.value)
+    assert len({id(r) for r in (*reports, FAULT)}) == 4
+    assert all(r.__cause__ is FAULT for r in reports)

@@ -84,8 +84,8 @@ class TestDiscover:
         status = status_of(module("raise RuntimeError('at\\nimport')"))
         assert status.state == "broken"
         assert status.reason == "importing it raised RuntimeError: at import"
-        assert "Traceback" in status.story
-        assert "at\nimport" in status.story
+        assert "Traceback" in status.traceback
+        assert "at\nimport" in status.traceback
 
     def test_syntax_error(self, module):
         assert status_of(module("def (")).state == "broken"
@@ -259,12 +259,12 @@ class TestOpenByName:
         ["", ":", ":0", "a:", "a:x", "a:-1", "a:0:1", "a 0", "a:0,b:0", "a:\u0661", "a:9999999"],
     )
     def test_malformed(self, spec):
-        with pytest.raises(UsageError, match="is no device.*opencl:0"):
+        with pytest.raises(UsageError, match="is not a device.*opencl:0"):
             open_devices([spec], entry_points=[point(good("a"))])
 
     @pytest.mark.parametrize("spec", ["a:0,b:0", "a:\u0661", "a:9999999", "a:0\n\n.", "-a:0"])
     def test_strange(self, spec):
-        with pytest.raises(UsageError, match="is no device"):
+        with pytest.raises(UsageError, match="is not a device"):
             open_devices([spec], entry_points=[point(good("a"))])
 
     def test_none_named(self):
@@ -351,10 +351,10 @@ class TestOpenAll:
             point(good("old", contract_version=(0, 1))),
             point(good("hidden", count=0)),
         ]
-        told: list[GgschedError] = []
-        devices = open_devices(entry_points=entry_points, on_skip=told.append)
+        noted: list[GgschedError] = []
+        devices = open_devices(entry_points=entry_points, on_skip=noted.append)
         assert [d.facts.name for d in devices] == ["some:0"]
-        assert [e.where for e in told] == ["bad", "some:1", "old"]
+        assert [e.where for e in noted] == ["bad", "some:1", "old"]
 
     def test_nothing_usable(self):
         entry_points = [raising("bad", RuntimeError("boom")), raising("worse", KeyError("k"))]

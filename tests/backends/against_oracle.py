@@ -13,8 +13,10 @@ def check(device, graph, values, *, runs=1, rtol=RTOL, atol=ATOL, states=None):
     states = states or {}
     expected_states = {name: array.copy() for name, array in states.items()}
     for _ in range(runs):
+        before = {name: array.copy() for name, array in expected_states.items()}
         expected = run_oracle(graph, values, states=expected_states)
-        allowed = rounding_allowances(graph, values, expected)
+        to_8_bits = device.facts.rounds_to_8_bits
+        allowed = rounding_allowances(graph, values, expected, before, to_8_bits=to_8_bits)
         result = run_direct(device, graph, values, states)
         for tid, wanted in expected.items():
             is_default = (rtol, atol) == (RTOL, ATOL) and wanted.dtype.kind == "f"
@@ -30,6 +32,11 @@ def same(got, wanted, rtol, atol):
         np.testing.assert_allclose(got, wanted, rtol, atol)
     else:
         np.testing.assert_array_equal(got, wanted)
+
+
+def whole(n, dtype):
+    """Return n, rounded up to whole blocks of a type."""
+    return -(-n // dtype.block) * dtype.block
 
 
 def tame(graph, seed=0, **rules):

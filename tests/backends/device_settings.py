@@ -1,4 +1,4 @@
-"""Devices to test with, and an event of somebody else that a test lets go."""
+"""Devices to test with, and an event of somebody else that a test releases."""
 
 import threading
 

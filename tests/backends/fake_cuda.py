@@ -1,6 +1,6 @@
 """A driver and a GPU that only count time, for the backend ``cuda`` where there is no GPU.
 
-Each thing that a stream is given takes as long as it is told to, one after the other; nothing is
+Each thing that a stream is given takes a given time, one after the other; nothing is
 computed. The GPU has a clock of its own, which is apart from the host's and drifts.
 """
 
@@ -96,6 +96,12 @@ class FakeDriver:
         address = self._memory[-1].__array_interface__["data"][0]
         return -(-address // 64) * 64
 
+    def lock_pages(self, address, nbytes):
+        return True
+
+    def unlock_pages(self, address):
+        pass
+
     def make_stream(self):
         stream = next(self._handles)
         self.ends[stream] = 0.0
@@ -188,7 +194,7 @@ class FakeDriver:
 
 def install(fake, monkeypatch):
     """Put a driver in the place of the real one."""
-    from ggsched_cuda import cuda_contexts, driver, programs, stream
+    from ggsched_cuda import cuda_contexts, driver, programs
     from ggsched_cuda.capture import driver as capturing
 
     for name in dir(type(fake)):
@@ -196,7 +202,6 @@ def install(fake, monkeypatch):
             if not name.startswith("_") and hasattr(module, name):
                 monkeypatch.setattr(module, name, getattr(fake, name))
     monkeypatch.setattr(cuda_contexts, "CUDA_CONTEXTS", cuda_contexts.CudaContexts())
-    monkeypatch.setattr(stream, "record_event", fake.record_event)
     monkeypatch.setattr(programs.ProgramCache, "function", lambda *args, **kwargs: 1)
     return fake
 

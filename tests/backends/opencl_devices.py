@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from ggsched.errors import BackendUnavailable
-from ggsched.ir.dtype import F32, Q8_0
+from ggsched.ir.dtype import F32, IQ4_NL, IQ4_XS, Q2_K, Q3_K, Q5_K, Q8_0
 from ggsched_kernels import CPU, GPU
 from tests.backends.device_settings import node, vector
 
@@ -14,15 +14,19 @@ PROFILES = {"cpu": CPU, "gpu": GPU}
 
 # Every type of weight is a program of its own and takes a second to compile.
 GPU_DTYPES = (F32, Q8_0)
+# Their programs differ from those of q4_k and q6_k in expressions that are made from layouts.
+RARE_DTYPES = (IQ4_NL, IQ4_XS, Q2_K, Q3_K, Q5_K)
 
 
 def on_profiles(dtypes, *more):
     """Return parameters (profile, dtype, ...): a few types are enough for the second profile."""
-    slow = pytest.mark.slow
+
+    def marks(profile, dtype):
+        rare = dtype in RARE_DTYPES or (profile == "gpu" and dtype not in GPU_DTYPES)
+        return [pytest.mark.slow] if rare else []
+
     return [
-        pytest.param(
-            profile, d, *m, marks=[slow] if profile == "gpu" and d not in GPU_DTYPES else []
-        )
+        pytest.param(profile, d, *m, marks=marks(profile, d))
         for profile in PROFILES
         for d, *m in ((d, *m) for d in dtypes for m in (more or [()]))
     ]

@@ -7,7 +7,7 @@ import numpy as np
 
 
 class SoftwareBlas:
-    """What ``ggsched_cuda.blas.driver`` asks of ``nvmath.bindings.cublas``."""
+    """What ``ggsched_cuda_kernels.blas.driver`` asks of ``nvmath.bindings.cublas``."""
 
     def __init__(self, driver):
         self._driver, self._streams, self._numbers = driver, {}, count(1)
@@ -37,7 +37,7 @@ class SoftwareBlas:
                 a = a if w_turned else a.T
                 c = _matrix(x, kind, m, k, x_row, b * x_step)
                 target = _rows_at(y + 4 * b * y_step, np.float32, m, n, y_row)
-                with np.errstate(all="ignore"):  # of infinities and what is not a number
+                with np.errstate(all="ignore"):  # of infinities and NaN
                     target[...] = c @ a.T + (target if adds else 0)
 
         self._driver.give(self._streams[handle], "kernel", run)
@@ -51,7 +51,7 @@ def _rows_at(address, dtype, rows, columns, step):
 
 def _matrix(address, kind, rows, columns, step, skip):
     """Return a factor of type ``kind`` of cuBLAS as f32."""
-    from ggsched_cuda.blas.driver import BF16, F16, F32
+    from ggsched_cuda_kernels.blas.driver import BF16, F16, F32
 
     if kind == F32:
         return _rows_at(address + 4 * skip, np.float32, rows, columns, step)

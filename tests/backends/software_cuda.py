@@ -1,12 +1,12 @@
 """A driver and a GPU in software, on which the backend ``cuda`` keeps the contract without a GPU.
 
 What the plug-in asks of ``ggsched_cuda.driver`` and ``ggsched_cuda.capture.driver`` is done on the
-host: a stream is a thread, device memory is host memory that holds rubbish before it is written and
+host: a stream is a thread, device memory is host memory with random bytes before it is written and
 after it is freed, graphs run their nodes in any order that their edges allow. Kernels are the real
 ones, compiled for the host and run lane by lane (``tests.kernels.test_fibers``), but for the
-plug-in's helpers, of which there are three. Products are numpy's. No kernel is launched early.
+plug-in's helpers, of which there are three. Products are numpy's. No kernel uses PDL.
 
-The GPU is as nasty as CUDA may be: before each command a stream may dawdle, and copies are made
+The GPU uses the freedoms of CUDA: before each command a stream may pause, and copies are made
 late.
 """
 
@@ -101,9 +101,16 @@ class SoftwareDriver:
         self._streams[stream].put(free)
 
     def take_pinned(self, nbytes):
-        room = np.full(nbytes + 64, 0x5A, np.uint8)
+        room = np.full(nbytes + 4096, 0x5A, np.uint8)  # page-locked memory is whole pages
         self._pinned.append(room)
-        return -(-room.ctypes.data // 64) * 64
+        return -(-room.ctypes.data // 4096) * 4096
+
+    def lock_pages(self, address, nbytes):
+        self.counts["locks"] += 1
+        return True
+
+    def unlock_pages(self, address):
+        self.counts["unlocks"] += 1
 
     # --- streams -------------------------------------------------------------------------------
 
@@ -189,7 +196,7 @@ class SoftwareDriver:
 
     # --- kernels -------------------------------------------------------------------------------
 
-    def function(self, cache, name, defines, kernel, shared_nbytes=0, mode="off"):
+    def function(self, cache, name, defines, kernel, shared_nbytes=0, mode="off", launch=None):
         key = name, defines, kernel
         with self._lock:
             if key not in self._functions:

@@ -89,7 +89,7 @@ class Compiled:
 
 def kernels_on_host(runner):
     """Return where a ``SoftwareDriver`` gets its kernels from."""
-    from ggsched_cuda.programs import OWN
+    from ggsched_cuda_kernels.sources import OWN
 
     def kernel(source, defines, name):
         return HELPERS[name] if source == OWN else Compiled(runner, source, defines, name)
@@ -100,8 +100,8 @@ def kernels_on_host(runner):
 @contextmanager
 def in_software(runner, seed=0, arch=80):
     """Let the plug-in find a GPU in software, whose kernels somebody compiles and runs."""
-    from ggsched_cuda.blas import driver as blas
     from ggsched_cuda.programs import ProgramCache
+    from ggsched_cuda_kernels.blas import driver as blas
     from tests.backends.software_cuda import SoftwareDriver
 
     made, patch = SoftwareDriver(kernels_on_host(runner), seed, arch), pytest.MonkeyPatch()

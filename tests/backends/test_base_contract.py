@@ -1,6 +1,8 @@
 """The rules that need one device only, on the base and on what is built on it."""
 
 import gc
+import sys
+import threading
 import weakref
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 from ggsched.backend.protocols import Buffer, Device, Event, Stream
 from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
+from ggsched_cpu.program import Calls
 from tests.backends.device_settings import (
     KINDS,
     TIMEOUT_S,
@@ -40,8 +43,8 @@ def failing(device, stream):
     if device.facts.backend != "cpu":
         return device.compile([good, node("silu", [vector(a, 4)], vector(b, 4), 4)], stream)
     program = device.compile([good, good], stream)
-    program.body.calls[1] = (int, ("not a number",))
-    program.body.labels[1] = "n4 silu"
+    wrong = [(int, ("0",)), (int, ("not a number",))]
+    program.body.pieces = [Calls(["n3 add", "n4 silu"], wrong)]
     return program
 
 
@@ -383,3 +386,41 @@ def test_host_memory_is_given_back(device, stream):
     del source
     gc.collect()
     assert gone() is None
+
+
+def test_many_threads_make_buffers_and_streams():
+    """Each walk over what the device has made meets additions of the other threads."""
+    device = base_device()
+    start, errors = threading.Barrier(4), []
+
+    def work():
+        start.wait(TIMEOUT_S)
+        try:
+            for _ in range(200):
+                kept = [device.allocate(16) for _ in range(4)]
+                device.create_stream().close()
+                assert device.free_nbytes <= device.facts.memory_nbytes - 64
+                for buffer in kept:
+                    buffer.close()
+        except Exception as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        device.close()
+    assert not errors
+
+
+def test_host_memory_of_a_length_that_makes_no_sense(device):
+    with pytest.raises(UsageError, match="-1 bytes"):
+        device.allocate_host(-1)
+    with pytest.raises(OutOfDeviceMemory, match="host memory"):
+        device.allocate_host(1 << 60)

@@ -13,10 +13,12 @@ from ggsched.testing.eager import run_direct
 from ggsched.testing.generators.strategies import graphs, seeds
 from ggsched.testing.generators.values import LeafRule, random_blocks, values_for
 from ggsched.testing.oracle.dequant import dequantize
+from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cpu import dequant
 from ggsched_cpu.kernels import EMITTERS, copy, gemm, matmul, sorting, supported_ops
+from ggsched_cpu.kernels import attention as kernels_attention
 from tests.backends import against_oracle
-from tests.backends.against_oracle import tame
+from tests.backends.against_oracle import tame, whole
 from tests.backends.device_settings import cpu_device
 
 DEVICES = {"sync": cpu_device(sync=True), "threads": cpu_device(sync=False)}
@@ -64,7 +66,8 @@ def test_mul_mat_in_pieces(monkeypatch, dtype, m):
     monkeypatch.setattr(matmul, "CACHED_NBYTES", 1000)
     monkeypatch.setattr(matmul, "SCRATCH_NBYTES", 3000)
     g = GraphBuilder()
-    w, x = g.weight("w", (2, 45, 64), dtype), g.input("x", (4, m, 64))
+    k = whole(64, dtype)
+    w, x = g.weight("w", (2, 45, k), dtype), g.input("x", (4, m, k))
     graph = g.build(g.mul_mat(w, x))
     check(graph, tame(graph))
 
@@ -73,7 +76,8 @@ def test_mul_mat_in_pieces(monkeypatch, dtype, m):
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (1, 3), (40, 1), (40, 3)])
 def test_mul_mat_id(dtype, tokens, rows):
     g = GraphBuilder()
-    w, x = g.weight("w", (5, 70, 64), dtype), g.input("x", (tokens, rows, 64))
+    k = whole(64, dtype)
+    w, x = g.weight("w", (5, 70, k), dtype), g.input("x", (tokens, rows, k))
     graph = g.build(g.mul_mat_id(w, x, g.input("ids", (tokens, 3), I32)))
     check(graph, tame(graph, ids=LeafRule("ids", bound=5)))
 
@@ -94,15 +98,66 @@ def test_attention(monkeypatch, kv, heads, groups, tokens):
     check(graph, tame(graph, mask=LeafRule("mask")))
 
 
+ATTENTION = [
+    # tokens, heads, key heads, widths of keys and values, rows, mask, sinks, bounds, soft cap
+    (1, 8, 2, 32, 32, 300, None, False, True, 0.0),
+    (1, 4, 4, 16, 24, 70, "mask", True, False, 0.0),
+    (1, 6, 1, 8, 8, 1, None, False, False, 0.0),
+    (5, 8, 2, 32, 32, 300, None, True, True, 0.0),
+    (5, 4, 4, 16, 8, 70, "heads", False, False, 5.0),
+    (9, 6, 3, 16, 16, 33, "mask", True, True, 3.0),
+]
+
+
+@pytest.mark.parametrize("is_blocked", [False, True])
+@pytest.mark.parametrize("kv", [F32, F16, BF16], ids=str)
+@pytest.mark.parametrize("case", ATTENTION, ids=str)
+def test_attention_op(monkeypatch, case, kv, is_blocked):
+    tokens, heads, groups, width, across, rows, mask, sinks, bounds, cap = case
+    if is_blocked:
+        for name, value in (("FEW_NBYTES", 0), ("ROWS", 32), ("TOKENS", 4)):
+            monkeypatch.setattr(kernels_attention, name, value)
+    g = GraphBuilder()
+    q = g.input("q", (tokens, heads, width))
+    cache = g.input("k", (rows + 3, groups * width), kv)
+    k = g.reshape(g.rows(cache, 2, rows + 2), rows, groups, width)
+    v = g.permute(g.input("v", (groups, rows, across), kv), 1, 0, 2)
+    shape = (heads, tokens, rows) if mask == "heads" else (tokens, rows)
+    made = g.attention(
+        q, k, v,
+        mask=g.input("mask", shape) if mask else None,
+        sinks=g.input("sinks", (heads,)) if sinks else None,
+        bounds=g.input("bounds", (tokens, 2), I32) if bounds else None,
+        scale=0.3, soft_cap=cap,
+    )  # fmt: skip
+    graph = g.build(made)
+    rules = {"mask": LeafRule("mask"), "bounds": LeafRule("bounds", bound=rows)}
+    check(graph, tame(graph, **rules))
+
+
+@pytest.mark.parametrize("kv", [F32, F16], ids=str)
+def test_attention_to_nothing_gives_zeros(kv):
+    g = GraphBuilder()
+    k, q = g.input("k", (6, 1, 4), kv), g.input("q", (2, 2, 4))
+    bounds, mask = g.input("bounds", (2, 2), I32), g.input("mask", (6,))
+    seen_none = g.attention(q, k, k, bounds=bounds)
+    graph = g.build(seen_none, g.attention(q, k, k, mask=mask))
+    values = tame(graph) | {"mask": np.full(6, -np.inf, np.float32)}
+    values["bounds"] = np.array([[3, 3], [6, 9]], np.int32)
+    assert not any(out.any() for out in run_oracle(graph, values).values())
+    check(graph, values)
+
+
 def test_one_call_for_plain_arithmetic(monkeypatch):
     from ggsched.testing.eager import bound_nodes
-    from ggsched_cpu.program import compile_calls
+    from ggsched_cpu.program import compile_steps
 
     device, g = DEVICES["sync"], GraphBuilder()
     x, y = g.input("x", (1, 16)), g.input("y", (16,))
     graph = g.build(g.div(g.sub(g.mul(g.add(x, y), x), y), x))
     buffers = {t.id: device.allocate(t.nbytes) for t in graph.tensors if not t.is_view}
-    calls, labels = compile_calls(bound_nodes(graph, buffers))
+    steps = compile_steps(bound_nodes(graph, buffers))
+    calls, labels = [s.work for s in steps], [s.label for s in steps]
     assert [f for f, _ in calls] == [np.add, np.multiply, np.subtract, np.divide]
     assert all(a.shape == (16,) for _, args in calls for a in args)
     assert labels == ["n0 add", "n1 mul", "n2 sub", "n3 div"]
@@ -138,7 +193,7 @@ def test_ids_out_of_range_are_a_fault(op, count, wrong):
 @pytest.mark.parametrize("ids", [(1,), (5,), (2, 3)])
 def test_get_rows(dtype, ids):
     g = GraphBuilder()
-    table = g.weight("w", (9, 64), dtype)
+    table = g.weight("w", (9, whole(64, dtype)), dtype)
     graph = g.build(g.get_rows(table, g.input("ids", ids, I32)))
     check(graph, tame(graph, ids=LeafRule("ids", bound=9), w=LeafRule(bound=100)))
 
@@ -202,10 +257,11 @@ CONVERSIONS += [(I32, I32), (BF16, BF16)]
 def test_conversions(monkeypatch, dtype, to, op):
     monkeypatch.setattr(copy, "_ROWS_NBYTES", 300)
     g = GraphBuilder()
-    x = g.input("x", (3, 5, 32), dtype)
-    whole = g.input("y", (3, 5, 64), to)
-    y = g.view(whole, (3, 5, 32), whole.strides, 32 * to.block_nbytes)
-    graph = g.build(g.cont(x, to) if op == "cont" else g.cpy(x, y), whole)
+    n = whole(32, dtype)
+    x = g.input("x", (3, 5, n), dtype)
+    wider = g.input("y", (3, 5, n + 32), to)
+    y = g.view(wider, (3, 5, n), wider.strides, 32 * to.block_nbytes)
+    graph = g.build(g.cont(x, to) if op == "cont" else g.cpy(x, y), wider)
     check(graph, tame(graph, x=LeafRule(bound=100)), atol=1e-3)
 
 
@@ -224,12 +280,13 @@ def test_half_precision_is_exact():
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
 def test_dequantisation(dtype):
     rng = np.random.default_rng(0)
-    raw = rng.integers(0, 256, (7, dtype.row_nbytes(96)), np.uint8)
+    n = whole(96, dtype)
+    raw = rng.integers(0, 256, (7, dtype.row_nbytes(n)), np.uint8)
     if dtype is MXFP4:
         raw = random_blocks(dtype, (7, 96), 1.0, rng)
         raw[:, 0] = [0, 1, 2, 127, 253, 254, 255]
     kind = {F32: np.float32, F16: np.float16, BF16: np.uint16}.get(dtype, np.uint8)
-    out = np.empty((7, 96), np.float32)
+    out = np.empty((7, n), np.float32)
     with np.errstate(all="ignore"):
         dequant.decoder(dtype)(raw.view(kind), out)
-    np.testing.assert_array_equal(out, dequantize(raw, dtype, (7, 96)))
+    np.testing.assert_array_equal(out, dequantize(raw, dtype, (7, n)))

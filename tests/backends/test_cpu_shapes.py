@@ -7,13 +7,30 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32
 from ggsched.ir.ops import OPS
 from ggsched.testing.generators.values import DrawnGraph, LeafRule, values_for
+from tests.backends.against_oracle import whole
 from tests.backends.test_cpu_ops import check
 
-ELEMENTWISE = ("add", "sub", "mul", "div", "scale", "silu", "gelu", "swiglu", "swiglu_oai", "clamp")
+ELEMENTWISE = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "scale",
+    "silu",
+    "gelu",
+    "sigmoid",
+    "tanh",
+    "swiglu",
+    "swiglu_oai",
+    "clamp",
+)
 IN_PLACE = sorted(name for name, op in OPS.items() if 0 in op.may_overwrite)
 
 
 NODES = {
+    "attention": lambda g, x, a, b, c: g.op(
+        "attention", g.input("k", (5, 1, c)), g.input("v", (5, 1, 7)), x
+    ),
     "get_rows": lambda g, x, a, b, c: g.get_rows(table(g, c), ids(g, a, b)),
     "set_rows": lambda g, x, a, b, c: g.set_rows(
         g.state("dst", (a + 2, c)), g.input("src", (a, c)), g.input("rows", (a,), I32)
@@ -71,7 +88,7 @@ RULES = {
 
 # Some need columns, or a whole number of copies.
 SHAPES = [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0, 4), (2, 3, 4), (1, 1, 4)]
-WITHOUT_COLUMNS = set(OPS) - {"rope", "top_k", "repeat"}
+WITHOUT_COLUMNS = set(OPS) - {"attention", "rope", "top_k", "repeat"}
 WITHOUT_ROWS = set(OPS) - {"repeat"}
 
 
@@ -93,7 +110,8 @@ def test_no_elements(op, shape):
 
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
 def test_products_of_nothing(dtype):
-    for tokens, rows, columns in ((0, 3, 32), (2, 0, 32), (2, 3, 0)):
+    k = whole(32, dtype)
+    for tokens, rows, columns in ((0, 3, k), (2, 0, k), (2, 3, 0)):
         g = GraphBuilder()
         w, ids = g.weight("w", (4, rows, columns), dtype), g.input("ids", (tokens, 2), I32)
         x = g.input("x", (tokens, 2, columns))

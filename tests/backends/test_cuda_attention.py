@@ -5,13 +5,11 @@ from dataclasses import replace
 import pytest
 
 from ggsched.backend.base import BaseDevice, host_facts
-from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, dtype_by_name
 from ggsched.testing.eager import bound_nodes
 from ggsched_kernels import warp_profile
 
-PATTERN = "mul_mat+soft_max+mul_mat"
 H200 = warp_profile(132, 232448, True)
 OLDER = warp_profile(108, 166912, False)
 
@@ -27,36 +25,34 @@ class Memory:
 
 def attention(
     *, tokens=1, groups=8, share=4, n=256, width=128, kind="f16", mask=(1, 256), first=0,
-    sinks=False,
+    sinks=False, **more,
 ):  # fmt: skip
-    """Return the nodes of attention, bound."""
+    """Return the node of attention, bound."""
     g, heads, dtype = GraphBuilder("attention"), groups * share, dtype_by_name(kind)
     q = g.input("q", (tokens, heads, width))
     kept = []
     for name in ("keys", "values"):
         cache = g.weight(name, (n + first, groups * width), dtype)
         kept.append(g.reshape(g.rows(cache, first, n + first), n, groups, width))
-    kq = g.mul_mat(g.permute(kept[0], 1, 0, 2), g.permute(q, 1, 0, 2))
-    weights = g.soft_max(
-        kq, g.input("mask", mask) if mask else None,
-        g.input("sinks", (heads,)) if sinks else None, scale=0.5,
+    graph = g.build(
+        g.attention(
+            q, *kept, scale=0.5, mask=g.input("mask", mask) if mask else None,
+            sinks=g.input("sinks", (heads,)) if sinks else None, **more,
+        )
     )  # fmt: skip
-    graph = g.build(g.mul_mat(g.permute(kept[1], 1, 2, 0), weights))
     memory = {t.id: Memory(t.nbytes) for t in graph.tensors if not t.is_view}
-    nodes = bound_nodes(graph, memory)
-    group = Group(PATTERN, tuple(node.node for node in nodes))
-    return [replace(node, group=group) for node in nodes]
+    return bound_nodes(graph, memory)
 
 
 def kernels(nodes, profile=H200):
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     calls, _ = lower(nodes, profile)
     return [getattr(call, "kernel", "product") for call in calls]
 
 
 def call_of(nodes, profile=H200):
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     (call,), _ = lower(nodes, profile)
     assert call.kernel == "attention"
@@ -87,13 +83,55 @@ def test_one_kernel(what):
         {"width": 36},
         {"width": 264},
         {"mask": (32, 1, 256)},  # of each head its own
+        {"soft_cap": 30.0},
         {"groups": 1, "width": 8, "kind": "f16", "first": 1, "n": 3, "mask": None, "share": 1,
          "tokens": 9},
     ],
 )  # fmt: skip
-def test_what_goes_node_by_node(what):
+def test_other_attention(what):
     assert "attention" not in kernels(attention(**what))
-    assert len(kernels(attention(**what))) >= 3
+
+
+@pytest.mark.parametrize(
+    ("what", "kernel"),
+    [
+        ({"tokens": 9, "mask": None}, "flash_attention"),
+        ({"tokens": 512, "n": 512, "mask": None, "kind": "bf16"}, "flash_attention"),
+        ({"mask": (32, 1, 256), "width": 96}, "flash_attention"),
+        ({"tokens": 9, "mask": None, "kind": "f32"}, "attention_blocks"),
+        ({"tokens": 9, "mask": None, "width": 72}, "attention_blocks"),
+        ({"width": 264, "mask": None}, "attention_blocks"),
+        ({"n": 8192, "mask": None}, "flash_attention"),
+        ({"n": 8192, "mask": None, "kind": "f32"}, "attention"),
+    ],
+)
+def test_many_tokens(what, kernel):
+    assert kernels(attention(**what))[0] == kernel
+
+
+@pytest.mark.parametrize(("tokens", "n", "splits"), [(9, 512, 2), (9, 16384, 16), (512, 4096, 1)])
+def test_shares_of_the_rows(tokens, n, splits):
+    """Where queries are few, more groups share the rows, and a second kernel joins them."""
+    from ggsched_cuda_kernels.kernel_selection import lower
+
+    calls, memory = lower(attention(tokens=tokens, n=n, mask=None), H200)
+    assert [c.kernel for c in calls] == ["flash_attention", "attention_join"][: 1 + (splits > 1)]
+    assert calls[0].groups[2] == splits
+    assert sum(memory.values()) == (4 * splits * tokens * 32 * 130 if splits > 1 else 0)
+
+
+@pytest.mark.parametrize("activations", ["auto", "f32"])
+@pytest.mark.parametrize("width", [16, 64, 80, 96, 128, 192, 256])
+def test_local_memory_of_tensor_cores(width, activations):
+    from ggsched_cuda_kernels.kernel_selection import lower
+
+    profile = replace(H200, activations=activations)
+    (call, *_), _ = lower(attention(tokens=600, width=width, mask=None), profile)
+    cut = {name: int(value) for name, value in call.defines if not name.startswith("W_")}
+    assert call.kernel == "flash_attention"
+    assert cut["PLANES"] == (1 if activations == "auto" else 2)
+    assert cut["RESIDENT"] * (call.shared_nbytes + 1024) <= 228 << 10
+    assert call.groups[0] * call.lanes // 2 * cut["MT"] >= 600 * 4
 
 
 def test_older_gpus_have_no_clusters():
@@ -101,23 +139,11 @@ def test_older_gpus_have_no_clusters():
 
 
 def test_rows_that_do_not_begin_at_pieces():
-    nodes = attention()
-    product = nodes[0]
-    k, q = product.inputs
-    for wrong in (replace(k, offset=2), replace(k, strides=(k.strides[0], 2056, 2))):
-        moved = [replace(product, inputs=(wrong, q)), *nodes[1:]]
-        assert "attention" not in kernels(moved)
-
-
-def test_another_shape_in_between():
-    nodes = attention()
-    soft = nodes[1]
-    x, *rest = soft.inputs
-    flat = replace(
-        x, shape=(1, *x.shape[:1], x.shape[-1]), strides=(x.strides[0] * 32, *x.strides[1:])
-    )
-    moved = [nodes[0], replace(soft, inputs=(flat, *rest)), nodes[2]]
-    assert "attention" not in kernels(moved)
+    (node,) = attention()
+    k, *others = node.inputs
+    for wrong in (replace(k, offset=2), replace(k, strides=(2056, *k.strides[1:]))):
+        moved = [replace(node, inputs=(wrong, *others))]
+        assert kernels(moved)[0] == "attention_blocks"
 
 
 def test_cut_of_a_decode_step():

@@ -70,6 +70,6 @@ def test_factors_of_another_shape():
         assert kernels([*nodes[:2], changed])[-1] != "fed_experts"
 
 
-@pytest.mark.parametrize("profile", [GPU, OLDER], ids=["no warps", "no feeder"])
+@pytest.mark.parametrize("profile", [GPU, OLDER], ids=["no warps", "no producer warp"])
 def test_gpus_without_a_feeder(profile):
     assert "fed_experts" not in kernels(experts("swiglu"), profile)

@@ -13,7 +13,7 @@ from ggsched_cuda.capture import driver as capturing
 from ggsched_cuda.driver import CudaError
 from ggsched_cuda.graphs import CudaCapture
 from ggsched_cuda.pinned import SMALLEST, PinnedMemory
-from ggsched_cuda.sinks import EagerSink
+from ggsched_cuda.queue import CudaQueue
 from ggsched_cuda.stream import CudaStream
 
 FAILED = CudaError("a call", 999, "unknown")
@@ -107,21 +107,23 @@ class FakeDevice:
         self.gpu = FakeCard()
 
 
-class FakeStream(CudaStream):
-    """A stream that has work, or none."""
+class FakeQueue(CudaQueue):
+    """A queue that has work, or none."""
 
-    def __init__(self, device, handle):
-        self.device, self.gpu = device, device.gpu
-        self.name, self.handle = f"stream {handle}", handle
-        self.is_closed, self.work = False, None
-        self.sink = self._eager = EagerSink(self.gpu, handle, self.name, 5.0)
-        self.backlog = self._eager.backlog
+    work = None
 
     def unfinished(self):
         return [self.work] if self.work is not None else []
 
     def marker(self):
         return FakeMarker()
+
+
+class FakeStream(CudaStream):
+    def __init__(self, device, handle):
+        self.gpu = device.gpu
+        queue = FakeQueue(self.gpu, handle, None, f"stream {handle}", 5.0)
+        super(CudaStream, self).__init__(device, queue)
 
 
 @pytest.fixture
@@ -181,14 +183,14 @@ def test_an_update_keeps_the_executable_and_nothing_else(fake, setting):
 
 def test_what_replays_need_is_kept_until_they_are_through(fake, setting):
     graph = setting.capture("old").end()
-    setting.streams[0].work = marker = FakeMarker()
+    setting.streams[0].queue.work = marker = FakeMarker()
     assert setting.capture("new").end_into(graph) == ""
     assert setting.forgotten == []
     assert [m for m, _ in setting.device.gpu.draining] == [marker]
     marker.done = True
     setting.device.gpu.sweep()
     assert setting.forgotten == ["old"]
-    setting.streams[0].work = None
+    setting.streams[0].queue.work = None
     graph.close()
     assert setting.forgotten == ["old", "new"]
 

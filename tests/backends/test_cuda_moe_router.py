@@ -56,14 +56,14 @@ def by_probabilities(tokens=1, experts=128, used=8, **changes):
 
 
 def kernels(nodes):
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     return [call.kernel for call in lower(nodes, H200)[0]]
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 8, 32])
 def test_three_become_one(tokens):
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     (call,), _ = lower(by_logits(tokens), H200)
     assert (call.source, call.kernel, call.groups) == ("route", "route_chosen", (1, 1, 1))
@@ -72,7 +72,7 @@ def test_three_become_one(tokens):
 
 @pytest.mark.parametrize("tokens", [1, 3, 8])
 def test_five_become_one(tokens):
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     (call,), _ = lower(by_probabilities(tokens), H200)
     assert (call.source, call.kernel, call.groups) == ("route", "route_all", (1, 1, 1))

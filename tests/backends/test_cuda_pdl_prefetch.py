@@ -1,4 +1,4 @@
-"""Which attention reads while its predecessor runs, judged by what that one writes; no GPU."""
+"""Which attention reads while its predecessor runs, decided by what that one writes; no GPU."""
 
 from dataclasses import replace
 
@@ -9,13 +9,15 @@ from ggsched.backend.program import Operand
 from ggsched.ir.dtype import F32
 from ggsched.ir.tensor import contiguous_strides
 from ggsched_kernels import KernelCall
+from ggsched_kernels.calls import Launch
 from tests.backends.test_cuda_rope_attention import H200, NAME, layer, step_of
 from tests.backends.test_cuda_rope_kv_write import Memory
 
 READS_EARLY = ("READS_EARLY", "1")
 ATTENTION = KernelCall("heads_attention", (("A", "1"), ("Z", "1")), "heads_attention", (),
                        (1, 1, 1), 128, "attention")  # fmt: skip
-FED = replace(ATTENTION, source="fed_rows", kernel="fed_rows", label="product")
+FED = replace(ATTENTION, source="fed_rows", kernel="fed_rows", label="product",
+              launch=Launch.WAITS_FIRST)  # fmt: skip
 HERE, THERE = Memory(4096), Memory(4096)
 
 
@@ -25,10 +27,11 @@ def span(buffer, begin, end):
 
 
 def reads(before, read, *written):
-    from ggsched_cuda.pdl_prefetch import reading_early
+    from ggsched_cuda_kernels.pdl_prefetch import reading_early
 
-    call = reading_early(ATTENTION, [read], before, written)
-    assert replace(call, defines=ATTENTION.defines) == ATTENTION
+    attention = replace(ATTENTION, early_reads=(read,))
+    call = reading_early(attention, before, written)
+    assert replace(call, defines=ATTENTION.defines) == attention
     assert call.defines == tuple(sorted(call.defines))
     return READS_EARLY in call.defines
 
@@ -49,19 +52,21 @@ def test_nor_a_line_of_which_it_writes_a_part():
 
 
 def test_the_predecessor_waits_before_it_lets_go():
-    from ggsched_cuda.pdl_prefetch import WAITS_FIRST
-    from ggsched_cuda.programmatic_launch import ENROLLED
-
     read = span(HERE, 0, 128)
-    assert {"fed_rows", "fed_experts"} == WAITS_FIRST
-    for kernel in (*ENROLLED, "attention", "heads_attention"):
-        assert not reads(replace(FED, kernel=kernel), read), kernel
+    for launch in Launch:
+        assert reads(replace(FED, launch=launch), read) == (launch is Launch.WAITS_FIRST)
+
+
+def test_a_call_without_early_reads_is_as_it_was():
+    from ggsched_cuda_kernels.pdl_prefetch import reading_early
+
+    assert reading_early(ATTENTION, FED, ()) is ATTENTION
 
 
 @pytest.mark.parametrize("hp", [LLAMA_1B, LLAMA_8B, GPT_OSS_20B], ids=NAME)
 def test_every_layer_of_a_step(hp):
     """Products of a layer write nothing that its attention finds in memory already."""
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     calls = [c for c in lower(step_of(hp), H200)[0] if c.kernel == "heads_attention"]
     assert len(calls) == hp.n_layer
@@ -70,11 +75,11 @@ def test_every_layer_of_a_step(hp):
 
 def in_the_way(nodes, take):
     """Let the product before the first attention write where attention reads."""
-    at = next(i for i, n in enumerate(nodes) if n.op == "soft_max")
-    (mask, *_), k, v = nodes[at].inputs[1:], nodes[at - 1].inputs[0], nodes[at + 1].inputs[0]
+    at = next(i for i, n in enumerate(nodes) if n.op == "attention")
+    k, v, _, bounds = nodes[at].inputs
     first = next(i for i, n in enumerate(nodes) if n.op == "rope")
     rope = nodes[first]
-    place = {"mask": mask, "keys": k, "values": v, "positions": rope.inputs[1]}[take]
+    place = {"bounds": bounds, "keys": k, "values": v, "positions": rope.inputs[1]}[take]
     # The last product before the rotations makes v, which nobody but the cache takes.
     last = max(i for i in range(first) if nodes[i].op == "mul_mat")
     made = nodes[last].output
@@ -82,14 +87,14 @@ def in_the_way(nodes, take):
     swap = lambda o: moved if (o.buffer, o.offset) == (made.buffer, made.offset) else o  # noqa: E731
     some = [
         replace(n, inputs=tuple(map(swap, n.inputs)), output=swap(n.output))
-        for n in nodes[last : at + 2]
+        for n in nodes[last : at + 1]
     ]
-    return [*nodes[:last], *some, *nodes[at + 2 :]]
+    return [*nodes[:last], *some, *nodes[at + 1 :]]
 
 
-@pytest.mark.parametrize("take", ["mask", "keys", "values", "positions"])
+@pytest.mark.parametrize("take", ["bounds", "keys", "values", "positions"])
 def test_a_product_that_writes_it(take):
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     calls = lower(in_the_way(step_of(LLAMA_1B), take), H200)[0]
     first = next(call for call in calls if call.kernel in ("heads_attention", "attention"))
@@ -98,7 +103,7 @@ def test_a_product_that_writes_it(take):
 
 def test_the_first_call_of_a_program():
     """Nobody knows what was enqueued before it."""
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     (call,), _ = lower(layer(), H200)
     assert call.kernel == "heads_attention"
@@ -109,7 +114,7 @@ def test_the_first_call_of_a_program():
 def test_what_is_run_on_gpus(made):
     """There the same comes out wrong if places are not compared."""
     from benchmarks.gpu.pdl_prefetch import bound, product_and_layer
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     graph = product_and_layer(made)
     nodes = bound(graph, {t.id: Memory(t.nbytes) for t in graph.tensors if not t.is_view})

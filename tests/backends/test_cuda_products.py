@@ -28,7 +28,7 @@ WITHIN = 2e-5
 
 
 def lowered(*outputs, g, profile=H200):
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     graph = g.build(*outputs)
     memory = {t.id: Memory(0) for t in graph.tensors if not t.is_view}
@@ -38,8 +38,8 @@ def lowered(*outputs, g, profile=H200):
 @pytest.mark.parametrize("dtype", [BF16, *PACKED], ids=str)
 @pytest.mark.parametrize("rows", [256, 512])
 def test_exact_products_of_many_rows_run_on_tensor_cores(dtype, rows):
-    from ggsched_cuda.blas import driver as blas
-    from ggsched_cuda.products import PIECE_NBYTES
+    from ggsched_cuda_kernels.blas import driver as blas
+    from ggsched_cuda_kernels.products import PIECE_NBYTES
 
     g = GraphBuilder("product")
     w, x = g.weight("w", (14336, 4096), dtype), g.input("x", (rows, 4096))
@@ -70,7 +70,7 @@ def test_products_of_the_same_rows_convert_them_once():
 @pytest.mark.parametrize("dtype", [BF16, *PACKED], ids=str)
 @pytest.mark.parametrize("rows", [9, 256])
 def test_rounded_products_are_one_of_16_bits(dtype, rows):
-    from ggsched_cuda.blas import driver as blas
+    from ggsched_cuda_kernels.blas import driver as blas
 
     g = GraphBuilder("product")
     w, x = g.weight("w", (1024, 4096), dtype), g.input("x", (rows, 4096))
@@ -114,8 +114,8 @@ def test_the_setting(text, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory):
-    return Runner(tmp_path_factory.mktemp("kernels"))
+def runner(compiled_kernels):
+    return Runner(compiled_kernels)
 
 
 def drawn(graph, seed):
@@ -141,7 +141,7 @@ class TestRoundedOnTheHost:
     @pytest.mark.parametrize(("n", "k"), [(24, 64), (300, 32)])
     def test_products(self, runner, dtype, n, k, monkeypatch):
         """In pieces too; each element keeps the bound of its type, and more than f32 is lost."""
-        monkeypatch.setattr("ggsched_cuda.products.PIECE_NBYTES", 128 * 2 * k)
+        monkeypatch.setattr("ggsched_cuda_kernels.products.PIECE_NBYTES", 128 * 2 * k)
         g = GraphBuilder("product")
         w, x = g.weight("w", (n, k), dtype), g.input("x", (2, 19, k))
         graph = g.build(g.mul_mat(w, x))
@@ -199,7 +199,7 @@ class TestOnTheHost:
     @pytest.mark.parametrize(("n", "k"), [(24, 64), (77, 96), (300, 32)])
     def test_products(self, runner, dtype, n, k, monkeypatch):
         """In pieces too; the second product begins with rows that the first has converted."""
-        monkeypatch.setattr("ggsched_cuda.products.PIECE_NBYTES", 128 * 4 * k)
+        monkeypatch.setattr("ggsched_cuda_kernels.products.PIECE_NBYTES", 128 * 4 * k)
         g = GraphBuilder("products")
         x = g.input("x", (37, k))
         graph = g.build(*(g.mul_mat(g.weight(name, (n, k), dtype), x) for name in "ab"))
@@ -241,7 +241,7 @@ class TestOnTheHost:
         cache, x = g.input("cache", (k, groups, n)), g.input("x", (count, m, k))
         graph = g.build(g.mul_mat(g.permute(cache, 1, 2, 0), x))
         memory = {t.id: Memory(0) for t in graph.tensors if not t.is_view}
-        from ggsched_cuda.kernel_selection import lower
+        from ggsched_cuda_kernels.kernel_selection import lower
 
         calls, _ = lower(bound_nodes(graph, memory), EXACT)
         assert not any(isinstance(call, KernelCall) for call in calls)

@@ -16,8 +16,8 @@ POLLING = Polling(spin_s=0.0, share=0.1)
 
 
 @pytest.fixture
-def driver(tmp_path):
-    with in_software(Runner(tmp_path)) as made:
+def driver(compiled_kernels):
+    with in_software(Runner(compiled_kernels)) as made:
         yield made
 
 

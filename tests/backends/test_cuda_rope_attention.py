@@ -22,7 +22,8 @@ from tests.backends.test_cuda_rope_kv_write import Memory
 from tests.passes.machines import device, machine
 
 H200 = warp_profile(132, 232448, True)
-TURN_Q, TURN_K, KEYS, VALUES, PRODUCT, SOFT, LAST = range(7)
+TURN_Q, TURN_K, KEYS, VALUES, LAST = range(5)
+K, V, Q, MASK = range(4)
 APART = ["heads", "attention"]
 JOINED = ["heads_attention"]
 NAME = attrgetter("name")
@@ -40,20 +41,17 @@ def layer(tokens=1, kind=F16, first=0, n=64, share=4, width=64, masked=True, oth
     news = (g.reshape(k, tokens, 2 * width), v)
     stored = [g.set_rows(cache, new, rows) for cache, new in zip(caches, news, strict=True)]
     keys, values = (g.reshape(g.rows(s, first, first + n), n, 2, width) for s in stored)
-    kq = g.mul_mat(g.permute(keys, 1, 0, 2), g.permute(turned, 1, 0, 2))
     mask = g.input("mask", (tokens, n)) if masked else None
-    weights = g.soft_max(kq, mask, scale=0.125)
-    graph = g.build(turned, *stored, g.mul_mat(g.permute(values, 1, 2, 0), weights))
+    made = g.attention(turned, keys, values, mask=mask, scale=0.125)
+    graph = g.build(turned, *stored, made)
     nodes = bound_nodes(graph, {t.id: Memory(t.nbytes) for t in graph.tensors if not t.is_view})
-    groups = Group("rope+set_rows", (1, 2)), Group("mul_mat+soft_max+mul_mat", (4, 5, 6))
-    for group in groups:
-        for i in group.nodes:
-            nodes[i] = replace(nodes[i], group=group)
+    for i in (1, 2):
+        nodes[i] = replace(nodes[i], group=Group("rope+set_rows", (1, 2)))
     return nodes
 
 
 def kernels(nodes, profile=H200):
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     return [getattr(call, "kernel", "product") for call in lower(nodes, profile)[0]]
 
@@ -70,7 +68,7 @@ def kernels(nodes, profile=H200):
     ],
 )
 def test_one_kernel(what):
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     nodes = layer(**what)
     (call,), _ = lower(nodes, H200)
@@ -84,7 +82,7 @@ def test_one_kernel(what):
     assert codes == [nodes[KEYS].label, nodes[VALUES].label], "each tells of its own ids"
     assert call.args.count(FAULT) == 1
     size = nodes[KEYS].output.dtype.block_nbytes
-    (alone,), _ = lower(nodes[PRODUCT:], H200)
+    (alone,), _ = lower(nodes[LAST:], H200)
     own = 4 * defines["ROWS"] * width + 2 * tokens * width * size
     assert call.shared_nbytes == alone.shared_nbytes + own
     assert own % 16 == 0
@@ -97,8 +95,8 @@ def test_more_tokens_stay_two_kernels():
 
 def test_a_part_stays_what_it_was():
     nodes = layer()
-    assert kernels(nodes[:PRODUCT]) == ["heads"]
-    assert kernels(nodes[PRODUCT:]) == ["attention"]
+    assert kernels(nodes[:LAST]) == ["heads"]
+    assert kernels(nodes[LAST:]) == ["attention"]
     assert "heads_attention" not in kernels([nodes[0], nodes[3], *nodes[1:3], *nodes[4:]])
 
 
@@ -132,9 +130,9 @@ ELSEWHERE = {"buffer": Memory(1 << 20)}
     [
         (TURN_K, 1),  # positions of its own
         (VALUES, 2),  # rows of its own
-        (PRODUCT, 0),  # keys of another cache
-        (PRODUCT, 1),  # queries from elsewhere
-        (LAST, 0),  # values of another cache
+        (LAST, K),  # keys of another cache
+        (LAST, Q),  # queries from elsewhere
+        (LAST, V),  # values of another cache
     ],
 )
 def test_operands_that_belong_to_something_else(k, at):
@@ -144,26 +142,25 @@ def test_operands_that_belong_to_something_else(k, at):
 def test_caches_seen_from_another_row():
     nodes = layer(first=2)
     row = nodes[KEYS].output.strides[0]
-    for k in (PRODUCT, LAST):
-        o = nodes[k].inputs[0]
-        assert kernels(changed(nodes, k, 0, offset=o.offset + row)) == APART
-    both = changed(nodes, PRODUCT, 0, offset=nodes[PRODUCT].inputs[0].offset + row)
-    both = changed(both, LAST, 0, offset=nodes[LAST].inputs[0].offset + row)
+    for at in (K, V):
+        offset = nodes[LAST].inputs[at].offset + row
+        assert kernels(changed(nodes, LAST, at, offset=offset)) == APART
+    both = changed(nodes, LAST, K, offset=nodes[LAST].inputs[K].offset + row)
+    both = changed(both, LAST, V, offset=nodes[LAST].inputs[V].offset + row)
     assert kernels(both) == JOINED
     for between in (row // 2, -4 * row, 127 * row):
         moved = nodes
-        for k in (PRODUCT, LAST):
-            offset = nodes[k].inputs[0].offset + between
-            moved = changed(moved, k, 0, offset=offset)
+        for at in (K, V):
+            offset = nodes[LAST].inputs[at].offset + between
+            moved = changed(moved, LAST, at, offset=offset)
         assert kernels(moved) == APART
 
 
 def test_heads_in_another_order():
     nodes = layer()
-    heads, n, d = nodes[PRODUCT].inputs[0].strides
-    assert kernels(changed(nodes, PRODUCT, 0, strides=(2 * heads, n, d))) == APART
-    heads, tokens, d = nodes[PRODUCT].inputs[1].strides
-    assert kernels(changed(nodes, PRODUCT, 1, strides=(2 * heads, tokens, d))) == APART
+    for at in (K, Q):
+        rows, heads, d = nodes[LAST].inputs[at].strides
+        assert kernels(changed(nodes, LAST, at, strides=(rows, 2 * heads, d))) == APART
 
 
 def place(o):
@@ -173,15 +170,15 @@ def place(o):
 def test_queries_may_be_turned_in_place():
     nodes = layer(tokens=2)
     x = place(nodes[TURN_Q].inputs[0])
-    in_place = changed(changed(nodes, TURN_Q, -1, **x), PRODUCT, 1, **x)
+    in_place = changed(changed(nodes, TURN_Q, -1, **x), LAST, Q, **x)
     assert kernels(in_place) == JOINED
     x["offset"] += 256
-    assert kernels(changed(changed(nodes, TURN_Q, -1, **x), PRODUCT, 1, **x)) == APART
+    assert kernels(changed(changed(nodes, TURN_Q, -1, **x), LAST, Q, **x)) == APART
 
 
 @pytest.mark.parametrize(
     ("k", "at"),
-    [(TURN_Q, 0), (TURN_Q, 1), (TURN_K, 0), (VALUES, 1), (VALUES, 2), (SOFT, 1)],
+    [(TURN_Q, 0), (TURN_Q, 1), (TURN_K, 0), (VALUES, 1), (VALUES, 2), (LAST, MASK)],
 )
 def test_the_result_lies_on_nothing_that_is_read(k, at):
     """Groups of other clusters may not have begun when it is written."""
@@ -191,8 +188,8 @@ def test_the_result_lies_on_nothing_that_is_read(k, at):
 
 def test_nothing_else_that_is_written_lies_on_what_is_read():
     nodes = layer()
-    mask = place(nodes[SOFT].inputs[1])
-    assert kernels(changed(changed(nodes, TURN_Q, -1, **mask), PRODUCT, 1, **mask)) == APART
+    mask = place(nodes[LAST].inputs[MASK])
+    assert kernels(changed(changed(nodes, TURN_Q, -1, **mask), LAST, Q, **mask)) == APART
     cache = place(nodes[VALUES].output)
     assert kernels(changed(nodes, LAST, -1, **cache)) == APART
     assert kernels(changed(nodes, TURN_K, 0, **cache)) != JOINED
@@ -200,7 +197,7 @@ def test_nothing_else_that_is_written_lies_on_what_is_read():
 
 def step_of(hp, n_tokens=1):
     """Return the nodes of a step, bound to the places of its plan."""
-    from ggsched_cuda.kernel_selection import fusions_of, neighbours_of
+    from ggsched_cuda_kernels.kernel_selection import fusions_of, neighbours_of
 
     spec = spec_of(hp, BF16, MXFP4 if hp.n_expert else None)
     graph = build_model_graph(spec, n_tokens=n_tokens, n_kv=256, n_out=1, n_ctx=512)
@@ -226,8 +223,8 @@ def step_of(hp, n_tokens=1):
 @pytest.mark.parametrize("n_tokens", [1, 4])
 @pytest.mark.parametrize("hp", [SMALL, LLAMA_1B, LLAMA_8B, SMALL_MOE, GPT_OSS_20B], ids=NAME)
 def test_places_of_a_plan(hp, n_tokens):
-    """What a plan lays on what is no obstacle."""
-    from ggsched_cuda.kernel_selection import lower
+    """What a plan lays on what is not an obstacle."""
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     nodes = step_of(hp, n_tokens)
     calls = [call for call in lower(nodes, H200)[0] if "blk." in call.label]
@@ -248,7 +245,7 @@ def test_kernels_of_a_step():
 
 
 def test_what_is_declared_has_a_meaning():
-    from ggsched_cuda.kernel_selection import fusions_of, neighbours_of
+    from ggsched_cuda_kernels.kernel_selection import fusions_of, neighbours_of
 
     known = fusions_of(H200) | OPS.keys()
     for names in neighbours_of(H200):

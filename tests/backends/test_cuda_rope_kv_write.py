@@ -46,7 +46,7 @@ def layer(tokens=1, kind=F16):
 
 
 def lowered(nodes):
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     return lower(nodes, H200)[0]
 
@@ -162,7 +162,7 @@ def test_a_layer_of_a_model(hp):
 
 def kernels_of(hp, n_tokens):
     """Return the kernels of a step, with every tensor in a place of its own."""
-    from ggsched_cuda.kernel_selection import fusions_of
+    from ggsched_cuda_kernels.kernel_selection import fusions_of
 
     graph = build_model_graph(spec_of(hp, BF16), n_tokens=n_tokens, n_kv=256, n_out=1, n_ctx=512)
     facts = replace(device("gpu:0", fusions=fusions_of(H200)), memory_nbytes=1 << 40)

@@ -17,7 +17,7 @@ def operand(dtype, *shape, offset=0, strides=None):
 
 
 def cut(*weights, has_norm=False, profile=H200):
-    from ggsched_cuda.warp_specialized.tile_config import cut_for
+    from ggsched_cuda_kernels.warp_specialized.tile_config import cut_for
 
     return cut_for(list(weights), profile, has_norm=has_norm)
 
@@ -27,7 +27,7 @@ DTYPES = (F32, F16, BF16, Q8_0, Q4_0, MXFP4)
 
 def check_tiles(c, blocks, sides):
     """A lane keeps five words of each pair of blocks, and has four sums of each tile."""
-    from ggsched_cuda.warp_specialized.tile_config import MAX_KEPT, TILE
+    from ggsched_cuda_kernels.warp_specialized.tile_config import MAX_KEPT, TILE
 
     assert c.teams == 1
     assert c.team_warps % 4 == 0, "blocks of a pair are four apart"
@@ -41,7 +41,12 @@ def check_tiles(c, blocks, sides):
 @pytest.mark.parametrize("sides", [1, 2])
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_a_cut_keeps_its_limits(dtype, sides, has_norm):
-    from ggsched_cuda.warp_specialized.tile_config import ITEMS, MAX_KEPT, MAX_SUMS, MIN_STAGES
+    from ggsched_cuda_kernels.warp_specialized.tile_config import (
+        ITEMS,
+        MAX_KEPT,
+        MAX_SUMS,
+        MIN_STAGES,
+    )
 
     items, found = ITEMS[dtype.name], 0
     for k in [*range(32, 2100, 32), *range(2112, 16385, 352)]:
@@ -107,7 +112,7 @@ def test_rows_whose_lanes_meet_at_banks_have_more_warps():
 
 
 def test_tiles():
-    """Where rows begin at many banks, and stages hold what units for matrices take at once."""
+    """Where rows begin at many banks, and stages hold what tensor cores take at once."""
     gpt_oss = cut(operand(MXFP4, 2880, 2880))
     assert gpt_oss.is_tiled
     assert (gpt_oss.rows, gpt_oss.team_warps, gpt_oss.units, gpt_oss.most_stages) == (16, 8, 6, 5)

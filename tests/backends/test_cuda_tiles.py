@@ -70,8 +70,8 @@ def test_strides_that_do_not_fit_go_the_shared_way():
 @pytest.mark.parametrize("name", ["f16", "bf16", "q8_0", "q4_0", "mxfp4"])
 @pytest.mark.parametrize("planes", [1, 2])
 def test_shared_memory_is_what_the_kernel_lays_out(tmp_path, name, planes):
-    from ggsched_cuda.programs import text_of
-    from ggsched_cuda.tiles import CUTS, PIECE, shared_nbytes
+    from ggsched_cuda_kernels.sources import text_of
+    from ggsched_cuda_kernels.tiles import CUTS, PIECE, shared_nbytes
 
     cut, text = CUTS[name], text_of("tile_product")
     lines = re.findall(r"^#(?:define (?:BN|UNIT|HEAD|CHUNKS|NIBBLES|X_PITCH|W_PITCH|X_NBYTES"
@@ -90,8 +90,8 @@ def test_shared_memory_is_what_the_kernel_lays_out(tmp_path, name, planes):
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory):
-    return Runner(tmp_path_factory.mktemp("kernels"))
+def runner(compiled_kernels):
+    return Runner(compiled_kernels)
 
 
 def check(found, wanted, within=WITHIN):
@@ -102,9 +102,9 @@ def check(found, wanted, within=WITHIN):
 def always(monkeypatch):
     """Let products with one weight of mxfp4 go by tiles, however small."""
     monkeypatch.setattr(
-        "ggsched_cuda.tiles.MAX_ROWS", {planes: {"mxfp4": 512} for planes in (1, 2)}
+        "ggsched_cuda_kernels.tiles.MAX_ROWS", {planes: {"mxfp4": 512} for planes in (1, 2)}
     )
-    monkeypatch.setattr("ggsched_cuda.tiles.LEAST_SHARE", 0)
+    monkeypatch.setattr("ggsched_cuda_kernels.tiles.LEAST_SHARE", 0)
 
 
 class TestOnTheHost:
@@ -153,7 +153,7 @@ class TestOnTheHost:
         )
 
     def test_rows_of_any_size(self, runner, monkeypatch):
-        """Rows are scaled one by one, so none overflows or is flushed; what is no number stays."""
+        """Rows are scaled one by one, so none overflows or is flushed; NaN stays."""
         always(monkeypatch)
         g = GraphBuilder("product")
         graph = g.build(g.mul_mat(g.weight("w", (40, 160), MXFP4), g.input("x", (18, 160))))

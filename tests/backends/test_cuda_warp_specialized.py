@@ -38,7 +38,7 @@ def bound(*made, groups=(), builder, constant=True):
 
 
 def lowered(nodes, profile=H200):
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     return lower(nodes, profile)[0]
 
@@ -320,7 +320,7 @@ def products_of(rows):
 # --- what is left to other ways ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("profile", [GPU, OLDER], ids=["no warps", "no feeder"])
+@pytest.mark.parametrize("profile", [GPU, OLDER], ids=["no warps", "no producer warp"])
 def test_gpus_without_a_feeder(profile):
     for nodes in (normed((64, BF16)), products(2), added(), gated()):
         assert not FED & set(kernels(nodes, profile))

@@ -48,7 +48,7 @@ def test_parts_of_a_backend_that_has_none():
 
 @pytest.mark.parametrize("spec", ["cuda:0/", "cuda:/1", "cuda/1", "cuda:0/x", "cuda:0/1/2"])
 def test_malformed_parts(spec):
-    with pytest.raises(UsageError, match="is no device"):
+    with pytest.raises(UsageError, match="is not a device"):
         open_devices([spec])
 
 
@@ -99,9 +99,9 @@ extents = st.integers(1, MOST)
     seed=st.integers(0, 100),
 )
 def test_products_of_any_batches(groups, ratio, size, order, single, seed):
-    from ggsched_cuda.blas.driver import F32 as KIND
-    from ggsched_cuda.calls import ProductCall
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.blas.driver import F32 as KIND
+    from ggsched_cuda_kernels.calls import ProductCall
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     (w0, w1), (r0, r1), (m, n, k) = ((1, 1) if single else groups), ratio, size
     rng = np.random.default_rng(seed)
@@ -145,8 +145,8 @@ def array(o):
 def chosen(op, shapes, dtypes, strides=None, profile=None):
     from ggsched.ir.dtype import dtype_by_name
     from ggsched.ir.tensor import contiguous_strides
-    from ggsched_cuda.calls import CudaLoweringContext
-    from ggsched_cuda.kernel_selection import choose
+    from ggsched_cuda_kernels.calls import CudaLoweringContext
+    from ggsched_cuda_kernels.kernel_selection import choose
     from ggsched_kernels import GPU
 
     operands = []

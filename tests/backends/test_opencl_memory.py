@@ -159,9 +159,7 @@ def test_scratch_counts_as_memory(device):
 def test_without_pyopencl(monkeypatch):
     from ggsched_opencl import open_backend
 
-    for name in ("driver", "backend", "device", "buffer", "event", "polling", "program"):
-        monkeypatch.delitem(sys.modules, f"ggsched_opencl.{name}", raising=False)
-    for name in ("stream", "verdicts"):
+    for name in ("driver", "backend", "device", "event", "program", "queue", "times"):
         monkeypatch.delitem(sys.modules, f"ggsched_opencl.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "pyopencl", None)
     with pytest.raises(BackendUnavailable, match=r'pip install "ggsched\[opencl\]"'):

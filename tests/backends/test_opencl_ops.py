@@ -12,13 +12,20 @@ from ggsched.testing.generators.strategies import graphs, seeds
 from ggsched.testing.generators.values import LeafRule, values_for
 from ggsched_kernels import GPU, supported_ops
 from ggsched_kernels.block_constants import KERNEL_DTYPES
-from tests.backends.against_oracle import check, tame
+from tests.backends.against_oracle import check, tame, whole
 from tests.backends.opencl_devices import GPU_DTYPES, on_profiles, opencl_device
 
 pytestmark = pytest.mark.opencl
 
 BINARY = ("add", "sub", "mul", "div")
-UNARY = {"scale": (1.5, -0.25), "clamp": (-0.5, 0.25), "silu": (), "gelu": ()}
+UNARY = {
+    "scale": (1.5, -0.25),
+    "clamp": (-0.5, 0.25),
+    "silu": (),
+    "gelu": (),
+    "sigmoid": (),
+    "tanh": (),
+}
 
 
 @pytest.fixture(scope="module", params=["cpu", "gpu"])
@@ -87,7 +94,9 @@ def test_strided_and_in_place(device, op):
 def test_large_arguments_of_exp(device):
     g = GraphBuilder()
     x = g.input("x", (20,))
-    graph = g.build(g.silu(x), g.gelu(x), g.swiglu(x, x), g.swiglu_oai(x, x))
+    graph = g.build(
+        g.silu(x), g.gelu(x), g.sigmoid(x), g.tanh(x), g.swiglu(x, x), g.swiglu_oai(x, x)
+    )
     values = {"x": np.linspace(-200, 200, 20, dtype=np.float32)}
     check(device, graph, values)
 
@@ -105,10 +114,11 @@ def test_large_arguments_of_exp(device):
 )
 def test_conversions(device, dtype, to):
     g = GraphBuilder()
-    x = g.input("x", (3, 5, 64), dtype)
-    whole = g.input("y", (3, 5, 96), to)
-    y = g.view(whole, (3, 5, 64), whole.strides, 32 * to.block_nbytes)
-    graph = g.build(g.cont(x, to), g.cpy(x, y), whole, g.cont(g.rows(x, 1, 3), to))
+    n = whole(64, dtype)
+    x = g.input("x", (3, 5, n), dtype)
+    wider = g.input("y", (3, 5, n + 32), to)
+    y = g.view(wider, (3, 5, n), wider.strides, 32 * to.block_nbytes)
+    graph = g.build(g.cont(x, to), g.cpy(x, y), wider, g.cont(g.rows(x, 1, 3), to))
     check(device, graph, tame(graph, x=LeafRule(bound=100)), atol=1e-3)
 
 
@@ -177,7 +187,7 @@ def test_repeat(device, shape, target):
 @pytest.mark.parametrize("ids", [(5,), (2, 3)])
 def test_get_rows(device, dtype, ids):
     g = GraphBuilder()
-    table = g.weight("w", (9, 64), dtype)
+    table = g.weight("w", (9, whole(64, dtype)), dtype)
     graph = g.build(g.get_rows(table, g.input("ids", ids, I32)))
     check(device, graph, tame(graph, ids=LeafRule("ids", bound=9), w=LeafRule(bound=100)))
 

@@ -9,7 +9,7 @@ from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4
 from ggsched.testing.eager import run_direct
 from ggsched.testing.generators.values import LeafRule
 from ggsched_kernels.block_constants import KERNEL_DTYPES
-from tests.backends.against_oracle import check, tame
+from tests.backends.against_oracle import check, tame, whole
 from tests.backends.opencl_devices import on_profiles, opencl_device
 
 pytestmark = pytest.mark.opencl
@@ -30,7 +30,8 @@ def device(request):
 @pytest.mark.parametrize("m", [1, 3, 5, 130])
 def test_mul_mat(device, dtype, m):
     g = GraphBuilder()
-    w, x = g.weight("w", (67, 96), dtype), g.input("x", (m, 96))
+    k = whole(96, dtype)
+    w, x = g.weight("w", (67, k), dtype), g.input("x", (m, k))
     graph = g.build(g.mul_mat(w, x))
     check(device, graph, tame(graph))
 
@@ -72,6 +73,49 @@ def test_attention(device, kv, heads, groups, tokens):
     check(device, graph, tame(graph, mask=LeafRule("mask")))
 
 
+ATTENTION = [
+    # tokens, heads, key heads, widths of keys and values, rows, mask, sinks, bounds, soft cap
+    (1, 8, 2, 32, 32, 300, None, False, True, 0.0),
+    (1, 2, 2, 128, 128, 1300, None, True, True, 0.0),  # shares of the rows are joined
+    (2, 1, 1, 16, 24, 700, "mask", True, False, 0.0),
+    (1, 6, 1, 8, 8, 1, None, False, False, 0.0),
+    (37, 8, 2, 32, 40, 300, None, True, True, 0.0),
+    (5, 4, 4, 256, 192, 70, "heads", False, False, 5.0),
+    (9, 6, 3, 13, 7, 33, "mask", True, True, 3.0),
+]
+
+
+@pytest.mark.parametrize(("device", "kv"), on_profiles(PLAIN), indirect=["device"], ids=str)
+@pytest.mark.parametrize("case", ATTENTION, ids=str)
+def test_attention_op(device, kv, case):
+    tokens, heads, groups, width, across, rows, mask, sinks, bounds, cap = case
+    g = GraphBuilder()
+    q = g.input("q", (tokens, heads, width))
+    cache = g.input("k", (rows + 3, groups * width), kv)
+    k = g.reshape(g.rows(cache, 2, rows + 2), rows, groups, width)
+    v = g.permute(g.input("v", (groups, rows, across), kv), 1, 0, 2)
+    shape = (heads, tokens, rows) if mask == "heads" else (tokens, rows)
+    made = g.attention(
+        q, k, v,
+        mask=g.input("mask", shape) if mask else None,
+        sinks=g.input("sinks", (heads,)) if sinks else None,
+        bounds=g.input("bounds", (tokens, 2), I32) if bounds else None,
+        scale=0.3, soft_cap=cap,
+    )  # fmt: skip
+    graph = g.build(made)
+    check(device, graph, tame(graph, mask=LeafRule("mask"), bounds=LeafRule("bounds", bound=rows)))
+
+
+def test_attention_to_nothing_gives_zeros(device):
+    g = GraphBuilder()
+    k, q = g.input("k", (600, 1, 4)), g.input("q", (2, 2, 4))
+    bounds, mask = g.input("bounds", (2, 2), I32), g.input("mask", (600,))
+    graph = g.build(g.attention(q, k, k, bounds=bounds), g.attention(q, k, k, mask=mask))
+    values = tame(graph) | {"mask": np.full(600, -np.inf, np.float32)}
+    values["bounds"] = np.array([[3, 3], [600, 700]], np.int32)
+    check(device, graph, values)
+
+
 def test_batches_of_two_axes(device):
     g = GraphBuilder()
     w, x = g.weight("w", (2, 3, 9, 32), F16), g.input("x", (4, 3, 6, 32))
@@ -85,7 +129,8 @@ def test_batches_of_two_axes(device):
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (1, 3), (90, 1), (90, 3)])
 def test_mul_mat_id(device, dtype, tokens, rows):
     g = GraphBuilder()
-    w, x = g.weight("w", (5, 70, 64), dtype), g.input("x", (tokens, rows, 64))
+    k = whole(64, dtype)
+    w, x = g.weight("w", (5, 70, k), dtype), g.input("x", (tokens, rows, k))
     graph = g.build(g.mul_mat_id(w, x, g.input("ids", (tokens, 3), I32)))
     check(device, graph, tame(graph, ids=LeafRule("ids", bound=5)))
 

@@ -13,18 +13,18 @@ class Graphs:
     """All graphs of a device, and in which order they were made and closed."""
 
     def __init__(self):
-        self.told = []
+        self.log = []
         self.open = []
 
     def add(self, graph):
         close = graph.close
-        self.told.append("made")
+        self.log.append("made")
         self.open.append(graph)
 
         def watched():
             if graph in self.open:
                 self.open.remove(graph)
-                self.told.append("closed")
+                self.log.append("closed")
             close()
 
         graph.close = watched
@@ -39,7 +39,7 @@ class Updates(RecordedCapture):
 
     def end_into(self, graph):
         why = super().end_into(graph)
-        self._streams[0].device.graphs.told.append("updated")
+        self._streams[0].device.graphs.log.append("updated")
         return why
 
 
@@ -56,7 +56,7 @@ class RefusesAndBreaks(Refuses):
     """Refuses, and then makes no graph at all."""
 
     def end(self):
-        if self._streams[0].device.graphs.told:
+        if self._streams[0].device.graphs.log:
             raise DeviceFault("no graphs today")
         return super().end()
 

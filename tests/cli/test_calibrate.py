@@ -49,7 +49,7 @@ def test_json(calibrate, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--time-budget", "0"], "0.0 is not in the range"),
+        (["--time-budget", "0"], "'0' is not a time from 0.1 to 600 s"),
         (["--devices", "gone:0"], "gone"),
         ([*FEW, "-o", "/dev/null/rates.json"], "cannot write the rates"),
     ],

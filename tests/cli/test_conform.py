@@ -1,9 +1,11 @@
 import json
+import sys
 
 import pytest
 from rich.cells import cell_len
 
 from ggsched.cli.main import main
+from ggsched.ir.user_ops import unregister_op, user_ops
 from ggsched.testing import conformance
 from ggsched.testing.conformance import Harness
 from tests.testing.broken_devices import DeafStream, cpu_with
@@ -21,8 +23,8 @@ def test_a_backend_that_keeps_the_contract(capsys):
     out, err = capsys.readouterr()
     assert err == ""
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
-    assert rows["STR-5"] == ["5", "ok"]
-    assert rows["CAP-1"] == ["6", "ok"]
+    assert rows["STR-5"] == ["7", "ok"]
+    assert rows["CAP-1"] == ["8", "ok"]
     assert "cpu:0 keeps the contract" in out
     assert max(cell_len(line.rstrip()) for line in out.splitlines()) <= 80
 
@@ -48,7 +50,7 @@ def test_json(deaf, capsys):
 def test_each_case_on_request(capsys):
     assert main(["conform", "sim:1", "--rules", "BUF-3", "-v"]) == 0
     out, err = capsys.readouterr()
-    assert err.count("buf3_") == 4
+    assert err.count("buf3_") == 5
     assert "sim:1 keeps the contract" in out
 
 
@@ -84,3 +86,54 @@ def test_examples_are_passed_on(monkeypatch):
     monkeypatch.setattr(conformance, "run_conformance", run)
     assert main(["conform", "cpu", "--max-examples", "7", "--seed", "9"]) == 0
     assert (seen["max_examples"], seen["seed"], seen["rules"]) == (7, 9, None)
+
+
+OPS_MODULE = """
+import numpy as np
+import ggsched
+from ggsched import Sample
+
+ggsched.register_op("{name}", version="1", operands=("x",), in_place=(0,),
+                    reference=lambda x: x * x, kernels={{"cpu": np.square}},
+                    samples=[Sample([(3, 4)])])
+"""
+
+
+@pytest.fixture
+def my_ops(tmp_path, monkeypatch):
+    """A module in the current folder that registers the op ``sqr_of_test``."""
+    (tmp_path / "ops_of_test.py").write_text(OPS_MODULE.format(name="sqr_of_test"))
+    monkeypatch.chdir(tmp_path)
+    yield "ops_of_test:sqr_of_test"
+    sys.modules.pop("ops_of_test", None)
+    for op in user_ops():
+        unregister_op(op.name)
+
+
+def test_a_user_defined_op(my_ops, capsys):
+    assert main(["conform", "cpu", "--op", my_ops]) == 0
+    assert "7 passed, 0 failed, 0 skipped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cpu", "--op", "no_such_module:sqr"], "the module 'no_such_module' cannot be imported"),
+        (["cpu", "--op", "no_such_op"], "op 'no_such_op': it is not a user-defined op"),
+        (["cpu", "--op", "add"], "op 'add': it is not a user-defined op"),
+    ],
+)
+def test_an_op_that_is_not_there(arguments, message, capsys):
+    assert main(["conform", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_modules_of_ops_from_the_environment(my_ops, monkeypatch, capsys):
+    monkeypatch.setenv("GGSCHED_OPS", "ops_of_test")
+    assert main(["conform", "cpu", "--op", "sqr_of_test", "--rules", "LCH-2"]) == 0
+    monkeypatch.setenv("GGSCHED_OPS", "ops_of_nobody")
+    assert main(["devices"]) == 2
+    assert "'ops_of_nobody' cannot be imported" in capsys.readouterr().err

@@ -77,7 +77,7 @@ def test_json(plugins, capsys):
         ("bad", "broken"),
     ]
     assert data["backends"][0]["devices"][1]["facts"]["name"] == "fast:1"
-    assert "Traceback" in data["backends"][2]["story"]
+    assert "Traceback" in data["backends"][2]["traceback"]
 
 
 def test_restricted_and_ordered(plugins, capsys, monkeypatch):

@@ -86,7 +86,7 @@ def test_people_are_told(run):
     [
         (["--op-offload", "maybe"], "'maybe' is not one of"),
         (["--expert-staging-buffers", "0"], "0 is not in the range"),
-        (["--expert-cache", "many"], "'many' is no number of bytes"),
+        (["--expert-cache", "many"], "'many' is not a number of bytes"),
     ],
 )
 def test_refused(run, arguments, message):

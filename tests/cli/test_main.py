@@ -82,7 +82,7 @@ class TestBoundary:
         code = """
 import atexit, sys
 from ggsched.cli import main as module
-def interrupted(arguments):
+def interrupted(arguments, is_ours):
     print("begun")
     raise KeyboardInterrupt
 module._run = interrupted
@@ -232,7 +232,7 @@ class TestWordsOfLlamaCpp:
             ("-ngl x", "-ngl"),
             ("-ot nothing", "REGEX=DEVICE"),
             ("-ot =cpu:0", "REGEX=DEVICE"),
-            ("-ot [=cpu:0", "no regular expression"),
+            ("-ot [=cpu:0", "not a regular expression"),
             ("-ts 0,0", "-ts"),
             ("-ts 1,-1", "-ts"),
             ("-ts 1,nan", "-ts"),
@@ -248,3 +248,15 @@ class TestWordsOfLlamaCpp:
         assert err.startswith("ggsched: error: Invalid value for")
         assert named in err
         assert err.count("\n") == 1
+
+
+def test_a_missing_hypothesis_is_named(monkeypatch, capsys):
+    """The kit needs it, and ``make demo`` does not install it."""
+
+    def missing(*arguments):
+        raise ModuleNotFoundError("No module named 'hypothesis'", name="hypothesis")
+
+    monkeypatch.setattr("ggsched.cli.main._run", missing)
+    assert main(["conform", "cpu"]) == 3
+    err = capsys.readouterr().err
+    assert err == "ggsched: error: hypothesis is missing (pip install 'ggsched[test]')\n"

@@ -1,4 +1,4 @@
-"""``ggsched plan --explain``: reasons, alternatives and whereabouts, in words and as JSON."""
+"""``ggsched plan --explain``: reasons, alternatives and locations, in words and as JSON."""
 
 import json
 
@@ -40,7 +40,7 @@ def test_a_weight_in_words(explain):
     assert "home on cpu:1" in text
 
 
-@pytest.mark.parametrize("name", ["n12", "t7", "blk.1.k_cache", "tokens", "mask"])
+@pytest.mark.parametrize("name", ["n12", "t7", "blk.1.k_cache", "tokens", "bounds"])
 def test_json(explain, name):
     code, out, _ = explain(name, "--json", "--n-tokens", "3")
     assert code == 0

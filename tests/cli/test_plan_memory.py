@@ -6,11 +6,13 @@ import pytest
 
 from ggsched.backend.free_memory import available_host_nbytes, free_nbytes
 from ggsched.cli.main import main
+from ggsched.models.batch_runner import BatchRunner
 from ggsched.run.store import TensorStore
 from ggsched.testing.sim import SimConfig, SimWorld
 from tests.backends.device_settings import base_device
 from tests.models.helpers import ORACLE
 
+LLAMA = str(ORACLE / "llama-tiny-f32.gguf")
 MOE = str(ORACLE / "qwen3moe-tiny-f32.gguf")
 SPREAD = ["--devices", "cpu:0,cpu:1", "-ot", r"blk\.1\.=cpu:0"]
 
@@ -91,3 +93,21 @@ def test_free_memory(tmp_path):
     for text in ("", "MemAvailable: much\n", "MemAvailable:\n"):
         meminfo.write_text(text)
         assert available_host_nbytes(str(meminfo)) is None
+
+
+def test_a_huge_context_is_answered_quickly_and_readably(call, monkeypatch):
+    """Two billion tokens are 86 plans; numbers of any length keep their columns."""
+    began = []
+    real = BatchRunner.graph
+
+    def graph(self, *size):
+        began.append(size)
+        return real(self, *size)
+
+    monkeypatch.setattr(BatchRunner, "graph", graph)
+    code, out, _ = call("plan", LLAMA, "--devices", "cpu:0", "--memory", "-c", 2**31 - 1)
+    assert code == 0
+    assert len(began) < 1000
+    rows = [line for line in out.splitlines() if line.startswith("total")]
+    assert [len(row.split()) for row in rows] == [3]
+    assert all(len(line) <= 80 for line in out.splitlines())

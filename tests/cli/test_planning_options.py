@@ -12,6 +12,7 @@ from tests.models.helpers import ORACLE, wide_gguf
 LLAMA = str(ORACLE / "llama-tiny-f32.gguf")
 MOE = str(ORACLE / "qwen3moe-tiny-f32.gguf")
 CPU = ["--devices", "cpu:0"]
+GPU = ["--devices", "sim:0"]  # several streams run at full speed beside each other
 CPUS = ["--devices", "cpu:0,cpu:1", "-ot", r"blk\.1\.=cpu:0"]
 TOKENS = ["--tokens", "3,1,4,1,5", "-n", "8"]
 
@@ -60,7 +61,7 @@ class TestPlan:
         assert len(found.streams.streams) == used
 
     def test_auto_is_the_default_and_stays_sequential_where_nothing_is_gained(self, plan):
-        auto, plain = plan(*CPU, "--streams", "auto"), plan(*CPU)
+        auto, plain = plan(*GPU, "--streams", "auto"), plan(*GPU)
         assert auto.streams == plain.streams
         assert [gain.is_taken for gain in auto.streams.gains] == [False]
 
@@ -73,10 +74,10 @@ class TestPlan:
         assert len(plan(*CPU, "--streams", 1, model=wide).streams.streams) == 1
 
     def test_gains_are_told(self, call, wide):
-        _, out, _ = call("plan", wide, *CPU)
-        (line,) = [line for line in out.splitlines() if line.startswith("  cpu:0 s0:")]
+        _, out, _ = call("plan", wide, *GPU)
+        (line,) = [line for line in out.splitlines() if line.startswith("  sim:0 s0:")]
         assert "sequential, " in line
-        assert "2 streams are predicted to gain nothing" in " ".join(out.split())
+        assert "4 streams are predicted to gain nothing" in " ".join(out.split())
         _, out, _ = call("plan", wide, *CPU, "--streams", 2)
         assert "cpu:0 s0: 2 streams, predicted " in out
         assert "cpu:0 2 streams" in out
@@ -107,7 +108,7 @@ class TestPlan:
         [
             (["--streams", "0"], "neither auto, autotune nor a number from 1 to 64"),
             (["--streams", "two"], "neither auto, autotune nor a number from 1 to 64"),
-            (["--memory-budget", "64MB"], "no number of bytes such as 64MiB"),
+            (["--memory-budget", "64MB"], "is not a number of bytes such as 64MiB"),
             (["--memory-budget", "gpu:3=64MiB"], "the memory budget names 'gpu:3'"),
             (["--packing-effort", "-1"], "-1 is not in the range"),
         ],
@@ -187,3 +188,12 @@ def test_old_names_of_options_are_accepted_and_not_shown(call, old, new, value):
     _, out, _ = call("run", "--help")
     assert new in out
     assert old == new or old not in out
+
+
+@pytest.mark.parametrize("misspelt", ["--slotss", "--expert-rings", "--memory-effor"])
+def test_old_names_are_not_proposed(call, misspelt):
+    code, _, err = call("plan", LLAMA, *CPU, misspelt, "2")
+    assert code == 2
+    assert misspelt in err
+    assert misspelt[:-1] not in err.replace(misspelt, "")
+    assert "--memory-effort" not in err

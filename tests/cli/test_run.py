@@ -164,15 +164,18 @@ class TestLogits:
 
 
 REFUSED = {
-    "no prompt": ([], "give the prompt as -p TEXT or as --tokens 1,2,3"),
-    "two prompts": ([*TOKENS, "-p", "x"], "give the prompt as -p TEXT or as --tokens 1,2,3"),
+    "no prompt": ([], "give the prompt as -p TEXT, as -f FILE or as --tokens 1,2,3"),
+    "two prompts": (
+        [*TOKENS, "-p", "x"],
+        "give the prompt as -p TEXT, as -f FILE or as --tokens 1,2,3",
+    ),
     "text without tokenizer": (["-p", "x"], "has no tokenizer (pass --tokens 1,2,3)"),
-    "empty tokens": (["--tokens", ""], "is no list of whole numbers"),
+    "empty tokens": (["--tokens", ""], "is not a list of whole numbers"),
     "token that is none": (["--tokens", "1,256"], "token 256 is not in the vocabulary: it has 256"),
     "huge token": (["--tokens", "99999999999999999999"], "is not in the vocabulary"),
     "unknown backend": ([*TOKENS, "--devices", "gone:0"], "no backend 'gone' is installed"),
     "unknown device": ([*TOKENS, "--devices", "cpu:99"], "there is no device cpu:99"),
-    "no number": ([*TOKENS, "--devices", "cpu:x"], "'cpu:x' is no device"),
+    "no number": ([*TOKENS, "--devices", "cpu:x"], "'cpu:x' is not a device"),
     "one device twice": ([*TOKENS, "--devices", "cpu:0,cpu:0"], "named twice"),
     "no device": ([*TOKENS, "--devices", ""], "has an empty name"),
     "negative layers": ([*TOKENS, "-ngl", -1], "a number of layers is not negative"),
@@ -181,17 +184,17 @@ REFUSED = {
     "rule without device": ([*TOKENS, "-ot", "nonsense"], "is not REGEX=DEVICE"),
     "rule for an unknown device": ([*TOKENS, "-ot", "attn=gpu:0"], "device 'gpu:0'"),
     "rule for nothing": ([*TOKENS, "-ot", "zzz=cpu:0"], "-ot zzz matches no tensor"),
-    "no expression": ([*TOKENS, "-ot", "(=cpu:0"], "is no regular expression"),
+    "no expression": ([*TOKENS, "-ot", "(=cpu:0"], "is not a regular expression"),
     "shares of nobody": ([*TOKENS, "-ts", "1,1"], "-ts 1,1: one share of 0 or more"),
     "prompt too long": ([*TOKENS, "-c", 4], "0 + 5 tokens do not fit the context: it holds 4"),
     "negative tokens": ([*TOKENS, "-n", -1], "-1 is not in the range"),
     "no micro-batch": ([*TOKENS, "-ub", 0], "0 is not in the range"),
-    "negative temperature": ([*TOKENS, "--temp", -1], "'-1' is no number of 0 or more"),
-    "temperature that is no number": ([*TOKENS, "--temp", "nan"], "'nan' is no number"),
-    "infinite temperature": ([*TOKENS, "--temp", "inf"], "'inf' is no number"),
+    "negative temperature": ([*TOKENS, "--temp", -1], "'-1' is not a number of 0 or more"),
+    "temperature that is not a number": ([*TOKENS, "--temp", "nan"], "'nan' is not a number"),
+    "infinite temperature": ([*TOKENS, "--temp", "inf"], "'inf' is not a number"),
     "negative seed": ([*TOKENS, "--seed", -1], "-1 is not in the range"),
     "unknown policy": ([*TOKENS, "--weights", "zip"], "'zip' is not one of"),
-    "more memory than there is": ([*TOKENS, "-c", 10**12], "cpu:0: asked for"),
+    "more memory than there is": ([*TOKENS, "-c", 10**12], "does not fit the memory that is free"),
 }
 
 

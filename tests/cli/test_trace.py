@@ -49,8 +49,8 @@ def test_json(command, recorded):
     code, out, err = command("trace", recorded, "--json")
     data = json.loads(out)
     assert (code, err) == (0, "")
-    # The prompt, and each generated token but the last.
-    assert (data["runs"], data["micro_batches"], data["stages"]) == (3, 3, 2)
+    # The prompt, and each generated token but the last, which wait for each other.
+    assert (data["runs"], data["micro_batches"], data["stages"]) == (3, 1, 2)
     for device in data["devices"]:
         assert sum(device["shares"].values()) == pytest.approx(1.0)
     assert 0 < data["bubble"] < 1

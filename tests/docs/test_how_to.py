@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from ggsched.ir.user_ops import unregister_op, user_ops
 from tests.meta.repository import ROOT
 
 PROMISE = "Every Python snippet on this page is run by the project's tests, in this order."
@@ -32,6 +33,14 @@ def snippets(text):
             yield fence[2], output, text.count("\n", 0, fence.start()) + 1
 
 
+@pytest.fixture
+def _no_ops_stay():
+    yield
+    for op in user_ops():
+        unregister_op(op.name)
+
+
+@pytest.mark.usefixtures("_no_ops_stay")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_snippets_run(page, capsys):
     names = {"__name__": page.stem}
@@ -44,7 +53,7 @@ def test_snippets_run(page, capsys):
             assert same, f"line {line} printed:\n{printed}\ninstead of:\n{wanted}"
 
 
-# Pages whose Python is run elsewhere, or is no program.
+# Pages whose Python is run elsewhere, or is not a program.
 OTHERS = {
     "add-an-op.md": "pieces of files, as they are changed",
     "profile-a-run.md": "test_profile_a_run.py",

@@ -1,4 +1,4 @@
-"""The page's tables are the sanitizer's clocks, and both judges agree with its programs."""
+"""The page's tables are the sanitizer's clocks, and both checkers agree with its programs."""
 
 from tests.docs.three_ways import PAIR, filled
 from tests.meta.repository import ROOT, name_of

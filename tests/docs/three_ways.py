@@ -33,7 +33,7 @@ def filled(text: str) -> str:
 
 
 def told_of(head: str, body: str) -> list[str]:
-    """Return the verdicts of both judges, and the fixed variant in three ways."""
+    """Return the verdicts of both checkers, and the fixed variant in three ways."""
     (block,) = parse_litmus(f"litmus {head}\n{body}")
     broken, fixed = block_verdict(block)
     assert broken.is_as_stated, head

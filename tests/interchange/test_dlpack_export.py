@@ -206,7 +206,7 @@ def test_after_close(scheduler):
 
 def test_misuse(scheduler):
     exchange = scheduler.exchange
-    with pytest.raises(UsageError, match="no weight or state"):
+    with pytest.raises(UsageError, match="not a weight or state"):
         exchange.give(GRAPH.tensors[GRAPH.outputs[0]])
     with pytest.raises(UsageError, match="is a weight, not a state"):
         exchange.set_state(W, ONES["w"])
@@ -214,7 +214,7 @@ def test_misuse(scheduler):
         exchange.set_state(S, np.zeros((2, 3)))
     with pytest.raises(UsageError, match=r"\[3, 2\] given"):
         exchange.set_state(S, np.zeros((3, 2), np.float32))
-    with pytest.raises(InterchangeError, match="s: list is no array"):
+    with pytest.raises(InterchangeError, match="s: list is not an array"):
         exchange.set_state(S, [1.0])
     other = GraphBuilder("other")
     state = other.state("s", (9,))
@@ -277,3 +277,19 @@ def test_quantised_weights_are_their_bytes():
         tensor = scheduler.exchange.give(graph.named("q"))
         assert tensor.shape == (4, 34)
         np.testing.assert_array_equal(np.from_dlpack(tensor), packed)
+
+
+def test_a_copy_ends_with_its_tensor_too():
+    """The device is not the host: what it gave is a copy, which stays for those who took it."""
+    g = GraphBuilder("copy")
+    graph = g.build(g.add(g.input("x", (4,)), g.weight("w", (4,))))
+    given = np.arange(4, dtype=np.float32)
+    with Scheduler(["opencl:0"], weights={"w": given}) as scheduler:
+        scheduler.run(graph, {"x": given})
+        offered = scheduler.exchange.give(graph.named("w"))
+        assert not offered.is_view
+        taken = np.from_dlpack(offered)
+    for take in (lambda: np.from_dlpack(offered), offered.numpy, offered.sync):
+        with pytest.raises(InterchangeError, match="w: was released"):
+            take()
+    np.testing.assert_array_equal(taken, given)

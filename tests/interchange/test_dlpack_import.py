@@ -150,16 +150,16 @@ def consumed():
 
 
 BAD = {
-    "a list": ([1.0], "list is no array"),
-    "a number": (3.0, "float is no array"),
-    "nothing": (None, "NoneType is no array"),
-    "bytes": (b"1234", "bytes is no array"),
+    "a list": ([1.0], "list is not an array"),
+    "a number": (3.0, "float is not an array"),
+    "nothing": (None, "NoneType is not an array"),
+    "bytes": (b"1234", "bytes is not an array"),
     "on a GPU": (ByDlpack(np.arange(3.0), device=(2, 1)), r"lives on CUDA 1.*x\.cpu\(\)"),
     "somewhere": (ByDlpack(np.arange(3.0), device=(77, 0)), "lives on kind 77"),
     "on a GPU, described": (Both(np.arange(3.0), None, device=(2, 0)), "lives on CUDA 0"),
     "on no device": (ByDlpack(np.arange(3.0), device=None), "DLPack of ByDlpack fails"),
     "a producer that fails": (Raises(), "RuntimeError: on fire"),
-    "no capsule": (ByDlpack(Both(None, 3)), "int is no unused DLPack capsule"),
+    "no capsule": (ByDlpack(Both(None, 3)), "int is not an unused DLPack capsule"),
     "a description of nothing": (Odd(), "__array_interface__ of Odd fails"),
     "objects": (Objects(), "fails"),
     "masked": (np.ma.masked_array([1.0, 2.0], [0, 1]), "masked array"),
@@ -176,7 +176,7 @@ def test_refused(value, message):
 
 
 def test_a_capsule_is_taken_once():
-    with pytest.raises(InterchangeError, match="no unused DLPack capsule"):
+    with pytest.raises(InterchangeError, match="not an unused DLPack capsule"):
         host_array(consumed())
 
 

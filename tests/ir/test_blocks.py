@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import F32, QUANTIZED_DTYPES, DType
+from ggsched.ir.dtype import F32, Q4_K, QUANTIZED_DTYPES, dtype_by_name
+from ggsched.ir.layouts import LAYOUTS
 from ggsched.testing.generators.values import random_blocks
 from ggsched.testing.oracle.dequant import decode_layout, encoder_of, quantize
-from ggsched_cpu.dequant import decode_with, decoder
+from ggsched_cpu.dequant import decoder
 from ggsched_cpu.quant_gemv import vector_product
-from tests.ir.super_blocks import SUPER_BLOCKS
 
 ENCODED = [t for t in QUANTIZED_DTYPES if encoder_of(t)]
-LAYOUTS = {t.name: t.layout for t in QUANTIZED_DTYPES} | SUPER_BLOCKS
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -62,8 +61,7 @@ def test_the_cpu_decodes_them_the_same(name, seed):
     layout = LAYOUTS[name]
     raw = random_bytes(layout, seed)
     out = np.empty((3, 2 * layout.elements), np.float32)
-    known = {t.name: t for t in QUANTIZED_DTYPES}
-    decode = decoder(known[name]) if name in known else decode_with(layout)
+    decode = decoder(dtype_by_name(name))
     with np.errstate(all="ignore"):
         decode(raw, out)
     np.testing.assert_array_equal(out, theirs(name, raw))
@@ -97,7 +95,7 @@ def test_products_with_a_vector_are_those_of_what_is_decoded(dtype, seed):
     np.testing.assert_allclose(out, w @ x, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [F32, DType("q4_k", 256, 144, SUPER_BLOCKS["q4_k"])], ids=str)
+@pytest.mark.parametrize("dtype", [F32, Q4_K], ids=str)
 def test_there_is_no_encoder_for_some(dtype):
     with pytest.raises(UsageError, match=f"no encoder for {dtype}"):
         quantize(np.zeros((1, 256), np.float32), dtype)

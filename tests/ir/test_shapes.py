@@ -43,6 +43,15 @@ FITS = [
     ("soft_max", [(2, 3)], {}, F32, (2, 3)),
     ("soft_max", [(2, 3, 4), (3, 4), (2,)], {"mask": True, "sinks": True}, F32, (2, 3, 4)),
     ("soft_max", [(2, 3, 4), (2,)], {"sinks": True}, F32, (2, 3, 4)),
+    ("attention", [(7, 2, 4), (7, 2, 8), (3, 6, 4)], {}, F32, (3, 6, 8)),
+    ("attention", [((7, 2, 4), BF16), ((7, 2, 4), BF16), (0, 2, 4)], {}, F32, (0, 2, 4)),
+    (
+        "attention",
+        [((7, 2, 4), F16), ((7, 2, 4), F16), (3, 6, 4), (3, 7), (6,), i32(3, 2)],
+        {"mask": True, "sinks": True, "bounds": True, "soft_cap": 30.0},
+        F32,
+        (3, 6, 4),
+    ),
     ("swiglu", [(2, 3), (2, 3)], {}, F32, (2, 3)),
     ("argsort", [(2, 3)], {}, I32, (2, 3)),
     ("top_k", [(2, 3)], {"k": 2}, I32, (2, 2)),
@@ -96,6 +105,17 @@ REFUSED = [
     ("soft_max", [(2, 3), (3, 2)], {"mask": True}, "mask"),
     ("soft_max", [(2, 3), (2,)], {"sinks": True}, "sinks"),
     ("soft_max", [(2, 3, 4), (3,)], {"sinks": True}, "sinks"),
+    ("attention", [(7, 2, 4), ((7, 2, 4), F16), (3, 6, 4)], {}, "one type"),
+    ("attention", [((7, 2, 32), Q8_0), ((7, 2, 32), Q8_0), (3, 6, 32)], {}, "one type"),
+    ("attention", [(7, 2, 4), (7, 2, 4), ((3, 6, 4), F16)], {}, "operand 2 must be f32"),
+    ("attention", [(7, 2, 4), (6, 2, 4), (3, 6, 4)], {}, "needs k"),
+    ("attention", [(7, 2, 4), (7, 2, 4), (3, 6, 8)], {}, "needs k"),
+    ("attention", [(7, 2, 4), (7, 2, 4), (3, 5, 4)], {}, "multiple of G"),
+    ("attention", [(0, 2, 4), (0, 2, 4), (3, 6, 4)], {}, "N, G, D >= 1"),
+    ("attention", [(7, 2, 4), (7, 2, 4), (3, 6, 4)], {"soft_cap": -1.0}, "soft_cap"),
+    ("attention", [(7, 2, 4), (7, 2, 4), (3, 6, 4), (2, 7)], {"mask": True}, "broadcast"),
+    ("attention", [(7, 2, 4), (7, 2, 4), (3, 6, 4), (2,)], {"sinks": True}, "sinks"),
+    ("attention", [(7, 2, 4), (7, 2, 4), (3, 6, 4), i32(3)], {"bounds": True}, "bounds"),
     ("swiglu", [(2, 3), (3,)], {}, "one shape"),
     ("top_k", [(2, 3)], {"k": 4}, "k=4"),
     ("top_k", [(2, 3)], {"k": 0}, "k=0"),
@@ -130,7 +150,7 @@ def test_refused(op, specs, params, words):
 
 
 def test_every_op_has_a_case():
-    gated_and_unary = {"sub", "silu", "gelu", "clamp", "swiglu_oai", "norm"}
+    gated_and_unary = {"sub", "silu", "gelu", "sigmoid", "tanh", "clamp", "swiglu_oai", "norm"}
     assert {case[0] for case in FITS} | gated_and_unary == set(OPS)
 
 

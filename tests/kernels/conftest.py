@@ -4,8 +4,8 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory):
+def runner(compiled_kernels):
     """Return what compiles kernels for the host, and runs them."""
     from tests.kernels.test_fibers import Runner
 
-    return Runner(tmp_path_factory.mktemp("fibers"))
+    return Runner(compiled_kernels)

@@ -27,7 +27,6 @@ static inline unsigned draw_(unsigned count) {
   drawn_ = drawn_ * 1664525u + 1013904223u;
   return (drawn_ >> 8) % count;
 }
-static inline void yield_() { swapcontext(&now_->context, &scheduler_); }
 static inline void nap_(int seldom, int most) {
   for (int turns = draw_(seldom) ? 0 : draw_(most); turns > 0; turns--) yield_();
 }
@@ -143,6 +142,33 @@ static inline void host_multiply_halves_(float *sum, const unsigned *a, const un
   }
   __syncwarp();
 }
+/* Four matrices of 8 x 8 halves; lane 8 i + r says where row r of matrix i is. */
+static std::vector<const unsigned char *> places_;
+static inline void host_load_matrices_(unsigned *to, const unsigned char *p, bool is_turned) {
+  expect_((size_t)p % 16 == 0, "a row of a matrix that is not aligned");
+  places_.resize(fibers_.size());
+  places_[now_->lane + 32 * now_->warp - now_->lane / 32 * 32] = p;
+  __syncwarp();
+  int g = now_->lane % 32 / 4, t = now_->lane % 4;
+  for (int i = 0; i < 4; i++) {
+    unsigned short pair[2];
+    for (int e = 0; e < 2; e++) {
+      int row = is_turned ? 2 * t + e : g, column = is_turned ? g : 2 * t + e;
+      memcpy(&pair[e], places_[32 * now_->warp + 8 * i + row] + 2 * column, 2);
+    }
+    to[i] = pair[0] | (unsigned)pair[1] << 16;
+  }
+  __syncwarp();
+}
+static inline unsigned half_of_(float x) {
+#if defined(W_BF16)
+  unsigned bits = __float_as_uint(x);
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+#else
+  return _cvtss_sh(x, 0);
+#endif
+}
+static inline unsigned host_pair_of_(float low, float high) { return half_of_(low) | half_of_(high) << 16; }
 static inline unsigned host_sub_halves_(unsigned a, unsigned b) {
   unsigned low = _cvtss_sh(_cvtsh_ss(a & 65535) - _cvtsh_ss(b & 65535), 0);
   return low | (unsigned)_cvtss_sh(_cvtsh_ss(a >> 16) - _cvtsh_ss(b >> 16), 0) << 16;

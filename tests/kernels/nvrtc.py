@@ -8,6 +8,7 @@ import pytest
 
 from ggsched.errors import BackendUnavailable
 from ggsched_kernels import GPU, SOURCES
+from ggsched_kernels.calls import Launch
 from tests.kernels.tile_configs import cuts_of
 
 NEEDS_BINDINGS = pytest.mark.skipif(
@@ -25,6 +26,19 @@ TILES = {
     "BK": GPU.tile_depth,
 }
 
+LAUNCHES = {
+    "attention": Launch.BY_ITSELF, "heads_attention": Launch.BY_ITSELF,
+    "fed_rows": Launch.WAITS_FIRST, "fed_experts": Launch.WAITS_FIRST,
+    "tile_product": Launch.IN_TURN, "helpers": Launch.IN_TURN,
+    "attention_blocks": Launch.IN_TURN, "flash_attention": Launch.IN_TURN,
+}  # fmt: skip
+"""How kernels of a source are launched, where not at their heads."""
+
+
+def launch_of(source):
+    return LAUNCHES.get(source, Launch.AT_HEAD)
+
+
 ATTENTION = (
     {"WIDTH": 80, "SPAN": 16, "ROWS": 4, "STEPS": 2, "SPLITS": 1, "LANES": 32},
     {"WIDTH": 64, "SPAN": 8, "ROWS": 8, "STEPS": 4, "SPLITS": 8, "LANES": 256},
@@ -34,13 +48,39 @@ DECODE = (
     {"WIDTH": 128, "SPAN": 16, "ROWS": 4, "STEPS": 4, "SPLITS": 8, "LANES": 128},
 )
 
+OF_SOURCE = {
+    "matmul": TILES,
+    "attention_blocks": {
+        "BR": 16, "BC": 16, "MR": 4, "NR": 2, "VE": 2, "PITCH": 132, "TURNED": 0,
+    },
+}  # fmt: skip
+"""Definitions of shared sources beyond those that all have."""
+
+BARE = {"MASKED": 0, "CAPPED": 0}
+FLASH = (
+    {"WIDTH": 64, "ACROSS": 64, "MT": 2, "BN": 64, "PLANES": 1, "RESIDENT": 2, **BARE},
+    {"WIDTH": 128, "ACROSS": 128, "MT": 2, "BN": 64, "PLANES": 1, "RESIDENT": 2, **BARE},
+    {"WIDTH": 128, "ACROSS": 128, "MT": 1, "BN": 64, "PLANES": 2, "RESIDENT": 1, **BARE},
+    {"WIDTH": 192, "ACROSS": 128, "MT": 1, "BN": 32, "PLANES": 1, "RESIDENT": 1, **BARE},
+    {
+        "WIDTH": 256,
+        "ACROSS": 256,
+        "MT": 1,
+        "BN": 32,
+        "PLANES": 2,
+        "RESIDENT": 1,
+        "MASKED": 1,
+        "CAPPED": 1,
+    },
+)
+
 ROUTES = ({"LANES": 32, "SPAN": 32, "COUNT": 4}, {"LANES": 1024, "SPAN": 256, "COUNT": 32})
 
 
 def programs():
     """Yield (source, definitions) for every source, with every type of weight that it reads."""
     for name, packed in SOURCES.items():
-        defines = {**COMMON, **(TILES if name == "matmul" else {})}
+        defines = {**COMMON, **OF_SOURCE.get(name, {})}
         for cut in cuts_of(name):
             for dtype in packed or (None,):
                 more = {f"W_{dtype.upper()}": 1} if dtype else {}
@@ -50,13 +90,15 @@ def programs():
     yield "sum_add", _sorted({**COMMON, "LANES": 64, "COUNT": 4})
     for cut in ROUTES:
         yield "route", _sorted({**COMMON, **cut})
-    for dtype in ("W_F16", "W_F32", "W_BF16"):
-        for cut in ATTENTION:
-            yield "attention", _sorted({**COMMON, **cut, dtype: 1})
-    for dtype in ("W_F16", "W_F32"):
-        for cut, tokens in product((*ATTENTION[:1], *DECODE), (1, 4)):
-            yield "heads_attention", _sorted({**COMMON, **cut, "TOKENS": tokens, dtype: 1})
-    for dtype, planes in (("F32", 2), ("F16", 2), ("Q8_0", 2), ("Q4_0", 2), ("MXFP4", 1)):
+    yield from attention_programs()
+    for dtype, planes in (
+        ("F32", 2),
+        ("F16", 2),
+        ("Q8_0", 2),
+        ("Q4_0", 2),
+        ("MXFP4", 1),
+        ("Q6_K", 2),
+    ):
         yield "to_bf16", _sorted({**COMMON, "LANES": 256, "PLANES": planes, f"W_{dtype}": 1})
     for dtype in ("Q8_0", "Q4_0", "MXFP4"):
         yield "to_f16", _sorted({**COMMON, "LANES": 256, f"W_{dtype}": 1})
@@ -66,9 +108,20 @@ def programs():
     yield "helpers", ()
 
 
+def attention_programs():
+    """Yield the programs of attention."""
+    for dtype, cut in product(("W_F16", "W_F32", "W_BF16"), ATTENTION):
+        yield "attention", _sorted({**COMMON, **cut, dtype: 1})
+    for dtype, cut in product(("W_F16", "W_BF16"), FLASH):
+        yield "flash_attention", _sorted({**COMMON, "LANES": 128, **cut, dtype: 1})
+    for dtype in ("W_F16", "W_F32"):
+        for cut, tokens in product((*ATTENTION[:1], *DECODE), (1, 4)):
+            yield "heads_attention", _sorted({**COMMON, **cut, "TOKENS": tokens, dtype: 1})
+
+
 def tile_programs():
     """Yield the programs that multiply tiles, and those that prepare rows for them."""
-    from ggsched_cuda.tiles import CUTS
+    from ggsched_cuda_kernels.tiles import CUTS
 
     for is_bf16, planes in product((0, 1), (1, 2)):
         yield "to_halves", _sorted({**COMMON, "LANES": 256, "PLANES": planes, "HALF_BF16": is_bf16})

@@ -7,12 +7,11 @@ import pytest
 from ggsched.errors import PlanError
 from ggsched.ir.blocks import Bits
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import MXFP4, Q4_0, Q5_0, Q5_1, Q8_0, QUANTIZED_DTYPES
+from ggsched.ir.dtype import IQ4_NL, MXFP4, Q4_0, Q4_K, Q5_0, Q5_1, Q8_0, QUANTIZED_DTYPES
 from ggsched.passes import make_plan
 from ggsched.topology.model import Topology
 from ggsched_kernels import supported_ops
 from ggsched_kernels.block_constants import KERNEL_BLOCKS, block_constants, constants_text
-from tests.ir.super_blocks import SUPER_BLOCKS
 from tests.passes.machines import device, machine
 
 KNOWN = {
@@ -27,7 +26,7 @@ KNOWN = {
 
 @pytest.mark.parametrize("dtype", KNOWN, ids=str)
 def test_constants_of_types(dtype):
-    assert block_constants(dtype.layout) == KNOWN[dtype]
+    assert block_constants(dtype.layout) == KNOWN[dtype] | {"BLOCK_ELEMENTS": 32}
 
 
 def test_devices_declare_the_types_that_kernels_read_and_no_others():
@@ -40,9 +39,8 @@ def test_devices_declare_the_types_that_kernels_read_and_no_others():
         assert (f"mul_mat:{dtype}" in ops) == is_known
 
 
-@pytest.mark.parametrize("name", SUPER_BLOCKS)
-def test_layouts_that_kernels_cannot_read_have_none(name):
-    assert block_constants(SUPER_BLOCKS[name]) is None
+def test_kernels_read_all_types():
+    assert KERNEL_BLOCKS == QUANTIZED_DTYPES
 
 
 def changed(dtype, **changes):
@@ -58,6 +56,10 @@ def changed(dtype, **changes):
         changed(Q5_0, parts=(Q5_0.layout.codes.parts[0], Bits(2, 32, 1, run=4, up=4))),
         replace(Q4_0.layout, scale=MXFP4.layout.scale),
         replace(Q5_1.layout, min=replace(Q5_1.layout.min, sign=-1)),
+        replace(Q4_K.layout, sub_mins=None),
+        replace(Q4_K.layout, scale=MXFP4.layout.scale),
+        changed(IQ4_NL, table=tuple(1.5 * x for x in IQ4_NL.layout.codes.table)),
+        changed(Q4_K, parts=(Bits(16, 256, 4, run=4),)),
     ],
 )
 def test_layouts_that_differ_a_little_have_none(layout):

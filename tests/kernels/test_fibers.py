@@ -6,10 +6,13 @@ machine itself: its words for clusters are replaced, and no two lanes run at the
 """
 
 import ctypes
+import functools
+import hashlib
 import platform
 import re
 import shutil
 import subprocess
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,10 +23,12 @@ from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, I32, dtype_by_name
 from ggsched.ir.tensor import Role
+from ggsched.testing.allowance import rounding_allowances
 from ggsched.testing.eager import bound_nodes
 from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_cuda_kernels.flash_attention import SPLIT_ROWS
 from ggsched_kernels import CODE, FAULT, Constant, warp_profile
-from ggsched_kernels.calls import CodeOf
+from ggsched_kernels.calls import ArgPlaceholder, CodeOf
 from tests.kernels.nvrtc import NEEDS_BINDINGS
 from tests.kernels.test_cuda_on_host import CONVERSIONS
 
@@ -35,8 +40,9 @@ NEEDS = [
 pytestmark = NEEDS
 
 H200 = warp_profile(132, 232448, True)
-PATTERN = "mul_mat+soft_max+mul_mat"
-HEADERS = [Path(__file__).with_name(name) for name in ("fibers.h", "gates.h")]
+HEADER = "\n".join(
+    Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("fibers.h", "gates.h")
+)
 MACHINE = re.compile(r"#if SPLITS > 1\n.*?#endif\n", re.DOTALL)
 WORDS = {
     "LOAD16_ONCE(p)": "LOAD16(p)",
@@ -54,10 +60,49 @@ WORDS = {
     "MEET(lanes)": "meet_some_(lanes)",
     "MULTIPLY_ADD(sum, a, b, scratch)": "host_multiply_add_((sum), (a), (b))",
     "MULTIPLY_HALVES(sum, a, b)": "host_multiply_halves_((sum), (a), (b))",
+    "LOAD_MATRICES(to, p)": "host_load_matrices_((to), (p), false)",
+    "LOAD_TURNED(to, p)": "host_load_matrices_((to), (p), true)",
+    "PAIR_OF(low, high)": "host_pair_of_((low), (high))",
+    "EXP2(x)": "exp2f(x)",
     "SUB_HALVES(a, b)": "host_sub_halves_((a), (b))",
     "PERMUTED_OR_SIGN(a, b, selector)": "host_permuted_or_sign_((a), (b), (selector))",
 }
 """What words of the machine are here."""
+
+
+FLAGS = ("-std=c++17", "-O1", "-mf16c", "-shared", "-fPIC", "-w")
+
+
+def library_of(folder, name, text, defines):
+    """Return the path of a text's library; what the text begins with is compiled once for all.
+
+    Definitions of words that the header uses make g++ read its text again.
+    """
+    header = compiled(folder, "header", HEADER, ["-x", "c++-header"], ".h.gch")
+    if not (text_of_it := header.with_suffix("")).exists():
+        text_of_it.write_text(HEADER, encoding="utf-8")
+    flags = ["-I", str(folder), "-include", header.stem, *defines]
+    return compiled(folder, name, text, flags, ".so")
+
+
+def compiled(folder, name, text, flags, suffix):
+    """Compile a text unless the folder has it; processes may share the folder."""
+    content = "\0".join([compiler_version(), *FLAGS, *flags, text])
+    made = folder / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:32]}{suffix}"
+    if not made.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            file, to = Path(own, f"{name}.cpp"), Path(own, made.name)
+            file.write_text(text, encoding="utf-8")
+            command = ["g++", *FLAGS, *flags, "-o", str(to), str(file)]
+            done = subprocess.run(command, check=False, timeout=120, capture_output=True)
+            assert done.returncode == 0, done.stderr.decode()
+            to.replace(made)
+    return made
+
+
+@functools.cache
+def compiler_version():
+    return subprocess.run(["g++", "--version"], check=True, capture_output=True, text=True).stdout
 
 
 class Memory:
@@ -78,7 +123,7 @@ class Runner:
 
     def __init__(self, folder):
         self.folder, self.libraries, self.fault = folder, {}, np.zeros(4, np.int32)
-        self.seed = 0
+        self.seed, self.memory = 0, {}
 
     def run(self, call, codes=None):
         library = self._library(call)
@@ -111,6 +156,8 @@ class Runner:
     def _address(self, arg, keep):
         if arg is FAULT:
             return self.fault.ctypes.data
+        if isinstance(arg, ArgPlaceholder):
+            return self.memory[arg].view.ctypes.data
         if isinstance(arg, Constant):
             keep.append(np.frombuffer(arg.content, np.uint8).copy())
             return keep[-1].ctypes.data
@@ -120,23 +167,15 @@ class Runner:
         key = call.source, call.kernel, call.defines
         if key in self.libraries:
             return self.libraries[key]
-        file = self.folder / f"{call.kernel}{len(self.libraries)}.cpp"
-        file.write_text(host_text(call), encoding="utf-8")
-        to = file.with_suffix(".so")
         defines = [f"-D{k}={v}" for k, v in call.defines]
-        command = ["g++", "-std=c++17", "-O1", "-mf16c", "-shared", "-fPIC", "-w", *defines]
-        done = subprocess.run(
-            [*command, "-o", str(to), str(file)], check=False, timeout=120, capture_output=True
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        library = ctypes.CDLL(str(to))
+        library = ctypes.CDLL(str(library_of(self.folder, call.kernel, host_text(call), defines)))
         library.complaint.restype = ctypes.c_char_p
         return self.libraries.setdefault(key, library)
 
 
 def host_text(call):
     """Return a source with what runs one of its kernels for a list of arguments."""
-    from ggsched_cuda.programs import text_of
+    from ggsched_cuda_kernels.sources import text_of
 
     text = text_of(call.source)
     for cuda, host in CONVERSIONS.items():
@@ -170,8 +209,7 @@ extern "C" int run(void **arguments, int first, int count, int y, int z, int lan
   return run_gated_(count, y, z, lanes, local, lane_of_it);
 }}
 """
-    headers = "\n".join(header.read_text(encoding="utf-8") for header in HEADERS)
-    return f"{headers}\nstatic int first_;\n{text}\n{tail}"
+    return f"static int first_;\n{text}\n{tail}"
 
 
 def laid_out(graph, values):
@@ -186,21 +224,21 @@ def laid_out(graph, values):
 # --- attention --------------------------------------------------------------------------------
 
 
-def attention(tokens, groups, share, n, width, dtype, masked, sinks):
+def attention(tokens, groups, share, n, width, dtype, masked, sinks, *, across=0, **more):
     """Return the graph of a layer's attention, over the rows of a cache from the second on."""
     g, heads = GraphBuilder("attention"), groups * share
     q = g.input("q", (tokens, heads, width))
     kept = [
-        g.reshape(g.rows(g.input(name, (n + 2, groups * width), dtype), 1, n + 1), n, groups, width)
-        for name in ("keys", "values")
+        g.reshape(g.rows(g.input(name, (n + 2, groups * m), dtype), 1, n + 1), n, groups, m)
+        for name, m in (("keys", width), ("values", across or width))
     ]
-    operands = [g.input("mask", (tokens, n))] * masked
-    kq = g.mul_mat(g.permute(kept[0], 1, 0, 2), g.permute(q, 1, 0, 2))
-    weights = g.soft_max(
-        kq, operands[0] if masked else None, g.input("sinks", (heads,)) if sinks else None,
-        scale=width**-0.5,
+    mask = g.input("mask", (tokens, n)) if masked == "scattered" else None
+    bounds = g.input("bounds", (tokens, 2), I32) if masked and mask is None else None
+    made = g.attention(
+        q, *kept, mask=mask, bounds=bounds, sinks=g.input("sinks", (heads,)) if sinks else None,
+        scale=width**-0.5, **more,
     )  # fmt: skip
-    return g.build(g.mul_mat(g.permute(kept[1], 1, 2, 0), weights))
+    return g.build(made)
 
 
 def drawn(t, rng):
@@ -212,18 +250,27 @@ def drawn(t, rng):
 
 
 def mask_of(kind, tokens, n, rng):
-    """Return a mask: of each token the positions up to it, a window, scattered ones, or none."""
-    seen = np.zeros((tokens, n), bool)
-    last = np.minimum(n - 1, n // 2 + np.arange(tokens))[:, None]
-    if kind == "prefix":
-        seen = np.arange(n) <= last
-    elif kind == "window":
-        seen = (np.arange(n) <= last) & (np.arange(n) > last - 3)
-    elif kind == "scattered":
-        seen = rng.random((tokens, n)) < 0.3
-        seen[:, n // 3] = True
-    bias = rng.uniform(-1, 1, (tokens, n)) if kind == "scattered" else 0.0
-    return np.where(seen, bias, -np.inf).astype(np.float32)
+    """Return a mask of scattered positions, some of them hidden."""
+    seen = rng.random((tokens, n)) < 0.3
+    seen[:, n // 3] = True
+    return np.where(seen, rng.uniform(-1, 1, (tokens, n)), -np.inf).astype(np.float32)
+
+
+def bounds_of(kind, tokens, n):
+    """Return what tokens see: the positions up to their own, a window, or all."""
+    end = np.minimum(n, n // 2 + 1 + np.arange(tokens))
+    first = {"prefix": 0 * end, "window": end - 3, "all": 0 * end}[kind]
+    return np.stack([first, end if kind != "all" else 0 * end + n + 5], -1).astype(np.int32)
+
+
+def seen_by(graph, kind, tokens, n, rng):
+    """Return values of mask and bounds, as far as a graph has them."""
+    values = {}
+    if "mask" in graph:
+        values["mask"] = mask_of(kind, tokens, n, rng)
+    if "bounds" in graph:
+        values["bounds"] = bounds_of(kind, tokens, n)
+    return values
 
 
 CASES = [
@@ -239,6 +286,7 @@ CASES = [
     (1, 1, 1, 1000, 64, "f16", "scattered", False, 2),
     (2, 1, 2, 130, 256, "f32", "prefix", False, 8),
     (2, 1, 4, 100, 64, "f16", "all", True, 132),
+    (3, 1, 4, 900, 64, "f16", "window", True, 16),
 ]
 
 
@@ -251,23 +299,64 @@ FAST = 4
     ids=str,
 )
 def test_attention(runner, case):
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     tokens, groups, share, n, width, kind, mask, sinks, units = case
     dtype, rng = dtype_by_name(kind), np.random.default_rng(0)
-    graph = attention(tokens, groups, share, n, width, dtype, mask is not None, sinks)
+    graph = attention(tokens, groups, share, n, width, dtype, mask, sinks)
     values = {t.name: drawn(t, rng) for t in graph.roots(Role.INPUT)}
-    if mask is not None:
-        values["mask"] = mask_of(mask, tokens, n, rng)
+    values |= seen_by(graph, mask, tokens, n, rng)
     nodes, memory = laid_out(graph, values)
-    group = Group(PATTERN, tuple(node.node for node in nodes))
-    profile = replace(H200, units=units)
-    (call,), _ = lower([replace(node, group=group) for node in nodes], profile)
+    (call,), _ = lower(nodes, replace(H200, units=units))
     assert call.kernel == "attention"
     runner.run(call)
     ((tid, wanted),) = run_oracle(graph, values).items()
     got = memory[tid].view.view(np.float32).reshape(wanted.shape)
     np.testing.assert_allclose(got, wanted, 1e-5, 1e-5)
+    assert np.isnan(memory[tid].bytes[-32:].view(np.float32)).all(), "what lies behind is as it was"
+
+
+FLASH = [
+    # tokens, key heads, query heads of each, positions, widths, type, mask, sinks, cap, activations
+    (9, 1, 4, 150, (64, 64), "bf16", "prefix", False, 0.0, "auto"),
+    (20, 2, 7, 100, (64, 32), "f16", "window", True, 0.0, "auto"),
+    (9, 1, 1, 70, (16, 16), "f16", "scattered", True, 0.0, "f32"),
+    (70, 1, 2, 130, (32, 48), "bf16", "prefix", True, 0.0, "f32"),
+    (9, 1, 2, 65, (80, 80), "f16", "all", False, 5.0, "auto"),
+    (9, 1, 2, 1000, (96, 96), "f16", "prefix", True, 0.0, "auto"),  # shares of the rows
+    (9, 1, 2, 33, (192, 128), "bf16", "prefix", False, 0.0, "auto"),
+    (9, 1, 3, 40, (256, 256), "f16", None, True, 0.0, "f32"),
+    (130, 1, 1, 130, (64, 64), "f16", "prefix", False, 0.0, "auto"),
+]
+FAST_FLASH = 4
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*FLASH[:FAST_FLASH], *(pytest.param(c, marks=pytest.mark.slow) for c in FLASH[FAST_FLASH:])],
+    ids=str,
+)
+def test_flash_attention(runner, case):
+    from ggsched_cuda_kernels.kernel_selection import lower
+
+    tokens, groups, share, n, (width, across), kind, mask, sinks, cap, activations = case
+    dtype, rng = dtype_by_name(kind), np.random.default_rng(0)
+    more = {"across": across, "soft_cap": cap}
+    graph = attention(tokens, groups, share, n, width, dtype, mask, sinks, **more)
+    values = {t.name: drawn(t, rng) for t in graph.roots(Role.INPUT)}
+    values |= seen_by(graph, mask, tokens, n, rng)
+    nodes, memory = laid_out(graph, values)
+    calls, needed = lower(nodes, replace(H200, activations=activations))
+    assert [c.kernel for c in calls] == ["flash_attention", "attention_join"][: len(calls)]
+    assert (len(calls) > 1) == (n >= 2 * SPLIT_ROWS)
+    runner.memory = {name: Memory(nbytes) for name, nbytes in needed.items()}
+    for call in calls:
+        runner.run(call)
+    ((tid, wanted),) = run_oracle(graph, values).items()
+    allowed = rounding_allowances(graph, values, {tid: wanted})[tid]
+    got = memory[tid].view.view(np.float32).reshape(wanted.shape)
+    share_of = {"auto": 1.0, "f32": 0.02}[activations]
+    assert (np.abs(got - wanted) <= 2e-5 + 1e-5 * np.abs(wanted) + share_of * allowed).all()
     assert np.isnan(memory[tid].bytes[-32:].view(np.float32)).all(), "what lies behind is as it was"
 
 
@@ -278,7 +367,7 @@ def test_attention(runner, case):
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("wrong", [False, True])
 def test_joined_heads(runner, kind, tokens, wrong):
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     width, rng = 80, np.random.default_rng(1)
     g = GraphBuilder("heads")

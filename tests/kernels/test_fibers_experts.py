@@ -103,7 +103,7 @@ def test_experts(runner, case):
 @pytest.mark.parametrize("case", CHOSEN[2:], ids=str)
 @pytest.mark.parametrize("wrong", [-1, EXPERTS, 1 << 30, -(1 << 31)])
 def test_a_bad_id(runner, case, wrong):
-    """It is reported, nothing is fetched that is no operand, and all others are right."""
+    """It is reported, nothing is fetched that is not an operand, and all others are right."""
     graph, memory, values = run_experts(runner, case, wrong)
     assert runner.fault[:3].tolist() == [7, wrong, EXPERTS]
     (got,), (wanted,) = results(graph, memory).values(), run_oracle(graph, values).values()

@@ -57,7 +57,7 @@ def graph_of(c):
 
 
 def lowered(nodes, c):
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     group = Group(c.pattern, tuple(n.node for n in nodes[3:]))
     nodes = [*nodes[:3], *(replace(n, group=group) for n in nodes[3:])]

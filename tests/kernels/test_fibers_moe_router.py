@@ -49,7 +49,7 @@ def drawn(what, tokens, experts, rng):
 
 
 def lowered(nodes, kernel):
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     (call,), scratch = lower(nodes, H200)
     assert call.kernel == kernel
@@ -198,7 +198,7 @@ def is_whole(case):
     ids=str,
 )
 def test_sums(runner, case, is_over):
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     shape, order, rest = case
     graph, rng = sums(shape, order, rest, flat=True), np.random.default_rng(5)
@@ -219,7 +219,7 @@ def test_sums(runner, case, is_over):
 
 
 def test_sums_that_do_not_fit_go_node_by_node():
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     for shape, flat in (((2, 5, 33), True), ((2, 5, 4), False)):
         graph = sums(shape, None, (2, 5) if flat else (2, 5, 1), flat)

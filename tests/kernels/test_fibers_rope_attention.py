@@ -10,7 +10,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, I32, DType
 from ggsched.ir.tensor import Role
 from ggsched.testing.oracle.interpreter import run_oracle
-from tests.kernels.test_fibers import H200, NEEDS, PATTERN, drawn, laid_out, mask_of
+from tests.kernels.test_fibers import H200, NEEDS, drawn, laid_out, seen_by
 
 pytestmark = NEEDS
 
@@ -55,15 +55,15 @@ def layer(c):
     keys, values = (
         g.reshape(g.rows(s, FIRST, FIRST + c.n), c.n, c.groups, c.width) for s in stored
     )
-    mask = g.input("mask", (c.tokens, c.n)) if c.mask else None
+    mask = g.input("mask", (c.tokens, c.n)) if c.mask == "scattered" else None
+    bounds = g.input("bounds", (c.tokens, 2), I32) if c.mask and mask is None else None
     sinks = g.input("sinks", (heads,)) if c.sinks else None
-    kq = g.mul_mat(g.permute(keys, 1, 0, 2), g.permute(q, 1, 0, 2))
-    weights = g.soft_max(kq, mask, sinks, scale=c.width**-0.5)
-    graph = g.build(q, *stored, g.mul_mat(g.permute(values, 1, 2, 0), weights))
+    scale = c.width**-0.5
+    made = g.attention(q, keys, values, mask=mask, sinks=sinks, bounds=bounds, scale=scale)
+    graph = g.build(q, *stored, made)
     rng = np.random.default_rng(len(c.rows))
     given = {t.name: drawn(t, rng) for t in graph.roots(Role.INPUT) if t.dtype is not I32}
-    if c.mask:
-        given["mask"] = mask_of(c.mask, c.tokens, c.n, rng)
+    given |= seen_by(graph, c.mask, c.tokens, c.n, rng)
     if c.factors:
         given["factors"] = rng.uniform(0.5, 8, turn["n_dims"] // 2).astype(np.float32)
     given["positions"] = np.arange(1000, 1000 + c.tokens, dtype=np.int32)
@@ -85,9 +85,8 @@ def bound(graph, values, in_place):
             )
             for node in nodes
         ]
-    for pattern, members in (("rope+set_rows", (1, 2)), (PATTERN, (4, 5, 6))):
-        for i in members:
-            nodes[i] = replace(nodes[i], group=Group(pattern, members))
+    for i in (1, 2):
+        nodes[i] = replace(nodes[i], group=Group("rope+set_rows", (1, 2)))
     return nodes, memory
 
 
@@ -123,8 +122,8 @@ FAST = 4
 )
 def test_a_layer(runner, case, in_place):
     """The kernel does what the oracle says, and to the bit what two kernels do."""
-    from ggsched_cuda.kernel_selection import lower
-    from ggsched_cuda.pdl_prefetch import DEFINE
+    from ggsched_cuda_kernels.kernel_selection import lower
+    from ggsched_cuda_kernels.pdl_prefetch import DEFINE
 
     graph, values = layer(case)
     profile = replace(H200, units=case.units)
@@ -155,7 +154,7 @@ def test_a_layer(runner, case, in_place):
 @pytest.mark.parametrize("wrong", [-1, 48, 1 << 30])
 def test_a_bad_id(runner, wrong):
     """It is reported with the code of the node, and attention sees the caches as they were."""
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     graph, values = layer(Case((20, 21), mask="scattered"))
     values["ids"][1] = wrong
@@ -183,7 +182,7 @@ def test_a_bad_id(runner, wrong):
 
 def test_what_lies_behind_the_positions_counts_for_nothing(runner):
     """Also where a warp still reads: nothing times infinity would be no number."""
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     graph, values = layer(Case((41,), n=41))
     values["v"][:] = np.inf

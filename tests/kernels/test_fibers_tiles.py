@@ -1,4 +1,4 @@
-"""Fed kernels that multiply tiles on units for matrices, on the host; see ``test_fibers_fed``.
+"""Warp-specialised tile products on tensor cores, on the host; see ``test_fibers_fed``.
 
 The host's unit takes its factors apart as the machine-independent code says that lanes hold them.
 """

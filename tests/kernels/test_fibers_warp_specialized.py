@@ -41,7 +41,7 @@ def values_of(graph, bound=1, amp=0.5):
 
 def one_call(nodes, groups, units):
     """Return the call that computes all nodes, in groups of known patterns."""
-    from ggsched_cuda.kernel_selection import lower
+    from ggsched_cuda_kernels.kernel_selection import lower
 
     for pattern, members in groups:
         for i in members:
@@ -78,8 +78,8 @@ NUMBERS = ("GATED", "ROWS", "TEAMS", "TILES", "LANES")
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0", "q4_0", "mxfp4"])
 def test_sets_of_rows(tmp_path, kind):
     """Whatever the extent, a set has rows, its lanes suffice, and warps have places in it."""
-    from ggsched_cuda.programs import text_of
-    from ggsched_cuda.warp_specialized.tile_config import cut_for
+    from ggsched_cuda_kernels.sources import text_of
+    from ggsched_cuda_kernels.warp_specialized.tile_config import cut_for
 
     dtype, cuts = dtype_by_name(kind), set()
     for k, sides in product(range(32, 16385, 32), (1, 2)):
@@ -262,7 +262,7 @@ def test_rows(runner, case):
 @pytest.mark.parametrize("kind", ["bf16", "q8_0", "mxfp4"])
 def test_a_second_place(runner, monkeypatch, form, kind):
     """A result goes to another place as well, to the byte, if there is one."""
-    monkeypatch.setattr("ggsched_cuda.warp_specialized.rows.SENT_NBYTES", 0)
+    monkeypatch.setattr("ggsched_cuda_kernels.warp_specialized.rows.SENT_NBYTES", 0)
     case = Case(form, kind, 288, rows=203)
     graph, memory, wanted, call = run_rows(runner, case)
     assert dict(call.defines)["ALSO"] == "1"
@@ -282,7 +282,7 @@ BLOCKS = [("q8_0", 320), ("q4_0", 320), ("mxfp4", 320), ("q4_0", 736), ("mxfp4",
 @pytest.mark.parametrize(("kind", "k"), [("bf16", 320), *BLOCKS])
 @pytest.mark.parametrize("what", [np.inf, -np.inf, np.nan])
 def test_what_is_no_number(runner, kind, k, what):
-    """An infinity times a block is not taken apart: all that it reaches is no number."""
+    """An infinity times a block is not taken apart: all that it reaches is NaN."""
     case = Case("plain", kind, k)
     x = np.random.default_rng(5).uniform(-1, 1, (1, k)).astype(np.float32)
     x[0, k - 243] = what

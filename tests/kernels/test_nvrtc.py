@@ -1,17 +1,23 @@
-"""The kernels compile for every GPU that is named, and early launch is safe in what comes out."""
+"""The kernels compile for every GPU that is named, and PDL is safe in the PTX."""
 
 import re
 
 import pytest
 
-from ggsched_cuda.programmatic_launch import (
-    ENROLLED,
-    FIRST_ARCH,
-    OWN_WAIT,
-    is_enrolled,
-    with_early_start,
+from benchmarks.gpu.shapes import GPT_OSS_20B, LLAMA_1B
+from ggsched_cuda_kernels.programmatic_launch import FIRST_ARCH, starts_early, with_early_start
+from ggsched_kernels.calls import KernelCall, Launch
+from tests.backends.test_cuda_rope_attention import H200, step_of
+from tests.kernels.nvrtc import (
+    ARCHS,
+    COMMON,
+    DECODE,
+    NEEDS_BINDINGS,
+    compiler,
+    label,
+    launch_of,
+    programs,
 )
-from tests.kernels.nvrtc import ARCHS, COMMON, DECODE, NEEDS_BINDINGS, compiler, label, programs
 from tests.kernels.ptx import before_wait, kernels_of
 
 pytestmark = NEEDS_BINDINGS
@@ -27,25 +33,28 @@ ENTRY = re.compile(r"\.visible \.entry (\w+)\(.*?\n}", re.DOTALL)
     "program", [p if p in FEW else pytest.param(p, marks=pytest.mark.slow) for p in ALL], ids=label
 )
 def test_compiles(program, arch):
-    from ggsched_cuda.programs import options_for, text_of
+    from ggsched_cuda_kernels.sources import options_for, text_of
 
     name, defines = program
     mode = "on" if arch >= FIRST_ARCH else "off"
-    assert compiler().compile_text(text_of(name, mode), options_for(arch, defines))
+    text = text_of(name, mode, launch_of(name))
+    assert compiler().compile_text(text, options_for(arch, defines))
 
 
 @pytest.mark.parametrize(
     "program", [p if p in FEW else pytest.param(p, marks=pytest.mark.slow) for p in ALL], ids=label
 )
 def test_nothing_is_read_before_the_wait(program):
-    """In each enrolled kernel the wait stands before the first access to global memory."""
-    entries = ptx(*program, "on")
+    """In each kernel that is launched early the wait stands before the first access to memory."""
+    entries, launch = ptx(*program, "on"), launch_of(program[0])
     for kernel, code in entries.items():
-        if kernel in OWN_WAIT:
+        if launch in (Launch.BY_ITSELF, Launch.WAITS_FIRST):
+            if kernel != program[0]:
+                continue  # of a header: it is not launched from here
             early = [s.op for s in before_wait(kernels_of(code)[kernel]) if s.is_access]
             assert set(early) <= {"prefetch.global.L2"}, kernel  # which reads nothing
             continue
-        if kernel not in ENROLLED:
+        if launch is Launch.IN_TURN:
             assert "griddepcontrol" not in code
             continue
         before, wait, _ = code.partition("griddepcontrol.wait")
@@ -61,11 +70,12 @@ def test_a_kernel_without_the_wait_is_noticed():
     assert not any("griddepcontrol.wait" in code for code in entries.values())
 
 
-def ptx(name, defines, mode):
-    from ggsched_cuda.programs import options_for, text_of
+def ptx(name, defines, mode, launch=None):
+    from ggsched_cuda_kernels.sources import options_for, text_of
 
     flags = [o.replace("sm_90a", "compute_90") for o in options_for(FIRST_ARCH, defines)]
-    text = compiler().compile_text(text_of(name, mode), flags, virtual=True).decode()
+    source = text_of(name, mode, launch or launch_of(name))
+    text = compiler().compile_text(source, flags, virtual=True).decode()
     return {match[1]: match[0] for match in ENTRY.finditer(text)}
 
 
@@ -76,7 +86,7 @@ OF_A_GROUP = 1 << 16
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_groups_of_many_lanes_have_registers_enough(arch):
-    from ggsched_cuda.programs import options_for, text_of
+    from ggsched_cuda_kernels.sources import options_for, text_of
 
     for name, defines in (p for p in ALL if p[0] == "route"):
         code = compiler().compile_text(text_of(name), options_for(arch, defines))
@@ -99,40 +109,53 @@ OF_ANGLES = 28
 @pytest.mark.parametrize("cut", DECODE, ids=lambda cut: str(cut["WIDTH"]))
 def test_attention_leaves_room_for_the_next_kernel(form, cut):
     """And arrays are in registers: one that is not made a step of llama 1B a sixth slower."""
-    from ggsched_cuda.programs import options_for, text_of
+    from ggsched_cuda_kernels.sources import options_for, text_of
 
     name, more = form
     defines = tuple((k, str(v)) for k, v in {**COMMON, **cut, **more, "W_F16": 1}.items())
     flags = options_for(FIRST_ARCH, defines)
-    code = compiler().compile_text(text_of(name, "on"), flags)
+    source = text_of(name, "on", Launch.BY_ITSELF)
+    code = compiler().compile_text(source, flags)
     counts = [int.from_bytes(found, "little") for found in REGISTERS.findall(code)]
     assert 0 < max(counts) * cut["LANES"] <= LEFT_BY_TWO
     for tokens in sorted({more.get("TOKENS", 1), 4}):
         some = {**dict(defines), **({"TOKENS": str(tokens)} if more else {})}
         flags = options_for(FIRST_ARCH, tuple(some.items()))
-        text = compiler().compile_text(text_of(name, "on"), flags, virtual=True).decode()
+        text = compiler().compile_text(source, flags, virtual=True).decode()
         spilled = re.findall(r"__local_depot\d+\[(\d+)\]", text)
         assert all(int(nbytes) <= OF_ANGLES for nbytes in spilled), tokens
 
 
-def test_every_enrolled_kernel_exists():
-    from ggsched_cuda.programs import text_of
+@pytest.mark.parametrize("hp", [LLAMA_1B, GPT_OSS_20B], ids=lambda hp: hp.arch)
+def test_how_the_kernels_of_a_step_are_launched(hp):
+    """Those at their heads have one in the text that is compiled for them."""
+    from ggsched_cuda_kernels.kernel_selection import lower
+    from ggsched_cuda_kernels.sources import text_of
 
-    heads = set()
-    for name, _ in FEW:
-        heads |= set(re.findall(r"^KERNEL\((\w+)\)", text_of(name), re.MULTILINE))
-    assert heads >= ENROLLED - LATER
-
-
-LATER = frozenset({"matvec_rows", "matvec_rows_id", "matvec_blocks", "matvec_blocks_id"})
+    kernels = set()
+    for call in lower(step_of(hp), H200)[0]:
+        if not isinstance(call, KernelCall) or call.kernel in kernels:
+            continue
+        kernels.add(call.kernel)
+        assert call.launch is launch_of(call.source), call.kernel
+        if call.launch is Launch.AT_HEAD:
+            text = text_of(call.source, "on", call.launch)
+            assert re.search(rf"^KERNEL\({call.kernel}\)[^{{]*{{ EARLY_START\(\);", text, re.M)
+    assert {"fed_rows", "heads_attention", "get_rows"} <= kernels
 
 
 def test_modes():
-    source = "KERNEL(rope)(int a,\n            int b) {\n  int c;\n}\nKERNEL(other)(int a) {\n}\n"
-    text = with_early_start(source, "on")
+    source = "KERNEL(rope)(int a,\n            int b) {\n  int c;\n}\nFOO(other)(int a) {\n}\n"
+    text = with_early_start(source, "on", Launch.AT_HEAD)
     assert "int b) { EARLY_START();\n  int c;" in text
-    assert text.count("EARLY_START();") == 1
-    assert with_early_start(source, "off") == source
-    assert not is_enrolled("rope", 80, "on")
-    assert not is_enrolled("rope", 90, "off")
-    assert is_enrolled("rope", 90, "late")
+    assert text.count("{ EARLY_START();") == 1
+    for launch in (Launch.BY_ITSELF, Launch.WAITS_FIRST):
+        text = with_early_start(source, "on", launch)
+        assert text.endswith(source)
+        assert "define EARLY 1" in text
+    assert with_early_start(source, "on", Launch.IN_TURN) == source
+    for launch in Launch:
+        assert with_early_start(source, "off", launch) == source
+        assert not starts_early(launch, 80, "on")
+        assert not starts_early(launch, 90, "off")
+        assert starts_early(launch, 90, "late") == (launch is not Launch.IN_TURN)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ggsched_cuda.programmatic_launch import ENROLLED
 from ggsched_kernels import SOURCES
+from ggsched_kernels.calls import Launch
 from tests.kernels.nvrtc import ARCHS, COMMON, NEEDS_BINDINGS, compiler
 from tests.kernels.test_nvrtc import ptx
 from tests.kernels.tile_configs import FEEDER
@@ -21,18 +21,21 @@ def defines(weight):
 @pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch >= FIRST_ARCH])
 @pytest.mark.parametrize("weight", SOURCES["matvec_blocks"])
 def test_compiles(weight, arch):
-    from ggsched_cuda.programs import options_for, text_of
+    from ggsched_cuda_kernels.sources import options_for, text_of
 
-    text = text_of("matvec_blocks", "on")
-    assert compiler().compile_text(text, options_for(arch, defines(weight)))
+    for launch in (Launch.AT_HEAD, Launch.IN_TURN):
+        text = text_of("matvec_blocks", "on", launch)
+        assert compiler().compile_text(text, options_for(arch, defines(weight)))
 
 
 def test_the_feeder_waits_for_predecessors_too():
-    entries = ptx("matvec_blocks", defines("q8_0"), "on")
-    assert set(entries) == {"matvec_blocks", "matvec_blocks_id"}
-    for name, code in entries.items():
-        if name in ENROLLED:
-            assert "cp.async.bulk" in code.partition("griddepcontrol.wait")[2]
-        else:  # starts when its predecessor has ended, so there is nothing to wait for
-            assert "cp.async.bulk" in code
-            assert "griddepcontrol" not in code
+    """Those of experts start when their predecessor has ended, so that they need not wait."""
+    for launch in (Launch.AT_HEAD, Launch.IN_TURN):
+        entries = ptx("matvec_blocks", defines("q8_0"), "on", launch)
+        assert set(entries) == {"matvec_blocks", "matvec_blocks_id"}
+        for code in entries.values():
+            if launch is Launch.AT_HEAD:
+                assert "cp.async.bulk" in code.partition("griddepcontrol.wait")[2]
+            else:
+                assert "cp.async.bulk" in code
+                assert "griddepcontrol" not in code

@@ -82,8 +82,8 @@ def test_ids_that_a_node_between_writes():
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory):
-    return Runner(tmp_path_factory.mktemp("kernels"))
+def runner(compiled_kernels):
+    return Runner(compiled_kernels)
 
 
 class TestListRows:

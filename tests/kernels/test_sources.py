@@ -22,6 +22,7 @@ from ggsched_kernels import (
     warp_profile,
 )
 from ggsched_kernels.block_constants import KERNEL_DTYPES
+from tests.kernels.nvrtc import OF_SOURCE
 from tests.kernels.tile_configs import cuts_of
 
 FOLDER = resources.files(ggsched_kernels)
@@ -85,7 +86,7 @@ def test_digest():
 
 @pytest.mark.parametrize("name", ["nothing", "common.h"])
 def test_unknown_source(name):
-    with pytest.raises(UsageError, match="sources: copy, elementwise"):
+    with pytest.raises(UsageError, match="sources: attention_blocks, copy"):
         source(name, "opencl")
 
 
@@ -122,7 +123,7 @@ def test_cuda_compiles(name, weight, cut, tmp_path):
     lanes = p.tile_lanes if name == "matmul" else p.lanes
     tile = {"LX": p.tile_columns, "NR": p.lane_columns, "MR": p.lane_rows}
     values = {"VW": p.vector, "LANES": lanes, "BM": p.tile_rows, "BK": p.tile_depth, **tile}
-    values |= cuts_of(name)[cut]
+    values |= {**OF_SOURCE.get(name, {}), **cuts_of(name)[cut]}
     defines = [f"-D{key}={value}" for key, value in values.items()]
     file = tmp_path / "kernels.cu"
     file.write_text(source(name, "cuda"), encoding="utf-8")

@@ -8,8 +8,9 @@ import re
 
 import pytest
 
-from ggsched_cuda.programmatic_launch import FIRST_ARCH, OWN_WAIT
-from tests.kernels.nvrtc import ARCHS, compiler
+from ggsched_cuda_kernels.programmatic_launch import FIRST_ARCH
+from ggsched_kernels.calls import Launch
+from tests.kernels.nvrtc import ARCHS, compiler, launch_of
 from tests.kernels.ptx import BULK, WAIT, address_of, before_wait, kernels_of, parameters_behind
 from tests.kernels.warp_specialized_programs import FED, fed_programs, label
 
@@ -43,10 +44,10 @@ def frames_of(source, defines, arch, groups=1):
     Args:
         groups: How many are to share the registers of a multiprocessor.
     """
-    from ggsched_cuda.programs import options_for, text_of
+    from ggsched_cuda_kernels.sources import options_for, text_of
 
     bounds = "__launch_bounds__(LANES + 32, %d)"
-    text = text_of(source, "on")
+    text = text_of(source, "on", Launch.WAITS_FIRST)
     assert bounds % 1 in text
     text = text.replace(bounds % 1, bounds % groups)
     code = compiler().compile_text(text, options_for(arch, defines))
@@ -56,7 +57,7 @@ def frames_of(source, defines, arch, groups=1):
 def test_there_are_programs_of_all_types():
     assert len(FEW) == 2 * 6
     assert {source for source, _ in ALL} == FED
-    assert FED <= OWN_WAIT
+    assert {launch_of(source) for source in FED} == {Launch.WAITS_FIRST}
 
 
 @pytest.mark.parametrize(
@@ -77,11 +78,15 @@ def test_spills_are_noticed():
 
 
 def ptx(source, defines, mode, **others):
-    from ggsched_cuda.programs import options_for, text_of
+    from ggsched_cuda_kernels.sources import options_for, text_of
 
     defines = tuple(sorted({**dict(defines), **others}.items()))
     flags = [o.replace("sm_90a", "compute_90a") for o in options_for(FIRST_ARCH, defines)]
-    text = compiler().compile_text(text_of(source, mode), flags, virtual=True).decode()
+    text = (
+        compiler()
+        .compile_text(text_of(source, mode, Launch.WAITS_FIRST), flags, virtual=True)
+        .decode()
+    )
     (kernel,) = kernels_of(text).values()
     assert BULK in kernel
     return kernel

@@ -28,7 +28,7 @@ class Memory:
 
 def calls_of(hp, dtype, *, constant, n_tokens=1, profile=H200):
     """Return the calls of a step of a model, with every tensor in a place of its own."""
-    from ggsched_cuda.kernel_selection import fusions_of, lower
+    from ggsched_cuda_kernels.kernel_selection import fusions_of, lower
 
     # Layers are alike, but for what follows the last one.
     hp = replace(hp, n_layer=2)

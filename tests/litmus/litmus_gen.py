@@ -1,4 +1,4 @@
-"""Random litmus programs, as text, and a judge of them that tries everything."""
+"""Random litmus programs, as text, and a checker of them that tries everything."""
 
 from itertools import combinations
 

@@ -1,4 +1,4 @@
-"""Every block of the corpus gets the verdict that its header states, from both judges."""
+"""Every block of the corpus gets the verdict that its header states, from both checkers."""
 
 from collections import Counter
 from pathlib import Path

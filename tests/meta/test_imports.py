@@ -70,5 +70,5 @@ def test_contracts_cover_every_package():
     assert {f"backends/{name}" for name in plugins} <= set(packaged)
     there = {p.name for p in (ROOT / "ggsched").iterdir() if (p / "__init__.py").exists()}
     assert {f"ggsched.{name}" for name in there & JUDGES} <= set(
-        contracts["judges-know-no-passes"]["source_modules"]
+        contracts["executor-and-checker-know-no-passes"]["source_modules"]
     )

@@ -189,18 +189,17 @@ class Runner:
             kv_dtype=self.kv_dtype,
         )
         at = np.arange(self.n_past, end, dtype=np.int32)
-        back = at[:, None] - np.arange(n_kv)
         values = {
             **self.weights,
             "tokens": np.asarray(tokens, np.int32),
             "positions": at,
             "kv_rows": at,
-            "mask": _mask(back >= 0),
+            "bounds": np.stack([0 * at, at + 1], axis=-1),
             "out_rows": rows.astype(np.int32),
         }
         window = self.model.hparams.window
         if window:
-            values["mask_window"] = _mask((back >= 0) & (back < window))
+            values["bounds_window"] = np.stack([np.maximum(0, at + 1 - window), at + 1], axis=-1)
         self.n_past = end
         return run_oracle(graph, values, states=self.states)[graph.outputs[0]]
 
@@ -208,7 +207,3 @@ class Runner:
         """Return the logits of all tokens, fed in micro-batches of that size."""
         parts = [self.feed(tokens[i : i + batch]) for i in range(0, len(tokens), batch)]
         return np.concatenate(parts)
-
-
-def _mask(visible):
-    return np.where(visible, 0.0, -np.inf).astype(np.float32)

@@ -30,11 +30,10 @@ SLOW = [case for case in product((80, 90), (LLAMA, GPT_OSS), (ONE, TWO)) if case
 
 
 @pytest.fixture(scope="module")
-def gpus(tmp_path_factory):
-    """Return a GPU of a capability; what it has compiled is kept."""
-    folders = {arch: tmp_path_factory.mktemp(f"sm_{arch}") for arch in (80, 90)}
-    runners = {arch: Runner(folder) for arch, folder in folders.items()}
-    return lambda arch: in_software(runners[arch], arch=arch)
+def gpus(compiled_kernels):
+    """Return a GPU of a capability."""
+    runner = Runner(compiled_kernels)
+    return lambda arch: in_software(runner, arch=arch)
 
 
 def check_logits(name, devices, **options):

@@ -265,7 +265,7 @@ class TestSampler:
 
 
 class TestInputs:
-    def test_masks_rows_and_window(self):
+    def test_bounds_rows_and_window(self):
         model = load_model(ORACLE / "gptoss-tiny-f32.gguf")
         with Session(model, ["cpu:0"], SessionOptions(n_ctx=32), settings=Settings()) as session:
             graph = session.graph(3, 10, 2)
@@ -274,11 +274,9 @@ class TestInputs:
         np.testing.assert_array_equal(inputs["kv_rows"], [10, 11, 12])
         np.testing.assert_array_equal(inputs["out_rows"], [1, 2])
         for i, position in enumerate((10, 11, 12)):
-            seen = np.flatnonzero(inputs["mask"][i] == 0)
-            np.testing.assert_array_equal(seen, np.arange(position + 1))
-            seen = np.flatnonzero(inputs["mask_window"][i] == 0)
-            np.testing.assert_array_equal(seen, np.arange(position - 7, position + 1))
-        assert set(np.unique(inputs["mask"])) == {-np.inf, 0.0}
+            np.testing.assert_array_equal(inputs["bounds"][i], [0, position + 1])
+            window = [position - 7, position + 1]
+            np.testing.assert_array_equal(inputs["bounds_window"][i], window)
 
 
 def test_reset_after_numbers_that_are_not_finite(session):

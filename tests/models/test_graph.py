@@ -30,8 +30,8 @@ def test_inputs_states_weights_output(name):
     model = load_model(ORACLE / f"{name}.gguf", weights="packed")
     graph = build_model_graph(model.spec, **SIZES, kv_dtype=F16)
     inputs = {t.name: t.shape for t in graph.roots(Role.INPUT)}
-    window = {"mask_window": (2, 32)} if name.startswith("gpt") else {}
-    wanted = {"tokens": (2,), "positions": (2,), "kv_rows": (2,), "mask": (2, 32)}
+    window = {"bounds_window": (2, 2)} if name.startswith("gpt") else {}
+    wanted = {"tokens": (2,), "positions": (2,), "kv_rows": (2,), "bounds": (2, 2)}
     assert inputs == wanted | window | {"out_rows": (1,)}
     states = {t.name: (t.shape, t.dtype) for t in graph.roots(Role.STATE)}
     assert states == {f"blk.{i}.{kv}_cache": ((64, 32), F16) for i in range(3) for kv in "kv"}
@@ -61,7 +61,7 @@ def test_each_node_has_a_label_of_its_own_that_tells_its_block(name):
     assert labels[-2:] == ["result_norm", "result_output"]
     inside = [label for label in labels if label.startswith("blk.")]
     assert len(inside) == len(labels) - 4
-    assert {"blk.1.kq", "blk.1.kq_soft_max", "blk.1.kqv_out", "blk.1.l_out"} <= set(labels)
+    assert {"blk.1.kqv", "blk.1.kqv_out", "blk.1.l_out"} <= set(labels)
     blocks = [int(label.split(".")[1]) for label in inside]
     assert blocks == sorted(blocks)
     for node in graph.nodes:

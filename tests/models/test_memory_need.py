@@ -3,24 +3,34 @@
 import random
 import re
 from collections import defaultdict
+from itertools import groupby
 
 import pytest
 
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
 from ggsched.errors import UsageError
-from ggsched.models.batches import BatchSize, trajectory
+from ggsched.models.batches import (
+    BatchSize,
+    batch_schedule,
+    batch_starts,
+    decoding_starts,
+    kv_bucket,
+)
+from ggsched.models.graph import build_model_graph
 from ggsched.models.load import load_model
 from ggsched.models.memory_need import Need
 from ggsched.models.offload import Offload, OverrideRule
 from ggsched.models.session import Session, SessionOptions
 from ggsched.passes.experts.policy import ExpertPolicy
+from ggsched.passes.pipeline import make_plan
 from ggsched.plan.splits import HOST
 from ggsched.testing.generators.topologies import ALL_OPS
 from ggsched.testing.plan_builder import fake_device
 from ggsched.testing.sim import SimConfig, SimWorld
 from ggsched.topology.model import Topology
 from tests.models.helpers import ORACLE, tiny_gguf
+from tests.passes.machines import machine
 
 FILES = sorted(path.name for path in ORACLE.glob("*.gguf"))
 ARCHS = ("llama", "qwen3moe", "gpt-oss")
@@ -195,20 +205,47 @@ def test_with_memory_for_one_plan_at_a_time_it_still_runs(tmp_path):
 
 
 def test_micro_batches_of_a_run():
-    sizes = list(trajectory(10, 3, n_ctx=64, step=4))
-    assert sizes == [
-        *([BatchSize(4, 32, 1)] * 2),
-        BatchSize(2, 32, 1),
-        *([BatchSize(1, 32, 1)] * 2),
-    ]
-    assert list(trajectory(2, 9, n_ctx=4, step=8, all_logits=True)) == [
+    sizes = list(batch_schedule(10, 3, n_ctx=64, step=4))
+    assert sizes == [BatchSize(4, 32, 1), BatchSize(2, 32, 1), BatchSize(1, 32, 1)]
+    assert list(batch_schedule(2, 9, n_ctx=4, step=8, all_logits=True)) == [
         BatchSize(2, 4, 2),
-        *([BatchSize(1, 4, 1)] * 2),
+        BatchSize(1, 4, 1),
     ]
-    assert list(trajectory(1, 0, n_ctx=1, step=1)) == [BatchSize(1, 1, 1)]
+    assert list(batch_schedule(1, 0, n_ctx=1, step=1)) == [BatchSize(1, 1, 1)]
     for prompt in (0, 5):
         with pytest.raises(UsageError, match="a prompt of"):
-            list(trajectory(prompt, 1, n_ctx=4, step=4))
+            list(batch_schedule(prompt, 1, n_ctx=4, step=4))
+
+
+@pytest.mark.parametrize("together", [1, 3, 4])
+def test_batches_are_left_out_only_where_they_repeat_the_last(together):
+    """Against going through all of them, for every prompt of a context with several buckets."""
+    step = 7
+
+    def parts(start, n_prompt, n_ctx):
+        out = []
+        for at in range(start, min(n_prompt, start + step * together), step):
+            n = min(step, n_prompt - at)
+            out.append((n, kv_bucket(at + n, n_ctx), at + n == n_prompt))
+        return out
+
+    for n_ctx, prompts in ((300, range(1, 301)), (9000, (8999, 9000))):
+        for n_prompt in prompts:
+            every = [parts(s, n_prompt, n_ctx) for s in range(0, n_prompt, step * together)]
+            wanted = [key for key, _ in groupby(every)]
+            starts = batch_starts(n_prompt, n_ctx=n_ctx, step=step, together=together)
+            found = [key for key, _ in groupby(parts(s, n_prompt, n_ctx) for s in starts)]
+            assert found == wanted
+        sizes = [kv_bucket(p + 1, n_ctx) for p in range(1, n_ctx)]
+        starts = [*decoding_starts(1, n_ctx, n_ctx=n_ctx)]
+        assert [kv_bucket(p + 1, n_ctx) for p in starts] == [b for b, _ in groupby(sizes)]
+
+
+def test_a_context_of_two_billion_tokens_has_few_sizes():
+    n_ctx = 2**31 - 1
+    sizes = list(batch_schedule(n_ctx - 31, 32, n_ctx=n_ctx, step=512))
+    assert len(sizes) < 400
+    assert sizes[-1] == BatchSize(1, n_ctx, 1)
 
 
 def test_needs_add_up():
@@ -231,3 +268,23 @@ def test_host_memory_is_told_apart():
         assert need.slots == nbytes("input", "output") > 0
         assert need.staging == nbytes("staging") >= 3 * 4 * model.hparams.n_embd
         assert need.total == need.slots + need.staging
+
+
+def arena_nbytes(spec, n_tokens, n_kv):
+    """Return what a plan takes beside weights and states."""
+    graph = build_model_graph(spec, n_tokens=n_tokens, n_kv=n_kv, n_out=1, n_ctx=8192)
+    plan = make_plan(graph, machine("cpu:0"))
+    return sum(a.nbytes for a in plan.memory.arenas if a.kind == "compute")
+
+
+@pytest.mark.parametrize("name", ["llama-tiny-f32", "gptoss-tiny-f32"])
+def test_a_prefill_has_no_table_of_tokens_and_rows(name):
+    """Its memory does not depend on the rows that it looks at, and grows as its tokens do."""
+    spec = load_model(ORACLE / f"{name}.gguf").spec
+    few = arena_nbytes(spec, 64, 64)
+    assert few > 0
+    assert arena_nbytes(spec, 64, 8192) == few
+    many = arena_nbytes(spec, 512, 8192)
+    assert many <= 9 * few
+    heads = spec.hparams.n_head
+    assert many < 4 * 512 * 8192 * heads / 4, "a quarter of one table"

@@ -13,7 +13,7 @@ import pytest
 
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
-from ggsched.errors import BackendUnavailable
+from ggsched.errors import BackendUnavailable, UsageError
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload, OverrideRule
 from ggsched.models.session import Session, SessionOptions
@@ -217,3 +217,15 @@ def test_logits_on_two_cpus(name, ubatch, models, devices):
 def test_logits_on_one_cpu(name, models, devices):
     plan = compare(name, models, devices, ("cpu:0",), Offload(), 32)
     assert len(plan.splits.splits) == 1
+
+
+@pytest.mark.parametrize(
+    "tokens", [[1.0, 2.0], [1, 2.5], ["a"], [True], [[1, 2]], np.ones(2, np.float32), [None]]
+)
+def test_only_whole_numbers_are_fed(tokens):
+    with Session(load_model(ORACLE / "llama-tiny-f32.gguf"), ["cpu:0"]) as session:
+        with pytest.raises(UsageError, match="is not a token id"):
+            session.feed(tokens)
+        assert session.n_past == 0
+        session.feed(np.array([1, 2], np.int64))
+        assert session.n_past == 2

@@ -161,7 +161,7 @@ class TestGenerators:
         assert session.n_past == n_past
 
     def test_interleaved(self, session):
-        """The one that began last goes on; the other is told."""
+        """The one that began last goes on; the other gets an error."""
         first, second = session.generate(PROMPT, 4), session.generate(OTHER, 4)
         next(first)
         begun = [next(second)]

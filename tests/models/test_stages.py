@@ -5,7 +5,6 @@ for devices of a file, times are the cost model's or simulated.
 """
 
 import json
-import math
 import re
 from dataclasses import replace
 from itertools import pairwise, product
@@ -30,12 +29,12 @@ from ggsched.models.spec import ModelSpec, WeightSpec
 from ggsched.passes.cost.predict import predict_step
 from ggsched.plan.command import Copy, Launch, Record, Upload, Wait
 from ggsched.sanitize import check_plan
-from ggsched.testing.sim.costs import Costs
 from ggsched.testing.sim.world import SimWorld
 from ggsched.topology.codec import topology_from_text
 from ggsched.topology.cost import guessed_rates
 from ggsched.topology.model import CopyPath, Topology
 from tests.models.helpers import tiny_gguf
+from tests.testing.sims import FREE
 
 FOLDER = Path(__file__).parent.parent / "data" / "topologies"
 STEP, PARTS = 512, 8
@@ -109,7 +108,7 @@ class TestHomes:
         assert homes.devices["output.weight"] == p - 1
 
     def test_the_first_stage_is_where_block_0_is(self):
-        """Devices that get no layers are no stages."""
+        """Devices that get no layers are not stages."""
         homes = find_homes(LLAMA, gpus(3), Offload(tensor_split=(0.0, 1.0, 1.0)))
         assert homes.devices["token_embd.weight"] == homes.devices["blk.0.attn_q.weight"] == 1
 
@@ -266,20 +265,7 @@ class TestPrediction:
         assert beside.seconds == pytest.approx(alone.seconds, rel=0.05)
 
 
-FREE = Costs(
-    enqueue_s=0,
-    launch_s=0,
-    node_s=1,
-    flops_per_s=math.inf,
-    memory_bytes_per_s=math.inf,
-    transfer_s=0,
-    upload_bytes_per_s=math.inf,
-    download_bytes_per_s=math.inf,
-    copy_bytes_per_s=math.inf,
-    record_s=0,
-    wait_s=0,
-    thread_wait_s=0,
-)
+COSTS = replace(FREE, node_s=1)
 """Each node takes a second, and nothing else takes any time."""
 
 
@@ -305,7 +291,7 @@ class TestRun:
         options = SessionOptions(n_ctx=32, n_batch=2 * PARTS, n_ubatch=2, pipelining="on")
         with Session(model, SimWorld.of_topology(gpus(1)).open_all(), options) as s:
             expected = s.feed(tokens)
-        world = SimWorld.of_topology(gpus(p), costs=FREE)
+        world = SimWorld.of_topology(gpus(p), costs=COSTS)
         with Session(model, world.open_all(), options) as s:
             np.testing.assert_allclose(s.feed(tokens), expected, rtol=1e-4, atol=1e-5)
             s.reset()

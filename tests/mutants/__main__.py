@@ -8,31 +8,32 @@ from pathlib import Path
 
 from tests.mutants.page import page
 from tests.mutants.plan_score import drawn_plans, plan_scores
-from tests.mutants.score import BlockVerdict, check_twin, mutation_score
+from tests.mutants.score import BlockVerdict, check_baseline, mutation_score
 from tests.mutants.table import MUTANTS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure; return 1 if a mutant survives, a twin is rejected, or a plan mutant is missed."""
+    """Measure; return 1 if a mutant survives, a baseline is rejected, or a plan mutant missed."""
     parser = argparse.ArgumentParser("python -m tests.mutants", description=__doc__)
     parser.add_argument("--rules", default="*", help="pattern of rules or mutants: EVT-*")
     parser.add_argument("--quick", action="store_true", help="cases of the mutants' own rules only")
+    parser.add_argument("--jobs", type=int, default=1, help="processes; 1 by default")
     parser.add_argument("-o", "--output", type=Path, help="write the page to this file")
     options = parser.parse_args(arguments)
     mutants = [m for m in MUTANTS if any(fnmatchcase(t, options.rules) for t in (m.rule, m.name))]
     rejected = 0
-    for twin in dict.fromkeys(m.twin for m in mutants):
-        for result in check_twin(twin, {m.rule for m in mutants if m.twin is twin}):
+    for baseline in dict.fromkeys(m.baseline for m in mutants):
+        for result in check_baseline(baseline, {m.rule for m in mutants if m.baseline is baseline}):
             rejected += 1
-            _say(f"twin {twin.name} REJECTED by {result.case.name}: {result.reason}")
-    judged = mutation_score(mutants, elsewhere=not options.quick, tell=_tell)
+            _say(f"baseline {baseline.name} REJECTED by {result.case.name}: {result.reason}")
+    assessed = mutation_score(mutants, elsewhere=not options.quick, tell=_tell, jobs=options.jobs)
     scores = list(plan_scores(drawn_plans()))
-    survivors = sum(not j.is_killed for j in judged)
+    survivors = sum(not j.is_killed for j in assessed)
     missed = sum(len(s.missed) for s in scores)
-    _say(f"{len(judged)} mutants, {survivors} survive; {rejected} rejections of twins")
+    _say(f"{len(assessed)} mutants, {survivors} survive; {rejected} rejections of baselines")
     _say(f"{sum(sum(s.counts.values()) for s in scores)} mutants of plans, {missed} missed")
     if options.output is not None:
-        options.output.write_text(page(judged, scores), encoding="utf-8")
+        options.output.write_text(page(assessed, scores), encoding="utf-8")
     return 1 if survivors or rejected or missed else 0
 
 

@@ -11,7 +11,7 @@ from tests.mutants.mutate_offers import offering_harness
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
+class Baseline:
     """A good device.
 
     Attributes:
@@ -27,23 +27,27 @@ SIM_REPEATS: Final = 6
 """Seeds with which a case runs on a simulated device: one order may be kind to a mutant."""
 
 
-def _sim(name: str, config: SimConfig) -> Twin:
+def _sim(name: str, config: SimConfig) -> Baseline:
     def harness() -> Harness:
         return replace(sim_harness(config, name=name), repeats=SIM_REPEATS, grace_s=0.002)
 
-    return Twin(name, harness)
+    return Baseline(name, harness)
 
 
-CPU: Final = Twin("cpu", lambda: Harness.named("cpu:0"))
+CPU: Final = Baseline("cpu", lambda: Harness.named("cpu:0"))
 SIM: Final = _sim("sim", SimConfig())
 SIM_TWO_QUEUES: Final = _sim("sim, 2 queues", SimConfig(transfer_queues=1))
 SIM_BARRIER: Final = _sim("sim, barriers", SimConfig(copy_order="barrier"))
 SIM_SMALL: Final = _sim("sim, 16 MiB", SimConfig(memory_nbytes=1 << 24))
 SIM_APART: Final = _sim("sim, no paths", SimConfig(copies=frozenset(), waits="host"))
 SIM_NO_EVENTS: Final = _sim("sim, no events", SimConfig(has_events=False))
-OFFERING: Final = Twin("offering", offering_harness)
+SIM_HOST: Final = _sim(
+    "sim, host memory",
+    SimConfig(is_host=True, kind="cpu", imports_host_memory=True, memory_nbytes=1 << 24),
+)
+OFFERING: Final = Baseline("offering", offering_harness)
 
-TWINS: Final = (
+BASELINES: Final = (
     CPU,
     SIM,
     SIM_TWO_QUEUES,
@@ -51,5 +55,6 @@ TWINS: Final = (
     SIM_SMALL,
     SIM_APART,
     SIM_NO_EVENTS,
+    SIM_HOST,
     OFFERING,
 )

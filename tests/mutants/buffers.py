@@ -8,7 +8,7 @@ import numpy as np
 
 from ggsched.backend import checks
 from ggsched.backend.base import BaseBuffer, BaseDevice, BaseProgram, BaseStream
-from ggsched.backend.base_stream import writable_memory
+from ggsched.backend.base_buffer import writable_memory
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Buffer, HostMemory, Stream
 from ggsched.errors import OutOfDeviceMemory, UsageError

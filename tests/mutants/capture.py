@@ -5,11 +5,13 @@ from typing import Any
 
 from ggsched.backend import checks
 from ggsched.backend.base import BaseDevice, BaseStream
-from ggsched.backend.base_stream import own_buffer
+from ggsched.backend.base_buffer import own_buffer
 from ggsched.backend.capture import DeviceGraph
+from ggsched.backend.capture_errors import capturing_error
 from ggsched.backend.list_capture import RecordedCapture, RecordedGraph
 from ggsched.backend.program_body import Command
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Stream
+from ggsched.backend.sinks import EAGER
 from tests.mutants.baselines import CPU
 from tests.mutants.mutant import breaks
 
@@ -60,18 +62,28 @@ class FirstStreamOnly(BaseDevice):
         capture = super().begin_capture(streams)
         for stream in streams[1:]:
             other: Any = stream
-            other.capture = _Lost()
+            other.sink = _Lost()
         return capture
 
 
 class _Lost:
     """A capture that keeps nothing."""
 
-    def add(self, command: Command, work: Callable[[], None]) -> None:
+    is_capturing = True
+
+    def add(self, stream: Any, command: Command, work: Callable[[], None]) -> None:
         """Forget it."""
 
-    def wait(self, event: Event, where: str) -> None:
+    def record(self, stream: Any, event: Any) -> None:
+        """Take it for captured."""
+        event.capture = self
+
+    def wait(self, stream: Any, event: Event) -> None:
         """Wait for nothing."""
+
+    def require_eager(self, stream: Any, what: str) -> None:
+        """Refuse it."""
+        raise capturing_error(what, stream.progress.where)
 
     def abort(self) -> None:
         """Nothing to do."""
@@ -89,8 +101,8 @@ class CaptureRuns(BaseDevice):
         capture = super().begin_capture(streams)
         add = capture.add
 
-        def run(command: Command, work: Callable[[], None]) -> None:
-            add(command, work)
+        def run(stream: Any, command: Command, work: Callable[[], None]) -> None:
+            add(stream, command, work)
             work()
 
         capture.add = run  # type: ignore[method-assign]
@@ -103,11 +115,11 @@ class SyncInACapture(BaseStream):
 
     def sync(self, timeout_s: float) -> None:
         """Leave the capture for a moment."""
-        capture, self.capture = self.capture, None
+        sink, self.sink = self.sink, EAGER
         try:
             super().sync(timeout_s)
         finally:
-            self.capture = capture
+            self.sink = sink
 
 
 @breaks("CAP-2", "A captured wait for an event from outside is taken, and means nothing.", CPU)
@@ -116,7 +128,7 @@ class OutsideWaitTaken(BaseStream):
 
     def wait(self, event: Event) -> None:
         """Forget it."""
-        if self.capture is not None and event.is_recorded:
+        if self.sink.is_capturing and event.is_recorded:
             return
         super().wait(event)
 
@@ -130,8 +142,7 @@ class RefusalEndsTheCapture(BaseStream):
         try:
             super().copy(src, src_offset, dst, dst_offset, nbytes)
         except Exception:
-            if self.capture is not None:
-                self.capture.abort()
+            self.sink.abort()
             raise
 
 
@@ -144,7 +155,7 @@ class UploadOfTheCapture(BaseStream):
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
         """Read the source now."""
-        if self.capture is not None:
+        if self.sink.is_capturing:
             checks.check_upload(self.device, source, buffer, offset)
             source = memoryview(bytes(source))
         super().upload(source, buffer, offset)
@@ -156,8 +167,7 @@ class SourceIsReadOnce(BaseStream):
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
         """Keep what the first replay read."""
-        capture = self.capture
-        if capture is None:
+        if not self.sink.is_capturing:
             super().upload(source, buffer, offset)
             return
         checks.check_upload(self.device, source, buffer, offset)
@@ -169,7 +179,7 @@ class SourceIsReadOnce(BaseStream):
                 staged.append(bytes(source))
             write(memory, offset, memoryview(staged[0]))
 
-        capture.add("upload", send)
+        self._enqueue("upload", send)
 
 
 @breaks("CAP-3", "A captured download fills a target of its own.", CPU)
@@ -178,8 +188,7 @@ class DownloadOfTheCapture(BaseStream):
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Write elsewhere after the first time."""
-        capture = self.capture
-        if capture is None:
+        if not self.sink.is_capturing:
             super().download(buffer, offset, target)
             return
         checks.check_download(self.device, buffer, offset, target)
@@ -190,4 +199,4 @@ class DownloadOfTheCapture(BaseStream):
                 left.pop()
                 read(memory, offset, target)
 
-        capture.add("download", once)
+        self._enqueue("download", once)

@@ -109,7 +109,7 @@ class _LateBody:
 
 @breaks("CAP-4", "An update that is refused empties the graph.", CPU)
 class RefusalEmptiesTheGraph(BaseDevice):
-    """It lets go of the old commands before it looks at the new ones."""
+    """It releases the old commands before it looks at the new ones."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
         """Refuse, and empty it."""

@@ -152,7 +152,7 @@ class ConstantsAreFolded(Spoiling):
 
 @breaks("LCH-7", "Nodes with constants are refused.", CPU)
 class ConstantsAreRefused(BaseDevice):
-    """Nobody told it of them."""
+    """It does not know of them."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
         """Refuse them."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from ggsched.backend import checks
 from ggsched.backend.base import BaseDevice, BaseStream
-from ggsched.backend.base_stream import own_buffer, writable_memory
+from ggsched.backend.base_buffer import own_buffer, writable_memory
 from ggsched.backend.protocols import Buffer, HostMemory
 from ggsched.errors import UsageError
 from ggsched.testing.sim import SimBuffer, SimDevice, SimStream
@@ -92,7 +92,7 @@ class CopyOfWholeWords(BaseStream):
         super().copy(src, src_offset, dst, dst_offset, more)
 
 
-@breaks("CPY-2", "Copies leave out what is no whole word.", CPU)
+@breaks("CPY-2", "Copies leave out what is not a whole word.", CPU)
 class CopyLeavesTheRest(BaseStream):
     """The last bytes of an odd copy keep what they were."""
 

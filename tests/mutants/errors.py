@@ -83,7 +83,7 @@ class FailureIsSwallowed(BaseStream):
         super()._submit(command, run)
 
 
-@breaks("ERR-2", "A failure is told once, and then the stream goes on.", CPU)
+@breaks("ERR-2", "A failure is reported once, and then the stream goes on.", CPU)
 class FailureIsToldOnce(BaseStream):
     """sync clears it."""
 
@@ -165,7 +165,7 @@ class _GoesOn(BaseStream):
 
 @breaks("ERR-2", "What stands behind a wait that has failed runs.", CPU)
 class GateOpensOnFailure(_GoesOn):
-    """The queue is let go so that it drains, and the failure is told of."""
+    """The queue is released so that it drains, and the failure is reported."""
 
 
 @breaks("ERR-2", "What follows a failed command clears the buffers that it writes.", CPU)

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from ggsched.backend.base import BaseDevice, BaseStream
-from ggsched.backend.base_stream import writable_memory
+from ggsched.backend.base_buffer import writable_memory
 from ggsched.backend.protocols import Buffer
+from ggsched.backend.sinks import EAGER
 from ggsched.testing.sim import SimStream
 from tests.mutants.baselines import CPU, SIM
 from tests.mutants.mutant import breaks
@@ -101,11 +102,11 @@ class FillEscapesTheCapture(BaseStream):
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
         """Run it, whatever the stream is doing."""
-        capture, self.capture = self.capture, None
+        sink, self.sink = self.sink, EAGER
         try:
             super().fill(buffer, offset, nbytes, pattern)
         finally:
-            self.capture = capture
+            self.sink = sink
 
 
 @breaks("FIL-2", "An event does not cover a fill before it.", SIM)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ggsched.backend.base import BaseDevice, BaseStream
-from ggsched.backend.base_stream import own_buffer, writable_memory
+from ggsched.backend.base_buffer import own_buffer, writable_memory
 from ggsched.backend.checks import check_upload
 from ggsched.backend.program_body import Command
 from ggsched.backend.protocols import Buffer, HostMemory
@@ -59,7 +59,7 @@ class SnapshotsClaimed(BaseStream):
     """The host reuses the source at once, as it may."""
 
 
-@breaks("CPY-4", "An upload never lets go of its source.", CPU)
+@breaks("CPY-4", "An upload never releases its source.", CPU)
 class SourceIsKeptForever(BaseStream):
     """A list that grows."""
 
@@ -170,7 +170,7 @@ class ReadOnlyTargetAccepted(BaseStream):
 
 @breaks("CPY-5", "Memory from allocate_host is as long as a page.", CPU)
 class PinnedMemoryIsTooLong(BaseDevice):
-    """The caller is not told where it ends."""
+    """The caller does not learn where it ends."""
 
     def allocate_host(self, nbytes: int) -> HostMemory:
         """Round up."""

@@ -5,9 +5,10 @@
         def recorded(self) -> ...:
             return [self.queues[0].last]
 
-The class is laid over the objects of an unbroken device, its *twin*: over streams, events, buffers,
-programs, the device itself, or the simulated world, whichever it derives from. ``super()`` is the
-twin's own behaviour. No plug-in is imported: the classes of its objects are found when it is open.
+The class is laid over the objects of an unbroken device, its *baseline*: over streams, events,
+buffers, programs, the device itself, or the simulated world, whichever it derives from.
+``super()`` is the baseline's own behaviour. No plug-in is imported: the classes of its objects are
+found when it is open.
 """
 
 import re
@@ -25,7 +26,7 @@ from ggsched.testing.sim import (
     SimStream,
     SimWorld,
 )
-from tests.mutants.baselines import Twin
+from tests.mutants.baselines import Baseline
 
 T = TypeVar("T")
 
@@ -53,26 +54,26 @@ class Mutant:
         name: Unique, e.g. ``"event_covers_one_queue"``.
         rule: The rule that it breaks.
         what: What is wrong with it, in a sentence.
-        twin: What it is but for this.
-        part: The class that is laid over the twin's, or None.
+        baseline: What it is but for this.
+        part: The class that is laid over the baseline's, or None.
         facts: What it declares differently.
     """
 
     name: str
     rule: str
     what: str
-    twin: Twin
+    baseline: Baseline
     part: type | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def harness(self) -> Harness:
         """Return what the conformance kit needs to run on it."""
-        good = self.twin.harness()
+        good = self.baseline.harness()
 
         def open_broken(count: int, seed: int) -> list[Any]:
             devices = list(good.open(count, seed))
             for device in devices:
-                self.spoil(device)
+                self.mutate(device)
             return devices
 
         return replace(
@@ -84,8 +85,8 @@ class Mutant:
             waivers=(),
         )
 
-    def spoil(self, device: Any) -> None:
-        """Break an open device of the twin's kind."""
+    def mutate(self, device: Any) -> None:
+        """Break an open device of the baseline's kind."""
         if self.facts:
             declare(device, **self.facts)
         if hasattr(device, "event_timeout_s"):
@@ -102,13 +103,13 @@ class Mutant:
             hook(device, maker, part)
 
 
-def breaks(rule: str, what: str, twin: Twin, **facts: Any) -> Callable[[type[T]], type[T]]:
+def breaks(rule: str, what: str, baseline: Baseline, **facts: Any) -> Callable[[type[T]], type[T]]:
     """Make a mutant of a class.
 
     Args:
         rule: The rule that it breaks.
         what: What is wrong, in a sentence.
-        twin: What it is but for this.
+        baseline: What it is but for this.
         facts: What it declares differently.
     """
     if rule not in RULES:
@@ -116,7 +117,7 @@ def breaks(rule: str, what: str, twin: Twin, **facts: Any) -> Callable[[type[T]]
 
     def make(part: type[T]) -> type[T]:
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", part.__name__).lower()
-        setattr(part, ATTRIBUTE, Mutant(name, rule, what, twin, part, facts))
+        setattr(part, ATTRIBUTE, Mutant(name, rule, what, baseline, part, facts))
         return part
 
     return make

@@ -15,11 +15,11 @@ written by `make mutation`.
 
 ## Backends
 
-Each *mutant* is a good device, its *twin*, with one behaviour changed. The conformance kit has
-to reject it by a case of the very rule that it breaks, and to pass the twin. The last column has
-the other rules whose cases reject it, too (cases of single ops and random programs are asked
-about their own rules only); *own* means that there is none, so the rule is not covered by
-accident.
+Each *mutant* is a good device, its *baseline*, with one behaviour changed. The conformance kit has
+to reject it by a case of the very rule that it breaks, and to pass the baseline. The last column
+has the other rules whose cases reject it, too (cases of single ops, random programs and the
+longest cases are asked about their own rules only); *own* means that there is none, so the rule is
+not covered by accident.
 """
 
 _PLANS: Final = """\
@@ -33,33 +33,36 @@ after another, and anything else would be *missed*.
 """
 
 
-def page(judged: Sequence[BlockVerdict], plans: Sequence[PlanScore]) -> str:
+def page(assessed: Sequence[BlockVerdict], plans: Sequence[PlanScore]) -> str:
     """Return the page."""
-    killed = sum(j.is_killed for j in judged)
-    rules = len({j.mutant.rule for j in judged})
-    lines = [_TOP, f"**{killed} of {len(judged)} mutants of {rules} rules are rejected.**", ""]
-    lines += [*_rules(judged), "", *_mutants(judged), "", *_plan_lines(plans)]
+    killed = sum(j.is_killed for j in assessed)
+    rules = len({j.mutant.rule for j in assessed})
+    lines = [_TOP, f"**{killed} of {len(assessed)} mutants of {rules} rules are rejected.**", ""]
+    if any(j.others is None for j in assessed):
+        lines += ["Cases of other rules were not asked in this run (`--quick`).", ""]
+    lines += [*_rules(assessed), "", *_mutants(assessed), "", *_plan_lines(plans)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _rules(judged: Sequence[BlockVerdict]) -> Iterator[str]:
+def _rules(assessed: Sequence[BlockVerdict]) -> Iterator[str]:
     yield "| rule | mutants | rejected | by its own cases only |"
     yield "| --- | ---: | ---: | --- |"
     for rule in RULES:
-        mine = [j for j in judged if j.mutant.rule == rule]
+        mine = [j for j in assessed if j.mutant.rule == rule]
         own = [f"`{j.mutant.name}`" for j in mine if j.is_killed and j.others == ()]
         count = sum(j.is_killed for j in mine)
-        yield f"| {rule} | {len(mine)} | {count} | {', '.join(own) or 'none'} |"
+        names = ", ".join(own) or ("none" if all(j.others is not None for j in mine) else "-")
+        yield f"| {rule} | {len(mine)} | {count} | {names} |"
 
 
-def _mutants(judged: Sequence[BlockVerdict]) -> Iterator[str]:
-    yield "| rule | mutant | twin | what is wrong with it | rejected by | and by |"
+def _mutants(assessed: Sequence[BlockVerdict]) -> Iterator[str]:
+    yield "| rule | mutant | baseline | what is wrong with it | rejected by | and by |"
     yield "| --- | --- | --- | --- | --- | --- |"
-    for j in judged:
+    for j in assessed:
         cases = ", ".join(f"`{r.case.name}`" for r in j.killers) or "**nobody**"
         others = ", ".join(j.other_rules) or ("*own*" if j.others is not None else "")
         m = j.mutant
-        yield f"| {m.rule} | `{m.name}` | {m.twin.name} | {m.what} | {cases} | {others} |"
+        yield f"| {m.rule} | `{m.name}` | {m.baseline.name} | {m.what} | {cases} | {others} |"
 
 
 def _plan_lines(plans: Sequence[PlanScore]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from time import monotonic, sleep
 
 from ggsched.backend import checks
 from ggsched.backend.base import BaseEvent, BaseStream
-from ggsched.backend.base_stream import own_buffer, writable_memory
+from ggsched.backend.base_buffer import own_buffer, writable_memory
 from ggsched.backend.program_body import Command
 from ggsched.backend.protocols import Buffer, Event, HostMemory
 from ggsched.errors import UsageError
@@ -23,7 +23,7 @@ SHORT_S = 0.2
 
 @breaks("STR-1", "Copies overtake launches, though the copy order is 'stream'.", SIM_TWO_QUEUES)
 class CopiesOvertakeLaunches(SimStream):
-    """The copy engine has a queue of its own, and nobody told the planner."""
+    """The copy engine has a queue of its own, and the planner does not know."""
 
     def predecessors(self, kind: CommandKind) -> Iterable[Task | None]:
         """Return the last task of one lane."""

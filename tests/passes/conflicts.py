@@ -65,7 +65,7 @@ class Case:
 
 @st.composite
 def cases(draw, max_size=12, steps=10, relation=None):
-    """Draw blocks; with a relation that is no order of intervals, or (``relation=False``) none."""
+    """Draw blocks; with another relation than that of intervals, or (``relation=False``) none."""
     blocks = []
     for _ in range(draw(st.integers(0, max_size))):
         birth = draw(st.integers(0, steps))

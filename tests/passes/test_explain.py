@@ -1,4 +1,4 @@
-"""Explanations: names, alternatives that were really planned, and whereabouts of bytes."""
+"""Explanations: names, alternatives that were really planned, and locations of bytes."""
 
 from dataclasses import replace
 
@@ -104,7 +104,7 @@ class TestAlternatives:
 
 
 @given(drawn=graphs(max_nodes=12), topology=topologies(), data=st.data())
-def test_whereabouts_agree_with_the_plan(drawn, topology, data):
+def test_locations_agree_with_the_plan(drawn, topology, data):
     graph = drawn.graph
     plan = make_plan(graph, topology, data.draw(constraints(graph, topology)))
     timeline = liveness(graph, plan.splits)

@@ -132,29 +132,6 @@ def test_sums_of_a_few_and_what_they_are_added_to(is_second):
     assert groups(plan_of(g, g.add(*sides))) == [("sum_rows+add", (0, 1))]
 
 
-def attention(g, *, swapped=False, inplace=False):
-    q = g.input("q", (4, 1, 8))
-    keys, values = (g.input(name, (2, n, m)) for name, n, m in (("k", 5, 8), ("v", 8, 5)))
-    kq = g.mul_mat(keys, q)
-    weights = g.op("soft_max", kq, g.input("mask", (1, 5)), mask=True, inplace=inplace)
-    return g.mul_mat(weights, g.input("x", (4, 3, 5))) if swapped else g.mul_mat(values, weights)
-
-
-def test_attention():
-    g = GraphBuilder("g")
-    assert groups(plan_of(g, attention(g))) == [("mul_mat+soft_max+mul_mat", (0, 1, 2))]
-
-
-def test_weights_of_attention_are_the_second_operand():
-    g = GraphBuilder("g")
-    assert not plan_of(g, attention(g, swapped=True)).fusions
-
-
-def test_weights_over_the_logits_are_no_group():
-    g = GraphBuilder("g")
-    assert not plan_of(g, attention(g, inplace=True)).fusions
-
-
 def rope_and_store(g, between):
     x = g.input("heads", (2, 2, 8))
     turned = g.rope(x, g.input("positions", (2,), I32), n_dims=8)

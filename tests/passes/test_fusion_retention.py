@@ -106,7 +106,7 @@ def test_a_budget_counts_for_more():
 
 
 def test_both_bounds_are_stated():
-    """The lower bound is one for every packing; hints are no reason for bytes to be live."""
+    """The lower bound is one for every packing; hints keep no bytes live."""
     graph = chain()
     free, kept = planned(graph), planned(graph, ROW)
     ((arena, nbytes),) = [(a.id, a.nbytes) for a in kept.memory.arenas if a.kind == "compute"]

@@ -88,7 +88,7 @@ def test_budget_of_a_device_that_is_not_there():
 class TestGate:
     def plan(self, topology, graph=None, **changes):
         rates = guessed_rates(topology)
-        devices = tuple(replace(r, **changes) for r in rates.devices)
+        devices = tuple(replace(r, **{"parallel": 2, **changes}) for r in rates.devices)
         wanted = Constraints(rates=MachineRates(devices, rates.links))
         return make_plan(graph or wide(), topology, wanted, PlanOptions(StreamPolicy(AUTO_LIMIT)))
 
@@ -138,7 +138,9 @@ class TestGate:
 
     def test_the_host_enqueues_a_record_and_a_wait_for_each_change(self):
         topology = machine("cpu:0")
-        rates = replace(guessed_rates(topology), enqueue_s=1e-3)
+        guessed = guessed_rates(topology)
+        (device,) = guessed.devices
+        rates = replace(guessed, devices=(replace(device, parallel=2),), enqueue_s=1e-3)
         options = PlanOptions(StreamPolicy(AUTO_LIMIT))
         plan = make_plan(joined(rows=256), topology, Constraints(rates=rates), options)
         assert [g.is_taken for g in plan.streams.gains] == [False]

@@ -28,7 +28,7 @@ def conflicts_of(case):
     return kept, find_conflicts(some, near, by_lifetime=apart is None)
 
 
-# --- contemporaries ----------------------------------------------------------------------------
+# --- interference ------------------------------------------------------------------------------
 
 
 @given(case=cases(max_size=25))

@@ -64,6 +64,10 @@ class SimCosts:
         operations = tensors[node.output].size
         if node.op in ("mul_mat", "mul_mat_id"):
             operations *= 2 * tensors[node.inputs[0]].shape[-1]
+        if node.op == "attention":
+            rows, _, width = tensors[node.inputs[0]].shape
+            across = tensors[node.output].shape[-1]
+            operations = 2 * operations * rows * (width + across) // max(1, across)
         touched = sum(region.nbytes for region in step.operands)
         c = self.costs
         return c.node_s + operations / c.flops_per_s + touched / c.memory_bytes_per_s
@@ -121,12 +125,12 @@ def compare(graph, topology, wanted, costs, runs, values, seed):
         executor.run({n: v for n, v in values.items() if n in used})
     taken = world.host_s - first
     store.drain()
-    told = [s for s in world.timeline() if s.kind in WORK and s.command not in loading]
+    noted = [s for s in world.timeline() if s.kind in WORK and s.command not in loading]
     mine = [
         simulate(plan, SimCosts(graph, plan, topology, costs), steps=n + 1) for n in range(runs)
     ]
     assert_equal(
-        [(s.start_s - first, s.end_s - first) for s in told],
+        [(s.start_s - first, s.end_s - first) for s in noted],
         [(s.start_s, s.end_s) for timeline in mine for s in timeline.spans],
     )
     assert sum(timeline.step_s for timeline in mine) == pytest.approx(taken, rel=1e-9, abs=1e-12)

@@ -1,4 +1,4 @@
-"""What is known to be complete: the bisection against a look at every birth."""
+"""What is known to be complete: the bisection against a scan of every birth."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The obvious judge and the sanitizer are of one mind; interleavings are counted by hand."""
+"""The obvious checker and the sanitizer are of one mind; interleavings are counted by hand."""
 
 from itertools import permutations
 

@@ -14,7 +14,7 @@ from ggsched.plan.memory import Region
 from ggsched.topology.cost import GUESSES
 from tests.plan.examples import example
 
-OPTIONAL = {"rates": GUESSES, "planning_s": 0.0, "trades": (), "fusions": ()}
+OPTIONAL = {"rates": GUESSES, "planning_s": 0.0, "trades": (), "fusions": (), "graph_text": ""}
 
 
 @pytest.fixture(scope="module")

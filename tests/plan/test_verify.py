@@ -65,7 +65,10 @@ def test_sound_artifacts_pass():
             replace(E.placement, choices=put(E.placement.choices, 2, device=GPU)),
             "n2 cpy 'blk.0.keep': writes a storage from gpu:0: the home of t2 is 1",
         ),
-        (replace(E.placement, homes={**E.placement.homes, 99: 0}), "t99: a home for what is no"),
+        (
+            replace(E.placement, homes={**E.placement.homes, 99: 0}),
+            "t99: home of a tensor",
+        ),
         (replace(E.placement, homes={**E.placement.homes, 1: 5}), "its home is d5"),
     ],
 )

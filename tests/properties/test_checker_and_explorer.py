@@ -1,10 +1,10 @@
-"""The judge and the explorer agree, on plans that were planned and on plans that were broken.
+"""The checker and the explorer agree, on plans that were planned and on plans that were broken.
 
 *Clean* implies that every order of a plan's steps gives the bytes that its nodes give one after
 another. *Race* implies two orders that differ in what is observed, or races that are shown to be
 benign: either all orders were executed and gave the same, or nothing that can be observed depends
 on the bytes that race (``taint``). Observed are the outputs of each run and the states at the end;
-each run has inputs of its own, and states begin with numbers. The judge knows no values, so two
+each run has inputs of its own, and states begin with numbers. The checker knows no values, so two
 orders have to differ for some values only.
 """
 

@@ -1,6 +1,5 @@
 """Micro-batches over devices: as fast as the closed form says, right, and within its slots."""
 
-import math
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations
@@ -27,24 +26,12 @@ from ggsched.run.store import TensorStore
 from ggsched.sanitize import check_plan
 from ggsched.testing.generators.strategies import DrawnGraph, graphs, seeds
 from ggsched.testing.generators.topologies import constraints, topologies
-from ggsched.testing.sim import Costs, SimConfig, SimWorld
+from ggsched.testing.sim import SimConfig, SimWorld
 from tests.passes.machines import machine
 from tests.properties.test_end_to_end import run_and_compare
+from tests.testing.sims import FREE
 
-FREE = Costs(
-    enqueue_s=0,
-    launch_s=0,
-    node_s=1,
-    flops_per_s=math.inf,
-    memory_bytes_per_s=math.inf,
-    transfer_s=0,
-    upload_bytes_per_s=math.inf,
-    download_bytes_per_s=math.inf,
-    copy_bytes_per_s=math.inf,
-    record_s=0,
-    wait_s=0,
-    thread_wait_s=0,
-)
+COSTS = replace(FREE, node_s=1)
 
 
 DEFAULTS = PlanOptions()
@@ -74,7 +61,7 @@ def pipelined(costs, m, stage_of, slots=None, keep_all=True):
 
 def idle_share(joined, wanted, p, options=DEFAULTS):
     """Run on p simulated devices; return the share of time they do nothing, and the time."""
-    world = SimWorld([SimConfig(costs=FREE)] * p)
+    world = SimWorld([SimConfig(costs=COSTS)] * p)
     devices = world.open_all()
     plan = make_plan(joined.graph, probe(devices), wanted, options, verify=True)
     store = TensorStore(devices, {}, timeout_s=30)

@@ -1,6 +1,6 @@
-"""Whatever the planner makes, on whatever machine, the judge must find in order.
+"""Whatever the planner makes, on whatever machine, the checker must find in order.
 
-And whatever is broken in a plan, the judge must notice. Only synchronisation may be left out
+And whatever is broken in a plan, the checker must notice. Only synchronisation may be left out
 unnoticed, and only where the closure of happens-before agrees that nothing needed it.
 """
 

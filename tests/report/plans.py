@@ -77,6 +77,6 @@ def expected_of(graph, constraints, topology):
 
 
 def large_timeline(commands=20_000, devices=4):
-    """Return the expected timeline of a plan with about so many commands."""
+    """Return the expected timeline of a plan with about a number of commands."""
     graph, constraints = batches_through_stages(devices, commands // (4 * devices), layers=2)
     return expected_of(graph, constraints, gpus(devices))

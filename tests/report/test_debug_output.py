@@ -10,7 +10,7 @@ from ggsched.trace.recorder import Recorder
 from tests.run.graphs import X, chain
 
 
-def told(level, capsys, recorder=None):
+def written(level, capsys, recorder=None):
     graph, pins = chain(1)
     devices = SimWorld([SimConfig(), SimConfig()]).open_all()
     capsys.readouterr()
@@ -30,12 +30,12 @@ MARKS = {
 
 
 def test_nothing_is_told_unless_it_is_asked_for(capsys):
-    assert told(0, capsys) == ""
+    assert written(0, capsys) == ""
 
 
 @pytest.mark.parametrize("level", MARKS)
 def test_each_level_adds_something(level, capsys):
-    text = told(level, capsys)
+    text = written(level, capsys)
     for known, marks in MARKS.items():
         for mark in marks:
             assert (mark in text) == (known <= level), (known, mark)
@@ -44,7 +44,7 @@ def test_each_level_adds_something(level, capsys):
 
 def test_the_last_level_records_as_well(capsys):
     recorder = Recorder()
-    assert "launch n0" in told(4, capsys, recorder)
+    assert "launch n0" in written(4, capsys, recorder)
     assert any("n0" in getattr(e, "label", "") for e in recorder.trace("t").entries)
 
 

@@ -10,7 +10,7 @@ from ggsched.errors import UsageError
 from ggsched.plan.command import Record
 from ggsched.report.data import page_data
 from ggsched.report.html import SCRIPTS, page, write_page
-from ggsched.report.splits import split_edges
+from ggsched.report.splits import layers_text, split_edges
 from ggsched.report.text import account_text
 from ggsched.trace.times import timeline_of
 from ggsched.trace.utilization import account
@@ -157,3 +157,29 @@ def test_the_account_as_text_fits_80_columns(pipeline):
     assert max(map(len, text.splitlines())) <= 80
     for word in ("busy", "copies", "devices", "host", "sim:0", "sim:0->sim:1", "idle"):
         assert word in text
+
+
+@pytest.mark.parametrize(
+    ("labels", "text"),
+    [
+        (["blk.0.attn", "blk.1.ffn", "blk.2.x", "blk.7.x"], "layers 0-2, 7"),
+        (["blk.3.attn", "output"], "layer 3"),
+        (["output", ""], ""),
+    ],
+)
+def test_layers_of_a_split(labels, text):
+    assert layers_text(labels) == text
+
+
+def test_planning_is_on_the_host_s_track(pipeline):
+    """Before the first run of each plan, as long as the plan says."""
+    (run,), (traced,) = pipeline.runs, pipeline.plans
+    later = msgspec.structs.replace(run, start_s=0.5, end_s=run.end_s + 0.5)
+    plan = msgspec.structs.replace(traced.plan, planning_s=0.125)
+    traced = msgspec.structs.replace(traced, plan=plan)
+    trace = msgspec.structs.replace(pipeline, clock="host", runs=(later,), plans=(traced,))
+    (made,) = [s for s in timeline_of(trace).spans if "is made" in s.label]
+    assert (made.kind, made.track, made.is_estimated) == ("host", run.actor, True)
+    assert (made.start_s, made.end_s) == (0.375, 0.5)
+    assert "125 ms" in made.label
+    assert not any("is made" in s.label for s in timeline_of(pipeline).spans)

@@ -87,7 +87,7 @@ class SpiedWorker(WorkerStream):
 
 
 class Latch:
-    """A kernel that waits until it is let go."""
+    """A kernel that waits until it is released."""
 
     def __init__(self):
         self.reached = threading.Event()
@@ -100,7 +100,7 @@ class Latch:
 
 
 class Failing:
-    """A kernel that raises as often as it is told to."""
+    """A kernel that raises a given number of times."""
 
     def __init__(self, error, times=1):
         self.error, self.times = error, times

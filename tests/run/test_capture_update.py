@@ -119,7 +119,7 @@ def test_a_graph_is_updated_once_for_each_binding(bind):
             bound.run(value * round_)
         assert bound.counts == (1, round_, 1 + 2 * round_)
         assert all(set(memory) == {0xEE} for memory in kept), "old memory is left alone"
-    assert bound.device.graphs.told == ["made", "updated", "updated", "updated"]
+    assert bound.device.graphs.log == ["made", "updated", "updated", "updated"]
     assert "anew" not in bound.report.text()
 
 
@@ -130,7 +130,7 @@ def test_what_is_refused_is_made_anew_with_its_reason(bind, kind, why):
     for value in (3, 4):
         bound.run(value)
     assert bound.counts == (2, 0, 3)
-    assert bound.device.graphs.told == ["made", "closed", "made"], "never two at once"
+    assert bound.device.graphs.log == ["made", "closed", "made"], "never two at once"
     assert list(bound.report.not_updated.values()) == [why]
     assert f"made anew: {why}" in bound.report.text()
 
@@ -157,7 +157,7 @@ def test_other_differences_release_the_graph_at_once(bind):
     bound = bind("updates")
     captured = bound.executor.captured
     captured.renew(replace(captured.key, commands="others"))
-    assert bound.device.graphs.told == ["made", "closed"]
+    assert bound.device.graphs.log == ["made", "closed"]
     bound.run(3)
     assert bound.counts == (2, 0, 2)
     assert not bound.report.not_updated
@@ -172,7 +172,7 @@ def test_where_the_driver_fails_the_commands_run_one_by_one(bind, caplog, kind, 
     for value in (3, 4):
         bound.run(value)
     assert bound.counts == (1, 0, 1)
-    assert bound.device.graphs.told == ["made", "closed"], "it is not replayed any more"
+    assert bound.device.graphs.log == ["made", "closed"], "it is not replayed any more"
     assert why in bound.report.text()
     assert "refused" in caplog.text
     bound.rebind()
@@ -189,7 +189,7 @@ def test_a_capture_that_cannot_begin_is_refused(bind):
     bound.device.begin_capture = refuse
     bound.rebind()
     bound.run(3)
-    assert bound.device.graphs.told == ["made", "closed"]
+    assert bound.device.graphs.log == ["made", "closed"]
     assert "no captures today" in bound.report.text()
 
 
@@ -206,7 +206,7 @@ def test_a_capture_that_is_cut_short_leaves_the_graph_stale(bind, error, kind):
     bound.part._calls = [*calls[:1], fail]
     with pytest.raises(type(error)):
         bound.executor.run({"x": np.ones(8, np.float32)})
-    assert all(stream.capture is None for stream in bound.device._streams)
+    assert all(not stream.sink.is_capturing for stream in bound.device._streams)
     assert bound.counts == (1, 0, 1)
     bound.part._calls = calls
     bound.run(3)

@@ -106,8 +106,9 @@ class TestHang:
         graph, pins = chain()
         scheduler = Scheduler([device], settings=Settings(timeout_s=0.01))
         try:
-            with pytest.raises(SyncTimeout, match="not complete after 0.01 s") as caught:
+            with pytest.raises(SyncTimeout, match=r"no progress for 0.01 s: \d+ command") as caught:
                 scheduler.run(graph, {"x": X}, pins)
+            assert "running: n1 gelu 'boom'" in str(caught.value)
             assert "HostSync" in caught.value.__notes__[0]
             with pytest.raises(SyncTimeout):
                 scheduler.run(harmless(), {"x": X})
@@ -152,7 +153,7 @@ class TestHang:
             device.on_sync = raising(SyncTimeout("hangs"))
             with pytest.raises(SyncTimeout):
                 scheduler.run(graph, {"x": X}, pins)
-            assert device.synced == [40]
+            assert sum(device.synced) == 40
             device.on_sync = lambda: None
 
     @pytest.mark.parametrize("plans", [1, 4])
@@ -167,7 +168,7 @@ class TestHang:
             device.synced.clear()
         scheduler.close()
         for device in devices:
-            assert len([t for t in device.synced if t > 0]) <= 1
+            assert sum(device.synced) <= 40
         assert_released(*devices)
 
 

@@ -33,7 +33,7 @@ def opened(**device):
 def thread_in(work, latch, name="worker-a"):
     """Run work on another thread, which a latch holds in the middle; yield where its result goes.
 
-    At the end of the block the thread is let go, and has ended.
+    At the end of the block the thread is released, and has ended.
     """
     results = []
 
@@ -75,7 +75,7 @@ CALLS = {
     "Exchange.set_state": lambda s: s.exchange.set_state(STATE, X),
 }
 MAY_NEST = {"Scheduler.plan", "Scheduler.free_nbytes", "Exchange.give"}
-ANY_TIME = {"Scheduler.draft", "Scheduler.resident_nbytes"}
+ANY_TIME = {"Scheduler.draft", "Scheduler.planned_graph", "Scheduler.resident_nbytes"}
 
 
 def test_every_public_method_is_one_or_the_other():

@@ -201,7 +201,7 @@ def test_event_recorded_twice():
 
 
 def test_second_record_does_not_count():
-    """Whoever trusts the second record of an event is told so, and of the race."""
+    """Whoever trusts the second record of an event gets a finding, and one for the race."""
     w, q, r = writer()
     shared = w.arena("compute", 0, N)
     a, b = w.value(shared, 0, N), w.value(shared, 0, N)

@@ -1,4 +1,4 @@
-"""A plan and its trace: two judges that share no walk come to one verdict."""
+"""A plan and its trace: two checkers that share no walk come to one verdict."""
 
 import pytest
 from hypothesis import HealthCheck, event, given, settings
@@ -41,7 +41,7 @@ def test_mutants(name, plan):
     for what, mutant in ALL_MUTATIONS[name](plan):
         by_plan, by_trace = kinds_of_plan(mutant), kinds_of_trace(mutant)
         assert not by_trace or by_plan, what
-        # What is wrong with the plan may do no harm; the judge of traces sees harm only.
+        # What is wrong with the plan may do no harm; the checker of traces sees harm only.
         harmless = by_plan <= {"region", "hazard", "launch"}
         assert by_trace or "disorder" in by_plan or harmless, (what, by_plan)
         if "race" in by_plan | by_trace:
@@ -52,7 +52,7 @@ def test_mutants(name, plan):
 
 
 @pytest.mark.parametrize("write", LITMUS, ids=lambda f: f.__name__)
-def test_handmade_plans(write):
+def test_built_plans(write):
     broken = check_trace(unroll(write(fixed=False), 3).trace)
     assert {f.kind for f in broken.findings} == {"race"}
     assert LITMUS[write] in {f.hazard for f in broken.findings}

@@ -1,4 +1,4 @@
-"""Copies of rows: what the judge says where ids, rows, waits or caches are wrong."""
+"""Copies of rows: what the checker says where ids, rows, waits or caches are wrong."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Judging takes time that grows with the plan and not with its square."""
+"""Checking takes time that grows with the plan and not with its square."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What the judge says about traces, one defect at a time."""
+"""What the checker says about traces, one defect at a time."""
 
 import pytest
 

@@ -28,6 +28,14 @@ class HangingStream(BaseStream):
         self.over.wait()
 
 
+class SlowStream(BaseStream):
+    """Is right, and takes its time."""
+
+    def _submit(self, command, work):
+        threading.Event().wait(0.02)
+        super()._submit(command, work)
+
+
 class RudeStream(BaseStream):
     """Raises what no contract names."""
 

@@ -1,11 +1,29 @@
 """Small programs on simulated devices."""
 
+import math
+
 import numpy as np
 
 from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.ir.dtype import F32
 from ggsched.testing.explore import Observation
-from ggsched.testing.sim import SimConfig, SimWorld
+from ggsched.testing.sim import Costs, SimConfig, SimWorld
+
+FREE = Costs(
+    enqueue_s=0,
+    launch_s=0,
+    node_s=0,
+    flops_per_s=math.inf,
+    memory_bytes_per_s=math.inf,
+    transfer_s=0,
+    upload_bytes_per_s=math.inf,
+    download_bytes_per_s=math.inf,
+    copy_bytes_per_s=math.inf,
+    record_s=0,
+    wait_s=0,
+    thread_wait_s=0,
+)
+"""Nothing takes any time; tests replace what they look at."""
 
 N = 8
 A = np.arange(1, N + 1, dtype=np.float32)

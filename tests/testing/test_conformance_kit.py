@@ -1,5 +1,6 @@
 """The kit itself: verdicts, waivers, programs, harnesses, hangs."""
 
+import itertools
 import json
 import threading
 from dataclasses import replace
@@ -30,6 +31,7 @@ from tests.testing.broken_devices import (
     DeafStream,
     HangingStream,
     RudeStream,
+    SlowStream,
     base_with,
     cpu_with,
     open_deaf,
@@ -113,7 +115,7 @@ def test_a_hang_is_a_finding_and_not_the_end():
         report = run_conformance(harness, rules="str5_sync_completes,buf1_negative")
     finally:
         HangingStream.over.set()
-    assert [r.reason for r in report.findings] == ["hangs: no end after 0.3 s"]
+    assert [r.reason for r in report.findings] == ["hangs: no progress for 0.3 s"]
     assert [r.verdict for r in report.results] == ["fail", "pass"]
     assert any("sync" in line for line in report.findings[0].program)
 
@@ -130,7 +132,29 @@ def test_opening_that_hangs_is_a_finding():
         report = run_conformance(harness, rules="buf1_negative")
     finally:
         over.set()
-    assert [r.reason for r in report.findings] == ["hangs: no end after 0.2 s"]
+    assert [r.reason for r in report.findings] == ["hangs: no progress for 0.2 s"]
+
+
+def test_what_gets_on_does_not_hang_however_long_it_takes():
+    harness = replace(base_with(SlowStream), case_timeout_s=0.2)
+    report = run_conformance(harness, rules="cpy2_copy_changes_nothing_else")
+    report.raise_if_findings()
+    assert report.results[0].seconds > harness.case_timeout_s
+
+
+def test_all_programs_are_tried_however_long_that_takes(monkeypatch):
+    hours = itertools.count(0.0, 3600.0)
+    monkeypatch.setattr("ggsched.testing.conformance.search.monotonic", lambda: next(hours))
+    cpu, opened = Harness.named("cpu:0"), []
+
+    def count(number, seed):
+        opened.append(number)
+        return cpu.open(number, seed)
+
+    harness = replace(cpu, open=count)
+    report = run_conformance(harness, rules="all1_random_programs", max_examples=20)
+    report.raise_if_findings()
+    assert len(opened) > 20
 
 
 def test_devices_that_cannot_be_opened_are_no_finding():
@@ -164,7 +188,7 @@ def test_a_latch_that_does_not_hold_is_told_once():
 def test_raise_if_findings_tells_the_story():
     with pytest.raises(ContractBroken, match=r"broken: breaks EVT-2: evt2_holds_copies") as caught:
         run_conformance(DEAF, rules="EVT-2").raise_if_findings()
-    assert any("q1.wait(e0)" in line for line in caught.value.story)
+    assert any("q1.wait(e0)" in line for line in caught.value.details)
     assert any("replay:" in note for note in caught.value.__notes__)
     run_conformance(DEAF, rules="BUF-3").raise_if_findings()
 
@@ -281,7 +305,7 @@ def test_harnesses_as_objects():
     assert harness.timeout_s == 2.0
     assert [w.match for w in harness.waivers] == ["STR-1", "STR-2"]
     assert adapted(DEAF, None) is DEAF
-    with pytest.raises(UsageError, match="is no waiver"):
+    with pytest.raises(UsageError, match="is not a waiver"):
         adapted(DEAF, {"waivers": [("STR-1",)]})
 
 

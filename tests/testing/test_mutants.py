@@ -7,10 +7,10 @@ import pytest
 from ggsched.testing.conformance import RULES, ConformanceRunner, all_cases
 from tests.meta.repository import ROOT
 from tests.mutants.__main__ import main
-from tests.mutants.baselines import TWINS
+from tests.mutants.baselines import BASELINES
 from tests.mutants.page import page
 from tests.mutants.plan_score import OPERATORS, drawn_plans, plan_scores
-from tests.mutants.score import check_twin, judge
+from tests.mutants.score import assess, check_baseline
 from tests.mutants.table import MUTANTS
 
 PAGE = ROOT / "docs" / "reference" / "mutation-score.md"
@@ -19,8 +19,8 @@ SAMPLE = [BY_RULE[rule][-1] for rule in RULES if BY_RULE[rule]]
 LONG = {"LCH-3", "ALL-1"}
 
 
-def rules_of(twin):
-    return {m.rule for m in MUTANTS if m.twin is twin}
+def rules_of(baseline):
+    return {m.rule for m in MUTANTS if m.baseline is baseline}
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -32,27 +32,27 @@ def test_mutants_are_described():
     assert len({m.name for m in MUTANTS}) == len(MUTANTS)
     assert len({m.what for m in MUTANTS}) == len(MUTANTS)
     assert all(m.what.endswith(".") and m.what.count("\n") == 0 for m in MUTANTS)
-    assert {m.twin for m in MUTANTS} == set(TWINS)
+    assert {m.baseline for m in MUTANTS} == set(BASELINES)
 
 
 @pytest.mark.parametrize("mutant", SAMPLE, ids=lambda m: f"{m.rule}-{m.name}")
 def test_sample_is_rejected(mutant):
-    judged = judge(mutant, until_killed=True)
-    assert judged.is_killed, mutant.what
-    assert judged.killers[0].reason
+    assessed = assess(mutant, until_killed=True)
+    assert assessed.is_killed, mutant.what
+    assert assessed.killers[0].reason
 
 
-@pytest.mark.parametrize("twin", TWINS, ids=lambda t: t.name)
-def test_twins_pass(twin):
-    found = check_twin(twin, rules_of(twin) - LONG, repeats=1)
+@pytest.mark.parametrize("baseline", BASELINES, ids=lambda t: t.name)
+def test_baselines_pass(baseline):
+    found = check_baseline(baseline, rules_of(baseline) - LONG, repeats=1)
     assert not found, [(r.case.name, r.reason) for r in found]
 
 
-def test_a_mutant_does_not_spoil_the_next_device():
+def test_a_mutant_does_not_change_the_next_device():
     mutant = next(m for m in MUTANTS if m.name == "always_done")
-    assert judge(mutant).is_killed
-    twin = ConformanceRunner(mutant.twin.harness())
-    assert all(twin.run(c).verdict == "pass" for c in all_cases() if c.rule == mutant.rule)
+    assert assess(mutant).is_killed
+    baseline = ConformanceRunner(mutant.baseline.harness())
+    assert all(baseline.run(c).verdict == "pass" for c in all_cases() if c.rule == mutant.rule)
 
 
 def test_no_plan_mutant_is_missed():

@@ -161,6 +161,27 @@ def test_soft_max():
     check(compute("soft_max", vec(1000, 1000)), [0.5, 0.5])
 
 
+def test_attention():
+    def kept(*numbers):
+        return np.array(numbers, np.float32)[:, None, None]
+
+    ones, k, v = np.ones((1, 1, 1), np.float32), kept(0, math.log(3)), kept(1, 5)
+    check(compute("attention", k, v, ones), [[[4]]])
+    check(compute("attention", k, v, ones, scale=0.0), [[[3]]])
+    check(compute("attention", k, v, ones, vec(-np.inf, 0), mask=True), [[[5]]])
+    check(compute("attention", k, v, ones, vec(math.log(4)), sinks=True), [[[2]]])
+    cap = math.log(3) / math.atanh(0.5)  # half of the cap is left of log 3
+    share = 1 / (1 + math.exp(cap / 2))
+    check(compute("attention", k, v, ones, soft_cap=cap), [[[5 - 4 * share]]])
+    tokens = np.ones((3, 1, 1), np.float32)
+    bounds = i32([[0, 1], [-5, 9], [2, 1]])
+    check(compute("attention", k, v, tokens, bounds, bounds=True), [[[1]], [[4]], [[0]]])
+    # Heads 0 and 1 of the queries share head 0 of the keys, heads 2 and 3 head 1.
+    heads = np.concatenate([k, k[::-1]], axis=1)
+    out = compute("attention", heads, np.concatenate([v, v], 1), np.ones((1, 4, 1), np.float32))
+    check(out, [[[4], [4], [2], [2]]])
+
+
 def test_gates():
     check(compute("silu", vec(2, 0)), [2 * sig(2), 0])
     inner = math.sqrt(2 / math.pi) * (2 + 0.044715 * 8)

@@ -169,7 +169,7 @@ def test_each_command_of_a_plan_goes_wrong_in_turn(kind, configs, policy):
         world.faults = InjectedFaults(**{kind: frozenset({wrong})})
         error = failure(scheduler, graph, constraints)
         if error is None:
-            assert world.enqueued <= wrong, f"c{wrong} goes wrong and nobody is told"
+            assert world.enqueued <= wrong, f"c{wrong} goes wrong without an error"
             break
         assert f"c{wrong} " in str(error)
         assert any(note.startswith("at c") for note in error.__notes__)

@@ -52,6 +52,15 @@ class TestMemory:
         first.close()
         d.allocate(60)
 
+    def test_more_than_the_system_has(self):
+        d = device_of(EagerPolicy(), memory_nbytes=1 << 62, max_allocation_nbytes=1 << 62)
+        for nbytes in (1 << 55, 1 << 61):
+            with pytest.raises(OutOfDeviceMemory, match=f"asked for {nbytes} bytes"):
+                d.allocate(nbytes)
+            with pytest.raises(OutOfDeviceMemory, match=f"asked for {nbytes} bytes"):
+                d.allocate_host(nbytes)
+        assert d.allocate(16).nbytes == 16
+
     def test_imported_memory_is_read_only_and_borrowed(self):
         d = device_of(EagerPolicy(), imports_host_memory=True)
         q, source, out = d.create_stream(), A.copy(), fresh()

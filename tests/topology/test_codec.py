@@ -108,7 +108,7 @@ BAD = {
     "a plan": text_of(format="ggsched-plan/2"),
     "no usable device": json.dumps({"backends": [], "topology": None}),
     "no devices": text_of(devices=[]),
-    "devices that are no objects": text_of(devices=[1]),
+    "devices that are not objects": text_of(devices=[1]),
     "a fact too few": text_of(devices=[{"name": "gpu:0"}]),
     "a fact too many": text_of(devices=[device(colour="red")]),
     "an entry too many": text_of(colour="red"),

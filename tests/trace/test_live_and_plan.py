@@ -1,4 +1,4 @@
-"""What the judge says about a plan it says about the trace of its runs, too.
+"""What the checker says about a plan it says about the trace of its runs, too.
 
 The devices are simulated and as harmless as can be, so that every run goes well, also that of a
 plan which lacks a wait.

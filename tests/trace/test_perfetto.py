@@ -75,8 +75,8 @@ def test_each_flow_begins_and_ends_inside_a_slice(traced_plan):
 
 
 def test_waits_tell_their_reason(traced_plan):
-    told = [e for e in events_of(traced_plan[1]) if e.get("cat") in ("wait", "sync")]
-    reasons = {e["args"]["reason"] for e in told if "reason" in e.get("args", {})}
+    noted = [e for e in events_of(traced_plan[1]) if e.get("cat") in ("wait", "sync")]
+    reasons = {e["args"]["reason"] for e in noted if "reason" in e.get("args", {})}
     assert any(r.startswith(("RAW", "WAR", "WAW")) for r in reasons)
 
 

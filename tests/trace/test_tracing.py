@@ -1,4 +1,4 @@
-"""Traces of live devices: they say what happened, and the sanitizer judges what might have."""
+"""Traces of live devices: they say what happened, and the sanitizer checks what might have."""
 
 import time
 
@@ -85,7 +85,7 @@ def test_what_a_run_does_is_in_it(machine):
 
 
 def test_each_wait_that_is_left_out_is_missed(machine):
-    """No run went wrong, and the judge sees all the same that it might have."""
+    """No run went wrong, and the checker sees all the same that it might have."""
     trace = run_chain(machine)
     waits = [i for i, e in enumerate(trace.entries) if isinstance(e, Wait)]
     assert waits

@@ -1,20 +1,22 @@
 """Where the time went: by hand, for pipelines with known stages, and shares that add up."""
 
-import math
+from dataclasses import replace
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ggsched.report.text import account_text
 from ggsched.testing.schedule_policy import EagerPolicy
 from ggsched.testing.sim import Costs, SimConfig, SimWorld
 from ggsched.trace.advice import advise
 from ggsched.trace.recorder import Recorder
+from ggsched.trace.timeline import NodeSpan, Span, TimedRun, Timeline, Track
 from ggsched.trace.times import timeline_of
 from ggsched.trace.tracing import traced
 from ggsched.trace.utilization import DeviceAccount, account, ideal_bubble
-from tests.testing.sims import N, program, unary
+from tests.testing.sims import FREE, N, program, unary
 from tests.trace.timelines import copy, launch, record, sync, timeline, wait
 
 
@@ -120,20 +122,7 @@ def test_nothing_happened():
 
 # --- pipelines ---------------------------------------------------------------------------------
 
-COSTS = Costs(
-    enqueue_s=0,
-    launch_s=1,
-    node_s=0,
-    flops_per_s=math.inf,
-    memory_bytes_per_s=math.inf,
-    transfer_s=0,
-    upload_bytes_per_s=math.inf,
-    download_bytes_per_s=math.inf,
-    copy_bytes_per_s=math.inf,
-    record_s=0,
-    wait_s=0,
-    thread_wait_s=0,
-)
+COSTS = replace(FREE, launch_s=1)
 
 
 def pipeline(stages, batches, seconds=None):
@@ -165,7 +154,7 @@ def pipeline(stages, batches, seconds=None):
 @pytest.mark.parametrize("batches", [1, 2, 7, 32])
 def test_the_bubble_of_equal_stages_is_the_closed_form(stages, batches):
     found = pipeline(stages, batches)
-    assert found.bubble == pytest.approx(ideal_bubble(stages, batches), abs=1e-6)
+    assert found.bubble == pytest.approx(ideal_bubble(stages, [batches]), abs=1e-6)
     assert found.window_s == pytest.approx(batches + stages - 1)
     for i, device in enumerate(found.devices):
         # Filling is waiting for the stages before, draining is having nothing left to do.
@@ -187,17 +176,17 @@ def test_stages_behind_the_slowest_wait_for_it(seconds, batches):
 
 def test_advice_names_the_slow_stage():
     found = pipeline(2, 8, [3.0, 1.0])
-    known = msgspec.structs.replace(found, micro_batches=8)
+    known = msgspec.structs.replace(found, batches=(8,))
     assert next(a.rule for a in advise(known)) == "balance"
     assert "sim:0" in advise(known)[0].why
 
 
 def test_advice_asks_for_more_micro_batches():
-    found = msgspec.structs.replace(pipeline(4, 4), micro_batches=4)
+    found = msgspec.structs.replace(pipeline(4, 4), batches=(4,))
     (advice,) = [a for a in advise(found) if a.rule == "batches"]
-    wins = ideal_bubble(4, 4) - ideal_bubble(4, 8)
+    wins = ideal_bubble(4, [4]) - ideal_bubble(4, [8])
     assert advice.saves_s == pytest.approx(wins * found.window_s)
-    assert f"{ideal_bubble(4, 4):.0%}" in advice.why
+    assert f"{ideal_bubble(4, [4]):.0%}" in advice.why
 
 
 # --- shares ------------------------------------------------------------------------------------
@@ -259,7 +248,53 @@ def test_shares_of_a_device(values):
 
 
 @pytest.mark.parametrize(
-    ("stages", "batches", "share"), [(1, 1, 0), (2, 1, 1 / 2), (4, 1, 3 / 4), (8, 57, 7 / 64)]
+    ("stages", "batches", "share"),
+    [
+        (1, [1], 0),
+        (2, [1], 1 / 2),
+        (4, [1], 3 / 4),
+        (8, [57], 7 / 64),
+        (2, [8, 1, 1, 1], 4 / 15),  # a prompt, and three steps of decoding
+        (2, [], 0),
+    ],
 )
 def test_closed_form(stages, batches, share):
     assert ideal_bubble(stages, batches) == share
+
+
+# --- batches and ops ---------------------------------------------------------------------------
+
+
+def with_runs(*runs, spans=()):
+    track = Track(0, "cpu:0 q0", "cpu:0")
+    host = Span(0, 0, "launch", "launch", 0.0, 0.0, 9.0, run=0)
+    made = tuple(TimedRun(0, start, end) for start, end in runs)
+    return Timeline("t", (track,), spans or (host,), made)
+
+
+@pytest.mark.parametrize(
+    ("runs", "batches"),
+    [
+        ([(0, 2), (1, 3), (2, 4)], (3,)),
+        ([(0, 2), (2, 3), (3, 4)], (1, 1, 1)),
+        ([(0, 2), (1, 5), (2, 4), (6, 7)], (3, 1)),
+        ([], (1,)),
+    ],
+)
+def test_runs_that_wait_for_the_outputs_before_are_batches_of_their_own(runs, batches):
+    found = account(with_runs(*runs))
+    assert found.batches == batches
+    assert found.micro_batches == max(batches)
+
+
+def test_time_by_op():
+    nodes = (NodeSpan("n0 mul_mat 'a'", 0, 3), NodeSpan("n1 add", 3, 4), NodeSpan("n2 add", 4, 5))
+    span = Span(0, 0, "launch", "launch", 0.0, 0.0, 5.0, run=0, nodes=nodes)
+    found = account(with_runs((0, 5), spans=(span,)))
+    assert [(o.op, o.device, o.nodes, o.seconds) for o in found.ops] == [
+        ("mul_mat", "cpu:0", 1, 3.0),
+        ("add", "cpu:0", 2, 2.0),
+    ]
+    text = account_text(found)
+    assert "mul_mat                      cpu:0                  1       3 s   60.0%" in text
+    assert max(map(len, text.splitlines())) <= 80

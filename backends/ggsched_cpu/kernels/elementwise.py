@@ -63,6 +63,16 @@ def _silu(node: Node, site: CpuLoweringContext) -> list[Call]:
     return [*_one_plus_exp(x, -1.0, room), (np.divide, (x, room, out))]
 
 
+def _sigmoid(node: Node, site: CpuLoweringContext) -> list[Call]:
+    x, out = flat(node.inputs[0], node.out)
+    return [*_one_plus_exp(x, -1.0, out), (np.reciprocal, (out, out))]
+
+
+def _tanh(node: Node, site: CpuLoweringContext) -> list[Call]:
+    x, out = flat(node.inputs[0], node.out)
+    return [(np.tanh, (x, out))]
+
+
 def _swiglu(node: Node, site: CpuLoweringContext) -> list[Call]:
     gate, up, out = flat(*node.inputs, node.out)
     room = _room(out, site, gate, up)
@@ -112,6 +122,8 @@ EMITTERS: Final[Mapping[str, Callable[[Node, CpuLoweringContext], list[Call]]]] 
     "clamp": _clamp,
     "silu": _silu,
     "gelu": _gelu,
+    "sigmoid": _sigmoid,
+    "tanh": _tanh,
     "swiglu": _swiglu,
     "swiglu_oai": _swiglu_oai,
 }

@@ -21,7 +21,7 @@ def decode(packed: Tensor, dtype: DType) -> Tensor:
     else:
         assert dtype is MXFP4
         numbers = torch.tensor(_E2M1)[_halves(blocks[..., 1:]).int()]
-        # In two steps: the smallest and the largest power of two are no f32 by themselves.
+        # In two steps: the smallest and the largest power of two are not f32 by themselves.
         exponents = blocks[..., :1].int() - 127
         half = exponents // 2
         values = torch.ldexp(torch.ldexp(numbers, half), exponents - half)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ggsched.backend import checks
 from ggsched.backend.base import BaseDevice, BaseProgram, BaseStream, host_facts
-from ggsched.backend.base_stream import writable_memory
+from ggsched.backend.base_buffer import writable_memory
 from ggsched.backend.program import BoundNode
 from ggsched.backend.program_body import Steps
 from ggsched.backend.protocols import HostMemory, Stream

@@ -6,7 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ggsched.backend.base_stream import own_buffer
+from ggsched.backend.base_buffer import own_buffer
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.dtype import BF16, F16, F32, I32
 from ggsched.ir.ops import Param

@@ -1,4 +1,4 @@
-"""A stream as a worker thread. PyTorch lets go of the GIL while it computes."""
+"""A stream as a worker thread. PyTorch releases the GIL while it computes."""
 
 import threading
 import weakref

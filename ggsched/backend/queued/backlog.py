@@ -11,15 +11,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
+from ggsched.backend.events import lasting_wait
+from ggsched.backend.patience import progress_of
 from ggsched.backend.protocols import Event
 from ggsched.backend.queued.error_state import POISONED, ErrorState
 from ggsched.backend.queued.events import LatePoint
 from ggsched.backend.queued.polling import Polling
-from ggsched.backend.timeouts import late_error
+from ggsched.backend.timeouts import late_error, start_thread
 from ggsched.errors import DeviceFault, GgschedError, SyncTimeout
 
 SLICE_S: Final = 0.05
@@ -37,25 +40,28 @@ class _Item(NamedTuple):
         command: For messages.
         run: Enqueues the command, or waits for a slice of time.
         drop: Called with the fault in place of ``run``, or after ``run`` has failed.
-        deadline: Of a wait, by ``time.monotonic``; None for commands.
+        timeout_s: Of a wait: seconds without progress; None for commands.
+        mark: Of a wait: returns a value that changes with progress of what is waited for.
     """
 
     command: str
     run: Callable[[], None]
     drop: Drop | None
-    deadline: float | None
+    timeout_s: float | None
+    mark: Callable[[], object] | None = None
 
 
 class _Work:
     """What the thread and the stream share. The thread does not keep the stream alive."""
 
-    __slots__ = ("faults", "guard", "handled", "is_over", "lock", "queue", "stop", "where")
+    __slots__ = ("beats", "faults", "guard", "handled", "is_over", "lock", "queue", "stop", "where")
 
     def __init__(self, faults: ErrorState, where: str) -> None:
         self.faults = faults
         self.where = where
         self.queue: SimpleQueue[_Item | None] = SimpleQueue()
         self.handled = 0
+        self.beats = 0  # times that a wait saw progress
         self.stop = threading.Event()
         self.lock = threading.Lock()  # held while a command is handed to the queue
         self.guard = threading.Lock()  # of ``is_over``: whether the thread has ended for good
@@ -77,6 +83,11 @@ class Backlog:
         self._work = _Work(faults, where)
         self._added = 0
         self._thread: threading.Thread | None = None
+
+    def progress(self) -> Callable[[], tuple[int, int]]:
+        """Return what tells how far it has come, and does not keep the stream alive."""
+        work = self._work
+        return lambda: (work.handled, work.beats)
 
     @property
     def is_pending(self) -> bool:
@@ -107,9 +118,13 @@ class Backlog:
             run()
 
     def wait(self, event: Event, timeout_s: float) -> None:
-        """Keep what follows until a foreign event is done; drop it if that fails or is late."""
-        deadline = time.monotonic() + timeout_s
-        self._put(_Item("wait for an event", _lasting_wait(event), None, deadline))
+        """Keep what follows until a foreign event is done.
+
+        It is dropped if the event fails, or does not progress for the timeout once its turn came.
+        """
+        mark = partial(progress_of, event)
+        wait = lasting_wait(event, SLICE_S)
+        self._put(_Item("wait for an event", wait, None, timeout_s, mark))
 
     def wait_for_point(self, point: LatePoint[Any]) -> None:
         """Keep what follows until another stream's queue has reached a point's commands."""
@@ -157,10 +172,17 @@ class Backlog:
             self._added += 1
             work.queue.put(item)
         if self._thread is None:
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=_run, args=(work,), name=f"ggsched {work.where} waits", daemon=True
             )
-            self._thread.start()
+            try:
+                start_thread(thread, work.where)
+            except BaseException:
+                with work.guard:
+                    work.queue.get_nowait()
+                    self._added -= 1
+                raise
+            self._thread = thread
         return True
 
 
@@ -190,8 +212,8 @@ def _fault_of(item: _Item, work: _Work) -> DeviceFault | None:
     """Wait, or run a command; return how it failed, or None."""
     why: BaseException | str | None = None
     try:
-        if item.deadline is not None:
-            why = _outcome(item.run, item.deadline, work.stop)
+        if item.timeout_s is not None:
+            why = _outcome(item, item.timeout_s, work)
         elif _acquired(work):
             try:
                 item.run()
@@ -205,7 +227,7 @@ def _fault_of(item: _Item, work: _Work) -> DeviceFault | None:
         why = error
     if why is None:
         return None
-    if isinstance(why, DeviceFault) and item.deadline in (None, inf):
+    if isinstance(why, DeviceFault) and item.timeout_s in (None, inf):
         return why  # it names the command that failed, of this stream or of the one waited for
     text = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
     fault = DeviceFault(f"{item.command} failed", where=work.where, why=text, hint=POISONED)
@@ -222,33 +244,24 @@ def _acquired(work: _Work) -> bool:
     return True
 
 
-def _outcome(
-    wait: Callable[[], None], deadline: float, stop: threading.Event
-) -> SyncTimeout | str | None:
-    """Wait, slice by slice; return why it was given up, or None."""
+def _outcome(item: _Item, timeout_s: float, work: _Work) -> SyncTimeout | str | None:
+    """Wait, slice by slice, as long as there is progress; return why it was given up, or None."""
+    tell = item.mark or (lambda: None)
+    mark, deadline = tell(), time.monotonic() + timeout_s
     while True:
         try:
-            wait()
-        except SyncTimeout as error:
-            if stop.is_set():
+            item.run()
+        except SyncTimeout:
+            if work.stop.is_set():
                 return CLOSED
-            if time.monotonic() >= deadline:
-                return error
+            now = tell()
+            if now != mark:
+                mark, deadline = now, time.monotonic() + timeout_s
+                work.beats += 1
+            elif time.monotonic() >= deadline:
+                return late_error(work.where, timeout_s, "an event that it waits for is")
         else:
             return None
-
-
-def _lasting_wait(event: Event) -> Callable[[], None]:
-    """Return a call that waits for a slice of time.
-
-    An event may be closed as soon as the wait for it was enqueued; backends that know of that
-    offer a wait that outlives it.
-    """
-    lasting = getattr(event, "waiter", None)
-    if lasting is not None:
-        wait: Callable[[], None] = lasting(SLICE_S)
-        return wait
-    return lambda: event.sync(SLICE_S)
 
 
 def succeeded(event: Event) -> bool:

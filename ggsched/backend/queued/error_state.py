@@ -104,9 +104,9 @@ def first_fault(verdicts: Iterable[PendingStatus]) -> DeviceFault | None:
 
 
 def reraise_copy(fault: DeviceFault) -> DeviceFault:
-    """Return a fresh exception like one that was raised before."""
+    """Return a fresh exception like one that was raised before, with the first one as cause."""
     fresh = DeviceFault(
-        fault.what, where=fault.where, why=fault.why, hint=fault.hint, story=fault.story
+        fault.what, where=fault.where, why=fault.why, hint=fault.hint, details=fault.details
     )
-    fresh.__cause__ = fault.__cause__
+    fresh.__cause__ = fault.__cause__ or fault
     return fresh

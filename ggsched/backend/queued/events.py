@@ -124,12 +124,13 @@ class PointEvent(Generic[P]):
         capture: The capture that it was recorded in, or None (CAP-2).
     """
 
-    __slots__ = ("_is_closed", "_point", "capture", "device")
+    __slots__ = ("_is_closed", "_point", "_progress", "capture", "device")
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.capture: object | None = None
         self._point: P | LatePoint[P] | None = None
+        self._progress: Callable[[], object] | None = None
         self._is_closed = False
 
     @property
@@ -164,10 +165,20 @@ class PointEvent(Generic[P]):
             raise unrecorded_error(self.device.facts.name)
         return self._point
 
-    def mark(self, point: P | LatePoint[P], capture: object | None = None) -> None:
+    def mark(
+        self,
+        point: P | LatePoint[P],
+        capture: object | None = None,
+        progress: Callable[[], object] | None = None,
+    ) -> None:
         """Record it; the stream has checked that it may be."""
         self._point = point
         self.capture = capture
+        self._progress = progress
+
+    def __progress__(self) -> object:
+        """Return how far the stream has come that recorded it; also after ``close``."""
+        return None if self._progress is None else self._progress()
 
     def waiter(self, timeout_s: float) -> Callable[[], None]:
         """Return a call that waits, and outlives ``close``."""

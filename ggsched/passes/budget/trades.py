@@ -29,7 +29,7 @@ def _is_for_memory(plan: Plan, hazard: Hazard) -> bool:
     """Whether the two ends of the hazard touch the same bytes, but no common value there."""
     if hazard.next_run or min(hazard.earlier, hazard.later) < 0:
         return False
-    if plan.memory.arenas[hazard.arena].kind == "cache":  # holds rows, which are no value's
+    if plan.memory.arenas[hazard.arena].kind == "cache":  # its rows belong to no value
         return False
     earlier, later = (_touched(plan, i) for i in (hazard.earlier, hazard.later))
     for value in earlier & later:

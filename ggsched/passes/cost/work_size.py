@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from ggsched.ir.graph import Graph, Node
+from ggsched.ir.ops import op_by_name
 from ggsched.topology.caps import op_key
 from ggsched.topology.cost import ELEMENTS, Rates, node_seconds
 
@@ -37,7 +38,7 @@ def node_cost(rates: Rates, graph: Graph, node: Node, streams: float = 1) -> flo
 
 def kernel_name(graph: Graph, node: Node) -> str:
     """Return under which name the rate of a node is kept."""
-    if node.op in ("mul_mat", "mul_mat_id"):
+    if node.op in ("mul_mat", "mul_mat_id", "attention"):
         return op_key("mul_mat", graph.tensors[node.inputs[0]].dtype.name)
     return ELEMENTS
 
@@ -60,11 +61,19 @@ def node_size(graph: Graph, node: Node) -> tuple[float, float]:
             taken = min(w.shape[0], max(1, ids.size))
             nbytes -= w.nbytes * (1 - taken / max(1, w.shape[0]))
             return 2.0 * result.size * w.shape[-1], nbytes
+        case "attention":
+            keys, values, _ = operands[:3]
+            products = keys.shape[0] * (keys.shape[2] + values.shape[2])
+            return 2.0 * result.shape[0] * result.shape[1] * products, nbytes
         case "get_rows" | "set_rows":
             return 0.0, 2.0 * (result.nbytes if node.op == "get_rows" else operands[1].nbytes)
         case "argsort" | "top_k":
             return 8.0 * operands[0].size, nbytes
         case _:
+            op = op_by_name(node.op)
+            if op.user is not None and op.user.flops is not None:
+                flops = op.user.flops(*[t.shape for t in operands], **op.full(node.params))
+                return float(flops), nbytes
             return 2.0 * max(result.size, operands[0].size), nbytes
 
 

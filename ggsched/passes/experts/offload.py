@@ -18,8 +18,9 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from ggsched.ir.graph import Graph
+from ggsched.ir.tensor import Role
 from ggsched.passes.cost.work_size import expected_rows, node_cost
-from ggsched.passes.experts.find import ExpertBlock, chosen_rows, find_blocks
+from ggsched.passes.experts.find import DENSE, OffloadBlock, chosen_rows, find_blocks
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.plan.placement import OpOffload, Placement, PlacementChoice
 from ggsched.topology.cost import HOST, Link, MachineRates
@@ -27,6 +28,9 @@ from ggsched.topology.model import Topology
 
 _NEARLY_ALL: Final = 0.75
 """From this share of rows on that are expected to be chosen, copying all of them is considered."""
+
+_SHARE_OF_REST: Final = 0.5
+"""Of a device's memory beside weights and states; what is left is for results and other plans."""
 
 _NO_COPY: Final = Link(0.0, 1.0)
 
@@ -48,9 +52,20 @@ def offload_experts(
     if not blocks:
         return placement
     cached = _cached_rows(graph, blocks, policy.cache_nbytes)
-    weigher = _Weigher(graph, topology, placement, policy, rates, _readers(graph))
-    offloads = [weigher.weigh(block, cached[block.there]) for block in blocks]
+    ends = frozenset(block.end - 1 for block in blocks)
+    rest = _rest(graph, topology, placement)
+    weigher = _Weigher(graph, topology, placement, policy, rates, _readers(graph), ends, rest)
+    offloads = [weigher.weigh(block, cached.get(block.there, 0)) for block in blocks]
     return _moved(graph, placement, _in_slots(offloads, policy.ring))
+
+
+def _rest(graph: Graph, topology: Topology, placement: Placement) -> list[int]:
+    """Return how much memory of each device the weights and states of a graph leave."""
+    rest = [facts.memory_nbytes for facts in topology.devices]
+    for t in graph.tensors:
+        if t.role in (Role.WEIGHT, Role.STATE) and not t.is_view and t.id in placement.homes:
+            rest[placement.homes[t.id]] -= t.nbytes
+    return rest
 
 
 def _readers(graph: Graph) -> dict[int, list[int]]:
@@ -70,19 +85,18 @@ class _Weigher:
     policy: ExpertPolicy
     rates: MachineRates
     readers: Mapping[int, Sequence[int]]
+    ends: frozenset[int]
+    """Last nodes of all blocks."""
+    rest: Sequence[int]
+    """Bytes of each device that no weight and no state has."""
 
-    def weigh(self, block: ExpertBlock, cached: int) -> OpOffload:
+    def weigh(self, block: OffloadBlock, cached: int) -> OpOffload:
         """Return what is predicted for a block, and which way is better."""
-        ids = self.graph.tensors[block.ids]
         here_s = self._compute(block, block.here) + self._crossings(block, block.here)
         away_s = self._compute(block, block.there) + self._crossings(block, block.there)
-        rows_s = self._ids_known(block) + self._rows(block, ids.size, cached)
-        layer_s = self._layer(block)
-        way: Literal["rows", "layer"] = "rows"
-        if self._may_go_ahead(block, ids.size) and layer_s < rows_s:
-            way = "layer"
-        there_s = away_s + min(rows_s, layer_s if way == "layer" else rows_s)
-        is_taken = self.policy.offload == "on" or there_s < here_s
+        way, copies_s = self._copies(block, cached)
+        there_s = away_s + copies_s
+        is_taken = self.policy.offload == "on" or (there_s < here_s and self._has_room(block))
         kept = cached if way == "rows" else 0
         return OpOffload(
             block.first,
@@ -97,18 +111,35 @@ class _Weigher:
             cached=kept,
         )
 
-    def _may_go_ahead(self, block: ExpertBlock, draws: int) -> bool:
+    def _has_room(self, block: OffloadBlock) -> bool:
+        """Whether the staging ring takes no more than a part of what the device has left."""
+        tensors = self.graph.tensors
+        nbytes = sum(tensors[w].nbytes for w in block.weights)
+        return self.policy.ring * nbytes <= _SHARE_OF_REST * self.rest[block.there]
+
+    def _copies(self, block: OffloadBlock, cached: int) -> tuple[Literal["rows", "layer"], float]:
+        """Return the better way to copy the weights, and its seconds."""
+        layer_s = self._layer(block)
+        if block.ids == DENSE:
+            return "layer", layer_s
+        ids = self.graph.tensors[block.ids]
+        rows_s = self._ids_known(block) + self._rows(block, ids.size, cached)
+        if self._may_go_ahead(block, ids.size) and layer_s < rows_s:
+            return "layer", layer_s
+        return "rows", rows_s
+
+    def _may_go_ahead(self, block: OffloadBlock, draws: int) -> bool:
         """Whether the whole layer can be copied before its router ran, without much for nothing."""
         has_path = (block.here, block.there) in self.topology.copy_paths
         counts = [self.graph.tensors[w].shape[0] for w in block.weights]
         used = all(expected_rows(n, draws) >= _NEARLY_ALL * n for n in counts)
         return has_path and used and self.policy.ring > 1
 
-    def _compute(self, block: ExpertBlock, device: int) -> float:
+    def _compute(self, block: OffloadBlock, device: int) -> float:
         rates, nodes = self.rates.devices[device], self.graph.nodes[block.first : block.end]
         return rates.launch_s + sum(node_cost(rates, self.graph, node) for node in nodes)
 
-    def _crossings(self, block: ExpertBlock, device: int) -> float:
+    def _crossings(self, block: OffloadBlock, device: int) -> float:
         """Return the seconds of activations that enter and leave the block on other devices."""
         tensors, homes = self.graph.tensors, self.placement.homes
         nodes = self.graph.nodes[block.first : block.end]
@@ -140,13 +171,13 @@ class _Weigher:
     def _link(self, src: int, dst: int) -> Link:
         return _NO_COPY if src == dst else self.rates.link(src, dst)
 
-    def _ids_known(self, block: ExpertBlock) -> float:
+    def _ids_known(self, block: OffloadBlock) -> float:
         """Return the seconds until the host has the ids."""
         ids = self.graph.tensors[block.ids]
         home = self.placement.homes.get(ids.storage)
         return 0.0 if home is None else self._crossing(home, HOST, ids.nbytes)
 
-    def _rows(self, block: ExpertBlock, draws: int, cached: int) -> float:
+    def _rows(self, block: OffloadBlock, draws: int, cached: int) -> float:
         """Return the seconds of the rows that are expected to be chosen and not to be cached."""
         link, total = self._weights_link(block), 0.0
         for weight in block.weights:
@@ -157,38 +188,39 @@ class _Weigher:
             total += copies * link.latency_s + missing * t.strides[0] / link.bandwidth
         return total
 
-    def _layer(self, block: ExpertBlock) -> float:
+    def _layer(self, block: OffloadBlock) -> float:
         """Return the seconds of whole weights that computing since the block before cannot hide."""
         link = self._weights_link(block)
         total = sum(link.seconds(self.graph.tensors[w].nbytes) for w in block.weights)
-        return max(0.0, total - self._since_block_before(block))
+        return max(0.0, total - self._since_block_before(block)) if self.policy.ring > 1 else total
 
-    def _weights_link(self, block: ExpertBlock) -> Link:
+    def _weights_link(self, block: OffloadBlock) -> Link:
         if (block.here, block.there) in self.topology.copy_paths:
             return self.rates.link(block.here, block.there)
         return self.rates.link(HOST, block.there)
 
-    def _since_block_before(self, block: ExpertBlock) -> float:
+    def _since_block_before(self, block: OffloadBlock) -> float:
         """Return the seconds that pass on the block's device between two such blocks."""
         rates, seconds = self.rates.devices[block.there], self._compute(block, block.there)
         for i in range(block.first - 1, -1, -1):
             node = self.graph.nodes[i]
-            if chosen_rows(self.graph, node) is not None:
+            if i in self.ends or chosen_rows(self.graph, node) is not None:
                 return seconds
             if self.placement.choices[i].device == block.there:
                 seconds += node_cost(rates, self.graph, node)
         return 0.0  # before the first block there is nothing to hide behind
 
 
-def _cached_rows(graph: Graph, blocks: Sequence[ExpertBlock], nbytes: int) -> dict[int, int]:
-    """Return by device how many rows of each weight a cache of so many bytes keeps.
+def _cached_rows(graph: Graph, blocks: Sequence[OffloadBlock], nbytes: int) -> dict[int, int]:
+    """Return by device how many rows of each weight a cache of a number of bytes keeps.
 
     All weights of blocks that could move share it evenly, each counted once however many
     decisions take rows of it, so that it is the same for each batch.
     """
     weights: dict[int, set[int]] = {}
     for block in blocks:
-        weights.setdefault(block.there, set()).update(block.weights)
+        if block.ids != DENSE:
+            weights.setdefault(block.there, set()).update(block.weights)
     cached: dict[int, int] = {}
     for there, known in weights.items():
         tensors = [graph.tensors[w] for w in known]

@@ -1,4 +1,4 @@
-"""Expert policy: what a caller decides about experts whose weights lie on another device."""
+"""What a caller decides about nodes that an accelerator could compute with weights of a CPU."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,12 +10,12 @@ OffloadWhen = Literal["off", "auto", "on"]
 
 @dataclass(frozen=True, slots=True)
 class ExpertPolicy:
-    """Whether experts are computed away from their weights, and with how much memory.
+    """Whether experts and layers are computed away from their weights, and with how much memory.
 
     Attributes:
         offload: ``off``: never. ``auto``: where that is predicted to be faster. ``on``: wherever
             it is possible.
-        ring: Buffers on the computing device, each for the expert weights of one block; with more
+        ring: Buffers on the computing device, each for the weights of one block; with more
             than one, whole layers can be copied while earlier ones compute.
         cache_nbytes: Memory for rows that stay on the computing device between runs, shared
             evenly by all blocks.

@@ -244,7 +244,7 @@ def _can_take(graph: Graph, node: Node, k: int, splits: Splits) -> bool:
     bound = splits.bindings[node.id]
     operand, result = graph.tensors[node.inputs[k]], graph.tensors[node.output]
     value = splits.values[bound[k]]
-    if value.bound or value.device != splits.values[bound[-1]].device:
+    if value.bound or value.ring >= 0 or value.device != splits.values[bound[-1]].device:
         return False
     if operand.dtype is not result.dtype or operand.shape != result.shape:
         return False

@@ -138,7 +138,7 @@ def find_conflicts(
 
 
 def living_sets(blocks: Sequence[MemoryBlock]) -> Iterator[list[int]]:
-    """Yield the sets of blocks that live at one step and are no part of another such set."""
+    """Yield the sets of blocks that live at one step and are not part of another such set."""
     order = by_birth(blocks)
     dying = sorted(order, key=lambda i: -blocks[i].death)
     alive: dict[int, None] = {}  # in order of birth

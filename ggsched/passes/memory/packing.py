@@ -2,9 +2,9 @@
 
 Three ways, each tried only where the one before is not as good as the bound. In order of birth
 with best fit, as an online allocator would do; the largest block first, each into the tightest gap
-between its contemporaries (Pisarchyk and Lee 2020, arXiv 2001.03288); and a search over orders
-(``packing_search``). The last two look at pairs of contemporaries and are left out where there are
-too many for that to be near-linear.
+between the blocks that interfere with it (Pisarchyk and Lee 2020, arXiv 2001.03288); and a search
+over orders (``packing_search``). The last two look at pairs of blocks that interfere and are left
+out where there are too many for that to be near-linear.
 """
 
 from bisect import bisect_left, insort
@@ -181,7 +181,7 @@ def _release(free: list[tuple[int, int]], offset: int, nbytes: int, top: int) ->
 
 
 def place_by_size(blocks: Sequence[MemoryBlock], near: Neighbours) -> tuple[list[int], int]:
-    """Place the largest first, each into the tightest gap between its contemporaries."""
+    """Place the largest first, each into the tightest gap that is free of interference."""
     offsets, total = [0] * len(blocks), 0
     ends = [-1] * len(blocks)  # of those that are placed
     for i in sorted(range(len(blocks)), key=lambda k: (-blocks[k].nbytes, blocks[k].birth, k)):

@@ -3,7 +3,8 @@
 The steps follow ggml's scheduler (``ggml_backend_sched_split_graph``): what is pinned first, then
 whatever reads a weight goes to that weight, then assigned devices spread along the node order,
 accelerators before CPUs, then single nodes move to where their neighbours are, or to the next
-device where fewer bytes are copied then, and what is left goes to the first device that can do it.
+device where fewer bytes are copied then (of small results also to the one before), and what is left
+goes to the first device that can do it.
 Two things differ. The unit is the storage. And a graph input decides nothing, because it is
 uploaded to every device that reads it.
 """
@@ -11,6 +12,7 @@ uploaded to every device that reads it.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from ggsched.ids import show
 from ggsched.ir.graph import Graph
@@ -19,6 +21,9 @@ from ggsched.passes.place import Constraints, PlacementProblem
 from ggsched.passes.placement.tables import PlacementTables, finished, place_pinned
 from ggsched.plan.placement import Cause, Placement
 from ggsched.topology.model import Topology
+
+SMALL_NBYTES: Final = 64 << 10
+"""To copy as much as this takes about as long as to copy nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,8 @@ def place(graph: Graph, topology: Topology, constraints: Constraints) -> Placeme
         _expand(work, reversed(node_ids), spreads, "expand-up")
     _upgrade(work)
     _hand_over_once(work)
+    if constraints.experts.offload != "on":  # else these sums run where the experts go
+        _keep_small_results(work)
     _fill(work)
     return finished(work, constraints)
 
@@ -156,6 +163,39 @@ def _hand_over_once(work: PlacementTables) -> None:
             work.settle(storage, there, "upgrade", detail)
 
 
+def _keep_small_results(work: PlacementTables) -> None:
+    """Move nodes from the beginning of a device's run to the device before, to copy less.
+
+    Layers add their result to what they were given. Where the next layer lives elsewhere, the sum
+    goes there, since no weight holds it, and both operands are copied in the place of their sum.
+    Only for small results, as in decoding: a copy of those takes longer than the node, anywhere.
+    """
+    home, out, choice = work.home, work.out, work.choice
+    starts = [
+        i
+        for i in range(1, len(out))
+        if home[out[i]] >= 0
+        and home[out[i]] != home[out[i - 1]]
+        and choice[out[i]].cause == "expand-up"
+    ]
+    if not starts:
+        return
+    reads = _Reads(work)
+    for start in starts:
+        there = home[out[start - 1]]
+        for i in range(start, len(out)):
+            storage = out[i]
+            if there < 0 or home[storage] == there or choice[storage].cause != "expand-up":
+                break
+            is_small = work.graph.tensors[storage].nbytes <= SMALL_NBYTES
+            is_able = work.able[storage] >> there & 1
+            saved = reads.saved_by_moving(i, there) if is_small and is_able else 0
+            if saved <= 0:
+                break
+            detail = f"{show('node', i)} saves {saved} bytes of copies"
+            work.settle(storage, there, "upgrade", detail)
+
+
 class _Reads:
     """Who reads which bytes of each storage."""
 
@@ -172,7 +212,7 @@ class _Reads:
     def saved_by_moving(self, node_id: int, there: int) -> int:
         """Return how many bytes fewer are copied with a node on another device.
 
-        0 where that cannot be told: a storage that is written more than once, a weight or a state
+        0 where that is not known: a storage that is written more than once, a weight or a state
         among the operands, or a third device.
         """
         work, tensors = self._work, self._work.graph.tensors

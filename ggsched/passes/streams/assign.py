@@ -24,7 +24,7 @@ _WORTH_IT: Final = 0.9
 """The gate opens below this share of the sequential time: a prediction is not exact."""
 
 _PER_CHANGE: Final = 3
-"""And for a gain of more than so many times what the changes of stream cost.
+"""And for a gain of more than this factor times what the changes of stream cost.
 
 They cost it even where nothing runs at the same time, because others hold the cores. Then a plan
 with several streams loses a third at most of what it was to gain.

@@ -31,7 +31,7 @@ def fuse(graph: Graph, topology: Topology, splits: Splits) -> tuple[Fusion, ...]
     by_device = [_by_size(facts.fusions) for facts in topology.devices]
     if not any(by_device[s.device] for s in splits.splits):
         return ()
-    uses = _Uses.of(graph)
+    uses = Uses.of(graph)
     found: list[Fusion] = []
     for s in splits.splits:
         search = _Search(graph, uses, s.first, set())
@@ -57,7 +57,7 @@ def _by_size(names: frozenset[str]) -> list[dict[str, list[Pattern]]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Uses:
+class Uses:
     """Who touches each storage.
 
     Attributes:
@@ -69,7 +69,7 @@ class _Uses:
     writers: dict[int, list[int]]
 
     @classmethod
-    def of(cls, graph: Graph) -> "_Uses":
+    def of(cls, graph: Graph) -> "Uses":
         """Go through a graph once."""
         accesses = [0] * len(graph.tensors)
         writers: dict[int, list[int]] = {}
@@ -103,7 +103,7 @@ class _Search:
     """
 
     graph: Graph
-    uses: _Uses
+    uses: Uses
     first: int
     taken: set[int]
 

@@ -2,7 +2,7 @@
 // The data of the page, and how numbers and elements are written.
 
 const D = JSON.parse(document.getElementById("data").textContent);
-// Times are told from the first run on, or from the beginning where there is none.
+// Times count from the first run on, or from the beginning where there is none.
 const ORIGIN = D.runs.length ? Math.min(...D.runs.map(([, start]) => start)) : D.begin;
 const FONT = "system-ui, 'Segoe UI', Roboto, Arial, sans-serif";
 const COLOUR = {

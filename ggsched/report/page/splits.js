@@ -80,7 +80,7 @@ class SplitGraph {
     c.fillText(fitted(c, `s${i}`, room), x + 4, y + 10);
     c.font = `11px ${FONT}`;
     const nodes = count > 1 ? `n${split.first}..n${split.end - 1}` : `n${split.first}`;
-    c.fillText(fitted(c, `${nodes} (${count})`, room), x + 4, y + 24);
+    c.fillText(fitted(c, split.layers || `${nodes} (${count})`, room), x + 4, y + 24);
     c.fillText(fitted(c, split.ops, room), x + 4, y + 37);
     c.font = `12px ${FONT}`;
   }
@@ -150,6 +150,7 @@ class SplitGraph {
     const sum = (side) => flows.filter((f) => f[3] && f[side] === found).reduce((n, f) => n + f[2], 0);
     showTip([
       `s${found} on ${this.plan.devices[split.device]}, ${split.stream}: n${split.first}..n${split.end - 1}`,
+      split.layers,
       split.ops,
       `placed by ${split.causes}`,
       `copied in ${bytesText(sum(1))}, out ${bytesText(sum(0))}`,

@@ -22,7 +22,7 @@ function fillHead() {
     [countText(a.runs), a.runs === 1 ? "run of a plan" : "runs of plans"],
     [countText(a.commands), "commands"],
     [shareText(a.bubble), a.stages < 2 ? "idle"
-      : `idle; ${shareText(a.ideal_bubble)} with ${a.stages} equal stages and ${a.micro_batches} micro-batch${a.micro_batches > 1 ? "es" : ""}`],
+      : `idle; ${shareText(a.ideal_bubble)} with ${a.stages} equal stages and ${a.in_flight}`],
     [bytesText(moved), "moved"],
     [countText(a.host_syncs), `host syncs, ${timeText(1e6 * a.host_sync_s)}`],
   ];
@@ -37,7 +37,7 @@ function fillAccount() {
   box.append(
     el("div", { class: "legend" }, ...legend),
     el("div", { class: "scroll" }, deviceTable()),
-    el("div", { class: "columns" }, el("div", {}, ...advice(), ...expectedTable()), el("div", {}, ...pathTable())),
+    el("div", { class: "columns" }, el("div", {}, ...advice(), ...expectedTable()), el("div", {}, ...pathTable(), ...opTable())),
   );
 }
 
@@ -66,6 +66,17 @@ function pathTable() {
   ]));
   return [el("h3", {}, "Bytes by path"), el("table", { id: "paths" },
     el("thead", {}, row("th", ["path", "bytes", "copies", "time", "rate"])), el("tbody", {}, ...rows))];
+}
+
+function opTable() {
+  const ops = D.account.ops;
+  if (!ops.length) return [];
+  const total = ops.reduce((sum, o) => sum + o.seconds, 0);
+  const rows = ops.map((o) => row("td", [
+    o.op, o.device, countText(o.nodes), timeText(1e6 * o.seconds), shareText(o.seconds / total),
+  ]));
+  return [el("h3", {}, "Time by op"), el("table", { id: "ops" },
+    el("thead", {}, row("th", ["op", "device", "nodes", "time", "share"])), el("tbody", {}, ...rows))];
 }
 
 function advice() {

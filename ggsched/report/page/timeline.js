@@ -1,4 +1,4 @@
-// The timeline: where each span lies, what is under the pointer, what is told of it.
+// The timeline: where each span lies, what is under the pointer, what is shown of it.
 
 const AXIS = 20, ROW = 26, GAP = 10, GHOST = 7;
 

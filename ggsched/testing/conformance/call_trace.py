@@ -13,15 +13,17 @@ Bytes = npt.NDArray[np.uint8]
 _SHOWN = 4
 
 
-class Diary:
+class CallTrace:
     """Gives things short names and writes down what was called.
 
     Attributes:
         lines: The calls so far, for people.
+        count: How many lines were written, those that were dropped again included.
     """
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.count = 0
         self._names: dict[int, str] = {}
         self._kept: list[object] = []  # so that an id stays one thing's
         self._made: dict[str, int] = {}
@@ -59,6 +61,7 @@ class Diary:
     def note(self, line: str) -> None:
         """Write something down."""
         self.lines.append(line)
+        self.count += 1
 
     def run(self, line: str, call: Callable[[], T]) -> T:
         """Write a call down, make it, and write down what it raises."""

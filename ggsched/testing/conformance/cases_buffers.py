@@ -88,7 +88,7 @@ def buf2_freed_under_an_upload(w: TestContext) -> None:
     w.put(q, x, w.bytes())
     hold = w.hold(q)
     w.upload(q, w.bytes(), x)
-    if _is_freed(w, x):
+    if is_freed(w, x):
         _others_survive(w, hold, q)
 
 
@@ -99,7 +99,7 @@ def buf2_freed_under_a_copy(w: TestContext) -> None:
     w.put(q, x, w.bytes())
     hold = w.hold(q)
     w.copy(q, x, 0, y, 0, NBYTES)
-    if not _is_freed(w, x):
+    if not is_freed(w, x):
         return
     secrets = _others_survive(w, hold, q)
     seen = w.get(q, y)
@@ -115,11 +115,11 @@ def buf2_freed_under_a_launch(w: TestContext) -> None:
     program = w.compute(q, [(x, 0)], (y, 0))
     hold = w.hold(q)
     w.launch(q, program)
-    if _is_freed(w, y):
+    if is_freed(w, y):
         _others_survive(w, hold, q)
 
 
-def _is_freed(w: TestContext, buffer: Buffer) -> bool:
+def is_freed(w: TestContext, buffer: Buffer) -> bool:
     """Close a buffer under a command; return whether that was not refused."""
     w.tell("from here on the caller is wrong (BUF-2); the device must not make it worse")
     try:

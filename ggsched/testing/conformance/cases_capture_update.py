@@ -26,7 +26,7 @@ def _captured_copy(w: TestContext, q: Stream, src: Buffer, dst: Buffer) -> Captu
 def _offered(w: TestContext, capture: Any, graph: DeviceGraph) -> str:
     """Offer a capture to a graph; return why that was refused, if it was."""
     line = f"{w.name(capture)}.end_into({w.name(graph)})"
-    why: str = w.diary.run(line, lambda: capture.end_into(graph))
+    why: str = w.call_trace.run(line, lambda: capture.end_into(graph))
     if why:
         w.tell(f"    refused: {why}")
     return why
@@ -223,7 +223,7 @@ def cap4_streams_are_free(w: TestContext) -> None:
     w.equal(w.get(q, y), old if why else data, "made by the graph that a capture was offered to")
 
 
-@case("CAP-4", "A graph that is closed, or of another stream, is no graph to update.", "update")
+@case("CAP-4", "A graph that is closed, or of another stream, is not a graph to update.", "update")
 def cap4_other_graphs(w: TestContext) -> None:
     q = w.stream()
     x, y, z = w.buffers(3)

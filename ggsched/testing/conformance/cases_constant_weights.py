@@ -36,8 +36,9 @@ AMP: Final = LeafRule(amp=0.25)
 def lch7_mul_mat(w: TestContext) -> None:
     def made(g: GraphBuilder, dtype: DType, rows: int, width: int) -> tuple[Tensor, ...]:
         x = _written(w, g, g.input("x", (rows, width)))
-        hidden = g.mul_mat(g.weight("first", (COLUMNS, width), dtype), x)
-        return (g.mul_mat(g.weight("second", (32, COLUMNS), dtype), hidden),)
+        columns = max(COLUMNS, dtype.block)
+        hidden = g.mul_mat(g.weight("first", (columns, width), dtype), x)
+        return (g.mul_mat(g.weight("second", (32, columns), dtype), hidden),)
 
     _check_all(w, "mul_mat", made)
 
@@ -82,7 +83,8 @@ def _graphs(w: TestContext, op: str, make: Maker) -> Iterator[DrawnGraph]:
     rules = {**dict.fromkeys(("x", "first", "second"), AMP), "ids": LeafRule("ids", bound=EXPERTS)}
     for dtype in FLOAT_DTYPES:
         if f"{op}:{dtype}" in w.device.facts.ops:
-            for rows, width in SIZES:
+            for rows, least in SIZES:
+                width = -(-least // dtype.block) * dtype.block
                 g = GraphBuilder(f"{op} {dtype} {rows} x {width}")
                 yield DrawnGraph(g.build(*make(g, dtype, rows, width)), rules)
 
@@ -120,7 +122,8 @@ def _check(
         w.close(thing)
     text = "\n".join(f"  {graph.label(n)}" for n in graph.nodes)
     expected = run_oracle(graph, values)
-    allowed = rounding_allowances(graph, values, expected)
+    to_8_bits = w.device.facts.rounds_to_8_bits
+    allowed = rounding_allowances(graph, values, expected, to_8_bits=to_8_bits)
     for tid, wanted in expected.items():
         if not is_within(prepared.output(after, tid), wanted, allowed[tid]):
             raise BrokenRule(f"with constant weights other numbers come of\n{text}")

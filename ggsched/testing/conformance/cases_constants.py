@@ -79,7 +79,7 @@ def lch7_behind_an_event(w: TestContext) -> None:
     w.equal(w.get(q, y), expected, "the result of what another stream writes, and of a constant")
 
 
-@case("LCH-7", "Other bytes of a constant's buffer are no constants.", "launch")
+@case("LCH-7", "Other bytes of a constant's buffer are not constants.", "launch")
 def lch7_beside_in_one_buffer(w: TestContext) -> None:
     q = w.stream()
     half = COUNT // 2
@@ -150,7 +150,7 @@ def lch7_shared_by_programs(w: TestContext) -> None:
     w.equal(w.get(streams[0], c, 3 * NBYTES // 4), other, "bytes of the buffer that nobody named")
 
 
-@case("LCH-7", "Bytes of a program that was closed are no constants any more.", "launch")
+@case("LCH-7", "Bytes of a program that was closed are not constants any more.", "launch")
 def lch7_no_longer_constant(w: TestContext) -> None:
     q = w.stream()
     c, source, y = w.buffers(3)

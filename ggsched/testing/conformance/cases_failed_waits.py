@@ -140,7 +140,7 @@ def err3_closed_while_it_waits(w: TestContext) -> None:
     w.copy(q, x, 0, y, 0, NBYTES)
     w.download_to(q, x, 0, seen)
     behind = w.record(q)
-    closing = _Closing(w, q)
+    closing = Closing(w, q)
     try:
         closing.has_ended()
         w.not_done(behind)
@@ -148,7 +148,7 @@ def err3_closed_while_it_waits(w: TestContext) -> None:
             w.equal(w.get(other, buffer), before, "written behind a wait that is not over")
         _is_untouched(w, seen)
     finally:
-        w.tell("the event of another backend is let go")
+        w.tell("the event of another backend is released")
         event.release()
     closing.finish()
     w.sync(behind)
@@ -169,14 +169,14 @@ def err3_device_closed_while_it_waits(w: TestContext) -> None:
     w.wait(q, event)
     w.download_to(q, x, 0, seen)
     behind = w.record(q)
-    closing = _Closing(w, w.device)
+    closing = Closing(w, w.device)
     try:
         is_closed = closing.has_ended()
         _is_untouched(w, seen)
         if is_closed:  # it has given up
             w.refused(GgschedError, behind.sync, 0.0)
     finally:
-        w.tell("the event of another backend is let go")
+        w.tell("the event of another backend is released")
         event.release()
     closing.finish()
     deadline = monotonic() + w.harness.grace_s
@@ -187,7 +187,7 @@ def err3_device_closed_while_it_waits(w: TestContext) -> None:
         w.equal(seen, data, "downloaded by a stream whose device was being closed")
 
 
-class _Closing:
+class Closing:
     """A thread that closes something, since ``close`` may wait for what is enqueued."""
 
     def __init__(self, w: TestContext, thing: Device | Stream) -> None:

@@ -24,9 +24,9 @@ from ggsched.testing.oracle.interpreter import run_oracle
 Array = npt.NDArray[Any]
 
 DRAWS: Final = 8
-"""Groups of each pattern, and of each type of weights where there are any."""
+"""Groups of each pattern, and of each type of weights where there are any; 2 at least."""
 
-PATIENCE: Final = 40
+PATIENCE: Final = 120
 """Draws in a row that come to nothing, after which no more are tried."""
 
 _CHOICES: Final = 96
@@ -39,14 +39,13 @@ class Chain(NamedTuple):
     group: Group
 
 
-def chains(w: TestContext) -> Iterator[Chain]:
+def chains(w: TestContext, draws: int = DRAWS) -> Iterator[Chain]:
     """Yield groups of every pattern that the device declares, on types that it has."""
-    facts = w.device.facts
+    facts, draws = w.device.facts, w.draws(DRAWS, 2)
     for pattern in sorted(facts.fusions & PATTERNS.keys()):
-        dtypes = FLOAT_DTYPES if pattern.startswith("mul_mat") else (F32,)
-        for dtype in dtypes:
+        for dtype in FLOAT_DTYPES if pattern.startswith("mul_mat") else (F32,):
             made = misses = 0
-            while made < DRAWS and misses < PATIENCE:
+            while made < draws and misses < PATIENCE:
                 chain = _draw(w, pattern, dtype)
                 if chain is None:
                     misses += 1
@@ -60,6 +59,8 @@ def _draw(w: TestContext, pattern: str, dtype: DType) -> Chain | None:
     d.feed(w.rng.bytes(_CHOICES))
     nodes = CHAINS[pattern](d)
     if len(nodes) != len(d.results) or not nodes:
+        return None
+    if not any(t.dtype is dtype for t in d.floats):
         return None
     graph = d.g.build(d.results[-1])
     if not _is_group(graph, nodes):
@@ -86,7 +87,8 @@ def _check(w: TestContext, chain: Chain, over: dict[int, int] | None = None) -> 
     w.program.append(f"group {chain.group.pattern}, seed {w.seed}")
     values = values_for(chain.drawn, w.seed)
     expected = run_oracle(graph, values)
-    allowed = rounding_allowances(graph, values, expected)
+    to_8_bits = w.device.facts.rounds_to_8_bits
+    allowed = rounding_allowances(graph, values, expected, to_8_bits=to_8_bits)
     q = w.stream()
     prepared, after = run(w, q, graph, values, group=chain.group, over=over)
     w.close(q)

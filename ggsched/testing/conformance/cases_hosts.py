@@ -81,7 +81,7 @@ def cpy4_snapshot(w: TestContext) -> None:
     w.equal(w.get(q, y), second, "uploaded after another upload from the same memory")
 
 
-@case("CPY-4", "The library lets go of the source when the upload is complete.")
+@case("CPY-4", "The library releases the source when the upload is complete.")
 def cpy4_source_is_released(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
@@ -108,7 +108,7 @@ def cpy4_any_source(w: TestContext) -> None:
         w.equal(w.get(q, x, 0, n), piece, f"{n} bytes from offset {start} of an array")
 
 
-@case("CPY-4", "Host memory that is no contiguous view of bytes is refused.")
+@case("CPY-4", "Host memory that is not a contiguous view of bytes is refused.")
 def cpy4_what_is_no_host_memory(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
@@ -175,7 +175,7 @@ def cpy5_target_is_kept_alive(w: TestContext) -> None:
     w.require(not any(other.any() for other in others), "a download wrote to other host memory")
 
 
-@case("CPY-5", "A read-only target is refused, and what is no contiguous view of bytes.")
+@case("CPY-5", "A read-only target is refused, and what is not a contiguous view of bytes.")
 def cpy5_what_is_no_target(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer(16)

@@ -1,4 +1,4 @@
-"""LCH-3: infinities and what is not a number are values, not faults."""
+"""LCH-3: infinities and NaN are values, not faults."""
 
 import warnings
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ COMPARED: Final = frozenset({"add", "sub", "mul"})
 """Ops whose results IEEE 754 leaves no choice about, also for these values."""
 
 
-@case("LCH-3", "Infinities and what is not a number fail no launch.")
+@case("LCH-3", "Infinities and NaN fail no launch.")
 def lch3_values_are_no_fault(w: TestContext) -> None:
     # Undefined bytes are such values now and then, so a device that fails by them fails seldom.
     # Numpy's default is to warn, and a warning may be an error: `python -W error`, pytest.
@@ -43,7 +43,7 @@ def lch3_values_are_no_fault(w: TestContext) -> None:
 
 def _run(w: TestContext, op: str, drawn: DrawnGraph) -> None:
     q = w.stream()
-    w.program.append(f"graph: {op} of infinities and what is not a number, seed {w.seed}")
+    w.program.append(f"graph: {op} of infinities and NaN, seed {w.seed}")
     values = _extreme(values_for(drawn, w.seed), w.rng)
     prepared, after = run(w, q, drawn.graph, values)
     if op in COMPARED:

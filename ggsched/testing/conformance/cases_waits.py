@@ -292,7 +292,7 @@ def evt4_never_blocks_the_caller(w: TestContext) -> None:
     q = w.stream()
     event = _held_event(w)
     w.wait(q, event)
-    w.tell("the event of another backend is let go")
+    w.tell("the event of another backend is released")
     event.release()
     w.sync(q)
 

@@ -12,7 +12,7 @@ class Hold:
     """A stream that is held.
 
     Attributes:
-        is_real: Whether the device can be held at all; where not, a case is judged by its bytes.
+        is_real: Whether the device can be held at all; where not, a case is decided by its bytes.
     """
 
     is_real: bool

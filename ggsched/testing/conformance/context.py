@@ -19,7 +19,7 @@ from ggsched.backend.fill import Pattern, fill
 from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
 from ggsched.ir.dtype import F32
-from ggsched.testing.conformance.call_trace import Bytes, Diary, flat
+from ggsched.testing.conformance.call_trace import Bytes, CallTrace, flat
 from ggsched.testing.conformance.cleanup import Aborted, Hold
 from ggsched.testing.conformance.exact import ExactOp, exact_op
 from ggsched.testing.conformance.harness import Harness
@@ -34,6 +34,8 @@ Place = tuple[Buffer, int]
 NBYTES: Final = 256
 """Length of an ordinary buffer of a case."""
 COUNT: Final = NBYTES // 4
+MAX_EXAMPLES: Final = 50
+"""Random programs that are tried unless the caller asks for another number."""
 _PAUSE_S: Final = 5e-4
 
 
@@ -44,7 +46,7 @@ class TestContext:
         devices: One or two open devices.
         harness: What the author of the backend supplied.
         rng: Random numbers that depend on the seed and the case only.
-        diary: The calls so far, for people.
+        call_trace: The calls so far, for people.
         can_hold: Whether streams stay held by the harness's latch.
         max_examples: How many random programs to try, for cases that do.
     """
@@ -57,7 +59,7 @@ class TestContext:
         seed: int,
         *,
         can_hold: bool = True,
-        max_examples: int = 50,
+        max_examples: int = MAX_EXAMPLES,
     ) -> None:
         self.devices = tuple(devices)
         self.harness = harness
@@ -65,16 +67,16 @@ class TestContext:
         self.max_examples = max_examples
         self.can_hold = can_hold
         self.rng = np.random.default_rng([seed, crc32(name.encode())])
-        self.diary = Diary()
+        self.call_trace = CallTrace()
         self._open: list[Any] = []
         self._holds: list[Hold] = []
         for device in self.devices:
-            self.diary.add(device, "d", f"open {device.facts.name}")
+            self.call_trace.add(device, "d", f"open {device.facts.name}")
 
     @property
     def program(self) -> list[str]:
         """The calls so far, for people."""
-        return self.diary.lines
+        return self.call_trace.lines
 
     @property
     def device(self) -> Device:
@@ -90,6 +92,10 @@ class TestContext:
     def timeout_s(self) -> float:
         """How long to wait for what has to come."""
         return self.harness.timeout_s
+
+    def draws(self, count: int, least: int) -> int:
+        """Return ``count`` in proportion to the examples asked for, ``least`` at least."""
+        return max(least, count * self.max_examples // MAX_EXAMPLES)
 
     # --- things -----------------------------------------------------------------------------
 
@@ -115,7 +121,7 @@ class TestContext:
     def foreign(self, **facts: Any) -> Device:
         """Return a device of another backend."""
         device = elsewhere(**facts)
-        self.diary.add(device, "d", "a device of another backend")
+        self.call_trace.add(device, "d", "a device of another backend")
         return device
 
     def bytes(self, nbytes: int = NBYTES) -> Bytes:
@@ -169,7 +175,7 @@ class TestContext:
         self, stream: Stream, source: "Bytes | Floats", buffer: Buffer, offset: int = 0
     ) -> None:
         """Enqueue an upload of an array."""
-        self.diary.add_host(source)
+        self.call_trace.add_host(source)
         text = f"upload({self.name(source)}, {self.name(buffer)}, {offset})"
         self._call(stream, text, lambda: stream.upload(_view(source), buffer, offset))
 
@@ -184,7 +190,7 @@ class TestContext:
 
     def download_to(self, stream: Stream, buffer: Buffer, offset: int, target: Bytes) -> None:
         """Enqueue a download into an array."""
-        self.diary.add_host(target)
+        self.call_trace.add_host(target)
         text = f"download({self.name(buffer)}, {offset}, {self.name(target)})"
         self._call(stream, text, lambda: stream.download(buffer, offset, _view(target)))
 
@@ -265,11 +271,11 @@ class TestContext:
     # --- holding ----------------------------------------------------------------------------
 
     def hold(self, stream: Stream) -> Hold:
-        """Hold a stream until the case lets go, if there is a way to do so."""
+        """Hold a stream until the case releases it, if there is a way to do so."""
         latch = self.harness.hold(stream) if self.can_hold else None
         if latch is not None:
-            self.diary.note(f"hold {self.name(stream)}")
-        hold = Hold(latch is not None, latch, self.diary.note)
+            self.call_trace.note(f"hold {self.name(stream)}")
+        hold = Hold(latch is not None, latch, self.call_trace.note)
         self._holds.append(hold)
         return hold
 
@@ -285,13 +291,13 @@ class TestContext:
             for thing in things:
                 if thing.is_done:
                     name = self.name(thing)
-                    self.diary.note(f"{name}.is_done -> True")
+                    self.call_trace.note(f"{name}.is_done -> True")
                     raise BrokenRule(f"{name} is done while what it has to follow is held")
             if monotonic() >= deadline:
                 return
             _pause()
 
-    # --- judging ----------------------------------------------------------------------------
+    # --- checking ----------------------------------------------------------------------------
 
     def refused(self, kind: type[E], call: Callable[..., object], *args: Any) -> E:
         """Insist that a call raises an error of a kind; return it."""
@@ -301,8 +307,8 @@ class TestContext:
             return error
         except Exception as error:
             other = f"{type(error).__name__} instead of {kind.__name__}"
-            raise BrokenRule(f"{self.diary.last()} raises {other}: {error}") from error
-        last = self.diary.last()
+            raise BrokenRule(f"{self.call_trace.last()} raises {other}: {error}") from error
+        last = self.call_trace.last()
         raise BrokenRule(f"{last} is accepted; {kind.__name__} was to be raised")
 
     def equal(self, actual: "Bytes | Floats", expected: "Bytes | Floats", what: str) -> None:
@@ -337,17 +343,17 @@ class TestContext:
 
     def tell(self, text: str) -> None:
         """Write down something that is not a call of a device."""
-        self.diary.note(text)
+        self.call_trace.note(text)
 
     def name(self, thing: object) -> str:
         """Return the short name of a thing."""
-        return self.diary.name(thing)
+        return self.call_trace.name(thing)
 
     # --- the end ----------------------------------------------------------------------------
 
     def forget(self, thing: object) -> None:
         """Drop the references to a thing, so that only a device can keep it alive."""
-        self.diary.forget(thing)
+        self.call_trace.forget(thing)
         self._open = [o for o in self._open if o is not thing]
 
     def release(self) -> None:
@@ -374,14 +380,14 @@ class TestContext:
     def _make(
         self, maker: object, letter: str, text: str, make: Callable[[], T], *, abort: bool = False
     ) -> T:
-        line = f"{self.diary.next_name(letter)} = {self.name(maker)}.{text}"
-        thing = self.diary.run(line, make)
-        self.diary.add(thing, letter)
+        line = f"{self.call_trace.next_name(letter)} = {self.name(maker)}.{text}"
+        thing = self.call_trace.run(line, make)
+        self.call_trace.add(thing, letter)
         self._open.append(Aborted(thing) if abort else thing)
         return thing
 
     def _call(self, thing: object, text: str, call: Callable[[], object]) -> None:
-        self.diary.run(f"{self.name(thing)}.{text}", call)
+        self.call_trace.run(f"{self.name(thing)}.{text}", call)
 
     def _text_of(self, node: BoundNode) -> str:
         def place(o: Operand) -> str:

@@ -9,6 +9,7 @@ from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32, DType
 from ggsched.ir.graph import Graph
+from ggsched.ir.shapes import KV_DTYPES
 from ggsched.ir.tensor import Tensor
 from ggsched.testing.generators.graph_gen import GraphGenerator
 from ggsched.testing.generators.graph_gen_ops import STEPS
@@ -24,6 +25,7 @@ FIRST_OPERAND: Final[Mapping[str, tuple[DType, ...]]] = {
     "set_rows": (F32, F16),
     "mul_mat": FLOAT_DTYPES,
     "mul_mat_id": FLOAT_DTYPES,
+    "attention": KV_DTYPES,
     "cpy": (*FLOAT_DTYPES, I32),
     "cont": (*FLOAT_DTYPES, I32),
     "concat": (F32, I32),
@@ -129,16 +131,22 @@ def _store(g: GraphBuilder, shape: tuple[int, ...], dtype: DType) -> Tensor:
     return g.op("set_rows", dst, g.input("src", shape), g.input("ids", (0,), I32))
 
 
+def _no_tokens(g: GraphBuilder, shape: tuple[int, ...], dtype: DType) -> Tensor:
+    kept = [g.input(name, (3, 1, 4), dtype) for name in ("k", "v")]
+    return g.op("attention", *kept, g.input("q", (shape[0], 2, 4)))
+
+
 _ANY_SHAPE: Final = frozenset(
-    {"add", "sub", "mul", "div", "scale", "silu", "gelu", "swiglu", "swiglu_oai", "clamp", "cont",
-     "cpy", "mul_mat"}
+    {"add", "sub", "mul", "div", "scale", "silu", "gelu", "sigmoid", "tanh", "swiglu", "swiglu_oai",
+     "clamp", "cont", "cpy", "mul_mat"}
 )  # fmt: skip
 
 _EMPTY: Final[Mapping[str, Callable[[GraphBuilder, tuple[int, ...], DType], Tensor]]] = {
     **{op: _alone(op) for op in ("scale", "silu", "gelu", "clamp", "cont", "rms_norm", "norm")},
-    **{op: _alone(op) for op in ("soft_max", "sum_rows", "argsort")},
+    **{op: _alone(op) for op in ("sigmoid", "tanh", "soft_max", "sum_rows", "argsort")},
     **{op: _twin(op) for op in ("add", "sub", "mul", "div", "swiglu", "swiglu_oai", "cpy")},
     "mul_mat": _product,
+    "attention": _no_tokens,
     "get_rows": _lookup,
     "set_rows": _store,
 }

@@ -51,7 +51,7 @@ class Waiver:
         if not self.reason.strip():
             raise UsageError("a waiver needs a reason", where=self.match)
         if self.kind not in ("unsupported", "xfail"):
-            raise UsageError(f"{self.kind!r} is no kind of waiver", where=self.match)
+            raise UsageError(f"{self.kind!r} is not a kind of waiver", where=self.match)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Harness:
             that fails.
         waivers: What is known not to work.
         timeout_s: How long to wait for what has to come; the kit never waits without it.
-        case_timeout_s: After this long a case counts as hanging.
+        case_timeout_s: A case that makes no call for so long counts as hanging.
         grace_s: For how long a held stream is watched. The verdict on a correct device does not
             depend on it; a broken one needs a moment to show itself.
         repeats: How often each case runs, with seeds that follow each other.
@@ -106,7 +106,9 @@ class Harness:
         """
         name, colon, index = spec.partition(":")
         if colon and not (index.isascii() and index.isdigit()):
-            raise UsageError(f"{spec!r} is no device", hint="write a name and a number: opencl:0")
+            raise UsageError(
+                f"{spec!r} is not a device", hint="write a name and a number: opencl:0"
+            )
         known = sorted({plugin.name for plugin in find_plugins(entry_points)})
         if name not in known:
             raise UsageError(
@@ -122,7 +124,7 @@ class Harness:
                 except (BackendUnavailable, OutOfDeviceMemory, UsageError):
                     if len(specs) == 1:
                         raise
-                    specs.pop()  # cases that need a second device are told by its absence
+                    specs.pop()  # cases that need a second device are skipped without it
 
         plain = cls(f"{name}:{first}", open_named)
         return adapted(plain, _own(name, entry_points))
@@ -163,7 +165,7 @@ def _waiver(given: Any) -> Waiver:
         return Waiver(*given)
     except TypeError as error:
         raise UsageError(
-            f"{given!r} is no waiver", hint="write (rule or case, reason, 'xfail')"
+            f"{given!r} is not a waiver", hint="write (rule or case, reason, 'xfail')"
         ) from error
 
 

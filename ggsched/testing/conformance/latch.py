@@ -3,7 +3,7 @@
 A stream is held by letting it wait for an event of a made-up device of another backend, which the
 case completes. That needs a device which waits for foreign events without blocking the caller
 (``wait_path`` other than ``host``, ``is_async``); other devices bring a latch of their own, or are
-judged by the bytes alone.
+decided by the bytes alone.
 """
 
 import threading
@@ -41,11 +41,11 @@ class HostEvent:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was let go."""
+        """Whether it was released."""
         return self._done.is_set()
 
     def sync(self, timeout_s: float) -> None:
-        """Block until it is let go; raises what it was let go with."""
+        """Block until it is released; raises what it was released with."""
         if not self._done.wait(min(timeout_s, threading.TIMEOUT_MAX)):
             raise SyncTimeout(f"the case holds this event, for {timeout_s:g} s by now")
         if self._error is not None:

@@ -154,7 +154,7 @@ class ModelOrder:
         return all(number <= known.get(lane, 0) for lane, number in clock.items() if lane != HOST)
 
     def is_blocked(self, clock: Clock) -> bool:
-        """Whether something in it cannot happen before a held stream is let go."""
+        """Whether something in it cannot happen before a held stream is released."""
         return any(clock.get(lane, 0) > number for lane, number in self.holds.items())
 
 

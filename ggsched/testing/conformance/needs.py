@@ -12,6 +12,9 @@ from ggsched.testing.conformance.latch import elsewhere_facts
 from ggsched.testing.conformance.rules import BrokenRule
 from ggsched.topology.caps import capabilities
 
+LITTLE: Final = 1 << 26
+"""Bytes of memory up to which a case allocates all of it."""
+
 Need = Callable[[TestContext], str]
 """Returns why a need is not met, or an empty text."""
 
@@ -83,6 +86,13 @@ def _foreign_copy(w: TestContext) -> str:
 
 def _launch(w: TestContext) -> str:
     return "" if exact_op(w.device.facts) else "it declares no op that is exact on whole numbers"
+
+
+def _little_memory(w: TestContext) -> str:
+    """Look whether a case may allocate all of it, in multiples of the alignment."""
+    facts = w.device.facts
+    able = facts.memory_nbytes <= LITTLE and facts.memory_nbytes % facts.alignment == 0
+    return "" if able else "it has too much memory to allocate all of it"
 
 
 def _update(w: TestContext) -> str:
@@ -157,6 +167,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "fault": lambda w: "" if can_fail(w) else "nothing makes its commands fail",
     "hypothesis": _hypothesis,
     "fusions": lambda w: "" if w.device.facts.fusions else "it declares no patterns",
+    "little memory": _little_memory,
     "capture": lambda w: "" if offers_capture(w.device) else "it offers no capture",
     "update": _update,
     "dlpack": _offers("buffer", "__dlpack__", "__dlpack_device__"),

@@ -24,6 +24,9 @@ Array = npt.NDArray[Any]
 
 GUARD: Final = 64
 
+BLANK: Final = 0xFF
+"""A byte that is NaN in each float type."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -69,6 +72,7 @@ def prepare(
     group: Group | None = None,
     over: Mapping[int, int] | None = None,
     constant: bool = False,
+    blank: int = BLANK,
 ) -> Prepared:
     """Lay a graph out, upload it and compile it.
 
@@ -80,6 +84,7 @@ def prepare(
         group: All nodes, as one group in this order.
         over: Storages that lie on the bytes of another one, by id.
         constant: Whether to declare weights constant (LCH-7).
+        blank: The byte that fills results before the run.
     """
     step = max(GUARD, w.device.facts.alignment)
     start: dict[int, int] = {}
@@ -94,7 +99,7 @@ def prepare(
     before: Bytes = w.rng.integers(0, 256, at, dtype=np.uint8)
     for t in graph.tensors:
         if not t.is_view and (over is None or t.id not in over):
-            before[start[t.id] : start[t.id] + t.nbytes] = _initial(t, values)
+            before[start[t.id] : start[t.id] + t.nbytes] = _initial(t, values, blank)
     arena = w.buffer(at, stream.device)
     w.upload(stream, before, arena)
     if constant:
@@ -113,9 +118,10 @@ def run(
     *,
     group: Group | None = None,
     over: Mapping[int, int] | None = None,
+    blank: int = BLANK,
 ) -> tuple[Prepared, Bytes]:
     """Run a graph; return how it lay and the bytes of the arena afterwards. See ``prepare``."""
-    prepared = prepare(w, stream, graph, values, group=group, over=over)
+    prepared = prepare(w, stream, graph, values, group=group, over=over, blank=blank)
     w.launch(stream, prepared.program)
     after = w.get(stream, prepared.arena)
     w.close(prepared.program)
@@ -123,9 +129,9 @@ def run(
     return prepared, after
 
 
-def _initial(t: Tensor, values: Mapping[str, Array]) -> Any:
+def _initial(t: Tensor, values: Mapping[str, Array], blank: int) -> Any:
     if t.role is Role.TEMP:
-        return 0xFF  # not a number in each float type
+        return blank
     if t.role is Role.STATE and t.name not in values:
         return 0
     return np.frombuffer(values[t.name].tobytes(), np.uint8)

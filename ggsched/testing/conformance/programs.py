@@ -106,7 +106,7 @@ class CaseProgram:
         """Let the host write host memory, once it may (CPY-4, CPY-5)."""
         whole = Access(memory, 0, memory.count, True)
         self._let_host_have([whole])
-        self.world.diary.add_host(memory.thing)
+        self.world.call_trace.add_host(memory.thing)
         self.world.tell(f"the host rewrites {self.world.name(memory.thing)}")
         memory.thing[:] = memory.values[:] = np.arange(self._next, self._next + memory.count)
         memory.known[:] = True
@@ -184,7 +184,7 @@ class CaseProgram:
     # --- the host ---------------------------------------------------------------------------
 
     def sync(self, thing: Queue | Recorded) -> None:
-        """Let the host wait; streams that are held are let go before it would wait for them."""
+        """Let the host wait; streams that are held are released before it would wait for them."""
         clock = self._clock_of(thing)
         if self.order.is_blocked(clock):
             self.release()

@@ -98,19 +98,19 @@ class ConformanceReport:
         """Raise where something was found.
 
         Raises:
-            ContractBroken: with the first findings as its story.
+            ContractBroken: with the first findings as details.
         """
         if self.ok:
             return
         broken = ", ".join(self.broken_rules) or "no rule"
-        story = [line for r in self.findings[:3] for line in explain(r, self.name)]
+        details = [line for r in self.findings[:3] for line in explain(r, self.name)]
         error = ContractBroken(
             f"breaks {broken}" if self.findings else "has stale waivers",
             where=self.name,
             why="; ".join([f"{r.case.name}: {r.reason}" for r in self.findings[:3]] or self.stale),
-            story=story,
+            details=details,
         )
-        for line in story:
+        for line in details:
             error.add_note(line)
         raise error
 

@@ -25,6 +25,8 @@ RULES: Final[Mapping[str, str]] = {
     "BUF-2": "memory that is freed too early is never reused early",
     "BUF-3": "a region outside its buffer is refused before anything is enqueued",
     "BUF-4": "a host view is the memory itself, where the device has host memory",
+    "BUF-5": "an import is the host's own memory, read-only, and is kept while it is open",
+    "BUF-6": "host memory of a device is the caller's own, writable, as long as a view is left",
     "CPY-1": "a copy is a command of the stream it is enqueued on, and of no other",
     "CPY-2": "a copy changes its destination and nothing else",
     "CPY-3": "overlap is refused; zero bytes are legal and keep their place",

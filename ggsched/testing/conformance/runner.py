@@ -11,7 +11,8 @@ from typing import Final
 
 from ggsched.errors import GgschedError, UsageError
 from ggsched.testing.conformance.case import Case
-from ggsched.testing.conformance.context import TestContext
+from ggsched.testing.conformance.cases_user_op import user_op_cases
+from ggsched.testing.conformance.context import MAX_EXAMPLES, TestContext
 from ggsched.testing.conformance.harness import Harness, Waiver
 from ggsched.testing.conformance.needs import need
 from ggsched.testing.conformance.report import CaseResult, ConformanceReport
@@ -19,7 +20,6 @@ from ggsched.testing.conformance.rules import BrokenRule
 from ggsched.testing.conformance.suite import all_cases, matches, select
 from ggsched.testing.conformance.watchdog import Hung, guarded
 
-MAX_EXAMPLES: Final = 50
 _PAIRS: Final = ("pair", "peer")
 
 
@@ -29,30 +29,38 @@ def run_conformance(
     seed: int = 0,
     max_examples: int = MAX_EXAMPLES,
     rules: str | Sequence[str] | None = None,
+    op: str | None = None,
     verbose: Callable[[CaseResult], None] | None = None,
 ) -> ConformanceReport:
-    """Run the kit on a backend.
+    """Run the kit on a backend, or the cases of one user-defined op.
 
     Args:
         harness: What its author supplies, or the name of an installed device for the default.
         seed: Of all random choices; the same seed makes the same choices.
         max_examples: Random programs that are tried.
         rules: Patterns of rules or cases, e.g. ``"EVT-*"`` or ``"EVT-2,cpy1_*"``; all for None.
+        op: Name of a user-defined op, whose cases run instead of the kit's.
         verbose: Called with each result as it comes.
 
     Raises:
-        UsageError: a pattern that matches nothing, an unknown backend.
+        UsageError: no such op, a pattern that matches nothing, an unknown backend.
         BackendUnavailable: the devices cannot be opened.
     """
     kit = ConformanceRunner(
         Harness.named(harness) if isinstance(harness, str) else harness, seed, max_examples
     )
     results: list[CaseResult] = []
-    for case in select(rules):
+    for case in select(rules, None if op is None else user_op_cases(op)):
         results.append(kit.run(case))
         if verbose is not None:
             verbose(results[-1])
-    stale = stale_waivers(kit.harness.waivers, results, whole=rules is None)
+    if op is not None and results and all(r.verdict == "skip" for r in results):
+        raise UsageError(
+            f"{kit.harness.name} has no kernel for it",
+            where=f"op {op!r}",
+            hint="name its backend in kernels=",
+        )
+    stale = stale_waivers(kit.harness.waivers, results, whole=rules is None and op is None)
     return ConformanceReport(kit.harness.name, seed, tuple(results), tuple(stale))
 
 
@@ -135,7 +143,12 @@ class ConformanceRunner:
         start = perf_counter()
         error: BaseException | None
         try:
-            error = guarded(work, self.harness.case_timeout_s, case.name)
+            error = guarded(
+                work,
+                self.harness.case_timeout_s,
+                case.name,
+                lambda: [w.call_trace.count for w in worlds],
+            )
         except Hung as hung:
             error = hung
             for w in worlds:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import inf
 from time import monotonic
 from typing import Final
 
@@ -17,11 +18,11 @@ MIN_STEPS: Final = 20
 MAX_STEPS: Final = 60
 IMPATIENT_S: Final = 0.5
 SHARE: Final = 0.8
-"""Of the time that a case has, after which no other program is tried."""
+"""Of the time that a case has: for so long a failing program is made smaller."""
 
 
 class Enough(BaseException):
-    """There is no time for another program. No ``Exception``, which would be made smaller."""
+    """There is no time for a smaller program. No ``Exception``, which would be made smaller."""
 
 
 @dataclass(slots=True)
@@ -31,13 +32,13 @@ class Search:
     Attributes:
         world: The case's; the calls of the latest failure end up there.
         devices: How many devices to open.
-        deadline: When there is no time for another program.
+        deadline: When there is no time to make a failing program smaller.
         failures: What was raised, with the calls before.
     """
 
     world: TestContext
     devices: int
-    deadline: float
+    deadline: float = inf
     failures: list[tuple[BaseException, tuple[str, ...]]] = field(default_factory=list)
 
     def play(self, steps: list[bytes]) -> None:
@@ -45,6 +46,7 @@ class Search:
         if monotonic() > self.deadline:
             raise Enough
         w = self.world
+        w.call_trace.count += 1  # the case gets on
         harness = w.harness
         if any(isinstance(error, SyncTimeout) for error, _ in self.failures):
             # What hangs is made smaller without waiting long again and again.
@@ -54,6 +56,8 @@ class Search:
         try:
             Machine(world).play(steps)
         except BaseException as error:
+            if not self.failures:
+                self.deadline = monotonic() + SHARE * w.harness.case_timeout_s
             self.failures.append((error, tuple(world.program)))
             w.program[:] = world.program
             raise
@@ -63,7 +67,7 @@ class Search:
 
 def search(w: TestContext, *, devices: int) -> None:
     """Try up to ``w.max_examples`` random programs; that of a failure ends up in ``w``."""
-    found = Search(w, devices, monotonic() + SHARE * w.harness.case_timeout_s)
+    found = Search(w, devices)
     try:
         _drawn(found.play, w)()
     except Enough:

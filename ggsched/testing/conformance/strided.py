@@ -86,6 +86,14 @@ def _soft_max(m: Making) -> Tensor:
     return m.g.op("soft_max", x, mask, mask=True)
 
 
+def _attention(m: Making) -> Tensor:
+    q, mask = m.leaf("q", 3, 4, 8), m.leaf("mask", 3, 6)
+    kept = [m.g.permute(m.first(name, 2, 6, 8), 1, 0, 2) for name in ("k", "v")]
+    m.rules["bounds"] = LeafRule("bounds", bound=6)
+    bounds = m.g.view(m.g.input("bounds", (6, 2), I32), (3, 2), (16, 4))
+    return m.g.op("attention", *kept, q, mask, bounds, scale=0.25, mask=True, bounds=True)
+
+
 def _mul_mat(m: Making) -> Tensor:
     return m.g.op("mul_mat", m.first("w", 2, 3, m.width), m.leaf("x", 4, 5, m.width))
 
@@ -136,6 +144,7 @@ def _repeat(m: Making) -> Tensor:
 
 _MAKERS: Final[Mapping[str, Maker]] = {
     **{op: _unary(op) for op in ("scale", "rms_norm", "norm", "silu", "gelu", "sum_rows")},
+    **{op: _unary(op) for op in ("sigmoid", "tanh")},
     **{op: _binary(op) for op in ("add", "sub", "mul", "swiglu", "swiglu_oai")},
     "div": _binary("div", POSITIVE),
     "clamp": _unary("clamp", min=-0.5, max=0.5),
@@ -143,6 +152,7 @@ _MAKERS: Final[Mapping[str, Maker]] = {
     "top_k": _unary("top_k", RANKED, k=2),
     "rope": _rope,
     "soft_max": _soft_max,
+    "attention": _attention,
     "mul_mat": _mul_mat,
     "mul_mat_id": _mul_mat_id,
     "add_id": _add_id,

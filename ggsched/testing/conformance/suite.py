@@ -13,17 +13,25 @@ from ggsched.testing.conformance import (
     cases_constant_weights,
     cases_constants,
     cases_copies,
+    cases_error_objects,
     cases_errors,
     cases_events,
     cases_failed_waits,
     cases_fills,
     cases_fusions,
+    cases_host_memory,
     cases_hosts,
+    cases_ids,
     cases_interop,
     cases_launches,
+    cases_lifetimes,
     cases_ops,
     cases_programs,
+    cases_scale,
+    cases_shapes,
+    cases_sizes,
     cases_streams,
+    cases_threads,
     cases_truth,
     cases_values,
     cases_waits,
@@ -52,6 +60,14 @@ _MODULES: Final[tuple[ModuleType, ...]] = (
     cases_truth,
     cases_interop,
     cases_programs,
+    cases_scale,
+    cases_sizes,
+    cases_shapes,
+    cases_ids,
+    cases_lifetimes,
+    cases_host_memory,
+    cases_threads,
+    cases_error_objects,
 )
 
 
@@ -65,13 +81,19 @@ def all_cases() -> tuple[Case, ...]:
     return tuple(sorted(dict.fromkeys(found), key=lambda c: order.index(c.rule)))
 
 
-def select(patterns: str | Sequence[str] | None = None) -> tuple[Case, ...]:
+def select(
+    patterns: str | Sequence[str] | None = None, among: tuple[Case, ...] | None = None
+) -> tuple[Case, ...]:
     """Return the cases that a pattern of rules or of case names means, all for None.
+
+    Args:
+        patterns: With commas between them.
+        among: Cases to select from; those of the kit for None.
 
     Raises:
         UsageError: a pattern that matches nothing.
     """
-    cases = all_cases()
+    cases = all_cases() if among is None else among
     if patterns is None:
         return cases
     texts = patterns.split(",") if isinstance(patterns, str) else list(patterns)

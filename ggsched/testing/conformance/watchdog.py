@@ -5,14 +5,25 @@ from collections.abc import Callable
 
 
 class Hung(Exception):
-    """A call that did not come to an end in time; its thread is left to itself."""
+    """A call that does not get on; its thread is left to itself."""
 
 
-def guarded(call: Callable[[], None], timeout_s: float, name: str) -> BaseException | None:
+def guarded(
+    call: Callable[[], None],
+    timeout_s: float,
+    name: str,
+    progress: Callable[[], object] = lambda: None,
+) -> BaseException | None:
     """Run a call in a daemon thread; return what it raised, or None.
 
+    Args:
+        call: What to run.
+        timeout_s: How long it may go without an end and without progress.
+        name: For the thread.
+        progress: Something that changes as the call gets on, however slow the machine is.
+
     Raises:
-        Hung: it has not come to an end in time.
+        Hung: it has neither ended nor got on for that long.
     """
     raised: list[BaseException] = []
 
@@ -24,7 +35,9 @@ def guarded(call: Callable[[], None], timeout_s: float, name: str) -> BaseExcept
 
     thread = threading.Thread(target=work, name=f"conformance {name}", daemon=True)
     thread.start()
-    thread.join(timeout_s)
-    if thread.is_alive():
-        raise Hung(f"no end after {timeout_s:g} s")
+    seen = object()
+    while thread.is_alive():
+        if seen == (seen := progress()):
+            raise Hung(f"no progress for {timeout_s:g} s")
+        thread.join(timeout_s)
     return raised[0] if raised else None

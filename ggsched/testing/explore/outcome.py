@@ -47,13 +47,13 @@ class Outcome:
         observation: What is seen.
         token: ``replay(token, run)`` repeats the order exactly.
         deviations: Number of moments at which it differs from the usual order.
-        story: The steps, by actor and label, as they happened.
+        steps: The steps, by actor and label, as they happened.
     """
 
     observation: Observation
     token: str
     deviations: int
-    story: tuple[str, ...]
+    steps: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Exploration:
             names = ", ".join(outcome.observation.differences(usual)) or "as usual"
             lines.append(f"{outcome.observation.digest}  {outcome.token}  {names}")
             if outcome.observation is not usual:
-                lines += [f"    {step}" for step in outcome.story]
+                lines += [f"    {step}" for step in outcome.steps]
         return "\n".join(lines) + "\n"
 
 

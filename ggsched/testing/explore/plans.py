@@ -5,7 +5,7 @@
 
 What is observed are the outputs of each run and the states after the last, to the bit. Setting up
 (buffers, weights, states) is not part of the exploration. Give each run inputs of its own, or what
-is left over from the run before cannot be told from what should be there.
+is left over from the run before cannot be distinguished from what should be there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

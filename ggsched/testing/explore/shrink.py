@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ggsched.testing.explore.outcome import Observation, Outcome, Run
 from ggsched.testing.explore.token import token_of
-from ggsched.testing.explore.trace import ExplorationRecorder, Moment, blocks, story
+from ggsched.testing.explore.trace import ExplorationRecorder, Moment, blocks, steps_of
 from ggsched.testing.schedule_policy import Option
 
 Block = tuple[str, int]
@@ -17,7 +17,7 @@ Block = tuple[str, int]
 
 def outcome_of(observation: Observation, moments: Sequence[Moment]) -> Outcome:
     """Return the outcome of an execution."""
-    return Outcome(observation, token_of(moments), _deviations(moments), story(moments))
+    return Outcome(observation, token_of(moments), _deviations(moments), steps_of(moments))
 
 
 def shrink(

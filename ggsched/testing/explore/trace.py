@@ -84,7 +84,7 @@ class ExplorationRecorder:
         touches.append(Touch(space, start, end, writes))
 
 
-def story(moments: Sequence[Moment]) -> tuple[str, ...]:
+def steps_of(moments: Sequence[Moment]) -> tuple[str, ...]:
     """Return what happened, in lines; steps of one command that follow each other in one."""
     lines = []
     for (actor, label), same in groupby(moments, key=lambda m: (m.actor, m.label)):

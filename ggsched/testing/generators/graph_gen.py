@@ -156,6 +156,14 @@ class GraphGenerator:
         self.ids.append(Ids(t, rows, distinct))
         return t
 
+    def bounds_for(self, tokens: int, rows: int) -> Tensor:
+        """Return i32 (tokens, 2) pairs that cut ``rows`` rows: a new input."""
+        name = f"bounds{len(self.rules)}"
+        self.rules[name] = LeafRule("bounds", bound=rows)
+        t = self.g.input(name, (tokens, 2), I32)
+        self.bounds[t.id] = Bounds(0.0, 0.0)
+        return t
+
     # --- nodes ----------------------------------------------------------------------------
 
     def mag(self, t: Tensor) -> float:

@@ -8,7 +8,7 @@ stays inside a chain is mostly not offered to later steps, so most chains can be
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from ggsched.ir.dtype import F16, F32
+from ggsched.ir.dtype import F32
 from ggsched.ir.ops import broadcasts_to
 from ggsched.ir.tensor import Tensor
 from ggsched.testing.generators.graph_gen import GraphGenerator
@@ -225,52 +225,6 @@ def _rope_into_cache(d: GraphGenerator) -> tuple[int, ...]:
     return _ids(d, turned, d.emit("set_rows", cache, flat, ids, mag=mag, err=err, through=0))
 
 
-def _kept(d: GraphGenerator, rows: int, groups: int, width: int) -> Tensor:
-    """Return keys or values (N, G, D), mostly the leading rows of a cache."""
-    first = d.number(0, 1)
-    dtype = d.pick((F16, F32, d.pick(d.weight_dtypes)))
-    if dtype.block > 1:  # their rows cannot be cut at the heads, nor transposed
-        dtype = F16
-    cache = d.leaf((first + rows + d.number(0, 2), groups * width), dtype)
-    return d.g.reshape(d.g.rows(cache, first, first + rows), rows, groups, width)
-
-
-def _mask(d: GraphGenerator, heads: int, tokens: int, rows: int) -> list[Tensor]:
-    if d.number(0, 3) == 3:
-        return []
-    plain = (tokens, rows)
-    shape = d.pick((plain, plain, plain, (rows,), (1, *plain), (heads, 1, rows)))
-    return [d.special_leaf("mask", shape)]
-
-
-def _attention(d: GraphGenerator) -> tuple[int, ...]:
-    """Query heads that share heads of keys and values, as in decoding."""
-    tokens, groups, share = d.pick((1, 1, 2, 5)), d.number(1, 3), d.pick((1, 2, 4, 8, 3, 16))
-    rows, width = d.pick((4, 1, 7, 33, 64, 100)), d.pick((8, 16, 64, 4, 24, 72))
-    heads = groups * share
-    q = d.leaf((tokens, heads, width))
-    keys, values = _kept(d, rows, groups, width), _kept(d, rows, groups, width)
-    kq = _product(d, "mul_mat", d.g.permute(keys, 1, 0, 2), d.g.permute(q, 1, 0, 2))
-    if kq is None:
-        return ()
-    _hide(d, kq)
-    _between(d)
-    mask = _mask(d, heads, tokens, rows)
-    sinks = [d.leaf((heads,))] if d.flip() else []
-    scale = d.pick((0.125, 0.5, 1.0))
-    err = scale * (d.err(kq) + 4 * d.mag(kq)) + sum(d.err(t) + 4 * d.mag(t) for t in sinks) + 8
-    flags: dict[str, Any] = {"mask": bool(mask), "sinks": bool(sinks), "scale": scale}
-    weights = d.emit("soft_max", kq, *mask, *sinks, mag=1.0, err=err, **flags)
-    if weights is None:
-        return ()
-    _hide(d, weights)
-    _between(d)
-    # Weights add up to one at most, so the errors of a sum do not grow with the number of rows.
-    mag, err = d.mag(values), d.err(values) + d.mag(values) * (d.err(weights) + 8)
-    turned = d.g.permute(values, 1, 2, 0)
-    return _ids(d, kq, weights, d.emit("mul_mat", turned, weights, mag=mag, err=err))
-
-
 CHAINS: Final[Mapping[str, Chain]] = {
     "rms_norm+mul": _norm_and_weight,
     "mul_mat+add": _product_and_sum,
@@ -282,7 +236,6 @@ CHAINS: Final[Mapping[str, Chain]] = {
     "(mul_mat_id+add_id)*2+swiglu_oai": _gated_experts_with_biases,
     "sum_rows+add": _sum_and_rest,
     "rope+set_rows": _rope_into_cache,
-    "mul_mat+soft_max+mul_mat": _attention,
 }
 """By pattern."""
 

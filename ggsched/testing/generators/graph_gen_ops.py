@@ -6,10 +6,11 @@ the op; ``err`` grows with the slope of the op and by what its own f32 arithmeti
 
 from collections.abc import Callable, Mapping
 from math import prod, sqrt
-from typing import Final
+from typing import Any, Final
 
-from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES
+from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, DType
 from ggsched.ir.ops import broadcasts_to
+from ggsched.ir.shapes import KV_DTYPES
 from ggsched.ir.tensor import Tensor
 from ggsched.testing.generators.graph_gen import GraphGenerator, Ids
 
@@ -51,6 +52,15 @@ def _unary(op: str) -> Step:
         inplace = _inplace(d, x)
         mag, err = d.mag(x), 1.2 * d.err(x) + 4 * d.mag(x)
         d.emit(op, x, mag=mag, err=err, through=_over(inplace), **inplace)
+
+    return step
+
+
+def _bounded(op: str) -> Step:
+    def step(d: GraphGenerator) -> None:
+        x = d.f32()
+        inplace = _inplace(d, x)
+        d.emit(op, x, mag=1.0, err=d.err(x) + 4, through=_over(inplace), **inplace)
 
     return step
 
@@ -114,6 +124,45 @@ def _soft_max(d: GraphGenerator) -> None:
     if d.mag(x) <= 64:
         params = {"scale": scale, **flags, **inplace}
         d.emit("soft_max", *operands, mag=1.0, err=err, through=_over(inplace), **params)
+
+
+def _attention(d: GraphGenerator) -> None:
+    """Query heads that share heads of keys and values, mostly the leading rows of caches."""
+    tokens, groups, share = d.pick((1, 2, 5, 1)), d.number(1, 2), d.pick((1, 2, 4, 3))
+    rows, width = d.pick((4, 1, 7, 33)), d.pick((8, 16, 4))
+    heads, across = groups * share, d.pick((width, width, 4))
+    q = d.f32(lambda t: t.shape == (tokens, heads, width), lambda: (tokens, heads, width))
+    dtype = d.pick([t for t in d.weight_dtypes if t in KV_DTYPES] or [F32])
+    k, v = _kept(d, dtype, rows, groups, width), _kept(d, dtype, rows, groups, across)
+    operands, flags = [k, v, q], {}
+    if d.flip():
+        shapes = ((tokens, rows), (rows,), (1, tokens, rows), (heads, 1, rows))
+        operands.append(d.special_leaf("mask", d.pick(shapes)))
+        flags["mask"] = True
+    if d.flip():
+        operands.append(d.f32(lambda t: t.shape == (heads,), lambda: (heads,)))
+        flags["sinks"] = True
+    if d.flip():
+        operands.append(d.bounds_for(tokens, rows))
+        flags["bounds"] = True
+    scale, cap = d.pick((0.125, 0.5, 0.25)), d.pick((0.0, 0.0, 4.0))
+    product = scale * width * d.mag(q) * d.mag(k)
+    slope = scale * width * (d.err(q) * d.mag(k) + d.err(k) * d.mag(q))
+    err = slope + 8 * product + sum(d.err(t) + 4 * d.mag(t) for t in operands[3:]) + 8
+    # Shares add up to one at most, so the errors of a sum do not grow with the number of rows.
+    mag = d.mag(v)
+    params: dict[str, Any] = {"scale": scale, "soft_cap": cap, **flags}
+    if product <= 64:
+        d.emit("attention", *operands, mag=mag, err=d.err(v) + mag * (err + 8), **params)
+
+
+def _kept(d: GraphGenerator, dtype: DType, rows: int, groups: int, width: int) -> Tensor:
+    """Return keys or values (N, G, D), mostly rows of a cache."""
+    if d.flip():
+        return d.leaf((rows, groups, width), dtype)
+    first = d.number(0, 1)
+    cache = d.leaf((first + rows + d.number(0, 2), groups * width), dtype)
+    return d.g.reshape(d.g.rows(cache, first, first + rows), rows, groups, width)
 
 
 def _rope(d: GraphGenerator) -> None:
@@ -332,6 +381,7 @@ STEPS: Final[Mapping[str, tuple[Step, ...]]] = {
     "get_rows": (_get_rows, _get_ids),
     "cont": (_cont,),
     "soft_max": (_soft_max,),
+    "attention": (_attention,),
     "silu": (_unary("silu"),),
     "sub": (_binary("sub"),),
     "div": (_binary("div"),),
@@ -348,4 +398,6 @@ STEPS: Final[Mapping[str, tuple[Step, ...]]] = {
     "sum_rows": (_sum_rows,),
     "argsort": (_argsort,),
     "top_k": (_top_k,),
+    "sigmoid": (_bounded("sigmoid"),),
+    "tanh": (_bounded("tanh"),),
 }

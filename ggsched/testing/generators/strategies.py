@@ -19,8 +19,9 @@ from ggsched.ir.ops import op_by_name
 from ggsched.ir.tensor import Role, Tensor
 from ggsched.testing.generators.graph_gen import GraphGenerator
 from ggsched.testing.generators.graph_gen_chains import CHAINS
-from ggsched.testing.generators.graph_gen_ops import STEPS
+from ggsched.testing.generators.graph_gen_ops import STEPS, Step
 from ggsched.testing.generators.graph_gen_views import draw_view
+from ggsched.testing.generators.user_op_graphs import draw_user_op
 from ggsched.testing.generators.values import ATOL, RTOL, DrawnGraph, LeafRule, values_for
 
 CHOICES: Final = 40  # bytes per step, more than any step asks for
@@ -45,7 +46,7 @@ def graphs(
         max_nodes: Largest number of steps; a step adds none, one or two nodes. Hypothesis draws
             about ``min_nodes + 5`` steps on average, so raise that for large graphs.
         min_nodes: Smallest number of steps.
-        ops: Ops to choose from; all by default.
+        ops: Ops to choose from, user-defined ones too; all built-in ones by default.
         views: Whether to draw views (writes into them make hazards on parts of a storage).
         write_inputs: Whether nodes may write through inputs, which the host sets before each run.
         weight_dtypes: Float types of weights.
@@ -63,7 +64,7 @@ def graphs(
         if chains and d.flip():
             CHAINS[d.pick(tuple(CHAINS))](d)
             continue
-        op = d.pick(STEPS[d.pick(names)])
+        op = _step(d, d.pick(names))
         if views and d.flip():
             draw_view(d)
         op(d)
@@ -71,6 +72,13 @@ def graphs(
         d.node("silu", d.leaf((4,)))
     d.feed(draw(st.binary(min_size=4, max_size=4)))
     return DrawnGraph(d.g.build(*_outputs(d)), dict(d.rules))
+
+
+def _step(d: GraphGenerator, name: str) -> Step:
+    """Return a step that adds a node of an op, built-in or user-defined."""
+    if name in STEPS:
+        return d.pick(STEPS[name])
+    return lambda d: draw_user_op(d, op_by_name(name))
 
 
 def _outputs(d: GraphGenerator) -> list[Tensor]:

@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 ATOL: Final = 1e-4
 RTOL: Final = 1e-4
 
-LeafKind = Literal["plain", "positive", "ranked", "mask", "ids"]
+LeafKind = Literal["plain", "positive", "ranked", "mask", "ids", "bounds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,10 @@ class LeafRule:
     Attributes:
         kind: ``plain`` within [-amp, amp]; ``positive`` within [amp/4, amp], safe to divide by;
             ``ranked`` rows of well separated numbers, safe to sort; ``mask`` of 0 and -inf with a
-            0 in each row; ``ids`` within [0, bound).
+            0 in each row; ``ids`` within [0, bound);
+            ``bounds`` pairs (first, end) that cut [0, bound), a few of them empty or beyond it.
         amp: Largest magnitude.
-        bound: For ids: one more than the largest.
+        bound: For ids: one more than the largest; for bounds: number of rows.
         distinct: For ids: all different.
     """
 
@@ -69,6 +70,10 @@ def values_for(drawn: DrawnGraph, seed: int) -> dict[str, Array]:
 
 def leaf_values(t: Tensor, rule: LeafRule, rng: np.random.Generator) -> Array:
     """Return the numbers of one tensor, in its host form."""
+    if rule.kind == "bounds":
+        first = rng.integers(-1, rule.bound, t.shape[0])
+        length = rng.integers(0, rule.bound + 2, t.shape[0])
+        return np.stack([first, first + length], axis=-1).astype(np.int32)
     if t.dtype is I32:
         if rule.distinct:
             return rng.permutation(rule.bound)[: t.size].reshape(t.shape).astype(np.int32)

@@ -1,7 +1,7 @@
 """Litmus programs: small programs of host threads and queues, with a verdict to be proved.
 
 ``docs/reference/litmus.md`` defines the notation. Each program has a broken and a fixed variant.
-Two judges that share no code look at each: the sanitizer, by clocks, at the program as a trace;
+Two checkers that share no code look at each: the sanitizer, by clocks, at the program as a trace;
 and the explorer, which runs all interleavings.
 """
 

@@ -49,7 +49,7 @@ def explore_block(block: LitmusBlock, variant: Variant, *, limit: int = LIMIT) -
     found = explore(partial(_execute, script), limit=limit, stop_at=2, shrinks=shrinks)
     first, others = found.outcomes[0], found.outcomes[1:]
     parts = dict(first.observation.parts)
-    stories = tuple(outcome.story for outcome in found.outcomes)
+    stories = tuple(outcome.steps for outcome in found.outcomes)
     if parts[_ILLEGAL]:
         what = f"{parts[_ILLEGAL]}, in every order"
         return Explored("capture", what, stories[:1], found.schedules)

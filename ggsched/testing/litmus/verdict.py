@@ -1,4 +1,4 @@
-"""Both judges' verdicts on the two variants of a litmus block."""
+"""Verdicts of checker and explorer on the two variants of a litmus block."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -48,12 +48,12 @@ class BlockVerdict:
 
     @property
     def agree(self) -> bool:
-        """Whether both judges say the same."""
+        """Whether checker and explorer say the same."""
         return self.verdict == self.explored.verdict
 
     @property
     def is_as_stated(self) -> bool:
-        """Whether both judges say what the header says."""
+        """Whether checker and explorer say what the header says."""
         return self.agree and self.verdict == self.block.expected(self.variant)
 
     def to_json(self) -> dict[str, Any]:
@@ -79,13 +79,13 @@ class BlockVerdict:
 
 
 def block_verdict(block: LitmusBlock) -> Iterator[BlockVerdict]:
-    """Yield the judgement of each variant."""
+    """Yield the verdict on each variant."""
     for variant in VARIANTS:
         yield variant_verdict(block, variant)
 
 
 def variant_verdict(block: LitmusBlock, variant: Variant) -> BlockVerdict:
-    """Let both judges look at one variant."""
+    """Check one variant in both ways."""
     findings = check_variant(block, variant).findings
     explored = explore_block(block, variant)
     for kind, verdict in _GRAVEST_FIRST:

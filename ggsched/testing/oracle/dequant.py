@@ -52,7 +52,7 @@ def dequantize(raw: Bytes, dtype: DType, shape: tuple[int, ...]) -> npt.NDArray[
         A fresh float32 array of ``shape``.
 
     Raises:
-        UsageError: ``raw`` is not uint8, has another number of bytes, or ``dtype`` is no float.
+        UsageError: ``raw`` is not uint8, has another number of bytes, or ``dtype`` is not a float.
         GraphError: the last axis is not a whole number of blocks.
     """
     rows = prod(shape[:-1])
@@ -64,7 +64,7 @@ def dequantize(raw: Bytes, dtype: DType, shape: tuple[int, ...]) -> npt.NDArray[
             hint="pass the packed bytes as a uint8 array",
         )
     if dtype is I32:
-        raise UsageError(f"{dtype} is no float type")
+        raise UsageError(f"{dtype} is not a float type")
     blocks = np.ascontiguousarray(raw).reshape(-1, dtype.block_nbytes)
     with np.errstate(all="ignore"):
         return decode_blocks(blocks, dtype).astype(np.float32).reshape(shape)

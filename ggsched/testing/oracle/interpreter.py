@@ -7,24 +7,27 @@ node has written shows in the result.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ggsched.backend.precision import rounding_of
+from ggsched.backend.precision import BLOCK, ROUNDING_TO_8_BITS, rounding_of
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import BF16, F16, F32, I32, DType
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import op_by_name
 from ggsched.ir.tensor import Role, Tensor
 from ggsched.testing.oracle.dequant import HOST_DTYPE, decode_blocks, host_shape
-from ggsched.testing.oracle.ops import ORACLE_OPS, all_params, check_ids
+from ggsched.testing.oracle.ops import attention_rounding, check_ids, reference_of
 
 Array = npt.NDArray[Any]
 Storages = dict[int, npt.NDArray[np.uint8]]
 
 POISON = 0xFF
+
+PRODUCTS: Final = frozenset({"mul_mat", "mul_mat_id", "attention"})
+"""Ops whose operands a device may round (LCH-3)."""
 
 
 def run_oracle(
@@ -34,6 +37,7 @@ def run_oracle(
     states: dict[str, Array] | None = None,
     compute: type[np.floating[Any]] = np.float64,
     rounding: np.random.Generator | None = None,
+    to_8_bits: bool = False,
 ) -> dict[int, Array]:
     """Run a graph node by node.
 
@@ -48,6 +52,7 @@ def run_oracle(
         compute: Type of the arithmetic within an op; float32 shows how much rounding matters.
         rounding: If given, elements of products are off by as much as LCH-3 lets a device round
             them, with signs drawn from it.
+        to_8_bits: Whether that is a device that rounds activations to 8 bits.
 
     Returns:
         Output tensor id -> a fresh array of the tensor's shape: float32, float16 or int32;
@@ -65,7 +70,7 @@ def run_oracle(
     with np.errstate(all="ignore"):
         for node in graph.nodes:
             try:
-                _run_node(graph, node, storages, compute, rounding)
+                _run_node(graph, node, storages, compute, rounding, to_8_bits=to_8_bits)
             except UsageError as error:
                 error.add_note(f"in {graph.label(node)}")
                 raise
@@ -114,6 +119,8 @@ def _run_node(
     storages: Storages,
     compute: type[np.floating[Any]],
     rounding: np.random.Generator | None,
+    *,
+    to_8_bits: bool,
 ) -> None:
     operands = [graph.tensors[tid] for tid in node.inputs]
     result = graph.tensors[node.output]
@@ -124,13 +131,31 @@ def _run_node(
     read = operands[:1] if node.op == "cpy" else operands  # cpy never reads its destination
     loaded = [_load(t, storages) for t in read]
     loaded = [a.astype(compute) if a.dtype == np.float64 else a for a in loaded]
-    params = all_params(node.params, op.defaults)
-    value = ORACLE_OPS[node.op](loaded, params)
-    entry = rounding_of(operands[0].dtype.name) if node.op in ("mul_mat", "mul_mat_id") else 0.0
+    params = op.full(node.params)
+    reference = reference_of(op)
+    value = reference(loaded, params)
+    if op.user is not None and value.shape != result.shape:
+        raise UsageError(
+            f"its reference returned shape {value.shape}, its shape rule {result.shape}",
+            where=f"op {op.name!r}",
+        )
+    entry = rounding_of(operands[0].dtype.name) if node.op in PRODUCTS else 0.0
+    if node.op in ("mul_mat", "mul_mat_id") and to_8_bits and operands[0].dtype.is_quantized:
+        entry = ROUNDING_TO_8_BITS
+        loaded[1] = _largest_of_blocks(loaded[1])
     if rounding is not None and entry:
-        sizes = ORACLE_OPS[node.op]([abs(loaded[0]), abs(loaded[1]), *loaded[2:]], params)
+        if node.op == "attention":
+            sizes = attention_rounding(loaded, params)
+        else:
+            sizes = reference([abs(loaded[0]), abs(loaded[1]), *loaded[2:]], params)
         value = value + entry * sizes * rounding.choice([-1.0, 1.0], sizes.shape)
     _store(result, value, storages)
+
+
+def _largest_of_blocks(x: Array) -> Array:
+    """Return activations with each element as large as the largest of its block."""
+    top = abs(x).reshape(*x.shape[:-1], -1, BLOCK).max(-1, keepdims=True, initial=0.0)
+    return np.repeat(top, BLOCK, -1).reshape(x.shape)
 
 
 def _set_rows(operands: list[Tensor], result: Tensor, storages: Storages) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggsched.errors import UsageError
-from ggsched.ir.ops import Param, Params
+from ggsched.ir.ops import OpDef, Params, UserOp
 
 Array = npt.NDArray[Any]
 OracleOp = Callable[[Sequence[Array], Params], Array]
@@ -133,6 +133,52 @@ def _soft_max(x: Sequence[Array], params: Params) -> Array:
     return np.asarray(e / np.sum(e, axis=-1, keepdims=True))
 
 
+def _attention(x: Sequence[Array], params: Params) -> Array:
+    shares, value, _ = _attention_parts(x, params)
+    return np.asarray(np.einsum("htn,hne->the", shares, value))
+
+
+def attention_rounding(x: Sequence[Array], params: Params) -> Array:
+    """Return by how much a result moves, per unit, if operands and shares are rounded.
+
+    Logits are then off by a unit of ``sum |q| |k| * scale``, and products with values by a unit of
+    ``sum share * |v|``, to first order.
+    """
+    k, v, q, *rest = x
+    shares, value, _ = _attention_parts(x, params)
+    size = np.abs(value)
+    moved = _attention_parts([np.abs(k), v, np.abs(q), *rest], params)[2] * shares
+    own = np.einsum("htn,hne->the", moved + shares, size)
+    others = moved.sum(axis=-1).T[..., None] * np.einsum("htn,hne->the", shares, size)
+    return np.asarray(own + others)
+
+
+def _attention_parts(x: Sequence[Array], params: Params) -> tuple[Array, Array, Array]:
+    """Return shares (H, T, N), the value rows of each head (H, N, E), and products times scale."""
+    k, v, q, *rest = x
+    share = q.shape[1] // k.shape[1]
+    keys = np.repeat(k, share, axis=1)
+    product = np.einsum("thd,nhd->htn", q, keys) * _f(params, "scale")
+    logits, cap = product, _f(params, "soft_cap")
+    if cap > 0:
+        logits = cap * np.tanh(logits / cap)
+    if params["mask"]:
+        logits = logits + rest.pop(0)
+    sinks = rest.pop(0)[:, None, None] if params["sinks"] else None
+    if params["bounds"]:
+        first, end = np.moveaxis(rest.pop(0), -1, 0)[..., None]
+        row = np.arange(k.shape[0])
+        logits = np.where((row >= first) & (row < end), logits, -np.inf)
+    top = np.max(logits, axis=-1, keepdims=True)
+    top = top if sinks is None else np.maximum(top, sinks)
+    top = np.where(top == -np.inf, 0.0, top)  # nothing is seen: all shares are 0
+    e = np.exp(logits - top)
+    total = np.sum(e, axis=-1, keepdims=True)
+    total = total if sinks is None else total + np.exp(sinks - top)
+    shares = e / np.where(total == 0.0, 1.0, total)
+    return shares, np.moveaxis(np.repeat(v, share, axis=1), 1, 0), product
+
+
 def _sigmoid(x: Array) -> Array:
     return np.asarray(1.0 / (1.0 + np.exp(-x)))
 
@@ -194,8 +240,11 @@ ORACLE_OPS: Final[Mapping[str, OracleOp]] = {
     "norm": _norm,
     "rope": _rope,
     "soft_max": _soft_max,
+    "attention": _attention,
     "silu": lambda x, _: _silu(x[0]),
     "gelu": lambda x, _: _gelu(x[0]),
+    "sigmoid": lambda x, _: _sigmoid(x[0]),
+    "tanh": lambda x, _: np.tanh(x[0]),
     "swiglu": lambda x, _: _silu(x[0]) * x[1],
     "swiglu_oai": _swiglu_oai,
     "argsort": _argsort,
@@ -209,6 +258,17 @@ ORACLE_OPS: Final[Mapping[str, OracleOp]] = {
 }
 
 
-def all_params(params: Params, defaults: Mapping[str, Param] | None) -> Params:
-    """Return the parameters of a node with the defaults filled in."""
-    return {**(defaults or {}), **params}
+def reference_of(op: OpDef) -> OracleOp:
+    """Return the reference of an op: one of those above, or that of a user-defined op."""
+    user = op.user
+    if user is None:
+        return ORACLE_OPS[op.name]
+    return lambda x, params: _called(op.name, user, x, params)
+
+
+def _called(name: str, user: UserOp, x: Sequence[Array], params: Params) -> Array:
+    operands = [array.copy() for array in x]
+    result = np.asarray(user.reference(*operands, **params))
+    if any((a != b).any() for a, b in zip(operands, x, strict=True) if not np.isnan(a).any()):
+        raise UsageError("the reference writes to its operands", where=f"op {name!r}")
+    return result

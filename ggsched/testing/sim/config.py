@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ggsched.backend.user_kernels import user_op_keys
 from ggsched.ir.dtype import ALL_DTYPES
 from ggsched.ir.fusion import PATTERNS
-from ggsched.ir.ops import OPS
+from ggsched.ir.ops import BUILT_IN
 from ggsched.testing.sim.costs import Costs
 from ggsched.topology.caps import DeviceFacts, WaitPath, capabilities, op_key
 
-SIM_OPS: Final = frozenset(op_key(op, dtype.name) for op in OPS for dtype in ALL_DTYPES)
+SIM_OPS: Final = frozenset(op_key(op, dtype.name) for op in BUILT_IN for dtype in ALL_DTYPES)
 """The simulator computes with the oracle, so it has every op on every type that graphs allow."""
 
 BACKEND: Final = "sim"
@@ -64,7 +65,7 @@ class SimConfig:
         self.transfer_queues = transfer_queues
         self.runs_after_faults = runs_after_faults
         self.costs = costs or Costs()
-        self._capabilities = capabilities
+        self._capabilities = {"ops": SIM_OPS | user_op_keys(None), **capabilities}
 
     def facts(self, index: int) -> DeviceFacts:
         """Return the facts of the device of this number."""

@@ -85,6 +85,9 @@ def flops(node: BoundNode) -> int:
     size = prod(node.output.shape)
     if node.op in ("mul_mat", "mul_mat_id"):
         return 2 * size * (node.inputs[0].shape[-1] if node.inputs[0].shape else 1)
+    if node.op == "attention":
+        (rows, _, width), (*_, result) = node.inputs[0].shape, node.output.shape
+        return 2 * size * rows * (width + result) // max(1, result)
     return size
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ggsched.backend import checks
-from ggsched.backend.arrays import aligned_bytes
+from ggsched.backend.host_memory import host_bytes
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import Device, Event, HostMemory, Stream
 from ggsched.backend.timing import Clock
@@ -62,13 +62,15 @@ class SimDevice:
     def allocate(self, nbytes: int) -> SimBuffer:
         """Return a fresh buffer full of poison (BUF-1)."""
         self._require_open()
-        if nbytes < 0:
-            raise UsageError(f"a buffer of {nbytes} bytes", where=self.facts.name)
+        checks.check_length(self.facts, nbytes)
         number = self.world.next_number("buffers")
         enough = nbytes <= min(self.free_nbytes, self.facts.max_allocation_nbytes)
         if not enough or number in self.world.faults.no_memory:
             raise self._out_of_memory(nbytes)
-        array = aligned_bytes(nbytes, self.facts.alignment)
+        try:
+            array = host_bytes(self.facts, nbytes)
+        except OutOfDeviceMemory as error:
+            raise self._out_of_memory(nbytes) from error
         array.fill(POISON)
         buffer = SimBuffer(self, number, array)
         if self.facts.is_host:
@@ -93,7 +95,7 @@ class SimDevice:
     def allocate_host(self, nbytes: int) -> HostMemory:
         """Return writable host memory full of poison."""
         self._require_open()
-        array = aligned_bytes(nbytes, self.facts.alignment)
+        array = host_bytes(self.facts, nbytes)
         array.fill(POISON)
         return array.data
 
@@ -187,12 +189,9 @@ class SimDevice:
         return buffer
 
     def _out_of_memory(self, nbytes: int) -> OutOfDeviceMemory:
-        return OutOfDeviceMemory(
-            f"asked for {nbytes} bytes, {self.free_nbytes} of {self.facts.memory_nbytes} are free",
-            where=self.facts.name,
-            why=f"one buffer holds at most {self.facts.max_allocation_nbytes} bytes",
-            hint="close buffers, or place less on this device",
-        )
+        most, free = self.facts.max_allocation_nbytes, self.free_nbytes
+        why = "the system gives no more" if nbytes <= min(most, free) else ""
+        return checks.out_of_memory_error(self.facts, nbytes, free, why)
 
 
 def _require_usable(buffer: object, *, written: bool) -> None:

@@ -51,7 +51,7 @@ class TaskStream(Protocol):
         """The device."""
 
     def fault_before(self, position: int) -> Fault | None:
-        """Return the failure that spoils the command of this position (ERR-2)."""
+        """Return the failure of the command of this position (ERR-2)."""
 
     def fail(self, task: "Task", error: Exception) -> Fault:
         """Note that a task failed."""
@@ -72,7 +72,7 @@ class Task:
         buffers: Memory that it uses.
         position: Number on its stream, from 1.
         fetch: Of a launch with constants: the task that reads them; it is part of the launch.
-        fate: What is to go wrong with it, as in ``Faults``, or "".
+        injected_fault: What is to go wrong with it, as in ``Faults``, or "".
         hangs: Whether its last step does not happen.
         is_done: Whether it is complete, or will never be because something failed.
         fault: Why it is not complete, or why it failed.
@@ -273,7 +273,7 @@ class Engine:
         return False
 
     def _ask(self, options: Sequence[Option]) -> int:
-        """Ask the policy; what it raises is no fault of a device, so it is kept for the caller."""
+        """Ask the policy; what it raises is not a device fault, so it is kept for the caller."""
         try:
             return self.policy.choose(options)
         except GgschedError as error:

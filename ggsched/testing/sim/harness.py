@@ -12,7 +12,7 @@ from ggsched.testing.sim.stream import SimStream
 from ggsched.testing.sim.world import SimWorld
 
 ONE_THREAD: Final = Waiver(
-    "str6_streams_of_two_threads",
+    "str6_*_threads",
     "the simulator repeats its runs exactly, and is for one thread",
     "unsupported",
 )

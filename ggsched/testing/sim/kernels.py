@@ -21,13 +21,15 @@ from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import contiguous_strides
 from ggsched.testing.oracle.dequant import HOST_DTYPE, decode_blocks
 from ggsched.testing.oracle.interpreter import encode
-from ggsched.testing.oracle.ops import ORACLE_OPS, check_ids
+from ggsched.testing.oracle.ops import check_ids, reference_of
 from ggsched.testing.sim.memory import POISON, Bytes, SimBuffer
 
 Array = npt.NDArray[Any]
 Step = Callable[[], None]
 
-_SUMS: Final = frozenset({"mul_mat", "mul_mat_id", "rms_norm", "norm", "soft_max", "sum_rows"})
+_SUMS: Final = frozenset(
+    {"mul_mat", "mul_mat_id", "attention", "rms_norm", "norm", "soft_max", "sum_rows"}
+)
 """Ops whose last bit may depend on the order of adding up."""
 
 
@@ -117,7 +119,7 @@ class NodeWork:
                 raise UsageError("set_rows was given one row twice", where=node.label)
             place[ids] = encode(source, out.dtype)
             return
-        value = encode(ORACLE_OPS[node.op](loaded, node.params), out.dtype)
+        value = encode(reference_of(OPS[node.op])(loaded, node.params), out.dtype)
         self._runs += 1
         if self._wobbles and self._runs % 2 == 0:
             value = np.nextafter(value, np.float32(np.inf))

@@ -175,7 +175,7 @@ class WorldState(Engine):
                 task.injected_fault = injected_fault
 
     def inject(self, task: Task) -> None:
-        """Let a task that is about to be enqueued go wrong, as its fate says."""
+        """Let a task that is about to be enqueued go wrong, as its injected fault says."""
         device = task.stream.device
 
         def fail() -> None:

@@ -31,7 +31,7 @@ class Queue:
 
 
 class Latch:
-    """Holds a stream until somebody lets go; for tests that need work to be under way."""
+    """Holds a stream until it is released; for tests that need work to be under way."""
 
     def __init__(self, engine: Engine, tasks: Sequence[Task]) -> None:
         self._engine = engine
@@ -113,7 +113,7 @@ class SimStream:
         return [*(queue.last for queue in self.queues), self._last_record]
 
     def fault_before(self, position: int) -> Fault | None:
-        """Return the failure that spoils the command of this position (ERR-2)."""
+        """Return the failure of the command of this position (ERR-2)."""
         fault = self.fault
         return fault if fault is not None and fault.position <= position else None
 

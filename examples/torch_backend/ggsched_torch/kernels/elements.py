@@ -100,6 +100,8 @@ KERNELS: Final[Mapping[str, Kernel]] = {
     "div": _binary(torch.div),
     "silu": _unary(functional.silu),
     "gelu": _unary(lambda x: functional.gelu(x, approximate="tanh")),
+    "sigmoid": _unary(torch.sigmoid),
+    "tanh": _unary(torch.tanh),
     "sum_rows": _unary(lambda x: x.sum(-1, keepdim=True)),
     "scale": _scale,
     "clamp": _clamp,

@@ -1,0 +1,130 @@
+"""Tasks of products of many rows: panels of activations, then tiles of the weight."""
+
+from math import ceil
+from typing import Final
+
+import numpy as np
+
+from ggsched.backend.arrays import Array
+from ggsched.ir.dtype import F32
+from ggsched_cpu.compiled.tasks import PARTS_PER_THREAD, Task, address, row_task
+from ggsched_cpu.lowering_context import CpuLoweringContext, Node, TableKey
+from ggsched_cpu.native import Kernels
+from ggsched_cpu_kernels.gemm import BLOCK_ROWS, MAX_ACTIVATIONS, SLOTS, panel_width
+
+MIN_ROWS: Final = 16
+"""Fewest rows of a weight that panels pay for."""
+
+
+def product(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    """Return tasks for one matrix with dense rows; f32 is left to BLAS."""
+    w, x, out = *node.inputs, node.out
+    dtype = node.dtype(0)
+    if dtype is F32 or any(n != 1 for a in (w, x) for n in a.shape[:-2]):
+        return None
+    w, x, out = (a[(0,) * (a.ndim - 2)] for a in (w, x, out))
+    if w.shape[0] < MIN_ROWS:
+        return None
+    packed, tasks = _panels(node, x, site, kernels)
+    if packed is None:
+        return None
+    rows, columns, vectors = w.shape[0], x.shape[1], x.shape[0]
+    pieces = ceil(vectors / MAX_ACTIVATIONS)
+    chunk_rows = _chunk_rows(rows, pieces, kernels.threads)
+    values = {
+        "w": address(w),
+        "x": address(packed),
+        "out": address(out),
+        "rows": rows,
+        "columns": columns,
+        "w_row": w.strides[0],
+        "vectors": vectors,
+        "out_row": out.strides[0],
+        "row_chunks": ceil(rows / chunk_rows),
+        "chunk_rows": chunk_rows,
+        "chunk_vectors": MAX_ACTIVATIONS,
+    }
+    args = tuple(values.get(name, 0) for name in SLOTS)
+    parts = pieces * values["row_chunks"]
+    kernel = kernels.address(f"gemm_{dtype}", "gemm")
+    is_serial = kernels.threads == 1
+    return [*tasks, Task(kernel, args, parts, is_serial, 0, (w, packed, out))]
+
+
+def _chunk_rows(rows: int, others: int, threads: int) -> int:
+    """Return how many rows a part has: whole blocks where there are enough of them."""
+    wanted = ceil(PARTS_PER_THREAD * threads / others)
+    if threads == 1:
+        return rows
+    return BLOCK_ROWS * max(1, rows // BLOCK_ROWS // wanted)
+
+
+def _panels(
+    node: Node, x: Array, site: CpuLoweringContext, kernels: Kernels
+) -> tuple[Array | None, list[Task]]:
+    """Return activations in panels, and the tasks that lay them out unless they are there."""
+    operand = node.bound.inputs[1]
+    key: TableKey = ("panels", id(operand.buffer), operand.offset, operand.shape, operand.strides)
+    known = site.tables.get(key)
+    if known is not None:
+        return known[1], []
+    (vectors, columns), width = x.shape, panel_width(kernels.target)
+    count = ceil(vectors / width)
+    nbytes = 4 * count * columns * width
+    packed = site.rounded(key, (nbytes,)).view(np.float32).reshape(count, columns * width)
+    # A panel's row of x begins ``width`` activations after that of the one before.
+    turned = np.lib.stride_tricks.as_strided(
+        x, (count, columns), (width * x.strides[0], x.strides[1])
+    )
+    kernel = kernels.address("panels", "pack")
+    own = vectors, x.strides[0]
+    task = row_task(kernel, (turned, packed), (count,), columns, kernels.threads, own, keeps=(x,))
+    if task is None:
+        return None, []
+    site.tables[key] = (operand,), packed
+    return packed, [task]
+
+
+def routed(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task]:
+    """Return tasks for many rows with chosen experts: each expert's rows become panels."""
+    w, x, ids = node.inputs
+    out, dtype = node.out, node.dtype(0)
+    tokens, used = ids.shape
+    (experts, rows), columns = w.shape[:2], x.shape[2]
+    width = panel_width(kernels.target)
+    pairs = tokens * used
+    routes = site.scratch((2 * (experts + 1) + pairs,), np.int32)
+    panels = site.scratch((pairs // width + experts, columns * width))
+    args = (
+        address(ids), *ids.strides, tokens, used, experts, address(routes),
+    )  # fmt: skip
+    keeps = ids, routes
+    route = Task(kernels.address("panels", "route"), args, 1, True, experts, keeps)
+    by_use = x.strides[1] if x.shape[1] > 1 else 0
+    args = (
+        address(x), x.strides[0], by_use, columns, used, experts, address(routes), address(panels),
+    )  # fmt: skip
+    serial = kernels.threads == 1
+    packing = kernels.address("panels", "pack_routed")
+    pack = Task(packing, args, experts, serial, 0, (x, routes, panels))
+    chunk_rows = _chunk_rows(rows, experts, kernels.threads)
+    values = {
+        "w": address(w),
+        "x": address(panels),
+        "out": address(out),
+        "rows": rows,
+        "columns": columns,
+        "w_row": w.strides[1],
+        "out_row": out.strides[0],
+        "row_chunks": ceil(rows / chunk_rows),
+        "chunk_rows": chunk_rows,
+        "experts": experts,
+        "w_expert": w.strides[0],
+        "routes": address(routes),
+        "used": used,
+        "out_used": out.strides[1],
+    }
+    args = tuple(values.get(name, 0) for name in SLOTS)
+    kernel = kernels.address(f"gemm_{dtype}", "gemm_routed")
+    parts = experts * values["row_chunks"]
+    return [route, pack, Task(kernel, args, parts, serial, 0, (w, routes, panels, out))]

@@ -1,0 +1,125 @@
+"""Tasks: a kernel with its arguments, and how many parts it is cut into."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from ggsched.backend.arrays import Array
+from ggsched_cpu_kernels.vectors import AXES
+
+PARTS_PER_THREAD: Final = 4
+"""Parts of a task for each thread, so that none waits long for one that was held up."""
+
+PART_NBYTES: Final = 16 << 10
+"""Least memory that a part reads and writes: a barrier costs as much as some kilobytes."""
+
+SERIAL_NBYTES: Final = 2 * PART_NBYTES
+"""Tasks that read and write less are done by one thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An entry of a table.
+
+    Attributes:
+        kernel: Address.
+        args: Arguments, 64 bits each.
+        parts: See ``ggsched_cpu_kernels.walk``.
+        is_serial: Whether one thread is as good as several.
+        rows: Rows among which its ids choose; 0 if it has none.
+        keeps: What has to stay in memory.
+    """
+
+    kernel: int
+    args: tuple[int, ...]
+    parts: int
+    is_serial: bool
+    rows: int = 0
+    keeps: tuple[Array, ...] = ()
+
+
+def address(a: Array) -> int:
+    """Return where an array begins."""
+    found: int = a.__array_interface__["data"][0]
+    return found
+
+
+def bits(number: float) -> int:
+    """Return an f32 as an argument."""
+    found: int = struct.unpack("<I", struct.pack("<f", number))[0]
+    return found
+
+
+def double_bits(number: float) -> int:
+    """Return an f64 as an argument."""
+    found: int = struct.unpack("<q", struct.pack("<d", number))[0]
+    return found
+
+
+def parts_for(nbytes: int, most: int, threads: int) -> int:
+    """Return into how many parts work of some bytes is cut, at most ``most``."""
+    if threads == 1 or nbytes < SERIAL_NBYTES:
+        return 1
+    return max(1, min(nbytes // PART_NBYTES, most, PARTS_PER_THREAD * threads))
+
+
+def row_task(
+    kernel: int,
+    operands: Sequence[Array],
+    shape: tuple[int, ...],
+    columns: int,
+    threads: int,
+    own: Sequence[int] = (),
+    *,
+    rows: int = 0,
+    keeps: Sequence[Array] = (),
+) -> Task | None:
+    """Return the task of a kernel of rows (``ggsched_cpu_kernels.vectors``).
+
+    Args:
+        kernel: Its address.
+        operands: Each has as many axes as ``shape``, or one more that is a row's own; axes of one
+            stand for all indices.
+        shape: Extents of the axes that number the rows.
+        columns: Length of a row.
+        threads: How many there are.
+        own: Further arguments.
+        rows: See ``Task``.
+        keeps: See ``Task``.
+
+    Returns:
+        None if there are too many axes, or an operand is not aligned.
+    """
+    if len(shape) > AXES or not all(a.flags.aligned for a in operands):
+        return None
+    extents = (*(1,) * (AXES - len(shape)), *shape)
+    count = prod(shape)
+    nbytes = 4 * count * columns * len(operands)
+    parts = parts_for(nbytes, count, threads)
+    part_rows = -(-count // parts) if count else 1
+    args = [columns, count, part_rows, extents[1], extents[2], count * columns]
+    for operand in operands:
+        outer = operand.strides[: len(shape)]
+        steps = [0 if n == 1 else s for n, s in zip(operand.shape, outer, strict=False)]
+        inner = operand.strides[-1] if operand.ndim > len(shape) else 0
+        args += [address(operand), inner, *(0,) * (AXES - len(shape)), *steps]
+    parts = -(-count // part_rows)
+    return Task(kernel, (*args, *own), parts, parts == 1, rows, (*operands, *keeps))
+
+
+def flat_task(
+    kernel: int, operands: Sequence[Array], size: int, threads: int, own: Sequence[int] = ()
+) -> Task | None:
+    """Return the task of a kernel of rows on contiguous arrays of one size, cut anywhere."""
+    if not all(a.flags.aligned for a in operands):
+        return None
+    parts = parts_for(4 * size * len(operands), size, threads)
+    columns = -(-size // parts)
+    columns = -(-columns // 16) * 16
+    rows = max(1, -(-size // columns))
+    args = [columns, rows, 1, 1, rows, size]
+    for operand in operands:
+        args += [address(operand), 4, 0, 0, 4 * columns]
+    return Task(kernel, (*args, *own), rows, rows == 1, 0, tuple(operands))

@@ -1,0 +1,115 @@
+"""Compiled kernels and the team that runs them, opened once for the process."""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Final, Literal
+
+from ggsched.errors import UsageError
+
+if TYPE_CHECKING:
+    from ggsched_cpu_kernels.library import Library
+    from ggsched_cpu_kernels.target import Target
+    from ggsched_cpu_kernels.team import Functions, Team
+
+KernelChoice = Literal["auto", "numpy"]
+Activations = Literal["auto", "f32"]
+
+KERNELS_VARIABLE: Final = "GGSCHED_CPU_KERNELS"
+_LOG: Final = logging.getLogger("ggsched")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What emitters of tasks need.
+
+    Attributes:
+        address: Returns the address of a kernel from its family and its name.
+        target: The processor.
+        threads: How many share a task.
+        activations: Whether products of packed weights round activations to 8 bits (``auto``).
+    """
+
+    address: Callable[[str, str], int]
+    target: "Target"
+    threads: int
+    activations: Activations
+
+
+def kernel_choice() -> KernelChoice:
+    """Return ``GGSCHED_CPU_KERNELS``, ``auto`` where it is not set.
+
+    Raises:
+        UsageError: it is neither ``auto`` nor ``numpy``.
+    """
+    match os.environ.get(KERNELS_VARIABLE, "").strip() or "auto":
+        case "auto":
+            return "auto"
+        case "numpy":
+            return "numpy"
+        case text:
+            raise UsageError(
+                f"invalid value {text!r}", where=KERNELS_VARIABLE, hint="auto or numpy"
+            )
+
+
+@cache
+def library() -> "Library | None":
+    """Return the kernels for this processor; None, with one warning, where there can be none."""
+    try:
+        from ggsched_cpu_kernels.compiler import host_target
+        from ggsched_cpu_kernels.library import Library
+        from ggsched_cpu_kernels.object_cache import default_folder
+
+        target = host_target()
+        if not target.is_supported:
+            raise RuntimeError(f"there are no kernels for {target.title}")
+        found = Library(target, default_folder())
+        found.address("walk", "lead")
+    except (ImportError, OSError, RuntimeError) as error:
+        _LOG.warning(
+            "cpu: compiled kernels are not available (%s); numpy computes instead, which decodes "
+            "packed weights 5 to 20 times slower on one thread",
+            error,
+        )
+        return None
+    return found
+
+
+@cache
+def walk_functions() -> "Functions":
+    """Return the functions that run tables."""
+    from ggsched_cpu_kernels.team import Functions
+
+    opened = library()
+    assert opened is not None
+    names = "run_alone", "lead", "member", "stop"
+    return Functions(*(opened.address("walk", name) for name in names))
+
+
+@cache
+def team(threads: int) -> "Team":
+    """Return the team of this size, which all streams share."""
+    from ggsched_cpu_kernels.team import Team
+
+    return Team(walk_functions(), threads)
+
+
+def kernels_for(threads: int, activations: Activations, choice: KernelChoice) -> Kernels | None:
+    """Return compiled kernels, or None if numpy is to compute."""
+    opened = None if choice == "numpy" else library()
+    return None if opened is None else Kernels(opened.address, opened.target, threads, activations)
+
+
+__all__: Sequence[str] = [
+    "Activations",
+    "KernelChoice",
+    "Kernels",
+    "kernel_choice",
+    "kernels_for",
+    "library",
+    "team",
+    "walk_functions",
+]

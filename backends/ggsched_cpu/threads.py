@@ -1,0 +1,86 @@
+"""How many threads compute: as many as this process may use cores, or as many as it is told."""
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from ggsched.errors import UsageError
+
+VARIABLE: Final = "GGSCHED_THREADS"
+MAX_THREADS: Final = 512
+
+
+def threads_setting() -> int | None:
+    """Return ``GGSCHED_THREADS``, or None where it is not set.
+
+    Raises:
+        UsageError: it is no number from 1 to ``MAX_THREADS``.
+    """
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_THREADS):
+        raise UsageError(
+            f"invalid value {text!r}", where=VARIABLE, hint=f"a number from 1 to {MAX_THREADS}"
+        )
+    return int(text)
+
+
+@cache
+def default_threads() -> int:
+    """Return the number of physical cores that affinity and control groups leave this process."""
+    allowed = os.sched_getaffinity(0)
+    cores = {_siblings(cpu) for cpu in allowed}
+    quota = _quota()
+    return max(1, len(cores) if quota is None else min(len(cores), quota))
+
+
+def _siblings(cpu: int) -> str:
+    """Return the processors of a core, this one if the system does not tell."""
+    file = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return str(cpu)
+
+
+def _quota(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> int | None:
+    """Return the processors that the control groups of this process allow, rounded up."""
+    found = [q for folder in _groups(root, own) if (q := _quota_of(folder)) is not None]
+    return min(found, default=None)
+
+
+def _groups(root: Path, own: Path) -> list[Path]:
+    """Return the folders of the process's groups and of those around them."""
+    folders = [root, root / "cpu"]
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return folders
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = root / "cpu" if controllers else root
+        inner = base / path.lstrip("/")
+        folders += [inner, *(p for p in inner.parents if p.is_relative_to(base))]
+    return folders
+
+
+def _quota_of(folder: Path) -> int | None:
+    try:
+        limit, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        try:
+            limit, period = (
+                (folder / f"cpu.cfs_{name}_us").read_text(encoding="ascii").strip()
+                for name in ("quota", "period")
+            )
+        except (OSError, ValueError):
+            return None
+    if limit in ("max", "-1") or not (limit.isdigit() and period.isdigit() and int(period)):
+        return None
+    return max(1, -(-int(limit) // int(period)))

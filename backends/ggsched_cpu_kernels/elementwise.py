@@ -1,0 +1,88 @@
+"""Arithmetic of one element at a time. The result may be the very bytes of an operand."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from ggsched_cpu_kernels.emit import Builder, Value
+from ggsched_cpu_kernels.target import Target
+from ggsched_cpu_kernels.vectors import (
+    Chunk,
+    Row,
+    one_plus_exp,
+    over_chunks,
+    over_rows,
+    own_slot,
+    sigmoid_times,
+    tanh,
+)
+
+Formula = Callable[[Builder, Sequence[Value], Sequence[Value]], Value]
+"""From vectors of the operands and splats of the parameters."""
+
+
+def _scale(b: Builder, x: Sequence[Value], p: Sequence[Value]) -> Value:
+    # Not a fused product: without a bias the result is that of a product.
+    return b.fadd(b.fmul(x[0], p[0]), p[1])
+
+
+def _clamp(b: Builder, x: Sequence[Value], p: Sequence[Value]) -> Value:
+    return b.fmin(b.fmax(x[0], p[0]), p[1])
+
+
+def _gelu(b: Builder, x: Sequence[Value], p: Sequence[Value]) -> Value:
+    v = x[0]
+    cube = b.fadd(b.fmul(b.fmul(v, v), 0.044715), 1.0)
+    angle = b.fmul(b.fmul(cube, v), math.sqrt(2.0 / math.pi))
+    return b.fmul(b.fmul(b.fadd(tanh(b, angle), 1.0), 0.5), v)
+
+
+def _swiglu_oai(b: Builder, x: Sequence[Value], p: Sequence[Value]) -> Value:
+    alpha, limit = p
+    gate = b.fmin(x[0], limit)
+    up = b.fmin(b.fmax(x[1], b.fmul(limit, -1.0)), limit)
+    return b.fmul(sigmoid_times(b, gate, alpha), b.fadd(up, 1.0))
+
+
+FORMULAS: Final[Mapping[str, tuple[int, tuple[str, ...], Formula]]] = {
+    "add": (2, (), lambda b, x, p: b.fadd(x[0], x[1])),
+    "sub": (2, (), lambda b, x, p: b.fsub(x[0], x[1])),
+    "mul": (2, (), lambda b, x, p: b.fmul(x[0], x[1])),
+    "div": (2, (), lambda b, x, p: b.fdiv(x[0], x[1])),
+    "scale": (1, ("scale", "bias"), _scale),
+    "clamp": (1, ("min", "max"), _clamp),
+    "silu": (1, (), lambda b, x, p: sigmoid_times(b, x[0])),
+    "sigmoid": (1, (), lambda b, x, p: b.fdiv(b.same(x[0], 1.0), one_plus_exp(b, x[0]))),
+    "tanh": (1, (), lambda b, x, p: tanh(b, x[0])),
+    "gelu": (1, (), _gelu),
+    "swiglu": (2, (), lambda b, x, p: b.fmul(sigmoid_times(b, x[0]), x[1])),
+    "swiglu_oai": (2, ("alpha", "limit"), _swiglu_oai),
+}
+"""By op: number of operands, names of the parameters, formula. The arguments of a kernel are the
+operands, the result, and the parameters."""
+
+SPREAD: Final = ("add", "sub", "mul", "div")
+"""These have a second kernel, whose second operand has one element in each row."""
+
+
+def elementwise(name: str, target: Target, op: str, *, spread: bool) -> Builder:
+    """Return a kernel."""
+    b = Builder(name, target)
+    count, params, formula = FORMULAS[op]
+    lanes = target.lanes
+    given = [b.splat(b.arg_f32(own_slot(count + 1) + i), lanes) for i in range(len(params))]
+
+    def row(row: Row) -> None:
+        *inputs, out = row.pointers
+        single = b.splat(b.load("float", inputs[1], 4), lanes) if spread else None
+
+        def chunk(c: Chunk) -> None:
+            loaded = [
+                single if single is not None and i == 1 else c.load(p) for i, p in enumerate(inputs)
+            ]
+            c.store(formula(b, loaded, given), out)
+
+        over_chunks(b, row.columns, chunk)
+
+    over_rows(b, count + 1, row)
+    return b

@@ -1,0 +1,203 @@
+"""Rows: chosen by ids, stored by ids, converted, copied, rotated."""
+
+from ggsched.ir.dtype import F16, F32, DType
+from ggsched_cpu_kernels.elements import (
+    block_f32,
+    block_min,
+    block_scale,
+    load_f32,
+    store_f32,
+)
+from ggsched_cpu_kernels.emit import Builder, Value, vector_of
+from ggsched_cpu_kernels.target import Target
+from ggsched_cpu_kernels.vectors import Row, over_chunks, over_rows, own_slot
+
+
+def _convert(b: Builder, dtype: DType, to: DType, src: Value, dst: Value, columns: Value) -> None:
+    """Write one row of a type as f32 or f16."""
+    if dtype.layout is not None:
+        assert to is F32 or to is F16
+        _decode(b, dtype, to, src, dst, columns)
+        return
+    lanes = b.target.lanes
+    whole = b.binary("and", columns, -lanes)
+
+    def move(column: Value, width: int) -> None:
+        source = b.offset(src, b.mul(column, dtype.block_nbytes))
+        target = b.offset(dst, b.mul(column, to.block_nbytes))
+        if dtype.block_nbytes == to.block_nbytes and (dtype is to or dtype.name == "i32"):
+            element = "i32" if dtype.block_nbytes == 4 else "i16"
+            size = dtype.block_nbytes
+            b.store(b.load(vector_of(width, element), source, size), target, size)
+        else:
+            store_f32(b, to, load_f32(b, dtype, source, width), target)
+
+    with b.loop(0, whole, lanes) as column:
+        move(column, lanes)
+    with b.loop(whole, columns) as column:
+        move(column, 1)
+
+
+def _decode(b: Builder, dtype: DType, to: DType, src: Value, dst: Value, columns: Value) -> None:
+    layout = dtype.layout
+    assert layout is not None
+    lanes = b.target.lanes
+    with b.loop(0, b.udiv(columns, dtype.block)) as block:
+        place = b.offset(src, b.mul(block, dtype.block_nbytes))
+        out = b.offset(dst, b.mul(block, to.block_nbytes * dtype.block))
+        scale = b.splat(block_scale(b, place, layout), lanes)
+        least = block_min(b, place, layout)
+        for i, codes in enumerate(block_f32(b, place, layout, lanes)):
+            value = b.fmul(codes, scale)
+            if least is not None:
+                value = b.fadd(value, b.splat(least, lanes))
+            store_f32(b, to, value, b.offset(out, i * lanes * to.block_nbytes))
+
+
+def convert(name: str, target: Target, dtype: DType, to: DType) -> Builder:
+    """Operand; result: rows of adjacent elements."""
+    b = Builder(name, target)
+    over_rows(
+        b, 2, lambda row: _convert(b, dtype, to, row.pointers[0], row.pointers[1], row.columns)
+    )
+    return b
+
+
+def _id(b: Builder, pointer: Value, count: Value) -> Value:
+    """Read an id; leave the kernel where there is no such row."""
+    wide = b.cast("zext", b.load("i32", pointer, 4), "i64")
+    with b.when(b.compare("uge", wide, count)):
+        b.leave(b.add(wide, 1))
+    return wide
+
+
+def get_rows(name: str, target: Target, dtype: DType, to: DType) -> Builder:
+    """Operands ids (a row is one) and result; table, its stride, its rows, stride of tables.
+
+    The axis before the last one numbers tables.
+    """
+    b = Builder(name, target)
+    table = b.arg_pointer(own_slot(2))
+    stride, count, batch = (b.arg(own_slot(2) + i) for i in (1, 2, 3))
+
+    def row(row: Row) -> None:
+        id_ = _id(b, row.pointers[0], count)
+        source = b.offset(b.offset(table, b.mul(row.at[1], batch)), b.mul(id_, stride))
+        _convert(b, dtype, to, source, row.pointers[1], row.columns)
+
+    over_rows(b, 2, row)
+    return b
+
+
+def set_rows(name: str, target: Target, to: DType) -> Builder:
+    """Operands source and ids (a row is one); result, its stride and the number of its rows."""
+    b = Builder(name, target)
+    table, stride, count = b.arg_pointer(own_slot(2)), *(b.arg(own_slot(2) + i) for i in (1, 2))
+
+    def row(row: Row) -> None:
+        id_ = _id(b, row.pointers[1], count)
+        dst = b.offset(table, b.mul(id_, stride))
+        _convert(b, F32, to, row.pointers[0], dst, row.columns)
+
+    over_rows(b, 2, row)
+    return b
+
+
+def add_id(name: str, target: Target) -> Builder:
+    """Operands x, ids (a row is one) and result; bias, its stride and the number of its rows."""
+    b = Builder(name, target)
+    bias, stride, count = b.arg_pointer(own_slot(3)), *(b.arg(own_slot(3) + i) for i in (1, 2))
+
+    def row(row: Row) -> None:
+        x, id_at, out = row.pointers
+        chosen = b.offset(bias, b.mul(_id(b, id_at, count), stride))
+        over_chunks(b, row.columns, lambda c: c.store(b.fadd(c.load(x), c.load(chosen)), out))
+
+    over_rows(b, 3, row)
+    return b
+
+
+def rope_table(name: str, target: Target) -> Builder:
+    """Operands positions (a row is one) and result; then five arguments.
+
+    They are frequencies (f64), factors or 0, magnitude (f64), addresses of cos and sin. A row of
+    the result holds ``columns`` cosines and as many sines, computed in f64: at far positions an f32
+    angle is off by whole degrees.
+    """
+    b = Builder(name, target)
+    own = own_slot(2)
+    inverse, factors, cos, sin = (b.arg_pointer(own + i) for i in (0, 1, 3, 4))
+    magnitude = b.load("double", b.offset(b.parameter("args"), 8 * (own + 2)), 8)
+    has_factors = b.compare("ne", factors, Value("null", "ptr"))
+
+    def row(row: Row) -> None:
+        position = b.cast("sitofp", b.load("i32", row.pointers[0], 4), "double")
+        with b.loop(0, row.columns) as pair:
+            divisor = b.var(Value("1.0", "double"))
+            b.set(divisor, Value("1.0", "double"))
+            with b.when(has_factors):
+                factor = b.load("float", b.offset(factors, b.mul(pair, 4)), 4)
+                b.set(divisor, b.cast("fpext", factor, "double"))
+            frequency = b.load("double", b.offset(inverse, b.mul(pair, 8)), 8)
+            angle = b.value("double", f"fdiv {frequency}, {b.get(divisor).text}")
+            angle = b.value("double", f"fmul {position}, {angle.text}")
+            for i, function in enumerate((cos, sin)):
+                turned = b.call("double", function, angle)
+                scaled = b.value("double", f"fmul {turned}, {magnitude.text}")
+                place = b.add(b.mul(row.columns, i), pair)
+                out = b.offset(row.pointers[1], b.mul(place, 4))
+                b.store(b.cast("fptrunc", scaled, "float"), out, 4)
+
+    over_rows(b, 2, row)
+    return b
+
+
+def rope(name: str, target: Target, *, halves: bool) -> Builder:
+    """Operands x, table and result; elements of a row. Columns are pairs.
+
+    ``halves`` pairs element i with i + pairs, otherwise 2i with 2i + 1.
+    """
+    b = Builder(name, target)
+    total = b.arg(own_slot(3))
+    lanes = target.lanes
+
+    def row(row: Row) -> None:
+        x, table, out = row.pointers
+        pairs = row.columns
+        sines = b.offset(table, b.mul(pairs, 4))
+        whole = b.binary("and", pairs, -lanes)
+
+        def turn(pair: Value, width: int) -> None:
+            at = b.mul(pair, 4)
+            vector = vector_of(width, "float")
+            c, s = (b.load(vector, b.offset(p, at), 4) for p in (table, sines))
+            if halves:
+                far = b.add(b.mul(pairs, 4), at)
+                a, d = (b.load(vector, b.offset(x, place), 4) for place in (at, far))
+            elif width == 1:
+                a, d = (b.load(vector, b.offset(x, b.add(b.mul(at, 2), i)), 4) for i in (0, 4))
+            else:
+                both = b.load(vector_of(2 * width, "float"), b.offset(x, b.mul(at, 2)), 4)
+                a, d = (b.shuffle(both, None, range(i, 2 * width, 2)) for i in (0, 1))
+            first = b.fsub(b.fmul(a, c), b.fmul(d, s))
+            second = b.fadd(b.fmul(d, c), b.fmul(a, s))
+            if halves:
+                b.store(first, b.offset(out, at), 4)
+                b.store(second, b.offset(out, far), 4)
+            elif width == 1:
+                b.store(first, b.offset(out, b.mul(at, 2)), 4)
+                b.store(second, b.offset(out, b.add(b.mul(at, 2), 4)), 4)
+            else:
+                mixed = [k for i in range(width) for k in (i, width + i)]
+                b.store(b.shuffle(first, second, mixed), b.offset(out, b.mul(at, 2)), 4)
+
+        with b.loop(0, whole, lanes) as pair:
+            turn(pair, lanes)
+        with b.loop(whole, pairs) as pair:
+            turn(pair, 1)
+        with b.loop(b.mul(pairs, 2), total) as column:
+            by = b.mul(column, 4)
+            b.store(b.load("float", b.offset(x, by), 4), b.offset(out, by), 4)
+
+    over_rows(b, 3, row)
+    return b

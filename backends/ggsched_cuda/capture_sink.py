@@ -1,0 +1,171 @@
+"""Where commands of a captured stream go: into the graph of the capture."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
+
+from ggsched.backend.capture_errors import capturing_error, outside_error
+from ggsched.backend.protocols import Event, HostMemory
+from ggsched.backend.queued.command_queue import CommandSink, Launchable
+from ggsched_cuda import driver, transfers
+from ggsched_cuda.async_errors import FaultWords
+from ggsched_cuda.deferred import DeferredCommands, MirroredLaunch, Move
+from ggsched_cuda.driver import CudaError, Step
+from ggsched_cuda.event import CudaEvent, Marker, Point
+from ggsched_cuda.pinned import PinnedBlock
+from ggsched_cuda.queue import CudaQueue
+from ggsched_cuda.small_kernels import make_transfers
+
+MOVED_NBYTES: Final = 4 << 20
+"""Shorter captured transfers are made by kernels."""
+
+
+class Captured:
+    """What the graph of a capture uses.
+
+    Args:
+        before: Markers behind what the streams were given before.
+        abort: Aborts the capture.
+
+    Attributes:
+        keeps: Host memory and buffers.
+        forgets: Calls that forget what the graph's host calls need, and give their memory back.
+        words: Fault words that the graph's kernels may write.
+    """
+
+    def __init__(self, before: list[Marker], abort: Callable[[], None]) -> None:
+        self.before = before
+        self.abort = abort
+        self.keeps: list[Any] = []
+        self.forgets: list[Callable[[], None]] = []
+        self.words: set[FaultWords] = set()
+
+
+class MirrorProgram(Launchable, Protocol):
+    """A program whose last call may write its result to the host too."""
+
+    sending: MirroredLaunch | None
+
+
+class CapturingSink(CommandSink):
+    """Writes the commands of one stream into the graph of a capture.
+
+    Args:
+        queue: Where they go otherwise.
+        captured: What the graph uses; the same for all streams of the capture.
+    """
+
+    is_capturing = True
+
+    def __init__(self, queue: CudaQueue, captured: Captured) -> None:
+        self.name = queue.name
+        self.captured = captured
+        self.gpu, self.handle = queue.gpu, queue.handle
+        self._queue = queue
+        self._deferred = DeferredCommands(
+            partial(make_transfers, queue.gpu, queue.handle), queue.refused
+        )
+
+    def give(self, command: str, enqueue: Callable[[], None], *, is_timed: bool = True) -> None:
+        """Capture a command; the backlog is paused, and nothing of a capture has times."""
+        if self._queue.times is not None:
+            self._queue.times.latest()
+        try:
+            enqueue()
+        except CudaError as error:
+            raise self._queue.refused(command, error) from error
+
+    def upload(self, source: HostMemory, memory: int, offset: int) -> None:
+        """Copy host bytes to the device."""
+        transfers.upload(self, source, memory + offset)
+
+    def download(self, memory: int, offset: int, target: HostMemory) -> None:
+        """Copy bytes of the device to the host."""
+        transfers.download(self, memory + offset, target)
+
+    def copy(self, src: int, src_offset: int, dst: int, dst_offset: int, nbytes: int) -> None:
+        """Copy between GPUs that reach each other, or within one."""
+        self.flush()
+        self._queue.copy(src, src_offset, dst, dst_offset, nbytes)
+
+    def fill(self, memory: int, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Set bytes of the device to a repeated pattern, by a memset node."""
+        self.flush()
+        self._queue.fill(memory, offset, nbytes, pattern)
+
+    def launch(self, program: "MirrorProgram", steps: Sequence[Step]) -> None:
+        """Run the steps of a program; the last one is put off if it can send its result."""
+        self.flush()
+        if program.checks_ids:
+            self.captured.words.add(self._queue.words)
+        sending = program.sending
+        now = steps if sending is None else steps[:-1]
+        if self._queue.run_steps(now, program.labels) and sending is not None:
+            self._deferred.launch(sending)
+
+    def require_eager(self, what: str) -> None:
+        """Refuse what a captured stream cannot do (CAP-2)."""
+        raise capturing_error(what, self.name)
+
+    def abort(self) -> None:
+        """Abort the capture."""
+        self.captured.abort()
+
+    def record(self, event: CudaEvent) -> None:
+        """Let an event stand for everything captured so far."""
+        self.flush()
+        marker = Marker.behind(self.gpu, self.handle)
+        event.mark(Point(marker, (), self.name), self.captured)
+
+    def wait(self, event: Event) -> None:
+        """Wait for an event that was recorded in this capture.
+
+        Raises:
+            UsageError: an event from outside (CAP-2).
+        """
+        if not isinstance(event, CudaEvent) or event.capture is not self.captured:
+            raise outside_error(self.name)
+        self.flush()
+        point = event.recorded
+        assert isinstance(point, Point)  # it was recorded in a capture
+        marker = point.marker
+        assert marker is not None
+        self.captured.keeps.append(marker)
+        driver.enqueue_wait(self.handle, marker.handle)
+
+    def unfinished(self) -> list[Marker]:
+        """Return markers behind what is not complete: nothing of the capture runs."""
+        return [m for m in self.captured.before if not m.is_done()]
+
+    def flush(self) -> None:
+        """Hand over what was put off, before something else."""
+        self._deferred.flush()
+
+    def takes(self, move: Move, memory: Any) -> bool:
+        """Leave a transfer to a kernel, if it is short.
+
+        A graph of kernels alone is launched quicker than one with copies, and several transfers
+        in a row are one kernel, or none (``ggsched_cuda.deferred``).
+        """
+        if move.nbytes > MOVED_NBYTES:
+            self.flush()
+            return False
+        self.captured.keeps.append(memory)
+        self._deferred.move(move)
+        return True
+
+    def hold(self, memory: Any) -> None:
+        """Keep host memory as long as the graph is open."""
+        self.captured.keeps.append(memory)
+
+    def call(self, to: int, source: int, nbytes: int, holds: Any) -> None:
+        """Let a thread of the driver copy host memory at each replay."""
+        forget = self.gpu.host_calls.enqueue(self.handle, to, source, nbytes, holds, often=True)
+        self.captured.forgets.append(forget)
+
+    def stage(self, nbytes: int) -> PinnedBlock:
+        """Return a pinned block; nobody else uses it until the graph has gone or is another one."""
+        self.flush()
+        block = self.gpu.pinned.take(nbytes)
+        self.captured.forgets.append(partial(self.gpu.pinned.give, block))
+        return block

@@ -1,0 +1,60 @@
+"""What a program of the plug-in is made of: kernels, and products by cuBLAS."""
+
+from dataclasses import dataclass, replace
+
+from ggsched.backend.program import Operand, OperandMemory
+from ggsched_kernels import KernelCall
+from ggsched_kernels.calls import ArgPlaceholder, MirrorOutput
+from ggsched_kernels.lowering_context import LoweringContext
+
+Place = tuple[OperandMemory | ArgPlaceholder, int]
+"""Memory, and an offset in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductCall:
+    """``y[b, m, n] = sum_k x[b, m, k] w[b, n, k]`` by cuBLAS.
+
+    Attributes:
+        size: m, n, k.
+        w: Where w is; of type ``kind`` like x.
+        x: Where x is.
+        y: Where y is; f32.
+        kind: Type of w and x, a constant of ``ggsched_cuda_kernels.blas.driver``.
+        rows: Distances of rows of w, x, y in elements.
+        batches: Number of batches, and their distances in w, x, y in elements.
+        adds: Whether to add to what y holds.
+        label: The node that it belongs to, for messages.
+        has_columns: Whether elements of columns of w lie side by side, not those of rows; the
+            distance of w in ``rows`` is then from one element of a row to the next.
+    """
+
+    size: tuple[int, int, int]
+    w: Place
+    x: Place
+    y: Place
+    kind: int
+    rows: tuple[int, int, int]
+    batches: tuple[int, int, int, int]
+    adds: bool
+    label: str
+    has_columns: bool = False
+
+
+Call = KernelCall | ProductCall
+
+
+class CudaLoweringContext(LoweringContext):
+    """A node while it is being lowered; its calls may be products too."""
+
+    calls: list[Call]  # type: ignore[assignment]
+
+    def product(self, call: ProductCall) -> None:
+        """Add a product."""
+        self.calls.append(call)
+
+    def can_also_write(self, y: Operand, arg: int) -> None:
+        """Say that the last call can write a result to a second place, by one of its arguments."""
+        call = self.calls[-1]
+        assert isinstance(call, KernelCall)
+        self.calls[-1] = replace(call, also=MirrorOutput(y.buffer, y.offset, y.nbytes, arg))

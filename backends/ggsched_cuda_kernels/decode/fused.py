@@ -1,0 +1,130 @@
+"""Lowering of groups of nodes (LCH-6), and of single nodes that are small in decoding.
+
+The fusions are those that ggml's CUDA backend has found worth while; see ``ggsched.ir.fusion``.
+"""
+
+import math
+import struct
+from typing import Final
+
+from ggsched.backend.program import BoundNode, Operand
+from ggsched.ir.rope import rope_table
+from ggsched_cuda_kernels.calls import CudaLoweringContext
+from ggsched_kernels.calls import CODE, FAULT, Arg, Constant, Window, f32, i32, window
+from ggsched_kernels.lower_reductions import TURN
+
+MAX_LANES: Final = 1024
+MAX_UNITS: Final = 8
+HEAD_LANES: Final = 64
+FEW_POSITIONS: Final = 64
+"""With more positions the shared kernel, which computes each sine once for all heads, is better."""
+
+
+def fits_rms_mul(nodes: list[CudaLoweringContext]) -> bool:
+    """Whether rows are vectors of four that the lanes of a group can keep."""
+    norm, mul = (site.node for site in nodes)
+    x, w, y = norm.inputs[0], _other(norm, mul), mul.output
+    n = x.shape[-1]
+    if n % 4 or n > 4 * MAX_LANES * MAX_UNITS or x.shape != y.shape or w.shape[-1] != n:
+        return False
+    return all(_is_wide(operand) for operand in (x, w, y))
+
+
+def lower_rms_mul(nodes: list[CudaLoweringContext]) -> None:
+    """One kernel for the norm and the product with its weight."""
+    site, last = nodes
+    norm, mul = site.node, last.node
+    x, y = window(norm.inputs[0]), window(mul.output)
+    w = window(_other(norm, mul), mul.output.shape)
+    n = x.shape[-1]
+    lanes = min(MAX_LANES, max(32, 1 << (max(1, n // 4) - 1).bit_length()))
+    units = -(-n // (4 * lanes))
+    args = (*x.args, *w.args, *y.args, f32(site.number("eps")))
+    last.call("rms_mul", "rms_mul", args, (x.rows, 1, 1), lanes=lanes, UNITS=units)
+
+
+def fits_rope(site: CudaLoweringContext) -> bool:
+    """Whether positions are few."""
+    return 0 < site.node.inputs[0].shape[0] <= FEW_POSITIONS
+
+
+def lower_rope(site: CudaLoweringContext) -> None:
+    """A group for each head."""
+    _rope(site, site.node, window(site.node.output), None, 0)
+
+
+def fits_rope_rows(nodes: list[CudaLoweringContext]) -> bool:
+    """Whether the rotated heads of a position are one row of the cache."""
+    rope, rows = (site.node for site in nodes)
+    dst, src, ids = rows.inputs
+    x = rope.inputs[0]
+    return (
+        len(dst.shape) == 2
+        and len(ids.shape) == 1
+        and src.shape[-1] == x.shape[-1] * x.shape[-2]
+        and dst.strides[-1] == dst.dtype.block_nbytes
+        and dst.dtype.name in ("f32", "f16")
+    )
+
+
+def lower_rope_rows(nodes: list[CudaLoweringContext]) -> None:
+    """One kernel that rotates heads on their way to a cache."""
+    site, last = nodes
+    dst, _, ids = last.node.inputs
+    _rope(last, site.node, window(dst), window(ids), kind_of_rows(dst))
+
+
+def kind_of_rows(dst: Operand) -> int:
+    """Return how the kernel calls the type of a cache."""
+    return 2 if dst.dtype.name == "f16" else 1
+
+
+def _rope(
+    site: CudaLoweringContext, rope: BoundNode, y: Window, ids: Window | None, kind: int
+) -> None:
+    args = rope_arguments(rope, y, ids, kind, CODE)
+    tokens, heads, _ = rope.inputs[0].shape
+    site.call("rope_heads", "rope_heads", args, (tokens, heads, 1), lanes=HEAD_LANES)
+
+
+def rope_arguments(
+    rope: BoundNode, y: Window, ids: Window | None, kind: int, code: Arg
+) -> tuple[Arg, ...]:
+    """Return what the kernels of ``rope_heads`` take for a rotation.
+
+    Args:
+        rope: The node.
+        y: Where its result goes, or the cache.
+        ids: Rows of the cache, if it goes there.
+        kind: Type of the cache, see the kernels.
+        code: What a bad id is reported with.
+    """
+    x, positions, *factors = rope.inputs
+    per_position, magnitude = rope_table(rope.params)
+    turns = [round(f / math.tau * TURN) for f in per_position]
+    wrapped = [(t + 2**63) % 2**64 - 2**63 for t in turns]
+    table = Constant(struct.pack(f"<{len(wrapped)}q", *wrapped))
+    extra = window(factors[0] if factors else positions)
+    pairing = i32(int(rope.params["pairing"] == "halves"))
+    flags: tuple[Arg, ...] = (
+        i32(len(turns)), pairing, i32(len(factors)), f32(magnitude), i32(kind), FAULT, code,
+    )  # fmt: skip
+    places = (window(x), window(positions), extra, y, ids or window(positions))
+    return (*(arg for place in places for arg in place.args), table, *flags)
+
+
+def _other(norm: BoundNode, mul: BoundNode) -> Operand:
+    """Return the operand of the product that is not the norm's result."""
+    a, b = mul.inputs
+    made = norm.output
+    is_first = (a.buffer, a.offset, a.nbytes) == (made.buffer, made.offset, made.nbytes)
+    return b if is_first else a
+
+
+def _is_wide(operand: Operand) -> bool:
+    """Whether rows lie without gaps at multiples of 16 bytes; buffers do."""
+    if operand.shape[-1] > 1 and operand.strides[-1] != 4:
+        return False
+    return operand.offset % 16 == 0 and all(
+        s % 16 == 0 or n == 1 for n, s in zip(operand.shape[:-1], operand.strides[:-1], strict=True)
+    )

@@ -1,0 +1,126 @@
+"""Attention of many tokens on tensor cores, for keys and values of 16 bits (LCH-3).
+
+Rows of queries of one head of keys, of all its heads and tokens, are one matrix. Where there are so
+few of them that most multiprocessors would wait, the rows of keys are cut into shares, and a second
+kernel joins what these have.
+"""
+
+from math import prod
+from typing import Final, NamedTuple
+
+from ggsched.backend.program import Operand
+from ggsched_cuda_kernels.calls import CudaLoweringContext
+from ggsched_cuda_kernels.operands import PIECE, has_pieces
+from ggsched_kernels.calls import SCRATCH, Arg, Launch, f32, i32, window
+from ggsched_kernels.lower_attention import attention_operands, join_shares
+from ggsched_kernels.lowering_context import weight_define
+
+DTYPES: Final = frozenset({"f16", "bf16"})
+UNIT: Final = 16
+"""Widths of heads are multiples of it: what one instruction adds up, and two columns of results."""
+
+MAX_WIDTH: Final = 256
+WIDE: Final = 128
+"""Heads up to this width leave registers for two tiles of queries in a warp."""
+
+SPLIT_ROWS: Final = 256
+"""Rows of keys of a share, at least."""
+
+MAX_SPLITS: Final = 64
+
+
+class Cut(NamedTuple):
+    """How the kernel is cut.
+
+    Attributes:
+        warps: Warps of a group.
+        tiles: Tiles of 16 rows of queries in a warp.
+        keys: Rows of keys that are multiplied at once.
+        resident: Groups that a multiprocessor has at a time.
+    """
+
+    warps: int
+    tiles: int
+    keys: int
+    resident: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of queries of a group."""
+        return self.warps * self.tiles * UNIT
+
+
+NARROW: Final = Cut(4, 1, 64, 2)
+BROAD: Final = Cut(4, 2, 64, 2)
+"""For few rows of queries, and for many."""
+
+
+def fits_flash(site: CudaLoweringContext) -> bool:
+    """Whether keys and values can be copied in pieces to tensor cores."""
+    k, v, q = site.node.inputs[:3]
+    widths = q.shape[2], v.shape[2]
+    if not site.profile.units or any(n % UNIT or not 0 < n <= MAX_WIDTH for n in widths):
+        return False
+    if _local_nbytes(_cut_of(site), *widths, _planes(site)) > site.profile.local_nbytes:
+        return False
+    return all(has_pieces(o, 2) for o in (k, v, q))
+
+
+def lower_flash(site: CudaLoweringContext) -> None:
+    """One kernel, and one that joins shares of the keys if there are several."""
+    node = site.node
+    k, v, q = node.inputs[:3]
+    tensors, has, share = attention_operands(node)
+    cut, planes = _cut_of(site), _planes(site)
+    blocks = -(-q.shape[0] * share // cut.rows)
+    splits = _splits(site, blocks * k.shape[1] // cut.resident, k)
+    y, parts = window(node.output), _parts(site, splits, q.shape, v.shape[2])
+    numbers = i32(has), f32(site.number("scale")), f32(site.number("soft_cap"))
+    args: tuple[Arg, ...] = (
+        *(arg for w in (*tensors, y) for arg in w.args), parts,
+        *numbers, i32(share), i32(blocks), i32(splits),
+    )  # fmt: skip
+    defines = {
+        "lanes": cut.warps * 32, "MT": cut.tiles, "BN": cut.keys, "WIDTH": q.shape[2],
+        "ACROSS": v.shape[2], "PLANES": planes, "RESIDENT": cut.resident,
+        "MASKED": int(bool(node.params["mask"])), "CAPPED": int(bool(node.params["soft_cap"])),
+        "LOCAL_NBYTES": _local_nbytes(cut, q.shape[2], v.shape[2], planes),
+    }  # fmt: skip
+    grid = (blocks, k.shape[1], splits)
+    site.call("flash_attention", "flash_attention", args, grid, **defines, **weight_define(k.dtype))
+    site.launched(Launch.IN_TURN)
+    if splits > 1:
+        join_shares(site, splits)
+
+
+def _planes(site: CudaLoweringContext) -> int:
+    """Return how many numbers of 16 bits stand for one of f32."""
+    return 1 if site.profile.activations == "auto" else 2
+
+
+def _cut_of(site: CudaLoweringContext) -> Cut:
+    k, v, q = site.node.inputs[:3]
+    width, rows = max(q.shape[2], v.shape[2]), q.shape[0] * q.shape[1] // k.shape[1]
+    if width > WIDE or _planes(site) > 1:
+        return Cut(4, 1, 32 if width > WIDE else 64, 1)
+    # Few rows are spread over warps, not over the tiles of one.
+    return NARROW if rows <= NARROW.rows else BROAD
+
+
+def _local_nbytes(cut: Cut, width: int, across: int, planes: int) -> int:
+    key, value = 2 * width + PIECE, 2 * across + PIECE
+    return planes * cut.rows * key + 2 * cut.keys * (key + value)
+
+
+def _splits(site: CudaLoweringContext, waves: int, k: Operand) -> int:
+    """Return into how many shares the rows are cut, so that all multiprocessors have work."""
+    room = site.profile.units // max(1, waves)
+    return max(1, min(room, k.shape[0] // SPLIT_ROWS, MAX_SPLITS))
+
+
+def _parts(site: CudaLoweringContext, splits: int, shape: tuple[int, ...], across: int) -> Arg:
+    """Return memory for what the shares have, or any memory where there are none."""
+    if splits == 1:
+        return site.node.output.buffer
+    assert site.scratch(4 * splits * prod(shape[:2]) * (across + 2)) == 0
+    return SCRATCH

@@ -1,0 +1,239 @@
+"""Which kernel runs which node: one table, from above; what fits nothing goes the shared way.
+
+To add a kernel, write its lowering (``ggsched_kernels`` for one that OpenCL can use too) and put a
+row above those that it is quicker than.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ggsched.backend.program import BoundNode, Operand, groups_of
+from ggsched.ir.shapes import KV_DTYPES
+from ggsched_cuda_kernels.calls import Call, CudaLoweringContext
+from ggsched_cuda_kernels.decode.attention import fits_attention, lower_attention
+from ggsched_cuda_kernels.decode.fused import (
+    fits_rms_mul,
+    fits_rope,
+    fits_rope_rows,
+    lower_rms_mul,
+    lower_rope,
+    lower_rope_rows,
+)
+from ggsched_cuda_kernels.decode.moe_router import join_route
+from ggsched_cuda_kernels.decode.rope_attention import OPS as ATTENTION
+from ggsched_cuda_kernels.decode.rope_attention import join_attention
+from ggsched_cuda_kernels.decode.rope_kv_write import join_heads
+from ggsched_cuda_kernels.decode.sums import fits_sum_add, lower_sum_add
+from ggsched_cuda_kernels.flash_attention import DTYPES as HALVES
+from ggsched_cuda_kernels.flash_attention import fits_flash, lower_flash
+from ggsched_cuda_kernels.pdl_prefetch import reading_early
+from ggsched_cuda_kernels.products import (
+    PLANES,
+    fits_plain,
+    fits_rounded,
+    fits_split,
+    fits_unpacked,
+    lower_plain,
+    lower_rounded,
+    lower_split,
+    lower_unpacked,
+)
+from ggsched_cuda_kernels.tiles import DTYPES as TILED
+from ggsched_cuda_kernels.tiles import fits_experts, fits_rows, lower_experts, lower_rows
+from ggsched_cuda_kernels.warp_specialized.experts import EXPERT_PATTERNS, join_experts
+from ggsched_cuda_kernels.warp_specialized.moe_fused_routing import ROUTED, join_routed
+from ggsched_cuda_kernels.warp_specialized.rows import FED_PATTERNS, join_products
+from ggsched_kernels import GPU, SCRATCH, TuningProfile, lower_nodes
+from ggsched_kernels.calls import ArgPlaceholder, check_alignment
+from ggsched_kernels.lower import memory_of
+from ggsched_kernels.lower_fused import lower_group, supported_fusions
+from ggsched_kernels.lowering_context import LoweringContext
+from ggsched_kernels.retained import Retained
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRule:
+    """A way to run some nodes.
+
+    Attributes:
+        name: For people.
+        op: The op.
+        dtypes: Types of the first operand.
+        fits: Whether a node can and should run this way, by its shapes and strides.
+        lower: Adds the calls of the node to its site.
+    """
+
+    name: str
+    op: str
+    dtypes: frozenset[str]
+    fits: Callable[[CudaLoweringContext], bool]
+    lower: Callable[[CudaLoweringContext], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A way to run the nodes of a group by one kernel.
+
+    Attributes:
+        fits: Whether the nodes of a group can run this way.
+        lower: Adds the call to the site of the last node.
+    """
+
+    fits: Callable[[list[CudaLoweringContext]], bool]
+    lower: Callable[[list[CudaLoweringContext]], None]
+
+
+Groups = Sequence[Sequence[BoundNode]]
+FusionRule = Callable[[Groups, int, TuningProfile], tuple[int, CudaLoweringContext] | None]
+"""Looks at the groups of a program from one on; says how many of them its call computes."""
+
+_PACKED: Final = frozenset(PLANES)
+PLAIN: Final = frozenset(dtype.name for dtype in KV_DTYPES)
+
+TABLE: Final[tuple[KernelRule, ...]] = (
+    KernelRule("cublas f32", "mul_mat", frozenset({"f32"}), fits_plain, lower_plain),
+    KernelRule("rows by tiles", "mul_mat", TILED, fits_rows, lower_rows),
+    KernelRule("cublas rounded", "mul_mat", TILED, fits_rounded, lower_rounded),
+    KernelRule("cublas 2 x bf16", "mul_mat", frozenset({"bf16"}), fits_split, lower_split),
+    KernelRule("cublas unpacked to bf16", "mul_mat", _PACKED, fits_unpacked, lower_unpacked),
+    KernelRule("experts by tiles", "mul_mat_id", TILED, fits_experts, lower_experts),
+    KernelRule("attention of few tokens", "attention", PLAIN, fits_attention, lower_attention),
+    KernelRule("attention on tensor cores", "attention", HALVES, fits_flash, lower_flash),
+    KernelRule("rope by heads", "rope", frozenset({"f32"}), fits_rope, lower_rope),
+)
+
+FUSED: Final[Mapping[str, Fused]] = {
+    "rms_norm+mul": Fused(fits_rms_mul, lower_rms_mul),
+    "rope+set_rows": Fused(fits_rope_rows, lower_rope_rows),
+    "sum_rows+add": Fused(fits_sum_add, lower_sum_add),
+}
+"""How groups are run, by pattern. One that does not fit goes the shared way, or node by node."""
+
+JOINERS: Final[tuple[FusionRule, ...]] = (
+    join_products, join_routed, join_experts, join_attention, join_heads, join_route,
+)  # fmt: skip
+"""What makes one call of neighbours; the first that does is taken, before any other way."""
+
+NEIGHBOURS: Final = frozenset(
+    {
+        ", ".join(ATTENTION),
+        *ROUTED,
+        "rms_norm+mul, mul_mat",
+        "sum_rows+add, rms_norm+mul, mul_mat",
+        "sum_rows+add, rms_norm+mul, mul_mat, mul_mat, mul_mat",
+        "sum_rows+add, rms_norm+mul, mul_mat+add, mul_mat+add, mul_mat+add",
+    }
+)
+"""Those of which some operands would else be dead, and lain on, before the last has run."""
+
+
+def neighbours_of(profile: TuningProfile) -> frozenset[str]:
+    """Return the sequences that a GPU declares."""
+    return NEIGHBOURS if profile.has_tma else frozenset()
+
+
+def fusions_of(profile: TuningProfile) -> frozenset[str]:
+    """Return the patterns that a GPU declares."""
+    joined = FED_PATTERNS | EXPERT_PATTERNS if profile.has_tma else frozenset()
+    return frozenset(FUSED) | joined | supported_fusions(profile)
+
+
+def choose(site: CudaLoweringContext) -> KernelRule | None:
+    """Return the first way that fits a node, or None for the shared kernels."""
+    node = site.node
+    kind = node.inputs[0].dtype.name if node.inputs else ""
+    for choice in TABLE:
+        if choice.op == node.op and kind in choice.dtypes and choice.fits(site):
+            return choice
+    return None
+
+
+def lower(
+    nodes: Sequence[BoundNode], profile: TuningProfile = GPU
+) -> tuple[list[Call], dict[ArgPlaceholder, int]]:
+    """Return the calls of nodes, in order, and the bytes of each memory that they need.
+
+    Raises:
+        UsageError: an op that is not lowered, or elements that are not aligned.
+    """
+    calls: list[Call] = []
+    writes: list[Operand] = []  # of the last call, at most
+    scratch = at = 0
+    groups, retained = list(groups_of(nodes)), Retained()
+    while at < len(groups):
+        joined = _joined(groups, at, profile)
+        count, sites = joined or (1, _lower_group(groups[at], profile, retained))
+        made = [node.output for group in groups[at : at + count] for node in group]
+        for site in sites:
+            for call in site.calls:
+                calls.append(reading_early(call, calls[-1], writes) if calls else call)
+            writes = made if site.calls else writes
+            scratch = max(scratch, site.scratch_nbytes)
+        for operand in made:
+            retained.forget(operand)
+        at += count
+    return calls, memory_of(scratch, retained)
+
+
+def _joined(
+    groups: Groups, at: int, profile: TuningProfile
+) -> tuple[int, list[CudaLoweringContext]] | None:
+    """Return how many groups from ``at`` on one call computes, and its site; None if none does."""
+    if any(0 in node.output.shape for node in groups[at]):
+        return None
+    for join in JOINERS:
+        found = join(groups, at, profile)
+        if found is not None:
+            count, site = found
+            for group in groups[at : at + count]:
+                for node in group:
+                    _check(node)
+            return count, [site]
+    return None
+
+
+def _lower_group(
+    group: Sequence[BoundNode], profile: TuningProfile, retained: Retained
+) -> Sequence[LoweringContext]:
+    """Lower a group by one kernel or node by node."""
+    sites = [CudaLoweringContext(node, profile, retained) for node in group]
+    fused = _fused(sites) if len(sites) > 1 else None
+    if fused is not None:
+        return [fused]
+    for site in sites:
+        _lower_one(site)
+        retained.forget(site.node.output)
+    return sites
+
+
+def _fused(sites: list[CudaLoweringContext]) -> LoweringContext | None:
+    """Return the site of a group that one kernel runs, ours or a shared one, or None."""
+    group = sites[0].node.group
+    if group is None or any(0 in site.node.output.shape for site in sites):
+        return None
+    for site in sites:
+        _check(site.node)
+    own = FUSED.get(group.pattern)
+    if own is None or not own.fits(sites):
+        return lower_group([site.node for site in sites], sites[0].profile)
+    own.lower(sites)
+    return sites[-1]
+
+
+def _lower_one(site: CudaLoweringContext) -> None:
+    """Lower a node at its site."""
+    node = site.node
+    choice = None if 0 in node.output.shape else choose(site)
+    if choice is None:
+        shared = lower_nodes([node], site.profile, site.retained)
+        site.calls.extend(shared.calls)
+        site.scratch_nbytes = shared.memory.get(SCRATCH, 0)
+        return
+    _check(node)
+    choice.lower(site)
+
+
+def _check(node: BoundNode) -> None:
+    for operand in (*node.inputs, node.output):
+        check_alignment(operand, node.label)

@@ -1,0 +1,304 @@
+/* Attention on tensor cores: y = softmax(q k * scale + mask) v for keys and values of 16 bits. Behind warps.h.
+ *
+ * q (1, T, H, D) f32, k (1, N, G, D), v (1, N, G, E), mask (1, H, T, N), sinks (1, 1, 1, H), bounds (1, 1, T, 2),
+ * y (1, T, H, E). `share` = H / G heads of queries meet one head of keys; their rows, of all tokens, are one matrix: row i
+ * is head i % share of token i / share. A group has BM = WARPS * 16 * MT of these rows, a warp 16 * MT. D = WIDTH and
+ * E = ACROSS are multiples of 16.
+ *
+ * Queries and shares are rounded to the type of the keys, or, with PLANES = 2, taken as sums of two such numbers. BN rows of keys and of values at a time are copied to local memory while
+ * the rows before them are multiplied. A lane of a warp, 4 g + t, has of each 16 x 8 tile of logits columns 2 t and 2 t + 1 of
+ * rows g and g + 8; that is also how it must have shares as the left side of the second product, so shares never leave
+ * the registers. Each row keeps its largest logit, in units of log 2, and its sum so far.
+ *
+ * MASKED and CAPPED say whether there is a mask and a limit of the logits.
+ *
+ * Blocks of keys that no token of the group sees are skipped, and those that all of them see are not compared with bounds.
+ * With `splits` > 1 groups along the last axis share the rows that are seen; what they have goes to `parts`, (splits, T * H,
+ * E + 2), with the largest logit and the sum at the end, for attention_join.
+ */
+#define SINKS 2
+#define BOUNDS 4
+#define WARPS (LANES / WARP)
+#define BM (WARPS * 16 * MT)
+#define K_PITCH (2 * WIDTH + 16) /* eight rows of a matrix lie in different banks */
+#define V_PITCH (2 * ACROSS + 16)
+#define STAGE_NBYTES (BN * (K_PITCH + V_PITCH))
+#define LOADS 8 /* of queries that a lane has under way */
+#define ALL_LANES 0xffffffffu
+#define HIDDEN FLOAT_OF_BITS(0xff800000u)
+#define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
+
+#ifdef W_BF16
+#define HALF_TYPE "bf16"
+#else
+#define HALF_TYPE "f16"
+#endif
+
+FN void multiply_halves_(float *sum, const u32 *a, const u32 *b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." HALF_TYPE "." HALF_TYPE ".f32 {%0, %1, %2, %3}, "
+      "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+/* Four 8 x 8 matrices of halves: lane i says where row i % 8 of matrix i / 8 is; lane 4 g + t gets elements 2 t and 2 t + 1 of
+ * row g of each, or, turned, of column g. */
+FN void load_matrices_(u32 *to, const u8 *p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"((u32)__cvta_generic_to_shared(p))
+               : "memory");
+}
+FN void load_turned_(u32 *to, const u8 *p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"((u32)__cvta_generic_to_shared(p))
+               : "memory");
+}
+FN u32 pair_of_(float low, float high) {
+  u32 pair;
+  asm("cvt.rn." HALF_TYPE "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+FN float exp2_(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+#ifdef W_BF16
+#define LOW_OF(pair) FLOAT_OF_BITS((pair) << 16)
+#define HIGH_OF(pair) FLOAT_OF_BITS((pair)&0xffff0000u)
+#else
+#define LOW_OF(pair) FLOAT_OF_HALF((pair)&0xffffu)
+#define HIGH_OF(pair) FLOAT_OF_HALF((pair) >> 16)
+#endif
+#define MULTIPLY_HALVES(sum, a, b) multiply_halves_((sum), (a), (b))
+#define LOAD_MATRICES(to, p) load_matrices_((to), (p))
+#define LOAD_TURNED(to, p) load_turned_((to), (p))
+#define PAIR_OF(low, high) pair_of_((low), (high))
+#define EXP2(x) exp2_(x)
+
+FN int least_(int x) {
+  UNROLL for (int lanes = 1; lanes < WARP; lanes *= 2) {
+    int other = (int)__shfl_xor_sync(ALL_LANES, (u32)x, lanes);
+    x = MIN(x, other);
+  }
+  return x;
+}
+
+/* Ask for rows [n0, n0 + BN) of keys and values; those behind the last one are zeros, since 0 * NaN is NaN. */
+FN void fetch(u8 *to, const u8 *k, i64 sk, const u8 *v, i64 sv, int n0, int n) {
+  for (int i = LANE; i < BN * (WIDTH / 8); i += LANES) {
+    int row = i / (WIDTH / 8), c = i % (WIDTH / 8);
+    u8 *place = to + row * K_PITCH + 16 * c;
+    if (n0 + row < n)
+      COPY16(place, k + (i64)(n0 + row) * sk + 16 * c);
+    else
+      *(u4 *)place = make_uint4(0, 0, 0, 0);
+  }
+  to += BN * K_PITCH;
+  for (int i = LANE; i < BN * (ACROSS / 8); i += LANES) {
+    int row = i / (ACROSS / 8), c = i % (ACROSS / 8);
+    u8 *place = to + row * V_PITCH + 16 * c;
+    if (n0 + row < n)
+      COPY16(place, v + (i64)(n0 + row) * sv + 16 * c);
+    else
+      *(u4 *)place = make_uint4(0, 0, 0, 0);
+  }
+}
+
+/* Groups: (T * share / BM, G, splits); the last rows, which see most, come first. */
+extern "C" __global__ void __launch_bounds__(LANES, RESIDENT)
+flash_attention(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv, GLOBAL const u8 *q, Tens tq,
+                GLOBAL const u8 *mask, Tens tm, GLOBAL const u8 *sinks, Tens ts, GLOBAL const u8 *bounds, Tens tb,
+                GLOBAL u8 *y, Tens ty, GLOBAL u8 *parts, int has, float scale, float cap, int share, int blocks,
+                int splits) {
+  LOCAL_BYTES(local);
+  u8 *queries = local, *stages = local + PLANES * BM * K_PITCH;
+  int n = tk.n[1], tokens = tq.n[1], heads = tq.n[2], group = GROUP(1), split = GROUP(2);
+  int row0 = (blocks - 1 - GROUP(0)) * BM, rows = MIN(BM, tokens * share - row0);
+  int g = WARP_LANE / 4, t = WARP_LANE % 4;
+
+  /* What some token of the group sees is [from, to), and all of it is seen by all in [inner_from, inner_to). */
+  int from = n, to = 0, inner_from = 0, inner_to = n;
+  if (has & BOUNDS) {
+    for (int i = row0 / share + WARP_LANE; i <= (row0 + rows - 1) / share; i += WARP) {
+      int low = MAX(0, READ_I32(bounds + tb.off + i * tb.s[2]));
+      int high = MIN(n, READ_I32(bounds + tb.off + i * tb.s[2] + tb.s[3]));
+      if (low < high) from = MIN(from, low), to = MAX(to, high);
+      inner_from = MAX(inner_from, low), inner_to = MIN(inner_to, high);
+    }
+    from = least_(from), to = -least_(-to), inner_from = -least_(-inner_from), inner_to = least_(inner_to);
+  } else {
+    from = 0, to = n;
+  }
+  if (splits > 1) {
+    int each = (MAX(0, to - from) + splits - 1) / splits;
+    each = (each + BN - 1) / BN * BN;
+    from += split * each;
+    to = MIN(to, from + each);
+  }
+
+  const u8 *keys = k + tk.off + group * tk.s[2], *values = v + tv.off + group * tv.s[2];
+  int steps = from < to ? (to - from + BN - 1) / BN : 0;
+  if (steps > 0) fetch(stages, keys, tk.s[1], values, tv.s[1], from, n);
+  COPIES_CLOSE();
+  /* Many loads of a lane are under way before the first one is waited for. */
+  for (int begin = LANE; begin < BM * (WIDTH / 4); begin += LANES * LOADS) {
+    float4 x[LOADS];
+    UNROLL for (int u = 0; u < LOADS; u++) {
+      int i = begin + u * LANES, r = i / (WIDTH / 4), d = i % (WIDTH / 4), at = row0 + r, token = at / share;
+      x[u] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (r < rows)
+        x[u] = *(const float4 *)(q + tq.off + token * tq.s[1] + (group * share + at - token * share) * tq.s[2] + 16 * d);
+    }
+    UNROLL for (int u = 0; u < LOADS; u++) {
+      int i = begin + u * LANES, r = i / (WIDTH / 4), d = i % (WIDTH / 4);
+      if (r >= BM) break;
+      UNROLL for (int p = 0; p < PLANES; p++) {
+        uint2 pairs = make_uint2(PAIR_OF(x[u].x, x[u].y), PAIR_OF(x[u].z, x[u].w));
+        *(uint2 *)(queries + (p * BM + r) * K_PITCH + 8 * d) = pairs;
+        x[u].x -= LOW_OF(pairs.x), x[u].y -= HIGH_OF(pairs.x);
+        x[u].z -= LOW_OF(pairs.y), x[u].w -= HIGH_OF(pairs.y);
+      }
+    }
+  }
+
+  int first[MT][2], end[MT][2];
+#if MASKED
+  i64 hides[MT][2];
+#endif
+  UNROLL for (int i = 0; i < 2 * MT; i++) {
+    int r = WARP_INDEX * 16 * MT + 8 * i + g, token = (row0 + r) / share;
+    first[i / 2][i % 2] = 0, end[i / 2][i % 2] = r < rows ? n : 0;
+    if (r < rows && (has & BOUNDS)) {
+      first[i / 2][i % 2] = READ_I32(bounds + tb.off + token * tb.s[2]);
+      end[i / 2][i % 2] = MIN(n, READ_I32(bounds + tb.off + token * tb.s[2] + tb.s[3]));
+    }
+#if MASKED
+    int head = group * share + (row0 + r) % share;
+    hides[i / 2][i % 2] = r < rows ? tm.off + head * tm.s[1] + token * tm.s[2] : 0;
+#endif
+  }
+
+  float o[MT][ACROSS / 8][4], top[MT][2], total[MT][2];
+  UNROLL for (int i = 0; i < MT * ACROSS / 2; i++) o[i / (ACROSS / 2)][i % (ACROSS / 2) / 4][i % 4] = 0.0f;
+  UNROLL for (int i = 0; i < 2 * MT; i++) top[i / 2][i % 2] = HIDDEN, total[i / 2][i % 2] = 0.0f;
+  float factor = CAPPED ? scale / cap : scale * LOG2E, height = cap * LOG2E;
+  int is_idle = WARP_INDEX * 16 * MT >= rows;
+
+  for (int it = 0; it < steps; it++) {
+    int n0 = from + it * BN;
+    const u8 *ks = stages + it % 2 * STAGE_NBYTES, *vs = ks + BN * K_PITCH;
+    COPIES_AWAIT(0);
+    BARRIER(); /* the rows are there for all, and all are done with those before them */
+    if (it + 1 < steps) fetch(stages + (it + 1) % 2 * STAGE_NBYTES, keys, tk.s[1], values, tv.s[1], n0 + BN, n);
+    COPIES_CLOSE();
+    if (is_idle) continue;
+
+    float s[MT][BN / 8][4];
+    UNROLL for (int i = 0; i < MT * BN / 2; i++) s[i / (BN / 2)][i % (BN / 2) / 4][i % 4] = 0.0f;
+    UNROLL for (int d = 0; d < WIDTH / 16; d++) {
+      u32 a[MT * PLANES][4];
+      UNROLL for (int m = 0; m < MT * PLANES; m++) {
+        int row = m / MT * BM + WARP_INDEX * 16 * MT + 16 * (m % MT) + WARP_LANE % 16;
+        LOAD_MATRICES(a[m], queries + row * K_PITCH + 32 * d + WARP_LANE / 16 * 16);
+      }
+      UNROLL for (int j = 0; j < BN / 16; j++) {
+        u32 b[4];
+        int row = 16 * j + WARP_LANE % 8 + WARP_LANE / 16 * 8;
+        LOAD_MATRICES(b, ks + row * K_PITCH + 32 * d + WARP_LANE / 8 % 2 * 16);
+        UNROLL for (int m = 0; m < MT * PLANES; m++) {
+          MULTIPLY_HALVES(s[m % MT][2 * j], a[m], b);
+          MULTIPLY_HALVES(s[m % MT][2 * j + 1], a[m], b + 2);
+        }
+      }
+    }
+
+    int is_inner = n0 >= inner_from && n0 + BN <= inner_to && n0 + BN <= to && !MASKED;
+    UNROLL for (int m = 0; m < MT; m++) {
+      UNROLL for (int half = 0; half < 2; half++) {
+        float highest = top[m][half];
+        UNROLL for (int j = 0; j < BN / 8; j++) {
+          UNROLL for (int i = 2 * half; i < 2 * half + 2; i++) {
+            float x = s[m][j][i] * factor;
+            if (CAPPED) x = height * TANH(x);
+            if (!is_inner) {
+              int at = n0 + 8 * j + 2 * t + i % 2;
+              int is_seen = at >= first[m][half] && at < end[m][half] && at < to;
+#if MASKED
+              if (is_seen) x += LOG2E * READ_F32(mask + hides[m][half] + at * tm.s[3]);
+#endif
+              x = is_seen ? x : HIDDEN;
+            }
+            s[m][j][i] = x;
+            highest = MAX(highest, x);
+          }
+        }
+        UNROLL for (int lanes = 1; lanes < 4; lanes *= 2) {
+          float other = __shfl_xor_sync(ALL_LANES, highest, lanes);
+          highest = MAX(highest, other);
+        }
+        float base = highest == HIDDEN ? 0.0f : highest, shrink = EXP2(top[m][half] - base), sum = 0.0f;
+        top[m][half] = highest;
+        UNROLL for (int j = 0; j < BN / 8; j++) {
+          UNROLL for (int i = 2 * half; i < 2 * half + 2; i++) {
+            s[m][j][i] = EXP2(s[m][j][i] - base);
+            sum += s[m][j][i];
+          }
+        }
+        total[m][half] = total[m][half] * shrink + sum;
+        UNROLL for (int e = 0; e < ACROSS / 8; e++) o[m][e][2 * half] *= shrink, o[m][e][2 * half + 1] *= shrink;
+      }
+    }
+
+    UNROLL for (int j = 0; j < BN / 16; j++) {
+      u32 a[MT * PLANES][4];
+      UNROLL for (int i = 0; i < 4 * MT * PLANES; i++) {
+        int m = i / 4, plane = m / MT, of = i % 4;
+        float *pair = &s[m % MT][2 * j + of / 2][of % 2 * 2];
+        a[m][of] = PAIR_OF(pair[0], pair[1]);
+        if (plane + 1 < PLANES) pair[0] -= LOW_OF(a[m][of]), pair[1] -= HIGH_OF(a[m][of]);
+      }
+      UNROLL for (int e = 0; e < ACROSS / 16; e++) {
+        u32 b[4];
+        LOAD_TURNED(b, vs + (16 * j + WARP_LANE % 16) * V_PITCH + 32 * e + WARP_LANE / 16 * 16);
+        UNROLL for (int m = 0; m < MT * PLANES; m++) {
+          MULTIPLY_HALVES(o[m % MT][2 * e], a[m], b);
+          MULTIPLY_HALVES(o[m % MT][2 * e + 1], a[m], b + 2);
+        }
+      }
+    }
+  }
+  if (is_idle) return;
+
+  UNROLL for (int m = 0; m < MT; m++) {
+    UNROLL for (int half = 0; half < 2; half++) {
+      int r = WARP_INDEX * 16 * MT + 16 * m + 8 * half + g;
+      int token = (row0 + r) / share, head = group * share + (row0 + r) % share;
+      float all = total[m][half];
+      UNROLL for (int lanes = 1; lanes < 4; lanes *= 2) all += __shfl_xor_sync(ALL_LANES, all, lanes);
+      float by = 1.0f;
+      u8 *place;
+      if (splits > 1) {
+        place = parts + (((i64)split * tokens + token) * heads + head) * (4 * (ACROSS + 2));
+        if (r < rows && t == 0) {
+          /* attention_join takes a finite top for one that has seen nothing, and natural units. */
+          *(float2 *)(place + 4 * ACROSS) = make_float2(MAX(top[m][half] * LN2, FLOAT_OF_BITS(0xff7fffffu)), all);
+        }
+      } else {
+        place = y + ty.off + token * ty.s[1] + head * ty.s[2];
+        float sink = HIDDEN;
+        if ((has & SINKS) && r < rows) sink = LOG2E * READ_F32(sinks + ts.off + head * ts.s[3]);
+        float highest = MAX(top[m][half], sink), base = highest == HIDDEN ? 0.0f : highest;
+        by = EXP2(top[m][half] - base);
+        all = all * by + EXP2(sink - base);
+        by = all > 0.0f ? by / all : 0.0f;
+      }
+      if (r >= rows) continue;
+      UNROLL for (int e = 0; e < ACROSS / 8; e++) {
+        *(float2 *)(place + 32 * e + 8 * t) = make_float2(o[m][e][2 * half] * by, o[m][e][2 * half + 1] * by);
+      }
+    }
+  }
+}

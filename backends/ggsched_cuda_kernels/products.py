@@ -1,0 +1,322 @@
+"""Lowering of matrix products of many rows to cuBLAS.
+
+cuBLAS wants both factors of one type. Where ``TuningProfile.activations`` is ``auto``, rows of x
+are rounded to that of the weight, as LCH-3 allows (``ggsched.backend.precision``), by one product:
+
+- bf16 weights, as they lie: rows of x as bf16;
+- f16 weights, as they lie, and block types, unpacked to f16: rows of x as f16. Rows of either
+  factor that f16 cannot hold are multiplied by powers of two, which ``unscale`` undoes in y.
+
+With ``f32`` results are good to 1e-4 for all types; one factor rounded to bf16 alone costs 1.7e-3
+of the norm of a result. So factors are split: a number is written as a sum of two bf16, which keeps
+16 bits of it (Henry, Tang and Heinecke, "Leveraging the bfloat16 artificial intelligence datatype
+for higher-precision computations", 2019). The products of the parts run on the tensor cores and are
+added in f32:
+
+- f32 weights: one product in f32, without TF32;
+- bf16 and mxfp4 weights, whose elements bf16 has: two products, with x split (2.5e-6 of the norm);
+- f16, q8_0 and q4_0 weights: three products, with both split, without that of the two rests (4e-6).
+
+Packed weights are unpacked a piece at a time. Rows of x are split once for all products of a
+program that follow with the same x.
+"""
+
+from itertools import pairwise
+from math import prod
+from typing import Final
+
+from ggsched.backend.program import Operand
+from ggsched.ir.dtype import F32, MXFP4, DType
+from ggsched_cuda_kernels.blas import driver as blas
+from ggsched_cuda_kernels.calls import CudaLoweringContext, Place, ProductCall
+from ggsched_cuda_kernels.tiles import convert_rows
+from ggsched_kernels import FACTOR, SCRATCH
+from ggsched_kernels.block_constants import KERNEL_BLOCKS
+from ggsched_kernels.calls import Arg, ArgPlaceholder, Window, i32, i64, window
+from ggsched_kernels.lowering_context import weight_define
+
+PIECE_NBYTES: Final = 128 << 20
+"""Most scratch memory for a weight that is unpacked a piece at a time."""
+
+PIECE_ROWS: Final = 128
+"""Pieces are whole numbers of these, the extent of tiles of large products."""
+
+PLANES: Final = {
+    "f16": 2,
+    **{dtype.name: 1 if dtype is MXFP4 else 2 for dtype in KERNEL_BLOCKS},
+}
+"""How many bf16 make up an element of a packed type."""
+
+SPLIT_LANES: Final = 256
+UNSCALED_ROWS: Final = 32
+SPLIT_UNIT: Final = 8
+"""Elements that a lane converts; rows are a multiple of these apart."""
+
+
+def fits_plain(site: CudaLoweringContext) -> bool:
+    """Whether a product is one of f32, batched in any way."""
+    return _has_rows(site, site.profile.few_rows + 1) and site.node.inputs[0].dtype.name == "f32"
+
+
+def fits_split(site: CudaLoweringContext) -> bool:
+    """Whether a product has one weight of bf16."""
+    w = site.node.inputs[0]
+    return _has_rows(site, site.profile.few_rows + 1) and w.dtype.name == "bf16" and _is_single(w)
+
+
+def fits_unpacked(site: CudaLoweringContext) -> bool:
+    """Whether a product has one weight of another type, and more rows than decoding has.
+
+    Without tensor cores 16 rows of a q8_0 weight took 1,289 us, unpacked 263 us at 32 (H100).
+    """
+    return _has_rows(site, site.profile.few_rows + 1) and _is_single(site.node.inputs[0])
+
+
+def fits_rounded(site: CudaLoweringContext) -> bool:
+    """Whether a product has one weight of 16 bits or packed, and x may be rounded like it."""
+    return site.profile.activations == "auto" and fits_unpacked(site)
+
+
+def lower_plain(site: CudaLoweringContext) -> None:
+    """One product, or a few of many batches."""
+    w, x = site.node.inputs
+    _multiply(site, window(w), site.contiguous(x), blas.F32, 0)
+
+
+def lower_rounded(site: CudaLoweringContext) -> None:
+    """One product for each piece of a weight, with rows of x in 16 bits."""
+    w, x = site.node.inputs
+    name, m, k = w.dtype.name, prod(x.shape[:-1]), x.shape[-1]
+    scales, _, pitch = convert_rows(site)
+    rows = Window(FACTOR, 0, (1, 1, m, k), (0, 0, pitch, 2))
+    if not w.dtype.is_quantized:
+        _multiply(site, window(w), rows, blas.BF16 if name == "bf16" else blas.F16, 0)
+        if name != "bf16":
+            _unscale(site, scales, None)
+        return
+    n, whole = w.shape[-2], window(w)
+    at_once = _piece_rows(n, 2 * _pitch(k))
+    at, undo = site.scratch(2 * at_once * _pitch(k)), site.scratch(4 * n)
+    for first in range(0, n, at_once):
+        count = min(at_once, n - first)
+        source = (whole.buffer, i64(whole.offset + first * whole.strides[2]), i64(whole.strides[2]))
+        args = (*source, SCRATCH, i64(at), i64(undo + 4 * first), i32(k), i32(_pitch(k)))
+        defines = weight_define(w.dtype)
+        site.call("to_f16", "to_f16", args, (count, 1, 1), lanes=SPLIT_LANES, **defines)
+        _multiply(site, _plane(SCRATCH, at, count, k), rows, blas.F16, 0, column=first)
+    _unscale(site, scales, undo)
+
+
+def _unscale(site: CudaLoweringContext, rows_at: int, columns_at: int | None) -> None:
+    """Add the call that undoes the scales of rows of x and, if they have any, of w."""
+    y, has_columns = window(site.node.output), columns_at is not None
+    columns = (SCRATCH, i64(columns_at or 0)) if has_columns else (FACTOR, i64(0))
+    groups = (-(-y.shape[3] // SPLIT_LANES), -(-y.rows // UNSCALED_ROWS), 1)
+    defines = {"ROWS": UNSCALED_ROWS, "HAS_COLUMNS": int(has_columns)}
+    args = (*y.args, FACTOR, i64(rows_at), *columns)
+    site.call("unscale", "unscale", args, groups, lanes=SPLIT_LANES, **defines)
+
+
+def lower_split(site: CudaLoweringContext) -> None:
+    """Products of a weight of bf16 with both parts of x."""
+    high, low = _split_rows(site)
+    w = window(site.node.inputs[0])
+    _multiply(site, w, high, blas.BF16, 0)
+    _multiply(site, w, low, blas.BF16, 1)
+
+
+def lower_unpacked(site: CudaLoweringContext) -> None:
+    """Unpack a piece of the weight, multiply its parts with those of x, and go on."""
+    w = site.node.inputs[0]
+    high, low = _split_rows(site)
+    n, k = w.shape[-2:]
+    planes, pitch = PLANES[w.dtype.name], _pitch(k)
+    at_once = _piece_rows(n, 2 * planes * pitch)
+    plane = at_once * pitch
+    at = site.scratch(2 * planes * plane)
+    whole = window(w)
+    for first in range(0, n, at_once):
+        rows = min(at_once, n - first)
+        source = (whole.buffer, i64(whole.offset + first * whole.strides[2]), i64(whole.strides[2]))
+        _to_bf16(site, source, (SCRATCH, at), (rows, k, plane), w.dtype, planes)
+        parts = [_plane(SCRATCH, at + 2 * i * plane, rows, k) for i in range(planes)]
+        _multiply(site, parts[0], high, blas.BF16, 0, column=first)
+        _multiply(site, parts[0], low, blas.BF16, 1, column=first)
+        for rest in parts[1:]:
+            _multiply(site, rest, high, blas.BF16, 1, column=first)
+
+
+def _piece_rows(n: int, row_nbytes: int) -> int:
+    """Return how many rows of a weight are unpacked at once, so that pieces are about equal."""
+    most = max(1, PIECE_NBYTES // row_nbytes)
+    each = -(-n // -(-n // most))
+    even = -(-each // PIECE_ROWS) * PIECE_ROWS
+    return min(n, even if even <= most else each)
+
+
+def _split_rows(site: CudaLoweringContext) -> tuple[Window, Window]:
+    """Return the rows of x as two windows of bf16 whose sum they are."""
+    x = site.node.inputs[1]
+    m, k = prod(x.shape[:-1]), x.shape[-1]
+    plane = m * _pitch(k)
+    if site.retained.prepare(FACTOR, x, "bf16", 4 * plane):
+        a = site.contiguous(x)
+        # Its rows follow each other evenly (see fits).
+        source = (a.buffer, i64(a.offset), i64(_step(a, 4)))
+        _to_bf16(site, source, (FACTOR, 0), (m, k, plane), F32, 2)
+    return _plane(FACTOR, 0, m, k), _plane(FACTOR, 2 * plane, m, k)
+
+
+def _to_bf16(
+    site: CudaLoweringContext,
+    source: tuple[Arg, Arg, Arg],
+    to: tuple[ArgPlaceholder, int],
+    size: tuple[int, int, int],
+    dtype: DType,
+    planes: int,
+) -> None:
+    """Add the call that writes rows as bf16; ``size`` is rows, columns, and length of a plane."""
+    rows, k, plane = size
+    args = (*source, to[0], i64(to[1]), i32(rows), i32(k), i32(_pitch(k)), i64(plane))
+    groups = -(-rows * (_pitch(k) // SPLIT_UNIT) // SPLIT_LANES)
+    defines = {"PLANES": planes, **weight_define(dtype)}
+    site.call("to_bf16", "to_bf16", args, (groups, 1, 1), lanes=SPLIT_LANES, **defines)
+
+
+def _pitch(k: int) -> int:
+    return -(-k // SPLIT_UNIT) * SPLIT_UNIT
+
+
+def _plane(memory: ArgPlaceholder, offset: int, rows: int, k: int) -> Window:
+    return Window(memory, offset, (1, 1, rows, k), (0, 0, 2 * _pitch(k), 2))
+
+
+def _multiply(
+    site: CudaLoweringContext, w: Window, x: Window, kind: int, adds: int, *, column: int = 0
+) -> None:
+    """Add products for all batches; ``column`` is where in a row of y the results begin."""
+    y = window(site.node.output)
+    size = 4 if kind == blas.F32 else 2
+    n, k = w.shape[2:]
+    has_columns = w.shape[3] > 1 and w.strides[3] != size
+    if has_columns:
+        w = Window(w.buffer, w.offset, w.shape, (*w.strides[:2], w.strides[3], size))
+    if _is_one(w):
+        m = y.rows
+        places = ((w.buffer, w.offset), (x.buffer, x.offset), (y.buffer, y.offset + 4 * column))
+        step = w.strides[2] // size if has_columns else _row(w, k, size)
+        rows = (step, max(k, _step(x, size) // size), _step(y, 4) // 4)
+        _add(site, (m, n, k), places, kind, rows, (1, 0, 0, 0), (bool(adds), has_columns))
+        return
+    m = y.shape[2]
+    step = w.strides[2] // size if has_columns else _row(w, k, size)
+    rows = (step, _row(x, k, size), _row(y, n, 4))
+    r0, r1 = x.shape[0] // w.shape[0], x.shape[1] // w.shape[1]
+    batches = (w.shape[1], w.strides[1] // size, r1 * x.strides[1] // size, r1 * y.strides[1] // 4)
+    for outer in range(x.shape[0]):
+        for inner in range(r1):
+            places = (
+                (w.buffer, w.offset + outer // r0 * w.strides[0]),
+                (x.buffer, x.offset + outer * x.strides[0] + inner * x.strides[1]),
+                (y.buffer, y.offset + outer * y.strides[0] + inner * y.strides[1]),
+            )
+            _add(site, (m, n, k), places, kind, rows, batches, (bool(adds), has_columns))
+
+
+def _add(
+    site: CudaLoweringContext,
+    size: tuple[int, int, int],
+    places: tuple[Place, Place, Place],
+    kind: int,
+    rows: tuple[int, int, int],
+    batches: tuple[int, int, int, int],
+    how: tuple[bool, bool],
+) -> None:
+    w, x, y = places
+    adds, has_columns = how
+    label = site.node.label
+    site.product(ProductCall(size, w, x, y, kind, rows, batches, adds, label, has_columns))
+
+
+# --- what fits ----------------------------------------------------------------------------------
+
+
+def _has_rows(site: CudaLoweringContext, least: int) -> bool:
+    """Whether a product has enough rows, and strides that cuBLAS knows."""
+    w, x = site.node.inputs
+    y = site.node.output
+    if 0 in (*w.shape, *x.shape, *y.shape):
+        return False
+    m = window(y).rows if _is_single(w) else window(y).shape[2]
+    if m < least or max(m, *w.shape[-2:]) >= 1 << 31:
+        return False
+    has_columns = w.dtype.name == "f32" and _has_plain_columns(w)
+    if not (has_columns or _has_plain_rows(w)):
+        return False
+    return _has_plain_rows(y) and _has_plain_inputs(site, w, x, y)
+
+
+def _has_plain_inputs(site: CudaLoweringContext, w: Operand, x: Operand, y: Operand) -> bool:
+    """Whether x (as it is after it was made contiguous) and y can be walked through.
+
+    With one weight for all of them the rows of all batches have to follow each other evenly.
+    """
+    is_copied = x.shape[-1] > 1 and x.strides[-1] != x.dtype.block_nbytes
+    if not is_copied and not _has_plain_rows(x):
+        return False
+    if not _is_single(w):
+        return True
+    return (is_copied or _is_even(window(x))) and _is_even(window(y))
+
+
+def _has_plain_rows(operand: Operand) -> bool:
+    """Whether elements of rows lie side by side, and rows do not overlap."""
+    dtype, shape, strides = operand.dtype, operand.shape, operand.strides
+    if shape[-1] > 1 and strides[-1] != dtype.block_nbytes:
+        return False
+    if len(shape) < 2 or shape[-2] == 1:
+        return True
+    return strides[-2] >= dtype.row_nbytes(shape[-1]) and strides[-2] % dtype.block_nbytes == 0
+
+
+def _has_plain_columns(operand: Operand) -> bool:
+    """Whether elements of columns lie side by side, as of cached values, and do not overlap."""
+    size, (n, k), (row, step) = 4, operand.shape[-2:], operand.strides[-2:]
+    return n > 1 and k > 1 and row == size and step >= n * size and step % size == 0
+
+
+def _is_single(w: Operand) -> bool:
+    return all(n == 1 for n in w.shape[:-2])
+
+
+def _is_one(w: Window) -> bool:
+    return w.shape[0] == w.shape[1] == 1
+
+
+def _is_even(x: Window) -> bool:
+    """Whether the rows of all batches are one walk with a constant step."""
+    axes = [(n, s) for n, s in zip(x.shape[:3], x.strides[:3], strict=True) if n > 1]
+    return all(outer == n * step for (_, outer), (n, step) in pairwise(axes))
+
+
+def _step(x: Window, size: int) -> int:
+    """Return the bytes from one row to the next over all batches."""
+    axes = [s for n, s in zip(x.shape[:3], x.strides[:3], strict=True) if n > 1]
+    return axes[-1] if axes else x.shape[-1] * size
+
+
+def _row(x: Window, extent: int, size: int) -> int:
+    """Return the elements from one row to the next within a batch."""
+    return x.strides[2] // size if x.shape[2] > 1 else extent
+
+
+__all__ = [
+    "fits_plain",
+    "fits_rounded",
+    "fits_split",
+    "fits_unpacked",
+    "lower_plain",
+    "lower_rounded",
+    "lower_split",
+    "lower_unpacked",
+]

@@ -1,0 +1,75 @@
+"""Texts of all kernels, shared and own, and the options that compile them."""
+
+from collections.abc import Mapping
+from importlib import resources
+from typing import Final
+
+from ggsched.errors import UsageError
+from ggsched_cuda_kernels.programmatic_launch import Mode, with_early_start
+from ggsched_kernels import SOURCES, USER_PREFIX, common_text, source
+from ggsched_kernels.calls import Launch
+
+OPTIONS: Final = ("-std=c++17",)
+OWN: Final = "helpers"
+"""Source of the kernels that streams launch for themselves: transfers, copies of fault words."""
+
+BEHIND: Final = {"rms_mul": "norm", "rope_heads": "rope", "route": "sort"}
+"""Own sources that stand behind the text of a shared one."""
+
+_FED: Final = ("weights.h", "pieces.h", "warps.h", "blocks.h")
+_OWN_FED: Final = ("fed_cut.h", "fed_row.h", "fed_pieces.h", "fed_tiles.h", "fed_jobs.h")
+WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "attention": (("warps.h",), ("attention.h",)),
+    "flash_attention": ((), ()),
+    "heads_attention": (("warps.h", "rope.cl"), ("attention.h",)),
+    "sum_add": ((), ()),
+    "to_bf16": (("weights.h",), ()),
+    "to_f16": (("weights.h",), ()),
+    "unscale": ((), ()),
+    "to_halves": ((), ()),
+    "tile_product": (("weights.h",), ()),
+    "fed_rows": (_FED, _OWN_FED),
+    "fed_experts": ((*_FED, "sort_key.h"), _OWN_FED),
+}
+"""Own sources for warps: headers of the shared ones, and own ones, that they stand behind."""
+
+Defines = tuple[tuple[str, str], ...]
+
+
+def architecture_of(arch: int) -> str:
+    """Return what the compiler calls an architecture; those with own instructions get them."""
+    return f"sm_{arch}a" if arch in (90, 100, 120) else f"sm_{arch}"
+
+
+def text_of(name: str, mode: Mode = "off", launch: Launch = Launch.IN_TURN) -> str:
+    """Return the text of a source, shared or own, for calls that are launched in a way.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name in SOURCES or name.startswith(USER_PREFIX):
+        return with_early_start(source(name, "cuda"), mode, launch)
+    if name != OWN and name not in BEHIND and name not in WITH_HEADERS:
+        known = ", ".join([*SOURCES, *BEHIND, *WITH_HEADERS, OWN])
+        raise UsageError(f"no kernel source {name!r}", hint=f"sources: {known}")
+    text = _own(f"{name}.cu")
+    if name in BEHIND:
+        return with_early_start(source(BEHIND[name], "cuda") + "\n" + text, mode, launch)
+    if name in WITH_HEADERS:
+        shared, own = WITH_HEADERS[name]
+        headers = common_text("cuda", *shared, has_warps=True)
+        return with_early_start("\n".join([headers, *map(_own, own), text]), mode, launch)
+    return text
+
+
+def _own(file: str) -> str:
+    return resources.files("ggsched_cuda_kernels").joinpath("kernels", file).read_text("utf-8")
+
+
+def options_for(arch: int, defines: Defines) -> tuple[str, ...]:
+    """Return the options of the compiler."""
+    return (
+        f"--gpu-architecture={architecture_of(arch)}",
+        *OPTIONS,
+        *(f"-D{name}={value}" for name, value in defines),
+    )

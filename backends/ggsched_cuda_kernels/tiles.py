@@ -1,0 +1,203 @@
+"""Lowering of matrix products of many rows to ``tile_product``: weights stay packed.
+
+Rows of x are converted once for all products of a program that follow with the same x. Rows of
+experts are listed on the device (``prepare_route``), and one launch computes those of all experts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from ggsched.backend.program import Operand
+from ggsched.ir.dtype import DType
+from ggsched_cuda_kernels.calls import CudaLoweringContext
+from ggsched_kernels import FACTOR, ROUTE
+from ggsched_kernels.calls import Launch, i32, i64, window
+from ggsched_kernels.lower_matrix import prepare_route
+from ggsched_kernels.lowering_context import weight_define
+
+DTYPES: Final = frozenset({"f16", "bf16", "q8_0", "q4_0", "mxfp4"})
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How ``tile_product`` is cut.
+
+    Attributes:
+        blocks: Blocks of 32 elements that a stage holds of each row (KB); even.
+        stages: Stages in shared memory, one of which is computed with.
+        warps: Warps of a thread block.
+        tiles: Tiles of 16 rows of the weight for each warp (WT).
+        resident: Thread blocks of a multiprocessor that registers are left for.
+    """
+
+    blocks: int
+    stages: int
+    warps: int = 4
+    tiles: int = 2
+    resident: int = 3
+
+    @property
+    def columns(self) -> int:
+        """Rows of the weight that a thread block computes with."""
+        return 16 * self.tiles * self.warps
+
+
+CUTS: Final = {
+    "f16": Cut(2, 2),
+    "bf16": Cut(2, 2),
+    "q8_0": Cut(2, 2),
+    "q4_0": Cut(4, 2),
+    "mxfp4": Cut(4, 2),
+}
+"""By type of the weight. More of a row at once reads fewer sectors twice."""
+
+MAX_ROWS: Final[Mapping[int, Mapping[str, int]]] = {
+    1: {"q8_0": 64, "q4_0": 64, "mxfp4": 64},
+    2: {"f16": 128, "q8_0": 128, "q4_0": 128, "mxfp4": 128},
+}
+"""Rows of x up to which products with one weight are quicker this way, by planes and its type.
+
+From curves of an H100 for 14336 x 4096, in microseconds at 16, 64, 128 and 256 rows: q8_0 with two
+planes 99, 199, 232, 456, and unpacked 270, 273, 299 from 64 on; mxfp4 with one 51, 86, 110, 212.
+f16 and q4_0 are set like these. Weights of 16 bits as they lie are as quick by cuBLAS.
+"""
+
+LEAST_SHARE: Final = 2 / 3
+"""Thread blocks for each multiprocessor below which unpacking is quicker.
+
+A thread block goes along the whole sum, so a weight of few rows takes as long as one of many.
+"""
+
+LANES: Final = 256
+BLOCK: Final = 32
+PIECE: Final = 16  # bytes of an asynchronous copy
+
+
+def fits_experts(site: CudaLoweringContext) -> bool:
+    """Whether a product with the weights of experts has rows enough, and strides that fit."""
+    w, x, ids = site.node.inputs
+    p, y = site.profile, site.node.output
+    pairs = prod(ids.shape)
+    if pairs <= max(2 * p.few_rows, w.shape[0] // 2):
+        return False
+    return _fits(site, w, x, y)
+
+
+def fits_rows(site: CudaLoweringContext) -> bool:
+    """Whether a product has one weight, and a number of rows for which it need not be unpacked."""
+    w, x = site.node.inputs
+    rows = prod(x.shape[:-1])
+    most = MAX_ROWS[planes_of(site)].get(w.dtype.name, 0)
+    if not site.profile.few_rows < rows <= most:
+        return False
+    blocks = -(-w.shape[-2] // CUTS[w.dtype.name].columns) * -(-rows // site.profile.tile_rows)
+    if blocks < LEAST_SHARE * site.profile.units:
+        return False
+    return prod(w.shape[:-2]) == 1 and _fits(site, w, x, site.node.output)
+
+
+def planes_of(site: CudaLoweringContext) -> int:
+    """Return how many numbers of 16 bits make up an element of x."""
+    return 1 if site.profile.activations == "auto" else 2
+
+
+def lower_rows(site: CudaLoweringContext) -> None:
+    """Convert the rows of x, and multiply."""
+    rows = prod(site.node.output.shape[:-1])
+    _multiply(site, -(-rows // site.profile.tile_rows), is_routed=False)
+
+
+def lower_experts(site: CudaLoweringContext) -> None:
+    """List the rows of each expert, convert those of x, and multiply."""
+    tiles = prepare_route(site)
+    _multiply(site, tiles, is_routed=True)
+
+
+def shared_nbytes(dtype: DType, cut: Cut, rows: int, planes: int) -> int:
+    """Return the shared memory of a thread block, as ``tile_product.cu`` lays it out."""
+    has_nibbles = dtype.name in ("q4_0", "mxfp4")
+    x_pitch = 64 * cut.blocks + (32 if has_nibbles else 64)
+    if dtype.is_quantized:
+        span = PIECE - 1 + cut.blocks * dtype.block_nbytes
+        w_pitch = PIECE * (-(-span // PIECE) | 1)
+    else:
+        w_pitch = x_pitch
+    return cut.stages * (planes * rows * x_pitch + cut.columns * w_pitch) + PIECE
+
+
+def _fits(site: CudaLoweringContext, w: Operand, x: Operand, y: Operand) -> bool:
+    """Whether there are multiprocessors with tensor cores, and copies of 16 bytes can be made."""
+    if not site.profile.units or 0 in (*w.shape, *x.shape, *y.shape):
+        return False
+    rows = prod(x.shape[:-1])
+    if max(*w.shape, rows, prod(y.shape[:-1]), 2 * x.shape[-1]) >= 1 << 31:
+        return False
+    if w.strides[-1] != w.dtype.block_nbytes or (y.shape[-1] > 1 and y.strides[-1] != 4):
+        return False
+    if not w.dtype.is_quantized:
+        steps = [s for n, s in zip(w.shape[:-1], w.strides[:-1], strict=True) if n > 1]
+        if any(place % PIECE for place in (w.offset, *steps, 2 * w.shape[-1])):
+            return False
+    cut = CUTS[w.dtype.name]
+    needed = shared_nbytes(w.dtype, cut, site.profile.tile_rows, planes_of(site))
+    return needed + DECLARED_NBYTES <= site.profile.local_nbytes
+
+
+DECLARED_NBYTES: Final = 4 << 10  # shared memory that the kernel declares or the driver keeps
+
+
+def _multiply(site: CudaLoweringContext, tiles: int, *, is_routed: bool) -> None:
+    """Add the call of ``tile_product`` for a number of tiles of rows."""
+    w, x = site.node.inputs[:2]
+    cut, rows = CUTS[w.dtype.name], site.profile.tile_rows
+    planes, (scales, plane, pitch) = planes_of(site), convert_rows(site)
+    own = x.shape[1] if is_routed else 1
+    halves = (FACTOR, i64(0), i64(scales), i64(plane), i32(pitch), i32(own))
+    y = window(site.node.output)
+    args = (*window(w).args, *halves, *y.args, ROUTE if is_routed else FACTOR)
+    groups = (-(-w.shape[-2] // cut.columns), tiles, 1)
+    defines = {
+        "lanes": 32 * cut.warps,
+        "BM": rows,
+        "KB": cut.blocks,
+        "STAGES": cut.stages,
+        "WT": cut.tiles,
+        "RESIDENT": cut.resident,
+        "PLANES": planes,
+        "ROUTED": int(is_routed),
+        "LOCAL_NBYTES": shared_nbytes(w.dtype, cut, rows, planes),
+    }
+    site.call("tile_product", "tile_product", args, groups, **defines, **weight_define(w.dtype))
+    site.launched(Launch.IN_TURN)
+
+
+def convert_rows(site: CudaLoweringContext) -> tuple[int, int, int]:
+    """Let FACTOR hold the rows of x; return where scales begin, and steps of planes and rows."""
+    w, x = site.node.inputs[:2]
+    rows, is_bf16, planes = prod(x.shape[:-1]), w.dtype.name == "bf16", planes_of(site)
+    pitch = -(-x.shape[-1] // BLOCK) * BLOCK * 2
+    plane = rows * pitch
+    scales = planes * plane
+    how = ("halves", is_bf16, planes)
+    if site.retained.prepare(FACTOR, x, how, scales + 4 * rows):
+        a = site.contiguous(x)
+        args = (*a.args, FACTOR, i64(scales), i64(plane), i32(pitch))
+        defines = {"PLANES": planes, "HALF_BF16": int(is_bf16)}
+        site.call("to_halves", "to_halves", args, (rows, 1, 1), lanes=LANES, **defines)
+    return scales, plane, pitch
+
+
+__all__ = [
+    "CUTS",
+    "DTYPES",
+    "Cut",
+    "convert_rows",
+    "fits_experts",
+    "fits_rows",
+    "lower_experts",
+    "lower_rows",
+    "planes_of",
+    "shared_nbytes",
+]

@@ -1,0 +1,166 @@
+"""Products with the weights of chosen experts: from nodes to a call of ``fed_experts``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ggsched.backend.program import BoundNode, Operand
+from ggsched_cuda_kernels.calls import CudaLoweringContext
+from ggsched_cuda_kernels.operands import has_rows, is_same, joins, other_operand
+from ggsched_cuda_kernels.warp_specialized.tile_config import cut_for
+from ggsched_kernels.calls import CODE, FAULT, Arg, Launch, TuningProfile, f32, i32, window
+from ggsched_kernels.lower_warps import ids_window
+
+Nodes = Sequence[BoundNode]
+
+EXPERT_PATTERNS: Final = frozenset(
+    {
+        "mul_mat_id+add_id",
+        "mul_mat_id*2+swiglu",
+        "mul_mat_id+add_id+mul",
+        "(mul_mat_id+add_id)*2+swiglu_oai",
+    }
+)
+GATES: Final = {"swiglu": 1, "swiglu_oai": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGemv:
+    """Products of rows with the weights of the experts that ids name, and what joins them.
+
+    Attributes:
+        sides: The ``mul_mat_id`` of each side.
+        biases: What is added to each side; none, or one for each.
+        scale: What results are multiplied with.
+        last: The node whose result is computed.
+    """
+
+    sides: tuple[BoundNode, ...]
+    biases: tuple[Operand, ...]
+    scale: Operand | None
+    last: BoundNode
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How the kernel chooses the ids itself.
+
+    Attributes:
+        experts: Logits of a token.
+        args: The logits, and where those that are chosen and their softmax are written.
+        scale: Of the logits in the softmax.
+    """
+
+    experts: int
+    args: tuple[Arg, ...]
+    scale: float
+
+
+def join_experts(
+    groups: Sequence[Nodes], at: int, profile: TuningProfile
+) -> tuple[int, CudaLoweringContext] | None:
+    """Return the site that computes the group at ``at``, if it is one of few pairs."""
+    chosen = chosen_of(groups[at], profile)
+    if chosen is None:
+        return None
+    site = CudaLoweringContext(chosen.last, profile)
+    lower_chosen(chosen, site)
+    return 1, site
+
+
+def chosen_of(nodes: Nodes, profile: TuningProfile) -> ExpertGemv | None:
+    """Return what nodes compute with the weights of chosen experts, if it can be fed."""
+    chosen = _chosen(nodes)
+    return chosen if chosen and profile.has_tma and _fits(chosen, profile) else None
+
+
+def _chosen(nodes: Nodes) -> ExpertGemv | None:
+    """Return what nodes of a pattern compute; None if they are of none or joined otherwise."""
+    group, last = nodes[-1].group, nodes[-1]
+    match group.pattern if group is not None and len(nodes) > 1 else last.op:
+        case "mul_mat_id":
+            return ExpertGemv((last,), (), None, last)
+        case "mul_mat_id+add_id":
+            bias = _bias(nodes[0], nodes[1])
+            return None if bias is None else ExpertGemv((nodes[0],), (bias,), None, last)
+        case "mul_mat_id+add_id+mul":
+            bias, scale = _bias(nodes[0], nodes[1]), other_operand(nodes[1].output, last)
+            if bias is None or scale is None or not _is_scale(scale, last.output):
+                return None
+            return ExpertGemv((nodes[0],), (bias,), scale, last)
+        case "mul_mat_id*2+swiglu":
+            gate, up, join = nodes
+            return ExpertGemv((gate, up), (), None, last) if joins(join, gate, up) else None
+        case "(mul_mat_id+add_id)*2+swiglu_oai":
+            gate, gate_bias, up, up_bias, join = nodes
+            biases = _bias(gate, gate_bias), _bias(up, up_bias)
+            if None in biases or not joins(join, gate_bias, up_bias):
+                return None
+            return ExpertGemv((gate, up), tuple(b for b in biases if b is not None), None, last)
+        case _:
+            return None
+
+
+def _bias(product: BoundNode, add: BoundNode) -> Operand | None:
+    """Return what is added to a product, by the same ids."""
+    made, bias, ids = add.inputs
+    w, _, chosen = product.inputs
+    alike = is_same(made, product.output) and _is_view(ids, chosen) and bias.shape[0] == w.shape[0]
+    return bias if alike and bias.dtype.name == "f32" else None
+
+
+def _is_scale(scale: Operand, y: Operand) -> bool:
+    """Whether there is one factor for each row of y."""
+    return scale.dtype.name == "f32" and scale.shape == (*y.shape[:-1], 1)
+
+
+def _is_view(a: Operand, b: Operand) -> bool:
+    return is_same(a, b) and a.shape == b.shape and a.strides == b.strides
+
+
+def _fits(chosen: ExpertGemv, profile: TuningProfile) -> bool:
+    """Whether there are few pairs, and weights can be fed."""
+    first = chosen.sides[0]
+    w, x, ids = first.inputs
+    pairs = ids.shape[0] * ids.shape[1]
+    if not 0 < pairs <= profile.units or 0 in (*w.shape, *x.shape) or not has_rows(x):
+        return False
+    for side in chosen.sides[1:]:
+        if not _is_view(side.inputs[1], x) or not _is_view(side.inputs[2], ids):
+            return False
+    weights = [side.inputs[0] for side in chosen.sides]
+    if any(o.shape != w.shape for o in weights):
+        return False
+    return cut_for(weights, profile) is not None
+
+
+def lower_chosen(chosen: ExpertGemv, site: CudaLoweringContext, route: Route | None = None) -> None:
+    """Add the call to the site of the last node."""
+    first = chosen.sides[0]
+    w, x, ids = first.inputs
+    weights = [side.inputs[0] for side in chosen.sides]
+    cut = cut_for(weights, site.profile)
+    assert cut is not None  # it fits
+    y = window(chosen.last.output)
+    biases = chosen.biases or (x, x)
+    scale = y if chosen.scale is None else window(chosen.scale)
+    is_oai = chosen.last.op == "swiglu_oai"
+    p0, p1 = (site.number(name) if is_oai else 0.0 for name in ("alpha", "limit"))
+    tensors = (window(x), ids_window(ids), window(w), window(weights[-1]))
+    more = (window(biases[0]), window(biases[-1]), scale, y)
+    args = tuple(arg for place in (*tensors, *more) for arg in place.args)
+    pairs = ids.shape[0] * ids.shape[1]
+    parts = min(max(1, site.profile.units // pairs), w.shape[-2])
+    flags = (i32(parts), i32(bool(chosen.biases)), i32(chosen.scale is not None), f32(p0), f32(p1))
+    defines = {
+        **cut.defines(w, -(-cut.units_of(w.shape[-2]) // parts)),
+        "GATED": GATES[chosen.last.op] if len(weights) > 1 else 0,
+        "CONSTANT_W": 0, "NORM": 0, "ADDENDS": 0, "ALSO": 0,
+        "ROUTED": int(route is not None),
+    }  # fmt: skip
+    if route is not None:
+        defines |= {"EXPERTS": route.experts, "COUNT": ids.shape[1]}
+    places, scale_of_logits = (3 * y.args, 0.0) if route is None else (route.args, route.scale)
+    given = (*args, *flags, FAULT, CODE, *places, f32(scale_of_logits))
+    site.call("fed_experts", "fed_experts", given, (parts * pairs, 1, 1), **defines)
+    site.launched(Launch.WAITS_FIRST)

@@ -1,0 +1,143 @@
+"""Lowering of attention: blocks of queries, and shares of the rows where queries are few."""
+
+from math import prod
+from typing import Final
+
+from ggsched.backend.program import BoundNode
+from ggsched.errors import UsageError
+from ggsched_kernels.calls import SCRATCH, Arg, Launch, Window, f32, i32, window, window_of
+from ggsched_kernels.lowering_context import LoweringContext, weight_define
+
+LOCAL_NBYTES: Final = 32 << 10
+"""Local memory that every device has."""
+
+CACHED_NBYTES: Final = 96 << 10
+"""Local memory of devices whose groups are single work-items: half of a second cache."""
+
+GROUPS: Final = 64
+"""Groups that keep a device busy; where there are fewer, they share the rows of keys."""
+
+SPLIT_ROWS: Final = 256
+"""Rows of keys that a share has at least."""
+
+CPU_BLOCKS: Final = ((32, 48), (16, 48), (8, 48), (8, 24), (4, 24))
+GPU_BLOCKS: Final = ((32, 32), (16, 32), (16, 16), (8, 16), (8, 8), (4, 8), (4, 4))
+"""Rows of queries and of keys in a block; the first that fits is taken."""
+
+FEW_ROWS: Final = 4
+"""Rows of queries for which a block is smaller; blocks of one are for single work-items only."""
+
+TURNED_ROWS: Final = 8
+"""Rows of queries for which it pays to turn keys."""
+
+WIDTHS: Final = 64
+"""Widths of heads are rounded up to multiples of it, unless two vectors are enough."""
+
+VECTORS: Final = 2
+"""Vectors of a row of values that a lane has under way."""
+
+
+def lower_attention(site: LoweringContext) -> None:
+    """Attention by blocks; where the rows are cut into shares, a second call joins these."""
+    node = site.node
+    k, v, q = node.inputs[:3]
+    tensors, has, share = attention_operands(node)
+    y = window(node.output)
+    rows, across = q.shape[0] * share, v.shape[2]
+    cut = block_of(rows, max(q.shape[2], across), site)
+    blocks = -(-rows // cut["BR"])
+    splits = splits_of(blocks * k.shape[1], k.shape[0])
+    parts: Arg = y.buffer
+    if splits > 1:
+        nbytes = 4 * splits * prod(q.shape[:2]) * (across + 2)
+        assert site.scratch(nbytes) == 0  # it is all the scratch memory of the node
+        parts = SCRATCH
+    args = (*(arg for w in (*tensors, y) for arg in w.args), parts)
+    numbers = (i32(has), f32(site.number("scale")), f32(site.number("soft_cap")))
+    site.call(
+        "attention_blocks",
+        "attention_blocks",
+        (*args, *numbers, i32(share), i32(splits)),
+        (blocks, k.shape[1], splits),
+        **cut,
+        **weight_define(k.dtype),
+    )
+    site.launched(Launch.IN_TURN)
+    if splits > 1:
+        join_shares(site, splits)
+
+
+def attention_operands(node: BoundNode) -> tuple[tuple[Window, ...], int, int]:
+    """Return k, v, q, mask, sinks, bounds, which of the last there are, and query heads of a key.
+
+    The queries take the place of what is not there.
+    """
+    k, v, q, *rest = node.inputs
+    mask = sinks = bounds = window(q)
+    has = 0
+    if node.params["mask"]:
+        mask = window(rest.pop(0), (q.shape[1], q.shape[0], k.shape[0]))
+        has |= 1
+    if node.params["sinks"]:
+        sinks = window(rest.pop(0))
+        has |= 2
+    if node.params["bounds"]:
+        bounds = _pairs(node)
+        has |= 4
+    return (window(k), window(v), window(q), mask, sinks, bounds), has, q.shape[1] // k.shape[1]
+
+
+def join_shares(site: LoweringContext, splits: int) -> None:
+    """Add the call that joins what shares of the rows have."""
+    node = site.node
+    k, v, q = node.inputs[:3]
+    (*_, sinks, _), has, share = attention_operands(node)
+    args = (SCRATCH, *sinks.args, *window(node.output).args, i32(has), i32(splits))
+    cut = block_of(q.shape[0] * share, max(q.shape[2], v.shape[2]), site)
+    grid = (q.shape[0] * q.shape[1], 1, 1)
+    site.call("attention_blocks", "attention_join", args, grid, **cut, **weight_define(k.dtype))
+    site.launched(Launch.IN_TURN)
+
+
+def _pairs(node: BoundNode) -> Window:
+    """Return the bounds as they lie; the second of a pair has a place even where T is 1."""
+    bounds = node.inputs[-1]
+    (tokens, two), (step, between) = bounds.shape, bounds.strides
+    return window_of(bounds, (1, 1, tokens, two), (0, 0, step, between))
+
+
+def splits_of(groups: int, rows: int) -> int:
+    """Return into how many shares the rows of keys are cut."""
+    return max(1, min(GROUPS // max(1, groups), rows // SPLIT_ROWS))
+
+
+def block_of(rows: int, width: int, site: LoweringContext) -> dict[str, int]:
+    """Return the definitions that cut the kernel: few kinds, for each of them is a program.
+
+    Args:
+        rows: Rows of queries for a head of keys.
+        width: The longer of two widths of heads.
+        site: The node.
+
+    Raises:
+        UsageError: heads so wide that not even a small block fits local memory.
+    """
+    p = site.profile
+    is_single = p.lanes == 1
+    unit = VECTORS * p.vector
+    padded = -(-width // WIDTHS) * WIDTHS if width > unit else unit
+    pitch = padded + p.vector
+    limit = CACHED_NBYTES if is_single else LOCAL_NBYTES
+    for most, bc in CPU_BLOCKS if is_single else GPU_BLOCKS:
+        few = 1 if rows == 1 and is_single else FEW_ROWS
+        br = few if rows <= few else most
+        if 4 * (pitch * (2 * br + bc) + br * (bc + p.vector + 5)) <= limit:
+            own = {"MR": min(4, br), "NR": 3 if is_single else 2, "VE": VECTORS}
+            own["TURNED"] = int(is_single and br >= TURNED_ROWS)
+            return {"BR": br, "BC": bc, "PITCH": pitch, **own}
+    raise UsageError(
+        f"heads of {width} elements",
+        where=site.node.label,
+        why=f"a block of them does not fit {limit} bytes of local memory",
+        hint="run the node on another device",
+    )

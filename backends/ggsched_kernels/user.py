@@ -1,0 +1,158 @@
+"""User-defined ops: a kernel that calls the user's function with pointers and numbers.
+
+The function gets pointers to first elements. A kernel argument names memory from its start, so a
+kernel is made around the function that adds the offsets.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from math import prod
+from typing import Final, Literal
+
+from ggsched.backend.program import Operand
+from ggsched.backend.user_kernels import user_kernel
+from ggsched.errors import UsageError
+from ggsched.ir.ops import OPS
+from ggsched.ir.tensor import contiguous_strides
+from ggsched.ir.user_ops import SourceKernel
+from ggsched_kernels.calls import SCRATCH, Arg, Launch, Window, i32, i64, window
+from ggsched_kernels.lowering_context import LoweringContext
+
+PREFIX: Final = "user-"
+"""Sources of user-defined ops are called by this and the name of the op."""
+
+KERNEL: Final = "ggsched_user_op"
+
+_POINTER: Final = {"f32": "float", "i32": "int", "f16": "ushort_t", "bf16": "ushort_t"}
+_COPY: Final = {"f32": "copy_f32", "i32": "copy_f32", "f16": "copy_f16"}
+_WORDS: Final = {
+    "opencl": ("__kernel void", "__global ", "long"),
+    "cuda": ('extern "C" __global__ void', "", "long long"),
+}
+
+
+def lower_user(site: LoweringContext) -> None:
+    """Add the call of the user's function; strided operands are copied before it."""
+    node = site.node
+    kernel = _kernel(node.op, node.output.buffer.device.facts.backend)
+    operands = (*node.inputs, node.output)
+    names = (*OPS[node.op].operands, "out")
+    places = {name: _place(site, o) for name, o in zip(names[:-1], node.inputs, strict=True)}
+    out = _result_place(site)
+    places["out"] = out
+    args: list[Arg] = []
+    for text in kernel.args:
+        args += _arg(site, text, places, dict(zip(names, operands, strict=True)))
+    items = prod(node.output.shape)
+    if kernel.items is not None:
+        items = int(kernel.items(*[o.shape for o in node.inputs], node.output.shape))
+    groups = max(1, -(-items // kernel.lanes))
+    if groups >= 1 << 31:
+        raise UsageError(f"{items} work items are too many", where=node.label)
+    digest = hashlib.blake2b(kernel.source.encode(), digest_size=4).hexdigest()
+    kinds = {f"TYPE_{n}": _pointer(o) for n, o in zip(names, operands, strict=True)}
+    site.call(
+        PREFIX + node.op,
+        KERNEL,
+        tuple(args),
+        (groups, 1, 1),
+        lanes=kernel.lanes,
+        SOURCE=f"0x{digest}u",
+        **kinds,
+    )
+    site.launched(Launch.IN_TURN)
+    if out.buffer is SCRATCH:
+        dtype = node.output.dtype
+        site.copy(out, window(node.output), dtype, _COPY[dtype.name])
+
+
+def user_source(name: str, dialect: Literal["opencl", "cuda"]) -> str:
+    """Return the user's source and the kernel that calls its function."""
+    op = OPS[name.removeprefix(PREFIX)]
+    kernel = _kernel(op.name, dialect)
+    head, space, long = _WORDS[dialect]
+    declared: list[str] = []
+    passed: list[str] = []
+    for i, text in enumerate(kernel.args):
+        if text == "out" or text in op.operands:
+            declared += [f"{space}unsigned char *p{i}", f"{long} at{i}"]
+            passed.append(f"({space}TYPE_{text} *)(p{i} + at{i})")
+        else:
+            kind = long if ":" in text else _scalar((op.defaults or {})[text])
+            declared.append(f"{kind} a{i}")
+            passed.append(f"a{i}")
+    words = "typedef unsigned short ushort_t;\ntypedef unsigned char uchar_t;\n"
+    body = f"{kernel.name}({', '.join(passed)});"
+    return f"{words}{kernel.source}\n{head} {KERNEL}({', '.join(declared)}) {{ {body} }}\n"
+
+
+def _kernel(op: str, backend: str) -> SourceKernel:
+    kernel = user_kernel(op, backend)
+    assert isinstance(kernel, SourceKernel)  # checked when it was registered
+    return kernel
+
+
+def _place(site: LoweringContext, operand: Operand) -> Window:
+    """Return where an operand lies without gaps, in a copy if need be."""
+    if _is_plain(operand):
+        return window(operand)
+    kernel = _COPY.get(operand.dtype.name)
+    if kernel is None:
+        raise UsageError(
+            f"a user-defined op cannot take a strided operand of {operand.dtype}",
+            where=site.node.label,
+            hint="copy it with cont()",
+        )
+    target = _scratch(site, operand)
+    site.copy(window(operand), target, operand.dtype, kernel)
+    return target
+
+
+def _result_place(site: LoweringContext) -> Window:
+    out = site.node.output
+    return window(out) if _is_plain(out) else _scratch(site, out)
+
+
+def _is_plain(operand: Operand) -> bool:
+    plain = contiguous_strides(operand.dtype, operand.shape)
+    pairs = zip(operand.shape, operand.strides, plain, strict=True)
+    return all(n == 1 or s == p for n, s, p in pairs)
+
+
+def _scratch(site: LoweringContext, operand: Operand) -> Window:
+    nbytes = prod(operand.shape) * operand.dtype.block_nbytes
+    strides = contiguous_strides(operand.dtype, operand.shape)
+    offset = site.scratch(nbytes)
+    plain = window(Operand(operand.buffer, offset, nbytes, operand.dtype, operand.shape, strides))
+    return Window(SCRATCH, plain.offset, plain.shape, plain.strides)
+
+
+def _arg(
+    site: LoweringContext, text: str, places: dict[str, Window], operands: dict[str, Operand]
+) -> Sequence[Arg]:
+    head, _, rest = text.partition(":")
+    if head == "size" and rest:
+        return [i64(prod(operands[rest].shape))]
+    if head == "extent" and rest:
+        name, _, axis = rest.partition(":")
+        return [i64(operands[name].shape[int(axis)])]
+    if text in places:
+        return [places[text].buffer, i64(places[text].offset)]
+    value = site.node.params[text]
+    if isinstance(value, float):
+        return [struct.pack("<f", value)]
+    if not isinstance(value, int):
+        raise UsageError(f"parameter {text!r} is not a number", where=site.node.label)
+    return [i32(int(value))]
+
+
+def _pointer(operand: Operand) -> str:
+    return _POINTER.get(operand.dtype.name, "uchar_t")
+
+
+def _scalar(default: object) -> str:
+    return "float" if isinstance(default, float) else "int"
+
+
+__all__ = ["KERNEL", "PREFIX", "lower_user", "user_source"]

@@ -1,0 +1,182 @@
+"""An in-order queue of OpenCL. The newest command stands for all before it."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ggsched.backend.protocols import Device, Event, HostMemory
+from ggsched.backend.queued.command_queue import CommandQueue, Launchable
+from ggsched.errors import DeviceFault, UsageError
+from ggsched_kernels.fault_words import FAULT_WORDS, FaultCodes
+from ggsched_opencl import driver
+from ggsched_opencl.async_errors import IdCheck
+from ggsched_opencl.command_count import CommandCount
+from ggsched_opencl.driver import COMPLETE, Handle, status_of
+from ggsched_opencl.event import POLLING, OpenClEvent, Point
+from ggsched_opencl.times import OpenClTimes
+
+
+class QueueOwner(Device, Protocol):
+    """What queues use of their device."""
+
+    context: Any
+    event_timeout_s: float
+
+    def drain_later(self, queue: Handle, newest: Handle, held: deque[Handle]) -> None:
+        """Keep the queue of a closed stream until its commands are complete."""
+
+
+class OpenClQueue(CommandQueue[Point]):
+    """Hands commands to OpenCL.
+
+    Args:
+        device: Whose queue it is.
+        name: Name of the stream.
+
+    Attributes:
+        newest: The newest command, if any.
+    """
+
+    polling = POLLING
+
+    def __init__(self, device: QueueOwner, name: str) -> None:
+        self._counted = CommandCount()
+        super().__init__(name, device.event_timeout_s)
+        self._device = device
+        self.context = device.context
+        self._handle = driver.make_queue(device.context)
+        self.newest: Handle = None
+        self._own_times: OpenClTimes | None = None
+        self.codes = FaultCodes(name)
+        self._words: Handle = None
+        self._ids_unchecked = False
+        self._held: deque[Handle] = deque()  # transfers, which hold host memory (CPY-4, CPY-5)
+
+    @property
+    def fault_words(self) -> Handle:
+        """Device memory where kernels leave the code of a node that met a bad id."""
+        if self._words is None:
+            self._words = driver.make_filled_buffer(self.context, bytes(4 * FAULT_WORDS))
+        return self._words
+
+    # --- commands ------------------------------------------------------------------------------
+
+    def upload(self, source: HostMemory, memory: Any, offset: int) -> None:
+        """Copy host bytes to the device."""
+        self._hold(driver.enqueue_upload(self._handle, source, memory, offset))
+
+    def download(self, memory: Any, offset: int, target: HostMemory) -> None:
+        """Copy bytes of the device to the host."""
+        self._hold(driver.enqueue_download(self._handle, memory, offset, target))
+
+    def copy(self, src: Any, src_offset: int, dst: Any, dst_offset: int, nbytes: int) -> None:
+        """Copy within the device."""
+        self._take(driver.enqueue_copy(self._handle, src, src_offset, dst, dst_offset, nbytes))
+
+    def fill(self, memory: Any, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Set bytes of the device to a repeated pattern."""
+        self._take(driver.enqueue_fill(self._handle, memory, offset, nbytes, pattern))
+
+    def launch(self, program: Launchable, steps: Sequence[Any]) -> None:
+        """Run the kernels of a program."""
+        handle, enqueue, newest, done = self._handle, driver.enqueue_kernel, self.newest, 0
+        times = self._own_times
+        timed = None if times is None else times.commands
+        count = self._counted.launch()
+        try:
+            for kernel, items, group in steps:
+                newest = enqueue(handle, kernel, items, group)
+                count(newest)
+                if timed is not None:
+                    timed.append((program.labels[done], newest))
+                done += 1
+        except driver.errors() as error:
+            # Some of the nodes are enqueued, so this is no refusal (ERR-1) but a fault (ERR-2).
+            self.faults.poison(driver.fault_of(error, program.labels[done], self.name))
+        self._ids_unchecked |= program.checks_ids
+        self.newest = newest
+        driver.flush(handle)
+
+    def progress(self) -> Callable[[], object]:
+        """Return what tells how far the queue has come: its backlog, and what is complete."""
+        behind, count = super().progress(), self._counted
+        return lambda: (behind(), count.done())
+
+    def enqueue_wait(self, point: Point) -> None:
+        """Let the queue wait."""
+        self.hold(point.handle)
+
+    def hold(self, gate: Handle) -> None:
+        """Hold the queue until an event of OpenCL is complete."""
+        self._take(driver.enqueue_wait(self._handle, gate))
+
+    def native(self, event: Event) -> OpenClEvent | None:
+        """Return an event of this device, which the queue can wait for."""
+        if isinstance(event, OpenClEvent) and event.device is self._device:
+            return event
+        return None
+
+    def point(self) -> Point:
+        """Return the present end of the queue."""
+        if self._ids_unchecked:
+            check = IdCheck(self.codes)
+            words = check.words.data.cast("B")
+            check.copied = driver.enqueue_download(self._handle, self.fault_words, 0, words)
+            self._hold(check.copied)
+            self._ids_unchecked = False
+            self.faults.add([check])
+        return Point(self.newest, self.faults.verdicts(), self.name)
+
+    # --- the rest ------------------------------------------------------------------------------
+
+    def errors(self) -> type[Exception]:
+        """Return what OpenCL raises where it refuses a command."""
+        return driver.errors()
+
+    def refused(self, command: str, error: Exception) -> DeviceFault:
+        """Let a refusal name the command; the stream is as before (ERR-1)."""
+        return driver.fault_of(error, command, self.name)
+
+    def is_idle(self) -> bool:
+        """Whether everything that the queue was given is complete; never blocks."""
+        return self.newest is None or status_of(self.newest) <= COMPLETE
+
+    def complete(self, timeout_s: float) -> None:
+        """Block until everything that the queue was given is complete (STR-5)."""
+        super().complete(timeout_s)
+        self.newest = None
+        self._held.clear()
+        self._counted.clear()
+
+    def end(self) -> None:
+        """Let go of the queue, which keeps its commands until they are complete."""
+        self._device.drain_later(self._handle, self.newest, self._held)
+        self.newest = None
+        self._held = deque()
+        self._words = None
+
+    def make_times(self) -> OpenClTimes:
+        """Take times, on a queue that has them.
+
+        Raises:
+            UsageError: something was enqueued before.
+        """
+        if self.newest is not None:
+            raise UsageError("the stream has been used", where=self.name, hint="ask at once")
+        self._handle = driver.make_queue(self.context, is_timed=True)
+        self._own_times = OpenClTimes()
+        return self._own_times
+
+    def _take(self, newest: Handle) -> None:
+        self.newest = newest
+        if self._own_times is not None:
+            self._own_times.commands.append(("", newest))
+        driver.flush(self._handle)
+
+    def _hold(self, event: Handle) -> None:
+        """Keep a transfer until it is complete: dropping it earlier would block."""
+        held = self._held
+        while held and status_of(held[0]) <= COMPLETE:
+            held.popleft()
+        held.append(event)
+        self._take(event)

@@ -1,0 +1,1 @@
+"""Decoding and prefill on CPUs, as ratios against llama-bench in the same run."""

@@ -1,0 +1,98 @@
+"""GGUF files of known shapes with random weights, which both sides read."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from gguf import GGUFWriter
+
+from ggsched.ir.dtype import BF16, F16, F32, DType, dtype_by_name
+from ggsched.models.gguf_file import GGUF_TYPES
+from ggsched.models.graph import model_needs
+from ggsched.models.hparams import HParams, RopeParams
+from ggsched.testing.generators.values import random_blocks
+
+
+def _llama(name: str, *, vocab: int, embd: int, layers: int, heads: int, ff: int) -> HParams:
+    rope = RopeParams(64, "adjacent", 5e5)
+    return HParams(
+        "llama", name, 2048, vocab, embd, layers, heads, 8, 64, ff, 1e-5, 0.125, rope
+    )  # fmt: skip
+
+
+MODELS: Final[Mapping[str, HParams]] = {
+    "110m": _llama("110m", vocab=4096, embd=1024, layers=8, heads=16, ff=2816),
+    "1b": _llama("1b", vocab=128256, embd=2048, layers=16, heads=32, ff=8192),
+    "moe": HParams(
+        "qwen3moe", "moe", 2048, 4096, 1024, 8, 16, 8, 64, 768, 1e-6, 0.125,
+        RopeParams(64, "halves", 1e6), 32, 4,
+    ),
+}  # fmt: skip
+"""By name. ``moe`` has experts of a packed type and other matrices of bf16."""
+
+_POOL: Final = 1 << 20
+"""Elements that are drawn; larger tensors repeat them."""
+
+
+def write_model(folder: Path, name: str, dtype: str) -> Path:
+    """Write a model whose matrices (of ``moe``: experts) have a type; keep a file that is there."""
+    hp = MODELS[name]
+    path = folder / f"{name}-{dtype}.gguf"
+    if path.exists():
+        return path
+    partial = path.with_suffix(".partial")
+    writer = GGUFWriter(partial, hp.arch)
+    writer.add_name(hp.name)
+    writer.add_context_length(hp.n_ctx_train)
+    writer.add_embedding_length(hp.n_embd)
+    writer.add_block_count(hp.n_layer)
+    writer.add_feed_forward_length(hp.n_ff)
+    writer.add_head_count(hp.n_head)
+    writer.add_head_count_kv(hp.n_head_kv)
+    writer.add_key_length(hp.head_dim)
+    writer.add_value_length(hp.head_dim)
+    writer.add_rope_dimension_count(hp.rope.n_dims)
+    writer.add_rope_freq_base(hp.rope.base)
+    writer.add_layer_norm_rms_eps(hp.norm_eps)
+    writer.add_vocab_size(hp.n_vocab)
+    if hp.n_expert:
+        writer.add_expert_count(hp.n_expert)
+        writer.add_expert_used_count(hp.n_expert_used)
+        writer.add_expert_feed_forward_length(hp.n_ff)
+    writer.add_tokenizer_model("no_vocab")
+    rng = np.random.default_rng(1)
+    for need in model_needs(hp):
+        if need.optional and (need.name != "output.weight" or name == "1b"):
+            continue
+        if not need.matrix and len(need.shape) == 1:
+            writer.add_tensor(need.name, np.ones(need.shape, np.float32))
+            continue
+        kind = dtype_by_name(dtype)
+        if hp.n_expert and len(need.shape) < 3:
+            kind = BF16 if need.matrix else F32
+        values = _values(kind, need.shape, rng)
+        writer.add_tensor(need.name, values, raw_dtype=GGUF_TYPES[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    partial.rename(path)
+    return path
+
+
+def _values(kind: DType, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Return random weights as the file has them."""
+    rows = int(np.prod(shape[:-1]))
+    drawn = min(rows, max(1, _POOL // shape[-1]))
+    if kind.is_quantized:
+        packed = random_blocks(kind, (drawn, shape[-1]), 0.05, rng)
+    else:
+        plain = rng.standard_normal((drawn, shape[-1]), dtype=np.float32) * np.float32(0.02)
+        packed = plain
+        if kind is F16:
+            packed = plain.astype(np.float16)
+        elif kind is BF16:
+            packed = (plain.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    repeated = np.tile(packed, (-(-rows // drawn), 1))[:rows]
+    return repeated.reshape(*shape[:-1], -1)

@@ -1,0 +1,56 @@
+"""Calls into devices of plug-ins whose faults are told as theirs.
+
+What the contract names passes: errors of ggsched. Anything else that a call raises, ``sys.exit``
+included, and a result that is not what the contract says, is a defect of the plug-in.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from ggsched.backend.plugins import REPORT, require_members
+from ggsched.errors import BackendBroken, GgschedError, OutOfDeviceMemory
+
+T = TypeVar("T")
+
+
+def plugin_call(where: str, what: str, call: Callable[[], T], protocol: type | None = None) -> T:
+    """Return what a call into a plug-in returns.
+
+    Args:
+        where: The device, for messages.
+        what: The call, e.g. ``"allocate"``.
+        call: The call.
+        protocol: What the result has to be, if it has members.
+
+    Raises:
+        BackendBroken: it raised what the contract does not name, or the result is something else.
+        OutOfDeviceMemory: the host has no memory for it.
+    """
+    try:
+        made = call()
+    except (GgschedError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except MemoryError as error:
+        raise OutOfDeviceMemory(
+            f"{what}: the host has no memory for it", where=where, why=str(error)
+        ) from error
+    except BaseException as error:
+        raise broken_by(where, what, error) from error
+    if protocol is not None:
+        require_members(where, f"the result of {what}", made, protocol)
+    return made
+
+
+def broken_by(where: str, what: str, error: BaseException) -> BackendBroken:
+    """Return the error that says what a plug-in raised."""
+    text = " ".join(str(error).split())
+    return BackendBroken(
+        f"{what} raised {type(error).__name__}" + (f": {text}" if text else ""),
+        where=where,
+        hint=REPORT,
+    )
+
+
+def name_of(device: object) -> str:
+    """Return the name of a device, for messages."""
+    return str(getattr(getattr(device, "facts", None), "name", "a device"))

@@ -1,0 +1,176 @@
+"""``ggsched bench``: tokens per second of a model file, in the manner of llama-bench."""
+
+import csv
+import io
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import click
+
+from ggsched.cli.console import write_json
+from ggsched.cli.model_options import ModelOptions, model_options, open_session
+from ggsched.cli.options import json_option, whole_numbers
+from ggsched.cli.planning_options import planning_options
+from ggsched.config import Settings
+from ggsched.errors import UsageError
+from ggsched.printable import results, write_out
+
+if TYPE_CHECKING:
+    from ggsched.models.session import Session
+    from ggsched.models.speed import Speed, SpeedTest
+
+_COLUMNS: Final = ("model", "size", "devices", "ngl", "n_ubatch", "test", "t/s", "deviation")
+
+
+@click.command()
+@model_options
+@click.option(
+    "-p",
+    "--n-prompt",
+    "prompts",
+    type=whole_numbers,
+    default="512",
+    metavar="N,...",
+    show_default=True,
+    help="Lengths of prompts; 0 for none.",
+)
+@click.option(
+    "-n",
+    "--n-gen",
+    "generations",
+    type=whole_numbers,
+    default="128",
+    metavar="N,...",
+    show_default=True,
+    help="Numbers of tokens to generate; 0 for none.",
+)
+@click.option(
+    "-d",
+    "--n-depth",
+    "depths",
+    type=whole_numbers,
+    default="0",
+    metavar="N,...",
+    show_default=True,
+    help="Tokens in the cache before.",
+)
+@click.option(
+    "-r", "--repetitions", type=click.IntRange(min=1), default=5, metavar="N", show_default=True
+)
+@click.option(
+    "-o",
+    "--output",
+    "form",
+    type=click.Choice(["md", "json", "csv"]),
+    default="md",
+    show_default=True,
+    help="Form of the results.",
+)
+@json_option
+@click.pass_obj
+@planning_options
+def bench(
+    settings: Settings,
+    /,
+    prompts: tuple[int, ...],
+    generations: tuple[int, ...],
+    depths: tuple[int, ...],
+    repetitions: int,
+    form: Literal["md", "json", "csv"],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure how fast MODEL reads prompts (pp) and generates (tg), in tokens per second.
+
+    Each test runs once before it is measured. Tokens are random, and none is sampled.
+    """
+    from dataclasses import replace
+
+    from ggsched.models.speed import SpeedTest, measure
+
+    kinds: tuple[tuple[Literal["pp", "tg"], tuple[int, ...]], ...]
+    kinds = (("pp", prompts), ("tg", generations))
+    tests = [SpeedTest(kind, n, d) for kind, lengths in kinds for n in lengths for d in depths if n]
+    if not tests:
+        raise UsageError("there is nothing to measure", hint="give -p or -n a number above 0")
+    wanted = ModelOptions(**options)
+    longest = max(test.depth + test.n_tokens for test in tests)
+    if not wanted.n_ctx:
+        wanted = replace(wanted, n_ctx=-(-longest // 256) * 256)
+    if longest > wanted.n_ctx:
+        why = f"the longest test has {longest}"
+        raise UsageError(
+            f"the context holds {wanted.n_ctx} tokens", why=why, hint="use a larger -c"
+        )
+    with open_session(wanted, settings) as session:
+        facts = _facts(session, wanted)
+        if as_json or form == "json":
+            found = [_json(facts, speed) for speed in measure(session, tests, repetitions)]
+            write_json(found)
+        elif form == "csv":
+            _write_csv(facts, session, tests, repetitions)
+        else:
+            _write_table(facts, session, tests, repetitions)
+
+
+def _facts(session: "Session", options: ModelOptions) -> dict[str, Any]:
+    """Return what is the same in all tests."""
+    hp = session.model.hparams
+    return {
+        "model": f"{hp.arch} {hp.name}".strip(),
+        "size": session.model.weight_nbytes(),
+        "devices": ",".join(d.name for d in session.scheduler.topology.devices),
+        "ngl": "all" if options.n_gpu_layers is None else options.n_gpu_layers,
+        "n_ubatch": session.options.n_ubatch,
+    }
+
+
+def _json(facts: dict[str, Any], speed: "Speed") -> dict[str, Any]:
+    return {
+        **facts,
+        "test": speed.test.name,
+        "n_prompt": speed.test.n_tokens if speed.test.kind == "pp" else 0,
+        "n_gen": speed.test.n_tokens if speed.test.kind == "tg" else 0,
+        "n_depth": speed.test.depth,
+        "avg_ts": speed.mean,
+        "stddev_ts": speed.deviation,
+        "samples_ts": list(speed.rates),
+    }
+
+
+def _write_table(
+    facts: dict[str, Any], session: "Session", tests: "list[SpeedTest]", repetitions: int
+) -> None:
+    """Write a Markdown table, each row as soon as it is known."""
+    from ggsched.models.speed import measure
+    from ggsched.plan.units import nbytes_text
+
+    heads = _COLUMNS[:-1]
+    known = [str(facts["model"]), nbytes_text(facts["size"]), *(str(facts[k]) for k in heads[2:5])]
+    widths = [max(len(head), len(cell)) for head, cell in zip(heads, known, strict=False)]
+    widths += [max(len(test.name) for test in tests), 20]
+
+    def write(cells: list[str]) -> None:
+        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        write_out(f"| {' | '.join(padded)} |\n")
+        results().flush()
+
+    write(list(heads))
+    write(["-" * width for width in widths])
+    for speed in measure(session, tests, repetitions):
+        write([*known, speed.test.name, f"{speed.mean:.2f} \u00b1 {speed.deviation:.2f}"])
+
+
+def _write_csv(
+    facts: dict[str, Any], session: "Session", tests: "list[SpeedTest]", repetitions: int
+) -> None:
+    from ggsched.models.speed import measure
+
+    def write(cells: list[Any]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerow(cells)
+        write_out(text.getvalue())
+        results().flush()
+
+    write(list(_COLUMNS))
+    for speed in measure(session, tests, repetitions):
+        write([*facts.values(), speed.test.name, f"{speed.mean:.4f}", f"{speed.deviation:.4f}"])

@@ -1,0 +1,110 @@
+"""``ggsched run --chat``: a conversation in a terminal, or with the lines of a pipe."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ggsched.cli.console import messages
+from ggsched.errors import UsageError
+from ggsched.models.chat import ChatTemplate, Message
+from ggsched.models.stop_text import StopText
+from ggsched.printable import results, write_out
+
+if TYPE_CHECKING:
+    from ggsched.models.sampling import Sampling
+    from ggsched.models.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """What a conversation begins with.
+
+    Attributes:
+        system: What the model is told first, or "".
+        first: The first question; None to read it.
+        n_predict: Tokens of an answer at most.
+        sampling: How they are chosen.
+        stops: Strings that end an answer.
+    """
+
+    system: str
+    first: str | None
+    n_predict: int
+    sampling: "Sampling"
+    stops: tuple[str, ...]
+
+
+def converse(session: "Session", talk: Talk) -> None:
+    """Answer question after question, until the input ends.
+
+    Raises:
+        ModelError: the file has no chat template, or it cannot be used.
+        UsageError: the conversation does not fit the context.
+    """
+    template = session.model.chat_template()
+    turns = [Message("system", talk.system)] if talk.system else []
+    fed: list[int] = []
+    for i, question in enumerate(_questions(talk.first)):
+        turns.append(Message("user", question))
+        ids = _ids(session, template, turns)
+        if len(ids) >= session.options.n_ctx:
+            raise UsageError(
+                f"the conversation has {len(ids)} tokens",
+                why=f"the context holds {session.options.n_ctx}",
+                hint="use a larger -c, or begin anew",
+            )
+        kept = len(fed) if ids[: len(fed)] == fed and len(fed) < len(ids) else 0
+        if not kept:
+            session.reset()
+        answer, generated = _answer(session, ids[kept:], talk, i)
+        fed = [*ids, *generated][: session.n_past]
+        turns.append(Message("assistant", answer))
+
+
+def _ids(session: "Session", template: ChatTemplate, turns: list[Message]) -> list[int]:
+    """Return the tokens of a conversation; templates mostly write bos themselves."""
+    tokenizer = session.model.tokenizer
+    text = template.render(turns)
+    vocab = tokenizer.vocab
+    bos = vocab.tokens[vocab.special["bos"]] if "bos" in vocab.special else ""
+    return tokenizer.encode(text, bos=False if bos and text.startswith(bos) else None)
+
+
+def _answer(session: "Session", ids: list[int], talk: Talk, turn: int) -> tuple[str, list[int]]:
+    """Write an answer as it comes; return it with its tokens."""
+    tokenizer = session.model.tokenizer
+    decoder, cut = tokenizer.stream(), StopText(talk.stops)
+    written: list[str] = []
+    generated: list[int] = []
+
+    def write(text: str) -> None:
+        written.append(text)
+        write_out(text)
+        results().flush()
+
+    sampling = replace(talk.sampling, seed=talk.sampling.seed + turn)
+    for token in session.generate(ids, talk.n_predict, sampling, stop=tokenizer.stop_ids):
+        generated.append(token)
+        write(cut.push(decoder.push(token)))
+        if cut.is_done:
+            break
+    if not cut.is_done:
+        write(cut.push(decoder.finish()) + cut.finish())
+    write_out("\n")
+    results().flush()
+    return "".join(written), generated
+
+
+def _questions(first: str | None) -> Iterator[str]:
+    """Yield the first question and the lines of stdin that are not empty."""
+    if first is not None:
+        yield first
+    while True:
+        if sys.stdin.isatty():
+            messages().print("> ", end="")
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()

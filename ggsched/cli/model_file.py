@@ -1,0 +1,69 @@
+"""The model file of a command line: as an argument or as ``-m``, and changes of its metadata."""
+
+import math
+from typing import Final
+
+import click
+
+Value = int | float | bool | str
+
+_BY_OPTION: Final = "ggsched.model"
+
+
+def key_value(text: str) -> tuple[str, Value]:
+    """Read ``llama.rope.freq_base=float:500000``."""
+    key, equals, rest = text.partition("=")
+    kind, colon, value = rest.partition(":")
+    if not (key and equals and colon):
+        raise click.BadParameter(f"{text!r} is not of the form KEY=TYPE:VALUE")
+    try:
+        match kind:
+            case "int":
+                return key, int(value)
+            case "float":
+                return key, _finite(value)
+            case "bool":
+                return key, {"true": True, "false": False}[value]
+            case "str":
+                return key, value
+    except (ValueError, KeyError):
+        raise click.BadParameter(f"{value!r} is not a value of type {kind}") from None
+    raise click.BadParameter(f"{kind!r} is not one of the types int, float, bool, str")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _keep(ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
+    ctx.meta[_BY_OPTION] = value
+
+
+def _choose(ctx: click.Context, argument: click.Parameter, value: str | None) -> str:
+    by_option: str | None = ctx.meta.get(_BY_OPTION)
+    if value is not None and by_option is not None:
+        raise click.UsageError("MODEL is given twice, as an argument and as -m", ctx)
+    found = value if by_option is None else by_option
+    if found is None and not ctx.resilient_parsing:
+        raise click.MissingParameter(ctx=ctx, param=argument)
+    return found or ""
+
+
+MODEL_FILE: Final = (
+    click.argument("model", metavar="MODEL", required=False, callback=_choose),
+    click.option(
+        "-m",
+        "--model",
+        "model_option",
+        default=None,
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=_keep,
+        help="The same as MODEL.",
+    ),
+)
+"""MODEL, or ``-m``."""

@@ -1,0 +1,217 @@
+"""Files that are mapped: opened once, never copied, and watched for being cut short.
+
+A page of a mapping that lies behind the end of the file raises SIGBUS, which ends the process
+without a message. On Linux a handler puts zeros in the place of what is lost instead and notes the
+file, so that whoever reads goes on to its end; ``require_unchanged`` then names the file, and no
+result of such a read counts. A file that was rewritten in place is found by its size and its time.
+Other systems have the second check alone.
+
+The handler is the process's, as is the list of mappings that it needs. Faults at other addresses go
+to the handler that was there before.
+"""
+
+import ctypes
+import mmap
+import os
+import struct
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ggsched.errors import ModelError
+
+_AGAIN: Final = "do not write to a model that is in use; open it again"
+
+
+@dataclass(frozen=True, slots=True)
+class MappedFile:
+    """A file of which every byte is mapped, read-only, as long as any array over it lives.
+
+    Attributes:
+        path: As it was given.
+        start: Address of its first byte.
+        nbytes: Its length when it was mapped.
+        descriptor: An open file descriptor, closed when the mapping goes.
+        written_ns: When it was written last, as of then.
+    """
+
+    path: str
+    start: int
+    nbytes: int
+    descriptor: int
+    written_ns: int
+
+    @property
+    def end(self) -> int:
+        """The address after its last byte."""
+        return self.start + self.nbytes
+
+    def require_unchanged(self) -> None:
+        """Raise if the file is not what was mapped.
+
+        Raises:
+            ModelError: it was cut short or written to, or its device failed.
+        """
+        now = os.fstat(self.descriptor)
+        if now.st_size < self.nbytes:
+            why = f"it had {self.nbytes} bytes when it was mapped and has {now.st_size} now"
+            raise ModelError("the file was truncated", where=self.path, why=why, hint=_AGAIN)
+        if self.start in MAPPINGS.lost:
+            why = "a page that was mapped could not be read"
+            raise ModelError("the file cannot be read", where=self.path, why=why, hint=_AGAIN)
+        if (now.st_size, now.st_mtime_ns) != (self.nbytes, self.written_ns):
+            why = "it was written to after it had been mapped"
+            raise ModelError("the file was changed", where=self.path, why=why, hint=_AGAIN)
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        """Read bytes of the file, without its mapping: no page of that is touched.
+
+        Raises:
+            ModelError: the file is shorter than it was, or its device failed.
+        """
+        done = 0
+        try:
+            while done < target.nbytes:
+                count = os.preadv(self.descriptor, [target[done:]], offset + done)
+                if not count:
+                    self.require_unchanged()
+                    raise ModelError("the file ends too early", where=self.path, hint=_AGAIN)
+                done += count
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise ModelError("cannot read the file", where=self.path, why=why) from error
+
+
+def map_file(path: str) -> npt.NDArray[np.uint8]:
+    """Map a file, read-only.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it is empty.
+    """
+    with open(path, "rb") as file:
+        data = np.memmap(file, dtype=np.uint8, mode="r")
+        found, descriptor = os.fstat(file.fileno()), os.dup(file.fileno())
+    start: int = data.__array_interface__["data"][0]
+    mapped = MappedFile(path, start, len(data), descriptor, found.st_mtime_ns)
+    MAPPINGS.add(mapped)
+    # Arrays over the mapping keep this object, and nothing else of the file, alive.
+    weakref.finalize(vars(data)["_mmap"], MAPPINGS.remove, mapped).atexit = False
+    return data
+
+
+def file_behind(array: npt.NDArray[Any] | memoryview) -> tuple[MappedFile, int] | None:
+    """Return the mapped file that contiguous bytes lie in and where they begin, or None."""
+    view = np.asarray(array)
+    start: int = view.__array_interface__["data"][0]
+    mapped = MAPPINGS.find(start)
+    if mapped is None or start + view.nbytes > mapped.end:
+        return None
+    return mapped, start - mapped.start
+
+
+class _Mappings:
+    """The mappings of the process. Both attributes are replaced, never changed in place.
+
+    Attributes:
+        files: What is mapped.
+        lost: Addresses of mappings of which pages could not be read.
+    """
+
+    def __init__(self) -> None:
+        self.files: tuple[MappedFile, ...] = ()
+        self.lost: frozenset[int] = frozenset()
+        self._lock = threading.Lock()
+        self._handler: object | None = None
+
+    def add(self, file: MappedFile) -> None:
+        """Watch a mapping."""
+        with self._lock:
+            self.files = (*self.files, file)
+            if self._handler is None and _HAS_HANDLER:
+                self._handler = _install(self._replace_lost)
+
+    def remove(self, file: MappedFile) -> None:
+        """Forget a mapping that is gone, and close its file."""
+        self.files = tuple(f for f in self.files if f is not file)
+        self.lost -= {file.start}
+        os.close(file.descriptor)
+
+    def find(self, address: int) -> MappedFile | None:
+        """Return the file that is mapped at an address."""
+        for file in self.files:
+            if file.start <= address < file.end:
+                return file
+        return None
+
+    def _replace_lost(self, address: int, replace: Callable[[int, int], bool]) -> bool:
+        """Put zeros in the place of the rest of a mapping; return whether there is one."""
+        file = self.find(address)
+        if file is None:
+            return False
+        self.lost |= {file.start}
+        first = address & -mmap.PAGESIZE
+        return replace(first, file.end - first)
+
+
+_HAS_HANDLER: Final = sys.platform == "linux" and struct.calcsize("P") == 8
+
+_SIGBUS: Final = 7
+_SA_SIGINFO: Final = 4
+_MAP_FIXED: Final = 0x10
+_MAP_ANONYMOUS: Final = 0x20
+_FAILED: Final = ctypes.c_void_p(-1).value
+_ADDRESS_AT: Final = 16  # of ``si_addr`` in ``siginfo_t``, with pointers of 64 bits
+
+_Handler: Final = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _Action(ctypes.Structure):
+    """``struct sigaction`` of Linux's C libraries, with pointers of 64 bits."""
+
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_ubyte * 128),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
+
+
+def _install(replace_lost: Callable[[int, Callable[[int, int], bool]], bool]) -> object:
+    """Let a call handle SIGBUS; return what must live as long as the process.
+
+    The fault comes in the middle of an instruction that reads the mapping: of numpy, of a kernel,
+    of a thread that Python has never seen. None of them holds a lock of the memory allocator
+    there, so that the handler may be written in Python.
+    """
+    library = ctypes.PyDLL(None)  # keeps the GIL: nothing else runs in the middle of the handler
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = (
+        ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long
+    )  # fmt: skip
+    before = _Action()
+
+    def replace(start: int, nbytes: int) -> bool:
+        flags = mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_ANONYMOUS
+        found = library.mmap(start, nbytes, mmap.PROT_READ, flags, -1, 0)
+        return bool(found != _FAILED)
+
+    def handle(number: int, info: int, context: int) -> None:
+        address = ctypes.c_uint64.from_address(info + _ADDRESS_AT).value
+        if not replace_lost(address, replace):
+            library.sigaction(number, ctypes.byref(before), None)  # the fault comes again
+
+    handler = _Handler(handle)
+    action = _Action(ctypes.cast(handler, ctypes.c_void_p), (), _SA_SIGINFO, None)
+    library.sigaction(_SIGBUS, ctypes.byref(action), ctypes.byref(before))
+    return handler, action
+
+
+MAPPINGS: Final = _Mappings()
+"""All files that the process has mapped here."""

@@ -1,0 +1,288 @@
+"""Ops that are defined outside ggsched.
+
+    ggsched.register_op(
+        "sqr", version="1", operands=("x",), in_place=(0,),
+        reference=lambda x: x * x,
+        kernels={"cpu": np.square},
+        samples=[Sample(((3, 8),))],
+    )
+    y = g.op("sqr", x)
+
+A registered op is used like a built-in one: graphs, placement, memory, waits, checker and
+simulator follow from its entry in ``ggsched.ir.ops.OPS``. Devices offer it if they are opened after
+it was registered and ``kernels`` names their backend.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from ggsched.errors import GraphError, UsageError
+from ggsched.ir.dtype import DType, dtype_by_name
+from ggsched.ir.ops import BUILT_IN, OPS, OpDef, UserOp, define, undefine
+from ggsched.ir.shapes import Param, Params, ShapeRule, broadcasts_to, fail
+from ggsched.ir.tensor import Tensor
+
+NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+LeafKind = Literal["plain", "positive", "ranked", "mask", "ids"]
+
+DTypeRule = str | Callable[..., str]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Operands on which tests run an op.
+
+    Attributes:
+        shapes: Shape of each operand.
+        params: Parameters that are not at their defaults.
+        kinds: By name of an operand, what its elements are like: ``plain`` in [-1, 1] (the
+            default of floats), ``positive`` in [1/4, 1], ``ranked`` (rows of well separated
+            elements), ``mask`` (0 and -inf), ``ids`` (the only one for i32).
+        bounds: By name of an i32 operand, one more than its largest element. Default: 2.
+    """
+
+    shapes: Sequence[Sequence[int]]
+    params: Mapping[str, Param] = field(default_factory=dict)
+    kinds: Mapping[str, LeafKind] = field(default_factory=dict)
+    bounds: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceKernel:
+    """A kernel in OpenCL C or CUDA C++.
+
+    Operands and result are contiguous when it runs: those that are strided are copied first.
+
+    Attributes:
+        source: The source. Types: ``f32`` is float, ``i32`` is int, ``f16`` is half (OpenCL) or
+            ``__half`` (CUDA), quantised operands are bytes.
+        name: The kernel function (CUDA: ``extern "C" __global__ void``).
+        args: What each argument is: the name of an operand or ``out`` (a pointer to its first
+            element), ``size:NAME`` (its number of elements, 64-bit), ``extent:NAME:AXIS`` (64-bit;
+            a negative axis counts from the end), or the name of a parameter (float: 32-bit, int
+            and bool: 32-bit).
+        items: ``items(*shapes, out)`` returns the work items (threads) of a launch, rounded up to
+            groups of ``lanes``; None: one for each element of the result.
+        lanes: Work items of a group (threads of a block).
+    """
+
+    source: str
+    name: str
+    args: tuple[str, ...]
+    items: Callable[..., int] | None = None
+    lanes: int = 128
+
+
+def register_op(
+    name: str,
+    *,
+    version: str,
+    operands: Sequence[str],
+    reference: Callable[..., Any],
+    shape: Callable[..., Sequence[int]] | None = None,
+    dtype: DTypeRule = "f32",
+    params: Mapping[str, Param] | None = None,
+    in_place: Sequence[int] = (),
+    rows: tuple[int, int] | None = None,
+    flops: Callable[..., float] | None = None,
+    magnitude: Callable[..., float] | None = None,
+    kernels: Mapping[str, Any] | None = None,
+    samples: Sequence[Sample] = (),
+) -> None:
+    """Add an op to this process.
+
+    Args:
+        name: Lower-case letters, digits and ``_``.
+        version: Part of plans and digests: change it whenever the meaning of the op changes.
+        operands: Names, with element types where they are not f32: ``ids:i32``, ``w:f32|f16``.
+        reference: ``reference(*arrays, **params)`` returns the result as an array. It gets float64
+            and int64 arrays and defines what is correct.
+        shape: ``shape(*shapes, **params)`` returns the shape of the result and raises
+            ``ValueError`` for operands that do not fit. Default: operands broadcast to the first.
+        dtype: Element type of the result, f32 or i32 or f16, or ``dtype(*dtypes, **params)``.
+        params: Parameters and their defaults; a node may set no others.
+        in_place: Operands whose bytes the result may take over: element i of the result must
+            depend on no other element of such an operand.
+        rows: (operand, ids): of that operand only the rows are read that ``ids`` names.
+        flops: ``flops(*shapes, **params)``, for predictions. Default: two for each element.
+        magnitude: ``magnitude(*magnitudes)`` returns a bound of the result's elements, so that
+            random graphs compute on with them.
+        kernels: By backend. ``cpu``: ``kernel(*arrays, out=array, **params)`` on numpy views, of
+            which only ``out`` is writable, as numpy's ufuncs are. ``opencl``, ``cuda``: a
+            ``SourceKernel``. Others: what the plug-in documents.
+        samples: Operands for tests and random graphs; at least one.
+
+    Raises:
+        UsageError: a name that is taken, or arguments that do not fit each other.
+    """
+    where = f"op {name!r}"
+    if not NAME.fullmatch(name):
+        raise UsageError("invalid name", where=where, hint="lower-case letters, digits and _")
+    if name in OPS:
+        kind = "a built-in op" if name in BUILT_IN else "registered already"
+        raise UsageError(f"the name is taken: {kind}", where=where, hint="see unregister_op")
+    if not version:
+        raise UsageError("the version is empty", where=where)
+    names, types = _operands(where, operands)
+    for i in (*in_place, *(rows or ())):
+        if not 0 <= i < len(names):
+            raise UsageError(f"there is no operand {i}", where=where)
+    user = UserOp(
+        version, types[0], reference, dict(kernels or {}), flops, tuple(samples), magnitude
+    )
+    infer = _rule(name, types, shape, dtype)
+    op = OpDef(name, names, infer, None, False, tuple(in_place), dict(params or {}), rows, user)
+    for backend, kernel in user.kernels.items():
+        _check_kernel(where, backend, kernel, op)
+    _check_samples(where, op, types)
+    define(op)
+
+
+def unregister_op(name: str) -> None:
+    """Remove a user-defined op. Graphs and plans that contain it can no longer be used.
+
+    Raises:
+        UsageError: no such op, or a built-in one.
+    """
+    if name not in OPS or name in BUILT_IN:
+        raise UsageError("it is not a user-defined op", where=f"op {name!r}")
+    undefine(name)
+
+
+def user_ops() -> tuple[OpDef, ...]:
+    """Return the definitions of all user-defined ops."""
+    return tuple(op for op in OPS.values() if op.user is not None)
+
+
+def operand_types(op: OpDef) -> dict[str, tuple[str, ...]]:
+    """Return the element types of each operand of a user-defined op."""
+    assert isinstance(op.infer, _Rule)
+    return dict(zip(op.operands, op.infer.types, strict=True))
+
+
+def _operands(
+    where: str, operands: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Split ``name:type|type`` into names and types."""
+    names, types = [], []
+    for text in operands:
+        name, _, kinds = text.partition(":")
+        listed = tuple(kinds.split("|")) if kinds else ("f32",)
+        for kind in listed:
+            try:
+                dtype_by_name(kind)
+            except GraphError as error:
+                raise UsageError(f"operand {name!r}: {error.what}", where=where) from None
+        if not NAME.fullmatch(name) or name == "out" or name in names:
+            raise UsageError(f"invalid name of an operand: {name!r}", where=where)
+        names.append(name)
+        types.append(listed)
+    if not names:
+        raise UsageError("it needs an operand", where=where)
+    return tuple(names), tuple(types)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """The shape rule of a user-defined op."""
+
+    name: str
+    types: tuple[tuple[str, ...], ...]
+    shape: Callable[..., Sequence[int]] | None
+    dtype: DTypeRule
+
+    def __call__(self, x: Sequence[Tensor], params: Params) -> tuple[DType, tuple[int, ...]]:
+        for i, (t, allowed) in enumerate(zip(x, self.types, strict=True)):
+            if t.dtype.name not in allowed:
+                raise fail(self.name, f"operand {i} must be {' or '.join(allowed)}", x)
+        shapes = [t.shape for t in x]
+        if self.shape is None:
+            if not all(broadcasts_to(s, shapes[0]) for s in shapes[1:]):
+                raise fail(self.name, "operands do not broadcast to operand 0", x)
+            shape = shapes[0]
+        else:
+            shape = self._call(self.shape, x, shapes, params)
+        kind = self.dtype
+        if not isinstance(kind, str):
+            kind = str(self._call(kind, x, [t.dtype.name for t in x], params))
+        dtype = dtype_by_name(kind)
+        if dtype.is_quantized or dtype.name == "bf16":
+            raise fail(self.name, f"the result cannot be {dtype}", x, "f32, f16 or i32")
+        sizes: tuple[Any, ...] = tuple(shape)
+        if not all(isinstance(n, int) and n >= 0 for n in sizes):
+            raise fail(self.name, f"its shape rule returned {sizes!r}", x)
+        return dtype, sizes
+
+    def _call(
+        self, rule: Callable[..., Any], x: Sequence[Tensor], given: Sequence[Any], params: Params
+    ) -> Any:
+        try:
+            found = rule(*given, **params)
+            return found if isinstance(found, str) else tuple(found)
+        except GraphError:
+            raise
+        except Exception as error:
+            raise fail(self.name, f"{type(error).__name__}: {error}", x) from error
+
+
+def _rule(
+    name: str,
+    types: tuple[tuple[str, ...], ...],
+    shape: Callable[..., Sequence[int]] | None,
+    dtype: DTypeRule,
+) -> ShapeRule:
+    return _Rule(name, types, shape, dtype)
+
+
+def _check_kernel(where: str, backend: str, kernel: Any, op: OpDef) -> None:
+    """Refuse a kernel whose declaration does not fit the op."""
+    if not isinstance(kernel, SourceKernel):
+        if backend in ("opencl", "cuda"):
+            raise UsageError(f"the kernel for {backend!r} must be a SourceKernel", where=where)
+        if backend == "cpu" and not callable(kernel):
+            raise UsageError("the kernel for 'cpu' must be callable", where=where)
+        return
+    known = {*op.operands, "out"}
+    if not 0 < kernel.lanes <= 1024:
+        raise UsageError(f"{kernel.lanes} lanes in a group", where=where, hint="from 1 to 1,024")
+    for text in kernel.args:
+        head, _, rest = text.partition(":")
+        if head in ("size", "extent") and rest:
+            target = rest.partition(":")[0]
+        else:
+            target = "out" if text in (op.defaults or {}) else text
+        if target not in known:
+            raise UsageError(
+                f"argument {text!r} of the kernel for {backend!r} is not known",
+                where=where,
+                hint=f"operands: {', '.join(op.operands)}, out; size:NAME, extent:NAME:AXIS; "
+                f"parameters: {', '.join(op.defaults or {}) or 'none'}",
+            )
+
+
+def _check_samples(where: str, op: OpDef, types: Sequence[Sequence[str]]) -> None:
+    assert op.user is not None
+    if not op.user.samples:
+        raise UsageError("it needs a sample, for its tests", where=where, hint="samples=[Sample()]")
+    for sample in op.user.samples:
+        if len(sample.shapes) != len(op.operands):
+            raise UsageError(
+                f"a sample has {len(sample.shapes)} shapes for {len(op.operands)} operands",
+                where=where,
+            )
+        unknown = {*sample.kinds, *sample.bounds} - {*op.operands}
+        if unknown:
+            raise UsageError(f"a sample names {min(unknown)!r}, not an operand", where=where)
+
+
+__all__ = [
+    "Sample",
+    "SourceKernel",
+    "operand_types",
+    "register_op",
+    "unregister_op",
+    "user_ops",
+]

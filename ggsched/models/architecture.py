@@ -1,0 +1,59 @@
+"""What a model's architecture has to declare: its weights, its blocks, its keys."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ggsched.ir.tensor import Tensor
+from ggsched.models.hparams import HParams
+from ggsched.models.layers import ModelBuilder
+from ggsched.models.metadata_keys import Keys
+from ggsched.models.spec import WeightNeed
+
+
+def own_width(keys: Keys, used: int) -> int:
+    """Return the width of an expert, which the file must say."""
+    return keys.count("expert_feed_forward_length", 1 << 24)
+
+
+def split_width(keys: Keys, used: int) -> int:
+    """Return the width of an expert; the experts in use share that of a network by default."""
+    if keys.get("expert_feed_forward_length") is None:
+        return max(1, keys.count("feed_forward_length", 1 << 24) // used)
+    return own_width(keys, used)
+
+
+def whole_width(keys: Keys, used: int) -> int:
+    """Return the width of an expert, which is that of a network."""
+    return keys.count("feed_forward_length", 1 << 24)
+
+
+def _unchanged(keys: Keys, hp: HParams) -> HParams:
+    return hp
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """An architecture.
+
+    Attributes:
+        name: Value of ``general.architecture``, and first part of its keys.
+        needs: The weights of all blocks.
+        block: Adds one block to a graph.
+        pairing: Elements of a head that are rotated together.
+        experts: Whether blocks have experts; ``some``: if ``expert_count`` says so.
+        expert_width: Width of an expert, from the metadata and the experts per token.
+        scalings: Further values of ``rope.scaling.type`` that need no factor.
+        has_latent: Whether keys and values share a latent row, of other widths than heads.
+        refine: Reads the keys that only this architecture has.
+    """
+
+    name: str
+    needs: Callable[[HParams], Iterator[WeightNeed]]
+    block: Callable[[ModelBuilder, Tensor, int], Tensor]
+    pairing: Literal["adjacent", "halves"] = "halves"
+    experts: Literal["none", "some", "all"] = "none"
+    expert_width: Callable[[Keys, int], int] = own_width
+    scalings: frozenset[str] = frozenset()
+    has_latent: bool = False
+    refine: Callable[[Keys, HParams], HParams] = _unchanged

@@ -1,0 +1,206 @@
+"""Folders of Hugging Face: ``config.json`` and safetensors files, used where they lie.
+
+Names of tensors and keys are mapped to those of GGUF files; nothing is converted or written. The
+tokenizer is that of ``tokenizer.json`` if it is a byte-level BPE.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from ggsched.errors import ModelError
+from ggsched.interchange.safetensors import SafetensorsFile, open_safetensors
+from ggsched.models.gguf_file import GgufFile, GgufTensor
+from ggsched.models.gguf_header import MetaValue, quoted, shown
+from ggsched.models.vocab import TokenType
+
+CONFIG: Final = "config.json"
+MAX_JSON: Final = 1 << 28
+PAIRING_KEY: Final = "rope.pairing"
+"""Says that rotation pairs halves of heads, where GGUF files have reordered weights."""
+
+_ARCHS: Final[Mapping[str, tuple[str, str]]] = {
+    "llama": ("llama", "llama-bpe"),
+    "mistral": ("llama", "llama-bpe"),
+    "qwen2": ("qwen2", "qwen2"),
+    "qwen3": ("qwen3", "qwen2"),
+}
+"""``model_type`` -> architecture, and the pre-tokenizer of its byte-level BPE."""
+
+_KEYS: Final[Mapping[str, tuple[str, type]]] = {
+    "context_length": ("max_position_embeddings", int),
+    "embedding_length": ("hidden_size", int),
+    "block_count": ("num_hidden_layers", int),
+    "feed_forward_length": ("intermediate_size", int),
+    "attention.head_count": ("num_attention_heads", int),
+    "attention.head_count_kv": ("num_key_value_heads", int),
+    "attention.key_length": ("head_dim", int),
+    "attention.value_length": ("head_dim", int),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", float),
+    "rope.freq_base": ("rope_theta", float),
+    "vocab_size": ("vocab_size", int),
+}
+_OUTER: Final[Mapping[str, str]] = {
+    "model.embed_tokens.": "token_embd.",
+    "model.norm.": "output_norm.",
+    "lm_head.": "output.",
+}
+_BLOCK: Final[Mapping[str, str]] = {
+    "input_layernorm.": "attn_norm.",
+    "post_attention_layernorm.": "ffn_norm.",
+    "self_attn.q_proj.": "attn_q.",
+    "self_attn.k_proj.": "attn_k.",
+    "self_attn.v_proj.": "attn_v.",
+    "self_attn.o_proj.": "attn_output.",
+    "self_attn.q_norm.": "attn_q_norm.",
+    "self_attn.k_norm.": "attn_k_norm.",
+    "mlp.gate_proj.": "ffn_gate.",
+    "mlp.up_proj.": "ffn_up.",
+    "mlp.down_proj.": "ffn_down.",
+}
+_PREFIX: Final = "model.layers."
+
+
+def is_hf_folder(path: str) -> bool:
+    """Whether a path is a folder with a configuration."""
+    return os.path.isdir(path) and os.path.exists(os.path.join(path, CONFIG))
+
+
+def open_hf_folder(path: str) -> GgufFile:
+    """Open a folder as if it were a GGUF file.
+
+    Raises:
+        ModelError: a file is missing or damaged, or the model is not supported.
+    """
+    config = _json(os.path.join(path, CONFIG))
+    arch, pre = _arch(path, config)
+    files = _weights(path)
+    tensors: dict[str, GgufTensor] = {}
+    for part, file in enumerate(files):
+        for tensor in _tensors(file, part):
+            if tensor.name in tensors:
+                what = f"tensor {quoted(tensor.name)} is in an earlier file too"
+                raise ModelError(what, where=file.path)
+            tensors[tensor.name] = tensor
+    if config.get("tie_word_embeddings") is True:
+        tensors.pop("output.weight", None)
+    metadata = {**_metadata(path, config, arch), **_tokenizer(path, config, pre)}
+    first, *more = (file.data for file in files)
+    return GgufFile(path, 0, metadata, tensors, first, tuple(more))
+
+
+def _json(path: str) -> dict[str, Any]:
+    try:
+        if os.path.getsize(path) > MAX_JSON:
+            raise ModelError(f"it has more than {MAX_JSON} bytes", where=path)
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ModelError("cannot read the file", where=path, why=why) from error
+    if not isinstance(found, dict):
+        raise ModelError("it is not an object", where=path)
+    return found
+
+
+def _arch(path: str, config: Mapping[str, Any]) -> tuple[str, str]:
+    kind, where = config.get("model_type"), os.path.join(path, CONFIG)
+    if not isinstance(kind, str) or kind not in _ARCHS:
+        hint = f"supported: {', '.join(_ARCHS)}; convert others to GGUF"
+        raise ModelError(f"model_type {quoted(str(kind))} is not supported", where=where, hint=hint)
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    name = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, dict) else None
+    if name not in (None, "default"):
+        hint = "convert the model to GGUF"
+        raise ModelError(
+            f"rope_scaling {quoted(str(name))} is not supported", where=where, hint=hint
+        )
+    if config.get("use_sliding_window") is True or config.get("quantization_config"):
+        what = "a sliding window" if config.get("use_sliding_window") else "quantization_config"
+        raise ModelError(f"{what} is not supported", where=where, hint="convert the model to GGUF")
+    return _ARCHS[kind]
+
+
+def _metadata(path: str, config: Mapping[str, Any], arch: str) -> dict[str, MetaValue]:
+    found: dict[str, MetaValue] = {"general.architecture": arch, PAIRING_KEY: "halves"}
+    found["general.name"] = os.path.basename(os.path.normpath(path))
+    parameters = config.get("rope_parameters")
+    all_keys = {**(parameters if isinstance(parameters, dict) else {}), **config}
+    for key, (name, kind) in _KEYS.items():
+        value = all_keys.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            where = os.path.join(path, CONFIG)
+            raise ModelError(f"{name} is {shown(str(value))}, not a number", where=where)
+        found[f"{arch}.{key}"] = float(value) if kind is float else value
+    return found
+
+
+def _weights(path: str) -> list[SafetensorsFile]:
+    names = sorted(name for name in os.listdir(path) if name.endswith(".safetensors"))
+    if not names:
+        raise ModelError("there is no .safetensors file", where=path)
+    return [open_safetensors(os.path.join(path, name)) for name in names]
+
+
+def _tensors(file: SafetensorsFile, part: int) -> Iterator[GgufTensor]:
+    for name, tensor in file.tensors.items():
+        dtype = file.dtype(name)
+        yield GgufTensor(_mapped(name), dtype, tensor.shape, tensor.offset, tensor.nbytes, part)
+
+
+def _mapped(name: str) -> str:
+    """Return the name in GGUF files; names that are not known stay as they are."""
+    for theirs, ours in _OUTER.items():
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    if name.startswith(_PREFIX):
+        layer, _, rest = name.removeprefix(_PREFIX).partition(".")
+        for theirs, ours in _BLOCK.items():
+            if rest.startswith(theirs):
+                return f"blk.{layer}.{ours}{rest.removeprefix(theirs)}"
+    return name
+
+
+def _tokenizer(path: str, config: Mapping[str, Any], pre: str) -> dict[str, MetaValue]:
+    """Return the keys of a byte-level BPE; none if the folder has no such tokenizer."""
+    file = os.path.join(path, "tokenizer.json")
+    if not os.path.exists(file):
+        return {}
+    found = _json(file)
+    model, added = found.get("model"), found.get("added_tokens") or []
+    if not isinstance(model, dict) or model.get("type") != "BPE" or model.get("byte_fallback"):
+        return {"tokenizer.ggml.model": "tokenizer.json of another kind"}
+    try:
+        ids = {int(i): str(text) for text, i in model["vocab"].items()}
+        special = {int(t["id"]): bool(t["special"]) for t in added}
+        ids |= {int(t["id"]): str(t["content"]) for t in added}
+        pairs = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+        size = max(max(ids) + 1, int(config.get("vocab_size", 0)))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ModelError("the tokenizer is damaged", where=file, why=why) from error
+    if size > 2 * len(ids) + (1 << 16) or min(ids) < 0:
+        raise ModelError("the tokenizer has ids far apart", where=file)
+    kinds = {True: TokenType.CONTROL, False: TokenType.USER_DEFINED}
+    types = [int(kinds[special[i]] if i in special else TokenType.NORMAL) for i in range(size)]
+    types = [t if i in ids else int(TokenType.UNUSED) for i, t in enumerate(types)]
+    keys: dict[str, MetaValue] = {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": tuple(ids.get(i, f"[PAD{i}]") for i in range(size)),
+        "token_type": tuple(types),
+        "merges": tuple(pairs),
+        "add_bos_token": pre == "llama-bpe",
+    }
+    for role in ("bos", "eos"):
+        value = config.get(f"{role}_token_id")
+        value = value[0] if isinstance(value, list) and value else value
+        if isinstance(value, int):
+            keys[f"{role}_token_id"] = value
+    settings = os.path.join(path, "tokenizer_config.json")
+    template = _json(settings).get("chat_template") if os.path.exists(settings) else None
+    out: dict[str, MetaValue] = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    return out | ({"tokenizer.chat_template": template} if isinstance(template, str) else {})

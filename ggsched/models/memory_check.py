@@ -1,0 +1,125 @@
+"""Whether a run fits, before anything is loaded; if not, what would."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from ggsched.errors import GgschedError, OutOfDeviceMemory
+from ggsched.models.fit import Fit, FitRequest, shortage
+from ggsched.models.homes import fit_options
+from ggsched.models.load import load_model
+from ggsched.models.offload import source_name
+from ggsched.models.session import Session
+from ggsched.models.spec import ModelSpec
+from ggsched.plan.units import nbytes_text
+
+_SMALLEST_CONTEXT: Final = 256
+_FIRST_STEPS: Final = 2
+"""Tokens that are looked at after the prompt: later steps need little more."""
+
+
+def check_memory(session: Session, n_prompt: int, *, all_logits: bool = False) -> None:
+    """Raise if weights, KV cache, and the results of a prompt and a step exceed free memory.
+
+    Weights that a device uses where the file is mapped take no memory of their own. The plans that
+    are made for this are those that the run uses.
+
+    Args:
+        session: Nothing of it need be loaded.
+        n_prompt: Tokens of the prompt.
+        all_logits: Whether each token of the prompt gets logits.
+
+    Raises:
+        OutOfDeviceMemory: it does not fit; the hint names options with which it would.
+    """
+    n_prompt = min(n_prompt, session.options.n_ctx)
+    missing = memory_shortage(session, n_prompt, all_logits=all_logits)
+    if not missing:
+        return
+    lacking = " and ".join(f"{nbytes_text(n)} on {name}" for name, n in missing.items())
+    raise OutOfDeviceMemory(
+        "the model does not fit the memory that is free",
+        where=session.model.file.path,
+        why=f"{lacking} are missing",
+        hint=_advice(session, all_logits),
+    )
+
+
+def memory_shortage(session: Session, n_prompt: int, *, all_logits: bool) -> dict[str, int]:
+    """Return by device the bytes that are missing for a prompt and a step; empty if it fits."""
+    need = session.memory_need(n_prompt, _FIRST_STEPS, all_logits=all_logits)
+    mapped = _mapped_nbytes(session)
+    used = {d: n.total - mapped.get(d, 0) for d, n in need.least.items()}
+    scheduler = session.scheduler
+    return shortage(scheduler.topology, scheduler.free_nbytes(), used, {})
+
+
+def _mapped_nbytes(session: Session) -> dict[int, int]:
+    """Return by device the bytes of weights that it uses where the file is mapped."""
+    mapped: dict[int, int] = {}
+    devices, file = session.scheduler.topology.devices, session.model.file
+    for name, weight in session.spec.weights.items():
+        home = session.homes.devices[name]
+        stored = file.tensors[source_name(session.spec, name)].dtype
+        if devices[home].imports_host_memory and weight.dtype is stored:
+            mapped[home] = mapped.get(home, 0) + weight.nbytes
+    return mapped
+
+
+def _advice(session: Session, all_logits: bool) -> str:
+    """Return options with which the model would fit."""
+    options = session.options
+    found: tuple[int, str] | None = None
+    closest = ""
+    for words, spec in _specs(session):
+        try:
+            fit = _fit(session, spec, all_logits)
+        except GgschedError as error:
+            closest = f"{error.why}{words and f' with{words}'}"
+            continue
+        if found is None or fit.n_ctx > found[0]:
+            found = (fit.n_ctx, f"--fit -c {fit.n_ctx}{words}")
+            if fit.n_ctx == options.n_ctx:
+                break
+    if found is not None:
+        return f"it would fit with: {found[1]}{_instead(session)}"
+    return f"nothing fits: {closest}; take a smaller model or more devices"
+
+
+def _instead(session: Session) -> str:
+    """Return which options have to go."""
+    given, options = session.options.offload, session.options
+    said = {
+        "-ngl": given.n_gpu_layers is not None,
+        "--n-cpu-moe": given.n_cpu_moe > 0,
+        "-ts": given.tensor_split is not None,
+        "--placement": not options.is_by_layers,
+    }
+    words = [name for name, is_said in said.items() if is_said]
+    return f" instead of {', '.join(words)}" if words else ""
+
+
+def _specs(session: Session) -> Iterator[tuple[str, ModelSpec]]:
+    """Yield the model as it is to be loaded, then with the file's types."""
+    yield "", session.model.spec
+    packed = load_model(session.model.file.path, weights="packed").spec
+    if packed.weights != session.model.spec.weights:
+        yield " --weights packed", packed
+
+
+def _fit(session: Session, spec: ModelSpec, all_logits: bool) -> Fit:
+    """Return what ``--fit`` would choose.
+
+    Raises:
+        OutOfDeviceMemory: nothing fits.
+    """
+    options = session.options
+    contexts = [options.n_ctx]
+    while contexts[-1] // 2 >= _SMALLEST_CONTEXT:
+        contexts.append(contexts[-1] // 2)
+    offload = replace(
+        options.offload, n_gpu_layers=None, n_cpu_moe=0, tensor_split=None, stage_layers=None
+    )
+    request = FitRequest(tuple(contexts), all_logits=all_logits)
+    wanted = replace(options, fit=request, offload=offload, placement="ggml")
+    return fit_options(spec, session.scheduler, session.rates, wanted)[1]

@@ -1,0 +1,32 @@
+"""What it costs that a device has no kernel for an op."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from ggsched.plan.bundle import Plan
+
+
+def missing_ops(plan: Plan) -> Iterator[str]:
+    """Yield a line for each op that splits the work of a device which has no kernel for it.
+
+    The splits are those that would not be there if nodes of the op ran between their neighbours.
+    """
+    devices = [choice.device for choice in plan.placement.choices]
+    for device, facts in enumerate(plan.devices):
+        supported = {key.partition(":")[0] for key in facts.ops}
+        for op in sorted({n.op for n in plan.nodes} - supported):
+            moved = list(devices)
+            for i, node in enumerate(plan.nodes):
+                if node.op == op and i and moved[i - 1] == device:
+                    moved[i] = device
+            more = _changes(devices) - _changes(moved)
+            if more > 0:
+                what = "split" if more == 1 else "splits"
+                yield f"{facts.name} has no {op!r}: {more} more {what}"
+
+
+def _changes(devices: list[int]) -> int:
+    return sum(a != b for a, b in pairwise(devices))
+
+
+__all__ = ["missing_ops"]

@@ -1,0 +1,108 @@
+"""A small terminal for tests: what people see of what a command writes."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+_SEQUENCE = re.compile(rb"\x1b\[([?0-9;]*)([A-Za-z])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+
+
+class Screen:
+    """Rows of text with a cursor; knows what live displays use."""
+
+    def __init__(self, width):
+        self.width = width
+        self.rows, self.row, self.column = [""], 0, 0
+        self.unknown = []
+
+    def feed(self, written):
+        """Take bytes as a terminal does."""
+        at = 0
+        for found in _SEQUENCE.finditer(written):
+            self._text(written[at : found.start()].decode())
+            self._act(found)
+            at = found.end()
+        self._text(written[at:].decode())
+
+    @property
+    def lines(self):
+        """The rows, without empty ones at the end."""
+        rows = [row.rstrip() for row in self.rows]
+        while rows and not rows[-1]:
+            rows.pop()
+        return rows
+
+    def _act(self, found):
+        number, letter = (found[1] or b"").decode(), (found[2] or b"").decode()
+        count = int(number) if number.isdigit() else 1
+        match letter:
+            case "A":
+                self.row = max(0, self.row - count)
+            case "K":
+                self.rows[self.row] = "" if number == "2" else self.rows[self.row][: self.column]
+            case "m" | "h" | "l":  # colours, cursor on and off
+                pass
+            case _:
+                self.unknown.append(found[0])
+
+    def _text(self, text):
+        for character in text:
+            if character == "\r":
+                self.column = 0
+            elif character == "\n":
+                self._down()
+            elif character < " ":
+                self.unknown.append(character)
+            else:
+                if self.column == self.width:
+                    self.column = 0
+                    self._down()
+                row = self.rows[self.row].ljust(self.column)
+                self.rows[self.row] = row[: self.column] + character + row[self.column + 1 :]
+                self.column += 1
+
+    def _down(self):
+        self.row += 1
+        if self.row == len(self.rows):
+            self.rows.append("")
+
+
+def in_terminal(*arguments, width=80, stdout=None, timeout_s=60, program=None, **changes):
+    """Run a command whose stdout and stderr are one terminal; return exit code and screen.
+
+    Args:
+        *arguments: Of ``ggsched``.
+        width: Columns.
+        stdout: A file for stdout instead of the terminal.
+        timeout_s: For the command.
+        program: Arguments of Python instead of ``-m ggsched``.
+        **changes: Environment variables.
+    """
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    dropped = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+    environ = {k: v for k, v in os.environ.items() if k not in dropped}
+    process = subprocess.Popen(
+        [sys.executable, *(program or ["-m", "ggsched"]), *arguments],
+        stdin=theirs,
+        stdout=theirs if stdout is None else stdout,
+        stderr=theirs,
+        env=environ | {"TERM": "xterm-256color", **changes},
+    )
+    os.close(theirs)
+    written = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while part := os.read(ours, 1 << 16):
+            written += part
+    os.close(ours)
+    code = process.wait(timeout_s)
+    screen = Screen(width)
+    screen.feed(written)
+    screen.written = written
+    return code, screen

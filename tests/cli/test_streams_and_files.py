@@ -1,0 +1,127 @@
+"""Closed and full streams, streams without Unicode, devices and FIFOs as files, Ctrl-C early."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from ggsched.cli import files
+from ggsched.cli import main as main_module
+from ggsched.cli.files import read_bytes
+from ggsched.cli.main import main
+from ggsched.errors import UsageError
+from tests.models.helpers import ORACLE
+
+LLAMA = str(ORACLE / "llama-tiny-f32.gguf")
+
+
+def shell(text, **changes):
+    """Run a line of sh in which ``G`` is the command; return code, stdout and stderr."""
+    line = text.replace("G ", f"{sys.executable} -m ggsched ")
+    done = subprocess.run(
+        ["sh", "-c", line], capture_output=True, timeout=60, env={**os.environ, **changes}
+    )
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        ("G env >&-", 3, "stdout is closed, so results have nowhere to go"),
+        ("G env > /dev/full", 3, "the output: No space left on device"),
+        ("G env --json > /dev/full", 3, "the output: No space left on device"),
+        ("G check - <&-", 2, "-: cannot read the file: stdin is closed"),
+    ],
+)
+def test_streams_that_cannot_be_used_are_one_line(line, code, message):
+    found, _, err = shell(line)
+    assert (found, err) == (code, f"ggsched: error: {message}\n")
+
+
+def test_without_stderr_results_come_all_the_same():
+    code, out, _ = shell("G env --json 2>&-")
+    assert code == 0
+    assert out.startswith(b"[") or out.startswith(b"{")
+
+
+def test_a_stdout_of_ascii_shows_other_characters_written_out(tmp_path):
+    program = tmp_path / "x.litmus"
+    program.write_text("litmus \u00e9\u4e2d\n", encoding="utf-8")
+    code, _, err = shell(f"G check {program}", PYTHONIOENCODING="ascii:strict")
+    assert code == 2
+    assert err.startswith("ggsched: error: ")
+    assert "Traceback" not in err
+
+
+def test_devices_and_fifos_as_files(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(files, "_PATIENCE_S", 0.1)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for arguments in (
+        ["check", "/dev/zero"],
+        ["litmus", "/dev/zero"],
+        ["trace", "/dev/zero"],
+        ["plan", LLAMA, "--topology", "/dev/zero"],
+        ["run", "/dev/zero", "-p", "x"],
+    ):
+        assert main(arguments) == 2
+        assert "/dev/zero: " in (err := capsys.readouterr().err)
+        assert "it is not a regular file" in err
+        assert err.count("\n") == 1
+    assert main(["check", str(fifo)]) == 2
+    assert "it is a FIFO, and nobody writes to it" in capsys.readouterr().err
+    writer = threading.Thread(target=fifo.write_bytes, args=(b"x" * 100_000,))
+    writer.start()
+    assert read_bytes(str(fifo)) == b"x" * 100_000
+    writer.join()
+
+
+def test_what_has_no_end_is_refused(tmp_path):
+    path = tmp_path / "long"
+    path.write_bytes(b"x" * 101)
+    assert len(read_bytes(str(path), limit=101)) == 101
+    with pytest.raises(UsageError, match="is too long: more than 100 B"):
+        read_bytes(str(path), limit=100)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "0", "x", "601"])
+def test_times_that_are_none(text, capsys):
+    assert main(["calibrate", "--time-budget", text]) == 2
+    err = capsys.readouterr().err
+    assert "is not a time from 0.1 to 600 s" in err
+    assert err.count("\n") == 1
+
+
+def test_an_interrupted_import_is_an_interruption(capsys, monkeypatch):
+    """A module in C may raise another error in its place."""
+
+    def get(self, ctx, name):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise ImportError("numpy failed to import") from error
+
+    monkeypatch.setattr(main_module.Commands, "get_command", get)
+    assert main(["run"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("module", ["ggsched.cli.main", "ggsched.models.load"])
+def test_ctrl_c_while_modules_are_imported(module):
+    """The signal comes when the module is looked for."""
+    program = (
+        "import os, runpy, signal, sys\n"
+        "class Find:\n"
+        "    def find_spec(self, name, *rest):\n"
+        f"        if name == {module!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Find())\n"
+        f"sys.argv = ['ggsched', 'run', {LLAMA!r}, '--tokens', '1']\n"
+        "runpy.run_module('ggsched', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,69 @@
+"""Chat templates: text of conversations, and what a hostile one is told."""
+
+import pytest
+
+from ggsched.errors import ModelError
+from ggsched.models.chat import ChatTemplate, Message
+
+CHATML = """{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' + message['content'] | trim + '<|im_end|>' + '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
+LLAMA2 = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set ns = namespace(system=messages[0]['content']) %}
+{% set loop_messages = messages[1:] %}{% else %}{% set ns = namespace(system='') %}{% set loop_messages = messages %}{% endif %}
+{% for m in loop_messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{% if m['role'] == 'user' %}[INST] {{ ns.system }}{{ m['content'] }} [/INST]{% else %}{{ m['content'] }}{{ eos_token }}{% endif %}
+{% endfor %}"""  # noqa: E501
+ASKED = [Message("user", " hi "), Message("assistant", "hello"), Message("user", "bye")]
+
+
+def template(source):
+    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}, "m.gguf")
+
+
+def test_chatml():
+    assert template(CHATML).render(ASKED) == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n"
+        "<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert not template(CHATML).render(ASKED, asks=False).endswith("assistant\n")
+
+
+def test_special_tokens_and_namespaces():
+    found = template(LLAMA2).render([Message("system", "S "), *ASKED])
+    assert found == "<s>[INST] S  hi  [/INST]hello</s>[INST] S bye [/INST]"
+
+
+def test_text_of_users_is_not_a_template():
+    hostile = Message("user", "{{ 7 * 7 }}{% endfor %}")
+    assert "{{ 7 * 7 }}{% endfor %}" in template(CHATML).render([hostile])
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [
+        ("{% for %}", "Expected an expression"),
+        ("{{ raise_exception('no system') }}", "no system"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ undefined.name }}", "undefined"),
+        ("{{ 'a' * 10 }}", "what may be large"),
+        ("{{ 9 ** 9 }}", "what may be large"),
+        ("{{ '%99999d' % 3 }}", "what may be large"),
+        ("{% for i in range(99999) %}{% for j in range(99) %}{% endfor %}{% endfor %}", "rounds"),
+        ("{% for i in range(999999) %}{% endfor %}", "Range too big"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{{ 1 / 0 }}", "division"),
+        ("x" * (1 << 19), "are allowed"),
+    ],
+)
+def test_refused(source, word):
+    with pytest.raises(ModelError, match="chat template cannot be used") as info:
+        template(source).render(ASKED)
+    assert word in str(info.value)
+
+
+def test_steps_are_counted_anew_for_each_text():
+    half = template("{% for i in range(60000) %}{% endfor %}done")
+    assert [half.render(ASKED) for _ in range(3)] == ["done"] * 3

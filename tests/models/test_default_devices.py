@@ -1,0 +1,160 @@
+"""Which devices a session takes if nobody names any."""
+
+import logging
+import re
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.gpu.shapes import LLAMA_1B, spec_of
+from ggsched.backend.offline_device import PaperDevice
+from ggsched.config import Settings
+from ggsched.errors import UsageError
+from ggsched.ir.dtype import Q8_0
+from ggsched.models import default_devices, quick_rates
+from ggsched.models.default_devices import choose_devices
+from ggsched.models.load import load_model
+from ggsched.models.offload import Offload, OverrideRule
+from ggsched.models.session import Session, SessionOptions
+from ggsched.topology.cost import KernelRate, MachineRates, guessed_rates
+from ggsched.topology.model import Topology
+from tests.models.helpers import ORACLE, tiny_gguf
+from tests.passes.machines import device
+
+SMALL = spec_of(replace(LLAMA_1B, n_layer=1, n_vocab=512, n_embd=256, n_ff=512), Q8_0)
+LARGE = spec_of(replace(LLAMA_1B, n_layer=2, n_vocab=4096), Q8_0)
+POCL = {"kind": "accelerator", "imports_host_memory": True}
+CPU = {"kind": "cpu", "is_host": True, "imports_host_memory": True}
+
+
+def machine(**changes):
+    """A processor with two backends; changes by backend, None to leave one out."""
+    facts = {"gpu": None, "opencl": POCL, "cpu": CPU, **changes}
+    return [
+        device(f"{name}:0", **{"memory_nbytes": 8 << 30, **known})
+        for name, known in facts.items()
+        if known is not None
+    ]
+
+
+def chosen(spec, facts, *, n_ctx=1024, **settings):
+    topology = Topology(tuple(facts))
+    devices = [PaperDevice(topology, i) for i in range(len(facts))]
+    return choose_devices(spec, n_ctx, devices, Settings(**settings))
+
+
+def rated(monkeypatch, speeds, source="calibrated 2026-11-22"):
+    """Let rates be those of a file: how many times as fast as guessed each device is."""
+
+    def load(topology, setting):
+        guesses = guessed_rates(topology)
+        rates = [
+            replace(r, flops=r.flops * f, bandwidth=r.bandwidth * f)
+            for r, f in zip(guesses.devices, speeds, strict=True)
+        ]
+        return MachineRates(tuple(rates), guesses.links, source=source)
+
+    monkeypatch.setattr(default_devices, "load_rates", load)
+
+
+@pytest.mark.parametrize(("speeds", "wanted"), [((1, 9), "cpu:0"), ((9, 1), "opencl:0")])
+def test_calibrated_rates_decide(monkeypatch, speeds, wanted):
+    rated(monkeypatch, speeds)
+    found = chosen(LARGE, machine())
+    assert found.names == (wanted,)
+    times = {c.name: c.seconds for c in found.candidates}
+    assert min(times, key=times.get) == wanted
+    line = found.reason()
+    assert re.fullmatch(
+        rf"devices: {wanted}: predicted for 512 \+ 128 tokens: {wanted} [\d.]+ s, "
+        r"\w+:0 [\d.]+ s \(calibrated 2026-11-22\)",
+        line,
+    ), line
+
+
+@pytest.mark.parametrize("faster", ["cpu:0", "opencl:0"])
+def test_without_rates_the_product_that_counts_is_measured(monkeypatch, faster):
+    asked = []
+
+    def measure(bench, stream, dtype, allowance):
+        name = bench.device.facts.name
+        asked.append((name, dtype))
+        return KernelRate("mul_mat:q8_0", *((9e12, 9e12) if name == faster else (1e9, 1e9)))
+
+    monkeypatch.setattr(quick_rates, "measure_product", measure)
+    monkeypatch.setattr(quick_rates.Bench, "stream", lambda bench: None)
+    monkeypatch.setattr(quick_rates, "PaperDevice", ())
+    found = chosen(LARGE, machine(), rates="off")
+    assert found.names == (faster,)
+    assert sorted(asked) == [("cpu:0", Q8_0), ("opencl:0", Q8_0)]
+    assert "mul_mat:q8_0 measured" in found.reason()
+    asked.clear()
+    assert chosen(SMALL, machine(), rates="off").names == ("cpu:0",), "nodes cost more on a queue"
+    assert asked == [], "a small model is not worth it"
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"memory_nbytes": 64 << 20}, "MiB of"),
+        ({"max_allocation_nbytes": 1 << 20}, "has no buffers of"),
+        ({"lacks": ("rope",)}, "has no rope:f32"),
+    ],
+)
+def test_a_device_that_the_model_does_not_fit_is_not_taken(monkeypatch, facts, why):
+    rated(monkeypatch, (1000, 1))
+    found = chosen(LARGE, machine(opencl={**POCL, **facts}))
+    assert found.names == ("cpu:0",)
+    assert why in found.reason()
+
+
+def test_all_are_taken_where_none_is_large_enough(monkeypatch):
+    rated(monkeypatch, (1, 1))
+    small = {"memory_nbytes": 64 << 20}
+    found = chosen(LARGE, machine(opencl={**POCL, **small}, cpu={**CPU, **small}))
+    assert found.names == ("opencl:0", "cpu:0")
+
+
+def test_gpus_are_taken_with_a_cpu_and_not_with_another_device_of_the_same_memory():
+    gpus = (device("gpu:0"), device("gpu:1"))
+    found = chosen(LARGE, [*gpus, *machine()], rates="off")
+    assert found.names == ("gpu:0", "gpu:1", "cpu:0")
+    assert found.reason() == "devices: gpu:0, gpu:1, cpu:0"
+
+
+def test_a_list_of_backends_is_an_order_already():
+    found = chosen(LARGE, machine(), backends=("opencl", "cpu"))
+    assert found.names == ("opencl:0", "cpu:0")
+
+
+def test_a_session_says_what_it_took(tmp_path):
+    model = load_model(tiny_gguf(tmp_path / "m.gguf"))
+    with Session(model, None, SessionOptions(n_ctx=32)) as session:
+        taken = session.default_devices
+        assert taken is not None
+        assert [d.name for d in session.scheduler.topology.devices] == list(taken.names)
+        session.feed([1, 2])
+    with Session(model, ["cpu:0"], SessionOptions(n_ctx=32)) as session:
+        assert session.default_devices is None
+
+
+@pytest.mark.parametrize(
+    "offload",
+    [
+        Offload(n_gpu_layers=1),
+        Offload(n_cpu_moe=1),
+        Offload(tensor_split=(1.0,)),
+        Offload(overrides=(OverrideRule(re.compile("x"), "cpu"),)),
+    ],
+)
+def test_a_model_that_is_divided_gets_all_devices(offload):
+    assert SessionOptions().leaves_devices_open
+    assert not SessionOptions(offload=offload).leaves_devices_open
+    assert not SessionOptions(placement="cost").leaves_devices_open
+
+
+def test_no_device_at_all(caplog):
+    caplog.set_level(logging.ERROR)
+    model = load_model(ORACLE / "llama-tiny-f32.gguf")
+    with pytest.raises(UsageError, match="no backend 'nothing'"):
+        Session(model, None, settings=Settings(backends=("nothing",)))

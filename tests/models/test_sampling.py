@@ -1,0 +1,67 @@
+"""Filters keep the tokens that they should, and recent tokens are penalised."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ggsched.errors import UsageError
+from ggsched.models.sampling import Sampler, Sampling
+
+LOGITS = st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=30).map(
+    lambda values: np.array(values, np.float32)
+)
+
+
+def drawn(logits, count=60, **how):
+    sampler = Sampler(Sampling(temperature=2.0, **how))
+    return {sampler.choose(logits) for _ in range(count)}
+
+
+@given(logits=LOGITS, k=st.integers(1, 30))
+def test_top_k(logits, k):
+    least = np.sort(logits)[::-1][min(k, len(logits)) - 1]
+    assert all(logits[token] >= least for token in drawn(logits, top_k=k))
+
+
+@given(logits=LOGITS, p=st.floats(0.05, 1.0))
+def test_top_p_takes_the_smallest_set_with_that_probability(logits, p):
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    shares = weights / weights.sum()
+    for token in drawn(logits, top_p=p):
+        likelier = shares[shares > shares[token]].sum()
+        assert likelier < p + 1e-9
+
+
+@given(logits=LOGITS, p=st.floats(0.0, 1.0))
+def test_min_p(logits, p):
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    assert all(weights[token] >= p * (1 - 1e-6) for token in drawn(logits, min_p=p))
+
+
+@given(logits=LOGITS, seed=st.integers(0, 100))
+def test_filters_that_keep_all_change_only_the_order_of_drawing(logits, seed):
+    plain = Sampler(Sampling(1.0, seed)).choose(logits)
+    assert 0 <= plain < len(logits)
+    best = int(logits.argmax())
+    assert logits[Sampler(Sampling(1.0, seed, top_k=1)).choose(logits)] == logits[best]
+    assert logits[Sampler(Sampling(1.0, seed, top_p=1e-9)).choose(logits)] == logits[best]
+
+
+def test_recent_tokens_are_penalised_and_older_ones_are_not():
+    logits = np.array([2.0, 1.9, -1.0], np.float32)
+    assert Sampler(Sampling(repeat_penalty=1.5), [0]).choose(logits) == 1
+    assert Sampler(Sampling(repeat_penalty=1.5, repeat_last_n=2), [0, 2, 2]).choose(logits) == 0
+    assert Sampler(Sampling(repeat_penalty=1.5, repeat_last_n=0), [0]).choose(logits) == 0
+    negative = np.array([-1.0, -1.1], np.float32)
+    sampler = Sampler(Sampling(repeat_penalty=2.0))
+    assert [sampler.choose(negative, 0) for _ in range(3)] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"top_p": 0.0}, {"top_p": 1.5}, {"min_p": 2.0}, {"repeat_penalty": 0.0}, {"top_k": -1}],
+)
+def test_values_out_of_range(how):
+    with pytest.raises(UsageError, match=next(iter(how))):
+        Sampler(Sampling(**how))

@@ -1,0 +1,210 @@
+"""Loading: weights in pieces, over a ring of host memory, from files that are mapped."""
+
+import os
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from ggsched.backend.protocols import HostMemory
+from ggsched.config import Settings
+from ggsched.errors import DeviceFault, ModelError
+from ggsched.interchange.mapped_file import map_file
+from ggsched.ir.builder import GraphBuilder
+from ggsched.run.loading import RING, Loader, reader_count
+from ggsched.run.store import TensorStore
+from ggsched.sanitize import check_trace
+from ggsched.scheduler import Scheduler
+from ggsched.trace.recorder import Recorder
+from tests.run.devices import TestDevice
+
+PIECE = 4096
+SIZE = PIECE * (3 * RING) + 100
+
+
+def far_device(**facts):
+    """A device with memory of its own, to which bytes are uploaded."""
+    return TestDevice(**{"is_async": True, "is_host": False, "alignment": 64, **facts})
+
+
+def on_disk(tmp_path, nbytes=SIZE):
+    data = np.random.default_rng(3).integers(0, 256, nbytes, np.uint8)
+    data.tofile(tmp_path / "w.bin")
+    return data, map_file(str(tmp_path / "w.bin"))
+
+
+def loaded(device, sources, **how):
+    """Return what the buffers of a device hold after loading; everything is released."""
+    stream = device.create_stream()
+    loader = Loader((device,), lambda d: stream, timeout_s=5.0, piece_nbytes=PIECE, **how)
+    buffers = [device.allocate(source.nbytes) for source in sources]
+    try:
+        for buffer, source in zip(buffers, sources, strict=True):
+            loader.upload(0, buffer, source.data.toreadonly())
+        loader.close()
+        held = [b.memory.copy() for b in buffers]
+        assert device.open_events == []
+    finally:
+        loader.close()
+        stream.close()
+    return held
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{}, {"has_events": False}, {"is_async": False, "snapshots_uploads": True}, {"is_host": True}],
+    ids=["events", "no events", "snapshots", "host"],
+)
+def test_bytes_arrive(tmp_path, facts):
+    data, mapped = on_disk(tmp_path)
+    sources = [np.asarray(mapped)[7 : 7 + PIECE + 1], np.asarray(mapped), data[:50], data]
+    for held, source in zip(loaded(far_device(**facts), sources), sources, strict=True):
+        assert np.array_equal(held, source)
+
+
+def test_host_memory_is_that_of_a_ring(tmp_path):
+    data, _ = on_disk(tmp_path)
+    device, taken = far_device(), []
+
+    def allocate(nbytes: int) -> HostMemory:
+        taken.append(nbytes)
+        return TestDevice.allocate_host(device, nbytes)
+
+    device.allocate_host = allocate
+    loaded(device, [data, data])
+    assert taken == [PIECE] * RING
+
+
+def test_a_buffer_of_the_ring_is_not_written_before_its_upload_is_done(tmp_path):
+    """The device holds all uploads back; the loader may read as far as the ring and no further."""
+    data, _ = on_disk(tmp_path)
+    device, may_write, written = far_device(), threading.Event(), []
+    write = device.write_memory
+
+    def late(memory, offset, source):
+        assert may_write.wait(5)
+        write(memory, offset, source)
+
+    device.write_memory = late
+
+    def note(memory):
+        written.append(memory.nbytes)
+        if len(written) == RING - RING // 2 + 1:  # the next buffer is one that the device reads
+            may_write.set()
+
+    (held,) = loaded(device, [data], note=note)
+    assert np.array_equal(held, data)
+    assert len(written) == -(-SIZE // PIECE)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_pages_of_the_mapping_are_not_touched(tmp_path):
+    _, mapped = on_disk(tmp_path, 16 << 20)
+    loaded(far_device(), [np.asarray(mapped)])
+    start = mapped.__array_interface__["data"][0]
+    with open("/proc/self/smaps") as file:
+        lines = iter(file.read().splitlines())
+    assert any(line.startswith(f"{start:x}-") for line in lines)
+    resident = next(line for line in lines if line.startswith("Rss:"))
+    assert int(resident.split()[1]) < 1024, resident
+
+
+def test_a_file_that_became_shorter_is_named(tmp_path):
+    _, mapped = on_disk(tmp_path)
+    os.truncate(tmp_path / "w.bin", PIECE)
+    with pytest.raises(ModelError, match=r"w\.bin: the file was truncated"):
+        loaded(far_device(), [np.asarray(mapped)])
+
+
+def test_an_upload_that_fails(tmp_path):
+    data, _ = on_disk(tmp_path)
+    device = far_device()
+
+    def bad(memory, offset, source):
+        raise OSError("bus error")
+
+    device.write_memory = bad
+    with pytest.raises(DeviceFault, match="bus error"):
+        loaded(device, [data])
+    assert device.open_events == []
+    assert not [t for t in threading.enumerate() if "reader" in t.name]
+
+
+def test_host_memory_for_another_device_is_read_by_threads(tmp_path):
+    data, mapped = on_disk(tmp_path)
+    device = far_device()
+    loader = Loader((device,), lambda d: device.create_stream(), timeout_s=5, piece_nbytes=PIECE)
+    target = np.zeros(SIZE, np.uint8)
+    loader.read(np.asarray(mapped).data.toreadonly(), target.data)
+    loader.close()
+    assert np.array_equal(target, data)
+    assert 1 <= reader_count() <= 8
+
+
+def big_sum():
+    g = GraphBuilder("big")
+    w = g.weight("w", (3 << 20,))
+    return g.build(g.add(g.input("x", (3 << 20,)), w))
+
+
+def test_a_trace_of_a_long_weight_is_clean():
+    device, recorder, graph = far_device(), Recorder(), big_sum()
+    w = np.arange(3 << 20, dtype=np.float32)
+    settings = Settings(checked=True)
+    with Scheduler([device], weights={"w": w}, settings=settings, recorder=recorder) as scheduler:
+        (y,) = scheduler.run(graph, {"x": np.ones_like(w)}).values()
+        assert np.array_equal(y, w + 1)
+        report = check_trace(recorder.trace("loading"))
+    assert report.is_clean, report.to_text()
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_run_names_the_mapped_file_that_changed(tmp_path, when):
+    values = np.ones(3 << 20, np.float32)
+    values.tofile(tmp_path / "w.bin")
+    mapped = map_file(str(tmp_path / "w.bin"))
+    cuts = []
+
+    def kernel(out, inputs, params):
+        for cut in cuts:
+            cut()
+        np.copyto(out, inputs[0])
+
+    g = GraphBuilder("big")
+    w = g.weight("w", values.shape)
+    graph = g.build(g.add(g.gelu(g.input("x", values.shape)), w))
+    device = TestDevice(gelu=kernel, imports_host_memory=True)
+    with Scheduler([device], weights={"w": mapped.view(np.float32)}) as scheduler:
+        scheduler.run(graph, {"x": values})
+        taken = device.facts.memory_nbytes - device.free_nbytes
+        assert taken == values.nbytes, "the result; the weight is where it is mapped"
+
+        def cut():
+            os.truncate(tmp_path / "w.bin", 4096)
+
+        if when == "before":
+            cut()
+        else:
+            cuts.append(cut)
+        with pytest.raises(ModelError, match=r"w\.bin: the file was truncated"):
+            scheduler.run(graph, {"x": values})
+
+
+def test_a_store_is_released_when_a_file_cannot_be_read(tmp_path):
+    values = np.ones(3 << 20, np.float32)
+    values.tofile(tmp_path / "w.bin")
+    mapped = map_file(str(tmp_path / "w.bin"))
+    device = far_device()
+    os.truncate(tmp_path / "w.bin", 4096)
+    with Scheduler([device], weights={"w": mapped.view(np.float32)}) as scheduler:
+        with pytest.raises(ModelError, match="truncated") as caught:
+            scheduler.run(big_sum(), {"x": values})
+        assert "while filling 'w'" in caught.value.__notes__
+        assert device.open_buffers == []
+
+
+def test_the_file_is_not_asked_for_when_nothing_is_mapped():
+    store = TensorStore([far_device()], {}, timeout_s=1)
+    store.require_files()
+    store.close()

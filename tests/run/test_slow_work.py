@@ -1,0 +1,106 @@
+"""Timeouts count from the last progress: slow work is not ended, work that stands still is."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from ggsched import GraphBuilder
+from ggsched.backend.patience import progress_of, wait_patiently
+from ggsched.backend.registry import open_devices
+from ggsched.config import Settings
+from ggsched.errors import SyncTimeout
+from ggsched.passes.place import Constraints
+from ggsched.scheduler import Scheduler
+from tests.run.devices import Latch, TestDevice
+
+TIMEOUT_S = 0.4
+STEP_S = 0.1
+STEPS = 10
+X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
+
+
+class Slow:
+    """A kernel that takes its time."""
+
+    def __call__(self, out, inputs, params):
+        threading.Event().wait(STEP_S)
+        np.copyto(out, inputs[0])
+
+
+def slow_graph():
+    """Return a graph of slow nodes, then one of another op."""
+    g = GraphBuilder("slow")
+    y = g.input("x", X.shape)
+    for _ in range(STEPS):
+        y = g.gelu(y)
+    return g.build(g.scale(y, 2.0))
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_long_launch_whose_nodes_complete_is_not_ended(checked):
+    """All nodes are one launch, which takes more than twice the timeout."""
+    device = TestDevice(gelu=Slow(), is_async=True)
+    graph = slow_graph()
+    settings = Settings(timeout_s=TIMEOUT_S, checked=checked)
+    with Scheduler([device], settings=settings) as scheduler:
+        (out,) = scheduler.run(graph, {"x": X}).values()
+    np.testing.assert_array_equal(out, 2 * X)
+
+
+def test_a_stream_waits_for_another_one_that_works():
+    """The second device's stream waits for an event of the first for twice its timeout."""
+    devices = [TestDevice(f"test:{i}", gelu=Slow(), is_async=True) for i in range(2)]
+    for device in devices:
+        device.event_timeout_s = TIMEOUT_S
+    pins = Constraints(pins={**dict.fromkeys(range(STEPS), 0), STEPS: 1})
+    with Scheduler(devices, settings=Settings(timeout_s=TIMEOUT_S)) as scheduler:
+        (out,) = scheduler.run(slow_graph(), {"x": X}, pins).values()
+    np.testing.assert_array_equal(out, 2 * X)
+
+
+def test_work_that_stands_still_is_ended_and_named():
+    latch = Latch()
+    device = TestDevice(gelu=latch, is_async=True)
+    scheduler = Scheduler([device], settings=Settings(timeout_s=0.05))
+    try:
+        with pytest.raises(SyncTimeout, match=r"no progress for 0.05 s: .* running: n0 gelu"):
+            scheduler.run(slow_graph(), {"x": X})
+    finally:
+        latch.free.set()
+        scheduler.close()
+
+
+def test_the_wait_of_a_function():
+    """It is given up after the timeout without progress, and told of progress otherwise."""
+    waited, beats, marks = [], [], iter([0, 1, 1, 2, *[3] * 20])
+
+    def wait(seconds):
+        waited.append(seconds)
+        raise SyncTimeout("late")
+
+    with pytest.raises(SyncTimeout):
+        wait_patiently(wait, lambda: next(marks), 8.0, beat=lambda: beats.append(len(waited)))
+    assert set(waited) == {1.0}
+    assert beats == [2, 4, 5]
+    assert len(waited) == 5 + 8
+    waited.clear()
+    with pytest.raises(SyncTimeout):
+        wait_patiently(wait, lambda: next(marks), 0.0)
+    assert waited == [0.0]
+
+
+def test_opencl_counts_kernels():
+    (device,) = open_devices(["opencl:0"])
+    g = GraphBuilder("counted")
+    x = g.input("x", (256, 256))
+    for _ in range(5):
+        x = g.mul_mat(x, x)
+    graph = g.build(x)
+    with Scheduler([device], settings=Settings()) as scheduler:
+        scheduler.prepare(graph)
+        (stream,) = scheduler._store.streams
+        before = progress_of(stream)
+        scheduler.run(graph, {"x": np.ones((256, 256), np.float32)})
+        assert progress_of(stream)[-1] >= before[-1] + 5
+    device.close()
