@@ -11,7 +11,6 @@ import pytest
 from ggsched import GraphBuilder
 from ggsched.backend.queued.backlog import Backlog
 from ggsched.backend.queued.error_state import ErrorState
-from ggsched.backend.registry import discover
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, UsageError
 from ggsched.run.call_guard import CallGuard
@@ -120,11 +119,10 @@ def test_a_process_may_end_while_devices_work(device):
     assert done.returncode == 7, done.stderr
 
 
+@pytest.mark.opencl
 @pytest.mark.parametrize("what", ["upload", "download", "kernel", "build"])
 def test_a_process_may_end_while_threads_are_in_opencl(what):
     """They come back to an interpreter that is going, and must not take the process with them."""
-    if not any(d.name == "opencl:0" and d.state == "ready" for s in discover() for d in s.devices):
-        pytest.skip("opencl:0 is not ready")
     code = (
         "import sys, threading, time\n"
         "from ggsched_opencl import driver\n"
