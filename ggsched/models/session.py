@@ -1,6 +1,7 @@
 """A session: one sequence of tokens, its KV cache, and the scheduler that runs the model on it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -23,7 +24,7 @@ from ggsched.models.offload import EMBEDDING, Homes, source_name
 from ggsched.models.quick_rates import WORTH_NBYTES, with_links, with_products
 from ggsched.models.sampling import Sampling
 from ggsched.models.session_options import SessionOptions
-from ggsched.models.spec import ModelSpec
+from ggsched.models.spec import ModelSpec, cache_dtype
 from ggsched.models.timing import Timing
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
@@ -66,13 +67,14 @@ class Session:
             BackendUnavailable: a device that is not there.
         """
         self.model = model
-        self.spec: ModelSpec = model.spec
         self.options = options or SessionOptions()
         self.options.check()
+        dtype = cache_dtype(model.spec, self.options.cache_type)
+        self.spec: ModelSpec = replace(model.spec, cache_dtype=dtype)
         self.default_devices: DefaultDevices | None = None
         if devices is None and self.options.leaves_devices_open:
             known = settings or Settings.from_environment()
-            self.default_devices = default_devices(model.spec, self.options.n_ctx, known)
+            self.default_devices = default_devices(self.spec, self.options.n_ctx, known)
             devices = self.default_devices.names
         self.scheduler = Scheduler(
             devices,
@@ -86,7 +88,7 @@ class Session:
         try:
             topology = self.scheduler.topology
             self.rates: MachineRates = load_rates(topology, self.scheduler.settings.rates)
-            found = choose_homes(model.spec, self.scheduler, self.rates, self.options)
+            found = choose_homes(self.spec, self.scheduler, self.rates, self.options)
         except BaseException:
             self.scheduler.close()
             raise

@@ -6,6 +6,7 @@ from ggsched.errors import UsageError
 from ggsched.models.batches import Pipelining
 from ggsched.models.fit import FitRequest
 from ggsched.models.offload import Offload
+from ggsched.models.spec import CACHE_DTYPES, CacheType
 from ggsched.passes.place import PlacementPolicy
 from ggsched.passes.placement.ggml import GgmlRules
 from ggsched.passes.placement.named import placement_policy
@@ -30,6 +31,7 @@ class SessionOptions:
         placement: Decides where nodes run: ``"ggml"``, ``"cost"`` or a policy. Any but ggml's also
             chooses homes of weights and caches, for a decoding step that fills the context; of
             ``offload`` it takes overrides and experts only.
+        cache_type: Element type of the KV cache; ``auto`` is f16, and f32 for models in f32.
     """
 
     n_ctx: int = 512
@@ -41,6 +43,7 @@ class SessionOptions:
     plans_kept: int = 16
     fit: FitRequest | None = None
     placement: PlacementPolicy | str = "ggml"
+    cache_type: CacheType = "auto"
 
     @property
     def step(self) -> int:
@@ -56,6 +59,9 @@ class SessionOptions:
         for name, value in (("-c", self.n_ctx), ("-b", self.n_batch), ("-ub", self.n_ubatch)):
             if value < 1:
                 raise UsageError(f"{name} {value}", why="it must be at least 1")
+        if self.cache_type not in ("auto", *CACHE_DTYPES):
+            known = ", ".join(("auto", *CACHE_DTYPES))
+            raise UsageError(f"a KV cache of {self.cache_type!r}", hint=f"use one of {known}")
         if self.is_by_layers:
             return
         given = self.offload
