@@ -227,6 +227,32 @@ class Session:
             self.scheduler.clear_states()
             self.batches.has_nonfinite = False
 
+    @guarded(is_open=True)
+    def truncate(self, n_tokens: int) -> None:
+        """Forget all but the first tokens of the sequence, as when a draft was refused.
+
+        Args:
+            n_tokens: How many stay.
+
+        Raises:
+            UsageError: the sequence is shorter, the number is negative, or numbers that are not
+                finite may be in the cache (then only ``reset`` clears them).
+        """
+        if not 0 <= n_tokens <= self._n_past:
+            what = f"the sequence cannot be cut to {n_tokens} tokens"
+            raise UsageError(what, why=f"it has {self._n_past}")
+        if not n_tokens:
+            self.reset()
+            return
+        if self.batches.has_nonfinite:
+            raise UsageError(
+                "the sequence cannot be cut",
+                why="logits were not finite, so the KV cache may hold such numbers",
+                hint="call reset(), then feed the tokens again",
+            )
+        self._n_past = n_tokens
+        self._edits += 1
+
     def close(self) -> None:
         """Release everything; legal twice."""
         self.scheduler.close()
