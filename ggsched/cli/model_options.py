@@ -42,6 +42,8 @@ class ModelOptions:
         overrides: ``-ot`` in order.
         tensor_split: ``-ts``.
         split_by: ``--split-by``.
+        split_mode: ``-sm``.
+        tensor_group: ``--tensor-group``; None for all devices.
         placement: ``--placement``.
         n_ctx: ``-c``; 0 for what the model was trained for, within reason.
         n_batch: ``-b``.
@@ -68,6 +70,8 @@ class ModelOptions:
     overrides: tuple[Override, ...]
     tensor_split: tuple[float, ...] | None
     split_by: Literal["memory", "cost", "equal"] | None
+    split_mode: Literal["layer", "tensor"]
+    tensor_group: int | None
     placement: Literal["ggml", "cost"]
     n_ctx: int
     n_batch: int
@@ -147,7 +151,26 @@ _OPTIONS: Final = (
         type=shares,
         default=None,
         metavar="A,B,...",
-        help="Shares of the accelerators. [default: what --split-by says]",
+        help="Shares of the accelerators. [default: what --split-by says; equal with -sm tensor]",
+    ),
+    click.option(
+        "-sm",
+        "--split-mode",
+        "split_mode",
+        type=click.Choice(["layer", "tensor"]),
+        default="layer",
+        show_default=True,
+        help="layer: each layer lives on one device. tensor: devices share each layer, heads and "
+        "columns of its matrices, in the shares of -ts.",
+    ),
+    click.option(
+        "--tensor-group",
+        "tensor_group",
+        type=click.IntRange(min=2),
+        default=None,
+        metavar="N",
+        help="With -sm tensor, devices that share a layer; several groups of them form a pipeline. "
+        "[default: all devices]",
     ),
     click.option(
         "--split-by",
@@ -291,6 +314,8 @@ def open_session(
         pipeline_buffers=options.pipeline_buffers,
         offload=offload,
         placement=options.placement,
+        split_mode=options.split_mode,
+        group_size=options.tensor_group,
         fit=_fit(options, model) if options.fit else None,
         cache_type=_cache_type(options),
     )
