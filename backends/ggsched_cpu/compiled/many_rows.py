@@ -6,7 +6,6 @@ from typing import Final
 import numpy as np
 
 from ggsched.backend.arrays import Array
-from ggsched.ir.dtype import F32
 from ggsched_cpu.compiled.tasks import PARTS_PER_THREAD, Task, address, row_task
 from ggsched_cpu.lowering_context import CpuLoweringContext, Node, TableKey
 from ggsched_cpu.native import Kernels
@@ -17,10 +16,10 @@ MIN_ROWS: Final = 16
 
 
 def product(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
-    """Return tasks for one matrix with dense rows; f32 is left to BLAS."""
+    """Return tasks for one matrix with dense rows."""
     w, x, out = *node.inputs, node.out
     dtype = node.dtype(0)
-    if dtype is F32 or any(n != 1 for a in (w, x) for n in a.shape[:-2]):
+    if any(n != 1 for a in (w, x) for n in a.shape[:-2]):
         return None
     w, x, out = (a[(0,) * (a.ndim - 2)] for a in (w, x, out))
     if w.shape[0] < MIN_ROWS:
