@@ -18,6 +18,8 @@ def run_setup(session: "Session", n_prompt: int) -> RunSetup:
     """
     options, spec = session.options, session.spec
     offload, devices = options.offload, session.scheduler.topology.devices
+    if session.sharing is not None:  # nothing is divided by layers, so nothing is advised
+        return RunSetup((), None, False, options.n_ubatch, options.n_batch, n_prompt)
     free = session.scheduler.free_nbytes()
     layers = layer_devices(spec.hparams, devices, offload)
     largest = max(1, 2 * session.model.weight_nbytes() // len(layers))

@@ -43,7 +43,11 @@ class BatchRunner:
         rates: MachineRates,
         options: SessionOptions,
         timing: Timing,
+        *,
+        rewrite: Callable[[Graph], Graph] | None = None,
     ) -> None:
+        """Take what runs the model; ``rewrite`` makes of its graphs what is planned."""
+        self._rewrite = rewrite
         self._spec, self._scheduler, self._options = spec, scheduler, options
         self._timing = timing
         self.constraints = constraints
@@ -63,12 +67,14 @@ class BatchRunner:
         """Return the graph of a micro-batch that follows ``n_past`` tokens."""
         n_ctx = self._options.n_ctx
         n_kv = kv_bucket(n_past + n_tokens, n_ctx)
-        return self._graphs.get(
-            (n_tokens, n_kv, n_out),
-            lambda: build_model_graph(
+
+        def make() -> Graph:
+            built = build_model_graph(
                 self._spec, n_tokens=n_tokens, n_kv=n_kv, n_out=n_out, n_ctx=n_ctx
-            ),
-        )
+            )
+            return built if self._rewrite is None else self._rewrite(built)
+
+        return self._graphs.get((n_tokens, n_kv, n_out), make)
 
     def memory_need(self, n_prompt: int, n_predict: int, *, all_logits: bool) -> MemoryNeed:
         """Return what a run takes, to the byte, without loading anything.

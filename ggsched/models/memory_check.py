@@ -11,6 +11,7 @@ from ggsched.models.load import load_model
 from ggsched.models.offload import source_name
 from ggsched.models.session import Session
 from ggsched.models.spec import ModelSpec
+from ggsched.passes.shard.names import part_of
 from ggsched.plan.units import nbytes_text
 
 _SMALLEST_CONTEXT: Final = 256
@@ -41,7 +42,9 @@ def check_memory(session: Session, n_prompt: int, *, all_logits: bool = False) -
         "the model does not fit the memory that is free",
         where=session.model.file.path,
         why=f"{lacking} are missing",
-        hint=_advice(session, all_logits),
+        hint=_advice(session, all_logits)
+        if session.sharing is None
+        else "take more devices or a smaller -c, or other shares (-ts)",
     )
 
 
@@ -58,11 +61,16 @@ def _mapped_nbytes(session: Session) -> dict[int, int]:
     """Return by device the bytes of weights that it uses where the file is mapped."""
     mapped: dict[int, int] = {}
     devices, file = session.scheduler.topology.devices, session.model.file
-    for name, weight in session.spec.weights.items():
-        home = session.homes.devices[name]
-        stored = file.tensors[source_name(session.spec, name)].dtype
-        if devices[home].imports_host_memory and weight.dtype is stored:
-            mapped[home] = mapped.get(home, 0) + weight.nbytes
+    spec, shared = session.spec, session.sharing
+    for name, home in session.homes.devices.items():
+        source = name if shared is None else part_of(name)[0]
+        weight = spec.weights.get(source)
+        if weight is None or not devices[home].imports_host_memory:
+            continue
+        is_stored = weight.dtype is file.tensors[source_name(spec, source)].dtype
+        if is_stored and (shared is None or shared.is_mapped(name)):
+            nbytes = weight.nbytes if shared is None else shared.nbytes(name)
+            mapped[home] = mapped.get(home, 0) + nbytes
     return mapped
 
 

@@ -1,10 +1,12 @@
 """A session: one sequence of tokens, its KV cache, and the scheduler that runs the model on it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ggsched.backend.protocols import Device
 from ggsched.calibrate.cache import load_rates
@@ -16,14 +18,15 @@ from ggsched.models.batch_runner import BatchRunner
 from ggsched.models.default_devices import DefaultDevices, default_devices
 from ggsched.models.fit import Fit
 from ggsched.models.generation import generate
-from ggsched.models.homes import choose_homes
+from ggsched.models.homes import ChosenHomes, choose_homes
 from ggsched.models.load import Model, weight_array
 from ggsched.models.memory_need import MemoryNeed
 from ggsched.models.offload import EMBEDDING, Homes, source_name
 from ggsched.models.quick_rates import WORTH_NBYTES, with_links, with_products
 from ggsched.models.sampling import Sampling
 from ggsched.models.session_options import SessionOptions
-from ggsched.models.spec import ModelSpec
+from ggsched.models.sharing import Sharing, check_sharing, placement_of, sharing_options
+from ggsched.models.spec import ModelSpec, cache_dtype
 from ggsched.models.timing import Timing
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
@@ -66,19 +69,24 @@ class Session:
             BackendUnavailable: a device that is not there.
         """
         self.model = model
-        self.spec: ModelSpec = model.spec
         self.options = options or SessionOptions()
         self.options.check()
+        dtype = cache_dtype(model.spec, self.options.cache_type)
+        self.spec: ModelSpec = replace(model.spec, cache_dtype=dtype)
+        self.sharing: Sharing | None = None
+        is_shared = self.options.split_mode == "tensor"
+        if is_shared:
+            check_sharing(self.options)
         self.default_devices: DefaultDevices | None = None
         if devices is None and self.options.leaves_devices_open:
             known = settings or Settings.from_environment()
-            self.default_devices = default_devices(model.spec, self.options.n_ctx, known)
+            self.default_devices = default_devices(self.spec, self.options.n_ctx, known)
             devices = self.default_devices.names
         self.scheduler = Scheduler(
             devices,
-            weights=lambda name: weight_array(model, source_name(self.spec, name)),
+            weights=self._weight,
             settings=settings,
-            placement=self.options.placement,
+            placement=placement_of(self.options) if is_shared else self.options.placement,
             plan_limit=self.options.plans_kept,
             progress=progress,
             recorder=recorder,
@@ -86,7 +94,9 @@ class Session:
         try:
             topology = self.scheduler.topology
             self.rates: MachineRates = load_rates(topology, self.scheduler.settings.rates)
-            found = choose_homes(model.spec, self.scheduler, self.rates, self.options)
+            if is_shared:
+                self.sharing = Sharing.of(self.spec, topology.devices, self.options)
+            found = self._choose_homes()
         except BaseException:
             self.scheduler.close()
             raise
@@ -102,6 +112,7 @@ class Session:
             self.rates,
             self.options,
             self.timing,
+            rewrite=self.sharing.graph if self.sharing is not None else None,
         )
         self._n_past = 0
         self._edits = 0  # of the sequence; what is being generated belongs to one of them
@@ -225,6 +236,32 @@ class Session:
             self.scheduler.clear_states()
             self.batches.has_nonfinite = False
 
+    @guarded(is_open=True)
+    def truncate(self, n_tokens: int) -> None:
+        """Forget all but the first tokens of the sequence, as when a draft was refused.
+
+        Args:
+            n_tokens: How many stay.
+
+        Raises:
+            UsageError: the sequence is shorter, the number is negative, or numbers that are not
+                finite may be in the cache (then only ``reset`` clears them).
+        """
+        if not 0 <= n_tokens <= self._n_past:
+            what = f"the sequence cannot be cut to {n_tokens} tokens"
+            raise UsageError(what, why=f"it has {self._n_past}")
+        if not n_tokens:
+            self.reset()
+            return
+        if self.batches.has_nonfinite:
+            raise UsageError(
+                "the sequence cannot be cut",
+                why="logits were not finite, so the KV cache may hold such numbers",
+                hint="call reset(), then feed the tokens again",
+            )
+        self._n_past = n_tokens
+        self._edits += 1
+
     def close(self) -> None:
         """Release everything; legal twice."""
         self.scheduler.close()
@@ -240,6 +277,20 @@ class Session:
     ) -> None:
         close_after(error, self)
 
+    def _weight(self, name: str) -> NDArray[Any]:
+        """Return the bytes of a weight, or of a part of one, for the graphs of the session."""
+        if self.sharing is not None:
+            return self.sharing.array(self.model, name)
+        return weight_array(self.model, source_name(self.spec, name))
+
+    def _choose_homes(self) -> ChosenHomes:
+        """Return where weights and caches live, by layers, by cost or in shares."""
+        shared = self.sharing
+        if shared is None:
+            return choose_homes(self.spec, self.scheduler, self.rates, self.options)
+        options = sharing_options(self.options, shared.who)
+        return ChosenHomes(shared.spec, options, shared.homes, None)
+
     def _measured_rates(self) -> MachineRates:
         """Return the rates, with what decides where weights of a CPU are used measured if guessed.
 
@@ -248,7 +299,8 @@ class Session:
         """
         topology, rates, homes = self.scheduler.topology, self.rates, self.homes.devices
         kinds = [facts.kind for facts in topology.devices]
-        if self.options.offload.experts.offload != "auto" or not {"cpu"} < set(kinds):
+        is_settled = self.sharing is not None or self.options.offload.experts.offload != "auto"
+        if is_settled or not {"cpu"} < set(kinds):
             return rates
         dtypes: dict[int, set[DType]] = {}
         nbytes = 0

@@ -1,14 +1,18 @@
 """What a session is to be like."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ggsched.errors import UsageError
 from ggsched.models.batches import Pipelining
 from ggsched.models.fit import FitRequest
 from ggsched.models.offload import Offload
+from ggsched.models.spec import CACHE_DTYPES, CacheType
 from ggsched.passes.place import PlacementPolicy
 from ggsched.passes.placement.ggml import GgmlRules
 from ggsched.passes.placement.named import placement_policy
+
+SplitMode = Literal["layer", "tensor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,11 @@ class SessionOptions:
         placement: Decides where nodes run: ``"ggml"``, ``"cost"`` or a policy. Any but ggml's also
             chooses homes of weights and caches, for a decoding step that fills the context; of
             ``offload`` it takes overrides and experts only.
+        cache_type: Element type of the KV cache; ``auto`` is f16, and f32 for models in f32.
+        split_mode: ``layer``: a layer lives on one device; ``tensor``: devices share each layer, in
+            shares of ``offload.tensor_split`` (see ``ggsched.models.tensor_split``).
+        group_size: With ``tensor``, how many devices share a layer; several groups of them form a
+            pipeline. None for all devices.
     """
 
     n_ctx: int = 512
@@ -41,6 +50,9 @@ class SessionOptions:
     plans_kept: int = 16
     fit: FitRequest | None = None
     placement: PlacementPolicy | str = "ggml"
+    cache_type: CacheType = "auto"
+    split_mode: SplitMode = "layer"
+    group_size: int | None = None
 
     @property
     def step(self) -> int:
@@ -48,14 +60,26 @@ class SessionOptions:
         return min(self.n_ubatch, self.n_batch)
 
     def check(self) -> None:
-        """Refuse sizes that make no sense, and layers that a placement policy would ignore.
+        """Refuse sizes that make no sense, and options that others would ignore.
 
         Raises:
-            UsageError: a size below 1; layers or ``--fit`` beside a policy that chooses homes.
+            UsageError: a size below 1; layers or ``--fit`` beside a policy that chooses homes, or
+                beside devices that share layers.
         """
         for name, value in (("-c", self.n_ctx), ("-b", self.n_batch), ("-ub", self.n_ubatch)):
             if value < 1:
                 raise UsageError(f"{name} {value}", why="it must be at least 1")
+        if self.cache_type not in ("auto", *CACHE_DTYPES):
+            known = ", ".join(("auto", *CACHE_DTYPES))
+            raise UsageError(f"a KV cache of {self.cache_type!r}", hint=f"use one of {known}")
+        if self.split_mode not in ("layer", "tensor"):
+            raise UsageError(f"-sm {self.split_mode}", hint="use layer or tensor")
+        if self.group_size is not None and self.split_mode != "tensor":
+            raise UsageError(
+                f"--tensor-group {self.group_size} with -sm layer",
+                why="a layer lives on one device then",
+                hint="add -sm tensor",
+            )
         if self.is_by_layers:
             return
         given = self.offload
@@ -89,6 +113,7 @@ class SessionOptions:
             self.fit,
         )
         is_divided = given.n_cpu_moe > 0 or bool(given.overrides) or self.pipelining == "on"
+        is_divided = is_divided or self.split_mode == "tensor"
         return self.is_by_layers and not is_divided and all(part is None for part in said)
 
     @property

@@ -1,4 +1,4 @@
-"""Writes the list of supported ops: ``python -m ggsched.importers.onnx.page docs/reference/onnx.md``."""
+"""Writes the list of supported ops into a page: ``python -m ggsched.importers.onnx.page FILE``."""
 
 import sys
 from pathlib import Path

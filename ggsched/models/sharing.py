@@ -1,0 +1,140 @@
+"""A model that devices share layer by layer: what a session does differently for it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ggsched.errors import UsageError
+from ggsched.ir.graph import Graph
+from ggsched.models.load import Model, weight_array
+from ggsched.models.offload import Homes, copied_output, source_name
+from ggsched.models.part_arrays import part_array
+from ggsched.models.session_options import SessionOptions
+from ggsched.models.spec import ModelSpec
+from ggsched.models.tensor_split import (
+    Participants,
+    find_participants,
+    shard_homes,
+    split_model,
+)
+from ggsched.passes.experts.policy import ExpertPolicy
+from ggsched.passes.shard.layout import Split, part_nbytes, part_shape
+from ggsched.passes.shard.names import part_of
+from ggsched.passes.shard.place import ByParticipant
+from ggsched.passes.shard.rewrite import Shards, shard_graph
+from ggsched.topology.caps import DeviceFacts
+from ggsched.topology.model import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How devices share the layers of a model.
+
+    Attributes:
+        spec: The model, with an output matrix of its own.
+        who: The devices.
+        shards: Weights and caches.
+    """
+
+    spec: ModelSpec
+    who: Participants
+    shards: Shards
+
+    @classmethod
+    def of(
+        cls, spec: ModelSpec, devices: Sequence[DeviceFacts], options: SessionOptions
+    ) -> "Sharing":
+        """Return how the devices share a model.
+
+        Raises:
+            UsageError: shares that do not fit the devices, or a model that cannot be divided.
+        """
+        spec = copied_output(spec) if spec.is_tied else spec
+        who = find_participants(devices, options.offload.tensor_split, options.group_size)
+        return cls(spec, who, split_model(spec, who))
+
+    def graph(self, graph: Graph) -> Graph:
+        """Return the graph of a micro-batch in parts."""
+        return shard_graph(graph, self.shards).graph
+
+    @property
+    def homes(self) -> Homes:
+        """Where parts of weights and caches live, by their new names."""
+        return shard_homes(self.spec, self.shards, self.who)
+
+    def array(self, model: Model, name: str) -> NDArray[Any]:
+        """Return the bytes of a part of a weight, as ``weight_array`` does of whole ones.
+
+        Raises:
+            ModelError: the model has no such weight.
+        """
+        source, part = part_of(name)
+        whole = weight_array(model, source_name(self.spec, source))
+        layout = self.shards.layout(source)
+        if part is None or not isinstance(layout, Split):
+            return whole
+        return part_array(whole, self.spec.weights[source].dtype, layout, part)
+
+    def is_mapped(self, name: str) -> bool:
+        """Whether the bytes of a part stand together in the file."""
+        layout = self.shards.layout(part_of(name)[0])
+        return not isinstance(layout, Split) or (layout.axis == 0 and len(layout.segments) == 1)
+
+    def nbytes(self, name: str) -> int:
+        """Return the bytes of a part of a weight."""
+        source, part = part_of(name)
+        weight, layout = self.spec.weights[source], self.shards.layout(source)
+        if part is None or not isinstance(layout, Split):
+            return weight.nbytes
+        return part_nbytes(part_shape(weight.shape, layout, part), weight.dtype)
+
+
+def placement_of(options: SessionOptions) -> ByParticipant:
+    """Return what places the nodes of a model that devices share."""
+    shares, size = options.offload.tensor_split, options.group_size
+
+    def devices(topology: Topology) -> tuple[int, ...]:
+        return find_participants(topology.devices, shares, size).devices
+
+    return ByParticipant(f"shares={shares}, groups of {size}", devices)
+
+
+def check_sharing(options: SessionOptions) -> None:
+    """Refuse what says where layers live beside ``-sm tensor``.
+
+    Raises:
+        UsageError: such an option is given.
+    """
+    given = options.offload
+    said = [
+        name
+        for name, is_said in (
+            ("-ngl", given.n_gpu_layers is not None or given.stage_layers is not None),
+            ("--n-cpu-moe", given.n_cpu_moe > 0),
+            ("-ot", bool(given.overrides)),
+            ("--split-by", given.split_by is not None),
+            ("--placement", not options.is_by_layers),
+            ("--fit", options.fit is not None),
+            ("--pipeline on", options.pipelining == "on" and options.group_size is None),
+        )
+        if is_said
+    ]
+    if said:
+        raise UsageError(
+            f"{', '.join(said)} with -sm tensor",
+            why="every layer lives on all devices, in shares",
+            hint="leave it out; -ts A,B,... gives the shares",
+        )
+
+
+def sharing_options(options: SessionOptions, who: Participants) -> SessionOptions:
+    """Return the options for devices that share layers.
+
+    Micro-batches run one by one where all devices work on each, and nothing is offloaded: each
+    device computes with what it has.
+    """
+    offload = replace(options.offload, experts=ExpertPolicy())
+    pipelining = options.pipelining if len(who.groups) > 1 else "off"
+    return replace(options, offload=offload, pipelining=pipelining)

@@ -1,0 +1,1 @@
+"""Shards: rewrite a graph so that several devices compute parts of each product."""

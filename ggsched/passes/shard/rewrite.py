@@ -1,0 +1,370 @@
+"""Rewrite a graph so that participants compute parts of its products.
+
+    layouts of weights and states --> layout of every result --> calls --> graph
+
+Results follow from operands by the rules of ops. Where a rule needs the whole of something, its
+parts are joined (``concat``) or its summands added up (``add``), by each participant for itself and
+in one order, so that all of them have the same bits. That is an all-gather or an all-reduce made of
+ordinary nodes; the copies between devices are the planner's.
+
+What is whole is computed by each participant that has the operands, because to compute a norm again
+takes less time than to send it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ggsched.errors import PlanError
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import F32, I32
+from ggsched.ir.graph import Graph, Node
+from ggsched.ir.ops import Param, op_by_name, written_operand
+from ggsched.ir.tensor import Role, Tensor, contiguous_strides
+from ggsched.passes.shard.calls import (
+    ANY,
+    HEAVY,
+    Call,
+    Key,
+    Leaf,
+    Ref,
+    needed_calls,
+    ordered_calls,
+)
+from ggsched.passes.shard.layout import (
+    Cuts,
+    Layout,
+    Partial,
+    Split,
+    Whole,
+    Window,
+    part_shape,
+)
+from ggsched.passes.shard.names import label_of, name_of
+from ggsched.passes.shard.rules import WHOLE, Decision, Need, Operand, decide
+
+
+@dataclass(frozen=True)
+class Shards:
+    """How weights and states are shared.
+
+    Attributes:
+        count: Number of participants.
+        layouts: By name of the weight or state; those that are not here are whole on everyone.
+        groups: Participants that share layers; what is added up is added up by a whole group.
+    """
+
+    count: int
+    layouts: Mapping[str, Layout]
+    groups: tuple[tuple[int, ...], ...] = field(default=())
+
+    def layout(self, name: str) -> Layout:
+        """Return how a weight or state is shared."""
+        return self.layouts.get(name) or Whole(self.everyone)
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        """All participants."""
+        return tuple(range(self.count))
+
+    def group(self, on: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the participants of all groups that these belong to."""
+        found = {p for g in self.groups or (self.everyone,) for p in g if set(g) & set(on)}
+        return tuple(sorted(found or on))
+
+    def members(self, name: str) -> list[tuple[str, int]]:
+        """Return the names that a weight or state has in the new graph, with their participants."""
+        on = self.layout(name).on or ()
+        is_one = isinstance(self.layout(name), Whole) and len(on) == 1
+        return [(name if is_one else name_of(name, p), p) for p in on]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """A graph in parts.
+
+    Attributes:
+        graph: It.
+        tensor_of: The new id of each output of the old graph, whole.
+    """
+
+    graph: Graph
+    tensor_of: dict[int, int]
+
+
+def shard_graph(graph: Graph, shards: Shards) -> Sharded:
+    """Return a graph that computes the same, in parts.
+
+    Labels of nodes end with ``#`` and the participant that is to run them, and so do names of parts
+    and copies of weights and states.
+
+    Raises:
+        PlanError: a split that cuts blocks, or that an op which uses the tensor cannot follow.
+    """
+    work = _Rewriter(graph, shards)
+    for node in graph.nodes:
+        work.add(node)
+    outputs = [work.output(graph.tensors[tid]) for tid in graph.outputs]
+    calls = needed_calls(work.calls, [ref.key for ref in outputs], work.leaves)
+    new, ids = _build(graph.name, work.leaves, ordered_calls(calls), outputs)
+    return Sharded(new, dict(zip(graph.outputs, ids, strict=True)))
+
+
+def _build(
+    name: str, leaves: Mapping[Key, Leaf], calls: Iterable[Call], outputs: Iterable[Ref]
+) -> tuple[Graph, list[int]]:
+    g = GraphBuilder(name)
+    made: dict[Key, Tensor] = {}
+    views: dict[Ref, Tensor] = {}
+
+    def root(key: Key) -> Tensor:
+        if key not in made:
+            leaf = leaves[key]
+            add = {Role.INPUT: g.input, Role.WEIGHT: g.weight, Role.STATE: g.state}[leaf.role]
+            made[key] = add(leaf.name, leaf.shape, leaf.dtype)
+        return made[key]
+
+    def view(ref: Ref) -> Tensor:
+        t, window = root(ref.key), ref.window
+        if Window.of(t) == window:
+            return t
+        if ref not in views:
+            views[ref] = g.view(t, window.shape, window.strides, window.offset)
+        return views[ref]
+
+    for call in calls:
+        operands = [view(ref) for ref in call.inputs]
+        params = {k: v for k, v in call.params.items() if k != "inplace"}
+        inplace = bool(call.params.get("inplace"))
+        label = label_of(call.label, call.part)
+        result = g.op(call.op, *operands, name=label, inplace=inplace, **params)
+        if call.makes:
+            made[call.out] = result
+    found = [view(ref) for ref in outputs]
+    return g.build(*found), [t.id for t in found]
+
+
+class _Rewriter:
+    """Walks the nodes once, in order; knows how every storage lies."""
+
+    def __init__(self, graph: Graph, shards: Shards) -> None:
+        self.tensors = graph.tensors
+        self.graph, self.shards = graph, shards
+        self.calls: list[Call] = []
+        self.leaves: dict[Key, Leaf] = {}
+        self._layout: dict[int, Layout] = {}
+        self._cuts: dict[int, Cuts] = {}
+        self._copy: dict[tuple[int, int], Key] = {}
+        self._written = Counter[int]()
+        self._writers = Counter(graph.tensors[n.output].storage for n in graph.nodes)
+        self._whole: dict[tuple[int, int, Window], dict[int, Key]] = {}
+        self._temps = 0
+        for t in graph.tensors:
+            if not t.is_view and t.role is not Role.TEMP:
+                self._add_leaf(t)
+
+    def add(self, node: Node) -> None:
+        """Add the calls of a node."""
+        operands = [Operand(self.tensors[t], self._of(self.tensors[t])) for t in node.inputs]
+        decision = decide(node, operands)
+        through = written_operand(op_by_name(node.op), node.params)
+        if decision is not None and through is not None and decision.needs[through] is not None:
+            decision = None  # it would write a part of what is whole
+        if decision is None:
+            self._add_whole(node, through)
+        else:
+            self._add_parts(node, decision, through)
+        self._written[self.tensors[node.output].storage] += 1
+
+    def output(self, t: Tensor) -> Ref:
+        """Return an output, whole."""
+        on = self._layout[t.storage].on
+        return self._read(t, on[0] if on else 0)
+
+    # --- calls ----------------------------------------------------------------------------
+
+    def _add_whole(self, node: Node, through: int | None) -> None:
+        storage = self.tensors[node.output].storage
+        if through is not None and not isinstance(self._layout[storage], Whole):
+            raise PlanError(
+                "cannot write a part of this",
+                where=self.graph.label(node),
+                why=f"{self.tensors[storage].name!r} is split among devices in another way",
+            )
+        on = self._runners(node, through)
+        for p in on:
+            inputs = tuple(self._read(self.tensors[t], p) for t in node.inputs)
+            self._call(node, inputs, p, through)
+        if through is None:
+            self._layout[storage] = Whole(on)
+
+    def _add_parts(self, node: Node, decision: Decision, through: int | None) -> None:
+        result = self.tensors[node.output]
+        operands = [self.tensors[t] for t in node.inputs]
+        on = decision.result.on
+        for p in on:
+            if decision.once and p != on[0]:
+                self._hand_on(node, operands[0], result, p)
+                continue
+            inputs = tuple(
+                self._operand(t, need, p) for t, need in zip(operands, decision.needs, strict=True)
+            )
+            self._call(node, inputs, p, through)
+        if through is None:
+            self._settle(result, decision.result)
+
+    def _call(self, node: Node, inputs: tuple[Ref, ...], part: int, through: int | None) -> None:
+        storage = self.tensors[node.output].storage
+        key = ("t", storage, part) if through is None else inputs[through].key
+        is_heavy = node.op in HEAVY
+        label = node.name or node.op
+        self.calls.append(
+            Call(node.op, node.params, label, inputs, key, part, through is None, is_heavy)
+        )
+        self._copy[storage, part] = key
+
+    def _hand_on(self, node: Node, x: Tensor, result: Tensor, part: int) -> None:
+        """Let a participant's summand be that of operand x."""
+        ref = self._operand(x, None, part)
+        root = self.tensors[x.storage]
+        if Window.of(root) == ref.window and self._writers[x.storage] == 1:
+            self._copy[result.storage, part] = ref.key
+            return
+        key = ("t", result.storage, part)
+        self.calls.append(Call("cont", {}, node.name or node.op, (ref,), key, part, True))
+        self._copy[result.storage, part] = key
+
+    # --- operands -------------------------------------------------------------------------
+
+    def _operand(self, t: Tensor, need: Need, part: int) -> Ref:
+        if need == WHOLE:
+            return self._read(t, part)
+        if isinstance(need, Split):
+            ref = self._read(t, part)
+            ((first, stop),) = need.spans(part)
+            return Ref(ref.key, ref.window.sliced(need.axis, first, stop))
+        window = Window.of(t)
+        if isinstance(self._layout[t.storage], Split):
+            window = self._cuts[t.storage].part(window, part)
+        return Ref(self._copy[t.storage, part], window)
+
+    def _read(self, t: Tensor, part: int) -> Ref:
+        """Return a whole tensor for a participant: its own, or that of one that has it."""
+        layout, window = self._layout[t.storage], Window.of(t)
+        if isinstance(layout, Whole):
+            return Ref(self._nearest(t.storage, layout.on, part), window)
+        if self._of(t) is None:
+            root = self.tensors[t.storage]
+            return Ref(self._joined(root, part), window)
+        key = self._joined(t, part)
+        whole = Window(t.shape, _contiguous(t), 0)
+        return Ref(key, whole)
+
+    def _nearest(self, storage: int, on: tuple[int, ...] | None, part: int) -> Key:
+        if on is None:
+            return self._copy[storage, ANY]
+        return self._copy[storage, part if part in on else on[part % len(on)]]
+
+    def _joined(self, t: Tensor, part: int) -> Key:
+        """Return a copy of a tensor whose parts were joined or added up."""
+        known = (t.storage, self._written[t.storage], Window.of(t))
+        if known not in self._whole:
+            self._whole[known] = self._join(t)
+        keys = self._whole[known]
+        return keys[part] if part in keys else keys[sorted(keys)[part % len(keys)]]
+
+    def _join(self, t: Tensor) -> dict[int, Key]:
+        layout, name = self._of(t), self.tensors[t.storage].name
+        assert isinstance(layout, Split | Partial)  # the callers have seen to it
+        if t.role is Role.WEIGHT or t.dtype not in (F32, I32):
+            raise PlanError(
+                f"{name!r} is split where a whole one is needed",
+                where=self.graph.name,
+                why=f"parts of a {t.role.value} of {t.dtype} are not joined",
+                hint="split it along another axis, or leave it whole",
+            )
+        op = "add"
+        params: dict[str, Param] = {}
+        if isinstance(layout, Split):
+            if len(layout.segments) > 1:
+                raise PlanError(
+                    f"{name!r} is split in {len(layout.segments)} segments where a whole one is "
+                    "needed",
+                    where=self.graph.name,
+                )
+            op, params = "concat", {"axis": layout.axis}
+        keys = {}
+        for p in self.shards.group(layout.on):
+            parts = [self._operand(t, None, q) for q in layout.on]
+            total = parts[0]
+            for other in parts[1:]:
+                self._temps += 1
+                key = ("j", self._temps, p)
+                label = f"{name}_{'sum' if op == 'add' else 'joined'}"
+                self.calls.append(Call(op, params, label, (total, other), key, p, True))
+                shape = list(total.window.shape)
+                if isinstance(layout, Split):
+                    shape[layout.axis] += other.window.shape[layout.axis]
+                total = Ref(key, Window(tuple(shape), _steps(t, tuple(shape)), 0))
+            keys[p] = total.key
+        return keys
+
+    # --- layouts --------------------------------------------------------------------------
+
+    def _of(self, t: Tensor) -> Layout | None:
+        layout = self._layout[t.storage]
+        if isinstance(layout, Split):
+            return self._cuts[t.storage].axis_of(Window.of(t))
+        return layout
+
+    def _settle(self, root: Tensor, layout: Layout) -> None:
+        """Note how a new storage lies; what one participant has alone is whole."""
+        on = layout.on
+        if on is not None and len(on) == 1 and not isinstance(layout, Whole):
+            layout = Whole(on)
+        self._layout[root.storage] = layout
+        if isinstance(layout, Split):
+            self._cuts[root.storage] = Cuts(root, layout)
+
+    def _add_leaf(self, root: Tensor) -> None:
+        if root.role is Role.INPUT:
+            # One that nodes write has one home.
+            at = 0 if self._writers[root.id] else ANY
+            self._layout[root.id] = Whole((at,) if at != ANY else None)
+            self._copy[root.id, at] = key = ("l", root.id, at)
+            self.leaves[key] = Leaf(root.name, root.dtype, root.shape, root.role)
+            return
+        layout = self.shards.layout(root.name)
+        self._settle(root, layout)
+        for name, p in self.shards.members(root.name):
+            shape = part_shape(root.shape, layout, p) if isinstance(layout, Split) else root.shape
+            self._copy[root.id, p] = key = ("l", root.id, p)
+            self.leaves[key] = Leaf(name, root.dtype, shape, root.role)
+
+    def _runners(self, node: Node, through: int | None) -> tuple[int, ...]:
+        """Return the participants that compute a node of whole operands.
+
+        Those that have its weight; else those that have the operand which most have.
+        """
+        if through is not None:
+            return self._layout[self.tensors[node.output].storage].on or self.shards.everyone
+        kept: list[tuple[int, ...]] = []
+        made: list[tuple[int, ...]] = []
+        for tid in node.inputs:
+            t = self.tensors[tid]
+            layout = self._layout[t.storage]
+            if layout.on is None:
+                continue
+            on = layout.on if isinstance(layout, Whole) else self.shards.group(layout.on)
+            (kept if t.role in (Role.WEIGHT, Role.STATE) else made).append(on)
+        if kept:
+            return kept[0]
+        return max(made, key=len, default=self.shards.everyone)
+
+
+def _contiguous(t: Tensor) -> tuple[int, ...]:
+    return _steps(t, t.shape)
+
+
+def _steps(t: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return contiguous_strides(t.dtype, shape)
