@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ggsched.errors import GgschedError
+
 THREAD_PREFIX = "ggsched"
 GRACE_S = 5.0
 
@@ -40,6 +42,32 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Run named files and single tests in this process, where a debugger and ``-s`` work."""
     return 0 if all(".py" in arg for arg in config.args) else None
+
+
+def _opencl_is_missing() -> str:
+    """Return why the device opencl:0 cannot be used, or nothing if it can."""
+    try:
+        from ggsched_opencl import open_backend
+
+        open_backend()
+    except GgschedError as error:
+        return str(error)
+    return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs OpenCL where no device of it can be used, and say why."""
+    asking = [item for item in items if _asks_for_opencl(item)]
+    if asking and (why := _opencl_is_missing()):
+        for item in asking:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+def _asks_for_opencl(item: pytest.Item) -> bool:
+    if item.get_closest_marker("opencl") is not None:
+        return True
+    given = getattr(item, "callspec", None)
+    return given is not None and any("opencl" in str(value) for value in given.params.values())
 
 
 def _workers() -> set[threading.Thread]:

@@ -1,8 +1,8 @@
 """Elements of weights as vectors: plain types by conversion, packed types by their layouts."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import zip_longest
 from typing import Final
 
 from ggsched.ir.blocks import Bits, BlockLayout, Integers, Real
@@ -10,7 +10,12 @@ from ggsched.ir.dtype import BF16, F16, F32, QUANTIZED_DTYPES, DType
 from ggsched_cpu_kernels.emit import Builder, Value, constant, vector_of
 
 PLAIN: Final = (F32, F16, BF16)
+COMPILED: Final = (*PLAIN, *QUANTIZED_DTYPES)
+"""Types of weights with kernels."""
 
+
+_GROUP: Final = 8
+"""Bytes that are shifted together."""
 
 E8M0_HALF: Final = tuple(2.0 ** (n - 128) for n in range(256))
 """By byte. Looking them up takes two instructions, computing them eight."""
@@ -22,11 +27,7 @@ MAX_UNSIGNED: Final = 128
 
 def is_compiled(dtype: DType) -> bool:
     """Whether there are kernels for weights of a type."""
-    layout = dtype.layout
-    return dtype in PLAIN or (layout is not None and layout.sub_scales is None)
-
-
-COMPILED: Final = tuple(t for t in (*PLAIN, *QUANTIZED_DTYPES) if is_compiled(t))
+    return dtype in COMPILED
 
 
 def load_f32(b: Builder, dtype: DType, pointer: Value, lanes: int) -> Value:
@@ -54,65 +55,6 @@ def load_real(b: Builder, pointer: Value, real: Real) -> Value:
         return b.cast("fpext", b.load("half", at), "float")
     n = b.cast("zext", b.load("i8", at), "i64")
     return b.load("float", b.offset(b.table("e8m0_half", E8M0_HALF), b.mul(n, 4)), 4)
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Lanes of a bit field that are shifted alike."""
-
-    shift: int
-    lanes: tuple[int, ...]
-
-
-def _runs(part: Bits) -> Iterator[_Run]:
-    places = sorted(enumerate(part.places()), key=lambda found: (found[1][1], found[0]))
-    for shift, some in groupby(places, key=lambda found: found[1][1]):
-        yield _Run(shift, tuple(i for i, _ in some))
-
-
-def _field(b: Builder, pointer: Value, part: Bits) -> Value:
-    """Read a bit field as bytes (count), shifted to where it belongs."""
-    places = list(part.places())
-    first = min(byte for byte, _ in places)
-    width = max(byte for byte, _ in places) + 1 - first
-    stored = b.load(vector_of(width, "i8"), b.offset(pointer, first))
-    mask = (1 << part.width) - 1
-    if part.width == 1:
-        spread = b.shuffle(stored, None, [byte - first for byte, _ in places])
-        bit = constant("i8", [1 << low for _, low in places])
-        isset = b.compare("ne", b.binary("and", spread, bit), 0)
-        value = b.same(spread, 1 << part.up)
-        return b.select(isset, value, b.zero(spread.type))
-    found: Value | None = None
-    for run in _runs(part):
-        low = b.binary("lshr", stored, run.shift) if run.shift else stored
-        if run.shift + part.width < 8:
-            low = b.binary("and", low, mask)
-        if part.up:
-            low = b.binary("shl", low, part.up)
-        lanes = [-1] * part.count
-        for i in run.lanes:
-            lanes[i] = places[i][0] - first
-        spread = b.shuffle(low, None, [max(0, i) for i in lanes])
-        if found is None:
-            found = spread
-        else:
-            chosen = [i + part.count if lanes[i] >= 0 else i for i in range(part.count)]
-            found = b.shuffle(found, spread, chosen)
-    assert found is not None
-    return found
-
-
-def _codes(b: Builder, pointer: Value, integers: Integers) -> Value:
-    """Read the integers of a block as they are stored, as bytes."""
-    total: Value | None = None
-    for part in integers.parts:
-        value = _field(b, pointer, part)
-        assert part.start == 0  # all parts cover all elements
-        assert part.count == integers.count
-        total = value if total is None else b.binary("or", total, value)
-    assert total is not None
-    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,53 +88,217 @@ def coding(layout: BlockLayout) -> Coding:
     return Coding(codes.zero, False, (1 << codes.width) - 1)
 
 
-def code_bytes(b: Builder, pointer: Value, layout: BlockLayout) -> Value:
-    """Read the codes of a block as bytes, see ``coding``."""
-    codes = _codes(b, pointer, layout.codes)
+def code_bytes(
+    b: Builder, places: Sequence[Value], layout: BlockLayout, first: int, count: int
+) -> Value:
+    """Read codes ``first`` to ``first + count`` of some blocks as bytes, see ``coding``."""
+    total: Value | None = None
+    for part in layout.codes.parts:
+        value = _field(b, places, part, first, count)
+        total = value if total is None else b.binary("or", total, value)
+    assert total is not None
     table = layout.codes.table
     if not table:
-        return codes
+        return total
     zero = coding(layout).zero
-    return _look_up(b, constant("i8", [int(n) + zero for n in table]), codes)
+    return _look_up(b, [int(n) + zero for n in table], total)
 
 
-def _look_up(b: Builder, table: Value, codes: Value) -> Value:
+def _field(b: Builder, places: Sequence[Value], part: Bits, first: int, count: int) -> Value:
+    """Read a part of some codes as bytes, shifted to where it belongs."""
+    assert part.start == 0
+    wanted = list(part.places())[first : first + count]
+    assert len(wanted) == count  # each part covers all elements
+    begin = min(byte for byte, _ in wanted)
+    width = max(byte for byte, _ in wanted) + 1 - begin
+    stored = [b.load(vector_of(width, "i8"), b.offset(place, begin)) for place in places]
+    bytes_ = [i * width + byte - begin for i in range(len(places)) for byte, _ in wanted]
+    shifts = [low for _ in places for _, low in wanted]
+    whole = _joined(b, stored)
+    spread = whole if bytes_ == list(range(whole.lanes)) else b.shuffle(whole, None, bytes_)
+    groups = [set(shifts[i : i + _GROUP]) for i in range(0, len(shifts), _GROUP)]
+    if all(len(group) == 1 for group in groups):
+        return _shifted(b, spread, part, [low for group in groups for low in group])
+    if part.width == 1:
+        isset = b.compare(
+            "ne", b.binary("and", spread, constant("i8", [1 << s for s in shifts])), 0
+        )
+        return b.select(isset, b.same(spread, 1 << part.up), b.zero(spread.type))
+    wide = b.binary("lshr", b.cast("zext", spread, "i16"), constant("i16", shifts))
+    low_bits = b.binary("and", b.cast("trunc", wide, "i8"), (1 << part.width) - 1)
+    return b.binary("shl", low_bits, part.up) if part.up else low_bits
+
+
+def _shifted(b: Builder, spread: Value, part: Bits, shifts: Sequence[int]) -> Value:
+    """Shift groups of bytes, and keep the bits of the part."""
+    if part.width == 8:
+        return spread
+    moves = [low - part.up for low in shifts]
+    groups = b.bitcast(spread, f"<{len(shifts)} x i64>")
+    if any(move > 0 for move in moves):
+        groups = b.binary("lshr", groups, constant("i64", [max(0, move) for move in moves]))
+    if any(move < 0 for move in moves):
+        groups = b.binary("shl", groups, constant("i64", [max(0, -move) for move in moves]))
+    mask = ((1 << part.width) - 1) << part.up
+    return b.binary("and", b.bitcast(groups, spread.type), mask)
+
+
+def _joined(b: Builder, values: Sequence[Value]) -> Value:
+    found = values[0]
+    for value in values[1:]:
+        found = b.join(found, value)
+    return found
+
+
+def _look_up(b: Builder, table: Sequence[int], codes: Value) -> Value:
     """Return table[codes] for a table of 16 bytes."""
-    assert table.lanes == 16
-    assert codes.lanes == 32
+    assert len(table) == 16
     if b.target.is_x86:
-        twice = b.join(table, table)
-        return b.intrinsic("x86.avx2.pshuf.b", twice, codes, suffix="-")
-    halves = (b.piece(codes, start, 16) for start in (0, 16))
-    low, high = (b.intrinsic("aarch64.neon.tbl1", table, half) for half in halves)
-    return b.join(low, high)
+        tables = constant("i8", list(table) * (codes.lanes // 16))
+        name = "x86.avx512.pshuf.b.512" if codes.lanes == 64 else "x86.avx2.pshuf.b"
+        return b.intrinsic(name, tables, codes, suffix="-")
+    numbers = constant("i8", table)
+    pieces = (b.piece(codes, start, 16) for start in range(0, codes.lanes, 16))
+    return _joined(b, [b.intrinsic("aarch64.neon.tbl1", numbers, piece) for piece in pieces])
 
 
-def block_f32(b: Builder, pointer: Value, layout: BlockLayout, lanes: int) -> list[Value]:
-    """Read a block's codes as f32 less the zero, ``lanes`` at a time, not scaled yet."""
-    how = coding(layout)
-    codes = code_bytes(b, pointer, layout)
-    values = []
-    for start in range(0, layout.elements, lanes):
-        piece = b.piece(codes, start, lanes)
-        wide = b.cast("sext" if how.is_signed else "zext", piece, "i32")
-        if how.zero:
-            wide = b.sub(wide, how.zero)
-        values.append(b.cast("sitofp", wide, "float"))
-    return values
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """What the codes of a block are multiplied with, and what is added.
+
+    Attributes:
+        scales: One f32, or one for each part of the block.
+        mins: Likewise, if anything is added.
+    """
+
+    scales: Value
+    mins: Value | None
 
 
-def block_scale(b: Builder, pointer: Value, layout: BlockLayout) -> Value:
-    """Read the scale of a block."""
-    return _signed(b, load_real(b, pointer, layout.scale), layout.scale)
-
-
-def block_min(b: Builder, pointer: Value, layout: BlockLayout) -> Value | None:
-    """Read what is added to each element of a block, if there is such a thing."""
-    if layout.min is None:
-        return None
-    return _signed(b, load_real(b, pointer, layout.min), layout.min)
+def block_scales(b: Builder, place: Value, layout: BlockLayout) -> Scales:
+    """Read the scales of a block."""
+    scale = _signed(b, load_real(b, place, layout.scale), layout.scale)
+    least = None
+    if layout.min is not None:
+        least = _signed(b, load_real(b, place, layout.min), layout.min)
+    if layout.sub_scales is None:
+        return Scales(scale, least)
+    if layout.sub_mins is None or least is None:
+        subs = _integers(b, place, (layout.sub_scales,))
+        return Scales(b.fmul(subs, b.splat(scale, subs.lanes)), None)
+    subs = _integers(b, place, (layout.sub_scales, layout.sub_mins))
+    half = layout.sub_scales.count
+    scales, mins = b.piece(subs, 0, half), b.piece(subs, half, half)
+    return Scales(b.fmul(scales, b.splat(scale, half)), b.fmul(mins, b.splat(least, half)))
 
 
 def _signed(b: Builder, value: Value, real: Real) -> Value:
     return value if real.sign > 0 else b.fmul(value, -1.0)
+
+
+def _integers(b: Builder, place: Value, arrays: Sequence[Integers]) -> Value:
+    """Read small arrays of a block, one after the other, as f32."""
+    fields: list[list[tuple[int, int, int, int]]] = []
+    for integers in arrays:
+        own: list[list[tuple[int, int, int, int]]] = [[] for _ in range(integers.count)]
+        for part in integers.parts:
+            for i, (byte, low) in enumerate(part.places(), part.start):
+                own[i].append((byte, low, (1 << part.width) - 1, part.up))
+        fields += own
+    begin = min(byte for lane in fields for byte, *_ in lane)
+    width = max(byte for lane in fields for byte, *_ in lane) + 1 - begin
+    stored = b.load(vector_of(width, "i8"), b.offset(place, begin))
+    total: Value | None = None
+    for pieces in zip_longest(*fields, fillvalue=(begin, 0, 0, 0)):
+        spread = b.shuffle(stored, None, [byte - begin for byte, *_ in pieces])
+        value = b.cast("zext", spread, "i32")
+        value = b.binary("lshr", value, constant("i32", [low for _, low, _, _ in pieces]))
+        value = b.binary("and", value, constant("i32", [mask for _, _, mask, _ in pieces]))
+        value = b.binary("shl", value, constant("i32", [up for *_, up in pieces]))
+        total = value if total is None else b.binary("or", total, value)
+    assert total is not None
+    # Two's complement: the highest bit counts negative.
+    tops = [1 << (a.width - 1) if a.is_signed else 0 for a in arrays for _ in range(a.count)]
+    zeros = [a.zero for a in arrays for _ in range(a.count)]
+    if any(tops):
+        total = b.sub(b.binary("xor", total, constant("i32", tops)), constant("i32", tops))
+    if any(zeros):
+        total = b.sub(total, constant("i32", zeros))
+    return b.cast("sitofp", total, "float")
+
+
+def spread_scales(
+    b: Builder, scales: Value, elements: int, first: int, lanes: int, per: int
+) -> Value:
+    """Return for each of some lanes the scale of its elements.
+
+    Args:
+        b: Writes the kernel.
+        scales: Of a block (``Scales``).
+        elements: Of the block.
+        first: The first element of the first lane.
+        lanes: How many.
+        per: Elements of a lane.
+    """
+    if scales.lanes == 1:
+        return b.splat(scales, lanes)
+    each = elements // scales.lanes
+    return b.shuffle(scales, None, [(first + per * lane) // each for lane in range(lanes)])
+
+
+def joined_scales(b: Builder, places: Sequence[Value], layout: BlockLayout, lanes: int) -> Value:
+    """Return the scales of blocks without scales of parts, ``lanes`` times each."""
+    if layout.scale.kind != "f16" or len(places) == 1:
+        found = [_signed(b, load_real(b, p, layout.scale), layout.scale) for p in places]
+        return _joined(b, [b.splat(scale, lanes) for scale in found])
+    # Spreading halves and converting them together takes fewer instructions.
+    halves = [b.load("half", b.offset(place, layout.scale.at)) for place in places]
+    value = b.cast("fpext", _joined(b, [b.splat(half, lanes) for half in halves]), "float")
+    return value if layout.scale.sign > 0 else b.fmul(value, -1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements of a block that have one scale.
+
+    Attributes:
+        codes: Vectors of codes less the zero, as f32.
+        scale: A vector, all lanes alike.
+        least: What is added likewise.
+    """
+
+    codes: tuple[Value, ...]
+    scale: Value
+    least: Value | None
+
+
+def block_pieces(b: Builder, place: Value, layout: BlockLayout, lanes: int) -> list[Piece]:
+    """Read a block as f32, not scaled yet."""
+    how, scales = coding(layout), block_scales(b, place, layout)
+    each = layout.elements // scales.scales.lanes
+    found = []
+    for first in range(0, layout.elements, 32):
+        bytes_ = code_bytes(b, (place,), layout, first, 32)
+        for start in range(0, 32, min(32, each)):
+            codes = []
+            for at in range(start, start + min(32, each), lanes):
+                op = "sext" if how.is_signed else "zext"
+                wide = b.cast(op, b.piece(bytes_, at, lanes), "i32")
+                codes.append(b.cast("sitofp", b.sub(wide, how.zero) if how.zero else wide, "float"))
+            scale, least = (
+                None if s is None else spread_scales(b, s, layout.elements, first + start, lanes, 0)
+                for s in (scales.scales, scales.mins)
+            )
+            assert scale is not None
+            found.append(Piece(tuple(codes), scale, least))
+    return found
+
+
+def block_values(b: Builder, place: Value, layout: BlockLayout, lanes: int) -> list[Value]:
+    """Read the elements of a block as f32."""
+    found = []
+    for piece in block_pieces(b, place, layout, lanes):
+        for codes in piece.codes:
+            value = b.fmul(codes, piece.scale)
+            found.append(value if piece.least is None else b.fadd(value, piece.least))
+    return found

@@ -232,7 +232,7 @@ class Builder:
         return Value("zeroinitializer" if type_[0] == "<" else f32(0).text, type_)
 
     def join(self, a: Value, b: Value) -> Value:
-        """Return two vectors as one."""
+        """Return two vectors of one type as one."""
         return self.shuffle(a, b, range(a.lanes + b.lanes))
 
     def piece(self, a: Value, start: int, lanes: int) -> Value:
@@ -290,6 +290,11 @@ class Builder:
     def store(self, value: Value, pointer: Value, align: int = 1) -> None:
         """Write a value."""
         self.line(f"store {value}, {pointer}, align {align}")
+
+    def prefetch(self, pointer: Value) -> None:
+        """Ask for the cache line of an address, which need not be one of the process."""
+        self.declared["llvm.prefetch.p0"] = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
+        self.line(f"call void @llvm.prefetch.p0({pointer}, i32 0, i32 3, i32 1)")
 
     def arg(self, slot: int) -> Value:
         """Read an argument of the kernel as an integer."""

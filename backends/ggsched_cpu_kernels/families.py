@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ggsched.ir.dtype import BF16, F16, F32, I32, DType
-from ggsched_cpu_kernels import attention, gemm, gemv, reductions, rows, walk
+from ggsched_cpu_kernels import attention, gemm, gemv, packed_rows, reductions, rows, walk
 from ggsched_cpu_kernels.elements import COMPILED
 from ggsched_cpu_kernels.elementwise import FORMULAS, SPREAD, elementwise
 from ggsched_cpu_kernels.emit import Builder
@@ -86,7 +86,7 @@ def _rows(target: Target) -> Sequence[Builder]:
         rows.rope_table("rope_table", target),
         rows.rope("rope_adjacent", target, halves=False),
         rows.rope("rope_halves", target, halves=True),
-        gemv.round_rows("round_rows", target),
+        packed_rows.round_rows("round_rows", target),
         *(rows.set_rows(f"set_rows_{to}", target, to) for to in (F32, F16)),
     ]
 

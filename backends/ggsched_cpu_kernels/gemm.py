@@ -11,7 +11,7 @@ from typing import Final
 
 from ggsched.ir.blocks import BlockLayout
 from ggsched.ir.dtype import DType
-from ggsched_cpu_kernels.elements import block_f32, block_min, block_scale, load_f32
+from ggsched_cpu_kernels.elements import block_values, load_f32
 from ggsched_cpu_kernels.emit import SCRATCH_NBYTES, Builder, Value, f32, i64, vector_of
 from ggsched_cpu_kernels.target import Target
 from ggsched_cpu_kernels.vectors import Row, over_rows, own_slot
@@ -338,12 +338,7 @@ def _decode_row(
     with b.loop(0, b.udiv(count, dtype.block)) as block:
         place = b.offset(source, b.mul(block, dtype.block_nbytes))
         to = b.offset(target, b.mul(block, 4 * dtype.block))
-        scale = b.splat(block_scale(b, place, layout), lanes)
-        least = block_min(b, place, layout)
-        for i, codes in enumerate(block_f32(b, place, layout, lanes)):
-            value = b.fmul(codes, scale)
-            if least is not None:
-                value = b.fadd(value, b.splat(least, lanes))
+        for i, value in enumerate(block_values(b, place, layout, lanes)):
             b.store(value, b.offset(to, 4 * lanes * i), 4)
 
 

@@ -1,25 +1,71 @@
 """Activations rounded to 8 bits, and products of bytes.
 
-A row of ``k`` activations becomes ``k`` bytes, then a scale (f32) for each block of 32, then the
-sum of each block's bytes (i32). The sums serve layouts whose codes have a zero or a minimum.
+A row of ``k`` activations becomes, with blocks of 32:
+
+* ``k`` bytes;
+* for each block its scale (f32), ``SUMS`` times;
+* for each block ``SUMS`` corrections (i32), the sums of four bytes each times what kernels have
+  added to the codes of weights: products begin with them;
+* for each half of a block the sum of its bytes times the scale (f32), for layouts with a minimum.
+
+Repeated scales and partial sums are vectors as products of bytes give them, so that no kernel
+has to spread them again for each row of a weight.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 from ggsched_cpu_kernels.elements import Coding
 from ggsched_cpu_kernels.emit import Builder, Value, f32, vector_of
+from ggsched_cpu_kernels.target import Target
 
 BLOCK: Final = 32
+
+SUMS: Final = 8
+"""Partial sums of a block: each of four products."""
+
+_BLOCK_NBYTES: Final = BLOCK + 4 * SUMS + 4 * SUMS + 4 * 2
 
 
 def rounded_nbytes(k: int) -> int:
     """Bytes of a rounded row; rows start at multiples of 64."""
-    nbytes = k + 8 * (k // BLOCK)
-    return -(-nbytes // 64) * 64
+    return -(-k // BLOCK * _BLOCK_NBYTES // 64) * 64
 
 
-def round_block(b: Builder, x: Value, codes: Value, scale: Value, total: Value) -> None:
-    """Round 32 floats and write bytes, scale and sum; NaN and infinity go into the scale."""
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """Where the parts of a rounded row lie, as pointers or as offsets in bytes.
+
+    Attributes:
+        codes: Bytes, 32 for each block.
+        scales: Likewise 32 bytes for each block.
+        corrections: Likewise.
+        totals: Eight bytes for each block.
+    """
+
+    codes: Value
+    scales: Value
+    corrections: Value
+    totals: Value
+
+
+def rounded_at(b: Builder, row: Value, blocks: Value) -> Rounded:
+    """Return where the parts of a row of some blocks begin."""
+    each = b.mul(blocks, BLOCK)
+    scales = b.offset(row, each)
+    corrections = b.offset(scales, each)
+    return Rounded(row, scales, corrections, b.offset(corrections, each))
+
+
+def round_block(b: Builder, x: Value, factor: Value, to: Rounded) -> None:
+    """Round 32 floats; NaN and infinity go into the scale.
+
+    Args:
+        b: Writes the kernel.
+        x: A vector.
+        factor: What corrections are multiplied with (i32).
+        to: The parts of the block.
+    """
     bits = b.binary("and", b.bitcast(x, f"<{BLOCK} x i32>"), 0x7FFFFFFF)
     top = b.intrinsic("vector.reduce.umax", bits, type_="i32")
     most = b.bitcast(top, "float")
@@ -27,31 +73,55 @@ def round_block(b: Builder, x: Value, codes: Value, scale: Value, total: Value) 
     inverse = b.select(is_zero, f32(0.0), b.fdiv(f32(127.0), most))
     scaled = b.fmul(x, b.splat(inverse, BLOCK))
     whole = b.cast("fptosi", b.intrinsic("roundeven", scaled), "i32")
-    b.store(b.cast("trunc", whole, "i8"), codes)
-    b.store(b.fmul(most, 1.0 / 127.0), scale, 4)
-    b.store(b.intrinsic("vector.reduce.add", whole, type_="i32"), total, 4)
+    b.store(b.cast("trunc", whole, "i8"), to.codes)
+    scale = b.fmul(most, 1.0 / 127.0)
+    b.store(b.splat(scale, SUMS), to.scales, 4)
+    each = BLOCK // SUMS
+    fours = b.shuffle(whole, None, range(0, BLOCK, each))
+    for i in range(1, each):
+        fours = b.add(fours, b.shuffle(whole, None, range(i, BLOCK, each)))
+    b.store(b.mul(fours, b.splat(factor, SUMS)), to.corrections, 4)
+    half = b.piece(fours, 0, SUMS // 2), b.piece(fours, SUMS // 2, SUMS // 2)
+    sums = [b.intrinsic("vector.reduce.add", part, type_="i32") for part in half]
+    for i, total in enumerate(sums):
+        value = b.fmul(b.cast("sitofp", total, "float"), scale)
+        b.store(value, b.offset(to.totals, 4 * i), 4)
 
 
-def sums_lanes(b: Builder) -> int:
-    """Return how many partial sums ``dot`` has."""
-    return 8 if b.target.is_x86 else 4
+def chunk_blocks(target: Target) -> int:
+    """Return how many blocks one product of bytes takes."""
+    return 2 if target.dot == "vnni" else 1
 
 
-def shift_of(b: Builder, how: Coding) -> int:
-    """Return what ``dot`` has added to each byte of the weight, beyond the layout's own zero."""
-    return 128 if how.is_signed and b.target.dot in ("vnni", "avxvnni") else 0
+def correction_factor(target: Target, how: Coding) -> int:
+    """Return what the sums of activations are multiplied with to make up for ``dot``."""
+    return -(how.zero + _shift_of(target, how))
+
+
+def _shift_of(target: Target, how: Coding) -> int:
+    """Return what ``dot`` adds to each code, beyond the layout's own zero."""
+    return 128 if how.is_signed and target.dot in ("vnni", "avxvnni") else 0
 
 
 def dot(b: Builder, codes: Value, how: Coding, x: Value, start: Value) -> Value:
-    """Return ``start`` plus the products of 32 codes and 32 rounded activations.
+    """Return ``start`` plus the products of codes and rounded activations, in sums of four.
 
-    ``start`` are partial sums (``sums_lanes``); they have to make up for zero and ``shift_of``.
+    Args:
+        b: Writes the kernel.
+        codes: Of one block of 32, or of two where ``chunk_blocks`` says so.
+        how: What the codes are.
+        x: As many bytes.
+        start: A sum (i32) for each four of them; makes up for ``correction_factor``.
     """
+    lanes = codes.lanes // 4
     match b.target.dot:
         case "vnni" | "avxvnni":
             if how.is_signed:
                 codes = b.binary("xor", codes, -128)
-            return _vpdpbusd(b, start, codes, x)
+            # The form of older LLVMs, which newer ones accept.
+            wide = vector_of(lanes, "i32")
+            name = f"x86.avx512.vpdpbusd.{32 * lanes}"
+            return b.intrinsic(name, start, b.bitcast(codes, wide), b.bitcast(x, wide), suffix="-")
         case "pmaddubsw":
             if how.is_signed:
                 x = b.intrinsic("x86.avx2.psign.b", x, codes, suffix="-")
@@ -61,26 +131,22 @@ def dot(b: Builder, codes: Value, how: Coding, x: Value, start: Value) -> Value:
             fours = b.intrinsic("x86.avx2.pmadd.wd", pairs, ones, type_="<8 x i32>", suffix="-")
             return b.add(fours, start)
         case "sdot":
-            for i in (0, 16):
-                start = b.intrinsic(
+            sums = [
+                b.intrinsic(
                     "aarch64.neon.sdot",
-                    start,
+                    b.piece(start, i // 4, 4),
                     b.piece(codes, i, 16),
                     b.piece(x, i, 16),
                     suffix="v4i32.v16i8",
                 )
-            return start
+                for i in (0, 16)
+            ]
+            return b.join(*sums)
         case "none":
             op = "sext" if how.is_signed else "zext"
-            for i in range(0, BLOCK, start.lanes):
-                a = b.cast(op, b.piece(codes, i, start.lanes), "i32")
-                c = b.cast("sext", b.piece(x, i, start.lanes), "i32")
+            for i in range(4):
+                every = range(i, codes.lanes, 4)
+                a = b.cast(op, b.shuffle(codes, None, every), "i32")
+                c = b.cast("sext", b.shuffle(x, None, every), "i32")
                 start = b.add(start, b.mul(a, c))
             return start
-
-
-def _vpdpbusd(b: Builder, start: Value, codes: Value, x: Value) -> Value:
-    # The form of older LLVMs, which newer ones accept.
-    wide = vector_of(8, "i32")
-    a, c = b.bitcast(codes, wide), b.bitcast(x, wide)
-    return b.intrinsic("x86.avx512.vpdpbusd.256", start, a, c, suffix="-")

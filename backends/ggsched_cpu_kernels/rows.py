@@ -1,13 +1,7 @@
 """Rows: chosen by ids, stored by ids, converted, copied, rotated."""
 
 from ggsched.ir.dtype import F16, F32, DType
-from ggsched_cpu_kernels.elements import (
-    block_f32,
-    block_min,
-    block_scale,
-    load_f32,
-    store_f32,
-)
+from ggsched_cpu_kernels.elements import block_values, load_f32, store_f32
 from ggsched_cpu_kernels.emit import Builder, Value, vector_of
 from ggsched_cpu_kernels.target import Target
 from ggsched_cpu_kernels.vectors import Row, over_chunks, over_rows, own_slot
@@ -45,12 +39,7 @@ def _decode(b: Builder, dtype: DType, to: DType, src: Value, dst: Value, columns
     with b.loop(0, b.udiv(columns, dtype.block)) as block:
         place = b.offset(src, b.mul(block, dtype.block_nbytes))
         out = b.offset(dst, b.mul(block, to.block_nbytes * dtype.block))
-        scale = b.splat(block_scale(b, place, layout), lanes)
-        least = block_min(b, place, layout)
-        for i, codes in enumerate(block_f32(b, place, layout, lanes)):
-            value = b.fmul(codes, scale)
-            if least is not None:
-                value = b.fadd(value, b.splat(least, lanes))
+        for i, value in enumerate(block_values(b, place, layout, lanes)):
             store_f32(b, to, value, b.offset(out, i * lanes * to.block_nbytes))
 
 

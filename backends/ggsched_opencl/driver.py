@@ -4,12 +4,14 @@ Everything here is in terms of one in-order queue, buffers, kernels whose argume
 events. What pyopencl or a platform does oddly is dealt with here, with the reason beside it.
 """
 
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ggsched.errors import BackendUnavailable, DeviceFault, OutOfDeviceMemory, UsageError
+from ggsched_opencl.process_end import CALLS
 
 try:
     import pyopencl as cl
@@ -63,10 +65,11 @@ def find_devices() -> list[DeviceInfo]:
     """Return all devices of all platforms in an order that does not change from run to run.
 
     Platforms come in any order (two of one name with two installations of PoCL), so they are
-    sorted by name and version; devices keep their order within a platform.
+    sorted by name and version; devices keep their order within a platform. A processor for which
+    its platform cannot compile is left out: PoCL 3.0 refuses those that are newer than its LLVM.
 
     Raises:
-        BackendUnavailable: no platform, or none with a device.
+        BackendUnavailable: no platform, or none with a device that can be used.
     """
     try:
         platforms = cl.get_platforms()
@@ -75,12 +78,26 @@ def find_devices() -> list[DeviceInfo]:
             "there is no OpenCL platform", where="opencl", why=str(error), hint=INSTALL_HINT
         ) from error
     found: list[DeviceInfo] = []
+    refused: list[str] = []
     for platform in sorted(platforms, key=lambda p: (p.name.strip(), p.version.strip())):
         try:
             devices = platform.get_devices()
         except cl.Error:  # a platform without devices says so by failing
             continue
-        found.extend(_describe(platform, device) for device in devices)
+        for device in (_describe(platform, device) for device in devices):
+            why = _compiler_error(device) if device.is_cpu else ""
+            if why:
+                version = device.version.split(",")[0]
+                refused.append(f"{device.name} ({device.platform}, {version}): {why}")
+            else:
+                found.append(device)
+    if refused and not found:
+        raise BackendUnavailable(
+            "the compiler of the OpenCL platform knows no such processor",
+            where="opencl",
+            why="; ".join(refused),
+            hint="use the backend cpu, or another OpenCL, as in: pip install intel-opencl-rt",
+        )
     if not found:
         raise BackendUnavailable(
             f"none of {len(platforms)} OpenCL platforms has a device",
@@ -88,6 +105,27 @@ def find_devices() -> list[DeviceInfo]:
             hint=INSTALL_HINT,
         )
     return found
+
+
+def _compiler_error(device: DeviceInfo) -> str:
+    """Return why the platform cannot compile for a device, or nothing if it can.
+
+    A program that fails is tried in another text, since a damaged cache spoils one text only.
+    """
+    context = cl.Context([device.handle])
+    text = "__kernel void ggsched_probe(__global int *a) { a[0] = 1; }"
+    why = ""
+    for again in ("", f" // {os.getpid()}"):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                cl.Program(context, text + again).build()
+        except cl.Error as error:
+            lines = [line.strip() for line in str(error).splitlines()]
+            why = next((line for line in lines if line.startswith("error:")), lines[0])
+        else:
+            return ""
+    return why.removeprefix("error: ")
 
 
 def _describe(platform: Handle, device: Handle) -> DeviceInfo:
@@ -151,7 +189,8 @@ def build_program(context: Handle, text: str, defines: Sequence[tuple[str, str]]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # compilers talk; an error is an exception
-            return cl.Program(context, text).build(options)
+            with CALLS:
+                return cl.Program(context, text).build(options)
     except cl.Error as error:
         raise UsageError(
             "the OpenCL compiler refused a kernel",
@@ -163,7 +202,8 @@ def build_program(context: Handle, text: str, defines: Sequence[tuple[str, str]]
 
 def make_kernel(program: Handle, name: str) -> Handle:
     """Return a kernel object of its own; that takes half a millisecond in PoCL, so keep it."""
-    return cl.Kernel(program, name)
+    with CALLS:
+        return cl.Kernel(program, name)
 
 
 def set_argument(kernel: Handle, index: int, value: Handle | bytes) -> None:
@@ -182,12 +222,14 @@ def enqueue_upload(queue: Handle, source: memoryview, buffer: Handle, offset: in
 
     Dropping such an event before it is complete would block, so it has to be kept.
     """
-    return cl.enqueue_copy(queue, buffer, source, dst_offset=offset, is_blocking=False)
+    with CALLS:
+        return cl.enqueue_copy(queue, buffer, source, dst_offset=offset, is_blocking=False)
 
 
 def enqueue_download(queue: Handle, buffer: Handle, offset: int, target: memoryview) -> Handle:
     """Copy bytes of a buffer to the host, return the event; see ``enqueue_upload``."""
-    return cl.enqueue_copy(queue, target, buffer, src_offset=offset, is_blocking=False)
+    with CALLS:
+        return cl.enqueue_copy(queue, target, buffer, src_offset=offset, is_blocking=False)
 
 
 def enqueue_copy(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ggsched.models.fit import FitRequest
     from ggsched.models.load import Model
     from ggsched.models.session import Session
+    from ggsched.models.spec import CacheType
     from ggsched.run.store import Progress
     from ggsched.trace.recorder import Recorder
 
@@ -57,6 +58,8 @@ class ModelOptions:
         verify: ``--verify/--no-verify``, None for what the environment says.
         weights: ``--weights``.
         metadata: ``--override-kv`` in order.
+        cache_type_k: ``--cache-type-k``.
+        cache_type_v: ``--cache-type-v``.
     """
 
     model: str
@@ -83,6 +86,8 @@ class ModelOptions:
     verify: bool | None
     weights: Literal["expand", "packed"]
     metadata: tuple[tuple[str, Value], ...]
+    cache_type_k: "CacheType"
+    cache_type_v: "CacheType"
 
 
 def _layers(text: str) -> int | None:
@@ -242,6 +247,19 @@ _OPTIONS: Final = (
         show_default=True,
         help="packed: keep the file's types. expand: all weights become f32 when loaded.",
     ),
+    *(
+        click.option(
+            f"-ct{letter}",
+            f"--cache-type-{letter}",
+            f"cache_type_{letter}",
+            type=click.Choice(["auto", "f32", "f16"]),
+            default="auto",
+            show_default=True,
+            help=f"Type of {what} in the KV cache; keys and values have one type. auto: f16, "
+            "and f32 for models in f32.",
+        )
+        for letter, what in (("k", "keys"), ("v", "values"))
+    ),
 )  # fmt: skip
 
 
@@ -299,6 +317,7 @@ def open_session(
         split_mode=options.split_mode,
         group_size=options.tensor_group,
         fit=_fit(options, model) if options.fit else None,
+        cache_type=_cache_type(options),
     )
     chosen = options.devices if devices is None else devices
     session = Session(model, chosen, sizes, settings=settings, progress=progress, recorder=recorder)
@@ -319,6 +338,19 @@ def _fit(options: ModelOptions, model: "Model") -> "FitRequest":
         are_layers_given=options.n_gpu_layers is not None,
         are_experts_given=bool(options.cpu_moe or options.n_cpu_moe),
     )
+
+
+def _cache_type(options: ModelOptions) -> "CacheType":
+    """Return the one type of keys and values."""
+    asked = {options.cache_type_k, options.cache_type_v} - {"auto"}
+    if len(asked) > 1:
+        k, v = options.cache_type_k, options.cache_type_v
+        raise UsageError(
+            f"--cache-type-k {k} with --cache-type-v {v}",
+            why="attention takes keys and values of one type",
+            hint=f"use --cache-type-k {k} --cache-type-v {k}",
+        )
+    return options.cache_type_v if options.cache_type_k == "auto" else options.cache_type_k
 
 
 def _tell(session: "Session") -> None:

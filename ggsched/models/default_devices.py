@@ -183,7 +183,7 @@ def _why_not(
     } - facts.ops
     if lacks:
         return f"has no {min(lacks)}"
-    caches = 2 * 4 * n_ctx * hp.n_embd_kv * hp.n_layer
+    caches = 2 * spec.cache_nbytes(n_ctx) * hp.n_layer
     wanted = (spec_nbytes(spec) + caches) / (1 - LEFT_FOR_RESULTS)
     if wanted > free_nbytes(device):
         return f"has {free_nbytes(device) >> 20} MiB of {int(wanted) >> 20} that are wanted"

@@ -34,7 +34,13 @@ def model_needs(hp: HParams) -> Iterator[WeightNeed]:
 
 
 def build_model_graph(
-    model: ModelSpec, *, n_tokens: int, n_kv: int, n_out: int, n_ctx: int, kv_dtype: DType = F32
+    model: ModelSpec,
+    *,
+    n_tokens: int,
+    n_kv: int,
+    n_out: int,
+    n_ctx: int,
+    kv_dtype: DType | None = None,
 ) -> Graph:
     """Build the graph of one micro-batch; see the module for inputs, states and output.
 
@@ -45,12 +51,12 @@ def build_model_graph(
             rounded up, so that one plan serves while the cache grows.
         n_out: Tokens that get logits.
         n_ctx: Rows of the KV cache.
-        kv_dtype: Type of the KV cache, f32 or f16.
+        kv_dtype: Type of the KV cache, f32 or f16; None for the model's.
 
     Raises:
         UsageError: sizes that make no sense together.
     """
-    batch = BatchShape(n_tokens, n_kv, n_out, n_ctx, kv_dtype)
+    batch = BatchShape(n_tokens, n_kv, n_out, n_ctx, kv_dtype or model.cache_dtype)
     _check(batch)
     hp = model.hparams
     kit = ModelBuilder(model, batch, f"{hp.name or hp.arch} T{n_tokens} N{n_kv}")

@@ -347,7 +347,7 @@ def has_room(
     first, _ = first_and_last(spec, topology, offload)
     homes = find_homes(spec, topology, offload).devices
     used = sum(w.nbytes for name, w in spec.weights.items() if homes[name] == first)
-    cache = 4 * n_ctx * spec.hparams.n_embd_kv
+    cache = spec.cache_nbytes(n_ctx)
     used += sum(cache for name in cache_names(spec.hparams) if homes[name] == first)
     copy = spec.weights[EMBEDDING].nbytes
     largest = topology.devices[first].max_allocation_nbytes

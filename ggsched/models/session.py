@@ -1,6 +1,7 @@
 """A session: one sequence of tokens, its KV cache, and the scheduler that runs the model on it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,7 +26,7 @@ from ggsched.models.quick_rates import WORTH_NBYTES, with_links, with_products
 from ggsched.models.sampling import Sampling
 from ggsched.models.session_options import SessionOptions
 from ggsched.models.sharing import Sharing, check_sharing, placement_of, sharing_options
-from ggsched.models.spec import ModelSpec
+from ggsched.models.spec import ModelSpec, cache_dtype
 from ggsched.models.timing import Timing
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
@@ -68,17 +69,18 @@ class Session:
             BackendUnavailable: a device that is not there.
         """
         self.model = model
-        self.spec: ModelSpec = model.spec
         self.sharing: Sharing | None = None
         self.options = options or SessionOptions()
         self.options.check()
         is_shared = self.options.split_mode == "tensor"
         if is_shared:
             check_sharing(self.options)
+        dtype = cache_dtype(model.spec, self.options.cache_type)
+        self.spec: ModelSpec = replace(model.spec, cache_dtype=dtype)
         self.default_devices: DefaultDevices | None = None
         if devices is None and self.options.leaves_devices_open:
             known = settings or Settings.from_environment()
-            self.default_devices = default_devices(model.spec, self.options.n_ctx, known)
+            self.default_devices = default_devices(self.spec, self.options.n_ctx, known)
             devices = self.default_devices.names
         self.scheduler = Scheduler(
             devices,
@@ -93,7 +95,7 @@ class Session:
             topology = self.scheduler.topology
             self.rates: MachineRates = load_rates(topology, self.scheduler.settings.rates)
             if is_shared:
-                self.sharing = Sharing.of(model.spec, topology.devices, self.options)
+                self.sharing = Sharing.of(self.spec, topology.devices, self.options)
             found = self._choose_homes()
         except BaseException:
             self.scheduler.close()

@@ -7,6 +7,7 @@ from ggsched.errors import UsageError
 from ggsched.models.batches import Pipelining
 from ggsched.models.fit import FitRequest
 from ggsched.models.offload import Offload
+from ggsched.models.spec import CACHE_DTYPES, CacheType
 from ggsched.passes.place import PlacementPolicy
 from ggsched.passes.placement.ggml import GgmlRules
 from ggsched.passes.placement.named import placement_policy
@@ -37,6 +38,7 @@ class SessionOptions:
             shares of ``offload.tensor_split`` (see ``ggsched.models.tensor_split``).
         group_size: With ``tensor``, how many devices share a layer; several groups of them form a
             pipeline. None for all devices.
+        cache_type: Element type of the KV cache; ``auto`` is f16, and f32 for models in f32.
     """
 
     n_ctx: int = 512
@@ -50,6 +52,7 @@ class SessionOptions:
     placement: PlacementPolicy | str = "ggml"
     split_mode: SplitMode = "layer"
     group_size: int | None = None
+    cache_type: CacheType = "auto"
 
     @property
     def step(self) -> int:
@@ -74,6 +77,9 @@ class SessionOptions:
                 why="a layer lives on one device then",
                 hint="add -sm tensor",
             )
+        if self.cache_type not in ("auto", *CACHE_DTYPES):
+            known = ", ".join(("auto", *CACHE_DTYPES))
+            raise UsageError(f"a KV cache of {self.cache_type!r}", hint=f"use one of {known}")
         if self.is_by_layers:
             return
         given = self.offload

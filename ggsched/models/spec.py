@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Final, Literal
 
-from ggsched.ir.dtype import F32, DType
+from ggsched.ir.dtype import F16, F32, DType
 from ggsched.models.hparams import HParams
 
 WeightPolicy = Literal["expand", "packed"]
+CacheType = Literal["auto", "f32", "f16"]
+CACHE_DTYPES: Final[Mapping[str, DType]] = {"f32": F32, "f16": F16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +59,34 @@ class ModelSpec:
         weights: The weights that the architecture uses and that are there, by name.
         has_copied_output: Whether the output matrix is a second copy of the embedding, see
             ``ggsched.models.offload``.
+        cache_dtype: Type of the KV cache; see ``cache_dtype``.
     """
 
     hparams: HParams
     weights: Mapping[str, WeightSpec]
     has_copied_output: bool = False
+    cache_dtype: DType = F32
 
     @property
     def is_tied(self) -> bool:
         """Whether the embedding serves as the output matrix too."""
         return "output.weight" not in self.weights
+
+    def cache_nbytes(self, n_ctx: int) -> int:
+        """Return the bytes of the keys, or the values, of one layer."""
+        return n_ctx * self.cache_dtype.row_nbytes(self.hparams.n_embd_kv)
+
+
+def cache_dtype(spec: ModelSpec, asked: CacheType) -> DType:
+    """Return the type of a model's KV cache.
+
+    ``auto`` is f16, as in llama.cpp, unless all matrices of the model are f32: then the cache would
+    be the only thing that is rounded.
+    """
+    if asked != "auto":
+        return CACHE_DTYPES[asked]
+    is_exact = all(w.dtype is F32 for w in spec.weights.values())
+    return F32 if is_exact else F16
 
 
 def graph_dtype(need: WeightNeed, stored: DType, policy: WeightPolicy) -> DType:

@@ -61,6 +61,7 @@ def test_only_what_was_in_use_is_removed(tmp_path, monkeypatch):
     assert left == ["pdict-v5-other.sqlite", "pdict-v5-pyopencl-invoker-cache-y.sqlite"]
 
 
+@pytest.mark.opencl
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_kernel_that_cannot_be_made_is_built_again_once(times, monkeypatch, caplog, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

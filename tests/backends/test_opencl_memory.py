@@ -218,6 +218,27 @@ def test_devices_keep_their_order(device, monkeypatch):
     assert not found[0].is_cpu
 
 
+def test_a_processor_that_the_compiler_does_not_know_is_left_out(device, monkeypatch):
+    """As PoCL 3.0 does with processors that are newer than its LLVM."""
+    from ggsched_opencl import driver
+
+    texts = []
+
+    class Program:
+        def __init__(self, context, text):
+            texts.append(text)
+
+        def build(self, *options):
+            raise driver.cl.RuntimeError("failed:\n\nerror: unknown target CPU 'generic'\nmore")
+
+    monkeypatch.setattr(driver.cl, "Program", Program)
+    with pytest.raises(BackendUnavailable) as caught:
+        driver.find_devices()
+    assert len(set(texts)) == len(texts) == 2, "another text, in case a cache is damaged"
+    assert str(caught.value).count("unknown target CPU 'generic'") == 1
+    assert "the backend cpu" in caught.value.hint
+
+
 def test_timeout_from_the_environment(device, monkeypatch):
     from ggsched_opencl import open_backend
 

@@ -116,6 +116,7 @@ def test_wrong_kernels_are_rejected(wrong):
 
 
 @pytest.mark.opencl
+@pytest.mark.opencl
 @pytest.mark.parametrize("wrong", WRONG_SOURCES)
 def test_wrong_sources_are_rejected(wrong):
     pytest.importorskip("pyopencl", reason="pyopencl is in the extra 'opencl'")

@@ -32,6 +32,7 @@ def data(run):
     return call
 
 
+@pytest.mark.opencl
 def test_the_way_of_the_experts_does_not_matter(data):
     ways = [
         ["--op-offload", "off"],
@@ -44,6 +45,7 @@ def test_the_way_of_the_experts_does_not_matter(data):
     assert all(tokens == results[0] for tokens in results)
 
 
+@pytest.mark.opencl
 def test_the_ledger_is_in_the_stats(data):
     rows = data("--op-offload", "on", "--expert-staging-buffers", "1")["stats"]["experts"]
     steps = 1 + 5  # the prompt, and each token that is fed back
@@ -67,11 +69,13 @@ def test_the_ledger_is_in_the_stats(data):
     assert 0 < cached["experts"]["cache_bytes"]["opencl:0"] <= 1 << 20
 
 
+@pytest.mark.opencl
 def test_where_nothing_moves_nothing_is_said(data, run):
     assert "experts" not in data("--op-offload", "off")["stats"]
     assert "experts:" not in run("--op-offload", "off")[2]
 
 
+@pytest.mark.opencl
 def test_people_are_told(run):
     text = " ".join(run("--op-offload", "on", "--expert-staging-buffers", "1")[2].split())
     assert "rows chosen in 18 decisions" in text
@@ -95,6 +99,7 @@ def test_refused(run, arguments, message):
     assert message in " ".join(err.split())
 
 
+@pytest.mark.opencl
 def test_a_plan_says_what_was_predicted(capsys):
     options = ["--devices", "opencl:0,cpu:0", "--cpu-moe", "--op-offload", "on"]
     assert main(["plan", MOE, *options, "--expert-staging-buffers", "1"]) == 0
@@ -107,6 +112,7 @@ def test_a_plan_says_what_was_predicted(capsys):
     assert all(o["is_taken"] and o["here_s"] > 0 and o["there_s"] > 0 for o in offloads)
 
 
+@pytest.mark.opencl
 def test_a_budget_that_is_too_small_for_copied_rows_is_one_message(capsys):
     asked = ["--devices", "opencl:0,cpu:0", "--cpu-moe", "--op-offload", "on", "--n-tokens", "4"]
     assert main(["plan", MOE, *asked, "--memory-budget", "opencl:0=8KiB"]) == 2

@@ -51,6 +51,7 @@ def test_a_warning_in_the_middle_of_text_begins_a_line():
     assert warning == "ggsched: warning: the context of 8 tokens is full (see -c)"
 
 
+@pytest.mark.opencl
 def test_stages_are_shown_while_they_happen():
     _, screen = in_terminal("run", DEMO, "-p", "1+1=", "-n", "2", "--devices", "opencl:0")
     for stage in (b"opening devices", b"planning", b"compiling kernels"):

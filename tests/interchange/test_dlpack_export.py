@@ -279,6 +279,7 @@ def test_quantised_weights_are_their_bytes():
         np.testing.assert_array_equal(np.from_dlpack(tensor), packed)
 
 
+@pytest.mark.opencl
 def test_a_copy_ends_with_its_tensor_too():
     """The device is not the host: what it gave is a copy, which stays for those who took it."""
     g = GraphBuilder("copy")

@@ -103,9 +103,9 @@ def test_opening_a_file_of_14_gb_reads_its_header(tmp_path):
 
 @pytest.mark.parametrize("device", ON_HOST)
 def test_a_model_takes_its_file_its_arenas_and_150_mb(tmp_path, device):
+    """With warm caches of kernels: PoCL's compiler keeps 110 MB of its own."""
     path = wide_gguf(tmp_path / "wide.gguf", e=1024, ff=4096, layers=1)
-    code, found, errors = in_child(
-        """
+    program = """
         import json, sys
         from ggsched.models.load import load_model
         from ggsched.models.session import Session, SessionOptions
@@ -116,11 +116,10 @@ def test_a_model_takes_its_file_its_arenas_and_150_mb(tmp_path, device):
             arenas = sum(session.scheduler.resident_nbytes("state").values())
             arenas += sum(a.nbytes for a in session.last_plan.memory.arenas if a.kind == "compute")
             json.dump([memory(), arenas], sys.stdout)
-        """,
-        path,
-        device,
-    )
-    assert code == 0, errors
+        """
+    for _ in range(2):
+        code, found, errors = in_child(program, path, device)
+        assert code == 0, errors
     used, arenas = found
     assert used["VmHWM"] < path.stat().st_size + arenas + 150e6
     assert used["RssAnon"] < path.stat().st_size, "weights are not copied"

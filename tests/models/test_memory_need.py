@@ -147,6 +147,7 @@ def run(session, prompt, n_predict, all_logits):
     return list(session.generate(tokens, n_predict, on_logits=keep))
 
 
+@pytest.mark.opencl
 @pytest.mark.parametrize("seed", range(CONFIGURATIONS))
 def test_need_is_what_is_allocated(seed, tmp_path):
     rng = random.Random(seed)

@@ -92,7 +92,8 @@ def test_sessions_compute_with_weights_of_any_type(tmp_path, dtype, device):
     except BackendUnavailable as error:
         pytest.skip(error.one_line())
     try:
-        with Session(model, devices, SessionOptions(n_ctx=32), settings=Settings()) as session:
+        options = SessionOptions(n_ctx=32, cache_type="f32")  # as the runner's
+        with Session(model, devices, options, settings=Settings()) as session:
             found = session.feed([3, 1, 4, 1, 5], all_logits=True)
     finally:
         devices[0].close()

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -60,6 +61,7 @@ def test_results_on_cpu(made, seed):
     run_and_compare(drawn, topology, plan, seed)
 
 
+@pytest.mark.opencl
 @settings(max_examples=max(20, settings().max_examples // 2))
 @given(made=planned(max_nodes=10, max_devices=1, alignment=16), seed=seeds())
 def test_results_on_opencl(made, seed):

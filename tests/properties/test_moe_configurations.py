@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -123,6 +124,7 @@ def expected(model, weights, tokens):
         return fed(session, tokens)
 
 
+@pytest.mark.opencl
 @settings(max_examples=EXAMPLES, suppress_health_check=SLOW)
 @given(asked=configurations())
 def test_logits_are_those_of_one_device(asked):

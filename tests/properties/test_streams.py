@@ -150,6 +150,7 @@ def test_results_on_cpu(made, seed):
     run_and_compare(drawn, topology, plan, seed)
 
 
+@pytest.mark.opencl
 @settings(max_examples=settings().max_examples // 4)
 @given(made=planned(max_nodes=12, max_devices=1, alignment=16), seed=seeds())
 def test_results_on_opencl(made, seed):

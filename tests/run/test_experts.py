@@ -92,6 +92,7 @@ def test_the_ledger_is_exact(way, seed):
         assert_uploads_are_what_was_chosen(used)
 
 
+@pytest.mark.opencl
 @pytest.mark.parametrize("seed", range(2))
 def test_the_ledger_is_exact_on_opencl(seed):
     used = Used(["opencl:0", "cpu:0"], ROWS, seed=seed)

@@ -117,3 +117,35 @@ def test_a_process_may_end_while_devices_work(device):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 7, done.stderr
+
+
+@pytest.mark.opencl
+@pytest.mark.parametrize("what", ["upload", "download", "kernel", "build"])
+def test_a_process_may_end_while_threads_are_in_opencl(what):
+    """They come back to an interpreter that is going, and must not take the process with them."""
+    code = (
+        "import sys, threading, time\n"
+        "from ggsched_opencl import driver\n"
+        "context = driver.make_context(driver.find_devices()[0].handle)\n"
+        "queue, memory = driver.make_queue(context), driver.make_buffer(context, 1 << 16)\n"
+        "host = memoryview(bytearray(1 << 16))\n"
+        "text = '__kernel void f(__global int *a) {a[0] = 1;}'\n"
+        "program = driver.build_program(context, text, ())\n"
+        "calls = {\n"
+        "    'upload': lambda: driver.enqueue_upload(queue, host, memory, 0),\n"
+        "    'download': lambda: driver.enqueue_download(queue, memory, 0, host),\n"
+        "    'kernel': lambda: driver.make_kernel(program, 'f'),\n"
+        "    'build': lambda: driver.build_program(context, text, ()),\n"
+        "}\n"
+        "done = threading.Event()\n"
+        "def work():\n"
+        "    while True:\n"
+        "        calls[sys.argv[1]]()\n"
+        "        done.set()\n"
+        "threading.Thread(target=work, daemon=True).start()\n"
+        "done.wait()\n"
+        "sys.exit(7)\n"
+    )
+    command = [sys.executable, "-c", code, what]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 7, done.stderr

@@ -90,6 +90,7 @@ def test_the_wait_of_a_function():
     assert waited == [0.0]
 
 
+@pytest.mark.opencl
 def test_opencl_counts_kernels():
     (device,) = open_devices(["opencl:0"])
     g = GraphBuilder("counted")

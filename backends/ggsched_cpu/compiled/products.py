@@ -18,9 +18,9 @@ from ggsched_cpu.compiled.tasks import (
 )
 from ggsched_cpu.lowering_context import CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
-from ggsched_cpu_kernels.elements import is_compiled
+from ggsched_cpu_kernels.elements import coding, is_compiled
 from ggsched_cpu_kernels.gemv import SLOTS, VECTORS
-from ggsched_cpu_kernels.int_dot import BLOCK, rounded_nbytes
+from ggsched_cpu_kernels.int_dot import BLOCK, correction_factor, rounded_nbytes
 
 MAX_VECTORS: Final = 8
 """Rows of activations up to which the weight is read row by row."""
@@ -29,7 +29,7 @@ MAX_CHOSEN: Final = 32
 """The same for rows with chosen experts."""
 
 _ROW_GROUP: Final = 4
-"""Rows of a weight that kernels take at a time, at most."""
+"""Parts of a product have a multiple of so many rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,15 @@ def _activations(node: Node, site: CpuLoweringContext, kernels: Kernels) -> _Row
     x, dtype = node.inputs[1], node.dtype(0)
     if not dtype.is_quantized or kernels.activations == "f32":
         return _Rows(x, address(x), x.strides[:-1], (), "f32")
-    return _rounded(node.bound.inputs[1], x, site, kernels)
+    return _rounded(node.bound.inputs[1], x, dtype, site, kernels)
 
 
 def _rounded(
-    operand: Operand, x: Array, site: CpuLoweringContext, kernels: Kernels
+    operand: Operand, x: Array, dtype: DType, site: CpuLoweringContext, kernels: Kernels
 ) -> _Rows | None:
-    key = ("int8", id(operand.buffer), operand.offset, operand.shape, operand.strides)
+    assert dtype.layout is not None
+    factor = correction_factor(kernels.target, coding(dtype.layout))
+    key = (f"int8 {factor}", id(operand.buffer), operand.offset, operand.shape, operand.strides)
     known = site.tables.get(key)
     columns = x.shape[-1]
     nbytes = rounded_nbytes(columns)
@@ -78,7 +80,9 @@ def _rounded(
     made = site.rounded(key, shape)
     kernel = kernels.address("rows", "round_rows")
     blocks = columns // BLOCK
-    task = row_task(kernel, (x, made), x.shape[:-1], blocks, kernels.threads)
+    task = row_task(
+        kernel, (x, made), x.shape[:-1], blocks, kernels.threads, [factor & 0xFFFF_FFFF]
+    )
     if task is None:
         return None
     site.tables[key] = (operand,), made

@@ -193,15 +193,28 @@ class _Finder:
         return key in self.topology.devices[there].ops
 
     def _extended(self, first: int, end: int, here: int, there: int) -> int:
-        """Return the end of the block with what follows and makes its result smaller."""
+        """Return the end of the block with what follows and makes its result smaller.
+
+        Nodes behind it that the placement put beside the experts, because their results are small,
+        go along.
+        """
         tensors, nodes = self.graph.tensors, self.graph.nodes
         wanted = tensors[nodes[first].inputs[1]].nbytes
         at = end
         while tensors[nodes[at - 1].output].nbytes > wanted:
-            made = {tensors[nodes[i].output].storage for i in range(first, at)}
-            if at == len(nodes) or not self._can_move(at, here, there, takes_rows=False):
-                return end
-            if not any(tensors[t].storage in made for t in nodes[at].inputs):
-                return end
+            if not self._goes_along(first, at, here, there):
+                at = end
+                break
+            at += 1
+        choices = self.placement.choices
+        while self._goes_along(first, at, here, there) and choices[at].cause == "upgrade":
             at += 1
         return at
+
+    def _goes_along(self, first: int, at: int, here: int, there: int) -> bool:
+        """Whether the node behind a block reads a result of it and could move."""
+        tensors, nodes = self.graph.tensors, self.graph.nodes
+        if at == len(nodes) or not self._can_move(at, here, there, takes_rows=False):
+            return False
+        made = {tensors[nodes[i].output].storage for i in range(first, at)}
+        return any(tensors[t].storage in made for t in nodes[at].inputs)

@@ -59,8 +59,7 @@ def place(graph: Graph, topology: Topology, constraints: Constraints) -> Placeme
         _expand(work, reversed(node_ids), spreads, "expand-up")
     _upgrade(work)
     _hand_over_once(work)
-    if constraints.experts.offload != "on":  # else these sums run where the experts go
-        _keep_small_results(work)
+    _keep_small_results(work)
     _fill(work)
     return finished(work, constraints)
 

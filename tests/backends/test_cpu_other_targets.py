@@ -1,0 +1,100 @@
+"""Kernels for older processors compute what those for this one do, as far as this one runs them."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llvmlite.binding")
+
+from ggsched.ir.dtype import BF16, F16, F32, QUANTIZED_DTYPES
+from ggsched.testing.generators.values import random_blocks
+from ggsched_cpu.dequant import decoder
+from ggsched_cpu_kernels import gemv, packed_rows
+from ggsched_cpu_kernels.compiler import Linker, host_target, object_code
+from ggsched_cpu_kernels.elements import coding
+from ggsched_cpu_kernels.emit import module_text
+from ggsched_cpu_kernels.int_dot import correction_factor, rounded_nbytes
+from ggsched_cpu_kernels.target import AVX2, AVX512, Target
+
+AVX_VNNI = Target(AVX2.triple, "alderlake", f"{AVX2.features},+avxvnni")
+TARGETS = {"avx2": AVX2, "avx512": AVX512, "avxvnni": AVX_VNNI}
+KERNEL = ctypes.CFUNCTYPE(
+    ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
+)
+ROWS = 5
+
+
+def runs_here(target):
+    host = host_target()
+    needed = [f[1:] for f in target.features.split(",")]
+    return host.is_x86 and host.has(*needed)
+
+
+def call(target, builder, arguments):
+    code = object_code(module_text(builder), target)
+    linker = Linker()
+    (address,) = linker.load(code, [builder.name]).values()
+    slots = np.array(arguments, np.int64)
+    assert KERNEL(address)(slots.ctypes.data, 0, 1, None) == 0
+
+
+def product(target, dtype, w, x, activations):
+    """Return w @ x by the kernel for one row of activations."""
+    k = x.size
+    read = x
+    if activations == "int8":
+        factor = correction_factor(target, coding(dtype.layout))
+        read = np.zeros(rounded_nbytes(k), np.uint8)
+        head = [k // 32, 1, 1, 1, 1, k // 32]
+        places = [x.ctypes.data, 0, 0, 0, 0, read.ctypes.data, 0, 0, 0, 0]
+        call(target, packed_rows.round_rows("round", target), [*head, *places, factor])
+    out = np.zeros(ROWS, np.float32)
+    values = {
+        "w": w.ctypes.data, "x": read.ctypes.data, "out": out.ctypes.data,
+        "rows": ROWS, "columns": k, "w_row": dtype.row_nbytes(k), "vectors": 1,
+        "chunks": 1, "chunk_rows": ROWS, "inner": 1, "w_outer_share": 1, "w_inner_share": 1,
+    }  # fmt: skip
+    kernel = gemv.gemv("product", target, dtype, activations, 1, "batch")
+    call(target, kernel, [values.get(name, 0) for name in gemv.SLOTS])
+    return out
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("dtype", QUANTIZED_DTYPES, ids=str)
+def test_products_of_packed_weights(name, dtype):
+    """With whole pairs of blocks and with one left; both kinds of activations."""
+    target = TARGETS[name]
+    if not runs_here(target):
+        pytest.skip(f"this processor does not run code for {target.title}")
+    rng = np.random.default_rng(3)
+    for blocks in (1, 7):
+        k = dtype.block * blocks
+        w = np.ascontiguousarray(random_blocks(dtype, (ROWS, k), 0.5, rng)).reshape(ROWS, -1)
+        x = rng.standard_normal(k).astype(np.float32)
+        decoded = np.zeros((ROWS, k), np.float32)
+        decoder(dtype)(w, decoded)
+        wide = decoded.astype(np.float64)
+        wanted, size = wide @ x, np.abs(wide) @ np.abs(x)
+        exact = product(target, dtype, w, x, "f32")
+        np.testing.assert_array_less(np.abs(exact - wanted), 1e-6 * size)
+        assert np.all(np.abs(product(target, dtype, w, x, "int8") - wanted) < 1e-2 * size)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+def test_products_of_plain_weights(name, dtype):
+    """Rows of every remainder: of a step, of a vector."""
+    target = TARGETS[name]
+    if not runs_here(target):
+        pytest.skip(f"this processor does not run code for {target.title}")
+    rng = np.random.default_rng(4)
+    k = 4 * 16 + 16 + 3
+    wide = rng.standard_normal((ROWS, k)).astype(np.float32)
+    wide = (wide.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    w = {F32: wide, F16: wide.astype(np.float16), BF16: (wide.view(np.uint32) >> 16).astype("u2")}
+    kept = w[dtype].astype(np.float64) if dtype is F16 else wide.astype(np.float64)
+    x = rng.standard_normal(k).astype(np.float32)
+    size = np.abs(kept) @ np.abs(x)
+    found = product(target, dtype, w[dtype], x, "f32")
+    np.testing.assert_array_less(np.abs(found - kept @ x), 1e-6 * size)
