@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
+from ggsched.cli.bench_compare import compare_files
+from ggsched.cli.compute_options import compute_options
 from ggsched.cli.console import write_json
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.options import json_option, whole_numbers
@@ -65,9 +67,19 @@ _COLUMNS: Final = ("model", "size", "devices", "ngl", "n_ubatch", "test", "t/s",
     show_default=True,
     help="Form of the results.",
 )
+@click.option(
+    "--compare",
+    nargs=2,
+    metavar="A.json B.json",
+    is_eager=True,
+    expose_value=False,
+    callback=compare_files,
+    help="Measure nothing: say how much faster B is than A, both written with -o json.",
+)
 @json_option
 @click.pass_obj
 @planning_options
+@compute_options
 def bench(
     settings: Settings,
     /,

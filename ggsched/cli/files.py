@@ -5,7 +5,7 @@ import os
 import stat
 import sys
 import time
-from typing import IO, Final
+from typing import IO, Final, TextIO
 
 from ggsched.errors import UsageError
 from ggsched.plan.units import nbytes_text
@@ -71,6 +71,19 @@ def read_text(path: str) -> str:
         UsageError: the file cannot be read, or is not UTF-8.
     """
     return as_text(read_bytes(path), path)
+
+
+def read_stream(file: TextIO, what: str) -> str:
+    """Return what is left of a text file that is open.
+
+    Raises:
+        UsageError: it cannot be read, or is not text.
+    """
+    try:
+        return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot read {what}", where=file.name, why=why) from error
 
 
 def as_text(data: bytes, path: str) -> str:

@@ -41,6 +41,7 @@ COMMANDS: Final = {
     "devices": "ggsched.cli.devices:devices",
     "run": "ggsched.cli.run:run",
     "bench": "ggsched.cli.bench:bench",
+    "perplexity": "ggsched.cli.perplexity:perplexity",
     "plan": "ggsched.cli.plan:plan",
     "calibrate": "ggsched.cli.calibrate:calibrate",
     "check": "ggsched.cli.check:check",

@@ -9,6 +9,7 @@ import numpy as np
 
 from ggsched.cli.compute_options import compute_options
 from ggsched.cli.console import leave_line_open, messages, write_json
+from ggsched.cli.files import read_stream
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.options import json_option, whole_numbers
 from ggsched.cli.planning_options import planning_options
@@ -242,11 +243,7 @@ def _text(session: "Session", generated: list[int], stops: tuple[str, ...]) -> s
 def _read(file: TextIO, prompt: str | None) -> str:
     if prompt is not None:
         raise UsageError("the prompt is given twice, as -p and as -f", where="ggsched run")
-    try:
-        return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise UsageError("cannot read the prompt", where=file.name, why=why) from error
+    return read_stream(file, "the prompt")
 
 
 def _refuse_with_chat(tokens: bool, logits: bool, as_json: bool) -> None:

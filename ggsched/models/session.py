@@ -69,14 +69,14 @@ class Session:
             BackendUnavailable: a device that is not there.
         """
         self.model = model
-        self.sharing: Sharing | None = None
         self.options = options or SessionOptions()
         self.options.check()
+        dtype = cache_dtype(model.spec, self.options.cache_type)
+        self.spec: ModelSpec = replace(model.spec, cache_dtype=dtype)
+        self.sharing: Sharing | None = None
         is_shared = self.options.split_mode == "tensor"
         if is_shared:
             check_sharing(self.options)
-        dtype = cache_dtype(model.spec, self.options.cache_type)
-        self.spec: ModelSpec = replace(model.spec, cache_dtype=dtype)
         self.default_devices: DefaultDevices | None = None
         if devices is None and self.options.leaves_devices_open:
             known = settings or Settings.from_environment()
@@ -235,6 +235,32 @@ class Session:
         if self.batches.has_nonfinite:
             self.scheduler.clear_states()
             self.batches.has_nonfinite = False
+
+    @guarded(is_open=True)
+    def truncate(self, n_tokens: int) -> None:
+        """Forget all but the first tokens of the sequence, as when a draft was refused.
+
+        Args:
+            n_tokens: How many stay.
+
+        Raises:
+            UsageError: the sequence is shorter, the number is negative, or numbers that are not
+                finite may be in the cache (then only ``reset`` clears them).
+        """
+        if not 0 <= n_tokens <= self._n_past:
+            what = f"the sequence cannot be cut to {n_tokens} tokens"
+            raise UsageError(what, why=f"it has {self._n_past}")
+        if not n_tokens:
+            self.reset()
+            return
+        if self.batches.has_nonfinite:
+            raise UsageError(
+                "the sequence cannot be cut",
+                why="logits were not finite, so the KV cache may hold such numbers",
+                hint="call reset(), then feed the tokens again",
+            )
+        self._n_past = n_tokens
+        self._edits += 1
 
     def close(self) -> None:
         """Release everything; legal twice."""

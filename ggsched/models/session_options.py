@@ -34,11 +34,11 @@ class SessionOptions:
         placement: Decides where nodes run: ``"ggml"``, ``"cost"`` or a policy. Any but ggml's also
             chooses homes of weights and caches, for a decoding step that fills the context; of
             ``offload`` it takes overrides and experts only.
+        cache_type: Element type of the KV cache; ``auto`` is f16, and f32 for models in f32.
         split_mode: ``layer``: a layer lives on one device; ``tensor``: devices share each layer, in
             shares of ``offload.tensor_split`` (see ``ggsched.models.tensor_split``).
         group_size: With ``tensor``, how many devices share a layer; several groups of them form a
             pipeline. None for all devices.
-        cache_type: Element type of the KV cache; ``auto`` is f16, and f32 for models in f32.
     """
 
     n_ctx: int = 512
@@ -50,9 +50,9 @@ class SessionOptions:
     plans_kept: int = 16
     fit: FitRequest | None = None
     placement: PlacementPolicy | str = "ggml"
+    cache_type: CacheType = "auto"
     split_mode: SplitMode = "layer"
     group_size: int | None = None
-    cache_type: CacheType = "auto"
 
     @property
     def step(self) -> int:
@@ -69,6 +69,9 @@ class SessionOptions:
         for name, value in (("-c", self.n_ctx), ("-b", self.n_batch), ("-ub", self.n_ubatch)):
             if value < 1:
                 raise UsageError(f"{name} {value}", why="it must be at least 1")
+        if self.cache_type not in ("auto", *CACHE_DTYPES):
+            known = ", ".join(("auto", *CACHE_DTYPES))
+            raise UsageError(f"a KV cache of {self.cache_type!r}", hint=f"use one of {known}")
         if self.split_mode not in ("layer", "tensor"):
             raise UsageError(f"-sm {self.split_mode}", hint="use layer or tensor")
         if self.group_size is not None and self.split_mode != "tensor":
@@ -77,9 +80,6 @@ class SessionOptions:
                 why="a layer lives on one device then",
                 hint="add -sm tensor",
             )
-        if self.cache_type not in ("auto", *CACHE_DTYPES):
-            known = ", ".join(("auto", *CACHE_DTYPES))
-            raise UsageError(f"a KV cache of {self.cache_type!r}", hint=f"use one of {known}")
         if self.is_by_layers:
             return
         given = self.offload

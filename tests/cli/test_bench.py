@@ -8,6 +8,7 @@ import pytest
 
 from ggsched.cli.main import main
 from ggsched.models.speed import Speed, SpeedTest
+from ggsched.models.speed_comparison import compare_rates
 from tests.models.helpers import ORACLE
 
 MODEL = str(ORACLE / "llama-tiny-f32.gguf")
@@ -61,3 +62,55 @@ def test_rates():
     assert (speed.mean, speed.test.name) == (7.5, "tg10 @ d7")
     assert speed.deviation == pytest.approx(3.5355339)
     assert Speed(SpeedTest("pp", 10), (1.0,)).deviation == 0.0
+
+
+@pytest.fixture
+def files(tmp_path):
+    def write(name, **rates):
+        path = tmp_path / name
+        path.write_text(json.dumps([{"test": t, "samples_ts": r} for t, r in rates.items()]))
+        return str(path)
+
+    return write
+
+
+def test_two_results_beside_each_other(files, capsys):
+    a = files("a.json", pp4=[100, 101, 99], tg2=[10.0, 12.0, 11.0], tg9=[1])
+    b = files("b.json", pp4=[200, 202, 198], tg2=[11.0, 10.0, 12.0], pp7=[5], tg9=[2])
+    assert main(["bench", "--compare", a, b]) == 0
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in capsys.readouterr().out.splitlines()
+    ]
+    assert [row[0] for row in rows] == ["test", "----", "pp4", "tg2", "tg9"]
+    assert rows[2][1] == "2.000"
+    assert rows[2][3] == "differs"
+    assert rows[3][1] == "1.000"
+    assert rows[3][3] == "may be equal"
+    assert rows[4][1:] == ["2.000", "-", "-"]
+
+
+def test_intervals_are_those_of_welch():
+    """By ``scipy.stats.ttest_ind`` of the logarithms, version 1.17.1; ours rounds 3.02 to 3."""
+    found = compare_rates("pp4", [100.0, 110.0, 105.0], [120.0, 118.0, 126.0, 121.0])
+    assert found.ratio == pytest.approx(1.155298)
+    assert found.low == pytest.approx(1.047745, rel=1e-3)
+    assert found.high == pytest.approx(1.273892, rel=1e-3)
+    assert found.is_sure
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "[1]", '[{"test": "pp4"}]', '[{"test": "a", "samples_ts": [0]}]', "\0"]
+)
+def test_other_files_are_refused(files, tmp_path, capsys, text):
+    good, bad = files("a.json", pp4=[1.0]), tmp_path / "bad.json"
+    bad.write_text(text)
+    assert main(["bench", "--compare", good, str(bad)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "bad.json" in err
+
+
+def test_nothing_in_common(files, capsys):
+    assert main(["bench", "--compare", files("a", pp4=[1]), files("b", tg4=[1])]) == 2
+    assert "no test in common" in capsys.readouterr().err

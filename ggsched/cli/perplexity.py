@@ -1,0 +1,88 @@
+"""``ggsched perplexity``: how well a model predicts a text, with error bars."""
+
+from typing import Any, TextIO
+
+import click
+
+from ggsched.cli.compute_options import compute_options
+from ggsched.cli.console import messages, write_json
+from ggsched.cli.files import read_stream
+from ggsched.cli.model_options import ModelOptions, model_options, open_session
+from ggsched.cli.options import json_option, whole_numbers
+from ggsched.cli.planning_options import planning_options
+from ggsched.cli.progress import loading
+from ggsched.config import Settings
+from ggsched.errors import UsageError
+from ggsched.printable import results, write_out
+
+
+@click.command()
+@model_options
+@click.option(
+    "-f",
+    "--file",
+    "text_file",
+    type=click.File("r", encoding="utf-8"),
+    default=None,
+    metavar="FILE",
+    help="The text; - is stdin.",
+)
+@click.option(
+    "--tokens",
+    type=whole_numbers,
+    default=None,
+    metavar="1,2,3",
+    help="The text as token ids, for files without a tokenizer.",
+)
+@json_option
+@click.pass_obj
+@planning_options
+@compute_options
+def perplexity(
+    settings: Settings,
+    /,
+    text_file: TextIO | None,
+    tokens: tuple[int, ...] | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure the perplexity of a text by MODEL, with its standard error.
+
+    The text is cut into parts of -c tokens; in each the second half is predicted, as llama.cpp
+    does. Devices, splits and streams must not change the result by more than rounding.
+    """
+    from ggsched.models import perplexity as measured
+
+    if (text_file is None) == (tokens is None):
+        raise UsageError(
+            "give the text as -f FILE or as --tokens 1,2,3", where="ggsched perplexity"
+        )
+    text = read_stream(text_file, "the text") if text_file is not None else ""
+    with (
+        loading(messages()) as progress,
+        open_session(ModelOptions(**options), settings, progress) as session,
+    ):
+        tokenizer = session.model.tokenizer
+        ids = list(tokens) if tokens is not None else tokenizer.encode(text)
+        vocab = tokenizer.vocab if tokenizer.has_text else None
+        first = vocab.special["bos"] if vocab is not None and vocab.add_bos else None
+        found = None
+        for found in measured.perplexity(session, ids, first=first):
+            if not as_json:
+                progress.stop()
+                write_out(f"[{found.parts}] {found.value:.4f}\n")
+                results().flush()
+        assert found is not None  # a text without parts raises
+        if as_json:
+            write_json(
+                {
+                    "perplexity": found.value,
+                    "error": found.error,
+                    "parts": found.parts,
+                    "tokens": found.n_tokens,
+                    "n_ctx": session.options.n_ctx,
+                }
+            )
+        else:
+            write_out(f"perplexity {found.value:.4f} \u00b1 {found.error:.4f}, ")
+            write_out(f"{found.n_tokens} tokens predicted\n")
