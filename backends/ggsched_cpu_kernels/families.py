@@ -4,10 +4,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ggsched.ir.dtype import BF16, F16, F32, I32, DType
-from ggsched_cpu_kernels import attention, gemm, gemv, packed_rows, reductions, rows, walk
+from ggsched_cpu_kernels import (
+    attention,
+    gemm,
+    gemm_int8,
+    gemv,
+    packed_rows,
+    panels,
+    reductions,
+    rows,
+    walk,
+)
 from ggsched_cpu_kernels.elements import COMPILED
 from ggsched_cpu_kernels.elementwise import FORMULAS, SPREAD, elementwise
 from ggsched_cpu_kernels.emit import Builder
+from ggsched_cpu_kernels.gemm_f32 import F32Method
 from ggsched_cpu_kernels.target import Target
 
 Family = Callable[[Target], Sequence[Builder]]
@@ -39,17 +50,34 @@ def _columns(dtype: DType) -> Family:
 
 
 def _many(dtype: DType) -> Family:
-    return lambda target: [
-        gemm.gemm("gemm", target, dtype),
-        gemm.gemm_routed("gemm_routed", target, dtype),
+    return lambda target: _gemms(target, lambda b: F32Method(b, dtype))
+
+
+def _many_rounded(dtype: DType) -> Family:
+    layout = dtype.layout
+    assert layout is not None
+    return lambda target: _gemms(target, lambda b: gemm_int8.Int8Method(b, dtype, layout))
+
+
+def _gemms(target: Target, method: gemm.MethodOf) -> Sequence[Builder]:
+    return [
+        gemm.gemm("gemm", target, method),
+        gemm.gemm_routed("gemm_routed", target, method),
     ]
 
 
 def _panels(target: Target) -> Sequence[Builder]:
     return [
-        gemm.pack("pack", target),
-        gemm.route("route", target),
-        gemm.pack_routed("pack_routed", target),
+        panels.pack("pack", target),
+        panels.route("route", target),
+        panels.pack_routed("pack_routed", target),
+    ]
+
+
+def _rounded_panels(target: Target) -> Sequence[Builder]:
+    return [
+        *(gemm_int8.pack(f"pack{n}", target, n) for n in gemm_int8.GROUPS),
+        *(gemm_int8.pack_routed(f"pack_routed{n}", target, n) for n in gemm_int8.GROUPS),
     ]
 
 
@@ -112,7 +140,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "rows": _rows,
     "bits": _bits,
     "panels": _panels,
-    **{f"gemm_{t}": _many(t) for t in COMPILED},
+    "rounded_panels": _rounded_panels,
+    **{f"gemm_{t}_f32": _many(t) for t in COMPILED},
+    **{f"gemm_{t}_int8": _many_rounded(t) for t in COMPILED if t.is_quantized},
     **{f"gemv_{t}_f32": _products(t, "f32") for t in COMPILED},
     **{f"gemv_{t}_int8": _products(t, "int8") for t in COMPILED if t.is_quantized},
     **{f"columns_{t}": _columns(t) for t in (F32, F16, BF16)},

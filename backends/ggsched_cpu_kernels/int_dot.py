@@ -57,6 +57,26 @@ def rounded_at(b: Builder, row: Value, blocks: Value) -> Rounded:
     return Rounded(row, scales, corrections, b.offset(corrections, each))
 
 
+def round_values(b: Builder, x: Value) -> tuple[Value, Value]:
+    """Return 32 floats as integers (i32) from -127 to 127, and their scale."""
+    bits = b.binary("and", b.bitcast(x, f"<{BLOCK} x i32>"), 0x7FFFFFFF)
+    top = b.intrinsic("vector.reduce.umax", bits, type_="i32")
+    most = b.bitcast(top, "float")
+    is_zero = b.compare("eq", top, 0)
+    inverse = b.select(is_zero, f32(0.0), b.fdiv(f32(127.0), most))
+    scaled = b.fmul(x, b.splat(inverse, BLOCK))
+    whole = b.cast("fptosi", b.intrinsic("roundeven", scaled), "i32")
+    return whole, b.fmul(most, 1.0 / 127.0)
+
+
+def sums_of_four(b: Builder, whole: Value) -> Value:
+    """Return the sums of adjacent fours of 32 integers."""
+    fours = b.shuffle(whole, None, range(0, BLOCK, 4))
+    for i in range(1, 4):
+        fours = b.add(fours, b.shuffle(whole, None, range(i, BLOCK, 4)))
+    return fours
+
+
 def round_block(b: Builder, x: Value, factor: Value, to: Rounded) -> None:
     """Round 32 floats; NaN and infinity go into the scale.
 
@@ -66,20 +86,10 @@ def round_block(b: Builder, x: Value, factor: Value, to: Rounded) -> None:
         factor: What corrections are multiplied with (i32).
         to: The parts of the block.
     """
-    bits = b.binary("and", b.bitcast(x, f"<{BLOCK} x i32>"), 0x7FFFFFFF)
-    top = b.intrinsic("vector.reduce.umax", bits, type_="i32")
-    most = b.bitcast(top, "float")
-    is_zero = b.compare("eq", top, 0)
-    inverse = b.select(is_zero, f32(0.0), b.fdiv(f32(127.0), most))
-    scaled = b.fmul(x, b.splat(inverse, BLOCK))
-    whole = b.cast("fptosi", b.intrinsic("roundeven", scaled), "i32")
+    whole, scale = round_values(b, x)
     b.store(b.cast("trunc", whole, "i8"), to.codes)
-    scale = b.fmul(most, 1.0 / 127.0)
     b.store(b.splat(scale, SUMS), to.scales, 4)
-    each = BLOCK // SUMS
-    fours = b.shuffle(whole, None, range(0, BLOCK, each))
-    for i in range(1, each):
-        fours = b.add(fours, b.shuffle(whole, None, range(i, BLOCK, each)))
+    fours = sums_of_four(b, whole)
     b.store(b.mul(fours, b.splat(factor, SUMS)), to.corrections, 4)
     half = b.piece(fours, 0, SUMS // 2), b.piece(fours, SUMS // 2, SUMS // 2)
     sums = [b.intrinsic("vector.reduce.add", part, type_="i32") for part in half]
@@ -116,12 +126,8 @@ def dot(b: Builder, codes: Value, how: Coding, x: Value, start: Value) -> Value:
     lanes = codes.lanes // 4
     match b.target.dot:
         case "vnni" | "avxvnni":
-            if how.is_signed:
-                codes = b.binary("xor", codes, -128)
-            # The form of older LLVMs, which newer ones accept.
-            wide = vector_of(lanes, "i32")
-            name = f"x86.avx512.vpdpbusd.{32 * lanes}"
-            return b.intrinsic(name, start, b.bitcast(codes, wide), b.bitcast(x, wide), suffix="-")
+            codes, wide = stored_codes(b, codes, how), vector_of(lanes, "i32")
+            return dot_fours(b, start, b.bitcast(codes, wide), b.bitcast(x, wide))
         case "pmaddubsw":
             if how.is_signed:
                 x = b.intrinsic("x86.avx2.psign.b", x, codes, suffix="-")
@@ -150,3 +156,25 @@ def dot(b: Builder, codes: Value, how: Coding, x: Value, start: Value) -> Value:
                 c = b.cast("sext", b.shuffle(x, None, every), "i32")
                 start = b.add(start, b.mul(a, c))
             return start
+
+
+def has_fours(target: Target) -> bool:
+    """Whether ``dot_fours`` works on whole vectors."""
+    return target.dot in ("vnni", "sdot") or (target.dot == "avxvnni" and target.lanes == SUMS)
+
+
+def stored_codes(b: Builder, codes: Value, how: Coding) -> Value:
+    """Return bytes as ``dot_fours`` takes them; ``correction_factor`` counts what this adds."""
+    return b.binary("xor", codes, -128) if _shift_of(b.target, how) else codes
+
+
+def dot_fours(b: Builder, start: Value, codes: Value, x: Value) -> Value:
+    """Return sums (i32), each plus the product of four codes and four activations.
+
+    All are vectors of i32; codes come from ``stored_codes``.
+    """
+    if b.target.is_x86:
+        # The form of older LLVMs, which newer ones accept.
+        return b.intrinsic(f"x86.avx512.vpdpbusd.{32 * start.lanes}", start, codes, x, suffix="-")
+    codes, x = (b.bitcast(v, vector_of(4 * v.lanes, "i8")) for v in (codes, x))
+    return b.intrinsic("aarch64.neon.sdot", start, codes, x, suffix="v4i32.v16i8")

@@ -101,6 +101,21 @@ def test_products_of_many_rows(dtype, m, n, k):
         against_oracle.check(made, graph, tame(graph, m))
 
 
+@pytest.mark.parametrize("dtype", PACKED, ids=str)
+@pytest.mark.parametrize(("m", "n", "k"), [(9, 16, 32), (33, 101, 320), (530, 49, 64)])
+def test_rounded_products_of_many_rows(dtype, m, n, k):
+    """Each element alone is within its bound, and together they are off by as much as expected."""
+    g = GraphBuilder()
+    k = whole(k, dtype)
+    graph = g.build(g.mul_mat(g.weight("w", (n, k), dtype), g.input("x", (m, k))))
+    values = tame(graph, m)
+    against_oracle.check(ROUNDED, graph, values)
+    (wanted,) = run_oracle(graph, values).values()
+    (found,) = run_direct(ROUNDED, graph, values).values()
+    size = np.linalg.norm(wanted)
+    assert 1e-4 * size < np.linalg.norm(found - wanted) < 2e-2 * size
+
+
 @pytest.mark.parametrize("dtype", [F32, F16, BF16, *PACKED], ids=str)
 @pytest.mark.parametrize(("tokens", "rows"), [(40, 1), (300, 3)])
 def test_many_rows_with_experts(dtype, tokens, rows):
@@ -112,7 +127,7 @@ def test_many_rows_with_experts(dtype, tokens, rows):
     values = tame(graph, ids=LeafRule("ids", bound=7))
     few = np.where(values["ids"] % 2, 5, values["ids"]).astype(np.int32)
     for ids in (values["ids"], few, np.full_like(few, 6)):
-        for made in (TEAM, LONE):
+        for made in (TEAM, LONE, ROUNDED):
             against_oracle.check(made, graph, values | {"ids": ids})
 
 

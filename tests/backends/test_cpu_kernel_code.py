@@ -30,7 +30,10 @@ def code_of(family, target):
     return assembly(module_text(*FAMILIES[family](target)), target)
 
 
-@pytest.mark.parametrize("family", ["walk", "rows", "gemv_q8_0_int8", "gemv_mxfp4_int8"])
+@pytest.mark.parametrize(
+    "family",
+    ["walk", "rows", "gemv_q8_0_int8", "gemv_mxfp4_int8", "gemv_q4_k_int8", "rounded_panels"],
+)
 @pytest.mark.parametrize("name", TARGETS)
 def test_families_for_other_processors(name, family):
     """LLVM takes them, and they call nothing that a process may lack."""
@@ -51,9 +54,14 @@ def test_families_for_other_processors(name, family):
         (AVX512, "gemv_bf16_f32", r"vfmadd\w+ps\s.*%zmm"),
         (AARCH64, "gemv_q8_0_int8", r"sdot\s+v\d+\.4s"),
         (AARCH64, "gemv_mxfp4_int8", r"tbl\s+v\d+\.16b"),
-        (AVX2, "gemm_q4_0", r"vfmadd\w+ps\s.*%ymm"),
-        (AVX512, "gemm_q4_0", r"vfmadd\w+ps\s.*%zmm"),
-        (AARCH64, "gemm_q4_0", r"fmla\s+v\d+\.4s"),
+        (AVX2, "gemm_q4_0_f32", r"vfmadd\w+ps\s.*%ymm"),
+        (AVX512, "gemm_q4_0_f32", r"vfmadd\w+ps\s.*%zmm"),
+        (AARCH64, "gemm_q4_0_f32", r"fmla\s+v\d+\.4s"),
+        (AVX512, "gemm_q4_0_int8", r"vpdpbusd\s.*%zmm"),
+        (AVX_VNNI, "gemm_q6_k_int8", r"vpdpbusd\s.*%ymm"),
+        (AARCH64, "gemm_q4_k_int8", r"sdot\s+v\d+\.4s"),
+        (AVX512, "gemv_q8_0_int8", r"vpdpbusd\s.*%zmm"),
+        (AVX512, "gemv_q8_0_int8", r"prefetch"),
         (AVX512, "attention_f16", r"vcvtph2ps\s.*%zmm"),
         (AARCH64, "gemv_f16_f32", r"fmla\s+v\d+\.4s"),
         (PLAIN_ARM, "gemv_q8_0_int8", r"mla\s+v\d+\.4s|smlal"),

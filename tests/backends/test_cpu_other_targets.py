@@ -7,15 +7,20 @@ import pytest
 
 pytest.importorskip("llvmlite.binding")
 
-from ggsched.ir.dtype import BF16, F16, F32, QUANTIZED_DTYPES
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import BF16, F16, F32, Q4_K, Q5_0, Q6_K, Q8_0, QUANTIZED_DTYPES
 from ggsched.testing.generators.values import random_blocks
+from ggsched_cpu import native
 from ggsched_cpu.dequant import decoder
+from ggsched_cpu.device import CpuDevice, CpuSettings
 from ggsched_cpu_kernels import gemv, packed_rows
 from ggsched_cpu_kernels.compiler import Linker, host_target, object_code
 from ggsched_cpu_kernels.elements import coding
 from ggsched_cpu_kernels.emit import module_text
 from ggsched_cpu_kernels.int_dot import correction_factor, rounded_nbytes
+from ggsched_cpu_kernels.library import Library
 from ggsched_cpu_kernels.target import AVX2, AVX512, Target
+from tests.backends import against_oracle
 
 AVX_VNNI = Target(AVX2.triple, "alderlake", f"{AVX2.features},+avxvnni")
 TARGETS = {"avx2": AVX2, "avx512": AVX512, "avxvnni": AVX_VNNI}
@@ -98,3 +103,22 @@ def test_products_of_plain_weights(name, dtype):
     size = np.abs(kept) @ np.abs(x)
     found = product(target, dtype, w[dtype], x, "f32")
     np.testing.assert_array_less(np.abs(found - kept @ x), 1e-6 * size)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_products_of_many_rows(monkeypatch, tmp_path, name):
+    """In 8 bits where the target has instructions for that, else in f32."""
+    target = TARGETS[name]
+    if not runs_here(target):
+        pytest.skip(f"this processor does not run code for {target.title}")
+    native.walk_functions()  # kept for the process, so they must not be those of ``made``
+    made = Library(target, tmp_path)
+    monkeypatch.setattr("ggsched_cpu.native.library", lambda: made)
+    device = CpuDevice(0, CpuSettings(threads=1, activations="auto"))
+    assert device.kernels_used.target is target
+    for dtype in (F16, Q5_0, Q8_0, Q4_K, Q6_K):
+        g = GraphBuilder()
+        k = against_oracle.whole(96, dtype)
+        graph = g.build(g.mul_mat(g.weight("w", (70, k), dtype), g.input("x", (45, k))))
+        against_oracle.check(device, graph, against_oracle.tame(graph))
+    device.close()

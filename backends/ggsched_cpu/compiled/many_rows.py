@@ -1,31 +1,67 @@
 """Tasks of products of many rows: panels of activations, then tiles of the weight."""
 
+from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
 import numpy as np
 
 from ggsched.backend.arrays import Array
-from ggsched.ir.dtype import F32
+from ggsched.ir.dtype import DType
 from ggsched_cpu.compiled.tasks import PARTS_PER_THREAD, Task, address, row_task
 from ggsched_cpu.lowering_context import CpuLoweringContext, Node, TableKey
 from ggsched_cpu.native import Kernels
-from ggsched_cpu_kernels.gemm import BLOCK_ROWS, MAX_ACTIVATIONS, SLOTS, panel_width
+from ggsched_cpu_kernels.elements import coding
+from ggsched_cpu_kernels.gemm import BLOCK_ROWS, MAX_ACTIVATIONS, SLOTS
+from ggsched_cpu_kernels.gemm_int8 import block_nbytes, group_of
+from ggsched_cpu_kernels.int_dot import BLOCK, correction_factor, has_fours
+from ggsched_cpu_kernels.panels import panel_width
 
 MIN_ROWS: Final = 16
 """Fewest rows of a weight that panels pay for."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How activations are laid out in panels.
+
+    Attributes:
+        family: Suffix of the family of products.
+        packers: Family of the kernels that fill panels.
+        suffix: Of their names.
+        panel_nbytes: Of a panel.
+        own: Arguments of these kernels beyond those of f32.
+    """
+
+    family: str
+    packers: str
+    suffix: str
+    panel_nbytes: int
+    own: tuple[int, ...]
+
+
+def _layout(dtype: DType, columns: int, kernels: Kernels) -> _Layout:
+    """Activations beside packed weights are rounded where products of bytes are instructions."""
+    target = kernels.target
+    if dtype.layout is None or kernels.activations == "f32" or not has_fours(target):
+        return _Layout("f32", "panels", "", 4 * columns * panel_width(target), ())
+    group = group_of(dtype.layout)
+    nbytes = columns // BLOCK * block_nbytes(target, group)
+    factor = correction_factor(target, coding(dtype.layout)) & 0xFFFF_FFFF
+    return _Layout("int8", "rounded_panels", str(group), nbytes, (factor,))
+
+
 def product(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
-    """Return tasks for one matrix with dense rows; f32 is left to BLAS."""
+    """Return tasks for one matrix with dense rows."""
     w, x, out = *node.inputs, node.out
     dtype = node.dtype(0)
-    if dtype is F32 or any(n != 1 for a in (w, x) for n in a.shape[:-2]):
+    if any(n != 1 for a in (w, x) for n in a.shape[:-2]):
         return None
     w, x, out = (a[(0,) * (a.ndim - 2)] for a in (w, x, out))
     if w.shape[0] < MIN_ROWS:
         return None
-    packed, tasks = _panels(node, x, site, kernels)
+    layout = _layout(dtype, x.shape[1], kernels)
+    packed, tasks = _panels(node, x, layout, site, kernels)
     if packed is None:
         return None
     rows, columns, vectors = w.shape[0], x.shape[1], x.shape[0]
@@ -46,7 +82,7 @@ def product(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task
     }
     args = tuple(values.get(name, 0) for name in SLOTS)
     parts = pieces * values["row_chunks"]
-    kernel = kernels.address(f"gemm_{dtype}", "gemm")
+    kernel = kernels.address(f"gemm_{dtype}_{layout.family}", "gemm")
     is_serial = kernels.threads == 1
     return [*tasks, Task(kernel, args, parts, is_serial, 0, (w, packed, out))]
 
@@ -60,24 +96,25 @@ def _chunk_rows(rows: int, others: int, threads: int) -> int:
 
 
 def _panels(
-    node: Node, x: Array, site: CpuLoweringContext, kernels: Kernels
+    node: Node, x: Array, layout: _Layout, site: CpuLoweringContext, kernels: Kernels
 ) -> tuple[Array | None, list[Task]]:
     """Return activations in panels, and the tasks that lay them out unless they are there."""
     operand = node.bound.inputs[1]
-    key: TableKey = ("panels", id(operand.buffer), operand.offset, operand.shape, operand.strides)
+    how = layout.suffix, layout.own
+    place = id(operand.buffer), operand.offset, operand.shape, operand.strides
+    key: TableKey = ("panels", how, place)
     known = site.tables.get(key)
     if known is not None:
         return known[1], []
     (vectors, columns), width = x.shape, panel_width(kernels.target)
     count = ceil(vectors / width)
-    nbytes = 4 * count * columns * width
-    packed = site.rounded(key, (nbytes,)).view(np.float32).reshape(count, columns * width)
+    packed = site.rounded(key, (count, layout.panel_nbytes))
     # A panel's row of x begins ``width`` activations after that of the one before.
     turned = np.lib.stride_tricks.as_strided(
         x, (count, columns), (width * x.strides[0], x.strides[1])
     )
-    kernel = kernels.address("panels", "pack")
-    own = vectors, x.strides[0]
+    kernel = kernels.address(layout.packers, f"pack{layout.suffix}")
+    own = vectors, x.strides[0], *layout.own
     task = row_task(kernel, (turned, packed), (count,), columns, kernels.threads, own, keeps=(x,))
     if task is None:
         return None, []
@@ -94,7 +131,8 @@ def routed(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task]
     width = panel_width(kernels.target)
     pairs = tokens * used
     routes = site.scratch((2 * (experts + 1) + pairs,), np.int32)
-    panels = site.scratch((pairs // width + experts, columns * width))
+    layout = _layout(dtype, columns, kernels)
+    panels = site.scratch((pairs // width + experts, layout.panel_nbytes), np.uint8)
     args = (
         address(ids), *ids.strides, tokens, used, experts, address(routes),
     )  # fmt: skip
@@ -103,9 +141,10 @@ def routed(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task]
     by_use = x.strides[1] if x.shape[1] > 1 else 0
     args = (
         address(x), x.strides[0], by_use, columns, used, experts, address(routes), address(panels),
+        *layout.own,
     )  # fmt: skip
     serial = kernels.threads == 1
-    packing = kernels.address("panels", "pack_routed")
+    packing = kernels.address(layout.packers, f"pack_routed{layout.suffix}")
     pack = Task(packing, args, experts, serial, 0, (x, routes, panels))
     chunk_rows = _chunk_rows(rows, experts, kernels.threads)
     values = {
@@ -125,6 +164,6 @@ def routed(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task]
         "out_used": out.strides[1],
     }
     args = tuple(values.get(name, 0) for name in SLOTS)
-    kernel = kernels.address(f"gemm_{dtype}", "gemm_routed")
+    kernel = kernels.address(f"gemm_{dtype}_{layout.family}", "gemm_routed")
     parts = experts * values["row_chunks"]
     return [route, pack, Task(kernel, args, parts, serial, 0, (w, routes, panels, out))]
