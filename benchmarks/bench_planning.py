@@ -14,7 +14,7 @@ from graphlib import TopologicalSorter
 from benchmarks.measure import interleaved, ratio
 from benchmarks.table import Row
 from ggsched.ir import Graph, GraphBuilder
-from ggsched.ir.dtype import ALL_DTYPES
+from ggsched.ir.dtype import GGUF_DTYPES
 from ggsched.ir.ops import OPS
 from ggsched.passes import Constraints, make_plan
 from ggsched.sanitize import check_plan
@@ -57,7 +57,7 @@ def _facts(name: str, kind: str) -> DeviceFacts:
         memory_nbytes=1 << 34,
         alignment=64,
         is_host=kind == "cpu",
-        ops=frozenset(op_key(op, t.name) for op in OPS for t in ALL_DTYPES),
+        ops=frozenset(op_key(op, t.name) for op in OPS for t in GGUF_DTYPES),
     )
 
 

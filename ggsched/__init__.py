@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ggsched.backend.registry import discover, open_devices
     from ggsched.config import Settings
     from ggsched.errors import GgschedError
+    from ggsched.importers.onnx import from_onnx
     from ggsched.ir import DType, Graph, GraphBuilder
     from ggsched.ir.user_ops import Sample, SourceKernel, register_op, unregister_op
     from ggsched.scheduler import Scheduler
@@ -30,6 +31,7 @@ _HOME: Final = {
     "SourceKernel": "ggsched.ir.user_ops",
     "Topology": "ggsched.topology",
     "discover": "ggsched.backend.registry",
+    "from_onnx": "ggsched.importers.onnx",
     "open_devices": "ggsched.backend.registry",
     "probe": "ggsched.backend.probe",
     "register_op": "ggsched.ir.user_ops",
@@ -48,6 +50,7 @@ __all__ = [
     "Topology",
     "__version__",
     "discover",
+    "from_onnx",
     "open_devices",
     "probe",
     "register_op",

@@ -9,15 +9,12 @@ import numpy.typing as npt
 from ggsched.backend.program import Operand
 from ggsched.backend.protocols import HostMemory
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import BF16, F16, F32, I32, DType
+from ggsched.ir.dtype import ALL_DTYPES, DType
 
 Array = npt.NDArray[Any]
 
 NUMPY_DTYPE: Final[Mapping[str, np.dtype[Any]]] = {
-    F32.name: np.dtype("<f4"),
-    F16.name: np.dtype("<f2"),
-    BF16.name: np.dtype("<u2"),
-    I32.name: np.dtype("<i4"),
+    dtype.name: np.dtype(dtype.host) for dtype in ALL_DTYPES if not dtype.is_quantized
 }
 """The numpy type of one element; bf16 as its bits. Quantised types are rows of bytes."""
 
@@ -45,7 +42,7 @@ def bind(operand: Operand, window: HostMemory) -> Array:
             written if the window can.
 
     Returns:
-        An array of the operand's shape and strides: float32, float16 or int32; bf16 as uint16;
+        An array of the operand's shape and strides and of numpy's type; bf16 as uint16;
         quantised types as uint8 rows ``(..., row_nbytes)``.
 
     Raises:

@@ -10,7 +10,7 @@ from ggsched.backend.fill import check_pattern
 from ggsched.backend.program import BoundNode, Operand, OperandMemory
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Stream
 from ggsched.errors import OutOfDeviceMemory, UsageError
-from ggsched.topology.caps import DeviceFacts, op_key
+from ggsched.topology.caps import DeviceFacts, offers
 
 
 def closed_error(what: str) -> UsageError:
@@ -200,7 +200,7 @@ def check_compile(device: Device, nodes: Sequence[BoundNode], stream: Stream) ->
     ops = device.facts.ops
     for node in nodes:
         kind = node.inputs[0].dtype.name if node.inputs else node.output.dtype.name
-        if op_key(node.op, kind) not in ops:
+        if not offers(ops, node.op, kind):
             raise UsageError(
                 f"{device.facts.name} does not support {node.op} of {kind}",
                 where=node.label,

@@ -42,7 +42,7 @@ class Operand:
         offset: Bytes from the start of the buffer to the tensor's first element.
         nbytes: Length of its bounding byte range, from ``offset``.
         dtype: Element type.
-        shape: Up to four axes, outermost first.
+        shape: Up to eight axes, outermost first.
         strides: Bytes per axis, see ``ggsched.ir.tensor.Tensor``.
         chosen: Of an operand of which an op takes rows by ids (``OpDef.rows``), the rows that have
             been copied, the others being undefined; None where all of it is there. No kernel needs

@@ -22,6 +22,7 @@ from ggsched.ir.graph import Graph, Node, verify_graph
 from ggsched.ir.ops import (
     Param,
     access_modes,
+    check_axes,
     op_by_name,
     verify_overlap,
     written_operand,
@@ -365,6 +366,7 @@ class GraphBuilder:
         given = canonical_params(op, params)
         check_arity(op, given, len(operands))
         dtype, shape = op.infer(operands, op.full(given))
+        check_axes(op, operands, shape)
         label = ".".join((*self._scope, name)) if name else ".".join(self._scope)
         through = written_operand(op, given)
         if through is None:

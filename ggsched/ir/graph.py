@@ -16,6 +16,7 @@ from ggsched.ir.ops import (
     Param,
     Params,
     access_modes,
+    check_axes,
     op_by_name,
     verify_overlap,
     written_operand,
@@ -234,6 +235,7 @@ def _verify_call(graph: Graph, n: Node, operands: list[Tensor], result: Tensor) 
     check_arity(op, n.params, len(operands))
     params = op.full(n.params)
     dtype, shape = op.infer(operands, params)
+    check_axes(op, operands, shape)
     if (result.dtype, result.shape) != (dtype, shape):
         raise GraphError(f"the result must be {dtype}{list(shape)}", where=graph.label(n))
     if n.modes != access_modes(op, operands, result, params):

@@ -13,15 +13,18 @@ by ``ggsched.testing.oracle.interpreter``.
     ``-``  does not touch the bytes (the result stands for them)
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from importlib import import_module
 from typing import Any, Final
 
 from ggsched.errors import GraphError
 from ggsched.ir.intervals import overlap
 from ggsched.ir.shapes import SHAPE_RULES, Param, Params, ShapeRule, broadcasts_to, fail
 from ggsched.ir.tensor import Tensor
+
+BUILT_IN_AXES: Final = 4
+"""Axes of operands of built-in and user-defined ops; their kernels address no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +34,15 @@ class OpDef:
     Attributes:
         name: As in graphs, plans and kernel tables.
         operands: Names of the operands in order; those ending in ``?`` are optional and present
-            when the node's parameter of that name is true.
+            when the node's parameter of that name is true; a last one that ends in ``*`` stands
+            for one or more.
         infer: Checks operands and parameters, gives type and shape of the result.
         through: Operand through which the op writes, or None for a fresh result. ``inplace=True``
             makes an op of ``may_overwrite`` write through operand 0.
         partial: Whether a write through leaves some bytes as they were.
         may_overwrite: Operands whose bytes the result may take over exactly (same type, shape
             and strides), because element i of the result depends on no other element of it.
+        max_axes: That operands and result can have.
         defaults: Parameters and their defaults; a parameter that is not here is an error.
         rows: (operand, ids): of that operand only the rows (its outermost axis) are read whose
             numbers the operand ``ids`` holds; what the other rows hold does not matter.
@@ -53,6 +58,7 @@ class OpDef:
     defaults: Mapping[str, Param] | None = None
     rows: tuple[int, int] | None = None
     user: "UserOp | None" = None
+    max_axes: int = BUILT_IN_AXES
 
     def full(self, params: Params) -> dict[str, Param]:
         """Return parameters of a node with the defaults filled in."""
@@ -162,7 +168,50 @@ def _table() -> dict[str, OpDef]:
 
 _DEFINED: Final = _table()
 
-OPS: Final[Mapping[str, OpDef]] = MappingProxyType(_DEFINED)
+_LIBRARIES: Final = {"nd": "ggsched.oplib"}
+"""Libraries of ops by prefix, and the module whose ``library()`` returns the definitions.
+
+They are loaded when a name with the prefix is first looked up: they need numpy, which planning of
+other graphs does not.
+"""
+
+_LIBRARY_OPS: Final[dict[str, Mapping[str, OpDef]]] = {}
+
+LIBRARY_KEYS: Final = frozenset(f"{prefix}.*" for prefix in _LIBRARIES)
+"""What ``DeviceFacts.ops`` contains for a library of which a device has every op on any type."""
+
+
+class _Ops(Mapping[str, OpDef]):
+    """Definitions by name. Iteration leaves out ops of libraries, which ``in`` and ``[]`` find."""
+
+    def __getitem__(self, name: str) -> OpDef:
+        found = _DEFINED.get(name)
+        if found is not None:
+            return found
+        return _library(name.partition(".")[0])[name]
+
+    def __contains__(self, name: object) -> bool:
+        if name in _DEFINED:
+            return True
+        return isinstance(name, str) and name in _library(name.partition(".")[0])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_DEFINED)
+
+    def __len__(self) -> int:
+        return len(_DEFINED)
+
+
+def _library(prefix: str) -> Mapping[str, OpDef]:
+    if prefix not in _LIBRARY_OPS:
+        module = _LIBRARIES.get(prefix)
+        if module is None:
+            return {}
+        _LIBRARY_OPS[prefix] = import_module(module).library()
+    return _LIBRARY_OPS[prefix]
+
+
+OPS: Final[Mapping[str, OpDef]] = _Ops()
 """Every op by name: those above, and what ``ggsched.register_op`` has added to this process."""
 
 BUILT_IN: Final = tuple(_DEFINED)
@@ -211,6 +260,17 @@ def access_modes(op: OpDef, operands: Sequence[Tensor], result: Tensor, params: 
     return "".join(modes) + write
 
 
+def check_axes(op: OpDef, operands: Sequence[Tensor], result: tuple[int, ...]) -> None:
+    """Refuse operands or a result with more axes than kernels of the op can address.
+
+    Raises:
+        GraphError: there is one.
+    """
+    for shape in (*(t.shape for t in operands), result):
+        if len(shape) > op.max_axes:
+            raise fail(op.name, f"takes at most {op.max_axes} axes", operands, "reshape it")
+
+
 def verify_overlap(op_name: str, operands: Sequence[Tensor], result: Tensor, modes: str) -> None:
     """Refuse a node that reads bytes which it also writes, unless element by element.
 
@@ -237,6 +297,8 @@ def verify_overlap(op_name: str, operands: Sequence[Tensor], result: Tensor, mod
 
 __all__ = [
     "BUILT_IN",
+    "BUILT_IN_AXES",
+    "LIBRARY_KEYS",
     "OPS",
     "OpDef",
     "Param",
@@ -245,6 +307,7 @@ __all__ = [
     "UserOp",
     "access_modes",
     "broadcasts_to",
+    "check_axes",
     "define",
     "op_by_name",
     "undefine",

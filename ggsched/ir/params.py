@@ -61,10 +61,16 @@ def _like(op: str, name: str, value: object, default: Param) -> Param:
 def check_arity(op: OpDef, params: Mapping[str, Param], given: int) -> None:
     """Check the number of operands, counting the optional ones that ``params`` announce.
 
+    A last operand that ends in ``*`` stands for one or more.
+
     Raises:
         GraphError: another number was given.
     """
     full = op.full(params)
+    if op.operands and op.operands[-1].endswith("*"):
+        if given < len(op.operands):
+            raise GraphError(f"takes {', '.join(op.operands)}, not {given}", where=op.name)
+        return
     wanted = sum(1 for o in op.operands if not o.endswith("?") or full.get(o[:-1]))
     if given != wanted:
         raise GraphError(

@@ -14,7 +14,7 @@ from typing import Final
 from ggsched.errors import GraphError
 from ggsched.ir.dtype import DType
 
-MAX_AXES = 4
+MAX_AXES = 8
 
 KNOWN: Final = 4096
 """How many windows, and calls of ops, are remembered: layers of a model have the same ones."""
@@ -37,7 +37,7 @@ class Tensor:
         id: Index in ``graph.tensors``.
         name: Unique for inputs, weights and states; a label otherwise.
         dtype: Element type.
-        shape: Up to four axes, outermost first, as in numpy.
+        shape: Up to eight axes, outermost first, as in numpy.
         strides: Bytes from one index to the next per axis. On the last axis of a quantised type
             it is the bytes from one *block* to the next.
         storage: Id of the root tensor.
@@ -123,7 +123,7 @@ def span_nbytes(dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) 
     """Return the length of the bounding byte range of a strided tensor.
 
     Raises:
-        GraphError: a negative stride or extent, or more than four axes.
+        GraphError: a negative stride or extent, or more than eight axes.
     """
     if len(shape) != len(strides) or len(shape) > MAX_AXES:
         raise GraphError(

@@ -36,7 +36,7 @@ _TOKEN: Final = re.compile(
     r"""[ \t]*(?:
         (?P<string>"(?:[^"\\]|\\.)*")
       | (?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|inf\b))
-      | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
+      | (?P<word>[A-Za-z_][A-Za-z0-9_]*(?:\.[a-z][a-z0-9_]*)?)
       | (?P<mark>[=(),;\[\]])
     )""",
     re.VERBOSE | re.ASCII,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ggsched.errors import ModelError
 from ggsched.interchange.mapped_file import map_file
-from ggsched.ir.dtype import ALL_DTYPES, DType
+from ggsched.ir.dtype import GGUF_DTYPES, DType
 from ggsched.models.gguf_header import (
     INCOMPLETE,
     Header,
@@ -31,7 +31,7 @@ from ggsched.models.gguf_header import (
 
 DEFAULT_ALIGNMENT: Final = 32
 GGUF_TYPES: Final[Mapping[DType, GGMLQuantizationType]] = {
-    dtype: GGMLQuantizationType[dtype.name.upper()] for dtype in ALL_DTYPES
+    dtype: GGMLQuantizationType[dtype.name.upper()] for dtype in GGUF_DTYPES
 }
 _BY_CODE: Final = {int(code): dtype for dtype, code in GGUF_TYPES.items()}
 

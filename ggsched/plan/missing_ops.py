@@ -14,7 +14,9 @@ def missing_ops(plan: Plan) -> Iterator[str]:
     devices = [choice.device for choice in plan.placement.choices]
     for device, facts in enumerate(plan.devices):
         supported = {key.partition(":")[0] for key in facts.ops}
-        for op in sorted({n.op for n in plan.nodes} - supported):
+        libraries = {key.removesuffix("*") for key in supported if key.endswith(".*")}
+        used = {n.op for n in plan.nodes if not n.op.startswith(tuple(libraries))}
+        for op in sorted(used - supported):
             moved = list(devices)
             for i, node in enumerate(plan.nodes):
                 if node.op == op and i and moved[i - 1] == device:

@@ -15,7 +15,7 @@ from ggsched.plan.streams import Streams
 from ggsched.plan.verify_fusions import verify_fusions
 from ggsched.plan.verify_memory import verify_memory
 from ggsched.plan.verify_rows import verify_rows, verify_takers
-from ggsched.topology.caps import op_key
+from ggsched.topology.caps import offers
 from ggsched.topology.model import Topology
 
 __all__ = [
@@ -44,7 +44,7 @@ def verify_placement(graph: Graph, topology: Topology, placement: Placement) -> 
             raise PlanError(f"placed on {show('device', choice.device)}, no device", where=where)
         facts = topology.devices[choice.device]
         first = graph.tensors[node.tensors[0]]
-        if op_key(node.op, first.dtype.name) not in facts.ops:
+        if not offers(facts.ops, node.op, first.dtype.name):
             why = f"it does not support {node.op} of {first.dtype}"
             raise PlanError(f"placed on {facts.name}", where=where, why=why)
         home = placement.homes.get(graph.tensors[node.output].storage)

@@ -6,7 +6,7 @@ have been drained (BUF-2).
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +27,6 @@ from ggsched.plan.memory import Arena, Region
 from ggsched.plan.splits import HOST
 from ggsched.run.release import close_all
 from ggsched.run.store import TensorStore
-
-_NUMPY: Final = {"f32": np.float32, "i32": np.int32, "f16": np.float16, "bf16": np.uint16}
 
 
 class Resources:
@@ -76,7 +74,7 @@ class Resources:
         if t.dtype.is_quantized:
             shape = (*t.shape[:-1], t.dtype.row_nbytes(t.shape[-1]))
             return np.ndarray(shape, np.uint8, memory, offset, (*t.strides[:-1], 1))
-        return np.ndarray(t.shape, _NUMPY[t.dtype.name], memory, offset, t.strides)
+        return np.ndarray(t.shape, t.dtype.host, memory, offset, t.strides)
 
     def close(self) -> None:
         """Release programs and arenas; the streams must have been drained. Legal twice."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.backend.protocols import Buffer, Device, Stream
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import F16, F32, I32
+from ggsched.ir.dtype import ARRAY_DTYPES
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
 from ggsched.testing.oracle.dequant import HOST_DTYPE, decode_blocks, host_shape
@@ -157,7 +157,7 @@ def _keep_states(
 
 def _typed(t: Tensor, content: Mapping[int, npt.NDArray[np.uint8]]) -> Array:
     """Return the content of an output as a fresh array of its shape."""
-    plain = t.dtype in (F32, F16, I32)
+    plain = t.dtype in ARRAY_DTYPES
     if t.size == 0:
         return np.zeros(t.shape, HOST_DTYPE[t.dtype.name] if plain else np.float32)
     memory = content[t.storage].data

@@ -179,7 +179,11 @@ class DeviceFacts:
     ] = False
     ops: Annotated[
         frozenset[str],
-        Capability("Supported ops as `op:dtype`, with the type of the first operand", ("LCH-3",)),
+        Capability(
+            "Supported ops as `op:dtype`, with the type of the first operand; `nd.*` for every op "
+            "of the library `nd` on any type",
+            ("LCH-3",),
+        ),
     ] = frozenset()
     fusions: Annotated[
         frozenset[str],
@@ -237,6 +241,17 @@ def facts_to_json(facts: DeviceFacts) -> dict[str, Any]:
         if f.name in plain and plain[f.name] == f.default:
             del plain[f.name]
     return {k: sorted(v) if isinstance(v, frozenset) else v for k, v in plain.items()}
+
+
+def offers(ops: frozenset[str], op: str, dtype: str) -> bool:
+    """Whether ``DeviceFacts.ops`` contains an op on a first operand of this type.
+
+    ``nd.*`` stands for every op of the library ``nd`` on any type.
+    """
+    if op_key(op, dtype) in ops:
+        return True
+    library, dot, _ = op.partition(".")
+    return bool(dot) and f"{library}.*" in ops
 
 
 def op_key(op: str, dtype: str) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from ggsched.errors import GgschedError, GraphError, PlanError
 from ggsched.ir.dtype import dtype_by_name
-from ggsched.ir.ops import OPS
+from ggsched.ir.ops import LIBRARY_KEYS, OPS
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched.topology.model import FORMAT, CopyPath, Topology
 
@@ -123,6 +123,8 @@ def _check_facts(facts: DeviceFacts) -> None:
         if getattr(facts, name) < 1:
             raise PlanError(f"device {facts.name!r}: {name} is {getattr(facts, name)}")
     for key in sorted(facts.ops):
+        if key in LIBRARY_KEYS:
+            continue
         op, _, dtype = key.partition(":")
         try:
             dtype_by_name(dtype)

@@ -122,6 +122,7 @@ def test_ctrl_c_while_modules_are_imported(module):
         f"sys.argv = ['ggsched', 'run', {LLAMA!r}, '--tokens', '1']\n"
         "runpy.run_module('ggsched', run_name='__main__')\n"
     )
+    before = signal.getsignal(signal.SIGINT)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before

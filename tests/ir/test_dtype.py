@@ -38,4 +38,4 @@ def test_a_type_stays_itself_by_name_copy_and_pickle(dtype):
 
 def test_unknown_type_names_the_known_ones():
     with pytest.raises(GraphError, match="mxfp4"):
-        dtype_by_name("f64")
+        dtype_by_name("f8")

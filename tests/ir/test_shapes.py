@@ -124,7 +124,7 @@ REFUSED = [
     ("cpy", [i32(2), (2,)], {}, "cannot be converted"),
     ("cpy", [(32,), ((32,), Q8_0)], {}, "cannot be converted"),
     ("cont", [((32,), Q8_0)], {}, "only be read"),
-    ("cont", [(2,)], {"dtype": "f64"}, "unknown element type"),
+    ("cont", [(2,)], {"dtype": "f8"}, "unknown element type"),
     ("concat", [(2, 3), (2, 3)], {"axis": 2}, "not an axis"),
     ("concat", [(2, 3), (3, 3)], {"axis": 1}, "other axes"),
     ("concat", [(2,), i32(2)], {}, "both"),

@@ -134,7 +134,7 @@ def test_parameters_at_their_default_and_integers_for_floats():
         ("q8_0[32, 64]", "q8_0[32, 65]", 3, "whole q8_0 blocks"),
         ("q8_0[32, 64]", "q8_0[32, 64.0]", 3, "expected an integer"),
         ("q8_0[32, 64]", "q8_0[32 64]", 3, "expected ,"),
-        ("q8_0[32, 64]", "q8_0[1, 1, 1, 1, 32]", 3, "5 axes"),
+        ("q8_0[32, 64]", "q8_0[1, 1, 1, 1, 1, 1, 1, 1, 32]", 3, "9 axes"),
         ("q8_0[32, 64]", f"q8_0[{'9' * 5000}]", 3, "too long"),
         ("f32[4, 64]", "f32[-4, 64]", 2, "negative"),
         ("view t4 f32[2", "view t9 f32[2", 8, "not defined above"),

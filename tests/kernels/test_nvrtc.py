@@ -28,7 +28,13 @@ FEW = list({name: (name, defines) for name, defines in reversed(ALL)}.values())
 ENTRY = re.compile(r"\.visible \.entry (\w+)\(.*?\n}", re.DOTALL)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+SOME = (ARCHS[0], FIRST_ARCH, ARCHS[-1])
+"""The oldest, the first with early launches, and the newest: sources have no other branches."""
+
+
+@pytest.mark.parametrize(
+    "arch", [a if a in SOME else pytest.param(a, marks=pytest.mark.slow) for a in ARCHS]
+)
 @pytest.mark.parametrize(
     "program", [p if p in FEW else pytest.param(p, marks=pytest.mark.slow) for p in ALL], ids=label
 )

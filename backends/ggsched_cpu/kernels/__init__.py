@@ -5,7 +5,7 @@ from typing import Final
 
 from ggsched.backend.user_kernels import user_op_keys
 from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32
-from ggsched.ir.ops import BUILT_IN
+from ggsched.ir.ops import BUILT_IN, LIBRARY_KEYS
 from ggsched.ir.shapes import KV_DTYPES
 from ggsched.topology.caps import op_key
 from ggsched_cpu.kernels import (
@@ -53,7 +53,7 @@ _FIRST_OPERAND: Final = {
 def supported_ops() -> frozenset[str]:
     """Return every op on every type of its first operand that a graph can have (TRU-1)."""
     built_in = (op_key(op, t.name) for op in BUILT_IN for t in _FIRST_OPERAND.get(op, (F32,)))
-    return frozenset(built_in) | user_op_keys("cpu")
+    return frozenset(built_in) | user_op_keys("cpu") | LIBRARY_KEYS
 
 
 def emitter_of(op: str) -> Emitter:

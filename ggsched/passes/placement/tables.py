@@ -10,7 +10,7 @@ from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.passes.place import Constraints
 from ggsched.plan.placement import Cause, Placement, PlacementChoice
-from ggsched.topology.caps import op_key
+from ggsched.topology.caps import offers, op_key
 from ggsched.topology.model import Topology
 
 
@@ -49,26 +49,23 @@ def _able(graph: Graph, topology: Topology, out: list[int]) -> list[int]:
         asked = node.op, tensors[node.inputs[0]].dtype.name
         mask = masks.get(asked)
         if mask is None:
-            key = op_key(*asked)
-            mask = sum(1 << i for i, d in enumerate(topology.devices) if key in d.ops)
+            mask = sum(1 << i for i, d in enumerate(topology.devices) if offers(d.ops, *asked))
             masks[asked] = mask
         able[storage] &= mask
         if not able[storage]:
-            raise _nobody_can(graph, topology, out, storage, op_key(*asked))
+            raise _nobody_can(graph, topology, out, storage, asked)
     return able
 
 
 def _nobody_can(
-    graph: Graph, topology: Topology, out: list[int], storage: int, key: str
+    graph: Graph, topology: Topology, out: list[int], storage: int, asked: tuple[str, str]
 ) -> PlanError:
     writers = [n for n, s in zip(graph.nodes, out, strict=True) if s == storage]
     names = ", ".join(d.name for d in topology.devices)
-    if len(writers) == 1 or not any(key in d.ops for d in topology.devices):
-        node = next(
-            n for n in writers if op_key(n.op, graph.tensors[n.inputs[0]].dtype.name) == key
-        )
+    if len(writers) == 1 or not any(offers(d.ops, *asked) for d in topology.devices):
+        node = next(n for n in writers if (n.op, graph.tensors[n.inputs[0]].dtype.name) == asked)
         return PlanError(
-            f"no device supports {key}",
+            f"no device supports {op_key(*asked)}",
             where=graph.label(node),
             hint=f"devices: {names}; add one that does, e.g. cpu:0",
         )

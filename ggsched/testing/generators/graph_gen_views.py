@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from ggsched.ir.tensor import MAX_AXES, Tensor
+from ggsched.ir.ops import BUILT_IN_AXES
+from ggsched.ir.tensor import Tensor
 from ggsched.testing.generators.graph_gen import GraphGenerator, Ids
 
 
@@ -19,7 +20,7 @@ def _reshape(d: GraphGenerator, t: Tensor) -> Tensor | None:
         return None
     n = t.shape[-1]
     shapes: list[tuple[int, ...]] = [(t.size // n, n)]
-    if len(t.shape) < MAX_AXES:
+    if len(t.shape) < BUILT_IN_AXES:
         shapes.append((1, *t.shape))
         shapes.append((*t.shape[:-1], 1, n))
         if n % 2 == 0 and n > 2 and not t.dtype.is_quantized:
@@ -61,7 +62,7 @@ def _columns(d: GraphGenerator, t: Tensor) -> Tensor | None:
 
 def _spread(d: GraphGenerator, t: Tensor) -> Tensor | None:
     """A new first axis with stride zero; such a window is only read."""
-    if len(t.shape) >= MAX_AXES or t.size > 256:
+    if len(t.shape) >= BUILT_IN_AXES or t.size > 256:
         return None
     return d.g.view(t, (d.number(1, 3), *t.shape), (0, *t.strides))
 

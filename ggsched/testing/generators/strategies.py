@@ -14,7 +14,7 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from ggsched.ir.dtype import ALL_DTYPES, F16, F32, FLOAT_DTYPES, I32, DType
+from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, GGUF_DTYPES, I32, DType
 from ggsched.ir.ops import op_by_name
 from ggsched.ir.tensor import Role, Tensor
 from ggsched.testing.generators.graph_gen import GraphGenerator
@@ -96,7 +96,7 @@ def seeds() -> st.SearchStrategy[int]:
 
 def dtypes() -> st.SearchStrategy[DType]:
     """Draw any element type."""
-    return st.sampled_from(ALL_DTYPES)
+    return st.sampled_from(GGUF_DTYPES)
 
 
 __all__ = [

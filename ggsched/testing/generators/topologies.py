@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from ggsched.ir.dtype import ALL_DTYPES
+from ggsched.ir.dtype import GGUF_DTYPES
 from ggsched.ir.fusion import PATTERNS
 from ggsched.ir.graph import Graph
 from ggsched.ir.ops import OPS
@@ -21,7 +21,7 @@ from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.caps import DeviceFacts, WaitPath, capabilities, op_key
 from ggsched.topology.model import CopyPath, Topology
 
-ALL_OPS: Final = frozenset(op_key(op, dtype.name) for op in OPS for dtype in ALL_DTYPES)
+ALL_OPS: Final = frozenset(op_key(op, dtype.name) for op in OPS for dtype in GGUF_DTYPES)
 
 WAIT_PATHS: Final[tuple[WaitPath, ...]] = ("native", "thread", "host")
 
@@ -46,7 +46,7 @@ def devices(
     ops = ALL_OPS
     if not all_ops and draw(st.booleans()):
         names = draw(st.sets(st.sampled_from(sorted(OPS)), max_size=len(OPS)))
-        ops = frozenset(op_key(op, dtype.name) for op in names for dtype in ALL_DTYPES)
+        ops = frozenset(op_key(op, dtype.name) for op in names for dtype in GGUF_DTYPES)
     facts: dict[str, Any] = {
         capability.name: draw(st.sampled_from(capability.drawn_values()))
         for capability in capabilities().values()

@@ -14,20 +14,14 @@ import numpy.typing as npt
 
 from ggsched.errors import UsageError
 from ggsched.ir.blocks import REAL_NBYTES, BlockLayout, Integers, Real
-from ggsched.ir.dtype import BF16, F16, F32, I32, QUANTIZED_DTYPES, DType
+from ggsched.ir.dtype import ALL_DTYPES, BF16, DType
 
 Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
 # The type in which numpy holds one element (bf16: its bits; quantised: the bytes of the blocks).
-HOST_DTYPE: Final[dict[str, np.dtype[Any]]] = {
-    F32.name: np.dtype("<f4"),
-    F16.name: np.dtype("<f2"),
-    BF16.name: np.dtype("<u2"),
-    I32.name: np.dtype("<i4"),
-    **{dtype.name: np.dtype("u1") for dtype in QUANTIZED_DTYPES},
-}
+HOST_DTYPE: Final[dict[str, np.dtype[Any]]] = {t.name: np.dtype(t.host) for t in ALL_DTYPES}
 
 
 def host_shape(dtype: DType, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -63,7 +57,7 @@ def dequantize(raw: Bytes, dtype: DType, shape: tuple[int, ...]) -> npt.NDArray[
             why=f"the packed form has {nbytes} bytes",
             hint="pass the packed bytes as a uint8 array",
         )
-    if dtype is I32:
+    if dtype.kind != "float":
         raise UsageError(f"{dtype} is not a float type")
     blocks = np.ascontiguousarray(raw).reshape(-1, dtype.block_nbytes)
     with np.errstate(all="ignore"):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ggsched.backend.precision import BLOCK, ROUNDING_TO_8_BITS, rounding_of
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import BF16, F16, F32, I32, DType
+from ggsched.ir.dtype import ARRAY_DTYPES, BF16, F16, F32, I32, DType
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import op_by_name
 from ggsched.ir.tensor import Role, Tensor
@@ -174,11 +174,11 @@ def _window(t: Tensor, storages: Storages) -> Array:
 
 
 def _load(t: Tensor, storages: Storages) -> Array:
-    """Return the content of a tensor as a fresh float64 or int64 array of its shape."""
+    """Return the content of a tensor as a fresh array of its shape, of type ``wide``."""
     if t.size == 0:
-        return np.zeros(t.shape, np.int64 if t.dtype is I32 else np.float64)
-    if t.dtype is I32:
-        return _window(t, storages).astype(np.int64)
+        return np.zeros(t.shape, wide(t.dtype))
+    if t.dtype.kind != "float":
+        return _window(t, storages).astype(wide(t.dtype))
     if not t.dtype.is_quantized:
         window = _window(t, storages)
         raw = np.frombuffer(window.tobytes(), np.uint8)
@@ -193,6 +193,13 @@ def _load(t: Tensor, storages: Storages) -> Array:
     return decode_blocks(blocks, t.dtype).reshape(t.shape)
 
 
+def wide(dtype: DType) -> np.dtype[Any]:
+    """Return the type that the oracle computes in: float64, int64 for i32, others as they are."""
+    if dtype.kind == "float":
+        return np.dtype(np.float64)
+    return np.dtype(np.int64) if dtype is I32 else HOST_DTYPE[dtype.name]
+
+
 def _store(t: Tensor, value: Array, storages: Storages) -> None:
     if value.shape != t.shape:
         raise AssertionError(f"the oracle computed {value.shape} for {t.shape}")
@@ -201,9 +208,9 @@ def _store(t: Tensor, value: Array, storages: Storages) -> None:
 
 
 def encode(value: Array, dtype: DType) -> Array:
-    """Round to the type of a storage: to f32 first, as the arithmetic of a device would."""
-    if dtype is I32:
-        return value.astype(np.int32)
+    """Round to the type of a storage: floats to f32 first, as a device's arithmetic would."""
+    if dtype.kind != "float" or dtype.name == "f64":
+        return value.astype(HOST_DTYPE[dtype.name])
     single = value.astype(np.float32)
     if dtype is F32:
         return single
@@ -216,7 +223,7 @@ def encode(value: Array, dtype: DType) -> Array:
 
 
 def _output(t: Tensor, storages: Storages) -> Array:
-    if t.dtype in (F32, F16, I32) and t.size:
+    if t.dtype in ARRAY_DTYPES and t.size:
         return _window(t, storages).copy()
-    kind = HOST_DTYPE[t.dtype.name] if t.dtype in (F32, F16, I32) else np.dtype(np.float32)
+    kind = HOST_DTYPE[t.dtype.name] if t.dtype in ARRAY_DTYPES else np.dtype(np.float32)
     return _load(t, storages).astype(kind)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ggsched.backend.user_kernels import user_op_keys
-from ggsched.ir.dtype import ALL_DTYPES
+from ggsched.ir.dtype import GGUF_DTYPES
 from ggsched.ir.fusion import PATTERNS
-from ggsched.ir.ops import BUILT_IN
+from ggsched.ir.ops import BUILT_IN, LIBRARY_KEYS
 from ggsched.testing.sim.costs import Costs
 from ggsched.topology.caps import DeviceFacts, WaitPath, capabilities, op_key
 
-SIM_OPS: Final = frozenset(op_key(op, dtype.name) for op in BUILT_IN for dtype in ALL_DTYPES)
+SIM_OPS: Final = LIBRARY_KEYS | {op_key(op, t.name) for op in BUILT_IN for t in GGUF_DTYPES}
 """The simulator computes with the oracle, so it has every op on every type that graphs allow."""
 
 BACKEND: Final = "sim"

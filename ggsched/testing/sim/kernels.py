@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import F32, I32, DType
+from ggsched.ir.dtype import F32, DType
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import contiguous_strides
 from ggsched.testing.oracle.dequant import HOST_DTYPE, decode_blocks
-from ggsched.testing.oracle.interpreter import encode
+from ggsched.testing.oracle.interpreter import encode, wide
 from ggsched.testing.oracle.ops import check_ids, reference_of
 from ggsched.testing.sim.memory import POISON, Bytes, SimBuffer
 
@@ -137,7 +137,7 @@ def _place(operand: Operand) -> tuple[SimBuffer, int, int]:
 
 
 def load(operand: Operand) -> Array:
-    """Return what an operand holds now, as float64 or int64, as the oracle reads it."""
+    """Return what an operand holds now, in the type that the oracle computes in."""
     return load_from(buffer_of(operand).read(operand.offset, operand.nbytes), operand)
 
 
@@ -145,12 +145,12 @@ def load_from(window: Bytes, operand: Operand) -> Array:
     """Return what an operand holds, given its bytes."""
     dtype, shape = operand.dtype, operand.shape
     if 0 in shape:
-        return np.zeros(shape, np.int64 if dtype is I32 else np.float64)
+        return np.zeros(shape, wide(dtype))
     if dtype.is_quantized:
         return decode_blocks(_blocks(window, dtype, operand), dtype).reshape(shape)
     view: Array = np.ndarray(shape, HOST_DTYPE[dtype.name], window.data, 0, operand.strides)
-    if dtype is I32:
-        return view.astype(np.int64, order="C")
+    if dtype.kind != "float":
+        return view.astype(wide(dtype), order="C")
     if dtype.name == "bf16":
         raw = np.frombuffer(view.tobytes(), np.uint8).reshape(-1, dtype.block_nbytes)
         return decode_blocks(raw, dtype).reshape(shape)

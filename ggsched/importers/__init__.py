@@ -1,0 +1,1 @@
+"""Graphs from files and frameworks of others."""

@@ -1,0 +1,5 @@
+"""ONNX models as graphs; see ``docs/how-to/run-an-onnx-model.md``."""
+
+from ggsched.importers.onnx.model import BoundModel, OnnxModel, Port, from_onnx
+
+__all__ = ["BoundModel", "OnnxModel", "Port", "from_onnx"]

@@ -1,0 +1,172 @@
+"""Makes nodes, and computes at once what depends on constants only.
+
+A value is a tensor of the graph or a constant. An op on constants is computed with its reference,
+so that shape arithmetic folds by itself; a constant becomes a weight when a node needs it.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ggsched.errors import ModelError
+from ggsched.importers.onnx.built_in import built_in
+from ggsched.importers.onnx.types import dtype_of
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import DType
+from ggsched.ir.ops import Param, op_by_name
+from ggsched.ir.params import canonical_params, check_arity
+from ggsched.ir.tensor import Role, Tensor, contiguous_strides
+
+Array = npt.NDArray[Any]
+
+MAX_CALLS: Final = 1_000_000
+"""Calls of ops in one import: functions and loops can multiply without end."""
+
+FOLD_NBYTES: Final = 1 << 30
+"""Bytes of constants that one import may compute; larger ones are computed by the graph."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Const:
+    """A constant.
+
+    Attributes:
+        array: Its elements, contiguous.
+        name: Of the weight, if it is one of the file's as it stands there.
+    """
+
+    array: Array
+    name: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Its element type."""
+        return dtype_of(self.array)
+
+
+Value = Const | Tensor
+
+
+class Emitter:
+    """Builds the graph of one import.
+
+    Attributes:
+        weights: Arrays by the name of their weight.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.g = GraphBuilder(name)
+        self.weights: dict[str, Array] = {}
+        self._made: dict[str, Tensor] = {}
+        self._calls = 0
+        self._folded_nbytes = 0
+
+    def count(self) -> None:
+        """Count a call of an op.
+
+        Raises:
+            ModelError: there are too many.
+        """
+        self._calls += 1
+        if self._calls > MAX_CALLS:
+            raise ModelError(
+                f"more than {MAX_CALLS:,} calls of ops", why="functions or loops multiply them"
+            )
+
+    def op(self, name: str, *values: Value, **params: Any) -> Value:
+        """Apply an op of the library ``nd``, or fold it.
+
+        Args:
+            name: Without the prefix ``nd.``.
+            values: Operands.
+            params: Parameters of the op.
+
+        Raises:
+            GraphError: operands that do not fit.
+        """
+        self.count()
+        folded = self._fold("nd." + name, values, params)
+        if folded is not None:
+            return folded
+        operands = [v.array if isinstance(v, Const) else v for v in values]
+        names = {id(v.array): v for v in values if isinstance(v, Const)}
+        known = built_in(
+            self.g,
+            lambda x: x if isinstance(x, Tensor) else self.tensor(names.get(id(x), Const(x))),
+            name,
+            operands,
+            {**(op_by_name("nd." + name).defaults or {}), **params},
+        )
+        if known is not None:
+            return known
+        return self.g.op("nd." + name, *[self.tensor(v) for v in values], **params)
+
+    def reshape(self, x: Value, shape: Sequence[int]) -> Value:
+        """Return the same elements in another shape, without a node.
+
+        Raises:
+            ModelError: the sizes differ.
+        """
+        size = tuple(shape)
+        if size == x.shape:
+            return x
+        if prod(size) != prod(x.shape) or any(n < 0 for n in size):
+            raise ModelError(f"{list(x.shape)} cannot have the shape {list(size)}")
+        if isinstance(x, Const):
+            return Const(x.array.reshape(size))
+        return self.g.reshape(x if x.is_contiguous else self.g.cont(x), *size)
+
+    def tensor(self, value: Value) -> Tensor:
+        """Return a tensor of the graph: a constant becomes a weight."""
+        if isinstance(value, Tensor):
+            return value
+        name = value.name or _content_name(value.array)
+        if name not in self._made:
+            self._made[name] = self.g.weight(name, value.shape, value.dtype)
+            self.weights[name] = value.array
+        return self._made[name]
+
+    def _fold(self, name: str, values: Sequence[Value], params: dict[str, Param]) -> Const | None:
+        arrays = [v.array for v in values if isinstance(v, Const)]
+        if len(arrays) != len(values):
+            return None
+        op = op_by_name(name)
+        given = canonical_params(op, params)
+        check_arity(op, given, len(values))
+        full = op.full(given)
+        dtype, shape = op.infer([_described(v) for v in values], full)
+        nbytes = prod(shape) * dtype.block_nbytes
+        if self._folded_nbytes + nbytes > FOLD_NBYTES or op.user is None:
+            return None
+        self._folded_nbytes += nbytes
+        with np.errstate(all="ignore"):
+            found = np.asarray(op.user.reference(*arrays, **full))
+            return Const(np.ascontiguousarray(found.astype(dtype.host)).reshape(shape))
+
+
+def _described(value: Value) -> Tensor:
+    """Return a tensor as a rule for shapes sees it."""
+    if isinstance(value, Tensor):
+        return value
+    dtype, shape = value.dtype, value.shape
+    nbytes = value.array.nbytes
+    strides = contiguous_strides(dtype, shape)
+    return Tensor(0, value.name, dtype, shape, strides, 0, 0, nbytes, Role.WEIGHT)
+
+
+def _content_name(array: Array) -> str:
+    """Return a name that equal constants share, also over several imports of a file."""
+    h = hashlib.blake2b(digest_size=12)
+    h.update(repr((array.dtype.str, array.shape)).encode())
+    h.update(np.ascontiguousarray(array).tobytes())
+    return f"constant.{h.hexdigest()}"

@@ -1,0 +1,261 @@
+"""An ONNX model, and its graph for given shapes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ggsched.errors import ModelError, UsageError
+from ggsched.importers.onnx.emit import Array, Const, Emitter, Value
+from ggsched.importers.onnx.read import import_onnx, read_model
+from ggsched.importers.onnx.types import name_of
+from ggsched.importers.onnx.walk import Walk
+from ggsched.ir.dtype import dtype_by_name
+from ggsched.ir.graph import Graph
+from ggsched.ir.tensor import Role, Tensor
+
+if TYPE_CHECKING:
+    from ggsched.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input as the file declares it.
+
+    Attributes:
+        name: Its name.
+        dtype: Name of the element type.
+        shape: Extents; names of those that are open, "" where one has no name.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}[{', '.join(str(n) or '?' for n in self.shape)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class BoundModel:
+    """A graph for inputs of given shapes.
+
+    Attributes:
+        graph: The graph.
+        weights: Arrays by the names of the graph's weights.
+        inputs: Tensors by name, without those that were given as constants.
+        outputs: Ids of tensors by name.
+    """
+
+    graph: Graph
+    weights: Mapping[str, Array]
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, int]
+
+    def named(self, results: Mapping[int, Array]) -> dict[str, Array]:
+        """Return what ``Scheduler.run`` returned, by the names of the outputs."""
+        return {name: results[tid] for name, tid in self.outputs.items()}
+
+
+class OnnxModel:
+    """A model as read; ``bind`` gives its graph for given shapes.
+
+    Attributes:
+        name: Of the graph.
+        inputs: What the file declares, by name.
+        outputs: Names of the outputs.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        folder: Path | None,
+        dims: Mapping[str, int],
+        constants: Mapping[str, Any],
+    ) -> None:
+        self._model, self._folder = model, folder
+        self._dims, self._constants = dict(dims), dict(constants)
+        graph = model.graph
+        self.name: str = graph.name or "onnx"
+        known = {t.name for t in graph.initializer}
+        self.inputs: dict[str, Port] = {
+            i.name: _port(i) for i in graph.input if i.name not in known
+        }
+        self.outputs: tuple[str, ...] = tuple(o.name for o in graph.output)
+        for name in constants:
+            if name not in self.inputs:
+                raise UsageError(f"no input {name!r}", where=self.name, hint=_hint(self.inputs))
+        self._bound: dict[tuple[object, ...], BoundModel] = {}
+        self._weights: dict[str, Array] = {}
+
+    def is_constant(self, name: str) -> bool:
+        """Whether an input was given as a constant."""
+        return name in self._constants
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, where ``dims`` leave nothing open."""
+        return self.bind().graph
+
+    @property
+    def weights(self) -> Mapping[str, Array]:
+        """The weights, where ``dims`` leave nothing open."""
+        return self.bind().weights
+
+    def weight(self, name: str) -> Array:
+        """Return a weight of any graph that was bound, as ``Scheduler(weights=...)`` asks for it.
+
+        Raises:
+            KeyError: no graph has it.
+        """
+        return self._weights[name]
+
+    def bind(
+        self,
+        dims: Mapping[str, int] | None = None,
+        *,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> BoundModel:
+        """Return the graph for given shapes; the same object for the same ones.
+
+        Args:
+            dims: Extents by name, beside those given to ``from_onnx``.
+            shapes: Shapes of inputs by name. They give the extents that have a name, too.
+
+        Raises:
+            UsageError: shapes that the file does not allow, or that are open.
+            ModelError: an op that is not supported, or a file that makes no sense.
+        """
+        bound = self._shapes({**self._dims, **(dims or {})}, shapes or {})
+        key = tuple(sorted(bound.items()))
+        if key not in self._bound:
+            self._bound[key] = self._make(bound)
+            self._weights.update(self._bound[key].weights)
+        return self._bound[key]
+
+    def run(self, scheduler: "Scheduler", inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """Run the model for inputs of any shape that it allows.
+
+        Args:
+            scheduler: Made with ``weights=model.weight``.
+            inputs: Arrays by name.
+
+        Returns:
+            Arrays by the names of the outputs.
+
+        Raises:
+            UsageError: inputs that are missing, unknown, or of another type or shape.
+            GgschedError: what ``bind`` and ``Scheduler.run`` raise.
+        """
+        arrays = {n: np.asarray(a) for n, a in inputs.items() if n not in self._constants}
+        made = self.bind(shapes={n: a.shape for n, a in arrays.items()})
+        unused = arrays.keys() - made.inputs.keys()
+        given = {n: a for n, a in arrays.items() if n not in unused}
+        return made.named(scheduler.run(made.graph, given))
+
+    def _shapes(
+        self, dims: dict[str, int], shapes: Mapping[str, Sequence[int]]
+    ) -> dict[str, tuple[int, ...]]:
+        for name in shapes:
+            if name not in self.inputs:
+                raise UsageError(f"no input {name!r}", where=self.name, hint=_hint(self.inputs))
+        for name, shape in shapes.items():
+            port = self.inputs[name]
+            if len(shape) != len(port.shape):
+                raise UsageError(f"shape {list(shape)} for {port}", where=self.name)
+            for said, n in zip(port.shape, shape, strict=True):
+                wanted = dims.setdefault(said, int(n)) if isinstance(said, str) and said else said
+                if wanted not in ("", n):
+                    raise UsageError(f"shape {list(shape)} for {port}", where=self.name)
+        found = {}
+        for name, port in self.inputs.items():
+            if name in self._constants:
+                continue
+            given = shapes.get(name)
+            shape = [dims.get(n, -1) if isinstance(n, str) else n for n in port.shape]
+            full = tuple(given) if given is not None else tuple(shape)
+            if any(n < 0 for n in full):
+                raise UsageError(
+                    f"the shape of {port} is open",
+                    where=self.name,
+                    hint="give dims={'name': extent} or shapes={'input': shape}",
+                )
+            found[name] = tuple(int(n) for n in full)
+        return found
+
+    def _make(self, shapes: Mapping[str, tuple[int, ...]]) -> BoundModel:
+        emit = Emitter(self.name)
+        given: dict[str, Value] = {}
+        for name, port in self.inputs.items():
+            if name in self._constants:
+                array = np.asarray(self._constants[name], dtype_by_name(port.dtype).host)
+                given[name] = Const(np.ascontiguousarray(array).reshape(array.shape))
+            else:
+                given[name] = emit.g.input(name, shapes[name], port.dtype)
+        values = Walk(self._model, self._folder, emit).graph(self._model.graph, given)
+        if not values:
+            raise ModelError("it has no outputs", where=self.name)
+        tensors = _own(emit, values)
+        graph = emit.g.build(*tensors)
+        inputs = {n: v for n, v in given.items() if isinstance(v, Tensor)}
+        names = dict(zip(self.outputs, (t.id for t in tensors), strict=True))
+        return BoundModel(graph, emit.weights, inputs, names)
+
+
+def from_onnx(
+    source: "str | PathLike[str] | Any",
+    dims: Mapping[str, int] | None = None,
+    *,
+    constants: Mapping[str, Any] | None = None,
+) -> OnnxModel:
+    """Return the model in an ONNX file.
+
+    Args:
+        source: Path of the file, or an ``onnx.ModelProto``.
+        dims: Extents by name, for those that the file leaves open.
+        constants: Values of inputs that do not change, so that what depends on them is computed
+            once and may determine shapes.
+
+    Raises:
+        ModelError: not an ONNX model, or one that is broken.
+        UsageError: the package ``onnx`` is missing, or an unknown input.
+        OSError: the file cannot be read.
+    """
+    import_onnx()
+    if isinstance(source, (str, PathLike)):
+        path = Path(source)
+        return OnnxModel(read_model(path), path.parent, dims or {}, constants or {})
+    return OnnxModel(source, None, dims or {}, constants or {})
+
+
+def _own(emit: Emitter, values: Sequence[Value]) -> list[Tensor]:
+    """Return a result of a node for each output, none of them twice."""
+    tensors: list[Tensor] = []
+    for value in values:
+        t = emit.tensor(value)
+        if t.role is not Role.TEMP or any(t.id == other.id for other in tensors):
+            t = emit.g.op("nd.copy", t)
+        tensors.append(t)
+    return tensors
+
+
+def _port(info: Any) -> Port:
+    where = f"input {info.name!r}"
+    if not info.type.HasField("tensor_type"):
+        raise ModelError("only tensors are supported", where=where)
+    tensor = info.type.tensor_type
+    shape: list[int | str] = []
+    if not tensor.HasField("shape"):
+        raise ModelError("its number of axes is open", where=where)
+    for dim in tensor.shape.dim:
+        name = dim.dim_param if dim.dim_param not in ("?", "None") else ""  # several mean the same
+        is_known = dim.HasField("dim_value") and dim.dim_value >= 0
+        shape.append(int(dim.dim_value) if is_known else name)
+    return Port(info.name, name_of(tensor.elem_type, where), tuple(shape))
+
+
+def _hint(ports: Mapping[str, Port]) -> str:
+    return "inputs: " + (", ".join(map(str, ports.values())) or "none")

@@ -1,0 +1,172 @@
+"""How an op of the library is declared."""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ggsched.errors import GraphError
+from ggsched.ir.dtype import ARRAY_DTYPES, DType, dtype_by_name
+from ggsched.ir.ops import OpDef, UserOp
+from ggsched.ir.shapes import Param, Params, fail
+from ggsched.ir.tensor import MAX_AXES, Tensor
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+
+Rule = Callable[..., tuple[str, Sequence[int]]]
+"""``rule(tensors, **params)`` returns type and shape of the result; ``ValueError`` for a misfit."""
+
+PREFIX: Final = "nd."
+VERSION: Final = "1"
+MAX_ELEMENTS: Final = 1 << 56
+
+FLOATS: Final = ("f32", "f16", "f64")
+INTS: Final = ("i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8")
+NUMBERS: Final = (*FLOATS, *INTS)
+BOOLS: Final = ("bool",)
+ANY: Final = (*NUMBERS, *BOOLS)
+
+DEFINED: Final[dict[str, OpDef]] = {}
+
+
+def nd_op(
+    name: str,
+    *operands: str,
+    rule: Rule,
+    types: Sequence[str] = ANY,
+    over: tuple[int, ...] = (),
+    flops: Callable[..., float] | None = None,
+    ufunc: np.ufunc | None = None,
+    shared: Mapping[str, Param] | None = None,
+    **defaults: Param,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare an op by its reference, ``reference(*arrays, **params)``.
+
+    Args:
+        name: Without the prefix.
+        operands: As in ``OpDef``.
+        rule: Type and shape of the result.
+        types: Of the first operand.
+        over: Operands that the result may take over.
+        flops: ``flops(*shapes, **params)``; default: two for each element.
+        ufunc: Computes the same into memory that is given.
+        shared: Parameters that several ops have.
+        defaults: Parameters.
+    """
+
+    def declare(reference: Callable[..., Any]) -> Callable[..., Any]:
+        full = PREFIX + name
+        kernel = _into(reference, ufunc)
+        user = UserOp(VERSION, (), reference, {"cpu": kernel}, flops)
+        DEFINED[full] = OpDef(
+            full,
+            operands,
+            _infer(full, frozenset(types), rule),
+            may_overwrite=over,
+            defaults={**(shared or {}), **defaults},
+            user=user,
+            max_axes=MAX_AXES,
+        )
+        return reference
+
+    return declare
+
+
+def _into(reference: Callable[..., Any], ufunc: np.ufunc | None) -> Callable[..., None]:
+    """Return the kernel of ``cpu`` made from a reference."""
+
+    def kernel(*arrays: Array, out: Array, **params: Param) -> None:
+        if ufunc is not None and all(a.dtype == out.dtype for a in arrays):
+            ufunc(*arrays, out=out)
+        else:
+            with np.errstate(all="ignore"):
+                out[...] = reference(*arrays, **params)
+
+    return kernel
+
+
+def _infer(
+    name: str, types: frozenset[str], rule: Rule
+) -> Callable[[Sequence[Tensor], Params], tuple[DType, Shape]]:
+    known = {t.name for t in ARRAY_DTYPES}
+
+    def infer(x: Sequence[Tensor], params: Params) -> tuple[DType, Shape]:
+        if x[0].dtype.name not in types or any(t.dtype.name not in known for t in x):
+            raise fail(name, "an operand has a type that the op does not take", x)
+        try:
+            kind, found = rule(x, **params)
+            shape = tuple(int(n) for n in found)
+            dtype = dtype_by_name(kind)
+        except GraphError:
+            raise
+        except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError) as error:
+            raise fail(name, str(error) or "the operands do not fit", x) from error
+        if any(n < 0 for n in shape) or prod(shape) > MAX_ELEMENTS:
+            raise fail(name, f"the result would have shape {shape}", x)
+        if len(shape) > MAX_AXES:
+            raise fail(name, f"the result would have {len(shape)} axes", x)
+        return dtype, shape
+
+    return infer
+
+
+# --- rules that several ops share ---------------------------------------------------------------
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """Return the shape that operands of numpy's functions are broadcast to."""
+    n = max(map(len, shapes))
+    out: list[int] = []
+    for axis in range(-n, 0):
+        extents = {s[axis] for s in shapes if len(s) >= -axis} - {1}
+        if len(extents) > 1:
+            raise ValueError(f"shapes {', '.join(map(str, shapes))} do not broadcast")
+        out.append(extents.pop() if extents else 1)
+    return tuple(out)
+
+
+def same(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+    """The result is as operand 0."""
+    return x[0].dtype.name, x[0].shape
+
+
+def joined(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+    """Operands of one type are broadcast."""
+    if len({t.dtype for t in x}) > 1:
+        raise ValueError("operands must have one type")
+    return x[0].dtype.name, broadcast(*(t.shape for t in x))
+
+
+def compared(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+    """Operands of one type are broadcast; the result is bool."""
+    return "bool", joined(x)[1]
+
+
+def tested(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+    """A bool for each element."""
+    return "bool", x[0].shape
+
+
+def axis_of(axis: Param, n: int) -> int:
+    """Return an axis counted from the front.
+
+    Raises:
+        ValueError: there is no such axis.
+    """
+    assert isinstance(axis, int)
+    if not -n <= axis < n:
+        raise ValueError(f"axis {axis} of {n}")
+    return axis % n
+
+
+def numpy_type(name: str) -> np.dtype[Any]:
+    """Return numpy's type for a name of an element type."""
+    return np.dtype(dtype_by_name(name).host)
+
+
+def wide(x: Array) -> Array:
+    """Return f16 as f32, in which sums are made."""
+    return x.astype(np.float32) if x.dtype == np.float16 else x

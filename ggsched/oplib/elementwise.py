@@ -1,0 +1,259 @@
+"""Ops on elements: arithmetic, functions, comparisons, logic, selection, conversion."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ggsched.ir.shapes import Param
+from ggsched.ir.tensor import Tensor
+from ggsched.oplib.declare import (
+    ANY,
+    BOOLS,
+    FLOATS,
+    INTS,
+    NUMBERS,
+    Array,
+    Shape,
+    broadcast,
+    compared,
+    joined,
+    nd_op,
+    numpy_type,
+    same,
+    tested,
+)
+
+_ERF: Final = (
+    (-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05),
+    (-7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02),
+)
+_ERF_UNDER: Final = (
+    (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03),
+    (-7.37332916720468e-03, -1.42647390514189e-02),
+)
+
+
+def erf(x: Array) -> Array:
+    """Return the error function; f32 by Eigen's rational function, within 3e-7."""
+    if x.dtype == np.float64:
+        return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x))
+    x = np.clip(x.astype(np.float32), -4, 4)
+    square = x * x
+    above = np.zeros_like(x)
+    for c in (*_ERF[0], *_ERF[1]):
+        above = above * square + np.float32(c)
+    under = np.zeros_like(x)
+    for c in (*_ERF_UNDER[0], *_ERF_UNDER[1]):
+        under = under * square + np.float32(c)
+    return np.asarray(x * above / under)
+
+
+def sigmoid(x: Array) -> Array:
+    """Return 1 / (1 + exp(-x))."""
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def softplus(x: Array) -> Array:
+    """Return log(1 + exp(x)), without overflow."""
+    return np.asarray(np.log1p(np.exp(-abs(x))) + np.maximum(x, 0))
+
+
+def _unary(name: str, reference: Callable[..., Any], types: Sequence[str] = FLOATS) -> None:
+    ufunc = reference if isinstance(reference, np.ufunc) else None
+    nd_op(name, "x", rule=same, types=types, over=(0,), ufunc=ufunc)(reference)
+
+
+def _binary(name: str, reference: Callable[..., Any], types: Sequence[str]) -> None:
+    ufunc = reference if isinstance(reference, np.ufunc) else None
+    nd_op(name, "a", "b", rule=joined, types=types, over=(0, 1), ufunc=ufunc)(reference)
+
+
+def _comparison(name: str, reference: Callable[..., Any], types: Sequence[str] = ANY) -> None:
+    nd_op(name, "a", "b", rule=compared, types=types)(reference)
+
+
+for _name, _f in {
+    "exp": np.exp,
+    "log": np.log,
+    "sqrt": np.sqrt,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "tanh": np.tanh,
+}.items():
+    _unary(_name, _f)
+
+_unary("abs", np.abs, NUMBERS)
+_unary("neg", np.negative, NUMBERS)
+_unary("sign", np.sign, NUMBERS)
+_unary("reciprocal", lambda x: 1 / x)
+_unary("rsqrt", lambda x: 1 / np.sqrt(x))
+_unary("sigmoid", sigmoid)
+_unary("erf", erf)
+_unary("softplus", softplus)
+_unary("softsign", lambda x: x / (1 + abs(x)))
+_unary("relu", lambda x: np.maximum(x, 0), NUMBERS)
+_unary("silu", lambda x: x * sigmoid(x))
+_unary("mish", lambda x: x * np.tanh(softplus(x)))
+_unary("hard_swish", lambda x: x * np.clip(x / 6 + 0.5, 0, 1))
+_unary("gelu", lambda x: 0.5 * x * (1 + erf(x * np.asarray(math.sqrt(0.5), x.dtype))))
+_unary("not", np.logical_not, BOOLS)
+_unary("bit_not", np.bitwise_not, INTS)
+
+_binary("add", np.add, NUMBERS)
+_binary("sub", np.subtract, NUMBERS)
+_binary("mul", np.multiply, NUMBERS)
+_binary("min", np.minimum, NUMBERS)
+_binary("max", np.maximum, NUMBERS)
+_binary("and", np.logical_and, BOOLS)
+_binary("or", np.logical_or, BOOLS)
+_binary("xor", np.logical_xor, BOOLS)
+_binary("bit_and", np.bitwise_and, INTS)
+_binary("bit_or", np.bitwise_or, INTS)
+_binary("bit_xor", np.bitwise_xor, INTS)
+_binary("prelu", lambda x, slope: np.where(x < 0, x * slope, x), NUMBERS)
+
+_comparison("equal", np.equal)
+_comparison("less", np.less, NUMBERS)
+_comparison("less_equal", np.less_equal, NUMBERS)
+_comparison("greater", np.greater, NUMBERS)
+_comparison("greater_equal", np.greater_equal, NUMBERS)
+
+
+@nd_op("div", "a", "b", rule=joined, types=NUMBERS, over=(0, 1))
+def div(a: Array, b: Array) -> Array:
+    """Divide; integers are rounded towards zero."""
+    if a.dtype.kind == "f":
+        return np.asarray(a / b)
+    if a.dtype.kind == "u":
+        return np.asarray(a // b)
+    quotient = np.floor_divide(a, b)
+    inexact = quotient * b != a
+    return np.asarray(quotient + (inexact & ((a < 0) != (b < 0))))
+
+
+@nd_op("mod", "a", "b", rule=joined, types=NUMBERS, over=(0, 1), fmod=False)
+def mod(a: Array, b: Array, fmod: bool) -> Array:
+    """Return the remainder, with the sign of the divisor or, for ``fmod``, of the dividend."""
+    return np.asarray(np.fmod(a, b) if fmod else np.mod(a, b))
+
+
+def _power(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+    return x[0].dtype.name, broadcast(x[0].shape, x[1].shape)
+
+
+@nd_op("pow", "a", "b", rule=_power, types=NUMBERS)
+def power(a: Array, b: Array) -> Array:
+    """Return ``a ** b`` in the type of ``a``."""
+    if a.dtype.kind == "f":
+        return np.asarray(np.power(a, b.astype(a.dtype)))
+    return np.asarray(np.power(a.astype(np.float64), b) if b.dtype.kind == "f" else a**b)
+
+
+@nd_op("shift", "a", "b", rule=joined, types=INTS, over=(0, 1), left=True)
+def shift(a: Array, b: Array, left: bool) -> Array:
+    """Shift bits."""
+    return np.asarray(np.left_shift(a, b) if left else np.right_shift(a, b))
+
+
+@nd_op("leaky_relu", "x", rule=same, types=FLOATS, over=(0,), alpha=0.01)
+def leaky_relu(x: Array, alpha: float) -> Array:
+    """Return x, times alpha where it is negative."""
+    return np.where(x < 0, x * np.asarray(alpha, x.dtype), x)
+
+
+@nd_op("elu", "x", rule=same, types=FLOATS, over=(0,), alpha=1.0, gamma=1.0, inner=1.0)
+def elu(x: Array, alpha: float, gamma: float, inner: float) -> Array:
+    """Return gamma * (x where positive, else alpha * (exp(x / inner) - 1))."""
+    return np.where(x > 0, gamma * x, gamma * alpha * np.expm1(np.minimum(x, 0) / inner))
+
+
+@nd_op("hard_sigmoid", "x", rule=same, types=FLOATS, over=(0,), alpha=0.2, beta=0.5)
+def hard_sigmoid(x: Array, alpha: float, beta: float) -> Array:
+    """Return alpha * x + beta, limited to [0, 1]."""
+    return np.clip(x * alpha + beta, 0, 1)
+
+
+@nd_op("threshold", "x", rule=same, types=FLOATS, over=(0,), alpha=1.0)
+def threshold(x: Array, alpha: float) -> Array:
+    """Return x where it exceeds alpha, else 0."""
+    return np.where(x > alpha, x, np.zeros_like(x))
+
+
+@nd_op("gelu_tanh", "x", rule=same, types=FLOATS, over=(0,))
+def gelu_tanh(x: Array) -> Array:
+    """Return gelu by its approximation with tanh."""
+    return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
+
+
+@nd_op("is_nan", "x", rule=tested, types=FLOATS)
+def is_nan(x: Array) -> Array:
+    """Whether an element is NaN."""
+    return np.isnan(x)
+
+
+@nd_op("is_inf", "x", rule=tested, types=FLOATS, negative=True, positive=True)
+def is_inf(x: Array, negative: bool, positive: bool) -> Array:
+    """Whether an element is infinite, of the signs asked for."""
+    return np.asarray((negative & np.isneginf(x)) | (positive & np.isposinf(x)))
+
+
+def _where(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+    if x[1].dtype is not x[2].dtype:
+        raise ValueError("both alternatives must have one type")
+    return x[1].dtype.name, broadcast(*(t.shape for t in x))
+
+
+@nd_op("where", "condition", "a", "b", rule=_where, types=BOOLS)
+def where(condition: Array, a: Array, b: Array) -> Array:
+    """Select elements of a where the condition holds, of b elsewhere."""
+    return np.where(condition, a, b)
+
+
+def _clip(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+    if any(t.size != 1 for t in x[1:]) or len({t.dtype for t in x}) > 1:
+        raise ValueError("limits must be one element of the type of x")
+    return same(x)
+
+
+@nd_op("clip", "x", "low", "high", rule=_clip, types=NUMBERS, over=(0,))
+def clip(x: Array, low: Array, high: Array) -> Array:
+    """Limit elements from below, then from above."""
+    return np.minimum(np.maximum(x, low.reshape(())), high.reshape(()))
+
+
+def _cast(x: Sequence[Tensor], to: str) -> tuple[str, Shape]:
+    return to, x[0].shape
+
+
+@nd_op("cast", "x", rule=_cast, to="f32")
+def cast(x: Array, to: str) -> Array:
+    """Convert: floats to integers towards zero, to bool by comparison with zero."""
+    kind = numpy_type(to)
+    if x.dtype.kind == "f" and kind.kind in "iu":
+        whole = np.nan_to_num(x, nan=0.0)
+        return whole.astype(np.int64).astype(kind) if kind != np.uint64 else whole.astype(kind)
+    return x.astype(kind)
+
+
+def _rounded(x: Sequence[Tensor], to: str, **_: Param) -> tuple[str, Shape]:
+    return to, x[0].shape
+
+
+@nd_op("round_to", "x", rule=_rounded, types=FLOATS, to="i8", low=-128, high=127)
+def round_to(x: Array, to: str, low: int, high: int) -> Array:
+    """Round to the nearest integer, ties to even, within limits."""
+    return np.clip(np.rint(x), low, high).astype(numpy_type(to))

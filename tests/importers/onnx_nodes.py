@@ -1,0 +1,100 @@
+"""ONNX's own tests of its ops: which are run, and running one."""
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ggsched import GgschedError, Scheduler, from_onnx
+from ggsched.importers.onnx import BoundModel, OnnxModel
+
+EXCLUDED = Path(__file__).with_name("onnx_excluded.txt")
+
+TYPES = {1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13}
+"""Numbers of the element types that ggsched has."""
+
+RTOL, ATOL, HALF_ATOL = 1e-3, 1e-5, 2e-3
+"""Those of ONNX's runner, and a unit of the last place of f16 results that two roundings make."""
+
+
+def excluded() -> dict[str, str]:
+    """Return the reason by pattern."""
+    lines = [line for line in EXCLUDED.read_text().splitlines() if line and line[0] != "#"]
+    return {pattern: why.strip() for pattern, _, why in (line.partition(" ") for line in lines)}
+
+
+def covered(case: Any, patterns: Mapping[str, str]) -> bool:
+    """Whether a test is one of those that must pass."""
+    if any(fnmatch(case.name, pattern) for pattern in patterns):
+        return False
+    return all(kind in TYPES for kind in _types(case.model.graph))
+
+
+def _types(graph: Any) -> Iterator[int]:
+    for info in (*graph.input, *graph.output):
+        yield info.type.tensor_type.elem_type if info.type.HasField("tensor_type") else -1
+    for node in graph.node:
+        for a in node.attribute:
+            if node.op_type == "Cast" and a.name == "to":
+                yield a.i
+            if a.HasField("t"):
+                yield a.t.data_type
+            if a.HasField("g"):
+                yield from _types(a.g)
+
+
+def bound(case: Any, given: Mapping[str, np.ndarray]) -> tuple[OnnxModel, BoundModel]:
+    """Return the graph; inputs that shapes depend on are constants."""
+    small = {n: a for n, a in given.items() if a.dtype.kind in "iub" or a.size <= 64}
+    first = next(iter(given), "")
+    choices: list[dict[str, np.ndarray]] = [
+        {},
+        {n: a for n, a in small.items() if n != first or a.dtype.kind in "iub"},
+        dict(given),
+    ]
+    for i, constants in enumerate(choices):
+        try:
+            model = from_onnx(case.model, constants=constants)
+            shapes = {n: a.shape for n, a in given.items() if n not in constants}
+            return model, model.bind(shapes=shapes)
+        except GgschedError as error:
+            if "constant" not in str(error) or i == len(choices) - 1:
+                raise
+    raise AssertionError
+
+
+def check(case: Any, devices: Any, shared: Scheduler) -> BoundModel:
+    """Run a test and compare its results."""
+    for inputs, outputs in case.data_sets:
+        named = [i.name for i in case.model.graph.input]
+        known = {t.name for t in case.model.graph.initializer}
+        names = [n for n in named if n not in known]
+        given = {n: array(x) for n, x in zip(names, inputs, strict=False)}
+        model, made = bound(case, given)
+        used = {n: given[n] for n in made.inputs}
+        if made.weights:  # names of weights are those of one model
+            with Scheduler(devices, weights=model.weight) as own:
+                found = made.named(own.run(made.graph, used))
+        else:
+            found = made.named(shared.run(made.graph, used))
+        for name, wanted in zip(model.outputs, outputs, strict=False):
+            compare(found[name], array(wanted), case)
+    return made
+
+
+def compare(found: np.ndarray, wanted: np.ndarray, case: Any) -> None:
+    assert found.dtype == wanted.dtype, f"{found.dtype} instead of {wanted.dtype}"
+    assert found.shape == wanted.shape, f"{found.shape} instead of {wanted.shape}"
+    if wanted.dtype.kind != "f":
+        np.testing.assert_array_equal(found, wanted)
+        return
+    atol = HALF_ATOL if wanted.dtype == np.float16 else max(case.atol, ATOL)
+    np.testing.assert_allclose(found, wanted, rtol=max(case.rtol, RTOL), atol=atol)
+
+
+def array(value: Any) -> np.ndarray:
+    from onnx import TensorProto, numpy_helper
+
+    return numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)

@@ -1,0 +1,236 @@
+"""What ``from_onnx`` makes of a file: graph, weights, names, shapes."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import ggsched
+from ggsched.errors import ModelError, UsageError
+from ggsched.importers.onnx import page
+from ggsched.ir.tensor import Role
+from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched.testing.sim import SimConfig, SimWorld
+from tests.importers.onnx_files import I64, F, model, node, tensor
+
+PAGE = Path(__file__).parents[2] / "docs/reference/onnx.md"
+RNG = np.random.default_rng(0)
+W = RNG.standard_normal((4, 3)).astype(np.float32)
+
+
+def test_the_page_lists_the_ops():
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == page.filled(text), "python -m ggsched.importers.onnx.page docs/reference/onnx.md"
+
+
+def shaped():
+    """Reshape by shape arithmetic: flattens all but the first axis, in several nodes."""
+    nodes = [
+        node("Shape", "x", "s"),
+        node("Gather", "s zero", "batch"),
+        node("Unsqueeze", "batch axes", "b"),
+        node("Concat", "b rest", "shape", axis=0),
+        node("Reshape", "x shape", "flat"),
+        node("MatMul", "flat w", "y"),
+    ]
+    weights = {
+        "zero": np.array(0),
+        "axes": np.array([0]),
+        "rest": np.array([-1]),
+        "w": W,
+    }
+    return model(nodes, [tensor("x", ["batch", 2, 2])], [tensor("y", ["batch", 3])], weights)
+
+
+def test_shape_arithmetic_folds():
+    made = ggsched.from_onnx(shaped(), dims={"batch": 5})
+    assert [n.op for n in made.graph.nodes] == ["mul_mat"]
+    (weight,) = made.weights.values()
+    np.testing.assert_array_equal(weight, W.T)
+    assert list(made.inputs) == ["x"]
+    assert made.outputs == ("y",)
+    assert str(made.inputs["x"]) == "x f32[batch, 2, 2]"
+
+
+def test_one_model_runs_with_several_shapes():
+    made = ggsched.from_onnx(shaped())
+    with ggsched.Scheduler(["cpu:0"], weights=made.weight) as scheduler:
+        for batch in (1, 3, 1):
+            x = RNG.standard_normal((batch, 2, 2)).astype(np.float32)
+            y = made.run(scheduler, {"x": x})["y"]
+            np.testing.assert_allclose(y, x.reshape(batch, 4) @ W, rtol=1e-5)
+    assert made.bind(shapes={"x": (1, 2, 2)}) is made.bind({"batch": 1})
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda m: m.graph, "is open"),
+        (lambda m: m.bind(shapes={"z": (1,)}), "no input 'z'"),
+        (lambda m: m.bind(shapes={"x": (1, 2)}), r"shape \[1, 2\] for x"),
+        (lambda m: m.bind(shapes={"x": (1, 2, 3)}), r"shape \[1, 2, 3\] for x"),
+        (lambda m: m.bind({"batch": 2}, shapes={"x": (1, 2, 2)}), "for x"),
+    ],
+)
+def test_shapes_that_do_not_fit(call, words):
+    with pytest.raises(UsageError, match=words):
+        call(ggsched.from_onnx(shaped()))
+
+
+def test_equal_folded_constants_are_one_weight_and_shapes_share_them():
+    nodes = [
+        node("Add", "c c", "d"),
+        node("Add", "c c", "e"),
+        node("Mul", "x d", "f"),
+        node("Mul", "f e", "y"),
+    ]
+    c = {"c": np.full(2, 1.5, np.float32)}
+    made = ggsched.from_onnx(model(nodes, [tensor("x", ["n", 2])], [tensor("y", None)], c))
+    one, two = made.bind({"n": 1}), made.bind({"n": 2})
+    assert len(one.weights) == 1
+    assert set(one.weights) == set(two.weights)
+
+
+def test_outputs_that_are_inputs_weights_or_twice_the_same():
+    nodes = [node("Identity", "x", "a"), node("Identity", "w", "b"), node("Exp", "x", "c"),
+             node("Identity", "c", "d")]  # fmt: skip
+    outputs = [tensor(n, None) for n in "abcd"]
+    made = ggsched.from_onnx(model(nodes, [tensor("x", [4, 3])], outputs, {"w": W}))
+    with ggsched.Scheduler(["cpu:0"], weights=made.weight) as scheduler:
+        found = made.run(scheduler, {"x": 2 * W})
+    for name, wanted in zip("abcd", (2 * W, W, np.exp(2 * W), np.exp(2 * W)), strict=True):
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-6)
+
+
+def branches():
+    def branch(name, op):
+        return helper.make_graph([node(op, "x", name)], name, [], [tensor(name, None)])
+
+    choice = node("If", "c", "y", then_branch=branch("t", "Exp"), else_branch=branch("e", "Neg"))
+    inputs = [tensor("x", [3]), tensor("c", [], onnx.TensorProto.BOOL)]
+    return model([choice], inputs, [tensor("y", None)])
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_if_takes_a_branch_if_it_is_known_and_chooses_otherwise(taken):
+    x = np.array([1, 2, 3], np.float32)
+    wanted = np.exp(x) if taken else -x
+    known = ggsched.from_onnx(branches(), constants={"c": taken})
+    assert [n.op for n in known.graph.nodes] == ["nd.exp" if taken else "nd.neg"]
+    for made in (known, ggsched.from_onnx(branches())):
+        with ggsched.Scheduler(["cpu:0"], weights=made.weight) as scheduler:
+            found = made.run(scheduler, {"x": x, "c": np.array(taken)})
+        np.testing.assert_allclose(found["y"], wanted, rtol=1e-6)
+
+
+def test_functions_of_the_file_are_expanded():
+    body = [node("Mul", "a a", "s"), helper.make_node("Elu", ["s"], ["r"])]
+    body[1].attribute.add(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT)
+    f = helper.make_function(
+        "own", "squared", ["a"], ["r"], body, [helper.make_opsetid("", 18)], ["slope"]
+    )
+    call = helper.make_node("squared", ["x"], ["y"], domain="own", slope=0.5)
+    made = ggsched.from_onnx(
+        model([call], [tensor("x", [2])], [tensor("y", None)], functions=[f], domains=["own"])
+    )
+    ops = [(n.op, dict(n.params)) for n in made.graph.nodes]
+    assert ops == [("mul", {}), ("nd.elu", {"alpha": 0.5})]
+
+
+def mixed():
+    nodes = [
+        node("Conv", "x k", "c", pads=[1, 1, 1, 1]),
+        node("Relu", "c", "r"),
+        node("GlobalAveragePool", "r", "g"),
+        node("Flatten", "g", "f"),
+        node("MatMul", "f w", "m"),
+        node("Softmax", "m", "y"),
+        node("TopK", "m k1", "v i"),
+    ]
+    weights = {
+        "k": RNG.standard_normal((4, 3, 3, 3)).astype(np.float32),
+        "w": W,
+        "k1": np.array([2]),
+    }
+    outputs = [tensor("y", None), tensor("i", None, I64)]
+    return model(nodes, [tensor("x", [2, 3, 5, 5])], outputs, weights)
+
+
+def test_a_graph_is_split_over_devices_and_means_the_same():
+    made = ggsched.from_onnx(mixed()).bind()
+    x = RNG.standard_normal((2, 3, 5, 5)).astype(np.float32)
+    wanted = run_oracle(made.graph, {"x": x, **made.weights})
+    some = frozenset(f"nd.{op}:f32" for op in ("conv", "top_k", "reduce_mean"))
+    world = SimWorld([SimConfig(ops=some), SimConfig()])
+    with ggsched.Scheduler([world.open(0), world.open(1)], weights=made.weights) as scheduler:
+        plan = scheduler.plan(made.graph)
+        found = scheduler.run(made.graph, {"x": x})
+    assert {c.device for c in plan.placement.choices} == {0, 1}
+    for tid, value in wanted.items():
+        np.testing.assert_allclose(found[tid], value, rtol=1e-5)
+
+
+def test_inputs_weights_and_outputs_have_their_roles():
+    made = ggsched.from_onnx(mixed()).bind()
+    assert made.inputs["x"].role is Role.INPUT
+    assert {t.name for t in made.graph.roots(Role.WEIGHT)} == set(made.weights)
+    assert "k" in made.weights
+    assert list(made.outputs) == ["y", "i"]
+
+
+def test_weights_in_another_file_are_mapped(tmp_path):
+    onnx.save_model(
+        mixed(),
+        tmp_path / "m.onnx",
+        save_as_external_data=True,
+        location="m.bin",
+        size_threshold=0,
+    )
+    made = ggsched.from_onnx(tmp_path / "m.onnx")
+    assert isinstance(made.weights["k"], np.memmap)
+
+
+@pytest.mark.parametrize(
+    ("opset", "nodes"),
+    [
+        (9, [node("Upsample", "x scales", "y", mode="nearest")]),
+        (10, [node("Resize", "x scales", "y", mode="nearest")]),
+    ],
+)
+def test_older_op_sets_that_files_still_have(opset, nodes):
+    weights = {"scales": np.array([1, 2], np.float32)}
+    made = ggsched.from_onnx(
+        model(nodes, [tensor("x", [1, 2])], [tensor("y", None)], weights, opset=opset)
+    )
+    with ggsched.Scheduler(["cpu:0"], weights=made.weight) as scheduler:
+        found = made.run(scheduler, {"x": np.array([[1, 2]], np.float32)})["y"]
+    np.testing.assert_array_equal(found, [[1, 1, 2, 2]])
+
+
+def test_softmax_before_op_set_13_joins_axes():
+    nodes = [node("Softmax", "x", "y")]
+    made = ggsched.from_onnx(model(nodes, [tensor("x", [2, 3, 4])], [tensor("y", None)], opset=11))
+    x = RNG.standard_normal((2, 3, 4)).astype(np.float32)
+    with ggsched.Scheduler(["cpu:0"]) as scheduler:
+        found = made.run(scheduler, {"x": x})["y"]
+    e = np.exp(x)
+    np.testing.assert_allclose(found, e / e.sum((1, 2), keepdims=True), rtol=1e-5)
+
+
+def test_an_op_that_is_not_supported_is_named():
+    made = ggsched.from_onnx(model([node("Bernoulli2", "x", "y")], [tensor("x", [2])],
+                                   [tensor("y", None)]))  # fmt: skip
+    with pytest.raises(ModelError, match="op 'Bernoulli2' is not supported"):
+        made.bind()
+
+
+def test_what_depends_on_data_names_the_remedy():
+    nodes = [node("Reshape", "x s", "y")]
+    inputs = [tensor("x", [4], F), tensor("s", [2], I64)]
+    proto = model(nodes, inputs, [tensor("y", None)])
+    with pytest.raises(ModelError, match="input 1 must be a constant"):
+        ggsched.from_onnx(proto).bind()
+    known = ggsched.from_onnx(proto, constants={"s": [2, 2]})
+    assert known.graph.tensors[known.bind().outputs["y"]].shape == (2, 2)

@@ -1,0 +1,49 @@
+"""ONNX's own tests of its ops, all in one process."""
+
+import warnings
+from fnmatch import fnmatch
+
+import onnx
+import pytest
+
+from ggsched import GgschedError, Scheduler, open_devices
+from tests.importers.onnx_nodes import check, covered, excluded
+
+TESTED = "1.23."
+"""With other versions of onnx, whose set differs, 95 % must pass; with this one all of it."""
+
+
+@pytest.fixture(scope="module")
+def cases():
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the references divide by zero on purpose
+        return [c for c in collect_testcases(None) if c.data_sets]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ops_do_what_onnx_says(cases):
+    patterns = excluded()
+    wanted = [c for c in cases if covered(c, patterns)]
+    failed = []
+    devices = open_devices(["cpu:0"])
+    with Scheduler(devices, plan_limit=1) as shared:
+        for case in wanted:
+            try:
+                check(case, devices, shared)
+            except (GgschedError, AssertionError) as error:
+                failed.append(f"{case.name}: {' '.join(str(error).split())[:200]}")
+    for device in devices:
+        device.close()
+    allowed = 0 if onnx.__version__.startswith(TESTED) else len(wanted) // 20
+    assert len(failed) <= allowed, "\n".join(failed)
+    assert len(wanted) > 1000
+
+
+def test_each_exclusion_is_needed(cases):
+    if not onnx.__version__.startswith(TESTED):
+        pytest.skip("the list is for another version")
+    for pattern, why in excluded().items():
+        assert why, pattern
+        assert any(fnmatch(c.name, pattern) for c in cases), pattern
