@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -150,14 +150,17 @@ CONVERTERS: Final[dict[str, Converter]] = {}
 """By name, with the overload (``max.dim``) or without; ops of others with their namespace."""
 
 
-def converts(*names: str) -> Callable[[Converter], Converter]:
+F = TypeVar("F", bound=Converter)
+
+
+def converts(*names: str) -> Callable[[F], F]:
     """Register a converter for ops.
 
     Args:
         names: Such as ``add`` (all overloads), ``max.dim`` (one), ``mylib.op`` (of a library).
     """
 
-    def register(converter: Converter) -> Converter:
+    def register(converter: F) -> F:
         CONVERTERS.update(dict.fromkeys(names, converter))
         return converter
 

@@ -102,7 +102,12 @@ class Weights:
             tensor = self._program.constants[target]
         else:
             raise ModelError(f"inputs of kind {kind} are not supported", where=str(target))
-        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), str(tensor.dtype))
+        place: tuple[object, ...] = (
+            tensor.data_ptr(),
+            tuple(tensor.shape),
+            tensor.stride(),
+            str(tensor.dtype),
+        )
         if not tensor.data_ptr():
             place = (target,)
         if place not in self._made:

@@ -146,9 +146,7 @@ class TorchModel:
     def _hint(self) -> str:
         return "inputs: " + (", ".join(map(str, self.inputs.values())) or "none")
 
-    def _known(
-        self, dims: dict[str, int], shapes: Mapping[str, Sequence[int]]
-    ) -> dict[str, int]:
+    def _known(self, dims: dict[str, int], shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
         pairs: list[tuple[Any, int]] = []
         for name, shape in shapes.items():
             if name not in self.inputs:

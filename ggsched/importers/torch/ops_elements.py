@@ -248,9 +248,7 @@ def _leaky(c: Call, self: Value, negative_slope: float = 0.01) -> Value:
 def _elu(
     c: Call, self: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
 ) -> Value:
-    return c.nd(
-        "elu", self, alpha=float(alpha), gamma=float(scale), inner=1 / float(input_scale)
-    )
+    return c.nd("elu", self, alpha=float(alpha), gamma=float(scale), inner=1 / float(input_scale))
 
 
 @converts("hardsigmoid")

@@ -92,13 +92,22 @@ def _index_put(
     axes = [i for i, v in enumerate(given) if v is not None]
     index = [v for v in given if v is not None]
     rest = [i for i in range(len(self.shape)) if i not in axes]
-    if axes != list(range(len(axes))):
-        raise c.bad("the axes that are set must be the first ones")
     shape = broadcast(*(v.shape for v in index))
-    updates = c.cast(values, self.dtype.name)
-    updates = c.expand(updates, (*shape, *(self.shape[i] for i in rest)))
+    # As x[indices] would have it: places of several neighbouring axes stay where the first was.
+    is_together = axes == list(range(axes[0], axes[-1] + 1))
+    before = axes[0] if is_together else 0
+    others = tuple(self.shape[i] for i in rest)
+    updates = c.expand(
+        c.cast(values, self.dtype.name), (*others[:before], *shape, *others[before:])
+    )
+    n = len(shape)
+    perm = [*range(before, before + n), *range(before), *range(before + n, n + len(others))]
+    updates = c.permute(updates, perm)
+    x = c.permute(self, [*axes, *rest])
     how = "add" if accumulate else "none"
-    return c.nd("scatter_nd", self, _stacked(c, index, shape), updates, reduction=how)
+    made = c.nd("scatter_nd", x, _stacked(c, index, shape), updates, reduction=how)
+    back = [[*axes, *rest].index(i) for i in range(len(self.shape))]
+    return c.permute(made, back)
 
 
 @converts("scatter", "scatter_add", "scatter_reduce.two")
@@ -118,7 +127,8 @@ def _scatter(
             source = c.slice(source, axis, 0, n) if source.shape[axis] != n else source
     else:
         source = filled(c, index.shape, src, kind)
-    how = "add" if c.name == "scatter_add" else _REDUCTIONS.get(reduce, reduce) if reduce else "none"
+    how = _REDUCTIONS.get(reduce, reduce) if reduce else "none"
+    how = "add" if c.name == "scatter_add" else how
     if not include_self or how == "mean":
         raise c.bad("means, and reductions without the elements before, are not supported")
     axis = c.axis(dim, len(self.shape))
@@ -127,8 +137,9 @@ def _scatter(
 
 @converts("slice_scatter")
 def _slice_scatter(
-    c: Call, self: Value, src: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> Value:
+    c: Call, self: Value, src: Value, dim: int = 0, start: Any = None, end: Any = None,
+    step: int = 1,
+) -> Value:  # fmt: skip
     axis = c.axis(dim, len(self.shape))
     n = self.shape[axis]
     first, stop, by = slice(start, end, step).indices(n)

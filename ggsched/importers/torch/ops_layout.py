@@ -337,9 +337,7 @@ def _arange(c: Call, *args: Any, dtype: str | None = None, **given: Any) -> Valu
 
 
 @converts("linspace")
-def _linspace(
-    c: Call, start: float, end: float, steps: int, dtype: Any = None, **_: Any
-) -> Value:
+def _linspace(c: Call, start: float, end: float, steps: int, dtype: Any = None, **_: Any) -> Value:
     filled(c, (steps,), 0, "bool")
     return Const(np.linspace(start, end, steps).astype(dtype_by_name(dtype or "f32").host))
 

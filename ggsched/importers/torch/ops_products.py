@@ -25,9 +25,7 @@ CONVERTERS.update(dict.fromkeys(MATRICES, _matmul))
 
 
 @converts("addmm", "baddbmm", "addmv", "addbmm")
-def _addmm(
-    c: Call, self: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1
-) -> Value:
+def _addmm(c: Call, self: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Value:
     if c.name == "addbmm":
         raise c.bad("sums over a batch are not supported", hint="use bmm and sum")
     made = c.nd("matmul", a, b)
@@ -225,9 +223,7 @@ def _averages(size: int, out: int) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 @converts("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
-def _nearest(
-    c: Call, self: Value, output_size: Any, *scales: Any, **_: Any
-) -> Value:
+def _nearest(c: Call, self: Value, output_size: Any, *scales: Any, **_: Any) -> Value:
     x = self
     for axis, (out, scale) in enumerate(_sizes(c, self, output_size, scales), start=2):
         size = x.shape[axis]
@@ -304,15 +300,12 @@ def _recurrent(
     for layer in range(num_layers):
         own = params[layer * per * count : (layer + 1) * per * count]
         parts = [own[d * per : (d + 1) * per] for d in range(count)]
-        w, r, *bias = (
-            c.concat([_gates(c, p[i], kind) for p in parts], 0) for i in range(per)
-        )
+        w, r, *bias = (c.concat([_gates(c, p[i], kind) for p in parts], 0) for i in range(per))
         values = [x, w, r]
         if bias:
             flat = [c.reshape(b, (count, -1)) for b in bias]
             values.append(c.concat(flat, 1))
-        for state in states:
-            values.append(c.slice(state, 0, layer * count, (layer + 1) * count))
+        values += [c.slice(s, 0, layer * count, (layer + 1) * count) for s in states]
         how: dict[str, Any] = {"bias": bool(bias), "h0": True}
         how["directions"] = "bidirectional" if bidirectional else "forward"
         if kind == "lstm":
