@@ -280,7 +280,7 @@ class TestInputs:
 
 
 def test_reset_after_numbers_that_are_not_finite(session):
-    """Rows of the cache that no token sees may be read: NaN there could come through, as 0 x NaN."""
+    """Rows that no token sees may be read: NaN there could come through, as 0 x NaN."""
     expected = session.feed(PROMPT)
     for resident in session.scheduler._store._resident.values():
         if resident.kind == "state":
