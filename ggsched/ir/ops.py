@@ -182,7 +182,7 @@ LIBRARY_KEYS: Final = frozenset(f"{prefix}.*" for prefix in _LIBRARIES)
 
 
 def is_of_library(key: str) -> bool:
-    """Whether an entry of ``DeviceFacts.ops`` is of a library, which need not be loaded for that."""
+    """Whether an entry of ``DeviceFacts.ops`` is of a library, which is not loaded for that."""
     return f"{key.partition('.')[0]}.*" in LIBRARY_KEYS
 
 
