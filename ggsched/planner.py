@@ -54,7 +54,7 @@ def plan_key(
     homes = tuple(sorted((n, d) for n, d in constraints.homes.items() if n in graph))
     rates = constraints.rates.digest if constraints.rates else ""
     pins = tuple(sorted(constraints.pins.items()))
-    slots, experts = constraints.slots, constraints.experts
+    slots, experts = constraints.slots, (constraints.experts, constraints.reads_peers)
     clears = tuple(sorted(name for name in constraints.clears if name in graph))
     return graph.digest, homes, pins, clears, rates, slots, experts, placement, options
 
