@@ -32,7 +32,7 @@ def code_of(family, target):
 
 @pytest.mark.parametrize(
     "family",
-    ["walk", "rows", "gemv_q8_0_int8", "gemv_mxfp4_int8", "gemv_q4_k_int8", "rounded_panels"],
+    ["walk", "rows", "gemv_q8_0_int8", "gemv_mxfp4_int8", "gemv_q4_k_int8", "panels_int8_16"],
 )
 @pytest.mark.parametrize("name", TARGETS)
 def test_families_for_other_processors(name, family):

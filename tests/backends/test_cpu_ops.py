@@ -44,7 +44,8 @@ def test_each_op(op, data, seed):
 
 def test_every_op_is_supported():
     assert set(EMITTERS) == set(OPS)
-    assert {key.partition(":")[0] for key in supported_ops()} == set(OPS)
+    names = {key.partition(":")[0] for key in supported_ops()}
+    assert names == set(OPS) | {"nd.*"}  # and the library of array ops, as a whole
 
 
 # --- products -----------------------------------------------------------------------------

@@ -27,14 +27,12 @@ class _Layout:
 
     Attributes:
         family: Suffix of the family of products.
-        packers: Family of the kernels that fill panels.
-        suffix: Of their names.
+        suffix: Of the families of kernels that fill panels.
         panel_nbytes: Of a panel.
         own: Arguments of these kernels beyond those of f32.
     """
 
     family: str
-    packers: str
     suffix: str
     panel_nbytes: int
     own: tuple[int, ...]
@@ -44,11 +42,11 @@ def _layout(dtype: DType, columns: int, kernels: Kernels) -> _Layout:
     """Activations beside packed weights are rounded where products of bytes are instructions."""
     target = kernels.target
     if dtype.layout is None or kernels.activations == "f32" or not has_fours(target):
-        return _Layout("f32", "panels", "", 4 * columns * panel_width(target), ())
+        return _Layout("f32", "f32", 4 * columns * panel_width(target), ())
     group = group_of(dtype.layout)
     nbytes = columns // BLOCK * block_nbytes(target, group)
     factor = correction_factor(target, coding(dtype.layout)) & 0xFFFF_FFFF
-    return _Layout("int8", "rounded_panels", str(group), nbytes, (factor,))
+    return _Layout("int8", f"int8_{group}", nbytes, (factor,))
 
 
 def product(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
@@ -113,7 +111,7 @@ def _panels(
     turned = np.lib.stride_tricks.as_strided(
         x, (count, columns), (width * x.strides[0], x.strides[1])
     )
-    kernel = kernels.address(layout.packers, f"pack{layout.suffix}")
+    kernel = kernels.address(f"panels_{layout.suffix}", "pack")
     own = vectors, x.strides[0], *layout.own
     task = row_task(kernel, (turned, packed), (count,), columns, kernels.threads, own, keeps=(x,))
     if task is None:
@@ -137,14 +135,14 @@ def routed(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task]
         address(ids), *ids.strides, tokens, used, experts, address(routes),
     )  # fmt: skip
     keeps = ids, routes
-    route = Task(kernels.address("panels", "route"), args, 1, True, experts, keeps)
+    route = Task(kernels.address("routes_f32", "route"), args, 1, True, experts, keeps)
     by_use = x.strides[1] if x.shape[1] > 1 else 0
     args = (
         address(x), x.strides[0], by_use, columns, used, experts, address(routes), address(panels),
         *layout.own,
     )  # fmt: skip
     serial = kernels.threads == 1
-    packing = kernels.address(layout.packers, f"pack_routed{layout.suffix}")
+    packing = kernels.address(f"routes_{layout.suffix}", "pack_routed")
     pack = Task(packing, args, experts, serial, 0, (x, routes, panels))
     chunk_rows = _chunk_rows(rows, experts, kernels.threads)
     values = {
@@ -164,6 +162,6 @@ def routed(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task]
         "out_used": out.strides[1],
     }
     args = tuple(values.get(name, 0) for name in SLOTS)
-    kernel = kernels.address(f"gemm_{dtype}_{layout.family}", "gemm_routed")
+    kernel = kernels.address(f"gemm_chosen_{dtype}_{layout.family}", "gemm_routed")
     parts = experts * values["row_chunks"]
     return [route, pack, Task(kernel, args, parts, serial, 0, (w, routes, panels, out))]

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggsched.errors import ModelError
+from ggsched.importers.onnx.built_in import built_in
 from ggsched.importers.onnx.types import dtype_of
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import DType
@@ -97,6 +98,17 @@ class Emitter:
         folded = self._fold("nd." + name, values, params)
         if folded is not None:
             return folded
+        operands = [v.array if isinstance(v, Const) else v for v in values]
+        names = {id(v.array): v for v in values if isinstance(v, Const)}
+        known = built_in(
+            self.g,
+            lambda x: x if isinstance(x, Tensor) else self.tensor(names.get(id(x), Const(x))),
+            name,
+            operands,
+            {**(op_by_name("nd." + name).defaults or {}), **params},
+        )
+        if known is not None:
+            return known
         return self.g.op("nd." + name, *[self.tensor(v) for v in values], **params)
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
@@ -112,7 +124,7 @@ class Emitter:
             raise ModelError(f"{list(x.shape)} cannot have the shape {list(size)}")
         if isinstance(x, Const):
             return Const(x.array.reshape(size))
-        return self.g.reshape(x, *size)
+        return self.g.reshape(x if x.is_contiguous else self.g.cont(x), *size)
 
     def tensor(self, value: Value) -> Tensor:
         """Return a tensor of the graph: a constant becomes a weight."""

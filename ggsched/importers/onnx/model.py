@@ -91,6 +91,10 @@ class OnnxModel:
         self._bound: dict[tuple[object, ...], BoundModel] = {}
         self._weights: dict[str, Array] = {}
 
+    def is_constant(self, name: str) -> bool:
+        """Whether an input was given as a constant."""
+        return name in self._constants
+
     @property
     def graph(self) -> Graph:
         """The graph, where ``dims`` leave nothing open."""
@@ -247,9 +251,9 @@ def _port(info: Any) -> Port:
     if not tensor.HasField("shape"):
         raise ModelError("its number of axes is open", where=where)
     for dim in tensor.shape.dim:
-        shape.append(int(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param)
-        if isinstance(shape[-1], int) and shape[-1] < 0:
-            shape[-1] = ""
+        name = dim.dim_param if dim.dim_param not in ("?", "None") else ""  # several mean the same
+        is_known = dim.HasField("dim_value") and dim.dim_value >= 0
+        shape.append(int(dim.dim_value) if is_known else name)
     return Port(info.name, name_of(tensor.elem_type, where), tuple(shape))
 
 
