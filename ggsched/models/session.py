@@ -110,7 +110,7 @@ class Session:
         self.batches = BatchRunner(
             self.spec,
             self.scheduler,
-            self.homes.constraints(self.rates),
+            replace(self.homes.constraints(self.rates), reads_peers=is_shared),
             self.rates,
             self.options,
             self.timing,
