@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.docs.test_how_to import FLAGS, snippets
-from tests.meta.repository import ROOT
+from tests.docs.test_how_to import FLAGS, snippets  # noqa: E402
+from tests.meta.repository import ROOT  # noqa: E402
 
 PAGE = ROOT / "docs/how-to/run-a-pytorch-model.md"
 
