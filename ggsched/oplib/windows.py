@@ -105,6 +105,7 @@ def _conv_work(x: Shape, w: Shape, *_: Shape, **p: tuple[int, ...]) -> float:
     rule=_conv,
     types=FLOATS,
     flops=_conv_work,
+    writes_out=True,
     strides=(),
     dilations=(),
     pads=(),
@@ -120,13 +121,14 @@ def conv(
     pads: Shape,
     group: int,
     bias: bool,
+    out: Array | None = None,
 ) -> Array:
     """Correlate x (N, C, ...) with w (M, C / group, ...): windows are unrolled and multiplied."""
     kernel, count = w.shape[2:], x.shape[0]
-    out = extents(x.shape[2:], kernel, strides, dilations, pads)
+    spatial = extents(x.shape[2:], kernel, strides, dilations, pads)
     x, w = wide(x), wide(w)
     data = padded(x, pads, 0)
-    made = np.empty((count, w.shape[0], *out), x.dtype)
+    made = np.empty((count, w.shape[0], *spatial), x.dtype) if out is None else out
     per, each = w.shape[1], w.shape[0] // group
     if not made.size:
         return made
@@ -140,7 +142,7 @@ def conv(
             target = made[n, g * each : (g + 1) * each]
             multiply(part, w[g * each : (g + 1) * each], target, strides, dilations)
     if bias:
-        made += wide(b[0]).reshape(-1, *(1,) * len(out))
+        made += wide(b[0]).reshape(-1, *(1,) * len(spatial))
     return made
 
 
