@@ -9,6 +9,7 @@ import click
 from ggsched.cli.bench_compare import compare_files
 from ggsched.cli.compute_options import compute_options
 from ggsched.cli.console import write_json
+from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.options import json_option, whole_numbers
 from ggsched.cli.planning_options import planning_options
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _COLUMNS: Final = ("model", "size", "devices", "ngl", "n_ubatch", "test", "t/s", "deviation")
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @model_options
 @click.option(
     "-p",
