@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import product
 from math import prod
+from typing import Final
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -10,6 +11,8 @@ from numpy.lib.stride_tricks import as_strided
 from ggsched.ir.shapes import Param
 from ggsched.ir.tensor import Tensor
 from ggsched.oplib.declare import FLOATS, NUMBERS, Array, Shape, nd_op, wide
+
+MAX_DIMENSIONS: Final = 3
 
 
 def extents(spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape, pads: Shape) -> Shape:
@@ -21,6 +24,8 @@ def extents(spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape, pad
     n = len(spatial)
     if not n or not len(kernel) == len(strides) == len(dilations) == n or len(pads) != 2 * n:
         raise ValueError(f"needs kernel, strides and dilations for {n} dimensions and {2 * n} pads")
+    if n > MAX_DIMENSIONS:
+        raise ValueError(f"{n} dimensions, not 1 to {MAX_DIMENSIONS}")
     if min(*strides, *dilations, *kernel, 1) < 1:
         raise ValueError("kernel, strides and dilations must be positive")
     out = []
