@@ -10,6 +10,7 @@ import numpy as np
 from ggsched.cli.compute_options import compute_options
 from ggsched.cli.console import leave_line_open, messages, write_json
 from ggsched.cli.files import read_stream
+from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.onnx_options import onnx_options
 from ggsched.cli.options import json_option, whole_numbers
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ggsched.trace.recorder import Recorder
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @model_options
 @click.option("-p", "--prompt", "prompt", default=None, help="The prompt.")
 @click.option(
