@@ -234,3 +234,50 @@ def test_what_depends_on_data_names_the_remedy():
         ggsched.from_onnx(proto).bind()
     known = ggsched.from_onnx(proto, constants={"s": [2, 2]})
     assert known.graph.tensors[known.bind().outputs["y"]].shape == (2, 2)
+
+
+def test_scales_and_channels_go_into_the_convolution_before():
+    k = RNG.standard_normal((4, 3, 3, 3)).astype(np.float32)
+    each = {n: RNG.uniform(0.5, 2, 4).astype(np.float32) for n in ("s", "b", "m", "v")}
+    per = {"f": RNG.standard_normal((1, 4, 1, 1)).astype(np.float32)}
+    numbers = {"two": np.float32(2), "one": np.float32(1)}
+    nodes = [
+        node("Conv", "x k", "c"),
+        node("BatchNormalization", "c s b m v", "n"),
+        node("Mul", "n f", "p"),
+        node("Mul", "p two", "q"),
+        node("Add", "q one", "r"),
+        node("Mul", "r two", "t"),
+        node("Relu", "t", "y"),
+        node("Exp", "x", "unused"),
+    ]
+    proto = model(nodes, [tensor("x", [1, 3, 5, 5])], [tensor("y", None)],
+                  {"k": k, **each, **per, **numbers})  # fmt: skip
+    made = ggsched.from_onnx(proto)
+    assert [n.op for n in made.graph.nodes] == ["nd.conv", "clamp"]
+    assert len(made.weights) == 2
+    x = RNG.standard_normal((1, 3, 5, 5)).astype(np.float32)
+    with ggsched.Scheduler(["cpu:0"], weights=made.weight) as scheduler:
+        found = made.run(scheduler, {"x": x})["y"]
+    from onnx.reference import ReferenceEvaluator
+
+    (wanted,) = ReferenceEvaluator(proto).run(None, {"x": x})
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_result_that_is_read_twice_is_computed_once():
+    nodes = [
+        node("Conv", "x k", "c"),
+        node("Mul", "c two", "d"),
+        node("Mul", "d two", "e"),
+        node("Add", "d e", "f"),
+        node("Add", "c f", "y"),
+    ]
+    weights = {"k": np.ones((1, 1, 1, 1), np.float32), "two": np.float32(2)}
+    made = ggsched.from_onnx(
+        model(nodes, [tensor("x", [1, 1, 2, 2])], [tensor("y", None)], weights)
+    )
+    assert [n.op for n in made.graph.nodes].count("nd.conv") == 1
+    x = RNG.standard_normal((1, 1, 2, 2)).astype(np.float32)
+    with ggsched.Scheduler(["cpu:0"], weights=made.weight) as scheduler:
+        np.testing.assert_allclose(made.run(scheduler, {"x": x})["y"], 7 * x, rtol=1e-6)

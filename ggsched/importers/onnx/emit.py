@@ -130,7 +130,7 @@ class Emitter:
         """Return a tensor of the graph: a constant becomes a weight."""
         if isinstance(value, Tensor):
             return value
-        name = value.name or _content_name(value.array)
+        name = value.name or content_name(value.array)
         if name not in self._made:
             self._made[name] = self.g.weight(name, value.shape, value.dtype)
             self.weights[name] = value.array
@@ -164,7 +164,7 @@ def _described(value: Value) -> Tensor:
     return Tensor(0, value.name, dtype, shape, strides, 0, 0, nbytes, Role.WEIGHT)
 
 
-def _content_name(array: Array) -> str:
+def content_name(array: Array) -> str:
     """Return a name that equal constants share, also over several imports of a file."""
     h = hashlib.blake2b(digest_size=12)
     h.update(repr((array.dtype.str, array.shape)).encode())

@@ -11,6 +11,7 @@ import numpy as np
 from ggsched.errors import ModelError, UsageError
 from ggsched.importers.onnx.emit import Array, Const, Emitter, Value
 from ggsched.importers.onnx.read import import_onnx, read_model
+from ggsched.importers.onnx.simplify import simplified
 from ggsched.importers.onnx.types import name_of
 from ggsched.importers.onnx.walk import Walk
 from ggsched.ir.dtype import dtype_by_name
@@ -199,10 +200,11 @@ class OnnxModel:
         if not values:
             raise ModelError("it has no outputs", where=self.name)
         tensors = _own(emit, values)
-        graph = emit.g.build(*tensors)
-        inputs = {n: v for n, v in given.items() if isinstance(v, Tensor)}
-        names = dict(zip(self.outputs, (t.id for t in tensors), strict=True))
-        return BoundModel(graph, emit.weights, inputs, names)
+        graph, weights = simplified(emit.g.build(*tensors), emit.weights)
+        inputs = {t.name: t for t in graph.roots(Role.INPUT)}
+        return BoundModel(
+            graph, weights, inputs, dict(zip(self.outputs, graph.outputs, strict=True))
+        )
 
 
 def from_onnx(
