@@ -20,6 +20,7 @@ from ggsched_cpu.compiled.tasks import (
     flat_task,
     row_task,
 )
+from ggsched_cpu.compiled.windows import conv
 from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
 from ggsched_cpu_kernels.elements import is_compiled
@@ -257,6 +258,7 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "set_rows": _set_rows,
     "add_id": _add_id,
     "rope": _rope,
+    "nd.conv": conv,
 }
 """Ops that are not here are left to numpy."""
 
