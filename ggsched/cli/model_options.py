@@ -186,7 +186,8 @@ _OPTIONS: Final = (
         default="ggml",
         show_default=True,
         help="What decides where nodes run: ggml's rules, which follow weights and layers; or the "
-        "least predicted time, which also chooses where weights live.",
+        "least predicted time, which also chooses where weights live, and is the default for ONNX "
+        "models.",
     ),
     click.option(
         "-c",
