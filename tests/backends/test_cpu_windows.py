@@ -58,3 +58,23 @@ def test_convolutions(drawn, seed, turned):
             found = scheduler.run(graph, {"x": values["x"]})
     for tid, value in wanted.items():
         np.testing.assert_allclose(found[tid], value, rtol=1e-4, atol=1e-5)
+
+
+NAMES = ("erf", "exp", "gelu", "hard_sigmoid", "hard_swish", "sqrt")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])
+@pytest.mark.parametrize("op", NAMES)
+def test_functions_of_the_library(op, dtype):
+    g = GraphBuilder()
+    x = g.input("x", (3, 1, 2, 1, 37), dtype)
+    graph = g.build(g.op(f"nd.{op}", x))
+    value = np.linspace(-5, 5, x.size).astype(x.dtype.host).reshape(x.shape)
+    value = abs(value) if op == "sqrt" else value
+    value[0, 0, 0, 0, :3] = np.inf, np.nan, 0
+    wanted = run_oracle(graph, {"x": value})
+    with Scheduler(["cpu:0"]) as scheduler:
+        found = scheduler.run(graph, {"x": value})
+    tolerance = 2e-3 if dtype == "f16" else 1e-5
+    for tid in graph.outputs:
+        np.testing.assert_allclose(found[tid], wanted[tid], rtol=tolerance, atol=tolerance / 10)

@@ -45,7 +45,7 @@ def _elementwise(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list
     count, names, _ = FORMULAS[op]
     own = [bits(node.number(name)) for name in names]
     inputs = node.inputs[:count]
-    if out.ndim == 0:
+    if out.ndim == 0 or any(a.dtype != np.float32 for a in (*inputs, out)):
         return None
     if all(a.shape == out.shape and a.flags.c_contiguous for a in (*inputs, out)):
         kernel = kernels.address(f"elementwise_{op}", "plain")
