@@ -10,6 +10,7 @@ from ggsched.ir.dtype import BF16, F16, F32, I32, DType
 from ggsched_cpu_kernels import (
     attention,
     gemm,
+    gemm_bf16,
     gemm_int8,
     gemv,
     packed_rows,
@@ -81,6 +82,22 @@ def _rounded_panels(group: int) -> Family:
 
 def _rounded_routes(group: int) -> Family:
     return lambda target: [gemm_int8.pack_routed("pack_routed", target, group)]
+
+
+def _bf16_panels(target: Target) -> Sequence[Builder]:
+    return [gemm_bf16.pack("pack", target)]
+
+
+def _bf16_routes(target: Target) -> Sequence[Builder]:
+    return [gemm_bf16.pack_routed("pack_routed", target)]
+
+
+def _many_bf16(target: Target) -> Sequence[Builder]:
+    return [gemm.gemm("gemm", target, gemm_bf16.BF16Method)]
+
+
+def _many_chosen_bf16(target: Target) -> Sequence[Builder]:
+    return [gemm.gemm_routed("gemm_routed", target, gemm_bf16.BF16Method)]
 
 
 def _attention(dtype: DType) -> Family:
@@ -178,6 +195,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **{f"elementwise_{op}": _elementwise(op) for op in FORMULAS},
     **{f"panels_int8_{n}": _rounded_panels(n) for n in gemm_int8.GROUPS},
     **{f"routes_int8_{n}": _rounded_routes(n) for n in gemm_int8.GROUPS},
+    "panels_bf16": _bf16_panels,
+    "routes_bf16": _bf16_routes,
+    "gemm_bf16_bf16": _many_bf16,
+    "gemm_chosen_bf16_bf16": _many_chosen_bf16,
     **_for_weights("gemv", _products),
     **_for_weights("gemv_chosen", _chosen),
     **_for_weights("gemm", _many),

@@ -27,8 +27,10 @@ ROW_NBYTES = 4 * LLAMA.hparams.n_embd
 class Step:
     """A micro-batch on some GPUs, and what it is predicted to take."""
 
-    def __init__(self, p, n_tokens, n_past, *, cpu=False, **options):
+    def __init__(self, p, n_tokens, n_past, *, cpu=False, peers=False, **options):
         topology = gpus(p, cpu=cpu)
+        facts = tuple(replace(d, reads_peers=peers) for d in topology.devices)
+        topology = replace(topology, devices=facts)
         with session(LLAMA, topology, **options) as s:
             self.graph = s.graph(n_tokens, n_past, 1)
             self.plan = s.plan_of(self.graph)
@@ -68,6 +70,21 @@ def test_sharing_is_predicted_to_pay(steps, p, n_tokens, n_past, least):
     by_layers = steps(p, n_tokens, n_past)
     assert alone.seconds / together.seconds >= least
     assert by_layers.seconds >= 0.95 * alone.seconds  # of one micro-batch one device works
+
+
+@pytest.mark.parametrize(
+    ("p", "n_tokens", "n_past", "least"),
+    [(2, 1, 511, 1.65), (4, 1, 511, 2.4), (2, 512, 0, 1.65), (4, 512, 0, 2.4)],
+)
+def test_reading_peers_is_predicted_to_pay_more(steps, p, n_tokens, n_past, least):
+    """Sums without copies; the same GPUs, if they could read each other's buffers."""
+    alone = steps(1, n_tokens, n_past)
+    reading = steps(p, n_tokens, n_past, peers=True, split_mode="tensor")
+    copying = steps(p, n_tokens, n_past, split_mode="tensor")
+    assert alone.seconds / reading.seconds >= least
+    assert reading.seconds < 0.9 * copying.seconds
+    assert check_plan(reading.plan).is_clean
+    assert not reading.sent()
 
 
 @pytest.mark.parametrize("p", [2, 4])

@@ -7,12 +7,13 @@ from typing import Final
 import numpy as np
 
 from ggsched.backend.arrays import Array
-from ggsched.ir.dtype import DType
+from ggsched.ir.dtype import BF16, DType
 from ggsched_cpu.compiled.tasks import PARTS_PER_THREAD, Task, address, row_task
 from ggsched_cpu.lowering_context import CpuLoweringContext, Node, TableKey
 from ggsched_cpu.native import Kernels
 from ggsched_cpu_kernels.elements import coding
 from ggsched_cpu_kernels.gemm import BLOCK_ROWS, MAX_ACTIVATIONS, SLOTS
+from ggsched_cpu_kernels.gemm_bf16 import COLUMNS, has_pairs, panel_nbytes
 from ggsched_cpu_kernels.gemm_int8 import block_nbytes, group_of
 from ggsched_cpu_kernels.int_dot import BLOCK, correction_factor, has_fours
 from ggsched_cpu_kernels.panels import panel_width
@@ -39,9 +40,15 @@ class _Layout:
 
 
 def _layout(dtype: DType, columns: int, kernels: Kernels) -> _Layout:
-    """Activations beside packed weights are rounded where products of bytes are instructions."""
+    """Activations are rounded where there are instructions for products of what results.
+
+    To 8 bits beside packed weights, to bf16 beside bf16.
+    """
     target = kernels.target
-    if dtype.layout is None or kernels.activations == "f32" or not has_fours(target):
+    is_exact = kernels.activations == "f32"
+    if dtype is BF16 and not is_exact and has_pairs(target) and columns % COLUMNS == 0:
+        return _Layout("bf16", "bf16", panel_nbytes(target, columns), ())
+    if dtype.layout is None or is_exact or not has_fours(target):
         return _Layout("f32", "f32", 4 * columns * panel_width(target), ())
     group = group_of(dtype.layout)
     nbytes = columns // BLOCK * block_nbytes(target, group)
