@@ -186,6 +186,8 @@ def own(x):
         (Lambda(lambda x: x + torch.randn(2)), (torch.ones(2),), "node 'randn'.*random numbers"),
         (Lambda(own), (torch.ones(2, 2),), "node '.*svd.*aten.*svd.*is not supported.*register_op"),
         (Lambda(lambda x: x.to(torch.complex64)), (torch.ones(2),), "complex64 are not supported"),
+        (Lambda(lambda x: x.nonzero()), (torch.ones(2),), "node 'nonzero'.*depends on data"),
+        (Lambda(lambda x: x[x > 0]), (torch.ones(2),), "a plan cannot know"),
         (Lambda(lambda x: x.new_zeros(1 << 40)), (torch.ones(2),), "too large"),
     ],
 )

@@ -51,7 +51,8 @@ CASES = {
         x.var(), x.var(1, correction=0), x.std(-1), x.logsumexp(1), x.norm(dim=1), x.norm(1),
         x.cumsum(1), i.cumsum(-1), x.cumprod(0), m.cumsum(0), *torch.var_mean(x, 1),
         *x.topk(2, 1), *x.sort(-1), *x.sort(1, descending=True), x.argsort(-1), x.max(1)[1],
-        torch.linalg.vector_norm(x, float("inf"), 1), torch.linalg.vector_norm(x, 3))),
+        torch.linalg.vector_norm(x, float("inf"), 1), torch.linalg.vector_norm(x, 3),
+        x.median(1)[0], x.median(-1, keepdim=True)[0])),
     "layout": ((X, I), lambda x, i: (
         x.view(6, 4), x.reshape(-1), x.permute(2, 0, 1), x.transpose(0, 1), x.mT, x.flatten(1),
         x.unflatten(2, (2, 2)), x.unsqueeze(1).squeeze(1), x[:, None].expand(2, 5, 3, 4), x[0, 1:],
@@ -62,7 +63,8 @@ CASES = {
         F.pad(x, (1, -1, 0, 2), value=3), F.pad(x, (1, 2), mode="reflect"),
         F.pad(x, (1, 2), mode="replicate"), x.contiguous(), x.clone(),
         torch.einsum("abc,abd->cd", x, x), torch.tensor(3.0) + x, x.new_zeros(2), x.long(),
-        x.half(), i.float(), i.bool(), i.to(torch.int32), x.to(torch.float64), x.type_as(i))),
+        x.half(), i.float(), i.bool(), i.to(torch.int32), x.to(torch.float64), x.type_as(i),
+        x.unfold(2, 2, 1), x.unfold(0, 1, 1))),
     "constants": ((X,), lambda x: (
         x + torch.arange(4), torch.zeros_like(x), torch.ones(2, 3), torch.full((2,), 7),
         torch.full_like(x, 2), torch.arange(0, 1, 0.25), torch.linspace(0, 1, 5), torch.eye(3),
@@ -75,7 +77,9 @@ CASES = {
         F.interpolate(x, scale_factor=2), F.interpolate(x, (5, 14), mode="bilinear"),
         F.interpolate(x, (5, 14), mode="bilinear", align_corners=True), F.pixel_shuffle(x, 2),
         F.interpolate(x[0], 3), F.max_pool2d(x[0], 2), F.group_norm(x, 2), F.instance_norm(x),
-        F.layer_norm(x, (9, 7)), F.layer_norm(x, (7,)), F.local_response_norm(x, 2))),
+        F.layer_norm(x, (9, 7)), F.layer_norm(x, (7,)), F.local_response_norm(x, 2),
+        F.adaptive_max_pool2d(x, (3, 1)), F.bilinear(x[0, :, 0, :3], x[0, :, 1, :4],
+        torch.ones(5, 3, 4)))),
 }  # fmt: skip
 
 

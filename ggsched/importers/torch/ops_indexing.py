@@ -17,6 +17,18 @@ _REDUCTIONS: Final = {
 }  # fmt: skip
 
 
+@converts("_local_scalar_dense", "item", "nonzero", "nonzero_static", "masked_select", "unique_dim",
+          "_unique2", "masked_scatter", "unique_consecutive")  # fmt: skip
+def _depends_on_data(c: Call, self: Value, *args: Any, **_: Any) -> Value:
+    if c.name in ("_local_scalar_dense", "item") and isinstance(self, Const):
+        found: Any = self.array.reshape(-1)[0].item()
+        return found  # type: ignore[no-any-return]
+    raise c.bad(
+        "its result is a number or a shape that depends on data, which a plan cannot know",
+        hint="use torch.where for masks, and index_select for an index in a tensor",
+    )
+
+
 @converts("embedding")
 def _embedding(c: Call, weight: Value, indices: Value, *_: Any) -> Value:
     return c.nd("gather", weight, indices, axis=0)
@@ -158,6 +170,16 @@ def _select_scatter(c: Call, self: Value, src: Value, dim: int, index: int) -> V
     at = c.axis(index, self.shape[axis])
     wide = c.reshape(src, (*self.shape[:axis], 1, *self.shape[axis + 1 :]))
     return _slice_scatter(c, self, wide, axis, at, at + 1)
+
+
+@converts("unfold", "unfold_copy")
+def _unfold(c: Call, self: Value, dimension: int, size: int, step: int) -> Value:
+    axis = c.axis(dimension, len(self.shape))
+    count = (self.shape[axis] - size) // step + 1
+    places = np.arange(count)[:, None] * step + np.arange(size)
+    found = c.nd("gather", self, Const(np.ascontiguousarray(places)), axis=axis)
+    rest = [i for i in range(len(found.shape)) if i != axis + 1]
+    return c.permute(found, [*rest, axis + 1])
 
 
 @converts("diagonal", "diagonal_copy")

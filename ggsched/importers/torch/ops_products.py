@@ -219,6 +219,33 @@ def _averages(size: int, out: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     return matrix
 
 
+@converts("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+def _adaptive_max(c: Call, self: Value, output_size: Any) -> list[Any]:
+    n = int(c.name[-2])
+    out, spatial = _each(output_size, n), self.shape[-n:]
+    if any(m % k for m, k in zip(spatial, out, strict=True)) or c.used not in (None, {0}):
+        raise c.bad("sizes that do not divide the input's, and indices, are not supported")
+    size = [m // k for m, k in zip(spatial, out, strict=True)]
+    x, how, _ = _pool(c, self, n, size, None, 0, 1, False)
+    made = c.nd("max_pool", x, **how)
+    return [c.reshape(made, (*self.shape[:-n], *out)), None]
+
+
+@converts("_trilinear")
+def _trilinear(
+    c: Call, a: Value, b: Value, d: Value, expand1: Any, expand2: Any, expand3: Any,
+    sumdim: Sequence[int], unroll_dim: int = 1,
+) -> Value:  # fmt: skip
+    full = []
+    for x, axes in ((a, expand1), (b, expand2), (d, expand3)):
+        shape = list(x.shape)
+        for axis in sorted(axes):
+            shape.insert(axis, 1)
+        full.append(c.reshape(x, shape))
+    product = c.nd("mul", c.nd("mul", full[0], full[1]), full[2])
+    return c.nd("reduce_sum", product, axes=tuple(sumdim), keepdims=False)
+
+
 # --- resize ---------------------------------------------------------------------------------------
 
 

@@ -90,6 +90,16 @@ def _sort(
     return _topk(c, self, self.shape[c.axis(dim, len(self.shape))], dim, descending)
 
 
+@converts("median.dim")
+def _median(c: Call, self: Value, dim: int, keepdim: bool = False) -> list[Value]:
+    axis = c.axis(dim, len(self.shape))
+    middle = (self.shape[axis] - 1) // 2
+    found = [c.slice(v, axis, middle, middle + 1) for v in _sort(c, self, dim=axis)]
+    if keepdim:
+        return found
+    return [c.reshape(v, (*self.shape[:axis], *self.shape[axis + 1 :])) for v in found]
+
+
 @converts("argsort")
 def _argsort(c: Call, self: Value, *args: Any, **given: Any) -> Value:
     return _sort(c, self, *args, **given)[1]
