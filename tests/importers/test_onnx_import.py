@@ -166,7 +166,8 @@ def test_a_graph_is_split_over_devices_and_means_the_same():
     wanted = run_oracle(made.graph, {"x": x, **made.weights})
     some = frozenset(f"nd.{op}:f32" for op in ("conv", "top_k", "reduce_mean"))
     world = SimWorld([SimConfig(ops=some), SimConfig()])
-    with ggsched.Scheduler([world.open(0), world.open(1)], weights=made.weights) as scheduler:
+    devices = [world.open(0), world.open(1)]
+    with ggsched.Scheduler(devices, weights=made.weights, placement="ggml") as scheduler:
         plan = scheduler.plan(made.graph)
         found = scheduler.run(made.graph, {"x": x})
     assert {c.device for c in plan.placement.choices} == {0, 1}
