@@ -29,6 +29,7 @@ from tests.mutants import (
     scale_launches,
     scale_memory,
     scale_streams,
+    siblings,
     streams,
     syncs,
     truth,
@@ -64,6 +65,7 @@ _MODULES: Final[tuple[ModuleType, ...]] = (
     bad_ids,
     racing,
     host_memory,
+    siblings,
 )
 
 
