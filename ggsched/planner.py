@@ -30,6 +30,7 @@ PlanKey = tuple[
     str,
     Slots | None,
     ExpertPolicy,
+    bool,
     str,
     PlanOptions,
 ]
@@ -54,9 +55,9 @@ def plan_key(
     homes = tuple(sorted((n, d) for n, d in constraints.homes.items() if n in graph))
     rates = constraints.rates.digest if constraints.rates else ""
     pins = tuple(sorted(constraints.pins.items()))
-    slots, experts = constraints.slots, constraints.experts
+    slots, experts, peers = constraints.slots, constraints.experts, constraints.reads_peers
     clears = tuple(sorted(name for name in constraints.clears if name in graph))
-    return graph.digest, homes, pins, clears, rates, slots, experts, placement, options
+    return graph.digest, homes, pins, clears, rates, slots, experts, peers, placement, options
 
 
 class Planner:

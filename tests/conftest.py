@@ -26,7 +26,7 @@ GRACE_S = 5.0
 settings.register_profile("dev", max_examples=60, deadline=None)
 settings.register_profile(
     "ci",
-    max_examples=150,
+    max_examples=100,
     deadline=None,
     derandomize=True,
     print_blob=True,

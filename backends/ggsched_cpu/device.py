@@ -91,6 +91,7 @@ def cpu_facts(index: int, settings: CpuSettings) -> DeviceFacts:
         is_async=not settings.sync,
         snapshots_uploads=settings.sync,
         imports_host_memory=True,
+        reads_peers=True,
         rounds_to_8_bits=settings.activations == "auto" and _is_compiled(settings),
         fusions=supported_fusions(),
     )

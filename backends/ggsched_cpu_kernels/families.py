@@ -1,4 +1,7 @@
-"""Which kernels there are: families, compiled together when the first of each is needed."""
+"""Which kernels there are: families, compiled together when the first of each is needed.
+
+A family is small, since most programs need few kernels: the first one compiles for half a second.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -7,6 +10,7 @@ from ggsched.ir.dtype import BF16, F16, F32, I32, DType
 from ggsched_cpu_kernels import (
     attention,
     gemm,
+    gemm_bf16,
     gemm_int8,
     gemv,
     packed_rows,
@@ -34,120 +38,169 @@ def _walk(target: Target) -> Sequence[Builder]:
 
 
 def _products(dtype: DType, activations: gemv.Activations) -> Family:
-    def build(target: Target) -> Sequence[Builder]:
-        names = [(choice, v) for choice in ("batch", "ids") for v in gemv.VECTORS]
-        return [
-            gemv.gemv(f"{choice}{v}", target, dtype, activations, v, choice)  # type: ignore[arg-type]
-            for choice, v in names
-            if choice == "batch" or v == 1
-        ]
+    return lambda target: [
+        gemv.gemv(f"batch{v}", target, dtype, activations, v, "batch") for v in gemv.VECTORS
+    ]
 
-    return build
+
+def _chosen(dtype: DType, activations: gemv.Activations) -> Family:
+    return lambda target: [gemv.gemv("ids1", target, dtype, activations, 1, "ids")]
 
 
 def _columns(dtype: DType) -> Family:
     return lambda target: [gemv.gemv_columns(f"columns{v}", target, dtype, v) for v in gemv.VECTORS]
 
 
-def _many(dtype: DType) -> Family:
-    return lambda target: _gemms(target, lambda b: F32Method(b, dtype))
-
-
-def _many_rounded(dtype: DType) -> Family:
+def _method_of(dtype: DType, activations: gemv.Activations) -> gemm.MethodOf:
     layout = dtype.layout
-    assert layout is not None
-    return lambda target: _gemms(target, lambda b: gemm_int8.Int8Method(b, dtype, layout))
+    if activations == "f32" or layout is None:
+        return lambda b: F32Method(b, dtype)
+    return lambda b: gemm_int8.Int8Method(b, dtype, layout)
 
 
-def _gemms(target: Target, method: gemm.MethodOf) -> Sequence[Builder]:
-    return [
-        gemm.gemm("gemm", target, method),
-        gemm.gemm_routed("gemm_routed", target, method),
-    ]
+def _many(dtype: DType, activations: gemv.Activations) -> Family:
+    return lambda target: [gemm.gemm("gemm", target, _method_of(dtype, activations))]
+
+
+def _many_chosen(dtype: DType, activations: gemv.Activations) -> Family:
+    method = _method_of(dtype, activations)
+    return lambda target: [gemm.gemm_routed("gemm_routed", target, method)]
 
 
 def _panels(target: Target) -> Sequence[Builder]:
-    return [
-        panels.pack("pack", target),
-        panels.route("route", target),
-        panels.pack_routed("pack_routed", target),
-    ]
+    return [panels.pack("pack", target)]
 
 
-def _rounded_panels(target: Target) -> Sequence[Builder]:
-    return [
-        *(gemm_int8.pack(f"pack{n}", target, n) for n in gemm_int8.GROUPS),
-        *(gemm_int8.pack_routed(f"pack_routed{n}", target, n) for n in gemm_int8.GROUPS),
-    ]
+def _routes(target: Target) -> Sequence[Builder]:
+    return [panels.route("route", target), panels.pack_routed("pack_routed", target)]
+
+
+def _rounded_panels(group: int) -> Family:
+    return lambda target: [gemm_int8.pack("pack", target, group)]
+
+
+def _rounded_routes(group: int) -> Family:
+    return lambda target: [gemm_int8.pack_routed("pack_routed", target, group)]
+
+
+def _bf16_panels(target: Target) -> Sequence[Builder]:
+    return [gemm_bf16.pack("pack", target)]
+
+
+def _bf16_routes(target: Target) -> Sequence[Builder]:
+    return [gemm_bf16.pack_routed("pack_routed", target)]
+
+
+def _many_bf16(target: Target) -> Sequence[Builder]:
+    return [gemm.gemm("gemm", target, gemm_bf16.BF16Method)]
+
+
+def _many_chosen_bf16(target: Target) -> Sequence[Builder]:
+    return [gemm.gemm_routed("gemm_routed", target, gemm_bf16.BF16Method)]
 
 
 def _attention(dtype: DType) -> Family:
     return lambda target: [attention.attention("attention", target, dtype)]
 
 
-def _elementwise(target: Target) -> Sequence[Builder]:
-    plain = [elementwise(op, target, op, spread=False) for op in FORMULAS]
-    return [*plain, *(elementwise(f"{op}_spread", target, op, spread=True) for op in SPREAD)]
+def _elementwise(op: str) -> Family:
+    def build(target: Target) -> Sequence[Builder]:
+        plain = elementwise("plain", target, op, spread=False)
+        return [plain, elementwise("spread", target, op, spread=True)] if op in SPREAD else [plain]
+
+    return build
 
 
-def _reductions(target: Target) -> Sequence[Builder]:
-    return [
-        reductions.rms_norm("rms_norm", target, weighted=False),
-        reductions.rms_norm("rms_norm_mul", target, weighted=True),
-        reductions.norm("norm", target),
-        reductions.sum_rows("sum_rows", target),
-        reductions.sum_rows_strided("sum_rows_strided", target),
-        reductions.top_k("top_k", target),
-        *(
-            reductions.soft_max(
-                f"soft_max{int(masked)}{int(sinks)}", target, masked=masked, sinks=sinks
-            )
-            for masked in (False, True)
-            for sinks in (False, True)
-        ),
+def _soft_max(*, masked: bool) -> Family:
+    return lambda target: [
+        reductions.soft_max(f"sinks{int(sinks)}", target, masked=masked, sinks=sinks)
+        for sinks in (False, True)
     ]
+
+
+_REDUCTIONS: Final[Mapping[str, Callable[[str, Target], Builder]]] = {
+    "rms_norm": lambda name, target: reductions.rms_norm(name, target, weighted=False),
+    "rms_norm_mul": lambda name, target: reductions.rms_norm(name, target, weighted=True),
+    "norm": reductions.norm,
+    "sum_rows": reductions.sum_rows,
+    "sum_rows_strided": reductions.sum_rows_strided,
+    "top_k": reductions.top_k,
+}
+
+
+def _reduction(name: str) -> Family:
+    return lambda target: [_REDUCTIONS[name](name, target)]
 
 
 def _rows(target: Target) -> Sequence[Builder]:
     return [
-        rows.add_id("add_id", target),
-        rows.rope_table("rope_table", target),
-        rows.rope("rope_adjacent", target, halves=False),
-        rows.rope("rope_halves", target, halves=True),
         packed_rows.round_rows("round_rows", target),
         *(rows.set_rows(f"set_rows_{to}", target, to) for to in (F32, F16)),
     ]
 
 
+def _rope(target: Target) -> Sequence[Builder]:
+    return [
+        rows.rope_table("rope_table", target),
+        rows.rope("rope_adjacent", target, halves=False),
+        rows.rope("rope_halves", target, halves=True),
+    ]
+
+
+def _add_id(target: Target) -> Sequence[Builder]:
+    return [rows.add_id("add_id", target)]
+
+
+def _converted(dtype: DType) -> tuple[DType, ...]:
+    return (dtype,) if dtype is I32 else (F32, F16)
+
+
 def _conversions(dtype: DType) -> Family:
-    to = (dtype,) if dtype is I32 else (F32, F16)
+    return lambda target: [rows.convert(f"to_{t}", target, dtype, t) for t in _converted(dtype)]
 
-    def build(target: Target) -> Sequence[Builder]:
-        converted = [rows.convert(f"to_{t}", target, dtype, t) for t in to]
-        return [*converted, rows.get_rows("get_rows", target, dtype, to[0])]
 
-    return build
+def _get_rows(dtype: DType) -> Family:
+    return lambda target: [rows.get_rows("get_rows", target, dtype, _converted(dtype)[0])]
 
 
 def _bits(target: Target) -> Sequence[Builder]:
     return [rows.convert("to_bf16", target, BF16, BF16)]
 
 
+def _for_weights(
+    name: str, build: Callable[[DType, gemv.Activations], Family]
+) -> dict[str, Family]:
+    """Return a family for each type of weights and kind of activations."""
+    rounded = {f"{name}_{t}_int8": build(t, "int8") for t in COMPILED if t.is_quantized}
+    return {f"{name}_{t}_f32": build(t, "f32") for t in COMPILED} | rounded
+
+
 FAMILIES: Final[Mapping[str, Family]] = {
     "walk": _walk,
-    "elementwise": _elementwise,
-    "reductions": _reductions,
     "rows": _rows,
+    "rope": _rope,
+    "add_id": _add_id,
     "bits": _bits,
-    "panels": _panels,
-    "rounded_panels": _rounded_panels,
-    **{f"gemm_{t}_f32": _many(t) for t in COMPILED},
-    **{f"gemm_{t}_int8": _many_rounded(t) for t in COMPILED if t.is_quantized},
-    **{f"gemv_{t}_f32": _products(t, "f32") for t in COMPILED},
-    **{f"gemv_{t}_int8": _products(t, "int8") for t in COMPILED if t.is_quantized},
+    "panels_f32": _panels,
+    "routes_f32": _routes,
+    "soft_max0": _soft_max(masked=False),
+    "soft_max1": _soft_max(masked=True),
+    **{name: _reduction(name) for name in _REDUCTIONS},
+    **{f"elementwise_{op}": _elementwise(op) for op in FORMULAS},
+    **{f"panels_int8_{n}": _rounded_panels(n) for n in gemm_int8.GROUPS},
+    **{f"routes_int8_{n}": _rounded_routes(n) for n in gemm_int8.GROUPS},
+    "panels_bf16": _bf16_panels,
+    "routes_bf16": _bf16_routes,
+    "gemm_bf16_bf16": _many_bf16,
+    "gemm_chosen_bf16_bf16": _many_chosen_bf16,
+    **_for_weights("gemv", _products),
+    **_for_weights("gemv_chosen", _chosen),
+    **_for_weights("gemm", _many),
+    **_for_weights("gemm_chosen", _many_chosen),
     **{f"columns_{t}": _columns(t) for t in (F32, F16, BF16)},
     **{f"attention_{t}": _attention(t) for t in (F32, F16, BF16)},
     **{f"convert_{t}": _conversions(t) for t in (*COMPILED, I32)},
+    **{f"get_rows_{t}": _get_rows(t) for t in (*COMPILED, I32)},
 }
 """By name. Functions are called by the names that their builders have."""
 

@@ -12,6 +12,8 @@ from importlib import resources
 from typing import Final, Literal
 
 from ggsched.errors import UsageError
+from ggsched_kernels.arrays import SOURCE_PREFIX as ARRAYS
+from ggsched_kernels.arrays import array_source
 from ggsched_kernels.block_constants import KERNEL_BLOCKS, constants_text
 from ggsched_kernels.calls import (
     CODE,
@@ -74,6 +76,9 @@ def source(name: str, dialect: Dialect) -> str:
     """
     if name.startswith(USER_PREFIX):
         return user_source(name, dialect)
+    if name.startswith(ARRAYS) and dialect == "opencl":
+        definitions, file = array_source(name)
+        return f"{common_text(dialect, 'arrays.h')}\n{definitions}{_file(file)}"
     if name not in SOURCES or dialect not in DIALECTS:
         raise UsageError(
             f"no kernel source {name!r} for {dialect!r}",

@@ -9,6 +9,8 @@ from ggsched.backend.user_kernels import user_op_keys
 from ggsched.ir.dtype import F16, F32, I32
 from ggsched.ir.shapes import KV_DTYPES
 from ggsched.topology.caps import op_key
+from ggsched_kernels.arrays import PREFIX as ARRAYS
+from ggsched_kernels.arrays import array_ops, lower_array
 from ggsched_kernels.block_constants import KERNEL_DTYPES
 from ggsched_kernels.calls import (
     SCRATCH,
@@ -119,15 +121,17 @@ def memory_of(scratch_nbytes: int, retained: Retained) -> dict[ArgPlaceholder, i
 def _lower_node(node: BoundNode, profile: TuningProfile, retained: Retained) -> LoweringContext:
     site = LoweringContext(node, profile, retained)
     if 0 not in node.output.shape:
-        _LOWER.get(node.op, lower_user)(site)
+        lower = lower_array if node.op.startswith(ARRAYS) else lower_user
+        _LOWER.get(node.op, lower)(site)
     return site
 
 
-def supported_ops(backend: str = "") -> frozenset[str]:
+def supported_ops(backend: str = "", *, has_f64: bool = False) -> frozenset[str]:
     """Return ``op:dtype`` for all that ``lower_nodes`` takes, for ``DeviceFacts.ops``.
 
     Args:
-        backend: Whose kernels of user-defined ops are added.
+        backend: Whose kernels of user-defined ops, and of the library ``nd``, are added.
+        has_f64: Whether the device computes with f64.
     """
     kinds = dict.fromkeys(_LOWER, (F32,))
     more = {
@@ -142,7 +146,8 @@ def supported_ops(backend: str = "") -> frozenset[str]:
     }
     keys = {op: more.get(op, types) for op, types in kinds.items()}
     built_in = frozenset(op_key(op, t.name) for op, types in keys.items() for t in types)
-    return built_in | user_op_keys(backend)
+    arrays = array_ops(has_f64=has_f64) if backend == "opencl" else frozenset()
+    return built_in | arrays | user_op_keys(backend)
 
 
 __all__ = ["Lowered", "lower_nodes", "supported_fusions", "supported_ops"]

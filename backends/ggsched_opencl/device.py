@@ -47,7 +47,7 @@ def facts_of(index: int, found: DeviceInfo) -> DeviceFacts:
         is_async=True,
         is_deterministic=True,
         imports_host_memory=found.is_cpu,
-        ops=supported_ops("opencl"),
+        ops=supported_ops("opencl", has_f64=found.has_f64),
         fusions=supported_fusions(CPU if found.is_cpu else GPU),
     )
 

@@ -49,6 +49,7 @@ class DeviceInfo:
         memory_nbytes: Memory in all.
         max_allocation_nbytes: Largest buffer.
         alignment: Of buffers, in bytes.
+        has_f64: Whether kernels can compute with f64.
     """
 
     handle: Handle
@@ -59,6 +60,7 @@ class DeviceInfo:
     memory_nbytes: int
     max_allocation_nbytes: int
     alignment: int
+    has_f64: bool = False
 
 
 def find_devices() -> list[DeviceInfo]:
@@ -138,6 +140,7 @@ def _describe(platform: Handle, device: Handle) -> DeviceInfo:
         memory_nbytes=int(device.global_mem_size),
         max_allocation_nbytes=int(device.max_mem_alloc_size),
         alignment=max(64, int(device.mem_base_addr_align) // 8),
+        has_f64="cl_khr_fp64" in device.extensions.split(),
     )
 
 

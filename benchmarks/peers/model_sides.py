@@ -51,7 +51,7 @@ class Ggsched:
 
     def __init__(self, path: Path, weights: WeightPolicy, n_ctx: int) -> None:
         model = load_model(path, weights=weights)
-        options = SessionOptions(n_ctx=n_ctx, n_batch=n_ctx, n_ubatch=n_ctx)
+        options = SessionOptions(n_ctx=n_ctx, n_batch=n_ctx, n_ubatch=n_ctx, cache_type="f16")
         settings = Settings(timeout_s=TIMEOUT_S)
         self._session = Session(model, ["cpu:0"], options, settings=settings)
 

@@ -10,7 +10,7 @@ from ggsched.backend.fill import check_pattern
 from ggsched.backend.program import BoundNode, Operand, OperandMemory
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Stream
 from ggsched.errors import OutOfDeviceMemory, UsageError
-from ggsched.topology.caps import DeviceFacts, offers
+from ggsched.topology.caps import DeviceFacts, offers, reads_peer
 
 
 def closed_error(what: str) -> UsageError:
@@ -212,12 +212,14 @@ def check_compile(device: Device, nodes: Sequence[BoundNode], stream: Stream) ->
                 where=node.label,
                 hint="compile the nodes without a group",
             )
-        for operand in (*node.inputs, node.output):
-            _check_operand(device, operand, node.label)
+        for operand in node.inputs:
+            _check_operand(device, operand, node.label, is_read=True)
+        _check_operand(device, node.output, node.label, is_read=False)
 
 
-def _check_operand(device: Device, operand: Operand, label: str) -> None:
-    check_own_buffer(device, operand.buffer, label)
+def _check_operand(device: Device, operand: Operand, label: str, *, is_read: bool) -> None:
+    if not (is_read and reads_peer(device.facts, operand.buffer.device.facts)):
+        check_own_buffer(device, operand.buffer, label)  # COL-1
     check_region(operand.buffer, operand.offset, operand.nbytes, label)
     if operand.dtype.is_quantized and operand.strides:
         step = operand.strides[-1]

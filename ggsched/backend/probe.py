@@ -12,7 +12,7 @@ from ggsched.backend.plugin_calls import plugin_call
 from ggsched.backend.protocols import Device
 from ggsched.errors import BackendBroken, GraphError
 from ggsched.ir.dtype import dtype_by_name
-from ggsched.ir.ops import LIBRARY_KEYS, OPS
+from ggsched.ir.ops import OPS, is_of_library
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched.topology.model import CopyPath, Topology
 
@@ -108,7 +108,7 @@ def _check_ops(facts: DeviceFacts) -> None:
     An op that this version does not know may come from a newer one, but then no graph has it.
     """
     for key in sorted(facts.ops):
-        if key in LIBRARY_KEYS:
+        if is_of_library(key):
             continue
         op, colon, dtype = key.partition(":")
         if not colon or op not in OPS:

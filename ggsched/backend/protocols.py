@@ -22,7 +22,7 @@ from typing import Final, Protocol, runtime_checkable
 from ggsched.backend.program import BoundNode, OperandMemory
 from ggsched.topology.caps import DeviceFacts, WaitPath
 
-CONTRACT_VERSION: Final = (1, 2)
+CONTRACT_VERSION: Final = (1, 3)
 """Major and minor version of the contract; a plug-in of another major version is refused."""
 
 HostMemory = memoryview
@@ -251,7 +251,8 @@ class Device(Protocol):
 
         ``ops`` of the facts promises that this succeeds (LCH-3). Scratch memory and library
         handles belong to that stream alone (LCH-5). Nodes with a ``group`` may run as one (LCH-6).
-        Operands that are constant may be read ahead of a launch's turn (LCH-7).
+        Operands that are constant may be read ahead of a launch's turn (LCH-7). What is read may
+        lie on another device where both declare ``reads_peers`` (COL-1..3).
 
         Raises:
             UsageError: an op that the facts do not name.

@@ -9,6 +9,7 @@ import click
 from ggsched.cli.bench_compare import compare_files
 from ggsched.cli.compute_options import compute_options
 from ggsched.cli.console import write_json
+from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.options import json_option, whole_numbers
 from ggsched.cli.planning_options import planning_options
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _COLUMNS: Final = ("model", "size", "devices", "ngl", "n_ubatch", "test", "t/s", "deviation")
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @model_options
 @click.option(
     "-p",
@@ -56,6 +57,16 @@ _COLUMNS: Final = ("model", "size", "devices", "ngl", "n_ubatch", "test", "t/s",
     help="Tokens in the cache before.",
 )
 @click.option(
+    "-npl",
+    "--n-parallel",
+    "parallels",
+    type=whole_numbers,
+    default="1",
+    metavar="N,...",
+    show_default=True,
+    help="Sequences that are fed together, of which each has its tokens and its depth.",
+)
+@click.option(
     "-r", "--repetitions", type=click.IntRange(min=1), default=5, metavar="N", show_default=True
 )
 @click.option(
@@ -86,6 +97,7 @@ def bench(
     prompts: tuple[int, ...],
     generations: tuple[int, ...],
     depths: tuple[int, ...],
+    parallels: tuple[int, ...],
     repetitions: int,
     form: Literal["md", "json", "csv"],
     as_json: bool,
@@ -101,11 +113,19 @@ def bench(
 
     kinds: tuple[tuple[Literal["pp", "tg"], tuple[int, ...]], ...]
     kinds = (("pp", prompts), ("tg", generations))
-    tests = [SpeedTest(kind, n, d) for kind, lengths in kinds for n in lengths for d in depths if n]
+    tests = [
+        SpeedTest(kind, n, d, count)
+        for kind, lengths in kinds
+        for n in lengths
+        for d in depths
+        for count in parallels
+        if n and count
+    ]
     if not tests:
         raise UsageError("there is nothing to measure", hint="give -p or -n a number above 0")
     wanted = ModelOptions(**options)
-    longest = max(test.depth + test.n_tokens for test in tests)
+    most = max(test.parallel for test in tests)
+    longest = most * max(test.depth + test.n_tokens for test in tests)
     if not wanted.n_ctx:
         wanted = replace(wanted, n_ctx=-(-longest // 256) * 256)
     if longest > wanted.n_ctx:
@@ -113,7 +133,7 @@ def bench(
         raise UsageError(
             f"the context holds {wanted.n_ctx} tokens", why=why, hint="use a larger -c"
         )
-    with open_session(wanted, settings) as session:
+    with open_session(wanted, settings, n_parallel=most) as session:
         facts = _facts(session, wanted)
         if as_json or form == "json":
             found = [_json(facts, speed) for speed in measure(session, tests, repetitions)]

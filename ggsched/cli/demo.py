@@ -6,13 +6,13 @@ tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import as_file, files
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ggsched.backend.registry import BackendStatus, discover
 from ggsched.cli.console import output, write_json
+from ggsched.cli.model_file import BUNDLED, bundled_model
 from ggsched.cli.options import device_names, json_option
 from ggsched.cli.planning_options import streams_option
 from ggsched.cli.run_stats import measured_lines, session_stats, stats_line
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ggsched.models.load import Model
     from ggsched.models.session import Session
 
-MODEL: Final = "addition-moe.gguf"
 _SUMS: Final = ((417, 385), (7, 995), (123, 456), (999, 1), (640, 64), (88, 912))
 
 
@@ -57,7 +56,7 @@ class Sum:
 @streams_option
 def demo(settings: Settings, devices: tuple[str, ...] | None, as_json: bool) -> int:
     """Split a small trained model over two devices; show the plan and check the answers."""
-    with as_file(files("ggsched.data") / MODEL) as path:
+    with bundled_model() as path:
         return _demo(str(path), settings, devices, as_json)
 
 
@@ -142,7 +141,7 @@ def _introduce(session: "Session", devices: Sequence[str], missing: Sequence[str
     console = output()
     hp = session.model.hparams
     console.print(
-        f"model     {MODEL}: {hp.arch}, {hp.n_layer} blocks, {hp.n_expert} experts, "
+        f"model     {BUNDLED}: {hp.arch}, {hp.n_layer} blocks, {hp.n_expert} experts, "
         f"{hp.n_expert_used} used"
     )
     console.print(f"devices   {', '.join(devices)}")

@@ -1,13 +1,26 @@
 """The model file of a command line: as an argument or as ``-m``, and changes of its metadata."""
 
 import math
+import os
+from contextlib import AbstractContextManager
+from importlib.resources import as_file, files
+from pathlib import Path
 from typing import Final
 
 import click
 
 Value = int | float | bool | str
 
+BUNDLED: Final = "addition-moe.gguf"
+DEMO: Final = "demo"
+"""Names the model that comes with ggsched, unless a file has that name."""
+
 _BY_OPTION: Final = "ggsched.model"
+
+
+def bundled_model() -> AbstractContextManager[Path]:
+    """Return the path of the small trained model that comes with ggsched, as long as it is held."""
+    return as_file(files("ggsched.data") / BUNDLED)
 
 
 def key_value(text: str) -> tuple[str, Value]:
@@ -49,6 +62,8 @@ def _choose(ctx: click.Context, argument: click.Parameter, value: str | None) ->
     found = value if by_option is None else by_option
     if found is None and not ctx.resilient_parsing:
         raise click.MissingParameter(ctx=ctx, param=argument)
+    if found == DEMO and not os.path.exists(DEMO):
+        return str(ctx.with_resource(bundled_model()))
     return found or ""
 
 
@@ -63,7 +78,7 @@ MODEL_FILE: Final = (
         is_eager=True,
         expose_value=False,
         callback=_keep,
-        help="The same as MODEL.",
+        help="The same as MODEL; demo is the small model that comes with ggsched.",
     ),
 )
 """MODEL, or ``-m``."""

@@ -276,8 +276,11 @@ def open_session(
     progress: "Progress | None" = None,
     recorder: "Recorder | None" = None,
     devices: "Sequence[str] | Sequence[Device] | None" = None,
+    n_parallel: int = 1,
 ) -> "Session":
     """Open model and devices: those of the options, unless others are given.
+
+    ``n_parallel`` is how many sequences there may be at once.
 
     Raises:
         ModelError: the file is not a model that can be run.
@@ -318,6 +321,7 @@ def open_session(
         group_size=options.tensor_group,
         fit=_fit(options, model) if options.fit else None,
         cache_type=_cache_type(options),
+        n_parallel=n_parallel,
     )
     chosen = options.devices if devices is None else devices
     session = Session(model, chosen, sizes, settings=settings, progress=progress, recorder=recorder)

@@ -16,7 +16,7 @@ import click
 from ggsched.cli.main import cli
 
 MARK: Final = "<!-- commands -->"
-_MODEL_COMMANDS: Final = ("run", "bench", "plan")
+_MODEL_COMMANDS: Final = ("run", "bench", "perplexity", "plan")
 
 
 def filled(text: str) -> str:
@@ -43,7 +43,7 @@ def _lines() -> Iterator[str]:
     shared = [row for row in first if all(row in rows for rows in others)]
     for name, command in known.items():
         yield from _command(name, command, shared if name in _MODEL_COMMANDS else ())
-    yield "## Options of run, bench and plan"
+    yield "## Options of run, bench, perplexity and plan"
     yield ""
     yield from _table(shared)
 
@@ -58,7 +58,8 @@ def _command(name: str, command: click.Command, elsewhere: Sequence[str]) -> Ite
         yield paragraph
         yield ""
     if elsewhere:
-        yield "It also has the [options of run, bench and plan](#options-of-run-bench-and-plan)."
+        place = "#options-of-run-bench-perplexity-and-plan"
+        yield f"It also has the [options of run, bench, perplexity and plan]({place})."
         yield ""
     yield from _table([row for o in options(command) if (row := _row(o)) not in elsewhere])
 

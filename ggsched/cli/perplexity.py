@@ -7,6 +7,7 @@ import click
 from ggsched.cli.compute_options import compute_options
 from ggsched.cli.console import messages, write_json
 from ggsched.cli.files import read_prose
+from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.options import json_option, whole_numbers
 from ggsched.cli.planning_options import planning_options
@@ -16,7 +17,7 @@ from ggsched.errors import UsageError
 from ggsched.printable import results, write_out
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @model_options
 @click.option(
     "-f",

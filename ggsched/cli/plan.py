@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from ggsched.cli.console import WIDTH
+from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.options import json_option
 from ggsched.cli.plan_dot import dot_option, write_dot
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ggsched.plan.bundle import Plan
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @model_options
 @click.option(
     "--n-tokens",

@@ -10,7 +10,9 @@ import numpy as np
 from ggsched.cli.compute_options import compute_options
 from ggsched.cli.console import leave_line_open, messages, write_json
 from ggsched.cli.files import read_prose
+from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
+from ggsched.cli.onnx_options import onnx_options
 from ggsched.cli.options import json_option, whole_numbers
 from ggsched.cli.planning_options import planning_options
 from ggsched.cli.progress import loading
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from ggsched.trace.recorder import Recorder
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @model_options
 @click.option("-p", "--prompt", "prompt", default=None, help="The prompt.")
 @click.option(
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
 @click.pass_obj
 @planning_options
 @compute_options
+@onnx_options
 def run(
     settings: Settings,
     /,
@@ -118,7 +121,11 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Generate text with MODEL, a GGUF file, over one or several devices."""
+    """Run MODEL over one or several devices.
+
+    A GGUF file generates text. Of an ONNX file the outputs are computed:
+    `model.onnx --input NAME=FILE.npy`.
+    """
     sampling = take_sampling(options)
     if prompt_file is not None:
         prompt = _read(prompt_file, prompt)

@@ -181,6 +181,11 @@ LIBRARY_KEYS: Final = frozenset(f"{prefix}.*" for prefix in _LIBRARIES)
 """What ``DeviceFacts.ops`` contains for a library of which a device has every op on any type."""
 
 
+def is_of_library(key: str) -> bool:
+    """Whether an entry of ``DeviceFacts.ops`` is of a library, which is not loaded for that."""
+    return f"{key.partition('.')[0]}.*" in LIBRARY_KEYS
+
+
 class _Ops(Mapping[str, OpDef]):
     """Definitions by name. Iteration leaves out ops of libraries, which ``in`` and ``[]`` find."""
 
@@ -309,6 +314,7 @@ __all__ = [
     "broadcasts_to",
     "check_axes",
     "define",
+    "is_of_library",
     "op_by_name",
     "undefine",
     "verify_overlap",

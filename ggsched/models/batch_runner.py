@@ -2,12 +2,20 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from ggsched.ir.graph import Graph
-from ggsched.models.batches import MicroBatch, MicroBatches, batch_inputs, dry_run, kv_bucket
+from ggsched.models.batches import (
+    MicroBatch,
+    MicroBatches,
+    Span,
+    dry_run,
+    kv_bucket,
+    span_inputs,
+)
 from ggsched.models.graph import build_model_graph
 from ggsched.models.memory_need import MemoryNeed, memory_need
 from ggsched.models.sampling import argmax
@@ -21,6 +29,23 @@ from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import MachineRates
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A micro-batch: tokens of one or several sequences, and those of them that get logits."""
+
+    spans: tuple[Span, ...]
+    out_rows: Sequence[int]
+    is_wanted: bool
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(len(span.tokens) for span in self.spans)
+
+    @property
+    def n_rows(self) -> int:
+        return max(span.end_row for span in self.spans)
 
 
 class BatchRunner:
@@ -65,8 +90,12 @@ class BatchRunner:
 
     def graph(self, n_tokens: int, n_past: int, n_out: int) -> Graph:
         """Return the graph of a micro-batch that follows ``n_past`` tokens."""
+        return self._graph(n_tokens, n_past + n_tokens, n_out)
+
+    def _graph(self, n_tokens: int, n_rows: int, n_out: int) -> Graph:
+        """Return the graph of a micro-batch that looks at the first rows of the cache."""
         n_ctx = self._options.n_ctx
-        n_kv = kv_bucket(n_past + n_tokens, n_ctx)
+        n_kv = kv_bucket(n_rows, n_ctx)
 
         def make() -> Graph:
             built = build_model_graph(
@@ -105,40 +134,73 @@ class BatchRunner:
             all_logits: Return logits for each token instead of for the last one only.
             copy: False for logits that are to be read before anything else is run.
         """
-        step, together = self._options.step, self._together
-        parts = [tokens[start : start + step] for start in range(0, len(tokens), step)]
-        rows: list[np.ndarray] = []
-        for first in range(0, len(parts), together):
-            is_last = first + together >= len(parts)
-            batch = parts[first : first + together]
-            rows += self._run_batch(batch, n_past, all_logits, is_last, copy or all_logits)
-            n_past += sum(map(len, batch))
-        return np.concatenate(rows) if all_logits else rows[-1]
+        step = self._options.step
+        parts: list[_Part] = []
+        for start in range(0, len(tokens), step):
+            piece = tokens[start : start + step]
+            rows = range(len(piece)) if all_logits else range(len(piece) - 1, len(piece))
+            is_wanted = all_logits or start + step >= len(tokens)
+            parts.append(_Part((Span(piece, n_past + start),), rows, is_wanted))
+        found = self._run_parts(parts, copy or all_logits)
+        return np.concatenate(found) if all_logits else found[-1]
+
+    def run_spans(self, spans: Sequence[Span]) -> np.ndarray:
+        """Run tokens of several sequences, micro-batch by micro-batch.
+
+        Args:
+            spans: The tokens of each, at least one, in different rows of the cache.
+
+        Returns:
+            float32 (sequences, vocabulary), for the last token of each.
+        """
+        parts: list[_Part] = []
+        step = self._options.step
+        pieces: list[Span] = []
+        ends: list[int] = []
+        used = 0
+
+        def close() -> None:
+            nonlocal pieces, ends, used
+            parts.append(_Part(tuple(pieces), ends or [used - 1], bool(ends)))
+            pieces, ends, used = [], [], 0
+
+        for span in spans:
+            start = 0
+            while start < len(span.tokens):
+                piece = span.tokens[start : start + step - used]
+                pieces.append(Span(piece, span.n_past + start, span.first_row))
+                start += len(piece)
+                used += len(piece)
+                if start == len(span.tokens):
+                    ends.append(used - 1)
+                if used == step:
+                    close()
+        if pieces:
+            close()
+        return np.concatenate(self._run_parts(parts, copy=True))
+
+    def _run_parts(self, parts: Sequence["_Part"], copy: bool) -> list[np.ndarray]:
+        """Run micro-batches, batch by batch; return the logits of those that are wanted."""
+        found: list[np.ndarray] = []
+        for first in range(0, len(parts), self._together):
+            found += self._run_batch(parts[first : first + self._together], copy)
+        return found
 
     @property
     def _together(self) -> int:
         """Micro-batches of one batch at most."""
         return max(1, self._options.n_batch // self._options.step)
 
-    def _run_batch(
-        self,
-        parts: Sequence[np.ndarray],
-        n_past: int,
-        all_logits: bool,
-        is_last: bool,
-        copy: bool,
-    ) -> list[np.ndarray]:
-        """Run the micro-batches of a batch, together where that pays; return their logits."""
-        past = [n_past + sum(map(len, parts[:k])) for k in range(len(parts))]
-        n_out = [len(part) if all_logits else 1 for part in parts]
+    def _run_batch(self, parts: Sequence["_Part"], copy: bool) -> list[np.ndarray]:
+        """Run the micro-batches of a batch, together where that pays."""
         window = self._spec.hparams.window
         each = [
-            MicroBatch(self.graph(len(part), p, n), all_logits or (is_last and part is parts[-1]))
-            for part, p, n in zip(parts, past, n_out, strict=True)
+            MicroBatch(self._graph(p.n_tokens, p.n_rows, len(p.out_rows)), p.is_wanted)
+            for p in parts
         ]
 
         def inputs(k: int) -> dict[str, np.ndarray]:
-            return batch_inputs(each[k].graph, parts[k], past[k], n_out[k], window)
+            return span_inputs(each[k].graph, parts[k].spans, parts[k].out_rows, window)
 
         self._timing.batches += len(parts) > 1
         if len(parts) > 1 and self._planned(lambda: self.micro_batches.pays(each)):
@@ -148,7 +210,8 @@ class BatchRunner:
             for logits in rows:
                 self._note(logits)
             return rows
-        return [self._run(part.graph, inputs(k), copy) for k, part in enumerate(each)]
+        found = [self._run(part.graph, inputs(k), copy) for k, part in enumerate(each)]
+        return [logits for logits, part in zip(found, each, strict=True) if part.is_wanted]
 
     def _run(self, graph: Graph, inputs: dict[str, np.ndarray], copy: bool) -> np.ndarray:
         scheduler, constraints = self._scheduler, self.constraints

@@ -133,6 +133,26 @@ def kv_bucket(n_used: int, n_ctx: int) -> int:
     return min(-(-n_used // step) * step, n_ctx)
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens of one sequence that follow each other.
+
+    Attributes:
+        tokens: int32 (T,).
+        n_past: Tokens of the sequence before these.
+        first_row: Row of the cache where the sequence begins.
+    """
+
+    tokens: np.ndarray
+    n_past: int
+    first_row: int = 0
+
+    @property
+    def end_row(self) -> int:
+        """One past the last row of the cache that they write."""
+        return self.first_row + self.n_past + len(self.tokens)
+
+
 def batch_inputs(
     graph: Graph, tokens: np.ndarray, n_past: int, n_out: int, window: int
 ) -> dict[str, np.ndarray]:
@@ -146,17 +166,36 @@ def batch_inputs(
         window: Sliding window in tokens, 0 for none.
     """
     n = len(tokens)
-    positions = np.arange(n_past, n_past + n, dtype=np.int32)
-    end = positions + 1
+    return span_inputs(graph, [Span(tokens, n_past)], range(n - n_out, n), window)
+
+
+def span_inputs(
+    graph: Graph, spans: Sequence[Span], out_rows: Sequence[int], window: int
+) -> dict[str, np.ndarray]:
+    """Return the host inputs of a micro-batch of several sequences.
+
+    Args:
+        graph: Of ``build_model_graph``; it may do without some of the inputs.
+        spans: Tokens of sequences that lie in different rows of the cache.
+        out_rows: Tokens that get logits, counted through all spans.
+        window: Sliding window in tokens, 0 for none.
+    """
+    steps = [np.arange(s.n_past, s.n_past + len(s.tokens), dtype=np.int32) for s in spans]
+    positions = np.concatenate(steps)
+    firsts = [np.full(len(s.tokens), s.first_row, np.int32) for s in spans]
+    first = np.concatenate(firsts)
+    rows = first + positions
     inputs = {
-        "tokens": tokens,
+        "tokens": np.concatenate([s.tokens for s in spans]),
         "positions": positions,
-        "kv_rows": positions,
-        "bounds": np.stack([np.zeros_like(end), end], axis=-1),
-        "out_rows": np.arange(n - n_out, n, dtype=np.int32),
+        "kv_rows": rows,
+        "bounds": np.stack([first, rows + 1], axis=-1),
+        "out_rows": np.asarray(out_rows, np.int32),
     }
     if window:
-        inputs["bounds_window"] = np.stack([np.maximum(0, end - window), end], axis=-1)
+        inputs["bounds_window"] = np.stack(
+            [np.maximum(first, rows + 1 - window), rows + 1], axis=-1
+        )
     return {name: value for name, value in inputs.items() if name in graph}
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ from ggsched.models.memory_need import MemoryNeed
 from ggsched.models.offload import EMBEDDING, Homes, source_name
 from ggsched.models.quick_rates import WORTH_NBYTES, with_links, with_products
 from ggsched.models.sampling import Sampling
+from ggsched.models.sequences import Sequences
 from ggsched.models.session_options import SessionOptions
 from ggsched.models.sharing import Sharing, check_sharing, placement_of, sharing_options
 from ggsched.models.spec import ModelSpec, cache_dtype
@@ -108,7 +110,7 @@ class Session:
         self.batches = BatchRunner(
             self.spec,
             self.scheduler,
-            self.homes.constraints(self.rates),
+            replace(self.homes.constraints(self.rates), reads_peers=is_shared),
             self.rates,
             self.options,
             self.timing,
@@ -185,7 +187,7 @@ class Session:
 
     def _feed(self, tokens: Sequence[int], all_logits: bool, *, copy: bool) -> np.ndarray:
         """Append tokens. Without copy, logits are to be read before anything else is fed."""
-        self._check_tokens(tokens)
+        self._check(tokens)
         whole = np.asarray(tokens, np.int32)
         logits = self.batches.run(whole, self._n_past, all_logits=all_logits, copy=copy)
         self._n_past += len(whole)
@@ -222,6 +224,11 @@ class Session:
         return generate(
             self, prompt, n_predict, sampling or Sampling(), stop=stop, on_logits=on_logits
         )
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        """Several sequences in parts of the cache, ``SessionOptions.n_parallel`` at most."""
+        return Sequences(self)
 
     @guarded(is_open=True)
     def reset(self) -> None:
@@ -324,7 +331,12 @@ class Session:
             if not chosen.has_room(need):
                 self.batches.micro_batches.mode = "off"
 
-    def _check_tokens(self, tokens: Sequence[int]) -> None:
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """Refuse what is not a sequence of token ids.
+
+        Raises:
+            UsageError: no tokens, or an id that is no whole number or not in the vocabulary.
+        """
         if not len(tokens):
             raise UsageError("no tokens to feed", hint="a prompt needs at least one token")
         for odd in (t for t in tokens if not _is_id(t)):
@@ -333,6 +345,16 @@ class Session:
         wrong = next((t for t in tokens if not 0 <= t < n_vocab), None)
         if wrong is not None:
             raise UsageError(f"token {wrong} is not in the vocabulary", why=f"it has {n_vocab}")
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        """Refuse tokens that the session's own sequence cannot take."""
+        self.check_tokens(tokens)
+        if "sequences" in vars(self) and self.sequences.active:
+            raise UsageError(
+                "the session's cache is in use by several sequences",
+                why=f"active: {', '.join(map(str, self.sequences.active))}",
+                hint="use session.sequences, or let them leave() first",
+            )
         if self._n_past + len(tokens) > self.options.n_ctx:
             raise UsageError(
                 f"{self._n_past} + {len(tokens)} tokens do not fit the context",

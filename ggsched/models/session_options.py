@@ -39,6 +39,8 @@ class SessionOptions:
             shares of ``offload.tensor_split`` (see ``ggsched.models.tensor_split``).
         group_size: With ``tensor``, how many devices share a layer; several groups of them form a
             pipeline. None for all devices.
+        n_parallel: Sequences at most, see ``Session.sequences``; each has ``n_ctx // n_parallel``
+            rows of the cache.
     """
 
     n_ctx: int = 512
@@ -53,6 +55,7 @@ class SessionOptions:
     cache_type: CacheType = "auto"
     split_mode: SplitMode = "layer"
     group_size: int | None = None
+    n_parallel: int = 1
 
     @property
     def step(self) -> int:
@@ -69,6 +72,11 @@ class SessionOptions:
         for name, value in (("-c", self.n_ctx), ("-b", self.n_batch), ("-ub", self.n_ubatch)):
             if value < 1:
                 raise UsageError(f"{name} {value}", why="it must be at least 1")
+        if not 1 <= self.n_parallel <= self.n_ctx:
+            raise UsageError(
+                f"{self.n_parallel} sequences in a cache of {self.n_ctx} rows",
+                why="each has at least one row",
+            )
         if self.cache_type not in ("auto", *CACHE_DTYPES):
             known = ", ".join(("auto", *CACHE_DTYPES))
             raise UsageError(f"a KV cache of {self.cache_type!r}", hint=f"use one of {known}")

@@ -22,16 +22,19 @@ class SpeedTest:
         kind: ``pp``: tokens of a prompt, fed together; ``tg``: tokens fed one by one.
         n_tokens: How many.
         depth: Tokens in the cache before.
+        parallel: Sequences that are fed together, each as many tokens.
     """
 
     kind: Literal["pp", "tg"]
     n_tokens: int
     depth: int = 0
+    parallel: int = 1
 
     @property
     def name(self) -> str:
-        """As in llama-bench's tables, e.g. ``pp512 @ d1024``."""
-        return f"{self.kind}{self.n_tokens}" + (f" @ d{self.depth}" if self.depth else "")
+        """As in llama-bench's tables, e.g. ``pp512 @ d1024``; ``tg32 x 4`` of four sequences."""
+        several = f" x {self.parallel}" if self.parallel > 1 else ""
+        return f"{self.kind}{self.n_tokens}{several}" + (f" @ d{self.depth}" if self.depth else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,8 @@ class Speed:
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Tokens per second of each repetition."""
-        return tuple(self.test.n_tokens / s for s in self.seconds)
+        """Tokens per second of each repetition, of all sequences together."""
+        return tuple(self.test.parallel * self.test.n_tokens / s for s in self.seconds)
 
     @property
     def mean(self) -> float:
@@ -77,6 +80,8 @@ def measure(session: "Session", tests: Sequence[SpeedTest], repetitions: int) ->
 
 def _timed(session: "Session", test: SpeedTest, tokens: list[int]) -> float:
     session.reset()
+    if test.parallel > 1:
+        return _timed_together(session, test, tokens)
     if test.depth:
         session.feed(tokens[: test.depth])
     rest = tokens[test.depth :]
@@ -87,3 +92,19 @@ def _timed(session: "Session", test: SpeedTest, tokens: list[int]) -> float:
         for token in rest:
             session.feed([token])
     return time.perf_counter() - began
+
+
+def _timed_together(session: "Session", test: SpeedTest, tokens: list[int]) -> float:
+    several = session.sequences
+    active = [several.join() for _ in range(test.parallel)]
+    try:
+        if test.depth:
+            several.step(dict.fromkeys(active, tokens[: test.depth]))
+        rest = tokens[test.depth :]
+        began = time.perf_counter()
+        for fed in [rest] if test.kind == "pp" else [[token] for token in rest]:
+            several.step(dict.fromkeys(active, fed))
+        return time.perf_counter() - began
+    finally:
+        for sequence in active:
+            several.leave(sequence)

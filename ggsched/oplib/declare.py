@@ -40,6 +40,7 @@ def nd_op(
     over: tuple[int, ...] = (),
     flops: Callable[..., float] | None = None,
     ufunc: np.ufunc | None = None,
+    writes_out: bool = False,
     shared: Mapping[str, Param] | None = None,
     **defaults: Param,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -53,13 +54,14 @@ def nd_op(
         over: Operands that the result may take over.
         flops: ``flops(*shapes, **params)``; default: two for each element.
         ufunc: Computes the same into memory that is given.
+        writes_out: Whether the reference takes ``out``, to write to in the place of a new array.
         shared: Parameters that several ops have.
         defaults: Parameters.
     """
 
     def declare(reference: Callable[..., Any]) -> Callable[..., Any]:
         full = PREFIX + name
-        kernel = _into(reference, ufunc)
+        kernel = _into(reference, ufunc, writes_out)
         user = UserOp(VERSION, (), reference, {"cpu": kernel}, flops)
         DEFINED[full] = OpDef(
             full,
@@ -75,12 +77,17 @@ def nd_op(
     return declare
 
 
-def _into(reference: Callable[..., Any], ufunc: np.ufunc | None) -> Callable[..., None]:
+def _into(
+    reference: Callable[..., Any], ufunc: np.ufunc | None, writes_out: bool
+) -> Callable[..., None]:
     """Return the kernel of ``cpu`` made from a reference."""
 
     def kernel(*arrays: Array, out: Array, **params: Param) -> None:
         if ufunc is not None and all(a.dtype == out.dtype for a in arrays):
             ufunc(*arrays, out=out)
+        elif writes_out and out.flags.c_contiguous and out.dtype != np.float16:
+            with np.errstate(all="ignore"):
+                reference(*arrays, out=out, **params)
         else:
             with np.errstate(all="ignore"):
                 out[...] = reference(*arrays, **params)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import product
 from math import prod
+from typing import Final
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -10,6 +11,12 @@ from numpy.lib.stride_tricks import as_strided
 from ggsched.ir.shapes import Param
 from ggsched.ir.tensor import Tensor
 from ggsched.oplib.declare import FLOATS, NUMBERS, Array, Shape, nd_op, wide
+
+MAX_DIMENSIONS: Final = 3
+MIN_CHANNELS: Final = 16
+"""From so many on a product for each place of a kernel is faster than one of unrolled windows."""
+
+BLOCK_NBYTES: Final = 1 << 17
 
 
 def extents(spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape, pads: Shape) -> Shape:
@@ -21,6 +28,8 @@ def extents(spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape, pad
     n = len(spatial)
     if not n or not len(kernel) == len(strides) == len(dilations) == n or len(pads) != 2 * n:
         raise ValueError(f"needs kernel, strides and dilations for {n} dimensions and {2 * n} pads")
+    if n > MAX_DIMENSIONS:
+        raise ValueError(f"{n} dimensions, not 1 to {MAX_DIMENSIONS}")
     if min(*strides, *dilations, *kernel, 1) < 1:
         raise ValueError("kernel, strides and dilations must be positive")
     out = []
@@ -96,6 +105,7 @@ def _conv_work(x: Shape, w: Shape, *_: Shape, **p: tuple[int, ...]) -> float:
     rule=_conv,
     types=FLOATS,
     flops=_conv_work,
+    writes_out=True,
     strides=(),
     dilations=(),
     pads=(),
@@ -111,40 +121,88 @@ def conv(
     pads: Shape,
     group: int,
     bias: bool,
+    out: Array | None = None,
 ) -> Array:
     """Correlate x (N, C, ...) with w (M, C / group, ...): windows are unrolled and multiplied."""
     kernel, count = w.shape[2:], x.shape[0]
-    out = extents(x.shape[2:], kernel, strides, dilations, pads)
+    spatial = extents(x.shape[2:], kernel, strides, dilations, pads)
     x, w = wide(x), wide(w)
     data = padded(x, pads, 0)
-    made = np.empty((count, w.shape[0], *out), x.dtype)
+    made = np.empty((count, w.shape[0], *spatial), x.dtype) if out is None else out
     per, each = w.shape[1], w.shape[0] // group
+    if not made.size:
+        return made
     if per == 1 and each == 1:
         _depthwise(data, w, made, strides, dilations)
     else:
-        matrices = w.reshape(group, each, -1)
-        view = windows(data, kernel, strides, dilations, out)
-        axes = (0, *range(1 + len(out), 1 + 2 * len(out)), *range(1, 1 + len(out)))
+        shifts = prod(strides) == 1 and per >= MIN_CHANNELS
+        multiply = _by_shifts if shifts else _by_columns
         for n, g in product(range(count), range(group)):
-            columns = view[n, g * per : (g + 1) * per].transpose(axes)
-            target = made[n, g * each : (g + 1) * each].reshape(each, -1)
-            np.matmul(matrices[g], columns.reshape(matrices.shape[2], -1), out=target)
+            part = data[n, g * per : (g + 1) * per]
+            target = made[n, g * each : (g + 1) * each]
+            multiply(part, w[g * each : (g + 1) * each], target, strides, dilations)
     if bias:
-        made += wide(b[0]).reshape(-1, *(1,) * len(out))
+        made += wide(b[0]).reshape(-1, *(1,) * len(spatial))
     return made
 
 
+def _by_columns(data: Array, w: Array, made: Array, strides: Shape, dilations: Shape) -> None:
+    """Unroll all windows into a matrix, and multiply once."""
+    taps, out = prod(w.shape[2:]), made.shape[1:]
+    if taps == 1 and prod(strides) == 1:
+        columns: Array = np.ascontiguousarray(data).reshape(len(data), -1)
+    else:
+        unrolled = np.empty((len(data), taps, *out), data.dtype)
+        for i, place in enumerate(np.ndindex(*w.shape[2:])):
+            unrolled[:, i] = data[(slice(None), *_spans(place, out, strides, dilations))]
+        columns = unrolled.reshape(len(data) * taps, -1)
+    np.matmul(w.reshape(len(w), -1), columns, out=made.reshape(len(w), -1))
+
+
+def _by_shifts(data: Array, w: Array, made: Array, _strides: Shape, dilations: Shape) -> None:
+    """Multiply once for each place of the kernel; with strides of 1 no windows are copied.
+
+    All places of the padded operand, counted row-major, shift by one number. So what a place of the
+    kernel meets is a range of them. Results that wrap around the edges are computed and dropped.
+    """
+    flat = np.ascontiguousarray(data).reshape(len(data), -1)
+    steps = [prod(data.shape[i + 1 :]) for i in range(1, data.ndim)]
+    last = sum((n - 1) * step for n, step in zip(made.shape[1:], steps, strict=True))
+    total = np.zeros((len(w), last + 1), data.dtype)
+    spare = np.empty_like(total)
+    weights = np.ascontiguousarray(np.moveaxis(w.reshape(*w.shape[:2], -1), -1, 0))
+    for i, place in enumerate(np.ndindex(*w.shape[2:])):
+        at = sum(p * d * s for p, d, s in zip(place, dilations, steps, strict=True))
+        np.matmul(weights[i], flat[:, at : at + last + 1], out=spare if i else total)
+        if i:
+            total += spare
+    unit = total.itemsize
+    strides = (total.strides[0], *(step * unit for step in steps))
+    made[...] = as_strided(total, made.shape, strides, writeable=False)
+
+
+def _spans(place: Sequence[int], out: Shape, strides: Shape, dilations: Shape) -> tuple[slice, ...]:
+    """Return what a place of the kernel meets, along each dimension."""
+    return tuple(
+        slice(p * d, p * d + (n - 1) * s + 1, s)
+        for p, d, n, s in zip(place, dilations, out, strides, strict=True)
+    )
+
+
 def _depthwise(data: Array, w: Array, made: Array, strides: Shape, dilations: Shape) -> None:
-    made[...] = 0
-    spare = np.empty_like(made)
-    for place in np.ndindex(*w.shape[2:]):
-        spans = [
-            slice(p * d, p * d + (n - 1) * s + 1, s)
-            for p, d, n, s in zip(place, dilations, made.shape[2:], strides, strict=True)
-        ]
-        factor = w[(slice(None), 0, *place)].reshape(-1, *(1,) * len(place))
-        np.multiply(data[(slice(None), slice(None), *spans)], factor, out=spare)
-        made += spare
+    """One kernel for each channel; as many channels at a time as fit a cache."""
+    step = max(1, BLOCK_NBYTES * made.shape[1] // max(1, made[0].nbytes))
+    for n, first in product(range(len(made)), range(0, made.shape[1], step)):
+        some = slice(first, first + step)
+        target = made[n, some]
+        spare = np.empty_like(target)
+        for i, place in enumerate(np.ndindex(*w.shape[2:])):
+            factor = w[some, 0].reshape(len(target), -1)[:, i].reshape(-1, *(1,) * len(place))
+            spans = _spans(place, target.shape[1:], strides, dilations)
+            seen = data[n, some][(slice(None), *spans)]
+            np.multiply(seen, factor, out=spare if i else target)
+            if i:
+                target += spare
 
 
 def _conv_transpose(
@@ -218,10 +276,7 @@ def conv_transpose(
         spread = (matrix @ part).reshape(x.shape[0], each, *kernel, *x.shape[2:])
         target = made[:, g * each : (g + 1) * each]
         for place in np.ndindex(*kernel):
-            spans = [
-                slice(p * d, p * d + (m - 1) * s + 1, s)
-                for p, d, m, s in zip(place, dilations, x.shape[2:], strides, strict=True)
-            ]
+            spans = _spans(place, x.shape[2:], strides, dilations)
             target[(slice(None), slice(None), *spans)] += spread[(slice(None), slice(None), *place)]
     end = [m - pads[n + i] for i, m in enumerate(full)]
     cut = [slice(max(pads[i], 0), e) for i, e in enumerate(end)]
@@ -273,10 +328,7 @@ def _each(
 ) -> Array:
     """Combine, place by place of the kernel, what all windows have there."""
     for place in np.ndindex(*kernel):
-        spans = [
-            slice(p * d, p * d + (n - 1) * s + 1, s)
-            for p, d, n, s in zip(place, dilations, made.shape[2:], strides, strict=True)
-        ]
+        spans = _spans(place, made.shape[2:], strides, dilations)
         f(made, data[(slice(None), slice(None), *spans)])
     return made
 

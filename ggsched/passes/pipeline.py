@@ -209,7 +209,7 @@ def _schedule(
 
     placement = offload_experts(graph, topology, placement, wanted.experts, rates)
     check(verify_placement, graph, topology, placement)
-    splits = split(graph, topology, placement, wanted.clears)
+    splits = split(graph, topology, placement, wanted.clears, peers=wanted.reads_peers)
     check(verify_splits, graph, topology, placement, splits)
     fusions = fuse(graph, topology, splits) if options.fuse else ()
     policy = options.streams

@@ -38,6 +38,8 @@ class Constraints:
             devices has; None for as many as there are parts.
         clears: Names of states that each run fills with zeros before anything else, on the queue
             of their own device; for sequences that do not go on where the last run ended.
+        reads_peers: Whether a node that reads a result of another device once does so where it
+            lies, instead of from a copy, if both devices can (``DeviceFacts.reads_peers``).
     """
 
     homes: Mapping[str, int] = field(default_factory=dict)
@@ -46,12 +48,13 @@ class Constraints:
     experts: ExpertPolicy = field(default_factory=ExpertPolicy)
     slots: Slots | None = None
     clears: frozenset[str] = frozenset()
+    reads_peers: bool = False
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all homes, pins, rates, the experts' policy, slots and cleared states."""
+        """Hash of all of them."""
         rates = self.rates.digest if self.rates else ""
-        parts = (rates, self.experts, self.slots, sorted(self.clears))
+        parts = (rates, self.experts, self.slots, sorted(self.clears), self.reads_peers)
         text = repr((sorted(self.homes.items()), sorted(self.pins.items()), *parts))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

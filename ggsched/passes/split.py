@@ -7,9 +7,13 @@ that they read. Where no copy path exists the bytes go through host memory in tw
 Experts that are computed away from their weights begin a split of their own. The rows that their
 ids name are copied before it, once the ids are in host memory; whole layers as many such splits
 earlier as the placement says.
+
+Between devices that read each other's buffers, what one node reads once needs no replica: the node
+is bound to the home. That is how summands of several devices are added up without copies.
 """
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from itertools import starmap
 from typing import Final
 
@@ -21,13 +25,23 @@ from ggsched.passes.experts.find import DENSE, chosen_rows
 from ggsched.plan.bundle import HostSlot
 from ggsched.plan.placement import OpOffload, Placement
 from ggsched.plan.splits import HOST, Rows, Split, Splits, Transfer, Value, ValueKind
+from ggsched.topology.caps import reads_peer
 from ggsched.topology.model import Topology
 
 ZERO: Final = bytes(1)
 
 
+READS_ONCE: Final = frozenset({"add", "sub", "mul", "div", "scale", "cont", "concat", "cpy"})
+"""Ops that read each element of their operands once, as a copy would."""
+
+
 def split(
-    graph: Graph, topology: Topology, placement: Placement, clears: Collection[str] = ()
+    graph: Graph,
+    topology: Topology,
+    placement: Placement,
+    clears: Collection[str] = (),
+    *,
+    peers: bool = False,
 ) -> Splits:
     """Return splits, values, transfers and the binding of each operand to a value.
 
@@ -36,8 +50,9 @@ def split(
         topology: Of the machine.
         placement: Devices of nodes and storages.
         clears: Names of states that are filled with zeros before the first split.
+        peers: Whether results of other devices are read where they lie, if devices can.
     """
-    lower = _Lowering(graph, topology, placement)
+    lower = _Lowering(graph, topology, placement, peers=peers)
     for t in graph.roots(Role.STATE):
         if t.name in clears and t.id in placement.homes:
             lower.clear(t.id)
@@ -99,8 +114,11 @@ class _Draft(msgspec.Struct, gc=False):
 class _Lowering:
     """Walks the nodes once; makes values and transfers as operands ask for them."""
 
-    def __init__(self, graph: Graph, topology: Topology, placement: Placement) -> None:
+    def __init__(
+        self, graph: Graph, topology: Topology, placement: Placement, *, peers: bool
+    ) -> None:
         self.tensors = graph.tensors
+        self.readers: Mapping[tuple[int, int], int] = _readers(graph, placement) if peers else {}
         self.nodes = graph.nodes
         self.topology = topology
         self.homes = placement.homes
@@ -127,6 +145,8 @@ class _Lowering:
             if homes.get(storage) == device:
                 value = known.get(storage)
                 bound.append(self.home(storage, split_id) if value is None else value)
+            elif self.reads_in_place(node.op, storage, device):
+                bound.append(self.home(storage, split_id))
             elif self.experts.takes(i, tid):
                 bound.append(self.expert_weight(i, storage, device, split_id))
             else:
@@ -137,6 +157,16 @@ class _Lowering:
         unwritten = -1 if tensors[storage].role is Role.TEMP else 0
         self.version[storage] = self.version.get(storage, unwritten) + 1
         return tuple(bound)
+
+    def reads_in_place(self, op: str, storage: int, device: int) -> bool:
+        """Whether a node reads a result of another device without a copy."""
+        home = self.homes.get(storage)
+        if home is None or op not in READS_ONCE or self.readers.get((storage, device)) != 1:
+            return False
+        if self.tensors[storage].role is not Role.TEMP:
+            return False
+        facts = self.topology.devices
+        return reads_peer(facts[device], facts[home])
 
     def home(self, storage: int, split_id: int) -> int:
         """Return the value in the storage's home, uploading an input that nodes write."""
@@ -251,6 +281,15 @@ class _Lowering:
 
     def _transfer(self, src: int, dst: int, by: int, before: int) -> None:
         self.transfers.append(Transfer(len(self.transfers), src, dst, by, before))
+
+
+def _readers(graph: Graph, placement: Placement) -> Counter[tuple[int, int]]:
+    """Return how many nodes of each device read each storage."""
+    return Counter(
+        (storage, choice.device)
+        for node, choice in zip(graph.nodes, placement.choices, strict=True)
+        for storage in {graph.tensors[t].storage for t in node.inputs}
+    )
 
 
 class _ExpertTransfers:

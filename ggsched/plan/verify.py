@@ -15,7 +15,7 @@ from ggsched.plan.streams import Streams
 from ggsched.plan.verify_fusions import verify_fusions
 from ggsched.plan.verify_memory import verify_memory
 from ggsched.plan.verify_rows import verify_rows, verify_takers
-from ggsched.topology.caps import offers
+from ggsched.topology.caps import offers, reads_peer
 from ggsched.topology.model import Topology
 
 __all__ = [
@@ -76,7 +76,7 @@ def verify_splits(graph: Graph, topology: Topology, placement: Placement, splits
         _verify_transfer(topology, splits, i, transfer)
     if len(splits.bindings) != len(graph.nodes):
         raise PlanError(f"{len(splits.bindings)} bindings for {len(graph.nodes)} nodes")
-    _verify_flow(graph, splits)
+    _verify_flow(graph, topology, splits)
     verify_takers(graph, splits)
 
 
@@ -202,7 +202,7 @@ def _verify_transfer(topology: Topology, splits: Splits, i: int, t: Transfer) ->
         raise PlanError("fills an input slot, which is the host's", where=where)
 
 
-def _verify_flow(graph: Graph, splits: Splits) -> None:
+def _verify_flow(graph: Graph, topology: Topology, splits: Splits) -> None:
     """Walk the program in order: every operand is bound to a value that is there and filled."""
     filled = {v.id for v in splits.values if v.bound or v.kind == "input"}
     pending = iter(splits.transfers)
@@ -212,7 +212,7 @@ def _verify_flow(graph: Graph, splits: Splits) -> None:
             _fill(following, filled)
             following = next(pending, None)
         for node in graph.nodes[part.first : part.end]:
-            _verify_binding(graph, splits, part.device, node, filled)
+            _verify_binding(graph, topology, splits, part.device, node, filled)
     while following is not None:
         _fill(following, filled)
         following = next(pending, None)
@@ -229,7 +229,12 @@ def _fill(transfer: Transfer, filled: set[int]) -> None:
 
 
 def _verify_binding(
-    graph: Graph, splits: Splits, device: int, node: Node, filled: set[int]
+    graph: Graph,
+    topology: Topology,
+    splits: Splits,
+    device: int,
+    node: Node,
+    filled: set[int],
 ) -> None:
     binding = splits.bindings[node.id]
     if len(binding) != len(node.tensors):
@@ -237,7 +242,10 @@ def _verify_binding(
     for tid, vid, mode in zip(node.tensors, binding, node.modes, strict=True):
         _verify_operand(graph, splits, node, tid, vid)
         value = splits.values[vid]
-        if value.device != device:
+        is_peer = mode == "r" and value.device >= 0 and value.kind == "home"
+        if value.device != device and not (
+            is_peer and reads_peer(topology.devices[device], topology.devices[value.device])
+        ):
             what = f"{show('value', vid)} lies {_place(value.device)}"
             raise PlanError(what, where=graph.label(node))
         if mode == "r" and vid not in filled:

@@ -26,12 +26,11 @@ class RecentCache(Generic[K, V]):
         self.misses = 0
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """Return the entry, made on first use."""
-        entry = self._entries.get(key)
-        if entry is not None:
+        """Return the entry, made on first use; None is an entry like others."""
+        if key in self._entries:
             self.hits += 1
             self._entries.move_to_end(key)
-            return entry
+            return self._entries[key]
         self.misses += 1
         while len(self._entries) >= self._limit:
             oldest = next(iter(self._entries))
@@ -51,10 +50,9 @@ class RecentCache(Generic[K, V]):
 
     def drop(self, key: K) -> None:
         """Evict the entry, if there is one."""
-        entry = self._entries.get(key)
-        if entry is not None:
+        if key in self._entries:
             if self._evict is not None:
-                self._evict(entry)
+                self._evict(self._entries[key])
             del self._entries[key]
 
     def values(self) -> list[V]:

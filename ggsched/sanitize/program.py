@@ -114,10 +114,24 @@ class _Walk:
         device = plan.streams.streams[effects.streams[0]].device
         allowed = {device, HOST} if plan.devices[device].is_host else {device}
         for arena in {r[0] for _, operands, _ in effects.steps for r in operands}:
-            if plan.memory.arenas[arena].device not in allowed:
+            where = plan.memory.arenas[arena].device
+            if where >= 0 and where != device and self._may_read(device, where, arena, effects):
+                continue
+            if where not in allowed:
                 place = f"{show('arena', arena)}, which is not in its memory"
                 what = f"{show('command', i)} on {plan.devices[device].name} uses {place}"
                 self._add("region", i, what, "copy it", Region(arena, 0, 0))
+
+    def _may_read(self, device: int, where: int, arena: int, effects: Effects) -> bool:
+        """Whether the command only reads an arena of a peer (COL-1)."""
+        here, there = self._plan.devices[device], self._plan.devices[where]
+        if here.backend != there.backend or not (here.reads_peers and there.reads_peers):
+            return False
+        return all(
+            region.arena != arena or mode not in "wp"
+            for _, operands, modes in effects.steps
+            for region, mode in zip(operands, modes, strict=True)
+        )
 
     def _add(
         self, kind: FindingKind, i: int, what: str, fix: str = "", region: Region | None = None

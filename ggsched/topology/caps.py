@@ -177,6 +177,16 @@ class DeviceFacts:
             drawn=(False,),
         ),
     ] = False
+    reads_peers: Annotated[
+        bool,
+        Capability(
+            "Launches may read buffers of other devices of the same backend that declare it too; "
+            "otherwise bytes of another device are copied first",
+            ("COL-1", "COL-2", "COL-3"),
+            needs={"undeclared reads": (False, "it reads buffers of other devices")},
+            shown={True: "reads peers"},
+        ),
+    ] = False
     ops: Annotated[
         frozenset[str],
         Capability(
@@ -215,6 +225,12 @@ class DeviceFacts:
             )
         if self.max_streams < 1:
             raise UsageError("a device needs at least one stream", where=self.name)
+
+
+def reads_peer(reader: DeviceFacts, owner: DeviceFacts) -> bool:
+    """Whether launches of a device may read buffers of another one (COL-1)."""
+    is_pair = reader.backend == owner.backend and reader.name != owner.name
+    return is_pair and reader.reads_peers and owner.reads_peers
 
 
 @cache

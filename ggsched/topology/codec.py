@@ -12,7 +12,7 @@ import msgspec
 
 from ggsched.errors import GgschedError, GraphError, PlanError
 from ggsched.ir.dtype import dtype_by_name
-from ggsched.ir.ops import LIBRARY_KEYS, OPS
+from ggsched.ir.ops import OPS, is_of_library
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched.topology.model import FORMAT, CopyPath, Topology
 
@@ -123,7 +123,7 @@ def _check_facts(facts: DeviceFacts) -> None:
         if getattr(facts, name) < 1:
             raise PlanError(f"device {facts.name!r}: {name} is {getattr(facts, name)}")
     for key in sorted(facts.ops):
-        if key in LIBRARY_KEYS:
+        if is_of_library(key):
             continue
         op, _, dtype = key.partition(":")
         try:

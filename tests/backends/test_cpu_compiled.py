@@ -101,6 +101,18 @@ def test_products_of_many_rows(dtype, m, n, k):
         against_oracle.check(made, graph, tame(graph, m))
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(9, 16, 32), (33, 101, 320), (45, 50, 24)])
+def test_bf16_products_of_many_rows(m, n, k):
+    """Activations may be rounded like the weight, as far as there are instructions for that."""
+    g = GraphBuilder()
+    graph = g.build(g.mul_mat(g.weight("w", (n, k), BF16), g.input("x", (m, k))))
+    values = tame(graph, m)
+    against_oracle.check(ROUNDED, graph, values)
+    (wanted,) = run_oracle(graph, values).values()
+    (found,) = run_direct(LONE, graph, values).values()
+    assert np.linalg.norm(found - wanted) < 1e-5 * np.linalg.norm(wanted)
+
+
 @pytest.mark.parametrize("dtype", PACKED, ids=str)
 @pytest.mark.parametrize(("m", "n", "k"), [(9, 16, 32), (33, 101, 320), (530, 49, 64)])
 def test_rounded_products_of_many_rows(dtype, m, n, k):

@@ -22,6 +22,7 @@ from ggsched_cpu_kernels.library import Library  # noqa: E402
 from ggsched_cpu_kernels.target import AARCH64, AVX2, AVX512, Target  # noqa: E402
 
 TARGETS = {"avx2": AVX2, "avx512": AVX512, "aarch64": AARCH64}
+AVX512_BF16 = Target(AVX512.triple, "cooperlake", f"{AVX512.features},+avx512bf16")
 AVX_VNNI = Target(AVX2.triple, "alderlake", f"{AVX2.features},+avxvnni")
 PLAIN_ARM = Target(AARCH64.triple, "cortex-a72", "+neon")
 
@@ -32,7 +33,7 @@ def code_of(family, target):
 
 @pytest.mark.parametrize(
     "family",
-    ["walk", "rows", "gemv_q8_0_int8", "gemv_mxfp4_int8", "gemv_q4_k_int8", "rounded_panels"],
+    ["walk", "rows", "gemv_q8_0_int8", "gemv_mxfp4_int8", "gemv_q4_k_int8", "panels_int8_16"],
 )
 @pytest.mark.parametrize("name", TARGETS)
 def test_families_for_other_processors(name, family):
@@ -62,6 +63,8 @@ def test_families_for_other_processors(name, family):
         (AARCH64, "gemm_q4_k_int8", r"sdot\s+v\d+\.4s"),
         (AVX512, "gemv_q8_0_int8", r"vpdpbusd\s.*%zmm"),
         (AVX512, "gemv_q8_0_int8", r"prefetch"),
+        (AVX512_BF16, "gemm_bf16_bf16", r"vdpbf16ps\s.*%zmm"),
+        (AVX512_BF16, "panels_bf16", r"vcvtneps2bf16\s"),
         (AVX512, "attention_f16", r"vcvtph2ps\s.*%zmm"),
         (AARCH64, "gemv_f16_f32", r"fmla\s+v\d+\.4s"),
         (PLAIN_ARM, "gemv_q8_0_int8", r"mla\s+v\d+\.4s|smlal"),

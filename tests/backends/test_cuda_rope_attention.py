@@ -195,12 +195,14 @@ def test_nothing_else_that_is_written_lies_on_what_is_read():
     assert kernels(changed(nodes, TURN_K, 0, **cache)) != JOINED
 
 
-def step_of(hp, n_tokens=1):
-    """Return the nodes of a step, bound to the places of its plan."""
+def step_of(hp, n_tokens=1, kv_dtype=F16):
+    """Return the nodes of a step, bound to the places of its plan; caches are f16 by default."""
     from ggsched_cuda_kernels.kernel_selection import fusions_of, neighbours_of
 
     spec = spec_of(hp, BF16, MXFP4 if hp.n_expert else None)
-    graph = build_model_graph(spec, n_tokens=n_tokens, n_kv=256, n_out=1, n_ctx=512)
+    graph = build_model_graph(
+        spec, n_tokens=n_tokens, n_kv=256, n_out=1, n_ctx=512, kv_dtype=kv_dtype
+    )
     gpu = device("gpu:0", fusions=fusions_of(H200), neighbours=neighbours_of(H200))
     plan = make_plan(graph, machine(replace(gpu, memory_nbytes=1 << 40)))
     assert check_plan(plan).is_clean
@@ -220,13 +222,14 @@ def step_of(hp, n_tokens=1):
     return nodes
 
 
+@pytest.mark.parametrize("kv_dtype", [F16, F32], ids=str)
 @pytest.mark.parametrize("n_tokens", [1, 4])
 @pytest.mark.parametrize("hp", [SMALL, LLAMA_1B, LLAMA_8B, SMALL_MOE, GPT_OSS_20B], ids=NAME)
-def test_places_of_a_plan(hp, n_tokens):
+def test_places_of_a_plan(hp, n_tokens, kv_dtype):
     """What a plan lays on what is not an obstacle."""
     from ggsched_cuda_kernels.kernel_selection import lower
 
-    nodes = step_of(hp, n_tokens)
+    nodes = step_of(hp, n_tokens, kv_dtype)
     calls = [call for call in lower(nodes, H200)[0] if "blk." in call.label]
     found = [call.label for call in calls if call.kernel == "heads_attention"]
     assert [f"'blk.{k}.kqv'" for k in range(hp.n_layer)] == [at.split()[-1] for at in found]

@@ -36,6 +36,19 @@ def test_table(bench):
     assert len({len(line) for line in out.splitlines()}) == 1
 
 
+def test_several_sequences(bench):
+    """The context is made long enough for all, and rates count the tokens of all."""
+    code, out, _ = bench("-p", 5, "-n", 3, "-d", 2, "-npl", "1,4", "-o", "json")
+    assert code == 0
+    found = {row["test"]: row for row in json.loads(out)}
+    assert list(found) == ["pp5 @ d2", "pp5 x 4 @ d2", "tg3 @ d2", "tg3 x 4 @ d2"]
+    speed = Speed(SpeedTest("tg", 10, 0, 4), (2.0,))
+    assert speed.rates == (20.0,)
+    code, _, err = bench("-p", 8, "-n", 0, "-c", 16, "-npl", 3)
+    assert code == 2
+    assert "the longest test has 24" in err
+
+
 def test_json_and_csv(bench):
     _, out, _ = bench("-p", 4, "-n", 0, "-o", "json")
     (found,) = json.loads(out)

@@ -1,6 +1,5 @@
 """ONNX's own tests of its ops, all in one process."""
 
-import warnings
 from fnmatch import fnmatch
 
 import onnx
@@ -13,19 +12,10 @@ TESTED = "1.23."
 """With other versions of onnx, whose set differs, 95 % must pass; with this one all of it."""
 
 
-@pytest.fixture(scope="module")
-def cases():
-    from onnx.backend.test.case.node import collect_testcases
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the references divide by zero on purpose
-        return [c for c in collect_testcases(None) if c.data_sets]
-
-
 @pytest.mark.filterwarnings("ignore")
-def test_ops_do_what_onnx_says(cases):
+def test_ops_do_what_onnx_says(node_cases):
     patterns = excluded()
-    wanted = [c for c in cases if covered(c, patterns)]
+    wanted = [c for c in node_cases if covered(c, patterns)]
     failed = []
     devices = open_devices(["cpu:0"])
     with Scheduler(devices, plan_limit=1) as shared:
@@ -41,9 +31,9 @@ def test_ops_do_what_onnx_says(cases):
     assert len(wanted) > 1000
 
 
-def test_each_exclusion_is_needed(cases):
+def test_each_exclusion_is_needed(node_cases):
     if not onnx.__version__.startswith(TESTED):
         pytest.skip("the list is for another version")
     for pattern, why in excluded().items():
         assert why, pattern
-        assert any(fnmatch(c.name, pattern) for c in cases), pattern
+        assert any(fnmatch(c.name, pattern) for c in node_cases), pattern

@@ -16,7 +16,7 @@ from tests.meta.repository import CODE, ROOT, name_of, python_files
 
 PAGE = ROOT / "docs" / "reference" / "contract.md"
 MUTANTS_PER_RULE = 3
-RULE = re.compile(r"\b(?:STR|EVT|BUF|CPY|FIL|LCH|CAP|ERR|TRU|INT|ALL)-\d+\b")
+RULE = re.compile(r"\b(?:STR|EVT|BUF|CPY|FIL|LCH|COL|CAP|ERR|TRU|INT|ALL)-\d+\b")
 
 
 def test_the_page_has_a_section_for_each_rule():

@@ -280,12 +280,11 @@ class TestInputs:
 
 
 def test_reset_after_numbers_that_are_not_finite(session):
-    """A NaN in a masked row of the cache would still come through, as 0 x NaN."""
+    """Rows that no token sees may be read: NaN there could come through, as 0 x NaN."""
     expected = session.feed(PROMPT)
     for resident in session.scheduler._store._resident.values():
         if resident.kind == "state":
             np.frombuffer(resident.buffer.host_view(), np.float32)[:] = np.nan
-    session.reset()
-    assert not np.isfinite(session.feed(PROMPT)).all()
+    assert not np.isfinite(session.feed(PROMPT[:1])).all()
     session.reset()
     np.testing.assert_array_equal(session.feed(PROMPT), expected)

@@ -9,6 +9,7 @@ import pytest
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.models.load import load_model
+from ggsched.models.sequences import Sequences
 from ggsched.models.session import Session, SessionOptions
 from tests.models.helpers import ORACLE
 from tests.run.devices import Latch
@@ -39,7 +40,7 @@ def expected(model):
 
 
 def opened(model, **options):
-    sizes = SessionOptions(n_ctx=64, n_batch=8)
+    sizes = SessionOptions(n_ctx=64, n_batch=8, n_parallel=2)
     return Session(model, ["cpu:0"], sizes, settings=Settings(), **options)
 
 
@@ -50,15 +51,22 @@ CALLS = {
     "Session.feed": lambda s: s.feed(OTHER),
     "Session.generate": lambda s: list(s.generate(OTHER, 2)),
     "Session.reset": lambda s: s.reset(),
+    "Session.truncate": lambda s: s.truncate(0),
+    "Sequences.join": lambda s: s.sequences.join(),
+    "Sequences.leave": lambda s: s.sequences.leave(0),
+    "Sequences.truncate": lambda s: s.sequences.truncate(0, 0),
+    "Sequences.copy": lambda s: s.sequences.copy(0),
+    "Sequences.step": lambda s: s.sequences.step({0: [1]}),
     "Scheduler.close": lambda s: s.close(),
     "Scheduler.clear_states": lambda s: s.scheduler.clear_states(),
 }
 
 
 def test_every_public_method_is_tried():
-    public = {n for n, m in vars(Session).items() if callable(m) and not n.startswith("_")}
+    both = (*vars(Session).items(), *vars(Sequences).items())
+    public = {name for name, m in both if callable(m) and not name.startswith("_")}
     tried = {name.split(".")[1] for name in CALLS}
-    assert public <= tried | {"plan_of"}
+    assert public <= tried | {"plan_of", "check_tokens", "length"}  # the last two read only
 
 
 @pytest.mark.parametrize("work", ["feed", "generate"])
@@ -90,6 +98,10 @@ def test_a_call_while_another_thread_is_in_one(model, expected, name, work):
         else:
             assert results[0] == tokens
         assert session.n_past == len(PROMPT) + (5 if work == "generate" else 0)
+        if name.startswith("Sequences."):
+            session.reset()
+            if name != "Sequences.join":
+                assert session.sequences.join() == 0
         CALLS[name](session)
 
 

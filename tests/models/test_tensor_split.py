@@ -193,7 +193,7 @@ def test_weights_and_caches_are_in_shares(devices, tmp_path, split, share):
         "cpu:0": share * total + norms + table,
         "cpu:1": (1 - share) * total + norms,
     }
-    cache = 4 * session.options.n_ctx * 256 * 4
+    cache = 4 * session.options.n_ctx * 256 * session.spec.cache_dtype.block_nbytes
     assert states == {"cpu:0": share * cache, "cpu:1": (1 - share) * cache}
 
 

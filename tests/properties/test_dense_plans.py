@@ -35,9 +35,14 @@ def dense_graph(rng: random.Random) -> Graph:
     return g.build(values[-1], values[len(values) // 2])
 
 
-def machine(rng: random.Random) -> Topology:
+def machine(rng: random.Random, *, peers: bool = False) -> Topology:
     devices = tuple(
-        fake_device(f"gpu:{i}", ops=ALL_OPS, copy_order=rng.choice(("stream", "barrier", "host")))
+        fake_device(
+            f"gpu:{i}",
+            ops=ALL_OPS,
+            copy_order=rng.choice(("stream", "barrier", "host")),
+            reads_peers=peers,
+        )
         for i in range(DEVICES)
     )
     pairs = [(a, b) for a in range(DEVICES) for b in range(DEVICES) if a != b]
@@ -45,15 +50,27 @@ def machine(rng: random.Random) -> Topology:
     return Topology(devices, copies, {p: "native" for p in pairs if rng.random() < 0.8})
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_dense_plans_and_their_mutants(seed):
+@pytest.mark.parametrize(
+    ("seed", "peers"), [*((seed, False) for seed in range(4)), (0, True), (1, True)]
+)
+def test_dense_plans_and_their_mutants(seed, peers):
+    """Where devices read each other's buffers, some operands lie on another device."""
     rng = random.Random(seed)
-    graph, topology = dense_graph(rng), machine(rng)
+    graph, topology = dense_graph(rng), machine(rng, peers=peers)
     written = {graph.tensors[n.output].storage for n in graph.nodes}
     home = {storage: rng.randrange(DEVICES) for storage in sorted(written)}
     pins = {n.id: home[graph.tensors[n.output].storage] for n in graph.nodes}
-    plan = make_plan(graph, topology, Constraints(pins=pins), verify=True)
+    wanted = Constraints(pins=pins, reads_peers=True)
+    plan = make_plan(graph, topology, wanted, verify=True)
     assert check_plan(plan).is_clean, check_plan(plan).to_text()
+    values, choices = plan.splits.values, plan.placement.choices
+    far = [
+        v
+        for n, bound in enumerate(plan.splits.bindings)
+        for v in bound
+        if values[v].device != choices[n].device
+    ]
+    assert bool(far) == peers
     for name, mutate in ALL_MUTATIONS.items():
         for what, mutant in mutate(plan):
             if name != "alias_values" or rng.random() < 0.05:

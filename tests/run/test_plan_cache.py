@@ -153,6 +153,16 @@ class TestRecentCache:
         assert (cache.hits, cache.misses) == (1, 3)
         assert cache.get("a", lambda: "new") == "A"
 
+    def test_none_is_an_entry(self):
+        """A graph in which nothing was recognised is not searched again in every run."""
+        cache, made = RecentCache(2), []
+        for _ in range(3):
+            assert cache.get("a", lambda: made.append("a")) is None
+        assert made == ["a"]
+        assert (cache.hits, cache.misses) == (2, 1)
+        cache.drop("a")
+        assert len(cache) == 0
+
     def test_what_cannot_be_made_is_not_kept(self):
         cache = RecentCache(2)
 

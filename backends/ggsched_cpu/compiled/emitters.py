@@ -47,13 +47,13 @@ def _elementwise(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list
     if out.ndim == 0:
         return None
     if all(a.shape == out.shape and a.flags.c_contiguous for a in (*inputs, out)):
-        kernel = kernels.address("elementwise", op)
+        kernel = kernels.address(f"elementwise_{op}", "plain")
         return _one(flat_task(kernel, (*inputs, out), out.size, kernels.threads, own))
     wide = [np.broadcast_to(a, out.shape) for a in inputs]
     spread = op in SPREAD and out.shape[-1] > 1 and wide[1].strides[-1] == 0
     if not all(is_dense(a) for a in (wide[0], out, *(() if spread else wide[1:]))):
         return None
-    kernel = kernels.address("elementwise", f"{op}_spread" if spread else op)
+    kernel = kernels.address(f"elementwise_{op}", "spread" if spread else "plain")
     return _row(kernel, (*wide, out), out, kernels, own)
 
 
@@ -69,7 +69,7 @@ def _norm(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] 
     x, out = node.inputs[0], node.out
     if not (is_dense(x) and is_dense(out)):
         return None
-    kernel = kernels.address("reductions", node.bound.op)
+    kernel = kernels.address(node.bound.op, node.bound.op)
     return _row(kernel, (x, out), x, kernels, [bits(node.number("eps"))])
 
 
@@ -84,14 +84,14 @@ def _soft_max(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
         return None
     if sinks:
         operands.append(np.broadcast_to(rest.pop(0)[:, None], x.shape[:-1]))
-    kernel = kernels.address("reductions", f"soft_max{int(masked)}{int(sinks)}")
+    kernel = kernels.address(f"soft_max{int(masked)}", f"sinks{int(sinks)}")
     return _row(kernel, (*operands, out), x, kernels, [bits(node.number("scale"))])
 
 
 def _sum_rows(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     x = node.inputs[0]
-    kernel = kernels.address("reductions", "sum_rows" if is_dense(x) else "sum_rows_strided")
-    return _row(kernel, (x, node.out[..., 0]), x, kernels)
+    name = "sum_rows" if is_dense(x) else "sum_rows_strided"
+    return _row(kernels.address(name, name), (x, node.out[..., 0]), x, kernels)
 
 
 def _top_k(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
@@ -100,7 +100,7 @@ def _top_k(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task]
         return None
     if k > MAX_SELECTED or x.shape[-1] > MAX_SELECTED_FROM:
         return None
-    return _row(kernels.address("reductions", "top_k"), (x, node.out), x, kernels, [k])
+    return _row(kernels.address("top_k", "top_k"), (x, node.out), x, kernels, [k])
 
 
 def _copy(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
@@ -128,7 +128,7 @@ def _get_rows(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
         return None
     batches = table.shape[:-2]
     ids, out = ids.reshape(*batches, -1), node.out.reshape(*batches, -1, width)
-    kernel = kernels.address(f"convert_{dtype}", "get_rows")
+    kernel = kernels.address(f"get_rows_{dtype}", "get_rows")
     batch = table.strides[0] if batches else 0
     own = address(table), table.strides[-2], table.shape[-2], batch
     return _rows_by_id(kernel, (ids, out), out, kernels, own, table)
@@ -163,7 +163,7 @@ def _add_id(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task
     if not all(is_dense(a) for a in (x, bias, node.out)):
         return None
     own = address(bias), bias.strides[0], bias.shape[0]
-    kernel = kernels.address("rows", "add_id")
+    kernel = kernels.address("add_id", "add_id")
     return _rows_by_id(kernel, (x, ids, node.out), x, kernels, own, bias)
 
 
@@ -191,7 +191,7 @@ def _rotations(node: Node, site: CpuLoweringContext, kernels: Kernels) -> tuple[
     start = 0 if factors is None else address(factors)
     own = address(frequencies), start, double_bits(magnitude), _libm("cos"), _libm("sin")
     keeps = (frequencies,) if factors is None else (frequencies, factors)
-    kernel = kernels.address("rows", "rope_table")
+    kernel = kernels.address("rope", "rope_table")
     task = row_task(
         kernel, (positions, table), positions.shape, frequencies.size, kernels.threads, own,
         keeps=keeps,
@@ -212,7 +212,7 @@ def _rope(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] 
         return None
     table, tasks = _rotations(node, site, kernels)
     how = "halves" if node.param("pairing") == "halves" else "adjacent"
-    kernel = kernels.address("rows", f"rope_{how}")
+    kernel = kernels.address("rope", f"rope_{how}")
     spread = np.broadcast_to(table[:, None], (*x.shape[:2], table.shape[1]))
     shape = x.shape[:2]
     task = row_task(kernel, (x, spread, out), shape, n // 2, kernels.threads, [x.shape[2]])
@@ -237,7 +237,7 @@ def emit_group(
         return None
     if np.may_share_memory(mul.inputs[other], out):
         return None
-    kernel = kernels.address("reductions", "rms_norm_mul")
+    kernel = kernels.address("rms_norm_mul", "rms_norm_mul")
     return _row(kernel, (x, weight, out), out, kernels, [bits(norm.number("eps"))])
 
 

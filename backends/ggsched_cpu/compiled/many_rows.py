@@ -7,12 +7,13 @@ from typing import Final
 import numpy as np
 
 from ggsched.backend.arrays import Array
-from ggsched.ir.dtype import DType
+from ggsched.ir.dtype import BF16, DType
 from ggsched_cpu.compiled.tasks import PARTS_PER_THREAD, Task, address, row_task
 from ggsched_cpu.lowering_context import CpuLoweringContext, Node, TableKey
 from ggsched_cpu.native import Kernels
 from ggsched_cpu_kernels.elements import coding
 from ggsched_cpu_kernels.gemm import BLOCK_ROWS, MAX_ACTIVATIONS, SLOTS
+from ggsched_cpu_kernels.gemm_bf16 import COLUMNS, has_pairs, panel_nbytes
 from ggsched_cpu_kernels.gemm_int8 import block_nbytes, group_of
 from ggsched_cpu_kernels.int_dot import BLOCK, correction_factor, has_fours
 from ggsched_cpu_kernels.panels import panel_width
@@ -27,28 +28,32 @@ class _Layout:
 
     Attributes:
         family: Suffix of the family of products.
-        packers: Family of the kernels that fill panels.
-        suffix: Of their names.
+        suffix: Of the families of kernels that fill panels.
         panel_nbytes: Of a panel.
         own: Arguments of these kernels beyond those of f32.
     """
 
     family: str
-    packers: str
     suffix: str
     panel_nbytes: int
     own: tuple[int, ...]
 
 
 def _layout(dtype: DType, columns: int, kernels: Kernels) -> _Layout:
-    """Activations beside packed weights are rounded where products of bytes are instructions."""
+    """Activations are rounded where there are instructions for products of what results.
+
+    To 8 bits beside packed weights, to bf16 beside bf16.
+    """
     target = kernels.target
-    if dtype.layout is None or kernels.activations == "f32" or not has_fours(target):
-        return _Layout("f32", "panels", "", 4 * columns * panel_width(target), ())
+    is_exact = kernels.activations == "f32"
+    if dtype is BF16 and not is_exact and has_pairs(target) and columns % COLUMNS == 0:
+        return _Layout("bf16", "bf16", panel_nbytes(target, columns), ())
+    if dtype.layout is None or is_exact or not has_fours(target):
+        return _Layout("f32", "f32", 4 * columns * panel_width(target), ())
     group = group_of(dtype.layout)
     nbytes = columns // BLOCK * block_nbytes(target, group)
     factor = correction_factor(target, coding(dtype.layout)) & 0xFFFF_FFFF
-    return _Layout("int8", "rounded_panels", str(group), nbytes, (factor,))
+    return _Layout("int8", f"int8_{group}", nbytes, (factor,))
 
 
 def product(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
@@ -113,7 +118,7 @@ def _panels(
     turned = np.lib.stride_tricks.as_strided(
         x, (count, columns), (width * x.strides[0], x.strides[1])
     )
-    kernel = kernels.address(layout.packers, f"pack{layout.suffix}")
+    kernel = kernels.address(f"panels_{layout.suffix}", "pack")
     own = vectors, x.strides[0], *layout.own
     task = row_task(kernel, (turned, packed), (count,), columns, kernels.threads, own, keeps=(x,))
     if task is None:
@@ -137,14 +142,14 @@ def routed(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task]
         address(ids), *ids.strides, tokens, used, experts, address(routes),
     )  # fmt: skip
     keeps = ids, routes
-    route = Task(kernels.address("panels", "route"), args, 1, True, experts, keeps)
+    route = Task(kernels.address("routes_f32", "route"), args, 1, True, experts, keeps)
     by_use = x.strides[1] if x.shape[1] > 1 else 0
     args = (
         address(x), x.strides[0], by_use, columns, used, experts, address(routes), address(panels),
         *layout.own,
     )  # fmt: skip
     serial = kernels.threads == 1
-    packing = kernels.address(layout.packers, f"pack_routed{layout.suffix}")
+    packing = kernels.address(f"routes_{layout.suffix}", "pack_routed")
     pack = Task(packing, args, experts, serial, 0, (x, routes, panels))
     chunk_rows = _chunk_rows(rows, experts, kernels.threads)
     values = {
@@ -164,6 +169,6 @@ def routed(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task]
         "out_used": out.strides[1],
     }
     args = tuple(values.get(name, 0) for name in SLOTS)
-    kernel = kernels.address(f"gemm_{dtype}_{layout.family}", "gemm_routed")
+    kernel = kernels.address(f"gemm_chosen_{dtype}_{layout.family}", "gemm_routed")
     parts = experts * values["row_chunks"]
     return [route, pack, Task(kernel, args, parts, serial, 0, (w, routes, panels, out))]

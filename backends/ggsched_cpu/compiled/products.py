@@ -218,7 +218,7 @@ def mul_mat_id(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[T
         "id_inner": ids.strides[1],
         "experts": w.shape[0],
     }
-    kernel = kernels.address(f"gemv_{dtype}_{rows.suffix}", "ids1")
+    kernel = kernels.address(f"gemv_chosen_{dtype}_{rows.suffix}", "ids1")
     matrices = prod(ids.shape)
     read = matrices * w.shape[1] * dtype.row_nbytes(x.shape[2])
     keeps = w, rows.array, ids, out

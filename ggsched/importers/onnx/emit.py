@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggsched.errors import ModelError
+from ggsched.importers.onnx.built_in import built_in
 from ggsched.importers.onnx.types import dtype_of
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import DType
@@ -97,6 +98,17 @@ class Emitter:
         folded = self._fold("nd." + name, values, params)
         if folded is not None:
             return folded
+        operands = [v.array if isinstance(v, Const) else v for v in values]
+        names = {id(v.array): v for v in values if isinstance(v, Const)}
+        known = built_in(
+            self.g,
+            lambda x: x if isinstance(x, Tensor) else self.tensor(names.get(id(x), Const(x))),
+            name,
+            operands,
+            {**(op_by_name("nd." + name).defaults or {}), **params},
+        )
+        if known is not None:
+            return known
         return self.g.op("nd." + name, *[self.tensor(v) for v in values], **params)
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
@@ -112,13 +124,13 @@ class Emitter:
             raise ModelError(f"{list(x.shape)} cannot have the shape {list(size)}")
         if isinstance(x, Const):
             return Const(x.array.reshape(size))
-        return self.g.reshape(x, *size)
+        return self.g.reshape(x if x.is_contiguous else self.g.cont(x), *size)
 
     def tensor(self, value: Value) -> Tensor:
         """Return a tensor of the graph: a constant becomes a weight."""
         if isinstance(value, Tensor):
             return value
-        name = value.name or _content_name(value.array)
+        name = value.name or content_name(value.array)
         if name not in self._made:
             self._made[name] = self.g.weight(name, value.shape, value.dtype)
             self.weights[name] = value.array
@@ -152,7 +164,7 @@ def _described(value: Value) -> Tensor:
     return Tensor(0, value.name, dtype, shape, strides, 0, 0, nbytes, Role.WEIGHT)
 
 
-def _content_name(array: Array) -> str:
+def content_name(array: Array) -> str:
     """Return a name that equal constants share, also over several imports of a file."""
     h = hashlib.blake2b(digest_size=12)
     h.update(repr((array.dtype.str, array.shape)).encode())

@@ -11,6 +11,7 @@ import numpy as np
 from ggsched.errors import ModelError, UsageError
 from ggsched.importers.onnx.emit import Array, Const, Emitter, Value
 from ggsched.importers.onnx.read import import_onnx, read_model
+from ggsched.importers.onnx.simplify import simplified
 from ggsched.importers.onnx.types import name_of
 from ggsched.importers.onnx.walk import Walk
 from ggsched.ir.dtype import dtype_by_name
@@ -90,6 +91,10 @@ class OnnxModel:
                 raise UsageError(f"no input {name!r}", where=self.name, hint=_hint(self.inputs))
         self._bound: dict[tuple[object, ...], BoundModel] = {}
         self._weights: dict[str, Array] = {}
+
+    def is_constant(self, name: str) -> bool:
+        """Whether an input was given as a constant."""
+        return name in self._constants
 
     @property
     def graph(self) -> Graph:
@@ -195,10 +200,11 @@ class OnnxModel:
         if not values:
             raise ModelError("it has no outputs", where=self.name)
         tensors = _own(emit, values)
-        graph = emit.g.build(*tensors)
-        inputs = {n: v for n, v in given.items() if isinstance(v, Tensor)}
-        names = dict(zip(self.outputs, (t.id for t in tensors), strict=True))
-        return BoundModel(graph, emit.weights, inputs, names)
+        graph, weights = simplified(emit.g.build(*tensors), emit.weights)
+        inputs = {t.name: t for t in graph.roots(Role.INPUT)}
+        return BoundModel(
+            graph, weights, inputs, dict(zip(self.outputs, graph.outputs, strict=True))
+        )
 
 
 def from_onnx(
@@ -247,9 +253,9 @@ def _port(info: Any) -> Port:
     if not tensor.HasField("shape"):
         raise ModelError("its number of axes is open", where=where)
     for dim in tensor.shape.dim:
-        shape.append(int(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param)
-        if isinstance(shape[-1], int) and shape[-1] < 0:
-            shape[-1] = ""
+        name = dim.dim_param if dim.dim_param not in ("?", "None") else ""  # several mean the same
+        is_known = dim.HasField("dim_value") and dim.dim_value >= 0
+        shape.append(int(dim.dim_value) if is_known else name)
     return Port(info.name, name_of(tensor.elem_type, where), tuple(shape))
 
 

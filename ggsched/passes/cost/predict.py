@@ -12,7 +12,7 @@ from ggsched.passes.cost.simulate import PredictedSpan, PredictedTimeline, simul
 from ggsched.passes.cost.work_size import expected_rows, node_cost
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Command
-from ggsched.plan.effects import Traffic
+from ggsched.plan.effects import Step, Traffic
 from ggsched.topology.cost import HOST, MachineRates, node_seconds
 
 _STEPS = 2
@@ -106,8 +106,23 @@ class RateCosts:
         streams = self._streams.get(command.id, 1.0)
         nodes = self._graph.nodes
         return rates.launch_s + sum(
-            node_cost(rates, self._graph, nodes[step.node], streams) for step in effects.steps
+            node_cost(rates, self._graph, nodes[step.node], streams) + self._from_peers(step)
+            for step in effects.steps
         )
+
+    def _from_peers(self, step: Step) -> float:
+        """Return the seconds in which a node's operands come from other devices.
+
+        A copy's latency is not among them: the node is there already.
+        """
+        arenas = self._plan.memory.arenas
+        here = arenas[step.operands[-1].arena].device
+        seconds = 0.0
+        for region in step.operands[:-1]:
+            there = arenas[region.arena].device
+            if there not in (here, HOST):
+                seconds += region.nbytes / self._rates.link(there, here).bandwidth
+        return seconds
 
     def _moving(self, traffic: Traffic) -> float:
         """Return the seconds of a transfer; host memory has one number in plans and in rates."""

@@ -12,8 +12,10 @@ takes less time than to send it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Final
 
 from ggsched.errors import PlanError
 from ggsched.ir.builder import GraphBuilder
@@ -38,10 +40,17 @@ from ggsched.passes.shard.layout import (
     Split,
     Whole,
     Window,
+    even_parts,
     part_shape,
 )
 from ggsched.passes.shard.names import label_of, name_of
 from ggsched.passes.shard.rules import WHOLE, Decision, Need, Operand, decide
+
+SCATTERED_NBYTES: Final = 256 << 10
+"""Sums of as many bytes are added up in parts: the bytes cost more than a second copy."""
+
+_DIRECT: Final = 2
+"""As many participants send each other no more than they have to if each adds up all."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +266,7 @@ class _Rewriter:
             root = self.tensors[t.storage]
             return Ref(self._joined(root, part), window)
         key = self._joined(t, part)
-        whole = Window(t.shape, _contiguous(t), 0)
+        whole = Window(t.shape, contiguous_strides(t.dtype, t.shape), 0)
         return Ref(key, whole)
 
     def _nearest(self, storage: int, on: tuple[int, ...] | None, part: int) -> Key:
@@ -283,31 +292,55 @@ class _Rewriter:
                 why=f"parts of a {t.role.value} of {t.dtype} are not joined",
                 hint="split it along another axis, or leave it whole",
             )
-        op = "add"
-        params: dict[str, Param] = {}
-        if isinstance(layout, Split):
-            if len(layout.segments) > 1:
-                raise PlanError(
-                    f"{name!r} is split in {len(layout.segments)} segments where a whole one is "
-                    "needed",
-                    where=self.graph.name,
-                )
-            op, params = "concat", {"axis": layout.axis}
-        keys = {}
-        for p in self.shards.group(layout.on):
-            parts = [self._operand(t, None, q) for q in layout.on]
-            total = parts[0]
-            for other in parts[1:]:
-                self._temps += 1
-                key = ("j", self._temps, p)
-                label = f"{name}_{'sum' if op == 'add' else 'joined'}"
-                self.calls.append(Call(op, params, label, (total, other), key, p, True))
-                shape = list(total.window.shape)
-                if isinstance(layout, Split):
-                    shape[layout.axis] += other.window.shape[layout.axis]
-                total = Ref(key, Window(tuple(shape), _steps(t, tuple(shape)), 0))
-            keys[p] = total.key
-        return keys
+        if isinstance(layout, Partial):
+            return self._add_up(t, layout)
+        if len(layout.segments) > 1:
+            raise PlanError(
+                f"{name!r} is split in {len(layout.segments)} segments where a whole one is needed",
+                where=self.graph.name,
+            )
+        parts = [self._operand(t, None, q) for q in layout.on]
+        group = self.shards.group(layout.on)
+        return {p: self._chain(t, "concat", parts, p, axis=layout.axis).key for p in group}
+
+    def _add_up(self, t: Tensor, layout: Partial) -> dict[int, Key]:
+        """Return a sum on each participant of a group, added up in the order of participants.
+
+        Of a few rows each adds up all. Of many rows, with more than two participants, each adds up
+        some and gives them to the others, so that less is sent.
+        """
+        parts, group = [self._operand(t, None, q) for q in layout.on], self.shards.group(layout.on)
+        if len(group) <= _DIRECT or t.nbytes < SCATTERED_NBYTES or t.shape[0] < len(group):
+            return {p: self._chain(t, "add", parts, p).key for p in group}
+        ends = accumulate(even_parts(t.shape[0], [1.0] * len(group), 1))
+        sums = [
+            self._chain(
+                t,
+                "add",
+                [Ref(part.key, part.window.sliced(0, first, stop)) for part in parts],
+                p,
+            )
+            for p, (first, stop) in zip(group, pairwise([0, *ends]), strict=True)
+        ]
+        return {p: self._chain(t, "concat", sums, p, axis=0).key for p in group}
+
+    def _chain(
+        self, t: Tensor, op: str, parts: Sequence[Ref], part: int, *, axis: int | None = None
+    ) -> Ref:
+        """Return what a participant makes of several parts, two at a time, in order."""
+        label = f"{self.tensors[t.storage].name}_{'joined' if op == 'concat' else 'sum'}"
+        params: dict[str, Param] = {} if axis is None else {"axis": axis}
+        total = parts[0]
+        for other in parts[1:]:
+            self._temps += 1
+            key = ("j", self._temps, part)
+            self.calls.append(Call(op, params, label, (total, other), key, part, True))
+            shape = list(total.window.shape)
+            if axis is not None:
+                shape[axis] += other.window.shape[axis]
+            strides = contiguous_strides(t.dtype, tuple(shape))
+            total = Ref(key, Window(tuple(shape), strides, 0))
+        return total
 
     # --- layouts --------------------------------------------------------------------------
 
@@ -360,11 +393,3 @@ class _Rewriter:
         if kept:
             return kept[0]
         return max(made, key=len, default=self.shards.everyone)
-
-
-def _contiguous(t: Tensor) -> tuple[int, ...]:
-    return _steps(t, t.shape)
-
-
-def _steps(t: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return contiguous_strides(t.dtype, shape)

@@ -10,7 +10,7 @@ from ggsched.testing.conformance.exact import exact_op
 from ggsched.testing.conformance.faults import can_fail
 from ggsched.testing.conformance.latch import elsewhere_facts
 from ggsched.testing.conformance.rules import BrokenRule
-from ggsched.topology.caps import capabilities
+from ggsched.topology.caps import capabilities, reads_peer
 
 LITTLE: Final = 1 << 26
 """Bytes of memory up to which a case allocates all of it."""
@@ -49,6 +49,13 @@ def _peer(w: TestContext) -> str:
         return _pair(w)
     able = w.device.copies_with(w.other.facts)
     return "" if able else "it declares no copy path to a second one"
+
+
+def _reads_peers(w: TestContext) -> str:
+    if _pair(w):
+        return _pair(w)
+    able = reads_peer(w.device.facts, w.other.facts)
+    return "" if able else "it does not read buffers of a second one"
 
 
 def _no_peer(w: TestContext) -> str:
@@ -164,6 +171,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "pair": _pair,
     "peer copy": _peer,
     "no peer copy": _no_peer,
+    "peer reads": _reads_peers,
     "peer wait": _peer_wait,
     "no peer wait": _no_peer_wait,
     "foreign wait": _foreign_wait,

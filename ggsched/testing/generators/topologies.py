@@ -118,6 +118,8 @@ def constraints(
 ) -> Constraints:
     """Draw homes of weights and states and pins of nodes that can be honoured together.
 
+    Results of peers are read where they lie, or copied.
+
     Args:
         draw: Passed by Hypothesis.
         graph: The graph.
@@ -141,7 +143,7 @@ def constraints(
                 device = draw(st.sampled_from(able[storage]))
             pins[node.id] = fixed[storage] = device
     cleared = [t.name for t in graph.roots(Role.STATE) if clears and draw(st.booleans())]
-    return Constraints(homes, pins, clears=frozenset(cleared))
+    return Constraints(homes, pins, clears=frozenset(cleared), reads_peers=draw(st.booleans()))
 
 
 def _some(draw: st.DrawFn, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -1,0 +1,138 @@
+"""Ops of the library ``nd`` as expressions: of elements A, B and C, and parameters P0 to P2."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+REAL: Final = ("f32", "f16")
+SIGNED: Final = ("i64", "i32", "i16", "i8")
+WHOLE: Final = (*SIGNED, "u64", "u32", "u16", "u8")
+NUMBERS: Final = (*REAL, *WHOLE)
+BOOL: Final = ("bool",)
+EVERY: Final = (*NUMBERS, *BOOL)
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """How an element of the result is computed.
+
+    Attributes:
+        text: In OpenCL C.
+        types: Of the first operand.
+        params: Names of parameters that become P0, P1, P2.
+    """
+
+    text: str
+    types: Sequence[str] = REAL
+    params: tuple[str, ...] = ()
+
+
+_SOFTPLUS: Final = "(log1p(exp(-fabs(A))) + fmax(A, 0.0f))"
+_ROOT_HALF: Final = "0.70710678118654752f"
+_WRAPPED: Final = "(B == 0 ? 0 : (A % B != 0 && ((A % B < 0) != (B < 0)) ? A % B + B : A % B))"
+
+ELEMENTS: Final[dict[str, Expression]] = {
+    # functions that OpenCL has
+    **{
+        name: Expression(f"{function}(A)")
+        for name, function in {
+            "exp": "exp", "log": "log", "sqrt": "sqrt", "rsqrt": "1.0f / sqrt", "floor": "floor",
+            "ceil": "ceil", "round": "rint", "sin": "sin", "cos": "cos", "tan": "tan",
+            "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh",
+            "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "tanh": "tanh", "erf": "erf",
+        }.items()
+    },
+    "reciprocal": Expression("1.0f / A"),
+    "sigmoid": Expression("1.0f / (1.0f + exp(-A))"),
+    "silu": Expression("A / (1.0f + exp(-A))"),
+    "softplus": Expression(_SOFTPLUS),
+    "softsign": Expression("A / (1.0f + fabs(A))"),
+    "mish": Expression(f"A * tanh({_SOFTPLUS})"),
+    "hard_swish": Expression("A * clamp(A / 6.0f + 0.5f, 0.0f, 1.0f)"),
+    "hard_sigmoid": Expression("clamp(A * P0 + P1, 0.0f, 1.0f)", params=("alpha", "beta")),
+    "leaky_relu": Expression("A < 0 ? A * P0 : A", params=("alpha",)),
+    "threshold": Expression("A > P0 ? A : 0.0f", params=("alpha",)),
+    "elu": Expression(
+        "A > 0 ? P1 * A : P1 * P0 * expm1(A / P2)", params=("alpha", "gamma", "inner")
+    ),
+    "gelu": Expression(f"0.5f * A * (1.0f + erf(A * {_ROOT_HALF}))"),
+    "gelu_tanh": Expression(
+        "0.5f * A * (1.0f + tanh(0.7978845608028654f * (A + 0.044715f * A * A * A)))"
+    ),
+    "relu": Expression("A < 0 ? 0 : A", NUMBERS),
+    "abs": Expression("A < 0 ? -A : A", NUMBERS),
+    "neg": Expression("-A", NUMBERS),
+    "sign": Expression("A != A ? A : (A > 0) - (A < 0)", NUMBERS),
+    "not": Expression("!A", BOOL),
+    "bit_not": Expression("~A", WHOLE),
+    "is_nan": Expression("A != A"),
+    # two operands
+    "add": Expression("A + B", NUMBERS),
+    "sub": Expression("A - B", NUMBERS),
+    "mul": Expression("A * B", NUMBERS),
+    "min": Expression("NAN_MIN(A, B)", NUMBERS),
+    "max": Expression("NAN_MAX(A, B)", NUMBERS),
+    "prelu": Expression("A < 0 ? A * B : A", NUMBERS),
+    "and": Expression("A && B", BOOL),
+    "or": Expression("A || B", BOOL),
+    "xor": Expression("A != B", BOOL),
+    "bit_and": Expression("A & B", WHOLE),
+    "bit_or": Expression("A | B", WHOLE),
+    "bit_xor": Expression("A ^ B", WHOLE),
+    "equal": Expression("A == B", EVERY),
+    "less": Expression("A < B", NUMBERS),
+    "less_equal": Expression("A <= B", NUMBERS),
+    "greater": Expression("A > B", NUMBERS),
+    "greater_equal": Expression("A >= B", NUMBERS),
+    "pow": Expression("pow(A, (float)B)"),
+    # three
+    "where": Expression("A ? B : C", BOOL),
+    "clip": Expression("NAN_MIN(NAN_MAX(A, B), C)", NUMBERS),
+    # moved
+    "copy": Expression("A", EVERY),
+    "transpose": Expression("A", EVERY),
+    "expand": Expression("A", EVERY),
+    "slice": Expression("A", EVERY),
+    "concat": Expression("A", EVERY),
+    "cast": Expression("A", EVERY),
+}  # fmt: skip
+"""By op, without the prefix."""
+
+BY_TYPE: Final[dict[str, dict[str, str]]] = {
+    "div": {**dict.fromkeys(REAL, "A / B"), **dict.fromkeys(WHOLE, "(B == 0 ? 0 : A / B)")},
+    "mod": {**dict.fromkeys(REAL, "(P0 > 0 ? fmod(A, B) : floor_mod(A, B))"),
+            **dict.fromkeys(WHOLE, f"(P0 > 0 ? (B == 0 ? 0 : A % B) : {_WRAPPED})")},
+}  # fmt: skip
+"""Ops that are written otherwise for integers: they must not trap."""
+
+BY_TYPE_PARAMS: Final = {"mod": ("fmod",)}
+
+
+MOVES: Final = ("copy", "transpose", "expand", "slice", "concat")
+"""Ops that move elements without computing."""
+
+WINDOWS: Final = ("conv", "max_pool", "average_pool")
+"""Ops on windows that slide, in f32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How elements are combined: the start, the step, and what is done to each and to the end."""
+
+    first: str
+    step: str
+    mapped: str = "A"
+    last: str = "TOTAL"
+
+
+REDUCTIONS: Final[dict[str, Reduction]] = {
+    "reduce_sum": Reduction("0", "((a) + (b))"),
+    "reduce_mean": Reduction("0", "((a) + (b))", last="TOTAL / COUNT"),
+    "reduce_prod": Reduction("1", "((a) * (b))"),
+    "reduce_max": Reduction("-INFINITY", "NAN_MAX(a, b)"),
+    "reduce_min": Reduction("INFINITY", "NAN_MIN(a, b)"),
+    "reduce_l1": Reduction("0", "((a) + (b))", "fabs(A)"),
+    "reduce_l2": Reduction("0", "((a) + (b))", "A * A", "sqrt(TOTAL)"),
+    "reduce_sum_square": Reduction("0", "((a) + (b))", "A * A"),
+}
+"""By op, in f32 and f16."""

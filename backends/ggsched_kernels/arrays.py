@@ -1,0 +1,300 @@
+"""Ops of the library ``nd``: kernels made from expressions, for OpenCL."""
+
+import struct
+from collections.abc import Sequence
+from math import prod
+from typing import Final
+
+from ggsched.backend.program import Operand
+from ggsched.errors import UsageError
+from ggsched.ir.tensor import contiguous_strides
+from ggsched.topology.caps import op_key
+from ggsched_kernels.array_table import (
+    BY_TYPE,
+    BY_TYPE_PARAMS,
+    ELEMENTS,
+    EVERY,
+    MOVES,
+    REAL,
+    REDUCTIONS,
+    WINDOWS,
+)
+from ggsched_kernels.calls import CODE, FAULT, MAX_PARTS, SCRATCH, Arg, f32, i32, i64
+from ggsched_kernels.lowering_context import LoweringContext
+
+PREFIX: Final = "nd."
+SOURCE_PREFIX: Final = "nd-"
+"""Sources of the library are called by this, the kernel's file, the op, and its first type."""
+
+AXES: Final = 8
+SPATIAL: Final = 3
+ACROSS: Final = 8
+_OPERANDS: Final = 3
+_NO_MORE: Final = ("f32", "f32", "f32")
+
+Place = tuple[Arg, int, tuple[int, ...], tuple[int, ...]]
+"""Memory, offset, extents and strides."""
+
+
+def array_ops(*, has_f64: bool) -> frozenset[str]:
+    """Return ``op:dtype`` of what has a kernel.
+
+    Args:
+        has_f64: Whether kernels can compute with f64, to which any type can be converted.
+    """
+    keys = {op_key(PREFIX + op, t) for op, e in ELEMENTS.items() for t in e.types}
+    keys |= {op_key(PREFIX + op, t) for op, texts in BY_TYPE.items() for t in texts}
+    keys |= {op_key(PREFIX + op, t) for op in REDUCTIONS for t in REAL}
+    keys |= {op_key(PREFIX + "gather", t) for t in EVERY}
+    keys |= {op_key(PREFIX + op, "f32") for op in WINDOWS}
+    keys |= {op_key(PREFIX + op, "f64") for op in (*MOVES, "gather")}
+    if not has_f64:
+        keys -= {key for key in keys if key.startswith(("nd.cast:", "nd.pow:"))}
+    return frozenset(keys)
+
+
+def array_source(name: str) -> tuple[str, ...]:
+    """Return definitions and the file of a source."""
+    file, op, dtype = name.removeprefix(SOURCE_PREFIX).split("-")
+    if file == "reduce":
+        how = REDUCTIONS[op]
+        return (
+            f"#define FIRST {how.first}\n#define NEXT(a, b) {how.step}\n"
+            f"#define MAPPED {how.mapped}\n#define LAST {how.last}\n",
+            "array_reduce.cl",
+        )
+    if file == "elements":
+        text = BY_TYPE[op][dtype] if op in BY_TYPE else ELEMENTS[op].text
+        return f"#define EXPR {text}\n", "array_elements.cl"
+    return "", f"array_{file}.cl"
+
+
+def lower_array(site: LoweringContext) -> None:
+    """Add the calls of a node of the library."""
+    node = site.node
+    op = node.op.removeprefix(PREFIX)
+    if op in REDUCTIONS:
+        _reduce(site, op)
+    elif op == "gather":
+        _gather(site)
+    elif op == "concat":
+        _concat(site)
+    elif op in WINDOWS:
+        _windows(site, op)
+    else:
+        y = _place(node.output)
+        x = [_broadcast(o, y[2]) for o in node.inputs]
+        if op == "transpose":
+            x = [_permuted(node.inputs[0], _ints(site, "perm"))]
+        elif op == "slice":
+            x = [_sliced(site, node.inputs[0], node.output.shape)]
+        _elements(site, op, x, y, [o.dtype.name for o in node.inputs], node.output.dtype.name)
+
+
+def _place(operand: Operand) -> Place:
+    return operand.buffer, operand.offset, operand.shape, operand.strides
+
+
+def _broadcast(operand: Operand, shape: tuple[int, ...]) -> Place:
+    missing = len(shape) - len(operand.shape)
+    if missing < 0:  # one element with more axes, as limits of clip may be
+        return operand.buffer, operand.offset, shape, (0,) * len(shape)
+    own = zip(operand.shape, operand.strides, strict=True)
+    strides = (*(0,) * missing, *(0 if n == 1 else s for n, s in own))
+    return operand.buffer, operand.offset, shape, strides
+
+
+def _permuted(x: Operand, perm: tuple[int, ...]) -> Place:
+    return x.buffer, x.offset, tuple(x.shape[a] for a in perm), tuple(x.strides[a] for a in perm)
+
+
+def _sliced(site: LoweringContext, x: Operand, shape: tuple[int, ...]) -> Place:
+    starts, steps = _ints(site, "starts"), _ints(site, "steps")
+    first = [range(n)[a] if n > a else 0 for n, a in zip(x.shape, starts, strict=True)]
+    offset = x.offset + sum(a * s for a, s in zip(first, x.strides, strict=True))
+    return x.buffer, offset, shape, tuple(k * s for k, s in zip(steps, x.strides, strict=True))
+
+
+def _ints(site: LoweringContext, name: str) -> tuple[int, ...]:
+    value = site.node.params[name]
+    assert isinstance(value, tuple)
+    return value
+
+
+def _concat(site: LoweringContext) -> None:
+    y = site.node.output
+    axis = int(site.number("axis")) % len(y.shape)
+    at = 0
+    for x in site.node.inputs:
+        if 0 not in x.shape:
+            part = (y.buffer, y.offset + at * y.strides[axis], x.shape, y.strides)
+            kinds = [x.dtype.name]
+            _elements(site, "concat", [_place(x)], part, kinds, y.dtype.name)
+        at += x.shape[axis]
+
+
+def _elements(
+    site: LoweringContext, op: str, x: Sequence[Place], y: Place, kinds: Sequence[str], kind: str
+) -> None:
+    names = BY_TYPE_PARAMS.get(op, ()) if op in BY_TYPE else ELEMENTS[op].params
+    values = [float(site.number(name)) for name in names]
+    places = [*x, *([x[0]] * (_OPERANDS - len(x))), y]
+    packed, rows, extent = _packed(places, y[2], site)
+    span = max(site.profile.span, -(-extent // MAX_PARTS))
+    if op in MOVES or op == "where":  # f64 that is only moved needs no arithmetic
+        kinds, kind = [_BITS.get(k, k) for k in kinds], _BITS.get(kind, kind)
+    types = (*kinds, *_NO_MORE)[:_OPERANDS]
+    site.call(
+        f"{SOURCE_PREFIX}elements-{op}-{kinds[0]}",
+        "elements",
+        (
+            *(p[0] for p in places),
+            packed,
+            i32(span),
+            *(f32(v) for v in (*values, 0.0, 0.0, 0.0)[:3]),
+        ),
+        (rows, max(1, -(-extent // span)), 1),
+        A_T=types[0],
+        B_T=types[1],
+        C_T=types[2],
+        Y_T=kind,
+        OPERANDS=len(x),
+    )
+
+
+def _packed(
+    places: Sequence[Place], shape: tuple[int, ...], site: LoweringContext
+) -> tuple[bytes, int, int]:
+    """Return the struct ``Nd``, the number of rows, and their length; axes are merged."""
+    axes: list[tuple[int, tuple[int, ...]]] = []
+    for axis, n in enumerate(shape):
+        if n == 1:
+            continue
+        steps = tuple(p[3][axis] for p in places)
+        if axes and axes[-1][1] == tuple(s * n for s in steps):
+            axes[-1] = (axes[-1][0] * n, steps)
+        else:
+            axes.append((n, steps))
+    full = [(1, (0,) * len(places))] * (AXES - len(axes)) + axes
+    extents = [n for n, _ in full]
+    rows = prod(extents[:-1])
+    if max(rows, *extents) >= 1 << 31:
+        raise UsageError(f"{rows} rows of {extents[-1]} elements", where=site.node.label)
+    fill = [0] * (_OPERANDS + 1 - len(places))
+    offsets = [*(p[1] for p in places[:-1]), *fill, places[-1][1]]
+    order = [*range(len(places) - 1), *[-1] * len(fill), len(places) - 1]
+    strides = [0 if i < 0 else steps[i] for i in order for _, steps in full]
+    return struct.pack("<4q32q8i", *offsets, *strides, *extents), rows, extents[-1]
+
+
+def _reduce(site: LoweringContext, op: str) -> None:
+    x, y = site.node.inputs[0], site.node.output
+    axes = {a % len(x.shape) for a in _ints(site, "axes")} if x.shape else set()
+    kept = [a for a in range(len(x.shape)) if a not in axes]
+    wide = y.strides
+    if site.node.params["keepdims"]:
+        wide = tuple(y.strides[a] for a in kept)
+    shape = tuple(x.shape[a] for a in kept)
+    own = (x.buffer, x.offset, shape, tuple(x.strides[a] for a in kept))
+    outer, rows, last = _packed([own, (y.buffer, y.offset, shape, wide)], shape, site)
+    gone = sorted(axes)
+    away = tuple(x.shape[a] for a in gone)
+    steps = tuple(x.strides[a] for a in gone)
+    inner, inner_rows, _ = _packed([(x.buffer, 0, away, steps)] * 2, away, site)
+    count, lanes = rows * last, site.profile.lanes
+    if count >= 1 << 31:
+        raise UsageError(f"{count} elements", where=site.node.label)
+    site.call(
+        f"{SOURCE_PREFIX}reduce-{op}-{x.dtype.name}",
+        "reduce",
+        (
+            *(x.buffer, y.buffer, outer, inner, i32(count)),
+            *(i32(inner_rows if prod(away) else 0), f32(float(prod(away)))),
+        ),
+        (-(-count // lanes), 1, 1),
+        A_T=x.dtype.name,
+        B_T="f32",
+        C_T="f32",
+        Y_T=y.dtype.name,
+    )
+
+
+_BITS: Final = {"f64": "u64"}
+_MOVED: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
+
+
+def _plain(site: LoweringContext, operand: Operand) -> tuple[Arg, int]:
+    """Return where an operand lies without gaps, in a copy if need be."""
+    plain = contiguous_strides(operand.dtype, operand.shape)
+    pairs = zip(operand.shape, operand.strides, plain, strict=True)
+    if all(n == 1 or s == p for n, s, p in pairs):
+        return operand.buffer, operand.offset
+    offset = site.scratch(prod(operand.shape) * operand.dtype.block_nbytes)
+    name = operand.dtype.name
+    _elements(
+        site, "copy", [_place(operand)], (SCRATCH, offset, operand.shape, plain), [name], name
+    )
+    return SCRATCH, offset
+
+
+def _gather(site: LoweringContext) -> None:
+    x, ids = site.node.inputs
+    y = site.node.output
+    axis = int(site.number("axis")) % len(x.shape)
+    if not prod(ids.shape):
+        return
+    data, chosen = _plain(site, x), _plain(site, ids)
+    inner = prod(x.shape[axis + 1 :])
+    span = max(site.profile.span, -(-inner // MAX_PARTS))
+    rows = prod(x.shape[:axis]) * prod(ids.shape)
+    site.call(
+        f"{SOURCE_PREFIX}gather-gather-{x.dtype.name}",
+        "gather",
+        (
+            *(data[0], i64(data[1]), chosen[0], i64(chosen[1]), y.buffer, i64(y.offset)),
+            *(i32(prod(ids.shape)), i32(x.shape[axis]), i32(inner), i32(span), FAULT, CODE),
+        ),
+        (rows, max(1, -(-inner // span)), 1),
+        A_T=_MOVED[x.dtype.block_nbytes],
+        B_T=ids.dtype.name,
+        C_T="f32",
+        Y_T="f32",
+    )
+
+
+def _windows(site: LoweringContext, op: str) -> None:
+    x, y = site.node.inputs[0], site.node.output
+    places = [_plain(site, o) for o in site.node.inputs]
+    n = len(x.shape) - 2
+    conv = op == "conv"
+    kernel = site.node.inputs[1].shape[2:] if conv else _ints(site, "kernel")
+    pads = _ints(site, "pads")
+    extra = (_ints(site, "extra") or (0,) * n) if op == "average_pool" else (0,) * n
+    real = [x.shape[2 + i] + pads[n + i] - extra[i] for i in range(n)]
+    channels, per = x.shape[1], site.node.inputs[1].shape[1] if conv else 1
+    each = y.shape[1] // int(site.number("group")) if conv else 1
+    tuples = [
+        *((x.shape[2:], 1), (y.shape[2:], 1), (kernel, 1), (_ints(site, "strides"), 1)),
+        *((_ints(site, "dilations"), 1), (pads[:n], 0), (real, 1)),
+    ]
+    spatial = [v for values, fill in tuples for v in (*(fill,) * (SPATIAL - n), *values)]
+    weights, bias = (*places[1:], places[0], places[0])[:2]
+    offsets = (places[0][1], weights[1], bias[1], y.offset)
+    packed = struct.pack("<4q25i4x", *offsets, channels, y.shape[1], per, each, *spatial)
+    across = -(-y.shape[-1] // (ACROSS * site.profile.lanes))
+    outer = prod(y.shape[2:-1])
+    if outer > MAX_PARTS:
+        raise UsageError(f"{outer} rows of windows", where=site.node.label)
+    groups = (y.shape[0] * y.shape[1], outer, across)
+    types = dict.fromkeys(("A_T", "B_T", "C_T", "Y_T"), "f32")
+    source = f"{SOURCE_PREFIX}windows-{op}-f32"
+    memory = [places[0][0], *([weights[0], bias[0]] if conv else []), y.buffer]
+    if conv:
+        flags = [i32(int(bool(site.node.params["bias"])))]
+    else:
+        counts = site.node.params.get("counts_pads", False)
+        flags = [i32(int(op == "max_pool")), i32(int(bool(counts)))]
+    site.call(source, "conv" if conv else "pool", (*memory, packed, *flags), groups, **types)
+
+
+__all__ = ["PREFIX", "SOURCE_PREFIX", "array_ops", "array_source", "lower_array"]

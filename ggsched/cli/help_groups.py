@@ -1,0 +1,54 @@
+"""Help of commands with many options: in groups, each with a heading."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import click
+
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Model": ("model_option", "metadata", "weights", "cache_type_k", "cache_type_v"),
+    "Prompt and text": (
+        "prompt", "prompt_file", "text_file", "tokens", "n_predict", "chat", "system", "stops",
+        "prompts", "generations", "depths", "parallels", "repetitions",
+    ),
+    "Sampling": (
+        "temperature", "seed", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n",
+    ),
+    "ONNX models": ("inputs", "constants", "dims"),
+    "Devices, and what lives where": (
+        "devices", "n_gpu_layers", "n_cpu_moe", "cpu_moe", "overrides", "tensor_split",
+        "split_mode", "tensor_group", "split_by", "placement", "fit", "fit_margin",
+        "memory_budget", "op_offload", "expert_staging_buffers", "expert_cache",
+    ),
+    "Sizes": ("n_ctx", "n_batch", "n_ubatch", "n_tokens", "n_past", "prompt_tokens"),
+    "Threads, streams and pipelines": (
+        "threads", "activations", "streams", "pipelining", "pipeline_buffers", "packing_effort",
+    ),
+    "Checks": ("verify", "checks_memory"),
+    "Output": (
+        "output", "form", "compare", "as_json", "logits", "trace", "html", "report", "verbose",
+        "explain", "memory", "with_graph", "dot", "topology",
+    ),
+}  # fmt: skip
+"""Parameters of options by heading. What is in none stands below the others."""
+
+
+class GroupedCommand(click.Command):
+    """A command whose ``--help`` lists its options under the headings of ``GROUPS``."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options."""
+        rest = {p.name: p for p in self.get_params(ctx) if isinstance(p, click.Option)}
+        for heading, names in GROUPS.items():
+            rows = [rest.pop(name).get_help_record(ctx) for name in names if name in rest]
+            _section(formatter, heading, rows)
+        _section(formatter, "Other options", [p.get_help_record(ctx) for p in rest.values()])
+
+
+def _section(
+    formatter: click.HelpFormatter, heading: str, rows: list[tuple[str, str] | None]
+) -> None:
+    shown = [row for row in rows if row is not None]
+    if shown:
+        with formatter.section(heading):
+            formatter.write_dl(shown)

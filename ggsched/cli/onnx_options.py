@@ -1,0 +1,237 @@
+"""``ggsched run model.onnx``: options, and the run."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+import click
+import numpy as np
+
+from ggsched.cli.console import write_json
+from ggsched.cli.trace_file import Wanted, check_writable, recording
+from ggsched.config import Settings
+from ggsched.errors import UsageError
+from ggsched.printable import write_out
+
+if TYPE_CHECKING:
+    from ggsched.importers.onnx import OnnxModel
+
+F = TypeVar("F", bound=Callable[..., Any])
+Array = np.ndarray[Any, np.dtype[Any]]
+
+SUFFIX: Final = ".onnx"
+
+_OWN: Final = ("inputs", "constants", "dims", "output")
+_SHARED: Final = frozenset(
+    [
+        "model",
+        "model_option",
+        "devices",
+        "placement",
+        "verify",
+        "trace",
+        "html",
+        "report",
+        "as_json",
+        "threads",
+        "activations",
+        "streams",
+        "packing_effort",
+        "memory_budget",
+    ]
+)
+"""Options that mean the same for every model."""
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise click.BadParameter(f"{text!r} is not of the form NAME=FILE.npy")
+    return name, value
+
+
+def _dim(text: str) -> tuple[str, int]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value.isascii() and value.isdigit()):
+        raise click.BadParameter(f"{text!r} is not of the form NAME=EXTENT")
+    return name, int(value)
+
+
+_OPTIONS: Final = (
+    click.option(
+        "--input",
+        "inputs",
+        type=_named,
+        multiple=True,
+        metavar="NAME=FILE.npy",
+        help="An input of an ONNX model. May be repeated.",
+    ),
+    click.option(
+        "--constant",
+        "constants",
+        type=_named,
+        multiple=True,
+        metavar="NAME=FILE.npy|NUMBER",
+        help="An input of an ONNX model that shapes may depend on. May be repeated.",
+    ),
+    click.option(
+        "--dim",
+        "dims",
+        type=_dim,
+        multiple=True,
+        metavar="NAME=EXTENT",
+        help="An extent that an ONNX model leaves open and its inputs do not give.",
+    ),
+    click.option(
+        "--output",
+        "output",
+        type=click.Path(dir_okay=False, writable=True),
+        default=None,
+        metavar="FILE.npz",
+        help="Write the outputs of an ONNX model.",
+    ),
+)
+
+
+def onnx_options(function: F) -> F:
+    """Add the options; a model whose name ends in ``.onnx`` is run here."""
+
+    @wraps(function)
+    def command(settings: Settings, /, **given: Any) -> Any:
+        own = {name: given.pop(name) for name in _OWN}
+        if not given["model"].endswith(SUFFIX):
+            for name, value in own.items():
+                if value:
+                    what = f"--{name.removesuffix('s')} is for ONNX models"
+                    raise UsageError(
+                        what, where=given["model"], hint=f"whose names end in {SUFFIX}"
+                    )
+            return function(settings, **given)
+        _refuse_others()
+        return _run(settings, given, **own)
+
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return cast(F, command)
+
+
+def _refuse_others() -> None:
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name in _SHARED or name in _OWN:
+            continue
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise UsageError(
+                f"{parameter.opts[-1]} is for models that generate text", where="ggsched run"
+            )
+
+
+def _run(
+    settings: Settings,
+    given: dict[str, Any],
+    *,
+    inputs: tuple[tuple[str, str], ...],
+    constants: tuple[tuple[str, str], ...],
+    dims: tuple[tuple[str, int], ...],
+    output: str | None,
+) -> None:
+    from ggsched.importers.onnx import from_onnx
+    from ggsched.scheduler import Scheduler
+
+    if output is not None:
+        check_writable(output, "the outputs")
+    known = {name: _number(text) for name, text in constants}
+    try:
+        model = from_onnx(given["model"], dict(dims), constants=known)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UsageError("cannot be read", where=given["model"], why=why) from error
+    arrays = {name: _load(path) for name, path in inputs}
+    _check(model, arrays)
+    if given["verify"] is not None:
+        verify: bool = given["verify"]
+        settings = replace(settings, verify=verify, sanitize="plan" if verify else "off")
+    wanted = Wanted(given["trace"], given["html"], given["report"])
+    with (
+        recording(wanted, "ggsched run") as recorder,
+        Scheduler(
+            given["devices"],
+            weights=model.weight,
+            settings=settings,
+            placement=given["placement"],
+            recorder=recorder,
+        ) as scheduler,
+    ):
+        found = model.run(scheduler, arrays)
+    if output is not None:
+        _save(output, found)
+    if given["as_json"]:
+        write_json({"outputs": {n: _described(a) for n, a in found.items()}})
+    else:
+        for name, array in found.items():
+            write_out(f"{name} {_line(array)}\n")
+
+
+def _check(model: "OnnxModel", arrays: dict[str, Array]) -> None:
+    missing = [p for n, p in model.inputs.items() if n not in arrays and not model.is_constant(n)]
+    if missing:
+        raise UsageError(
+            f"no value for the input {missing[0]}",
+            where="ggsched run",
+            hint=f"--input {missing[0].name}=FILE.npy",
+        )
+
+
+def _load(path: str) -> Array:
+    """Return the array of a file, mapped: what its header promises takes no memory."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UsageError("cannot be read", where=path, why=why) from error
+    except (ValueError, EOFError, OverflowError, MemoryError, SyntaxError) as error:
+        why = " ".join(str(error).split())
+        raise UsageError("not an array that numpy wrote", where=path, why=why) from error
+    if not isinstance(found, np.ndarray):
+        raise UsageError("not one array", where=path, hint="write it with numpy.save")
+    return found
+
+
+def _number(text: str) -> Array:
+    if text.endswith(".npy"):
+        return _load(text)
+    for kind in (int, float):
+        try:
+            return np.array(kind(text))
+        except ValueError:
+            continue
+    raise UsageError(f"{text!r} is neither a number nor a file .npy", where="--constant")
+
+
+def _save(path: str, found: dict[str, Array]) -> None:
+    try:
+        with open(path, "wb") as file:
+            np.savez(file, **found)  # type: ignore[arg-type]
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UsageError("cannot write the outputs", where=os.fspath(path), why=why) from error
+
+
+def _described(array: Array) -> dict[str, Any]:
+    return {"dtype": str(array.dtype), "shape": list(array.shape), **_range(array)}
+
+
+def _line(array: Array) -> str:
+    text = f"{array.dtype}{list(array.shape)}"
+    return text + "".join(f" {name} {value:g}" for name, value in _range(array).items())
+
+
+def _range(array: Array) -> dict[str, float]:
+    if not array.size or array.dtype.kind == "b":
+        return {}
+    low, mean, high = array.min(), array.mean(dtype=np.float64), array.max()
+    found = {"min": float(low), "mean": float(mean), "max": float(high)}
+    return {name: value for name, value in found.items() if np.isfinite(value)}

@@ -1,0 +1,157 @@
+"""Which calls of the library are calls of built-in ops, which more devices have kernels for.
+
+Built-in ops are compiled on ``cpu`` and have kernels on ``opencl`` and ``cuda``. They compute with
+f32 and up to four axes; the result is the same within rounding.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import F32
+from ggsched.ir.ops import BUILT_IN_AXES
+from ggsched.ir.shapes import broadcasts_to
+from ggsched.ir.tensor import Tensor
+
+Operand = Tensor | np.ndarray[Any, np.dtype[Any]]
+"""A tensor, or the elements of a constant."""
+
+ToTensor = Callable[[Operand], Tensor]
+
+_SAME: Final = {"sigmoid": "sigmoid", "tanh": "tanh", "silu": "silu", "gelu_tanh": "gelu"}
+
+
+def built_in(
+    g: GraphBuilder, tensor: ToTensor, name: str, x: Sequence[Operand], params: dict[str, Any]
+) -> Tensor | None:
+    """Return the result of a built-in op that computes the same, or None.
+
+    Args:
+        g: The graph.
+        tensor: Makes a weight of a constant.
+        name: Of the op of the library, without the prefix.
+        x: Operands.
+        params: Parameters.
+    """
+    rule = _RULES.get(name)
+    fits = all(_is_f32(v) and len(v.shape) <= BUILT_IN_AXES and 0 not in v.shape for v in x)
+    return rule(g, tensor, name, x, params) if rule is not None and fits else None
+
+
+def _is_f32(value: Operand) -> bool:
+    return value.dtype is F32 if isinstance(value, Tensor) else value.dtype == np.float32
+
+
+def _scalar(value: Operand) -> float | None:
+    """Return a finite constant of one element that no shape depends on."""
+    if isinstance(value, Tensor) or value.size != 1:
+        return None
+    number = float(value.reshape(-1)[0])
+    return number if math.isfinite(number) else None
+
+
+def _binary(
+    g: GraphBuilder, tensor: ToTensor, name: str, x: Sequence[Operand], _: dict[str, Any]
+) -> Tensor | None:
+    a, b = x
+    if name in ("add", "mul") and not broadcasts_to(b.shape, a.shape):
+        a, b = b, a
+    if not broadcasts_to(b.shape, a.shape):
+        return None
+    number = _scalar(b)
+    if number is not None and name != "div":
+        factor = number if name == "mul" else 1.0
+        bias = {"add": number, "sub": -number}.get(name, 0.0)
+        return g.scale(tensor(a), factor, bias)
+    return g.op(name, tensor(a), tensor(b))
+
+
+def _power(
+    g: GraphBuilder, tensor: ToTensor, _name: str, x: Sequence[Operand], _: dict[str, Any]
+) -> Tensor | None:
+    if _scalar(x[1]) != 2.0 or not broadcasts_to(x[1].shape, x[0].shape):
+        return None
+    return g.mul(tensor(x[0]), tensor(x[0]))
+
+
+def _unary(
+    g: GraphBuilder, tensor: ToTensor, name: str, x: Sequence[Operand], _: dict[str, Any]
+) -> Tensor:
+    return g.op(_SAME[name], tensor(x[0]))
+
+
+def _relu(
+    g: GraphBuilder, tensor: ToTensor, _name: str, x: Sequence[Operand], _: dict[str, Any]
+) -> Tensor:
+    return g.clamp(tensor(x[0]), 0.0, math.inf)
+
+
+def _clip(
+    g: GraphBuilder, tensor: ToTensor, _name: str, x: Sequence[Operand], _: dict[str, Any]
+) -> Tensor | None:
+    low, high = _scalar(x[1]), _scalar(x[2])
+    return None if low is None or high is None else g.clamp(tensor(x[0]), low, high)
+
+
+def _softmax(
+    g: GraphBuilder, tensor: ToTensor, _name: str, x: Sequence[Operand], params: dict[str, Any]
+) -> Tensor | None:
+    if params["axis"] not in (-1, len(x[0].shape) - 1):
+        return None
+    return g.soft_max(tensor(x[0]))
+
+
+def _normalize(
+    g: GraphBuilder, tensor: ToTensor, _name: str, x: Sequence[Operand], params: dict[str, Any]
+) -> Tensor | None:
+    if params["axes"] not in ((-1,), (len(x[0].shape) - 1,)):
+        return None
+    return g.norm(tensor(x[0]), params["eps"])
+
+
+def _sum(
+    g: GraphBuilder, tensor: ToTensor, name: str, x: Sequence[Operand], params: dict[str, Any]
+) -> Tensor | None:
+    if params["axes"] not in ((-1,), (len(x[0].shape) - 1,)) or not params["keepdims"]:
+        return None
+    total = g.sum_rows(tensor(x[0]))
+    return total if name == "reduce_sum" else g.scale(total, 1.0 / x[0].shape[-1])
+
+
+def _matmul(
+    g: GraphBuilder, tensor: ToTensor, _name: str, x: Sequence[Operand], _: dict[str, Any]
+) -> Tensor | None:
+    a, b = x
+    if len(a.shape) < 2 or len(b.shape) < 2 or len(b.shape) > len(a.shape):
+        return None
+    batch = (1,) * (len(a.shape) - len(b.shape)) + b.shape[:-2]
+    if a.shape[:-2] != batch and math.prod(batch) != 1:
+        return None
+    if isinstance(b, Tensor):
+        return g.mul_mat(g.transpose(b), tensor(a))
+    swapped = np.ascontiguousarray(np.swapaxes(b, -1, -2))
+    return g.mul_mat(tensor(swapped), tensor(a))
+
+
+def _transpose(
+    g: GraphBuilder, tensor: ToTensor, _name: str, x: Sequence[Operand], params: dict[str, Any]
+) -> Tensor:
+    return g.permute(tensor(x[0]), *params["perm"])
+
+
+_RULES: Final[dict[str, Callable[..., Tensor | None]]] = {
+    **dict.fromkeys(("add", "sub", "mul", "div"), _binary),
+    **dict.fromkeys(_SAME, _unary),
+    "pow": _power,
+    "relu": _relu,
+    "clip": _clip,
+    "softmax": _softmax,
+    "normalize": _normalize,
+    "reduce_sum": _sum,
+    "reduce_mean": _sum,
+    "matmul": _matmul,
+    "transpose": _transpose,
+}

@@ -1,0 +1,66 @@
+"""Help in groups, the bundled model by name, completion in shells."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from ggsched.cli.help_groups import GROUPS
+from ggsched.cli.main import main
+from ggsched.cli.model_file import bundled_model
+from ggsched.cli.page import commands
+from tests.models.helpers import ORACLE
+
+GROUPED = ["run", "bench", "perplexity", "plan"]
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_every_option_has_a_heading(name, capsys):
+    assert main([name, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    headings = [line[:-1] for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert headings == [h for h in GROUPS if h in headings] + ["Other options"]
+    assert [
+        line.split()[0] for line in lines[lines.index("Other options:") + 1 :] if line.strip()
+    ] == ["-h,"]
+    text = "\n".join(lines)
+    for option in commands()[name].params:
+        assert max(option.opts, key=len) in text or option.name == "model"
+
+
+def test_headings_name_options_that_exist_once():
+    named = [name for names in GROUPS.values() for name in names]
+    assert len(named) == len(set(named))
+    known = {p.name for name in GROUPED for p in commands()[name].params}
+    assert set(named) <= known
+
+
+def test_the_bundled_model_by_name(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "demo", "-p", "417+385=", "-n", "8", "--devices", "cpu:0"]) == 0
+    assert capsys.readouterr().out.startswith("802")
+    with bundled_model() as path:
+        assert path.is_file()
+
+
+def test_a_file_of_that_name_is_taken_first(capsys, tmp_path, monkeypatch):
+    shutil.copy(ORACLE / "llama-tiny-f32.gguf", tmp_path / "demo")
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "demo", "-p", "4", "-n", "0", "-r", "1", "--devices", "cpu:0"]) == 0
+    assert "llama" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell):
+    """As docs/how-to/complete-in-a-shell.md says."""
+    code = "from ggsched.__main__ import command; command()"
+    if shell == "bash" and shutil.which("bash") is None:
+        pytest.skip("click asks bash for its version")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.argv = ['ggsched']; {code}"],
+        env={"_GGSCHED_COMPLETE": f"{shell}_source", "PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"_GGSCHED_COMPLETE={shell}_complete" in done.stdout

@@ -1,0 +1,166 @@
+"""ONNX's own tests of its ops on OpenCL, those whose ops have kernels there."""
+
+import numpy as np
+import pytest
+
+from ggsched import GgschedError, GraphBuilder, Scheduler
+from ggsched.backend.user_kernels import user_op_keys
+from ggsched.errors import DeviceFault
+from ggsched.topology.caps import offers
+from ggsched_kernels import common_text
+from ggsched_kernels.array_table import BY_TYPE, ELEMENTS, MOVES, REDUCTIONS, WINDOWS
+from ggsched_kernels.arrays import array_ops
+from tests.backends.opencl_devices import opencl_device
+from tests.importers.onnx_nodes import array, bound, check, covered, excluded
+
+
+def test_every_op_with_a_kernel_is_in_the_library():
+    from ggsched.oplib import library
+
+    names = {key.partition(":")[0] for key in array_ops(has_f64=True)}
+    assert names <= set(library())
+    assert {n.removeprefix("nd.") for n in names} == {
+        *ELEMENTS, *BY_TYPE, *REDUCTIONS, *WINDOWS, *MOVES, "gather"
+    }  # fmt: skip
+    assert not user_op_keys("opencl") & names
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def device(request):
+    """The device with kernels cut for processors, and with groups of many work-items."""
+    made = opencl_device(profile=request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cases(node_cases):
+    patterns = excluded()
+    return [c for c in node_cases if covered(c, patterns)]
+
+
+def keys_of(case):
+    """Return ``op:dtype`` of each node of a case's graph."""
+    initial = {t.name for t in case.model.graph.initializer}
+    names = [i.name for i in case.model.graph.input if i.name not in initial]
+    given = {n: array(x) for n, x in zip(names, case.data_sets[0][0], strict=False)}
+    graph = bound(case, given)[1].graph
+    return {(n.op, graph.tensors[n.inputs[0]].dtype.name) for n in graph.nodes}
+
+
+def run(device, cases, wanted):
+    ops = device.facts.ops
+    failed, count, seen = [], 0, set()
+    with Scheduler([device], plan_limit=1) as shared:
+        for case in cases:
+            keys = keys_of(case)
+            if not all(offers(ops, *key) for key in keys) or not wanted(keys, seen):
+                continue
+            seen |= keys
+            count += 1
+            try:
+                check(case, [device], shared)
+            except (GgschedError, AssertionError) as error:
+                failed.append(f"{case.name}: {' '.join(str(error).split())[:200]}")
+    assert not failed, "\n".join(failed)
+    return count
+
+
+FEW = (
+    "test_add", "test_mod_mixed_sign_float32", "test_where_example", "test_cast_FLOAT_to_FLOAT16",
+    "test_reduce_mean_keepdims_example", "test_conv_with_strides_padding",
+    "test_maxpool_2d_ceil", "test_averagepool_2d_pads_count_include_pad",
+    "test_gather_negative_indices", "test_slice_neg_steps", "test_concat_3d_axis_negative_1",
+    "test_transpose_all_permutations_3",
+)  # fmt: skip
+"""One for each way in which kernels are made."""
+
+
+@pytest.mark.opencl
+@pytest.mark.filterwarnings("ignore")
+def test_one_of_each_kind(cases):
+    device = opencl_device()
+    some = [c for c in cases if c.name in FEW]
+    assert len(some) == len(FEW)
+    assert run(device, some, lambda keys, seen: True) == len(FEW)
+    device.close()
+
+
+@pytest.mark.opencl
+def test_every_expression_compiles():
+    from ggsched_opencl import driver
+
+    text = [common_text("opencl", "arrays.h")]
+    for op, types in EXPRESSIONS.items():
+        for number, (dtype, expression) in enumerate(types.items()):
+            kinds = f"CAT(V_, {dtype})"
+            other = "int" if op == "where" else kinds
+            text.append(
+                f"float f_{op}_{number}({kinds} A, {'float' if op == 'where' else kinds} B, "
+                f"{'float' if op == 'where' else kinds} C, float P0, float P1, float P2) "
+                f"{{ {other} made = ({expression}); return made; }}"
+            )
+    device = opencl_device()
+    defines = (("VW", "8"), ("LANES", "1"), ("A_T", "f32"), ("Y_T", "f32"))
+    driver.build_program(device.context, "\n".join(text), defines)
+    device.close()
+
+
+EXPRESSIONS = {
+    **{op: dict.fromkeys(e.types, e.text) for op, e in ELEMENTS.items()},
+    **BY_TYPE,
+}
+
+
+@pytest.mark.opencl
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_one_of_each_op(device, cases):
+    def is_new(keys, seen):
+        return any(op not in {s for s, _ in seen} for op, _ in keys)
+
+    assert run(device, cases, is_new) > 30
+
+
+@pytest.mark.opencl
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_all_that_have_kernels(device, cases):
+    assert run(device, cases, lambda keys, seen: True) > 1000
+
+
+@pytest.mark.opencl
+@pytest.mark.parametrize("bad", [-6, 5])
+def test_an_index_out_of_range_is_a_fault(device, bad):
+    g = GraphBuilder()
+    graph = g.build(g.op("nd.gather", g.input("x", (5, 2)), g.input("i", (2,), "i64")))
+    values = {"x": np.zeros((5, 2), np.float32), "i": np.array([-5, bad])}
+    with Scheduler([device]) as scheduler, pytest.raises(DeviceFault, match="5 rows"):
+        scheduler.run(graph, values)
+
+
+@pytest.mark.opencl
+def test_strided_operands_and_many_axes(device):
+    g = GraphBuilder()
+    x = g.input("x", (2, 3, 4, 5, 2))
+    turned = g.permute(x, 4, 2, 1, 0, 3)
+    nodes = (
+        g.op("nd.exp", turned),
+        g.op("nd.reduce_sum", turned, axes=(1, 3), keepdims=False),
+        g.op("nd.gather", turned, g.input("i", (2, 2), "i32"), axis=2),
+        g.op("nd.concat", turned, turned, turned, axis=1),
+        g.op("nd.slice", turned, starts=(1, 3, 0, 0, 4), stops=(-1, 0, 3, 2, -1),
+             steps=(-1, -2, 2, 1, -1)),
+    )  # fmt: skip
+    graph = g.build(*nodes)
+    rng = np.random.default_rng(0)
+    values = {
+        "x": rng.standard_normal(x.shape).astype(np.float32),
+        "i": rng.integers(-3, 3, (2, 2)).astype(np.int32),
+    }
+    found = []
+    for there in (device, "cpu:0"):
+        with Scheduler([there]) as scheduler:
+            found.append(scheduler.run(graph, values))
+    for tid in graph.outputs:
+        np.testing.assert_allclose(found[0][tid], found[1][tid], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,147 @@
+"""Several sequences of one session: each as if it were alone."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ggsched.errors import UsageError
+from ggsched.models.load import load_model
+from ggsched.models.session import Session
+from ggsched.models.session_options import SessionOptions
+from tests.models.helpers import ORACLE
+
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [2, 7, 1], [1, 6, 1, 8, 0, 3]]
+MODELS = ["llama-tiny-f32.gguf", "gptoss-tiny-f32.gguf", "qwen3moe-tiny-f32.gguf"]
+
+
+def opened(name=MODELS[0], devices=("cpu:0",), **options):
+    options = {"n_ctx": 96, "n_parallel": 3, **options}
+    return Session(load_model(ORACLE / name), list(devices), SessionOptions(**options))
+
+
+def alone(name, tokens):
+    """Return the logits of the last token of a sequence of its own."""
+    with opened(name, n_parallel=1) as session:
+        return session.feed(tokens)[0]
+
+
+def same(found, wanted):
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("devices", "options"),
+    [
+        (("cpu:0",), {}),
+        (("cpu:0",), {"n_ubatch": 4}),
+        (("sim:0", "cpu:0"), {"n_ubatch": 5, "pipelining": "on"}),
+        (("cpu:0", "cpu:1"), {"split_mode": "tensor"}),
+        pytest.param(("opencl:0", "cpu:0"), {}, marks=pytest.mark.opencl),
+    ],
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_prompts_of_different_lengths_and_decoding_together(name, devices, options):
+    with opened(name, devices, **options) as session:
+        several = session.sequences
+        a, b, c = (several.join() for _ in range(3))
+        first = several.step({a: PROMPTS[0], b: PROMPTS[1]})
+        second = several.step({c: PROMPTS[2], a: [7], b: [8]})  # a prompt beside decoding
+        assert [several.length(i) for i in (a, b, c)] == [8, 4, 6]
+    same(first[a], alone(name, PROMPTS[0]))
+    same(first[b], alone(name, PROMPTS[1]))
+    same(second[a], alone(name, [*PROMPTS[0], 7]))
+    same(second[b], alone(name, [*PROMPTS[1], 8]))
+    same(second[c], alone(name, PROMPTS[2]))
+
+
+@pytest.mark.parametrize("name", MODELS[:2])
+def test_a_copy_goes_on_by_itself(name):
+    with opened(name) as session:
+        several = session.sequences
+        a = several.join()
+        several.step({a: PROMPTS[0]})
+        b = several.copy(a)
+        assert several.length(b) == 7
+        found = several.step({a: [5], b: [6]})
+        several.truncate(b, 3)
+        again = several.step({b: PROMPTS[0][3:]})
+    same(found[a], alone(name, [*PROMPTS[0], 5]))
+    same(found[b], alone(name, [*PROMPTS[0], 6]))
+    same(again[b], alone(name, PROMPTS[0]))
+
+
+@settings(max_examples=12)
+@given(data=st.data())
+def test_any_order_of_joining_and_leaving(data):
+    """Against the tokens of each sequence fed to a session of their own."""
+    tokens: dict[int, list[int]] = {}
+    with opened() as session, opened(n_parallel=1) as other:
+        several = session.sequences
+        for _ in range(data.draw(st.integers(1, 6))):
+            if len(tokens) < 3 and data.draw(st.booleans()):
+                tokens[several.join()] = []
+            elif tokens and data.draw(st.integers(0, 3)) == 0:
+                gone = data.draw(st.sampled_from(sorted(tokens)))
+                several.leave(gone)
+                del tokens[gone]
+            if not tokens:
+                continue
+            fed = data.draw(
+                st.dictionaries(
+                    st.sampled_from(sorted(tokens)),
+                    st.lists(st.integers(0, 15), min_size=1, max_size=5),
+                    min_size=1,
+                )
+            )
+            found = several.step(fed)
+            for sequence, more in fed.items():
+                tokens[sequence] += more
+                other.reset()
+                same(found[sequence], other.feed(tokens[sequence])[0])
+
+
+def test_the_plan_does_not_depend_on_who_takes_part():
+    with opened() as session:
+        several = session.sequences
+        a, b = several.join(), several.join()
+        several.step({a: [1], b: [2]})
+        several.step({a: [3], b: [4]})
+        known = session.scheduler.plan_cache.misses
+        c = several.join()
+        several.leave(a)
+        several.step({b: [5], c: [6]})
+        several.step({c: [7], b: [8]})
+        assert session.scheduler.plan_cache.misses <= known + 1  # one more row of the cache
+
+
+def test_what_is_refused():
+    with opened() as session:
+        several = session.sequences
+        with pytest.raises(UsageError, match="sequence 0 has not joined: active: none"):
+            several.step({0: [1]})
+        ids = [several.join() for _ in range(3)]
+        for call in (several.join, lambda: several.copy(ids[0])):
+            with pytest.raises(UsageError, match="all 3 sequences are in use"):
+                call()
+        with pytest.raises(UsageError, match="no sequences to feed"):
+            several.step({})
+        with pytest.raises(UsageError, match="no tokens to feed"):
+            several.step({0: [1], 1: []})
+        assert several.length(0) == 0, "all or none"
+        with pytest.raises(UsageError, match="0 \\+ 33 tokens do not fit sequence 1"):
+            several.step({0: [1], 1: [1] * 33})
+        with pytest.raises(UsageError, match="not in the vocabulary"):
+            several.step({0: [10**6]})
+        several.step({0: [1, 2]})
+        with pytest.raises(UsageError, match="cannot be cut to 3 tokens: it has 2"):
+            several.truncate(0, 3)
+        with pytest.raises(UsageError, match="in use by several sequences"):
+            session.feed([1])
+        for i in ids:
+            several.leave(i)
+        session.feed([1, 2])
+        with pytest.raises(UsageError, match="a sequence of 2 tokens of its own"):
+            several.join()
+    with pytest.raises(UsageError, match="9 sequences in a cache of 8 rows"):
+        opened(n_ctx=8, n_parallel=9)

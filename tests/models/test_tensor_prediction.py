@@ -1,0 +1,148 @@
+"""GPUs that share layers: what is predicted, sent and planned. Nothing here runs on a GPU.
+
+Machines are made of the recorded topology of two H200s, as in ``test_stages``; times are the cost
+model's, with rates guessed by kind of device: 800 GB/s of memory and links of 20 GB/s, 8 us each
+copy. Faster links and slower memory gain more, so the bounds are those of a modest machine.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.gpu.shapes import LLAMA_8B, spec_of
+from ggsched.ir.dtype import BF16
+from ggsched.models.batches import MicroBatches
+from ggsched.passes.cost.predict import predict_step
+from ggsched.plan.command import Copy, HostSync
+from ggsched.sanitize import check_plan
+from ggsched.topology.cost import guessed_rates
+from tests.models.test_stages import gpus, micro_batches, session
+
+LAYERS = 8
+LLAMA = spec_of(replace(LLAMA_8B, n_layer=LAYERS), BF16)
+ROW_NBYTES = 4 * LLAMA.hparams.n_embd
+
+
+class Step:
+    """A micro-batch on some GPUs, and what it is predicted to take."""
+
+    def __init__(self, p, n_tokens, n_past, *, cpu=False, peers=False, **options):
+        topology = gpus(p, cpu=cpu)
+        facts = tuple(replace(d, reads_peers=peers) for d in topology.devices)
+        topology = replace(topology, devices=facts)
+        with session(LLAMA, topology, **options) as s:
+            self.graph = s.graph(n_tokens, n_past, 1)
+            self.plan = s.plan_of(self.graph)
+            self.need = s.memory_need(n_tokens, 1)
+        self.seconds = predict_step(self.graph, self.plan, guessed_rates(topology)).seconds
+
+    def sent(self):
+        """Return the bytes that go from device to device."""
+        arenas, moved = self.plan.memory.arenas, Counter()
+        for c in self.plan.commands:
+            if isinstance(c, Copy):
+                moved[arenas[c.src.arena].device, arenas[c.dst.arena].device] += c.dst.nbytes
+        return moved
+
+
+@pytest.fixture(scope="module")
+def steps():
+    known = {}
+
+    def step(p, n_tokens, n_past, **options):
+        key = (p, n_tokens, n_past, *sorted(options.items()))
+        if key not in known:
+            known[key] = Step(p, n_tokens, n_past, **options)
+        return known[key]
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("p", "n_tokens", "n_past", "least"),
+    [(2, 1, 511, 1.45), (4, 1, 511, 1.4), (2, 512, 0, 1.45), (4, 512, 0, 1.8)],
+)
+def test_sharing_is_predicted_to_pay(steps, p, n_tokens, n_past, least):
+    """In decoding with four, copies of 8 us each take what smaller matrices gain."""
+    alone = steps(1, n_tokens, n_past)
+    together = steps(p, n_tokens, n_past, split_mode="tensor")
+    by_layers = steps(p, n_tokens, n_past)
+    assert alone.seconds / together.seconds >= least
+    assert by_layers.seconds >= 0.95 * alone.seconds  # of one micro-batch one device works
+
+
+@pytest.mark.parametrize(
+    ("p", "n_tokens", "n_past", "least"),
+    [(2, 1, 511, 1.65), (4, 1, 511, 2.4), (2, 512, 0, 1.65), (4, 512, 0, 2.4)],
+)
+def test_reading_peers_is_predicted_to_pay_more(steps, p, n_tokens, n_past, least):
+    """Sums without copies; the same GPUs, if they could read each other's buffers."""
+    alone = steps(1, n_tokens, n_past)
+    reading = steps(p, n_tokens, n_past, peers=True, split_mode="tensor")
+    copying = steps(p, n_tokens, n_past, split_mode="tensor")
+    assert alone.seconds / reading.seconds >= least
+    assert reading.seconds < 0.9 * copying.seconds
+    assert check_plan(reading.plan).is_clean
+    assert not reading.sent()
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_a_step_sends_a_row_per_exchange_and_pair(steps, p):
+    """Two exchanges a layer, the embedding and its norm, and at the end parts of the logits."""
+    sent = steps(p, 1, 511, split_mode="tensor").sent()
+    assert len(sent) == p * (p - 1)
+    for (src, dst), nbytes in sent.items():
+        exchanges = 2 * LAYERS
+        expected = exchanges * ROW_NBYTES
+        if src == 0:
+            expected += 2 * ROW_NBYTES
+        if dst == 0:
+            expected += 4 * LLAMA.hparams.n_vocab // p
+        assert nbytes == expected, (src, dst)
+
+
+def test_many_rows_are_sent_in_parts(steps):
+    """Four devices: each sends a quarter to each of three, twice, in the place of all."""
+    sent = steps(4, 512, 0, split_mode="tensor").sent()
+    each = 2 * 512 // 4 * ROW_NBYTES
+    # The last exchange is of one row; device 0 hands out the embedding and its norm.
+    exchanges = 2 * LAYERS - 2
+    assert sent[1, 2] <= exchanges * each + 4 * 512 // 4 * ROW_NBYTES
+    assert sent[1, 2] >= exchanges * each
+
+
+@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("n_tokens", [1, 64])
+@pytest.mark.parametrize("cpu", [False, True])
+def test_plans_are_clean_and_the_host_waits_once(steps, p, n_tokens, cpu):
+    step = steps(p, n_tokens, 0, cpu=cpu, split_mode="tensor")
+    assert check_plan(step.plan).is_clean
+    waits = [c for c in step.plan.commands if isinstance(c, HostSync)]
+    assert len(waits) <= (3 if cpu else 1)  # the CPU has the embedding
+    of_weights = [step.need.least[d].weights for d in range(p)]
+    table = 2 * LLAMA.hparams.n_vocab * LLAMA.hparams.n_embd
+    whole = sum(w.nbytes for w in LLAMA.weights.values()) - table
+    norms = 4 * LLAMA.hparams.n_embd * (2 * LAYERS + 1)
+    for d, nbytes in enumerate(of_weights):
+        own = whole / p + norms + (table if d == 0 and not cpu else 0)
+        assert abs(nbytes - own) < 0.001 * whole
+
+
+def test_stages_of_two_pipeline_a_prompt():
+    """Two groups of two overlap micro-batches, and beat one group of two."""
+    seconds = {}
+    for p, options in ((2, {}), (4, {"group_size": 2})):
+        topology = gpus(p)
+        rates = guessed_rates(topology)
+        with session(LLAMA, topology, split_mode="tensor", **options) as s:
+            parts = micro_batches(s, 4)
+            if p == 2:
+                plans = [(g := s.graph(512, 512 * k, 1), s.plan_of(g)) for k in range(4)]
+            else:
+                together = MicroBatches(s.scheduler, s.constraints, rates, mode="on")
+                joined = together._batch(parts).joined.graph
+                plans = [(joined, together.plan(parts))]
+        assert all(check_plan(plan).is_clean for _, plan in plans)
+        seconds[p] = sum(predict_step(g, plan, rates).seconds for g, plan in plans)
+    assert seconds[2] / seconds[4] > 1.4  # ideal for four micro-batches: 1.6

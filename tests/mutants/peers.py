@@ -1,0 +1,228 @@
+"""COL-1, COL-2, COL-3: launches that read a peer wrongly, too early or too late."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ggsched.backend.base import BaseDevice, BaseProgram, BaseStream
+from ggsched.backend.program import BoundNode, Operand
+from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
+from ggsched.errors import UsageError
+from ggsched.testing.sim import SimDevice, SimProgram
+from tests.mutants.baselines import CPU, SIM
+from tests.mutants.mutant import breaks, graft
+from tests.mutants.mutate_calls import Around, bytes_of, nothing
+
+
+def _is_far(device: Any, operand: Operand) -> bool:
+    return operand.buffer.device is not device
+
+
+def _far(device: Any, nodes: Sequence[BoundNode]) -> list[Operand]:
+    return [o for n in nodes for o in n.inputs if _is_far(device, o)]
+
+
+# --- COL-1 ------------------------------------------------------------------------------------
+
+
+@breaks("COL-1", "Operands of peers are refused although it declares them.", CPU)
+class PeersAreRefused(BaseDevice):
+    """It knows its own buffers only."""
+
+    def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
+        """Refuse what is far away."""
+        if _far(self, nodes):
+            raise UsageError("the buffer belongs to another device")
+        return super().compile(nodes, stream)
+
+
+@breaks("COL-1", "A peer's operand is taken from the beginning of its buffer.", CPU)
+class PeerOffsetsAreIgnored(BaseDevice):
+    """The address of the allocation is what the other device hands out."""
+
+    def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
+        """Forget the offsets of what is far away."""
+
+        def moved(o: Operand) -> Operand:
+            return replace(o, offset=0) if _is_far(self, o) else o
+
+        changed = [replace(n, inputs=tuple(map(moved, n.inputs))) for n in nodes]
+        return super().compile(changed, stream)
+
+
+@breaks("COL-1", "Results in a peer's buffer are taken.", CPU)
+class PeersAreWritten(BaseDevice):
+    """What can be read can be written."""
+
+    def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
+        """Look at operands only."""
+        return super().compile([n for n in nodes if not _is_far(self, n.output)], stream)
+
+
+@breaks("COL-1", "Devices that do not declare it take operands of others.", SIM)
+class UndeclaredReads(SimDevice):
+    """Nothing checks where a buffer is."""
+
+    def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> SimProgram:
+        """Take everything."""
+        return super().compile([n for n in nodes if not _far(self, [n])], stream)
+
+
+# --- COL-2 ------------------------------------------------------------------------------------
+
+
+class _Copying(BaseDevice):
+    """Launches compute from copies of what peers hold."""
+
+    def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
+        """Put buffers of its own in the place of peers'."""
+        copies: list[tuple[Operand, Buffer]] = []
+
+        def near(o: Operand) -> Operand:
+            if not _is_far(self, o):
+                return o
+            copies.append((o, self.allocate(o.nbytes)))
+            return replace(o, buffer=copies[-1][1], offset=0)
+
+        changed = [replace(n, inputs=tuple(map(near, n.inputs))) for n in nodes]
+        program = super().compile(changed, stream)
+
+        def refresh() -> None:
+            for o, buffer in copies:
+                view = np.frombuffer(buffer.host_view(), np.uint8)
+                view[:] = bytes_of(o)[o.offset : o.offset + o.nbytes]
+
+        if copies:
+            self.note(program, refresh)
+        return program
+
+    def note(self, program: BaseProgram, refresh: Callable[[], None]) -> None:
+        """Say when the copies are made."""
+
+
+@breaks("COL-2", "What peers hold is copied when a program is compiled.", CPU)
+class PeersAreCopiedWhenCompiled(_Copying):
+    """As if they were constant."""
+
+    def note(self, program: BaseProgram, refresh: Callable[[], None]) -> None:
+        """Copy now."""
+        refresh()
+
+
+@breaks("COL-2", "What peers hold is copied before the first run of a program only.", CPU)
+class PeersAreCached(_Copying):
+    """A cache that the peer's writes do not reach."""
+
+    def note(self, program: BaseProgram, refresh: Callable[[], None]) -> None:
+        """Copy once."""
+        todo = [refresh]
+
+        def first() -> None:
+            while todo:
+                todo.pop()()
+
+        if program.body is not None:
+            program.body = Around(program.body, first, nothing)
+
+
+@breaks("COL-2", "What peers hold is read when a launch is enqueued.", CPU)
+class PeersAreReadWhenEnqueued(_Copying):
+    """The host makes the copy."""
+
+    def note(self, program: BaseProgram, refresh: Callable[[], None]) -> None:
+        """Copy as soon as the stream is told."""
+        stream: Any = program.stream
+        known = stream.__dict__.setdefault("refresh", {})
+        if not known:
+            launch = stream.launch
+
+            def launched(given: Program) -> None:
+                known.get(id(given), nothing)()
+                launch(given)
+
+            stream.launch = launched
+        known[id(program)] = refresh
+
+
+# --- COL-3 ------------------------------------------------------------------------------------
+
+
+class _Late(BaseStream):
+    """A stream that enqueues launches which read peers later than it is told."""
+
+    def begin(self) -> None:
+        """Nothing is put off."""
+        self.__dict__["put_off"] = []
+
+    def launch(self, program: Program) -> None:
+        """Put it off, if it reads a peer."""
+        if getattr(program, "reads_far", False):
+            self.__dict__["put_off"].append(program)
+        else:
+            super().launch(program)
+
+    def _catch_up(self) -> None:
+        late, self.__dict__["put_off"] = self.__dict__["put_off"], []
+        for program in late:
+            super().launch(program)
+
+    def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
+        """Now it is needed."""
+        self._catch_up()
+        super().download(buffer, offset, target)
+
+
+class _MarksFar(BaseDevice):
+    """Its programs know whether they read peers; its streams are of another kind."""
+
+    stream_part: type = _Late
+
+    def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
+        """Mark the program."""
+        program: Any = super().compile(nodes, stream)
+        program.reads_far = bool(_far(self, nodes))
+        return program
+
+    def create_stream(self) -> BaseStream:
+        """Make a stream of that kind."""
+        made: BaseStream = graft(super().create_stream(), self.stream_part)
+        return made
+
+
+@breaks("COL-3", "A launch that reads a peer runs when its result is asked for.", CPU)
+class PeerLaunchesAreLazy(_MarksFar):
+    """Events behind it, and the host, believe that it is complete."""
+
+
+@breaks("COL-3", "A launch reads the peer once more when its result is asked for.", CPU)
+class PeerLaunchesRunAgain(_MarksFar):
+    """The result is what the peer held last."""
+
+    class Again(_Late):
+        """A stream that launches twice."""
+
+        def launch(self, program: Program) -> None:
+            """Launch now, and later."""
+            BaseStream.launch(self, program)
+            if getattr(program, "reads_far", False):
+                self.__dict__["put_off"].append(program)
+
+        def _catch_up(self) -> None:
+            late, self.__dict__["put_off"] = self.__dict__["put_off"], []
+            for program in late:
+                BaseStream.launch(self, program)
+
+    stream_part = Again
+
+
+@breaks("COL-3", "Waits for events of peers are left out.", CPU)
+class WaitsForPeersAreLeftOut(BaseStream):
+    """A device that writes again does not wait for its readers."""
+
+    def wait(self, event: Event) -> None:
+        """Wait for other events only."""
+        backend = self.device.facts.backend
+        if event.device is self.device or event.device.facts.backend != backend:
+            super().wait(event)
