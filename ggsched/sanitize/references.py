@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import Final, Protocol
 
 from ggsched.ids import LETTER, IdKind, show
 from ggsched.plan.bundle import Plan
@@ -22,6 +22,9 @@ from ggsched.trace.schema import (
     Trace,
     Work,
 )
+
+_HOST_KINDS: Final = ("input", "output", "staging")
+"""Kinds of arenas that are host memory."""
 
 
 class _OnDevice(Protocol):
@@ -146,6 +149,10 @@ def _places(plan: Plan) -> Iterator[tuple[str, str]]:
         for i, item in enumerate(items):
             if not lowest <= item.device < len(devices):
                 yield f"on device {item.device}", f"{LETTER[kind]}{i}"
+    for arena in plan.memory.arenas:
+        if (arena.device == HOST) != (arena.kind in _HOST_KINDS):
+            where = "host memory" if arena.device == HOST else f"device {arena.device}"
+            yield f"{arena.kind} memory in {where}", show("arena", arena.id)
     yield from _tables(plan)
 
 
