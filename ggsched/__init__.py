@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ggsched.config import Settings
     from ggsched.errors import GgschedError
     from ggsched.importers.onnx import from_onnx
+    from ggsched.importers.torch import from_torch
     from ggsched.ir import DType, Graph, GraphBuilder
     from ggsched.ir.user_ops import Sample, SourceKernel, register_op, unregister_op
     from ggsched.scheduler import Scheduler
@@ -32,6 +33,7 @@ _HOME: Final = {
     "Topology": "ggsched.topology",
     "discover": "ggsched.backend.registry",
     "from_onnx": "ggsched.importers.onnx",
+    "from_torch": "ggsched.importers.torch",
     "open_devices": "ggsched.backend.registry",
     "probe": "ggsched.backend.probe",
     "register_op": "ggsched.ir.user_ops",
@@ -51,6 +53,7 @@ __all__ = [
     "__version__",
     "discover",
     "from_onnx",
+    "from_torch",
     "open_devices",
     "probe",
     "register_op",

@@ -130,6 +130,20 @@ class DeviceFault(GgschedError):
     exit_code = 3
 
 
+class TaskFailed(GgschedError):
+    """A task of a task graph raised; what it raised is the cause. The runner stays usable."""
+
+    code = "TASK"
+    exit_code = 3
+
+
+class TaskCancelled(GgschedError):
+    """A run of a task graph was cancelled before it was done. The runner stays usable."""
+
+    code = "CANCELLED"
+    exit_code = 3
+
+
 class SyncTimeout(GgschedError):
     """A wait of the host took longer than its timeout (STR-5). The stream stays usable."""
 

@@ -6,11 +6,13 @@ from typing import Final
 from ggsched.config import Settings
 from ggsched.errors import InternalError
 from ggsched.ir.graph import Graph
+from ggsched.ir.tensor import Role
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.memory.rings import Slots
 from ggsched.passes.options import AUTO_LIMIT, PlanOptions, StreamPolicy, plan_options
 from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints, PlacementPolicy
+from ggsched.passes.placement.automatic import Automatic
 from ggsched.passes.placement.named import placement_policy
 from ggsched.plan.bundle import Plan
 from ggsched.report.debug_output import log_plan
@@ -78,7 +80,7 @@ class Planner:
         settings: Settings,
         topology: Topology,
         plan_limit: int,
-        placement: PlacementPolicy | str = "ggml",
+        placement: PlacementPolicy | str = "auto",
     ) -> None:
         self._placement = placement_policy(placement)
         self._settings = settings
@@ -87,6 +89,7 @@ class Planner:
         self._plans: RecentCache[PlanKey, Plan] = RecentCache(KEPT * plan_limit)
         self._keys: RecentCache[tuple[str, str], PlanKey] = RecentCache(KEPT * plan_limit)
         self._trials: RecentCache[PlanKey, Trial[PlanOptions]] = RecentCache(KEPT * plan_limit)
+        self._known_homes: dict[str, int] = {}
 
     @property
     def cache(self) -> CacheInfo:
@@ -113,9 +116,8 @@ class Planner:
         Raises:
             PlanError: the graph cannot be placed on the devices.
         """
-        return make_plan(
-            graph, self._topology, constraints, self._options, placement=self._placement
-        )
+        policy, wanted = self._resolved(graph, constraints)
+        return make_plan(graph, self._topology, wanted, self._options, placement=policy)
 
     def next_key(self, graph: Graph, constraints: Constraints) -> PlanKey:
         """Return the key of the plan that the next run uses."""
@@ -148,6 +150,7 @@ class Planner:
             self._topology = topology
             self._plans.take_all()
             self._trials.take_all()
+            self._known_homes.clear()
 
     def _key(self, graph: Graph, constraints: Constraints) -> PlanKey:
         """Return the key of a plan; by digests, since making it takes a while."""
@@ -159,18 +162,36 @@ class Planner:
         return self._plans.get(key, lambda: self._make_plan(graph, constraints, key[-1]))
 
     def _make_plan(self, graph: Graph, constraints: Constraints, options: PlanOptions) -> Plan:
+        policy, wanted = self._resolved(graph, constraints)
         plan = make_plan(
             graph,
             self._topology,
-            constraints,
+            wanted,
             options,
-            placement=self._placement,
+            placement=policy,
             verify=self._settings.verify,
         )
+        self._note_homes(graph, plan)
         log_plan(plan, self._settings.debug)
         if self._settings.sanitize == "plan":
             check_plan(plan, graph=graph).raise_if_findings()
         return plan
+
+    def _resolved(
+        self, graph: Graph, constraints: Constraints
+    ) -> tuple[PlacementPolicy, Constraints]:
+        """Return policy and constraints of a graph; the default policy keeps homes once given."""
+        policy = self._placement
+        if not isinstance(policy, Automatic):
+            return policy, constraints
+        return policy.resolve(graph, self._topology, constraints, self._known_homes)
+
+    def _note_homes(self, graph: Graph, plan: Plan) -> None:
+        """Remember where weights and states live, for graphs that share them."""
+        for tid, device in plan.placement.homes.items():
+            t = graph.tensors[tid]
+            if t.role in (Role.WEIGHT, Role.STATE):
+                self._known_homes.setdefault(t.name, device)
 
     def _begin_trial(
         self, graph: Graph, constraints: Constraints, key: PlanKey

@@ -9,6 +9,7 @@ Everything that was made on the devices is released when the block ends.
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
@@ -18,6 +19,7 @@ from ggsched.backend.checked import checked
 from ggsched.backend.free_memory import free_nbytes
 from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device, HostMemory
+from ggsched.calibrate.cache import load_rates
 from ggsched.config import Settings
 from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_arrays, host_weights
@@ -38,6 +40,8 @@ from ggsched.run.release import close_after, close_all
 from ggsched.run.resources import Resources
 from ggsched.run.store import Progress, TensorStore, WeightSource
 from ggsched.run.tensor_interop import Exchange
+from ggsched.topology.cost import GUESSES, MachineRates
+from ggsched.topology.model import Topology
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.tracing import traced
 
@@ -68,7 +72,7 @@ class Scheduler:
         *,
         weights: WeightsLike | None = None,
         settings: Settings | None = None,
-        placement: PlacementPolicy | str = "ggml",
+        placement: PlacementPolicy | str = "auto",
         plan_limit: int = 16,
         progress: Progress | None = None,
         recorder: Recorder | None = None,
@@ -83,8 +87,11 @@ class Scheduler:
             settings: From the environment where not given.
             placement: Decides where nodes run, and with that where weights without a given home
                 live: ``"ggml"`` for ggml's rules, ``"cost"`` for the least predicted time, or a
-                policy (see ``ggsched.passes.place``). Graphs that share a weight or a state need
-                one home for it; give it in the constraints where policies could choose another.
+                policy (see ``ggsched.passes.place``). The default, ``"auto"``, is ``"cost"`` for
+                graphs without pins and homes on several devices, with the rates that ``ggsched
+                calibrate`` measured if there are any; and ggml's rules for others. Graphs that
+                share a weight or a state need one home for it: the default keeps the first, other
+                policies need it in the constraints.
             plan_limit: Number of plans whose memory is kept.
             progress: Called with name and bytes of each weight that has become resident. If it
                 has a method ``stage``, that is called with what is being done, in words.
@@ -148,7 +155,7 @@ class Scheduler:
             PlanError: the graph cannot be placed on the devices.
             RaceFound: the sanitizer found a defect in the plan.
         """
-        wanted = constraints or _FREE
+        wanted = self._wanted(constraints)
         return self._planner.plan(self.planned_graph(graph, wanted), wanted)
 
     def planned_graph(self, graph: Graph, constraints: Constraints | None = None) -> Graph:
@@ -158,8 +165,15 @@ class Scheduler:
         declare that (``ggsched.passes.recognise``); constraints that name nodes keep a graph as it
         is.
         """
-        found = self._recognised(graph, constraints or _FREE)
+        found = self._recognised(graph, self._wanted(constraints))
         return graph if found is None else found.graph
+
+    def _wanted(self, constraints: Constraints | None) -> Constraints:
+        """Return what the caller decided; over several devices, with the measured rates."""
+        wanted = constraints or _FREE
+        if wanted.rates is None and self._rates is not None:
+            return replace(wanted, rates=self._rates)
+        return wanted
 
     def _recognised(self, graph: Graph, constraints: Constraints) -> Recognised | None:
         if constraints.pins or constraints.slots is not None:
@@ -172,7 +186,7 @@ class Scheduler:
         Raises:
             PlanError: the graph cannot be placed on the devices.
         """
-        wanted = constraints or _FREE
+        wanted = self._wanted(constraints)
         return self._planner.draft(self.planned_graph(graph, wanted), wanted)
 
     @guarded()
@@ -206,7 +220,7 @@ class Scheduler:
             ModelError: a file whose mapping is read was truncated or written to.
             SyncTimeout: a device did not answer within ``settings.timeout_s``.
         """
-        wanted = constraints or _FREE
+        wanted = self._wanted(constraints)
         found = self._recognised(graph, wanted)
         if found is not None:
             made = self._run(found.graph, inputs, wanted, copy=copy)
@@ -238,7 +252,7 @@ class Scheduler:
     @guarded()
     def prepare(self, graph: Graph, constraints: Constraints | None = None) -> None:
         """Do all that the first ``run`` does before it enqueues anything; raise what it would."""
-        wanted = constraints or _FREE
+        wanted = self._wanted(constraints)
         self._executor(self.planned_graph(graph, wanted), wanted)
 
     def resident_nbytes(self, kind: str) -> dict[str, int]:
@@ -354,6 +368,7 @@ class Scheduler:
         """Probe open devices, and begin with nothing on them."""
         self._bare = tuple(devices)
         self.topology = probe(devices)
+        self._rates = _measured_rates(self.topology, self.settings)
         self._devices = list(devices)
         if self.settings.checked:
             self._devices = checked(self._devices)
@@ -428,3 +443,11 @@ class Scheduler:
         failures = self._store.drain()
         if failures:
             raise failures[0]
+
+
+def _measured_rates(topology: Topology, settings: Settings) -> MachineRates | None:
+    """Return rates of several devices if any were measured; one device leaves nothing to choose."""
+    if len(topology.devices) == 1:
+        return None
+    rates = load_rates(topology, settings.rates)
+    return None if rates.source == GUESSES else rates

@@ -9,6 +9,7 @@ from ggsched_cpu_kernels.target import Target
 from ggsched_cpu_kernels.vectors import (
     Chunk,
     Row,
+    exp,
     one_plus_exp,
     over_chunks,
     over_rows,
@@ -44,6 +45,38 @@ def _swiglu_oai(b: Builder, x: Sequence[Value], p: Sequence[Value]) -> Value:
     return b.fmul(sigmoid_times(b, gate, alpha), b.fadd(up, 1.0))
 
 
+_ERF: Final = (
+    *(-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05),
+    *(-7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02),
+)
+_ERF_UNDER: Final = (
+    *(-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03),
+    *(-7.37332916720468e-03, -1.42647390514189e-02),
+)
+
+
+def _erf(b: Builder, x: Value) -> Value:
+    """Return the error function by Eigen's rational function, within 3e-7."""
+    v = b.fmin(b.fmax(x, -4.0), 4.0)
+    square = b.fmul(v, v)
+    above, under = b.same(v, _ERF[0]), b.same(v, _ERF_UNDER[0])
+    for c in _ERF[1:]:
+        above = b.fma(above, square, c)
+    for c in _ERF_UNDER[1:]:
+        under = b.fma(under, square, c)
+    return b.fdiv(b.fmul(v, above), under)
+
+
+def _exact_gelu(b: Builder, x: Sequence[Value], p: Sequence[Value]) -> Value:
+    v = x[0]
+    share = b.fadd(_erf(b, b.fmul(v, math.sqrt(0.5))), 1.0)
+    return b.fmul(b.fmul(v, 0.5), share)
+
+
+def _hard_sigmoid(b: Builder, x: Value, alpha: Value | float, beta: Value | float) -> Value:
+    return b.fmin(b.fmax(b.fma(x, alpha, beta), 0.0), 1.0)
+
+
 FORMULAS: Final[Mapping[str, tuple[int, tuple[str, ...], Formula]]] = {
     "add": (2, (), lambda b, x, p: b.fadd(x[0], x[1])),
     "sub": (2, (), lambda b, x, p: b.fsub(x[0], x[1])),
@@ -57,6 +90,12 @@ FORMULAS: Final[Mapping[str, tuple[int, tuple[str, ...], Formula]]] = {
     "gelu": (1, (), _gelu),
     "swiglu": (2, (), lambda b, x, p: b.fmul(sigmoid_times(b, x[0]), x[1])),
     "swiglu_oai": (2, ("alpha", "limit"), _swiglu_oai),
+    "nd.erf": (1, (), lambda b, x, p: _erf(b, x[0])),
+    "nd.exp": (1, (), lambda b, x, p: exp(b, x[0])),
+    "nd.gelu": (1, (), _exact_gelu),
+    "nd.hard_sigmoid": (1, ("alpha", "beta"), lambda b, x, p: _hard_sigmoid(b, x[0], *p)),
+    "nd.hard_swish": (1, (), lambda b, x, p: b.fmul(x[0], _hard_sigmoid(b, x[0], 1.0 / 6.0, 0.5))),
+    "nd.sqrt": (1, (), lambda b, x, p: b.intrinsic("sqrt", x[0])),
 }
 """By op: number of operands, names of the parameters, formula. The arguments of a kernel are the
 operands, the result, and the parameters."""

@@ -18,6 +18,7 @@ from ggsched_cpu_kernels import (
     reductions,
     rows,
     walk,
+    windows,
 )
 from ggsched_cpu_kernels.elements import COMPILED
 from ggsched_cpu_kernels.elementwise import FORMULAS, SPREAD, elementwise
@@ -163,6 +164,10 @@ def _get_rows(dtype: DType) -> Family:
     return lambda target: [rows.get_rows("get_rows", target, dtype, _converted(dtype)[0])]
 
 
+def _conv(target: Target) -> Sequence[Builder]:
+    return [windows.conv_rows(f"stride{n}", target, stride=n) for n in (1, 2)]
+
+
 def _bits(target: Target) -> Sequence[Builder]:
     return [rows.convert("to_bf16", target, BF16, BF16)]
 
@@ -183,6 +188,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "bits": _bits,
     "panels_f32": _panels,
     "routes_f32": _routes,
+    "conv": _conv,
     "soft_max0": _soft_max(masked=False),
     "soft_max1": _soft_max(masked=True),
     **{name: _reduction(name) for name in _REDUCTIONS},

@@ -19,6 +19,7 @@ from benchmarks.peers.task_runners import (
     Runner,
     dask_threads,
     ggsched_cached,
+    ggsched_tasks,
     numpy_loop,
     thread_pool,
     torch_eager,
@@ -28,6 +29,7 @@ from benchmarks.table import Row
 N = 1_000
 ROUNDS = 15
 OURS: Final = "ggsched, synchronous"
+TASKS: Final = "ggsched tasks, 1 worker"
 LIMIT: Final = "numpy in a loop"
 
 
@@ -39,6 +41,8 @@ def runners() -> dict[str, Runner]:
         "ggsched, worker": ggsched_cached(is_sync=False),
         "ggsched, synchronous, 2 devices in turn": ggsched_cached(is_sync=True, devices=2),
         "ggsched, worker, 2 devices in turn": ggsched_cached(is_sync=False, devices=2),
+        TASKS: ggsched_tasks(1),
+        "ggsched tasks, 2 workers": ggsched_tasks(2),
         "ThreadPoolExecutor(1)": thread_pool(1),
         "ThreadPoolExecutor(2)": thread_pool(2),
     }
@@ -95,6 +99,27 @@ def rows_of(tasks: Tasks, took: Mapping[str, list[float]]) -> list[Row]:
             pairs = [a / b for a, b in zip(seconds, ours, strict=True)]
             what = f"  {name} / {OURS}"
             rows.append(Row("tasks", what, best(seconds) / best(ours), min(pairs), max(pairs)))
+    rows += overhead_rows(tasks, took)
+    return rows
+
+
+def overhead_rows(tasks: Tasks, took: Mapping[str, list[float]]) -> list[Row]:
+    """Return what dask's threaded scheduler adds to a task, against what ``ggsched.task`` adds.
+
+    The overhead is the time beyond the same calls in a loop, best over best of one run.
+    """
+    if not {LIMIT, TASKS} <= took.keys():
+        return []
+    loop = best(took[LIMIT])
+    ours = best(took[TASKS]) - loop
+    rows = []
+    for name in took:
+        if name.startswith("dask"):
+            ratios = [(a - loop) / (b - loop) for a, b in zip(took[name], took[TASKS], strict=True)]
+            what = f"{tasks.name}: overhead of {name} / {TASKS}"
+            rows.append(
+                Row("tasks", what, (best(took[name]) - loop) / ours, min(ratios), max(ratios))
+            )
     return rows
 
 

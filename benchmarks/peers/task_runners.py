@@ -15,6 +15,7 @@ from benchmarks.peers.task_graphs import FIRST, Tasks
 from ggsched.config import Settings
 from ggsched.passes import Constraints
 from ggsched.scheduler import Scheduler
+from ggsched.task import TaskGraph, TaskRunner
 from ggsched_cpu.device import CpuDevice, CpuSettings
 
 TIMEOUT_S = 60.0
@@ -86,6 +87,24 @@ def dask_threads(workers: int) -> Runner:
             graph[f"t{FIRST + i}"] = (ufuncs[op], f"t{a}", f"t{b}")
         last = f"t{FIRST + len(tasks.calls) - 1}"
         yield lambda: np.asarray(dask.threaded.get(graph, last, num_workers=workers))
+
+    return runner
+
+
+def ggsched_tasks(workers: int) -> Runner:
+    """Return a runner on ``ggsched.task``: each call is a Python callable on objects."""
+
+    @contextmanager
+    def runner(tasks: Tasks) -> Iterator[Once]:
+        x, c = tasks.inputs()
+        ufuncs = {"add": np.add, "mul": np.multiply}
+        g = TaskGraph(tasks.name)
+        made = [g.input("x"), g.input("c")]
+        for op, a, b in tasks.calls:
+            made.append(g.add(ufuncs[op], made[a], made[b], cost=1e-6))
+        inputs, last = {"x": x, "c": c}, made[-1:]
+        with TaskRunner({"cpu": workers}) as found:
+            yield lambda: np.asarray(found.run(g, inputs, last)[0])
 
     return runner
 

@@ -72,7 +72,7 @@ class ModelOptions:
     split_by: Literal["memory", "cost", "equal"] | None
     split_mode: Literal["layer", "tensor"]
     tensor_group: int | None
-    placement: Literal["ggml", "cost"]
+    placement: Literal["auto", "ggml", "cost"]
     n_ctx: int
     n_batch: int
     n_ubatch: int
@@ -182,11 +182,12 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--placement",
-        type=click.Choice(["ggml", "cost"]),
-        default="ggml",
+        type=click.Choice(["auto", "ggml", "cost"]),
+        default="auto",
         show_default=True,
         help="What decides where nodes run: ggml's rules, which follow weights and layers; or the "
-        "least predicted time, which also chooses where weights live.",
+        "least predicted time (cost), which also chooses where weights live. auto: cost for ONNX "
+        "models, else ggml.",
     ),
     click.option(
         "-c",

@@ -117,13 +117,18 @@ def onnx_options(function: F) -> F:
     return cast(F, command)
 
 
+def _is_given(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
 def _refuse_others() -> None:
     context = click.get_current_context()
     for parameter in context.command.params:
         name = parameter.name or ""
         if name in _SHARED or name in _OWN:
             continue
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+        if _is_given(name):
             raise UsageError(
                 f"{parameter.opts[-1]} is for models that generate text", where="ggsched run"
             )
@@ -161,7 +166,7 @@ def _run(
             given["devices"],
             weights=model.weight,
             settings=settings,
-            placement=given["placement"],
+            placement=given["placement"] if _is_given("placement") else "cost",
             recorder=recorder,
         ) as scheduler,
     ):

@@ -51,6 +51,7 @@ def session_stats(session: "Session") -> dict[str, Any]:
                 "host_syncs": stats.host_syncs,
                 "host_syncs_per_token": stats.host_syncs / max(1, tokens),
                 "copied_bytes": stats.copied,
+                "peer_read_bytes": stats.peer_reads,
                 "arena_bytes": stats.compute,
                 "arena_lower_bound_bytes": stats.lower_bound,
                 "arena_hinted_bound_bytes": stats.hinted_bound,

@@ -168,7 +168,7 @@ def _table() -> dict[str, OpDef]:
 
 _DEFINED: Final = _table()
 
-_LIBRARIES: Final = {"nd": "ggsched.oplib"}
+_LIBRARIES: Final = {"nd": "ggsched.oplib", "task": "ggsched.oplib.tasks"}
 """Libraries of ops by prefix, and the module whose ``library()`` returns the definitions.
 
 They are loaded when a name with the prefix is first looked up: they need numpy, which planning of
@@ -177,7 +177,7 @@ other graphs does not.
 
 _LIBRARY_OPS: Final[dict[str, Mapping[str, OpDef]]] = {}
 
-LIBRARY_KEYS: Final = frozenset(f"{prefix}.*" for prefix in _LIBRARIES)
+LIBRARY_KEYS: Final = frozenset({"nd.*"})
 """What ``DeviceFacts.ops`` contains for a library of which a device has every op on any type."""
 
 

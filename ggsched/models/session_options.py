@@ -9,6 +9,7 @@ from ggsched.models.fit import FitRequest
 from ggsched.models.offload import Offload
 from ggsched.models.spec import CACHE_DTYPES, CacheType
 from ggsched.passes.place import PlacementPolicy
+from ggsched.passes.placement.automatic import Automatic
 from ggsched.passes.placement.ggml import GgmlRules
 from ggsched.passes.placement.named import placement_policy
 
@@ -127,4 +128,4 @@ class SessionOptions:
     @property
     def is_by_layers(self) -> bool:
         """Whether homes follow the rules for layers (``-ngl`` and others)."""
-        return isinstance(placement_policy(self.placement), GgmlRules)
+        return isinstance(placement_policy(self.placement), GgmlRules | Automatic)

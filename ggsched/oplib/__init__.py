@@ -17,6 +17,7 @@ from ggsched.oplib.declare import DEFINED
 
 _MODULES: Final = (
     "elementwise",
+    "functions",
     "indexing",
     "layout",
     "products",

@@ -90,7 +90,7 @@ def _into(
                 reference(*arrays, out=out, **params)
         else:
             with np.errstate(all="ignore"):
-                out[...] = reference(*arrays, **params)
+                out[...] = reference(*map(wide, arrays), **params)
 
     return kernel
 

@@ -138,7 +138,8 @@ def make_plan(
         topology: Facts about the machine.
         constraints: Homes of weights and states, pins of nodes, rates of the machine.
         options: Streams, and what memory may cost.
-        placement: Decides where nodes run: ``"ggml"``, ``"cost"`` or a policy.
+        placement: Decides where nodes run: ``"ggml"``, ``"cost"``, ``"auto"`` (cost where nothing
+            is given, see ``ggsched.passes.placement.automatic``) or a policy.
         verify: Check each artifact against graph and topology before the next pass uses it.
 
     Raises:

@@ -25,6 +25,7 @@ class PlanStats(msgspec.Struct, frozen=True):
         copied: Bytes moved in one run, by path, e.g. ``"host->opencl:0"``; rows that are chosen
             when it runs are left out.
         chosen: Bytes of which rows are chosen when it runs, all of them, by path.
+        peer_reads: Bytes that launches read where they lie on another device, by path.
         compute: Bytes of compute arenas by device, after alignment.
         lower_bound: Bytes that must be live at once, by device, below which no packing can go.
         hinted_bound: The same for packings that follow all retention hints, see ``Memory``.
@@ -46,6 +47,7 @@ class PlanStats(msgspec.Struct, frozen=True):
     host_syncs: int
     copied: dict[str, int]
     chosen: dict[str, int]
+    peer_reads: dict[str, int]
     compute: dict[str, int]
     lower_bound: dict[str, int]
     hinted_bound: dict[str, int]
@@ -77,6 +79,7 @@ def plan_stats(plan: Plan) -> PlanStats:
         host_syncs=sum(e.blocks_host for e in effects),
         copied=_moved(plan, effects, rows=False),
         chosen=_moved(plan, effects, rows=True),
+        peer_reads=_peer_reads(plan, effects),
         compute=compute,
         lower_bound=_bounds(plan, memory.lower_bound),
         hinted_bound=hinted,
@@ -102,9 +105,29 @@ def _moved(plan: Plan, effects: Iterable[Effects], *, rows: bool) -> dict[str, i
         if traffic is not None and traffic.src is not None and bool(traffic.row_nbytes) == rows:
             path = (arenas[traffic.src].device, arenas[traffic.dst].device)
             moved[path] += traffic.nbytes
+    return _by_path(plan, moved)
+
+
+def _peer_reads(plan: Plan, effects: Iterable[Effects]) -> dict[str, int]:
+    """Return the bytes that nodes read from memory of other devices, by path."""
+    arenas, streams = plan.memory.arenas, plan.streams.streams
+    read: Counter[tuple[int, int]] = Counter()
+    for e in effects:
+        if e.engine != "compute":
+            continue
+        here = streams[e.streams[0]].device
+        for _, operands, modes in e.steps:
+            for region, mode in zip(operands, modes, strict=True):
+                there = arenas[region.arena].device
+                if mode == "r" and there not in (here, HOST):
+                    read[there, here] += region.nbytes
+    return _by_path(plan, read)
+
+
+def _by_path(plan: Plan, nbytes: Mapping[tuple[int, int], int]) -> dict[str, int]:
     return {
-        f"{device_name(plan, src)}->{device_name(plan, dst)}": nbytes
-        for (src, dst), nbytes in sorted(moved.items())
+        f"{device_name(plan, src)}->{device_name(plan, dst)}": count
+        for (src, dst), count in sorted(nbytes.items())
     }
 
 

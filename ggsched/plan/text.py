@@ -185,6 +185,8 @@ def _stats(stats: PlanStats) -> Iterator[str]:
     )
     for path, nbytes in stats.copied.items():
         yield f"{path}  {nbytes_text(nbytes)} each run"
+    for path, nbytes in stats.peer_reads.items():
+        yield f"{path}  {nbytes_text(nbytes)} each run, read by launches"
     for path, nbytes in stats.chosen.items():
         yield f"{path}  rows that ids choose, of {nbytes_text(nbytes)}"
     for name, nbytes in stats.compute.items():

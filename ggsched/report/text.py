@@ -43,6 +43,9 @@ def _lines(made: Account, setup: RunSetup | None) -> Iterator[str]:
             f"{path.path:<30}  {nbytes_text(path.nbytes):>10} in {path.copies} copies, "
             f"{seconds_text(path.seconds)}"
         )
+    for read in made.peer_reads:
+        amount = f"{nbytes_text(read.nbytes):>10} read by {read.launches} launches"
+        yield f"{read.path:<30}  {amount}"
     yield from _op_lines(made)
     found = advise(made, setup)
     if found:

@@ -52,6 +52,7 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True):
         reason: The hazard that a wait discharges, for people.
         is_estimated: Whether nobody measured when it ran.
         nodes: The nodes of a launch, where they were measured.
+        peers: Of a launch that reads memory of other devices, their names and how many bytes.
     """
 
     id: int
@@ -71,6 +72,7 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     is_estimated: bool = False
     nodes: tuple[NodeSpan, ...] = ()
+    peers: tuple[tuple[str, int], ...] = ()
 
 
 class Track(msgspec.Struct, frozen=True):

@@ -121,7 +121,19 @@ class _Spans:
             self._reason(origin),
             any(t.is_estimated for t in times),
             nodes if is_split else (),
+            self._peers(group) if kind == "launch" else (),
         )
+
+    def _peers(self, group: list[tuple[int, _Timed]]) -> tuple[tuple[str, int], ...]:
+        """Return the bytes that a launch reads from memory of other devices, by device."""
+        own = self.trace.actors[group[0][1].actor].device
+        nbytes: dict[str, int] = defaultdict(int)
+        for _, entry in group:
+            for a in entry.reads if isinstance(entry, Work) else ():
+                home = self.homes.get(a.memory, own)
+                if home not in (own, _HOST, ""):
+                    nbytes[home] += a.end - a.start
+        return tuple(sorted(nbytes.items()))
 
     def _kind(self, entry: _Timed) -> SpanKind:
         match entry:

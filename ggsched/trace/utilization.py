@@ -62,6 +62,20 @@ class DeviceAccount(msgspec.Struct, frozen=True):
         return {name: seconds / window for name, seconds in parts.items()}
 
 
+class PeerReads(msgspec.Struct, frozen=True):
+    """What launches of a device read from memory of another one, without a copy.
+
+    Attributes:
+        path: As ``"cpu:0->cpu:1"``: from the owner to the reader.
+        nbytes: Bytes.
+        launches: Number of launches.
+    """
+
+    path: str
+    nbytes: int
+    launches: int
+
+
 class PathAccount(msgspec.Struct, frozen=True):
     """What moved from one memory to another.
 
@@ -115,6 +129,7 @@ class Account(msgspec.Struct, frozen=True):
         ideal_bubble: ``ideal_bubble`` of that many devices and those batches.
         ops: Measured time by op and device, most first; empty where no node was measured.
         is_estimated: Whether times of some pieces of work were not measured.
+        peer_reads: Bytes that launches read from other devices, by path, most first.
     """
 
     name: str
@@ -132,6 +147,7 @@ class Account(msgspec.Struct, frozen=True):
     ideal_bubble: float
     ops: tuple[OpAccount, ...] = ()
     is_estimated: bool = False
+    peer_reads: tuple[PeerReads, ...] = ()
 
     @property
     def window_s(self) -> float:
@@ -194,6 +210,7 @@ def account(timeline: Timeline) -> Account:
         ideal_bubble(stages, batches),
         _ops(timeline, spans),
         any(s.is_estimated for s in spans),
+        _peer_reads(timeline, spans),
     )
 
 
@@ -282,6 +299,18 @@ def _overlap(charge: Charge, between: Sequence[tuple[float, float]]) -> float:
             break
         total += max(0.0, min(end, charge.end_s) - max(start, charge.start_s))
     return total
+
+
+def _peer_reads(timeline: Timeline, spans: Sequence[Span]) -> tuple[PeerReads, ...]:
+    nbytes: Counter[str] = Counter()
+    launches: Counter[str] = Counter()
+    for span in spans:
+        for peer, count in span.peers:
+            path = f"{peer}->{timeline.tracks[span.track].device}"
+            nbytes[path] += count
+            launches[path] += 1
+    ranked = sorted(nbytes, key=lambda p: (-nbytes[p], p))
+    return tuple(PeerReads(p, nbytes[p], launches[p]) for p in ranked)
 
 
 def _paths(spans: Sequence[Span]) -> tuple[PathAccount, ...]:

@@ -1,5 +1,7 @@
 """``-sm tensor`` of run and plan."""
 
+import re
+
 import pytest
 
 from ggsched.cli.main import main
@@ -24,8 +26,10 @@ def call(capsys):
 
 def test_a_run_generates_what_one_device_generates(call):
     _, alone, _ = call("run", LLAMA, "--devices", "cpu:0", "-c", "64", *TOKENS)
-    code, out, _ = call("run", LLAMA, *TWO, "-ts", "3,1", *TOKENS, "--report")
+    code, out, err = call("run", LLAMA, *TWO, "-ts", "3,1", *TOKENS, "--report")
     assert (code, out) == (0, alone)
+    assert re.search(r"cpu:0->cpu:1 .* read by \d+ launches", err)
+    assert re.search(r"cpu:1->cpu:0 .* read by \d+ launches", err)
 
 
 def test_a_plan_names_parts_and_is_clean(call):
@@ -35,6 +39,7 @@ def test_a_plan_names_parts_and_is_clean(call):
     assert check_plan(plan).is_clean
     assert {s.device for s in plan.splits.splits} == {0, 1}
     code, out, _ = call("plan", LLAMA, *TWO, "--verbose")
+    assert re.search(r"cpu:1->cpu:0 .* each run, read by launches", out)
     assert "blk.0.attn_q.weight#1" in out
     assert "of axis 0 (-sm tensor)" in out
 

@@ -56,6 +56,7 @@ def test_snippets_run(page, capsys):
 # Pages whose Python is run elsewhere, or is not a program.
 OTHERS = {
     "add-an-op.md": "pieces of files, as they are changed",
+    "run-a-pytorch-model.md": "test_pytorch_page.py, as it needs torch",
     "profile-a-run.md": "test_profile_a_run.py",
 }
 

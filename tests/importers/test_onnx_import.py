@@ -8,9 +8,11 @@ import pytest
 from onnx import helper
 
 import ggsched
+from ggsched.cli.main import main
 from ggsched.errors import ModelError, UsageError
 from ggsched.importers.onnx import page
 from ggsched.ir.tensor import Role
+from ggsched.plan.codec import plan_to_json
 from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched.testing.sim import SimConfig, SimWorld
 from tests.importers.onnx_files import I64, F, model, node, tensor
@@ -164,7 +166,8 @@ def test_a_graph_is_split_over_devices_and_means_the_same():
     wanted = run_oracle(made.graph, {"x": x, **made.weights})
     some = frozenset(f"nd.{op}:f32" for op in ("conv", "top_k", "reduce_mean"))
     world = SimWorld([SimConfig(ops=some), SimConfig()])
-    with ggsched.Scheduler([world.open(0), world.open(1)], weights=made.weights) as scheduler:
+    devices = [world.open(0), world.open(1)]
+    with ggsched.Scheduler(devices, weights=made.weights, placement="ggml") as scheduler:
         plan = scheduler.plan(made.graph)
         found = scheduler.run(made.graph, {"x": x})
     assert {c.device for c in plan.placement.choices} == {0, 1}
@@ -281,3 +284,17 @@ def test_a_result_that_is_read_twice_is_computed_once():
     x = RNG.standard_normal((1, 1, 2, 2)).astype(np.float32)
     with ggsched.Scheduler(["cpu:0"], weights=made.weight) as scheduler:
         np.testing.assert_allclose(made.run(scheduler, {"x": x})["y"], 7 * x, rtol=1e-6)
+
+
+def test_a_plan_of_a_model_is_written_read_and_checked(tmp_path, capsys):
+    made = ggsched.from_onnx(mixed()).bind()
+    world = SimWorld([SimConfig(ops=frozenset({"nd.conv:f32"})), SimConfig()])
+    with ggsched.Scheduler([world.open(0), world.open(1)], weights=made.weights) as scheduler:
+        plan = scheduler.plan(made.graph)
+    path = tmp_path / "plan.json"
+    path.write_bytes(plan_to_json(plan))
+    assert {n.version for n in plan.nodes if n.op.startswith("nd.")} == {"1"}
+    assert main(["check", str(path)]) == 0
+    path.write_bytes(path.read_bytes().replace(b"nd.conv", b"nd.wrap"))
+    assert main(["check", str(path)]) == 2
+    assert "nd.wrap" in capsys.readouterr().err

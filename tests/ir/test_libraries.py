@@ -82,7 +82,7 @@ def test_nodes_run_where_the_library_is():
     ):
         scheduler.plan(graph)
     value = np.linspace(-1, 1, 4, dtype=np.float32)
-    with Scheduler(devices) as scheduler:
+    with Scheduler(devices, placement="ggml") as scheduler:
         plan = scheduler.plan(graph)
         assert [c.device for c in plan.placement.choices] == [0, 1]
         (found,) = scheduler.run(graph, {"x": value}).values()

@@ -25,7 +25,9 @@ from ggsched.models.tensor_split import find_participants, split_model
 from ggsched.passes.shard.layout import Split, Whole
 from ggsched.passes.shard.names import part_of
 from ggsched.passes.shard.rewrite import shard_graph
+from ggsched.plan.stats import plan_stats
 from ggsched.sanitize import check_plan
+from ggsched.testing.sim import SimConfig, SimWorld
 from tests.models.helpers import ORACLE, tiny_gguf, wide_gguf
 from tests.models.reference_models import REFERENCES, write_reference
 
@@ -138,6 +140,24 @@ def test_groups_are_stages_of_a_pipeline(tmp_path, devices, pipelining):
     assert_close(found, wanted, None)
     assert {d for n, d in homes.items() if n.startswith(("blk.0", "blk.1"))} == {0, 1}
     assert {d for n, d in homes.items() if n.startswith(("blk.2", "blk.3", "output"))} == {2, 3}
+
+
+@pytest.mark.parametrize("arch", ["llama", "gpt-oss"])
+@pytest.mark.parametrize("how", [{}, {"copy_order": "barrier"}, {"has_events": False}])
+def test_groups_that_read_each_other(tmp_path, devices, arch, how):
+    """Two pipelined stages of two simulated devices that copy nothing between them."""
+    model = load_model(tiny_gguf(tmp_path / "model.gguf", arch, layers=4, vocab=32))
+    tokens = np.arange(24) % 32
+    with Session(model, devices(("cpu:0",)), SessionOptions(n_ctx=32)) as one:
+        wanted = np.concatenate([one.feed(tokens, all_logits=True), one.feed([3])])
+    four = SimWorld([SimConfig(reads_peers=True, **how)] * 4).open_all()
+    sizes = {"n_ctx": 32, "ubatch": 6, "group_size": 2, "pipelining": "on"}
+    with shared(model, four, **sizes) as session:
+        found = np.concatenate([session.feed(tokens, all_logits=True), session.feed([3])])
+        plan = session.last_plan
+    assert_close(found, wanted, None)
+    assert check_plan(plan).is_clean
+    assert plan_stats(plan).peer_reads
 
 
 def test_a_session_goes_on_where_it_was(devices, tmp_path):

@@ -58,7 +58,9 @@ def test_paper_devices_are_the_machine(topology, data):
 
 @given(drawn=graphs(max_nodes=6), topology=topologies())
 def test_plans_for_paper_are_the_plans_for_the_topology(drawn, topology):
-    with Scheduler(paper_devices(topology_from_text(topology_to_text(topology)))) as scheduler:
+    with Scheduler(
+        paper_devices(topology_from_text(topology_to_text(topology))), placement="ggml"
+    ) as scheduler:
         found = scheduler.plan(drawn.graph)
         options = plan_options(scheduler.settings, topology)
     assert plan_text(found) == plan_text(make_plan(drawn.graph, topology, options=options))

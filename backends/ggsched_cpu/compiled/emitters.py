@@ -20,6 +20,7 @@ from ggsched_cpu.compiled.tasks import (
     flat_task,
     row_task,
 )
+from ggsched_cpu.compiled.windows import conv
 from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
 from ggsched_cpu_kernels.elements import is_compiled
@@ -44,7 +45,7 @@ def _elementwise(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list
     count, names, _ = FORMULAS[op]
     own = [bits(node.number(name)) for name in names]
     inputs = node.inputs[:count]
-    if out.ndim == 0:
+    if out.ndim == 0 or any(a.dtype != np.float32 for a in (*inputs, out)):
         return None
     if all(a.shape == out.shape and a.flags.c_contiguous for a in (*inputs, out)):
         kernel = kernels.address(f"elementwise_{op}", "plain")
@@ -257,6 +258,7 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "set_rows": _set_rows,
     "add_id": _add_id,
     "rope": _rope,
+    "nd.conv": conv,
 }
 """Ops that are not here are left to numpy."""
 

@@ -21,6 +21,7 @@ from ggsched.ir.dtype import DType
 from ggsched.ir.ops import Param, op_by_name
 from ggsched.ir.params import canonical_params, check_arity
 from ggsched.ir.tensor import Role, Tensor, contiguous_strides
+from ggsched.oplib.declare import wide
 
 Array = npt.NDArray[Any]
 
@@ -150,7 +151,7 @@ class Emitter:
             return None
         self._folded_nbytes += nbytes
         with np.errstate(all="ignore"):
-            found = np.asarray(op.user.reference(*arrays, **full))
+            found = np.asarray(op.user.reference(*map(wide, arrays), **full))
             return Const(np.ascontiguousarray(found.astype(dtype.host)).reshape(shape))
 
 

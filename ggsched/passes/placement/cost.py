@@ -7,15 +7,17 @@ Optimistic Cost Table" (IEEE TPDS 25(3), 2014), which is HEFT (Topcuoglu, Hariri
 shortest way from there to the end are earliest. Nodes are taken in program order instead of by
 rank, because that is the order on each device. The best candidate is then improved by moves of
 runs of nodes and of pairs: an estimate ranks them, and a plan with its prediction decides. Small
-graphs get all placements tried instead.
+graphs get all placements tried instead, and somewhat larger ones all of them estimated and the most
+promising tried.
 
 A candidate that does not fit the devices' memory is worse than any that does. As single devices are
 candidates, and all are compared by the prediction of their plans, the result is never predicted to
 be slower than the best single device that can run the graph and holds it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from itertools import combinations, islice, product
 from math import inf
 from typing import Final
@@ -29,6 +31,10 @@ from ggsched.topology.cost import HOST
 
 _PLANS: Final = 128
 """Plans that the moves may try, on small graphs; all placements where there are no more."""
+_ALL: Final = 4_096
+"""Placements of which each is estimated: those of 12 storages over two devices."""
+_SHORTLIST: Final = 256
+"""How many of these are planned, those of the best estimates."""
 _PLANNED_NODES: Final = 1_500
 """Nodes of all plans that the moves may try, which is what counts on large graphs."""
 _ESTIMATED_NODES: Final = 50_000
@@ -83,6 +89,7 @@ class _Search:
 
     def __init__(self, problem: PlacementProblem, effort: int) -> None:
         self.problem = problem
+        self.effort = effort
         self.tables = PlacementTables(problem.graph, problem.topology)
         place_pinned(self.tables, problem.constraints)
         self.fixed = tuple(self.tables.home)
@@ -109,9 +116,14 @@ class _Search:
             for device, nbytes in found.outcome.shortage.items():
                 self.reserve[device] += nbytes
         best = min(self.candidates, key=lambda c: c.rank)
-        if len(self.devices) ** len(self.free) <= _PLANS:
-            best = self.best_of_all(best)
+        count = len(self.devices) ** len(self.free)
+        if count <= _PLANS:
+            best = self.best_of(best, "best of all", self.all_homes())
         else:
+            if count <= _ALL:
+                size = _SHORTLIST * self.effort
+                promising = nsmallest(size, self.all_homes(), key=self.rank)
+                best = self.best_of(best, "best by estimate", promising)
             best = self.improve(self.climb(best))
         if best not in self.candidates:
             self.candidates.append(best)
@@ -233,15 +245,20 @@ class _Search:
                     ahead[before][d] = max(ahead[before][d], way)
         return ahead
 
-    def best_of_all(self, best: _Candidate) -> _Candidate:
-        """Return the best of all placements."""
+    def all_homes(self) -> Iterator[Home]:
+        """Yield all placements."""
         able = self.tables.able
         possible = [[d for d in self.devices if able[s] >> d & 1] for s in self.free]
         for where in product(*possible):
             home = list(self.fixed)
             for storage, device in zip(self.free, where, strict=True):
                 home[storage] = device
-            found = _Candidate("best of all", tuple(home), self.outcome(tuple(home)))
+            yield tuple(home)
+
+    def best_of(self, best: _Candidate, name: str, homes: Iterable[Home]) -> _Candidate:
+        """Return the best of some placements, by their plans."""
+        for home in homes:
+            found = _Candidate(name, home, self.outcome(home))
             if found.rank < best.rank:
                 best = found
         return best

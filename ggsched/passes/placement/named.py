@@ -5,10 +5,12 @@ from typing import Final
 
 from ggsched.errors import UsageError
 from ggsched.passes.place import PlacementPolicy
+from ggsched.passes.placement.automatic import Automatic
 from ggsched.passes.placement.cost import CostBased
 from ggsched.passes.placement.ggml import GgmlRules
 
 PLACEMENTS: Final[Mapping[str, Callable[[], PlacementPolicy]]] = {
+    "auto": Automatic,
     "ggml": GgmlRules,
     "cost": CostBased,
 }

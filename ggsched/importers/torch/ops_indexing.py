@@ -1,0 +1,174 @@
+"""Converters of ops that take or set elements by index."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ggsched.importers.onnx.emit import Const, Value
+from ggsched.importers.torch.call import Call, Operand, converts
+from ggsched.importers.torch.ops_layout import filled
+from ggsched.oplib.declare import broadcast
+
+Indices = Sequence[Value | None]
+
+_REDUCTIONS: Final = {
+    "sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min",
+}  # fmt: skip
+
+
+@converts("embedding")
+def _embedding(c: Call, weight: Value, indices: Value, *_: Any) -> Value:
+    return c.nd("gather", weight, indices, axis=0)
+
+
+@converts("index_select")
+def _index_select(c: Call, self: Value, dim: int, index: Value) -> Value:
+    axis = c.axis(dim, len(self.shape))
+    return c.nd("gather", self, c.reshape(index, (-1,)), axis=axis)
+
+
+@converts("gather")
+def _gather(c: Call, self: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
+    if not self.shape:
+        return c.expand(self, index.shape)
+    axis = c.axis(dim, len(self.shape))
+    # Other axes of the index may be shorter.
+    return c.nd("gather_elements", self, index, axis=axis)
+
+
+@converts("index", "_unsafe_index")
+def _index(c: Call, self: Value, indices: Indices) -> Value:
+    given = _without_masks(c, indices)
+    axes = [i for i, v in enumerate(given) if v is not None]
+    values = [v for v in given if v is not None]
+    if len(axes) == 1:
+        return c.nd("gather", self, values[0], axis=axes[0])
+    shape = broadcast(*(v.shape for v in values))
+    rest = [i for i in range(len(self.shape)) if i not in axes]
+    x = c.permute(self, [*axes, *rest])
+    found = c.nd("gather_nd", x, _stacked(c, values, shape))
+    if axes != list(range(axes[0], axes[-1] + 1)) or axes[0] == 0:
+        return found
+    n, before = len(shape), axes[0]
+    perm = [*range(n, n + before), *range(n), *range(n + before, len(found.shape))]
+    return c.permute(found, perm)
+
+
+def _without_masks(c: Call, indices: Indices) -> list[Value | None]:
+    found: list[Value | None] = []
+    for v in indices:
+        if v is None or v.dtype.name in ("i64", "i32"):
+            found.append(v)
+        elif v.dtype.name not in ("bool", "u8"):
+            found.append(c.cast(v, "i64"))
+        elif isinstance(v, Const):
+            found.extend(Const(np.ascontiguousarray(a)) for a in np.nonzero(v.array))
+        else:
+            raise c.bad(
+                "a mask that is computed selects a number of elements that a plan cannot know",
+                hint="use torch.where(mask, ...)",
+            )
+    return found
+
+
+def _stacked(c: Call, values: Sequence[Value], shape: tuple[int, ...]) -> Value:
+    parts = [c.expand(c.cast(v, "i64"), shape) for v in values]
+    return c.concat([c.reshape(p, (*shape, 1)) for p in parts], len(shape))
+
+
+@converts("index_put", "_unsafe_index_put")
+def _index_put(
+    c: Call, self: Value, indices: Indices, values: Value, accumulate: bool = False
+) -> Value:
+    mask = indices[0]
+    if len(indices) == 1 and mask is not None and mask.dtype.name == "bool":
+        one = values.shape in ((), (1,))
+        if one and not isinstance(mask, Const) and not accumulate:
+            full = c.reshape(mask, (*mask.shape, *(1,) * (len(self.shape) - len(mask.shape))))
+            value = c.reshape(c.cast(values, self.dtype.name), ())
+            return c.nd("where", full, value, self)
+    given = _without_masks(c, indices)
+    axes = [i for i, v in enumerate(given) if v is not None]
+    index = [v for v in given if v is not None]
+    rest = [i for i in range(len(self.shape)) if i not in axes]
+    shape = broadcast(*(v.shape for v in index))
+    # As x[indices] would have it: places of several neighbouring axes stay where the first was.
+    is_together = axes == list(range(axes[0], axes[-1] + 1))
+    before = axes[0] if is_together else 0
+    others = tuple(self.shape[i] for i in rest)
+    updates = c.expand(
+        c.cast(values, self.dtype.name), (*others[:before], *shape, *others[before:])
+    )
+    n = len(shape)
+    perm = [*range(before, before + n), *range(before), *range(before + n, n + len(others))]
+    updates = c.permute(updates, perm)
+    x = c.permute(self, [*axes, *rest])
+    how = "add" if accumulate else "none"
+    made = c.nd("scatter_nd", x, _stacked(c, index, shape), updates, reduction=how)
+    back = [[*axes, *rest].index(i) for i in range(len(self.shape))]
+    return c.permute(made, back)
+
+
+@converts("scatter", "scatter_add", "scatter_reduce.two")
+def _scatter(
+    c: Call,
+    self: Value,
+    dim: int,
+    index: Value,
+    src: Operand,
+    reduce: str | None = None,
+    include_self: bool = True,
+) -> Value:
+    kind = self.dtype.name
+    if not isinstance(src, (bool, int, float)):
+        source = c.cast(src, kind)
+        for axis, n in enumerate(index.shape):
+            source = c.slice(source, axis, 0, n) if source.shape[axis] != n else source
+    else:
+        source = filled(c, index.shape, src, kind)
+    how = _REDUCTIONS.get(reduce, reduce) if reduce else "none"
+    how = "add" if c.name == "scatter_add" else how
+    if not include_self or how == "mean":
+        raise c.bad("means, and reductions without the elements before, are not supported")
+    axis = c.axis(dim, len(self.shape))
+    return c.nd("scatter_elements", self, index, source, axis=axis, reduction=how)
+
+
+@converts("slice_scatter")
+def _slice_scatter(
+    c: Call, self: Value, src: Value, dim: int = 0, start: Any = None, end: Any = None,
+    step: int = 1,
+) -> Value:  # fmt: skip
+    axis = c.axis(dim, len(self.shape))
+    n = self.shape[axis]
+    first, stop, by = slice(start, end, step).indices(n)
+    source = c.cast(src, self.dtype.name)
+    if by == 1:
+        parts = [c.slice(self, axis, 0, first), source, c.slice(self, axis, max(stop, first), n)]
+        return c.concat([p for p in parts if p.shape[axis]], axis)
+    places = np.arange(first, stop, by).reshape((-1,) + (1,) * (len(self.shape) - axis - 1))
+    index = Const(np.ascontiguousarray(np.broadcast_to(places, source.shape)).astype(np.int64))
+    return c.nd("scatter_elements", self, index, source, axis=axis)
+
+
+@converts("select_scatter")
+def _select_scatter(c: Call, self: Value, src: Value, dim: int, index: int) -> Value:
+    axis = c.axis(dim, len(self.shape))
+    at = c.axis(index, self.shape[axis])
+    wide = c.reshape(src, (*self.shape[:axis], 1, *self.shape[axis + 1 :]))
+    return _slice_scatter(c, self, wide, axis, at, at + 1)
+
+
+@converts("diagonal", "diagonal_copy")
+def _diagonal(c: Call, self: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    n = len(self.shape)
+    a, b = c.axis(dim1, n), c.axis(dim2, n)
+    rest = [i for i in range(n) if i not in (a, b)]
+    x = c.permute(self, [a, b, *rest])
+    rows, columns = max(0, -offset), max(0, offset)
+    count = max(0, min(x.shape[0] - rows, x.shape[1] - columns))
+    steps = np.arange(count)
+    places = Const(np.ascontiguousarray(np.stack([steps + rows, steps + columns], -1)))
+    found = c.nd("gather_nd", x, places)
+    return c.permute(found, [*range(1, len(found.shape)), 0])

@@ -1,0 +1,153 @@
+"""Converters of PyTorch's ops, without PyTorch."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+from ggsched.errors import ModelError, UsageError
+from ggsched.importers.onnx.emit import Const, Emitter
+from ggsched.importers.torch import ops_elements, ops_products, ops_reductions, walk
+from ggsched.importers.torch.call import CONVERTERS, convert
+from ggsched.importers.torch.dims import Dims
+from ggsched.importers.torch.export import WHOLE
+from ggsched.importers.torch.types import promoted, widened
+from ggsched.ir.ops import op_by_name
+from ggsched.testing.oracle.interpreter import run_oracle
+
+X = np.array([[1.5, -2.0, 3.0], [0.0, 0.5, -1.0]], np.float32)
+
+TABLES = [
+    (ops_elements.FUNCTIONS, "", 1),
+    (ops_elements.WHOLE, "", 1),
+    (ops_elements.ANY_NUMBER, "", 1),
+    (ops_elements.ARITHMETIC, "", 2),
+    (ops_elements.COMPARISONS, "", 2),
+    (ops_elements.LOGIC, "", 2),
+    (ops_elements.BITS, "", 2),
+    (ops_elements.BITS, "bit_", 2),
+    (ops_products.MATRICES, "", 2),
+    (ops_reductions.REDUCTIONS, "reduce_", 1),
+]
+
+
+@pytest.mark.parametrize(("table", "prefix", "operands"), TABLES)
+def test_tables_name_ops_that_exist_and_take_as_many_operands(table, prefix, operands):
+    for name, op in table.items():
+        found = op_by_name(f"nd.{prefix}{op}")
+        assert len(found.operands) == operands, name
+        assert name in CONVERTERS
+
+
+def test_converters_take_a_call_and_at_least_an_operand():
+    for name, converter in CONVERTERS.items():
+        parameters = list(inspect.signature(converter).parameters.values())
+        assert parameters[0].name == "c", name
+        assert len(parameters) > 1, name
+
+
+def test_ops_that_stay_whole_have_converters():
+    for name in WHOLE:
+        assert name in CONVERTERS or name.partition(".")[0] in CONVERTERS, name
+
+
+def test_names_of_ops_and_overloads():
+    for name in walk.supported():
+        assert name.replace(".", "").replace("_", "").isalnum(), name
+
+
+def computed(target, *args, **kwargs):
+    """Convert a call on an input and on a constant; both must compute the same."""
+    emit = Emitter("one")
+    x = emit.g.input("x", X.shape, "f32")
+    made = convert(target, emit, "here", (x, *args), kwargs)
+    folded = convert(target, Emitter("two"), "here", (Const(X), *args), kwargs)
+    made = emit.tensor(made)
+    graph = emit.g.build(made if made.storage else emit.g.op("nd.copy", made))
+    found = run_oracle(graph, {"x": X, **emit.weights})[graph.outputs[0]]
+    assert isinstance(folded, Const)
+    np.testing.assert_allclose(found, folded.array, rtol=1e-5)
+    return folded.array
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "wanted"),
+    [
+        ("aten.relu.default", (), np.maximum(X, 0)),
+        ("aten.add.Tensor", (2,), X + 2),
+        ("aten.sub.Tensor", (Const(X),), X - X),
+        ("aten.mul.Scalar", (0.5,), X / 2),
+        ("aten.gt.Scalar", (0,), X > 0),
+        ("aten.sum.dim_IntList", ([1], True), X.sum(1, keepdims=True)),
+        ("aten.amax.default", ([-1],), X.max(-1)),
+        ("aten.permute.default", ([1, 0],), X.T),
+        ("aten.view.default", ([3, -1],), X.reshape(3, 2)),
+        ("aten.unsqueeze.default", (-1,), X[..., None]),
+        ("aten.slice.Tensor", (1, -2, 9223372036854775807), X[:, -2:]),
+        ("aten.select.int", (0, -1), X[-1]),
+        ("aten.expand.default", ([4, -1, 3],), np.broadcast_to(X, (4, 2, 3))),
+        ("aten._softmax.default", (-1, False), np.exp(X) / np.exp(X).sum(-1, keepdims=True)),
+        ("aten.mm.default", (Const(np.ascontiguousarray(X.T)),), X @ X.T),
+        ("aten.linear.default", (Const(X),), X @ X.T),
+        ("aten._to_copy.default", (), X),
+        ("aten.index.Tensor", ([None, Const(np.array([2, 0]))],), X[:, [2, 0]]),
+        ("aten.clamp.default", (-1, 1), np.clip(X, -1, 1)),
+    ],
+)
+def test_calls_compute_what_they_say(target, args, wanted):
+    np.testing.assert_allclose(computed(target, *args), wanted, rtol=1e-5)
+
+
+def test_unknown_ops_and_arguments_that_do_not_fit_are_named():
+    emit = Emitter("one")
+    with pytest.raises(ModelError, match=r"node 'a': the op 'aten.fft.default' is.*register_op"):
+        convert("aten.fft.default", emit, "node 'a'", (Const(X),), {})
+    with pytest.raises(ModelError, match="node 'a': its arguments do not fit"):
+        convert("aten.relu.default", emit, "node 'a'", (Const(X), 1, 2), {})
+    with pytest.raises(ModelError, match="node 'a': axis 4 of 3"):
+        convert("aten.unsqueeze.default", emit, "node 'a'", (Const(X), 4), {})
+    with pytest.raises(ModelError, match="node 'a'"):
+        convert("aten.mm.default", emit, "node 'a'", (Const(X), Const(X)), {})
+
+
+@pytest.mark.parametrize(
+    ("operands", "wanted"),
+    [
+        (("f32", "i64"), "f32"),
+        (("f16", "i64", 1.5), "f16"),
+        (("i32", "i64"), "i64"),
+        (("i8", "u8"), "i16"),
+        (("i32", 1), "i32"),
+        (("i32", 1.5), "f32"),
+        (("bool", 1), "i64"),
+        (("bool", True), "bool"),
+        (("f16", "f32"), "f32"),
+        ((2, "f64"), "f64"),
+    ],
+)
+def test_operands_are_joined_as_pytorch_does(operands, wanted):
+    assert promoted(*operands) == wanted
+
+
+def test_bfloat16_is_widened_exactly():
+    x = np.array([1.0, -0.5, 3.0, np.inf], np.float32)
+    np.testing.assert_array_equal(widened((x.view(np.uint32) >> 16).astype(np.uint16)), x)
+
+
+class Range:
+    lower, upper = 0, 8
+
+
+def test_extents_are_solved_and_checked():
+    sympy = pytest.importorskip("sympy")
+    n = sympy.Symbol("n", integer=True)
+    dims = Dims({n: Range}, "model")
+    assert dims.solve([(2 * n + 1, 7), (n, 3)], {}) == {"n": 3}
+    assert dims.solve([(2 * n + 1, 7)], {}) == {"n": 3}
+    for pairs, words in (
+        ([(n, 3), (n, 4)], "n is 3, not 4"),
+        ([(2 * n, 7)], "cannot be 7"),
+        ([(n, 9)], "outside 0 to 8"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            dims.solve(pairs, {})

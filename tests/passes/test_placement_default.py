@@ -1,0 +1,290 @@
+"""The default of schedulers: cost for graphs that nobody placed, and how good it is."""
+
+from dataclasses import replace
+from itertools import product
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ggsched.config import Settings
+from ggsched.errors import PlanError
+from ggsched.ir.builder import GraphBuilder
+from ggsched.passes import make_plan
+from ggsched.passes.cost.predict import predict_step
+from ggsched.passes.place import Constraints
+from ggsched.passes.placement.automatic import Automatic
+from ggsched.plan.text import plan_text
+from ggsched.scheduler import Scheduler
+from ggsched.topology.cost import Link, MachineRates, Rates
+from tests.passes.machines import device, machine
+
+WIDTH = 64
+TWO = machine("gpu:0", "gpu:1")
+
+
+def drawn_rates(random):
+    """Return rates of two devices and the links between them that differ a lot."""
+    pick = random.choice
+    devices = tuple(
+        Rates(
+            pick((1e9, 3e9, 1e10)),
+            pick((1e9, 1e10, 1e11)),
+            1e11,
+            1,
+            pick((1e-6, 5e-6)),
+            pick((1e-6, 2e-5)),
+            pick((1e-6, 1e-5)),
+        )
+        for _ in range(2)
+    )
+    links = {
+        (a, b): Link(pick((1e-6, 5e-6, 5e-5)), pick((1e8, 1e9, 1e10)))
+        for a, b in product(range(-1, 2), repeat=2)
+        if a != b
+    }
+    return MachineRates(devices, links, pick((0.0, 2e-6)), "drawn")
+
+
+def drawn_graph(random, count):
+    """Return products, sums and activations of a few of the results before each."""
+    g = GraphBuilder()
+    made = [g.input(f"x{i}", (32, WIDTH)) for i in range(2)]
+    read = set()
+    for i in range(count):
+        kind, a = random.random(), random.choice(made[-4:])
+        operands = [a]
+        if kind < 0.5:
+            made.append(g.mul_mat(g.weight(f"w{i}", (WIDTH, WIDTH)), a))
+        elif kind < 0.7:
+            made.append(g.silu(a))
+        else:
+            operands.append(random.choice(made[-5:]))
+            made.append(g.add(*operands))
+        read |= {t.id for t in operands}
+    return g.build(*(t for t in made[2:] if t.id not in read))
+
+
+def seconds(graph, rates, **wanted):
+    placement = wanted.pop("placement", "ggml")
+    plan = make_plan(graph, TWO, Constraints(rates=rates, **wanted), placement=placement)
+    return predict_step(graph, plan, rates).seconds
+
+
+def near_the_best(seed, count):
+    random = Random(seed)
+    graph, rates = drawn_graph(random, count), drawn_rates(random)
+    pins = (dict(enumerate(where)) for where in product(range(2), repeat=count))
+    best = min(seconds(graph, rates, pins=p) for p in pins)
+    assert seconds(graph, rates, placement="cost") <= 1.05 * best
+
+
+@settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 1 << 20), count=st.sampled_from((3, 7, 8, 9)))
+def test_cost_is_near_the_best_of_all_placements(seed, count):
+    near_the_best(seed, count)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 1 << 20), count=st.integers(10, 12))
+def test_cost_is_near_the_best_of_all_placements_of_12_nodes(seed, count):
+    near_the_best(seed, count)
+
+
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 1 << 20), count=st.integers(1, 40))
+def test_the_default_is_never_slower_than_one_device(seed, count):
+    random = Random(seed)
+    graph, rates = drawn_graph(random, count), drawn_rates(random)
+    found = seconds(graph, rates, placement="auto")
+    for number in range(2):
+        assert found <= seconds(graph, rates, pins=dict.fromkeys(range(count), number))
+    assert found <= seconds(graph, rates)
+
+
+# --- imported graphs -------------------------------------------------------------------------
+
+
+def towers(w, node):
+    """Two encoders that meet in a product."""
+    made = []
+    for side in "ab":
+        x = "x"
+        for k in range(3):
+            made.append(node("MatMul", f"{x} {w(128, 128)}", f"{side}m{k}"))
+            made.append(node("Relu", f"{side}m{k}", f"{side}r{k}"))
+            x = f"{side}r{k}"
+    return [*made, node("Mul", "ar2 br2", "y")]
+
+
+def heads(w, node):
+    """Attention with a product for each head."""
+    made = []
+    for h in range(4):
+        made += [node("MatMul", f"x {w(128, 128)}", f"{part}{h}") for part in "qkv"]
+        made.append(node("Transpose", f"k{h}", f"t{h}", perm=[1, 0]))
+        made.append(node("MatMul", f"q{h} t{h}", f"s{h}"))
+        made.append(node("Softmax", f"s{h}", f"p{h}", axis=-1))
+        made.append(node("MatMul", f"p{h} v{h}", f"o{h}"))
+    made.append(node("Sum", "o0 o1 o2 o3", "y"))
+    return made
+
+
+def experts(w, node):
+    """A mixture of four experts, each weighed by a gate."""
+    made = []
+    for e in range(4):
+        made.append(node("MatMul", f"x {w(128, 256)}", f"u{e}"))
+        made.append(node("Sigmoid", f"u{e}", f"g{e}"))
+        made.append(node("Mul", f"u{e} g{e}", f"h{e}"))
+        made.append(node("MatMul", f"h{e} {w(256, 128)}", f"d{e}"))
+    return [*made, node("Sum", "d0 d1 d2 d3", "y")]
+
+
+def inception(w, node):
+    """Convolutions of several sizes beside each other."""
+    made = [node("Reshape", "x image", "i")]
+    for k, size in enumerate((1, 3, 5)):
+        pad = [size // 2] * 4
+        made.append(node("Conv", f"i {w(8, 8, size, size)}", f"c{k}", pads=pad))
+        made.append(node("Relu", f"c{k}", f"r{k}"))
+        made.append(node("Conv", f"r{k} {w(8, 8, 3, 3)}", f"e{k}", pads=[1] * 4))
+    return [*made, node("Concat", "e0 e1 e2", "y", axis=1)]
+
+
+def both_ways(w, node):
+    """Recurrent networks over the sequence and over its reverse."""
+    made = [node("Unsqueeze", "x one", "s")]
+    for side, way in (("f", "forward"), ("b", "reverse")):
+        weights = f"{w(1, 256, 128)} {w(1, 256, 64)}"
+        made.append(node("LSTM", f"s {weights}", f"{side}", hidden_size=64, direction=way))
+    return [*made, node("Concat", "f b", "y", axis=-1)]
+
+
+def residual(w, node):
+    """Blocks with two ways each, a cheap and a dear one."""
+    made, x = [], "x"
+    for k in range(3):
+        for side in "ab":
+            made.append(node("MatMul", f"{x} {w(128, 256)}", f"{side}u{k}"))
+            made.append(node("Tanh", f"{side}u{k}", f"{side}t{k}"))
+            made.append(node("MatMul", f"{side}t{k} {w(256, 128)}", f"{side}d{k}"))
+        made.append(node("Add", f"ad{k} bd{k}", f"y{k}" if k < 2 else "y"))
+        x = f"y{k}"
+    return made
+
+
+def imported(make):
+    pytest.importorskip("onnx")
+    from ggsched.importers.onnx import from_onnx
+    from tests.importers.onnx_files import model, node, tensor
+
+    random = np.random.default_rng(0)
+    weights = {"image": np.array([1, 8, 32, 32]), "one": np.array([1])}
+
+    def weight(*shape):
+        name = f"w{len(weights)}"
+        weights[name] = random.standard_normal(shape).astype(np.float32)
+        return name
+
+    nodes = make(weight, node)
+    rows = 64
+    made = model(nodes, [tensor("x", [rows, 128])], [tensor("y", None)], weights)
+    return from_onnx(made).bind()
+
+
+UNEVEN = MachineRates(
+    (
+        Rates(1e10, 1e10, 1e10, 1, 1e-6, 2e-6, 1e-6),
+        Rates(1.4e10, 1.4e10, 1.4e10, 1, 1e-6, 2e-6, 1e-6),
+    ),
+    {(a, b): Link(2e-6, 1e10) for a, b in product(range(-1, 2), repeat=2) if a != b},
+    1e-6,
+    "made",
+)
+
+
+def with_library(*names):
+    return machine(*(device(n, ops=device(n).ops | {"nd.*"}) for n in names))
+
+
+@pytest.mark.parametrize("make", [towers, heads, experts, inception, both_ways, residual])
+def test_imported_graphs_are_faster_on_two_devices(make):
+    """Than on either of them, and than with ggml's rules."""
+    graph = imported(make).graph
+    two = with_library("gpu:0", "gpu:1")
+
+    def took(plan):
+        return predict_step(graph, plan, UNEVEN).seconds
+
+    free = Constraints(rates=UNEVEN)
+    plan = make_plan(graph, two, free, placement="auto", verify=True)
+    others = [make_plan(graph, two, free)]
+    for number in range(2):
+        pins = dict.fromkeys(range(len(graph.nodes)), number)
+        others.append(make_plan(graph, two, replace(free, pins=pins)))
+    assert took(plan) < 0.9 * min(map(took, others))
+    assert {"gpu:0 alone", "gpu:1 alone", "ggml's rules"} <= {
+        c.name for c in plan.placement.candidates
+    }
+    assert "gpu:1 alone" in plan_text(plan)
+    for node, choice in zip(graph.nodes, plan.placement.choices, strict=True):
+        for tid in node.inputs:
+            t = graph.tensors[tid]
+            if t.role.value == "weight" and sum(t.id in n.inputs for n in graph.nodes) == 1:
+                assert plan.placement.homes[t.storage] == choice.device
+
+
+# --- when it applies -------------------------------------------------------------------------
+
+
+def chains(*names, width=WIDTH):
+    g = GraphBuilder()
+    x = g.input("x", (32, width))
+    ends = [g.mul_mat(g.weight(name, (width, width)), x) for name in names]
+    while len(ends) > 1:
+        ends = [*ends[2:], g.add(*ends[:2])]
+    return g.build(*ends)
+
+
+def test_it_is_ggml_s_rules_where_anything_is_given():
+    graph = chains("a", "b")
+    policy = Automatic()
+
+    def decides(*devices, **given):
+        return policy.for_graph(graph, machine(*devices), Constraints(**given)).key
+
+    cost = policy.by_cost.key
+    assert decides("gpu:0", "gpu:1") == cost
+    assert decides("gpu:0") == "ggml"
+    assert decides("gpu:0", "gpu:1", homes={"a": 1}) == "ggml"
+    assert decides("gpu:0", "gpu:1", homes={"other": 1}) == cost
+    assert decides("gpu:0", "gpu:1", pins={0: 1}) == "ggml"
+    assert Automatic(max_nodes=2).for_graph(graph, TWO, Constraints()).key == "ggml"
+
+
+def test_graphs_of_a_scheduler_share_weights_wherever_the_first_put_them():
+    """A graph that would be elsewhere by itself follows the weights."""
+    rates = replace(UNEVEN, links={k: Link(1e-6, 1e11) for k in UNEVEN.links})
+    free = Constraints(rates=rates)
+    both, one = chains("a", "b", width=256), chains("b", width=256)
+    devices = ["cpu:0", "cpu:1"]
+    eye = np.eye(256, dtype=np.float32)
+    x = np.ones((32, 256), np.float32)
+    with Scheduler(devices, weights={"a": eye, "b": 2 * eye}, settings=Settings()) as scheduler:
+        first = scheduler.plan(both, free).placement
+        assert {c.cause for c in first.choices} == {"cost"}
+        for graph, factor in ((both, 3), (one, 2), (both, 3)):
+            (y,) = scheduler.run(graph, {"x": x}, free).values()
+            np.testing.assert_array_equal(y, factor * x)
+        second = scheduler.draft(one, free).placement
+        assert second.homes[one.named("b").id] == first.homes[both.named("b").id]
+
+
+def test_nobody_can():
+    two = machine(device("gpu:0", lacks=["add"]), device("gpu:1", lacks=["add"]))
+    with pytest.raises(PlanError, match="no device supports add"):
+        make_plan(chains("a", "b"), two, placement="auto")
