@@ -52,6 +52,7 @@ def trace(
     """
     from ggsched.report.data import account_data
     from ggsched.report.text import account_text
+    from ggsched.sanitize.references import require_known
     from ggsched.trace.advice import advise
     from ggsched.trace.export import read_trace, write_bytes
     from ggsched.trace.perfetto import trace_to_perfetto
@@ -62,6 +63,8 @@ def trace(
         if path is not None:
             check_writable(path, what)
     recorded = read_trace(read_bytes(file), file)
+    for planned in recorded.plans:
+        require_known(planned.plan, f"{file}:1")
     timeline = _chosen(timeline_of(recorded), runs, file)
     made = account(timeline)
     if perfetto is not None:

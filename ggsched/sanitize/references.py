@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import Final, Protocol
 
+from ggsched.errors import UsageError
 from ggsched.ids import LETTER, IdKind, show
 from ggsched.plan.bundle import Plan
 from ggsched.plan.effects import Effects, Step
@@ -22,6 +23,9 @@ from ggsched.trace.schema import (
     Trace,
     Work,
 )
+
+_HOST_KINDS: Final = ("input", "output", "staging")
+"""Kinds of arenas that are host memory."""
 
 
 class _OnDevice(Protocol):
@@ -52,6 +56,22 @@ def find_unknown(plan: Plan, effects: Sequence[Effects]) -> tuple[list[Finding],
     return found, [] if found else [f for i, step in odd for f in _outside(plan, i, step)]
 
 
+def require_known(plan: Plan, where: str) -> None:
+    """Check that a plan names nothing that is not there, so that it can be followed.
+
+    Args:
+        plan: The plan.
+        where: File and line that it comes from.
+
+    Raises:
+        UsageError: it does.
+    """
+    findings, outside = find_unknown(plan, [command.effects for command in plan.commands])
+    for finding in (*findings, *outside):
+        what = f"the plan {plan.name!r} is malformed: {finding.what}"
+        raise UsageError(what, where=where, hint="record the run again")
+
+
 def _in_artifacts(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield what is wrong and where."""
     yield from _numbering(plan)
@@ -66,6 +86,8 @@ def _in_splits(plan: Plan) -> Iterator[tuple[str, str]]:
     for t in plan.splits.transfers:
         if t.src not in values or t.dst not in values:
             yield f"from value {t.src} to {t.dst}", f"transfer {t.id}"
+        if not 0 <= t.before <= len(plan.splits.splits):
+            yield f"before split {t.before} of {len(plan.splits.splits)}", f"transfer {t.id}"
         if t.rows is not None and t.rows.ids not in values:
             yield f"rows by value {t.rows.ids}", f"transfer {t.id}"
     for slot in (*plan.inputs, *plan.outputs):
@@ -146,6 +168,10 @@ def _places(plan: Plan) -> Iterator[tuple[str, str]]:
         for i, item in enumerate(items):
             if not lowest <= item.device < len(devices):
                 yield f"on device {item.device}", f"{LETTER[kind]}{i}"
+    for arena in plan.memory.arenas:
+        if (arena.device == HOST) != (arena.kind in _HOST_KINDS):
+            where = "host memory" if arena.device == HOST else f"device {arena.device}"
+            yield f"{arena.kind} memory in {where}", show("arena", arena.id)
     yield from _tables(plan)
 
 

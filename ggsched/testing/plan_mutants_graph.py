@@ -14,7 +14,7 @@ from ggsched.ids import show
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Barrier, Command, Launch
 from ggsched.plan.effects import Hazard, Step
-from ggsched.plan.memory import Region
+from ggsched.plan.memory import Arena, Region
 from ggsched.testing.plan_mutants import Mutants, merged, relocated, with_commands
 
 
@@ -135,6 +135,27 @@ def add_barriers(plan: Plan) -> Mutants:
             yield what, with_commands(plan, [*plan.commands, replace(barrier, id=-1)])
 
 
+def resize_tensors(plan: Plan) -> Mutants:
+    """Give a weight or state more memory than it has bytes."""
+    for arena in plan.memory.arenas:
+        if arena.kind in ("weight", "state"):
+            changed = replace(arena, nbytes=arena.nbytes + arena.alignment)
+            yield _with_arena(plan, changed, "is too long")
+
+
+def move_arenas(plan: Plan) -> Mutants:
+    """Let host memory be on a device, and memory of a device on the host."""
+    for arena in plan.memory.arenas:
+        changed = replace(arena, device=0 if arena.device < 0 else -1)
+        yield _with_arena(plan, changed, f"is on device {changed.device}")
+
+
+def _with_arena(plan: Plan, arena: Arena, what: str) -> tuple[str, Plan]:
+    arenas = tuple(arena if a.id == arena.id else a for a in plan.memory.arenas)
+    memory = replace(plan.memory, arenas=arenas)
+    return f"{show('arena', arena.id)} {what}", replace(plan, memory=memory)
+
+
 GRAPH_MUTATIONS: Final[Mapping[str, Callable[[Plan], Mutants]]] = {
     f.__name__: f
     for f in (
@@ -151,6 +172,8 @@ GRAPH_MUTATIONS: Final[Mapping[str, Callable[[Plan], Mutants]]] = {
         exchange_inputs,
         exchange_outputs,
         add_barriers,
+        resize_tensors,
+        move_arenas,
     )
 }
 

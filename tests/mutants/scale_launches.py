@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import sleep
+from typing import Any
 
 import numpy as np
 
@@ -246,9 +247,9 @@ class LongGraphsAreCut(BaseDevice):
         capture = super().begin_capture(streams)
         add = capture.add
 
-        def some(command: object, work: Callable[[], None]) -> None:
+        def some(stream: Any, command: Any, work: Callable[[], None]) -> None:
             if len(capture._calls) < 127:
-                add(str(command), work)
+                add(stream, command, work)
 
         capture.add = some  # type: ignore[method-assign]
         return capture

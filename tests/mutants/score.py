@@ -93,7 +93,8 @@ def assess(mutant: Mutant, *, elsewhere: bool = False, until_killed: bool = Fals
 
 def is_defective(result: CaseResult) -> bool:
     """Whether a mutant was rejected for a mistake in the mutant itself, which says nothing."""
-    return result.reason.startswith(("raises AttributeError", "raises NameError"))
+    mistakes = ("raises AttributeError", "raises NameError")
+    return result.reason.startswith(mistakes) or "positional argument" in result.reason
 
 
 def is_cheap(case: Case) -> bool:

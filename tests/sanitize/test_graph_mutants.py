@@ -77,6 +77,7 @@ def test_each_kind_has_mutants(name):
         "misalign_values",
         "exchange_inputs",
         "add_barriers",
+        "move_arenas",
     ],
 )
 def test_found_without_the_graph(name):

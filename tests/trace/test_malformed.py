@@ -1,5 +1,7 @@
 """Malformed traces: one clear message with the number of the line, from ``check`` and ``trace``."""
 
+import json
+
 import msgspec
 import pytest
 
@@ -10,6 +12,8 @@ from ggsched.trace.export import header_fields, read_trace, trace_to_lines
 from ggsched.trace.schema import Actor, Barrier, Free, Run, Sync
 from tests.sanitize.traces import A, H, alloc, trace, writes
 
+DEMO = "ggsched/data/addition-moe.gguf"
+DEVICES = ["--devices", "cpu:0"]
 BAD = {
     "no actors": (trace(writes(A, 0), actors=[]), 2, "is of actor 1; the header names 0"),
     "actor": (trace(alloc(0), writes(9, 0)), 3, "is of actor 9"),
@@ -45,6 +49,34 @@ def test_the_commands_say_so(name, command, tmp_path, capsys):
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
     assert BAD[name][2] in error
+
+
+def test_plans_in_a_trace_that_name_what_is_not_there(tmp_path, capsys):
+    """The commands of a plan are matched with the records, so they have to be whole."""
+    path = tmp_path / "run.jsonl"
+    assert main(["run", DEMO, "-p", "1+1=", "-n", "2", *DEVICES, "--trace", str(path)]) == 0
+    capsys.readouterr()
+    header, *records = path.read_text().splitlines()
+    for place, value in (
+        (("splits", "bindings", 5, 0), -(2**63)),
+        (("splits", "bindings", 5), [1]),
+        (("splits", "transfers", 0, "before"), 10**6),
+        (("memory", "regions", 2), [48, 4096, 1024]),
+        (("memory", "arenas", 3, "device"), 9),
+        (("streams", "streams", 0, "device"), 9),
+        (("commands", 1, "stream"), 9),
+    ):
+        data = json.loads(header)
+        at = data["plans"][0]["plan"]
+        for key in place[:-1]:
+            at = at[key]
+        at[place[-1]] = value
+        path.write_text("\n".join([json.dumps(data), *records]))
+        assert main(["trace", str(path)]) == 2, place
+        error = capsys.readouterr().err
+        assert error.startswith(f"ggsched: error: {path}:1: "), place
+        assert error.count("\n") == 1
+        assert "is malformed: " in error
 
 
 def test_free_before_its_alloc():
