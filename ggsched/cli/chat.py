@@ -1,9 +1,10 @@
 """``ggsched run --chat``: a conversation in a terminal, or with the lines of a pipe."""
 
+import errno
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ggsched.cli.console import messages
 from ggsched.errors import UsageError
@@ -14,6 +15,9 @@ from ggsched.printable import results, write_out
 if TYPE_CHECKING:
     from ggsched.models.sampling import Sampling
     from ggsched.models.session import Session
+
+_MAX_LINE: Final = 1 << 20
+"""Characters of a question, more than contexts hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +39,22 @@ class Talk:
     stops: tuple[str, ...]
 
 
-def converse(session: "Session", talk: Talk) -> None:
+def converse(session: "Session", talk: Talk, before_text: Callable[[], None]) -> None:
     """Answer question after question, until the input ends.
+
+    Args:
+        session: Where the answers come from.
+        talk: What the conversation begins with.
+        before_text: Called before anything is written or read on the terminal.
 
     Raises:
         ModelError: the file has no chat template, or it cannot be used.
-        UsageError: the conversation does not fit the context.
+        UsageError: the conversation does not fit the context, or stdin cannot be read.
     """
     template = session.model.chat_template()
     turns = [Message("system", talk.system)] if talk.system else []
     fed: list[int] = []
-    for i, question in enumerate(_questions(talk.first)):
+    for i, question in enumerate(_questions(talk.first, before_text)):
         turns.append(Message("user", question))
         ids = _ids(session, template, turns)
         if len(ids) >= session.options.n_ctx:
@@ -57,7 +66,7 @@ def converse(session: "Session", talk: Talk) -> None:
         kept = len(fed) if ids[: len(fed)] == fed and len(fed) < len(ids) else 0
         if not kept:
             session.reset()
-        answer, generated = _answer(session, ids[kept:], talk, i)
+        answer, generated = _answer(session, ids[kept:], talk, i, before_text)
         fed = [*ids, *generated][: session.n_past]
         turns.append(Message("assistant", answer))
 
@@ -71,7 +80,9 @@ def _ids(session: "Session", template: ChatTemplate, turns: list[Message]) -> li
     return tokenizer.encode(text, bos=False if bos and text.startswith(bos) else None)
 
 
-def _answer(session: "Session", ids: list[int], talk: Talk, turn: int) -> tuple[str, list[int]]:
+def _answer(
+    session: "Session", ids: list[int], talk: Talk, turn: int, before_text: Callable[[], None]
+) -> tuple[str, list[int]]:
     """Write an answer as it comes; return it with its tokens."""
     tokenizer = session.model.tokenizer
     decoder, cut = tokenizer.stream(), StopText(talk.stops)
@@ -79,6 +90,7 @@ def _answer(session: "Session", ids: list[int], talk: Talk, turn: int) -> tuple[
     generated: list[int] = []
 
     def write(text: str) -> None:
+        before_text()
         written.append(text)
         write_out(text)
         results().flush()
@@ -96,15 +108,27 @@ def _answer(session: "Session", ids: list[int], talk: Talk, turn: int) -> tuple[
     return "".join(written), generated
 
 
-def _questions(first: str | None) -> Iterator[str]:
+def _questions(first: str | None, before_text: Callable[[], None]) -> Iterator[str]:
     """Yield the first question and the lines of stdin that are not empty."""
     if first is not None:
         yield first
-    while True:
-        if sys.stdin.isatty():
-            messages().print("> ", end="")
-        line = sys.stdin.readline()
-        if not line:
-            return
+    before_text()
+    while line := _line():
         if line.strip():
             yield line.strip()
+
+
+def _line() -> str:
+    """Return the next line of stdin, or "" at its end."""
+    try:
+        if sys.stdin is None:
+            raise OSError(errno.EBADF, "stdin is closed")
+        if sys.stdin.isatty():
+            messages().print("> ", end="")
+        line = sys.stdin.readline(_MAX_LINE)
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError("cannot read the question", where="-", why=why) from error
+    if len(line) == _MAX_LINE:
+        raise UsageError("the question is too long", where="-", why=f"{_MAX_LINE} characters")
+    return line

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -54,9 +55,22 @@ def output() -> Console:
     return _console(results())
 
 
+_LIVE: Final[ContextVar[Console | None]] = ContextVar("live", default=None)
+
+
 def messages() -> Console:
-    """Return the console for everything else, on stderr."""
-    return _console(sys.stderr)
+    """Return the console for everything else, on stderr: that of the live line if there is one."""
+    return _LIVE.get() or _console(sys.stderr)
+
+
+@contextmanager
+def live_on(console: Console) -> Iterator[None]:
+    """Let messages go through the console of a live line, which moves out of their way."""
+    token = _LIVE.set(console)
+    try:
+        yield
+    finally:
+        _LIVE.reset(token)
 
 
 def _console(file: TextIO) -> Console:

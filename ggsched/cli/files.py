@@ -5,12 +5,14 @@ import os
 import stat
 import sys
 import time
-from typing import IO, Final, TextIO
+from typing import IO, Final
 
 from ggsched.errors import UsageError
 from ggsched.plan.units import nbytes_text
 
 MAX_NBYTES: Final = 1 << 31
+MAX_PROSE_NBYTES: Final = 1 << 28
+"""Of a prompt or a text to measure; a thousand times what contexts hold."""
 _BLOCK: Final = 1 << 20
 _PATIENCE_S: Final = 2.0
 _PAUSE_S: Final = 0.02
@@ -64,26 +66,22 @@ def _all(file: IO[bytes], path: str, limit: int, start: bytes = b"") -> bytes:
     return bytes(parts)
 
 
-def read_text(path: str) -> str:
+def read_text(path: str, limit: int = MAX_NBYTES) -> str:
     """Return a text file's content; ``-`` is stdin.
 
     Raises:
-        UsageError: the file cannot be read, or is not UTF-8.
+        UsageError: the file cannot be read, is not UTF-8, or has more bytes than the limit.
     """
-    return as_text(read_bytes(path), path)
+    return as_text(read_bytes(path, limit), path)
 
 
-def read_stream(file: TextIO, what: str) -> str:
-    """Return what is left of a text file that is open.
+def read_prose(path: str) -> str:
+    """Return a text for a model, with lines that end as Python's do; ``-`` is stdin.
 
     Raises:
-        UsageError: it cannot be read, or is not text.
+        UsageError: as for ``read_text``.
     """
-    try:
-        return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"cannot read {what}", where=file.name, why=why) from error
+    return read_text(path, MAX_PROSE_NBYTES).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def as_text(data: bytes, path: str) -> str:

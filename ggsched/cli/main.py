@@ -141,10 +141,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+class _LossyFile(io.FileIO):
+    """A file that loses what cannot be written: no message is worth a result or an exit code."""
+
+    def write(self, data: Any, /) -> int:
+        """Write what can be written."""
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def _lossy(file: io.TextIOWrapper) -> io.TextIOWrapper:
+    """Return the same file, through which what cannot be written is lost."""
+    file.flush()
+    raw = io.BufferedWriter(_LossyFile(file.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(raw, file.encoding, file.errors, line_buffering=True)
+
+
 def _has_streams() -> bool:
     """Let text in any language be written to stdout and stderr; return whether stdout is open."""
     if sys.stderr is None:  # whatever is opened next would be taken for it
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # for the rest of the process
+    elif isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = _lossy(sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -1,12 +1,12 @@
 """``ggsched perplexity``: how well a model predicts a text, with error bars."""
 
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
 from ggsched.cli.compute_options import compute_options
 from ggsched.cli.console import messages, write_json
-from ggsched.cli.files import read_stream
+from ggsched.cli.files import read_prose
 from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.options import json_option, whole_numbers
@@ -23,7 +23,6 @@ from ggsched.printable import results, write_out
     "-f",
     "--file",
     "text_file",
-    type=click.File("r", encoding="utf-8"),
     default=None,
     metavar="FILE",
     help="The text; - is stdin.",
@@ -42,7 +41,7 @@ from ggsched.printable import results, write_out
 def perplexity(
     settings: Settings,
     /,
-    text_file: TextIO | None,
+    text_file: str | None,
     tokens: tuple[int, ...] | None,
     as_json: bool,
     **options: Any,
@@ -58,7 +57,7 @@ def perplexity(
         raise UsageError(
             "give the text as -f FILE or as --tokens 1,2,3", where="ggsched perplexity"
         )
-    text = read_stream(text_file, "the text") if text_file is not None else ""
+    text = read_prose(text_file) if text_file is not None else ""
     with (
         loading(messages()) as progress,
         open_session(ModelOptions(**options), settings, progress) as session,

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 
+from ggsched.cli.console import live_on
 from ggsched.plan.units import nbytes_text
 from ggsched.printable import printable
 
@@ -50,8 +51,8 @@ class Busy:
 def loading(console: Console, what: str = "opening devices") -> Iterator[Busy]:
     """Give a line that says what is being done, which vanishes in the end; none off a terminal.
 
-    Warnings that come meanwhile are written above it. Results are not for this console: call
-    ``stop`` before the first of them.
+    Warnings and messages that come meanwhile are written above it. Results are not for this
+    console: call ``stop`` before the first of them.
     """
     if not console.is_terminal:
         yield Busy(None)
@@ -64,7 +65,7 @@ def loading(console: Console, what: str = "opening devices") -> Iterator[Busy]:
         redirect_stdout=False,
         redirect_stderr=True,
     )
-    with live:
+    with live_on(console), live:
         busy = Busy(live)
         try:
             yield busy

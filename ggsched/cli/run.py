@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
 from ggsched.cli.compute_options import compute_options
 from ggsched.cli.console import leave_line_open, messages, write_json
-from ggsched.cli.files import read_stream
+from ggsched.cli.files import read_prose
 from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.onnx_options import onnx_options
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     "-f",
     "--file",
     "prompt_file",
-    type=click.File("r", encoding="utf-8"),
     default=None,
     metavar="FILE",
     help="Read the prompt from a file; - is stdin.",
@@ -108,7 +107,7 @@ def run(
     settings: Settings,
     /,
     prompt: str | None,
-    prompt_file: TextIO | None,
+    prompt_file: str | None,
     tokens: tuple[int, ...] | None,
     n_predict: int,
     stops: tuple[str, ...],
@@ -146,7 +145,7 @@ def run(
         if chat:
             from ggsched.cli.chat import Talk, converse
 
-            converse(session, Talk(system, prompt, n_predict, sampling, stops))
+            converse(session, Talk(system, prompt, n_predict, sampling, stops), progress.stop)
             return
         ids = list(tokens) if tokens is not None else session.model.tokenizer.encode(prompt or "")
         _prepare(session, ids, recorder, logits is not None, checks_memory, as_json)
@@ -247,10 +246,10 @@ def _text(session: "Session", generated: list[int], stops: tuple[str, ...]) -> s
     return text if cut.is_done else text + cut.finish()
 
 
-def _read(file: TextIO, prompt: str | None) -> str:
+def _read(path: str, prompt: str | None) -> str:
     if prompt is not None:
         raise UsageError("the prompt is given twice, as -p and as -f", where="ggsched run")
-    return read_stream(file, "the prompt")
+    return read_prose(path)
 
 
 def _refuse_with_chat(tokens: bool, logits: bool, as_json: bool) -> None:

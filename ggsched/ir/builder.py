@@ -97,13 +97,10 @@ class GraphBuilder:
                 strides are not multiples of the element (of the block for quantised types).
         """
         self._check_own(x)
-        size = tuple(index(n) for n in shape)
-        steps = (
-            contiguous_strides(x.dtype, size)
-            if strides is None
-            else tuple(index(n) for n in strides)
-        )
-        start, nbytes = x.offset + index(offset), span_nbytes(x.dtype, size, steps)
+        size = _extents(x.name, shape)
+        steps = contiguous_strides(x.dtype, size) if strides is None else _extents(x.name, strides)
+        (begin,) = _extents(x.name, (offset,))
+        start, nbytes = x.offset + begin, span_nbytes(x.dtype, size, steps)
         number = len(self._tensors)
         window = Tensor(
             number, x.name, x.dtype, size, steps, x.storage, start, nbytes, x.role, self
@@ -114,6 +111,7 @@ class GraphBuilder:
 
     def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Return the view ``x[start:stop]`` of the first axis."""
+        start, stop = _extents(x.name, (start, stop))
         if not x.shape or not 0 <= start <= stop <= x.shape[0]:
             raise GraphError(f"rows {start}:{stop} of {list(x.shape)}", where=x.name)
         return self.view(x, (stop - start, *x.shape[1:]), x.strides, start * x.strides[0])
@@ -339,7 +337,7 @@ class GraphBuilder:
 
     def repeat(self, x: Tensor, shape: Sequence[int], *, name: str = "") -> Tensor:
         """Tile ``x`` to ``shape``, a multiple of its own on each axis."""
-        return self.op("repeat", x, name=name, shape=tuple(shape))
+        return self.op("repeat", x, name=name, shape=_extents(x.name, shape))
 
     def op(
         self,
@@ -396,7 +394,7 @@ class GraphBuilder:
             raise GraphError(f"{t.name!r} belongs to another builder", where=self.name)
 
     def _make_root(self, name: str, dtype: DType, shape: Sequence[int], role: Role) -> Tensor:
-        size = tuple(index(n) for n in shape)
+        size = _extents(name, shape)
         strides = contiguous_strides(dtype, size)
         nbytes = span_nbytes(dtype, size, strides)
         number = len(self._tensors)
@@ -419,11 +417,28 @@ __all__ = ["F32", "I32", "GraphBuilder"]
 
 
 def _dtype(dtype: DType | str) -> DType:
-    return dtype_by_name(dtype) if isinstance(dtype, str) else dtype
+    if isinstance(dtype, DType):
+        return dtype
+    if isinstance(dtype, str):
+        return dtype_by_name(dtype)
+    raise GraphError(f"{dtype!r} is not an element type", hint="write a name, as in 'f32'")
+
+
+def _extents(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(index(n) for n in shape)
+    except TypeError as error:
+        raise GraphError(
+            f"{shape!r} are not whole numbers", where=name, hint="write a tuple, as in (4, 64)"
+        ) from error
 
 
 def _number(value: Any) -> float:
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError("a text")
         return float(value)
     except (TypeError, ValueError) as error:
         raise GraphError(f"{value!r} is neither a tensor nor a number") from error
+    except OverflowError as error:
+        raise GraphError("a number is too large", why="operands are floats") from error

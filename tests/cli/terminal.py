@@ -73,7 +73,9 @@ class Screen:
             self.rows.append("")
 
 
-def in_terminal(*arguments, width=80, stdout=None, timeout_s=60, program=None, **changes):
+def in_terminal(
+    *arguments, width=80, stdout=None, timeout_s=60, program=None, typed=b"", **changes
+):
     """Run a command whose stdout and stderr are one terminal; return exit code and screen.
 
     Args:
@@ -82,10 +84,12 @@ def in_terminal(*arguments, width=80, stdout=None, timeout_s=60, program=None, *
         stdout: A file for stdout instead of the terminal.
         timeout_s: For the command.
         program: Arguments of Python instead of ``-m ggsched``.
+        typed: What is typed before it starts.
         **changes: Environment variables.
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    os.write(ours, typed)
     dropped = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
     environ = {k: v for k, v in os.environ.items() if k not in dropped}
     process = subprocess.Popen(

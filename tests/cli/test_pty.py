@@ -7,7 +7,9 @@ import pytest
 
 from ggsched.printable import printable
 from tests.cli.terminal import in_terminal
-from tests.models.helpers import ORACLE
+from tests.cli.test_run_text import TEMPLATE
+from tests.models.helpers import ORACLE, tiny_gguf
+from tests.models.vocabularies import BPE_META, PREFIX
 
 LLAMA = str(ORACLE / "llama-tiny-f32.gguf")
 DEMO = "ggsched/data/addition-moe.gguf"
@@ -28,6 +30,35 @@ def test_text_and_messages_stand_on_lines_of_their_own(width):
     assert "802" in screen.lines
     assert screen.lines[screen.lines.index("802") + 1].startswith("prompt 8 tokens at")
     assert not re.search("opening|loading|planning|compiling", text)
+
+
+@pytest.mark.parametrize("options", [(), ("--fit",), ("--devices", "cpu:0", "--report")])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_messages_while_devices_are_opened_have_lines_of_their_own(options, encoding):
+    """Which devices were chosen, and what fits, is said while a live line is shown."""
+    code, screen = in_terminal(
+        *("run", DEMO, "-p", "1+1=", "-n", "2", *options), width=100, PYTHONIOENCODING=encoding
+    )
+    assert code == 0, screen.lines
+    assert screen.unknown == []
+    assert not re.search("opening|loading|planning |compiling|running", "\n".join(screen.lines))
+    assert "2" in screen.lines
+    assert re.match("devices: |fit: |2$", screen.lines[0])
+
+
+def test_a_conversation_has_the_terminal_for_itself(tmp_path):
+    path = tmp_path / "m.gguf"
+    meta = {**BPE_META, "tokenizer.chat_template": TEMPLATE}
+    tiny_gguf(path, meta=meta, vocab=len(BPE_META[PREFIX + "tokens"]))
+    call = ("run", str(path), "--devices", "cpu:0", "--chat", "-n", "3")
+    code, screen = in_terminal(*call, typed=b"hello\nworld\n\x04")
+    assert code == 0, screen.lines
+    assert screen.lines[:2] == ["hello", "world"]  # echoed by the terminal, before it was asked
+    assert [line[:2] for line in screen.lines[2:]] == ["> ", "> ", ">"]
+    assert not re.search("opening|loading|planning|compiling|running", "\n".join(screen.lines))
+    code, again = in_terminal(*call, "-p", "hello", typed=b"\x04")
+    assert code == 0, again.lines
+    assert again.lines == [screen.lines[2].removeprefix("> "), ">"]
 
 
 def test_results_go_where_stdout_goes(tmp_path):

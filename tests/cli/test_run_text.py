@@ -41,7 +41,9 @@ def test_prompt_from_a_file(run, tmp_path):
     file.write_bytes(b"\xff\xfe")
     code, _, err = run("-f", file)
     assert code == 2
-    assert "cannot read the prompt" in err
+    assert "prompt.txt:1: not a text in UTF-8" in err
+    file.write_bytes(b"hello\r\nworld\r")
+    assert run("-f", file, "-n", 3)[:2] == run("-p", "hello\nworld\n", "-n", 3)[:2]
 
 
 def test_model_as_an_option(run, model):
@@ -99,6 +101,20 @@ def test_conversation(monkeypatch, run):
     assert talk(monkeypatch, run, options=["-p", "hello"])[1] == first
     system = talk(monkeypatch, run, "hello", options=["-sys", "world"])[1]
     assert system == run("-p", "<|user|>s world<|user|>u hello<|user|>", "-n", 3)[1]
+
+
+def test_questions_that_cannot_be_read(monkeypatch, run):
+    for stdin, why in (
+        (None, "stdin is closed"),
+        (io.TextIOWrapper(io.BytesIO(b"\xff\n"), "utf-8"), "invalid start byte"),
+        (io.StringIO("x" * (1 << 20)), "1048576 characters"),
+    ):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        code, _, err = run("--chat", "-n", 3)
+        assert code == 2
+        assert err.startswith("ggsched: error: -: ")
+        assert why in err
+        assert err.count("\n") == 1
 
 
 def test_conversations_that_cannot_be(monkeypatch, run):

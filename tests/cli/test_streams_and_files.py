@@ -16,6 +16,7 @@ from ggsched.errors import UsageError
 from tests.models.helpers import ORACLE
 
 LLAMA = str(ORACLE / "llama-tiny-f32.gguf")
+DEMO = "ggsched/data/addition-moe.gguf"
 
 
 def shell(text, **changes):
@@ -34,6 +35,8 @@ def shell(text, **changes):
         ("G env > /dev/full", 3, "the output: No space left on device"),
         ("G env --json > /dev/full", 3, "the output: No space left on device"),
         ("G check - <&-", 2, "-: cannot read the file: stdin is closed"),
+        (f"G run {DEMO} -f - <&-", 2, "-: cannot read the file: stdin is closed"),
+        (f"G run {DEMO} -f - </dev/zero", 2, "-: is too long: more than 256.0 MiB"),
     ],
 )
 def test_streams_that_cannot_be_used_are_one_line(line, code, message):
@@ -45,6 +48,21 @@ def test_without_stderr_results_come_all_the_same():
     code, out, _ = shell("G env --json 2>&-")
     assert code == 0
     assert out.startswith(b"[") or out.startswith(b"{")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "result"),
+    [
+        ("G env --json 2> /dev/full", 0, b"{"),
+        ("G env --no-such-option 2> /dev/full", 2, b""),
+        (f"G run {DEMO} -p 1+1= -n 2 2> /dev/full", 0, b"2\n"),
+        (f"G run {DEMO} -p 1+1= -n 2 --devices nothing:0 2> /dev/full", 2, b""),
+    ],
+)
+def test_messages_that_cannot_be_written_change_nothing(line, code, result):
+    found, out, err = shell(line)
+    assert (found, err) == (code, "")
+    assert out.startswith(result)
 
 
 def test_a_stdout_of_ascii_shows_other_characters_written_out(tmp_path):
@@ -66,13 +84,16 @@ def test_devices_and_fifos_as_files(tmp_path, capsys, monkeypatch):
         ["trace", "/dev/zero"],
         ["plan", LLAMA, "--topology", "/dev/zero"],
         ["run", "/dev/zero", "-p", "x"],
+        ["run", DEMO, "-f", "/dev/zero"],
+        ["perplexity", DEMO, "-f", "/dev/zero"],
     ):
         assert main(arguments) == 2
         assert "/dev/zero: " in (err := capsys.readouterr().err)
         assert "it is not a regular file" in err
         assert err.count("\n") == 1
-    assert main(["check", str(fifo)]) == 2
-    assert "it is a FIFO, and nobody writes to it" in capsys.readouterr().err
+    for command in (["check"], ["run", DEMO, "-f"], ["perplexity", DEMO, "-f"]):
+        assert main([*command, str(fifo)]) == 2
+        assert "it is a FIFO, and nobody writes to it" in capsys.readouterr().err
     writer = threading.Thread(target=fifo.write_bytes, args=(b"x" * 100_000,))
     writer.start()
     assert read_bytes(str(fifo)) == b"x" * 100_000

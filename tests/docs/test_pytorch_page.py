@@ -4,10 +4,10 @@ import doctest
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from tests.docs.test_how_to import FLAGS, snippets
-from tests.meta.repository import ROOT
+from tests.docs.test_how_to import FLAGS, snippets  # noqa: E402
+from tests.meta.repository import ROOT  # noqa: E402
 
 PAGE = ROOT / "docs/how-to/run-a-pytorch-model.md"
 
@@ -15,6 +15,10 @@ PAGE = ROOT / "docs/how-to/run-a-pytorch-model.md"
 @pytest.mark.filterwarnings("ignore")
 def test_snippets_run(capsys):
     from ggsched.importers.torch.call import CONVERTERS
+    from ggsched.importers.torch.dynamo import backend, release
+
+    if "ggsched" not in torch._dynamo.list_backends():  # installed before it had the entry point
+        torch._dynamo.register_backend(backend, name="ggsched")
 
     before = dict(CONVERTERS)
     names = {"__name__": PAGE.stem}
@@ -26,6 +30,8 @@ def test_snippets_run(capsys):
                 same = doctest.OutputChecker().check_output(wanted, printed, FLAGS)
                 assert same, f"line {line} printed:\n{printed}\ninstead of:\n{wanted}"
     finally:
+        torch._dynamo.reset()
+        release()
         CONVERTERS.clear()
         CONVERTERS.update(before)
         if "library" in names:

@@ -238,3 +238,12 @@ def test_types_that_are_not_supported(kind):
     proto = small()
     proto.graph.input[0].type.tensor_type.elem_type = kind
     refused(proto, "are not supported")
+
+
+@pytest.mark.parametrize("old", [b"test", b"x", b"y", b"w"])
+def test_names_that_are_not_text(tmp_path, old):
+    content = small(weights={"w": np.zeros(2, np.float32)}).SerializeToString()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content.replace(old, b"\xff" * len(old)))
+    with pytest.raises(ModelError, match="not valid UTF-8"):
+        ggsched.from_onnx(path).bind()

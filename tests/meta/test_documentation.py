@@ -1,10 +1,13 @@
+import contextlib
+import importlib
+import pkgutil
 import re
 import tomllib
 
 import ggsched
 from ggsched import errors
-from ggsched.backend.plugins import WrongVersion  # noqa: F401  # so that it counts
 from ggsched.config import VARIABLES
+from ggsched.errors import GgschedError
 from tests.meta.repository import CODE, ROOT, name_of, own_files, python_files
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -19,6 +22,10 @@ def _subclasses(kind):
 
 
 def _own_errors():
+    for module in pkgutil.walk_packages(ggsched.__path__, "ggsched."):
+        with contextlib.suppress(ImportError, GgschedError):  # of an extra that is missing
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
     everyone = {errors.GgschedError, *_subclasses(errors.GgschedError)}
     return {kind for kind in everyone if kind.__module__.partition(".")[0].startswith("ggsched")}
 

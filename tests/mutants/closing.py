@@ -157,7 +157,8 @@ class ClosedGraphDropsItsReplays(BaseStream):
     def replay(self, graph: DeviceGraph) -> None:
         """Look for the graph when it is its turn."""
         self._require_usable()
-        if not isinstance(graph, RecordedGraph) or graph.stream is not self or self.capture:
+        is_own = isinstance(graph, RecordedGraph) and graph.stream is self
+        if not is_own or self.sink.is_capturing:
             super().replay(graph)
             return
         body = graph.body()

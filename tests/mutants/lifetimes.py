@@ -295,7 +295,7 @@ class GraphDoesNotKeepItsSources(BaseStream):
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
         """Capture an upload from what is there by then."""
         owner = _owner(source)
-        if self.capture is None or not isinstance(owner, np.ndarray):
+        if not self.sink.is_capturing or not isinstance(owner, np.ndarray):
             super().upload(source, buffer, offset)
             return
         self._require_usable()
@@ -312,7 +312,7 @@ class GraphDoesNotKeepItsSources(BaseStream):
                 data[:] = alive.reshape(-1).view(np.uint8)[start : start + nbytes]
             self.device.write_memory(memory, offset, data.data)
 
-        self.capture.add("upload", write)
+        self.sink.add(self, "upload", write)
 
 
 @breaks("CAP-3", "A graph lets go of its host memory after the first replay.", CPU)
@@ -332,14 +332,14 @@ class GraphKeepsItsBuffers(BaseStream):
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Capture a copy of the source."""
-        if self.capture is None or src.device is not self.device or src is dst:
+        if not self.sink.is_capturing or src.device is not self.device or src is dst:
             super().copy(src, src_offset, dst, dst_offset, nbytes)
             return
         checks.check_copy(self.device, src, src_offset, dst, dst_offset, nbytes)
         kept = own_buffer(src).memory.copy()
         memory, write = writable_memory(dst), self.device.write_memory
         part = kept[src_offset : src_offset + nbytes].data
-        self.capture.add("copy", lambda: write(memory, dst_offset, part))
+        self.sink.add(self, "copy", lambda: write(memory, dst_offset, part))
 
 
 @breaks("CPY-5", "A download does not keep its target.", CPU)
@@ -349,7 +349,7 @@ class TargetIsNotKept(BaseStream):
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Write what is there by then."""
         owner = _owner(target)
-        if self.capture is not None or not isinstance(owner, np.ndarray) or target.readonly:
+        if self.sink.is_capturing or not isinstance(owner, np.ndarray) or target.readonly:
             super().download(buffer, offset, target)
             return
         self._require_usable()

@@ -145,7 +145,7 @@ class LargeSourcesAreBorrowed(BaseStream):
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
         """Copy small sources."""
         small = isinstance(source, memoryview) and source.nbytes < KIB64 and source.c_contiguous
-        kept = self.capture is None and small
+        kept = not self.sink.is_capturing and small
         super().upload(memoryview(bytes(source)) if kept else source, buffer, offset)
 
 
@@ -161,7 +161,7 @@ class LargeTargetsEndLate(BaseStream):
         """Leave the last bytes for later."""
         checks.check_download(self.device, buffer, offset, target)
         n = target.nbytes
-        if n < MIB or self.capture is not None:
+        if n < MIB or self.sink.is_capturing:
             super().download(buffer, offset, target)
             return
         super().download(buffer, offset, target[: n - 8])

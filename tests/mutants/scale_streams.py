@@ -247,7 +247,7 @@ class EventMarksTheBeginning(_SeesBeginnings):
     def record(self, event: Event) -> None:
         """Let the event look at beginnings."""
         super().record(event)
-        if isinstance(event, BaseEvent) and self.capture is None:
+        if isinstance(event, BaseEvent) and not self.sink.is_capturing:
             early: Any = _Early(self)
             event._progress = early
 

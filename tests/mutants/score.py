@@ -44,7 +44,7 @@ class BlockVerdict:
 
     Attributes:
         mutant: The mutant.
-        killers: Cases of its own rule that rejected it.
+        killers: Cases of its own rule that rejected it for what it does.
         others: For each other rule the first case that rejected it; None if they were not asked.
         seconds: How long that took.
     """
@@ -78,7 +78,7 @@ def assess(mutant: Mutant, *, elsewhere: bool = False, until_killed: bool = Fals
     killers: list[CaseResult] = []
     for case in all_cases():
         if case.rule == mutant.rule and not (until_killed and killers):
-            killers += _failures(kit, case)
+            killers += [r for r in _failures(kit, case) if not is_defective(r)]
     others: list[CaseResult] | None = None
     if elsewhere:
         kit = ConformanceRunner(replace(mutant.harness(), repeats=1))
@@ -89,6 +89,11 @@ def assess(mutant: Mutant, *, elsewhere: bool = False, until_killed: bool = Fals
                 others += _failures(kit, case)
     found = None if others is None else tuple(others)
     return BlockVerdict(mutant, tuple(killers), found, perf_counter() - start)
+
+
+def is_defective(result: CaseResult) -> bool:
+    """Whether a mutant was rejected for a mistake in the mutant itself, which says nothing."""
+    return result.reason.startswith(("raises AttributeError", "raises NameError"))
 
 
 def is_cheap(case: Case) -> bool:

@@ -30,6 +30,7 @@ from tests.mutants import (
     scale_launches,
     scale_memory,
     scale_streams,
+    siblings,
     streams,
     syncs,
     truth,
@@ -66,6 +67,7 @@ _MODULES: Final[tuple[ModuleType, ...]] = (
     bad_ids,
     racing,
     host_memory,
+    siblings,
 )
 
 

@@ -4,10 +4,12 @@ import re
 
 import pytest
 
+from ggsched.backend.base import BaseStream
 from ggsched.testing.conformance import RULES, ConformanceRunner, all_cases
 from tests.meta.repository import ROOT
 from tests.mutants.__main__ import main
-from tests.mutants.baselines import BASELINES
+from tests.mutants.baselines import BASELINES, CPU
+from tests.mutants.mutant import Mutant
 from tests.mutants.page import page
 from tests.mutants.plan_score import OPERATORS, drawn_plans, plan_scores
 from tests.mutants.score import assess, check_baseline
@@ -60,6 +62,15 @@ def test_no_plan_mutant_is_missed():
     assert [s.operator for s in scores] == list(OPERATORS)
     assert not [s for s in scores if s.missed]
     assert sum(s.counts["found"] for s in scores) > 300
+
+
+def test_a_mistake_in_a_mutant_is_no_rejection():
+    class Mistaken(BaseStream):
+        def upload(self, source, buffer, offset):
+            self.no_such_attribute += 1
+
+    mutant = Mutant("mistaken", "STR-1", "Nothing.", CPU, Mistaken)
+    assert not assess(mutant).is_killed
 
 
 def test_page_is_of_these_mutants():

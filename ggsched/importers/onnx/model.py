@@ -10,7 +10,7 @@ import numpy as np
 
 from ggsched.errors import ModelError, UsageError
 from ggsched.importers.onnx.emit import Array, Const, Emitter, Value
-from ggsched.importers.onnx.read import import_onnx, read_model
+from ggsched.importers.onnx.read import import_onnx, read_model, text
 from ggsched.importers.onnx.simplify import simplified
 from ggsched.importers.onnx.types import name_of
 from ggsched.importers.onnx.walk import Walk
@@ -80,12 +80,12 @@ class OnnxModel:
         self._model, self._folder = model, folder
         self._dims, self._constants = dict(dims), dict(constants)
         graph = model.graph
-        self.name: str = graph.name or "onnx"
-        known = {t.name for t in graph.initializer}
+        self.name: str = text(graph.name) or "onnx"
+        known = {text(t.name) for t in graph.initializer}
         self.inputs: dict[str, Port] = {
             i.name: _port(i) for i in graph.input if i.name not in known
         }
-        self.outputs: tuple[str, ...] = tuple(o.name for o in graph.output)
+        self.outputs: tuple[str, ...] = tuple(text(o.name) for o in graph.output)
         for name in constants:
             if name not in self.inputs:
                 raise UsageError(f"no input {name!r}", where=self.name, hint=_hint(self.inputs))
@@ -245,7 +245,7 @@ def _own(emit: Emitter, values: Sequence[Value]) -> list[Tensor]:
 
 
 def _port(info: Any) -> Port:
-    where = f"input {info.name!r}"
+    where = f"input {text(info.name)!r}"
     if not info.type.HasField("tensor_type"):
         raise ModelError("only tensors are supported", where=where)
     tensor = info.type.tensor_type
@@ -253,7 +253,8 @@ def _port(info: Any) -> Port:
     if not tensor.HasField("shape"):
         raise ModelError("its number of axes is open", where=where)
     for dim in tensor.shape.dim:
-        name = dim.dim_param if dim.dim_param not in ("?", "None") else ""  # several mean the same
+        name = text(dim.dim_param)
+        name = "" if name in ("?", "None") else name  # several of them need not be equal
         is_known = dim.HasField("dim_value") and dim.dim_value >= 0
         shape.append(int(dim.dim_value) if is_known else name)
     return Port(info.name, name_of(tensor.elem_type, where), tuple(shape))

@@ -58,6 +58,17 @@ def _not_a_model(path: Path, why: str) -> ModelError:
     return ModelError("not an ONNX model", where=str(path), why=" ".join(why.split()))
 
 
+def text(name: Any) -> str:
+    """Return a name of a file.
+
+    Raises:
+        ModelError: it is not valid UTF-8, of which protobuf makes bytes.
+    """
+    if not isinstance(name, str):
+        raise ModelError(f"the name {name!r} is not valid UTF-8")
+    return name
+
+
 def elements_of(tensor: Any, folder: Path | None) -> Array:
     """Return the elements of a tensor of a file; those in another file are mapped.
 

@@ -31,6 +31,9 @@ CONTROL: Final = ("If", "Loop", "Scan")
 
 _STANDARD: Final = ("", "ai.onnx")
 
+_MISFITS: Final = (ValueError, IndexError, TypeError, KeyError, ArithmeticError, RuntimeError)
+"""What converters, numpy and the package onnx raise of attributes and inputs that make no sense."""
+
 Scope = dict[str, Value]
 
 
@@ -92,7 +95,7 @@ class Walk:
                 raise ModelError(error.what, where=where, why=error.where) from error
             except GgschedError:
                 raise
-            except (ValueError, IndexError, TypeError, KeyError, ArithmeticError) as error:
+            except _MISFITS as error:
                 why = f"{type(error).__name__}: {error}"
                 raise ModelError(
                     "its inputs or attributes do not fit", where=where, why=why

@@ -11,6 +11,7 @@ from ggsched.errors import GgschedError, GraphError, ModelError
 from ggsched.importers.onnx.emit import Const, Emitter, Value
 from ggsched.importers.torch.types import FLOATS, Scalar, promoted
 from ggsched.ir.dtype import dtype_by_name
+from ggsched.ir.ops import BUILT_IN_AXES
 from ggsched.ir.tensor import Tensor
 from ggsched.ir.user_ops import user_ops
 
@@ -120,6 +121,12 @@ class Call:
         """Take a range of one axis; -1 as stop of a negative step is before the first."""
         if (start, stop, step) == (0, x.shape[axis], 1):
             return x
+        if isinstance(x, Tensor) and _may_be_view(x) and 0 <= start < stop and step > 0:
+            shape, strides = list(x.shape), list(x.strides)
+            shape[axis] = len(range(start, stop, step))
+            offset = start * strides[axis]
+            strides[axis] *= step
+            return self.emit.g.view(x, shape, strides, offset)
         full = [(0, n, 1) for n in x.shape]
         full[axis] = (start, stop, step)
         starts, stops, steps = zip(*full, strict=True)
@@ -128,6 +135,11 @@ class Call:
     def concat(self, x: Sequence[Value], axis: int) -> Value:
         """Join along an axis."""
         return x[0] if len(x) == 1 else self.nd("concat", *x, axis=axis)
+
+
+def _may_be_view(x: Tensor) -> bool:
+    """Whether built-in ops can copy x, strided, where its elements must lie together."""
+    return x.dtype.name == "f32" and len(x.shape) <= BUILT_IN_AXES and 0 not in x.shape
 
 
 def kind_of(x: Operand) -> str | Scalar:

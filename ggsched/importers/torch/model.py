@@ -9,6 +9,7 @@ import numpy as np
 from ggsched.errors import UsageError
 from ggsched.importers.onnx.emit import Array, Const, Emitter
 from ggsched.importers.onnx.model import BoundModel, Port
+from ggsched.importers.onnx.simplify import simplified
 from ggsched.importers.torch.dims import Dims
 from ggsched.importers.torch.export import (
     Weights,
@@ -211,9 +212,10 @@ def bound_program(
         tensors[name] = t
     if not tensors:
         raise UsageError("no output is a tensor", where="from_torch")
-    graph = emit.g.build(*tensors.values())
-    ids = {n: t.id for n, t in tensors.items()}
-    return BoundProgram(graph, emit.weights, inputs, ids, known, tuple(names))
+    graph, weights = simplified(emit.g.build(*tensors.values()), emit.weights)
+    found = {t.name: t for t in graph.roots(Role.INPUT)}
+    ids = dict(zip(tensors, graph.outputs, strict=True))
+    return BoundProgram(graph, weights, {n: found[n] for n in inputs}, ids, known, tuple(names))
 
 
 def from_torch(program: Any, dims: Mapping[str, int] | None = None) -> TorchModel:

@@ -15,6 +15,7 @@ from ggsched.importers.torch import (  # noqa: F401
 from ggsched.importers.torch.call import CONVERTERS, Results, convert, plain
 from ggsched.importers.torch.types import array_of, name_of
 from ggsched.ir.tensor import Tensor
+from ggsched.ir.user_ops import user_ops
 
 MAX_DEPTH: Final = 32
 """Graphs inside each other."""
@@ -178,6 +179,22 @@ def _product(shape: Sequence[int]) -> int:
     for n in shape:
         found *= n
     return found
+
+
+def is_supported(node: Any) -> bool:
+    """Whether a node that calls a function has a converter, or is evaluated at once."""
+    name = plain(str(node.target))
+    base = name.rpartition(".")[0]
+    module = getattr(node.target, "__module__", "") or ""
+    return (
+        name in CONVERTERS
+        or base in CONVERTERS
+        or base in IGNORED
+        or base in ("sym_size", "sym_numel")
+        or module in _NUMBERS
+        or getattr(node.target, "__name__", "") in (*_MODES, "cond")
+        or (name.count(".") > 1 and base.rpartition(".")[2] in {op.name for op in user_ops()})
+    )
 
 
 def supported() -> list[str]:

@@ -81,13 +81,55 @@ def lch3_ids_at_the_edges(w: TestContext) -> None:
                 _launch_with(w, graph, values, bad, i)
 
 
+MANY: Final = 150
+"""Ids of one launch, more than a block of threads may look at."""
+
+
+def _many_ids(g: GraphBuilder, op: str, dtype: DType) -> Tensor:
+    """Add a node of an op with many ids, and as many rows."""
+    flat, pairs = (MANY,), (MANY // 2, 2)
+    match op:
+        case "get_rows":
+            return g.op(op, g.input("table", (MANY, 8), dtype), g.input("ids", flat, I32))
+        case "set_rows":
+            src, ids = g.input("src", (MANY, 8)), g.input("ids", flat, I32)
+            return g.op(op, g.input("table", (MANY, 8), dtype), src, ids)
+        case "mul_mat_id":
+            x, ids = g.input("x", (MANY // 2, 1, 32)), g.input("ids", pairs, I32)
+            return g.op(op, g.weight("table", (MANY, 4, 32), dtype), x, ids)
+        case _:
+            x, ids = g.input("x", (*pairs, 8)), g.input("ids", pairs, I32)
+            return g.op(op, x, g.weight("table", (MANY, 8)), ids)
+
+
+@case("LCH-3", "An id out of range fails the launch, also among many and behind many.")
+def lch3_ids_among_many(w: TestContext) -> None:
+    for op in OPS:
+        for dtype in (F32, F16) if op != "add_id" else (F32,):
+            g = GraphBuilder(f"{op} {dtype} of many ids")
+            graph = g.build(_many_ids(g, op, dtype))
+            if not is_declared(graph, w.device.facts):
+                continue
+            rules = {"ids": LeafRule("ids", bound=MANY, distinct=op == "set_rows")}
+            values = values_for(DrawnGraph(graph, rules), w.seed)
+            places = (MANY - 1, 64, int(w.rng.integers(65, MANY)))
+            for place, bad in zip(places, (MANY, -1, LEAST), strict=True):
+                _launch_with(w, graph, values, bad, 0, place)
+
+
 def _launch_with(
-    w: TestContext, graph: Graph, values: Mapping[str, Any], bad: int, number: int
+    w: TestContext,
+    graph: Graph,
+    values: Mapping[str, Any],
+    bad: int,
+    number: int,
+    place: int | None = None,
 ) -> None:
     q = w.stream()
     ids = values["ids"].copy()
     flat = ids.reshape(-1)
-    place = (flat.size - 1, 0, int(w.rng.integers(flat.size)))[number % 3]
+    if place is None:
+        place = (flat.size - 1, 0, int(w.rng.integers(flat.size)))[number % 3]
     flat[place] = bad
     w.tell(f"graph: {graph.nodes[0].op}, id {place} is {bad}")
     prepared = prepare(w, q, graph, {**values, "ids": ids})

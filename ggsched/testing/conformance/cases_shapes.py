@@ -176,7 +176,7 @@ def lch3_long_operands(w: TestContext) -> None:
 def _ranked_graphs(w: TestContext) -> Iterator[DrawnGraph]:
     """Yield graphs of operands of one to four axes, repeated along each choice of axes."""
     shape = (2, 3, 4, 4)
-    for op in ("add", "mul"):
+    for op in ("add", "sub", "mul"):
         for rank in range(1, 5):
             own = shape[4 - rank :]
             for other in {rank, int(w.rng.integers(1, rank + 1))}:
@@ -262,6 +262,20 @@ def lch3_silu_far_below_zero(w: TestContext) -> None:
             values = {"x": np.stack([row, row[::-1]]), "y": np.ones((2, 9), np.float32)}
             with np.errstate(over="ignore"):
                 check_graph(w, q, drawn, {n: values[n] for n in ("x", "y")[: len(operands)]})
+
+
+@case("LCH-3", "sigmoid, tanh, gelu and soft_max of finite numbers are finite, far from zero too.")
+def lch3_far_from_zero(w: TestContext) -> None:
+    q = w.stream()
+    row = np.array([-1e30, -1e4, -104.0, -89.0, -60.0, 46.0, 89.0, 104.0, 1e4], np.float32)
+    large = np.where(row == np.float32(1e4), np.float32(1e30), row)
+    for op in ("sigmoid", "tanh", "gelu", "soft_max"):
+        g = GraphBuilder(f"{op} far from zero")
+        drawn = DrawnGraph(g.build(g.op(op, g.input("x", (4, 9)))), {})
+        if is_declared(drawn.graph, w.device.facts):
+            x = np.stack([row, row[::-1], large, large[::-1]])
+            with np.errstate(over="ignore"):
+                check_graph(w, q, drawn, {"x": x})
 
 
 # --- LCH-7 ------------------------------------------------------------------------------------

@@ -58,6 +58,8 @@ def _round(w: TestContext, data: Any) -> None:
         expected = w.result(data)
     else:
         q.copy(x, 0, y, 0, 32)
+    host = device.allocate_host(64)
+    host[:] = data.tobytes() * 2
     target = bytearray(32)
     q.download(y, 0, memoryview(target))
     if event is not None:
@@ -65,6 +67,7 @@ def _round(w: TestContext, data: Any) -> None:
         event.sync(w.timeout_s)
     q.sync(w.timeout_s)
     w.require(bytes(target) == expected.tobytes(), "a thread sees bytes of another one")
+    w.require(bytes(host) == data.tobytes() * 2, "a thread sees host memory of another one")
     for buffer in (*extra, x, y):
         buffer.close()
     q.close()

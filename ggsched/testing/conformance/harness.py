@@ -72,6 +72,7 @@ class Harness:
         grace_s: For how long a held stream is watched. The verdict on a correct device does not
             depend on it; a broken one needs a moment to show itself.
         repeats: How often each case runs, with seeds that follow each other.
+        far_offsets: Whether buffers of gigabytes may be made, of which some bytes are used.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Harness:
     case_timeout_s: float = 60.0
     grace_s: float = 0.01
     repeats: int = 1
+    far_offsets: bool = True
 
     @classmethod
     def named(

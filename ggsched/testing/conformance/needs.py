@@ -95,6 +95,14 @@ def _launch(w: TestContext) -> str:
     return "" if exact_op(w.device.facts) else "it declares no op that is exact on whole numbers"
 
 
+def _far_offsets(w: TestContext) -> str:
+    facts = w.device.facts
+    if not w.harness.far_offsets:
+        return "its harness makes no large buffers"
+    able = min(facts.max_allocation_nbytes, facts.memory_nbytes // 4) > 1 << 31
+    return "" if able else "it has too little memory for offsets beyond 2 GiB"
+
+
 def _little_memory(w: TestContext) -> str:
     """Look whether a case may allocate all of it, in multiples of the alignment."""
     facts = w.device.facts
@@ -175,6 +183,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "fault": lambda w: "" if can_fail(w) else "nothing makes its commands fail",
     "hypothesis": _hypothesis,
     "fusions": lambda w: "" if w.device.facts.fusions else "it declares no patterns",
+    "far offsets": _far_offsets,
     "little memory": _little_memory,
     "capture": lambda w: "" if offers_capture(w.device) else "it offers no capture",
     "update": _update,

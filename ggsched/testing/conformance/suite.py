@@ -7,6 +7,7 @@ from typing import Final
 
 from ggsched.errors import UsageError
 from ggsched.testing.conformance import (
+    cases_beyond,
     cases_buffers,
     cases_capture,
     cases_capture_update,
@@ -70,6 +71,7 @@ _MODULES: Final[tuple[ModuleType, ...]] = (
     cases_host_memory,
     cases_threads,
     cases_error_objects,
+    cases_beyond,
 )
 
 

@@ -27,7 +27,9 @@ def sim_harness(*configs: SimConfig, name: str = "sim:0") -> Harness:
         return world.open_all()[:count]
 
     waivers = (ONE_THREAD,) if given[0].facts(0).max_streams > 1 else ()
-    return replace(Harness(name, open_simulated), latch=hold, waivers=waivers, grace_s=0.004)
+    return replace(
+        Harness(name, open_simulated), latch=hold, waivers=waivers, grace_s=0.004, far_offsets=False
+    )
 
 
 def own_harness() -> Mapping[str, Any]:

@@ -1,0 +1,104 @@
+"""``torch.compile(backend="ggsched")``."""
+
+import tomllib
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from ggsched.importers.torch.dynamo import backend, release  # noqa: E402
+from tests.importers.torch_programs import Block, mlp  # noqa: E402
+from tests.meta.repository import ROOT  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    release()
+
+
+def same(found, wanted):
+    np.testing.assert_allclose(found.detach(), wanted.detach(), atol=1e-5, rtol=1e-4)
+
+
+def test_the_entry_point_names_the_backend():
+    entries = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    home = entries["project"]["entry-points"]["torch_dynamo_backends"]["ggsched"]
+    module, name = home.split(":")
+    assert getattr(import_module(module), name) is backend
+
+
+def test_a_module_with_shapes_that_change():
+    module = mlp().eval()
+    compiled = torch.compile(module, backend=backend)
+    with torch.no_grad():
+        for n in (3, 5, 9):
+            x = torch.randn(n, 8)
+            same(compiled(x), module(x))
+
+
+def test_convolutions_and_attention_on_two_devices():
+    block, layer = Block(3, 8, 2).eval(), nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    layer.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
+    for module, x in ((block, torch.randn(2, 3, 9, 9)), (layer, torch.randn(2, 5, 16))):
+        compiled = torch.compile(module, backend=backend, options={"devices": ["cpu:0", "cpu:1"]})
+        with torch.no_grad():
+            same(compiled(x), module(x))
+
+
+def test_weights_that_change_are_loaded_again():
+    module = nn.Linear(4, 4)
+    compiled = torch.compile(module, backend=backend)
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        same(compiled(x), module(x))
+        module.weight.mul_(2)
+        same(compiled(x), module(x))
+
+
+def test_gradients_are_left_to_pytorch():
+    module = mlp()
+    compiled = torch.compile(module, backend=backend)
+    x = torch.randn(3, 8)
+    compiled(x).square().sum().backward()
+    found = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    module(x).square().sum().backward()
+    for g, p in zip(found, module.parameters(), strict=True):
+        same(g, p.grad)
+
+
+def test_inputs_that_are_changed_and_several_outputs():
+    def f(x, y):
+        x.add_(1)
+        return x * y, y[1:], None, 2
+
+    a, b = torch.ones(3), torch.ones(3)
+    y = torch.randn(3)
+    found, wanted = torch.compile(f, backend=backend)(a, y), f(b, y)
+    same(a, b)
+    same(found[0], wanted[0])
+    same(found[1], wanted[1])
+    assert found[2:] == (None, 2)
+
+
+@pytest.mark.parametrize(
+    ("f", "options", "words"),
+    [
+        (lambda x: torch.linalg.svd(x)[1], None, "is not supported"),
+        (lambda x: x + 1, {"device": 1}, "no option 'device'"),
+    ],
+)
+def test_what_is_not_supported_is_said_when_it_is_compiled(f, options, words):
+    with pytest.raises(Exception, match=words):
+        torch.compile(f, backend=backend, options=options)(torch.ones(2, 2))
