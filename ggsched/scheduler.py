@@ -36,6 +36,7 @@ from ggsched.run.call_guard import CallGuard, guarded
 from ggsched.run.executor import Executor
 from ggsched.run.expert_ledger import ExpertLedger
 from ggsched.run.open_devices import names_of, opened
+from ggsched.run.outputs import Outputs
 from ggsched.run.release import close_after, close_all
 from ggsched.run.resources import Resources
 from ggsched.run.store import Progress, TensorStore, WeightSource
@@ -197,8 +198,8 @@ class Scheduler:
         constraints: Constraints | None = None,
         *,
         copy: bool = True,
-    ) -> dict[int, np.ndarray]:
-        """Run a graph once and return its outputs by tensor id.
+    ) -> Outputs:
+        """Run a graph once and return its outputs by tensor id, by tensor or by name.
 
         Inputs are borrowed until this returns: arrays of numpy, or of any library that has
         ``__dlpack__`` or ``__array_interface__``, in host memory.
@@ -224,8 +225,8 @@ class Scheduler:
         found = self._recognised(graph, wanted)
         if found is not None:
             made = self._run(found.graph, inputs, wanted, copy=copy)
-            return {tid: made[new] for tid, new in found.tensor_of.items()}
-        return self._run(graph, inputs, wanted, copy=copy)
+            return Outputs(graph, {tid: made[new] for tid, new in found.tensor_of.items()})
+        return Outputs(graph, self._run(graph, inputs, wanted, copy=copy))
 
     def _run(
         self, graph: Graph, inputs: Mapping[str, ArrayLike], wanted: Constraints, *, copy: bool

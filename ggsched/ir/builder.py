@@ -80,7 +80,8 @@ class GraphBuilder:
         for t in outputs:
             self._check_own(t)
         ids = tuple(dict.fromkeys(t.id for t in outputs))
-        graph = Graph(self.name, tuple(self._tensors), tuple(self._nodes), ids)
+        tensors = tuple([replace(t, builder=None) for t in self._tensors])
+        graph = Graph(self.name, tensors, tuple(self._nodes), ids)
         verify_graph(graph)
         return graph
 
@@ -101,7 +102,9 @@ class GraphBuilder:
         (begin,) = _extents(x.name, (offset,))
         start, nbytes = x.offset + begin, span_nbytes(x.dtype, size, steps)
         number = len(self._tensors)
-        window = Tensor(number, x.name, x.dtype, size, steps, x.storage, start, nbytes, x.role)
+        window = Tensor(
+            number, x.name, x.dtype, size, steps, x.storage, start, nbytes, x.role, self
+        )
         verify_window(window, self._tensors[x.storage])
         self._tensors.append(window)
         return window
@@ -395,7 +398,7 @@ class GraphBuilder:
         strides = contiguous_strides(dtype, size)
         nbytes = span_nbytes(dtype, size, strides)
         number = len(self._tensors)
-        return Tensor(number, name, dtype, size, strides, number, 0, nbytes, role)
+        return Tensor(number, name, dtype, size, strides, number, 0, nbytes, role, self)
 
     def _root(self, name: str, dtype: DType | str, shape: Sequence[int], role: Role) -> Tensor:
         t = self._make_root(name, _dtype(dtype), shape, role)

@@ -5,7 +5,7 @@ other tensor on it is a *view*: an offset, a shape and strides. Two tensors conf
 byte ranges on one storage overlap, whatever their names.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from math import prod
@@ -13,6 +13,7 @@ from typing import Final
 
 from ggsched.errors import GraphError
 from ggsched.ir.dtype import DType
+from ggsched.ir.operators import Builder, Operators
 
 MAX_AXES = 8
 
@@ -30,7 +31,7 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(Operators):
     """A typed, strided window on a storage.
 
     Attributes:
@@ -44,6 +45,7 @@ class Tensor:
         offset: First byte, from the start of the storage.
         nbytes: Length of the bounding byte range ``[offset, offset + nbytes)``.
         role: Role of the storage.
+        builder: What made it, for operators; None in graphs.
     """
 
     id: int
@@ -55,6 +57,7 @@ class Tensor:
     offset: int
     nbytes: int
     role: Role
+    builder: Builder | None = field(default=None, compare=False, repr=False)
 
     @property
     def end(self) -> int:
