@@ -27,7 +27,7 @@ FN vf vunary(int op, vf a, float p0, float p1) {
   if (op == SILU) return a / (VEXP(-a) + 1.0f);
   if (op == SIGMOID_OF) return VSPLAT(1.0f) / (VEXP(-a) + 1.0f);
   if (op == TANH_OF) return VTANH(a);
-  return a / (VEXP(GELU_ANGLE(a) * -2.0f) + 1.0f);  // tanh may miss -1 by a bit, times a
+  return a / (VEXP(GELU_ANGLE(a) * -2.0f) + 1.0f); /* tanh may miss -1 by a bit, times a */
 }
 
 FN float unary1(int op, float a, float p0, float p1) {
