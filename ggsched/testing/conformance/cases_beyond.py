@@ -205,8 +205,8 @@ def buf5_launches_see_host_writes(w: TestContext) -> None:
 @case("EVT-5", "Closing an event leaves the others of its stream.", "events", "latch",
       "two streams")  # fmt: skip
 def evt5_closed_beside_others(w: TestContext) -> None:
+    a, b = w.stream(), w.stream()
     for closed in range(3):
-        a, b = w.stream(), w.stream()
         x, y, data = w.buffer(), w.buffer(), w.bytes()
         w.put(a, x, w.bytes())
         hold = w.hold(a)
@@ -245,7 +245,7 @@ def err3_program_beside_others(w: TestContext) -> None:
         expected[:] = 0
 
 
-@case("ERR-3", "Closing a device leaves others.", "pair")
+@case("ERR-3", "Closing a device leaves others.", "pair", "two streams")
 def err3_device_beside_others(w: TestContext) -> None:
     q, x, data = w.stream(), w.buffer(), w.bytes()
     other = w.stream(w.other)
