@@ -31,6 +31,9 @@ ANY: Final = (*NUMBERS, *BOOLS)
 
 DEFINED: Final[dict[str, OpDef]] = {}
 
+TYPES: Final[dict[str, tuple[str, ...]]] = {}
+"""Names of the types that the first operand of each op can have."""
+
 
 def nd_op(
     name: str,
@@ -63,6 +66,7 @@ def nd_op(
         full = PREFIX + name
         kernel = _into(reference, ufunc, writes_out)
         user = UserOp(VERSION, (), reference, {"cpu": kernel}, flops)
+        TYPES[full] = tuple(types)
         DEFINED[full] = OpDef(
             full,
             operands,
