@@ -413,6 +413,7 @@ class Scheduler:
         return self._bound(graph, plan)
 
     def _bound(self, graph: Graph, plan: Plan) -> Executor:
+        self._store.hold(graph.constants)
         resources = Resources(graph, plan, self._store)
         self._store.stage("running")
         timeout_s, recorder = self.settings.timeout_s, self._recorder

@@ -6,6 +6,10 @@
     y = g.silu(g.mul_mat(w, x))
     graph = g.build(y)
 
+Operands may be arrays of numpy: constants, whose data travels with the graph. They keep their type
+if the op takes it; otherwise 64-bit ones become f32 and i32, or what the other operands are, where
+that is exact.
+
 Each method checks its operands at once and returns a ``Tensor``. Nodes run in the order of the
 calls. Names given by ``with g.scope("blk.0"):`` prefix labels.
 """
@@ -14,12 +18,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import index
-from typing import Any
+from typing import Any, TypeGuard
 
 from ggsched.errors import GraphError
+from ggsched.ir.constants import Constant, Operand, fitted, read_array
 from ggsched.ir.dtype import F32, I32, DType, dtype_by_name
 from ggsched.ir.graph import Graph, Node, verify_graph
+from ggsched.ir.operators import is_array
 from ggsched.ir.ops import (
+    OpDef,
     Param,
     access_modes,
     check_axes,
@@ -45,6 +52,8 @@ class GraphBuilder:
         self._tensors: list[Tensor] = []
         self._nodes: list[Node] = []
         self._scope: tuple[str, ...] = ()
+        self._constants: dict[str, bytes] = {}
+        self._constant_ids: dict[str, int] = {}
 
     # --- storages -----------------------------------------------------------------------
 
@@ -59,6 +68,24 @@ class GraphBuilder:
     def state(self, name: str, shape: Sequence[int], dtype: DType | str = F32) -> Tensor:
         """Add a tensor that keeps its content from run to run and starts as zeros."""
         return self._root(name, dtype, shape, Role.STATE)
+
+    def constant(self, array: Any, dtype: DType | str | None = None) -> Tensor:
+        """Return a weight whose data, copied now, travels with the graph.
+
+        Ops and operators take arrays as they are; this is for what is used as a view, for instance.
+
+        Args:
+            array: Of numpy, or anything with ``__array__`` or the buffer protocol.
+            dtype: That of the array where none is given.
+
+        Raises:
+            GraphError: no array, or of a type that tensors do not have, or a value that is not
+                exact in ``dtype``.
+        """
+        if not is_array(array):
+            raise GraphError(f"{array!r} is not an array", hint="write numpy.array(...)")
+        found = read_array(array)
+        return self._held(found if dtype is None else found.as_type(_dtype(dtype)))
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -78,10 +105,10 @@ class GraphBuilder:
         if not outputs:
             raise GraphError("a graph needs at least one output", where=self.name)
         for t in outputs:
-            self._check_own(t)
+            self._own(t)
         ids = tuple(dict.fromkeys(t.id for t in outputs))
         tensors = tuple([replace(t, builder=None) for t in self._tensors])
-        graph = Graph(self.name, tensors, tuple(self._nodes), ids)
+        graph = Graph(self.name, tensors, tuple(self._nodes), ids, dict(self._constants))
         verify_graph(graph)
         return graph
 
@@ -96,7 +123,7 @@ class GraphBuilder:
             GraphError: the window leaves the byte range of ``x``'s storage, or offset and
                 strides are not multiples of the element (of the block for quantised types).
         """
-        self._check_own(x)
+        self._own(x)
         size = _extents(x.name, shape)
         steps = contiguous_strides(x.dtype, size) if strides is None else _extents(x.name, strides)
         (begin,) = _extents(x.name, (offset,))
@@ -147,7 +174,7 @@ class GraphBuilder:
 
     # --- ops ------------------------------------------------------------------------------
 
-    def get_rows(self, table: Tensor, ids: Tensor, *, name: str = "") -> Tensor:
+    def get_rows(self, table: Operand, ids: Operand, *, name: str = "") -> Tensor:
         """Gather rows: ``(V, n)[ids]``; batched if the table has more axes. f32 (or i32)."""
         return self.op("get_rows", table, ids, name=name)
 
@@ -155,7 +182,7 @@ class GraphBuilder:
         """Write ``dst[ids[i]] = src[i]`` through ``dst``; ids must differ from each other."""
         return self.op("set_rows", dst, src, ids, name=name)
 
-    def mul_mat(self, w: Tensor, x: Tensor, *, name: str = "") -> Tensor:
+    def mul_mat(self, w: Operand, x: Operand, *, name: str = "") -> Tensor:
         """Return ``x @ w.T`` over the last two axes: w (.., n, k), x (.., m, k) -> (.., m, n)."""
         return self.op("mul_mat", w, x, name=name)
 
@@ -163,29 +190,37 @@ class GraphBuilder:
         """Return ``x[t, u] @ w[ids[t, u]].T``: w (E, n, k), x (T, U or 1, k) -> (T, U, n)."""
         return self.op("mul_mat_id", w, x, ids, name=name)
 
-    def add(self, a: Tensor, b: Tensor | float, *, inplace: bool = False, name: str = "") -> Tensor:
+    def add(
+        self, a: Operand, b: Operand | float, *, inplace: bool = False, name: str = ""
+    ) -> Tensor:
         """Return ``a + b`` with ``b`` broadcast to ``a``; a number is added as by ``scale``."""
-        if not isinstance(b, Tensor):
-            return self.scale(a, 1.0, _number(b), inplace=inplace, name=name)
-        return self.op("add", a, b, name=name, inplace=inplace)
+        if _is_operand(b):
+            return self.op("add", a, b, name=name, inplace=inplace)
+        return self.scale(a, 1.0, _number(b), inplace=inplace, name=name)
 
     def add_id(self, x: Tensor, bias: Tensor, ids: Tensor, *, name: str = "") -> Tensor:
         """Return ``x + bias[ids]``: x (T, U, n), bias (E, n), ids (T, U)."""
         return self.op("add_id", x, bias, ids, name=name)
 
-    def sub(self, a: Tensor, b: Tensor | float, *, inplace: bool = False, name: str = "") -> Tensor:
+    def sub(
+        self, a: Operand, b: Operand | float, *, inplace: bool = False, name: str = ""
+    ) -> Tensor:
         """Return ``a - b`` with ``b`` broadcast to ``a``; a number is taken off by ``scale``."""
-        if not isinstance(b, Tensor):
-            return self.scale(a, 1.0, -_number(b), inplace=inplace, name=name)
-        return self.op("sub", a, b, name=name, inplace=inplace)
+        if _is_operand(b):
+            return self.op("sub", a, b, name=name, inplace=inplace)
+        return self.scale(a, 1.0, -_number(b), inplace=inplace, name=name)
 
-    def mul(self, a: Tensor, b: Tensor | float, *, inplace: bool = False, name: str = "") -> Tensor:
+    def mul(
+        self, a: Operand, b: Operand | float, *, inplace: bool = False, name: str = ""
+    ) -> Tensor:
         """Return ``a * b`` with ``b`` broadcast to ``a``; a number multiplies as by ``scale``."""
-        if not isinstance(b, Tensor):
-            return self.scale(a, _number(b), inplace=inplace, name=name)
-        return self.op("mul", a, b, name=name, inplace=inplace)
+        if _is_operand(b):
+            return self.op("mul", a, b, name=name, inplace=inplace)
+        return self.scale(a, _number(b), inplace=inplace, name=name)
 
-    def div(self, a: Tensor, b: Tensor | float, *, inplace: bool = False, name: str = "") -> Tensor:
+    def div(
+        self, a: Operand, b: Operand | float, *, inplace: bool = False, name: str = ""
+    ) -> Tensor:
         """Return ``a / b`` with ``b`` broadcast to ``a``.
 
         Of a number the reciprocal multiplies, as by ``scale``, which may differ in the last bit.
@@ -193,14 +228,14 @@ class GraphBuilder:
         Raises:
             GraphError: the number is 0, beside what ``op`` raises.
         """
-        if not isinstance(b, Tensor):
-            if not _number(b):
-                raise GraphError("division by 0", where=name or "div")
-            return self.scale(a, 1.0 / _number(b), inplace=inplace, name=name)
-        return self.op("div", a, b, name=name, inplace=inplace)
+        if _is_operand(b):
+            return self.op("div", a, b, name=name, inplace=inplace)
+        if not _number(b):
+            raise GraphError("division by 0", where=name or "div")
+        return self.scale(a, 1.0 / _number(b), inplace=inplace, name=name)
 
     def scale(
-        self, x: Tensor, scale: float, bias: float = 0.0, *, inplace: bool = False, name: str = ""
+        self, x: Operand, scale: float, bias: float = 0.0, *, inplace: bool = False, name: str = ""
     ) -> Tensor:
         """Return ``x * scale + bias``."""
         return self.op("scale", x, name=name, scale=scale, bias=bias, inplace=inplace)
@@ -343,7 +378,7 @@ class GraphBuilder:
         self,
         op_name: str,
         /,
-        *operands: Tensor,
+        *operands: Operand,
         name: str = "",
         inplace: bool = False,
         **params: Param,
@@ -359,13 +394,15 @@ class GraphBuilder:
     # --- helpers ---------------------------------------------------------------------------
 
     def _apply(
-        self, op_name: str, operands: Sequence[Tensor], name: str, params: Mapping[str, Param]
+        self,
+        op_name: str,
+        given_operands: Sequence[Operand],
+        name: str,
+        params: Mapping[str, Param],
     ) -> Tensor:
         op = op_by_name(op_name)
-        for t in operands:
-            self._check_own(t)
         given = canonical_params(op, params)
-        check_arity(op, given, len(operands))
+        operands = self._operands(op, given, given_operands)
         dtype, shape = op.infer(operands, op.full(given))
         check_axes(op, operands, shape)
         label = ".".join((*self._scope, name)) if name else ".".join(self._scope)
@@ -383,15 +420,38 @@ class GraphBuilder:
         self._nodes.append(Node(len(self._nodes), op_name, ids, result.id, given, label, modes))
         return result
 
-    def _check_own(self, t: Tensor) -> None:
+    def _operands(
+        self, op: OpDef, params: Mapping[str, Param], operands: Sequence[Operand]
+    ) -> list[Tensor]:
+        """Return the operands of an op as tensors of this builder."""
+        read = [read_array(t) if is_array(t) else self._own(t) for t in operands]
+        check_arity(op, params, len(read))
+        tensors = [t for t in read if isinstance(t, Tensor)]
+        if len(tensors) == len(read):
+            return tensors
+        fit = fitted(op, op.full(params), read)
+        return [self._held(t) if isinstance(t, Constant) else t for t in fit]
+
+    def _held(self, constant: Constant) -> Tensor:
+        """Return the weight of a constant, one for equal ones."""
+        name = constant.name
+        if name not in self._constant_ids:
+            made = replace(constant.as_tensor(len(self._tensors)), builder=self)
+            self._constant_ids[name] = made.id
+            self._constants[name] = constant.data
+            self._tensors.append(made)
+        return self._tensors[self._constant_ids[name]]
+
+    def _own(self, t: Any) -> Tensor:
         if not isinstance(t, Tensor):
             raise GraphError(
                 f"{t!r} is not a tensor",
                 where=self.name,
-                hint="the second operand of add, sub, mul and div may be a number",
+                hint="operands may be arrays, and the second of add, sub, mul and div a number",
             )
         if t.id >= len(self._tensors) or self._tensors[t.id] is not t:
             raise GraphError(f"{t.name!r} belongs to another builder", where=self.name)
+        return t
 
     def _make_root(self, name: str, dtype: DType, shape: Sequence[int], role: Role) -> Tensor:
         size = _extents(name, shape)
@@ -431,6 +491,11 @@ def _extents(name: str, shape: Sequence[int]) -> tuple[int, ...]:
         raise GraphError(
             f"{shape!r} are not whole numbers", where=name, hint="write a tuple, as in (4, 64)"
         ) from error
+
+
+def _is_operand(value: Any) -> TypeGuard[Operand]:
+    """Whether a value is an operand, not a parameter: a tensor, or an array that has axes."""
+    return isinstance(value, Tensor) or (is_array(value) and getattr(value, "shape", None) != ())
 
 
 def _number(value: Any) -> float:

@@ -5,7 +5,7 @@ views included. Every reordering that a plan makes must keep that meaning.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -75,12 +75,16 @@ class Graph:
         tensors: All tensors, indexed by id.
         nodes: All nodes, in program order, indexed by id.
         outputs: Ids of the tensors whose content the user reads after a run.
+        constants: Bytes of weights that need no source, by name (``ggsched.ir.constants``). Their
+            names hash their content, so they say nothing that names do not; the text form and
+            plans leave them out.
     """
 
     name: str
     tensors: tuple[Tensor, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
+    constants: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False)
     _by_name: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:

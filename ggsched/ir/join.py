@@ -71,7 +71,8 @@ def join_graphs(
         outputs.update({(k, tid): new[tid] for tid in outs})
     label = name or f"{len(parts)} x {parts[0].name}"
     ids = tuple(dict.fromkeys(outputs.values()))
-    graph = Graph(label, tuple(writer.tensors), tuple(writer.nodes), ids)
+    constants = {name: data for g in parts for name, data in g.constants.items()}
+    graph = Graph(label, tuple(writer.tensors), tuple(writer.nodes), ids, constants)
     verify_graph(graph)
     return Joined(graph, tuple(firsts), outputs, tuple(part_of))
 

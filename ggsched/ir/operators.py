@@ -5,6 +5,7 @@ f32 use built-in ops where shapes allow it, because more devices have them; othe
 ``nd``.
 """
 
+import array
 from typing import Any, Final, Protocol, Self
 
 from ggsched.errors import GraphError
@@ -31,12 +32,17 @@ class Builder(Protocol):
     def transpose(self, x: Any) -> Any:
         """Exchange the last two axes."""
 
+    def constant(self, array: Any, dtype: Any = None) -> Any:
+        """Return an array as a tensor."""
+
 
 _BUILT_IN_AXES: Final = 4
 
 
 class Operators:
-    """``+ - * /`` with tensors and numbers, ``@``, ``<``, ``<=``, ``>`` and ``>=`` with tensors.
+    """``+ - * /`` with tensors, arrays and numbers, ``@ < <= > >=`` with tensors and arrays.
+
+    Arrays, on either side, become constants of the type of the tensor where that is exact.
 
     All raise ``GraphError`` for a tensor of a graph that is built, of another builder, or of a
     shape or type that does not fit, and numbers beside tensors that are not f32.
@@ -45,37 +51,41 @@ class Operators:
     __slots__ = ()
     __array_ufunc__ = None  # numpy leaves the operator to the tensor
 
-    def __add__(self, other: "Self | float") -> Self:
+    def __add__(self, other: Any) -> Self:
         found: Self = _arithmetic("add", self, other)
         return found
 
-    def __sub__(self, other: "Self | float") -> Self:
+    def __sub__(self, other: Any) -> Self:
         found: Self = _arithmetic("sub", self, other)
         return found
 
-    def __mul__(self, other: "Self | float") -> Self:
+    def __mul__(self, other: Any) -> Self:
         found: Self = _arithmetic("mul", self, other)
         return found
 
-    def __truediv__(self, other: "Self | float") -> Self:
+    def __truediv__(self, other: Any) -> Self:
         found: Self = _arithmetic("div", self, other)
         return found
 
-    def __radd__(self, other: float) -> Self:
+    def __radd__(self, other: Any) -> Self:
         found: Self = _arithmetic("add", self, other)
         return found
 
-    def __rmul__(self, other: float) -> Self:
+    def __rmul__(self, other: Any) -> Self:
         found: Self = _arithmetic("mul", self, other)
         return found
 
-    def __rsub__(self, other: float) -> Self:
+    def __rsub__(self, other: Any) -> Self:
         x, g = _own(self)
+        if _has_axes(other):
+            return _arithmetic("sub", g.constant(other, x.dtype), x)  # type: ignore[no-any-return]
         found: Self = g.add(g.scale(_f32(x), -1.0), other)
         return found
 
-    def __rtruediv__(self, other: float) -> Self:
+    def __rtruediv__(self, other: Any) -> Self:
         x, g = _own(self)
+        if _has_axes(other):
+            return _arithmetic("div", g.constant(other, x.dtype), x)  # type: ignore[no-any-return]
         found: Self = g.mul(g.op("nd.reciprocal", _f32(x)), other)
         return found
 
@@ -84,29 +94,39 @@ class Operators:
         found: Self = g.scale(x, -1.0) if _is_built_in(x) else g.op("nd.neg", x)
         return found
 
-    def __matmul__(self, other: Self) -> Self:
+    def __matmul__(self, other: Any) -> Self:
         x, g = _own(self)
-        w = _tensor(other, "@")
+        w = _tensor(x, other, "@")
         if _is_built_in(x, w) and len(w.shape) == 2 and len(x.shape) >= 2:
             return g.mul_mat(g.transpose(w), x)  # type: ignore[no-any-return]
         found: Self = g.op("nd.matmul", x, w)
         return found
 
-    def __lt__(self, other: Self) -> Self:
+    def __rmatmul__(self, other: Any) -> Self:
+        x, _ = _own(self)
+        found: Self = _tensor(x, other, "@") @ x
+        return found
+
+    def __lt__(self, other: Any) -> Self:
         found: Self = _compared("less", self, other)
         return found
 
-    def __le__(self, other: Self) -> Self:
+    def __le__(self, other: Any) -> Self:
         found: Self = _compared("less_equal", self, other)
         return found
 
-    def __gt__(self, other: Self) -> Self:
+    def __gt__(self, other: Any) -> Self:
         found: Self = _compared("greater", self, other)
         return found
 
-    def __ge__(self, other: Self) -> Self:
+    def __ge__(self, other: Any) -> Self:
         found: Self = _compared("greater_equal", self, other)
         return found
+
+
+def is_array(value: object) -> bool:
+    """Whether a value is an array (or a scalar of numpy), not a tensor or a plain number."""
+    return hasattr(type(value), "__array__") or isinstance(value, memoryview | array.array)
 
 
 def _own(x: Any) -> tuple[Any, Builder]:
@@ -120,10 +140,18 @@ def _own(x: Any) -> tuple[Any, Builder]:
     return x, x.builder
 
 
-def _tensor(other: Any, sign: str) -> Any:
+def _tensor(x: Any, other: Any, sign: str) -> Any:
+    """Return the tensor beside ``x``, which an array becomes."""
+    if is_array(other):
+        return x.builder.constant(other, x.dtype)
     if not isinstance(other, Operators):
-        raise GraphError(f"{sign} takes two tensors, not {other!r}")
+        raise GraphError(f"{sign} takes two tensors or arrays, not {other!r}")
     return other
+
+
+def _has_axes(other: Any) -> bool:
+    """Whether this is an array that is no number."""
+    return is_array(other) and getattr(other, "shape", None) != ()
 
 
 def _f32(x: Any) -> Any:
@@ -141,9 +169,9 @@ def _is_built_in(*tensors: Any) -> bool:
 
 def _arithmetic(name: str, x: Any, other: Any) -> Any:
     a, g = _own(x)
-    if not isinstance(other, Operators):
+    if not isinstance(other, Operators) and not _has_axes(other):
         return getattr(g, name)(_f32(a), other)
-    b = _tensor(other, name)
+    b = _tensor(a, other, name)
     if _is_built_in(a, b):
         if _fits(b.shape, a.shape):
             return g.op(name, a, b)
@@ -154,7 +182,7 @@ def _arithmetic(name: str, x: Any, other: Any) -> Any:
 
 def _compared(name: str, x: Any, other: Any) -> Any:
     a, g = _own(x)
-    return g.op(f"nd.{name}", a, _tensor(other, name))
+    return g.op(f"nd.{name}", a, _tensor(a, other, name))
 
 
 def _fits(small: tuple[int, ...], large: tuple[int, ...]) -> bool:

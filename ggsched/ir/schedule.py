@@ -84,7 +84,7 @@ def apply_schedule(joined: Joined, stage_of: Sequence[int], schedule: Schedule) 
                     where="schedule",
                 )
     nodes = tuple(replace(graph.nodes[n], id=i) for i, n in enumerate(order))
-    again = Graph(graph.name, graph.tensors, nodes, graph.outputs)
+    again = Graph(graph.name, graph.tensors, nodes, graph.outputs, graph.constants)
     verify_graph(again)
     part_of = tuple(joined.part_of[n] for n in order)
     return replace(joined, graph=again, part_of=part_of)

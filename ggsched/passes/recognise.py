@@ -185,6 +185,7 @@ def _rewritten(graph: Graph, found: Sequence[_Spelled]) -> Recognised:
         modes = access_modes(op, operands, output, params)
         ids = tuple(t.id for t in operands)
         nodes.append(Node(len(nodes), op.name, ids, output.id, params, n.name, modes))
-    made = Graph(graph.name, tuple(tensors), tuple(nodes), tuple(number[t] for t in graph.outputs))
+    outputs = tuple(number[t] for t in graph.outputs)
+    made = Graph(graph.name, tuple(tensors), tuple(nodes), outputs, graph.constants)
     verify_graph(made)
     return Recognised(made, {t: number[t] for t in graph.outputs})

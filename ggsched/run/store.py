@@ -90,12 +90,17 @@ class TensorStore:
         self._loaded: list[str] = []
         self._files: dict[int, MappedFile] = {}
         self._locks: dict[str, PageLock | None] = {}
+        self._constants: dict[str, bytes] = {}
         self._resident: dict[str, Resident] = {}
         self._streams: dict[tuple[int, int], Stream] = {}
         self._hanging: set[tuple[int, int]] = set()
         self._generations: dict[str, int] = {}
         self._row_caches: dict[str, RowCache] = {}
         self.ledger = ExpertLedger()
+
+    def hold(self, constants: Mapping[str, bytes]) -> None:
+        """Take the bytes of weights that a graph brings along, by name."""
+        self._constants.update(constants)
 
     def stream(self, device: int, index: int) -> Stream:
         """Return the ``index``-th stream of a device, made on first use."""
@@ -365,6 +370,8 @@ class TensorStore:
             raise
 
     def _host_bytes(self, arena: Arena, tensor: Tensor) -> HostMemory:
+        if arena.name in self._constants:
+            return memoryview(self._constants[arena.name])
         try:
             source = self._weights
             array = source(arena.name) if callable(source) else source[arena.name]

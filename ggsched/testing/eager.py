@@ -17,6 +17,7 @@ from ggsched.ir.dtype import ARRAY_DTYPES
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
 from ggsched.testing.oracle.dequant import HOST_DTYPE, decode_blocks, host_shape
+from ggsched.testing.oracle.interpreter import constants_of
 
 Array = npt.NDArray[Any]
 
@@ -48,6 +49,7 @@ def run_direct(
         DeviceFault: a node failed.
     """
     states = {} if states is None else states
+    values = {**constants_of(graph), **values}
     stream = device.create_stream()
     buffers: dict[int, Buffer] = {}
     try:

@@ -62,6 +62,7 @@ def run_oracle(
         UsageError: a value is missing or of another type or size; an id operand is out of range
             or ``set_rows`` was given one row twice. ``states`` is then unchanged.
     """
+    values = {**constants_of(graph), **values}
     states = {} if states is None else states
     storages: Storages = {}
     for t in graph.tensors:
@@ -82,6 +83,11 @@ def run_oracle(
         else:
             states[t.name] = final
     return outputs
+
+
+def constants_of(graph: Graph) -> dict[str, Array]:
+    """Return the packed bytes of the weights that a graph brings along, by name."""
+    return {name: np.frombuffer(data, np.uint8) for name, data in graph.constants.items()}
 
 
 def _initial(
