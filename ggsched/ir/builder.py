@@ -4,7 +4,7 @@
     x = g.input("x", (4, 64))
     w = g.weight("w", (32, 64))
     y = g.silu(g.mul_mat(w, x))
-    graph = g.build(y)
+    graph = g.build(y=y)
 
 Operands may be arrays of numpy: constants, whose data travels with the graph. They keep their type
 if the op takes it; otherwise 64-bit ones become f32 and i32, or what the other operands are, where
@@ -14,7 +14,7 @@ Each method checks its operands at once and returns a ``Tensor``. Nodes run in t
 calls. Names given by ``with g.scope("blk.0"):`` prefix labels.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import index
@@ -96,18 +96,25 @@ class GraphBuilder:
         finally:
             self._scope = self._scope[:-1]
 
-    def build(self, *outputs: Tensor) -> Graph:
+    def build(self, *outputs: Tensor, **named: Tensor) -> Graph:
         """Return the graph, verified.
 
+        Args:
+            outputs: What runs return, by id, by tensor, or by the names of the nodes that made it.
+            named: The same under names of their own: ``g.build(y=y)`` and ``run(...)["y"]``.
+
         Raises:
-            GraphError: no outputs, a foreign one, or what ``verify_graph`` refuses.
+            GraphError: no outputs, a foreign one, one name for two or two names for one, another
+                name for an input, weight or state, or what ``verify_graph`` refuses.
         """
-        if not outputs:
+        if not outputs and not named:
             raise GraphError("a graph needs at least one output", where=self.name)
-        for t in outputs:
-            self._own(t)
-        ids = tuple(dict.fromkeys(t.id for t in outputs))
-        tensors = tuple([replace(t, builder=None) for t in self._tensors])
+        wanted = [self._own(t) for t in (*outputs, *named.values())]
+        ids = tuple(dict.fromkeys(t.id for t in wanted))
+        labels = self._labels(ids, named)
+        tensors = tuple(
+            [replace(t, builder=None, name=labels.get(t.id, t.name)) for t in self._tensors]
+        )
         graph = Graph(self.name, tensors, tuple(self._nodes), ids, dict(self._constants))
         verify_graph(graph)
         return graph
@@ -419,6 +426,29 @@ class GraphBuilder:
         self._tensors.append(result)
         self._nodes.append(Node(len(self._nodes), op_name, ids, result.id, given, label, modes))
         return result
+
+    def _labels(self, outputs: Iterable[int], named: Mapping[str, Tensor]) -> dict[int, str]:
+        """Return the names that outputs get, by tensor id."""
+        labels: dict[int, str] = {}
+        for name, t in named.items():
+            if labels.setdefault(t.id, name) != name:
+                raise GraphError(
+                    f"one tensor is the outputs {labels[t.id]!r} and {name!r}",
+                    where=self.name,
+                    hint="copy it with cont()",
+                )
+            if name != t.name and t.role is not Role.TEMP and not t.is_view:
+                raise GraphError(
+                    f"the {t.role.value} {t.name!r} cannot be called {name!r}",
+                    where=self.name,
+                    hint="copy it with cont(), or return it under its own name",
+                )
+        for tid in outputs:
+            if tid not in labels and self._tensors[tid].name in named:
+                raise GraphError(
+                    f"two outputs are called {self._tensors[tid].name!r}", where=self.name
+                )
+        return labels
 
     def _operands(
         self, op: OpDef, params: Mapping[str, Param], operands: Sequence[Operand]

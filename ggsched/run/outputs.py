@@ -1,6 +1,7 @@
 """What a run returns: outputs by tensor id, by tensor, and by name."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from ggsched.ir.tensor import Tensor
 class Outputs(dict[int, np.ndarray]):
     """Arrays by tensor id, in the order of the graph's outputs.
 
-    ``outputs[y]`` also takes the tensor that a builder returned, or the name of the node that made
-    it: ``g.silu(x, name="y")`` and ``outputs["y"]``.
+    ``outputs[y]`` also takes the tensor that a builder returned, or the name that ``build(y=y)``
+    gave, or that of the node that made it: ``g.silu(x, name="y")`` and ``outputs["y"]``.
     """
 
     def __init__(self, graph: Graph, found: Mapping[int, np.ndarray]) -> None:
@@ -45,7 +46,8 @@ class Outputs(dict[int, np.ndarray]):
                 )
             return found
         if isinstance(key, Tensor):
-            if key.id not in self or self._graph.tensors[key.id] != key:
+            own = self._graph.tensors[key.id] if key.id in self else None
+            if own is None or own != replace(key, name=own.name):  # ``build`` may have named it
                 raise UsageError(f"{key.name!r} is no output", where=self._graph.name)
             key = key.id
         return super().__getitem__(key)
