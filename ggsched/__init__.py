@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from ggsched.backend.probe import probe
     from ggsched.backend.registry import discover, open_devices
+    from ggsched.buckets import Bucketed
     from ggsched.config import Settings
     from ggsched.errors import GgschedError
     from ggsched.importers.onnx import from_onnx
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME: Final = {
+    "Bucketed": "ggsched.buckets",
     "DType": "ggsched.ir",
     "GgschedError": "ggsched.errors",
     "Graph": "ggsched.ir",
@@ -41,6 +43,7 @@ _HOME: Final = {
 }
 
 __all__ = [
+    "Bucketed",
     "DType",
     "GgschedError",
     "Graph",

@@ -139,6 +139,14 @@ class Planner:
         trial = self._trials.get(key, _no_trial)
         return (*key[:-1], trial.other) if trial.note(seconds) else None
 
+    def forget(self, digest: str) -> None:
+        """Forget the plans of a graph, whatever their constraints."""
+        for known in (k for k in self._keys if k[0] == digest):
+            self._keys.drop(known)
+        for key in (k for k in {*self._plans, *self._trials} if k[0] == digest):
+            self._plans.drop(key)
+            self._trials.drop(key)
+
     def settle(self, reason: str) -> None:
         """End all trials: one stream per device it is."""
         for trial in self._trials.values():

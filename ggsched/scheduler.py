@@ -297,6 +297,18 @@ class Scheduler:
         self._store.release(names)
 
     @guarded()
+    def forget(self, graph: Graph) -> None:
+        """Release what the plans of a graph take, whatever their constraints, and forget them.
+
+        Weights and states stay resident. The next run of the graph plans again.
+        """
+        spelled = self._spelled.drop(graph.digest)
+        for digest in {graph.digest, *([spelled.graph.digest] if spelled else [])}:
+            for key in (k for k in self._executors if k[0] == digest):
+                self._executors.drop(key)
+            self._planner.forget(digest)
+
+    @guarded()
     def keep_plans(self, limit: int) -> None:
         """Keep the memory of that many plans from now on."""
         self._executors.keep(limit)

@@ -1,7 +1,7 @@
 """A small cache that forgets what was used least recently."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 from ggsched.errors import UsageError
@@ -48,12 +48,17 @@ class RecentCache(Generic[K, V]):
         for key in list(self._entries)[: max(0, len(self._entries) - limit)]:
             self.drop(key)
 
-    def drop(self, key: K) -> None:
-        """Evict the entry, if there is one."""
-        if key in self._entries:
-            if self._evict is not None:
-                self._evict(self._entries[key])
-            del self._entries[key]
+    def drop(self, key: K) -> V | None:
+        """Evict the entry, if there is one, and return it."""
+        if key not in self._entries:
+            return None
+        if self._evict is not None:
+            self._evict(self._entries[key])
+        return self._entries.pop(key)
+
+    def __iter__(self) -> Iterator[K]:
+        """Yield the present keys, those used last at the end; entries may be dropped meanwhile."""
+        return iter(list(self._entries))
 
     def values(self) -> list[V]:
         """Return all entries, those used last at the end."""

@@ -66,6 +66,7 @@ CALLS = {
     "Scheduler.run": lambda s: s.run(HARMLESS, {"x": X}),
     "Scheduler.prepare": lambda s: s.prepare(HARMLESS),
     "Scheduler.reload_weights": lambda s: s.reload_weights(["w"]),
+    "Scheduler.forget": lambda s: s.forget(HARMLESS),
     "Scheduler.keep_plans": lambda s: s.keep_plans(1),
     "Scheduler.clear_states": lambda s: s.clear_states(),
     "Scheduler.free_nbytes": lambda s: s.free_nbytes(),
