@@ -122,3 +122,15 @@ def test_a_scheduler_runs_the_op_and_keeps_the_ids_of_outputs():
         got = scheduler.run(graph, inputs)
     assert list(got) == [wanted[0]]
     np.testing.assert_allclose(got[wanted[0]], wanted[1], 1e-4, 1e-4)
+
+
+def test_constants_stay():
+    g = GraphBuilder()
+    q, k = (g.input(n, (4, 2, 8)) for n in "qk")
+    mask = g.constant(np.where(np.tri(4), 0, -np.inf).astype(np.float32))
+    shares = g.soft_max(g.mul_mat(g.permute(k, 1, 0, 2), g.permute(q, 1, 0, 2)), mask)
+    heads = g.mul_mat(g.permute(k, 1, 2, 0), shares)
+    graph = g.build(g.cont(g.permute(heads, 1, 0, 2)))
+    made = recognise_attention(graph, machine("cpu:0")).graph
+    assert ops(made).count("attention") == 1
+    assert made.constants == graph.constants != {}

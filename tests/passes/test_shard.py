@@ -293,3 +293,21 @@ def test_names(name, part):
 def test_names_of_wholes():
     assert part_of("blk.0.attn_q.weight") == ("blk.0.attn_q.weight", None)
     assert part_of("a#b") == ("a#b", None)
+
+
+def test_constants_are_copied_and_never_split():
+    row, w = np.arange(8, dtype=np.float32), np.ones((8, 4), np.float32)
+    g = GraphBuilder()
+    x = g.input("x", (2, 4))
+    graph = g.build(g.add(g.mul_mat(g.weight("w", (8, 4)), x), row))
+    values = {"x": np.ones((2, 4), np.float32), "w": w}
+    shards = Shards(2, {"w": Split(0, ((4, 4),))})
+    made = shard_graph(graph, shards)
+    (name,) = graph.constants
+    assert set(made.graph.constants) <= {name_of(name, p) for p in range(2)}
+    found = run_oracle(made.graph, parts_of(values, graph, shards))
+    np.testing.assert_array_equal(
+        found[made.tensor_of[graph.outputs[0]]], run_oracle(graph, values)[graph.outputs[0]]
+    )
+    with pytest.raises(PlanError, match="constant .* is split"):
+        shard_graph(graph, Shards(2, {name: Split(0, ((4, 4),))}))

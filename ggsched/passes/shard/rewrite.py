@@ -13,7 +13,7 @@ takes less time than to send it.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -116,7 +116,8 @@ def shard_graph(graph: Graph, shards: Shards) -> Sharded:
     outputs = [work.output(graph.tensors[tid]) for tid in graph.outputs]
     calls = needed_calls(work.calls, [ref.key for ref in outputs], work.leaves)
     new, ids = _build(graph.name, work.leaves, ordered_calls(calls), outputs)
-    return Sharded(new, dict(zip(graph.outputs, ids, strict=True)))
+    kept = {name: data for name, data in work.constants.items() if name in new}
+    return Sharded(replace(new, constants=kept), dict(zip(graph.outputs, ids, strict=True)))
 
 
 def _build(
@@ -161,6 +162,7 @@ class _Rewriter:
         self.graph, self.shards = graph, shards
         self.calls: list[Call] = []
         self.leaves: dict[Key, Leaf] = {}
+        self.constants: dict[str, bytes] = {}
         self._layout: dict[int, Layout] = {}
         self._cuts: dict[int, Cuts] = {}
         self._copy: dict[tuple[int, int], Key] = {}
@@ -368,6 +370,17 @@ class _Rewriter:
             self.leaves[key] = Leaf(root.name, root.dtype, root.shape, root.role)
             return
         layout = self.shards.layout(root.name)
+        data = self.graph.constants.get(root.name)
+        if data is not None:
+            if isinstance(layout, Split):
+                raise PlanError(
+                    f"the constant {root.name!r} is split",
+                    where=self.graph.name,
+                    hint="leave it whole, or make it a weight",
+                )
+            self.constants |= dict.fromkeys(
+                (name for name, _ in self.shards.members(root.name)), data
+            )
         self._settle(root, layout)
         for name, p in self.shards.members(root.name):
             shape = part_shape(root.shape, layout, p) if isinstance(layout, Split) else root.shape
