@@ -53,7 +53,7 @@ def _reports(
 
     if graph is not None and (is_trace(data) or data.lstrip()[:1] != b"{"):
         raise UsageError("--graph is for plans", where=file, why="this is none")
-    if is_trace(data):
+    if is_trace(data) or _is_json_lines(data):
         return "trace", [check_trace(read_trace(data, file), advice=advice)]
     if data.lstrip()[:1] == b"{":
         from ggsched.sanitize import check_plan
@@ -65,6 +65,13 @@ def _reports(
 
     blocks = parse_litmus(as_text(data, file), file)
     return "litmus", [check_variant(b, v, advice=advice) for b in blocks for v in VARIANTS]
+
+
+def _is_json_lines(data: bytes) -> bool:
+    """Whether the second line begins an object, as in a trace, whatever the first line is."""
+    lines = (line for line in data.split(b"\n", 64) if line.strip())
+    next(lines, b"")
+    return next(lines, b"").startswith(b"{")
 
 
 def _graph(file: str, plan: "Plan", path: str | None) -> "Graph | None":

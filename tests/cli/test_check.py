@@ -176,3 +176,15 @@ class TestBadInput:
         assert main(["check", "a", "b"]) == 2
         assert main(["check", "--help"]) == 0
         assert "--advice" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("first", ['{"a": 1}', "garbage", '{"format": 7}', "[]", None])
+def test_a_trace_whose_first_line_is_damaged_is_one_line(tmp_path, capsys, first):
+    """Also where it is missing, so that the first record stands in its place."""
+    path = tmp_path / "trace.jsonl"
+    records = ['{"t": 1, "kind": "begin"}', '{"t": 2, "kind": "end"}']
+    path.write_text("\n".join(records if first is None else [first, *records]))
+    assert main(["check", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"ggsched: error: {path}:1: ")
+    assert err.count("\n") == 1
