@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from gguf import GGUFWriter
 
+from benchmarks.gguf_sizes import add_sizes
 from ggsched.ir.dtype import BF16, F16, F32, DType, dtype_by_name
 from ggsched.models.gguf_file import GGUF_TYPES
 from ggsched.models.graph import model_needs
@@ -43,19 +44,7 @@ def write_model(folder: Path, name: str, dtype: str) -> Path:
         return path
     partial = path.with_suffix(".partial")
     writer = GGUFWriter(partial, hp.arch)
-    writer.add_name(hp.name)
-    writer.add_context_length(hp.n_ctx_train)
-    writer.add_embedding_length(hp.n_embd)
-    writer.add_block_count(hp.n_layer)
-    writer.add_feed_forward_length(hp.n_ff)
-    writer.add_head_count(hp.n_head)
-    writer.add_head_count_kv(hp.n_head_kv)
-    writer.add_key_length(hp.head_dim)
-    writer.add_value_length(hp.head_dim)
-    writer.add_rope_dimension_count(hp.rope.n_dims)
-    writer.add_rope_freq_base(hp.rope.base)
-    writer.add_layer_norm_rms_eps(hp.norm_eps)
-    writer.add_vocab_size(hp.n_vocab)
+    add_sizes(writer, hp)
     if hp.n_expert:
         writer.add_expert_count(hp.n_expert)
         writer.add_expert_used_count(hp.n_expert_used)

@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 from gguf import GGUFWriter
 
+from benchmarks.gguf_sizes import add_sizes
 from ggsched.models.graph import model_needs
 from ggsched.models.hparams import HParams, RopeParams
 
@@ -22,19 +23,7 @@ def write_random_gguf(
     """Write a llama with matrices of f16, or f32, and norms of f32, without a vocabulary."""
     rng = np.random.default_rng(seed)
     writer = GGUFWriter(path, hp.arch)
-    writer.add_name(hp.name)
-    writer.add_context_length(hp.n_ctx_train)
-    writer.add_embedding_length(hp.n_embd)
-    writer.add_block_count(hp.n_layer)
-    writer.add_feed_forward_length(hp.n_ff)
-    writer.add_head_count(hp.n_head)
-    writer.add_head_count_kv(hp.n_head_kv)
-    writer.add_key_length(hp.head_dim)
-    writer.add_value_length(hp.head_dim)
-    writer.add_rope_dimension_count(hp.rope.n_dims)
-    writer.add_rope_freq_base(hp.rope.base)
-    writer.add_layer_norm_rms_eps(hp.norm_eps)
-    writer.add_vocab_size(hp.n_vocab)
+    add_sizes(writer, hp)
     writer.add_file_type(int(is_half))
     writer.add_tokenizer_model("no_vocab")
     for need in model_needs(hp):

@@ -19,6 +19,7 @@ from ggsched_cpu.kernels import EMITTERS, copy, gemm, matmul, sorting, supported
 from ggsched_cpu.kernels import attention as kernels_attention
 from tests.backends import against_oracle
 from tests.backends.against_oracle import tame, whole
+from tests.backends.attention_graphs import attention_graph
 from tests.backends.device_settings import cpu_device
 
 DEVICES = {"sync": cpu_device(sync=True), "threads": cpu_device(sync=False)}
@@ -114,25 +115,11 @@ ATTENTION = [
 @pytest.mark.parametrize("kv", [F32, F16, BF16], ids=str)
 @pytest.mark.parametrize("case", ATTENTION, ids=str)
 def test_attention_op(monkeypatch, case, kv, is_blocked):
-    tokens, heads, groups, width, across, rows, mask, sinks, bounds, cap = case
     if is_blocked:
         for name, value in (("FEW_NBYTES", 0), ("ROWS", 32), ("TOKENS", 4)):
             monkeypatch.setattr(kernels_attention, name, value)
-    g = GraphBuilder()
-    q = g.input("q", (tokens, heads, width))
-    cache = g.input("k", (rows + 3, groups * width), kv)
-    k = g.reshape(g.rows(cache, 2, rows + 2), rows, groups, width)
-    v = g.permute(g.input("v", (groups, rows, across), kv), 1, 0, 2)
-    shape = (heads, tokens, rows) if mask == "heads" else (tokens, rows)
-    made = g.attention(
-        q, k, v,
-        mask=g.input("mask", shape) if mask else None,
-        sinks=g.input("sinks", (heads,)) if sinks else None,
-        bounds=g.input("bounds", (tokens, 2), I32) if bounds else None,
-        scale=0.3, soft_cap=cap,
-    )  # fmt: skip
-    graph = g.build(made)
-    rules = {"mask": LeafRule("mask"), "bounds": LeafRule("bounds", bound=rows)}
+    graph = attention_graph(case, kv)
+    rules = {"mask": LeafRule("mask"), "bounds": LeafRule("bounds", bound=case[5])}
     check(graph, tame(graph, **rules))
 
 

@@ -10,6 +10,7 @@ from ggsched.testing.eager import run_direct
 from ggsched.testing.generators.values import LeafRule
 from ggsched_kernels.block_constants import KERNEL_DTYPES
 from tests.backends.against_oracle import check, tame, whole
+from tests.backends.attention_graphs import attention_graph
 from tests.backends.opencl_devices import on_profiles, opencl_device
 
 pytestmark = pytest.mark.opencl
@@ -88,22 +89,9 @@ ATTENTION = [
 @pytest.mark.parametrize(("device", "kv"), on_profiles(PLAIN), indirect=["device"], ids=str)
 @pytest.mark.parametrize("case", ATTENTION, ids=str)
 def test_attention_op(device, kv, case):
-    tokens, heads, groups, width, across, rows, mask, sinks, bounds, cap = case
-    g = GraphBuilder()
-    q = g.input("q", (tokens, heads, width))
-    cache = g.input("k", (rows + 3, groups * width), kv)
-    k = g.reshape(g.rows(cache, 2, rows + 2), rows, groups, width)
-    v = g.permute(g.input("v", (groups, rows, across), kv), 1, 0, 2)
-    shape = (heads, tokens, rows) if mask == "heads" else (tokens, rows)
-    made = g.attention(
-        q, k, v,
-        mask=g.input("mask", shape) if mask else None,
-        sinks=g.input("sinks", (heads,)) if sinks else None,
-        bounds=g.input("bounds", (tokens, 2), I32) if bounds else None,
-        scale=0.3, soft_cap=cap,
-    )  # fmt: skip
-    graph = g.build(made)
-    check(device, graph, tame(graph, mask=LeafRule("mask"), bounds=LeafRule("bounds", bound=rows)))
+    graph = attention_graph(case, kv)
+    rules = {"mask": LeafRule("mask"), "bounds": LeafRule("bounds", bound=case[5])}
+    check(device, graph, tame(graph, **rules))
 
 
 def test_attention_to_nothing_gives_zeros(device):

@@ -1,16 +1,24 @@
 """COL-1, COL-2, COL-3: launches that read what other devices hold."""
 
+from ggsched.backend.protocols import Buffer, Stream
 from ggsched.errors import UsageError
 from ggsched.testing.conformance.case import case
 from ggsched.testing.conformance.context import COUNT, NBYTES, TestContext
+
+
+def _pair(w: TestContext) -> tuple[Stream, Stream, Buffer, Buffer]:
+    """Return a stream of each device, a buffer of the other one to read, and one for results."""
+    q, theirs = w.stream(), w.stream(w.other)
+    x, y = w.buffer(NBYTES, w.other), w.buffer()
+    return q, theirs, x, y
+
 
 # --- COL-1 ------------------------------------------------------------------------------------
 
 
 @case("COL-1", "A launch reads a buffer of another device.", "peer reads", "launch")
 def col1_reads_a_peer(w: TestContext) -> None:
-    q, theirs = w.stream(), w.stream(w.other)
-    x, y = w.buffer(NBYTES, w.other), w.buffer()
+    q, theirs, x, y = _pair(w)
     numbers = w.numbers()
     w.put(theirs, x, numbers)
     w.launch(q, w.compute(q, [(x, 0)], (y, 0)))
@@ -50,8 +58,7 @@ def col1_undeclared(w: TestContext) -> None:
 @case("COL-2", "A launch reads what was written before the event that it waits for.",
       "peer reads", "launch", "peer wait", "latch")  # fmt: skip
 def col2_behind_an_event(w: TestContext) -> None:
-    q, theirs = w.stream(), w.stream(w.other)
-    x, y = w.buffer(NBYTES, w.other), w.buffer()
+    q, theirs, x, y = _pair(w)
     w.put(theirs, x, w.numbers())
     program = w.compute(q, [(x, 0)], (y, 0))
     hold = w.hold(theirs)
@@ -67,8 +74,7 @@ def col2_behind_an_event(w: TestContext) -> None:
 
 @case("COL-2", "A launch that is held reads when its turn comes.", "peer reads", "launch", "latch")
 def col2_behind_own_work(w: TestContext) -> None:
-    q, theirs = w.stream(), w.stream(w.other)
-    x, y = w.buffer(NBYTES, w.other), w.buffer()
+    q, theirs, x, y = _pair(w)
     w.put(theirs, x, w.numbers())
     program = w.compute(q, [(x, 0)], (y, 0))
     hold = w.hold(q)
@@ -82,8 +88,7 @@ def col2_behind_own_work(w: TestContext) -> None:
 
 @case("COL-2", "Each launch reads anew.", "peer reads", "launch")
 def col2_reads_anew(w: TestContext) -> None:
-    q, theirs = w.stream(), w.stream(w.other)
-    x, y = w.buffer(NBYTES, w.other), w.buffer()
+    q, theirs, x, y = _pair(w)
     program = w.compute(q, [(x, 0)], (y, 0))
     for _ in range(3):
         numbers = w.numbers()
@@ -94,8 +99,7 @@ def col2_reads_anew(w: TestContext) -> None:
 
 @case("COL-2", "So does each replay of a graph.", "peer reads", "launch", "capture")
 def col2_replays_read_anew(w: TestContext) -> None:
-    q, theirs = w.stream(), w.stream(w.other)
-    x, y = w.buffer(NBYTES, w.other), w.buffer()
+    q, theirs, x, y = _pair(w)
     w.put(theirs, x, w.numbers())
     program = w.compute(q, [(x, 0)], (y, 0))
     capture = w.capture(q)
@@ -114,8 +118,7 @@ def col2_replays_read_anew(w: TestContext) -> None:
 @case("COL-3", "An event behind the launch lets the other device write again.",
       "peer reads", "launch", "peer wait", "latch")  # fmt: skip
 def col3_free_behind_an_event(w: TestContext) -> None:
-    q, theirs = w.stream(), w.stream(w.other)
-    x, y = w.buffer(NBYTES, w.other), w.buffer()
+    q, theirs, x, y = _pair(w)
     numbers = w.numbers()
     w.put(theirs, x, numbers)
     program = w.compute(q, [(x, 0)], (y, 0))
@@ -133,8 +136,7 @@ def col3_free_behind_an_event(w: TestContext) -> None:
 @case("COL-3", "The host may let it be overwritten once the launch is complete.",
       "peer reads", "launch")  # fmt: skip
 def col3_free_behind_the_host(w: TestContext) -> None:
-    q, theirs = w.stream(), w.stream(w.other)
-    x, y = w.buffer(NBYTES, w.other), w.buffer()
+    q, theirs, x, y = _pair(w)
     program = w.compute(q, [(x, 0)], (y, 0))
     for _ in range(3):
         numbers = w.numbers()
@@ -150,8 +152,7 @@ def col3_free_behind_the_host(w: TestContext) -> None:
     "events", "latch",
 )  # fmt: skip
 def col3_event_covers_the_launch(w: TestContext) -> None:
-    q, theirs = w.stream(), w.stream(w.other)
-    x, y = w.buffer(NBYTES, w.other), w.buffer()
+    q, theirs, x, y = _pair(w)
     numbers = w.numbers()
     w.put(theirs, x, numbers)
     program = w.compute(q, [(x, 0)], (y, 0))
