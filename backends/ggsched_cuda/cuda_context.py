@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 from ggsched.backend.queued.backlog import Backlog
 from ggsched_cuda import driver
+from ggsched_cuda.blas_kernels import BlasKernels
 from ggsched_cuda.driver import NOT_READY, CudaError, DeviceInfo
 from ggsched_cuda.event import POLLING, Marker
 from ggsched_cuda.pinned import HostCalls, PinnedMemory
@@ -44,6 +45,7 @@ class CudaContext:
         self.enter()
         self.host_calls = HostCalls()
         self.programs = ProgramCache(found.arch)
+        self.blas_kernels = BlasKernels()
         self.lock = threading.RLock()
         self._pool = driver.make_pool(found.ordinal, peers)
         self._idle = driver.make_stream()  # never has work of its own

@@ -125,11 +125,13 @@ class CudaProgram:
     def _bind_product(self, call: ProductCall) -> Product:
         m, n, k = call.size
         w, x, y = (self._address(place) for place in (call.w, call.x, call.y))
-        return Product(
+        product = Product(
             self.stream.queue.blas(), m, n, k, w, x, y,
             kind=call.kind, rows=call.rows, batches=call.batches, adds=call.adds,
             has_columns=call.has_columns,
         )  # fmt: skip
+        self.stream.queue.load_kernels(product)
+        return product
 
     def _address(self, place: Place) -> int:
         memory, offset = place

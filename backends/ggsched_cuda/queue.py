@@ -18,6 +18,7 @@ from ggsched_cuda.event import POLLING, CudaEvent, Marker, Point
 from ggsched_cuda.pinned import PinnedBlock, Quad
 from ggsched_cuda.small_kernels import take_snapshot
 from ggsched_cuda.times import CudaTimes
+from ggsched_cuda_kernels.blas.driver import Product
 
 STAGED_NBYTES: Final = 256 << 20
 """With more than this on the way a stream waits for its oldest piece, for at most ``PATIENCE_S``;
@@ -76,6 +77,11 @@ class CudaQueue(CommandQueue[Point]):
         if self._blas is None:
             self._blas = self.gpu.take_blas(self.handle)
         return self._blas[0]
+
+    def load_kernels(self, product: Product) -> None:
+        """Load the kernels of a product with the stream's handle."""
+        assert self._blas is not None
+        self.gpu.blas_kernels.load(product, self._blas[1], self.handle)
 
     # --- commands ------------------------------------------------------------------------------
 
