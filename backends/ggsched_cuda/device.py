@@ -38,7 +38,7 @@ RESERVED_NBYTES: Final = 2 << 30
 """Of a GPU, for contexts, machine code, and the workspaces of cuBLAS."""
 
 
-def facts_of(name: str, parts: int, found: DeviceInfo) -> DeviceFacts:
+def facts_of(name: str, parts: int, found: DeviceInfo, *, reads_peers: bool = True) -> DeviceFacts:
     """Return the facts of a GPU, or of one of ``parts`` logical devices on it."""
     version = f"{found.driver // 1000}.{found.driver % 1000 // 10}"
     memory = max(0, found.memory_nbytes - RESERVED_NBYTES) // parts // ALIGNMENT * ALIGNMENT
@@ -55,6 +55,7 @@ def facts_of(name: str, parts: int, found: DeviceInfo) -> DeviceFacts:
         has_events=True,
         is_async=True,
         is_deterministic=True,
+        reads_peers=reads_peers,
         ops=supported_ops("cuda"),
         fusions=fusions_of(profile_of(found)),
         neighbours=neighbours_of(profile_of(found)),
@@ -94,7 +95,8 @@ class CudaDevice(QueuedDevice[CudaStream]):
     def __init__(
         self, gpu: CudaContext, name: str, parts: int, *, timeout_s: float | None = None
     ) -> None:
-        super().__init__(facts_of(name, parts, gpu.found), timeout_s)
+        facts = facts_of(name, parts, gpu.found, reads_peers=gpu.reads_peers)
+        super().__init__(facts, timeout_s)
         self.gpu = gpu
         self.early: Mode = "on"
         self.profile: TuningProfile = profile_of(gpu.found, activations())
