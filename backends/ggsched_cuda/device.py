@@ -7,6 +7,7 @@ from typing import Final
 
 from ggsched.backend import checks
 from ggsched.backend.base import physical_memory_nbytes
+from ggsched.backend.capture import captures_beside
 from ggsched.backend.capture_errors import (
     captured_already_error,
     no_streams_error,
@@ -165,22 +166,23 @@ class CudaDevice(QueuedDevice[CudaStream]):
         """Write down what is enqueued on streams from now on instead of running it (CAP-1..4).
 
         Raises:
-            UsageError: no streams, or one of another device, or one that is captured already.
+            UsageError: no streams, one of a device that is no peer (COL-4), or one that is
+                captured already.
         """
         self._require_open()
-        own = [self._own(stream) for stream in streams]
-        if not own or len(set(own)) < len(own):
+        taken: list[CudaStream] = []
+        for stream in streams:
+            is_able = captures_beside(self, taken, stream)
+            if not is_able or not isinstance(stream, CudaStream):
+                raise not_capturable_error(stream, self)
+            if stream.is_closed:
+                raise checks.closed_error("stream")
+            if stream.sink.is_capturing:
+                raise captured_already_error(stream.name)
+            taken.append(stream)
+        if not taken or len(set(taken)) < len(taken):
             raise no_streams_error(self)
-        return CudaCapture(self.gpu, own)
-
-    def _own(self, stream: Stream) -> CudaStream:
-        if not isinstance(stream, CudaStream) or stream.device is not self:
-            raise not_capturable_error(stream, self)
-        if stream.is_closed:
-            raise checks.closed_error("stream")
-        if stream.sink.is_capturing:
-            raise captured_already_error(stream.name)
-        return stream
+        return CudaCapture(self.gpu, taken)
 
     def copies_with(self, other: DeviceFacts) -> bool:
         """Whether streams copy from and to buffers of another device (CPY-6).

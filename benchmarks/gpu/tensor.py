@@ -218,15 +218,26 @@ def _captures(executor: Any) -> dict[str, Any]:
 # --- all of it ----------------------------------------------------------------------------
 
 
+def apart() -> Any:
+    """Return a context in which each device has graphs of its own, with events between them."""
+    return patch("ggsched.run.capture_plan.SHORT", 0)
+
+
 def found_of(devices: Devices, asked: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name and the findings of each case, the ones that matter most first."""
     if "sums" in asked.cases:
-        yield "sums", {"peers": exchange(devices), "copies": exchange(devices, peers=False)}
+        sums = {"peers": exchange(devices), "copies": exchange(devices, peers=False)}
+        with apart():
+            sums["apart"] = exchange(devices)
+        yield "sums", sums
     for name in (case for case in asked.cases if case != "sums"):
         spec, ways = MODELS[name]
         sides = Sides(spec, devices, asked.prompt, asked.ubatch)
         for side in ways:
             yield f"{name} {side}", sides.measure(side, asked.rounds, asked.predict)
+        if asked.apart and "tensor" in ways:
+            with apart():
+                yield f"{name} apart", sides.measure("tensor", asked.rounds, asked.predict)
 
 
 def ratios(found: Mapping[str, Any]) -> dict[str, float]:
@@ -235,11 +246,12 @@ def ratios(found: Mapping[str, Any]) -> dict[str, float]:
     if "sums" in found:
         nbytes = found["sums"]["peers"]["nbytes"]
         made[f"sum of {nbytes >> 10} KiB, us"] = found["sums"]["peers"]["sum_us"]
+        made["a graph of each GPU, us"] = found["sums"]["apart"]["sum_us"]
         made["by copies, us"] = found["sums"]["copies"]["sum_us"]
     for case, figures in found.items():
         name, _, side = case.partition(" ")
         one = found.get(f"{name} one")
-        if side in ("layer", "tensor") and one is not None:
+        if side in ("layer", "tensor", "apart") and one is not None:
             made[f"{case} decode"] = one["step_s"] / figures["step_s"]
             made[f"{case} prefill"] = one["prompt_s"] / figures["prompt_s"]
             predicted = one["predicted_step_s"] / figures["predicted_step_s"]
@@ -272,6 +284,7 @@ def main() -> int:
     parser.add_argument("-p", "--prompt", type=int, default=PROMPT)
     parser.add_argument("-ub", "--ubatch", type=int, default=UBATCH)
     parser.add_argument("-n", "--predict", type=int, default=PREDICT)
+    parser.add_argument("--apart", action="store_true", help="tensor again, a graph of each GPU")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds")
     parser.add_argument("-o", "--output", metavar="FILE", help="write JSON there, after each case")

@@ -51,6 +51,7 @@ class SoftwareDriver:
         self._lock = threading.RLock()
         self._numbers = iter(range(1, 1 << 40))
         self._streams, self._events, self._graphs, self._functions = {}, {}, {}, {}
+        self._event_gpus = {}
         self.counts = Counter()  # of what streams were given
         self._memory, self._owners, self._pinned, self._used = {}, {}, [], 0
 
@@ -144,6 +145,7 @@ class SoftwareDriver:
 
     def give(self, stream, kind, work):
         queue = self._streams[stream]
+        assert self._here.gpu == queue.gpu, "another GPU's context is current"
         self.counts[kind] += 1
         if queue.recording is None:
             queue.put(work)
@@ -171,7 +173,7 @@ class SoftwareDriver:
 
     def make_event(self):
         number = next(self._numbers)
-        self._events[number] = DONE
+        self._events[number], self._event_gpus[number] = DONE, self._here.gpu
         return number
 
     def make_timed_event(self):
@@ -179,6 +181,7 @@ class SoftwareDriver:
 
     def record_event(self, event, stream):
         queue = self._streams[stream]
+        assert self._event_gpus[event] == queue.gpu, "the event is another GPU's"
         if queue.recording is None:
             mark = Completion()
             queue.put(mark.end)

@@ -22,9 +22,11 @@ from tests.kernels.test_fibers import NEEDS, Runner
 pytestmark = NEEDS
 
 NBYTES, PATIENCE_S = 1 << 12, 60.0
-PEERS = ("COL-1", "COL-2", "COL-3")
+PEERS = ("COL-1", "COL-2", "COL-3", "COL-4")
 BETWEEN = (*PEERS, "BUF-2", "CPY-3", "CPY-6", "EVT-1", "EVT-6")
 """Rules that have cases of two devices."""
+
+UNDECLARED = {"col1_undeclared", "col4_undeclared"}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,7 @@ def verdicts(rules):
 def test_two_gpus_keep_the_contract(runner):
     with in_software(runner, gpus=2):
         passed = verdicts(BETWEEN)
-    wanted = {c.name for c in all_cases() if c.rule in PEERS} - {"col1_undeclared"}
+    wanted = {c.name for c in all_cases() if c.rule in PEERS} - UNDECLARED
     assert wanted <= passed
 
 
@@ -59,7 +61,7 @@ def test_gpus_without_access_do_not_declare_it(runner):
     """One of them is enough: what a device declares holds for all others of its backend."""
     with in_software(runner, gpus=2, apart=[(1, 0)]):
         passed = verdicts(PEERS)
-    assert passed == {"col1_undeclared", "col1_writes_no_peer"}
+    assert passed == {"col1_writes_no_peer", *UNDECLARED}
 
 
 def graph():
@@ -76,15 +78,19 @@ def test_a_sum_over_two_gpus(runner, apart):
     wanted = Constraints(pins={0: 0, 1: 1, 2: 0}, reads_peers=True)
     made = graph()
     with (
-        in_software(runner, gpus=2, apart=apart),
+        in_software(runner, gpus=2, apart=apart) as driver,
         Scheduler(["cuda:0", "cuda:1"], settings=Settings()) as scheduler,
     ):
         for k in range(4):
+            before = driver.counts["graph"]
             x = np.arange(64, dtype=np.float32) + k
             found = scheduler.run(made, {"x": x}, wanted)[made.outputs[0]]
             np.testing.assert_array_equal(found, 5 * x)
+        graphs = driver.counts["graph"] - before
         stats = plan_stats(scheduler.plan(made, wanted))
     assert bool(stats.peer_reads) == (not apart)
+    if not apart:
+        assert graphs == 1, "a step of both GPUs is one graph"
 
 
 def test_memory_that_a_peer_reads_is_not_handed_out(runner):

@@ -164,7 +164,7 @@ def test_the_benchmark_measures_all_ways(monkeypatch):
         for how in ("peers", "copies")
     }
     assert [f["reads_peers"] for f in found.values()] == [True, False]
-    cases = {"sums": found}
+    cases = {"sums": {**found, "apart": found["peers"]}}
     sides = tensor.Sides(spec_of(tiny, BF16), SimWorld(sims).open_all(), 12, 4)
     for way in ("one", "layer", "tensor"):
         cases[f"llama-8b {way}"] = figures = sides.measure(way, 1, 8)
