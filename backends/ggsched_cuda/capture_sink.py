@@ -68,6 +68,7 @@ class CapturingSink(CommandSink):
 
     def give(self, command: str, enqueue: Callable[[], None], *, is_timed: bool = True) -> None:
         """Capture a command; the backlog is paused, and nothing of a capture has times."""
+        self.gpu.enter()  # another GPU's stream may be part of the capture
         if self._queue.times is not None:
             self._queue.times.latest()
         try:
@@ -139,6 +140,7 @@ class CapturingSink(CommandSink):
 
     def flush(self) -> None:
         """Hand over what was put off, before something else."""
+        self.gpu.enter()
         self._deferred.flush()
 
     def takes(self, move: Move, memory: Any) -> bool:

@@ -128,6 +128,7 @@ class CudaQueue(CommandQueue[Point]):
         """Launch a graph whose kernels may write fault words."""
         for words in every:
             self.note_ids(words)
+        self.enter()  # the words may be another GPU's
         result = driver.launch_graph(executable, self.handle)
         if result[0]:
             self.refused("replay", CudaError("cuGraphLaunch", int(result[0]), str(result[0])))

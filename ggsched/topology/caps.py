@@ -182,7 +182,7 @@ class DeviceFacts:
         Capability(
             "Launches may read buffers of other devices of the same backend that declare it too; "
             "otherwise bytes of another device are copied first",
-            ("COL-1", "COL-2", "COL-3"),
+            ("COL-1", "COL-2", "COL-3", "COL-4"),
             needs={"undeclared reads": (False, "it reads buffers of other devices")},
             shown={True: "reads peers"},
         ),

@@ -13,7 +13,7 @@ from ggsched.errors import DeviceFault
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
 from ggsched.run.capture import captured_run
-from ggsched.run.capture_plan import Obstacle, plan_capture
+from ggsched.run.capture_plan import SHORT, Obstacle, plan_capture
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
@@ -121,6 +121,32 @@ def test_a_wait_for_the_segment_of_another_device_cuts():
         "it waits for e0, which is recorded outside",
         "the host waits",
     ]
+
+
+@pytest.mark.parametrize(("nodes", "reads_peers"), [(2, True), (2, False), (SHORT, True)])
+def test_peers_that_exchange_often_are_captured_together(nodes, reads_peers):
+    """Stages with long graphs stay apart, and so do devices that are no peers."""
+    w = PlanWriter(*(fake_device(f"gpu:{i}", reads_peers=reads_peers) for i in range(2)))
+    x, y = w.host_input("x", 64), w.host_output("y", 64)
+    values = [w.value(w.arena("compute", i, 256), 0, 64, of=x) for i in range(2)]
+    a, b = w.stream(0), w.stream(1)
+    streams = {a: values[0], b: values[1]}
+    w.transfer(a, x, values[0])
+    for _ in range(2):
+        for stream, other in ((a, b), (b, a)):
+            w.launch(stream, *(w.node("p", streams[stream]) for _ in range(nodes)))
+            w.order(stream, other)
+    w.transfer(a, values[0], y)
+    w.sync(a)
+    found = plan_capture(w.plan(), {0, 1})
+    if nodes < SHORT and reads_peers:
+        (segment,) = found.segments
+        assert (segment.start, segment.stop, segment.device) == (0, 14, 0)
+        assert segment.streams == (a, b)
+        assert not segment.tied
+    else:
+        assert {s.device for s in found.segments} == {0, 1}
+        assert len(found.segments) == 4
 
 
 @given(drawn=graphs(max_nodes=16), seed=seeds(), data=st.data())
