@@ -96,7 +96,7 @@ class Scheduler:
             plan_limit: Number of plans whose memory is kept.
             progress: Called with name and bytes of each weight that has become resident. If it
                 has a method ``stage``, that is called with what is being done, in words.
-            recorder: Writes down all that the devices are told.
+            recorder: Records every call on the devices.
             clock: Seconds, for ``streams="autotune"``.
 
         Raises:

@@ -168,7 +168,7 @@ class Segment:
     Args:
         pieces: To run in order.
         is_quiet: Whether numpy must be kept from warning: infinite masks and saturating
-            activations are no news, but a caller's thread may be set to raise.
+            activations are expected, but a caller's thread may be set to raise.
     """
 
     def __init__(self, pieces: "Sequence[Calls | Stretch]", *, is_quiet: bool) -> None:

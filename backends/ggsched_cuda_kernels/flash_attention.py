@@ -59,7 +59,7 @@ def fits_flash(site: CudaLoweringContext) -> bool:
     """Whether keys and values can be copied in pieces to tensor cores."""
     k, v, q = site.node.inputs[:3]
     widths = q.shape[2], v.shape[2]
-    if not site.profile.units or any(n % UNIT or not 0 < n <= MAX_WIDTH for n in widths):
+    if not site.profile.num_sms or any(n % UNIT or not 0 < n <= MAX_WIDTH for n in widths):
         return False
     if _local_nbytes(_cut_of(site), *widths, _planes(site)) > site.profile.local_nbytes:
         return False
@@ -114,7 +114,7 @@ def _local_nbytes(cut: Cut, width: int, across: int, planes: int) -> int:
 
 def _splits(site: CudaLoweringContext, waves: int, k: Operand) -> int:
     """Return into how many shares the rows are cut, so that all multiprocessors have work."""
-    room = site.profile.units // max(1, waves)
+    room = site.profile.num_sms // max(1, waves)
     return max(1, min(room, k.shape[0] // SPLIT_ROWS, MAX_SPLITS))
 
 

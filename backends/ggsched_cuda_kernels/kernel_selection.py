@@ -43,7 +43,7 @@ from ggsched_cuda_kernels.tiles import DTYPES as TILED
 from ggsched_cuda_kernels.tiles import fits_experts, fits_rows, lower_experts, lower_rows
 from ggsched_cuda_kernels.warp_specialized.experts import EXPERT_PATTERNS, join_experts
 from ggsched_cuda_kernels.warp_specialized.moe_fused_routing import ROUTED, join_routed
-from ggsched_cuda_kernels.warp_specialized.rows import FED_PATTERNS, join_products
+from ggsched_cuda_kernels.warp_specialized.rows import GEMV_PATTERNS, join_products
 from ggsched_kernels import GPU, SCRATCH, TuningProfile, lower_nodes
 from ggsched_kernels.calls import ArgPlaceholder, check_alignment
 from ggsched_kernels.lower import memory_of
@@ -135,7 +135,7 @@ def neighbours_of(profile: TuningProfile) -> frozenset[str]:
 
 def fusions_of(profile: TuningProfile) -> frozenset[str]:
     """Return the patterns that a GPU declares."""
-    joined = FED_PATTERNS | EXPERT_PATTERNS if profile.has_tma else frozenset()
+    joined = GEMV_PATTERNS | EXPERT_PATTERNS if profile.has_tma else frozenset()
     return frozenset(FUSED) | joined | supported_fusions(profile)
 
 

@@ -13,11 +13,11 @@ OPTIONS: Final = ("-std=c++17",)
 OWN: Final = "helpers"
 """Source of the kernels that streams launch for themselves: transfers, copies of fault words."""
 
-BEHIND: Final = {"rms_mul": "norm", "rope_heads": "rope", "route": "sort"}
+BEHIND: Final = {"rms_mul": "norm", "rope_kv_write": "rope", "moe_router": "sort"}
 """Own sources that stand behind the text of a shared one."""
 
-_FED: Final = ("weights.h", "pieces.h", "warps.h", "blocks.h")
-_OWN_FED: Final = ("fed_cut.h", "fed_row.h", "fed_pieces.h", "fed_tiles.h", "fed_jobs.h")
+_GEMV: Final = ("weights.h", "pieces.h", "warps.h", "blocks.h")
+_GEMV_OWN: Final = ("tile_config.h", "gemv_row.h", "gemv_pieces.h", "gemv_tiles.h", "gemv_jobs.h")
 WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "attention": (("warps.h",), ("attention.h",)),
     "flash_attention": ((), ()),
@@ -28,8 +28,8 @@ WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "unscale": ((), ()),
     "to_halves": ((), ()),
     "tile_product": (("weights.h",), ()),
-    "fed_rows": (_FED, _OWN_FED),
-    "fed_experts": ((*_FED, "sort_key.h"), _OWN_FED),
+    "warp_specialized_rows": (_GEMV, _GEMV_OWN),
+    "warp_specialized_experts": ((*_GEMV, "sort_key.h"), _GEMV_OWN),
 }
 """Own sources for warps: headers of the shared ones, and own ones, that they stand behind."""
 

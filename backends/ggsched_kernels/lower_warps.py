@@ -61,7 +61,7 @@ class Way:
 def lower_by_warps(site: LoweringContext) -> bool:
     """Lower a matrix product by the first way of the table that fits; False if none does."""
     w, x = site.node.inputs[:2]
-    if not site.profile.units or 0 in (*w.shape, *x.shape):
+    if not site.profile.num_sms or 0 in (*w.shape, *x.shape):
         return False
     for way in WAYS:
         if site.node.op in way.ops and w.dtype.name in way.dtypes and way.fits(site):
@@ -159,7 +159,7 @@ def _cut_rows(site: LoweringContext, vectors: int) -> dict[str, int]:
     n, pieces = w.shape[-2], w.shape[-1] * w.dtype.block_nbytes // PIECE
     span = min(WARP, _power(pieces))
     columns = min(MAX_COLUMNS, _power(vectors))
-    warps = n * span / WARP / site.profile.units  # for each multiprocessor, with a row for each
+    warps = n * span / WARP / site.profile.num_sms  # for each multiprocessor, with a row for each
     split = 1 if warps >= 64 else 2 if warps >= 24 else 4
     split = max(1, min(split, pieces // span))
     rows, deep = (4, 2) if split == 1 else (2, 2)
@@ -191,7 +191,7 @@ def _lower_sums(site: LoweringContext) -> None:
     lanes, span = 128, min(WARP, _power(-(-n // items)))
     across, tiles = -(-n // (span * items)), -(-vectors // columns)
     batches = y.shape[0] * y.shape[1] // joined
-    idle = 4 * site.profile.units // max(1, across * tiles * batches)
+    idle = 4 * site.profile.num_sms // max(1, across * tiles * batches)
     parts = max(1, min(idle, nk // (4 * lanes // span)))
     area = i64(site.scratch(4 * parts * tiles * batches * columns * n) if parts > 1 else 0)
     memory = SCRATCH if parts > 1 else y.buffer
@@ -257,9 +257,9 @@ def _cut_blocks(site: LoweringContext) -> _Cut | None:
             columns //= 2
             continue
         tiles = -(-rows // TILE)
-        groups = min(tiles, max(1, p.units * resident // max(1, others)))
+        groups = min(tiles, max(1, p.num_sms * resident // max(1, others)))
         defines = {
-            "lanes": warps * WARP, "helpers": WARP * p.has_tma, "FEEDER": int(p.has_tma),
+            "lanes": warps * WARP, "helpers": WARP * p.has_tma, "PRODUCER": int(p.has_tma),
             "BLOCKS": each, "STAGES": stages, "COLS": columns, "ALIGNED": int(_is_aligned(w)),
             "LOCAL_NBYTES": local,
         }  # fmt: skip

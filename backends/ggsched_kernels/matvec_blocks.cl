@@ -4,14 +4,14 @@
  * A group first writes its rows of x as digits to local memory (blocks.h), then takes 16 rows of w after
  * the other, in steps along k of which each warp has BLOCKS blocks; at the end of the rows the warps add
  * up. Blocks are not aligned to anything: steps are copied to local memory in aligned pieces of 16 bytes,
- * STAGES - 1 of them ahead. With FEEDER one more warp does nothing but that, and the others wait for
+ * STAGES - 1 of them ahead. With PRODUCER one more warp does nothing but that, and the others wait for
  * nobody else (what CUTLASS calls warp specialisation); it takes compute capability 9.0.
  *
  * ALIGNED says that all rows of w begin at multiples of 16 bytes. Rows of x begin at such multiples and lie
  * along k without gaps.
  */
 #define ROWS 16
-#define WARPS (LANES / WARP) /* without the feeder */
+#define WARPS (LANES / WARP) /* without the producer warp */
 #define STEP (WARPS * BLOCKS)
 #define STEP_NBYTES (STEP * BLOCK_NBYTES) /* a multiple of 16 */
 #define PIECES (STEP_NBYTES / 16 + !ALIGNED)
@@ -28,7 +28,7 @@ FN int before_row(const Product p, int n) {
   return ALIGNED ? 0 : ((int)((u64)p.w & 15) + n * (int)(p.sw & 15)) & 15;
 }
 
-#if FEEDER
+#if PRODUCER
 /* Copy step `s` of the rows from `n0` on; by a warp. */
 FN void copy_step(LOCAL_PTR u8 *to, LOCAL_PTR Gate *gate, const Product p, int n0, int s) {
   int row_nbytes = p.nk / 32 * BLOCK_NBYTES, n = n0 + WARP_LANE, before = before_row(p, n);
@@ -169,7 +169,7 @@ FN void product(const Product p, LOCAL_PTR u8 *memory, LOCAL_PTR Gate *gates, LO
   LOCAL_PTR float *units = (LOCAL_PTR float *)(xs + blocks * X_WORDS);
   float sums[TILES * 4], v[AHEAD * 4];
   UNROLL for (int i = 0; i < TILES * 4; i++) sums[i] = 0.0f;
-#if FEEDER
+#if PRODUCER
   LOCAL_PTR Gate *full = gates, *empty = gates + STAGES;
   if (LANE < STAGES) {
     GATE_OPEN(full + LANE, ROWS);
@@ -201,7 +201,7 @@ FN void product(const Product p, LOCAL_PTR u8 *memory, LOCAL_PTR Gate *gates, LO
   int buffer = 0, phase = 0, set = 0;
   for (int n0 = p.group * ROWS; n0 < p.rows; n0 += p.groups * ROWS) {
     for (int step = 0; step < steps; step++) {
-#if FEEDER
+#if PRODUCER
       GATE_AWAIT(full + buffer, phase);
 #else
       COPIES_AWAIT(STAGES - 2);
@@ -215,7 +215,7 @@ FN void product(const Product p, LOCAL_PTR u8 *memory, LOCAL_PTR Gate *gates, LO
       } else if (!WARPS_APART || first < blocks) {
         add_step(sums, stage, xs, units, p, n0, first, 1, scratch);
       }
-#if FEEDER
+#if PRODUCER
       WARP_SYNC();
       if (WARP_LANE == 0) GATE_ARRIVE(empty + buffer);
 #endif

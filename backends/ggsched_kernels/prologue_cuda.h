@@ -105,7 +105,7 @@ FN vi viota_() {
   return r;
 }
 #define VIOTA viota_()
-/* Views may start at any element, so a 16-byte access needs a look at the address. */
+/* Views may start at any element, so a 16-byte access depends on the address. */
 FN vf vload_(const float *p) {
   if (VW == 4 && ((u64)p & 15) == 0) {
     float4 f = *(const float4 *)p;

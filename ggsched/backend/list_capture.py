@@ -25,7 +25,7 @@ Calls = Sequence[tuple[Command, Callable[[], None]]]
 
 @runtime_checkable
 class RecordableStream(Stream, Protocol):
-    """A stream whose commands go where it is told."""
+    """A stream whose commands go to a given list."""
 
     progress: Progress
     is_closed: bool

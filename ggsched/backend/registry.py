@@ -169,7 +169,7 @@ def open_devices(
 def _allowed(
     plugins: Sequence[Plugin], allow: Sequence[str] | None
 ) -> tuple[list[tuple[Plugin, str]], list[Plugin]]:
-    """Return the usable plug-ins, each with who has its name already, and the blocked ones."""
+    """Return the usable plug-ins, each with the owner of its name, and the blocked ones."""
     names = [plugin.name for plugin in plugins]
     for name in allow or ():
         if name not in names:

@@ -22,7 +22,7 @@ Data = dict[str, Any]
 
 
 class Texts:
-    """A table in which each text stands once."""
+    """A table that holds each text once."""
 
     def __init__(self) -> None:
         self._index: dict[str, int] = {}

@@ -307,7 +307,7 @@ def test_attention(runner, case):
     values = {t.name: drawn(t, rng) for t in graph.roots(Role.INPUT)}
     values |= seen_by(graph, mask, tokens, n, rng)
     nodes, memory = laid_out(graph, values)
-    (call,), _ = lower(nodes, replace(H200, units=units))
+    (call,), _ = lower(nodes, replace(H200, num_sms=units))
     assert call.kernel == "attention"
     runner.run(call)
     ((tid, wanted),) = run_oracle(graph, values).items()
@@ -390,7 +390,7 @@ def test_joined_heads(runner, kind, tokens, wrong):
     nodes, memory = laid_out(graph, {**values, "rows": values["rows"] + 100 * wrong})
     nodes[1:3] = [replace(node, group=Group("rope+set_rows", (1, 2))) for node in nodes[1:3]]
     (call,), _ = lower(nodes, H200)
-    assert call.kernel == "heads"
+    assert call.kernel == "rope_kv_write"
     runner.fault[:] = 0
     runner.run(call, {nodes[2].label: 7, nodes[3].label: 7})
     expected = run_oracle(graph, values)

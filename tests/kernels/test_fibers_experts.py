@@ -1,4 +1,4 @@
-"""Products with the weights of chosen experts, on the host; see ``test_fibers_fed``."""
+"""Products with weights of chosen experts, on the host; see ``test_fibers_warp_specialized``."""
 
 from dataclasses import dataclass
 
@@ -66,7 +66,7 @@ def run_experts(runner, c, wrong=None):
         given["ids"][-1, -1] = wrong
     nodes, memory = laid_out(graph, given)
     call = one_call(nodes, groups, c.units)
-    assert call.kernel == "fed_experts"
+    assert call.kernel == "warp_specialized_experts"
     runner.fault[:] = 0
     runner.run(call, {call.label: 7})
     return graph, memory, values

@@ -46,7 +46,7 @@ def one_call(nodes, groups, units):
     for pattern, members in groups:
         for i in members:
             nodes[i] = replace(nodes[i], group=Group(pattern, members))
-    (call,), scratch = lower(nodes, replace(H200, units=units))
+    (call,), scratch = lower(nodes, replace(H200, num_sms=units))
     assert not scratch
     return call
 
@@ -92,7 +92,7 @@ def test_sets_of_rows(tmp_path, kind):
     assert cuts
     names = "MIN|MAX|TILE_ROWS|[A-Z_]*(?:SIDES|WARPS|EACH|SUMS|BATCH|SET)"
     lines = re.findall(rf"^#define (?:{names})\b.*$",
-                       text_of("fed_rows"), re.MULTILINE)  # fmt: skip
+                       text_of("warp_specialized_rows"), re.MULTILINE)  # fmt: skip
     for values in sorted(cuts):
         for name, value in zip(NUMBERS, values, strict=True):
             lines += [f"#undef {name}", f"#define {name} {value}"]
@@ -243,7 +243,7 @@ def run_rows(runner, case, values=None):
     values = values_of(graph) | (values or {})
     nodes, memory = laid_out(graph, values)
     call = one_call(nodes, groups, case.units)
-    assert (call.source, call.kernel) == ("fed_rows", "fed_rows")
+    assert (call.source, call.kernel) == ("warp_specialized_rows", "warp_specialized_rows")
     assert 1 <= call.groups[0] <= case.units
     runner.run(call)
     return graph, memory, run_oracle(graph, values), call

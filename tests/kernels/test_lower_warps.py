@@ -11,8 +11,8 @@ from ggsched_kernels import GPU, lower_nodes, warp_profile
 from ggsched_kernels.block_constants import KERNEL_BLOCKS, KERNEL_DTYPES
 from ggsched_kernels.lower_warps import WARP_BLOCKS
 
-H200 = warp_profile(units=132, local_nbytes=232448, has_tma=True)
-A100 = warp_profile(units=108, local_nbytes=166912, has_tma=False)
+H200 = warp_profile(num_sms=132, local_nbytes=232448, has_tma=True)
+A100 = warp_profile(num_sms=108, local_nbytes=166912, has_tma=False)
 FREE_NBYTES = 48 << 10
 
 

@@ -1,6 +1,6 @@
 """Kernels for devices with warps, run on PoCL with groups of many work-items, against the oracle.
 
-What CUDA adds to them (a warp that feeds the others, shuffles, the unit that multiplies matrices)
+What CUDA adds to them (a producer warp, shuffles, tensor cores)
 is emulated there by local memory and barriers; the lowering, the sums and all edges are the same.
 """
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.opencl
 slow = pytest.mark.slow  # every type of weight is a program, and takes PoCL seconds to compile
 PLAIN = (F16, pytest.param(F32, marks=slow), pytest.param(BF16, marks=slow))
 BLOCKS = (Q8_0, pytest.param(Q4_0, marks=slow), pytest.param(MXFP4, marks=slow))
-PROFILE = warp_profile(units=2, local_nbytes=150 << 10, has_tma=False)
+PROFILE = warp_profile(num_sms=2, local_nbytes=150 << 10, has_tma=False)
 
 
 @pytest.fixture(scope="module")

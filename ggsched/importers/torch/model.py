@@ -32,7 +32,7 @@ class BoundProgram(BoundModel):
     """A graph for inputs of given shapes.
 
     Attributes:
-        known: Outputs that are no tensors: numbers and None, by name.
+        known: Outputs that are not tensors: numbers and None, by name.
         order: Names of all outputs in order.
     """
 

@@ -95,7 +95,7 @@ class NodeWork:
 
     def _begin(self, ahead: Ahead) -> None:
         out, window = self.node.output, self.window()
-        with np.errstate(all="ignore"):  # poison is not a number
+        with np.errstate(all="ignore"):  # poison is NaN
             self.compute([ahead.load(o) for o in self.read], window)
         buffer_of(out).write(out.offset, out.nbytes).fill(POISON)
         self._result = window

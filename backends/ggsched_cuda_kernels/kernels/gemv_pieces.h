@@ -1,5 +1,5 @@
 /* What a lane keeps of x, and its products with pieces of a row of a weight in local memory. A row is PIECES
- * pieces of PIECE_ITEMS weights; a lane of a team has every TEAM_LANES-th of them. (With TILES see fed_tiles.h.)
+ * pieces of PIECE_ELEMS weights; a lane of a team has every TEAM_LANES-th of them. (With TILES see gemv_tiles.h.)
  *
  * Blocks of q8_0 have 17 half words. Where lanes read one after the other, two of them meet at most banks of local
  * memory; lanes that read every other one all read different ones. So a warp has the even blocks of 64, and the next
@@ -7,10 +7,10 @@
  */
 #if !TILES
 #define UNITS ((PIECES + TEAM_LANES - 1) / TEAM_LANES)
-#define PIECES (NK / PIECE_ITEMS)
+#define PIECES (NK / PIECE_ELEMS)
 #if defined(BLOCK_NBYTES)
-#define PIECE_ITEMS 32 /* a block */
-#define PIECE_WORDS (PIECE_ITEMS / 4)
+#define PIECE_ELEMS 32 /* a block */
+#define PIECE_WORDS (PIECE_ELEMS / 4)
 #define RAW_WORDS ((BLOCK_NBYTES - HEAD) / 4)
 #if defined(W_Q8_0)
 #define BY_PARITY (UNITS * TEAM_LANES >= (PIECES + 63) / 64 * 64)
@@ -31,7 +31,7 @@ typedef struct {
 /* What a lane keeps for a piece, its words as unpack_piece gives those of the weight. */
 FN void take(Kept *to, const u8 *row, int piece) {
   UNROLL for (int d = 0; d < DIGITS; d++) {
-    const uint4 *from = (const uint4 *)(row + d * NK + piece * PIECE_ITEMS);
+    const uint4 *from = (const uint4 *)(row + d * NK + piece * PIECE_ELEMS);
     uint4 low = from[0], high = from[1];
     u32 *digits = to->digits[d];
     u32 lows[4] = {low.x, low.y, low.z, low.w}, highs[4] = {high.x, high.y, high.z, high.w};
@@ -91,22 +91,22 @@ FN float dot_piece(const Kept *kept, LOCAL_PTR const u8 *memory, int at, int pie
   return sum * (block_scale(memory + block) * kept->unit);
 }
 #else
-#define PIECE_ITEMS ITEMS
+#define PIECE_ELEMS ELEMS_PER_CHUNK
 typedef struct {
-  float x[PIECE_ITEMS];
+  float x[PIECE_ELEMS];
 } Kept;
 
 FN void take(Kept *to, const u8 *row, int piece) {
-  UNROLL for (int j = 0; j < PIECE_ITEMS; j += 4) {
-    float4 four = ((const float4 *)row)[(piece * PIECE_ITEMS + j) / 4];
+  UNROLL for (int j = 0; j < PIECE_ELEMS; j += 4) {
+    float4 four = ((const float4 *)row)[(piece * PIECE_ELEMS + j) / 4];
     to->x[j] = four.x, to->x[j + 1] = four.y, to->x[j + 2] = four.z, to->x[j + 3] = four.w;
   }
 }
 
 FN float dot_piece(const Kept *kept, LOCAL_PTR const u8 *memory, int at, int piece) {
-  float weights[PIECE_ITEMS], sum = 0.0f;
+  float weights[PIECE_ELEMS], sum = 0.0f;
   unpack(weights, LOAD16(memory + at + piece * 16));
-  UNROLL for (int j = 0; j < PIECE_ITEMS; j++) sum += weights[j] * kept->x[j];
+  UNROLL for (int j = 0; j < PIECE_ELEMS; j++) sum += weights[j] * kept->x[j];
   return sum;
 }
 #endif
