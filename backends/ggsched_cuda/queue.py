@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -205,15 +206,21 @@ class CudaQueue(CommandQueue[Point]):
         self.unchecked.clear()
 
     def end(self) -> None:
-        """Let go of the driver's stream; what it needs is kept until it is through."""
+        """Let go of the driver's stream, and of what its work needs, when that is complete."""
         self.times = None
         self.gpu.enter()
         marker = Marker(self.gpu)
         driver.record_event(marker.handle, self.handle)  # a lost GPU refuses, which is an end too
-        self.gpu.drain_later(marker, self.all_done, self._blas)
         self._has_ended = True
         self.is_current = False
-        driver.close_stream(self.handle)
+        self.gpu.drain_later(marker, self._let_go, self._blas)
+
+    def _let_go(self) -> None:
+        """Give up an idle stream: with work left the driver may block, and all its calls do."""
+        self.all_done()
+        self.gpu.enter()
+        with suppress(CudaError):  # of a lost GPU
+            driver.close_stream(self.handle)
 
     def make_times(self) -> CudaTimes:
         """Take times of the GPU from now on."""
