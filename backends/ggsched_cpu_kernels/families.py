@@ -9,6 +9,7 @@ from typing import Final
 from ggsched.ir.dtype import BF16, F16, F32, I32, DType
 from ggsched_cpu_kernels import (
     attention,
+    convolution,
     gemm,
     gemm_bf16,
     gemm_int8,
@@ -164,8 +165,16 @@ def _get_rows(dtype: DType) -> Family:
     return lambda target: [rows.get_rows("get_rows", target, dtype, _converted(dtype)[0])]
 
 
-def _conv(target: Target) -> Sequence[Builder]:
-    return [windows.conv_rows(f"stride{n}", target, stride=n) for n in (1, 2)]
+def _conv_rows(ops: Sequence[str]) -> Family:
+    return lambda target: [windows.conv_rows(f"stride{n}", target, ops, stride=n) for n in (1, 2)]
+
+
+def _conv_tiles(ops: Sequence[str]) -> Family:
+    return lambda target: [convolution.conv("conv", target, ops)]
+
+
+def _pad(target: Target) -> Sequence[Builder]:
+    return [convolution.pad("pad", target)]
 
 
 def _bits(target: Target) -> Sequence[Builder]:
@@ -188,7 +197,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "bits": _bits,
     "panels_f32": _panels,
     "routes_f32": _routes,
-    "conv": _conv,
+    "conv_rows": _conv_rows(()),
+    "pad": _pad,
+    "conv": _conv_tiles(()),
     "soft_max0": _soft_max(masked=False),
     "soft_max1": _soft_max(masked=True),
     **{name: _reduction(name) for name in _REDUCTIONS},
@@ -210,4 +221,21 @@ FAMILIES: Final[Mapping[str, Family]] = {
 }
 """By name. Functions are called by the names that their builders have."""
 
-__all__ = ["FAMILIES", "Family"]
+
+def family(name: str) -> Family:
+    """Return a family; ``conv+a+b`` and ``conv_rows+a`` apply ops to results of a convolution.
+
+    Raises:
+        KeyError: there is none.
+    """
+    first, *ops = name.split("+")
+    match first:
+        case "conv":
+            return _conv_tiles(ops)
+        case "conv_rows":
+            return _conv_rows(ops)
+        case _:
+            return FAMILIES[name]
+
+
+__all__ = ["FAMILIES", "Family", "family"]

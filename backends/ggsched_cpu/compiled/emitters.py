@@ -20,7 +20,7 @@ from ggsched_cpu.compiled.tasks import (
     flat_task,
     row_task,
 )
-from ggsched_cpu.compiled.windows import conv
+from ggsched_cpu.compiled.windows import activations_of, conv
 from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
 from ggsched_cpu_kernels.elements import is_compiled
@@ -220,6 +220,27 @@ def _rope(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] 
     return None if task is None else [*tasks, task]
 
 
+def emit_fused(
+    node: Node, following: Sequence[Node], site: CpuLoweringContext, kernels: Kernels
+) -> tuple[list[Task], int] | None:
+    """Return the tasks of a node and of some that follow it, and how many these are.
+
+    Args:
+        node: The node.
+        following: Single nodes behind it, in order.
+        site: State of the program.
+        kernels: What there is.
+
+    Returns:
+        None if the node is to be run by itself.
+    """
+    if node.bound.op != "nd.conv":
+        return None
+    activations = activations_of(node, following)
+    tasks = conv(node, site, kernels, activations) if activations else None
+    return None if tasks is None else (tasks, len(activations))
+
+
 def emit_group(
     nodes: Sequence[Node], site: CpuLoweringContext, kernels: Kernels
 ) -> list[Task] | None:
@@ -262,4 +283,4 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
 }
 """Ops that are not here are left to numpy."""
 
-__all__ = ["EMITTERS", "Emitter", "emit_group"]
+__all__ = ["EMITTERS", "Emitter", "emit_fused", "emit_group"]
