@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MAX_FOLLOWING: Final = 3
 """Nodes that may be computed with the one before them."""
 
+_SLOT: Final = (1 << 64) - 1
+"""Arguments have 64 bits; strides may be negative."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -60,7 +63,7 @@ class Stretch:
         self._rows = [task.rows for task in tasks]
         self._is_serial = all(task.is_serial for task in tasks)
         self._keeps = [task.keeps for task in tasks]
-        arguments = [n for task in tasks for n in task.args]
+        arguments = [n & _SLOT for task in tasks for n in task.args]
         self._args = _slots(len(arguments))
         self._args[:] = np.array(arguments, np.uint64).view(np.int64)
         table = _slots(len(tasks) * ENTRY_SLOTS).reshape(-1, ENTRY_SLOTS)

@@ -296,21 +296,22 @@ def conv(name: str, target: Target, ops: Sequence[str] = ()) -> Builder:
     return b
 
 
-PAD_SLOTS: Final = ("x", "image", "plane", "line", "step", "top", "height", "left", "width")
-"""Arguments of ``pad`` behind its operand: where x is, its steps, and where it lies inside."""
+PAD_SLOTS: Final = ("x", "image", "plane", "line", "step", "top", "height", "left", "width", "fill")
+"""Arguments of ``pad`` behind its operand: where x is, its steps, where it lies inside, and what is
+around it."""
 
 
 def pad(name: str, target: Target) -> Builder:
-    """Operand result (images, channels, lines): x with zeros around; a row is a line of it."""
+    """Operand result (images, channels, lines): x with a number around; a row is a line of it."""
     b = Builder(name, target)
     first = own_slot(1)
     x = b.arg_pointer(first)
     arg = {name: b.arg(first + i) for i, name in enumerate(PAD_SLOTS)}
-    zero = b.zero(vector_of(target.lanes, "float"))
+    fill = b.splat(b.arg_f32(first + PAD_SLOTS.index("fill")), target.lanes)
 
     def row(row: Row) -> None:
         (out,) = row.pointers
-        over_chunks(b, row.columns, lambda c: c.store(zero, out))
+        over_chunks(b, row.columns, lambda c: c.store(fill, out))
         place = x
         line = b.sub(row.at[AXES - 1], arg["top"])
         for index, name in zip((*row.at[:-1], line), ("image", "plane", "line"), strict=True):

@@ -14,6 +14,7 @@ from ggsched_cpu_kernels import (
     gemm_bf16,
     gemm_int8,
     gemv,
+    moves,
     packed_rows,
     panels,
     reductions,
@@ -125,6 +126,8 @@ _REDUCTIONS: Final[Mapping[str, Callable[[str, Target], Builder]]] = {
     "rms_norm_mul": lambda name, target: reductions.rms_norm(name, target, weighted=True),
     "norm": reductions.norm,
     "sum_rows": reductions.sum_rows,
+    "mean_rows": reductions.mean_rows,
+    "max_of_rows": reductions.max_of_rows,
     "sum_rows_strided": reductions.sum_rows_strided,
     "top_k": reductions.top_k,
 }
@@ -173,6 +176,15 @@ def _conv_tiles(ops: Sequence[str]) -> Family:
     return lambda target: [convolution.conv("conv", target, ops)]
 
 
+def _max_rows(target: Target) -> Sequence[Builder]:
+    return [windows.max_rows(f"stride{n}", target, stride=n) for n in (1, 2)]
+
+
+def _moves(target: Target) -> Sequence[Builder]:
+    kinds = {"move": moves.move, "gather": moves.gather, "pick": moves.pick}
+    return [make(f"{kind}{n}", target, n) for kind, make in kinds.items() for n in (1, 2, 4, 8)]
+
+
 def _pad(target: Target) -> Sequence[Builder]:
     return [convolution.pad("pad", target)]
 
@@ -199,6 +211,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "routes_f32": _routes,
     "conv_rows": _conv_rows(()),
     "pad": _pad,
+    "moves": _moves,
+    "max_rows": _max_rows,
     "conv": _conv_tiles(()),
     "soft_max0": _soft_max(masked=False),
     "soft_max1": _soft_max(masked=True),

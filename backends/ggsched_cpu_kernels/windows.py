@@ -1,10 +1,11 @@
-"""Convolution of few channels at a time: every element of a row is a sum over its window."""
+"""Windows of few channels at a time: every element of a row is a sum, or the largest, of one."""
 
-from collections.abc import Sequence
-from typing import Final
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 from ggsched_cpu_kernels.elementwise import FORMULAS
-from ggsched_cpu_kernels.emit import Builder, Value, vector_of
+from ggsched_cpu_kernels.emit import Builder, Value, f32, vector_of
 from ggsched_cpu_kernels.target import Target
 from ggsched_cpu_kernels.vectors import Chunk, Row, over_chunks, over_rows, own_slot
 
@@ -27,11 +28,80 @@ def conv_rows(name: str, target: Target, ops: Sequence[str] = (), *, stride: int
     result is contiguous along a line, and its windows lie ``stride`` elements (1 or 2) apart.
     """
     b = Builder(name, target)
-    own = own_slot(4)
-    arg = {slot: b.arg(own + i) for i, slot in enumerate(OWN_SLOTS)}
+    first = own_slot(4) + len(OWN_SLOTS)
     lanes = target.lanes
-    given = iter(range(own + len(OWN_SLOTS), 2**16))
+    given = iter(range(first, 2**16))
     numbers = [[b.splat(b.arg_f32(next(given)), lanes) for _ in FORMULAS[op][1]] for op in ops]
+
+    def row(row: Row) -> None:
+        x, w, bias, out = row.pointers
+        start = b.splat(b.load("float", bias, 4), lanes)
+        weight = b.var(w)
+
+        def begin() -> None:
+            b.set(weight, w)
+
+        def tap() -> Value:
+            at = b.get(weight)
+            b.set(weight, b.offset(at, 4))
+            return b.splat(b.load("float", at, 4), lanes)
+
+        def end(value: Value) -> Value:
+            for op, own in zip(ops, numbers, strict=True):
+                value = FORMULAS[op][2](b, [value], own)
+            return value
+
+        window = _Window(begin, tap, lambda total, x, factor: b.fma(x, factor, total), end)
+        _lines(b, row, own_slot(4), stride, x, out, start, window)
+
+    over_rows(b, 4, row)
+    return b
+
+
+def max_rows(name: str, target: Target, *, stride: int) -> Builder:
+    """Operands x and result; then ``OWN_SLOTS``: the largest element of each window."""
+    b = Builder(name, target)
+
+    def largest(total: Value, x: Value, _: None) -> Value:
+        return b.intrinsic("maximum", total, x)  # NaN if one of them is
+
+    def row(row: Row) -> None:
+        x, out = row.pointers
+        start = b.splat(f32(-math.inf), target.lanes)
+        window = _Window(lambda: None, lambda: None, largest, lambda value: value)
+        _lines(b, row, own_slot(2), stride, x, out, start, window)
+
+    over_rows(b, 2, row)
+    return b
+
+
+class _Window(NamedTuple):
+    """What becomes of the elements of windows.
+
+    Attributes:
+        begin: Called before the first tap.
+        tap: Called for each; what it returns is handed to ``join``.
+        join: Returns a total with another element.
+        end: Returns the result from a total.
+    """
+
+    begin: Callable[[], None]
+    tap: Callable[[], Any]
+    join: Callable[[Value, Value, Any], Value]
+    end: Callable[[Value], Value]
+
+
+def _lines(
+    b: Builder, row: Row, own: int, stride: int, x: Value, out: Value, start: Value, window: _Window
+) -> None:
+    """Compute ``LINES`` lines of results."""
+    arg = {slot: b.arg(own + i) for i, slot in enumerate(OWN_SLOTS)}
+    lanes = b.target.lanes
+    # Lines that are not there repeat the last one.
+    left = b.sub(b.sub(arg["lines"], b.mul(row.at[-1], LINES)), 1)
+    lines = [b.umin(left, i) for i in range(LINES)]
+    starts = [b.offset(x, b.mul(i, arg["step"])) for i in lines]
+    outs = [b.offset(out, b.mul(i, b.mul(row.columns, 4))) for i in lines]
 
     def seen(c: Chunk, place: Value) -> Value:
         if stride == 1:
@@ -40,36 +110,23 @@ def conv_rows(name: str, target: Target, ops: Sequence[str] = (), *, stride: int
         both = b.load(vector_of(2 * lanes, "float"), at, 4)
         return b.shuffle(both, None, range(0, 2 * lanes, 2))
 
-    def chunk(c: Chunk, starts: list[Value], w: Value, bias: Value, outs: list[Value]) -> None:
-        totals = [b.var(bias) for _ in starts]
-        weight = b.var(w)
+    def chunk(c: Chunk) -> None:
+        totals = [b.var(start) for _ in starts]
+        window.begin()
         with b.loop(0, arg["channels"]) as channel:
             plane = b.mul(channel, arg["plane"])
             with b.loop(0, arg["height"]) as i:
                 line = b.add(plane, b.mul(i, arg["row"]))
                 with b.loop(0, arg["width"]) as j:
-                    at = b.get(weight)
-                    factor = b.splat(b.load("float", at, 4), lanes)
                     away = b.add(line, b.mul(j, arg["tap"]))
-                    for start, total in zip(starts, totals, strict=True):
-                        found = seen(c, b.offset(start, away))
-                        b.set(total, b.fma(found, factor, b.get(total)))
-                    b.set(weight, b.offset(at, 4))
-        for total, out in zip(totals, outs, strict=True):
-            value = b.get(total)
-            for op, own in zip(ops, numbers, strict=True):
-                value = FORMULAS[op][2](b, [value], own)
-            c.store(value, out)
+                    factor = window.tap()
+                    for place, total in zip(starts, totals, strict=True):
+                        found = seen(c, b.offset(place, away))
+                        b.set(total, window.join(b.get(total), found, factor))
+        for total, place in zip(totals, outs, strict=True):
+            c.store(window.end(b.get(total)), place)
 
-    def row(row: Row) -> None:
-        x, w, bias, out = row.pointers
-        start = b.splat(b.load("float", bias, 4), lanes)
-        # Lines that are not there repeat the last one.
-        left = b.sub(b.sub(arg["lines"], b.mul(row.at[-1], LINES)), 1)
-        lines = [b.umin(left, i) for i in range(LINES)]
-        starts = [b.offset(x, b.mul(i, arg["step"])) for i in lines]
-        outs = [b.offset(out, b.mul(i, b.mul(row.columns, 4))) for i in lines]
-        over_chunks(b, row.columns, lambda c: chunk(c, starts, w, start, outs))
+    over_chunks(b, row.columns, chunk)
 
-    over_rows(b, 4, row)
-    return b
+
+__all__ = ["LINES", "OWN_SLOTS", "SLACK", "conv_rows", "max_rows"]

@@ -10,6 +10,7 @@ import numpy as np
 from ggsched.backend.arrays import Array
 from ggsched.ir.dtype import BF16, F16, F32, I32
 from ggsched.ir.rope import rope_table
+from ggsched_cpu.compiled import moves
 from ggsched_cpu.compiled.attention import attention
 from ggsched_cpu.compiled.products import is_dense, mul_mat, mul_mat_id
 from ggsched_cpu.compiled.tasks import (
@@ -20,7 +21,7 @@ from ggsched_cpu.compiled.tasks import (
     flat_task,
     row_task,
 )
-from ggsched_cpu.compiled.windows import activations_of, conv
+from ggsched_cpu.compiled.windows import activations_of, conv, max_pool
 from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
 from ggsched_cpu_kernels.elements import is_compiled
@@ -93,6 +94,28 @@ def _sum_rows(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
     x = node.inputs[0]
     name = "sum_rows" if is_dense(x) else "sum_rows_strided"
     return _row(kernels.address(name, name), (x, node.out[..., 0]), x, kernels)
+
+
+_OF_ROWS: Final = {
+    "nd.reduce_mean": "mean_rows",
+    "nd.reduce_sum": "sum_rows",
+    "nd.reduce_max": "max_of_rows",
+}
+"""Kernels of reductions over the last axes."""
+
+
+def _reduce(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    x, axes = node.inputs[0], node.param("axes")
+    assert isinstance(axes, tuple)
+    kept = x.ndim - len(axes)
+    if {int(a) % x.ndim for a in axes} != set(range(kept, x.ndim)) or not axes:
+        return None
+    plain = all(a.flags.c_contiguous and a.flags.aligned for a in (x, node.out))
+    if x.dtype != np.float32 or not plain or not x.size:
+        return None
+    name = _OF_ROWS[node.bound.op]
+    rows = x.reshape(node.out.size, -1)
+    return _row(kernels.address(name, name), (rows, node.out.reshape(-1)), rows, kernels)
 
 
 def _top_k(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
@@ -280,6 +303,9 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "add_id": _add_id,
     "rope": _rope,
     "nd.conv": conv,
+    "nd.max_pool": max_pool,
+    **dict.fromkeys(_OF_ROWS, _reduce),
+    **moves.EMITTERS,
 }
 """Ops that are not here are left to numpy."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil, inf, prod
 from typing import Final
 
 import numpy as np
@@ -121,7 +121,7 @@ def _by_tiles(
     c: _Conv, site: CpuLoweringContext, kernels: Kernels, activations: Sequence[Node]
 ) -> list[Task]:
     is_ready = not any(c.pads) and (c.x.shape[3] == 1 or c.x.strides[3] == c.x.itemsize)
-    data, tasks = (c.x, []) if is_ready else _padded(c, 0, site, kernels)
+    data, tasks = (c.x, []) if is_ready else _padded(c.x, c.pads, 0, site, kernels)
     (high, wide), item = data.shape[2:], data.itemsize
     count, m, (down, across) = len(c.out), len(c.w) // c.groups, c.out.shape[2:]
     per, height, width = c.w.shape[1:]
@@ -178,13 +178,18 @@ def _by_tiles(
 
 
 def _padded(
-    c: _Conv, slack: int, site: CpuLoweringContext, kernels: Kernels
+    x: Array,
+    pads: tuple[int, ...],
+    slack: int,
+    site: CpuLoweringContext,
+    kernels: Kernels,
+    fill: float = 0.0,
 ) -> tuple[Array, list[Task]]:
     """Return x with its pads, ``slack`` elements behind it, and the task that makes it."""
-    (top, left, below, right), x = c.pads, c.x
+    top, left, below, right = pads
     shape = (*x.shape[:2], x.shape[2] + top + below, x.shape[3] + left + right)
     data = site.scratch((prod(shape) + slack,))[: prod(shape)].reshape(shape)
-    own = address(x), *x.strides, top, x.shape[2], left, x.shape[3]
+    own = address(x), *x.strides, top, x.shape[2], left, x.shape[3], bits(fill)
     kernel = kernels.address("pad", "pad")
     task = row_task(kernel, (data,), shape[:3], shape[3], kernels.threads, own, keeps=(x,))
     assert task is not None  # three axes, and memory of its own
@@ -194,7 +199,7 @@ def _padded(
 def _by_rows(
     c: _Conv, site: CpuLoweringContext, kernels: Kernels, activations: Sequence[Node]
 ) -> list[Task] | None:
-    data, tasks = _padded(c, SLACK, site, kernels)
+    data, tasks = _padded(c.x, c.pads, SLACK, site, kernels)
     groups, per = c.groups, c.w.shape[1]
     each, (down, across) = len(c.w) // groups, c.out.shape[2:]
     family, numbers = _family("conv_rows", activations)
@@ -222,6 +227,33 @@ def _by_rows(
     return tasks
 
 
+def max_pool(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    """Return the tasks of a pool in one or two dimensions."""
+    x, out = node.inputs[0], node.out
+    kernel, strides, dilations, pads = (
+        _ints(node, n) for n in ("kernel", "strides", "dilations", "pads")
+    )
+    n = x.ndim - 2
+    if n not in (1, 2) or x.dtype != np.float32 or not out.flags.c_contiguous or not x.size:
+        return None
+    if min(pads) < 0 or strides[-1] not in (1, 2) or not (x.flags.aligned and out.flags.aligned):
+        return None
+    if n == 1:
+        x, out, kernel, strides = x[:, :, None], out[:, :, None], (1, *kernel), (1, *strides)
+        dilations, pads = (1, *dilations), (0, pads[0], 0, pads[1])
+    data, tasks = _padded(x, pads, SLACK, site, kernels, -inf)
+    (images, channels, down, across), line = out.shape, data.strides[2]
+    step, rows = strides[0] * line, (images, channels, ceil(down / LINES))
+    operands = (
+        as_strided(data, (*rows, 1), (*data.strides[:2], LINES * step, 4)),
+        as_strided(out, (*rows, 1), (*out.strides[:2], LINES * out.strides[2], 4)),
+    )
+    own = 1, 0, kernel[0], dilations[0] * line, kernel[1], dilations[1] * 4, down, step
+    address_of = kernels.address("max_rows", f"stride{strides[1]}")
+    task = row_task(address_of, operands, rows, across, kernels.threads, own, keeps=(data, out))
+    return None if task is None else [*tasks, task]
+
+
 def _family(name: str, activations: Sequence[Node]) -> tuple[str, list[int]]:
     """Return the family of kernels with these activations, and their parameters."""
     own = [bits(a.number(name)) for a in activations for name in FORMULAS[a.bound.op][1]]
@@ -234,4 +266,4 @@ def _ints(node: Node, name: str) -> tuple[int, ...]:
     return value
 
 
-__all__: Sequence[str] = ["activations_of", "conv"]
+__all__: Sequence[str] = ["activations_of", "conv", "max_pool"]
