@@ -17,7 +17,7 @@ from benchmarks.table import Row
 ROUNDS = 40
 BOUND = "<= 1.5"
 UNBOUND = ("speech", "recurrent")
-"""Kinds of models whose runs take a fraction of a millisecond, most of it in an LSTM and the host."""
+"""Kinds of models whose runs take a fraction of a millisecond, most of it an LSTM and the host."""
 
 
 def run() -> list[Row]:
