@@ -9,10 +9,12 @@ from typing import Final
 from ggsched.ir.dtype import BF16, F16, F32, I32, DType
 from ggsched_cpu_kernels import (
     attention,
+    convolution,
     gemm,
     gemm_bf16,
     gemm_int8,
     gemv,
+    moves,
     packed_rows,
     panels,
     reductions,
@@ -124,6 +126,8 @@ _REDUCTIONS: Final[Mapping[str, Callable[[str, Target], Builder]]] = {
     "rms_norm_mul": lambda name, target: reductions.rms_norm(name, target, weighted=True),
     "norm": reductions.norm,
     "sum_rows": reductions.sum_rows,
+    "mean_rows": reductions.mean_rows,
+    "max_of_rows": reductions.max_of_rows,
     "sum_rows_strided": reductions.sum_rows_strided,
     "top_k": reductions.top_k,
 }
@@ -164,8 +168,25 @@ def _get_rows(dtype: DType) -> Family:
     return lambda target: [rows.get_rows("get_rows", target, dtype, _converted(dtype)[0])]
 
 
-def _conv(target: Target) -> Sequence[Builder]:
-    return [windows.conv_rows(f"stride{n}", target, stride=n) for n in (1, 2)]
+def _conv_rows(ops: Sequence[str]) -> Family:
+    return lambda target: [windows.conv_rows(f"stride{n}", target, ops, stride=n) for n in (1, 2)]
+
+
+def _conv_tiles(ops: Sequence[str]) -> Family:
+    return lambda target: [convolution.conv("conv", target, ops)]
+
+
+def _max_rows(target: Target) -> Sequence[Builder]:
+    return [windows.max_rows(f"stride{n}", target, stride=n) for n in (1, 2)]
+
+
+def _moves(target: Target) -> Sequence[Builder]:
+    kinds = {"move": moves.move, "gather": moves.gather, "pick": moves.pick}
+    return [make(f"{kind}{n}", target, n) for kind, make in kinds.items() for n in (1, 2, 4, 8)]
+
+
+def _pad(target: Target) -> Sequence[Builder]:
+    return [convolution.pad("pad", target)]
 
 
 def _bits(target: Target) -> Sequence[Builder]:
@@ -188,7 +209,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "bits": _bits,
     "panels_f32": _panels,
     "routes_f32": _routes,
-    "conv": _conv,
+    "conv_rows": _conv_rows(()),
+    "pad": _pad,
+    "moves": _moves,
+    "max_rows": _max_rows,
+    "conv": _conv_tiles(()),
     "soft_max0": _soft_max(masked=False),
     "soft_max1": _soft_max(masked=True),
     **{name: _reduction(name) for name in _REDUCTIONS},
@@ -210,4 +235,21 @@ FAMILIES: Final[Mapping[str, Family]] = {
 }
 """By name. Functions are called by the names that their builders have."""
 
-__all__ = ["FAMILIES", "Family"]
+
+def family(name: str) -> Family:
+    """Return a family; ``conv+a+b`` and ``conv_rows+a`` apply ops to results of a convolution.
+
+    Raises:
+        KeyError: there is none.
+    """
+    first, *ops = name.split("+")
+    match first:
+        case "conv":
+            return _conv_tiles(ops)
+        case "conv_rows":
+            return _conv_rows(ops)
+        case _:
+            return FAMILIES[name]
+
+
+__all__ = ["FAMILIES", "Family", "family"]
