@@ -3,7 +3,9 @@
 No plug-in can hide: each one that is installed has a ``BackendStatus``, with a reason and a hint
 where it cannot be used, and none of them can harm the others. Nothing is remembered between
 calls. The names of devices are ``backend:index``, as in ``--devices opencl:0,cpu:0``, and
-``backend:index/part`` where a backend has ``open_part``, as in ``cuda:0/0,cuda:0/1``.
+``backend:index/part`` where a backend has ``open_part``, as in ``cuda:0/0,cuda:0/1``. Devices of
+other machines are ``backend://machine/device``, where a backend has ``open_named``; all devices in
+a list are of that backend then.
 """
 
 import contextlib
@@ -36,6 +38,7 @@ _BLOCKED: Final = ("GGSCHED_BACKENDS does not name it", "add it there")
 _SPEC: Final = re.compile(
     r"(?P<name>[A-Za-z_][\w.-]*)(:(?P<index>[0-9]{1,6})(/(?P<part>[0-9]{1,6}))?)?", re.ASCII
 )
+_ELSEWHERE: Final = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)://.*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,11 @@ def open_devices(
         if allow is None:
             devices.sort(key=lambda d: (d.facts.kind == "cpu", d.facts.is_host))
         return devices
+    elsewhere = _elsewhere(specs)
+    if elsewhere is not None:
+        usable = {plugin.name: plugin for plugin, taken in allowed if not taken}
+        found = _pick(elsewhere, usable, {plugin.name for plugin in blocked}).load()
+        return _open_named(found, [spec.strip() for spec in specs])
     wanted = [_parse(spec) for spec in specs]
     if not wanted:
         raise UsageError("no device is named", hint="write e.g. opencl:0,cpu:0")
@@ -338,6 +346,34 @@ def _closing_on_error() -> Iterator[list[Device]]:
             except (Exception, SystemExit) as second:
                 error.add_note(f"closing a device failed as well: {second}")
         raise
+
+
+def _elsewhere(specs: Sequence[str]) -> str | None:
+    """Return the backend of devices of other machines; None for devices of this one."""
+    matches = [_ELSEWHERE.fullmatch(spec.strip()) for spec in specs]
+    names = {match["name"] if match else "" for match in matches}
+    if names <= {""}:
+        return None
+    if len(names) > 1:
+        raise UsageError(
+            "devices of this machine and of others in one list",
+            where=", ".join(specs),
+            hint="this machine is one of the cluster too: name its devices there",
+        )
+    return names.pop()
+
+
+def _open_named(backend: Backend, specs: Sequence[str]) -> list[Device]:
+    """Open devices of other machines."""
+    opener = getattr(backend, "open_named", None)
+    if opener is None:
+        raise UsageError(
+            "its devices are those of this machine",
+            where=backend.name,
+            hint=f"write {backend.name}:0",
+        )
+    devices: list[Device] = guarded(specs[0], "opening its devices", lambda: opener(specs))
+    return devices
 
 
 def _name_of(name: str, index: int, part: int | None) -> str:

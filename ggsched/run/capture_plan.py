@@ -184,8 +184,10 @@ def _refusal(
     effects = command.effects
     if effects.blocks_host:
         return "the host waits"
+    if effects.host_writes:
+        return "the host waits for another machine"
     if effects.host_reads:
-        return "the host reads which rows to copy"
+        return "the host reads bytes while it enqueues"
     for event in effects.waits:
         if event not in recorded:
             return f"it waits for {show('event', event)}, which is recorded outside"
