@@ -148,7 +148,7 @@ class SoftwareDriver:
         assert self._here.gpu == queue.gpu, "another GPU's context is current"
         self.counts[kind] += 1
         if queue.recording is None:
-            queue.put(work)
+            queue.put(work, 4 if kind == "host" else 1)
         else:
             queue.recording.add(queue, kind, work)
 
