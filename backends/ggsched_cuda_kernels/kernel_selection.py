@@ -12,6 +12,7 @@ from ggsched.backend.program import BoundNode, Operand, groups_of
 from ggsched.ir.shapes import KV_DTYPES
 from ggsched_cuda_kernels.calls import Call, CudaLoweringContext
 from ggsched_cuda_kernels.decode.attention import fits_attention, lower_attention
+from ggsched_cuda_kernels.decode.device_sums import PATTERN, fits_sums, join_sums, lower_sums
 from ggsched_cuda_kernels.decode.fused import (
     fits_rms_mul,
     fits_rope,
@@ -107,11 +108,12 @@ FUSED: Final[Mapping[str, Fused]] = {
     "rms_norm+mul": Fused(fits_rms_mul, lower_rms_mul),
     "rope+set_rows": Fused(fits_rope_rows, lower_rope_rows),
     "sum_rows+add": Fused(fits_sum_add, lower_sum_add),
+    PATTERN: Fused(fits_sums, lower_sums),
 }
 """How groups are run, by pattern. One that does not fit goes the shared way, or node by node."""
 
 JOINERS: Final[tuple[FusionRule, ...]] = (
-    join_products, join_routed, join_experts, join_attention, join_heads, join_route,
+    join_products, join_routed, join_experts, join_attention, join_heads, join_route, join_sums,
 )  # fmt: skip
 """What makes one call of neighbours; the first that does is taken, before any other way."""
 
@@ -119,6 +121,7 @@ NEIGHBOURS: Final = frozenset(
     {
         ", ".join(ATTENTION),
         *ROUTED,
+        f"{PATTERN}, rms_norm+mul",
         "rms_norm+mul, mul_mat",
         "sum_rows+add, rms_norm+mul, mul_mat",
         "sum_rows+add, rms_norm+mul, mul_mat, mul_mat, mul_mat",

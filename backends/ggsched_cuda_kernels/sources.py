@@ -23,6 +23,7 @@ WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "flash_attention": ((), ()),
     "heads_attention": (("warps.h", "rope.cl"), ("attention.h",)),
     "sum_add": ((), ()),
+    "sum_norm": ((), ()),
     "to_bf16": (("weights.h",), ()),
     "to_f16": (("weights.h",), ()),
     "unscale": ((), ()),

@@ -88,6 +88,8 @@ def programs():
     yield "rms_mul", _sorted({**COMMON, "LANES": 1024, "UNITS": 2})
     yield "rope_kv_write", _sorted({**COMMON, "LANES": 64})
     yield "sum_add", _sorted({**COMMON, "LANES": 64, "COUNT": 4})
+    for norm in (0, 1):
+        yield "sum_norm", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, "NORM": norm})
     for cut in ROUTES:
         yield "moe_router", _sorted({**COMMON, **cut})
     yield from attention_programs()
