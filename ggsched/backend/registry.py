@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
+from ggsched.backend.plugin_calls import plugin_call
 from ggsched.backend.plugins import (
     REPORT,
     EntryPointLike,
@@ -372,7 +373,7 @@ def _open_named(backend: Backend, specs: Sequence[str]) -> list[Device]:
             where=backend.name,
             hint=f"write {backend.name}:0",
         )
-    devices: list[Device] = guarded(specs[0], "opening its devices", lambda: opener(specs))
+    devices: list[Device] = plugin_call(backend.name, "open_named", lambda: opener(specs))
     return devices
 
 

@@ -18,7 +18,7 @@ import ggsched.errors
 from ggsched.cluster import messages as m
 from ggsched.cluster.link import TOKEN_NBYTES, Link
 from ggsched.cluster.members import Member, Start
-from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, SyncTimeout
+from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, SyncTimeout, UsageError
 from ggsched.plan.parts import Part
 from ggsched.topology.codec import topology_to_text
 from ggsched.topology.model import Topology
@@ -161,9 +161,9 @@ class Driver:
         return {k: done.sizes for k, (done, _) in found.items() if isinstance(done, m.Done)}
 
     @property
-    def is_lost(self) -> bool:
-        """Whether a machine was lost, so that nothing can be asked any more."""
-        return self._lost is not None
+    def is_over(self) -> bool:
+        """Whether a machine was lost or the session was closed: nothing can be asked any more."""
+        return self._lost is not None or self._is_closed
 
     def close(self) -> None:
         """End all workers; legal twice and after a fault."""
@@ -194,6 +194,8 @@ class Driver:
         Raises:
             GgschedError: the first error of a machine, all others having been given up.
         """
+        if self._is_closed:
+            raise UsageError("its devices have been closed", where=f"{self.scheme}://")
         if self._lost is not None:
             raise self._lost
         for machine, (message, frames) in asked.items():
