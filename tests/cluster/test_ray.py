@@ -1,6 +1,10 @@
 """Devices of Ray clusters of two and three nodes, all on this host."""
 
+import os
 import re
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -132,3 +136,25 @@ def test_killed_workers(nodes):
     outcomes, left = kill_some(3, start)
     assert outcomes == {"error, recovered": 3}
     assert left == {"processes": 0, "shared memory": 0}
+
+
+DRIVER = """
+import os, ray
+ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False, logging_level="ERROR")
+from ggsched.backend.registry import open_devices
+devices = open_devices(["ray://red", "ray://blue"])
+print(*[m.pid for m in devices[0].group.driver._members], flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_workers_end_when_their_driver_is_gone(nodes):
+    env = {**os.environ, "RAY_ADDRESS": nodes.address}
+    driver = subprocess.run(
+        [sys.executable, "-c", DRIVER], capture_output=True, check=False, env=env
+    )
+    pids, until = list(map(int, driver.stdout.split())), time.monotonic() + 60
+    assert len(pids) == 2
+    while any(map(is_there, pids)):
+        assert time.monotonic() < until
+        time.sleep(0.1)
