@@ -19,6 +19,7 @@ class RayBackend:
 
     name = SCHEME
     contract_version = CONTRACT_VERSION
+    example = "ray://"
 
     def __init__(self) -> None:
         missing = [module for module in ("ray", "zmq") if find_spec(module) is None]

@@ -1,5 +1,6 @@
 """Workers as actors: one for each node, held there, and watched by Ray."""
 
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from ggsched.cluster.members import Member
 from ggsched.cluster.worker import Worker
 from ggsched.errors import BackendUnavailable
 
+_LOG: Final = logging.getLogger("ggsched")
 START_S: Final = 60.0
 """How long an actor may take to start: Ray starts a process for it."""
 
@@ -129,8 +131,11 @@ def node_address() -> str:
 def started(token: bytes, names: Sequence[str]) -> list[Member]:
     """Start a worker on each node, or on those that are named.
 
+    Where none is named, a node that cannot start a worker is left out, and the log says why: Ray
+    lists a node for some seconds after its end.
+
     Raises:
-        BackendUnavailable: a node is not there, or cannot start a worker.
+        BackendUnavailable: a node that is named is not there or cannot start a worker, or none can.
     """
     nodes = nodes_by_name()
     for name in names:
@@ -140,17 +145,30 @@ def started(token: bytes, names: Sequence[str]) -> list[Member]:
             )
     actor = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2)(WorkerActor)
     members: list[RayMember] = []
+    found: list[Member] = []
+    skipped: list[BackendUnavailable] = []
     try:
         for name in names or nodes:
             where = NodeAffinitySchedulingStrategy(nodes[name], soft=False)
             members.append(RayMember(name, actor.options(scheduling_strategy=where).remote(token)))
         for member in members:
-            member.listen()
+            try:
+                member.listen()
+                found.append(member)
+            except BackendUnavailable as error:
+                if names:
+                    raise
+                skipped.append(error)
+                member.end(0)
+        if not found:
+            raise skipped[0]
     except BaseException:
         for member in members:
             member.end(0)
         raise
-    return list(members)
+    for left_out in skipped:
+        _LOG.warning("left out: %s", left_out.one_line())
+    return found
 
 
 def nodes_by_name() -> dict[str, str]:

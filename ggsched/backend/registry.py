@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
+from ggsched.backend.plugin_calls import plugin_call
 from ggsched.backend.plugins import (
     REPORT,
     EntryPointLike,
@@ -169,7 +170,7 @@ def open_devices(
             raise BackendUnavailable(
                 "it offers no device unless one is named",
                 where=", ".join(specs),
-                hint=f"write {wanted[0][0]}:0",
+                hint=_example_of(backends[wanted[0][0]]),
             )
         return list(opened)
 
@@ -227,7 +228,7 @@ def _status(plugin: Plugin, taken: str) -> BackendStatus:
         return _failure(plugin, error)
     if not devices:
         return _describe(
-            plugin, "ready", "it offers no device unless one is named", f"write {plugin.name}:0"
+            plugin, "ready", "it offers no device unless one is named", _example_of(backend)
         )
     failed = [device for device in devices if device.state != "ready"]
     state: State = "ready"
@@ -372,8 +373,13 @@ def _open_named(backend: Backend, specs: Sequence[str]) -> list[Device]:
             where=backend.name,
             hint=f"write {backend.name}:0",
         )
-    devices: list[Device] = guarded(specs[0], "opening its devices", lambda: opener(specs))
+    devices: list[Device] = plugin_call(backend.name, "open_named", lambda: opener(specs))
     return devices
+
+
+def _example_of(backend: Backend) -> str:
+    """Return how a device of a backend is named that offers none."""
+    return f"write {getattr(backend, 'example', f'{backend.name}:0')}"
 
 
 def _name_of(name: str, index: int, part: int | None) -> str:

@@ -18,7 +18,7 @@ import ggsched.errors
 from ggsched.cluster import messages as m
 from ggsched.cluster.link import TOKEN_NBYTES, Link
 from ggsched.cluster.members import Member, Start
-from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, SyncTimeout
+from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, SyncTimeout, UsageError
 from ggsched.plan.parts import Part
 from ggsched.topology.codec import topology_to_text
 from ggsched.topology.model import Topology
@@ -161,9 +161,9 @@ class Driver:
         return {k: done.sizes for k, (done, _) in found.items() if isinstance(done, m.Done)}
 
     @property
-    def is_lost(self) -> bool:
-        """Whether a machine was lost, so that nothing can be asked any more."""
-        return self._lost is not None
+    def is_over(self) -> bool:
+        """Whether a machine was lost or the session was closed: nothing can be asked any more."""
+        return self._lost is not None or self._is_closed
 
     def close(self) -> None:
         """End all workers; legal twice and after a fault."""
@@ -194,6 +194,8 @@ class Driver:
         Raises:
             GgschedError: the first error of a machine, all others having been given up.
         """
+        if self._is_closed:
+            raise UsageError("its devices have been closed", where=f"{self.scheme}://")
         if self._lost is not None:
             raise self._lost
         for machine, (message, frames) in asked.items():
@@ -211,6 +213,7 @@ class _Answers:
         self._found: dict[int, tuple[m.Any_, Frames]] = {}
         self._errors: list[GgschedError] = []
         self._echoes: list[GgschedError] = []
+        self._source_failure: Exception | None = None
         self._is_given_up, self._given_up_at = False, 0.0
         now = time.monotonic()
         self._heard = dict.fromkeys(machines, now)
@@ -219,14 +222,13 @@ class _Answers:
 
     def collect(self) -> dict[int, tuple[m.Any_, Frames]]:
         """Wait for all; raise the first error."""
-        link, look = self._d._link, time.monotonic() + LOOK_S
-        while self._pending:
-            found = link.poll(LOOK_S)
-            if found is not None:
-                self._take(*found)
-            if found is None or time.monotonic() > look:
-                self._look()
-                look = time.monotonic() + LOOK_S
+        try:
+            self._wait()
+        except BaseException:  # a signal: whoever waits for messages must not go on
+            self._abort("the driver was interrupted")
+            raise
+        if self._source_failure is not None:
+            raise self._source_failure
         if self._errors:
             first, *others = self._errors
             for other in others:
@@ -235,6 +237,16 @@ class _Answers:
         if self._echoes:
             raise self._echoes[0]
         return self._found
+
+    def _wait(self) -> None:
+        look = time.monotonic() + LOOK_S
+        while self._pending:
+            found = self._d._link.poll(LOOK_S)
+            if found is not None:
+                self._take(*found)
+            if found is None or time.monotonic() > look:
+                self._look(is_quiet=found is None)
+                look = time.monotonic() + LOOK_S
 
     def _take(self, message: m.Any_, frames: Frames) -> None:
         addresses = [member.address for member in self._d._members]
@@ -273,25 +285,33 @@ class _Answers:
             array = np.ascontiguousarray(self._d.source(name))
         except KeyError:
             link.send(address, m.Weight(name, why="no data for this weight"))
-        except GgschedError as error:
-            link.send(address, m.Weight(name, why=error.one_line()))
+        except Exception as error:  # raised here when the machines know
+            link.send(address, m.Weight(name, why=str(error)))
+            self._source_failure = self._source_failure or error
         else:
             kind = f"{array.dtype.str} {','.join(map(str, array.shape))}".encode()
             data = array.reshape(-1).view(np.uint8).data
             link.send(address, m.Weight(name, zlib.crc32(data)), kind, data)
 
-    def _look(self) -> None:
-        """Look for machines that are gone, do not answer, or wait for each other."""
+    def _look(self, *, is_quiet: bool) -> None:
+        """Look for machines that are gone, do not answer, or wait for each other.
+
+        Silence counts only where everything that was sent has been read.
+        """
         now, timeout_s = time.monotonic(), self._d.timeout_s
         for machine in sorted(self._pending):
             why = self._d._members[machine].why_gone()
-            if not why and now - self._heard[machine] > timeout_s:
+            if not why and is_quiet and now - self._heard[machine] > timeout_s:
                 why = f"nothing was heard of it for {timeout_s:g} s"
             if not why and self._is_given_up and now - self._given_up_at > 2 * timeout_s:
                 why = f"it did not give up the run within {2 * timeout_s:g} s"
             if why:
                 self._lose(machine, why)
-        waiting = self._pending and all(self._waits.get(k, (-1, 0))[0] >= 0 for k in self._pending)
+        waiting = (
+            is_quiet
+            and self._pending
+            and all(self._waits.get(k, (-1, 0))[0] >= 0 for k in self._pending)
+        )
         if waiting and now - self._moved > timeout_s and not self._is_given_up:
             tags = ", ".join(
                 f"{self._d.where(k)} for message #{self._waits[k][0]}"
@@ -323,9 +343,11 @@ class _Answers:
         if self._is_given_up:
             return
         self._is_given_up, self._given_up_at = True, time.monotonic()
+        self._abort(error.one_line())
+
+    def _abort(self, why: str) -> None:
         for machine in self._pending if self._run >= 0 else ():
-            address = self._d._members[machine].address
-            self._d._link.send(address, m.Abort(self._run, error.one_line()))
+            self._d._link.send(self._d._members[machine].address, m.Abort(self._run, why))
 
     def _error(self, machine: int, failed: m.Failed) -> GgschedError:
         """Return the error of a machine as one of this process."""

@@ -83,7 +83,7 @@ class RemoteStore:
         try:
             self.driver.bind(key, graph.digest, text, data, {p.machine: p for p in parts})
         except GgschedError:
-            if not self.driver.is_lost:
+            if not self.driver.is_over:
                 self.driver.manage("drop", key=key)
             raise
         for arena in plan.memory.arenas:
@@ -179,7 +179,7 @@ class RemoteRun:
         """Release the plan's resources; legal twice and when a machine is lost."""
         if not self._is_closed:
             self._is_closed = True
-            if not self._store.driver.is_lost:
+            if not self._store.driver.is_over:
                 self._store.driver.manage("drop", key=self._key)
 
     def _check(self, inputs: Mapping[str, np.ndarray]) -> None:

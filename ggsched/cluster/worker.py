@@ -10,7 +10,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
@@ -89,6 +89,8 @@ class Worker:
                 while key not in self._early:
                     self._take(*self._next_of_run())
         source = self._early[key]
+        if source is _TWICE:
+            raise self._twice(machine, tag)
         if source.nbytes != target.nbytes:
             what = f"message #{tag} has {source.nbytes} bytes instead of {target.nbytes}"
             raise DeviceFault(what, where=self._where(machine), hint="this is a defect: report it")
@@ -100,8 +102,7 @@ class Worker:
         if isinstance(message, m.Data):
             key = (message.run, message.sender, message.tag)
             if message.run == self._run and key in self._early:
-                what = f"message #{message.tag} came twice"
-                raise DeviceFault(what, where=self._where(message.sender), hint="report it")
+                raise self._twice(message.sender, message.tag)
             if message.run >= self._run:
                 self._early[key] = frames[0]
         elif isinstance(message, m.Abort):
@@ -110,8 +111,13 @@ class Worker:
                 raise DeviceFault("the run was given up", why=message.why)
         elif isinstance(message, m.Close):
             raise Ended
-        else:
-            self._stash.append((message, frames))
+        elif not isinstance(message, m.Weight):  # one that nobody waits for any more
+            self._interrupted(message, frames)
+
+    def _interrupted(self, message: m.Any_, frames: Sequence[memoryview]) -> NoReturn:
+        """Keep another request for later: the driver does not wait for this one any more."""
+        self._stash.append((message, frames))
+        raise DeviceFault("the driver was interrupted")
 
     def _next(self) -> tuple[m.Any_, Sequence[memoryview]]:
         """Return the next message; data of runs to come is kept."""
@@ -120,8 +126,8 @@ class Worker:
             if isinstance(message, m.Data):
                 key = (message.run, message.sender, message.tag)
                 if message.run > self._run:
-                    self._early[key] = _TAKEN if key in self._early else frames[0]
-            elif not isinstance(message, m.Abort):
+                    self._early[key] = _TWICE if key in self._early else frames[0]
+            elif not isinstance(message, m.Abort | m.Weight):  # of what is over
                 return message, frames
 
     def _next_of_run(self) -> tuple[m.Any_, Sequence[memoryview]]:
@@ -249,9 +255,11 @@ class Worker:
             message, frames = self._next_of_run()
             if isinstance(message, m.Close):
                 raise Ended
-            if isinstance(message, m.Weight) and message.name == name:
-                break
-            self._stash.append((message, frames))
+            if isinstance(message, m.Weight):
+                if message.name == name:
+                    break
+            elif not isinstance(message, m.Data | m.Abort):
+                self._interrupted(message, frames)
         if message.why:
             raise UsageError(message.why, where=name)
         dtype, shape = bytes(frames[0]).decode().split(" ", 1)
@@ -272,6 +280,10 @@ class Worker:
         if self._store is None:
             raise UsageError("the worker has joined nobody")
         return self._store
+
+    def _twice(self, machine: int, tag: int) -> DeviceFault:
+        what = f"message #{tag} came twice"
+        return DeviceFault(what, where=self._where(machine), hint="this is a defect: report it")
 
     def _where(self, machine: int) -> str:
         return f"the message from machine {machine}"
@@ -314,7 +326,8 @@ _HANDLERS: Final[dict[Any, Callable[[Worker, Any, Sequence[memoryview]], None]]]
 }
 
 _TAKEN: Final = memoryview(b"")
-"""In the place of a message that was taken."""
+_TWICE: Final = memoryview(b"")
+"""In the place of a message that was taken, and of one that came twice before its run."""
 
 
 class _Waiting:

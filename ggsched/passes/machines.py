@@ -67,11 +67,15 @@ class _Cut:
         self._everyone = frozenset(machine_of)
         self._host = {a.id: IntervalMap(_NOBODY) for a in plan.memory.arenas if a.device == HOST}
         self._commands: dict[int, list[PartCommand]] = {m: [] for m in sorted(self._everyone)}
-        self._read: dict[int, list[Region]] = {m: [] for m in self._everyone}
+        self._read: dict[int, set[str]] = {m: set() for m in self._everyone}
+        self._slots = {arena: IntervalMap("") for arena in self._host}
         self._recorded: dict[int, int] = {}
         self._tag = 0
         for slot in plan.inputs:
-            self._hold(plan.memory.regions[slot.value], _Held(self._everyone))
+            region = plan.memory.regions[slot.value]
+            self._hold(region, _Held(self._everyone))
+            if region.nbytes:
+                self._slots[region.arena].put(region.offset, region.end, slot.name)
 
     def parts(self) -> tuple[Part, ...]:
         """Follow the commands in order."""
@@ -117,7 +121,7 @@ class _Cut:
 
     def _bring(self, command: Command, machine: int, region: Region) -> None:
         """Let a machine have host bytes before a command of its own reads them."""
-        self._read[machine].append(region)
+        self._need_inputs(machine, region)
         pieces = list(self._host[region.arena].pieces(region.offset, region.end))
         for start, end, held in pieces:
             if machine in held.machines:
@@ -136,16 +140,14 @@ class _Cut:
         if region.arena in self._host and region.nbytes:
             self._host[region.arena].put(region.offset, region.end, held)
 
-    def _inputs(self, machine: int) -> tuple[str, ...]:
-        """Return the inputs of which a machine reads a byte."""
-        return tuple(s.name for s in self._plan.inputs if self._reads(machine, s.value))
+    def _need_inputs(self, machine: int, region: Region) -> None:
+        """Note the inputs of which a machine reads a byte."""
+        pieces = self._slots[region.arena].pieces(region.offset, region.end)
+        self._read[machine].update(name for _, _, name in pieces if name)
 
-    def _reads(self, machine: int, value: int) -> bool:
-        a = self._plan.memory.regions[value]
-        return any(
-            a.arena == b.arena and a.offset < b.end and b.offset < a.end
-            for b in self._read[machine]
-        )
+    def _inputs(self, machine: int) -> tuple[str, ...]:
+        """Return the inputs that a machine reads, in the order of the plan."""
+        return tuple(s.name for s in self._plan.inputs if s.name in self._read[machine])
 
     def _outputs(self) -> dict[int, list[int]]:
         """Return the outputs that each machine hands over."""
@@ -156,7 +158,7 @@ class _Cut:
             if machine is None:
                 raise PlanError("an output of which no machine has all bytes", where=slot.name)
             found[machine].append(slot.tensor)
-            self._read[machine].append(region)
+            self._need_inputs(machine, region)
         return found
 
     def _one_holder(self, region: Region) -> int | None:

@@ -196,14 +196,16 @@ class _Writer:
 
     def _slots(self, machine: int, source: int, slots: Sequence[Region]) -> Iterator[Event]:
         """Yield what the host of a machine does around a run: to these bytes, of what it would."""
+        mine = {arena: IntervalMap(False) for arena in self._on_host}
+        for r in slots:
+            if r.nbytes:
+                mine[r.arena].put(r.offset, r.end, True)
         for event in self._by_source.get(source, ()):
             accesses = [
                 a._replace(memory=self._memory(machine, a.memory))
                 for step in event.steps
                 for a in step.accesses()
-                if any(
-                    r.arena == a.memory and r.offset <= a.start and a.end <= r.end for r in slots
-                )
+                if all(held for _, _, held in mine[a.memory].pieces(a.start, a.end))
             ]
             for a in accesses if source == HOST_WRITES else ():
                 self._content(a.memory).put(a.start, a.end, a.content)

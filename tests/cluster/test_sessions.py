@@ -153,6 +153,54 @@ def test_a_weight_that_nobody_has(opened):
         assert scheduler.run(graph, inputs, homes(2, 2))
 
 
+def test_a_source_of_weights_that_fails(opened):
+    graph, weights, inputs = model()
+    calls = []
+
+    def source(name):
+        calls.append(name)
+        if len(calls) == 2:
+            raise ValueError("the disk is on fire")
+        return weights[name]
+
+    devices = opened(Members("a", "b"))
+    with Scheduler(devices, weights=source, settings=settings()) as scheduler:
+        with pytest.raises(ValueError, match="the disk is on fire"):
+            scheduler.run(graph, inputs, homes(2, 2))
+        assert scheduler.run(graph, inputs, homes(2, 2))
+
+
+@pytest.mark.parametrize("where", ["weights", "messages"])
+def test_an_interrupt_and_another_run(where, opened):
+    """Ctrl-C while machines wait for something: the next call finds them ready."""
+    graph, weights, inputs = model(3)
+    calls = []
+
+    def source(name):
+        calls.append(name)
+        if len(calls) == 2 and where == "weights":
+            raise KeyboardInterrupt
+        return weights[name]
+
+    def interrupt(link, address, message, *frames):
+        driver._link.poll = raise_interrupt
+
+    def raise_interrupt(timeout_s):
+        del driver._link.poll
+        raise KeyboardInterrupt
+
+    wrap = Fails.by(interrupt) if where == "messages" else (lambda name, link: link)
+    devices = opened(Members("a", "b", wrap=wrap))
+    driver = devices[0].group.driver
+    with Scheduler(devices, weights=source, settings=settings()) as scheduler:
+        with pytest.raises(KeyboardInterrupt):
+            scheduler.run(graph, inputs, homes(3, 2))
+        scheduler.clear_states()
+        got = scheduler.run(graph, inputs, homes(3, 2))
+        for tid, array in alone(graph, weights, inputs).items():
+            np.testing.assert_array_equal(got[tid], array)
+
+
 def test_inputs_are_checked_before_anything_is_sent(opened):
     graph, weights, inputs = model()
     devices = opened(Members("a", "b"))
@@ -168,6 +216,10 @@ class Fails:
 
     def __init__(self, link, how):
         self._link, self._how, self.broken = link, how, False
+
+    @classmethod
+    def by(cls, how):
+        return lambda name, link: cls(link, how) if name == "a" else link
 
     def __getattr__(self, name):
         return getattr(self._link, name)
@@ -215,13 +267,7 @@ def fail(link, address, message, *frames):
 def test_what_goes_wrong_on_the_way(how, error, text, opened):
     """One error, no hang, and the next run is right again."""
     graph, weights, inputs = model(3)
-    links = {}
-
-    def wrap(name, link):
-        links[name] = Fails(link, how) if name == "a" else link
-        return links[name]
-
-    devices = opened(Members("a", "b", wrap=wrap), timeout_s=1.0)
+    devices = opened(Members("a", "b", wrap=Fails.by(how)), timeout_s=1.0)
     with Scheduler(devices, weights=weights, settings=settings(1.0)) as scheduler:
         began = time.monotonic()
         with pytest.raises(error, match=text):
