@@ -25,7 +25,7 @@ from ggsched.models.memory_need import MemoryNeed
 from ggsched.models.offload import EMBEDDING, Homes, source_name
 from ggsched.models.quick_rates import WORTH_NBYTES, with_links, with_products
 from ggsched.models.sampling import Sampling
-from ggsched.models.sequences import Sequences
+from ggsched.models.sequences import Sequences, refuse_to_cut
 from ggsched.models.session_options import SessionOptions
 from ggsched.models.sharing import Sharing, check_sharing, placement_of, sharing_options
 from ggsched.models.spec import ModelSpec, cache_dtype
@@ -74,7 +74,9 @@ class Session:
         self.options = options or SessionOptions()
         self.options.check()
         dtype = cache_dtype(model.spec, self.options.cache_type)
-        self.spec: ModelSpec = replace(model.spec, cache_dtype=dtype)
+        self.spec: ModelSpec = replace(
+            model.spec, cache_dtype=dtype, n_slots=self.options.n_parallel
+        )
         self.sharing: Sharing | None = None
         is_shared = self.options.split_mode == "tensor"
         if is_shared:
@@ -251,8 +253,9 @@ class Session:
             n_tokens: How many stay.
 
         Raises:
-            UsageError: the sequence is shorter, the number is negative, or numbers that are not
-                finite may be in the cache (then only ``reset`` clears them).
+            UsageError: the sequence is shorter, the number is negative, blocks of the model keep
+                states that cannot be rolled back, or numbers that are not finite may be in the
+                cache (then only ``reset`` clears them).
         """
         if not 0 <= n_tokens <= self._n_past:
             what = f"the sequence cannot be cut to {n_tokens} tokens"
@@ -260,6 +263,9 @@ class Session:
         if not n_tokens:
             self.reset()
             return
+        if n_tokens < self._n_past:
+            hint = "call reset() and feed the tokens again, or copy() one of session.sequences"
+            refuse_to_cut(self.spec, "the sequence", hint)
         if self.batches.has_nonfinite:
             raise UsageError(
                 "the sequence cannot be cut",

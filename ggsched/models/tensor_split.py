@@ -19,7 +19,7 @@ from math import gcd, lcm
 from typing import Final
 
 from ggsched.errors import UsageError
-from ggsched.models.offload import EMBEDDING, OUTPUT, Homes, cache_names
+from ggsched.models.offload import EMBEDDING, OUTPUT, Homes
 from ggsched.models.spec import ModelSpec
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.shard.layout import Layout, Split, Whole, even_parts
@@ -99,14 +99,21 @@ def split_model(spec: ModelSpec, who: Participants) -> Shards:
     """Return how weights and caches are shared. The model must have an output matrix of its own.
 
     Raises:
-        UsageError: nothing of the model can be divided.
+        UsageError: nothing of the model can be divided, or blocks keep states of sequences.
     """
     hp = spec.hparams
+    if hp.recurrent is not None:
+        raise UsageError(
+            f"layers of {hp.arch} cannot be shared",
+            where="-sm tensor",
+            why="blocks keep states of sequences, which are not divided",
+            hint="leave -sm out; layers are divided by -ngl and -ts",
+        )
     layouts: dict[str, Layout] = {EMBEDDING: Whole((who.host,))}
     for layer in range(hp.n_layer):
         group = who.groups[layer * len(who.groups) // hp.n_layer]
         own = _Group(spec, who, group)
-        for name in (*_names(spec, layer), *cache_names(hp)[2 * layer : 2 * layer + 2]):
+        for name in (*_names(spec, layer), *hp.state_names[2 * layer : 2 * layer + 2]):
             layouts[name] = Whole(group)
         layouts.update(own.attention(layer))
         layouts.update(own.networks(layer))
@@ -126,7 +133,7 @@ def shard_homes(spec: ModelSpec, shards: Shards, who: Participants) -> Homes:
     """Return the device and the reason of each part of a weight or cache, by its new name."""
     devices: dict[str, int] = {}
     reasons: dict[str, str] = {}
-    for source in (*spec.weights, *cache_names(spec.hparams)):
+    for source in (*spec.weights, *spec.hparams.state_names):
         layout = shards.layout(source)
         for name, p in shards.members(source):
             devices[name] = who.devices[p]
