@@ -8,7 +8,7 @@ import click
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Model": ("model_option", "metadata", "weights", "cache_type_k", "cache_type_v"),
     "Prompt and text": (
-        "prompt", "prompt_file", "text_file", "tokens", "n_predict", "chat", "system", "stops",
+        "prompt", "prompt_file", "text_file", "tokens", "n_predict", "chat", "system", "stops", "shifts", "keep",
         "prompts", "generations", "depths", "parallels", "repetitions",
     ),
     "Sampling": (

@@ -204,6 +204,7 @@ class Session:
         *,
         stop: frozenset[int] = frozenset(),
         on_logits: Callable[[np.ndarray], None] | None = None,
+        keep: int | None = None,
     ) -> Iterator[int]:
         """Feed a prompt, then yield up to ``n_predict`` tokens, the stop token not among them.
 
@@ -215,16 +216,26 @@ class Session:
             n_predict: Tokens at most.
             sampling: Greedy where not given.
             stop: Ids that end the generation. It ends early, with a warning, when the context is
-                full.
+                full, unless ``keep`` is given.
             on_logits: Called with the logits (rows, vocabulary) of all that is fed: of every
                 prompt token, then of each generated token but the last. The session may be used
                 in it, as between two tokens.
+            keep: Go on when the context is full: the first ``keep`` tokens and the later half of
+                the others are fed again as a sequence of their own; -1 keeps the prompt. The
+                sequence has to begin with this prompt.
 
         Raises:
-            UsageError: as ``feed``, or the sequence was changed since the last token.
+            UsageError: as ``feed``, the sequence was changed since the last token, or ``keep``
+                leaves nothing to forget.
         """
         return generate(
-            self, prompt, n_predict, sampling or Sampling(), stop=stop, on_logits=on_logits
+            self,
+            prompt,
+            n_predict,
+            sampling or Sampling(),
+            stop=stop,
+            on_logits=on_logits,
+            keep=keep,
         )
 
     @cached_property
@@ -239,6 +250,9 @@ class Session:
         What it left in the cache is masked, so it need not be cleared; only numbers that are not
         finite would get through, because zero times infinity is not zero.
         """
+        self._reset()
+
+    def _reset(self) -> None:
         self._n_past = 0
         self._edits += 1
         if self.batches.has_nonfinite:
