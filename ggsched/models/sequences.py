@@ -25,6 +25,7 @@ from ggsched.ir.dtype import I32
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.models.batches import Span, kv_bucket
+from ggsched.passes.shard.names import part_of
 from ggsched.run.call_guard import CallGuard, guarded
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ class Sequences:
         for t in model.tensors:
             if t.role is Role.STATE and not t.is_view:
                 cache = g.state(t.name, t.shape, t.dtype)
-                of, to = slots if t.name.endswith("_state") else (source, target)
+                of, to = slots if part_of(t.name)[0].endswith("_state") else (source, target)
                 written = g.set_rows(cache, g.get_rows(cache, of), to, name=t.name)
                 outputs.append(g.cont(g.rows(written, 0, 1)))
         return g.build(*outputs)

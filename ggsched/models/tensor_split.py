@@ -99,16 +99,9 @@ def split_model(spec: ModelSpec, who: Participants) -> Shards:
     """Return how weights and caches are shared. The model must have an output matrix of its own.
 
     Raises:
-        UsageError: nothing of the model can be divided, or blocks keep states of sequences.
+        UsageError: nothing of the model can be divided.
     """
     hp = spec.hparams
-    if hp.recurrent is not None:
-        raise UsageError(
-            f"layers of {hp.arch} cannot be shared",
-            where="-sm tensor",
-            why="blocks keep states of sequences, which are not divided",
-            hint="leave -sm out; layers are divided by -ngl and -ts",
-        )
     layouts: dict[str, Layout] = {EMBEDDING: Whole((who.host,))}
     for layer in range(hp.n_layer):
         group = who.groups[layer * len(who.groups) // hp.n_layer]
@@ -180,6 +173,8 @@ class _Group:
         """Return the weights and caches of attention that are split."""
         hp, blk = self._hp, f"blk.{layer}"
         out = f"{blk}.attn_output.weight"
+        if hp.is_recurrent(layer):
+            return {}  # each device computes with the whole state
         if hp.latent is not None:
             return self._latent(blk, out)
         per_group = hp.n_head // hp.n_head_kv
@@ -190,9 +185,10 @@ class _Group:
             return tuple(n * width for n in heads)
 
         q, kv = parts(per_group * hp.head_dim), parts(hp.head_dim)
+        asked = tuple(2 * n for n in q) if hp.gates_attention else q
         found: dict[str, Layout] = {}
         for name, axis, segments in (
-            ("attn_q.weight", 0, (q,)),
+            ("attn_q.weight", 0, (asked,)),
             ("attn_q.bias", 0, (q,)),
             ("attn_k.weight", 0, (kv,)),
             ("attn_k.bias", 0, (kv,)),

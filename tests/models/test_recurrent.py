@@ -38,10 +38,19 @@ def alone(model, tokens):
         return session.feed(tokens)[0]
 
 
-@pytest.mark.parametrize("options", [{}, {"n_ubatch": 4}], ids=str)
-def test_sequences_beside_each_other(model, options):
+@pytest.mark.parametrize(
+    ("devices", "options"),
+    [
+        (("cpu:0",), {}),
+        (("cpu:0",), {"n_ubatch": 4}),
+        (("sim:0", "cpu:0"), {"n_ubatch": 5, "pipelining": "on"}),
+        (("cpu:0", "cpu:1"), {"split_mode": "tensor"}),
+    ],
+    ids=str,
+)
+def test_sequences_beside_each_other(model, devices, options):
     """Each as if it were alone, also where one leaves and another takes its slot."""
-    with opened(model, n_parallel=3, **options) as session:
+    with opened(model, devices, n_parallel=3, **options) as session:
         several = session.sequences
         a, b = several.join(), several.join()
         first = several.step({a: PROMPTS[0], b: PROMPTS[1]})
@@ -82,11 +91,6 @@ def test_a_state_is_not_rolled_back(model):
         with pytest.raises(UsageError, match=r"sequence 0 cannot be cut.*copy\(\) it before"):
             session.sequences.truncate(a, 3)
         session.sequences.truncate(a, 0)
-
-
-def test_layers_with_states_are_not_shared(model):
-    with pytest.raises(UsageError, match="states of sequences"):
-        opened(model, ("cpu:0", "cpu:1"), split_mode="tensor")
 
 
 def test_one_plan_for_all_steps(model):
