@@ -51,6 +51,7 @@ SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "matvec_rows": _PLAIN,
     "matvec_sums": _PLAIN,
     "norm": (),
+    "recurrent": (),
     "rope": (),
     "rows": _PLAIN + _BLOCKS,
     "softmax": (),

@@ -32,6 +32,7 @@ from ggsched_kernels.lower_elements import (
 )
 from ggsched_kernels.lower_fused import lower_group, supported_fusions
 from ggsched_kernels.lower_matrix import lower_mul_mat, lower_mul_mat_id
+from ggsched_kernels.lower_recurrent import lower_linear_attention, lower_short_conv
 from ggsched_kernels.lower_reductions import (
     lower_norm,
     lower_rope,
@@ -43,8 +44,10 @@ from ggsched_kernels.lowering_context import LoweringContext
 from ggsched_kernels.retained import Retained
 from ggsched_kernels.user import lower_user
 
+_UNARY: Final = ("scale", "clamp", "silu", "gelu", "sigmoid", "tanh", "softplus")
+
 _LOWER: Final[dict[str, Callable[[LoweringContext], None]]] = {
-    **dict.fromkeys(("scale", "clamp", "silu", "gelu", "sigmoid", "tanh"), lower_unary),
+    **dict.fromkeys(_UNARY, lower_unary),
     **dict.fromkeys(("add", "sub", "mul", "div", "swiglu", "swiglu_oai"), lower_binary),
     **dict.fromkeys(("cpy", "cont"), lower_copy),
     **dict.fromkeys(("rms_norm", "norm"), lower_norm),
@@ -60,6 +63,8 @@ _LOWER: Final[dict[str, Callable[[LoweringContext], None]]] = {
     "soft_max": lower_soft_max,
     "rope": lower_rope,
     "attention": lower_attention,
+    "short_conv": lower_short_conv,
+    "linear_attention": lower_linear_attention,
 }
 
 

@@ -16,6 +16,7 @@ _UNARY: Final = {
     "gelu": (3, "", ""),
     "sigmoid": (4, "", ""),
     "tanh": (5, "", ""),
+    "softplus": (6, "", ""),
 }
 _BINARY: Final = {
     "add": (0, "", ""),
@@ -28,7 +29,7 @@ _BINARY: Final = {
 
 
 def lower_unary(site: LoweringContext) -> None:
-    """``scale``, ``clamp``, ``silu``, ``gelu``, ``sigmoid``, ``tanh``."""
+    """``scale``, ``clamp``, ``silu``, ``gelu``, ``sigmoid``, ``tanh``, ``softplus``."""
     node = site.node
     a, y = merged([window(node.inputs[0]), window(node.output)])
     groups, span = site.parts(y.rows, y.shape[-1])

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -168,7 +168,7 @@ class BatchRunner:
             start = 0
             while start < len(span.tokens):
                 piece = span.tokens[start : start + step - used]
-                pieces.append(Span(piece, span.n_past + start, span.first_row))
+                pieces.append(replace(span, tokens=piece, n_past=span.n_past + start))
                 start += len(piece)
                 used += len(piece)
                 if start == len(span.tokens):

@@ -141,11 +141,13 @@ class Span:
         tokens: int32 (T,).
         n_past: Tokens of the sequence before these.
         first_row: Row of the cache where the sequence begins.
+        slot: Of the states of recurrent blocks.
     """
 
     tokens: np.ndarray
     n_past: int
     first_row: int = 0
+    slot: int = 0
 
     @property
     def end_row(self) -> int:
@@ -188,6 +190,7 @@ def span_inputs(
     inputs = {
         "tokens": np.concatenate([s.tokens for s in spans]),
         "positions": positions,
+        "slots": np.concatenate([np.full(len(s.tokens), s.slot, np.int32) for s in spans]),
         "kv_rows": rows,
         "bounds": np.stack([first, rows + 1], axis=-1),
         "out_rows": np.asarray(out_rows, np.int32),

@@ -9,7 +9,10 @@ Inputs that the host sets before each run:
     bounds_window (n_tokens, 2) i32    the same for windowed layers
     out_rows     (n_out,) i32          which of the tokens get logits (not if there is just one)
 
+    slots        (n_tokens,) i32       state of recurrent blocks that each token belongs to
+
 States, zero at first: ``blk.N.k_cache`` and ``blk.N.v_cache``, (n_ctx, n_head_kv * head_dim).
+Recurrent blocks have ``blk.N.conv_state`` and ``blk.N.linear_state`` instead, a row for each slot.
 Output: logits (n_out, n_vocab) f32.
 """
 

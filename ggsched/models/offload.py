@@ -118,7 +118,7 @@ def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
     homes: dict[str, int] = {}
     reasons: dict[str, str] = {}
     entry = entry_index(spec, devices, offload, layer_device)
-    for name in (*spec.weights, *cache_names(hp)):
+    for name in (*spec.weights, *hp.state_names):
         homes[name], reasons[name] = _by_layer(name, spec, layer_device, host, entry)
         match = _EXPERTS.match(name)
         if match and int(match[1]) < offload.n_cpu_moe and homes[name] != host:
@@ -134,11 +134,6 @@ def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
         rule.pattern.pattern for rule, hit in zip(offload.overrides, used, strict=True) if not hit
     )
     return Homes(homes, reasons, unused, offload.experts)
-
-
-def cache_names(hp: HParams) -> list[str]:
-    """Return the names of the KV caches."""
-    return [f"blk.{i}.{kind}_cache" for i in range(hp.n_layer) for kind in ("k", "v")]
 
 
 def accelerators(devices: Sequence[DeviceFacts]) -> list[int]:
@@ -347,8 +342,7 @@ def has_room(
     first, _ = first_and_last(spec, topology, offload)
     homes = find_homes(spec, topology, offload).devices
     used = sum(w.nbytes for name, w in spec.weights.items() if homes[name] == first)
-    cache = spec.cache_nbytes(n_ctx)
-    used += sum(cache for name in cache_names(spec.hparams) if homes[name] == first)
+    used += sum(n for name, n in spec.state_nbytes(n_ctx).items() if homes[name] == first)
     copy = spec.weights[EMBEDDING].nbytes
     largest = topology.devices[first].max_allocation_nbytes
     return copy <= largest and used + copy <= (1 - LEFT_FOR_RESULTS) * free[first]

@@ -275,6 +275,7 @@ class SoftwareDriver:
         return number, len(nodes)
 
     def update_executable(self, executable, graph):
+        self.counts["graph updates"] += 1
         old, new = self._graphs[executable], self._graphs[graph]
         if _shape(old) != _shape(new):
             return "the driver refuses: topology changed"

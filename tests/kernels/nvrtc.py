@@ -53,6 +53,9 @@ OF_SOURCE = {
     "attention_blocks": {
         "BR": 16, "BC": 16, "MR": 4, "NR": 2, "VE": 2, "PITCH": 132, "TURNED": 0,
     },
+    "recurrent": {
+        "TAPS": 4, "COLS": 32, "OWN": 16, "EVEN": 1, "VECTORS": 0, "BETA": 1, "LANES": 256,
+    },
 }  # fmt: skip
 """Definitions of shared sources beyond those that all have."""
 

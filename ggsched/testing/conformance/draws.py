@@ -136,17 +136,34 @@ def _no_tokens(g: GraphBuilder, shape: tuple[int, ...], dtype: DType) -> Tensor:
     return g.op("attention", *kept, g.input("q", (shape[0], 2, 4)))
 
 
+def _no_rows(g: GraphBuilder, shape: tuple[int, ...], dtype: DType) -> Tensor:
+    state, w = g.input("state", (2, 3, shape[1]), dtype), g.input("w", (shape[1], 4))
+    ids = g.input("slots", shape[:1], I32), g.input("positions", shape[:1], I32)
+    return g.op("short_conv", state, g.input("x", shape), w, *ids)
+
+
+def _no_queries(g: GraphBuilder, shape: tuple[int, ...], dtype: DType) -> Tensor:
+    state, v = g.input("state", (2, 2, 4, 8), dtype), g.input("v", (shape[0], 2, 8))
+    q, k = (g.input(name, (shape[0], 1, 4)) for name in "qk")
+    ids = g.input("slots", shape[:1], I32), g.input("positions", shape[:1], I32)
+    return g.op("linear_attention", state, q, k, v, g.input("decay", (shape[0], 2)), *ids)
+
+
 _ANY_SHAPE: Final = frozenset(
-    {"add", "sub", "mul", "div", "scale", "silu", "gelu", "sigmoid", "tanh", "swiglu", "swiglu_oai",
+    {"add", "sub", "mul", "div", "scale", "silu", "gelu", "sigmoid", "tanh", "softplus", "swiglu",
+     "swiglu_oai",
      "clamp", "cont", "cpy", "mul_mat"}
 )  # fmt: skip
 
 _EMPTY: Final[Mapping[str, Callable[[GraphBuilder, tuple[int, ...], DType], Tensor]]] = {
     **{op: _alone(op) for op in ("scale", "silu", "gelu", "clamp", "cont", "rms_norm", "norm")},
-    **{op: _alone(op) for op in ("sigmoid", "tanh", "soft_max", "sum_rows", "argsort")},
+    **{op: _alone(op) for op in ("sigmoid", "tanh", "softplus", "soft_max", "sum_rows")},
+    "argsort": _alone("argsort"),
     **{op: _twin(op) for op in ("add", "sub", "mul", "div", "swiglu", "swiglu_oai", "cpy")},
     "mul_mat": _product,
     "attention": _no_tokens,
     "get_rows": _lookup,
     "set_rows": _store,
+    "short_conv": _no_rows,
+    "linear_attention": _no_queries,
 }

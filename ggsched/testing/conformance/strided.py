@@ -142,9 +142,23 @@ def _repeat(m: Making) -> Tensor:
     return m.g.op("repeat", m.leaf("x", 3, WIDTH), shape=(6, 2 * WIDTH))
 
 
+def _short_conv(m: Making) -> Tensor:
+    state, x, w = m.leaf("state", 2, 3, WIDTH), m.leaf("x", 5, WIDTH), m.leaf("w", WIDTH, 4)
+    slots, positions = m.ids("slots", 5, bound=2), m.ids("at", 5, bound=3)
+    return m.g.op("short_conv", state, x, w, slots, positions)
+
+
+def _linear_attention(m: Making) -> Tensor:
+    state, v = m.leaf("state", 2, 4, 6, 8), m.leaf("v", 5, 4, 8)
+    q, k = m.leaf("q", 5, 2, 6), m.leaf("k", 5, 2, 6)
+    decay, beta = m.leaf("decay", 5, 4), m.leaf("beta", 5, 4)
+    ids = m.ids("slots", 5, bound=2), m.ids("at", 5, bound=3)
+    return m.g.op("linear_attention", state, q, k, v, decay, *ids, beta, scale=0.25, beta=True)
+
+
 _MAKERS: Final[Mapping[str, Maker]] = {
     **{op: _unary(op) for op in ("scale", "rms_norm", "norm", "silu", "gelu", "sum_rows")},
-    **{op: _unary(op) for op in ("sigmoid", "tanh")},
+    **{op: _unary(op) for op in ("sigmoid", "tanh", "softplus")},
     **{op: _binary(op) for op in ("add", "sub", "mul", "swiglu", "swiglu_oai")},
     "div": _binary("div", POSITIVE),
     "clamp": _unary("clamp", min=-0.5, max=0.5),
@@ -162,6 +176,8 @@ _MAKERS: Final[Mapping[str, Maker]] = {
     "cont": _cont,
     "concat": _concat,
     "repeat": _repeat,
+    "short_conv": _short_conv,
+    "linear_attention": _linear_attention,
 }
 
 
