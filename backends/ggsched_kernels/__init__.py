@@ -14,6 +14,7 @@ from typing import Final, Literal
 from ggsched.errors import UsageError
 from ggsched_kernels.arrays import SOURCE_PREFIX as ARRAYS
 from ggsched_kernels.arrays import array_source
+from ggsched_kernels.block_bytes import byte_constants_text
 from ggsched_kernels.block_constants import KERNEL_BLOCKS, constants_text
 from ggsched_kernels.calls import (
     CODE,
@@ -104,9 +105,8 @@ def source_digest(dialect: Dialect) -> str:
 
 
 def _text(file: str) -> str:
-    if file == "weights.h":
-        return f"{constants_text()}\n{_file(file)}"
-    return _file(file)
+    constants = {"weights.h": constants_text, "blocks.h": byte_constants_text}.get(file)
+    return f"{constants()}\n{_file(file)}" if constants else _file(file)
 
 
 def _file(file: str) -> str:

@@ -2,7 +2,8 @@
  *
  * The host defines VW (4) and LANES (threads in a block, a power of two).
  */
-#define KERNEL(name) extern "C" __global__ void name
+#define KERNEL(name) extern "C" __global__ void KERNEL_BOUNDS name
+#define KERNEL_BOUNDS /* of lanes; a source that needs more registers than its groups have says what they are */
 #define FN static __device__ inline
 #define GLOBAL
 #define LOCAL __shared__

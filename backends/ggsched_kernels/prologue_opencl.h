@@ -4,6 +4,7 @@
  * a group, a power of two; 1 for processors, where one item does a whole group's work).
  */
 #define KERNEL(name) __kernel void name
+#define KERNEL_BOUNDS /* see prologue_cuda.h */
 #define FN static inline
 #define GLOBAL __global
 #define LOCAL __local

@@ -382,7 +382,7 @@ def lowered_as(graph, group, profile):
 def test_groups_round_where_single_nodes_do(pattern, dtype, units):
     """Where a product's activations are rounded, a group's calls are those of its nodes."""
     width = 256 if dtype is Q4_K else 64
-    profile, rounded = replace(H200, units=units), 0
+    profile, rounded = replace(H200, num_sms=units), 0
     for rows in (1, 2, 4, 5, 8, 9, 16, 33, 64, 65, 128, 129, 512):
         g = GraphBuilder(pattern)
         graph = g.build(GROUPS[pattern](g, dtype, rows, width))
