@@ -32,6 +32,7 @@ class Launch(NamedTuple):
     shared: int
     stream: int
     cluster: int = 1
+    early: bool = False
 
 
 class SoftwareDriver:
@@ -226,7 +227,7 @@ class SoftwareDriver:
         return self._launch(function, params, Launch((gx, gy, gz), bx, shared, stream))
 
     def launch_config(self, grid, lanes, shared_nbytes, stream, *, early=False, cluster=1):
-        return Launch(grid, lanes, shared_nbytes, stream, cluster)
+        return Launch(grid, lanes, shared_nbytes, stream, cluster, early)
 
     def launch_configured(self, config, function, params, extra):
         return self._launch(function, params, config)
@@ -235,6 +236,10 @@ class SoftwareDriver:
         kernel = self._functions[function]
         taken = kernel.taken(params)
         self.check_access(launch.stream, [v for v in taken if isinstance(v, bytes)])
+
+        queue = self._streams[launch.stream]
+        behind = queue.recording.last.get(queue, ()) if launch.early and queue.recording else ()
+        assert all(node.gpu == queue.gpu for node in behind), "early, behind another GPU's kernel"
 
         def run():
             with self._lock:

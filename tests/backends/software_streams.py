@@ -31,7 +31,7 @@ class Node:
     """A command of a graph, and those that it stands behind."""
 
     def __init__(self, kind, work, behind):
-        self.kind, self.work, self.behind = kind, work, tuple(behind)
+        self.kind, self.work, self.behind, self.gpu = kind, work, tuple(behind), None
 
 
 class Recording:
@@ -42,6 +42,7 @@ class Recording:
 
     def add(self, stream, kind, work):
         node = Node(kind, work, self.last[stream])
+        node.gpu = stream.gpu
         self.nodes.append(node)
         self.last[stream] = (node,)
 

@@ -61,8 +61,9 @@ def verdicts(rules):
     return passed
 
 
-def test_two_gpus_keep_the_contract(runner):
-    with in_software(runner, gpus=2):
+@pytest.mark.parametrize("arch", [80, 90])
+def test_two_gpus_keep_the_contract(runner, arch):
+    with in_software(runner, gpus=2, arch=arch):
         passed = verdicts(BETWEEN)
     wanted = {c.name for c in all_cases() if c.rule in PEERS} - UNDECLARED
     assert wanted <= passed
