@@ -221,5 +221,5 @@ class Sequences:
             if t.role is Role.STATE and not t.is_view:
                 cache = g.state(t.name, t.shape, t.dtype)
                 written = g.set_rows(cache, g.get_rows(cache, source), target, name=t.name)
-                outputs.append(g.cont(g.rows(written, 0, 1)))
+                outputs.append(g.cont(g.rows(written, 0, 1), "f32"))
         return g.build(*outputs)

@@ -16,7 +16,8 @@ def attention(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
     out = node.out
     if not all(is_dense(a) for a in (k, v, q, out)):
         return None
-    (rows, groups, width), (tokens, heads, _) = k.shape, q.shape
+    (rows, groups), (tokens, heads, width) = k.shape[:2], q.shape
+    across = out.shape[2]
     mask = sinks = bounds = None
     if node.param("mask"):
         mask = np.broadcast_to(rest.pop(0), (heads, tokens, rows))
@@ -29,7 +30,7 @@ def attention(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
     given = [a for a in (mask, sinks, bounds) if a is not None]
     if not all(a.flags.aligned for a in given):
         return None
-    work = 4 * heads * tokens * rows * (width + v.shape[2])
+    work = 4 * heads * tokens * rows * (width + across)
     wanted = parts_for(work, groups * tokens, kernels.threads)
     part_tokens = max(1, tokens * groups // wanted)
     token_parts = -(-tokens // part_tokens)
@@ -46,7 +47,7 @@ def attention(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
         "tokens": tokens,
         "share": heads // groups,
         "width": width,
-        "value_width": v.shape[2],
+        "value_width": across,
         "part_tokens": part_tokens,
         "token_parts": token_parts,
         "k_row": k.strides[0],
