@@ -9,6 +9,7 @@ from typing import Final
 from ggsched.ir.dtype import BF16, F16, F32, I32, Q8_0, DType
 from ggsched_cpu_kernels import (
     attention,
+    attention_blocks,
     gemm,
     gemm_bf16,
     gemm_int8,
@@ -105,6 +106,10 @@ def _many_chosen_bf16(target: Target) -> Sequence[Builder]:
 
 def _attention(dtype: DType) -> Family:
     return lambda target: [attention.attention("attention", target, dtype)]
+
+
+def _attention_blocks(dtype: DType) -> Family:
+    return lambda target: [attention_blocks.attention_blocks("attention", target, dtype)]
 
 
 def _elementwise(op: str) -> Family:
@@ -208,6 +213,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **_for_weights("gemm_chosen", _many_chosen),
     **{f"columns_{t}": _columns(t) for t in (F32, F16, BF16)},
     **{f"attention_{t}": _attention(t) for t in KV_DTYPES},
+    **{f"attention_blocks_{t}": _attention_blocks(t) for t in KV_DTYPES},
     **{f"convert_{t}": _conversions(t) for t in (*COMPILED, I32)},
     **{f"get_rows_{t}": _get_rows(t) for t in (*COMPILED, I32)},
 }

@@ -7,7 +7,9 @@ from ggsched_cpu_kernels.target import Target
 from ggsched_cpu_kernels.vectors import Row, over_chunks, over_rows, own_slot
 
 
-def _convert(b: Builder, dtype: DType, to: DType, src: Value, dst: Value, columns: Value) -> None:
+def convert_row(
+    b: Builder, dtype: DType, to: DType, src: Value, dst: Value, columns: Value
+) -> None:
     """Write one row of a type as another one; quantised only from f32, or as f32 or f16."""
     if dtype.layout is not None:
         assert to is F32 or to is F16
@@ -83,7 +85,7 @@ def convert(name: str, target: Target, dtype: DType, to: DType) -> Builder:
     """Operand; result: rows of adjacent elements."""
     b = Builder(name, target)
     over_rows(
-        b, 2, lambda row: _convert(b, dtype, to, row.pointers[0], row.pointers[1], row.columns)
+        b, 2, lambda row: convert_row(b, dtype, to, row.pointers[0], row.pointers[1], row.columns)
     )
     return b
 
@@ -108,7 +110,7 @@ def get_rows(name: str, target: Target, dtype: DType, to: DType) -> Builder:
     def row(row: Row) -> None:
         id_ = _id(b, row.pointers[0], count)
         source = b.offset(b.offset(table, b.mul(row.at[1], batch)), b.mul(id_, stride))
-        _convert(b, dtype, to, source, row.pointers[1], row.columns)
+        convert_row(b, dtype, to, source, row.pointers[1], row.columns)
 
     over_rows(b, 2, row)
     return b
@@ -122,7 +124,7 @@ def set_rows(name: str, target: Target, to: DType) -> Builder:
     def row(row: Row) -> None:
         id_ = _id(b, row.pointers[1], count)
         dst = b.offset(table, b.mul(id_, stride))
-        _convert(b, F32, to, row.pointers[0], dst, row.columns)
+        convert_row(b, F32, to, row.pointers[0], dst, row.columns)
 
     over_rows(b, 2, row)
     return b
