@@ -26,7 +26,7 @@ from ggsched_cuda_kernels.decode.rope_attention import OPS as ATTENTION
 from ggsched_cuda_kernels.decode.rope_attention import join_attention
 from ggsched_cuda_kernels.decode.rope_kv_write import join_heads
 from ggsched_cuda_kernels.decode.sums import fits_sum_add, lower_sum_add
-from ggsched_cuda_kernels.flash_attention import DTYPES as HALVES
+from ggsched_cuda_kernels.flash_attention import ALL_DTYPES as FLASH
 from ggsched_cuda_kernels.flash_attention import fits_flash, lower_flash
 from ggsched_cuda_kernels.pdl_prefetch import reading_early
 from ggsched_cuda_kernels.products import (
@@ -90,7 +90,7 @@ FusionRule = Callable[[Groups, int, TuningProfile], tuple[int, CudaLoweringConte
 """Looks at the groups of a program from one on; says how many of them its call computes."""
 
 _PACKED: Final = frozenset(PLANES)
-PLAIN: Final = frozenset(dtype.name for dtype in KV_DTYPES)
+PLAIN: Final = frozenset(dtype.name for dtype in KV_DTYPES if not dtype.is_quantized)
 
 TABLE: Final[tuple[KernelRule, ...]] = (
     KernelRule("cublas f32", "mul_mat", frozenset({"f32"}), fits_plain, lower_plain),
@@ -100,7 +100,7 @@ TABLE: Final[tuple[KernelRule, ...]] = (
     KernelRule("cublas unpacked to bf16", "mul_mat", _PACKED, fits_unpacked, lower_unpacked),
     KernelRule("experts by tiles", "mul_mat_id", TILED, fits_experts, lower_experts),
     KernelRule("attention of few tokens", "attention", PLAIN, fits_attention, lower_attention),
-    KernelRule("attention on tensor cores", "attention", HALVES, fits_flash, lower_flash),
+    KernelRule("attention on tensor cores", "attention", FLASH, fits_flash, lower_flash),
     KernelRule("rope by heads", "rope", frozenset({"f32"}), fits_rope, lower_rope),
 )
 

@@ -43,7 +43,7 @@ _BLOCKS: Final = tuple(dtype.name for dtype in KERNEL_BLOCKS)
 
 # Source -> types of the packed operand that its programs depend on.
 SOURCES: Final[dict[str, tuple[str, ...]]] = {
-    "attention_blocks": _PLAIN,
+    "attention_blocks": (*_PLAIN, "q8_0"),
     "copy": _PLAIN + _BLOCKS,
     "elementwise": (),
     "matmul": _PLAIN + _BLOCKS,

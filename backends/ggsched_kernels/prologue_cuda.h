@@ -193,6 +193,7 @@ FN void vstore_half_(vf a, u16 *p) { UNROLL EACH_LANE_ p[i_] = half_of_float_(a.
 
 #define FLOAT_OF_BITS(u) __uint_as_float((u32)(u))
 #define BITS_OF_FLOAT(x) __float_as_uint(x)
+#define FMA(a, b, c) fmaf(a, b, c)
 #define EXP(x) expf(x)
 #define TANH(x) tanhf(x)
 #define LOG1P(x) log1pf(x)

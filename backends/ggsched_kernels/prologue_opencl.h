@@ -96,6 +96,7 @@ FN vf vlookup8_(vf table, vi index) { return __builtin_ia32_permvarsf256(table, 
 
 #define FLOAT_OF_BITS(u) as_float((uint)(u))
 #define BITS_OF_FLOAT(x) as_uint(x)
+#define FMA(a, b, c) fma(a, b, c)
 #define EXP(x) exp(x)
 #define TANH(x) tanh(x)
 #define LOG1P(x) log1p(x)

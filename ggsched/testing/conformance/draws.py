@@ -7,7 +7,7 @@ import numpy as np
 
 from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32, DType
+from ggsched.ir.dtype import BF16, F32, FLOAT_DTYPES, I32, Q8_0, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.shapes import KV_DTYPES
 from ggsched.ir.tensor import Tensor
@@ -22,7 +22,7 @@ PATIENCE: Final = 300
 
 FIRST_OPERAND: Final[Mapping[str, tuple[DType, ...]]] = {
     "get_rows": (*FLOAT_DTYPES, I32),
-    "set_rows": (F32, F16),
+    "set_rows": KV_DTYPES,
     "mul_mat": FLOAT_DTYPES,
     "mul_mat_id": FLOAT_DTYPES,
     "attention": KV_DTYPES,
@@ -101,8 +101,24 @@ def _product_of_blocks(dtype: DType) -> DrawnGraph:
     return DrawnGraph(g.build(g.mul_mat(w, x)), {"w": LeafRule(amp=0.25), "x": LeafRule()})
 
 
+def _kept_rows(dtype: DType) -> Callable[[], DrawnGraph]:
+    """Rows of a cache that are written and read again: only plain types are compared in memory."""
+
+    def make() -> DrawnGraph:
+        g = GraphBuilder(f"rows of {dtype}")
+        ids = LeafRule("ids", bound=5, distinct=True)
+        kept = g.op("set_rows", g.input("kept", (5, 96), dtype), g.input("rows", (3, 96)),
+                    g.input("ids", (3,), I32))  # fmt: skip
+        read = g.op("get_rows", kept, g.input("all", (5,), I32))
+        return DrawnGraph(g.build(read), {"ids": ids, "all": ids})
+
+    return make
+
+
 _BY_HAND: Final[Mapping[tuple[str, str], Callable[[], DrawnGraph]]] = {
     ("concat", I32.name): _joined_ids,
+    ("set_rows", BF16.name): _kept_rows(BF16),
+    ("set_rows", Q8_0.name): _kept_rows(Q8_0),
 }
 
 
