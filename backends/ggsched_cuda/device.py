@@ -55,7 +55,7 @@ def facts_of(name: str, parts: int, found: DeviceInfo) -> DeviceFacts:
         has_events=True,
         is_async=True,
         is_deterministic=True,
-        ops=supported_ops("cuda"),
+        ops=supported_ops("cuda", has_f64=True),
         fusions=fusions_of(profile_of(found)),
         neighbours=neighbours_of(profile_of(found)),
     )
