@@ -6,7 +6,9 @@ import shutil
 
 import pytest
 
+from ggsched_cuda_kernels.programmatic_launch import FIRST_ARCH
 from ggsched_kernels import GPU, supported_ops
+from ggsched_kernels.calls import Launch
 from tests.kernels.array_expressions import expressions
 from tests.kernels.nvrtc import ARCHS, NEEDS_BINDINGS, compiler
 from tests.kernels.test_cuda_on_host import CudaOnHost
@@ -32,7 +34,10 @@ def test_compiles(name, arch):
     from ggsched_cuda_kernels.sources import options_for, text_of
 
     defines = tuple((k, str(v)) for k, v in {**COMMON, **PROGRAMS[name]}.items())
-    assert compiler().compile_text(text_of(name), options_for(arch, defines))
+    mode = "on" if arch >= FIRST_ARCH else "off"
+    text = text_of(name, mode, Launch.AT_HEAD)
+    assert ("EARLY_START();" in text) == (mode == "on")
+    assert compiler().compile_text(text, options_for(arch, defines))
 
 
 @NEEDS_BINDINGS
