@@ -25,10 +25,10 @@ STAGED_NBYTES: Final = 256 << 20
 """With more than this on the way a stream waits for its oldest piece, for at most ``PATIENCE_S``;
 then it takes more memory, lest it waits for a stream that is held."""
 
-MOST_STAGED: Final = 64
-"""Pieces on the way, behind which commands wait in the backlog. The driver's queue is finite: a
-launch takes one of about a thousand places, a piece with the host's copy about five, and who finds
-no place is blocked (STR-2)."""
+MOST_STAGED: Final = 16
+"""Pieces on the way, behind which commands wait in the backlog. The driver's queue is finite, and
+who finds no room is blocked (STR-2): a held stream took hundreds of launches, but of uploads, each
+a call of the host and a copy behind it, 56 (H100, driver 580)."""
 
 PATIENCE_S: Final = 1.0
 OFTEN: Final = 64  # transfers, after which the stream looks which of them are complete

@@ -18,7 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tests.backends.software_streams import DONE, Completion, Recording, Stream
+from tests.backends.software_streams import (
+    DONE,
+    HOST_CALL_PLACES,
+    Completion,
+    Recording,
+    Stream,
+)
 
 MEMORY_NBYTES = 3 << 30
 PROCESSORS = 4
@@ -149,7 +155,7 @@ class SoftwareDriver:
         assert self._here.gpu == queue.gpu, "another GPU's context is current"
         self.counts[kind] += 1
         if queue.recording is None:
-            queue.put(work, 4 if kind == "host" else 1)
+            queue.put(work, HOST_CALL_PLACES if kind == "host" else 1)
         else:
             queue.recording.add(queue, kind, work)
 
