@@ -78,7 +78,7 @@ def source(name: str, dialect: Dialect) -> str:
     """
     if name.startswith(USER_PREFIX):
         return user_source(name, dialect)
-    if name.startswith(ARRAYS) and dialect == "opencl":
+    if name.startswith(ARRAYS):
         definitions, file = array_source(name)
         return f"{common_text(dialect, 'arrays.h')}\n{definitions}{_file(file)}"
     if name not in SOURCES or dialect not in DIALECTS:
@@ -114,6 +114,7 @@ def _file(file: str) -> str:
 
 
 __all__ = [
+    "ARRAYS",
     "CODE",
     "CPU",
     "DIALECTS",

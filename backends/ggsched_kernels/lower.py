@@ -151,7 +151,7 @@ def supported_ops(backend: str = "", *, has_f64: bool = False) -> frozenset[str]
     }
     keys = {op: more.get(op, types) for op, types in kinds.items()}
     built_in = frozenset(op_key(op, t.name) for op, types in keys.items() for t in types)
-    arrays = array_ops(has_f64=has_f64) if backend == "opencl" else frozenset()
+    arrays = array_ops(has_f64=has_f64) if backend in ("opencl", "cuda") else frozenset()
     return built_in | arrays | user_op_keys(backend)
 
 
