@@ -5,7 +5,7 @@ import pytest
 
 from ggsched.errors import UsageError
 from ggsched.ir import Role
-from ggsched.ir.dtype import BF16, F16
+from ggsched.ir.dtype import F16, Q4_0
 from ggsched.ir.graph import verify_graph
 from ggsched.models.cache_rows import CacheRows
 from ggsched.models.graph import build_model_graph
@@ -90,7 +90,7 @@ def test_one_plan_serves_while_the_cache_grows():
         {"n_out": 0},
         {"n_out": 3},
         {"n_ctx": 16},
-        {"kv_dtype": BF16},
+        {"kv_dtype": Q4_0},
     ],
     ids=str,
 )
@@ -205,11 +205,13 @@ def test_graphs_of_other_rows_are_what_would_be_built(tmp_path, name):
     spec = load_model(write_reference(tmp_path / "m.gguf", name)).spec
     few, more = (build_model_graph(spec, n_tokens=2, n_kv=n, n_out=1, n_ctx=200) for n in (97, 131))
     alike = CacheRows.of(few, 97)
+    if few.digest == more.digest:
+        assert alike is None, "a model without caches has one graph"
+        return
     assert alike is not None
     made = alike.with_rows(131)
     assert (made.digest, made.name) == (more.digest, more.name)
     verify_graph(made)
-    assert few.digest != more.digest
 
 
 def test_rows_that_another_extent_has_too_are_not_told_apart():

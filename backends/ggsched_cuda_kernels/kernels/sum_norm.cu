@@ -19,6 +19,14 @@ KERNEL(sum_norm)(
   const float4 *ar = (const float4 *)(a + row_offset(ta, row)), *br = (const float4 *)(b + row_offset(tb, row));
   const float4 *zr = (const float4 *)(z + row_offset(tz, row));
   float4 *yr = (float4 *)(y + row_offset(ty, row));
+#if NORM
+  const float4 *wr = (const float4 *)(w + tw.off);
+  float4 f[UNITS];  /* on their way while the other GPU's rows are */
+  UNROLL for (int u = 0; u < UNITS; u++) {
+    int i = u * LANES + LANE;
+    f[u] = i * 4 < n ? wr[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+#endif
   float4 v[UNITS];
   float sum = 0.0f;
   UNROLL for (int u = 0; u < UNITS; u++) {
@@ -34,14 +42,11 @@ KERNEL(sum_norm)(
   BARRIER();
   sum = warp_sum_(LANE % 32 < LANES / 32 ? sums[LANE % 32] : 0.0f);
   float scale = 1.0f / SQRT(sum / (float)n + eps);
-  const float4 *wr = (const float4 *)(w + tw.off);
   float4 *mr = (float4 *)(m + row_offset(tm, row));
   UNROLL for (int u = 0; u < UNITS; u++) {
     int i = u * LANES + LANE;
-    if (i * 4 < n) {
-      float4 f = wr[i];
-      mr[i] = make_float4(v[u].x * scale * f.x, v[u].y * scale * f.y, v[u].z * scale * f.z, v[u].w * scale * f.w);
-    }
+    float4 g = f[u], t = v[u];
+    if (i * 4 < n) mr[i] = make_float4(t.x * scale * g.x, t.y * scale * g.y, t.z * scale * g.z, t.w * scale * g.w);
   }
 #endif
 }
