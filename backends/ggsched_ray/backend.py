@@ -11,6 +11,7 @@ from ggsched.cluster.remote_devices import open_group
 from ggsched.errors import BackendUnavailable
 
 SCHEME: Final = "ray"
+MODULES: Final = ("ray", "zmq")
 _HINT: Final = "write ray:// for all devices of the cluster, or ray://NODE/cuda:0"
 
 
@@ -22,7 +23,7 @@ class RayBackend:
     example = "ray://"
 
     def __init__(self) -> None:
-        missing = [module for module in ("ray", "zmq") if find_spec(module) is None]
+        missing = [module for module in MODULES if not _is_installed(module)]
         if missing:
             raise BackendUnavailable(
                 f"{' and '.join(missing)} is not installed", hint="pip install 'ggsched[ray]'"
@@ -57,6 +58,12 @@ class RayBackend:
         names = tuple(name for name, _ in wanted)
         start = Start(SCHEME, lambda token: started(token, names), node_address())
         return open_group(start, wanted, timeout_s=event_timeout())
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module is there; a folder of its name, such as Ray's in /tmp, is not."""
+    spec = find_spec(module)
+    return spec is not None and spec.origin is not None
 
 
 def _by_node(specs: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:

@@ -105,9 +105,7 @@ class _Cut:
         devices = {plan.streams.streams[q].device for q in effects.streams}
         devices |= {plan.memory.arenas[r.arena].device for r in regions} - {HOST}
         machines = {self._machine_of[d] for d in devices}
-        if effects.waits:
-            events = {self._recorded[e] for e in effects.waits if e in self._recorded}
-            machines = events if effects.blocks_host else machines | events
+        machines |= {self._recorded[e] for e in effects.waits if e in self._recorded}
         if len(machines) != 1:
             names = ", ".join(sorted(plan.devices[d].name for d in devices))
             raise PlanError(

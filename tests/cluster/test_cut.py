@@ -1,14 +1,21 @@
 """Plans cut by machines: what is refused, what a reader sees, machines that wait for each other."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import msgspec
+import numpy as np
 import pytest
 
 from ggsched import GraphBuilder
+from ggsched.backend.base import host_facts
+from ggsched.backend.probe import probe
 from ggsched.errors import PlanError, UsageError
 from ggsched.passes import make_plan
 from ggsched.passes.machines import cut_by_machine
 from ggsched.passes.place import Constraints
-from ggsched.plan.parts import Receive, Send
+from ggsched.plan.command import Upload
+from ggsched.plan.parts import Receive, Send, local_plan
+from ggsched.run.capture_plan import plan_capture
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
@@ -17,6 +24,8 @@ from ggsched.testing.generators.topologies import ALL_OPS
 from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.model import CopyPath, Topology
 from ggsched_cpu import open_backend
+from tests.backends.device_settings import KERNELS, FarDevice
+from tests.cluster.machines import MachineThread, Post, apart
 
 
 def there_and_back():
@@ -55,6 +64,20 @@ def test_each_machine_gets_its_commands_once_and_messages_between():
     own = [c.id for part in parts for c in part.commands if not isinstance(c, Send | Receive)]
     assert sorted(own) == list(range(len(plan.commands)))
     assert check_parts(plan, parts).is_clean
+
+
+def test_bytes_that_a_machine_has_are_not_sent_again():
+    """Two devices of a machine upload what came in one message."""
+    topology = Topology(tuple(fake_device(f"fake:{i}", ops=ALL_OPS) for i in range(3)))
+    g = GraphBuilder("two readers")
+    y = g.silu(g.input("x", (4, 8)))
+    graph = g.build(g.silu(y), g.gelu(y))
+    plan = make_plan(graph, topology, Constraints(pins={0: 0, 1: 1, 2: 2}))
+    first, second = (c for c in plan.commands if isinstance(c, Upload) and c.stream != 0)
+    commands = list(plan.commands)
+    commands[second.id] = msgspec.structs.replace(second, src=first.src)
+    parts = cut_by_machine(msgspec.structs.replace(plan, commands=tuple(commands)), [0, 1, 1])
+    assert [sum(isinstance(c, Send) for c in part.commands) for part in parts] == [1, 0]
 
 
 def test_machines_that_wait_for_each_other_are_found():
@@ -119,5 +142,41 @@ def test_a_part_needs_a_network():
         resources.close()
     finally:
         store.close()
+        for device in devices:
+            device.close()
+
+
+def test_messages_stay_outside_of_captured_commands():
+    """Parts run captured where devices offer it, and messages go out and in between replays."""
+    ops = [f"{op}:f32" for op in KERNELS]
+    devices = [
+        FarDevice(host_facts("far", ops, name=f"far:{i}", is_host=False), KERNELS) for i in range(2)
+    ]
+    g = GraphBuilder("adds")
+    x = g.input("x", (8,))
+    y = x
+    for _ in range(6):
+        y = g.add(y, y)
+    graph = g.build(y)
+    topology = apart(probe(devices), [0, 1])
+    pins = Constraints(pins=dict(enumerate([0, 0, 1, 1, 0, 0])))
+    plan = make_plan(graph, topology, pins, verify=True)
+    post, parts = Post(), []
+    try:
+        for part in cut_by_machine(plan, [0, 1]):
+            found = plan_capture(local_plan(plan, part, plan.devices), {0, 1})
+            inside = {i for s in found.segments for i in range(s.start, s.stop)}
+            assert len(found.segments) == (2 if part.machine == 0 else 1)
+            assert not any(isinstance(part.commands[i], Send | Receive) for i in inside)
+            parts += [MachineThread(graph, plan, part, [0, 1], devices, {}, post)]
+        with ThreadPoolExecutor(2) as pool:
+            for run in range(4):
+                values = {"x": np.full(8, run + 1, np.float32)}
+                results = list(pool.map(lambda part, v=values: part.run(v), parts))
+                np.testing.assert_array_equal(results[0][graph.outputs[0]], 64 * values["x"])
+        assert [p.executor.captured.report.replays for p in parts] == [2 * 3, 3]
+    finally:
+        for part in parts:
+            part.close()
         for device in devices:
             device.close()

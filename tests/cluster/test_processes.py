@@ -15,8 +15,8 @@ from tests.cluster.kills import VARIABLES, is_there, kill_some
 
 
 def test_a_killed_worker_is_one_clear_error_and_leaves_nothing():
-    outcomes, left = kill_some(2, local_start(["a", "b"], VARIABLES))
-    assert outcomes == {"error, recovered": 2}
+    outcomes, left = kill_some(1, local_start(["a", "b"], VARIABLES))
+    assert outcomes == {"error, recovered": 1}
     assert left == {"processes": 0, "shared memory": 0}
 
 
