@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from ggsched.backend.program import Operand
-from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0
+from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q4_K, Q8_0
 from ggsched.ir.tensor import contiguous_strides
+from ggsched_kernels.block_constants import KERNEL_BLOCKS
 from tests.backends.test_cuda_warp_specialized import H200, Memory
 
 
@@ -22,7 +23,7 @@ def cut(*weights, has_norm=False, profile=H200):
     return cut_for(list(weights), profile, has_norm=has_norm)
 
 
-DTYPES = (F32, F16, BF16, Q8_0, Q4_0, MXFP4)
+DTYPES = (F32, F16, BF16, *KERNEL_BLOCKS)
 
 
 def check_tiles(c, blocks, sides):
@@ -51,7 +52,9 @@ def test_a_cut_keeps_its_limits(dtype, sides, has_norm):
     )
 
     items, found = ELEMS_PER_CHUNK[dtype.name], 0
-    for k in [*range(32, 2100, 32), *range(2112, 16385, 352)]:
+    step = 352 if dtype.block <= 32 else 256
+    unit = max(32, dtype.block)
+    for k in [*range(unit, 2100, unit), *range(2112 // unit * unit, 16385, step)]:
         w = operand(dtype, 1000, k)
         c = cut(*[w] * sides, has_norm=has_norm)
         if c is None:
@@ -97,6 +100,7 @@ def test_weights_that_a_producer_cannot_load():
     assert cut(operand(F16, 8, 36)) is None, "rows of no whole pieces"
     assert cut(operand(BF16, 8, 2048, offset=8)) is None, "pieces at no multiples of 16 bytes"
     assert cut(operand(I32, 8, 64)) is None
+    assert cut(operand(Q4_K, 8, 512, offset=8)) is None, "blocks are loaded by 16 bytes"
     assert cut(operand(F32, 8, 0)) is None
     assert cut(operand(F16, 8, 64), operand(BF16, 8, 64)) is None
     assert cut(operand(F16, 8, 64), operand(F16, 9, 64)) is None

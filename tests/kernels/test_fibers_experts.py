@@ -78,6 +78,8 @@ CHOSEN = [
     Chosen("scaled", "mxfp4", 2880, tokens=2, each=True, rows=5),
     Chosen("swiglu", "f16", 320, used=3),
     Chosen("swiglu_oai", "mxfp4", 288, tokens=2, used=3),
+    Chosen("swiglu", "q4_k", 512, used=3),
+    Chosen("scaled", "q6_k", 256, each=True),
 ]
 FORMS_OF_EXPERTS = ("product", "biased", "scaled", "swiglu", "swiglu_oai")
 SLOW_CHOSEN = [

@@ -1,5 +1,5 @@
 /* What a lane keeps of x, and its products with pieces of a row of a weight in local memory. A row is PIECES
- * pieces of PIECE_ELEMS weights; a lane of a team has every TEAM_LANES-th of them. (With TILES see gemv_tiles.h.)
+ * pieces of PIECE_ELEMS weights, several of which may be of one block; a lane of a team has every TEAM_LANES-th of them. (With TILES see gemv_tiles.h.)
  *
  * Blocks of q8_0 have 17 half words. Where lanes read one after the other, two of them meet at most banks of local
  * memory; lanes that read every other one all read different ones. So a warp has the even blocks of 64, and the next
@@ -9,9 +9,8 @@
 #define UNITS ((PIECES + TEAM_LANES - 1) / TEAM_LANES)
 #define PIECES (NK / PIECE_ELEMS)
 #if defined(BLOCK_NBYTES)
-#define PIECE_ELEMS 32 /* a block */
+#define PIECE_ELEMS 32 /* a block, or one of PER_BLOCK */
 #define PIECE_WORDS (PIECE_ELEMS / 4)
-#define RAW_WORDS ((BLOCK_NBYTES - HEAD) / 4)
 #if defined(W_Q8_0)
 #define BY_PARITY (UNITS * TEAM_LANES >= (PIECES + 63) / 64 * 64)
 #endif
@@ -26,6 +25,9 @@ FN float sum_of(int bits) { return FLOAT_OF_BITS((u32)bits) - 12582912.0f; }
 typedef struct {
   u32 digits[DIGITS][PIECE_WORDS];
   float unit;
+#if HAS_MIN
+  float sums[PARTS]; /* of the elements */
+#endif
 } Kept;
 
 /* What a lane keeps for a piece, its words as unpack_piece gives those of the weight. */
@@ -36,27 +38,71 @@ FN void take(Kept *to, const u8 *row, int piece) {
     u32 *digits = to->digits[d];
     u32 lows[4] = {low.x, low.y, low.z, low.w}, highs[4] = {high.x, high.y, high.z, high.w};
     UNROLL for (int i = 0; i < 4; i++) {
-#if defined(W_Q8_0)
-      digits[i] = lows[i], digits[i + 4] = highs[i];
+#if defined(W_MXFP4)
+      digits[2 * i] = side_by_side(lows[i], highs[i], 0), digits[2 * i + 1] = side_by_side(lows[i], highs[i], 1);
 #elif defined(W_Q4_0)
       digits[2 * i] = lows[i], digits[2 * i + 1] = highs[i];
 #else
-      digits[2 * i] = side_by_side(lows[i], highs[i], 0), digits[2 * i + 1] = side_by_side(lows[i], highs[i], 1);
+      digits[i] = lows[i], digits[i + 4] = highs[i];
 #endif
     }
   }
   to->unit = unit_at(row, piece);
+#if HAS_MIN
+  UNROLL for (int p = 0; p < PARTS; p++) {
+    int digits[DIGITS] = {0, 0, 0};
+    UNROLL for (int d = 0; d < DIGITS; d++) {
+      UNROLL for (int i = 0; i < PIECE_WORDS / PARTS; i++)
+        digits[d] = DOT4(0x01010101u, to->digits[d][p * (PIECE_WORDS / PARTS) + i], digits[d]);
+    }
+    to->sums[p] = ((float)digits[2] * 65536.0f + ((float)digits[1] * 256.0f + (float)digits[0])) * to->unit;
+  }
+#endif
 }
 
-/* Signed bytes of the piece that begins at byte `at` of local memory, at any address. */
-FN void unpack_piece(u32 *to, LOCAL_PTR const u8 *memory, int at) {
+/* `count` words from byte `at` of local memory on, at any address or at a multiple of GRANULE. */
+FN void raw_words(u32 *to, LOCAL_PTR const u8 *memory, int at, int count) {
+#if defined(CODE_FIELDS) && GRANULE >= 16
+  UNROLL for (int i = 0; i < count; i += 4) {
+    u4 four = LOAD16(memory + at + i * 4);
+    to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+  }
+#elif defined(CODE_FIELDS) && GRANULE >= 4
+  UNROLL for (int i = 0; i < count; i++) to[i] = ((LOCAL_PTR const u32 *)(memory + at))[i];
+#else
   LOCAL_PTR const u32 *from = (LOCAL_PTR const u32 *)memory + at / 4;
   int shift = at % 4 * 8;
-  u32 raw[RAW_WORDS + 1];
-  UNROLL for (int i = 0; i < RAW_WORDS; i++) raw[i] = from[i];
-  raw[RAW_WORDS] = shift ? from[RAW_WORDS] : 0u;
-  UNROLL for (int i = 0; i < RAW_WORDS; i++) {
-    u32 four = FUNNEL(raw[i], raw[i + 1], shift);
+  u32 raw[PIECE_WORDS + 1];
+  UNROLL for (int i = 0; i < count; i++) raw[i] = from[i];
+  raw[count] = shift ? from[count] : 0u;
+  UNROLL for (int i = 0; i < count; i++) to[i] = FUNNEL(raw[i], raw[i + 1], shift);
+#endif
+}
+
+/* Signed bytes of piece `s` of the block that begins at byte `at` of local memory. */
+FN void unpack_piece(u32 *to, LOCAL_PTR const u8 *memory, int at, int s) {
+#if defined(CODE_FIELDS)
+  UNROLL for (int i = 0; i < PIECE_WORDS; i++) to[i] = 0u;
+#define ADD_FIELD(from, words, shift, width, mask, up)                                                         \
+  {                                                                                                            \
+    u32 raw[words];                                                                                            \
+    raw_words(raw, memory, at + (from), words);                                                                \
+    UNROLL for (int i = 0; i < PIECE_WORDS; i++)                                                               \
+      to[i] |= ((raw[i % (words)] >> ((shift) + i / (words) * (width))) & (mask)) << (up);                     \
+  }
+#define ADD_BITS(from, up)                                                                                     \
+  {                                                                                                            \
+    u32 bits;                                                                                                  \
+    raw_words(&bits, memory, at + (from), 1);                                                                  \
+    UNROLL for (int i = 0; i < PIECE_WORDS; i++) to[i] |= SPREAD_BITS(bits >> i * 4) << (up);                  \
+  }
+  CODE_FIELDS(ADD_FIELD, ADD_BITS, s)
+  UNROLL for (int i = 0; i < PIECE_WORDS; i++) to[i] = BYTES_OF(to[i]);
+#else
+  u32 words[(BLOCK_NBYTES - HEAD) / 4];
+  raw_words(words, memory, at + HEAD, (BLOCK_NBYTES - HEAD) / 4);
+  UNROLL for (int i = 0; i < (BLOCK_NBYTES - HEAD) / 4; i++) {
+    u32 four = words[i];
 #if defined(W_Q8_0)
     to[i] = four;
 #elif defined(W_Q4_0)
@@ -74,21 +120,29 @@ FN void unpack_piece(u32 *to, LOCAL_PTR const u8 *memory, int at) {
     to[2 * i + 1] = PERMUTED(plus, minus, (which >> 16) | 0x3210u);
 #endif
   }
+#endif
 }
 
 /* The product with piece `piece` of a row that begins at byte `at`. */
 FN float dot_piece(const Kept *kept, LOCAL_PTR const u8 *memory, int at, int piece) {
-  int block = at + piece * BLOCK_NBYTES;
+  int block = at + piece / PER_BLOCK * BLOCK_NBYTES, s = piece % PER_BLOCK;
   u32 four[PIECE_WORDS];
-  int high = SUM_BITS, middle = SUM_BITS, low = SUM_BITS;
-  unpack_piece(four, memory, block + HEAD);
-  UNROLL for (int i = 0; i < PIECE_WORDS; i++) {
-    high = DOT4(four[i], kept->digits[2][i], high);
-    middle = DOT4(four[i], kept->digits[1][i], middle);
-    low = DOT4(four[i], kept->digits[0][i], low);
+  float all = 0.0f;
+  unpack_piece(four, memory, block, s);
+  UNROLL for (int p = 0; p < PARTS; p++) {
+    int high = SUM_BITS, middle = SUM_BITS, low = SUM_BITS;
+    UNROLL for (int i = p * PIECE_WORDS / PARTS; i < (p + 1) * PIECE_WORDS / PARTS; i++) {
+      high = DOT4(four[i], kept->digits[2][i], high);
+      middle = DOT4(four[i], kept->digits[1][i], middle);
+      low = DOT4(four[i], kept->digits[0][i], low);
+    }
+    float sum = sum_of(high) * 65536.0f + (sum_of(middle) * 256.0f + sum_of(low));
+    all += sum * (block_scale(memory + block, s * PARTS + p) * kept->unit);
+#if HAS_MIN
+    all += kept->sums[p] * block_min(memory + block, s * PARTS + p);
+#endif
   }
-  float sum = sum_of(high) * 65536.0f + (sum_of(middle) * 256.0f + sum_of(low));
-  return sum * (block_scale(memory + block) * kept->unit);
+  return all;
 }
 #else
 #define PIECE_ELEMS ELEMS_PER_CHUNK

@@ -94,7 +94,7 @@ FN float tile_scale(const u8 *block) {
   int e = block[0], normal = e * 0x00800000 - 0x00800000, small = e * 0x00200000 + 0x00200000;
   return FLOAT_OF_BITS((u32)MAX(normal, small));
 #else
-  return block_scale(block);
+  return block_scale(block, 0);
 #endif
 }
 

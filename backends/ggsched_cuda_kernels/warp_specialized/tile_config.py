@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from ggsched.backend.program import Operand
 from ggsched.ir.dtype import DType
 from ggsched_cuda_kernels.operands import PIECE
+from ggsched_kernels.block_bytes import BYTE_BLOCKS, OWN_CODE, alignment_of
 from ggsched_kernels.calls import TuningProfile
 from ggsched_kernels.lowering_context import weight_define
 
@@ -15,8 +16,12 @@ WARP: Final = 32
 LINE: Final = 128
 MIN_WARPS: Final = 8
 MAX_WARPS: Final = 16
-MAX_WARPS_OF: Final = {"q4_0": 12, "mxfp4": 12}
-"""Of a group, for types of weights that do better with fewer. Measured on an H200."""
+MAX_WARPS_OF: Final = {
+    **{dtype.name: MAX_WARPS for dtype in BYTE_BLOCKS if dtype not in OWN_CODE},
+    "q4_0": 12, "mxfp4": 12,
+}  # fmt: skip
+"""Of a group, for types that take longer to multiply than to fetch; some do better with fewer than
+there can be. Those of q4_0 and mxfp4 were measured on an H200."""
 
 STAGE_NBYTES: Final = 18 << 10
 """What a stage has at most, unless a row for each team is more."""
@@ -62,7 +67,9 @@ MIN_BANKS: Final = {"mxfp4": 2, "q4_0": 4}
 have to begin: lanes read them at once, and wait if they are in few. The other way takes more
 instructions, for mxfp4 twice as many as for q4_0, and reads along the rows."""
 
-ELEMS_PER_CHUNK: Final = {"f32": 4, "f16": 8, "bf16": 8, "q8_0": 32, "q4_0": 32, "mxfp4": 32}
+ELEMS_PER_CHUNK: Final = {
+    "f32": 4, "f16": 8, "bf16": 8, **{dtype.name: 32 for dtype in BYTE_BLOCKS},
+}  # fmt: skip
 """Weights of a piece, by type."""
 
 
@@ -144,8 +151,9 @@ def _cut_for(
     row_nbytes = w.dtype.row_nbytes(w.shape[-1])
     places = [row_nbytes, *(o.begin for o in weights), *(s for o in weights for s in _outer(o))]
     aligned = all(place % LINE == 0 for place in places)
-    if not w.dtype.is_quantized and any(place % PIECE for place in places):
-        return None  # pieces of plain types are loaded at once
+    unit = alignment_of(w.dtype) if w.dtype.is_quantized else PIECE
+    if any(place % unit for place in places):
+        return None  # what is loaded at once does not lie at multiples of that
     tiles = _cut_in_tiles(w, len(weights), profile, aligned)
     return tiles or _cut_in_teams(w, len(weights), profile, aligned, has_norm)
 
@@ -221,7 +229,7 @@ def _teams(
 ) -> tuple[int, int, int] | None:
     """Return warps of a team, teams and pieces for a lane: as few idle lanes as can be.
 
-    Numbers of 4 bits take longer to multiply than to fetch, so more warps share them.
+    Numbers of few bits take longer to multiply than to fetch, so more warps share them.
     """
     most_warps = MAX_WARPS_OF.get(dtype.name, MAX_WARPS)
     if dtype.name in BY_PARITY:
