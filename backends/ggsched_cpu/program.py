@@ -55,6 +55,7 @@ class Stretch:
     """
 
     def __init__(self, labels: Sequence[str], tasks: "Sequence[Task]", runner: "Runner") -> None:
+        from ggsched_cpu_kernels.team import Table
         from ggsched_cpu_kernels.walk import ENTRY_SLOTS, NO_BARRIER, SERIAL
 
         self.labels = labels
@@ -74,7 +75,7 @@ class Stretch:
         for entry, (task, following) in zip(table[:-1], pairwise(tasks), strict=True):
             if task.is_serial and following.is_serial:
                 entry[3] |= NO_BARRIER
-        self._table = table
+        self._table = Table.of(table)
 
     @property
     def position(self) -> object:
@@ -180,7 +181,7 @@ class Segment:
     def __init__(self, pieces: "Sequence[Calls | Stretch]", *, is_quiet: bool) -> None:
         self.pieces = pieces
         self._at = 0
-        self._is_quiet = is_quiet
+        self._is_quiet = is_quiet and any(isinstance(piece, Calls) for piece in pieces)
 
     @property
     def position(self) -> object:

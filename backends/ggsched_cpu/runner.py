@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from ggsched_cpu.native import team, walk_functions
 
 if TYPE_CHECKING:
-    from ggsched_cpu_kernels.team import Fault, Slots, Team
+    from ggsched_cpu_kernels.team import Fault, Slots, Table, Team
 
 
 class Runner:
@@ -29,7 +29,7 @@ class Runner:
             self._leave = weakref.finalize(stream, self._team.leave)
             self._leave.atexit = False
 
-    def run(self, table: "Slots", times: "Slots | None", *, is_serial: bool) -> "Fault | None":
+    def run(self, table: "Table", times: "Slots | None", *, is_serial: bool) -> "Fault | None":
         """Run a table; one that is the work of one thread does not need the team."""
         if self._team is None or is_serial:
             return self._lone.run(table, times)

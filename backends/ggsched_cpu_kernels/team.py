@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,19 @@ BARRIER_SPINS: Final = 2_000
 
 Slots = npt.NDArray[np.int64]
 Native = Callable[..., None]
+
+
+class Table(NamedTuple):
+    """Entries of four slots each, and where they lie: numpy takes long to say it at each run."""
+
+    slots: Slots
+    address: int
+    entries: int
+
+    @classmethod
+    def of(cls, slots: Slots) -> "Table":
+        """Return the table of an array (entries, 4)."""
+        return cls(slots, slots.ctypes.data, len(slots))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +98,27 @@ class Control:
         self.slots[walk.THREADS] = self.slots[walk.NEXT] = threads
         self.slots[walk.IDLE_SPINS] = IDLE_SPINS
         self.slots[walk.BARRIER_SPINS] = BARRIER_SPINS
+        # The same memory, of which numpy would make an object for each slot that is read.
+        self._words = (ctypes.c_int64 * len(self.slots)).from_buffer(self.slots.data)
         self.address = self.slots.ctypes.data
         self.scratch_address = self.scratch[0].ctypes.data
 
     @property
     def position(self) -> int:
         """Number of the entry that runs."""
-        return int(self.slots[walk.POSITION])
+        return self._words[walk.POSITION]
 
-    def run(self, native: Native, table: Slots, times: Slots | None) -> Fault | None:
-        """Run a table (entries, 4) by a function of ``walk``."""
-        slots = self.slots
-        slots[walk.TABLE], slots[walk.COUNT] = table.ctypes.data, len(table)
-        slots[walk.TIMES] = 0 if times is None else times.ctypes.data
+    def run(self, native: Native, table: Table, times: Slots | None) -> Fault | None:
+        """Run a table by a function of ``walk``."""
+        words = self._words
+        words[walk.TABLE], words[walk.COUNT] = table.address, table.entries
+        words[walk.TIMES] = 0 if times is None else times.ctypes.data
         native(self.address, self.scratch_address)
-        at = int(slots[walk.FAULT_AT])
+        at = words[walk.FAULT_AT]
         if not at:
             return None
-        slots[walk.FAULT_AT] = 0
-        return Fault(at - 1, int(slots[walk.FAULT]) - 1)
+        words[walk.FAULT_AT] = 0
+        return Fault(at - 1, words[walk.FAULT] - 1)
 
 
 _RUN: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -160,7 +175,7 @@ class Team:
         control = self._control
         return 0 if control is None else control.position
 
-    def run(self, table: Slots, times: Slots | None) -> Fault | None:
+    def run(self, table: Table, times: Slots | None) -> Fault | None:
         """Run a table on all threads; wait for the team if another stream has it."""
         with self._lock:
             control = self._control
@@ -199,6 +214,6 @@ class Lone:
         """Number of the entry that runs."""
         return self._control.position
 
-    def run(self, table: Slots, times: Slots | None) -> Fault | None:
+    def run(self, table: Table, times: Slots | None) -> Fault | None:
         """Run a table. One thread at a time may do so."""
         return self._control.run(self._native, table, times)

@@ -3,6 +3,8 @@
 import logging
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 from ggsched.backend import checks
@@ -24,6 +26,14 @@ MAX_STREAMS: Final = 64
 POCL: Final = "Portable Computing Language"
 _LOG: Final = logging.getLogger("ggsched.opencl")
 _REBUILT: Final = ("KERNEL_REBUILT", "1")  # another text for caches, the same program
+
+
+@cache
+def _remove_damaged(folder: Path) -> None:
+    """Look at PoCL's libraries, once in a process: there may be thousands."""
+    if damaged := remove_cut_short(folder):
+        text = "opencl: removed %d damaged programs from the cache of compiled kernels %s"
+        _LOG.warning(text, damaged, folder)
 
 
 def facts_of(index: int, found: DeviceInfo) -> DeviceFacts:
@@ -76,9 +86,8 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
     ) -> None:
         super().__init__(facts_of(index, found), timeout_s)
         self.profile = profile or (CPU if found.is_cpu else GPU)
-        if found.platform == POCL and (damaged := remove_cut_short(pocl_folder())):
-            text = "%s: removed %d damaged programs from the cache of compiled kernels %s"
-            _LOG.warning(text, self.facts.name, damaged, pocl_folder())
+        if found.platform == POCL:
+            _remove_damaged(pocl_folder())
         self.context = driver.make_context(found.handle)
         self._rebuilt: set[tuple[object, ...]] = set()
         self._programs: dict[tuple[object, ...], Handle] = {}

@@ -9,7 +9,7 @@ from ggsched.backend.call_log import Call, misuse, new_call_log, with_call_log
 from ggsched.backend.checked_constants import ByteSpan, require_apart
 from ggsched.backend.checked_parts import CheckedBuffer, CheckedEvent, CheckingDevice
 from ggsched.backend.fill import fill
-from ggsched.backend.host_borrow import WHOLE_NBYTES, Borrow, address, digest
+from ggsched.backend.host_borrow import WHOLE_NBYTES, Borrow, address_of, digest
 from ggsched.backend.ledger import Clock, join
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
 from ggsched.errors import DeviceFault, GgschedError
@@ -108,7 +108,7 @@ class CheckedStream:
         with self._guard("download", _name(buffer), offset, _length(target)) as called:
             checks.check_download(self.device, buffer, offset, target)
             mine = self._open_buffer(buffer, called)
-            start = address(target)
+            start = address_of(target)
             for borrow in self._ledger.borrows(start, start + target.nbytes):
                 borrow.give_up()  # this command changes it, and legally if it comes after
             self._enqueue(called, (mine,), lambda: self.inner.download(mine.inner, offset, target))
@@ -276,7 +276,7 @@ class CheckedStream:
         Raises:
             UsageError: a command that is not known to be complete writes it, and it is read now.
         """
-        start = address(source)
+        start = address_of(source)
         pending = [
             borrow
             for borrow in self._ledger.borrows(start, start + source.nbytes)

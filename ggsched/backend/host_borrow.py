@@ -64,7 +64,7 @@ class Borrow:
         self.digest = self.shadow = None
 
 
-def address(memory: HostMemory) -> int:
+def address_of(memory: HostMemory) -> int:
     """Return where host memory begins."""
     if not memory.nbytes:
         return 0

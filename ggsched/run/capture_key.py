@@ -6,8 +6,8 @@ from hashlib import blake2b
 from typing import Literal
 
 import msgspec
-import numpy as np
 
+from ggsched.backend.host_borrow import address_of
 from ggsched.backend.protocols import Buffer, HostMemory, Program, Stream
 from ggsched.plan.bundle import Plan
 
@@ -73,14 +73,7 @@ def capture_key(
         graph=plan.graph,
         commands=blake2b(msgspec.json.encode(plan.commands), digest_size=16).hexdigest(),
         memory=tuple(sorted((arena, id(buffer)) for arena, buffer in buffers.items())),
-        host=tuple(sorted((arena, _address(m), m.nbytes) for arena, m in host.items())),
+        host=tuple(sorted((arena, address_of(m), m.nbytes) for arena, m in host.items())),
         programs=tuple(sorted((split, id(program)) for split, program in programs.items())),
         streams=tuple(map(id, streams)),
     )
-
-
-def _address(memory: HostMemory) -> int:
-    if not memory.nbytes:
-        return 0
-    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
-    return address

@@ -3,19 +3,10 @@
 from bisect import bisect_right, insort
 from typing import Final
 
-import numpy as np
-
+from ggsched.backend.host_borrow import address_of
 from ggsched.trace.schema import Access
 
 HOST_SPACE: Final = "host"
-
-
-def address_of(view: memoryview) -> int:
-    """Return the address of a view's first byte."""
-    if not view.nbytes:
-        return 0
-    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-    return address
 
 
 class HostMap:

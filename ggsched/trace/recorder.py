@@ -7,10 +7,11 @@ from itertools import count, repeat
 from time import perf_counter
 from typing import Final
 
+from ggsched.backend.host_borrow import address_of
 from ggsched.backend.timing import Clock
 from ggsched.plan.bundle import Plan
 from ggsched.topology.caps import CopyOrder
-from ggsched.trace.host_memory import HOST_SPACE, HostMap, address_of
+from ggsched.trace.host_memory import HOST_SPACE, HostMap
 from ggsched.trace.schema import NOBODY, Access, Actor, Alloc, Entry, Sync, Trace, TracedPlan, Work
 from ggsched.trace.setup import RunSetup
 from ggsched.trace.stamps import OpenRun, Stamp, Stamper, closed_runs

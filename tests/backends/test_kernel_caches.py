@@ -39,6 +39,15 @@ def test_libraries_that_are_cut_short_go_with_their_program(tmp_path):
     assert remove_cut_short(tmp_path / "gone") == 0
 
 
+def test_the_cache_is_looked_at_once(tmp_path, caplog):
+    device = pytest.importorskip("ggsched_opencl.device", exc_type=ImportError)
+    library(tmp_path / "AB" / "SHORT" / "add" / "1" / "add.so", whole=False)
+    for _ in range(2):
+        device._remove_damaged(tmp_path)
+    assert [record.args[0] for record in caplog.records] == [1]
+    assert not (tmp_path / "AB" / "SHORT").exists()
+
+
 def test_only_what_was_in_use_is_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("POCL_CACHE_DIR", raising=False)

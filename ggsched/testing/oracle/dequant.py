@@ -6,6 +6,7 @@ themselves are tested against the ``gguf`` package.
 """
 
 from collections.abc import Callable
+from functools import cache
 from math import prod
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggsched.errors import UsageError
-from ggsched.ir.blocks import REAL_NBYTES, BlockLayout, Integers, Real
+from ggsched.ir.blocks import REAL_NBYTES, Bits, BlockLayout, Integers, Real
 from ggsched.ir.dtype import ALL_DTYPES, BF16, DType
 
 Bytes = npt.NDArray[np.uint8]
@@ -101,14 +102,21 @@ def _each(blocks: Bytes, integers: Integers | None, elements: int) -> Floats:
 def _numbers(blocks: Bytes, integers: Integers) -> Floats:
     found = np.zeros((*blocks.shape[:-1], integers.count), np.int64)
     for part in integers.parts:
-        for i, (byte, low) in enumerate(part.places(), part.start):
-            bits = blocks[..., byte].astype(np.int64) >> low & (1 << part.width) - 1
-            found[..., i] |= bits << part.up
+        bytes_, lows = _places(part)
+        bits = blocks[..., bytes_].astype(np.int64) >> lows & (1 << part.width) - 1
+        found[..., part.start : part.start + len(lows)] |= bits << part.up
     if integers.table:
         return np.array(integers.table, np.float64)[found]
     if integers.is_signed:
         found -= (found >> integers.width - 1) << integers.width
     return (found - integers.zero).astype(np.float64)
+
+
+@cache
+def _places(part: Bits) -> tuple[Array, Array]:
+    """Return byte and lowest bit of each element of a part."""
+    bytes_, lows = zip(*part.places(), strict=True)
+    return np.array(bytes_), np.array(lows)
 
 
 def quantize(values: npt.NDArray[np.float32], dtype: DType) -> Bytes:
