@@ -5,7 +5,7 @@ import pytest
 
 from ggsched.errors import UsageError
 from ggsched.ir import Role
-from ggsched.ir.dtype import BF16, F16
+from ggsched.ir.dtype import F16, Q4_0
 from ggsched.models.graph import build_model_graph
 from ggsched.models.load import load_model
 from tests.models.helpers import ORACLE, D, Runner, tiny_arrays, tiny_gguf
@@ -87,7 +87,7 @@ def test_one_plan_serves_while_the_cache_grows():
         {"n_out": 0},
         {"n_out": 3},
         {"n_ctx": 16},
-        {"kv_dtype": BF16},
+        {"kv_dtype": Q4_0},
     ],
     ids=str,
 )
