@@ -33,8 +33,8 @@ from ggsched.run.cache import RecentCache
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import MachineRates
 
-_BUCKETS: Final = (32, 256, 512, 1024)
-_STEP: Final = 512
+_SHORT: Final = 32
+_LEAST: Final = 256
 
 
 class BatchSize(NamedTuple):
@@ -125,14 +125,13 @@ def decoding_starts(n_prompt: int, n_predict: int, *, n_ctx: int) -> Iterator[in
 def kv_bucket(n_used: int, n_ctx: int) -> int:
     """Return the rows of the cache that attention looks at: ``n_used``, rounded up.
 
-    To 32, 256, 512 or 1024, then to multiples of 512, and of an eighth of the power of two above
-    from 4096 on. So a growing sequence seldom needs a new plan, which takes as long as dozens of
-    tokens on a fast device, and looks at 256 rows or at less than twice what it uses.
+    To 32 or 256, then to powers of two. So a growing sequence needs a new plan, which takes as long
+    as dozens of tokens on a fast device, at every doubling at most. Kernels skip rows that no token
+    sees, so looking at more of them costs little.
     """
-    if n_used <= _BUCKETS[-1]:
-        return min(next(rows for rows in _BUCKETS if n_used <= rows), n_ctx)
-    step = max(_STEP, (1 << (n_used - 1).bit_length()) // 8)
-    return min(-(-n_used // step) * step, n_ctx)
+    if n_used <= _SHORT:
+        return min(_SHORT, n_ctx)
+    return min(max(_LEAST, 1 << (n_used - 1).bit_length()), n_ctx)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def test_products_of_the_same_rows_convert_them_once():
 
 
 @pytest.mark.parametrize("dtype", [BF16, *PACKED], ids=str)
-@pytest.mark.parametrize("rows", [9, 256])
+@pytest.mark.parametrize("rows", [33, 256])
 def test_rounded_products_are_one_of_16_bits(dtype, rows):
     from ggsched_cuda_kernels.blas import driver as blas
 
@@ -99,6 +99,20 @@ def test_how_products_are_computed_has_no_gap(dtype, profile, most):
             kernels = {call.kernel for call in calls if isinstance(call, KernelCall)}
             assert ("tile_product" in kernels) == (n == 14336 and rows <= most)
             assert "matmul" not in kernels
+
+
+@pytest.mark.parametrize(("profile", "most"), [(H200, 16), (EXACT, 32)], ids=["rounded", "exact"])
+@pytest.mark.parametrize("dtype", [Q8_0, Q4_0, MXFP4], ids=str)
+def test_rows_that_are_few_more_read_the_weight_packed(dtype, profile, most):
+    """Eight at a time, about equally many each, until unpacking it is quicker."""
+    for rows in (9, 16, 17, 24, 32, 33):
+        g = GraphBuilder("product")
+        w, x = g.weight("w", (1024, 4096), dtype), g.input("x", (rows, 4096))
+        calls, memory = lowered(g.mul_mat(w, x), g=g, profile=profile)
+        kernels = [c.kernel for c in calls if isinstance(c, KernelCall)]
+        in_pieces = kernels == ["matvec_blocks"] * -(-rows // 8)
+        assert in_pieces == (rows <= most)
+        assert not in_pieces or not memory
 
 
 @pytest.mark.parametrize("text", ["", "auto", "f32", "f16"])
@@ -250,6 +264,23 @@ class TestOnTheHost:
         values = drawn(graph, 1)
         ((tid, found),) = run(runner, graph, values).items()
         np.testing.assert_allclose(found, run_oracle(graph, values)[tid], 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("rows", [9, 17, 32])
+class TestFewRowsAtATime:
+    pytestmark = NEEDS
+
+    @pytest.mark.parametrize("dtype", [Q8_0, MXFP4], ids=str)
+    def test_they_are_exact_and_in_place(self, runner, dtype, rows):
+        """Also where rows of x and of the result have gaps, and beside a result that follows."""
+        g = GraphBuilder("product")
+        x = g.view(g.input("x", (rows, 96)), (rows, 64), (4 * 96, 4))
+        y = g.mul_mat(g.weight("w", (40, 64), dtype), x)
+        graph = g.build(y, g.add(y, g.input("z", (rows, 40))))
+        values = drawn(graph, rows)
+        found = run(runner, graph, values)
+        for tid, wanted in run_oracle(graph, values).items():
+            np.testing.assert_allclose(found[tid], wanted, 1e-4, 1e-4)
 
 
 class TestKernelsOfCublas:

@@ -1,5 +1,7 @@
 """Sessions: buckets of the cache, plans that are kept, limits of the context, choosing tokens."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -49,11 +51,15 @@ class TestBuckets:
         found = [kv_bucket(n, 9999) for n in (1, 32, 33, 256, 257, 512, 513, 1024)]
         assert found == [32, 32, 256, 256, 512, 512, 1024, 1024]
         found = [kv_bucket(n, 9999) for n in (1025, 1536, 1537, 2049, 4096, 4097, 8192, 8193)]
-        assert found == [1536, 1536, 2048, 2560, 4096, 5120, 8192, 9999]
+        assert found == [2048, 2048, 2048, 4096, 4096, 8192, 8192, 9999]
 
     def test_are_few(self):
-        assert len({kv_bucket(n, 4096) for n in range(1, 4097)}) == 10
-        assert len({kv_bucket(n, 1 << 17) for n in range(1, 1 << 17)}) == 30
+        assert len({kv_bucket(n, 4096) for n in range(1, 4097)}) == 6
+        assert len({kv_bucket(n, 1 << 17) for n in range(1, 1 << 17)}) == 11
+
+    def test_change_at_every_doubling_at_most(self):
+        sizes = sorted({kv_bucket(n, 1 << 20) for n in range(1, 1 << 17)})
+        assert all(b >= 2 * a for a, b in pairwise(sizes))
 
 
 class TestPlans:
@@ -65,6 +71,16 @@ class TestPlans:
         session.reset()
         assert list(session.generate(PROMPT, 41)) == tokens
         assert session.scheduler.plan_cache.misses == 3
+
+    def test_a_cache_that_grows_to_4096_rows_makes_six(self, model):
+        """One at every doubling at most."""
+        with opened(model, n_ctx=4096) as session:
+            made = []
+            for past in range(4096):
+                session.plan(1, n_past=past)
+                if session.scheduler.plan_cache.misses > len(made):
+                    made.append(past + 1)
+            assert made == [1, 33, 257, 513, 1025, 2049]
 
     def test_micro_batches_share_them(self, model):
         with opened(model, n_ctx=64, n_ubatch=3) as session:
