@@ -27,6 +27,7 @@ from ggsched_cuda_kernels.decode.rope_kv_write import join_heads
 from ggsched_cuda_kernels.decode.sums import fits_sum_add, lower_sum_add
 from ggsched_cuda_kernels.flash_attention import DTYPES as HALVES
 from ggsched_cuda_kernels.flash_attention import fits_flash, lower_flash
+from ggsched_cuda_kernels.passes import fits_passes, lower_passes
 from ggsched_cuda_kernels.pdl_prefetch import reading_early
 from ggsched_cuda_kernels.products import (
     PLANES,
@@ -94,6 +95,7 @@ PLAIN: Final = frozenset(dtype.name for dtype in KV_DTYPES)
 TABLE: Final[tuple[KernelRule, ...]] = (
     KernelRule("cublas f32", "mul_mat", frozenset({"f32"}), fits_plain, lower_plain),
     KernelRule("rows by tiles", "mul_mat", TILED, fits_rows, lower_rows),
+    KernelRule("rows by passes", "mul_mat", _PACKED, fits_passes, lower_passes),
     KernelRule("cublas rounded", "mul_mat", TILED, fits_rounded, lower_rounded),
     KernelRule("cublas 2 x bf16", "mul_mat", frozenset({"bf16"}), fits_split, lower_split),
     KernelRule("cublas unpacked to bf16", "mul_mat", _PACKED, fits_unpacked, lower_unpacked),
