@@ -1,8 +1,8 @@
 """Products of a few more rows than decoding has, by passes of ``matvec_blocks`` over the weight.
 
-A weight that is unpacked for cuBLAS costs the same time for 9 rows as for 64: it is written and read
-as numbers of 16 bits, once or three times. Passes read it packed, and their number grows with the
-rows. Both are bound by the elements of the weight, so what is compared is time for an element.
+A weight that is unpacked for cuBLAS costs the same time for 9 rows as for 64: it is written and
+read as numbers of 16 bits, once or three times. Passes read it packed, and their number grows with
+the rows. Both are bound by the elements of the weight, so what is compared is time for an element.
 
 Rates are those of an H100, over the products of a layer of 8B (``python -m benchmarks.gpu rows``,
 2026-11-23): 109, 138 and 197 us for 218 million elements of q8_0 with 2, 4 and 8 rows, those of
@@ -14,7 +14,8 @@ from math import prod
 from typing import Final
 
 from ggsched_cuda_kernels.calls import CudaLoweringContext
-from ggsched_cuda_kernels.tiles import DTYPES, planes_of
+from ggsched_cuda_kernels.products import PLANES
+from ggsched_cuda_kernels.tiles import DTYPES
 from ggsched_kernels.block_bytes import OWN_CODE
 from ggsched_kernels.lower_warps import columns_at_once, lower_blocks
 
@@ -23,9 +24,10 @@ PASS_PS: Final = 0.38
 COLUMN_PS: Final = 0.05
 """The same for each row of x."""
 BY_FIELDS: Final = 1.4
-"""How much longer types take whose bytes are put together from fields: estimated, by instructions."""
+"""How much longer types take whose bytes are put together from fields: estimated."""
 UNPACKED_PS: Final = {1: 2.4, 2: 4.8}
-"""Picoseconds for an element of a weight that is unpacked, by planes of x, up to 64 rows."""
+"""Picoseconds for an element of a weight that is unpacked, up to 64 rows, by the numbers of 16 bits
+that it becomes."""
 UNPACKED_BY_PARTS_PS: Final = 5.3
 """The same for types of which ``to_f16`` has no code."""
 
@@ -52,7 +54,9 @@ def passes_ps(site: CudaLoweringContext, columns: int) -> float:
 def unpacked_ps(site: CudaLoweringContext) -> float:
     """Return the predicted picoseconds for an element of a weight that is unpacked."""
     name = site.node.inputs[0].dtype.name
-    return UNPACKED_PS[planes_of(site)] if name in DTYPES else UNPACKED_BY_PARTS_PS
+    if name not in DTYPES:
+        return UNPACKED_BY_PARTS_PS
+    return UNPACKED_PS[1 if site.profile.activations == "auto" else PLANES[name]]
 
 
 def lower_passes(site: CudaLoweringContext) -> None:

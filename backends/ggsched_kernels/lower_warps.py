@@ -230,7 +230,7 @@ class _Cut:
 
 
 def lower_blocks(site: LoweringContext) -> None:
-    """Add the call of ``matvec_blocks``, which passes over the weight as often as rows of x need."""
+    """Add the call of ``matvec_blocks``; it passes over the weight as often as rows of x need."""
     w, x = site.node.inputs[:2]
     cut = _cut_blocks(site)
     assert cut is not None  # it fits
