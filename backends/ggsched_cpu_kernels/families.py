@@ -6,9 +6,10 @@ A family is small, since most programs need few kernels: the first one compiles 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from ggsched.ir.dtype import BF16, F16, F32, I32, DType
+from ggsched.ir.dtype import BF16, F16, F32, I32, Q8_0, DType
 from ggsched_cpu_kernels import (
     attention,
+    attention_blocks,
     convolution,
     gemm,
     gemm_bf16,
@@ -27,6 +28,9 @@ from ggsched_cpu_kernels.elementwise import FORMULAS, SPREAD, elementwise
 from ggsched_cpu_kernels.emit import Builder
 from ggsched_cpu_kernels.gemm_f32 import F32Method
 from ggsched_cpu_kernels.target import Target
+
+KV_DTYPES: Final = (F32, F16, BF16, Q8_0)
+"""Types of rows that are stored by ids, and that attention reads."""
 
 Family = Callable[[Target], Sequence[Builder]]
 
@@ -106,6 +110,10 @@ def _attention(dtype: DType) -> Family:
     return lambda target: [attention.attention("attention", target, dtype)]
 
 
+def _attention_blocks(dtype: DType) -> Family:
+    return lambda target: [attention_blocks.attention_blocks("attention", target, dtype)]
+
+
 def _elementwise(op: str) -> Family:
     def build(target: Target) -> Sequence[Builder]:
         plain = elementwise("plain", target, op, spread=False)
@@ -140,7 +148,7 @@ def _reduction(name: str) -> Family:
 def _rows(target: Target) -> Sequence[Builder]:
     return [
         packed_rows.round_rows("round_rows", target),
-        *(rows.set_rows(f"set_rows_{to}", target, to) for to in (F32, F16)),
+        *(rows.set_rows(f"set_rows_{to}", target, to) for to in KV_DTYPES),
     ]
 
 
@@ -229,7 +237,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **_for_weights("gemm", _many),
     **_for_weights("gemm_chosen", _many_chosen),
     **{f"columns_{t}": _columns(t) for t in (F32, F16, BF16)},
-    **{f"attention_{t}": _attention(t) for t in (F32, F16, BF16)},
+    **{f"attention_{t}": _attention(t) for t in KV_DTYPES},
+    **{f"attention_blocks_{t}": _attention_blocks(t) for t in KV_DTYPES},
     **{f"convert_{t}": _conversions(t) for t in (*COMPILED, I32)},
     **{f"get_rows_{t}": _get_rows(t) for t in (*COMPILED, I32)},
 }

@@ -57,7 +57,7 @@ def facts_of(name: str, parts: int, found: DeviceInfo, *, reads_peers: bool = Tr
         is_async=True,
         is_deterministic=True,
         reads_peers=reads_peers,
-        ops=supported_ops("cuda"),
+        ops=supported_ops("cuda", has_f64=True),
         fusions=fusions_of(profile_of(found)),
         neighbours=neighbours_of(profile_of(found)),
     )

@@ -2,12 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from ggsched.backend.protocols import Event, HostMemory
 from ggsched.backend.queued.command_queue import CommandQueue, Launchable
+from ggsched.backend.queued.polling import Polling
 from ggsched.backend.timeouts import late_error
 from ggsched.errors import DeviceFault
 from ggsched_cuda import driver, transfers
@@ -24,6 +24,11 @@ from ggsched_cuda_kernels.blas.driver import Product
 STAGED_NBYTES: Final = 256 << 20
 """With more than this on the way a stream waits for its oldest piece, for at most ``PATIENCE_S``;
 then it takes more memory, lest it waits for a stream that is held."""
+
+MOST_STAGED: Final = 16
+"""Pieces on the way, behind which commands wait in the backlog. The driver's queue is finite, and
+who finds no room is blocked (STR-2): a held stream took hundreds of launches, but of uploads, each
+a call of the host and a copy behind it, 56 (H100, driver 580)."""
 
 PATIENCE_S: Final = 1.0
 OFTEN: Final = 64  # transfers, after which the stream looks which of them are complete
@@ -53,6 +58,7 @@ class CudaQueue(CommandQueue[Point]):
     """
 
     polling = POLLING
+    _room_polling: ClassVar = Polling(spin_s=0.0, share=1 / 16)
 
     def __init__(
         self, gpu: CudaContext, handle: int, words: FaultWords, name: str, timeout_s: float
@@ -68,6 +74,7 @@ class CudaQueue(CommandQueue[Point]):
         self._now = Held()
         self._past: deque[tuple[Marker, Held]] = deque()
         self._staged = 0
+        self._pieces = 0
 
     def enter(self) -> None:
         """Make the GPU's context current on this thread."""
@@ -85,6 +92,12 @@ class CudaQueue(CommandQueue[Point]):
         self.gpu.blas_kernels.load(product, self._blas[1], self.handle)
 
     # --- commands ------------------------------------------------------------------------------
+
+    def give(self, command: str, enqueue: Callable[[], None], *, is_timed: bool = True) -> None:
+        """Enqueue a command, behind what is in the backlog, and where the driver has room."""
+        if self.is_behind or not self._has_places():
+            self.backlog.wait_for("wait for room", self._require_places)
+        super().give(command, enqueue, is_timed=is_timed)
 
     def upload(self, source: HostMemory, memory: int, offset: int) -> None:
         """Copy host bytes to the device."""
@@ -206,21 +219,15 @@ class CudaQueue(CommandQueue[Point]):
         self.unchecked.clear()
 
     def end(self) -> None:
-        """Let go of the driver's stream, and of what its work needs, when that is complete."""
+        """Let go of the driver's stream; what it needs is kept until it is through."""
         self.times = None
         self.gpu.enter()
         marker = Marker(self.gpu)
         driver.record_event(marker.handle, self.handle)  # a lost GPU refuses, which is an end too
+        self.gpu.drain_later(marker, self.all_done, self._blas)
         self._has_ended = True
         self.is_current = False
-        self.gpu.drain_later(marker, self._let_go, self._blas)
-
-    def _let_go(self) -> None:
-        """Give up an idle stream: with work left the driver may block, and all its calls do."""
-        self.all_done()
-        self.gpu.enter()
-        with suppress(CudaError):  # of a lost GPU
-            driver.close_stream(self.handle)
+        driver.close_stream(self.handle)
 
     def make_times(self) -> CudaTimes:
         """Take times of the GPU from now on."""
@@ -265,6 +272,7 @@ class CudaQueue(CommandQueue[Point]):
         self._now.blocks.append(block)
         self._now.nbytes += block.nbytes
         self._staged += block.nbytes
+        self._pieces += 1
         if len(self._now.blocks) >= 8:
             self.behind(self.marker())
         return block
@@ -284,6 +292,16 @@ class CudaQueue(CommandQueue[Point]):
         self._past.clear()
         self._now = Held()
 
+    def _has_places(self) -> bool:
+        if self._pieces >= MOST_STAGED:
+            self.enter()
+            self._sweep()
+        return self._pieces < MOST_STAGED
+
+    def _require_places(self, timeout_s: float) -> None:
+        if not self._room_polling.wait_until(self._has_places, timeout_s):
+            raise late_error(self.name, timeout_s)
+
     def _has_room(self) -> bool:
         self._sweep()
         return self._staged <= STAGED_NBYTES // 2
@@ -296,4 +314,5 @@ class CudaQueue(CommandQueue[Point]):
         for block in held.blocks:
             self.gpu.pinned.give(block)
         self._staged -= held.nbytes
+        self._pieces -= len(held.blocks)
         held.memory, held.blocks, held.nbytes = [], [], 0

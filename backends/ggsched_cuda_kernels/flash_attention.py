@@ -1,4 +1,4 @@
-"""Attention of many tokens on tensor cores, for keys and values of 16 bits (LCH-3).
+"""Attention of many tokens on tensor cores, for keys and values of 16 bits or q8_0 (LCH-3).
 
 Rows of queries of one head of keys, of all its heads and tokens, are one matrix. Where there are so
 few of them that most multiprocessors would wait, the rows of keys are cut into shares, and a second
@@ -16,6 +16,9 @@ from ggsched_kernels.lower_attention import attention_operands, join_shares
 from ggsched_kernels.lowering_context import weight_define
 
 DTYPES: Final = frozenset({"f16", "bf16"})
+"""Types of keys and values that few tokens may leave to this kernel."""
+
+ALL_DTYPES: Final = DTYPES | {"q8_0"}
 UNIT: Final = 16
 """Widths of heads are multiples of it: what one instruction adds up, and two columns of results."""
 
@@ -63,6 +66,8 @@ def fits_flash(site: CudaLoweringContext) -> bool:
         return False
     if _local_nbytes(_cut_of(site), *widths, _planes(site)) > site.profile.local_nbytes:
         return False
+    if k.dtype.is_quantized:
+        return has_pieces(q, 2) and all(_has_words(o) for o in (k, v))
     return all(has_pieces(o, 2) for o in (k, v, q))
 
 
@@ -91,6 +96,11 @@ def lower_flash(site: CudaLoweringContext) -> None:
     site.launched(Launch.IN_TURN)
     if splits > 1:
         join_shares(site, splits)
+
+
+def _has_words(operand: Operand) -> bool:
+    """Whether all blocks lie at even addresses; buffers do."""
+    return all(place % 2 == 0 for place in (operand.offset, *operand.strides))
 
 
 def _planes(site: CudaLoweringContext) -> int:

@@ -6,7 +6,7 @@ from typing import Final
 
 from ggsched.errors import UsageError
 from ggsched_cuda_kernels.programmatic_launch import Mode, with_early_start
-from ggsched_kernels import SOURCES, USER_PREFIX, common_text, source
+from ggsched_kernels import ARRAYS, SOURCES, USER_PREFIX, common_text, source
 from ggsched_kernels.calls import Launch
 
 OPTIONS: Final = ("-std=c++17",)
@@ -23,6 +23,7 @@ WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "flash_attention": ((), ()),
     "heads_attention": (("warps.h", "rope.cl"), ("attention.h",)),
     "sum_add": ((), ()),
+    "sum_norm": ((), ()),
     "to_bf16": (("weights.h",), ()),
     "to_f16": (("weights.h",), ()),
     "unscale": ((), ()),
@@ -47,7 +48,7 @@ def text_of(name: str, mode: Mode = "off", launch: Launch = Launch.IN_TURN) -> s
     Raises:
         UsageError: there is none of that name.
     """
-    if name in SOURCES or name.startswith(USER_PREFIX):
+    if name in SOURCES or name.startswith((USER_PREFIX, ARRAYS)):
         return with_early_start(source(name, "cuda"), mode, launch)
     if name != OWN and name not in BEHIND and name not in WITH_HEADERS:
         known = ", ".join([*SOURCES, *BEHIND, *WITH_HEADERS, OWN])

@@ -43,7 +43,7 @@ _BLOCKS: Final = tuple(dtype.name for dtype in KERNEL_BLOCKS)
 
 # Source -> types of the packed operand that its programs depend on.
 SOURCES: Final[dict[str, tuple[str, ...]]] = {
-    "attention_blocks": _PLAIN,
+    "attention_blocks": (*_PLAIN, "q8_0"),
     "copy": _PLAIN + _BLOCKS,
     "elementwise": (),
     "matmul": _PLAIN + _BLOCKS,
@@ -52,6 +52,7 @@ SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "matvec_rows": _PLAIN,
     "matvec_sums": _PLAIN,
     "norm": (),
+    "recurrent": (),
     "rope": (),
     "rows": _PLAIN + _BLOCKS,
     "softmax": (),
@@ -77,7 +78,7 @@ def source(name: str, dialect: Dialect) -> str:
     """
     if name.startswith(USER_PREFIX):
         return user_source(name, dialect)
-    if name.startswith(ARRAYS) and dialect == "opencl":
+    if name.startswith(ARRAYS):
         definitions, file = array_source(name)
         return f"{common_text(dialect, 'arrays.h')}\n{definitions}{_file(file)}"
     if name not in SOURCES or dialect not in DIALECTS:
@@ -113,6 +114,7 @@ def _file(file: str) -> str:
 
 
 __all__ = [
+    "ARRAYS",
     "CODE",
     "CPU",
     "DIALECTS",

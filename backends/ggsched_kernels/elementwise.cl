@@ -8,6 +8,7 @@
 #define GELU 3
 #define SIGMOID_OF 4
 #define TANH_OF 5
+#define SOFTPLUS 6
 #define ADD 0
 #define SUB 1
 #define MUL 2
@@ -27,6 +28,7 @@ FN vf vunary(int op, vf a, float p0, float p1) {
   if (op == SILU) return a / (VEXP(-a) + 1.0f);
   if (op == SIGMOID_OF) return VSPLAT(1.0f) / (VEXP(-a) + 1.0f);
   if (op == TANH_OF) return VTANH(a);
+  if (op == SOFTPLUS) return VMAX(a, VSPLAT(0.0f)) + VLOG1P(VEXP(VMIN(a, -a)));
   return a / (VEXP(GELU_ANGLE(a) * -2.0f) + 1.0f); /* tanh may miss -1 by a bit, times a */
 }
 
@@ -36,6 +38,7 @@ FN float unary1(int op, float a, float p0, float p1) {
   if (op == SILU) return a / (EXP(-a) + 1.0f);
   if (op == SIGMOID_OF) return 1.0f / (EXP(-a) + 1.0f);
   if (op == TANH_OF) return TANH(a);
+  if (op == SOFTPLUS) return MAX(a, 0.0f) + LOG1P(EXP(MIN(a, -a)));
   return a / (EXP(GELU_ANGLE(a) * -2.0f) + 1.0f);
 }
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode, groups_of
 from ggsched.backend.user_kernels import user_op_keys
-from ggsched.ir.dtype import F16, F32, I32
+from ggsched.ir.dtype import F32, I32
 from ggsched.ir.shapes import KV_DTYPES
 from ggsched.topology.caps import op_key
 from ggsched_kernels.arrays import PREFIX as ARRAYS
@@ -32,6 +32,7 @@ from ggsched_kernels.lower_elements import (
 )
 from ggsched_kernels.lower_fused import lower_group, supported_fusions
 from ggsched_kernels.lower_matrix import lower_mul_mat, lower_mul_mat_id
+from ggsched_kernels.lower_recurrent import lower_linear_attention, lower_short_conv
 from ggsched_kernels.lower_reductions import (
     lower_norm,
     lower_rope,
@@ -43,8 +44,10 @@ from ggsched_kernels.lowering_context import LoweringContext
 from ggsched_kernels.retained import Retained
 from ggsched_kernels.user import lower_user
 
+_UNARY: Final = ("scale", "clamp", "silu", "gelu", "sigmoid", "tanh", "softplus")
+
 _LOWER: Final[dict[str, Callable[[LoweringContext], None]]] = {
-    **dict.fromkeys(("scale", "clamp", "silu", "gelu", "sigmoid", "tanh"), lower_unary),
+    **dict.fromkeys(_UNARY, lower_unary),
     **dict.fromkeys(("add", "sub", "mul", "div", "swiglu", "swiglu_oai"), lower_binary),
     **dict.fromkeys(("cpy", "cont"), lower_copy),
     **dict.fromkeys(("rms_norm", "norm"), lower_norm),
@@ -60,6 +63,8 @@ _LOWER: Final[dict[str, Callable[[LoweringContext], None]]] = {
     "soft_max": lower_soft_max,
     "rope": lower_rope,
     "attention": lower_attention,
+    "short_conv": lower_short_conv,
+    "linear_attention": lower_linear_attention,
 }
 
 
@@ -139,14 +144,14 @@ def supported_ops(backend: str = "", *, has_f64: bool = False) -> frozenset[str]
         "mul_mat": KERNEL_DTYPES,
         "mul_mat_id": KERNEL_DTYPES,
         "attention": KV_DTYPES,
-        "set_rows": (F32, F16),
+        "set_rows": KV_DTYPES,
         "cpy": (*KERNEL_DTYPES, I32),
         "cont": (*KERNEL_DTYPES, I32),
         "concat": (F32, I32),
     }
     keys = {op: more.get(op, types) for op, types in kinds.items()}
     built_in = frozenset(op_key(op, t.name) for op, types in keys.items() for t in types)
-    arrays = array_ops(has_f64=has_f64) if backend == "opencl" else frozenset()
+    arrays = array_ops(has_f64=has_f64) if backend in ("opencl", "cuda") else frozenset()
     return built_in | arrays | user_op_keys(backend)
 
 

@@ -154,6 +154,10 @@ FN vf VTANH(vf a) {
   UNROLL EACH_LANE_ a.v[i_] = tanhf(a.v[i_]);
   return a;
 }
+FN vf VLOG1P(vf a) {
+  UNROLL EACH_LANE_ a.v[i_] = log1pf(a.v[i_]);
+  return a;
+}
 FN float VSUM(vf a) {
   float r = a.v[0];
   UNROLL for (int i_ = 1; i_ < VW; i_++) r += a.v[i_];
@@ -189,8 +193,10 @@ FN void vstore_half_(vf a, u16 *p) { UNROLL EACH_LANE_ p[i_] = half_of_float_(a.
 
 #define FLOAT_OF_BITS(u) __uint_as_float((u32)(u))
 #define BITS_OF_FLOAT(x) __float_as_uint(x)
+#define FMA(a, b, c) fmaf(a, b, c)
 #define EXP(x) expf(x)
 #define TANH(x) tanhf(x)
+#define LOG1P(x) log1pf(x)
 #define SQRT(x) sqrtf(x)
 #define SIN(x) sinf(x)
 #define COS(x) cosf(x)

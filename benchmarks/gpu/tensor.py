@@ -171,7 +171,7 @@ class Sides:
                 began = perf_counter()
                 session.feed(self._tokens)
                 seconds.append(perf_counter() - began)
-            found |= {"prompt_s": min(seconds), "all_prompt_s": seconds}
+            found |= {"prompt_s": min(seconds, default=0.0), "all_prompt_s": seconds}
             found["prompt_plan"] = _account(session.last_plan)
             session.reset()
             times = [perf_counter() for _ in session.generate(self._tokens[:8], n_predict)]

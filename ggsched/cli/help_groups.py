@@ -9,7 +9,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Model": ("model_option", "metadata", "weights", "cache_type_k", "cache_type_v"),
     "Prompt and text": (
         "prompt", "prompt_file", "text_file", "tokens", "n_predict", "chat", "system", "stops",
-        "prompts", "generations", "depths", "parallels", "repetitions",
+        "shifts", "keep", "prompts", "generations", "depths", "parallels", "repetitions",
     ),
     "Sampling": (
         "temperature", "seed", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n",

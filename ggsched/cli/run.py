@@ -83,6 +83,21 @@ if TYPE_CHECKING:
     help="What --chat tells the model first.",
 )
 @click.option(
+    "--context-shift/--no-context-shift",
+    "shifts",
+    default=False,
+    show_default=True,
+    help="When the context is full, forget half of it and go on, instead of ending.",
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(min=-1),
+    default=0,
+    metavar="N",
+    show_default=True,
+    help="First tokens that --context-shift never forgets; -1 for the prompt.",
+)
+@click.option(
     "--logits",
     type=click.Path(dir_okay=False, writable=True),
     default=None,
@@ -113,6 +128,8 @@ def run(
     stops: tuple[str, ...],
     chat: bool,
     system: str,
+    shifts: bool,
+    keep: int,
     logits: str | None,
     checks_memory: bool,
     trace: str | None,
@@ -130,7 +147,7 @@ def run(
     if prompt_file is not None:
         prompt = _read(prompt_file, prompt)
     if chat:
-        _refuse_with_chat(tokens is not None, logits is not None, as_json)
+        _refuse_with_chat(tokens is not None, logits is not None, as_json, shifts)
     elif (prompt is None) == (tokens is None):
         hint = "or --chat for a conversation"
         what = "give the prompt as -p TEXT, as -f FILE or as --tokens 1,2,3"
@@ -161,6 +178,7 @@ def run(
             as_json,
             stops_at,
             progress.stop,
+            keep if shifts else None,
         )
         progress.stop()
         if logits is not None:
@@ -208,6 +226,7 @@ def _generate(
     quiet: bool,
     cut: StopText,
     before_text: Callable[[], None],
+    keep: int | None,
 ) -> list[int]:
     """Generate, writing text (or ids, where there is no tokenizer) as it comes."""
     tokenizer = session.model.tokenizer
@@ -219,6 +238,7 @@ def _generate(
         sampling,
         stop=tokenizer.stop_ids,
         on_logits=fed.append if wants_logits else None,
+        keep=keep,
     ):
         generated.append(token)
         piece = cut.push(decoder.push(token) if decoder else f"{token} ")
@@ -252,8 +272,9 @@ def _read(path: str, prompt: str | None) -> str:
     return read_prose(path)
 
 
-def _refuse_with_chat(tokens: bool, logits: bool, as_json: bool) -> None:
-    for is_given, name in ((tokens, "--tokens"), (logits, "--logits"), (as_json, "--json")):
+def _refuse_with_chat(tokens: bool, logits: bool, as_json: bool, shifts: bool) -> None:
+    others = ((as_json, "--json"), (shifts, "--context-shift"))
+    for is_given, name in ((tokens, "--tokens"), (logits, "--logits"), *others):
         if is_given:
             raise UsageError(f"{name} cannot be used with --chat", where="ggsched run")
 

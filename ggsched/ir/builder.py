@@ -321,6 +321,90 @@ class GraphBuilder:
         }
         return self.op("attention", *operands, name=name, scale=scale, soft_cap=soft_cap, **has)
 
+    def short_conv(
+        self,
+        state: Tensor,
+        x: Tensor,
+        w: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        *,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor]:
+        """Convolve each channel of x (T, C) with its K taps, along the tokens of a sequence.
+
+        Token t of slot s gets ``sum_j w[c, j] * h[j, c]``, where h are the last K rows of the
+        slot up to t: those of x, before them those in ``state[s]``. A token at position 0 begins
+        a sequence: zeros are before it.
+
+        Args:
+            state: f32 (S, K - 1, C), the last rows of each slot's sequence.
+            x: f32 (T, C).
+            w: f32 (C, K).
+            slots: i32 (T,), which sequence each token belongs to, in the order of its tokens.
+            positions: i32 (T,), number of the token in its sequence.
+            name: Label of the node.
+
+        Returns:
+            The result (T, C) and the state afterwards, both views of what the node computes. The
+            state stays as it is until the second is copied to it.
+        """
+        both = self.op("short_conv", state, x, w, slots, positions, name=name)
+        tokens = x.shape[0]
+        after = self.rows(both, tokens, both.shape[0])
+        return self.rows(both, 0, tokens), self.reshape(after, *state.shape)
+
+    def linear_attention(
+        self,
+        state: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        *,
+        beta: Tensor | None = None,
+        scale: float = 1.0,
+        tiled: bool = False,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor]:
+        """Update a matrix for each head token by token, and read it: gated linear attention.
+
+        For each token t of slot s, in order, with the matrix M (N, P) of its head h:
+        ``M = exp(decay) * M``, then ``M += outer(k, u)``, and the result is ``scale * q @ M``.
+        Without beta u is v (Mamba-2); with it ``u = beta * (v - k @ M)``, the gated delta rule
+        (Yang et al. 2024). At position 0 M begins with zeros, whatever the slot holds.
+
+        Args:
+            state: f32 (S, H, N, P), the matrices.
+            q: f32 (T, G, N), queries; H must be a multiple of G.
+            k: f32 (T, G, N), keys.
+            v: f32 (T, H, P), values.
+            decay: f32 (T, H), logarithms.
+            slots: i32 (T,), which sequence each token belongs to, in the order of its tokens.
+            positions: i32 (T,), number of the token in its sequence.
+            beta: f32 (T, H).
+            scale: Factor of the result.
+            tiled: Head h reads head ``h % G`` of q and k, not ``h // (H / G)``.
+            name: Label of the node.
+
+        Returns:
+            The result (T, H, P) and the state afterwards, both views of what the node computes.
+            The state stays as it is until the second is copied to it.
+        """
+        operands = [state, q, k, v, decay, slots, positions, *([] if beta is None else [beta])]
+        both = self.op(
+            "linear_attention",
+            *operands,
+            name=name,
+            scale=scale,
+            tiled=tiled,
+            beta=beta is not None,
+        )
+        size = v.size * F32.block_nbytes
+        return self.view(both, v.shape), self.view(both, state.shape, offset=size)
+
     def silu(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
         """Return ``x * sigmoid(x)``."""
         return self.op("silu", x, name=name, inplace=inplace)
@@ -336,6 +420,10 @@ class GraphBuilder:
     def tanh(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
         """Return the hyperbolic tangent."""
         return self.op("tanh", x, name=name, inplace=inplace)
+
+    def softplus(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
+        """Return ``log(1 + exp(x))``."""
+        return self.op("softplus", x, name=name, inplace=inplace)
 
     def swiglu(self, gate: Tensor, up: Tensor, *, name: str = "") -> Tensor:
         """Return ``silu(gate) * up``."""

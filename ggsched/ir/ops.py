@@ -152,6 +152,7 @@ def _table() -> dict[str, OpDef]:
         _op("gelu", "x", over=(0,)),
         _op("sigmoid", "x", over=(0,)),
         _op("tanh", "x", over=(0,)),
+        _op("softplus", "x", over=(0,)),
         _op("swiglu", "gate", "up", over=(0, 1)),
         _op("swiglu_oai", "gate", "up", over=(0, 1), alpha=1.702, limit=7.0),
         _op("argsort", "x", descending=False),
@@ -162,6 +163,14 @@ def _table() -> dict[str, OpDef]:
         _op("cont", "x", dtype=""),
         _op("concat", "a", "b", axis=0),
         _op("repeat", "x", shape=()),
+        _op("short_conv", "state", "x", "w", "slots", "positions"),
+        _op(
+            "linear_attention",
+            *("state", "q", "k", "v", "decay", "slots", "positions", "beta?"),
+            scale=1.0,
+            tiled=False,
+            beta=False,
+        ),
     ]
     return {op.name: op for op in ops}
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ggsched.errors import GraphError
-from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, DType, dtype_by_name
+from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, Q8_0, DType, dtype_by_name
 from ggsched.ir.tensor import Tensor
 
 Param = int | float | str | bool | tuple[int, ...]
 Params = Mapping[str, Param]
-KV_DTYPES: Final = (F32, F16, BF16)
-"""Types of keys and values that attention reads."""
+KV_DTYPES: Final = (F32, F16, BF16, Q8_0)
+"""Types of keys and values that attention reads, and of rows that ``set_rows`` writes."""
 
 ShapeRule = Callable[[Sequence[Tensor], Params], tuple[DType, tuple[int, ...]]]
 
@@ -100,8 +100,8 @@ def _set_rows(x: Sequence[Tensor], params: Params) -> tuple[DType, tuple[int, ..
     dst, src, ids = x
     _need_f32("set_rows", x, 1)
     _need_i32("set_rows", x, 2)
-    if dst.dtype not in (F32, F16):
-        raise fail("set_rows", "rows can be set in f32 and f16 only", x)
+    if dst.dtype not in KV_DTYPES:
+        raise fail("set_rows", "rows can be set in f32, f16, bf16 and q8_0 only", x)
     if len(dst.shape) != 2 or len(src.shape) != 2 or len(ids.shape) != 1:
         raise fail("set_rows", "needs dst (R, n), src (T, n), ids (T,)", x)
     if src.shape != (ids.shape[0], dst.shape[1]) or src.shape[0] > dst.shape[0]:
@@ -188,7 +188,7 @@ def _attention(x: Sequence[Tensor], params: Params) -> tuple[DType, tuple[int, .
     k, v, q, *rest = x
     _need_f32("attention", x, 2)
     if k.dtype not in KV_DTYPES or v.dtype is not k.dtype:
-        raise fail("attention", "keys and values must have one type: f32, f16 or bf16", x)
+        raise fail("attention", "keys and values must have one type: f32, f16, bf16 or q8_0", x)
     fits = len(k.shape) == len(v.shape) == len(q.shape) == len(("row", "head", "width"))
     if not fits or k.shape[:2] != v.shape[:2] or k.shape[2] != q.shape[2]:
         raise fail("attention", "needs k (N, G, D), v (N, G, E), q (T, H, D)", x)
@@ -279,6 +279,49 @@ def _repeat(x: Sequence[Tensor], params: Params) -> tuple[DType, tuple[int, ...]
     return F32, shape
 
 
+def _tokens_of_slots(op: str, x: Sequence[Tensor], tokens: int, ids: Sequence[Tensor]) -> None:
+    """Refuse slots and positions that are not one i32 for each token."""
+    for t in ids:
+        if t.dtype is not I32 or t.shape != (tokens,):
+            raise fail(op, "slots and positions must be i32 (T,)", x)
+
+
+def _short_conv(x: Sequence[Tensor], params: Params) -> tuple[DType, tuple[int, ...]]:
+    state, rows, w, *ids = x
+    _need_f32("short_conv", x, 0, 1, 2)
+    fits = len(state.shape) == len(("slot", "tap", "channel")) and len(rows.shape) == 2
+    if not fits or not state.shape[1] or rows.shape[1] != state.shape[2]:
+        raise fail("short_conv", "needs state (S, K - 1, C) with K >= 2, x (T, C)", x)
+    slots, kept, channels = state.shape
+    if w.shape != (channels, kept + 1):
+        raise fail("short_conv", "needs w (C, K)", x)
+    _tokens_of_slots("short_conv", x, rows.shape[0], ids)
+    return F32, (rows.shape[0] + slots * kept, channels)
+
+
+def _linear_attention(x: Sequence[Tensor], params: Params) -> tuple[DType, tuple[int, ...]]:
+    state, q, k, v, decay, slots, positions, *beta = x
+    _need_f32("linear_attention", x, 0, 1, 2, 3, 4, *range(7, len(x)))
+    axes = len(state.shape), len(q.shape), len(v.shape)
+    if axes != (4, 3, 3) or k.shape != q.shape:
+        raise fail(
+            "linear_attention", "needs state (S, H, N, P), q and k (T, G, N), v (T, H, P)", x
+        )
+    (count, heads, width, across), (tokens, groups, _) = state.shape, q.shape
+    if q.shape[2] != width or v.shape != (tokens, heads, across) or not width:
+        raise fail(
+            "linear_attention", "needs state (S, H, N, P), q and k (T, G, N), v (T, H, P)", x
+        )
+    if not groups or heads % groups:
+        raise fail("linear_attention", "H must be a multiple of G", x)
+    if any(t.shape != (tokens, heads) for t in (decay, *beta)):
+        raise fail("linear_attention", "decay and beta must be f32 (T, H)", x)
+    _tokens_of_slots("linear_attention", x, tokens, (slots, positions))
+    return F32, (heads * across * (tokens + count * width),)
+
+
+_ELEMENTWISE: Final = ("scale", "silu", "gelu", "sigmoid", "tanh", "softplus", "clamp")
+
 SHAPE_RULES: Final[Mapping[str, ShapeRule]] = {
     "get_rows": _get_rows,
     "set_rows": _set_rows,
@@ -286,7 +329,7 @@ SHAPE_RULES: Final[Mapping[str, ShapeRule]] = {
     "mul_mat_id": _mul_mat_id,
     "add_id": _add_id,
     **{name: _binary(name) for name in ("add", "sub", "mul", "div")},
-    **{name: _same(name) for name in ("scale", "silu", "gelu", "sigmoid", "tanh", "clamp")},
+    **{name: _same(name) for name in _ELEMENTWISE},
     **{name: _same(name, along_rows=True) for name in ("rms_norm", "norm")},
     **{name: _gated(name) for name in ("swiglu", "swiglu_oai")},
     "rope": _rope,
@@ -299,4 +342,6 @@ SHAPE_RULES: Final[Mapping[str, ShapeRule]] = {
     "cont": _cont,
     "concat": _concat,
     "repeat": _repeat,
+    "short_conv": _short_conv,
+    "linear_attention": _linear_attention,
 }

@@ -28,6 +28,13 @@ def whole_width(keys: Keys, used: int) -> int:
     return keys.count("feed_forward_length", 1 << 24)
 
 
+def shared_width(keys: Keys) -> int:
+    """Return the width of the shared expert, by default that of a network."""
+    width = keys.get("feed_forward_length")
+    default = width if type(width) is int and width > 0 else None
+    return keys.count("expert_shared_feed_forward_length", 1 << 24, default)
+
+
 def _unchanged(keys: Keys, hp: HParams) -> HParams:
     return hp
 
@@ -45,6 +52,7 @@ class Architecture:
         expert_width: Width of an expert, from the metadata and the experts per token.
         scalings: Further values of ``rope.scaling.type`` that need no factor.
         has_latent: Whether keys and values share a latent row, of other widths than heads.
+        has_attention: Whether blocks attend and have a network; if not, their keys are not read.
         refine: Reads the keys that only this architecture has.
     """
 
@@ -56,4 +64,5 @@ class Architecture:
     expert_width: Callable[[Keys, int], int] = own_width
     scalings: frozenset[str] = frozenset()
     has_latent: bool = False
+    has_attention: bool = True
     refine: Callable[[Keys, HParams], HParams] = _unchanged

@@ -175,7 +175,7 @@ def _why_not(
     spec: ModelSpec, n_ctx: int, device: Device, graphs: Sequence[tuple[Graph, int]]
 ) -> str:
     """Return why a device cannot run the model by itself, or nothing."""
-    facts, hp = device.facts, spec.hparams
+    facts = device.facts
     lacks = {
         op_key(node.op, graph.tensors[node.inputs[0]].dtype.name)
         for graph, _ in graphs
@@ -183,8 +183,8 @@ def _why_not(
     } - facts.ops
     if lacks:
         return f"has no {min(lacks)}"
-    caches = 2 * spec.cache_nbytes(n_ctx) * hp.n_layer
-    wanted = (spec_nbytes(spec) + caches) / (1 - LEFT_FOR_RESULTS)
+    states = sum(spec.state_nbytes(n_ctx).values())
+    wanted = (spec_nbytes(spec) + states) / (1 - LEFT_FOR_RESULTS)
     if wanted > free_nbytes(device):
         return f"has {free_nbytes(device) >> 20} MiB of {int(wanted) >> 20} that are wanted"
     largest = max(w.nbytes for w in spec.weights.values())

@@ -36,6 +36,9 @@ class FedSequence(Protocol):
     def feed(self, tokens: Sequence[int], *, all_logits: bool = False) -> np.ndarray:
         """Feed tokens; return logits that belong to the caller."""
 
+    def _reset(self) -> None:
+        """Forget the sequence inside a call that is guarded already."""
+
     def _feed(self, tokens: Sequence[int], *, all_logits: bool, copy: bool) -> np.ndarray:
         """Feed tokens inside a call that is guarded already."""
 
@@ -48,10 +51,14 @@ def generate(
     *,
     stop: frozenset[int],
     on_logits: Callable[[np.ndarray], None] | None,
+    keep: int | None = None,
 ) -> Iterator[int]:
     """Yield the tokens that follow a prompt; see ``Session.generate``."""
     sampler = Sampler(sampling, prompt)
     fed, edits, token = prompt, 0, -1
+    known = list(prompt)
+    if keep is not None:
+        keep = _checked_keep(session, keep, len(prompt))
     for i in range(max(1, n_predict)):
         with session.guard.hold("Session.generate", is_open=True):
             if i and session._edits != edits:
@@ -62,8 +69,12 @@ def generate(
                     hint="end one generation before the next, or use a session for each",
                 )
             if i and session.n_past == session.options.n_ctx:
-                _LOG.warning("the context of %d tokens is full (see -c)", session.options.n_ctx)
-                return
+                if keep is None:
+                    _LOG.warning("the context of %d tokens is full (see -c)", session.options.n_ctx)
+                    return
+                del known[keep : keep + (len(known) - keep) // 2]
+                session._reset()
+                fed = known
             logits = _feed_timed(session, fed, is_prompt=not i, is_shown=on_logits is not None)
             edits = session._edits
             if on_logits is None and n_predict > 0:  # logits are lent until the next call
@@ -75,7 +86,25 @@ def generate(
         if n_predict <= 0 or token in stop:
             return
         yield token
+        known.append(token)
         fed = [token]
+
+
+def _checked_keep(session: FedSequence, keep: int, n_prompt: int) -> int:
+    """Return how many tokens stay when the context is full; -1 stands for the prompt.
+
+    Raises:
+        UsageError: no token could be forgotten, or there are tokens that are not known here.
+    """
+    n_ctx, asked = session.options.n_ctx, n_prompt if keep == -1 else keep
+    if session.n_past:
+        why = f"it has {session.n_past} tokens, which generation has not seen"
+        hint = "call reset() first, and give them all as the prompt"
+        raise UsageError("the sequence cannot be shifted", why=why, hint=hint)
+    if not 0 <= asked <= n_ctx - 2:
+        why = f"a context of {n_ctx} tokens can be shifted if 0 to {n_ctx - 2} stay"
+        raise UsageError(f"cannot keep {asked} tokens", why=why, hint="use a larger -c")
+    return asked
 
 
 def _feed_timed(

@@ -47,6 +47,7 @@ class GgufTensor:
         offset: First byte, from the start of the file.
         nbytes: Length in bytes.
         part: Which file of a model of several holds it, see ``ggsched.models.gguf_split``.
+        pieces: What it is made of along its first axis, where it does not lie in one place.
     """
 
     name: str
@@ -55,6 +56,7 @@ class GgufTensor:
     offset: int
     nbytes: int
     part: int = 0
+    pieces: "tuple[GgufTensor, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +80,7 @@ class GgufFile:
     more: tuple[NDArray[np.uint8], ...] = ()
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of a tensor, uint8 (nbytes,), read-only, without a copy.
+        """Return the bytes of a tensor, uint8 (nbytes,), read-only; a copy if it has pieces.
 
         Raises:
             ModelError: there is no such tensor.
@@ -86,6 +88,13 @@ class GgufFile:
         tensor = self.tensors.get(name)
         if tensor is None:
             raise ModelError(f"no tensor {quoted(name)}", where=self.path)
+        if not tensor.pieces:
+            return self._bytes(tensor)
+        joined = np.concatenate([self._bytes(piece) for piece in tensor.pieces])
+        joined.flags.writeable = False
+        return joined
+
+    def _bytes(self, tensor: GgufTensor) -> NDArray[np.uint8]:
         data = self.more[tensor.part - 1] if tensor.part else self.data
         return data[tensor.offset : tensor.offset + tensor.nbytes]
 

@@ -6,6 +6,7 @@ tokenizer is that of ``tokenizer.json`` if it is a byte-level BPE.
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ _ARCHS: Final[Mapping[str, tuple[str, str]]] = {
     "mistral": ("llama", "llama-bpe"),
     "qwen2": ("qwen2", "qwen2"),
     "qwen3": ("qwen3", "qwen2"),
+    "qwen3_moe": ("qwen3moe", "qwen2"),
 }
 """``model_type`` -> architecture, and the pre-tokenizer of its byte-level BPE."""
 
@@ -40,6 +42,9 @@ _KEYS: Final[Mapping[str, tuple[str, type]]] = {
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", float),
     "rope.freq_base": ("rope_theta", float),
     "vocab_size": ("vocab_size", int),
+    "expert_count": ("num_experts", int),
+    "expert_used_count": ("num_experts_per_tok", int),
+    "expert_feed_forward_length": ("moe_intermediate_size", int),
 }
 _OUTER: Final[Mapping[str, str]] = {
     "model.embed_tokens.": "token_embd.",
@@ -58,7 +63,17 @@ _BLOCK: Final[Mapping[str, str]] = {
     "mlp.gate_proj.": "ffn_gate.",
     "mlp.up_proj.": "ffn_up.",
     "mlp.down_proj.": "ffn_down.",
+    "mlp.gate.": "ffn_gate_inp.",
 }
+_EXPERT: Final = re.compile(r"mlp\.experts\.([0-9]{1,5})\.(gate|up|down)_proj\.weight")
+_ONE_EXPERT: Final = re.compile(r"(blk\.[0-9]+\.ffn_(?:gate|up|down)_exps)\.([0-9]+)\.weight")
+_EVERY_LAYER: Final[Mapping[str, tuple[Any, ...]]] = {
+    "norm_topk_prob": (True,),
+    "decoder_sparse_step": (1,),
+    "mlp_only_layers": ([], None),
+}
+"""What a model with experts has to say, if it says it: experts in all blocks, whose weights add up
+to one."""
 _PREFIX: Final = "model.layers."
 
 
@@ -83,6 +98,7 @@ def open_hf_folder(path: str) -> GgufFile:
                 what = f"tensor {quoted(tensor.name)} is in an earlier file too"
                 raise ModelError(what, where=file.path)
             tensors[tensor.name] = tensor
+    tensors = _joined(path, tensors)
     if config.get("tie_word_embeddings") is True:
         tensors.pop("output.weight", None)
     metadata = {**_metadata(path, config, arch), **_tokenizer(path, config, pre)}
@@ -119,7 +135,12 @@ def _arch(path: str, config: Mapping[str, Any]) -> tuple[str, str]:
     if config.get("use_sliding_window") is True or config.get("quantization_config"):
         what = "a sliding window" if config.get("use_sliding_window") else "quantization_config"
         raise ModelError(f"{what} is not supported", where=where, hint="convert the model to GGUF")
-    return _ARCHS[kind]
+    arch = _ARCHS[kind]
+    odd = [k for k, v in _EVERY_LAYER.items() if k in config and config[k] not in v]
+    if odd and arch[0] == "qwen3moe":
+        what = f"{odd[0]} {shown(str(config[odd[0]]))} is not supported"
+        raise ModelError(what, where=where, hint="convert the model to GGUF")
+    return arch
 
 
 def _metadata(path: str, config: Mapping[str, Any], arch: str) -> dict[str, MetaValue]:
@@ -151,6 +172,34 @@ def _tensors(file: SafetensorsFile, part: int) -> Iterator[GgufTensor]:
         yield GgufTensor(_mapped(name), dtype, tensor.shape, tensor.offset, tensor.nbytes, part)
 
 
+def _joined(path: str, tensors: Mapping[str, GgufTensor]) -> dict[str, GgufTensor]:
+    """Return the tensors with those of all experts of a block as one, which is made of pieces.
+
+    Raises:
+        ModelError: the tensor of an expert is missing, or has another type or shape.
+    """
+    found: dict[str, GgufTensor] = {}
+    experts: dict[str, dict[int, GgufTensor]] = {}
+    for name, tensor in tensors.items():
+        match = _ONE_EXPERT.fullmatch(name)
+        if match:
+            experts.setdefault(f"{match[1]}.weight", {})[int(match[2])] = tensor
+        else:
+            found[name] = tensor
+    for name, by_number in experts.items():
+        pieces = tuple(by_number[i] for i in sorted(by_number))
+        where, first = f"{path}: tensor {quoted(name)}", pieces[0]
+        if sorted(by_number) != list(range(len(pieces))):
+            lacking = next(i for i in range(len(pieces)) if i not in by_number)
+            raise ModelError(f"expert {lacking} is missing", where=where, hint="copy it again")
+        if any((p.dtype, p.shape) != (first.dtype, first.shape) for p in pieces):
+            raise ModelError("its experts differ in type or shape", where=where)
+        nbytes = sum(p.nbytes for p in pieces)
+        shape = (len(pieces), *first.shape)
+        found[name] = GgufTensor(name, first.dtype, shape, 0, nbytes, pieces=pieces)
+    return found
+
+
 def _mapped(name: str) -> str:
     """Return the name in GGUF files; names that are not known stay as they are."""
     for theirs, ours in _OUTER.items():
@@ -158,6 +207,9 @@ def _mapped(name: str) -> str:
             return ours + name.removeprefix(theirs)
     if name.startswith(_PREFIX):
         layer, _, rest = name.removeprefix(_PREFIX).partition(".")
+        expert = _EXPERT.fullmatch(rest)
+        if expert:
+            return f"blk.{layer}.ffn_{expert[2]}_exps.{int(expert[1])}.weight"
         for theirs, ours in _BLOCK.items():
             if rest.startswith(theirs):
                 return f"blk.{layer}.{ours}{rest.removeprefix(theirs)}"

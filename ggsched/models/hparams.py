@@ -49,6 +49,39 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class Recurrent:
+    """Blocks that remember a sequence in states of fixed size: linear attention and Mamba-2.
+
+    Attributes:
+        layers: Which blocks those are.
+        taps: Of the convolution along the tokens, this one among them.
+        n_groups: Heads of queries and keys.
+        n_heads: Heads of values, each with a matrix for its state.
+        key_dim: Width of a query or key.
+        value_dim: Width of a value.
+        tiled: Head h of the values reads head ``h % n_groups``, not ``h // (n_heads / n_groups)``.
+    """
+
+    layers: tuple[bool, ...]
+    taps: int
+    n_groups: int
+    n_heads: int
+    key_dim: int
+    value_dim: int
+    tiled: bool = False
+
+    @property
+    def width(self) -> int:
+        """Width of all heads of values together."""
+        return self.n_heads * self.value_dim
+
+    @property
+    def n_channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.n_groups * self.key_dim + self.width
+
+
+@dataclass(frozen=True, slots=True)
 class HParams:
     """What a model is, apart from its weights.
 
@@ -81,6 +114,8 @@ class HParams:
         embedding_scale: Factor on the embedding.
         soft_cap: Limit of attention scores, by tanh; 0 for none.
         logit_cap: Limit of logits, by tanh; 0 for none.
+        gates_attention: Whether each head of Q comes with a gate on what the head finds.
+        recurrent: Blocks with states of fixed size, if there are any.
     """
 
     arch: str
@@ -111,6 +146,8 @@ class HParams:
     embedding_scale: float = 1.0
     soft_cap: float = 0.0
     logit_cap: float = 0.0
+    gates_attention: bool = False
+    recurrent: Recurrent | None = None
 
     @property
     def n_embd_q(self) -> int:
@@ -121,6 +158,18 @@ class HParams:
     def n_embd_kv(self) -> int:
         """Width of all key heads together, which is a row of the KV cache."""
         return self.n_head_kv * self.head_dim
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a block keeps a state of fixed size instead of a KV cache."""
+        return self.recurrent is not None and self.recurrent.layers[layer]
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of what the blocks remember of sequences: two states for each."""
+        kinds = {True: ("conv_state", "linear_state"), False: ("k_cache", "v_cache")}
+        return tuple(
+            f"blk.{i}.{kind}" for i in range(self.n_layer) for kind in kinds[self.is_recurrent(i)]
+        )
 
     def is_windowed(self, layer: int) -> bool:
         """Whether a layer sees only the last ``window`` tokens."""

@@ -26,7 +26,7 @@ class BatchShape:
         n_kv: Leading rows of the KV cache that attention looks at.
         n_out: Tokens that get logits.
         n_ctx: Rows of the KV cache.
-        kv_dtype: Type of the KV cache, f32 or f16.
+        kv_dtype: Type of the KV cache.
     """
 
     n_tokens: int
@@ -51,6 +51,9 @@ class ModelBuilder:
         self.kv_rows = g.input("kv_rows", (batch.n_tokens,), I32)
         pairs = (batch.n_tokens, 2)
         self.bounds = g.input("bounds", pairs, I32)
+        self.slots: Tensor | None = None
+        if self.hp.recurrent is not None:
+            self.slots = g.input("slots", (batch.n_tokens,), I32)
         self.bounds_window = self.bounds
         if self.hp.window:
             self.bounds_window = g.input("bounds_window", pairs, I32)
@@ -100,7 +103,7 @@ class ModelBuilder:
         each head of Q and K, sinks, biases, frequency factors, one weight for Q, K and V.
         """
         g, hp, blk = self.g, self.hp, f"blk.{layer}"
-        q, k, v = self._queries_keys_values(x, blk)
+        q, k, v, gate = self._queries_keys_values(x, blk)
         # After all products, as in llama.cpp: a device may join neighbours that are alike.
         rope = hp.rope_of(layer)
         q, k = self.rotate(q, rope, "Qcur_rope"), self.rotate(k, rope, "Kcur_rope")
@@ -117,12 +120,19 @@ class ModelBuilder:
             soft_cap=hp.soft_cap,
             name="kqv",
         )
+        if gate is not None:
+            kqv = g.mul(kqv, g.sigmoid(gate, name="gate_sigmoid"), name="attn_gated")
         merged = g.reshape(kqv, -1, hp.n_embd_q)
         return self.linear(merged, f"{blk}.attn_output", "kqv_out")
 
-    def _queries_keys_values(self, x: Tensor, blk: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Return heads of Q (T, H, D) and K (T, G, D) before their rotation, and V (T, G*D)."""
-        hp = self.hp
+    def _queries_keys_values(
+        self, x: Tensor, blk: str
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return heads of Q (T, H, D) and K (T, G, D) before their rotation, V (T, G*D), a gate.
+
+        The gate (T, H, D) is None where attention has none.
+        """
+        g, hp, gate = self.g, self.hp, None
         widths = (hp.n_embd_q, hp.n_embd_kv, hp.n_embd_kv)
         if self.has(f"{blk}.attn_qkv.weight"):
             q, k, v = self.columns(self.linear(x, f"{blk}.attn_qkv", "wqkv"), widths)
@@ -130,8 +140,12 @@ class ModelBuilder:
             q = self.linear(x, f"{blk}.attn_q", "Qcur")
             k = self.linear(x, f"{blk}.attn_k", "Kcur")
             v = self.linear(x, f"{blk}.attn_v", "Vcur")
+        if hp.gates_attention:
+            q, gate = self.columns(
+                g.reshape(q, -1, hp.n_head, 2 * hp.head_dim), (hp.head_dim, hp.head_dim)
+            )
         q = self._heads(q, f"{blk}.attn_q", "Qcur", hp.n_head)
-        return q, self._heads(k, f"{blk}.attn_k", "Kcur", hp.n_head_kv), v
+        return q, self._heads(k, f"{blk}.attn_k", "Kcur", hp.n_head_kv), v, gate
 
     def columns(self, x: Tensor, widths: Sequence[int]) -> list[Tensor]:
         """Return views of neighbouring parts of the last axis of x, of these widths."""
@@ -143,9 +157,11 @@ class ModelBuilder:
 
     def _heads(self, x: Tensor, weight: str, label: str, n_head: int) -> Tensor:
         """Return x (T, n_head * D) as heads (T, n_head, D), normalised if the model does that."""
-        shape = (x.shape[0], n_head, self.hp.head_dim)
-        row, item = x.strides
-        heads = self.g.view(x, shape, (row, self.hp.head_dim * item, item))
+        heads = x
+        if len(x.shape) == len(("token", "element")):
+            shape = (x.shape[0], n_head, self.hp.head_dim)
+            row, item = x.strides
+            heads = self.g.view(x, shape, (row, self.hp.head_dim * item, item))
         if self.has(f"{weight}_norm.weight"):
             heads = self.norm(heads, f"{weight}_norm", f"{label}_normed")
         return heads
@@ -249,6 +265,15 @@ class ModelBuilder:
             flat = g.scale(flat, hp.expert_scale, name="ffn_moe_weights_scaled")
         return chosen, g.reshape(flat, -1, hp.n_expert_used, 1)
 
+    def experts_and_shared(self, x: Tensor, layer: int) -> Tensor:
+        """Add the results of the chosen experts and of the shared one, which has a gate."""
+        g = self.g
+        out = self.experts(x, layer, router="all")
+        shared = self.feed_forward(x, layer, suffix="_shexp")
+        gate = g.reshape(self.weight(f"blk.{layer}.ffn_gate_inp_shexp.weight"), 1, -1)
+        share = g.sigmoid(g.mul_mat(gate, x, name="shexp_gate_inp"), name="shexp_gate")
+        return g.add(out, g.mul(shared, share, name="ffn_shexp_gated"), name="ffn_out")
+
     def _expert_linear(self, x: Tensor, ids: Tensor, weight: str, label: str) -> Tensor:
         """Multiply x (T, U or 1, n_in) by each chosen expert's weight, plus its bias if any."""
         out = self.g.mul_mat_id(self.weight(f"{weight}.weight"), x, ids, name=label)
@@ -284,14 +309,19 @@ class ModelBuilder:
         with g.scope(blk):
             attend = attention or self.attention
             out = attend(self.norm(x, f"{blk}.attn_norm", "attn_norm"), layer)
-            if layer == self.hp.n_layer - 1 and self.out_rows is not None:
-                out = g.get_rows(out, self.out_rows, name="attn_out_rows")
-                x = g.get_rows(x, self.out_rows, name="inp_out_rows")
+            out, x = self.wanted_rows(out, x, layer)
             out = self.norm(out, after[0], "attn_post_norm") if after else out
             x = g.add(out, x, name="ffn_inp")
             hidden = ffn(self.norm(x, f"{blk}.{ffn_norm}", "ffn_norm"), layer)
             hidden = self.norm(hidden, after[1], "ffn_post_norm") if after else hidden
             return g.add(hidden, x, name="l_out")
+
+    def wanted_rows(self, out: Tensor, x: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the rows that get logits, in the last block, of a result and of its residual."""
+        if layer != self.hp.n_layer - 1 or self.out_rows is None:
+            return out, x
+        rows = self.g.get_rows(out, self.out_rows, name="attn_out_rows")
+        return rows, self.g.get_rows(x, self.out_rows, name="inp_out_rows")
 
     def head(self, x: Tensor) -> Tensor:
         """Return the logits (n_out, n_vocab) of the hidden states x (n_out, n_embd)."""

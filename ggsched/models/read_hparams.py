@@ -53,7 +53,7 @@ def read_hparams(file: GgufFile) -> HParams:
         head_dim=head_dim,
         n_ff=n_ff,
         norm_eps=keys.real("attention.layer_norm_rms_epsilon", 1e-30, 1.0),
-        attn_scale=1.0 / math.sqrt(head_dim),
+        attn_scale=1.0 / math.sqrt(head_dim) if head_dim else 0.0,
         rope=_rope(keys, arch, head_dim, n_ctx_train),
         n_expert=n_expert,
         n_expert_used=n_expert_used,
@@ -73,6 +73,8 @@ def _arch(file: GgufFile) -> Architecture:
 
 
 def _heads(keys: Keys, arch: Architecture, n_embd: int) -> tuple[int, int, int]:
+    if not arch.has_attention:
+        return 0, 0, 0
     n_head = keys.count("attention.head_count", 1 << 16)
     n_head_kv = keys.count("attention.head_count_kv", 1 << 16, default=n_head)
     if n_head % n_head_kv:
@@ -95,6 +97,8 @@ def _heads(keys: Keys, arch: Architecture, n_embd: int) -> tuple[int, int, int]:
 
 def _feed_forward(keys: Keys, arch: Architecture) -> tuple[int, int, int]:
     """Return (experts, experts per token, width of the network or of one expert)."""
+    if not arch.has_attention:
+        return 0, 0, 0
     if arch.experts == "none":
         return 0, 0, keys.count("feed_forward_length", 1 << 24)
     needed = None if arch.experts == "all" else 0
@@ -131,6 +135,8 @@ def _vocab(file: GgufFile, keys: Keys) -> int:
 
 
 def _rope(keys: Keys, arch: Architecture, head_dim: int, n_ctx_train: int) -> RopeParams:
+    if not arch.has_attention:
+        return RopeParams(0, arch.pairing, 1.0)
     n_dims = keys.count("rope.dimension_count", 1 << 14, default=head_dim)
     if n_dims % 2 or n_dims > head_dim:
         why = f"it must be even and at most the head's width of {head_dim}"

@@ -25,18 +25,32 @@ from ggsched.ir.dtype import I32
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.models.batches import Span, kv_bucket
+from ggsched.passes.shard.names import part_of
 from ggsched.run.call_guard import CallGuard, guarded
 
 if TYPE_CHECKING:
     from ggsched.models.batch_runner import BatchRunner
     from ggsched.models.session_options import SessionOptions
+    from ggsched.models.spec import ModelSpec
     from ggsched.scheduler import Scheduler
+
+
+def refuse_to_cut(spec: "ModelSpec", what: str, hint: str) -> None:
+    """Refuse to forget the end of a sequence where a block keeps one state for all of it.
+
+    Raises:
+        UsageError: there is such a block.
+    """
+    if spec.hparams.recurrent is not None:
+        why = f"blocks of {spec.hparams.arch} keep a state that cannot be rolled back"
+        raise UsageError(f"{what} cannot be cut", why=why, hint=hint)
 
 
 class _Owner(Protocol):
     """What sequences use of their session."""
 
     options: "SessionOptions"
+    spec: "ModelSpec"
     batches: "BatchRunner"
     scheduler: "Scheduler"
 
@@ -142,6 +156,8 @@ class Sequences:
         if not 0 <= n_tokens <= past:
             what = f"sequence {sequence} cannot be cut to {n_tokens} tokens"
             raise UsageError(what, why=f"it has {past}")
+        if n_tokens not in (0, past):
+            refuse_to_cut(self._session.spec, f"sequence {sequence}", "copy() it before the draft")
         self._slots[sequence].n_past = n_tokens
 
     @guarded(is_open=True)
@@ -166,6 +182,9 @@ class Sequences:
             rows = np.arange(count, dtype=np.int32)
             source, target = self._slots[sequence].first_row, self._slots[made].first_row
             given = {"source": source + rows, "target": target + rows}
+            slots = {"source_slot": sequence, "target_slot": made}
+            given |= {name: np.array([slot], np.int32) for name, slot in slots.items()}
+            given = {name: array for name, array in given.items() if name in graph}
             self._session.scheduler.run(graph, given, self._session.batches.constraints)
         self._slots[made].n_past = past
         return made
@@ -197,7 +216,7 @@ class Sequences:
                     hint="use a larger context, or fewer sequences",
                 )
             whole = np.asarray(ids, np.int32)
-            spans.append(Span(whole, past, self._slots[sequence].first_row))
+            spans.append(Span(whole, past, self._slots[sequence].first_row, sequence))
         logits = self._session.batches.run_spans(spans)
         for sequence, span in zip(tokens, spans, strict=True):
             self._slots[sequence].n_past = span.n_past + len(span.tokens)
@@ -216,10 +235,12 @@ class Sequences:
         model = self._session.batches.graph(1, 0, 1)
         g = GraphBuilder(f"copy {count} rows of the cache")
         source, target = g.input("source", (count,), I32), g.input("target", (count,), I32)
+        slots = g.input("source_slot", (1,), I32), g.input("target_slot", (1,), I32)
         outputs = []
         for t in model.tensors:
             if t.role is Role.STATE and not t.is_view:
                 cache = g.state(t.name, t.shape, t.dtype)
-                written = g.set_rows(cache, g.get_rows(cache, source), target, name=t.name)
-                outputs.append(g.cont(g.rows(written, 0, 1)))
+                of, to = slots if part_of(t.name)[0].endswith("_state") else (source, target)
+                written = g.set_rows(cache, g.get_rows(cache, of), to, name=t.name)
+                outputs.append(g.cont(g.rows(written, 0, 1), "f32"))
         return g.build(*outputs)

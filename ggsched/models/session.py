@@ -25,7 +25,7 @@ from ggsched.models.memory_need import MemoryNeed
 from ggsched.models.offload import EMBEDDING, Homes, source_name
 from ggsched.models.quick_rates import WORTH_NBYTES, with_links, with_products
 from ggsched.models.sampling import Sampling
-from ggsched.models.sequences import Sequences
+from ggsched.models.sequences import Sequences, refuse_to_cut
 from ggsched.models.session_options import SessionOptions
 from ggsched.models.sharing import Sharing, check_sharing, placement_of, sharing_options
 from ggsched.models.spec import ModelSpec, cache_dtype
@@ -74,7 +74,9 @@ class Session:
         self.options = options or SessionOptions()
         self.options.check()
         dtype = cache_dtype(model.spec, self.options.cache_type)
-        self.spec: ModelSpec = replace(model.spec, cache_dtype=dtype)
+        self.spec: ModelSpec = replace(
+            model.spec, cache_dtype=dtype, n_slots=self.options.n_parallel
+        )
         self.sharing: Sharing | None = None
         is_shared = self.options.split_mode == "tensor"
         if is_shared:
@@ -202,6 +204,7 @@ class Session:
         *,
         stop: frozenset[int] = frozenset(),
         on_logits: Callable[[np.ndarray], None] | None = None,
+        keep: int | None = None,
     ) -> Iterator[int]:
         """Feed a prompt, then yield up to ``n_predict`` tokens, the stop token not among them.
 
@@ -213,16 +216,26 @@ class Session:
             n_predict: Tokens at most.
             sampling: Greedy where not given.
             stop: Ids that end the generation. It ends early, with a warning, when the context is
-                full.
+                full, unless ``keep`` is given.
             on_logits: Called with the logits (rows, vocabulary) of all that is fed: of every
                 prompt token, then of each generated token but the last. The session may be used
                 in it, as between two tokens.
+            keep: Go on when the context is full: the first ``keep`` tokens and the later half of
+                the others are fed again as a sequence of their own; -1 keeps the prompt. The
+                sequence has to begin with this prompt.
 
         Raises:
-            UsageError: as ``feed``, or the sequence was changed since the last token.
+            UsageError: as ``feed``, the sequence was changed since the last token, or ``keep``
+                leaves nothing to forget.
         """
         return generate(
-            self, prompt, n_predict, sampling or Sampling(), stop=stop, on_logits=on_logits
+            self,
+            prompt,
+            n_predict,
+            sampling or Sampling(),
+            stop=stop,
+            on_logits=on_logits,
+            keep=keep,
         )
 
     @cached_property
@@ -237,6 +250,9 @@ class Session:
         What it left in the cache is masked, so it need not be cleared; only numbers that are not
         finite would get through, because zero times infinity is not zero.
         """
+        self._reset()
+
+    def _reset(self) -> None:
         self._n_past = 0
         self._edits += 1
         if self.batches.has_nonfinite:
@@ -251,8 +267,9 @@ class Session:
             n_tokens: How many stay.
 
         Raises:
-            UsageError: the sequence is shorter, the number is negative, or numbers that are not
-                finite may be in the cache (then only ``reset`` clears them).
+            UsageError: the sequence is shorter, the number is negative, blocks of the model keep
+                states that cannot be rolled back, or numbers that are not finite may be in the
+                cache (then only ``reset`` clears them).
         """
         if not 0 <= n_tokens <= self._n_past:
             what = f"the sequence cannot be cut to {n_tokens} tokens"
@@ -260,6 +277,9 @@ class Session:
         if not n_tokens:
             self.reset()
             return
+        if n_tokens < self._n_past:
+            hint = "call reset() and feed the tokens again, or copy() one of session.sequences"
+            refuse_to_cut(self.spec, "the sequence", hint)
         if self.batches.has_nonfinite:
             raise UsageError(
                 "the sequence cannot be cut",

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final, Literal
 
+from ggsched.errors import UsageError
 from ggsched.ir.dtype import F16, F32, DType
+from ggsched.ir.shapes import KV_DTYPES
 from ggsched.models.hparams import HParams
 
 WeightPolicy = Literal["expand", "packed"]
-CacheType = Literal["auto", "f32", "f16"]
-CACHE_DTYPES: Final[Mapping[str, DType]] = {"f32": F32, "f16": F16}
+CacheType = Literal["auto", "f32", "f16", "bf16", "q8_0"]
+CACHE_DTYPES: Final[Mapping[str, DType]] = {t.name: t for t in KV_DTYPES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +62,29 @@ class ModelSpec:
         has_copied_output: Whether the output matrix is a second copy of the embedding, see
             ``ggsched.models.offload``.
         cache_dtype: Type of the KV cache; see ``cache_dtype``.
+        n_slots: Sequences that recurrent blocks keep a state of.
     """
 
     hparams: HParams
     weights: Mapping[str, WeightSpec]
     has_copied_output: bool = False
     cache_dtype: DType = F32
+    n_slots: int = 1
 
     @property
     def is_tied(self) -> bool:
         """Whether the embedding serves as the output matrix too."""
         return "output.weight" not in self.weights
 
-    def cache_nbytes(self, n_ctx: int) -> int:
-        """Return the bytes of the keys, or the values, of one layer."""
-        return n_ctx * self.cache_dtype.row_nbytes(self.hparams.n_embd_kv)
+    def state_nbytes(self, n_ctx: int) -> dict[str, int]:
+        """Return the bytes of each state by name: KV caches, and states of recurrent blocks."""
+        hp, r = self.hparams, self.hparams.recurrent
+        cache = n_ctx * self.cache_dtype.row_nbytes(hp.n_embd_kv)
+        own = {"k_cache": cache, "v_cache": cache}
+        if r is not None:
+            rows = {"conv_state": (r.taps - 1) * r.n_channels, "linear_state": r.width * r.key_dim}
+            own |= {kind: self.n_slots * F32.row_nbytes(n) for kind, n in rows.items()}
+        return {name: own[name.rpartition(".")[2]] for name in hp.state_names}
 
 
 def cache_dtype(spec: ModelSpec, asked: CacheType) -> DType:
@@ -82,9 +92,19 @@ def cache_dtype(spec: ModelSpec, asked: CacheType) -> DType:
 
     ``auto`` is f16, as in llama.cpp, unless all matrices of the model are f32: then the cache would
     be the only thing that is rounded.
+
+    Raises:
+        UsageError: heads are not whole blocks of the type that is asked for.
     """
     if asked != "auto":
-        return CACHE_DTYPES[asked]
+        dtype, width = CACHE_DTYPES[asked], spec.hparams.head_dim
+        if width % dtype.block:
+            raise UsageError(
+                f"a KV cache of {asked} for heads of {width} elements",
+                why=f"blocks of {asked} hold {dtype.block} elements of one head",
+                hint="use f16 or bf16",
+            )
+        return dtype
     is_exact = all(w.dtype is F32 for w in spec.weights.values())
     return F32 if is_exact else F16
 
@@ -160,3 +180,10 @@ def expert_needs(hp: HParams, layer: int, *, bias: bool) -> Iterator[WeightNeed]
         yield WeightNeed(f"{blk}.{name}.weight", (experts, n_out, n_in), matrix=True)
         if bias:
             yield WeightNeed(f"{blk}.{name}.bias", (experts, n_out))
+
+
+def shared_expert_needs(hp: HParams, layer: int) -> Iterator[WeightNeed]:
+    """Yield the router and experts of a block, and the expert of all tokens with its gate."""
+    yield from expert_needs(hp, layer, bias=False)
+    yield WeightNeed(f"blk.{layer}.ffn_gate_inp_shexp.weight", (hp.n_embd,))
+    yield from feed_forward_needs(hp, layer, bias=False, suffix="_shexp", width=hp.n_ff_shared)

@@ -19,7 +19,7 @@ from math import gcd, lcm
 from typing import Final
 
 from ggsched.errors import UsageError
-from ggsched.models.offload import EMBEDDING, OUTPUT, Homes, cache_names
+from ggsched.models.offload import EMBEDDING, OUTPUT, Homes
 from ggsched.models.spec import ModelSpec
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.shard.layout import Layout, Split, Whole, even_parts
@@ -106,7 +106,7 @@ def split_model(spec: ModelSpec, who: Participants) -> Shards:
     for layer in range(hp.n_layer):
         group = who.groups[layer * len(who.groups) // hp.n_layer]
         own = _Group(spec, who, group)
-        for name in (*_names(spec, layer), *cache_names(hp)[2 * layer : 2 * layer + 2]):
+        for name in (*_names(spec, layer), *hp.state_names[2 * layer : 2 * layer + 2]):
             layouts[name] = Whole(group)
         layouts.update(own.attention(layer))
         layouts.update(own.networks(layer))
@@ -126,7 +126,7 @@ def shard_homes(spec: ModelSpec, shards: Shards, who: Participants) -> Homes:
     """Return the device and the reason of each part of a weight or cache, by its new name."""
     devices: dict[str, int] = {}
     reasons: dict[str, str] = {}
-    for source in (*spec.weights, *cache_names(spec.hparams)):
+    for source in (*spec.weights, *spec.hparams.state_names):
         layout = shards.layout(source)
         for name, p in shards.members(source):
             devices[name] = who.devices[p]
@@ -173,6 +173,8 @@ class _Group:
         """Return the weights and caches of attention that are split."""
         hp, blk = self._hp, f"blk.{layer}"
         out = f"{blk}.attn_output.weight"
+        if hp.is_recurrent(layer):
+            return {}  # each device computes with the whole state
         if hp.latent is not None:
             return self._latent(blk, out)
         per_group = hp.n_head // hp.n_head_kv
@@ -183,9 +185,10 @@ class _Group:
             return tuple(n * width for n in heads)
 
         q, kv = parts(per_group * hp.head_dim), parts(hp.head_dim)
+        asked = tuple(2 * n for n in q) if hp.gates_attention else q
         found: dict[str, Layout] = {}
         for name, axis, segments in (
-            ("attn_q.weight", 0, (q,)),
+            ("attn_q.weight", 0, (asked,)),
             ("attn_q.bias", 0, (q,)),
             ("attn_k.weight", 0, (kv,)),
             ("attn_k.bias", 0, (kv,)),

@@ -99,6 +99,10 @@ def account_data(made: Account) -> Data:
             {"path": p.path, "bytes": p.nbytes, "copies": p.copies, "seconds": p.seconds}
             for p in made.paths
         ],
+        "reads": [
+            {"path": r.path, "bytes": r.nbytes, "launches": r.launches, "seconds": r.seconds}
+            for r in made.peer_reads
+        ],
     }
 
 

@@ -89,17 +89,18 @@ class CapturePlan:
         return "\n".join(line for _, line in sorted(lines))
 
 
-def plan_capture(plan: Plan, able: Collection[int]) -> CapturePlan:
+def plan_capture(plan: Plan, able: Collection[int], *, together: bool = True) -> CapturePlan:
     """Find the segments of a plan.
 
     Args:
         plan: The plan.
         able: Indices of the devices that offer capture.
+        together: Whether peers may be captured together.
     """
     alone = _capture(plan, {device: device for device in able})
     peers = {d: min(e for e in able if _are_together(plan, d, e)) for d in able}
     shared = {s.device for s in plan.streams.streams if s.device in peers}
-    if len({peers[d] for d in shared}) == len(shared):
+    if not together or len({peers[d] for d in shared}) == len(shared):
         return alone
     weights = [_weight(plan.commands[s.start : s.stop]) for s in alone.segments]
     return _capture(plan, peers) if sum(weights) < SHORT * len(weights) else alone
@@ -184,8 +185,10 @@ def _refusal(
     effects = command.effects
     if effects.blocks_host:
         return "the host waits"
+    if effects.host_writes:
+        return "the host waits for another machine"
     if effects.host_reads:
-        return "the host reads which rows to copy"
+        return "the host reads bytes while it enqueues"
     for event in effects.waits:
         if event not in recorded:
             return f"it waits for {show('event', event)}, which is recorded outside"

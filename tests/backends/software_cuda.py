@@ -18,7 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tests.backends.software_streams import DONE, Completion, Recording, Stream
+from tests.backends.software_streams import (
+    DONE,
+    HOST_CALL_PLACES,
+    Completion,
+    Recording,
+    Stream,
+)
 
 MEMORY_NBYTES = 3 << 30
 PROCESSORS = 4
@@ -32,6 +38,7 @@ class Launch(NamedTuple):
     shared: int
     stream: int
     cluster: int = 1
+    early: bool = False
 
 
 class SoftwareDriver:
@@ -148,7 +155,7 @@ class SoftwareDriver:
         assert self._here.gpu == queue.gpu, "another GPU's context is current"
         self.counts[kind] += 1
         if queue.recording is None:
-            queue.put(work)
+            queue.put(work, HOST_CALL_PLACES if kind == "host" else 1)
         else:
             queue.recording.add(queue, kind, work)
 
@@ -226,7 +233,7 @@ class SoftwareDriver:
         return self._launch(function, params, Launch((gx, gy, gz), bx, shared, stream))
 
     def launch_config(self, grid, lanes, shared_nbytes, stream, *, early=False, cluster=1):
-        return Launch(grid, lanes, shared_nbytes, stream, cluster)
+        return Launch(grid, lanes, shared_nbytes, stream, cluster, early)
 
     def launch_configured(self, config, function, params, extra):
         return self._launch(function, params, config)
@@ -235,6 +242,10 @@ class SoftwareDriver:
         kernel = self._functions[function]
         taken = kernel.taken(params)
         self.check_access(launch.stream, [v for v in taken if isinstance(v, bytes)])
+
+        queue = self._streams[launch.stream]
+        behind = queue.recording.last.get(queue, ()) if launch.early and queue.recording else ()
+        assert all(node.gpu == queue.gpu for node in behind), "early, behind another GPU's kernel"
 
         def run():
             with self._lock:
@@ -275,6 +286,7 @@ class SoftwareDriver:
         return number, len(nodes)
 
     def update_executable(self, executable, graph):
+        self.counts["graph updates"] += 1
         old, new = self._graphs[executable], self._graphs[graph]
         if _shape(old) != _shape(new):
             return "the driver refuses: topology changed"

@@ -20,6 +20,7 @@ ELEMENTWISE = (
     "gelu",
     "sigmoid",
     "tanh",
+    "softplus",
     "swiglu",
     "swiglu_oai",
     "clamp",
@@ -41,7 +42,15 @@ NODES = {
     "cpy": lambda g, x, a, b, c: g.cpy(x, g.input("y", x.shape, F16)),
     "repeat": lambda g, x, a, b, c: g.repeat(x, (2 * a, b, 3 * c)),
     "top_k": lambda g, x, a, b, c: g.top_k(x, 1),
-}
+    "short_conv": lambda g, x, a, b, c: g.op(
+        "short_conv", g.input("state", (2, 3, c)), g.reshape(x, a * b, c), g.weight("w", (c, 4)),
+        *places(g, a * b),
+    ),
+    "linear_attention": lambda g, x, a, b, c: g.op(
+        "linear_attention", g.input("state", (2, b, 3, c)), g.input("q", (a, 1, 3)),
+        g.input("k", (a, 1, 3)), x, g.input("decay", (a, b)), *places(g, a),
+    ),
+}  # fmt: skip
 
 OPERANDS = {
     "add_id": lambda g, a, b, c: (table(g, c), ids(g, a, b)),
@@ -59,6 +68,10 @@ PARAMS = {
     "scale": {"scale": 2.0, "bias": 1.0},
     "clamp": {"min": -0.5, "max": 0.5},
 }
+
+
+def places(g, tokens):
+    return g.input("slots", (tokens,), I32), g.input("at", (tokens,), I32)
 
 
 def table(g, c):
@@ -80,6 +93,8 @@ def apply(g, op, x, *, inplace=False):
 RULES = {
     "ids": LeafRule("ids", bound=5),
     "rows": LeafRule("ids", bound=4, distinct=True),
+    "slots": LeafRule("ids", bound=2),
+    "at": LeafRule("ids", bound=3),
     "mask": LeafRule("mask"),
     "positive": LeafRule("positive"),
     "x": LeafRule("ranked"),

@@ -4,23 +4,34 @@ The software's GPUs refuse kernels and copies whose operands they cannot access,
 is who is given which address, behind which event, and how long memory stays.
 """
 
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
+from benchmarks.gpu import tensor
+from benchmarks.gpu.shapes import LLAMA_8B, spec_of
 from ggsched import Scheduler
 from ggsched.config import Settings
 from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import BF16
 from ggsched.passes.place import Constraints
 from ggsched.plan.stats import plan_stats
 from ggsched.testing.conformance import ConformanceRunner, Harness, all_cases
 from ggsched.testing.conformance.harness import adapted
+from tests.backends.software_cuda import SoftwareDriver
 from tests.backends.software_kernels import in_software
 from tests.kernels.test_fibers import NEEDS, Runner
 
 pytestmark = NEEDS
 
+TINY = replace(
+    LLAMA_8B, n_layer=2, n_vocab=64, n_embd=64, n_head=4, n_head_kv=2, head_dim=32, n_ff=128,
+    rope=replace(LLAMA_8B.rope, n_dims=32),
+)  # fmt: skip
 NBYTES, PATIENCE_S = 1 << 12, 60.0
 PEERS = ("COL-1", "COL-2", "COL-3", "COL-4")
 BETWEEN = (*PEERS, "BUF-2", "CPY-3", "CPY-6", "EVT-1", "EVT-6")
@@ -50,8 +61,9 @@ def verdicts(rules):
     return passed
 
 
-def test_two_gpus_keep_the_contract(runner):
-    with in_software(runner, gpus=2):
+@pytest.mark.parametrize("arch", [80, 90])
+def test_two_gpus_keep_the_contract(runner, arch):
+    with in_software(runner, gpus=2, arch=arch):
         passed = verdicts(BETWEEN)
     wanted = {c.name for c in all_cases() if c.rule in PEERS} - UNDECLARED
     assert wanted <= passed
@@ -118,3 +130,28 @@ def test_memory_that_a_peer_reads_is_not_handed_out(runner):
         for device in devices:
             device.close()
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("arch", [80, pytest.param(90, marks=pytest.mark.slow)])
+def test_layers_that_two_gpus_share(runner, monkeypatch, arch):
+    """A step is one graph, and an exchange one kernel: the sum, the residual, the norm."""
+    seen = Counter()
+    make = SoftwareDriver.function
+
+    def function(self, cache, name, *rest, **more):
+        seen[name] += 1
+        return make(self, cache, name, *rest, **more)
+
+    monkeypatch.setattr(SoftwareDriver, "function", function)
+    with in_software(runner, arch=arch, gpus=2) as driver:
+        sides = tensor.Sides(spec_of(TINY, BF16), ["cuda:0", "cuda:1"], 12, 12)
+        one = sides.measure("one", 0, 6)
+        assert not seen["sum_norm"]
+        both = sides.measure("tensor", 0, 6)
+    assert one["difference"] < both["difference"] + 1e-9 < 1e-4
+    assert both["step_plan"]["reads_peers"]
+    assert (both["segments"], both["obstacles"], both["refused"]) == (1, 2, [])
+    assert driver.counts["graph"]
+    exchanges = 2 * TINY.n_layer * 2  # in each plan, of both devices
+    assert seen["sum_norm"] >= exchanges
+    assert seen["sum_norm"] % exchanges == 0

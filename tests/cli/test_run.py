@@ -124,6 +124,15 @@ class TestResult:
         assert len(out.split()) == 4
         assert "ggsched: warning: the context of 8 tokens is full (see -c)" in err
 
+    def test_goes_on_where_the_context_is_shifted(self, run):
+        code, out, err = run(*TOKENS, "-n", 20, "-c", 8, "--context-shift", "--keep", 2, *CPU)
+        assert code == 0
+        assert len(out.split()) == 20
+        assert "warning" not in err
+        code, _, err = run(*TOKENS, "-n", 20, "-c", 8, "--context-shift", "--keep", 7, *CPU)
+        assert code == 2
+        assert "cannot keep 7 tokens" in err
+
 
 class TestLogits:
     @pytest.mark.parametrize("n", [0, 1, 4])

@@ -19,6 +19,7 @@ def i32(*shape):
     return shape, I32
 
 
+STATES = ((2, 6, 4, 8), (5, 3, 4), (5, 3, 4), (5, 6, 8))
 FITS = [
     ("get_rows", [(5, 4), i32(3)], {}, F32, (3, 4)),
     ("get_rows", [((5, 32), MXFP4), i32(2, 3)], {}, F32, (2, 3, 32)),
@@ -52,6 +53,16 @@ FITS = [
         F32,
         (3, 6, 4),
     ),
+    ("short_conv", [(2, 3, 8), (5, 8), (8, 4), i32(5), i32(5)], {}, F32, (11, 8)),
+    ("short_conv", [(1, 1, 8), (0, 8), (8, 2), i32(0), i32(0)], {}, F32, (1, 8)),
+    ("linear_attention", [*STATES, (5, 6), i32(5), i32(5)], {}, F32, (6 * 8 * (5 + 2 * 4),)),
+    (
+        "linear_attention",
+        [*STATES, (5, 6), i32(5), i32(5), (5, 6)],
+        {"beta": True, "tiled": True},
+        F32,
+        (624,),
+    ),
     ("swiglu", [(2, 3), (2, 3)], {}, F32, (2, 3)),
     ("argsort", [(2, 3)], {}, I32, (2, 3)),
     ("top_k", [(2, 3)], {"k": 2}, I32, (2, 2)),
@@ -71,7 +82,7 @@ REFUSED = [
     ("get_rows", [(2, 5, 4), i32(3, 3)], {}, "batch axes"),
     ("get_rows", [(2, 5, 4), i32()], {}, "batch axes"),
     ("get_rows", [(5, 4), i32(1, 1, 1, 1)], {}, "at most 4 axes"),
-    ("set_rows", [((5, 4), BF16), (2, 4), i32(2)], {}, "f32 and f16 only"),
+    ("set_rows", [((5, 32), MXFP4), (2, 32), i32(2)], {}, "f32, f16, bf16 and q8_0 only"),
     ("set_rows", [(5, 4), ((2, 4), F16), i32(2)], {}, "operand 1 must be f32"),
     ("set_rows", [(5, 4), (6, 4), i32(6)], {}, "T <= R"),
     ("set_rows", [(5, 4), (2, 3), i32(2)], {}, "src"),
@@ -106,7 +117,7 @@ REFUSED = [
     ("soft_max", [(2, 3), (2,)], {"sinks": True}, "sinks"),
     ("soft_max", [(2, 3, 4), (3,)], {"sinks": True}, "sinks"),
     ("attention", [(7, 2, 4), ((7, 2, 4), F16), (3, 6, 4)], {}, "one type"),
-    ("attention", [((7, 2, 32), Q8_0), ((7, 2, 32), Q8_0), (3, 6, 32)], {}, "one type"),
+    ("attention", [((7, 2, 32), MXFP4), ((7, 2, 32), MXFP4), (3, 6, 32)], {}, "one type"),
     ("attention", [(7, 2, 4), (7, 2, 4), ((3, 6, 4), F16)], {}, "operand 2 must be f32"),
     ("attention", [(7, 2, 4), (6, 2, 4), (3, 6, 4)], {}, "needs k"),
     ("attention", [(7, 2, 4), (7, 2, 4), (3, 6, 8)], {}, "needs k"),
@@ -116,6 +127,33 @@ REFUSED = [
     ("attention", [(7, 2, 4), (7, 2, 4), (3, 6, 4), (2, 7)], {"mask": True}, "broadcast"),
     ("attention", [(7, 2, 4), (7, 2, 4), (3, 6, 4), (2,)], {"sinks": True}, "sinks"),
     ("attention", [(7, 2, 4), (7, 2, 4), (3, 6, 4), i32(3)], {"bounds": True}, "bounds"),
+    ("short_conv", [(2, 3), (5, 8), (8, 4), i32(5), i32(5)], {}, "needs state"),
+    ("short_conv", [(2, 0, 8), (5, 8), (8, 1), i32(5), i32(5)], {}, "K >= 2"),
+    ("short_conv", [(2, 3, 8), (5, 7), (8, 4), i32(5), i32(5)], {}, "needs state"),
+    ("short_conv", [(2, 3, 8), (5, 8), (8, 3), i32(5), i32(5)], {}, "needs w"),
+    ("short_conv", [(2, 3, 8), (5, 8), (8, 4), i32(4), i32(5)], {}, "slots and positions"),
+    ("short_conv", [(2, 3, 8), (5, 8), (8, 4), i32(5), (5,)], {}, "slots and positions"),
+    ("linear_attention", [*STATES[:3], (5, 6, 7), (5, 6), i32(5), i32(5)], {}, "needs state"),
+    (
+        "linear_attention",
+        [STATES[0], (5, 3, 5), (5, 3, 5), STATES[3], (5, 6), i32(5), i32(5)],
+        {},
+        "needs state",
+    ),
+    (
+        "linear_attention",
+        [STATES[0], (5, 4, 4), (5, 4, 4), STATES[3], (5, 6), i32(5), i32(5)],
+        {},
+        "multiple of G",
+    ),
+    ("linear_attention", [*STATES, (5, 3), i32(5), i32(5)], {}, "decay and beta"),
+    ("linear_attention", [*STATES, (5, 6), i32(5), i32(4)], {}, "slots and positions"),
+    (
+        "linear_attention",
+        [*STATES, (5, 6), i32(5), i32(5), (5, 3)],
+        {"beta": True},
+        "decay and beta",
+    ),
     ("swiglu", [(2, 3), (3,)], {}, "one shape"),
     ("top_k", [(2, 3)], {"k": 4}, "k=4"),
     ("top_k", [(2, 3)], {"k": 0}, "k=0"),
@@ -150,8 +188,8 @@ def test_refused(op, specs, params, words):
 
 
 def test_every_op_has_a_case():
-    gated_and_unary = {"sub", "silu", "gelu", "sigmoid", "tanh", "clamp", "swiglu_oai", "norm"}
-    assert {case[0] for case in FITS} | gated_and_unary == set(OPS)
+    unary = {"silu", "gelu", "sigmoid", "tanh", "softplus", "clamp", "norm"}
+    assert {case[0] for case in FITS} | unary | {"sub", "swiglu_oai"} == set(OPS)
 
 
 def test_unknown_op_names_the_known_ones():

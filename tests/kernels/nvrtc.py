@@ -53,6 +53,9 @@ OF_SOURCE = {
     "attention_blocks": {
         "BR": 16, "BC": 16, "MR": 4, "NR": 2, "VE": 2, "PITCH": 132, "TURNED": 0,
     },
+    "recurrent": {
+        "TAPS": 4, "COLS": 32, "OWN": 16, "EVEN": 1, "VECTORS": 0, "BETA": 1, "LANES": 256,
+    },
 }  # fmt: skip
 """Definitions of shared sources beyond those that all have."""
 
@@ -88,6 +91,8 @@ def programs():
     yield "rms_mul", _sorted({**COMMON, "LANES": 1024, "UNITS": 2})
     yield "rope_kv_write", _sorted({**COMMON, "LANES": 64})
     yield "sum_add", _sorted({**COMMON, "LANES": 64, "COUNT": 4})
+    for norm in (0, 1):
+        yield "sum_norm", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, "NORM": norm})
     for cut in ROUTES:
         yield "moe_router", _sorted({**COMMON, **cut})
     yield from attention_programs()

@@ -197,6 +197,8 @@ class Runner:
             "bounds": np.stack([0 * at, at + 1], axis=-1),
             "out_rows": rows.astype(np.int32),
         }
+        if self.model.hparams.recurrent is not None:
+            values["slots"] = np.zeros(n, np.int32)
         window = self.model.hparams.window
         if window:
             values["bounds_window"] = np.stack([np.maximum(0, at + 1 - window), at + 1], axis=-1)

@@ -137,6 +137,47 @@ FAMILIES |= {
         **_LATENT_SIZES,
     ),
 }
+_SSM = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
+
+
+def _states(taps, width, groups, heads, across):
+    """Return keys and sizes of recurrent blocks."""
+    values = (taps, width, groups, heads, heads * across)
+    keys = {f"ssm.{key}": value for key, value in zip(_SSM, values, strict=True)}
+    return keys, {
+        "taps": taps,
+        "width": width,
+        "groups": groups,
+        "v_heads": heads,
+        "across": across,
+    }
+
+
+_DELTA, _DELTA_SIZES = _states(4, 16, 2, 6, 16)
+_MAMBA, _MAMBA_SIZES = _states(4, 32, 2, 8, 16)
+HYBRID = {
+    **EXPERTS,
+    **_DELTA,
+    "rope.dimension_count": 8,
+    "expert_feed_forward_length": 32,
+    "expert_shared_feed_forward_length": 64,
+}
+_HYBRID_SIZES = {
+    "experts": 8, "expert_ff": 32, "shared": 64, "dim": 32, "layers": 4, "every": 4, **_DELTA_SIZES,
+}  # fmt: skip
+FAMILIES |= {
+    "qwen3next": _family("qwen3next", "head_norms", "ba", meta=HYBRID, **_HYBRID_SIZES),
+    "qwen35moe": _family(
+        "qwen35moe",
+        "head_norms",
+        meta={**HYBRID, "full_attention_interval": 2, "rope.dimension_sections": [2, 1, 1, 0]},
+        **{**_HYBRID_SIZES, "layers": 3, "every": 2},
+    ),
+    "mamba2": _family("mamba2", meta=_MAMBA, every=1 << 16, **_MAMBA_SIZES),
+}
+LONG = ("qwen3next-f32", "qwen3next-q8_0")
+"""Models whose logits are recorded for a prompt of 128 tokens and 64 tokens after another too."""
+
 _WIDE = {"embd": 256, "heads": 4, "kv": 2, "dim": 64, "ff": 256, "layers": 2}
 REFERENCES = {
     **{f"{name}-f32": family({"": "f32"}) for name, family in FAMILIES.items()},
@@ -192,18 +233,29 @@ def shapes(model):
             one = _latent_shapes(s)
         if has("head_norms"):
             one |= {"attn_q_norm": (d,), "attn_k_norm": (d,)}
+        if s.get("every"):
+            one = _state_shapes(model, one, (i + 1) % s["every"] != 0)
         if has("post_norms"):
             one |= {"post_attention_norm": (e,), "post_ffw_norm": (e,)}
-        if s["experts"] and i >= s.get("dense", 0):
-            one |= _expert_shapes(s)
-        elif not has("fused"):
-            one |= {"ffn_gate": (ff, e), "ffn_up": (ff, e), "ffn_down": (e, ff)}
-        found |= {f"blk.{i}.{part}.weight": shape for part, shape in one.items()}
+        one |= _network_shapes(model, i)
+        for part, shape in one.items():
+            is_whole = part.endswith((".bias", "ssm_a", "ssm_d"))
+            found[f"blk.{i}.{part}" if is_whole else f"blk.{i}.{part}.weight"] = shape
         if has("expert_bias") and i >= s["dense"]:
             found[f"blk.{i}.exp_probs_b.bias"] = (s["experts"],)
         if has("qkv_bias"):
             found |= {f"blk.{i}.attn_{part}.bias": (one[f"attn_{part}"][0],) for part in "qkv"}
     return found
+
+
+def _network_shapes(model, i):
+    """Return the shapes of the network of a block, where it is not among the others."""
+    s, e, ff = model.sizes, model.sizes["embd"], model.sizes["ff"]
+    if s["experts"] and i >= s.get("dense", 0):
+        return _expert_shapes(s)
+    if "fused" in model.parts or model.arch == "mamba2":
+        return {}
+    return {"ffn_gate": (ff, e), "ffn_up": (ff, e), "ffn_down": (e, ff)}
 
 
 def _latent_shapes(s):
@@ -221,6 +273,31 @@ def _latent_shapes(s):
         "attn_k_b": (heads, rank, s["dim"] - rotated),
         "attn_v_b": (heads, s["value"], rank),
     }
+
+
+def _state_shapes(model, attention, is_recurrent):
+    """Return the shapes of a block of a hybrid, or of Mamba-2, without its experts."""
+    s, e = model.sizes, model.sizes["embd"]
+    norms = {"attn_norm": (e,), "post_attention_norm": (e,)}
+    if not is_recurrent:
+        wide = {"attn_q": (2 * s["heads"] * s["dim"], e)}
+        kept = {part: shape for part, shape in attention.items() if part != "ffn_norm"}
+        return {**kept, **wide, **norms}
+    keys, heads, inner = s["groups"] * s["width"], s["v_heads"], s["v_heads"] * s["across"]
+    channels = 2 * keys + inner
+    own = {
+        "ssm_conv1d": (channels, s["taps"]),
+        "ssm_dt.bias": (heads,),
+        "ssm_out": (e, inner),
+    }
+    if model.arch == "mamba2":
+        more = {"ssm_in": (inner + channels + heads, e), "ssm_conv1d.bias": (channels,)}
+        more |= {"ssm_a": (heads, 1), "ssm_d": (heads, 1)}
+        return {"attn_norm": (e,), **own, **more, "ssm_norm": (s["groups"], inner // s["groups"])}
+    own |= {"attn_qkv": (channels, e), "attn_gate": (inner, e), "ssm_norm": (s["across"],)}
+    apart = {"ssm_beta": (heads, e), "ssm_alpha": (heads, e)}
+    both = {"ssm_ba": (2 * heads, e)} if "ba" in model.parts else apart
+    return {**norms, **own, **both, "ssm_a": (heads,)}
 
 
 def _expert_shapes(s):
@@ -243,12 +320,16 @@ def tensor(model_name, model, name, shape):
     if "norm" in name or "factors" in name:
         low, high = (1.0, 8.0) if "long" in name else (0.75, 1.25)
         return _f32(rng.uniform(low, high, shape))
+    if name.endswith(".ssm_a"):
+        return _f32(-np.exp(rng.uniform(-3.0, 1.0, shape)))
+    if name.endswith(".ssm_d"):
+        return _f32(rng.uniform(0.75, 1.25, shape))
     if len(shape) == 1:
         return _f32(rng.uniform(-0.25, 0.25, shape))
     is_vocabulary = name in ("token_embd.weight", "output.weight")
     amp = np.sqrt(3.0) * (0.25 if is_vocabulary else 1 / np.sqrt(shape[-1]))
     kind = next(kind for part, kind in model.kind.items() if part in name)
-    if "gate_inp" in name or kind == "f32":
+    if "gate_inp" in name or "conv1d" in name or kind == "f32":
         return _f32(rng.uniform(-amp, amp, shape))
     if kind in GGML_BLOCKS:
         raw = _centred(random_blocks(dtype_by_name(kind), shape, amp, rng), kind).tobytes()

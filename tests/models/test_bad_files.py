@@ -15,6 +15,7 @@ from ggsched.models.load import load_model, weight_array
 from tests.models.gguf_layout import string_bytes
 from tests.models.gguf_mutants import gguf_mutants
 from tests.models.helpers import ORACLE, tiny_gguf
+from tests.models.reference_models import write_reference
 from tests.models.vocabularies import BPE_META, SPM_META
 
 MAX_SECONDS = 5.0  # a mutant takes milliseconds; this is about hangs on a busy machine
@@ -88,6 +89,8 @@ def sources(tmp_path):
     yield "q8_0", (ORACLE / "llama-tiny-q8_0.gguf").read_bytes()
     yield "gpt-oss", tiny_gguf(small, "gpt-oss").read_bytes()
     yield "qwen3moe", tiny_gguf(small, "qwen3moe").read_bytes()
+    for name in ("qwen3next-f32", "mamba2-f32"):
+        yield name, write_reference(small, name).read_bytes()
     for kind, meta in (("bpe", BPE_META), ("spm", SPM_META)):
         vocab = len(meta["tokenizer.ggml.tokens"])
         data = tiny_gguf(small, "llama", meta=meta, vocab=vocab).read_bytes()
@@ -95,7 +98,15 @@ def sources(tmp_path):
 
 
 # With vocabularies most fields are elements of arrays, all alike.
-STEPS = {"q8_0": 3, "gpt-oss": 4, "qwen3moe": 4, "bpe": 24, "spm": 60}
+STEPS = {
+    "q8_0": 3,
+    "gpt-oss": 4,
+    "qwen3moe": 4,
+    "qwen3next-f32": 40,
+    "mamba2-f32": 20,
+    "bpe": 24,
+    "spm": 60,
+}
 
 
 def test_mutants_end_in_one_line(tmp_path):

@@ -16,9 +16,11 @@ from ggsched.scheduler import Scheduler
 from tests.backends.software_kernels import in_software
 from tests.kernels.test_fibers import NEEDS, Runner
 from tests.models.helpers import ORACLE
+from tests.models.reference_models import write_reference
 
 pytestmark = NEEDS
 
+REFERENCE = ORACLE.parent / "reference"
 BOUND = 1e-4
 STEPS = 3
 
@@ -58,6 +60,23 @@ def test_logits(gpus, arch, name, devices):
     with gpus(arch) as driver:
         check_logits(name, devices)
     assert driver.counts["graph"], "steps behind the first two are replayed"
+
+
+@pytest.mark.slow
+def test_steps_of_a_model_with_states_are_replayed(gpus, tmp_path):
+    """One replay for each step, and no update: the states are where they were."""
+    recorded = np.load(REFERENCE / "qwen3next-f32.npz")
+    model = load_model(write_reference(tmp_path / "m.gguf", "qwen3next-f32"))
+    with gpus(90) as driver, Session(model, ONE, SessionOptions(n_ctx=64)) as session:
+        rows = [session.feed(recorded["dec_prompt"])]
+        replays, updates = [], []
+        for token in recorded["dec_tokens"][:5]:
+            rows.append(session.feed([int(token)]))
+            replays.append(driver.counts["graph"])
+            updates.append(driver.counts["graph updates"])
+    assert np.diff(replays).tolist()[1:] == [1, 1, 1]
+    assert np.diff(updates).tolist()[1:] == [0, 0, 0]
+    assert np.abs(np.concatenate(rows) - recorded["dec_logits"][:6]).max() < BOUND
 
 
 @pytest.mark.parametrize("arch", [pytest.param(80, marks=pytest.mark.slow), 90])

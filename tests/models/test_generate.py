@@ -169,6 +169,34 @@ class TestLimits:
             assert session.n_past == 10
         assert "the context of 10 tokens is full" in caplog.text
 
+    @pytest.mark.parametrize(("keep", "stays"), [(0, 0), (2, 2), (-1, len(PROMPT))])
+    def test_a_shifted_context_is_a_sequence_of_its_own(self, model, caplog, keep, stays):
+        """Each token is the one that follows what is left of the others."""
+        with opened(model, n_ctx=12) as session, opened(model, n_ctx=12) as other:
+            found = list(session.generate(PROMPT, 20, keep=keep))
+            seen = list(PROMPT)
+            for token in found:
+                if len(seen) == 13:  # the last token found the context full
+                    del seen[stays : stays + (len(seen) - stays) // 2]
+                other.reset()
+                assert token == int(other.feed(seen)[0].argmax())
+                seen.append(token)
+        assert len(found) == 20
+        assert not caplog.text
+
+    @pytest.mark.parametrize(
+        ("keep", "message"), [(11, "cannot keep 11 tokens"), (-2, "cannot keep -2 tokens")]
+    )
+    def test_keeping_everything(self, model, keep, message):
+        with opened(model, n_ctx=12) as session, pytest.raises(UsageError, match=message):
+            next(session.generate(PROMPT, 20, keep=keep))
+
+    def test_tokens_that_generation_has_not_seen(self, model):
+        with opened(model, n_ctx=12) as session:
+            session.feed([1])
+            with pytest.raises(UsageError, match="which generation has not seen"):
+                next(session.generate(PROMPT, 20, keep=0))
+
     @pytest.mark.parametrize("sizes", [{"n_ctx": 0}, {"n_batch": 0}, {"n_ubatch": -1}])
     def test_sizes(self, model, sizes):
         with pytest.raises(UsageError, match="at least 1"):

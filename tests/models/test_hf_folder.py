@@ -7,6 +7,8 @@ import pytest
 
 from ggsched.errors import ModelError
 from ggsched.models.load import load_model
+from ggsched.models.memory_check import check_memory
+from ggsched.models.session import Session, SessionOptions
 from tests.models.helpers import Runner, tiny_arrays, tiny_gguf, tiny_meta
 from tests.models.vocabularies import BPE_META, PREFIX
 
@@ -104,6 +106,71 @@ def test_qwen2_is_not_reordered(tmp_path):
     file = load_model(tiny_gguf(tmp_path / "m.gguf", meta=meta, vocab=len(VOCAB)))
     folder = load_model(write_folder(tmp_path, "qwen2", reorder=False))
     np.testing.assert_array_equal(Runner(folder).feed([1, 2, 3]), Runner(file).feed([1, 2, 3]))
+
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+PARTS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+
+
+def write_experts(folder, drop="", narrow="", **changes):
+    """Write a folder with a tensor for each expert, in two files; return the arrays joined."""
+    arrays = tiny_arrays("qwen3moe", experts=4, vocab=len(VOCAB))
+    items = {}
+    for name, array in arrays.items():
+        *_, part, _kind = name.split(".")
+        if part.endswith("_exps"):
+            kind = part.removesuffix("_exps").removeprefix("ffn_")
+            for i, one in enumerate(array):
+                items[f"model.layers.0.mlp.experts.{i}.{kind}_proj.weight"] = one
+        elif part == "ffn_gate_inp":
+            items["model.layers.0.mlp.gate.weight"] = array
+        elif part in PARTS:
+            items[f"model.layers.0.{PARTS[part]}.weight"] = array
+        else:
+            items[hf_name(name)] = array
+    items = {k: np.ascontiguousarray(a[:8] if k == narrow else a) for k, a in items.items()}
+    rest = [(k, a) for k, a in sorted(items.items()) if k != drop]
+    for i in range(2):
+        save_file(dict(rest[i::2]), folder / f"model-{i}.safetensors")
+    config = config_of("qwen3_moe", **{"norm_topk_prob": True, **EXPERTS, **changes})
+    (folder / "config.json").write_text(json.dumps(config))
+    return arrays
+
+
+@pytest.mark.parametrize("weights", ["packed", "expand"])
+def test_experts_in_tensors_of_their_own(tmp_path, weights):
+    arrays = write_experts(tmp_path)
+    path = tiny_gguf(tmp_path / "m.gguf", "qwen3moe", arrays=arrays, vocab=len(VOCAB))
+    file, folder = load_model(path), load_model(tmp_path, weights=weights)
+    assert folder.spec.weights == file.spec.weights
+    tokens = [3, 1, 4, 1, 5]
+    np.testing.assert_array_equal(Runner(folder).feed(tokens), Runner(file).feed(tokens))
+    with Session(folder, ["cpu:0"], SessionOptions(n_ctx=32)) as session:
+        check_memory(session, len(tokens))
+        found = session.feed(tokens, all_logits=True)
+    np.testing.assert_allclose(found, Runner(file).feed(tokens), atol=1e-4)
+
+
+LAST = "model.layers.0.mlp.experts.1.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"drop": LAST}, "expert 1 is missing"),
+        ({"narrow": LAST}, "experts differ in type or shape"),
+        ({"num_experts": 5}, "needs [5, 32], has [4, 32]"),
+        ({"norm_topk_prob": False}, "norm_topk_prob 'False' is not supported"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step '2' is not supported"),
+        ({"mlp_only_layers": [0]}, "mlp_only_layers '[0]' is not supported"),
+    ],
+)
+def test_experts_that_are_refused(tmp_path, changes, word):
+    write_experts(tmp_path, **changes)
+    with pytest.raises(ModelError) as info:
+        load_model(tmp_path)
+    assert word in str(info.value)
+    assert str(info.value).isprintable()
 
 
 def test_tokenizer_and_template(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import F32
 from ggsched.models.load import load_model
-from ggsched.models.offload import Offload, OverrideRule, cache_names, find_homes
+from ggsched.models.offload import Offload, OverrideRule, find_homes
 from ggsched.models.spec import ModelSpec, WeightSpec
 from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.model import Topology
@@ -85,7 +85,7 @@ class TestLayers:
 
     def test_every_weight_and_cache_has_a_home_with_a_reason(self, llama):
         homes = find_homes(llama, GPU_CPU, Offload(n_gpu_layers=2))
-        names = {*llama.weights, *cache_names(llama.hparams)}
+        names = {*llama.weights, *llama.hparams.state_names}
         assert set(homes.devices) == set(homes.reasons) == names
         assert homes.reasons["blk.0.attn_q.weight"] == "block 0 is on the host (-ngl)"
         assert homes.reasons["blk.2.k_cache"] == "block 2 is offloaded (-ngl)"

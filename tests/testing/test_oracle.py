@@ -182,7 +182,43 @@ def test_attention():
     check(out, [[[4], [4], [2], [2]]])
 
 
+def test_short_conv():
+    state, taps = f32((1, 2), (3, 4)).reshape(2, 2, 1), f32((1, 10, 100))
+    x = vec(5, 6, 7, 8).reshape(4, 1)
+    # Slot 1 goes on from 3, 4; slot 0 begins, so that 1, 2 do not count.
+    found = compute("short_conv", state, x, taps, i32([1, 0, 1, 0]), i32([9, 0, 10, 1]))
+    outputs, states = [543, 600, 754, 860], [6, 8, 5, 7]
+    check(found, np.array([*outputs, *states])[:, None])
+
+
+def test_linear_attention():
+    state, decay = np.full((1, 1, 1, 1), 4, np.float32), np.log(f32((0.5,), (0.25,)))
+    q, k, v = (np.array(n, np.float32).reshape(2, 1, 1) for n in ((1, 10), (2, 3), (5, 7)))
+    slots, at = i32([0, 0]), i32([8, 9])
+    # 4 * 0.5 + 2 * 5 = 12, and 12 * 0.25 + 3 * 7 = 24
+    plain = compute("linear_attention", state, q, k, v, decay, slots, at, scale=2.0)
+    check(plain, [2 * 12, 2 * 240, 24])
+    # 2 + 2 * (5 - 2 * 2) = 4 with beta 1, and 1 + 3 * 0.5 * (7 - 3 * 1) = 7
+    beta = f32((1,), (0.5,))
+    check(
+        compute("linear_attention", state, q, k, v, decay, slots, at, beta, beta=True), [4, 70, 7]
+    )
+    begins = compute("linear_attention", state, q, k, v, decay, slots, i32([8, 0]))
+    check(begins, [12, 210, 21])
+
+
+def test_heads_that_share_keys():
+    state, decay = np.zeros((1, 4, 1, 1), np.float32), f32((0, 0, 0, 0))
+    keys = f32((1, 10)).reshape(1, 2, 1)
+    rest = (np.ones((1, 4, 1), np.float32), decay, i32([0]), i32([0]))
+    found = compute("linear_attention", state, np.ones_like(keys), keys, *rest)
+    check(found[:4], [1, 1, 10, 10])
+    found = compute("linear_attention", state, np.ones_like(keys), keys, *rest, tiled=True)
+    check(found[:4], [1, 10, 1, 10])
+
+
 def test_gates():
+    check(compute("softplus", vec(0, 100, -100)), [math.log(2), 100, 0])
     check(compute("silu", vec(2, 0)), [2 * sig(2), 0])
     inner = math.sqrt(2 / math.pi) * (2 + 0.044715 * 8)
     check(compute("gelu", vec(2, 0)), [1 + math.tanh(inner), 0])

@@ -73,6 +73,11 @@ def _tanh(node: Node, site: CpuLoweringContext) -> list[Call]:
     return [(np.tanh, (x, out))]
 
 
+def _softplus(node: Node, site: CpuLoweringContext) -> list[Call]:
+    x, out = flat(node.inputs[0], node.out)
+    return [(np.logaddexp, (x, constant(0.0), out))]
+
+
 def _swiglu(node: Node, site: CpuLoweringContext) -> list[Call]:
     gate, up, out = flat(*node.inputs, node.out)
     room = _room(out, site, gate, up)
@@ -124,6 +129,7 @@ EMITTERS: Final[Mapping[str, Callable[[Node, CpuLoweringContext], list[Call]]]] 
     "gelu": _gelu,
     "sigmoid": _sigmoid,
     "tanh": _tanh,
+    "softplus": _softplus,
     "swiglu": _swiglu,
     "swiglu_oai": _swiglu_oai,
 }

@@ -12,15 +12,21 @@ from ggsched.models.arch import (
     gemma3,
     gptoss,
     llama,
+    mamba2,
     phi3,
     qwen2,
     qwen2moe,
     qwen3,
     qwen3moe,
+    qwen3next,
+    qwen35moe,
 )
 from ggsched.models.architecture import Architecture
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     module.ARCHITECTURE.name: module.ARCHITECTURE
-    for module in (llama, qwen3moe, gptoss, qwen2, qwen3, qwen2moe, gemma2, gemma3, phi3, deepseek2)
+    for module in (
+        *(llama, qwen3moe, gptoss, qwen2, qwen3, qwen2moe, gemma2, gemma3, phi3, deepseek2),
+        *(qwen3next, qwen35moe, mamba2),
+    )
 }

@@ -67,6 +67,9 @@ def node_size(graph: Graph, node: Node) -> tuple[float, float]:
             return 2.0 * result.shape[0] * result.shape[1] * products, nbytes
         case "get_rows" | "set_rows":
             return 0.0, 2.0 * (result.nbytes if node.op == "get_rows" else operands[1].nbytes)
+        case "linear_attention":
+            state, values = operands[0], operands[3]
+            return 6.0 * values.size * state.shape[2], nbytes
         case "argsort" | "top_k":
             return 8.0 * operands[0].size, nbytes
         case _:

@@ -320,7 +320,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "add_id": _add_id,
     **dict.fromkeys(("add", "sub", "mul", "div", "scale"), _elementwise),
     **dict.fromkeys(
-        ("silu", "gelu", "sigmoid", "tanh", "clamp", "swiglu", "swiglu_oai"), _broadcast
+        ("silu", "gelu", "sigmoid", "tanh", "softplus", "clamp", "swiglu", "swiglu_oai"), _broadcast
     ),
     **dict.fromkeys(("rms_norm", "norm", "soft_max", "argsort", "top_k"), _along_rows),
     "rope": _rope,

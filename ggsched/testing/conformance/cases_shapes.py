@@ -264,12 +264,15 @@ def lch3_silu_far_below_zero(w: TestContext) -> None:
                 check_graph(w, q, drawn, {n: values[n] for n in ("x", "y")[: len(operands)]})
 
 
-@case("LCH-3", "sigmoid, tanh, gelu and soft_max of finite numbers are finite, far from zero too.")
+@case(
+    "LCH-3",
+    "sigmoid, tanh, softplus, gelu and soft_max of finite numbers are finite, far from zero too.",
+)
 def lch3_far_from_zero(w: TestContext) -> None:
     q = w.stream()
     row = np.array([-1e30, -1e4, -104.0, -89.0, -60.0, 46.0, 89.0, 104.0, 1e4], np.float32)
     large = np.where(row == np.float32(1e4), np.float32(1e30), row)
-    for op in ("sigmoid", "tanh", "gelu", "soft_max"):
+    for op in ("sigmoid", "tanh", "softplus", "gelu", "soft_max"):
         g = GraphBuilder(f"{op} far from zero")
         drawn = DrawnGraph(g.build(g.op(op, g.input("x", (4, 9)))), {})
         if is_declared(drawn.graph, w.device.facts):

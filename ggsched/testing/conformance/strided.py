@@ -87,8 +87,9 @@ def _soft_max(m: Making) -> Tensor:
 
 
 def _attention(m: Making) -> Tensor:
-    q, mask = m.leaf("q", 3, 4, 8), m.leaf("mask", 3, 6)
-    kept = [m.g.permute(m.first(name, 2, 6, 8), 1, 0, 2) for name in ("k", "v")]
+    width = max(8, m.dtype.block)
+    q, mask = m.leaf("q", 3, 4, width), m.leaf("mask", 3, 6)
+    kept = [m.g.permute(m.first(name, 2, 6, width), 1, 0, 2) for name in ("k", "v")]
     m.rules["bounds"] = LeafRule("bounds", bound=6)
     bounds = m.g.view(m.g.input("bounds", (6, 2), I32), (3, 2), (16, 4))
     return m.g.op("attention", *kept, q, mask, bounds, scale=0.25, mask=True, bounds=True)
@@ -114,8 +115,12 @@ def _get_rows(m: Making) -> Tensor:
 
 
 def _set_rows(m: Making) -> Tensor:
-    dst, src = m.first("dst", 5, WIDTH), m.leaf("src", 3, WIDTH)
-    return m.g.op("set_rows", dst, src, m.ids("ids", 3, bound=5, distinct=True))
+    dst, src = m.first("dst", 5, m.width), m.leaf("src", 3, m.width)
+    kept = m.g.op("set_rows", dst, src, m.ids("ids", 3, bound=5, distinct=True))
+    if m.dtype in (F32, F16):
+        return kept
+    # Only plain types can be compared as they are in memory.
+    return m.g.op("get_rows", kept, m.ids("all", 5, bound=5))
 
 
 def _cpy(m: Making) -> Tensor:
@@ -142,9 +147,23 @@ def _repeat(m: Making) -> Tensor:
     return m.g.op("repeat", m.leaf("x", 3, WIDTH), shape=(6, 2 * WIDTH))
 
 
+def _short_conv(m: Making) -> Tensor:
+    state, x, w = m.leaf("state", 2, 3, WIDTH), m.leaf("x", 5, WIDTH), m.leaf("w", WIDTH, 4)
+    slots, positions = m.ids("slots", 5, bound=2), m.ids("at", 5, bound=3)
+    return m.g.op("short_conv", state, x, w, slots, positions)
+
+
+def _linear_attention(m: Making) -> Tensor:
+    state, v = m.leaf("state", 2, 4, 6, 8), m.leaf("v", 5, 4, 8)
+    q, k = m.leaf("q", 5, 2, 6), m.leaf("k", 5, 2, 6)
+    decay, beta = m.leaf("decay", 5, 4), m.leaf("beta", 5, 4)
+    ids = m.ids("slots", 5, bound=2), m.ids("at", 5, bound=3)
+    return m.g.op("linear_attention", state, q, k, v, decay, *ids, beta, scale=0.25, beta=True)
+
+
 _MAKERS: Final[Mapping[str, Maker]] = {
     **{op: _unary(op) for op in ("scale", "rms_norm", "norm", "silu", "gelu", "sum_rows")},
-    **{op: _unary(op) for op in ("sigmoid", "tanh")},
+    **{op: _unary(op) for op in ("sigmoid", "tanh", "softplus")},
     **{op: _binary(op) for op in ("add", "sub", "mul", "swiglu", "swiglu_oai")},
     "div": _binary("div", POSITIVE),
     "clamp": _unary("clamp", min=-0.5, max=0.5),
@@ -162,6 +181,8 @@ _MAKERS: Final[Mapping[str, Maker]] = {
     "cont": _cont,
     "concat": _concat,
     "repeat": _repeat,
+    "short_conv": _short_conv,
+    "linear_attention": _linear_attention,
 }
 
 

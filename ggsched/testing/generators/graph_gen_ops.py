@@ -5,7 +5,7 @@ the op; ``err`` grows with the slope of the op and by what its own f32 arithmeti
 """
 
 from collections.abc import Callable, Mapping
-from math import prod, sqrt
+from math import exp, prod, sqrt
 from typing import Any, Final
 
 from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, DType
@@ -63,6 +63,13 @@ def _bounded(op: str) -> Step:
         d.emit(op, x, mag=1.0, err=d.err(x) + 4, through=_over(inplace), **inplace)
 
     return step
+
+
+def _softplus(d: GraphGenerator) -> None:
+    x = d.f32()
+    inplace = _inplace(d, x)
+    mag = d.mag(x) + 1.0
+    d.emit("softplus", x, mag=mag, err=d.err(x) + 4 * mag, through=_over(inplace), **inplace)
 
 
 def _scale(d: GraphGenerator) -> None:
@@ -129,10 +136,11 @@ def _soft_max(d: GraphGenerator) -> None:
 def _attention(d: GraphGenerator) -> None:
     """Query heads that share heads of keys and values, mostly the leading rows of caches."""
     tokens, groups, share = d.pick((1, 2, 5, 1)), d.number(1, 2), d.pick((1, 2, 4, 3))
-    rows, width = d.pick((4, 1, 7, 33)), d.pick((8, 16, 4))
-    heads, across = groups * share, d.pick((width, width, 4))
-    q = d.f32(lambda t: t.shape == (tokens, heads, width), lambda: (tokens, heads, width))
     dtype = d.pick([t for t in d.weight_dtypes if t in KV_DTYPES] or [F32])
+    unit = max(4, dtype.block)
+    rows, width = d.pick((4, 1, 7, 33)), unit * d.pick((2, 4, 1))
+    heads, across = groups * share, d.pick((width, width, unit))
+    q = d.f32(lambda t: t.shape == (tokens, heads, width), lambda: (tokens, heads, width))
     k, v = _kept(d, dtype, rows, groups, width), _kept(d, dtype, rows, groups, across)
     operands, flags = [k, v, q], {}
     if d.flip():
@@ -353,6 +361,61 @@ def _sum_rows(d: GraphGenerator) -> None:
     d.emit("sum_rows", x, mag=mag, err=sqrt(n) * d.err(x) + mag)
 
 
+# --- sequences in slots ---------------------------------------------------------------------
+
+
+def _slots(d: GraphGenerator, tokens: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return slots and positions of tokens; about every third one begins a sequence."""
+    return d.ids_for((tokens,), count), d.ids_for((tokens,), 3)
+
+
+def _short_conv(d: GraphGenerator) -> None:
+    tokens, count, taps = d.pick((3, 1, 5)), d.number(1, 2), d.pick((4, 2))
+    x = d.f32(lambda t: len(t.shape) == 2 and t.shape[0] <= 8, lambda: (tokens, d.pick((4, 8, 3))))
+    channels = x.shape[1]
+    state, w = d.leaf((count, taps - 1, channels)), d.leaf((channels, taps))
+    row = max(d.mag(x), d.mag(state))
+    mag = max(row, taps * d.mag(w) * row)
+    err = taps * (d.mag(w) * max(d.err(x), d.err(state)) + d.err(w) * row + mag)
+    d.emit("short_conv", state, x, w, *_slots(d, x.shape[0], count), mag=mag, err=err)
+
+
+def _linear_attention(d: GraphGenerator) -> None:
+    tokens, count = d.pick((2, 1, 3)), d.number(1, 2)
+    groups, share = d.number(1, 2), d.number(1, 2)
+    width, across, heads = d.pick((4, 2)), d.pick((4, 8)), groups * share
+    state = d.leaf((count, heads, width, across))
+    q, k = (
+        d.f32(lambda t: t.shape == (tokens, groups, width), lambda: (tokens, groups, width))
+        for _ in range(2)
+    )
+    v = d.f32(lambda t: t.shape == (tokens, heads, across), lambda: (tokens, heads, across))
+    decay = d.leaf((tokens, heads))
+    operands, has_beta = [state, q, k, v, decay, *_slots(d, tokens, count)], d.flip()
+    strength, off = 1.0, 0.0
+    if has_beta:
+        operands.append(d.f32(lambda t: t.shape == (tokens, heads), lambda: (tokens, heads)))
+        strength, off = d.mag(operands[-1]), d.err(operands[-1])
+    mag, err = d.mag(state), d.err(state)
+    if d.mag(decay) > 2 or d.err(decay) > 64:
+        return
+    for _ in range(tokens):
+        grown = exp(d.mag(decay))
+        mag, err = mag * grown, (err + mag * (d.err(decay) + 4)) * grown
+        update, wrong = d.mag(v), d.err(v)
+        if has_beta:
+            read = width * mag * d.mag(k)
+            wrong += width * (err * d.mag(k) + mag * d.err(k)) + read + update
+            update += read
+            update, wrong = strength * update, strength * wrong + off * update
+        mag, err = mag + d.mag(k) * update, err + d.mag(k) * wrong + d.err(k) * update + 2 * mag
+    scale, tiled = d.pick((1.0, 0.5)), d.flip()
+    out, wrong = (scale * width * n for n in (mag * d.mag(q), mag * d.err(q) + err * d.mag(q)))
+    mag, err = max(mag, out), max(err, wrong + out)
+    params: dict[str, Any] = {"scale": scale, "tiled": tiled, "beta": has_beta}
+    d.emit("linear_attention", *operands, mag=mag, err=err, **params)
+
+
 # --- order: ranked leaves only, as rounding must not exchange neighbours --------------------
 
 
@@ -400,4 +463,7 @@ STEPS: Final[Mapping[str, tuple[Step, ...]]] = {
     "top_k": (_top_k,),
     "sigmoid": (_bounded("sigmoid"),),
     "tanh": (_bounded("tanh"),),
+    "softplus": (_softplus,),
+    "short_conv": (_short_conv,),
+    "linear_attention": (_linear_attention,),
 }

@@ -220,6 +220,37 @@ def _repeat(x: Sequence[Array], params: Params) -> Array:
     return np.tile(x[0], [m // n for m, n in zip(shape, x[0].shape, strict=True)])
 
 
+def _short_conv(x: Sequence[Array], params: Params) -> Array:
+    state, rows, w, slots, positions = x
+    check_ids(slots, state.shape[0])
+    kept = list(state)
+    out = np.empty_like(rows)
+    for t, slot in enumerate(slots):
+        before = np.zeros_like(kept[slot]) if positions[t] == 0 else kept[slot]
+        last = np.concatenate([before, rows[t : t + 1]])
+        out[t] = np.sum(w.T * last, axis=0)
+        kept[slot] = last[1:]
+    return np.concatenate([out, *kept])
+
+
+def _linear_attention(x: Sequence[Array], params: Params) -> Array:
+    state, q, k, v, decay, slots, positions, *rest = x
+    check_ids(slots, state.shape[0])
+    heads, groups = v.shape[1], q.shape[1]
+    head = np.arange(heads)
+    group = head % groups if params["tiled"] else head // (heads // groups)
+    after, out = state.copy(), np.empty_like(v)
+    for t, slot in enumerate(slots):
+        before = np.zeros_like(after[slot]) if positions[t] == 0 else after[slot]
+        matrix = before * np.exp(decay[t])[:, None, None]
+        keys, update = k[t, group], v[t]
+        if rest:
+            update = rest[0][t][:, None] * (update - np.einsum("hn,hnp->hp", keys, matrix))
+        after[slot] = matrix + keys[:, :, None] * update[:, None, :]
+        out[t] = np.einsum("hn,hnp->hp", q[t, group], after[slot]) * _f(params, "scale")
+    return np.concatenate([out.ravel(), after.ravel()])
+
+
 def _f(params: Params, name: str) -> float:
     value = params[name]
     assert isinstance(value, (int, float))  # the graph was verified
@@ -245,6 +276,7 @@ ORACLE_OPS: Final[Mapping[str, OracleOp]] = {
     "gelu": lambda x, _: _gelu(x[0]),
     "sigmoid": lambda x, _: _sigmoid(x[0]),
     "tanh": lambda x, _: np.tanh(x[0]),
+    "softplus": lambda x, _: np.logaddexp(0.0, x[0]),
     "swiglu": lambda x, _: _silu(x[0]) * x[1],
     "swiglu_oai": _swiglu_oai,
     "argsort": _argsort,
@@ -255,6 +287,8 @@ ORACLE_OPS: Final[Mapping[str, OracleOp]] = {
     "cont": lambda x, _: x[0],
     "concat": _concat,
     "repeat": _repeat,
+    "short_conv": _short_conv,
+    "linear_attention": _linear_attention,
 }
 
 

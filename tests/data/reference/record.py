@@ -15,10 +15,11 @@ from pathlib import Path
 import llama_cpp as lc
 import numpy as np
 
-from tests.models.reference_models import N_CTX, REFERENCES, V, write_reference
+from tests.models.reference_models import LONG, N_CTX, REFERENCES, V, write_reference
 
 HERE = Path(__file__).parent
 PROMPT, STEPS = 7, 16
+LONG_PROMPT, LONG_STEPS = 128, 64
 
 
 class Context:
@@ -58,7 +59,7 @@ class Context:
         lc.llama_free(self.context)
 
 
-def record(path):
+def record(path, *, is_long):
     """Return tokens and logits of a model."""
     params = lc.llama_model_default_params()
     params.n_gpu_layers, params.use_mmap = 0, True
@@ -66,7 +67,7 @@ def record(path):
     assert model, path
     rng = np.random.default_rng(0)
     found = {}
-    for n in (1, 7, 33):
+    for n in (1, 7, 33, *([LONG_PROMPT] if is_long else [])):
         tokens = rng.integers(0, V, n).astype(np.int32)
         context = Context(model)
         found |= {f"tokens_{n}": tokens, f"logits_{n}": context.feed(tokens)}
@@ -74,7 +75,7 @@ def record(path):
     prompt = rng.integers(0, V, PROMPT).astype(np.int32)
     context = Context(model)
     rows, chosen = [context.feed(prompt)[-1]], []
-    for _ in range(STEPS):
+    for _ in range(LONG_STEPS if is_long else STEPS):
         chosen.append(int(rows[-1].argmax()))
         rows.append(context.feed(chosen[-1:])[-1])
     context.close()
@@ -90,7 +91,7 @@ def main(names):
     with tempfile.TemporaryDirectory() as folder:
         for name in names or REFERENCES:
             path = write_reference(Path(folder) / "model.gguf", name)
-            arrays = record(path)
+            arrays = record(path, is_long=name in LONG)
             np.savez_compressed(HERE / f"{name}.npz", **arrays)
             sys.stderr.write(f"{name}: standard deviation {arrays['logits_33'].std():.2f}\n")
 

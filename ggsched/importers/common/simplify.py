@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ggsched.importers.onnx.emit import Array, content_name
+from ggsched.importers.common.emit import Array, content_name
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import Param, op_by_name

@@ -1,0 +1,62 @@
+"""Lowering of recurrences over tokens: short convolutions and linear attention."""
+
+from math import prod
+from typing import Final
+
+from ggsched.backend.program import Operand
+from ggsched.ir.dtype import F32
+from ggsched.ir.tensor import contiguous_strides
+from ggsched_kernels.calls import CODE, FAULT, Window, f32, i32, window
+from ggsched_kernels.lowering_context import LoweringContext
+
+COLUMNS: Final = 32
+"""Lanes that lie side by side: what they read of a row is one line of memory."""
+
+LANES: Final = 256
+"""Lanes of a group; those that share a column add up once or twice for each token."""
+
+
+def lower_short_conv(site: LoweringContext) -> None:
+    """One call for results and states; a row of the result is a row of work."""
+    state, x, w, slots, positions = site.node.inputs
+    y = window(site.node.output)
+    groups, span = site.parts(y.rows, y.shape[-1])
+    tensors = (window(state), window(x), window(w), window(slots), window(positions), y)
+    args = (*(arg for t in tensors for arg in t.args), span, FAULT, CODE)
+    site.call("recurrent", "short_conv", args, groups, TAPS=w.shape[1])
+
+
+def lower_linear_attention(site: LoweringContext) -> None:
+    """One call: lanes keep the matrices while they go through the tokens."""
+    node = site.node
+    state, q, k, v, decay, slots, positions, *beta = node.inputs
+    count, heads, width, across = state.shape
+    y, after = _part(node.output, 0, v.shape), _part(node.output, prod(v.shape), state.shape)
+    given = (state, q, k, v, decay, slots, positions, beta[0] if beta else decay)
+    tensors: tuple[Window, ...] = (*(window(t) for t in given), y, after)
+    tail = (i32(int(bool(node.params["tiled"]))), f32(site.number("scale")), FAULT, CODE)
+    is_single = site.profile.lanes == 1
+    lanes, columns = (1, 1) if is_single else (LANES, COLUMNS)
+    plain = all(t.strides[-1] == F32.block_nbytes for t in (state, v))
+    vectors = is_single and plain and across % site.profile.vector == 0
+    wide = columns * (site.profile.vector if vectors else 1)
+    site.call(
+        "recurrent",
+        "linear_attention",
+        (*(arg for t in tensors for arg in t.args), *tail),
+        (count * heads, -(-across // wide), 1),
+        lanes=lanes,
+        COLS=columns,
+        OWN=-(-width // (lanes // columns)),
+        EVEN=int(width % (lanes // columns) == 0),
+        VECTORS=int(vectors),
+        BETA=int(bool(beta)),
+    )
+
+
+def _part(result: Operand, start: int, shape: tuple[int, ...]) -> Window:
+    """Return a window on a part of a result of one axis, from an element on."""
+    strides = contiguous_strides(F32, shape)
+    offset = result.offset + start * F32.block_nbytes
+    nbytes = prod(shape) * F32.block_nbytes
+    return window(Operand(result.buffer, offset, nbytes, F32, shape, strides))
