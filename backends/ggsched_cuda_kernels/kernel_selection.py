@@ -28,6 +28,7 @@ from ggsched_cuda_kernels.decode.rope_kv_write import join_heads
 from ggsched_cuda_kernels.decode.sums import fits_sum_add, lower_sum_add
 from ggsched_cuda_kernels.flash_attention import ALL_DTYPES as FLASH
 from ggsched_cuda_kernels.flash_attention import fits_flash, lower_flash
+from ggsched_cuda_kernels.passes import fits_passes, lower_passes
 from ggsched_cuda_kernels.pdl_prefetch import reading_early
 from ggsched_cuda_kernels.products import (
     PLANES,
@@ -40,8 +41,6 @@ from ggsched_cuda_kernels.products import (
     lower_split,
     lower_unpacked,
 )
-from ggsched_cuda_kernels.row_pieces import DTYPES as IN_PIECES
-from ggsched_cuda_kernels.row_pieces import fits_pieces, lower_pieces
 from ggsched_cuda_kernels.tiles import DTYPES as TILED
 from ggsched_cuda_kernels.tiles import fits_experts, fits_rows, lower_experts, lower_rows
 from ggsched_cuda_kernels.warp_specialized.experts import EXPERT_PATTERNS, join_experts
@@ -97,7 +96,7 @@ PLAIN: Final = frozenset(dtype.name for dtype in KV_DTYPES if not dtype.is_quant
 TABLE: Final[tuple[KernelRule, ...]] = (
     KernelRule("cublas f32", "mul_mat", frozenset({"f32"}), fits_plain, lower_plain),
     KernelRule("rows by tiles", "mul_mat", TILED, fits_rows, lower_rows),
-    KernelRule("few rows at a time", "mul_mat", IN_PIECES, fits_pieces, lower_pieces),
+    KernelRule("rows by passes", "mul_mat", _PACKED, fits_passes, lower_passes),
     KernelRule("cublas rounded", "mul_mat", TILED, fits_rounded, lower_rounded),
     KernelRule("cublas 2 x bf16", "mul_mat", frozenset({"bf16"}), fits_split, lower_split),
     KernelRule("cublas unpacked to bf16", "mul_mat", _PACKED, fits_unpacked, lower_unpacked),

@@ -117,13 +117,22 @@ def _fits_sums(site: LoweringContext) -> bool:
 
 
 def _fits_blocks(site: LoweringContext) -> bool:
+    return _is_few(site) and columns_at_once(site) > 0
+
+
+def columns_at_once(site: LoweringContext) -> int:
+    """Return how many rows of x ``matvec_blocks`` multiplies with what it has read; 0: none."""
     w, x = site.node.inputs[:2]
+    if w.dtype.name not in BLOCKS:
+        return 0
     side_by_side = w.shape[-1] == w.dtype.block or w.strides[-1] == w.dtype.block_nbytes
     apart = w.shape[-2] == 1 or w.strides[-2] >= w.dtype.row_nbytes(w.shape[-1])
     steps = [s for n, s in zip(w.shape[:-1], w.strides[:-1], strict=True) if n > 1]
     in_place = all(place % alignment_of(w.dtype) == 0 for place in (w.offset, *steps))
-    fits = _is_few(site) and side_by_side and apart and in_place and _has_pieces(x)
-    return fits and _cut_blocks(site) is not None
+    if not (side_by_side and apart and in_place and _has_pieces(x)):
+        return 0
+    cut = _cut_blocks(site)
+    return 0 if cut is None else cut.defines["COLS"]
 
 
 # --- weights in rows of plain types -------------------------------------------------------------
@@ -220,7 +229,8 @@ class _Cut:
     groups: int
 
 
-def _lower_blocks(site: LoweringContext) -> None:
+def lower_blocks(site: LoweringContext) -> None:
+    """Add the call of ``matvec_blocks``; it passes over the weight as often as rows of x need."""
     w, x = site.node.inputs[:2]
     cut = _cut_blocks(site)
     assert cut is not None  # it fits
@@ -243,7 +253,8 @@ def _cut_blocks(site: LoweringContext) -> _Cut | None:
 
     Two groups stay resident on each multiprocessor if they fit, one with twice the warps where
     digits take longer: for long rows, several columns, and types whose bytes leave less time.
-    With fewer columns the rows of w are read again for the others.
+    With fewer columns the rows of w are read again for the others, by groups that run beside the
+    first ones, so that they find them in the cache.
     """
     p, chosen = site.profile, site.node.op == "mul_mat_id"
     w, y = site.node.inputs[0], window(site.node.output)
@@ -264,7 +275,8 @@ def _cut_blocks(site: LoweringContext) -> _Cut | None:
             columns //= 2
             continue
         tiles = -(-rows // TILE)
-        groups = min(tiles, max(1, p.num_sms * resident // max(1, others)))
+        beside = others * -(-vectors // columns)
+        groups = min(tiles, max(1, p.num_sms * resident // max(1, beside)))
         defines = {
             "lanes": warps * WARP, "helpers": WARP * p.has_tma, "PRODUCER": int(p.has_tma),
             "BLOCKS": each, "STAGES": stages, "COLS": columns, "ALIGNED": int(_is_aligned(w)),
@@ -317,7 +329,7 @@ _MUL_MAT: Final = frozenset({"mul_mat"})
 WAYS: Final[tuple[Way, ...]] = (
     Way("matvec_rows", ALL_OPS, PLAIN, _fits_rows, _lower_rows),
     Way("matvec_sums", _MUL_MAT, PLAIN, _fits_sums, _lower_sums),
-    Way("matvec_blocks", ALL_OPS, BLOCKS, _fits_blocks, _lower_blocks),
+    Way("matvec_blocks", ALL_OPS, BLOCKS, _fits_blocks, lower_blocks),
 )
 
 
@@ -332,4 +344,11 @@ def _power(n: int) -> int:
     return 1 << (max(1, n) - 1).bit_length()
 
 
-__all__ = ["WAYS", "Way", "ids_window", "lower_by_warps"]
+__all__ = [
+    "WAYS",
+    "Way",
+    "columns_at_once",
+    "ids_window",
+    "lower_blocks",
+    "lower_by_warps",
+]

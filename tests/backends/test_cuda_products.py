@@ -17,6 +17,7 @@ from ggsched.testing.eager import bound_nodes
 from ggsched.testing.generators.values import LeafRule, leaf_values
 from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_kernels import FACTOR, SCRATCH, KernelCall, warp_profile
+from ggsched_kernels.block_constants import KERNEL_BLOCKS
 from tests.backends.software_kernels import in_software
 from tests.kernels.test_fibers import NEEDS, Memory, Runner
 
@@ -69,8 +70,8 @@ def test_products_of_the_same_rows_convert_them_once():
 
 
 @pytest.mark.parametrize("dtype", [BF16, *PACKED], ids=str)
-@pytest.mark.parametrize("rows", [33, 256])
-def test_rounded_products_are_one_of_16_bits(dtype, rows):
+@pytest.mark.parametrize("rows", [9, 256])
+def test_rounded_products_are_one_of_16_bits(dtype, rows, unpacked):
     from ggsched_cuda_kernels.blas import driver as blas
 
     g = GraphBuilder("product")
@@ -87,6 +88,13 @@ def test_rounded_products_are_one_of_16_bits(dtype, rows):
     assert memory[FACTOR] == 2 * rows * 4096 + 4 * rows
 
 
+@pytest.fixture
+def unpacked(monkeypatch):
+    """Let weights be unpacked where passes over them would be quicker."""
+    monkeypatch.setattr("ggsched_cuda_kernels.passes.UNPACKED_PS", {1: 0.0, 2: 0.0})
+    monkeypatch.setattr("ggsched_cuda_kernels.passes.UNPACKED_BY_PARTS_PS", 0.0)
+
+
 @pytest.mark.parametrize(("profile", "most"), [(H200, 64), (EXACT, 128)], ids=["rounded", "exact"])
 @pytest.mark.parametrize("dtype", [Q8_0, Q4_0, MXFP4], ids=str)
 def test_how_products_are_computed_has_no_gap(dtype, profile, most):
@@ -101,18 +109,36 @@ def test_how_products_are_computed_has_no_gap(dtype, profile, most):
             assert "matmul" not in kernels
 
 
-@pytest.mark.parametrize(("profile", "most"), [(H200, 16), (EXACT, 32)], ids=["rounded", "exact"])
-@pytest.mark.parametrize("dtype", [Q8_0, Q4_0, MXFP4], ids=str)
-def test_rows_that_are_few_more_read_the_weight_packed(dtype, profile, most):
-    """Eight at a time, about equally many each, until unpacking it is quicker."""
-    for rows in (9, 16, 17, 24, 32, 33):
-        g = GraphBuilder("product")
-        w, x = g.weight("w", (1024, 4096), dtype), g.input("x", (rows, 4096))
-        calls, memory = lowered(g.mul_mat(w, x), g=g, profile=profile)
-        kernels = [c.kernel for c in calls if isinstance(c, KernelCall)]
-        in_pieces = kernels == ["matvec_blocks"] * -(-rows // 8)
-        assert in_pieces == (rows <= most)
-        assert not in_pieces or not memory
+def kernels_of(dtype, n, k, rows, profile):
+    g = GraphBuilder("product")
+    calls, _ = lowered(
+        g.mul_mat(g.weight("w", (n, k), dtype), g.input("x", (rows, k))), g=g, profile=profile
+    )
+    return [getattr(call, "kernel", "product") for call in calls]
+
+
+@pytest.mark.parametrize("profile", [H200, EXACT], ids=["rounded", "exact"])
+@pytest.mark.parametrize("dtype", KERNEL_BLOCKS, ids=str)
+def test_a_few_more_rows_are_passes_over_the_packed_weight(dtype, profile):
+    """As long as they are predicted to be quicker; once they are not, they never are again."""
+    for k in (4096, 14336):
+        kernels = [kernels_of(dtype, 4096, k, rows, profile) for rows in (8, 9, 16, 32, 64)]
+        are_passes = [some == ["matvec_blocks"] for some in kernels]
+        assert are_passes[:2] == [True, True]
+        assert are_passes == sorted(are_passes, reverse=True)
+        assert not are_passes[-1]
+        assert "matmul" not in {kernel for some in kernels for kernel in some}
+    few = kernels_of(dtype, 4096, 4096, 16, profile)
+    assert few == ["matvec_blocks"]
+
+
+def test_passes_are_of_one_weight_in_place():
+    g = GraphBuilder("product")
+    w, x = g.weight("w", (2, 4096, 4096), Q8_0), g.input("x", (2, 12, 4096))
+    calls, _ = lowered(g.mul_mat(w, x), g=g)
+    assert [call.kernel for call in calls] == ["matmul"], "weights of batches are not packed"
+    older = warp_profile(0, 0, False)
+    assert kernels_of(Q8_0, 4096, 4096, 12, older) != ["matvec_blocks"]
 
 
 @pytest.mark.parametrize("text", ["", "auto", "f32", "f16"])
@@ -149,7 +175,7 @@ class TestRoundedOnTheHost:
     pytestmark = NEEDS
 
     @pytest.fixture(autouse=True)
-    def _rounded(self, monkeypatch):
+    def _rounded(self, monkeypatch, unpacked):
         monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
 
     @pytest.mark.parametrize("dtype", [BF16, *PACKED], ids=str)
@@ -203,11 +229,35 @@ class TestRoundedOnTheHost:
             assert np.linalg.norm(a - b) <= 8e-4 * np.linalg.norm(b)
 
 
+class TestPassesOnTheHost:
+    pytestmark = NEEDS
+
+    @pytest.mark.parametrize("mode", ["f32", "auto"])
+    @pytest.mark.parametrize(("dtype", "rows"), [(Q8_0, 17), (Q4_K, 10)], ids=str)
+    def test_products(self, runner, dtype, rows, mode, monkeypatch):
+        """Nothing is rounded, in either mode; rows do not touch each other."""
+        monkeypatch.setenv("GGSCHED_ACTIVATIONS", mode)
+        g = GraphBuilder("product")
+        w, x = g.weight("w", (35, 256), dtype), g.input("x", (rows, 256))
+        graph = g.build(g.mul_mat(w, x))
+        values = drawn(graph, rows)
+        values["x"][1] *= np.float32(1e30)
+        values["x"][2] *= np.float32(1e-20)
+        values["x"][9, 7] = np.inf
+        with np.errstate(all="ignore"):
+            ((tid, wanted),) = run_oracle(graph, values).items()
+        found = run(runner, graph, values)[tid]
+        assert np.isnan(found[9]).all(), "an infinity times a block is not taken apart"
+        for row in {*range(rows)} - {9}:
+            error = np.linalg.norm((found[row] - wanted[row]) / np.abs(wanted[row]).max())
+            assert error < WITHIN, row
+
+
 class TestOnTheHost:
     pytestmark = NEEDS
 
     @pytest.fixture(autouse=True)
-    def exact(self, monkeypatch):
+    def exact(self, monkeypatch, unpacked):
         monkeypatch.setenv("GGSCHED_ACTIVATIONS", "f32")
 
     @pytest.mark.parametrize("dtype", [BF16, *PACKED], ids=str)
