@@ -13,6 +13,7 @@ from ggsched_cpu_kernels import (
     gemm_bf16,
     gemm_int8,
     gemv,
+    linear_attention,
     packed_rows,
     panels,
     reductions,
@@ -104,6 +105,10 @@ def _attention(dtype: DType) -> Family:
     return lambda target: [attention.attention("attention", target, dtype)]
 
 
+def _linear_attention(*, beta: bool) -> Family:
+    return lambda target: [linear_attention.linear_attention("linear_attention", target, beta=beta)]
+
+
 def _elementwise(op: str) -> Family:
     def build(target: Target) -> Sequence[Builder]:
         plain = elementwise("plain", target, op, spread=False)
@@ -189,6 +194,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "panels_f32": _panels,
     "routes_f32": _routes,
     "conv": _conv,
+    "linear_attention0": _linear_attention(beta=False),
+    "linear_attention1": _linear_attention(beta=True),
     "soft_max0": _soft_max(masked=False),
     "soft_max1": _soft_max(masked=True),
     **{name: _reduction(name) for name in _REDUCTIONS},
