@@ -18,6 +18,7 @@ from ggsched_cpu_kernels import (
     panels,
     reductions,
     rows,
+    short_conv,
     walk,
     windows,
 )
@@ -109,6 +110,10 @@ def _linear_attention(*, beta: bool) -> Family:
     return lambda target: [linear_attention.linear_attention("linear_attention", target, beta=beta)]
 
 
+def _short_conv(target: Target) -> Sequence[Builder]:
+    return [short_conv.short_conv("short_conv", target)]
+
+
 def _elementwise(op: str) -> Family:
     def build(target: Target) -> Sequence[Builder]:
         plain = elementwise("plain", target, op, spread=False)
@@ -196,6 +201,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "conv": _conv,
     "linear_attention0": _linear_attention(beta=False),
     "linear_attention1": _linear_attention(beta=True),
+    "short_conv": _short_conv,
     "soft_max0": _soft_max(masked=False),
     "soft_max1": _soft_max(masked=True),
     **{name: _reduction(name) for name in _REDUCTIONS},

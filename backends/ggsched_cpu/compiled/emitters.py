@@ -12,7 +12,7 @@ from ggsched.ir.dtype import BF16, F16, F32, I32
 from ggsched.ir.rope import rope_table
 from ggsched_cpu.compiled.attention import attention
 from ggsched_cpu.compiled.products import is_dense, mul_mat, mul_mat_id
-from ggsched_cpu.compiled.recurrent import linear_attention
+from ggsched_cpu.compiled.recurrent import linear_attention, short_conv
 from ggsched_cpu.compiled.tasks import (
     Task,
     address,
@@ -247,6 +247,7 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     **dict.fromkeys(FORMULAS, _elementwise),
     "attention": attention,
     "linear_attention": linear_attention,
+    "short_conv": short_conv,
     "mul_mat": mul_mat,
     "mul_mat_id": mul_mat_id,
     "rms_norm": _norm,
