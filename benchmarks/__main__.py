@@ -24,6 +24,7 @@ SUITES = (
     "moe",
     "llama",
     "predict",
+    "cluster",
 )
 
 

@@ -6,6 +6,7 @@ batches (every weight of a llama of 103 million parameters) against numpy on the
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
@@ -15,7 +16,7 @@ from benchmarks.measure import interleaved, ratio
 from benchmarks.table import Row
 from ggsched.backend.base import BaseStream
 from ggsched.backend.program import BoundNode, Operand, full_params
-from ggsched.ir.dtype import F32
+from ggsched.ir.dtype import F32, I32
 from ggsched.ir.tensor import contiguous_strides
 from ggsched_cpu.device import CpuDevice, CpuSettings
 
@@ -32,7 +33,8 @@ def run() -> list[Row]:
     rows = [_per_node()]
     for is_sync in (True, False):
         rows += _per_command(is_sync)
-    return rows + [_products(vectors) for vectors in (1, 4, 16, 128)]
+    rows += [_products(vectors) for vectors in (1, 4, 16, 128)]
+    return rows + [_attention(tokens) for tokens in (512, 4096)]
 
 
 def _per_node() -> Row:
@@ -122,6 +124,33 @@ def _products(vectors: int) -> Row:
     return Row("cpu", what, *ratio(took["numpy"], took["ours"]), bound=bound)
 
 
+def _attention(tokens: int) -> Row:
+    """Causal attention of a prompt, against products of numpy with as many multiplications."""
+    device = CpuDevice(0, CpuSettings(sync=True))
+    stream = device.create_stream()
+    groups, share, width = 2, 4, 64
+    q, y = (_filled(device, tokens, groups * share, width) for _ in range(2))
+    k, v = (_filled(device, tokens, groups, width) for _ in range(2))
+    bounds = _filled(device, tokens, 2)
+    seen = np.frombuffer(bounds.buffer.host_view(), np.int32).reshape(tokens, 2)
+    seen[:, 0], seen[:, 1] = 0, np.arange(tokens) + 1
+    operands = (k, v, q, replace(bounds, dtype=I32))
+    program = device.compile([_node("attention", operands, y, bounds=True)], stream)
+    a = np.ones((tokens // 2, width), np.float32)
+    scores = np.empty((tokens // 2, tokens), np.float32)
+    b, c = np.ones((tokens, width), np.float32), np.empty_like(a)
+
+    def numpy_alone() -> None:
+        for _ in range(groups * share):
+            np.matmul(a, b.T, scores)
+            np.matmul(scores, b, c)
+
+    sides = {"ours": lambda: stream.launch(program), "numpy": numpy_alone}
+    took = interleaved(sides, 5)
+    what = f"products of numpy alone / attention, {tokens} tokens"
+    return Row("cpu", what, *ratio(took["numpy"], took["ours"]), bound=">= 0.5")
+
+
 def _matrices() -> list[tuple[int, int]]:
     """Return (rows, columns) of every weight on one token's way through the model."""
     attention = [(WIDTH, WIDTH)] * 4
@@ -145,5 +174,5 @@ def _filled(device: CpuDevice, *shape: int) -> Operand:
     return Operand(buffer, 0, nbytes, F32, shape, contiguous_strides(F32, shape))
 
 
-def _node(op: str, inputs: tuple[Operand, ...], output: Operand) -> BoundNode:
-    return BoundNode(0, op, inputs, output, full_params(op, {}), op)
+def _node(op: str, inputs: tuple[Operand, ...], output: Operand, **params: bool) -> BoundNode:
+    return BoundNode(0, op, inputs, output, full_params(op, params), op)

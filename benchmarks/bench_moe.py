@@ -5,7 +5,7 @@ while the device computes the dense part of another, layer by layer. Of the shor
 but the first of its l m pieces can lie beside the other's. How much does is read from when the
 launches ran, as recorded, which says something on a busy machine too; the ratio of wall times says
 what came of it. PoCL and BLAS get one thread each. The smaller the pieces, the more of their time
-goes by between an event and who waits for it on the other device.
+goes by between an event and its wait on the other device.
 
 Ways: the same layers with their experts computed where their weights lie, with the chosen rows
 copied to the device, with rows kept there, and with a ring of two (layers ahead). On PoCL a copy to

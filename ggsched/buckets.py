@@ -129,14 +129,14 @@ class Bucketed:
                 raise UsageError(f"{list(shape)} has no axis {axis}", where=name)
             sizes.setdefault(shape[axis], name)
         if len(sizes) > 1:
-            told = ", ".join(f"{name!r} {size}" for size, name in sizes.items())
-            raise UsageError(f"inputs disagree about the size: {told}")
+            stated = ", ".join(f"{name!r} {size}" for size, name in sizes.items())
+            raise UsageError(f"inputs disagree about the size: {stated}")
         return next(iter(sizes))
 
     def _built(self, bucket: int) -> Graph:
         graph = self._build(bucket)
         if not isinstance(graph, Graph):
-            raise UsageError(f"{graph!r} is no graph", where=f"build({bucket})")
+            raise UsageError(f"{graph!r} is not a graph", where=f"build({bucket})")
         outputs = {graph.tensors[tid].name: graph.tensors[tid] for tid in graph.outputs}
         for name, axis in self._inputs.items():
             _check_extent(graph.named(name), axis, bucket)

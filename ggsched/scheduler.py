@@ -20,6 +20,8 @@ from ggsched.backend.free_memory import free_nbytes
 from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device, HostMemory
 from ggsched.calibrate.cache import load_rates
+from ggsched.cluster.remote_devices import Group, group_of
+from ggsched.cluster.remote_store import RemoteRun, RemoteStore
 from ggsched.config import Settings
 from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_arrays, host_weights
@@ -47,6 +49,9 @@ from ggsched.trace.recorder import Recorder
 from ggsched.trace.tracing import traced
 
 _FREE: Final = Constraints()
+
+Run = Executor | RemoteRun
+"""A plan that is bound to devices of this process or of other machines."""
 
 
 class Scheduler:
@@ -96,7 +101,7 @@ class Scheduler:
             plan_limit: Number of plans whose memory is kept.
             progress: Called with name and bytes of each weight that has become resident. If it
                 has a method ``stage``, that is called with what is being done, in words.
-            recorder: Writes down all that the devices are told.
+            recorder: Records every call on the devices.
             clock: Seconds, for ``streams="autotune"``.
 
         Raises:
@@ -119,10 +124,10 @@ class Scheduler:
         except BaseException:
             close_all(self._owned)
             raise
-        self._executors: RecentCache[PlanKey, Executor] = RecentCache(plan_limit, self._evict)
+        self._executors: RecentCache[PlanKey, Run] = RecentCache(plan_limit, self._evict)
         self._spelled: RecentCache[str, Recognised | None] = RecentCache(KEPT * plan_limit)
         self._clock = clock
-        self._last: Executor | None = None
+        self._last: Run | None = None
         self._setup_s = 0.0
         self._is_closed = False
 
@@ -267,6 +272,12 @@ class Scheduler:
     @property
     def exchange(self) -> Exchange:
         """Gives resident tensors to other libraries, and takes states from them."""
+        if isinstance(self._store, RemoteStore):
+            raise UsageError(
+                "tensors of other machines cannot be exchanged",
+                where=self._bare[0].facts.name,
+                hint="make them outputs of the graph",
+            )
         return Exchange(self._store, self._drain, self.guard)
 
     @guarded(may_nest=True)
@@ -383,6 +394,11 @@ class Scheduler:
         self.topology = probe(devices)
         self._rates = _measured_rates(self.topology, self.settings)
         self._devices = list(devices)
+        self._store: TensorStore | RemoteStore
+        group = group_of(devices)
+        if group is not None:
+            self._store = self._remote_store(group)
+            return
         if self.settings.checked:
             self._devices = checked(self._devices)
         if self._recorder is not None:
@@ -394,6 +410,23 @@ class Scheduler:
             timeout_s=timeout_s,
             progress=progress,
             note=self._note_write if self._recorder is not None else None,
+        )
+
+    def _remote_store(self, group: Group) -> RemoteStore:
+        if self._recorder is not None:
+            raise UsageError(
+                "devices of other machines cannot be recorded",
+                where=self._bare[0].facts.name,
+                hint="record a run of the same graph on devices of this machine",
+            )
+        return RemoteStore(
+            group,
+            host_weights(self._weights),
+            timeout_s=self.settings.timeout_s,
+            capture=self.settings.capture,
+            checked=self.settings.checked,
+            is_sanitized=self.settings.sanitize == "plan",
+            progress=self._progress,
         )
 
     def _note_write(self, memory: HostMemory) -> None:
@@ -409,7 +442,7 @@ class Scheduler:
         self._store.drain()
         close_all([*self._executors.take_all(), self._store, *self._owned])
 
-    def _bind(self, graph: Graph, constraints: Constraints) -> Executor:
+    def _bind(self, graph: Graph, constraints: Constraints) -> Run:
         """Return a plan with its resources; plans that are merely kept give way to it."""
         self._store.stage("planning")
         plan = self._planner.plan(graph, constraints)
@@ -424,8 +457,12 @@ class Scheduler:
         self._planner.settle("there is no memory for two plans")
         return self._bound(graph, plan)
 
-    def _bound(self, graph: Graph, plan: Plan) -> Executor:
+    def _bound(self, graph: Graph, plan: Plan) -> Run:
         self._store.hold(graph.constants)
+        if isinstance(self._store, RemoteStore):
+            made = self._store.bind(graph, plan)
+            self._store.stage("running")
+            return made
         resources = Resources(graph, plan, self._store)
         self._store.stage("running")
         timeout_s, recorder = self.settings.timeout_s, self._recorder
@@ -434,20 +471,20 @@ class Scheduler:
             graph, plan, resources, timeout_s=timeout_s, recorder=recorder, captures=captures
         )
 
-    def _executor(self, graph: Graph, constraints: Constraints) -> Executor:
+    def _executor(self, graph: Graph, constraints: Constraints) -> Run:
         if self._is_closed:
             raise UsageError("the scheduler is closed")
         key = self._planner.next_key(graph, constraints)
         return self._executors.get(key, lambda: self._timed_bind(graph, constraints))
 
-    def _timed_bind(self, graph: Graph, constraints: Constraints) -> Executor:
+    def _timed_bind(self, graph: Graph, constraints: Constraints) -> Run:
         began = time.perf_counter()
         try:
             return self._bind(graph, constraints)
         finally:
             self._setup_s += time.perf_counter() - began
 
-    def _evict(self, executor: Executor) -> None:
+    def _evict(self, executor: Run) -> None:
         self._drain()
         if self._last is executor:
             self._last = None

@@ -21,7 +21,7 @@ from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import Stream
 from ggsched.backend.timeouts import EVENT_TIMEOUT_S, event_timeout
 from ggsched.errors import OutOfDeviceMemory
-from ggsched.topology.caps import DeviceFacts, WaitPath
+from ggsched.topology.caps import HOST_PROCESSOR, DeviceFacts, WaitPath
 from ggsched_cpu.kernels import supported_fusions, supported_ops
 from ggsched_cpu.native import (
     Activations,
@@ -88,6 +88,7 @@ def cpu_facts(index: int, settings: CpuSettings) -> DeviceFacts:
         supported_ops(),
         name=f"cpu:{index}",
         description=_description(settings),
+        processor=HOST_PROCESSOR,
         is_async=not settings.sync,
         snapshots_uploads=settings.sync,
         imports_host_memory=True,

@@ -6,10 +6,10 @@ each other become one table, which one native call runs without the GIL, whateve
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, takewhile
 from operator import length_hint
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from ggsched_cpu.compiled.tasks import Task
     from ggsched_cpu.native import Kernels
     from ggsched_cpu.runner import Runner
+
+MAX_FOLLOWING: Final = 3
+"""Nodes that may be computed with the one before them."""
+
+_SLOT: Final = (1 << 64) - 1
+"""Arguments have 64 bits; strides may be negative."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ class Stretch:
         self._rows = [task.rows for task in tasks]
         self._is_serial = all(task.is_serial for task in tasks)
         self._keeps = [task.keeps for task in tasks]
-        arguments = [n for task in tasks for n in task.args]
+        arguments = [n & _SLOT for task in tasks for n in task.args]
         self._args = _slots(len(arguments))
         self._args[:] = np.array(arguments, np.uint64).view(np.int64)
         table = _slots(len(tasks) * ENTRY_SLOTS).reshape(-1, ENTRY_SLOTS)
@@ -168,7 +174,7 @@ class Segment:
     Args:
         pieces: To run in order.
         is_quiet: Whether numpy must be kept from warning: infinite masks and saturating
-            activations are no news, but a caller's thread may be set to raise.
+            activations are expected, but a caller's thread may be set to raise.
     """
 
     def __init__(self, pieces: "Sequence[Calls | Stretch]", *, is_quiet: bool) -> None:
@@ -239,10 +245,18 @@ def compile_steps(nodes: Sequence[BoundNode], kernels: "Kernels | None" = None) 
     """Resolve nodes to tasks where there are kernels, else to calls."""
     site = CpuLoweringContext()
     steps: list[Step] = []
-    for some in groups_of(nodes):
-        group = [Node.bind(bound) for bound in some]
-        label = some[-1].label
+    groups = [[Node.bind(bound) for bound in some] for some in groups_of(nodes)]
+    at = 0
+    while at < len(groups):
+        group = groups[at]
+        at += 1
+        label = group[-1].bound.label
         fused = _fused(group, site, kernels) if len(group) > 1 else None
+        if fused is None and len(group) == 1 and kernels is not None:
+            following = _single(groups[at : at + MAX_FOLLOWING])
+            fused, taken = _fused_behind(group[0], following, site, kernels)
+            group = [*group, *following[:taken]]
+            at += taken
         if fused is not None:
             steps += [Step(label, work) for work in fused]
         for node in group:
@@ -250,6 +264,21 @@ def compile_steps(nodes: Sequence[BoundNode], kernels: "Kernels | None" = None) 
                 steps += [Step(node.bound.label, work) for work in _works(node, site, kernels)]
             site.leave(node.bound)
     return steps
+
+
+def _single(groups: Sequence[Sequence[Node]]) -> list[Node]:
+    """Return the nodes of groups that have one, up to the first that has more."""
+    return [group[0] for group in takewhile(lambda group: len(group) == 1, groups)]
+
+
+def _fused_behind(
+    node: Node, following: Sequence[Node], site: CpuLoweringContext, kernels: "Kernels"
+) -> "tuple[Sequence[Call | Task] | None, int]":
+    """Return the work of a node and of some behind it that go with it, and how many these are."""
+    from ggsched_cpu import compiled
+
+    found = compiled.emit_fused(node, following, site, kernels) if node.out.size else None
+    return (None, 0) if found is None else found
 
 
 def _fused(

@@ -94,7 +94,7 @@ def _join(thread: threading.Thread, where: str, timeout_s: float) -> None:
 
 def _work(queue: "SimpleQueue[Item]", progress: Progress) -> None:
     """Run commands until None comes; after a fault skip them (ERR-2)."""
-    # Infinite masks and saturating activations are no news. The setting belongs to this thread.
+    # Infinite masks and saturating activations are expected. The setting belongs to this thread.
     np.seterr(all="ignore")
     while (item := queue.get()) is not None:
         if progress.fault is None:

@@ -1,4 +1,4 @@
-"""How many threads compute: as many as this process may use cores, or as many as it is told."""
+"""How many threads compute: one for each core, or as configured."""
 
 import os
 from functools import cache
@@ -15,7 +15,7 @@ def threads_setting() -> int | None:
     """Return ``GGSCHED_THREADS``, or None where it is not set.
 
     Raises:
-        UsageError: it is no number from 1 to ``MAX_THREADS``.
+        UsageError: it is not an integer from 1 to ``MAX_THREADS``.
     """
     text = os.environ.get(VARIABLE, "").strip()
     if not text:

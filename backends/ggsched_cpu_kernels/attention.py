@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ggsched.ir.dtype import DType
-from ggsched_cpu_kernels.elements import load_f32
+from ggsched_cpu_kernels.elements import load_f32, load_real
 from ggsched_cpu_kernels.emit import Builder, Value, f32, i64, vector_of
 from ggsched_cpu_kernels.target import Target
 from ggsched_cpu_kernels.vectors import exp, tanh
@@ -38,8 +38,41 @@ def slot(name: str) -> int:
     return SLOTS.index(name)
 
 
+class Elements:
+    """Elements of rows of keys or values, as f32.
+
+    Args:
+        b: Writes the kernel.
+        dtype: A plain type, or one whose blocks are a scale and signed bytes; a vector of elements
+            begins at a multiple of its length, so it lies in one block.
+    """
+
+    def __init__(self, b: Builder, dtype: DType) -> None:
+        self.b, self.dtype = b, dtype
+
+    def place(self, column: Value) -> tuple[Value, Value | None]:
+        """Return the bytes to an element, and to its block, from the beginning of a row."""
+        b, dtype, layout = self.b, self.dtype, self.dtype.layout
+        if layout is None:
+            return b.mul(column, dtype.block_nbytes), None
+        block = b.mul(b.udiv(column, dtype.block), dtype.block_nbytes)
+        inside = b.add(b.urem(column, dtype.block), layout.codes.parts[0].at)
+        return b.add(block, inside), block
+
+    def load(self, row: Value, place: tuple[Value, Value | None], width: int) -> Value:
+        """Read elements from a place on."""
+        b, layout, (at, block) = self.b, self.dtype.layout, place
+        if layout is None or block is None:
+            return load_f32(b, self.dtype, b.offset(row, at), width)
+        codes = b.load(vector_of(width, "i8"), b.offset(row, at))
+        scale = load_real(b, b.offset(row, block), layout.scale)
+        return b.fmul(
+            b.cast("sitofp", b.cast("sext", codes, "i32"), "float"), b.splat(scale, width)
+        )
+
+
 def attention(name: str, target: Target, dtype: DType) -> Builder:
-    """Return the kernel for keys and values of a plain type whose rows are dense."""
+    """Return the kernel for keys and values of a type whose rows are dense."""
     b = Builder(name, target)
     pointers = ("k", "v", "q", "out", "mask", "sinks", "bounds")
     arg = {n: b.arg(i) for i, n in enumerate(SLOTS) if n not in (*pointers, "scale", "cap")}
@@ -68,7 +101,8 @@ class _Query:
         head: Value,
         token: Value,
     ) -> None:
-        self.b, self.dtype, self.arg, self.k, self.v = b, dtype, arg, k, v
+        self.b, self.arg, self.k, self.v = b, arg, k, v
+        self.elements = Elements(b, dtype)
         self.token = token
 
         def place(pointer: str, *steps: tuple[Value, str]) -> Value:
@@ -137,7 +171,7 @@ class _Query:
     def _logits(self, start: Value, count: Value, top: Value) -> Value:
         """Compute the logits of a block; return the largest so far."""
         b, arg = self.b, self.arg
-        lanes, size = b.target.lanes, self.dtype.block_nbytes
+        lanes = b.target.lanes
         together = 4
         last = b.sub(count, 1)
         whole = b.binary("and", arg["width"], -lanes)
@@ -150,9 +184,9 @@ class _Query:
             for begin, end, width, into in passes:
                 with b.loop(begin, end, width) as column:
                     q = b.load(vector_of(width, "float"), b.offset(self.q, b.mul(column, 4)), 4)
+                    place = self.elements.place(column)
                     for key, total in zip(keys, into, strict=True):
-                        at = b.offset(key, b.mul(column, size))
-                        value = load_f32(b, self.dtype, at, width)
+                        value = self.elements.load(key, place, width)
                         b.set(total, b.fma(q, value, b.get(total)))
             for r, total, single in zip(rows, sums, rest, strict=True):
                 value = b.fadd(b.sum(b.get(total)), b.get(single))
@@ -214,7 +248,7 @@ class _Query:
     def _add(self, start: Value, count: Value, shrink: Value) -> None:
         """Add the values of a block to the result, which shrinks first."""
         b, arg = self.b, self.arg
-        lanes, size = b.target.lanes, self.dtype.block_nbytes
+        lanes = b.target.lanes
         begin: Value = i64(0)
         for pieces, width in ((8, lanes), (1, lanes), (1, 1)):
             step = pieces * width
@@ -228,14 +262,13 @@ class _Query:
                     at = b.offset(out, 4 * width * i)
                     old = b.load(vector_of(width, "float"), at, 4)
                     sums.append(b.var(b.fmul(old, factor)))
-                values = b.offset(self.v, b.mul(column, size))
+                places = [self.elements.place(b.add(column, i * width)) for i in range(pieces)]
                 with b.loop(0, count) as row:
                     share = b.load("float", b.offset(self.logits, b.mul(row, 4)), 4)
-                    line = b.offset(values, b.mul(b.add(start, row), arg["v_row"]))
+                    line = b.offset(self.v, b.mul(b.add(start, row), arg["v_row"]))
                     weight = b.splat(share, width)
-                    for i, total in enumerate(sums):
-                        piece = b.offset(line, i * width * size)
-                        value = load_f32(b, self.dtype, piece, width)
+                    for place, total in zip(places, sums, strict=True):
+                        value = self.elements.load(line, place, width)
                         b.set(total, b.fma(weight, value, b.get(total)))
                 for i, total in enumerate(sums):
                     b.store(b.get(total), b.offset(out, 4 * width * i), 4)

@@ -79,7 +79,7 @@ class Linker:
         """Return the addresses of functions; the code stays as long as the linker does.
 
         Raises:
-            RuntimeError: it is no object code, or lacks a function.
+            RuntimeError: it is not object code, or lacks a function.
         """
         with _LOCK:
             builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()

@@ -41,9 +41,16 @@ def load_f32(b: Builder, dtype: DType, pointer: Value, lanes: int) -> Value:
 
 
 def store_f32(b: Builder, dtype: DType, value: Value, pointer: Value) -> None:
-    """Write f32 as f32 or f16."""
+    """Write f32 as a plain type."""
     if dtype is F16:
         b.store(b.cast("fptrunc", value, "half"), pointer, 2)
+    elif dtype is BF16:
+        bits = b.cast("bitcast", value, "i32")
+        odd = b.binary("and", b.binary("lshr", bits, 16), 1)
+        rounded = b.binary("lshr", b.add(bits, b.add(odd, 0x7FFF)), 16)
+        is_nan = b.compare("uno", value, value)
+        kept = b.select(is_nan, b.same(rounded, 0x7FC0), rounded)
+        b.store(b.cast("trunc", kept, "i16"), pointer, 2)
     else:
         b.store(value, pointer, 4)
 

@@ -6,14 +6,17 @@ A family is small, since most programs need few kernels: the first one compiles 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from ggsched.ir.dtype import BF16, F16, F32, I32, DType
+from ggsched.ir.dtype import BF16, F16, F32, I32, Q8_0, DType
 from ggsched_cpu_kernels import (
     attention,
+    attention_blocks,
+    convolution,
     gemm,
     gemm_bf16,
     gemm_int8,
     gemv,
     linear_attention,
+    moves,
     packed_rows,
     panels,
     reductions,
@@ -27,6 +30,9 @@ from ggsched_cpu_kernels.elementwise import FORMULAS, SPREAD, elementwise
 from ggsched_cpu_kernels.emit import Builder
 from ggsched_cpu_kernels.gemm_f32 import F32Method
 from ggsched_cpu_kernels.target import Target
+
+KV_DTYPES: Final = (F32, F16, BF16, Q8_0)
+"""Types of rows that are stored by ids, and that attention reads."""
 
 Family = Callable[[Target], Sequence[Builder]]
 
@@ -106,6 +112,10 @@ def _attention(dtype: DType) -> Family:
     return lambda target: [attention.attention("attention", target, dtype)]
 
 
+def _attention_blocks(dtype: DType) -> Family:
+    return lambda target: [attention_blocks.attention_blocks("attention", target, dtype)]
+
+
 def _linear_attention(*, beta: bool) -> Family:
     return lambda target: [linear_attention.linear_attention("linear_attention", target, beta=beta)]
 
@@ -134,6 +144,8 @@ _REDUCTIONS: Final[Mapping[str, Callable[[str, Target], Builder]]] = {
     "rms_norm_mul": lambda name, target: reductions.rms_norm(name, target, weighted=True),
     "norm": reductions.norm,
     "sum_rows": reductions.sum_rows,
+    "mean_rows": reductions.mean_rows,
+    "max_of_rows": reductions.max_of_rows,
     "sum_rows_strided": reductions.sum_rows_strided,
     "top_k": reductions.top_k,
 }
@@ -146,7 +158,7 @@ def _reduction(name: str) -> Family:
 def _rows(target: Target) -> Sequence[Builder]:
     return [
         packed_rows.round_rows("round_rows", target),
-        *(rows.set_rows(f"set_rows_{to}", target, to) for to in (F32, F16)),
+        *(rows.set_rows(f"set_rows_{to}", target, to) for to in KV_DTYPES),
     ]
 
 
@@ -174,8 +186,25 @@ def _get_rows(dtype: DType) -> Family:
     return lambda target: [rows.get_rows("get_rows", target, dtype, _converted(dtype)[0])]
 
 
-def _conv(target: Target) -> Sequence[Builder]:
-    return [windows.conv_rows(f"stride{n}", target, stride=n) for n in (1, 2)]
+def _conv_rows(ops: Sequence[str]) -> Family:
+    return lambda target: [windows.conv_rows(f"stride{n}", target, ops, stride=n) for n in (1, 2)]
+
+
+def _conv_tiles(ops: Sequence[str]) -> Family:
+    return lambda target: [convolution.conv("conv", target, ops)]
+
+
+def _max_rows(target: Target) -> Sequence[Builder]:
+    return [windows.max_rows(f"stride{n}", target, stride=n) for n in (1, 2)]
+
+
+def _moves(target: Target) -> Sequence[Builder]:
+    kinds = {"move": moves.move, "gather": moves.gather, "pick": moves.pick}
+    return [make(f"{kind}{n}", target, n) for kind, make in kinds.items() for n in (1, 2, 4, 8)]
+
+
+def _pad(target: Target) -> Sequence[Builder]:
+    return [convolution.pad("pad", target)]
 
 
 def _bits(target: Target) -> Sequence[Builder]:
@@ -198,7 +227,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "bits": _bits,
     "panels_f32": _panels,
     "routes_f32": _routes,
-    "conv": _conv,
+    "conv_rows": _conv_rows(()),
+    "pad": _pad,
+    "moves": _moves,
+    "max_rows": _max_rows,
+    "conv": _conv_tiles(()),
     "linear_attention0": _linear_attention(beta=False),
     "linear_attention1": _linear_attention(beta=True),
     "short_conv": _short_conv,
@@ -217,10 +250,28 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **_for_weights("gemm", _many),
     **_for_weights("gemm_chosen", _many_chosen),
     **{f"columns_{t}": _columns(t) for t in (F32, F16, BF16)},
-    **{f"attention_{t}": _attention(t) for t in (F32, F16, BF16)},
+    **{f"attention_{t}": _attention(t) for t in KV_DTYPES},
+    **{f"attention_blocks_{t}": _attention_blocks(t) for t in KV_DTYPES},
     **{f"convert_{t}": _conversions(t) for t in (*COMPILED, I32)},
     **{f"get_rows_{t}": _get_rows(t) for t in (*COMPILED, I32)},
 }
 """By name. Functions are called by the names that their builders have."""
 
-__all__ = ["FAMILIES", "Family"]
+
+def family(name: str) -> Family:
+    """Return a family; ``conv+a+b`` and ``conv_rows+a`` apply ops to results of a convolution.
+
+    Raises:
+        KeyError: there is none.
+    """
+    first, *ops = name.split("+")
+    match first:
+        case "conv":
+            return _conv_tiles(ops)
+        case "conv_rows":
+            return _conv_rows(ops)
+        case _:
+            return FAMILIES[name]
+
+
+__all__ = ["FAMILIES", "Family", "family"]

@@ -14,7 +14,7 @@ from ggsched_cpu_kernels.target import Target
 from ggsched_cpu_kernels.vectors import Row, over_rows, own_slot
 
 COLUMNS: Final = 16
-"""Rows of weights have a multiple of so many columns."""
+"""Rows of weights have a multiple of this number of columns."""
 
 _TILE_ROWS: Final = 12
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ggsched_cpu_kernels.compiler import LLVM_VERSION, Linker, object_code
 from ggsched_cpu_kernels.emit import Builder, module_text
-from ggsched_cpu_kernels.families import FAMILIES
+from ggsched_cpu_kernels.families import family
 from ggsched_cpu_kernels.object_cache import cached_code, discard, entry_name
 from ggsched_cpu_kernels.target import Target
 
@@ -24,15 +24,15 @@ class Library:
         self._linker = Linker()
         self._known: dict[str, dict[str, int]] = {}
 
-    def address(self, family: str, function: str) -> int:
+    def address(self, family_name: str, function: str) -> int:
         """Return the address of a function of a family.
 
         Raises:
             RuntimeError: LLVM failed.
         """
-        known = self._known.get(family)
+        known = self._known.get(family_name)
         if known is None:
-            known = self._known[family] = self._load(FAMILIES[family](self.target))
+            known = self._known[family_name] = self._load(family(family_name)(self.target))
         return known[function]
 
     def _load(self, functions: Sequence[Builder]) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """Kernels that reduce rows: norms, softmax, sums, the largest elements."""
 
+import math
 from typing import Final
 
 from ggsched_cpu_kernels.emit import Builder, Value, Variable, f32, i64, vector_of
@@ -159,6 +160,39 @@ def sum_rows(name: str, target: Target) -> Builder:
 
         over_chunks(b, row.columns, add)
         b.store(b.sum(b.get(total)), out, 4)
+
+    over_rows(b, 2, row)
+    return b
+
+
+def mean_rows(name: str, target: Target) -> Builder:
+    """Operand x; result, a row of which is one number."""
+    b = Builder(name, target)
+
+    def row(row: Row) -> None:
+        x, out = row.pointers
+        total = _accumulator(b)
+        over_chunks(b, row.columns, lambda c: b.set(total, b.fadd(b.get(total), c.load(x))))
+        b.store(b.fdiv(b.sum(b.get(total)), _length(b, row.columns)), out, 4)
+
+    over_rows(b, 2, row)
+    return b
+
+
+def max_of_rows(name: str, target: Target) -> Builder:
+    """Operand x; result, a row of which is the largest element, or NaN where there is one."""
+    b = Builder(name, target)
+
+    def row(row: Row) -> None:
+        x, out = row.pointers
+        total = _accumulator(b, -math.inf)
+
+        def join(c: Chunk) -> None:
+            value = c.keep(c.load(x), -math.inf)
+            b.set(total, b.intrinsic("maximum", b.get(total), value))
+
+        over_chunks(b, row.columns, join)
+        b.store(b.intrinsic("vector.reduce.fmaximum", b.get(total), type_="float"), out, 4)
 
     over_rows(b, 2, row)
     return b

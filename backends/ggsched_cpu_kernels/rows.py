@@ -1,17 +1,23 @@
 """Rows: chosen by ids, stored by ids, converted, copied, rotated."""
 
-from ggsched.ir.dtype import F16, F32, DType
+from ggsched.ir.dtype import F16, F32, Q8_0, DType
 from ggsched_cpu_kernels.elements import block_values, load_f32, store_f32
-from ggsched_cpu_kernels.emit import Builder, Value, vector_of
+from ggsched_cpu_kernels.emit import Builder, Value, f32, vector_of
 from ggsched_cpu_kernels.target import Target
 from ggsched_cpu_kernels.vectors import Row, over_chunks, over_rows, own_slot
 
 
-def _convert(b: Builder, dtype: DType, to: DType, src: Value, dst: Value, columns: Value) -> None:
-    """Write one row of a type as f32 or f16."""
+def convert_row(
+    b: Builder, dtype: DType, to: DType, src: Value, dst: Value, columns: Value
+) -> None:
+    """Write one row of a type as another one; quantised only from f32, or as f32 or f16."""
     if dtype.layout is not None:
         assert to is F32 or to is F16
         _decode(b, dtype, to, src, dst, columns)
+        return
+    if to is Q8_0:
+        assert dtype is F32
+        _encode(b, src, dst, columns)
         return
     lanes = b.target.lanes
     whole = b.binary("and", columns, -lanes)
@@ -43,11 +49,43 @@ def _decode(b: Builder, dtype: DType, to: DType, src: Value, dst: Value, columns
             store_f32(b, to, value, b.offset(out, i * lanes * to.block_nbytes))
 
 
+def _encode(b: Builder, src: Value, dst: Value, columns: Value) -> None:
+    """Write a row of f32 as blocks of q8_0, as the reference of ``set_rows`` says."""
+    lanes = b.target.lanes
+    vector = vector_of(lanes, "float")
+    with b.loop(0, b.udiv(columns, Q8_0.block)) as block:
+        source = b.offset(src, b.mul(block, 4 * Q8_0.block))
+        out = b.offset(dst, b.mul(block, Q8_0.block_nbytes))
+        x = [b.load(vector, b.offset(source, 4 * i), 4) for i in range(0, Q8_0.block, lanes)]
+        sizes = [b.intrinsic("fabs", v) for v in x]
+        tops, strange = sizes[0], b.fsub(x[0], x[0])
+        for v, size in zip(x[1:], sizes[1:], strict=True):
+            tops, strange = b.fmax(tops, size), b.fadd(strange, b.fsub(v, v))
+        total = b.sum(strange)
+        is_bad = b.compare("uno", total, total)  # a number that is not finite less itself is NaN
+        scale = b.fdiv(b.largest(tops), 127.0)
+        stored = b.cast("fptrunc", scale, "half")
+        is_zero = b.compare("oeq", b.cast("fpext", stored, "float"), 0.0)
+        inverse = b.select(is_zero, f32(0.0), b.fdiv(f32(1.0), scale))
+        b.store(b.select(is_bad, Value("0xH7E00", "half"), stored), out)
+        inverse = b.splat(b.select(is_bad, f32(0.0), inverse), lanes)
+        for i, (v, size) in enumerate(zip(x, sizes, strict=True)):
+            exact = b.fmul(size, inverse)
+            whole = b.intrinsic("floor", exact)
+            is_up = b.compare("oge", b.fsub(exact, whole), 0.5)
+            code = b.fadd(whole, b.select(is_up, b.same(whole, 1.0), b.zero(vector)))
+            # Of a block that is not finite: a product with 0 may be NaN, which has no integer.
+            code = b.select(b.compare("ole", code, 127.0), code, b.zero(vector))
+            signed = b.intrinsic("copysign", code, v)
+            codes = b.cast("trunc", b.cast("fptosi", signed, "i32"), "i8")
+            b.store(codes, b.offset(out, 2 + i * lanes))
+
+
 def convert(name: str, target: Target, dtype: DType, to: DType) -> Builder:
     """Operand; result: rows of adjacent elements."""
     b = Builder(name, target)
     over_rows(
-        b, 2, lambda row: _convert(b, dtype, to, row.pointers[0], row.pointers[1], row.columns)
+        b, 2, lambda row: convert_row(b, dtype, to, row.pointers[0], row.pointers[1], row.columns)
     )
     return b
 
@@ -72,7 +110,7 @@ def get_rows(name: str, target: Target, dtype: DType, to: DType) -> Builder:
     def row(row: Row) -> None:
         id_ = _id(b, row.pointers[0], count)
         source = b.offset(b.offset(table, b.mul(row.at[1], batch)), b.mul(id_, stride))
-        _convert(b, dtype, to, source, row.pointers[1], row.columns)
+        convert_row(b, dtype, to, source, row.pointers[1], row.columns)
 
     over_rows(b, 2, row)
     return b
@@ -86,7 +124,7 @@ def set_rows(name: str, target: Target, to: DType) -> Builder:
     def row(row: Row) -> None:
         id_ = _id(b, row.pointers[1], count)
         dst = b.offset(table, b.mul(id_, stride))
-        _convert(b, F32, to, row.pointers[0], dst, row.columns)
+        convert_row(b, F32, to, row.pointers[0], dst, row.columns)
 
     over_rows(b, 2, row)
     return b

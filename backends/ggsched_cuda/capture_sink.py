@@ -42,9 +42,13 @@ class Captured:
 
 
 class MirrorProgram(Launchable, Protocol):
-    """A program whose last call may write its result to the host too."""
+    """A program whose last call may write its result to the host too.
+
+    Its first call may be launched early or in turn.
+    """
 
     sending: MirroredLaunch | None
+    in_turn: Step | None
 
 
 class CapturingSink(CommandSink):
@@ -62,12 +66,14 @@ class CapturingSink(CommandSink):
         self.captured = captured
         self.gpu, self.handle = queue.gpu, queue.handle
         self._queue = queue
+        self._is_behind_peer = False  # whether the next command is the first behind another GPU
         self._deferred = DeferredCommands(
             partial(make_transfers, queue.gpu, queue.handle), queue.refused
         )
 
     def give(self, command: str, enqueue: Callable[[], None], *, is_timed: bool = True) -> None:
         """Capture a command; the backlog is paused, and nothing of a capture has times."""
+        self.gpu.enter()  # another GPU's stream may be part of the capture
         if self._queue.times is not None:
             self._queue.times.latest()
         try:
@@ -99,6 +105,13 @@ class CapturingSink(CommandSink):
         if program.checks_ids:
             self.captured.words.add(self._queue.words)
         sending = program.sending
+        if self._is_behind_peer and program.in_turn is not None:
+            # An early launch is ordered with its predecessor by an edge of a kind that is for
+            # kernels of one GPU.
+            if sending is not None and len(steps) == 1:
+                sending = sending._replace(step=program.in_turn)
+            steps = (program.in_turn, *steps[1:])
+        self._is_behind_peer = False
         now = steps if sending is None else steps[:-1]
         if self._queue.run_steps(now, program.labels) and sending is not None:
             self._deferred.launch(sending)
@@ -132,6 +145,7 @@ class CapturingSink(CommandSink):
         assert marker is not None
         self.captured.keeps.append(marker)
         driver.enqueue_wait(self.handle, marker.handle)
+        self._is_behind_peer = self._is_behind_peer or marker.gpu is not self.gpu
 
     def unfinished(self) -> list[Marker]:
         """Return markers behind what is not complete: nothing of the capture runs."""
@@ -139,6 +153,7 @@ class CapturingSink(CommandSink):
 
     def flush(self) -> None:
         """Hand over what was put off, before something else."""
+        self.gpu.enter()
         self._deferred.flush()
 
     def takes(self, move: Move, memory: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 from ggsched.backend.queued.backlog import Backlog
 from ggsched_cuda import driver
+from ggsched_cuda.blas_kernels import BlasKernels
 from ggsched_cuda.driver import NOT_READY, CudaError, DeviceInfo
 from ggsched_cuda.event import POLLING, Marker
 from ggsched_cuda.pinned import HostCalls, PinnedMemory
@@ -27,24 +28,63 @@ class WorkingStream(Protocol):
         """Return a marker behind all that is enqueued, if some of that is not complete."""
 
 
+class EnqueuedWork:
+    """What keeps memory from being freed, on all GPUs: streams of one read memory of another.
+
+    Attributes:
+        lock: Held while any of it changes, and while memory is freed behind it.
+        streams: Streams that are open.
+        draining: What is left of closed ones: a marker behind their work, what to call when it is
+            done, a handle of cuBLAS to take back, and the GPU whose that is.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.streams: weakref.WeakSet[WorkingStream] = weakref.WeakSet()
+        self.draining: list[
+            tuple[Marker, Callable[[], None], tuple[int, int] | None, CudaContext]
+        ] = []
+
+    def is_pending(self) -> bool:
+        """Whether a stream has a backlog, of which the driver does not know."""
+        return any(s.backlog.is_pending for s in self.streams)
+
+    def unfinished(self) -> list[Marker]:
+        """Return markers behind all that is enqueued and not complete."""
+        markers = [m for s in self.streams for m in s.unfinished()]
+        return markers + [m for m, *_ in self.draining if not m.is_done()]
+
+
 class CudaContext:
-    """One GPU, opened once in a process (``gpus.py``).
+    """One GPU, opened once in a process (``cuda_contexts.py``).
 
     Args:
         found: The GPU.
         peers: Numbers of the other GPUs that it can reach.
         pinned: Host memory, which all GPUs share.
+        work: What is enqueued, on all GPUs.
+        reads_peers: Whether its kernels read memory of every other GPU, and theirs its own.
     """
 
-    def __init__(self, found: DeviceInfo, peers: Sequence[int], pinned: PinnedMemory) -> None:
+    def __init__(
+        self,
+        found: DeviceInfo,
+        peers: Sequence[int],
+        pinned: PinnedMemory,
+        work: EnqueuedWork,
+        *,
+        reads_peers: bool = True,
+    ) -> None:
         self.found = found
         self.peers = tuple(peers)
+        self.reads_peers = reads_peers
         self.pinned = pinned
         self.context = driver.context_of(found.ordinal)
         self.enter()
         self.host_calls = HostCalls()
         self.programs = ProgramCache(found.arch)
-        self.lock = threading.RLock()
+        self.blas_kernels = BlasKernels()
+        self._work = work
         self._pool = driver.make_pool(found.ordinal, peers)
         self._idle = driver.make_stream()  # never has work of its own
         self._behind = driver.make_stream()  # frees memory behind the work of all streams
@@ -52,9 +92,7 @@ class CudaContext:
         self._devices = 0  # that are open
         self._events: list[int] = []
         self._blas: list[tuple[int, int]] = []
-        self._streams: weakref.WeakSet[WorkingStream] = weakref.WeakSet()
         self._freed: list[int] = []  # memory that commands in a backlog may use
-        self._draining: list[tuple[Marker, Callable[[], None], tuple[int, int] | None]] = []
 
     def enter(self) -> None:
         """Make the GPU's context current on this thread."""
@@ -75,7 +113,7 @@ class CudaContext:
 
     def begin_device(self) -> None:
         """Count an open device."""
-        with self.lock:
+        with self._work.lock:
             self._devices += 1
 
     def end_device(self, timeout_s: float) -> None:
@@ -84,7 +122,7 @@ class CudaContext:
         Args:
             timeout_s: How long to wait at most for memory that is freed behind other work.
         """
-        with self.lock:
+        with self._work.lock:
             self._devices -= 1
             if self._devices:
                 return
@@ -109,7 +147,7 @@ class CudaContext:
 
     def free(self, address: int) -> None:
         """Free memory when all that is enqueued now is complete (BUF-2); does not block."""
-        with self.lock:
+        with self._work.lock:
             self._freed.append(address)
             self._free_unused()
 
@@ -118,12 +156,11 @@ class CudaContext:
 
         What is in a backlog may use it, and the driver does not know of that.
         """
-        with self.lock:
-            if not self._freed or any(s.backlog.is_pending for s in self._streams):
+        with self._work.lock:
+            if not self._freed or self._work.is_pending():
                 return
+            markers = self._work.unfinished()
             self.enter()
-            markers = [m for s in self._streams for m in s.unfinished()]
-            markers += [m for m, _, _ in self._draining if not m.is_done()]
             for marker in markers:
                 driver.enqueue_wait(self._behind, marker.handle)
             for address in self._freed:
@@ -148,7 +185,7 @@ class CudaContext:
 
     def take_blas(self, stream: int) -> tuple[int, int]:
         """Return a handle of cuBLAS and its workspace, for one stream alone (LCH-5)."""
-        with self.lock:
+        with self._work.lock:
             if self._blas:
                 handle, workspace = self._blas.pop()
             else:
@@ -160,31 +197,32 @@ class CudaContext:
 
     def add(self, stream: WorkingStream) -> None:
         """Count a stream among those whose work keeps memory from being freed."""
-        with self.lock:
-            self._streams.add(stream)
+        with self._work.lock:
+            self._work.streams.add(stream)
 
     def drain_later(
         self, marker: Marker, finish: Callable[[], None], handle: tuple[int, int] | None
     ) -> None:
         """Call ``finish`` and take a handle of cuBLAS back when a closed stream is through."""
-        with self.lock:
-            self._draining.append((marker, finish, handle))
+        with self._work.lock:
+            self._work.draining.append((marker, finish, handle, self))
             self.sweep()
 
     def sweep(self) -> bool:
         """Let go of what closed streams held; return whether all of them are through."""
-        with self.lock:
+        with self._work.lock:
             self._free_unused()
             pending = []
-            for marker, finish, handle in self._draining:
+            for entry in self._work.draining:
+                marker, finish, handle, gpu = entry
                 if not marker.is_done():
-                    pending.append((marker, finish, handle))
+                    pending.append(entry)
                     continue
                 finish()
                 if handle is not None:
-                    self._blas.append(handle)
-            self._draining = pending
-            return not pending
+                    gpu._blas.append(handle)
+            self._work.draining = pending
+            return all(gpu is not self for *_, gpu in pending)
 
 
 def is_busy(stream: int) -> bool:

@@ -7,6 +7,7 @@ from typing import Final
 
 from ggsched.backend import checks
 from ggsched.backend.base import physical_memory_nbytes
+from ggsched.backend.capture import captures_beside
 from ggsched.backend.capture_errors import (
     captured_already_error,
     no_streams_error,
@@ -38,7 +39,7 @@ RESERVED_NBYTES: Final = 2 << 30
 """Of a GPU, for contexts, machine code, and the workspaces of cuBLAS."""
 
 
-def facts_of(name: str, parts: int, found: DeviceInfo) -> DeviceFacts:
+def facts_of(name: str, parts: int, found: DeviceInfo, *, reads_peers: bool = True) -> DeviceFacts:
     """Return the facts of a GPU, or of one of ``parts`` logical devices on it."""
     version = f"{found.driver // 1000}.{found.driver % 1000 // 10}"
     memory = max(0, found.memory_nbytes - RESERVED_NBYTES) // parts // ALIGNMENT * ALIGNMENT
@@ -55,7 +56,8 @@ def facts_of(name: str, parts: int, found: DeviceInfo) -> DeviceFacts:
         has_events=True,
         is_async=True,
         is_deterministic=True,
-        ops=supported_ops("cuda"),
+        reads_peers=reads_peers,
+        ops=supported_ops("cuda", has_f64=True),
         fusions=fusions_of(profile_of(found)),
         neighbours=neighbours_of(profile_of(found)),
     )
@@ -94,7 +96,8 @@ class CudaDevice(QueuedDevice[CudaStream]):
     def __init__(
         self, gpu: CudaContext, name: str, parts: int, *, timeout_s: float | None = None
     ) -> None:
-        super().__init__(facts_of(name, parts, gpu.found), timeout_s)
+        facts = facts_of(name, parts, gpu.found, reads_peers=gpu.reads_peers)
+        super().__init__(facts, timeout_s)
         self.gpu = gpu
         self.early: Mode = "on"
         self.profile: TuningProfile = profile_of(gpu.found, activations())
@@ -163,22 +166,23 @@ class CudaDevice(QueuedDevice[CudaStream]):
         """Write down what is enqueued on streams from now on instead of running it (CAP-1..4).
 
         Raises:
-            UsageError: no streams, or one of another device, or one that is captured already.
+            UsageError: no streams, one of a device that is no peer (COL-4), or one that is
+                captured already.
         """
         self._require_open()
-        own = [self._own(stream) for stream in streams]
-        if not own or len(set(own)) < len(own):
+        taken: list[CudaStream] = []
+        for stream in streams:
+            is_able = captures_beside(self, taken, stream)
+            if not is_able or not isinstance(stream, CudaStream):
+                raise not_capturable_error(stream, self)
+            if stream.is_closed:
+                raise checks.closed_error("stream")
+            if stream.sink.is_capturing:
+                raise captured_already_error(stream.name)
+            taken.append(stream)
+        if not taken or len(set(taken)) < len(taken):
             raise no_streams_error(self)
-        return CudaCapture(self.gpu, own)
-
-    def _own(self, stream: Stream) -> CudaStream:
-        if not isinstance(stream, CudaStream) or stream.device is not self:
-            raise not_capturable_error(stream, self)
-        if stream.is_closed:
-            raise checks.closed_error("stream")
-        if stream.sink.is_capturing:
-            raise captured_already_error(stream.name)
-        return stream
+        return CudaCapture(self.gpu, taken)
 
     def copies_with(self, other: DeviceFacts) -> bool:
         """Whether streams copy from and to buffers of another device (CPY-6).

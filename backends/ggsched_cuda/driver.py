@@ -370,6 +370,7 @@ def function_of(module: Any, name: str, shared_nbytes: int) -> Handle:
     # Kernels that overlap have to agree about how a multiprocessor's memory is divided.
     which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
     check(cu.cuFuncSetAttribute(function, which, _ALL_SHARED), "cuFuncSetAttribute")
+    check(cu.cuFuncLoad(function), "cuFuncLoad")  # now, not at a launch behind a held stream
     return int(function)
 
 

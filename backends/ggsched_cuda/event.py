@@ -35,11 +35,11 @@ class Marker:
     wait for when the wait was enqueued.
     """
 
-    __slots__ = ("_gpu", "_state", "handle")
+    __slots__ = ("_state", "gpu", "handle")
 
     def __init__(self, gpu: EventPool) -> None:
         self.handle = gpu.take_event()
-        self._gpu = gpu
+        self.gpu = gpu
         self._state = NOT_READY
 
     @classmethod
@@ -52,7 +52,7 @@ class Marker:
     def state(self) -> int:
         """Return ``READY``, ``NOT_READY`` or the number of an error; never blocks."""
         if self._state == NOT_READY:
-            self._gpu.enter()
+            self.gpu.enter()
             self._state = int(driver.query_event(self.handle)[0])
         return self._state
 
@@ -61,7 +61,7 @@ class Marker:
         return self.state() != NOT_READY
 
     def __del__(self) -> None:
-        self._gpu.give_event(self.handle)
+        self.gpu.give_event(self.handle)
 
 
 class Point(QueuePoint):

@@ -44,11 +44,12 @@ class CudaCapture:
     """What streams are given from now on, instead of running it (CAP-1..4).
 
     All streams fork from the first one here and are joined to it at the end, so the graph is one
-    command of the first.
+    command of the first. Streams of other GPUs take part like any other: the driver puts their work
+    into the same graph (COL-4).
 
     Args:
-        gpu: The GPU.
-        streams: Open streams of one device, each once, which nobody captures.
+        gpu: The GPU of the first stream.
+        streams: Open streams of peers, each once, which nobody captures.
 
     Attributes:
         captured: What the graph uses.
@@ -77,6 +78,7 @@ class CudaCapture:
             stream.switch(sink)
         try:
             origin, *others = self._streams
+            gpu.enter()
             capturing.begin_capture(origin.handle)
             self._link(origin, others)
         except CudaError as error:
@@ -167,6 +169,7 @@ class CudaCapture:
             sink.flush()
         for other in others:
             self._link(other, [origin])
+        self._gpu.enter()
         self._captured = capturing.end_capture(origin.handle)
         self._leave()
 

@@ -52,6 +52,7 @@ class CudaProgram:
         labels: The node of each.
         checks_ids: Whether one of them may meet an id out of range.
         sending: The last call, if it can write its result to the host too.
+        in_turn: The first call as one that is not launched before its predecessors are complete.
     """
 
     def __init__(self, stream: ProgramStream, nodes: Sequence[BoundNode]) -> None:
@@ -62,6 +63,7 @@ class CudaProgram:
         self.labels = [call.label for call in calls]
         self.steps: list[Step] = []
         self.sending: MirroredLaunch | None = None
+        self.in_turn: Step | None = None
         self._params: list[Any] = []
         self._owned: list[BaseBuffer] = []
         self._constants: dict[bytes, int] = {}
@@ -74,6 +76,7 @@ class CudaProgram:
                 self.steps.append(self._bind(call))
             if calls:
                 self.sending = self._sending_of(calls[-1])
+                self.in_turn = self._in_turn(calls[0])
         except BaseException:
             self.close()
             raise
@@ -82,7 +85,7 @@ class CudaProgram:
         """Release that memory; legal twice. Launches that are enqueued still have it."""
         self.is_closed = True
         self.steps = []
-        self.sending = None
+        self.sending = self.in_turn = None
         owned, self._owned = self._owned, []
         for buffer in owned:
             buffer.close()
@@ -113,6 +116,18 @@ class CudaProgram:
         arguments = (function, *grid, *block, shared, self.stream.queue.handle, params, 0)
         return driver.launch_kernel, arguments
 
+    def _in_turn(self, call: Call) -> Step:
+        """Return the first step without an early launch."""
+        launch, arguments = self.steps[0]
+        if launch is not driver.launch_configured:
+            return self.steps[0]
+        assert isinstance(call, KernelCall)
+        config = driver.launch_config(
+            call.groups, call.lanes, call.shared_nbytes, self.stream.queue.handle,
+            cluster=call.cluster,
+        )  # fmt: skip
+        return launch, (config, *arguments[1:])
+
     def _sending_of(self, call: Call) -> MirroredLaunch | None:
         """Return the last call as one whose result may go to a second place, if it can."""
         if not isinstance(call, KernelCall) or call.also is None:
@@ -125,11 +140,13 @@ class CudaProgram:
     def _bind_product(self, call: ProductCall) -> Product:
         m, n, k = call.size
         w, x, y = (self._address(place) for place in (call.w, call.x, call.y))
-        return Product(
+        product = Product(
             self.stream.queue.blas(), m, n, k, w, x, y,
             kind=call.kind, rows=call.rows, batches=call.batches, adds=call.adds,
             has_columns=call.has_columns,
         )  # fmt: skip
+        self.stream.queue.load_kernels(product)
+        return product
 
     def _address(self, place: Place) -> int:
         memory, offset = place

@@ -87,7 +87,7 @@ def _keep(file: Path, code: bytes) -> None:
             part.write(code)
         os.replace(part.name, file)
     except OSError:
-        return  # a cache that cannot be written is no cache, and no error
+        return  # a cache that cannot be written is not used; no error
 
 
 class ProgramCache:

@@ -3,10 +3,11 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from ggsched.backend.protocols import Event, HostMemory
 from ggsched.backend.queued.command_queue import CommandQueue, Launchable
+from ggsched.backend.queued.polling import Polling
 from ggsched.backend.timeouts import late_error
 from ggsched.errors import DeviceFault
 from ggsched_cuda import driver, transfers
@@ -18,10 +19,16 @@ from ggsched_cuda.event import POLLING, CudaEvent, Marker, Point
 from ggsched_cuda.pinned import PinnedBlock, Quad
 from ggsched_cuda.small_kernels import take_snapshot
 from ggsched_cuda.times import CudaTimes
+from ggsched_cuda_kernels.blas.driver import Product
 
 STAGED_NBYTES: Final = 256 << 20
 """With more than this on the way a stream waits for its oldest piece, for at most ``PATIENCE_S``;
 then it takes more memory, lest it waits for a stream that is held."""
+
+MOST_STAGED: Final = 64
+"""Pieces on the way, behind which commands wait in the backlog. The driver's queue is finite: a
+launch takes one of about a thousand places, a piece with the host's copy about five, and who finds
+no place is blocked (STR-2)."""
 
 PATIENCE_S: Final = 1.0
 OFTEN: Final = 64  # transfers, after which the stream looks which of them are complete
@@ -51,6 +58,7 @@ class CudaQueue(CommandQueue[Point]):
     """
 
     polling = POLLING
+    _room_polling: ClassVar = Polling(spin_s=0.0, share=1 / 16)
 
     def __init__(
         self, gpu: CudaContext, handle: int, words: FaultWords, name: str, timeout_s: float
@@ -66,6 +74,7 @@ class CudaQueue(CommandQueue[Point]):
         self._now = Held()
         self._past: deque[tuple[Marker, Held]] = deque()
         self._staged = 0
+        self._pieces = 0
 
     def enter(self) -> None:
         """Make the GPU's context current on this thread."""
@@ -77,7 +86,18 @@ class CudaQueue(CommandQueue[Point]):
             self._blas = self.gpu.take_blas(self.handle)
         return self._blas[0]
 
+    def load_kernels(self, product: Product) -> None:
+        """Load the kernels of a product with the stream's handle."""
+        assert self._blas is not None
+        self.gpu.blas_kernels.load(product, self._blas[1], self.handle)
+
     # --- commands ------------------------------------------------------------------------------
+
+    def give(self, command: str, enqueue: Callable[[], None], *, is_timed: bool = True) -> None:
+        """Enqueue a command, behind what is in the backlog, and where the driver has room."""
+        if self.is_behind or not self._has_places():
+            self.backlog.wait_for("wait for room", self._require_places)
+        super().give(command, enqueue, is_timed=is_timed)
 
     def upload(self, source: HostMemory, memory: int, offset: int) -> None:
         """Copy host bytes to the device."""
@@ -122,6 +142,7 @@ class CudaQueue(CommandQueue[Point]):
         """Launch a graph whose kernels may write fault words."""
         for words in every:
             self.note_ids(words)
+        self.enter()  # the words may be another GPU's
         result = driver.launch_graph(executable, self.handle)
         if result[0]:
             self.refused("replay", CudaError("cuGraphLaunch", int(result[0]), str(result[0])))
@@ -251,6 +272,7 @@ class CudaQueue(CommandQueue[Point]):
         self._now.blocks.append(block)
         self._now.nbytes += block.nbytes
         self._staged += block.nbytes
+        self._pieces += 1
         if len(self._now.blocks) >= 8:
             self.behind(self.marker())
         return block
@@ -270,6 +292,16 @@ class CudaQueue(CommandQueue[Point]):
         self._past.clear()
         self._now = Held()
 
+    def _has_places(self) -> bool:
+        if self._pieces >= MOST_STAGED:
+            self.enter()
+            self._sweep()
+        return self._pieces < MOST_STAGED
+
+    def _require_places(self, timeout_s: float) -> None:
+        if not self._room_polling.wait_until(self._has_places, timeout_s):
+            raise late_error(self.name, timeout_s)
+
     def _has_room(self) -> bool:
         self._sweep()
         return self._staged <= STAGED_NBYTES // 2
@@ -282,4 +314,5 @@ class CudaQueue(CommandQueue[Point]):
         for block in held.blocks:
             self.gpu.pinned.give(block)
         self._staged -= held.nbytes
+        self._pieces -= len(held.blocks)
         held.memory, held.blocks, held.nbytes = [], [], 0

@@ -1,4 +1,4 @@
-"""When commands ran: timed events of the driver around them, told by the clock of the host.
+"""When commands ran: timed events of the driver around them, converted to the clock of the host.
 
 Of a timed event only its distance to another one is known. So a GPU has a *base*: an event on a
 stream without work, of which the host knows between which two of its own times it was. A distance

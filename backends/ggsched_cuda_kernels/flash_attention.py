@@ -1,4 +1,4 @@
-"""Attention of many tokens on tensor cores, for keys and values of 16 bits (LCH-3).
+"""Attention of many tokens on tensor cores, for keys and values of 16 bits or q8_0 (LCH-3).
 
 Rows of queries of one head of keys, of all its heads and tokens, are one matrix. Where there are so
 few of them that most multiprocessors would wait, the rows of keys are cut into shares, and a second
@@ -16,6 +16,9 @@ from ggsched_kernels.lower_attention import attention_operands, join_shares
 from ggsched_kernels.lowering_context import weight_define
 
 DTYPES: Final = frozenset({"f16", "bf16"})
+"""Types of keys and values that few tokens may leave to this kernel."""
+
+ALL_DTYPES: Final = DTYPES | {"q8_0"}
 UNIT: Final = 16
 """Widths of heads are multiples of it: what one instruction adds up, and two columns of results."""
 
@@ -59,10 +62,12 @@ def fits_flash(site: CudaLoweringContext) -> bool:
     """Whether keys and values can be copied in pieces to tensor cores."""
     k, v, q = site.node.inputs[:3]
     widths = q.shape[2], v.shape[2]
-    if not site.profile.units or any(n % UNIT or not 0 < n <= MAX_WIDTH for n in widths):
+    if not site.profile.num_sms or any(n % UNIT or not 0 < n <= MAX_WIDTH for n in widths):
         return False
     if _local_nbytes(_cut_of(site), *widths, _planes(site)) > site.profile.local_nbytes:
         return False
+    if k.dtype.is_quantized:
+        return has_pieces(q, 2) and all(_has_words(o) for o in (k, v))
     return all(has_pieces(o, 2) for o in (k, v, q))
 
 
@@ -93,6 +98,11 @@ def lower_flash(site: CudaLoweringContext) -> None:
         join_shares(site, splits)
 
 
+def _has_words(operand: Operand) -> bool:
+    """Whether all blocks lie at even addresses; buffers do."""
+    return all(place % 2 == 0 for place in (operand.offset, *operand.strides))
+
+
 def _planes(site: CudaLoweringContext) -> int:
     """Return how many numbers of 16 bits stand for one of f32."""
     return 1 if site.profile.activations == "auto" else 2
@@ -114,7 +124,7 @@ def _local_nbytes(cut: Cut, width: int, across: int, planes: int) -> int:
 
 def _splits(site: CudaLoweringContext, waves: int, k: Operand) -> int:
     """Return into how many shares the rows are cut, so that all multiprocessors have work."""
-    room = site.profile.units // max(1, waves)
+    room = site.profile.num_sms // max(1, waves)
     return max(1, min(room, k.shape[0] // SPLIT_ROWS, MAX_SPLITS))
 
 

@@ -12,6 +12,7 @@ from ggsched.backend.program import BoundNode, Operand, groups_of
 from ggsched.ir.shapes import KV_DTYPES
 from ggsched_cuda_kernels.calls import Call, CudaLoweringContext
 from ggsched_cuda_kernels.decode.attention import fits_attention, lower_attention
+from ggsched_cuda_kernels.decode.device_sums import PATTERN, fits_sums, join_sums, lower_sums
 from ggsched_cuda_kernels.decode.fused import (
     fits_rms_mul,
     fits_rope,
@@ -25,7 +26,7 @@ from ggsched_cuda_kernels.decode.rope_attention import OPS as ATTENTION
 from ggsched_cuda_kernels.decode.rope_attention import join_attention
 from ggsched_cuda_kernels.decode.rope_kv_write import join_heads
 from ggsched_cuda_kernels.decode.sums import fits_sum_add, lower_sum_add
-from ggsched_cuda_kernels.flash_attention import DTYPES as HALVES
+from ggsched_cuda_kernels.flash_attention import ALL_DTYPES as FLASH
 from ggsched_cuda_kernels.flash_attention import fits_flash, lower_flash
 from ggsched_cuda_kernels.pdl_prefetch import reading_early
 from ggsched_cuda_kernels.products import (
@@ -43,7 +44,7 @@ from ggsched_cuda_kernels.tiles import DTYPES as TILED
 from ggsched_cuda_kernels.tiles import fits_experts, fits_rows, lower_experts, lower_rows
 from ggsched_cuda_kernels.warp_specialized.experts import EXPERT_PATTERNS, join_experts
 from ggsched_cuda_kernels.warp_specialized.moe_fused_routing import ROUTED, join_routed
-from ggsched_cuda_kernels.warp_specialized.rows import FED_PATTERNS, join_products
+from ggsched_cuda_kernels.warp_specialized.rows import GEMV_PATTERNS, join_products
 from ggsched_kernels import GPU, SCRATCH, TuningProfile, lower_nodes
 from ggsched_kernels.calls import ArgPlaceholder, check_alignment
 from ggsched_kernels.lower import memory_of
@@ -89,7 +90,7 @@ FusionRule = Callable[[Groups, int, TuningProfile], tuple[int, CudaLoweringConte
 """Looks at the groups of a program from one on; says how many of them its call computes."""
 
 _PACKED: Final = frozenset(PLANES)
-PLAIN: Final = frozenset(dtype.name for dtype in KV_DTYPES)
+PLAIN: Final = frozenset(dtype.name for dtype in KV_DTYPES if not dtype.is_quantized)
 
 TABLE: Final[tuple[KernelRule, ...]] = (
     KernelRule("cublas f32", "mul_mat", frozenset({"f32"}), fits_plain, lower_plain),
@@ -99,7 +100,7 @@ TABLE: Final[tuple[KernelRule, ...]] = (
     KernelRule("cublas unpacked to bf16", "mul_mat", _PACKED, fits_unpacked, lower_unpacked),
     KernelRule("experts by tiles", "mul_mat_id", TILED, fits_experts, lower_experts),
     KernelRule("attention of few tokens", "attention", PLAIN, fits_attention, lower_attention),
-    KernelRule("attention on tensor cores", "attention", HALVES, fits_flash, lower_flash),
+    KernelRule("attention on tensor cores", "attention", FLASH, fits_flash, lower_flash),
     KernelRule("rope by heads", "rope", frozenset({"f32"}), fits_rope, lower_rope),
 )
 
@@ -107,11 +108,12 @@ FUSED: Final[Mapping[str, Fused]] = {
     "rms_norm+mul": Fused(fits_rms_mul, lower_rms_mul),
     "rope+set_rows": Fused(fits_rope_rows, lower_rope_rows),
     "sum_rows+add": Fused(fits_sum_add, lower_sum_add),
+    PATTERN: Fused(fits_sums, lower_sums),
 }
 """How groups are run, by pattern. One that does not fit goes the shared way, or node by node."""
 
 JOINERS: Final[tuple[FusionRule, ...]] = (
-    join_products, join_routed, join_experts, join_attention, join_heads, join_route,
+    join_products, join_routed, join_experts, join_attention, join_heads, join_route, join_sums,
 )  # fmt: skip
 """What makes one call of neighbours; the first that does is taken, before any other way."""
 
@@ -119,6 +121,7 @@ NEIGHBOURS: Final = frozenset(
     {
         ", ".join(ATTENTION),
         *ROUTED,
+        f"{PATTERN}, rms_norm+mul",
         "rms_norm+mul, mul_mat",
         "sum_rows+add, rms_norm+mul, mul_mat",
         "sum_rows+add, rms_norm+mul, mul_mat, mul_mat, mul_mat",
@@ -135,7 +138,7 @@ def neighbours_of(profile: TuningProfile) -> frozenset[str]:
 
 def fusions_of(profile: TuningProfile) -> frozenset[str]:
     """Return the patterns that a GPU declares."""
-    joined = FED_PATTERNS | EXPERT_PATTERNS if profile.has_tma else frozenset()
+    joined = GEMV_PATTERNS | EXPERT_PATTERNS if profile.has_tma else frozenset()
     return frozenset(FUSED) | joined | supported_fusions(profile)
 
 

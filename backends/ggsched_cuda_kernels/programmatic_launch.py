@@ -14,11 +14,11 @@ is as safe as its weakest kernel. A kernel without the instructions is launched 
 driver lets it wait for its predecessor as a whole. Pointers are not ``__restrict__`` and nothing is
 read by ``ld.global.nc`` in front of the wait; a test looks at the machine-independent code.
 
-Constants need no wait: weights that nobody writes while the program is open (LCH-7). ``fed_rows``
-fetches them while its predecessor still runs and places its wait itself, before it reads or writes
-anything else. Attention asks for rows of the caches to come to the second cache, which reads
-nothing: what is written meanwhile goes there too. Calls of such kernels say ``BY_ITSELF`` or
-``WAITS_FIRST``, and tests look at every way through them.
+Constants need no wait: weights that nobody writes while the program is open (LCH-7).
+``warp_specialized_rows`` fetches them while its predecessor still runs and places its wait itself,
+before it reads or writes anything else. Attention asks for rows of the caches to come to the L2
+cache, which reads nothing: what is written meanwhile goes there too. Calls of such kernels say
+``BY_ITSELF`` or ``WAITS_FIRST``, and tests look at every way through them.
 
 In turn are launched kernels that keep most of the shared memory of a multiprocessor, such as
 ``matvec_blocks_id`` and ``tile_product``: while their groups wait there is no room for groups of
@@ -61,4 +61,8 @@ def with_early_start(text: str, mode: Mode, launch: Launch) -> str:
 
 @cache
 def _macros() -> str:
-    return resources.files("ggsched_cuda_kernels").joinpath("kernels/early.h").read_text("utf-8")
+    return (
+        resources.files("ggsched_cuda_kernels")
+        .joinpath("kernels/programmatic_launch.h")
+        .read_text("utf-8")
+    )

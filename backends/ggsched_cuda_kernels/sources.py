@@ -6,30 +6,31 @@ from typing import Final
 
 from ggsched.errors import UsageError
 from ggsched_cuda_kernels.programmatic_launch import Mode, with_early_start
-from ggsched_kernels import SOURCES, USER_PREFIX, common_text, source
+from ggsched_kernels import ARRAYS, SOURCES, USER_PREFIX, common_text, source
 from ggsched_kernels.calls import Launch
 
 OPTIONS: Final = ("-std=c++17",)
 OWN: Final = "helpers"
 """Source of the kernels that streams launch for themselves: transfers, copies of fault words."""
 
-BEHIND: Final = {"rms_mul": "norm", "rope_heads": "rope", "route": "sort"}
+BEHIND: Final = {"rms_mul": "norm", "rope_kv_write": "rope", "moe_router": "sort"}
 """Own sources that stand behind the text of a shared one."""
 
-_FED: Final = ("weights.h", "pieces.h", "warps.h", "blocks.h")
-_OWN_FED: Final = ("fed_cut.h", "fed_row.h", "fed_pieces.h", "fed_tiles.h", "fed_jobs.h")
+_GEMV: Final = ("weights.h", "pieces.h", "warps.h", "blocks.h")
+_GEMV_OWN: Final = ("tile_config.h", "gemv_row.h", "gemv_pieces.h", "gemv_tiles.h", "gemv_jobs.h")
 WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "attention": (("warps.h",), ("attention.h",)),
     "flash_attention": ((), ()),
     "heads_attention": (("warps.h", "rope.cl"), ("attention.h",)),
     "sum_add": ((), ()),
+    "sum_norm": ((), ()),
     "to_bf16": (("weights.h",), ()),
     "to_f16": (("weights.h",), ()),
     "unscale": ((), ()),
     "to_halves": ((), ()),
     "tile_product": (("weights.h",), ()),
-    "fed_rows": (_FED, _OWN_FED),
-    "fed_experts": ((*_FED, "sort_key.h"), _OWN_FED),
+    "warp_specialized_rows": (_GEMV, _GEMV_OWN),
+    "warp_specialized_experts": ((*_GEMV, "sort_key.h"), _GEMV_OWN),
 }
 """Own sources for warps: headers of the shared ones, and own ones, that they stand behind."""
 
@@ -47,7 +48,7 @@ def text_of(name: str, mode: Mode = "off", launch: Launch = Launch.IN_TURN) -> s
     Raises:
         UsageError: there is none of that name.
     """
-    if name in SOURCES or name.startswith(USER_PREFIX):
+    if name in SOURCES or name.startswith((USER_PREFIX, ARRAYS)):
         return with_early_start(source(name, "cuda"), mode, launch)
     if name != OWN and name not in BEHIND and name not in WITH_HEADERS:
         known = ", ".join([*SOURCES, *BEHIND, *WITH_HEADERS, OWN])

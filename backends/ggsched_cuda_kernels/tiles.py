@@ -93,7 +93,7 @@ def fits_rows(site: CudaLoweringContext) -> bool:
     if not site.profile.few_rows < rows <= most:
         return False
     blocks = -(-w.shape[-2] // CUTS[w.dtype.name].columns) * -(-rows // site.profile.tile_rows)
-    if blocks < LEAST_SHARE * site.profile.units:
+    if blocks < LEAST_SHARE * site.profile.num_sms:
         return False
     return prod(w.shape[:-2]) == 1 and _fits(site, w, x, site.node.output)
 
@@ -129,7 +129,7 @@ def shared_nbytes(dtype: DType, cut: Cut, rows: int, planes: int) -> int:
 
 def _fits(site: CudaLoweringContext, w: Operand, x: Operand, y: Operand) -> bool:
     """Whether there are multiprocessors with tensor cores, and copies of 16 bytes can be made."""
-    if not site.profile.units or 0 in (*w.shape, *x.shape, *y.shape):
+    if not site.profile.num_sms or 0 in (*w.shape, *x.shape, *y.shape):
         return False
     rows = prod(x.shape[:-1])
     if max(*w.shape, rows, prod(y.shape[:-1]), 2 * x.shape[-1]) >= 1 << 31:

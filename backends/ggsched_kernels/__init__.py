@@ -14,6 +14,7 @@ from typing import Final, Literal
 from ggsched.errors import UsageError
 from ggsched_kernels.arrays import SOURCE_PREFIX as ARRAYS
 from ggsched_kernels.arrays import array_source
+from ggsched_kernels.block_bytes import byte_constants_text
 from ggsched_kernels.block_constants import KERNEL_BLOCKS, constants_text
 from ggsched_kernels.calls import (
     CODE,
@@ -42,7 +43,7 @@ _BLOCKS: Final = tuple(dtype.name for dtype in KERNEL_BLOCKS)
 
 # Source -> types of the packed operand that its programs depend on.
 SOURCES: Final[dict[str, tuple[str, ...]]] = {
-    "attention_blocks": _PLAIN,
+    "attention_blocks": (*_PLAIN, "q8_0"),
     "copy": _PLAIN + _BLOCKS,
     "elementwise": (),
     "matmul": _PLAIN + _BLOCKS,
@@ -77,7 +78,7 @@ def source(name: str, dialect: Dialect) -> str:
     """
     if name.startswith(USER_PREFIX):
         return user_source(name, dialect)
-    if name.startswith(ARRAYS) and dialect == "opencl":
+    if name.startswith(ARRAYS):
         definitions, file = array_source(name)
         return f"{common_text(dialect, 'arrays.h')}\n{definitions}{_file(file)}"
     if name not in SOURCES or dialect not in DIALECTS:
@@ -104,9 +105,8 @@ def source_digest(dialect: Dialect) -> str:
 
 
 def _text(file: str) -> str:
-    if file == "weights.h":
-        return f"{constants_text()}\n{_file(file)}"
-    return _file(file)
+    constants = {"weights.h": constants_text, "blocks.h": byte_constants_text}.get(file)
+    return f"{constants()}\n{_file(file)}" if constants else _file(file)
 
 
 def _file(file: str) -> str:
@@ -114,6 +114,7 @@ def _file(file: str) -> str:
 
 
 __all__ = [
+    "ARRAYS",
     "CODE",
     "CPU",
     "DIALECTS",

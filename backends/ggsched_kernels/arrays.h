@@ -1,10 +1,23 @@
-/* Arrays of up to eight axes, of any plain type. OpenCL C only.
+/* Arrays of up to eight axes, of any plain type.
  *
  * The host defines A_T, B_T, C_T (operands), Y_T (result): names of element types.
  */
 
+#ifdef __OPENCL_VERSION__
 #ifdef cl_khr_fp64
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
+#endif
+#define R_f16(p) vload_half(0, (GLOBAL const half *)(p))
+#define W_f16(p, v) vstore_half_rte((v), 0, (GLOBAL half *)(p))
+#else
+#define CAT_(a, b) a##b
+#define CAT(a, b) CAT_(a, b)
+#define R_f16(p) FLOAT_OF_HALF(READ_AT(u16, p))
+#define W_f16(p, v) (PLAIN_AT(u16, p) = HALF_OF_FLOAT(v))
+#ifndef INFINITY
+#define INFINITY __uint_as_float(0x7f800000u)
+#endif
+FN float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
 #endif
 
 /* Byte offsets of operands a, b, c and the result, byte strides, and the extents they share,
@@ -22,40 +35,38 @@ typedef struct {
 #define V_i64 i64
 #define V_i32 i32
 #define V_i16 short
-#define V_i8 char
+#define V_i8 i8
 #define V_u64 u64
 #define V_u32 u32
-#define V_u16 ushort
-#define V_u8 uchar
+#define V_u16 u16
+#define V_u8 u8
 #define V_bool int
 
 #define PLAIN_AT(T, p) (*(GLOBAL T *)(p))
 #define READ_AT(T, p) (*(GLOBAL const T *)(p))
 #define R_f32(p) READ_AT(float, p)
-#define R_f16(p) vload_half(0, (GLOBAL const half *)(p))
 #define R_f64(p) READ_AT(double, p)
 #define R_i64(p) READ_AT(i64, p)
 #define R_i32(p) READ_AT(i32, p)
 #define R_i16(p) READ_AT(short, p)
-#define R_i8(p) READ_AT(char, p)
+#define R_i8(p) READ_AT(i8, p)
 #define R_u64(p) READ_AT(u64, p)
 #define R_u32(p) READ_AT(u32, p)
-#define R_u16(p) READ_AT(ushort, p)
-#define R_u8(p) READ_AT(uchar, p)
-#define R_bool(p) (READ_AT(uchar, p) != 0)
+#define R_u16(p) READ_AT(u16, p)
+#define R_u8(p) READ_AT(u8, p)
+#define R_bool(p) (READ_AT(u8, p) != 0)
 
 #define W_f32(p, v) (PLAIN_AT(float, p) = (v))
-#define W_f16(p, v) vstore_half_rte((v), 0, (GLOBAL half *)(p))
 #define W_f64(p, v) (PLAIN_AT(double, p) = (v))
 #define W_i64(p, v) (PLAIN_AT(i64, p) = (v))
 #define W_i32(p, v) (PLAIN_AT(i32, p) = (v))
 #define W_i16(p, v) (PLAIN_AT(short, p) = (v))
-#define W_i8(p, v) (PLAIN_AT(char, p) = (v))
+#define W_i8(p, v) (PLAIN_AT(i8, p) = (v))
 #define W_u64(p, v) (PLAIN_AT(u64, p) = (v))
 #define W_u32(p, v) (PLAIN_AT(u32, p) = (v))
-#define W_u16(p, v) (PLAIN_AT(ushort, p) = (v))
-#define W_u8(p, v) (PLAIN_AT(uchar, p) = (v))
-#define W_bool(p, v) (PLAIN_AT(uchar, p) = (uchar)((v) != 0))
+#define W_u16(p, v) (PLAIN_AT(u16, p) = (v))
+#define W_u8(p, v) (PLAIN_AT(u8, p) = (v))
+#define W_bool(p, v) (PLAIN_AT(u8, p) = (u8)((v) != 0))
 
 #define VA CAT(V_, A_T)
 #define VB CAT(V_, B_T)

@@ -1,4 +1,4 @@
-"""Ops of the library ``nd``: kernels made from expressions, for OpenCL."""
+"""Ops of the library ``nd``: kernels made from expressions, for OpenCL and CUDA."""
 
 import struct
 from collections.abc import Sequence

@@ -20,6 +20,17 @@
 
 /* Unpack rows from `row` on, BC in all, and zeros behind the last one and behind the last element. */
 FN void unpack_rows(LOCAL_PTR float *tile, GLOBAL const u8 *p, i64 sn, i64 se, int rows, int width) {
+#if W_NBYTES == 0 /* widths are whole blocks, which lie side by side */
+  for (int i = LANE; i < width / 32 * BC; i += LANES) {
+    int c = i / (width / 32), e = i % (width / 32) * 32;
+    LOCAL_PTR float *to = tile + c * PITCH + e;
+    if (c < rows) {
+      wunpack(p + c * sn, e, to);
+    } else {
+      for (int j = 0; j < 32; j++) to[j] = 0.0f;
+    }
+  }
+#else
   int vectors = (width + VW - 1) / VW;
   for (int i = LANE; i < vectors * BC; i += LANES) {
     int c = i / vectors, e = i % vectors * VW;
@@ -31,6 +42,7 @@ FN void unpack_rows(LOCAL_PTR float *tile, GLOBAL const u8 *p, i64 sn, i64 se, i
       for (int j = 0; j < VW; j++) to[j] = c < rows && e + j < width ? WITEM(row + (e + j) * se, 0) : 0.0f;
     }
   }
+#endif
 }
 
 #if TURNED
@@ -38,7 +50,7 @@ FN void unpack_rows(LOCAL_PTR float *tile, GLOBAL const u8 *p, i64 sn, i64 se, i
 FN void unpack_turned(LOCAL_PTR float *tile, GLOBAL const u8 *p, i64 sn, i64 se, int rows, int width) {
   for (int c = LANE; c < BC; c += LANES) {
     GLOBAL const u8 *row = p + MIN(c, rows - 1) * sn;
-    if (se == W_NBYTES) {
+    if (se == W_NBYTES || W_NBYTES == 0) {
       for (int e = 0; e < width; e++) tile[e * BC + c] = WITEM(row, e);
     } else {
       for (int e = 0; e < width; e++) tile[e * BC + c] = WITEM(row + e * se, 0);

@@ -72,6 +72,8 @@ def _block_of_parts(layout: BlockLayout) -> Constants | None:
         return None
     if scale.kind != "f16" or part > _ELEMENTS or _ELEMENTS % part:
         return None
+    if not all(map(_has_like_ranges, (layout.sub_scales, layout.sub_mins))):
+        return None
     found: Constants = {
         "BLOCK_ELEMENTS": layout.elements,
         "BLOCK_NBYTES": layout.nbytes,
@@ -102,6 +104,21 @@ def _has_vectors(codes: Integers) -> bool:
     return whole and not codes.is_signed and all(bits.run % _VECTOR == 0 for bits in codes.parts)
 
 
+def _has_like_ranges(integers: Integers | None) -> bool:
+    """Whether integers of all ranges are put together from the same bits, wherever these lie."""
+    if integers is None:
+        return True
+    return len({tuple((b.width, b.up) for b in parts) for parts in _ranges(integers)}) == 1
+
+
+def _ranges(integers: Integers) -> list[list[Bits]]:
+    """Return the bit fields of each range of integers, in order."""
+    ranges: dict[int, list[Bits]] = {}
+    for bits in integers.parts:
+        ranges.setdefault(bits.start, []).append(bits)
+    return [parts for _, parts in sorted(ranges.items())]
+
+
 def _vector(bits: Bits) -> str:
     """Return the C expression of some bits of the elements from j on."""
     return _field(bits, "(j)", "LOAD(block + {})")
@@ -111,25 +128,42 @@ def _integer(integers: Integers) -> str:
     """Return the C expression of integer s, which depends on where s lies if parts differ."""
     if integers.is_signed:
         (bits,) = integers.parts
-        return f"(int)((GLOBAL const i8 *)(block))[{bits.at} + (s)]"
-    ranges: dict[tuple[int, int], list[Bits]] = {}
-    for bits in integers.parts:
-        ranges.setdefault((bits.start, bits.start + bits.count), []).append(bits)
-    text = ""
-    for (start, stop), parts in sorted(ranges.items()):
-        index = f"((s) - {start})" if start else "(s)"
-        each = " | ".join(_field(bits, index, "(int)(block)[{}]") for bits in parts)
-        text += f"({each})" if stop == integers.count else f"(s) < {stop} ? ({each}) : "
-    return f"(({text}) - {integers.zero})"
+        return f"(int)(i8)(block)[{bits.at} + (s)]"
+    each = " | ".join(map(_chosen_field, zip(*_ranges(integers), strict=True)))
+    return f"(({each}) - {integers.zero})"
+
+
+def _chosen_field(term: tuple[Bits, ...]) -> str:
+    """Return the C expression of some bits of integer s, whose place depends on where s lies.
+
+    Places are chosen, not values: for a lane that reads the same integer of many blocks they are
+    constants, and there is nothing to branch on.
+    """
+    places = [_place(bits, f"((s) - {bits.start})" if bits.start else "(s)") for bits in term]
+    where, shift = places[-1]
+    for bits, (other, by) in zip(reversed(term[:-1]), reversed(places[:-1]), strict=True):
+        stop = bits.start + bits.count
+        where, shift = f"((s) < {stop} ? {other} : {where})", f"((s) < {stop} ? {by} : {shift})"
+    bits = term[0]
+    return _taken(bits, f"(int)(block)[{where}]", shift)
 
 
 def _field(bits: Bits, index: str, load: str) -> str:
     """Return the C expression of the bits of one integer, by its index; see ``Bits.places``."""
+    where, shift = _place(bits, index)
+    return _taken(bits, load.format(where), shift)
+
+
+def _place(bits: Bits, index: str) -> tuple[str, str]:
+    """Return the C expressions of the byte of an integer, and of its lowest bit there."""
     each = bits.run * ((8 - bits.low) // bits.width)
     where = f"{bits.at} + {index} / {each} * {bits.run}"
     where += f" + {index} % {bits.run}" if bits.run > 1 else ""
-    shift = f"{bits.low} + {index} % {each} / {bits.run} * {bits.width}"
-    return f"((({load.format(where)} >> ({shift})) & {(1 << bits.width) - 1}) << {bits.up})"
+    return where, f"{bits.low} + {index} % {each} / {bits.run} * {bits.width}"
+
+
+def _taken(bits: Bits, loaded: str, shift: str) -> str:
+    return f"((({loaded} >> ({shift})) & {(1 << bits.width) - 1}) << {bits.up})"
 
 
 def _is_i8(x: float) -> bool:

@@ -133,9 +133,9 @@ class TuningProfile:
         lane_rows: Rows of the other matrix for each lane (MR).
         tile_rows: Rows of the other matrix for a group (BM), a multiple of lane_rows * lanes / LX.
         tile_depth: Elements along the sum that a tile holds (BK), a multiple of 32.
-        units: Multiprocessors of a device whose lanes work in warps of 32; 0 for all others, which
+        num_sms: Multiprocessors of a device whose lanes work in warps of 32; 0 for others, which
             do without the kernels for warps.
-        local_nbytes: Local memory of a group, where ``units`` says that there are warps.
+        local_nbytes: Local memory of a group, where ``num_sms`` says that there are warps.
         has_tma: Whether a warp can copy spans to local memory for others (capability 9.0).
         row_lanes: Most work-items of a group that reduces one row; 0: as many as others.
         activations: How tensor cores get the rows that weights of 16 bits and packed ones meet;
@@ -153,7 +153,7 @@ class TuningProfile:
     lane_rows: int
     tile_rows: int
     tile_depth: int
-    units: int = 0
+    num_sms: int = 0
     local_nbytes: int = 0
     has_tma: bool = False
     row_lanes: int = 0
@@ -189,18 +189,18 @@ GPU: Final = TuningProfile(
 )
 
 
-def warp_profile(units: int, local_nbytes: int, has_tma: bool) -> TuningProfile:
+def warp_profile(num_sms: int, local_nbytes: int, has_tma: bool) -> TuningProfile:
     """Return the profile of a GPU with warps of 32 lanes.
 
     Args:
-        units: Its multiprocessors; kernels that stay resident have a group or two for each.
+        num_sms: Its multiprocessors; kernels that stay resident have a group or two for each.
         local_nbytes: Local (shared) memory that one group can have.
         has_tma: Whether its compute capability is 9.0 or higher.
     """
     return replace(
         GPU,
         few_rows=8,
-        units=units,
+        num_sms=num_sms,
         local_nbytes=local_nbytes,
         has_tma=has_tma,
         row_lanes=1024,
@@ -302,7 +302,7 @@ def check_alignment(operand: Operand, label: str) -> None:
     Processors would not mind, GPUs fault.
 
     Raises:
-        UsageError: offset or a stride is no multiple of the element's size.
+        UsageError: offset or a stride is not a multiple of the element's size.
     """
     if operand.dtype.is_quantized or 0 in operand.shape:
         return

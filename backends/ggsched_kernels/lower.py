@@ -6,7 +6,7 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode, groups_of
 from ggsched.backend.user_kernels import user_op_keys
-from ggsched.ir.dtype import F16, F32, I32
+from ggsched.ir.dtype import F32, I32
 from ggsched.ir.shapes import KV_DTYPES
 from ggsched.topology.caps import op_key
 from ggsched_kernels.arrays import PREFIX as ARRAYS
@@ -144,14 +144,14 @@ def supported_ops(backend: str = "", *, has_f64: bool = False) -> frozenset[str]
         "mul_mat": KERNEL_DTYPES,
         "mul_mat_id": KERNEL_DTYPES,
         "attention": KV_DTYPES,
-        "set_rows": (F32, F16),
+        "set_rows": KV_DTYPES,
         "cpy": (*KERNEL_DTYPES, I32),
         "cont": (*KERNEL_DTYPES, I32),
         "concat": (F32, I32),
     }
     keys = {op: more.get(op, types) for op, types in kinds.items()}
     built_in = frozenset(op_key(op, t.name) for op, types in keys.items() for t in types)
-    arrays = array_ops(has_f64=has_f64) if backend == "opencl" else frozenset()
+    arrays = array_ops(has_f64=has_f64) if backend in ("opencl", "cuda") else frozenset()
     return built_in | arrays | user_op_keys(backend)
 
 

@@ -12,7 +12,7 @@ LOCAL_NBYTES: Final = 32 << 10
 """Local memory that every device has."""
 
 CACHED_NBYTES: Final = 96 << 10
-"""Local memory of devices whose groups are single work-items: half of a second cache."""
+"""Local memory of devices whose groups are single work-items: half of a L2 cache."""
 
 GROUPS: Final = 64
 """Groups that keep a device busy; where there are fewer, they share the rows of keys."""

@@ -5,6 +5,7 @@ from typing import Final
 from ggsched.backend.program import Operand
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import F16, F32, I32
+from ggsched.ir.shapes import KV_DTYPES
 from ggsched_kernels.calls import CODE, FAULT, Window, f32, i32, merged, window, window_of
 from ggsched_kernels.lowering_context import LoweringContext, weight_define
 
@@ -108,8 +109,8 @@ def lower_set_rows(site: LoweringContext) -> None:
     if not x.rows or not x.shape[-1]:
         return
     groups, span = site.parts(x.rows, x.shape[-1])
-    half = i32(int(dst.dtype is F16))
-    args = (*window(dst).args, *x.args, *_with_last_axis(ids).args, half, span, FAULT, CODE)
+    kind = i32(KV_DTYPES.index(dst.dtype))
+    args = (*window(dst).args, *x.args, *_with_last_axis(ids).args, kind, span, FAULT, CODE)
     site.call("rows", "set_rows", args, groups, **weight_define(F32))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand
-from ggsched.ir.dtype import F16
+from ggsched.ir.dtype import F16, F32
 from ggsched_kernels.calls import (
     CODE,
     FAULT,
@@ -132,6 +132,8 @@ def _rope_into_rows(nodes: Nodes, site: LoweringContext) -> bool:
     dst, _, ids = store.inputs
     tokens = x.shape[0]
     whole = x.shape[1] * x.shape[2] == dst.shape[-1] and ids.shape == (tokens,)
+    if dst.dtype not in (F32, F16):
+        return False
     if len(x.shape) != len(("token", "head", "width")) or not whole or not tokens:
         return False
     tensors, table, flags = rope_arguments(rope)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from ggsched.backend.program import Operand
+from ggsched.ir.dtype import Q4_0, Q8_0, DType
+from ggsched_kernels.block_bytes import BYTE_BLOCKS, alignment_of, sums_of_piece
 from ggsched_kernels.calls import (
     CODE,
     FAULT,
@@ -29,12 +31,13 @@ WARP: Final = 32
 PIECE: Final = 16  # bytes of a vector load
 MAX_COLUMNS: Final = 8  # rows of x that a kernel multiplies with what it has read once
 TILE: Final = 16  # rows of w that a group of matvec_blocks takes at once
-DIGIT_NBYTES: Final = 100  # of a block of x as digits, with its unit
+DIGIT_NBYTES: Final = 100  # of a piece of x as digits, with its unit
+BLOCK: Final = 32  # elements of a piece
 LOCAL_UNIT: Final = 8 << 10  # sizes of local memory are programs of their own, so there are few
 DECLARED_NBYTES: Final = 3 << 10  # that kernels declare or the driver keeps for each group
 FREE_NBYTES: Final = 48 << 10  # local memory that a group has without being asked for
 PLAIN: Final = frozenset({"f32", "f16", "bf16"})
-WARP_BLOCKS: Final = ("q8_0", "q4_0", "mxfp4")  # that blocks.h unpacks to bytes
+WARP_BLOCKS: Final = tuple(dtype.name for dtype in BYTE_BLOCKS)
 BLOCKS: Final = frozenset(WARP_BLOCKS)
 ALL_OPS: Final = frozenset({"mul_mat", "mul_mat_id"})
 
@@ -61,7 +64,7 @@ class Way:
 def lower_by_warps(site: LoweringContext) -> bool:
     """Lower a matrix product by the first way of the table that fits; False if none does."""
     w, x = site.node.inputs[:2]
-    if not site.profile.units or 0 in (*w.shape, *x.shape):
+    if not site.profile.num_sms or 0 in (*w.shape, *x.shape):
         return False
     for way in WAYS:
         if site.node.op in way.ops and w.dtype.name in way.dtypes and way.fits(site):
@@ -117,7 +120,9 @@ def _fits_blocks(site: LoweringContext) -> bool:
     w, x = site.node.inputs[:2]
     side_by_side = w.shape[-1] == w.dtype.block or w.strides[-1] == w.dtype.block_nbytes
     apart = w.shape[-2] == 1 or w.strides[-2] >= w.dtype.row_nbytes(w.shape[-1])
-    fits = _is_few(site) and side_by_side and apart and _has_pieces(x)
+    steps = [s for n, s in zip(w.shape[:-1], w.strides[:-1], strict=True) if n > 1]
+    in_place = all(place % alignment_of(w.dtype) == 0 for place in (w.offset, *steps))
+    fits = _is_few(site) and side_by_side and apart and in_place and _has_pieces(x)
     return fits and _cut_blocks(site) is not None
 
 
@@ -159,7 +164,7 @@ def _cut_rows(site: LoweringContext, vectors: int) -> dict[str, int]:
     n, pieces = w.shape[-2], w.shape[-1] * w.dtype.block_nbytes // PIECE
     span = min(WARP, _power(pieces))
     columns = min(MAX_COLUMNS, _power(vectors))
-    warps = n * span / WARP / site.profile.units  # for each multiprocessor, with a row for each
+    warps = n * span / WARP / site.profile.num_sms  # for each multiprocessor, with a row for each
     split = 1 if warps >= 64 else 2 if warps >= 24 else 4
     split = max(1, min(split, pieces // span))
     rows, deep = (4, 2) if split == 1 else (2, 2)
@@ -191,7 +196,7 @@ def _lower_sums(site: LoweringContext) -> None:
     lanes, span = 128, min(WARP, _power(-(-n // items)))
     across, tiles = -(-n // (span * items)), -(-vectors // columns)
     batches = y.shape[0] * y.shape[1] // joined
-    idle = 4 * site.profile.units // max(1, across * tiles * batches)
+    idle = 4 * site.profile.num_sms // max(1, across * tiles * batches)
     parts = max(1, min(idle, nk // (4 * lanes // span)))
     area = i64(site.scratch(4 * parts * tiles * batches * columns * n) if parts > 1 else 0)
     memory = SCRATCH if parts > 1 else y.buffer
@@ -237,19 +242,21 @@ def _cut_blocks(site: LoweringContext) -> _Cut | None:
     """Cut ``matvec_blocks``; None if the digits of x do not fit local memory.
 
     Two groups stay resident on each multiprocessor if they fit, one with twice the warps where
-    digits take longer: for long rows, several columns, and mxfp4, whose lookups leave less time.
+    digits take longer: for long rows, several columns, and types whose bytes leave less time.
     With fewer columns the rows of w are read again for the others.
     """
     p, chosen = site.profile, site.node.op == "mul_mat_id"
     w, y = site.node.inputs[0], window(site.node.output)
-    rows, blocks = w.shape[-2], w.shape[-1] // w.dtype.block
+    rows, blocks = w.shape[-2], w.shape[-1] // BLOCK
     vectors, others = (
         (1, y.shape[1] * y.shape[2]) if chosen else (y.shape[2], y.shape[0] * y.shape[1])
     )
     columns = min(MAX_COLUMNS, _power(vectors))
     while columns:
-        is_single = columns > 1 or blocks > LONG_BLOCKS or w.dtype.name == "mxfp4"
+        is_single = columns > 1 or blocks > LONG_BLOCKS or w.dtype not in QUICK
         for resident, warps, each, stages in _SHAPES[is_single]:
+            if not _has_whole_steps(w.dtype, warps * each):
+                continue
             local = _local_nbytes(site, warps, each, stages, columns, blocks)
             if (local + DECLARED_NBYTES) * resident <= p.local_nbytes:
                 break
@@ -257,9 +264,9 @@ def _cut_blocks(site: LoweringContext) -> _Cut | None:
             columns //= 2
             continue
         tiles = -(-rows // TILE)
-        groups = min(tiles, max(1, p.units * resident // max(1, others)))
+        groups = min(tiles, max(1, p.num_sms * resident // max(1, others)))
         defines = {
-            "lanes": warps * WARP, "helpers": WARP * p.has_tma, "FEEDER": int(p.has_tma),
+            "lanes": warps * WARP, "helpers": WARP * p.has_tma, "PRODUCER": int(p.has_tma),
             "BLOCKS": each, "STAGES": stages, "COLS": columns, "ALIGNED": int(_is_aligned(w)),
             "LOCAL_NBYTES": local,
         }  # fmt: skip
@@ -268,6 +275,7 @@ def _cut_blocks(site: LoweringContext) -> _Cut | None:
 
 
 LONG_BLOCKS: Final = 256  # of a row
+QUICK: Final = frozenset({Q8_0, Q4_0})  # types whose bytes take few instructions
 
 # By whether one group is to be alone: groups on a multiprocessor, warps of each, blocks of a warp
 # in a step, stages; the best first.
@@ -282,13 +290,19 @@ def _local_nbytes(
 ) -> int:
     """Return the local memory of a group, as ``product`` of the kernel cuts it."""
     w = site.node.inputs[0]
-    pieces = warps * each * w.dtype.block_nbytes // PIECE + (not _is_aligned(w))
+    pieces = w.dtype.row_nbytes(warps * each * BLOCK) // PIECE + (not _is_aligned(w))
     stage = TILE * (pieces | 1) * PIECE
     results = 2 * warps * TILE * columns * 3 * 4
-    nbytes = results + stages * stage + blocks * columns * DIGIT_NBYTES
+    nbytes = results + stages * stage
+    nbytes += blocks * columns * (DIGIT_NBYTES + 4 * sums_of_piece(w.dtype))
     nbytes = -(-nbytes // LOCAL_UNIT) * LOCAL_UNIT
     # More than 48 KiB has to be asked for; what a kernel declares counts too, if not here.
     return nbytes + LOCAL_UNIT if nbytes == FREE_NBYTES else nbytes
+
+
+def _has_whole_steps(dtype: DType, blocks: int) -> bool:
+    """Whether a step of all warps is whole blocks of the type, and whole pieces to copy."""
+    return blocks * BLOCK % dtype.block == 0 and dtype.row_nbytes(blocks * BLOCK) % PIECE == 0
 
 
 def _is_aligned(w: Operand) -> bool:

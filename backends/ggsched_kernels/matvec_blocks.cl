@@ -2,24 +2,24 @@
  * by reading w once.
  *
  * A group first writes its rows of x as digits to local memory (blocks.h), then takes 16 rows of w after
- * the other, in steps along k of which each warp has BLOCKS blocks; at the end of the rows the warps add
+ * the other, in steps along k of which each warp has BLOCKS pieces of 32; at the end of the rows the warps add
  * up. Blocks are not aligned to anything: steps are copied to local memory in aligned pieces of 16 bytes,
- * STAGES - 1 of them ahead. With FEEDER one more warp does nothing but that, and the others wait for
+ * STAGES - 1 of them ahead. With PRODUCER one more warp does nothing but that, and the others wait for
  * nobody else (what CUTLASS calls warp specialisation); it takes compute capability 9.0.
  *
  * ALIGNED says that all rows of w begin at multiples of 16 bytes. Rows of x begin at such multiples and lie
  * along k without gaps.
  */
 #define ROWS 16
-#define WARPS (LANES / WARP) /* without the feeder */
+#define WARPS (LANES / WARP) /* without the producer warp */
 #define STEP (WARPS * BLOCKS)
-#define STEP_NBYTES (STEP * BLOCK_NBYTES) /* a multiple of 16 */
+#define STEP_NBYTES (STEP / PER_BLOCK * BLOCK_NBYTES) /* a multiple of 16 */
 #define PIECES (STEP_NBYTES / 16 + !ALIGNED)
 #define ROW_NBYTES ((PIECES | 1) * 16) /* an odd number of pieces: 8 rows lie in different banks */
 #define STAGE_NBYTES (ROWS * ROW_NBYTES)
 #define COLUMNS (COLS * DIGITS)
 #define TILES ((COLUMNS + 7) / 8) /* of 8 columns */
-#define X_WORDS (COLUMNS * PLANE) /* of a block */
+#define X_WORDS (COLUMNS * PLANE) /* of a piece */
 #define RESULTS (ROWS * COLUMNS)  /* of a warp */
 #define AHEAD 2                   /* words of x that a lane loads at once */
 
@@ -28,10 +28,10 @@ FN int before_row(const Product p, int n) {
   return ALIGNED ? 0 : ((int)((u64)p.w & 15) + n * (int)(p.sw & 15)) & 15;
 }
 
-#if FEEDER
+#if PRODUCER
 /* Copy step `s` of the rows from `n0` on; by a warp. */
 FN void copy_step(LOCAL_PTR u8 *to, LOCAL_PTR Gate *gate, const Product p, int n0, int s) {
-  int row_nbytes = p.nk / 32 * BLOCK_NBYTES, n = n0 + WARP_LANE, before = before_row(p, n);
+  int row_nbytes = p.nk / BLOCK_ELEMENTS * BLOCK_NBYTES, n = n0 + WARP_LANE, before = before_row(p, n);
   if (WARP_LANE >= ROWS) return;
   GLOBAL const u8 *begin = p.w + n * p.sw + s * STEP_NBYTES - before;
   int end = MIN(STEP_NBYTES, row_nbytes - s * STEP_NBYTES) + before, span = n < p.rows ? (end + 15) & ~15 : 0;
@@ -58,7 +58,7 @@ FN void feed(LOCAL_PTR u8 *stages, LOCAL_PTR Gate *full, LOCAL_PTR Gate *empty, 
 #else
 /* Begin to copy step `s` of the rows from `n0` on; by a group. */
 FN void copy_step(LOCAL_PTR u8 *to, const Product p, int n0, int s) {
-  int row_nbytes = p.nk / 32 * BLOCK_NBYTES;
+  int row_nbytes = p.nk / BLOCK_ELEMENTS * BLOCK_NBYTES;
   GLOBAL const u8 *last = p.w + (p.rows - 1) * p.sw + row_nbytes; /* maybe in the middle of a piece */
   for (int i = LANE; i < ROWS * PIECES; i += LANES) {
     int r = i / PIECES, at = i % PIECES * 16 - before_row(p, r);
@@ -74,40 +74,60 @@ FN void copy_step(LOCAL_PTR u8 *to, const Product p, int n0, int s) {
 }
 #endif
 
-/* Add the products of a warp's part of a step, which begins with block `first` of the row. `check` says that it may go beyond the last one;
+/* Add the products of a warp's part of a step, which begins with piece `first` of the row. `check` says that it may go beyond the last one;
  * as a constant it leaves nothing behind in the loop, whose turns can then overlap. */
 FN void add_step(float *sums, LOCAL_PTR const u8 *stage, LOCAL_PTR const u32 *xs, LOCAL_PTR const float *units,
-                 const Product p, int n0, int first, int check, LOCAL_PTR u32 *scratch) {
+                 LOCAL_PTR const float *xsums, const Product p, int n0, int first, int check, LOCAL_PTR u32 *scratch) {
   int g = WARP_LANE / 4, t = WARP_LANE % 4, blocks = p.nk / 32;
   int at_low = before_row(p, n0 + g), at_high = before_row(p, n0 + g + 8);
   LOCAL_PTR const u8 *low = stage + g * ROW_NBYTES, *high = low + 8 * ROW_NBYTES;
   UNROLL_MEETING for (int j = 0; j < BLOCKS; j++) {
     int exists = !check || first + j < blocks, at = exists ? first + j : 0;
+    int of_step = WARP_INDEX * BLOCKS + j, block = of_step / PER_BLOCK * BLOCK_NBYTES, s = of_step % PER_BLOCK;
     u32 a[4];
-    unpack_words(a, a + 2, low, at_low + j * BLOCK_NBYTES, t);
-    unpack_words(a + 1, a + 3, high, at_high + j * BLOCK_NBYTES, t);
-    float scale_low = block_scale(low + at_low + j * BLOCK_NBYTES);
-    float scale_high = block_scale(high + at_high + j * BLOCK_NBYTES);
-    if (!exists) scale_low = scale_high = 0.0f;
+    unpack_words(a, a + 2, low, at_low + block, s, t);
+    unpack_words(a + 1, a + 3, high, at_high + block, s, t);
+    float scale_low[PARTS], scale_high[PARTS];
+    UNROLL for (int i = 0; i < PARTS; i++) {
+      scale_low[i] = exists ? block_scale(low + at_low + block, s * PARTS + i) : 0.0f;
+      scale_high[i] = exists ? block_scale(high + at_high + block, s * PARTS + i) : 0.0f;
+    }
+#if HAS_MIN
+    float min_low[PARTS], min_high[PARTS];
+    UNROLL for (int i = 0; i < PARTS; i++) {
+      min_low[i] = exists ? block_min(low + at_low + block, s * PARTS + i) : 0.0f;
+      min_high[i] = exists ? block_min(high + at_high + block, s * PARTS + i) : 0.0f;
+    }
+#endif
     UNROLL_MEETING for (int tile = 0; tile < TILES; tile++) {
       LOCAL_PTR const u32 *from = xs + at * X_WORDS + MIN(tile * 8 + g, COLUMNS - 1) * PLANE + t * 2;
       u32 b[2];
-      int c[4];
       b[0] = from[0], b[1] = from[1];
-      UNROLL for (int i = 0; i < 4; i++) c[i] = 0;
-      MULTIPLY_ADD(c, a, b, scratch);
       int column = tile * 8 + t * 2;
-      float unit0 = units[at * COLS + MIN(column / DIGITS, COLS - 1)];
-      float unit1 = COLS == 1 ? unit0 : units[at * COLS + MIN((column + 1) / DIGITS, COLS - 1)];
-      sums[tile * 4] += (float)c[0] * (scale_low * unit0);
-      sums[tile * 4 + 1] += (float)c[1] * (scale_low * unit1);
-      sums[tile * 4 + 2] += (float)c[2] * (scale_high * unit0);
-      sums[tile * 4 + 3] += (float)c[3] * (scale_high * unit1);
+      int of0 = at * COLS + MIN(column / DIGITS, COLS - 1), of1 = at * COLS + MIN((column + 1) / DIGITS, COLS - 1);
+      float unit0 = units[of0], unit1 = COLS == 1 ? unit0 : units[of1];
+      UNROLL_MEETING for (int i = 0; i < PARTS; i++) {
+        u32 part[4]; /* bytes of another scale are zero */
+        int c[4];
+        UNROLL for (int v = 0; v < 4; v++) part[v] = PARTS == 1 || v / 2 == i ? a[v] : 0u, c[v] = 0;
+        MULTIPLY_ADD(c, part, b, scratch);
+        sums[tile * 4] += (float)c[0] * (scale_low[i] * unit0);
+        sums[tile * 4 + 1] += (float)c[1] * (scale_low[i] * unit1);
+        sums[tile * 4 + 2] += (float)c[2] * (scale_high[i] * unit0);
+        sums[tile * 4 + 3] += (float)c[3] * (scale_high[i] * unit1);
+#if HAS_MIN
+        /* To the column of the lowest digit. */
+        float x0 = column % DIGITS == DIGITS - 1 ? xsums[of0 * PARTS + i] : 0.0f;
+        float x1 = (column + 1) % DIGITS == DIGITS - 1 ? xsums[of1 * PARTS + i] : 0.0f;
+        sums[tile * 4] += min_low[i] * x0, sums[tile * 4 + 1] += min_low[i] * x1;
+        sums[tile * 4 + 2] += min_high[i] * x0, sums[tile * 4 + 3] += min_high[i] * x1;
+#endif
+      }
     }
   }
 }
 
-/* Words of x from number `i0` on, AHEAD for each lane; the columns of a block follow each other. */
+/* Words of x from number `i0` on, AHEAD for each lane; the columns of a piece follow each other. */
 FN void load_words(float *v, const Product p, int i0) {
   int words = p.nk / 32 * COLS * PLANE;
   UNROLL for (int a = 0; a < AHEAD; a++) {
@@ -123,14 +143,17 @@ FN void load_words(float *v, const Product p, int i0) {
 #endif
   }
 }
-FN void split_words(LOCAL_PTR u32 *to, LOCAL_PTR float *units, const float *v, const Product p, int i0,
-                    LOCAL_PTR float *scratch) {
+FN void split_words(LOCAL_PTR u32 *to, LOCAL_PTR float *units, LOCAL_PTR float *xsums, const float *v, const Product p,
+                    int i0, LOCAL_PTR float *scratch) {
   int words = p.nk / 32 * COLS * PLANE;
   UNROLL_MEETING for (int a = 0; a < AHEAD; a++) {
     int i = i0 + a * LANES + LANE, unit_of = i / PLANE;
     if (WARPS_APART && i0 + a * LANES >= words) break;
-    float unit = split_word(to + unit_of * DIGITS * PLANE + i % PLANE, i < words, v + a * 4, scratch);
+    float sum, unit = split_word(to + unit_of * DIGITS * PLANE + i % PLANE, &sum, i < words, v + a * 4, scratch);
     if (i < words && i % PLANE == 0) units[unit_of] = unit;
+#if HAS_MIN
+    if (i < words && i % PLANE < PARTS) xsums[unit_of * PARTS + i % PLANE] = sum;
+#endif
   }
 }
 
@@ -160,16 +183,16 @@ FN void store_rows(const Product p, LOCAL_PTR const float *results, int n0) {
   }
 }
 
-/* Local memory: two sets of results of the warps, stages, digits of x, their units. */
+/* Local memory: two sets of results of the warps, stages, digits of x, their units, sums of x. */
 FN void product(const Product p, LOCAL_PTR u8 *memory, LOCAL_PTR Gate *gates, LOCAL_PTR u32 *scratch) {
   int blocks = p.nk / 32, words = blocks * COLS * PLANE, steps = (blocks + STEP - 1) / STEP;
   LOCAL_PTR float *results = (LOCAL_PTR float *)memory;
   LOCAL_PTR u8 *stages = memory + 2 * WARPS * RESULTS * 4;
   LOCAL_PTR u32 *xs = (LOCAL_PTR u32 *)(stages + STAGES * STAGE_NBYTES);
-  LOCAL_PTR float *units = (LOCAL_PTR float *)(xs + blocks * X_WORDS);
+  LOCAL_PTR float *units = (LOCAL_PTR float *)(xs + blocks * X_WORDS), *xsums = units + blocks * COLS;
   float sums[TILES * 4], v[AHEAD * 4];
   UNROLL for (int i = 0; i < TILES * 4; i++) sums[i] = 0.0f;
-#if FEEDER
+#if PRODUCER
   LOCAL_PTR Gate *full = gates, *empty = gates + STAGES;
   if (LANE < STAGES) {
     GATE_OPEN(full + LANE, ROWS);
@@ -195,27 +218,27 @@ FN void product(const Product p, LOCAL_PTR u8 *memory, LOCAL_PTR Gate *gates, LO
 #endif
   for (int i0 = 0; i0 < words; i0 += AHEAD * LANES) {
     if (i0 > 0) load_words(v, p, i0);
-    split_words(xs, units, v, p, i0, (LOCAL_PTR float *)scratch);
+    split_words(xs, units, xsums, v, p, i0, (LOCAL_PTR float *)scratch);
   }
   MEET(LANES);
   int buffer = 0, phase = 0, set = 0;
   for (int n0 = p.group * ROWS; n0 < p.rows; n0 += p.groups * ROWS) {
     for (int step = 0; step < steps; step++) {
-#if FEEDER
+#if PRODUCER
       GATE_AWAIT(full + buffer, phase);
 #else
       COPIES_AWAIT(STAGES - 2);
       MEET(LANES); /* nobody reads the stage any more that is filled next */
       COPY_NEXT((buffer == 0 ? STAGES : buffer) - 1);
 #endif
-      LOCAL_PTR const u8 *stage = stages + buffer * STAGE_NBYTES + WARP_INDEX * BLOCKS * BLOCK_NBYTES;
+      LOCAL_PTR const u8 *stage = stages + buffer * STAGE_NBYTES;
       int first = step * STEP + WARP_INDEX * BLOCKS;
       if (WARPS_APART && first + BLOCKS <= blocks) {
-        add_step(sums, stage, xs, units, p, n0, first, 0, scratch);
+        add_step(sums, stage, xs, units, xsums, p, n0, first, 0, scratch);
       } else if (!WARPS_APART || first < blocks) {
-        add_step(sums, stage, xs, units, p, n0, first, 1, scratch);
+        add_step(sums, stage, xs, units, xsums, p, n0, first, 1, scratch);
       }
-#if FEEDER
+#if PRODUCER
       WARP_SYNC();
       if (WARP_LANE == 0) GATE_ARRIVE(empty + buffer);
 #endif
@@ -228,6 +251,8 @@ FN void product(const Product p, LOCAL_PTR u8 *memory, LOCAL_PTR Gate *gates, LO
   }
 }
 
+#undef KERNEL_BOUNDS
+#define KERNEL_BOUNDS __launch_bounds__(LANES + WARP * PRODUCER)
 #define LOCALS                                                          \
   LOCAL_BYTES(memory);                                                  \
   LOCAL u32 scratch[LANES * MULTIPLY_WORDS]; /* also for exchanges */    \

@@ -1,4 +1,4 @@
-/* y[m, n] = sum_k x[m, k] w[n, k] for few rows m of x and a weight that is no blocks, on devices with
+/* y[m, n] = sum_k x[m, k] w[n, k] for few rows m of x and a weight that is not stored in blocks, on devices with
  * warps: bound by reading w once.
  *
  * SPAN neighbouring lanes share a row of w, or SPLIT such teams do; a team takes ROWS rows at a time and of
@@ -10,7 +10,7 @@
 #define TEAMS (LANES / SPAN)
 #define SLOTS (TEAMS / SPLIT)
 #define SUMS (ROWS * COLS)
-#define STRETCH (SPLIT * SPAN * VECTORS * ITEMS)
+#define STRETCH (SPLIT * SPAN * VECTORS * ELEMS_PER_CHUNK)
 
 /* One stretch along k from `k` on, in steps of SPAN pieces. */
 FN void add_stretch(float *sums, GLOBAL const u8 *const *wr, GLOBAL const u8 *x, i64 sx, int columns, int k, int nk) {
@@ -19,25 +19,25 @@ FN void add_stretch(float *sums, GLOBAL const u8 *const *wr, GLOBAL const u8 *x,
   none.x = 0u, none.y = 0u, none.z = 0u, none.w = 0u;
   UNROLL for (int i = 0; i < VECTORS; i++) {
     UNROLL for (int r = 0; r < ROWS; r++) {
-      int at = k + i * SPAN * ITEMS;
+      int at = k + i * SPAN * ELEMS_PER_CHUNK;
       v[i * ROWS + r] = at < nk ? LOAD16_ONCE(wr[r] + (i64)at * W_NBYTES) : none;
     }
   }
   UNROLL for (int i = 0; i < VECTORS; i++) {
-    int at = k + i * SPAN * ITEMS;
+    int at = k + i * SPAN * ELEMS_PER_CHUNK;
     if (at >= nk) break;
-    float weights[ROWS * ITEMS];
-    UNROLL for (int r = 0; r < ROWS; r++) unpack(weights + r * ITEMS, v[i * ROWS + r]);
+    float weights[ROWS * ELEMS_PER_CHUNK];
+    UNROLL for (int r = 0; r < ROWS; r++) unpack(weights + r * ELEMS_PER_CHUNK, v[i * ROWS + r]);
     UNROLL for (int c = 0; c < COLS; c++) {
       GLOBAL const u8 *xr = x + MIN(c, columns - 1) * sx + (i64)at * 4;
-      float xv[ITEMS];
-      UNROLL for (int j = 0; j < ITEMS; j += 4) {
+      float xv[ELEMS_PER_CHUNK];
+      UNROLL for (int j = 0; j < ELEMS_PER_CHUNK; j += 4) {
         u4 four = LOAD16(xr + j * 4);
         xv[j] = FLOAT_OF_BITS(four.x), xv[j + 1] = FLOAT_OF_BITS(four.y);
         xv[j + 2] = FLOAT_OF_BITS(four.z), xv[j + 3] = FLOAT_OF_BITS(four.w);
       }
       UNROLL for (int r = 0; r < ROWS; r++) {
-        UNROLL for (int j = 0; j < ITEMS; j++) sums[r * COLS + c] += weights[r * ITEMS + j] * xv[j];
+        UNROLL for (int j = 0; j < ELEMS_PER_CHUNK; j++) sums[r * COLS + c] += weights[r * ELEMS_PER_CHUNK + j] * xv[j];
       }
     }
   }
@@ -50,7 +50,7 @@ FN void product(const Product p, LOCAL_PTR float *results, LOCAL_PTR float *scra
   UNROLL for (int r = 0; r < ROWS; r++) wr[r] = p.w + MAX(MIN(n0 + r, p.rows - 1), 0) * p.sw;
   float sums[SUMS];
   UNROLL for (int i = 0; i < SUMS; i++) sums[i] = 0.0f;
-  for (int k = (share * VECTORS * SPAN + lane) * ITEMS; k < p.nk; k += STRETCH)
+  for (int k = (share * VECTORS * SPAN + lane) * ELEMS_PER_CHUNK; k < p.nk; k += STRETCH)
     add_stretch(sums, wr, p.x, p.sx, p.columns, k, p.nk);
   ADD_OVER_LANES(sums, SUMS, SPAN, scratch);
 #define KEPT (SUMS > SPAN ? SUMS / SPAN : 1) /* sums that a lane holds now */

@@ -1,7 +1,7 @@
 /* y[m, n] = sum_k x[m, k] w[n, k] for few rows m of x where the rows n of w lie side by side, and those of k apart: the
  * values of attention, weighted and added up. On devices with warps; bound by reading w once.
  *
- * Lanes have ITEMS neighbours along n each; SPAN lanes cover a stretch of n, and the teams of SPAN lanes of a
+ * Lanes have ELEMS_PER_CHUNK neighbours along n each; SPAN lanes cover a stretch of n, and the teams of SPAN lanes of a
  * group take every TEAMS-th k, DEPTH of them at a time. Where there are too few groups for the device, the
  * sum is cut into parts, and a second kernel adds these up.
  *
@@ -13,13 +13,13 @@
  * (parts, z, COLS, n), or, if there is but one, to y. */
 KERNEL(matvec_sums)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty, int joined,
                        int tiles, int parts, int batches, GLOBAL u8 *scratch, i64 off) {
-  LOCAL float results[TEAMS * COLS * SPAN * ITEMS];
+  LOCAL float results[TEAMS * COLS * SPAN * ELEMS_PER_CHUNK];
   int m0 = GROUP(2) % tiles * COLS, part = GROUP(1), lane = LANE % SPAN, team = LANE / SPAN;
   Product p = batch_product(w, tw, x, tx, y, ty, GROUP(2) / tiles, m0, joined);
-  int n = (GROUP(0) * SPAN + lane) * ITEMS, each = (p.nk + parts - 1) / parts;
+  int n = (GROUP(0) * SPAN + lane) * ELEMS_PER_CHUNK, each = (p.nk + parts - 1) / parts;
   int from = part * each, to = MIN(from + each, p.nk);
-  float sums[COLS * ITEMS];
-  UNROLL for (int i = 0; i < COLS * ITEMS; i++) sums[i] = 0.0f;
+  float sums[COLS * ELEMS_PER_CHUNK];
+  UNROLL for (int i = 0; i < COLS * ELEMS_PER_CHUNK; i++) sums[i] = 0.0f;
   for (int k0 = from + team; k0 < to && n < p.rows; k0 += TEAMS * DEPTH) {
     u4 v[DEPTH];
     UNROLL for (int d = 0; d < DEPTH; d++) {
@@ -29,22 +29,22 @@ KERNEL(matvec_sums)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GL
     UNROLL for (int d = 0; d < DEPTH; d++) {
       int k = k0 + d * TEAMS;
       if (k >= to) break;
-      float weights[ITEMS];
+      float weights[ELEMS_PER_CHUNK];
       unpack(weights, v[d]);
       UNROLL for (int c = 0; c < COLS; c++) {
         float xv = READ_F32(p.x + MIN(c, p.columns - 1) * p.sx + (i64)k * 4);
-        UNROLL for (int j = 0; j < ITEMS; j++)
-          sums[c * ITEMS + j] += weights[j] * xv;
+        UNROLL for (int j = 0; j < ELEMS_PER_CHUNK; j++)
+          sums[c * ELEMS_PER_CHUNK + j] += weights[j] * xv;
       }
     }
   }
-  UNROLL for (int i = 0; i < COLS * ITEMS; i++) results[(team * COLS * ITEMS + i) * SPAN + lane] = sums[i];
+  UNROLL for (int i = 0; i < COLS * ELEMS_PER_CHUNK; i++) results[(team * COLS * ELEMS_PER_CHUNK + i) * SPAN + lane] = sums[i];
   BARRIER();
-  for (int i = LANE; i < COLS * ITEMS * SPAN; i += LANES) {
-    int at = i % SPAN, j = i / SPAN % ITEMS, c = i / SPAN / ITEMS;
-    int column = (GROUP(0) * SPAN + at) * ITEMS + j;
+  for (int i = LANE; i < COLS * ELEMS_PER_CHUNK * SPAN; i += LANES) {
+    int at = i % SPAN, j = i / SPAN % ELEMS_PER_CHUNK, c = i / SPAN / ELEMS_PER_CHUNK;
+    int column = (GROUP(0) * SPAN + at) * ELEMS_PER_CHUNK + j;
     float sum = 0.0f;
-    for (int t = 0; t < TEAMS; t++) sum += results[t * COLS * ITEMS * SPAN + i];
+    for (int t = 0; t < TEAMS; t++) sum += results[t * COLS * ELEMS_PER_CHUNK * SPAN + i];
     if (column >= p.rows || c >= p.columns) continue;
     if (parts == 1) {
       F32_AT(p.y + c * p.sy_column + column * p.sy_row) = sum;

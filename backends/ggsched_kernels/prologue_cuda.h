@@ -2,7 +2,8 @@
  *
  * The host defines VW (4) and LANES (threads in a block, a power of two).
  */
-#define KERNEL(name) extern "C" __global__ void name
+#define KERNEL(name) extern "C" __global__ void KERNEL_BOUNDS name
+#define KERNEL_BOUNDS /* of lanes; a source that needs more registers than its groups have says what they are */
 #define FN static __device__ inline
 #define GLOBAL
 #define LOCAL __shared__
@@ -105,7 +106,7 @@ FN vi viota_() {
   return r;
 }
 #define VIOTA viota_()
-/* Views may start at any element, so a 16-byte access needs a look at the address. */
+/* Views may start at any element, so a 16-byte access depends on the address. */
 FN vf vload_(const float *p) {
   if (VW == 4 && ((u64)p & 15) == 0) {
     float4 f = *(const float4 *)p;
@@ -192,6 +193,7 @@ FN void vstore_half_(vf a, u16 *p) { UNROLL EACH_LANE_ p[i_] = half_of_float_(a.
 
 #define FLOAT_OF_BITS(u) __uint_as_float((u32)(u))
 #define BITS_OF_FLOAT(x) __float_as_uint(x)
+#define FMA(a, b, c) fmaf(a, b, c)
 #define EXP(x) expf(x)
 #define TANH(x) tanhf(x)
 #define LOG1P(x) log1pf(x)

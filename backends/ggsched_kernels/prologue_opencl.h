@@ -4,6 +4,7 @@
  * a group, a power of two; 1 for processors, where one item does a whole group's work).
  */
 #define KERNEL(name) __kernel void name
+#define KERNEL_BOUNDS /* see prologue_cuda.h */
 #define FN static inline
 #define GLOBAL __global
 #define LOCAL __local
@@ -95,6 +96,7 @@ FN vf vlookup8_(vf table, vi index) { return __builtin_ia32_permvarsf256(table, 
 
 #define FLOAT_OF_BITS(u) as_float((uint)(u))
 #define BITS_OF_FLOAT(x) as_uint(x)
+#define FMA(a, b, c) fma(a, b, c)
 #define EXP(x) exp(x)
 #define TANH(x) tanh(x)
 #define LOG1P(x) log1p(x)

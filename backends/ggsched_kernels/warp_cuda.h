@@ -60,7 +60,7 @@ FN void gate_announce_(Gate *gate, int nbytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(local_address_(gate)), "r"(nbytes)
                : "memory");
 }
-/* What is copied is much, and read once: it is the first to leave the second cache, where the small things that all
+/* What is copied is much, and read once: it is the first to leave the L2 cache, where the small things that all
  * kernels read (norms, biases, caches, code) would not stay from one step to the next otherwise. */
 FN void copy_span_(u8 *to, const u8 *from, int nbytes, Gate *gate) {
   asm volatile(

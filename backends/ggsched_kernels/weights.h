@@ -30,7 +30,7 @@
 
 #if defined(PART_ELEMENTS)
 /* Blocks of parts of 16 or 32 elements. CODES gives the stored integers, of a vector of elements or of
- * one, by the load that it is told; PART_SCALE and PART_MIN are integers of part s, which the block's scale
+ * one, by the load that it is given; PART_SCALE and PART_MIN are integers of part s, which the block's scale
  * and minimum are multiplied with. */
 #define BYTE(p) ((int)(p)[0])
 #if defined(TABLE_0)

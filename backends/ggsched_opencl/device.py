@@ -11,7 +11,7 @@ from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import HostMemory
 from ggsched.backend.queued.device import QueuedDevice
 from ggsched.backend.queued.stream import QueuedStream
-from ggsched.topology.caps import DeviceFacts
+from ggsched.topology.caps import HOST_PROCESSOR, DeviceFacts
 from ggsched_kernels import CPU, GPU, TuningProfile, source, supported_fusions, supported_ops
 from ggsched_opencl import driver
 from ggsched_opencl.driver import COMPLETE, DeviceInfo, Handle, status_of
@@ -38,6 +38,7 @@ def facts_of(index: int, found: DeviceInfo) -> DeviceFacts:
         backend="opencl",
         description=f"{found.name} ({found.platform}, {version})",
         kind="accelerator" if found.is_cpu else "gpu",
+        processor=HOST_PROCESSOR if found.is_cpu else "",
         memory_nbytes=found.memory_nbytes,
         max_allocation_nbytes=found.max_allocation_nbytes,
         alignment=found.alignment,

@@ -3,7 +3,7 @@
 One lane of a producer warp announces the bytes of a stage at the stage's gate ``full``, and bulk
 copies bring them to two places of the stage. The warps wait for the gate, read both places, and
 lane 0 of each arrives at the gate ``empty``, for which the producer waits before it fills the stage
-again. The instructions and fences are those of ``warp_cuda.h`` and ``fed_jobs.h``.
+again. The instructions and fences are those of ``warp_cuda.h`` and ``gemv_jobs.h``.
 
 - ``one``: one copy for the whole stage, the control
 - ``two``: two copies that arrive at one gate, announced together
@@ -90,9 +90,9 @@ def run(variant: str) -> bool:
 
     each = (w + 3 * v).reshape(GROUPS, ROUNDS, -1, 32 * WARPS)
     wrong = int((each.sum(axis=(1, 2), dtype=np.uint32) != found).sum())
-    told = "sums ok" if not wrong else f"{wrong} of {found.size} sums WRONG"
+    result = "sums ok" if not wrong else f"{wrong} of {found.size} sums WRONG"
     shape = f"{GROUPS} groups, {WARPS} warps, {STAGES} stages of 2 x {SIDE_NBYTES} bytes"
-    sys.stdout.write(f"{variant}: {told}; {arch}, {shape}, {seconds:.3f} s\n")
+    sys.stdout.write(f"{variant}: {result}; {arch}, {shape}, {seconds:.3f} s\n")
     sys.stdout.flush()
     return not wrong or variant == "torn"
 

@@ -1,4 +1,4 @@
-"""Products with fed weights, joined with what stands around them, against the oracle.
+"""Warp-specialised products, joined with what stands around them, against the oracle.
 
 Each graph runs in every mode of PDL; results have to be the same bytes, and good.
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.peers.installed import known_peers
 from benchmarks.table import Row, as_json, machine, render
 
-SUITES = ("tasks", "models", "memory", "checkers")
+SUITES = ("tasks", "models", "onnx", "memory", "checkers")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -93,7 +93,7 @@ def cases(folder: Path) -> list[Case]:
 
 
 def run() -> list[Row]:
-    """Measure, or leave the rows out if there is no peer."""
+    """Measure, or leave the rows out without the peer."""
     reason = reason_missing("llama_cpp")
     if reason:
         sys.stderr.write(f"models: llama-cpp-python is not measured: {reason}\n")

@@ -10,6 +10,7 @@ PEERS: Final = {
     "torch": "torch",
     "llama_cpp": "llama-cpp-python",
     "networkx": "networkx",
+    "onnxruntime": "onnxruntime",
 }
 """Distribution by the name of the module."""
 

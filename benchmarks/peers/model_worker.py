@@ -21,7 +21,7 @@ from benchmarks.peers.model_sides import Side, open_side
 
 
 def main() -> int:
-    """Answer until told to quit, or until nobody asks any more."""
+    """Answer requests until one says quit or the input ends."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.model_worker")
     parser.add_argument("side")
     parser.add_argument("model", type=Path)

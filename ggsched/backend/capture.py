@@ -2,6 +2,7 @@
 
 Optional: a device offers it by having ``begin_capture``, and its streams then have ``replay``.
 Its captures may have ``end_into`` besides, which updates a graph in the place of making one.
+Peers capture together (COL-4): a graph has commands of several devices.
 The plain form of it is a list of calls (``ggsched.backend.list_capture``), for devices made of
 ``ggsched.backend.base``; a device with graphs of its own hands the list to its driver.
 """
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeGuard, runtime_checkable
 
 from ggsched.backend.protocols import Device, Stream
+from ggsched.topology.caps import reads_peer
 
 
 @runtime_checkable
@@ -77,12 +79,14 @@ class CapturingDevice(Protocol):
     def begin_capture(self, streams: Sequence[Stream]) -> Capture:
         """Write down what is enqueued on streams from now on.
 
-        All of them fork from the first one here, and are joined to it when the capture ends: the
+        They are the device's own, but for the first one also those of its peers (COL-4). All of
+        them fork from the first one here, and are joined to it when the capture ends: the
         graph is one command of the first stream, ordered behind what that one was given before
         and before what it is given later, and ordered with nothing else.
 
         Raises:
-            UsageError: no streams, one twice, one of another device, one that is captured already.
+            UsageError: no streams, one twice, one of a device that is no peer, a first one that is
+                not its own, one that is captured already.
         """
 
 
@@ -101,6 +105,12 @@ class ReplayingStream(Protocol):
 def offers_capture(device: Device) -> "TypeGuard[CapturingDevice]":
     """Whether a device offers capture."""
     return isinstance(device, CapturingDevice)
+
+
+def captures_beside(device: Device, streams: Sequence[Stream], stream: Stream) -> bool:
+    """Whether a device captures a stream beside others: its own, or behind one a peer's (COL-4)."""
+    other = stream.device
+    return other is device or (bool(streams) and reads_peer(device.facts, other.facts))
 
 
 def offers_update(capture: Capture) -> "TypeGuard[UpdatingCapture]":

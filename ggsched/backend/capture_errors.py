@@ -14,7 +14,7 @@ def not_capturable_error(stream: Stream, device: Device) -> UsageError:
     return UsageError(
         f"a stream of {stream.device.facts.name} cannot be captured",
         where=device.facts.name,
-        hint="capture the streams of each device by themselves",
+        hint="begin with a stream of the device itself; only peers are captured together (COL-4)",
     )
 
 

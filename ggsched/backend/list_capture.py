@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, runtime_checkable
 
-from ggsched.backend.capture import DeviceGraph
+from ggsched.backend.capture import DeviceGraph, captures_beside
 from ggsched.backend.capture_errors import (
     captured_already_error,
     capturing_error,
@@ -25,7 +25,7 @@ Calls = Sequence[tuple[Command, Callable[[], None]]]
 
 @runtime_checkable
 class RecordableStream(Stream, Protocol):
-    """A stream whose commands go where it is told."""
+    """A stream whose commands go to a given list."""
 
     progress: Progress
     is_closed: bool
@@ -42,7 +42,8 @@ class RecordedCapture:
     def __init__(self, device: Device, streams: Sequence[Stream]) -> None:
         own: list[RecordableStream] = []
         for stream in streams:
-            if stream.device is not device or not isinstance(stream, RecordableStream):
+            is_able = captures_beside(device, own, stream)
+            if not is_able or not isinstance(stream, RecordableStream):
                 raise not_capturable_error(stream, device)
             if stream.is_closed:
                 raise closed_error("stream")

@@ -76,6 +76,17 @@ class PaperDevice:
         )
 
 
+class PaperStream:
+    """The place of a stream of a device that is elsewhere; nothing can be enqueued on it.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: PaperDevice) -> None:
+        self.device = device
+
+
 def paper_devices(topology: Topology) -> list[Device]:
     """Return the devices of a machine that is not at hand, to be given to a ``Scheduler``."""
     return [PaperDevice(topology, i) for i in range(len(topology.devices))]

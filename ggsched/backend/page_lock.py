@@ -1,6 +1,6 @@
 """Memory of the host that a device copies from and to at the full rate of its link.
 
-This is no part of the contract, like times (``ggsched.backend.timing``): transfers are right
+This is not part of the contract, like times (``ggsched.backend.timing``): transfers are right
 without it. A device that reads host memory faster once its pages are locked has
 ``__page_lock__(memory)``, which locks them and returns a call that unlocks them again, or None
 where that cannot be done.

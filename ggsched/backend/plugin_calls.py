@@ -1,4 +1,4 @@
-"""Calls into devices of plug-ins whose faults are told as theirs.
+"""Calls into devices of plug-ins whose faults are reported as theirs.
 
 What the contract names passes: errors of ggsched. Anything else that a call raises, ``sys.exit``
 included, and a result that is not what the contract says, is a defect of the plug-in.

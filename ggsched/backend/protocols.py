@@ -252,7 +252,7 @@ class Device(Protocol):
         ``ops`` of the facts promises that this succeeds (LCH-3). Scratch memory and library
         handles belong to that stream alone (LCH-5). Nodes with a ``group`` may run as one (LCH-6).
         Operands that are constant may be read ahead of a launch's turn (LCH-7). What is read may
-        lie on another device where both declare ``reads_peers`` (COL-1..3).
+        lie on another device where both declare ``reads_peers`` (COL-1..4).
 
         Raises:
             UsageError: an op that the facts do not name.

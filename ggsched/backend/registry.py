@@ -3,7 +3,9 @@
 No plug-in can hide: each one that is installed has a ``BackendStatus``, with a reason and a hint
 where it cannot be used, and none of them can harm the others. Nothing is remembered between
 calls. The names of devices are ``backend:index``, as in ``--devices opencl:0,cpu:0``, and
-``backend:index/part`` where a backend has ``open_part``, as in ``cuda:0/0,cuda:0/1``.
+``backend:index/part`` where a backend has ``open_part``, as in ``cuda:0/0,cuda:0/1``. Devices of
+other machines are ``backend://machine/device``, where a backend has ``open_named``; all devices in
+a list are of that backend then.
 """
 
 import contextlib
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
+from ggsched.backend.plugin_calls import plugin_call
 from ggsched.backend.plugins import (
     REPORT,
     EntryPointLike,
@@ -36,6 +39,7 @@ _BLOCKED: Final = ("GGSCHED_BACKENDS does not name it", "add it there")
 _SPEC: Final = re.compile(
     r"(?P<name>[A-Za-z_][\w.-]*)(:(?P<index>[0-9]{1,6})(/(?P<part>[0-9]{1,6}))?)?", re.ASCII
 )
+_ELSEWHERE: Final = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)://.*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,11 @@ def open_devices(
         if allow is None:
             devices.sort(key=lambda d: (d.facts.kind == "cpu", d.facts.is_host))
         return devices
+    elsewhere = _elsewhere(specs)
+    if elsewhere is not None:
+        usable = {plugin.name: plugin for plugin, taken in allowed if not taken}
+        found = _pick(elsewhere, usable, {plugin.name for plugin in blocked}).load()
+        return _open_named(found, [spec.strip() for spec in specs])
     wanted = [_parse(spec) for spec in specs]
     if not wanted:
         raise UsageError("no device is named", hint="write e.g. opencl:0,cpu:0")
@@ -161,7 +170,7 @@ def open_devices(
             raise BackendUnavailable(
                 "it offers no device unless one is named",
                 where=", ".join(specs),
-                hint=f"write {wanted[0][0]}:0",
+                hint=_example_of(backends[wanted[0][0]]),
             )
         return list(opened)
 
@@ -169,7 +178,7 @@ def open_devices(
 def _allowed(
     plugins: Sequence[Plugin], allow: Sequence[str] | None
 ) -> tuple[list[tuple[Plugin, str]], list[Plugin]]:
-    """Return the usable plug-ins, each with who has its name already, and the blocked ones."""
+    """Return the usable plug-ins, each with the owner of its name, and the blocked ones."""
     names = [plugin.name for plugin in plugins]
     for name in allow or ():
         if name not in names:
@@ -219,7 +228,7 @@ def _status(plugin: Plugin, taken: str) -> BackendStatus:
         return _failure(plugin, error)
     if not devices:
         return _describe(
-            plugin, "ready", "it offers no device unless one is named", f"write {plugin.name}:0"
+            plugin, "ready", "it offers no device unless one is named", _example_of(backend)
         )
     failed = [device for device in devices if device.state != "ready"]
     state: State = "ready"
@@ -338,6 +347,39 @@ def _closing_on_error() -> Iterator[list[Device]]:
             except (Exception, SystemExit) as second:
                 error.add_note(f"closing a device failed as well: {second}")
         raise
+
+
+def _elsewhere(specs: Sequence[str]) -> str | None:
+    """Return the backend of devices of other machines; None for devices of this one."""
+    matches = [_ELSEWHERE.fullmatch(spec.strip()) for spec in specs]
+    names = {match["name"] if match else "" for match in matches}
+    if names <= {""}:
+        return None
+    if len(names) > 1:
+        raise UsageError(
+            "devices of this machine and of others in one list",
+            where=", ".join(specs),
+            hint="this machine is one of the cluster too: name its devices there",
+        )
+    return names.pop()
+
+
+def _open_named(backend: Backend, specs: Sequence[str]) -> list[Device]:
+    """Open devices of other machines."""
+    opener = getattr(backend, "open_named", None)
+    if opener is None:
+        raise UsageError(
+            "its devices are those of this machine",
+            where=backend.name,
+            hint=f"write {backend.name}:0",
+        )
+    devices: list[Device] = plugin_call(backend.name, "open_named", lambda: opener(specs))
+    return devices
+
+
+def _example_of(backend: Backend) -> str:
+    """Return how a device of a backend is named that offers none."""
+    return f"write {getattr(backend, 'example', f'{backend.name}:0')}"
 
 
 def _name_of(name: str, index: int, part: int | None) -> str:

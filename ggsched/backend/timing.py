@@ -1,6 +1,6 @@
 """When commands ran: what devices and streams may offer to whoever traces them.
 
-This is no part of the contract: no rule promises it, and nothing is ordered by it. A device that
+This is not part of the contract: no rule promises it, and nothing is ordered by it. A device that
 can tell has a method ``__clock__()`` that returns its clock. Its streams have ``__take_times__()``,
 to be called before anything is enqueued: from then on they take times, and what it returns tells
 those of the command that was enqueued last. Devices of ``ggsched.backend.base`` do.

@@ -171,11 +171,16 @@ def _product_of(dtype: DType) -> Callable[[_Work], None]:
 
 
 def _streamed_shape(work: _Work, dtype: DType) -> tuple[int, int]:
-    """Return rows and width of weights that several of do not stay in caches, as far as can be."""
+    """Return rows and width of weights that several of do not stay in caches, as far as can be.
+
+    The allowance does not matter here: compiling may have spent it, and weights that stay in caches
+    or take as long as a launch say nothing of the memory. Few products are tried, and slow ones end
+    it.
+    """
     rows, width = 512, 1024
     while True:
         nbytes = rows * dtype.row_nbytes(width)
-        if 4 * _WEIGHTS * nbytes > _room(work.facts) or work.allowance.is_spent:
+        if 4 * _WEIGHTS * nbytes > _room(work.facts):
             return rows, width
         stream = work.streams[0]
         with work.bench.program(products(_WEIGHTS, rows, width, 1, dtype), stream) as program:

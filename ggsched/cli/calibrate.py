@@ -28,7 +28,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not _SHORTEST_S <= seconds <= _LONGEST_S:  # as is what is not a number
+    if not _SHORTEST_S <= seconds <= _LONGEST_S:  # as is NaN
         raise click.BadParameter(f"{text!r} is not a time from {_SHORTEST_S} to {_LONGEST_S} s")
     return seconds
 

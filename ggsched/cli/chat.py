@@ -25,7 +25,7 @@ class Talk:
     """What a conversation begins with.
 
     Attributes:
-        system: What the model is told first, or "".
+        system: The system message, or "".
         first: The first question; None to read it.
         n_predict: Tokens of an answer at most.
         sampling: How they are chosen.

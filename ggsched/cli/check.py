@@ -35,7 +35,7 @@ def check(file: str, advice: bool, graph: str | None, as_json: bool) -> int:
     FILE is a plan (as of 'ggsched plan -o'), a trace (as of 'ggsched run --trace') or litmus
     programs, of which both variants are looked at. Nothing is run. A plan that carries its graph
     (as of 'ggsched plan --with-graph') is compared with it, step by step. The exit code is 1 if
-    anything is found; advice is no finding.
+    anything is found; advice is not a finding.
     """
     kind, reports = _reports(file, read_bytes(file), advice, graph)
     if as_json:

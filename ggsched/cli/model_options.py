@@ -253,7 +253,7 @@ _OPTIONS: Final = (
             f"-ct{letter}",
             f"--cache-type-{letter}",
             f"cache_type_{letter}",
-            type=click.Choice(["auto", "f32", "f16"]),
+            type=click.Choice(["auto", "f32", "f16", "bf16", "q8_0"]),
             default="auto",
             show_default=True,
             help=f"Type of {what} in the KV cache; keys and values have one type. auto: f16, "

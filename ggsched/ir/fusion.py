@@ -7,7 +7,8 @@ like any other, and what the others compute is read inside the group and nowhere
 
 The patterns are those that ggml's CUDA backend and llama.cpp's graphs made worth while
 (``ggml_can_fuse``): a norm and its weight, a product and what is added to it, the two halves of a
-gated network, what experts compute and its sum, and a rotation on its way to a cache.
+gated network, what experts compute and its sum, a rotation on its way to a cache. Two additions are
+a sum over devices and the residual (``ggsched.passes.shard``).
 """
 
 from collections.abc import Mapping
@@ -77,6 +78,7 @@ _ALL: Final = (
     _gated("mul_mat_id", "swiglu", (1, 2)),
     _gated_with_biases("mul_mat_id", "add_id", "swiglu_oai"),
     _chain("sum_rows+add", (0, 1)),
+    _chain("add+add", (0, 1)),
     _chain("rope+set_rows", (1,)),
 )
 

@@ -197,7 +197,7 @@ def verify_graph(graph: Graph) -> None:
 def _verify_tensor(graph: Graph, i: int, t: Tensor, names: set[str]) -> None:
     where = f"{show('tensor', i)} {t.name!r}"
     if t.id != i or not 0 <= t.storage <= i:
-        raise GraphError("ids are not dense or the storage is no earlier tensor", where=where)
+        raise GraphError("ids are not dense or the storage is not an earlier tensor", where=where)
     root = graph.tensors[t.storage]
     if root.is_view or root.role is not t.role:
         raise GraphError("the storage of a view must be a root tensor of its role", where=where)

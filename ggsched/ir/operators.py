@@ -150,7 +150,7 @@ def _tensor(x: Any, other: Any, sign: str) -> Any:
 
 
 def _has_axes(other: Any) -> bool:
-    """Whether this is an array that is no number."""
+    """Whether this is an array and not a number."""
     return is_array(other) and getattr(other, "shape", None) != ()
 
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ggsched.errors import GraphError
-from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, DType, dtype_by_name
+from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, Q8_0, DType, dtype_by_name
 from ggsched.ir.tensor import Tensor
 
 Param = int | float | str | bool | tuple[int, ...]
 Params = Mapping[str, Param]
-KV_DTYPES: Final = (F32, F16, BF16)
-"""Types of keys and values that attention reads."""
+KV_DTYPES: Final = (F32, F16, BF16, Q8_0)
+"""Types of keys and values that attention reads, and of rows that ``set_rows`` writes."""
 
 ShapeRule = Callable[[Sequence[Tensor], Params], tuple[DType, tuple[int, ...]]]
 
@@ -100,8 +100,8 @@ def _set_rows(x: Sequence[Tensor], params: Params) -> tuple[DType, tuple[int, ..
     dst, src, ids = x
     _need_f32("set_rows", x, 1)
     _need_i32("set_rows", x, 2)
-    if dst.dtype not in (F32, F16):
-        raise fail("set_rows", "rows can be set in f32 and f16 only", x)
+    if dst.dtype not in KV_DTYPES:
+        raise fail("set_rows", "rows can be set in f32, f16, bf16 and q8_0 only", x)
     if len(dst.shape) != 2 or len(src.shape) != 2 or len(ids.shape) != 1:
         raise fail("set_rows", "needs dst (R, n), src (T, n), ids (T,)", x)
     if src.shape != (ids.shape[0], dst.shape[1]) or src.shape[0] > dst.shape[0]:
@@ -188,7 +188,7 @@ def _attention(x: Sequence[Tensor], params: Params) -> tuple[DType, tuple[int, .
     k, v, q, *rest = x
     _need_f32("attention", x, 2)
     if k.dtype not in KV_DTYPES or v.dtype is not k.dtype:
-        raise fail("attention", "keys and values must have one type: f32, f16 or bf16", x)
+        raise fail("attention", "keys and values must have one type: f32, f16, bf16 or q8_0", x)
     fits = len(k.shape) == len(v.shape) == len(q.shape) == len(("row", "head", "width"))
     if not fits or k.shape[:2] != v.shape[:2] or k.shape[2] != q.shape[2]:
         raise fail("attention", "needs k (N, G, D), v (N, G, E), q (T, H, D)", x)

@@ -16,6 +16,7 @@ from ggsched.models.batches import (
     kv_bucket,
     span_inputs,
 )
+from ggsched.models.cache_rows import CacheRows
 from ggsched.models.graph import build_model_graph
 from ggsched.models.memory_need import MemoryNeed, memory_need
 from ggsched.models.sampling import argmax
@@ -84,6 +85,7 @@ class BatchRunner:
             slots=options.pipeline_buffers,
         )
         self._graphs: RecentCache[tuple[int, int, int], Graph] = RecentCache(64)
+        self._alike: dict[tuple[int, int], CacheRows] = {}
         self.last_plan: Plan | None = None
         self.top_token: int | None = None
         self.has_nonfinite = False
@@ -98,10 +100,17 @@ class BatchRunner:
         n_kv = kv_bucket(n_rows, n_ctx)
 
         def make() -> Graph:
+            alike = self._alike.get((n_tokens, n_out))
+            if alike is not None and n_kv < n_ctx:
+                return alike.with_rows(n_kv)
             built = build_model_graph(
                 self._spec, n_tokens=n_tokens, n_kv=n_kv, n_out=n_out, n_ctx=n_ctx
             )
-            return built if self._rewrite is None else self._rewrite(built)
+            if self._rewrite is not None:
+                built = self._rewrite(built)
+            if n_kv < n_ctx and (found := CacheRows.of(built, n_kv)) is not None:
+                self._alike[n_tokens, n_out] = found
+            return built
 
         return self._graphs.get((n_tokens, n_kv, n_out), make)
 

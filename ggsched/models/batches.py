@@ -13,6 +13,7 @@ the second part. Interleaved stages put it behind.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from ggsched.errors import GraphError, UsageError
 from ggsched.ir.graph import Graph
 from ggsched.ir.join import Joined, join_graphs
 from ggsched.ir.schedule import apply_schedule, rounds
+from ggsched.ir.tensor import Role
 from ggsched.models.graph import build_model_graph
 from ggsched.models.spec import ModelSpec
 from ggsched.passes.cost.predict import predict_step
@@ -398,13 +400,29 @@ class MicroBatches:
         first = self.scheduler.plan(parts[0].graph, self.constraints)
         if len({s.device for s in first.splits.splits}) < 2:
             return None
-        sequential_s = 0.0
-        for part in parts:
-            plan = self.scheduler.plan(part.graph, self.constraints)
-            sequential_s += predict_step(part.graph, plan, self.rates).seconds
+        sequential_s = sum(self._apart_s([p.graph for p in some]) for some in _of_one_size(parts))
         plan = self.scheduler.plan(joined.graph, constraints)
         prediction = predict_step(joined.graph, plan, self.rates)
         return Forecast(prediction.seconds, sequential_s, prediction.source)
+
+    def _apart_s(self, graphs: Sequence[Graph]) -> float:
+        """Return what graphs of one size take one after another, going by the first and the last.
+
+        They differ in the rows of the cache that attention looks at, which grow evenly.
+        """
+        ends = graphs if len(graphs) < 3 else (graphs[0], graphs[-1])  # two ends
+        plans = [self.scheduler.plan(graph, self.constraints) for graph in ends]
+        seconds = [
+            predict_step(graph, plan, self.rates).seconds
+            for graph, plan in zip(ends, plans, strict=True)
+        ]
+        return sum(seconds) / len(seconds) * len(graphs)
+
+
+def _of_one_size(parts: Sequence[MicroBatch]) -> Iterator[list[MicroBatch]]:
+    """Yield micro-batches in a row whose inputs have the same shapes."""
+    for _, some in groupby(parts, key=lambda p: [t.shape for t in p.graph.roots(Role.INPUT)]):
+        yield list(some)
 
 
 MakeGraph = Callable[[int, int, int], Graph]

@@ -19,8 +19,9 @@ Output: logits (n_out, n_vocab) f32.
 from collections.abc import Iterator
 
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import F16, F32, DType
+from ggsched.ir.dtype import DType
 from ggsched.ir.graph import Graph
+from ggsched.ir.shapes import KV_DTYPES
 from ggsched.models.arch import ARCHITECTURES
 from ggsched.models.hparams import HParams
 from ggsched.models.layers import BatchShape, ModelBuilder
@@ -80,6 +81,6 @@ def _check(batch: BatchShape) -> None:
     if not 1 <= batch.n_out <= batch.n_tokens:
         what = f"n_out={batch.n_out} of n_tokens={batch.n_tokens}"
         raise UsageError(what, where="build_model_graph", why="it must be from 1 to n_tokens")
-    if batch.kv_dtype not in (F32, F16):
+    if batch.kv_dtype not in KV_DTYPES:
         what = f"a KV cache of {batch.kv_dtype}"
-        raise UsageError(what, where="build_model_graph", hint="use f32 or f16")
+        raise UsageError(what, where="build_model_graph", hint="use f32, f16, bf16 or q8_0")

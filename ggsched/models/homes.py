@@ -161,7 +161,8 @@ def balance_options(
         if is_asked:
             raise
         return options
-    return replace(options, offload=replace(offload, stage_layers=split.counts))
+    counted = replace(offload, stage_layers=split.counts, stage_reasons=split.reasons)
+    return replace(options, offload=counted)
 
 
 def _are_alike(topology: Topology, targets: Sequence[int]) -> bool:

@@ -26,7 +26,7 @@ class BatchShape:
         n_kv: Leading rows of the KV cache that attention looks at.
         n_out: Tokens that get logits.
         n_ctx: Rows of the KV cache.
-        kv_dtype: Type of the KV cache, f32 or f16.
+        kv_dtype: Type of the KV cache.
     """
 
     n_tokens: int

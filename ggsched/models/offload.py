@@ -68,6 +68,7 @@ class Offload:
             has the least ``cost``, or in ``equal`` numbers; None for memory, and in a session for
             cost among accelerators of equal memory.
         stage_layers: Layers of each accelerator, which wins over shares; see ``balanced_layers``.
+        stage_reasons: Why each of them gets as many, for people; none where nobody says so.
         experts: Whether layers and experts whose weights are on the host device are computed by
             accelerators all the same.
     """
@@ -78,6 +79,7 @@ class Offload:
     overrides: tuple[OverrideRule, ...] = ()
     split_by: SplitBy | None = None
     stage_layers: tuple[int, ...] | None = None
+    stage_reasons: tuple[str, ...] = field(default=(), compare=False)
     experts: ExpertPolicy = field(default_factory=lambda: ExpertPolicy("auto", ring=2))
 
 
@@ -118,8 +120,10 @@ def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
     homes: dict[str, int] = {}
     reasons: dict[str, str] = {}
     entry = entry_index(spec, devices, offload, layer_device)
+    in_stage = _stage_reasons(hp, devices, offload, layer_device)
     for name in (*spec.weights, *hp.state_names):
         homes[name], reasons[name] = _by_layer(name, spec, layer_device, host, entry)
+        reasons[name] = _with_stage(name, reasons[name], in_stage, hp.n_layer)
         match = _EXPERTS.match(name)
         if match and int(match[1]) < offload.n_cpu_moe and homes[name] != host:
             homes[name], reasons[name] = host, "experts stay on the host (--n-cpu-moe)"
@@ -214,6 +218,59 @@ def _by_layer(
     if name == "output.weight" and spec.has_copied_output:
         return layer_device[-1], "output layer, a second copy of the embedding (tied)"
     return layer_device[-1], "output layer"
+
+
+def _stage_reasons(
+    hp: HParams, devices: Sequence[DeviceFacts], offload: Offload, layer_device: Sequence[int]
+) -> dict[int, str]:
+    """Return why each offloaded layer is in its stage, where there are several stages."""
+    layers = hp.n_layer + 1
+    wanted = layers if offload.n_gpu_layers is None else offload.n_gpu_layers
+    offloaded = range(layers - min(wanted, layers), layers)
+    targets = stages(devices, offload)
+    used = (
+        sorted({layer_device[layer] for layer in offloaded}, key=targets.index) if targets else []
+    )
+    if len(used) < 2:
+        return {}
+    found: dict[int, str] = {}
+    for k, device in enumerate(used):
+        own = [layer for layer in offloaded if layer_device[layer] == device]
+        which = f"stage {k + 1} of {len(used)} ({span_text(own[0], own[-1], hp.n_layer)})"
+        for layer in own:
+            found[layer] = f"{which}: {_rule_of_stages(offload, targets.index(device))}"
+    return found
+
+
+def _with_stage(name: str, reason: str, in_stage: Mapping[int, str], n_layer: int) -> str:
+    """Return the reason for a tensor, with its stage if its layer is in one of several."""
+    block = _BLOCK.match(name)
+    layer = int(block[1]) if block else n_layer
+    if layer not in in_stage or not (block or reason.startswith("output layer")):
+        return reason
+    return f"block {layer} is in {in_stage[layer]}" if block else f"{reason}; {in_stage[layer]}"
+
+
+def _rule_of_stages(offload: Offload, stage: int) -> str:
+    if offload.stage_reasons:
+        return offload.stage_reasons[stage]
+    if offload.stage_layers is not None:
+        return "as many layers as were chosen (--fit)"
+    if offload.tensor_split is not None:
+        return f"in shares of {', '.join(f'{s:g}' for s in offload.tensor_split)} (-ts)"
+    if offload.split_by == "equal":
+        return "in equal numbers (--split-by equal)"
+    return "in shares of the devices' memory"
+
+
+def span_text(first: int, last: int, n_layer: int) -> str:
+    """Return the names of layers in a row; the one behind the blocks is the output layer."""
+    ends = [f"block {i}" if i < n_layer else "the output layer" for i in (first, last)]
+    if first == last:
+        return ends[0]
+    if last == n_layer and last - first > 1:
+        return f"blocks {first} to {last - 1} and the output layer"
+    return f"{ends[0]} and {ends[1]}" if last == n_layer else f"blocks {first} to {last}"
 
 
 def layer_devices(hp: HParams, devices: Sequence[DeviceFacts], offload: Offload) -> list[int]:

@@ -19,9 +19,9 @@ class Sampling:
         seed: Of the random numbers; the same seed gives the same tokens.
         repeat_penalty: Divides positive logits of recent tokens and multiplies negative ones.
         repeat_last_n: How many tokens are recent, those of the prompt too.
-        top_k: Draw from the k likeliest tokens; 0 for all.
-        top_p: Draw from the likeliest tokens that have this probability together.
-        min_p: Draw from tokens that have this share of the likeliest one's probability.
+        top_k: Draw from the k most probable tokens; 0 for all.
+        top_p: Draw from the most probable tokens that have this probability together.
+        min_p: Draw from tokens that have this share of the highest probability.
     """
 
     temperature: float = 0.0
@@ -83,7 +83,7 @@ class Sampler:
             best: What ``argmax`` says of them, if that is known.
 
         Raises:
-            ModelError: there is no largest number among them.
+            ModelError: NaN is among them, so none is the largest.
         """
         if self._sampling.repeat_penalty != 1.0 and self._recent:
             logits, best = self._penalised(logits), None
@@ -110,7 +110,7 @@ class Sampler:
         return drawn if tokens is None else int(tokens[drawn])
 
     def _candidates(self, logits: np.ndarray) -> np.ndarray:
-        """Return the tokens that may be drawn, the likeliest first; the largest logit is 0."""
+        """Return the tokens that may be drawn, most probable first; the largest logit is 0."""
         sampling = self._sampling
         order = np.argsort(-logits, kind="stable")[: sampling.top_k or None]
         weights = np.exp(logits[order].astype(np.float64))

@@ -242,5 +242,5 @@ class Sequences:
                 cache = g.state(t.name, t.shape, t.dtype)
                 of, to = slots if part_of(t.name)[0].endswith("_state") else (source, target)
                 written = g.set_rows(cache, g.get_rows(cache, of), to, name=t.name)
-                outputs.append(g.cont(g.rows(written, 0, 1)))
+                outputs.append(g.cont(g.rows(written, 0, 1), "f32"))
         return g.build(*outputs)

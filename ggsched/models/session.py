@@ -355,7 +355,7 @@ class Session:
         """Refuse what is not a sequence of token ids.
 
         Raises:
-            UsageError: no tokens, or an id that is no whole number or not in the vocabulary.
+            UsageError: no tokens, or an id that is not an integer or not in the vocabulary.
         """
         if not len(tokens):
             raise UsageError("no tokens to feed", hint="a prompt needs at least one token")

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final, Literal
 
+from ggsched.errors import UsageError
 from ggsched.ir.dtype import F16, F32, DType
+from ggsched.ir.shapes import KV_DTYPES
 from ggsched.models.hparams import HParams
 
 WeightPolicy = Literal["expand", "packed"]
-CacheType = Literal["auto", "f32", "f16"]
-CACHE_DTYPES: Final[Mapping[str, DType]] = {"f32": F32, "f16": F16}
+CacheType = Literal["auto", "f32", "f16", "bf16", "q8_0"]
+CACHE_DTYPES: Final[Mapping[str, DType]] = {t.name: t for t in KV_DTYPES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +92,19 @@ def cache_dtype(spec: ModelSpec, asked: CacheType) -> DType:
 
     ``auto`` is f16, as in llama.cpp, unless all matrices of the model are f32: then the cache would
     be the only thing that is rounded.
+
+    Raises:
+        UsageError: heads are not whole blocks of the type that is asked for.
     """
     if asked != "auto":
-        return CACHE_DTYPES[asked]
+        dtype, width = CACHE_DTYPES[asked], spec.hparams.head_dim
+        if width % dtype.block:
+            raise UsageError(
+                f"a KV cache of {asked} for heads of {width} elements",
+                why=f"blocks of {asked} hold {dtype.block} elements of one head",
+                hint="use f16 or bf16",
+            )
+        return dtype
     is_exact = all(w.dtype is F32 for w in spec.weights.values())
     return F32 if is_exact else F16
 

@@ -87,7 +87,7 @@ def _rates(data: object, name: str) -> dict[str, list[float]]:
             break
         out[row["test"]] = rates
     if not rows or len(out) < len({str(row) for row in rows}):
-        raise UsageError("these are no results of ggsched bench -o json", where=name)
+        raise UsageError("not results of ggsched bench -o json", where=name)
     return out
 
 

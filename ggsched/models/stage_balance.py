@@ -8,7 +8,7 @@ since stages may be devices of different kinds, and with a limit of memory for e
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import inf
 from typing import Final
@@ -16,9 +16,10 @@ from typing import Final
 from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
 from ggsched.models.batches import BatchSize
-from ggsched.models.offload import Offload, has_cpu_host, host_index, stages
+from ggsched.models.offload import Offload, has_cpu_host, host_index, span_text, stages
 from ggsched.models.spec import ModelSpec
 from ggsched.passes.cost.work_size import node_cost
+from ggsched.plan.units import seconds_text
 from ggsched.topology.cost import MachineRates, Rates
 from ggsched.topology.model import Topology
 
@@ -126,11 +127,13 @@ class LayerSplit:
         counts: Layers of each stage; a stage may be empty.
         slowest: Cost of the most expensive stage.
         total: Cost of all stages.
+        reasons: Why each stage has its layers, for people.
     """
 
     counts: tuple[int, ...]
     slowest: float
     total: float
+    reasons: tuple[str, ...] = field(default=(), compare=False)
 
 
 def split_layers(
@@ -237,4 +240,41 @@ def balanced_layers(
             f"no split of {wanted} layers fits {len(targets)} devices",
             hint="offload fewer layers (-ngl), or let --fit choose",
         )
-    return found
+    return replace(
+        found, reasons=_reasons(found.counts, costs, targets, first, limits, size.n_tokens)
+    )
+
+
+def _reasons(
+    counts: Sequence[int],
+    costs: LayerCosts,
+    targets: Sequence[int],
+    first: int,
+    limits: Sequence[int | None],
+    n_tokens: int,
+) -> tuple[str, ...]:
+    """Say what each stage takes, and what it would take with a neighbour's nearest layer."""
+    layers = len(costs.nbytes)
+    ends = [first + end for end in accumulate(counts)]
+    spans = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+    def text(stage: int, *more: int) -> str:
+        own = (*spans[stage], *more)
+        limit = limits[stage] if limits else None
+        if limit is not None and sum(costs.nbytes[i] for i in own) > limit:
+            return "has no room"
+        took = seconds_text(sum(costs.seconds[targets[stage]][i] for i in own))
+        return f"would take {took}" if more else took
+
+    reasons = []
+    for k, own in enumerate(spans):
+        said = f"{text(k)} predicted for {n_tokens} tokens"
+        if k and own:
+            nearest = span_text(own[0], own[0], layers - 1)
+            said += f"; with {nearest} stage {k} {text(k - 1, own[0])}"
+        if own and own[-1] + 1 < layers:
+            behind = own[-1] + 1
+            nearest = span_text(behind, behind, layers - 1)
+            said += f"; with {nearest} this one {text(k, behind)}"
+        reasons.append(said)
+    return tuple(reasons)

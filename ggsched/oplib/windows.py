@@ -14,7 +14,7 @@ from ggsched.oplib.declare import FLOATS, NUMBERS, Array, Shape, nd_op, wide
 
 MAX_DIMENSIONS: Final = 3
 MIN_CHANNELS: Final = 16
-"""From so many on a product for each place of a kernel is faster than one of unrolled windows."""
+"""From here on a product for each place of a kernel is faster than one of unrolled windows."""
 
 BLOCK_NBYTES: Final = 1 << 17
 

@@ -80,7 +80,9 @@ def _spelled(graph: Graph, uses: Uses, soft_max: Node) -> _Spelled | None:
     if any(len(t.shape) != _AXES or 0 in t.shape for t in (k, q, v, result)):
         return None
     (heads, tokens, _), (groups, rows, _) = q.shape, k.shape
-    if k.dtype not in KV_DTYPES or v.dtype is not k.dtype or v.shape[::2] != (groups, rows):
+    if k.dtype not in KV_DTYPES or k.dtype.is_quantized:
+        return None  # the turned values that are spelled out have no blocks
+    if v.dtype is not k.dtype or v.shape[::2] != (groups, rows):
         return None
     merge = None
     if tokens > 1 and heads > 1:

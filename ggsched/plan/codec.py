@@ -4,7 +4,7 @@ The encoding is deterministic: two equal plans give the same bytes.
 """
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -17,6 +17,10 @@ class _Head(msgspec.Struct, frozen=True):
     """The one field that is read before the others are understood."""
 
     format: str
+
+
+_PLAN: Final = msgspec.json.Decoder(Plan)
+"""Made once: msgspec is not safe against threads that meet a type for the first time."""
 
 
 def plan_to_json(plan: Plan) -> bytes:
@@ -42,7 +46,7 @@ def plan_from_json(data: bytes | str) -> Plan:
                 where="plan",
                 hint="make the plan again with this version of ggsched",
             )
-        plan = msgspec.json.decode(data, type=Plan)
+        plan = _PLAN.decode(data)
         _check_user_ops(plan)
         return plan
     except PlanError:

@@ -103,6 +103,7 @@ class Effects(msgspec.Struct, frozen=True, gc=False):
         reads: Bytes that it declares to read, merged and sorted.
         writes: Bytes that it declares to write, merged and sorted.
         host_reads: Bytes that the host reads while it enqueues the command.
+        host_writes: Bytes that the host writes while it enqueues the command.
         reads_at_enqueue: Whether a device that ``snapshots_uploads`` (CPY-4) reads ``reads`` while
             the command is enqueued, as if by the host.
         is_partial: Whether some of what it writes may stay undefined or as it was.
@@ -123,6 +124,7 @@ class Effects(msgspec.Struct, frozen=True, gc=False):
     reads: tuple[Region, ...] = ()
     writes: tuple[Region, ...] = ()
     host_reads: tuple[Region, ...] = ()
+    host_writes: tuple[Region, ...] = ()
     reads_at_enqueue: bool = False
     is_partial: bool = False
     transfer: int = -1

@@ -1,4 +1,4 @@
-"""Checks of transfers that move the rows that ids name, and of who reads what they leave."""
+"""Checks of transfers that move the rows that ids name, and of the readers of what they leave."""
 
 from ggsched.errors import PlanError
 from ggsched.ids import show

@@ -22,7 +22,7 @@ Data = dict[str, Any]
 
 
 class Texts:
-    """A table in which each text stands once."""
+    """A table that holds each text once."""
 
     def __init__(self) -> None:
         self._index: dict[str, int] = {}
@@ -98,6 +98,10 @@ def account_data(made: Account) -> Data:
         "paths": [
             {"path": p.path, "bytes": p.nbytes, "copies": p.copies, "seconds": p.seconds}
             for p in made.paths
+        ],
+        "reads": [
+            {"path": r.path, "bytes": r.nbytes, "launches": r.launches, "seconds": r.seconds}
+            for r in made.peer_reads
         ],
     }
 

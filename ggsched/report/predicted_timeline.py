@@ -38,7 +38,7 @@ def recorded_run(
     """Return a context in which one run of a plan is recorded, if anybody records.
 
     Args:
-        recorder: Who does.
+        recorder: Records it.
         graph: The graph that the plan was made of.
         plan: The plan.
         topology: The machine.

@@ -45,7 +45,7 @@ def _lines(made: Account, setup: RunSetup | None) -> Iterator[str]:
         )
     for read in made.peer_reads:
         amount = f"{nbytes_text(read.nbytes):>10} read by {read.launches} launches"
-        yield f"{read.path:<30}  {amount}"
+        yield f"{read.path:<30}  {amount}, {seconds_text(read.seconds)}"
     yield from _op_lines(made)
     found = advise(made, setup)
     if found:

@@ -108,6 +108,11 @@ class CapturedRun:
         found = plan_capture(plan, able)
         self.report = CaptureReport(found, {}, {})
         self._parts = [_Replay(s, plan, events, self.report) for s in found.segments]
+        devices = [s.device for s in plan.streams.streams]
+        if any(len({devices[q] for q in s.streams}) > 1 for s in found.segments):
+            alone = plan_capture(plan, able, together=False).segments
+            for part in self._parts:
+                part.take_apart([_Replay(s, plan, events, self.report) for s in alone])
         numbers = [segment.start for segment in found.segments]
         entries: list[tuple[int, _Replay | _Timed]] = list(zip(numbers, self._parts, strict=True))
         for part in self._parts:
@@ -207,6 +212,8 @@ def _key_of(plan: Plan, resources: Resources) -> CaptureKey:
 class _Replay:
     """One segment: captured in the first run, replayed in all of them.
 
+    One of several devices whose capture is refused is captured for each device apart.
+
     Attributes:
         waits: Whether the next run enqueues the commands one by one.
         is_stale: Whether the graph has to be updated before it is replayed again.
@@ -222,8 +229,31 @@ class _Replay:
         self._report = report
         self._graph: DeviceGraph | None = None
         self._is_refused = False
+        self._apart: list[_Replay] = []
         self.waits = False
-        self.is_stale = False
+        self._is_stale = False
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the graph has to be updated before it is replayed again."""
+        return self._is_stale
+
+    @is_stale.setter
+    def is_stale(self, value: bool) -> None:
+        self._is_stale = value
+        for part in self._apart:
+            part.is_stale = value
+
+    def take_apart(self, parts: Sequence["_Replay"]) -> None:
+        """Take those segments that lie within this one, and are shorter, for a refusal."""
+        whole = self._segment
+        self._apart = [
+            part
+            for part in parts
+            if whole.start <= part._segment.start
+            and part._segment.stop <= whole.stop
+            and part._segment != whole
+        ]
 
     def bind(self, streams: Sequence[Stream], calls: Sequence[Call]) -> None:
         """Take live streams and calls of all commands."""
@@ -232,14 +262,15 @@ class _Replay:
         self._streams = [streams[i] for i in segment.streams]
         self._tied = [streams[i] for i in segment.tied]
         self._calls = calls[segment.start : segment.stop]
+        for part in self._apart:
+            part.bind(streams, calls)
 
     def __call__(self) -> None:
         if (self._graph is None or self.is_stale) and not self._is_refused and not self.waits:
             self._capture()
         self.waits = False
         if self._graph is None:
-            for call in self._calls:
-                call()
+            self._run_apart()
             return
         if self._tied:
             self._join(self._tied, [self._origin])
@@ -247,6 +278,17 @@ class _Replay:
         self._report.replays += 1
         if self._tied:
             self._join([self._origin], self._tied)
+
+    def _run_apart(self) -> None:
+        """Enqueue the commands, or after a refusal the graphs of each device by itself."""
+        at, start = 0, self._segment.start
+        for part in self._apart if self._is_refused else ():
+            for call in self._calls[at : part._segment.start - start]:
+                call()
+            part()
+            at = part._segment.stop - start
+        for call in self._calls[at:]:
+            call()
 
     def _capture(self) -> None:
         """Capture, or learn that the device refuses, which is reported and not tried again.
@@ -308,6 +350,7 @@ class _Replay:
 
     def close(self) -> None:
         """Release the graph; legal twice."""
+        close_all(self._apart)
         graph, self._graph = self._graph, None
         if graph is not None:
             graph.close()

@@ -1,7 +1,8 @@
 """Which commands of a plan can be captured together, and what keeps the others out.
 
 Legality is decided here, from the plan alone and before any capture begins (CAP-2). A segment is a
-run of consecutive commands on streams of one device that offers capture, without
+run of consecutive commands on streams of one device that offers capture, or of several that are
+peers (COL-4), without
 
 - a wait of the host, which a graph cannot hold;
 - a wait for an event that was recorded outside, for a graph waits only for the stream that it is
@@ -10,19 +11,28 @@ run of consecutive commands on streams of one device that offers capture, withou
 
 All streams of a segment fork from one of them, its origin, and are joined to it, so the others are
 tied to the origin by events where they have commands that are not captured.
+
+Peers are captured together where they exchange so often that a graph of each would be short, as
+devices do that share layers: an event between graphs costs the host two calls and the devices the
+start of a graph. The stages of a pipeline are not: a graph begins when all of its streams have come
+so far, so the next batch would wait for the last stage of this one.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Command
+from ggsched.topology.caps import reads_peer
 
 WORTH: Final = 2
 """A segment has at least this many nodes and transfers, else a replay saves nothing."""
+
+SHORT: Final = 32
+"""Peers are captured together if their segments have fewer nodes and transfers on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +42,7 @@ class CaptureSegment:
     Attributes:
         start: First command.
         stop: One past the last.
-        device: Index of the device.
+        device: Index of the origin's device.
         streams: Streams of the plan that they use, the origin first.
         tied: Of these, the ones that also have commands elsewhere: they wait for the origin
             behind each replay, and the origin for them before it.
@@ -79,23 +89,39 @@ class CapturePlan:
         return "\n".join(line for _, line in sorted(lines))
 
 
-def plan_capture(plan: Plan, able: Collection[int]) -> CapturePlan:
+def plan_capture(plan: Plan, able: Collection[int], *, together: bool = True) -> CapturePlan:
     """Find the segments of a plan.
 
     Args:
         plan: The plan.
         able: Indices of the devices that offer capture.
+        together: Whether peers may be captured together.
     """
+    alone = _capture(plan, {device: device for device in able})
+    peers = {d: min(e for e in able if _are_together(plan, d, e)) for d in able}
+    shared = {s.device for s in plan.streams.streams if s.device in peers}
+    if not together or len({peers[d] for d in shared}) == len(shared):
+        return alone
+    weights = [_weight(plan.commands[s.start : s.stop]) for s in alone.segments]
+    return _capture(plan, peers) if sum(weights) < SHORT * len(weights) else alone
+
+
+def _are_together(plan: Plan, a: int, b: int) -> bool:
+    return a == b or reads_peer(plan.devices[a], plan.devices[b])
+
+
+def _capture(plan: Plan, groups: Mapping[int, int]) -> CapturePlan:
+    """Find the segments of a plan; ``groups`` has the devices that offer capture."""
     commands = plan.commands
     device_of = [s.device for s in plan.streams.streams]
+    group_of = [groups.get(device, -1) for device in device_of]
     users = _users(commands)
     outside: set[int] = set()  # records that are not captured, since their event is used outside
     while True:
-        found, reasons = _cut(commands, device_of, set(able), users, outside)
-        inside = {s.start: s for s in found}
-        more = _used_outside(commands, users, inside.values()) - outside
+        found, reasons = _cut(commands, group_of, users, outside)
+        more = _used_outside(commands, users, found) - outside
         if not more:
-            return _result(commands, found, reasons)
+            return _result(commands, device_of, found, reasons)
         outside |= more
 
 
@@ -110,40 +136,37 @@ def _users(commands: Sequence[Command]) -> dict[int, list[int]]:
 
 def _cut(
     commands: Sequence[Command],
-    device_of: Sequence[int],
-    able: set[int],
+    group_of: Sequence[int],
     users: dict[int, list[int]],
     outside: set[int],
-) -> tuple[list[CaptureSegment], dict[int, str]]:
+) -> tuple[list[range], dict[int, str]]:
     """Cut the commands into the longest segments; say of each other command why it is out."""
-    found: list[CaptureSegment] = []
+    found: list[range] = []
     reasons: dict[int, str] = {}
-    start, device = 0, -1
+    start, group = 0, -1
     recorded: set[int] = set()
 
     def close(stop: int) -> None:
-        nonlocal device
-        if device >= 0 and _weight(commands[start:stop]) >= WORTH:
-            counts = Counter(c.stream for c in commands[start:stop])
-            streams = tuple(s for s, _ in counts.most_common())
-            found.append(CaptureSegment(start, stop, device, streams))
-        elif device >= 0:
+        nonlocal group
+        if group >= 0 and _weight(commands[start:stop]) >= WORTH:
+            found.append(range(start, stop))
+        elif group >= 0:
             for number in range(start, stop):
                 reasons[number] = "too little for a graph"
-        device = -1
+        group = -1
         recorded.clear()
 
     for number, command in enumerate(commands):
         # Events of a segment on another device are recorded outside.
-        known = recorded if device_of[command.stream] == device else set()
-        reason = _refusal(number, command, device_of, able, known, outside)
+        known = recorded if group_of[command.stream] == group else set()
+        reason = _refusal(number, command, group_of, known, outside)
         if reason:
             close(number)
             reasons[number] = reason
             continue
-        if device_of[command.stream] != device:
+        if group_of[command.stream] != group:
             close(number)
-            start, device = number, device_of[command.stream]
+            start, group = number, group_of[command.stream]
         recorded.update(command.effects.records)
     close(len(commands))
     return found, reasons
@@ -152,19 +175,20 @@ def _cut(
 def _refusal(
     number: int,
     command: Command,
-    device_of: Sequence[int],
-    able: set[int],
+    group_of: Sequence[int],
     recorded: set[int],
     outside: set[int],
 ) -> str:
     """Return why a command cannot be in a segment, or an empty text."""
-    if device_of[command.stream] not in able:
+    if group_of[command.stream] < 0:
         return "its device offers no capture"
     effects = command.effects
     if effects.blocks_host:
         return "the host waits"
+    if effects.host_writes:
+        return "the host waits for another machine"
     if effects.host_reads:
-        return "the host reads which rows to copy"
+        return "the host reads bytes while it enqueues"
     for event in effects.waits:
         if event not in recorded:
             return f"it waits for {show('event', event)}, which is recorded outside"
@@ -174,15 +198,15 @@ def _refusal(
 
 
 def _used_outside(
-    commands: Sequence[Command], users: dict[int, list[int]], segments: Collection[CaptureSegment]
+    commands: Sequence[Command], users: dict[int, list[int]], segments: Collection[range]
 ) -> set[int]:
     """Return the records within segments whose event is used outside of them."""
     return {
         number
-        for s in segments
-        for number in range(s.start, s.stop)
+        for inside in segments
+        for number in inside
         for event in commands[number].effects.records
-        if not all(s.start <= user < s.stop for user in users.get(event, ()))
+        if not all(user in inside for user in users.get(event, ()))
     }
 
 
@@ -191,17 +215,26 @@ def _weight(commands: Sequence[Command]) -> int:
 
 
 def _result(
-    commands: Sequence[Command], found: Sequence[CaptureSegment], reasons: dict[int, str]
+    commands: Sequence[Command],
+    device_of: Sequence[int],
+    found: Sequence[range],
+    reasons: dict[int, str],
 ) -> CapturePlan:
     eager = {commands[number].stream for number in reasons}
     origins: dict[int, set[int]] = {}
-    for s in found:
-        for stream in s.streams:
-            origins.setdefault(stream, set()).add(s.streams[0])
+    used = []
+    for inside in found:
+        counts = Counter(commands[number].stream for number in inside)
+        # The origin need not be tied, so it is one that has commands elsewhere, if one has.
+        own = sorted(counts, key=lambda s: (s not in eager, -counts[s]))
+        used.append(own)
+        for stream in own:
+            origins.setdefault(stream, set()).add(own[0])
     segments = []
-    for s in found:
-        tied = tuple(t for t in s.streams[1:] if t in eager or len(origins[t]) > 1)
-        segments.append(CaptureSegment(s.start, s.stop, s.device, s.streams, tied))
+    for inside, (origin, *others) in zip(found, used, strict=True):
+        tied = tuple(t for t in others if t in eager or len(origins[t]) > 1)
+        streams = (origin, *others)
+        segments.append(CaptureSegment(inside.start, inside.stop, device_of[origin], streams, tied))
     obstacles: list[Obstacle] = []
     for number, reason in sorted(reasons.items()):
         last = obstacles[-1] if obstacles else None

@@ -25,7 +25,6 @@ from ggsched.ir.tensor import Role
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import (
     Barrier,
-    Command,
     Copy,
     CopyRows,
     Download,
@@ -36,8 +35,10 @@ from ggsched.plan.command import (
     Upload,
     Wait,
 )
+from ggsched.plan.parts import PartCommand, Receive, Send
 from ggsched.run.capture import CapturedRun, captured_run, renew_run
 from ggsched.run.expert_binding import ExpertBinding
+from ggsched.run.network import Network
 from ggsched.run.resources import Resources
 from ggsched.trace.commands import ids_label
 from ggsched.trace.recorder import Recorder
@@ -58,6 +59,7 @@ class Executor:
         recorder: Recorder | None = None,
         watch: Callable[[HostMemory], None] | None = None,
         captures: bool = False,
+        network: Network | None = None,
     ) -> None:
         """Bind a plan.
 
@@ -70,8 +72,10 @@ class Executor:
             watch: Told what the host reads in the middle of a run: the ids of rows.
             captures: Whether commands on devices that offer capture become graphs, from the second
                 run on. Not where each of them is reported.
+            network: Carries what a part of a plan sends and receives.
         """
         self.plan = plan
+        self._network = network
         self._graph = graph
         self._timeout_s = timeout_s
         self._events: dict[int, Event] = {}
@@ -229,18 +233,20 @@ class Executor:
         """
         command = self.plan.commands[number]
         kind = type(command).__name__
-        error.add_note(f"at {show('command', number)} {kind} on {show('stream', command.stream)}")
+        error.add_note(
+            f"at {show('command', command.id)} {kind} on {show('stream', command.stream)}"
+        )
         if isinstance(error, SyncTimeout):
             return
         for failure in self._resources.store.drain():
             if str(failure) != str(error):
                 error.add_note(f"then, draining: {failure}")
 
-    def _bind(self, command: Command) -> Call:
+    def _bind(self, command: PartCommand) -> Call:
         """Return a call that enqueues the command."""
         return _HANDLERS[type(command)](self, command)
 
-    def _stream(self, command: Command) -> Stream:
+    def _stream(self, command: PartCommand) -> Stream:
         return self._resources.streams[command.stream]
 
     def _upload(self, c: Upload) -> Call:
@@ -300,6 +306,19 @@ class Executor:
             return partial(wait, self._stream(c).sync)
         return lambda: wait(events[number].sync)
 
+    def _send(self, c: Send) -> Call:
+        source = self._resources.host_bytes(c.src).toreadonly()
+        return partial(self._messages(c).send, c.machine, c.tag, source)
+
+    def _receive(self, c: Receive) -> Call:
+        target = self._resources.host_bytes(c.dst)
+        return partial(self._messages(c).receive, c.machine, c.tag, target)
+
+    def _messages(self, command: Send | Receive) -> Network:
+        if self._network is None:
+            raise UsageError("a part of a plan needs a network", where=command.text)
+        return self._network
+
     def _await(self, sync: Callable[[float], None]) -> None:
         """Wait as long as anything of the run progresses."""
         try:
@@ -329,7 +348,7 @@ class Executor:
             self._recorder.add(self._recorder.host_work(ids_label(copies), [memory]))
 
 
-_HANDLERS: Final[Mapping[type[Command], Callable[[Executor, Any], Call]]] = {
+_HANDLERS: Final[Mapping[type[PartCommand], Callable[[Executor, Any], Call]]] = {
     Upload: Executor._upload,
     Download: Executor._download,
     Copy: Executor._copy,
@@ -340,6 +359,8 @@ _HANDLERS: Final[Mapping[type[Command], Callable[[Executor, Any], Call]]] = {
     Wait: Executor._wait,
     Barrier: Executor._barrier,
     HostSync: Executor._host_sync,
+    Send: Executor._send,
+    Receive: Executor._receive,
 }
 """How each command is enqueued."""
 

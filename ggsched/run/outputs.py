@@ -48,7 +48,7 @@ class Outputs(dict[int, np.ndarray]):
         if isinstance(key, Tensor):
             own = self._graph.tensors[key.id] if key.id in self else None
             if own is None or own != replace(key, name=own.name):  # ``build`` may have named it
-                raise UsageError(f"{key.name!r} is no output", where=self._graph.name)
+                raise UsageError(f"{key.name!r} is not an output", where=self._graph.name)
             key = key.id
         return super().__getitem__(key)
 

@@ -20,7 +20,7 @@ def close_all(things: Iterable[_Closable]) -> None:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as failure:  # the others must be closed all the same
-            error = told(thing, failure)
+            error = as_fault(thing, failure)
             if first is None:
                 first = error
             else:
@@ -29,8 +29,8 @@ def close_all(things: Iterable[_Closable]) -> None:
         raise first
 
 
-def told(thing: object, failure: BaseException) -> BaseException:
-    """Return a failure to close something; what a plug-in's object raises is told as its fault."""
+def as_fault(thing: object, failure: BaseException) -> BaseException:
+    """Return a failure to close something; of a plug-in's object, as its fault."""
     device = getattr(thing, "device", thing)
     if isinstance(failure, GgschedError) or not hasattr(device, "facts"):
         return failure

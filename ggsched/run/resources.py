@@ -1,16 +1,19 @@
 """Resources of one plan: its arenas, host memory, and compiled segments.
 
+Of devices that are elsewhere (``PaperDevice``), in a part of a plan, nothing is made.
+
 Made in this order: arenas, host memory, programs. Released in the reverse order, after the streams
 have been drained (BUF-2).
 """
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ggsched.backend.chosen_rows import ChosenRows
+from ggsched.backend.offline_device import PaperDevice, PaperStream
 from ggsched.backend.page_lock import PageLock, lock_pages
 from ggsched.backend.plugin_calls import name_of, plugin_call
 from ggsched.backend.plugins import REPORT
@@ -91,6 +94,8 @@ class Resources:
             for arena in plan.memory.arenas:
                 if arena.device == HOST:
                     host[arena.id] = _host_memory(_pinned_by(plan, store.devices), arena.nbytes)
+                elif isinstance(store.devices[arena.device], PaperDevice):
+                    continue
                 elif arena.kind == "compute":
                     buffers[arena.id] = self._own_arena(arena, store.devices, copiers)
                 else:
@@ -165,8 +170,12 @@ def _host_memory(device: Device, nbytes: int) -> HostMemory:
 def _streams(plan: Plan, store: TensorStore) -> list[Stream]:
     """Return a live stream for each stream of the plan."""
     used: dict[int, int] = {}
-    streams = []
+    streams: list[Stream] = []
     for spec in plan.streams.streams:
+        device = store.devices[spec.device]
+        if isinstance(device, PaperDevice):
+            streams.append(cast(Stream, PaperStream(device)))
+            continue
         index = used.get(spec.device, 0)
         used[spec.device] = index + 1
         streams.append(store.stream(spec.device, index))
@@ -200,7 +209,8 @@ def _copiers(plan: Plan) -> dict[int, int]:
 
 def _pinned_by(plan: Plan, devices: Sequence[Device]) -> Device:
     """Return the device whose host memory is used: one that has to copy over a bus, if any."""
-    used = [devices[s.device] for s in plan.streams.streams] or list(devices)
+    here = [d for d in devices if not isinstance(d, PaperDevice)]
+    used = [d for s in plan.streams.streams if (d := devices[s.device]) in here] or here
     return next((d for d in used if not d.facts.is_host), used[0])
 
 

@@ -55,6 +55,22 @@ _PLAN_RULES: Final[tuple[Callable[[Plan, Sequence[Effects]], list[Finding]], ...
 """Rules about what only a plan says of its commands."""
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep the cyclic garbage collector from walking plan and maps, which have no cycles.
+
+    As a decorator it outlasts the locals of the function, so that the collector finds them gone.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_collector_paused()
 def check_plan(
     plan: Plan,
     *,
@@ -79,24 +95,23 @@ def check_plan(
         graph: The graph that the plan is of. With it each step is compared with its node: access
             modes, bytes of each operand, outputs.
     """
-    with _collector_paused():
-        effects = [command.effects for command in plan.commands]
-        findings, outside = find_unknown(plan, effects)
-        hints: tuple[Finding, ...] = ()
-        if not findings:  # nothing can be said about a plan that names what is not there
-            stream = from_plan(plan, effects, runs)
-            findings = outside + find_unfaithful(plan, effects, stream)
-            for rule in _STREAM_RULES:
-                findings += rule(stream)
-            findings += find_wrong_content(stream)
-            findings += find_wrong_slots(plan)
-            for plan_rule in _PLAN_RULES:
-                findings += plan_rule(plan, effects)
-            if graph is not None:
-                findings += find_departures(plan, effects, graph)
-            if advice and not findings:
-                hints = advise(stream)
-        return Report(plan.name, len(plan.commands), runs, tuple(findings), hints)
+    effects = [command.effects for command in plan.commands]
+    findings, outside = find_unknown(plan, effects)
+    hints: tuple[Finding, ...] = ()
+    if not findings:  # nothing can be said about a plan that names what is not there
+        stream = from_plan(plan, effects, runs)
+        findings = outside + find_unfaithful(plan, effects, stream)
+        for rule in _STREAM_RULES:
+            findings += rule(stream)
+        findings += find_wrong_content(stream)
+        findings += find_wrong_slots(plan)
+        for plan_rule in _PLAN_RULES:
+            findings += plan_rule(plan, effects)
+        if graph is not None:
+            findings += find_departures(plan, effects, graph)
+        if advice and not findings:
+            hints = advise(stream)
+    return Report(plan.name, len(plan.commands), runs, tuple(findings), hints)
 
 
 def check_trace(trace: Trace, *, advice: bool = False) -> Report:
@@ -123,15 +138,3 @@ def check_trace(trace: Trace, *, advice: bool = False) -> Report:
         if advice and not findings:
             hints = advise(stream)
     return Report(trace.name, len(trace.entries), 0, tuple(findings), hints)
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep the cyclic garbage collector from walking plan and maps, which have no cycles."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

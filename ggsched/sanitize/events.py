@@ -114,7 +114,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
         source: Where it comes from: the number of the command or of the record, or below zero
             what the host does around a run.
         kind: What it is.
-        actor: Who does it, an index in ``EventStream.actors``.
+        actor: The stream or host thread that does it, an index in ``EventStream.actors``.
         by: The host thread that enqueued it.
         is_copy: Whether it is a copy, which some streams do not keep in order with launches.
         is_partial: Whether it may leave some of what it writes as it was.

@@ -123,7 +123,7 @@ def _alike(advice: Sequence[Finding]) -> list[list[Finding]]:
 
 
 def _advice_lines(group: Sequence[Finding]) -> list[str]:
-    """Return advice that is the same for several commands, said once."""
+    """Return advice, merged where it is the same for several commands."""
     first, *others = group
     if not others:
         return [first.to_text()]

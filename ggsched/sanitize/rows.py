@@ -1,6 +1,6 @@
 """Rows: is what was chosen by ids read by the same ids, and by nothing else?
 
-A copy of rows leaves the other rows of its destination undefined. Who reads the destination may
+A copy of rows leaves the other rows of its destination undefined. A reader of the destination may
 take rows of it only, by ids of which the host knew the same version. For the order of accesses a
 copy of rows counts as reading all of its source and writing all of its destination.
 """

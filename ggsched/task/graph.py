@@ -131,7 +131,9 @@ class TaskGraph:
             raise GraphError("a run needs at least one output", where=self.name)
         for slot in slots:
             if slot not in self.tasks:
-                raise GraphError("an input is no output of a run", where=self._values[slot].name)
+                raise GraphError(
+                    "an input cannot be an output of a run", where=self._values[slot].name
+                )
         known = self._lowered.get(slots)
         if known is not None:
             return known
@@ -179,7 +181,7 @@ class TaskGraph:
 
     def _slot(self, value: Value) -> int:
         if not _is(value):
-            raise GraphError(f"{value!r} is no value of a task graph", where=self.name)
+            raise GraphError(f"{value!r} is not a value of a task graph", where=self.name)
         if value.slot >= len(self._values) or self._values[value.slot] is not value:
             raise GraphError(f"{value.name!r} belongs to another graph", where=self.name)
         return value.slot

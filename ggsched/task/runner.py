@@ -52,7 +52,7 @@ class TaskRunner:
             speeds: By kind, how many times as fast as ``cost`` says its workers are. Default: 1.
             settings: From the environment where not given, apart from the timeout: tasks may take
                 as long as they like.
-            recorder: Writes down all that the workers are told, for timelines.
+            recorder: Records every call on the workers, for timelines.
 
         Raises:
             UsageError: no workers, or kinds or speeds that make no sense.
@@ -98,7 +98,7 @@ class TaskRunner:
             TaskFailed: a task raised; what it raised is the cause. Tasks that had not begun were
                 left out. What is no ``Exception``, such as ``SystemExit``, is raised as it is.
             TaskCancelled: ``cancel`` was called.
-            GraphError: values that are no outputs of the graph.
+            GraphError: values that are not outputs of the graph.
             PlanError: no worker is of the kind of a task.
             UsageError: inputs that are missing or unknown, or another thread is in a run.
         """

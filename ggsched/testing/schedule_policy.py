@@ -31,7 +31,7 @@ class Option(NamedTuple):
     """A step that may happen now.
 
     Attributes:
-        actor: Who does it; the same name in every execution of the program.
+        actor: The thread that does it; the same name in every execution of the program.
         label: What it is, for people.
         causes: Moments without which it could not happen now.
         needed: Whether the host, where it is blocked, waits for it.

@@ -7,7 +7,7 @@ page, the probe, the simulator's configuration, random topologies and the kit's 
 """
 
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
@@ -59,6 +59,10 @@ class Capability:
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
 
+HOST_PROCESSOR: Final = "host"
+"""``DeviceFacts.processor`` of devices that compute on the cores of the host."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
     """Facts about a device: who it is, and its capabilities.
@@ -69,12 +73,15 @@ class DeviceFacts:
         name: As on the command line, e.g. ``"opencl:0"``.
         backend: Name of the plug-in, e.g. ``"opencl"``.
         description: For people, e.g. the name of the processor.
+        processor: Name of the processor that computes, e.g. ``"host"``; devices of one name take
+            turns on its cores, which predictions count. "" for one of the device's own.
     """
 
     name: str
     backend: str
     memory_nbytes: Annotated[int, Capability("Total memory", ("TRU-1", "BUF-1"))]
     description: str = ""
+    processor: str = ""
     kind: Annotated[
         Literal["cpu", "gpu", "accelerator"],
         Capability(
@@ -182,7 +189,7 @@ class DeviceFacts:
         Capability(
             "Launches may read buffers of other devices of the same backend that declare it too; "
             "otherwise bytes of another device are copied first",
-            ("COL-1", "COL-2", "COL-3"),
+            ("COL-1", "COL-2", "COL-3", "COL-4"),
             needs={"undeclared reads": (False, "it reads buffers of other devices")},
             shown={True: "reads peers"},
         ),
@@ -225,6 +232,15 @@ class DeviceFacts:
             )
         if self.max_streams < 1:
             raise UsageError("a device needs at least one stream", where=self.name)
+
+
+def processors(devices: Sequence[DeviceFacts]) -> tuple[int, ...]:
+    """Return for each device the first one that computes on the same processor."""
+    first: dict[str, int] = {}
+    return tuple(
+        first.setdefault(facts.processor, i) if facts.processor else i
+        for i, facts in enumerate(devices)
+    )
 
 
 def reads_peer(reader: DeviceFacts, owner: DeviceFacts) -> bool:

@@ -19,6 +19,8 @@ _IDENTITY: Final = {
     "name": "As on the command line, e.g. `opencl:0`",
     "backend": "Name of the plug-in",
     "description": "For people, e.g. the name of the processor",
+    "processor": "Name of the processor that computes, e.g. `host`; devices of one name take turns "
+    "on its cores, which predictions count. Empty for one of the device's own",
 }
 
 

@@ -1,4 +1,4 @@
-"""Arrows of a timeline: from what an event stands for to who waits, from a copy to who reads."""
+"""Arrows of a timeline: from recorded work to waits, from copies to their readers."""
 
 from functools import cache
 from typing import Literal, NamedTuple

@@ -1,4 +1,4 @@
-"""Who is to blame for an idle moment of a device; see ``ggsched.trace.utilization``."""
+"""What an idle moment of a device is attributed to; see ``ggsched.trace.utilization``."""
 
 from bisect import bisect_right
 from collections import defaultdict

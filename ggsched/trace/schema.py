@@ -63,7 +63,7 @@ class Work(msgspec.Struct, frozen=True, tag="work", omit_defaults=True, gc=False
     """A piece of work that touches memory: a launch, a copy, or an access of the host itself.
 
     Attributes:
-        actor: Who does it.
+        actor: The actor that does it.
         by: The host thread that enqueued it.
         label: What it is, for people.
         reads: Bytes that it reads.

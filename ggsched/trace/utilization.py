@@ -22,6 +22,9 @@ from ggsched.plan.bundle import Plan
 from ggsched.trace.idle_attribution import Blame, Cause, Charge
 from ggsched.trace.timeline import COPIES, Span, Timeline
 
+MOST_VISITS: Final = 2
+"""A stage of a pipeline is visited once by each micro-batch, or twice where the host is one too."""
+
 CAUSES: Final[tuple[Cause, ...]] = ("copy", "peer", "host", "done")
 
 
@@ -69,11 +72,13 @@ class PeerReads(msgspec.Struct, frozen=True):
         path: As ``"cpu:0->cpu:1"``: from the owner to the reader.
         nbytes: Bytes.
         launches: Number of launches.
+        seconds: Time of the launches, what they compute besides included.
     """
 
     path: str
     nbytes: int
     launches: int
+    seconds: float = 0.0
 
 
 class PathAccount(msgspec.Struct, frozen=True):
@@ -119,7 +124,8 @@ class Account(msgspec.Struct, frozen=True):
         batches: Micro-batches of each batch: of runs that were in flight together, of which one
             plan may join several (see ``ggsched.ir.join``). A run that begins when the host has
             the outputs of the one before, as in decoding, begins another batch.
-        stages: Devices that compute.
+        stages: Devices that compute, one behind the other; 1 where micro-batches come back to them
+            again and again, as to devices that share layers.
         devices: A part for each device that did anything, in order of their streams.
         paths: Bytes by path, most first.
         host_syncs: How often the host waited.
@@ -190,7 +196,8 @@ def account(timeline: Timeline) -> Account:
     names = dict.fromkeys(track.device for track in timeline.tracks if track.id in used)
     between = _between(timeline, start, end)
     devices = tuple(_device(blame, name, start, end, between) for name in names if name)
-    stages = sum(d.busy_s > 0 for d in devices)
+    computing = sum(d.busy_s > 0 for d in devices)
+    stages = min(computing, 1) if _is_shared(timeline) else computing
     busy = sum(d.busy_s for d in devices)
     syncs = [s for s in spans if s.kind == "sync"]
     batches = _batches(timeline)
@@ -206,12 +213,22 @@ def account(timeline: Timeline) -> Account:
         len(syncs),
         sum(s.end_s - s.start_s for s in syncs),
         sum(s.kind not in ("sync", "host") for s in spans),
-        1.0 - busy / (stages * (end - start)) if stages and end > start else 0.0,
+        1.0 - busy / (computing * (end - start)) if computing and end > start else 0.0,
         ideal_bubble(stages, batches),
         _ops(timeline, spans),
         any(s.is_estimated for s in spans),
         _peer_reads(timeline, spans),
     )
+
+
+def _is_shared(timeline: Timeline) -> bool:
+    """Whether a micro-batch comes back to a device again and again, in one plan at least."""
+    for plan in timeline.plans:
+        splits = plan.splits.splits
+        visits = len({s.device for s in splits}) * micro_batches(plan)
+        if len(splits) > MOST_VISITS * visits:
+            return True
+    return False
 
 
 def _batches(timeline: Timeline) -> tuple[int, ...]:
@@ -304,13 +321,15 @@ def _overlap(charge: Charge, between: Sequence[tuple[float, float]]) -> float:
 def _peer_reads(timeline: Timeline, spans: Sequence[Span]) -> tuple[PeerReads, ...]:
     nbytes: Counter[str] = Counter()
     launches: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     for span in spans:
         for peer, count in span.peers:
             path = f"{peer}->{timeline.tracks[span.track].device}"
             nbytes[path] += count
             launches[path] += 1
+            seconds[path] += span.end_s - span.start_s
     ranked = sorted(nbytes, key=lambda p: (-nbytes[p], p))
-    return tuple(PeerReads(p, nbytes[p], launches[p]) for p in ranked)
+    return tuple(PeerReads(p, nbytes[p], launches[p], seconds[p]) for p in ranked)
 
 
 def _paths(spans: Sequence[Span]) -> tuple[PathAccount, ...]:

@@ -302,7 +302,7 @@ def test_errors_of_the_device_have_a_story(device):
     assert caught.value.details[-1].endswith(f"cpu:0.allocate({1 << 60})")
 
 
-def test_every_call_is_told():
+def test_every_call_is_reported():
     noted = []
     (device,) = checked([CpuDevice(0)], on_call=noted.append)
     stream, buffer = device.create_stream(), device.allocate(4)

@@ -344,7 +344,7 @@ class TestOpenAll:
         devices = open_devices(allow=["cpu", "gpu"], entry_points=[point(good("gpu")), point(cpu)])
         assert [d.facts.name for d in devices] == ["cpu:0", "gpu:0"]
 
-    def test_what_cannot_be_used_is_told(self):
+    def test_what_cannot_be_used_is_reported(self):
         entry_points = [
             raising("bad", RuntimeError("boom")),
             point(good("some", count=2, failing={1: BackendUnavailable("taken")})),

@@ -208,12 +208,12 @@ def install(fake, monkeypatch):
 
 def fake_gpu():
     """Return a GPU of the fake driver."""
-    from ggsched_cuda.cuda_context import CudaContext
+    from ggsched_cuda.cuda_context import CudaContext, EnqueuedWork
     from ggsched_cuda.driver import DeviceInfo
     from ggsched_cuda.pinned import PinnedMemory
 
     found = DeviceInfo(0, "fake", 90, 80 << 30, 13000, 132, 232448)
-    return CudaContext(found, (), PinnedMemory())
+    return CudaContext(found, (), PinnedMemory(), EnqueuedWork())
 
 
 def fake_program(stream, kernels):

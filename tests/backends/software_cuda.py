@@ -32,6 +32,7 @@ class Launch(NamedTuple):
     shared: int
     stream: int
     cluster: int = 1
+    early: bool = False
 
 
 class SoftwareDriver:
@@ -41,15 +42,19 @@ class SoftwareDriver:
         kernels: Returns what runs a kernel of a source.
         seed: Of what streams choose.
         arch: Compute capability; from 90 on kernels are fed and work in clusters.
+        apart: Pairs of (GPU, another one whose memory it cannot access), of ``gpus``.
+        gpus: How many there are.
     """
 
-    def __init__(self, kernels, seed=0, arch=80):
+    def __init__(self, kernels, seed=0, arch=80, *, gpus=1, apart=()):
+        self._gpus, self._apart, self._here = gpus, frozenset(apart), threading.local()
         self._kernels, self._random, self._arch = kernels, random.Random(seed), arch
         self._lock = threading.RLock()
         self._numbers = iter(range(1, 1 << 40))
         self._streams, self._events, self._graphs, self._functions = {}, {}, {}, {}
+        self._event_gpus = {}
         self.counts = Counter()  # of what streams were given
-        self._memory, self._pinned, self._used = {}, [], 0
+        self._memory, self._owners, self._pinned, self._used = {}, {}, [], 0
 
     # --- GPUs ---------------------------------------------------------------------------------
 
@@ -57,24 +62,33 @@ class SoftwareDriver:
         from ggsched_cuda.driver import DeviceInfo
 
         shared_nbytes = 232448 if self._arch >= 90 else 166912
-        return (
-            DeviceInfo(0, "software", self._arch, MEMORY_NBYTES, 13000, PROCESSORS, shared_nbytes),
-        )
+        facts = "software", self._arch, MEMORY_NBYTES, 13000, PROCESSORS, shared_nbytes
+        return tuple(DeviceInfo(i, *facts) for i in range(self._gpus))
 
     def context_of(self, ordinal):
-        return "context"
+        return ordinal
 
     def enter(self, context):
-        pass
+        self._here.gpu = context
 
     def can_reach(self, ordinal, other):
-        return True
+        return (ordinal, other) not in self._apart
+
+    def check_access(self, stream, values):
+        """Check that a stream's GPU can access the memory that 8 bytes are an address in."""
+        gpu = self._streams[stream].gpu
+        with self._lock:
+            for value in values:
+                address = int.from_bytes(value, "little") if len(value) == 8 else 0
+                for start, (owner, peers) in self._owners.items():
+                    if start <= address < start + self._memory[start].nbytes - 256:
+                        assert gpu in (owner, *peers), f"GPU {gpu} cannot access GPU {owner}"
 
     # --- memory --------------------------------------------------------------------------------
 
     def make_pool(self, ordinal, peers):
         self.counts["pools"] += 1
-        return "pool"
+        return ordinal, peers
 
     def trim_pool(self, pool):
         self.counts["trims"] += 1
@@ -87,7 +101,7 @@ class SoftwareDriver:
                 raise OutOfDeviceMemory(f"asked for {nbytes} bytes")
             room = np.full(nbytes + 256, self._random.randrange(256), np.uint8)
             address = -(-room.ctypes.data // 256) * 256
-            self._memory[address] = room
+            self._memory[address], self._owners[address] = room, pool
             self._used += nbytes
             return address
 
@@ -95,6 +109,7 @@ class SoftwareDriver:
         def free():
             with self._lock:
                 room = self._memory.pop(address)
+                del self._owners[address]
                 self._used -= room.nbytes - 256
                 room[:] = 0xA5
 
@@ -117,6 +132,7 @@ class SoftwareDriver:
     def make_stream(self):
         number = next(self._numbers)
         self._streams[number] = Stream(f"software stream {number}", self._random.random())
+        self._streams[number].gpu = self._here.gpu
         return number
 
     def close_stream(self, stream):
@@ -130,9 +146,10 @@ class SoftwareDriver:
 
     def give(self, stream, kind, work):
         queue = self._streams[stream]
+        assert self._here.gpu == queue.gpu, "another GPU's context is current"
         self.counts[kind] += 1
         if queue.recording is None:
-            queue.put(work)
+            queue.put(work, 4 if kind == "host" else 1)
         else:
             queue.recording.add(queue, kind, work)
 
@@ -143,6 +160,7 @@ class SoftwareDriver:
         self.give(stream, "copy", lambda: ctypes.memmove(target, address, nbytes))
 
     def enqueue_copy(self, to, address, nbytes, stream):
+        self.check_access(stream, [p.to_bytes(8, "little") for p in (to, address)])
         self.give(stream, "copy", lambda: ctypes.memmove(to, address, nbytes))
 
     def enqueue_fill(self, address, nbytes, pattern, stream):
@@ -156,7 +174,7 @@ class SoftwareDriver:
 
     def make_event(self):
         number = next(self._numbers)
-        self._events[number] = DONE
+        self._events[number], self._event_gpus[number] = DONE, self._here.gpu
         return number
 
     def make_timed_event(self):
@@ -164,6 +182,7 @@ class SoftwareDriver:
 
     def record_event(self, event, stream):
         queue = self._streams[stream]
+        assert self._event_gpus[event] == queue.gpu, "the event is another GPU's"
         if queue.recording is None:
             mark = Completion()
             queue.put(mark.end)
@@ -208,7 +227,7 @@ class SoftwareDriver:
         return self._launch(function, params, Launch((gx, gy, gz), bx, shared, stream))
 
     def launch_config(self, grid, lanes, shared_nbytes, stream, *, early=False, cluster=1):
-        return Launch(grid, lanes, shared_nbytes, stream, cluster)
+        return Launch(grid, lanes, shared_nbytes, stream, cluster, early)
 
     def launch_configured(self, config, function, params, extra):
         return self._launch(function, params, config)
@@ -216,6 +235,11 @@ class SoftwareDriver:
     def _launch(self, function, params, launch):
         kernel = self._functions[function]
         taken = kernel.taken(params)
+        self.check_access(launch.stream, [v for v in taken if isinstance(v, bytes)])
+
+        queue = self._streams[launch.stream]
+        behind = queue.recording.last.get(queue, ()) if launch.early and queue.recording else ()
+        assert all(node.gpu == queue.gpu for node in behind), "early, behind another GPU's kernel"
 
         def run():
             with self._lock:
@@ -242,6 +266,9 @@ class SoftwareDriver:
             other.recording = None
         self._graphs[number] = recording.nodes
         return number
+
+    def load_kernels(self, graph):
+        self.counts["loaded"] += len(self._graphs[graph])
 
     def count_nodes(self, graph):
         return len(self._graphs[graph])

@@ -98,13 +98,13 @@ def kernels_on_host(runner):
 
 
 @contextmanager
-def in_software(runner, seed=0, arch=80):
-    """Let the plug-in find a GPU in software, whose kernels somebody compiles and runs."""
+def in_software(runner, seed=0, arch=80, **gpus):
+    """Let the plug-in find GPUs in software, whose kernels somebody compiles and runs."""
     from ggsched_cuda.programs import ProgramCache
     from ggsched_cuda_kernels.blas import driver as blas
     from tests.backends.software_cuda import SoftwareDriver
 
-    made, patch = SoftwareDriver(kernels_on_host(runner), seed, arch), pytest.MonkeyPatch()
+    made, patch = SoftwareDriver(kernels_on_host(runner), seed, arch, **gpus), pytest.MonkeyPatch()
     install(made, patch)
     patch.setattr(ProgramCache, "function", lambda *a, **more: made.function(*a, **more))
     cublas = SoftwareBlas(made)

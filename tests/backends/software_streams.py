@@ -6,6 +6,9 @@ import time
 from collections import deque
 
 DAWDLE_S = 2e-4
+PLACES = 1000
+"""Of the queue. A card blocks whoever enqueues more: it took 256 held launches, and blocked before
+200 uploads, of which each is a call of the host and a copy."""
 
 
 class Completion:
@@ -28,7 +31,7 @@ class Node:
     """A command of a graph, and those that it stands behind."""
 
     def __init__(self, kind, work, behind):
-        self.kind, self.work, self.behind = kind, work, tuple(behind)
+        self.kind, self.work, self.behind, self.gpu = kind, work, tuple(behind), None
 
 
 class Recording:
@@ -39,6 +42,7 @@ class Recording:
 
     def add(self, stream, kind, work):
         node = Node(kind, work, self.last[stream])
+        node.gpu = stream.gpu
         self.nodes.append(node)
         self.last[stream] = (node,)
 
@@ -51,20 +55,23 @@ class Stream:
         self.newest = DONE
         self.recording = None
         self._commands, self._more = deque(), threading.Condition()
+        self._taken = 0
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, work):
+    def put(self, work, places=1):
         with self._more:
+            self._more.wait_for(lambda: self._taken + places <= PLACES)
+            self._taken += places
             self.newest = Completion()
-            self._commands.append((work, self.newest))
-            self._more.notify()
+            self._commands.append((work, self.newest, places))
+            self._more.notify_all()
 
     def close(self):
         with self._more:
             self._is_over = True
-            self._more.notify()
+            self._more.notify_all()
 
     def _run(self):
         while True:
@@ -72,9 +79,12 @@ class Stream:
                 self._more.wait_for(lambda: self._commands or self._is_over)
                 if not self._commands:
                     return
-                work, completion = self._commands.popleft()
+                work, completion, places = self._commands.popleft()
             if self.random.random() < 0.25:
                 time.sleep(self.random.random() * DAWDLE_S)
             work()
             del work
             completion.end()
+            with self._more:
+                self._taken -= places
+                self._more.notify_all()

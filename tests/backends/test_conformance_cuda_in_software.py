@@ -89,3 +89,22 @@ def test_mutants_are_rejected(driver, monkeypatch, mutant):
 def test_streams_are_held(kit):
     for need in ("latch", "fault", "pair", "capture", "update", "launch"):
         assert not kit.lacks(need), need
+
+
+ROUNDED = ("lch3_attention", "lch3_mul_mat", "lch6_", "lch7_mul_mat", "lch7_every_pattern")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 90])
+def test_arithmetic_with_rounded_activations(compiled_kernels, monkeypatch, arch):
+    """Products, attention and groups keep LCH-3, LCH-6 and LCH-7 where activations are rounded."""
+    from ggsched_cuda.harness import CudaHarness
+
+    monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
+    with in_software(Runner(compiled_kernels), arch, arch=arch):
+        own = CudaHarness()
+        harness = adapted(Harness("cuda", own.open, timeout_s=2 * PATIENCE_S), own)
+        kit = ConformanceRunner(harness, max_examples=EXAMPLES)
+        for case in all_cases():
+            if case.name.startswith(ROUNDED):
+                assert (result := kit.run(case)).verdict == "pass", f"{case.name}: {result.reason}"

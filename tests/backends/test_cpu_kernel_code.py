@@ -66,6 +66,7 @@ def test_families_for_other_processors(name, family):
         (AVX512_BF16, "gemm_bf16_bf16", r"vdpbf16ps\s.*%zmm"),
         (AVX512_BF16, "panels_bf16", r"vcvtneps2bf16\s"),
         (AVX512, "attention_f16", r"vcvtph2ps\s.*%zmm"),
+        (AVX512, "attention_blocks_q8_0", r"vfmadd\d+ps\s.*%zmm"),
         (AARCH64, "gemv_f16_f32", r"fmla\s+v\d+\.4s"),
         (PLAIN_ARM, "gemv_q8_0_int8", r"mla\s+v\d+\.4s|smlal"),
     ],

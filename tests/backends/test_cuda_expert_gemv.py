@@ -1,4 +1,4 @@
-"""Which products with the weights of chosen experts become calls whose weights are fed."""
+"""Which products with the weights of chosen experts become warp-specialised calls."""
 
 from dataclasses import replace
 
@@ -46,11 +46,13 @@ def experts(form, tokens=1, used=4, extents=(64, 64), dtype=MXFP4):
 def test_experts(form, gate):
     for tokens, used in ((1, 4), (2, 4), (1, 1), (33, 4)):
         (call,) = lowered(experts(form, tokens, used))
-        assert call.kernel == "fed_experts"
+        assert call.kernel == "warp_specialized_experts"
         assert (defines(call)["GATED"], defines(call)["CONSTANT_W"]) == (gate, "0")
         pairs = tokens * used
         assert call.groups == (pairs * min(132 // pairs, 64), 1, 1)
-    assert "fed_experts" not in kernels(experts(form, 34, 4)), "more pairs than multiprocessors"
+    assert "warp_specialized_experts" not in kernels(experts(form, 34, 4)), (
+        "more pairs than multiprocessors"
+    )
 
 
 def test_experts_that_are_chosen_by_other_ids():
@@ -58,7 +60,7 @@ def test_experts_that_are_chosen_by_other_ids():
     other = replace(nodes[0].inputs[2], buffer=Memory(16))
     for k in (1, 2, 3):
         changed = replace(nodes[k], inputs=(*nodes[k].inputs[:2], other))
-        assert kernels([*nodes[:k], changed, *nodes[k + 1 :]])[-1] != "fed_experts"
+        assert kernels([*nodes[:k], changed, *nodes[k + 1 :]])[-1] != "warp_specialized_experts"
 
 
 def test_factors_of_another_shape():
@@ -67,9 +69,9 @@ def test_factors_of_another_shape():
     for shape, strides in (((1, 1, 1), (4, 4, 4)), ((1, 4, 64), (1024, 256, 4))):
         wide = replace(scale, shape=shape, strides=strides)
         changed = replace(nodes[2], inputs=(nodes[2].inputs[0], wide))
-        assert kernels([*nodes[:2], changed])[-1] != "fed_experts"
+        assert kernels([*nodes[:2], changed])[-1] != "warp_specialized_experts"
 
 
 @pytest.mark.parametrize("profile", [GPU, OLDER], ids=["no warps", "no producer warp"])
-def test_gpus_without_a_feeder(profile):
-    assert "fed_experts" not in kernels(experts("swiglu"), profile)
+def test_gpus_without_bulk_copies(profile):
+    assert "warp_specialized_experts" not in kernels(experts("swiglu"), profile)

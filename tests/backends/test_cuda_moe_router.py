@@ -66,7 +66,7 @@ def test_three_become_one(tokens):
     from ggsched_cuda_kernels.kernel_selection import lower
 
     (call,), _ = lower(by_logits(tokens), H200)
-    assert (call.source, call.kernel, call.groups) == ("route", "route_chosen", (1, 1, 1))
+    assert (call.source, call.kernel, call.groups) == ("moe_router", "route_chosen", (1, 1, 1))
     assert call.lanes == 32 * tokens
 
 
@@ -75,7 +75,7 @@ def test_five_become_one(tokens):
     from ggsched_cuda_kernels.kernel_selection import lower
 
     (call,), _ = lower(by_probabilities(tokens), H200)
-    assert (call.source, call.kernel, call.groups) == ("route", "route_all", (1, 1, 1))
+    assert (call.source, call.kernel, call.groups) == ("moe_router", "route_all", (1, 1, 1))
     assert call.lanes == 128 << (tokens - 1).bit_length()
 
 

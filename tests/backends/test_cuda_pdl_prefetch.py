@@ -16,8 +16,9 @@ from tests.backends.test_cuda_rope_kv_write import Memory
 READS_EARLY = ("READS_EARLY", "1")
 ATTENTION = KernelCall("heads_attention", (("A", "1"), ("Z", "1")), "heads_attention", (),
                        (1, 1, 1), 128, "attention")  # fmt: skip
-FED = replace(ATTENTION, source="fed_rows", kernel="fed_rows", label="product",
-              launch=Launch.WAITS_FIRST)  # fmt: skip
+WARP_SPECIALIZED = replace(ATTENTION, source="warp_specialized_rows",
+                           kernel="warp_specialized_rows", label="product",
+                           launch=Launch.WAITS_FIRST)  # fmt: skip
 HERE, THERE = Memory(4096), Memory(4096)
 
 
@@ -38,29 +39,33 @@ def reads(before, read, *written):
 
 def test_nothing_that_the_predecessor_writes():
     read = span(HERE, 512, 1024)
-    assert reads(FED, read)
-    assert reads(FED, read, span(THERE, 512, 1024), span(HERE, 0, 512), span(HERE, 1024, 2048))
+    assert reads(WARP_SPECIALIZED, read)
+    assert reads(
+        WARP_SPECIALIZED, read, span(THERE, 512, 1024), span(HERE, 0, 512), span(HERE, 1024, 2048)
+    )
     for at in ((512, 1024), (0, 4096), (600, 604), (0, 516), (1020, 2048)):
-        assert not reads(FED, read, span(THERE, 0, 4), span(HERE, *at)), at
+        assert not reads(WARP_SPECIALIZED, read, span(THERE, 0, 4), span(HERE, *at)), at
 
 
 def test_nor_a_line_of_which_it_writes_a_part():
     read = span(HERE, 520, 1020)
-    assert not reads(FED, read, span(HERE, 1020, 1024))
-    assert not reads(FED, read, span(HERE, 512, 516))
-    assert reads(FED, read, span(HERE, 384, 512), span(HERE, 1024, 1028))
+    assert not reads(WARP_SPECIALIZED, read, span(HERE, 1020, 1024))
+    assert not reads(WARP_SPECIALIZED, read, span(HERE, 512, 516))
+    assert reads(WARP_SPECIALIZED, read, span(HERE, 384, 512), span(HERE, 1024, 1028))
 
 
 def test_the_predecessor_waits_before_it_lets_go():
     read = span(HERE, 0, 128)
     for launch in Launch:
-        assert reads(replace(FED, launch=launch), read) == (launch is Launch.WAITS_FIRST)
+        assert reads(replace(WARP_SPECIALIZED, launch=launch), read) == (
+            launch is Launch.WAITS_FIRST
+        )
 
 
 def test_a_call_without_early_reads_is_as_it_was():
     from ggsched_cuda_kernels.pdl_prefetch import reading_early
 
-    assert reading_early(ATTENTION, FED, ()) is ATTENTION
+    assert reading_early(ATTENTION, WARP_SPECIALIZED, ()) is ATTENTION
 
 
 @pytest.mark.parametrize("hp", [LLAMA_1B, LLAMA_8B, GPT_OSS_20B], ids=NAME)
@@ -119,5 +124,5 @@ def test_what_is_run_on_gpus(made):
     graph = product_and_layer(made)
     nodes = bound(graph, {t.id: Memory(t.nbytes) for t in graph.tensors if not t.is_view})
     calls, _ = lower(nodes, H200)
-    assert [call.kernel for call in calls] == ["fed_rows", "heads_attention"]
+    assert [call.kernel for call in calls] == ["warp_specialized_rows", "heads_attention"]
     assert (READS_EARLY in calls[-1].defines) == (made == "new_v")

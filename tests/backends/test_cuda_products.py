@@ -7,8 +7,9 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
+from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import BF16, F16, MXFP4, Q4_0, Q8_0
+from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q4_K, Q8_0
 from ggsched.ir.tensor import Role
 from ggsched.scheduler import Scheduler
 from ggsched.testing.allowance import is_within, rounding_allowances
@@ -249,3 +250,147 @@ class TestOnTheHost:
         values = drawn(graph, 1)
         ((tid, found),) = run(runner, graph, values).items()
         np.testing.assert_allclose(found, run_oracle(graph, values)[tid], 1e-5, 1e-5)
+
+
+class TestKernelsOfCublas:
+    """They are loaded when a product is compiled, so that a first launch waits for nothing."""
+
+    pytestmark = NEEDS
+
+    @pytest.fixture
+    def gpu(self, runner):
+        from ggsched_cuda.harness import CudaHarness
+
+        with in_software(runner) as driver:
+            (device,) = CudaHarness().open(1, 0)
+            yield driver, device, device.create_stream()
+            device.close()
+
+    def prepared(self, device, stream, count):
+        """Return a graph of like products, its values, its buffers, and nodes that are bound."""
+        g = GraphBuilder("products")
+        x = g.input("x", (20, 32))
+        graph = g.build(*(g.mul_mat(g.weight(f"w{i}", (24, 32)), x) for i in range(count)))
+        buffers = {t.id: device.allocate(t.nbytes) for t in graph.tensors}
+        values = drawn(graph, 3)
+        for t in graph.tensors:
+            if t.name in values:
+                stream.upload(memoryview(values[t.name]).cast("B"), buffers[t.id], 0)
+        return graph, values, buffers, bound_nodes(graph, buffers)
+
+    def check(self, stream, program, graph, values, buffers):
+        stream.launch(program)
+        for tid, wanted in run_oracle(graph, values).items():
+            found = np.empty(wanted.shape, np.float32)
+            stream.download(buffers[tid], 0, memoryview(found).cast("B"))
+            stream.sync(20)
+            np.testing.assert_allclose(found, wanted, 1e-4, 1e-4)
+
+    def test_each_is_loaded_once_and_nothing_runs(self, gpu):
+        driver, device, stream = gpu
+        graph, values, buffers, nodes = self.prepared(device, stream, 3)
+        stream.sync(20)
+        before = driver.counts.copy()
+        programs = [device.compile(nodes, stream) for _ in range(2)]
+        made = driver.counts - before
+        assert made["loaded"] == made["kernel"] == 1, "all products of both programs are alike"
+        assert not driver.query_stream(stream.handle)[0]
+        for program in programs:
+            self.check(stream, program, graph, values, buffers)
+        assert (driver.counts - before)["loaded"] == 1
+
+    def test_a_stream_that_is_held_is_left_alone(self, gpu):
+        from ggsched_cuda.harness import KernelLatch
+
+        driver, device, stream = gpu
+        graph, values, buffers, nodes = self.prepared(device, stream, 1)
+        latch = KernelLatch(stream)
+        program = device.compile(nodes, stream)
+        assert driver.counts["loaded"] == 1
+        latch.release()
+        self.check(stream, program, graph, values, buffers)
+
+    def test_a_driver_that_refuses_is_no_fault(self, gpu, monkeypatch, caplog):
+        from ggsched_cuda.capture import driver as capturing
+        from ggsched_cuda.driver import CudaError
+
+        def refuse(graph):
+            raise CudaError("cuFuncLoad", 801, "CUDA_ERROR_NOT_SUPPORTED")
+
+        driver, device, stream = gpu
+        monkeypatch.setattr(capturing, "load_kernels", refuse)
+        graph, values, buffers, nodes = self.prepared(device, stream, 2)
+        self.check(stream, device.compile(nodes, stream), graph, values, buffers)
+        assert [r.levelname for r in caplog.records] == ["WARNING"]
+        assert not driver._graphs
+
+
+# --- groups -------------------------------------------------------------------------------------
+
+
+def product_and_sums(g, dtype, rows, width, sums):
+    y = g.mul_mat(g.weight("w", (64, width), dtype), g.input("x", (rows, width)))
+    for i in range(sums):
+        y = g.add(y, g.input(f"z{i}", y.shape))
+    return y
+
+
+def gated(g, dtype, rows, width):
+    x = g.input("x", (rows, width))
+    return g.swiglu(*(g.mul_mat(g.weight(n, (64, width), dtype), x) for n in ("gate", "up")))
+
+
+def gated_experts(g, dtype, rows, width):
+    x, ids = g.input("x", (rows, 1, width)), g.input("ids", (rows, 2), I32)
+    both = (g.op("mul_mat_id", g.weight(n, (4, 64, width), dtype), x, ids) for n in ("gate", "up"))
+    return g.swiglu(*both)
+
+
+def experts(g, dtype, rows, width, scaled):
+    x, ids = g.input("x", (rows, 1, width)), g.input("ids", (rows, 2), I32)
+    y = g.op("mul_mat_id", g.weight("w", (4, 64, width), dtype), x, ids)
+    y = g.op("add_id", y, g.input("bias", (4, 64)), ids)
+    return g.mul(y, g.input("scale", (rows, 2, 1))) if scaled else y
+
+
+GROUPS = {
+    "mul_mat+add": lambda *a: product_and_sums(*a, 1),
+    "mul_mat+add+add": lambda *a: product_and_sums(*a, 2),
+    "mul_mat*2+swiglu": gated,
+    "mul_mat_id+add_id": lambda *a: experts(*a, False),
+    "mul_mat_id+add_id+mul": lambda *a: experts(*a, True),
+    "mul_mat_id*2+swiglu": gated_experts,
+}
+
+
+def lowered_as(graph, group, profile):
+    """Return kernels, definitions and grids of the calls of a graph, and those of products."""
+    from ggsched_cuda_kernels.kernel_selection import lower
+
+    memory = {t.id: Memory(t.nbytes) for t in graph.tensors if not t.is_view}
+    nodes = [replace(node, group=group) for node in bound_nodes(graph, memory)]
+    calls, _ = lower(nodes, profile)
+    return [
+        (c.kernel, c.defines, c.groups) if isinstance(c, KernelCall) else (c.kind, c.size, c.adds)
+        for c in calls
+    ]
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, *PACKED, Q4_K], ids=str)
+@pytest.mark.parametrize("pattern", GROUPS)
+@pytest.mark.parametrize("units", [132, 2], ids=["H200", "few multiprocessors"])
+def test_groups_round_where_single_nodes_do(pattern, dtype, units):
+    """Where a product's activations are rounded, a group's calls are those of its nodes."""
+    width = 256 if dtype is Q4_K else 64
+    profile, rounded = replace(H200, num_sms=units), 0
+    for rows in (1, 2, 4, 5, 8, 9, 16, 33, 64, 65, 128, 129, 512):
+        g = GraphBuilder(pattern)
+        graph = g.build(GROUPS[pattern](g, dtype, rows, width))
+        group = Group(pattern, tuple(range(len(graph.nodes))))
+        alone, together = (lowered_as(graph, which, profile) for which in (None, group))
+        if any(kernel in ("to_halves", "to_bf16", "to_f16") for kernel, *_ in alone):
+            rounded += 1
+            assert together == alone, rows
+        else:
+            assert not {k for k, *_ in together} & {"to_halves", "to_f16", "tile_product"}, rows
+    assert rounded or dtype in (F32, Q4_K)

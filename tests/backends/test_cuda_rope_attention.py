@@ -24,7 +24,7 @@ from tests.passes.machines import device, machine
 H200 = warp_profile(132, 232448, True)
 TURN_Q, TURN_K, KEYS, VALUES, LAST = range(5)
 K, V, Q, MASK = range(4)
-APART = ["heads", "attention"]
+APART = ["rope_kv_write", "attention"]
 JOINED = ["heads_attention"]
 NAME = attrgetter("name")
 
@@ -95,7 +95,7 @@ def test_more_tokens_stay_two_kernels():
 
 def test_a_part_stays_what_it_was():
     nodes = layer()
-    assert kernels(nodes[:LAST]) == ["heads"]
+    assert kernels(nodes[:LAST]) == ["rope_kv_write"]
     assert kernels(nodes[LAST:]) == ["attention"]
     assert "heads_attention" not in kernels([nodes[0], nodes[3], *nodes[1:3], *nodes[4:]])
 
@@ -233,17 +233,17 @@ def test_places_of_a_plan(hp, n_tokens, kv_dtype):
     calls = [call for call in lower(nodes, H200)[0] if "blk." in call.label]
     found = [call.label for call in calls if call.kernel == "heads_attention"]
     assert [f"'blk.{k}.kqv'" for k in range(hp.n_layer)] == [at.split()[-1] for at in found]
-    assert not {"heads", "attention"} & {call.kernel for call in calls}
+    assert not {"rope_kv_write", "attention"} & {call.kernel for call in calls}
 
 
 def test_kernels_of_a_step():
     """Sums of experts begin the next layer, or what gives the logits."""
-    around = Counter({"get_rows": 1, "fed_rows": 1})
+    around = Counter({"get_rows": 1, "warp_specialized_rows": 1})
     llama = Counter(kernels(step_of(LLAMA_1B)))
-    each = {"fed_rows": 4, "heads_attention": 1}
+    each = {"warp_specialized_rows": 4, "heads_attention": 1}
     assert llama - around == Counter({k: n * LLAMA_1B.n_layer for k, n in each.items()})
     gpt_oss = Counter(kernels(step_of(GPT_OSS_20B)))
-    each = {"fed_rows": 3, "heads_attention": 1, "fed_experts": 2}
+    each = {"warp_specialized_rows": 3, "heads_attention": 1, "warp_specialized_experts": 2}
     assert gpt_oss - around == Counter({k: n * GPT_OSS_20B.n_layer for k, n in each.items()})
 
 

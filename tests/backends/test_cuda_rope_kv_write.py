@@ -59,7 +59,7 @@ def kernels(nodes):
 def test_three_become_one(tokens):
     nodes = layer(tokens)
     (call,) = lowered(nodes)
-    assert (call.source, call.kernel) == ("rope_heads", "heads")
+    assert (call.source, call.kernel) == ("rope_kv_write", "rope_kv_write")
     assert call.groups == (tokens * (8 + 2 + 2), 1, 1), "heads of Q and K, and pieces of V"
     ends = [int.from_bytes(arg, "little") for arg in call.args[-2:]]
     assert ends == [8 * tokens, 10 * tokens]
@@ -70,7 +70,7 @@ def test_three_become_one(tokens):
 def test_two_become_one():
     nodes = layer()
     (call,) = lowered(nodes[:3])
-    assert call.kernel == "heads"
+    assert call.kernel == "rope_kv_write"
     ends = [int.from_bytes(arg, "little") for arg in call.args[-2:]]
     assert ends == [8, 10]
     assert call.groups == (10, 1, 1)
@@ -86,15 +86,15 @@ def test_one_stays_what_it_was():
 
 def test_something_in_between():
     nodes = layer()
-    assert kernels([nodes[0], nodes[3], *nodes[1:3]]) == ["heads"]
+    assert kernels([nodes[0], nodes[3], *nodes[1:3]]) == ["rope_kv_write"]
     g = GraphBuilder("other")
     graph = g.build(g.silu(g.input("x", (4,))))
     (other,) = bound_nodes(graph, {t.id: Memory(t.nbytes) for t in graph.tensors})
-    assert kernels([nodes[0], other, *nodes[1:]]) == ["rope_heads", "unary", "heads"]
+    assert kernels([nodes[0], other, *nodes[1:]]) == ["rope_heads", "unary", "rope_kv_write"]
 
 
 def test_many_positions():
-    assert "heads" not in kernels(layer(65))
+    assert "rope_kv_write" not in kernels(layer(65))
 
 
 def moved(nodes, k, **operands):
@@ -115,23 +115,23 @@ def moved(nodes, k, **operands):
 def test_no_job_writes_what_another_reads():
     nodes = layer()
     v, k = nodes[STORE_V].inputs[1], nodes[1].inputs[0]
-    assert kernels(moved(nodes, ROPE, output=v)) == ["heads", "set_rows"]
-    assert kernels(moved(nodes, ROPE, output=k)) == ["rope_heads", "heads"]
+    assert kernels(moved(nodes, ROPE, output=v)) == ["rope_kv_write", "set_rows"]
+    assert kernels(moved(nodes, ROPE, output=k)) == ["rope_heads", "rope_kv_write"]
     ids = nodes[STORE_V].inputs[2]
-    assert kernels(moved(nodes, ROPE, output=ids))[0] != "heads"
+    assert kernels(moved(nodes, ROPE, output=ids))[0] != "rope_kv_write"
 
 
 def test_no_job_reads_what_another_writes():
     nodes = layer()
     cache, result = nodes[STORE_K].output, nodes[ROPE].output
-    assert kernels(moved(nodes, STORE_V, source=cache)) == ["heads", "set_rows"]
-    assert kernels(moved(nodes, STORE_V, source=result)) == ["heads", "set_rows"]
+    assert kernels(moved(nodes, STORE_V, source=cache)) == ["rope_kv_write", "set_rows"]
+    assert kernels(moved(nodes, STORE_V, source=result)) == ["rope_kv_write", "set_rows"]
 
 
 def test_no_two_jobs_write_the_same():
     nodes = layer()
     cache = nodes[STORE_K].output
-    assert kernels(moved(nodes, STORE_V, output=cache)) == ["heads", "set_rows"]
+    assert kernels(moved(nodes, STORE_V, output=cache)) == ["rope_kv_write", "set_rows"]
 
 
 def test_neighbours_in_one_buffer_are_apart():
@@ -139,25 +139,25 @@ def test_neighbours_in_one_buffer_are_apart():
     nodes = layer()
     result = nodes[ROPE].output
     behind = replace(result, offset=result.offset + result.nbytes)
-    assert kernels(moved(nodes, STORE_V, source=behind)) == ["heads"]
+    assert kernels(moved(nodes, STORE_V, source=behind)) == ["rope_kv_write"]
 
 
 def test_a_rotation_in_place():
     nodes = layer()
-    assert kernels(moved(nodes, ROPE, output=nodes[ROPE].inputs[0])) == ["heads"]
+    assert kernels(moved(nodes, ROPE, output=nodes[ROPE].inputs[0])) == ["rope_kv_write"]
 
 
 @pytest.mark.parametrize("hp", [SMALL, SMALL_MOE], ids=lambda hp: hp.name)
 def test_a_layer_of_a_model(hp):
     """Between the products of a layer and that of its output there are two kernels, or one."""
     found = kernels_of(hp, n_tokens=5)
-    places = [i for i, kernel in enumerate(found) if kernel == "heads"]
+    places = [i for i, kernel in enumerate(found) if kernel == "rope_kv_write"]
     assert len(places) == hp.n_layer
     assert [found[i + 1] for i in places] == ["attention"] * hp.n_layer
     few = kernels_of(hp, n_tokens=1)
     assert few.count("heads_attention") == hp.n_layer
     assert not {"rope_heads", "set_rows", "rope"} & {*found, *few}
-    assert not {"heads", "attention"} & set(few)
+    assert not {"rope_kv_write", "attention"} & set(few)
 
 
 def kernels_of(hp, n_tokens):

@@ -1,12 +1,13 @@
-"""How kernels with fed weights are cut."""
+"""Tile configurations of warp-specialised kernels."""
 
 from dataclasses import replace
 
 import pytest
 
 from ggsched.backend.program import Operand
-from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0
+from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q4_K, Q8_0
 from ggsched.ir.tensor import contiguous_strides
+from ggsched_kernels.block_constants import KERNEL_BLOCKS
 from tests.backends.test_cuda_warp_specialized import H200, Memory
 
 
@@ -22,7 +23,7 @@ def cut(*weights, has_norm=False, profile=H200):
     return cut_for(list(weights), profile, has_norm=has_norm)
 
 
-DTYPES = (F32, F16, BF16, Q8_0, Q4_0, MXFP4)
+DTYPES = (F32, F16, BF16, *KERNEL_BLOCKS)
 
 
 def check_tiles(c, blocks, sides):
@@ -31,10 +32,12 @@ def check_tiles(c, blocks, sides):
 
     assert c.teams == 1
     assert c.team_warps % 4 == 0, "blocks of a pair are four apart"
-    assert 2 * c.units * c.team_warps >= blocks, "all of a row is taken"
-    assert 2 * (c.units - 1) * c.team_warps < blocks, "only the last block of a warp may be missing"
+    assert 2 * c.chunks_per_lane * c.team_warps >= blocks, "all of a row is taken"
+    assert 2 * (c.chunks_per_lane - 1) * c.team_warps < blocks, (
+        "only the last block of a warp may be missing"
+    )
     assert c.rows * sides % TILE == 0
-    assert 5 * c.units + 4 * c.rows * sides // TILE <= MAX_KEPT
+    assert 5 * c.chunks_per_lane + 4 * c.rows * sides // TILE <= MAX_KEPT
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -42,14 +45,16 @@ def check_tiles(c, blocks, sides):
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_a_cut_keeps_its_limits(dtype, sides, has_norm):
     from ggsched_cuda_kernels.warp_specialized.tile_config import (
-        ITEMS,
+        ELEMS_PER_CHUNK,
         MAX_KEPT,
         MAX_SUMS,
         MIN_STAGES,
     )
 
-    items, found = ITEMS[dtype.name], 0
-    for k in [*range(32, 2100, 32), *range(2112, 16385, 352)]:
+    items, found = ELEMS_PER_CHUNK[dtype.name], 0
+    step = 352 if dtype.block <= 32 else 256
+    unit = max(32, dtype.block)
+    for k in [*range(unit, 2100, unit), *range(2112 // unit * unit, 16385, step)]:
         w = operand(dtype, 1000, k)
         c = cut(*[w] * sides, has_norm=has_norm)
         if c is None:
@@ -65,8 +70,8 @@ def test_a_cut_keeps_its_limits(dtype, sides, has_norm):
         if c.is_tiled:
             check_tiles(c, k // 32, sides)
         else:
-            assert c.units * items * (2 if has_norm else 1) <= MAX_KEPT
-            assert c.units * c.team_warps * 32 * items >= k, "all of a row is taken"
+            assert c.chunks_per_lane * items * (2 if has_norm else 1) <= MAX_KEPT
+            assert c.chunks_per_lane * c.team_warps * 32 * items >= k, "all of a row is taken"
             assert sides * c.rows // c.teams <= MAX_SUMS
         assert known["TILES"] == c.is_tiled
         assert 96 < lanes == 32 * c.team_warps * c.teams <= 992
@@ -89,12 +94,13 @@ def test_rows_at_multiples_of_a_line():
     assert not cut(experts).is_aligned, "from expert to expert"
 
 
-def test_weights_that_cannot_be_fed():
+def test_weights_that_a_producer_cannot_load():
     assert cut(operand(F32, 8, 64, strides=(512, 4))) is None, "gaps between rows"
     assert cut(operand(F32, 8, 64, strides=(4, 32))) is None, "columns"
     assert cut(operand(F16, 8, 36)) is None, "rows of no whole pieces"
     assert cut(operand(BF16, 8, 2048, offset=8)) is None, "pieces at no multiples of 16 bytes"
     assert cut(operand(I32, 8, 64)) is None
+    assert cut(operand(Q4_K, 8, 512, offset=8)) is None, "blocks are loaded by 16 bytes"
     assert cut(operand(F32, 8, 0)) is None
     assert cut(operand(F16, 8, 64), operand(BF16, 8, 64)) is None
     assert cut(operand(F16, 8, 64), operand(F16, 9, 64)) is None
@@ -115,7 +121,12 @@ def test_tiles():
     """Where rows begin at many banks, and stages hold what tensor cores take at once."""
     gpt_oss = cut(operand(MXFP4, 2880, 2880))
     assert gpt_oss.is_tiled
-    assert (gpt_oss.rows, gpt_oss.team_warps, gpt_oss.units, gpt_oss.most_stages) == (16, 8, 6, 5)
+    assert (gpt_oss.rows, gpt_oss.team_warps, gpt_oss.chunks_per_lane, gpt_oss.most_stages) == (
+        16,
+        8,
+        6,
+        5,
+    )
     gated = cut(*[operand(MXFP4, 2880, 2880)] * 2)
     assert (gated.is_tiled, gated.rows, gated.most_stages) == (True, 8, 5)
     assert cut(operand(Q4_0, 8, 2880)).is_tiled

@@ -1,4 +1,4 @@
-"""Which products of one row, and of chosen experts, become calls whose weights are fed."""
+"""Which products of one row, and of chosen experts, become warp-specialised calls."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from tests.kernels.warp_specialized_programs import calls_of
 
 H200 = warp_profile(132, 232448, True)
 OLDER = warp_profile(108, 166912, False)
-FED = {"fed_rows", "fed_experts"}
+WARP_SPECIALIZED = {"warp_specialized_rows", "warp_specialized_experts"}
 
 
 class Memory:
@@ -79,7 +79,7 @@ def products(count, tokens=1, dtype=BF16, constant=True):
 
 def test_a_norm_and_three_products():
     (call,) = lowered(normed((2048, BF16), (512, BF16), (512, BF16)))
-    assert call.kernel == "fed_rows"
+    assert call.kernel == "warp_specialized_rows"
     assert call.groups == (132, 1, 1)
     known = defines(call)
     assert (known["NORM"], known["GATED"], known["CONSTANT_W"]) == ("1", "0", "1")
@@ -88,26 +88,26 @@ def test_a_norm_and_three_products():
 
 
 def test_no_more_than_three():
-    assert kernels(products(3)) == ["fed_rows"]
-    assert kernels(products(4)) == ["fed_rows"] * 2
-    assert kernels(products(7)) == ["fed_rows"] * 3
+    assert kernels(products(3)) == ["warp_specialized_rows"]
+    assert kernels(products(4)) == ["warp_specialized_rows"] * 2
+    assert kernels(products(7)) == ["warp_specialized_rows"] * 3
 
 
 def test_other_types_go_by_themselves():
-    assert kernels(normed((64, BF16), (64, BF16), (64, F16))) == ["fed_rows"] * 2
+    assert kernels(normed((64, BF16), (64, BF16), (64, F16))) == ["warp_specialized_rows"] * 2
 
 
 def test_a_norm_without_products_is_left_to_others():
     nodes = normed((64, BF16))
     assert kernels(nodes[:2]) == ["rms_mul"]
-    assert "fed_rows" not in kernels(nodes[:1])
+    assert "warp_specialized_rows" not in kernels(nodes[:1])
 
 
 def test_other_rows_go_by_themselves():
     nodes = products(2)
     moved = replace(nodes[1].inputs[1], buffer=Memory(4 * K))
     nodes[1] = replace(nodes[1], inputs=(nodes[1].inputs[0], moved))
-    assert kernels(nodes) == ["fed_rows"] * 2
+    assert kernels(nodes) == ["warp_specialized_rows"] * 2
     nodes = normed((64, BF16), (64, BF16))
     nodes[2] = replace(nodes[2], inputs=(nodes[2].inputs[0], moved))
     assert kernels(nodes)[0] == "rms_mul"
@@ -158,8 +158,10 @@ def gated(extents=(64, 64), dtype=BF16):
 
 def test_a_gate():
     (call,) = lowered(gated())
-    assert (call.kernel, defines(call)["GATED"]) == ("fed_rows", "1")
-    assert kernels([*gated()[:2], gated()[2]])[-1] != "fed_rows", "a group that is not all there"
+    assert (call.kernel, defines(call)["GATED"]) == ("warp_specialized_rows", "1")
+    assert kernels([*gated()[:2], gated()[2]])[-1] != "warp_specialized_rows", (
+        "a group that is not all there"
+    )
 
 
 def added(*, twice=False):
@@ -174,7 +176,7 @@ def added(*, twice=False):
 @pytest.mark.parametrize("twice", [False, True])
 def test_what_is_added(twice):
     (call,) = lowered(added(twice=twice))
-    assert call.kernel == "fed_rows"
+    assert call.kernel == "warp_specialized_rows"
     counts = [int.from_bytes(arg, "little") for arg in call.args[-2:-1]]
     assert counts == [1 + twice]
 
@@ -211,10 +213,14 @@ def result_at(nodes, k, to, by=0):
 def test_a_result_on_the_row():
     nodes = added()
     x, z = nodes[0].inputs[1], nodes[1].inputs[0]
-    assert kernels(result_at(nodes, 1, z)) == ["fed_rows"], "number by number in its place"
-    assert "fed_rows" not in kernels(result_at(nodes, 1, x))[-1:], "others still read the row"
-    assert "fed_rows" not in kernels(result_at(nodes, 1, z, by=64))[-1:]
-    assert kernels(result_at(nodes, 1, z, by=4 * K)) == ["fed_rows"], "behind it"
+    assert kernels(result_at(nodes, 1, z)) == ["warp_specialized_rows"], (
+        "number by number in its place"
+    )
+    assert "warp_specialized_rows" not in kernels(result_at(nodes, 1, x))[-1:], (
+        "others still read the row"
+    )
+    assert "warp_specialized_rows" not in kernels(result_at(nodes, 1, z, by=64))[-1:]
+    assert kernels(result_at(nodes, 1, z, by=4 * K)) == ["warp_specialized_rows"], "behind it"
 
 
 def test_results_on_what_another_job_reads_or_writes():
@@ -233,7 +239,7 @@ def test_an_addend_that_another_job_writes():
     first = g.mul_mat(g.weight("w0", (K, K), BF16), x)
     second = g.add(g.mul_mat(g.weight("w1", (K, K), BF16), x), first)
     nodes = bound(first, second, groups=[("mul_mat+add", (1, 2))], builder=g)
-    assert kernels(nodes) == ["fed_rows"] * 2
+    assert kernels(nodes) == ["warp_specialized_rows"] * 2
 
 
 def test_a_norm_in_place():
@@ -242,7 +248,9 @@ def test_a_norm_in_place():
     moved = at(nodes[1].output, x)
     nodes[1] = replace(nodes[1], output=moved)
     nodes[2] = replace(nodes[2], inputs=(nodes[2].inputs[0], moved))
-    assert kernels(nodes) == ["rms_mul", "fed_rows"], "other groups still read what it is made of"
+    assert kernels(nodes) == ["rms_mul", "warp_specialized_rows"], (
+        "other groups still read what it is made of"
+    )
 
 
 def test_a_result_on_what_the_norm_reads_or_writes():
@@ -250,7 +258,7 @@ def test_a_result_on_what_the_norm_reads_or_writes():
     for to in (nodes[0].inputs[0], nodes[1].output, nodes[1].inputs[1]):
         found = lowered(result_at(nodes, 3, to))
         assert len(found) == 2
-        assert found[0].kernel == "fed_rows"
+        assert found[0].kernel == "warp_specialized_rows"
 
 
 # --- sums before a norm ------------------------------------------------------------------------
@@ -271,14 +279,14 @@ def summed(count=4, k=K):
 
 def test_sums_begin_a_product():
     (call,) = lowered(summed())
-    assert call.kernel == "fed_rows"
+    assert call.kernel == "warp_specialized_rows"
     assert (defines(call)["NORM"], defines(call)["ADDENDS"]) == ("1", "4")
     assert defines(lowered(normed((64, BF16)))[0])["ADDENDS"] == "0"
 
 
 def test_many_sums_are_a_kernel_of_their_own():
-    assert kernels(summed(count=8)) == ["fed_rows"]
-    assert kernels(summed(count=9)) == ["sum_add", "fed_rows"]
+    assert kernels(summed(count=8)) == ["warp_specialized_rows"]
+    assert kernels(summed(count=9)) == ["sum_add", "warp_specialized_rows"]
 
 
 def test_sums_on_what_they_are_made_of():
@@ -289,19 +297,19 @@ def test_sums_on_what_they_are_made_of():
         moved = at(nodes[1].output, source)
         nodes[1] = replace(nodes[1], output=moved)
         nodes[2] = replace(nodes[2], inputs=(moved,))
-        assert kernels(nodes) == ["sum_add", "fed_rows"]
+        assert kernels(nodes) == ["sum_add", "warp_specialized_rows"]
 
 
 def test_a_norm_of_something_else():
     nodes = summed()
     nodes[2] = replace(nodes[2], inputs=(at(nodes[1].output, nodes[1].inputs[1]),))
-    assert kernels(nodes) == ["sum_add", "fed_rows"]
+    assert kernels(nodes) == ["sum_add", "warp_specialized_rows"]
 
 
 def test_a_result_on_sums_or_what_they_are_made_of():
     nodes = summed()
     for to in (nodes[0].inputs[0], nodes[1].inputs[1], nodes[1].output):
-        assert kernels(result_at(nodes, 4, to)) != ["fed_rows"]
+        assert kernels(result_at(nodes, 4, to)) != ["warp_specialized_rows"]
 
 
 @pytest.mark.parametrize(
@@ -321,16 +329,16 @@ def products_of(rows):
 
 
 @pytest.mark.parametrize("profile", [GPU, OLDER], ids=["no warps", "no producer warp"])
-def test_gpus_without_a_feeder(profile):
+def test_gpus_without_bulk_copies(profile):
     for nodes in (normed((64, BF16)), products(2), added(), gated()):
-        assert not FED & set(kernels(nodes, profile))
+        assert not WARP_SPECIALIZED & set(kernels(nodes, profile))
 
 
 def test_many_rows():
     for nodes in (products(2, tokens=2), products(1, tokens=512, dtype=Q8_0)):
         found = kernels(nodes)
         assert found
-        assert not FED & set(found)
+        assert not WARP_SPECIALIZED & set(found)
 
 
 def test_groups_with_many_rows_go_node_by_node():
@@ -338,27 +346,31 @@ def test_groups_with_many_rows_go_node_by_node():
     y = g.mul_mat(g.weight("w", (64, K), BF16), g.input("x", (3, K)))
     nodes = bound(g.add(y, g.input("z", (3, 64))), groups=[("mul_mat+add", (0, 1))], builder=g)
     found = kernels(nodes)
-    assert not FED & set(found)
+    assert not WARP_SPECIALIZED & set(found)
     assert found[-1] == "binary"
 
 
 def test_rows_that_are_not_aligned():
     nodes = products(1)
     w, x = nodes[0].inputs
-    assert not FED & set(kernels([replace(nodes[0], inputs=(w, replace(x, offset=4)))]))
-    assert not FED & set(kernels([replace(nodes[0], inputs=(replace(w, offset=2), x))]))
+    assert not WARP_SPECIALIZED & set(
+        kernels([replace(nodes[0], inputs=(w, replace(x, offset=4)))])
+    )
+    assert not WARP_SPECIALIZED & set(
+        kernels([replace(nodes[0], inputs=(replace(w, offset=2), x))])
+    )
 
 
 def test_batches_of_weights():
     g = GraphBuilder("batched")
     y = g.mul_mat(g.weight("w", (2, 64, K), BF16), g.input("x", (2, 1, K)))
-    assert not FED & set(kernels(bound(y, builder=g)))
+    assert not WARP_SPECIALIZED & set(kernels(bound(y, builder=g)))
 
 
 def test_nothing_to_compute():
     g = GraphBuilder("empty")
     y = g.mul_mat(g.weight("w", (0, K), BF16), g.input("x", (1, K)))
-    assert not FED & set(kernels(bound(y, builder=g)))
+    assert not WARP_SPECIALIZED & set(kernels(bound(y, builder=g)))
 
 
 # --- models -----------------------------------------------------------------------------------
@@ -367,10 +379,14 @@ def test_nothing_to_compute():
 @pytest.mark.parametrize("hp", [LLAMA_1B, GPT_OSS_20B], ids=lambda hp: hp.name)
 def test_a_step_of_a_model(hp):
     found = [getattr(c, "kernel", "product") for c in calls_of(hp, BF16, constant=True)]
-    assert not {"product", "matvec", "rms_mul"} & set(found), "of one row all products are fed"
-    assert FED & set(found)
+    assert not {"product", "matvec", "rms_mul"} & set(found), (
+        "of one row all products are warp-specialised"
+    )
+    assert WARP_SPECIALIZED & set(found)
     many = [getattr(c, "kernel", "") for c in calls_of(hp, BF16, constant=True, n_tokens=256)]
-    fed = [sum(kernel in FED for kernel in some) for some in (found, many)]
-    assert fed[1] < fed[0] / 2 + 1, "of many rows only those of the last token, behind attention"
+    counts = [sum(kernel in WARP_SPECIALIZED for kernel in some) for some in (found, many)]
+    assert counts[1] < counts[0] / 2 + 1, (
+        "of many rows only those of the last token, behind attention"
+    )
     older = calls_of(hp, BF16, constant=True, profile=OLDER)
-    assert not any(getattr(c, "kernel", "") in FED for c in older)
+    assert not any(getattr(c, "kernel", "") in WARP_SPECIALIZED for c in older)

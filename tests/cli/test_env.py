@@ -26,7 +26,7 @@ def test_the_table_names_all_and_fits(monkeypatch, capsys):
     assert max(len(line.rstrip()) for line in out.splitlines()) <= 80
 
 
-def test_a_misspelt_variable_is_told(monkeypatch, capsys):
+def test_a_misspelt_variable_is_reported(monkeypatch, capsys):
     monkeypatch.setenv("GGSCHED_SEDE", "7")
     assert main(["env"]) == 2
     assert "did you mean GGSCHED_SEED?" in capsys.readouterr().err

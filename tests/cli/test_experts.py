@@ -76,7 +76,7 @@ def test_where_nothing_moves_nothing_is_said(data, run):
 
 
 @pytest.mark.opencl
-def test_people_are_told(run):
+def test_people_are_reported(run):
     text = " ".join(run("--op-offload", "on", "--expert-staging-buffers", "1")[2].split())
     assert "rows chosen in 18 decisions" in text
     assert "of them copied in" in text

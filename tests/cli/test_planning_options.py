@@ -73,7 +73,7 @@ class TestPlan:
         assert len(plan(*CPU, model=wide).streams.streams) > 1
         assert len(plan(*CPU, "--streams", 1, model=wide).streams.streams) == 1
 
-    def test_gains_are_told(self, call, wide):
+    def test_gains_are_reported(self, call, wide):
         _, out, _ = call("plan", wide, *GPU)
         (line,) = [line for line in out.splitlines() if line.startswith("  sim:0 s0:")]
         assert "sequential, " in line
@@ -154,7 +154,7 @@ class TestRun:
         faster = decode["streams_s"] < decode["sequential_s"]
         assert (decode["kept"] == "streams") == faster
 
-    def test_what_was_measured_is_told(self, call, wide):
+    def test_what_was_measured_is_reported(self, call, wide):
         code, _, err = call("run", wide, *TOKENS, *CPU, "--streams", "autotune", "-n", 16)
         assert code == 0
         text = " ".join(err.split())

@@ -28,8 +28,14 @@ def test_a_run_generates_what_one_device_generates(call):
     _, alone, _ = call("run", LLAMA, "--devices", "cpu:0", "-c", "64", *TOKENS)
     code, out, err = call("run", LLAMA, *TWO, "-ts", "3,1", *TOKENS, "--report")
     assert (code, out) == (0, alone)
-    assert re.search(r"cpu:0->cpu:1 .* read by \d+ launches", err)
-    assert re.search(r"cpu:1->cpu:0 .* read by \d+ launches", err)
+    assert re.search(r"cpu:0->cpu:1 .* read by \d+ launches, [\d.]+ .s", err)
+    assert re.search(r"cpu:1->cpu:0 .* read by \d+ launches, [\d.]+ .s", err)
+    assert re.search(r"^idle [\d.]+%$", err, re.M), "devices that share layers are no stages"
+
+
+def test_stages_are_compared_with_equal_ones(call):
+    _, _, err = call("run", LLAMA, *TWO[:4], "-ts", "1,1", *TOKENS, "--report")
+    assert re.search(r"^idle [\d.]+%; 2 equal stages and one micro-batch at a time", err, re.M)
 
 
 def test_a_plan_names_parts_and_is_clean(call):

@@ -27,7 +27,7 @@ SETS = {
 KEYS: Mapping[str, Collection[str]] = {
     "cpu": cpu.supported_ops(),
     "opencl": supported_ops("opencl", has_f64=True),
-    "cuda": supported_ops("cuda"),
+    "cuda": supported_ops("cuda", has_f64=True),
     "sim": SIM_CAPABILITIES["ops"],
 }
 _HOPPER = warp_profile(132, 227 << 10, has_tma=True)

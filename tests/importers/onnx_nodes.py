@@ -9,6 +9,7 @@ import numpy as np
 
 from ggsched import GgschedError, Scheduler, from_onnx
 from ggsched.importers.onnx import BoundModel, OnnxModel
+from ggsched.topology.caps import offers
 
 EXCLUDED = Path(__file__).with_name("onnx_excluded.txt")
 
@@ -98,3 +99,46 @@ def array(value: Any) -> np.ndarray:
     from onnx import TensorProto, numpy_helper
 
     return numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
+
+
+def keys_of(case):
+    """Return ``op:dtype`` of each node of a case's graph."""
+    initial = {t.name for t in case.model.graph.initializer}
+    names = [i.name for i in case.model.graph.input if i.name not in initial]
+    given = {n: array(x) for n, x in zip(names, case.data_sets[0][0], strict=False)}
+    graph = bound(case, given)[1].graph
+    return {(n.op, graph.tensors[n.inputs[0]].dtype.name) for n in graph.nodes}
+
+
+def run(device, cases, wanted):
+    """Run the wanted cases whose ops a device offers; return how many these are."""
+    ops = device.facts.ops
+    failed, count, seen = [], 0, set()
+    with Scheduler([device], plan_limit=1) as shared:
+        for case in cases:
+            keys = keys_of(case)
+            if not all(offers(ops, *key) for key in keys) or not wanted(keys, seen):
+                continue
+            seen |= keys
+            count += 1
+            try:
+                check(case, [device], shared)
+            except (GgschedError, AssertionError) as error:
+                failed.append(f"{case.name}: {' '.join(str(error).split())[:200]}")
+    assert not failed, "\n".join(failed)
+    return count
+
+
+def is_new(keys, seen):
+    """Whether a case has an op that none before it has."""
+    return any(op not in {s for s, _ in seen} for op, _ in keys)
+
+
+FEW = (
+    "test_add", "test_mod_mixed_sign_float32", "test_where_example", "test_cast_FLOAT_to_FLOAT16",
+    "test_reduce_mean_keepdims_example", "test_conv_with_strides_padding",
+    "test_maxpool_2d_ceil", "test_averagepool_2d_pads_count_include_pad",
+    "test_gather_negative_indices", "test_slice_neg_steps", "test_concat_3d_axis_negative_1",
+    "test_transpose_all_permutations_3",
+)  # fmt: skip
+"""One for each way in which kernels are made."""

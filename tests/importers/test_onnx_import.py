@@ -268,6 +268,53 @@ def test_scales_and_channels_go_into_the_convolution_before():
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+ACTIVATIONS = {
+    "silu": ([node("Sigmoid", "x", "s"), node("Mul", "x s", "y")], "silu"),
+    "hard_swish by hard_sigmoid": (
+        [node("HardSigmoid", "x", "s", alpha=1 / 6, beta=0.5), node("Mul", "s x", "y")],
+        "nd.hard_swish",
+    ),
+    "hard_swish by six": (
+        [
+            node("Add", "x three", "a"),
+            node("Clip", "a zero six", "b"),
+            node("Mul", "x b", "c"),
+            node("Div", "c six", "y"),
+        ],
+        "nd.hard_swish",
+    ),
+    "another slope": (
+        [node("HardSigmoid", "x", "s", alpha=0.2, beta=0.5), node("Mul", "s x", "y")],
+        "mul",
+    ),
+    "another operand": ([node("Sigmoid", "x", "s"), node("Mul", "s three", "y")], "scale"),
+}
+"""Nodes, and the op of the last one that is made of them."""
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_that_are_spelled_out(name):
+    nodes, op = ACTIVATIONS[name]
+    numbers = {"three": np.float32(3), "zero": np.float32(0), "six": np.float32(6)}
+    proto = model(nodes, [tensor("x", [2, 40])], [tensor("y", None)], numbers)
+    made = ggsched.from_onnx(proto)
+    assert made.graph.nodes[-1].op == op
+    assert (len(made.graph.nodes) == 1) == (op in ("silu", "nd.hard_swish"))
+    x = 4 * RNG.standard_normal((2, 40)).astype(np.float32)
+    with ggsched.Scheduler(["cpu:0"], weights=made.weight) as scheduler:
+        found = made.run(scheduler, {"x": x})["y"]
+    from onnx.reference import ReferenceEvaluator
+
+    (wanted,) = ReferenceEvaluator(proto).run(None, {"x": x})
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_an_activation_whose_parts_are_read_elsewhere_stays():
+    nodes = [node("Sigmoid", "x", "s"), node("Mul", "x s", "m"), node("Add", "m s", "y")]
+    made = ggsched.from_onnx(model(nodes, [tensor("x", [4])], [tensor("y", None)], {}))
+    assert [n.op for n in made.graph.nodes] == ["sigmoid", "mul", "add"]
+
+
 def test_a_result_that_is_read_twice_is_computed_once():
     nodes = [
         node("Conv", "x k", "c"),

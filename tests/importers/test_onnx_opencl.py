@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 
-from ggsched import GgschedError, GraphBuilder, Scheduler
+from ggsched import GraphBuilder, Scheduler
 from ggsched.backend.user_kernels import user_op_keys
 from ggsched.errors import DeviceFault
-from ggsched.topology.caps import offers
-from ggsched_kernels import common_text
 from ggsched_kernels.array_table import BY_TYPE, ELEMENTS, MOVES, REDUCTIONS, WINDOWS
 from ggsched_kernels.arrays import array_ops
 from tests.backends.opencl_devices import opencl_device
-from tests.importers.onnx_nodes import array, bound, check, covered, excluded
+from tests.importers.onnx_nodes import FEW, covered, excluded, is_new, run
+from tests.kernels.array_expressions import expressions
 
 
 def test_every_op_with_a_kernel_is_in_the_library():
@@ -39,43 +38,6 @@ def cases(node_cases):
     return [c for c in node_cases if covered(c, patterns)]
 
 
-def keys_of(case):
-    """Return ``op:dtype`` of each node of a case's graph."""
-    initial = {t.name for t in case.model.graph.initializer}
-    names = [i.name for i in case.model.graph.input if i.name not in initial]
-    given = {n: array(x) for n, x in zip(names, case.data_sets[0][0], strict=False)}
-    graph = bound(case, given)[1].graph
-    return {(n.op, graph.tensors[n.inputs[0]].dtype.name) for n in graph.nodes}
-
-
-def run(device, cases, wanted):
-    ops = device.facts.ops
-    failed, count, seen = [], 0, set()
-    with Scheduler([device], plan_limit=1) as shared:
-        for case in cases:
-            keys = keys_of(case)
-            if not all(offers(ops, *key) for key in keys) or not wanted(keys, seen):
-                continue
-            seen |= keys
-            count += 1
-            try:
-                check(case, [device], shared)
-            except (GgschedError, AssertionError) as error:
-                failed.append(f"{case.name}: {' '.join(str(error).split())[:200]}")
-    assert not failed, "\n".join(failed)
-    return count
-
-
-FEW = (
-    "test_add", "test_mod_mixed_sign_float32", "test_where_example", "test_cast_FLOAT_to_FLOAT16",
-    "test_reduce_mean_keepdims_example", "test_conv_with_strides_padding",
-    "test_maxpool_2d_ceil", "test_averagepool_2d_pads_count_include_pad",
-    "test_gather_negative_indices", "test_slice_neg_steps", "test_concat_3d_axis_negative_1",
-    "test_transpose_all_permutations_3",
-)  # fmt: skip
-"""One for each way in which kernels are made."""
-
-
 @pytest.mark.opencl
 @pytest.mark.filterwarnings("ignore")
 def test_one_of_each_kind(cases):
@@ -90,35 +52,16 @@ def test_one_of_each_kind(cases):
 def test_every_expression_compiles():
     from ggsched_opencl import driver
 
-    text = [common_text("opencl", "arrays.h")]
-    for op, types in EXPRESSIONS.items():
-        for number, (dtype, expression) in enumerate(types.items()):
-            kinds = f"CAT(V_, {dtype})"
-            other = "int" if op == "where" else kinds
-            text.append(
-                f"float f_{op}_{number}({kinds} A, {'float' if op == 'where' else kinds} B, "
-                f"{'float' if op == 'where' else kinds} C, float P0, float P1, float P2) "
-                f"{{ {other} made = ({expression}); return made; }}"
-            )
     device = opencl_device()
     defines = (("VW", "8"), ("LANES", "1"), ("A_T", "f32"), ("Y_T", "f32"))
-    driver.build_program(device.context, "\n".join(text), defines)
+    driver.build_program(device.context, expressions("opencl"), defines)
     device.close()
-
-
-EXPRESSIONS = {
-    **{op: dict.fromkeys(e.types, e.text) for op, e in ELEMENTS.items()},
-    **BY_TYPE,
-}
 
 
 @pytest.mark.opencl
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_one_of_each_op(device, cases):
-    def is_new(keys, seen):
-        return any(op not in {s for s, _ in seen} for op, _ in keys)
-
     assert run(device, cases, is_new) > 30
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ggsched.errors import ModelError, UsageError
-from ggsched.importers.onnx.emit import Const, Emitter
+from ggsched.importers.common.emit import Const, Emitter
 from ggsched.importers.torch import ops_elements, ops_products, ops_reductions, walk
 from ggsched.importers.torch.call import CONVERTERS, convert
 from ggsched.importers.torch.dims import Dims

@@ -97,7 +97,7 @@ def test_outputs_by_name_and_by_tensor():
     assert list(found.named) == ["y"]
     with pytest.raises(UsageError, match=r"no output 'z'.*outputs: y"):
         found["z"]
-    with pytest.raises(UsageError, match="is no output"):
+    with pytest.raises(UsageError, match="is not an output"):
         found[other]
     with pytest.raises(KeyError):
         found[other.id]

@@ -28,7 +28,7 @@ TILES = {
 
 LAUNCHES = {
     "attention": Launch.BY_ITSELF, "heads_attention": Launch.BY_ITSELF,
-    "fed_rows": Launch.WAITS_FIRST, "fed_experts": Launch.WAITS_FIRST,
+    "warp_specialized_rows": Launch.WAITS_FIRST, "warp_specialized_experts": Launch.WAITS_FIRST,
     "tile_product": Launch.IN_TURN, "helpers": Launch.IN_TURN,
     "attention_blocks": Launch.IN_TURN, "flash_attention": Launch.IN_TURN,
 }  # fmt: skip
@@ -89,10 +89,12 @@ def programs():
                 more = {f"W_{dtype.upper()}": 1} if dtype else {}
                 yield name, _sorted({**defines, **cut, **more})
     yield "rms_mul", _sorted({**COMMON, "LANES": 1024, "UNITS": 2})
-    yield "rope_heads", _sorted({**COMMON, "LANES": 64})
+    yield "rope_kv_write", _sorted({**COMMON, "LANES": 64})
     yield "sum_add", _sorted({**COMMON, "LANES": 64, "COUNT": 4})
+    for norm in (0, 1):
+        yield "sum_norm", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, "NORM": norm})
     for cut in ROUTES:
-        yield "route", _sorted({**COMMON, **cut})
+        yield "moe_router", _sorted({**COMMON, **cut})
     yield from attention_programs()
     for dtype, planes in (
         ("F32", 2),

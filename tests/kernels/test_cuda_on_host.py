@@ -64,7 +64,22 @@ class Tens(ctypes.Structure):
     ]
 
 
-KINDS = {"Tens": Tens, "float": ctypes.c_float, "int": ctypes.c_int32, "i64": ctypes.c_int64}
+class Nd(ctypes.Structure):
+    _fields_ = [
+        ("off", ctypes.c_int64 * 4),
+        ("s", ctypes.c_int64 * 32),
+        ("n", ctypes.c_int32 * 8),
+    ]
+
+
+class Sliding(ctypes.Structure):
+    _fields_ = [("off", ctypes.c_int64 * 4), ("rest", ctypes.c_int32 * 25)]
+
+
+KINDS = {
+    "Tens": Tens, "Nd": Nd, "Sliding": Sliding,
+    "float": ctypes.c_float, "int": ctypes.c_int32, "i64": ctypes.c_int64,
+}  # fmt: skip
 
 
 class Library:
@@ -109,8 +124,8 @@ class Library:
 
 
 class CudaOnHost(BaseDevice):
-    def __init__(self, folder):
-        super().__init__(host_facts("cuda-on-host", supported_ops()), {})
+    def __init__(self, folder, ops=None):
+        super().__init__(host_facts("cuda-on-host", ops or supported_ops()), {})
         self._folder, self._libraries = folder, {}
 
     def compile(self, nodes, stream):

@@ -1,4 +1,4 @@
-"""Products with the weights of chosen experts, on the host; see ``test_fibers_fed``."""
+"""Products with weights of chosen experts, on the host; see ``test_fibers_warp_specialized``."""
 
 from dataclasses import dataclass
 
@@ -66,7 +66,7 @@ def run_experts(runner, c, wrong=None):
         given["ids"][-1, -1] = wrong
     nodes, memory = laid_out(graph, given)
     call = one_call(nodes, groups, c.units)
-    assert call.kernel == "fed_experts"
+    assert call.kernel == "warp_specialized_experts"
     runner.fault[:] = 0
     runner.run(call, {call.label: 7})
     return graph, memory, values
@@ -78,6 +78,8 @@ CHOSEN = [
     Chosen("scaled", "mxfp4", 2880, tokens=2, each=True, rows=5),
     Chosen("swiglu", "f16", 320, used=3),
     Chosen("swiglu_oai", "mxfp4", 288, tokens=2, used=3),
+    Chosen("swiglu", "q4_k", 512, used=3),
+    Chosen("scaled", "q6_k", 256, each=True),
 ]
 FORMS_OF_EXPERTS = ("product", "biased", "scaled", "swiglu", "swiglu_oai")
 SLOW_CHOSEN = [

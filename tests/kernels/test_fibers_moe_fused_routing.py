@@ -61,7 +61,7 @@ def lowered(nodes, c):
 
     group = Group(c.pattern, tuple(n.node for n in nodes[3:]))
     nodes = [*nodes[:3], *(replace(n, group=group) for n in nodes[3:])]
-    return lower(nodes, replace(H200, units=c.units))[0]
+    return lower(nodes, replace(H200, num_sms=c.units))[0]
 
 
 def prepared(c):
@@ -98,7 +98,7 @@ def test_routed(runner, case):
     for runner.seed in SEEDS:
         nodes, memory = laid_out(graph, values)
         (call,) = lowered(nodes, case)
-        assert (call.kernel, dict(call.defines)["ROUTED"]) == ("fed_experts", "1")
+        assert (call.kernel, dict(call.defines)["ROUTED"]) == ("warp_specialized_experts", "1")
         runner.fault[:] = 0
         runner.run(call)
         assert not runner.fault.any()
@@ -128,7 +128,7 @@ def test_what_groups_still_read_is_written_by_nobody(places):
     for above, below in places.items():
         memory[roots[above]] = memory[roots[below]]
     kernels = [call.kernel for call in lowered(bound_nodes(graph, memory), case)]
-    assert kernels == ["route_chosen", "fed_experts"]
+    assert kernels == ["route_chosen", "warp_specialized_experts"]
 
 
 @pytest.mark.parametrize("case", [Case(experts=129), Case(tokens=4, used=2)], ids=str)

@@ -126,7 +126,7 @@ def test_a_layer(runner, case, in_place):
     from ggsched_cuda_kernels.pdl_prefetch import DEFINE
 
     graph, values = layer(case)
-    profile = replace(H200, units=case.units)
+    profile = replace(H200, num_sms=case.units)
     nodes, memory = bound(graph, values, in_place)
     (call,), _ = lower(nodes, profile)
     assert call.kernel == "heads_attention"

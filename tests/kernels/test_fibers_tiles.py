@@ -1,4 +1,4 @@
-"""Warp-specialised tile products on tensor cores, on the host; see ``test_fibers_fed``.
+"""Tile products on tensor cores, on the host; see ``test_fibers_warp_specialized``.
 
 The host's unit takes its factors apart as the machine-independent code says that lanes hold them.
 """

@@ -17,11 +17,14 @@ from ggsched.ir.dtype import dtype_by_name
 from ggsched.ir.tensor import Role, contiguous_strides
 from ggsched.testing.generators.values import LeafRule, leaf_values
 from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_kernels.block_bytes import BYTE_BLOCKS, OWN_CODE
 from tests.kernels.test_fibers import H200, NEEDS, Memory, laid_out
 
 pytestmark = NEEDS
 
 SEEDS = (1, 2)
+BY_FIELDS = tuple(t for t in BYTE_BLOCKS if t not in OWN_CODE)
+"""Types whose bytes are put together from the bit fields of their layouts."""
 
 
 def weight(g, name, shape, kind, inside):
@@ -46,7 +49,7 @@ def one_call(nodes, groups, units):
     for pattern, members in groups:
         for i in members:
             nodes[i] = replace(nodes[i], group=Group(pattern, members))
-    (call,), scratch = lower(nodes, replace(H200, units=units))
+    (call,), scratch = lower(nodes, replace(H200, num_sms=units))
     assert not scratch
     return call
 
@@ -75,14 +78,15 @@ def check(graph, memory, wanted):
 NUMBERS = ("GATED", "ROWS", "TEAMS", "TILES", "LANES")
 
 
-@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0", "q4_0", "mxfp4"])
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", *map(str, BYTE_BLOCKS)])
 def test_sets_of_rows(tmp_path, kind):
     """Whatever the extent, a set has rows, its lanes suffice, and warps have places in it."""
     from ggsched_cuda_kernels.sources import text_of
     from ggsched_cuda_kernels.warp_specialized.tile_config import cut_for
 
     dtype, cuts = dtype_by_name(kind), set()
-    for k, sides in product(range(32, 16385, 32), (1, 2)):
+    step = max(32, dtype.block)
+    for k, sides in product(range(step, 16385, step), (1, 2)):
         strides = contiguous_strides(dtype, (9, k))
         w = Operand(None, 0, 9 * strides[0], dtype, (9, k), strides)
         cut = cut_for([w] * sides, H200)
@@ -92,7 +96,7 @@ def test_sets_of_rows(tmp_path, kind):
     assert cuts
     names = "MIN|MAX|TILE_ROWS|[A-Z_]*(?:SIDES|WARPS|EACH|SUMS|BATCH|SET)"
     lines = re.findall(rf"^#define (?:{names})\b.*$",
-                       text_of("fed_rows"), re.MULTILINE)  # fmt: skip
+                       text_of("warp_specialized_rows"), re.MULTILINE)  # fmt: skip
     for values in sorted(cuts):
         for name, value in zip(NUMBERS, values, strict=True):
             lines += [f"#undef {name}", f"#define {name} {value}"]
@@ -216,6 +220,10 @@ CASES = [
     Case("gated", "q4_0", 64, rows=150, units=2, inside=True),
     Case("twice_in_place", "f32", 64, rows=37),
     Case("two", "mxfp4", 288, rows=100, units=1),
+    *(Case("plain", str(t), 512, rows=9, inside=True) for t in BY_FIELDS),
+    Case("normed_gated", "q4_k", 2304, rows=40),
+    Case("summed", "q6_k", 768, rows=30, units=2, inside=True),
+    Case("normed_three", "q2_k", 256, rows=70),
 ]
 SLOW = [
     *(Case("plain", kind, k) for kind in ("f32", "f16", "bf16") for k in (64, 320, 2880)),
@@ -231,6 +239,9 @@ SLOW = [
     Case("plain", "mxfp4", 32, rows=300, units=2, inside=True),
     Case("plain", "f16", 8, rows=200, units=1),
     Case("plain", "mxfp4", 4096),
+    *(Case(form, str(t), 4096, rows=50, inside=True) for t in BY_FIELDS
+      for form in ("normed_three", "gated", "twice")),
+    *(Case("added", str(t), 14336, rows=9, units=2) for t in BY_FIELDS),
 ]  # fmt: skip
 ALL = [*CASES, *(pytest.param(c, marks=pytest.mark.slow) for c in SLOW)]
 
@@ -243,7 +254,7 @@ def run_rows(runner, case, values=None):
     values = values_of(graph) | (values or {})
     nodes, memory = laid_out(graph, values)
     call = one_call(nodes, groups, case.units)
-    assert (call.source, call.kernel) == ("fed_rows", "fed_rows")
+    assert (call.source, call.kernel) == ("warp_specialized_rows", "warp_specialized_rows")
     assert 1 <= call.groups[0] <= case.units
     runner.run(call)
     return graph, memory, run_oracle(graph, values), call
@@ -276,7 +287,10 @@ def test_a_second_place(runner, monkeypatch, form, kind):
     assert (other.bytes[-32:] == 0xFF).all()
 
 
-BLOCKS = [("q8_0", 320), ("q4_0", 320), ("mxfp4", 320), ("q4_0", 736), ("mxfp4", 736)]
+BLOCKS = [
+    ("q8_0", 320), ("q4_0", 320), ("mxfp4", 320), ("q4_0", 736), ("mxfp4", 736),
+    ("q5_1", 320), ("q4_k", 512), ("q6_k", 512),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "k"), [("bf16", 320), *BLOCKS])

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import pytest
 
 from ggsched.backend.program import BoundNode, Operand
-from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0
+from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_1, Q4_K, Q6_K, Q8_0
 from ggsched.ir.tensor import contiguous_strides
 from ggsched_kernels import GPU, lower_nodes, warp_profile
 from ggsched_kernels.block_constants import KERNEL_BLOCKS, KERNEL_DTYPES
 from ggsched_kernels.lower_warps import WARP_BLOCKS
 
-H200 = warp_profile(units=132, local_nbytes=232448, has_tma=True)
-A100 = warp_profile(units=108, local_nbytes=166912, has_tma=False)
+H200 = warp_profile(num_sms=132, local_nbytes=232448, has_tma=True)
+A100 = warp_profile(num_sms=108, local_nbytes=166912, has_tma=False)
 FREE_NBYTES = 48 << 10
 
 
@@ -47,11 +47,13 @@ def test_kernels_by_type_and_columns(dtype, m):
     assert mul_mat(dtype, 4096, 4096, m, GPU)[0].kernel == ("matvec" if m <= 4 else "matmul")
 
 
-@pytest.mark.parametrize("dtype", [t for t in KERNEL_BLOCKS if t.name not in WARP_BLOCKS], ids=str)
-@pytest.mark.parametrize("m", [1, 4, 5, 9])
-def test_blocks_that_do_not_become_bytes_take_the_kernels_of_all_devices(dtype, m):
-    few = H200.few_rows
-    assert [c.kernel for c in mul_mat(dtype, 4096, 4096, m)] == ["matvec" if m <= few else "matmul"]
+def test_blocks_of_every_type_become_bytes():
+    assert set(WARP_BLOCKS) == {str(t) for t in KERNEL_BLOCKS}
+
+
+@pytest.mark.parametrize(("dtype", "offset"), [(Q4_K, 144 // 2), (Q4_1, 2), (Q6_K, 1)], ids=str)
+def test_blocks_that_do_not_begin_where_words_are_loaded(dtype, offset):
+    assert [c.kernel for c in mul_mat(dtype, 64, 4096, 1, offset=offset)] == ["matvec"]
 
 
 @pytest.mark.parametrize(
@@ -76,9 +78,10 @@ def test_a_weight_at_an_odd_place():
 
 
 @pytest.mark.parametrize("profile", [H200, A100], ids=["H200", "A100"])
-@pytest.mark.parametrize("dtype", [Q8_0, Q4_0, MXFP4], ids=str)
+@pytest.mark.parametrize("dtype", KERNEL_BLOCKS, ids=str)
 @pytest.mark.parametrize("k", [32, 320, 1056, 2080, 2880, 4096, 11008, 28672, 53248])
 def test_blocks_fit_local_memory(profile, dtype, k):
+    k = -(-k // dtype.block) * dtype.block
     for n in (1, 300, 5000, 128256):
         for m in (1, 2, 4, 8):
             for call in mul_mat(dtype, n, k, m, profile):

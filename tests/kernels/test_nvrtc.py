@@ -94,7 +94,7 @@ OF_A_GROUP = 1 << 16
 def test_groups_of_many_lanes_have_registers_enough(arch):
     from ggsched_cuda_kernels.sources import options_for, text_of
 
-    for name, defines in (p for p in ALL if p[0] == "route"):
+    for name, defines in (p for p in ALL if p[0] == "moe_router"):
         code = compiler().compile_text(text_of(name), options_for(arch, defines))
         counts = [int.from_bytes(found, "little") for found in REGISTERS.findall(code)]
         assert counts
@@ -102,7 +102,7 @@ def test_groups_of_many_lanes_have_registers_enough(arch):
 
 
 LEFT_BY_TWO = OF_A_GROUP - 2 * 288 * 72
-"""What two groups of ``fed_rows`` leave of a multiprocessor: one of attention has to fit in."""
+"""What two groups of ``warp_specialized_rows`` leave of a multiprocessor: one of attention fits."""
 
 
 FORMS = [("attention", {}), ("heads_attention", {"TOKENS": 1}),
@@ -147,7 +147,7 @@ def test_how_the_kernels_of_a_step_are_launched(hp):
         if call.launch is Launch.AT_HEAD:
             text = text_of(call.source, "on", call.launch)
             assert re.search(rf"^KERNEL\({call.kernel}\)[^{{]*{{ EARLY_START\(\);", text, re.M)
-    assert {"fed_rows", "heads_attention", "get_rows"} <= kernels
+    assert {"warp_specialized_rows", "heads_attention", "get_rows"} <= kernels
 
 
 def test_modes():

@@ -1,4 +1,4 @@
-"""Matrix-vector kernels with a warp that feeds the others, which only newer GPUs can run."""
+"""Matrix-vector kernels with a producer warp, which only newer GPUs can run."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from ggsched_kernels import SOURCES
 from ggsched_kernels.calls import Launch
 from tests.kernels.nvrtc import ARCHS, COMMON, NEEDS_BINDINGS, compiler
 from tests.kernels.test_nvrtc import ptx
-from tests.kernels.tile_configs import FEEDER
+from tests.kernels.tile_configs import PRODUCER
 
 pytestmark = NEEDS_BINDINGS
 
@@ -14,7 +14,7 @@ FIRST_ARCH = 90
 
 
 def defines(weight):
-    every = {**COMMON, **FEEDER, f"W_{weight.upper()}": 1}
+    every = {**COMMON, **PRODUCER, f"W_{weight.upper()}": 1}
     return tuple(sorted((key, str(value)) for key, value in every.items()))
 
 
@@ -28,7 +28,7 @@ def test_compiles(weight, arch):
         assert compiler().compile_text(text, options_for(arch, defines(weight)))
 
 
-def test_the_feeder_waits_for_predecessors_too():
+def test_the_producer_waits_for_predecessors_too():
     """Those of experts start when their predecessor has ended, so that they need not wait."""
     for launch in (Launch.AT_HEAD, Launch.IN_TURN):
         entries = ptx("matvec_blocks", defines("q8_0"), "on", launch)

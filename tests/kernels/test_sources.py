@@ -26,7 +26,7 @@ from tests.kernels.nvrtc import OF_SOURCE
 from tests.kernels.tile_configs import cuts_of
 
 FOLDER = resources.files(ggsched_kernels)
-# Words of CUDA alone, for a warp that feeds the others.
+# Words of CUDA alone, for a producer warp.
 FEEDING = {"GATES_READY", "GATE_ANNOUNCE", "GATE_ARRIVE", "GATE_AWAIT", "GATE_OPEN", "COPY_SPAN"}
 WARP_HEADERS = sorted({header for headers in WARP_SOURCES.values() for header in headers})
 SHARED = ["common.h", "weights.h", *WARP_HEADERS, *(f"{name}.cl" for name in SOURCES)]

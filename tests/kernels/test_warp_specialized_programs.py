@@ -1,4 +1,4 @@
-"""Kernels with fed weights compile for GPUs that run them, spill nothing, and read nothing early.
+"""Warp-specialised kernels compile for GPUs that run them, spill nothing, and read nothing early.
 
 Weights that nobody writes may be fetched before the predecessor has ended; all else stands behind
 a wait on every path, and the walk through the machine-independent code says so.
@@ -12,7 +12,11 @@ from ggsched_cuda_kernels.programmatic_launch import FIRST_ARCH
 from ggsched_kernels.calls import Launch
 from tests.kernels.nvrtc import ARCHS, compiler, launch_of
 from tests.kernels.ptx import BULK, WAIT, address_of, before_wait, kernels_of, parameters_behind
-from tests.kernels.warp_specialized_programs import FED, fed_programs, label
+from tests.kernels.warp_specialized_programs import (
+    WARP_SPECIALIZED,
+    label,
+    warp_specialized_programs,
+)
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
@@ -21,7 +25,7 @@ def of_type(program):
     return next(key for key, _ in program[1] if key.startswith("W_"))
 
 
-ALL = fed_programs()
+ALL = warp_specialized_programs()
 # Of each source one program of every type, and one with every norm and gate.
 FEW = list({(p[0], of_type(p)): p for p in ALL}.values())
 FORMS = list({(p[0], *(dict(p[1])[key] for key in ("NORM", "GATED"))): p for p in ALL}.values())
@@ -32,7 +36,7 @@ def some(few):
 
 
 NORM_WEIGHT = {"2", "3"}
-"""Parameters of ``fed_rows``: where the norm's weight is."""
+"""Parameters of ``warp_specialized_rows``: where the norm's weight is."""
 
 # In the section .nv.info: EIATTR_FRAME_SIZE, its size, the kernel's symbol, and how many bytes.
 FRAME = re.compile(rb"\x04\x11\x08\x00.\x00{3}(..)\x00{2}", re.DOTALL)
@@ -56,8 +60,8 @@ def frames_of(source, defines, arch, groups=1):
 
 def test_there_are_programs_of_all_types():
     assert len(FEW) == 2 * 6
-    assert {source for source, _ in ALL} == FED
-    assert {launch_of(source) for source in FED} == {Launch.WAITS_FIRST}
+    assert {source for source, _ in ALL} == WARP_SPECIALIZED
+    assert {launch_of(source) for source in WARP_SPECIALIZED} == {Launch.WAITS_FIRST}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +134,7 @@ def test_nothing_is_read_before_the_wait_if_weights_may_be_written(program):
     assert not [s.text for s in early if "launch_dependents" in s.text], "let in before it may run"
 
 
-@pytest.mark.parametrize("source", sorted(FED))
+@pytest.mark.parametrize("source", sorted(WARP_SPECIALIZED))
 def test_modes(source):
     program = next(p for p in FEW if p[0] == source)
     for constant in "01":

@@ -1,6 +1,6 @@
 """Kernels for devices with warps, run on PoCL with groups of many work-items, against the oracle.
 
-What CUDA adds to them (a warp that feeds the others, shuffles, the unit that multiplies matrices)
+What CUDA adds to them (a producer warp, shuffles, tensor cores)
 is emulated there by local memory and barriers; the lowering, the sums and all edges are the same.
 """
 
@@ -9,10 +9,11 @@ import pytest
 
 from ggsched.errors import BackendUnavailable, DeviceFault
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0
+from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q2_K, Q4_0, Q8_0
 from ggsched.testing.eager import run_direct
 from ggsched.testing.generators.values import LeafRule
 from ggsched_kernels import warp_profile
+from ggsched_kernels.block_bytes import BYTE_BLOCKS, OWN_CODE
 from tests.backends.against_oracle import check, tame
 
 pytestmark = pytest.mark.opencl
@@ -20,7 +21,10 @@ pytestmark = pytest.mark.opencl
 slow = pytest.mark.slow  # every type of weight is a program, and takes PoCL seconds to compile
 PLAIN = (F16, pytest.param(F32, marks=slow), pytest.param(BF16, marks=slow))
 BLOCKS = (Q8_0, pytest.param(Q4_0, marks=slow), pytest.param(MXFP4, marks=slow))
-PROFILE = warp_profile(units=2, local_nbytes=150 << 10, has_tma=False)
+BY_FIELDS = [t for t in BYTE_BLOCKS if t not in OWN_CODE]
+FIELDS = [Q2_K, *(pytest.param(t, marks=slow) for t in BY_FIELDS if t is not Q2_K)]
+"""Types whose bytes are put together from fields: one with parts of 16, sums, and super-blocks."""
+PROFILE = warp_profile(num_sms=2, local_nbytes=150 << 10, has_tma=False)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +65,18 @@ def test_blocks(device, dtype, n, k, m):
     graph = product(dtype, n, k, m)
     assert kernels(device, graph) == ["matvec_blocks"]
     check(device, graph, tame(graph), atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", FIELDS, ids=str)
+@pytest.mark.parametrize("m", [3, pytest.param(1, marks=slow), pytest.param(8, marks=slow)])
+def test_blocks_by_their_fields(device, dtype, m):
+    g = GraphBuilder()
+    w, x = g.weight("w", (40, 768), dtype), g.input("x", (m, 768))
+    experts, ids = g.weight("v", (4, 21, 256), dtype), g.input("ids", (m, 2), I32)
+    chosen = g.mul_mat_id(experts, g.input("z", (m, 1, 256)), ids)
+    graph = g.build(g.mul_mat(w, x), g.mul_mat(g.rows(w, 3, 20), x), chosen)
+    assert {name.removesuffix("_id") for name in kernels(device, graph)} == {"matvec_blocks"}
+    check(device, graph, tame(graph, ids=LeafRule("ids", bound=4)), atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", BLOCKS, ids=str)

@@ -3,8 +3,8 @@
 _BLOCKS = {"BLOCKS": 8, "STAGES": 2, "ALIGNED": 0, "LOCAL_NBYTES": 90112}
 CUTS = {
     "matvec_blocks": (
-        {"LANES": 256, "COLS": 1, "FEEDER": 0, **_BLOCKS},
-        {"LANES": 512, "COLS": 8, "FEEDER": 0, **_BLOCKS, "ALIGNED": 1, "BLOCKS": 4},
+        {"LANES": 256, "COLS": 1, "PRODUCER": 0, **_BLOCKS},
+        {"LANES": 512, "COLS": 8, "PRODUCER": 0, **_BLOCKS, "ALIGNED": 1, "BLOCKS": 4},
     ),
     "matvec_rows": (
         {"SPAN": 32, "SPLIT": 1, "ROWS": 4, "VECTORS": 2, "COLS": 1},
@@ -12,7 +12,7 @@ CUTS = {
     ),
     "matvec_sums": ({"SPAN": 16, "DEPTH": 4, "COLS": 4},),
 }
-FEEDER = {"LANES": 256, "COLS": 1, "FEEDER": 1, **_BLOCKS, "ALIGNED": 1}
+PRODUCER = {"LANES": 256, "COLS": 1, "PRODUCER": 1, **_BLOCKS, "ALIGNED": 1}
 """From compute capability 9.0 on."""
 
 

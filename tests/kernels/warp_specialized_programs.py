@@ -1,4 +1,4 @@
-"""Programs of the kernels with fed weights, as steps of well-known models ask for them."""
+"""Programs of the warp-specialised kernels, as steps of well-known models ask for them."""
 
 from dataclasses import replace
 from functools import cache
@@ -14,7 +14,7 @@ from ggsched_kernels import warp_profile
 from tests.passes.machines import device, machine
 
 H200 = warp_profile(132, 232448, True)
-FED = frozenset({"fed_rows", "fed_experts"})
+WARP_SPECIALIZED = frozenset({"warp_specialized_rows", "warp_specialized_experts"})
 DTYPES = (BF16, F16, F32, Q8_0, Q4_0, MXFP4)
 MODELS = (LLAMA_1B, LLAMA_8B, GPT_OSS_20B)
 
@@ -44,13 +44,13 @@ def calls_of(hp, dtype, *, constant, n_tokens=1, profile=H200):
 
 
 @cache
-def fed_programs():
-    """Return (source, definitions) of every program of fed kernels in those models, sorted."""
+def warp_specialized_programs():
+    """Return (source, definitions) of every such program in those models, sorted."""
     found = set()
     for hp in MODELS:
         for dtype in DTYPES:
             for call in calls_of(hp, dtype, constant=True):
-                if getattr(call, "source", "") in FED:
+                if getattr(call, "source", "") in WARP_SPECIALIZED:
                     found.add((call.source, call.defines))
     return sorted(found)
 

@@ -6,9 +6,12 @@ import pytest
 from ggsched.errors import UsageError
 from ggsched.ir import Role
 from ggsched.ir.dtype import BF16, F16
+from ggsched.ir.graph import verify_graph
+from ggsched.models.cache_rows import CacheRows
 from ggsched.models.graph import build_model_graph
 from ggsched.models.load import load_model
 from tests.models.helpers import ORACLE, D, Runner, tiny_arrays, tiny_gguf
+from tests.models.reference_models import REFERENCES, write_reference
 
 TOKENS = [3, 1, 4, 1, 5, 2, 6]
 SIZES = {"n_tokens": 2, "n_kv": 32, "n_out": 1, "n_ctx": 64}
@@ -192,3 +195,26 @@ def test_yarn_changes_the_result_and_stays_finite(tmp_path):
     plain, yarn = logits(tmp_path, "gpt-oss"), logits(tmp_path, "gpt-oss", meta=meta)
     assert np.isfinite(yarn).all()
     assert np.abs(plain - yarn).max() > 1e-4
+
+
+# --- other rows of the cache -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_graphs_of_other_rows_are_what_would_be_built(tmp_path, name):
+    spec = load_model(write_reference(tmp_path / "m.gguf", name)).spec
+    few, more = (build_model_graph(spec, n_tokens=2, n_kv=n, n_out=1, n_ctx=200) for n in (97, 131))
+    alike = CacheRows.of(few, 97)
+    assert alike is not None
+    made = alike.with_rows(131)
+    assert (made.digest, made.name) == (more.digest, more.name)
+    verify_graph(made)
+    assert few.digest != more.digest
+
+
+def test_rows_that_another_extent_has_too_are_not_told_apart():
+    """Of as many rows as tokens, or as the model is wide, each graph is built."""
+    spec = load_model(ORACLE / "llama-tiny-f32.gguf").spec
+    for n_tokens, n_kv in ((32, 32), (2, spec.hparams.n_embd)):
+        graph = build_model_graph(spec, n_tokens=n_tokens, n_kv=n_kv, n_out=1, n_ctx=512)
+        assert CacheRows.of(graph, n_kv) is None

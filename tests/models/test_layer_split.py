@@ -1,5 +1,6 @@
 """Splits of layers: as good as the best of all contiguous ones, and within memory."""
 
+import re
 from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise
 
@@ -121,8 +122,15 @@ class TestOfAModel:
         uneven = replace(rates, devices=(rates.devices[0], slow, rates.devices[2]))
         found = balanced_layers(llama, topology, uneven, Offload(), SIZE, n_ctx=64)
         assert found.counts == (6, 2)
-        offload = Offload(split_by="cost", stage_layers=found.counts)
+        assert re.fullmatch(
+            r".*s predicted for \d+ tokens; with block 6 this one would take .*s", found.reasons[0]
+        )
+        offload = Offload(split_by="cost", stage_layers=found.counts, stage_reasons=found.reasons)
         homes = find_homes(llama, topology, offload)
+        here = f"stage 1 of 2 (blocks 0 to 5): {found.reasons[0]}"
+        assert homes.reasons["blk.3.attn_q.weight"] == f"block 3 is in {here}"
+        there = f"stage 2 of 2 (block 6 and the output layer): {found.reasons[1]}"
+        assert homes.reasons["output.weight"] == f"output layer; {there}"
         assert [where(homes, rf"^blk\.{i}\.") for i in range(7)] == [{0}] * 6 + [{1}]
         assert where(homes, r"^output") == {1}
         assert where(homes, r"^token_embd") == {2}
@@ -135,6 +143,8 @@ class TestOfAModel:
             llama, topology, rates, Offload(), SIZE, n_ctx=64, limits=(2 * one, None)
         )
         assert found.counts == (2, 6)
+        assert found.reasons[0].endswith("with block 2 this one has no room")
+        assert re.search("with block 2 stage 1 has no room$", found.reasons[1])
         with pytest.raises(UsageError, match="no split of 8 layers fits 2 devices"):
             balanced_layers(llama, topology, rates, Offload(), SIZE, n_ctx=64, limits=(0, 0))
 
@@ -144,6 +154,9 @@ class TestOfAModel:
         for offload in (Offload(split_by="equal"), Offload(tensor_split=(1.0, 1.0))):
             homes = find_homes(llama, topology, offload)
             assert [where(homes, rf"^blk\.{i}\.") for i in (0, 3, 4, 6)] == [{0}, {0}, {1}, {1}]
+            assert homes.reasons["blk.0.k_cache"].startswith(
+                "block 0 is in stage 1 of 2 (blocks 0 to 3): in "
+            )
             assert where(homes, r"^token_embd") == {0}  # where a micro-batch enters
         with pytest.raises(UsageError, match="no devices to divide layers among"):
             balanced_layers(

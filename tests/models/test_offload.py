@@ -223,7 +223,7 @@ class TestOverrides:
         with pytest.raises(UsageError, match=f"names the device '{name}'.*gpu:0, cpu:0"):
             find_homes(llama, GPU_CPU, Offload(overrides=(rule("x", name),)))
 
-    def test_that_match_nothing_are_told(self, llama):
+    def test_that_match_nothing_are_reported(self, llama):
         offload = Offload(overrides=(rule("ffn_up", "cpu:0"), rule("nothing", "cpu:0")))
         assert find_homes(llama, GPU_CPU, offload).unused == ("nothing",)
 

@@ -279,6 +279,35 @@ def flow_shop_s(seconds):
     return ends[-1]
 
 
+@pytest.mark.parametrize(
+    ("p", "m"), [(2, 1), (2, 3), (2, 64), (3, 16), (5, 2), (6, 1), (7, 4), (8, 1), (8, 16)]
+)
+def test_devices_idle_as_the_closed_form_says(p, m):
+    """With the embedding and the output layer, which make stages not quite equal."""
+    spec, step = spec_of(replace(LLAMA_8B, n_layer=4 * p), BF16), 64
+    topology, sizes = gpus(p), dict.fromkeys(("n_ctx", "n_batch"), m * step)
+    rates = guessed_rates(topology)
+    with session(spec, topology, **sizes, n_ubatch=step) as s:
+        together = MicroBatches(s.scheduler, s.constraints, rates, mode="on")
+        parts = [MicroBatch(s.graph(step, k * step, 1), k == m - 1) for k in range(m)]
+        plan = together.plan(parts)
+        made = predict_step(together._batch(parts).joined.graph, plan, rates)
+    by_stage = [[] for _ in range(p)]
+    for span in made.timeline.spans:
+        command, took = plan.commands[span.command], span.end_s - span.start_s
+        own = by_stage[plan.streams.streams[command.stream].device]
+        if isinstance(command, Launch):
+            own.append(took)
+        elif isinstance(command, Copy):  # behind the launch, on its stream
+            own[-1] += took
+    ideal_s = flow_shop_s(list(zip(*by_stage, strict=True)))
+    busy = sum(map(sum, by_stage))
+    assert made.seconds == pytest.approx(ideal_s, rel=0.01)
+    idle = 1 - busy / (p * made.seconds)
+    # Of four blocks a stage, one may have half a block more than its share.
+    assert idle == pytest.approx((p - 1) / (m + p - 1), abs=0.13)
+
+
 @pytest.mark.parametrize("p", STAGES)
 @pytest.mark.parametrize("drop", [(), ("output.weight",)], ids=["own output", "tied"])
 class TestRun:

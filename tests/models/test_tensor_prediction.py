@@ -5,17 +5,20 @@ model's, with rates guessed by kind of device: 800 GB/s of memory and links of 2
 copy. Faster links and slower memory gain more, so the bounds are those of a modest machine.
 """
 
+import json
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from benchmarks.gpu import tensor
 from benchmarks.gpu.shapes import LLAMA_8B, spec_of
 from ggsched.ir.dtype import BF16
 from ggsched.models.batches import MicroBatches
 from ggsched.passes.cost.predict import predict_step
 from ggsched.plan.command import Copy, HostSync
 from ggsched.sanitize import check_plan
+from ggsched.testing.sim import SimConfig, SimWorld
 from ggsched.topology.cost import guessed_rates
 from tests.models.test_stages import gpus, micro_batches, session
 
@@ -146,3 +149,30 @@ def test_stages_of_two_pipeline_a_prompt():
         assert all(check_plan(plan).is_clean for _, plan in plans)
         seconds[p] = sum(predict_step(g, plan, rates).seconds for g, plan in plans)
     assert seconds[2] / seconds[4] > 1.4  # ideal for four micro-batches: 1.6
+
+
+def test_the_benchmark_measures_all_ways(monkeypatch):
+    """``python -m benchmarks.gpu.tensor``, of a tiny model on simulated devices."""
+    tiny = replace(
+        LLAMA_8B, n_layer=2, n_vocab=64, n_embd=64, n_head=4, n_head_kv=2, head_dim=32, n_ff=128,
+        rope=replace(LLAMA_8B.rope, n_dims=32),
+    )  # fmt: skip
+    monkeypatch.setattr(tensor, "CHAINS", (1, 3))
+    sims = [SimConfig(reads_peers=True)] * 2
+    found = {
+        how: tensor.exchange(SimWorld(sims).open_all(), 8, peers=how == "peers")
+        for how in ("peers", "copies")
+    }
+    assert [f["reads_peers"] for f in found.values()] == [True, False]
+    cases = {"sums": {**found, "apart": found["peers"]}}
+    sides = tensor.Sides(spec_of(tiny, BF16), SimWorld(sims).open_all(), 12, 4)
+    for way in ("one", "layer", "tensor"):
+        cases[f"llama-8b {way}"] = figures = sides.measure(way, 1, 8)
+        assert figures["difference"] < 1e-5
+    assert cases["llama-8b tensor"]["step_plan"]["reads_peers"]
+    made = tensor.ratios(cases)
+    assert set(tensor.TARGETS) - set(made) <= {
+        "sum of 16 KiB, us", "gpt-oss-20b layer prefill", "gpt-oss-20b layer decode"
+    }  # fmt: skip
+    assert "tensor decode" in tensor.table(made, cases, 12)
+    json.dumps(cases)

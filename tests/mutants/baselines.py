@@ -7,7 +7,7 @@ from typing import Final
 from ggsched.testing.conformance import Harness
 from ggsched.testing.sim import SimConfig
 from ggsched.testing.sim.harness import sim_harness
-from tests.mutants.mutate_offers import offering_harness
+from tests.mutants.mutate_exports import exports_harness
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ SIM_HOST: Final = _sim(
     "sim, host memory",
     SimConfig(is_host=True, kind="cpu", imports_host_memory=True, memory_nbytes=1 << 24),
 )
-OFFERING: Final = Baseline("offering", offering_harness)
+EXPORTS: Final = Baseline("exports", exports_harness)
 
 BASELINES: Final = (
     CPU,
@@ -56,5 +56,5 @@ BASELINES: Final = (
     SIM_APART,
     SIM_NO_EVENTS,
     SIM_HOST,
-    OFFERING,
+    EXPORTS,
 )

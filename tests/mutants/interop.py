@@ -4,15 +4,15 @@ from typing import Any
 
 import numpy as np
 
-from tests.mutants.baselines import OFFERING
+from tests.mutants.baselines import EXPORTS
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_offers import OfferingBuffer, OfferingStream
+from tests.mutants.mutate_exports import ExportingBuffer, ExportingStream
 
 # --- INT-1 ------------------------------------------------------------------------------------
 
 
-@breaks("INT-1", "DLPack exports a copy.", OFFERING)
-class ExportIsACopy(OfferingBuffer):
+@breaks("INT-1", "DLPack exports a copy.", EXPORTS)
+class ExportIsACopy(ExportingBuffer):
     """What is written later is not seen."""
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -20,8 +20,8 @@ class ExportIsACopy(OfferingBuffer):
         return np.array(self.memory).__dlpack__(**options)
 
 
-@breaks("INT-1", "DLPack exports words instead of bytes.", OFFERING)
-class ExportOfWords(OfferingBuffer):
+@breaks("INT-1", "DLPack exports words instead of bytes.", EXPORTS)
+class ExportOfWords(ExportingBuffer):
     """The type is a guess."""
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -30,8 +30,8 @@ class ExportOfWords(OfferingBuffer):
         return whole.view(np.float32).__dlpack__(**options)
 
 
-@breaks("INT-1", "DLPack exports the memory of a closed buffer.", OFFERING)
-class ExportOfClosedBuffer(OfferingBuffer):
+@breaks("INT-1", "DLPack exports the memory of a closed buffer.", EXPORTS)
+class ExportOfClosedBuffer(ExportingBuffer):
     """Somebody else may have it by now."""
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -43,7 +43,7 @@ class ExportOfClosedBuffer(OfferingBuffer):
 # --- INT-2 ------------------------------------------------------------------------------------
 
 
-class _Described(OfferingBuffer):
+class _Described(ExportingBuffer):
     """Changes a part of the description."""
 
     def changed(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class _Described(OfferingBuffer):
         return {**super().__cuda_array_interface__, **self.changed()}
 
 
-@breaks("INT-2", "__cuda_array_interface__ says that the buffer is read-only.", OFFERING)
+@breaks("INT-2", "__cuda_array_interface__ says that the buffer is read-only.", EXPORTS)
 class DescribedAsReadOnly(_Described):
     """Nobody could write to it."""
 
@@ -65,7 +65,7 @@ class DescribedAsReadOnly(_Described):
         return {"data": (self.memory.ctypes.data, True)}
 
 
-@breaks("INT-2", "__cuda_array_interface__ gives the length rounded up.", OFFERING)
+@breaks("INT-2", "__cuda_array_interface__ gives the length rounded up.", EXPORTS)
 class DescribedAsLonger(_Described):
     """Its user reads what is behind."""
 
@@ -74,8 +74,8 @@ class DescribedAsLonger(_Described):
         return {"shape": (-(-self.nbytes // 64) * 64,)}
 
 
-@breaks("INT-2", "__cuda_array_interface__ describes a closed buffer.", OFFERING)
-class DescribedWhenClosed(OfferingBuffer):
+@breaks("INT-2", "__cuda_array_interface__ describes a closed buffer.", EXPORTS)
+class DescribedWhenClosed(ExportingBuffer):
     """The address was kept."""
 
     @property
@@ -87,8 +87,8 @@ class DescribedWhenClosed(OfferingBuffer):
 # --- INT-3 ------------------------------------------------------------------------------------
 
 
-@breaks("INT-3", "All streams have the handle of the default stream.", OFFERING)
-class HandleOfTheDefaultStream(OfferingStream):
+@breaks("INT-3", "All streams have the handle of the default stream.", EXPORTS)
+class HandleOfTheDefaultStream(ExportingStream):
     """What others enqueue is ordered with nothing."""
 
     def __cuda_stream__(self) -> tuple[int, int]:
@@ -97,8 +97,8 @@ class HandleOfTheDefaultStream(OfferingStream):
         return version, 0
 
 
-@breaks("INT-3", "__cuda_stream__ gives a version that does not exist.", OFFERING)
-class HandleOfAnotherVersion(OfferingStream):
+@breaks("INT-3", "__cuda_stream__ gives a version that does not exist.", EXPORTS)
+class HandleOfAnotherVersion(ExportingStream):
     """Its users refuse it."""
 
     def __cuda_stream__(self) -> tuple[int, int]:
@@ -107,8 +107,8 @@ class HandleOfAnotherVersion(OfferingStream):
         return 1, handle
 
 
-@breaks("INT-3", "__cuda_stream__ gives the handle of a closed stream.", OFFERING)
-class HandleOfAClosedStream(OfferingStream):
+@breaks("INT-3", "__cuda_stream__ gives the handle of a closed stream.", EXPORTS)
+class HandleOfAClosedStream(ExportingStream):
     """The driver may have given it to another one."""
 
     def __cuda_stream__(self) -> tuple[int, int]:

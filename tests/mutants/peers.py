@@ -1,4 +1,4 @@
-"""COL-1, COL-2, COL-3: launches that read a peer wrongly, too early or too late."""
+"""COL-1 to COL-4: launches that read a peer wrongly, too early or too late; graphs without it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ggsched.backend.base import BaseDevice, BaseProgram, BaseStream
+from ggsched.backend.list_capture import RecordedCapture
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
 from ggsched.errors import UsageError
@@ -226,3 +227,78 @@ class WaitsForPeersAreLeftOut(BaseStream):
         backend = self.device.facts.backend
         if event.device is self.device or event.device.facts.backend != backend:
             super().wait(event)
+
+
+# --- COL-4 ------------------------------------------------------------------------------------
+
+
+@breaks("COL-4", "Streams of peers are not captured.", CPU)
+class PeersAreNotCaptured(BaseDevice):
+    """A capture is of one device."""
+
+    def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
+        """Refuse what is another's."""
+        if any(stream.device is not self for stream in streams):
+            raise UsageError("the stream belongs to another device")
+        return super().begin_capture(streams)
+
+
+@breaks("COL-4", "What a peer's stream is given in a capture is lost.", CPU)
+class PeerCommandsAreLost(BaseDevice):
+    """The graph has the device's own commands."""
+
+    def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
+        """Forget what others are given."""
+        capture = super().begin_capture(streams)
+        add = capture.add
+
+        def own(stream: Any, command: Any, work: Callable[[], None]) -> None:
+            if stream.device is self:
+                add(stream, command, work)
+
+        capture.add = own  # type: ignore[method-assign]
+        return capture
+
+
+@breaks("COL-4", "A graph runs the commands of one device behind those of the other.", CPU)
+class PeersComeLast(BaseDevice):
+    """Events between devices are no edges of it."""
+
+    def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
+        """Put the device's own commands first."""
+        capture: Any = super().begin_capture(streams)
+        add, end, late = capture.add, capture.end, list[tuple[Any, Any, Any]]()
+
+        def sort(stream: Any, command: Any, work: Callable[[], None]) -> None:
+            if stream.device is self:
+                add(stream, command, work)
+            else:
+                late.append((stream, command, work))
+
+        def ended() -> Any:
+            for entry in late:
+                add(*entry)
+            return end()
+
+        capture.add, capture.end = sort, ended
+        made: RecordedCapture = capture
+        return made
+
+
+@breaks("COL-4", "A peer's stream stays captured.", CPU)
+class PeerStreamsStayCaptured(BaseDevice):
+    """The end of a capture is told to the device's own streams only."""
+
+    def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
+        """Give the others a capture that nobody ends."""
+        capture = super().begin_capture(streams)
+        stop, others = capture.stop, [s for s in streams if s.device is not self]
+
+        def stopped() -> None:
+            sinks = [getattr(s, "sink", None) for s in others]
+            stop()
+            for stream, sink in zip(others, sinks, strict=True):
+                stream.__dict__["sink"] = sink
+
+        capture.stop = stopped  # type: ignore[method-assign]
+        return capture

@@ -1,5 +1,6 @@
 """STR, EVT: streams and events that go wrong only from some number on, or while work is long."""
 
+from collections import deque
 from collections.abc import Callable
 from time import monotonic, sleep
 from typing import Any
@@ -36,6 +37,24 @@ class RingOfFifteenHundred(BaseStream):
     def _submit(self, command: Command, work: Callable[[], None]) -> None:
         if self.progress.enqueued - self.progress.done >= 1500:
             raise UsageError("the queue is full", where=self.progress.where)
+        super()._submit(command, work)
+
+
+@breaks("STR-2", "With a hundred transfers on the way the next one waits for room.", CPU)
+class RingOfAHundredTransfers(BaseStream):
+    """Each transfer holds a block of a pool until it is complete."""
+
+    def begin(self) -> None:
+        """Remember transfers that are on the way."""
+        self._ends: deque[int] = deque()
+
+    def _submit(self, command: Command, work: Callable[[], None]) -> None:
+        if command in ("upload", "download"):
+            while self._ends and self._ends[0] <= self.progress.done:
+                self._ends.popleft()
+            if len(self._ends) >= 100:
+                self.progress.require(self._ends[0], 20.0)
+            self._ends.append(self.progress.enqueued + 1)
         super()._submit(command, work)
 
 

@@ -95,19 +95,24 @@ def test_a_layer_of_gpt_oss_is_six_kernels():
     calls = lowered(*planned(1))
     layer = [call.kernel for call in calls if "blk.1." in call.label]
     assert layer == [
-        "fed_rows", "heads_attention", "fed_rows",
-        "fed_rows", "fed_experts", "fed_experts",
+        "warp_specialized_rows", "heads_attention", "warp_specialized_rows",
+        "warp_specialized_rows", "warp_specialized_experts", "warp_specialized_experts",
     ]  # fmt: skip
 
 
 KERNELS = {
-    "gated_oai": ["fed_experts"],
-    "weighted": ["fed_experts"],
-    "summed": ["fed_experts", "sum_add"],
-    "biased": ["fed_experts"],
-    "gated": ["fed_experts"],
-    "layer": ["fed_rows", "fed_experts", "fed_experts", "sum_add"],
-    "output": ["fed_rows"],
+    "gated_oai": ["warp_specialized_experts"],
+    "weighted": ["warp_specialized_experts"],
+    "summed": ["warp_specialized_experts", "sum_add"],
+    "biased": ["warp_specialized_experts"],
+    "gated": ["warp_specialized_experts"],
+    "layer": [
+        "warp_specialized_rows",
+        "warp_specialized_experts",
+        "warp_specialized_experts",
+        "sum_add",
+    ],
+    "output": ["warp_specialized_rows"],
 }
 
 

@@ -18,7 +18,7 @@ from ggsched.passes.place import Constraints
 from ggsched.passes.placement.automatic import Automatic
 from ggsched.plan.text import plan_text
 from ggsched.scheduler import Scheduler
-from ggsched.topology.cost import Link, MachineRates, Rates
+from ggsched.topology.cost import Link, MachineRates, Rates, guessed_rates
 from tests.passes.machines import device, machine
 
 WIDTH = 64
@@ -288,3 +288,54 @@ def test_nobody_can():
     two = machine(device("gpu:0", lacks=["add"]), device("gpu:1", lacks=["add"]))
     with pytest.raises(PlanError, match="no device supports add"):
         make_plan(chains("a", "b"), two, placement="auto")
+
+
+def branches(count):
+    """Return a graph of chains that meet at the end, each enough work to be worth a copy."""
+    g = GraphBuilder()
+    x = g.input("x", (32, 1024))
+    ends = []
+    for i in range(count):
+        y = x
+        for j in range(3):
+            y = g.mul_mat(g.weight(f"w{i}.{j}", (1024, 1024)), y)
+        ends.append(y)
+    total = ends[0]
+    for y in ends[1:]:
+        total = g.add(total, y)
+    return g.build(total)
+
+
+def on_processors(*names):
+    """Return a machine with a device on each of these processors, and equal rates."""
+    devices = (device(f"cpu:{i}", is_host=True, processor=name) for i, name in enumerate(names))
+    return machine(*devices)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_devices_on_one_processor_share_no_work(count):
+    """Two devices on the same cores take as long as one, and the events between them besides."""
+    graph = branches(count)
+    used = {}
+    for names in (("host", "host"), ("", ""), ("a", "b")):
+        topology = on_processors(*names)
+        rates = guessed_rates(topology)
+        plan = make_plan(graph, topology, Constraints(rates=rates), placement="cost")
+        used[names] = {choice.device for choice in plan.placement.choices}
+    assert len(used["host", "host"]) == 1
+    assert len(used["", ""]) == len(used["a", "b"]) == 2
+
+
+def test_work_of_two_devices_on_one_processor_adds_up():
+    """By prediction a graph cut in two there takes no less than on one device."""
+    graph = branches(2)
+    seconds = {}
+    for names in (("host", "host"), ("", "")):
+        topology = on_processors(*names)
+        rates = guessed_rates(topology)
+        for second in (0, 1):
+            pins = {n.id: second if n.id in (3, 4, 5) else 0 for n in graph.nodes}
+            plan = make_plan(graph, topology, Constraints(pins=pins, rates=rates))
+            seconds[names, bool(second)] = predict_step(graph, plan, rates).seconds
+    assert seconds[("host", "host"), True] >= seconds[("host", "host"), False]
+    assert seconds[("", ""), True] < 0.7 * seconds[("", ""), False]

@@ -101,7 +101,7 @@ def test_a_forgotten_graph_runs_again():
         ({"sizes": ()}, values(4), "positive"),
         ({"sizes": (0, 4)}, values(4), "positive"),
         ({"sizes": ("a",)}, values(4), "positive"),
-        ({"build": lambda n: None}, values(4), r"build\(4\): None is no graph"),
+        ({"build": lambda n: None}, values(4), r"build\(4\): None is not a graph"),
         ({}, {**values(3), "mask": np.zeros((1, 3), np.int32)}, "int32 holds no -inf as padding"),
         ({"limit": 0}, values(4), "at least one"),
         ({"inputs": {}}, values(4), "no input has the size"),

@@ -46,13 +46,13 @@ class Chromium:
     """A browser with one page. Use as a context manager."""
 
     def __init__(self):
+        path = find_chromium()
         self._folder = tempfile.mkdtemp(prefix="ggsched-chromium-")
         to_child, self._write = os.pipe()
         self._read, from_child = os.pipe()
         # Out of the way of 3 and 4, which are the browser's ends.
         ends = [fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in (to_child, from_child)]
         os.close(to_child), os.close(from_child)
-        path = find_chromium()
         quiet = os.open(os.devnull, os.O_WRONLY)
         # Nothing may be written over before it has been handed on: ``quiet`` may be 3 or 4.
         actions = [(os.POSIX_SPAWN_DUP2, quiet, fd) for fd in (1, 2)]

@@ -12,8 +12,9 @@ from ggsched.backend.probe import probe
 from ggsched.errors import DeviceFault
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
+from ggsched.passes.place import Constraints
 from ggsched.run.capture import captured_run
-from ggsched.run.capture_plan import Obstacle, plan_capture
+from ggsched.run.capture_plan import SHORT, Obstacle, plan_capture
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
@@ -121,6 +122,32 @@ def test_a_wait_for_the_segment_of_another_device_cuts():
         "it waits for e0, which is recorded outside",
         "the host waits",
     ]
+
+
+@pytest.mark.parametrize(("nodes", "reads_peers"), [(2, True), (2, False), (SHORT, True)])
+def test_peers_that_exchange_often_are_captured_together(nodes, reads_peers):
+    """Stages with long graphs stay apart, and so do devices that are no peers."""
+    w = PlanWriter(*(fake_device(f"gpu:{i}", reads_peers=reads_peers) for i in range(2)))
+    x, y = w.host_input("x", 64), w.host_output("y", 64)
+    values = [w.value(w.arena("compute", i, 256), 0, 64, of=x) for i in range(2)]
+    a, b = w.stream(0), w.stream(1)
+    streams = {a: values[0], b: values[1]}
+    w.transfer(a, x, values[0])
+    for _ in range(2):
+        for stream, other in ((a, b), (b, a)):
+            w.launch(stream, *(w.node("p", streams[stream]) for _ in range(nodes)))
+            w.order(stream, other)
+    w.transfer(a, values[0], y)
+    w.sync(a)
+    found = plan_capture(w.plan(), {0, 1})
+    if nodes < SHORT and reads_peers:
+        (segment,) = found.segments
+        assert (segment.start, segment.stop, segment.device) == (0, 14, 0)
+        assert segment.streams == (a, b)
+        assert not segment.tied
+    else:
+        assert {s.device for s in found.segments} == {0, 1}
+        assert len(found.segments) == 4
 
 
 @given(drawn=graphs(max_nodes=16), seed=seeds(), data=st.data())
@@ -269,3 +296,48 @@ def test_a_refused_capture_is_reported_and_the_commands_run(bound, caplog):
     assert made.report.captures == 0
     assert "no graphs today" in made.report.text()
     assert "refused" in caplog.text
+
+
+def test_peers_whose_capture_together_is_refused_are_captured_apart():
+    """A driver may refuse graphs of several devices; what runs then is as without peers."""
+    g = GraphBuilder("there and back")
+    at = g.input("x", (8,))
+    for _ in range(3):
+        at = g.scale(g.add(at, at), 0.5)
+        at = g.scale(g.add(at, at), 0.5)
+    graph = g.build(at)
+    devices = [open_backend().open_device(i) for i in range(2)]
+    begun = []
+
+    def refusing(device):
+        begin = device.begin_capture
+
+        def refuse(streams):
+            if len({s.device for s in streams}) > 1:
+                raise DeviceFault("one device at a time")
+            begun.append(device)
+            return begin(streams)
+
+        return refuse
+
+    for device in devices:
+        device.begin_capture = refusing(device)
+    pins = {n.id: n.id // 2 % 2 for n in graph.nodes}
+    plan = make_plan(graph, probe(devices), Constraints(pins=pins, reads_peers=True))
+    store = TensorStore(devices, {}, timeout_s=30)
+    executor = Executor(graph, plan, Resources(graph, plan, store), timeout_s=30)
+    made = capture(executor)
+    assert len({plan.streams.streams[q].device for q in made.report.plan.segments[0].streams}) == 2
+    for run in range(3):
+        x = np.arange(8, dtype=np.float32) + run
+        (out,) = executor.run({"x": x}).values()
+        np.testing.assert_array_equal(out, x)
+    assert set(begun) == set(devices)
+    assert made.report.captures == len(begun)
+    assert made.report.replays == RUNS * made.report.captures
+    assert "one device at a time" in made.report.text()
+    made.close()
+    executor.close()
+    store.close()
+    for device in devices:
+        device.close()

@@ -25,7 +25,7 @@ def plain():
     return g.build(g.silu(g.input("x", (2, 4))))
 
 
-def test_a_forked_process_is_told(monkeypatch):
+def test_a_forked_process_is_reported(monkeypatch):
     graph = plain()
     with Scheduler(["cpu:0"], settings=Settings()) as scheduler:
         scheduler.run(graph, {"x": X})

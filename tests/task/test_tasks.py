@@ -218,7 +218,7 @@ class TestFailures:
             g.add(3)
         with pytest.raises(GraphError, match="a cost of"):
             g.add(abs, x, cost=-1)
-        with pytest.raises(GraphError, match="an input is no output"):
+        with pytest.raises(GraphError, match="an input cannot be an output"):
             runner.run(g, {"x": 1}, [x])
         with pytest.raises(GraphError, match="at least one output"):
             runner.run(g, {}, [])

@@ -8,6 +8,7 @@ from ggsched_cpu.compiled.tasks import SERIAL_NBYTES, Task, address, bits, parts
 from ggsched_cpu.lowering_context import CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
 from ggsched_cpu_kernels.attention import SLOTS
+from ggsched_cpu_kernels.attention_blocks import fits, query_rows
 
 
 def attention(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
@@ -16,7 +17,8 @@ def attention(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
     out = node.out
     if not all(is_dense(a) for a in (k, v, q, out)):
         return None
-    (rows, groups, width), (tokens, heads, _) = k.shape, q.shape
+    (rows, groups), (tokens, heads, width) = k.shape[:2], q.shape
+    across = out.shape[2]
     mask = sinks = bounds = None
     if node.param("mask"):
         mask = np.broadcast_to(rest.pop(0), (heads, tokens, rows))
@@ -29,10 +31,16 @@ def attention(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
     given = [a for a in (mask, sinks, bounds) if a is not None]
     if not all(a.flags.aligned for a in given):
         return None
-    work = 4 * heads * tokens * rows * (width + v.shape[2])
-    wanted = parts_for(work, groups * tokens, kernels.threads)
-    part_tokens = max(1, tokens * groups // wanted)
-    token_parts = -(-tokens // part_tokens)
+    work = 4 * heads * tokens * rows * (width + across)
+    block = query_rows(kernels.target)
+    is_many = 2 * tokens * (heads // groups) >= block and fits(kernels.target, width, across)
+    if is_many:
+        part_tokens = 0  # a part is a block of rows, whatever the tokens
+        token_parts = -(-tokens * (heads // groups) // block)
+    else:
+        wanted = parts_for(work, groups * tokens, kernels.threads)
+        part_tokens = max(1, tokens * groups // wanted)
+        token_parts = -(-tokens // part_tokens)
     masks = (0, 0, 0) if mask is None else mask.strides
     values = {
         "k": address(k),
@@ -46,7 +54,7 @@ def attention(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
         "tokens": tokens,
         "share": heads // groups,
         "width": width,
-        "value_width": v.shape[2],
+        "value_width": across,
         "part_tokens": part_tokens,
         "token_parts": token_parts,
         "k_row": k.strides[0],
@@ -65,7 +73,8 @@ def attention(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
         "cap": bits(node.number("soft_cap")),
     }
     args = tuple(values[name] for name in SLOTS)
-    kernel = kernels.address(f"attention_{node.dtype(0)}", "attention")
+    family = "attention_blocks" if is_many else "attention"
+    kernel = kernels.address(f"{family}_{node.dtype(0)}", "attention")
     is_serial = kernels.threads == 1 or work < SERIAL_NBYTES
     return [Task(kernel, args, groups * token_parts, is_serial, 0, (k, v, q, out, *given))]
 

@@ -10,6 +10,7 @@ import numpy as np
 from ggsched.backend.arrays import Array
 from ggsched.ir.dtype import BF16, F16, F32, I32
 from ggsched.ir.rope import rope_table
+from ggsched_cpu.compiled import moves
 from ggsched_cpu.compiled.attention import attention
 from ggsched_cpu.compiled.products import is_dense, mul_mat, mul_mat_id
 from ggsched_cpu.compiled.recurrent import linear_attention, short_conv
@@ -21,7 +22,7 @@ from ggsched_cpu.compiled.tasks import (
     flat_task,
     row_task,
 )
-from ggsched_cpu.compiled.windows import conv
+from ggsched_cpu.compiled.windows import activations_of, conv, max_pool
 from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
 from ggsched_cpu_kernels.elements import is_compiled
@@ -94,6 +95,28 @@ def _sum_rows(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
     x = node.inputs[0]
     name = "sum_rows" if is_dense(x) else "sum_rows_strided"
     return _row(kernels.address(name, name), (x, node.out[..., 0]), x, kernels)
+
+
+_OF_ROWS: Final = {
+    "nd.reduce_mean": "mean_rows",
+    "nd.reduce_sum": "sum_rows",
+    "nd.reduce_max": "max_of_rows",
+}
+"""Kernels of reductions over the last axes."""
+
+
+def _reduce(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    x, axes = node.inputs[0], node.param("axes")
+    assert isinstance(axes, tuple)
+    kept = x.ndim - len(axes)
+    if {int(a) % x.ndim for a in axes} != set(range(kept, x.ndim)) or not axes:
+        return None
+    plain = all(a.flags.c_contiguous and a.flags.aligned for a in (x, node.out))
+    if x.dtype != np.float32 or not plain or not x.size:
+        return None
+    name = _OF_ROWS[node.bound.op]
+    rows = x.reshape(node.out.size, -1)
+    return _row(kernels.address(name, name), (rows, node.out.reshape(-1)), rows, kernels)
 
 
 def _top_k(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
@@ -221,6 +244,27 @@ def _rope(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] 
     return None if task is None else [*tasks, task]
 
 
+def emit_fused(
+    node: Node, following: Sequence[Node], site: CpuLoweringContext, kernels: Kernels
+) -> tuple[list[Task], int] | None:
+    """Return the tasks of a node and of some that follow it, and how many these are.
+
+    Args:
+        node: The node.
+        following: Single nodes behind it, in order.
+        site: State of the program.
+        kernels: What there is.
+
+    Returns:
+        None if the node is to be run by itself.
+    """
+    if node.bound.op != "nd.conv":
+        return None
+    activations = activations_of(node, following)
+    tasks = conv(node, site, kernels, activations) if activations else None
+    return None if tasks is None else (tasks, len(activations))
+
+
 def emit_group(
     nodes: Sequence[Node], site: CpuLoweringContext, kernels: Kernels
 ) -> list[Task] | None:
@@ -262,7 +306,10 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "add_id": _add_id,
     "rope": _rope,
     "nd.conv": conv,
+    "nd.max_pool": max_pool,
+    **dict.fromkeys(_OF_ROWS, _reduce),
+    **moves.EMITTERS,
 }
 """Ops that are not here are left to numpy."""
 
-__all__ = ["EMITTERS", "Emitter", "emit_group"]
+__all__ = ["EMITTERS", "Emitter", "emit_fused", "emit_group"]

@@ -29,7 +29,7 @@ MAX_CHOSEN: Final = 32
 """The same for rows with chosen experts."""
 
 _ROW_GROUP: Final = 4
-"""Parts of a product have a multiple of so many rows."""
+"""Parts of a product have a multiple of this number of rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,65 +1,263 @@
-"""Convolutions of few channels, one for each channel above all; numpy does the others by BLAS."""
+"""Convolutions: products of laid out windows, or, of few channels at a time, sums along rows."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, inf, prod
 from typing import Final
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ggsched.backend.arrays import Array
-from ggsched_cpu.compiled.tasks import Task, row_task
-from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node
+from ggsched.backend.program import Operand
+from ggsched.ir.dtype import F32
+from ggsched_cpu.compiled.tasks import Task, address, bits, parts_for, row_task
+from ggsched_cpu.lowering_context import CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
-from ggsched_cpu_kernels.windows import SLACK
+from ggsched_cpu_kernels.convolution import ACTIVATIONS, SLOTS, max_elements, panel_width
+from ggsched_cpu_kernels.elementwise import FORMULAS
+from ggsched_cpu_kernels.windows import LINES, SLACK
 
 MAX_CHANNELS: Final = 4
-"""Of a window; with more a product of matrices is faster."""
+"""Of a window that is summed along rows."""
+
+MAX_ROWS: Final = 3
+"""Rows of the weight for each group, where windows are summed along rows."""
 
 MAX_BATCH: Final = 16
 
+FLOPS_PER_BYTE: Final = 8
+"""A processor computes so much in the time in which it reads a byte, about."""
 
-def conv(node: Node, site: CpuLoweringContext, kernels: Kernels) -> Sequence[Call | Task] | None:
-    """Return a copy of the operand with its pads, and the task of each batch."""
+
+@dataclass(frozen=True, slots=True)
+class _Conv:
+    """A convolution in two dimensions.
+
+    Attributes:
+        x: Operand (N, C, H, W).
+        w: Weight (M, C / groups, kernel), contiguous.
+        bias: M elements.
+        out: Result, contiguous.
+        strides: Of windows, down and across.
+        dilations: Of their elements.
+        pads: Above, left, below, right.
+        groups: How many.
+    """
+
+    x: Array
+    w: Array
+    bias: Array
+    out: Array
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[int, ...]
+    groups: int
+
+
+def conv(
+    node: Node, site: CpuLoweringContext, kernels: Kernels, activations: Sequence[Node] = ()
+) -> list[Task] | None:
+    """Return the tasks of a convolution, and of ops on its results in their place."""
+    c = _bound(node)
+    if c is None:
+        return None
+    each, per = len(c.w) // c.groups, c.w.shape[1]
+    if per <= MAX_CHANNELS and each <= MAX_ROWS and c.strides[1] in (1, 2):
+        return _by_rows(c, site, kernels, activations) if len(c.x) <= MAX_BATCH else None
+    if prod(c.w.shape[1:]) > max_elements(kernels.target):
+        return None
+    return _by_tiles(c, site, kernels, activations)
+
+
+def activations_of(node: Node, following: Sequence[Node]) -> list[Node]:
+    """Return the nodes behind a convolution that replace its results, element by element.
+
+    Nothing but the next node can read what it overwrites, so they are as well written once.
+    """
+    found: list[Node] = []
+    place = node.bound.output
+    for other in following:
+        bound = other.bound
+        if bound.op not in ACTIVATIONS or bound.group or bound.output.dtype is not F32:
+            break
+        if not _is_same(bound.inputs[0], place) or not _is_same(bound.output, place):
+            break
+        found.append(other)
+    return found
+
+
+def _is_same(a: Operand, b: Operand) -> bool:
+    """Whether two operands have the same bytes in the same order."""
+    return a.buffer is b.buffer and (a.offset, a.shape, a.strides) == (b.offset, b.shape, b.strides)
+
+
+def _bound(node: Node) -> _Conv | None:
+    """Return a convolution in one or two dimensions that kernels take."""
     x, w, *rest = node.inputs
     out = node.out
     strides, dilations, pads = (_ints(node, n) for n in ("strides", "dilations", "pads"))
     n = x.ndim - 2
     plain = all(a.flags.c_contiguous and a.dtype == np.float32 for a in (w, out, *rest))
-    if n not in (1, 2) or not plain or x.dtype != np.float32 or len(x) > MAX_BATCH:
+    if n not in (1, 2) or not plain or x.dtype != np.float32:
         return None
-    if w.shape[1] > MAX_CHANNELS or strides[-1] not in (1, 2) or min(pads) < 0 or not out.size:
+    if min(pads) < 0 or not out.size or not w.size:
+        return None
+    if not all(a.flags.aligned for a in (x, w, out, *rest)):
         return None
     if n == 1:
         x, w, out = x[:, :, None], w[:, :, None], out[:, :, None]
         strides, dilations = (1, *strides), (1, *dilations)
         pads = (0, pads[0], 0, pads[1])
-    groups, per = int(node.number("group")), w.shape[1]
-    each = len(w) // groups
-    high, wide = x.shape[2] + pads[0] + pads[2], x.shape[3] + pads[1] + pads[3]
-    size = x.shape[0] * x.shape[1] * high * wide
-    memory = site.scratch((size + SLACK,))
-    data = memory[:size].reshape(*x.shape[:2], high, wide)
-    inside = data[:, :, pads[0] : pads[0] + x.shape[2], pads[1] : pads[1] + x.shape[3]]
-    steps: list[Call | Task] = [(_padded, (memory, inside, x))]
+    if x.shape[3] == w.shape[3] == out.shape[3] == 1:  # down is across
+        x, w, out = (a.swapaxes(2, 3) for a in (x, w, out))
+        strides, dilations = strides[::-1], dilations[::-1]
+        pads = (pads[1], pads[0], pads[3], pads[2])
     bias = rest[0] if rest else np.zeros(len(w), np.float32)
-    kernel = kernels.address("conv", f"stride{strides[1]}")
+    return _Conv(x, w, bias, out, strides, dilations, pads, int(node.number("group")))
+
+
+def _by_tiles(
+    c: _Conv, site: CpuLoweringContext, kernels: Kernels, activations: Sequence[Node]
+) -> list[Task]:
+    is_ready = not any(c.pads) and (c.x.shape[3] == 1 or c.x.strides[3] == c.x.itemsize)
+    data, tasks = (c.x, []) if is_ready else _padded(c.x, c.pads, 0, site, kernels)
+    (high, wide), item = data.shape[2:], data.itemsize
+    count, m, (down, across) = len(c.out), len(c.w) // c.groups, c.out.shape[2:]
+    per, height, width = c.w.shape[1:]
+    line = c.strides[0] * data.strides[2]
+    is_dense = high == 1 or data.strides[2] == wide * item
+    is_plain = prod(c.strides) == 1 == height * width
+    if is_plain and is_dense:  # one line of windows, whatever the shape
+        down, across = 1, down * across
+    windows = down * across
+    panel = panel_width(kernels.target)
+    work = 2 * count * c.groups * m * windows * prod(c.w.shape[1:])
+    wanted = ceil(parts_for(work // FLOPS_PER_BYTE, work, kernels.threads) / (count * c.groups))
+    chunk = panel * max(1, ceil(windows / panel / wanted))
+    chunks = ceil(windows / chunk)
+    tile_rows = 8 * max(1, ceil(m / 8 / ceil(wanted / chunks)))
+    row_chunks = ceil(m / tile_rows)
+    values = {
+        "x": address(data),
+        "w": address(c.w),
+        "bias": address(c.bias),
+        "out": address(c.out),
+        "channels": per,
+        "plane": data.strides[1],
+        "height": height,
+        "tap_row": c.dilations[0] * data.strides[2],
+        "width": width,
+        "tap": c.dilations[1] * item,
+        "across": across,
+        "line": line,
+        "step": c.strides[1] * item,
+        "windows": windows,
+        "rows": m,
+        "w_row": c.w.strides[0],
+        "out_row": c.out.strides[1],
+        "chunk": chunk,
+        "chunks": chunks,
+        "tile_rows": tile_rows,
+        "row_chunks": row_chunks,
+        "groups": c.groups,
+        "x_image": data.strides[0],
+        "x_group": per * data.strides[1],
+        "out_image": c.out.strides[0],
+        "out_group": m * c.out.strides[1],
+        "w_group": m * c.w.strides[0],
+        "bias_group": m * item,
+        "is_direct": int(is_plain and is_dense),
+    }
+    family, own = _family("conv", activations)
+    kernel = kernels.address(family, "conv")
+    args = (*(values[name] for name in SLOTS), *own)
+    parts = count * c.groups * chunks * row_chunks
+    keeps = data, c.w, c.bias, c.out
+    return [*tasks, Task(kernel, args, parts, wanted == 1 and parts == 1, 0, keeps)]
+
+
+def _padded(
+    x: Array,
+    pads: tuple[int, ...],
+    slack: int,
+    site: CpuLoweringContext,
+    kernels: Kernels,
+    fill: float = 0.0,
+) -> tuple[Array, list[Task]]:
+    """Return x with its pads, ``slack`` elements behind it, and the task that makes it."""
+    top, left, below, right = pads
+    shape = (*x.shape[:2], x.shape[2] + top + below, x.shape[3] + left + right)
+    data = site.scratch((prod(shape) + slack,))[: prod(shape)].reshape(shape)
+    own = address(x), *x.strides, top, x.shape[2], left, x.shape[3], bits(fill)
+    kernel = kernels.address("pad", "pad")
+    task = row_task(kernel, (data,), shape[:3], shape[3], kernels.threads, own, keeps=(x,))
+    assert task is not None  # three axes, and memory of its own
+    return data, [task]
+
+
+def _by_rows(
+    c: _Conv, site: CpuLoweringContext, kernels: Kernels, activations: Sequence[Node]
+) -> list[Task] | None:
+    data, tasks = _padded(c.x, c.pads, SLACK, site, kernels)
+    groups, per = c.groups, c.w.shape[1]
+    each, (down, across) = len(c.w) // groups, c.out.shape[2:]
+    family, numbers = _family("conv_rows", activations)
+    kernel = kernels.address(family, f"stride{c.strides[1]}")
     plane, line = data.strides[1], data.strides[2]
-    own = per, plane, w.shape[2], dilations[0] * line, w.shape[3], dilations[1] * 4
-    rows = (groups, each, out.shape[2])
-    for source, target in zip(data, out, strict=True):
-        begins = (per * plane, 0, strides[0] * line, 4)
+    step = c.strides[0] * line
+    window = per, plane, c.w.shape[2], c.dilations[0] * line, c.w.shape[3], c.dilations[1] * 4
+    own = *window, down, step, *numbers
+    rows = (groups, each, ceil(down / LINES))
+    for source, target in zip(data, c.out, strict=True):
         operands = (
-            as_strided(source, (*rows, wide), begins),
-            w.reshape(groups, each, 1, -1),
-            bias.reshape(groups, each, 1, 1),
-            target.reshape(*rows, -1),
-        )
-        keeps = (memory, bias)
-        task = row_task(kernel, operands, rows, out.shape[3], kernels.threads, own, keeps=keeps)
+            as_strided(source, (*rows, 1), (per * plane, 0, LINES * step, 4)),
+            c.w.reshape(groups, each, 1, -1),
+            c.bias.reshape(groups, each, 1, 1),
+            as_strided(
+                target, (*rows, 1), (each * target.strides[0], target.strides[0],
+                LINES * target.strides[1], 4),
+            ),
+        )  # fmt: skip
+        keeps = (data, c.bias, c.out)
+        task = row_task(kernel, operands, rows, across, kernels.threads, own, keeps=keeps)
         if task is None:
             return None
-        steps.append(task)
-    return steps
+        tasks.append(task)
+    return tasks
+
+
+def max_pool(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    """Return the tasks of a pool in one or two dimensions."""
+    x, out = node.inputs[0], node.out
+    kernel, strides, dilations, pads = (
+        _ints(node, n) for n in ("kernel", "strides", "dilations", "pads")
+    )
+    n = x.ndim - 2
+    if n not in (1, 2) or x.dtype != np.float32 or not out.flags.c_contiguous or not x.size:
+        return None
+    if min(pads) < 0 or strides[-1] not in (1, 2) or not (x.flags.aligned and out.flags.aligned):
+        return None
+    if n == 1:
+        x, out, kernel, strides = x[:, :, None], out[:, :, None], (1, *kernel), (1, *strides)
+        dilations, pads = (1, *dilations), (0, pads[0], 0, pads[1])
+    data, tasks = _padded(x, pads, SLACK, site, kernels, -inf)
+    (images, channels, down, across), line = out.shape, data.strides[2]
+    step, rows = strides[0] * line, (images, channels, ceil(down / LINES))
+    operands = (
+        as_strided(data, (*rows, 1), (*data.strides[:2], LINES * step, 4)),
+        as_strided(out, (*rows, 1), (*out.strides[:2], LINES * out.strides[2], 4)),
+    )
+    own = 1, 0, kernel[0], dilations[0] * line, kernel[1], dilations[1] * 4, down, step
+    address_of = kernels.address("max_rows", f"stride{strides[1]}")
+    task = row_task(address_of, operands, rows, across, kernels.threads, own, keeps=(data, out))
+    return None if task is None else [*tasks, task]
+
+
+def _family(name: str, activations: Sequence[Node]) -> tuple[str, list[int]]:
+    """Return the family of kernels with these activations, and their parameters."""
+    own = [bits(a.number(name)) for a in activations for name in FORMULAS[a.bound.op][1]]
+    return "+".join([name, *(a.bound.op for a in activations)]), own
 
 
 def _ints(node: Node, name: str) -> tuple[int, ...]:
@@ -68,7 +266,4 @@ def _ints(node: Node, name: str) -> tuple[int, ...]:
     return value
 
 
-def _padded(memory: Array, inside: Array, x: Array) -> None:
-    if inside.size != memory.size - SLACK:
-        memory.fill(0)
-    inside[...] = x
+__all__: Sequence[str] = ["activations_of", "conv", "max_pool"]

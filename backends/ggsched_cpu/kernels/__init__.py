@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from ggsched.backend.user_kernels import user_op_keys
-from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32
+from ggsched.ir.dtype import F32, FLOAT_DTYPES, I32
 from ggsched.ir.ops import BUILT_IN, LIBRARY_KEYS
 from ggsched.ir.shapes import KV_DTYPES
 from ggsched.topology.caps import op_key
@@ -42,7 +42,7 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
 
 _FIRST_OPERAND: Final = {
     "get_rows": (*FLOAT_DTYPES, I32),
-    "set_rows": (F32, F16),
+    "set_rows": KV_DTYPES,
     "mul_mat": FLOAT_DTYPES,
     "mul_mat_id": FLOAT_DTYPES,
     "attention": KV_DTYPES,

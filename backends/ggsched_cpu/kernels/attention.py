@@ -185,7 +185,7 @@ def _in_blocks(a: Heads, decode: Decoder | None, site: CpuLoweringContext) -> li
     logits = site.scratch((heads, tokens, count))
     room = None
     if decode is not None:
-        room = site.scratch((count, width)), site.scratch((count, a.v.shape[2]))
+        room = site.scratch((count, width)), site.scratch((count, a.out.shape[-1]))
     state = tuple(site.scratch((heads, rows)) for _ in range(2))
     part = site.scratch((heads, tokens, a.out.shape[-1]))
     small = tuple(site.scratch((heads, tokens)) for _ in range(2))

@@ -10,6 +10,7 @@ from ggsched.errors import UsageError
 from ggsched.ir.dtype import F32, I32
 from ggsched_cpu.dequant import Decoder, decoder
 from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node
+from ggsched_cpu.requant import ENCODERS, Encoder
 
 
 def unsigned(ids: Array) -> Array:
@@ -103,8 +104,15 @@ def _scatter_one(dst: Array, src: Array, id_: memoryview | Array, count: int) ->
     dst[row] = src
 
 
+def _scatter_encoded(dst: Array, src: Array, ids: Array, encode: Encoder) -> None:
+    dst[checked_ids(ids, dst.shape[0])] = encode(src)
+
+
 def _set_rows(node: Node, site: CpuLoweringContext) -> list[Call]:
     src, ids = node.inputs[1], unsigned(node.inputs[2])
+    encode = ENCODERS.get(node.dtype(0).name)
+    if encode is not None:
+        return [(_scatter_encoded, (node.out, src, ids, encode))] if ids.size else []
     if ids.size == 1:
         return [(_scatter_one, (node.out, src[0], only_id(ids), node.out.shape[0]))]
     return [(_scatter, (node.out, src, ids))] if ids.size else []

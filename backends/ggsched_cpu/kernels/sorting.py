@@ -35,7 +35,7 @@ def _select_row(row: Array, k: int) -> Array:
     above = np.flatnonzero(row > limit)
     equal = np.flatnonzero(row == limit)[: k - above.size]
     chosen = np.concatenate([above, equal])
-    if chosen.size != k:  # not a number is neither above nor equal
+    if chosen.size != k:  # NaN is neither above nor equal
         return np.argsort(-row, kind="stable")[:k]
     chosen.sort()
     return chosen[np.argsort(-row[chosen], kind="stable")]

@@ -35,6 +35,27 @@ def count_nodes(graph: Any) -> int:
     return int(count)
 
 
+_KERNEL: Final = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+
+
+def load_kernels(graph: Any) -> None:
+    """Load the kernels of a graph, which the driver else does when they are first launched.
+
+    May wait for all work of the context.
+    """
+    nodes, count = check(cu.cuGraphGetNodes(graph), "cuGraphGetNodes")
+    if count:
+        nodes, _ = check(cu.cuGraphGetNodes(graph, count), "cuGraphGetNodes")
+    for node in nodes[:count]:
+        if check(cu.cuGraphNodeGetType(node), "cuGraphNodeGetType") != _KERNEL:
+            continue
+        params = check(cu.cuGraphKernelNodeGetParams(node), "cuGraphKernelNodeGetParams")
+        function = params.func
+        if not int(function):  # a kernel of a library, not of a module
+            function = check(cu.cuKernelGetFunction(params.kern), "cuKernelGetFunction")
+        check(cu.cuFuncLoad(function), "cuFuncLoad")
+
+
 def make_executable(graph: Any) -> tuple[Any, int]:
     """Return a graph that can be launched, and its number of nodes.
 

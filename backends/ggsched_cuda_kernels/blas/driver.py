@@ -17,6 +17,7 @@ _PLAIN: Final = 0
 _COMPUTE_32F: Final = 68
 _DEFAULT_ALGORITHM: Final = -1
 _DEFAULT_MATH: Final = 0
+_ALIGNMENT: Final = 256  # bytes; more makes no difference to cuBLAS
 
 _ONE: Final = ctypes.c_float(1.0)
 _ZERO: Final = ctypes.c_float(0.0)
@@ -84,9 +85,14 @@ class Product:
         batches: Number of batches, and distances of those of w, x, y in elements.
         adds: Whether to add to what y holds.
         has_columns: Whether elements of w lie side by side along its columns instead.
+
+    Attributes:
+        handle: The stream's handle.
+        kind_of_call: What cuBLAS may choose its kernel by: all but the addresses, of which
+            alignment counts.
     """
 
-    __slots__ = ("_arguments", "_call")
+    __slots__ = ("_arguments", "_call", "handle", "kind_of_call")
 
     def __init__(
         self,
@@ -105,6 +111,9 @@ class Product:
         has_columns: bool = False,
     ) -> None:
         count, step_w, step_x, step_y = batches
+        aligned = (w % _ALIGNMENT, x % _ALIGNMENT, y % _ALIGNMENT)
+        self.handle = handle
+        self.kind_of_call = (m, n, k, aligned, kind, rows, batches, adds, has_columns)
         # cuBLAS counts columns first, so it computes y^T = w x^T.
         self._call = _cublas().gemm_strided_batched_ex
         self._arguments = (

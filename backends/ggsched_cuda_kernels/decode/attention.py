@@ -31,7 +31,7 @@ MAX_SPLITS: Final = 8
 """Groups of a cluster; more are not portable."""
 MAX_WARPS: Final = 8
 FEW_POSITIONS: Final = 32
-"""A group with fewer takes less time than the meeting of a cluster."""
+"""A group with fewer takes less time than the barrier of a cluster."""
 FEW_STEPS: Final = 2
 MAX_STEPS: Final = 4
 """Positions that a lane has under way; more where one turn of the loop is not enough."""
@@ -92,17 +92,17 @@ def cut_of(
     (n, groups, _), tokens = k.shape, q.shape[0]
     parts = -(-share // (FEW_ROWS if n <= SHORT else MAX_ROWS))
     each = -(-share // parts)
-    cut = _cut(site.profile.units, k, each, groups * parts * tokens)
+    cut = _cut(site.profile.num_sms, k, each, groups * parts * tokens)
     flags = i32(has), f32(site.number("scale")), i32(share), i32(each)
     grid = (cut["SPLITS"], groups * parts, tokens)
     return grid, flags, {**cut, **weight_define(k.dtype), "cluster": cut["SPLITS"]}
 
 
-def _cut(units: int, k: Operand, each: int, others: int) -> dict[str, int]:
+def _cut(num_sms: int, k: Operand, each: int, others: int) -> dict[str, int]:
     """Cut the kernel.
 
     Args:
-        units: Multiprocessors.
+        num_sms: Multiprocessors.
         k: The keys.
         each: Query heads of a group.
         others: Groups for each share of the positions.
@@ -111,7 +111,7 @@ def _cut(units: int, k: Operand, each: int, others: int) -> dict[str, int]:
     rows = _power(each)
     span = max(_power(width // EIGHT), rows)
     per = WARP // span
-    room = max(1, units // others)
+    room = max(1, num_sms // others)
     splits = min(MAX_SPLITS, _power(room + 1) // 2, _power(-(-n // FEW_POSITIONS)))
     warps = min(MAX_WARPS, _power(-(-n // (splits * per * FEW_STEPS))))
     steps = FEW_STEPS if n <= splits * warps * per * FEW_STEPS else MAX_STEPS

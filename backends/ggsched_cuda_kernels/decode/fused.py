@@ -84,7 +84,7 @@ def _rope(
 ) -> None:
     args = rope_arguments(rope, y, ids, kind, CODE)
     tokens, heads, _ = rope.inputs[0].shape
-    site.call("rope_heads", "rope_heads", args, (tokens, heads, 1), lanes=HEAD_LANES)
+    site.call("rope_kv_write", "rope_heads", args, (tokens, heads, 1), lanes=HEAD_LANES)
 
 
 def rope_arguments(

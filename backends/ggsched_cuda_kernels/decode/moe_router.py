@@ -2,8 +2,8 @@
 
 Between the router's product and those of the experts stand three small kernels (gpt-oss) or five
 (models that choose by probabilities). Each works on a few numbers and takes about as long as its
-start and its end. They are no group: others may read what each of them computes, so all of it is
-written.
+start and its end. They are not a fusion group: others may read what each of them computes, so all
+of it is written.
 
 One group of lanes reads all logits before it writes anything, and writes in the order of the nodes.
 So results may lie wherever the results of the nodes may, on each other or on the logits.
@@ -144,4 +144,4 @@ def _call(
     scores, count = top.inputs[0], top.output.shape[-1]
     lanes, span = _lanes(scores), _span(scores)
     defines: dict[str, str | int] = {"lanes": lanes, "SPAN": span, "COUNT": count}
-    site.call("route", kernel, (*args, *more), (1, 1, 1), **defines)
+    site.call("moe_router", kernel, (*args, *more), (1, 1, 1), **defines)

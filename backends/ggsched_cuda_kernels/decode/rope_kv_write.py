@@ -64,7 +64,7 @@ def join_heads(
     args = tuple(arg for job in shares for arg in job.args)
     grid = (ends[-1], 1, 1)
     more = (i32(ends[0]), i32(ends[1]))
-    site.call("rope_heads", "heads", (*args, *more), grid, lanes=HEAD_LANES)
+    site.call("rope_kv_write", "rope_kv_write", (*args, *more), grid, lanes=HEAD_LANES)
     return count, site
 
 

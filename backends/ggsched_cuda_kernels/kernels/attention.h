@@ -2,7 +2,7 @@
  * compute capability 9.0 on.
  *
  * q and y (1, H, T, D), k (1, G, N, D), v (1, G, D, N) with D side by side, mask (1, H, T, N) with the same
- * row for every head, sinks (1, H, T, 1), bounds (1, 1, T, 2): what a token sees begins and ends there. Query heads h of a key head are neighbours. A group takes up to
+ * row for every head, sinks (1, H, T, 1), bounds (1, 1, T, 2): what a token sees begins and ends there. Query heads h of a key head are adjacent. A group takes up to
  * ROWS of them for one token, and of the N positions the share of its place in a cluster of SPLITS groups.
  *
  * A position is read by SPAN lanes, eight elements each (WIDTH = D in all, SPAN >= ROWS), so a warp takes
@@ -111,7 +111,7 @@ FN Work work_(int share, int each) {
 }
 
 /* Let the first rows of a group come near while its predecessor still runs, when memory is less busy than later: that
- * reads nothing, since they come to the second cache, where what is written meanwhile goes too. */
+ * reads nothing, since they come to the L2 cache, where what is written meanwhile goes too. */
 FN void ask_for_rows_(Work here, const u8 *k, const Tens tk, const u8 *v, const Tens tv) {
   int from = (WARP_INDEX * SPLITS + here.split) * TILE, chunk = LANE % SPAN;
   UNROLL for (int u = 0; u < STEPS; u++) {

@@ -1,4 +1,5 @@
-/* Attention on tensor cores: y = softmax(q k * scale + mask) v for keys and values of 16 bits. Behind warps.h.
+/* Attention on tensor cores: y = softmax(q k * scale + mask) v for keys and values of 16 bits, or of blocks of q8_0, which
+ * are unpacked to f16 on their way to local memory. Behind warps.h.
  *
  * q (1, T, H, D) f32, k (1, N, G, D), v (1, N, G, E), mask (1, H, T, N), sinks (1, 1, 1, H), bounds (1, 1, T, 2),
  * y (1, T, H, E). `share` = H / G heads of queries meet one head of keys; their rows, of all tokens, are one matrix: row i
@@ -86,13 +87,30 @@ FN int least_(int x) {
   return x;
 }
 
+#ifdef W_Q8_0
+/* Eight elements of a row of blocks, a scale in f16 and 32 signed bytes each, which lie at even addresses. */
+FN void take_eight(u8 *place, const u8 *row, int c) {
+  const u16 *block = (const u16 *)(row + c / 4 * 34);
+  float unit = FLOAT_OF_HALF(block[0]);
+  u32 pairs[4];
+  UNROLL for (int i = 0; i < 4; i++) {
+    u32 both = block[1 + c % 4 * 4 + i];
+    pairs[i] = PAIR_OF((float)(signed char)(both & 0xffu) * unit, (float)(signed char)(both >> 8) * unit);
+  }
+  *(u4 *)place = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+#define TAKE_EIGHT(place, row, c) take_eight((place), (row), (c))
+#else
+#define TAKE_EIGHT(place, row, c) COPY16((place), (row) + 16 * (c))
+#endif
+
 /* Ask for rows [n0, n0 + BN) of keys and values; those behind the last one are zeros, since 0 * NaN is NaN. */
 FN void fetch(u8 *to, const u8 *k, i64 sk, const u8 *v, i64 sv, int n0, int n) {
   for (int i = LANE; i < BN * (WIDTH / 8); i += LANES) {
     int row = i / (WIDTH / 8), c = i % (WIDTH / 8);
     u8 *place = to + row * K_PITCH + 16 * c;
     if (n0 + row < n)
-      COPY16(place, k + (i64)(n0 + row) * sk + 16 * c);
+      TAKE_EIGHT(place, k + (i64)(n0 + row) * sk, c);
     else
       *(u4 *)place = make_uint4(0, 0, 0, 0);
   }
@@ -101,7 +119,7 @@ FN void fetch(u8 *to, const u8 *k, i64 sk, const u8 *v, i64 sv, int n0, int n) {
     int row = i / (ACROSS / 8), c = i % (ACROSS / 8);
     u8 *place = to + row * V_PITCH + 16 * c;
     if (n0 + row < n)
-      COPY16(place, v + (i64)(n0 + row) * sv + 16 * c);
+      TAKE_EIGHT(place, v + (i64)(n0 + row) * sv, c);
     else
       *(u4 *)place = make_uint4(0, 0, 0, 0);
   }

@@ -17,7 +17,7 @@ extern "C" __global__ void hold(const volatile int *word, i64 ns) {
   } while (now - start < ns);
 }
 
-/* Transfers between host memory that is pinned and the card, one for each row of blocks. */
+/* Transfers between pinned host memory and the GPU, one for each row of blocks. */
 struct Moves {
   i64 m[8][3]; /* to, from, bytes */
 };

@@ -1,1 +1,1 @@
-"""Products with weights that one warp feeds to the others; see ``fed_jobs.h``."""
+"""Warp-specialised products: a producer warp loads weights for consumers; see ``gemv_jobs.h``."""

@@ -1,4 +1,4 @@
-"""Products with the weights of chosen experts: from nodes to a call of ``fed_experts``."""
+"""Products with weights of chosen experts: from nodes to a call of the warp-specialised kernel."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ class ExpertGemv:
     """Products of rows with the weights of the experts that ids name, and what joins them.
 
     Attributes:
-        sides: The ``mul_mat_id`` of each side.
-        biases: What is added to each side; none, or one for each.
+        branches: The ``mul_mat_id`` of each branch.
+        biases: What is added to each branch; none, or one for each.
         scale: What results are multiplied with.
         last: The node whose result is computed.
     """
 
-    sides: tuple[BoundNode, ...]
+    branches: tuple[BoundNode, ...]
     biases: tuple[Operand, ...]
     scale: Operand | None
     last: BoundNode
@@ -69,7 +69,7 @@ def join_experts(
 
 
 def chosen_of(nodes: Nodes, profile: TuningProfile) -> ExpertGemv | None:
-    """Return what nodes compute with the weights of chosen experts, if it can be fed."""
+    """Return what nodes compute with chosen experts, if a producer warp can load the weights."""
     chosen = _chosen(nodes)
     return chosen if chosen and profile.has_tma and _fits(chosen, profile) else None
 
@@ -119,16 +119,16 @@ def _is_view(a: Operand, b: Operand) -> bool:
 
 
 def _fits(chosen: ExpertGemv, profile: TuningProfile) -> bool:
-    """Whether there are few pairs, and weights can be fed."""
-    first = chosen.sides[0]
+    """Whether there are few pairs, and weights that a producer warp can load."""
+    first = chosen.branches[0]
     w, x, ids = first.inputs
     pairs = ids.shape[0] * ids.shape[1]
-    if not 0 < pairs <= profile.units or 0 in (*w.shape, *x.shape) or not has_rows(x):
+    if not 0 < pairs <= profile.num_sms or 0 in (*w.shape, *x.shape) or not has_rows(x):
         return False
-    for side in chosen.sides[1:]:
-        if not _is_view(side.inputs[1], x) or not _is_view(side.inputs[2], ids):
+    for branch in chosen.branches[1:]:
+        if not _is_view(branch.inputs[1], x) or not _is_view(branch.inputs[2], ids):
             return False
-    weights = [side.inputs[0] for side in chosen.sides]
+    weights = [branch.inputs[0] for branch in chosen.branches]
     if any(o.shape != w.shape for o in weights):
         return False
     return cut_for(weights, profile) is not None
@@ -136,9 +136,9 @@ def _fits(chosen: ExpertGemv, profile: TuningProfile) -> bool:
 
 def lower_chosen(chosen: ExpertGemv, site: CudaLoweringContext, route: Route | None = None) -> None:
     """Add the call to the site of the last node."""
-    first = chosen.sides[0]
+    first = chosen.branches[0]
     w, x, ids = first.inputs
-    weights = [side.inputs[0] for side in chosen.sides]
+    weights = [branch.inputs[0] for branch in chosen.branches]
     cut = cut_for(weights, site.profile)
     assert cut is not None  # it fits
     y = window(chosen.last.output)
@@ -150,10 +150,10 @@ def lower_chosen(chosen: ExpertGemv, site: CudaLoweringContext, route: Route | N
     more = (window(biases[0]), window(biases[-1]), scale, y)
     args = tuple(arg for place in (*tensors, *more) for arg in place.args)
     pairs = ids.shape[0] * ids.shape[1]
-    parts = min(max(1, site.profile.units // pairs), w.shape[-2])
+    parts = min(max(1, site.profile.num_sms // pairs), w.shape[-2])
     flags = (i32(parts), i32(bool(chosen.biases)), i32(chosen.scale is not None), f32(p0), f32(p1))
     defines = {
-        **cut.defines(w, -(-cut.units_of(w.shape[-2]) // parts)),
+        **cut.defines(w, -(-cut.stages_of(w.shape[-2]) // parts)),
         "GATED": GATES[chosen.last.op] if len(weights) > 1 else 0,
         "CONSTANT_W": 0, "NORM": 0, "ADDENDS": 0, "ALSO": 0,
         "ROUTED": int(route is not None),
@@ -162,5 +162,11 @@ def lower_chosen(chosen: ExpertGemv, site: CudaLoweringContext, route: Route | N
         defines |= {"EXPERTS": route.experts, "COUNT": ids.shape[1]}
     places, scale_of_logits = (3 * y.args, 0.0) if route is None else (route.args, route.scale)
     given = (*args, *flags, FAULT, CODE, *places, f32(scale_of_logits))
-    site.call("fed_experts", "fed_experts", given, (parts * pairs, 1, 1), **defines)
+    site.call(
+        "warp_specialized_experts",
+        "warp_specialized_experts",
+        given,
+        (parts * pairs, 1, 1),
+        **defines,
+    )
     site.launched(Launch.WAITS_FIRST)

@@ -1,4 +1,4 @@
-"""What one call of ``fed_rows`` computes, and what may join it."""
+"""What one call of ``warp_specialized_rows`` computes, and what may join it."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -29,7 +29,7 @@ class Job:
 
     @property
     def weights(self) -> list[Operand]:
-        """The weights of all sides."""
+        """The weights of all branches."""
         return [self.w] if self.v is None else [self.w, self.v]
 
     @property

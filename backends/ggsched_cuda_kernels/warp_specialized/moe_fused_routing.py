@@ -1,4 +1,4 @@
-"""Experts that choose themselves: a route and the first products of those it chooses as one call.
+"""Router top-k fused into the GEMV of the experts that it chooses.
 
 Between the router's product and those of the experts stands one small kernel, which takes about as
 long as its start and its end. Its work is little enough to be done by each group of the next one.
@@ -33,11 +33,11 @@ def join_routed(
     if nodes is None or behind >= len(groups):
         return None
     chosen = chosen_of(groups[behind], profile)
-    if chosen is None or len(chosen.sides) == 1 or chosen.scale is not None:
+    if chosen is None or len(chosen.branches) == 1 or chosen.scale is not None:
         return None
     top, pick, soft = nodes
     logits, ids = top.inputs[0], top.output
-    _, x, given = chosen.sides[0].inputs
+    _, x, given = chosen.branches[0].inputs
     same = is_same(given, ids) and (given.shape, given.strides) == (ids.shape, ids.strides)
     if not same or logits.shape[-1] > MAX_EXPERTS:
         return None

@@ -1,4 +1,4 @@
-"""Products of one row: from nodes to a call of ``fed_rows``."""
+"""Products of one row: from nodes to a call of ``warp_specialized_rows``."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -34,7 +34,7 @@ MAX_TERMS: Final = 8
 SENT_NBYTES: Final = 64 << 10
 """A result as long as this can go to the host while it is computed: a row of logits."""
 
-FED_PATTERNS: Final = frozenset({"mul_mat+add", "mul_mat+add+add", "mul_mat*2+swiglu"})
+GEMV_PATTERNS: Final = frozenset({"mul_mat+add", "mul_mat+add+add", "mul_mat*2+swiglu"})
 """Groups that a call can compute; with many rows they are lowered node by node."""
 
 
@@ -134,7 +134,7 @@ def _norm_of(nodes: Nodes, profile: TuningProfile) -> GemvGroup | None:
 
 
 def _fits(x: Operand, job: Job, profile: TuningProfile) -> bool:
-    """Whether a product is one of a row, with a weight of two axes that can be fed."""
+    """Whether a product is of one row, with a weight of two axes that a producer warp can load."""
     n = job.w.shape[-2]
     if not is_row(x) or any(extent != 1 for w in job.weights for extent in w.shape[:-2]):
         return False
@@ -150,14 +150,14 @@ def _parts(jobs: Sequence[Job], profile: TuningProfile) -> int:
     last group begins late, while all others have their first stages.
     """
     n = jobs[0].w.shape[-2]
-    return profile.units if len(jobs) > 1 else -(-n // -(-n // profile.units))
+    return profile.num_sms if len(jobs) > 1 else -(-n // -(-n // profile.num_sms))
 
 
 def _lower(feeding: GemvGroup, site: CudaLoweringContext) -> None:
     """Add the call to the site of the last node."""
     jobs, cut, norm, sums = feeding.jobs, feeding.cut, feeding.norm, feeding.sums
     first, parts = jobs[0], _parts(jobs, site.profile)
-    given = -(-sum(cut.units_of(job.w.shape[-2]) for job in jobs) // parts)
+    given = -(-sum(cut.stages_of(job.w.shape[-2]) for job in jobs) // parts)
     defines = {
         **cut.defines(first.w, given), "GATED": int(first.v is not None),
         "NORM": int(norm is not None), "ADDENDS": 0 if sums is None else sums.x.shape[-1],
@@ -177,7 +177,13 @@ def _lower(feeding: GemvGroup, site: CudaLoweringContext) -> None:
         args += [i32(job.w.shape[-2] if i < len(jobs) else 0), i32(len(added))]
     is_sent = len(jobs) == 1 and _is_sent(first.y)
     defines["ALSO"] = int(is_sent)
-    site.call("fed_rows", "fed_rows", (*args, bytes(8)), (parts, 1, 1), **defines)
+    site.call(
+        "warp_specialized_rows",
+        "warp_specialized_rows",
+        (*args, bytes(8)),
+        (parts, 1, 1),
+        **defines,
+    )
     site.launched(Launch.WAITS_FIRST)
     if is_sent:
         site.can_also_write(first.y, len(args))

@@ -128,7 +128,17 @@ class Backlog:
 
     def wait_for_point(self, point: LatePoint[Any]) -> None:
         """Keep what follows until another stream's queue has reached a point's commands."""
-        self._put(_Item("wait for an event", lambda: point.require_issued(SLICE_S), None, inf))
+        self.wait_for("wait for an event", point.require_issued)
+
+    def wait_for(self, command: str, require: Callable[[float], None]) -> None:
+        """Keep what follows for as long as it takes.
+
+        Args:
+            command: For messages.
+            require: Blocks for so many seconds at most, and raises ``SyncTimeout`` if the wait is
+                not over then.
+        """
+        self._put(_Item(command, lambda: require(SLICE_S), None, inf))
 
     def drain(self, polling: Polling, timeout_s: float) -> float:
         """Block until nothing is pending; return what is left of the timeout.

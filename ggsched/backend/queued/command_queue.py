@@ -176,7 +176,7 @@ class CommandQueue(CommandSink, Generic[P]):
             self.later(command, *times.behind(lambda: self._run(command, enqueue, times)))
 
     def later(self, command: str, enqueue: Callable[[], None], drop: Drop | None = None) -> None:
-        """Put a command into the backlog; ``drop`` is told if it is dropped or fails."""
+        """Put a command into the backlog; ``drop`` is called if it is dropped or fails."""
 
         def run() -> None:
             self.enter()

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from ggsched.errors import ModelError
-from ggsched.importers.onnx.emit import Array, Const, Emitter, Value
+from ggsched.importers.common.emit import Array, Const, Emitter, Value
 
 Results = Value | Sequence[Value | None]
 

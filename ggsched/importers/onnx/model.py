@@ -1,64 +1,25 @@
 """An ONNX model, and its graph for given shapes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ggsched.errors import ModelError, UsageError
-from ggsched.importers.onnx.emit import Array, Const, Emitter, Value
+from ggsched.errors import ModelError
+from ggsched.importers.common.bound import Bindings, BoundModel, Port, Ports, own_results
+from ggsched.importers.common.emit import Array, Const, Emitter, Value
+from ggsched.importers.common.simplify import simplified
 from ggsched.importers.onnx.read import import_onnx, read_model, text
-from ggsched.importers.onnx.simplify import simplified
 from ggsched.importers.onnx.types import name_of
 from ggsched.importers.onnx.walk import Walk
 from ggsched.ir.dtype import dtype_by_name
 from ggsched.ir.graph import Graph
-from ggsched.ir.tensor import Role, Tensor
+from ggsched.ir.tensor import Role
 
 if TYPE_CHECKING:
     from ggsched.scheduler import Scheduler
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """An input as the file declares it.
-
-    Attributes:
-        name: Its name.
-        dtype: Name of the element type.
-        shape: Extents; names of those that are open, "" where one has no name.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.dtype}[{', '.join(str(n) or '?' for n in self.shape)}]"
-
-
-@dataclass(frozen=True, slots=True)
-class BoundModel:
-    """A graph for inputs of given shapes.
-
-    Attributes:
-        graph: The graph.
-        weights: Arrays by the names of the graph's weights.
-        inputs: Tensors by name, without those that were given as constants.
-        outputs: Ids of tensors by name.
-    """
-
-    graph: Graph
-    weights: Mapping[str, Array]
-    inputs: Mapping[str, Tensor]
-    outputs: Mapping[str, int]
-
-    def named(self, results: Mapping[int, Array]) -> dict[str, Array]:
-        """Return what ``Scheduler.run`` returned, by the names of the outputs."""
-        return {name: results[tid] for name, tid in self.outputs.items()}
 
 
 class OnnxModel:
@@ -86,11 +47,9 @@ class OnnxModel:
             i.name: _port(i) for i in graph.input if i.name not in known
         }
         self.outputs: tuple[str, ...] = tuple(text(o.name) for o in graph.output)
-        for name in constants:
-            if name not in self.inputs:
-                raise UsageError(f"no input {name!r}", where=self.name, hint=_hint(self.inputs))
-        self._bound: dict[tuple[object, ...], BoundModel] = {}
-        self._weights: dict[str, Array] = {}
+        self._ports = Ports(self.name, self.inputs)
+        self._ports.check(constants)
+        self._bound: Bindings[BoundModel] = Bindings()
 
     def is_constant(self, name: str) -> bool:
         """Whether an input was given as a constant."""
@@ -112,7 +71,7 @@ class OnnxModel:
         Raises:
             KeyError: no graph has it.
         """
-        return self._weights[name]
+        return self._bound.weight(name)
 
     def bind(
         self,
@@ -131,11 +90,7 @@ class OnnxModel:
             ModelError: an op that is not supported, or a file that makes no sense.
         """
         bound = self._shapes({**self._dims, **(dims or {})}, shapes or {})
-        key = tuple(sorted(bound.items()))
-        if key not in self._bound:
-            self._bound[key] = self._make(bound)
-            self._weights.update(self._bound[key].weights)
-        return self._bound[key]
+        return self._bound.get(tuple(sorted(bound.items())), lambda: self._make(bound))
 
     def run(self, scheduler: "Scheduler", inputs: Mapping[str, Any]) -> dict[str, Array]:
         """Run the model for inputs of any shape that it allows.
@@ -160,17 +115,14 @@ class OnnxModel:
     def _shapes(
         self, dims: dict[str, int], shapes: Mapping[str, Sequence[int]]
     ) -> dict[str, tuple[int, ...]]:
-        for name in shapes:
-            if name not in self.inputs:
-                raise UsageError(f"no input {name!r}", where=self.name, hint=_hint(self.inputs))
+        self._ports.check(shapes)
         for name, shape in shapes.items():
             port = self.inputs[name]
-            if len(shape) != len(port.shape):
-                raise UsageError(f"shape {list(shape)} for {port}", where=self.name)
+            self._ports.check_rank(name, shape)
             for said, n in zip(port.shape, shape, strict=True):
                 wanted = dims.setdefault(said, int(n)) if isinstance(said, str) and said else said
                 if wanted not in ("", n):
-                    raise UsageError(f"shape {list(shape)} for {port}", where=self.name)
+                    raise self._ports.misfit(name, shape)
         found = {}
         for name, port in self.inputs.items():
             if name in self._constants:
@@ -179,11 +131,7 @@ class OnnxModel:
             shape = [dims.get(n, -1) if isinstance(n, str) else n for n in port.shape]
             full = tuple(given) if given is not None else tuple(shape)
             if any(n < 0 for n in full):
-                raise UsageError(
-                    f"the shape of {port} is open",
-                    where=self.name,
-                    hint="give dims={'name': extent} or shapes={'input': shape}",
-                )
+                raise self._ports.open(name, "name")
             found[name] = tuple(int(n) for n in full)
         return found
 
@@ -199,7 +147,7 @@ class OnnxModel:
         values = Walk(self._model, self._folder, emit).graph(self._model.graph, given)
         if not values:
             raise ModelError("it has no outputs", where=self.name)
-        tensors = _own(emit, values)
+        tensors = own_results(emit, values)
         graph, weights = simplified(emit.g.build(*tensors), emit.weights)
         inputs = {t.name: t for t in graph.roots(Role.INPUT)}
         return BoundModel(
@@ -233,17 +181,6 @@ def from_onnx(
     return OnnxModel(source, None, dims or {}, constants or {})
 
 
-def _own(emit: Emitter, values: Sequence[Value]) -> list[Tensor]:
-    """Return a result of a node for each output, none of them twice."""
-    tensors: list[Tensor] = []
-    for value in values:
-        t = emit.tensor(value)
-        if t.role is not Role.TEMP or any(t.id == other.id for other in tensors):
-            t = emit.g.op("nd.copy", t)
-        tensors.append(t)
-    return tensors
-
-
 def _port(info: Any) -> Port:
     where = f"input {text(info.name)!r}"
     if not info.type.HasField("tensor_type"):
@@ -258,7 +195,3 @@ def _port(info: Any) -> Port:
         is_known = dim.HasField("dim_value") and dim.dim_value >= 0
         shape.append(int(dim.dim_value) if is_known else name)
     return Port(info.name, name_of(tensor.elem_type, where), tuple(shape))
-
-
-def _hint(ports: Mapping[str, Port]) -> str:
-    return "inputs: " + (", ".join(map(str, ports.values())) or "none")

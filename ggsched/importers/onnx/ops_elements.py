@@ -4,8 +4,8 @@ from typing import Final
 
 import numpy as np
 
+from ggsched.importers.common.emit import Const, Value
 from ggsched.importers.onnx.call import CONVERTERS, Call, converts
-from ggsched.importers.onnx.emit import Const, Value
 from ggsched.importers.onnx.types import name_of
 
 _UNARY: Final = {

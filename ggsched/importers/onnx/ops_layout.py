@@ -4,8 +4,8 @@ from math import prod
 
 import numpy as np
 
+from ggsched.importers.common.emit import Const, Value
 from ggsched.importers.onnx.call import Call, converts
-from ggsched.importers.onnx.emit import Const, Value
 from ggsched.importers.onnx.ops_elements import cast_to
 from ggsched.importers.onnx.types import name_of
 from ggsched.ir.dtype import dtype_by_name

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from ggsched.importers.common.emit import Value
 from ggsched.importers.onnx.call import Call, converts
-from ggsched.importers.onnx.emit import Value
 from ggsched.importers.onnx.ops_elements import cast_to
 from ggsched.importers.onnx.ops_layout import sliced, transposed
 from ggsched.ir.tensor import Tensor

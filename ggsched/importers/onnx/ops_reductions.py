@@ -5,8 +5,8 @@ from typing import Final
 
 import numpy as np
 
+from ggsched.importers.common.emit import Const, Value
 from ggsched.importers.onnx.call import CONVERTERS, Call, converts
-from ggsched.importers.onnx.emit import Const, Value
 from ggsched.importers.onnx.ops_elements import cast_to
 from ggsched.importers.onnx.ops_layout import axes_of
 from ggsched.importers.onnx.types import name_of

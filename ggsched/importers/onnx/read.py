@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from ggsched.errors import ModelError, UsageError
-from ggsched.importers.onnx.emit import Array
+from ggsched.importers.common.emit import Array
 from ggsched.importers.onnx.types import name_of
 from ggsched.ir.dtype import dtype_by_name
 

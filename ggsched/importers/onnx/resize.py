@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ggsched.importers.common.emit import Array, Const, Value
 from ggsched.importers.onnx.call import Call, converts
-from ggsched.importers.onnx.emit import Array, Const, Value
 
 MAX_MATRIX = 1 << 24
 

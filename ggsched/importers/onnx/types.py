@@ -2,10 +2,8 @@
 
 from typing import Final
 
-import numpy as np
-
 from ggsched.errors import ModelError
-from ggsched.ir.dtype import ARRAY_DTYPES, DType
+from ggsched.ir.dtype import DType
 
 _CODES: Final = {
     1: "f32",
@@ -23,7 +21,6 @@ _CODES: Final = {
 }
 _NAMES: Final = {name: code for code, name in _CODES.items()}
 _OTHERS: Final = {8: "string", 14: "complex64", 15: "complex128", 16: "bfloat16"}
-_BY_NUMPY: Final = {np.dtype(t.host): t for t in ARRAY_DTYPES}
 
 
 def name_of(code: int, where: str) -> str:
@@ -42,15 +39,3 @@ def name_of(code: int, where: str) -> str:
 def code_of(dtype: DType) -> int:
     """Return the number of a type in ONNX files."""
     return _NAMES[dtype.name]
-
-
-def dtype_of(array: "np.ndarray") -> DType:
-    """Return the element type of an array.
-
-    Raises:
-        ModelError: a type that ggsched does not have.
-    """
-    try:
-        return _BY_NUMPY[array.dtype]
-    except KeyError:
-        raise ModelError(f"elements of type {array.dtype} are not supported") from None

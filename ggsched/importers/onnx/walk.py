@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from ggsched.errors import GgschedError, GraphError, ModelError
+from ggsched.importers.common.emit import Const, Emitter, Value
 from ggsched.importers.onnx import (  # noqa: F401
     ops_elements,
     ops_layout,  # all register converters
@@ -15,7 +16,6 @@ from ggsched.importers.onnx import (  # noqa: F401
     resize,
 )
 from ggsched.importers.onnx.call import CONVERTERS, Call
-from ggsched.importers.onnx.emit import Const, Emitter, Value
 from ggsched.importers.onnx.read import elements_of, import_onnx
 from ggsched.importers.onnx.types import code_of
 from ggsched.ir.tensor import Tensor

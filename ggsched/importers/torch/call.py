@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from ggsched.errors import GgschedError, GraphError, ModelError
-from ggsched.importers.onnx.emit import Const, Emitter, Value
+from ggsched.importers.common.emit import Const, Emitter, Value
 from ggsched.importers.torch.types import FLOATS, Scalar, promoted
 from ggsched.ir.dtype import dtype_by_name
 from ggsched.ir.ops import BUILT_IN_AXES

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ggsched.errors import ModelError, UsageError
-from ggsched.importers.onnx.emit import Array, Const, Emitter
+from ggsched.importers.common.emit import Array, Const, Emitter
 from ggsched.importers.torch.export import import_torch, whole_ops
 from ggsched.importers.torch.model import BoundProgram, bound_program
 from ggsched.importers.torch.types import array_of, name_of

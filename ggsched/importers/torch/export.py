@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from ggsched.errors import ModelError, UsageError
-from ggsched.importers.onnx.emit import Array, Const
+from ggsched.importers.common.emit import Array, Const
 from ggsched.importers.torch.types import array_of
 
 WHOLE: Final = (

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ggsched.errors import UsageError
-from ggsched.importers.onnx.emit import Array, Const, Emitter
-from ggsched.importers.onnx.model import BoundModel, Port
-from ggsched.importers.onnx.simplify import simplified
+from ggsched.importers.common.bound import Bindings, BoundModel, Port, Ports, own_results
+from ggsched.importers.common.emit import Array, Const, Emitter
+from ggsched.importers.common.simplify import simplified
 from ggsched.importers.torch.dims import Dims
 from ggsched.importers.torch.export import (
     Weights,
@@ -32,7 +32,7 @@ class BoundProgram(BoundModel):
     """A graph for inputs of given shapes.
 
     Attributes:
-        known: Outputs that are no tensors: numbers and None, by name.
+        known: Outputs that are not tensors: numbers and None, by name.
         order: Names of all outputs in order.
     """
 
@@ -73,8 +73,8 @@ class TorchModel:
                 self.inputs[name] = _port(name, self._nodes[name].meta["val"])
         tree = program.module_call_graph[0].signature.out_spec
         self.outputs = tuple(output_names(tree, len(signature.output_specs)))
-        self._bound: dict[tuple[object, ...], BoundProgram] = {}
-        self._weights: dict[str, Array] = {}
+        self._ports = Ports(self.name, self.inputs)
+        self._bound: Bindings[BoundProgram] = Bindings()
 
     @property
     def graph(self) -> Graph:
@@ -92,7 +92,7 @@ class TorchModel:
         Raises:
             KeyError: no graph has it.
         """
-        return self._weights[name]
+        return self._bound.weight(name)
 
     def bind(
         self,
@@ -111,11 +111,7 @@ class TorchModel:
             ModelError: an op that is not supported.
         """
         known = self._known({**self._given, **(dims or {})}, shapes or {})
-        key = tuple(sorted(known.items()))
-        if key not in self._bound:
-            self._bound[key] = self._make(known)
-            self._weights.update(self._bound[key].weights)
-        return self._bound[key]
+        return self._bound.get(tuple(sorted(known.items())), lambda: self._make(known))
 
     def run(
         self, scheduler: "Scheduler", inputs: Mapping[str, Any] | Sequence[Any]
@@ -135,30 +131,27 @@ class TorchModel:
         """
         if not isinstance(inputs, Mapping):
             if len(inputs) != len(self.inputs):
-                raise UsageError(f"{len(inputs)} inputs", where=self.name, hint=self._hint())
+                raise UsageError(f"{len(inputs)} inputs", where=self.name, hint=self._ports.hint)
             inputs = dict(zip(self.inputs, inputs, strict=True))
         arrays = {n: _array(a, n) for n, a in inputs.items()}
         for name in self.inputs:
             if name not in arrays:
-                raise UsageError(f"input {name!r} is missing", where=self.name, hint=self._hint())
+                raise UsageError(
+                    f"input {name!r} is missing", where=self.name, hint=self._ports.hint
+                )
         bound = self.bind(shapes={n: a.shape for n, a in arrays.items()})
         return bound.named(scheduler.run(bound.graph, arrays))
 
-    def _hint(self) -> str:
-        return "inputs: " + (", ".join(map(str, self.inputs.values())) or "none")
-
     def _known(self, dims: dict[str, int], shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
         pairs: list[tuple[Any, int]] = []
+        self._ports.check(shapes)
         for name, shape in shapes.items():
-            if name not in self.inputs:
-                raise UsageError(f"no input {name!r}", where=self.name, hint=self._hint())
-            port, extents = self.inputs[name], self._nodes[name].meta["val"].shape
-            if len(shape) != len(extents):
-                raise UsageError(f"shape {list(shape)} for {port}", where=self.name)
+            extents = self._nodes[name].meta["val"].shape
+            self._ports.check_rank(name, shape)
             for said, n in zip(extents, shape, strict=True):
                 if isinstance(said, int):
                     if said != n:
-                        raise UsageError(f"shape {list(shape)} for {port}", where=self.name)
+                        raise self._ports.misfit(name, shape)
                 else:
                     pairs.append((said.node.expr, int(n)))
         return self._dims.solve(pairs, dims)
@@ -168,11 +161,7 @@ class TorchModel:
         for n in self._nodes[name].meta["val"].shape:
             extent = n if isinstance(n, int) else self._dims.value(n.node.expr, known)
             if extent is None:
-                raise UsageError(
-                    f"the shape of {self.inputs[name]} is open",
-                    where=self.name,
-                    hint="give dims={'symbol': extent} or shapes={'input': shape}",
-                )
+                raise self._ports.open(name, "symbol")
             found.append(int(extent))
         return tuple(found)
 
@@ -200,18 +189,12 @@ def bound_program(
     emit: Emitter, inputs: Mapping[str, Tensor], names: Sequence[str], values: Sequence[Any]
 ) -> BoundProgram:
     """Return the graph whose outputs are values: each output a result of a node of its own."""
-    tensors: dict[str, Tensor] = {}
-    known: dict[str, Any] = {}
-    for name, value in zip(names, values, strict=True):
-        if not isinstance(value, (Const, Tensor)):
-            known[name] = value
-            continue
-        t = emit.tensor(value)
-        if t.role is not Role.TEMP or any(t.storage == other.storage for other in tensors.values()):
-            t = emit.g.op("nd.copy", t)
-        tensors[name] = t
-    if not tensors:
+    given = dict(zip(names, values, strict=True))
+    of_tensors = {n: v for n, v in given.items() if isinstance(v, (Const, Tensor))}
+    if not of_tensors:
         raise UsageError("no output is a tensor", where="from_torch")
+    known = {n: v for n, v in given.items() if n not in of_tensors}
+    tensors = dict(zip(of_tensors, own_results(emit, of_tensors.values()), strict=True))
     graph, weights = simplified(emit.g.build(*tensors.values()), emit.weights)
     found = {t.name: t for t in graph.roots(Role.INPUT)}
     ids = dict(zip(tensors, graph.outputs, strict=True))

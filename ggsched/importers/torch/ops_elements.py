@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ggsched.importers.onnx.emit import Value
+from ggsched.importers.common.emit import Value
 from ggsched.importers.torch.call import CONVERTERS, Call, Operand, converts, is_float, kind_of
 from ggsched.importers.torch.types import promoted
 

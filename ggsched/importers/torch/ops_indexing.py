@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ggsched.importers.onnx.emit import Const, Value
+from ggsched.importers.common.emit import Const, Value
 from ggsched.importers.torch.call import Call, Operand, converts
 from ggsched.importers.torch.ops_layout import filled
 from ggsched.oplib.declare import broadcast

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ggsched.importers.onnx.emit import Const, Value
+from ggsched.importers.common.emit import Const, Value
 from ggsched.importers.torch.call import Call, Operand, converts
 from ggsched.ir.dtype import dtype_by_name
 

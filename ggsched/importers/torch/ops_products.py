@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ggsched.importers.onnx.emit import Const, Value
+from ggsched.importers.common.emit import Const, Value
 from ggsched.importers.torch.call import CONVERTERS, Call, converts
 from ggsched.importers.torch.ops_reductions import reduced
 from ggsched.ir.ops import BUILT_IN_AXES

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ggsched.importers.onnx.emit import Value
+from ggsched.importers.common.emit import Value
 from ggsched.importers.torch.call import CONVERTERS, Call, converts, is_float
 
 REDUCTIONS: Final = {

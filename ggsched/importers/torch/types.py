@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 
 from ggsched.errors import ModelError
-from ggsched.importers.onnx.emit import Array
+from ggsched.importers.common.emit import Array
 from ggsched.interchange.dlpack_import import host_array
 from ggsched.ir.dtype import dtype_by_name
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ggsched.errors import ModelError
-from ggsched.importers.onnx.emit import Const, Emitter, Value
+from ggsched.importers.common.emit import Const, Emitter, Value
 from ggsched.importers.torch import (  # noqa: F401
     ops_elements,  # all register converters
     ops_indexing,

@@ -2,7 +2,7 @@
 
 The commands are simulated with the cost model. Launches of several streams of one device slow each
 other down, so they are simulated twice: alone first, then with as many busy streams as each met on
-the average.
+the average. Launches of devices on one processor take turns.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from ggsched.passes.cost.work_size import expected_rows, node_cost
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Command
 from ggsched.plan.effects import Step, Traffic
+from ggsched.topology.caps import processors
 from ggsched.topology.cost import HOST, MachineRates, node_seconds
 
 _STEPS = 2
@@ -43,9 +44,10 @@ def predict_step(graph: Graph, plan: Plan, rates: MachineRates) -> Prediction:
         rates: Of the plan's devices, by index.
     """
     costs = RateCosts(graph, plan, rates)
-    timeline = simulate(plan, costs, steps=_STEPS)
+    shared = processors(plan.devices)
+    timeline = simulate(plan, costs, steps=_STEPS, processors=shared)
     if costs.shares(timeline.spans):
-        timeline = simulate(plan, costs, steps=_STEPS)
+        timeline = simulate(plan, costs, steps=_STEPS, processors=shared)
     return Prediction(timeline.step_s, timeline, rates.source)
 
 

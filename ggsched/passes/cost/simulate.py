@@ -6,7 +6,9 @@ the contract's order and nothing else: streams, in lanes where the device does n
 against launches (STR-1), events (EVT-1, EVT-2), barriers, the host waiting.
 """
 
-from collections.abc import Mapping
+from bisect import insort
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,7 +60,9 @@ class PredictedTimeline:
     busy_s: Mapping[int, float]
 
 
-def simulate(plan: Plan, costs: CommandCosts, *, steps: int = 1) -> PredictedTimeline:
+def simulate(
+    plan: Plan, costs: CommandCosts, *, steps: int = 1, processors: Sequence[int] = ()
+) -> PredictedTimeline:
     """Return the timeline of the last of some consecutive steps (runs of the plan).
 
     Args:
@@ -66,8 +70,10 @@ def simulate(plan: Plan, costs: CommandCosts, *, steps: int = 1) -> PredictedTim
         costs: What its commands cost.
         steps: How often it runs; with more than one the last finds the streams as an earlier one
             left them.
+        processors: See ``ggsched.topology.caps.processors``: launches of different devices on one
+            of them take turns. Without it each device has its own.
     """
-    state = _Simulation(plan, costs)
+    state = _Simulation(plan, costs, processors)
     commands = [(command, command.effects) for command in plan.commands]
     began = 0.0
     for _ in range(steps):
@@ -93,9 +99,31 @@ class _Lanes:
         return max(self.launches, self.copies)
 
 
+class _Processor:
+    """When a processor works for which device."""
+
+    def __init__(self) -> None:
+        self._turns: list[tuple[float, float, int]] = []
+
+    def begin(self, device: int, start: float, seconds: float) -> float:
+        """Take the first gap that other devices leave from a start on, and return its begin."""
+        for begin, end, other in self._turns:
+            if other == device or end <= start:
+                continue
+            if begin >= start + seconds:
+                break
+            start = end
+        if seconds:
+            insort(self._turns, (start, start + seconds, device))
+        return start
+
+
 class _Simulation:
-    def __init__(self, plan: Plan, costs: CommandCosts) -> None:
+    def __init__(self, plan: Plan, costs: CommandCosts, processors: Sequence[int]) -> None:
         self.costs = costs
+        shared = {p for p, n in Counter(processors).items() if n > 1}
+        made = {p: _Processor() for p in shared}
+        self.processor = {d: made[p] for d, p in enumerate(processors) if p in shared}
         self.device_of = [s.device for s in plan.streams.streams]
         self.lanes = [
             _Lanes(plan.devices[s.device].copy_order == "stream") for s in plan.streams.streams
@@ -128,7 +156,11 @@ class _Simulation:
         is_launch = effects.engine == "compute"
         before = lanes.launches if is_launch else lanes.copies
         start = max(self.host_s, lanes.all if lanes.in_order else before)
-        end = start + self.costs.work_s(command)
+        seconds = self.costs.work_s(command)
+        device = self.device_of[effects.streams[0]]
+        if is_launch and device in self.processor:
+            start = self.processor[device].begin(device, start, seconds)
+        end = start + seconds
         if is_launch or lanes.in_order:
             lanes.launches = end
         if not is_launch or lanes.in_order:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ggsched.passes.memory.interference import Interferes
 from ggsched.passes.order.liveness import Liveness
-from ggsched.passes.order.visibility import Known, Visibility, touched_lanes
+from ggsched.passes.order.visibility import Clock, Visibility, touched_lanes
 from ggsched.plan.memory import Life
 from ggsched.plan.splits import Splits
 
@@ -79,7 +79,7 @@ class Concurrent:
         """See ``ReuseOrder``."""
         return [self._visibility.writer[ids[0]] for ids in members]
 
-    def _apart(self, values: Sequence[int], lasts: Sequence[Known]) -> Interferes:
+    def _apart(self, values: Sequence[int], lasts: Sequence[Clock]) -> Interferes:
         """Return whether blocks that begin with these values may share bytes (``ReuseOrder``)."""
         births = [self._lives[v].birth for v in values]
         first = [self._visibility.first[v] for v in values]
@@ -104,7 +104,7 @@ class Concurrent:
                 return False
         return True
 
-    def last(self, values: Sequence[int]) -> Known:
+    def last(self, values: Sequence[int]) -> Clock:
         """Return the last step of each lane that touches one of the values."""
         last = self._visibility.last
         if len(values) == 1:

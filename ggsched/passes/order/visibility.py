@@ -18,13 +18,13 @@ from ggsched.passes.order.liveness import Liveness
 from ggsched.passes.order.sync import SyncPlan
 from ggsched.plan.splits import Splits
 
-Known = tuple[int, ...]
+Clock = tuple[int, ...]
 """For each lane the last step that is complete, -1 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """Who has finished what, when.
+    """Which work each lane knows to be finished, and when.
 
     Attributes:
         first: For each value what is known to be complete before its first write.
@@ -33,12 +33,12 @@ class Visibility:
         born: (step, value) of each first write, in order.
     """
 
-    first: tuple[Known, ...]
-    last: tuple[Known, ...]
+    first: tuple[Clock, ...]
+    last: tuple[Clock, ...]
     writer: tuple[int, ...]
     born: tuple[tuple[int, int], ...]
 
-    def last_conflicting_birth(self, values: Sequence[int], touched: Iterable[Known]) -> list[int]:
+    def last_conflicting_birth(self, values: Sequence[int], touched: Iterable[Clock]) -> list[int]:
         """Return for each the last step at which a value is born that does not find it complete.
 
         It is -1 where there is none.
@@ -56,7 +56,7 @@ class Visibility:
         return [steps[max(map(bisect_left, floors, last), default=0)] for last in touched]
 
 
-def touched_lanes(last: Known) -> list[tuple[int, int]]:
+def touched_lanes(last: Clock) -> list[tuple[int, int]]:
     """Return (lane, last step) of the lanes that touch some bytes at all."""
     return [(lane, step) for lane, step in enumerate(last) if step >= 0]
 
@@ -80,7 +80,7 @@ class _Table:
         self.splits, self.live, self.order, self.clocks = splits, live, order, sync.clocks()
         self.last_step = list(map(self._last_step, order.items))
         values = len(splits.values)
-        self.first: list[Known | None] = [None] * values
+        self.first: list[Clock | None] = [None] * values
         self.last = [[-1] * values for _ in range(order.lanes.count)]  # by lane, which zip() turns
         self.writer = [-1] * values
         self.born: list[tuple[int, int]] = []

@@ -205,7 +205,7 @@ class _Search:
             for d in self.devices:
                 if home[storage] not in (-1, d) or not able[storage] >> d & 1:
                     continue
-                start = free_at[d]
+                start = free_at[estimator.processors[d]]
                 for source, nbytes, _ in estimator.reads[i]:
                     src = home[source] if home[source] >= 0 else room.where(source, d)
                     arrival = written.get(source, 0.0) + estimator.crossing_s(src, d, nbytes)
@@ -215,7 +215,7 @@ class _Search:
             best = min(fitting, key=lambda d: (ends[d] + ahead[i][d], d))
             home[storage] = best
             room.take(i, best)
-            free_at[best] = written[storage] = ends[best]
+            free_at[estimator.processors[best]] = written[storage] = ends[best]
         return tuple(home)
 
     def optimistic_costs(self) -> list[list[float]]:

@@ -10,6 +10,7 @@ from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.passes.cost.work_size import node_works, work_costs
 from ggsched.passes.place import PlacementProblem
+from ggsched.topology.caps import processors
 from ggsched.topology.cost import HOST, MachineRates
 
 Placed = Sequence[int]
@@ -21,6 +22,7 @@ class Estimator:
 
     Attributes:
         cost: Seconds of each node, by node and device.
+        processors: See ``ggsched.topology.caps.processors``.
         reads: Storages that each node reads, with bytes: (storage, bytes, whether it is one that
             nodes write earlier in the run).
     """
@@ -30,6 +32,7 @@ class Estimator:
         self._out = out
         self._homes = _given_homes(problem)
         self._limits = [d.memory_nbytes for d in problem.topology.devices]
+        self.processors = processors(problem.topology.devices)
         works = node_works(problem.graph, problem.graph.nodes)
         by_device = [work_costs(rates, works) for rates in problem.rates.devices]
         self.cost = list(zip(*by_device, strict=True))
@@ -67,7 +70,8 @@ class Estimator:
         commands = 0
         for i, storage in enumerate(self._out):
             device = home[storage]
-            start = free_at[device]
+            processor = self.processors[device]
+            start = free_at[processor]
             for source, nbytes, is_written in self.reads[i]:
                 src = home[source]
                 if src < 0:
@@ -86,7 +90,7 @@ class Estimator:
                 start += devices[device].launch_s
                 last = device
                 commands += 1
-            free_at[device] = written[storage] = start + self.cost[i][device]
+            free_at[processor] = written[storage] = start + self.cost[i][device]
             arrived.pop(storage, None)
         ends = [
             written.get(s, 0.0) + self.crossing_s(home[s], HOST, nbytes)

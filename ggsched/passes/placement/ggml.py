@@ -196,7 +196,7 @@ def _keep_small_results(work: PlacementTables) -> None:
 
 
 class _Reads:
-    """Who reads which bytes of each storage."""
+    """The readers of each storage, with the bytes that they read."""
 
     def __init__(self, work: PlacementTables) -> None:
         self._work = work

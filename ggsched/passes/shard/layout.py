@@ -90,7 +90,7 @@ class Window:
         return Window(shape, self.strides, self.offset + first * self.strides[axis])
 
     def fits(self, dtype: DType, nbytes: int) -> bool:
-        """Whether the window lies in a storage of so many bytes."""
+        """Whether the window lies in a storage of that size."""
         return self.offset + span_nbytes(dtype, self.shape, self.strides) <= nbytes
 
 

@@ -16,7 +16,7 @@ function fillHead() {
   document.getElementById("subtitle").textContent = [
     what, a.estimated && "Times that nobody measured are estimated.", rates && `Rates: ${rates}.`,
   ].filter(Boolean).join(" ");
-  const moved = a.paths.reduce((sum, p) => sum + p.bytes, 0);
+  const moved = [...a.paths, ...a.reads].reduce((sum, p) => sum + p.bytes, 0);
   const tiles = [
     [timeText(1e6 * a.window_s), D.isExpected ? "expected" : "in all"],
     [countText(a.runs), a.runs === 1 ? "run of a plan" : "runs of plans"],
@@ -59,13 +59,18 @@ function deviceTable() {
 }
 
 function pathTable() {
-  if (!D.account.paths.length) return [el("h3", {}, "No bytes were moved")];
-  const rows = D.account.paths.map((p) => row("td", [
+  const { paths, reads } = D.account;
+  if (!paths.length && !reads.length) return [el("h3", {}, "No bytes were moved")];
+  const rows = paths.map((p) => row("td", [
     p.path, bytesText(p.bytes), countText(p.copies), timeText(1e6 * p.seconds),
     p.seconds > 0 ? `${bytesText(Math.round(p.bytes / p.seconds))}/s` : "",
   ]));
+  // What launches read of other devices, as sums over devices do; their time includes computing.
+  const inPlace = reads.map((p) => row("td", [
+    `${p.path}, by launches`, bytesText(p.bytes), countText(p.launches), timeText(1e6 * p.seconds), "",
+  ]));
   return [el("h3", {}, "Bytes by path"), el("table", { id: "paths" },
-    el("thead", {}, row("th", ["path", "bytes", "copies", "time", "rate"])), el("tbody", {}, ...rows))];
+    el("thead", {}, row("th", ["path", "bytes", "copies", "time", "rate"])), el("tbody", {}, ...rows, ...inPlace))];
 }
 
 function opTable() {

@@ -16,7 +16,7 @@ from ggsched.testing.conformance.context import TestContext
 from ggsched.testing.conformance.draws import is_declared
 from ggsched.testing.conformance.oprun import run
 from ggsched.testing.conformance.rules import BrokenRule
-from ggsched.testing.generators.graph_gen import GraphGenerator
+from ggsched.testing.generators.graph_gen import LONGEST_ROW, GraphGenerator
 from ggsched.testing.generators.graph_gen_chains import CHAINS
 from ggsched.testing.generators.values import DrawnGraph, values_for
 from ggsched.testing.oracle.interpreter import run_oracle
@@ -42,8 +42,9 @@ class Chain(NamedTuple):
 def chains(w: TestContext, draws: int = DRAWS) -> Iterator[Chain]:
     """Yield groups of every pattern that the device declares, on types that it has."""
     facts, draws = w.device.facts, w.draws(DRAWS, 2)
+    weights = [dtype for dtype in FLOAT_DTYPES if dtype.block <= LONGEST_ROW]
     for pattern in sorted(facts.fusions & PATTERNS.keys()):
-        for dtype in FLOAT_DTYPES if pattern.startswith("mul_mat") else (F32,):
+        for dtype in weights if pattern.startswith("mul_mat") else (F32,):
             made = misses = 0
             while made < draws and misses < PATIENCE:
                 chain = _draw(w, pattern, dtype)

@@ -86,7 +86,7 @@ def buf5_no_memory_of_the_device(w: TestContext) -> None:
         imported.close()
 
 
-@case("BUF-5", "What is no contiguous host memory is refused.", "import")
+@case("BUF-5", "Host memory that is not contiguous is refused.", "import")
 def buf5_refused(w: TestContext) -> None:
     w.refused(UsageError, w.device.import_host, memoryview(bytes(64))[::2])
     w.refused(UsageError, w.device.import_host, w.numbers().data)

@@ -201,7 +201,7 @@ def cap1_many_replays(w: TestContext) -> None:
 # --- ERR-3 ------------------------------------------------------------------------------------
 
 
-@case("ERR-3", "Closing a stream lets nobody go who waits for its events.", "events", "latch",
+@case("ERR-3", "Closing a stream releases nothing that waits for its events.", "events", "latch",
       "three streams")  # fmt: skip
 def err3_closed_while_others_wait(w: TestContext) -> None:
     a, b, c = w.stream(), w.stream(), w.stream()

@@ -1,5 +1,8 @@
-"""COL-1, COL-2, COL-3: launches that read what other devices hold."""
+"""COL-1 to COL-4: launches that read what other devices hold, and graphs of several devices."""
 
+from typing import Any
+
+from ggsched.backend.capture import DeviceGraph
 from ggsched.backend.protocols import Buffer, Stream
 from ggsched.errors import UsageError
 from ggsched.testing.conformance.case import case
@@ -164,3 +167,88 @@ def col3_event_covers_the_launch(w: TestContext) -> None:
     w.sync(event)
     w.put(theirs, x, w.numbers())
     w.equal(w.get(q, y), w.result(numbers), "overwritten when the event was done")
+
+
+# --- COL-4 ------------------------------------------------------------------------------------
+
+
+def _captured_there_and_back(
+    w: TestContext, a: Stream, b: Stream, x: Buffer, z: Buffer
+) -> DeviceGraph:
+    """Return a graph in which each device computes from what the other one has computed last."""
+    there, back = w.buffer(), w.buffer(NBYTES, w.other)
+    first = w.compute(a, [(x, 0)], (there, 0))
+    second = w.compute(b, [(there, 0)], (back, 0))
+    third = w.compute(a, [(back, 0)], (z, 0))
+    capture = w.capture(a, b)
+    w.launch(a, first)
+    w.wait(b, w.record(a))
+    w.launch(b, second)
+    w.wait(a, w.record(b))
+    w.launch(a, third)
+    return w.end(capture)
+
+
+@case("COL-4", "A graph has commands of both devices, in the order of the events between them.",
+      "peer reads", "launch", "capture", "events")  # fmt: skip
+def col4_graph_of_two_devices(w: TestContext) -> None:
+    a, b = w.stream(), w.stream(w.other)
+    x, z = w.buffers(2)
+    graph = _captured_there_and_back(w, a, b, x, z)
+    for _ in range(3):
+        numbers = w.numbers()
+        w.put(a, x, numbers)
+        w.replay(a, graph)
+        wanted = w.result(w.result(w.result(numbers)))
+        w.equal(w.get(a, z), wanted, "computed by both devices in turn, by a replay")
+
+
+@case("COL-4", "Its replay is held with the first stream, and is over when all of it is.",
+      "peer reads", "launch", "capture", "events", "latch")  # fmt: skip
+def col4_replay_keeps_its_place(w: TestContext) -> None:
+    a, b = w.stream(), w.stream(w.other)
+    x, z = w.buffers(2)
+    w.put(a, x, w.numbers())
+    graph = _captured_there_and_back(w, a, b, x, z)
+    numbers = w.numbers()
+    hold = w.hold(a)
+    w.upload(a, numbers, x)
+    w.replay(a, graph)
+    seen = w.download(a, z)
+    event = w.record(a)
+    w.still_held(hold, a, event)
+    hold.release()
+    w.sync(event)
+    wanted = w.result(w.result(w.result(numbers)))
+    w.equal(seen, wanted, "downloaded behind a replay on two devices")
+
+
+@case("COL-4", "The other device's stream is free again behind the capture.",
+      "peer reads", "launch", "capture", "events")  # fmt: skip
+def col4_streams_are_free(w: TestContext) -> None:
+    a, b = w.stream(), w.stream(w.other)
+    x, z = w.buffers(2)
+    graph = _captured_there_and_back(w, a, b, x, z)
+    numbers, others, far = w.numbers(), w.numbers(), w.buffer(NBYTES, w.other)
+    w.put(a, x, numbers)
+    w.put(b, far, others)
+    w.equal(w.get(b, far), others.view("u1"), "on the second device's stream, outside of the graph")
+    w.replay(a, graph)
+    w.close(b)
+    w.equal(w.get(a, z), w.result(w.result(w.result(numbers))), "replayed as a stream was closed")
+
+
+@case("COL-4", "A capture begins with a stream of the device itself.", "peer reads", "capture")
+def col4_first_stream_is_its_own(w: TestContext) -> None:
+    a, b = w.stream(), w.stream(w.other)
+    device: Any = w.device
+    w.refused(UsageError, device.begin_capture, [b, a])
+    graph = w.end(w.capture(a, b))
+    w.close(graph)
+
+
+@case("COL-4", "Without the declaration streams of other devices are refused.", "pair", "capture",
+      "undeclared reads")  # fmt: skip
+def col4_undeclared(w: TestContext) -> None:
+    a, b = w.stream(), w.stream(w.other)
+    w.refused(UsageError, w.capture, a, b)

@@ -59,6 +59,26 @@ def str2_deep_queue(w: TestContext) -> None:
     w.equal(w.get(q, y), data, f"after {HELD + DEEP} copies")
 
 
+@case("STR-2", "A held stream takes hundreds of transfers of ordinary host memory.")
+def str2_transfers_of_a_held_stream(w: TestContext) -> None:
+    q = w.stream()
+    x, data = w.buffer(), w.rng.integers(0, 256, (HELD // 2, 4), dtype=np.uint8)
+    w.put(q, x, np.zeros(NBYTES, np.uint8))
+    seen = np.zeros((HELD // 2, 4), np.uint8)
+    queue = Enqueuing(w, q)
+    was_held = queue.is_held
+
+    def there_and_back(i: int) -> None:
+        w.upload(q, data[i], x, 4 * (i % 64))
+        w.download_to(q, x, 4 * (i % 64), seen[i])
+
+    queue.each(HELD // 2, "upload four bytes, and download them", there_and_back)
+    w.require(queue.is_still_held() == was_held, f"a held stream blocks before {HELD} transfers")
+    queue.release()
+    w.sync(q)
+    w.equal(seen, data, f"downloaded behind {HELD // 2} uploads")
+
+
 @case("STR-5", "sync covers thousands of commands.")
 def str5_deep_queue(w: TestContext) -> None:
     q = w.stream()

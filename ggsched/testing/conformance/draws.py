@@ -7,11 +7,11 @@ import numpy as np
 
 from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32, DType
+from ggsched.ir.dtype import BF16, F32, FLOAT_DTYPES, I32, Q8_0, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.shapes import KV_DTYPES
 from ggsched.ir.tensor import Tensor
-from ggsched.testing.generators.graph_gen import GraphGenerator
+from ggsched.testing.generators.graph_gen import LONGEST_ROW, GraphGenerator
 from ggsched.testing.generators.graph_gen_ops import STEPS
 from ggsched.testing.generators.graph_gen_views import draw_view
 from ggsched.testing.generators.values import DrawnGraph, LeafRule
@@ -22,7 +22,7 @@ PATIENCE: Final = 300
 
 FIRST_OPERAND: Final[Mapping[str, tuple[DType, ...]]] = {
     "get_rows": (*FLOAT_DTYPES, I32),
-    "set_rows": (F32, F16),
+    "set_rows": KV_DTYPES,
     "mul_mat": FLOAT_DTYPES,
     "mul_mat_id": FLOAT_DTYPES,
     "attention": KV_DTYPES,
@@ -47,6 +47,10 @@ def graphs_with(
         return
     if (op, dtype.name) in _BY_HAND:
         yield _BY_HAND[op, dtype.name]()
+        return
+    if dtype.block > LONGEST_ROW:
+        if op == "mul_mat":
+            yield _product_of_blocks(dtype)
         return
     made = misses = 0
     while made < count and misses < PATIENCE:
@@ -73,7 +77,8 @@ def _draw(op: str, dtype: DType, attempt: int, rng: np.random.Generator) -> Draw
         elif dtype is I32:
             d.ids_for((d.number(1, 4),), d.number(1, 4))
         d.pick(STEPS[op])(d)
-    if not d.results or not (dtype is I32 or any(t.dtype is dtype for t in d.floats)):
+    leaves = [*d.floats, *(t for _, t in d.special)]
+    if not d.results or not (dtype is I32 or any(t.dtype is dtype for t in leaves)):
         return None
     graph = d.g.build(*d.results)
     return DrawnGraph(graph, dict(d.rules)) if _has(graph, op, dtype) else None
@@ -90,8 +95,30 @@ def _joined_ids() -> DrawnGraph:
     return DrawnGraph(g.build(g.op("concat", a, b, axis=0)), rules)
 
 
+def _product_of_blocks(dtype: DType) -> DrawnGraph:
+    g = GraphBuilder(f"product of {dtype}")
+    w, x = g.weight("w", (3, 2 * dtype.block), dtype), g.input("x", (2, 2 * dtype.block))
+    return DrawnGraph(g.build(g.mul_mat(w, x)), {"w": LeafRule(amp=0.25), "x": LeafRule()})
+
+
+def _kept_rows(dtype: DType) -> Callable[[], DrawnGraph]:
+    """Rows of a cache that are written and read again: only plain types are compared in memory."""
+
+    def make() -> DrawnGraph:
+        g = GraphBuilder(f"rows of {dtype}")
+        ids = LeafRule("ids", bound=5, distinct=True)
+        kept = g.op("set_rows", g.input("kept", (5, 96), dtype), g.input("rows", (3, 96)),
+                    g.input("ids", (3,), I32))  # fmt: skip
+        read = g.op("get_rows", kept, g.input("all", (5,), I32))
+        return DrawnGraph(g.build(read), {"ids": ids, "all": ids})
+
+    return make
+
+
 _BY_HAND: Final[Mapping[tuple[str, str], Callable[[], DrawnGraph]]] = {
     ("concat", I32.name): _joined_ids,
+    ("set_rows", BF16.name): _kept_rows(BF16),
+    ("set_rows", Q8_0.name): _kept_rows(Q8_0),
 }
 
 

@@ -58,7 +58,7 @@ class HostEvent:
             self._done.set()
 
     def close(self) -> None:
-        """Note it; who waits goes on waiting."""
+        """Note it; waits continue."""
         self.is_closed = True
 
 

@@ -34,7 +34,7 @@ class Memory:
         values: What the elements are.
         known: Which of them were written at all (BUF-1).
         writer: By element, who wrote it last.
-        readers: By element, who has read it since.
+        readers: By element, its readers since.
         users: Who uses it at all, if only zero bytes of it.
     """
 

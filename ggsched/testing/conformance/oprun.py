@@ -49,7 +49,7 @@ class Prepared:
     program: Program
 
     def output(self, after: Bytes, tid: int) -> Array:
-        """Return a tensor out of the bytes of the arena, as it is in memory."""
+        """Return a tensor of a plain type out of the bytes of the arena, as it is in memory."""
         t = self.graph.tensors[tid]
         return _window(t, after, self.start[t.storage]).copy()
 
@@ -173,10 +173,12 @@ def _bound(
 
 
 def _window(t: Tensor, raw: Bytes, start: int) -> Array:
-    """Return a tensor of a plain type as a view of bytes."""
+    """Return a tensor as a view of bytes."""
+    shape, kind = host_shape(t.dtype, t.shape), HOST_DTYPE[t.dtype.name]
     if not t.size:
-        return np.zeros(host_shape(t.dtype, t.shape), HOST_DTYPE[t.dtype.name])
-    return np.ndarray(t.shape, HOST_DTYPE[t.dtype.name], raw.data, start + t.offset, t.strides)
+        return np.zeros(shape, kind)
+    strides = (*t.strides[:-1], 1) if t.dtype.is_quantized else t.strides
+    return np.ndarray(shape, kind, raw.data, start + t.offset, strides)
 
 
 def _ones(dtype: DType) -> Any:

@@ -46,6 +46,7 @@ RULES: Final[Mapping[str, str]] = {
     "COL-1": "launches read buffers of peers where both declare it, and write none of them",
     "COL-2": "what a peer holds is read when the stream comes to the launch, each time",
     "COL-3": "what a peer holds is its own again as soon as the launch is complete",
+    "COL-4": "peers that offer capture take streams of each other into one graph",
     "CAP-1": "replaying a captured graph equals enqueueing its commands again",
     "CAP-2": "what may not be captured raises before it disturbs the capture",
     "CAP-3": "host memory used in a capture is read when it is replayed",

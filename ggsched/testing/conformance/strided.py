@@ -87,8 +87,9 @@ def _soft_max(m: Making) -> Tensor:
 
 
 def _attention(m: Making) -> Tensor:
-    q, mask = m.leaf("q", 3, 4, 8), m.leaf("mask", 3, 6)
-    kept = [m.g.permute(m.first(name, 2, 6, 8), 1, 0, 2) for name in ("k", "v")]
+    width = max(8, m.dtype.block)
+    q, mask = m.leaf("q", 3, 4, width), m.leaf("mask", 3, 6)
+    kept = [m.g.permute(m.first(name, 2, 6, width), 1, 0, 2) for name in ("k", "v")]
     m.rules["bounds"] = LeafRule("bounds", bound=6)
     bounds = m.g.view(m.g.input("bounds", (6, 2), I32), (3, 2), (16, 4))
     return m.g.op("attention", *kept, q, mask, bounds, scale=0.25, mask=True, bounds=True)
@@ -114,8 +115,12 @@ def _get_rows(m: Making) -> Tensor:
 
 
 def _set_rows(m: Making) -> Tensor:
-    dst, src = m.first("dst", 5, WIDTH), m.leaf("src", 3, WIDTH)
-    return m.g.op("set_rows", dst, src, m.ids("ids", 3, bound=5, distinct=True))
+    dst, src = m.first("dst", 5, m.width), m.leaf("src", 3, m.width)
+    kept = m.g.op("set_rows", dst, src, m.ids("ids", 3, bound=5, distinct=True))
+    if m.dtype in (F32, F16):
+        return kept
+    # Only plain types can be compared as they are in memory.
+    return m.g.op("get_rows", kept, m.ids("all", 5, bound=5))
 
 
 def _cpy(m: Making) -> Tensor:

@@ -27,8 +27,8 @@ class Frame:
     Attributes:
         moment: What happened.
         sleep: Who need not be tried.
-        done: Who has been tried, and what that touched.
-        todo: Who is to be tried.
+        done: Actors that have been tried, and what they touched.
+        todo: Actors to be tried.
         before: Moments that happened before, itself included, as bits.
     """
 
@@ -196,7 +196,7 @@ class Follower(ExplorationRecorder):
         return len(self.moments) if self._end is None else self._end
 
     def pick(self, options: Sequence[Option], usual: int) -> int:
-        """Return who is to act."""
+        """Return the next actor."""
         number, count = len(self.moments), len(self._prefix)
         if number < count:
             return self._repeat(self._prefix[number], options, is_last=number == count - 1)

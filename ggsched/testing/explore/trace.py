@@ -65,7 +65,7 @@ class ExplorationRecorder:
         self.start: list[Touch] = []
 
     def pick(self, options: Sequence[Option], usual: int) -> int:
-        """Return who is to act; for subclasses."""
+        """Return the next actor; for subclasses."""
         return usual
 
     def choose(self, options: Sequence[Option]) -> int:

@@ -24,6 +24,8 @@ ERR_MAX: Final = 1000.0
 # What a state may hold at the end of a run, and therefore at the start of the next one.
 STATE_MAG: Final = 8.0
 STATE_ERR: Final = 200.0
+LONGEST_ROW: Final = 64
+"""Elements of the longest rows that are drawn, so types of longer blocks occur in no graph."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,6 +194,18 @@ def _sum_and_rest(d: GraphGenerator) -> tuple[int, ...]:
     return _ids(d, made, _joined(d, "add", flat, shape))
 
 
+def _two_sums(d: GraphGenerator) -> tuple[int, ...]:
+    """Two addends and a third one, as of two devices and what was there before."""
+    shape = (d.pick((1, 2, 5)), d.pick((4, 64, 132, 33)))
+    t = d.f32(lambda t: len(t.shape) >= 2 and t.shape[-1] >= 1, lambda: shape)
+    made = _joined(d, "add", t, t.shape)
+    if made is None:
+        return ()
+    _hide(d, made)
+    _between(d)
+    return _ids(d, made, _joined(d, "add", made, made.shape))
+
+
 def _gated_experts(d: GraphGenerator) -> tuple[int, ...]:
     x, ids, experts = _expert_rows(d)
     shape = (experts, d.pick((4, 8, 5)), x.shape[-1])
@@ -235,6 +247,7 @@ CHAINS: Final[Mapping[str, Chain]] = {
     "mul_mat_id*2+swiglu": _gated_experts,
     "(mul_mat_id+add_id)*2+swiglu_oai": _gated_experts_with_biases,
     "sum_rows+add": _sum_and_rest,
+    "add+add": _two_sums,
     "rope+set_rows": _rope_into_cache,
 }
 """By pattern."""

@@ -136,10 +136,11 @@ def _soft_max(d: GraphGenerator) -> None:
 def _attention(d: GraphGenerator) -> None:
     """Query heads that share heads of keys and values, mostly the leading rows of caches."""
     tokens, groups, share = d.pick((1, 2, 5, 1)), d.number(1, 2), d.pick((1, 2, 4, 3))
-    rows, width = d.pick((4, 1, 7, 33)), d.pick((8, 16, 4))
-    heads, across = groups * share, d.pick((width, width, 4))
-    q = d.f32(lambda t: t.shape == (tokens, heads, width), lambda: (tokens, heads, width))
     dtype = d.pick([t for t in d.weight_dtypes if t in KV_DTYPES] or [F32])
+    unit = max(4, dtype.block)
+    rows, width = d.pick((4, 1, 7, 33)), unit * d.pick((2, 4, 1))
+    heads, across = groups * share, d.pick((width, width, unit))
+    q = d.f32(lambda t: t.shape == (tokens, heads, width), lambda: (tokens, heads, width))
     k, v = _kept(d, dtype, rows, groups, width), _kept(d, dtype, rows, groups, across)
     operands, flags = [k, v, q], {}
     if d.flip():

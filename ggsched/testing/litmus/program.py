@@ -41,7 +41,7 @@ class Op:
     Attributes:
         line: Its line in the file.
         text: The operation as written, without marker and comment.
-        actor: Who does it.
+        actor: The stream or host thread that does it.
         verb: What it is called; a few verbs have a meaning.
         reads: What it reads, first.
         writes: What it writes, then.

@@ -1,7 +1,7 @@
 """A variant of a litmus program as something that runs, step by step, in any order it may.
 
 Each actor does its operations in their order. A queue's operation can run once the thread
-``H`` has done everything that stands before it. Who waits goes on when what it waits for has
+``H`` has done everything that stands before it. A waiting actor goes on when what it waits for has
 run. Nothing here knows of clocks or of happens-before: what may run next is all there is.
 """
 

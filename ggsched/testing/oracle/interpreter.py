@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from ggsched.backend.precision import BLOCK, ROUNDING_TO_8_BITS, rounding_of
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import ARRAY_DTYPES, BF16, F16, F32, I32, DType
+from ggsched.ir.dtype import ARRAY_DTYPES, BF16, F16, F32, I32, Q8_0, DType
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import op_by_name
 from ggsched.ir.tensor import Role, Tensor
-from ggsched.testing.oracle.dequant import HOST_DTYPE, decode_blocks, host_shape
+from ggsched.testing.oracle.dequant import HOST_DTYPE, decode_blocks, host_shape, quantize
 from ggsched.testing.oracle.ops import attention_rounding, check_ids, reference_of
 
 Array = npt.NDArray[Any]
@@ -173,9 +173,14 @@ def _set_rows(operands: list[Tensor], result: Tensor, storages: Storages) -> Non
 
 
 def _window(t: Tensor, storages: Storages) -> Array:
-    """Return the bytes of a tensor of a plain type as a numpy view that writes through."""
+    """Return the bytes of a tensor as a numpy view that writes through; blocks as rows of bytes."""
+    strides = (*t.strides[:-1], 1) if t.dtype.is_quantized else t.strides
     return np.ndarray(
-        t.shape, HOST_DTYPE[t.dtype.name], storages[t.storage].data, t.offset, t.strides
+        host_shape(t.dtype, t.shape),
+        HOST_DTYPE[t.dtype.name],
+        storages[t.storage].data,
+        t.offset,
+        strides,
     )
 
 
@@ -214,7 +219,11 @@ def _store(t: Tensor, value: Array, storages: Storages) -> None:
 
 
 def encode(value: Array, dtype: DType) -> Array:
-    """Round to the type of a storage: floats to f32 first, as a device's arithmetic would."""
+    """Round to the type of a storage: floats to f32 first, as a device's arithmetic would.
+
+    Blocks of q8_0 are those of GGUF files, but for two kinds: one that holds a number that is not
+    finite is NaN throughout, and one whose scale f16 rounds to zero holds zeros.
+    """
     if dtype.kind != "float" or dtype.name == "f64":
         return value.astype(HOST_DTYPE[dtype.name])
     single = value.astype(np.float32)
@@ -222,10 +231,21 @@ def encode(value: Array, dtype: DType) -> Array:
         return single
     if dtype is F16:
         return single.astype(np.float16)
-    assert dtype is BF16  # quantised tensors are never written
+    if dtype is Q8_0:
+        return _blocks_of(single)
+    assert dtype is BF16  # other quantised tensors are never written
     bits = single.view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even
     return np.where(np.isnan(single), 0x7FC0, rounded).astype(np.uint16)
+
+
+def _blocks_of(values: Array) -> Array:
+    """Return rows of f32 as rows of q8_0."""
+    rows = quantize(values, Q8_0).reshape(*values.shape[:-1], -1, Q8_0.block_nbytes)
+    parts = values.reshape(*values.shape[:-1], -1, Q8_0.block)
+    rows[..., 2:][rows[..., :2].copy().view("<f2")[..., 0] == 0] = 0
+    rows[~np.isfinite(parts).all(-1)] = (0, 0x7E, *(0,) * Q8_0.block)
+    return rows.reshape(*values.shape[:-1], -1)
 
 
 def _output(t: Tensor, storages: Storages) -> Array:

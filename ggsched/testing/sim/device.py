@@ -12,7 +12,7 @@ from ggsched.backend.timing import Clock
 from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
 from ggsched.testing.sim.costs import Costs
 from ggsched.testing.sim.event import SimEvent
-from ggsched.testing.sim.memory import POISON, SimBuffer
+from ggsched.testing.sim.memory import SimBuffer, poison
 from ggsched.testing.sim.program import SimProgram
 from ggsched.testing.sim.state import WorldState
 from ggsched.testing.sim.stream import SimStream
@@ -71,7 +71,7 @@ class SimDevice:
             array = host_bytes(self.facts, nbytes)
         except OutOfDeviceMemory as error:
             raise self._out_of_memory(nbytes) from error
-        array.fill(POISON)
+        poison(array)
         buffer = SimBuffer(self, number, array)
         if self.facts.is_host:
             self.world.name_host_memory(array, buffer.space)
@@ -96,7 +96,7 @@ class SimDevice:
         """Return writable host memory full of poison."""
         self._require_open()
         array = host_bytes(self.facts, nbytes)
-        array.fill(POISON)
+        poison(array)
         return array.data
 
     def create_stream(self) -> SimStream:

@@ -21,6 +21,9 @@ Step = Callable[[], None]
 MAX_SPANS: Final = 200_000
 PATIENT_POLLS: Final = 2
 """How often the host may ask the same in a row before something has to happen (STR-3)."""
+MAX_PUSHES: Final = 10
+"""What has to happen then is twice as much each time, up to two to the power of this many steps: a
+host that only asks sees the end of a long launch in tens of looks."""
 
 
 class TaskDevice(Protocol):
@@ -173,6 +176,7 @@ class Engine:
         self._host_moment = 0
         self._origin = 0
         self._polls: Counter[str] = Counter()
+        self._pushes = 0
         self._spans: deque[TimeSpan] = deque(maxlen=MAX_SPANS)
 
     # --- for whoever decides -----------------------------------------------------------------
@@ -213,7 +217,7 @@ class Engine:
 
     def step_of_host(self) -> None:
         """Let anything happen before the host goes on."""
-        self._polls.clear()
+        self._forget_polls()
         self._choose_until(())
 
     def poll(self, what: str) -> None:
@@ -222,14 +226,21 @@ class Engine:
         What is enqueued makes progress without the host waiting (STR-3).
         """
         self._polls[what] += 1
-        if self._polls[what] > PATIENT_POLLS and self._ready:
+        if self._polls[what] > PATIENT_POLLS:
             self._polls.clear()
-            self._choose(host=False, wanted=(), needed=None)
+            for _ in range(1 << self._pushes):
+                if self._ready:
+                    self._choose(host=False, wanted=(), needed=None)
+            self._pushes = min(self._pushes + 1, MAX_PUSHES)
         self._choose_until(())
+
+    def _forget_polls(self) -> None:
+        self._polls.clear()
+        self._pushes = 0
 
     def wait_for(self, tasks: Iterable[Task | None]) -> list[Task]:
         """Block the host until tasks are done; return those that never will be."""
-        self._polls.clear()
+        self._forget_polls()
         wanted = [task for task in tasks if task is not None]
         self._choose_until(wanted)
         if wanted:

@@ -19,7 +19,7 @@ from ggsched.errors import UsageError
 from ggsched.ir.dtype import F32, DType
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import contiguous_strides
-from ggsched.testing.oracle.dequant import HOST_DTYPE, decode_blocks
+from ggsched.testing.oracle.dequant import HOST_DTYPE, decode_blocks, host_shape
 from ggsched.testing.oracle.interpreter import encode, wide
 from ggsched.testing.oracle.ops import check_ids, reference_of
 from ggsched.testing.sim.memory import POISON, Bytes, SimBuffer
@@ -95,7 +95,7 @@ class NodeWork:
 
     def _begin(self, ahead: Ahead) -> None:
         out, window = self.node.output, self.window()
-        with np.errstate(all="ignore"):  # poison is not a number
+        with np.errstate(all="ignore"):  # poison is NaN
             self.compute([ahead.load(o) for o in self.read], window)
         buffer_of(out).write(out.offset, out.nbytes).fill(POISON)
         self._result = window
@@ -109,8 +109,9 @@ class NodeWork:
         node, out = self.node, self.node.output
         if not out.nbytes:
             return
+        strides = (*out.strides[:-1], 1) if out.dtype.is_quantized else out.strides
         place: Array = np.ndarray(
-            out.shape, HOST_DTYPE[out.dtype.name], window.data, 0, out.strides
+            host_shape(out.dtype, out.shape), HOST_DTYPE[out.dtype.name], window.data, 0, strides
         )
         if node.op == "set_rows":
             source, ids = loaded

@@ -7,7 +7,7 @@ from ggsched.backend.program import BoundNode
 from ggsched.ir.dtype import BF16, F16, F32, I32, DType
 from ggsched.topology.caps import op_key
 from ggsched_torch.blocks import BLOCKS
-from ggsched_torch.kernels import elements, matrices, moving, rows
+from ggsched_torch.kernels import copies, elements, matrices, rows
 from ggsched_torch.operands import Node
 
 Kernel = Callable[[Node], object]
@@ -15,7 +15,7 @@ Kernel = Callable[[Node], object]
 KERNELS: Final[Mapping[str, Kernel]] = {
     **elements.KERNELS,
     **matrices.KERNELS,
-    **moving.KERNELS,
+    **copies.KERNELS,
     **rows.KERNELS,
 }
 

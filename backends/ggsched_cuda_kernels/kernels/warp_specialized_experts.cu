@@ -6,7 +6,7 @@
  * Biases and scale may be missing. Ids come from the predecessor, so nothing is fetched before it has ended.
  * Groups: parts * pairs (t, u); `parts` of them share the rows of a pair.
  *
- * With ROUTED the ids are not there yet: the warp that feeds chooses among the EXPERTS logits of its token, as
+ * With ROUTED the ids are not there yet: the producer warp chooses among the EXPERTS logits of its token, as
  * route_chosen does, every group for itself. The first group of a token writes what the nodes before would have: the
  * COUNT ids, their logits, and the softmax of these.
  */
@@ -70,7 +70,7 @@ struct Route {
 FN const u8 *vector_of(const u8 *from, const Tens t, int has, int id) { return has ? from + t.off + id * t.s[2] : 0; }
 
 extern "C" __global__ void __launch_bounds__(LANES + 32, 1)
-fed_experts(const u8 *x, Tens tx, const u8 *ids, Tens ti, const u8 *w, Tens tw, const u8 *v, Tens tv,
+warp_specialized_experts(const u8 *x, Tens tx, const u8 *ids, Tens ti, const u8 *w, Tens tw, const u8 *v, Tens tv,
             const u8 *w_bias, Tens twb, const u8 *v_bias, Tens tvb, const u8 *scale, Tens ts, u8 *y, Tens ty,
             int parts, int has_bias, int has_scale, float p0, float p1, i32 *fault, int code, const u8 *logits, Tens tl,
             u8 *picked, Tens tp, u8 *chosen, Tens tc, float logit_scale) {

@@ -1,5 +1,5 @@
 /* What a lane keeps of x, and its products with tiles of 16 rows in local memory, on units that multiply matrices of
- * bytes (TILES). It takes the place of the pieces of fed_pieces.h where blocks of 4 bits would take more instructions
+ * bytes (TILES). It takes the place of the pieces of gemv_pieces.h where blocks of 4 bits would take more instructions
  * than there is time for. With GATED a tile has 8 rows of each side.
  *
  * What is multiplied at once is two blocks of each row of a tile. Lane 4 g + t has 8 bytes of numbers of rows g and
@@ -21,7 +21,7 @@
  */
 #if TILES
 #define BLOCKS (NK / 32)
-#define HALVES (2 * WARPS) /* of warps: each has every so many-th block of a row */
+#define HALVES (2 * WARPS) /* of warps: each has every HALVES-th block of a row */
 #define PAIRS ((BLOCKS + HALVES - 1) / HALVES)
 /* From a pair to the next one of a warp: a multiple of 4, so bytes have the same places in words. */
 #define STEP_NBYTES (HALVES * BLOCK_NBYTES)
@@ -94,7 +94,7 @@ FN float tile_scale(const u8 *block) {
   int e = block[0], normal = e * 0x00800000 - 0x00800000, small = e * 0x00200000 + 0x00200000;
   return FLOAT_OF_BITS((u32)MAX(normal, small));
 #else
-  return block_scale(block);
+  return block_scale(block, 0);
 #endif
 }
 

@@ -64,7 +64,7 @@ KERNEL(rope_heads)(JOB_()) {
 
 /* Up to three of these at once: groups below `end0`, those below `end1`, and the others. A job reads nothing
  * that another one writes. */
-KERNEL(heads)(JOB_(0), JOB_(1), JOB_(2), int end0, int end1) {
+KERNEL(rope_kv_write)(JOB_(0), JOB_(1), JOB_(2), int end0, int end1) {
   int g = GROUP(0);
   if (g < end0) {
     turn_head_(GIVEN_(0), g / tx0.n[2], g % tx0.n[2]);

@@ -17,7 +17,7 @@ CPU_DEVICE = (1, 0)
 """DLPack's kind and number of the host."""
 
 
-class OfferingBuffer(BaseBuffer):
+class ExportingBuffer(BaseBuffer):
     """A buffer with DLPack and ``__cuda_array_interface__``."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -35,7 +35,7 @@ class OfferingBuffer(BaseBuffer):
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
-class OfferingStream(BaseStream):
+class ExportingStream(BaseStream):
     """A stream with ``__cuda_stream__``."""
 
     def __cuda_stream__(self) -> tuple[int, int]:
@@ -45,24 +45,24 @@ class OfferingStream(BaseStream):
         return 0, id(self.progress)
 
 
-class OfferingDevice(BaseDevice):
+class ExportingDevice(BaseDevice):
     """A synchronous device of host memory."""
 
     def __init__(self, index: int) -> None:
         op = EXACT_OPS[0]
-        facts = host_facts("offering", [f"{op.name}:f32"], name=f"offering:{index}")
+        facts = host_facts("exports", [f"{op.name}:f32"], name=f"exports:{index}")
         super().__init__(facts, {op.name: lambda out, x, _: np.copyto(out, op.apply(*x))})
 
     def allocate(self, nbytes: int) -> BaseBuffer:
         """Return a fresh buffer."""
         made = super().allocate(nbytes)
-        return self._register(OfferingBuffer(self, nbytes, made.memory))
+        return self._register(ExportingBuffer(self, nbytes, made.memory))
 
     def make_stream(self, name: str) -> BaseStream:
         """Return a new stream."""
-        return OfferingStream(self, name)
+        return ExportingStream(self, name)
 
 
-def offering_harness() -> Harness:
+def exports_harness() -> Harness:
     """Return the harness of two of them."""
-    return Harness("offering:0", lambda count, seed: [OfferingDevice(i) for i in range(count)])
+    return Harness("exports:0", lambda count, seed: [ExportingDevice(i) for i in range(count)])

@@ -24,7 +24,7 @@ FN Job job_of(const u8 *w, const Tens tw, const u8 *v, const Tens tv, u8 *y, con
 
 /* Groups: one for each multiprocessor. Local memory: stages, and the row. */
 extern "C" __global__ void __launch_bounds__(LANES + 32, 1)
-fed_rows(const u8 *x, Tens tx, const u8 *norm, Tens tnorm, u8 *normed, Tens tnormed, float eps, int groups,
+warp_specialized_rows(const u8 *x, Tens tx, const u8 *norm, Tens tnorm, u8 *normed, Tens tnormed, float eps, int groups,
          const u8 *terms, Tens tterms, const u8 *base, Tens tbase, const u8 *w0, Tens tw0, const u8 *v0, Tens tv0, u8 *y0, Tens ty0, const u8 *b0, Tens tb0,
          const u8 *m0, Tens tm0, int rows0, int adds0,
          const u8 *w1, Tens tw1, const u8 *v1, Tens tv1, u8 *y1, Tens ty1, const u8 *b1, Tens tb1,

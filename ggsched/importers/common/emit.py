@@ -14,16 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ggsched.errors import ModelError
-from ggsched.importers.onnx.built_in import built_in
-from ggsched.importers.onnx.types import dtype_of
+from ggsched.importers.common.built_in import built_in
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import DType
+from ggsched.ir.dtype import ARRAY_DTYPES, DType
 from ggsched.ir.ops import Param, op_by_name
 from ggsched.ir.params import canonical_params, check_arity
 from ggsched.ir.tensor import Role, Tensor, contiguous_strides
 from ggsched.oplib.declare import wide
 
 Array = npt.NDArray[Any]
+
+_BY_NUMPY: Final = {np.dtype(t.host): t for t in ARRAY_DTYPES}
 
 MAX_CALLS: Final = 1_000_000
 """Calls of ops in one import: functions and loops can multiply without end."""
@@ -52,7 +53,7 @@ class Const:
     @property
     def dtype(self) -> DType:
         """Its element type."""
-        return dtype_of(self.array)
+        return _dtype_of(self.array)
 
 
 Value = Const | Tensor
@@ -153,6 +154,18 @@ class Emitter:
         with np.errstate(all="ignore"):
             found = np.asarray(op.user.reference(*map(wide, arrays), **full))
             return Const(np.ascontiguousarray(found.astype(dtype.host)).reshape(shape))
+
+
+def _dtype_of(array: Array) -> DType:
+    """Return the element type of an array.
+
+    Raises:
+        ModelError: a type that ggsched does not have.
+    """
+    try:
+        return _BY_NUMPY[array.dtype]
+    except KeyError:
+        raise ModelError(f"elements of type {array.dtype} are not supported") from None
 
 
 def _described(value: Value) -> Tensor:

@@ -2,13 +2,13 @@
  * is multiplied, and there each lane takes what it keeps. (Lanes that loaded all that they keep took as long as a third
  * of the product: they read places far apart, and wrote the same digits once for each team.)
  *
- * Plain types are multiplied as floats. Blocks are multiplied as integers: the floats of a block are
+ * Plain types are multiplied as floats. Blocks are multiplied as integers: the floats of 32 elements are
  * rounded to multiples of 2^-22 of a power of two that is larger than all of them and written with three
  * signed digits of 8 bits, so that four products take one instruction for each digit, and sums are exact
  * (see blocks.h, where the same is done for units that multiply matrices).
  *
  * In local memory: NK floats; or the lowest digits of all NK numbers, the middle and the highest ones, and
- * the unit of each block.
+ * the unit of each 32.
  */
 #define QUADS ((NK / 4 + LANES - 1) / LANES) /* of a lane: every LANES-th four numbers */
 
@@ -56,7 +56,7 @@ FN void normalise(float4 *x, const float4 *w, u8 *y, float eps, float *scratch) 
 }
 
 #if defined(BLOCK_NBYTES)
-#define ROW_NBYTES (NK / 32 * BLOCK_NBYTES)
+#define ROW_NBYTES (NK / BLOCK_ELEMENTS * BLOCK_NBYTES)
 #define UNITS_AT (DIGITS * NK)
 
 /* Digit d of four numbers, given as units and half of each digit's range. */

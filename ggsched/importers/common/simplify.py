@@ -1,7 +1,8 @@
 """Merges nodes of an imported graph, and drops those whose results nobody reads.
 
 Exported models scale and shift: by numbers, one after another, and each channel behind a
-convolution. The former are one ``scale``; the latter goes into the weights.
+convolution. The former are one ``scale``; the latter goes into the weights. They also spell out
+activations that are one op here.
 """
 
 from collections import Counter
@@ -10,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ggsched.importers.onnx.emit import Array, content_name
+from ggsched.importers.common.emit import Array, content_name
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.graph import Graph, Node
-from ggsched.ir.ops import Param
+from ggsched.ir.ops import Param, op_by_name
 from ggsched.ir.tensor import Role, Tensor
 
 
@@ -105,6 +106,9 @@ class _Rewrite:
         self, op: str, operands: list[Tensor], params: dict[str, Param]
     ) -> tuple[str, list[Tensor], dict[str, Param]]:
         """Return the node, or one that does the work of the node before as well."""
+        activation = self._activation(op, operands, params)
+        if activation is not None:
+            return activation
         before = self._made.get(operands[0].id)
         if before is None or not before.is_read_once:
             return op, operands, params
@@ -114,6 +118,47 @@ class _Rewrite:
         if op in ("mul", "add", "scale") and before.op == "nd.conv":
             return self._into_conv(op, operands, params, before) or (op, operands, params)
         return op, operands, params
+
+    def _activation(
+        self, op: str, operands: list[Tensor], params: Mapping[str, Param]
+    ) -> tuple[str, list[Tensor], dict[str, Param]] | None:
+        """Return ``silu`` or ``hard_swish`` if this is the last node of what spells them out."""
+        if op == "mul":
+            for x, factor in (operands, operands[::-1]):
+                made = self._once(factor)
+                if made is None or made.operands[0].id != x.id:
+                    continue
+                if made.op == "sigmoid":
+                    return "silu", [x], {}
+                slope = {"alpha": 1 / 6, "beta": 0.5}
+                if made.op == "nd.hard_sigmoid" and _is_near(made.op, made.params, **slope):
+                    return "nd.hard_swish", [x], {}
+        x = operands[0]
+        product = self._once(x)
+        if product is None or product.op != "mul" or not self._is_sixth(op, operands, params):
+            return None
+        for x, factor in (product.operands, product.operands[::-1]):
+            limited = self._once(factor)
+            if limited is None or limited.op != "clamp":
+                continue
+            moved = self._once(limited.operands[0])
+            if moved is None or moved.op != "scale" or moved.operands[0].id != x.id:
+                continue
+            six = _is_near("clamp", limited.params, min=0.0, max=6.0)
+            if six and _is_near("scale", moved.params, scale=1.0, bias=3.0):
+                return "nd.hard_swish", [x], {}
+        return None
+
+    def _once(self, t: Tensor) -> _Made | None:
+        """Return how a tensor was made that one node reads."""
+        made = self._made.get(t.id)
+        return made if made is not None and made.is_read_once else None
+
+    def _is_sixth(self, op: str, operands: list[Tensor], params: Mapping[str, Param]) -> bool:
+        if op == "scale":
+            return _is_near(op, params, scale=1 / 6, bias=0.0)
+        by = self._elements(operands[1]) if op == "div" else None
+        return by is not None and by.size == 1 and by.item() == 6
 
     def _into_conv(
         self, op: str, operands: list[Tensor], params: dict[str, Param], conv: _Made
@@ -154,6 +199,15 @@ class _Rewrite:
 
     def _constant(self, array: Array, like: Tensor) -> Tensor:
         return self._weight(content_name(array), array, like)
+
+
+def _is_near(op: str, params: Mapping[str, Param], **wanted: float) -> bool:
+    """Whether parameters of an op have some values, but for rounding to f32."""
+    full = op_by_name(op).full(params)
+    return all(
+        isinstance(value := full[name], float) and abs(value - number) < 1e-6
+        for name, number in wanted.items()
+    )
 
 
 def _numbers(params: Mapping[str, Param]) -> tuple[float, float]:

@@ -1,6 +1,6 @@
-/* Rows of weights, fed by one warp to the others: for compute capability 9.0 and later.
+/* Rows of weights, loaded by a producer warp for consumer warps: for compute capability 9.0 and later.
  *
- * A group takes a range of the rows of each of its jobs, side by side in memory. One warp feeds the others: it copies
+ * A group takes a range of the rows of each of its jobs, side by side in memory. The producer warp copies
  * stages of ROWS rows to local memory as soon as they are free. The others form TEAMS; a team takes every TEAMS-th
  * row of a stage, and its lanes keep the same places of all rows, so x stays in registers. (Warp
  * specialisation is CUTLASS's word.)

@@ -1,6 +1,6 @@
-/* Numbers of a kernel with fed weights that follow from how it is cut (cut.py).
+/* Constants of a warp-specialised kernel that follow from its tile configuration (tile_config.py).
  *
- * With TILES a group is one team, and its lanes have sums of each tile of 16 rows (fed_tiles.h).
+ * With TILES a group is one team, and its lanes have sums of each tile of 16 rows (gemv_tiles.h).
  */
 #define LINE 128
 #define WARPS (LANES / 32)

@@ -1,0 +1,126 @@
+"""Tasks of ops of the library that only move elements."""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Final, Literal
+
+import numpy as np
+
+from ggsched.backend.arrays import Array
+from ggsched.ir.dtype import I64
+from ggsched_cpu.compiled.tasks import Task, row_task
+from ggsched_cpu.lowering_context import CpuLoweringContext, Node
+from ggsched_cpu.native import Kernels
+from ggsched_cpu_kernels.vectors import AXES
+
+Moves = Callable[[Node], list[tuple[Array, Array]]]
+
+
+def _slice(node: Node) -> list[tuple[Array, Array]]:
+    from ggsched.oplib.layout import take_slice  # loaded, since a node has an op of the library
+
+    names = ("starts", "stops", "steps")
+    return [(take_slice(node.inputs[0], *(node.param(n) for n in names)), node.out)]
+
+
+def _concat(node: Node) -> list[tuple[Array, Array]]:
+    axis = int(node.number("axis")) % node.out.ndim
+    ends = np.cumsum([a.shape[axis] for a in node.inputs])
+    parts = np.split(node.out, ends[:-1], axis)
+    return list(zip(node.inputs, parts, strict=True))
+
+
+def _transpose(node: Node) -> list[tuple[Array, Array]]:
+    perm = node.param("perm")
+    assert isinstance(perm, tuple)
+    return [(node.inputs[0].transpose([int(axis) for axis in perm]), node.out)]
+
+
+def _whole(node: Node) -> list[tuple[Array, Array]]:
+    return [(np.broadcast_to(node.inputs[0], node.out.shape), node.out)]
+
+
+MOVES: Final[Mapping[str, Moves]] = {
+    "nd.slice": _slice,
+    "nd.concat": _concat,
+    "nd.transpose": _transpose,
+    "nd.expand": _whole,
+    "nd.copy": _whole,
+}
+"""By op: windows of operands, and where in the result they go."""
+
+
+def moved(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    """Return a task for each window."""
+    tasks = []
+    for source, target in MOVES[node.bound.op](node):
+        if not target.size:
+            continue
+        task = _move(source, target, kernels)
+        if task is None:
+            return None
+        tasks.append(task)
+    return tasks or None
+
+
+def _move(source: Array, target: Array, kernels: Kernels) -> Task | None:
+    if np.may_share_memory(source, target):
+        return None  # of the same bytes in another order, numpy makes a copy first
+    source, target = _merged(source, target)
+    if source.ndim > AXES + 1:
+        return None
+    kernel = kernels.address("moves", f"move{source.itemsize}")
+    return row_task(kernel, (source, target), target.shape[:-1], target.shape[-1], kernels.threads)
+
+
+def _merged(*arrays: Array) -> tuple[Array, ...]:
+    """Return views with as few axes as have the same elements in the same order, at least one."""
+    shape: list[int] = []
+    strides: list[list[int]] = [[] for _ in arrays]
+    for axis, n in enumerate(arrays[0].shape):
+        if n == 1:
+            continue
+        steps = [a.strides[axis] for a in arrays]
+        if shape and all(own[-1] == n * step for own, step in zip(strides, steps, strict=True)):
+            shape[-1] *= n
+            for own, step in zip(strides, steps, strict=True):
+                own[-1] = step
+        else:
+            shape.append(n)
+            for own, step in zip(strides, steps, strict=True):
+                own.append(step)
+    if not shape:
+        shape, strides = [1], [[a.itemsize] for a in arrays]
+    pairs = zip(arrays, strides, strict=True)
+    return tuple(np.lib.stride_tricks.as_strided(a, shape, own) for a, own in pairs)
+
+
+def gather(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    """Return the task: a row is a slice, or, of the last axis, an element."""
+    (x, ids), out = node.inputs, node.out
+    axis = int(node.number("axis")) % x.ndim
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    if node.dtype(1) is not I64 or not all(a.flags.c_contiguous for a in (x, ids, out)):
+        return None
+    if not out.size:
+        return None
+    outer, inner, slices = prod(before), prod(after), x.shape[axis]
+    kind: Literal["gather", "pick"] = "pick" if inner == 1 else "gather"
+    shape: tuple[int, ...]
+    operands: tuple[Array, Array, Array]
+    if kind == "pick":
+        shape, columns = (outer,), ids.size
+        operands = ids.reshape(1, -1), x.reshape(outer, -1), out.reshape(outer, -1)
+    else:
+        shape, columns = (outer, ids.size), inner
+        first = x.reshape(outer, 1, -1)[..., :inner]
+        operands = ids.reshape(1, -1), first, out.reshape(*shape, inner)
+    kernel = kernels.address("moves", f"{kind}{x.itemsize}")
+    own = slices, inner * x.itemsize
+    task = row_task(kernel, operands, shape, columns, kernels.threads, own, rows=slices, keeps=(x,))
+    return None if task is None else [task]
+
+
+EMITTERS: Final = {**dict.fromkeys(MOVES, moved), "nd.gather": gather}
+
+__all__: Sequence[str] = ["EMITTERS"]

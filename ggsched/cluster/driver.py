@@ -1,0 +1,363 @@
+"""The driver's side of a session: sends requests to workers, and waits for all answers at once.
+
+Whatever goes wrong on one machine gives up the request on all of them, so that nobody waits for
+messages that will not come, and one error is raised here. Lost is a machine whose worker has ended
+or has not been heard of for the timeout. Machines that all wait for messages of each other, without
+getting any for the timeout, are a ``SyncTimeout``.
+"""
+
+import secrets
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+import ggsched.errors
+from ggsched.cluster import messages as m
+from ggsched.cluster.link import TOKEN_NBYTES, Link
+from ggsched.cluster.members import Member, Start
+from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, SyncTimeout, UsageError
+from ggsched.plan.parts import Part
+from ggsched.topology.codec import topology_to_text
+from ggsched.topology.model import Topology
+
+LOOK_S: Final = 0.1
+"""How often the driver looks whether all workers are there, while it waits."""
+
+END_S: Final = 5.0
+"""How long workers may take to release everything when a session ends."""
+
+Frames = Sequence[memoryview]
+
+
+class Driver:
+    """The workers of a session. For one thread at a time.
+
+    Args:
+        start: Starts the workers.
+        backends: Backends that may be used on the machines; None for all.
+        timeout_s: How long something may go on without progress.
+
+    Raises:
+        BackendUnavailable: pyzmq is not installed, or no worker could be started.
+    """
+
+    def __init__(self, start: Start, *, backends: tuple[str, ...] | None, timeout_s: float) -> None:
+        token = secrets.token_bytes(TOKEN_NBYTES)
+        self.scheme, self.timeout_s = start.scheme, timeout_s
+        self.source: Callable[[str], np.ndarray] | None = None
+        self._backends = backends
+        self._link = Link(start.host, token)
+        self._members: list[Member] = []
+        self._lost: DeviceFault | None = None
+        self._requests = 0
+        self._is_closed = False
+        self.opened: list[m.Opened] = []
+        try:
+            self._members = list(start.members(token))
+        except BaseException:
+            self._link.close()
+            raise
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the machines, by number."""
+        return [member.name for member in self._members]
+
+    def open(self, wanted: Sequence[tuple[str, tuple[str, ...]]]) -> None:
+        """Let the workers open devices; see ``open_group``.
+
+        Raises:
+            BackendUnavailable: a machine that is not there, or of another version.
+            GgschedError: what a machine says of its devices.
+        """
+        names = {member.name: member for member in self._members}
+        for name, _ in wanted:
+            if name not in names:
+                raise BackendUnavailable(
+                    "no such machine",
+                    where=f"{self.scheme}://{name}",
+                    hint=f"machines: {', '.join(names)}",
+                )
+        if wanted:
+            kept = [names[name] for name, _ in wanted]
+            for member in self._members:
+                if member not in kept:
+                    self._link.send(member.address, m.Close())
+                    member.end(END_S)
+            self._members = kept
+        devices = dict(wanted)
+        number = self._next()
+        found = self._request(
+            {
+                machine: (self._open(number, devices.get(member.name, ())), ())
+                for machine, member in enumerate(self._members)
+            }
+        )
+        by_machine = {k: message for k, (message, _) in found.items()}
+        self.opened = [o for _, o in sorted(by_machine.items()) if isinstance(o, m.Opened)]
+        for machine, message in enumerate(self.opened):
+            if message.version != m.version():
+                raise self._other_version(machine, message.version)
+
+    def _open(self, number: int, names: tuple[str, ...]) -> m.Open:
+        address, timeout_s = self._link.address, self.timeout_s
+        return m.Open(number, m.version(), address, names, self._backends, timeout_s)
+
+    def _other_version(self, machine: int, version: str) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"has {version}",
+            where=self.where(machine),
+            why=f"the driver has {m.version()}",
+            hint="install the same version on all machines",
+        )
+
+    def join(self, topology: Topology, first: Sequence[int]) -> None:
+        """Tell the workers of each other.
+
+        Args:
+            topology: All devices.
+            first: Number of the first device of each machine.
+        """
+        self._topology, self._first = topology_to_text(topology), tuple(first)
+
+    def configure(self, *, timeout_s: float, capture: bool, checked: bool) -> None:
+        """Let the workers begin anew, with nothing on their devices."""
+        self.timeout_s = timeout_s
+        addresses = tuple(member.address for member in self._members)
+        settings = (timeout_s, capture, checked)
+        number = self._next()
+        self._request(
+            {
+                k: (m.Join(number, k, f, addresses, self._topology, *settings), ())
+                for k, f in enumerate(self._first)
+            }
+        )
+
+    def bind(
+        self, key: int, digest: str, graph: bytes, plan: bytes, parts: Mapping[int, Part]
+    ) -> None:
+        """Let each machine make what its part of a plan needs; they ask for weights meanwhile."""
+        number = self._next()
+        self._request(
+            {k: (m.Bind(number, key, digest, p), (graph, plan)) for k, p in parts.items()}
+        )
+
+    def run(self, key: int, inputs: Mapping[int, Frames]) -> dict[int, Frames]:
+        """Run the parts of a plan; return the outputs that each machine hands over."""
+        number = self._next()
+        found = self._request({k: (m.Run(number, key), f) for k, f in inputs.items()}, number)
+        return {machine: frames for machine, (_, frames) in found.items()}
+
+    def manage(
+        self, what: str, *, key: int = -1, names: Sequence[str] = ()
+    ) -> dict[int, dict[str, dict[str, int]]]:
+        """Ask all machines for something, see ``messages.Manage``; return the sizes they tell."""
+        number = self._next()
+        asked = m.Manage(number, what, key, tuple(names))
+        found = self._request(dict.fromkeys(range(len(self._members)), (asked, ())))
+        return {k: done.sizes for k, (done, _) in found.items() if isinstance(done, m.Done)}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a machine was lost or the session was closed: nothing can be asked any more."""
+        return self._lost is not None or self._is_closed
+
+    def close(self) -> None:
+        """End all workers; legal twice and after a fault."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for member in self._members:
+            if not member.why_gone():
+                self._link.send(member.address, m.Close())
+        until = time.monotonic() + END_S
+        for member in self._members:
+            member.end(max(0.1, until - time.monotonic()))
+        self._link.close()
+
+    def _next(self) -> int:
+        self._requests += 1
+        return self._requests
+
+    def where(self, machine: int) -> str:
+        """Return the name of a machine for people."""
+        return f"{self.scheme}://{self._members[machine].name}"
+
+    def _request(
+        self, asked: Mapping[int, tuple[m.Any_, Frames | tuple[bytes, ...]]], run: int = -1
+    ) -> dict[int, tuple[m.Any_, Frames]]:
+        """Send a request to machines and wait for all answers.
+
+        Raises:
+            GgschedError: the first error of a machine, all others having been given up.
+        """
+        if self._is_closed:
+            raise UsageError("its devices have been closed", where=f"{self.scheme}://")
+        if self._lost is not None:
+            raise self._lost
+        for machine, (message, frames) in asked.items():
+            self._link.send(self._members[machine].address, message, *frames)
+        number = next((m_.id for m_, _ in asked.values() if hasattr(m_, "id")), -1)
+        return _Answers(self, number, run, list(asked)).collect()
+
+
+class _Answers:
+    """The answers to one request, as they come."""
+
+    def __init__(self, driver: Driver, number: int, run: int, machines: Sequence[int]) -> None:
+        self._d, self._number, self._run = driver, number, run
+        self._pending = set(machines)
+        self._found: dict[int, tuple[m.Any_, Frames]] = {}
+        self._errors: list[GgschedError] = []
+        self._echoes: list[GgschedError] = []
+        self._source_failure: Exception | None = None
+        self._is_given_up, self._given_up_at = False, 0.0
+        now = time.monotonic()
+        self._heard = dict.fromkeys(machines, now)
+        self._waits: dict[int, tuple[int, int]] = {}
+        self._moved = now
+
+    def collect(self) -> dict[int, tuple[m.Any_, Frames]]:
+        """Wait for all; raise the first error."""
+        try:
+            self._wait()
+        except BaseException:  # a signal: whoever waits for messages must not go on
+            self._abort("the driver was interrupted")
+            raise
+        if self._source_failure is not None:
+            raise self._source_failure
+        if self._errors:
+            first, *others = self._errors
+            for other in others:
+                first.add_note(f"then: {other}")
+            raise first
+        if self._echoes:
+            raise self._echoes[0]
+        return self._found
+
+    def _wait(self) -> None:
+        look = time.monotonic() + LOOK_S
+        while self._pending:
+            found = self._d._link.poll(LOOK_S)
+            if found is not None:
+                self._take(*found)
+            if found is None or time.monotonic() > look:
+                self._look(is_quiet=found is None)
+                look = time.monotonic() + LOOK_S
+
+    def _take(self, message: m.Any_, frames: Frames) -> None:
+        addresses = [member.address for member in self._d._members]
+        worker = getattr(message, "worker", "")
+        if worker not in addresses:
+            return
+        machine = addresses.index(worker)
+        self._heard[machine] = time.monotonic()
+        if isinstance(message, m.Beat):
+            self._note_beat(machine, message)
+        elif isinstance(message, m.Wanted):
+            self._give(machine, message.name)
+            self._moved = time.monotonic()
+        elif isinstance(message, m.Failed) and message.id == self._number:
+            self._pending.discard(machine)
+            error = self._error(machine, message)
+            (self._echoes if message.is_echo else self._errors).append(error)
+            self._give_up(error)
+        elif isinstance(message, m.Done | m.Opened) and message.id == self._number:
+            self._pending.discard(machine)
+            self._found[machine] = (message, frames)
+            self._moved = time.monotonic()
+
+    def _note_beat(self, machine: int, beat: m.Beat) -> None:
+        state = (beat.waits_for, beat.received)
+        if state != self._waits.get(machine) or beat.waits_for < 0:
+            self._moved = time.monotonic()
+        self._waits[machine] = state
+
+    def _give(self, machine: int, name: str) -> None:
+        """Send a weight to a machine that asks for it."""
+        link, address = self._d._link, self._d._members[machine].address
+        try:
+            if self._d.source is None:
+                raise KeyError(name)
+            array = np.ascontiguousarray(self._d.source(name))
+        except KeyError:
+            link.send(address, m.Weight(name, why="no data for this weight"))
+        except Exception as error:  # raised here when the machines know
+            link.send(address, m.Weight(name, why=str(error)))
+            self._source_failure = self._source_failure or error
+        else:
+            kind = f"{array.dtype.str} {','.join(map(str, array.shape))}".encode()
+            data = array.reshape(-1).view(np.uint8).data
+            link.send(address, m.Weight(name, zlib.crc32(data)), kind, data)
+
+    def _look(self, *, is_quiet: bool) -> None:
+        """Look for machines that are gone, do not answer, or wait for each other.
+
+        Silence counts only where everything that was sent has been read.
+        """
+        now, timeout_s = time.monotonic(), self._d.timeout_s
+        for machine in sorted(self._pending):
+            why = self._d._members[machine].why_gone()
+            if not why and is_quiet and now - self._heard[machine] > timeout_s:
+                why = f"nothing was heard of it for {timeout_s:g} s"
+            if not why and self._is_given_up and now - self._given_up_at > 2 * timeout_s:
+                why = f"it did not give up the run within {2 * timeout_s:g} s"
+            if why:
+                self._lose(machine, why)
+        waiting = (
+            is_quiet
+            and self._pending
+            and all(self._waits.get(k, (-1, 0))[0] >= 0 for k in self._pending)
+        )
+        if waiting and now - self._moved > timeout_s and not self._is_given_up:
+            tags = ", ".join(
+                f"{self._d.where(k)} for message #{self._waits[k][0]}"
+                for k in sorted(self._pending)
+            )
+            error = SyncTimeout(
+                f"no progress for {timeout_s:g} s",
+                where=f"{self._d.scheme}://",
+                why=f"machines wait for each other: {tags}",
+                hint="this is a defect: report it with the plan",
+            )
+            self._errors.append(error)
+            self._give_up(error)
+
+    def _lose(self, machine: int, why: str) -> None:
+        self._pending.discard(machine)
+        error = DeviceFault(
+            "the machine was lost",
+            where=self._d.where(machine),
+            why=why,
+            hint="reset() goes on with the machines that are left",
+        )
+        self._d._lost = error
+        self._errors.append(error)
+        self._give_up(error)
+
+    def _give_up(self, error: GgschedError) -> None:
+        """Tell the others that they wait in vain."""
+        if self._is_given_up:
+            return
+        self._is_given_up, self._given_up_at = True, time.monotonic()
+        self._abort(error.one_line())
+
+    def _abort(self, why: str) -> None:
+        for machine in self._pending if self._run >= 0 else ():
+            self._d._link.send(self._d._members[machine].address, m.Abort(self._run, why))
+
+    def _error(self, machine: int, failed: m.Failed) -> GgschedError:
+        """Return the error of a machine as one of this process."""
+        kind = getattr(ggsched.errors, failed.kind, DeviceFault)
+        if not (isinstance(kind, type) and issubclass(kind, GgschedError)):
+            kind = DeviceFault
+        where = self._d.where(machine)
+        if failed.where:
+            where = failed.where if failed.where.startswith(where) else f"{where}: {failed.where}"
+        error: GgschedError = kind(failed.what, where=where, why=failed.why, hint=failed.hint)
+        for note in failed.notes:
+            error.add_note(note)
+        return error

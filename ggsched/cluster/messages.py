@@ -1,0 +1,292 @@
+"""What driver and workers say to each other: data, never code.
+
+Headers are msgpack; bytes of arrays follow in frames of their own. Whoever cannot read a header, or
+finds another token in front of it, drops the message.
+"""
+
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+from typing import Any, Final, cast
+
+import msgspec
+
+from ggsched.backend.protocols import CONTRACT_VERSION
+from ggsched.ir.tensor import Tensor
+from ggsched.plan.bundle import FORMAT
+from ggsched.plan.parts import Part
+
+PROTOCOL: Final = 1
+"""Number of this set of messages."""
+
+
+def version() -> str:
+    """Return what has to be the same on all machines, in words."""
+    contract = ".".join(map(str, CONTRACT_VERSION))
+    try:
+        number = installed("ggsched")
+    except PackageNotFoundError:  # run from a checkout
+        number = "of a checkout"
+    return f"ggsched {number}, messages {PROTOCOL}, {FORMAT}, contract {contract}"
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="is", gc=False):
+    """Base of all messages, for their encoding."""
+
+
+class Open(Message, frozen=True, tag="open"):
+    """To a worker: open devices. The answer is ``Opened``.
+
+    Attributes:
+        id: Of the request.
+        version: Of the driver.
+        driver: Address of the driver.
+        names: Names of devices; none for all that are usable.
+        backends: Backends that may be used; None for all.
+        timeout_s: How long something may go on without progress.
+    """
+
+    id: int
+    version: str
+    driver: str
+    names: tuple[str, ...]
+    backends: tuple[str, ...] | None
+    timeout_s: float
+
+
+class Join(Message, frozen=True, tag="join"):
+    """To a worker: what the others are.
+
+    Attributes:
+        id: Of the request.
+        machine: Number of the worker.
+        first: Number of its first device among all.
+        addresses: Of all machines, by number.
+        topology: All devices, as ``ggsched.topology.codec`` writes them.
+        timeout_s: How long something may go on without progress.
+        capture: Whether plans are captured where devices offer it.
+        checked: Whether devices check their callers.
+    """
+
+    id: int
+    machine: int
+    first: int
+    addresses: tuple[str, ...]
+    topology: str
+    timeout_s: float
+    capture: bool
+    checked: bool
+
+
+class Bind(Message, frozen=True, tag="bind"):
+    """To a worker: make all that the part of a plan needs. In frames: graph (text), plan (JSON).
+
+    Attributes:
+        id: Of the request.
+        key: Number of the plan from now on.
+        digest: Of the graph.
+        part: What the worker runs.
+    """
+
+    id: int
+    key: int
+    digest: str
+    part: Part
+
+
+class Run(Message, frozen=True, tag="run"):
+    """To a worker: run a part. In frames: its inputs, in the order of the part.
+
+    Attributes:
+        id: Of the request, and number of the run.
+        key: Number of the plan.
+    """
+
+    id: int
+    key: int
+
+
+class Abort(Message, frozen=True, tag="abort"):
+    """To a worker: give up a run; nobody will send what it waits for.
+
+    Attributes:
+        id: Number of the run.
+        why: The reason.
+    """
+
+    id: int
+    why: str
+
+
+class Manage(Message, frozen=True, tag="manage"):
+    """To a worker: anything else.
+
+    Attributes:
+        id: Of the request.
+        what: ``drop`` a plan, ``release`` tensors, ``clear`` states, report ``sizes``.
+        key: Number of the plan.
+        names: Names of the tensors.
+    """
+
+    id: int
+    what: str
+    key: int = -1
+    names: tuple[str, ...] = ()
+
+
+class Close(Message, frozen=True, tag="close"):
+    """To a worker: release everything and end."""
+
+
+class Weight(Message, frozen=True, tag="weight"):
+    """To a worker: a weight that it asked for, in a frame; no frame where there is none.
+
+    Attributes:
+        name: Its name.
+        checksum: CRC-32 of the bytes.
+        why: The error where it cannot be had.
+    """
+
+    name: str
+    checksum: int = 0
+    why: str = ""
+
+
+class Data(Message, frozen=True, tag="data"):
+    """Between workers: the bytes of a ``Send``, in a frame.
+
+    Attributes:
+        run: Number of the run.
+        sender: Number of the machine.
+        tag: Of the message.
+    """
+
+    run: int
+    sender: int
+    tag: int
+
+
+class Opened(Message, frozen=True, tag="opened"):
+    """To the driver: what a worker has.
+
+    Attributes:
+        id: Of the request.
+        worker: Its address.
+        version: Of the worker.
+        topology: Its devices, by their names there.
+        free: Free bytes of each.
+    """
+
+    id: int
+    worker: str
+    version: str
+    topology: str
+    free: tuple[int, ...]
+
+
+class Done(Message, frozen=True, tag="done"):
+    """To the driver: a request has been carried out. In frames: outputs, in the part's order.
+
+    Attributes:
+        id: Of the request.
+        worker: Address.
+        sizes: Resident bytes by kind and name of device, where they were asked for.
+    """
+
+    id: int
+    worker: str
+    sizes: dict[str, dict[str, int]] = {}
+
+
+class Failed(Message, frozen=True, tag="failed"):
+    """To the driver: a request failed.
+
+    Attributes:
+        id: Of the request.
+        worker: Address.
+        kind: Name of the class of the error.
+        what: Of the error, as the following.
+        where: Object.
+        why: Reason.
+        hint: Remedy.
+        notes: Further lines.
+        is_echo: Whether it failed only because the run was given up.
+    """
+
+    id: int
+    worker: str
+    kind: str
+    what: str
+    where: str = ""
+    why: str = ""
+    hint: str = ""
+    notes: tuple[str, ...] = ()
+    is_echo: bool = False
+
+
+class Wanted(Message, frozen=True, tag="wanted"):
+    """To the driver: a worker needs a weight.
+
+    Attributes:
+        worker: Address.
+        name: Of the weight.
+    """
+
+    worker: str
+    name: str
+
+
+class Beat(Message, frozen=True, tag="beat"):
+    """To the driver, every now and then: a worker is there.
+
+    Attributes:
+        worker: Address.
+        waits_for: Tag of the message that it waits for, or -1.
+        received: Messages that it has received so far.
+    """
+
+    worker: str
+    waits_for: int
+    received: int
+
+
+Any_ = (
+    Open
+    | Join
+    | Bind
+    | Run
+    | Abort
+    | Manage
+    | Close
+    | Weight
+    | Data
+    | Opened
+    | Done
+    | Failed
+    | Wanted
+    | Beat
+)
+"""Every message."""
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(Any_)
+
+
+def encode(message: Any_) -> bytes:
+    """Return the header of a message."""
+    return _ENCODER.encode(message)
+
+
+def decode(header: Any) -> Any_:
+    """Read a header.
+
+    Raises:
+        msgspec.MsgspecError: it is none.
+    """
+    return cast(Any_, _DECODER.decode(header))
+
+
+def host_form(tensor: Tensor) -> tuple[tuple[int, ...], str]:
+    """Return shape and element type of a tensor's array on the host."""
+    if tensor.dtype.is_quantized:
+        return (*tensor.shape[:-1], tensor.dtype.row_nbytes(tensor.shape[-1])), "uint8"
+    return tensor.shape, str(tensor.dtype.host)

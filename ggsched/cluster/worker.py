@@ -1,0 +1,405 @@
+"""Serves the devices of one machine to one driver: binds parts of plans and runs them.
+
+    python -m ggsched.cluster.worker HOST   # token (hex) on stdin; its address on stdout
+
+A worker ends when it is told to, and when whoever started it is gone.
+"""
+
+import os
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn
+
+import numpy as np
+
+from ggsched.backend.checked import checked
+from ggsched.backend.free_memory import free_nbytes
+from ggsched.backend.offline_device import PaperDevice
+from ggsched.backend.probe import probe
+from ggsched.backend.protocols import Device, HostMemory
+from ggsched.backend.registry import open_devices
+from ggsched.cluster import messages as m
+from ggsched.cluster.link import TOKEN_NBYTES, Link
+from ggsched.config import Settings
+from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, UsageError
+from ggsched.ir.text import parse_graph
+from ggsched.plan.codec import plan_from_json
+from ggsched.plan.parts import Part, local_plan
+from ggsched.run.executor import Executor
+from ggsched.run.release import close_all
+from ggsched.run.resources import Resources
+from ggsched.run.store import TensorStore
+from ggsched.topology.codec import topology_from_text, topology_to_text
+
+POLL_S: Final = 0.2
+"""How often a worker that waits looks whether its driver is still there."""
+
+EXCLUDED: Final = ("ray", "sim")
+"""Backends that are no devices of a machine."""
+
+
+class Ended(BaseException):
+    """The worker was told to end, in the middle of something: no error, so that nobody takes it."""
+
+
+class Worker:
+    """A worker. ``serve`` returns when it is told to end.
+
+    Args:
+        link: Its end.
+        is_alone: Whether whoever started it is gone.
+    """
+
+    def __init__(self, link: Link, is_alone: Callable[[], bool] = lambda: False) -> None:
+        self._link, self._is_alone = link, is_alone
+        self._driver = ""
+        self._devices: list[Device] = []
+        self._store: TensorStore | None = None
+        self._bound: dict[int, tuple[Part, Executor, dict[str, tuple[Any, ...]]]] = {}
+        self._last: Executor | None = None
+        self._early: dict[tuple[int, int, int], HostMemory] = {}
+        self._run, self._is_given_up = -1, False
+        self._beats: _Beats | None = None
+        self._stash: list[tuple[m.Any_, Sequence[memoryview]]] = []
+
+    def serve(self) -> None:
+        """Do what the driver says until it says that this is all."""
+        try:
+            while True:
+                message, frames = self._next()
+                if isinstance(message, m.Close):
+                    break
+                self._answer(message, frames)
+        except Ended:
+            pass
+        finally:
+            self._end()
+
+    def send(self, machine: int, tag: int, source: HostMemory) -> None:
+        """Send the bytes of a message of the run that is under way."""
+        self._link.send(self._addresses[machine], m.Data(self._run, self._me, tag), source)
+
+    def receive(self, machine: int, tag: int, target: HostMemory) -> None:
+        """Wait for a message of the run that is under way."""
+        key = (self._run, machine, tag)
+        if key not in self._early:
+            with self._waiting(tag):
+                while key not in self._early:
+                    self._take(*self._next_of_run())
+        source = self._early[key]
+        if source is _TWICE:
+            raise self._twice(machine, tag)
+        if source.nbytes != target.nbytes:
+            what = f"message #{tag} has {source.nbytes} bytes instead of {target.nbytes}"
+            raise DeviceFault(what, where=self._where(machine), hint="this is a defect: report it")
+        target[:] = source
+        self._early[key] = _TAKEN
+
+    def _take(self, message: m.Any_, frames: Sequence[memoryview]) -> None:
+        """Deal with what comes in the middle of a run."""
+        if isinstance(message, m.Data):
+            key = (message.run, message.sender, message.tag)
+            if message.run == self._run and key in self._early:
+                raise self._twice(message.sender, message.tag)
+            if message.run >= self._run:
+                self._early[key] = frames[0]
+        elif isinstance(message, m.Abort):
+            if message.id == self._run:
+                self._is_given_up = True
+                raise DeviceFault("the run was given up", why=message.why)
+        elif isinstance(message, m.Close):
+            raise Ended
+        elif not isinstance(message, m.Weight):  # one that nobody waits for any more
+            self._interrupted(message, frames)
+
+    def _interrupted(self, message: m.Any_, frames: Sequence[memoryview]) -> NoReturn:
+        """Keep another request for later: the driver does not wait for this one any more."""
+        self._stash.append((message, frames))
+        raise DeviceFault("the driver was interrupted")
+
+    def _next(self) -> tuple[m.Any_, Sequence[memoryview]]:
+        """Return the next message; data of runs to come is kept."""
+        while True:
+            message, frames = self._stash.pop(0) if self._stash else self._next_of_run()
+            if isinstance(message, m.Data):
+                key = (message.run, message.sender, message.tag)
+                if message.run > self._run:
+                    self._early[key] = _TWICE if key in self._early else frames[0]
+            elif not isinstance(message, m.Abort | m.Weight):  # of what is over
+                return message, frames
+
+    def _next_of_run(self) -> tuple[m.Any_, Sequence[memoryview]]:
+        while True:
+            found = self._link.poll(POLL_S)
+            if found is not None:
+                return found
+            if self._is_alone():
+                raise Ended
+
+    def _answer(self, message: Any, frames: Sequence[memoryview]) -> None:
+        self._is_given_up = False
+        try:
+            _HANDLERS[type(message)](self, message, frames)
+        except GgschedError as error:
+            self._fail(message.id, error)
+        except Exception as error:  # the driver has to know, and the worker goes on
+            found = DeviceFault(
+                f"{type(error).__name__}: {error}", hint="this is a defect: report it"
+            )
+            self._fail(message.id, found)
+
+    def _fail(self, request: int, error: GgschedError) -> None:
+        notes = tuple(getattr(error, "__notes__", ()))
+        said = (error.what, error.where, error.why, error.hint, notes, self._is_given_up)
+        kind = type(error).__name__
+        self._link.send(self._driver, m.Failed(request, self._link.address, kind, *said))
+
+    def _open(self, message: m.Open, _frames: Sequence[memoryview]) -> None:
+        self._driver = message.driver
+        if message.version != m.version():
+            raise BackendUnavailable(
+                f"has {m.version()}",
+                why=f"the driver has {message.version}",
+                hint="install the same version on all machines",
+            )
+        self._beats = _Beats(self._link, message.driver, message.timeout_s)
+        self._devices = _opened(message)
+        free = tuple(free_nbytes(d) for d in self._devices)
+        topology = topology_to_text(probe(self._devices))
+        self._link.send(
+            self._driver, m.Opened(message.id, self._link.address, m.version(), topology, free)
+        )
+
+    def _join(self, message: m.Join, _frames: Sequence[memoryview]) -> None:
+        self._release()
+        self._me, self._first = message.machine, message.first
+        self._addresses, self._capture = message.addresses, message.capture
+        self._timeout_s = message.timeout_s
+        self._require_beats().set_pace(message.timeout_s)
+        self.topology = topology_from_text(message.topology)
+        own = checked(self._devices) if message.checked else self._devices
+        devices: list[Device] = [
+            PaperDevice(self.topology, i) for i in range(len(self.topology.devices))
+        ]
+        devices[self._first : self._first + len(own)] = own
+        self._store = TensorStore(devices, self._weight, timeout_s=self._timeout_s)
+        self._done(message.id)
+
+    def _bind(self, message: m.Bind, frames: Sequence[memoryview]) -> None:
+        store = self._require_store()
+        graph = parse_graph(bytes(frames[0]).decode())
+        if graph.digest != message.digest:
+            raise UsageError(
+                f"the graph has the digest {graph.digest}",
+                where=graph.name,
+                why=f"the driver has {message.digest}",
+                hint="the machines differ in ops or versions: install the same on all",
+            )
+        facts = [d.facts for d in store.devices]
+        plan = local_plan(plan_from_json(bytes(frames[1])), message.part, facts)
+        self._drain()
+        resources = Resources(graph, plan, store)
+        executor = Executor(
+            graph,
+            plan,
+            resources,
+            timeout_s=self._timeout_s,
+            captures=self._capture,
+            network=self,
+        )
+        shapes = {s.name: m.host_form(graph.named(s.name)) for s in plan.inputs}
+        self._bound[message.key] = (message.part, executor, shapes)
+        self._done(message.id)
+
+    def _run_part(self, message: m.Run, frames: Sequence[memoryview]) -> None:
+        part, executor, shapes = self._bound[message.key]
+        store = self._require_store()
+        self._run = message.id
+        self._early = {k: v for k, v in self._early.items() if k[0] == self._run}
+        inputs = {
+            name: np.frombuffer(frame, shapes[name][1]).reshape(shapes[name][0])
+            for name, frame in zip(part.inputs, frames, strict=True)
+        }
+        if executor is not self._last:
+            self._drain()
+        self._last = None
+        store.require_files()
+        try:
+            outputs = executor.run(inputs, copy=False)
+        finally:
+            self._early.clear()
+        self._last = executor
+        self._done(message.id, *(np.ascontiguousarray(outputs[t]) for t in part.outputs))
+
+    def _manage(self, message: m.Manage, _frames: Sequence[memoryview]) -> None:
+        store, sizes = self._require_store(), {}
+        if message.what == "sizes":
+            sizes = {k: store.nbytes_by_device(k) for k in ("weight", "state", "cache")}
+        else:
+            self._drain()
+            self._last = None
+        if message.what == "drop" and message.key in self._bound:
+            self._bound.pop(message.key)[1].close()
+        elif message.what == "release":
+            store.release([n for n in message.names if n in store.names])
+        elif message.what == "clear":
+            store.clear_states()
+        self._link.send(self._driver, m.Done(message.id, self._link.address, sizes))
+
+    def _weight(self, name: str) -> np.ndarray:
+        """Ask the driver for a weight."""
+        self._link.send(self._driver, m.Wanted(self._link.address, name))
+        while True:
+            message, frames = self._next_of_run()
+            if isinstance(message, m.Close):
+                raise Ended
+            if isinstance(message, m.Weight):
+                if message.name == name:
+                    break
+            elif not isinstance(message, m.Data | m.Abort):
+                self._interrupted(message, frames)
+        if message.why:
+            raise UsageError(message.why, where=name)
+        dtype, shape = bytes(frames[0]).decode().split(" ", 1)
+        if zlib.crc32(frames[1]) != message.checksum:
+            raise DeviceFault("was damaged on its way", where=name, hint="load it again")
+        axes = [int(n) for n in shape.split(",") if n]
+        return np.frombuffer(frames[1], dtype).reshape(axes)
+
+    def _drain(self) -> None:
+        failures = self._require_store().drain()
+        if failures:
+            raise failures[0]
+
+    def _done(self, request: int, *frames: Any) -> None:
+        self._link.send(self._driver, m.Done(request, self._link.address), *frames)
+
+    def _require_store(self) -> TensorStore:
+        if self._store is None:
+            raise UsageError("the worker has joined nobody")
+        return self._store
+
+    def _twice(self, machine: int, tag: int) -> DeviceFault:
+        what = f"message #{tag} came twice"
+        return DeviceFault(what, where=self._where(machine), hint="this is a defect: report it")
+
+    def _where(self, machine: int) -> str:
+        return f"the message from machine {machine}"
+
+    def _require_beats(self) -> "_Beats":
+        if self._beats is None:
+            raise UsageError("the worker has opened no devices")
+        return self._beats
+
+    def _waiting(self, tag: int) -> "_Waiting":
+        return _Waiting(self._require_beats(), tag)
+
+    def _end(self) -> None:
+        """Release everything, whatever fails."""
+        beats = [] if self._beats is None else [self._beats]
+        try:
+            self._release()
+        finally:
+            try:
+                close_all([*self._devices, *beats])
+            finally:
+                self._link.close(0.2)
+
+    def _release(self) -> None:
+        """Release all plans and tensors."""
+        executors = [executor for _, executor, _ in self._bound.values()]
+        store, self._store = self._store, None
+        self._bound, self._last = {}, None
+        if store is not None:
+            store.drain(patient=False)
+            close_all([*executors, store])
+
+
+_HANDLERS: Final[dict[Any, Callable[[Worker, Any, Sequence[memoryview]], None]]] = {
+    m.Open: Worker._open,
+    m.Join: Worker._join,
+    m.Bind: Worker._bind,
+    m.Run: Worker._run_part,
+    m.Manage: Worker._manage,
+}
+
+_TAKEN: Final = memoryview(b"")
+_TWICE: Final = memoryview(b"")
+"""In the place of a message that was taken, and of one that came twice before its run."""
+
+
+class _Waiting:
+    """Tells the beats what a worker waits for, and that it came."""
+
+    def __init__(self, beats: "_Beats", tag: int) -> None:
+        self._beats, self._tag = beats, tag
+
+    def __enter__(self) -> None:
+        self._beats.waits_for = self._tag
+
+    def __exit__(self, *_: object) -> None:
+        self._beats.waits_for = -1
+        self._beats.received += 1
+
+
+class _Beats:
+    """A thread that tells the driver that the worker is there."""
+
+    def __init__(self, link: Link, driver: str, timeout_s: float) -> None:
+        self.waits_for, self.received = -1, 0
+        self._link, self._driver = link, driver
+        self.set_pace(timeout_s)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="ggsched beat", daemon=True)
+        self._thread.start()
+
+    def set_pace(self, timeout_s: float) -> None:
+        """Beat often enough for a timeout."""
+        self._period_s = min(1.0, timeout_s / 8)
+
+    def _beat(self) -> None:
+        beater = self._link.beater(self._driver)
+        try:
+            while not self._stop.wait(self._period_s):
+                beater.send(m.Beat(self._link.address, self.waits_for, self.received))
+        finally:
+            beater.close()
+
+    def close(self) -> None:
+        """Stop, and wait for the thread."""
+        self._stop.set()
+        self._thread.join()
+
+
+def _opened(message: m.Open) -> list[Device]:
+    allow = message.backends or Settings.from_environment().backends
+    if message.names:
+        return list(open_devices(message.names, allow=allow))
+    found = list(open_devices(None, allow=allow))
+    wanted = [d for d in found if d.facts.backend not in EXCLUDED]
+    close_all([d for d in found if d.facts.backend in EXCLUDED])
+    return wanted
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until whoever started this closes its stdin."""
+    (host,) = sys.argv[1:] if argv is None else argv
+    link = Link(host, bytes.fromhex(os.read(0, 2 * TOKEN_NBYTES).decode()))
+    gone = threading.Event()
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        gone.set()
+
+    threading.Thread(target=watch, name="ggsched parent", daemon=True).start()
+    sys.stdout.write(link.address + "\n")
+    sys.stdout.flush()
+    Worker(link, gone.is_set).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

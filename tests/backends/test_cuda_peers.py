@@ -1,0 +1,157 @@
+"""GPUs that read each other's memory, and such that cannot; in software.
+
+The software's GPUs refuse kernels and copies whose operands they cannot access, so what is tested
+is who is given which address, behind which event, and how long memory stays.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
+
+from benchmarks.gpu import tensor
+from benchmarks.gpu.shapes import LLAMA_8B, spec_of
+from ggsched import Scheduler
+from ggsched.config import Settings
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import BF16
+from ggsched.passes.place import Constraints
+from ggsched.plan.stats import plan_stats
+from ggsched.testing.conformance import ConformanceRunner, Harness, all_cases
+from ggsched.testing.conformance.harness import adapted
+from tests.backends.software_cuda import SoftwareDriver
+from tests.backends.software_kernels import in_software
+from tests.kernels.test_fibers import NEEDS, Runner
+
+pytestmark = NEEDS
+
+TINY = replace(
+    LLAMA_8B, n_layer=2, n_vocab=64, n_embd=64, n_head=4, n_head_kv=2, head_dim=32, n_ff=128,
+    rope=replace(LLAMA_8B.rope, n_dims=32),
+)  # fmt: skip
+NBYTES, PATIENCE_S = 1 << 12, 60.0
+PEERS = ("COL-1", "COL-2", "COL-3", "COL-4")
+BETWEEN = (*PEERS, "BUF-2", "CPY-3", "CPY-6", "EVT-1", "EVT-6")
+"""Rules that have cases of two devices."""
+
+UNDECLARED = {"col1_undeclared", "col4_undeclared"}
+
+
+@pytest.fixture(scope="module")
+def runner(compiled_kernels):
+    return Runner(compiled_kernels)
+
+
+def verdicts(rules):
+    """Run cases of rules on GPUs; return the cases that passed."""
+    from ggsched_cuda.harness import CudaHarness
+
+    own = CudaHarness(gpus=True)
+    harness = adapted(Harness("cuda", own.open, timeout_s=PATIENCE_S), own)
+    kit, passed = ConformanceRunner(harness, max_examples=5), set()
+    for case in all_cases():
+        if case.rule in rules:
+            result = kit.run(case)
+            assert result.verdict in ("pass", "skip"), f"{case.name}: {result.reason}"
+            if result.verdict == "pass":
+                passed.add(case.name)
+    return passed
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_two_gpus_keep_the_contract(runner, arch):
+    with in_software(runner, gpus=2, arch=arch):
+        passed = verdicts(BETWEEN)
+    wanted = {c.name for c in all_cases() if c.rule in PEERS} - UNDECLARED
+    assert wanted <= passed
+
+
+def test_gpus_without_access_do_not_declare_it(runner):
+    """One of them is enough: what a device declares holds for all others of its backend."""
+    with in_software(runner, gpus=2, apart=[(1, 0)]):
+        passed = verdicts(PEERS)
+    assert passed == {"col1_writes_no_peer", *UNDECLARED}
+
+
+def graph():
+    """Return a graph in which device 0 adds what both have computed."""
+    g = GraphBuilder("sum")
+    x = g.input("x", (64,))
+    parts = [g.scale(x, 2.0 + i, name=f"part.{i}") for i in range(2)]
+    return g.build(g.add(*parts, name="sum"))
+
+
+@pytest.mark.parametrize("apart", [(), [(0, 1), (1, 0)]], ids=["peers", "apart"])
+def test_a_sum_over_two_gpus(runner, apart):
+    """Steps behind the first two are replayed; without access the summand is copied."""
+    wanted = Constraints(pins={0: 0, 1: 1, 2: 0}, reads_peers=True)
+    made = graph()
+    with (
+        in_software(runner, gpus=2, apart=apart) as driver,
+        Scheduler(["cuda:0", "cuda:1"], settings=Settings()) as scheduler,
+    ):
+        for k in range(4):
+            before = driver.counts["graph"]
+            x = np.arange(64, dtype=np.float32) + k
+            found = scheduler.run(made, {"x": x}, wanted)[made.outputs[0]]
+            np.testing.assert_array_equal(found, 5 * x)
+        graphs = driver.counts["graph"] - before
+        stats = plan_stats(scheduler.plan(made, wanted))
+    assert bool(stats.peer_reads) == (not apart)
+    if not apart:
+        assert graphs == 1, "a step of both GPUs is one graph"
+
+
+def test_memory_that_a_peer_reads_is_not_handed_out(runner):
+    """BUF-2 between GPUs: what frees memory knows of the streams of all of them."""
+    with in_software(runner, gpus=2) as driver:
+        from ggsched_cuda import open_backend
+        from ggsched_cuda.harness import KernelLatch
+
+        devices = [open_backend().open_device(i) for i in range(2)]
+        source, target = (device.allocate(NBYTES) for device in devices)
+        own, reader = (device.create_stream() for device in devices)
+        wanted = np.random.default_rng(1).integers(0, 256, NBYTES, np.uint8)
+        found = np.zeros(NBYTES, np.uint8)
+        own.upload(wanted.data, source, 0)
+        own.sync(PATIENCE_S)
+        latch = KernelLatch(reader)
+        reader.copy(source, 0, target, 0, NBYTES)
+        address = source.memory
+        source.close()
+        driver.drain(devices[0].gpu._idle)  # frees what nobody uses
+        assert address in driver._memory
+        latch.release()
+        reader.download(target, 0, found.data)
+        reader.sync(PATIENCE_S)
+        for device in devices:
+            device.close()
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("arch", [80, pytest.param(90, marks=pytest.mark.slow)])
+def test_layers_that_two_gpus_share(runner, monkeypatch, arch):
+    """A step is one graph, and an exchange one kernel: the sum, the residual, the norm."""
+    seen = Counter()
+    make = SoftwareDriver.function
+
+    def function(self, cache, name, *rest, **more):
+        seen[name] += 1
+        return make(self, cache, name, *rest, **more)
+
+    monkeypatch.setattr(SoftwareDriver, "function", function)
+    with in_software(runner, arch=arch, gpus=2) as driver:
+        sides = tensor.Sides(spec_of(TINY, BF16), ["cuda:0", "cuda:1"], 12, 12)
+        one = sides.measure("one", 0, 6)
+        assert not seen["sum_norm"]
+        both = sides.measure("tensor", 0, 6)
+    assert one["difference"] < both["difference"] + 1e-9 < 1e-4
+    assert both["step_plan"]["reads_peers"]
+    assert (both["segments"], both["obstacles"], both["refused"]) == (1, 2, [])
+    assert driver.counts["graph"]
+    exchanges = 2 * TINY.n_layer * 2  # in each plan, of both devices
+    assert seen["sum_norm"] >= exchanges
+    assert seen["sum_norm"] % exchanges == 0

@@ -1,0 +1,64 @@
+"""Small models over two and three machines: logits as on one, whatever lies where."""
+
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("zmq")
+
+from ggsched.cluster.remote_devices import open_group
+from ggsched.config import Settings
+from ggsched.models.load import load_model
+from ggsched.models.offload import Offload, OverrideRule
+from ggsched.models.session import Session, SessionOptions
+from tests.cluster.workers import Members
+from tests.models.helpers import ORACLE
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+MODELS = ("llama-tiny-f32", "llama-tiny-q8_0", "qwen3moe-tiny-f32", "gptoss-tiny-f32")
+MIXES = (  # what is not named lies on the last machine
+    {r"blk\.1|output": "b"},
+    {r"blk\.0": "b"},
+    {r"attn|cache": "b"},
+    {r"blk\.0\.ffn": "a", r"blk\.1": "b"},
+    {r"ffn_(down|up)": "b", r"ffn_gate": "a"},
+)
+
+
+def logits(model, devices, rules=(), pipelining="off"):
+    options = SessionOptions(
+        n_ctx=32,
+        n_batch=8,
+        n_ubatch=4,
+        offload=Offload(n_gpu_layers=0, overrides=tuple(rules)),
+        pipelining=pipelining,
+    )
+    with Session(model, devices, options, settings=Settings(timeout_s=20)) as session:
+        first = session.feed(PROMPT, all_logits=True)
+        steps = [session.feed([token]) for token in (7, 8)]
+        parts = [len(getattr(e, "parts", ())) for e in session.scheduler._executors.values()]
+        return np.concatenate([first, *[np.atleast_2d(s) for s in steps]]), parts
+
+
+@pytest.fixture
+def group():
+    """Three machines with one device each."""
+    devices = open_group(Members("a", "b", "c").start, backends=("cpu",), timeout_s=20)
+    yield devices
+    for device in devices:
+        device.close()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits(name, group):
+    model = load_model(ORACLE / f"{name}.gguf", weights="packed")
+    wanted, _ = logits(model, ["cpu:0"])
+    for mix in MIXES:
+        rules = [
+            OverrideRule(re.compile(pattern), f"threads://{machine}/cpu:0")
+            for pattern, machine in mix.items()
+        ]
+        found, parts = logits(model, group, rules, "on" if mix is MIXES[0] else "off")
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5, err_msg=str(mix))
+        assert max(parts) == 1 + len(set(mix.values()))

@@ -1,0 +1,86 @@
+"""Sums over devices with residual and norm as one kernel, on the host; see ``test_fibers``."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ggsched.backend.program import Group
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.tensor import Role
+from ggsched.testing.eager import bound_nodes
+from ggsched.testing.oracle.interpreter import run_oracle
+from tests.kernels.test_fibers import H200, NEEDS, laid_out
+from tests.kernels.test_fibers_moe_router import check
+
+pytestmark = NEEDS
+
+
+def sums(shape, *, is_first=True, has_norm=True, rest=None):
+    """Return the graph of a + b, z added to it, and the norm of that with its weight."""
+    g = GraphBuilder("sums")
+    a, b, z = g.input("a", shape), g.input("b", shape), g.input("z", rest or shape)
+    total = g.add(a, b)
+    y = g.add(total, z) if is_first else g.add(z, total)
+    if not has_norm:
+        return g.build(y)
+    return g.build(y, g.mul(g.rms_norm(y), g.weight("w", shape[-1:])))
+
+
+def lowered(graph, nodes):
+    from ggsched_cuda_kernels.kernel_selection import lower
+
+    groups = [("add+add", nodes[:2]), ("rms_norm+mul", nodes[2:])]
+    members = [
+        replace(n, group=Group(pattern, tuple(m.node for m in some)))
+        for pattern, some in groups
+        for n in some
+    ]
+    return lower(members, H200)[0]
+
+
+def drawn(graph):
+    rng = np.random.default_rng(5)
+    leaves = [*graph.roots(Role.INPUT), *graph.roots(Role.WEIGHT)]
+    return {t.name: rng.integers(-64, 64, t.shape).astype(np.float32) / 16 for t in leaves}
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("shape", [(1, 4100), (3, 132)], ids=str)
+def test_one_kernel(runner, shape, is_first, has_norm):
+    graph = sums(shape, is_first=is_first, has_norm=has_norm)
+    values = drawn(graph)
+    nodes, memory = laid_out(graph, values)
+    (call,) = lowered(graph, nodes)
+    assert (call.kernel, dict(call.defines)["NORM"]) == ("sum_norm", str(int(has_norm)))
+    runner.run(call)
+    check(graph, memory, run_oracle(graph, values))
+
+
+@pytest.mark.parametrize("below", ["a", "b", "z"])
+@pytest.mark.parametrize("which", [0, 1], ids=["sum", "norm"])
+def test_results_lie_on_what_is_dead(runner, below, which):
+    graph = sums((3, 132))
+    values = drawn(graph)
+    _, memory = laid_out(graph, values)
+    (place,) = (t for t in graph.roots(Role.INPUT) if t.name == below)
+    memory[graph.tensors[graph.outputs[which]].storage] = memory[place.id]
+    (call,) = lowered(graph, bound_nodes(graph, memory))
+    runner.run(call)
+    check(graph, memory, run_oracle(graph, values))
+
+
+def test_what_does_not_fit_is_more_kernels():
+    """Rows of no vectors, a broadcast residual, and a norm that lies elsewhere on an addend."""
+    for graph in (sums((2, 33)), sums((2, 132), rest=(1, 132))):
+        calls = lowered(graph, laid_out(graph, drawn(graph))[0])
+        assert [c.kernel for c in calls][:2] == ["binary", "binary"]
+    graph = sums((3, 132))
+    nodes, memory = laid_out(graph, drawn(graph))
+    b = next(t for t in graph.roots(Role.INPUT) if t.name == "b")
+    row = 4 * 132
+    made = nodes[-1].output
+    moved = replace(made, buffer=memory[b.id], offset=row)
+    nodes[-1] = replace(nodes[-1], output=moved)
+    assert [c.kernel for c in lowered(graph, nodes)] == ["sum_norm", "rms_mul"]
