@@ -15,6 +15,7 @@ from ggsched_cpu_kernels.vectors import (
     over_rows,
     own_slot,
     sigmoid_times,
+    softplus,
     tanh,
 )
 
@@ -87,6 +88,7 @@ FORMULAS: Final[Mapping[str, tuple[int, tuple[str, ...], Formula]]] = {
     "silu": (1, (), lambda b, x, p: sigmoid_times(b, x[0])),
     "sigmoid": (1, (), lambda b, x, p: b.fdiv(b.same(x[0], 1.0), one_plus_exp(b, x[0]))),
     "tanh": (1, (), lambda b, x, p: tanh(b, x[0])),
+    "softplus": (1, (), lambda b, x, p: softplus(b, x[0])),
     "gelu": (1, (), _gelu),
     "swiglu": (2, (), lambda b, x, p: b.fmul(sigmoid_times(b, x[0]), x[1])),
     "swiglu_oai": (2, ("alpha", "limit"), _swiglu_oai),

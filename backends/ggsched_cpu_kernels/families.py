@@ -15,11 +15,13 @@ from ggsched_cpu_kernels import (
     gemm_bf16,
     gemm_int8,
     gemv,
+    linear_attention,
     moves,
     packed_rows,
     panels,
     reductions,
     rows,
+    short_conv,
     walk,
     windows,
 )
@@ -112,6 +114,14 @@ def _attention(dtype: DType) -> Family:
 
 def _attention_blocks(dtype: DType) -> Family:
     return lambda target: [attention_blocks.attention_blocks("attention", target, dtype)]
+
+
+def _linear_attention(*, beta: bool) -> Family:
+    return lambda target: [linear_attention.linear_attention("linear_attention", target, beta=beta)]
+
+
+def _short_conv(target: Target) -> Sequence[Builder]:
+    return [short_conv.short_conv("short_conv", target)]
 
 
 def _elementwise(op: str) -> Family:
@@ -222,6 +232,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "moves": _moves,
     "max_rows": _max_rows,
     "conv": _conv_tiles(()),
+    "linear_attention0": _linear_attention(beta=False),
+    "linear_attention1": _linear_attention(beta=True),
+    "short_conv": _short_conv,
     "soft_max0": _soft_max(masked=False),
     "soft_max1": _soft_max(masked=True),
     **{name: _reduction(name) for name in _REDUCTIONS},

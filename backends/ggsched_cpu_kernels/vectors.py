@@ -161,6 +161,19 @@ def one_plus_exp(b: Builder, x: Value) -> Value:
     return b.fadd(exp(b, b.fmul(x, -1.0)), 1.0)
 
 
+_LOG_TERMS: Final = tuple(2.0 / n for n in (15, 13, 11, 9, 7, 5, 3, 1))
+
+
+def softplus(b: Builder, x: Value) -> Value:
+    """Return ``log(1 + exp(x))``, by ``log(1 + e) = 2 atanh(e / (2 + e))`` for e <= 1."""
+    e = exp(b, b.fmin(x, b.fmul(x, -1.0)))
+    z = b.fdiv(e, b.fadd(e, 2.0))
+    square, poly = b.fmul(z, z), b.same(x, _LOG_TERMS[0])
+    for term in _LOG_TERMS[1:]:
+        poly = b.fma(poly, square, term)
+    return b.fma(poly, z, b.fmax(x, 0.0))
+
+
 def tanh(b: Builder, x: Value) -> Value:
     """Return the hyperbolic tangent."""
     ratio = b.fdiv(b.same(x, 2.0), b.fadd(exp(b, b.fmul(x, 2.0)), 1.0))

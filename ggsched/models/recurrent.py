@@ -45,13 +45,20 @@ def read_recurrent(keys: Keys, layers: Sequence[bool], *, tiled: bool = False) -
 def read_delta_net(keys: Keys, n_layer: int, *, tiled: bool) -> Recurrent:
     """Read widths of Gated DeltaNet, whose keys and values are of one width, and which blocks.
 
-    Of each ``full_attention_interval`` blocks, 4 by default, the last one attends.
+    Those are listed in ``attention.recurrent_layers``; if not, the last one of each
+    ``full_attention_interval`` blocks, 4 by default, attends.
 
     Raises:
         ModelError: as ``read_recurrent``.
     """
     interval = keys.count("full_attention_interval", 1 << 16, default=4)
     layers = [(layer + 1) % interval != 0 for layer in range(n_layer)]
+    listed = keys.get("attention.recurrent_layers")
+    if isinstance(listed, tuple):
+        if len(listed) < n_layer or not all(isinstance(v, bool | int) for v in listed):
+            why = f"there are {n_layer} blocks"
+            raise keys.fail("attention.recurrent_layers", f"has {len(listed)} elements", why)
+        layers = [bool(v) for v in listed[:n_layer]]
     found = read_recurrent(keys, layers, tiled=tiled)
     if found.value_dim != found.key_dim:
         why = f"heads of ssm.state_size={found.key_dim} make {found.n_heads * found.key_dim}"

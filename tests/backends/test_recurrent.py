@@ -8,16 +8,23 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import I32
 from ggsched.testing.eager import run_direct
 from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched_cpu.device import CpuDevice
+from ggsched_cpu.device import CpuDevice, CpuSettings
 from tests.backends.opencl_devices import opencl_device
 
 TOKENS, SLOTS = 75, 3
 
 
-@pytest.fixture(params=["cpu", "opencl", "opencl as a GPU"])
+CPUS = {
+    "cpu": CpuSettings(threads=1),
+    "cpu, several threads": CpuSettings(threads=3),
+    "cpu by numpy": CpuSettings(kernels="numpy"),
+}
+
+
+@pytest.fixture(params=[*CPUS, "opencl", "opencl as a GPU"])
 def device(request):
-    if request.param == "cpu":
-        made = CpuDevice(0)
+    if request.param in CPUS:
+        made = CpuDevice(0, CPUS[request.param])
     else:
         made = opencl_device(profile="gpu" if "GPU" in request.param else "cpu")
     yield made

@@ -122,6 +122,7 @@ def test_states_have_the_size_that_is_counted(model):
         ("qwen3next-f32", "full_attention_interval", 0, "must be from 1"),
         ("qwen3next-f32", "nextn_predict_layers", 4, "there are 4 blocks"),
         ("qwen35moe-f32", "rope.dimension_sections", (2, 1, 1, 1), "needs 4, the last of them 0"),
+        ("qwen3next-f32", "attention.recurrent_layers", (True,), "there are 4 blocks"),
         ("mamba2-f32", "ssm.time_step_rank", 0, "must be from 1"),
         ("mamba2-f32", "ssm.state_size", -1, "must be from 1"),
     ],
@@ -132,6 +133,15 @@ def test_contradicting_keys(path_of, name, key, value, word):
         load_model(path_of(name), overrides={f"{arch}.{key}": value})
     assert f"key {arch}.{key}: " in str(info.value)
     assert word in str(info.value)
+
+
+def test_blocks_that_are_listed(path_of):
+    overrides = {"qwen3next.attention.recurrent_layers": (True, True, True, False)}
+    listed = load_model(path_of("qwen3next-f32"), overrides=overrides).hparams.recurrent
+    assert listed == load_model(path_of("qwen3next-f32")).hparams.recurrent
+    odd = {"qwen3next.attention.recurrent_layers": (False, True, True, True)}
+    with pytest.raises(ModelError, match="blk.0.attn_q.weight': is missing"):
+        load_model(path_of("qwen3next-f32"), overrides=odd)
 
 
 def test_blocks_that_predict_further_tokens_are_left_out(path_of):

@@ -13,6 +13,7 @@ from ggsched.ir.rope import rope_table
 from ggsched_cpu.compiled import moves
 from ggsched_cpu.compiled.attention import attention
 from ggsched_cpu.compiled.products import is_dense, mul_mat, mul_mat_id
+from ggsched_cpu.compiled.recurrent import linear_attention, short_conv
 from ggsched_cpu.compiled.tasks import (
     Task,
     address,
@@ -289,6 +290,8 @@ def emit_group(
 EMITTERS: Final[Mapping[str, Emitter]] = {
     **dict.fromkeys(FORMULAS, _elementwise),
     "attention": attention,
+    "linear_attention": linear_attention,
+    "short_conv": short_conv,
     "mul_mat": mul_mat,
     "mul_mat_id": mul_mat_id,
     "rms_norm": _norm,
