@@ -41,6 +41,18 @@ class Bucketed:
     Raises:
         UsageError: no buckets, one that is not positive, no padded inputs, a fill of an input that
             is not padded, or a limit below 1.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ggsched import Bucketed, GraphBuilder, Scheduler
+        >>> def build(size):
+        ...     g = GraphBuilder()
+        ...     return g.build(y=g.silu(g.input("x", (size, 4))))
+        >>> with Scheduler(["cpu:0"]) as scheduler:
+        ...     sizes = {"sizes": [8, 32], "inputs": {"x": 0}, "outputs": {"y": 0}}
+        ...     model = Bucketed(scheduler, build, **sizes)
+        ...     model.run({"x": np.ones((5, 4), np.float32)})["y"].shape
+        (5, 4)
     """
 
     def __init__(

@@ -58,6 +58,12 @@ class Settings:
         cpu_kernels: ``numpy`` keeps the backend ``cpu`` from compiling kernels.
         rates: File of calibrated rates; ``auto`` is the one in the user's cache folder, if it is
             there, ``off`` none.
+
+    Examples:
+        >>> from ggsched import Scheduler, Settings
+        >>> with Scheduler(["cpu:0"], settings=Settings(streams=1, timeout_s=5.0)) as scheduler:
+        ...     scheduler.settings.streams
+        1
     """
 
     backends: tuple[str, ...] | None = None

@@ -22,6 +22,14 @@ class GgschedError(Exception):
         why: The reason, where known.
         hint: What to do next.
         details: Recent events of the object, oldest first.
+
+    Examples:
+        >>> from ggsched import GgschedError, open_devices
+        >>> try:
+        ...     open_devices(["cpu"], allow=["no such backend"])
+        ... except GgschedError as error:
+        ...     print(error.exit_code, error.what)
+        2 no backend 'no such backend' is installed
     """
 
     code: ClassVar[str] = "GGSCHED"

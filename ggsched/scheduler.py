@@ -70,6 +70,16 @@ class Scheduler:
 
     After an error of a run the streams have been drained and other runs may follow, unless a
     device has faulted: then ``reset`` starts again. ``close`` releases everything in any case.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ggsched import GraphBuilder, Scheduler
+        >>> g = GraphBuilder()
+        >>> x, w = g.input("x", (1, 2)), g.weight("w", (3, 2))
+        >>> graph = g.build(y=g.mul_mat(w, x))
+        >>> with Scheduler(["cpu:0"], weights={"w": np.ones((3, 2), np.float32)}) as scheduler:
+        ...     scheduler.run(graph, {"x": np.ones((1, 2), np.float32)})["y"].tolist()
+        [[2.0, 2.0, 2.0]]
     """
 
     def __init__(

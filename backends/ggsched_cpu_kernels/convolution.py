@@ -1,7 +1,7 @@
 """Convolution as a product of matrices that are never laid out whole.
 
-A part computes some windows for some channels of the result. It lays ``panel_width`` windows side
-by side in scratch memory, a line for each element of a window, and multiplies them with one tile of
+A part computes some windows for some channels of the result. It lays a panel of windows side by
+side in scratch memory, a line for each element of a window, and multiplies them with one tile of
 rows of the weight after the other, sums in registers. Activations are applied to the sums before
 they are written. This is the implicit GEMM of cuDNN (Chetlur et al., arXiv 1410.0759), with the
 packed panels and register tiles of BLIS (Van Zee and van de Geijn, ACM TOMS 41(3), 2015).
@@ -22,7 +22,7 @@ SLOTS: Final = (
     "rows", "w_row", "out_row",
     "chunk", "chunks", "tile_rows", "row_chunks", "groups",
     "x_image", "x_group", "out_image", "out_group", "w_group", "bias_group",
-    "is_direct",
+    "is_direct", "panel",
 )  # fmt: skip
 """Arguments; steps are in bytes. Parameters of activations follow.
 
@@ -31,7 +31,7 @@ A window has ``channels`` planes of ``height`` rows of ``width`` taps, which are
 lines ``line`` apart; there are ``windows`` in all. Each of ``groups`` has ``rows`` rows of weights.
 A part is ``chunk`` windows and ``tile_rows`` rows of a group of an image. ``is_direct`` says that
 elements of neighbouring windows are adjacent, and windows have one tap, so that they lie as in a
-panel."""
+panel. A panel has ``panel`` windows."""
 
 
 def _tile_shape(target: Target) -> tuple[int, int]:
@@ -39,24 +39,16 @@ def _tile_shape(target: Target) -> tuple[int, int]:
     return (6, 2) if target.is_x86 and not target.has_avx512 else (8, 3)
 
 
-def panel_vectors(target: Target) -> int:
-    """Return how many vectors of windows a panel has."""
-    return _tile_shape(target)[1]
+def panel_width(target: Target, elements: int) -> int:
+    """Return how many windows of so many elements lie side by side, as fit scratch memory.
 
-
-def panel_width(target: Target) -> int:
-    """Return how many windows lie side by side."""
-    return panel_vectors(target) * target.lanes
-
-
-def _line_nbytes(target: Target) -> int:
-    """Return the bytes of a line of a panel: what is copied may be longer by a part of a vector."""
-    return 4 * (panel_width(target) + target.lanes)
-
-
-def max_elements(target: Target) -> int:
-    """Return how many elements a window may have, so that its panel fits scratch memory."""
-    return SCRATCH_NBYTES // _line_nbytes(target) - 1
+    A line of a panel is longer by a vector, since copies may be longer by a part of one. 0 where
+    not even a vector of windows fits.
+    """
+    for vectors in range(_tile_shape(target)[1], 0, -1):
+        if (elements + 1) * 4 * target.lanes * (vectors + 1) <= SCRATCH_NBYTES:
+            return vectors * target.lanes
+    return 0
 
 
 ACTIVATIONS: Final = tuple(op for op, (count, _, _) in FORMULAS.items() if count == 1)
@@ -70,6 +62,7 @@ class _Kernel:
         self.b, self._ops = b, ops
         self.arg = {name: b.arg(i) for i, name in enumerate(SLOTS)}
         self.lanes = b.target.lanes
+        self.line_nbytes = b.mul(b.add(self.arg["panel"], self.lanes), 4)
         self._vector = vector_of(self.lanes, "float")
         given = iter(range(len(SLOTS), 2**16))
         self._given = [
@@ -95,20 +88,19 @@ class _Kernel:
         last = b.umin(b.add(first, arg["tile_rows"]), arg["rows"])
         begin = b.mul(chunk, arg["chunk"])
         end = b.umin(b.add(begin, arg["chunk"]), arg["windows"])
-        width = panel_width(b.target)
-        with b.loop(begin, end, width) as window:
-            count = b.umin(b.sub(end, window), width)
-            lies = b.binary("and", arg["is_direct"], self._is_whole(count, width))
+        with b.loop(begin, end, arg["panel"]) as window:
+            count = b.umin(b.sub(end, window), arg["panel"])
+            lies = b.binary("and", arg["is_direct"], self._is_whole(count))
             is_direct = b.compare("ne", lies, 0)
             with b.when(b.binary("xor", is_direct, Value("true", "i1"))):
                 self._fill(x, window, count)
             there = b.offset(x, b.mul(window, 4))
             panel = b.select(is_direct, there, b.parameter("scratch"))
-            line = b.select(is_direct, arg["plane"], i64(_line_nbytes(b.target)))
+            line = b.select(is_direct, arg["plane"], self.line_nbytes)
             self._tiles(panel, line, w, bias, b.offset(out, b.mul(window, 4)), count, first, last)
 
-    def _is_whole(self, count: Value, width: int) -> Value:
-        return self.b.cast("zext", self.b.compare("eq", count, width), "i64")
+    def _is_whole(self, count: Value) -> Value:
+        return self.b.cast("zext", self.b.compare("eq", count, self.arg["panel"]), "i64")
 
     # --- panels -------------------------------------------------------------------------------
 
@@ -191,7 +183,7 @@ class _Kernel:
                 with b.loop(0, arg["width"]) as j:
                     place = b.get(target)
                     copy(b.offset(row, b.mul(j, arg["tap"])), place)
-                    b.set(target, b.offset(place, _line_nbytes(b.target)))
+                    b.set(target, b.offset(place, self.line_nbytes))
 
     def _mask(self, count: Value, first: int) -> Value:
         """Return which lanes are below a count, if they are counted from ``first``."""
@@ -335,8 +327,6 @@ __all__ = [
     "PAD_SLOTS",
     "SLOTS",
     "conv",
-    "max_elements",
     "pad",
-    "panel_vectors",
     "panel_width",
 ]

@@ -32,6 +32,13 @@ def probe(devices: Sequence[Device]) -> Topology:
 
     Raises:
         BackendBroken: a device's answers cannot be true.
+
+    Examples:
+        >>> from ggsched import open_devices, probe
+        >>> devices = open_devices(["cpu:0"])
+        >>> [facts.name for facts in probe(devices).devices]
+        ['cpu:0']
+        >>> devices[0].close()
     """
     written = paper_topology(devices)
     if written is not None:

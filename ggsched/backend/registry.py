@@ -111,6 +111,11 @@ def discover(
 
     Raises:
         UsageError: ``allow`` names a backend that is not installed.
+
+    Examples:
+        >>> from ggsched import discover
+        >>> [status.name for status in discover(allow=["cpu"]) if status.devices]
+        ['cpu']
     """
     allowed, blocked = _allowed(find_plugins(entry_points), allow)
     statuses = [_status(plugin, taken) for plugin, taken in allowed]
@@ -141,6 +146,13 @@ def open_devices(
         BackendUnavailable: a backend or device that is installed cannot be used here.
         BackendBroken: the plug-in is defective or of another version.
         OutOfDeviceMemory: a device cannot be opened for want of memory.
+
+    Examples:
+        >>> from ggsched import open_devices
+        >>> (device,) = open_devices(["cpu:0"])
+        >>> device.facts.name
+        'cpu:0'
+        >>> device.close()
     """
     allowed, blocked = _allowed(find_plugins(entry_points), allow)
     if specs is None:

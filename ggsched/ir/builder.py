@@ -45,7 +45,15 @@ from ggsched.ir.tensor import (
 
 
 class GraphBuilder:
-    """Collects tensors and nodes; ``build`` gives the immutable graph."""
+    """Collects tensors and nodes; ``build`` gives the immutable graph.
+
+    Examples:
+        >>> from ggsched import GraphBuilder
+        >>> g = GraphBuilder()
+        >>> x, w = g.input("x", (4, 64)), g.weight("w", (32, 64))
+        >>> g.build(y=g.mul_mat(w, x) + 1).named("w").shape
+        (32, 64)
+    """
 
     def __init__(self, name: str = "graph") -> None:
         self.name = name

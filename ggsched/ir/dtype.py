@@ -27,6 +27,11 @@ class DType:
         host: How numpy spells the type in which the host holds an element: bf16 as its bits,
             quantised types as bytes.
         kind: What the elements are.
+
+    Examples:
+        >>> from ggsched.ir.dtype import dtype_by_name
+        >>> dtype_by_name("q8_0").row_nbytes(64)
+        68
     """
 
     name: str

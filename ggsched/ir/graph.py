@@ -78,6 +78,13 @@ class Graph:
         constants: Bytes of weights that need no source, by name (``ggsched.ir.constants``). Their
             names hash their content, so they say nothing that names do not; the text form and
             plans leave them out.
+
+    Examples:
+        >>> from ggsched import GraphBuilder
+        >>> g = GraphBuilder()
+        >>> graph = g.build(g.silu(g.input("x", (4, 64))))
+        >>> [node.op for node in graph.nodes]
+        ['silu']
     """
 
     name: str

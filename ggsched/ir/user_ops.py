@@ -42,6 +42,11 @@ class Sample:
             default of floats), ``positive`` in [1/4, 1], ``ranked`` (rows of well separated
             elements), ``mask`` (0 and -inf), ``ids`` (the only one for i32).
         bounds: By name of an i32 operand, one more than its largest element. Default: 2.
+
+    Examples:
+        >>> from ggsched import Sample
+        >>> Sample([(40, 8), (5,)], {"eps": 0.5}, bounds={"ids": 40}).bounds["ids"]
+        40
     """
 
     shapes: Sequence[Sequence[int]]
@@ -67,6 +72,15 @@ class SourceKernel:
         items: ``items(*shapes, out)`` returns the work items (threads) of a launch, rounded up to
             groups of ``lanes``; None: one for each element of the result.
         lanes: Work items of a group (threads of a block).
+
+    Examples:
+        >>> from ggsched import SourceKernel
+        >>> text = '''void twice(__global const float *x, __global float *out, long n) {
+        ...   long i = get_global_id(0);
+        ...   if (i < n) out[i] = 2 * x[i];
+        ... }'''
+        >>> SourceKernel(text, "twice", ("x", "out", "size:out")).lanes
+        128
     """
 
     source: str
@@ -117,6 +131,24 @@ def register_op(
 
     Raises:
         UsageError: a name that is taken, or arguments that do not fit each other.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ggsched import GraphBuilder, Sample, Scheduler, register_op, unregister_op
+        >>> register_op(
+        ...     "twice",
+        ...     version="1",
+        ...     operands=("x",),
+        ...     reference=lambda x: 2 * x,
+        ...     kernels={"cpu": lambda x, *, out: np.multiply(x, 2, out=out)},
+        ...     samples=[Sample([(3, 8)])],
+        ... )
+        >>> g = GraphBuilder()
+        >>> graph = g.build(y=g.op("twice", g.input("x", (2,))))
+        >>> with Scheduler(["cpu:0"]) as scheduler:
+        ...     scheduler.run(graph, {"x": np.array([1, 2], np.float32)})["y"].tolist()
+        [2.0, 4.0]
+        >>> unregister_op("twice")
     """
     where = f"op {name!r}"
     if not NAME.fullmatch(name):
@@ -146,6 +178,12 @@ def unregister_op(name: str) -> None:
 
     Raises:
         UsageError: no such op, or a built-in one.
+
+    Examples:
+        >>> from ggsched import Sample, register_op, unregister_op
+        >>> how = {"operands": ("x",), "reference": lambda x: x, "samples": [Sample([(3,)])]}
+        >>> register_op("same", version="1", **how)
+        >>> unregister_op("same")
     """
     if name not in OPS or name in BUILT_IN:
         raise UsageError("it is not a user-defined op", where=f"op {name!r}")

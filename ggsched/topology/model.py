@@ -41,6 +41,15 @@ class Topology:
         copy_paths: Direct copy paths by (src, dst).
         wait_paths: How a stream of the first device waits for an event of the second. Pairs that
             are absent need the host.
+
+    Examples:
+        >>> from ggsched import open_devices, probe
+        >>> devices = open_devices(["cpu:0", "cpu:1"])
+        >>> topology = probe(devices)
+        >>> topology.device_index("cpu:1"), topology.wait_path(0, 1)
+        (1, 'native')
+        >>> for device in devices:
+        ...     device.close()
     """
 
     devices: tuple[DeviceFacts, ...]

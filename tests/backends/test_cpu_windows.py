@@ -122,6 +122,18 @@ def tasks_of(graph):
     return made
 
 
+@pytest.mark.parametrize("channels", [500, 700, 1200])
+def test_windows_of_many_elements(channels):
+    """Panels get narrower with the windows; those that fit no panel are left to numpy."""
+    params = {"strides": [1, 1], "dilations": [1, 1], "pads": [1, 1, 1, 1], "group": 1}
+    graph = convolution(((1, channels, 3, 19), (5, channels, 3, 3), {**params, "bias": False}))
+    values = values_of(graph)
+    (wanted,) = run_oracle(graph, values).values()
+    with Scheduler(["cpu:0"], weights=values) as scheduler:
+        (found,) = scheduler.run(graph, {"x": values["x"]}).values()
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("name", ["avx2", "avx512"])
 def test_convolutions_for_other_targets(monkeypatch, tmp_path, name):
     """What tiles and panels of other processors compute, where this one runs them."""

@@ -14,7 +14,7 @@ from ggsched.ir.dtype import F32
 from ggsched_cpu.compiled.tasks import Task, address, bits, parts_for, row_task
 from ggsched_cpu.lowering_context import CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
-from ggsched_cpu_kernels.convolution import ACTIVATIONS, SLOTS, max_elements, panel_width
+from ggsched_cpu_kernels.convolution import ACTIVATIONS, SLOTS, panel_width
 from ggsched_cpu_kernels.elementwise import FORMULAS
 from ggsched_cpu_kernels.windows import LINES, SLACK
 
@@ -65,9 +65,8 @@ def conv(
     each, per = len(c.w) // c.groups, c.w.shape[1]
     if per <= MAX_CHANNELS and each <= MAX_ROWS and c.strides[1] in (1, 2):
         return _by_rows(c, site, kernels, activations) if len(c.x) <= MAX_BATCH else None
-    if prod(c.w.shape[1:]) > max_elements(kernels.target):
-        return None
-    return _by_tiles(c, site, kernels, activations)
+    panel = panel_width(kernels.target, prod(c.w.shape[1:]))
+    return _by_tiles(c, panel, site, kernels, activations) if panel else None
 
 
 def activations_of(node: Node, following: Sequence[Node]) -> list[Node]:
@@ -118,7 +117,11 @@ def _bound(node: Node) -> _Conv | None:
 
 
 def _by_tiles(
-    c: _Conv, site: CpuLoweringContext, kernels: Kernels, activations: Sequence[Node]
+    c: _Conv,
+    panel: int,
+    site: CpuLoweringContext,
+    kernels: Kernels,
+    activations: Sequence[Node],
 ) -> list[Task]:
     is_ready = not any(c.pads) and (c.x.shape[3] == 1 or c.x.strides[3] == c.x.itemsize)
     data, tasks = (c.x, []) if is_ready else _padded(c.x, c.pads, 0, site, kernels)
@@ -131,7 +134,6 @@ def _by_tiles(
     if is_plain and is_dense:  # one line of windows, whatever the shape
         down, across = 1, down * across
     windows = down * across
-    panel = panel_width(kernels.target)
     work = 2 * count * c.groups * m * windows * prod(c.w.shape[1:])
     wanted = ceil(parts_for(work // FLOPS_PER_BYTE, work, kernels.threads) / (count * c.groups))
     chunk = panel * max(1, ceil(windows / panel / wanted))
@@ -168,6 +170,7 @@ def _by_tiles(
         "w_group": m * c.w.strides[0],
         "bias_group": m * item,
         "is_direct": int(is_plain and is_dense),
+        "panel": panel,
     }
     family, own = _family("conv", activations)
     kernel = kernels.address(family, "conv")

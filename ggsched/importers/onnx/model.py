@@ -173,6 +173,18 @@ def from_onnx(
         ModelError: not an ONNX model, or one that is broken.
         UsageError: the package ``onnx`` is missing, or an unknown input.
         OSError: the file cannot be read.
+
+    Examples:
+        >>> import numpy as np
+        >>> from onnx import TensorProto, helper
+        >>> from ggsched import Scheduler, from_onnx
+        >>> kind = TensorProto.FLOAT
+        >>> x, y = (helper.make_tensor_value_info(n, kind, ["rows", 2]) for n in "xy")
+        >>> graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "small", [x], [y])
+        >>> model = from_onnx(helper.make_model(graph))
+        >>> with Scheduler(["cpu:0"], weights=model.weight) as scheduler:
+        ...     model.run(scheduler, {"x": np.array([[-1, 1]], np.float32)})["y"].tolist()
+        [[0.0, 1.0]]
     """
     import_onnx()
     if isinstance(source, (str, PathLike)):

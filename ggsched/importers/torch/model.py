@@ -214,6 +214,16 @@ def from_torch(program: Any, dims: Mapping[str, int] | None = None) -> TorchMode
     Raises:
         ModelError: a program that changes its state, or weights without elements on the host.
         UsageError: the package ``torch`` is missing, or not a program.
+
+    Examples:
+        >>> import torch
+        >>> from ggsched import Scheduler, from_torch
+        >>> program = torch.export.export(torch.nn.ReLU(), (torch.tensor([-1.0, 1.0]),))
+        >>> model = from_torch(program)
+        >>> with Scheduler(["cpu:0"], weights=model.weight) as scheduler:
+        ...     (result,) = model.run(scheduler, [torch.tensor([-2.0, 3.0])]).values()
+        >>> result.tolist()
+        [0.0, 3.0]
     """
     torch = import_torch()
     if not isinstance(program, torch.export.ExportedProgram):
