@@ -220,10 +220,9 @@ CASES = [
     Case("gated", "q4_0", 64, rows=150, units=2, inside=True),
     Case("twice_in_place", "f32", 64, rows=37),
     Case("two", "mxfp4", 288, rows=100, units=1),
-    *(Case("plain", str(t), 512, rows=9, inside=True) for t in BY_FIELDS),
-    Case("normed_gated", "q4_k", 2304, rows=40),
+    *(Case("plain", kind, 512, rows=9, inside=True) for kind in ("iq4_nl", "q2_k")),
+    Case("normed_gated", "q4_k", 768, rows=40),
     Case("summed", "q6_k", 768, rows=30, units=2, inside=True),
-    Case("normed_three", "q2_k", 256, rows=70),
 ]
 SLOW = [
     *(Case("plain", kind, k) for kind in ("f32", "f16", "bf16") for k in (64, 320, 2880)),
@@ -239,6 +238,8 @@ SLOW = [
     Case("plain", "mxfp4", 32, rows=300, units=2, inside=True),
     Case("plain", "f16", 8, rows=200, units=1),
     Case("plain", "mxfp4", 4096),
+    *(Case("plain", str(t), 512, rows=9, inside=True) for t in BY_FIELDS if str(t) not in
+      ("iq4_nl", "q2_k")),
     *(Case(form, str(t), 4096, rows=50, inside=True) for t in BY_FIELDS
       for form in ("normed_three", "gated", "twice")),
     *(Case("added", str(t), 14336, rows=9, units=2) for t in BY_FIELDS),
