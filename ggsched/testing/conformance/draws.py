@@ -48,9 +48,7 @@ def graphs_with(
     if (op, dtype.name) in _BY_HAND:
         yield _BY_HAND[op, dtype.name]()
         return
-    if dtype.block > LONGEST_ROW:
-        if op == "mul_mat":
-            yield _product_of_blocks(dtype)
+    if dtype.block > LONGEST_ROW:  # ``strided_graphs`` have them
         return
     made = misses = 0
     while made < count and misses < PATIENCE:
@@ -77,8 +75,7 @@ def _draw(op: str, dtype: DType, attempt: int, rng: np.random.Generator) -> Draw
         elif dtype is I32:
             d.ids_for((d.number(1, 4),), d.number(1, 4))
         d.pick(STEPS[op])(d)
-    leaves = [*d.floats, *(t for _, t in d.special)]
-    if not d.results or not (dtype is I32 or any(t.dtype is dtype for t in leaves)):
+    if not d.results or not (dtype is I32 or any(t.dtype is dtype for t in d.floats)):
         return None
     graph = d.g.build(*d.results)
     return DrawnGraph(graph, dict(d.rules)) if _has(graph, op, dtype) else None
@@ -93,12 +90,6 @@ def _joined_ids() -> DrawnGraph:
     a, b = g.input("a", (3,), I32), g.input("b", (2,), I32)
     rules = {name: LeafRule("ids", bound=9) for name in "ab"}
     return DrawnGraph(g.build(g.op("concat", a, b, axis=0)), rules)
-
-
-def _product_of_blocks(dtype: DType) -> DrawnGraph:
-    g = GraphBuilder(f"product of {dtype}")
-    w, x = g.weight("w", (3, 2 * dtype.block), dtype), g.input("x", (2, 2 * dtype.block))
-    return DrawnGraph(g.build(g.mul_mat(w, x)), {"w": LeafRule(amp=0.25), "x": LeafRule()})
 
 
 def _kept_rows(dtype: DType) -> Callable[[], DrawnGraph]:
