@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from ggsched.ids import show
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
-from ggsched.passes.place import Constraints
 from ggsched.plan.codec import plan_to_json
 from ggsched.plan.command import (
     Barrier,
@@ -40,10 +40,10 @@ def content(plan):
 def test_the_same_each_time(drawn, topology, data):
     wanted = data.draw(constraints(drawn.graph, topology, clears=True))
     first = make_plan(drawn.graph, topology, wanted)
-    turned = Constraints(
-        dict(reversed(wanted.homes.items())),
-        dict(reversed(wanted.pins.items())),
-        clears=wanted.clears,
+    turned = replace(
+        wanted,
+        homes=dict(reversed(wanted.homes.items())),
+        pins=dict(reversed(wanted.pins.items())),
     )
     assert content(make_plan(drawn.graph, topology, wanted, verify=True)) == content(first)
     assert content(make_plan(drawn.graph, topology, turned)) == content(first)
