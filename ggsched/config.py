@@ -270,7 +270,7 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "and, in products of many rows, to bf16 beside bf16; f32: they keep what f32 results need.",
         _one_of("auto", "f32"),
         owner="cuda and cpu",
-        unset="auto on cpu, f32 on cuda",
+        unset="auto on cpu and cuda",
     ),
     Variable(
         "GGSCHED_BACKENDS",

@@ -70,7 +70,7 @@ class CpuSettings:
             event_timeout(),
             threads_setting(),
             kernel_choice(),
-            activations("auto"),
+            activations(),
         )
 
     @property

@@ -46,13 +46,13 @@ def rounding_of(dtype: str) -> float:
     return ROUNDING.get(dtype, 0.0)
 
 
-def activations(default: Activations = "f32") -> Activations:
-    """Return ``GGSCHED_ACTIVATIONS``, or the backend's default where it is not set.
+def activations() -> Activations:
+    """Return ``GGSCHED_ACTIVATIONS``, ``auto`` where it is not set.
 
     Raises:
         UsageError: it is neither of the two.
     """
-    match os.environ.get(VARIABLE, "").strip() or default:
+    match os.environ.get(VARIABLE, "").strip() or "auto":
         case "auto":
             return "auto"
         case "f32":

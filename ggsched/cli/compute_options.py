@@ -35,6 +35,6 @@ def compute_options(function: F) -> F:
         type=click.Choice(["auto", "f32"]),
         default=None,
         help="Round activations where weights are rounded more coarsely, or keep them. "
-        "[default: as GGSCHED_ACTIVATIONS says; auto on cpu, f32 on cuda]",
+        "[default: as GGSCHED_ACTIVATIONS says; auto on cpu and cuda]",
     )
     return cast(F, threads(activations(command)))

@@ -151,7 +151,7 @@ def test_the_setting(text, monkeypatch):
         with pytest.raises(UsageError, match="f16"):
             activations()
     else:
-        assert activations() == (text or "f32")
+        assert activations() == (text or "auto")
 
 
 @pytest.fixture(scope="module")

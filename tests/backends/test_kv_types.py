@@ -41,7 +41,8 @@ def software_gpu(compiled_kernels):
     from ggsched_cuda.harness import CudaHarness
     from tests.backends.software_kernels import in_software
 
-    with in_software(Runner(compiled_kernels)):
+    with pytest.MonkeyPatch.context() as patch, in_software(Runner(compiled_kernels)):
+        patch.setenv("GGSCHED_ACTIVATIONS", "f32")  # what is compared is what was stored
         (made,) = CudaHarness().open(1, 0)
         yield made
         made.close()

@@ -72,8 +72,8 @@ def overlapping(g):
 
 BROKEN = {
     "tensor id": (lambda g: with_tensor(g, 1, id=7), "ids are not dense"),
-    "no such storage": (lambda g: with_tensor(g, 5, storage=99), "no earlier tensor"),
-    "later storage": (lambda g: with_tensor(g, 2, storage=5), "no earlier tensor"),
+    "no such storage": (lambda g: with_tensor(g, 5, storage=99), "not an earlier tensor"),
+    "later storage": (lambda g: with_tensor(g, 2, storage=5), "not an earlier tensor"),
     "view of a view": (
         lambda g: extra_tensor(g, storage=5, role=Role.STATE, shape=(8, 3), nbytes=96),
         "must be a root",
