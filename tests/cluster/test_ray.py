@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("zmq")
-pytest.importorskip("ray")
+pytest.importorskip("ray.cluster_utils")
 
 from ggsched import Scheduler
 from ggsched.backend.registry import discover, open_devices
