@@ -64,7 +64,8 @@ def splits_to_networkx(plan: Plan) -> "nx.MultiDiGraph":
 
     Nodes are printed split ids (``s3``) with ``label``, ``device`` and ``nodes``, their number.
     An edge is a value (``value``, e.g. ``v9``) that one split makes and a later one reads, with
-    ``nbytes`` and ``copied``: whether it crosses to another device.
+    ``nbytes`` and ``copied``: whether it is copied to another device. What a launch reads from a
+    peer crosses without a copy.
     """
     import networkx as nx
 

@@ -60,7 +60,8 @@ def test_everything_in_a_plan_is_in_its_graph(plan):
 @given(drawn=graphs(max_nodes=8, views=False), topology=topologies(max_devices=3), data=st.data())
 def test_splits_flow_where_the_graph_flows(drawn, topology, data):
     graph = drawn.graph
-    plan = make_plan(graph, topology, data.draw(constraints(graph, topology, pin_all=True)))
+    wanted = data.draw(constraints(graph, topology, pin_all=True))
+    plan, reads_peers = make_plan(graph, topology, wanted), wanted.reads_peers
     flow, nodes = splits_to_networkx(plan), graph.to_networkx()
     assert nx.is_directed_acyclic_graph(nx.DiGraph(flow))
     split_of = {f"n{i}": f"s{s.id}" for s in plan.splits.splits for i in range(s.first, s.end)}
@@ -73,7 +74,7 @@ def test_splits_flow_where_the_graph_flows(drawn, topology, data):
     wanted = {(split_of[a], split_of[b]) for a, b in reads}
     assert {(a, b) for a, b in wanted if a != b} == set(flow.edges())
     for a, b, d in flow.edges(data=True):
-        assert d["copied"] or device_of[a] == device_of[b]
+        assert d["copied"] or device_of[a] == device_of[b] or reads_peers
         assert d["nbytes"] > 0 or not plan.splits.values[int(d["value"][1:])].nbytes
 
 
