@@ -18,14 +18,26 @@ def defines(weight):
     return tuple(sorted((key, str(value)) for key, value in every.items()))
 
 
-@pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch >= FIRST_ARCH])
-@pytest.mark.parametrize("weight", SOURCES["matvec_blocks"])
-def test_compiles(weight, arch):
+CASES = [
+    pytest.param(
+        weight, arch, launch,
+        marks=() if arch == FIRST_ARCH and (weight == "q8_0" or launch is Launch.AT_HEAD)
+        else pytest.mark.slow,
+    )
+    for weight in SOURCES["matvec_blocks"]
+    for arch in ARCHS
+    if arch >= FIRST_ARCH
+    for launch in (Launch.AT_HEAD, Launch.IN_TURN)
+]  # fmt: skip
+"""Each weight is compiled once; ``make test-long`` has every GPU and way of launching."""
+
+
+@pytest.mark.parametrize(("weight", "arch", "launch"), CASES)
+def test_compiles(weight, arch, launch):
     from ggsched_cuda_kernels.sources import options_for, text_of
 
-    for launch in (Launch.AT_HEAD, Launch.IN_TURN):
-        text = text_of("matvec_blocks", "on", launch)
-        assert compiler().compile_text(text, options_for(arch, defines(weight)))
+    text = text_of("matvec_blocks", "on", launch)
+    assert compiler().compile_text(text, options_for(arch, defines(weight)))
 
 
 def test_the_producer_waits_for_predecessors_too():
