@@ -26,7 +26,7 @@ class RayBackend:
         missing = [module for module in MODULES if not _is_installed(module)]
         if missing:
             raise BackendUnavailable(
-                f"{' and '.join(missing)} is not installed", hint="pip install 'ggsched[ray]'"
+                f"not installed: {' and '.join(missing)}", hint="pip install 'ggsched[ray]'"
             )
 
     def device_count(self) -> int:

@@ -14,5 +14,5 @@ def test_what_is_missing_is_named(is_folder, tmp_path, monkeypatch):
         (tmp_path / "nowhere_to_be_found").mkdir()
         monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(ggsched_ray.backend, "MODULES", ("nowhere_to_be_found",))
-    with pytest.raises(BackendUnavailable, match=r"nowhere_to_be_found is not installed \(pip "):
+    with pytest.raises(BackendUnavailable, match=r"not installed: nowhere_to_be_found \(pip "):
         open_backend()
