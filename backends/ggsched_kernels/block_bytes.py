@@ -6,13 +6,12 @@ that zero, times the power of two that fills the byte. ``q8_0``, ``q4_0`` and ``
 their own in ``blocks.h``, which unpacks less at once.
 """
 
-from collections.abc import Iterator
 from math import gcd
 from typing import Final
 
 from ggsched.ir.blocks import Bits, BlockLayout
 from ggsched.ir.dtype import MXFP4, Q4_0, Q8_0, DType
-from ggsched_kernels.block_constants import KERNEL_BLOCKS
+from ggsched_kernels.block_constants import KERNEL_BLOCKS, lines_of
 
 _PIECE: Final = 32
 _HALF: Final = 16
@@ -92,11 +91,4 @@ def sums_of_piece(dtype: DType) -> int:
 
 def byte_constants_text() -> str:
     """Return the constants of all types, as text of a header."""
-    return "\n".join(_lines()) + "\n"
-
-
-def _lines() -> Iterator[str]:
-    for i, (dtype, constants) in enumerate(_KNOWN.items()):
-        yield f"{'#elif' if i else '#if'} defined(W_{dtype.name.upper()})"
-        yield from (f"#define {name} {value}" for name, value in constants.items())
-    yield "#endif"
+    return "\n".join(lines_of(_KNOWN)) + "\n"

@@ -8,7 +8,7 @@ A type whose layout is of neither kind has no kernels: devices that use these so
 it, and placement puts what needs it on a device that does.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from ggsched.ir.blocks import Bits, BlockLayout, Integers, Real
@@ -180,11 +180,12 @@ def _words(table: Sequence[int]) -> Iterator[int]:
 
 def constants_text() -> str:
     """Return the constants of every type that kernels can read, as text of a header."""
-    return "\n".join(_lines()) + "\n"
+    return "\n".join(lines_of(_KNOWN)) + "\n"
 
 
-def _lines() -> Iterator[str]:
-    for i, (dtype, constants) in enumerate(_KNOWN.items()):
+def lines_of(known: Mapping[DType, Mapping[str, object]]) -> Iterator[str]:
+    """Yield the constants of types, of which a kernel's defines choose one."""
+    for i, (dtype, constants) in enumerate(known.items()):
         yield f"{'#elif' if i else '#if'} defined(W_{dtype.name.upper()})"
         yield from (f"#define {name} {value}" for name, value in constants.items())
     yield "#endif"

@@ -10,7 +10,39 @@ from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched.topology.model import Topology
 
 
-class PaperDevice:
+class RefusingDevice:
+    """A device that can be planned on and not reached: it refuses memory, streams and programs."""
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """Refuse."""
+        self._refuse()
+
+    def import_host(self, memory: HostMemory) -> Buffer:
+        """Refuse."""
+        self._refuse()
+
+    def allocate_host(self, nbytes: int) -> HostMemory:
+        """Refuse."""
+        self._refuse()
+
+    def create_stream(self) -> Stream:
+        """Refuse."""
+        self._refuse()
+
+    def create_event(self) -> Event:
+        """Refuse."""
+        self._refuse()
+
+    def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> Program:
+        """Refuse."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        """Say why, and what to do instead."""
+        raise NotImplementedError
+
+
+class PaperDevice(RefusingDevice):
     """A device of a topology; it answers what planning asks and refuses everything else.
 
     Args:
@@ -37,30 +69,6 @@ class PaperDevice:
     def wait_path(self, other: DeviceFacts) -> WaitPath:
         """How the file says that this device waits for events of another (EVT-4)."""
         return self.topology.wait_path(self.index, self._index_of(other))
-
-    def allocate(self, nbytes: int) -> Buffer:
-        """Refuse."""
-        self._refuse()
-
-    def import_host(self, memory: HostMemory) -> Buffer:
-        """Refuse."""
-        self._refuse()
-
-    def allocate_host(self, nbytes: int) -> HostMemory:
-        """Refuse."""
-        self._refuse()
-
-    def create_stream(self) -> Stream:
-        """Refuse."""
-        self._refuse()
-
-    def create_event(self) -> Event:
-        """Refuse."""
-        self._refuse()
-
-    def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> Program:
-        """Refuse."""
-        self._refuse()
 
     def close(self) -> None:
         """Do nothing: nothing was opened."""

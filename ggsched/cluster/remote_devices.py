@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
+from ggsched.backend.offline_device import RefusingDevice
+from ggsched.backend.protocols import Device
 from ggsched.cluster.driver import Driver
 from ggsched.cluster.members import Start
 from ggsched.errors import BackendUnavailable, UsageError
@@ -70,7 +71,7 @@ def _elsewhere(facts: DeviceFacts, scheme: str, machine: str) -> DeviceFacts:
     )
 
 
-class RemoteDevice:
+class RemoteDevice(RefusingDevice):
     """A device of another machine: planned on as any other; work reaches it in parts of plans.
 
     Args:
@@ -103,30 +104,6 @@ class RemoteDevice:
         """How its streams wait for a device's events: only within its machine."""
         there = self._index_of(other)
         return "host" if there < 0 else self.group.topology.wait_path(self.index, there)
-
-    def allocate(self, nbytes: int) -> Buffer:
-        """Refuse."""
-        self._refuse()
-
-    def import_host(self, memory: HostMemory) -> Buffer:
-        """Refuse."""
-        self._refuse()
-
-    def allocate_host(self, nbytes: int) -> HostMemory:
-        """Refuse."""
-        self._refuse()
-
-    def create_stream(self) -> Stream:
-        """Refuse."""
-        self._refuse()
-
-    def create_event(self) -> Event:
-        """Refuse."""
-        self._refuse()
-
-    def compile(self, nodes: Sequence[Any], stream: Stream) -> Program:
-        """Refuse."""
-        self._refuse()
 
     def close(self) -> None:
         """Close it; the last one of its group ends the workers. Legal twice (ERR-3)."""
