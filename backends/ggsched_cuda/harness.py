@@ -15,7 +15,7 @@ LONGEST_HOLD_NS: Final = 20_000_000_000
 
 
 class KernelLatch:
-    """A kernel that runs until a word in host memory is set."""
+    """A kernel that runs until a word in host memory is set. Behind a backlog it takes its turn."""
 
     def __init__(self, stream: CudaStream) -> None:
         gpu = stream.gpu
@@ -24,9 +24,14 @@ class KernelLatch:
         values = (ctypes.c_uint64(self._quad.address), ctypes.c_int64(LONGEST_HOLD_NS))
         params = (ctypes.c_void_p * 2)(*(ctypes.addressof(v) for v in values))
         function = gpu.programs.function(OWN, (), "hold")
-        at = ctypes.addressof(params)
-        result = driver.launch_kernel(function, 1, 1, 1, 1, 1, 1, 0, stream.handle, at, 0)
-        driver.check(result, "cuLaunchKernel")
+
+        def enqueue() -> None:
+            at = ctypes.addressof(params)
+            assert values  # alive, since ``params`` has their addresses
+            result = driver.launch_kernel(function, 1, 1, 1, 1, 1, 1, 0, stream.handle, at, 0)
+            driver.check(result, "cuLaunchKernel")
+
+        stream.queue.give("hold", enqueue)
 
     def release(self) -> None:
         """Let the stream go on; legal twice."""

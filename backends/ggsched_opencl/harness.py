@@ -13,12 +13,12 @@ class QueueLatch:
     """A user event that the queue of a stream waits for.
 
     A foreign event would keep what follows out of the queue (``ggsched.backend.queued.backlog``),
-    and the order of the queue would not be tested.
+    and the order of the queue would not be tested. Behind a backlog it takes its turn.
     """
 
     def __init__(self, stream: QueuedStream[OpenClQueue]) -> None:
         gate = driver.make_gate(stream.queue.context)
-        stream.queue.hold(gate)
+        stream.queue.give("hold", partial(stream.queue.hold, gate))
         self._open = partial(driver.open_gate, gate)
         self._is_open = False
 
