@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.llama_cpp.models import MODELS, write_model
+from benchmarks.llama_cpp.rates import best_rates
 from benchmarks.measure import ratio
 from benchmarks.table import Row, machine, render
 
@@ -112,11 +113,7 @@ def _theirs(path: Path, case: Case, options: Options) -> dict[str, float]:
         "-n", str(options.tokens), "-r", "3", "-o", "json",
         "-p", ",".join(map(str, options.prompts)) or "0",
     ]  # fmt: skip
-    found = {}
-    for test in json.loads(_output(command)):
-        name = f"pp{test['n_prompt']}" if test["n_prompt"] else f"tg{test['n_gen']}"
-        found[name] = max(test["samples_ts"])
-    return found
+    return best_rates(_output(command))
 
 
 def _output(command: Sequence[str]) -> str:

@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.llama_cpp.rates import best_rates
+
 PATIENCE_S = 240.0
 
 
@@ -42,7 +44,12 @@ def main() -> int:
         for variant in given.ours or [""]:
             command = [sys.executable, "-m", "ggsched", "bench", str(file), *shlex.split(variant)]
             for test, rate in _rates([*command, *sizes], f"ggsched bench {variant}").items():
-                row = {"file": file.name, "test": test, "variant": variant, "tokens_per_s": rate}
+                row = {
+                    "file": file.name,
+                    "test": test,
+                    "variant": variant,
+                    "tokens_per_s": round(rate, 2),
+                }
                 row |= {"llama_cpp": theirs.get(test), "ratio": _ratio(rate, theirs.get(test))}
                 _tell(row, given.output)
     return 0
@@ -60,12 +67,7 @@ def _rates(command: list[str], who: str) -> dict[str, float]:
     if done.returncode:
         sys.stdout.write(f"{who}: exit code {done.returncode}: {done.stderr[-400:]}\n")
         return {}
-    return {_test(row): round(max(row["samples_ts"]), 2) for row in json.loads(done.stdout)}
-
-
-def _test(row: dict[str, Any]) -> str:
-    name = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}"
-    return f"{name} @ d{row['n_depth']}" if row["n_depth"] else name
+    return best_rates(done.stdout)
 
 
 def _ratio(ours: float, theirs: float | None) -> float | None:

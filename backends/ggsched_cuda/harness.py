@@ -21,13 +21,12 @@ class KernelLatch:
         gpu = stream.gpu
         gpu.enter()
         self._quad = gpu.pinned.take_quad()
-        values = (ctypes.c_uint64(self._quad.address), ctypes.c_int64(LONGEST_HOLD_NS))
-        params = (ctypes.c_void_p * 2)(*(ctypes.addressof(v) for v in values))
-        function = gpu.programs.function(OWN, (), "hold")
+        function, word = gpu.programs.function(OWN, (), "hold"), self._quad.address
 
         def enqueue() -> None:
+            values = (ctypes.c_uint64(word), ctypes.c_int64(LONGEST_HOLD_NS))
+            params = (ctypes.c_void_p * 2)(*(ctypes.addressof(v) for v in values))
             at = ctypes.addressof(params)
-            assert values  # alive, since ``params`` has their addresses
             result = driver.launch_kernel(function, 1, 1, 1, 1, 1, 1, 0, stream.handle, at, 0)
             driver.check(result, "cuLaunchKernel")
 

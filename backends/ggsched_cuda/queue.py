@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from ggsched.backend.protocols import Event, HostMemory
 from ggsched.backend.queued.command_queue import CommandQueue, Launchable
@@ -30,6 +30,7 @@ MOST_STAGED: Final = 16
 who finds no room is blocked (STR-2): a held stream took hundreds of launches, but of uploads, each
 a call of the host and a copy behind it, 56 (H100, driver 580)."""
 
+ROOM_POLLING: Final = Polling(spin_s=0.0, share=1 / 16)  # of a thread that nobody waits for
 PATIENCE_S: Final = 1.0
 OFTEN: Final = 64  # transfers, after which the stream looks which of them are complete
 
@@ -58,7 +59,6 @@ class CudaQueue(CommandQueue[Point]):
     """
 
     polling = POLLING
-    _room_polling: ClassVar = Polling(spin_s=0.0, share=1 / 16)
 
     def __init__(
         self, gpu: CudaContext, handle: int, words: FaultWords, name: str, timeout_s: float
@@ -299,7 +299,7 @@ class CudaQueue(CommandQueue[Point]):
         return self._pieces < MOST_STAGED
 
     def _require_places(self, timeout_s: float) -> None:
-        if not self._room_polling.wait_until(self._has_places, timeout_s):
+        if not ROOM_POLLING.wait_until(self._has_places, timeout_s):
             raise late_error(self.name, timeout_s)
 
     def _has_room(self) -> bool:

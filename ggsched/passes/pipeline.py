@@ -9,17 +9,16 @@ Each pass is a pure function of earlier artifacts and of the topology. Artifacts
 with ``verify`` each is checked before the next pass uses it.
 """
 
-import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Final, ParamSpec
 
 import msgspec
 
+from ggsched.collector import collector_paused
 from ggsched.errors import PlanError
 from ggsched.ir.graph import Graph
 from ggsched.ir.ops import op_by_name
@@ -147,7 +146,7 @@ def make_plan(
             an artifact is not sound.
         UsageError: ``placement`` is not a policy.
     """
-    with _collector_paused():
+    with collector_paused():
         began = time.perf_counter()
         schedule = make_schedule(
             graph, topology, constraints, options, placement=placement, verify=verify
@@ -326,18 +325,3 @@ def _call(rule: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None
 
 def _skip(rule: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None:
     pass
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep the cyclic garbage collector from walking a plan again and again while it grows.
-
-    Planning makes many objects, all of which stay alive and none of which form cycles.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

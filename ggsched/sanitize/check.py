@@ -1,10 +1,9 @@
 """The rules, and what they are applied to."""
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from ggsched.collector import collector_paused
 from ggsched.ir.graph import Graph
 from ggsched.plan.bundle import Plan
 from ggsched.plan.effects import Effects
@@ -55,22 +54,7 @@ _PLAN_RULES: Final[tuple[Callable[[Plan, Sequence[Effects]], list[Finding]], ...
 """Rules about what only a plan says of its commands."""
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep the cyclic garbage collector from walking plan and maps, which have no cycles.
-
-    As a decorator it outlasts the locals of the function, so that the collector finds them gone.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@_collector_paused()
+@collector_paused()
 def check_plan(
     plan: Plan,
     *,
