@@ -16,3 +16,12 @@ def node_cases():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the references divide by zero on purpose
         return [c for c in collect_testcases(None) if c.data_sets]
+
+
+@pytest.fixture
+def cases(node_cases):
+    """Those of them that must pass where a device has the kernels."""
+    from tests.importers.onnx_nodes import covered, excluded
+
+    patterns = excluded()
+    return [c for c in node_cases if covered(c, patterns)]

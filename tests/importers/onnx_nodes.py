@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ggsched import GgschedError, Scheduler, from_onnx
+from ggsched import GgschedError, GraphBuilder, Scheduler, from_onnx
 from ggsched.importers.onnx import BoundModel, OnnxModel
 from ggsched.topology.caps import offers
 
@@ -142,3 +142,11 @@ FEW = (
     "test_transpose_all_permutations_3",
 )  # fmt: skip
 """One for each way in which kernels are made."""
+
+
+def gather(device: Any, ids: list[int]) -> None:
+    """Gather rows of a table of 5 by two ids."""
+    g = GraphBuilder()
+    graph = g.build(g.op("nd.gather", g.input("x", (5, 2)), g.input("i", (2,), "i64")))
+    with Scheduler([device]) as scheduler:
+        scheduler.run(graph, {"x": np.zeros((5, 2), np.float32), "i": np.array(ids)})
