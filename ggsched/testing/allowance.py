@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ggsched.backend.precision import ROUNDING_TO_8_BITS, rounding_of
 from ggsched.ir.graph import Graph
 from ggsched.testing.generators.values import ATOL, RTOL
-from ggsched.testing.oracle.interpreter import PRODUCTS, run_oracle
+from ggsched.testing.oracle.interpreter import PRODUCTS, Rounding, run_oracle
 
 Array = npt.NDArray[Any]
 
@@ -30,8 +30,9 @@ def rounding_allowances(
 
     For an output that is such a product of what is given: the entry of ``ROUNDING`` times
     ``sum |w| |x|``; for attention, what its result moves by if logits and results are that much
-    off. Behind other ops: what the results move by when each element of each product is that much
-    off, with random signs, at most of a few trials and with a margin.
+    off. Behind other ops: what the results move by when each element of one product is that much
+    off, with random signs, at most of a few trials and with a margin, added up over the products.
+    (Were all products off at once, their errors might cancel in every trial.)
 
     Args:
         graph: The graph.
@@ -45,15 +46,32 @@ def rounding_allowances(
     if not rounded:
         return moved
     rng = np.random.default_rng(0)
+    for node in rounded:
+        by = _moves(graph, values, expected, states, Rounding(node.id, rng), to_8_bits=to_8_bits)
+        moved = {tid: moved[tid] + array for tid, array in by.items()}
+    direct = {n.output for n in rounded} if len(graph.nodes) == len(rounded) == 1 else set()
+    return {tid: by * (1.0 if tid in direct else MARGIN) for tid, by in moved.items()}
+
+
+def _moves(
+    graph: Graph,
+    values: Mapping[str, Array],
+    expected: Mapping[int, Array],
+    states: Mapping[str, Array] | None,
+    rounding: Rounding,
+    *,
+    to_8_bits: bool,
+) -> dict[int, Array]:
+    """Return by how much outputs move, at most of a few trials, when one product is rounded."""
+    moves = {tid: np.zeros(array.shape) for tid, array in expected.items()}
     for _ in range(TRIALS):
         before = {name: array.copy() for name, array in (states or {}).items()}
-        found = run_oracle(graph, values, states=before, rounding=rng, to_8_bits=to_8_bits)
+        found = run_oracle(graph, values, states=before, rounding=rounding, to_8_bits=to_8_bits)
         for tid, array in found.items():
             with np.errstate(all="ignore"):
                 by = np.abs(array.astype(np.float64) - expected[tid])
-            moved[tid] = np.maximum(moved[tid], np.nan_to_num(by, nan=0.0, posinf=0.0))
-    direct = {n.output for n in rounded} if len(graph.nodes) == len(rounded) == 1 else set()
-    return {tid: by * (1.0 if tid in direct else MARGIN) for tid, by in moved.items()}
+            moves[tid] = np.maximum(moves[tid], np.nan_to_num(by, nan=0.0, posinf=0.0))
+    return moves
 
 
 def is_within(seen: Array, wanted: Array, allowance: Array | float = 0.0) -> bool:

@@ -5,8 +5,8 @@ import pytest
 
 from ggsched.backend.precision import ROUNDING
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import F16, F32
-from ggsched.testing.allowance import rounding_allowances
+from ggsched.ir.dtype import BF16, F16, F32
+from ggsched.testing.allowance import is_within, rounding_allowances
 from ggsched.testing.oracle.interpreter import run_oracle
 
 
@@ -31,3 +31,35 @@ def test_a_state_beside_a_product(content):
     sizes = values["x"] @ values["w"].T.astype(np.float32)
     assert (allowed >= ROUNDING["f16"] * sizes * 0.99).all()
     assert (allowed <= ROUNDING["f16"] * sizes * 2.5 + 1e-6).all()
+
+
+def packed(array, dtype):
+    """Round to f16, or to bf16 as uint16 bits."""
+    if dtype is F16:
+        return array.astype(np.float16)
+    bits = array.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def as_f32(array, dtype):
+    if dtype is F16:
+        return array.astype(np.float32)
+    return (array.astype(np.uint32) << 16).view(np.float32)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=["f16", "bf16"])
+def test_a_gate_of_two_products(dtype):
+    """Errors of a gate's two products, which cancel here and there, are allowed to add up."""
+    g = GraphBuilder("gate of two products")
+    gate, up = g.weight("gate", (33, 4), dtype), g.weight("up", (33, 4), dtype)
+    x = g.input("x", (20, 4))
+    graph = g.build(g.swiglu(g.mul_mat(gate, x), g.mul_mat(up, x)))
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        values = {name: packed(rng.standard_normal((33, 4)), dtype) for name in ("gate", "up")}
+        values["x"] = rng.standard_normal((20, 4)).astype(np.float32)
+        rounded = {**values, "x": as_f32(packed(values["x"], dtype), dtype)}
+        ((tid, wanted),) = run_oracle(graph, values).items()
+        allowed = rounding_allowances(graph, values, {tid: wanted})[tid]
+        assert is_within(run_oracle(graph, rounded)[tid], wanted, allowed)
+        assert not is_within(wanted + 8 * allowed.max(), wanted, allowed)

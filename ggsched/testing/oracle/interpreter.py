@@ -7,7 +7,7 @@ node has written shows in the result.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,13 +30,25 @@ PRODUCTS: Final = frozenset({"mul_mat", "mul_mat_id", "attention"})
 """Ops whose operands a device may round (LCH-3)."""
 
 
+class Rounding(NamedTuple):
+    """A product whose elements are off by as much as LCH-3 allows.
+
+    Attributes:
+        node: The product's id.
+        signs: Draws in which direction each element is off.
+    """
+
+    node: int
+    signs: np.random.Generator
+
+
 def run_oracle(
     graph: Graph,
     values: Mapping[str, Array],
     *,
     states: dict[str, Array] | None = None,
     compute: type[np.floating[Any]] = np.float64,
-    rounding: np.random.Generator | None = None,
+    rounding: Rounding | None = None,
     to_8_bits: bool = False,
 ) -> dict[int, Array]:
     """Run a graph node by node.
@@ -50,8 +62,8 @@ def run_oracle(
         states: Content of each state by name, in the same form; those that are missing are
             created as zeros. Changed in place after the last node.
         compute: Type of the arithmetic within an op; float32 shows how much rounding matters.
-        rounding: If given, elements of products are off by as much as LCH-3 lets a device round
-            them, with signs drawn from it.
+        rounding: If given, elements of one product are off by as much as LCH-3 lets a device
+            round them.
         to_8_bits: Whether that is a device that rounds activations to 8 bits.
 
     Returns:
@@ -124,7 +136,7 @@ def _run_node(
     node: Node,
     storages: Storages,
     compute: type[np.floating[Any]],
-    rounding: np.random.Generator | None,
+    rounding: Rounding | None,
     *,
     to_8_bits: bool,
 ) -> None:
@@ -149,12 +161,12 @@ def _run_node(
     if node.op in ("mul_mat", "mul_mat_id") and to_8_bits and operands[0].dtype.is_quantized:
         entry = ROUNDING_TO_8_BITS
         loaded[1] = _largest_of_blocks(loaded[1])
-    if rounding is not None and entry:
+    if rounding is not None and rounding.node == node.id and entry:
         if node.op == "attention":
             sizes = attention_rounding(loaded, params)
         else:
             sizes = reference([abs(loaded[0]), abs(loaded[1]), *loaded[2:]], params)
-        value = value + entry * sizes * rounding.choice([-1.0, 1.0], sizes.shape)
+        value = value + entry * sizes * rounding.signs.choice([-1.0, 1.0], sizes.shape)
     _store(result, value, storages)
 
 
