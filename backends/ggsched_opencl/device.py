@@ -1,10 +1,9 @@
 """The device: facts, memory, programs and kernels."""
 
 import logging
+import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Final
 
 from ggsched.backend import checks
@@ -18,22 +17,12 @@ from ggsched_kernels import CPU, GPU, TuningProfile, source, supported_fusions, 
 from ggsched_opencl import driver
 from ggsched_opencl.driver import COMPLETE, DeviceInfo, Handle, status_of
 from ggsched_opencl.event import POLLING, OpenClEvent
-from ggsched_opencl.kernel_caches import now_s, pocl_folder, remove_cut_short, remove_in_use
+from ggsched_opencl.kernel_caches import now_s, pocl_folder, remove_in_use
 from ggsched_opencl.program import OpenClProgram
 from ggsched_opencl.queue import OpenClQueue
 
 MAX_STREAMS: Final = 64
-POCL: Final = "Portable Computing Language"
 _LOG: Final = logging.getLogger("ggsched.opencl")
-_REBUILT: Final = ("KERNEL_REBUILT", "1")  # another text for caches, the same program
-
-
-@cache
-def _remove_damaged(folder: Path) -> None:
-    """Look at PoCL's libraries, once in a process: there may be thousands."""
-    if damaged := remove_cut_short(folder):
-        text = "opencl: removed %d damaged programs from the cache of compiled kernels %s"
-        _LOG.warning(text, damaged, folder)
 
 
 def facts_of(index: int, found: DeviceInfo) -> DeviceFacts:
@@ -86,8 +75,6 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
     ) -> None:
         super().__init__(facts_of(index, found), timeout_s)
         self.profile = profile or (CPU if found.is_cpu else GPU)
-        if found.platform == POCL:
-            _remove_damaged(pocl_folder())
         self.context = driver.make_context(found.handle)
         self._rebuilt: set[tuple[object, ...]] = set()
         self._programs: dict[tuple[object, ...], Handle] = {}
@@ -158,9 +145,11 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
         Raises:
             UsageError: it cannot be made without them either.
         """
+        driver.stop_caching()
         folders = remove_in_use(began_s)
         self._programs.pop((name, defines), None)
-        found = self._make_kernel(name, defines, kernel, (_REBUILT,))
+        other_text = ("KERNEL_REBUILT", str(time.time_ns()))  # no cache knows it
+        found = self._make_kernel(name, defines, kernel, (other_text,))
         where = ", ".join(map(str, folders)) or str(pocl_folder())
         text = "%s: a cache of compiled kernels is damaged, and was built again: %s (%s: %s)"
         reason = " ".join(str(error).split())

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ggsched.errors import BackendUnavailable, DeviceFault, OutOfDeviceMemory, UsageError
+from ggsched_opencl.kernel_caches import pocl_folder, watch
 from ggsched_opencl.process_end import CALLS
 
 try:
@@ -73,6 +74,7 @@ def find_devices() -> list[DeviceInfo]:
     Raises:
         BackendUnavailable: no platform, or none with a device that can be used.
     """
+    watch(pocl_folder())
     try:
         platforms = cl.get_platforms()
     except cl.Error as error:
@@ -142,6 +144,14 @@ def _describe(platform: Handle, device: Handle) -> DeviceInfo:
         alignment=max(64, int(device.mem_base_addr_align) // 8),
         has_f64="cl_khr_fp64" in device.extensions.split(),
     )
+
+
+def stop_caching() -> None:
+    """Let pyopencl read and write no cache on disk any more in this process.
+
+    It keeps its databases open, so those that are removed would fail again at the next kernel.
+    """
+    cl._PYOPENCL_NO_CACHE = True
 
 
 def make_context(device: Handle) -> Handle:

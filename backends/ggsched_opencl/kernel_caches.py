@@ -1,17 +1,24 @@
 """Caches of compiled kernels on disk that other programs own: PoCL's and pyopencl's.
 
-A crash or a full disk leaves files of them cut short. PoCL ends the process when it meets such a
-library, and refuses or misreads such bitcode; pyopencl raises whatever its database raises. So
-libraries are looked at before PoCL does, and what was in use when a kernel could not be made is
-removed: caches are made to be.
+A crash, a full disk or a bad one leaves files of them damaged. PoCL ends the process when it meets
+such a library or such bitcode, or misreads it; pyopencl raises whatever unpickling raises. So each
+program that a process has used is sealed when the process ends, with a checksum of each file;
+programs are compared with their seals before PoCL is asked for anything; and what was in use when a
+kernel could not be made is removed: caches are made to be.
 """
 
+import atexit
+import json
+import logging
 import os
 import shutil
 import struct
 import sys
+import tempfile
 import time
+import zlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +26,9 @@ _ELF: Final = b"\x7fELF\x02\x01"
 _SECTIONS: Final = struct.Struct("<QIHHHHHH")  # from e_shoff on
 _SECTIONS_AT: Final = 40
 _RECENT_S: Final = 1.0
+_SEAL: Final = "ggsched-seal.json"
+_TOUCHED: Final = frozenset({"last_accessed", _SEAL})
+_LOG: Final = logging.getLogger("ggsched.opencl")
 
 
 def user_cache() -> Path:
@@ -33,18 +43,88 @@ def pocl_folder() -> Path:
     return Path(named) if named else user_cache() / "pocl" / "kcache"
 
 
-def remove_cut_short(folder: Path) -> int:
-    """Remove programs with a library that is cut short; return how many there were.
+@cache
+def watch(folder: Path) -> None:
+    """Remove damaged programs, and seal at the end of the process those that it has used.
+
+    Once in a process, before PoCL looks at the folder: there may be thousands of programs.
+    """
+    atexit.register(seal_used, folder, now_s())
+    if damaged := remove_damaged(folder):
+        text = "opencl: removed %d damaged programs from the cache of compiled kernels %s"
+        _LOG.warning(text, damaged, folder)
+
+
+def remove_damaged(folder: Path) -> int:
+    """Remove programs that differ from their seal, or whose files are cut short.
 
     Args:
         folder: PoCL's, with a folder of two letters and one below it for each program.
+
+    Returns:
+        How many there were.
     """
-    removed = 0
+    damaged = [program for program in _programs(folder) if not _is_sound(program)]
+    for program in damaged:
+        shutil.rmtree(program, ignore_errors=True)
+    return len(damaged)
+
+
+def seal_used(folder: Path, began_s: float) -> None:
+    """Write down sizes and checksums of the files of each program used since then.
+
+    Args:
+        folder: PoCL's.
+        began_s: As of ``time.time``.
+    """
     for program in _programs(folder):
-        if any(not _is_whole(library) for library in program.rglob("*.so")):
-            shutil.rmtree(program, ignore_errors=True)
-            removed += 1
-    return removed
+        try:
+            if _used_s(program) >= began_s - _RECENT_S and _seal(program) != (
+                found := _look(program)
+            ):
+                with tempfile.NamedTemporaryFile("w", dir=program, delete=False) as file:
+                    json.dump(found, file)
+                Path(file.name).replace(program / _SEAL)
+        except (OSError, ValueError):  # full, read-only, removed at the same time, a damaged seal
+            continue
+
+
+def _look(program: Path) -> dict[str, list[int]]:
+    """Return size and checksum of each file, by its path within the program's folder."""
+    found = {}
+    for path in sorted(p for p in program.rglob("*") if p.is_file() and p.name not in _TOUCHED):
+        content = path.read_bytes()
+        found[str(path.relative_to(program))] = [len(content), zlib.crc32(content)]
+    return found
+
+
+def _seal(program: Path) -> dict[str, list[int]]:
+    """Return what a program's seal says, nothing where there is none.
+
+    Raises:
+        ValueError: nobody can read it.
+    """
+    try:
+        text = (program / _SEAL).read_bytes()
+    except OSError:
+        return {}
+    if not isinstance(read := json.loads(text), dict):
+        raise ValueError("no seal")
+    return read
+
+
+def _is_sound(program: Path) -> bool:
+    try:
+        found, sealed = _look(program), _seal(program)
+    except OSError:
+        return True  # it is somebody else's affair by now
+    except ValueError:
+        return False
+    if any(found.get(name, now) != now for name, now in sealed.items()):
+        return False
+    return all(
+        _is_whole(program / name) for name in found if name not in sealed and name.endswith(".so")
+    )
 
 
 def remove_in_use(began_s: float) -> list[Path]:
@@ -56,18 +136,12 @@ def remove_in_use(began_s: float) -> list[Path]:
     folders = []
     pocl = pocl_folder()
     for program in _programs(pocl):
-        try:
-            used_s = (program / "last_accessed").stat().st_mtime
-        except OSError:
-            used_s = 0.0
-        if used_s >= began_s - _RECENT_S:
+        if _used_s(program) >= began_s - _RECENT_S:
             shutil.rmtree(program, ignore_errors=True)
             folders.append(pocl)
     for database in sorted((user_cache() / "pytools").glob("pdict-*pyopencl-invoker*")):
-        if database.suffix == ".sqlite" and not _is_database(database):
-            for part in database.parent.glob(f"{database.name}*"):
-                part.unlink(missing_ok=True)
-            folders.append(database.parent)
+        database.unlink(missing_ok=True)
+        folders.append(database.parent)
     return list(dict.fromkeys(folders))
 
 
@@ -78,6 +152,14 @@ def _programs(folder: Path) -> Iterator[Path]:
             yield from (Path(e.path) for e in os.scandir(group) if e.is_dir())
     except OSError:  # there is none, or somebody removes it at the same time
         return
+
+
+def _used_s(program: Path) -> float:
+    """Return when PoCL last used a program, as of ``time.time``."""
+    try:
+        return (program / "last_accessed").stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _is_whole(library: Path) -> bool:
@@ -94,15 +176,6 @@ def _is_whole(library: Path) -> bool:
         return False
     start, _, _, _, _, each, count, _ = _SECTIONS.unpack_from(head, _SECTIONS_AT)
     return bool(start + each * count <= size)
-
-
-def _is_database(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            head = file.read(16)
-    except OSError:
-        return True
-    return head in (b"", b"SQLite format 3\0")
 
 
 def now_s() -> float:
