@@ -50,7 +50,7 @@ FN void unpack_rows(LOCAL_PTR float *tile, GLOBAL const u8 *p, i64 sn, i64 se, i
 FN void unpack_turned(LOCAL_PTR float *tile, GLOBAL const u8 *p, i64 sn, i64 se, int rows, int width) {
   for (int c = LANE; c < BC; c += LANES) {
     GLOBAL const u8 *row = p + MIN(c, rows - 1) * sn;
-    if (se == W_NBYTES || W_NBYTES == 0) {
+    if ((se == W_NBYTES) | (W_NBYTES == 0)) {
       for (int e = 0; e < width; e++) tile[e * BC + c] = WITEM(row, e);
     } else {
       for (int e = 0; e < width; e++) tile[e * BC + c] = WITEM(row + e * se, 0);
