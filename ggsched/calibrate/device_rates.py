@@ -166,6 +166,8 @@ def _product_of(dtype: DType) -> Callable[[_Work], None]:
                 total_bandwidth=bandwidth,
                 parallel=1,
             )
+        elif bandwidth > work.rates.total_bandwidth:  # what one stream reaches, all do
+            work.rates = replace(work.rates, total_bandwidth=bandwidth)
 
     return measure
 

@@ -18,7 +18,7 @@ from ggsched.calibrate.workload import Bench
 from ggsched.errors import GgschedError
 from ggsched.ir.dtype import DType
 from ggsched.topology.caps import DeviceFacts
-from ggsched.topology.cost import GUESSES, MachineRates
+from ggsched.topology.cost import GUESSES, MachineRates, with_kernel
 from ggsched.topology.model import Topology
 
 WORTH_NBYTES: Final = 64 << 20
@@ -53,7 +53,7 @@ def with_products(
         try:
             for dtype in sorted(dtypes, key=lambda d: d.name):
                 kernel = measure_product(bench, bench.stream(), dtype, Allowance(_SECONDS))
-                found[i] = replace(found[i], kernels=(*found[i].kernels, kernel))
+                found[i] = with_kernel(found[i], kernel)
                 measured.append(f"{kernel.name} on {device.facts.name}")
         except GgschedError:
             continue  # what it cannot do is found out when a plan needs it

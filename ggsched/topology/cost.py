@@ -72,6 +72,19 @@ class Rates:
         return self
 
 
+def with_kernel(rates: Rates, kernel: KernelRate) -> Rates:
+    """Return the rates with those of a product that was measured on one stream.
+
+    All streams together reach at least what it reached, so what was guessed or measured of the
+    device before does not cap it.
+    """
+    return replace(
+        rates,
+        kernels=(*rates.kernels, kernel),
+        total_bandwidth=max(rates.total_bandwidth, kernel.bandwidth),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """What it costs to move bytes one way.

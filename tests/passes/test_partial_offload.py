@@ -26,7 +26,7 @@ from ggsched.plan.splits import HOST
 from ggsched.sanitize import check_plan
 from ggsched.testing.generators.strategies import graphs, seeds
 from ggsched.topology.codec import topology_from_text
-from ggsched.topology.cost import guessed_rates
+from ggsched.topology.cost import KernelRate, Link, guessed_rates, with_kernel
 from tests.passes.machines import machine
 from tests.properties.test_end_to_end import run_and_compare
 
@@ -84,6 +84,20 @@ def test_decoding_crosses_once_from_cpu_to_gpu(layers):
     assert count(plan, HostSync) == 1
     assert count(plan, Download) == 1
     assert not any(o.is_taken for o in plan.placement.offloads)
+
+
+@pytest.mark.parametrize(("measured", "is_moved"), [(110e9, False), (20e9, True)])
+def test_decoding_stays_on_a_cpu_that_reads_weights_faster_than_they_are_copied(measured, is_moved):
+    """Sixteen cores read 110 GB/s, a link 55; what is guessed of a CPU (33) counts no more then."""
+    cpu = with_kernel(RATES.devices[CPU], KernelRate("mul_mat:bf16", 1e12, measured))
+    link = {(CPU, GPU): Link(1e-5, 55e9)}
+    rates = replace(RATES, devices=(RATES.devices[GPU], cpu), links={**RATES.links, **link})
+    spec = spec_of(LLAMA, BF16, None)
+    offload = Offload(4)
+    graph = BatchSize(1, PREFILL, 1).graph(spec, PREFILL)
+    plan = make_plan(graph, TOPOLOGY, find_homes(spec, TOPOLOGY, offload).constraints(rates))
+    moved = {o.is_taken for o in plan.placement.offloads}
+    assert moved == {is_moved}
 
 
 @pytest.mark.parametrize("layers", [1, 3, 6])

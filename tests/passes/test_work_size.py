@@ -7,7 +7,7 @@ import pytest
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes.cost.work_size import node_cost, node_works, work_costs
 from ggsched.testing.plan_builder import fake_device
-from ggsched.topology.cost import KernelRate, rates_of
+from ggsched.topology.cost import KernelRate, rates_of, with_kernel
 
 
 @pytest.mark.parametrize("streams", [1, 4])
@@ -21,3 +21,14 @@ def test_many_nodes_cost_what_each_does(streams):
     each = [node_cost(rates, graph, node, streams) for node in graph.nodes]
     assert work_costs(rates, node_works(graph, graph.nodes), streams) == each
     assert each[0] > node_cost(replace(rates, kernels=()), graph, graph.nodes[0], streams)
+
+
+def test_a_product_that_was_measured_is_not_capped_by_a_guess():
+    g = GraphBuilder("one")
+    w, x = g.weight("w", (4096, 4096)), g.input("x", (1, 4096))
+    graph = g.build(g.mul_mat(w, x))
+    rates = rates_of(fake_device("cpu:0", kind="cpu"))
+    fast = 4 * rates.total_bandwidth
+    measured = with_kernel(rates, KernelRate("mul_mat:f32", 1e15, fast))
+    seconds = node_cost(measured, graph, graph.nodes[0])
+    assert seconds == pytest.approx(rates.node_s + 4 * (4096 * 4096 + 2 * 4096) / fast)
