@@ -69,6 +69,8 @@ class CudaProgram:
         self._constants: dict[bytes, int] = {}
         self._memory: dict[ArgPlaceholder, int] = {}
         stream.queue.enter()
+        kernels = [call for call in calls if isinstance(call, KernelCall)]
+        stream.queue.gpu.programs.prepare(kernels, stream.device.early)
         try:
             for kind, nbytes in memory.items():
                 self._memory[kind] = self._own(nbytes).memory

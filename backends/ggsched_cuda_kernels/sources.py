@@ -1,5 +1,6 @@
 """Texts of all kernels, shared and own, and the options that compile them."""
 
+import re
 from collections.abc import Mapping
 from importlib import resources
 from typing import Final
@@ -34,6 +35,8 @@ WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 }
 """Own sources for warps: headers of the shared ones, and own ones, that they stand behind."""
 
+UNUSED: Final = "#define UNUSED_KERNEL(name) static __device__ void name\n"
+
 Defines = tuple[tuple[str, str], ...]
 
 
@@ -42,24 +45,44 @@ def architecture_of(arch: int) -> str:
     return f"sm_{arch}a" if arch in (90, 100, 120) else f"sm_{arch}"
 
 
-def text_of(name: str, mode: Mode = "off", launch: Launch = Launch.IN_TURN) -> str:
+def text_of(
+    name: str, mode: Mode = "off", launch: Launch = Launch.IN_TURN, kernel: str = ""
+) -> str:
     """Return the text of a source, shared or own, for calls that are launched in a way.
+
+    Args:
+        name: The source.
+        mode: How kernels that are launched early begin.
+        launch: When its kernels may be launched.
+        kernel: The only kernel that is wanted; all of the source if not given.
 
     Raises:
         UsageError: there is none of that name.
     """
+    return with_early_start(_alone(_whole(name), kernel), mode, launch)
+
+
+def _alone(text: str, kernel: str) -> str:
+    """Let other kernels of a source be functions that nobody calls: they take most of the time."""
+    others = re.compile(rf"^KERNEL\((?!{re.escape(kernel)}\))", re.MULTILINE)
+    if not kernel or f"\nKERNEL({kernel})" not in text:
+        return text
+    return UNUSED + others.sub("UNUSED_KERNEL(", text)
+
+
+def _whole(name: str) -> str:
     if name in SOURCES or name.startswith((USER_PREFIX, ARRAYS)):
-        return with_early_start(source(name, "cuda"), mode, launch)
+        return source(name, "cuda")
     if name != OWN and name not in BEHIND and name not in WITH_HEADERS:
         known = ", ".join([*SOURCES, *BEHIND, *WITH_HEADERS, OWN])
         raise UsageError(f"no kernel source {name!r}", hint=f"sources: {known}")
     text = _own(f"{name}.cu")
     if name in BEHIND:
-        return with_early_start(source(BEHIND[name], "cuda") + "\n" + text, mode, launch)
+        return source(BEHIND[name], "cuda") + "\n" + text
     if name in WITH_HEADERS:
         shared, own = WITH_HEADERS[name]
         headers = common_text("cuda", *shared, has_warps=True)
-        return with_early_start("\n".join([headers, *map(_own, own), text]), mode, launch)
+        return "\n".join([headers, *map(_own, own), text])
     return text
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -23,9 +23,11 @@ from ggsched.errors import OutOfDeviceMemory
 from ggsched.interchange.mapped_file import file_behind
 from ggsched.run.release import close_all
 
-PIECE_NBYTES: Final = 4 << 20
-RING: Final = 12
-"""Buffers of a device: 48 MiB."""
+PIECE_NBYTES: Final = 8 << 20
+"""Each piece takes the interpreter 0.1 ms, all threads together, which bounds the rate."""
+
+RING: Final = 16
+"""Buffers of a device: 128 MiB."""
 
 MAX_READERS: Final = 8
 ZERO: Final = bytes(1)
@@ -61,14 +63,24 @@ class Loader:
         self._readers: ThreadPoolExecutor | None = None
         self._borrowed: list[HostMemory] = []
         self._used: set[int] = set()
+        self._failure: BaseException | None = None
 
     def clear(self, device: int, buffer: Buffer) -> None:
         """Enqueue zeros for all of a buffer."""
         self._used.add(device)
         fill(self._stream(device), buffer, 0, buffer.nbytes, ZERO)
 
-    def upload(self, device: int, buffer: Buffer, data: HostMemory) -> None:
-        """Enqueue the bytes of a buffer; data is borrowed until ``close``."""
+    def upload(self, device: int, buffer: Buffer, data: HostMemory, name: str = "") -> None:
+        """Enqueue the bytes of a buffer; data is borrowed until ``close``.
+
+        Args:
+            device: Index of the device.
+            buffer: Its buffer.
+            data: The bytes.
+            name: What they are, for a note in the error if they cannot be read.
+        """
+        if self._failure is not None:
+            return  # ``close`` raises it
         self._used.add(device)
         stream = self._stream(device)
         step = self._piece_nbytes
@@ -79,18 +91,13 @@ class Loader:
         ring = self._rings.get(device)
         if ring is None:
             ring = self._rings[device] = _Ring(stream, step, self._timeout_s)
-        reads: deque[tuple[int, HostMemory, Future[None]]] = deque()
-        try:
-            for start in range(0, data.nbytes, step):
-                piece = data[start : start + step]
-                if len(reads) == ring.reads:
-                    self._send(ring, buffer, *reads.popleft())
-                target = ring.take(piece.nbytes)
-                reads.append((start, target, self._pool().submit(read_bytes, piece, target)))
-            while reads:
-                self._send(ring, buffer, *reads.popleft())
-        finally:
-            wait([reading for _, _, reading in reads])  # after an error: nobody writes any more
+        for start in range(0, data.nbytes, step):
+            if ring.is_full and not self._send(ring):
+                return
+            source = data[start : start + step]
+            target = ring.take(source.nbytes)
+            read = self._pool().submit(read_bytes, source, target)
+            ring.pieces.append(_Piece(buffer, start, target, read, name))
 
     def read(self, data: HostMemory, target: HostMemory) -> None:
         """Copy bytes to host memory, by several threads, and wait for it."""
@@ -108,28 +115,54 @@ class Loader:
 
         Raises:
             DeviceFault: an upload failed.
+            ModelError: a file could not be read. A note names what was to be filled.
             SyncTimeout: one did not come to its end.
         """
-        if self._readers is not None:
-            self._readers.shutdown()
-            self._readers = None
+        rings, self._rings = self._rings, {}
         used, self._used = self._used, set()
         try:
-            for device in sorted(used):
-                stream = self._stream(device)
-                wait_patiently(stream.sync, partial(progress_of, stream), self._timeout_s)
+            for ring in rings.values():
+                while ring.pieces:
+                    self._send(ring)
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
         finally:
-            rings, self._rings = self._rings, {}
-            close_all(rings.values())
-            self._borrowed.clear()
+            self._end_reads()
+            try:
+                for device in sorted(used):
+                    stream = self._stream(device)
+                    wait_patiently(stream.sync, partial(progress_of, stream), self._timeout_s)
+            finally:
+                close_all(rings.values())
+                self._borrowed.clear()
 
-    def _send(
-        self, ring: "_Ring", buffer: Buffer, start: int, source: HostMemory, read: "Future[None]"
-    ) -> None:
-        read.result()
+    def _end_reads(self) -> None:
+        """Let nobody write to the rings any more."""
+        if self._readers is not None:
+            self._readers.shutdown(cancel_futures=True)
+            self._readers = None
+
+    def _send(self, ring: "_Ring") -> bool:
+        """Enqueue the upload of the piece that was asked for first, when it has been read.
+
+        Returns:
+            Whether it could be read, and all pieces before it; ``close`` raises what went wrong.
+        """
+        if self._failure is not None:
+            ring.pieces.clear()
+            return False
+        piece = ring.pieces.popleft()
+        try:
+            piece.read.result()
+        except Exception as error:  # of a weight that another may have come behind by now
+            error.add_note(f"while filling {piece.name!r}")
+            self._failure = error
+            return False
         if self._note is not None:
-            self._note(source)
-        ring.upload(source, buffer, start)
+            self._note(piece.target)
+        ring.upload(piece.target, piece.buffer, piece.start)
+        return True
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._readers is None:
@@ -137,8 +170,22 @@ class Loader:
         return self._readers
 
 
+class _Piece(NamedTuple):
+    """Bytes that are being read into a buffer of a ring, and where they go."""
+
+    buffer: Buffer
+    start: int
+    target: HostMemory
+    read: Future[None]
+    name: str
+
+
 class _Ring:
-    """Host memory of a device in equal buffers, each used again when its upload is done."""
+    """Host memory of a device in equal buffers, each used again when its upload is done.
+
+    Attributes:
+        pieces: What has been taken and is not on its way to the device.
+    """
 
     def __init__(self, stream: Stream, piece_nbytes: int, timeout_s: float) -> None:
         device = stream.device
@@ -155,6 +202,7 @@ class _Ring:
                 raise
         self._events: dict[int, Event] = {}
         self._taken = self._sent = 0
+        self.pieces: deque[_Piece] = deque()
 
     @property
     def size(self) -> int:
@@ -162,9 +210,9 @@ class _Ring:
         return len(self._buffers)
 
     @property
-    def reads(self) -> int:
-        """Buffers that are read into at once; uploads are under way from the others."""
-        return max(1, self.size // 2)
+    def is_full(self) -> bool:
+        """Whether half of the buffers are being read into; uploads go on from the others."""
+        return len(self.pieces) >= max(1, self.size // 2)
 
     def take(self, nbytes: int) -> HostMemory:
         """Return the next buffer, as soon as the upload from it is done."""

@@ -19,6 +19,7 @@ from ggsched.backend.plugin_calls import name_of, plugin_call
 from ggsched.backend.plugins import REPORT
 from ggsched.backend.program import BoundNode, Group, Operand, full_params
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Program, Stream
+from ggsched.backend.stages import telling
 from ggsched.errors import BackendBroken, UsageError
 from ggsched.ids import show
 from ggsched.ir.graph import Graph
@@ -54,7 +55,8 @@ class Resources:
         try:
             self.buffers, self.host = self._arenas(graph, plan, store)
             store.stage("compiling kernels")
-            self.programs = self._compile(graph, plan)
+            with telling(store.stage):
+                self.programs = self._compile(graph, plan)
         except BaseException:
             close_all(reversed(self._owned))
             store.release(store.names - known)

@@ -136,7 +136,7 @@ class TensorStore:
         if self._loader is not None:
             yield self._loader
             return
-        self._loaded = []
+        self._loaded, known = [], self.names
         loader = self._loader = Loader(
             self.devices, lambda d: self.stream(d, 0), timeout_s=self.timeout_s, note=self._note
         )
@@ -146,13 +146,15 @@ class TensorStore:
             self._loader = None
             try:
                 loader.close()
-            except GgschedError as error:
-                names = self._loaded
-                error.add_note(
-                    f"while filling {names[0]!r}"
-                    if len(names) == 1
-                    else f"while filling {len(names)} tensors"
-                )
+            except BaseException as error:
+                self.release(self.names - known)  # nobody knows what they hold
+                if not getattr(error, "__notes__", ()):
+                    names = self._loaded
+                    error.add_note(
+                        f"while filling {names[0]!r}"
+                        if len(names) == 1
+                        else f"while filling {len(names)} tensors"
+                    )
                 raise
 
     def require_files(self) -> None:
@@ -243,7 +245,7 @@ class TensorStore:
         """
         held = self._resident[name]
         with self.loading() as loader, self._filling(name):
-            loader.upload(held.device, held.buffer, data)
+            loader.upload(held.device, held.buffer, data, name)
 
     def release(self, names: Collection[str]) -> None:
         """Close the buffers of weights and states that no plan uses; the next use fills anew."""
@@ -321,7 +323,7 @@ class TensorStore:
             else:
                 buffer = self._allocated(arena)
                 with self._filling(arena.name, buffer):
-                    loader.upload(arena.device, buffer, data)
+                    loader.upload(arena.device, buffer, data, arena.name)
             if self._progress is not None:
                 self._progress(arena.name, arena.nbytes)
         here = (arena.device, arena.nbytes, arena.kind)

@@ -203,6 +203,7 @@ def install(fake, monkeypatch):
                 monkeypatch.setattr(module, name, getattr(fake, name))
     monkeypatch.setattr(cuda_contexts, "CUDA_CONTEXTS", cuda_contexts.CudaContexts())
     monkeypatch.setattr(programs.ProgramCache, "function", lambda *args, **kwargs: 1)
+    monkeypatch.setattr(programs.ProgramCache, "prepare", lambda *args, **kwargs: None)
     return fake
 
 

@@ -107,6 +107,7 @@ def in_software(runner, seed=0, arch=80, **gpus):
     made, patch = SoftwareDriver(kernels_on_host(runner), seed, arch, **gpus), pytest.MonkeyPatch()
     install(made, patch)
     patch.setattr(ProgramCache, "function", lambda *a, **more: made.function(*a, **more))
+    patch.setattr(ProgramCache, "prepare", lambda *a, **more: None)
     cublas = SoftwareBlas(made)
     patch.setattr(blas, "_cublas", lambda: cublas)
     try:

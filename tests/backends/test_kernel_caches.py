@@ -184,7 +184,7 @@ def test_real_libraries_are_whole():
 def test_machine_code_that_the_driver_refuses_is_compiled_again(monkeypatch, caplog, tmp_path):
     programs = pytest.importorskip("ggsched_cuda.programs")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiled = []
+    compiled, code = [], programs.KernelCode("elementwise", (), "binary")
     monkeypatch.setattr(programs, "compiler_version", lambda: (12, 0))
     monkeypatch.setattr(
         programs, "compile_text", lambda text, options: compiled.append(text) or b"good"
@@ -196,13 +196,13 @@ def test_machine_code_that_the_driver_refuses_is_compiled_again(monkeypatch, cap
         return code
 
     monkeypatch.setattr(programs.driver, "load_module", load)
-    assert programs.loaded("elementwise", (), 90) == b"good"
+    assert programs.loaded(code, 90) == b"good"
     (file,) = (tmp_path / "ggsched" / "cuda").iterdir()
     file.write_bytes(b"bad")
-    assert programs.loaded("elementwise", (), 90) == b"good"
+    assert programs.loaded(code, 90) == b"good"
     assert len(compiled) == 2
     assert str(file) in caplog.text
     monkeypatch.setattr(programs, "compile_text", lambda text, options: b"always bad")
     file.unlink()
     with pytest.raises(programs.CudaError):
-        programs.loaded("elementwise", (), 90)
+        programs.loaded(code, 90)

@@ -1,6 +1,7 @@
 """The kernels compile for every GPU that is named, and PDL is safe in the PTX."""
 
 import re
+from collections import Counter
 
 import pytest
 
@@ -76,11 +77,32 @@ def test_a_kernel_without_the_wait_is_noticed():
     assert not any("griddepcontrol.wait" in code for code in entries.values())
 
 
-def ptx(name, defines, mode, launch=None):
+SEVERAL = [p for p in FEW if p[0] in ("rows", "norm", "rope_kv_write", "attention_blocks")]
+"""Programs of sources with several kernels."""
+
+
+@pytest.mark.parametrize(
+    "program", [p if p in SEVERAL else pytest.param(p, marks=pytest.mark.slow) for p in FEW],
+    ids=label,
+)  # fmt: skip
+def test_a_kernel_is_compiled_alone_as_with_others(program):
+    """Nothing else is in its machine code, and it is what the whole source gives."""
+    whole = ptx(*program, "on")
+    for kernel, code in whole.items():
+        alone = ptx(*program, "on", kernel=kernel)
+        if launch_of(program[0]) is Launch.AT_HEAD:
+            assert list(alone) == [kernel]
+        assert Counter(INSTRUCTION.findall(alone[kernel])) == Counter(INSTRUCTION.findall(code))
+
+
+INSTRUCTION = re.compile(r"^\t(?:@!?%p\d+ )?([a-z][\w.]*)", re.MULTILINE)
+
+
+def ptx(name, defines, mode, launch=None, kernel=""):
     from ggsched_cuda_kernels.sources import options_for, text_of
 
     flags = [o.replace("sm_90a", "compute_90") for o in options_for(FIRST_ARCH, defines)]
-    source = text_of(name, mode, launch or launch_of(name))
+    source = text_of(name, mode, launch or launch_of(name), kernel)
     text = compiler().compile_text(source, flags, virtual=True).decode()
     return {match[1]: match[0] for match in ENTRY.finditer(text)}
 

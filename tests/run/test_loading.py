@@ -12,6 +12,7 @@ from ggsched.config import Settings
 from ggsched.errors import DeviceFault, ModelError
 from ggsched.interchange.mapped_file import map_file
 from ggsched.ir.builder import GraphBuilder
+from ggsched.run import loading
 from ggsched.run.loading import RING, Loader, reader_count
 from ggsched.run.store import TensorStore
 from ggsched.sanitize import check_trace
@@ -61,6 +62,29 @@ def test_bytes_arrive(tmp_path, facts):
     sources = [np.asarray(mapped)[7 : 7 + PIECE + 1], np.asarray(mapped), data[:50], data]
     for held, source in zip(loaded(far_device(**facts), sources), sources, strict=True):
         assert np.array_equal(held, source)
+
+
+def test_the_next_weight_is_read_while_the_last_pieces_of_one_are(tmp_path, monkeypatch):
+    """The first piece of the second weight is there before the last one of the first is."""
+    data, mapped = on_disk(tmp_path)
+    mapped = np.asarray(mapped)
+    sources = [mapped[: 2 * PIECE], mapped[2 * PIECE : 4 * PIECE]]
+    began, order = threading.Event(), []
+    read = loading.read_bytes
+
+    def late(source, target):
+        at = (np.frombuffer(source, np.uint8).ctypes.data - mapped.ctypes.data) // PIECE
+        if at == 1:
+            order.append(began.wait(5))
+        if at == 2:
+            began.set()
+        read(source, target)
+
+    monkeypatch.setattr(loading, "read_bytes", late)
+    monkeypatch.setattr(loading, "reader_count", lambda: 2)
+    held = loaded(far_device(), sources)
+    assert order == [True]
+    assert np.array_equal(np.concatenate(held), data[: 4 * PIECE])
 
 
 def test_host_memory_is_that_of_a_ring(tmp_path):
@@ -189,6 +213,24 @@ def test_a_run_names_the_mapped_file_that_changed(tmp_path, when):
             cuts.append(cut)
         with pytest.raises(ModelError, match=r"w\.bin: the file was truncated"):
             scheduler.run(graph, {"x": values})
+
+
+def test_the_weight_that_cannot_be_read_is_named_and_none_stays(tmp_path):
+    """It is found when the next one is asked for, whose fault it is not."""
+    values = np.ones(3 << 20, np.float32)
+    values.tofile(tmp_path / "w.bin")
+    mapped = map_file(str(tmp_path / "w.bin"))
+    os.truncate(tmp_path / "w.bin", 4096)
+    g, device = GraphBuilder("two"), far_device()
+    x, a, b = g.input("x", values.shape), g.weight("a", values.shape), g.weight("b", values.shape)
+    graph = g.build(g.add(g.add(x, a), b))
+    weights = {"a": mapped.view(np.float32), "b": values}
+    with Scheduler([device], weights=weights) as scheduler:
+        with pytest.raises(ModelError, match="truncated") as caught:
+            scheduler.run(graph, {"x": values})
+        assert caught.value.__notes__ == ["while filling 'a'"]
+        assert device.open_buffers == []
+        assert scheduler._store.names == frozenset()
 
 
 def test_a_store_is_released_when_a_file_cannot_be_read(tmp_path):
