@@ -4,7 +4,8 @@ What the contract names passes: errors of ggsched. Anything else that a call rai
 included, and a result that is not what the contract says, is a defect of the plug-in.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from ggsched.backend.plugins import REPORT, require_members
@@ -30,10 +31,6 @@ def plugin_call(where: str, what: str, call: Callable[[], T], protocol: type | N
         made = call()
     except (GgschedError, KeyboardInterrupt, GeneratorExit):
         raise
-    except MemoryError as error:
-        raise OutOfDeviceMemory(
-            f"{what}: the host has no memory for it", where=where, why=str(error)
-        ) from error
     except BaseException as error:
         raise broken_by(where, what, error) from error
     if protocol is not None:
@@ -41,8 +38,35 @@ def plugin_call(where: str, what: str, call: Callable[[], T], protocol: type | N
     return made
 
 
-def broken_by(where: str, what: str, error: BaseException) -> BackendBroken:
+@contextmanager
+def plugin_faults(where: str, what: str) -> Iterator[None]:
+    """Report errors of a block that moves bytes or runs kernels as faults of the plug-in.
+
+    It may take long, so ``SystemExit`` and the like are taken for what a handler of a signal
+    raises, and pass.
+
+    Args:
+        where: The device, for messages.
+        what: What the block does, e.g. ``"upload"``.
+
+    Raises:
+        BackendBroken: it raised what the contract does not name.
+        OutOfDeviceMemory: the host has no memory for it.
+    """
+    try:
+        yield
+    except GgschedError:
+        raise
+    except Exception as error:
+        raise broken_by(where, what, error) from error
+
+
+def broken_by(where: str, what: str, error: BaseException) -> GgschedError:
     """Return the error that says what a plug-in raised."""
+    if isinstance(error, MemoryError):
+        return OutOfDeviceMemory(
+            f"{what}: the host has no memory for it", where=where, why=str(error)
+        )
     text = " ".join(str(error).split())
     return BackendBroken(
         f"{what} raised {type(error).__name__}" + (f": {text}" if text else ""),

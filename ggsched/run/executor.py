@@ -17,7 +17,7 @@ from ggsched.backend.fill import fill
 from ggsched.backend.patience import doing, wait_patiently
 from ggsched.backend.plugin_calls import broken_by, name_of
 from ggsched.backend.protocols import Event, HostMemory, Stream
-from ggsched.errors import GgschedError, OutOfDeviceMemory, SyncTimeout, UsageError
+from ggsched.errors import GgschedError, SyncTimeout, UsageError
 from ggsched.ids import show
 from ggsched.interchange.dlpack_import import check_array, wrong_array
 from ggsched.ir.graph import Graph
@@ -220,11 +220,7 @@ class Executor:
     def _broken(self, failure: Exception, number: int) -> GgschedError:
         """Return the error for what a call on a device raised and the contract does not name."""
         command = self.plan.commands[number]
-        device = name_of(self._stream(command).device)
-        if isinstance(failure, MemoryError):
-            what = f"{type(command).__name__}: the host has no memory for it"
-            return OutOfDeviceMemory(what, where=device, why=str(failure))
-        return broken_by(device, type(command).__name__, failure)
+        return broken_by(name_of(self._stream(command).device), type(command).__name__, failure)
 
     def _explain(self, error: GgschedError, number: int) -> None:
         """Name the command, then let everything that was enqueued come to an end.

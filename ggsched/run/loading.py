@@ -18,6 +18,7 @@ import numpy as np
 
 from ggsched.backend.fill import fill
 from ggsched.backend.patience import progress_of, wait_patiently
+from ggsched.backend.plugin_calls import name_of, plugin_faults
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Stream
 from ggsched.errors import OutOfDeviceMemory
 from ggsched.interchange.mapped_file import file_behind
@@ -68,7 +69,8 @@ class Loader:
     def clear(self, device: int, buffer: Buffer) -> None:
         """Enqueue zeros for all of a buffer."""
         self._used.add(device)
-        fill(self._stream(device), buffer, 0, buffer.nbytes, ZERO)
+        with plugin_faults(name_of(self._devices[device]), "fill"):
+            fill(self._stream(device), buffer, 0, buffer.nbytes, ZERO)
 
     def upload(self, device: int, buffer: Buffer, data: HostMemory, name: str = "") -> None:
         """Enqueue the bytes of a buffer; data is borrowed until ``close``.
@@ -85,7 +87,8 @@ class Loader:
         stream = self._stream(device)
         step = self._piece_nbytes
         if data.nbytes <= step or self._devices[device].facts.is_host:
-            stream.upload(data, buffer, 0)
+            with plugin_faults(name_of(stream.device), "upload"):
+                stream.upload(data, buffer, 0)
             self._borrowed.append(data)
             return
         ring = self._rings.get(device)
@@ -132,7 +135,8 @@ class Loader:
             try:
                 for device in sorted(used):
                     stream = self._stream(device)
-                    wait_patiently(stream.sync, partial(progress_of, stream), self._timeout_s)
+                    with plugin_faults(name_of(stream.device), "sync"):
+                        wait_patiently(stream.sync, partial(progress_of, stream), self._timeout_s)
             finally:
                 close_all(rings.values())
                 self._borrowed.clear()
@@ -195,7 +199,8 @@ class _Ring:
         self._buffers: list[HostMemory] = []
         for _ in range(RING):
             try:
-                self._buffers.append(device.allocate_host(piece_nbytes))
+                with plugin_faults(name_of(device), "allocate_host"):
+                    self._buffers.append(device.allocate_host(piece_nbytes))
             except OutOfDeviceMemory:
                 if self._buffers:
                     break
@@ -220,24 +225,26 @@ class _Ring:
         self._taken += 1
         event = self._events.pop(number, None)
         if event is not None:
-            try:
-                event.sync(self._timeout_s)
-            finally:
-                event.close()
+            with plugin_faults(name_of(self._stream.device), "sync of an event"):
+                try:
+                    event.sync(self._timeout_s)
+                finally:
+                    event.close()
         return self._buffers[number][:nbytes]
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
         """Enqueue the upload of the buffer that was taken first."""
         stream, number = self._stream, self._sent % self.size
         self._sent += 1
-        stream.upload(source.toreadonly(), buffer, offset)
-        if self._is_free_at_once:
-            return
-        if not self._has_events:
-            stream.sync(self._timeout_s)
-            return
-        event = self._events[number] = stream.device.create_event()
-        stream.record(event)
+        with plugin_faults(name_of(stream.device), "upload"):
+            stream.upload(source.toreadonly(), buffer, offset)
+            if self._is_free_at_once:
+                return
+            if not self._has_events:
+                stream.sync(self._timeout_s)
+                return
+            event = self._events[number] = stream.device.create_event()
+            stream.record(event)
 
     def close(self) -> None:
         """Release the events; uploads must be complete."""

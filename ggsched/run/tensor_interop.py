@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from ggsched.backend.arrays import Array, numpy_dtype, numpy_shape
+from ggsched.backend.plugin_calls import name_of, plugin_faults
 from ggsched.backend.protocols import HostMemory
 from ggsched.errors import InterchangeError, UsageError
 from ggsched.interchange.dlpack_export import ExportedTensor
@@ -127,8 +128,9 @@ class Exchange:
     def _downloaded(self, held: Resident) -> HostMemory:
         stream = self._store.stream(held.device, 0)
         target = np.empty(held.nbytes, np.uint8).data
-        stream.download(held.buffer, 0, target)
-        stream.sync(self._store.timeout_s)
+        with plugin_faults(name_of(stream.device), "download"):
+            stream.download(held.buffer, 0, target)
+            stream.sync(self._store.timeout_s)
         return target
 
 

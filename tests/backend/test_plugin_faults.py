@@ -93,6 +93,42 @@ def test_while_it_runs(method):
         scheduler.close()
 
 
+def failing_streams(device, method, error):
+    """Let a method of the device's streams raise; return what ends that."""
+    real = device.create_stream
+
+    def create():
+        stream = real()
+        setattr(stream, method, raising(error))
+        return stream
+
+    device.create_stream = create
+
+    def end():
+        for stream in device.open_streams:
+            stream.__dict__.pop(method, None)
+
+    return end
+
+
+@pytest.mark.parametrize("method", ["fill", "upload", "sync"])
+@pytest.mark.parametrize("error", [RuntimeError("oops"), MemoryError()], ids=repr)
+def test_while_memory_is_filled(method, error):
+    device = TestDevice()
+    end = failing_streams(device, method, error)
+    g = GraphBuilder("one")
+    w, state = g.weight("w", (2, 4)), g.state("s", (2, 4))
+    plain = g.build(g.add(g.add(w, g.input("x", (2, 4))), state))
+    scheduler = Scheduler([device], weights={"w": X}, settings=Settings())
+    kind = OutOfDeviceMemory if isinstance(error, MemoryError) else BackendBroken
+    try:
+        with pytest.raises(kind, match=f"^test:0: {method}"):
+            scheduler.run(plain, {"x": X})
+    finally:
+        end()
+        scheduler.close()
+
+
 def test_when_it_is_closed():
     device = TestDevice()
     real = device.allocate
