@@ -14,6 +14,7 @@ from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints, PlacementPolicy
 from ggsched.passes.placement.automatic import Automatic
 from ggsched.passes.placement.named import placement_policy
+from ggsched.passes.spelled_plan import Spelled, spelled_plan
 from ggsched.plan.bundle import Plan
 from ggsched.report.debug_output import log_plan
 from ggsched.run.autotune import Measured, Trial
@@ -33,6 +34,7 @@ PlanKey = tuple[
     Slots | None,
     ExpertPolicy,
     bool,
+    str,
     str,
     PlanOptions,
 ]
@@ -59,7 +61,9 @@ def plan_key(
     pins = tuple(sorted(constraints.pins.items()))
     slots, experts, peers = constraints.slots, constraints.experts, constraints.reads_peers
     clears = tuple(sorted(name for name in constraints.clears if name in graph))
-    return graph.digest, homes, pins, clears, rates, slots, experts, peers, placement, options
+    placed = constraints.digest if constraints.placed is not None else ""
+    how = slots, experts, peers, placement, placed, options
+    return graph.digest, homes, pins, clears, rates, *how
 
 
 class Planner:
@@ -118,6 +122,13 @@ class Planner:
         """
         policy, wanted = self._resolved(graph, constraints)
         return make_plan(graph, self._topology, wanted, self._options, placement=policy)
+
+    def spelled(self, graph: Graph, constraints: Constraints) -> Spelled | None:
+        """Return the graph with nodes spelled out, if that is better on this machine, or None."""
+        if constraints.slots is not None or constraints.placed is not None:
+            return None  # parts of joined graphs are told by their nodes
+        policy, wanted = self._resolved(graph, constraints)
+        return spelled_plan(graph, self._topology, wanted, self._options, policy)
 
     def next_key(self, graph: Graph, constraints: Constraints) -> PlanKey:
         """Return the key of the plan that the next run uses."""
@@ -190,7 +201,7 @@ class Planner:
     ) -> tuple[PlacementPolicy, Constraints]:
         """Return policy and constraints of a graph; the default policy keeps homes once given."""
         policy = self._placement
-        if not isinstance(policy, Automatic):
+        if not isinstance(policy, Automatic) or constraints.placed is not None:
             return policy, constraints
         return policy.resolve(graph, self._topology, constraints, self._known_homes)
 

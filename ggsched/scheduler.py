@@ -9,7 +9,7 @@ Everything that was made on the devices is released when the block ends.
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, Self
 
@@ -27,7 +27,7 @@ from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_arrays, host_weights
 from ggsched.ir.graph import Graph
 from ggsched.passes.place import Constraints, PlacementPolicy
-from ggsched.passes.recognise import Recognised, recognise_attention
+from ggsched.passes.recognise import recognise_attention
 from ggsched.plan.bundle import Plan
 from ggsched.planner import KEPT, CacheInfo, PlanKey, Planner
 from ggsched.report.debug_output import log_machine, recorder_for
@@ -49,6 +49,27 @@ from ggsched.trace.recorder import Recorder
 from ggsched.trace.tracing import traced
 
 _FREE: Final = Constraints()
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What is planned in the place of a graph.
+
+    Attributes:
+        graph: To which plans refer.
+        constraints: Those of the caller, for its nodes.
+        tensor_of: The id in it of each output of the graph; None where ids are the same.
+        before: The graph before nodes were spelled out.
+        origin: By node, the node of ``before`` that it is, or is a part of; empty where nothing was
+            spelled out.
+    """
+
+    graph: Graph
+    constraints: Constraints
+    tensor_of: Mapping[int, int] | None
+    before: Graph
+    origin: tuple[int, ...] = ()
+
 
 Run = Executor | RemoteRun
 """A plan that is bound to devices of this process or of other machines."""
@@ -135,7 +156,7 @@ class Scheduler:
             close_all(self._owned)
             raise
         self._executors: RecentCache[PlanKey, Run] = RecentCache(plan_limit, self._evict)
-        self._spelled: RecentCache[str, Recognised | None] = RecentCache(KEPT * plan_limit)
+        self._planned: RecentCache[tuple[str, str], Planned] = RecentCache(KEPT * plan_limit)
         self._clock = clock
         self._last: Run | None = None
         self._setup_s = 0.0
@@ -171,18 +192,25 @@ class Scheduler:
             PlanError: the graph cannot be placed on the devices.
             RaceFound: the sanitizer found a defect in the plan.
         """
-        wanted = self._wanted(constraints)
-        return self._planner.plan(self.planned_graph(graph, wanted), wanted)
+        planned = self.planned(graph, constraints)
+        return self._planner.plan(planned.graph, planned.constraints)
 
     def planned_graph(self, graph: Graph, constraints: Constraints | None = None) -> Graph:
         """Return the graph that is planned in the place of one, to which node ids of plans refer.
 
         Attention that is spelled out becomes the op where all devices that could run its softmax
-        declare that (``ggsched.passes.recognise``); constraints that name nodes keep a graph as it
-        is.
+        declare that (``ggsched.passes.recognise``); constraints that name nodes keep it as it is.
+        Nodes are spelled out by other ops on a device that has no kernel for them, where that is
+        predicted to be faster than to compute them elsewhere (``ggsched.passes.spelled_plan``).
         """
-        found = self._recognised(graph, self._wanted(constraints))
-        return graph if found is None else found.graph
+        return self.planned(graph, constraints).graph
+
+    def planned(self, graph: Graph, constraints: Constraints | None = None) -> Planned:
+        """Return ``planned_graph`` with the constraints for it, and what its nodes were."""
+        wanted = self._wanted(constraints)
+        return self._planned.get(
+            (graph.digest, wanted.digest), lambda: self._make_planned(graph, wanted)
+        )
 
     def _wanted(self, constraints: Constraints | None) -> Constraints:
         """Return what the caller decided; over several devices, with the measured rates."""
@@ -191,10 +219,16 @@ class Scheduler:
             return replace(wanted, rates=self._rates)
         return wanted
 
-    def _recognised(self, graph: Graph, constraints: Constraints) -> Recognised | None:
-        if constraints.pins or constraints.slots is not None:
-            return None
-        return self._spelled.get(graph.digest, lambda: recognise_attention(graph, self.topology))
+    def _make_planned(self, graph: Graph, wanted: Constraints) -> Planned:
+        made, tensor_of = graph, None
+        if not wanted.pins and wanted.slots is None and wanted.placed is None:
+            found = recognise_attention(graph, self.topology)
+            if found is not None:
+                made, tensor_of = found.graph, found.tensor_of
+        spelled = self._planner.spelled(made, wanted)
+        if spelled is None:
+            return Planned(made, wanted, tensor_of, made)
+        return Planned(spelled.graph, spelled.constraints, tensor_of, made, spelled.origin)
 
     def draft(self, graph: Graph, constraints: Constraints | None = None) -> Plan:
         """Return the plan that ``plan`` would, neither checked nor kept.
@@ -202,8 +236,8 @@ class Scheduler:
         Raises:
             PlanError: the graph cannot be placed on the devices.
         """
-        wanted = self._wanted(constraints)
-        return self._planner.draft(self.planned_graph(graph, wanted), wanted)
+        planned = self._make_planned(graph, self._wanted(constraints))
+        return self._planner.draft(planned.graph, planned.constraints)
 
     @guarded()
     def run(
@@ -236,12 +270,11 @@ class Scheduler:
             ModelError: a file whose mapping is read was truncated or written to.
             SyncTimeout: a device did not answer within ``settings.timeout_s``.
         """
-        wanted = self._wanted(constraints)
-        found = self._recognised(graph, wanted)
-        if found is not None:
-            made = self._run(found.graph, inputs, wanted, copy=copy)
-            return Outputs(graph, {tid: made[new] for tid, new in found.tensor_of.items()})
-        return Outputs(graph, self._run(graph, inputs, wanted, copy=copy))
+        planned = self.planned(graph, constraints)
+        made = self._run(planned.graph, inputs, planned.constraints, copy=copy)
+        if planned.tensor_of is None:
+            return Outputs(graph, made)
+        return Outputs(graph, {tid: made[new] for tid, new in planned.tensor_of.items()})
 
     def _run(
         self, graph: Graph, inputs: Mapping[str, ArrayLike], wanted: Constraints, *, copy: bool
@@ -268,8 +301,8 @@ class Scheduler:
     @guarded()
     def prepare(self, graph: Graph, constraints: Constraints | None = None) -> None:
         """Do all that the first ``run`` does before it enqueues anything; raise what it would."""
-        wanted = self._wanted(constraints)
-        self._executor(self.planned_graph(graph, wanted), wanted)
+        planned = self.planned(graph, constraints)
+        self._executor(planned.graph, planned.constraints)
 
     def resident_nbytes(self, kind: str) -> dict[str, int]:
         """Return the bytes of resident weights, states or caches of experts by device name.
@@ -323,8 +356,12 @@ class Scheduler:
 
         Weights and states stay resident. The next run of the graph plans again.
         """
-        spelled = self._spelled.drop(graph.digest)
-        for digest in {graph.digest, *([spelled.graph.digest] if spelled else [])}:
+        digests = {graph.digest}
+        for known in (k for k in self._planned if k[0] == graph.digest):
+            found = self._planned.drop(known)
+            assert found is not None
+            digests.add(found.graph.digest)
+        for digest in digests:
             for key in (k for k in self._executors if k[0] == digest):
                 self._executors.drop(key)
             self._planner.forget(digest)
@@ -371,6 +408,7 @@ class Scheduler:
             self._owned, given = opened(self._names, self.settings)
         self._set_up(given)
         self._planner.move_to(self.topology)
+        self._planned.take_all()
 
     def close(self) -> None:
         """Drain the streams and release everything; legal twice and after a fault.

@@ -139,7 +139,8 @@ def _planned(session: "Session", n_tokens: int, n_past: int, with_graph: bool) -
     graph = session.graph(n_tokens, n_past, 1)
     made = session.plan_of(graph)
     if with_graph:
-        made = msgspec.structs.replace(made, graph_text=print_graph(graph))
+        planned = session.scheduler.planned_graph(graph, session.constraints)
+        made = msgspec.structs.replace(made, graph_text=print_graph(planned))
     return made
 
 

@@ -1,7 +1,7 @@
 """``ggsched plan --explain``: why a node or a tensor is where it is."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -48,12 +48,18 @@ def explanation(session: "Session", name: str, n_tokens: int, n_past: int) -> di
     from ggsched.passes.explain import explain_home, explain_node, find_subject
     from ggsched.plan.tensor_locations import places_of
 
-    graph = session.graph(n_tokens, n_past, 1)
+    wanted, scheduler = session.constraints, session.scheduler
+    planned = scheduler.planned(session.graph(n_tokens, n_past, 1), wanted)
+    graph, constraints = planned.graph, planned.constraints
     subject = find_subject(graph, name)
-    plan, constraints = session.plan_of(graph), session.constraints
+    plan = scheduler.plan(graph, constraints)
 
     def replan(other: Any) -> Any:
-        return session.scheduler.draft(graph, other)
+        if planned.origin:  # what is moved is the op of which the node is a part
+            pins = {planned.origin[node]: device for node, device in other.pins.items()}
+            other = replace(other, pins=pins, placed=None)
+        moved = scheduler.planned(planned.before, other)
+        return moved.graph, scheduler.draft(moved.graph, moved.constraints)
 
     if isinstance(subject, Node):
         reasons = explain_node(graph, plan, subject, constraints, session.rates, replan)
@@ -92,6 +98,7 @@ def _rule(session: "Session", cause: str, detail: str) -> str:
         "expand-up": f"it comes before {detail}, which is there",
         "upgrade": f"{detail}",
         "cost": f"the least predicted time of the whole graph ({detail})",
+        "spelled": f"it is a part of {detail}",
         "fill": "nothing else decides, and this is the first device that can",
     }
     text = words.get(cause, f"{cause} {detail}".strip())

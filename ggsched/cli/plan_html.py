@@ -20,6 +20,7 @@ def write_plan_page(session: "Session", n_tokens: int, n_past: int, path: str) -
 
     check_writable(path, "the page")
     graph = session.graph(n_tokens, n_past, 1)
-    traced = described(graph, session.plan_of(graph), session.rates)
+    planned = session.scheduler.planned_graph(graph, session.constraints)
+    traced = described(planned, session.plan_of(graph), session.rates)
     timeline = expected_timeline(traced.plan, traced.expected, enqueue_s=session.rates.enqueue_s)
     write_page(path, timeline, (traced,))

@@ -63,6 +63,34 @@ class GraphBuilder:
         self._constants: dict[str, bytes] = {}
         self._constant_ids: dict[str, int] = {}
 
+    @classmethod
+    def after(cls, graph: Graph) -> "GraphBuilder":
+        """Return a builder that has the tensors and constants of a graph, by the same ids.
+
+        It has none of the nodes, so what it builds is not a graph on its own; ``tensors`` and
+        ``nodes`` are what was added.
+        """
+        g = cls(graph.name)
+        g._tensors = [replace(t, builder=g) for t in graph.tensors]
+        g._constants = dict(graph.constants)
+        g._constant_ids = {name: graph.named(name).id for name in graph.constants}
+        return g
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """All tensors so far, by id."""
+        return self._tensors
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """All nodes so far, in program order."""
+        return self._nodes
+
+    @property
+    def constants(self) -> Mapping[str, bytes]:
+        """Data of the constants so far, by name."""
+        return self._constants
+
     # --- storages -----------------------------------------------------------------------
 
     def input(self, name: str, shape: Sequence[int], dtype: DType | str = F32) -> Tensor:

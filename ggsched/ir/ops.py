@@ -85,6 +85,8 @@ class UserOp:
         samples: Operands that tests and random graphs use.
         magnitude: ``magnitude(*magnitudes)`` returns the largest magnitude of the result, or None
             where it is not known; then random graphs do not compute with results.
+        decompose: ``decompose(g, *operands, **params)`` spells the op out by others, see
+            ``ggsched.ir.spelled``; None where it cannot be.
     """
 
     version: str
@@ -94,6 +96,7 @@ class UserOp:
     flops: Callable[..., float] | None = None
     samples: tuple[Any, ...] = ()
     magnitude: Callable[..., float] | None = None
+    decompose: Callable[..., Tensor] | None = None
 
 
 _ROPE_DEFAULTS: Final[dict[str, Param]] = {

@@ -19,9 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from ggsched.errors import GraphError, UsageError
+from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import DType, dtype_by_name
 from ggsched.ir.ops import BUILT_IN, OPS, OpDef, UserOp, define, undefine
+from ggsched.ir.params import canonical_params
 from ggsched.ir.shapes import Param, Params, ShapeRule, broadcasts_to, fail
+from ggsched.ir.spelled import Spelling, spell
 from ggsched.ir.tensor import Tensor
 
 NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -104,6 +107,7 @@ def register_op(
     flops: Callable[..., float] | None = None,
     magnitude: Callable[..., float] | None = None,
     kernels: Mapping[str, Any] | None = None,
+    decompose: Spelling | None = None,
     samples: Sequence[Sample] = (),
 ) -> None:
     """Add an op to this process.
@@ -127,6 +131,9 @@ def register_op(
         kernels: By backend. ``cpu``: ``kernel(*arrays, out=array, **params)`` on numpy views, of
             which only ``out`` is writable, as numpy's ufuncs are. ``opencl``, ``cuda``: a
             ``SourceKernel``. Others: what the plug-in documents.
+        decompose: ``decompose(g, *operands, **params)`` spells the op out: it adds nodes to a
+            ``GraphBuilder`` and returns a result of the same type and shape. Devices that have no
+            kernel for the op, but for those, may run it so.
         samples: Operands for tests and random graphs; at least one.
 
     Raises:
@@ -163,13 +170,21 @@ def register_op(
         if not 0 <= i < len(names):
             raise UsageError(f"there is no operand {i}", where=where)
     user = UserOp(
-        version, types[0], reference, dict(kernels or {}), flops, tuple(samples), magnitude
+        version,
+        types[0],
+        reference,
+        dict(kernels or {}),
+        flops,
+        tuple(samples),
+        magnitude,
+        decompose,
     )
     infer = _rule(name, types, shape, dtype)
     op = OpDef(name, names, infer, None, False, tuple(in_place), dict(params or {}), rows, user)
     for backend, kernel in user.kernels.items():
         _check_kernel(where, backend, kernel, op)
     _check_samples(where, op, types)
+    _check_spelling(where, op, types)
     define(op)
 
 
@@ -314,6 +329,24 @@ def _check_samples(where: str, op: OpDef, types: Sequence[Sequence[str]]) -> Non
         unknown = {*sample.kinds, *sample.bounds} - {*op.operands}
         if unknown:
             raise UsageError(f"a sample names {min(unknown)!r}, not an operand", where=where)
+
+
+def _check_spelling(where: str, op: OpDef, types: Sequence[Sequence[str]]) -> None:
+    """Refuse a spelling that gives another type or shape for a sample, or is not one."""
+    assert op.user is not None
+    if op.user.decompose is None:
+        return
+    for sample in op.user.samples:
+        g = GraphBuilder(op.name)
+        operands = [
+            g.input(name, tuple(shape), kinds[0])
+            for name, shape, kinds in zip(op.operands, sample.shapes, types, strict=True)
+        ]
+        params = op.full(canonical_params(op, sample.params))
+        try:
+            spell(g, op, operands, params)
+        except GraphError as error:
+            raise UsageError(error.what, where=where, hint=error.hint) from error
 
 
 __all__ = [

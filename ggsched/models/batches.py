@@ -12,7 +12,7 @@ the second part. Interleaved stages put it behind.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final, Literal, NamedTuple
 
@@ -374,6 +374,8 @@ class MicroBatches:
         return self._batches.get(key, lambda: self._join(parts))
 
     def _join(self, parts: Sequence[MicroBatch]) -> _Batch:
+        planned = self.scheduler.planned_graph  # a joined graph is planned as it is
+        parts = [replace(p, graph=planned(p.graph, self.constraints)) for p in parts]
         keep = [part.graph.outputs[:1] if part.is_wanted else () for part in parts]
         name = f"{parts[0].graph.name} x {len(parts)}"
         joined = join_graphs([part.graph for part in parts], keep=keep, name=name)

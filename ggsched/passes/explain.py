@@ -21,8 +21,9 @@ from ggsched.plan.placement import PlacementCandidate
 from ggsched.plan.stats import plan_stats
 from ggsched.topology.cost import MachineRates
 
-Replan = Callable[[Constraints], Plan]
-"""Makes the plan of the same graph with other constraints."""
+Replan = Callable[[Constraints], tuple[Graph, Plan]]
+"""Makes the plan of the same graph with other constraints; returns it and the graph to which it
+refers, in which other nodes may be spelled out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def explain_node(
         choice.detail,
         node_cost(rates.devices[choice.device], graph, node),
         now,
-        tuple(_alternatives(graph, plan, choice.device, now, rates, elsewhere, replan)),
+        tuple(_alternatives(plan, choice.device, now, rates, elsewhere, replan)),
         rates.source,
         plan.placement.candidates,
     )
@@ -167,11 +168,10 @@ def explain_home(
             return replace(constraints, pins={**constraints.pins, maker: device})
         return replace(constraints, homes={**constraints.homes, root.name: device})
 
-    return now, tuple(_alternatives(graph, plan, home, now, rates, elsewhere, replan))
+    return now, tuple(_alternatives(plan, home, now, rates, elsewhere, replan))
 
 
 def _alternatives(
-    graph: Graph,
     plan: Plan,
     here: int,
     now: float,
@@ -184,14 +184,14 @@ def _alternatives(
         if device == here:
             continue
         try:
-            other = replan(elsewhere(device))
+            planned, other = replan(elsewhere(device))
         except PlanError as error:
             yield Alternative(facts.name, None, reason=error.one_line())
             continue
         after = plan_stats(other)
         yield Alternative(
             facts.name,
-            predict_step(graph, other, rates).seconds - now,
+            predict_step(planned, other, rates).seconds - now,
             _total(after.copied) - _total(before.copied),
             _total(after.compute) - _total(before.compute),
         )

@@ -165,20 +165,43 @@ def make_schedule(
     verify: bool = False,
 ) -> Schedule:
     """Return what is decided before memory; see ``make_plan``."""
-    policy = placement_policy(placement)
-    wanted = constraints or Constraints()
+    problem = _problem(graph, topology, constraints or Constraints(), options)
+    return _schedule(problem, _placed(problem, placement, verify), options, verify)
+
+
+def place_graph(
+    graph: Graph,
+    topology: Topology,
+    constraints: Constraints,
+    options: PlanOptions = _DEFAULTS,
+    *,
+    placement: PlacementPolicy | str = "ggml",
+) -> Placement:
+    """Return where a policy puts a graph, checked; see ``make_plan``."""
+    return _placed(_problem(graph, topology, constraints, options), placement, verify=True)
+
+
+def _problem(
+    graph: Graph, topology: Topology, constraints: Constraints, options: PlanOptions
+) -> PlacementProblem:
     problem = PlacementProblem(
         graph=graph,
         topology=topology,
-        constraints=wanted,
-        rates=wanted.rates_on(topology),
+        constraints=constraints,
+        rates=constraints.rates_on(topology),
         try_out=lambda placed: _outcome(problem, placed, options),
     )
-    placed = policy.place(problem)
-    if verify or not isinstance(policy, GgmlRules):
-        verify_placement(graph, topology, placed)
-        verify_constraints(graph, topology, wanted, placed)
-    return _schedule(problem, placed, options, verify)
+    return problem
+
+
+def _placed(problem: PlacementProblem, placement: PlacementPolicy | str, verify: bool) -> Placement:
+    """Return the placement that was decided before, or that of the policy."""
+    policy, wanted = placement_policy(placement), problem.constraints
+    placed = wanted.placed or policy.place(problem)
+    if verify or wanted.placed is not None or not isinstance(policy, GgmlRules):
+        verify_placement(problem.graph, problem.topology, placed)
+        verify_constraints(problem.graph, problem.topology, wanted, placed)
+    return placed
 
 
 def _outcome(

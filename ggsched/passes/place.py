@@ -40,6 +40,7 @@ class Constraints:
             of their own device; for sequences that do not go on where the last run ended.
         reads_peers: Whether a node that reads a result of another device once does so where it
             lies, instead of from a copy, if both devices can (``DeviceFacts.reads_peers``).
+        placed: A placement that was decided before, by these constraints; no policy is asked.
     """
 
     homes: Mapping[str, int] = field(default_factory=dict)
@@ -49,12 +50,14 @@ class Constraints:
     slots: Slots | None = None
     clears: frozenset[str] = frozenset()
     reads_peers: bool = False
+    placed: Placement | None = None
 
     @cached_property
     def digest(self) -> str:
         """Hash of all of them."""
         rates = self.rates.digest if self.rates else ""
-        parts = (rates, self.experts, self.slots, sorted(self.clears), self.reads_peers)
+        sets = sorted(self.clears), self.reads_peers
+        parts = (rates, self.experts, self.slots, *sets, self.placed)
         text = repr((sorted(self.homes.items()), sorted(self.pins.items()), *parts))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

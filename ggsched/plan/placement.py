@@ -15,11 +15,13 @@ Cause = Literal[
     "offload",
     "cost",
     "policy",
+    "spelled",
 ]
 """What decided: an explicit pin, the location of a weight, the location of the storage that the
 node writes through, the neighbour before or after it, a move to where its neighbours are, the
 highest-priority device that supports it, a prediction for experts (see ``OpOffload``) or for
-the whole graph (see ``PlacementCandidate``), or a policy of the caller."""
+the whole graph (see ``PlacementCandidate``), a policy of the caller, or what decided for the op
+that the node is a part of, for which its device has no kernel."""
 
 
 class PlacementChoice(msgspec.Struct, frozen=True, gc=False):

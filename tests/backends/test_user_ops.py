@@ -124,6 +124,16 @@ def test_wrong_sources_are_rejected(wrong):
     assert expected in findings("opencl", "affine", opencl(body))
 
 
+@pytest.mark.parametrize("gain", [1.0, 1.01])
+def test_what_it_is_spelled_out_by(gain):
+    def spelled(g, x, w, **params):
+        return g.add(g.mul(g.mul(x, w), params["gain"] * gain), params["shift"])
+
+    with registered("affine", {**AFFINE, "decompose": spelled}):
+        found = {r.case.name for r in run_conformance("sim", op="affine").findings}
+    assert found == (set() if gain == 1.0 else {"lch3_affine_spelled_out"})
+
+
 def test_a_backend_without_a_kernel():
     with (
         registered("affine", {**AFFINE, "kernels": {}}),

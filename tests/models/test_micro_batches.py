@@ -1,11 +1,13 @@
 """Micro-batches as one graph: the same logits, one host sync, two devices at once where it pays."""
 
 import re
+from dataclasses import replace
 from itertools import cycle, product
 
 import numpy as np
 import pytest
 
+from ggsched.backend.probe import probe
 from ggsched.backend.registry import open_devices
 from ggsched.cli.main import main
 from ggsched.config import Settings
@@ -14,6 +16,7 @@ from ggsched.models.load import load_model
 from ggsched.models.offload import Offload, OverrideRule
 from ggsched.models.session import Session, SessionOptions
 from ggsched.plan.command import HostSync
+from ggsched.testing.restricted_device import limited_devices
 from tests.models.helpers import ORACLE
 
 MODELS = ("llama-tiny-f32", "qwen3moe-tiny-f32", "gptoss-tiny-f32")
@@ -60,6 +63,26 @@ def test_the_recorded_logits(case, slots, all_logits, devices):
         plan = s.last_plan
         assert len({split.device for split in plan.splits.splits}) == 2
         assert s.n_past == 0
+
+
+@pytest.mark.parametrize("name", ["llama-tiny-f32", "gptoss-tiny-f32"])
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_devices_without_attention_and_products_of_gates(name, mode, devices):
+    inner = devices["cpu:0", "cpu:1"]
+    lacks = ("attention", "swiglu", "swiglu_oai", "add_id", "silu")
+    facts = [
+        replace(d.facts, ops=frozenset(k for k in d.facts.ops if k.split(":")[0] not in lacks))
+        for d in inner
+    ]
+    limited = limited_devices(inner, replace(probe(inner), devices=tuple(facts)))
+    with np.load(ORACLE / f"{name}.npz") as arrays:
+        tokens, wanted = arrays["tokens_33"], arrays["logits_33"]
+    with session(name, limited, offload=Offload(overrides=(TWO,)), pipelining=mode) as s:
+        found = s.feed(tokens, all_logits=True)
+        plan = s.last_plan
+    assert not {n.op for n in plan.nodes} & set(lacks)
+    assert len({split.device for split in plan.splits.splits}) == 2
+    assert np.abs(found - wanted).max() < 1e-4
 
 
 def test_one_host_sync_for_a_batch(devices):

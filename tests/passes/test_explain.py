@@ -64,13 +64,13 @@ class TestAlternatives:
         plan = make_plan(graph, topology, HOMES)
 
         def replan(wanted):
-            return make_plan(graph, topology, wanted)
+            return graph, make_plan(graph, topology, wanted)
 
         found = explain_node(graph, plan, graph.nodes[0], HOMES, rates, replan)
         assert (found.device, found.cause, found.detail) == ("gpu:0", "weights", "w")
         assert found.step_s == predict_step(graph, plan, rates).seconds
         (other,) = found.alternatives
-        moved = replan(replace(HOMES, pins={0: 1}))
+        _, moved = replan(replace(HOMES, pins={0: 1}))
         assert other.device == "cpu:0"
         assert other.step_s == predict_step(graph, moved, rates).seconds - found.step_s
         before, after = plan_stats(plan), plan_stats(moved)
@@ -82,7 +82,12 @@ class TestAlternatives:
         rates = guessed_rates(topology)
         plan = make_plan(graph, topology, HOMES)
         now, (other,) = explain_home(
-            graph, plan, graph.named("w"), HOMES, rates, lambda c: make_plan(graph, topology, c)
+            graph,
+            plan,
+            graph.named("w"),
+            HOMES,
+            rates,
+            lambda c: (graph, make_plan(graph, topology, c)),
         )
         moved = make_plan(graph, topology, Constraints(homes={"w": 1}))
         assert other.step_s == predict_step(graph, moved, rates).seconds - now
@@ -96,7 +101,7 @@ class TestAlternatives:
         rates = guessed_rates(topology)
         found = explain_node(
             graph, plan, graph.nodes[0], Constraints(), rates,
-            lambda c: make_plan(graph, topology, c),
+            lambda c: (graph, make_plan(graph, topology, c)),
         )  # fmt: skip
         (other,) = found.alternatives
         assert (other.device, other.step_s) == ("gpu:0", None)

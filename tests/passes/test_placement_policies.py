@@ -366,13 +366,13 @@ class TestPolicies:
         plan = make_plan(graph, two, free, placement=policy)
 
         def replan(wanted):
-            return make_plan(graph, two, wanted, placement=policy, verify=True)
+            return graph, make_plan(graph, two, wanted, placement=policy, verify=True)
 
         for node in (graph.nodes[0], graph.nodes[-1]):
             found = explain_node(graph, plan, node, free, rates, replan)
             assert found.candidates == plan.placement.candidates
             (other,) = found.alternatives
-            moved = replan(pinned(**{}) if other.step_s is None else Constraints(
+            _, moved = replan(pinned(**{}) if other.step_s is None else Constraints(
                 pins={node.id: 1 - plan.placement.choices[node.id].device}
             ))  # fmt: skip
             assert other.step_s == predicted(graph, moved, rates) - found.step_s

@@ -7,7 +7,7 @@ from ggsched.backend.program import BoundNode
 from ggsched.ir.dtype import BF16, F16, F32, I32, DType
 from ggsched.topology.caps import op_key
 from ggsched_torch.blocks import BLOCKS
-from ggsched_torch.kernels import attention, copies, elements, matrices, rows
+from ggsched_torch.kernels import copies, elements, matrices, rows
 from ggsched_torch.operands import Node
 
 Kernel = Callable[[Node], object]
@@ -17,14 +17,12 @@ KERNELS: Final[Mapping[str, Kernel]] = {
     **matrices.KERNELS,
     **copies.KERNELS,
     **rows.KERNELS,
-    **attention.KERNELS,
 }
 
 _FLOATS: Final = (F32, F16, BF16, *BLOCKS)
 _TYPES: Final[Mapping[str, tuple[DType, ...]]] = {
     "get_rows": (*_FLOATS, I32),
     "set_rows": (F32, F16, BF16),
-    "attention": (F32, F16, BF16, *BLOCKS),
     "mul_mat": _FLOATS,
     "mul_mat_id": _FLOATS,
     "cpy": (*_FLOATS, I32),
