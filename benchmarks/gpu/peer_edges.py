@@ -1,10 +1,10 @@
-"""What a sum over two GPUs costs in a decoding step, and why: ``python -m benchmarks.gpu.peer_edges``.
+"""What a sum over two GPUs costs in a step, and why: ``python -m benchmarks.gpu.peer_edges``.
 
 First a chain of kernels of its own: each link reads weights on both GPUs, makes a row of 16 KiB on
 each and adds the two up. Ways to order the sum behind the other GPU's row: an edge of the graph,
 nothing (wrong, the least that can be), words in the memory of the GPUs that kernels write and wait
-for, operations of streams on such words. Then a step of a llama of 8B, as it is and without edges
-between GPUs (wrong, the least that can be), with what the host and the GPUs take.
+for. Then a decoding step of a llama of 8B whose kernels meet, with edges between GPUs in their
+place, and with neither (wrong, the least that can be): what the host and the GPUs take.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from ggsched_cuda.capture_sink import CapturingSink
 from ggsched_cuda.compiler.driver import compile_text
 from ggsched_cuda.driver import check
 from ggsched_cuda.event import Marker
+from ggsched_cuda.meetings import Meetings
 from ggsched_cuda_kernels.sources import architecture_of
 
 WIDTH: Final = 4096
@@ -41,20 +42,25 @@ SIZES: Final = (17 << 20, 88 << 20)
 layer has on average."""
 ROUNDS: Final = 30
 
-# name: (HOW, early, edges, memory operations, graphs)
+# name: (HOW, early, edges, graphs)
 WAYS: Final = {
-    "own sum (not summed over GPUs)": (0, True, False, False, 1),
-    "nothing, early (wrong)": (0, True, False, False, 1),
-    "nothing, in turn (wrong)": (0, False, False, False, 1),
-    "edges (as now)": (0, False, True, False, 1),
-    "words, in turn": (1, False, False, False, 1),
-    "words, early": (1, True, False, False, 1),
-    "words, early, 2 graphs": (1, True, False, False, 2),
-    "pushed, early": (2, True, False, False, 1),
-    "marked words, early": (3, True, False, False, 1),
-    "marked words, early, 2 graphs": (3, True, False, False, 2),
-    "operations of streams": (0, False, False, True, 1),
+    "own sum (not summed over GPUs)": (0, True, False, 1),
+    "nothing, early (wrong)": (0, True, False, 1),
+    "nothing, in turn (wrong)": (0, False, False, 1),
+    "edges (as now)": (0, False, True, 1),
+    "words, in turn": (1, False, False, 1),
+    "words, early": (1, True, False, 1),
+    "words, early, 2 graphs": (1, True, False, 2),
+    "pushed, early": (2, True, False, 1),
+    "marked words, early": (3, True, False, 1),
+    "marked words, early, 2 graphs": (3, True, False, 2),
 }
+
+
+def say(text: str) -> None:
+    """Write a line."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 class Gpu:
@@ -103,6 +109,7 @@ class Gpu:
 
 
 def event_behind(gpu: Gpu) -> int:
+    """Return an event that is recorded now."""
     driver.enter(gpu.context)
     event = driver.make_event()
     check(driver.record_event(event, gpu.stream), "cuEventRecord")
@@ -111,7 +118,7 @@ def event_behind(gpu: Gpu) -> int:
 
 def enqueue(gpus: list[Gpu], way: str, nbytes: int, only: int = -1) -> None:
     """Enqueue a chain: on both GPUs, or one alone."""
-    how, early, edges, operations, _ = WAYS[way]
+    how, early, edges, _ = WAYS[way]
     alone = way.startswith("own")
     for link in range(LINKS):
         count = nbytes // 16
@@ -121,16 +128,6 @@ def enqueue(gpus: list[Gpu], way: str, nbytes: int, only: int = -1) -> None:
                 w = gpu.weights + link % places * nbytes
                 gpu.launch(("work", 0, 1), BLOCKS, 512, True,
                            w, count, gpu.y, gpu.row[link % 2], WIDTH)  # fmt: skip
-        if operations:
-            for d, gpu in enumerate(gpus):
-                driver.enter(gpu.context)
-                word = gpus[1 - d].words + 64 * link
-                check(cu.cuStreamWriteValue32(gpu.stream, word, 1, 0), "cuStreamWriteValue32")
-            for gpu in gpus:
-                driver.enter(gpu.context)
-                word = gpu.words + 64 * link
-                check(cu.cuStreamWaitValue32(gpu.stream, word, 1, 0), "cuStreamWaitValue32")
-                check(cu.cuStreamWriteValue32(gpu.stream, word, 0, 0), "cuStreamWriteValue32")
         if edges:
             events = [event_behind(gpu) for gpu in gpus]
             for d, gpu in enumerate(gpus):
@@ -148,7 +145,7 @@ def enqueue(gpus: list[Gpu], way: str, nbytes: int, only: int = -1) -> None:
 
 def graph_of(gpus: list[Gpu], way: str, nbytes: int) -> list[tuple[Gpu, Any, int]]:
     """Return executable graphs of a chain, and who launches them."""
-    graphs = WAYS[way][4]
+    graphs = WAYS[way][3]
     made = []
     for only in [-1] if graphs == 1 else [0, 1]:
         origin = gpus[max(only, 0)]
@@ -191,28 +188,29 @@ def time_way(gpus: list[Gpu], way: str, nbytes: int) -> str:
         late += int(word[0])
     nodes = sum(n for *_, n in graphs)
     mark = "  LATE" if late else ""
+    least, median = (1e6 * t / LINKS for t in (min(times), float(np.median(times))))
     return (
-        f"{way:34} {1e6 * min(times) / LINKS:7.2f} us a link  {1e6 * float(np.median(times)) / LINKS:7.2f} median"
-        f"  launch {1e6 * min(hosts):6.0f} us  {nodes} nodes{mark}"
+        f"{way:34} {least:7.2f} us a link  {median:7.2f} median  launch {1e6 * min(hosts):6.0f} us"
+        f"  {nodes} nodes{mark}"
     )
 
 
 def chains(gpus: list[Gpu]) -> None:
+    """Measure all ways."""
     for nbytes in SIZES:
-        print(
-            f"== chain of {LINKS}, {nbytes / 2**20:.0f} MiB of weights a link and GPU", flush=True
-        )
+        say(f"== chain of {LINKS}, {nbytes / 2**20:.0f} MiB of weights a link and GPU", flush=True)
         for way in WAYS:
             try:
-                print(time_way(gpus, way, nbytes), flush=True)
+                say(time_way(gpus, way, nbytes))
             except Exception as error:
-                print(f"{way:34} failed: {error!r}"[:300], flush=True)
+                say(f"{way:34} failed: {error!r}"[:300])
 
 
 # --- a step of a model ----------------------------------------------------------------------
 
 
 def kinds_of(executable_graph: Any) -> Counter:
+    """Return how many nodes of each kind a graph has."""
     nodes, count = check(cu.cuGraphGetNodes(executable_graph), "cuGraphGetNodes")
     nodes, _ = check(cu.cuGraphGetNodes(executable_graph, count), "cuGraphGetNodes")
     made: Counter = Counter()
@@ -263,10 +261,8 @@ class Steps:
             "launch": float(np.median(hosts[half:])), "gpu": float(np.median(gpus[half:])),
         }  # fmt: skip
 
-    def recapture(self) -> None:
-        self.executor.captured.close()
-
     def report(self, name: str) -> float:
+        """Capture again, and write what a step takes; return the seconds."""
         kinds: list[Counter] = []
         make = capturing.make_executable
 
@@ -275,13 +271,12 @@ class Steps:
             return make(graph)
 
         with patch.object(capturing, "make_executable", watched):
-            self.recapture()
+            self.executor.captured.close()
             s = self.seconds()
         found = dict(kinds[-1]) if kinds else {}
         print(
             f"{name:40} step {1e6 * s['step']:7.0f} us (least {1e6 * s['least']:.0f})  "
             f"gpu {1e6 * s['gpu']:7.0f} us  launch {1e6 * s['launch']:5.0f} us  {found}",
-            flush=True,
         )
         return s["step"]
 
@@ -306,6 +301,7 @@ def without_edges(*, early: bool) -> ExitStack:
 
 
 def model(layers: int) -> None:
+    """Measure a model."""
     spec = spec_of(replace(LLAMA_8B, n_layer=layers), BF16)
     source = random_weights(spec)
     nothing: Any = None
@@ -333,22 +329,23 @@ def model(layers: int) -> None:
             executor: Any = session.scheduler._executor(
                 session.graph(1, 14, 1), session.constraints
             )
-            print(
+            say(
                 f"== {side}, {layers} layers (ready after {perf_counter() - began:.1f} s)",
-                flush=True,
             )
             steps = Steps(executor)
             if side == "one":
                 alone = steps.report("one GPU")
                 continue
-            took = {"as it is": steps.report("as it is")}
+            took = {"kernels meet": steps.report("kernels meet")}
+            with patch.object(Meetings, "offer", lambda *_: False):
+                took["edges"] = steps.report("edges")
             for early in (False, True):
                 name = f"no edges, {'early' if early else 'in turn'} (wrong)"
                 with without_edges(early=early):
                     took[name] = steps.report(name)
-            took["as it is again"] = steps.report("as it is again")
+            took["kernels meet again"] = steps.report("kernels meet again")
             for name, seconds in took.items():
-                print(f"  {name:34} {alone / seconds:.3f} of one GPU", flush=True)
+                say(f"  {name:34} {alone / seconds:.3f} of one GPU")
 
 
 def main() -> int:
@@ -357,9 +354,11 @@ def main() -> int:
         prog="python -m benchmarks.gpu.peer_edges", description=__doc__
     )
     parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--no-chains", action="store_true", help="only the model")
     asked = parser.parse_args()
     driver.find_gpus()
-    chains([Gpu(0, 1), Gpu(1, 0)])
+    if not asked.no_chains:
+        chains([Gpu(0, 1), Gpu(1, 0)])
     model(asked.layers)
     return 0
 
