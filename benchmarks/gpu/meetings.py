@@ -1,7 +1,7 @@
-"""Two sessions at once on the same two GPUs whose kernels meet: ``python -m benchmarks.gpu.meetings``.
+"""Two sessions at once whose kernels meet: ``python -m benchmarks.gpu.meetings``, on two GPUs.
 
-Their replays must not wait for each other in a circle, and both make the tokens that one alone makes.
-The exit code is 1 where they do not.
+Replays of one must not wait for those of the other in a circle, and both sessions have to make the
+tokens that one makes alone. The exit code is 1 where they do not.
 """
 
 import sys

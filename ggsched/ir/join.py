@@ -119,7 +119,7 @@ class _Writer:
         needed = self._needed[key]
         number = len(self.tensors)
         new = {t.id: self.shared[t.name] for t in needed.shared}
-        new.update(zip([t.id for t in needed.own], range(number, number + len(needed.own))))
+        new.update({t.id: number + i for i, t in enumerate(needed.own)})
         suffix = f"@{part}"
         self.tensors += [
             # By position: with names, or by ``replace``, this would take most of the time.

@@ -324,6 +324,7 @@ class SoftwareDriver:
                 if other is None:
                     node.work()
                 else:
+                    self.counts["meetings"] += 1
                     meet(node, was_told=id(other) in ended)
                 ended.add(id(node))
                 left.remove(node)
