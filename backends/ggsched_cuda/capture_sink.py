@@ -12,6 +12,7 @@ from ggsched_cuda.async_errors import FaultWords
 from ggsched_cuda.deferred import DeferredCommands, MirroredLaunch, Move
 from ggsched_cuda.driver import CudaError, Step
 from ggsched_cuda.event import CudaEvent, Marker, Point
+from ggsched_cuda.meetings import MeetingLaunch, Meetings
 from ggsched_cuda.pinned import PinnedBlock
 from ggsched_cuda.queue import CudaQueue
 from ggsched_cuda.small_kernels import make_transfers
@@ -31,6 +32,7 @@ class Captured:
         keeps: Host memory and buffers.
         forgets: Calls that forget what the graph's host calls need, and give their memory back.
         words: Fault words that the graph's kernels may write.
+        meetings: Of its kernels.
     """
 
     def __init__(self, before: list[Marker], abort: Callable[[], None]) -> None:
@@ -39,16 +41,19 @@ class Captured:
         self.keeps: list[Any] = []
         self.forgets: list[Callable[[], None]] = []
         self.words: set[FaultWords] = set()
+        self.meetings = Meetings()
+        self.forgets.append(self.meetings.free)
 
 
 class MirrorProgram(Launchable, Protocol):
     """A program whose last call may write its result to the host too.
 
-    Its first call may be launched early or in turn.
+    Its first call may be launched early or in turn, and may meet one of another GPU.
     """
 
     sending: MirroredLaunch | None
     in_turn: Step | None
+    meeting: MeetingLaunch | None
 
 
 class CapturingSink(CommandSink):
@@ -57,6 +62,9 @@ class CapturingSink(CommandSink):
     Args:
         queue: Where they go otherwise.
         captured: What the graph uses; the same for all streams of the capture.
+
+    Attributes:
+        last: What was recorded behind the last command, if nothing came since.
     """
 
     is_capturing = True
@@ -67,6 +75,9 @@ class CapturingSink(CommandSink):
         self.gpu, self.handle = queue.gpu, queue.handle
         self._queue = queue
         self._is_behind_peer = False  # whether the next command is the first behind another GPU
+        self._behind: list[Marker] = []  # of other GPUs, that the next command waits for
+        self._held: tuple[MirrorProgram, Sequence[Step]] | None = None  # may meet another launch
+        self.last: Marker | None = None
         self._deferred = DeferredCommands(
             partial(make_transfers, queue.gpu, queue.handle), queue.refused
         )
@@ -100,8 +111,38 @@ class CapturingSink(CommandSink):
         self._queue.fill(memory, offset, nbytes, pattern)
 
     def launch(self, program: "MirrorProgram", steps: Sequence[Step]) -> None:
-        """Run the steps of a program; the last one is put off if it can send its result."""
+        """Run the steps of a program.
+
+        The last one is put off if it can send its result, all of them if the first one may meet
+        the launch of another GPU that it waits for.
+        """
+        if (
+            program.meeting is not None
+            and len(self._behind) == 1
+            and self._held is None
+            and not self._is_behind_peer
+        ):
+            self._held = program, steps
+            if self.captured.meetings.offer(self, self._behind[0], program.meeting.words):
+                return
+            self._held = None
         self.flush()
+        self._launch(program, steps)
+
+    def launch_meeting(self, own: int, peer: int) -> None:
+        """Enqueue the launch that was put off, which meets another GPU's by words in memory."""
+        assert self._held is not None
+        (program, steps), self._held = self._held, None
+        self._behind = []
+        self.last = None
+        self.gpu.enter()
+        assert program.meeting is not None
+
+        program.meeting.launch(
+            lambda: self._launch(program, steps), own, peer, self._queue.patience_s
+        )
+
+    def _launch(self, program: "MirrorProgram", steps: Sequence[Step]) -> None:
         if program.checks_ids:
             self.captured.words.add(self._queue.words)
         sending = program.sending
@@ -127,7 +168,7 @@ class CapturingSink(CommandSink):
     def record(self, event: CudaEvent) -> None:
         """Let an event stand for everything captured so far."""
         self.flush()
-        marker = Marker.behind(self.gpu, self.handle)
+        self.last = marker = Marker.behind(self.gpu, self.handle)
         event.mark(Point(marker, (), self.name), self.captured)
 
     def wait(self, event: Event) -> None:
@@ -138,14 +179,18 @@ class CapturingSink(CommandSink):
         """
         if not isinstance(event, CudaEvent) or event.capture is not self.captured:
             raise outside_error(self.name)
-        self.flush()
         point = event.recorded
         assert isinstance(point, Point)  # it was recorded in a capture
         marker = point.marker
         assert marker is not None
         self.captured.keeps.append(marker)
+        if marker.gpu is not self.gpu:
+            if self.last is None:
+                self.flush()
+            self._behind.append(marker)
+            return
+        self.flush()
         driver.enqueue_wait(self.handle, marker.handle)
-        self._is_behind_peer = self._is_behind_peer or marker.gpu is not self.gpu
 
     def unfinished(self) -> list[Marker]:
         """Return markers behind what is not complete: nothing of the capture runs."""
@@ -154,6 +199,15 @@ class CapturingSink(CommandSink):
     def flush(self) -> None:
         """Hand over what was put off, before something else."""
         self.gpu.enter()
+        self.last = None
+        behind, self._behind = self._behind, []
+        for marker in behind:
+            driver.enqueue_wait(self.handle, marker.handle)
+            self._is_behind_peer = True
+        if self._held is not None:
+            self.captured.meetings.forget(self)
+            (program, steps), self._held = self._held, None
+            self._launch(program, steps)
         self._deferred.flush()
 
     def takes(self, move: Move, memory: Any) -> bool:
@@ -165,6 +219,9 @@ class CapturingSink(CommandSink):
         if move.nbytes > MOVED_NBYTES:
             self.flush()
             return False
+        if self._behind or self._held is not None:
+            self.flush()
+        self.last = None
         self.captured.keeps.append(memory)
         self._deferred.move(move)
         return True
@@ -175,6 +232,7 @@ class CapturingSink(CommandSink):
 
     def call(self, to: int, source: int, nbytes: int, holds: Any) -> None:
         """Let a thread of the driver copy host memory at each replay."""
+        self.flush()
         forget = self.gpu.host_calls.enqueue(self.handle, to, source, nbytes, holds, often=True)
         self.captured.forgets.append(forget)
 

@@ -11,12 +11,14 @@ from ggsched_cuda import driver
 from ggsched_cuda.blas_kernels import BlasKernels
 from ggsched_cuda.driver import NOT_READY, CudaError, DeviceInfo
 from ggsched_cuda.event import POLLING, Marker
+from ggsched_cuda.meetings import MeetingTurns
 from ggsched_cuda.pinned import HostCalls, PinnedMemory
 from ggsched_cuda.programs import ProgramCache
 from ggsched_cuda.times import GpuClock
 from ggsched_cuda_kernels.blas import driver as blas
 
 ALIGNMENT: Final = 256
+PATIENCE_S: Final = 10.0  # for zeros
 
 
 class WorkingStream(Protocol):
@@ -36,10 +38,12 @@ class EnqueuedWork:
         streams: Streams that are open.
         draining: What is left of closed ones: a marker behind their work, what to call when it is
             done, a handle of cuBLAS to take back, and the GPU whose that is.
+        turns: Of graphs whose kernels meet.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.turns = MeetingTurns()
         self.streams: weakref.WeakSet[WorkingStream] = weakref.WeakSet()
         self.draining: list[
             tuple[Marker, Callable[[], None], tuple[int, int] | None, CudaContext]
@@ -84,7 +88,7 @@ class CudaContext:
         self.host_calls = HostCalls()
         self.programs = ProgramCache(found.arch)
         self.blas_kernels = BlasKernels()
-        self._work = work
+        self._work, self.turns = work, work.turns
         self._pool = driver.make_pool(found.ordinal, peers)
         self._idle = driver.make_stream()  # never has work of its own
         self._behind = driver.make_stream()  # frees memory behind the work of all streams
@@ -144,6 +148,17 @@ class CudaContext:
         # Kernels copy whole pieces of 16 bytes, the last of a buffer too.
         whole = max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
         return driver.take_memory(self._pool, whole, self._idle)
+
+    def take_zeros(self, nbytes: int) -> int:
+        """Return the address of device memory that holds zeros.
+
+        Raises:
+            OutOfDeviceMemory: the driver gives no more.
+        """
+        address = self.take(nbytes)
+        driver.enqueue_fill(address, nbytes, bytes(4), self._idle)
+        POLLING.wait_until(lambda: not is_busy(self._idle), PATIENCE_S)
+        return address
 
     def free(self, address: int) -> None:
         """Free memory when all that is enqueued now is complete (BUF-2); does not block."""

@@ -219,6 +219,7 @@ class CudaGraph:
     def _take(self, count: int, captured: Captured) -> None:
         self.nodes = count
         self.words = frozenset(captured.words)
+        self.meets = captured.meetings.count > 0
         self._keeps = [m for m in captured.keeps if not isinstance(m, Marker)]
         self._forgets = captured.forgets
 

@@ -66,6 +66,7 @@ class CudaQueue(CommandQueue[Point]):
         super().__init__(name, timeout_s)
         self.gpu = gpu
         self.handle = handle
+        self.patience_s = timeout_s
         self.words = words
         self.unchecked: set[FaultWords] = set()  # words that some command since may have written
         self.is_current = True  # whether the driver's stream may be given commands that run
@@ -138,14 +139,21 @@ class CudaQueue(CommandQueue[Point]):
             return False
         return True
 
-    def replay(self, executable: Any, every: Iterable[FaultWords]) -> None:
-        """Launch a graph whose kernels may write fault words."""
+    def replay(self, executable: Any, every: Iterable[FaultWords], *, meets: bool) -> None:
+        """Launch a graph whose kernels may write fault words, and may meet those of a peer."""
         for words in every:
             self.note_ids(words)
         self.enter()  # the words may be another GPU's
-        result = driver.launch_graph(executable, self.handle)
-        if result[0]:
-            self.refused("replay", CudaError("cuGraphLaunch", int(result[0]), str(result[0])))
+
+        def launch() -> None:
+            result = driver.launch_graph(executable, self.handle)
+            if result[0]:
+                self.refused("replay", CudaError("cuGraphLaunch", int(result[0]), str(result[0])))
+
+        if meets:
+            self.gpu.turns.run(self.gpu, self, self.handle, launch)
+        else:
+            launch()
 
     def native(self, event: Event) -> CudaEvent | None:
         """Return an event of this backend, which the driver can wait for."""

@@ -60,8 +60,8 @@ class CudaStream(QueuedStream[CudaQueue]):
         """
         self._require_usable()
         self.sink.require_eager("replay")
-        executable, words = graph.executable_on(self), graph.words
-        self.queue.give("replay", lambda: self.queue.replay(executable, words))
+        executable, words, meets = graph.executable_on(self), graph.words, graph.meets
+        self.queue.give("replay", lambda: self.queue.replay(executable, words, meets=meets))
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """Return the driver's stream, for other libraries (INT-3)."""

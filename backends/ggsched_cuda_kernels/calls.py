@@ -58,3 +58,9 @@ class CudaLoweringContext(LoweringContext):
         call = self.calls[-1]
         assert isinstance(call, KernelCall)
         self.calls[-1] = replace(call, also=MirrorOutput(y.buffer, y.offset, y.nbytes, arg))
+
+    def can_meet(self, arg: int) -> None:
+        """Say that the last call can meet one of another GPU, by its arguments from one on."""
+        call = self.calls[-1]
+        assert isinstance(call, KernelCall)
+        self.calls[-1] = replace(call, meets=arg)

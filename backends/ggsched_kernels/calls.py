@@ -102,6 +102,9 @@ class KernelCall:
         also: What it can write to host memory too, whose address is then given. CUDA only.
         launch: When it may be launched.
         early_reads: What it can read before its predecessor has ended, if that writes none of it.
+        meets: The first of three arguments by which it can meet a call of another GPU: a word of
+            its own for each group, one of the other's, and nanoseconds of patience; -1 for none.
+            CUDA only.
     """
 
     source: str
@@ -116,6 +119,7 @@ class KernelCall:
     also: MirrorOutput | None = None
     launch: Launch = Launch.AT_HEAD
     early_reads: tuple[Operand, ...] = ()
+    meets: int = -1
 
 
 @dataclass(frozen=True, slots=True)

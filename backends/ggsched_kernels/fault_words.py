@@ -1,4 +1,7 @@
-"""What kernels leave where an id is out of range: a code of the node, the id, and the limit."""
+"""What kernels leave where an id is out of range: a code of the node, the id, and the limit.
+
+Kernels that wait for one of a peer leave a limit below zero, and how long they have waited.
+"""
 
 import struct
 from collections.abc import Sequence
@@ -35,9 +38,12 @@ class FaultCodes:
         code, row, count = words[:FAULT_WORDS]
         if not code:
             return None
+        why = f"row {row} was asked for, there are {count} rows; zeros were put in its place"
+        if count < 0:
+            why = f"the GPU that it adds up with did not come within {row / 1e3:g} s"
         return DeviceFault(
             f"{self._labels[code - 1]} failed",
             where=self.where,
-            why=f"row {row} was asked for, there are {count} rows; zeros were put in its place",
+            why=why,
             hint=POISONED,
         )

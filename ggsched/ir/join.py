@@ -9,12 +9,13 @@ That is all that pipelining over micro-batches needs.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 from ggsched.errors import GraphError
 from ggsched.ir.graph import Graph, Node, verify_graph
 from ggsched.ir.tensor import Role, Tensor
 
-_SHARED = (Role.WEIGHT, Role.STATE)
+_SHARED: Final = (Role.WEIGHT, Role.STATE)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def join_graphs(
         raise GraphError("nothing to join")
     wanted = [tuple(g.outputs) for g in parts] if keep is None else [tuple(k) for k in keep]
     writer = _Writer()
-    for g in parts:
+    for g in dict(zip(map(id, parts), parts, strict=True)).values():
+        verify_graph(g)
         writer.share(g)
     firsts: list[int] = []
     part_of: list[int] = []
@@ -73,8 +75,19 @@ def join_graphs(
     ids = tuple(dict.fromkeys(outputs.values()))
     constants = {name: data for g in parts for name, data in g.constants.items()}
     graph = Graph(label, tuple(writer.tensors), tuple(writer.nodes), ids, constants)
-    verify_graph(graph)
+    _require_names(graph)
     return Joined(graph, tuple(firsts), outputs, tuple(part_of))
+
+
+def _require_names(graph: Graph) -> None:
+    """Check what may be wrong of parts that are sound: two tensors of one name.
+
+    Each tensor and node is what it is in its part, so looking at all of them again would take
+    longer than to join them.
+    """
+    names = [t.name for t in graph.tensors if t.role is not Role.TEMP and not t.is_view]
+    if len(set(names)) != len(names):
+        verify_graph(graph)  # says which
 
 
 class _Writer:
@@ -82,6 +95,7 @@ class _Writer:
         self.tensors: list[Tensor] = []
         self.nodes: list[Node] = []
         self.shared: dict[str, int] = {}
+        self._needed: dict[tuple[int, tuple[int, ...]], _Needed] = {}
 
     def share(self, g: Graph) -> None:
         """Add the weights and states that are not there yet."""
@@ -97,43 +111,61 @@ class _Writer:
                 what += f"{t.role.value} {t.dtype}{list(t.shape)}"
                 raise GraphError(what, where=t.name, why="the parts share it by name")
 
-    def add(self, g: Graph, part: int, outputs: Collection[int]) -> dict[int, int]:
+    def add(self, g: Graph, part: int, outputs: tuple[int, ...]) -> dict[int, int]:
         """Add the nodes of a part that somebody needs; return the new ids of its tensors."""
-        nodes = _needed(g, outputs)
-        used = {t for n in nodes for t in n.tensors} | set(outputs)
-        used |= {g.tensors[t].storage for t in used}
-        new: dict[int, int] = {}
-        for t in g.tensors:
-            if t.id not in used:
-                continue
-            if t.role in _SHARED and not t.is_view:
-                new[t.id] = self.shared[t.name]
-                continue
-            new[t.id] = number = len(self.tensors)
-            name = f"{t.name}@{part}" if t.role is Role.INPUT and not t.is_view else t.name
-            storage = new[t.storage] if t.is_view else number
-            self.tensors.append(replace(t, id=number, storage=storage, name=name))
-        for n in nodes:
-            self.nodes.append(
-                replace(
-                    n,
-                    id=len(self.nodes),
-                    inputs=tuple(new[t] for t in n.inputs),
-                    output=new[n.output],
-                    name=f"{n.name}@{part}" if n.name else "",
-                )
+        key = (id(g), outputs)
+        if key not in self._needed:
+            self._needed[key] = _needed(g, outputs)
+        needed = self._needed[key]
+        number = len(self.tensors)
+        new = {t.id: self.shared[t.name] for t in needed.shared}
+        new.update({t.id: number + i for i, t in enumerate(needed.own)})
+        suffix = f"@{part}"
+        self.tensors += [
+            # By position: with names, or by ``replace``, this would take most of the time.
+            Tensor(
+                new[t.id],
+                t.name + suffix if t.role is Role.INPUT and t.storage == t.id else t.name,
+                t.dtype, t.shape, t.strides, new[t.storage], t.offset, t.nbytes, t.role,
             )
+            for t in needed.own
+        ]  # fmt: skip
+        self.nodes += [
+            Node(
+                i, n.op, tuple([new[t] for t in n.inputs]), new[n.output], n.params,
+                n.name and n.name + suffix, n.modes,
+            )
+            for i, n in enumerate(needed.nodes, len(self.nodes))
+        ]  # fmt: skip
         return new
 
 
-def _needed(g: Graph, outputs: Collection[int]) -> list[Node]:
-    """Return the nodes whose results reach an output or a state, in order."""
+class _Needed(NamedTuple):
+    """What of a part reaches an output or a state.
+
+    Attributes:
+        nodes: In order.
+        shared: Weights and states that they use.
+        own: The other tensors that they use, in order of id.
+    """
+
+    nodes: list[Node]
+    shared: list[Tensor]
+    own: list[Tensor]
+
+
+def _needed(g: Graph, outputs: Collection[int]) -> _Needed:
     storages = {g.tensors[t].storage for t in outputs}
     nodes: list[Node] = []
     for n in reversed(g.nodes):
         result = g.tensors[n.output]
         if result.role is Role.STATE or result.storage in storages:
             nodes.append(n)
-            storages.update(g.tensors[t].storage for t in n.tensors)
+            storages.update([g.tensors[t].storage for t in n.tensors])
     nodes.reverse()
-    return nodes
+    used = {t for n in nodes for t in n.tensors} | set(outputs)
+    used |= {g.tensors[t].storage for t in used}
+    tensors = [t for t in g.tensors if t.id in used]
+    shared = [t for t in tensors if t.role in _SHARED and not t.is_view]
+    own = [t for t in tensors if t.role not in _SHARED or t.is_view]
+    return _Needed(nodes, shared, own)

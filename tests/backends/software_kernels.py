@@ -18,6 +18,8 @@ LOOK_S = 5e-5
 class Helper:
     """A kernel of the plug-in itself, as the host does it."""
 
+    name = "helper"
+
     def __init__(self, do, *types):
         self._do, self._types = do, types
 
@@ -61,7 +63,7 @@ class Compiled:
     lock = threading.RLock()  # lanes of one kernel at a time
 
     def __init__(self, runner, source, defines, kernel):
-        self._runner = runner
+        self._runner, self.name = runner, kernel
         self._call = SimpleNamespace(source=source, defines=defines, kernel=kernel)
 
     def taken(self, params):

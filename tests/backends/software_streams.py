@@ -34,6 +34,7 @@ class Node:
 
     def __init__(self, kind, work, behind):
         self.kind, self.work, self.behind, self.gpu = kind, work, tuple(behind), None
+        self.meets = None  # own words and those of the kernel that it meets
 
 
 class Recording:

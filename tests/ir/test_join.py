@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.graph import verify_graph
 from ggsched.ir.join import join_graphs
 from ggsched.ir.tensor import Role
 from ggsched.testing.generators.strategies import graphs, seeds, values_for
@@ -51,6 +52,16 @@ def test_tensors_of_one_meaning_lie_at_one_distance():
         assert (a.dtype, a.shape, a.role) == (b.dtype, b.shape, b.role)
 
 
+def test_names_of_inputs_may_meet():
+    """The first part's x would be called as an input of another one's."""
+    parts = [step(), step()]
+    g = GraphBuilder("other")
+    w = g.weight("x@0", (4,))
+    parts.append(g.build(g.mul(w, w)))
+    with pytest.raises(GraphError, match="names of their own"):
+        join_graphs(parts)
+
+
 def test_refusals():
     with pytest.raises(GraphError, match="nothing to join"):
         join_graphs([])
@@ -62,6 +73,7 @@ def test_refusals():
 def test_like_one_after_another(drawn, count, seed):
     graph = drawn.graph
     joined = join_graphs([graph] * count)
+    verify_graph(joined.graph)  # joining looks at each part once only
     runs = [values_for(drawn, seed + k) for k in range(count)]
     inputs = {t.name for t in graph.roots(Role.INPUT)}
     values = {n: v for n, v in runs[0].items() if n not in inputs}

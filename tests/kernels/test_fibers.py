@@ -65,6 +65,9 @@ WORDS = {
     "LOAD_TURNED(to, p)": "host_load_matrices_((to), (p), true)",
     "PAIR_OF(low, high)": "host_pair_of_((low), (high))",
     "EXP2(x)": "exp2f(x)",
+    "TELL(word)": "(*(word) = 1)",
+    "HEAR(heard, word)": "((heard) = *(word))",
+    "NANOSECONDS(t)": "((t) += 1000000)",
     "SUB_HALVES(a, b)": "host_sub_halves_((a), (b))",
     "PERMUTED_OR_SIGN(a, b, selector)": "host_permuted_or_sign_((a), (b), (selector))",
 }

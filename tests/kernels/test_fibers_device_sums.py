@@ -10,6 +10,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.tensor import Role
 from ggsched.testing.eager import bound_nodes
 from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_kernels.fault_words import FaultCodes
 from tests.kernels.test_fibers import H200, NEEDS, laid_out
 from tests.kernels.test_fibers_moe_router import check
 
@@ -84,3 +85,48 @@ def test_what_does_not_fit_is_more_kernels():
     moved = replace(made, buffer=memory[b.id], offset=row)
     nodes[-1] = replace(nodes[-1], output=moved)
     assert [c.kernel for c in lowered(graph, nodes)] == ["sum_norm", "rms_mul"]
+
+
+PATIENCE_MS = 3
+
+
+def meeting(rows, told):
+    """Return a call that meets another GPU's, its words and those of the other, and its memory."""
+    graph = sums((rows, 132))
+    nodes, memory = laid_out(graph, drawn(graph))
+    (call,) = lowered(graph, nodes)
+    own, peer = np.full(rows, told, np.uint32), np.zeros(rows, np.uint32)
+    values = own.ctypes.data, peer.ctypes.data, PATIENCE_MS * 1_000_000
+    args = list(call.args)
+    args[call.meets : call.meets + 3] = [v.to_bytes(8, "little") for v in values]
+    return replace(call, args=tuple(args)), own, peer, (graph, memory)
+
+
+def test_a_kernel_meets_one_of_another_gpu(runner):
+    """It tells for each row, and its own words are zeros again."""
+    call, own, peer, (graph, memory) = meeting(3, 1)
+    runner.fault[:] = 0
+    runner.run(call)
+    assert (own.tolist(), peer.tolist()) == ([0, 0, 0], [1, 1, 1])
+    assert not runner.fault.any()
+    check(graph, memory, run_oracle(graph, drawn(graph)))
+
+
+def test_one_that_nobody_meets_gives_up(runner):
+    call, _, peer, _ = meeting(2, 0)
+    runner.fault[:] = 0
+    runner.run(call, {call.label: 1})
+    assert peer.tolist() == [1, 1], "the other one is told all the same"
+    codes = FaultCodes("cuda:0.q0")
+    codes.argument(call.label)
+    fault = codes.fault(runner.fault.tolist())
+    runner.fault[:] = 0
+    assert call.label in str(fault)
+    assert f"did not come within {PATIENCE_MS / 1e3:g} s" in str(fault)
+
+
+def test_many_rows_do_not_meet():
+    """Groups that wait have to be on the GPU at once."""
+    graph = sums((33, 132))
+    (call,) = lowered(graph, laid_out(graph, drawn(graph))[0])
+    assert call.meets < 0

@@ -11,9 +11,11 @@ from ggsched.backend.program import BoundNode, Operand
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.decode.fused import MAX_LANES, MAX_UNITS
 from ggsched_cuda_kernels.operands import has_rows, is_row, is_same, meet, other_operand
-from ggsched_kernels.calls import MAX_PARTS, TuningProfile, f32, window
+from ggsched_kernels.calls import CODE, FAULT, MAX_PARTS, TuningProfile, f32, i64, window
 
 PATTERN = "add+add"
+MAX_MEETING_ROWS = 32
+"""A group waits for each row, and all of them have to be on the GPU at once."""
 
 
 def fits_sums(nodes: list[CudaLoweringContext]) -> bool:
@@ -93,6 +95,9 @@ def _lower(
         places += [window(w), window(made)]
         eps = float(node.params["eps"])  # type: ignore[arg-type]  # the graph was verified
     args = (*(arg for place in places for arg in place.args), f32(eps))
+    meets = len(args) if y.rows <= MAX_MEETING_ROWS else -1
+    args += (i64(0), i64(0), i64(0), FAULT, CODE)
     units = -(-n // (4 * lanes))
     defines = {"UNITS": units, "NORM": int(norm is not None)}
     site.call("sum_norm", "sum_norm", args, (y.rows, 1, 1), lanes=lanes, **defines)
+    site.can_meet(meets)

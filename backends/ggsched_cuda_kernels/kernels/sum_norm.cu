@@ -4,7 +4,37 @@
  * One group takes one row; a lane keeps its elements in registers, UNITS vectors of four. Rows of all lie along the
  * last axis without gaps, at multiples of 16 bytes; w is one row. y and m may be a, b or z, but not each other.
  * a and b may be memory of another GPU: each element is read once.
+ *
+ * Where `own` is not 0 the kernel meets one of another GPU, which makes the other addend and whose `peer` it is: it
+ * tells that all before it is complete by a word in the other GPU's memory, one for each row, and reads nothing before
+ * its own word was told. That word is 0 again when the kernel ends. After `patience` nanoseconds it gives up, and the
+ * stream's `fault` tells.
  */
+#define TELL(word) asm volatile("st.release.sys.global.u32 [%0], 1;" ::"l"(word) : "memory")
+#define HEAR(heard, word) asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(heard) : "l"(word) : "memory")
+#define NANOSECONDS(t) asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t))
+#define POLLS 256 /* between two looks at the clock */
+
+FN void meet_(u32 *own, u32 *peer, i64 patience, GLOBAL i32 *fault, int code) {
+  u32 heard = 0;
+  u64 start = 0, now = 0;
+  TELL(peer);
+  NANOSECONDS(start);
+  for (int polls = 1; true; polls++) {
+    HEAR(heard, own);
+    if (heard) break;
+    if (polls % POLLS) continue;
+    NANOSECONDS(now);
+    if (fault[0]) return; /* nobody waits again for one that did not come */
+    if ((i64)(now - start) < patience) continue;
+    fault[1] = (int)(patience / 1000000);
+    fault[2] = -1;
+    fault[0] = code;
+    return;
+  }
+  *(volatile u32 *)own = 0;
+}
+
 FN float warp_sum_(float x) {
   UNROLL for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
   return x;
@@ -14,11 +44,16 @@ FN float4 sum_(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.
 
 KERNEL(sum_norm)(
     GLOBAL const u8 *a, Tens ta, GLOBAL const u8 *b, Tens tb, GLOBAL const u8 *z, Tens tz, GLOBAL u8 *y, Tens ty,
-    GLOBAL const u8 *w, Tens tw, GLOBAL u8 *m, Tens tm, float eps) {
+    GLOBAL const u8 *w, Tens tw, GLOBAL u8 *m, Tens tm, float eps, u32 *own, u32 *peer, i64 patience, GLOBAL i32 *fault,
+    int code) {
   int n = ty.n[3], row = GROUP(0);
   const float4 *ar = (const float4 *)(a + row_offset(ta, row)), *br = (const float4 *)(b + row_offset(tb, row));
   const float4 *zr = (const float4 *)(z + row_offset(tz, row));
   float4 *yr = (float4 *)(y + row_offset(ty, row));
+  if (own) {
+    if (LANE == 0) meet_(own + row, peer + row, patience, fault, code);
+    BARRIER();
+  }
 #if NORM
   const float4 *wr = (const float4 *)(w + tw.off);
   float4 f[UNITS];  /* on their way while the other GPU's rows are */
