@@ -29,7 +29,7 @@ class Cut:
         warps: Warps of a thread block.
         tiles: Tiles of 16 rows of the weight for each warp (WT).
         resident: Thread blocks of a multiprocessor that registers are left for.
-        rows: Rows of x that a thread block computes with (BM): 16, 32 or 64.
+        rows: Rows of x that a thread block computes with (BM): 8, 16, 32 or 64.
         splits: Thread blocks of a cluster, which share the sum.
     """
 
@@ -83,6 +83,9 @@ MAX_SPLITS: Final = 8
 LEAST_STEPS: Final = 2
 """Stretches that a thread block of a cluster has, at least."""
 
+LEAST_ROWS: Final[Mapping[str, int]] = {}
+"""Rows from which on clusters are quicker than matrix-vector kernels, where that is sooner."""
+
 MAX_ROWS: Final[Mapping[int, Mapping[str, int]]] = {
     1: {"bf16": 64, "f16": 64, "q8_0": 64, "q4_0": 64, "mxfp4": 64},
     2: {"f16": 128, "q8_0": 128, "q4_0": 128, "mxfp4": 128},
@@ -118,11 +121,13 @@ def fits_experts(site: CudaLoweringContext) -> bool:
 def fits_rows(site: CudaLoweringContext) -> bool:
     """Whether a product has one weight, and a number of rows for which it need not be unpacked."""
     w, x = site.node.inputs
-    rows = prod(x.shape[:-1])
-    most = MAX_ROWS[planes_of(site)].get(w.dtype.name, 0)
-    if not w.dtype.is_quantized and not site.profile.has_tma:
-        most = 0  # cuBLAS is as quick where there are no clusters
-    if not site.profile.few_rows < rows <= most:
+    rows, name, least = prod(x.shape[:-1]), w.dtype.name, site.profile.few_rows + 1
+    most = MAX_ROWS[planes_of(site)].get(name, 0)
+    if _has_clusters(site):
+        least = LEAST_ROWS.get(name, least)
+    elif planes_of(site) == 1 and not w.dtype.is_quantized:
+        return False  # cuBLAS is as quick
+    if not least <= rows <= most:
         return False
     cut = cut_of(site)
     share = LEAST_SHARE if cut.splits == 1 else LEAST_SHARE / 2
@@ -136,16 +141,21 @@ def cut_of(site: CudaLoweringContext) -> Cut:
     w, x = site.node.inputs
     rows, profile = prod(x.shape[:-1]), site.profile
     cut = replace(CUTS[w.dtype.name], rows=profile.tile_rows)
-    if not profile.has_tma or planes_of(site) > 1 or rows > max(FEW):
+    if not _has_clusters(site) or rows > max(FEW):
         return cut
     cut = next(cuts[w.dtype.name] for most, cuts in FEW.items() if rows <= most)
-    cut = replace(cut, rows=next(n for n in (16, 32, 64) if rows <= n))
+    cut = replace(cut, rows=next(n for n in (8, 16, 32, 64) if rows <= n))
     needed = shared_nbytes(w.dtype, cut, 1) + DECLARED_NBYTES
     resident = min(cut.resident, profile.local_nbytes // needed)
     room = resident * profile.num_sms // max(1, _blocks(site, cut))
     steps = -(-x.shape[-1] // (BLOCK * cut.blocks * LEAST_STEPS))
     most = min(MAX_SPLITS, room, steps)
     return replace(cut, splits=1 << max(1, most).bit_length() - 1)
+
+
+def _has_clusters(site: CudaLoweringContext) -> bool:
+    """Whether groups can share the sum of a product with one weight."""
+    return site.profile.has_tma and planes_of(site) == 1
 
 
 def _blocks(site: CudaLoweringContext, cut: Cut) -> int:
