@@ -87,7 +87,7 @@ LEAST_ROWS: Final[Mapping[str, int]] = {}
 """Rows from which on clusters are quicker than matrix-vector kernels, where that is sooner."""
 
 MAX_ROWS: Final[Mapping[int, Mapping[str, int]]] = {
-    1: {"bf16": 64, "f16": 64, "q8_0": 64, "q4_0": 64, "mxfp4": 64},
+    1: {"q8_0": 64, "q4_0": 64, "mxfp4": 64},
     2: {"f16": 128, "q8_0": 128, "q4_0": 128, "mxfp4": 128},
 }
 """Rows of x up to which products with one weight are quicker this way, by planes and its type.
@@ -125,8 +125,6 @@ def fits_rows(site: CudaLoweringContext) -> bool:
     most = MAX_ROWS[planes_of(site)].get(name, 0)
     if _has_clusters(site):
         least = LEAST_ROWS.get(name, least)
-    elif planes_of(site) == 1 and not w.dtype.is_quantized:
-        return False  # cuBLAS is as quick
     if not least <= rows <= most:
         return False
     cut = cut_of(site)

@@ -125,7 +125,14 @@ SHAPES = [(4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336), (128256, 409
 """Of an 8B: queries, keys, gate, down, logits."""
 
 
-@pytest.mark.parametrize("dtype", [BF16, *PACKED], ids=str)
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_weights_of_16_bits_leave_the_kernels_for_few_rows_where_cublas_is_quicker(dtype):
+    for rows, profile, is_product in ((4, H200, 0), (5, H200, 1), (64, H200, 1), (8, EXACT, 0)):
+        kernels = kernels_of(dtype, 4096, 4096, rows, profile)
+        assert kernels.count("product") == is_product, rows
+
+
+@pytest.mark.parametrize("dtype", [Q8_0, Q4_0, MXFP4], ids=str)
 @pytest.mark.parametrize("rows", [9, 16, 17, 32, 64])
 def test_products_of_few_rows_keep_a_gpu_busy(dtype, rows):
     """Clusters of a weight are one wave, in which most multiprocessors have a group.

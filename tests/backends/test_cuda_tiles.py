@@ -177,6 +177,7 @@ class TestOnTheHost:
         values = drawn(graph, 1)
         monkeypatch.setattr("ggsched_cuda_kernels.tiles.LEAST_SHARE", 0)
         monkeypatch.setattr("ggsched_cuda_kernels.tiles.LEAST_ROWS", {str(dtype): 3})
+        monkeypatch.setattr("ggsched_cuda_kernels.tiles.MAX_ROWS", {1: {str(dtype): 64}})
         used = []
         monkeypatch.setattr(program, "lower", lambda *a: used.append(lower(*a)) or used[-1])
         wanted = run_oracle(graph, values)
