@@ -7,6 +7,7 @@ from ggsched.errors import BackendUnavailable
 from ggsched_cuda import cuda_contexts, driver
 from ggsched_cuda.cuda_context import CudaContext
 from ggsched_cuda.device import PARTS, CudaDevice
+from ggsched_cuda_kernels.blas import driver as blas
 
 
 class CudaBackend:
@@ -55,6 +56,7 @@ class CudaBackend:
                 why=f"there are {len(self._found)}",
                 hint="count from zero; cuda:0/1 is the second logical device of the first GPU",
             )
+        blas.loading()
         try:
             return cuda_contexts.CUDA_CONTEXTS.open(self._found[index], len(self._found))
         except driver.CudaError as error:

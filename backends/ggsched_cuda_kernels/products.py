@@ -47,6 +47,11 @@ PLANES: Final = {
 }
 """How many bf16 make up an element of a packed type."""
 
+ROUNDED_ROWS: Final = {"bf16": 5, "f16": 5}
+"""Rows from which on one product of 16 bits is quicker than the kernels for few rows, where that is
+sooner: the products of a layer of 8B in bf16 take 112, 156, 175 and 284 us with 1, 2, 4 and 8 rows
+by these, and 166 us with 16 by cuBLAS (H200, ``python -m benchmarks.gpu rows``)."""
+
 SPLIT_LANES: Final = 256
 UNSCALED_ROWS: Final = 32
 SPLIT_UNIT: Final = 8
@@ -74,7 +79,10 @@ def fits_unpacked(site: CudaLoweringContext) -> bool:
 
 def fits_rounded(site: CudaLoweringContext) -> bool:
     """Whether a product has one weight of 16 bits or packed, and x may be rounded like it."""
-    return site.profile.activations == "auto" and fits_unpacked(site)
+    w = site.node.inputs[0]
+    least = site.profile.few_rows + 1
+    least = min(least, ROUNDED_ROWS.get(w.dtype.name, least))
+    return site.profile.activations == "auto" and _has_rows(site, least) and _is_single(w)
 
 
 def lower_plain(site: CudaLoweringContext) -> None:

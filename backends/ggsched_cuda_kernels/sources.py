@@ -20,16 +20,16 @@ BEHIND: Final = {"rms_mul": "norm", "rope_kv_write": "rope", "moe_router": "sort
 _GEMV: Final = ("weights.h", "pieces.h", "warps.h", "blocks.h")
 _GEMV_OWN: Final = ("tile_config.h", "gemv_row.h", "gemv_pieces.h", "gemv_tiles.h", "gemv_jobs.h")
 WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "attention": (("warps.h",), ("attention.h",)),
+    "attention": (("warps.h",), ("cluster.h", "attention.h")),
     "flash_attention": ((), ()),
-    "heads_attention": (("warps.h", "rope.cl"), ("attention.h",)),
+    "heads_attention": (("warps.h", "rope.cl"), ("cluster.h", "attention.h")),
     "sum_add": ((), ()),
     "sum_norm": ((), ()),
     "to_bf16": (("weights.h",), ()),
     "to_f16": (("weights.h",), ()),
     "unscale": ((), ()),
     "to_halves": ((), ()),
-    "tile_product": (("weights.h",), ()),
+    "tile_product": (("weights.h",), ("cluster.h",)),
     "warp_specialized_rows": (_GEMV, _GEMV_OWN),
     "warp_specialized_experts": ((*_GEMV, "sort_key.h"), _GEMV_OWN),
 }

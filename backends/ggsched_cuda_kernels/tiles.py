@@ -5,11 +5,10 @@ experts are listed on the device (``prepare_route``), and one launch computes th
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from ggsched.backend.program import Operand
 from ggsched.ir.dtype import DType
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_kernels import FACTOR, ROUTE
@@ -30,6 +29,8 @@ class Cut:
         warps: Warps of a thread block.
         tiles: Tiles of 16 rows of the weight for each warp (WT).
         resident: Thread blocks of a multiprocessor that registers are left for.
+        rows: Rows of x that a thread block computes with (BM): 8, 16, 32 or 64.
+        splits: Thread blocks of a cluster, which share the sum.
     """
 
     blocks: int
@@ -37,6 +38,8 @@ class Cut:
     warps: int = 4
     tiles: int = 2
     resident: int = 3
+    rows: int = 64
+    splits: int = 1
 
     @property
     def columns(self) -> int:
@@ -53,6 +56,36 @@ CUTS: Final = {
 }
 """By type of the weight. More of a row at once reads fewer sectors twice."""
 
+FEW: Final = {
+    16: {
+        "f16": Cut(2, 3, resident=2),
+        "bf16": Cut(2, 3, resident=2),
+        "q8_0": Cut(4, 3, resident=2),
+        "q4_0": Cut(8, 3, resident=2),
+        "mxfp4": Cut(8, 3, resident=2),
+    },
+    64: {
+        "f16": Cut(2, 3, resident=2),
+        "bf16": Cut(2, 3, resident=2),
+        "q8_0": Cut(2, 3, resident=2),
+        "q4_0": Cut(4, 3, resident=2),
+        "mxfp4": Cut(4, 3, resident=2),
+    },
+}
+"""For one weight and x in one plane, where there are clusters: by most rows and type of the weight.
+
+Time is that of reading the weight, so stretches are long and several of them under way.
+"""
+
+MAX_SPLITS: Final = 8
+"""Thread blocks of a cluster; more are not portable."""
+
+LEAST_STEPS: Final = 2
+"""Stretches that a thread block of a cluster has, at least."""
+
+LEAST_ROWS: Final[Mapping[str, int]] = {}
+"""Rows from which on clusters are quicker than matrix-vector kernels, where that is sooner."""
+
 MAX_ROWS: Final[Mapping[int, Mapping[str, int]]] = {
     1: {"q8_0": 64, "q4_0": 64, "mxfp4": 64},
     2: {"f16": 128, "q8_0": 128, "q4_0": 128, "mxfp4": 128},
@@ -67,7 +100,8 @@ f16 and q4_0 are set like these. Weights of 16 bits as they lie are as quick by 
 LEAST_SHARE: Final = 2 / 3
 """Thread blocks for each multiprocessor below which unpacking is quicker.
 
-A thread block goes along the whole sum, so a weight of few rows takes as long as one of many.
+A thread block goes along the whole sum, so a weight of few rows takes as long as one of many. Half
+of it for clusters.
 """
 
 LANES: Final = 256
@@ -77,25 +111,55 @@ PIECE: Final = 16  # bytes of an asynchronous copy
 
 def fits_experts(site: CudaLoweringContext) -> bool:
     """Whether a product with the weights of experts has rows enough, and strides that fit."""
-    w, x, ids = site.node.inputs
-    p, y = site.profile, site.node.output
+    w, _, ids = site.node.inputs
     pairs = prod(ids.shape)
-    if pairs <= max(2 * p.few_rows, w.shape[0] // 2):
+    if pairs <= max(2 * site.profile.few_rows, w.shape[0] // 2):
         return False
-    return _fits(site, w, x, y)
+    return _fits(site, _routed_cut(site))
 
 
 def fits_rows(site: CudaLoweringContext) -> bool:
     """Whether a product has one weight, and a number of rows for which it need not be unpacked."""
     w, x = site.node.inputs
-    rows = prod(x.shape[:-1])
-    most = MAX_ROWS[planes_of(site)].get(w.dtype.name, 0)
-    if not site.profile.few_rows < rows <= most:
+    rows, name, least = prod(x.shape[:-1]), w.dtype.name, site.profile.few_rows + 1
+    most = MAX_ROWS[planes_of(site)].get(name, 0)
+    if _has_clusters(site):
+        least = LEAST_ROWS.get(name, least)
+    if not least <= rows <= most:
         return False
-    blocks = -(-w.shape[-2] // CUTS[w.dtype.name].columns) * -(-rows // site.profile.tile_rows)
-    if blocks < LEAST_SHARE * site.profile.num_sms:
+    cut = cut_of(site)
+    share = LEAST_SHARE if cut.splits == 1 else LEAST_SHARE / 2
+    if _blocks(site, cut) * cut.splits < share * site.profile.num_sms:
         return False
-    return prod(w.shape[:-2]) == 1 and _fits(site, w, x, site.node.output)
+    return prod(w.shape[:-2]) == 1 and _fits(site, cut)
+
+
+def cut_of(site: CudaLoweringContext) -> Cut:
+    """Return how a product with one weight is cut."""
+    w, x = site.node.inputs
+    rows, profile = prod(x.shape[:-1]), site.profile
+    cut = replace(CUTS[w.dtype.name], rows=profile.tile_rows)
+    if not _has_clusters(site) or rows > max(FEW):
+        return cut
+    cut = next(cuts[w.dtype.name] for most, cuts in FEW.items() if rows <= most)
+    cut = replace(cut, rows=next(n for n in (8, 16, 32, 64) if rows <= n))
+    needed = shared_nbytes(w.dtype, cut, 1) + DECLARED_NBYTES
+    resident = min(cut.resident, profile.local_nbytes // needed)
+    room = resident * profile.num_sms // max(1, _blocks(site, cut))
+    steps = -(-x.shape[-1] // (BLOCK * cut.blocks * LEAST_STEPS))
+    most = min(MAX_SPLITS, room, steps)
+    return replace(cut, splits=1 << max(1, most).bit_length() - 1)
+
+
+def _has_clusters(site: CudaLoweringContext) -> bool:
+    """Whether groups can share the sum of a product with one weight."""
+    return site.profile.has_tma and planes_of(site) == 1
+
+
+def _blocks(site: CudaLoweringContext, cut: Cut) -> int:
+    """Return the thread blocks of a product, or its clusters."""
+    w, x = site.node.inputs[:2]
+    return -(-w.shape[-2] // cut.columns) * -(-prod(x.shape[:-1]) // cut.rows)
 
 
 def planes_of(site: CudaLoweringContext) -> int:
@@ -105,17 +169,21 @@ def planes_of(site: CudaLoweringContext) -> int:
 
 def lower_rows(site: CudaLoweringContext) -> None:
     """Convert the rows of x, and multiply."""
-    rows = prod(site.node.output.shape[:-1])
-    _multiply(site, -(-rows // site.profile.tile_rows), is_routed=False)
+    cut = cut_of(site)
+    _multiply(site, cut, -(-prod(site.node.output.shape[:-1]) // cut.rows), is_routed=False)
 
 
 def lower_experts(site: CudaLoweringContext) -> None:
     """List the rows of each expert, convert those of x, and multiply."""
     tiles = prepare_route(site)
-    _multiply(site, tiles, is_routed=True)
+    _multiply(site, _routed_cut(site), tiles, is_routed=True)
 
 
-def shared_nbytes(dtype: DType, cut: Cut, rows: int, planes: int) -> int:
+def _routed_cut(site: CudaLoweringContext) -> Cut:
+    return replace(CUTS[site.node.inputs[0].dtype.name], rows=site.profile.tile_rows)
+
+
+def shared_nbytes(dtype: DType, cut: Cut, planes: int) -> int:
     """Return the shared memory of a thread block, as ``tile_product.cu`` lays it out."""
     has_nibbles = dtype.name in ("q4_0", "mxfp4")
     x_pitch = 64 * cut.blocks + (32 if has_nibbles else 64)
@@ -124,11 +192,15 @@ def shared_nbytes(dtype: DType, cut: Cut, rows: int, planes: int) -> int:
         w_pitch = PIECE * (-(-span // PIECE) | 1)
     else:
         w_pitch = x_pitch
-    return cut.stages * (planes * rows * x_pitch + cut.columns * w_pitch) + PIECE
+    stages = cut.stages * (planes * cut.rows * x_pitch + cut.columns * w_pitch)
+    tiles = cut.tiles * cut.rows // 8
+    arrived = cut.splits * -(-tiles // cut.splits) * 32 * cut.warps * PIECE
+    return max(stages, arrived if cut.splits > 1 else 0) + PIECE
 
 
-def _fits(site: CudaLoweringContext, w: Operand, x: Operand, y: Operand) -> bool:
+def _fits(site: CudaLoweringContext, cut: Cut) -> bool:
     """Whether there are multiprocessors with tensor cores, and copies of 16 bytes can be made."""
+    (w, x), y = site.node.inputs[:2], site.node.output
     if not site.profile.num_sms or 0 in (*w.shape, *x.shape, *y.shape):
         return False
     rows = prod(x.shape[:-1])
@@ -140,34 +212,35 @@ def _fits(site: CudaLoweringContext, w: Operand, x: Operand, y: Operand) -> bool
         steps = [s for n, s in zip(w.shape[:-1], w.strides[:-1], strict=True) if n > 1]
         if any(place % PIECE for place in (w.offset, *steps, 2 * w.shape[-1])):
             return False
-    cut = CUTS[w.dtype.name]
-    needed = shared_nbytes(w.dtype, cut, site.profile.tile_rows, planes_of(site))
+    needed = shared_nbytes(w.dtype, cut, planes_of(site))
     return needed + DECLARED_NBYTES <= site.profile.local_nbytes
 
 
 DECLARED_NBYTES: Final = 4 << 10  # shared memory that the kernel declares or the driver keeps
 
 
-def _multiply(site: CudaLoweringContext, tiles: int, *, is_routed: bool) -> None:
+def _multiply(site: CudaLoweringContext, cut: Cut, tiles: int, *, is_routed: bool) -> None:
     """Add the call of ``tile_product`` for a number of tiles of rows."""
     w, x = site.node.inputs[:2]
-    cut, rows = CUTS[w.dtype.name], site.profile.tile_rows
     planes, (scales, plane, pitch) = planes_of(site), convert_rows(site)
     own = x.shape[1] if is_routed else 1
     halves = (FACTOR, i64(0), i64(scales), i64(plane), i32(pitch), i32(own))
     y = window(site.node.output)
     args = (*window(w).args, *halves, *y.args, ROUTE if is_routed else FACTOR)
-    groups = (-(-w.shape[-2] // cut.columns), tiles, 1)
+    columns = -(-w.shape[-2] // cut.columns)
+    groups = (columns, tiles, 1) if cut.splits == 1 else (cut.splits, columns, tiles)
     defines = {
         "lanes": 32 * cut.warps,
-        "BM": rows,
+        "cluster": cut.splits,
+        "BM": cut.rows,
+        "SPLITS": cut.splits,
         "KB": cut.blocks,
         "STAGES": cut.stages,
         "WT": cut.tiles,
         "RESIDENT": cut.resident,
         "PLANES": planes,
         "ROUTED": int(is_routed),
-        "LOCAL_NBYTES": shared_nbytes(w.dtype, cut, rows, planes),
+        "LOCAL_NBYTES": shared_nbytes(w.dtype, cut, planes),
     }
     site.call("tile_product", "tile_product", args, groups, **defines, **weight_define(w.dtype))
     site.launched(Launch.IN_TURN)
@@ -192,8 +265,10 @@ def convert_rows(site: CudaLoweringContext) -> tuple[int, int, int]:
 __all__ = [
     "CUTS",
     "DTYPES",
+    "FEW",
     "Cut",
     "convert_rows",
+    "cut_of",
     "fits_experts",
     "fits_rows",
     "lower_experts",

@@ -70,7 +70,7 @@ def test_products_of_the_same_rows_convert_them_once():
 
 
 @pytest.mark.parametrize("dtype", [BF16, *PACKED], ids=str)
-@pytest.mark.parametrize("rows", [9, 256])
+@pytest.mark.parametrize("rows", [65, 256])
 def test_rounded_products_are_one_of_16_bits(dtype, rows, unpacked):
     from ggsched_cuda_kernels.blas import driver as blas
 
@@ -98,14 +98,18 @@ def unpacked(monkeypatch):
 @pytest.mark.parametrize(("profile", "most"), [(H200, 64), (EXACT, 128)], ids=["rounded", "exact"])
 @pytest.mark.parametrize("dtype", [Q8_0, Q4_0, MXFP4], ids=str)
 def test_how_products_are_computed_has_no_gap(dtype, profile, most):
-    """By rows: for one large weight by tiles, then unpacked; never without tensor cores."""
+    """By rows: by tiles, then unpacked; never without tensor cores.
+
+    A small weight goes by tiles where groups of a cluster can share the sum.
+    """
     for rows in (9, 16, 64, 65, 128, 129, 512):
         for n in (1024, 14336):
             g = GraphBuilder("product")
             w, x = g.weight("w", (n, 4096), dtype), g.input("x", (rows, 4096))
             calls, _ = lowered(g.mul_mat(w, x), g=g, profile=profile)
             kernels = {call.kernel for call in calls if isinstance(call, KernelCall)}
-            assert ("tile_product" in kernels) == (n == 14336 and rows <= most)
+            is_large = n == 14336 or profile is H200
+            assert ("tile_product" in kernels) == (is_large and rows <= most)
             assert "matmul" not in kernels
 
 
@@ -117,8 +121,42 @@ def kernels_of(dtype, n, k, rows, profile):
     return [getattr(call, "kernel", "product") for call in calls]
 
 
+SHAPES = [(4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336), (128256, 4096)]
+"""Of an 8B: queries, keys, gate, down, logits."""
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_weights_of_16_bits_leave_the_kernels_for_few_rows_where_cublas_is_quicker(dtype):
+    for rows, profile, is_product in ((4, H200, 0), (5, H200, 1), (64, H200, 1), (8, EXACT, 0)):
+        kernels = kernels_of(dtype, 4096, 4096, rows, profile)
+        assert kernels.count("product") == is_product, rows
+
+
+@pytest.mark.parametrize("dtype", [Q8_0, Q4_0, MXFP4], ids=str)
+@pytest.mark.parametrize("rows", [9, 16, 17, 32, 64])
+def test_products_of_few_rows_keep_a_gpu_busy(dtype, rows):
+    """Clusters of a weight are one wave, in which most multiprocessors have a group.
+
+    Beside each other fit as many groups as are counted on, with their shared memory.
+    """
+    for n, k in SHAPES:
+        g = GraphBuilder("product")
+        made = g.mul_mat(g.weight("w", (n, k), dtype), g.input("x", (rows, k)))
+        halves, call = lowered(made, g=g)[0]
+        assert (halves.kernel, call.kernel) == ("to_halves", "tile_product")
+        resident = int(dict(call.defines)["RESIDENT"])
+        groups = call.groups[0] * call.groups[1] * call.groups[2]
+        assert call.cluster == int(dict(call.defines)["SPLITS"])
+        if call.cluster > 1:
+            assert groups <= resident * H200.num_sms
+        assert groups >= H200.num_sms / 3
+        assert resident * (call.shared_nbytes + (4 << 10)) <= H200.local_nbytes
+
+
 @pytest.mark.parametrize("profile", [H200, EXACT], ids=["rounded", "exact"])
-@pytest.mark.parametrize("dtype", KERNEL_BLOCKS, ids=str)
+@pytest.mark.parametrize(
+    "dtype", [d for d in KERNEL_BLOCKS if d not in (Q8_0, Q4_0, MXFP4)], ids=str
+)
 def test_a_few_more_rows_are_passes_over_the_packed_weight(dtype, profile):
     """As long as they are predicted to be quicker; once they are not, they never are again."""
     for k in (4096, 14336):
@@ -130,6 +168,12 @@ def test_a_few_more_rows_are_passes_over_the_packed_weight(dtype, profile):
         assert "matmul" not in {kernel for some in kernels for kernel in some}
     few = kernels_of(dtype, 4096, 4096, 16, profile)
     assert few == ["matvec_blocks"]
+
+
+@pytest.mark.parametrize("dtype", [Q8_0, Q4_0, MXFP4], ids=str)
+def test_a_few_more_rows_are_passes_without_clusters(dtype):
+    kernels = [kernels_of(dtype, 4096, 4096, rows, EXACT) for rows in (8, 9, 16, 64)]
+    assert [some == ["matvec_blocks"] for some in kernels] == [True, True, True, False]
 
 
 def test_passes_are_of_one_weight_in_place():
@@ -165,9 +209,9 @@ def drawn(graph, seed):
     return {t.name: leaf_values(t, LeafRule(), rng) for t in leaves}
 
 
-def run(runner, graph, values):
+def run(runner, graph, values, arch=80):
     inputs = {t.name: values[t.name] for t in graph.roots(Role.INPUT)}
-    with in_software(runner), Scheduler(["cuda:0"], weights=values) as scheduler:
+    with in_software(runner, arch=arch), Scheduler(["cuda:0"], weights=values) as scheduler:
         return {tid: a.copy() for tid, a in scheduler.run(graph, inputs).items()}
 
 

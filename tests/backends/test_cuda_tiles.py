@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,13 +74,13 @@ def test_shared_memory_is_what_the_kernel_lays_out(tmp_path, name, planes):
     from ggsched_cuda_kernels.sources import text_of
     from ggsched_cuda_kernels.tiles import CUTS, PIECE, shared_nbytes
 
-    cut, text = CUTS[name], text_of("tile_product")
+    cut, text = replace(CUTS[name], rows=64), text_of("tile_product")
     lines = re.findall(r"^#(?:define (?:BN|UNIT|HEAD|CHUNKS|NIBBLES|X_PITCH|W_PITCH|X_NBYTES"
                        r"|STAGE_NBYTES|W_NBYTES|BLOCK_NBYTES)\b.*|(?:el)?if .*|else\b.*|endif\b.*"
                        r"|ifn?def .*)$", text, re.MULTILINE)  # fmt: skip
     numbers = {"LANES": 32 * cut.warps, "BM": 64, "KB": cut.blocks, "STAGES": cut.stages,
                "WT": cut.tiles, "PLANES": planes, f"W_{name.upper()}": 1}  # fmt: skip
-    wanted = shared_nbytes(dtype_by_name(name), cut, 64, planes) - PIECE
+    wanted = shared_nbytes(dtype_by_name(name), cut, planes) - PIECE
     file = tmp_path / "layout.cpp"
     check = f'static_assert(STAGES * STAGE_NBYTES == {wanted}, "");'
     file.write_text("\n".join([*lines, check]), encoding="utf-8")
@@ -151,6 +152,40 @@ class TestOnTheHost:
         check(
             run(runner, graph, values), run_oracle(graph, values), WITHIN if planes == 2 else 4e-4
         )
+
+    @pytest.mark.parametrize(
+        ("dtype", "rows", "k", "splits"),
+        [
+            (BF16, 9, 1056, 8),  # the last two of the cluster have nothing to add
+            (Q8_0, 17, 4128, 8),
+            (MXFP4, 40, 2080, 8),
+            (Q8_0, 64, 544, 4),
+            (Q8_0, 5, 1056, 4),
+            pytest.param(F16, 12, 1088, 8, marks=pytest.mark.slow),
+            pytest.param(Q4_0, 12, 1088, 2, marks=pytest.mark.slow),
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_few_rows_by_clusters(self, runner, dtype, rows, k, splits, monkeypatch):
+        """Groups of a cluster share the sum; none of them is at its end when others are."""
+        from ggsched_cuda import program
+        from ggsched_cuda_kernels.kernel_selection import lower
+
+        monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
+        g = GraphBuilder("product")
+        graph = g.build(g.mul_mat(g.weight("w", (120, k), dtype), g.input("x", (rows, k))))
+        values = drawn(graph, 1)
+        monkeypatch.setattr("ggsched_cuda_kernels.tiles.LEAST_SHARE", 0)
+        monkeypatch.setattr("ggsched_cuda_kernels.tiles.LEAST_ROWS", {str(dtype): 3})
+        monkeypatch.setattr("ggsched_cuda_kernels.tiles.MAX_ROWS", {1: {str(dtype): 64}})
+        used = []
+        monkeypatch.setattr(program, "lower", lambda *a: used.append(lower(*a)) or used[-1])
+        wanted = run_oracle(graph, values)
+        allowed = rounding_allowances(graph, values, wanted)
+        ((tid, found),) = run(runner, graph, values, arch=90).items()
+        assert is_within(found, wanted[tid], allowed[tid])
+        (call,) = (c for c in used[0][0] if c.kernel == "tile_product")
+        assert (call.cluster, call.groups) == (splits, (splits, 1, 1))
 
     def test_rows_of_any_size(self, runner, monkeypatch):
         """Rows are scaled one by one, so none overflows or is flushed; NaN stays."""

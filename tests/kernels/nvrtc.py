@@ -126,7 +126,7 @@ def attention_programs():
 
 def tile_programs():
     """Yield the programs that multiply tiles, and those that prepare rows for them."""
-    from ggsched_cuda_kernels.tiles import CUTS
+    from ggsched_cuda_kernels.tiles import CUTS, FEW
 
     for is_bf16, planes in product((0, 1), (1, 2)):
         yield "to_halves", _sorted({**COMMON, "LANES": 256, "PLANES": planes, "HALF_BF16": is_bf16})
@@ -134,8 +134,21 @@ def tile_programs():
         numbers = {
             "LANES": 32 * cut.warps, "BM": GPU.tile_rows, "KB": cut.blocks, "STAGES": cut.stages,
             "WT": cut.tiles, "RESIDENT": cut.resident, "PLANES": planes, "ROUTED": routed,
+            "SPLITS": 1,
         }  # fmt: skip
         yield "tile_product", _sorted({**COMMON, **numbers, f"W_{name.upper()}": 1})
+    for rows, cuts in FEW.items():
+        for name, cut in cuts.items():
+            yield "tile_product", few_rows_program(name, cut, rows)
+
+
+def few_rows_program(name, cut, rows, splits=1):
+    """Return the definitions of a product of few rows; from capability 9.0 on with ``splits``."""
+    return _sorted({
+        **COMMON, "LANES": 32 * cut.warps, "BM": rows, "KB": cut.blocks, "STAGES": cut.stages,
+        "WT": cut.tiles, "RESIDENT": cut.resident, "PLANES": 1, "ROUTED": 0, "SPLITS": splits,
+        f"W_{name.upper()}": 1,
+    })  # fmt: skip
 
 
 def _sorted(defines):

@@ -15,6 +15,7 @@ from tests.kernels.nvrtc import (
     DECODE,
     NEEDS_BINDINGS,
     compiler,
+    few_rows_program,
     label,
     launch_of,
     programs,
@@ -121,6 +122,24 @@ def test_groups_of_many_lanes_have_registers_enough(arch):
         counts = [int.from_bytes(found, "little") for found in REGISTERS.findall(code)]
         assert counts
         assert max(counts) * int(dict(defines)["LANES"]) <= OF_A_GROUP
+
+
+@pytest.mark.parametrize("rows", [16, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["bf16", "q8_0", pytest.param("mxfp4", marks=pytest.mark.slow)])
+def test_products_of_few_rows_are_in_registers(name, rows):
+    """With clusters, and as many groups on a multiprocessor as the cut says."""
+    from ggsched_cuda_kernels.sources import options_for, text_of
+    from ggsched_cuda_kernels.tiles import FEW
+
+    cut = FEW[rows][name]
+    flags = options_for(FIRST_ARCH, few_rows_program(name, cut, rows, splits=4))
+    source = text_of("tile_product")
+    code = compiler().compile_text(source, flags)
+    counts = [int.from_bytes(found, "little") for found in REGISTERS.findall(code)]
+    assert 0 < max(counts) * 32 * cut.warps * cut.resident <= OF_A_GROUP
+    text = compiler().compile_text(source, flags, virtual=True).decode()
+    assert "__local_depot" not in text
+    assert "barrier.cluster" in text
 
 
 LEFT_BY_TWO = OF_A_GROUP - 2 * 288 * 72

@@ -4,6 +4,9 @@ TF32 is off: f32 products are computed in f32.
 """
 
 import ctypes
+from contextlib import suppress
+from functools import cache
+from threading import Thread
 from typing import Any, Final
 
 from ggsched.errors import BackendUnavailable
@@ -28,8 +31,24 @@ WORKSPACE_NBYTES: Final = 32 << 20
 """What NVIDIA recommends for compute capability 9.0; with less some products are slower."""
 
 
+@cache
+def loading() -> Thread:
+    """Return the thread that loads the library, begun by the first call.
+
+    That takes a third of a second, in which a context can be made and weights be loaded; it needs
+    no context. What goes wrong is found again by who needs the library.
+    """
+    thread = Thread(target=_load, name="ggsched cublas", daemon=True)
+    thread.start()
+    return thread
+
+
+def _load() -> None:
+    with suppress(Exception):
+        _cublas().get_property(0)  # the bindings load the library when it is first called
+
+
 def _cublas() -> Any:
-    """Import it when the first product is compiled: loading the library takes a second."""
     try:
         from nvmath.bindings import cublas
     except (ImportError, OSError) as error:
@@ -48,6 +67,7 @@ def make_handle() -> int:
     Raises:
         BackendUnavailable: cuBLAS cannot be loaded.
     """
+    loading().join()
     cublas = _cublas()
     try:
         handle = int(cublas.create())

@@ -1,4 +1,4 @@
-/* Attention of a few tokens, for kernels that say where queries come from; see attention.cu. Behind warps.h; from
+/* Attention of a few tokens, for kernels that say where queries come from; see attention.cu. Behind warps.h and cluster.h; from
  * compute capability 9.0 on.
  *
  * q and y (1, H, T, D), k (1, G, N, D), v (1, G, D, N) with D side by side, mask (1, H, T, N) with the same
@@ -69,31 +69,6 @@ FN float base_of_(float top) { return top == LOWEST ? 0.0f : top; }
 
 /* What the lane that owns row r of these positions has. */
 FN float of_row_(float x, int r) { return __shfl_sync(ALL_LANES, x, r * (SPAN / ROWS), SPAN); }
-
-/* The groups of a cluster meet in two steps: what was written before the first one, also to local memory of
- * others, is there after the second. */
-#if SPLITS > 1
-FN void cluster_arrive_() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-FN void cluster_await_() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-FN u32 in_group_(const void *p, int group) {
-  u32 here = (u32)__cvta_generic_to_shared(p), there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(group));
-  return there;
-}
-FN void put4_(float4 *p, int group, float4 x) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(in_group_(p, group)), "f"(x.x), "f"(x.y),
-               "f"(x.z), "f"(x.w)
-               : "memory");
-}
-FN void put2_(float2 *p, int group, float2 x) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(in_group_(p, group)), "f"(x.x), "f"(x.y) : "memory");
-}
-#else
-FN void cluster_arrive_() {}
-FN void cluster_await_() { BARRIER(); }
-FN void put4_(float4 *p, int, float4 x) { *p = x; }
-FN void put2_(float2 *p, int, float2 x) { *p = x; }
-#endif
 
 /* What a group does: a token, of a key head `rows` query heads from `head` on, and a share of the positions. */
 typedef struct {

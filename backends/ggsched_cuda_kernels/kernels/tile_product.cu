@@ -10,7 +10,11 @@
  * Numbers of block types enter the product as small integers or e2m1, exact in f16; the scale of a
  * block multiplies the f32 sum of its 32 products. So weights are not rounded, and scales of any size are
  * right. Rows of x are f16 (for bf16 weights bf16), prepared by to_halves: PLANES 1, rounded once; PLANES 2,
- * a second number for what is left of each. Rows of f16 are scaled by powers of two (SCALED). */
+ * a second number for what is left of each. Rows of f16 are scaled by powers of two (SCALED).
+ *
+ * Where rows are few, columns alone give too few thread blocks to keep memory busy. Then SPLITS of them, a cluster, share
+ * the sum: each takes a stretch of k, and in the end adds up, in the order of the stretches, what all have for its share
+ * of the results. */
 #define BN (LANES / 2 * WT)
 #define TT (BM / 8)
 #if defined(W_BF16)
@@ -42,6 +46,15 @@
 #define W_PITCH (16 * (CHUNKS | 1))
 #endif
 #define X_NBYTES (PLANES * BM * X_PITCH)
+#if SPLITS == 1
+#define SPLIT 0
+#define COLUMN_TILE GROUP(0)
+#define ROW_TILE GROUP(1)
+#else
+#define SPLIT GROUP(0)
+#define COLUMN_TILE GROUP(1)
+#define ROW_TILE GROUP(2)
+#endif
 #define STAGE_NBYTES (X_NBYTES + BN * W_PITCH)
 
 FN void multiply_halves_(float *sum, const u32 *a, const u32 *b) {
@@ -146,21 +159,37 @@ FN void fetch(const Rows rows, LOCAL_PTR u8 *to, int it) {
   }
 }
 
+/* Store results of columns n and n + 8, for rows m and m + 1 each. */
+FN void store_tile(const Rows rows, GLOBAL u8 *y, LOCAL_PTR const i64 *yo, LOCAL_PTR const float *scales, int n, int m,
+                   float4 sums) {
+  float v[4] = {sums.x, sums.y, sums.z, sums.w};
+  UNROLL for (int i = 0; i < 4; i++) {
+    int row = m + i % 2, column = n + i / 2 * 8;
+    if (row >= rows.count || column >= rows.columns) continue;
+    float x = v[i] * scales[row];
+#if defined(W_MXFP4)
+    x *= 32768.0f; /* 2^14 of the numbers, and SCALE_OF is half of the scale */
+#endif
+    ((GLOBAL float *)(y + yo[row]))[column] = x;
+  }
+}
+
 /* The same for T tiles of 8 rows of x. */
 template <int T>
 FN void product_of(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PTR const i64 *yo,
                    LOCAL_PTR const float *scales) {
   int g = WARP_LANE / 4, t = WARP_LANE % 4, n = WARP_INDEX * 16 * WT + g;
-  int all = (rows.k + 31) / 32, steps = (all + KB - 1) / KB;
+  int all = (rows.k + 31) / 32, total = (all + KB - 1) / KB, each = (total + SPLITS - 1) / SPLITS;
+  int start = SPLIT * each, steps = MIN(total, start + each);
   float sum[WT][T][4];
   UNROLL for (int wt = 0; wt < WT; wt++) {
     UNROLL for (int i = 0; i < 4 * T; i++) sum[wt][i / 4][i % 4] = 0.0f;
   }
-  for (int it = 0; it < STAGES - 1; it++) {
-    if (it < steps) fetch(rows, stages + it * STAGE_NBYTES, it);
+  for (int it = start; it < start + STAGES - 1; it++) {
+    if (it < steps) fetch(rows, stages + it % STAGES * STAGE_NBYTES, it);
     COPIES_CLOSE();
   }
-  for (int it = 0; it < steps; it++) {
+  for (int it = start; it < steps; it++) {
     COPIES_AWAIT(STAGES - 2);
     BARRIER(); /* the stretch is there for all, and all are done with the one before it */
     int next = it + STAGES - 1;
@@ -198,23 +227,36 @@ FN void product_of(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PT
       }
     }
   }
-  UNROLL for (int i = 0; i < 2 * T; i++) {
-    int m = 8 * (i / 2) + 2 * t + i % 2;
-    if (m >= rows.count) continue;
-    GLOBAL float *to = (GLOBAL float *)(y + yo[m]);
-    UNROLL for (int c = 0; c < 2 * WT; c++) {
-      float v = sum[c / 2][i / 2][c % 2 * 2 + i % 2] * scales[m];
-#if defined(W_MXFP4)
-      v *= 32768.0f; /* 2^14 of the numbers, and SCALE_OF is half of the scale */
-#endif
-      if (n + 8 * c < rows.columns) to[n + 8 * c] = v;
-    }
+#if SPLITS == 1
+  UNROLL for (int i = 0; i < WT * T; i++) {
+    float *v = sum[i / T][i % T];
+    store_tile(rows, y, yo, scales, n + i / T * 16, i % T * 8 + 2 * t, make_float4(v[0], v[1], v[2], v[3]));
   }
+#else
+  const int share = (WT * T + SPLITS - 1) / SPLITS;
+  LOCAL_PTR float4 *arrived = (LOCAL_PTR float4 *)stages; /* [SPLITS][share][LANES] */
+  cluster_arrive_();
+  cluster_await_(); /* all are done with their stretches */
+  UNROLL for (int i = 0; i < WT * T; i++) {
+    float *v = sum[i / T][i % T];
+    put4_(arrived + (SPLIT * share + i % share) * LANES + LANE, i / share, make_float4(v[0], v[1], v[2], v[3]));
+  }
+  cluster_arrive_();
+  cluster_await_();
+  for (int i = SPLIT * share; i < MIN(WT * T, (SPLIT + 1) * share); i++) {
+    float4 v = arrived[i % share * LANES + LANE];
+    UNROLL for (int from = 1; from < SPLITS; from++) {
+      float4 more = arrived[(from * share + i % share) * LANES + LANE];
+      v.x += more.x, v.y += more.y, v.z += more.z, v.w += more.w;
+    }
+    store_tile(rows, y, yo, scales, n + i / T * 16, i % T * 8 + 2 * t, v);
+  }
+#endif
 }
 
 /* x: planes of halves, rows `pitch` bytes apart, padded with zeros to 32 elements, and `scale_off` bytes from
  * there a float for each row. ROUTED: w (1, E, n, k), y (1, T, U, n), x of T * own rows; groups (n / BN,
- * TILES_MAX); else w (1, 1, n, k), y of any rows; groups (n / BN, m / BM). */
+ * TILES_MAX); else w (1, 1, n, k), y of any rows; groups (n / BN, m / BM), or (SPLITS, n / BN, m / BM). */
 #define FIRST_TILE(expert, begin) ((expert) + (begin) / BM) /* as in matmul.cl */
 extern "C" __global__ void __launch_bounds__(LANES, RESIDENT)
 tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 scale_off, i64 plane, int pitch, int own,
@@ -223,14 +265,14 @@ tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 sca
   LOCAL i64 xo[BM];
   LOCAL i64 yo[BM];
   LOCAL float scales[BM];
-  int n0 = GROUP(0) * BN, columns = MIN(BN, tw.n[2] - n0);
+  int n0 = COLUMN_TILE * BN, columns = MIN(BN, tw.n[2] - n0);
 #if ROUTED
   int experts = tw.n[1], used = ty.n[2];
   GLOBAL const i32 *mine = route + 3 * GROUP(1);
   GLOBAL const i32 *listed = route + 3 * FIRST_TILE(experts + 1, ty.n[1] * used);
   int expert = mine[0], begin = mine[1], count = mine[2];
 #else
-  int expert = 0, begin = GROUP(1) * BM, count = MIN(BM, ty.n[0] * ty.n[1] * ty.n[2] - begin);
+  int expert = 0, begin = ROW_TILE * BM, count = MIN(BM, ty.n[0] * ty.n[1] * ty.n[2] - begin);
 #endif
   if (count <= 0) return;
   for (int i = LANE; i < count; i += LANES) {
@@ -252,10 +294,16 @@ tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 sca
   }
 #endif
   Rows rows = {x, plane, xo, w + tw.off + expert * tw.s[1] + n0 * tw.s[2], tw.s[2], count, columns, tw.n[3]};
+#if BM == 8
+  product_of<1>(rows, stages, y, yo, scales);
+#else
   if (count <= 16)
     product_of<2>(rows, stages, y, yo, scales);
+#endif
+#if BM > 16
   else if (count <= 32)
     product_of<4>(rows, stages, y, yo, scales);
+#endif
 #if BM > 32
   else if (count <= 48)
     product_of<6>(rows, stages, y, yo, scales);

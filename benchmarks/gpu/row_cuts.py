@@ -1,0 +1,87 @@
+"""Cuts of products of few rows by clusters (``tiles.FEW``), next to the other ways to compute them.
+
+The products of a layer of 8B as in ``rows``, in microseconds: as without clusters, then by each
+cut, for as many rows as one of them is for, and for the rows that matrix-vector kernels take. The
+share is that of the bandwidth of a copy on the same GPU, over the bytes of the weights.
+"""
+
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from benchmarks.gpu.decode import copy_bandwidth
+from benchmarks.gpu.rows import COPIES, LAYER, SMALL, _graph, _point
+from ggsched.ir.dtype import BF16, Q8_0, DType
+from ggsched_cuda import open_backend
+from ggsched_cuda_kernels import tiles
+from ggsched_cuda_kernels.tiles import Cut
+
+DTYPES = (Q8_0, BF16)
+ROWS = (4, 8, 16, 32, 64)
+CUTS = {
+    "q8_0": (
+        Cut(4, 3, resident=2), Cut(2, 3, resident=3), Cut(4, 4, resident=2),
+        Cut(4, 3, tiles=1, resident=4), Cut(2, 4, tiles=1, resident=4), Cut(8, 2, resident=2),
+    ),
+    "bf16": (
+        Cut(2, 3, resident=2), Cut(2, 4, resident=2), Cut(2, 2, resident=3),
+        Cut(4, 3, tiles=1, resident=3), Cut(2, 4, tiles=1, resident=4),
+        Cut(4, 4, tiles=1, resident=2),
+    ),
+}  # fmt: skip
+BUDGET_S = 85.0
+
+
+def run(*, quick: bool) -> dict[str, Any]:
+    """Measure; ok if all points were."""
+    began, device = time.perf_counter(), open_backend().open_device(0)
+    found: dict[str, Any] = {"copy_bytes_per_s": copy_bandwidth(), "left_out": []}
+    try:
+        for dtype in DTYPES:
+            for name, us in _points(device, dtype, SMALL if quick else LAYER, began):
+                found[f"{dtype} {name}"] = us
+            if time.perf_counter() - began > BUDGET_S:
+                found["left_out"].append(str(dtype))
+    finally:
+        device.close()
+    return {"ok": not found["left_out"], **found}
+
+
+def _points(device: Any, dtype: DType, layer: dict[str, tuple[int, int]], began: float) -> Any:
+    stream, rng = device.create_stream(), np.random.default_rng(0)
+    sizes = {f"{name}{i}": n * dtype.row_nbytes(k)
+             for i in range(COPIES) for name, (n, k) in layer.items()}  # fmt: skip
+    weights = {name: device.allocate(nbytes) for name, nbytes in sizes.items()}
+    raw = rng.integers(0, 64, max(sizes.values()), dtype=np.uint8)
+    for name, nbytes in sizes.items():
+        stream.upload(raw[:nbytes].data, weights[name], 0)
+    stream.sync(60.0)
+    nbytes = sum(sizes.values()) / COPIES
+    profile = replace(device.profile, activations="auto")
+    for rows in ROWS:
+        graph, shown = _graph(layer, dtype, rows), []
+        device.profile = profile
+        with patch.object(tiles, "MAX_ROWS", {1: {}, 2: {}}):
+            shown.append(("as before", _point(device, stream, graph, weights)["us"]))
+        device.profile = replace(profile, few_rows=1)
+        for cut in CUTS[dtype.name]:
+            if time.perf_counter() - began > BUDGET_S:
+                break
+            few = {rows: {dtype.name: cut}}
+            most = {planes: {dtype.name: rows} for planes in (1, 2)}
+            name = f"{cut.blocks} {cut.stages} {cut.warps} {cut.tiles} {cut.resident}"
+            with patch.multiple(tiles, FEW=few, MAX_ROWS=most, LEAST_ROWS={}, LEAST_SHARE=0):
+                point = _point(device, stream, graph, weights)
+            if "tile_product" in point["kernels"]:
+                shown.append((name, point["us"]))
+        rates = ", ".join(f"{n}: {us:.0f} us {nbytes / us / 1e6:.2f} TB/s" for n, us in shown)
+        sys.stdout.write(f"   {dtype}, {rows} rows: {rates}\n")
+        sys.stdout.flush()
+        yield f"{rows} rows", dict(shown)
+    for thing in (*weights.values(), stream):
+        thing.close()
+    device.profile = profile
