@@ -13,6 +13,7 @@ from ggsched.ir.shapes import KV_DTYPES
 from ggsched_cuda_kernels.calls import Call, CudaLoweringContext
 from ggsched_cuda_kernels.decode.attention import fits_attention, lower_attention
 from ggsched_cuda_kernels.decode.device_sums import PATTERN, fits_sums, join_sums, lower_sums
+from ggsched_cuda_kernels.decode.elements import join_elements
 from ggsched_cuda_kernels.decode.fused import (
     fits_rms_mul,
     fits_rope,
@@ -25,6 +26,7 @@ from ggsched_cuda_kernels.decode.moe_router import join_route
 from ggsched_cuda_kernels.decode.rope_attention import OPS as ATTENTION
 from ggsched_cuda_kernels.decode.rope_attention import join_attention
 from ggsched_cuda_kernels.decode.rope_kv_write import join_heads
+from ggsched_cuda_kernels.decode.states import join_conv, join_linear_attention
 from ggsched_cuda_kernels.decode.sums import fits_sum_add, lower_sum_add
 from ggsched_cuda_kernels.flash_attention import ALL_DTYPES as FLASH
 from ggsched_cuda_kernels.flash_attention import fits_flash, lower_flash
@@ -116,6 +118,7 @@ FUSED: Final[Mapping[str, Fused]] = {
 
 JOINERS: Final[tuple[FusionRule, ...]] = (
     join_products, join_routed, join_experts, join_attention, join_heads, join_route, join_sums,
+    join_conv, join_linear_attention, join_elements,
 )  # fmt: skip
 """What makes one call of neighbours; the first that does is taken, before any other way."""
 

@@ -14,7 +14,13 @@ OPTIONS: Final = ("-std=c++17",)
 OWN: Final = "helpers"
 """Source of the kernels that streams launch for themselves: transfers, copies of fault words."""
 
-BEHIND: Final = {"rms_mul": "norm", "rope_kv_write": "rope", "moe_router": "sort"}
+BEHIND: Final = {
+    "conv_step": "recurrent",
+    "elements": "elementwise",
+    "moe_router": "sort",
+    "rms_mul": "norm",
+    "rope_kv_write": "rope",
+}
 """Own sources that stand behind the text of a shared one."""
 
 _GEMV: Final = ("weights.h", "pieces.h", "warps.h", "blocks.h")

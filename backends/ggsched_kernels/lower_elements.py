@@ -10,7 +10,7 @@ from ggsched_kernels.calls import CODE, FAULT, Window, f32, i32, merged, window,
 from ggsched_kernels.lowering_context import LoweringContext, weight_define
 
 # Numbers of ops within a kernel, as in elementwise.cl, and the parameters that they take.
-_UNARY: Final = {
+UNARY: Final = {
     "scale": (0, "scale", "bias"),
     "clamp": (1, "min", "max"),
     "silu": (2, "", ""),
@@ -19,7 +19,7 @@ _UNARY: Final = {
     "tanh": (5, "", ""),
     "softplus": (6, "", ""),
 }
-_BINARY: Final = {
+BINARY: Final = {
     "add": (0, "", ""),
     "sub": (1, "", ""),
     "mul": (2, "", ""),
@@ -34,7 +34,7 @@ def lower_unary(site: LoweringContext) -> None:
     node = site.node
     a, y = merged([window(node.inputs[0]), window(node.output)])
     groups, span = site.parts(y.rows, y.shape[-1])
-    op = _op_args(site, _UNARY[node.op])
+    op = _op_args(site, UNARY[node.op])
     site.call("elementwise", "unary", (*a.args, *y.args, *op, span), groups)
 
 
@@ -44,7 +44,7 @@ def lower_binary(site: LoweringContext) -> None:
     a, b = node.inputs
     windows = merged([window(a), window(b, a.shape), window(node.output)])
     groups, span = site.parts(windows[0].rows, windows[0].shape[-1])
-    op = _op_args(site, _BINARY[node.op])
+    op = _op_args(site, BINARY[node.op])
     tensors = tuple(arg for w in windows for arg in w.args)
     site.call("elementwise", "binary", (*tensors, *op, span), groups)
 

@@ -26,14 +26,20 @@ def lower_short_conv(site: LoweringContext) -> None:
     site.call("recurrent", "short_conv", args, groups, TAPS=w.shape[1])
 
 
-def lower_linear_attention(site: LoweringContext) -> None:
-    """One call: lanes keep the matrices while they go through the tokens."""
+def lower_linear_attention(site: LoweringContext, copied: Operand | None = None) -> None:
+    """One call: lanes keep the matrices while they go through the tokens.
+
+    Args:
+        site: Of the node.
+        copied: Where the states afterwards go too: where they were, or apart from all operands.
+    """
     node = site.node
     state, q, k, v, decay, slots, positions, *beta = node.inputs
     count, heads, width, across = state.shape
     y, after = _part(node.output, 0, v.shape), _part(node.output, prod(v.shape), state.shape)
     given = (state, q, k, v, decay, slots, positions, beta[0] if beta else decay)
-    tensors: tuple[Window, ...] = (*(window(t) for t in given), y, after)
+    also = after if copied is None else window(copied)
+    tensors: tuple[Window, ...] = (*(window(t) for t in given), y, after, also)
     tail = (i32(int(bool(node.params["tiled"]))), f32(site.number("scale")), FAULT, CODE)
     is_single = site.profile.lanes == 1
     lanes, columns = (1, 1) if is_single else (LANES, COLUMNS)
@@ -51,6 +57,7 @@ def lower_linear_attention(site: LoweringContext) -> None:
         EVEN=int(width % (lanes // columns) == 0),
         VECTORS=int(vectors),
         BETA=int(bool(beta)),
+        COPIED=int(copied is not None),
     )
 
 

@@ -62,6 +62,7 @@ KERNEL(short_conv)(GLOBAL const u8 *state, Tens ts, GLOBAL const u8 *x, Tens tx,
 /* y[t, h] = scale * q[t] M, with M = exp(decay) M + k[t] (x) u and u = v[t], or beta (v[t] - k[t] M) with BETA.
  *
  * state and after (S, H, N, P), q and k (1, T, G, N), v and y (1, T, H, P), decay and beta (1, 1, T, H).
+ * With COPIED the states afterwards go there too, which may be where they were.
  * Groups: (S * H, P / columns). A lane keeps OWN elements of a column of M, or of VW columns where VECTORS; COLS lanes
  * lie side by side, and LANES / COLS lanes share a column. */
 #if VECTORS
@@ -85,7 +86,7 @@ typedef float Column;
 KERNEL(linear_attention)(GLOBAL const u8 *state, Tens ts, GLOBAL const u8 *q, Tens tq, GLOBAL const u8 *k, Tens tk,
                          GLOBAL const u8 *v, Tens tv, GLOBAL const u8 *decay, Tens td, GLOBAL const u8 *slots, Tens tl,
                          GLOBAL const u8 *positions, Tens tp, GLOBAL const u8 *beta, Tens tb, GLOBAL u8 *y, Tens ty,
-                         GLOBAL u8 *after, Tens ta, int tiled, float scale, GLOBAL i32 *fault, int code) {
+                         GLOBAL u8 *after, Tens ta, GLOBAL u8 *copied, Tens tc, int tiled, float scale, GLOBAL i32 *fault, int code) {
   LOCAL Column scratch[LANES];
   int heads = ts.n[1], width = ts.n[2], across = ts.n[3], tokens = tq.n[1], groups = tq.n[2];
   int slot = GROUP(0) / heads, head = GROUP(0) % heads;
@@ -142,9 +143,14 @@ KERNEL(linear_attention)(GLOBAL const u8 *state, Tens ts, GLOBAL const u8 *q, Te
     }
     BARRIER();
   }
-  at = slot * ta.s[0] + head * ta.s[1] + first * ta.s[2] + column * ta.s[3] + ta.off;
+  at = slot * ta.s[0] + head * ta.s[1] + first * ta.s[2] + column * ta.s[3];
   UNROLL for (int i = 0; i < OWN; i++) {
-    if (is_live && i < own) COLUMN_TO(m[i], after + at + i * ta.s[2]);
+    if (is_live && i < own) {
+      COLUMN_TO(m[i], after + ta.off + at + i * ta.s[2]);
+#if COPIED
+      COLUMN_TO(m[i], copied + tc.off + at + i * ta.s[2]);
+#endif
+    }
   }
 }
 #endif

@@ -72,6 +72,7 @@ _ALL: Final = (
     _chain("rms_norm+mul", (0, 1)),
     _chain("mul_mat+add", (0, 1)),
     _chain("mul_mat+add+add", (0, 1), (0, 1)),
+    _chain("mul_mat_id+mul", (0, 1)),
     _chain("mul_mat_id+add_id", (0,)),
     _chain("mul_mat_id+add_id+mul", (0,), (0, 1)),
     _gated("mul_mat", "swiglu", (1,)),

@@ -214,7 +214,13 @@ class ModelBuilder:
             hidden = g.mul(g.gelu(gate, name=f"ffn_gelu{suffix}"), up, name=f"ffn_gated{suffix}")
         return self.linear(hidden, down_name, f"ffn_out{suffix}")
 
-    def experts(self, x: Tensor, layer: int, router: Literal["all", "chosen"]) -> Tensor:
+    def experts(
+        self,
+        x: Tensor,
+        layer: int,
+        router: Literal["all", "chosen"],
+        logits: Tensor | None = None,
+    ) -> Tensor:
         """Apply the chosen experts to x (T, n_embd) and add their results up.
 
         Args:
@@ -223,9 +229,11 @@ class ModelBuilder:
             router: ``all``: softmax over all experts, renormalised over the chosen ones if the
                 model does that;
                 ``chosen``: choose by the logits, softmax over the chosen, SwiGLU as in gpt-oss.
+            logits: The router's, if they are there already.
         """
         g, hp, blk = self.g, self.hp, f"blk.{layer}"
-        logits = self.linear(x, f"{blk}.ffn_gate_inp", "ffn_moe_logits")
+        if logits is None:
+            logits = self.linear(x, f"{blk}.ffn_gate_inp", "ffn_moe_logits")
         bias = f"{blk}.exp_probs_b.bias"
         chosen, weights = self._route(logits, router, self.weight(bias) if self.has(bias) else None)
         rows = g.reshape(x, -1, 1, hp.n_embd)
@@ -265,14 +273,26 @@ class ModelBuilder:
             flat = g.scale(flat, hp.expert_scale, name="ffn_moe_weights_scaled")
         return chosen, g.reshape(flat, -1, hp.n_expert_used, 1)
 
-    def experts_and_shared(self, x: Tensor, layer: int) -> Tensor:
-        """Add the results of the chosen experts and of the shared one, which has a gate."""
+    def experts_and_shared(self, x: Tensor, layer: int, residual: Tensor) -> Tensor:
+        """Add the results of the chosen experts and of the shared one, which has a gate.
+
+        What is small comes first, and the sum of the chosen experts last: a device may join
+        neighbours that are alike, and that sum with what begins the next block.
+
+        Args:
+            x: Normalised hidden state.
+            layer: Number of the block.
+            residual: What their results are added to.
+        """
         g = self.g
-        out = self.experts(x, layer, router="all")
-        shared = self.feed_forward(x, layer, suffix="_shexp")
         gate = g.reshape(self.weight(f"blk.{layer}.ffn_gate_inp_shexp.weight"), 1, -1)
-        share = g.sigmoid(g.mul_mat(gate, x, name="shexp_gate_inp"), name="shexp_gate")
-        return g.add(out, g.mul(shared, share, name="ffn_shexp_gated"), name="ffn_out")
+        opening = g.mul_mat(gate, x, name="shexp_gate_inp")
+        logits = self.linear(x, f"blk.{layer}.ffn_gate_inp", "ffn_moe_logits")
+        shared = self.feed_forward(x, layer, suffix="_shexp")
+        share = g.sigmoid(opening, name="shexp_gate")
+        gated = g.mul(shared, share, name="ffn_shexp_gated")
+        begun = g.add(gated, residual, name="ffn_shexp_out")
+        return g.add(self.experts(x, layer, router="all", logits=logits), begun, name="l_out")
 
     def _expert_linear(self, x: Tensor, ids: Tensor, weight: str, label: str) -> Tensor:
         """Multiply x (T, U or 1, n_in) by each chosen expert's weight, plus its bias if any."""
@@ -287,10 +307,11 @@ class ModelBuilder:
         x: Tensor,
         layer: int,
         ffn_norm: str,
-        ffn: Callable[[Tensor, int], Tensor],
+        ffn: Callable[..., Tensor],
         *,
         norms_after: tuple[str, str] | None = None,
         attention: Callable[[Tensor, int], Tensor] | None = None,
+        adds_residual: bool = False,
     ) -> Tensor:
         """Apply one transformer block to x (T, n_embd): attention, then the network ``ffn``.
 
@@ -303,6 +324,7 @@ class ModelBuilder:
             ffn: The network.
             attention: What attends, ``self.attention`` by default.
             norms_after: Norms of the results of attention and network, before they are added.
+            adds_residual: Whether the network takes the residual, as a third operand, and adds it.
         """
         g, blk = self.g, f"blk.{layer}"
         after = [f"{blk}.{name}" for name in norms_after or ()]
@@ -312,7 +334,10 @@ class ModelBuilder:
             out, x = self.wanted_rows(out, x, layer)
             out = self.norm(out, after[0], "attn_post_norm") if after else out
             x = g.add(out, x, name="ffn_inp")
-            hidden = ffn(self.norm(x, f"{blk}.{ffn_norm}", "ffn_norm"), layer)
+            normed = self.norm(x, f"{blk}.{ffn_norm}", "ffn_norm")
+            if adds_residual:
+                return ffn(normed, layer, x)
+            hidden = ffn(normed, layer)
             hidden = self.norm(hidden, after[1], "ffn_post_norm") if after else hidden
             return g.add(hidden, x, name="l_out")
 

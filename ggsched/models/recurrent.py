@@ -95,10 +95,11 @@ def delta_net(kit: ModelBuilder, x: Tensor, layer: int, beta: Tensor, alpha: Ten
     """
     g, blk, r = kit.g, f"blk.{layer}", _widths(kit.hp)
     tokens, keys = x.shape[0], r.n_groups * r.key_dim
-    mixed = convolve(kit, kit.linear(x, f"{blk}.attn_qkv", "qkv_mixed"), layer)
+    # All products of x are neighbours, which a device may join.
+    mixed = kit.linear(x, f"{blk}.attn_qkv", "qkv_mixed")
     z = kit.linear(x, f"{blk}.attn_gate", "z")
-    q, k, v = kit.columns(mixed, (keys, keys, r.width))
-    q, k = (_unit_heads(kit, part, label) for part, label in ((q, "q_conv"), (k, "k_conv")))
+    both, v = kit.columns(convolve(kit, mixed, layer), (2 * keys, r.width))
+    q, k = _halves(kit, _unit_heads(kit, both, "qk_conv"))
     biased = g.add(alpha, g.reshape(kit.weight(f"{blk}.ssm_dt.bias"), *alpha.shape[1:]))
     rate = g.reshape(g.softplus(biased, name="a_softplus"), tokens, -1)
     found = attend(
@@ -122,6 +123,13 @@ def _unit_heads(kit: ModelBuilder, x: Tensor, label: str) -> Tensor:
     g, width = kit.g, _widths(kit.hp).key_dim
     normed = g.rms_norm(heads(kit, x, x.shape[1] // width), kit.hp.norm_eps / width)
     return g.scale(normed, width**-0.5, name=f"{label}_unit")
+
+
+def _halves(kit: ModelBuilder, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first and the second half of the heads of x (T, H, N)."""
+    tokens, count, width = x.shape
+    shape, first = (tokens, count // 2, width), count // 2 * x.strides[1]
+    return kit.g.view(x, shape, x.strides), kit.g.view(x, shape, x.strides, first)
 
 
 def heads(kit: ModelBuilder, x: Tensor, count: int) -> Tensor:

@@ -81,7 +81,7 @@ def test_five_become_one(tokens):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"tokens": 33}, {"experts": 257}, {"used": 33, "experts": 64}, {"table": True}, {"mask": True},
+    [{"tokens": 33}, {"experts": 513}, {"used": 33, "experts": 64}, {"table": True}, {"mask": True},
      {"turned": True, "tokens": 2}],
     ids=str,
 )  # fmt: skip

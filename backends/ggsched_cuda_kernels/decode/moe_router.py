@@ -22,8 +22,8 @@ Groups = Sequence[Sequence[BoundNode]]
 
 BY_LOGITS: Final = ("top_k", "get_rows", "soft_max")
 BY_PROBABILITIES: Final = ("soft_max", "top_k", "get_rows", "sum_rows", "div")
-MAX_EXPERTS: Final = 256
-"""A lane looks at every number of its row."""
+MAX_EXPERTS: Final = 512
+"""A lane looks at every number of its row, or of its warp and then at those that are left."""
 MAX_LANES: Final = 1024
 """A lane for each logit, in one group."""
 MAX_CHOSEN: Final = 32

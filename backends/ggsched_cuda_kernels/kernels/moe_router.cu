@@ -33,23 +33,38 @@
 OVER_ROW_(row_sum_, a + b)
 OVER_ROW_(row_top_, MAX(a, b))
 
-/* How many numbers of its row come before the lane's own, by value and then by index. All lanes take part; numbers
- * behind the last of a row count as NaN, which comes last. */
-FN int place_in_row_(float x, LOCAL_PTR i32 *keys) {
-  i32 key = sort_key(x, 1);
-  keys[LANE] = key;
-  BARRIER();
-  const uint4 *fours = (const uint4 *)(keys + TOKEN * SPAN);
-  int i = NUMBER, place = 0;
-  _Pragma("unroll 8") for (int j = 0; j < SPAN; j += 4) {
+#define LEFT (SPAN / 32 * COUNT) /* numbers of a row of which a choice may be: COUNT of each warp */
+
+/* How many of `count` keys come before one, of which `own` lies at place i if it is among them. Keys are larger than
+ * the smallest integer. */
+FN int before_(LOCAL_PTR const i32 *keys, int count, i32 own, int i) {
+  const uint4 *fours = (const uint4 *)keys;
+  int place = 0;
+  _Pragma("unroll 8") for (int j = 0; j < count; j += 4) {
     uint4 four = fours[j / 4];
-    /* Keys are larger than the smallest integer. */
-    place += (i32)four.x <= key - (j >= i);
-    place += (i32)four.y <= key - (j + 1 >= i);
-    place += (i32)four.z <= key - (j + 2 >= i);
-    place += (i32)four.w <= key - (j + 3 >= i);
+    place += (i32)four.x <= own - (j >= i);
+    place += (i32)four.y <= own - (j + 1 >= i);
+    place += (i32)four.z <= own - (j + 2 >= i);
+    place += (i32)four.w <= own - (j + 3 >= i);
   }
   return place;
+}
+
+/* How many numbers of its row come before the lane's own, by value and then by index; of long rows it is COUNT or more
+ * if there are that many. All lanes take part; numbers behind the last of a row count as NaN, which comes last. */
+FN int place_in_row_(float x, LOCAL_PTR i32 *keys) {
+  i32 key = sort_key(x, 1);
+  if (LEFT % 4 || LEFT > SPAN / 2) {
+    keys[LANE] = key;
+    BARRIER();
+    return before_(keys + TOKEN * SPAN, SPAN, key, NUMBER);
+  }
+  /* Of a warp COUNT numbers are left, in their order; what has COUNT before it there is not chosen. */
+  int place = 0, own = LANE % 32, at = NUMBER / 32 * COUNT;
+  UNROLL for (int lane = 0; lane < 32; lane++) place += __shfl_sync(0xffffffffu, key, lane, 32) <= key - (lane >= own);
+  if (place < COUNT) keys[TOKEN * LEFT + at + place] = key;
+  BARRIER();
+  return place < COUNT ? before_(keys + TOKEN * LEFT, LEFT, key, at + place) : COUNT;
 }
 
 /* Choose by x, the lane's own number, and write ids. Afterwards chosen[TOKEN * COUNT + r] is choice r. */

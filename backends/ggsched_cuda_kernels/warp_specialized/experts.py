@@ -15,6 +15,7 @@ Nodes = Sequence[BoundNode]
 
 EXPERT_PATTERNS: Final = frozenset(
     {
+        "mul_mat_id+mul",
         "mul_mat_id+add_id",
         "mul_mat_id*2+swiglu",
         "mul_mat_id+add_id+mul",
@@ -80,6 +81,11 @@ def _chosen(nodes: Nodes) -> ExpertGemv | None:
     match group.pattern if group is not None and len(nodes) > 1 else last.op:
         case "mul_mat_id":
             return ExpertGemv((last,), (), None, last)
+        case "mul_mat_id+mul":
+            scale = other_operand(nodes[0].output, last)
+            if scale is None or not _is_scale(scale, last.output):
+                return None
+            return ExpertGemv((nodes[0],), (), scale, last)
         case "mul_mat_id+add_id":
             bias = _bias(nodes[0], nodes[1])
             return None if bias is None else ExpertGemv((nodes[0],), (bias,), None, last)

@@ -28,7 +28,7 @@ from ggsched_kernels.calls import Arg, Launch, TuningProfile, f32, i32, window
 Nodes = Sequence[BoundNode]
 Groups = Sequence[Nodes]
 
-MAX_TERMS: Final = 8
+MAX_TERMS: Final = 16
 """Rows that are added up while a kernel begins: every group does it for itself."""
 
 SENT_NBYTES: Final = 64 << 10

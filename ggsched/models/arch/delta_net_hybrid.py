@@ -42,8 +42,8 @@ def hybrid_block(
 ) -> Tensor:
     """Apply block ``layer`` to the hidden states x (T, n_embd); ``mix`` is Gated DeltaNet."""
     attention = partial(mix, kit) if kit.hp.is_recurrent(layer) else None
-    ffn = kit.experts_and_shared
-    return kit.block(x, layer, "post_attention_norm", ffn, attention=attention)
+    ffn, norm = kit.experts_and_shared, "post_attention_norm"
+    return kit.block(x, layer, norm, ffn, attention=attention, adds_residual=True)
 
 
 def refine_hybrid(keys: Keys, hp: HParams, *, tiled: bool) -> HParams:

@@ -22,7 +22,7 @@ def needs(hp: HParams) -> Iterator[WeightNeed]:
 
 def block(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
     """Apply block ``layer`` to the hidden states x (T, n_embd)."""
-    return kit.block(x, layer, "ffn_norm", kit.experts_and_shared)
+    return kit.block(x, layer, "ffn_norm", kit.experts_and_shared, adds_residual=True)
 
 
 def refine(keys: Keys, hp: HParams) -> HParams:

@@ -47,10 +47,9 @@ def fuse(graph: Graph, topology: Topology, splits: Splits) -> tuple[Fusion, ...]
 
 
 def _by_size(names: frozenset[str]) -> list[dict[str, list[Pattern]]]:
-    """Return the patterns of these names, the largest first; of one size by their last op."""
+    """Return the patterns of these names by their last op, the largest first; then as declared."""
     by_size: dict[int, dict[str, list[Pattern]]] = {}
-    for name in sorted(names & PATTERNS.keys()):
-        pattern = PATTERNS[name]
+    for pattern in (p for p in PATTERNS.values() if p.name in names):
         by_root = by_size.setdefault(len(pattern.ops), {})
         by_root.setdefault(pattern.ops[-1], []).append(pattern)
     return [by_size[size] for size in sorted(by_size, reverse=True)]
