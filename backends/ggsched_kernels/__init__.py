@@ -29,6 +29,7 @@ from ggsched_kernels.calls import (
     TuningProfile,
     warp_profile,
 )
+from ggsched_kernels.chains import chain_source
 from ggsched_kernels.lower import Lowered, lower_nodes, supported_fusions, supported_ops
 from ggsched_kernels.lower_warps import WARP_BLOCKS
 from ggsched_kernels.user import PREFIX as USER_PREFIX
@@ -79,7 +80,8 @@ def source(name: str, dialect: Dialect) -> str:
     if name.startswith(USER_PREFIX):
         return user_source(name, dialect)
     if name.startswith(ARRAYS):
-        definitions, file = array_source(name)
+        _, file, text = name.split("-")[:3]
+        definitions, file = chain_source(text) if file == "chain" else array_source(name)
         return f"{common_text(dialect, 'arrays.h')}\n{definitions}{_file(file)}"
     if name not in SOURCES or dialect not in DIALECTS:
         raise UsageError(

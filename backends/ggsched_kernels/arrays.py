@@ -82,8 +82,8 @@ def lower_array(site: LoweringContext) -> None:
     elif op in WINDOWS:
         _windows(site, op)
     else:
-        y = _place(node.output)
-        x = [_broadcast(o, y[2]) for o in node.inputs]
+        y = place(node.output)
+        x = [broadcast(o, y[2]) for o in node.inputs]
         if op == "transpose":
             x = [_permuted(node.inputs[0], _ints(site, "perm"))]
         elif op == "slice":
@@ -91,11 +91,13 @@ def lower_array(site: LoweringContext) -> None:
         _elements(site, op, x, y, [o.dtype.name for o in node.inputs], node.output.dtype.name)
 
 
-def _place(operand: Operand) -> Place:
+def place(operand: Operand) -> Place:
+    """Return where an operand lies."""
     return operand.buffer, operand.offset, operand.shape, operand.strides
 
 
-def _broadcast(operand: Operand, shape: tuple[int, ...]) -> Place:
+def broadcast(operand: Operand, shape: tuple[int, ...]) -> Place:
+    """Return where an operand lies that is repeated to a shape."""
     missing = len(shape) - len(operand.shape)
     if missing < 0:  # one element with more axes, as limits of clip may be
         return operand.buffer, operand.offset, shape, (0,) * len(shape)
@@ -129,7 +131,7 @@ def _concat(site: LoweringContext) -> None:
         if 0 not in x.shape:
             part = (y.buffer, y.offset + at * y.strides[axis], x.shape, y.strides)
             kinds = [x.dtype.name]
-            _elements(site, "concat", [_place(x)], part, kinds, y.dtype.name)
+            _elements(site, "concat", [place(x)], part, kinds, y.dtype.name)
         at += x.shape[axis]
 
 
@@ -139,7 +141,7 @@ def _elements(
     names = BY_TYPE_PARAMS.get(op, ()) if op in BY_TYPE else ELEMENTS[op].params
     values = [float(site.number(name)) for name in names]
     places = [*x, *([x[0]] * (_OPERANDS - len(x))), y]
-    packed, rows, extent = _packed(places, y[2], site)
+    struct_, rows, extent = packed(places, y[2], site)
     span = max(site.profile.span, -(-extent // MAX_PARTS))
     if op in MOVES or op == "where":  # f64 that is only moved needs no arithmetic
         kinds, kind = [_BITS.get(k, k) for k in kinds], _BITS.get(kind, kind)
@@ -149,7 +151,7 @@ def _elements(
         "elements",
         (
             *(p[0] for p in places),
-            packed,
+            struct_,
             i32(span),
             *(f32(v) for v in (*values, 0.0, 0.0, 0.0)[:3]),
         ),
@@ -162,7 +164,7 @@ def _elements(
     )
 
 
-def _packed(
+def packed(
     places: Sequence[Place], shape: tuple[int, ...], site: LoweringContext
 ) -> tuple[bytes, int, int]:
     """Return the struct ``Nd``, the number of rows, and their length; axes are merged."""
@@ -196,11 +198,11 @@ def _reduce(site: LoweringContext, op: str) -> None:
         wide = tuple(y.strides[a] for a in kept)
     shape = tuple(x.shape[a] for a in kept)
     own = (x.buffer, x.offset, shape, tuple(x.strides[a] for a in kept))
-    outer, rows, last = _packed([own, (y.buffer, y.offset, shape, wide)], shape, site)
+    outer, rows, last = packed([own, (y.buffer, y.offset, shape, wide)], shape, site)
     gone = sorted(axes)
     away = tuple(x.shape[a] for a in gone)
     steps = tuple(x.strides[a] for a in gone)
-    inner, inner_rows, _ = _packed([(x.buffer, 0, away, steps)] * 2, away, site)
+    inner, inner_rows, _ = packed([(x.buffer, 0, away, steps)] * 2, away, site)
     count, lanes = rows * last, site.profile.lanes
     if count >= 1 << 31:
         raise UsageError(f"{count} elements", where=site.node.label)
@@ -231,9 +233,7 @@ def _plain(site: LoweringContext, operand: Operand) -> tuple[Arg, int]:
         return operand.buffer, operand.offset
     offset = site.scratch(prod(operand.shape) * operand.dtype.block_nbytes)
     name = operand.dtype.name
-    _elements(
-        site, "copy", [_place(operand)], (SCRATCH, offset, operand.shape, plain), [name], name
-    )
+    _elements(site, "copy", [place(operand)], (SCRATCH, offset, operand.shape, plain), [name], name)
     return SCRATCH, offset
 
 
@@ -280,7 +280,7 @@ def _windows(site: LoweringContext, op: str) -> None:
     spatial = [v for values, fill in tuples for v in (*(fill,) * (SPATIAL - n), *values)]
     weights, bias = (*places[1:], places[0], places[0])[:2]
     offsets = (places[0][1], weights[1], bias[1], y.offset)
-    packed = struct.pack("<4q25i4x", *offsets, channels, y.shape[1], per, each, *spatial)
+    sizes = struct.pack("<4q25i4x", *offsets, channels, y.shape[1], per, each, *spatial)
     across = -(-y.shape[-1] // (ACROSS * site.profile.lanes))
     outer = prod(y.shape[2:-1])
     if outer > MAX_PARTS:
@@ -294,7 +294,16 @@ def _windows(site: LoweringContext, op: str) -> None:
     else:
         counts = site.node.params.get("counts_pads", False)
         flags = [i32(int(op == "max_pool")), i32(int(bool(counts)))]
-    site.call(source, "conv" if conv else "pool", (*memory, packed, *flags), groups, **types)
+    site.call(source, "conv" if conv else "pool", (*memory, sizes, *flags), groups, **types)
 
 
-__all__ = ["PREFIX", "SOURCE_PREFIX", "array_ops", "array_source", "lower_array"]
+__all__ = [
+    "PREFIX",
+    "SOURCE_PREFIX",
+    "array_ops",
+    "array_source",
+    "broadcast",
+    "lower_array",
+    "packed",
+    "place",
+]

@@ -19,6 +19,7 @@ from ggsched_kernels.calls import (
     TuningProfile,
     check_alignment,
 )
+from ggsched_kernels.chains import join_chain
 from ggsched_kernels.lower_attention import lower_attention
 from ggsched_kernels.lower_elements import (
     lower_add_id,
@@ -104,13 +105,18 @@ def lower_nodes(
     for node in nodes:
         for operand in (*node.inputs, node.output):
             check_alignment(operand, node.label)
-    for some in groups_of(nodes):
-        fused = lower_group(some, profile) if len(some) > 1 else None
+    groups, at = list(groups_of(nodes)), 0
+    while at < len(groups):
+        some = groups[at]
+        count, fused = join_chain(groups, at, profile, LoweringContext) or (1, None)
+        if fused is None and len(some) > 1:
+            fused = lower_group(some, profile)
         lowered = [fused] if fused is not None else []
-        for node in some:
+        for node in (node for group in groups[at : at + count] for node in group):
             if fused is None:
                 lowered.append(_lower_node(node, profile, retained))
             retained.forget(node.output)
+        at += count
         for site in lowered:
             calls.extend(site.calls)
             scratch = max(scratch, site.scratch_nbytes)

@@ -10,7 +10,7 @@ import numpy as np
 from ggsched.backend.arrays import Array
 from ggsched.ir.dtype import BF16, F16, F32, I32
 from ggsched.ir.rope import rope_table
-from ggsched_cpu.compiled import moves
+from ggsched_cpu.compiled import cells, moves
 from ggsched_cpu.compiled.attention import attention
 from ggsched_cpu.compiled.products import is_dense, mul_mat, mul_mat_id
 from ggsched_cpu.compiled.recurrent import linear_attention, short_conv
@@ -309,6 +309,7 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "nd.max_pool": max_pool,
     **dict.fromkeys(_OF_ROWS, _reduce),
     **moves.EMITTERS,
+    **cells.EMITTERS,
 }
 """Ops that are not here are left to numpy."""
 

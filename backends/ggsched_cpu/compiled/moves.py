@@ -66,6 +66,15 @@ def moved(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] 
 def _move(source: Array, target: Array, kernels: Kernels) -> Task | None:
     if np.may_share_memory(source, target):
         return None  # of the same bytes in another order, numpy makes a copy first
+    return move(source, target, kernels)
+
+
+def move(source: Array, target: Array, kernels: Kernels) -> Task | None:
+    """Return the task that copies elements to where no other element of the source lies.
+
+    Returns:
+        None if there are too many axes.
+    """
     source, target = _merged(source, target)
     if source.ndim > AXES + 1:
         return None
@@ -95,6 +104,70 @@ def _merged(*arrays: Array) -> tuple[Array, ...]:
     return tuple(np.lib.stride_tricks.as_strided(a, shape, own) for a, own in pairs)
 
 
+MAX_RUNS: Final = 8
+"""Runs of a border, each of which is a task."""
+
+
+def pad(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    """Return tasks: one for what lies inside, and some for the borders of each axis."""
+    x, out, mode = node.inputs[0], node.out, node.param("mode")
+    pads, n = node.param("pads"), x.ndim
+    assert isinstance(pads, tuple)
+    if not x.size or not out.size or not n or np.may_share_memory(x, out):
+        return None
+    x = x[tuple(slice(max(0, -pads[i]), x.shape[i] - max(0, -pads[n + i])) for i in range(n))]
+    widths = [(max(0, pads[i]), max(0, pads[n + i])) for i in range(n)]
+    inside = [slice(a, a + m) for m, (a, _) in zip(x.shape, widths, strict=True)]
+    moves: list[tuple[Array, Array]] = []
+    if mode == "constant":
+        value = node.inputs[1].reshape(()) if node.param("value") else np.zeros((), x.dtype)
+        moves.append((np.broadcast_to(value, out.shape), out))
+        moves.append((x, out[tuple(inside)]))
+    else:
+        moves.append((x, out[tuple(inside)]))
+        for axis in range(n):  # of what earlier axes have filled, so corners come last
+            taken = np.pad(np.arange(x.shape[axis]), widths[axis], mode=mode)  # type: ignore[call-overload]
+            for source, target in _runs(taken, widths[axis][0]):
+                parts = [inside.copy(), inside.copy()]
+                parts[0][axis], parts[1][axis] = source, target
+                moves.append((np.broadcast_to(out[tuple(parts[0])], out[tuple(parts[1])].shape),
+                              out[tuple(parts[1])]))  # fmt: skip
+            inside[axis] = slice(None)
+    if len(moves) > 1 + MAX_RUNS:
+        return None
+    tasks = [move(source, target, kernels) for source, target in moves if target.size]
+    return None if None in tasks else [task for task in tasks if task is not None]
+
+
+def _runs(taken: Array, before: int) -> list[tuple[slice, slice]]:
+    """Return (source, target) of evenly spaced elements that are taken from inside an axis.
+
+    Args:
+        taken: The element inside from which each comes.
+        before: Elements in front of the inside.
+    """
+    found: list[tuple[slice, slice]] = []
+    inside, at = range(before, before + int(taken.max()) + 1), 0
+    while at < len(taken):
+        if at == before:
+            at += len(inside)
+            continue
+        most = before if at < before else len(taken)
+        end = at + 1
+        step = int(taken[end] - taken[at]) if end < most else 0
+        while end < most and taken[end] - taken[end - 1] == step:
+            end += 1
+        first, last = before + int(taken[at]), before + int(taken[end - 1])
+        if step:
+            stop = last + (1 if step > 0 else -1)
+            source = slice(first, stop if stop >= 0 else None, step)
+        else:
+            source = slice(first, first + 1)
+        found.append((source, slice(at, end)))
+        at = end
+    return found
+
+
 def gather(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the task: a row is a slice, or, of the last axis, an element."""
     (x, ids), out = node.inputs, node.out
@@ -121,6 +194,6 @@ def gather(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task]
     return None if task is None else [task]
 
 
-EMITTERS: Final = {**dict.fromkeys(MOVES, moved), "nd.gather": gather}
+EMITTERS: Final = {**dict.fromkeys(MOVES, moved), "nd.gather": gather, "nd.pad": pad}
 
-__all__: Sequence[str] = ["EMITTERS"]
+__all__: Sequence[str] = ["EMITTERS", "move"]

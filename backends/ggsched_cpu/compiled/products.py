@@ -175,6 +175,33 @@ def mul_mat(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task
     return [*rows.tasks, _product_task(kernel, values, matrices, read, kernels.threads, keeps)]
 
 
+def vectors_task(w: Array, x: Array, out: Array, kernels: Kernels) -> Task:
+    """Return the task of ``out = x @ w.T`` in f32, for as many rows of x as a kernel takes.
+
+    Args:
+        w: Weight (n, k) with contiguous rows.
+        x: (m, k), its rows contiguous.
+        out: (m, n), its rows contiguous.
+        kernels: What there is.
+    """
+    values = {
+        "w": address(w),
+        "x": address(x),
+        "out": address(out),
+        "rows": w.shape[0],
+        "columns": w.shape[1],
+        "w_row": w.strides[0],
+        "vectors": len(x),
+        "x_row": x.strides[0],
+        "out_row": out.strides[0],
+        "inner": 1,
+        "w_outer_share": 1,
+        "w_inner_share": 1,
+    }
+    kernel = kernels.address("gemv_f32_f32", f"batch{_vectors_kernel(len(x))}")
+    return _product_task(kernel, values, 1, w.nbytes, kernels.threads, (w, x, out))
+
+
 def _has_rows(w: Array, dtype: DType) -> bool:
     return dtype.is_quantized or w.shape[-1] == 1 or w.strides[-1] == dtype.block_nbytes
 

@@ -11,6 +11,8 @@ from numpy.lib.stride_tricks import as_strided
 from ggsched.backend.arrays import Array
 from ggsched.backend.program import Operand
 from ggsched.ir.dtype import F32
+from ggsched_cpu.compiled import moves
+from ggsched_cpu.compiled.products import vectors_task
 from ggsched_cpu.compiled.tasks import Task, address, bits, parts_for, row_task
 from ggsched_cpu.lowering_context import CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
@@ -25,6 +27,12 @@ MAX_ROWS: Final = 3
 """Rows of the weight for each group, where windows are summed along rows."""
 
 MAX_BATCH: Final = 16
+
+MAX_FEW: Final = 4
+"""Windows of a convolution that are multiplied like vectors."""
+
+MIN_ELEMENTS: Final = 32
+"""Of such windows."""
 
 FLOPS_PER_BYTE: Final = 8
 """A processor computes so much in the time in which it reads a byte, about."""
@@ -65,8 +73,63 @@ def conv(
     each, per = len(c.w) // c.groups, c.w.shape[1]
     if per <= MAX_CHANNELS and each <= MAX_ROWS and c.strides[1] in (1, 2):
         return _by_rows(c, site, kernels, activations) if len(c.x) <= MAX_BATCH else None
+    if is_few(node):
+        return None if activations else _by_vectors(c, site, kernels)
     panel = panel_width(kernels.target, prod(c.w.shape[1:]))
     return _by_tiles(c, panel, site, kernels, activations) if panel else None
+
+
+def is_few(node: Node) -> bool:
+    """Whether a convolution has so few windows that they are vectors for the weight's rows."""
+    w, out = node.inputs[1], node.out
+    windows = prod(out.shape[2:])
+    return (
+        out.shape[0] == 1 == int(node.number("group"))
+        and windows <= MAX_FEW
+        and prod(w.shape[1:]) >= MIN_ELEMENTS
+    )
+
+
+def _by_vectors(c: _Conv, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    """Return the tasks of few windows: a panel of them would be empty for the most part."""
+    data, tasks = (c.x, []) if not any(c.pads) else _padded(c.x, c.pads, 0, site, kernels)
+    m, (down, across), (per, height, width) = len(c.w), c.out.shape[2:], c.w.shape[1:]
+    plane, line, item = data.strides[1:]
+    shape = down, across, per, height, width
+    steps = (c.strides[0] * line, c.strides[1] * item, plane, c.dilations[0] * line,
+             c.dilations[1] * item)  # fmt: skip
+    windows = as_strided(data[0], shape, steps)
+    count, elements = down * across, per * height * width
+    rows = _as_rows(windows, count, elements)
+    if rows is None:
+        rows = site.scratch((count, elements))
+        longest = (0, 2, 3, 1) if per > width else (0, 1, 2, 3)  # what a row is copied along
+        for line, target in zip(windows, rows.reshape(shape), strict=True):
+            copied = moves.move(line.transpose(longest), target.transpose(longest), kernels)
+            assert copied is not None  # three axes and a row
+            tasks.append(copied)
+    sums = c.out.reshape(1, m) if count == 1 else site.scratch((count, m))
+    tasks.append(vectors_task(c.w.reshape(m, elements), rows, sums, kernels))
+    add = kernels.address("elementwise_add", "plain")
+    wide = np.broadcast_to(c.bias, sums.shape)
+    added = row_task(add, (sums, wide, sums), sums.shape[:1], m, kernels.threads)
+    turned = None if count == 1 else moves.move(sums.T, c.out.reshape(m, count), kernels)
+    return [*tasks, *(task for task in (added, turned) if task is not None)]
+
+
+def _as_rows(windows: Array, count: int, elements: int) -> Array | None:
+    """Return windows as rows whose elements are adjacent, if they lie so."""
+    used = [i for i, n in enumerate(windows.shape) if n > 1]
+    outer, inner = [i for i in used if i < 2], [i for i in used if i >= 2]
+    step = windows.itemsize
+    for axis in reversed(inner):
+        if windows.strides[axis] != step:
+            return None
+        step *= windows.shape[axis]
+    if len(outer) > 1:
+        return None
+    stride = windows.strides[outer[0]] if outer else windows.itemsize * elements
+    return as_strided(windows, (count, elements), (stride, windows.itemsize))
 
 
 def activations_of(node: Node, following: Sequence[Node]) -> list[Node]:

@@ -1,0 +1,183 @@
+"""Chains of ops on single elements, each of which replaces the result of the one before it.
+
+"Replaces" is seen from bytes, as in ``ggsched_cpu.compiled.windows``: the next node of the program
+writes the very window that a node has written, so nobody else can read that, and it is as well
+never written. Such a chain is one kernel, made from the expressions of its ops, whose intermediate
+results stay in registers. No pattern is declared, and the plan is as before.
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final, NamedTuple, TypeVar
+
+from ggsched.backend.program import BoundNode, Operand
+from ggsched_kernels.array_table import BY_TYPE, ELEMENTS, MOVES, Expression
+from ggsched_kernels.arrays import PREFIX, SOURCE_PREFIX, broadcast, packed, place
+from ggsched_kernels.calls import MAX_PARTS, TuningProfile, f32, i32
+from ggsched_kernels.lowering_context import LoweringContext
+
+MAX_OPERANDS: Final = 3
+MAX_NUMBERS: Final = 3
+MAX_NODES: Final = 12
+
+_BUILT_IN: Final = {
+    "add": Expression("A + B"),
+    "sub": Expression("A - B"),
+    "mul": Expression("A * B"),
+    "div": Expression("A / B"),
+    "scale": Expression("A * P0 + P1", params=("scale", "bias")),
+    "clamp": Expression("MIN(P1, MAX(P0, A))", params=("min", "max")),
+    "silu": Expression("A / (EXP(-A) + 1.0f)"),
+    "sigmoid": Expression("1.0f / (EXP(-A) + 1.0f)"),
+    "tanh": Expression("TANH(A)"),
+    "softplus": Expression("MAX(A, 0.0f) + LOG1P(EXP(MIN(A, -A)))"),
+    "swiglu": Expression("A / (EXP(-A) + 1.0f) * B"),
+}  # fmt: skip
+"""As in ``elementwise.cl``."""
+
+_FLOATS: Final = {
+    PREFIX + op: found
+    for op, found in ELEMENTS.items()
+    if "f32" in found.types and op not in (*MOVES, "cast", "where", "is_nan", "equal", "less",
+                                           "less_equal", "greater", "greater_equal")
+}  # fmt: skip
+
+EXPRESSIONS: Final = {**_BUILT_IN, **_FLOATS, PREFIX + "div": Expression(BY_TYPE["div"]["f32"])}
+"""By op: of f32 operands, with an f32 result."""
+
+Groups = Sequence[Sequence[BoundNode]]
+
+
+Site = TypeVar("Site", bound=LoweringContext)
+
+
+class _Step(NamedTuple):
+    """An op of a chain: places of its operands among those of the chain, -1 for the last result."""
+
+    op: str
+    operands: tuple[int, ...]
+
+
+def join_chain(
+    groups: Groups, at: int, profile: TuningProfile, site: type[Site]
+) -> tuple[int, Site] | None:
+    """Return how many groups from ``at`` on are a chain, and the site of its call.
+
+    None where fewer than two are, or none of them is an op of the library: other ops have kernels
+    that load vectors.
+    """
+    steps: list[_Step] = []
+    operands: list[Operand] = []
+    numbers: list[float] = []
+    best = 0
+    y = groups[at][0].output
+    for count, group in enumerate(islice(groups, at, at + MAX_NODES), 1):
+        step = _step(group, y, operands, is_first=count == 1)
+        if step is None:
+            break
+        found, more = step
+        own = [group[0].params[name] for name in EXPRESSIONS[found.op].params]
+        if len(operands) + len(more) > MAX_OPERANDS or len(numbers) + len(own) > MAX_NUMBERS:
+            break
+        steps.append(found)
+        operands += more
+        numbers += [float(n) for n in own if isinstance(n, (int, float))]
+        best = count
+    if best < 2 or not any(step.op.startswith(PREFIX) for step in steps):
+        return None
+    made = site(groups[at + best - 1][0], profile)
+    _call(made, steps, operands, numbers, y)
+    return best, made
+
+
+def _step(
+    group: Sequence[BoundNode], y: Operand, known: Sequence[Operand], *, is_first: bool
+) -> tuple[_Step, list[Operand]] | None:
+    """Return an op as a step of a chain that ends in ``y``, and the operands that are new."""
+    node = group[0]
+    expression = EXPRESSIONS.get(node.op)
+    if len(group) > 1 or expression is None or not _is_same(node.output, y) or 0 in y.shape:
+        return None
+    if any(o.dtype.name != "f32" for o in (*node.inputs, y)):
+        return None
+    places, more = [], list[Operand]()
+    for operand in node.inputs:
+        if _is_same(operand, y) and not is_first:
+            places.append(-1)
+            continue
+        if len(operand.shape) > len(y.shape) or (_meets(operand, y) and not _is_same(operand, y)):
+            return None  # an element of it may have been replaced
+        everything = [*known, *more]
+        same = next((i for i, o in enumerate(everything) if _is_same(o, operand)), None)
+        if same is None:
+            same = len(everything)
+            more.append(operand)
+        places.append(same)
+    if not is_first and -1 not in places:
+        return None
+    return _Step(node.op, tuple(places)), more
+
+
+def _is_same(a: Operand, b: Operand) -> bool:
+    return a.buffer is b.buffer and (a.offset, a.shape, a.strides) == (b.offset, b.shape, b.strides)
+
+
+def _meets(a: Operand, b: Operand) -> bool:
+    overlaps = a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes
+    return a.buffer is b.buffer and overlaps
+
+
+def _call(
+    site: LoweringContext,
+    steps: Sequence[_Step],
+    operands: Sequence[Operand],
+    numbers: Sequence[float],
+    y: Operand,
+) -> None:
+    x = [broadcast(o, y.shape) for o in operands]
+    places = [*x, *[x[0]] * (MAX_OPERANDS - len(x)), place(y)]
+    struct, rows, extent = packed(places, y.shape, site)
+    span = max(site.profile.span, -(-extent // MAX_PARTS))
+    text = "+".join("_".join([s.op, *map(_letter, s.operands)]) for s in steps)
+    values = [*numbers, 0.0, 0.0, 0.0][:MAX_NUMBERS]
+    site.call(
+        f"{SOURCE_PREFIX}chain-{text}-f32",
+        "chain",
+        (*(p[0] for p in places), struct, i32(span), *map(f32, values)),
+        (rows, max(1, -(-extent // span)), 1),
+        A_T="f32",
+        B_T="f32",
+        C_T="f32",
+        Y_T="f32",
+        OPERANDS=len(x),
+    )
+
+
+def _letter(operand: int) -> str:
+    return "v" if operand < 0 else str(operand)
+
+
+def chain_source(text: str) -> tuple[str, str]:
+    """Return definitions and the file of the source of a chain, by its middle part."""
+    lines, used = [], 0
+    for step in text.split("+"):
+        op, operands = _parsed(step)
+        expression = EXPRESSIONS[op]
+        own = [f"const float {name} = {'V' if o == 'v' else f'X{o}'};"
+               for name, o in zip("ABC", operands, strict=False)]  # fmt: skip
+        own += [f"const float P{i} = Q{used + i};" for i in range(len(expression.params))]
+        used += len(expression.params)
+        lines.append(f"{{ {' '.join(own)} V = (float)({expression.text}); }}")
+    return f"#define BODY {' '.join(lines)}\n", "array_chain.cl"
+
+
+def _parsed(step: str) -> tuple[str, list[str]]:
+    """Return op and operands of ``nd.leaky_relu_v``, whose name may have the same sign."""
+    parts = step.split("_")
+    operands: list[str] = []
+    while parts[-1] == "v" or parts[-1].isdigit():
+        operands.insert(0, parts.pop())
+    return "_".join(parts), operands
+
+
+__all__ = ["EXPRESSIONS", "chain_source", "join_chain"]
