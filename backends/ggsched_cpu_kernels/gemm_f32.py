@@ -1,6 +1,7 @@
 """Products with many rows of activations in f32: unpacked weights times spread activations."""
 
 from dataclasses import dataclass
+from itertools import chain
 
 from ggsched.ir.blocks import BlockLayout
 from ggsched.ir.dtype import DType
@@ -9,6 +10,11 @@ from ggsched_cpu_kernels.emit import Builder, Value, i64, vector_of
 from ggsched_cpu_kernels.gemm import BLOCK_COLUMNS
 from ggsched_cpu_kernels.panels import VECTORS, panel_width
 from ggsched_cpu_kernels.target import Target
+
+
+TERMS = 32
+"""Products that are added up before their sum is added to the others: rounding grows with the
+length of a chain, and llama.cpp's chains of K products are 32 of K / 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +91,11 @@ def _tile(
     places = [
         [b.offset(into, width * r + 4 * lanes * v) for v in range(VECTORS)] for r in range(rows)
     ]
-    sums = [[b.var(b.zero(vector)) for _ in line] for line in places]
-    with b.when(goes_on):
-        for line, totals in zip(places, sums, strict=True):
-            for place, total in zip(line, totals, strict=True):
-                b.set(total, b.load(vector, place, 4))
+    nothing = b.zero(vector)
+    with b.when(b.compare("eq", goes_on, 0)):
+        for place in chain.from_iterable(places):
+            b.store(nothing, place, 4)
+    sums = [[b.var(nothing) for _ in line] for line in places]
 
     def step(k: Value, ahead: int) -> None:
         at = b.offset(b.offset(panel, b.mul(k, width)), width * ahead)
@@ -102,12 +108,16 @@ def _tile(
                 b.set(total, b.fma(value, wide, b.get(total)))
 
     unroll = 4
-    whole = b.binary("and", count, -unroll)
-    with b.loop(0, whole, unroll) as k:
-        for ahead in range(unroll):
-            step(k, ahead)
-    with b.loop(whole, count) as k:
-        step(k, 0)
-    for line, totals in zip(places, sums, strict=True):
-        for place, total in zip(line, totals, strict=True):
-            b.store(b.get(total), place, 4)
+    with b.loop(0, count, TERMS) as first:
+        for total in chain.from_iterable(sums):
+            b.set(total, nothing)
+        end = b.umin(b.add(first, TERMS), count)
+        whole = b.binary("and", end, -unroll)
+        with b.loop(first, whole, unroll) as k:
+            for ahead in range(unroll):
+                step(k, ahead)
+        with b.loop(whole, end) as k:
+            step(k, 0)
+        for line, totals in zip(places, sums, strict=True):
+            for place, total in zip(line, totals, strict=True):
+                b.store(b.fadd(b.load(vector, place, 4), b.get(total)), place, 4)

@@ -203,6 +203,10 @@ class Runner:
         if window:
             values["bounds_window"] = np.stack([np.maximum(0, at + 1 - window), at + 1], axis=-1)
         self.n_past = end
+        return self.run(graph, values)
+
+    def run(self, graph, values):
+        """Return the logits of a graph; states are kept."""
         return run_oracle(graph, values, states=self.states)[graph.outputs[0]]
 
     def feed_all(self, tokens, batch):

@@ -30,8 +30,9 @@ WORST_OF = {"mamba2": 8e-2}
 # Its gelu is a table of f16 for f16: where ours is one too, a rounding goes the other way once in
 # a while; where it is not, all positions differ.
 FLIPPED, WITHOUT_TABLE = 2e-3, 5e-3
-# A state keeps the rounding of all tokens before: largest difference of a few positions.
-KEPT = 2e-4
+# A state keeps the rounding of all tokens before. llama.cpp's own logits of qwen3next are up to 6e-5,
+# of qwen35moe up to 2e-5, from those of the graph in float64: see ``test_wide_reference``.
+LARGEST = {"qwen3next": 2e-4, "qwen35moe": 5e-5}
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +54,9 @@ def assert_close(name, found, wanted, has_table=True):
     difference = found.astype(np.float64) - wanted
     if name in F32:
         largest = np.abs(difference).max(axis=-1)
-        if "every" in REFERENCES[name].sizes:
+        if not name.startswith("gemma"):
             assert np.median(largest) < 2e-5
-            assert largest.max() < KEPT
-        elif not name.startswith("gemma"):
-            assert largest.max() < 2e-5
+            assert largest.max() < LARGEST.get(REFERENCES[name].arch, 2e-5)
         else:
             assert largest.max() < (FLIPPED if has_table else WITHOUT_TABLE)
             assert not has_table or (largest.min() < 2e-5 and np.median(largest) < 2e-4)
