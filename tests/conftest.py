@@ -1,6 +1,7 @@
 """Ground for all tests: one BLAS thread, Hypothesis profiles, no thread left behind."""
 
 import os
+import sys
 
 # Before numpy is imported, which is when each BLAS reads them.
 for _library in ("OPENBLAS", "OMP", "MKL", "BLIS", "VECLIB_MAXIMUM", "NUMEXPR"):
@@ -12,6 +13,14 @@ os.environ.setdefault("GGSCHED_ACTIVATIONS", "f32")
 # PoCL takes half as long to compile without optimisation; `make test-long` compiles with it.
 if os.environ.get("HYPOTHESIS_PROFILE") != "nightly":
     os.environ.setdefault("PYOPENCL_BUILD_OPTIONS", "-cl-opt-disable")
+
+# Whoever keeps bytecode out of the source tree would have each worker and each of hundreds of child
+# processes compile everything again. It is kept where pytest keeps its own files.
+if sys.dont_write_bytecode and sys.pycache_prefix is None:
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.path.join(os.path.dirname(__file__), "..", ".pytest_cache", "d", "pyc")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 import threading
 import time

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from ggsched.errors import BackendUnavailable, DeviceFault, OutOfDeviceMemory, UsageError
@@ -112,24 +113,30 @@ def find_devices() -> list[DeviceInfo]:
 
 
 def _compiler_error(device: DeviceInfo) -> str:
-    """Return why the platform cannot compile for a device, or nothing if it can.
+    """Return why the platform cannot compile for a device, or nothing if it can."""
+    try:
+        _compile_something(device.handle)
+    except cl.Error as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        why = next((line for line in lines if line.startswith("error:")), lines[0])
+        return why.removeprefix("error: ")
+    return ""
+
+
+@cache
+def _compile_something(device: Handle) -> None:
+    """Compile for a device; once in a process if that works, as it takes most of an opening.
 
     A program that fails is tried in another text, since a damaged cache spoils one text only.
     """
-    context = cl.Context([device.handle])
+    context = cl.Context([device])
     text = "__kernel void ggsched_probe(__global int *a) { a[0] = 1; }"
-    why = ""
-    for again in ("", f" // {os.getpid()}"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                cl.Program(context, text + again).build()
-        except cl.Error as error:
-            lines = [line.strip() for line in str(error).splitlines()]
-            why = next((line for line in lines if line.startswith("error:")), lines[0])
-        else:
-            return ""
-    return why.removeprefix("error: ")
+            cl.Program(context, text).build()
+        except cl.Error:
+            cl.Program(context, f"{text} // {os.getpid()}").build()
 
 
 def _describe(platform: Handle, device: Handle) -> DeviceInfo:

@@ -42,15 +42,24 @@ class Plugin:
 
     Attributes:
         name: Name of its entry point, which is the backend's name.
-        distribution: Name of the installed distribution that brings it, or "".
-        version: Version of that distribution, or "".
         entry_point: What loads it.
     """
 
     name: str
-    distribution: str
-    version: str
     entry_point: EntryPointLike
+
+    @property
+    def distribution(self) -> str:
+        """Name of the installed distribution that brings it, or "": parsed from its metadata."""
+        return self._distributed("name")
+
+    @property
+    def version(self) -> str:
+        """Version of that distribution, or ""; parsed as well."""
+        return self._distributed("version")
+
+    def _distributed(self, what: str) -> str:
+        return getattr(getattr(self.entry_point, "dist", None), what, "")
 
     @property
     def brought_by(self) -> str:
@@ -130,15 +139,9 @@ def find_plugins(entry_points: Iterable[EntryPointLike] | None = None) -> tuple[
     found: dict[tuple[str, str], Plugin] = {}
     given = importlib.metadata.entry_points(group=GROUP) if entry_points is None else entry_points
     for point in given:
-        distribution = getattr(point, "dist", None)
-        plugin = Plugin(
-            point.name,
-            distribution.name if distribution else "",
-            distribution.version if distribution else "",
-            point,
-        )
         # The same distribution can be seen twice, e.g. installed and in the current folder.
-        found.setdefault((point.name, getattr(point, "value", str(id(point)))), plugin)
+        key = point.name, getattr(point, "value", str(id(point)))
+        found.setdefault(key, Plugin(point.name, point))
     return tuple(found.values())
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal
 
-from ggsched.backend.plugins import REPORT, EntryPointLike, find_plugins
+from ggsched.backend.plugins import REPORT, EntryPointLike, Plugin, find_plugins
 from ggsched.backend.protocols import Backend, Device, Stream
 from ggsched.backend.registry import open_devices
 from ggsched.errors import BackendBroken, BackendUnavailable, OutOfDeviceMemory, UsageError
@@ -111,25 +111,28 @@ class Harness:
             raise UsageError(
                 f"{spec!r} is not a device", hint="write a name and a number: opencl:0"
             )
-        known = sorted({plugin.name for plugin in find_plugins(entry_points)})
+        plugins = find_plugins(entry_points)
+        known = sorted({plugin.name for plugin in plugins})
         if name not in known:
             raise UsageError(
                 f"no backend {name!r} is installed", hint=f"installed: {', '.join(known) or 'none'}"
             )
         first = int(index or 0)
+        # Each case opens devices; what is installed is looked up once for all of them.
+        points = [plugin.entry_point for plugin in plugins]
 
         def open_named(count: int, seed: int) -> Sequence[Device]:
             specs = [f"{name}:{first + i}" for i in range(count)]
             while True:
                 try:
-                    return open_devices(specs, allow=allow, entry_points=entry_points)
+                    return open_devices(specs, allow=allow, entry_points=points)
                 except (BackendUnavailable, OutOfDeviceMemory, UsageError):
                     if len(specs) == 1:
                         raise
                     specs.pop()  # cases that need a second device are skipped without it
 
         plain = cls(f"{name}:{first}", open_named)
-        return adapted(plain, _own(name, entry_points))
+        return adapted(plain, _own(next(p for p in plugins if p.name == name)))
 
     def hold(self, stream: Stream) -> Latch | None:
         """Hold a stream, or return None if there is no way."""
@@ -171,9 +174,9 @@ def _waiver(given: Any) -> Waiver:
         ) from error
 
 
-def _own(name: str, entry_points: Sequence[EntryPointLike] | None) -> Any:
+def _own(plugin: Plugin) -> Any:
     """Return what a plug-in has under ``conformance_harness``, or None."""
-    plugin = next(p for p in find_plugins(entry_points) if p.name == name)
+    name = plugin.name
     loaded: list[Backend] = []
     try:
         error = guarded(lambda: loaded.append(plugin.load()), OPENING_TIMEOUT_S, f"opens {name}")
