@@ -109,7 +109,7 @@ TABLE: Final[tuple[KernelRule, ...]] = (
     KernelRule("cublas f32", "mul_mat", frozenset({"f32"}), fits_plain, lower_plain),
     KernelRule("rows by tiles", "mul_mat", TILED, fits_rows, lower_rows),
     KernelRule("rows by passes", "mul_mat", _PACKED, fits_passes, lower_passes),
-    KernelRule("cublas rounded", "mul_mat", TILED, fits_rounded, lower_rounded),
+    KernelRule("cublas rounded", "mul_mat", TILED | _PACKED, fits_rounded, lower_rounded),
     KernelRule("cublas 2 x bf16", "mul_mat", frozenset({"bf16"}), fits_split, lower_split),
     KernelRule("cublas unpacked to bf16", "mul_mat", _PACKED, fits_unpacked, lower_unpacked),
     KernelRule("experts by tiles", "mul_mat_id", TILED, fits_experts, lower_experts),

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from ggsched.errors import UsageError
+from ggsched.ir.dtype import QUANTIZED_DTYPES
 
 Activations = Literal["auto", "f32"]
 """``auto``: as the table allows; ``f32``: no product is rounded beyond f32."""
@@ -22,9 +23,7 @@ Activations = Literal["auto", "f32"]
 ROUNDING: Final[Mapping[str, float]] = {
     "bf16": 2.0**-8,
     "f16": 2.0**-10,
-    "q8_0": 2.0**-10,
-    "q4_0": 2.0**-10,
-    "mxfp4": 2.0**-10,
+    **{dtype.name: 2.0**-10 for dtype in QUANTIZED_DTYPES},
 }
 """By type of the weight: most of ``sum |w| |x|`` that an element of a product may be off by.
 

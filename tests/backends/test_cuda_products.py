@@ -25,6 +25,7 @@ H200 = replace(warp_profile(132, 232448, True), activations="auto")
 EXACT = replace(H200, activations="f32")
 PRODUCTS = {"bf16": 2, "mxfp4": 2, "f16": 3, "q8_0": 3, "q4_0": 3}
 PACKED = (F16, Q8_0, Q4_0, MXFP4)
+BY_ELEMENTS = [d for d in KERNEL_BLOCKS if d not in PACKED]
 WITHIN = 2e-5
 """Of the norm of a result."""
 
@@ -69,7 +70,7 @@ def test_products_of_the_same_rows_convert_them_once():
     assert [call.kernel for call in rows].count("to_bf16") == 3
 
 
-@pytest.mark.parametrize("dtype", [BF16, *PACKED], ids=str)
+@pytest.mark.parametrize("dtype", [BF16, F16, *KERNEL_BLOCKS], ids=str)
 @pytest.mark.parametrize("rows", [65, 256])
 def test_rounded_products_are_one_of_16_bits(dtype, rows, unpacked):
     from ggsched_cuda_kernels.blas import driver as blas
@@ -92,7 +93,7 @@ def test_rounded_products_are_one_of_16_bits(dtype, rows, unpacked):
 def unpacked(monkeypatch):
     """Let weights be unpacked where passes over them would be quicker."""
     monkeypatch.setattr("ggsched_cuda_kernels.passes.UNPACKED_PS", {1: 0.0, 2: 0.0})
-    monkeypatch.setattr("ggsched_cuda_kernels.passes.UNPACKED_BY_PARTS_PS", 0.0)
+    monkeypatch.setattr("ggsched_cuda_kernels.passes.UNPACKED_BY_PARTS_PS", {1: 0.0, 2: 0.0})
 
 
 @pytest.mark.parametrize(("profile", "most"), [(H200, 64), (EXACT, 128)], ids=["rounded", "exact"])
@@ -154,9 +155,7 @@ def test_products_of_few_rows_keep_a_gpu_busy(dtype, rows):
 
 
 @pytest.mark.parametrize("profile", [H200, EXACT], ids=["rounded", "exact"])
-@pytest.mark.parametrize(
-    "dtype", [d for d in KERNEL_BLOCKS if d not in (Q8_0, Q4_0, MXFP4)], ids=str
-)
+@pytest.mark.parametrize("dtype", BY_ELEMENTS, ids=str)
 def test_a_few_more_rows_are_passes_over_the_packed_weight(dtype, profile):
     """As long as they are predicted to be quicker; once they are not, they never are again."""
     for k in (4096, 14336):
@@ -253,6 +252,26 @@ class TestRoundedOnTheHost:
         for row in {*range(18)} - {9, 10, 11}:
             a, b = (v[row].astype(np.float64) / sizes[row] for v in (found, wanted))
             assert np.linalg.norm(a - b) <= 6e-3 * np.linalg.norm(b), row
+
+    @pytest.mark.parametrize("dtype", BY_ELEMENTS, ids=str)
+    def test_products_of_types_of_parts(self, runner, dtype):
+        """Whose rows f16 holds, and whose scales are the smallest and the largest."""
+        n, k = 12, 2 * dtype.block
+        g = GraphBuilder("product")
+        graph = g.build(g.mul_mat(g.weight("w", (n, k), dtype), g.input("x", (19, k))))
+        values = drawn(graph, n)
+        blocks = values["w"].reshape(n, 2, dtype.block_nbytes)
+        scales = [p.at for p in (dtype.layout.scale, dtype.layout.min) if p is not None]
+        for rows, scale in ((slice(0, 3), 6e-8), (slice(3, 6), 65504.0)):
+            for at in scales:
+                blocks[rows, :, at : at + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+        ((tid, wanted),) = run_oracle(graph, values).items()
+        found = run(runner, graph, values)[tid]
+        allowed = rounding_allowances(graph, values, {tid: wanted})[tid]
+        assert is_within(found, wanted, allowed)
+        for part in (slice(0, 3), slice(3, 6), slice(6, 12)):
+            a, b = (v[:, part].astype(np.float64) for v in (found, wanted))
+            assert 1e-6 * np.linalg.norm(b) < np.linalg.norm(a - b) <= 8e-4 * np.linalg.norm(b)
 
     @pytest.mark.parametrize("dtype", [Q8_0, Q4_0, MXFP4], ids=str)
     def test_weights_that_f16_cannot_hold(self, runner, dtype):
@@ -504,8 +523,15 @@ def lowered_as(graph, group, profile):
 @pytest.mark.parametrize("dtype", [F32, BF16, *PACKED, Q4_K], ids=str)
 @pytest.mark.parametrize("pattern", GROUPS)
 @pytest.mark.parametrize("units", [132, 2], ids=["H200", "few multiprocessors"])
-def test_groups_round_where_single_nodes_do(pattern, dtype, units):
-    """Where a product's activations are rounded, a group's calls are those of its nodes."""
+def test_groups_round_where_single_nodes_do(pattern, dtype, units, monkeypatch):
+    """Where a product's activations are rounded, a group's calls are those of its nodes.
+
+    That sums of few elements are one kernel where they are no group is left out: none is rounded.
+    """
+    from ggsched_cuda_kernels import kernel_selection
+
+    rules = [r for r in kernel_selection.JOINERS if r is not kernel_selection.join_elements]
+    monkeypatch.setattr(kernel_selection, "JOINERS", tuple(rules))
     width = 256 if dtype is Q4_K else 64
     profile, rounded = replace(H200, num_sms=units), 0
     for rows in (1, 2, 4, 5, 8, 9, 16, 33, 64, 65, 128, 129, 512):
