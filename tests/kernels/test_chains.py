@@ -94,7 +94,7 @@ STEPS = st.lists(
 
 @pytest.mark.opencl
 class TestOpenCl:
-    @settings(max_examples=15)
+    @settings(max_examples=6)
     @given(drawn=STEPS, seed=st.integers(0, 99))
     def test_random_chains(self, opencl, drawn, seed):
         graph = chain(drawn)
