@@ -14,7 +14,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Sampling": (
         "temperature", "seed", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n",
     ),
-    "ONNX models": ("inputs", "constants", "dims"),
+    "ONNX models": ("inputs", "shapes", "constants", "dims"),
     "Devices, and what lives where": (
         "devices", "n_gpu_layers", "n_cpu_moe", "cpu_moe", "overrides", "tensor_split",
         "split_mode", "tensor_group", "split_by", "placement", "fit", "fit_margin",

@@ -1,7 +1,7 @@
 """``ggsched run model.onnx``: options, and the run."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -59,6 +59,24 @@ def _dim(text: str) -> tuple[str, int]:
     return name, int(value)
 
 
+CONSTANT: Final = click.option(
+    "--constant",
+    "constants",
+    type=_named,
+    multiple=True,
+    metavar="NAME=FILE.npy|NUMBER",
+    help="An input of an ONNX model that shapes may depend on. May be repeated.",
+)
+
+DIM: Final = click.option(
+    "--dim",
+    "dims",
+    type=_dim,
+    multiple=True,
+    metavar="NAME=EXTENT",
+    help="An extent that an ONNX model leaves open and its inputs do not give.",
+)
+
 _OPTIONS: Final = (
     click.option(
         "--input",
@@ -68,22 +86,8 @@ _OPTIONS: Final = (
         metavar="NAME=FILE.npy",
         help="An input of an ONNX model. May be repeated.",
     ),
-    click.option(
-        "--constant",
-        "constants",
-        type=_named,
-        multiple=True,
-        metavar="NAME=FILE.npy|NUMBER",
-        help="An input of an ONNX model that shapes may depend on. May be repeated.",
-    ),
-    click.option(
-        "--dim",
-        "dims",
-        type=_dim,
-        multiple=True,
-        metavar="NAME=EXTENT",
-        help="An extent that an ONNX model leaves open and its inputs do not give.",
-    ),
+    CONSTANT,
+    DIM,
     click.option(
         "--output",
         "output",
@@ -109,7 +113,7 @@ def onnx_options(function: F) -> F:
                         what, where=given["model"], hint=f"whose names end in {SUFFIX}"
                     )
             return function(settings, **given)
-        _refuse_others()
+        refuse_others(_SHARED | frozenset(_OWN), "models that generate text")
         return _run(settings, given, **own)
 
     for option in reversed(_OPTIONS):
@@ -117,21 +121,43 @@ def onnx_options(function: F) -> F:
     return cast(F, command)
 
 
-def _is_given(name: str) -> bool:
+def is_given(name: str) -> bool:
+    """Whether an option stands on the command line."""
     source = click.get_current_context().get_parameter_source(name)
     return source is click.core.ParameterSource.COMMANDLINE
 
 
-def _refuse_others() -> None:
+def refuse_others(known: frozenset[str], what: str) -> None:
+    """Refuse options that mean nothing for an ONNX model.
+
+    Raises:
+        UsageError: one stands on the command line.
+    """
     context = click.get_current_context()
     for parameter in context.command.params:
         name = parameter.name or ""
-        if name in _SHARED or name in _OWN:
-            continue
-        if _is_given(name):
-            raise UsageError(
-                f"{parameter.opts[-1]} is for models that generate text", where="ggsched run"
-            )
+        if name not in known and is_given(name):
+            where = context.command_path
+            raise UsageError(f"{parameter.opts[-1]} is for {what}", where=where)
+
+
+def open_model(
+    path: str, dims: Iterable[tuple[str, int]], constants: Iterable[tuple[str, str]]
+) -> "OnnxModel":
+    """Read a model.
+
+    Raises:
+        UsageError: it cannot be read, or a constant is neither a number nor a file of one array.
+        ModelError: it is damaged, or has what is not imported.
+    """
+    from ggsched.importers.onnx import from_onnx
+
+    known = {name: _number(text) for name, text in constants}
+    try:
+        return from_onnx(path, dict(dims), constants=known)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UsageError("cannot be read", where=path, why=why) from error
 
 
 def _run(
@@ -143,17 +169,11 @@ def _run(
     dims: tuple[tuple[str, int], ...],
     output: str | None,
 ) -> None:
-    from ggsched.importers.onnx import from_onnx
     from ggsched.scheduler import Scheduler
 
     if output is not None:
         check_writable(output, "the outputs")
-    known = {name: _number(text) for name, text in constants}
-    try:
-        model = from_onnx(given["model"], dict(dims), constants=known)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise UsageError("cannot be read", where=given["model"], why=why) from error
+    model = open_model(given["model"], dims, constants)
     arrays = {name: _load(path) for name, path in inputs}
     _check(model, arrays)
     if given["verify"] is not None:
@@ -166,7 +186,7 @@ def _run(
             given["devices"],
             weights=model.weight,
             settings=settings,
-            placement=given["placement"] if _is_given("placement") else "cost",
+            placement=given["placement"] if is_given("placement") else "cost",
             recorder=recorder,
         ) as scheduler,
     ):
@@ -183,11 +203,13 @@ def _run(
 def _check(model: "OnnxModel", arrays: dict[str, Array]) -> None:
     missing = [p for n, p in model.inputs.items() if n not in arrays and not model.is_constant(n)]
     if missing:
-        raise UsageError(
-            f"no value for the input {missing[0]}",
-            where="ggsched run",
-            hint=f"--input {missing[0].name}=FILE.npy",
-        )
+        port, unknown = missing[0], [name for name in arrays if name not in model.inputs]
+        hint = f"--input {port.name}=FILE.npy"
+        if not port.shape:
+            hint += f", or --constant {port.name}=NUMBER where shapes or branches depend on it"
+        why = f"{unknown[0]!r} is not an input" if unknown else ""
+        what = f"no value for the input {port}"
+        raise UsageError(what, where="ggsched run", why=why, hint=hint)
 
 
 def _load(path: str) -> Array:

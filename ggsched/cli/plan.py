@@ -2,28 +2,26 @@
 
 from dataclasses import replace
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-import msgspec
 
 from ggsched.cli.console import WIDTH
 from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
+from ggsched.cli.onnx_plan import onnx_plan_options
 from ggsched.cli.options import json_option
 from ggsched.cli.plan_dot import dot_option, write_dot
 from ggsched.cli.plan_explain import explain_option, print_explanation
 from ggsched.cli.plan_html import write_plan_page
 from ggsched.cli.plan_memory import memory_options, print_memory
+from ggsched.cli.plan_output import print_plan, save_plan
+from ggsched.cli.plan_output import with_graph as graph_included
 from ggsched.cli.planning_options import planning_options
 from ggsched.cli.topology_file import topology_option, written_devices
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.printable import write_out
-
-if TYPE_CHECKING:
-    from ggsched.models.session import Session
-    from ggsched.plan.bundle import Plan
 
 
 @click.command(cls=GroupedCommand)
@@ -72,6 +70,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 @planning_options
+@onnx_plan_options
 def plan(
     settings: Settings,
     /,
@@ -91,9 +90,6 @@ def plan(
     **options: Any,
 ) -> None:
     """Print the plan of one micro-batch of MODEL: placement, memory, commands, waits."""
-    from ggsched.plan.codec import plan_to_json
-    from ggsched.plan.text import plan_text
-
     if settings.streams == "autotune":
         settings = replace(settings, streams="auto")  # only runs can be measured
     if memory:
@@ -113,42 +109,21 @@ def plan(
         if explain is not None:
             print_explanation(session, explain, n_tokens, n_past, as_json=as_json)
             return
-        made = _planned(session, n_tokens, n_past, with_graph)
+        graph = session.graph(n_tokens, n_past, 1)
+        made = session.plan_of(graph)
+        if with_graph:
+            planned = session.scheduler.planned_graph(graph, session.constraints)
+            made = graph_included(made, planned)
         if output is not None:
-            _save(output, plan_to_json(made))
+            save_plan(output, made)
         if html is not None:
             write_plan_page(session, n_tokens, n_past, html)
         if dot is not None:
             write_dot(made, dot)
-        if as_json:
-            write_out(plan_to_json(made).decode() + "\n")
-            return
-        write_out(plan_text(made, verbose=verbose) + "\n")
-        if verbose:
+        print_plan(made, as_json=as_json, verbose=verbose)
+        if verbose and not as_json:
             names = [d.name for d in session.scheduler.topology.devices]
             for name, device in session.homes.devices.items():
                 reason = session.homes.reasons[name]
                 line = f"home  {names[device]:<10} {name:<32} {reason}"
                 write_out(fill(line, WIDTH, subsequent_indent=6 * " ") + "\n")
-
-
-def _planned(session: "Session", n_tokens: int, n_past: int, with_graph: bool) -> "Plan":
-    """Return the plan of a micro-batch, with its graph if that is asked for."""
-    from ggsched.ir.text import print_graph
-
-    graph = session.graph(n_tokens, n_past, 1)
-    made = session.plan_of(graph)
-    if with_graph:
-        planned = session.scheduler.planned_graph(graph, session.constraints)
-        made = msgspec.structs.replace(made, graph_text=print_graph(planned))
-    return made
-
-
-def _save(path: str, data: bytes) -> None:
-    try:
-        with open(path, "wb") as file:
-            file.write(data)
-    except OSError as error:
-        raise UsageError(
-            "cannot write the plan", where=path, why=error.strerror or str(error)
-        ) from error

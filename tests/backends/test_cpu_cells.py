@@ -66,7 +66,7 @@ def drawn(graph, seed, size=0.5):
     }
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(graph=cells(), seed=st.integers(0, 99))
 def test_cells(graph, seed):
     assert check_and_tell(graph, drawn(graph, seed), 2e-5)
@@ -102,7 +102,7 @@ def padded(draw):
     return g.build(g.op("nd.pad", *operands, pads=pads, mode=mode, value=len(operands) > 1))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(graph=padded(), seed=st.integers(0, 99))
 def test_borders(graph, seed):
     rng = np.random.default_rng(seed)
@@ -141,7 +141,7 @@ def few_windows(draw):
     return g.build(g.silu(y, inplace=True) if draw(st.booleans()) else y)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(graph=few_windows(), seed=st.integers(0, 99))
 def test_convolutions_of_few_windows(graph, seed):
     assert check_and_tell(graph, drawn(graph, seed), 1e-4)

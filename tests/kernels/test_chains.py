@@ -55,7 +55,14 @@ def values_of(graph, seed=0):
 
 @pytest.fixture(scope="module")
 def opencl():
-    made = opencl_device()
+    made = opencl_device(profile="gpu")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def opencl_on_cpu():
+    made = opencl_device(profile="cpu")
     yield made
     made.close()
 
@@ -94,7 +101,7 @@ STEPS = st.lists(
 
 @pytest.mark.opencl
 class TestOpenCl:
-    @settings(max_examples=15)
+    @settings(max_examples=6)
     @given(drawn=STEPS, seed=st.integers(0, 99))
     def test_random_chains(self, opencl, drawn, seed):
         graph = chain(drawn)
@@ -116,6 +123,13 @@ class TestOpenCl:
         graph = chain([("nd.add", k, {}) for k in range(3)] + [("nd.tanh", 0, {})])
         check(opencl, graph, values_of(graph))
         assert kernels == ["chain", "chain"]
+
+    def test_on_cpus_functions_stay_apart(self, opencl_on_cpu, kernels):
+        """See ``CHEAP``: there a loop with several is slower than several loops."""
+        graph = chain([("nd.relu", 0, {}), ("mul", 0, {}), ("nd.tanh", 0, {}), ("nd.abs", 0, {}),
+                       ("add", 0, {})])  # fmt: skip
+        check(opencl_on_cpu, graph, values_of(graph))
+        assert kernels == ["chain", "elements", "chain"]
 
     def test_others_have_kernels_that_load_vectors(self, opencl, kernels):
         graph = chain([("silu", 0, {}), ("scale", 0, {"scale": 2.0}), ("tanh", 0, {})])

@@ -62,6 +62,7 @@ def everything(graph, topology):
 
 
 class TestMeaning:
+    @settings(max_examples=50)
     @given(drawn=DRAWN, seed=seeds(), lacks=st.sets(st.sampled_from(sorted(SPELLINGS)), min_size=1))
     def test_stays(self, drawn, seed, lacks):
         found = everything(drawn.graph, machine(device("gpu:0", lacks=lacks)))
@@ -75,7 +76,7 @@ class TestMeaning:
         """Every one is spelled out in some graph that is drawn from it alone."""
         seen = []
 
-        @settings(max_examples=20)
+        @settings(max_examples=12)
         @given(drawn=graphs(ops=[op], min_nodes=2), seed=seeds())
         def look(drawn, seed):
             found = everything(drawn.graph, machine(device("gpu:0", lacks=[op])))
@@ -184,6 +185,7 @@ class TestWhere:
         near = replace(rates, devices=(slow, rates.devices[1]))
         assert self.spelled(graph, topology, Constraints(homes, rates=near)) is None
 
+    @settings(max_examples=50)
     @given(drawn=DRAWN, topology=topologies(max_devices=3), data=st.data())
     def test_checker_finds_nothing(self, drawn, topology, data):
         bare = tuple(
