@@ -14,6 +14,7 @@ from ggsched.models.batches import (
     Span,
     dry_run,
     kv_bucket,
+    padding,
     span_inputs,
 )
 from ggsched.models.cache_rows import CacheRows
@@ -75,6 +76,7 @@ class BatchRunner:
         """Take what runs the model; ``rewrite`` makes of its graphs what is planned."""
         self._rewrite = rewrite
         self._spec, self._scheduler, self._options = spec, scheduler, options
+        self._pads = spec.hparams.recurrent is None  # states take each token in
         self._timing = timing
         self.constraints = constraints
         self.micro_batches = MicroBatches(
@@ -130,6 +132,7 @@ class BatchRunner:
             step=options.step,
             together=self._together,
             all_logits=all_logits,
+            pads=self._pads,
         )
         n_devices = len(self._scheduler.topology.devices)
         return self._planned(lambda: memory_need(plans, n_devices, plans_kept=options.plans_kept))
@@ -143,11 +146,16 @@ class BatchRunner:
             all_logits: Return logits for each token instead of for the last one only.
             copy: False for logits that are to be read before anything else is run.
         """
-        step = self._options.step
+        step, count = self._options.step, len(tokens)
+        if self._pads and not all_logits:
+            room = self._options.n_ctx - n_past - count
+            # Rows of the cache that later tokens write before anybody looks at them.
+            tokens = np.pad(tokens, (0, padding(count, step=step, room=room)), mode="edge")
         parts: list[_Part] = []
         for start in range(0, len(tokens), step):
             piece = tokens[start : start + step]
-            rows = range(len(piece)) if all_logits else range(len(piece) - 1, len(piece))
+            last = min(len(piece), count - start)
+            rows = range(len(piece)) if all_logits else range(last - 1, last)
             is_wanted = all_logits or start + step >= len(tokens)
             parts.append(_Part((Span(piece, n_past + start),), rows, is_wanted))
         found = self._run_parts(parts, copy or all_logits)
