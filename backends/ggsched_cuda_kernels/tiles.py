@@ -29,6 +29,7 @@ class Cut:
         warps: Warps of a thread block.
         tiles: Tiles of 16 rows of the weight for each warp (WT).
         resident: Thread blocks of a multiprocessor that registers are left for.
+        turns: Blocks of 32 elements whose products are under way together.
         rows: Rows of x that a thread block computes with (BM): 8, 16, 32 or 64.
         splits: Thread blocks of a cluster, which share the sum.
     """
@@ -38,6 +39,7 @@ class Cut:
     warps: int = 4
     tiles: int = 2
     resident: int = 3
+    turns: int = 1
     rows: int = 64
     splits: int = 1
 
@@ -58,11 +60,11 @@ CUTS: Final = {
 
 FEW: Final = {
     16: {
-        "f16": Cut(2, 3, resident=2),
-        "bf16": Cut(2, 3, resident=2),
-        "q8_0": Cut(4, 3, resident=2),
-        "q4_0": Cut(8, 3, resident=2),
-        "mxfp4": Cut(8, 3, resident=2),
+        "f16": Cut(4, 3, tiles=1, resident=3, turns=2),
+        "bf16": Cut(4, 3, tiles=1, resident=3, turns=2),
+        "q8_0": Cut(4, 3, tiles=1, resident=4, turns=2),
+        "q4_0": Cut(8, 3, tiles=1, resident=3, turns=2),
+        "mxfp4": Cut(8, 3, tiles=1, resident=3, turns=2),
     },
     64: {
         "f16": Cut(2, 3, resident=2),
@@ -234,6 +236,7 @@ def _multiply(site: CudaLoweringContext, cut: Cut, tiles: int, *, is_routed: boo
         "cluster": cut.splits,
         "BM": cut.rows,
         "SPLITS": cut.splits,
+        "TURNS": cut.turns,
         "KB": cut.blocks,
         "STAGES": cut.stages,
         "WT": cut.tiles,

@@ -21,16 +21,16 @@ from ggsched_cuda_kernels import tiles
 from ggsched_cuda_kernels.tiles import Cut
 
 DTYPES = (Q8_0, BF16)
-ROWS = (4, 8, 16, 32, 64)
+ROWS = (8, 16, 32, 64)
 CUTS = {
     "q8_0": (
-        Cut(4, 3, resident=2), Cut(2, 3, resident=3), Cut(4, 4, resident=2),
-        Cut(4, 3, tiles=1, resident=4), Cut(2, 4, tiles=1, resident=4), Cut(8, 2, resident=2),
+        Cut(4, 3, tiles=1, resident=4), Cut(4, 3, tiles=1, resident=4, turns=2),
+        Cut(4, 3, tiles=1, resident=4, turns=4), Cut(4, 3, resident=2, turns=2),
+        Cut(4, 3, resident=2, turns=4), Cut(8, 2, tiles=1, resident=4, turns=4),
     ),
     "bf16": (
-        Cut(2, 3, resident=2), Cut(2, 4, resident=2), Cut(2, 2, resident=3),
-        Cut(4, 3, tiles=1, resident=3), Cut(2, 4, tiles=1, resident=4),
-        Cut(4, 4, tiles=1, resident=2),
+        Cut(4, 3, tiles=1, resident=3), Cut(4, 3, tiles=1, resident=3, turns=4),
+        Cut(2, 4, tiles=1, resident=4, turns=2), Cut(4, 2, tiles=1, resident=4, turns=4),
     ),
 }  # fmt: skip
 BUDGET_S = 85.0
@@ -73,7 +73,7 @@ def _points(device: Any, dtype: DType, layer: dict[str, tuple[int, int]], began:
                 break
             few = {rows: {dtype.name: cut}}
             most = {planes: {dtype.name: rows} for planes in (1, 2)}
-            name = f"{cut.blocks} {cut.stages} {cut.warps} {cut.tiles} {cut.resident}"
+            name = f"{cut.blocks} {cut.stages} {cut.tiles} {cut.resident} {cut.turns}"
             with patch.multiple(tiles, FEW=few, MAX_ROWS=most, LEAST_ROWS={}, LEAST_SHARE=0):
                 point = _point(device, stream, graph, weights)
             if "tile_product" in point["kernels"]:

@@ -28,9 +28,12 @@ PIECE_NBYTES: Final = 8 << 20
 """Each piece takes the interpreter 0.1 ms, all threads together, which bounds the rate."""
 
 RING: Final = 16
-"""Buffers of a device: 128 MiB."""
+"""Buffers of a device at most: 128 MiB."""
 
-MAX_READERS: Final = 8
+IN_UPLOAD: Final = 4
+"""Of these, buffers that are not read into: a link takes one in a tenth of the time of a reader."""
+
+MAX_READERS: Final = RING - IN_UPLOAD
 ZERO: Final = bytes(1)
 
 NoteWrite = Callable[[HostMemory], None]
@@ -95,8 +98,10 @@ class Loader:
         if ring is None:
             ring = self._rings[device] = _Ring(stream, step, self._timeout_s)
         for start in range(0, data.nbytes, step):
-            if ring.is_full and not self._send(ring):
-                return
+            ring.grow()
+            while ring.is_full:
+                if not self._send(ring):
+                    return
             source = data[start : start + step]
             target = ring.take(source.nbytes)
             read = self._pool().submit(read_bytes, source, target)
@@ -197,31 +202,35 @@ class _Ring:
         self._has_events = device.facts.has_events
         self._is_free_at_once = device.facts.snapshots_uploads
         self._buffers: list[HostMemory] = []
-        for _ in range(RING):
-            try:
-                with plugin_faults(name_of(device), "allocate_host"):
-                    self._buffers.append(device.allocate_host(piece_nbytes))
-            except OutOfDeviceMemory:
-                if self._buffers:
-                    break
-                raise
+        self._piece_nbytes, self._size = piece_nbytes, RING
         self._events: dict[int, Event] = {}
         self._taken = self._sent = 0
         self.pieces: deque[_Piece] = deque()
 
     @property
-    def size(self) -> int:
-        """Number of buffers."""
-        return len(self._buffers)
-
-    @property
     def is_full(self) -> bool:
-        """Whether half of the buffers are being read into; uploads go on from the others."""
-        return len(self.pieces) >= max(1, self.size // 2)
+        """Whether so many buffers are being read into that the others are for uploads."""
+        return len(self.pieces) >= max(1, self._size - min(IN_UPLOAD, self._size // 2))
+
+    def grow(self) -> None:
+        """Make the next buffer if it is not there, while others are being read into.
+
+        Where there is no more memory the ring stays as it is, and may be full by that.
+        """
+        if self._taken % self._size < len(self._buffers):
+            return
+        device = self._stream.device
+        try:
+            with plugin_faults(name_of(device), "allocate_host"):
+                self._buffers.append(device.allocate_host(self._piece_nbytes))
+        except OutOfDeviceMemory:
+            if not self._buffers:
+                raise
+            self._size = len(self._buffers)
 
     def take(self, nbytes: int) -> HostMemory:
         """Return the next buffer, as soon as the upload from it is done."""
-        number = self._taken % self.size
+        number = self._taken % self._size
         self._taken += 1
         event = self._events.pop(number, None)
         if event is not None:
@@ -234,7 +243,7 @@ class _Ring:
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
         """Enqueue the upload of the buffer that was taken first."""
-        stream, number = self._stream, self._sent % self.size
+        stream, number = self._stream, self._sent % self._size
         self._sent += 1
         with plugin_faults(name_of(stream.device), "upload"):
             stream.upload(source.toreadonly(), buffer, offset)

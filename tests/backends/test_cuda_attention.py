@@ -1,6 +1,7 @@
 """Which attention one kernel takes, and how it is cut; no GPU is needed."""
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 
@@ -159,15 +160,28 @@ def test_cut_of_a_decode_step():
 
 @pytest.mark.parametrize(("share", "width"), [(4, 64), (4, 128), (8, 64), (8, 128)])
 def test_few_heads_where_few_positions_are(share, width):
-    """They are read by more groups; where they are many, the heads of many share their key head."""
+    """They are read by more groups; so they are where groups of more heads are few."""
     call, cut = call_of(attention(share=share, width=width))
     assert cut["ROWS"] == 2
     assert call.groups[0] * call.groups[1] == 128, "nearly all multiprocessors"
     warps = call.lanes // 32
     assert cut["SPLITS"] * warps * cut["STEPS"] * (32 // cut["SPAN"]) == 256, "in one turn"
     call, cut = call_of(attention(share=share, width=width, n=4096, mask=None))
-    assert cut["ROWS"] == 4
-    assert call.groups == (8, 2 * share, 1)
+    assert cut["ROWS"] == share // 2
+    assert call.groups == (8, 16, 1)
+
+
+@pytest.mark.parametrize("n", [256, 1024, 2048, 4096, 8192, 16384, 65536])
+@pytest.mark.parametrize("share", [4, 8])
+def test_a_token_at_any_depth_keeps_a_gpu_busy(n, share):
+    """Groups are one wave, and as many as nine tenths of the multiprocessors or more."""
+    from ggsched_cuda_kernels.kernel_selection import lower
+
+    (call, *joins), _ = lower(attention(share=share, n=n, mask=None), H200)
+    assert [c.kernel for c in joins] == ["attention_join"] * (n >= 8192)
+    groups, defines = prod(call.groups), dict(call.defines)
+    room = int(defines.get("RESIDENT", 1)) * H200.num_sms
+    assert 0.9 * H200.num_sms <= groups <= room
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 8])

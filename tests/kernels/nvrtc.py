@@ -134,7 +134,7 @@ def tile_programs():
         numbers = {
             "LANES": 32 * cut.warps, "BM": GPU.tile_rows, "KB": cut.blocks, "STAGES": cut.stages,
             "WT": cut.tiles, "RESIDENT": cut.resident, "PLANES": planes, "ROUTED": routed,
-            "SPLITS": 1,
+            "SPLITS": 1, "TURNS": cut.turns,
         }  # fmt: skip
         yield "tile_product", _sorted({**COMMON, **numbers, f"W_{name.upper()}": 1})
     for rows, cuts in FEW.items():
@@ -147,6 +147,7 @@ def few_rows_program(name, cut, rows, splits=1):
     return _sorted({
         **COMMON, "LANES": 32 * cut.warps, "BM": rows, "KB": cut.blocks, "STAGES": cut.stages,
         "WT": cut.tiles, "RESIDENT": cut.resident, "PLANES": 1, "ROUTED": 0, "SPLITS": splits,
+        "TURNS": cut.turns,
         f"W_{name.upper()}": 1,
     })  # fmt: skip
 

@@ -9,11 +9,11 @@ import pytest
 
 from ggsched.backend.protocols import HostMemory
 from ggsched.config import Settings
-from ggsched.errors import DeviceFault, ModelError
+from ggsched.errors import DeviceFault, ModelError, OutOfDeviceMemory
 from ggsched.interchange.mapped_file import map_file
 from ggsched.ir.builder import GraphBuilder
 from ggsched.run import loading
-from ggsched.run.loading import RING, Loader, reader_count
+from ggsched.run.loading import IN_UPLOAD, MAX_READERS, RING, Loader, reader_count
 from ggsched.run.store import TensorStore
 from ggsched.sanitize import check_trace
 from ggsched.scheduler import Scheduler
@@ -100,6 +100,24 @@ def test_host_memory_is_that_of_a_ring(tmp_path):
     assert taken == [PIECE] * RING
 
 
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_a_ring_is_as_long_as_there_is_memory(tmp_path, most):
+    """What is being read into is not taken again when it turns out that there is no more."""
+    data, mapped = on_disk(tmp_path)
+    device, taken = far_device(), []
+
+    def allocate(nbytes: int) -> HostMemory:
+        if len(taken) == most:
+            raise OutOfDeviceMemory("no more host memory")
+        taken.append(nbytes)
+        return TestDevice.allocate_host(device, nbytes)
+
+    device.allocate_host = allocate
+    for held, source in zip(loaded(device, [mapped, data]), [data, data], strict=True):
+        assert np.array_equal(held, source)
+    assert len(taken) == most
+
+
 def test_a_buffer_of_the_ring_is_not_written_before_its_upload_is_done(tmp_path):
     """The device holds all uploads back; the loader may read as far as the ring and no further."""
     data, _ = on_disk(tmp_path)
@@ -114,7 +132,7 @@ def test_a_buffer_of_the_ring_is_not_written_before_its_upload_is_done(tmp_path)
 
     def note(memory):
         written.append(memory.nbytes)
-        if len(written) == RING - RING // 2 + 1:  # the next buffer is one that the device reads
+        if len(written) == IN_UPLOAD + 1:  # the next buffer is one that the device reads
             may_write.set()
 
     (held,) = loaded(device, [data], note=note)
@@ -163,7 +181,7 @@ def test_host_memory_for_another_device_is_read_by_threads(tmp_path):
     loader.read(np.asarray(mapped).data.toreadonly(), target.data)
     loader.close()
     assert np.array_equal(target, data)
-    assert 1 <= reader_count() <= 8
+    assert 1 <= reader_count() <= MAX_READERS
 
 
 def big_sum():

@@ -21,8 +21,9 @@ MAX_WIDTH: Final = 256
 MAX_ROWS: Final = 4
 """Query heads of a group: of each, sixteen numbers stay in the registers of a lane."""
 FEW_ROWS: Final = 2
-"""The same where rows of the caches are few: they are read by more groups then, each of which has
-less to do one after the other, and fewer registers."""
+"""The same where rows of the caches are few, or groups of ``MAX_ROWS`` would be too few for half of
+the multiprocessors: rows are read by more groups then, each of which has less to do one after the
+other, and fewer registers."""
 SHORT: Final = 1024
 """Positions that are few."""
 LONG: Final = 8192
@@ -90,7 +91,9 @@ def cut_of(
     k, _, q = site.node.inputs[:3]
     _, has, share = attention_operands(site.node)
     (n, groups, _), tokens = k.shape, q.shape[0]
-    parts = -(-share // (FEW_ROWS if n <= SHORT else MAX_ROWS))
+    largest = groups * -(-share // MAX_ROWS) * tokens * MAX_SPLITS
+    is_few = n <= SHORT or 2 * largest <= site.profile.num_sms
+    parts = -(-share // (FEW_ROWS if is_few else MAX_ROWS))
     each = -(-share // parts)
     cut = _cut(site.profile.num_sms, k, each, groups * parts * tokens)
     flags = i32(has), f32(site.number("scale")), i32(share), i32(each)

@@ -57,6 +57,8 @@
 #endif
 #define STAGE_NBYTES (X_NBYTES + BN * W_PITCH)
 
+static const int AT_ONCE = TURNS; /* steps of the inner loop that are under way together */
+
 FN void multiply_halves_(float *sum, const u32 *a, const u32 *b) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32." HALF_TYPE "." HALF_TYPE ".f32 {%0, %1, %2, %3}, "
       "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -201,7 +203,7 @@ FN void product_of(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PT
       u32 begin = (u32)(u64)(rows.w + (n + 8 * i) * rows.step + (i64)it * KB * UNIT);
       at[i / 2][i % 2] = W_NBYTES ? 0 : begin & 15;
     }
-    _Pragma("unroll 1") for (int turn = 0; turn < PLANES * blocks; turn++) {
+    _Pragma("unroll AT_ONCE") for (int turn = 0; turn < PLANES * blocks; turn++) {
       int p = PLANES == 1 ? 0 : turn % PLANES, j = turn / PLANES;
       u32 b[T][4];
       UNROLL for (int i = 0; i < T; i++) x_fragment(b[i], xs + (p * BM + 8 * i + g) * X_PITCH + 64 * j, t);
