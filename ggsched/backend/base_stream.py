@@ -91,9 +91,6 @@ class BaseStream:
             body = command
             self._submit(body, lambda: body.run_timed(taken))
 
-    def _enqueue(self, command: Command, work: Callable[[], None]) -> None:
-        self.sink.add(self, command, work)
-
     def __take_times__(self) -> Latest:
         """Take the times of the thread that runs a command; see ``ggsched.backend.timing``."""
         self._is_timed = True
@@ -127,7 +124,7 @@ class BaseStream:
         checks.check_upload(self.device, source, buffer, offset)
         memory = writable_memory(buffer)
         write = self.device.write_memory
-        self._enqueue("upload", lambda: write(memory, offset, source))
+        self.sink.add(self, "upload", lambda: write(memory, offset, source))
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Copy bytes of a buffer into host memory (CPY-5)."""
@@ -135,7 +132,7 @@ class BaseStream:
         checks.check_download(self.device, buffer, offset, target)
         memory = own_buffer(buffer).memory
         read = self.device.read_memory
-        self._enqueue("download", lambda: read(memory, offset, target))
+        self.sink.add(self, "download", lambda: read(memory, offset, target))
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Copy between buffers (CPY-1, CPY-3, CPY-6)."""
@@ -147,16 +144,16 @@ class BaseStream:
         if dst.device is not device:
             origin = own_buffer(src).memory
             target = dst.host_view()[dst_offset : dst_offset + nbytes]
-            self._enqueue("copy", lambda: device.read_memory(origin, src_offset, target))
+            self.sink.add(self, "copy", lambda: device.read_memory(origin, src_offset, target))
             return
         memory = own_buffer(dst).memory
         if src.device is not device or device.facts.is_host:
             source = src.host_view()[src_offset : src_offset + nbytes]
-            self._enqueue("copy", lambda: device.write_memory(memory, dst_offset, source))
+            self.sink.add(self, "copy", lambda: device.write_memory(memory, dst_offset, source))
             return
         origin = own_buffer(src).memory
-        self._enqueue(
-            "copy", lambda: device.copy_memory(origin, src_offset, memory, dst_offset, nbytes)
+        self.sink.add(
+            self, "copy", lambda: device.copy_memory(origin, src_offset, memory, dst_offset, nbytes)
         )
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
@@ -164,7 +161,7 @@ class BaseStream:
         self._require_usable()
         checks.check_fill(self.device, buffer, offset, nbytes, pattern)
         memory, fill = writable_memory(buffer), self.device.fill_memory
-        self._enqueue("fill", lambda: fill(memory, offset, nbytes, pattern))
+        self.sink.add(self, "fill", lambda: fill(memory, offset, nbytes, pattern))
 
     def launch(self, program: Program) -> None:
         """Run a program that was compiled for this stream."""
@@ -174,7 +171,7 @@ class BaseStream:
         body = program.body
         if body is None:
             raise checks.closed_error("program")
-        self._enqueue(body, body.run)
+        self.sink.add(self, body, body.run)
 
     def replay(self, graph: DeviceGraph) -> None:
         """Enqueue what was captured as one command (CAP-1)."""

@@ -121,6 +121,7 @@ class CapturedRun:
             entries += _timed(obstacle, plan, self.report)
             numbers += range(obstacle.start, obstacle.stop)
         self._entries = dict(entries)
+        self._timed = {n: entry for n, entry in entries if isinstance(entry, _Timed)}
         self.numbers: tuple[int, ...] = tuple(sorted(numbers))
         self._bind(streams, calls, holds)
 
@@ -153,6 +154,15 @@ class CapturedRun:
         self._bind(streams or self._streams, calls or self._calls, holds or self._holds)
         if renewal == "capture":
             self.close()
+
+    def after_run(self) -> tuple[Call, ...]:
+        """Return the calls of the next run: commands that have been measured lose their clock."""
+        if self._timed and not any(call.is_measuring for call in self._timed.values()):
+            for number in self._timed:
+                del self._entries[number]
+            self._timed = {}
+            self._bind(self._streams, self._calls, self._holds)
+        return self.calls
 
     def close(self) -> None:
         """Release the graphs; legal twice."""
@@ -364,7 +374,7 @@ def _timed(obstacle: Obstacle, plan: Plan, report: CaptureReport) -> Iterator[tu
 
 
 class _Timed:
-    """A call that measures itself for the first runs."""
+    """A call that measures itself for the first runs, and is then in the way."""
 
     __slots__ = ("_call", "_first", "_left", "_number", "_report", "_spent")
 
@@ -379,14 +389,16 @@ class _Timed:
         """Take the call of the command."""
         self._call = calls[self._number]
 
+    @property
+    def is_measuring(self) -> bool:
+        """Whether the next run is measured."""
+        return self._left > 0
+
     def __call__(self) -> None:
-        if not self._left:
-            self._call()
-            return
         began = perf_counter()
         self._call()
         self._spent.append(perf_counter() - began)
         self._left -= 1
-        if not self._left:
+        if self._left == 0:
             seconds = self._report.seconds
             seconds[self._first] = seconds.get(self._first, 0.0) + min(self._spent)

@@ -132,6 +132,8 @@ class Executor:
         finally:
             with nullcontext() if self._recorder is None else self._recorder.housekeeping():
                 self._retire_events()
+        if self.captured is not None:
+            self._calls = self.captured.after_run()
         outputs = {tid: a.copy() if copy else a for tid, a in self._outputs.items()}
         if self._recorder is not None:
             self._recorder.add(self._recorder.host_work("read outputs", self._read))

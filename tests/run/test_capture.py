@@ -13,7 +13,7 @@ from ggsched.errors import DeviceFault
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
 from ggsched.passes.place import Constraints
-from ggsched.run.capture import captured_run
+from ggsched.run.capture import MEASURED_RUNS, CapturedRun, captured_run
 from ggsched.run.capture_plan import SHORT, Obstacle, plan_capture
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
@@ -341,3 +341,21 @@ def test_peers_whose_capture_together_is_refused_are_captured_apart():
     store.close()
     for device in devices:
         device.close()
+
+
+def test_what_has_been_measured_is_called_without_a_clock():
+    w, x, y, a = writer()
+    q = w.stream(0)
+    w.transfer(q, x, a)
+    w.transfer(q, a, y)
+    plan, done = w.plan(), []
+    calls = [lambda i=i: done.append(i) for i in range(len(plan.commands))]
+    captured = CapturedRun(plan, [None], calls, {}, None, able=())
+    for _ in range(MEASURED_RUNS):
+        assert not set(captured.calls) & set(calls)
+        for call in captured.calls:
+            call()
+        captured.after_run()
+    assert list(captured.calls) == calls
+    assert done == [*range(len(calls))] * MEASURED_RUNS
+    assert "us a run" in captured.report.text()

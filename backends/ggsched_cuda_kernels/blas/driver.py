@@ -14,7 +14,6 @@ from ggsched.errors import BackendUnavailable
 F32: Final = 0
 F16: Final = 2
 BF16: Final = 14
-_TYPE_NBYTES: Final = {F32: 4, F16: 2, BF16: 2}
 _TRANSPOSED: Final = 1
 _PLAIN: Final = 0
 _COMPUTE_32F: Final = 68

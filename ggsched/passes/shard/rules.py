@@ -93,10 +93,6 @@ def _first_split(operands: Sequence[Operand]) -> tuple[int, Split] | None:
     return None
 
 
-def _are_whole(operands: Sequence[Operand]) -> bool:
-    return all(isinstance(o.layout, Whole) for o in operands)
-
-
 def _broadcast(node: Node, operands: Sequence[Operand]) -> Decision | None:
     """Split the result like the first operand that is split; others follow or are broadcast."""
     found = _first_split(operands)
