@@ -30,7 +30,7 @@ class Cut:
         tiles: Tiles of 16 rows of the weight for each warp (WT).
         resident: Thread blocks of a multiprocessor that registers are left for.
         turns: Blocks of 32 elements whose products are under way together.
-        rows: Rows of x that a thread block computes with (BM): 8, 16, 32 or 64.
+        rows: Rows of x that a thread block computes with (BM): 16, 32 or 64.
         splits: Thread blocks of a cluster, which share the sum.
     """
 
@@ -60,15 +60,11 @@ CUTS: Final = {
 
 FEW: Final = {
     16: {
-        "f16": Cut(4, 3, tiles=1, resident=3, turns=2),
-        "bf16": Cut(4, 3, tiles=1, resident=3, turns=2),
-        "q8_0": Cut(4, 3, tiles=1, resident=4, turns=2),
-        "q4_0": Cut(8, 3, tiles=1, resident=3, turns=2),
-        "mxfp4": Cut(8, 3, tiles=1, resident=3, turns=2),
+        "q8_0": Cut(4, 3, tiles=1, resident=4),
+        "q4_0": Cut(8, 3, resident=2),
+        "mxfp4": Cut(8, 3, resident=2),
     },
     64: {
-        "f16": Cut(2, 3, resident=2),
-        "bf16": Cut(2, 3, resident=2),
         "q8_0": Cut(2, 3, resident=2),
         "q4_0": Cut(4, 3, resident=2),
         "mxfp4": Cut(4, 3, resident=2),
@@ -84,9 +80,6 @@ MAX_SPLITS: Final = 8
 
 LEAST_STEPS: Final = 2
 """Stretches that a thread block of a cluster has, at least."""
-
-LEAST_ROWS: Final[Mapping[str, int]] = {}
-"""Rows from which on clusters are quicker than matrix-vector kernels, where that is sooner."""
 
 MAX_ROWS: Final[Mapping[int, Mapping[str, int]]] = {
     1: {"q8_0": 64, "q4_0": 64, "mxfp4": 64},
@@ -123,11 +116,9 @@ def fits_experts(site: CudaLoweringContext) -> bool:
 def fits_rows(site: CudaLoweringContext) -> bool:
     """Whether a product has one weight, and a number of rows for which it need not be unpacked."""
     w, x = site.node.inputs
-    rows, name, least = prod(x.shape[:-1]), w.dtype.name, site.profile.few_rows + 1
-    most = MAX_ROWS[planes_of(site)].get(name, 0)
-    if _has_clusters(site):
-        least = LEAST_ROWS.get(name, least)
-    if not least <= rows <= most:
+    rows = prod(x.shape[:-1])
+    most = MAX_ROWS[planes_of(site)].get(w.dtype.name, 0)
+    if not site.profile.few_rows < rows <= most:
         return False
     cut = cut_of(site)
     share = LEAST_SHARE if cut.splits == 1 else LEAST_SHARE / 2
@@ -144,7 +135,7 @@ def cut_of(site: CudaLoweringContext) -> Cut:
     if not _has_clusters(site) or rows > max(FEW):
         return cut
     cut = next(cuts[w.dtype.name] for most, cuts in FEW.items() if rows <= most)
-    cut = replace(cut, rows=next(n for n in (8, 16, 32, 64) if rows <= n))
+    cut = replace(cut, rows=next(n for n in (16, 32, 64) if rows <= n))
     needed = shared_nbytes(w.dtype, cut, 1) + DECLARED_NBYTES
     resident = min(cut.resident, profile.local_nbytes // needed)
     room = resident * profile.num_sms // max(1, _blocks(site, cut))

@@ -156,12 +156,10 @@ class TestOnTheHost:
     @pytest.mark.parametrize(
         ("dtype", "rows", "k", "splits"),
         [
-            (BF16, 9, 1056, 4),  # the last of the cluster has nothing to add
+            (Q8_0, 9, 1056, 4),  # the last of the cluster has nothing to add
             (Q8_0, 17, 4128, 8),
             (MXFP4, 40, 2080, 8),
             (Q8_0, 64, 544, 4),
-            (Q8_0, 5, 1056, 4),
-            pytest.param(F16, 12, 1088, 4, marks=pytest.mark.slow),
             pytest.param(Q4_0, 12, 1088, 2, marks=pytest.mark.slow),
         ],
         ids=str,
@@ -176,8 +174,6 @@ class TestOnTheHost:
         graph = g.build(g.mul_mat(g.weight("w", (120, k), dtype), g.input("x", (rows, k))))
         values = drawn(graph, 1)
         monkeypatch.setattr("ggsched_cuda_kernels.tiles.LEAST_SHARE", 0)
-        monkeypatch.setattr("ggsched_cuda_kernels.tiles.LEAST_ROWS", {str(dtype): 3})
-        monkeypatch.setattr("ggsched_cuda_kernels.tiles.MAX_ROWS", {1: {str(dtype): 64}})
         used = []
         monkeypatch.setattr(program, "lower", lambda *a: used.append(lower(*a)) or used[-1])
         wanted = run_oracle(graph, values)

@@ -125,7 +125,7 @@ def test_groups_of_many_lanes_have_registers_enough(arch):
 
 
 @pytest.mark.parametrize("rows", [16, pytest.param(64, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["bf16", "q8_0", pytest.param("mxfp4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["q8_0", pytest.param("mxfp4", marks=pytest.mark.slow)])
 def test_products_of_few_rows_are_in_registers(name, rows):
     """With clusters, and as many groups on a multiprocessor as the cut says."""
     from ggsched_cuda_kernels.sources import options_for, text_of

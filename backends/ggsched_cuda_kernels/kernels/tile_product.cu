@@ -296,12 +296,8 @@ tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 sca
   }
 #endif
   Rows rows = {x, plane, xo, w + tw.off + expert * tw.s[1] + n0 * tw.s[2], tw.s[2], count, columns, tw.n[3]};
-#if BM == 8
-  product_of<1>(rows, stages, y, yo, scales);
-#else
   if (count <= 16)
     product_of<2>(rows, stages, y, yo, scales);
-#endif
 #if BM > 16
   else if (count <= 32)
     product_of<4>(rows, stages, y, yo, scales);
