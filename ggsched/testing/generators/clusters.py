@@ -43,7 +43,7 @@ def one_machine(devices: int = 8) -> Topology:
     """Return a machine whose devices copy to each other and wait for each other."""
     facts = tuple(fake_device(f"gpu:{i}", ops=ALL_OPS) for i in range(devices))
     pairs = [(a, b) for a in range(devices) for b in range(devices) if a != b]
-    copies = {(a, b): CopyPath(a, b, a) for a, b in pairs}
+    copies = {(a, b): CopyPath(a, b, b) for a, b in pairs}  # the reader's stream: it need not wait
     return Topology(facts, copies, dict.fromkeys(pairs, "native"))
 
 
