@@ -25,7 +25,7 @@ SUITES = (
     "llama",
     "predict",
     "cluster",
-    "cluster_scale",
+    "scale",
 )
 
 

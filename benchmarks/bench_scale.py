@@ -120,7 +120,7 @@ def _simulated() -> list[Row]:
     rows = []
 
     def add(what: str, value: float, unit: str = "", bound: str = "") -> None:
-        rows.append(Row("cluster_scale", what, value, value, value, unit, bound))
+        rows.append(Row("scale", what, value, value, value, unit, bound))
 
     what = f"{p} machines of {GROUP}, {m} micro-batches"
     ideal = (p - 1) / (m + p - 1)
@@ -141,12 +141,12 @@ def run() -> list[Row]:
     found = {n: measured(n, BATCHES) for n in MACHINES}
     few, many = found[MACHINES[0]], found[MACHINES[-1]]
     for name in few:
-        unit, scale = ("us", 1e6) if name != "commands" else ("", 1.0)
+        unit, scale = ("ms", 1e3) if name != "commands" else ("", 1.0)
         for n in MACHINES:
             value = found[n][name] * scale
             what = f"{name}, {n * GROUP} devices x {BATCHES}: for each"
-            rows.append(Row("cluster_scale", what, value, value, value, unit))
+            rows.append(Row("scale", what, value, value, value, unit))
         value, bound = many[name] / few[name], "<= 1.5" if name == "plan" else ""
         what = f"{name}: {MACHINES[-1] * GROUP} devices / {MACHINES[0] * GROUP}"
-        rows.append(Row("cluster_scale", what, value, value, value, bound=bound))
+        rows.append(Row("scale", what, value, value, value, bound=bound))
     return [*rows, *_simulated()]
