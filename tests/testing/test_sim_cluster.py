@@ -103,24 +103,33 @@ def test_bytes_over_each_link_are_those_of_the_plan():
     assert cluster.nbytes == {(s, s + 1): m * GROUP * value for s in range(p - 1)}
 
 
-@pytest.mark.parametrize("command", [0, 20])
-def test_a_machine_that_is_lost_ends_the_run_with_one_error(command):
-    cluster, inputs, *_ = cluster_of(3, 3, faults=ClusterFaults({1: command}))
-    with pytest.raises(DeviceFault, match="machine 1"):
-        cluster.run(inputs)
+def test_a_machine_that_is_lost_at_any_command_ends_the_run_with_one_error():
+    whole, inputs, *_ = cluster_of(2, 2)
+    whole.run(inputs)
+    for machine, world in whole._worlds.items():
+        for command in range(0, world.enqueued, 7):
+            cluster, inputs, *_ = cluster_of(2, 2, faults=ClusterFaults({machine: command}))
+            with pytest.raises(DeviceFault, match=f"machine {machine}"):
+                cluster.run(inputs)
 
 
 def test_a_message_that_never_comes_is_named():
-    cluster, inputs, *_ = cluster_of(3, 2, faults=ClusterFaults({}, frozenset({3})))
+    cluster, inputs, *_ = cluster_of(3, 2, faults=ClusterFaults(drop=frozenset({3})))
     with pytest.raises(DeviceFault, match="message #3 of machine . never came"):
         cluster.run(inputs)
 
 
-def test_a_message_that_is_late_changes_times_and_no_results():
+def test_a_message_that_comes_twice_is_a_fault():
+    cluster, inputs, *_ = cluster_of(3, 2, faults=ClusterFaults(repeat=frozenset({1})))
+    with pytest.raises(DeviceFault, match="message #1 of machine . came twice"):
+        cluster.run(inputs)
+
+
+def test_a_message_that_is_late_and_overtaken_changes_times_and_no_results():
     cluster, inputs, *_ = cluster_of(3, 2)
     found = cluster.run(inputs)
     tags = [c.tag for part in cluster._parts for c in part.commands if isinstance(c, Send)]
-    late, inputs, *_ = cluster_of(3, 2, faults=ClusterFaults({}, delay={tags[1]: 100.0}))
+    late, inputs, *_ = cluster_of(3, 2, faults=ClusterFaults(delay={tags[1]: 100.0}))
     for tensor, array in late.run(inputs).items():
         np.testing.assert_array_equal(array, found[tensor])
     assert span_of(late)[0] > span_of(cluster)[0] + 50

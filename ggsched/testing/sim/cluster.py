@@ -13,7 +13,7 @@ does not matter: times are functions of the plan, the costs and the links.
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Condition
 from typing import Final
 
@@ -46,12 +46,14 @@ class ClusterFaults:
     Attributes:
         lose: By machine the number of its command, from 0, at which it is lost.
         drop: Tags of messages that never arrive.
-        delay: By tag the seconds that a message takes longer.
+        repeat: Tags of messages that come twice.
+        delay: By tag the seconds that a message takes longer, so that later ones overtake it.
     """
 
-    lose: Mapping[int, int]
+    lose: Mapping[int, int] = field(default_factory=dict)
     drop: frozenset[int] = frozenset()
-    delay: Mapping[int, float] | None = None
+    repeat: frozenset[int] = frozenset()
+    delay: Mapping[int, float] = field(default_factory=dict)
 
 
 class SimCluster:
@@ -88,9 +90,10 @@ class SimCluster:
     ) -> None:
         self._graph, self._plan, self._parts = graph, plan, parts
         self._weights, self._link = weights, link
-        self._faults = faults or ClusterFaults({})
+        self._faults = faults or ClusterFaults()
         self._changed = Condition()
         self._there: dict[tuple[int, int], tuple[float, bytes]] = {}
+        self._came: set[tuple[int, int]] = set()
         self._running = 0
         self._waited: set[tuple[int, int]] = set()
         self._error: GgschedError | None = None
@@ -173,10 +176,17 @@ class SimCluster:
         with self._changed:
             self.nbytes[src, dst] += len(content)
             self.messages[src, dst] += 1
-            if tag not in self._faults.drop:
-                late = (self._faults.delay or {}).get(tag, 0.0)
-                self._there[dst, tag] = arrives_s + late, content
+            for _ in range((tag not in self._faults.drop) + (tag in self._faults.repeat)):
+                self._arrive(src, dst, tag, arrives_s, content)
             self._changed.notify_all()
+
+    def _arrive(self, src: int, dst: int, tag: int, arrives_s: float, content: bytes) -> None:
+        """Keep a message until it is asked for; a second one with its tag is a fault (NET-6)."""
+        if (dst, tag) in self._came:
+            what = f"message #{tag} of machine {src} came twice"
+            self._error = self._error or DeviceFault(what, where=f"machine {dst}")
+        self._came.add((dst, tag))
+        self._there[dst, tag] = arrives_s + self._faults.delay.get(tag, 0.0), content
 
     def take(self, machine: int, src: int, tag: int) -> tuple[float, bytes]:
         """Wait for a message; return when it arrives, and its bytes."""
