@@ -25,6 +25,7 @@ SUITES = (
     "llama",
     "predict",
     "cluster",
+    "scale",
 )
 
 

@@ -13,6 +13,7 @@ from ggsched.printable import write_out
 
 if TYPE_CHECKING:
     from ggsched.testing.litmus import BlockVerdict
+    from ggsched.testing.litmus.program import LitmusBlock
 
 _FINDING = 1
 
@@ -20,22 +21,44 @@ _FINDING = 1
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("-q", "--quiet", is_flag=True, help="Say only what is not as stated.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Processes of this machine.",
+)
+@click.option(
+    "--ray",
+    metavar="ADDRESS",
+    help="Run on the nodes of a Ray cluster; 'auto' is that of this machine or of RAY_ADDRESS.",
+)
 @json_option
-def litmus(files: tuple[str, ...], quiet: bool, as_json: bool) -> int:
+def litmus(files: tuple[str, ...], quiet: bool, jobs: int, ray: str | None, as_json: bool) -> int:
     """Judge the litmus programs in FILEs: plain ones, or fences in Markdown.
 
     The sanitizer decides by clocks, the explorer by running all interleavings. The exit code is 1
-    if a verdict is not the one that the header states, or if the two do not agree.
+    if a verdict is not the one that the header states, or if the two do not agree. Verdicts and
+    their order do not depend on --jobs and --ray.
     """
-    from ggsched.testing.litmus import block_verdict, parse_litmus
+    from ggsched.testing.litmus import parse_litmus
+    from ggsched.testing.parallel import in_order
 
     blocks = [block for file in files for block in parse_litmus(read_text(file), file)]
-    verdicts = [verdict for block in blocks for verdict in block_verdict(block)]
+    found = in_order(_both_verdicts, blocks, jobs=jobs, ray=ray)
+    verdicts = [verdict for both in found for verdict in both]
     if as_json:
         write_json([j.to_json() for j in verdicts])
     else:
         _write(verdicts, quiet)
     return 0 if all(j.is_as_stated for j in verdicts) else _FINDING
+
+
+def _both_verdicts(block: "LitmusBlock") -> "tuple[BlockVerdict, ...]":
+    from ggsched.testing.litmus import block_verdict
+
+    return tuple(block_verdict(block))
 
 
 def _write(verdicts: Sequence["BlockVerdict"], quiet: bool) -> None:

@@ -6,7 +6,7 @@ last read of each lane are all that has to be kept.
 """
 
 from ggsched.ir.intervals import IntervalMap
-from ggsched.sanitize.order import Clock, Mark
+from ggsched.sanitize.order import MASK, SHIFT, Clock, Mark
 
 Clashes = list[tuple[bool, Mark, int, int]]
 """(whether the earlier access reads, the earlier access, first byte, one past the last)."""
@@ -41,7 +41,7 @@ class AccessMap:
         for k in range(first, last):
             here = values[k]
             writer = here.writer
-            if writer is not None and writer[1] > clock[writer[0]]:
+            if writer is not None and writer[1] > clock[writer[0] >> SHIFT][writer[0] & MASK]:
                 found.append((False, writer, *self._range(k, end)))
             if here.readers is None:
                 here.readers = {lane: number}
@@ -55,11 +55,11 @@ class AccessMap:
         for k in range(first, last):
             here = values[k]
             writer = here.writer
-            if writer is not None and writer[1] > clock[writer[0]]:
+            if writer is not None and writer[1] > clock[writer[0] >> SHIFT][writer[0] & MASK]:
                 found.append((False, writer, *self._range(k, end)))
             if here.readers is not None:
                 for lane, number in here.readers.items():
-                    if number > clock[lane]:
+                    if number > clock[lane >> SHIFT][lane & MASK]:
                         found.append((True, (lane, number), *self._range(k, end)))
         if last - first == 1:
             values[first].writer = mark

@@ -8,6 +8,7 @@ overwritten, received over bytes that are still read, messages that are missing,
 bytes or in orders that let machines wait for each other.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
@@ -124,7 +125,7 @@ class _Writer:
         self._host_of = {p.machine: 1 + count + k for k, p in enumerate(parts)}
         self._contents: dict[int, IntervalMap[Content]] = {}
         self._messages: dict[int, list[tuple[int, int, Content]]] = {}
-        self._left = {p.machine: list(p.commands) for p in parts}
+        self._left = {p.machine: deque(p.commands) for p in parts}
 
     def stream(self) -> EventStream:
         """Return the events of all machines, in an order in which they can happen."""
@@ -136,7 +137,7 @@ class _Writer:
             moved = False
             for machine, left in self._left.items():
                 while left and self._can(left[0]):
-                    events += self._events(machine, left.pop(0))
+                    events += self._events(machine, left.popleft())
                     moved = True
         for part in self._parts:
             events += self._slots(part.machine, HOST_READS, self._outputs(part))

@@ -11,8 +11,16 @@ from typing import Final
 
 from ggsched.sanitize.events import NOBODY, Event, EventStream, Memory
 
-Clock = list[int]
-"""One number for each lane; number n of a lane stands for its first n pieces of work."""
+SHIFT: Final = 4
+MASK: Final = (1 << SHIFT) - 1
+"""Clocks are in chunks of 16 lanes: lane ``k`` is number ``k & MASK`` of chunk ``k >> SHIFT``."""
+
+Clock = list[list[int]]
+"""One number for each lane; number n of a lane stands for its first n pieces of work.
+
+Chunks are never changed, so clocks that know the same of a chunk's lanes have one object for it,
+and what is the same object need not be compared. With thousands of lanes most chunks are.
+"""
 
 Mark = tuple[int, int]
 """A piece of work: its lane and its number there."""
@@ -20,11 +28,22 @@ Mark = tuple[int, int]
 _ORDERING: Final = ("record", "wait", "sync", "barrier", "alloc")
 
 
+def nothing(lanes: int) -> Clock:
+    """Return the clock that knows of no work."""
+    return [[0] * (1 << SHIFT)] * (1 + (lanes >> SHIFT))
+
+
 def join(into: Clock, other: Clock) -> None:
     """Add to a clock all that another one knows."""
-    for lane, known in enumerate(other):
-        if known > into[lane]:
-            into[lane] = known
+    for k, (mine, known) in enumerate(zip(into, other, strict=True)):
+        if mine is not known and mine != known:
+            both = list(map(max, mine, known))
+            into[k] = known if both == known else both
+
+
+def knows(clock: Clock, lane: int, number: int) -> bool:
+    """Whether a piece of work is known to be done."""
+    return clock[lane >> SHIFT][lane & MASK] >= number
 
 
 class HappensBefore:
@@ -46,9 +65,9 @@ class HappensBefore:
         self._hosts = [self._lanes[i][0] for i, a in enumerate(stream.actors) if a.is_host]
         self._has_barrier = [a.copy_order == "barrier" for a in stream.actors]
         self._is_renewable = stream.is_renewable
-        self._clocks: list[Clock] = [[0] * count for _ in range(count)]
+        self._clocks: list[Clock] = [list(nothing(count)) for _ in range(count)]
         self._news = [0] * count  # how often a host thread has learned something
-        self._heard = [[-1] * len(stream.actors) for _ in range(count)]
+        self._heard: list[dict[int, int]] = [{} for _ in range(count)]
         self._events: dict[int, Clock] = {}
         self._freed: list[tuple[Memory, Clock]] = []
         self.log: list[list[tuple[int, int]]] = [[] for _ in range(count)]
@@ -59,7 +78,10 @@ class HappensBefore:
         if len(self._hosts) != 1:
             return False
         known = self._clocks[self._hosts[0]]
-        return all(clock[lane] <= known[lane] for lane, clock in enumerate(self._clocks))
+        return all(
+            knows(known, lane, clock[lane >> SHIFT][lane & MASK])
+            for lane, clock in enumerate(self._clocks)
+        )
 
     def lane(self, event: Event) -> int:
         """Return the lane that does an event's work."""
@@ -73,10 +95,11 @@ class HappensBefore:
         """Enqueue work; return its mark and the clock that it begins with, itself included."""
         lane = self._lanes[event.actor][event.is_copy]
         clock = self._hear(lane, event.by)
-        clock[lane] += 1
+        chunk = clock[lane >> SHIFT] = list(clock[lane >> SHIFT])
+        chunk[lane & MASK] += 1
         self._news[lane] += 1
         self.log[lane].append((index, run))
-        return (lane, clock[lane]), clock
+        return (lane, chunk[lane & MASK]), clock
 
     def free(self, event: Event, clock: Clock) -> None:
         """Note that memory ends, by work that has been enqueued with this clock."""
@@ -108,7 +131,7 @@ class HappensBefore:
         """Return clocks of their own that know the same; the log stays behind."""
         other = copy(self)
         other._clocks = [list(clock) for clock in self._clocks]
-        other._heard = [list(heard) for heard in self._heard]
+        other._heard = [dict(heard) for heard in self._heard]
         other._news, other._events = list(self._news), dict(self._events)
         other._freed = list(self._freed)
         other.log = [[] for _ in self.log]
@@ -143,7 +166,7 @@ class HappensBefore:
         clock = self._clocks[lane]
         if by >= 0:
             thread = self._lanes[by][0]
-            if self._heard[lane][by] != self._news[thread]:
+            if self._heard[lane].get(by) != self._news[thread]:
                 join(clock, self._clocks[thread])
                 self._heard[lane][by] = self._news[thread]
                 self._news[lane] += lane != thread

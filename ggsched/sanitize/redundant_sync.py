@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from ggsched.ir.intervals import IntervalMap
 from ggsched.sanitize.access_map import AccessMap, Clashes
 from ggsched.sanitize.events import Access, Event, EventStream
-from ggsched.sanitize.order import HappensBefore
+from ggsched.sanitize.order import HappensBefore, knows, nothing
 from ggsched.sanitize.report import Finding
 
 Group = tuple[int, ...]
@@ -97,7 +97,7 @@ def _needless_waits(stream: EventStream, groups: Sequence[Group]) -> list[Group]
 def _needs(stream: EventStream) -> list[list[tuple[int, int]]]:
     """Return for each event of each run the (lane, number) that must be done when it begins."""
     order = HappensBefore(stream)
-    nothing = [0] * len(order.log)
+    unaware = nothing(len(order.log))
     maps = {memory.space: AccessMap() for memory in stream.memories.values()}
     needs: list[list[tuple[int, int]]] = []
     for run in range(stream.runs):
@@ -107,9 +107,9 @@ def _needs(stream: EventStream) -> list[list[tuple[int, int]]]:
                 mark, _ = order.work(event, i, run)
                 found: Clashes = []
                 for space, start, end in event.reads:
-                    maps[space].read(start, end, mark, nothing, found)
+                    maps[space].read(start, end, mark, unaware, found)
                 for space, start, end in event.writes:
-                    maps[space].write(start, end, mark, nothing, found)
+                    maps[space].write(start, end, mark, unaware, found)
                 for _, (lane, number), _, _ in found:
                     if lane != mark[0]:
                         latest[lane] = max(number, latest.get(lane, 0))
@@ -143,7 +143,7 @@ class _Clocks:
                 order.begin_run()
             if event.kind in _TOUCHING:
                 _, clock = order.work(event, i, run)
-                if any(clock[lane] < number for lane, number in self._needs[at]):
+                if not all(knows(clock, lane, number) for lane, number in self._needs[at]):
                     return False
                 if event.kind == "free":
                     order.free(event, clock)

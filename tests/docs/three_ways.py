@@ -75,7 +75,8 @@ def rows_of(block, variant: Variant):
                 told = f"wait {lane} >= {value}"
             case Sync(stream=int(stream)):
                 told = f"wait {block.actors[stream]} >= {counts[stream]}"
-        yield op.text, f"[{' '.join(map(str, clock))}]", told
+        numbers = [number for chunk in clock for number in chunk][: len(order.log)]
+        yield op.text, f"[{' '.join(map(str, numbers))}]", told
 
 
 if __name__ == "__main__":

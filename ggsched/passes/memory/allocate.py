@@ -9,6 +9,7 @@ afterwards all the same, from the physical ranges. Only the slots of a staging r
 whatever the streams do: the waits for it are what a ring of that length costs.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -193,13 +194,13 @@ def _live_nbytes(
 
     Values whose lives meet in program order never share bytes, whatever the streams are.
     """
-    change = [0] * (max([lives[v.id].death for v in values], default=0) + 2)
+    change: Counter[int] = Counter()
     for v in values:
         birth, death = lives[v.id]
         nbytes = -(-(v.end - v.start) // alignment) * alignment
         change[birth + (v.id in overwrites)] += nbytes  # at its birth they count as the operand's
         change[death + 1] -= nbytes
-    return max(accumulate(change))
+    return max(accumulate(nbytes for _, nbytes in sorted(change.items())), default=0)
 
 
 def _overwrites(

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ggsched.passes.memory.interference import Interferes
 from ggsched.passes.order.liveness import Liveness
-from ggsched.passes.order.visibility import Clock, Visibility, touched_lanes
+from ggsched.passes.order.visibility import Touched, Visibility
 from ggsched.plan.memory import Life
 from ggsched.plan.splits import Splits
 
@@ -79,18 +79,22 @@ class Concurrent:
         """See ``ReuseOrder``."""
         return [self._visibility.writer[ids[0]] for ids in members]
 
-    def _apart(self, values: Sequence[int], lasts: Sequence[Clock]) -> Interferes:
+    def _apart(self, values: Sequence[int], lasts: Sequence[Touched]) -> Interferes:
         """Return whether blocks that begin with these values may share bytes (``ReuseOrder``)."""
         births = [self._lives[v].birth for v in values]
         first = [self._visibility.first[v] for v in values]
-        last = list(map(touched_lanes, lasts))
+        asked: list[dict[int, int]] = [{} for _ in values]
+        last = [list(touched.items()) for touched in lasts]
 
         def are_apart(i: int, j: int) -> bool:
             if births[i] > births[j]:  # what is complete somewhere came earlier in the program
                 i, j = j, i
-            known = first[j]
-            for lane, step in last[i]:  # noqa: SIM110  # asked for every pair that meets
-                if known[lane] < step:
+            answers, known = asked[j], first[j]
+            for lane, step in last[i]:
+                found = answers.get(lane)
+                if found is None:
+                    found = answers[lane] = -1 if known is None else known[lane]
+                if found < step:
                     return False
             return True
 
@@ -99,17 +103,21 @@ class Concurrent:
     def is_last(self, operand: int, result: int, step: int) -> bool:
         """See ``ReuseOrder``: every other access is known to be complete when the node runs."""
         known = self._visibility.first[result]
-        for k, s in zip(known, self._visibility.last[operand], strict=True):
-            if k < s and s != step:
+        for lane, s in self._visibility.last[operand].items():
+            if s != step and (known is None or known[lane] < s):
                 return False
         return True
 
-    def last(self, values: Sequence[int]) -> Clock:
+    def last(self, values: Sequence[int]) -> Touched:
         """Return the last step of each lane that touches one of the values."""
         last = self._visibility.last
         if len(values) == 1:
             return last[values[0]]
-        return tuple(map(max, *[last[v] for v in values]))
+        found: dict[int, int] = {}
+        for v in values:
+            for lane, step in last[v].items():
+                found[lane] = max(step, found.get(lane, step))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,4 +174,4 @@ class Relaxed:
 
     def _done_s(self, values: Sequence[int]) -> float:
         """Return when the last access ends, on whichever lane."""
-        return max((self._times.end_s[s] for s in self._order.last(values) if s >= 0), default=0.0)
+        return max((self._times.end_s[s] for s in self._order.last(values).values()), default=0.0)

@@ -1,18 +1,21 @@
 """Happens-before: what is known to be complete, while items and synchronisation are written down.
 
-One vector per lane and one for the host; entry k is the latest item of lane k that is known to be
-complete before whatever comes next on that lane. Method: vector clocks (Mattern 1989), over lanes
-instead of processes. The sanitizer has clocks of its own and does not use these.
+For each lane the latest item of every other lane that is known to be complete before whatever comes
+next on it. Method: vector clocks (Mattern 1989), over lanes instead of processes. What the host
+knows, whatever it enqueues later knows as well, so there is one vector, the host's, and each lane
+has what it knows beyond that. Over several machines the host waits wherever bytes cross, so a lane
+knows more than the host of its own machine only, and an item costs the same with any number of
+machines. The sanitizer has clocks of its own and does not use these.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple, Self
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple, Self
+
+import msgspec
 
 from ggsched.passes.order.access_intervals import Conflict
 from ggsched.passes.order.enqueue_order import EnqueueOrder
-
-Clock = tuple[int, ...]
 
 SyncKind = Literal["wait", "barrier", "host_event", "host_stream"]
 
@@ -38,59 +41,145 @@ class Sync(NamedTuple):
     next_run: bool = False
 
 
+Beyond = Mapping[int, int]
+"""What a lane knows beyond the host: by lane the latest item. Never changed, so it is shared."""
+
+_NOTHING: Final[Beyond] = {}
+
+
+class HostClock:
+    """What the host knows, and what it knew: versions count what it has learned."""
+
+    __slots__ = ("items", "past", "version")
+
+    def __init__(self, lane_count: int) -> None:
+        self.items = [-1] * lane_count
+        self.version = 0
+        self.past: list[tuple[list[int], list[int]]] = [([0], [-1]) for _ in range(lane_count)]
+
+    def copy(self) -> "HostClock":
+        """Return what goes on by itself from here."""
+        other = HostClock(0)
+        other.items, other.version = list(self.items), self.version
+        other.past = [(list(versions), list(items)) for versions, items in self.past]
+        return other
+
+    def learn(self, lane: int, item: int) -> None:
+        """Note that an item is complete; what was learned before is an earlier version."""
+        if item > self.items[lane]:
+            self.items[lane] = item
+            versions, items = self.past[lane]
+            versions.append(self.version + 1)
+            items.append(item)
+
+    def since(self, lane: int, is_enough: Callable[[int], bool]) -> int:
+        """Return the first version at which it knew enough of a lane; later ones do as well.
+
+        Args:
+            lane: The lane.
+            is_enough: Whether it is enough that an item is complete.
+        """
+        versions, items = self.past[lane]
+        at = bisect_left(items, True, key=is_enough)
+        return versions[at] if at < len(items) else self.version + 1
+
+    def at(self, version: int, lane: int) -> int:
+        """Return the latest item of a lane that it knew at a version."""
+        versions, items = self.past[lane]
+        if versions[-1] <= version:
+            return items[-1]
+        return items[bisect_right(versions, version) - 1]
+
+
+class AfterItem(msgspec.Struct, frozen=True, gc=False):
+    """Everything that is complete once an item is.
+
+    Attributes:
+        lane: Lane of the item.
+        item: The item.
+        beyond: What it knows beyond the host.
+        host: What the host knows.
+        version: When it knew that.
+    """
+
+    lane: int
+    item: int
+    beyond: Beyond
+    host: HostClock
+    version: int
+
+    def __getitem__(self, lane: int) -> int:
+        """Return the latest item of a lane."""
+        if lane == self.lane:
+            return self.item
+        return max(self.beyond.get(lane, -1), self.host.at(self.version, lane))
+
+    def known(self) -> list[tuple[int, int]]:
+        """Return (lane, item) of all that the host need not know, itself included."""
+        return [*self.beyond.items(), (self.lane, self.item)]
+
+
 class Clocks:
     """Vector clocks of all lanes; items are numbered in program order, -1 is 'nothing'."""
 
     def __init__(self, lane_count: int, host: int) -> None:
-        self._now = [[-1] * lane_count for _ in range(lane_count)]
-        self._host = host
-        self._host_changed = [False] * lane_count
-        self._after: dict[int, Clock] = {}
+        self._host_lane = host
+        self._host = HostClock(lane_count)
+        self._beyond: list[Beyond] = [_NOTHING] * lane_count
+        self._last = [-1] * lane_count
+        self._after: dict[int, AfterItem] = {}
 
     def copy(self) -> Self:
         """Return clocks that go on by themselves from here."""
-        other = type(self)(len(self._now), self._host)
-        other._now = [list(now) for now in self._now]
-        other._host_changed = list(self._host_changed)
+        other = type(self)(0, self._host_lane)
+        other._host = self._host.copy()
+        other._beyond, other._last = list(self._beyond), list(self._last)
         other._after = dict(self._after)
         return other
 
     def knows(self, lane: int, other: int, item: int) -> bool:
         """Whether the next item of ``lane`` comes after ``item`` of lane ``other``."""
-        return self._now[lane][other] >= item or self._now[self._host][other] >= item
+        if self._host.items[other] >= item or (lane == other and self._last[lane] >= item):
+            return True
+        return self._beyond[lane].get(other, -1) >= item
 
-    def join(self, lane: int, clock: Sequence[int]) -> None:
-        """Let the next item of ``lane`` come after everything in ``clock``."""
-        now = self._now[lane]
-        for k, item in enumerate(clock):
-            if item > now[k]:
-                now[k] = item
-        if lane == self._host:
-            self._host_changed = [True] * len(self._now)
+    def join(self, lane: int, known: Iterable[tuple[int, int]]) -> None:
+        """Let the next item of ``lane`` come after items, each given with its lane."""
+        host = self._host
+        if lane == self._host_lane:
+            for other, item in known:
+                host.learn(other, item)
+            host.version += 1
+            return
+        beyond, items = self._beyond[lane], host.items
+        news = [
+            (k, item)
+            for k, item in known
+            if item > items[k] and item > beyond.get(k, -1) and k != lane
+        ]
+        if news:  # what the host has learned since need not be kept
+            kept = {k: item for k, item in beyond.items() if item > items[k]}
+            kept.update(sorted(news))
+            self._beyond[lane] = kept
 
     def enqueue(self, lane: int, item: int) -> None:
         """Put an item on a lane; what the host knows holds for it."""
-        now = self._now[lane]
-        if self._host_changed[lane]:
-            self._host_changed[lane] = False
-            for k, known in enumerate(self._now[self._host]):
-                if known > now[k]:
-                    now[k] = known
-        now[lane] = item
-        self._after[item] = tuple(now)
+        self._last[lane] = item
+        if lane == self._host_lane:
+            self.join(lane, ((lane, item),))
+        host = self._host
+        self._after[item] = AfterItem(lane, item, self._beyond[lane], host, host.version)
 
-    def after(self, item: int) -> Clock:
+    def after(self, item: int) -> AfterItem:
         """Everything that is complete once ``item`` is."""
         return self._after[item]
 
-    def of_lanes(self, lanes: Iterable[int]) -> list[int]:
-        """Everything that is complete once all of these lanes are."""
-        joined = [-1] * len(self._now)
+    def of_lanes(self, lanes: Iterable[int]) -> list[tuple[int, int]]:
+        """Everything that is complete once all of these lanes are, but for what the host knows."""
+        known: list[tuple[int, int]] = []
         for lane in lanes:
-            for k, item in enumerate(self._now[lane]):
-                if item > joined[k]:
-                    joined[k] = item
-        return joined
+            known += [*self._beyond[lane].items(), (lane, self._last[lane])]
+        return known
 
 
 class HappensBefore:
@@ -129,30 +218,29 @@ class HappensBefore:
     def note(self, s: Sync, first: int = 0) -> None:
         """Note what a synchronisation implies in a run whose items count from ``first``."""
         clocks, of_stream = self.clocks, self.lanes.of_stream
-        seen: Sequence[int]
+        known: Sequence[tuple[int, int]]
         lanes: Sequence[int]
         match s.means:
             case "wait":
-                seen, lanes = self._event_clock(s.earlier, first), of_stream[s.stream]
+                known, lanes = self._event_clock(s.earlier, first), of_stream[s.stream]
             case "barrier":
-                seen, lanes = clocks.of_lanes(of_stream[s.stream]), of_stream[s.stream]
+                known, lanes = clocks.of_lanes(of_stream[s.stream]), of_stream[s.stream]
             case "host_stream":
-                seen, lanes = clocks.of_lanes(of_stream[s.stream]), (self.lanes.host,)
+                known, lanes = clocks.of_lanes(of_stream[s.stream]), (self.lanes.host,)
             case "host_event":
-                seen, lanes = self._event_clock(s.earlier, first), (self.lanes.host,)
+                known, lanes = self._event_clock(s.earlier, first), (self.lanes.host,)
         for lane in lanes:
-            clocks.join(lane, seen)
+            clocks.join(lane, known)
 
-    def _event_clock(self, earlier: int, first: int) -> Sequence[int]:
+    def _event_clock(self, earlier: int, first: int) -> list[tuple[int, int]]:
         """Return what an event right after ``earlier`` covers: all lanes of its stream (EVT-1)."""
         number = first + earlier
-        joined: Sequence[int] = self.clocks.after(number)
+        known = self.clocks.after(number).known()
         lanes = self.lanes.of_stream[self.stream_of[earlier]]
         for lane in lanes if len(lanes) > 1 else ():
             if lane == self.lane_of[earlier]:
                 continue
             k = bisect_left(self.items[lane], number)
             if k:
-                after = self.clocks.after(self.items[lane][k - 1])
-                joined = list(map(max, joined, after))
-        return joined
+                known += self.clocks.after(self.items[lane][k - 1]).known()
+        return known

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from ggsched.passes.order.access_intervals import Conflict
 from ggsched.passes.order.enqueue_order import NO_STREAM, EnqueueOrder
-from ggsched.passes.order.happens_before import Clock, HappensBefore, Sync, SyncKind
+from ggsched.passes.order.happens_before import AfterItem, HappensBefore, Sync, SyncKind
 from ggsched.passes.order.hazards import Hazards, next_run_hazards
 from ggsched.passes.order.work import Work
 from ggsched.plan.streams import Streams
@@ -41,7 +41,7 @@ class SyncPlan:
     at_end: Sequence[Sync] = ()
     known: HappensBefore | None = None
 
-    def clocks(self) -> list[Clock]:
+    def clocks(self) -> list[AfterItem]:
         """Return for each item what is complete once it is."""
         assert self.known is not None
         return list(map(self.known.clocks.after, range(len(self.known.stream_of))))

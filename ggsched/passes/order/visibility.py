@@ -2,24 +2,28 @@
 
 From the waits that the data flow needs follows for each step what every lane is known to have
 finished by then. Two values may share bytes exactly when every access to the one is known to be
-complete before the first write of the other; then no wait exists for memory's sake. Computed once,
-as vectors over lanes, and asked by bisection. It generalises the table of positions at which a
-result becomes visible to each stream that was proposed for ggml (in the thread of llama.cpp
-#16991).
+complete before the first write of the other; then no wait exists for memory's sake. Computed once
+and asked by bisection, and only for lanes that touch the bytes in question: on a cluster those are
+a few of thousands. It generalises the table of positions at which a result becomes visible to each
+stream that was proposed for ggml (in the thread of llama.cpp #16991).
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from sys import maxsize
+
+import msgspec
 
 from ggsched.passes.order.enqueue_order import EnqueueOrder, Item
+from ggsched.passes.order.happens_before import AfterItem
 from ggsched.passes.order.liveness import Liveness
 from ggsched.passes.order.sync import SyncPlan
 from ggsched.plan.splits import Splits
 
-Clock = tuple[int, ...]
-"""For each lane the last step that is complete, -1 for none."""
+Touched = Mapping[int, int]
+"""The last step of each lane that touches some bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +31,21 @@ class Visibility:
     """Which work each lane knows to be finished, and when.
 
     Attributes:
-        first: For each value what is known to be complete before its first write.
+        first: For each value the steps that are known to be complete before its first write; None
+            where nothing writes it.
         last: For each value the last step of each lane that touches it.
         writer: For each value the lane of its first write, -1 for none.
-        born: (step, value) of each first write, in order.
+        born: The step of the first write of each value that has one.
     """
 
-    first: tuple[Clock, ...]
-    last: tuple[Clock, ...]
+    first: tuple["KnownSteps | None", ...]
+    last: tuple[Touched, ...]
     writer: tuple[int, ...]
-    born: tuple[tuple[int, int], ...]
+    born: Mapping[int, int]
 
-    def last_conflicting_birth(self, values: Sequence[int], touched: Iterable[Clock]) -> list[int]:
+    def last_conflicting_birth(
+        self, values: Sequence[int], touched: Sequence[Touched]
+    ) -> list[int]:
         """Return for each the last step at which a value is born that does not find it complete.
 
         It is -1 where there is none.
@@ -47,18 +54,89 @@ class Visibility:
             values: The values that count.
             touched: The last steps of each lane that touch some bytes.
         """
-        wanted = set(values)
-        born = [(step, self.first[v]) for step, v in self.born if v in wanted]
-        steps = [-1, *(step for step, _ in born)]
-        # The least that is known of a lane by then or later never falls, so it can be bisected.
-        later = zip(*(known for _, known in reversed(born)), strict=True)
-        floors = [list(accumulate(column, min))[::-1] for column in later]
-        return [steps[max(map(bisect_left, floors, last), default=0)] for last in touched]
+        born = sorted((self.born[v], v) for v in values if v in self.born)
+        births = _Births([known for _, v in born if (known := self.first[v]) is not None])
+        steps = [*(step for step, _ in born), -1]
+        return [
+            steps[max((births.last_unaware(k, step) for k, step in last.items()), default=-1)]
+            for last in touched
+        ]
 
 
-def touched_lanes(last: Clock) -> list[tuple[int, int]]:
-    """Return (lane, last step) of the lanes that touch some bytes at all."""
-    return [(lane, step) for lane, step in enumerate(last) if step >= 0]
+class KnownSteps(msgspec.Struct, frozen=True, gc=False):
+    """The steps that are known to be complete when a value is first written, by lane.
+
+    Attributes:
+        after: The items that are complete after the one that writes it.
+        steps: The last step of each item.
+        before: The last step before the write; of the lane that writes all until then are complete.
+        most: No later step counts, whatever is known.
+    """
+
+    after: AfterItem
+    steps: Sequence[int]
+    before: int
+    most: int
+
+    def __getitem__(self, lane: int) -> int:
+        """Return the last step of a lane, -1 for none."""
+        step = self.before if lane == self.after.lane else self.steps[self.after[lane]]
+        return min(step, self.most)
+
+
+class _Births:
+    """First writes in order, asked for the last that does not know a step of a lane to be complete.
+
+    What the host knows never shrinks. So of the births that know no more of a lane than it does,
+    those before some moment do not know the step. Those that know more are few, and are listed.
+    """
+
+    def __init__(self, known: Sequence[KnownSteps]) -> None:
+        self._known = known
+        self._versions = [k.after.version for k in known]
+        self._most = _floors([k.most for k in known])
+        self._aware: dict[int, list[int]] = {}
+        for number, k in enumerate(known):
+            for lane in {*k.after.beyond, k.after.lane}:
+                self._aware.setdefault(lane, []).append(number)
+        self._of_lane: dict[int, tuple[list[int], list[int]]] = {}
+
+    def last_unaware(self, lane: int, step: int) -> int:
+        """Return the number of the birth, -1 for none."""
+        if not self._known:
+            return -1
+        some = self._known[0]
+        since = some.after.host.since(lane, lambda item: some.steps[item] >= step)
+        last = bisect_left(self._versions, since) - 1
+        aware = self._aware.get(lane)
+        if aware is not None:
+            floors, unaware = self._lane(lane, aware)
+            at = bisect_left(aware, last)
+            if at < len(aware) and aware[at] == last:
+                last = unaware[at]
+            at = bisect_left(floors, step)
+            last = max(last, aware[at - 1] if at else -1)
+        return max(last, bisect_left(self._most, step) - 1)
+
+    def _lane(self, lane: int, aware: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return, for the births that know more of a lane than the host, what was asked for.
+
+        Returns:
+            The least step that is known then or later; and the last birth before that is no such.
+        """
+        if lane not in self._of_lane:
+            floors = _floors([self._known[number][lane] for number in aware])
+            unaware: list[int] = []
+            for at, number in enumerate(aware):
+                follows = at > 0 and aware[at - 1] == number - 1
+                unaware.append(unaware[-1] if follows else number - 1)
+            self._of_lane[lane] = floors, unaware
+        return self._of_lane[lane]
+
+
+def _floors(values: Sequence[int]) -> list[int]:
+    """Return for each the least of it and all later ones, which never falls."""
+    return list(accumulate(reversed(values), min))[::-1]
 
 
 def find_visibility(
@@ -80,10 +158,10 @@ class _Table:
         self.splits, self.live, self.order, self.clocks = splits, live, order, sync.clocks()
         self.last_step = list(map(self._last_step, order.items))
         values = len(splits.values)
-        self.first: list[Clock | None] = [None] * values
-        self.last = [[-1] * values for _ in range(order.lanes.count)]  # by lane, which zip() turns
+        self.first: list[KnownSteps | None] = [None] * values
+        self.last: list[dict[int, int]] = [{} for _ in range(values)]
         self.writer = [-1] * values
-        self.born: list[tuple[int, int]] = []
+        self.born: dict[int, int] = {}
 
     def fill(self) -> Visibility:
         bindings, transfers = self.splits.bindings, self.splits.transfers
@@ -100,31 +178,22 @@ class _Table:
                 t = transfers[item.source]
                 touched = (t.src, t.dst) if t.rows is None else (t.src, t.rows.ids, t.dst)
                 self._note(number, lane, transfer_step[t.id], touched)
-        nothing = (-1,) * self.order.lanes.count
-        return Visibility(
-            tuple(nothing if known is None else known for known in self.first),
-            tuple(zip(*self.last, strict=True)),
-            tuple(self.writer),
-            tuple(self.born),
-        )
+        return Visibility(tuple(self.first), tuple(self.last), tuple(self.writer), self.born)
 
     def _note(self, number: int, lane: int, step: int, touched: Sequence[int]) -> None:
         """Note what a step of an item touches; the last of it is written."""
-        last = self.last[lane]
         for v in touched:
-            last[v] = step
+            self.last[v][lane] = step
         written = touched[-1]
         if self.first[written] is None:
             # The last item is the host's and has no step, so what is -1 in a clock becomes -1.
-            steps = self.last_step
-            known = [steps[item] for item in self.clocks[number]]
-            known[lane] = step - 1
             birth = self.live.lives[written].birth
-            if birth < step:  # its group runs later than it stands: that is not program order
-                known = [min(k, birth - 1) for k in known]
-            self.first[written] = tuple(known)
+            # If its group runs later than it stands, that is not program order.
+            most = birth - 1 if birth < step else maxsize
+            known = KnownSteps(self.clocks[number], self.last_step, step - 1, most)
+            self.first[written] = known
             self.writer[written] = lane
-            self.born.append((step, written))
+            self.born[written] = step
 
     def _last_step(self, item: Item) -> int:
         match item.kind:

@@ -14,6 +14,7 @@ three segments: a participant gets heads of each.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from math import gcd, prod
 
@@ -36,7 +37,7 @@ class Partial:
     on: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Split:
     """A part of one axis on each participant.
 
@@ -48,11 +49,10 @@ class Split:
     axis: int
     segments: tuple[tuple[int, ...], ...]
 
-    @property
+    @cached_property
     def on(self) -> tuple[int, ...]:
         """Participants that have a part which is not empty."""
-        count = len(self.segments[0])
-        return tuple(p for p in range(count) if any(s[p] for s in self.segments))
+        return tuple(p for p, parts in enumerate(zip(*self.segments, strict=True)) if any(parts))
 
     def extent(self, part: int) -> int:
         """Return the extent of the axis in a participant's part."""
@@ -112,7 +112,7 @@ def check_split(root: Tensor, split: Split) -> None:
             why=f"axis {split.axis} has {root.shape[split.axis]}",
         )
     block = root.dtype.block if split.axis == len(root.shape) - 1 else 1
-    if any(extent % block for segment in split.segments for extent in segment):
+    if block > 1 and any(extent % block for segment in split.segments for extent in segment):
         raise PlanError(
             f"parts {split.segments} cut a block",
             where=where,
@@ -133,8 +133,9 @@ class Cuts:
         lengths = [sum(s) for s in self._segments]
         self._starts = [0, *accumulate(lengths)]
         self._whole = self._starts[-1]
-        self._granule = gcd(*(n for s in self._segments for n in s)) or self._whole
-        self._of_part = [sum(s[p] for s in self._segments) for p in range(len(split.segments[0]))]
+        self._granules = [gcd(*s) for s in self._segments]
+        self._granule = gcd(*self._granules) or self._whole
+        self._of_part = list(map(sum, zip(*self._segments, strict=True)))
 
     def axis_of(self, window: Window) -> Split | None:
         """Return how the axes of a window are split, or None where that cannot be said."""
@@ -143,11 +144,9 @@ class Cuts:
             return None
         axis, first, end = found
         step, block = window.strides[axis], self._axis_block(window, axis)
-        segments = []
-        for s in self._segments[first:end]:
-            if any(n % step for n in s):
-                return None
-            segments.append(tuple(n // step * block for n in s))
+        if any(granule % step for granule in self._granules[first:end]):
+            return None
+        segments = [tuple([n // step * block for n in s]) for s in self._segments[first:end]]
         return Split(axis, tuple(segments))
 
     def part(self, window: Window, part: int) -> Window:

@@ -14,6 +14,7 @@ takes less time than to send it.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -78,8 +79,19 @@ class Shards:
 
     def group(self, on: tuple[int, ...]) -> tuple[int, ...]:
         """Return the participants of all groups that these belong to."""
-        found = {p for g in self.groups or (self.everyone,) for p in g if set(g) & set(on)}
+        if not self.groups:
+            return self.everyone if on else ()
+        found = {p for q in on for g in self._groups_of.get(q, ()) for p in g}
         return tuple(sorted(found or on))
+
+    @cached_property
+    def _groups_of(self) -> dict[int, list[tuple[int, ...]]]:
+        """The groups that each participant belongs to."""
+        groups_of: dict[int, list[tuple[int, ...]]] = {}
+        for group in self.groups:
+            for p in group:
+                groups_of.setdefault(p, []).append(group)
+        return groups_of
 
     def members(self, name: str) -> list[tuple[str, int]]:
         """Return the names that a weight or state has in the new graph, with their participants."""
