@@ -11,7 +11,6 @@ from ggsched_cpu_kernels.gemm import BLOCK_COLUMNS
 from ggsched_cpu_kernels.panels import VECTORS, panel_width
 from ggsched_cpu_kernels.target import Target
 
-
 TERMS = 32
 """Products that are added up before their sum is added to the others: rounding grows with the
 length of a chain, and llama.cpp's chains of K products are 32 of K / 32."""

@@ -28,6 +28,7 @@ from ggsched_cuda_kernels.decode.rope_attention import join_attention
 from ggsched_cuda_kernels.decode.rope_kv_write import join_heads
 from ggsched_cuda_kernels.decode.states import join_conv, join_linear_attention
 from ggsched_cuda_kernels.decode.sums import fits_sum_add, lower_sum_add
+from ggsched_cuda_kernels.delta_scan import fits_scan, lower_scan
 from ggsched_cuda_kernels.flash_attention import ALL_DTYPES as FLASH
 from ggsched_cuda_kernels.flash_attention import fits_flash, lower_flash
 from ggsched_cuda_kernels.passes import fits_passes, lower_passes
@@ -105,6 +106,9 @@ TABLE: Final[tuple[KernelRule, ...]] = (
     KernelRule("experts by tiles", "mul_mat_id", TILED, fits_experts, lower_experts),
     KernelRule("attention of few tokens", "attention", PLAIN, fits_attention, lower_attention),
     KernelRule("attention on tensor cores", "attention", FLASH, fits_flash, lower_flash),
+    KernelRule(
+        "linear attention of tokens", "linear_attention", frozenset({"f32"}), fits_scan, lower_scan
+    ),
     KernelRule("rope by heads", "rope", frozenset({"f32"}), fits_rope, lower_rope),
 )
 

@@ -115,8 +115,18 @@ CASES = {
         attention_step(3, tokens=5, beta=False),
         ["linear_attention", "copy_f32"],
     ),
+    "attention by warps": (attention_step(2, 4, 32, 21, 6), ["delta_scan", "copy_f32"]),
+    "attention by warps, without a delta": (
+        attention_step(1, 2, 64, 16, 3, beta=False),
+        ["delta_scan", "copy_f32"],
+    ),
 }
-SLOW = ("conv, two taps", "conv of tokens", "attention of tokens")
+SLOW = (
+    "attention by warps, without a delta",
+    "conv, two taps",
+    "conv of tokens",
+    "attention of tokens",
+)
 
 
 @pytest.mark.parametrize("slot", [0, 1, 7])
@@ -130,6 +140,8 @@ def test_states(runner, name, begins, slot):
     tokens = values["slots"].size
     values["slots"] = np.full(tokens, slot, np.int32)
     values["positions"] = np.arange(tokens, dtype=np.int32) + (0 if begins else 5)
+    if tokens > 4:  # another sequence between, and one that begins within the batch
+        values["slots"][2], values["positions"][3:] = 0, np.arange(tokens - 3)
     if "decay" in values:
         values["decay"] = -np.abs(values["decay"])
     slots = next(t.shape[0] for t in graph.tensors if t.name == "state")

@@ -12,7 +12,6 @@ from ggsched.ir.tensor import Role
 from ggsched.testing.oracle.ops import reference_of
 from tests.models.helpers import Runner
 
-
 BLOCK = 32
 PRODUCTS = ("mul_mat", "mul_mat_id")
 
