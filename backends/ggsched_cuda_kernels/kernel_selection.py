@@ -15,9 +15,11 @@ from ggsched_cuda_kernels.decode.attention import fits_attention, lower_attentio
 from ggsched_cuda_kernels.decode.device_sums import PATTERN, fits_sums, join_sums, lower_sums
 from ggsched_cuda_kernels.decode.elements import join_elements
 from ggsched_cuda_kernels.decode.fused import (
+    fits_gated_norm,
     fits_rms_mul,
     fits_rope,
     fits_rope_rows,
+    lower_gated_norm,
     lower_rms_mul,
     lower_rope,
     lower_rope_rows,
@@ -114,6 +116,7 @@ TABLE: Final[tuple[KernelRule, ...]] = (
 
 FUSED: Final[Mapping[str, Fused]] = {
     "rms_norm+mul": Fused(fits_rms_mul, lower_rms_mul),
+    "rms_norm+mul+swiglu": Fused(fits_gated_norm, lower_gated_norm),
     "rope+set_rows": Fused(fits_rope_rows, lower_rope_rows),
     "sum_rows+add": Fused(fits_sum_add, lower_sum_add),
     PATTERN: Fused(fits_sums, lower_sums),
