@@ -15,9 +15,11 @@ from ggsched_cuda_kernels.decode.attention import fits_attention, lower_attentio
 from ggsched_cuda_kernels.decode.device_sums import PATTERN, fits_sums, join_sums, lower_sums
 from ggsched_cuda_kernels.decode.elements import join_elements
 from ggsched_cuda_kernels.decode.fused import (
+    fits_gated_norm,
     fits_rms_mul,
     fits_rope,
     fits_rope_rows,
+    lower_gated_norm,
     lower_rms_mul,
     lower_rope,
     lower_rope_rows,
@@ -28,6 +30,7 @@ from ggsched_cuda_kernels.decode.rope_attention import join_attention
 from ggsched_cuda_kernels.decode.rope_kv_write import join_heads
 from ggsched_cuda_kernels.decode.states import join_conv, join_linear_attention
 from ggsched_cuda_kernels.decode.sums import fits_sum_add, lower_sum_add
+from ggsched_cuda_kernels.delta_scan import fits_scan, lower_scan
 from ggsched_cuda_kernels.flash_attention import ALL_DTYPES as FLASH
 from ggsched_cuda_kernels.flash_attention import fits_flash, lower_flash
 from ggsched_cuda_kernels.passes import fits_passes, lower_passes
@@ -115,11 +118,15 @@ TABLE: Final[tuple[KernelRule, ...]] = (
     KernelRule("experts by tiles", "mul_mat_id", TILED, fits_experts, lower_experts),
     KernelRule("attention of few tokens", "attention", PLAIN, fits_attention, lower_attention),
     KernelRule("attention on tensor cores", "attention", FLASH, fits_flash, lower_flash),
+    KernelRule(
+        "linear attention of tokens", "linear_attention", frozenset({"f32"}), fits_scan, lower_scan
+    ),
     KernelRule("rope by heads", "rope", frozenset({"f32"}), fits_rope, lower_rope),
 )
 
 FUSED: Final[Mapping[str, Fused]] = {
     "rms_norm+mul": Fused(fits_rms_mul, lower_rms_mul),
+    "rms_norm+mul+swiglu": Fused(fits_gated_norm, lower_gated_norm),
     "rope+set_rows": Fused(fits_rope_rows, lower_rope_rows),
     "sum_rows+add": Fused(fits_sum_add, lower_sum_add),
     PATTERN: Fused(fits_sums, lower_sums),

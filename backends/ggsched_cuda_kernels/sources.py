@@ -16,6 +16,7 @@ OWN: Final = "helpers"
 
 BEHIND: Final = {
     "conv_step": "recurrent",
+    "delta_scan": "recurrent",
     "elements": "elementwise",
     "moe_router": "sort",
     "rms_mul": "norm",

@@ -6,7 +6,7 @@ from typing import Final
 from ggsched.backend.program import Operand
 from ggsched.ir.dtype import F32
 from ggsched.ir.tensor import contiguous_strides
-from ggsched_kernels.calls import CODE, FAULT, Window, f32, i32, window
+from ggsched_kernels.calls import CODE, FAULT, Arg, Window, f32, i32, window
 from ggsched_kernels.lowering_context import LoweringContext
 
 COLUMNS: Final = 32
@@ -33,14 +33,9 @@ def lower_linear_attention(site: LoweringContext, copied: Operand | None = None)
         site: Of the node.
         copied: Where the states afterwards go too: where they were, or apart from all operands.
     """
-    node = site.node
-    state, q, k, v, decay, slots, positions, *beta = node.inputs
+    state, _, _, v, *_ = site.node.inputs
     count, heads, width, across = state.shape
-    y, after = _part(node.output, 0, v.shape), _part(node.output, prod(v.shape), state.shape)
-    given = (state, q, k, v, decay, slots, positions, beta[0] if beta else decay)
-    also = after if copied is None else window(copied)
-    tensors: tuple[Window, ...] = (*(window(t) for t in given), y, after, also)
-    tail = (i32(int(bool(node.params["tiled"]))), f32(site.number("scale")), FAULT, CODE)
+    args, defines = linear_attention_args(site, copied)
     is_single = site.profile.lanes == 1
     lanes, columns = (1, 1) if is_single else (LANES, COLUMNS)
     plain = all(t.strides[-1] == F32.block_nbytes for t in (state, v))
@@ -49,16 +44,30 @@ def lower_linear_attention(site: LoweringContext, copied: Operand | None = None)
     site.call(
         "recurrent",
         "linear_attention",
-        (*(arg for t in tensors for arg in t.args), *tail),
+        args,
         (count * heads, -(-across // wide), 1),
         lanes=lanes,
         COLS=columns,
         OWN=-(-width // (lanes // columns)),
         EVEN=int(width % (lanes // columns) == 0),
         VECTORS=int(vectors),
-        BETA=int(bool(beta)),
-        COPIED=int(copied is not None),
+        **defines,
     )
+
+
+def linear_attention_args(
+    site: LoweringContext, copied: Operand | None
+) -> tuple[tuple[Arg, ...], dict[str, int]]:
+    """Return what kernels of linear attention take, and definitions of all of them."""
+    node = site.node
+    state, q, k, v, decay, slots, positions, *beta = node.inputs
+    y, after = _part(node.output, 0, v.shape), _part(node.output, prod(v.shape), state.shape)
+    given = (state, q, k, v, decay, slots, positions, beta[0] if beta else decay)
+    also = after if copied is None else window(copied)
+    tensors: tuple[Window, ...] = (*(window(t) for t in given), y, after, also)
+    tail = (i32(int(bool(node.params["tiled"]))), f32(site.number("scale")), FAULT, CODE)
+    defines = {"BETA": int(bool(beta)), "COPIED": int(copied is not None)}
+    return (*(arg for t in tensors for arg in t.args), *tail), defines
 
 
 def _part(result: Operand, start: int, shape: tuple[int, ...]) -> Window:

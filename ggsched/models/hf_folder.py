@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from ggsched.errors import ModelError
 from ggsched.interchange.safetensors import SafetensorsFile, open_safetensors
+from ggsched.models import hf_hybrid
 from ggsched.models.gguf_file import GgufFile, GgufTensor
 from ggsched.models.gguf_header import MetaValue, quoted, shown
 from ggsched.models.vocab import TokenType
@@ -27,7 +28,9 @@ _ARCHS: Final[Mapping[str, tuple[str, str]]] = {
     "qwen2": ("qwen2", "qwen2"),
     "qwen3": ("qwen3", "qwen2"),
     "qwen3_moe": ("qwen3moe", "qwen2"),
+    "qwen3_next": ("qwen3next", "qwen2"),
 }
+_HYBRID: Final = "qwen3next"
 """``model_type`` -> architecture, and the pre-tokenizer of its byte-level BPE."""
 
 _KEYS: Final[Mapping[str, tuple[str, type]]] = {
@@ -92,18 +95,19 @@ def open_hf_folder(path: str) -> GgufFile:
     arch, pre = _arch(path, config)
     files = _weights(path)
     tensors: dict[str, GgufTensor] = {}
-    for part, file in enumerate(files):
-        for tensor in _tensors(file, part):
+    for part, opened in enumerate(files):
+        for tensor in _tensors(opened, part, is_hybrid=arch == _HYBRID):
             if tensor.name in tensors:
                 what = f"tensor {quoted(tensor.name)} is in an earlier file too"
-                raise ModelError(what, where=file.path)
+                raise ModelError(what, where=opened.path)
             tensors[tensor.name] = tensor
     tensors = _joined(path, tensors)
     if config.get("tie_word_embeddings") is True:
         tensors.pop("output.weight", None)
     metadata = {**_metadata(path, config, arch), **_tokenizer(path, config, pre)}
-    first, *more = (file.data for file in files)
-    return GgufFile(path, 0, metadata, tensors, first, tuple(more))
+    first, *more = (opened.data for opened in files)
+    file = GgufFile(path, 0, metadata, tensors, first, tuple(more))
+    return hf_hybrid.hybrid_file(file, config) if arch == _HYBRID else file
 
 
 def _json(path: str) -> dict[str, Any]:
@@ -137,7 +141,7 @@ def _arch(path: str, config: Mapping[str, Any]) -> tuple[str, str]:
         raise ModelError(f"{what} is not supported", where=where, hint="convert the model to GGUF")
     arch = _ARCHS[kind]
     odd = [k for k, v in _EVERY_LAYER.items() if k in config and config[k] not in v]
-    if odd and arch[0] == "qwen3moe":
+    if odd and arch[0] in ("qwen3moe", _HYBRID):
         what = f"{odd[0]} {shown(str(config[odd[0]]))} is not supported"
         raise ModelError(what, where=where, hint="convert the model to GGUF")
     return arch
@@ -148,7 +152,10 @@ def _metadata(path: str, config: Mapping[str, Any], arch: str) -> dict[str, Meta
     found["general.name"] = os.path.basename(os.path.normpath(path))
     parameters = config.get("rope_parameters")
     all_keys = {**(parameters if isinstance(parameters, dict) else {}), **config}
-    for key, (name, kind) in _KEYS.items():
+    is_hybrid = arch == _HYBRID
+    if is_hybrid:
+        found |= hf_hybrid.hybrid_keys(os.path.join(path, CONFIG), all_keys, arch)
+    for key, (name, kind) in {**_KEYS, **(hf_hybrid.KEYS if is_hybrid else {})}.items():
         value = all_keys.get(name)
         if value is None:
             continue
@@ -166,10 +173,13 @@ def _weights(path: str) -> list[SafetensorsFile]:
     return [open_safetensors(os.path.join(path, name)) for name in names]
 
 
-def _tensors(file: SafetensorsFile, part: int) -> Iterator[GgufTensor]:
+def _tensors(file: SafetensorsFile, part: int, *, is_hybrid: bool) -> Iterator[GgufTensor]:
+    names = {**_BLOCK, **hf_hybrid.BLOCK} if is_hybrid else _BLOCK
     for name, tensor in file.tensors.items():
         dtype = file.dtype(name)
-        yield GgufTensor(_mapped(name), dtype, tensor.shape, tensor.offset, tensor.nbytes, part)
+        yield GgufTensor(
+            _mapped(name, names), dtype, tensor.shape, tensor.offset, tensor.nbytes, part
+        )
 
 
 def _joined(path: str, tensors: Mapping[str, GgufTensor]) -> dict[str, GgufTensor]:
@@ -200,7 +210,7 @@ def _joined(path: str, tensors: Mapping[str, GgufTensor]) -> dict[str, GgufTenso
     return found
 
 
-def _mapped(name: str) -> str:
+def _mapped(name: str, names: Mapping[str, str]) -> str:
     """Return the name in GGUF files; names that are not known stay as they are."""
     for theirs, ours in _OUTER.items():
         if name.startswith(theirs):
@@ -210,7 +220,7 @@ def _mapped(name: str) -> str:
         expert = _EXPERT.fullmatch(rest)
         if expert:
             return f"blk.{layer}.ffn_{expert[2]}_exps.{int(expert[1])}.weight"
-        for theirs, ours in _BLOCK.items():
+        for theirs, ours in names.items():
             if rest.startswith(theirs):
                 return f"blk.{layer}.{ours}{rest.removeprefix(theirs)}"
     return name

@@ -285,8 +285,8 @@ def test_sums_begin_a_product():
 
 
 def test_many_sums_are_a_kernel_of_their_own():
-    assert kernels(summed(count=8)) == ["warp_specialized_rows"]
-    assert kernels(summed(count=9)) == ["sum_add", "warp_specialized_rows"]
+    assert kernels(summed(count=16)) == ["warp_specialized_rows"]
+    assert kernels(summed(count=17)) == ["sum_add", "warp_specialized_rows"]
 
 
 def test_sums_on_what_they_are_made_of():

@@ -77,7 +77,11 @@ FLASH = (
     },
 )
 
-ROUTES = ({"LANES": 32, "SPAN": 32, "COUNT": 4}, {"LANES": 1024, "SPAN": 256, "COUNT": 32})
+ROUTES = (
+    {"LANES": 32, "SPAN": 32, "COUNT": 4},
+    {"LANES": 1024, "SPAN": 256, "COUNT": 32},
+    {"LANES": 512, "SPAN": 512, "COUNT": 10},
+)
 
 
 def programs():
@@ -88,7 +92,13 @@ def programs():
             for dtype in packed or (None,):
                 more = {f"W_{dtype.upper()}": 1} if dtype else {}
                 yield name, _sorted({**defines, **cut, **more})
-    yield "rms_mul", _sorted({**COMMON, "LANES": 1024, "UNITS": 2})
+    for gated in (0, 1):
+        yield "rms_mul", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, "GATED": gated})
+    yield "elements", _sorted({**COMMON, "LANES": 1024, "STEPS": 6})
+    for flag in (0, 1):
+        states = {"BETA": flag, "COPIED": 1 - flag}
+        yield "conv_step", _sorted({**COMMON, "LANES": 64, "TAPS": 4, "SILU_TOO": flag})
+        yield "delta_scan", _sorted({**COMMON, "LANES": 128, "KEPT": 16, **states})
     yield "rope_kv_write", _sorted({**COMMON, "LANES": 64})
     yield "sum_add", _sorted({**COMMON, "LANES": 64, "COUNT": 4})
     for norm in (0, 1):

@@ -1,8 +1,11 @@
 """Kernels that do a few small nodes of a token at once, on the host; see ``test_fibers``."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import I32
 from ggsched.ir.tensor import Role
@@ -115,8 +118,18 @@ CASES = {
         attention_step(3, tokens=5, beta=False),
         ["linear_attention", "copy_f32"],
     ),
+    "attention by warps": (attention_step(2, 4, 32, 21, 6), ["delta_scan", "copy_f32"]),
+    "attention by warps, without a delta": (
+        attention_step(1, 2, 64, 16, 3, beta=False),
+        ["delta_scan", "copy_f32"],
+    ),
 }
-SLOW = ("conv, two taps", "conv of tokens", "attention of tokens")
+SLOW = (
+    "attention by warps, without a delta",
+    "conv, two taps",
+    "conv of tokens",
+    "attention of tokens",
+)
 
 
 @pytest.mark.parametrize("slot", [0, 1, 7])
@@ -130,6 +143,8 @@ def test_states(runner, name, begins, slot):
     tokens = values["slots"].size
     values["slots"] = np.full(tokens, slot, np.int32)
     values["positions"] = np.arange(tokens, dtype=np.int32) + (0 if begins else 5)
+    if tokens > 4:  # another sequence between, and one that begins within the batch
+        values["slots"][2], values["positions"][3:] = 0, np.arange(tokens - 3)
     if "decay" in values:
         values["decay"] = -np.abs(values["decay"])
     slots = next(t.shape[0] for t in graph.tensors if t.name == "state")
@@ -147,3 +162,24 @@ def test_states(runner, name, begins, slot):
         t = graph.tensors[tid]
         got = memory[t.storage].view.view(np.float32)[t.offset // 4 :][: wanted.size]
         np.testing.assert_allclose(got.reshape(wanted.shape), wanted, 1e-5, 1e-5)
+
+
+# --- norms ------------------------------------------------------------------------------------
+
+
+def test_gated_norm(runner):
+    """Heads of a gate that are columns of something wider."""
+    g = GraphBuilder("gated norm")
+    x, both = g.input("x", (3, 4, 36)), g.input("both", (3, 4, 72))
+    z = g.view(both, x.shape, both.strides, 36 * 4)
+    normed = g.mul(g.rms_norm(x, 1e-5), g.weight("w", (36,)))
+    graph = g.build(g.swiglu(z, normed))
+    values = values_of(graph, np.random.default_rng(5))
+    nodes, memory = laid_out(graph, values)
+    group = Group("rms_norm+mul+swiglu", tuple(n.node for n in nodes))
+    (call,) = lowered([replace(n, group=group) for n in nodes])
+    assert call.kernel == "rms_mul"
+    runner.run(call)
+    ((tid, wanted),) = run_oracle(graph, values).items()
+    got = memory[graph.tensors[tid].storage].view.view(np.float32).reshape(wanted.shape)
+    np.testing.assert_allclose(got, wanted, 1e-5, 1e-6)

@@ -30,8 +30,8 @@ WORST_OF = {"mamba2": 8e-2}
 # Its gelu is a table of f16 for f16: where ours is one too, a rounding goes the other way once in
 # a while; where it is not, all positions differ.
 FLIPPED, WITHOUT_TABLE = 2e-3, 5e-3
-# A state keeps the rounding of all tokens before. llama.cpp's own logits of qwen3next are up to
-# 6e-5, of qwen35moe up to 2e-5, from those of the graph in float64: see ``test_wide_reference``.
+# A state keeps the rounding of all tokens before. llama.cpp's own logits are up to 6e-5 (qwen3next)
+# and 2e-5 (qwen35moe) from those of the graph in float64: see ``test_wide_reference``.
 LARGEST = {"qwen3next": 2e-4, "qwen35moe": 5e-5}
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from ggsched.backend.program import BoundNode
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_kernels import TuningProfile
-from ggsched_kernels.calls import Arg, f32, i32, window
+from ggsched_kernels.calls import Arg, f32, i32, merged, window
 from ggsched_kernels.lower_elements import BINARY, UNARY
 
 MAX_STEPS: Final = 6
@@ -48,7 +48,7 @@ def _is_small(group: Sequence[BoundNode]) -> bool:
 def _step(node: BoundNode, profile: TuningProfile) -> tuple[Arg, ...]:
     """Return the arguments of a node: operands, the result, the op and its parameters."""
     a, *more = node.inputs
-    places = (window(a), window(more[0] if more else a, a.shape), window(node.output))
+    places = merged([window(a), window(more[0] if more else a, a.shape), window(node.output)])
     number, *names = (BINARY if more else UNARY)[node.op]
     site = CudaLoweringContext(node, profile)
     p, q = (site.number(name) if name else 0.0 for name in names)

@@ -32,15 +32,38 @@ def fits_rms_mul(nodes: list[CudaLoweringContext]) -> bool:
 
 def lower_rms_mul(nodes: list[CudaLoweringContext]) -> None:
     """One kernel for the norm and the product with its weight."""
-    site, last = nodes
-    norm, mul = site.node, last.node
-    x, y = window(norm.inputs[0]), window(mul.output)
+    _norm(nodes[0], nodes[1].node, nodes[1], None)
+
+
+def fits_gated_norm(nodes: list[CudaLoweringContext]) -> bool:
+    """Whether ``rms_norm+mul`` fits, and the gate lies as it needs it."""
+    *norm, gated = nodes
+    z, made = gated.node.inputs
+    y = gated.node.output
+    if not fits_rms_mul(norm) or made.shape != y.shape or z.shape != made.shape:
+        return False
+    return norm[-1].node.output.shape == y.shape and _is_wide(z) and _is_wide(y)
+
+
+def lower_gated_norm(nodes: list[CudaLoweringContext]) -> None:
+    """The same, and the product with SiLU of a gate."""
+    norm, mul, gated = nodes
+    _norm(norm, mul.node, gated, gated.node.inputs[0])
+
+
+def _norm(
+    site: CudaLoweringContext, mul: BoundNode, last: CudaLoweringContext, gate: Operand | None
+) -> None:
+    norm = site.node
+    x, y = window(norm.inputs[0]), window(last.node.output)
     w = window(_other(norm, mul), mul.output.shape)
+    z = y if gate is None else window(gate)
     n = x.shape[-1]
     lanes = min(MAX_LANES, max(32, 1 << (max(1, n // 4) - 1).bit_length()))
     units = -(-n // (4 * lanes))
-    args = (*x.args, *w.args, *y.args, f32(site.number("eps")))
-    last.call("rms_mul", "rms_mul", args, (x.rows, 1, 1), lanes=lanes, UNITS=units)
+    args = (*x.args, *w.args, *z.args, *y.args, f32(site.number("eps")))
+    flags = {"UNITS": units, "GATED": int(gate is not None)}
+    last.call("rms_mul", "rms_mul", args, (x.rows, 1, 1), lanes=lanes, **flags)
 
 
 def fits_rope(site: CudaLoweringContext) -> bool:

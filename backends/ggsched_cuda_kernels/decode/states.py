@@ -12,6 +12,7 @@ from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.dtype import F32
 from ggsched.ir.tensor import contiguous_strides
 from ggsched_cuda_kernels.calls import CudaLoweringContext
+from ggsched_cuda_kernels.delta_scan import fits_scan, lower_scan
 from ggsched_cuda_kernels.operands import is_same, meet
 from ggsched_kernels import TuningProfile
 from ggsched_kernels.calls import CODE, FAULT, window
@@ -35,7 +36,10 @@ def join_linear_attention(groups: Groups, at: int, profile: TuningProfile) -> Jo
     if place is None:
         return None
     site = CudaLoweringContext(node, profile)
-    lower_linear_attention(site, place)
+    if fits_scan(site):
+        lower_scan(site, place)
+    else:
+        lower_linear_attention(site, place)
     return len(some), site
 
 

@@ -9,16 +9,21 @@
   GLOBAL const u8 *a##i, Tens ta##i, GLOBAL const u8 *b##i, Tens tb##i, GLOBAL u8 *y##i, Tens ty##i, int op##i,       \
       float p##i, float q##i
 
+FN const u8 *element_(const u8 *p, Tens t, int row, int i) {
+  i64 rows = t.n[0] * t.n[1] == 1 ? t.off + row * t.s[2] : row_offset(t, row); /* divisions take longer than all else */
+  return p + rows + i * t.s[3];
+}
+
 FN void step_(const u8 *a, Tens ta, const u8 *b, Tens tb, u8 *y, Tens ty, int op, float p, float q) {
-  int size = ty.n[0] * ty.n[1] * ty.n[2] * ty.n[3];
+  int n = ty.n[3], size = ty.n[0] * ty.n[1] * ty.n[2] * n;
   for (int e = LANE; e < size; e += LANES) {
-    int row = e / ty.n[3], i = e % ty.n[3];
-    float x = READ_F32(a + row_offset(ta, row) + i * ta.s[3]);
+    int row = n == size ? 0 : (int)((u32)e / (u32)n), i = e - row * n;
+    float x = READ_F32(element_(a, ta, row, i));
     if (op < BINARY)
       x = unary1(op, x, p, q);
     else
-      x = binary1(op - BINARY, x, READ_F32(b + row_offset(tb, row) + i * tb.s[3]), p, q);
-    F32_AT(y + row_offset(ty, row) + i * ty.s[3]) = x;
+      x = binary1(op - BINARY, x, READ_F32(element_(b, tb, row, i)), p, q);
+    F32_AT((u8 *)element_(y, ty, row, i)) = x;
   }
 }
 

@@ -1,15 +1,16 @@
-/* y = rms_norm(x) * w over the last axis, in one pass over x. Behind the text of norm.cl.
+/* y = rms_norm(x) * w over the last axis, in one pass over x; with GATED times silu(z). Behind the text of norm.cl.
  *
- * One group takes one row; a lane keeps its elements in registers, UNITS vectors of four. Rows of x, w and
+ * One group takes one row; a lane keeps its elements in registers, UNITS vectors of four. Rows of x, w, z and
  * y lie along the last axis without gaps, at multiples of 16 bytes; w is broadcast by strides of 0.
- * y may be x or w.
+ * y may be x, w or z.
  */
 FN float warp_sum_(float x) {
   UNROLL for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
   return x;
 }
 
-KERNEL(rms_mul)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *w, Tens tw, GLOBAL u8 *y, Tens ty, float eps) {
+KERNEL(rms_mul)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *z, Tens tz,
+                GLOBAL u8 *y, Tens ty, float eps) {
   LOCAL float sums[32];
   int n = tx.n[3], row = GROUP(0);
   const float4 *xr = (const float4 *)(x + row_offset(tx, row));
@@ -31,7 +32,13 @@ KERNEL(rms_mul)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *w, Tens tw, GLOBAL
     int i = u * LANES + LANE;
     if (i * 4 < n) {
       float4 m = wr[i];
-      yr[i] = make_float4(v[u].x * scale * m.x, v[u].y * scale * m.y, v[u].z * scale * m.z, v[u].w * scale * m.w);
+      float4 made = make_float4(v[u].x * scale * m.x, v[u].y * scale * m.y, v[u].z * scale * m.z, v[u].w * scale * m.w);
+#if GATED
+      float4 g = ((const float4 *)(z + row_offset(tz, row)))[i];
+      made.x *= g.x / (EXP(-g.x) + 1.0f), made.y *= g.y / (EXP(-g.y) + 1.0f);
+      made.z *= g.z / (EXP(-g.z) + 1.0f), made.w *= g.w / (EXP(-g.w) + 1.0f);
+#endif
+      yr[i] = made;
     }
   }
 }
