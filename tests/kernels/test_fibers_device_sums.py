@@ -113,10 +113,11 @@ def test_a_kernel_meets_one_of_another_gpu(runner):
 
 
 def test_one_that_nobody_meets_gives_up(runner):
-    call, _, peer, _ = meeting(2, 0)
+    call, own, peer, _memory = meeting(2, 0)
     runner.fault[:] = 0
     runner.run(call, {call.label: 1})
     assert peer.tolist() == [1, 1], "the other one is told all the same"
+    assert own.tolist() == [0, 0]
     codes = FaultCodes("cuda:0.q0")
     codes.argument(call.label)
     fault = codes.fault(runner.fault.tolist())

@@ -69,12 +69,17 @@ def test_a_finding_has_rule_statement_program_and_replay():
 
 
 def test_the_same_seed_gives_the_same_program():
-    """Cases of scale measure how long launches have to be, and give up queues that are full."""
+    """Cases of scale measure how long launches have to be, and give up queues that are full.
+
+    Which of two streams is seen to be done first is up to their threads.
+    """
 
     def programs(seed):
         findings = run_conformance(DEAF, rules="EVT-2", seed=seed).findings
         return {
-            r.case.name: r.program for r in findings if not r.case.run.__module__.endswith("_scale")
+            r.case.name: [line for line in r.program if "is_done" not in line]
+            for r in findings
+            if not r.case.run.__module__.endswith("_scale")
         }
 
     first = programs(8)

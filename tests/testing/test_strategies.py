@@ -8,9 +8,11 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
 from ggsched.ir.dtype import F32
+from ggsched.ir.fusion import PATTERNS
 from ggsched.ir.graph import verify_graph
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
+from ggsched.testing.generators.graph_gen_chains import CHAINS
 from ggsched.testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
 from ggsched.testing.oracle.interpreter import run_oracle
 
@@ -126,3 +128,8 @@ def test_distinct_ids_are_distinct(data):
             ids = values[name].ravel().tolist()
             assert len(set(ids)) == len(ids)
             assert set(ids) <= set(range(rule.bound))
+
+
+def test_a_chain_is_drawn_for_every_pattern():
+    """The conformance kit tries the fusion groups of a device by the chains that are drawn."""
+    assert set(CHAINS) == set(PATTERNS)

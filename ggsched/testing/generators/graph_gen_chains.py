@@ -52,6 +52,20 @@ def _norm_and_weight(d: GraphGenerator) -> tuple[int, ...]:
     return _ids(d, normed, _joined(d, "mul", normed))
 
 
+def _gated_norm(d: GraphGenerator) -> tuple[int, ...]:
+    """A norm with its weight, times SiLU of a gate."""
+    nodes = _norm_and_weight(d)
+    if not nodes:
+        return ()
+    normed = d.results[nodes[-1]]
+    _hide(d, normed)
+    gate = d.f32(
+        lambda t: t.shape == normed.shape and t.storage != normed.storage, lambda: normed.shape
+    )
+    _between(d)
+    return (*nodes, *last) if (last := _swiglu(d, gate, normed)) else ()
+
+
 def _joined(d: GraphGenerator, op: str, t: Tensor, *shapes: tuple[int, ...]) -> Tensor | None:
     """Add or multiply by something that broadcasts, or the other way round."""
     other = d.f32(
@@ -109,10 +123,15 @@ def _gate(d: GraphGenerator, gate: Tensor | None, up: Tensor | None) -> tuple[in
     _hide(d, gate)
     _hide(d, up)
     _between(d)
+    last = _swiglu(d, gate, up)
+    return (*_ids(d, gate, up), *last) if last else ()
+
+
+def _swiglu(d: GraphGenerator, gate: Tensor, up: Tensor) -> tuple[int, ...]:
     mg, mu = d.mag(gate), d.mag(up)
     mag = mg * (mu + 1)
     err = 1.5 * d.err(gate) * (mu + 1) + d.err(up) * mg + 8 * mag
-    return _ids(d, gate, up, d.emit("swiglu", gate, up, mag=mag, err=err))
+    return _ids(d, d.emit("swiglu", gate, up, mag=mag, err=err))
 
 
 def _gated(d: GraphGenerator) -> tuple[int, ...]:
@@ -147,6 +166,17 @@ def _biased(
     mag = d.mag(made) + d.mag(bias)
     err = d.err(made) + d.err(bias) + mag
     return made, d.emit("add_id", made, bias, ids, mag=mag, err=err)
+
+
+def _experts_and_weights(d: GraphGenerator) -> tuple[int, ...]:
+    x, ids, experts = _expert_rows(d)
+    weight = d.matrix((experts, d.pick((4, 8, 5)), x.shape[-1]))
+    made = _product(d, "mul_mat_id", weight, x, ids)
+    if made is None:
+        return ()
+    _hide(d, made)
+    _between(d)
+    return _ids(d, made, _joined(d, "mul", made, (*ids.shape, 1)))
 
 
 def _weighted_experts(d: GraphGenerator) -> tuple[int, ...]:
@@ -239,8 +269,10 @@ def _rope_into_cache(d: GraphGenerator) -> tuple[int, ...]:
 
 CHAINS: Final[Mapping[str, Chain]] = {
     "rms_norm+mul": _norm_and_weight,
+    "rms_norm+mul+swiglu": _gated_norm,
     "mul_mat+add": _product_and_sum,
     "mul_mat+add+add": _product_and_sums,
+    "mul_mat_id+mul": _experts_and_weights,
     "mul_mat_id+add_id": _experts_and_sum,
     "mul_mat_id+add_id+mul": _weighted_experts,
     "mul_mat*2+swiglu": _gated,
