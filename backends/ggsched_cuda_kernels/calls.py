@@ -64,3 +64,9 @@ class CudaLoweringContext(LoweringContext):
         call = self.calls[-1]
         assert isinstance(call, KernelCall)
         self.calls[-1] = replace(call, meets=arg)
+
+    def can_write_halves(self) -> None:
+        """Say that the last call can write its result as bf16 too, by its last argument."""
+        call = self.calls[-1]
+        assert isinstance(call, KernelCall)
+        self.calls[-1] = replace(call, halves=len(call.args) - 1)

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 from ggsched.backend.program import Operand
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.operands import PIECE, has_pieces
-from ggsched_kernels.calls import SCRATCH, Arg, Launch, f32, i32, window
-from ggsched_kernels.lower_attention import attention_operands, join_shares
+from ggsched_kernels.calls import SCRATCH, Arg, Launch, Window, f32, i32, window
+from ggsched_kernels.lower_attention import attention_operands
 from ggsched_kernels.lowering_context import weight_define
 
 DTYPES: Final = frozenset({"f16", "bf16"})
@@ -30,6 +30,9 @@ SPLIT_ROWS: Final = 256
 """Rows of keys of a share, at least."""
 
 MAX_SPLITS: Final = 64
+
+JOINED_ROWS: Final = 8
+"""Rows of a group that joins shares."""
 
 
 class Cut(NamedTuple):
@@ -95,7 +98,18 @@ def lower_flash(site: CudaLoweringContext) -> None:
     site.call("flash_attention", "flash_attention", args, grid, **defines, **weight_define(k.dtype))
     site.launched(Launch.IN_TURN)
     if splits > 1:
-        join_shares(site, splits)
+        _join(site, tensors[4], splits, has)
+
+
+def _join(site: CudaLoweringContext, sinks: Window, splits: int, has: int) -> None:
+    """Add the call that joins what shares of the rows have: a warp for each head of a token."""
+    y = window(site.node.output)
+    tokens, heads, across = site.node.output.shape
+    args = (SCRATCH, *sinks.args, *y.args, i32(has), i32(splits), y.buffer)
+    grid = (-(-tokens * heads // JOINED_ROWS), 1, 1)
+    site.call("flash_join", "flash_join", args, grid, lanes=32 * JOINED_ROWS, ACROSS=across)
+    site.launched(Launch.IN_TURN)
+    site.can_write_halves()
 
 
 def _has_words(operand: Operand) -> bool:

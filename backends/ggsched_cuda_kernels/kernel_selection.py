@@ -12,7 +12,13 @@ from ggsched.backend.program import BoundNode, Operand, groups_of
 from ggsched.ir.shapes import KV_DTYPES
 from ggsched_cuda_kernels.calls import Call, CudaLoweringContext
 from ggsched_cuda_kernels.decode.attention import fits_attention, lower_attention
-from ggsched_cuda_kernels.decode.device_sums import PATTERN, fits_sums, join_sums, lower_sums
+from ggsched_cuda_kernels.decode.device_sums import (
+    PATTERN,
+    fits_sums,
+    join_sums,
+    lower_sums,
+    residual_norm,
+)
 from ggsched_cuda_kernels.decode.elements import join_elements
 from ggsched_cuda_kernels.decode.fused import (
     fits_gated_norm,
@@ -33,6 +39,8 @@ from ggsched_cuda_kernels.decode.sums import fits_sum_add, lower_sum_add
 from ggsched_cuda_kernels.delta_scan import fits_scan, lower_scan
 from ggsched_cuda_kernels.flash_attention import ALL_DTYPES as FLASH
 from ggsched_cuda_kernels.flash_attention import fits_flash, lower_flash
+from ggsched_cuda_kernels.gated_rows import fits_gated, lower_gated
+from ggsched_cuda_kernels.halves import writing_halves
 from ggsched_cuda_kernels.passes import fits_passes, lower_passes
 from ggsched_cuda_kernels.pdl_prefetch import reading_early
 from ggsched_cuda_kernels.products import (
@@ -121,6 +129,7 @@ TABLE: Final[tuple[KernelRule, ...]] = (
     KernelRule(
         "linear attention of tokens", "linear_attention", frozenset({"f32"}), fits_scan, lower_scan
     ),
+    KernelRule("gated product of rows", "swiglu", frozenset({"f32"}), fits_gated, lower_gated),
     KernelRule("rope by heads", "rope", frozenset({"f32"}), fits_rope, lower_rope),
 )
 
@@ -189,6 +198,9 @@ def lower(
     while at < len(groups):
         joined = _joined(groups, at, profile)
         count, sites = joined or (1, _lower_group(groups[at], profile, retained))
+        normed = None if joined else _normed(groups, at, sites, profile)
+        if normed is not None:
+            count, sites = 2, [*sites[:-1], normed]
         made = [node.output for group in groups[at : at + count] for node in group]
         for site in sites:
             for call in site.calls:
@@ -198,6 +210,8 @@ def lower(
         for operand in made:
             retained.forget(operand)
         at += count
+        if calls:
+            calls[-1] = writing_halves(calls[-1], made[-1], groups[at:], profile, retained)
     return calls, memory_of(scratch, retained)
 
 
@@ -216,6 +230,22 @@ def _joined(
                     _check(node)
             return count, [site]
     return None
+
+
+def _normed(
+    groups: Groups, at: int, sites: Sequence[LoweringContext], profile: TuningProfile
+) -> LoweringContext | None:
+    """Return the site of the last addition of a group and of the norm behind it, as one call."""
+    last = sites[-1]
+    if at + 1 == len(groups) or last.node.op != "add" or len(last.calls) != 1:
+        return None
+    if last.calls[0].kernel != "binary" or last.node is not groups[at][-1]:
+        return None
+    found = residual_norm(last.node, groups[at + 1], profile)
+    if found is not None:
+        for node in (last.node, *groups[at + 1]):
+            _check(node)
+    return found
 
 
 def _lower_group(

@@ -95,8 +95,8 @@ def lower_rounded(site: CudaLoweringContext) -> None:
     """One product for each piece of a weight, with rows of x in 16 bits."""
     w, x = site.node.inputs
     name, m, k = w.dtype.name, prod(x.shape[:-1]), x.shape[-1]
-    scales, _, pitch = convert_rows(site)
-    rows = Window(FACTOR, 0, (1, 1, m, k), (0, 0, pitch, 2))
+    layout = convert_rows(site)
+    rows, scales = Window(FACTOR, 0, (1, 1, m, k), (0, 0, layout.pitch, 2)), layout.scales
     if not w.dtype.is_quantized:
         _multiply(site, window(w), rows, blas.BF16 if name == "bf16" else blas.F16, 0)
         if name != "bf16":

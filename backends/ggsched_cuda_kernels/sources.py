@@ -19,7 +19,6 @@ BEHIND: Final = {
     "delta_scan": "recurrent",
     "elements": "elementwise",
     "moe_router": "sort",
-    "rms_mul": "norm",
     "rope_kv_write": "rope",
 }
 """Own sources that stand behind the text of a shared one."""
@@ -29,13 +28,16 @@ _GEMV_OWN: Final = ("tile_config.h", "gemv_row.h", "gemv_pieces.h", "gemv_tiles.
 WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "attention": (("warps.h",), ("cluster.h", "attention.h")),
     "flash_attention": ((), ()),
+    "flash_join": ((), ("halves.h",)),
+    "gated_rows": ((), ("halves.h",)),
     "heads_attention": (("warps.h", "rope.cl"), ("cluster.h", "attention.h")),
+    "rms_mul": ((), ("halves.h",)),
     "sum_add": ((), ()),
-    "sum_norm": ((), ()),
+    "sum_norm": ((), ("halves.h",)),
     "to_bf16": (("weights.h",), ()),
     "to_f16": (("weights.h",), ()),
     "unscale": ((), ()),
-    "to_halves": ((), ()),
+    "to_halves": ((), ("halves.h",)),
     "tile_product": (("weights.h",), ("cluster.h",)),
     "warp_specialized_rows": (_GEMV, _GEMV_OWN),
     "warp_specialized_experts": ((*_GEMV, "sort_key.h"), _GEMV_OWN),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
+from ggsched.backend.program import Operand
 from ggsched.ir.dtype import DType
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_kernels import FACTOR, ROUTE
@@ -215,9 +216,9 @@ DECLARED_NBYTES: Final = 4 << 10  # shared memory that the kernel declares or th
 def _multiply(site: CudaLoweringContext, cut: Cut, tiles: int, *, is_routed: bool) -> None:
     """Add the call of ``tile_product`` for a number of tiles of rows."""
     w, x = site.node.inputs[:2]
-    planes, (scales, plane, pitch) = planes_of(site), convert_rows(site)
+    rows = convert_rows(site)
     own = x.shape[1] if is_routed else 1
-    halves = (FACTOR, i64(0), i64(scales), i64(plane), i32(pitch), i32(own))
+    halves = (FACTOR, i64(0), i64(rows.scales), i64(rows.plane), i32(rows.pitch), i32(own))
     y = window(site.node.output)
     args = (*window(w).args, *halves, *y.args, ROUTE if is_routed else FACTOR)
     columns = -(-w.shape[-2] // cut.columns)
@@ -232,28 +233,56 @@ def _multiply(site: CudaLoweringContext, cut: Cut, tiles: int, *, is_routed: boo
         "STAGES": cut.stages,
         "WT": cut.tiles,
         "RESIDENT": cut.resident,
-        "PLANES": planes,
+        "PLANES": rows.planes,
         "ROUTED": int(is_routed),
-        "LOCAL_NBYTES": shared_nbytes(w.dtype, cut, planes),
+        "LOCAL_NBYTES": shared_nbytes(w.dtype, cut, rows.planes),
     }
     site.call("tile_product", "tile_product", args, groups, **defines, **weight_define(w.dtype))
     site.launched(Launch.IN_TURN)
 
 
-def convert_rows(site: CudaLoweringContext) -> tuple[int, int, int]:
-    """Let FACTOR hold the rows of x; return where scales begin, and steps of planes and rows."""
-    w, x = site.node.inputs[:2]
-    rows, is_bf16, planes = prod(x.shape[:-1]), w.dtype.name == "bf16", planes_of(site)
+@dataclass(frozen=True, slots=True)
+class RowsLayout:
+    """How rows of x lie in FACTOR as numbers of 16 bits.
+
+    Attributes:
+        planes: Numbers for each element.
+        pitch: Bytes from row to row.
+        plane: Bytes from plane to plane.
+        scales: Offset of the f32 of each row that undoes its scale.
+        nbytes: Bytes of all.
+    """
+
+    planes: int
+    pitch: int
+    plane: int
+    scales: int
+    nbytes: int
+
+    def how(self, *, is_bf16: bool) -> tuple[str, bool, int]:
+        """Return what decides the content, for ``Retained``."""
+        return "halves", is_bf16, self.planes
+
+
+def rows_layout(x: Operand, planes: int) -> RowsLayout:
+    """Return how the rows of an operand lie as so many numbers of 16 bits for each element."""
+    rows = prod(x.shape[:-1])
     pitch = -(-x.shape[-1] // BLOCK) * BLOCK * 2
-    plane = rows * pitch
-    scales = planes * plane
-    how = ("halves", is_bf16, planes)
-    if site.retained.prepare(FACTOR, x, how, scales + 4 * rows):
+    scales = planes * rows * pitch
+    return RowsLayout(planes, pitch, rows * pitch, scales, scales + 4 * rows)
+
+
+def convert_rows(site: CudaLoweringContext) -> RowsLayout:
+    """Let FACTOR hold the rows of x; return how they lie."""
+    w, x = site.node.inputs[:2]
+    is_bf16, layout = w.dtype.name == "bf16", rows_layout(x, planes_of(site))
+    if site.retained.prepare(FACTOR, x, layout.how(is_bf16=is_bf16), layout.nbytes):
         a = site.contiguous(x)
-        args = (*a.args, FACTOR, i64(scales), i64(plane), i32(pitch))
-        defines = {"PLANES": planes, "HALF_BF16": int(is_bf16)}
+        args = (*a.args, FACTOR, i64(layout.scales), i64(layout.plane), i32(layout.pitch))
+        defines = {"PLANES": layout.planes, "HALF_BF16": int(is_bf16)}
+        rows = prod(x.shape[:-1])
         site.call("to_halves", "to_halves", args, (rows, 1, 1), lanes=LANES, **defines)
-    return scales, plane, pitch
+    return layout
 
 
 __all__ = [
@@ -261,6 +290,7 @@ __all__ = [
     "DTYPES",
     "FEW",
     "Cut",
+    "RowsLayout",
     "convert_rows",
     "cut_of",
     "fits_experts",
@@ -268,5 +298,6 @@ __all__ = [
     "lower_experts",
     "lower_rows",
     "planes_of",
+    "rows_layout",
     "shared_nbytes",
 ]

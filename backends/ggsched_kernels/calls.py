@@ -105,6 +105,8 @@ class KernelCall:
         meets: The first of three arguments by which it can meet a call of another GPU: a word of
             its own for each group, one of the other's, and nanoseconds of patience; -1 for none.
             CUDA only.
+        halves: The argument by which it can write its result as rows of bf16 too, with the
+            definition HALVES; any memory where it does not. -1 for none. CUDA only.
     """
 
     source: str
@@ -120,6 +122,7 @@ class KernelCall:
     launch: Launch = Launch.AT_HEAD
     early_reads: tuple[Operand, ...] = ()
     meets: int = -1
+    halves: int = -1
 
 
 @dataclass(frozen=True, slots=True)

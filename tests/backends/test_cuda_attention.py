@@ -116,7 +116,7 @@ def test_shares_of_the_rows(tokens, n, splits):
     from ggsched_cuda_kernels.kernel_selection import lower
 
     calls, memory = lower(attention(tokens=tokens, n=n, mask=None), H200)
-    assert [c.kernel for c in calls] == ["flash_attention", "attention_join"][: 1 + (splits > 1)]
+    assert [c.kernel for c in calls] == ["flash_attention", "flash_join"][: 1 + (splits > 1)]
     assert calls[0].groups[2] == splits
     assert sum(memory.values()) == (4 * splits * tokens * 32 * 130 if splits > 1 else 0)
 
@@ -178,7 +178,7 @@ def test_a_token_at_any_depth_keeps_a_gpu_busy(n, share):
     from ggsched_cuda_kernels.kernel_selection import lower
 
     (call, *joins), _ = lower(attention(share=share, n=n, mask=None), H200)
-    assert [c.kernel for c in joins] == ["attention_join"] * (n >= 8192)
+    assert [c.kernel for c in joins] == ["flash_join"] * (n >= 8192)
     groups, defines = prod(call.groups), dict(call.defines)
     room = int(defines.get("RESIDENT", 1)) * H200.num_sms
     assert 0.9 * H200.num_sms <= groups <= room

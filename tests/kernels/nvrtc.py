@@ -93,7 +93,10 @@ def programs():
                 more = {f"W_{dtype.upper()}": 1} if dtype else {}
                 yield name, _sorted({**defines, **cut, **more})
     for gated in (0, 1):
-        yield "rms_mul", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, "GATED": gated})
+        flags = {"GATED": gated, "HALVES": 1 - gated}
+        yield "rms_mul", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, **flags})
+        yield "gated_rows", _sorted({**COMMON, "LANES": 256, "UNITS": 2, "HALVES": gated})
+        yield "flash_join", _sorted({**COMMON, "LANES": 256, "ACROSS": 80, "HALVES": gated})
     yield "elements", _sorted({**COMMON, "LANES": 1024, "STEPS": 6})
     for flag in (0, 1):
         states = {"BETA": flag, "COPIED": 1 - flag}
@@ -102,7 +105,8 @@ def programs():
     yield "rope_kv_write", _sorted({**COMMON, "LANES": 64})
     yield "sum_add", _sorted({**COMMON, "LANES": 64, "COUNT": 4})
     for norm in (0, 1):
-        yield "sum_norm", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, "NORM": norm})
+        flags = {"NORM": norm, "THIRD": 1 - norm, "HALVES": norm}
+        yield "sum_norm", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, **flags})
     for cut in ROUTES:
         yield "moe_router", _sorted({**COMMON, **cut})
     yield from attention_programs()

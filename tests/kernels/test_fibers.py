@@ -355,7 +355,7 @@ def test_flash_attention(runner, case):
     values |= seen_by(graph, mask, tokens, n, rng)
     nodes, memory = laid_out(graph, values)
     calls, needed = lower(nodes, replace(H200, activations=activations))
-    assert [c.kernel for c in calls] == ["flash_attention", "attention_join"][: len(calls)]
+    assert [c.kernel for c in calls] == ["flash_attention", "flash_join"][: len(calls)]
     assert (len(calls) > 1) == (n >= 2 * SPLIT_ROWS)
     runner.memory = {name: Memory(nbytes) for name, nbytes in needed.items()}
     for call in calls:

@@ -1,15 +1,18 @@
 """Sums over two devices, the residual and the norm behind it, as one kernel (LCH-6).
 
+Of many rows the sum of a product and the residual goes the same way (``residual_norm``).
+
 Of a decoding step such a sum has some KiB, so each kernel less counts. With many rows it saves the
 ways to memory between the three.
 """
 
 from collections.abc import Sequence
 from itertools import product
+from math import prod
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched_cuda_kernels.calls import CudaLoweringContext
-from ggsched_cuda_kernels.decode.fused import MAX_LANES, MAX_UNITS
+from ggsched_cuda_kernels.decode.fused import MAX_LANES, MAX_UNITS, lanes_of
 from ggsched_cuda_kernels.operands import has_rows, is_row, is_same, meet, other_operand
 from ggsched_kernels.calls import CODE, FAULT, MAX_PARTS, TuningProfile, f32, i64, window
 
@@ -37,9 +40,27 @@ def join_sums(
     """
     if at + 1 == len(groups) or _pattern(groups[at]) != PATTERN:
         return None
-    if _pattern(groups[at + 1]) != "rms_norm+mul":
+    site = _with_norm(groups[at], groups[at + 1], profile)
+    return None if site is None else (2, site)
+
+
+def residual_norm(
+    add: BoundNode, group: Sequence[BoundNode], profile: TuningProfile
+) -> CudaLoweringContext | None:
+    """Return the site of a call that computes one addition and the norm of it, or None.
+
+    Few rows go another way: additions belong to the products before them there.
+    """
+    rows = prod(add.output.shape[:-1])
+    return _with_norm([add], group, profile) if rows > profile.few_rows else None
+
+
+def _with_norm(
+    sums: Sequence[BoundNode], group: Sequence[BoundNode], profile: TuningProfile
+) -> CudaLoweringContext | None:
+    if _pattern(group) != "rms_norm+mul":
         return None
-    sums, (norm, mul) = groups[at], groups[at + 1]
+    norm, mul = group
     read, y, made = _addends(sums), sums[-1].output, mul.output
     w = other_operand(norm.output, mul)
     if read is None or w is None or not is_same(norm.inputs[0], y):
@@ -54,7 +75,7 @@ def join_sums(
         return None  # another row's group may not have read it yet
     site = CudaLoweringContext(mul, profile)
     _lower(site, sums, (norm, w, made))
-    return 2, site
+    return site
 
 
 def _pattern(nodes: Sequence[BoundNode]) -> str:
@@ -62,15 +83,21 @@ def _pattern(nodes: Sequence[BoundNode]) -> str:
     return group.pattern if group is not None and len(nodes) > 1 else ""
 
 
-def _addends(nodes: Sequence[BoundNode]) -> tuple[Operand, Operand, Operand] | None:
-    """Return what is added up, in order; None if rows do not fit."""
-    first, last = nodes
-    (a, b), z, y = first.inputs, other_operand(first.output, last), last.output
-    if z is None or any(o.shape != y.shape or not has_rows(o) for o in (a, b, z, y)):
+def _addends(nodes: Sequence[BoundNode]) -> tuple[Operand, ...] | None:
+    """Return the two or three that are added up, in order; None if rows do not fit."""
+    first, *more = nodes
+    read, y = [*first.inputs], nodes[-1].output
+    for node in more:
+        z = other_operand(first.output, node)
+        if z is None:
+            return None
+        read.append(z)
+    if any(o.shape != y.shape or not has_rows(o) for o in (*read, y)):
         return None
     n = y.shape[-1]
-    rows = y.nbytes // (4 * n)
-    return (a, b, z) if n <= 4 * MAX_LANES * MAX_UNITS and rows <= MAX_PARTS else None
+    rows = y.nbytes // (4 * n) if n else 0
+    fits = 0 < n <= 4 * MAX_LANES * MAX_UNITS and rows <= MAX_PARTS
+    return tuple(read) if fits else None
 
 
 def _is_in_place(a: Operand, b: Operand) -> bool:
@@ -85,8 +112,8 @@ def _lower(
     read, y = _addends(sums), window(sums[-1].output)
     assert read is not None  # it fits
     n = y.shape[-1]
-    lanes = min(MAX_LANES, max(32, 1 << (max(1, n // 4) - 1).bit_length()))
-    places = [*map(window, read), y]
+    lanes, units = lanes_of(n, y.rows)
+    places = [*map(window, read), *[y] * (4 - len(read))]
     eps = 0.0
     if norm is None:
         places += [y, y]
@@ -95,9 +122,11 @@ def _lower(
         places += [window(w), window(made)]
         eps = float(node.params["eps"])  # type: ignore[arg-type]  # the graph was verified
     args = (*(arg for place in places for arg in place.args), f32(eps))
-    meets = len(args) if y.rows <= MAX_MEETING_ROWS else -1
-    args += (i64(0), i64(0), i64(0), FAULT, CODE)
-    units = -(-n // (4 * lanes))
-    defines = {"UNITS": units, "NORM": int(norm is not None)}
+    is_sum = len(read) > 2  # of two devices, and what was there before
+    meets = len(args) if is_sum and y.rows <= MAX_MEETING_ROWS else -1
+    args += (i64(0), i64(0), i64(0), FAULT, CODE, y.buffer)
+    defines = {"UNITS": units, "NORM": int(norm is not None), "THIRD": int(is_sum)}
     site.call("sum_norm", "sum_norm", args, (y.rows, 1, 1), lanes=lanes, **defines)
     site.can_meet(meets)
+    if norm is not None:
+        site.can_write_halves()

@@ -15,6 +15,8 @@ from ggsched_kernels.lower_reductions import TURN
 
 MAX_LANES: Final = 1024
 MAX_UNITS: Final = 8
+MANY_ROWS: Final = 128
+MANY_LANES: Final = 256
 HEAD_LANES: Final = 64
 FEW_POSITIONS: Final = 64
 """With more positions the shared kernel, which computes each sine once for all heads, is better."""
@@ -59,11 +61,24 @@ def _norm(
     w = window(_other(norm, mul), mul.output.shape)
     z = y if gate is None else window(gate)
     n = x.shape[-1]
-    lanes = min(MAX_LANES, max(32, 1 << (max(1, n // 4) - 1).bit_length()))
-    units = -(-n // (4 * lanes))
-    args = (*x.args, *w.args, *z.args, *y.args, f32(site.number("eps")))
+    lanes, units = lanes_of(n, x.rows)
+    args = (*x.args, *w.args, *z.args, *y.args, f32(site.number("eps")), y.buffer)
     flags = {"UNITS": units, "GATED": int(gate is not None)}
     last.call("rms_mul", "rms_mul", args, (x.rows, 1, 1), lanes=lanes, **flags)
+    last.can_write_halves()
+
+
+def lanes_of(n: int, rows: int) -> tuple[int, int]:
+    """Return the lanes of a group that keeps a row, and the vectors of four that each has.
+
+    One row is spread as far as it goes. Of many rows several are on a multiprocessor at a time,
+    and each lane has more under way.
+    """
+    vectors = max(1, -(-n // 4))
+    most = MAX_LANES if rows < MANY_ROWS else max(MANY_LANES, -(-vectors // MAX_UNITS))
+    lanes = min(MAX_LANES, most, max(32, 1 << (vectors - 1).bit_length()))
+    lanes = 1 << (lanes - 1).bit_length()
+    return lanes, -(-vectors // lanes)
 
 
 def fits_rope(site: CudaLoweringContext) -> bool:

@@ -1,4 +1,5 @@
-/* y = rms_norm(x) * w over the last axis, in one pass over x; with GATED times silu(z). Behind the text of norm.cl.
+/* y = rms_norm(x) * w over the last axis, in one pass over x; with GATED times silu(z). With HALVES besides
+ * the same as bf16, for the product that follows.
  *
  * One group takes one row; a lane keeps its elements in registers, UNITS vectors of four. Rows of x, w, z and
  * y lie along the last axis without gaps, at multiples of 16 bytes; w is broadcast by strides of 0.
@@ -10,7 +11,7 @@ FN float warp_sum_(float x) {
 }
 
 KERNEL(rms_mul)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *z, Tens tz,
-                GLOBAL u8 *y, Tens ty, float eps) {
+                GLOBAL u8 *y, Tens ty, float eps, GLOBAL u8 *halves) {
   LOCAL float sums[32];
   int n = tx.n[3], row = GROUP(0);
   const float4 *xr = (const float4 *)(x + row_offset(tx, row));
@@ -39,6 +40,9 @@ KERNEL(rms_mul)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *w, Tens tw, GLOBAL
       made.z *= g.z / (EXP(-g.z) + 1.0f), made.w *= g.w / (EXP(-g.w) + 1.0f);
 #endif
       yr[i] = made;
+#if HALVES
+      put_halves(halves, (i64)row * n + 4 * i, made);
+#endif
     }
   }
 }

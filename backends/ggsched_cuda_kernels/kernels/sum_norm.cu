@@ -1,5 +1,6 @@
 /* y = (a + b) + z, and with NORM besides m = rms_norm(y) * w over the last axis: a sum over two devices, the residual
- * and the norm behind it, as one kernel.
+ * and the norm behind it, as one kernel. Without THIRD y = a + b: a product, and the residual. With HALVES m is written
+ * as bf16 besides, for the product that follows.
  *
  * One group takes one row; a lane keeps its elements in registers, UNITS vectors of four. Rows of all lie along the
  * last axis without gaps, at multiples of 16 bytes; w is one row. y and m may be a, b or z, but not each other.
@@ -45,7 +46,7 @@ FN float4 sum_(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.
 KERNEL(sum_norm)(
     GLOBAL const u8 *a, Tens ta, GLOBAL const u8 *b, Tens tb, GLOBAL const u8 *z, Tens tz, GLOBAL u8 *y, Tens ty,
     GLOBAL const u8 *w, Tens tw, GLOBAL u8 *m, Tens tm, float eps, u32 *own, u32 *peer, i64 patience, GLOBAL i32 *fault,
-    int code) {
+    int code, GLOBAL u8 *halves) {
   int n = ty.n[3], row = GROUP(0);
   const float4 *ar = (const float4 *)(a + row_offset(ta, row)), *br = (const float4 *)(b + row_offset(tb, row));
   const float4 *zr = (const float4 *)(z + row_offset(tz, row));
@@ -66,7 +67,10 @@ KERNEL(sum_norm)(
   float sum = 0.0f;
   UNROLL for (int u = 0; u < UNITS; u++) {
     int i = u * LANES + LANE;
-    v[u] = i * 4 < n ? sum_(sum_(ar[i], br[i]), zr[i]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    v[u] = i * 4 < n ? sum_(ar[i], br[i]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#if THIRD
+    if (i * 4 < n) v[u] = sum_(v[u], zr[i]);
+#endif
     if (i * 4 < n) yr[i] = v[u];
     sum += v[u].x * v[u].x + v[u].y * v[u].y + v[u].z * v[u].z + v[u].w * v[u].w;
   }
@@ -81,7 +85,11 @@ KERNEL(sum_norm)(
   UNROLL for (int u = 0; u < UNITS; u++) {
     int i = u * LANES + LANE;
     float4 g = f[u], t = v[u];
-    if (i * 4 < n) mr[i] = make_float4(t.x * scale * g.x, t.y * scale * g.y, t.z * scale * g.z, t.w * scale * g.w);
+    if (i * 4 >= n) continue;
+    mr[i] = make_float4(t.x * scale * g.x, t.y * scale * g.y, t.z * scale * g.z, t.w * scale * g.w);
+#if HALVES
+    put_halves(halves, (i64)row * n + 4 * i, make_float4(t.x * scale * g.x, t.y * scale * g.y, t.z * scale * g.z, t.w * scale * g.w));
+#endif
   }
 #endif
 }

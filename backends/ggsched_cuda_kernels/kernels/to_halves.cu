@@ -8,9 +8,7 @@
  * apart, zeros behind their last element. Elements that are not finite stay so. Groups: rows. */
 FN u32 half_bits(float x) {
 #if HALF_BF16
-  u32 bits = BITS_OF_FLOAT(x), rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  if (x != x) return 0x7fc0u;
-  return ((rounded & 0x7f800000u) == 0x7f800000u ? bits : rounded) >> 16; /* finite ones stay so */
+  return bf16_bits(x);
 #else
   return HALF_OF_FLOAT(x);
 #endif

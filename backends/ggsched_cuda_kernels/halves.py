@@ -1,0 +1,69 @@
+"""Rows in bf16 that the kernel which makes them writes too, for the product that follows.
+
+A product of many rows by cuBLAS wants rows of bf16 beside weights of bf16 (``products``). Norms,
+gated products and attention have these rows in registers: they write them to FACTOR as they go,
+where a kernel of its own would read all again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Final
+
+from ggsched.backend.program import BoundNode, Operand
+from ggsched.ir.tensor import contiguous_strides
+from ggsched_cuda_kernels.calls import Call, CudaLoweringContext
+from ggsched_cuda_kernels.operands import is_same
+from ggsched_cuda_kernels.products import fits_rounded
+from ggsched_cuda_kernels.tiles import BLOCK, rows_layout
+from ggsched_kernels import FACTOR, KernelCall, TuningProfile
+from ggsched_kernels.retained import Retained
+
+LEAST_ROWS: Final = 32
+"""With fewer rows a kernel of its own costs less than programs in one more form."""
+
+
+def writing_halves(
+    call: Call,
+    made: Operand,
+    following: Sequence[Sequence[BoundNode]],
+    profile: TuningProfile,
+    retained: Retained,
+) -> Call:
+    """Return a call that writes rows of bf16 too, if the next product takes them; else the call.
+
+    Args:
+        call: The last call of the node that makes an operand.
+        made: That operand.
+        following: Groups of nodes behind it.
+        profile: How kernels are cut.
+        retained: What is prepared; the operand was written, and what was made of it is forgotten.
+    """
+    if not isinstance(call, KernelCall) or call.halves < 0 or not following:
+        return call
+    product = following[0][0]
+    if product.op != "mul_mat" or product.inputs[0].dtype.name != "bf16":
+        return call
+    x, rows = product.inputs[1], prod(product.inputs[1].shape[:-1])
+    if not is_same(x, made) or not (_is_dense(x) and _is_dense(made)):
+        return call
+    if rows < LEAST_ROWS or x.shape[-1] % BLOCK or profile.activations != "auto":
+        return call
+    if not fits_rounded(CudaLoweringContext(product, profile)):
+        return call
+    layout = rows_layout(x, 1)
+    assert retained.prepare(FACTOR, x, layout.how(is_bf16=True), layout.nbytes)
+    args = list(call.args)
+    args[call.halves] = FACTOR
+    defines = tuple(sorted((*call.defines, ("HALVES", "1"))))
+    return replace(call, args=tuple(args), defines=defines)
+
+
+def _is_dense(o: Operand) -> bool:
+    return all(
+        n == 1 or a == b
+        for n, a, b in zip(o.shape, o.strides, contiguous_strides(o.dtype, o.shape), strict=True)
+    )
+
+
+__all__ = ["LEAST_ROWS", "writing_halves"]

@@ -1,0 +1,26 @@
+/* y = silu(g) * u, element by element, of many rows that lie along the last axis without gaps, at multiples of 16 bytes;
+ * with HALVES besides the same as bf16, for the product that follows. y may be g or u.
+ *
+ * Groups: parts of 4 * UNITS * LANES elements of a row; rows. */
+KERNEL(gated_rows)(GLOBAL const u8 *g, Tens tg, GLOBAL const u8 *u, Tens tu, GLOBAL u8 *y, Tens ty, GLOBAL u8 *halves) {
+  int n = ty.n[3], row = GROUP(1), first = GROUP(0) * UNITS * LANES + LANE;
+  const float4 *gr = (const float4 *)(g + row_offset(tg, row)), *ur = (const float4 *)(u + row_offset(tu, row));
+  float4 *yr = (float4 *)(y + row_offset(ty, row));
+  float4 a[UNITS], b[UNITS];
+  UNROLL for (int k = 0; k < UNITS; k++) {
+    int i = first + k * LANES;
+    a[k] = b[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (i * 4 < n) a[k] = gr[i], b[k] = ur[i];
+  }
+  UNROLL for (int k = 0; k < UNITS; k++) {
+    int i = first + k * LANES;
+    if (i * 4 >= n) continue;
+    float4 x = a[k], by = b[k];
+    x.x = x.x / (EXP(-x.x) + 1.0f) * by.x, x.y = x.y / (EXP(-x.y) + 1.0f) * by.y;
+    x.z = x.z / (EXP(-x.z) + 1.0f) * by.z, x.w = x.w / (EXP(-x.w) + 1.0f) * by.w;
+    yr[i] = x;
+#if HALVES
+    put_halves(halves, (i64)row * n + 4 * i, x);
+#endif
+  }
+}
