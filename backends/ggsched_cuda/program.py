@@ -1,11 +1,11 @@
 """Nodes as calls of the driver with every argument bound: launching is nothing but enqueueing."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ggsched.backend.base_buffer import BaseBuffer, own_buffer
-from ggsched.backend.program import BoundNode
+from ggsched.backend.program import BoundNode, OperandMemory
 from ggsched.backend.protocols import Device, Stream
 from ggsched.backend.queued.command_queue import CommandSink
 from ggsched_cuda import driver
@@ -18,7 +18,7 @@ from ggsched_cuda_kernels.calls import Call, Place, ProductCall
 from ggsched_cuda_kernels.kernel_selection import lower
 from ggsched_cuda_kernels.programmatic_launch import Mode, starts_early
 from ggsched_kernels import CODE, FAULT, Constant, KernelCall, TuningProfile
-from ggsched_kernels.calls import Arg, ArgPlaceholder, CodeOf
+from ggsched_kernels.calls import Arg, ArgPlaceholder, CodeOf, StreamCall
 
 
 class ProgramDevice(Device, Protocol):
@@ -43,6 +43,12 @@ class ProgramStream(Stream, Protocol):
     @property
     def device(self) -> ProgramDevice:
         """The device."""
+
+
+def _enqueue_by(enqueue: Callable[[int], object], stream: int) -> tuple[int]:
+    """Let a function enqueue commands on a stream, as a step of a program."""
+    enqueue(stream)
+    return (driver.READY,)
 
 
 class CudaProgram:
@@ -104,6 +110,9 @@ class CudaProgram:
     def _bind(self, call: Call) -> Step:
         if isinstance(call, ProductCall):
             return self._bind_product(call), ()
+        if isinstance(call, StreamCall):
+            handle = self.stream.queue.handle
+            return _enqueue_by, (call.bound(self._memory_of, handle), handle)
         shared = call.shared_nbytes
         programs = self.stream.queue.gpu.programs
         mode = self.stream.device.early
@@ -164,9 +173,12 @@ class CudaProgram:
 
     def _address(self, place: Place) -> int:
         memory, offset = place
+        return self._memory_of(memory) + offset
+
+    def _memory_of(self, memory: OperandMemory | ArgPlaceholder) -> int:
         if isinstance(memory, ArgPlaceholder):
-            return self._memory[memory] + offset
-        return int(own_buffer(memory).memory) + offset
+            return self._memory[memory]
+        return int(own_buffer(memory).memory)
 
     def _pack(self, values: Sequence[bytes]) -> int:
         """Lay arguments out in memory; return the address of the list of their addresses."""

@@ -1,10 +1,10 @@
-"""What a program of the plug-in is made of: kernels, and products by cuBLAS."""
+"""What a program is made of: kernels, products by cuBLAS, and functions of user-defined ops."""
 
 from dataclasses import dataclass, replace
 
 from ggsched.backend.program import Operand, OperandMemory
 from ggsched_kernels import KernelCall
-from ggsched_kernels.calls import ArgPlaceholder, MirrorOutput
+from ggsched_kernels.calls import ArgPlaceholder, MirrorOutput, StreamCall
 from ggsched_kernels.lowering_context import LoweringContext
 
 Place = tuple[OperandMemory | ArgPlaceholder, int]
@@ -41,7 +41,7 @@ class ProductCall:
     has_columns: bool = False
 
 
-Call = KernelCall | ProductCall
+Call = KernelCall | ProductCall | StreamCall
 
 
 class CudaLoweringContext(LoweringContext):

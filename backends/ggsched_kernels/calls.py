@@ -1,16 +1,19 @@
 """Kernel calls as data, and what every lowering needs to make them."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from math import prod
-from typing import Final
+from typing import Any, Final
 
+from ggsched.backend.device_array import DeviceArray, device_array
 from ggsched.backend.precision import Activations
 from ggsched.backend.program import Operand, OperandMemory
 from ggsched.errors import UsageError
+from ggsched.ir.dtype import DType
+from ggsched.ir.ops import Param
 
 AXES = 4
 MAX_PARTS = 65535  # CUDA's limit for the second axis of a grid
@@ -123,6 +126,40 @@ class KernelCall:
     early_reads: tuple[Operand, ...] = ()
     meets: int = -1
     halves: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCall:
+    """A function that enqueues commands of its own on the stream: the kernel of a user-defined op.
+
+    Attributes:
+        function: ``function(stream, *operands, out=array, **params)``.
+        places: Memory and offset of each operand, and of the result at the end.
+        kinds: Type and extents of each.
+        params: Parameters of the node.
+        label: The node, for messages.
+    """
+
+    function: Callable[..., object]
+    places: tuple[tuple[OperandMemory | ArgPlaceholder, int], ...]
+    kinds: tuple[tuple[DType, tuple[int, ...]], ...]
+    params: Mapping[str, Param]
+    label: str
+
+    def bound(
+        self, memory_of: Callable[[OperandMemory | ArgPlaceholder], Any], stream: Any
+    ) -> Callable[[Any], object]:
+        """Return what enqueues the commands on the stream that it is given.
+
+        Args:
+            memory_of: Returns the library's handle of memory.
+            stream: The library's stream, for arrays that name theirs.
+        """
+        arrays: list[DeviceArray] = []
+        for (memory, offset), (dtype, shape) in zip(self.places, self.kinds, strict=True):
+            arrays.append(device_array(memory_of(memory), offset, dtype, shape, stream))
+        *operands, out = arrays
+        return lambda queue: self.function(queue, *operands, out=out, **self.params)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from ggsched_kernels.calls import (
     SCRATCH,
     ArgPlaceholder,
     KernelCall,
+    StreamCall,
     TuningProfile,
     check_alignment,
 )
@@ -74,12 +75,12 @@ class Lowered:
     """Kernel calls for some nodes.
 
     Attributes:
-        calls: Kernels to enqueue, in order.
+        calls: What to enqueue, in order.
         memory: Bytes of each memory of the program that they need: scratch memory, which they
             share, and memory for what later nodes use again.
     """
 
-    calls: tuple[KernelCall, ...]
+    calls: tuple[KernelCall | StreamCall, ...]
     memory: Mapping[ArgPlaceholder, int]
 
 
@@ -99,7 +100,7 @@ def lower_nodes(
     Raises:
         UsageError: an op without a kernel, or elements that are not aligned.
     """
-    calls: list[KernelCall] = []
+    calls: list[KernelCall | StreamCall] = []
     retained = Retained() if retained is None else retained
     scratch = 0
     for node in nodes:

@@ -13,6 +13,7 @@ from ggsched_kernels.calls import (
     Arg,
     KernelCall,
     Launch,
+    StreamCall,
     TuningProfile,
     Window,
     i32,
@@ -40,7 +41,7 @@ class LoweringContext:
         self.node = node
         self.profile = profile
         self.retained = Retained() if retained is None else retained
-        self.calls: list[KernelCall] = []
+        self.calls: list[KernelCall | StreamCall] = []
         self.scratch_nbytes = 0
 
     def number(self, name: str) -> float:
@@ -74,7 +75,9 @@ class LoweringContext:
 
     def launched(self, launch: Launch, early_reads: tuple[Operand, ...] = ()) -> None:
         """Say when the last call may be launched, and what it can read early."""
-        self.calls[-1] = replace(self.calls[-1], launch=launch, early_reads=early_reads)
+        call = self.calls[-1]
+        assert isinstance(call, KernelCall)
+        self.calls[-1] = replace(call, launch=launch, early_reads=early_reads)
 
     def scratch(self, nbytes: int) -> int:
         """Reserve scratch memory for this node, return its offset."""

@@ -1,14 +1,15 @@
 """User-defined ops: a kernel that calls the user's function with pointers and numbers.
 
 The function gets pointers to first elements. A kernel argument names memory from its start, so a
-kernel is made around the function that adds the offsets.
+kernel is made around the function that adds the offsets. A function in Python enqueues commands of
+its own instead.
 """
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from ggsched.backend.program import Operand
 from ggsched.backend.user_kernels import user_kernel
@@ -16,7 +17,7 @@ from ggsched.errors import UsageError
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import contiguous_strides
 from ggsched.ir.user_ops import SourceKernel
-from ggsched_kernels.calls import SCRATCH, Arg, Launch, Window, i32, i64, window
+from ggsched_kernels.calls import SCRATCH, Arg, Launch, StreamCall, Window, i32, i64, window
 from ggsched_kernels.lowering_context import LoweringContext
 
 PREFIX: Final = "user-"
@@ -33,14 +34,35 @@ _WORDS: Final = {
 
 
 def lower_user(site: LoweringContext) -> None:
-    """Add the call of the user's function; strided operands are copied before it."""
+    """Add what computes a user-defined op; strided operands are copied before it."""
     node = site.node
-    kernel = _kernel(node.op, node.output.buffer.device.facts.backend)
-    operands = (*node.inputs, node.output)
+    kernel = user_kernel(node.op, node.output.buffer.device.facts.backend)
     names = (*OPS[node.op].operands, "out")
     places = {name: _place(site, o) for name, o in zip(names[:-1], node.inputs, strict=True)}
-    out = _result_place(site)
-    places["out"] = out
+    out = places["out"] = _result_place(site)
+    if isinstance(kernel, SourceKernel):
+        _call_source(site, kernel, names, places)
+    else:
+        _call_function(site, kernel, places.values())
+    if out.buffer is SCRATCH:
+        dtype = node.output.dtype
+        site.copy(out, window(node.output), dtype, _COPY[dtype.name])
+
+
+def _call_function(site: LoweringContext, function: Any, places: Iterable[Window]) -> None:
+    """Add the call of a function that enqueues commands."""
+    node = site.node
+    kinds = tuple((o.dtype, o.shape) for o in (*node.inputs, node.output))
+    memory = tuple((place.buffer, place.offset) for place in places)
+    site.calls.append(StreamCall(function, memory, kinds, node.params, node.label))
+
+
+def _call_source(
+    site: LoweringContext, kernel: SourceKernel, names: Sequence[str], places: dict[str, Window]
+) -> None:
+    """Add the call of a function in OpenCL C or CUDA C++."""
+    node = site.node
+    operands = (*node.inputs, node.output)
     args: list[Arg] = []
     for text in kernel.args:
         args += _arg(site, text, places, dict(zip(names, operands, strict=True)))
@@ -62,15 +84,13 @@ def lower_user(site: LoweringContext) -> None:
         **kinds,
     )
     site.launched(Launch.IN_TURN)
-    if out.buffer is SCRATCH:
-        dtype = node.output.dtype
-        site.copy(out, window(node.output), dtype, _COPY[dtype.name])
 
 
 def user_source(name: str, dialect: Literal["opencl", "cuda"]) -> str:
     """Return the user's source and the kernel that calls its function."""
     op = OPS[name.removeprefix(PREFIX)]
-    kernel = _kernel(op.name, dialect)
+    kernel = user_kernel(op.name, dialect)
+    assert isinstance(kernel, SourceKernel)  # functions in Python have no source
     head, space, long = _WORDS[dialect]
     declared: list[str] = []
     passed: list[str] = []
@@ -85,12 +105,6 @@ def user_source(name: str, dialect: Literal["opencl", "cuda"]) -> str:
     words = "typedef unsigned short ushort_t;\ntypedef unsigned char uchar_t;\n"
     body = f"{kernel.name}({', '.join(passed)});"
     return f"{words}{kernel.source}\n{head} {KERNEL}({', '.join(declared)}) {{ {body} }}\n"
-
-
-def _kernel(op: str, backend: str) -> SourceKernel:
-    kernel = user_kernel(op, backend)
-    assert isinstance(kernel, SourceKernel)  # checked when it was registered
-    return kernel
 
 
 def _place(site: LoweringContext, operand: Operand) -> Window:

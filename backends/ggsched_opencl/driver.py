@@ -6,7 +6,7 @@ events. What pyopencl or a platform does oddly is dealt with here, with the reas
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -269,6 +269,12 @@ def enqueue_fill(queue: Handle, buffer: Handle, offset: int, nbytes: int, patter
 def enqueue_wait(queue: Handle, event: Handle) -> Handle:
     """Hold later commands of the queue until an event of its context is complete."""
     return cl.enqueue_barrier(queue, wait_for=[event])
+
+
+def enqueue_by(queue: Handle, enqueue: Callable[[Handle], object], *_: object) -> Handle:
+    """Let a function enqueue commands; return an event behind them, its own if it returns one."""
+    event = enqueue(queue)
+    return event if isinstance(event, cl.Event) else cl.enqueue_marker(queue)
 
 
 def make_gate(context: Handle) -> Handle:

@@ -1,6 +1,6 @@
 """Nodes as kernels whose arguments are set: launching is nothing but enqueueing."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from ggsched.backend.base_buffer import BaseBuffer, own_buffer, writable_memory
@@ -8,14 +8,13 @@ from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import Device
 from ggsched.backend.queued.stream import QueuedStream
 from ggsched_kernels import CODE, FAULT, Constant, KernelCall, TuningProfile, lower_nodes
-from ggsched_kernels.calls import Arg, ArgPlaceholder, CodeOf
+from ggsched_kernels.calls import Arg, ArgPlaceholder, CodeOf, StreamCall
 from ggsched_opencl import driver
 from ggsched_opencl.driver import Handle
 from ggsched_opencl.queue import OpenClQueue
 
-Grid = tuple[int, int, int]
-Step = tuple[Handle, Grid, Grid]
-"""A kernel, its work-items, and those of a group."""
+Step = tuple[Callable[..., Handle], Handle, object, object]
+"""What to call with the queue and a kernel, its work-items, and those of a group."""
 
 
 class ProgramDevice(Device, Protocol):
@@ -52,7 +51,8 @@ class OpenClProgram:
         self._device = device
         self.stream = stream
         self.is_closed = False
-        self.checks_ids = any(FAULT in call.args for call in lowered.calls)
+        kernels = [call for call in lowered.calls if isinstance(call, KernelCall)]
+        self.checks_ids = any(FAULT in call.args for call in kernels)
         self.steps: list[Step] = []
         self.labels = [call.label for call in lowered.calls]
         # OpenCL kernels do not keep their arguments alive.
@@ -69,14 +69,19 @@ class OpenClProgram:
             self.close()
             raise
 
-    def _add(self, call: KernelCall) -> None:
+    def _add(self, call: KernelCall | StreamCall) -> None:
+        if isinstance(call, StreamCall):
+            enqueue = call.bound(lambda memory: self._value(memory, call.label), None)
+            self.steps.append((driver.enqueue_by, enqueue, None, None))
+            return
         key = (call.source, call.defines, call.kernel)
         kernel = self._device.take_kernel(*key)
         self._kernels.append((key, kernel))
         for i, arg in enumerate(call.args):
             driver.set_argument(kernel, i, self._value(arg, call.label))
         x, y, z = call.groups
-        self.steps.append((kernel, (x * call.lanes, y, z), (call.lanes, 1, 1)))
+        group = call.lanes, 1, 1
+        self.steps.append((driver.enqueue_kernel, kernel, (x * call.lanes, y, z), group))
 
     def _value(self, arg: Arg, label: str) -> Handle | bytes:
         if isinstance(arg, bytes):

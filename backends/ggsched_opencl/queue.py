@@ -78,19 +78,19 @@ class OpenClQueue(CommandQueue[Point]):
         self._take(driver.enqueue_fill(self._handle, memory, offset, nbytes, pattern))
 
     def launch(self, program: Launchable, steps: Sequence[Any]) -> None:
-        """Run the kernels of a program."""
-        handle, enqueue, newest, done = self._handle, driver.enqueue_kernel, self.newest, 0
+        """Run the steps of a program."""
+        handle, newest, done = self._handle, self.newest, 0
         times = self._own_times
         timed = None if times is None else times.commands
         count = self._counted.launch()
         try:
-            for kernel, items, group in steps:
+            for enqueue, kernel, items, group in steps:
                 newest = enqueue(handle, kernel, items, group)
                 count(newest)
                 if timed is not None:
                     timed.append((program.labels[done], newest))
                 done += 1
-        except driver.errors() as error:
+        except Exception as error:  # functions of user-defined ops have errors of their own
             # Some of the nodes are enqueued, so this is no refusal (ERR-1) but a fault (ERR-2).
             self.faults.poison(driver.fault_of(error, program.labels[done], self.name))
         self._ids_unchecked |= program.checks_ids

@@ -130,7 +130,9 @@ def register_op(
             random graphs compute on with them.
         kernels: By backend. ``cpu``: ``kernel(*arrays, out=array, **params)`` on numpy views, of
             which only ``out`` is writable, as numpy's ufuncs are. ``opencl``, ``cuda``: a
-            ``SourceKernel``. Others: what the plug-in documents.
+            ``SourceKernel``, or ``kernel(stream, *arrays, out=array, **params)``, which enqueues
+            commands on the stream and waits for nothing; it gets ``DeviceArray``s. Others: what
+            the plug-in documents.
         decompose: ``decompose(g, *operands, **params)`` spells the op out: it adds nodes to a
             ``GraphBuilder`` and returns a result of the same type and shape. Devices that have no
             kernel for the op, but for those, may run it so.
@@ -293,8 +295,9 @@ def _rule(
 def _check_kernel(where: str, backend: str, kernel: Any, op: OpDef) -> None:
     """Refuse a kernel whose declaration does not fit the op."""
     if not isinstance(kernel, SourceKernel):
-        if backend in ("opencl", "cuda"):
-            raise UsageError(f"the kernel for {backend!r} must be a SourceKernel", where=where)
+        if backend in ("opencl", "cuda") and not callable(kernel):
+            what = f"the kernel for {backend!r} must be a SourceKernel or a function"
+            raise UsageError(what, where=where)
         if backend == "cpu" and not callable(kernel):
             raise UsageError("the kernel for 'cpu' must be callable", where=where)
         return

@@ -119,7 +119,7 @@ CUDA = SourceKernel("", "f", ("x", "out"))
         ({"samples": [Sample([(3,), (4,)])]}, "2 shapes for 1 operands"),
         ({"samples": [Sample([(3,)], kinds={"y": "ids"})]}, "names 'y'"),
         ({"kernels": {"cpu": 3}}, "must be callable"),
-        ({"kernels": {"opencl": np.square}}, "must be a SourceKernel"),
+        ({"kernels": {"opencl": "square"}}, "must be a SourceKernel or a function"),
         ({"kernels": {"cuda": SourceKernel("", "f", ("x", "y"))}}, "argument 'y'"),
         ({"kernels": {"cuda": SourceKernel("", "f", ("x", "size:y"))}}, "argument 'size:y'"),
         ({"kernels": {"cuda": SourceKernel("", "f", ("x",), lanes=0)}}, "0 lanes"),

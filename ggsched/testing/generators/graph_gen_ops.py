@@ -222,7 +222,8 @@ def _mul_mat(d: GraphGenerator) -> None:
 def _weight(
     d: GraphGenerator, fits: Callable[[Tensor], bool], make: Callable[[], tuple[int, ...]]
 ) -> Tensor:
-    fresh, there = d.flip(), [t for t in d.floats if fits(t)]
+    allowed = (F32, *d.weight_dtypes)
+    fresh, there = d.flip(), [t for t in d.floats if t.dtype in allowed and fits(t)]
     return d.pick(there) if there and not fresh else d.matrix(make())
 
 
