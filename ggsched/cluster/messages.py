@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from ggsched.backend.protocols import CONTRACT_VERSION
+from ggsched.fingerprint import fingerprint
 from ggsched.ir.tensor import Tensor
 from ggsched.plan.bundle import FORMAT
 from ggsched.plan.parts import Part
@@ -26,6 +27,7 @@ def version() -> str:
         number = installed("ggsched")
     except PackageNotFoundError:  # run from a checkout
         number = "of a checkout"
+    number += f" (sources {fingerprint()})"
     return f"ggsched {number}, messages {PROTOCOL}, {FORMAT}, contract {contract}"
 
 

@@ -8,8 +8,8 @@ after is moved behind commands that follow, up to the next thing that the host w
 A command ``c`` may go before the wait for an event ``e`` if
 
 * the device would not read or write too early: what ``e`` stands for and the host does not know
-  otherwise to be over is on the stream of ``c``, before it, or touches other bytes (reads of both
-  aside);
+  otherwise to be over is before it on the stream of ``c``, which keeps copies and launches in order
+  (STR-1), or touches other bytes (reads of both aside);
 * the host does not read or write too early: ``c`` does nothing at once, except to read host bytes
   that no device of the machine writes;
 * ``c`` does not write the bytes that are to be sent.
@@ -34,21 +34,27 @@ LOOKED_AT: Final = 64
 
 
 def enqueue_ahead(
-    commands: Sequence[PartCommand], host_arenas: Collection[int]
+    commands: Sequence[PartCommand], host_arenas: Collection[int], in_order: Collection[int]
 ) -> tuple[PartCommand, ...]:
     """Return the commands of a machine in another order.
 
     Args:
         commands: As the plan has them, with messages.
         host_arenas: Those of host memory.
+        in_order: Streams that keep copies and launches in order.
     """
-    return tuple(_Ahead(commands, frozenset(host_arenas)).commands())
+    return tuple(_Ahead(commands, frozenset(host_arenas), frozenset(in_order)).commands())
 
 
 class _Ahead:
-    def __init__(self, commands: Sequence[PartCommand], host_arenas: frozenset[int]) -> None:
+    def __init__(
+        self,
+        commands: Sequence[PartCommand],
+        host_arenas: frozenset[int],
+        in_order: frozenset[int],
+    ) -> None:
         self._given = commands
-        self._host_arenas = host_arenas
+        self._host_arenas, self._in_order = host_arenas, in_order
         self._unknown: defaultdict[int, list[Effects]] = defaultdict(list)
         self._known: defaultdict[int, int] = defaultdict(int)
         self._recorded: dict[int, tuple[int, int]] = {}
@@ -127,7 +133,8 @@ class _Ahead:
         sent = [c.src for c in self._held if isinstance(c, Send)]
         if _meet(effects.writes, sent):
             return False
-        others = [u for s, u in self._unknown.items() if s != effects.streams[0]]
+        own = effects.streams[0] if effects.streams[0] in self._in_order else -1
+        others = [u for s, u in self._unknown.items() if s != own]
         if sum(map(len, others)) > LOOKED_AT:
             return False
         return not any(_conflict(effects, e) for some in others for e in some)
