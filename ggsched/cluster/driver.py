@@ -8,7 +8,6 @@ getting any for the timeout, are a ``SyncTimeout``.
 
 import secrets
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -18,6 +17,7 @@ import ggsched.errors
 from ggsched.cluster import messages as m
 from ggsched.cluster.link import TOKEN_NBYTES, Link
 from ggsched.cluster.members import Member, Start
+from ggsched.cluster.weights import offer_of
 from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, SyncTimeout, UsageError
 from ggsched.plan.parts import Part
 from ggsched.topology.codec import topology_to_text
@@ -48,6 +48,7 @@ class Driver:
         token = secrets.token_bytes(TOKEN_NBYTES)
         self.scheme, self.timeout_s = start.scheme, timeout_s
         self.source: Callable[[str], np.ndarray] | None = None
+        self.sent: Callable[[str, int], None] | None = None
         self._backends = backends
         self._link = Link(start.host, token)
         self._members: list[Member] = []
@@ -258,7 +259,7 @@ class _Answers:
         if isinstance(message, m.Beat):
             self._note_beat(machine, message)
         elif isinstance(message, m.Wanted):
-            self._give(machine, message.name)
+            self._give(machine, message)
             self._moved = time.monotonic()
         elif isinstance(message, m.Failed) and message.id == self._number:
             self._pending.discard(machine)
@@ -276,22 +277,23 @@ class _Answers:
             self._moved = time.monotonic()
         self._waits[machine] = state
 
-    def _give(self, machine: int, name: str) -> None:
-        """Send a weight to a machine that asks for it."""
-        link, address = self._d._link, self._d._members[machine].address
+    def _give(self, machine: int, wanted: m.Wanted) -> None:
+        """Say what a weight is that a machine asks for, and send it where it has none."""
+        link, address, name = self._d._link, self._d._members[machine].address, wanted.name
         try:
             if self._d.source is None:
                 raise KeyError(name)
-            array = np.ascontiguousarray(self._d.source(name))
+            offer, data = offer_of(self._d.source(name), with_digest=wanted.keeps)
         except KeyError:
             link.send(address, m.Weight(name, why="no data for this weight"))
         except Exception as error:  # raised here when the machines know
             link.send(address, m.Weight(name, why=str(error)))
             self._source_failure = self._source_failure or error
         else:
-            kind = f"{array.dtype.str} {','.join(map(str, array.shape))}".encode()
-            data = array.reshape(-1).view(np.uint8).data
-            link.send(address, m.Weight(name, zlib.crc32(data)), kind, data)
+            is_sent = wanted.sent or not (offer.path or offer.digest)
+            if is_sent and self._d.sent is not None:
+                self._d.sent(name, offer.nbytes)
+            link.send(address, m.Weight(name, offer), *([data] if is_sent else []))
 
     def _look(self, *, is_quiet: bool) -> None:
         """Look for machines that are gone, do not answer, or wait for each other.

@@ -11,12 +11,13 @@ from typing import Any, Final, cast
 import msgspec
 
 from ggsched.backend.protocols import CONTRACT_VERSION
+from ggsched.cluster.weights import Offer
 from ggsched.fingerprint import fingerprint
 from ggsched.ir.tensor import Tensor
 from ggsched.plan.bundle import FORMAT
 from ggsched.plan.parts import Part
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Number of this set of messages."""
 
 
@@ -140,16 +141,16 @@ class Close(Message, frozen=True, tag="close"):
 
 
 class Weight(Message, frozen=True, tag="weight"):
-    """To a worker: a weight that it asked for, in a frame; no frame where there is none.
+    """To a worker: a weight that it asked for, in a frame if it wants it sent.
 
     Attributes:
         name: Its name.
-        checksum: CRC-32 of the bytes.
+        offer: What it is; None where there is none.
         why: The error where it cannot be had.
     """
 
     name: str
-    checksum: int = 0
+    offer: Offer | None = None
     why: str = ""
 
 
@@ -231,10 +232,14 @@ class Wanted(Message, frozen=True, tag="wanted"):
     Attributes:
         worker: Address.
         name: Of the weight.
+        keeps: Whether the worker keeps weights, and so needs a digest.
+        sent: Whether to send it at once; else the worker looks for it first.
     """
 
     worker: str
     name: str
+    keeps: bool = False
+    sent: bool = False
 
 
 class Beat(Message, frozen=True, tag="beat"):

@@ -53,7 +53,7 @@ class RemoteStore:
         self._dtypes: dict[str, tuple[tuple[int, ...], str]] = {}
         self._keys = count()
         self.ledger = ExpertLedger()
-        group.driver.source = self._give
+        group.driver.source, group.driver.sent = self._give, progress
         group.driver.configure(timeout_s=timeout_s, capture=capture, checked=checked)
 
     @property
@@ -126,6 +126,11 @@ class RemoteStore:
             out |= {f"{where}/{name}": nbytes for name, nbytes in sizes.get(kind, {}).items()}
         return out
 
+    def weights_read(self) -> dict[str, dict[str, int]]:
+        """Return by machine the bytes of weights from its ``own file``, ``kept``, and ``sent``."""
+        found = self.driver.manage("sizes").items()
+        return {self.driver.where(machine): sizes.get("read", {}) for machine, sizes in found}
+
     def close(self) -> None:
         """Do nothing: the machines release everything when they are left or join again."""
 
@@ -133,10 +138,7 @@ class RemoteStore:
         if name in self._constants:
             shape, dtype = self._dtypes[name]
             return np.frombuffer(self._constants[name], dtype).reshape(shape)
-        array = self._weights(name)
-        if self._progress is not None:
-            self._progress(name, array.nbytes)
-        return array
+        return self._weights(name)
 
 
 class RemoteRun:

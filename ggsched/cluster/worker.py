@@ -22,6 +22,7 @@ from ggsched.backend.protocols import Device, HostMemory
 from ggsched.backend.registry import open_devices
 from ggsched.cluster import messages as m
 from ggsched.cluster.link import TOKEN_NBYTES, Link
+from ggsched.cluster.weights import Offer, Sources
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, UsageError
 from ggsched.ir.text import parse_graph
@@ -62,6 +63,8 @@ class Worker:
         self._early: dict[tuple[int, int, int], HostMemory] = {}
         self._run, self._is_given_up = -1, False
         self._beats: _Beats | None = None
+        settings = Settings.from_environment()
+        self._sources = Sources(settings.models, settings.weight_cache)
         self._stash: list[tuple[m.Any_, Sequence[memoryview]]] = []
 
     def serve(self) -> None:
@@ -237,6 +240,7 @@ class Worker:
         store, sizes = self._require_store(), {}
         if message.what == "sizes":
             sizes = {k: store.nbytes_by_device(k) for k in ("weight", "state", "cache")}
+            sizes["read"] = dict(self._sources.nbytes)
         else:
             self._drain()
             self._last = None
@@ -249,8 +253,22 @@ class Worker:
         self._link.send(self._driver, m.Done(message.id, self._link.address, sizes))
 
     def _weight(self, name: str) -> np.ndarray:
-        """Ask the driver for a weight."""
-        self._link.send(self._driver, m.Wanted(self._link.address, name))
+        """Return a weight from where this machine has it, or else as the driver sends it."""
+        offer, data = self._asked(name, sent=False)
+        if data is None:
+            found = self._sources.find(name, offer)
+            if found is not None:
+                return found
+            offer, data = self._asked(name, sent=True)
+        if data is None or zlib.crc32(data) != offer.checksum:
+            raise DeviceFault("was damaged on its way", where=name, hint="load it again")
+        self._sources.sent(offer, data)
+        return offer.array(data)
+
+    def _asked(self, name: str, *, sent: bool) -> tuple[Offer, memoryview | None]:
+        """Ask the driver what a weight is; with it come its bytes, if they are sent."""
+        wanted = m.Wanted(self._link.address, name, self._sources.keeps, sent)
+        self._link.send(self._driver, wanted)
         while True:
             message, frames = self._next_of_run()
             if isinstance(message, m.Close):
@@ -260,13 +278,9 @@ class Worker:
                     break
             elif not isinstance(message, m.Data | m.Abort):
                 self._interrupted(message, frames)
-        if message.why:
+        if message.offer is None:
             raise UsageError(message.why, where=name)
-        dtype, shape = bytes(frames[0]).decode().split(" ", 1)
-        if zlib.crc32(frames[1]) != message.checksum:
-            raise DeviceFault("was damaged on its way", where=name, hint="load it again")
-        axes = [int(n) for n in shape.split(",") if n]
-        return np.frombuffer(frames[1], dtype).reshape(axes)
+        return message.offer, frames[0] if frames else None
 
     def _drain(self) -> None:
         failures = self._require_store().drain()
