@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 import ggsched.errors
+from ggsched.calibrate.machine import Calibration
 from ggsched.cluster import messages as m
 from ggsched.cluster.link import TOKEN_NBYTES, Link
 from ggsched.cluster.members import Member, Start
+from ggsched.cluster.pings import ClockOffset, LinkSample, Pinger
 from ggsched.cluster.weights import offer_of
 from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, SyncTimeout, UsageError
 from ggsched.plan.parts import Part
@@ -160,6 +163,23 @@ class Driver:
         asked = m.Manage(number, what, key, tuple(names))
         found = self._request(dict.fromkeys(range(len(self._members)), (asked, ())))
         return {k: done.sizes for k, (done, _) in found.items() if isinstance(done, m.Done)}
+
+    def calibrate(self, machine: int, seconds: float) -> Calibration:
+        """Let a machine measure its devices; nothing else should run there."""
+        asked = m.Calibrate(self._next(), seconds)
+        _, frames = self._request({machine: (asked, ())})[machine]
+        return msgspec.msgpack.decode(frames[0], type=Calibration)
+
+    def probe(self, machine: int, other: int, seconds: float) -> list[LinkSample]:
+        """Let a machine measure messages to another."""
+        asked = m.Probe(self._next(), self._members[other].address, seconds)
+        _, frames = self._request({machine: (asked, ())})[machine]
+        return msgspec.msgpack.decode(frames[0], type=list[LinkSample])
+
+    def clock_offsets(self) -> list[ClockOffset]:
+        """Return how far the clock of each machine is ahead of the one here."""
+        pinger = Pinger(self._link)
+        return [pinger.offset(member.address) for member in self._members]
 
     @property
     def is_over(self) -> bool:

@@ -136,6 +136,58 @@ class Manage(Message, frozen=True, tag="manage"):
     names: tuple[str, ...] = ()
 
 
+class Calibrate(Message, frozen=True, tag="calibrate"):
+    """To a worker: measure its devices. The answer has a ``Calibration`` (msgpack) in a frame.
+
+    Attributes:
+        id: Of the request.
+        seconds: How long that may take, about.
+    """
+
+    id: int
+    seconds: float
+
+
+class Probe(Message, frozen=True, tag="probe"):
+    """To a worker: measure messages to another. The answer has ``LinkSample`` s in a frame.
+
+    Attributes:
+        id: Of the request.
+        address: Of the other worker.
+        seconds: How long that may take, about.
+    """
+
+    id: int
+    address: str
+    seconds: float
+
+
+class Ping(Message, frozen=True, tag="ping"):
+    """To a worker, which answers at once, whatever it waits for. A frame is read and dropped.
+
+    Attributes:
+        sender: Address to answer to.
+        number: Of the ping.
+    """
+
+    sender: str
+    number: int
+
+
+class Pong(Message, frozen=True, tag="pong"):
+    """The answer.
+
+    Attributes:
+        worker: Address of who answers.
+        number: Of the ping.
+        at_s: When it was answered, by the clock of the worker (``time.perf_counter``).
+    """
+
+    worker: str
+    number: int
+    at_s: float
+
+
 class Close(Message, frozen=True, tag="close"):
     """To a worker: release everything and end."""
 
@@ -263,6 +315,10 @@ Any_ = (
     | Run
     | Abort
     | Manage
+    | Calibrate
+    | Probe
+    | Ping
+    | Pong
     | Close
     | Weight
     | Data

@@ -8,10 +8,12 @@ A worker ends when it is told to, and when whoever started it is gone.
 import os
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
+import msgspec
 import numpy as np
 
 from ggsched.backend.checked import checked
@@ -20,8 +22,10 @@ from ggsched.backend.offline_device import PaperDevice
 from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device, HostMemory
 from ggsched.backend.registry import open_devices
+from ggsched.calibrate.machine import calibrate
 from ggsched.cluster import messages as m
 from ggsched.cluster.link import TOKEN_NBYTES, Link
+from ggsched.cluster.pings import Pinger
 from ggsched.cluster.weights import Offer, Sources
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, UsageError
@@ -130,13 +134,17 @@ class Worker:
                 key = (message.run, message.sender, message.tag)
                 if message.run > self._run:
                     self._early[key] = _TWICE if key in self._early else frames[0]
-            elif not isinstance(message, m.Abort | m.Weight):  # of what is over
+            elif not isinstance(message, m.Abort | m.Weight | m.Ping | m.Pong):  # of what is over
                 return message, frames
 
     def _next_of_run(self) -> tuple[m.Any_, Sequence[memoryview]]:
         while True:
             found = self._link.poll(POLL_S)
-            if found is not None:
+            if found is not None and isinstance(found[0], m.Ping):
+                ping = found[0]
+                pong = m.Pong(self._link.address, ping.number, time.perf_counter())
+                self._link.send(ping.sender, pong)
+            elif found is not None:
                 return found
             if self._is_alone():
                 raise Ended
@@ -235,6 +243,15 @@ class Worker:
             self._early.clear()
         self._last = executor
         self._done(message.id, *(np.ascontiguousarray(outputs[t]) for t in part.outputs))
+
+    def _calibrate(self, message: m.Calibrate, _frames: Sequence[memoryview]) -> None:
+        found = calibrate(self._devices, message.seconds)
+        self._done(message.id, msgspec.msgpack.encode(found))
+
+    def _probe(self, message: m.Probe, _frames: Sequence[memoryview]) -> None:
+        pinger = Pinger(self._link, lambda *found: self._stash.append(found))
+        samples = pinger.samples(message.address, message.seconds)
+        self._done(message.id, msgspec.msgpack.encode(samples))
 
     def _manage(self, message: m.Manage, _frames: Sequence[memoryview]) -> None:
         store, sizes = self._require_store(), {}
@@ -337,6 +354,8 @@ _HANDLERS: Final[dict[Any, Callable[[Worker, Any, Sequence[memoryview]], None]]]
     m.Bind: Worker._bind,
     m.Run: Worker._run_part,
     m.Manage: Worker._manage,
+    m.Calibrate: Worker._calibrate,
+    m.Probe: Worker._probe,
 }
 
 _TAKEN: Final = memoryview(b"")
