@@ -1,7 +1,7 @@
 """``ggsched run``: run a model file over devices."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +18,7 @@ from ggsched.cli.planning_options import planning_options
 from ggsched.cli.progress import loading
 from ggsched.cli.run_stats import measured_lines, pipeline_line, session_stats, stats_line
 from ggsched.cli.sampling_options import sampling_options, take_sampling
-from ggsched.cli.trace_file import Wanted, account_json, recording, trace_options
+from ggsched.cli.trace_file import Wanted, account_json, is_perfetto, recording, trace_options
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.models.stop_text import StopText
@@ -154,6 +154,10 @@ def run(
         raise UsageError(what, where="ggsched run", hint=hint)
     if logits is not None:
         _check_writable(logits)  # a path that cannot be written must not cost the run
+    if trace is not None and not is_perfetto(trace) and _are_elsewhere(options["devices"]):
+        hint = "name it FILE.json, for Perfetto; --html and --report tell more"
+        what = "the commands of several machines cannot be written as one trace"
+        raise UsageError(what, where=trace, hint=hint)
     with (
         recording(Wanted(trace, html, report), "ggsched run") as recorder,
         loading(messages()) as progress,
@@ -194,6 +198,10 @@ def run(
             pipelined = pipeline_line(stats, options["pipelining"])
             for line in filter(None, (stats_line(stats), *measured_lines(stats), pipelined)):
                 messages().print(line, soft_wrap=False)
+
+
+def _are_elsewhere(devices: Sequence[str] | None) -> bool:
+    return any("://" in name for name in devices or ())
 
 
 def _prepare(

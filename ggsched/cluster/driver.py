@@ -20,6 +20,7 @@ from ggsched.cluster import messages as m
 from ggsched.cluster.link import TOKEN_NBYTES, Link
 from ggsched.cluster.members import Member, Start
 from ggsched.cluster.pings import ClockOffset, LinkSample, Pinger
+from ggsched.cluster.recorded import MachineRecord
 from ggsched.cluster.weights import offer_of
 from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, SyncTimeout, UsageError
 from ggsched.plan.parts import Part
@@ -57,6 +58,7 @@ class Driver:
         self._members: list[Member] = []
         self._lost: DeviceFault | None = None
         self._requests = 0
+        self.last_run = 0
         self._is_closed = False
         self.opened: list[m.Opened] = []
         try:
@@ -127,11 +129,11 @@ class Driver:
         """
         self._topology, self._first = topology_to_text(topology), tuple(first)
 
-    def configure(self, *, timeout_s: float, capture: bool, checked: bool) -> None:
+    def configure(self, *, timeout_s: float, capture: bool, checked: bool, records: bool) -> None:
         """Let the workers begin anew, with nothing on their devices."""
         self.timeout_s = timeout_s
         addresses = tuple(member.address for member in self._members)
-        settings = (timeout_s, capture, checked)
+        settings = (timeout_s, capture, checked, records)
         number = self._next()
         self._request(
             {
@@ -151,7 +153,7 @@ class Driver:
 
     def run(self, key: int, inputs: Mapping[int, Frames]) -> dict[int, Frames]:
         """Run the parts of a plan; return the outputs that each machine hands over."""
-        number = self._next()
+        number = self.last_run = self._next()
         found = self._request({k: (m.Run(number, key), f) for k, f in inputs.items()}, number)
         return {machine: frames for machine, (_, frames) in found.items()}
 
@@ -180,6 +182,16 @@ class Driver:
         """Return how far the clock of each machine is ahead of the one here."""
         pinger = Pinger(self._link)
         return [pinger.offset(member.address) for member in self._members]
+
+    def recorded(self) -> dict[int, MachineRecord]:
+        """Return what the machines have recorded so far, by machine."""
+        asked = m.Manage(self._next(), "recorded")
+        found = self._request(dict.fromkeys(range(len(self._members)), (asked, ())))
+        records = {
+            k: msgspec.msgpack.decode(frames[0], type=MachineRecord | None)
+            for k, (_, frames) in sorted(found.items())
+        }
+        return {k: record for k, record in records.items() if record is not None}
 
     @property
     def is_over(self) -> bool:

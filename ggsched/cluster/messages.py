@@ -68,6 +68,7 @@ class Join(Message, frozen=True, tag="join"):
         timeout_s: How long something may go on without progress.
         capture: Whether plans are captured where devices offer it.
         checked: Whether devices check their callers.
+        records: Whether runs are recorded.
     """
 
     id: int
@@ -78,6 +79,7 @@ class Join(Message, frozen=True, tag="join"):
     timeout_s: float
     capture: bool
     checked: bool
+    records: bool = False
 
 
 class Bind(Message, frozen=True, tag="bind"):
@@ -125,7 +127,8 @@ class Manage(Message, frozen=True, tag="manage"):
 
     Attributes:
         id: Of the request.
-        what: ``drop`` a plan, ``release`` tensors, ``clear`` states, report ``sizes``.
+        what: ``drop`` a plan, ``release`` tensors, ``clear`` states, report ``sizes``, hand over
+            what was ``recorded``.
         key: Number of the plan.
         names: Names of the tensors.
     """

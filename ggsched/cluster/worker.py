@@ -11,6 +11,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -26,10 +27,12 @@ from ggsched.calibrate.machine import calibrate
 from ggsched.cluster import messages as m
 from ggsched.cluster.link import TOKEN_NBYTES, Link
 from ggsched.cluster.pings import Pinger
+from ggsched.cluster.recorded import MessageTime, WorkerRecord
 from ggsched.cluster.weights import Offer, Sources
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, UsageError
 from ggsched.ir.text import parse_graph
+from ggsched.plan.bundle import Plan
 from ggsched.plan.codec import plan_from_json
 from ggsched.plan.parts import Part, local_plan
 from ggsched.run.executor import Executor
@@ -37,6 +40,9 @@ from ggsched.run.release import close_all
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
 from ggsched.topology.codec import topology_from_text, topology_to_text
+from ggsched.trace.recorder import Recorder
+from ggsched.trace.schema import TracedPlan
+from ggsched.trace.tracing import traced
 
 POLL_S: Final = 0.2
 """How often a worker that waits looks whether its driver is still there."""
@@ -63,6 +69,8 @@ class Worker:
         self._devices: list[Device] = []
         self._store: TensorStore | None = None
         self._bound: dict[int, tuple[Part, Executor, dict[str, tuple[Any, ...]]]] = {}
+        self._record: WorkerRecord | None = None
+        self._recorded_as: dict[int, Plan] = {}
         self._last: Executor | None = None
         self._early: dict[tuple[int, int, int], HostMemory] = {}
         self._run, self._is_given_up = -1, False
@@ -86,11 +94,13 @@ class Worker:
 
     def send(self, machine: int, tag: int, source: HostMemory) -> None:
         """Send the bytes of a message of the run that is under way."""
+        began = time.perf_counter()
         self._link.send(self._addresses[machine], m.Data(self._run, self._me, tag), source)
+        self._note(machine, tag, source.nbytes, began, is_sent=True)
 
     def receive(self, machine: int, tag: int, target: HostMemory) -> None:
         """Wait for a message of the run that is under way."""
-        key = (self._run, machine, tag)
+        key, began = (self._run, machine, tag), time.perf_counter()
         if key not in self._early:
             with self._waiting(tag):
                 while key not in self._early:
@@ -103,6 +113,12 @@ class Worker:
             raise DeviceFault(what, where=self._where(machine), hint="this is a defect: report it")
         target[:] = source
         self._early[key] = _TAKEN
+        self._note(machine, tag, target.nbytes, began, is_sent=False)
+
+    def _note(self, machine: int, tag: int, nbytes: int, began: float, *, is_sent: bool) -> None:
+        if self._record is not None:
+            times = (began, time.perf_counter())
+            self._record.message(MessageTime(self._run, tag, machine, nbytes, is_sent, *times))
 
     def _take(self, message: m.Any_, frames: Sequence[memoryview]) -> None:
         """Deal with what comes in the middle of a run."""
@@ -191,6 +207,10 @@ class Worker:
         self._require_beats().set_pace(message.timeout_s)
         self.topology = topology_from_text(message.topology)
         own = checked(self._devices) if message.checked else self._devices
+        self._record = None
+        if message.records:
+            self._record = WorkerRecord(Recorder())
+            own = traced(own, self._record.recorder)
         devices: list[Device] = [
             PaperDevice(self.topology, i) for i in range(len(self.topology.devices))
         ]
@@ -219,7 +239,10 @@ class Worker:
             timeout_s=self._timeout_s,
             captures=self._capture,
             network=self,
+            recorder=None if self._record is None else self._record.recorder,
         )
+        if self._record is not None:
+            self._recorded_as[message.key] = self._record.plan_of(message.part, plan)
         shapes = {s.name: m.host_form(graph.named(s.name)) for s in plan.inputs}
         self._bound[message.key] = (message.part, executor, shapes)
         self._done(message.id)
@@ -238,11 +261,20 @@ class Worker:
         self._last = None
         store.require_files()
         try:
-            outputs = executor.run(inputs, copy=False)
+            with self._recorded(message):
+                outputs = executor.run(inputs, copy=False)
         finally:
             self._early.clear()
         self._last = executor
         self._done(message.id, *(np.ascontiguousarray(outputs[t]) for t in part.outputs))
+
+    def _recorded(self, message: m.Run) -> AbstractContextManager[None]:
+        """Return a context in which a run is recorded, if anybody wants that."""
+        if self._record is None:
+            return nullcontext()
+        plan = self._recorded_as[message.key]
+        self._record.begins(message.id, plan)
+        return self._record.recorder.run_of(plan, TracedPlan)
 
     def _calibrate(self, message: m.Calibrate, _frames: Sequence[memoryview]) -> None:
         found = calibrate(self._devices, message.seconds)
@@ -254,6 +286,10 @@ class Worker:
         self._done(message.id, msgspec.msgpack.encode(samples))
 
     def _manage(self, message: m.Manage, _frames: Sequence[memoryview]) -> None:
+        if message.what == "recorded":
+            taken = None if self._record is None else self._record.taken()
+            self._done(message.id, msgspec.msgpack.encode(taken))
+            return
         store, sizes = self._require_store(), {}
         if message.what == "sizes":
             sizes = {k: store.nbytes_by_device(k) for k in ("weight", "state", "cache")}
