@@ -106,6 +106,15 @@ if TYPE_CHECKING:
     "token's but the last.",
 )
 @click.option(
+    "--retries",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    show_default=True,
+    help="After a fault, or the loss of a machine, go on from the tokens so far with the devices "
+    "that are there then, so many times.",
+)
+@click.option(
     "--memory-check/--no-memory-check",
     "checks_memory",
     default=True,
@@ -131,6 +140,7 @@ def run(
     shifts: bool,
     keep: int,
     logits: str | None,
+    retries: int,
     checks_memory: bool,
     trace: str | None,
     html: str | None,
@@ -183,6 +193,7 @@ def run(
             stops_at,
             progress.stop,
             keep if shifts else None,
+            retries,
         )
         progress.stop()
         if logits is not None:
@@ -235,6 +246,7 @@ def _generate(
     cut: StopText,
     before_text: Callable[[], None],
     keep: int | None,
+    retries: int,
 ) -> list[int]:
     """Generate, writing text (or ids, where there is no tokenizer) as it comes."""
     tokenizer = session.model.tokenizer
@@ -247,6 +259,7 @@ def _generate(
         stop=tokenizer.stop_ids,
         on_logits=fed.append if wants_logits else None,
         keep=keep,
+        retries=retries,
     ):
         generated.append(token)
         piece = cut.push(decoder.push(token) if decoder else f"{token} ")
