@@ -55,6 +55,8 @@ class Settings:
         activations: Whether products round their activations, see ``ggsched.backend.precision``;
             None for the default of each backend.
         threads: How many threads of the backend ``cpu`` compute; None for a physical core each.
+        models: Folder in which a node of a cluster looks for files of models by their names.
+        weight_cache: Folder in which a node of a cluster keeps weights that were sent to it.
         cpu_kernels: ``numpy`` keeps the backend ``cpu`` from compiling kernels.
         rates: File of calibrated rates; ``auto`` is the one in the user's cache folder, if it is
             there, ``off`` none.
@@ -83,6 +85,8 @@ class Settings:
     rates: str = "auto"
     activations: Literal["auto", "f32"] | None = None
     threads: int | None = None
+    models: str = ""
+    weight_cache: str = ""
     cpu_kernels: Literal["auto", "numpy"] = "auto"
 
     @classmethod
@@ -336,6 +340,15 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         read_budget,
     ),
     Variable(
+        "GGSCHED_MODELS",
+        "models",
+        "a folder",
+        "Where a node of a cluster looks for the file of a model, by its name, before its weights "
+        "are sent; the path that the driver has is tried too.",
+        str,
+        unset="none",
+    ),
+    Variable(
         "GGSCHED_OPS",
         "ops",
         "names of modules with commas between them",
@@ -405,6 +418,15 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "0 or 1",
         "1: what each pass makes is verified before the next pass reads it.",
         _flag,
+    ),
+    Variable(
+        "GGSCHED_WEIGHT_CACHE",
+        "weight_cache",
+        "a folder",
+        "Where a node of a cluster keeps the weights that were sent to it, by their digests; "
+        "nothing is removed there.",
+        str,
+        unset="none",
     ),
 )
 

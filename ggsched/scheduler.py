@@ -287,7 +287,8 @@ class Scheduler:
         self._last = None  # a run that is cut short leaves work behind, so the next one drains
         self._store.require_files()
         began = self._clock()
-        with recorded_run(self._recorder, graph, executor.plan, self.topology, wanted.rates):
+        recorder = self._recorder if isinstance(executor, Executor) else None
+        with recorded_run(recorder, graph, executor.plan, self.topology, wanted.rates):
             outputs = executor.run(host_arrays(inputs), copy=copy)
         self._store.require_files()  # what was read of a file that was cut short does not count
         self._last = executor
@@ -461,12 +462,6 @@ class Scheduler:
         )
 
     def _remote_store(self, group: Group) -> RemoteStore:
-        if self._recorder is not None:
-            raise UsageError(
-                "devices of other machines cannot be recorded",
-                where=self._bare[0].facts.name,
-                hint="record a run of the same graph on devices of this machine",
-            )
         return RemoteStore(
             group,
             host_weights(self._weights),
@@ -475,6 +470,7 @@ class Scheduler:
             checked=self.settings.checked,
             is_sanitized=self.settings.sanitize == "plan",
             progress=self._progress,
+            recorder=self._recorder,
         )
 
     def _note_write(self, memory: HostMemory) -> None:

@@ -1,13 +1,13 @@
-"""Independent pieces of work as tasks of a Ray cluster; results come in the order of the items."""
+"""Independent pieces of work as tasks of a Ray cluster."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
-from ggsched.errors import BackendUnavailable
+from ggsched.errors import BackendUnavailable, GgschedError
 
 _CHUNKS: Final = 8
 """Tasks for each processor: a few, so that none waits long for the last."""
@@ -18,8 +18,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def in_order(function: Callable[[T], R], items: Sequence[T], address: str) -> Iterator[R]:
-    """Yield what a function returns for each item, in order.
+def as_completed(
+    function: Callable[[T], R], items: Sequence[T], address: str
+) -> Iterator[tuple[int, R]]:
+    """Yield the number of each item with what a function returns for it, as they come.
 
     A task whose worker is lost is run again by Ray, on another node if need be.
 
@@ -30,6 +32,7 @@ def in_order(function: Callable[[T], R], items: Sequence[T], address: str) -> It
 
     Raises:
         BackendUnavailable: there is no cluster, or it lost the work.
+        GgschedError: what the function raises.
     """
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or address
@@ -41,15 +44,24 @@ def in_order(function: Callable[[T], R], items: Sequence[T], address: str) -> It
     cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
     size = 1 + len(items) // (_CHUNKS * cores)
     run = ray.remote(num_cpus=1)(_each)
+    pieces = {run.remote(function, items[k : k + size]): k for k in range(0, len(items), size)}
+    left = list(pieces)
     try:
-        tasks = [run.remote(function, items[k : k + size]) for k in range(0, len(items), size)]
-        for task in tasks:
-            yield from ray.get(task)
+        while left:
+            (done,), left = ray.wait(left, num_returns=1)
+            yield from enumerate(ray.get(done), pieces[done])
+    except RayTaskError as error:
+        if isinstance(error.cause, GgschedError):
+            raise error.cause from error
+        raise _unavailable("a task failed on the Ray cluster", error.cause or error) from error
     except RayError as error:
         raise _unavailable("the Ray cluster lost the work", error) from error
+    finally:
+        for task in left:
+            ray.cancel(task)
 
 
-def _unavailable(what: str, error: Exception) -> BackendUnavailable:
+def _unavailable(what: str, error: BaseException) -> BackendUnavailable:
     return BackendUnavailable(
         what, why=str(error).splitlines()[0] if str(error) else "", hint=_START
     )

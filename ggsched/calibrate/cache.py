@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import permutations
 from pathlib import Path
 from typing import Final
 
@@ -63,7 +64,7 @@ class DeviceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LinkEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A ``Link`` between two identities, of which one may be ``"host"``."""
+    """A ``Link`` between two identities, of which one may be ``"host"``, or between machines."""
 
     src: str
     dst: str
@@ -174,10 +175,13 @@ def join_rates(topology: Topology, file: RatesFile) -> MachineRates:
         for dst, b in ends:
             if (a, b) in known and src != dst:
                 links[src, dst] = known[a, b]
+    network = {
+        ends: known[ends] for ends in permutations(set(guesses.machines), 2) if ends in known
+    }
     source = f"calibrated {max(days)}"
     if guessed:
         source += f"; {GUESSES}: {', '.join(guessed)}"
-    return MachineRates(tuple(rates), links, file.enqueue_s, source)
+    return MachineRates(tuple(rates), links, file.enqueue_s, source, guesses.machines, network)
 
 
 def save_rates(calibration: Calibration, facts: Mapping[str, DeviceFacts], path: Path) -> RatesFile:
@@ -201,6 +205,8 @@ def save_rates(calibration: Calibration, facts: Mapping[str, DeviceFacts], path:
     links = {(e.src, e.dst): e for e in old.links}
     for (src, dst), link in calibration.rates.links.items():
         a, b = (_HOST_NAME if i == HOST else calibration.identities[i] for i in (src, dst))
+        links[a, b] = LinkEntry(a, b, link.latency_s, link.bandwidth)
+    for (a, b), link in calibration.rates.network.items():
         links[a, b] = LinkEntry(a, b, link.latency_s, link.bandwidth)
     file = RatesFile(
         FORMAT,

@@ -73,6 +73,8 @@ def calibrate(
     from ggsched.backend.registry import open_devices
     from ggsched.calibrate.cache import save_rates
     from ggsched.calibrate.machine import calibrate as measure
+    from ggsched.cluster.calibrate import calibrate_group
+    from ggsched.cluster.remote_devices import group_of
     from ggsched.run.release import close_all
 
     target = _target(path, settings.rates)
@@ -80,7 +82,11 @@ def calibrate(
     try:
         facts = {d.facts.name: d.facts for d in opened}
         with _progress(messages()) as tell:
-            found = measure(opened, seconds, tell)
+            group = group_of(opened)
+            if group is None:
+                found = measure(opened, seconds, tell)
+            else:
+                found = calibrate_group(group, seconds, tell)
     finally:
         close_all(opened)
     save_rates(found, facts, target)
@@ -154,11 +160,16 @@ def report(found: "Calibration", facts: "dict[str, DeviceFacts]") -> dict[str, A
         }
         for (src, dst), link in found.rates.links.items()
     ]
+    network = [
+        {"src": a, "dst": b, "latency_s": link.latency_s, "bandwidth": link.bandwidth}
+        for (a, b), link in found.rates.network.items()
+    ]
     return {
         "seconds": found.seconds,
         "enqueue_s": found.rates.enqueue_s,
         "devices": devices,
         "links": links,
+        "network": network,
         "missing": list(found.missing),
     }
 
@@ -197,4 +208,7 @@ def _links_table(found: "Calibration") -> Table:
     for (src, dst), link in found.rates.links.items():
         way = f"{_end(found, src)} -> {_end(found, dst)}"
         grid.add_row(way, f"{link.latency_s * 1e6:.1f}", f"{link.bandwidth / 1e9:.1f}")
+    for (a, b), link in found.rates.network.items():
+        way = f"messages {a} -> {b}"
+        grid.add_row(way, f"{link.latency_s * 1e6:.1f}", f"{link.bandwidth / 1e9:.2f}")
     return grid

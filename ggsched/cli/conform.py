@@ -1,6 +1,8 @@
 """``ggsched conform``: put a backend to the contract."""
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 from rich.table import Table
@@ -8,12 +10,14 @@ from rich.text import Text
 
 from ggsched.cli.console import messages, output, write_json
 from ggsched.cli.options import json_option
+from ggsched.cli.spread_options import Spread, spread_options
 from ggsched.cli.user_ops import named_op
 from ggsched.config import Settings
 from ggsched.printable import write_out
 
 if TYPE_CHECKING:
-    from ggsched.testing.conformance import CaseResult, ConformanceReport
+    from ggsched.testing.conformance import Case, CaseResult, ConformanceReport, ConformanceRunner
+    from ggsched.testing.conformance.report import Said
 
 _FINDING: Final = 1
 _EXAMPLES: Final = 50
@@ -44,6 +48,7 @@ _STYLE: Final = {"FAILED": "bold red", "skipped": "dim", "waived": "yellow"}
     help="Test one user-defined op, which MODULE registers, instead of the backend.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Tell about each case as it comes.")
+@spread_options
 @json_option
 @click.pass_obj
 def conform(
@@ -55,16 +60,22 @@ def conform(
     rules: str | None,
     op: str | None,
     verbose: bool,
+    jobs: int,
+    ray: str | None,
+    journal: str | None,
     as_json: bool,
 ) -> int:
     """Run the conformance kit on the backend NAME.
 
     Each rule of the contract has cases; one that fails is shown with the smallest program and with
-    the command that replays it. The exit code is 1 if a rule is broken or a waiver is stale.
+    the command that replays it. The exit code is 1 if a rule is broken or a waiver is stale. Cases
+    are shared out by --jobs, or by --ray, where each node tests its own device of that name.
     """
     from ggsched.testing.conformance import Harness, run_conformance
 
     tested = None if op is None else named_op(op)  # registered before devices are opened
+    kit = Kit(name, settings.backends, seed, max_examples, op)
+    how = Spread(jobs, ray, journal)
     report = run_conformance(
         Harness.named(name, allow=settings.backends),
         seed=seed,
@@ -72,12 +83,61 @@ def conform(
         rules=rules,
         op=tested,
         verbose=_tell if verbose else None,
+        each=None if how.is_plain else partial(_shared, how, kit),
     )
     if as_json:
         write_json(report.to_json())
     else:
         _show(report)
     return 0 if report.ok else _FINDING
+
+
+class Kit(NamedTuple):
+    """What cases are run on, for a process that has nothing but this.
+
+    Attributes:
+        name: Of the device.
+        backends: Those that may be used; None for all.
+        seed: Of all random choices.
+        max_examples: Random programs to try.
+        op: As in ``--op``.
+    """
+
+    name: str
+    backends: tuple[str, ...] | None
+    seed: int
+    max_examples: int
+    op: str | None
+
+
+def _shared(how: Spread, kit: Kit, cases: Sequence["Case"]) -> Iterator["CaseResult"]:
+    """Run cases elsewhere."""
+    from ggsched.testing.conformance import CaseResult
+    from ggsched.testing.conformance.report import Said
+
+    names = [case.name for case in cases]
+    work = f"conformance {kit}"
+    said = how.results(partial(_said, kit), names, keys=names, work=work, kind=Said)
+    for case, found in zip(cases, said, strict=True):
+        yield CaseResult(case, *found)
+
+
+def _said(kit: Kit, case: str) -> "Said":
+    from ggsched.testing.conformance.report import Said
+
+    runner, cases = _runner(kit)
+    found = runner.run(cases[case])
+    return Said(found.verdict, found.reason, found.program, found.seed, found.seconds)
+
+
+@lru_cache(maxsize=1)
+def _runner(kit: Kit) -> tuple["ConformanceRunner", dict[str, "Case"]]:
+    from ggsched.testing.conformance import ConformanceRunner, Harness, all_cases
+    from ggsched.testing.conformance.cases_user_op import user_op_cases
+
+    cases = all_cases() if kit.op is None else user_op_cases(named_op(kit.op))
+    harness = Harness.named(kit.name, allow=kit.backends)
+    return ConformanceRunner(harness, kit.seed, kit.max_examples), {c.name: c for c in cases}
 
 
 def _tell(result: "CaseResult") -> None:

@@ -24,7 +24,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Threads, streams and pipelines": (
         "threads", "activations", "streams", "pipelining", "pipeline_buffers", "packing_effort",
     ),
-    "Checks": ("verify", "checks_memory"),
+    "Checks": ("verify", "checks_memory", "retries"),
     "Output": (
         "output", "form", "compare", "as_json", "logits", "trace", "html", "report", "verbose",
         "explain", "memory", "with_graph", "dot", "topology",

@@ -9,11 +9,13 @@ import click
 from ggsched.cli.console import WIDTH, write_json
 from ggsched.cli.files import read_text
 from ggsched.cli.options import json_option
+from ggsched.cli.spread_options import Spread, spread_options, text_digest
 from ggsched.printable import write_out
 
 if TYPE_CHECKING:
     from ggsched.testing.litmus import BlockVerdict
     from ggsched.testing.litmus.program import LitmusBlock
+    from ggsched.testing.litmus.verdict import Said
 
 _FINDING = 1
 
@@ -21,33 +23,36 @@ _FINDING = 1
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("-q", "--quiet", is_flag=True, help="Say only what is not as stated.")
-@click.option(
-    "--jobs",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Processes of this machine.",
-)
-@click.option(
-    "--ray",
-    metavar="ADDRESS",
-    help="Run on the nodes of a Ray cluster; 'auto' is that of this machine or of RAY_ADDRESS.",
-)
+@spread_options
 @json_option
-def litmus(files: tuple[str, ...], quiet: bool, jobs: int, ray: str | None, as_json: bool) -> int:
+def litmus(
+    files: tuple[str, ...],
+    quiet: bool,
+    jobs: int,
+    ray: str | None,
+    journal: str | None,
+    as_json: bool,
+) -> int:
     """Judge the litmus programs in FILEs: plain ones, or fences in Markdown.
 
     The sanitizer decides by clocks, the explorer by running all interleavings. The exit code is 1
     if a verdict is not the one that the header states, or if the two do not agree. Verdicts and
     their order do not depend on --jobs and --ray.
     """
-    from ggsched.testing.litmus import parse_litmus
-    from ggsched.testing.parallel import in_order
+    from ggsched.testing.litmus import BlockVerdict, parse_litmus
+    from ggsched.testing.litmus.verdict import Said
 
     blocks = [block for file in files for block in parse_litmus(read_text(file), file)]
-    found = in_order(_both_verdicts, blocks, jobs=jobs, ray=ray)
-    verdicts = [verdict for both in found for verdict in both]
+    said = Spread(jobs, ray, journal).results(
+        _both_verdicts,
+        blocks,
+        keys=[f"{block.file} {block.id} {number}" for number, block in enumerate(blocks)],
+        work="verdicts on litmus programs " + text_digest(map(repr, blocks)),
+        kind=tuple[Said, ...],
+    )
+    verdicts = [
+        BlockVerdict(block, *one) for block, both in zip(blocks, said, strict=True) for one in both
+    ]
     if as_json:
         write_json([j.to_json() for j in verdicts])
     else:
@@ -55,10 +60,13 @@ def litmus(files: tuple[str, ...], quiet: bool, jobs: int, ray: str | None, as_j
     return 0 if all(j.is_as_stated for j in verdicts) else _FINDING
 
 
-def _both_verdicts(block: "LitmusBlock") -> "tuple[BlockVerdict, ...]":
+def _both_verdicts(block: "LitmusBlock") -> "tuple[Said, ...]":
     from ggsched.testing.litmus import block_verdict
+    from ggsched.testing.litmus.verdict import Said
 
-    return tuple(block_verdict(block))
+    return tuple(
+        Said(j.variant, j.verdict, j.witness, j.fix, j.explored) for j in block_verdict(block)
+    )
 
 
 def _write(verdicts: Sequence["BlockVerdict"], quiet: bool) -> None:

@@ -1,7 +1,7 @@
 """``ggsched run``: run a model file over devices."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +18,7 @@ from ggsched.cli.planning_options import planning_options
 from ggsched.cli.progress import loading
 from ggsched.cli.run_stats import measured_lines, pipeline_line, session_stats, stats_line
 from ggsched.cli.sampling_options import sampling_options, take_sampling
-from ggsched.cli.trace_file import Wanted, account_json, recording, trace_options
+from ggsched.cli.trace_file import Wanted, account_json, is_perfetto, recording, trace_options
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.models.stop_text import StopText
@@ -106,6 +106,15 @@ if TYPE_CHECKING:
     "token's but the last.",
 )
 @click.option(
+    "--retries",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    show_default=True,
+    help="After a fault, or the loss of a machine, go on from the tokens so far with the devices "
+    "that are there then, so many times.",
+)
+@click.option(
     "--memory-check/--no-memory-check",
     "checks_memory",
     default=True,
@@ -131,6 +140,7 @@ def run(
     shifts: bool,
     keep: int,
     logits: str | None,
+    retries: int,
     checks_memory: bool,
     trace: str | None,
     html: str | None,
@@ -154,6 +164,10 @@ def run(
         raise UsageError(what, where="ggsched run", hint=hint)
     if logits is not None:
         _check_writable(logits)  # a path that cannot be written must not cost the run
+    if trace is not None and not is_perfetto(trace) and _are_elsewhere(options["devices"]):
+        hint = "name it FILE.json, for Perfetto; --html and --report tell more"
+        what = "the commands of several machines cannot be written as one trace"
+        raise UsageError(what, where=trace, hint=hint)
     with (
         recording(Wanted(trace, html, report), "ggsched run") as recorder,
         loading(messages()) as progress,
@@ -179,6 +193,7 @@ def run(
             stops_at,
             progress.stop,
             keep if shifts else None,
+            retries,
         )
         progress.stop()
         if logits is not None:
@@ -194,6 +209,10 @@ def run(
             pipelined = pipeline_line(stats, options["pipelining"])
             for line in filter(None, (stats_line(stats), *measured_lines(stats), pipelined)):
                 messages().print(line, soft_wrap=False)
+
+
+def _are_elsewhere(devices: Sequence[str] | None) -> bool:
+    return any("://" in name for name in devices or ())
 
 
 def _prepare(
@@ -227,6 +246,7 @@ def _generate(
     cut: StopText,
     before_text: Callable[[], None],
     keep: int | None,
+    retries: int,
 ) -> list[int]:
     """Generate, writing text (or ids, where there is no tokenizer) as it comes."""
     tokenizer = session.model.tokenizer
@@ -239,6 +259,7 @@ def _generate(
         stop=tokenizer.stop_ids,
         on_logits=fed.append if wants_logits else None,
         keep=keep,
+        retries=retries,
     ):
         generated.append(token)
         piece = cut.push(decoder.push(token) if decoder else f"{token} ")

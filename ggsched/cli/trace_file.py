@@ -12,6 +12,7 @@ from ggsched.cli.console import messages
 from ggsched.errors import UsageError
 
 if TYPE_CHECKING:
+    from ggsched.cluster.recorded import Recorded
     from ggsched.trace.recorder import Recorder
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -94,6 +95,9 @@ def _write(recorder: "Recorder", wanted: Wanted, name: str) -> None:
     from ggsched.trace.export import write_bytes, write_trace
     from ggsched.trace.perfetto import trace_to_perfetto
 
+    if recorder.elsewhere is not None:
+        _write_elsewhere(recorder, recorder.elsewhere(), wanted)
+        return
     trace = recorder.trace(name)
     if not trace.runs:  # nothing has run, so there are no times
         if wanted.trace is not None:
@@ -120,12 +124,35 @@ def _write(recorder: "Recorder", wanted: Wanted, name: str) -> None:
         messages().out(account_text(account(timeline), recorder.setup), end="", highlight=False)
 
 
+def _write_elsewhere(recorder: "Recorder", found: "Recorded", wanted: Wanted) -> None:
+    """Write what several machines recorded."""
+    from ggsched.report.html import write_page
+    from ggsched.report.text import account_text
+    from ggsched.trace.export import write_bytes
+    from ggsched.trace.perfetto import timeline_to_perfetto
+    from ggsched.trace.utilization import account
+
+    if wanted.trace is not None:
+        write_bytes(wanted.trace, timeline_to_perfetto(found.timeline))
+    if wanted.html is not None:
+        write_page(wanted.html, found.timeline)
+    if wanted.report:
+        for name, timeline in found.by_machine():
+            text = f"{name}\n{account_text(account(timeline), recorder.setup)}\n"
+            messages().out(text, end="", highlight=False)
+        messages().out(found.to_text(), end="", highlight=False)
+
+
 def account_json(recorder: "Recorder") -> dict[str, Any]:
     """Return where the time went so far, as plain JSON data; empty if nothing has run."""
     from ggsched.report.data import account_data
     from ggsched.trace.times import timeline_of
     from ggsched.trace.utilization import account
 
+    if recorder.elsewhere is not None:
+        found = recorder.elsewhere()
+        machines = {name: account_data(account(line)) for name, line in found.by_machine()}
+        return {"machines": machines, **found.to_json()}
     trace = recorder.trace("so far")
     return account_data(account(timeline_of(trace))) if trace.runs else {}
 

@@ -8,16 +8,20 @@ getting any for the timeout, are a ``SyncTimeout``.
 
 import secrets
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 import ggsched.errors
+from ggsched.calibrate.machine import Calibration
 from ggsched.cluster import messages as m
 from ggsched.cluster.link import TOKEN_NBYTES, Link
 from ggsched.cluster.members import Member, Start
+from ggsched.cluster.pings import ClockOffset, LinkSample, Pinger
+from ggsched.cluster.recorded import MachineRecord
+from ggsched.cluster.weights import offer_of
 from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, SyncTimeout, UsageError
 from ggsched.plan.parts import Part
 from ggsched.topology.codec import topology_to_text
@@ -48,11 +52,13 @@ class Driver:
         token = secrets.token_bytes(TOKEN_NBYTES)
         self.scheme, self.timeout_s = start.scheme, timeout_s
         self.source: Callable[[str], np.ndarray] | None = None
+        self.sent: Callable[[str, int], None] | None = None
         self._backends = backends
         self._link = Link(start.host, token)
         self._members: list[Member] = []
         self._lost: DeviceFault | None = None
         self._requests = 0
+        self.last_run = 0
         self._is_closed = False
         self.opened: list[m.Opened] = []
         try:
@@ -123,11 +129,11 @@ class Driver:
         """
         self._topology, self._first = topology_to_text(topology), tuple(first)
 
-    def configure(self, *, timeout_s: float, capture: bool, checked: bool) -> None:
+    def configure(self, *, timeout_s: float, capture: bool, checked: bool, records: bool) -> None:
         """Let the workers begin anew, with nothing on their devices."""
         self.timeout_s = timeout_s
         addresses = tuple(member.address for member in self._members)
-        settings = (timeout_s, capture, checked)
+        settings = (timeout_s, capture, checked, records)
         number = self._next()
         self._request(
             {
@@ -147,7 +153,7 @@ class Driver:
 
     def run(self, key: int, inputs: Mapping[int, Frames]) -> dict[int, Frames]:
         """Run the parts of a plan; return the outputs that each machine hands over."""
-        number = self._next()
+        number = self.last_run = self._next()
         found = self._request({k: (m.Run(number, key), f) for k, f in inputs.items()}, number)
         return {machine: frames for machine, (_, frames) in found.items()}
 
@@ -159,6 +165,33 @@ class Driver:
         asked = m.Manage(number, what, key, tuple(names))
         found = self._request(dict.fromkeys(range(len(self._members)), (asked, ())))
         return {k: done.sizes for k, (done, _) in found.items() if isinstance(done, m.Done)}
+
+    def calibrate(self, machine: int, seconds: float) -> Calibration:
+        """Let a machine measure its devices; nothing else should run there."""
+        asked = m.Calibrate(self._next(), seconds)
+        _, frames = self._request({machine: (asked, ())})[machine]
+        return msgspec.msgpack.decode(frames[0], type=Calibration)
+
+    def probe(self, machine: int, other: int, seconds: float) -> list[LinkSample]:
+        """Let a machine measure messages to another."""
+        asked = m.Probe(self._next(), self._members[other].address, seconds)
+        _, frames = self._request({machine: (asked, ())})[machine]
+        return msgspec.msgpack.decode(frames[0], type=list[LinkSample])
+
+    def clock_offsets(self) -> list[ClockOffset]:
+        """Return how far the clock of each machine is ahead of the one here."""
+        pinger = Pinger(self._link)
+        return [pinger.offset(member.address) for member in self._members]
+
+    def recorded(self) -> dict[int, MachineRecord]:
+        """Return what the machines have recorded so far, by machine."""
+        asked = m.Manage(self._next(), "recorded")
+        found = self._request(dict.fromkeys(range(len(self._members)), (asked, ())))
+        records = {
+            k: msgspec.msgpack.decode(frames[0], type=MachineRecord | None)
+            for k, (_, frames) in sorted(found.items())
+        }
+        return {k: record for k, record in records.items() if record is not None}
 
     @property
     def is_over(self) -> bool:
@@ -258,7 +291,7 @@ class _Answers:
         if isinstance(message, m.Beat):
             self._note_beat(machine, message)
         elif isinstance(message, m.Wanted):
-            self._give(machine, message.name)
+            self._give(machine, message)
             self._moved = time.monotonic()
         elif isinstance(message, m.Failed) and message.id == self._number:
             self._pending.discard(machine)
@@ -276,22 +309,23 @@ class _Answers:
             self._moved = time.monotonic()
         self._waits[machine] = state
 
-    def _give(self, machine: int, name: str) -> None:
-        """Send a weight to a machine that asks for it."""
-        link, address = self._d._link, self._d._members[machine].address
+    def _give(self, machine: int, wanted: m.Wanted) -> None:
+        """Say what a weight is that a machine asks for, and send it where it has none."""
+        link, address, name = self._d._link, self._d._members[machine].address, wanted.name
         try:
             if self._d.source is None:
                 raise KeyError(name)
-            array = np.ascontiguousarray(self._d.source(name))
+            offer, data = offer_of(self._d.source(name), with_digest=wanted.keeps)
         except KeyError:
             link.send(address, m.Weight(name, why="no data for this weight"))
         except Exception as error:  # raised here when the machines know
             link.send(address, m.Weight(name, why=str(error)))
             self._source_failure = self._source_failure or error
         else:
-            kind = f"{array.dtype.str} {','.join(map(str, array.shape))}".encode()
-            data = array.reshape(-1).view(np.uint8).data
-            link.send(address, m.Weight(name, zlib.crc32(data)), kind, data)
+            is_sent = wanted.sent or not (offer.path or offer.digest)
+            if is_sent and self._d.sent is not None:
+                self._d.sent(name, offer.nbytes)
+            link.send(address, m.Weight(name, offer), *([data] if is_sent else []))
 
     def _look(self, *, is_quiet: bool) -> None:
         """Look for machines that are gone, do not answer, or wait for each other.

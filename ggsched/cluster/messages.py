@@ -11,11 +11,13 @@ from typing import Any, Final, cast
 import msgspec
 
 from ggsched.backend.protocols import CONTRACT_VERSION
+from ggsched.cluster.weights import Offer
+from ggsched.fingerprint import fingerprint
 from ggsched.ir.tensor import Tensor
 from ggsched.plan.bundle import FORMAT
 from ggsched.plan.parts import Part
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Number of this set of messages."""
 
 
@@ -26,6 +28,7 @@ def version() -> str:
         number = installed("ggsched")
     except PackageNotFoundError:  # run from a checkout
         number = "of a checkout"
+    number += f" (sources {fingerprint()})"
     return f"ggsched {number}, messages {PROTOCOL}, {FORMAT}, contract {contract}"
 
 
@@ -65,6 +68,7 @@ class Join(Message, frozen=True, tag="join"):
         timeout_s: How long something may go on without progress.
         capture: Whether plans are captured where devices offer it.
         checked: Whether devices check their callers.
+        records: Whether runs are recorded.
     """
 
     id: int
@@ -75,6 +79,7 @@ class Join(Message, frozen=True, tag="join"):
     timeout_s: float
     capture: bool
     checked: bool
+    records: bool = False
 
 
 class Bind(Message, frozen=True, tag="bind"):
@@ -122,7 +127,8 @@ class Manage(Message, frozen=True, tag="manage"):
 
     Attributes:
         id: Of the request.
-        what: ``drop`` a plan, ``release`` tensors, ``clear`` states, report ``sizes``.
+        what: ``drop`` a plan, ``release`` tensors, ``clear`` states, report ``sizes``, hand over
+            what was ``recorded``.
         key: Number of the plan.
         names: Names of the tensors.
     """
@@ -133,21 +139,73 @@ class Manage(Message, frozen=True, tag="manage"):
     names: tuple[str, ...] = ()
 
 
+class Calibrate(Message, frozen=True, tag="calibrate"):
+    """To a worker: measure its devices. The answer has a ``Calibration`` (msgpack) in a frame.
+
+    Attributes:
+        id: Of the request.
+        seconds: How long that may take, about.
+    """
+
+    id: int
+    seconds: float
+
+
+class Probe(Message, frozen=True, tag="probe"):
+    """To a worker: measure messages to another. The answer has ``LinkSample`` s in a frame.
+
+    Attributes:
+        id: Of the request.
+        address: Of the other worker.
+        seconds: How long that may take, about.
+    """
+
+    id: int
+    address: str
+    seconds: float
+
+
+class Ping(Message, frozen=True, tag="ping"):
+    """To a worker, which answers at once, whatever it waits for. A frame is read and dropped.
+
+    Attributes:
+        sender: Address to answer to.
+        number: Of the ping.
+    """
+
+    sender: str
+    number: int
+
+
+class Pong(Message, frozen=True, tag="pong"):
+    """The answer.
+
+    Attributes:
+        worker: Address of who answers.
+        number: Of the ping.
+        at_s: When it was answered, by the clock of the worker (``time.perf_counter``).
+    """
+
+    worker: str
+    number: int
+    at_s: float
+
+
 class Close(Message, frozen=True, tag="close"):
     """To a worker: release everything and end."""
 
 
 class Weight(Message, frozen=True, tag="weight"):
-    """To a worker: a weight that it asked for, in a frame; no frame where there is none.
+    """To a worker: a weight that it asked for, in a frame if it wants it sent.
 
     Attributes:
         name: Its name.
-        checksum: CRC-32 of the bytes.
+        offer: What it is; None where there is none.
         why: The error where it cannot be had.
     """
 
     name: str
-    checksum: int = 0
+    offer: Offer | None = None
     why: str = ""
 
 
@@ -229,10 +287,14 @@ class Wanted(Message, frozen=True, tag="wanted"):
     Attributes:
         worker: Address.
         name: Of the weight.
+        keeps: Whether the worker keeps weights, and so needs a digest.
+        sent: Whether to send it at once; else the worker looks for it first.
     """
 
     worker: str
     name: str
+    keeps: bool = False
+    sent: bool = False
 
 
 class Beat(Message, frozen=True, tag="beat"):
@@ -256,6 +318,10 @@ Any_ = (
     | Run
     | Abort
     | Manage
+    | Calibrate
+    | Probe
+    | Ping
+    | Pong
     | Close
     | Weight
     | Data

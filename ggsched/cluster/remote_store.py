@@ -7,6 +7,7 @@ import numpy as np
 
 from ggsched.cluster.driver import Driver
 from ggsched.cluster.messages import host_form
+from ggsched.cluster.recorded import Recorded, merged
 from ggsched.cluster.remote_devices import Group
 from ggsched.errors import GgschedError, UsageError
 from ggsched.interchange.dlpack_import import check_array
@@ -20,6 +21,7 @@ from ggsched.plan.parts import Part
 from ggsched.run.expert_ledger import ExpertLedger
 from ggsched.run.store import Progress
 from ggsched.sanitize.from_parts import check_parts
+from ggsched.trace.recorder import Recorder
 
 
 class RemoteStore:
@@ -33,6 +35,7 @@ class RemoteStore:
         checked: Whether devices check their callers.
         is_sanitized: Whether the parts of each plan are checked before they run.
         progress: Called with name and bytes of each weight that is sent.
+        recorder: Gets what the machines recorded, when they are left; None to record nothing.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class RemoteStore:
         checked: bool,
         is_sanitized: bool,
         progress: Progress | None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.group, self._weights, self._progress = group, weights, progress
         self._is_sanitized = is_sanitized
@@ -53,8 +57,15 @@ class RemoteStore:
         self._dtypes: dict[str, tuple[tuple[int, ...], str]] = {}
         self._keys = count()
         self.ledger = ExpertLedger()
-        group.driver.source = self._give
-        group.driver.configure(timeout_s=timeout_s, capture=capture, checked=checked)
+        group.driver.source, group.driver.sent = self._give, progress
+        self._recorder = recorder
+        if recorder is not None:
+            recorder.elsewhere = self.recorded
+        self._runs: dict[int, int] = {}
+        self._plans: list[Plan] = []
+        records = recorder is not None
+        driver = group.driver
+        driver.configure(timeout_s=timeout_s, capture=capture, checked=checked, records=records)
 
     @property
     def driver(self) -> Driver:
@@ -126,17 +137,39 @@ class RemoteStore:
             out |= {f"{where}/{name}": nbytes for name, nbytes in sizes.get(kind, {}).items()}
         return out
 
+    def weights_read(self) -> dict[str, dict[str, int]]:
+        """Return by machine the bytes of weights from its ``own file``, ``kept``, and ``sent``."""
+        found = self.driver.manage("sizes").items()
+        return {self.driver.where(machine): sizes.get("read", {}) for machine, sizes in found}
+
+    def ran(self, plan: Plan) -> None:
+        """Note that a run of a plan is over."""
+        if self._recorder is None:
+            return
+        number = next((i for i, known in enumerate(self._plans) if known is plan), None)
+        if number is None:
+            number = len(self._plans)
+            self._plans.append(plan)
+        self._runs[self.driver.last_run] = number
+
+    def recorded(self, name: str = "runs") -> Recorded:
+        """Return what all machines recorded of the runs that came to an end, by one clock."""
+        offsets, found = self.driver.clock_offsets(), self.driver.recorded()
+        names = [self.driver.where(k) for k in range(len(self.group.first))]
+        return merged(name, found, names, offsets, self._runs, self._plans)
+
     def close(self) -> None:
-        """Do nothing: the machines release everything when they are left or join again."""
+        """Take what was recorded; machines release everything when they are left or join again."""
+        if self._recorder is not None:
+            is_there = self._runs and not self.driver.is_over
+            found = self.recorded() if is_there else None
+            self._recorder.elsewhere = None if found is None else lambda: found
 
     def _give(self, name: str) -> np.ndarray:
         if name in self._constants:
             shape, dtype = self._dtypes[name]
             return np.frombuffer(self._constants[name], dtype).reshape(shape)
-        array = self._weights(name)
-        if self._progress is not None:
-            self._progress(name, array.nbytes)
-        return array
+        return self._weights(name)
 
 
 class RemoteRun:
@@ -167,6 +200,7 @@ class RemoteRun:
             part.machine: [_data(inputs[name]) for name in part.inputs] for part in self.parts
         }
         found = self._store.driver.run(self._key, frames)
+        self._store.ran(self.plan)
         outputs: dict[int, np.ndarray] = {}
         for part in self.parts:
             for tid, frame in zip(part.outputs, found[part.machine], strict=True):

@@ -8,10 +8,13 @@ A worker ends when it is told to, and when whoever started it is gone.
 import os
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NoReturn
 
+import msgspec
 import numpy as np
 
 from ggsched.backend.checked import checked
@@ -20,11 +23,16 @@ from ggsched.backend.offline_device import PaperDevice
 from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device, HostMemory
 from ggsched.backend.registry import open_devices
+from ggsched.calibrate.machine import calibrate
 from ggsched.cluster import messages as m
 from ggsched.cluster.link import TOKEN_NBYTES, Link
+from ggsched.cluster.pings import Pinger
+from ggsched.cluster.recorded import MessageTime, WorkerRecord
+from ggsched.cluster.weights import Offer, Sources
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, UsageError
 from ggsched.ir.text import parse_graph
+from ggsched.plan.bundle import Plan
 from ggsched.plan.codec import plan_from_json
 from ggsched.plan.parts import Part, local_plan
 from ggsched.run.executor import Executor
@@ -32,6 +40,9 @@ from ggsched.run.release import close_all
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
 from ggsched.topology.codec import topology_from_text, topology_to_text
+from ggsched.trace.recorder import Recorder
+from ggsched.trace.schema import TracedPlan
+from ggsched.trace.tracing import traced
 
 POLL_S: Final = 0.2
 """How often a worker that waits looks whether its driver is still there."""
@@ -58,10 +69,14 @@ class Worker:
         self._devices: list[Device] = []
         self._store: TensorStore | None = None
         self._bound: dict[int, tuple[Part, Executor, dict[str, tuple[Any, ...]]]] = {}
+        self._record: WorkerRecord | None = None
+        self._recorded_as: dict[int, Plan] = {}
         self._last: Executor | None = None
         self._early: dict[tuple[int, int, int], HostMemory] = {}
         self._run, self._is_given_up = -1, False
         self._beats: _Beats | None = None
+        settings = Settings.from_environment()
+        self._sources = Sources(settings.models, settings.weight_cache)
         self._stash: list[tuple[m.Any_, Sequence[memoryview]]] = []
 
     def serve(self) -> None:
@@ -79,11 +94,13 @@ class Worker:
 
     def send(self, machine: int, tag: int, source: HostMemory) -> None:
         """Send the bytes of a message of the run that is under way."""
+        began = time.perf_counter()
         self._link.send(self._addresses[machine], m.Data(self._run, self._me, tag), source)
+        self._note(machine, tag, source.nbytes, began, is_sent=True)
 
     def receive(self, machine: int, tag: int, target: HostMemory) -> None:
         """Wait for a message of the run that is under way."""
-        key = (self._run, machine, tag)
+        key, began = (self._run, machine, tag), time.perf_counter()
         if key not in self._early:
             with self._waiting(tag):
                 while key not in self._early:
@@ -96,6 +113,12 @@ class Worker:
             raise DeviceFault(what, where=self._where(machine), hint="this is a defect: report it")
         target[:] = source
         self._early[key] = _TAKEN
+        self._note(machine, tag, target.nbytes, began, is_sent=False)
+
+    def _note(self, machine: int, tag: int, nbytes: int, began: float, *, is_sent: bool) -> None:
+        if self._record is not None:
+            times = (began, time.perf_counter())
+            self._record.message(MessageTime(self._run, tag, machine, nbytes, is_sent, *times))
 
     def _take(self, message: m.Any_, frames: Sequence[memoryview]) -> None:
         """Deal with what comes in the middle of a run."""
@@ -127,13 +150,17 @@ class Worker:
                 key = (message.run, message.sender, message.tag)
                 if message.run > self._run:
                     self._early[key] = _TWICE if key in self._early else frames[0]
-            elif not isinstance(message, m.Abort | m.Weight):  # of what is over
+            elif not isinstance(message, m.Abort | m.Weight | m.Ping | m.Pong):  # of what is over
                 return message, frames
 
     def _next_of_run(self) -> tuple[m.Any_, Sequence[memoryview]]:
         while True:
             found = self._link.poll(POLL_S)
-            if found is not None:
+            if found is not None and isinstance(found[0], m.Ping):
+                ping = found[0]
+                pong = m.Pong(self._link.address, ping.number, time.perf_counter())
+                self._link.send(ping.sender, pong)
+            elif found is not None:
                 return found
             if self._is_alone():
                 raise Ended
@@ -180,6 +207,10 @@ class Worker:
         self._require_beats().set_pace(message.timeout_s)
         self.topology = topology_from_text(message.topology)
         own = checked(self._devices) if message.checked else self._devices
+        self._record = None
+        if message.records:
+            self._record = WorkerRecord(Recorder())
+            own = traced(own, self._record.recorder)
         devices: list[Device] = [
             PaperDevice(self.topology, i) for i in range(len(self.topology.devices))
         ]
@@ -208,7 +239,10 @@ class Worker:
             timeout_s=self._timeout_s,
             captures=self._capture,
             network=self,
+            recorder=None if self._record is None else self._record.recorder,
         )
+        if self._record is not None:
+            self._recorded_as[message.key] = self._record.plan_of(message.part, plan)
         shapes = {s.name: m.host_form(graph.named(s.name)) for s in plan.inputs}
         self._bound[message.key] = (message.part, executor, shapes)
         self._done(message.id)
@@ -227,16 +261,39 @@ class Worker:
         self._last = None
         store.require_files()
         try:
-            outputs = executor.run(inputs, copy=False)
+            with self._recorded(message):
+                outputs = executor.run(inputs, copy=False)
         finally:
             self._early.clear()
         self._last = executor
         self._done(message.id, *(np.ascontiguousarray(outputs[t]) for t in part.outputs))
 
+    def _recorded(self, message: m.Run) -> AbstractContextManager[None]:
+        """Return a context in which a run is recorded, if anybody wants that."""
+        if self._record is None:
+            return nullcontext()
+        plan = self._recorded_as[message.key]
+        self._record.begins(message.id, plan)
+        return self._record.recorder.run_of(plan, TracedPlan)
+
+    def _calibrate(self, message: m.Calibrate, _frames: Sequence[memoryview]) -> None:
+        found = calibrate(self._devices, message.seconds)
+        self._done(message.id, msgspec.msgpack.encode(found))
+
+    def _probe(self, message: m.Probe, _frames: Sequence[memoryview]) -> None:
+        pinger = Pinger(self._link, lambda *found: self._stash.append(found))
+        samples = pinger.samples(message.address, message.seconds)
+        self._done(message.id, msgspec.msgpack.encode(samples))
+
     def _manage(self, message: m.Manage, _frames: Sequence[memoryview]) -> None:
+        if message.what == "recorded":
+            taken = None if self._record is None else self._record.taken()
+            self._done(message.id, msgspec.msgpack.encode(taken))
+            return
         store, sizes = self._require_store(), {}
         if message.what == "sizes":
             sizes = {k: store.nbytes_by_device(k) for k in ("weight", "state", "cache")}
+            sizes["read"] = dict(self._sources.nbytes)
         else:
             self._drain()
             self._last = None
@@ -249,8 +306,22 @@ class Worker:
         self._link.send(self._driver, m.Done(message.id, self._link.address, sizes))
 
     def _weight(self, name: str) -> np.ndarray:
-        """Ask the driver for a weight."""
-        self._link.send(self._driver, m.Wanted(self._link.address, name))
+        """Return a weight from where this machine has it, or else as the driver sends it."""
+        offer, data = self._asked(name, sent=False)
+        if data is None:
+            found = self._sources.find(name, offer)
+            if found is not None:
+                return found
+            offer, data = self._asked(name, sent=True)
+        if data is None or zlib.crc32(data) != offer.checksum:
+            raise DeviceFault("was damaged on its way", where=name, hint="load it again")
+        self._sources.sent(offer, data)
+        return offer.array(data)
+
+    def _asked(self, name: str, *, sent: bool) -> tuple[Offer, memoryview | None]:
+        """Ask the driver what a weight is; with it come its bytes, if they are sent."""
+        wanted = m.Wanted(self._link.address, name, self._sources.keeps, sent)
+        self._link.send(self._driver, wanted)
         while True:
             message, frames = self._next_of_run()
             if isinstance(message, m.Close):
@@ -260,13 +331,9 @@ class Worker:
                     break
             elif not isinstance(message, m.Data | m.Abort):
                 self._interrupted(message, frames)
-        if message.why:
+        if message.offer is None:
             raise UsageError(message.why, where=name)
-        dtype, shape = bytes(frames[0]).decode().split(" ", 1)
-        if zlib.crc32(frames[1]) != message.checksum:
-            raise DeviceFault("was damaged on its way", where=name, hint="load it again")
-        axes = [int(n) for n in shape.split(",") if n]
-        return np.frombuffer(frames[1], dtype).reshape(axes)
+        return message.offer, frames[0] if frames else None
 
     def _drain(self) -> None:
         failures = self._require_store().drain()
@@ -323,6 +390,8 @@ _HANDLERS: Final[dict[Any, Callable[[Worker, Any, Sequence[memoryview]], None]]]
     m.Bind: Worker._bind,
     m.Run: Worker._run_part,
     m.Manage: Worker._manage,
+    m.Calibrate: Worker._calibrate,
+    m.Probe: Worker._probe,
 }
 
 _TAKEN: Final = memoryview(b"")

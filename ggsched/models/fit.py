@@ -10,7 +10,7 @@ context is kept as long as anything fits with it.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement, pairwise
+from itertools import combinations_with_replacement, pairwise, permutations
 from math import comb
 from typing import Final
 
@@ -86,7 +86,8 @@ class LayerTable:
         expert_arena: The same for the products with its experts.
         seconds: By device and layer, experts and all, of what ``DECODING_STEPS`` says.
         seconds_host_experts: The same with the experts on the host device.
-        crossing_s: What it costs to hand the hidden state to another device and go on there.
+        crossing_s: By pair of devices what it costs to hand the hidden state on, to another machine
+            perhaps, and go on there.
     """
 
     nbytes: tuple[int, ...]
@@ -97,7 +98,7 @@ class LayerTable:
     expert_arena: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
     seconds_host_experts: tuple[tuple[float, ...], ...]
-    crossing_s: float
+    crossing_s: Mapping[tuple[int, int], float]
 
 
 def layer_table(
@@ -130,8 +131,11 @@ def layer_table(
         _seconds(spec, rates, host, runs, n, rest_with_first) for n in (0, layers)
     )
     hidden = 4 * spec.hparams.n_embd
-    event_s = max(r.event_s + r.launch_s for r in rates.devices)
-    link_s = max((link.seconds(hidden) for link in rates.links.values()), default=0.0)
+    crossing_s = {
+        (a, b): (1 + DECODING_STEPS)
+        * (rates.devices[a].event_s + rates.devices[b].launch_s + rates.link(a, b).seconds(hidden))
+        for a, b in permutations(range(len(rates.devices)), 2)
+    }
     dense, experts, rest = _bytes(spec, largest)
     arena, expert_arena = _arenas(largest, layers)
     return LayerTable(
@@ -143,7 +147,7 @@ def layer_table(
         expert_arena,
         with_experts,
         without,
-        (1 + DECODING_STEPS) * (event_s + link_s),
+        crossing_s,
     )
 
 
@@ -203,18 +207,19 @@ def least_bytes(
 def estimate(table: LayerTable, choice: FitChoice, stages: Sequence[int], host: int) -> float:
     """Return about how many seconds a micro-batch and the tokens that follow it take."""
     devices = device_of_layers(choice, stages, host, len(table.nbytes))
-    seconds, crossings = 0.0, 0
+    seconds = 0.0
     before = devices[0] if table.rest_with_first else host
     for layer, device in enumerate(devices):
-        crossings += device != before
+        if device != before:
+            seconds += table.crossing_s[before, device]
         before = device
         on_host = layer < choice.n_cpu_moe and table.expert_nbytes[layer] > 0
         if on_host and device != host:
             seconds += table.seconds_host_experts[device][layer]
-            crossings += 2
+            seconds += table.crossing_s[host, device] + table.crossing_s[device, host]
         else:
             seconds += table.seconds[device][layer]
-    return seconds + crossings * table.crossing_s
+    return seconds
 
 
 def _seconds(

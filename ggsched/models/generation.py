@@ -3,11 +3,12 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
 
-from ggsched.errors import UsageError
+from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.models.batch_runner import BatchRunner
 from ggsched.models.sampling import Sampler, Sampling
 from ggsched.models.session_options import SessionOptions
@@ -36,6 +37,9 @@ class FedSequence(Protocol):
     def feed(self, tokens: Sequence[int], *, all_logits: bool = False) -> np.ndarray:
         """Feed tokens; return logits that belong to the caller."""
 
+    def _restart(self) -> None:
+        """Begin anew after a fault."""
+
     def _reset(self) -> None:
         """Forget the sequence inside a call that is guarded already."""
 
@@ -52,8 +56,10 @@ def generate(
     stop: frozenset[int],
     on_logits: Callable[[np.ndarray], None] | None,
     keep: int | None = None,
+    retries: int = 0,
 ) -> Iterator[int]:
     """Yield the tokens that follow a prompt; see ``Session.generate``."""
+    left = _checked_retries(session, retries)
     sampler = Sampler(sampling, prompt)
     fed, edits, token = prompt, 0, -1
     known = list(prompt)
@@ -75,7 +81,9 @@ def generate(
                 del known[keep : keep + (len(known) - keep) // 2]
                 session._reset()
                 fed = known
-            logits = _feed_timed(session, fed, is_prompt=not i, is_shown=on_logits is not None)
+            is_shown = on_logits is not None
+            feed = partial(_feed_timed, session, is_prompt=not i, is_shown=is_shown)
+            logits, left = _fed(session, feed, fed, known, left)
             edits = session._edits
             if on_logits is None and n_predict > 0:  # logits are lent until the next call
                 token = sampler.choose(logits[-1], session.batches.top_token)
@@ -88,6 +96,42 @@ def generate(
         yield token
         known.append(token)
         fed = [token]
+
+
+def _fed(
+    session: FedSequence,
+    feed: Callable[[Sequence[int]], np.ndarray],
+    tokens: Sequence[int],
+    known: Sequence[int],
+    retries: int,
+) -> tuple[np.ndarray, int]:
+    """Feed tokens, after a fault all that are known, in a session that was begun anew.
+
+    Returns:
+        The logits, and how many faults may still come.
+    """
+    while True:
+        try:
+            return feed(tokens), retries
+        except (DeviceFault, SyncTimeout) as error:
+            if not retries:
+                raise
+            _LOG.warning("%s; going on from %d tokens", error.one_line(), len(known))
+        session._restart()
+        tokens, retries = known, retries - 1
+
+
+def _checked_retries(session: FedSequence, retries: int) -> int:
+    """Return how often generation may be begun anew.
+
+    Raises:
+        UsageError: there are tokens that are not known here.
+    """
+    if retries and session.n_past:
+        why = f"it has {session.n_past} tokens, which generation has not seen"
+        hint = "call reset() first, and give them all as the prompt"
+        raise UsageError("the sequence cannot be begun anew after a fault", why=why, hint=hint)
+    return retries
 
 
 def _checked_keep(session: FedSequence, keep: int, n_prompt: int) -> int:

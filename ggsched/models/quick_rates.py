@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from ggsched.backend.offline_device import PaperDevice
+from ggsched.backend.offline_device import RefusingDevice
 from ggsched.backend.protocols import Device
 from ggsched.calibrate.device_rates import measure_product
 from ggsched.calibrate.link_rates import measure_copy
@@ -47,7 +47,7 @@ def with_products(
     found, measured = list(rates.devices), list[str]()
     for i, dtypes in wanted.items():
         device = devices[i]
-        if isinstance(device, PaperDevice) or not is_guessed(rates, device.facts):
+        if isinstance(device, RefusingDevice) or not is_guessed(rates, device.facts):
             continue
         bench = Bench(device)
         try:
@@ -77,7 +77,7 @@ def with_links(
     for (a, b), path in topology.copy_paths.items():
         ends = devices[a], devices[b]
         is_asked = a == src and ends[1].facts.kind != "cpu"
-        if not is_asked or any(isinstance(d, PaperDevice) for d in ends):
+        if not is_asked or any(isinstance(d, RefusingDevice) for d in ends):
             continue
         if not is_guessed(rates, ends[1].facts):
             continue

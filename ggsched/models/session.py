@@ -95,20 +95,29 @@ class Session:
             progress=progress,
             recorder=recorder,
         )
+        self._asked = self.spec, self.options
+        self.timing = Timing()
+        self._n_past = 0
+        self._edits = 0  # of the sequence; what is being generated belongs to one of them
         try:
-            topology = self.scheduler.topology
-            self.rates: MachineRates = load_rates(topology, self.scheduler.settings.rates)
-            if is_shared:
-                self.sharing = Sharing.of(self.spec, topology.devices, self.options)
-            found = self._choose_homes()
+            self._settle()
         except BaseException:
             self.scheduler.close()
             raise
+
+    def _settle(self) -> None:
+        """Decide where the model's tensors live on the devices that there are."""
+        self.spec, self.options = self._asked
+        topology = self.scheduler.topology
+        is_shared = self.options.split_mode == "tensor"
+        self.rates: MachineRates = load_rates(topology, self.scheduler.settings.rates)
+        if is_shared:
+            self.sharing = Sharing.of(self.spec, topology.devices, self.options)
+        found = self._choose_homes()
         self.spec, self.options = found.spec, found.options
         self.homes: Homes = found.homes
         self.fit: Fit | None = found.fit
         self.rates = self._measured_rates()
-        self.timing = Timing()
         self.batches = BatchRunner(
             self.spec,
             self.scheduler,
@@ -118,10 +127,15 @@ class Session:
             self.timing,
             rewrite=self.sharing.graph if self.sharing is not None else None,
         )
-        self._n_past = 0
-        self._edits = 0  # of the sequence; what is being generated belongs to one of them
         if self.fit is not None and self.options.pipelining == "auto":
             self._let_pipeline_fit(self.fit)
+
+    def _restart(self) -> None:
+        """Begin anew after a fault, on the devices that there are now, with an empty sequence."""
+        self.scheduler.reset()
+        self._settle()
+        self._n_past = 0
+        self._edits += 1
 
     @property
     def guard(self) -> CallGuard:
@@ -205,6 +219,7 @@ class Session:
         stop: frozenset[int] = frozenset(),
         on_logits: Callable[[np.ndarray], None] | None = None,
         keep: int | None = None,
+        retries: int = 0,
     ) -> Iterator[int]:
         """Feed a prompt, then yield up to ``n_predict`` tokens, the stop token not among them.
 
@@ -223,6 +238,9 @@ class Session:
             keep: Go on when the context is full: the first ``keep`` tokens and the later half of
                 the others are fed again as a sequence of their own; -1 keeps the prompt. The
                 sequence has to begin with this prompt.
+            retries: After a fault of a device or the loss of a machine, begin anew with the devices
+                that there are then, feed the tokens so far again, and go on, so many times. The
+                sequence has to begin with this prompt.
 
         Raises:
             UsageError: as ``feed``, the sequence was changed since the last token, or ``keep``
@@ -236,6 +254,7 @@ class Session:
             stop=stop,
             on_logits=on_logits,
             keep=keep,
+            retries=retries,
         )
 
     @cached_property

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 from ggsched.errors import PlanError
 from ggsched.ids import show
 from ggsched.ir.intervals import IntervalMap
+from ggsched.passes.enqueue_ahead import enqueue_ahead
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Command
 from ggsched.plan.effects import Effects
@@ -92,10 +93,15 @@ class _Cut:
             self._commands[machine].append(command)
         outputs = self._outputs()
         return tuple(
-            Part(m, tuple(commands), self._inputs(m), tuple(outputs[m]))
+            Part(m, self._ahead(commands), self._inputs(m), tuple(outputs[m]))
             for m, commands in self._commands.items()
             if commands or outputs[m]
         )
+
+    def _ahead(self, commands: Sequence[PartCommand]) -> tuple[PartCommand, ...]:
+        devices, streams = self._plan.devices, self._plan.streams.streams
+        in_order = [q for q, s in enumerate(streams) if devices[s.device].copy_order == "stream"]
+        return enqueue_ahead(commands, self._host, in_order)
 
     def _machine(self, command: Command, effects: Effects) -> int:
         """Return the machine that a command belongs to."""

@@ -108,21 +108,29 @@ class MachineRates:
 
     Attributes:
         devices: By index in the topology.
-        links: By (source, destination); ``HOST`` is host memory.
+        links: By (source, destination); ``HOST`` is host memory, of each machine its own.
         enqueue_s: Seconds of the host for each command.
         source: Where the numbers came from, for people.
+        machines: The machine of each device, see ``machine_of``; empty for one machine.
+        network: By names of (source, destination) what was measured of messages between machines.
     """
 
     devices: tuple[Rates, ...]
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
     enqueue_s: float = 2e-6
     source: str = GUESSES
+    machines: tuple[str, ...] = ()
+    network: Mapping[tuple[str, str], Link] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
         """Hash of all numbers; with one digest the same plans are made."""
         links = sorted((k, asdict(v)) for k, v in self.links.items())
-        text = json.dumps([[asdict(r) for r in self.devices], links, self.enqueue_s])
+        plain = [[asdict(r) for r in self.devices], links, self.enqueue_s]
+        if self.machines:
+            between = sorted((k, asdict(v)) for k, v in self.network.items())
+            plain += [list(self.machines), between]
+        text = json.dumps(plain)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def link(self, src: int, dst: int) -> Link:
@@ -132,9 +140,18 @@ class MachineRates:
             return known
         if HOST in (src, dst):
             return _LINKS["accelerator"]
-        up, down = self.link(HOST, dst), self.link(src, HOST)
-        pace = 1 / (1 / up.bandwidth + 1 / down.bandwidth)
-        return Link(up.latency_s + down.latency_s, pace)
+        ways = [self.link(src, HOST), self.link(HOST, dst)]
+        between = self.between(src, dst)
+        if between is not None:
+            ways.append(between)
+        pace = 1 / sum(1 / way.bandwidth for way in ways)
+        return Link(sum(way.latency_s for way in ways), pace)
+
+    def between(self, src: int, dst: int) -> Link | None:
+        """Return what a message from the machine of a device to that of another costs, if any."""
+        if not self.machines or self.machines[src] == self.machines[dst]:
+            return None
+        return self.network.get((self.machines[src], self.machines[dst]), _NETWORK)
 
 
 Kind = Literal["cpu", "gpu", "accelerator"]
@@ -152,6 +169,22 @@ _LINKS: Final[Mapping[Kind, Link]] = {
     "gpu": Link(8e-6, 20e9),
 }
 """Between host memory and a device of that kind."""
+
+
+_NETWORK: Final = Link(60e-6, 1.1e9)
+"""Between machines: 10 Gbit/s Ethernet."""
+
+
+def machine_of(facts: DeviceFacts) -> str:
+    """Return the machine of a device as names say it, ``ray://red`` of ``ray://red/cpu:0``."""
+    machine, slash, _ = facts.name.rpartition("/")
+    return machine if slash and "://" in machine else ""
+
+
+def machines_of(topology: Topology) -> tuple[str, ...]:
+    """Return the machine of each device; nothing where all are of this one."""
+    found = tuple(machine_of(facts) for facts in topology.devices)
+    return found if any(found) else ()
 
 
 def rates_of(facts: DeviceFacts) -> Rates:
@@ -176,7 +209,8 @@ def guessed_rates(topology: Topology) -> MachineRates:
         elif topology.devices[dst].is_host:
             b = a
         links[src, dst] = Link(max(a.latency_s, b.latency_s), min(a.bandwidth, b.bandwidth))
-    return MachineRates(tuple(rates_of(facts) for facts in topology.devices), links)
+    rates = tuple(rates_of(facts) for facts in topology.devices)
+    return MachineRates(rates, links, machines=machines_of(topology))
 
 
 def node_seconds(rates: Rates, flops: float, nbytes: float, streams: float) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, repeat
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 from ggsched.backend.host_borrow import address_of
 from ggsched.backend.timing import Clock
@@ -36,11 +36,14 @@ class Recorder:
         clock: What times are in.
         tell: Told each call when it is made, in words; None for nobody.
         setup: How the run was set up, where the caller says so.
+        elsewhere: Returns what other machines recorded so far (``ggsched.cluster.recorded``), where
+            the devices are theirs.
     """
 
     def __init__(self, limit: int = DEFAULT_LIMIT, *, times: bool = True) -> None:
         self.tell: Callable[[str], None] | None = None
         self.setup: RunSetup | None = None
+        self.elsewhere: Callable[[], Any] | None = None
         self._limit = limit
         self._times = times
         self._lock = threading.Lock()
@@ -57,6 +60,11 @@ class Recorder:
         self._memory = count()
         self._events = count()
         self._host = HostMap(self._declare_host("host memory", 0, 1 << 62))
+
+    @property
+    def origin_s(self) -> float:
+        """Time of the clock that times of the trace count from."""
+        return self._origin_s
 
     # --- when ----------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Plans cut by machines: what is refused, what a reader sees, machines that wait for each other."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -10,10 +11,12 @@ from ggsched import GraphBuilder
 from ggsched.backend.base import host_facts
 from ggsched.backend.probe import probe
 from ggsched.errors import PlanError, UsageError
+from ggsched.ir.join import join_graphs
 from ggsched.passes import make_plan
 from ggsched.passes.machines import cut_by_machine
+from ggsched.passes.memory.rings import Slots
 from ggsched.passes.place import Constraints
-from ggsched.plan.command import Upload
+from ggsched.plan.command import Download, HostSync, Launch, Upload
 from ggsched.plan.parts import Receive, Send, local_plan
 from ggsched.run.capture_plan import plan_capture
 from ggsched.run.executor import Executor
@@ -180,3 +183,47 @@ def test_messages_stay_outside_of_captured_commands():
             part.close()
         for device in devices:
             device.close()
+
+
+def two_stages(batches):
+    """Parts of a pipeline over two machines."""
+    g = GraphBuilder("stages")
+    x = g.input("x", (4, 8))
+    for name in ("a", "b"):
+        x = g.silu(g.mul_mat(g.weight(name, (8, 8)), x))
+    joined = join_graphs([g.build(x)] * batches)
+    where = Constraints(homes={"a": 0, "b": 1}).with_slots(Slots(2, joined.firsts))
+    plan = make_plan(joined.graph, machine_of_two(), where)
+    return plan, cut_by_machine(plan, [0, 1])
+
+
+def test_the_next_micro_batch_is_enqueued_before_the_host_waits_for_one():
+    plan, parts = two_stages(4)
+    assert check_parts(plan, parts).is_clean
+    sender = next(p.commands for p in parts if isinstance(p.commands[-1], Send))
+    for before, wait in pairwise(c for c in sender if isinstance(c, HostSync)):
+        between = sender[sender.index(before) : sender.index(wait)]
+        if wait is not next(c for c in reversed(sender) if isinstance(c, HostSync)):
+            assert sum(isinstance(c, Launch) for c in between) == 1
+    ahead = sender[: next(i for i, c in enumerate(sender) if isinstance(c, HostSync))]
+    assert sum(isinstance(c, Launch) for c in ahead) == 2
+
+
+def test_a_wait_that_stands_too_late_is_found():
+    """Behind the download that writes over what is sent."""
+    plan, parts = two_stages(4)
+    k = next(k for k, p in enumerate(parts) if isinstance(p.commands[-1], Send))
+    commands = list(parts[k].commands)
+    send = next(c for c in commands if isinstance(c, Send))
+    wait = commands[commands.index(send) - 1]
+    for c in (wait, send):
+        commands.remove(c)
+    over = next(
+        i
+        for i, c in enumerate(commands)
+        if isinstance(c, Download) and c.dst == send.src and c.id > wait.id
+    )
+    commands[over + 1 : over + 1] = [wait, send]
+    broken = [*parts]
+    broken[k] = msgspec.structs.replace(parts[k], commands=tuple(commands))
+    assert not check_parts(plan, broken).is_clean

@@ -62,3 +62,30 @@ def test_logits(name, group):
         found, parts = logits(model, group, rules, "on" if mix is MIXES[0] else "off")
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5, err_msg=str(mix))
         assert max(parts) == 1 + len(set(mix.values()))
+
+
+@pytest.mark.opencl
+@pytest.mark.parametrize("name", MODELS[1::2])
+def test_logits_with_opencl(name):
+    """Two machines with an OpenCL device, and a CPU beside one: as the same mix in one process."""
+    model = load_model(ORACLE / f"{name}.gguf", weights="packed")
+    mixes = (
+        {r"blk\.0": "a/opencl:0", r"blk\.1": "b/opencl:0"},
+        {r"ffn": "a/opencl:0", r"attn|cache": "b/cpu:0"},
+        {r"blk\.1|output": "a/opencl:0"},
+    )
+    given = [("a", ("opencl:0",)), ("b", ("opencl:0", "cpu:0"))]
+    devices = open_group(Members("a", "b").start, given, timeout_s=20)
+    try:
+        for mix in mixes:
+            here, there = (
+                [OverrideRule(re.compile(p), name(device)) for p, device in mix.items()]
+                for name in (lambda d: d[2:], lambda d: f"threads://{d}")
+            )
+            wanted, _ = logits(model, ["opencl:0", "cpu:0"], here)
+            found, parts = logits(model, devices, there)
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5, err_msg=str(mix))
+            assert max(parts) == 2
+    finally:
+        for device in devices:
+            device.close()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ggsched.errors import OutOfDeviceMemory
 from ggsched.models.fit import (
+    DECODING_STEPS,
     FitChoice,
     FitRequest,
     count_splits,
@@ -29,7 +30,7 @@ from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.plan.splits import HOST
 from ggsched.testing.generators.topologies import ALL_OPS
 from ggsched.testing.plan_builder import fake_device
-from ggsched.topology.cost import guessed_rates
+from ggsched.topology.cost import Link, guessed_rates
 from ggsched.topology.model import CopyPath, Topology
 from tests.models.helpers import tiny_gguf
 
@@ -288,3 +289,21 @@ def test_many_splits_are_not_tried_one_by_one(cases, monkeypatch):
         step=STEP, make=case.make,
     )  # fmt: skip
     assert all(found.need.peak[d].total <= free[d] for d in range(3))
+
+
+def test_a_stage_on_another_machine_costs_the_message(tmp_path):
+    spec = load_model(tiny_gguf(tmp_path / "m.gguf", "llama", layers=LAYERS, vocab=16)).spec
+    names = ("ray://a/gpu:0", "ray://a/gpu:1", "ray://b/gpu:0")
+    topology = Topology(tuple(fake_device(n, kind="gpu", ops=ALL_OPS) for n in names))
+    seconds = []
+    for latency_s in (0.0, 0.01):
+        network = {("ray://a", "ray://b"): Link(latency_s, 1e9)}
+        rates = replace(guessed_rates(topology), network=network)
+        table = layer_table(spec, rates, 0, 64, STEP, rest_with_first=True)
+        seconds.append(
+            [estimate(table, FitChoice(64, c, 0), range(3), 0) for c in ((2, 1, 0), (2, 0, 1))]
+        )
+    (within, _), (same, across) = seconds
+    assert same == within
+    assert across - seconds[0][1] == pytest.approx((1 + DECODING_STEPS) * 0.01)
+    assert across > same

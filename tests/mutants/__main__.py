@@ -7,8 +7,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tests.mutants.page import page
-from tests.mutants.plan_score import drawn_plans, plan_scores
-from tests.mutants.score import BlockVerdict, check_baseline, mutation_score
+from tests.mutants.plan_score import PLANS, drawn_plans, plan_scores
+from tests.mutants.score import BlockVerdict, mutation_score, rejected_baselines
+from tests.mutants.spread import Spread
 from tests.mutants.table import MUTANTS
 
 
@@ -18,23 +19,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rules", default="*", help="pattern of rules or mutants: EVT-*")
     parser.add_argument("--quick", action="store_true", help="cases of the mutants' own rules only")
     parser.add_argument("--jobs", type=int, default=1, help="processes; 1 by default")
+    parser.add_argument("--ray", metavar="ADDRESS", help="run on the nodes of a Ray cluster")
+    parser.add_argument("--journal", type=Path, metavar="FOLDER", help="keep results, and go on")
+    parser.add_argument("--plans", type=int, default=PLANS, help="plans to break")
     parser.add_argument("-o", "--output", type=Path, help="write the page to this file")
     options = parser.parse_args(arguments)
+    spread = Spread(options.jobs, options.ray, options.journal, _progress)
     mutants = [m for m in MUTANTS if any(fnmatchcase(t, options.rules) for t in (m.rule, m.name))]
-    rejected = 0
-    for baseline in dict.fromkeys(m.baseline for m in mutants):
-        for result in check_baseline(baseline, {m.rule for m in mutants if m.baseline is baseline}):
-            rejected += 1
-            _say(f"baseline {baseline.name} REJECTED by {result.case.name}: {result.reason}")
-    assessed = mutation_score(mutants, elsewhere=not options.quick, tell=_tell, jobs=options.jobs)
-    scores = list(plan_scores(drawn_plans()))
+    rejected = rejected_baselines(mutants, spread)
+    for name, case, reason in rejected:
+        _say(f"baseline {name} REJECTED by {case}: {reason}")
+    assessed = mutation_score(mutants, elsewhere=not options.quick, tell=_tell, spread=spread)
+    scores = list(plan_scores(drawn_plans(options.plans), spread)) if options.plans else []
     survivors = sum(not j.is_killed for j in assessed)
     missed = sum(len(s.missed) for s in scores)
-    _say(f"{len(assessed)} mutants, {survivors} survive; {rejected} rejections of baselines")
+    _say(f"{len(assessed)} mutants, {survivors} survive; {len(rejected)} rejections of baselines")
     _say(f"{sum(sum(s.counts.values()) for s in scores)} mutants of plans, {missed} missed")
     if options.output is not None:
         options.output.write_text(page(assessed, scores), encoding="utf-8")
     return 1 if survivors or rejected or missed else 0
+
+
+def _progress(there: int, of: int) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{there} of {of} \r")
 
 
 def _tell(j: BlockVerdict) -> None:

@@ -22,6 +22,7 @@ from ggsched.testing.generators.strategies import DrawnGraph, graphs, values_for
 from ggsched.testing.generators.topologies import constraints, topologies
 from ggsched.testing.plan_mutants import ALL_MUTATIONS, Mutants, with_commands
 from ggsched.topology.model import Topology
+from tests.mutants.spread import HERE, Spread
 
 PLANS: Final = 400
 SEED: Final = 3
@@ -113,16 +114,31 @@ def verdict_on(drawn: Drawn, mutant: Plan) -> Verdict:
     return "unchanged" if same else "missed"
 
 
-def plan_scores(plans: Sequence[Drawn]) -> Iterator[PlanScore]:
+def plan_scores(plans: Sequence[Drawn], spread: Spread = HERE) -> Iterator[PlanScore]:
     """Judge the mutants of every operator."""
-    for name, operator in OPERATORS.items():
+    keys = [f"plan {number}" for number in range(len(plans))]
+    work = f"plans, {len(plans)} from seed {SEED}"
+    judged = list(spread.run(judge, plans, keys=keys, work=work, kind=list[Judged]))
+    for name in OPERATORS:
         counts: Counter[Any] = Counter({"found": 0, "unchanged": 0, "missed": 0})
         missed: list[str] = []
-        for number, drawn in enumerate(plans):
-            mutants = list(operator(drawn.plan))
-            for what, mutant in mutants[:: 1 + len(mutants) // MUTANTS_EACH]:
-                verdict = verdict_on(drawn, mutant)
-                counts[verdict] += 1
-                if verdict == "missed":
-                    missed.append(f"plan {number}: {what}")
+        for number, some in enumerate(judged):
+            for operator, what, verdict in some:
+                if operator == name:
+                    counts[verdict] += 1
+                    missed += [f"plan {number}: {what}"] if verdict == "missed" else []
         yield PlanScore(name, dict(counts), tuple(missed))
+
+
+Judged = tuple[str, str, Verdict]
+"""An operator, what it did, and what became of that."""
+
+
+def judge(drawn: Drawn) -> list[Judged]:
+    """Judge the mutants of one plan."""
+    found: list[Judged] = []
+    for name, operator in OPERATORS.items():
+        mutants = list(operator(drawn.plan))
+        for what, mutant in mutants[:: 1 + len(mutants) // MUTANTS_EACH]:
+            found.append((name, what, verdict_on(drawn, mutant)))
+    return found

@@ -1,16 +1,15 @@
 """The mutation score: which mutant is rejected by which case."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from time import perf_counter
 from typing import Final
 
 from ggsched.testing.conformance import Case, CaseResult, ConformanceRunner, all_cases
-from tests.mutants.baselines import Baseline
+from tests.mutants.baselines import BASELINES, Baseline
 from tests.mutants.mutant import Mutant
+from tests.mutants.spread import HERE, Spread
 
 EXPENSIVE: Final = frozenset(
     {
@@ -124,47 +123,50 @@ def mutation_score(
     *,
     elsewhere: bool = False,
     tell: Callable[[BlockVerdict], None] | None = None,
-    jobs: int = 1,
+    spread: Spread = HERE,
 ) -> tuple[BlockVerdict, ...]:
     """Assess mutants.
 
     Args:
         mutants: Which ones.
         elsewhere: Whether to run cases of other rules as well, those that are cheap.
-        tell: Called with each assessment as it comes.
-        jobs: Processes; each assesses one mutant at a time.
+        tell: Called with each assessment, in the order of the mutants.
+        spread: Who does it.
     """
+    cases = {case.name: case for case in all_cases()}
+
+    def results(found: list[tuple[str, str]]) -> tuple[CaseResult, ...]:
+        return tuple(CaseResult(cases[name], "fail", reason) for name, reason in found)
+
+    names = [mutant.name for mutant in mutants]
+    work = partial(_assess_by_name, elsewhere=elsewhere)
     assessed: list[BlockVerdict] = []
-    for verdict in _assessed(mutants, elsewhere, jobs):
-        assessed.append(verdict)
+    found = spread.run(work, names, keys=names, work=f"mutants, {elsewhere=}", kind=Names)
+    for mutant, (own, others, seconds) in zip(mutants, found, strict=True):
+        also = None if others is None else results(others)
+        assessed.append(BlockVerdict(mutant, results(own), also, seconds))
         if tell is not None:
-            tell(verdict)
+            tell(assessed[-1])
     return tuple(assessed)
+
+
+def rejected_baselines(
+    mutants: Sequence[Mutant], spread: Spread = HERE
+) -> list[tuple[str, str, str]]:
+    """Return (baseline, case, reason) of what the cases of the mutants' rules reject, wrongly."""
+    pairs = list(dict.fromkeys((m.baseline.name, m.rule) for m in mutants))
+    keys = [f"{name}: {rule}" for name, rule in pairs]
+    kind = list[tuple[str, str]]
+    found = spread.run(_baseline_by_name, pairs, keys=keys, work="baselines", kind=kind)
+    return [(p[0], *one) for p, some in zip(pairs, found, strict=True) for one in some]
 
 
 Names = tuple[list[tuple[str, str]], list[tuple[str, str]] | None, float]
 """Cases of the own rule and of others that rejected a mutant, with reasons; and seconds."""
 
 
-def _assessed(mutants: Sequence[Mutant], elsewhere: bool, jobs: int) -> Iterator[BlockVerdict]:
-    if jobs == 1:
-        yield from (assess(mutant, elsewhere=elsewhere) for mutant in mutants)
-        return
-    cases = {case.name: case for case in all_cases()}
-
-    def results(found: list[tuple[str, str]]) -> tuple[CaseResult, ...]:
-        return tuple(CaseResult(cases[name], "fail", reason) for name, reason in found)
-
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        work = partial(_assess_by_name, elsewhere=elsewhere)
-        names = pool.map(work, [mutant.name for mutant in mutants])
-        for mutant, (own, others, seconds) in zip(mutants, names, strict=True):
-            found = None if others is None else results(others)
-            yield BlockVerdict(mutant, results(own), found, seconds)
-
-
 def _assess_by_name(name: str, *, elsewhere: bool) -> Names:
-    """Assess a mutant in a process of its own; cases and errors do not travel, names do."""
+    """Assess a mutant in any process; cases and errors do not travel, names do."""
     from tests.mutants.table import MUTANTS  # it takes time, and only workers need it
 
     verdict = assess(next(m for m in MUTANTS if m.name == name), elsewhere=elsewhere)
@@ -172,6 +174,12 @@ def _assess_by_name(name: str, *, elsewhere: bool) -> Names:
     others = verdict.others
     found = None if others is None else [(r.case.name, r.reason) for r in others]
     return own, found, verdict.seconds
+
+
+def _baseline_by_name(pair: tuple[str, str]) -> list[tuple[str, str]]:
+    name, rule = pair
+    baseline = next(b for b in BASELINES if b.name == name)
+    return [(r.case.name, r.reason) for r in check_baseline(baseline, {rule})]
 
 
 def _failures(kit: ConformanceRunner, case: Case) -> list[CaseResult]:

@@ -12,7 +12,7 @@ from ggsched.passes.cost.simulate import PredictedSpan, PredictedTimeline, simul
 from ggsched.passes.cost.work_size import expected_rows, node_cost
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Command
-from ggsched.plan.effects import Step, Traffic
+from ggsched.plan.effects import Effects, Step, Traffic
 from ggsched.topology.caps import processors
 from ggsched.topology.cost import HOST, MachineRates, node_seconds
 
@@ -62,6 +62,7 @@ class RateCosts:
         self._graph, self._plan, self._rates = graph, plan, rates
         self._streams: dict[int, float] = {}
         self._known: dict[int, float] = {}
+        self._filled_by = {t.dst: t.by for t in plan.splits.transfers} if rates.machines else {}
 
     def enqueue_s(self, device: int) -> float:
         """See ``CommandCosts``."""
@@ -103,7 +104,7 @@ class RateCosts:
     def _work(self, command: Command) -> float:
         effects = command.effects
         if effects.traffic is not None:
-            return self._moving(effects.traffic)
+            return self._moving(effects.traffic) + self._message(effects)
         rates = self._rates.devices[self._plan.streams.streams[effects.streams[0]].device]
         streams = self._streams.get(command.id, 1.0)
         nodes = self._graph.nodes
@@ -139,6 +140,19 @@ class RateCosts:
             rows = expected_rows(nbytes // traffic.row_nbytes, traffic.rows)
             nbytes = round(rows * traffic.row_nbytes)
         return link.seconds(nbytes)
+
+    def _message(self, effects: Effects) -> float:
+        """Return the seconds in which bytes that come from another machine are on their way.
+
+        They are counted with the upload behind the message: plans have no command for that.
+        """
+        if not self._rates.machines or effects.transfer < 0:
+            return 0.0
+        here = self._plan.streams.streams[effects.streams[0]].device
+        there = self._filled_by.get(self._plan.splits.transfers[effects.transfer].src, here)
+        between = self._rates.between(there, here)
+        assert effects.traffic is not None
+        return 0.0 if between is None else between.seconds(effects.traffic.nbytes)
 
 
 def _company(spans: list[PredictedSpan]) -> dict[int, float]:

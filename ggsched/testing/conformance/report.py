@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ggsched.errors import GgschedError
 from ggsched.testing.conformance.case import Case
@@ -53,6 +53,16 @@ class CaseResult:
             "seed": self.seed,
             "seconds": round(self.seconds, 4),
         }
+
+
+class Said(NamedTuple):
+    """A ``CaseResult`` without case and exception: what travels between processes."""
+
+    verdict: Verdict
+    reason: str
+    program: tuple[str, ...]
+    seed: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

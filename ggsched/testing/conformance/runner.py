@@ -4,7 +4,7 @@ report = run_conformance(Harness.named("cpu:0"), rules="EVT-*")
 report.raise_if_findings()
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Final
@@ -31,6 +31,7 @@ def run_conformance(
     rules: str | Sequence[str] | None = None,
     op: str | None = None,
     verbose: Callable[[CaseResult], None] | None = None,
+    each: Callable[[Sequence[Case]], Iterable[CaseResult]] | None = None,
 ) -> ConformanceReport:
     """Run the kit on a backend, or the cases of one user-defined op.
 
@@ -41,6 +42,7 @@ def run_conformance(
         rules: Patterns of rules or cases, e.g. ``"EVT-*"`` or ``"EVT-2,cpy1_*"``; all for None.
         op: Name of a user-defined op, whose cases run instead of the kit's.
         verbose: Called with each result as it comes.
+        each: Runs cases elsewhere and gives their results in order; None to run them here.
 
     Raises:
         UsageError: no such op, a pattern that matches nothing, an unknown backend.
@@ -50,10 +52,11 @@ def run_conformance(
         Harness.named(harness) if isinstance(harness, str) else harness, seed, max_examples
     )
     results: list[CaseResult] = []
-    for case in select(rules, None if op is None else user_op_cases(op)):
-        results.append(kit.run(case))
+    cases = select(rules, None if op is None else user_op_cases(op))
+    for result in map(kit.run, cases) if each is None else each(cases):
+        results.append(result)
         if verbose is not None:
-            verbose(results[-1])
+            verbose(result)
     if op is not None and results and all(r.verdict == "skip" for r in results):
         raise UsageError(
             f"{kit.harness.name} has no kernel for it",

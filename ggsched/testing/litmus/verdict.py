@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -24,6 +24,16 @@ nothing where something races."""
 
 _RECORD: Final = re.compile(r"#(\d+)((?: (?!#)\S+){0,2})")
 _EVENT: Final = re.compile(r"\be(\d+)\b")
+
+
+class Said(NamedTuple):
+    """What was found about a variant, without the block: what travels between processes."""
+
+    variant: Variant
+    verdict: Kind
+    witness: str
+    fix: str
+    explored: Explored
 
 
 @dataclass(frozen=True, slots=True)

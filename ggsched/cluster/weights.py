@@ -1,0 +1,154 @@
+"""Weights of a machine: read from a file of its own, kept from an earlier session, or sent.
+
+The driver says what bytes it has: their length, their checksums and, where they lie in a file that
+is mapped, its path, its length and where they begin. A worker looks for these bytes before it lets
+them be sent: in the file of that name in its folder for models (``GGSCHED_MODELS``), in the file of
+that path, and among what it keeps (``GGSCHED_WEIGHT_CACHE``). Bytes with another checksum are not
+used, wherever they come from.
+"""
+
+import hashlib
+import logging
+import os
+import tempfile
+import zlib
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from ggsched.errors import GgschedError
+from ggsched.interchange.mapped_file import file_behind, map_file
+
+_LOG: Final = logging.getLogger("ggsched")
+
+
+class Offer(msgspec.Struct, frozen=True, gc=False):
+    """Bytes that a driver has.
+
+    Attributes:
+        dtype: Element type, as numpy writes it.
+        shape: Of the array.
+        nbytes: Their number.
+        checksum: CRC-32.
+        digest: BLAKE2b (16 bytes), where a worker that keeps weights asks for it; else "".
+        path: The mapped file that they lie in; "" for none.
+        file_nbytes: Its length.
+        offset: Where they begin there.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    checksum: int
+    digest: str = ""
+    path: str = ""
+    file_nbytes: int = 0
+    offset: int = 0
+
+    def array(self, data: Any) -> np.ndarray:
+        """Return bytes as the array."""
+        return np.frombuffer(data, self.dtype).reshape(self.shape)
+
+
+def offer_of(array: np.ndarray, *, with_digest: bool) -> tuple[Offer, memoryview]:
+    """Return what is to be said of a weight, and its bytes."""
+    array = np.ascontiguousarray(array)
+    data = array.reshape(-1).view(np.uint8)
+    behind = file_behind(data) if data.nbytes else None
+    digest = hashlib.blake2b(data.data, digest_size=16).hexdigest() if with_digest else ""
+    place: tuple[str, int, int] = ("", 0, 0)
+    if behind is not None:
+        place = (os.path.abspath(behind[0].path), behind[0].nbytes, behind[1])
+    said = (array.dtype.str, array.shape, array.nbytes, zlib.crc32(data.data), digest)
+    return Offer(*said, *place), data.data
+
+
+class Sources:
+    """Where a worker finds weights without their being sent.
+
+    Args:
+        models: Folder in which files of models are looked for by their names; "" for none.
+        cache: Folder that keeps weights which were sent; "" for none.
+
+    Attributes:
+        nbytes: Bytes that came from its own files, from what it keeps, and that were sent.
+    """
+
+    def __init__(self, models: str = "", cache: str = "") -> None:
+        self._models = models
+        self._cache = Path(cache) if cache else None
+        self._mapped: dict[Path, np.ndarray | None] = {}
+        self.nbytes: Counter[str] = Counter()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether weights that are sent are kept."""
+        return self._cache is not None
+
+    def find(self, name: str, offer: Offer) -> np.ndarray | None:
+        """Return the weight from here, or None if it has to be sent."""
+        found = self._of_file(name, offer)
+        if found is None:
+            found = self._of_cache(offer)
+        return found
+
+    def sent(self, offer: Offer, data: Any) -> None:
+        """Note bytes that were sent, and keep them where that is wanted."""
+        self.nbytes["sent"] += offer.nbytes
+        if self._cache is None or not offer.digest:
+            return
+        target = self._cache / offer.digest
+        try:
+            self._cache.mkdir(parents=True, exist_ok=True)
+            handle, partial = tempfile.mkstemp(dir=self._cache, prefix=".")
+            try:
+                with open(handle, "wb") as file:
+                    file.write(data)
+                os.replace(partial, target)
+            except BaseException:
+                with suppress(OSError):
+                    os.remove(partial)
+                raise
+        except OSError as error:
+            _LOG.warning("%s: a weight is not kept: %s", target, error.strerror or error)
+
+    def _of_file(self, name: str, offer: Offer) -> np.ndarray | None:
+        if not offer.path:
+            return None
+        path = Path(offer.path)
+        for candidate in ([Path(self._models) / path.name] if self._models else []) + [path]:
+            data = self._map(candidate)
+            if data is None or len(data) != offer.file_nbytes:
+                continue
+            part = data[offer.offset : offer.offset + offer.nbytes]
+            if zlib.crc32(part.data) == offer.checksum:
+                self.nbytes["own file"] += offer.nbytes
+                return offer.array(part)
+            _LOG.warning("%s: %s has another checksum than the driver's: sent", candidate, name)
+        return None
+
+    def _of_cache(self, offer: Offer) -> np.ndarray | None:
+        if self._cache is None or not offer.digest or not offer.nbytes:
+            return None
+        path = self._cache / offer.digest
+        data = self._map(path)
+        if data is None or len(data) != offer.nbytes:
+            return None
+        if hashlib.blake2b(data.data, digest_size=16).hexdigest() != offer.digest:
+            _LOG.warning("%s: damaged: the weight is sent again", path)
+            return None
+        self.nbytes["kept"] += offer.nbytes
+        return offer.array(data)
+
+    def _map(self, path: Path) -> np.ndarray | None:
+        """Map a file once; None if there is none that can be read."""
+        if self._mapped.get(path) is None:
+            try:
+                self._mapped[path] = map_file(str(path))
+            except (OSError, ValueError, GgschedError):
+                self._mapped[path] = None
+        return self._mapped[path]
