@@ -117,7 +117,8 @@ def _write(recorder: "Recorder", wanted: Wanted, name: str) -> None:
         from ggsched.report.text import account_text
         from ggsched.trace.utilization import account
 
-        messages().out(account_text(account(timeline), recorder.setup), end="", highlight=False)
+        text = account_text(account(timeline, trace.plans), recorder.setup)
+        messages().out(text, end="", highlight=False)
 
 
 def account_json(recorder: "Recorder") -> dict[str, Any]:
@@ -127,7 +128,7 @@ def account_json(recorder: "Recorder") -> dict[str, Any]:
     from ggsched.trace.utilization import account
 
     trace = recorder.trace("so far")
-    return account_data(account(timeline_of(trace))) if trace.runs else {}
+    return account_data(account(timeline_of(trace), trace.plans)) if trace.runs else {}
 
 
 def is_perfetto(path: str) -> bool:
