@@ -198,7 +198,7 @@ def time_way(gpus: list[Gpu], way: str, nbytes: int) -> str:
 def chains(gpus: list[Gpu]) -> None:
     """Measure all ways."""
     for nbytes in SIZES:
-        say(f"== chain of {LINKS}, {nbytes / 2**20:.0f} MiB of weights a link and GPU", flush=True)
+        say(f"== chain of {LINKS}, {nbytes / 2**20:.0f} MiB of weights a link and GPU")
         for way in WAYS:
             try:
                 say(time_way(gpus, way, nbytes))

@@ -1,6 +1,6 @@
 """Two GPUs against one, by layers and by shares of each layer: ``python -m benchmarks.gpu.tensor``.
 
-- the sum of a hidden state over both GPUs, in a chain of them;
+- the sum of a hidden state over both GPUs, in a chain of links that scale and add up;
 - a llama of 8B in bf16: a prompt of 8192 tokens in micro-batches of 512 and decoding, on one GPU,
   ``-sm layer`` and ``-sm tensor`` on both;
 - gpt-oss 20B in mxfp4: the same on one GPU and by layers on both.
@@ -15,6 +15,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -48,7 +49,7 @@ MODELS: Final = {
     "small": (spec_of(replace(SMALL, n_layer=4), BF16), ("one", "tensor", "layer")),
 }
 TARGETS: Final = {
-    "sum of 16 KiB, us": 8.0,
+    "link with a sum of 16 KiB, us": 8.0,
     "llama-8b tensor decode": 1.6,
     "llama-8b layer decode": 0.97,
     "llama-8b tensor prefill": 1.6,
@@ -58,7 +59,7 @@ TARGETS: Final = {
 }
 HIDDEN: Final = 4096
 CHAINS: Final = (8, 136)
-"""Lengths of chains of sums; a sum takes the difference of their times, divided."""
+"""Lengths of chains of sums; a link takes the difference of their times, divided."""
 
 PROMPT, UBATCH, PREDICT, ROUNDS, BUDGET_S = 8192, 512, 48, 3, 170.0
 CLOSE: Final = 0.02
@@ -68,38 +69,45 @@ CLOSE: Final = 0.02
 # --- sums ---------------------------------------------------------------------------------
 
 
-def exchange(devices: Devices, width: int = HIDDEN, *, peers: bool = True) -> dict[str, Any]:
-    """Return what a sum of ``width`` f32 over devices takes, in a chain of them.
+def exchange(
+    devices: Devices, width: int = HIDDEN, *, rows: int = 1, peers: bool = True
+) -> dict[str, Any]:
+    """Return what a sum of f32 over devices takes, in a chain of them.
 
     In each link of the chain every device scales what it has, and adds up what all have. ``alone``
-    is the same chain of one device, which adds up what it has made itself.
+    is the same chain of one device, which adds up what it has made itself. A link is more than a
+    sum, so it is what a target is held against: to take off what it does besides would be a
+    difference of figures that are nearly the same.
 
     Args:
         devices: At least two.
-        width: Elements of the sum.
+        width: Elements of a row of the sum.
+        rows: Rows of the sum.
         peers: Whether summands are read where they lie, if the devices can.
     """
-    found: dict[str, Any] = {"nbytes": 4 * width}
-    for name, count in (("together", len(devices)), ("alone", 1)):
+    found: dict[str, Any] = {"nbytes": 4 * width * rows}
+    for name, count in (("link", len(devices)), ("alone", 1)):
         with Scheduler(devices[:count], settings=Settings()) as scheduler:
-            seconds = []
+            runs = []
             for length in CHAINS:
-                graph, pins = _chain(len(devices), count, length, width)
+                graph, pins = _chain(len(devices), count, length, (rows, width))
                 wanted = Constraints(pins=pins, reads_peers=peers)
-                x = {"x": np.full((1, width), 1e-3, np.float32)}
-                seconds.append(_least_seconds(partial(scheduler.run, graph, x, wanted)))
+                x = {"x": np.full((rows, width), 1e-3, np.float32)}
+                runs.append(partial(scheduler.run, graph, x, wanted))
                 executor: Any = scheduler._executor(graph, wanted)
-            found[f"{name}_us"] = (seconds[1] - seconds[0]) / (CHAINS[1] - CHAINS[0]) * 1e6
-            if name == "together":
+            short, long = _least_seconds(runs)
+            found[f"{name}_us"] = (long - short) / (CHAINS[1] - CHAINS[0]) * 1e6
+            if name == "link":
                 found |= _account(executor.plan) | _captures(executor)
-    found["sum_us"] = found["together_us"] - found["alone_us"]
     return found
 
 
-def _chain(parts: int, devices: int, length: int, width: int) -> tuple[Graph, dict[int, int]]:
+def _chain(
+    parts: int, devices: int, length: int, shape: tuple[int, int]
+) -> tuple[Graph, dict[int, int]]:
     """Return a chain of sums of some parts, and the device of each node."""
     g, pins = GraphBuilder(f"chain of {length}"), dict[int, int]()
-    held = [g.input("x", (1, width))] * devices
+    held = [g.input("x", shape)] * devices
 
     def on(device: int, made: Tensor) -> Tensor:
         pins[len(pins)] = device
@@ -113,14 +121,15 @@ def _chain(parts: int, devices: int, length: int, width: int) -> tuple[Graph, di
     return g.build(*held), pins
 
 
-def _least_seconds(run: Callable[[], object], rounds: int = 20) -> float:
-    """Return the least seconds of a call, after three that bind and capture."""
-    times = []
+def _least_seconds(runs: Sequence[Callable[[], object]], rounds: int = 20) -> list[float]:
+    """Return the least seconds of each call, in turns, after three that bind and capture."""
+    times: list[list[float]] = [[] for _ in runs]
     for _ in range(3 + rounds):
-        began = perf_counter()
-        run()
-        times.append(perf_counter() - began)
-    return min(times[3:])
+        for run, took in zip(runs, times, strict=True):
+            began = perf_counter()
+            run()
+            took.append(perf_counter() - began)
+    return [min(took[3:]) for took in times]
 
 
 # --- models -------------------------------------------------------------------------------
@@ -144,10 +153,16 @@ class Sides:
         self._tokens = rng.integers(0, spec.hparams.n_vocab, n_prompt).tolist()
         self._logits: np.ndarray | None = None
 
-    def measure(self, side: str, rounds: int, n_predict: int) -> dict[str, Any]:
-        """Return what a prompt and decoding steps take: ``one``, ``layer`` or ``tensor``."""
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt."""
+        return self._tokens
+
+    @contextmanager
+    def session(self, side: str, n_predict: int = 0, **options: Any) -> Iterator[Session]:
+        """Open a session: ``one``, ``layer`` or ``tensor``."""
         devices = self._devices[:1] if side == "one" else self._devices
-        options = SessionOptions(
+        chosen = SessionOptions(
             n_ctx=self._n_prompt + n_predict + 16,
             n_batch=self._n_prompt,
             n_ubatch=self._ubatch,
@@ -157,20 +172,21 @@ class Sides:
         def array(_: object, name: str) -> np.ndarray:
             return self._source(name)
 
-        began = perf_counter()
         with (
             patch("ggsched.models.session.weight_array", array),
             patch("ggsched.models.sharing.weight_array", array),
-            Session(self._model, devices, options) as session,
+            Session(self._model, devices, replace(chosen, **options)) as session,
         ):
-            logits = session.feed(self._tokens)
-            found: dict[str, Any] = {"first_prompt_s": perf_counter() - began}
-            seconds = []
-            for _ in range(rounds):
-                session.reset()
-                began = perf_counter()
-                session.feed(self._tokens)
-                seconds.append(perf_counter() - began)
+            yield session
+
+    def measure(self, side: str, rounds: int, n_predict: int) -> dict[str, Any]:
+        """Return what a prompt and decoding steps take: ``one``, ``layer`` or ``tensor``."""
+        with self.session(side, n_predict) as session:
+            found: dict[str, Any] = {}
+            # A plan is enqueued command by command in its first run and captured in its second.
+            for name in ("first", "second"):
+                logits, found[f"{name}_prompt_s"] = timed_prompt(session, self._tokens)
+            seconds = [timed_prompt(session, self._tokens)[1] for _ in range(rounds)]
             found |= {"prompt_s": min(seconds, default=0.0), "all_prompt_s": seconds}
             found["prompt_plan"] = _account(session.last_plan)
             session.reset()
@@ -183,11 +199,22 @@ class Sides:
             found["step_plan"] = _account(session.last_plan)
             executor: Any = session.scheduler._executor(graph, session.constraints)
             found |= _captures(executor) | {"enqueue_s": _enqueue_s(executor)}
+        found["difference"] = self.difference(logits)
+        return found
+
+    def difference(self, logits: np.ndarray) -> float:
+        """Return how far logits are from the first ones given, as a share of the largest."""
         if self._logits is None:
             self._logits = logits
-        largest = float(np.abs(self._logits).max())
-        found["difference"] = float(np.abs(logits - self._logits).max()) / largest
-        return found
+        return float(np.abs(logits - self._logits).max() / np.abs(self._logits).max())
+
+
+def timed_prompt(session: Session, tokens: list[int]) -> tuple[np.ndarray, float]:
+    """Feed a prompt to an empty sequence; return the logits and the seconds."""
+    session.reset()
+    began = perf_counter()
+    logits = session.feed(tokens)
+    return logits, perf_counter() - began
 
 
 def _account(plan: Any) -> dict[str, Any]:
@@ -260,10 +287,12 @@ def ratios(found: Mapping[str, Any]) -> dict[str, float]:
     """Return how many times as fast several devices are as one, and what a sum takes."""
     made = {}
     if "sums" in found:
-        nbytes = found["sums"]["peers"]["nbytes"]
-        made[f"sum of {nbytes >> 10} KiB, us"] = found["sums"]["peers"]["sum_us"]
-        made["a graph of each GPU, us"] = found["sums"]["apart"]["sum_us"]
-        made["by copies, us"] = found["sums"]["copies"]["sum_us"]
+        sums = found["sums"]
+        size = f"{sums['peers']['nbytes'] >> 10} KiB"
+        made[f"link with a sum of {size}, us"] = sums["peers"]["link_us"]
+        made["the same on one GPU, us"] = sums["peers"]["alone_us"]
+        made["a graph of each GPU, us"] = sums["apart"]["link_us"]
+        made["by copies, us"] = sums["copies"]["link_us"]
     for case, figures in found.items():
         name, _, side = case.partition(" ")
         one = found.get(f"{name} one")

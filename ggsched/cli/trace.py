@@ -66,7 +66,7 @@ def trace(
     for planned in recorded.plans:
         require_known(planned.plan, f"{file}:1")
     timeline = _chosen(timeline_of(recorded), runs, file)
-    made = account(timeline)
+    made = account(timeline, recorded.plans)
     if perfetto is not None:
         write_bytes(perfetto, trace_to_perfetto(recorded))
     if html is not None:

@@ -121,7 +121,8 @@ def _write(recorder: "Recorder", wanted: Wanted, name: str) -> None:
         from ggsched.report.text import account_text
         from ggsched.trace.utilization import account
 
-        messages().out(account_text(account(timeline), recorder.setup), end="", highlight=False)
+        text = account_text(account(timeline, trace.plans), recorder.setup)
+        messages().out(text, end="", highlight=False)
 
 
 def _write_elsewhere(recorder: "Recorder", found: "Recorded", wanted: Wanted) -> None:
@@ -154,7 +155,7 @@ def account_json(recorder: "Recorder") -> dict[str, Any]:
         machines = {name: account_data(account(line)) for name, line in found.by_machine()}
         return {"machines": machines, **found.to_json()}
     trace = recorder.trace("so far")
-    return account_data(account(timeline_of(trace))) if trace.runs else {}
+    return account_data(account(timeline_of(trace), trace.plans)) if trace.runs else {}
 
 
 def is_perfetto(path: str) -> bool:

@@ -44,7 +44,7 @@ def page_data(timeline: Timeline, traced: Sequence[TracedPlan] = ()) -> Data:
         traced: What is expected of the timeline's plans, to be shown beside what happened.
     """
     texts = Texts()
-    made = account(timeline)
+    made = account(timeline, traced)
     data: Data = {
         "title": timeline.name,
         "clock": timeline.clock,
@@ -94,6 +94,17 @@ def account_data(made: Account) -> Data:
         "ops": [
             {"op": o.op, "device": o.device, "nodes": o.nodes, "seconds": o.seconds}
             for o in made.ops
+        ],
+        "plans": [
+            {
+                "name": p.name,
+                "runs": p.runs,
+                "best_s": p.best_s,
+                "idle": p.idle,
+                "expected_s": p.expected_s,
+                "expected_idle": p.expected_idle,
+            }
+            for p in made.plans
         ],
         "paths": [
             {"path": p.path, "bytes": p.nbytes, "copies": p.copies, "seconds": p.seconds}

@@ -13,6 +13,9 @@ WIDTH = 80
 MAX_OPS = 12
 """Rows of the table of time by op."""
 
+MAX_PLANS = 6
+"""Rows of the table of plans."""
+
 
 def account_text(made: Account, setup: RunSetup | None = None) -> str:
     """Return an account and what would help most.
@@ -46,6 +49,7 @@ def _lines(made: Account, setup: RunSetup | None) -> Iterator[str]:
     for read in made.peer_reads:
         amount = f"{nbytes_text(read.nbytes):>10} read by {read.launches} launches"
         yield f"{read.path:<30}  {amount}, {seconds_text(read.seconds)}"
+    yield from _plan_lines(made)
     yield from _op_lines(made)
     found = advise(made, setup)
     if found:
@@ -63,6 +67,24 @@ def batches_text(made: Account) -> str:
     if made.micro_batches == 1:
         return "one micro-batch at a time"
     return f"up to {made.micro_batches} micro-batches at a time"
+
+
+def _plan_lines(made: Account) -> Iterator[str]:
+    """Yield the plans that took most, with what the cost model predicts beside it."""
+    if not made.plans:
+        return
+    yield ""
+    heads = f"{'runs':>5} {'best':>9} {'predicted':>9} {'idle':>7} {'predicted':>9}"
+    yield f"{'runs of plans':<32} {heads}"
+    for plan in made.plans[:MAX_PLANS]:
+        what = f"{plan.name:<32.32} {plan.runs:>5} {seconds_text(plan.best_s):>9}"
+        guess, idle = "", ""
+        if plan.expected_s:
+            guess, idle = seconds_text(plan.expected_s), f"{plan.expected_idle:.1%}"
+        yield f"{what} {guess:>9} {plan.idle:>7.1%} {idle:>9}".rstrip()
+    rest = made.plans[MAX_PLANS:]
+    if rest:
+        yield f"and {len(rest)} more plans, {sum(plan.runs for plan in rest)} runs"
 
 
 def _op_lines(made: Account) -> Iterator[str]:

@@ -11,15 +11,19 @@ whoever suffers from it, is blame shifting (Tallent, Mellor-Crummey and Porterfi
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import inf
 from typing import Final
 
 import msgspec
 
+from ggsched.ids import show
 from ggsched.plan.bundle import Plan
+from ggsched.plan.collectives import collective_of
 from ggsched.trace.idle_attribution import Blame, Cause, Charge
+from ggsched.trace.plan_account import PlanAccount, plan_accounts
+from ggsched.trace.schema import TracedPlan
 from ggsched.trace.timeline import COPIES, Span, Timeline
 
 MOST_VISITS: Final = 2
@@ -101,9 +105,10 @@ class OpAccount(msgspec.Struct, frozen=True):
     """Time of the nodes of one op on one device.
 
     Attributes:
-        op: Name of the op.
+        op: Name of the op, or the pattern of a fusion group, which counts as one node. One that
+            adds up or joins what devices have computed says so behind it.
         device: Name of the device.
-        nodes: Nodes that ran, each run counted; those of a fusion group count at the last one.
+        nodes: Nodes that ran, each run counted.
         seconds: Their time.
     """
 
@@ -136,6 +141,7 @@ class Account(msgspec.Struct, frozen=True):
         ops: Measured time by op and device, most first; empty where no node was measured.
         is_estimated: Whether times of some pieces of work were not measured.
         peer_reads: Bytes that launches read from other devices, by path, most first.
+        plans: What runs of each plan took and were predicted to take, most time first.
     """
 
     name: str
@@ -154,6 +160,7 @@ class Account(msgspec.Struct, frozen=True):
     ops: tuple[OpAccount, ...] = ()
     is_estimated: bool = False
     peer_reads: tuple[PeerReads, ...] = ()
+    plans: tuple[PlanAccount, ...] = ()
 
     @property
     def window_s(self) -> float:
@@ -184,10 +191,14 @@ def micro_batches(plan: Plan) -> int:
     return 1 + max((int(match[1]) for match in found if match), default=0)
 
 
-def account(timeline: Timeline) -> Account:
+def account(timeline: Timeline, traced: Sequence[TracedPlan] = ()) -> Account:
     """Return where the time of the runs of a timeline went; of all of it if it has no runs.
 
     The window lasts from the start of the first run to the end of the last, or of the last span.
+
+    Args:
+        timeline: What happened, or what is expected to.
+        traced: What is expected of the timeline's plans, to stand beside what happened.
     """
     spans = [s for s in timeline.spans if s.run >= 0] if timeline.runs else list(timeline.spans)
     start, end = _window(timeline, spans)
@@ -218,6 +229,7 @@ def account(timeline: Timeline) -> Account:
         _ops(timeline, spans),
         any(s.is_estimated for s in spans),
         _peer_reads(timeline, spans),
+        plan_accounts(timeline, traced),
     )
 
 
@@ -250,14 +262,34 @@ def _ops(timeline: Timeline, spans: Sequence[Span]) -> tuple[OpAccount, ...]:
     """Return the measured time of nodes by op and device, most first."""
     seconds: dict[tuple[str, str], float] = defaultdict(float)
     counts: Counter[tuple[str, str]] = Counter()
+    groups = [_groups(plan) for plan in timeline.plans]
     for span in spans:
         device = timeline.tracks[span.track].device
+        plan = timeline.runs[span.run].plan if 0 <= span.run < len(timeline.runs) else -1
+        known = groups[plan] if 0 <= plan < len(groups) else {}
         for node in span.nodes:
-            key = (op_of(node.label), device)
-            seconds[key] += node.end_s - node.start_s
-            counts[key] += 1
+            number = node.label.split(" ", 1)[0]
+            what, is_last = known.get(number) or (_named(op_of(node.label), [node.label]), True)
+            seconds[what, device] += node.end_s - node.start_s
+            counts[what, device] += is_last
     ranked = sorted(seconds, key=lambda key: (-seconds[key], key))
     return tuple(OpAccount(*key, counts[key], seconds[key]) for key in ranked)
+
+
+def _groups(plan: Plan) -> dict[str, tuple[str, bool]]:
+    """Return what the group of a node is called, and whether the node is its last one."""
+    found: dict[str, tuple[str, bool]] = {}
+    for fusion in plan.fusions:
+        name = _named(fusion.pattern, [plan.nodes[n].label for n in fusion.nodes])
+        for n in fusion.nodes:
+            found[show("node", n)] = name, n == fusion.nodes[-1]
+    return found
+
+
+def _named(op: str, labels: Iterable[str]) -> str:
+    """Return the name of an op, and what its nodes do over devices if they do."""
+    over = next(filter(None, map(collective_of, labels)), "")
+    return f"{op}, {over}" if over else op
 
 
 def op_of(label: str) -> str:

@@ -172,7 +172,7 @@ def test_the_benchmark_measures_all_ways(monkeypatch):
     assert cases["llama-8b tensor"]["step_plan"]["reads_peers"]
     made = tensor.ratios(cases)
     assert set(tensor.TARGETS) - set(made) <= {
-        "sum of 16 KiB, us", "gpt-oss-20b layer prefill", "gpt-oss-20b layer decode"
+        "link with a sum of 16 KiB, us", "gpt-oss-20b layer prefill", "gpt-oss-20b layer decode"
     }  # fmt: skip
     assert "tensor decode" in tensor.table(made, cases, 12)
     json.dumps(cases)

@@ -46,6 +46,7 @@ from ggsched.passes.shard.layout import (
 )
 from ggsched.passes.shard.names import label_of, name_of
 from ggsched.passes.shard.rules import WHOLE, Decision, Need, Operand, decide
+from ggsched.plan.collectives import JOINED, SUM
 
 SCATTERED_NBYTES: Final = 256 << 10
 """Sums of as many bytes are added up in parts: the bytes cost more than a second copy."""
@@ -342,7 +343,7 @@ class _Rewriter:
         self, t: Tensor, op: str, parts: Sequence[Ref], part: int, *, axis: int | None = None
     ) -> Ref:
         """Return what a participant makes of several parts, two at a time, in order."""
-        label = f"{self.tensors[t.storage].name}_{'joined' if op == 'concat' else 'sum'}"
+        label = self.tensors[t.storage].name + (JOINED if op == "concat" else SUM)
         params: dict[str, Param] = {} if axis is None else {"axis": axis}
         total = parts[0]
         for other in parts[1:]:

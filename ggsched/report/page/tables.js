@@ -37,7 +37,7 @@ function fillAccount() {
   box.append(
     el("div", { class: "legend" }, ...legend),
     el("div", { class: "scroll" }, deviceTable()),
-    el("div", { class: "columns" }, el("div", {}, ...advice(), ...expectedTable()), el("div", {}, ...pathTable(), ...opTable())),
+    el("div", { class: "columns" }, el("div", {}, ...advice(), ...expectedTable()), el("div", {}, ...planTable(), ...pathTable(), ...opTable())),
   );
 }
 
@@ -71,6 +71,17 @@ function pathTable() {
   ]));
   return [el("h3", {}, "Bytes by path"), el("table", { id: "paths" },
     el("thead", {}, row("th", ["path", "bytes", "copies", "time", "rate"])), el("tbody", {}, ...rows, ...inPlace))];
+}
+
+function planTable() {
+  const { plans } = D.account;
+  if (!plans.length) return [];
+  const rows = plans.map((p) => row("td", [
+    p.name, countText(p.runs), timeText(1e6 * p.best_s), p.expected_s ? timeText(1e6 * p.expected_s) : "",
+    shareText(p.idle), p.expected_s ? shareText(p.expected_idle) : "",
+  ]));
+  return [el("h3", {}, "Runs of plans"), el("table", { id: "plans" },
+    el("thead", {}, row("th", ["plan", "runs", "best", "predicted", "idle", "predicted"])), el("tbody", {}, ...rows))];
 }
 
 function opTable() {
