@@ -59,7 +59,7 @@ from ggsched_cuda_kernels.tiles import fits_experts, fits_rows, lower_experts, l
 from ggsched_cuda_kernels.warp_specialized.experts import EXPERT_PATTERNS, join_experts
 from ggsched_cuda_kernels.warp_specialized.moe_fused_routing import ROUTED, join_routed
 from ggsched_cuda_kernels.warp_specialized.rows import GEMV_PATTERNS, join_products
-from ggsched_kernels import GPU, SCRATCH, TuningProfile, lower_nodes
+from ggsched_kernels import GPU, SCRATCH, KernelCall, TuningProfile, lower_nodes
 from ggsched_kernels.calls import ArgPlaceholder, check_alignment
 from ggsched_kernels.chains import join_chain
 from ggsched_kernels.lower import memory_of
@@ -239,7 +239,10 @@ def _normed(
     last = sites[-1]
     if at + 1 == len(groups) or last.node.op != "add" or len(last.calls) != 1:
         return None
-    if last.calls[0].kernel != "binary" or last.node is not groups[at][-1]:
+    call = last.calls[0]
+    if not isinstance(call, KernelCall) or call.kernel != "binary":
+        return None
+    if last.node is not groups[at][-1]:
         return None
     found = residual_norm(last.node, groups[at + 1], profile)
     if found is not None:
