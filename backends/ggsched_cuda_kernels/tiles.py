@@ -13,7 +13,7 @@ from ggsched.backend.program import Operand
 from ggsched.ir.dtype import DType
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_kernels import FACTOR, ROUTE
-from ggsched_kernels.calls import Launch, i32, i64, window
+from ggsched_kernels.calls import Arg, Launch, Window, i32, i64, window
 from ggsched_kernels.lower_matrix import prepare_route
 from ggsched_kernels.lowering_context import weight_define
 
@@ -215,13 +215,38 @@ DECLARED_NBYTES: Final = 4 << 10  # shared memory that the kernel declares or th
 
 def _multiply(site: CudaLoweringContext, cut: Cut, tiles: int, *, is_routed: bool) -> None:
     """Add the call of ``tile_product`` for a number of tiles of rows."""
-    w, x = site.node.inputs[:2]
-    rows = convert_rows(site)
+    w = site.node.inputs[0]
+    multiply(site, cut, tiles, Factor(window(w), w.dtype), is_routed=is_routed)
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """The weight of a product, as it lies or unpacked.
+
+    Attributes:
+        weight: Where it lies.
+        dtype: Its type there.
+        unpacked: Arguments of experts that were unpacked to f16: the floats that undo the scales of
+            rows, the offset at which expert 0 would have its first, the first expert that is there
+            and one past the last. Nothing of a weight as it lies.
+    """
+
+    weight: Window
+    dtype: DType
+    unpacked: tuple[Arg, ...] = ()
+
+
+def multiply(
+    site: CudaLoweringContext, cut: Cut, tiles: int, factor: Factor, *, is_routed: bool
+) -> None:
+    """Add the call of ``tile_product`` for a number of tiles of rows and a weight."""
+    x, rows = site.node.inputs[1], convert_rows(site)
     own = x.shape[1] if is_routed else 1
     halves = (FACTOR, i64(0), i64(rows.scales), i64(rows.plane), i32(rows.pitch), i32(own))
     y = window(site.node.output)
-    args = (*window(w).args, *halves, *y.args, ROUTE if is_routed else FACTOR)
-    columns = -(-w.shape[-2] // cut.columns)
+    route = ROUTE if is_routed else FACTOR
+    args = (*factor.weight.args, *halves, *y.args, route, *factor.unpacked)
+    columns = -(-factor.weight.shape[-2] // cut.columns)
     groups = (columns, tiles, 1) if cut.splits == 1 else (cut.splits, columns, tiles)
     defines = {
         "lanes": 32 * cut.warps,
@@ -235,9 +260,13 @@ def _multiply(site: CudaLoweringContext, cut: Cut, tiles: int, *, is_routed: boo
         "RESIDENT": cut.resident,
         "PLANES": rows.planes,
         "ROUTED": int(is_routed),
-        "LOCAL_NBYTES": shared_nbytes(w.dtype, cut, rows.planes),
+        "LOCAL_NBYTES": shared_nbytes(factor.dtype, cut, rows.planes),
     }
-    site.call("tile_product", "tile_product", args, groups, **defines, **weight_define(w.dtype))
+    if factor.unpacked:
+        defines["UNPACKED"] = 1
+    site.call(
+        "tile_product", "tile_product", args, groups, **defines, **weight_define(factor.dtype)
+    )
     site.launched(Launch.IN_TURN)
 
 
@@ -287,9 +316,11 @@ def convert_rows(site: CudaLoweringContext) -> RowsLayout:
 
 __all__ = [
     "CUTS",
+    "DECLARED_NBYTES",
     "DTYPES",
     "FEW",
     "Cut",
+    "Factor",
     "RowsLayout",
     "convert_rows",
     "cut_of",
@@ -297,6 +328,7 @@ __all__ = [
     "fits_rows",
     "lower_experts",
     "lower_rows",
+    "multiply",
     "planes_of",
     "rows_layout",
     "shared_nbytes",

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +12,26 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvr
 
 from ggsched.errors import GgschedError
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import BF16, F16, I32, MXFP4, Q4_0, Q8_0, dtype_by_name
+from ggsched.ir.dtype import (
+    BF16,
+    F16,
+    I32,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+    Q4_0,
+    Q4_K,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    dtype_by_name,
+)  # fmt: skip
 from ggsched.ir.tensor import Role
 from ggsched.testing.allowance import is_within, rounding_allowances
 from ggsched.testing.generators.values import LeafRule, leaf_values
 from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched_kernels import FACTOR, ROUTE, KernelCall
+from ggsched_kernels import FACTOR, ROUTE, SCRATCH, KernelCall
 from tests.backends.test_cuda_products import EXACT, H200, lowered, run
 from tests.kernels.test_fibers import NEEDS, Runner
 
@@ -140,6 +155,25 @@ class TestOnTheHost:
         assert is_within(found, wanted[tid], allowed[tid])
         assert np.linalg.norm(found - wanted[tid]) > 1e-5 * np.linalg.norm(wanted[tid])
 
+    @pytest.mark.parametrize("at_once", [1, 2, 9])
+    @pytest.mark.parametrize("dtype", [Q4_K, Q6_K, IQ4_NL], ids=str)
+    def test_unpacked_experts(self, runner, dtype, at_once, monkeypatch):
+        """Of rows that f16 cannot hold too; with experts that nobody chose."""
+        monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
+        name = "ggsched_cuda_kernels.unpacked_experts.PIECE_NBYTES"
+        monkeypatch.setattr(name, 2 * 40 * 256 * at_once)
+        g = GraphBuilder("experts")
+        x, ids = g.input("x", (39, 1, 256)), g.input("ids", (39, 3), I32)
+        graph = g.build(g.mul_mat_id(g.weight("w", (5, 40, 256), dtype), x, ids))
+        values = drawn(graph, 5, 1, lambda rng, n: rng.choice([0, 0, 0, 0, 0, 1, 1, 3, 4], n))
+        d = 208 if dtype is Q6_K else 0  # the scale of a block
+        for expert, row, scale in ((1, 3, 30000.0), (0, 39, 3e-7), (4, 0, 2.0**-12)):
+            values["w"][expert, row].view(np.uint8)[d : d + 2] = np.float16([scale]).view(np.uint8)
+        wanted = run_oracle(graph, values)
+        allowed = rounding_allowances(graph, values, wanted)
+        ((tid, found),) = run(runner, graph, values).items()
+        assert is_within(found, wanted[tid], allowed[tid])
+
     @pytest.mark.parametrize("planes", [1, 2])
     def test_one_weight(self, runner, planes, monkeypatch):
         """Of rows inside of a larger one, which begin anywhere, and a result inside of rows."""
@@ -212,3 +246,19 @@ class TestOnTheHost:
         values["ids"][3, 1] = wrong
         with pytest.raises(GgschedError, match=f"{wrong}"):
             run(runner, graph, values)
+
+
+@pytest.mark.parametrize("dtype", [Q4_K, Q5_K, Q6_K, IQ4_XS, Q5_1], ids=str)
+def test_experts_of_several_scales_are_unpacked_where_rows_are_many(dtype):
+    """qwen3 30B-A3B: pieces of 42 of 128 experts; a route, and rows of x, are prepared once."""
+    auto = replace(H200, activations="auto")
+    g, outputs = layer(dtype, 512, 8, 128, 768, 2048)
+    calls, memory = lowered(*outputs, g=g, profile=auto)
+    kernels = Counter(call.kernel for call in calls)
+    assert kernels["to_f16"] == kernels["tile_product"] == 3 * 4
+    assert (kernels["list_rows"], kernels["to_halves"]) == (1, 2)
+    assert not {"matmul_id", "matvec_id"} & set(kernels)
+    assert memory[SCRATCH] < (128 << 20) + (1 << 20)
+    for profile, tokens in ((EXACT, 512), (auto, 63)):
+        g, outputs = layer(dtype, tokens, 8, 128, 768, 2048)
+        assert "to_f16" not in {c.kernel for c in lowered(*outputs, g=g, profile=profile)[0]}

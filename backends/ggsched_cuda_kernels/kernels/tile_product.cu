@@ -12,6 +12,9 @@
  * right. Rows of x are f16 (for bf16 weights bf16), prepared by to_halves: PLANES 1, rounded once; PLANES 2,
  * a second number for what is left of each. Rows of f16 are scaled by powers of two (SCALED).
  *
+ * UNPACKED 1: w holds the weights of experts [first, last) as f16, unpacked by to_f16, whose scales `undo` has, a float for
+ * each row of w; groups with other experts have nothing to do.
+ *
  * Where rows are few, columns alone give too few thread blocks to keep memory busy. Then SPLITS of them, a cluster, share
  * the sum: each takes a stretch of k, and in the end adds up, in the order of the stretches, what all have for its share
  * of the results. */
@@ -132,6 +135,9 @@ typedef struct {
   GLOBAL const u8 *w;
   i64 step;
   int count, columns, k;
+#if UNPACKED
+  GLOBAL const float *undo;
+#endif
 } Rows;
 
 /* Ask for stretch `it` of all rows. Rows that are not there are not copied: they go into no sum
@@ -171,6 +177,9 @@ FN void store_tile(const Rows rows, GLOBAL u8 *y, LOCAL_PTR const i64 *yo, LOCAL
     float x = v[i] * scales[row];
 #if defined(W_MXFP4)
     x *= 32768.0f; /* 2^14 of the numbers, and SCALE_OF is half of the scale */
+#endif
+#if UNPACKED
+    x *= rows.undo[column];
 #endif
     ((GLOBAL float *)(y + yo[row]))[column] = x;
   }
@@ -262,7 +271,11 @@ FN void product_of(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PT
 #define FIRST_TILE(expert, begin) ((expert) + (begin) / BM) /* as in matmul.cl */
 extern "C" __global__ void __launch_bounds__(LANES, RESIDENT)
 tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 scale_off, i64 plane, int pitch, int own,
-             GLOBAL u8 *y, Tens ty, GLOBAL const i32 *route) {
+             GLOBAL u8 *y, Tens ty, GLOBAL const i32 *route
+#if UNPACKED
+             , GLOBAL const u8 *undo, i64 undo_at, int first, int last
+#endif
+) {
   LOCAL_BYTES(stages);
   LOCAL i64 xo[BM];
   LOCAL i64 yo[BM];
@@ -273,6 +286,9 @@ tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 sca
   GLOBAL const i32 *mine = route + 3 * GROUP(1);
   GLOBAL const i32 *listed = route + 3 * FIRST_TILE(experts + 1, ty.n[1] * used);
   int expert = mine[0], begin = mine[1], count = mine[2];
+#if UNPACKED
+  if (expert < first || expert >= last) return;
+#endif
 #else
   int expert = 0, begin = ROW_TILE * BM, count = MIN(BM, ty.n[0] * ty.n[1] * ty.n[2] - begin);
 #endif
@@ -296,6 +312,9 @@ tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 sca
   }
 #endif
   Rows rows = {x, plane, xo, w + tw.off + expert * tw.s[1] + n0 * tw.s[2], tw.s[2], count, columns, tw.n[3]};
+#if UNPACKED
+  rows.undo = (GLOBAL const float *)(undo + undo_at) + (i64)expert * tw.n[2] + n0;
+#endif
   if (count <= 16)
     product_of<2>(rows, stages, y, yo, scales);
 #if BM > 16
