@@ -87,8 +87,15 @@ class Bucketed:
     def bucket(self, size: int) -> int:
         """Return the smallest bucket that holds a size.
 
+        Args:
+            size: Of a call.
+
         Raises:
             UsageError: it is larger than all of them.
+
+        Examples:
+            >>> model.bucket(9)
+            32
         """
         at = bisect_left(self.sizes, size)
         if at == len(self.sizes):
@@ -101,9 +108,16 @@ class Bucketed:
     def graph(self, size: int) -> Graph:
         """Return the graph that calls of a size run, built if it is not kept.
 
+        Args:
+            size: Of a call.
+
         Raises:
             UsageError: no bucket holds the size, or the graph lacks a name that was declared, or
                 has another extent there.
+
+        Examples:
+            >>> model.graph(9).named("x").shape
+            (32, 4)
         """
         bucket = self.bucket(size)
         return self._graphs.get(bucket, lambda: self._built(bucket))
@@ -117,6 +131,14 @@ class Bucketed:
         Raises:
             UsageError: inputs that are missing or disagree about the size, or one that no bucket
                 holds, beside what ``Scheduler.run`` raises.
+
+        Examples:
+            >>> with Scheduler(["cpu:0"]) as scheduler:
+            ...     model = Bucketed(scheduler, build, **sizes)
+            ...     for n in (1, 8, 30):
+            ...         y = model.run({"x": np.ones((n, 4), np.float32)})["y"]
+            ...     len(model.kept), y.shape
+            (2, (30, 4))
         """
         arrays = host_arrays(inputs)
         size = self._size(arrays)

@@ -100,6 +100,10 @@ class Settings:
         Raises:
             UsageError: a ``GGSCHED_*`` variable that does not exist, or a value that it does not
                 take.
+
+        Examples:
+            >>> Settings.from_environment({"GGSCHED_TIMEOUT_S": "5"}, streams=1).timeout_s
+            5.0
         """
         given = os.environ if environ is None else environ
         values: dict[str, Any] = {}

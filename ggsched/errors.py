@@ -52,7 +52,12 @@ class GgschedError(Exception):
         super().__init__(self.one_line())
 
     def one_line(self) -> str:
-        """Return the message on one line: ``where: what: why (hint)``."""
+        """Return the message on one line: ``where: what: why (hint)``.
+
+        Examples:
+            >>> GgschedError("too small", where="x", why="8 bytes", hint="give 16").one_line()
+            'x: too small: 8 bytes (give 16)'
+        """
         text = f"{self.where}: {self.what}" if self.where else self.what
         if self.why:
             text += f": {self.why}"
@@ -139,14 +144,39 @@ class DeviceFault(GgschedError):
 
 
 class TaskFailed(GgschedError):
-    """A task of a task graph raised; what it raised is the cause. The runner stays usable."""
+    """A task of a task graph raised; what it raised is the cause. The runner stays usable.
+
+    Examples:
+        >>> from ggsched.task import TaskFailed, TaskGraph, TaskRunner
+        >>> g = TaskGraph()
+        >>> bad = g.add(int, g.input("text"), name="parse")
+        >>> with TaskRunner() as runner:
+        ...     try:
+        ...         runner.run(g, {"text": "seven"}, [bad])
+        ...     except TaskFailed as error:
+        ...         print(type(error.__cause__).__name__)
+        ValueError
+    """
 
     code = "TASK"
     exit_code = 3
 
 
 class TaskCancelled(GgschedError):
-    """A run of a task graph was cancelled before it was done. The runner stays usable."""
+    """A run of a task graph was cancelled before it was done. The runner stays usable.
+
+    Examples:
+        >>> from ggsched.task import TaskCancelled, TaskGraph, TaskRunner
+        >>> g, runner = TaskGraph(), TaskRunner()
+        >>> first = g.add(runner.cancel)
+        >>> second = g.add(print, first)
+        >>> try:
+        ...     runner.run(g, {}, [second])
+        ... except TaskCancelled:
+        ...     print("cancelled")
+        cancelled
+        >>> runner.close()
+    """
 
     code = "CANCELLED"
     exit_code = 3

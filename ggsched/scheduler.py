@@ -98,7 +98,8 @@ class Scheduler:
         >>> g = GraphBuilder()
         >>> x, w = g.input("x", (1, 2)), g.weight("w", (3, 2))
         >>> graph = g.build(y=g.mul_mat(w, x))
-        >>> with Scheduler(["cpu:0"], weights={"w": np.ones((3, 2), np.float32)}) as scheduler:
+        >>> weights = {"w": np.ones((3, 2), np.float32)}
+        >>> with Scheduler(["cpu:0"], weights=weights) as scheduler:
         ...     scheduler.run(graph, {"x": np.ones((1, 2), np.float32)})["y"].tolist()
         [[2.0, 2.0, 2.0]]
     """
@@ -188,9 +189,19 @@ class Scheduler:
 
         A new plan is verified and checked for races first, as the settings say.
 
+        Args:
+            graph: The graph.
+            constraints: Homes of weights and states, pins of nodes, rates; none by default.
+
         Raises:
             PlanError: the graph cannot be placed on the devices.
             RaceFound: the sanitizer found a defect in the plan.
+
+        Examples:
+            >>> with Scheduler(["cpu:0"]) as scheduler:
+            ...     plan = scheduler.plan(graph)
+            >>> [device.name for device in plan.devices]
+            ['cpu:0']
         """
         planned = self.planned(graph, constraints)
         return self._planner.plan(planned.graph, planned.constraints)
@@ -202,11 +213,30 @@ class Scheduler:
         declare that (``ggsched.passes.recognise``); constraints that name nodes keep it as it is.
         Nodes are spelled out by other ops on a device that has no kernel for them, where that is
         predicted to be faster than to compute them elsewhere (``ggsched.passes.spelled_plan``).
+
+        Args:
+            graph: The graph.
+            constraints: Homes of weights and states, pins of nodes, rates; none by default.
+
+        Examples:
+            >>> with Scheduler(["cpu:0"]) as scheduler:
+            ...     scheduler.planned_graph(graph) is graph  # nothing is spelled out here
+            True
         """
         return self.planned(graph, constraints).graph
 
     def planned(self, graph: Graph, constraints: Constraints | None = None) -> Planned:
-        """Return ``planned_graph`` with the constraints for it, and what its nodes were."""
+        """Return ``planned_graph`` with the constraints for it, and what its nodes were.
+
+        Args:
+            graph: The graph.
+            constraints: Homes of weights and states, pins of nodes, rates; none by default.
+
+        Examples:
+            >>> with Scheduler(["cpu:0"]) as scheduler:
+            ...     scheduler.planned(graph).graph is graph
+            True
+        """
         wanted = self._wanted(constraints)
         return self._planned.get(
             (graph.digest, wanted.digest), lambda: self._make_planned(graph, wanted)
@@ -233,8 +263,18 @@ class Scheduler:
     def draft(self, graph: Graph, constraints: Constraints | None = None) -> Plan:
         """Return the plan that ``plan`` would, neither checked nor kept.
 
+        Args:
+            graph: The graph.
+            constraints: Homes of weights and states, pins of nodes, rates; none by default.
+
         Raises:
             PlanError: the graph cannot be placed on the devices.
+
+        Examples:
+            >>> with Scheduler(["cpu:0"]) as scheduler:
+            ...     draft = scheduler.draft(graph)
+            >>> len(draft.placement.choices)
+            1
         """
         planned = self._make_planned(graph, self._wanted(constraints))
         return self._planner.draft(planned.graph, planned.constraints)
@@ -269,6 +309,13 @@ class Scheduler:
             DeviceFault: a command failed.
             ModelError: a file whose mapping is read was truncated or written to.
             SyncTimeout: a device did not answer within ``settings.timeout_s``.
+
+        Examples:
+            >>> x = np.ones((1, 2), np.float32)
+            >>> with Scheduler(["cpu:0"], weights=weights) as scheduler:
+            ...     results = scheduler.run(graph, {"x": x})
+            >>> results["y"].shape
+            (1, 3)
         """
         planned = self.planned(graph, constraints)
         made = self._run(planned.graph, inputs, planned.constraints, copy=copy)
@@ -301,7 +348,18 @@ class Scheduler:
 
     @guarded()
     def prepare(self, graph: Graph, constraints: Constraints | None = None) -> None:
-        """Do all that the first ``run`` does before it enqueues anything; raise what it would."""
+        """Do all that the first ``run`` does before it enqueues anything; raise what it would.
+
+        Args:
+            graph: The graph.
+            constraints: Homes of weights and states, pins of nodes, rates; none by default.
+
+        Examples:
+            >>> with Scheduler(["cpu:0"], weights=weights) as scheduler:
+            ...     scheduler.prepare(graph)
+            ...     scheduler.plan_cache.misses
+            1
+        """
         planned = self.planned(graph, constraints)
         self._executor(planned.graph, planned.constraints)
 
@@ -310,6 +368,12 @@ class Scheduler:
 
         Args:
             kind: ``"weight"``, ``"state"`` or ``"cache"``.
+
+        Examples:
+            >>> with Scheduler(["cpu:0"], weights=weights) as scheduler:
+            ...     scheduler.prepare(graph)
+            ...     scheduler.resident_nbytes("weight")["cpu:0"]
+            24
         """
         return self._store.nbytes_by_device(kind)
 
@@ -326,7 +390,13 @@ class Scheduler:
 
     @guarded(may_nest=True)
     def free_nbytes(self) -> tuple[int, ...]:
-        """Return the bytes of memory that are free on each device, as far as is known."""
+        """Return the bytes of memory that are free on each device, as far as is known.
+
+        Examples:
+            >>> with Scheduler(["cpu:0"]) as scheduler:
+            ...     [nbytes is None or nbytes > 0 for nbytes in scheduler.free_nbytes()]
+            [True]
+        """
         return tuple(free_nbytes(device) for device in self._bare)
 
     @property
@@ -340,8 +410,19 @@ class Scheduler:
 
         All plans' memory is released. What caches hold of the old bytes does not count any more.
 
+        Args:
+            names: Of weights.
+
         Raises:
             UsageError: a name that is not resident.
+
+        Examples:
+            >>> with Scheduler(["cpu:0"], weights=lambda name: weights[name]) as scheduler:
+            ...     results = scheduler.run(graph, {"x": np.ones((1, 2), np.float32)})
+            ...     weights["w"] = np.zeros((3, 2), np.float32)
+            ...     scheduler.reload_weights(["w"])
+            ...     scheduler.run(graph, {"x": np.ones((1, 2), np.float32)})["y"].tolist()
+            [[0.0, 0.0, 0.0]]
         """
         unknown = sorted(set(names) - self._store.names)
         if unknown:
@@ -356,6 +437,14 @@ class Scheduler:
         """Release what the plans of a graph take, whatever their constraints, and forget them.
 
         Weights and states stay resident. The next run of the graph plans again.
+
+        Args:
+            graph: The graph.
+
+        Examples:
+            >>> with Scheduler(["cpu:0"], weights=weights) as scheduler:
+            ...     scheduler.prepare(graph)
+            ...     scheduler.forget(graph)
         """
         digests = {graph.digest}
         for known in (k for k in self._planned if k[0] == graph.digest):
@@ -369,12 +458,32 @@ class Scheduler:
 
     @guarded()
     def keep_plans(self, limit: int) -> None:
-        """Keep the memory of that many plans from now on."""
+        """Keep the memory of that many plans from now on.
+
+        Args:
+            limit: At least one.
+
+        Examples:
+            >>> with Scheduler(["cpu:0"]) as scheduler:
+            ...     scheduler.keep_plans(2)
+        """
         self._executors.keep(limit)
 
     @guarded()
     def clear_states(self) -> None:
-        """Fill every state with zeros, after all work is done."""
+        """Fill every state with zeros, after all work is done.
+
+        Examples:
+            >>> g = GraphBuilder()
+            >>> total = g.state("total", (1, 2))
+            >>> count = g.build(y=g.add(total, g.input("x", (1, 2)), inplace=True))
+            >>> x = np.ones((1, 2), np.float32)
+            >>> with Scheduler(["cpu:0"]) as scheduler:
+            ...     results = [scheduler.run(count, {"x": x})["y"][0, 0] for _ in range(2)]
+            ...     scheduler.clear_states()
+            ...     print(*results, *scheduler.run(count, {"x": x})["y"][0])
+            1.0 2.0 1.0 1.0
+        """
         self._drain()
         self._store.clear_states()
 
@@ -392,6 +501,13 @@ class Scheduler:
         Raises:
             UsageError: devices are given in place of names, or another number of them.
             BackendUnavailable: a device is not there any more.
+
+        Examples:
+            >>> with Scheduler(["cpu:0"], weights=weights) as scheduler:
+            ...     scheduler.prepare(graph)
+            ...     scheduler.reset()
+            ...     scheduler.resident_nbytes("weight")
+            {}
         """
         if self._is_closed:
             raise UsageError("the scheduler is closed")
@@ -418,6 +534,11 @@ class Scheduler:
 
         Raises:
             UsageError: another thread is in a call. Nothing is released; close again afterwards.
+
+        Examples:
+            >>> scheduler = Scheduler(["cpu:0"])
+            >>> scheduler.close()
+            >>> scheduler.close()
         """
         if os.getpid() != self.guard.process:
             return

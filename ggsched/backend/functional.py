@@ -47,6 +47,11 @@ def functional_facts(backend: str, kernels: Iterable[str], **changes: Any) -> De
         backend: Its name.
         kernels: Ops, on operands of f32; or keys such as ``"get_rows:i32"``.
         changes: Replace fields.
+
+    Examples:
+        >>> from ggsched.backend.functional import functional_facts
+        >>> sorted(functional_facts("mine", ["add", "get_rows:i32"]).ops)
+        ['add:f32', 'get_rows:i32']
     """
     keys = [k if ":" in k else f"{k}:f32" for k in kernels]
     return host_facts(backend, keys, **{"is_host": False, "kind": "accelerator", **changes})

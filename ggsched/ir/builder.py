@@ -47,7 +47,11 @@ from ggsched.ir.tensor import (
 class GraphBuilder:
     """Collects tensors and nodes; ``build`` gives the immutable graph.
 
+    All ops raise ``GraphError`` for operands whose types or shapes do not fit, that are of another
+    builder, or that would be written and must not be. Examples of methods go on from this one.
+
     Examples:
+        >>> import numpy as np
         >>> from ggsched import GraphBuilder
         >>> g = GraphBuilder()
         >>> x, w = g.input("x", (4, 64)), g.weight("w", (32, 64))
@@ -69,6 +73,14 @@ class GraphBuilder:
 
         It has none of the nodes, so what it builds is not a graph on its own; ``tensors`` and
         ``nodes`` are what was added.
+
+        Args:
+            graph: Whose tensors it has.
+
+        Examples:
+            >>> other = GraphBuilder.after(g.build(g.silu(x)))
+            >>> [t.name for t in other.tensors if t.name]
+            ['x', 'w']
         """
         g = cls(graph.name)
         g._tensors = [replace(t, builder=g) for t in graph.tensors]
@@ -94,15 +106,58 @@ class GraphBuilder:
     # --- storages -----------------------------------------------------------------------
 
     def input(self, name: str, shape: Sequence[int], dtype: DType | str = F32) -> Tensor:
-        """Add a tensor that the host sets before each run."""
+        """Add a tensor that the host sets before each run.
+
+        Args:
+            name: By which ``run`` is given the array; unique in the graph.
+            shape: Extents, outermost first; at most eight, of which built-in ops take four.
+            dtype: Element type, or its name: ``"f16"``, ``"i32"``, ``"q8_0"``, ...
+
+        Raises:
+            GraphError: the name is taken or empty, the type is unknown, or the shape does not suit
+                it.
+
+        Examples:
+            >>> g.input("ids", (4,), "i32").shape
+            (4,)
+        """
         return self._root(name, dtype, shape, Role.INPUT)
 
     def weight(self, name: str, shape: Sequence[int], dtype: DType | str = F32) -> Tensor:
-        """Add a constant tensor, loaded once and never written."""
+        """Add a constant tensor, loaded once and never written.
+
+        Args:
+            name: By which ``Scheduler(weights=...)`` is asked for it; unique in the graph.
+            shape: Extents, outermost first; at most eight, of which built-in ops take four.
+            dtype: Element type, or its name: ``"f16"``, ``"i32"``, ``"q8_0"``, ...
+
+        Raises:
+            GraphError: the name is taken or empty, the type is unknown, or the shape does not suit
+                it.
+
+        Examples:
+            >>> g.weight("packed", (32, 64), "q8_0").nbytes
+            2176
+        """
         return self._root(name, dtype, shape, Role.WEIGHT)
 
     def state(self, name: str, shape: Sequence[int], dtype: DType | str = F32) -> Tensor:
-        """Add a tensor that keeps its content from run to run and starts as zeros."""
+        """Add a tensor that keeps its content from run to run and starts as zeros.
+
+        Args:
+            name: Unique in the graph.
+            shape: Extents, outermost first; at most eight, of which built-in ops take four.
+            dtype: Element type, or its name: ``"f16"``, ``"i32"``, ``"q8_0"``, ...
+
+        Raises:
+            GraphError: the name is taken or empty, the type is unknown, or the shape does not suit
+                it.
+
+        Examples:
+            >>> cache = g.state("cache", (128, 64), "f16")
+            >>> cache.role.value
+            'state'
+        """
         return self._root(name, dtype, shape, Role.STATE)
 
     def constant(self, array: Any, dtype: DType | str | None = None) -> Tensor:
@@ -117,6 +172,11 @@ class GraphBuilder:
         Raises:
             GraphError: no array, or of a type that tensors do not have, or a value that is not
                 exact in ``dtype``.
+
+        Examples:
+            >>> table = g.constant(np.arange(6, dtype=np.float32).reshape(3, 2))
+            >>> g.rows(table, 1, 3).shape
+            (2, 2)
         """
         if not is_array(array):
             raise GraphError(f"{array!r} is not an array", hint="write numpy.array(...)")
@@ -125,7 +185,17 @@ class GraphBuilder:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Prefix the labels of nodes added inside with ``name.``."""
+        """Prefix the labels of nodes added inside with ``name.``.
+
+        Args:
+            name: Without the dot.
+
+        Examples:
+            >>> with g.scope("blk.0"):
+            ...     y = g.silu(x, name="act")
+            >>> g.nodes[-1].name
+            'blk.0.act'
+        """
         self._scope = (*self._scope, name)
         try:
             yield
@@ -142,6 +212,11 @@ class GraphBuilder:
         Raises:
             GraphError: no outputs, a foreign one, one name for two or two names for one, another
                 name for an input, weight or state, or what ``verify_graph`` refuses.
+
+        Examples:
+            >>> graph = g.build(y=g.silu(x), z=g.tanh(x))
+            >>> len(graph.outputs)
+            2
         """
         if not outputs and not named:
             raise GraphError("a graph needs at least one output", where=self.name)
@@ -162,9 +237,19 @@ class GraphBuilder:
     ) -> Tensor:
         """Return a window on ``x``: ``offset`` and ``strides`` in bytes, row-major by default.
 
+        Args:
+            x: A tensor, or a view.
+            shape: Extents of the window.
+            strides: Bytes from one index of each axis to the next.
+            offset: Bytes from the first element of ``x`` to that of the window.
+
         Raises:
             GraphError: the window leaves the byte range of ``x``'s storage, or offset and
                 strides are not multiples of the element (of the block for quantised types).
+
+        Examples:
+            >>> g.view(x, (4, 8), (256, 4), offset=32).shape  # columns 8 to 15
+            (4, 8)
         """
         self._own(x)
         size = _extents(x.name, shape)
@@ -180,7 +265,20 @@ class GraphBuilder:
         return window
 
     def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
-        """Return the view ``x[start:stop]`` of the first axis."""
+        """Return the view ``x[start:stop]`` of the first axis.
+
+        Args:
+            x: A tensor, or a view.
+            start: First row.
+            stop: One past the last row.
+
+        Raises:
+            GraphError: the rows are not all there.
+
+        Examples:
+            >>> g.rows(x, 1, 3).shape
+            (2, 64)
+        """
         start, stop = _extents(x.name, (start, stop))
         if not x.shape or not 0 <= start <= stop <= x.shape[0]:
             raise GraphError(f"rows {start}:{stop} of {list(x.shape)}", where=x.name)
@@ -189,8 +287,16 @@ class GraphBuilder:
     def reshape(self, x: Tensor, *shape: int) -> Tensor:
         """Return a view of contiguous ``x`` with another shape; one extent may be -1.
 
+        Args:
+            x: Contiguous.
+            shape: Extents of as many elements.
+
         Raises:
             GraphError: sizes differ, or ``x`` is strided (call ``cont`` first).
+
+        Examples:
+            >>> g.reshape(x, 4, 8, -1).shape
+            (4, 8, 8)
         """
         if not x.is_contiguous:
             raise GraphError("reshape of a strided tensor", where=x.name, hint="call cont() first")
@@ -203,7 +309,19 @@ class GraphBuilder:
         return self.view(x, size)
 
     def permute(self, x: Tensor, *axes: int) -> Tensor:
-        """Return a view with the axes in another order, as ``numpy.transpose`` does."""
+        """Return a view with the axes in another order, as ``numpy.transpose`` does.
+
+        Args:
+            x: A tensor, or a view.
+            axes: For each axis of the result, which one of ``x`` it is.
+
+        Raises:
+            GraphError: not an order of all axes.
+
+        Examples:
+            >>> g.permute(g.reshape(x, 4, 8, 8), 1, 0, 2).shape
+            (8, 4, 8)
+        """
         if sorted(axes) != list(range(len(x.shape))):
             raise GraphError(f"{axes} is not a permutation of {len(x.shape)} axes", where=x.name)
         if x.dtype.is_quantized and axes[-1] != len(axes) - 1:
@@ -211,44 +329,135 @@ class GraphBuilder:
         return self.view(x, [x.shape[a] for a in axes], [x.strides[a] for a in axes])
 
     def transpose(self, x: Tensor) -> Tensor:
-        """Return a view with the last two axes exchanged."""
+        """Return a view with the last two axes exchanged.
+
+        Args:
+            x: Of two axes or more.
+
+        Raises:
+            GraphError: ``x`` has one axis.
+
+        Examples:
+            >>> g.transpose(x).shape
+            (64, 4)
+        """
         n = len(x.shape)
         return self.permute(x, *range(n - 2), n - 1, n - 2)
 
     # --- ops ------------------------------------------------------------------------------
 
     def get_rows(self, table: Operand, ids: Operand, *, name: str = "") -> Tensor:
-        """Gather rows: ``(V, n)[ids]``; batched if the table has more axes. f32 (or i32)."""
+        """Gather rows: ``(V, n)[ids]``; batched if the table has more axes. f32 (or i32).
+
+        Args:
+            table: (V, n), or (batch, V, n); any type. Quantised rows are unpacked.
+            ids: i32, or i32 (batch, T): numbers of rows, in [0, V).
+            name: Label of the node.
+
+        Examples:
+            >>> g.get_rows(w, np.array([3, 1], np.int32)).shape
+            (2, 64)
+        """
         return self.op("get_rows", table, ids, name=name)
 
     def set_rows(self, dst: Tensor, src: Tensor, ids: Tensor, *, name: str = "") -> Tensor:
-        """Write ``dst[ids[i]] = src[i]`` through ``dst``; ids must differ from each other."""
+        """Write ``dst[ids[i]] = src[i]`` through ``dst``; ids must differ from each other.
+
+        Args:
+            dst: (V, n), of a type that rows can be converted to; no weight.
+            src: f32 (T, n).
+            ids: i32 (T,), in [0, V).
+            name: Label of the node.
+
+        Examples:
+            >>> cache, ids = g.state("rows", (128, 64), "f16"), g.input("at", (4,), "i32")
+            >>> g.set_rows(cache, x, ids).shape  # the whole cache, afterwards
+            (128, 64)
+        """
         return self.op("set_rows", dst, src, ids, name=name)
 
     def mul_mat(self, w: Operand, x: Operand, *, name: str = "") -> Tensor:
-        """Return ``x @ w.T`` over the last two axes: w (.., n, k), x (.., m, k) -> (.., m, n)."""
+        """Return ``x @ w.T`` over the last two axes: w (.., n, k), x (.., m, k) -> (.., m, n).
+
+        Args:
+            w: Any float type, quantised or not.
+            x: f32; its batch axes are multiples of those of ``w``.
+            name: Label of the node.
+
+        Examples:
+            >>> g.mul_mat(w, x).shape
+            (4, 32)
+        """
         return self.op("mul_mat", w, x, name=name)
 
     def mul_mat_id(self, w: Tensor, x: Tensor, ids: Tensor, *, name: str = "") -> Tensor:
-        """Return ``x[t, u] @ w[ids[t, u]].T``: w (E, n, k), x (T, U or 1, k) -> (T, U, n)."""
+        """Return ``x[t, u] @ w[ids[t, u]].T``: w (E, n, k), x (T, U or 1, k) -> (T, U, n).
+
+        Args:
+            w: Matrices of E experts, of any float type.
+            x: f32.
+            ids: i32 (T, U), in [0, E).
+            name: Label of the node.
+
+        Examples:
+            >>> experts, ids = g.weight("experts", (8, 32, 64)), g.input("chosen", (4, 2), "i32")
+            >>> g.mul_mat_id(experts, g.reshape(x, 4, 1, 64), ids).shape
+            (4, 2, 32)
+        """
         return self.op("mul_mat_id", w, x, ids, name=name)
 
     def add(
         self, a: Operand, b: Operand | float, *, inplace: bool = False, name: str = ""
     ) -> Tensor:
-        """Return ``a + b`` with ``b`` broadcast to ``a``; a number is added as by ``scale``."""
+        """Return ``a + b`` with ``b`` broadcast to ``a``; a number is added as by ``scale``.
+
+        Args:
+            a: f32.
+            b: f32, or a number.
+            inplace: The result takes the place of the first operand, which is lost.
+            name: Label of the node.
+
+        Examples:
+            >>> y = g.add(x, x)
+            >>> g.add(y, 2.0).shape  # as y + 2.0
+            (4, 64)
+        """
         if _is_operand(b):
             return self.op("add", a, b, name=name, inplace=inplace)
         return self.scale(a, 1.0, _number(b), inplace=inplace, name=name)
 
     def add_id(self, x: Tensor, bias: Tensor, ids: Tensor, *, name: str = "") -> Tensor:
-        """Return ``x + bias[ids]``: x (T, U, n), bias (E, n), ids (T, U)."""
+        """Return ``x + bias[ids]``: x (T, U, n), bias (E, n), ids (T, U).
+
+        Args:
+            x: f32.
+            bias: f32.
+            ids: i32, in [0, E).
+            name: Label of the node.
+
+        Examples:
+            >>> bias, ids = g.weight("bias", (8, 64)), g.input("of", (4, 1), "i32")
+            >>> g.add_id(g.reshape(x, 4, 1, 64), bias, ids).shape
+            (4, 1, 64)
+        """
         return self.op("add_id", x, bias, ids, name=name)
 
     def sub(
         self, a: Operand, b: Operand | float, *, inplace: bool = False, name: str = ""
     ) -> Tensor:
-        """Return ``a - b`` with ``b`` broadcast to ``a``; a number is taken off by ``scale``."""
+        """Return ``a - b`` with ``b`` broadcast to ``a``; a number is taken off by ``scale``.
+
+        Args:
+            a: f32.
+            b: f32, or a number.
+            inplace: The result takes the place of the first operand, which is lost.
+            name: Label of the node.
+
+        Examples:
+            >>> y = g.sub(x, x)
+            >>> g.sub(y, 2.0).shape  # as y - 2.0
+            (4, 64)
+        """
         if _is_operand(b):
             return self.op("sub", a, b, name=name, inplace=inplace)
         return self.scale(a, 1.0, -_number(b), inplace=inplace, name=name)
@@ -256,7 +465,19 @@ class GraphBuilder:
     def mul(
         self, a: Operand, b: Operand | float, *, inplace: bool = False, name: str = ""
     ) -> Tensor:
-        """Return ``a * b`` with ``b`` broadcast to ``a``; a number multiplies as by ``scale``."""
+        """Return ``a * b`` with ``b`` broadcast to ``a``; a number multiplies as by ``scale``.
+
+        Args:
+            a: f32.
+            b: f32, or a number.
+            inplace: The result takes the place of the first operand, which is lost.
+            name: Label of the node.
+
+        Examples:
+            >>> y = g.mul(x, x)
+            >>> g.mul(y, 2.0).shape  # as y * 2.0
+            (4, 64)
+        """
         if _is_operand(b):
             return self.op("mul", a, b, name=name, inplace=inplace)
         return self.scale(a, _number(b), inplace=inplace, name=name)
@@ -268,8 +489,19 @@ class GraphBuilder:
 
         Of a number the reciprocal multiplies, as by ``scale``, which may differ in the last bit.
 
+        Args:
+            a: f32.
+            b: f32, or a number.
+            inplace: The result takes the place of the first operand, which is lost.
+            name: Label of the node.
+
         Raises:
             GraphError: the number is 0, beside what ``op`` raises.
+
+        Examples:
+            >>> y = g.div(x, x)
+            >>> g.div(y, 2.0).shape  # as y / 2.0
+            (4, 64)
         """
         if _is_operand(b):
             return self.op("div", a, b, name=name, inplace=inplace)
@@ -280,15 +512,47 @@ class GraphBuilder:
     def scale(
         self, x: Operand, scale: float, bias: float = 0.0, *, inplace: bool = False, name: str = ""
     ) -> Tensor:
-        """Return ``x * scale + bias``."""
+        """Return ``x * scale + bias``.
+
+        Args:
+            x: f32.
+            scale: Factor.
+            bias: What is added.
+            inplace: The result takes the place of the first operand, which is lost.
+            name: Label of the node.
+
+        Examples:
+            >>> g.scale(x, 0.5, 1.0).shape
+            (4, 64)
+        """
         return self.op("scale", x, name=name, scale=scale, bias=bias, inplace=inplace)
 
     def rms_norm(self, x: Tensor, eps: float = 1e-5, *, name: str = "") -> Tensor:
-        """Return ``x / sqrt(mean(x**2) + eps)`` over the last axis."""
+        """Return ``x / sqrt(mean(x**2) + eps)`` over the last axis.
+
+        Args:
+            x: f32.
+            eps: Keeps the root away from 0.
+            name: Label of the node.
+
+        Examples:
+            >>> g.rms_norm(x, 1e-6).shape
+            (4, 64)
+        """
         return self.op("rms_norm", x, name=name, eps=eps)
 
     def norm(self, x: Tensor, eps: float = 1e-5, *, name: str = "") -> Tensor:
-        """Return ``(x - mean) / sqrt(var + eps)`` over the last axis."""
+        """Return ``(x - mean) / sqrt(var + eps)`` over the last axis.
+
+        Args:
+            x: f32.
+            eps: Keeps the root away from 0.
+            name: Label of the node.
+
+        Examples:
+            >>> g.norm(x, 1e-6).shape
+            (4, 64)
+        """
         return self.op("norm", x, name=name, eps=eps)
 
     def rope(
@@ -300,7 +564,20 @@ class GraphBuilder:
         name: str = "",
         **params: Param,
     ) -> Tensor:
-        """Rotate pairs of x (T, H, D) by its positions (T,); see ``ggsched.ir.rope``."""
+        """Rotate pairs of x (T, H, D) by its positions (T,); see ``ggsched.ir.rope``.
+
+        Args:
+            x: f32.
+            positions: i32.
+            freq_factors: f32 (D / 2,), by which frequencies are divided.
+            params: ``n_dims``, ``pairing``, ``base`` and those of YaRN.
+            name: Label of the node.
+
+        Examples:
+            >>> heads, at = g.reshape(x, 4, 2, 32), g.input("positions", (4,), "i32")
+            >>> g.rope(heads, at, n_dims=32, base=10000.0).shape
+            (4, 2, 32)
+        """
         operands = [x, positions] if freq_factors is None else [x, positions, freq_factors]
         own: dict[str, Param] = {"n_dims": x.shape[-1] if x.shape else 0}
         own.update(params, freq_factors=freq_factors is not None)
@@ -315,7 +592,19 @@ class GraphBuilder:
         scale: float = 1.0,
         name: str = "",
     ) -> Tensor:
-        """Softmax of ``x * scale + mask`` over the last axis; a sink adds exp(sink) to the sum."""
+        """Softmax of ``x * scale + mask`` over the last axis; a sink adds exp(sink) to the sum.
+
+        Args:
+            x: f32.
+            mask: f32, broadcast to ``x``; minus infinity leaves an element out.
+            sinks: f32, one for each index of the third axis from the end.
+            scale: Factor of ``x``.
+            name: Label of the node.
+
+        Examples:
+            >>> g.soft_max(x, scale=0.125).shape
+            (4, 64)
+        """
         operands = [t for t in (x, mask, sinks) if t is not None]
         has = {"mask": mask is not None, "sinks": sinks is not None}
         return self.op("soft_max", *operands, name=name, scale=scale, **has)
@@ -348,6 +637,12 @@ class GraphBuilder:
             scale: Factor of the products.
             soft_cap: If positive, logits are ``soft_cap * tanh(logits / soft_cap)``.
             name: Label of the node.
+
+        Examples:
+            >>> q = g.reshape(x, 4, 2, 32)
+            >>> k, v = g.state("k", (16, 1, 32), "f16"), g.state("v", (16, 1, 32), "f16")
+            >>> g.attention(q, k, v, scale=32**-0.5).shape
+            (4, 2, 32)
         """
         operands = [t for t in (k, v, q, mask, sinks, bounds) if t is not None]
         has = {
@@ -384,6 +679,13 @@ class GraphBuilder:
         Returns:
             The result (T, C) and the state afterwards, both views of what the node computes. The
             state stays as it is until the second is copied to it.
+
+        Examples:
+            >>> state, taps = g.state("last", (1, 3, 64)), g.weight("taps", (64, 4))
+            >>> slots, at = g.input("slots", (4,), "i32"), g.input("numbers", (4,), "i32")
+            >>> y, after = g.short_conv(state, x, taps, slots, at)
+            >>> y.shape, after.shape
+            ((4, 64), (1, 3, 64))
         """
         both = self.op("short_conv", state, x, w, slots, positions, name=name)
         tokens = x.shape[0]
@@ -428,6 +730,14 @@ class GraphBuilder:
         Returns:
             The result (T, H, P) and the state afterwards, both views of what the node computes.
             The state stays as it is until the second is copied to it.
+
+        Examples:
+            >>> state, heads = g.state("matrices", (1, 2, 32, 32)), g.reshape(x, 4, 2, 32)
+            >>> slots, at = g.input("of_slot", (4,), "i32"), g.input("at_token", (4,), "i32")
+            >>> decay = g.input("decay", (4, 2))
+            >>> y, after = g.linear_attention(state, heads, heads, heads, decay, slots, at)
+            >>> y.shape, after.shape
+            ((4, 2, 32), (1, 2, 32, 32))
         """
         operands = [state, q, k, v, decay, slots, positions, *([] if beta is None else [beta])]
         both = self.op(
@@ -442,67 +752,222 @@ class GraphBuilder:
         return self.view(both, v.shape), self.view(both, state.shape, offset=size)
 
     def silu(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
-        """Return ``x * sigmoid(x)``."""
+        """Return ``x * sigmoid(x)``.
+
+        Args:
+            x: f32.
+            inplace: The result takes the place of the first operand, which is lost.
+            name: Label of the node.
+
+        Examples:
+            >>> g.silu(x).shape
+            (4, 64)
+        """
         return self.op("silu", x, name=name, inplace=inplace)
 
     def gelu(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
-        """Return gelu with the tanh approximation."""
+        """Return gelu with the tanh approximation.
+
+        Args:
+            x: f32.
+            inplace: The result takes the place of the first operand, which is lost.
+            name: Label of the node.
+
+        Examples:
+            >>> g.gelu(x).shape
+            (4, 64)
+        """
         return self.op("gelu", x, name=name, inplace=inplace)
 
     def sigmoid(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
-        """Return ``1 / (1 + exp(-x))``."""
+        """Return ``1 / (1 + exp(-x))``.
+
+        Args:
+            x: f32.
+            inplace: The result takes the place of the first operand, which is lost.
+            name: Label of the node.
+
+        Examples:
+            >>> g.sigmoid(x).shape
+            (4, 64)
+        """
         return self.op("sigmoid", x, name=name, inplace=inplace)
 
     def tanh(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
-        """Return the hyperbolic tangent."""
+        """Return the hyperbolic tangent.
+
+        Args:
+            x: f32.
+            inplace: The result takes the place of the first operand, which is lost.
+            name: Label of the node.
+
+        Examples:
+            >>> g.tanh(x).shape
+            (4, 64)
+        """
         return self.op("tanh", x, name=name, inplace=inplace)
 
     def softplus(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
-        """Return ``log(1 + exp(x))``."""
+        """Return ``log(1 + exp(x))``.
+
+        Args:
+            x: f32.
+            inplace: The result takes the place of the first operand, which is lost.
+            name: Label of the node.
+
+        Examples:
+            >>> g.softplus(x).shape
+            (4, 64)
+        """
         return self.op("softplus", x, name=name, inplace=inplace)
 
     def swiglu(self, gate: Tensor, up: Tensor, *, name: str = "") -> Tensor:
-        """Return ``silu(gate) * up``."""
+        """Return ``silu(gate) * up``.
+
+        Args:
+            gate: f32.
+            up: f32, of the shape of ``gate``.
+            name: Label of the node.
+
+        Examples:
+            >>> g.swiglu(x, g.tanh(x)).shape
+            (4, 64)
+        """
         return self.op("swiglu", gate, up, name=name)
 
     def swiglu_oai(
         self, gate: Tensor, up: Tensor, *, alpha: float = 1.702, limit: float = 7.0, name: str = ""
     ) -> Tensor:
-        """Return ``g * sigmoid(alpha * g) * (u + 1)``, g capped by limit, u on both sides."""
+        """Return ``g * sigmoid(alpha * g) * (u + 1)``, g capped by limit, u on both sides.
+
+        Args:
+            gate: f32.
+            up: f32, of the shape of ``gate``.
+            alpha: Factor inside of the sigmoid.
+            limit: Largest magnitude of the operands.
+            name: Label of the node.
+
+        Examples:
+            >>> g.swiglu_oai(x, g.tanh(x)).shape
+            (4, 64)
+        """
         return self.op("swiglu_oai", gate, up, name=name, alpha=alpha, limit=limit)
 
     def argsort(self, x: Tensor, *, descending: bool = False, name: str = "") -> Tensor:
-        """Return the i32 order of the last axis; equal elements keep their order."""
+        """Return the i32 order of the last axis; equal elements keep their order.
+
+        Args:
+            x: f32.
+            descending: Largest first.
+            name: Label of the node.
+
+        Examples:
+            >>> g.argsort(x).dtype.name
+            'i32'
+        """
         return self.op("argsort", x, name=name, descending=descending)
 
     def top_k(self, x: Tensor, k: int, *, name: str = "") -> Tensor:
-        """Return i32 indices of the k largest of the last axis, largest first, ties by index."""
+        """Return i32 indices of the k largest of the last axis, largest first, ties by index.
+
+        Args:
+            x: f32.
+            k: At most the extent of the last axis.
+            name: Label of the node.
+
+        Examples:
+            >>> g.top_k(x, 8).shape
+            (4, 8)
+        """
         return self.op("top_k", x, name=name, k=k)
 
     def sum_rows(self, x: Tensor, *, name: str = "") -> Tensor:
-        """Return the sum over the last axis, which becomes 1."""
+        """Return the sum over the last axis, which becomes 1.
+
+        Args:
+            x: f32.
+            name: Label of the node.
+
+        Examples:
+            >>> g.sum_rows(x).shape
+            (4, 1)
+        """
         return self.op("sum_rows", x, name=name)
 
     def clamp(
         self, x: Tensor, low: float, high: float, *, inplace: bool = False, name: str = ""
     ) -> Tensor:
-        """Return ``x`` limited to ``[low, high]``."""
+        """Return ``x`` limited to ``[low, high]``.
+
+        Args:
+            x: f32.
+            low: Least element of the result.
+            high: Largest one.
+            inplace: The result takes the place of the first operand, which is lost.
+            name: Label of the node.
+
+        Examples:
+            >>> g.clamp(x, -1.0, 1.0).shape
+            (4, 64)
+        """
         return self.op("clamp", x, name=name, min=low, max=high, inplace=inplace)
 
     def cpy(self, src: Tensor, dst: Tensor, *, name: str = "") -> Tensor:
-        """Copy ``src`` into the bytes of ``dst``, converting; the result is ``dst``."""
+        """Copy ``src`` into the bytes of ``dst``, converting; the result is ``dst``.
+
+        Args:
+            src: Of any type that can be converted.
+            dst: Of the same shape; no weight.
+            name: Label of the node.
+
+        Examples:
+            >>> half = g.state("half", (4, 64), "f16")
+            >>> g.cpy(x, half).dtype.name
+            'f16'
+        """
         return self.op("cpy", src, dst, name=name)
 
     def cont(self, x: Tensor, dtype: DType | str | None = None, *, name: str = "") -> Tensor:
-        """Return a fresh contiguous copy, converted if a type is given."""
+        """Return a fresh contiguous copy, converted if a type is given.
+
+        Args:
+            x: Strided or not.
+            dtype: Of the copy; that of ``x`` by default.
+            name: Label of the node.
+
+        Examples:
+            >>> g.cont(g.transpose(x)).is_contiguous
+            True
+        """
         return self.op("cont", x, name=name, dtype=_dtype(dtype).name if dtype is not None else "")
 
     def concat(self, a: Tensor, b: Tensor, axis: int = 0, *, name: str = "") -> Tensor:
-        """Join two tensors along an axis."""
+        """Join two tensors along an axis.
+
+        Args:
+            a: f32 or i32.
+            b: Of the same type and, but for the axis, the same shape.
+            axis: Negative ones count from the end.
+            name: Label of the node.
+
+        Examples:
+            >>> g.concat(x, x, axis=1).shape
+            (4, 128)
+        """
         return self.op("concat", a, b, name=name, axis=axis)
 
     def repeat(self, x: Tensor, shape: Sequence[int], *, name: str = "") -> Tensor:
-        """Tile ``x`` to ``shape``, a multiple of its own on each axis."""
+        """Tile ``x`` to ``shape``, a multiple of its own on each axis.
+
+        Args:
+            x: f32.
+            shape: Extents of the result.
+            name: Label of the node.
+
+        Examples:
+            >>> g.repeat(x, (8, 64)).shape
+            (8, 64)
+        """
         return self.op("repeat", x, name=name, shape=_extents(x.name, shape))
 
     def op(
@@ -516,9 +981,20 @@ class GraphBuilder:
     ) -> Tensor:
         """Add a node by the name of its op; the methods above are shorthands.
 
+        Args:
+            op_name: Of a built-in op, one of the library (``nd.*``) or a user-defined one.
+            operands: Tensors, or arrays as constants.
+            params: Parameters that are not at their defaults.
+            inplace: The result takes the place of the first operand, which is lost.
+            name: Label of the node.
+
         Raises:
             GraphError: unknown op or parameter, operands that do not fit, an operand of another
                 builder, a write into a weight.
+
+        Examples:
+            >>> g.op("nd.reduce_max", x, axes=(0,), keepdims=False).shape
+            (64,)
         """
         return self._apply(op_name, operands, name, {"inplace": inplace, **params})
 

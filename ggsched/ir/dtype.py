@@ -49,8 +49,15 @@ class DType:
     def row_nbytes(self, elements: int) -> int:
         """Bytes of ``elements`` consecutive elements of the last axis.
 
+        Args:
+            elements: Their number.
+
         Raises:
             GraphError: ``elements`` is not a whole number of blocks.
+
+        Examples:
+            >>> dtype_by_name("f16").row_nbytes(64)
+            128
         """
         blocks, rest = divmod(elements, self.block)
         if rest:

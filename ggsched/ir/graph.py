@@ -44,6 +44,14 @@ class Node:
         params: Every parameter of the op that is not at its default.
         name: A label for people.
         modes: How operands and result are touched, see ``ggsched.ir.ops``.
+
+    Examples:
+        >>> from ggsched import GraphBuilder
+        >>> g = GraphBuilder()
+        >>> graph = g.build(y=g.scale(g.input("x", (4, 64)), 2.0))
+        >>> node = graph.nodes[0]
+        >>> node.op, node.params
+        ('scale', {'scale': 2.0})
     """
 
     id: int
@@ -55,7 +63,15 @@ class Node:
     modes: str
 
     def param(self, name: str) -> Param:
-        """Return a parameter, or its default."""
+        """Return a parameter, or its default.
+
+        Args:
+            name: Of a parameter of the op.
+
+        Examples:
+            >>> node.param("bias")
+            0.0
+        """
         if name in self.params:
             return self.params[name]
         return (op_by_name(self.op).defaults or {})[name]
@@ -99,7 +115,16 @@ class Graph:
         object.__setattr__(self, "_by_name", named)
 
     def roots(self, role: Role) -> Iterator[Tensor]:
-        """Yield the storages of a role, in order of id."""
+        """Yield the storages of a role, in order of id.
+
+        Args:
+            role: Inputs, weights, states or temporaries.
+
+        Examples:
+            >>> from ggsched.ir import Role
+            >>> [t.name for t in graph.roots(Role.INPUT)]
+            ['x']
+        """
         return (t for t in self.tensors if t.role is role and not t.is_view)
 
     def __contains__(self, name: object) -> bool:
@@ -109,8 +134,15 @@ class Graph:
     def named(self, name: str) -> Tensor:
         """Return the input, weight or state called ``name``.
 
+        Args:
+            name: As given to the builder.
+
         Raises:
             GraphError: there is none.
+
+        Examples:
+            >>> graph.named("x").shape
+            (4, 64)
         """
         try:
             return self._by_name[name]
@@ -118,7 +150,15 @@ class Graph:
             raise GraphError(f"no input, weight or state {name!r}", where=self.name) from None
 
     def label(self, node: Node) -> str:
-        """Return ``n12 mul_mat 'ffn_up'`` for messages."""
+        """Return ``n12 mul_mat 'ffn_up'`` for messages.
+
+        Args:
+            node: Of this graph.
+
+        Examples:
+            >>> graph.label(graph.nodes[0])
+            'n0 silu'
+        """
         text = f"{show('node', node.id)} {node.op}"
         return f"{text} '{node.name}'" if node.name else text
 
@@ -151,6 +191,10 @@ class Graph:
         (``t3``), with attributes ``op``/``role``, ``label``, ``shape`` and ``dtype``. An edge
         means that the target reads or overwrites bytes whose latest writer is the source, and
         carries the tensor id as ``tensor``.
+
+        Examples:
+            >>> sorted(graph.to_networkx().nodes)
+            ['n0', 't0']
         """
         import networkx as nx
 
@@ -177,10 +221,19 @@ class Graph:
 def verify_graph(graph: Graph) -> None:
     """Check that a graph is well formed, whoever made it.
 
+    Args:
+        graph: Any graph.
+
     Raises:
         GraphError: a dangling id, a view outside its storage, a node whose parameters, result or
             modes do not follow from op and operands, a temporary that is used before the node
             that makes it or made by none, a duplicate name.
+
+    Examples:
+        >>> from ggsched import GraphBuilder
+        >>> from ggsched.ir import verify_graph
+        >>> g = GraphBuilder()
+        >>> verify_graph(g.build(g.silu(g.input("x", (4, 64)))))
     """
     names: set[str] = set()
     for i, t in enumerate(graph.tensors):

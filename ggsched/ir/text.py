@@ -46,7 +46,19 @@ _ID: Final = re.compile(r"[tn](0|[1-9][0-9]{0,8})", re.ASCII)
 
 
 def print_graph(graph: Graph) -> str:
-    """Return the text of a verified graph; ``parse_graph`` gives an equal graph back."""
+    """Return the text of a verified graph; ``parse_graph`` gives an equal graph back.
+
+    Args:
+        graph: The graph.
+
+    Examples:
+        >>> from ggsched import GraphBuilder
+        >>> from ggsched.ir import parse_graph, print_graph
+        >>> g = GraphBuilder("small")
+        >>> text = print_graph(g.build(g.silu(g.input("x", (4, 64)))))
+        >>> parse_graph(text).nodes[0].op
+        'silu'
+    """
     lines = [f"graph {quote(graph.name)}"]
     shown = 0
     for node in graph.nodes:
@@ -103,9 +115,20 @@ def _param(value: Param) -> str:
 def parse_graph(text: str) -> Graph:
     """Read a graph from its text form and verify it.
 
+    Args:
+        text: What ``print_graph`` returned, or text of that form.
+
     Raises:
         GraphError: the text does not parse (``where`` names the line), or ``verify_graph``
             refuses the graph.
+
+    Examples:
+        >>> from ggsched import GraphBuilder
+        >>> from ggsched.ir import parse_graph, print_graph
+        >>> g = GraphBuilder("small")
+        >>> graph = g.build(g.silu(g.input("x", (4, 64))))
+        >>> parse_graph(print_graph(graph)) == graph
+        True
     """
     if len(text) > MAX_TEXT:
         raise GraphError(f"a text of {len(text)} characters", hint=f"at most {MAX_TEXT}")

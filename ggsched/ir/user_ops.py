@@ -193,6 +193,9 @@ def register_op(
 def unregister_op(name: str) -> None:
     """Remove a user-defined op. Graphs and plans that contain it can no longer be used.
 
+    Args:
+        name: Of the op.
+
     Raises:
         UsageError: no such op, or a built-in one.
 

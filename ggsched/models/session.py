@@ -49,6 +49,16 @@ class Session:
     another thread is in one, of the session or of its scheduler, raises ``UsageError`` and changes
     nothing. Threads may take turns, also with a generator of ``generate``. ``n_past``,
     ``constraints``, ``timing`` and ``last_plan`` may be read at any time.
+
+    Examples:
+        >>> from importlib.resources import files
+        >>> from ggsched.models.load import load_model
+        >>> from ggsched.models.session import Session
+        >>> model = load_model(str(files("ggsched.data") / "addition-moe.gguf"))
+        >>> tokens = model.tokenizer.encode("12+34=")
+        >>> with Session(model, ["cpu:0"]) as session:
+        ...     model.tokenizer.decode(list(session.generate(tokens, 2)))
+        '46'
     """
 
     def __init__(
@@ -159,15 +169,52 @@ class Session:
 
     @guarded(is_open=True, may_nest=True)
     def graph(self, n_tokens: int, n_past: int, n_out: int) -> Graph:
-        """Return the graph of a micro-batch that follows ``n_past`` tokens."""
+        """Return the graph of a micro-batch that follows ``n_past`` tokens.
+
+        Args:
+            n_tokens: Tokens of the micro-batch.
+            n_past: Tokens that are in the cache.
+            n_out: Of how many, the last ones, logits are returned.
+
+        Examples:
+            >>> with Session(model, ["cpu:0"]) as session:
+            ...     len(session.graph(1, 0, 1).outputs)
+            1
+        """
         return self.batches.graph(n_tokens, n_past, n_out)
 
     def plan(self, n_tokens: int, n_past: int = 0, n_out: int = 1) -> Plan:
-        """Return the plan of a micro-batch, without running it."""
+        """Return the plan of a micro-batch, without running it.
+
+        Args:
+            n_tokens: Tokens of the micro-batch.
+            n_past: Tokens that are in the cache.
+            n_out: Of how many, the last ones, logits are returned.
+
+        Raises:
+            PlanError: it cannot be placed on the devices.
+
+        Examples:
+            >>> with Session(model, ["cpu:0"]) as session:
+            ...     [device.name for device in session.plan(1).devices]
+            ['cpu:0']
+        """
         return self.plan_of(self.graph(n_tokens, n_past, n_out))
 
     def plan_of(self, graph: Graph) -> Plan:
-        """Return the plan of a graph of the model, with the session's homes and rates."""
+        """Return the plan of a graph of the model, with the session's homes and rates.
+
+        Args:
+            graph: Of a micro-batch.
+
+        Raises:
+            PlanError: it cannot be placed on the devices.
+
+        Examples:
+            >>> with Session(model, ["cpu:0"]) as session:
+            ...     len(session.plan_of(session.graph(1, 0, 1)).devices)
+            1
+        """
         return self.scheduler.plan(graph, self.constraints)
 
     @guarded(is_open=True, may_nest=True)
@@ -181,6 +228,11 @@ class Session:
 
         Raises:
             UsageError: a prompt that the context does not hold.
+
+        Examples:
+            >>> with Session(model, ["cpu:0"]) as session:
+            ...     session.memory_need(8, 4).peak[0].total > 0
+            True
         """
         return self.batches.memory_need(n_prompt, n_predict, all_logits=all_logits)
 
@@ -198,6 +250,12 @@ class Session:
         Raises:
             UsageError: no tokens, an id outside the vocabulary, a full context, or another thread
                 is in a call.
+
+        Examples:
+            >>> with Session(model, ["cpu:0"]) as session:
+            ...     logits = session.feed(tokens)
+            ...     session.n_past == len(tokens), logits.shape[0]
+            (True, 1)
         """
         return self._feed(tokens, all_logits, copy=True)
 
@@ -245,6 +303,11 @@ class Session:
         Raises:
             UsageError: as ``feed``, the sequence was changed since the last token, or ``keep``
                 leaves nothing to forget.
+
+        Examples:
+            >>> with Session(model, ["cpu:0"]) as session:
+            ...     len(list(session.generate(tokens, 2)))
+            2
         """
         return generate(
             self,
@@ -268,6 +331,13 @@ class Session:
 
         What it left in the cache is masked, so it need not be cleared; only numbers that are not
         finite would get through, because zero times infinity is not zero.
+
+        Examples:
+            >>> with Session(model, ["cpu:0"]) as session:
+            ...     logits = session.feed(tokens)
+            ...     session.reset()
+            ...     session.n_past
+            0
         """
         self._reset()
 
@@ -289,6 +359,13 @@ class Session:
             UsageError: the sequence is shorter, the number is negative, blocks of the model keep
                 states that cannot be rolled back, or numbers that are not finite may be in the
                 cache (then only ``reset`` clears them).
+
+        Examples:
+            >>> with Session(model, ["cpu:0"]) as session:
+            ...     logits = session.feed(tokens)
+            ...     session.truncate(2)
+            ...     session.n_past
+            2
         """
         if not 0 <= n_tokens <= self._n_past:
             what = f"the sequence cannot be cut to {n_tokens} tokens"
@@ -309,7 +386,12 @@ class Session:
         self._edits += 1
 
     def close(self) -> None:
-        """Release everything; legal twice."""
+        """Release everything; legal twice.
+
+        Examples:
+            >>> session = Session(model, ["cpu:0"])
+            >>> session.close()
+        """
         self.scheduler.close()
 
     def __enter__(self) -> Self:
@@ -373,8 +455,15 @@ class Session:
     def check_tokens(self, tokens: Sequence[int]) -> None:
         """Refuse what is not a sequence of token ids.
 
+        Args:
+            tokens: What would be fed.
+
         Raises:
             UsageError: no tokens, or an id that is not an integer or not in the vocabulary.
+
+        Examples:
+            >>> with Session(model, ["cpu:0"]) as session:
+            ...     session.check_tokens(tokens)
         """
         if not len(tokens):
             raise UsageError("no tokens to feed", hint="a prompt needs at least one token")

@@ -42,6 +42,10 @@ class SessionOptions:
             pipeline. None for all devices.
         n_parallel: Sequences at most, see ``Session.sequences``; each has ``n_ctx // n_parallel``
             rows of the cache.
+
+    Examples:
+        >>> from ggsched.models.session import SessionOptions
+        >>> options = SessionOptions(n_ctx=256, cache_type="f16")
     """
 
     n_ctx: int = 512
@@ -69,6 +73,9 @@ class SessionOptions:
         Raises:
             UsageError: a size below 1; layers or ``--fit`` beside a policy that chooses homes, or
                 beside devices that share layers.
+
+        Examples:
+            >>> options.check()
         """
         for name, value in (("-c", self.n_ctx), ("-b", self.n_batch), ("-ub", self.n_ubatch)):
             if value < 1:

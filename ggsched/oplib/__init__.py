@@ -29,7 +29,13 @@ _MODULES: Final = (
 
 
 def library() -> Mapping[str, OpDef]:
-    """Return the definitions of all ops of the library by name."""
+    """Return the definitions of all ops of the library by name.
+
+    Examples:
+        >>> from ggsched.oplib import library
+        >>> library()["nd.gather"].operands
+        ('x', 'indices')
+    """
     for name in _MODULES:
         import_module(f"{__name__}.{name}")
     return DEFINED

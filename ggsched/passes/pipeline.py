@@ -145,6 +145,18 @@ def make_plan(
         PlanError: the graph cannot be placed, a memory budget cannot be kept, or (with ``verify``)
             an artifact is not sound.
         UsageError: ``placement`` is not a policy.
+
+    Examples:
+        >>> from ggsched import GraphBuilder, open_devices, probe
+        >>> from ggsched.passes import make_plan
+        >>> g = GraphBuilder()
+        >>> graph = g.build(y=g.silu(g.input("x", (4, 64))))
+        >>> devices = open_devices(["cpu:0", "cpu:1"])
+        >>> plan = make_plan(graph, probe(devices), verify=True)
+        >>> plan.placement.choices[0].device
+        0
+        >>> for device in devices:
+        ...     device.close()
     """
     with collector_paused():
         began = time.perf_counter()

@@ -41,6 +41,11 @@ class Constraints:
         reads_peers: Whether a node that reads a result of another device once does so where it
             lies, instead of from a copy, if both devices can (``DeviceFacts.reads_peers``).
         placed: A placement that was decided before, by these constraints; no policy is asked.
+
+    Examples:
+        >>> from ggsched.passes import Constraints
+        >>> Constraints(homes={"w": 1}, pins={0: 1}).pins
+        {0: 1}
     """
 
     homes: Mapping[str, int] = field(default_factory=dict)
@@ -62,14 +67,34 @@ class Constraints:
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def with_slots(self, slots: Slots) -> "Constraints":
-        """Return these for a joined graph."""
+        """Return these for a joined graph.
+
+        Args:
+            slots: Of the joined graph.
+
+        Examples:
+            >>> from ggsched.passes.memory.rings import Slots
+            >>> Constraints(pins={0: 1}).with_slots(Slots(2, (0, 8))).slots.count
+            2
+        """
         return replace(self, slots=slots)
 
     def rates_on(self, topology: Topology) -> MachineRates:
         """Return the rates to plan with.
 
+        Args:
+            topology: The machine.
+
         Raises:
             PlanError: the rates are those of another number of devices.
+
+        Examples:
+            >>> from ggsched import open_devices, probe
+            >>> devices = open_devices(["cpu:0"])
+            >>> Constraints().rates_on(probe(devices)).source
+            'guesses by kind of device'
+            >>> for device in devices:
+            ...     device.close()
         """
         if self.rates is None:
             return guessed_rates(topology)

@@ -78,6 +78,19 @@ def check_plan(
         advice: Whether to name redundant waits, events and copies, if nothing is wrong.
         graph: The graph that the plan is of. With it each step is compared with its node: access
             modes, bytes of each operand, outputs.
+
+    Examples:
+        >>> from ggsched import GraphBuilder, open_devices, probe
+        >>> from ggsched.passes import make_plan
+        >>> g = GraphBuilder()
+        >>> graph = g.build(y=g.silu(g.input("x", (4, 64))))
+        >>> devices = open_devices(["cpu:0", "cpu:1"])
+        >>> plan = make_plan(graph, probe(devices), verify=True)
+        >>> from ggsched.sanitize import check_plan
+        >>> check_plan(plan, graph=graph).is_clean
+        True
+        >>> for device in devices:
+        ...     device.close()
     """
     effects = [command.effects for command in plan.commands]
     findings, outside = find_unknown(plan, effects)
@@ -110,6 +123,18 @@ def check_trace(trace: Trace, *, advice: bool = False) -> Report:
     Args:
         trace: The trace; any trace, also a broken one.
         advice: Whether to name redundant waits, events and copies, if nothing is wrong.
+
+    Examples:
+        >>> from ggsched.sanitize import check_trace
+        >>> from ggsched.trace.schema import Access, Actor, Alloc, Trace, Work
+        >>> actors = Actor(0, "host", "host"), Actor(1, "a", "stream"), Actor(2, "b", "stream")
+        >>> records = (
+        ...     Alloc(0, 0, "x", 64),
+        ...     Work(1, "write", 0, writes=(Access(0, 0, 64),)),
+        ...     Work(2, "read", 0, reads=(Access(0, 0, 64),)),
+        ... )
+        >>> len(check_trace(Trace("small", actors, records)).findings)
+        1
     """
     findings = find_unknown_in_trace(trace)
     hints: tuple[Finding, ...] = ()

@@ -57,6 +57,10 @@ class Touch(msgspec.Struct, frozen=True):
         actor: Stream and device, or ``"host"``.
         action: What is done there: the command, and the node that touches the bytes.
         mode: Whether the bytes are read or written.
+
+    Examples:
+        >>> from ggsched.sanitize import Touch
+        >>> touch = Touch(12, 0, "q0 opencl:0", "launch s3, n40 mul_mat", "write")
     """
 
     command: int
@@ -66,7 +70,12 @@ class Touch(msgspec.Struct, frozen=True):
     mode: Literal["read", "write"]
 
     def to_text(self) -> str:
-        """Return e.g. ``c12 q0 opencl:0  run 0  launch s3, n40 mul_mat writes``."""
+        """Return e.g. ``c12 q0 opencl:0  run 0  launch s3, n40 mul_mat writes``.
+
+        Examples:
+            >>> touch.to_text()
+            'c12 q0 opencl:0  run 0  launch s3, n40 mul_mat writes'
+        """
         if self.run < 0:
             return f"#{self.command} {self.actor}  {self.action} {self.mode}s"
         name = f"{show('command', self.command)} " if self.command >= 0 else ""
@@ -87,6 +96,10 @@ class Finding(msgspec.Struct, frozen=True):
         hazard: For a race ``RAW``, ``WAR`` or ``WAW``.
         earlier: For a race the access that is enqueued first.
         later: The other one.
+
+    Examples:
+        >>> from ggsched.sanitize import Finding
+        >>> finding = Finding("waste", "a wait that nobody needs", command=3, fix="leave it out")
     """
 
     kind: FindingKind
@@ -101,7 +114,16 @@ class Finding(msgspec.Struct, frozen=True):
     later: Touch | None = None
 
     def to_text(self, number: str = "") -> str:
-        """Return the finding in a few lines, the first of which begins with a number."""
+        """Return the finding in a few lines, the first of which begins with a number.
+
+        Args:
+            number: Such as ``"1. "``.
+
+        Examples:
+            >>> print(finding.to_text("1. "))
+            1. waste: a wait that nobody needs
+              fix: leave it out
+        """
         lines = [f"{number}{self.kind}: {self.what}"]
         lines += [f"  {touch.to_text()}" for touch in (self.earlier, self.later) if touch]
         lines += [f"  fix: {self.fix}"] if self.fix else []
@@ -143,6 +165,13 @@ class Report(msgspec.Struct, frozen=True):
         runs: Number of consecutive runs that were looked at; 0 for a trace.
         findings: What is wrong; empty if nothing is.
         advice: What is not wrong but costs time for nothing, where that was asked for.
+
+    Examples:
+        >>> from ggsched.sanitize import Finding, Report
+        >>> finding = Finding("race", "two writes without an order", command=3)
+        >>> report = Report("small", 12, 2, (finding,))
+        >>> report.is_clean
+        False
     """
 
     plan: str
@@ -157,7 +186,12 @@ class Report(msgspec.Struct, frozen=True):
         return not self.findings
 
     def to_text(self) -> str:
-        """Return the report for people, 80 columns wide."""
+        """Return the report for people, 80 columns wide.
+
+        Examples:
+            >>> report.to_text().splitlines()[0]
+            'small: 12 commands, 2 runs: 1 finding'
+        """
         size = (
             f"{self.commands} commands, {self.runs} runs"
             if self.runs
@@ -171,7 +205,12 @@ class Report(msgspec.Struct, frozen=True):
         return "\n".join(lines) + "\n"
 
     def to_json(self) -> bytes:
-        """Return the report as JSON."""
+        """Return the report as JSON.
+
+        Examples:
+            >>> report.to_json()[:16]
+            b'{"plan":"small",'
+        """
         return msgspec.json.encode(self, order="deterministic")
 
     def raise_if_findings(self) -> None:
@@ -179,6 +218,14 @@ class Report(msgspec.Struct, frozen=True):
 
         Raises:
             RaceFound: names the first finding and counts the others.
+
+        Examples:
+            >>> from ggsched.errors import RaceFound
+            >>> try:
+            ...     report.raise_if_findings()
+            ... except RaceFound as error:
+            ...     print(error.what)
+            race: two writes without an order
         """
         if self.is_clean:
             return

@@ -24,6 +24,11 @@ class Value:
     Attributes:
         slot: Number in the graph; inputs and tasks count together.
         name: Of the input or the task.
+
+    Examples:
+        >>> from ggsched.task import TaskGraph
+        >>> TaskGraph().input("x")
+        Value(slot=0, name='x')
     """
 
     slot: int
@@ -56,7 +61,18 @@ class Task:
 
 
 class TaskGraph:
-    """Collects inputs and tasks, in an order in which they can run."""
+    """Collects inputs and tasks, in an order in which they can run.
+
+    Examples:
+        >>> from ggsched.task import TaskGraph, TaskRunner
+        >>> g = TaskGraph("report")
+        >>> text = g.input("text")
+        >>> words = g.add(str.split, text, name="words")
+        >>> count = g.add(len, words, name="count")
+        >>> with TaskRunner() as runner:
+        ...     runner.run(g, {"text": "a b c"}, [count])
+        [3]
+    """
 
     def __init__(self, name: str = "tasks") -> None:
         self.name = name
@@ -69,8 +85,15 @@ class TaskGraph:
     def input(self, name: str) -> Value:
         """Add an object that the caller gives to each run.
 
+        Args:
+            name: By which runs are given it.
+
         Raises:
             GraphError: the name is taken.
+
+        Examples:
+            >>> g.input("limit").name
+            'limit'
         """
         value = self._value(name)
         self.inputs[name] = value
@@ -101,6 +124,10 @@ class TaskGraph:
         Raises:
             GraphError: a value of another graph, a name that is taken, a cost or kind that makes
                 no sense, or something that cannot be called.
+
+        Examples:
+            >>> g.add(sorted, words, kwargs={"reverse": True}, cost=1e-5, name="sorted").name
+            'sorted'
         """
         slot = len(self._values)
         label = name or f"{getattr(function, '__name__', 'task')}.{slot}"
@@ -123,8 +150,15 @@ class TaskGraph:
     def lowered(self, outputs: Sequence[Value]) -> Graph:
         """Return the graph of handles whose outputs are those of some values.
 
+        Args:
+            outputs: Results of tasks.
+
         Raises:
             GraphError: no outputs, or one that is an input or of another graph.
+
+        Examples:
+            >>> [node.op for node in g.lowered([count]).nodes]
+            ['task.any', 'task.any']
         """
         slots = tuple(dict.fromkeys(self._slot(v) for v in outputs))
         if not slots:

@@ -19,9 +19,23 @@ def from_networkx(network: "nx.DiGraph[Any]") -> tuple[TaskGraph, dict[Hashable,
     Attribute of edges: ``arg``, the position or name of the argument; positions that are left open
     are given to edges without it, in the order of the edges.
 
+    Args:
+        network: Of networkx; ``MultiDiGraph`` if a task takes an object twice.
+
     Raises:
         GraphError: not directed, a cycle, two nodes that print alike, an argument twice or a
             position that is missing, or what ``TaskGraph.add`` raises.
+
+    Examples:
+        >>> import networkx as nx
+        >>> from ggsched.task import TaskRunner, from_networkx
+        >>> network = nx.DiGraph()
+        >>> network.add_node("double", task=lambda x: 2 * x)
+        >>> network.add_edge("x", "double")
+        >>> graph, values = from_networkx(network)
+        >>> with TaskRunner() as runner:
+        ...     runner.run(graph, {"x": 4}, [values["double"]])
+        [8]
     """
     import networkx as nx
 
@@ -54,7 +68,18 @@ def from_networkx(network: "nx.DiGraph[Any]") -> tuple[TaskGraph, dict[Hashable,
 
 
 def to_networkx(graph: TaskGraph) -> "nx.MultiDiGraph[Any]":
-    """Return a task graph with the attributes that ``from_networkx`` reads; nodes are names."""
+    """Return a task graph with the attributes that ``from_networkx`` reads; nodes are names.
+
+    Args:
+        graph: The tasks.
+
+    Examples:
+        >>> from ggsched.task import TaskGraph, to_networkx
+        >>> g = TaskGraph()
+        >>> y = g.add(abs, g.input("x"), name="y")
+        >>> list(to_networkx(g).successors("x"))
+        ['y']
+    """
     import networkx as nx
 
     out: nx.MultiDiGraph[Any] = nx.MultiDiGraph(name=graph.name)

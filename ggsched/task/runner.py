@@ -34,6 +34,15 @@ class TaskRunner:
     """Workers for tasks, and the plans of task graphs on them.
 
     One run at a time; ``cancel`` may be called on any thread. Graphs of one structure share a plan.
+
+    Examples:
+        >>> from ggsched.task import TaskGraph, TaskRunner
+        >>> g = TaskGraph()
+        >>> parts = [g.add(pow, g.input(name), 2) for name in "ab"]
+        >>> total = g.add(lambda *squares: sum(squares), *parts)
+        >>> with TaskRunner({"cpu": 2}) as runner:
+        ...     runner.run(g, {"a": 3, "b": 4}, [total])
+        [25]
     """
 
     def __init__(
@@ -101,6 +110,11 @@ class TaskRunner:
             GraphError: values that are not outputs of the graph.
             PlanError: no worker is of the kind of a task.
             UsageError: inputs that are missing or unknown, or another thread is in a run.
+
+        Examples:
+            >>> with TaskRunner() as runner:
+            ...     runner.run(g, {"a": 1, "b": 2}, [total, parts[1]])
+            [5, 4]
         """
         with self._scheduler.guard.hold("TaskRunner.run", is_open=True):
             return self._run(graph, inputs, outputs)
@@ -128,7 +142,12 @@ class TaskRunner:
         raise _error(graph, run)
 
     def cancel(self) -> None:
-        """Leave out the tasks of the current run that have not begun; it raises at its end."""
+        """Leave out the tasks of the current run that have not begun; it raises at its end.
+
+        Examples:
+            >>> with TaskRunner() as runner:
+            ...     runner.cancel()  # nothing runs: no effect
+        """
         run = self._current
         if run is not None:
             run.stop()
@@ -136,13 +155,27 @@ class TaskRunner:
     def plan(self, graph: TaskGraph, outputs: Sequence[Value]) -> Plan:
         """Return the plan that ``run`` uses: for the checker, printing, and predictions.
 
+        Args:
+            graph: The tasks.
+            outputs: Results of tasks of the graph.
+
         Raises:
             GraphError, PlanError: as ``run``.
+
+        Examples:
+            >>> with TaskRunner({"cpu": 2}) as runner:
+            ...     len(runner.plan(g, [total]).placement.choices)
+            3
         """
         return self._scheduler.plan(graph.lowered(outputs), self._constraints)
 
     def close(self) -> None:
-        """End the workers; legal twice."""
+        """End the workers; legal twice.
+
+        Examples:
+            >>> runner = TaskRunner()
+            >>> runner.close()
+        """
         self._scheduler.close()
         close_all(self._devices)
 

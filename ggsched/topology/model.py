@@ -74,8 +74,15 @@ class Topology:
     def device_index(self, name: str) -> int:
         """Return the index of a device.
 
+        Args:
+            name: Such as ``"cpu:0"``.
+
         Raises:
             PlanError: there is no device of that name.
+
+        Examples:
+            >>> topology.device_index("cpu:0")
+            0
         """
         for i, device in enumerate(self.devices):
             if device.name == name:
@@ -84,7 +91,16 @@ class Topology:
         raise PlanError(f"no device {name!r}", hint=f"devices: {known}")
 
     def wait_path(self, waiter: int, recorder: int) -> WaitPath:
-        """Return how ``waiter``'s streams wait for ``recorder``'s events (EVT-4)."""
+        """Return how ``waiter``'s streams wait for ``recorder``'s events (EVT-4).
+
+        Args:
+            waiter: Index of a device.
+            recorder: Index of another one.
+
+        Examples:
+            >>> topology.wait_path(0, 1)
+            'native'
+        """
         if not self.devices[recorder].has_events:
             return "host"
         return self.wait_paths.get((waiter, recorder), "host")
@@ -96,7 +112,12 @@ class Topology:
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the topology as plain JSON data."""
+        """Return the topology as plain JSON data.
+
+        Examples:
+            >>> [device["name"] for device in topology.to_json()["devices"]]
+            ['cpu:0', 'cpu:1']
+        """
         return {
             "format": FORMAT,
             "devices": [facts_to_json(d) for d in self.devices],

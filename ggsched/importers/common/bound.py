@@ -18,6 +18,11 @@ class Port:
         name: Its name.
         dtype: Name of the element type.
         shape: Extents; names of those that are open, "" where one has no name.
+
+    Examples:
+        >>> from ggsched.importers.onnx import Port
+        >>> print(Port("x", "f32", ("rows", 2)))
+        x f32[rows, 2]
     """
 
     name: str
@@ -86,6 +91,17 @@ class BoundModel:
         weights: Arrays by the names of the graph's weights.
         inputs: Tensors by name, without those that were given as constants.
         outputs: Ids of tensors by name.
+
+    Examples:
+        >>> from onnx import TensorProto, helper
+        >>> from ggsched import from_onnx
+        >>> kind = TensorProto.FLOAT
+        >>> x, y = (helper.make_tensor_value_info(n, kind, ["rows", 2]) for n in "xy")
+        >>> file = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "small", [x], [y])
+        >>> model = from_onnx(helper.make_model(file))
+        >>> bound = model.bind({"rows": 1})
+        >>> [node.op for node in bound.graph.nodes]
+        ['clamp']
     """
 
     graph: Graph
@@ -94,7 +110,19 @@ class BoundModel:
     outputs: Mapping[str, int]
 
     def named(self, results: Mapping[int, Array]) -> dict[str, Array]:
-        """Return what ``Scheduler.run`` returned, by the names of the outputs."""
+        """Return what ``Scheduler.run`` returned, by the names of the outputs.
+
+        Args:
+            results: Arrays by tensor id.
+
+        Examples:
+            >>> import numpy as np
+            >>> from ggsched import Scheduler
+            >>> with Scheduler(["cpu:0"], weights=bound.weights) as scheduler:
+            ...     results = scheduler.run(bound.graph, {"x": np.ones((1, 2), np.float32)})
+            >>> bound.named(results)["y"].tolist()
+            [[1.0, 1.0]]
+        """
         return {name: results[tid] for name, tid in self.outputs.items()}
 
 

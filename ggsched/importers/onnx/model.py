@@ -29,6 +29,16 @@ class OnnxModel:
         name: Of the graph.
         inputs: What the file declares, by name.
         outputs: Names of the outputs.
+
+    Examples:
+        >>> from onnx import TensorProto, helper
+        >>> from ggsched import from_onnx
+        >>> kind = TensorProto.FLOAT
+        >>> x, y = (helper.make_tensor_value_info(n, kind, ["rows", 2]) for n in "xy")
+        >>> file = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "small", [x], [y])
+        >>> model = from_onnx(helper.make_model(file))
+        >>> str(model.inputs["x"]), model.outputs
+        ('x f32[rows, 2]', ('y',))
     """
 
     def __init__(
@@ -52,7 +62,15 @@ class OnnxModel:
         self._bound: Bindings[BoundModel] = Bindings()
 
     def is_constant(self, name: str) -> bool:
-        """Whether an input was given as a constant."""
+        """Whether an input was given as a constant.
+
+        Args:
+            name: Of an input.
+
+        Examples:
+            >>> model.is_constant("x")
+            False
+        """
         return name in self._constants
 
     @property
@@ -68,8 +86,16 @@ class OnnxModel:
     def weight(self, name: str) -> Array:
         """Return a weight of any graph that was bound, as ``Scheduler(weights=...)`` asks for it.
 
+        Args:
+            name: Of a weight of a graph.
+
         Raises:
             KeyError: no graph has it.
+
+        Examples:
+            >>> from ggsched import Scheduler
+            >>> scheduler = Scheduler(["cpu:0"], weights=model.weight)
+            >>> scheduler.close()
         """
         return self._bound.weight(name)
 
@@ -88,6 +114,10 @@ class OnnxModel:
         Raises:
             UsageError: shapes that the file does not allow, or that are open.
             ModelError: an op that is not supported, or a file that makes no sense.
+
+        Examples:
+            >>> model.bind({"rows": 4}).inputs["x"].shape
+            (4, 2)
         """
         bound = self._shapes({**self._dims, **(dims or {})}, shapes or {})
         return self._bound.get(tuple(sorted(bound.items())), lambda: self._make(bound))
@@ -105,6 +135,13 @@ class OnnxModel:
         Raises:
             UsageError: inputs that are missing, unknown, or of another type or shape.
             GgschedError: what ``bind`` and ``Scheduler.run`` raise.
+
+        Examples:
+            >>> import numpy as np
+            >>> from ggsched import Scheduler
+            >>> with Scheduler(["cpu:0"], weights=model.weight) as scheduler:
+            ...     model.run(scheduler, {"x": np.array([[-1, 1]], np.float32)})["y"].tolist()
+            [[0.0, 1.0]]
         """
         arrays = {n: np.asarray(a) for n, a in inputs.items() if n not in self._constants}
         made = self.bind(shapes={n: a.shape for n, a in arrays.items()})

@@ -170,6 +170,12 @@ def converts(*names: str) -> Callable[[F], F]:
 
     Args:
         names: Such as ``add`` (all overloads), ``max.dim`` (one), ``mylib.op`` (of a library).
+
+    Examples:
+        >>> from ggsched.importers.torch import converts
+        >>> @converts("mylib.twice")
+        ... def twice(call, x):
+        ...     return call.nd("add", x, x)
     """
 
     def register(converter: F) -> F:

@@ -34,13 +34,33 @@ class BoundProgram(BoundModel):
     Attributes:
         known: Outputs that are not tensors: numbers and None, by name.
         order: Names of all outputs in order.
+
+    Examples:
+        >>> import torch
+        >>> from ggsched import Scheduler, from_torch
+        >>> rows = torch.export.Dim("rows", max=64)
+        >>> module, x = torch.nn.ReLU(), torch.zeros(3, 2)
+        >>> model = from_torch(torch.export.export(module, (x,), dynamic_shapes=({0: rows},)))
+        >>> bound = model.bind(shapes={"input": (1, 2)})
+        >>> bound.order
+        ('output',)
     """
 
     known: Mapping[str, Any]
     order: tuple[str, ...]
 
     def named(self, results: Mapping[int, Array]) -> dict[str, Any]:
-        """Return what ``Scheduler.run`` returned, by the names of the outputs."""
+        """Return what ``Scheduler.run`` returned, by the names of the outputs.
+
+        Args:
+            results: Arrays by tensor id.
+
+        Examples:
+            >>> with Scheduler(["cpu:0"], weights=bound.weights) as scheduler:
+            ...     results = scheduler.run(bound.graph, {"input": torch.ones(1, 2)})
+            >>> bound.named(results)["output"].tolist()
+            [[1.0, 1.0]]
+        """
         return {
             n: results[self.outputs[n]] if n in self.outputs else self.known[n] for n in self.order
         }
@@ -53,6 +73,15 @@ class TorchModel:
         name: Of the model's class.
         inputs: Tensors that it takes, by name in the order of its arguments.
         outputs: Names of the outputs.
+
+    Examples:
+        >>> import torch
+        >>> from ggsched import Scheduler, from_torch
+        >>> rows = torch.export.Dim("rows", max=64)
+        >>> module, x = torch.nn.ReLU(), torch.zeros(3, 2)
+        >>> model = from_torch(torch.export.export(module, (x,), dynamic_shapes=({0: rows},)))
+        >>> list(model.inputs), model.outputs
+        (['input'], ('output',))
     """
 
     def __init__(self, program: Any, dims: Mapping[str, int]) -> None:
@@ -89,8 +118,15 @@ class TorchModel:
     def weight(self, name: str) -> Array:
         """Return a weight of any graph that was bound, as ``Scheduler(weights=...)`` asks for it.
 
+        Args:
+            name: Of a weight of a graph.
+
         Raises:
             KeyError: no graph has it.
+
+        Examples:
+            >>> scheduler = Scheduler(["cpu:0"], weights=model.weight)
+            >>> scheduler.close()
         """
         return self._bound.weight(name)
 
@@ -109,6 +145,10 @@ class TorchModel:
         Raises:
             UsageError: shapes that the program does not allow, or that are open.
             ModelError: an op that is not supported.
+
+        Examples:
+            >>> model.bind(shapes={"input": (5, 2)}).graph.nodes[0].op
+            'clamp'
         """
         known = self._known({**self._given, **(dims or {})}, shapes or {})
         return self._bound.get(tuple(sorted(known.items())), lambda: self._make(known))
@@ -128,6 +168,11 @@ class TorchModel:
         Raises:
             UsageError: inputs that are missing, unknown, or of another type or shape.
             GgschedError: what ``bind`` and ``Scheduler.run`` raise.
+
+        Examples:
+            >>> with Scheduler(["cpu:0"], weights=model.weight) as scheduler:
+            ...     model.run(scheduler, [torch.tensor([[-1.0, 1.0]])])["output"].tolist()
+            [[0.0, 1.0]]
         """
         if not isinstance(inputs, Mapping):
             if len(inputs) != len(self.inputs):
