@@ -15,6 +15,7 @@ It must be deterministic apart from that.
 """
 
 from ggsched.testing.explore.outcome import Exploration, Observation, Outcome, Run
+from ggsched.testing.explore.parts import PartsProgram
 from ggsched.testing.explore.plans import PlanProgram, explore_plan
 from ggsched.testing.explore.search import Mode, explore
 from ggsched.testing.explore.token import replay
@@ -24,6 +25,7 @@ __all__ = [
     "Mode",
     "Observation",
     "Outcome",
+    "PartsProgram",
     "PlanProgram",
     "Run",
     "explore",

@@ -8,7 +8,7 @@ What is observed are the outputs of each run and the states after the last, to t
 is left over from the run before cannot be distinguished from what should be there.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Command
+from ggsched.plan.memory import Arena
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
@@ -87,7 +88,7 @@ class PlanProgram:
             raise UsageError("the plan was made for another topology", where=plan.name)
         self.world: SimWorld | None = None
         self._graph = graph
-        self._plan = _with_events_in_order(plan)
+        self._plan = in_event_order(plan)
         self._values = values
         self._topology = topology
         self._states = {} if states is None else states
@@ -100,7 +101,7 @@ class PlanProgram:
         resources = Resources(graph, plan, store)
         watch = world.host_reads
         executor = Executor(graph, plan, resources, timeout_s=TIMEOUT_S, watch=watch)
-        for name, buffer in self._state_buffers(store):
+        for name, buffer in self.state_buffers(store, plan.memory.arenas):
             if name in self._states:
                 buffer.array[:] = np.frombuffer(self._states[name].tobytes(), np.uint8)
         world.let_choose(policy)
@@ -108,9 +109,9 @@ class PlanProgram:
         seen: dict[str, Any] = {}
         try:
             for number, values in enumerate(self._values):
-                self._run(world, resources, executor, values, number, seen)
+                self.run_plan(world, resources, executor, plan, values, number, seen)
             self._drain(store)
-            for name, buffer in self._state_buffers(store):
+            for name, buffer in self.state_buffers(store, plan.memory.arenas):
                 seen[f"state {name}"] = buffer.array
         except GgschedError as error:
             if world.refusal is not None:
@@ -131,7 +132,7 @@ class PlanProgram:
                     states.pop(self._plan.splits.values[t.dst].bound, None)
             outputs = run_oracle(graph, {**values, **constant}, states=states)
             for tid in dict.fromkeys(slot.tensor for slot in self._plan.outputs):
-                seen[_name(number, tid)] = outputs[tid]
+                seen[output_name(number, tid)] = outputs[tid]
         for arena in self._plan.memory.arenas:
             if arena.kind == "state":
                 seen[f"state {arena.name}"] = states[arena.name]
@@ -145,17 +146,17 @@ class PlanProgram:
         world.facts = list(self._plan.devices)
         return world
 
-    def _run(
+    def run_plan(
         self,
         world: SimWorld,
         resources: Resources,
         executor: Executor,
+        plan: Plan,
         values: Values,
         number: int,
         seen: dict[str, Any],
     ) -> None:
-        """Run the plan once; the host's own accesses are declared to the world."""
-        plan = self._plan
+        """Run a plan once; the host's own accesses are declared to the world."""
         world.step_of_host()
         for slot in plan.inputs:
             world.host_writes(resources.host_bytes(plan.memory.regions[slot.value]))
@@ -164,22 +165,26 @@ class PlanProgram:
         for slot in plan.outputs:
             world.host_reads(resources.host_bytes(plan.memory.regions[slot.value]))
         for tid, array in outputs.items():
-            seen[_name(number, tid)] = _plain(self._graph.tensors[tid], array)
+            seen[output_name(number, tid)] = _plain(self._graph.tensors[tid], array)
 
     def _drain(self, store: TensorStore) -> None:
         failures = store.drain()
         if failures:
             raise failures[0]
 
-    def _state_buffers(self, store: TensorStore) -> Iterator[tuple[str, SimBuffer]]:
-        for arena in self._plan.memory.arenas:
+    def state_buffers(
+        self, store: TensorStore, arenas: Iterable[Arena]
+    ) -> Iterator[tuple[str, SimBuffer]]:
+        """Yield the states among arenas, with their names."""
+        for arena in arenas:
             if arena.kind == "state":
                 buffer = store.tensor(arena, self._graph.named(arena.name))
                 assert isinstance(buffer, SimBuffer)
                 yield arena.name, buffer
 
 
-def _name(run: int, tid: int) -> str:
+def output_name(run: int, tid: int) -> str:
+    """Return what an output of a run is called in an observation."""
     return f"run {run} {show('tensor', tid)}"
 
 
@@ -190,7 +195,7 @@ def _plain(t: Tensor, array: Array) -> Array:
     return dequantize(np.ascontiguousarray(array).view(np.uint8), t.dtype, t.shape)
 
 
-def _with_events_in_order(plan: Plan) -> Plan:
+def in_event_order(plan: Plan) -> Plan:
     """Return the plan with events numbered as they are recorded, which the executor relies on."""
     number: dict[int, int] = {}
     commands: list[Command] = []
