@@ -117,6 +117,7 @@ class Session:
             self.options,
             self.timing,
             rewrite=self.sharing.graph if self.sharing is not None else None,
+            lanes=self.sharing.lanes if self.sharing is not None else 1,
         )
         self._n_past = 0
         self._edits = 0  # of the sequence; what is being generated belongs to one of them
