@@ -112,7 +112,6 @@ def test_logits_are_those_of_llama_cpp(devices, name, names, split, ubatch):
 @pytest.mark.parametrize(
     ("name", "names", "ubatch"),
     [
-        ("llama-tiny-f32", PAIR, 4),
         ("llama-tiny-q8_0", THREE, 6),
         ("qwen3moe-tiny-f32", SIMULATED, 5),
         ("gptoss-tiny-f32", MIXED, 7),
@@ -125,11 +124,11 @@ def test_two_micro_batches_at_once(devices, name, names, ubatch):
         tokens, wanted = arrays["tokens_33"], arrays["logits_33"]
     opened = devices(names)
     with shared(model, opened, ubatch=ubatch, pipelining="on") as session:
-        for _ in range(3):
+        for _ in range(2):
             session.reset()
             found = session.feed(tokens, all_logits=True)
             assert_close(found, wanted, RELATIVE.get(name.rsplit("-", 1)[1]))
-        assert session.timing.joined == 3 * (-(-33 // ubatch) // 2)
+        assert session.timing.joined == 2 * (-(-33 // ubatch) // 2)
         session.reset()
         session.feed(tokens[: 2 * ubatch])
         plan = session.last_plan

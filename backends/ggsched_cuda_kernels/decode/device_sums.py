@@ -1,4 +1,4 @@
-"""Sums over two devices, the residual and the norm behind it, as one kernel (LCH-6).
+"""Sums over devices, the residual and the norm behind them, as one kernel (LCH-6).
 
 Of a decoding step such a sum has some KiB, so each kernel less counts. With many rows it saves the
 ways to memory between the three.
@@ -16,6 +16,8 @@ from ggsched_kernels.calls import CODE, FAULT, MAX_PARTS, TuningProfile, f32, i6
 PATTERN = "add+add"
 MAX_MEETING_ROWS = 32
 """A group waits for each row, and all of them have to be on the GPU at once."""
+MAX_PEERS = 3
+"""GPUs whose kernels one kernel meets; ``PEERS`` of ``sum_norm.cu``."""
 
 
 def fits_sums(nodes: list[CudaLoweringContext]) -> bool:
@@ -96,7 +98,7 @@ def _lower(
         eps = float(node.params["eps"])  # type: ignore[arg-type]  # the graph was verified
     args = (*(arg for place in places for arg in place.args), f32(eps))
     meets = len(args) if y.rows <= MAX_MEETING_ROWS else -1
-    args += (i64(0), i64(0), i64(0), FAULT, CODE)
+    args += (*[i64(0)] * (2 * MAX_PEERS + 1), FAULT, CODE)
     units = -(-n // (4 * lanes))
     defines = {"UNITS": units, "NORM": int(norm is not None)}
     site.call("sum_norm", "sum_norm", args, (y.rows, 1, 1), lanes=lanes, **defines)
