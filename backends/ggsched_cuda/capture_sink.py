@@ -12,7 +12,7 @@ from ggsched_cuda.async_errors import FaultWords
 from ggsched_cuda.deferred import DeferredCommands, MirroredLaunch, Move
 from ggsched_cuda.driver import CudaError, Step
 from ggsched_cuda.event import CudaEvent, Marker, Point
-from ggsched_cuda.meetings import MeetingLaunch, Meetings
+from ggsched_cuda.meetings import MeetingLaunch, Meetings, Words
 from ggsched_cuda.pinned import PinnedBlock
 from ggsched_cuda.queue import CudaQueue
 from ggsched_cuda.small_kernels import make_transfers
@@ -114,33 +114,30 @@ class CapturingSink(CommandSink):
         """Run the steps of a program.
 
         The last one is put off if it can send its result, all of them if the first one may meet
-        the launch of another GPU that it waits for.
+        the launches of other GPUs that it waits for.
         """
         if (
             program.meeting is not None
-            and len(self._behind) == 1
+            and self._behind
             and self._held is None
             and not self._is_behind_peer
         ):
             self._held = program, steps
-            if self.captured.meetings.offer(self, self._behind[0], program.meeting.words):
+            if self.captured.meetings.offer(self, self._behind, program.meeting.words):
                 return
             self._held = None
         self.flush()
         self._launch(program, steps)
 
-    def launch_meeting(self, own: int, peer: int) -> None:
-        """Enqueue the launch that was put off, which meets another GPU's by words in memory."""
+    def launch_meeting(self, words: Sequence[Words]) -> None:
+        """Enqueue the launch that was put off, which meets other GPUs' by words in memory."""
         assert self._held is not None
         (program, steps), self._held = self._held, None
         self._behind = []
         self.last = None
         self.gpu.enter()
         assert program.meeting is not None
-
-        program.meeting.launch(
-            lambda: self._launch(program, steps), own, peer, self._queue.patience_s
-        )
+        program.meeting.launch(lambda: self._launch(program, steps), words, self._queue.patience_s)
 
     def _launch(self, program: "MirrorProgram", steps: Sequence[Step]) -> None:
         if program.checks_ids:

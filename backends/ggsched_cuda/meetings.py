@@ -1,13 +1,13 @@
-"""Sums of two GPUs that wait for each other themselves, in a captured graph.
+"""Sums of several GPUs that wait for each other themselves, in a captured graph.
 
 Between a row that a GPU makes and the sum that another one reads it for stands an event. As an edge
 of a graph such an event costs the host 1.4 us at each replay, before the GPUs begin, and the
-kernel behind it cannot be launched early. So where two sums read from each other what stands
-right before the other one, they *meet* in the place of both edges: each kernel tells the other, by
-a word in the other GPU's memory, that all before it on its stream is complete, and reads nothing
-before it was told.
+kernel behind it cannot be launched early. So where sums of a group of GPUs read from each other
+what stands right before the others, they *meet* in the place of all edges: each kernel tells each
+other one, by a word in that GPU's memory, that all before it on its stream is complete, and reads
+nothing before all have told it.
 
-Two kernels that meet have to run at the same time. Each waits for nothing else, but the kernels of
+Kernels that meet have to run at the same time. Each waits for nothing else, but the kernels of
 a replay may keep what those of another replay need, which then wait for each other in a circle. So
 of the graphs whose kernels meet one runs at a time (``MeetingTurns``).
 """
@@ -15,35 +15,41 @@ of the graphs whose kernels meet one runs at a time (``MeetingTurns``).
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from ggsched_cuda import driver
 from ggsched_cuda.event import EventPool, Marker
+from ggsched_cuda_kernels.decode.device_sums import MAX_PEERS
 
 WORD_NBYTES: Final = 4
 SPACING: Final = 128
 """Bytes from the words of one meeting to those of the next; a line of memory."""
-PLACES: Final = 3
+PLACES: Final = 2 * MAX_PEERS + 1
 """Arguments of a kernel for a meeting."""
+
+Words = tuple[int, int]
+"""Addresses of words that one kernel is told by, and of those that it tells."""
 MAX_MEETINGS: Final = 512
 """Of a graph."""
 
 
 class MeetingLaunch(NamedTuple):
-    """A launch that can meet one of another GPU.
+    """A launch that can meet those of other GPUs.
 
     Attributes:
-        places: Its arguments for that: its own words, the other's, nanoseconds of patience.
-        words: Words of each; their addresses are 0 where it does not meet.
+        places: Its arguments for that: for each other one its own words and the other's, then
+            nanoseconds of patience.
+        words: Words of each; addresses are 0 where it does not meet.
     """
 
     places: tuple[ctypes.c_uint64, ...]
     words: int
 
-    def launch(self, call: Callable[[], object], own: int, peer: int, patience_s: float) -> None:
+    def launch(self, call: Callable[[], object], words: Sequence[Words], patience_s: float) -> None:
         """Call what enqueues it, with arguments for a meeting."""
-        values = own, peer, int(patience_s * 1e9)
+        given = [address for pair in words for address in pair]
+        values = [*given, *[0] * (PLACES - 1 - len(given)), int(patience_s * 1e9)]
         try:
             for place, value in zip(self.places, values, strict=True):
                 place.value = value
@@ -64,7 +70,7 @@ class MeetingGpu(EventPool, Protocol):
 
 
 class Guest(Protocol):
-    """A stream of a capture that waits for another GPU before its next launch.
+    """A stream of a capture that waits for other GPUs before its next launch.
 
     Attributes:
         last: What was recorded behind its last command, if nothing came since.
@@ -76,15 +82,36 @@ class Guest(Protocol):
     def gpu(self) -> MeetingGpu:
         """The GPU."""
 
-    def launch_meeting(self, own: int, peer: int) -> None:
-        """Enqueue the launch that was put off, which meets another one."""
+    def launch_meeting(self, words: Sequence[Words]) -> None:
+        """Enqueue the launch that was put off, which meets others."""
+
+
+class Waiting(NamedTuple):
+    """A launch that was put off.
+
+    Attributes:
+        guest: Whose.
+        last: What its guest recorded last, which the others wait for.
+        awaited: What it waits for, of other GPUs.
+        words: Of the launch.
+    """
+
+    guest: Guest
+    last: Marker
+    awaited: frozenset[Marker]
+    words: int
+
+    def is_of(self, group: frozenset[Marker], words: int) -> bool:
+        """Whether it waits for all of a group but itself, and nothing came since."""
+        is_last = self.guest.last is self.last
+        return is_last and self.words == words and self.awaited == group - {self.last}
 
 
 class Meetings:
     """The meetings of one capture."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Marker, tuple[Guest, Marker, int]] = {}  # by what the other waits for
+        self._waiting: dict[Marker, Waiting] = {}  # by what the others wait for
         self._words: dict[MeetingGpu, int] = {}
         self._count = 0
 
@@ -93,36 +120,52 @@ class Meetings:
         """How many there are."""
         return self._count
 
-    def offer(self, guest: Guest, awaited: Marker, words: int) -> bool:
-        """Let a launch that was put off meet the one that waits for it, or remember it.
+    def offer(self, guest: Guest, awaited: Sequence[Marker], words: int) -> bool:
+        """Let a launch that was put off meet those that wait for it, or remember it.
 
         Args:
             guest: Who has put the launch off.
-            awaited: What it waits for, of another GPU.
-            words: Of the launch.
+            awaited: What it waits for, of other GPUs.
+            words: Of the launch, for each of them.
 
         Returns:
             Whether somebody has to launch it later: no, if it cannot meet anybody.
         """
-        last = guest.last
-        if last is None or self._count == MAX_MEETINGS or words * WORD_NBYTES > SPACING:
+        last, group = guest.last, frozenset(awaited)
+        if last is None or self._count == MAX_MEETINGS or len(group) < len(awaited):
             return False
-        other, wanted, count = self._waiting.get(awaited, (None, None, 0))
-        if other is None:
-            self._waiting[last] = guest, awaited, words
+        if len(group) > MAX_PEERS or len(group) * words * WORD_NBYTES > SPACING:
+            return False
+        own = Waiting(guest, last, group, words)
+        group |= {last}
+        there = [self._waiting[m] for m in awaited if m in self._waiting]
+        if not all(other.is_of(group, words) for other in there):
+            return False
+        if len(there) < len(awaited):
+            self._waiting[last] = own
             return True
-        if wanted is not last or count != words or other.last is not awaited:
-            return False
-        del self._waiting[awaited]
-        own, peer = self._place(guest.gpu), self._place(other.gpu)
-        self._count += 1
-        other.launch_meeting(peer, own)
-        guest.launch_meeting(own, peer)
+        for other in there:
+            del self._waiting[other.last]
+        self._launch([*there, own])
         return True
+
+    def _launch(self, group: Sequence[Waiting]) -> None:
+        """Launch those that meet; each has words for every other one, in the order of the group."""
+        starts = [self._place(w.guest.gpu) for w in group]
+        self._count += 1
+        step = WORD_NBYTES * group[0].words
+        for i, waiting in enumerate(group):
+            others = [k for k in range(len(group)) if k != i]
+            waiting.guest.launch_meeting(
+                [
+                    (starts[i] + step * (k - (k > i)), starts[k] + step * (i - (i > k)))
+                    for k in others
+                ]
+            )
 
     def forget(self, guest: Guest) -> None:
         """Forget a launch that its guest enqueues otherwise."""
-        self._waiting = {k: entry for k, entry in self._waiting.items() if entry[0] is not guest}
+        self._waiting = {k: w for k, w in self._waiting.items() if w.guest is not guest}
 
     def free(self) -> None:
         """Give the words back, behind what is enqueued."""

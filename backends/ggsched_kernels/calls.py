@@ -105,9 +105,9 @@ class KernelCall:
         also: What it can write to host memory too, whose address is then given. CUDA only.
         launch: When it may be launched.
         early_reads: What it can read before its predecessor has ended, if that writes none of it.
-        meets: The first of three arguments by which it can meet a call of another GPU: a word of
-            its own for each group, one of the other's, and nanoseconds of patience; -1 for none.
-            CUDA only.
+        meets: The first of the arguments by which it can meet calls of up to three other GPUs: for
+            each a word of its own for each group and one of the other's, then nanoseconds of
+            patience; -1 for none. CUDA only.
         halves: The argument by which it can write its result as rows of bf16 too, with the
             definition HALVES; any memory where it does not. -1 for none. CUDA only.
     """

@@ -4,7 +4,8 @@ A llama of 8B in bf16 with random weights, on one GPU and in shares on two. Of p
 of each micro-batch, and of one micro-batch the host's and the GPUs' time of a replay, the same
 without edges between the GPUs (wrong, the least that can be), and two micro-batches at once. Of a
 micro-batch and of a decoding step: the time of each kind of kernel on each GPU, run by itself in
-the order of the plan, without waits between the GPUs. Then sums of as many rows in a chain.
+the order of the plan, without waits between the GPUs. Then prompts with two micro-batches at once
+(``--pipeline on``), and sums of as many rows in a chain.
 
 A table goes to stderr, one line of JSON to stdout. The exit code is 1 where logits differ.
 """
@@ -154,6 +155,17 @@ def parts_of(
     return found
 
 
+def pairs_of(sides: Sides, prompts: Sequence[int], rounds: int) -> dict[str, Any]:
+    """Return what prompts take with two micro-batches at once on all devices."""
+    found: dict[str, Any] = {"prompts": {}}
+    with sides.session("tensor", 64, pipelining="on") as session:
+        for count in prompts:
+            found["prompts"][count] = _prompt(session, sides.tokens[:count], rounds)
+        session.reset()
+        found["difference"] = sides.difference(session.feed(sides.tokens[:8]))
+    return found
+
+
 def _again(executor: Any) -> Steps:
     """Return the steps of an executor that captures once more."""
     executor.captured.close()
@@ -186,7 +198,7 @@ def _prompt(session: Session, tokens: list[int], rounds: int) -> dict[str, Any]:
 
 def write(found: Mapping[str, Any], out: Callable[[str], object]) -> None:
     """Write the findings for people."""
-    one, two = found["one"], found["tensor"]
+    one, two, pairs = found["one"], found["tensor"], found["pairs"]
     for count, figures in two["prompts"].items():
         alone = one["prompts"][count]
         rates = [count / alone["prompt_s"], count / figures["prompt_s"]]
@@ -195,7 +207,9 @@ def write(found: Mapping[str, Any], out: Callable[[str], object]) -> None:
             f"prompt of {count}: {rates[0]:,.0f}, {rates[1]:,.0f} t/s, {rates[1] / rates[0]:.2f};"
             f" the second prompt {second:.2f}\n"
         )
-        for side in (one, two):
+        at_once = alone["prompt_s"] / pairs["prompts"][count]["prompt_s"]
+        out(f"   two micro-batches at once {at_once:.2f}\n")
+        for side in (one, two, pairs):
             took = side["prompts"][count]
             first, second = took["first_s"]
             best = 1e3 * took["prompt_s"]
@@ -246,12 +260,14 @@ def main() -> int:
     for side in ("one", "tensor"):
         found[side] = parts_of(sides, side, prompts, asked.ubatch, asked.rounds)
         note(side)
+    found["pairs"] = pairs_of(sides, prompts, asked.rounds)
+    note("two micro-batches at once")
     width = spec.hparams.n_embd
     found["sums"] = {rows: exchange(devices, width, rows=rows) for rows in (1, asked.ubatch)}
     note("sums")
     write(found, sys.stderr.write)
     sys.stdout.write(json.dumps(found) + "\n")
-    return 0 if all(found[side]["difference"] < CLOSE for side in ("one", "tensor")) else 1
+    return 0 if all(found[side]["difference"] < CLOSE for side in ("one", "tensor", "pairs")) else 1
 
 
 if __name__ == "__main__":

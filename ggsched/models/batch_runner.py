@@ -72,8 +72,20 @@ class BatchRunner:
         timing: Timing,
         *,
         rewrite: Callable[[Graph], Graph] | None = None,
+        lanes: int = 1,
     ) -> None:
-        """Take what runs the model; ``rewrite`` makes of its graphs what is planned."""
+        """Take what runs the model.
+
+        Args:
+            spec: The model.
+            scheduler: Plans and runs.
+            constraints: Homes of weights and states.
+            rates: For predictions.
+            options: Of the session.
+            timing: Is told what was spent.
+            rewrite: Makes of the model's graphs what is planned.
+            lanes: Micro-batches that devices which share layers work on at once.
+        """
         self._rewrite = rewrite
         self._spec, self._scheduler, self._options = spec, scheduler, options
         self._pads = spec.hparams.recurrent is None  # states take each token in
@@ -85,6 +97,7 @@ class BatchRunner:
             rates,
             mode=options.pipelining,
             slots=options.pipeline_buffers,
+            lanes=lanes,
         )
         self._graphs: RecentCache[tuple[int, int, int], Graph] = RecentCache(64)
         self._alike: dict[tuple[int, int], CacheRows] = {}
@@ -205,8 +218,9 @@ class BatchRunner:
 
     @property
     def _together(self) -> int:
-        """Micro-batches of one batch at most."""
-        return max(1, self._options.n_batch // self._options.step)
+        """Micro-batches of one batch at most: as many as there are lanes, or any number."""
+        most = max(1, self._options.n_batch // self._options.step)
+        return min(most, self.micro_batches.lanes) if self.micro_batches.lanes > 1 else most
 
     def _run_batch(self, parts: Sequence["_Part"], copy: bool) -> list[np.ndarray]:
         """Run the micro-batches of a batch, together where that pays."""

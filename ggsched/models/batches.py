@@ -320,6 +320,7 @@ class MicroBatches:
         *,
         mode: Pipelining = "auto",
         slots: int | None = None,
+        lanes: int = 1,
     ) -> None:
         """Take what runs the model.
 
@@ -329,12 +330,14 @@ class MicroBatches:
             rates: For predictions.
             mode: ``auto`` goes by the prediction; ``on`` joins whatever it says.
             slots: Buffers of what is handed from device to device, ``DEFAULT_SLOTS`` if not given.
+            lanes: Micro-batches that are under way on a device at once, on streams of their own.
         """
         self.scheduler = scheduler
         self.constraints = constraints
         self.rates = rates
         self.mode = mode
         self.slots = DEFAULT_SLOTS if slots is None else slots
+        self.lanes = lanes
         self._batches: RecentCache[tuple[tuple[str, bool], ...], _Batch] = RecentCache(_KEPT)
 
     def pays(self, parts: Sequence[MicroBatch]) -> bool:
@@ -397,7 +400,7 @@ class MicroBatches:
         keep = [part.graph.outputs[:1] if part.is_wanted else () for part in parts]
         name = f"{parts[0].graph.name} x {len(parts)}"
         joined = join_graphs([part.graph for part in parts], keep=keep, name=name)
-        constraints = self.constraints.with_slots(Slots(self.slots, joined.firsts))
+        constraints = self.constraints.with_slots(Slots(self.slots, joined.firsts, self.lanes))
         joined = self._in_better_order(joined, constraints)
         forecast = self._forecast(parts, joined, constraints) if self.mode == "auto" else None
         return _Batch(joined, constraints, forecast)

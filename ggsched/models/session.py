@@ -136,6 +136,7 @@ class Session:
             self.options,
             self.timing,
             rewrite=self.sharing.graph if self.sharing is not None else None,
+            lanes=self.sharing.lanes if self.sharing is not None else 1,
         )
         if self.fit is not None and self.options.pipelining == "auto":
             self._let_pipeline_fit(self.fit)

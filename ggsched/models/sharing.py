@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from numpy.typing import NDArray
 
@@ -26,6 +26,9 @@ from ggsched.passes.shard.place import ByParticipant
 from ggsched.passes.shard.rewrite import Shards, shard_graph
 from ggsched.topology.caps import DeviceFacts
 from ggsched.topology.model import Topology
+
+LANES: Final = 2
+"""With more, each of which needs memory of its own, products wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,15 @@ class Sharing:
     def graph(self, graph: Graph) -> Graph:
         """Return the graph of a micro-batch in parts."""
         return shard_graph(graph, self.shards).graph
+
+    @property
+    def lanes(self) -> int:
+        """Micro-batches that devices work on at once where those of a batch run together.
+
+        With stages each has one. Where all devices share all layers, sums of one micro-batch, which
+        move bytes between devices, run beside products of the next.
+        """
+        return LANES if len(self.who.groups) == 1 else 1
 
     @property
     def homes(self) -> Homes:
@@ -117,7 +129,6 @@ def check_sharing(options: SessionOptions) -> None:
             ("--split-by", given.split_by is not None),
             ("--placement", not options.is_by_layers),
             ("--fit", options.fit is not None),
-            ("--pipeline on", options.pipelining == "on" and options.group_size is None),
         )
         if is_said
     ]
@@ -132,9 +143,10 @@ def check_sharing(options: SessionOptions) -> None:
 def sharing_options(options: SessionOptions, who: Participants) -> SessionOptions:
     """Return the options for devices that share layers.
 
-    Micro-batches run one by one where all devices work on each, and nothing is offloaded: each
-    device computes with what it has.
+    Where all devices work on each micro-batch these run one by one unless the caller says
+    otherwise, and nothing is offloaded: each device computes with what it has.
     """
     offload = replace(options.offload, experts=ExpertPolicy())
-    pipelining = options.pipelining if len(who.groups) > 1 else "off"
+    is_chosen = len(who.groups) > 1 or options.pipelining == "on"
+    pipelining = options.pipelining if is_chosen else "off"
     return replace(options, offload=offload, pipelining=pipelining)

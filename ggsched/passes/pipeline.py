@@ -252,7 +252,8 @@ def _schedule(
         # One micro-batch after another in each stage: with several streams, the results of one
         # would have to outlive the next.
         policy = replace(policy, limit=1)
-    streams = assign(graph, topology, splits, policy, rates, fusions)
+    lanes_of = wanted.slots.lanes_of(graph) if wanted.slots and wanted.slots.lanes > 1 else ()
+    streams = assign(graph, topology, splits, policy, rates, fusions, lanes_of)
     check(verify_streams, topology, splits, streams)
     check(verify_fusions, graph, topology, splits, streams, fusions)
     order = find_order(topology, splits, streams, fusions)

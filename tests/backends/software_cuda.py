@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ggsched_cuda_kernels.decode.device_sums import MAX_PEERS
 from tests.backends.software_streams import (
     DONE,
     HOST_CALL_PLACES,
@@ -307,25 +308,30 @@ class SoftwareDriver:
         nodes, queue = self._graphs[graph], self._streams[stream]
         self.counts["graph"] += 1
 
-        hosts = {n.meets[:2]: n for n in nodes if n.meets}
-        others = {id(n): hosts[n.meets[1::-1]] for n in nodes if n.meets}
-        assert all(n.gpu != others[id(n)].gpu for n in hosts.values())
+        meeting = [n for n in nodes if n.meets]
+        hosts = {own: n for n in meeting for own, _ in n.meets.words}
+        assert len(hosts) == sum(len(n.meets.words) for n in meeting), "words are used twice"
+        others = {id(n): [hosts[peer] for _, peer in n.meets.words] for n in meeting}
+        for n in meeting:
+            own = {w for w, _ in n.meets.words}
+            assert all(own & {peer for _, peer in o.meets.words} for o in others[id(n)])
+            assert len({n.gpu, *(o.gpu for o in others[id(n)])}) == 1 + len(own)
 
         def run():
             left, ended = list(nodes), set()
 
             def can_run(node):
-                both = (node, others.get(id(node), node))
-                return all(id(b) in ended for n in both for b in n.behind)
+                group = (node, *others.get(id(node), ()))
+                return all(id(b) in ended for n in group for b in n.behind)
 
             while left:
                 node = queue.random.choice([n for n in left if can_run(n)])
-                other = others.get(id(node))
-                if other is None:
+                group = others.get(id(node))
+                if group is None:
                     node.work()
                 else:
                     self.counts["meetings"] += 1
-                    meet(node, was_told=id(other) in ended)
+                    meet(node, [id(other) in ended for other in group])
                 ended.add(id(node))
                 left.remove(node)
 
@@ -346,26 +352,40 @@ WORDS_AT = 13
 """The argument of ``sum_norm`` that begins those of a meeting."""
 
 
+class Meeting(NamedTuple):
+    """Own words of a launch and those of a kernel that it meets, for each; how many they are."""
+
+    words: tuple[tuple[int, int], ...]
+    count: int
+
+
 def meeting_of(kernel, taken):
-    """Return own words of a launch, those of the kernel that it meets, and how many."""
+    """Return the meeting of a launch, if it has one."""
     if kernel.name != "sum_norm":
         return None
-    own, peer = (int.from_bytes(v, "little") for v in taken[WORDS_AT : WORDS_AT + 2])
+    given = [int.from_bytes(v, "little") for v in taken[WORDS_AT : WORDS_AT + 2 * MAX_PEERS]]
+    words = [pair for pair in zip(given[::2], given[1::2], strict=True) if any(pair)]
+    assert all(all(pair) for pair in words)
     rows = int(np.prod(np.frombuffer(taken[7][-16:-4], np.int32)))
-    return (own, peer, rows) if own else None
+    return Meeting(tuple(words), rows) if words else None
 
 
-def meet(node, *, was_told):
-    """Run a kernel that meets another one; where that runs later it is as if it had run."""
-    own, peer = ((ctypes.c_uint32 * node.meets[2]).from_address(a) for a in node.meets[:2])
-    ones, zeros = [1] * len(own), [0] * len(own)
-    assert list(own) == (ones if was_told else zeros), "words of a meeting are used twice"
-    own[:] = ones
+def meet(node, were_told):
+    """Run a kernel that meets others; where one runs later it is as if that had run."""
+    pairs = [
+        [(ctypes.c_uint32 * node.meets.count).from_address(a) for a in addresses]
+        for addresses in node.meets.words
+    ]
+    ones, zeros = [1] * node.meets.count, [0] * node.meets.count
+    for (own, _), was_told in zip(pairs, were_told, strict=True):
+        assert list(own) == (ones if was_told else zeros), "words of a meeting are used twice"
+        own[:] = ones
     node.work()
-    assert list(own) == zeros
-    assert list(peer) == ones
-    if was_told:
-        peer[:] = zeros
+    for (own, peer), was_told in zip(pairs, were_told, strict=True):
+        assert list(own) == zeros
+        assert list(peer) == ones
+        if was_told:
+            peer[:] = zeros
 
 
 def _shape(nodes):

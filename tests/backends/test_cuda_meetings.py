@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
 from ggsched_cuda import driver, meetings
-from ggsched_cuda.meetings import MAX_MEETINGS, SPACING, Meetings, MeetingTurns
+from ggsched_cuda.meetings import (
+    MAX_MEETINGS,
+    MAX_PEERS,
+    SPACING,
+    WORD_NBYTES,
+    Meetings,
+    MeetingTurns,
+)
 
 
 class Gpu:
@@ -33,9 +40,14 @@ class Stream:
     def __init__(self, gpu):
         self.gpu, self.last, self.met = gpu, object(), []
 
-    def launch_meeting(self, own, peer):
-        self.met.append((own, peer))
+    def launch_meeting(self, words):
+        self.met.append(words)
         self.last = object()
+
+
+@pytest.fixture(params=range(2, 2 + MAX_PEERS))
+def group(request):
+    return [Stream(Gpu(k)) for k in range(1, 1 + request.param)]
 
 
 @pytest.fixture
@@ -43,53 +55,88 @@ def pair():
     return Stream(Gpu(1)), Stream(Gpu(2))
 
 
-def test_two_that_wait_for_each_other_meet(pair):
-    a, b = pair
-    found = Meetings()
+def others(streams, stream):
+    """Return what all others have recorded last."""
+    return [s.last for s in streams if s is not stream]
+
+
+@pytest.mark.parametrize("words", [1, 3])
+def test_those_that_wait_for_each_other_meet(group, words):
+    found, p = Meetings(), len(group)
     for k in range(3):
-        first, second = (a, b) if k % 2 else (b, a)
-        assert found.offer(first, second.last, 1)
-        assert len(first.met) == k, "it does not know yet with whom"
-        assert found.offer(second, first.last, 1)
+        *early, late = group[k % p :] + group[: k % p]
+        for stream in early:
+            assert found.offer(stream, others(group, stream), words)
+            assert len(stream.met) == k, "it does not know yet with whom"
+        assert found.offer(late, others(group, late), words)
     assert found.count == 3
-    assert [w for w, _ in a.met] == [p for _, p in b.met]
-    assert [p for _, p in a.met] == [w for w, _ in b.met]
-    assert [w - a.gpu.start for w, _ in a.met] == [0, SPACING, 2 * SPACING]
+    for k in range(3):
+        told = {own: s for s in group for own, _ in s.met[k]}
+        assert len(told) == p * (p - 1), "each is told by each other one, by words of its own"
+        for s in group:
+            assert {told[peer] for _, peer in s.met[k]} == set(group) - {s}
+            for own, _ in s.met[k]:
+                place = own - s.gpu.start - k * SPACING
+                assert 0 <= place <= SPACING - WORD_NBYTES * words
+            starts = sorted(own for own, _ in s.met[k])
+            assert all(b - a >= WORD_NBYTES * words for a, b in pairwise(starts))
+            # Whom it tells by a word is told by it there.
+            for own, peer in s.met[k]:
+                assert (peer, own) in told[peer].met[k]
     found.free()
     found.free()
-    assert (a.gpu.freed, b.gpu.freed) == ([a.gpu.start], [b.gpu.start])
+    assert all(s.gpu.freed == [s.gpu.start] for s in group)
 
 
-def test_whoever_waits_for_something_earlier_does_not_meet(pair):
-    """The other one has gone on: what it tells now would stand for more than is waited for."""
-    a, b = pair
-    found, early = Meetings(), b.last
-    b.last = object()
-    assert found.offer(a, early, 1)
-    assert not found.offer(b, a.last, 1)
-    assert (a.met, b.met, found.count) == ([], [], 0)
+def test_whoever_waits_for_something_earlier_does_not_meet(group):
+    """Another one has gone on: what it tells now would stand for more than is waited for."""
+    found, first, second = Meetings(), group[0], group[1]
+    early = others(group, first)
+    second.last = object()
+    assert found.offer(first, early, 1)
+    assert not found.offer(second, others(group, second), 1)
+    assert not any(s.met for s in group)
+    assert not found.count
 
 
 def test_who_is_not_waited_for_does_not_meet(pair):
     a, b = pair
     found, of_b = Meetings(), b.last
-    assert found.offer(a, of_b, 1)
+    assert found.offer(a, [of_b], 1)
     found.forget(a)
-    assert found.offer(b, a.last, 1), "it waits for somebody to come"
+    assert found.offer(b, [a.last], 1), "it waits for somebody to come"
     assert (a.met, b.met) == ([], [])
+
+
+def test_all_of_a_group_wait_for_all_others():
+    """Three of which one waits for one other only, and two that hear nothing of the third."""
+    a, b, c = (Stream(Gpu(k)) for k in range(1, 4))
+    found = Meetings()
+    assert found.offer(a, [b.last, c.last], 1)
+    assert not found.offer(b, [a.last], 1)
+    found.forget(a)
+    assert found.offer(a, [b.last], 1)
+    assert found.offer(c, [b.last], 1), "nobody has come yet"
+    assert not found.offer(b, [a.last, c.last], 1)
+    assert not any(s.met for s in (a, b, c))
+
+
+def test_too_many_do_not_meet():
+    streams = [Stream(Gpu(k)) for k in range(1, 3 + MAX_PEERS)]
+    assert not Meetings().offer(streams[0], others(streams, streams[0]), 1)
 
 
 def test_nobody_waits_for_a_stream_that_recorded_nothing(pair):
     a, b = pair
     a.last = None
-    assert not Meetings().offer(a, b.last, 1)
+    assert not Meetings().offer(a, [b.last], 1)
 
 
 @pytest.mark.parametrize(("words", "other"), [(2, 3), (SPACING // 4 + 1, SPACING // 4 + 1)])
 def test_words_that_do_not_fit(pair, words, other):
     a, b = pair
     found = Meetings()
-    assert not (found.offer(a, b.last, words) and found.offer(b, a.last, other))
+    assert not (found.offer(a, [b.last], words) and found.offer(b, [a.last], other))
     assert not found.count
 
 
@@ -97,10 +144,11 @@ def test_a_graph_has_so_many_meetings(pair):
     a, b = pair
     found = Meetings()
     for _ in range(MAX_MEETINGS):
-        assert found.offer(a, b.last, 1)
-        assert found.offer(b, a.last, 1)
-    assert not found.offer(a, b.last, 1)
-    assert a.met[-1][0] + SPACING == a.gpu.start + SPACING * MAX_MEETINGS
+        assert found.offer(a, [b.last], 1)
+        assert found.offer(b, [a.last], 1)
+    assert not found.offer(a, [b.last], 1)
+    ((own, _),) = a.met[-1]
+    assert own + SPACING == a.gpu.start + SPACING * MAX_MEETINGS
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40))

@@ -132,9 +132,14 @@ def test_memory_that_a_peer_reads_is_not_handed_out(runner):
     np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("arch", [80, pytest.param(90, marks=pytest.mark.slow)])
-def test_layers_that_two_gpus_share(runner, monkeypatch, arch):
-    """A step is one graph, and an exchange one kernel: the sum, the residual, the norm."""
+@pytest.mark.parametrize(
+    ("arch", "gpus"), [(80, 2), (80, 4), pytest.param(90, 2, marks=pytest.mark.slow)]
+)
+def test_layers_that_gpus_share(runner, monkeypatch, arch, gpus):
+    """A step is one graph, and an exchange of two one kernel: the sum, the residual, the norm.
+
+    With four a kernel that adds up three summands meets, and the one behind it adds the fourth.
+    """
     seen = Counter()
     make = SoftwareDriver.function
 
@@ -143,16 +148,18 @@ def test_layers_that_two_gpus_share(runner, monkeypatch, arch):
         return make(self, cache, name, defines, *rest, **more)
 
     monkeypatch.setattr(SoftwareDriver, "function", function)
-    with in_software(runner, arch=arch, gpus=2) as driver:
-        sides = tensor.Sides(spec_of(TINY, BF16), ["cuda:0", "cuda:1"], 12, 12)
+    tiny = replace(TINY, n_layer=2 if gpus == 2 else 1, n_head_kv=gpus, n_ff=64 * gpus)
+    with in_software(runner, arch=arch, gpus=gpus) as driver:
+        sides = tensor.Sides(spec_of(tiny, BF16), [f"cuda:{i}" for i in range(gpus)], 8, 8)
         one = sides.measure("one", 0, 6)
         assert not seen["sum_norm"]
         both = sides.measure("tensor", 0, 6)
     assert one["difference"] < both["difference"] + 1e-9 < 1e-4
     assert both["step_plan"]["reads_peers"]
     assert (both["segments"], both["obstacles"], both["refused"]) == (1, 2, [])
-    exchanges = 2 * TINY.n_layer * 2  # in each plan, of both devices
+    exchanges = 2 * tiny.n_layer * gpus  # in each plan, of all devices
     assert driver.counts["meetings"] >= exchanges, "sums wait for edges of the graph"
     assert driver.counts["meetings"] % exchanges == 0
-    assert seen["sum_norm"] >= exchanges
-    assert seen["sum_norm"] % exchanges == 0
+    kernels = exchanges * gpus // 2
+    assert seen["sum_norm"] >= kernels
+    assert seen["sum_norm"] % kernels == 0

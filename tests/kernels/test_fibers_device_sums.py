@@ -10,6 +10,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.tensor import Role
 from ggsched.testing.eager import bound_nodes
 from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_cuda_kernels.decode.device_sums import MAX_PEERS
 from ggsched_kernels.fault_words import FaultCodes
 from tests.kernels.test_fibers import H200, NEEDS, laid_out
 from tests.kernels.test_fibers_moe_router import check
@@ -91,33 +92,44 @@ PATIENCE_MS = 3
 
 
 def meeting(rows, told):
-    """Return a call that meets another GPU's, its words and those of the other, and its memory."""
+    """Return a call that meets those of other GPUs, its words and theirs, and its memory.
+
+    Args:
+        rows: Of the sum.
+        told: What each other one has told so far.
+    """
     graph = sums((rows, 132))
     nodes, memory = laid_out(graph, drawn(graph))
     (call,) = lowered(graph, nodes)
-    own, peer = np.full(rows, told, np.uint32), np.zeros(rows, np.uint32)
-    values = own.ctypes.data, peer.ctypes.data, PATIENCE_MS * 1_000_000
+    own = np.repeat(np.array(told, np.uint32)[:, None], rows, axis=1)
+    peers = np.zeros_like(own)
+    pairs = [(a.ctypes.data, b.ctypes.data) for a, b in zip(own, peers, strict=True)]
+    pairs += [(0, 0)] * (MAX_PEERS - len(told))
+    values = [*(address for pair in pairs for address in pair), PATIENCE_MS * 1_000_000]
     args = list(call.args)
-    args[call.meets : call.meets + 3] = [v.to_bytes(8, "little") for v in values]
-    return replace(call, args=tuple(args)), own, peer, (graph, memory)
+    args[call.meets : call.meets + len(values)] = [v.to_bytes(8, "little") for v in values]
+    return replace(call, args=tuple(args)), own, peers, (graph, memory)
 
 
-def test_a_kernel_meets_one_of_another_gpu(runner):
-    """It tells for each row, and its own words are zeros again."""
-    call, own, peer, (graph, memory) = meeting(3, 1)
+@pytest.mark.parametrize("others", range(1, MAX_PEERS + 1))
+def test_a_kernel_meets_those_of_other_gpus(runner, others):
+    """It tells each for each row, and its own words are zeros again."""
+    call, own, peers, (graph, memory) = meeting(3, [1] * others)
     runner.fault[:] = 0
     runner.run(call)
-    assert (own.tolist(), peer.tolist()) == ([0, 0, 0], [1, 1, 1])
+    assert not own.any()
+    assert peers.all()
     assert not runner.fault.any()
     check(graph, memory, run_oracle(graph, drawn(graph)))
 
 
-def test_one_that_nobody_meets_gives_up(runner):
-    call, own, peer, _memory = meeting(2, 0)
+@pytest.mark.parametrize("told", [[0], [1, 0], [0, 1, 1]])
+def test_one_whom_somebody_does_not_meet_gives_up(runner, told):
+    call, own, peers, _memory = meeting(2, told)
     runner.fault[:] = 0
     runner.run(call, {call.label: 1})
-    assert peer.tolist() == [1, 1], "the other one is told all the same"
-    assert own.tolist() == [0, 0]
+    assert peers.all(), "the others are told all the same"
+    assert not own.any()
     codes = FaultCodes("cuda:0.q0")
     codes.argument(call.label)
     fault = codes.fault(runner.fault.tolist())

@@ -109,6 +109,38 @@ def test_logits_are_those_of_llama_cpp(devices, name, names, split, ubatch):
         assert check_plan(session.last_plan).is_clean
 
 
+@pytest.mark.parametrize(
+    ("name", "names", "ubatch"),
+    [
+        ("llama-tiny-q8_0", THREE, 6),
+        ("qwen3moe-tiny-f32", SIMULATED, 5),
+        ("gptoss-tiny-f32", MIXED, 7),
+    ],
+)
+def test_two_micro_batches_at_once(devices, name, names, ubatch):
+    """Each on a stream of its own of all devices; the later one reads what the other has cached."""
+    model = load_model(ORACLE / f"{name}.gguf")
+    with np.load(ORACLE / f"{name}.npz") as arrays:
+        tokens, wanted = arrays["tokens_33"], arrays["logits_33"]
+    opened = devices(names)
+    with shared(model, opened, ubatch=ubatch, pipelining="on") as session:
+        for _ in range(2):
+            session.reset()
+            found = session.feed(tokens, all_logits=True)
+            assert_close(found, wanted, RELATIVE.get(name.rsplit("-", 1)[1]))
+        assert session.timing.joined == 2 * (-(-33 // ubatch) // 2)
+        session.reset()
+        session.feed(tokens[: 2 * ubatch])
+        plan = session.last_plan
+        assert check_plan(plan).is_clean
+        streams = plan.streams
+        for number, info in enumerate(plan.nodes):
+            spec = streams.streams[streams.of_node[number]]
+            own = [s.id for s in streams.streams if s.device == spec.device]
+            has_lanes = plan.devices[spec.device].has_events
+            assert own.index(spec.id) == (info.label.endswith("@1") if has_lanes else 0)
+
+
 @pytest.mark.parametrize("name", [n for n in REFERENCES if n.endswith(("f32", "q4_k_m", "q3_k"))])
 def test_all_architectures(tmp_path, devices, name):
     """Prefill and a decoding step; soft caps, biases, shared experts, fused and latent weights."""
@@ -293,7 +325,6 @@ def test_large_models_are_split_by_whole_blocks(shape, count, dtype):
         ({"offload": Offload(overrides=(OverrideRule(re.compile("x"), "cpu:0"),))}, "-ot"),
         ({"placement": "cost"}, "--placement"),
         ({"fit": FitRequest((64,))}, "--fit"),
-        ({"pipelining": "on"}, "--pipeline on"),
     ],
 )
 def test_options_that_say_where_layers_live_are_refused(tmp_path, options, what):

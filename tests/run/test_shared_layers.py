@@ -12,7 +12,9 @@ import pytest
 
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault, GgschedError, SyncTimeout, UsageError
+from ggsched.ir.join import join_graphs
 from ggsched.passes import Constraints, make_plan
+from ggsched.passes.memory.rings import Slots
 from ggsched.passes.shard import rewrite
 from ggsched.sanitize import check_plan
 from ggsched.scheduler import Scheduler
@@ -193,6 +195,44 @@ def test_every_order_computes_the_same(peers):
     assert found.is_deterministic, found.to_text()
     assert found.is_complete
     assert found.outcomes[0].observation == program.expected()
+
+
+def two_at_once(peers):
+    """Return two micro-batches as one graph, each on a stream of its own of both devices."""
+    _, new, _, parts = shared(2, layers=1)
+    joined = join_graphs([new, new])
+    wanted = WANTED.with_slots(Slots(2, joined.firsts, lanes=2))
+    graph = joined.graph
+    plan = make_plan(graph, machine(peers), wanted, placement=placement(2), verify=True)
+    given = [
+        {joined.input_name(k, n): a for k in range(2) for n, a in inputs(2 * r + k).items()}
+        for r in range(2)
+    ]
+    return graph, plan, [{**values, **parts} for values in given]
+
+
+@pytest.mark.parametrize("peers", [False, True])
+def test_two_micro_batches_at_once_compute_the_same_in_every_order(peers):
+    graph, plan, values = two_at_once(peers)
+    assert len(plan.streams.streams) == 4
+    assert check_plan(plan, graph=graph).is_clean
+    program = PlanProgram(graph, plan, values, topology=machine(peers))
+    found = explore(program, limit=400, shrinks=False)
+    assert found.is_deterministic, found.to_text()
+    assert found.is_complete
+    assert found.outcomes[0].observation == program.expected()
+
+
+@pytest.mark.parametrize("peers", [False, True])
+def test_a_wait_less_between_two_micro_batches_is_found(peers):
+    """What one leaves in the cache is read and written by the other."""
+    _, plan, _ = two_at_once(peers)
+    mutants = [
+        mutant for name in ("drop_waits", "drop_events") for mutant in ALL_MUTATIONS[name](plan)
+    ]
+    assert mutants
+    for what, mutant in mutants:
+        assert not check_plan(mutant).is_clean, what
 
 
 @pytest.mark.parametrize("peers", [False, True])

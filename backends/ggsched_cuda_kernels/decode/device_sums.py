@@ -1,4 +1,4 @@
-"""Sums over two devices, the residual and the norm behind it, as one kernel (LCH-6).
+"""Sums over devices, the residual and the norm behind them, as one kernel (LCH-6).
 
 Of many rows the sum of a product and the residual goes the same way (``residual_norm``).
 
@@ -19,6 +19,8 @@ from ggsched_kernels.calls import CODE, FAULT, MAX_PARTS, TuningProfile, f32, i6
 PATTERN = "add+add"
 MAX_MEETING_ROWS = 32
 """A group waits for each row, and all of them have to be on the GPU at once."""
+MAX_PEERS = 3
+"""GPUs whose kernels one kernel meets; ``PEERS`` of ``sum_norm.cu``."""
 
 
 def fits_sums(nodes: list[CudaLoweringContext]) -> bool:
@@ -122,9 +124,9 @@ def _lower(
         places += [window(w), window(made)]
         eps = float(node.params["eps"])  # type: ignore[arg-type]  # the graph was verified
     args = (*(arg for place in places for arg in place.args), f32(eps))
-    is_sum = len(read) > 2  # of two devices, and what was there before
+    is_sum = len(read) > 2  # of devices, and what was there before
     meets = len(args) if is_sum and y.rows <= MAX_MEETING_ROWS else -1
-    args += (i64(0), i64(0), i64(0), FAULT, CODE, y.buffer)
+    args += (*[i64(0)] * (2 * MAX_PEERS + 1), FAULT, CODE, y.buffer)
     defines = {"UNITS": units, "NORM": int(norm is not None), "THIRD": int(is_sum)}
     site.call("sum_norm", "sum_norm", args, (y.rows, 1, 1), lanes=lanes, **defines)
     site.can_meet(meets)

@@ -6,15 +6,16 @@
  * last axis without gaps, at multiples of 16 bytes; w is one row. y and m may be a, b or z, but not each other.
  * a and b may be memory of another GPU: each element is read once.
  *
- * Where `own` is not 0 the kernel meets one of another GPU, which makes the other addend and whose `peer` it is: it
- * tells that all before it is complete by a word in the other GPU's memory, one for each row, and reads nothing before
- * its own word was told. That word is 0 again when the kernel ends. After `patience` nanoseconds it gives up, and the
- * stream's `fault` tells.
+ * Where `own0` is not 0 the kernel meets those of other GPUs that make addends, of up to PEERS: it tells each that all
+ * before it is complete by a word in that GPU's memory (`peer0`, ...), one for each row, and reads nothing before its
+ * own words (`own0`, ...) were told, one by each. These are 0 again when the kernel ends. After `patience` nanoseconds it
+ * gives up, and the stream's `fault` tells.
  */
 #define TELL(word) asm volatile("st.release.sys.global.u32 [%0], 1;" ::"l"(word) : "memory")
 #define HEAR(heard, word) asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(heard) : "l"(word) : "memory")
 #define NANOSECONDS(t) asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t))
 #define POLLS 256 /* between two looks at the clock */
+#define PEERS 3
 
 FN void meet_(u32 *own, u32 *peer, i64 patience, GLOBAL i32 *fault, int code) {
   u32 heard = 0;
@@ -45,14 +46,15 @@ FN float4 sum_(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.
 
 KERNEL(sum_norm)(
     GLOBAL const u8 *a, Tens ta, GLOBAL const u8 *b, Tens tb, GLOBAL const u8 *z, Tens tz, GLOBAL u8 *y, Tens ty,
-    GLOBAL const u8 *w, Tens tw, GLOBAL u8 *m, Tens tm, float eps, u32 *own, u32 *peer, i64 patience, GLOBAL i32 *fault,
-    int code, GLOBAL u8 *halves) {
+    GLOBAL const u8 *w, Tens tw, GLOBAL u8 *m, Tens tm, float eps, u32 *own0, u32 *peer0, u32 *own1, u32 *peer1,
+    u32 *own2, u32 *peer2, i64 patience, GLOBAL i32 *fault, int code, GLOBAL u8 *halves) {
   int n = ty.n[3], row = GROUP(0);
   const float4 *ar = (const float4 *)(a + row_offset(ta, row)), *br = (const float4 *)(b + row_offset(tb, row));
   const float4 *zr = (const float4 *)(z + row_offset(tz, row));
   float4 *yr = (float4 *)(y + row_offset(ty, row));
-  if (own) {
-    if (LANE == 0) meet_(own + row, peer + row, patience, fault, code);
+  if (own0) {
+    u32 *own = LANE == 0 ? own0 : LANE == 1 ? own1 : own2, *peer = LANE == 0 ? peer0 : LANE == 1 ? peer1 : peer2;
+    if (LANE < PEERS && own) meet_(own + row, peer + row, patience, fault, code);
     BARRIER();
   }
 #if NORM

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ggsched.ir.graph import Graph
 from ggsched.plan.splits import Splits
 
 Slot = tuple[object, ...]
@@ -25,10 +26,20 @@ class Slots:
     Attributes:
         count: Buffers of each ring, 1 or more.
         firsts: Id of the first tensor of each part, see ``ggsched.ir.join.Joined``.
+        lanes: Streams of each device that parts take in turns, so that as many of them are under
+            way on it at once; each needs memory of its own.
     """
 
     count: int
     firsts: tuple[int, ...]
+    lanes: int = 1
+
+    def lanes_of(self, graph: Graph) -> list[int]:
+        """Return the lane of each node: that of its part."""
+        return [
+            max(0, bisect_right(self.firsts, max(node.tensors)) - 1) % self.lanes
+            for node in graph.nodes
+        ]
 
 
 def find_rings(splits: Splits, slots: Slots | None) -> Mapping[int, Slot]:

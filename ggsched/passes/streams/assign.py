@@ -8,7 +8,7 @@ found without naming them. A split keeps several streams only where the cost mod
 pay (the gate), unless the caller insists. Copies into a staging ring get a stream of their own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from ggsched.ir.graph import Graph, Node
@@ -38,17 +38,35 @@ def assign(
     policy: StreamPolicy,
     rates: MachineRates,
     fusions: Sequence[Fusion] = (),
+    lanes_of: Sequence[int] = (),
 ) -> Streams:
-    """Return a stream for each node and each transfer; nodes of a group share theirs."""
+    """Return a stream for each node and each transfer; nodes of a group share theirs.
+
+    Args:
+        graph: What is planned.
+        topology: For which machine.
+        splits: What runs where.
+        policy: How many streams a device may use where nodes of a split are independent.
+        rates: What things cost.
+        fusions: Groups of nodes that run as one.
+        lanes_of: The lane of each node, if there are several: a device that has events and as many
+            streams has one for each.
+    """
     groups = {n: f.nodes for f in fusions for n in f.nodes}
     used = sorted({s.device for s in splits.splits} | {t.by for t in splits.transfers})
+    copiers = _copiers(topology, splits)
     specs: list[StreamSpec] = []
     streams_of: dict[int, list[int]] = {}
     for device in used:
         streams_of[device] = [len(specs)]
         specs.append(StreamSpec(len(specs), device))
-    copiers = _copiers(topology, splits)
-    of_node = [streams_of[s.device][0] for s in splits.splits for _ in range(s.first, s.end)]
+    if lanes_of:
+        _add_lanes(topology, copiers, max(lanes_of), streams_of, specs)
+    of_node = [
+        streams_of[s.device][lanes_of[n] if len(streams_of[s.device]) > 1 else 0]
+        for s in splits.splits
+        for n in range(s.first, s.end)
+    ]
     gains: list[Gain] = []
     for s in splits.splits if policy.limit > 1 else ():
         facts = topology.devices[s.device]
@@ -76,6 +94,22 @@ def assign(
                 of_transfer[number] = len(specs)
             specs.append(StreamSpec(len(specs), device))
     return Streams(tuple(specs), tuple(of_node), tuple(of_transfer), tuple(gains))
+
+
+def _add_lanes(
+    topology: Topology,
+    copiers: Collection[int],
+    last: int,
+    streams_of: Mapping[int, list[int]],
+    specs: list[StreamSpec],
+) -> None:
+    """Add streams for the lanes behind the first one to devices that can have them."""
+    for device, own in streams_of.items():
+        facts = topology.devices[device]
+        if facts.has_events and facts.max_streams - (device in copiers) > last:
+            for _ in range(last):
+                own.append(len(specs))
+                specs.append(StreamSpec(len(specs), device))
 
 
 def _copiers(topology: Topology, splits: Splits) -> dict[int, list[int]]:
