@@ -108,7 +108,7 @@ def code_bytes(
     if not table:
         return total
     zero = coding(layout).zero
-    return _look_up(b, [int(n) + zero for n in table], total)
+    return look_up(b, [int(n) + zero for n in table], total)
 
 
 def _field(b: Builder, places: Sequence[Value], part: Bits, first: int, count: int) -> Value:
@@ -157,7 +157,7 @@ def _joined(b: Builder, values: Sequence[Value]) -> Value:
     return found
 
 
-def _look_up(b: Builder, table: Sequence[int], codes: Value) -> Value:
+def look_up(b: Builder, table: Sequence[int], codes: Value) -> Value:
     """Return table[codes] for a table of 16 bytes."""
     assert len(table) == 16
     if b.target.is_x86:

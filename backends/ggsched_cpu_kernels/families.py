@@ -10,6 +10,7 @@ from ggsched.ir.dtype import BF16, F16, F32, I32, Q8_0, DType
 from ggsched_cpu_kernels import (
     attention,
     attention_blocks,
+    block_lanes,
     convolution,
     gemm,
     gemm_bf16,
@@ -162,6 +163,10 @@ def _rows(target: Target) -> Sequence[Builder]:
     ]
 
 
+def _lanes(target: Target) -> Sequence[Builder]:
+    return [block_lanes.round_lanes("round_rows", target)]
+
+
 def _rope(target: Target) -> Sequence[Builder]:
     return [
         rows.rope_table("rope_table", target),
@@ -222,6 +227,7 @@ def _for_weights(
 FAMILIES: Final[Mapping[str, Family]] = {
     "walk": _walk,
     "rows": _rows,
+    "lanes": _lanes,
     "rope": _rope,
     "add_id": _add_id,
     "bits": _bits,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ggsched.ir.dtype import F32, DType
+from ggsched.ir.dtype import DType
 from ggsched_cpu_kernels.elements import load_f32
 from ggsched_cpu_kernels.emit import Builder, Value, vector_of
 from ggsched_cpu_kernels.packed_rows import exact_products, rounded_products
@@ -121,8 +121,7 @@ def _plain(b: Builder, dtype: DType, w: Value, x: Sequence[Value], columns: Valu
             b.set(totals[number], b.fma(weight, value, b.get(totals[number])))
 
     with b.loop(0, whole, step) as column:
-        if dtype is not F32:  # of which processors fetch enough by themselves
-            fetch(b, b.offset(w, b.mul(column, size)), step * size)
+        fetch(b, b.offset(w, b.mul(column, size)), step * size)
         for u in range(unroll):
             multiply(b.add(column, u * lanes), lanes, sums, u)
     near = b.binary("and", columns, -lanes)

@@ -48,6 +48,14 @@ class Rounded:
     corrections: Value
     totals: Value
 
+    def at(self, b: Builder, block: Value) -> "Rounded":
+        """Return where the parts of a block lie."""
+        by = b.mul(block, BLOCK)
+        codes, scales, corrections = (
+            b.offset(p, by) for p in (self.codes, self.scales, self.corrections)
+        )
+        return Rounded(codes, scales, corrections, b.offset(self.totals, b.mul(block, 8)))
+
 
 def rounded_at(b: Builder, row: Value, blocks: Value) -> Rounded:
     """Return where the parts of a row of some blocks begin."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ggsched.ir.dtype import DType
+from ggsched_cpu_kernels.block_lanes import has_lanes, lane_products, rest_of
 from ggsched_cpu_kernels.elements import (
     block_pieces,
     block_scales,
@@ -65,6 +66,17 @@ def rounded_products(
 ) -> list[Value]:
     """Packed weights and activations that ``round_block`` has written."""
     blocks = b.udiv(columns, BLOCK)
+    if has_lanes(b.target, dtype):
+        sums, done = lane_products(b, dtype, w, x, columns)
+        totals = [b.var(total) for total in sums]
+        left = b.sub(blocks, done)
+        with b.when(b.compare("ne", left, 0)):
+            starts = [rounded_at(b, rest_of(b, row, done), left) for row in x]
+            place = b.offset(w, b.mul(done, dtype.block_nbytes))
+            rest = _small_blocks(b, dtype, place, starts, left)
+            for variable, more in zip(totals, rest, strict=True):
+                b.set(variable, b.fadd(b.get(variable), more))
+        return [b.get(variable) for variable in totals]
     starts = [rounded_at(b, row, blocks) for row in x]
     if dtype.block == BLOCK:
         return _small_blocks(b, dtype, w, starts, blocks)
@@ -194,14 +206,7 @@ def round_rows(name: str, target: Target) -> Builder:
         to = rounded_at(b, out, row.columns)
         with b.loop(0, row.columns) as block:
             values = b.load(vector_of(BLOCK, "float"), b.offset(x, b.mul(block, 4 * BLOCK)), 4)
-            by, by_eight = b.mul(block, BLOCK), b.mul(block, 8)
-            place = Rounded(
-                b.offset(to.codes, by),
-                b.offset(to.scales, by),
-                b.offset(to.corrections, by),
-                b.offset(to.totals, by_eight),
-            )
-            round_block(b, values, factor, place)
+            round_block(b, values, factor, to.at(b, block))
 
     over_rows(b, 2, row)
     return b

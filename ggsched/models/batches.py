@@ -201,24 +201,38 @@ def span_inputs(
         out_rows: Tokens that get logits, counted through all spans.
         window: Sliding window in tokens, 0 for none.
     """
-    steps = [np.arange(s.n_past, s.n_past + len(s.tokens), dtype=np.int32) for s in spans]
-    positions = np.concatenate(steps)
-    firsts = [np.full(len(s.tokens), s.first_row, np.int32) for s in spans]
-    first = np.concatenate(firsts)
+    positions, first, slots, tokens = _joined([_span_rows(span) for span in spans])
     rows = first + positions
     inputs = {
-        "tokens": np.concatenate([s.tokens for s in spans]),
+        "tokens": tokens,
         "positions": positions,
-        "slots": np.concatenate([np.full(len(s.tokens), s.slot, np.int32) for s in spans]),
+        "slots": slots,
         "kv_rows": rows,
-        "bounds": np.stack([first, rows + 1], axis=-1),
+        "bounds": _pairs(first, rows + 1),
         "out_rows": np.asarray(out_rows, np.int32),
     }
     if window:
-        inputs["bounds_window"] = np.stack(
-            [np.maximum(first, rows + 1 - window), rows + 1], axis=-1
-        )
+        inputs["bounds_window"] = _pairs(np.maximum(first, rows + 1 - window), rows + 1)
     return {name: value for name, value in inputs.items() if name in graph}
+
+
+def _span_rows(span: Span) -> tuple[np.ndarray, ...]:
+    """Return positions, first rows, slots and tokens of a span, int32 (T,) each."""
+    n = len(span.tokens)
+    positions = np.arange(span.n_past, span.n_past + n, dtype=np.int32)
+    first, slots = np.empty((2, n), np.int32)
+    first[:], slots[:] = span.first_row, span.slot
+    return positions, first, slots, span.tokens
+
+
+def _joined(each: Sequence[tuple[np.ndarray, ...]]) -> Sequence[np.ndarray]:
+    return each[0] if len(each) == 1 else [np.concatenate(a) for a in zip(*each, strict=True)]
+
+
+def _pairs(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    pairs = np.empty((len(begin), 2), np.int32)
+    pairs[:, 0], pairs[:, 1] = begin, end
+    return pairs
 
 
 def interleave(joined: Joined, plan: Plan) -> Joined | None:

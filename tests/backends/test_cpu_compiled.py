@@ -77,6 +77,39 @@ def test_rounded_products(data, seed):
 
 
 @pytest.mark.parametrize("dtype", PACKED, ids=str)
+@pytest.mark.parametrize("blocks", [15, 16, 17, 34])
+@pytest.mark.parametrize("m", [1, 3, 8])
+def test_rounded_products_of_long_rows(dtype, blocks, m):
+    """Rows with whole groups of 16 blocks, with some blocks more, and with fewer."""
+    g = GraphBuilder()
+    k = 32 * blocks if dtype.block == 32 else dtype.block * (1 + blocks % 4)
+    graph = g.build(g.mul_mat(g.weight("w", (37, k), dtype), g.input("x", (m, k))))
+    values = tame(graph, m + blocks)
+    against_oracle.check(ROUNDED, graph, values)
+    (wanted,) = run_oracle(graph, values).values()
+    (found,) = run_direct(ROUNDED, graph, values).values()
+    assert 1e-4 < np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 2e-2
+
+
+@pytest.mark.parametrize(
+    "dtype", [d for d in PACKED if d.block == 32 and d.layout.min is None], ids=str
+)
+def test_each_block_has_its_own_scale(dtype):
+    """One block of activations at a time, by far the largest: whose scale counts is seen."""
+    g = GraphBuilder()
+    blocks = 37
+    k = 32 * blocks
+    graph = g.build(g.mul_mat(g.weight("w", (5, k), dtype), g.input("x", (1, k))))
+    values = tame(graph, 3)
+    for block in range(blocks):
+        x = np.full((1, k), 1e-3, np.float32)
+        x[0, 32 * block : 32 * block + 32] = np.random.default_rng(block).normal(size=32) * 100
+        (wanted,) = run_oracle(graph, values | {"x": x}).values()
+        (found,) = run_direct(ROUNDED, graph, values | {"x": x}).values()
+        assert np.linalg.norm(found - wanted) < 3e-2 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("dtype", PACKED, ids=str)
 def test_rounding_is_seen(dtype):
     """The kernels with rounded activations are used: the result is off by more than f32 is."""
     g = GraphBuilder()

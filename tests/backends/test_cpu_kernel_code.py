@@ -33,7 +33,15 @@ def code_of(family, target):
 
 @pytest.mark.parametrize(
     "family",
-    ["walk", "rows", "gemv_q8_0_int8", "gemv_mxfp4_int8", "gemv_q4_k_int8", "panels_int8_16"],
+    [
+        "walk",
+        "rows",
+        "gemv_q4_0_int8",
+        "gemv_q8_0_int8",
+        "gemv_mxfp4_int8",
+        "gemv_q4_k_int8",
+        "panels_int8_16",
+    ],
 )
 @pytest.mark.parametrize("name", TARGETS)
 def test_families_for_other_processors(name, family):
@@ -50,6 +58,8 @@ def test_families_for_other_processors(name, family):
     [
         (AVX2, "gemv_q4_0_int8", r"vpmaddubsw\s.*%ymm"),
         (AVX512, "gemv_q4_0_int8", r"vpdpbusd\s.*%ymm"),
+        (AVX512, "gemv_q4_0_int8", r"vpunpckhqdq\s.*%zmm"),
+        (AVX512, "gemv_mxfp4_int8", r"vpunpckhqdq\s.*%zmm"),
         (AVX_VNNI, "gemv_q4_0_int8", r"vpdpbusd\s.*%ymm"),
         (AVX512, "gemv_f16_f32", r"vcvtph2ps\s.*%zmm"),
         (AVX512, "gemv_bf16_f32", r"vfmadd\w+ps\s.*%zmm"),

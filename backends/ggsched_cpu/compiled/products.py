@@ -18,6 +18,7 @@ from ggsched_cpu.compiled.tasks import (
 )
 from ggsched_cpu.lowering_context import CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
+from ggsched_cpu_kernels.block_lanes import has_lanes
 from ggsched_cpu_kernels.elements import coding, is_compiled
 from ggsched_cpu_kernels.gemv import SLOTS, VECTORS
 from ggsched_cpu_kernels.int_dot import BLOCK, correction_factor, rounded_nbytes
@@ -69,7 +70,14 @@ def _rounded(
 ) -> _Rows | None:
     assert dtype.layout is not None
     factor = correction_factor(kernels.target, coding(dtype.layout))
-    key = (f"int8 {factor}", id(operand.buffer), operand.offset, operand.shape, operand.strides)
+    family = "lanes" if has_lanes(kernels.target, dtype) else "rows"
+    key = (
+        f"int8 {family} {factor}",
+        id(operand.buffer),
+        operand.offset,
+        operand.shape,
+        operand.strides,
+    )
     known = site.tables.get(key)
     columns = x.shape[-1]
     nbytes = rounded_nbytes(columns)
@@ -78,7 +86,7 @@ def _rounded(
         made: Array = known[1]
         return _Rows(made, address(made), made.strides[:-1], (), "int8")
     made = site.rounded(key, shape)
-    kernel = kernels.address("rows", "round_rows")
+    kernel = kernels.address(family, "round_rows")
     blocks = columns // BLOCK
     task = row_task(
         kernel, (x, made), x.shape[:-1], blocks, kernels.threads, [factor & 0xFFFF_FFFF]
