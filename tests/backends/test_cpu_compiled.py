@@ -310,6 +310,28 @@ def test_times_of_nodes(monkeypatch, threads):
     made.close()
 
 
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_each_node_sees_all_parts_of_the_one_before(monkeypatch, threads):
+    """Permutations: a row that is read before it was written, or written twice, is out of place."""
+    split_everything(monkeypatch)
+    rng = np.random.default_rng(threads)
+    g, weights = GraphBuilder(), {}
+    order, x = np.arange(28), g.input("x", (1, 28))
+    for i in range(120):
+        turn = rng.permutation(28)
+        order = order[turn]
+        weights[f"w{i}"] = np.eye(28, dtype=np.float32)[turn]
+        x = g.mul_mat(g.weight(f"w{i}", (28, 28)), x)
+        if i % 3 == 0:
+            x = g.scale(x, 1.0, 0.0)  # of one part
+    graph = g.build(x)
+    team = device(threads=threads)
+    for run in range(5):
+        values = weights | {"x": np.arange(28, dtype=np.float32)[None] + run}
+        (found,) = run_direct(team, graph, values).values()
+        np.testing.assert_array_equal(found[0], order + run)
+
+
 def test_several_streams_share_the_team(monkeypatch):
     split_everything(monkeypatch)
     made, graph = device(threads=2), decoder(3)
