@@ -23,7 +23,8 @@ from ggsched_cpu import native
 from ggsched_cpu.device import CpuDevice, CpuSettings
 from ggsched_cpu.kernels import EMITTERS as NUMPY_EMITTERS
 from ggsched_cpu.program import Calls, Stretch, compile_steps, segment
-from ggsched_cpu.threads import _quota, default_threads, threads_setting
+from ggsched_cpu.threads import _quota, default_threads, threads_setting, warn_of_crowd
+from ggsched_cpu_kernels.target import Target
 from tests.backends import against_oracle
 from tests.backends.against_oracle import tame, whole
 
@@ -455,6 +456,32 @@ def test_quota_of_control_groups(tmp_path, files, expected):
     own = tmp_path / "own"
     own.write_text("0::/a/b\n4:memory:/x\n3:cpu,cpuacct:/\n")
     assert _quota(tmp_path, own) == expected
+
+
+@pytest.mark.parametrize(
+    ("threads", "quota", "said"),
+    [
+        (2, None, ""),
+        (3, None, "3 threads share 2 processors"),
+        (2, 1, "2 threads share 1 processor,"),
+    ],
+)
+def test_more_threads_than_processors_are_told(monkeypatch, caplog, threads, quota, said):
+    """They work, but slowly: each waits for others that have no processor."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("ggsched_cpu.threads._quota", lambda: quota)
+    warn_of_crowd(threads)
+    assert caplog.text.count("WARNING") == bool(said)
+    assert said in caplog.text
+
+
+def test_a_processor_without_kernels(monkeypatch, caplog):
+    old = Target("x86_64-unknown-linux-gnu", "nehalem", "+sse4.2")
+    monkeypatch.setattr("ggsched_cpu_kernels.compiler.host_target", lambda: old)
+    assert native.library.__wrapped__() is None
+    (record,) = caplog.records
+    assert "there are no kernels for nehalem" in record.message
+    assert "numpy computes instead" in record.message
 
 
 def test_numpy_when_asked(monkeypatch):
