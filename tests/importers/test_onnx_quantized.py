@@ -80,3 +80,22 @@ def test_blocks_whose_last_one_is_short():
                 opset=21)  # fmt: skip
     with pytest.raises(ModelError, match="for blocks of 3 along axis 1"):
         ggsched.from_onnx(bad).bind()
+
+
+def test_integers_that_become_floats_again_are_floats_all_the_time():
+    """Pairs of QuantizeLinear and DequantizeLinear, as between the layers of quantised models."""
+    weights = {"s": np.float32(0.25), "z": np.array(100, np.uint8)}
+    nodes = [node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q s z", "y")]
+    proto = model(nodes, [tensor("x", [600])], [tensor("y", None)],
+                  {n: np.asarray(v) for n, v in weights.items()})  # fmt: skip
+    x = np.concatenate([np.arange(-256, 256) / 8, RNG.normal(0, 30, 88)]).astype(np.float32)
+    found, ops = run(proto, x=x)
+    whole = np.clip(np.round(x / np.float32(0.25)) + 100, 0, 255)
+    np.testing.assert_array_equal(found, (whole - 100) * np.float32(0.25))
+    assert {"nd.round", "clamp"} <= set(ops)
+    assert not {"nd.round_to", "nd.cast"} & set(ops)
+    both = model(nodes, [tensor("x", [600])], [tensor("y", None), tensor("q", None, U8)],
+                 {n: np.asarray(v) for n, v in weights.items()})  # fmt: skip
+    made = ggsched.from_onnx(both)
+    with ggsched.Scheduler(["cpu:0"], weights=made.weight) as scheduler:
+        np.testing.assert_array_equal(made.run(scheduler, {"x": x})["q"], whole.astype(np.uint8))

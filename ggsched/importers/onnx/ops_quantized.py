@@ -8,6 +8,7 @@ import numpy as np
 
 from ggsched.importers.common.emit import Const, Value
 from ggsched.importers.onnx.call import Call, converts
+from ggsched.importers.onnx.ops_elements import cast_to
 from ggsched.importers.onnx.ops_products import geometry
 from ggsched.importers.onnx.types import name_of
 
@@ -34,10 +35,21 @@ def _quantize(c: Call) -> Value:
 def _dequantize(c: Call) -> Value:
     x, scale = c.x(), c.x(1)
     to = scale.dtype.name
+    floats = _before_saturation(c, x, to)
+    wide, kind = (x, "i32") if floats is None else (floats, to)
     if c.has(2):
-        zero = c.nd("cast", _spread(c, c.x(2), x), to="i32")
-        x = c.nd("sub", c.nd("cast", x, to="i32"), zero)
-    return c.nd("mul", c.nd("cast", x, to=to), _spread(c, scale, x))
+        zero = c.nd("cast", _spread(c, c.x(2), x), to=kind)
+        wide = c.nd("sub", cast_to(c, wide, kind), zero)
+    return c.nd("mul", cast_to(c, wide, to), _spread(c, scale, x))
+
+
+def _before_saturation(c: Call, x: Value, to: str) -> Value | None:
+    """Return integers that were floats of this type as such, without a way through memory."""
+    known = None if isinstance(x, Const) else c.emit.rounded.get(x.id)
+    if known is None or known[0].dtype.name != to:
+        return None
+    floats, low, high = known
+    return c.nd("clip", floats, c.like(low, floats), c.like(high, floats))
 
 
 def _saturated(c: Call, rounded: Value, to: str) -> Value:
@@ -45,7 +57,10 @@ def _saturated(c: Call, rounded: Value, to: str) -> Value:
     if to not in ("u8", "i8", "u16", "i16"):
         raise c.bad(f"quantising to {to} is not supported")
     info = np.iinfo(f"{to[0]}{int(to[1:]) // 8}")
-    return c.nd("round_to", rounded, to=to, low=int(info.min), high=int(info.max))
+    made = c.nd("round_to", rounded, to=to, low=int(info.min), high=int(info.max))
+    if not isinstance(made, Const):
+        c.emit.rounded[made.id] = rounded, int(info.min), int(info.max)
+    return made
 
 
 def _spread(c: Call, value: Value, x: Value) -> Value:
@@ -108,19 +123,19 @@ def _qlinear_conv(c: Call) -> Value:
 
 def _matmul_of(c: Call, a: Value, b: Value, a_zero: Value | None, b_zero: Value | None) -> Value:
     """Return the product of the differences."""
-    a, b = _centred(c, a, _of_rows(c, a_zero, a)), _centred(c, b, b_zero)
+    b = _centred(c, b, b_zero)
     kind = _sums(b, -2, a.shape[-1])
-    return c.nd("matmul", c.nd("cast", a, to=kind), c.nd("cast", b, to=kind))
+    return c.nd("matmul", _centred(c, a, _of_rows(c, a_zero, a), kind), cast_to(c, b, kind))
 
 
 def _conv_of(c: Call, x: Value, w: Value, x_zero: Value | None, w_zero: Value | None) -> Value:
     """Return the convolution of the differences; what is around x is its zero point."""
     if w_zero is not None and w_zero.shape not in ((), (1,)):
         w_zero = c.emit.reshape(w_zero, (*w_zero.shape, *(1,) * (len(w.shape) - 1)))
-    x, w = _centred(c, x, x_zero), _centred(c, w, w_zero)
+    w = _centred(c, w, w_zero)
     kind = _sums(w, tuple(range(1, len(w.shape))), prod(w.shape[1:]))
     more = geometry(c, tuple(w.shape[2:]))
-    values = c.nd("cast", x, to=kind), c.nd("cast", w, to=kind)
+    values = _centred(c, x, x_zero, kind), cast_to(c, w, kind)
     return c.nd("conv", *values, **more, group=c.attr("group", 1), bias=False)
 
 
@@ -135,14 +150,15 @@ def _sums(w: Value, axes: int | tuple[int, ...], terms: int) -> str:
     return "f32" if most * _LARGEST < _EXACT else "f64"
 
 
-def _centred(c: Call, x: Value, zero: Value | None) -> Value:
-    """Return differences to a zero point, as i16."""
-    narrow = c.nd("cast", x, to="i16")
+def _centred(c: Call, x: Value, zero: Value | None, kind: str = "i16") -> Value:
+    """Return differences to a zero point, which all of these types hold."""
+    floats = _before_saturation(c, x, kind)
+    wide = c.nd("cast", x, to=kind) if floats is None else floats
     if zero is None:
-        return narrow
+        return wide
     if zero.shape == (1,):
         zero = c.emit.reshape(zero, ())
-    return c.nd("sub", narrow, c.nd("cast", zero, to="i16"))
+    return c.nd("sub", wide, c.nd("cast", zero, to=kind))
 
 
 def _of_rows(c: Call, value: Value | None, x: Value) -> Value | None:
@@ -184,4 +200,4 @@ def _dynamic(c: Call) -> tuple[Value, ...]:
     point = c.nd("clip", c.nd("div", c.nd("neg", low), scale), zero, c.like(255, x))
     point = c.nd("round", point)
     scaled = c.nd("add", c.nd("round", c.nd("div", x, scale)), point)
-    return c.nd("round_to", scaled, to="u8", low=0, high=255), scale, c.nd("cast", point, to="u8")
+    return _saturated(c, scaled, "u8"), scale, c.nd("cast", point, to="u8")
