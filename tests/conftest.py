@@ -22,6 +22,7 @@ if sys.dont_write_bytecode and sys.pycache_prefix is None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -74,6 +75,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if asking and (why := _opencl_is_missing()):
         for item in asking:
             item.add_marker(pytest.mark.skip(reason=why))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Exclude what collection made from garbage collection; it lives until the process ends.
+
+    The items of the whole suite are half a million objects. Each full collection, of which a run of
+    the conformance kit causes about 25, would visit all of them.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _asks_for_opencl(item: pytest.Item) -> bool:
