@@ -31,7 +31,8 @@ MODELS: Final[Mapping[str, HParams]] = {
         RopeParams(64, "halves", 1e6), 32, 4,
     ),
 }  # fmt: skip
-"""By name. Half of a step of ``tiny`` is the host's own time. ``moe`` has experts of a packed type and other matrices of bf16."""
+"""By name. In a step of ``tiny`` the host's own time counts. ``moe`` has experts of a packed type
+and other matrices of bf16."""
 
 _POOL: Final = 1 << 20
 """Elements that are drawn; larger tensors repeat them."""
