@@ -23,6 +23,7 @@ def _llama(name: str, *, vocab: int, embd: int, layers: int, heads: int, ff: int
 
 
 MODELS: Final[Mapping[str, HParams]] = {
+    "tiny": _llama("tiny", vocab=1024, embd=512, layers=4, heads=8, ff=1024),
     "110m": _llama("110m", vocab=4096, embd=1024, layers=8, heads=16, ff=2816),
     "1b": _llama("1b", vocab=128256, embd=2048, layers=16, heads=32, ff=8192),
     "moe": HParams(
@@ -30,7 +31,8 @@ MODELS: Final[Mapping[str, HParams]] = {
         RopeParams(64, "halves", 1e6), 32, 4,
     ),
 }  # fmt: skip
-"""By name. ``moe`` has experts of a packed type and other matrices of bf16."""
+"""By name. In a step of ``tiny`` the host's own time counts. ``moe`` has experts of a packed type
+and other matrices of bf16."""
 
 _POOL: Final = 1 << 20
 """Elements that are drawn; larger tensors repeat them."""
