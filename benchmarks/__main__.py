@@ -23,6 +23,7 @@ SUITES = (
     "fusion",
     "moe",
     "llama",
+    "load",
     "predict",
     "cluster",
     "scale",

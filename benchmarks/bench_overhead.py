@@ -1,5 +1,8 @@
 """What a run from the cache costs the host, everything but the kernels' own time.
 
+Per node and barrier: a table of 2,000 additions of two rows of 16 floats, one row for each of two
+threads, where each addition waits for both rows of the one before.
+
 Per node: a graph of 2,000 additions of 16 floats as one launch, less the time of 2,000 bare
 ``np.add(a, b, out=c)``, against one of these. Per command: the same graph over two logical CPU
 devices that take turns at every node, so that each node brings a launch, a copy, a record and a
@@ -8,19 +11,27 @@ wait, against ``ThreadPoolExecutor.submit(...).result()``; on worker threads and
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from time import perf_counter
 
 import numpy as np
 
 from benchmarks.measure import interleaved, ratio
 from benchmarks.table import Row
+from ggsched.backend.arrays import aligned_bytes
 from ggsched.config import Settings
 from ggsched.ir import Graph, GraphBuilder
 from ggsched.passes import Constraints
 from ggsched.scheduler import Scheduler
+from ggsched_cpu.compiled.tasks import row_task
 from ggsched_cpu.device import CpuDevice, CpuSettings
+from ggsched_cpu.program import Stretch
+from ggsched_cpu.runner import Runner
+from ggsched_cpu_kernels.vectors import HEAD
 
 N = 2_000
 ROUNDS = 15
+FAR_NBYTES = 4096
 
 
 def run() -> list[Row]:
@@ -29,7 +40,36 @@ def run() -> list[Row]:
     for is_sync in (True, False):
         rows += _per_node(is_sync)
         rows += _per_command(is_sync)
+    return [*rows, *_per_barrier()]
+
+
+def _per_barrier() -> list[Row]:
+    """Measure a node of a team; the least counts most where other programs run."""
+    rows = []
+    for threads, bound in ((1, ""), (2, "<= 150")):
+        device = CpuDevice(0, CpuSettings(threads=threads))
+        kernels, stream = device.kernels_used, device.create_stream()
+        if kernels is None:
+            return []
+        x = aligned_bytes(2 * FAR_NBYTES, FAR_NBYTES).view(np.float32).reshape(2, -1)[:, :16]
+        task = row_task(kernels.address("elementwise_add", "plain"), (x, x, x), (2,), 16, threads)
+        assert task is not None
+        args = list(task.args)
+        args[HEAD.index("part_rows")] = 1
+        each = replace(task, args=tuple(args), parts=2, is_serial=False)
+        stretch = Stretch(["add"] * N, [each] * N, Runner(stream, threads))
+        took = sorted(_seconds(stretch.run) for _ in range(20 * ROUNDS))
+        ns = [1e9 * s / N for s in took]
+        what = f"a node and its barrier, {threads} threads: least and median"
+        rows.append(Row("overhead", what, ns[0], ns[0], ns[len(ns) // 2], "ns", bound=bound))
+        device.close()
     return rows
+
+
+def _seconds(call: Callable[[], None]) -> float:
+    began = perf_counter()
+    call()
+    return perf_counter() - began
 
 
 def chain() -> Graph:

@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final, Literal
 
 from ggsched.errors import UsageError
+from ggsched_cpu.threads import warn_of_crowd
 
 if TYPE_CHECKING:
     from ggsched_cpu_kernels.library import Library
@@ -91,9 +92,10 @@ def walk_functions() -> "Functions":
 
 @cache
 def team(threads: int) -> "Team":
-    """Return the team of this size, which all streams share."""
+    """Return the team of this size, which all streams share; warn of one that is too large."""
     from ggsched_cpu_kernels.team import Team
 
+    warn_of_crowd(threads)
     return Team(walk_functions(), threads)
 
 

@@ -1,5 +1,6 @@
 """How many threads compute: one for each core, or as configured."""
 
+import logging
 import os
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,7 @@ from ggsched.errors import UsageError
 
 VARIABLE: Final = "GGSCHED_THREADS"
 MAX_THREADS: Final = 512
+_LOG: Final = logging.getLogger("ggsched")
 
 
 def threads_setting() -> int | None:
@@ -34,6 +36,21 @@ def default_threads() -> int:
     cores = {_siblings(cpu) for cpu in allowed}
     quota = _quota()
     return max(1, len(cores) if quota is None else min(len(cores), quota))
+
+
+def warn_of_crowd(threads: int) -> None:
+    """Say so if threads of a team get fewer processors than there are of them."""
+    allowed, quota = len(os.sched_getaffinity(0)), _quota()
+    usable = allowed if quota is None else min(allowed, quota)
+    if threads > usable:
+        _LOG.warning(
+            "cpu: %d threads share %d processor%s, all that this process may use, and wait for "
+            "each other; -t %d is faster",
+            threads,
+            usable,
+            "" if usable == 1 else "s",
+            default_threads(),
+        )
 
 
 def _siblings(cpu: int) -> str:

@@ -97,6 +97,7 @@ FORMULAS: Final[Mapping[str, tuple[int, tuple[str, ...], Formula]]] = {
     "nd.gelu": (1, (), _exact_gelu),
     "nd.hard_sigmoid": (1, ("alpha", "beta"), lambda b, x, p: _hard_sigmoid(b, x[0], *p)),
     "nd.hard_swish": (1, (), lambda b, x, p: b.fmul(x[0], _hard_sigmoid(b, x[0], 1.0 / 6.0, 0.5))),
+    "nd.round": (1, (), lambda b, x, p: b.intrinsic("rint", x[0])),
     "nd.sqrt": (1, (), lambda b, x, p: b.intrinsic("sqrt", x[0])),
 }
 """By op: number of operands, names of the parameters, formula. The arguments of a kernel are the

@@ -95,7 +95,7 @@ class Control:
         self.scratch = [_aligned(SCRATCH_NBYTES // 8) for _ in range(threads)]
         for slot, address in _libc_addresses().items():
             self.slots[slot] = address
-        self.slots[walk.THREADS] = self.slots[walk.NEXT] = threads
+        self.slots[[walk.THREADS, *walk.NEXT_COUNTERS]] = threads
         self.slots[walk.IDLE_SPINS] = IDLE_SPINS
         self.slots[walk.BARRIER_SPINS] = BARRIER_SPINS
         # The same memory, of which numpy would make an object for each slot that is read.

@@ -2,7 +2,13 @@
 
 All members walk the table together. A member first takes the part of its own number, then parts
 from a shared counter; after each entry they meet at a barrier, unless the entry says that only
-member 0 has anything to do in it and in the next. Who arrives last resets the counters.
+member 0 has anything to do in it and in the next.
+
+At a barrier each member writes how many it has reached into a line of its own and reads the lines
+of all others, so that a line crosses between two processors once; with one counter for all it does
+so once for each member, one after another, and once more to let them go. Numbers grow from job to
+job. Between two barriers the counter of parts is the one of their parity, and member 0 resets the
+other: nobody has used that since the barrier before, and nobody does until the next.
 
 A member that has nothing to do spins for a while, then sleeps on a semaphore of libc.
 """
@@ -24,11 +30,17 @@ NO_BARRIER: Final = 2
 # Slots of the control block, 64 bits each; what different members write is in different lines.
 JOB, STOP, TABLE, COUNT, THREADS, IDLE_SPINS, BARRIER_SPINS = 0, 8, 9, 10, 11, 12, 13
 SEM_WAIT, SEM_POST, YIELD, CLOCK, TIMES, POSITION = 16, 17, 18, 19, 20, 21
-ARRIVED, GENERATION, NEXT, FAULT_AT, FAULT = 24, 32, 40, 48, 49
-MEMBERS: Final = 56
-"""From here on a line for each member: whether it sleeps, then its semaphore."""
+NEXT, FAULT_AT, FAULT = 24, 40, 41
+MEMBERS: Final = 48
+"""From here on lines for each member: whether it sleeps, then its semaphore; barriers reached."""
 LINE: Final = 8
+NEXT_COUNTERS: Final = (NEXT, NEXT + LINE)
+_OF_MEMBER: Final = 3 * LINE
+_REACHED: Final = 8 * LINE
 CLOCK_MONOTONIC: Final = 1
+
+EAGER_LOOKS: Final = 200
+"""How often a member at a barrier looks without a pause between: some microseconds."""
 
 _YIELD: Final = 1
 """Number of the hint."""
@@ -39,7 +51,7 @@ RUN: Final = (("control", "ptr"), ("scratch", "ptr"))
 
 def control_slots(threads: int) -> int:
     """Return the length of a control block."""
-    return MEMBERS + LINE * threads
+    return MEMBERS + _OF_MEMBER * threads
 
 
 def _slot(b: Builder, number: int) -> Value:
@@ -73,6 +85,7 @@ def _walk(b: Builder, member: Value, threads: Value, scratch: Value) -> None:
     is_first = b.compare("eq", member, 0)
     is_timed = b.binary("and", b.compare("ne", times, Value("null", "ptr")), is_first)
     is_alone = b.compare("eq", threads, 1)
+    reached = b.var(b.load("i64", b.offset(_line(b, member), _REACHED), 8))
     with b.loop(0, count) as number:
         entry = b.offset(table, b.mul(number, 8 * ENTRY_SLOTS))
         parts = b.load("i64", b.offset(entry, 16), 8)
@@ -85,11 +98,13 @@ def _walk(b: Builder, member: Value, threads: Value, scratch: Value) -> None:
         with b.when(is_first):
             _write(b, POSITION, number, "monotonic")
         with b.when(works):
-            _parts(b, number, entry, parts, member, sharing, scratch)
+            counter = _counter(b, b.get(reached))
+            _parts(b, number, entry, parts, member, sharing, scratch, counter)
         has_none = b.compare("ne", b.binary("and", flags, NO_BARRIER), 0)
         is_quiet = b.binary("or", is_alone, has_none)
         with b.when(b.binary("xor", is_quiet, Value("true", "i1"))):
-            _barrier(b, threads)
+            b.set(reached, b.add(b.get(reached), 1))
+            _barrier(b, member, threads, b.get(reached))
         with b.when(is_timed):
             _note(b, times, b.add(number, 1))
 
@@ -102,6 +117,7 @@ def _parts(
     member: Value,
     threads: Value,
     scratch: Value,
+    counter: Value,
 ) -> None:
     """Take parts until there are none."""
     kernel = b.load("ptr", entry, 8)
@@ -127,41 +143,47 @@ def _parts(
     one = b.compare("ult", b.get(mine), parts)
     b.line(f"br {one}, label %{again}, label %{end}")
     b.begin(shared)
-    taken = b.value("i64", f"atomicrmw add {_slot(b, NEXT)}, i64 1 monotonic")
+    taken = b.value("i64", f"atomicrmw add {counter}, i64 1 monotonic")
     b.set(mine, taken)
     b.line(f"br {b.compare('ult', taken, parts)}, label %{again}, label %{end}")
     b.begin(end)
 
 
-def _barrier(b: Builder, threads: Value) -> None:
-    generation = _read(b, GENERATION, "monotonic")
-    arrived = b.value("i64", f"atomicrmw add {_slot(b, ARRIVED)}, i64 1 acq_rel")
-    last, wait, spin, tired, check, end = (
-        b.fresh(n) for n in ("last", "wait", "spin", "tired", "check", "end")
-    )
+def _counter(b: Builder, reached: Value) -> Value:
+    """Return where parts are counted behind some number of barriers."""
+    return b.offset(_slot(b, NEXT), b.mul(b.binary("and", reached, 1), 8 * LINE))
+
+
+def _barrier(b: Builder, member: Value, threads: Value, now: Value) -> None:
+    """Wait until all members have reached barrier ``now``."""
+    with b.when(b.compare("eq", member, 0)):
+        b.line(f"store atomic {threads}, {_counter(b, now)} monotonic, align 8")
+    mine = b.offset(_line(b, member), _REACHED)
+    b.line(f"store atomic {now}, {mine} release, align 8")
     spins = b.var(i64(0))
-    is_last = b.compare("eq", b.add(arrived, 1), threads)
-    b.line(f"br {is_last}, label %{last}, label %{wait}")
-    b.begin(last)
-    _write(b, ARRIVED, i64(0), "monotonic")
-    _write(b, NEXT, threads, "monotonic")
-    _write(b, GENERATION, b.add(generation, 1))
-    b.line(f"br label %{end}")
-    b.begin(wait)
-    same = b.compare("eq", _read(b, GENERATION), generation)
-    b.line(f"br {same}, label %{spin}, label %{end}")
-    b.begin(spin)
-    _pause(b)
-    b.set(spins, b.add(b.get(spins), 1))
-    is_tired = b.compare("ugt", b.get(spins), b.load("i64", _slot(b, BARRIER_SPINS), 8))
-    b.line(f"br {is_tired}, label %{tired}, label %{check}")
-    b.begin(tired)
-    # The member that is waited for may have no processor: let it have this one.
-    b.call("i32", _function(b, YIELD))
-    b.line(f"br label %{check}")
-    b.begin(check)
-    b.line(f"br label %{wait}")
-    b.begin(end)
+    b.set(spins, i64(0))
+    with b.loop(0, threads) as other:
+        theirs = b.offset(_line(b, other), _REACHED)
+        wait, spin, rest, tired, end = (
+            b.fresh(n) for n in ("wait", "spin", "rest", "tired", "end")
+        )
+        b.label(wait)
+        there = b.value("i64", f"load atomic i64, {theirs} acquire, align 8")
+        b.line(f"br {b.compare('sge', there, now)}, label %{end}, label %{spin}")
+        b.begin(spin)
+        b.set(spins, b.add(b.get(spins), 1))
+        # A pause takes as long as a line that crosses between processors: not at first.
+        is_early = b.compare("ult", b.get(spins), EAGER_LOOKS)
+        b.line(f"br {is_early}, label %{wait}, label %{rest}")
+        b.begin(rest)
+        _pause(b)
+        is_tired = b.compare("ugt", b.get(spins), b.load("i64", _slot(b, BARRIER_SPINS), 8))
+        b.line(f"br {is_tired}, label %{tired}, label %{wait}")
+        b.begin(tired)
+        # The member that is waited for may have no processor: let it have this one.
+        b.call("i32", _function(b, YIELD))
+        b.line(f"br label %{wait}")
+        b.begin(end)
 
 
 def _note(b: Builder, times: Value, number: Value) -> None:
@@ -211,7 +233,7 @@ def _start_job(b: Builder) -> None:
 
 
 def _line(b: Builder, member: Value) -> Value:
-    return b.offset(_slot(b, MEMBERS), b.mul(member, 8 * LINE))
+    return b.offset(_slot(b, MEMBERS), b.mul(member, 8 * _OF_MEMBER))
 
 
 def member(name: str, target: Target) -> Builder:

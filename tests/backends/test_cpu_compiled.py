@@ -23,7 +23,8 @@ from ggsched_cpu import native
 from ggsched_cpu.device import CpuDevice, CpuSettings
 from ggsched_cpu.kernels import EMITTERS as NUMPY_EMITTERS
 from ggsched_cpu.program import Calls, Stretch, compile_steps, segment
-from ggsched_cpu.threads import _quota, default_threads, threads_setting
+from ggsched_cpu.threads import _quota, default_threads, threads_setting, warn_of_crowd
+from ggsched_cpu_kernels.target import Target
 from tests.backends import against_oracle
 from tests.backends.against_oracle import tame, whole
 
@@ -310,6 +311,28 @@ def test_times_of_nodes(monkeypatch, threads):
     made.close()
 
 
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_each_node_sees_all_parts_of_the_one_before(monkeypatch, threads):
+    """Permutations: a row that is read before it was written, or written twice, is out of place."""
+    split_everything(monkeypatch)
+    rng = np.random.default_rng(threads)
+    g, weights = GraphBuilder(), {}
+    order, x = np.arange(28), g.input("x", (1, 28))
+    for i in range(120):
+        turn = rng.permutation(28)
+        order = order[turn]
+        weights[f"w{i}"] = np.eye(28, dtype=np.float32)[turn]
+        x = g.mul_mat(g.weight(f"w{i}", (28, 28)), x)
+        if i % 3 == 0:
+            x = g.scale(x, 1.0, 0.0)  # of one part
+    graph = g.build(x)
+    team = device(threads=threads)
+    for run in range(5):
+        values = weights | {"x": np.arange(28, dtype=np.float32)[None] + run}
+        (found,) = run_direct(team, graph, values).values()
+        np.testing.assert_array_equal(found[0], order + run)
+
+
 def test_several_streams_share_the_team(monkeypatch):
     split_everything(monkeypatch)
     made, graph = device(threads=2), decoder(3)
@@ -433,6 +456,32 @@ def test_quota_of_control_groups(tmp_path, files, expected):
     own = tmp_path / "own"
     own.write_text("0::/a/b\n4:memory:/x\n3:cpu,cpuacct:/\n")
     assert _quota(tmp_path, own) == expected
+
+
+@pytest.mark.parametrize(
+    ("threads", "quota", "said"),
+    [
+        (2, None, ""),
+        (3, None, "3 threads share 2 processors"),
+        (2, 1, "2 threads share 1 processor,"),
+    ],
+)
+def test_more_threads_than_processors_are_told(monkeypatch, caplog, threads, quota, said):
+    """They work, but slowly: each waits for others that have no processor."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("ggsched_cpu.threads._quota", lambda: quota)
+    warn_of_crowd(threads)
+    assert caplog.text.count("WARNING") == bool(said)
+    assert said in caplog.text
+
+
+def test_a_processor_without_kernels(monkeypatch, caplog):
+    old = Target("x86_64-unknown-linux-gnu", "nehalem", "+sse4.2")
+    monkeypatch.setattr("ggsched_cpu_kernels.compiler.host_target", lambda: old)
+    assert native.library.__wrapped__() is None
+    (record,) = caplog.records
+    assert "there are no kernels for nehalem" in record.message
+    assert "numpy computes instead" in record.message
 
 
 def test_numpy_when_asked(monkeypatch):

@@ -89,3 +89,45 @@ def test_a_truncated_file_is_refused_in_one_line(files, capsys):
 def test_options_for_onnx_models_are_refused_for_others(files, capsys):
     assert main(["run", str(files / "x.gguf"), "--input", "x=y"]) == 2
     assert "--input is for ONNX models" in capsys.readouterr().err
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """Files by what is wrong with them."""
+    from tests.importers.onnx_files import I64, model, node, tensor
+
+    def made(nodes, weights=None, shape=(2,), outputs="y"):
+        return model(nodes, [tensor("x", shape)], [tensor(outputs, None)], weights)
+
+    far = made([node("Add", "x w", "y")], {"w": np.zeros(2, np.float32)})
+    (w,) = far.graph.initializer
+    w.ClearField("raw_data")
+    w.data_location = onnx.TensorProto.EXTERNAL
+    w.external_data.add(key="location", value="../../secret")
+    protos = {
+        "far": far,
+        "cycle": made([node("Add", "x b", "a"), node("Exp", "a", "b")], outputs="b"),
+        "huge": made([node("ConstantOfShape", "n", "y")], {"n": np.array([1 << 40, 1 << 40])}),
+        "extent": made([node("Exp", "x", "y")], shape=(1 << 40, 1 << 20)),
+        "types": made([node("Add", "x w", "y")], {"w": np.zeros(2, np.int64)}),
+        "op": made([node("Frobnicate", "x", "y")]),
+        "strings": model([node("Identity", "x", "y")], [tensor("x", [2], 8)],
+                         [tensor("y", None, 8)]),
+        "output": model([node("Exp", "x", "z")], [tensor("x", [2])], [tensor("y", None, I64)]),
+    }  # fmt: skip
+    for name, proto in protos.items():
+        (tmp_path / f"{name}.onnx").write_bytes(proto.SerializeToString())
+    np.save(tmp_path / "x.npy", np.ones(2, np.float32))
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+@pytest.mark.parametrize(
+    "name", ["far", "cycle", "huge", "extent", "types", "op", "strings", "output"]
+)
+def test_bad_models_are_refused_in_one_line(hostile, capsys, command, name):
+    given = ["--input", f"x={hostile / 'x.npy'}"] if command == "run" else []
+    assert main([command, str(hostile / f"{name}.onnx"), "--devices", "cpu:0", *given]) == 2
+    out, err = capsys.readouterr()
+    assert len(err.splitlines()) == 1
+    assert not out

@@ -51,7 +51,8 @@ def test_a_way_to_another_machine_costs_the_message_too(found):
     rates = found.rates
     there, between, here = rates.link(0, HOST), rates.between(0, 2), rates.link(HOST, 2)
     whole = rates.link(0, 2)
-    assert whole.latency_s == there.latency_s + between.latency_s + here.latency_s
+    latencies = [way.latency_s for way in (there, between, here)]
+    assert whole.latency_s == pytest.approx(sum(latencies))
     assert 1 / whole.bandwidth == pytest.approx(
         sum(1 / w.bandwidth for w in (there, between, here))
     )

@@ -26,13 +26,15 @@ MIXES = (  # what is not named lies on the last machine
 )
 
 
-def logits(model, devices, rules=(), pipelining="off"):
+def logits(model, devices, rules=(), pipelining="off", **more):
+    offload = Offload(n_gpu_layers=0, overrides=tuple(rules)) if rules else Offload()
     options = SessionOptions(
         n_ctx=32,
         n_batch=8,
         n_ubatch=4,
-        offload=Offload(n_gpu_layers=0, overrides=tuple(rules)),
+        offload=offload,
         pipelining=pipelining,
+        **more,
     )
     with Session(model, devices, options, settings=Settings(timeout_s=20)) as session:
         first = session.feed(PROMPT, all_logits=True)
@@ -62,6 +64,22 @@ def test_logits(name, group):
         found, parts = logits(model, group, rules, "on" if mix is MIXES[0] else "off")
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5, err_msg=str(mix))
         assert max(parts) == 1 + len(set(mix.values()))
+
+
+@pytest.mark.parametrize("group", [2, None])
+def test_layers_shared_by_the_devices_of_a_machine(group):
+    """A pipeline of machines whose two devices share each layer; or all four share it."""
+    model = load_model(ORACLE / "llama-tiny-f32.gguf", weights="packed")
+    wanted, _ = logits(model, ["cpu:0"])
+    pair = ("cpu:0", "cpu:1")
+    devices = open_group(Members("a", "b").start, [("a", pair), ("b", pair)], timeout_s=20)
+    try:
+        found, parts = logits(model, devices, split_mode="tensor", group_size=group)
+    finally:
+        for device in devices:
+            device.close()
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
+    assert max(parts) == 2
 
 
 @pytest.mark.opencl

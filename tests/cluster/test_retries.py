@@ -1,55 +1,50 @@
 """Generation that goes on from its tokens after a machine was lost."""
 
 import logging
-import os
-import signal
 
 import pytest
 
 pytest.importorskip("zmq")
 
 from ggsched.backend.registry import open_devices
-from ggsched.cluster.local import local_start
 from ggsched.cluster.remote_devices import open_group
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault, UsageError
 from ggsched.models.load import load_model
 from ggsched.models.session import Session, SessionOptions
 from ggsched.run import open_devices as opening
+from tests.cluster.workers import Members
 from tests.models.helpers import ORACLE
 
 PROMPT, COUNT = [3, 1, 4, 1, 5], 8
-ONE_THREAD = {"GGSCHED_THREADS": "1", "GGSCHED_BACKENDS": "cpu"}
 
 
 @pytest.fixture
 def machines(monkeypatch):
-    """Let ``local://`` name the machines that are there; returns their names, to be changed."""
-    names = ["a", "b"]
+    """Let ``threads://`` name the machines that are there; they can be changed."""
+    there = Members("a", "b")
 
     def opened(specs, **more):
-        if list(specs) == ["local://"]:
-            return open_group(local_start(names, ONE_THREAD), backends=("cpu",), timeout_s=20)
+        if list(specs) == ["threads://"]:
+            return open_group(there.start, backends=("cpu",), timeout_s=20)
         return open_devices(specs, **more)
 
     monkeypatch.setattr(opening, "open_devices", opened)
-    return names
-
-
-def lose(session, machine):
-    os.kill(session.scheduler.devices[0].group.driver._members[machine].process.pid, signal.SIGKILL)
+    return there
 
 
 def generated(machines, retries, left=("a", "b")):
     llama = load_model(ORACLE / "llama-tiny-f32.gguf")
     settings = Settings(timeout_s=20)
-    with Session(llama, ["local://"], SessionOptions(n_ctx=32), settings=settings) as session:
+    with Session(llama, ["threads://"], SessionOptions(n_ctx=32), settings=settings) as session:
         found = []
         for token in session.generate(PROMPT, COUNT, retries=retries):
             found.append(token)
             if len(found) == 3:
-                machines[:] = left
-                lose(session, 1)
+                machines.names = left
+                lost = machines.found["b"]
+                lost.dead = "it was killed"
+                lost.end(5)
         return found, len(session.scheduler.devices)
 
 

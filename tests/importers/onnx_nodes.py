@@ -30,10 +30,11 @@ def covered(case: Any, patterns: Mapping[str, str]) -> bool:
     """Whether a test is one of those that must pass."""
     if any(fnmatch(case.name, pattern) for pattern in patterns):
         return False
-    return all(kind in TYPES for kind in _types(case.model.graph))
+    return all(kind in TYPES for kind in types(case.model.graph))
 
 
-def _types(graph: Any) -> Iterator[int]:
+def types(graph: Any) -> Iterator[int]:
+    """Yield the numbers of the element types of inputs, outputs and attributes; -1 for others."""
     for info in (*graph.input, *graph.output):
         yield info.type.tensor_type.elem_type if info.type.HasField("tensor_type") else -1
     for node in graph.node:
@@ -43,7 +44,7 @@ def _types(graph: Any) -> Iterator[int]:
             if a.HasField("t"):
                 yield a.t.data_type
             if a.HasField("g"):
-                yield from _types(a.g)
+                yield from types(a.g)
 
 
 def bound(case: Any, given: Mapping[str, np.ndarray]) -> tuple[OnnxModel, BoundModel]:

@@ -4,9 +4,12 @@ from fnmatch import fnmatch
 
 import onnx
 import pytest
+from onnx import TensorProto
 
 from ggsched import GgschedError, Scheduler, open_devices
-from tests.importers.onnx_nodes import check, covered, excluded
+from tests.importers.onnx_nodes import check, covered, excluded, types
+
+USUAL = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64, TensorProto.BOOL}
 
 TESTED = "1.23."
 """With other versions of onnx, whose set differs, 95 % must pass; with this one all of it."""
@@ -29,6 +32,15 @@ def test_ops_do_what_onnx_says(node_cases):
     allowed = 0 if onnx.__version__.startswith(TESTED) else len(wanted) // 20
     assert len(failed) <= allowed, "\n".join(failed)
     assert len(wanted) > 1000
+
+
+def test_most_of_all_tests_of_the_usual_types_are_run(node_cases):
+    """Whatever the ops: nothing that only these types need is left out beyond 5 %."""
+    patterns = excluded()
+    usual = [c for c in node_cases if set(types(c.model.graph)) <= USUAL]
+    run = [c for c in usual if covered(c, patterns)]
+    assert len(usual) > 1000
+    assert len(run) >= 0.95 * len(usual)
 
 
 def test_each_exclusion_is_needed(node_cases):

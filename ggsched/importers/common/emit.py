@@ -64,11 +64,14 @@ class Emitter:
 
     Attributes:
         weights: Arrays by the name of their weight.
+        rounded: By the id of a tensor of integers, the floats that were saturated to it, and the
+            limits of its type.
     """
 
     def __init__(self, name: str) -> None:
         self.g = GraphBuilder(name)
         self.weights: dict[str, Array] = {}
+        self.rounded: dict[int, tuple[Value, int, int]] = {}
         self._made: dict[str, Tensor] = {}
         self._calls = 0
         self._folded_nbytes = 0

@@ -42,27 +42,7 @@ def _det(c: Call) -> Value:
     return c.nd("det", c.x())
 
 
-@converts("MatMulInteger")
-def _matmul_integer(c: Call) -> Value:
-    a, b = c.x(), c.x(1)
-    if not c.has(2) and not c.has(3):
-        return c.nd("matmul_i32", a, b)
-    # In f64, whose sums of products of 9-bit integers are exact.
-    a, b = _centred(c, a, 2), _centred(c, b, 3)
-    return c.nd("cast", c.nd("matmul", a, b), to="i32")
-
-
-def _centred(c: Call, x: Value, i: int) -> Value:
-    wide = c.nd("cast", x, to="f64")
-    zero = c.maybe(i)
-    if zero is None:
-        return wide
-    if i == 2 and len(zero.shape) == 1 and zero.shape != (1,):
-        zero = c.emit.reshape(zero, (*zero.shape, 1))
-    return c.nd("sub", wide, c.nd("cast", zero, to="f64"))
-
-
-def _geometry(c: Call, kernel: tuple[int, ...]) -> dict[str, Any]:
+def geometry(c: Call, kernel: tuple[int, ...]) -> dict[str, Any]:
     """Return strides, dilations and pads of a convolution or a pool."""
     x = c.x().shape
     n = len(kernel)
@@ -98,7 +78,7 @@ def _conv(c: Call) -> Value:
         raise c.bad("kernel_shape is not that of the weights")
     values = [c.x(), w, *([c.x(2)] if c.has(2) else [])]
     group = c.attr("group", 1)
-    return c.nd("conv", *values, **_geometry(c, kernel), group=group, bias=len(values) > 2)
+    return c.nd("conv", *values, **geometry(c, kernel), group=group, bias=len(values) > 2)
 
 
 @converts("ConvTranspose")
@@ -145,7 +125,7 @@ def _conv_transpose(c: Call) -> Value:
 @converts("MaxPool", "AveragePool", "LpPool")
 def _pool(c: Call) -> Value | tuple[Value, ...]:
     x, kernel = c.x(), tuple(c.need("kernel_shape", list))
-    how = _geometry(c, kernel)
+    how = geometry(c, kernel)
     extra = _ceiled(c, kernel, how) if c.attr("ceil_mode", False) else (0,) * len(kernel)
     n = len(kernel)
     how["pads"] = (*how["pads"][:n], *(p + e for p, e in zip(how["pads"][n:], extra, strict=True)))

@@ -12,6 +12,7 @@ from ggsched.importers.onnx import (  # noqa: F401
     ops_elements,
     ops_layout,  # all register converters
     ops_products,
+    ops_quantized,
     ops_reductions,
     resize,
 )
