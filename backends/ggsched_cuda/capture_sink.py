@@ -48,7 +48,7 @@ class Captured:
 class MirrorProgram(Launchable, Protocol):
     """A program whose last call may write its result to the host too.
 
-    Its first call may be launched early or in turn, and may meet one of another GPU.
+    Its first call may be launched with PDL or in turn, and may meet one of another GPU.
     """
 
     sending: MirroredLaunch | None
@@ -113,7 +113,7 @@ class CapturingSink(CommandSink):
     def launch(self, program: "MirrorProgram", steps: Sequence[Step]) -> None:
         """Run the steps of a program.
 
-        The last one is put off if it can send its result, all of them if the first one may meet
+        The last one is deferred if it can send its result, all of them if the first one may meet
         the launches of other GPUs that it waits for.
         """
         if (
@@ -130,7 +130,7 @@ class CapturingSink(CommandSink):
         self._launch(program, steps)
 
     def launch_meeting(self, words: Sequence[Words]) -> None:
-        """Enqueue the launch that was put off, which meets other GPUs' by words in memory."""
+        """Enqueue the deferred launch, which meets other GPUs' by words in memory."""
         assert self._held is not None
         (program, steps), self._held = self._held, None
         self._behind = []
@@ -144,7 +144,7 @@ class CapturingSink(CommandSink):
             self.captured.words.add(self._queue.words)
         sending = program.sending
         if self._is_behind_peer and program.in_turn is not None:
-            # An early launch is ordered with its predecessor by an edge of a kind that is for
+            # A launch with PDL is ordered with its predecessor by an edge of a kind that is for
             # kernels of one GPU.
             if sending is not None and len(steps) == 1:
                 sending = sending._replace(step=program.in_turn)
@@ -194,7 +194,7 @@ class CapturingSink(CommandSink):
         return [m for m in self.captured.before if not m.is_done()]
 
     def flush(self) -> None:
-        """Hand over what was put off, before something else."""
+        """Hand over what was deferred, before something else."""
         self.gpu.enter()
         self.last = None
         behind, self._behind = self._behind, []

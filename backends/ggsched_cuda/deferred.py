@@ -57,7 +57,7 @@ class DeferredCommands:
     ) -> None:
         self._transfer = transfer
         self._failed = failed
-        self._moves: list[Move] = []  # empty while a launch is put off
+        self._moves: list[Move] = []  # empty while a launch is deferred
         self._sending: MirroredLaunch | None = None
 
     def move(self, move: Move) -> None:
@@ -81,7 +81,7 @@ class DeferredCommands:
         self._sending = sending
 
     def flush(self) -> None:
-        """Hand over what was put off."""
+        """Hand over what was deferred."""
         if self._sending is not None:
             self._launch(0)
         moves, self._moves = self._moves, []

@@ -2,7 +2,7 @@
 
 Between a row that a GPU makes and the sum that another one reads it for stands an event. As an edge
 of a graph such an event costs the host 1.4 us at each replay, before the GPUs begin, and the
-kernel behind it cannot be launched early. So where sums of a group of GPUs read from each other
+kernel behind it cannot be launched with PDL. So where sums of a group of GPUs read from each other
 what stands right before the others, they *meet* in the place of all edges: each kernel tells each
 other one, by a word in that GPU's memory, that all before it on its stream is complete, and reads
 nothing before all have told it.
@@ -83,11 +83,11 @@ class Guest(Protocol):
         """The GPU."""
 
     def launch_meeting(self, words: Sequence[Words]) -> None:
-        """Enqueue the launch that was put off, which meets others."""
+        """Enqueue the deferred launch, which meets others."""
 
 
 class Waiting(NamedTuple):
-    """A launch that was put off.
+    """A deferred launch.
 
     Attributes:
         guest: Whose.
@@ -121,7 +121,7 @@ class Meetings:
         return self._count
 
     def offer(self, guest: Guest, awaited: Sequence[Marker], words: int) -> bool:
-        """Let a launch that was put off meet those that wait for it, or remember it.
+        """Let a deferred launch meet those that wait for it, or remember it.
 
         Args:
             guest: Who has put the launch off.

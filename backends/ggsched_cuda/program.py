@@ -132,7 +132,7 @@ class CudaProgram:
         return driver.launch_kernel, arguments
 
     def _in_turn(self, call: Call) -> Step:
-        """Return the first step without an early launch."""
+        """Return the first step without programmatic dependent launch."""
         launch, arguments = self.steps[0]
         if launch is not driver.launch_configured:
             return self.steps[0]

@@ -35,7 +35,7 @@ class KernelCode(NamedTuple):
         source: Name of the source.
         defines: Preprocessor definitions.
         kernel: The kernel.
-        mode: How kernels that are launched early begin.
+        mode: How kernels that are launched with PDL begin.
         launch: When it may be launched.
     """
 

@@ -25,7 +25,7 @@ STAGED_NBYTES: Final = 256 << 20
 """With more than this on the way a stream waits for its oldest piece, for at most ``PATIENCE_S``;
 then it takes more memory, lest it waits for a stream that is held."""
 
-MOST_STAGED: Final = 16
+MAX_STAGED: Final = 16
 """Pieces on the way, behind which commands wait in the backlog. The driver's queue is finite, and
 who finds no room is blocked (STR-2): a held stream took hundreds of launches, but of uploads, each
 a call of the host and a copy behind it, 56 (H100, driver 580)."""
@@ -301,10 +301,10 @@ class CudaQueue(CommandQueue[Point]):
         self._now = Held()
 
     def _has_places(self) -> bool:
-        if self._pieces >= MOST_STAGED:
+        if self._pieces >= MAX_STAGED:
             self.enter()
             self._sweep()
-        return self._pieces < MOST_STAGED
+        return self._pieces < MAX_STAGED
 
     def _require_places(self, timeout_s: float) -> None:
         if not ROOM_POLLING.wait_until(self._has_places, timeout_s):

@@ -9,7 +9,7 @@ The clocks of GPU and host drift apart. Each base is a knot of the line that lea
 other: the line goes on where it is, so that what the GPU did stays in order, and what the two are
 apart by then is made up for until the next knot.
 
-An event between two kernels keeps the second from being launched early, and a node that the GPU
+An event between two kernels keeps the second from being launched with PDL, and a node that the GPU
 had to wait for has that in its time: the host tells what it is to do behind the event.
 """
 

@@ -1,6 +1,6 @@
 """Which calls may read some of their operands while their predecessor still runs.
 
-A kernel that is launched early waits before it reads anything (``programmatic_launch.py``),
+A kernel that is launched with PDL waits before it reads anything (``programmatic_launch.py``),
 although some of what it reads may have been there for long: caches, masks and positions, where the
 predecessor computes queries. Two things make it safe to read these before:
 
@@ -27,7 +27,7 @@ def reading_early(call: Call, before: Call, writes: Iterable[Operand]) -> Call:
     """Return a call that reads its ``early_reads`` early, or as it was if it may not.
 
     Args:
-        call: Any call; kernels with early reads know the definition.
+        call: Any call; kernels that prefetch know the definition.
         before: The call that is enqueued before it, of the same program.
         writes: All that this one may write.
     """

@@ -45,7 +45,7 @@ _NUMBERS: Final = {"on": 1, "late": 2, "broken": 3}
 
 
 def starts_early(launch: Launch, arch: int, mode: Mode) -> bool:
-    """Whether a call is launched early on GPUs of an architecture."""
+    """Whether a call is launched with PDL on GPUs of an architecture."""
     return mode != "off" and arch >= FIRST_ARCH and launch is not Launch.IN_TURN
 
 

@@ -61,7 +61,7 @@ def text_of(
 
     Args:
         name: The source.
-        mode: How kernels that are launched early begin.
+        mode: How kernels that are launched with PDL begin.
         launch: When its kernels may be launched.
         kernel: The only kernel that is wanted; all of the source if not given.
 

@@ -90,18 +90,6 @@ class CapturingDevice(Protocol):
         """
 
 
-@runtime_checkable
-class ReplayingStream(Protocol):
-    """A stream of such a device."""
-
-    def replay(self, graph: DeviceGraph) -> None:
-        """Enqueue what was captured as one command (CAP-1).
-
-        Raises:
-            UsageError: the graph was captured on another stream first, or is closed.
-        """
-
-
 def offers_capture(device: Device) -> "TypeGuard[CapturingDevice]":
     """Whether a device offers capture."""
     return isinstance(device, CapturingDevice)

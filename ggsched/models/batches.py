@@ -436,12 +436,14 @@ class MicroBatches:
         first = self.scheduler.plan(parts[0].graph, self.constraints)
         if len({s.device for s in first.splits.splits}) < 2:
             return None
-        sequential_s = sum(self._apart_s([p.graph for p in some]) for some in _of_one_size(parts))
+        sequential_s = sum(
+            self._sequential_s([p.graph for p in some]) for some in _of_one_size(parts)
+        )
         plan = self.scheduler.plan(joined.graph, constraints)
         prediction = predict_step(joined.graph, plan, self.rates)
         return Forecast(prediction.seconds, sequential_s, prediction.source)
 
-    def _apart_s(self, graphs: Sequence[Graph]) -> float:
+    def _sequential_s(self, graphs: Sequence[Graph]) -> float:
         """Return what graphs of one size take one after another, going by the first and the last.
 
         They differ in the rows of the cache that attention looks at, which grow evenly.

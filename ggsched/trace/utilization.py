@@ -26,7 +26,7 @@ from ggsched.trace.plan_account import PlanAccount, plan_accounts
 from ggsched.trace.schema import TracedPlan
 from ggsched.trace.timeline import COPIES, Span, Timeline
 
-MOST_VISITS: Final = 2
+MAX_VISITS: Final = 2
 """A stage of a pipeline is visited once by each micro-batch, or twice where the host is one too."""
 
 CAUSES: Final[tuple[Cause, ...]] = ("copy", "peer", "host", "done")
@@ -238,7 +238,7 @@ def _is_shared(timeline: Timeline) -> bool:
     for plan in timeline.plans:
         splits = plan.splits.splits
         visits = len({s.device for s in splits}) * micro_batches(plan)
-        if len(splits) > MOST_VISITS * visits:
+        if len(splits) > MAX_VISITS * visits:
             return True
     return False
 

@@ -15,10 +15,10 @@ import numpy as np
 from ggsched.backend.arrays import Array
 from ggsched_cpu.lowering_context import F32, Call
 
-_MOST_ELEMENTS: Final = 1200
+_MAX_ELEMENTS: Final = 1200
 """Largest result of a small product of rows with rows."""
 
-_MOST_PRODUCTS: Final = 1_000_000
+_MAX_PRODUCTS: Final = 1_000_000
 """Most multiplications of a small product."""
 
 _LEAST_COLUMNS: Final = 32
@@ -89,13 +89,13 @@ def _is_interleaved(w: Array, out: Array) -> bool:
 def _tile(w: Array, x: Array, out: Array) -> Tile | None:
     """Return the tile to cut into, or None if one product is as well."""
     (m, n), k = out.shape[-2:], x.shape[-1]
-    small = m * n <= _MOST_ELEMENTS and m * n * k <= _MOST_PRODUCTS
+    small = m * n <= _MAX_ELEMENTS and m * n * k <= _MAX_PRODUCTS
     if m < 2 or m >= _PANELS_PAY or small or k < _LEAST_COLUMNS:
         return None
     if any(a.strides[-1] != F32.itemsize for a in (w, x, out)):
         return None  # w transposed: rows meet columns, for which other limits hold
     for vectors in (16, 8, 4) if m >= 16 else (m, m // 2):
-        most = min(_MOST_ELEMENTS // max(1, vectors), _MOST_PRODUCTS // max(1, vectors * k), n)
+        most = min(_MAX_ELEMENTS // max(1, vectors), _MAX_PRODUCTS // max(1, vectors * k), n)
         if most >= 8:
             return vectors, 1 << (most.bit_length() - 1)
     return None

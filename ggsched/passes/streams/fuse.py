@@ -22,7 +22,7 @@ from ggsched.plan.fusions import Fusion
 from ggsched.plan.splits import Splits
 from ggsched.topology.model import Topology
 
-_MOST_ACCESSES: Final = 2
+_MAX_ACCESSES: Final = 2
 """What stays inside a group is written once and read once."""
 
 
@@ -132,7 +132,7 @@ class _Search:
         operand = self.graph.tensors[user.inputs[k]]
         storage = operand.storage
         root = self.graph.tensors[storage]
-        if root.role is not Role.TEMP or self.uses.accesses[storage] != _MOST_ACCESSES:
+        if root.role is not Role.TEMP or self.uses.accesses[storage] != _MAX_ACCESSES:
             return None
         number = self.uses.writers[storage][0]
         maker = self.graph.nodes[number]

@@ -1,7 +1,7 @@
 """What a conformance case is: a small named function with its rule and what it needs.
 
     @case("EVT-5", "A done event stays done.", "events")
-    def evt5_done_stays_done(w: World) -> None:
+    def evt5_done_stays_done(w: TestContext) -> None:
         ...
 
 The decorator returns the ``Case``; a module's cases are those of its attributes.

@@ -5,9 +5,9 @@
     cluster.idle_share(), cluster.nbytes[0, 1]
 
 Each machine is a world of its own with a host and the ordinary executor, in a thread. A message
-leaves when its sender's host has got that far and its network card is free, and is there after the
-latency and the time of its bytes; the receiver's host waits until then. Which thread gets on when
-does not matter: times are functions of the plan, the costs and the links.
+leaves when its sender's host has got that far and its network adapter is free, and arrives after
+the latency and the time of its bytes; the receiver's host waits until then. The order in which
+threads run does not matter: times are functions of the plan, the costs and the links.
 """
 
 from collections import Counter
@@ -204,7 +204,7 @@ class SimCluster:
             return self._there.pop(wanted)
 
     def seconds(self, nbytes: int) -> tuple[float, float]:
-        """Return how long a message keeps its sender's card busy, and the latency."""
+        """Return how long a message keeps its sender's adapter busy, and the latency."""
         return nbytes / self._link.bandwidth, self._link.latency_s
 
     def _lost(self, machine: int, src: int, tag: int) -> None:
