@@ -85,8 +85,8 @@ class Settings:
     rates: str = "auto"
     activations: Literal["auto", "f32"] | None = None
     threads: int | None = None
-    models: str = ""
-    weight_cache: str = ""
+    models: str | None = None
+    weight_cache: str | None = None
     cpu_kernels: Literal["auto", "numpy"] = "auto"
 
     @classmethod

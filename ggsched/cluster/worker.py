@@ -76,7 +76,7 @@ class Worker:
         self._run, self._is_given_up = -1, False
         self._beats: _Beats | None = None
         settings = Settings.from_environment()
-        self._sources = Sources(settings.models, settings.weight_cache)
+        self._sources = Sources(settings.models or "", settings.weight_cache or "")
         self._stash: list[tuple[m.Any_, Sequence[memoryview]]] = []
 
     def serve(self) -> None:

@@ -83,7 +83,7 @@ def test_without_rates_the_product_that_counts_is_measured(monkeypatch, faster):
 
     monkeypatch.setattr(quick_rates, "measure_product", measure)
     monkeypatch.setattr(quick_rates.Bench, "stream", lambda bench: None)
-    monkeypatch.setattr(quick_rates, "PaperDevice", ())
+    monkeypatch.setattr(quick_rates, "RefusingDevice", ())
     found = chosen(LARGE, machine(), rates="off")
     assert found.names == (faster,)
     assert sorted(asked) == [("cpu:0", Q8_0), ("opencl:0", Q8_0)]
