@@ -176,11 +176,12 @@ class BatchRunner:
         found = self._run_parts(parts, copy or all_logits)
         return np.concatenate(found) if all_logits else found[-1]
 
-    def run_spans(self, spans: Sequence[Span]) -> np.ndarray:
+    def run_spans(self, spans: Sequence[Span], *, copy: bool = True) -> np.ndarray:
         """Run tokens of several sequences, micro-batch by micro-batch.
 
         Args:
             spans: The tokens of each, at least one, in different rows of the cache.
+            copy: False for logits that are to be read before anything else is run.
 
         Returns:
             float32 (sequences, vocabulary), for the last token of each.
@@ -200,7 +201,10 @@ class BatchRunner:
             start = 0
             while start < len(span.tokens):
                 piece = span.tokens[start : start + step - used]
-                pieces.append(replace(span, tokens=piece, n_past=span.n_past + start))
+                if len(piece) == len(span.tokens):
+                    pieces.append(span)
+                else:
+                    pieces.append(replace(span, tokens=piece, n_past=span.n_past + start))
                 start += len(piece)
                 used += len(piece)
                 if start == len(span.tokens):
@@ -209,7 +213,8 @@ class BatchRunner:
                     close()
         if pieces:
             close()
-        return np.concatenate(self._run_parts(parts, copy=True))
+        found = self._run_parts(parts, copy or sum(part.is_wanted for part in parts) > 1)
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _run_parts(self, parts: Sequence["_Part"], copy: bool) -> list[np.ndarray]:
         """Run micro-batches, batch by batch; return the logits of those that are wanted."""
@@ -277,7 +282,11 @@ class BatchRunner:
         return out
 
     def _note(self, logits: np.ndarray) -> None:
-        """Look at logits once: for numbers that are not finite, and for what a sampler asks."""
+        """Look at logits once: for numbers that are not finite, and for what a sampler asks.
+
+        A number that is not finite in front of the output matrix is in each sum of its row, so one
+        column tells.
+        """
         self.top_token = best = argmax(logits[-1])
-        top = logits[-1, best] if len(logits) == 1 else logits.max()
-        self.has_nonfinite |= not np.isfinite(top)
+        is_finite = np.isfinite(logits[-1, best]) and np.isfinite(logits[:, 0]).all()
+        self.has_nonfinite |= not is_finite

@@ -201,7 +201,7 @@ def span_inputs(
         out_rows: Tokens that get logits, counted through all spans.
         window: Sliding window in tokens, 0 for none.
     """
-    positions, first, slots, tokens = _joined([_span_rows(span) for span in spans])
+    positions, first, slots, tokens = _rows_of(spans)
     rows = first + positions
     inputs = {
         "tokens": tokens,
@@ -216,17 +216,21 @@ def span_inputs(
     return {name: value for name, value in inputs.items() if name in graph}
 
 
-def _span_rows(span: Span) -> tuple[np.ndarray, ...]:
-    """Return positions, first rows, slots and tokens of a span, int32 (T,) each."""
-    n = len(span.tokens)
-    positions = np.arange(span.n_past, span.n_past + n, dtype=np.int32)
-    first, slots = np.empty((2, n), np.int32)
-    first[:], slots[:] = span.first_row, span.slot
-    return positions, first, slots, span.tokens
-
-
-def _joined(each: Sequence[tuple[np.ndarray, ...]]) -> Sequence[np.ndarray]:
-    return each[0] if len(each) == 1 else [np.concatenate(a) for a in zip(*each, strict=True)]
+def _rows_of(spans: Sequence[Span]) -> tuple[np.ndarray, ...]:
+    """Return positions, first rows, slots and tokens of spans, int32 (T,) each."""
+    if len(spans) == 1:
+        (span,) = spans
+        n = len(span.tokens)
+        positions = np.arange(span.n_past, span.n_past + n, dtype=np.int32)
+        first, slots = np.empty((2, n), np.int32)
+        first[:], slots[:] = span.first_row, span.slot
+        return positions, first, slots, span.tokens
+    counts = [len(span.tokens) for span in spans]
+    numbers = np.array([(s.n_past, s.first_row, s.slot) for s in spans], np.int32)
+    positions, first, slots = np.repeat(numbers.T, counts, axis=1)
+    if max(counts) > 1:
+        positions += np.concatenate([np.arange(n, dtype=np.int32) for n in counts])
+    return positions, first, slots, np.concatenate([span.tokens for span in spans])
 
 
 def _pairs(begin: np.ndarray, end: np.ndarray) -> np.ndarray:

@@ -190,11 +190,15 @@ class Sequences:
         return made
 
     @guarded(is_open=True)
-    def step(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, np.ndarray]:
+    def step(
+        self, tokens: Mapping[int, Sequence[int]], *, copy: bool = True
+    ) -> dict[int, np.ndarray]:
         """Append tokens to sequences, all in the same micro-batches; all of them or none.
 
         Args:
             tokens: Ids by sequence, at least one of each; as many of each as one likes.
+            copy: False for logits that may be views of memory into which the next call of the
+                session writes. Logits of many sequences are many megabytes.
 
         Returns:
             float32 (vocabulary,) for the last token of each sequence.
@@ -217,7 +221,7 @@ class Sequences:
                 )
             whole = np.asarray(ids, np.int32)
             spans.append(Span(whole, past, self._slots[sequence].first_row, sequence))
-        logits = self._session.batches.run_spans(spans)
+        logits = self._session.batches.run_spans(spans, copy=copy)
         for sequence, span in zip(tokens, spans, strict=True):
             self._slots[sequence].n_past = span.n_past + len(span.tokens)
         return dict(zip(tokens, logits, strict=True))

@@ -103,7 +103,7 @@ def _timed_together(session: "Session", test: SpeedTest, tokens: list[int]) -> f
         rest = tokens[test.depth :]
         began = time.perf_counter()
         for fed in [rest] if test.kind == "pp" else [[token] for token in rest]:
-            several.step(dict.fromkeys(active, fed))
+            several.step(dict.fromkeys(active, fed), copy=False)
         return time.perf_counter() - began
     finally:
         for sequence in active:

@@ -145,3 +145,31 @@ def test_what_is_refused():
             several.join()
     with pytest.raises(UsageError, match="9 sequences in a cache of 8 rows"):
         opened(n_ctx=8, n_parallel=9)
+
+
+@pytest.mark.parametrize("n_ubatch", [2, 64])
+def test_logits_of_a_step_can_be_views(n_ubatch):
+    with opened(n_ubatch=n_ubatch) as session:
+        several = session.sequences
+        a, b = several.join(), several.join()
+        views = several.step({a: PROMPTS[0], b: PROMPTS[1]}, copy=False)
+        same(views[a], alone(MODELS[0], PROMPTS[0]))
+        same(views[b], alone(MODELS[0], PROMPTS[1]))
+        kept = several.step({a: [7], b: [8]})
+        again = {i: row.copy() for i, row in kept.items()}
+        several.step({a: [1], b: [2]}, copy=False)
+        assert all(np.array_equal(kept[i], again[i]) for i in kept)
+
+
+def test_numbers_that_are_not_finite_are_noticed_in_any_row():
+    with opened() as session:
+        note, runner = session.batches._note, session.batches
+        for row in range(3):
+            logits = np.zeros((3, 8), np.float32)
+            logits[row] = np.nan  # as a NaN in front of the output matrix leaves them
+            runner.has_nonfinite = False
+            note(logits)
+            assert runner.has_nonfinite
+        runner.has_nonfinite = False
+        note(np.zeros((3, 8), np.float32))
+        assert not runner.has_nonfinite
