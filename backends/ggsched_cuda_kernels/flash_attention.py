@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from ggsched.backend.program import Operand
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.operands import PIECE, has_pieces
-from ggsched_kernels.calls import SCRATCH, Arg, Launch, Window, f32, i32, window
+from ggsched_kernels.calls import SCRATCH, Arg, Window, f32, i32, window
 from ggsched_kernels.lower_attention import attention_operands
 from ggsched_kernels.lowering_context import weight_define
 
@@ -96,7 +96,6 @@ def lower_flash(site: CudaLoweringContext) -> None:
     }  # fmt: skip
     grid = (blocks, k.shape[1], splits)
     site.call("flash_attention", "flash_attention", args, grid, **defines, **weight_define(k.dtype))
-    site.launched(Launch.IN_TURN)
     if splits > 1:
         _join(site, tensors[4], splits, has)
 
@@ -108,7 +107,6 @@ def _join(site: CudaLoweringContext, sinks: Window, splits: int, has: int) -> No
     args = (SCRATCH, *sinks.args, *y.args, i32(has), i32(splits), y.buffer)
     grid = (-(-tokens * heads // JOINED_ROWS), 1, 1)
     site.call("flash_join", "flash_join", args, grid, lanes=32 * JOINED_ROWS, ACROSS=across)
-    site.launched(Launch.IN_TURN)
     site.can_write_halves()
 
 

@@ -1,19 +1,19 @@
-"""Gated products of many rows, as of a prompt: each element is loaded and stored once, by fours."""
+"""Gated products of some rows: each element is loaded and stored once, by fours."""
 
 from typing import Final
 
 from ggsched_cuda_kernels.calls import CudaLoweringContext
+from ggsched_cuda_kernels.halves import LEAST_ROWS
 from ggsched_cuda_kernels.operands import has_rows
 from ggsched_kernels.calls import MAX_PARTS, window
 
-LEAST_ROWS: Final = 32
 LANES: Final = 256
 UNITS: Final = 2
 """Vectors of four that a lane has under way of each operand."""
 
 
 def fits_gated(site: CudaLoweringContext) -> bool:
-    """Whether there are many rows of vectors of four, and none is broadcast."""
+    """Whether there are some rows of vectors of four, and none is broadcast."""
     (gate, up), y = site.node.inputs, site.node.output
     if gate.shape != up.shape or any(not has_rows(o) for o in (gate, up, y)):
         return False

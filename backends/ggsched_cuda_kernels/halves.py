@@ -19,8 +19,8 @@ from ggsched_cuda_kernels.tiles import BLOCK, rows_layout
 from ggsched_kernels import FACTOR, KernelCall, TuningProfile
 from ggsched_kernels.retained import Retained
 
-LEAST_ROWS: Final = 32
-"""With fewer rows a kernel of its own costs less than programs in one more form."""
+LEAST_ROWS: Final = 4
+"""Rows from which on products of 16 bits are cuBLAS's (``products.ROUNDED_ROWS``)."""
 
 
 def writing_halves(

@@ -329,6 +329,7 @@ FLASH = [
     (9, 1, 1, 70, (16, 16), "f16", "scattered", True, 0.0, "f32"),
     (70, 1, 2, 130, (32, 48), "bf16", "prefix", True, 0.0, "f32"),
     (21, 2, 2, 70, (64, 32), "q8_0", "window", True, 0.0, "auto"),
+    (9, 1, 1, 46 * 256, (16, 80), "f16", "scattered", True, 0.0, "auto"),  # 46 shares
     (9, 1, 2, 65, (80, 80), "f16", "all", False, 5.0, "auto"),
     (1, 1, 4, 1000, (128, 128), "q8_0", "prefix", False, 0.0, "f32"),
     (9, 1, 2, 1000, (96, 96), "f16", "prefix", True, 0.0, "auto"),  # shares of the rows
@@ -336,7 +337,7 @@ FLASH = [
     (9, 1, 3, 40, (256, 256), "f16", None, True, 0.0, "f32"),
     (130, 1, 1, 130, (64, 64), "f16", "prefix", False, 0.0, "auto"),
 ]
-FAST_FLASH = 5
+FAST_FLASH = 6
 
 
 @pytest.mark.parametrize(

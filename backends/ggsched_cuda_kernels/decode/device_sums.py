@@ -51,10 +51,11 @@ def residual_norm(
 ) -> CudaLoweringContext | None:
     """Return the site of a call that computes one addition and the norm of it, or None.
 
-    Few rows go another way: additions belong to the products before them there.
+    A single row goes another way: additions belong to the product before them there, and norms to
+    the one behind.
     """
     rows = prod(add.output.shape[:-1])
-    return _with_norm([add], group, profile) if rows > profile.few_rows else None
+    return _with_norm([add], group, profile) if rows > 1 else None
 
 
 def _with_norm(

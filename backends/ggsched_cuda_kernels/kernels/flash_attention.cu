@@ -15,7 +15,7 @@
  *
  * Blocks of keys that no token of the group sees are skipped, and those that all of them see are not compared with bounds.
  * With `splits` > 1 groups along the last axis share the rows that are seen; what they have goes to `parts`, (splits, T * H,
- * E + 2), with the largest logit and the sum at the end, for attention_join.
+ * E + 2), with the largest logit and the sum at the end, for flash_join.
  */
 #define SINKS 2
 #define BOUNDS 4
@@ -126,11 +126,12 @@ FN void fetch(u8 *to, const u8 *k, i64 sk, const u8 *v, i64 sv, int n0, int n) {
 }
 
 /* Groups: (T * share / BM, G, splits); the last rows, which see most, come first. */
-extern "C" __global__ void __launch_bounds__(LANES, RESIDENT)
-flash_attention(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv, GLOBAL const u8 *q, Tens tq,
-                GLOBAL const u8 *mask, Tens tm, GLOBAL const u8 *sinks, Tens ts, GLOBAL const u8 *bounds, Tens tb,
-                GLOBAL u8 *y, Tens ty, GLOBAL u8 *parts, int has, float scale, float cap, int share, int blocks,
-                int splits) {
+#undef KERNEL_BOUNDS
+#define KERNEL_BOUNDS __launch_bounds__(LANES, RESIDENT)
+KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv, GLOBAL const u8 *q, Tens tq,
+                        GLOBAL const u8 *mask, Tens tm, GLOBAL const u8 *sinks, Tens ts, GLOBAL const u8 *bounds,
+                        Tens tb, GLOBAL u8 *y, Tens ty, GLOBAL u8 *parts, int has, float scale, float cap, int share,
+                        int blocks, int splits) {
   LOCAL_BYTES(local);
   u8 *queries = local, *stages = local + PLANES * BM * K_PITCH;
   int n = tk.n[1], tokens = tq.n[1], heads = tq.n[2], group = GROUP(1), split = GROUP(2);
@@ -301,7 +302,7 @@ flash_attention(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv, GLOBAL
       if (splits > 1) {
         place = parts + (((i64)split * tokens + token) * heads + head) * (4 * (ACROSS + 2));
         if (r < rows && t == 0) {
-          /* attention_join takes a finite top for one that has seen nothing, and natural units. */
+          /* flash_join takes a finite top for one that has seen nothing, and natural units. */
           *(float2 *)(place + 4 * ACROSS) = make_float2(MAX(top[m][half] * LN2, FLOAT_OF_BITS(0xff7fffffu)), all);
         }
       } else {

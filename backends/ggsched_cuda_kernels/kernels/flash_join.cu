@@ -4,6 +4,10 @@
  * A warp takes a row (a head of a token), a lane of it pairs of elements. Groups: LANES / 32 rows each. */
 #define LOWEST FLOAT_OF_BITS(0xff7fffffu)
 #define SINKS 2
+#define MAX_SPLITS 64
+#define AT_ONCE 8 /* shares that a lane has under way */
+#define PARTS ((ACROSS + 63) / 64)
+#define ALL_LANES 0xffffffffu
 
 KERNEL(flash_join)(GLOBAL const u8 *parts, GLOBAL const u8 *sinks, Tens ts, GLOBAL u8 *y, Tens ty, int has, int splits,
                    GLOBAL u8 *halves) {
@@ -12,25 +16,43 @@ KERNEL(flash_join)(GLOBAL const u8 *parts, GLOBAL const u8 *sinks, Tens ts, GLOB
   int t = row / heads, h = row % heads;
   i64 step = (i64)rows * (ACROSS + 2);
   const float *mine = (const float *)parts + (i64)row * (ACROSS + 2);
-  float highest = (has & SINKS) ? MAX(READ_F32(sinks + ts.off + h * ts.s[3]), LOWEST) : LOWEST;
-  float all = (has & SINKS) && highest > LOWEST ? 1.0f : 0.0f;
-  float2 x[(ACROSS + 63) / 64];
-  UNROLL for (int k = 0; k < (ACROSS + 63) / 64; k++) x[k] = make_float2(0.0f, 0.0f);
-  for (int s = 0; s < splits; s++) {
-    const float *from = mine + s * step;
-    float2 end = *(const float2 *)(from + ACROSS);
-    float higher = MAX(highest, end.x), kept = EXP(highest - higher), by = EXP(end.x - higher);
-    all = all * kept + end.y * by;
-    highest = higher;
-    UNROLL for (int k = 0; k < (ACROSS + 63) / 64; k++) {
-      int e = 64 * k + 2 * lane;
-      if (e >= ACROSS) continue;
-      float2 some = *(const float2 *)(from + e);
-      x[k].x = x[k].x * kept + some.x * by, x[k].y = x[k].y * kept + some.y * by;
+  /* Lane s has the largest logit and the sum of shares s and s + 32. */
+  float2 end[MAX_SPLITS / 32];
+  float sink = (has & SINKS) ? MAX(READ_F32(sinks + ts.off + h * ts.s[3]), LOWEST) : LOWEST, highest = sink;
+  UNROLL for (int k = 0; k < MAX_SPLITS / 32; k++) {
+    int s = lane + 32 * k;
+    end[k] = make_float2(LOWEST, 0.0f);
+    if (s < splits) end[k] = *(const float2 *)(mine + s * step + ACROSS);
+    highest = MAX(highest, end[k].x);
+  }
+  UNROLL for (int lanes = 1; lanes < 32; lanes *= 2) {
+    float other = __shfl_xor_sync(ALL_LANES, highest, lanes);
+    highest = MAX(highest, other);
+  }
+  float all = 0.0f;
+  UNROLL for (int k = 0; k < MAX_SPLITS / 32; k++) {
+    end[k].x = EXP(end[k].x - highest);
+    all += end[k].x * end[k].y;
+  }
+  UNROLL for (int lanes = 1; lanes < 32; lanes *= 2) all += __shfl_xor_sync(ALL_LANES, all, lanes);
+  if ((has & SINKS) && sink > LOWEST) all += EXP(sink - highest);
+  float2 x[PARTS];
+  UNROLL for (int k = 0; k < PARTS; k++) x[k] = make_float2(0.0f, 0.0f);
+  for (int first = 0; first < splits; first += AT_ONCE) {
+    float2 some[AT_ONCE][PARTS]; /* all on their way before the first one is waited for */
+    UNROLL for (int i = 0; i < AT_ONCE * PARTS; i++) {
+      int s = first + i / PARTS, e = 64 * (i % PARTS) + 2 * lane;
+      some[i / PARTS][i % PARTS] = make_float2(0.0f, 0.0f);
+      if (s < splits && e < ACROSS) some[i / PARTS][i % PARTS] = *(const float2 *)(mine + s * step + e);
+    }
+    UNROLL for (int i = 0; i < AT_ONCE; i++) {
+      float by = __shfl_sync(ALL_LANES, end[0].x, (first + i) % 32, 32);
+      if (first + i >= 32) by = __shfl_sync(ALL_LANES, end[1].x, (first + i) % 32, 32);
+      UNROLL for (int k = 0; k < PARTS; k++) x[k].x += some[i][k].x * by, x[k].y += some[i][k].y * by;
     }
   }
   u8 *place = y + ty.off + t * ty.s[1] + h * ty.s[2];
-  UNROLL for (int k = 0; k < (ACROSS + 63) / 64; k++) {
+  UNROLL for (int k = 0; k < PARTS; k++) {
     int e = 64 * k + 2 * lane;
     if (e >= ACROSS) continue;
     float2 made = make_float2(all > 0.0f ? x[k].x / all : 0.0f, all > 0.0f ? x[k].y / all : 0.0f);
