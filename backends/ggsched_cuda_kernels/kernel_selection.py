@@ -54,6 +54,7 @@ from ggsched_cuda_kernels.products import (
     lower_split,
     lower_unpacked,
 )
+from ggsched_cuda_kernels.rope_tokens import join_tokens
 from ggsched_cuda_kernels.tiles import DTYPES as TILED
 from ggsched_cuda_kernels.tiles import fits_experts, fits_rows, lower_experts, lower_rows
 from ggsched_cuda_kernels.unpacked_experts import fits_unpacked_experts, lower_unpacked_experts
@@ -151,8 +152,8 @@ FUSED: Final[Mapping[str, Fused]] = {
 """How groups are run, by pattern. One that does not fit goes the shared way, or node by node."""
 
 JOINERS: Final[tuple[FusionRule, ...]] = (
-    join_products, join_routed, join_experts, join_attention, join_heads, join_route, join_sums,
-    join_conv, join_linear_attention, join_elements, join_array_chain,
+    join_products, join_routed, join_experts, join_attention, join_heads, join_tokens, join_route,
+    join_sums, join_conv, join_linear_attention, join_elements, join_array_chain,
 )  # fmt: skip
 """What makes one call of neighbours; the first that does is taken, before any other way."""
 

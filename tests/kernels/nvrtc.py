@@ -103,6 +103,9 @@ def programs():
         yield "conv_step", _sorted({**COMMON, "LANES": 64, "TAPS": 4, "SILU_TOO": flag})
         yield "delta_scan", _sorted({**COMMON, "LANES": 128, "KEPT": 16, **states})
     yield "rope_kv_write", _sorted({**COMMON, "LANES": 64})
+    units = {"UNITS_0": 2, "UNITS_1": 1, "UNITS_2": 1}
+    for jobs in (2, 3):
+        yield "rope_tokens", _sorted({**COMMON, "LANES": 256, "JOBS": jobs, **units})
     yield "sum_add", _sorted({**COMMON, "LANES": 64, "COUNT": 4})
     for norm in (0, 1):
         flags = {"NORM": norm, "THIRD": 1 - norm, "HALVES": norm}
