@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from ggsched.backend.program import Operand
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.operands import PIECE, has_pieces
-from ggsched_kernels.calls import SCRATCH, Arg, Window, f32, i32, window
+from ggsched_kernels.calls import SCRATCH, Arg, Launch, Window, f32, i32, window
 from ggsched_kernels.lower_attention import attention_operands
 from ggsched_kernels.lowering_context import weight_define
 
@@ -30,6 +30,8 @@ SPLIT_ROWS: Final = 256
 """Rows of keys of a share, at least."""
 
 MAX_SPLITS: Final = 64
+BOUNDS: Final = 4
+"""Flag of the kernel: there are bounds, the last operand."""
 
 JOINED_ROWS: Final = 8
 """Rows of a group that joins shares."""
@@ -96,6 +98,8 @@ def lower_flash(site: CudaLoweringContext) -> None:
     }  # fmt: skip
     grid = (blocks, k.shape[1], splits)
     site.call("flash_attention", "flash_attention", args, grid, **defines, **weight_define(k.dtype))
+    # What a group sees, and so which rows it asks for, is known while the predecessor writes some.
+    site.launched(Launch.BY_ITSELF, node.inputs[-1:] if has & BOUNDS else ())
     if splits > 1:
         _join(site, tensors[4], splits, has)
 

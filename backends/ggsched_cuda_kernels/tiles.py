@@ -12,6 +12,7 @@ from typing import Final
 from ggsched.backend.program import Operand
 from ggsched.ir.dtype import DType
 from ggsched_cuda_kernels.calls import CudaLoweringContext
+from ggsched_cuda_kernels.decode.fused import MAX_UNITS, lanes_of
 from ggsched_kernels import FACTOR, ROUTE
 from ggsched_kernels.calls import Arg, Launch, Window, i32, i64, window
 from ggsched_kernels.lower_matrix import prepare_route
@@ -308,10 +309,19 @@ def convert_rows(site: CudaLoweringContext) -> RowsLayout:
     if site.retained.prepare(FACTOR, x, layout.how(is_bf16=is_bf16), layout.nbytes):
         a = site.contiguous(x)
         args = (*a.args, FACTOR, i64(layout.scales), i64(layout.plane), i32(layout.pitch))
-        defines = {"PLANES": layout.planes, "HALF_BF16": int(is_bf16)}
         rows = prod(x.shape[:-1])
-        site.call("to_halves", "to_halves", args, (rows, 1, 1), lanes=LANES, **defines)
+        lanes, units = lanes_of(x.shape[-1], rows)
+        if layout.planes > 1 or x.shape[-1] % BLOCK or units > MAX_UNITS or not _has_vectors(a):
+            lanes, units = LANES, 0
+        defines = {"PLANES": layout.planes, "HALF_BF16": int(is_bf16), "UNITS": units}
+        site.call("to_halves", "to_halves", args, (rows, 1, 1), lanes=lanes, **defines)
     return layout
+
+
+def _has_vectors(a: Window) -> bool:
+    """Whether rows of floats begin at multiples of 16 bytes, and elements lie side by side."""
+    steps = [s for n, s in zip(a.shape[:-1], a.strides[:-1], strict=True) if n > 1]
+    return a.strides[-1] == 4 and all(place % PIECE == 0 for place in (a.offset, *steps))
 
 
 __all__ = [

@@ -30,7 +30,8 @@ LAUNCHES = {
     "attention": Launch.BY_ITSELF, "heads_attention": Launch.BY_ITSELF,
     "warp_specialized_rows": Launch.WAITS_FIRST, "warp_specialized_experts": Launch.WAITS_FIRST,
     "tile_product": Launch.IN_TURN, "helpers": Launch.IN_TURN,
-    "attention_blocks": Launch.IN_TURN, "flash_attention": Launch.IN_TURN,
+    "attention_blocks": Launch.IN_TURN, "flash_attention": Launch.BY_ITSELF,
+    "rope_kv_write": Launch.WAITS_FIRST, "rope_tokens": Launch.WAITS_FIRST,
 }  # fmt: skip
 """How kernels of a source are launched, where not at their heads."""
 
@@ -93,7 +94,7 @@ def programs():
                 more = {f"W_{dtype.upper()}": 1} if dtype else {}
                 yield name, _sorted({**defines, **cut, **more})
     for gated in (0, 1):
-        flags = {"GATED": gated, "HALVES": 1 - gated}
+        flags = {"GATED": gated, "HALVES": 2 - 2 * gated}
         yield "rms_mul", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, **flags})
         yield "gated_rows", _sorted({**COMMON, "LANES": 256, "UNITS": 2, "HALVES": gated})
         yield "flash_join", _sorted({**COMMON, "LANES": 256, "ACROSS": 80, "HALVES": gated})
@@ -108,7 +109,7 @@ def programs():
         yield "rope_tokens", _sorted({**COMMON, "LANES": 256, "JOBS": jobs, **units})
     yield "sum_add", _sorted({**COMMON, "LANES": 64, "COUNT": 4})
     for norm in (0, 1):
-        flags = {"NORM": norm, "THIRD": 1 - norm, "HALVES": norm}
+        flags = {"NORM": norm, "THIRD": 1 - norm, "HALVES": 2 * norm}
         yield "sum_norm", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, **flags})
     for cut in ROUTES:
         yield "moe_router", _sorted({**COMMON, **cut})

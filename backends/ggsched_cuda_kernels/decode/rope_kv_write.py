@@ -20,7 +20,18 @@ from ggsched_cuda_kernels.decode.fused import (
 )
 from ggsched_cuda_kernels.operands import meet
 from ggsched_kernels import TuningProfile
-from ggsched_kernels.calls import FAULT, Arg, CodeOf, Constant, Window, f32, i32, window, window_of
+from ggsched_kernels.calls import (
+    FAULT,
+    Arg,
+    CodeOf,
+    Constant,
+    Launch,
+    Window,
+    f32,
+    i32,
+    window,
+    window_of,
+)
 
 MAX_JOBS: Final = 3
 
@@ -65,6 +76,7 @@ def join_heads(
     grid = (ends[-1], 1, 1)
     more = (i32(ends[0]), i32(ends[1]))
     site.call("rope_kv_write", "rope_kv_write", (*args, *more), grid, lanes=HEAD_LANES)
+    site.launched(Launch.WAITS_FIRST)
     return count, site
 
 

@@ -17,6 +17,13 @@
  * With `splits` > 1 groups along the last axis share the rows that are seen; what they have goes to `parts`, (splits, T * H,
  * E + 2), with the largest logit and the sum at the end, for flash_join.
  */
+#ifndef EARLY /* launched in its turn */
+#define EARLY_LET_GO()
+#define EARLY_WAIT()
+#endif
+#ifndef ASK_FOR
+#define ASK_FOR(p) asm volatile("prefetch.global.L2 [%0];" ::"l"(p))
+#endif
 #define SINKS 2
 #define BOUNDS 4
 #define WARPS (LANES / WARP)
@@ -125,7 +132,24 @@ FN void fetch(u8 *to, const u8 *k, i64 sk, const u8 *v, i64 sv, int n0, int n) {
   }
 }
 
-/* Groups: (T * share / BM, G, splits); the last rows, which see most, come first. */
+#if READS_EARLY
+#ifdef W_Q8_0
+#define LINES_OF(width) MAX(1, (width) / 32 * 34 / 128)
+#else
+#define LINES_OF(width) MAX(1, (width) * 2 / 128)
+#endif
+/* Let the first rows from one on come near, which reads nothing: they come to the L2 cache, where what is written
+ * meanwhile goes too. */
+FN void ask_for_rows(const u8 *row, i64 step, int from, int to, int lines) {
+  int count = (MIN(to, from + 2 * BN) - from) * lines;
+  for (int i = LANE; i < count; i += LANES) ASK_FOR(row + (i64)(from + i / lines) * step + i % lines * 128);
+}
+#endif
+
+/* Groups: (T * share / BM, G, splits); the last rows, which see most, come first.
+ *
+ * With READS_EARLY the predecessor does not write bounds, and waited for its own one first: what a group sees is known,
+ * and asked for, while it still runs. */
 #undef KERNEL_BOUNDS
 #define KERNEL_BOUNDS __launch_bounds__(LANES, RESIDENT)
 KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv, GLOBAL const u8 *q, Tens tq,
@@ -133,6 +157,10 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
                         Tens tb, GLOBAL u8 *y, Tens ty, GLOBAL u8 *parts, int has, float scale, float cap, int share,
                         int blocks, int splits) {
   LOCAL_BYTES(local);
+  EARLY_LET_GO();
+#if !READS_EARLY
+  EARLY_WAIT();
+#endif
   u8 *queries = local, *stages = local + PLANES * BM * K_PITCH;
   int n = tk.n[1], tokens = tq.n[1], heads = tq.n[2], group = GROUP(1), split = GROUP(2);
   int row0 = (blocks - 1 - GROUP(0)) * BM, rows = MIN(BM, tokens * share - row0);
@@ -159,6 +187,11 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
   }
 
   const u8 *keys = k + tk.off + group * tk.s[2], *values = v + tv.off + group * tv.s[2];
+#if READS_EARLY
+  ask_for_rows(keys, tk.s[1], from, to, LINES_OF(WIDTH));
+  ask_for_rows(values, tv.s[1], from, to, LINES_OF(ACROSS));
+  EARLY_WAIT();
+#endif
   int steps = from < to ? (to - from + BN - 1) / BN : 0;
   if (steps > 0) fetch(stages, keys, tk.s[1], values, tv.s[1], from, n);
   COPIES_CLOSE();
@@ -205,6 +238,13 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
   UNROLL for (int i = 0; i < 2 * MT; i++) top[i / 2][i % 2] = HIDDEN, total[i / 2][i % 2] = 0.0f;
   float factor = CAPPED ? scale / cap : scale * LOG2E, height = cap * LOG2E;
   int is_idle = WARP_INDEX * 16 * MT >= rows;
+  /* What some row of the warp sees: tokens of several sequences see different rows. */
+  int seen_from = n, seen_to = 0;
+  UNROLL for (int i = 0; i < 2 * MT; i++) {
+    if (first[i / 2][i % 2] >= end[i / 2][i % 2]) continue;
+    seen_from = MIN(seen_from, first[i / 2][i % 2]), seen_to = MAX(seen_to, end[i / 2][i % 2]);
+  }
+  seen_from = least_(seen_from), seen_to = -least_(-seen_to);
 
   for (int it = 0; it < steps; it++) {
     int n0 = from + it * BN;
@@ -213,7 +253,7 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
     BARRIER(); /* the rows are there for all, and all are done with those before them */
     if (it + 1 < steps) fetch(stages + (it + 1) % 2 * STAGE_NBYTES, keys, tk.s[1], values, tv.s[1], n0 + BN, n);
     COPIES_CLOSE();
-    if (is_idle) continue;
+    if (is_idle || n0 >= seen_to || n0 + BN <= seen_from) continue;
 
     float s[MT][BN / 8][4];
     UNROLL for (int i = 0; i < MT * BN / 2; i++) s[i / (BN / 2)][i % (BN / 2) / 4][i % 4] = 0.0f;

@@ -5,7 +5,7 @@
 #define LOWEST FLOAT_OF_BITS(0xff7fffffu)
 #define SINKS 2
 #define MAX_SPLITS 64
-#define AT_ONCE 8 /* shares that a lane has under way */
+#define AT_ONCE 16 /* shares that a lane has under way */
 #define PARTS ((ACROSS + 63) / 64)
 #define ALL_LANES 0xffffffffu
 

@@ -8,6 +8,10 @@
  * may be x.
  *
  * Groups: T. */
+#ifndef EARLY /* launched in its turn */
+#define EARLY_LET_GO()
+#define EARLY_WAIT()
+#endif
 #define MAX_PAIRS 128
 #define TOKENS_JOB_(n)                                                                                       \
   GLOBAL const u8 *x##n, Tens tx##n, GLOBAL const u8 *positions##n, Tens tp##n, GLOBAL const u8 *factors##n, \
@@ -98,6 +102,8 @@ KERNEL(rope_tokens)(TOKENS_JOB_(0), TOKENS_JOB_(1), TOKENS_JOB_(2)) {
   LOCAL float2 turns[3][MAX_PAIRS];
   float4 a0[UNITS_0], b0[UNITS_0], a1[UNITS_1], b1[UNITS_1], a2[UNITS_2], b2[UNITS_2];
   int t = GROUP(0);
+  EARLY_WAIT(); /* first: the successor may read what is further back */
+  EARLY_LET_GO();
   TAKE_(0);
   TAKE_(1);
 #if JOBS > 2
