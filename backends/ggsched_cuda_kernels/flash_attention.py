@@ -36,6 +36,9 @@ BOUNDS: Final = 4
 JOINED_ROWS: Final = 8
 """Rows of a group that joins shares."""
 
+MAX_AT_ONCE: Final = 16
+"""Shares of a row that are on their way together."""
+
 
 class Cut(NamedTuple):
     """How the kernel is cut.
@@ -92,7 +95,7 @@ def lower_flash(site: CudaLoweringContext) -> None:
     )  # fmt: skip
     defines = {
         "lanes": cut.warps * 32, "MT": cut.tiles, "BN": cut.keys, "WIDTH": q.shape[2],
-        "ACROSS": v.shape[2], "PLANES": planes, "RESIDENT": cut.resident,
+        "ACROSS": v.shape[2], "PLANES": planes, "RESIDENT": cut.resident, "SKIPS": int(blocks == 1),
         "MASKED": int(bool(node.params["mask"])), "CAPPED": int(bool(node.params["soft_cap"])),
         "LOCAL_NBYTES": _local_nbytes(cut, q.shape[2], v.shape[2], planes),
     }  # fmt: skip
@@ -110,7 +113,8 @@ def _join(site: CudaLoweringContext, sinks: Window, splits: int, has: int) -> No
     tokens, heads, across = site.node.output.shape
     args = (SCRATCH, *sinks.args, *y.args, i32(has), i32(splits), y.buffer)
     grid = (-(-tokens * heads // JOINED_ROWS), 1, 1)
-    site.call("flash_join", "flash_join", args, grid, lanes=32 * JOINED_ROWS, ACROSS=across)
+    cut = {"ACROSS": across, "AT_ONCE": min(MAX_AT_ONCE, 1 << (splits - 1).bit_length())}
+    site.call("flash_join", "flash_join", args, grid, lanes=32 * JOINED_ROWS, **cut)
     site.can_write_halves()
 
 

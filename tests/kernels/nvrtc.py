@@ -60,9 +60,18 @@ OF_SOURCE = {
 }  # fmt: skip
 """Definitions of shared sources beyond those that all have."""
 
-BARE = {"MASKED": 0, "CAPPED": 0}
+BARE = {"MASKED": 0, "CAPPED": 0, "SKIPS": 0}
 FLASH = (
-    {"WIDTH": 64, "ACROSS": 64, "MT": 2, "BN": 64, "PLANES": 1, "RESIDENT": 2, **BARE},
+    {
+        **BARE,
+        "WIDTH": 64,
+        "ACROSS": 64,
+        "MT": 2,
+        "BN": 64,
+        "PLANES": 1,
+        "RESIDENT": 2,
+        "SKIPS": 1,
+    },
     {"WIDTH": 128, "ACROSS": 128, "MT": 2, "BN": 64, "PLANES": 1, "RESIDENT": 2, **BARE},
     {"WIDTH": 128, "ACROSS": 128, "MT": 1, "BN": 64, "PLANES": 2, "RESIDENT": 1, **BARE},
     {"WIDTH": 192, "ACROSS": 128, "MT": 1, "BN": 32, "PLANES": 1, "RESIDENT": 1, **BARE},
@@ -75,6 +84,7 @@ FLASH = (
         "RESIDENT": 1,
         "MASKED": 1,
         "CAPPED": 1,
+        "SKIPS": 1,
     },
 )
 
@@ -97,7 +107,8 @@ def programs():
         flags = {"GATED": gated, "HALVES": 2 - 2 * gated}
         yield "rms_mul", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, **flags})
         yield "gated_rows", _sorted({**COMMON, "LANES": 256, "UNITS": 2, "HALVES": gated})
-        yield "flash_join", _sorted({**COMMON, "LANES": 256, "ACROSS": 80, "HALVES": gated})
+        cut = {"LANES": 256, "ACROSS": 80, "AT_ONCE": 8}
+        yield "flash_join", _sorted({**COMMON, **cut, "HALVES": gated})
     yield "elements", _sorted({**COMMON, "LANES": 1024, "STEPS": 6})
     for flag in (0, 1):
         states = {"BETA": flag, "COPIED": 1 - flag}

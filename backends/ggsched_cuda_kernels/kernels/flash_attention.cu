@@ -11,7 +11,8 @@
  * rows g and g + 8; that is also how it must have shares as the left side of the second product, so shares never leave
  * the registers. Each row keeps its largest logit, in units of log 2, and its sum so far.
  *
- * MASKED and CAPPED say whether there is a mask and a limit of the logits.
+ * MASKED and CAPPED say whether there is a mask and a limit of the logits, SKIPS whether warps leave out what none of their
+ * rows sees: tokens of several sequences see different rows.
  *
  * Blocks of keys that no token of the group sees are skipped, and those that all of them see are not compared with bounds.
  * With `splits` > 1 groups along the last axis share the rows that are seen; what they have goes to `parts`, (splits, T * H,
@@ -32,6 +33,15 @@
 #define V_PITCH (2 * ACROSS + 16)
 #define STAGE_NBYTES (BN * (K_PITCH + V_PITCH))
 #define LOADS 8 /* of queries that a lane has under way */
+/* Wait until the rows of step i are there for all, and all are done with those before them; ask for the next ones. */
+#define ADVANCE(i)                                                                                                  \
+  do {                                                                                                              \
+    COPIES_AWAIT(0);                                                                                                \
+    BARRIER();                                                                                                      \
+    if ((i) + 1 < steps)                                                                                            \
+      fetch(stages + ((i) + 1) % 2 * STAGE_NBYTES, keys, tk.s[1], values, tv.s[1], from + ((i) + 1) * BN, n);       \
+    COPIES_CLOSE();                                                                                                 \
+  } while (0)
 #define ALL_LANES 0xffffffffu
 #define HIDDEN FLOAT_OF_BITS(0xff800000u)
 #define LOG2E 1.4426950408889634f
@@ -157,6 +167,9 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
                         Tens tb, GLOBAL u8 *y, Tens ty, GLOBAL u8 *parts, int has, float scale, float cap, int share,
                         int blocks, int splits) {
   LOCAL_BYTES(local);
+#if SKIPS
+  LOCAL int ends[WARPS]; /* not in registers, which are all in use */
+#endif
   EARLY_LET_GO();
 #if !READS_EARLY
   EARLY_WAIT();
@@ -237,23 +250,30 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
   UNROLL for (int i = 0; i < MT * ACROSS / 2; i++) o[i / (ACROSS / 2)][i % (ACROSS / 2) / 4][i % 4] = 0.0f;
   UNROLL for (int i = 0; i < 2 * MT; i++) top[i / 2][i % 2] = HIDDEN, total[i / 2][i % 2] = 0.0f;
   float factor = CAPPED ? scale / cap : scale * LOG2E, height = cap * LOG2E;
-  int is_idle = WARP_INDEX * 16 * MT >= rows;
-  /* What some row of the warp sees: tokens of several sequences see different rows. */
-  int seen_from = n, seen_to = 0;
-  UNROLL for (int i = 0; i < 2 * MT; i++) {
-    if (first[i / 2][i % 2] >= end[i / 2][i % 2]) continue;
-    seen_from = MIN(seen_from, first[i / 2][i % 2]), seen_to = MAX(seen_to, end[i / 2][i % 2]);
+  int it = 0;
+#if SKIPS
+  /* Steps in which some row of a warp sees something; in the others it only helps to fetch. */
+  {
+    int least = n, most = 0;
+    UNROLL for (int i = 0; i < 2 * MT; i++) {
+      if (first[i / 2][i % 2] >= end[i / 2][i % 2]) continue;
+      least = MIN(least, first[i / 2][i % 2]), most = MAX(most, end[i / 2][i % 2]);
+    }
+    least = least_(least), most = MIN(to, -least_(-most));
+    ends[WARP_INDEX] = most > from ? (most - from + BN - 1) / BN : 0;
+    for (int begin = MIN(steps, MAX(0, least - from) / BN); it < begin; it++) ADVANCE(it);
   }
-  seen_from = least_(seen_from), seen_to = -least_(-seen_to);
-
-  for (int it = 0; it < steps; it++) {
+  for (; it < ends[WARP_INDEX]; it++) {
+#else
+  int is_idle = WARP_INDEX * 16 * MT >= rows;
+  for (; it < steps; it++) {
+#endif
     int n0 = from + it * BN;
     const u8 *ks = stages + it % 2 * STAGE_NBYTES, *vs = ks + BN * K_PITCH;
-    COPIES_AWAIT(0);
-    BARRIER(); /* the rows are there for all, and all are done with those before them */
-    if (it + 1 < steps) fetch(stages + (it + 1) % 2 * STAGE_NBYTES, keys, tk.s[1], values, tv.s[1], n0 + BN, n);
-    COPIES_CLOSE();
-    if (is_idle || n0 >= seen_to || n0 + BN <= seen_from) continue;
+    ADVANCE(it);
+#if !SKIPS
+    if (is_idle) continue;
+#endif
 
     float s[MT][BN / 8][4];
     UNROLL for (int i = 0; i < MT * BN / 2; i++) s[i / (BN / 2)][i % (BN / 2) / 4][i % 4] = 0.0f;
@@ -329,7 +349,10 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
       }
     }
   }
-  if (is_idle) return;
+#if SKIPS
+  for (; it < steps; it++) ADVANCE(it);
+#endif
+  if (WARP_INDEX * 16 * MT >= rows) return;
 
   UNROLL for (int m = 0; m < MT; m++) {
     UNROLL for (int half = 0; half < 2; half++) {
