@@ -1,8 +1,12 @@
 """Every program that the plug-in cuda compiles, for tests of sources without a GPU."""
 
+import hashlib
 import importlib.util
 from functools import cache
+from importlib.metadata import distributions
 from itertools import product
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 
@@ -193,11 +197,48 @@ def label(program):
 
 @cache
 def compiler():
-    """Return the plug-in's compiler; tests are skipped, with the reason, where there is none."""
+    """Return what compiles, keeping results; tests are skipped, with the reason, without one."""
     from ggsched_cuda.compiler import driver
 
     try:
-        driver.compiler_version()
+        version = driver.compiler_version()
     except BackendUnavailable as error:
         pytest.skip(f"{error.one_line()}: make test installs it with the extra 'nvrtc'")
-    return driver
+    builds = (d.version for d in distributions() if d.name.startswith("nvidia-cuda-nvrtc"))
+    return Compiler(f"{version} {next(builds, '')}", driver.compile_both)
+
+
+class Compiler:
+    """Compiles CUDA C++ with NVRTC unless the folder has what the same compiler made of it.
+
+    Machine code and PTX come from one compilation.
+    """
+
+    folder = None
+    """Where results are kept; the fixture ``compiled_kernels``."""
+
+    def __init__(self, version, compile_both):
+        self._version, self._compile = version, compile_both
+
+    def machine_code(self, text, options):
+        return self._made(text, options, "cubin")
+
+    def ptx(self, text, options):
+        return self._made(text, options, "ptx").decode()
+
+    def _made(self, text, options, suffix):
+        content = "\0".join([self._version, *options, text])
+        stem = f"nvrtc-{hashlib.sha256(content.encode()).hexdigest()[:32]}"
+        made = self.folder / f"{stem}.{suffix}"
+        if not made.exists():
+            if suffix == "ptx":
+                options = [o.replace("=sm_", "=compute_") for o in options]
+            for kind, code in zip(("ptx", "cubin"), self._compile(text, options), strict=True):
+                if code:
+                    self._keep(f"{stem}.{kind}", code)
+        return made.read_bytes()
+
+    def _keep(self, name, code):
+        with NamedTemporaryFile(dir=self.folder, delete=False) as file:
+            file.write(code)
+        Path(file.name).replace(self.folder / name)

@@ -42,7 +42,8 @@ pytestmark = NEEDS
 
 H200 = warp_profile(132, 232448, True)
 HEADER = "\n".join(
-    Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("fibers.h", "gates.h")
+    Path(__file__).with_name(name).read_text(encoding="utf-8")
+    for name in ("f16.h", "fibers.h", "gates.h")
 )
 MACHINE = re.compile(r"#if SPLITS > 1\n.*?#endif\n", re.DOTALL)
 WORDS = {
@@ -80,13 +81,15 @@ FLAGS = ("-std=c++17", "-O1", "-mf16c", "-shared", "-fPIC", "-w")
 def library_of(folder, name, text, defines):
     """Return the path of a text's library; what the text begins with is compiled once for all.
 
-    Definitions of words that the header uses make g++ read its text again.
+    g++ reads the header's text again if a word in it, or in what it includes, is defined on the
+    command line, so only words that the header is about are: it is compiled for each of them.
     """
-    header = compiled(folder, "header", HEADER, ["-x", "c++-header"], ".h.gch")
+    given = [f"-D{k}={v}" for k, v in defines if re.search(rf"\b{k}\b", HEADER)]
+    rest = [f"#define {k} {v}\n" for k, v in defines if f"-D{k}={v}" not in given]
+    header = compiled(folder, "header", HEADER, ["-x", "c++-header", *given], ".h.gch")
     if not (text_of_it := header.with_suffix("")).exists():
         text_of_it.write_text(HEADER, encoding="utf-8")
-    flags = ["-I", str(folder), "-include", header.stem, *defines]
-    return compiled(folder, name, text, flags, ".so")
+    return compiled(folder, name, "".join(rest) + text, ["-include", header.stem, *given], ".so")
 
 
 def compiled(folder, name, text, flags, suffix):
@@ -97,7 +100,7 @@ def compiled(folder, name, text, flags, suffix):
         with tempfile.TemporaryDirectory(dir=folder) as own:
             file, to = Path(own, f"{name}.cpp"), Path(own, made.name)
             file.write_text(text, encoding="utf-8")
-            command = ["g++", *FLAGS, *flags, "-o", str(to), str(file)]
+            command = ["g++", *FLAGS, *flags, "-I", str(folder), "-o", str(to), str(file)]
             done = subprocess.run(command, check=False, timeout=120, capture_output=True)
             assert done.returncode == 0, done.stderr.decode()
             to.replace(made)
@@ -171,8 +174,8 @@ class Runner:
         key = call.source, call.kernel, call.defines
         if key in self.libraries:
             return self.libraries[key]
-        defines = [f"-D{k}={v}" for k, v in call.defines]
-        library = ctypes.CDLL(str(library_of(self.folder, call.kernel, host_text(call), defines)))
+        path = library_of(self.folder, call.kernel, host_text(call), call.defines)
+        library = ctypes.CDLL(str(path))
         library.complaint.restype = ctypes.c_char_p
         return self.libraries.setdefault(key, library)
 

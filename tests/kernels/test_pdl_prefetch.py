@@ -25,10 +25,10 @@ def statements(mode, cut, tokens, kind):
 
     more = {"TOKENS": tokens, kind: 1, "READS_EARLY": 1}
     defines = tuple(sorted((k, str(v)) for k, v in {**COMMON, **cut, **more}.items()))
-    flags = [o.replace("sm_90a", "compute_90a") for o in options_for(FIRST_ARCH, defines)]
+    flags = options_for(FIRST_ARCH, defines)
     source = text_of("heads_attention", mode, Launch.BY_ITSELF)
-    text = compiler().compile_text(source, flags, virtual=True)
-    kernel = kernels_of(text.decode())["heads_attention"]
+    text = compiler().ptx(source, flags)
+    kernel = kernels_of(text)["heads_attention"]
     return kernel, [s for s in before_wait(kernel) if s.is_access]
 
 
