@@ -66,10 +66,9 @@ def test_flash_attention_reads_bounds_early_and_asks_for_rows(kind):
 
     given = {**COMMON, "LANES": 128, **FLASH[1], kind: 1, "READS_EARLY": 1}
     defines = tuple(sorted((k, str(v)) for k, v in given.items()))
-    flags = [o.replace("sm_90a", "compute_90a") for o in options_for(FIRST_ARCH, defines)]
     source = text_of("flash_attention", "on", Launch.BY_ITSELF)
-    text = compiler().compile_text(source, flags, virtual=True)
-    kernel = kernels_of(text.decode())["flash_attention"]
+    text = compiler().ptx(source, options_for(FIRST_ARCH, defines))
+    kernel = kernels_of(text)["flash_attention"]
     early = [s for s in before_wait(kernel) if s.is_access]
     made = parameters_behind(kernel)
     loads = [s for s in early if s.op.startswith("ld.global")]
