@@ -40,6 +40,7 @@ from ggsched.run.capture import CapturedRun, captured_run, renew_run
 from ggsched.run.expert_binding import ExpertBinding
 from ggsched.run.network import Network
 from ggsched.run.resources import Resources
+from ggsched.run.waiting_host import run_while_waiting
 from ggsched.trace.commands import ids_label
 from ggsched.trace.recorder import Recorder
 
@@ -182,6 +183,8 @@ class Executor:
         self._resources = resources
         self._experts = ExpertBinding(plan, resources, self._note_ids if is_seen else None)
         self._calls = tuple(self._bind(c) for c in plan.commands)
+        if self._network is None and not is_seen:
+            self._calls = run_while_waiting(plan, resources, self._calls)
         self._inputs = {s.name: resources.host_array(graph, s) for s in plan.inputs}
         self._outputs = {s.tensor: _readonly(resources.host_array(graph, s)) for s in plan.outputs}
         regions = plan.memory.regions
