@@ -55,8 +55,9 @@ from ggsched_cuda_kernels.products import (
     lower_unpacked,
 )
 from ggsched_cuda_kernels.rope_tokens import join_tokens
+from ggsched_cuda_kernels.same_rows import join_same_rows
 from ggsched_cuda_kernels.tiles import DTYPES as TILED
-from ggsched_cuda_kernels.tiles import fits_experts, fits_rows, join_rows, lower_experts, lower_rows
+from ggsched_cuda_kernels.tiles import fits_experts, fits_rows, lower_experts, lower_rows
 from ggsched_cuda_kernels.unpacked_experts import fits_unpacked_experts, lower_unpacked_experts
 from ggsched_cuda_kernels.warp_specialized.experts import EXPERT_PATTERNS, join_experts
 from ggsched_cuda_kernels.warp_specialized.moe_fused_routing import ROUTED, join_routed
@@ -245,7 +246,7 @@ def _together(
     groups: Groups, at: int, profile: TuningProfile, retained: Retained
 ) -> tuple[int, list[CudaLoweringContext]] | None:
     """Return how many products of the same rows one call computes, and its site, or None."""
-    found = join_rows(groups, at, profile, retained)
+    found = join_same_rows(groups, at, profile, retained)
     if found is None:
         return None
     count, site = found

@@ -9,16 +9,14 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from ggsched.backend.program import BoundNode, Operand
+from ggsched.backend.program import Operand
 from ggsched.ir.dtype import DType
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.decode.fused import MAX_UNITS, lanes_of
-from ggsched_cuda_kernels.operands import is_same, meet
-from ggsched_kernels import FACTOR, ROUTE, TuningProfile
+from ggsched_kernels import FACTOR, ROUTE
 from ggsched_kernels.calls import Arg, Launch, Window, i32, i64, window
 from ggsched_kernels.lower_matrix import prepare_route
 from ggsched_kernels.lowering_context import weight_define
-from ggsched_kernels.retained import Retained
 
 DTYPES: Final = frozenset({"f16", "bf16", "q8_0", "q4_0", "mxfp4"})
 
@@ -68,6 +66,11 @@ FEW: Final = {
         "q4_0": Cut(8, 3, resident=2),
         "mxfp4": Cut(8, 3, resident=2),
     },
+    32: {
+        "q8_0": Cut(2, 3, tiles=1, resident=4),
+        "q4_0": Cut(4, 3, tiles=1, resident=4),
+        "mxfp4": Cut(4, 3, tiles=1, resident=4),
+    },
     64: {
         "q8_0": Cut(2, 3, resident=2),
         "q4_0": Cut(4, 3, resident=2),
@@ -76,7 +79,8 @@ FEW: Final = {
 }
 """For one weight and x in one plane, where there are clusters: by most rows and type of the weight.
 
-Time is that of reading the weight, so stretches are long and several of them under way.
+Time is that of reading the weight, so stretches are long and several of them under way. A warp
+waits for its own loads, so up to 32 rows it has one tile, and a multiprocessor 16 warps.
 """
 
 MAX_SPLITS: Final = 8
@@ -102,9 +106,6 @@ LEAST_SHARE: Final = 2 / 3
 A thread block goes along the whole sum, so a weight of few rows takes as long as one of many. Half
 of it for clusters.
 """
-
-MAX_PARTS: Final = 3
-"""Products that one call computes."""
 
 LANES: Final = 256
 BLOCK: Final = 32
@@ -174,49 +175,17 @@ def lower_rows(site: CudaLoweringContext) -> None:
     _multiply(site, cut, -(-prod(site.node.output.shape[:-1]) // cut.rows), is_routed=False)
 
 
-def join_rows(
-    groups: Sequence[Sequence[BoundNode]], at: int, profile: TuningProfile, retained: Retained
-) -> tuple[int, CudaLoweringContext] | None:
-    """Return how many groups from ``at`` on one call computes, and its site; None below two.
+def lower_rows_together(sites: Sequence[CudaLoweringContext]) -> None:
+    """Convert the rows of x, and multiply them with several weights of one type by one call.
 
-    They are products of the same rows with one weight each, such as queries, keys and values. Alone
-    each fills the GPU anew, and those of few columns hardly do.
+    Alone each product fills the GPU anew, and those of few columns hardly do.
     """
-    sites: list[CudaLoweringContext] = []
-    for group in groups[at : at + MAX_PARTS]:
-        site = CudaLoweringContext(group[0], profile, retained)
-        if len(group) > 1 or not _is_alike(site, sites):
-            break
-        sites.append(site)
-    if len(sites) < 2:
-        return None
-    site = sites[-1]
     cut = cut_of(*sites)
-    first, *more = [s.node for s in sites]
+    first, *more = [site.node for site in sites]
     tiles = -(-prod(first.output.shape[:-1]) // cut.rows)
     factor = Factor(window(first.inputs[0]), first.inputs[0].dtype)
-    parts = [(window(node.inputs[0]), window(node.output)) for node in more]
-    multiply(sites[0], cut, tiles, factor, is_routed=False, parts=parts)
-    site.calls.extend(replace(call, label=site.node.label) for call in sites[0].calls)
-    return len(sites), site
-
-
-def _is_alike(site: CudaLoweringContext, others: Sequence[CudaLoweringContext]) -> bool:
-    """Whether a product can be of one call with others, and touches nothing that these write."""
-    node = site.node
-    if node.op != "mul_mat" or 0 in node.output.shape or node.inputs[0].dtype.name not in DTYPES:
-        return False
-    if not node.inputs[0].dtype.is_quantized or not fits_rows(site):
-        return False
-    w, x = node.inputs
-    for other in (each.node for each in others):
-        weight, rows = other.inputs
-        is_same_x = is_same(x, rows) and (x.shape, x.strides) == (rows.shape, rows.strides)
-        if not is_same_x or weight.dtype is not w.dtype:
-            return False
-        if any(meet(other.output, o) for o in (w, x, node.output)) or meet(node.output, weight):
-            return False
-    return not meet(node.output, x)
+    others = [(window(node.inputs[0]), window(node.output)) for node in more]
+    multiply(sites[0], cut, tiles, factor, is_routed=False, others=others)
 
 
 def lower_experts(site: CudaLoweringContext) -> None:
@@ -295,7 +264,7 @@ def multiply(
     factor: Factor,
     *,
     is_routed: bool,
-    parts: Sequence[tuple[Window, Window]] = (),
+    others: Sequence[tuple[Window, Window]] = (),
 ) -> None:
     """Add the call of ``tile_product`` for a number of tiles of rows and a weight.
 
@@ -305,7 +274,7 @@ def multiply(
         tiles: Of rows.
         factor: The weight.
         is_routed: Whether there are weights of experts.
-        parts: Weights that the same rows are multiplied with besides, and the results.
+        others: Weights that the same rows are multiplied with besides, and the results.
     """
     x, rows = site.node.inputs[1], convert_rows(site)
     own = x.shape[1] if is_routed else 1
@@ -313,8 +282,8 @@ def multiply(
     y = window(site.node.output)
     route = ROUTE if is_routed else FACTOR
     args = (*factor.weight.args, *halves, *y.args, route, *factor.unpacked)
-    args += tuple(arg for part in parts for place in part for arg in place.args)
-    weights = (factor.weight, *(weight for weight, _ in parts))
+    args += tuple(arg for other in others for place in other for arg in place.args)
+    weights = (factor.weight, *(weight for weight, _ in others))
     columns = sum(-(-weight.shape[-2] // cut.columns) for weight in weights)
     groups = (columns, tiles, 1) if cut.splits == 1 else (cut.splits, columns, tiles)
     defines = {
@@ -333,8 +302,8 @@ def multiply(
     }
     if factor.unpacked:
         defines["UNPACKED"] = 1
-    if parts:
-        defines["PARTS"] = 1 + len(parts)
+    if others:
+        defines["WEIGHTS"] = 1 + len(others)
     site.call(
         "tile_product", "tile_product", args, groups, **defines, **weight_define(factor.dtype)
     )
@@ -406,9 +375,9 @@ __all__ = [
     "cut_of",
     "fits_experts",
     "fits_rows",
-    "join_rows",
     "lower_experts",
     "lower_rows",
+    "lower_rows_together",
     "multiply",
     "planes_of",
     "rows_layout",

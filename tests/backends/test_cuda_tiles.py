@@ -219,12 +219,19 @@ class TestOnTheHost:
         assert call.cluster == call.groups[0] == splits
 
     @pytest.mark.parametrize(
-        ("dtype", "rows", "columns"),
-        [(Q8_0, 17, (120, 40, 56)), (MXFP4, 9, (24, 200)), (Q4_0, 33, (64, 64, 1))],
+        ("dtype", "rows", "k", "columns"),
+        [
+            (Q8_0, 17, 1056, (120, 40, 56)),
+            (MXFP4, 9, 1056, (24, 200)),
+            (Q4_0, 33, 1056, (64, 64, 1)),
+            (Q8_0, 2, 1056, (120, 40, 56)),  # of few rows
+            (Q4_0, 5, 512, (16, 2100)),
+            (Q4_K, 3, 768, (17, 1, 33)),
+        ],
         ids=str,
     )
     def test_products_of_the_same_rows_are_one_call(
-        self, runner, dtype, rows, columns, monkeypatch
+        self, runner, dtype, rows, k, columns, monkeypatch
     ):
         from ggsched_cuda import program
         from ggsched_cuda_kernels.kernel_selection import lower
@@ -233,8 +240,8 @@ class TestOnTheHost:
         monkeypatch.setattr("ggsched_cuda_kernels.tiles.LEAST_SHARE", 0)
         monkeypatch.setenv("GGSCHED_STREAMS", "1")
         g = GraphBuilder("products")
-        x = g.input("x", (rows, 1056))
-        weights = [g.weight(f"w{i}", (n, 1056), dtype) for i, n in enumerate(columns)]
+        x = g.input("x", (rows, k))
+        weights = [g.weight(f"w{i}", (n, k), dtype) for i, n in enumerate(columns)]
         graph = g.build(*(g.mul_mat(w, x) for w in weights))
         values = drawn(graph, 1)
         used = []
@@ -245,8 +252,11 @@ class TestOnTheHost:
         for tid, array in wanted.items():
             assert is_within(found[tid], array, allowed[tid])
         (calls,) = (made for made, _ in used)
-        assert [c.kernel for c in calls] == ["to_halves", "tile_product"]
-        assert ("PARTS", str(len(columns))) in calls[1].defines
+        few = rows <= H200.few_rows
+        assert [c.kernel for c in calls] == (
+            ["matvec_blocks"] if few else ["to_halves", "tile_product"]
+        )
+        assert ("WEIGHTS", str(len(columns))) in calls[-1].defines
 
     def test_rows_of_any_size(self, runner, monkeypatch):
         """Rows are scaled one by one, so none overflows or is flushed; NaN stays."""

@@ -15,7 +15,7 @@
  * UNPACKED 1: w holds the weights of experts [first, last) as f16, unpacked by to_f16, whose scales `undo` has, a float for
  * each row of w; groups with other experts have nothing to do.
  *
- * PARTS 2 or 3: products of the same rows with several weights, whose columns follow each other.
+ * WEIGHTS 2 or 3: products of the same rows with several weights, whose columns follow each other.
  *
  * Where rows are few, columns alone give too few thread blocks to keep memory busy. Then SPLITS of them, a cluster, share
  * the sum: each takes a stretch of k, and in the end adds up, in the order of the stretches, what all have for its share
@@ -278,10 +278,10 @@ tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 sca
 #if UNPACKED
              , GLOBAL const u8 *undo, i64 undo_at, int first, int last
 #endif
-#if PARTS > 1
+#if WEIGHTS > 1
              , GLOBAL const u8 *w1, Tens tw1, GLOBAL u8 *y1, Tens ty1
 #endif
-#if PARTS > 2
+#if WEIGHTS > 2
              , GLOBAL const u8 *w2, Tens tw2, GLOBAL u8 *y2, Tens ty2
 #endif
 ) {
@@ -290,11 +290,11 @@ tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 sca
   LOCAL i64 yo[BM];
   LOCAL float scales[BM];
   int tile = COLUMN_TILE;
-#if PARTS > 1
+#if WEIGHTS > 1
   if (tile >= TILES_OF(tw)) {
     tile -= TILES_OF(tw);
     w = w1, tw = tw1, y = y1, ty = ty1;
-#if PARTS > 2
+#if WEIGHTS > 2
     if (tile >= TILES_OF(tw1)) {
       tile -= TILES_OF(tw1);
       w = w2, tw = tw2, y = y2, ty = ty2;
