@@ -77,6 +77,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=why))
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    """Make no collections of garbage while tests are collected: hardly anything is."""
+    gc.disable()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Exclude what collection made from garbage collection; it lives until the process ends.
 
@@ -85,6 +90,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _asks_for_opencl(item: pytest.Item) -> bool:

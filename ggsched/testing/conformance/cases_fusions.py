@@ -43,7 +43,10 @@ def chains(w: TestContext, draws: int = DRAWS) -> Iterator[Chain]:
     """Yield groups of every pattern that the device declares, on types that it has."""
     facts, draws = w.device.facts, w.draws(DRAWS, 2)
     weights = [dtype for dtype in FLOAT_DTYPES if dtype.block <= LONGEST_ROW]
+    ops = {key.partition(":")[0] for key in facts.ops}
     for pattern in sorted(facts.fusions & PATTERNS.keys()):
+        if not ops.issuperset(PATTERNS[pattern].ops):
+            continue
         for dtype in weights if pattern.startswith("mul_mat") else (F32,):
             made = misses = 0
             while made < draws and misses < PATIENCE:
