@@ -103,8 +103,8 @@ class Executor:
     def run(self, inputs: Mapping[str, np.ndarray], *, copy: bool = True) -> dict[int, np.ndarray]:
         """Run the plan once and return the outputs by tensor id.
 
-        What orders the next run of the plan behind this one, at the end of its commands, is enqueued
-        when that run begins: until then other plans may run, which need not wait for it.
+        What stands at the end of the commands to order the next run of the plan behind this one is
+        enqueued when that run begins: until then other plans may run, which need not wait for it.
 
         Args:
             inputs: An array for each input of the graph, in its shape and of its type. Inputs
