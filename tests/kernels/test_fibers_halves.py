@@ -85,7 +85,8 @@ KERNELS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "rows"), [*((name, 33) for name in MAKERS), ("normed", 4), ("residual", 4), ("gated", 4)]
+    ("name", "rows"),
+    [*((name, 33) for name in MAKERS), ("normed", 4), ("residual", 4), ("gated", 4)],
 )
 def test_rows_are_written_beside_the_result(runner, name, rows):
     from ggsched_cuda_kernels.kernel_selection import lower
