@@ -47,10 +47,10 @@ PLANES: Final = {
 }
 """How many bf16 make up an element of a packed type."""
 
-ROUNDED_ROWS: Final = {"bf16": 4, "f16": 5}
+ROUNDED_ROWS: Final = {"bf16": 2, "f16": 5}
 """Rows from which on one product of 16 bits is quicker than the kernels for few rows, where that is
-sooner: the products of a layer of 8B in bf16 take 112, 156, 175 and 284 us with 1, 2, 4 and 8 rows
-by these, and 166 us with 5 to 16 by cuBLAS (H200, ``python -m benchmarks.gpu rows``), where rows in
+sooner. The products of a layer of 8B in bf16 take 157, 179 and 284 us with 2, 4 and 8 rows by
+these, and 141 us by cuBLAS with 2 to 8 (H200, ``python -m benchmarks.gpu rows``), where rows in
 bf16 cost nothing (``halves``)."""
 
 SPLIT_LANES: Final = 256

@@ -4,18 +4,21 @@ Rows of x are converted once for all products of a program that follow with the 
 experts are listed on the device (``prepare_route``), and one launch computes those of all experts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from ggsched.backend.program import Operand
+from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.dtype import DType
 from ggsched_cuda_kernels.calls import CudaLoweringContext
-from ggsched_kernels import FACTOR, ROUTE
+from ggsched_cuda_kernels.decode.fused import MAX_UNITS, lanes_of
+from ggsched_cuda_kernels.operands import is_same, meet
+from ggsched_kernels import FACTOR, ROUTE, TuningProfile
 from ggsched_kernels.calls import Arg, Launch, Window, i32, i64, window
 from ggsched_kernels.lower_matrix import prepare_route
 from ggsched_kernels.lowering_context import weight_define
+from ggsched_kernels.retained import Retained
 
 DTYPES: Final = frozenset({"f16", "bf16", "q8_0", "q4_0", "mxfp4"})
 
@@ -100,6 +103,9 @@ A thread block goes along the whole sum, so a weight of few rows takes as long a
 of it for clusters.
 """
 
+MAX_PARTS: Final = 3
+"""Products that one call computes."""
+
 LANES: Final = 256
 BLOCK: Final = 32
 PIECE: Final = 16  # bytes of an asynchronous copy
@@ -128,8 +134,8 @@ def fits_rows(site: CudaLoweringContext) -> bool:
     return prod(w.shape[:-2]) == 1 and _fits(site, cut)
 
 
-def cut_of(site: CudaLoweringContext) -> Cut:
-    """Return how a product with one weight is cut."""
+def cut_of(site: CudaLoweringContext, *others: CudaLoweringContext) -> Cut:
+    """Return how a product with one weight is cut, or several of the same rows."""
     w, x = site.node.inputs
     rows, profile = prod(x.shape[:-1]), site.profile
     cut = replace(CUTS[w.dtype.name], rows=profile.tile_rows)
@@ -139,7 +145,8 @@ def cut_of(site: CudaLoweringContext) -> Cut:
     cut = replace(cut, rows=next(n for n in (16, 32, 64) if rows <= n))
     needed = shared_nbytes(w.dtype, cut, 1) + DECLARED_NBYTES
     resident = min(cut.resident, profile.local_nbytes // needed)
-    room = resident * profile.num_sms // max(1, _blocks(site, cut))
+    blocks = sum(_blocks(each, cut) for each in (site, *others))
+    room = resident * profile.num_sms // max(1, blocks)
     steps = -(-x.shape[-1] // (BLOCK * cut.blocks * LEAST_STEPS))
     most = min(MAX_SPLITS, room, steps)
     return replace(cut, splits=1 << max(1, most).bit_length() - 1)
@@ -165,6 +172,51 @@ def lower_rows(site: CudaLoweringContext) -> None:
     """Convert the rows of x, and multiply."""
     cut = cut_of(site)
     _multiply(site, cut, -(-prod(site.node.output.shape[:-1]) // cut.rows), is_routed=False)
+
+
+def join_rows(
+    groups: Sequence[Sequence[BoundNode]], at: int, profile: TuningProfile, retained: Retained
+) -> tuple[int, CudaLoweringContext] | None:
+    """Return how many groups from ``at`` on one call computes, and its site; None below two.
+
+    They are products of the same rows with one weight each, such as queries, keys and values. Alone
+    each fills the GPU anew, and those of few columns hardly do.
+    """
+    sites: list[CudaLoweringContext] = []
+    for group in groups[at : at + MAX_PARTS]:
+        site = CudaLoweringContext(group[0], profile, retained)
+        if len(group) > 1 or not _is_alike(site, sites):
+            break
+        sites.append(site)
+    if len(sites) < 2:
+        return None
+    site = sites[-1]
+    cut = cut_of(*sites)
+    first, *more = [s.node for s in sites]
+    tiles = -(-prod(first.output.shape[:-1]) // cut.rows)
+    factor = Factor(window(first.inputs[0]), first.inputs[0].dtype)
+    parts = [(window(node.inputs[0]), window(node.output)) for node in more]
+    multiply(sites[0], cut, tiles, factor, is_routed=False, parts=parts)
+    site.calls.extend(replace(call, label=site.node.label) for call in sites[0].calls)
+    return len(sites), site
+
+
+def _is_alike(site: CudaLoweringContext, others: Sequence[CudaLoweringContext]) -> bool:
+    """Whether a product can be of one call with others, and touches nothing that these write."""
+    node = site.node
+    if node.op != "mul_mat" or 0 in node.output.shape or node.inputs[0].dtype.name not in DTYPES:
+        return False
+    if not node.inputs[0].dtype.is_quantized or not fits_rows(site):
+        return False
+    w, x = node.inputs
+    for other in (each.node for each in others):
+        weight, rows = other.inputs
+        is_same_x = is_same(x, rows) and (x.shape, x.strides) == (rows.shape, rows.strides)
+        if not is_same_x or weight.dtype is not w.dtype:
+            return False
+        if any(meet(other.output, o) for o in (w, x, node.output)) or meet(node.output, weight):
+            return False
+    return not meet(node.output, x)
 
 
 def lower_experts(site: CudaLoweringContext) -> None:
@@ -237,16 +289,33 @@ class Factor:
 
 
 def multiply(
-    site: CudaLoweringContext, cut: Cut, tiles: int, factor: Factor, *, is_routed: bool
+    site: CudaLoweringContext,
+    cut: Cut,
+    tiles: int,
+    factor: Factor,
+    *,
+    is_routed: bool,
+    parts: Sequence[tuple[Window, Window]] = (),
 ) -> None:
-    """Add the call of ``tile_product`` for a number of tiles of rows and a weight."""
+    """Add the call of ``tile_product`` for a number of tiles of rows and a weight.
+
+    Args:
+        site: The product.
+        cut: How the kernel is cut.
+        tiles: Of rows.
+        factor: The weight.
+        is_routed: Whether there are weights of experts.
+        parts: Weights that the same rows are multiplied with besides, and the results.
+    """
     x, rows = site.node.inputs[1], convert_rows(site)
     own = x.shape[1] if is_routed else 1
     halves = (FACTOR, i64(0), i64(rows.scales), i64(rows.plane), i32(rows.pitch), i32(own))
     y = window(site.node.output)
     route = ROUTE if is_routed else FACTOR
     args = (*factor.weight.args, *halves, *y.args, route, *factor.unpacked)
-    columns = -(-factor.weight.shape[-2] // cut.columns)
+    args += tuple(arg for part in parts for place in part for arg in place.args)
+    weights = (factor.weight, *(weight for weight, _ in parts))
+    columns = sum(-(-weight.shape[-2] // cut.columns) for weight in weights)
     groups = (columns, tiles, 1) if cut.splits == 1 else (cut.splits, columns, tiles)
     defines = {
         "lanes": 32 * cut.warps,
@@ -264,6 +333,8 @@ def multiply(
     }
     if factor.unpacked:
         defines["UNPACKED"] = 1
+    if parts:
+        defines["PARTS"] = 1 + len(parts)
     site.call(
         "tile_product", "tile_product", args, groups, **defines, **weight_define(factor.dtype)
     )
@@ -308,10 +379,19 @@ def convert_rows(site: CudaLoweringContext) -> RowsLayout:
     if site.retained.prepare(FACTOR, x, layout.how(is_bf16=is_bf16), layout.nbytes):
         a = site.contiguous(x)
         args = (*a.args, FACTOR, i64(layout.scales), i64(layout.plane), i32(layout.pitch))
-        defines = {"PLANES": layout.planes, "HALF_BF16": int(is_bf16)}
         rows = prod(x.shape[:-1])
-        site.call("to_halves", "to_halves", args, (rows, 1, 1), lanes=LANES, **defines)
+        lanes, units = lanes_of(x.shape[-1], rows)
+        if layout.planes > 1 or x.shape[-1] % BLOCK or units > MAX_UNITS or not _has_vectors(a):
+            lanes, units = LANES, 0
+        defines = {"PLANES": layout.planes, "HALF_BF16": int(is_bf16), "UNITS": units}
+        site.call("to_halves", "to_halves", args, (rows, 1, 1), lanes=lanes, **defines)
     return layout
+
+
+def _has_vectors(a: Window) -> bool:
+    """Whether rows of floats begin at multiples of 16 bytes, and elements lie side by side."""
+    steps = [s for n, s in zip(a.shape[:-1], a.strides[:-1], strict=True) if n > 1]
+    return a.strides[-1] == 4 and all(place % PIECE == 0 for place in (a.offset, *steps))
 
 
 __all__ = [
@@ -326,6 +406,7 @@ __all__ = [
     "cut_of",
     "fits_experts",
     "fits_rows",
+    "join_rows",
     "lower_experts",
     "lower_rows",
     "multiply",

@@ -1,5 +1,4 @@
 /* Runs a cluster of groups on the host: each lane is a fiber, and goes on until it meets others. */
-#include <immintrin.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

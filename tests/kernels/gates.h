@@ -123,7 +123,7 @@ static inline float half_(unsigned pair, int high) {
 #if defined(W_BF16)
   return __uint_as_float(bits << 16);
 #else
-  return _cvtsh_ss(bits);
+  return host_float_of_half_(bits);
 #endif
 }
 static inline void host_multiply_halves_(float *sum, const unsigned *a, const unsigned *b) {
@@ -165,13 +165,13 @@ static inline unsigned half_of_(float x) {
   unsigned bits = __float_as_uint(x);
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 #else
-  return _cvtss_sh(x, 0);
+  return host_half_of_float_(x);
 #endif
 }
 static inline unsigned host_pair_of_(float low, float high) { return half_of_(low) | half_of_(high) << 16; }
 static inline unsigned host_sub_halves_(unsigned a, unsigned b) {
-  unsigned low = _cvtss_sh(_cvtsh_ss(a & 65535) - _cvtsh_ss(b & 65535), 0);
-  return low | (unsigned)_cvtss_sh(_cvtsh_ss(a >> 16) - _cvtsh_ss(b >> 16), 0) << 16;
+  unsigned low = host_half_of_float_(host_float_of_half_(a & 65535) - host_float_of_half_(b & 65535));
+  return low | (unsigned)host_half_of_float_(host_float_of_half_(a >> 16) - host_float_of_half_(b >> 16)) << 16;
 }
 static inline unsigned host_permuted_or_sign_(unsigned a, unsigned b, unsigned selector) {
   unsigned result = 0;

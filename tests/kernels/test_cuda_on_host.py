@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,8 +35,10 @@ ONE_THREAD = replace(
     GPU, lanes=1, tile_lanes=1, tile_columns=1, lane_rows=4, tile_rows=8, tile_depth=32
 )
 
-HOST = """
-#include <immintrin.h>
+HALF = Path(__file__).with_name("f16.h").read_text(encoding="utf-8")
+HOST = (
+    f"{HALF}"
+    """
 #include <math.h>
 #include <string.h>
 #define __global__
@@ -50,9 +53,10 @@ static inline float __uint_as_float(unsigned u) { float x; memcpy(&x, &u, 4); re
 static inline unsigned __float_as_uint(float x) { unsigned u; memcpy(&u, &x, 4); return u; }
 extern "C" void set_block(int x, int y, int z) { blockIdx = {x, y, z}; }
 """
+)
 CONVERSIONS = {
-    'asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));': "x = _cvtsh_ss(bits);",
-    'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));': "bits = _cvtss_sh(x, 0);",
+    'asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));': "x = host_float_of_half_(bits);",
+    'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));': "bits = host_half_of_float_(x);",
 }
 
 

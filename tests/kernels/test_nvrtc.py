@@ -46,7 +46,7 @@ def test_compiles(program, arch):
     name, defines = program
     mode = "on" if arch >= FIRST_ARCH else "off"
     text = text_of(name, mode, launch_of(name))
-    assert compiler().compile_text(text, options_for(arch, defines))
+    assert compiler().machine_code(text, options_for(arch, defines))
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ INSTRUCTION = re.compile(r"^\t(?:@!?%p\d+ )?([a-z][\w.]*)", re.MULTILINE)
 def ptx(name, defines, mode, launch=None, kernel=""):
     from ggsched_cuda_kernels.sources import options_for, text_of
 
-    flags = [o.replace("sm_90a", "compute_90") for o in options_for(FIRST_ARCH, defines)]
+    flags = options_for(FIRST_ARCH, defines)
     source = text_of(name, mode, launch or launch_of(name), kernel)
-    text = compiler().compile_text(source, flags, virtual=True).decode()
+    text = compiler().ptx(source, flags)
     return {match[1]: match[0] for match in ENTRY.finditer(text)}
 
 
@@ -118,7 +118,7 @@ def test_groups_of_many_lanes_have_registers_enough(arch):
     from ggsched_cuda_kernels.sources import options_for, text_of
 
     for name, defines in (p for p in ALL if p[0] == "moe_router"):
-        code = compiler().compile_text(text_of(name), options_for(arch, defines))
+        code = compiler().machine_code(text_of(name), options_for(arch, defines))
         counts = [int.from_bytes(found, "little") for found in REGISTERS.findall(code)]
         assert counts
         assert max(counts) * int(dict(defines)["LANES"]) <= OF_A_GROUP
@@ -134,10 +134,10 @@ def test_products_of_few_rows_are_in_registers(name, rows):
     cut = FEW[rows][name]
     flags = options_for(FIRST_ARCH, few_rows_program(name, cut, rows, splits=4))
     source = text_of("tile_product")
-    code = compiler().compile_text(source, flags)
+    code = compiler().machine_code(source, flags)
     counts = [int.from_bytes(found, "little") for found in REGISTERS.findall(code)]
     assert 0 < max(counts) * 32 * cut.warps * cut.resident <= OF_A_GROUP
-    text = compiler().compile_text(source, flags, virtual=True).decode()
+    text = compiler().ptx(source, flags)
     assert "__local_depot" not in text
     assert "barrier.cluster" in text
 
@@ -162,13 +162,13 @@ def test_attention_leaves_room_for_the_next_kernel(form, cut):
     defines = tuple((k, str(v)) for k, v in {**COMMON, **cut, **more, "W_F16": 1}.items())
     flags = options_for(FIRST_ARCH, defines)
     source = text_of(name, "on", Launch.BY_ITSELF)
-    code = compiler().compile_text(source, flags)
+    code = compiler().machine_code(source, flags)
     counts = [int.from_bytes(found, "little") for found in REGISTERS.findall(code)]
     assert 0 < max(counts) * cut["LANES"] <= LEFT_BY_TWO
     for tokens in (1, 4) if more else (1,):
         some = {**dict(defines), **({"TOKENS": str(tokens)} if more else {})}
         flags = options_for(FIRST_ARCH, tuple(some.items()))
-        text = compiler().compile_text(source, flags, virtual=True).decode()
+        text = compiler().ptx(source, flags)
         spilled = re.findall(r"__local_depot\d+\[(\d+)\]", text)
         assert all(int(nbytes) <= OF_ANGLES for nbytes in spilled), tokens
 

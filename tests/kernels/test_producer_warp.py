@@ -37,7 +37,7 @@ def test_compiles(weight, arch, launch):
     from ggsched_cuda_kernels.sources import options_for, text_of
 
     text = text_of("matvec_blocks", "on", launch)
-    assert compiler().compile_text(text, options_for(arch, defines(weight)))
+    assert compiler().machine_code(text, options_for(arch, defines(weight)))
 
 
 def test_the_producer_waits_for_predecessors_too():

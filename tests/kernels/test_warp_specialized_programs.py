@@ -54,7 +54,7 @@ def frames_of(source, defines, arch, groups=1):
     text = text_of(source, "on", Launch.WAITS_FIRST)
     assert bounds % 1 in text
     text = text.replace(bounds % 1, bounds % groups)
-    code = compiler().compile_text(text, options_for(arch, defines))
+    code = compiler().machine_code(text, options_for(arch, defines))
     return [int.from_bytes(found, "little") for found in FRAME.findall(code)]
 
 
@@ -85,12 +85,8 @@ def ptx(source, defines, mode, **others):
     from ggsched_cuda_kernels.sources import options_for, text_of
 
     defines = tuple(sorted({**dict(defines), **others}.items()))
-    flags = [o.replace("sm_90a", "compute_90a") for o in options_for(FIRST_ARCH, defines)]
-    text = (
-        compiler()
-        .compile_text(text_of(source, mode, Launch.WAITS_FIRST), flags, virtual=True)
-        .decode()
-    )
+    flags = options_for(FIRST_ARCH, defines)
+    text = compiler().ptx(text_of(source, mode, Launch.WAITS_FIRST), flags)
     (kernel,) = kernels_of(text).values()
     assert BULK in kernel
     return kernel

@@ -40,8 +40,17 @@ def compiler_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def compile_text(text: str, options: Sequence[str], *, virtual: bool = False) -> bytes:
-    """Compile CUDA C++ to machine code (a cubin), or to PTX if ``virtual``; needs no driver.
+def compile_text(text: str, options: Sequence[str]) -> bytes:
+    """Compile CUDA C++ to machine code (a cubin); needs no driver.
+
+    Raises:
+        UsageError: the compiler refused it; a defect of the kernels.
+    """
+    return compile_both(text, options)[1]
+
+
+def compile_both(text: str, options: Sequence[str]) -> tuple[bytes, bytes]:
+    """Compile CUDA C++ to PTX and machine code; none of a virtual architecture (``compute_90``).
 
     Raises:
         UsageError: the compiler refused it; a defect of the kernels.
@@ -60,13 +69,14 @@ def compile_text(text: str, options: Sequence[str], *, virtual: bool = False) ->
                 why=log.decode(errors="replace").strip("\0 \n")[:2000],
                 hint="report this with the version of NVRTC",
             )
-        size, get = (
-            (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
-            if virtual
-            else (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
-        )
-        code: bytes = b" " * _check(size(program))
-        _check(get(program, code))
-        return code
+        ptx = _taken(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
+        return ptx, _taken(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def _taken(size: Any, get: Any, program: Any) -> bytes:
+    code: bytes = b" " * _check(size(program))
+    if code:
+        _check(get(program, code))
+    return code
