@@ -74,8 +74,11 @@ class WorkerStream(BaseStream):
         """Run a command; what is interrupted and can be begun again is left to the worker."""
         progress = self.progress
         try:
-            with np.errstate(all="ignore"):
+            if isinstance(command, str):
                 work()
+            else:
+                with np.errstate(all="ignore"):
+                    work()
         except BaseException as error:
             is_interrupt = not isinstance(error, Exception)
             if is_interrupt and isinstance(command, str):
