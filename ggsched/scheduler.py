@@ -37,6 +37,7 @@ from ggsched.run.cache import RecentCache
 from ggsched.run.call_guard import CallGuard, guarded
 from ggsched.run.executor import Executor
 from ggsched.run.expert_ledger import ExpertLedger
+from ggsched.run.following import StateStreams
 from ggsched.run.open_devices import names_of, opened
 from ggsched.run.outputs import Outputs
 from ggsched.run.release import close_after, close_all
@@ -160,6 +161,7 @@ class Scheduler:
         self._planned: RecentCache[tuple[str, str], Planned] = RecentCache(KEPT * plan_limit)
         self._clock = clock
         self._last: Run | None = None
+        self._under_way: dict[str, tuple[int, int]] | None = {}
         self._setup_s = 0.0
         self._is_closed = False
 
@@ -327,11 +329,20 @@ class Scheduler:
         self, graph: Graph, inputs: Mapping[str, ArrayLike], wanted: Constraints, *, copy: bool
     ) -> dict[int, np.ndarray]:
         executor = self._executor(graph, wanted)
-        if executor is not self._last:
-            # Hazards between runs are discharged within one plan only, so two plans, which may
-            # share states, are kept apart by the host.
+        is_tried = self._planner.is_tried(graph, wanted)
+        streams = None
+        if isinstance(executor, Executor) and not is_tried:
+            streams = executor.state_streams
+        if executor is not self._last and not self._follows(streams):
+            # Hazards between runs are discharged within one plan only, so two plans that share
+            # states are kept apart by the host.
             self._drain()
+            self._under_way = {}
         self._last = None  # a run that is cut short leaves work behind, so the next one drains
+        if streams is None or self._under_way is None:
+            self._under_way = None
+        else:
+            self._under_way.update(streams)
         self._store.require_files()
         began = self._clock()
         recorder = self._recorder if isinstance(executor, Executor) else None
@@ -339,12 +350,18 @@ class Scheduler:
             outputs = executor.run(host_arrays(inputs), copy=copy)
         self._store.require_files()  # what was read of a file that was cut short does not count
         self._last = executor
-        if self._planner.is_tried(graph, wanted):
+        if is_tried:
             self._drain()
             loser = self._planner.note_run(graph, wanted, self._clock() - began)
             if loser is not None:
                 self._executors.drop(loser)
         return outputs
+
+    def _follows(self, streams: StateStreams | None) -> bool:
+        """Whether streams keep a run in order with all that is under way."""
+        if self._last is None or streams is None or self._under_way is None:
+            return False
+        return all(self._under_way.get(name, s) == s for name, s in streams.items())
 
     @guarded()
     def prepare(self, graph: Graph, constraints: Constraints | None = None) -> None:
@@ -657,6 +674,9 @@ class Scheduler:
 
     def _drain(self) -> None:
         failures = self._store.drain()
+        for executor in self._executors.values():
+            if isinstance(executor, Executor):
+                executor.drained()
         if failures:
             raise failures[0]
 

@@ -7,6 +7,7 @@ each other become one table, which one native call runs without the GIL, whateve
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise, takewhile
+from math import inf
 from operator import length_hint
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
@@ -176,10 +177,14 @@ class Segment:
         pieces: To run in order.
         is_quiet: Whether numpy must be kept from warning: infinite masks and saturating
             activations are expected, but a caller's thread may be set to raise.
+
+    Attributes:
+        seconds: What the last run took; at first infinite.
     """
 
     def __init__(self, pieces: "Sequence[Calls | Stretch]", *, is_quiet: bool) -> None:
         self.pieces = pieces
+        self.seconds = inf
         self._at = 0
         self._is_quiet = is_quiet and any(isinstance(piece, Calls) for piece in pieces)
 
@@ -197,11 +202,13 @@ class Segment:
 
     def run(self) -> None:
         """Run every piece."""
+        began = perf_counter()
         if self._is_quiet:
             with np.errstate(all="ignore"):
                 self._run()
         else:
             self._run()
+        self.seconds = perf_counter() - began
 
     def _run(self) -> None:
         for at, piece in enumerate(self.pieces):

@@ -2,10 +2,10 @@
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -13,12 +13,18 @@ from ggsched.backend.base import BaseStream
 from ggsched.backend.patience import wait_patiently
 from ggsched.backend.program_body import Command
 from ggsched.backend.progress import Progress
+from ggsched.backend.protocols import Program
 from ggsched.backend.timeouts import late_error, start_thread
 from ggsched.errors import DeviceFault, SyncTimeout
+from ggsched_cpu.program import Segment
 
 if TYPE_CHECKING:
     from ggsched.backend.base import BaseDevice
     from ggsched_cpu.runner import Runner
+
+BRIEF_S: Final = 0.02
+"""What lasts longer is left to the worker: the caller can be interrupted meanwhile, and what a
+hand-over takes, some 0.1 ms, does not count."""
 
 Item = tuple[Command, Callable[[], None]] | None
 """A command; None ends the worker."""
@@ -36,12 +42,57 @@ class WorkerStream(BaseStream):
         self._queue: SimpleQueue[Item] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self.runner: Runner | None = None
+        self._is_here = False
+
+    def __run_here__(self, enqueue: Callable[[], None], programs: Sequence[Program]) -> None:
+        """Call ``enqueue``; run what it enqueues on this thread, if that cannot take long.
+
+        That is so if nothing is before it, and each program ran in ``BRIEF_S`` the last time. See
+        ``ggsched.run.waiting_host``.
+
+        Args:
+            enqueue: Enqueues a command.
+            programs: What is launched with it or behind it.
+        """
+        progress = self.progress
+        self._is_here = progress.done == progress.enqueued and all(map(_is_brief, programs))
+        try:
+            enqueue()
+        finally:
+            self._is_here = False
 
     def _submit(self, command: Command, work: Callable[[], None]) -> None:
+        if self._is_here:
+            self._run_here(command, work)
+            return
         if self._thread is None:  # a stream that gets none is as before (ERR-1)
             self._thread = self._start()
         self.progress.enqueued += 1
         self._queue.put((command, work))
+
+    def _run_here(self, command: Command, work: Callable[[], None]) -> None:
+        """Run a command; what is interrupted and can be begun again is left to the worker."""
+        progress = self.progress
+        try:
+            if isinstance(command, str):
+                work()
+            else:
+                with np.errstate(all="ignore"):
+                    work()
+        except BaseException as error:
+            is_interrupt = not isinstance(error, Exception)
+            if is_interrupt and isinstance(command, str):
+                self._is_here = False
+                self._submit(command, work)
+                raise
+            progress.enqueued += 1
+            progress.fail(command if isinstance(command, str) else command.blame(error), error)
+            progress.finish_one()
+            if is_interrupt:
+                raise
+            return
+        progress.enqueued += 1
+        progress.finish_one()
 
     def _start(self) -> threading.Thread:
         thread = threading.Thread(
@@ -84,6 +135,11 @@ class WorkerStream(BaseStream):
             self.progress.fail(
                 "close", DeviceFault(f"closed with {unfinished} unfinished commands")
             )
+
+
+def _is_brief(program: Program) -> bool:
+    body = getattr(program, "body", None)
+    return isinstance(body, Segment) and body.seconds < BRIEF_S
 
 
 def _join(thread: threading.Thread, where: str, timeout_s: float) -> None:

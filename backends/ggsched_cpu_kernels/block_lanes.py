@@ -90,7 +90,7 @@ def _codes(b: Builder, dtype: DType, place: Value) -> list[Value]:
             for n in range(4)
         ]
         quarters.append(b.join(b.join(each[0], each[1]), b.join(each[2], each[3])))
-    stored = _transposed(b, quarters)
+    stored = transposed(b, quarters)
     halves = [
         *(b.binary("and", v, _LOW_FOURS) for v in stored),
         *(b.binary("and", b.binary("lshr", v, 4), _LOW_FOURS) for v in stored),
@@ -102,7 +102,7 @@ def _codes(b: Builder, dtype: DType, place: Value) -> list[Value]:
     return [b.bitcast(stored_codes(b, v, how), _LANES) for v in bytes_]
 
 
-def _transposed(b: Builder, quarters: Sequence[Value]) -> list[Value]:
+def transposed(b: Builder, quarters: Sequence[Value]) -> list[Value]:
     """Transpose 4 x 4 elements in each 128 bits of four vectors."""
 
     def mixed(a: Value, c: Value, lanes: Sequence[int]) -> Value:
@@ -120,14 +120,14 @@ def _transposed(b: Builder, quarters: Sequence[Value]) -> list[Value]:
     ]
 
 
-def _scales(b: Builder, dtype: DType, place: Value) -> Value:
-    """Return the scales of 16 blocks."""
+def scale_words(b: Builder, dtype: DType, place: Value, count: int) -> list[Value]:
+    """Return the scales of some blocks as they are stored, joined to words of 64 bits."""
     layout = dtype.layout
     assert layout is not None
     bits = 16 if layout.scale.kind == "f16" else 8
     each = 64 // bits
-    words = Value("poison", f"<{GROUP // each} x i64>")
-    for n in range(GROUP // each):
+    words = []
+    for n in range(count // each):
         word: Value | None = None
         for i in range(each):
             at = layout.scale.at + dtype.block_nbytes * (each * n + i)
@@ -135,7 +135,17 @@ def _scales(b: Builder, dtype: DType, place: Value) -> Value:
             one = b.binary("shl", one, bits * i) if i else one
             word = one if word is None else b.binary("or", word, one)
         assert word is not None
+        words.append(word)
+    return words
+
+
+def _scales(b: Builder, dtype: DType, place: Value) -> Value:
+    """Return the scales of 16 blocks."""
+    joined = scale_words(b, dtype, place, GROUP)
+    words = Value("poison", f"<{len(joined)} x i64>")
+    for n, word in enumerate(joined):
         words = b.insert(words, word, n)
+    bits = 64 * len(joined) // GROUP
     if bits == 16:
         return b.cast("fpext", b.bitcast(words, f"<{GROUP} x half>"), "float")
     # A byte n is 2^(n - 128), of which the first two are not normal.

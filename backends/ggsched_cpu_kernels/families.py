@@ -10,6 +10,7 @@ from ggsched.ir.dtype import BF16, F16, F32, I32, Q8_0, DType
 from ggsched_cpu_kernels import (
     attention,
     attention_blocks,
+    block_halves,
     block_lanes,
     convolution,
     gemm,
@@ -167,6 +168,10 @@ def _lanes(target: Target) -> Sequence[Builder]:
     return [block_lanes.round_lanes("round_rows", target)]
 
 
+def _halves(target: Target) -> Sequence[Builder]:
+    return [block_halves.round_halves("round_rows", target)]
+
+
 def _rope(target: Target) -> Sequence[Builder]:
     return [
         rows.rope_table("rope_table", target),
@@ -228,6 +233,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "walk": _walk,
     "rows": _rows,
     "lanes": _lanes,
+    "halves": _halves,
     "rope": _rope,
     "add_id": _add_id,
     "bits": _bits,

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ggsched.ir.dtype import DType
+from ggsched_cpu_kernels.block_halves import half_products, has_halves, rest_of_halves
 from ggsched_cpu_kernels.block_lanes import has_lanes, lane_products, rest_of
 from ggsched_cpu_kernels.elements import (
     block_pieces,
@@ -27,6 +29,13 @@ from ggsched_cpu_kernels.int_dot import (
 from ggsched_cpu_kernels.sums import accumulators, added, fetch
 from ggsched_cpu_kernels.target import Target
 from ggsched_cpu_kernels.vectors import Row, over_rows, own_slot
+
+
+def rounded_family(target: Target, dtype: DType) -> str:
+    """Return the family of kernels that round activations for products with a packed type."""
+    if has_lanes(target, dtype):
+        return "lanes"
+    return "halves" if has_halves(target, dtype) else "rows"
 
 
 def exact_products(
@@ -66,8 +75,10 @@ def rounded_products(
 ) -> list[Value]:
     """Packed weights and activations that ``round_block`` has written."""
     blocks = b.udiv(columns, BLOCK)
-    if has_lanes(b.target, dtype):
-        sums, done = lane_products(b, dtype, w, x, columns)
+    family = rounded_family(b.target, dtype)
+    if family != "rows":
+        in_groups, rest_of = _GROUPED[family]
+        sums, done = in_groups(b, dtype, w, x, columns)
         totals = [b.var(total) for total in sums]
         left = b.sub(blocks, done)
         with b.when(b.compare("ne", left, 0)):
@@ -81,6 +92,13 @@ def rounded_products(
     if dtype.block == BLOCK:
         return _small_blocks(b, dtype, w, starts, blocks)
     return _large_blocks(b, dtype, w, starts, blocks)
+
+
+_GROUPED: Final = {
+    "lanes": (lane_products, rest_of),
+    "halves": (half_products, rest_of_halves),
+}
+"""By family: products of groups of blocks, and where the other blocks of a rounded row begin."""
 
 
 @dataclass(frozen=True, slots=True)

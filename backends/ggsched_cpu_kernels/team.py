@@ -2,8 +2,8 @@
 
 A stretch of kernels that is worth several threads takes the whole team; who finds it at work waits,
 so that there are never more threads computing than the team has. A stretch of small kernels runs on
-its caller's thread. Members spin briefly after a job and then sleep. They end when the last user
-has gone, and after a fork the child has a team of its own.
+its caller's thread. Members spin for a millisecond after a job and then sleep. They end when the
+last user has gone, and after a fork the child has a team of its own.
 """
 
 import ctypes
@@ -19,8 +19,10 @@ import numpy.typing as npt
 from ggsched_cpu_kernels import walk
 from ggsched_cpu_kernels.emit import SCRATCH_NBYTES
 
-IDLE_SPINS: Final = 4_000
-"""How often a member without a job looks for one before it sleeps: 50 to 200 us."""
+IDLE_NS: Final = 1_000_000
+"""How long a member without a job looks for one before it sleeps. Between two tokens, and between
+two launches beside a GPU, 0.1 to 0.5 ms go by. To wake sleepers takes the leader a call of the
+system for each, and they need 20 to 50 us to come."""
 
 BARRIER_SPINS: Final = 2_000
 """How often a member at a barrier looks before it offers its processor to others."""
@@ -96,7 +98,7 @@ class Control:
         for slot, address in _libc_addresses().items():
             self.slots[slot] = address
         self.slots[[walk.THREADS, *walk.NEXT_COUNTERS]] = threads
-        self.slots[walk.IDLE_SPINS] = IDLE_SPINS
+        self.slots[walk.IDLE_NS] = IDLE_NS
         self.slots[walk.BARRIER_SPINS] = BARRIER_SPINS
         # The same memory, of which numpy would make an object for each slot that is read.
         self._words = (ctypes.c_int64 * len(self.slots)).from_buffer(self.slots.data)

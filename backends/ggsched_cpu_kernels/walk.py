@@ -28,15 +28,17 @@ NO_BARRIER: Final = 2
 """Flag: this entry and the next are the business of member 0 alone."""
 
 # Slots of the control block, 64 bits each; what different members write is in different lines.
-JOB, STOP, TABLE, COUNT, THREADS, IDLE_SPINS, BARRIER_SPINS = 0, 8, 9, 10, 11, 12, 13
+JOB, STOP, TABLE, COUNT, THREADS, IDLE_NS, BARRIER_SPINS = 0, 8, 9, 10, 11, 12, 13
 SEM_WAIT, SEM_POST, YIELD, CLOCK, TIMES, POSITION = 16, 17, 18, 19, 20, 21
 NEXT, FAULT_AT, FAULT = 24, 40, 41
 MEMBERS: Final = 48
-"""From here on lines for each member: whether it sleeps, then its semaphore; barriers reached."""
+"""From here on lines for each member: whether it sleeps, then its semaphore; barriers reached; the
+time, as it looked last."""
 LINE: Final = 8
 NEXT_COUNTERS: Final = (NEXT, NEXT + LINE)
 _OF_MEMBER: Final = 3 * LINE
 _REACHED: Final = 8 * LINE
+_LOOKED: Final = 2 * 8 * LINE
 CLOCK_MONOTONIC: Final = 1
 
 EAGER_LOOKS: Final = 200
@@ -232,6 +234,19 @@ def _start_job(b: Builder) -> None:
             b.call("i32", _function(b, SEM_POST), b.offset(line, 8))
 
 
+def _idle_end(b: Builder, line: Value) -> Value:
+    """Return when a member that has nothing to do from now on sleeps."""
+    return b.add(_nanoseconds(b, line), b.load("i64", _slot(b, IDLE_NS), 8))
+
+
+def _nanoseconds(b: Builder, line: Value) -> Value:
+    """Return the time."""
+    at = b.offset(line, _LOOKED)
+    b.call("i32", _function(b, CLOCK), Value(str(CLOCK_MONOTONIC), "i32"), at)
+    seconds = b.mul(b.load("i64", at, 8), 1_000_000_000)
+    return b.add(seconds, b.load("i64", b.offset(at, 8), 8))
+
+
 def _line(b: Builder, member: Value) -> Value:
     return b.offset(_slot(b, MEMBERS), b.mul(member, 8 * _OF_MEMBER))
 
@@ -240,8 +255,8 @@ def member(name: str, target: Target) -> Builder:
     """``void (control, id, job, scratch)``: take part in every job after ``job``, until the end."""
     b = Builder(name, target, MEMBER, "void")
     seen = b.var(b.parameter("job"))
-    spins = b.var(i64(0))
     line = _line(b, b.parameter("id"))
+    until = b.var(_idle_end(b, line))
     idle, spin, sleep, doze, awake, work, quit_ = (
         b.fresh(n) for n in ("idle", "spin", "sleep", "doze", "awake", "work", "quit")
     )
@@ -250,8 +265,7 @@ def member(name: str, target: Target) -> Builder:
     b.line(f"br {b.compare('ne', now, b.get(seen))}, label %{work}, label %{spin}")
     b.begin(spin)
     _pause(b)
-    b.set(spins, b.add(b.get(spins), 1))
-    is_tired = b.compare("ugt", b.get(spins), b.load("i64", _slot(b, IDLE_SPINS), 8))
+    is_tired = b.compare("sgt", _nanoseconds(b, line), b.get(until))
     b.line(f"br {is_tired}, label %{sleep}, label %{idle}")
     b.begin(sleep)
     # Either the leader sees that this member sleeps, or this member sees the job.
@@ -266,13 +280,13 @@ def member(name: str, target: Target) -> Builder:
     failed = b.call("i32", _function(b, SEM_WAIT), b.offset(line, 8))
     b.line(f"br {b.compare('ne', failed, 0)}, label %{doze}, label %{idle}")
     b.begin(work)
-    b.set(spins, i64(0))
     b.set(seen, b.add(b.get(seen), 1))
     with b.when(b.compare("ne", _read(b, STOP), 0)):
         b.line(f"br label %{quit_}")
         b.begin(b.fresh("after"))
     threads = b.load("i64", _slot(b, THREADS), 8)
     _walk(b, b.parameter("id"), threads, b.parameter("scratch"))
+    b.set(until, _idle_end(b, line))
     b.line(f"br label %{idle}")
     b.begin(quit_)
     return b

@@ -33,6 +33,7 @@ class Captured:
         forgets: Calls that forget what the graph's host calls need, and give their memory back.
         words: Fault words that the graph's kernels may write.
         meetings: Of its kernels.
+        owed: Events behind a launch that is put off, and whose launch that is.
     """
 
     def __init__(self, before: list[Marker], abort: Callable[[], None]) -> None:
@@ -42,6 +43,7 @@ class Captured:
         self.forgets: list[Callable[[], None]] = []
         self.words: set[FaultWords] = set()
         self.meetings = Meetings()
+        self.owed: dict[CudaEvent, CapturingSink] = {}
         self.forgets.append(self.meetings.free)
 
 
@@ -64,7 +66,7 @@ class CapturingSink(CommandSink):
         captured: What the graph uses; the same for all streams of the capture.
 
     Attributes:
-        last: What was recorded behind the last command, if nothing came since.
+        last: What was recorded behind the last command, if nothing but short transfers came since.
     """
 
     is_capturing = True
@@ -137,7 +139,9 @@ class CapturingSink(CommandSink):
         self.last = None
         self.gpu.enter()
         assert program.meeting is not None
+        self._deferred.flush()
         program.meeting.launch(lambda: self._launch(program, steps), words, self._queue.patience_s)
+        self.last = self._record_owed()
 
     def _launch(self, program: "MirrorProgram", steps: Sequence[Step]) -> None:
         if program.checks_ids:
@@ -163,7 +167,11 @@ class CapturingSink(CommandSink):
         self.captured.abort()
 
     def record(self, event: CudaEvent) -> None:
-        """Let an event stand for everything captured so far."""
+        """Let an event stand for everything captured so far; later, if a launch is put off."""
+        if self._held is not None:
+            self.captured.owed[event] = self
+            event.mark(Point(None, (), self.name), self.captured)
+            return
         self.flush()
         self.last = marker = Marker.behind(self.gpu, self.handle)
         event.mark(Point(marker, (), self.name), self.captured)
@@ -176,13 +184,15 @@ class CapturingSink(CommandSink):
         """
         if not isinstance(event, CudaEvent) or event.capture is not self.captured:
             raise outside_error(self.name)
+        if event in self.captured.owed:
+            self.captured.owed[event].flush()
         point = event.recorded
         assert isinstance(point, Point)  # it was recorded in a capture
         marker = point.marker
         assert marker is not None
         self.captured.keeps.append(marker)
         if marker.gpu is not self.gpu:
-            if self.last is None:
+            if self.last is None or self._held is not None:
                 self.flush()
             self._behind.append(marker)
             return
@@ -197,6 +207,7 @@ class CapturingSink(CommandSink):
         """Hand over what was deferred, before something else."""
         self.gpu.enter()
         self.last = None
+        self._deferred.flush()
         behind, self._behind = self._behind, []
         for marker in behind:
             driver.enqueue_wait(self.handle, marker.handle)
@@ -205,7 +216,20 @@ class CapturingSink(CommandSink):
             self.captured.meetings.forget(self)
             (program, steps), self._held = self._held, None
             self._launch(program, steps)
+            self._deferred.flush()
+            self._record_owed()
+
+    def _record_owed(self) -> Marker | None:
+        """Record what was put off behind a launch; return the point, if anything was."""
+        owed = [event for event, sink in self.captured.owed.items() if sink is self]
+        if not owed:
+            return None
         self._deferred.flush()
+        marker = Marker.behind(self.gpu, self.handle)
+        for event in owed:
+            del self.captured.owed[event]
+            event.mark(Point(marker, (), self.name), self.captured)
+        return marker
 
     def takes(self, move: Move, memory: Any) -> bool:
         """Leave a transfer to a kernel, if it is short.
@@ -218,7 +242,8 @@ class CapturingSink(CommandSink):
             return False
         if self._behind or self._held is not None:
             self.flush()
-        self.last = None
+        # What was recorded last stays: the transfer waits for no other stream, so that a meeting
+        # behind it tells others of more than they wait for, and never in a circle.
         self.captured.keeps.append(memory)
         self._deferred.move(move)
         return True

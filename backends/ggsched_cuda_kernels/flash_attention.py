@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from ggsched.backend.program import Operand
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.operands import PIECE, has_pieces
-from ggsched_kernels.calls import SCRATCH, Arg, Window, f32, i32, window
+from ggsched_kernels.calls import SCRATCH, Arg, Launch, Window, f32, i32, window
 from ggsched_kernels.lower_attention import attention_operands
 from ggsched_kernels.lowering_context import weight_define
 
@@ -30,9 +30,14 @@ SPLIT_ROWS: Final = 256
 """Rows of keys of a share, at least."""
 
 MAX_SPLITS: Final = 64
+BOUNDS: Final = 4
+"""Flag of the kernel: there are bounds, the last operand."""
 
 JOINED_ROWS: Final = 8
 """Rows of a group that joins shares."""
+
+MAX_AT_ONCE: Final = 16
+"""Shares of a row that are on their way together."""
 
 
 class Cut(NamedTuple):
@@ -90,12 +95,14 @@ def lower_flash(site: CudaLoweringContext) -> None:
     )  # fmt: skip
     defines = {
         "lanes": cut.warps * 32, "MT": cut.tiles, "BN": cut.keys, "WIDTH": q.shape[2],
-        "ACROSS": v.shape[2], "PLANES": planes, "RESIDENT": cut.resident,
+        "ACROSS": v.shape[2], "PLANES": planes, "RESIDENT": cut.resident, "SKIPS": int(blocks == 1),
         "MASKED": int(bool(node.params["mask"])), "CAPPED": int(bool(node.params["soft_cap"])),
         "LOCAL_NBYTES": _local_nbytes(cut, q.shape[2], v.shape[2], planes),
     }  # fmt: skip
     grid = (blocks, k.shape[1], splits)
     site.call("flash_attention", "flash_attention", args, grid, **defines, **weight_define(k.dtype))
+    # What a group sees, and so which rows it asks for, is known while the predecessor writes some.
+    site.launched(Launch.BY_ITSELF, node.inputs[-1:] if has & BOUNDS else ())
     if splits > 1:
         _join(site, tensors[4], splits, has)
 
@@ -106,7 +113,8 @@ def _join(site: CudaLoweringContext, sinks: Window, splits: int, has: int) -> No
     tokens, heads, across = site.node.output.shape
     args = (SCRATCH, *sinks.args, *y.args, i32(has), i32(splits), y.buffer)
     grid = (-(-tokens * heads // JOINED_ROWS), 1, 1)
-    site.call("flash_join", "flash_join", args, grid, lanes=32 * JOINED_ROWS, ACROSS=across)
+    cut = {"ACROSS": across, "AT_ONCE": min(MAX_AT_ONCE, 1 << (splits - 1).bit_length())}
+    site.call("flash_join", "flash_join", args, grid, lanes=32 * JOINED_ROWS, **cut)
     site.can_write_halves()
 
 

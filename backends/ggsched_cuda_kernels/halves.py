@@ -1,8 +1,9 @@
-"""Rows in bf16 that the kernel which makes them writes too, for the product that follows.
+"""Rows in 16 bits that the kernel which makes them writes too, for the product that follows.
 
 A product of many rows by cuBLAS wants rows of bf16 beside weights of bf16 (``products``). Norms,
 gated products and attention have these rows in registers: they write them to FACTOR as they go,
-where a kernel of its own would read all again.
+where a kernel of its own would read all again. Weights of f16 and packed ones want rows of f16,
+with a scale for each, which only a kernel can tell whose groups have whole rows: norms.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,17 @@ from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.tensor import contiguous_strides
 from ggsched_cuda_kernels.calls import Call, CudaLoweringContext
 from ggsched_cuda_kernels.operands import is_same
+from ggsched_cuda_kernels.passes import fits_passes
 from ggsched_cuda_kernels.products import fits_rounded
-from ggsched_cuda_kernels.tiles import BLOCK, rows_layout
+from ggsched_cuda_kernels.tiles import BLOCK, fits_rows, rows_layout
+from ggsched_cuda_kernels.tiles import DTYPES as TILED
 from ggsched_kernels import FACTOR, KernelCall, TuningProfile
 from ggsched_kernels.retained import Retained
 
-LEAST_ROWS: Final = 4
+WHOLE_ROWS: Final = frozenset({"rms_mul", "sum_norm"})
+"""Kernels whose groups have whole rows."""
+
+LEAST_ROWS: Final = 2
 """Rows from which on products of 16 bits are cuBLAS's (``products.ROUNDED_ROWS``)."""
 
 
@@ -30,7 +36,7 @@ def writing_halves(
     profile: TuningProfile,
     retained: Retained,
 ) -> Call:
-    """Return a call that writes rows of bf16 too, if the next product takes them; else the call.
+    """Return a call that writes rows of 16 bits too, if the next product takes them; else the call.
 
     Args:
         call: The last call of the node that makes an operand.
@@ -42,21 +48,29 @@ def writing_halves(
     if not isinstance(call, KernelCall) or call.halves < 0 or not following:
         return call
     product = following[0][0]
-    if product.op != "mul_mat" or product.inputs[0].dtype.name != "bf16":
+    if product.op != "mul_mat":
+        return call
+    is_bf16 = product.inputs[0].dtype.name == "bf16"
+    if not is_bf16 and call.kernel not in WHOLE_ROWS:
         return call
     x, rows = product.inputs[1], prod(product.inputs[1].shape[:-1])
     if not is_same(x, made) or not (_is_dense(x) and _is_dense(made)):
         return call
     if rows < LEAST_ROWS or x.shape[-1] % BLOCK or profile.activations != "auto":
         return call
-    if not fits_rounded(CudaLoweringContext(product, profile)):
+    site = CudaLoweringContext(product, profile)
+    if not _takes_tiles(site) and (fits_passes(site) or not fits_rounded(site)):
         return call
     layout = rows_layout(x, 1)
-    assert retained.prepare(FACTOR, x, layout.how(is_bf16=True), layout.nbytes)
+    assert retained.prepare(FACTOR, x, layout.how(is_bf16=is_bf16), layout.nbytes)
     args = list(call.args)
     args[call.halves] = FACTOR
-    defines = tuple(sorted((*call.defines, ("HALVES", "1"))))
+    defines = tuple(sorted((*call.defines, ("HALVES", "1" if is_bf16 else "2"))))
     return replace(call, args=tuple(args), defines=defines)
+
+
+def _takes_tiles(site: CudaLoweringContext) -> bool:
+    return site.node.inputs[0].dtype.name in TILED and fits_rows(site)
 
 
 def _is_dense(o: Operand) -> bool:

@@ -54,6 +54,8 @@ from ggsched_cuda_kernels.products import (
     lower_split,
     lower_unpacked,
 )
+from ggsched_cuda_kernels.rope_tokens import join_tokens
+from ggsched_cuda_kernels.same_rows import join_same_rows
 from ggsched_cuda_kernels.tiles import DTYPES as TILED
 from ggsched_cuda_kernels.tiles import fits_experts, fits_rows, lower_experts, lower_rows
 from ggsched_cuda_kernels.unpacked_experts import fits_unpacked_experts, lower_unpacked_experts
@@ -151,8 +153,8 @@ FUSED: Final[Mapping[str, Fused]] = {
 """How groups are run, by pattern. One that does not fit goes the shared way, or node by node."""
 
 JOINERS: Final[tuple[FusionRule, ...]] = (
-    join_products, join_routed, join_experts, join_attention, join_heads, join_route, join_sums,
-    join_conv, join_linear_attention, join_elements, join_array_chain,
+    join_products, join_routed, join_experts, join_attention, join_heads, join_tokens, join_route,
+    join_sums, join_conv, join_linear_attention, join_elements, join_array_chain,
 )  # fmt: skip
 """What makes one call of neighbours; the first that does is taken, before any other way."""
 
@@ -204,7 +206,7 @@ def lower(
     scratch = at = 0
     groups, retained = list(groups_of(nodes)), Retained()
     while at < len(groups):
-        joined = _joined(groups, at, profile)
+        joined = _joined(groups, at, profile) or _together(groups, at, profile, retained)
         count, sites = joined or (1, _lower_group(groups[at], profile, retained))
         normed = None if joined else _normed(groups, at, sites, profile)
         if normed is not None:
@@ -240,6 +242,19 @@ def _joined(
     return None
 
 
+def _together(
+    groups: Groups, at: int, profile: TuningProfile, retained: Retained
+) -> tuple[int, list[CudaLoweringContext]] | None:
+    """Return how many products of the same rows one call computes, and its site, or None."""
+    found = join_same_rows(groups, at, profile, retained)
+    if found is None:
+        return None
+    count, site = found
+    for group in groups[at : at + count]:
+        _check(group[0])
+    return count, [site]
+
+
 def _normed(
     groups: Groups, at: int, sites: Sequence[LoweringContext], profile: TuningProfile
 ) -> LoweringContext | None:
@@ -267,9 +282,16 @@ def _lower_group(
     fused = _fused(sites) if len(sites) > 1 else None
     if fused is not None:
         return [fused]
-    for site in sites:
-        _lower_one(site)
-        retained.forget(site.node.output)
+    at, singles = 0, [[node] for node in group]
+    while at < len(sites):
+        count, joined = _together(singles, at, profile, retained) or (1, [])
+        if joined:
+            sites[at + count - 1] = joined[0]
+        else:
+            _lower_one(sites[at])
+        for site in sites[at : at + count]:
+            retained.forget(site.node.output)
+        at += count
     return sites
 
 

@@ -21,6 +21,8 @@ Packed weights are unpacked a piece at a time. Rows of x are split once for all 
 program that follow with the same x.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import Final
@@ -47,10 +49,10 @@ PLANES: Final = {
 }
 """How many bf16 make up an element of a packed type."""
 
-ROUNDED_ROWS: Final = {"bf16": 4, "f16": 5}
+ROUNDED_ROWS: Final = {"bf16": 2, "f16": 5}
 """Rows from which on one product of 16 bits is quicker than the kernels for few rows, where that is
-sooner: the products of a layer of 8B in bf16 take 112, 156, 175 and 284 us with 1, 2, 4 and 8 rows
-by these, and 166 us with 5 to 16 by cuBLAS (H200, ``python -m benchmarks.gpu rows``), where rows in
+sooner. The products of a layer of 8B in bf16 take 157, 179 and 284 us with 2, 4 and 8 rows by
+these, and 141 us by cuBLAS with 2 to 8 (H200, ``python -m benchmarks.gpu rows``), where rows in
 bf16 cost nothing (``halves``)."""
 
 SPLIT_LANES: Final = 256
@@ -114,6 +116,16 @@ def lower_rounded(site: CudaLoweringContext) -> None:
         site.call("to_f16", "to_f16", args, (count, 1, 1), lanes=SPLIT_LANES, **defines)
         _multiply(site, _plane(SCRATCH, at, count, k), rows, blas.F16, 0, column=first)
     _unscale(site, scales, undo)
+
+
+def lower_rounded_together(sites: Sequence[CudaLoweringContext]) -> None:
+    """One call for several weights of bf16 of one shape."""
+    lower_rounded(sites[0])
+    product = sites[0].calls[-1]
+    assert isinstance(product, ProductCall)
+    others = [(window(site.node.inputs[0]), window(site.node.output)) for site in sites[1:]]
+    more = tuple(((w.buffer, w.offset), (y.buffer, y.offset)) for w, y in others)
+    sites[0].calls[-1] = replace(product, more=more)
 
 
 def _unscale(site: CudaLoweringContext, rows_at: int, columns_at: int | None) -> None:
@@ -326,6 +338,7 @@ __all__ = [
     "fits_unpacked",
     "lower_plain",
     "lower_rounded",
+    "lower_rounded_together",
     "lower_split",
     "lower_unpacked",
 ]

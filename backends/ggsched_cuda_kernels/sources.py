@@ -20,6 +20,7 @@ BEHIND: Final = {
     "elements": "elementwise",
     "moe_router": "sort",
     "rope_kv_write": "rope",
+    "rope_tokens": "rope",
 }
 """Own sources that stand behind the text of a shared one."""
 

@@ -4,7 +4,7 @@ Rows of x are converted once for all products of a program that follow with the 
 experts are listed on the device (``prepare_route``), and one launch computes those of all experts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
@@ -12,6 +12,7 @@ from typing import Final
 from ggsched.backend.program import Operand
 from ggsched.ir.dtype import DType
 from ggsched_cuda_kernels.calls import CudaLoweringContext
+from ggsched_cuda_kernels.decode.fused import MAX_UNITS, lanes_of
 from ggsched_kernels import FACTOR, ROUTE
 from ggsched_kernels.calls import Arg, Launch, Window, i32, i64, window
 from ggsched_kernels.lower_matrix import prepare_route
@@ -65,6 +66,11 @@ FEW: Final = {
         "q4_0": Cut(8, 3, resident=2),
         "mxfp4": Cut(8, 3, resident=2),
     },
+    32: {
+        "q8_0": Cut(2, 3, tiles=1, resident=4),
+        "q4_0": Cut(4, 3, tiles=1, resident=4),
+        "mxfp4": Cut(4, 3, tiles=1, resident=4),
+    },
     64: {
         "q8_0": Cut(2, 3, resident=2),
         "q4_0": Cut(4, 3, resident=2),
@@ -73,7 +79,8 @@ FEW: Final = {
 }
 """For one weight and x in one plane, where there are clusters: by most rows and type of the weight.
 
-Time is that of reading the weight, so stretches are long and several of them under way.
+Time is that of reading the weight, so stretches are long and several of them under way. A warp
+waits for its own loads, so up to 32 rows it has one tile, and a multiprocessor 16 warps.
 """
 
 MAX_SPLITS: Final = 8
@@ -128,8 +135,8 @@ def fits_rows(site: CudaLoweringContext) -> bool:
     return prod(w.shape[:-2]) == 1 and _fits(site, cut)
 
 
-def cut_of(site: CudaLoweringContext) -> Cut:
-    """Return how a product with one weight is cut."""
+def cut_of(site: CudaLoweringContext, *others: CudaLoweringContext) -> Cut:
+    """Return how a product with one weight is cut, or several of the same rows."""
     w, x = site.node.inputs
     rows, profile = prod(x.shape[:-1]), site.profile
     cut = replace(CUTS[w.dtype.name], rows=profile.tile_rows)
@@ -139,7 +146,8 @@ def cut_of(site: CudaLoweringContext) -> Cut:
     cut = replace(cut, rows=next(n for n in (16, 32, 64) if rows <= n))
     needed = shared_nbytes(w.dtype, cut, 1) + DECLARED_NBYTES
     resident = min(cut.resident, profile.local_nbytes // needed)
-    room = resident * profile.num_sms // max(1, _blocks(site, cut))
+    blocks = sum(_blocks(each, cut) for each in (site, *others))
+    room = resident * profile.num_sms // max(1, blocks)
     steps = -(-x.shape[-1] // (BLOCK * cut.blocks * LEAST_STEPS))
     most = min(MAX_SPLITS, room, steps)
     return replace(cut, splits=1 << max(1, most).bit_length() - 1)
@@ -165,6 +173,19 @@ def lower_rows(site: CudaLoweringContext) -> None:
     """Convert the rows of x, and multiply."""
     cut = cut_of(site)
     _multiply(site, cut, -(-prod(site.node.output.shape[:-1]) // cut.rows), is_routed=False)
+
+
+def lower_rows_together(sites: Sequence[CudaLoweringContext]) -> None:
+    """Convert the rows of x, and multiply them with several weights of one type by one call.
+
+    Alone each product fills the GPU anew, and those of few columns hardly do.
+    """
+    cut = cut_of(*sites)
+    first, *more = [site.node for site in sites]
+    tiles = -(-prod(first.output.shape[:-1]) // cut.rows)
+    factor = Factor(window(first.inputs[0]), first.inputs[0].dtype)
+    others = [(window(node.inputs[0]), window(node.output)) for node in more]
+    multiply(sites[0], cut, tiles, factor, is_routed=False, others=others)
 
 
 def lower_experts(site: CudaLoweringContext) -> None:
@@ -237,16 +258,33 @@ class Factor:
 
 
 def multiply(
-    site: CudaLoweringContext, cut: Cut, tiles: int, factor: Factor, *, is_routed: bool
+    site: CudaLoweringContext,
+    cut: Cut,
+    tiles: int,
+    factor: Factor,
+    *,
+    is_routed: bool,
+    others: Sequence[tuple[Window, Window]] = (),
 ) -> None:
-    """Add the call of ``tile_product`` for a number of tiles of rows and a weight."""
+    """Add the call of ``tile_product`` for a number of tiles of rows and a weight.
+
+    Args:
+        site: The product.
+        cut: How the kernel is cut.
+        tiles: Of rows.
+        factor: The weight.
+        is_routed: Whether there are weights of experts.
+        others: Weights that the same rows are multiplied with besides, and the results.
+    """
     x, rows = site.node.inputs[1], convert_rows(site)
     own = x.shape[1] if is_routed else 1
     halves = (FACTOR, i64(0), i64(rows.scales), i64(rows.plane), i32(rows.pitch), i32(own))
     y = window(site.node.output)
     route = ROUTE if is_routed else FACTOR
     args = (*factor.weight.args, *halves, *y.args, route, *factor.unpacked)
-    columns = -(-factor.weight.shape[-2] // cut.columns)
+    args += tuple(arg for other in others for place in other for arg in place.args)
+    weights = (factor.weight, *(weight for weight, _ in others))
+    columns = sum(-(-weight.shape[-2] // cut.columns) for weight in weights)
     groups = (columns, tiles, 1) if cut.splits == 1 else (cut.splits, columns, tiles)
     defines = {
         "lanes": 32 * cut.warps,
@@ -264,6 +302,8 @@ def multiply(
     }
     if factor.unpacked:
         defines["UNPACKED"] = 1
+    if others:
+        defines["WEIGHTS"] = 1 + len(others)
     site.call(
         "tile_product", "tile_product", args, groups, **defines, **weight_define(factor.dtype)
     )
@@ -308,10 +348,19 @@ def convert_rows(site: CudaLoweringContext) -> RowsLayout:
     if site.retained.prepare(FACTOR, x, layout.how(is_bf16=is_bf16), layout.nbytes):
         a = site.contiguous(x)
         args = (*a.args, FACTOR, i64(layout.scales), i64(layout.plane), i32(layout.pitch))
-        defines = {"PLANES": layout.planes, "HALF_BF16": int(is_bf16)}
         rows = prod(x.shape[:-1])
-        site.call("to_halves", "to_halves", args, (rows, 1, 1), lanes=LANES, **defines)
+        lanes, units = lanes_of(x.shape[-1], rows)
+        if layout.planes > 1 or x.shape[-1] % BLOCK or units > MAX_UNITS or not _has_vectors(a):
+            lanes, units = LANES, 0
+        defines = {"PLANES": layout.planes, "HALF_BF16": int(is_bf16), "UNITS": units}
+        site.call("to_halves", "to_halves", args, (rows, 1, 1), lanes=lanes, **defines)
     return layout
+
+
+def _has_vectors(a: Window) -> bool:
+    """Whether rows of floats begin at multiples of 16 bytes, and elements lie side by side."""
+    steps = [s for n, s in zip(a.shape[:-1], a.strides[:-1], strict=True) if n > 1]
+    return a.strides[-1] == 4 and all(place % PIECE == 0 for place in (a.offset, *steps))
 
 
 __all__ = [
@@ -328,6 +377,7 @@ __all__ = [
     "fits_rows",
     "lower_experts",
     "lower_rows",
+    "lower_rows_together",
     "multiply",
     "planes_of",
     "rows_layout",

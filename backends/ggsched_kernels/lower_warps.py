@@ -229,10 +229,16 @@ class _Cut:
     groups: int
 
 
-def lower_blocks(site: LoweringContext) -> None:
-    """Add the call of ``matvec_blocks``; it passes over the weight as often as rows of x need."""
+def lower_blocks(site: LoweringContext, *others: LoweringContext) -> None:
+    """Add the call of ``matvec_blocks``; it passes over the weight as often as rows of x need.
+
+    Args:
+        site: The product.
+        others: Products of the same rows, which the call computes besides; their weights are of the
+            same type and as well aligned. Only where a warp copies.
+    """
     w, x = site.node.inputs[:2]
-    cut = _cut_blocks(site)
+    cut = _cut_blocks(site, *others)
     assert cut is not None  # it fits
     y = window(site.node.output)
     defines = {**cut.defines, **weight_define(w.dtype)}
@@ -244,11 +250,21 @@ def lower_blocks(site: LoweringContext) -> None:
         site.launched(Launch.IN_TURN)
         return
     args = (*window(w).args, *window(x).args, *y.args, groups)
+    if others:
+        places = [p for o in others for p in (o.node.inputs[0], o.node.output)]
+        args += tuple(arg for place in places for arg in window(place).args)
+        defines["WEIGHTS"] = 1 + len(others)
     grid = (cut.groups, -(-y.shape[2] // cut.defines["COLS"]), y.shape[0] * y.shape[1])
     site.call("matvec_blocks", "matvec_blocks", args, grid, **defines)
 
 
-def _cut_blocks(site: LoweringContext) -> _Cut | None:
+def can_join_blocks(site: LoweringContext, other: LoweringContext) -> bool:
+    """Whether a call of ``matvec_blocks`` can multiply its rows with another weight besides."""
+    a, b = site.node.inputs[0], other.node.inputs[0]
+    return site.profile.has_tma and a.dtype is b.dtype and _is_aligned(a) == _is_aligned(b)
+
+
+def _cut_blocks(site: LoweringContext, *others: LoweringContext) -> _Cut | None:
     """Cut ``matvec_blocks``; None if the digits of x do not fit local memory.
 
     Two groups stay resident on each multiprocessor if they fit, one with twice the warps where
@@ -259,7 +275,7 @@ def _cut_blocks(site: LoweringContext) -> _Cut | None:
     p, chosen = site.profile, site.node.op == "mul_mat_id"
     w, y = site.node.inputs[0], window(site.node.output)
     rows, blocks = w.shape[-2], w.shape[-1] // BLOCK
-    vectors, others = (
+    vectors, batches = (
         (1, y.shape[1] * y.shape[2]) if chosen else (y.shape[2], y.shape[0] * y.shape[1])
     )
     columns = min(MAX_COLUMNS, _power(vectors))
@@ -274,8 +290,8 @@ def _cut_blocks(site: LoweringContext) -> _Cut | None:
         else:
             columns //= 2
             continue
-        tiles = -(-rows // TILE)
-        beside = others * -(-vectors // columns)
+        tiles = -(-rows // TILE) + sum(-(-o.node.inputs[0].shape[-2] // TILE) for o in others)
+        beside = batches * -(-vectors // columns)
         groups = min(tiles, max(1, p.num_sms * resident // max(1, beside)))
         defines = {
             "lanes": warps * WARP, "helpers": WARP * p.has_tma, "PRODUCER": int(p.has_tma),
@@ -347,6 +363,7 @@ def _power(n: int) -> int:
 __all__ = [
     "WAYS",
     "Way",
+    "can_join_blocks",
     "columns_at_once",
     "ids_window",
     "lower_blocks",

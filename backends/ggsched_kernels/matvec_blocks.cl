@@ -47,12 +47,16 @@ FN void copy_step(LOCAL_PTR u8 *to, LOCAL_PTR Gate *gate, const Product p, int n
 /* All steps of a group, each as soon as its stage is free. */
 FN void feed(LOCAL_PTR u8 *stages, LOCAL_PTR Gate *full, LOCAL_PTR Gate *empty, const Product p, int steps) {
   int buffer = 0, phase = 1; /* before the first phase ends, waiting for the one before returns at once */
-  for (int n0 = p.group * ROWS; n0 < p.rows; n0 += p.groups * ROWS) {
-    for (int step = 0; step < steps; step++) {
-      GATE_AWAIT(empty + buffer, phase);
-      copy_step(stages + buffer * STAGE_NBYTES, full + buffer, p, n0, step);
-      if (++buffer == STAGES) buffer = 0, phase ^= 1;
+  for (int part = 0, before = 0; part < WEIGHTS; part++) {
+    const Product q = part_of(p, part);
+    for (int n0 = FIRST_OF_PART(p, before) * ROWS; n0 < q.rows; n0 += p.groups * ROWS) {
+      for (int step = 0; step < steps; step++) {
+        GATE_AWAIT(empty + buffer, phase);
+        copy_step(stages + buffer * STAGE_NBYTES, full + buffer, q, n0, step);
+        if (++buffer == STAGES) buffer = 0, phase ^= 1;
+      }
     }
+    before += (q.rows + ROWS - 1) / ROWS;
   }
 }
 #else
@@ -206,6 +210,9 @@ FN void product(const Product p, LOCAL_PTR u8 *memory, LOCAL_PTR Gate *gates, LO
     return;
   }
 #else
+#if WEIGHTS > 1
+#error "several weights need a warp that copies"
+#endif
   int next_n0 = p.group * ROWS, next_step = 0; /* of the step that is copied next */
 #define COPY_NEXT(buffer)                                                                            \
   do {                                                                                               \
@@ -222,32 +229,36 @@ FN void product(const Product p, LOCAL_PTR u8 *memory, LOCAL_PTR Gate *gates, LO
   }
   MEET(LANES);
   int buffer = 0, phase = 0, set = 0;
-  for (int n0 = p.group * ROWS; n0 < p.rows; n0 += p.groups * ROWS) {
-    for (int step = 0; step < steps; step++) {
+  for (int part = 0, before = 0; part < WEIGHTS; part++) {
+    const Product q = part_of(p, part);
+    for (int n0 = FIRST_OF_PART(p, before) * ROWS; n0 < q.rows; n0 += p.groups * ROWS) {
+      for (int step = 0; step < steps; step++) {
 #if PRODUCER
-      GATE_AWAIT(full + buffer, phase);
+        GATE_AWAIT(full + buffer, phase);
 #else
-      COPIES_AWAIT(STAGES - 2);
-      MEET(LANES); /* nobody reads the stage any more that is filled next */
-      COPY_NEXT((buffer == 0 ? STAGES : buffer) - 1);
+        COPIES_AWAIT(STAGES - 2);
+        MEET(LANES); /* nobody reads the stage any more that is filled next */
+        COPY_NEXT((buffer == 0 ? STAGES : buffer) - 1);
 #endif
-      LOCAL_PTR const u8 *stage = stages + buffer * STAGE_NBYTES;
-      int first = step * STEP + WARP_INDEX * BLOCKS;
-      if (WARPS_APART && first + BLOCKS <= blocks) {
-        add_step(sums, stage, xs, units, xsums, p, n0, first, 0, scratch);
-      } else if (!WARPS_APART || first < blocks) {
-        add_step(sums, stage, xs, units, xsums, p, n0, first, 1, scratch);
-      }
+        LOCAL_PTR const u8 *stage = stages + buffer * STAGE_NBYTES;
+        int first = step * STEP + WARP_INDEX * BLOCKS;
+        if (WARPS_APART && first + BLOCKS <= blocks) {
+          add_step(sums, stage, xs, units, xsums, q, n0, first, 0, scratch);
+        } else if (!WARPS_APART || first < blocks) {
+          add_step(sums, stage, xs, units, xsums, q, n0, first, 1, scratch);
+        }
 #if PRODUCER
-      WARP_SYNC();
-      if (WARP_LANE == 0) GATE_ARRIVE(empty + buffer);
+        WARP_SYNC();
+        if (WARP_LANE == 0) GATE_ARRIVE(empty + buffer);
 #endif
-      if (++buffer == STAGES) buffer = 0, phase ^= 1;
+        if (++buffer == STAGES) buffer = 0, phase ^= 1;
+      }
+      keep_sums(results + (set * WARPS + WARP_INDEX) * RESULTS, sums);
+      MEET(LANES);
+      store_rows(q, results + set * WARPS * RESULTS, n0);
+      set ^= 1;
     }
-    keep_sums(results + (set * WARPS + WARP_INDEX) * RESULTS, sums);
-    MEET(LANES);
-    store_rows(p, results + set * WARPS * RESULTS, n0);
-    set ^= 1;
+    before += (q.rows + ROWS - 1) / ROWS;
   }
 }
 
@@ -259,10 +270,25 @@ FN void product(const Product p, LOCAL_PTR u8 *memory, LOCAL_PTR Gate *gates, LO
   LOCAL Gate gates[2 * STAGES]
 
 /* Groups: (sharing the rows of w, rows of x / COLS, batches). */
-KERNEL(matvec_blocks)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty, int groups) {
+KERNEL(matvec_blocks)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty, int groups
+#if WEIGHTS > 1
+                      , GLOBAL const u8 *w1, Tens tw1, GLOBAL u8 *y1, Tens ty1
+#endif
+#if WEIGHTS > 2
+                      , GLOBAL const u8 *w2, Tens tw2, GLOBAL u8 *y2, Tens ty2
+#endif
+) {
   LOCALS;
   Product p = batch_product(w, tw, x, tx, y, ty, GROUP(2), GROUP(1) * COLS, 1);
   p.groups = groups;
+#if WEIGHTS > 1
+  Product one = batch_product(w1, tw1, x, tx, y1, ty1, GROUP(2), GROUP(1) * COLS, 1);
+  p.w1 = one.w, p.y1 = one.y, p.sw1 = one.sw, p.sy1_column = one.sy_column, p.sy1_row = one.sy_row, p.rows1 = one.rows;
+#endif
+#if WEIGHTS > 2
+  Product two = batch_product(w2, tw2, x, tx, y2, ty2, GROUP(2), GROUP(1) * COLS, 1);
+  p.w2 = two.w, p.y2 = two.y, p.sw2 = two.sw, p.sy2_column = two.sy_column, p.sy2_row = two.sy_row, p.rows2 = two.rows;
+#endif
   product(p, memory, gates, scratch);
 }
 

@@ -1,4 +1,8 @@
-/* What matrix-vector kernels for warps are asked for: y[m, n] = sum_k x[m, k] w[n, k] for few m. */
+/* What matrix-vector kernels for warps are asked for: y[m, n] = sum_k x[m, k] w[n, k] for few m. With WEIGHTS 2 or 3 the same
+ * rows of x are multiplied with further weights, which have results of their own. */
+#ifndef WEIGHTS
+#define WEIGHTS 1
+#endif
 typedef struct {
   GLOBAL const u8 *w; /* row 0 */
   i64 sw;             /* bytes from row to row */
@@ -8,7 +12,33 @@ typedef struct {
   i64 sy_column, sy_row; /* from row to row of x, and of w */
   int rows, columns, nk; /* rows of w, rows of x (at most COLS), extent of the sum */
   int group, groups;     /* of those that share the rows of w */
+#if WEIGHTS > 1
+  GLOBAL const u8 *w1;
+  GLOBAL u8 *y1;
+  i64 sw1, sy1_column, sy1_row;
+  int rows1;
+#endif
+#if WEIGHTS > 2
+  GLOBAL const u8 *w2;
+  GLOBAL u8 *y2;
+  i64 sw2, sy2_column, sy2_row;
+  int rows2;
+#endif
 } Product;
+
+/* That with one of the weights. */
+FN Product part_of(const Product p, int part) {
+  Product q = p;
+#if WEIGHTS > 1
+  if (part == 1) q.w = p.w1, q.sw = p.sw1, q.y = p.y1, q.sy_column = p.sy1_column, q.sy_row = p.sy1_row, q.rows = p.rows1;
+#endif
+#if WEIGHTS > 2
+  if (part == 2) q.w = p.w2, q.sw = p.sw2, q.y = p.y2, q.sy_column = p.sy2_column, q.sy_row = p.sy2_row, q.rows = p.rows2;
+#endif
+  return q;
+}
+/* The first stretch of a part that a group has, where `before` stand in front of the part. */
+#define FIRST_OF_PART(p, before) (WEIGHTS == 1 ? (p).group : ((p).group + (p).groups - (before) % (p).groups) % (p).groups)
 
 /* That of batch b of x (B, .., m, k) from row m0 on, with w (B / joined, .., n, k). `joined` batches of x that share
  * one of w count as rows of x if each has one row: heads of attention. */

@@ -337,6 +337,8 @@ class Worker:
 
     def _drain(self) -> None:
         failures = self._require_store().drain()
+        for _, executor, _ in self._bound.values():
+            executor.drained()
         if failures:
             raise failures[0]
 

@@ -13,6 +13,10 @@ _log = logging.getLogger(__name__)
 _CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORD: Final = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
+_QWEN35: Final = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _REST: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3: Final = rf"{_WORD}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2: Final = rf"{_WORD}|\p{{N}}|{_REST}"
@@ -37,21 +41,48 @@ _DEEPSEEK_CODER: Final = (
     rf"[{_CJK}\u0800-\u4e00\uac00-\ud7ff]+",
     r"\p{N}",
 )
+_DEEPSEEK_LETTERS: Final = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293"
+    "\u0295-\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c"
+    "\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5"
+    "\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
+    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59"
+    "\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc"
+    "\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107"
+    "\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
+    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee"
+    "\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e"
+    "\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f"
+    "\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
+    "\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+"""Letters that have case, as the tokenizer of DeepSeek's first models lists them."""
+_DEEPSEEK_LLM: Final = (
+    r"[\r\n]",
+    rf"\s?[{_DEEPSEEK_LETTERS}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    rf"[{_CJK}\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}+",
+)
 # One after the other: each splits what the one before left in one piece.
 _DEFAULT: Final = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
 PRE_TOKENIZERS: Final[dict[str, tuple[str, ...]]] = {
     "default": _DEFAULT,
     "gpt-2": (_GPT2,),
+    "olmo": (_GPT2,),
     "llama-bpe": (_LLAMA3,),
     "llama3": (_LLAMA3,),
     "llama-v3": (_LLAMA3,),
     "qwen2": (_QWEN2,),
     "deepseek-r1-qwen": (_QWEN2,),
+    "qwen35": (_QWEN35,),
     "gpt-4o": (_GPT4O,),
     "dbrx": (_LLAMA3,),
     "smaug-bpe": (_LLAMA3,),
     "deepseek-v3": _DEEPSEEK3,
     "deepseek-coder": _DEEPSEEK_CODER,
+    "deepseek-llm": _DEEPSEEK_LLM,
 }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, Final
 
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from ggsched.passes.shard.layout import Split, part_nbytes, part_shape
 from ggsched.passes.shard.names import part_of
 from ggsched.passes.shard.place import ByParticipant
 from ggsched.passes.shard.rewrite import Shards, shard_graph
-from ggsched.topology.caps import DeviceFacts
+from ggsched.topology.caps import DeviceFacts, reads_peer
 from ggsched.topology.model import Topology
 
 LANES: Final = 2
@@ -56,7 +57,8 @@ class Sharing:
         """
         spec = copied_output(spec) if spec.is_tied else spec
         who = find_participants(devices, options.offload.tensor_split, options.group_size)
-        return cls(spec, who, split_model(spec, who))
+        shards = replace(split_model(spec, who), peers=_peers(who, devices))
+        return cls(spec, who, shards)
 
     def graph(self, graph: Graph) -> Graph:
         """Return the graph of a micro-batch in parts."""
@@ -101,6 +103,14 @@ class Sharing:
         if part is None or not isinstance(layout, Split):
             return weight.nbytes
         return part_nbytes(part_shape(weight.shape, layout, part), weight.dtype)
+
+
+def _peers(who: Participants, devices: Sequence[DeviceFacts]) -> frozenset[int]:
+    """Return the participants that read each other's results, if all that share layers do."""
+    own = [devices[who.devices[p]] for group in who.groups for p in group]
+    if not all(reads_peer(a, b) for a, b in combinations(own, 2)):
+        return frozenset()
+    return frozenset(p for group in who.groups for p in group)
 
 
 def placement_of(options: SessionOptions) -> ByParticipant:

@@ -5,6 +5,7 @@ are made anew for each run, because an event is recorded once (EVT-1).
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -38,8 +39,10 @@ from ggsched.plan.command import (
 from ggsched.plan.parts import PartCommand, Receive, Send
 from ggsched.run.capture import CapturedRun, captured_run, renew_run
 from ggsched.run.expert_binding import ExpertBinding
+from ggsched.run.following import state_streams
 from ggsched.run.network import Network
 from ggsched.run.resources import Resources
+from ggsched.run.waiting_host import run_while_waiting
 from ggsched.trace.commands import ids_label
 from ggsched.trace.recorder import Recorder
 
@@ -93,10 +96,16 @@ class Executor:
         if captures and recorder is None and watch is None:
             self.captured = captured_run(plan, resources, self._calls, self._events)
             self._calls, self._numbers = self.captured.calls, self.captured.numbers
+        self._first_at_end = _first_at_end(plan)
+        self._owes = False
+        self.state_streams = state_streams(plan)
         self._unused = {t.name: t for t in graph.roots(Role.INPUT) if t.name not in self._inputs}
 
     def run(self, inputs: Mapping[str, np.ndarray], *, copy: bool = True) -> dict[int, np.ndarray]:
         """Run the plan once and return the outputs by tensor id.
+
+        What stands at the end of the commands to order the next run of the plan behind this one is
+        enqueued when that run begins: until then other plans may run, which need not wait for it.
 
         Args:
             inputs: An array for each input of the graph, in its shape and of its type. Inputs
@@ -112,14 +121,36 @@ class Executor:
         """
         if self._is_closed:
             raise UsageError("the plan's resources have been released", where=self.plan.name)
+        end = bisect_left(self._numbers, self._first_at_end)
+        if self._owes:
+            self._owes = False
+            try:
+                self._enqueue(end, len(self._calls))
+            finally:
+                self._retire_events()
         self._set_inputs(inputs)
         if self._recorder is not None:
             self._recorder.add(self._recorder.host_work("write inputs", writes=self._written))
-        number = 0
         self._experts.next_run()
         try:
-            for number, call in enumerate(self._calls):  # noqa: B007  # named in the error
-                call()
+            self._enqueue(0, end)
+            self._owes = end < len(self._calls)
+        finally:
+            if not self._owes:
+                self._retire_events()
+        if self.captured is not None:
+            self._calls = self.captured.after_run()
+        outputs = {tid: a.copy() if copy else a for tid, a in self._outputs.items()}
+        if self._recorder is not None:
+            self._recorder.add(self._recorder.host_work("read outputs", self._read))
+        return outputs
+
+    def _enqueue(self, first: int, stop: int) -> None:
+        """Make some of the calls, in order; an error names the command."""
+        number = first
+        try:
+            for number in range(first, stop):  # named in the error
+                self._calls[number]()
         except GgschedError as error:
             self._experts.failed()
             self._explain(error, self._numbers[number])
@@ -129,15 +160,12 @@ class Executor:
             broken = self._broken(failure, self._numbers[number])
             self._explain(broken, self._numbers[number])
             raise broken from failure
-        finally:
-            with nullcontext() if self._recorder is None else self._recorder.housekeeping():
-                self._retire_events()
-        if self.captured is not None:
-            self._calls = self.captured.after_run()
-        outputs = {tid: a.copy() if copy else a for tid, a in self._outputs.items()}
-        if self._recorder is not None:
-            self._recorder.add(self._recorder.host_work("read outputs", self._read))
-        return outputs
+
+    def drained(self) -> None:
+        """Take note that all streams were drained: the next run need not wait for the last."""
+        if self._owes:
+            self._owes = False
+            self._retire_events()
 
     def rebind(self, resources: Resources) -> None:
         """Run with other memory and programs from now on; those from before are released.
@@ -154,6 +182,7 @@ class Executor:
             why = "the executor is closed" if self._is_closed else "they are another plan's"
             raise UsageError("resources cannot be taken", where=self.plan.name, why=why)
         before = self._resources
+        self.drained()
         self._take(resources)
         if self.captured is not None:
             renew_run(self.captured, self.plan, resources, self._calls)
@@ -164,9 +193,10 @@ class Executor:
     def close(self) -> None:
         """Release the plan's resources; the streams must have been drained."""
         self._is_closed = True
-        for event in self._retired:
+        for event in (*self._retired, *self._events.values()):
             event.close()
         self._retired = []
+        self._events.clear()
         self._inputs = {}
         self._outputs = {}
         self._written, self._read = [], []
@@ -182,6 +212,8 @@ class Executor:
         self._resources = resources
         self._experts = ExpertBinding(plan, resources, self._note_ids if is_seen else None)
         self._calls = tuple(self._bind(c) for c in plan.commands)
+        if self._network is None and not is_seen:
+            self._calls = run_while_waiting(plan, resources, self._calls)
         self._inputs = {s.name: resources.host_array(graph, s) for s in plan.inputs}
         self._outputs = {s.tensor: _readonly(resources.host_array(graph, s)) for s in plan.outputs}
         regions = plan.memory.regions
@@ -192,14 +224,15 @@ class Executor:
 
     def _retire_events(self) -> None:
         """Close the events that are done; a stream of another backend may wait for the others."""
-        pending = []
-        for event in (*self._retired, *self._events.values()):
-            if event.is_done:
-                event.close()
-            else:
-                pending.append(event)
-        self._retired = pending
-        self._events.clear()
+        with nullcontext() if self._recorder is None else self._recorder.housekeeping():
+            pending = []
+            for event in (*self._retired, *self._events.values()):
+                if event.is_done:
+                    event.close()
+                else:
+                    pending.append(event)
+            self._retired = pending
+            self._events.clear()
 
     def _set_inputs(self, inputs: Mapping[str, np.ndarray]) -> None:
         slots = self._inputs
@@ -365,6 +398,14 @@ _HANDLERS: Final[Mapping[type[PartCommand], Callable[[Executor, Any], Call]]] = 
 
 _PART: Final = re.compile(r" after [0-9.e+-]+ s")
 """A part of the timeout, which devices are given."""
+
+
+def _first_at_end(plan: Plan) -> int:
+    """Return the number of the first command that is for the sake of the next run alone."""
+    count = len(plan.commands)
+    while count and (hazard := plan.commands[count - 1].effects.hazard) and hazard.next_run:
+        count -= 1
+    return count
 
 
 def _readonly(array: np.ndarray) -> np.ndarray:

@@ -60,6 +60,7 @@ def test_families_for_other_processors(name, family):
         (AVX512, "gemv_q4_0_int8", r"vpdpbusd\s.*%ymm"),
         (AVX512, "gemv_q4_0_int8", r"vpunpckhqdq\s.*%zmm"),
         (AVX512, "gemv_mxfp4_int8", r"vpunpckhqdq\s.*%zmm"),
+        (AVX512, "gemv_q8_0_int8", r"vpunpckhqdq\s.*%zmm"),
         (AVX_VNNI, "gemv_q4_0_int8", r"vpdpbusd\s.*%ymm"),
         (AVX512, "gemv_f16_f32", r"vcvtph2ps\s.*%zmm"),
         (AVX512, "gemv_bf16_f32", r"vfmadd\w+ps\s.*%zmm"),

@@ -29,11 +29,12 @@ from ggsched.ir.dtype import (
 )  # fmt: skip
 from ggsched.ir.tensor import Role
 from ggsched.testing.allowance import is_within, rounding_allowances
+from ggsched.testing.eager import bound_nodes
 from ggsched.testing.generators.values import LeafRule, leaf_values
 from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_kernels import FACTOR, ROUTE, SCRATCH, KernelCall
 from tests.backends.test_cuda_products import EXACT, H200, lowered, run
-from tests.kernels.test_fibers import NEEDS, Runner
+from tests.kernels.test_fibers import NEEDS, Memory, Runner
 
 DTYPES = (BF16, F16, Q8_0, Q4_0, MXFP4)
 WITHIN = 2e-5
@@ -217,6 +218,46 @@ class TestOnTheHost:
         (call,) = (c for c in used[0][0] if c.kernel == "tile_product")
         assert call.cluster == call.groups[0] == splits
 
+    @pytest.mark.parametrize(
+        ("dtype", "rows", "k", "columns"),
+        [
+            (Q8_0, 17, 1056, (120, 40, 56)),
+            (MXFP4, 9, 1056, (24, 200)),
+            (Q4_0, 33, 1056, (64, 64, 1)),
+            (Q8_0, 2, 1056, (120, 40, 56)),  # of few rows
+            (Q4_0, 5, 512, (16, 2100)),
+            (Q4_K, 3, 768, (17, 1, 33)),
+        ],
+        ids=str,
+    )
+    def test_products_of_the_same_rows_are_one_call(
+        self, runner, dtype, rows, k, columns, monkeypatch
+    ):
+        from ggsched_cuda import program
+        from ggsched_cuda_kernels.kernel_selection import lower
+
+        monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
+        monkeypatch.setattr("ggsched_cuda_kernels.tiles.LEAST_SHARE", 0)
+        monkeypatch.setenv("GGSCHED_STREAMS", "1")
+        g = GraphBuilder("products")
+        x = g.input("x", (rows, k))
+        weights = [g.weight(f"w{i}", (n, k), dtype) for i, n in enumerate(columns)]
+        graph = g.build(*(g.mul_mat(w, x) for w in weights))
+        values = drawn(graph, 1)
+        used = []
+        monkeypatch.setattr(program, "lower", lambda *a: used.append(lower(*a)) or used[-1])
+        wanted = run_oracle(graph, values)
+        allowed = rounding_allowances(graph, values, wanted)
+        found = run(runner, graph, values, arch=90)
+        for tid, array in wanted.items():
+            assert is_within(found[tid], array, allowed[tid])
+        (calls,) = (made for made, _ in used)
+        few = rows <= H200.few_rows
+        assert [c.kernel for c in calls] == (
+            ["matvec_blocks"] if few else ["to_halves", "tile_product"]
+        )
+        assert ("WEIGHTS", str(len(columns))) in calls[-1].defines
+
     def test_rows_of_any_size(self, runner, monkeypatch):
         """Rows are scaled one by one, so none overflows or is flushed; NaN stays."""
         always(monkeypatch)
@@ -262,3 +303,26 @@ def test_experts_of_several_scales_are_unpacked_where_rows_are_many(dtype):
     for profile, tokens in ((EXACT, 512), (auto, 127)):
         g, outputs = layer(dtype, tokens, 8, 128, 768, 2048)
         assert "to_f16" not in {c.kernel for c in lowered(*outputs, g=g, profile=profile)[0]}
+
+
+def test_what_keeps_products_apart():
+    """Other rows, another type, and results that share bytes with what another product reads."""
+    from ggsched_cuda_kernels.kernel_selection import lower
+
+    profile = replace(H200, activations="auto")
+    g = GraphBuilder("products")
+    x, z = g.input("x", (16, 4096)), g.input("z", (16, 4096))
+    q, k = (g.weight(name, (4096, 4096), Q8_0) for name in ("q", "k"))
+    other = g.weight("other", (4096, 4096), Q4_0)
+    graph = g.build(g.mul_mat(q, x), g.mul_mat(k, x), g.mul_mat(k, z), g.mul_mat(other, z))
+    memory = {t.id: Memory(t.nbytes) for t in graph.tensors if not t.is_view}
+    nodes = bound_nodes(graph, memory)
+
+    def kernels(*some):
+        return [c.kernel for c in lower(some, profile)[0]]
+
+    assert kernels(*nodes[:2]) == ["to_halves", "tile_product"]
+    assert kernels(*nodes[1:3]) == 2 * ["to_halves", "tile_product"]
+    assert kernels(*nodes[2:]) == ["to_halves", "tile_product", "tile_product"]
+    over = replace(nodes[1], output=nodes[0].output)
+    assert kernels(nodes[0], over) == ["to_halves", "tile_product", "tile_product"]

@@ -33,7 +33,8 @@ LAUNCHES = {
     "attention": Launch.BY_ITSELF, "heads_attention": Launch.BY_ITSELF,
     "warp_specialized_rows": Launch.WAITS_FIRST, "warp_specialized_experts": Launch.WAITS_FIRST,
     "tile_product": Launch.IN_TURN, "helpers": Launch.IN_TURN,
-    "attention_blocks": Launch.IN_TURN, "flash_attention": Launch.IN_TURN,
+    "attention_blocks": Launch.IN_TURN, "flash_attention": Launch.BY_ITSELF,
+    "rope_kv_write": Launch.WAITS_FIRST, "rope_tokens": Launch.WAITS_FIRST,
 }  # fmt: skip
 """How kernels of a source are launched, where not at their heads."""
 
@@ -62,9 +63,18 @@ OF_SOURCE = {
 }  # fmt: skip
 """Definitions of shared sources beyond those that all have."""
 
-BARE = {"MASKED": 0, "CAPPED": 0}
+BARE = {"MASKED": 0, "CAPPED": 0, "SKIPS": 0}
 FLASH = (
-    {"WIDTH": 64, "ACROSS": 64, "MT": 2, "BN": 64, "PLANES": 1, "RESIDENT": 2, **BARE},
+    {
+        **BARE,
+        "WIDTH": 64,
+        "ACROSS": 64,
+        "MT": 2,
+        "BN": 64,
+        "PLANES": 1,
+        "RESIDENT": 2,
+        "SKIPS": 1,
+    },
     {"WIDTH": 128, "ACROSS": 128, "MT": 2, "BN": 64, "PLANES": 1, "RESIDENT": 2, **BARE},
     {"WIDTH": 128, "ACROSS": 128, "MT": 1, "BN": 64, "PLANES": 2, "RESIDENT": 1, **BARE},
     {"WIDTH": 192, "ACROSS": 128, "MT": 1, "BN": 32, "PLANES": 1, "RESIDENT": 1, **BARE},
@@ -77,6 +87,7 @@ FLASH = (
         "RESIDENT": 1,
         "MASKED": 1,
         "CAPPED": 1,
+        "SKIPS": 1,
     },
 )
 
@@ -96,19 +107,23 @@ def programs():
                 more = {f"W_{dtype.upper()}": 1} if dtype else {}
                 yield name, _sorted({**defines, **cut, **more})
     for gated in (0, 1):
-        flags = {"GATED": gated, "HALVES": 1 - gated}
+        flags = {"GATED": gated, "HALVES": 2 - 2 * gated}
         yield "rms_mul", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, **flags})
         yield "gated_rows", _sorted({**COMMON, "LANES": 256, "UNITS": 2, "HALVES": gated})
-        yield "flash_join", _sorted({**COMMON, "LANES": 256, "ACROSS": 80, "HALVES": gated})
+        cut = {"LANES": 256, "ACROSS": 80, "AT_ONCE": 8}
+        yield "flash_join", _sorted({**COMMON, **cut, "HALVES": gated})
     yield "elements", _sorted({**COMMON, "LANES": 1024, "STEPS": 6})
     for flag in (0, 1):
         states = {"BETA": flag, "COPIED": 1 - flag}
         yield "conv_step", _sorted({**COMMON, "LANES": 64, "TAPS": 4, "SILU_TOO": flag})
         yield "delta_scan", _sorted({**COMMON, "LANES": 128, "KEPT": 16, **states})
     yield "rope_kv_write", _sorted({**COMMON, "LANES": 64})
+    units = {"UNITS_0": 2, "UNITS_1": 1, "UNITS_2": 1}
+    for jobs in (2, 3):
+        yield "rope_tokens", _sorted({**COMMON, "LANES": 256, "JOBS": jobs, **units})
     yield "sum_add", _sorted({**COMMON, "LANES": 64, "COUNT": 4})
     for norm in (0, 1):
-        flags = {"NORM": norm, "THIRD": 1 - norm, "HALVES": norm}
+        flags = {"NORM": norm, "THIRD": 1 - norm, "HALVES": 2 * norm}
         yield "sum_norm", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, **flags})
     for cut in ROUTES:
         yield "moe_router", _sorted({**COMMON, **cut})

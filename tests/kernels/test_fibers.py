@@ -377,7 +377,7 @@ def test_flash_attention(runner, case):
 
 
 @pytest.mark.parametrize("kind", [F16, F32], ids=str)
-@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("tokens", [1, 3, 70])
 @pytest.mark.parametrize("wrong", [False, True])
 def test_joined_heads(runner, kind, tokens, wrong):
     from ggsched_cuda_kernels.kernel_selection import lower
@@ -387,7 +387,7 @@ def test_joined_heads(runner, kind, tokens, wrong):
     positions, rows = g.input("positions", (tokens,), I32), g.input("rows", (tokens,), I32)
     q, k = g.input("q", (tokens, 4, width)), g.input("k", (tokens, 2, width))
     v, factors = g.input("v", (tokens, 2 * 64)), g.input("factors", (32,))
-    caches = [g.input(name, (8, m), kind) for name, m in (("keys", 2 * width), ("values", 128))]
+    caches = [g.input(name, (80, m), kind) for name, m in (("keys", 2 * width), ("values", 128))]
     turned = g.rope(q, positions, n_dims=width, pairing="halves")
     k = g.rope(k, positions, factors, n_dims=64, pairing="adjacent")
     keys = g.set_rows(caches[0], g.reshape(k, tokens, 2 * width), rows)
@@ -397,20 +397,22 @@ def test_joined_heads(runner, kind, tokens, wrong):
         for t in graph.roots(Role.INPUT)
     }
     values["positions"] = np.arange(5, 5 + tokens, dtype=np.int32)
-    values["rows"] = np.array([6, 1, 3][:tokens], np.int32)
+    values["rows"] = rng.permutation(80)[:tokens].astype(np.int32)
     for name, cache in zip(("keys", "values"), caches, strict=True):
         values[name] = np.zeros(cache.shape, np.float16 if kind is F16 else np.float32)
-    nodes, memory = laid_out(graph, {**values, "rows": values["rows"] + 100 * wrong})
+    given = values["rows"].copy()
+    given[-1] += 100 * wrong
+    nodes, memory = laid_out(graph, {**values, "rows": given})
     nodes[1:3] = [replace(node, group=Group("rope+set_rows", (1, 2))) for node in nodes[1:3]]
     (call,), _ = lower(nodes, H200)
-    assert call.kernel == "rope_kv_write"
+    assert call.kernel == ("rope_kv_write" if tokens < 65 else "rope_tokens")
     runner.fault[:] = 0
     runner.run(call, {nodes[2].label: 7, nodes[3].label: 7})
     expected = run_oracle(graph, values)
-    assert runner.fault[:3].tolist() == ([7, 106, 8] if wrong else [0, 0, 0])
+    assert runner.fault[:3].tolist() == ([7, given[-1], 80] if wrong else [0, 0, 0])
     for tid, wanted in expected.items():
         t = graph.tensors[tid]
         got = memory[t.storage].view.view(wanted.dtype).reshape(wanted.shape)
         if wrong and tid != graph.outputs[0]:
-            wanted = np.zeros_like(wanted)
+            wanted[values["rows"][-1]] = 0
         np.testing.assert_allclose(got, wanted, 2e-3 if kind is F16 else 1e-5, 1e-5)

@@ -11,7 +11,7 @@ import pytest
 
 from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import BF16, F16, F32
+from ggsched.ir.dtype import BF16, F16, F32, Q8_0
 from ggsched.ir.tensor import Role
 from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_kernels import FACTOR, KernelCall
@@ -112,12 +112,14 @@ def test_rows_are_written_beside_the_result(runner, name, rows):
 @pytest.mark.parametrize("name", MAKERS)
 def test_who_takes_no_rows_of_bf16_gets_none(name):
     maker, first = MAKERS[name], KERNELS[name]
-    for what in ({"dtype": F16}, {"n": 80}):
-        assert kernels_of(built(maker, **what)[2])[: len(first) + 1] == [*first, "to_halves"]
+    assert kernels_of(built(maker, n=80)[2])[: len(first) + 1] == [*first, "to_halves"]
+    has_scales = name in ("normed", "residual")  # which f16 asks for
+    assert ("to_halves" in kernels_of(built(maker, dtype=F16)[2])) == (not has_scales)
     exact = kernels_of(built(maker)[2], replace(AUTO, activations="f32"))
     assert exact[: len(first) + 1] == [*first, "to_bf16"]
     assert kernels_of(built(maker, dtype=F32)[2]) == [*first, "product"]
-    assert kernels_of(built(maker, rows=3)[2])[-1] == "matvec_rows"  # which takes rows as they are
+    few = built(maker, rows=4, dtype=F16)
+    assert kernels_of(few[2])[-1] == "matvec_rows"  # which takes rows as they are
 
 
 def test_a_second_product_converts_nothing():
@@ -181,3 +183,30 @@ def test_lanes_keep_a_row(n, rows):
     assert lanes & (lanes - 1) == 0
     assert 4 * lanes * (units - 1) < n <= 4 * lanes * units
     assert units <= MAX_UNITS
+
+
+@pytest.mark.parametrize("name", ["normed", "residual"])
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e-9, 0.0])
+def test_rows_of_f16_with_a_scale_for_each(runner, name, scale):
+    """Those that a kernel of its own would make, to the bit."""
+    from ggsched_cuda_kernels.kernel_selection import lower
+
+    graph, _, nodes, memory = built(MAKERS[name], rows=19, dtype=Q8_0)
+    weight = next(t for t in graph.roots(Role.WEIGHT) if t.name == "w")
+    memory[weight.storage].view.view(np.float32)[:] *= scale
+    profile = replace(AUTO, num_sms=1)
+    calls, needed = lower(nodes, profile)
+    assert [c.kernel for c in calls[:2]] == [*KERNELS[name], "tile_product"]
+    assert ("HALVES", "2") in calls[0].defines
+    runner.memory = {place: Memory(nbytes) for place, nbytes in needed.items()}
+    runner.run(calls[0])
+    made = runner.memory[FACTOR].view.copy()
+    (convert, _), more = lower(nodes[-1:], profile)
+    assert (convert.kernel, dict(convert.defines)["UNITS"]) == ("to_halves", "1")
+    for units in ("1", "0"):
+        runner.memory = {place: Memory(nbytes) for place, nbytes in more.items()}
+        defines = tuple(sorted({**dict(convert.defines), "UNITS": units}.items()))
+        runner.run(replace(convert, defines=defines))
+        alone = runner.memory[FACTOR].view
+        assert len(alone) == len(made)
+        np.testing.assert_array_equal(made, alone)

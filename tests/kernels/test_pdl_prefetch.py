@@ -3,7 +3,7 @@
 import pytest
 
 from ggsched_kernels.calls import Launch
-from tests.kernels.nvrtc import COMMON, DECODE, NEEDS_BINDINGS, compiler
+from tests.kernels.nvrtc import COMMON, DECODE, FLASH, NEEDS_BINDINGS, compiler
 from tests.kernels.ptx import address_of, before_wait, kernels_of, parameters_behind
 
 pytestmark = NEEDS_BINDINGS
@@ -57,3 +57,25 @@ def test_without_the_wait_the_walk_finds_more():
     made = parameters_behind(kernel)
     found = set().union(*(made.get(r, set()) for s in early for r in address_of(s)))
     assert found & WRITTEN_BEFORE
+
+
+@pytest.mark.parametrize("kind", ["W_F16", "W_Q8_0"])
+def test_flash_attention_reads_bounds_early_and_asks_for_rows(kind):
+    from ggsched_cuda_kernels.programmatic_launch import FIRST_ARCH
+    from ggsched_cuda_kernels.sources import options_for, text_of
+
+    given = {**COMMON, "LANES": 128, **FLASH[1], kind: 1, "READS_EARLY": 1}
+    defines = tuple(sorted((k, str(v)) for k, v in given.items()))
+    source = text_of("flash_attention", "on", Launch.BY_ITSELF)
+    text = compiler().ptx(source, options_for(FIRST_ARCH, defines))
+    kernel = kernels_of(text)["flash_attention"]
+    early = [s for s in before_wait(kernel) if s.is_access]
+    made = parameters_behind(kernel)
+    loads = [s for s in early if s.op.startswith("ld.global")]
+    assert {s.op for s in early} - {s.op for s in loads} == {"prefetch.global.L2"}
+    assert loads
+    for statement in loads:
+        (register,) = address_of(statement)
+        # The first loads of bounds depend on extents; a range of rows on what was loaded.
+        assert "10" in made[register], statement.text
+        assert not made[register] & {"0", "4", "12", "14"}, statement.text

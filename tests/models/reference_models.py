@@ -165,17 +165,32 @@ HYBRID = {
 _HYBRID_SIZES = {
     "experts": 8, "expert_ff": 32, "shared": 64, "dim": 32, "layers": 4, "every": 4, **_DELTA_SIZES,
 }  # fmt: skip
+_EVERY_SECOND = {"full_attention_interval": 2, "rope.dimension_sections": [2, 1, 1, 0]}
+# Heads of states as wide as those of published models. What 16 elements of a head add up to may be
+# next to nothing, and the norm of the head then amplifies how it was rounded.
+_WIDE_STATES, _WIDE_STATE_SIZES = _states(4, 128, 2, 4, 128)
+_WIDE_HYBRID = {**HYBRID, **_WIDE_STATES}
+_WIDE_HYBRID_SIZES = {**_HYBRID_SIZES, **_WIDE_STATE_SIZES}
 FAMILIES |= {
     "qwen3next": _family("qwen3next", "head_norms", "ba", meta=HYBRID, **_HYBRID_SIZES),
     "qwen35moe": _family(
         "qwen35moe",
         "head_norms",
-        meta={**HYBRID, "full_attention_interval": 2, "rope.dimension_sections": [2, 1, 1, 0]},
+        meta={**HYBRID, **_EVERY_SECOND},
         **{**_HYBRID_SIZES, "layers": 3, "every": 2},
+    ),
+    "qwen3next-wide": _family(
+        "qwen3next", "head_norms", "ba", meta=_WIDE_HYBRID, **_WIDE_HYBRID_SIZES
+    ),
+    "qwen35moe-wide": _family(
+        "qwen35moe",
+        "head_norms",
+        meta={**_WIDE_HYBRID, **_EVERY_SECOND},
+        **{**_WIDE_HYBRID_SIZES, "layers": 3, "every": 2},
     ),
     "mamba2": _family("mamba2", meta=_MAMBA, every=1 << 16, **_MAMBA_SIZES),
 }
-LONG = ("qwen3next-f32", "qwen3next-q8_0")
+LONG = tuple(f"qwen3next{heads}-{kind}" for heads in ("", "-wide") for kind in ("f32", "q8_0"))
 """Models whose logits are recorded for a prompt of 128 tokens and 64 tokens after another too."""
 
 _WIDE = {"embd": 256, "heads": 4, "kv": 2, "dim": 64, "ff": 256, "layers": 2}

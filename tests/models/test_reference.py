@@ -30,9 +30,10 @@ WORST_OF = {"mamba2": 8e-2}
 # Its gelu is a table of f16 for f16: where ours is one too, a rounding goes the other way once in
 # a while; where it is not, all positions differ.
 FLIPPED, WITHOUT_TABLE = 2e-3, 5e-3
-# A state keeps the rounding of all tokens before. llama.cpp's own logits are up to 6e-5 (qwen3next)
-# and 2e-5 (qwen35moe) from those of the graph in float64: see ``test_wide_reference``.
-LARGEST = {"qwen3next": 2e-4, "qwen35moe": 5e-5}
+# Heads of 16 elements may add up to next to nothing, and their norm amplifies the rounding:
+# llama.cpp's own logits are up to 6e-5 (qwen3next) and 2e-5 (qwen35moe) from those of the graph in
+# float64, see ``test_wide_reference``. With heads as wide as those of published models it is 1e-5.
+LARGEST = {"qwen3next-f32": 2e-4, "qwen35moe-f32": 5e-5}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def assert_close(name, found, wanted, has_table=True):
         largest = np.abs(difference).max(axis=-1)
         if not name.startswith("gemma"):
             assert np.median(largest) < 2e-5
-            assert largest.max() < LARGEST.get(REFERENCES[name].arch, 2e-5)
+            assert largest.max() < LARGEST.get(name, 2e-5)
         else:
             assert largest.max() < (FLIPPED if has_table else WITHOUT_TABLE)
             assert not has_table or (largest.min() < 2e-5 and np.median(largest) < 2e-4)
@@ -142,7 +143,8 @@ def test_devices_and_micro_batches(folder, name, mix):
 def long_runs():
     for name in LONG:
         for mix in MIXES if name in F32 else ("cpu", "opencl"):
-            yield pytest.param(name, mix, marks=[pytest.mark.slow] if mix == "opencl" else [])
+            slow = mix == "opencl" or (mix != "cpu" and "wide" not in name)
+            yield pytest.param(name, mix, marks=[pytest.mark.slow] if slow else [])
 
 
 @pytest.mark.parametrize(("name", "mix"), list(long_runs()))

@@ -17,7 +17,10 @@ TOKENS = np.random.default_rng(0).integers(0, 8, 24).tolist()
 WAYS = {
     "shares": {"split_mode": "tensor"},
     "stages": {"pipelining": "on", "offload": Offload(tensor_split=(1.0, 1.0))},
-}
+    "batches in a row": {
+        "pipelining": "on", "offload": Offload(tensor_split=(1.0, 1.0)), "n_batch": 8,
+    },
+}  # fmt: skip
 LAME = Costs(launch_s=5e-4, node_s=2e-4, transfer_s=1e-3, memory_bytes_per_s=1e9)
 PLACES = 6
 """Commands of a prompt that go wrong, evenly through it."""
@@ -39,7 +42,7 @@ def expected(model):
 
 def opened(model, configs, timeout_s=2.0, **options):
     world = SimWorld(configs)
-    chosen = SessionOptions(n_ctx=64, n_batch=32, n_ubatch=4, **options)
+    chosen = SessionOptions(n_ctx=64, n_ubatch=4, **{"n_batch": 32, **options})
     settings = Settings(timeout_s=timeout_s)
     return world, Session(model, world.open_all(), chosen, settings=settings)
 

@@ -14,8 +14,9 @@ from tests.models.test_reference import recorded_of
 from tests.models.wide_runner import WideRunner
 
 ROUNDED = [name for name in REFERENCES if name.endswith("q8_0") and not name.startswith("gemma")]
-# One number of position 7 is between two codes; attention shows it to all later positions.
-MIDDLE = {"mixtral-q8_0": 2e-2}
+# One number of position 7 is between two codes; attention shows it to all later positions, and
+# states keep it.
+MIDDLE = {"mixtral-q8_0": 2e-2, "qwen35moe-wide-q8_0": 2e-2}
 # What states keep of a rounding is more where sums of products are in another order.
 SHARE = 1.5
 
@@ -33,12 +34,18 @@ def fed(feed, batches, key):
 
 
 @pytest.mark.parametrize(
-    "arch", ["qwen3next", "mamba2", pytest.param("qwen35moe", marks=pytest.mark.slow)]
+    "arch",
+    [
+        "qwen3next-wide",
+        "mamba2",
+        *(pytest.param(a, marks=pytest.mark.slow) for a in ("qwen3next", "qwen35moe")),
+    ],
 )
 def test_distance_of_f32_is_that_of_llama_cpp(tmp_path, arch):
     """The largest distance of any logit, and the root of the mean square, of all that was recorded.
 
-    llama.cpp's own are up to 6e-5: no implementation is within 2e-5 of it everywhere but by chance.
+    With narrow heads llama.cpp's own are up to 6e-5, and two builds of it are 2.4e-5 apart: no
+    implementation is within 2e-5 of it everywhere but by chance. With wide ones it is up to 1e-5.
     """
     recorded = recorded_of(f"{arch}-f32")
     model = load_model(write_reference(tmp_path / "m.gguf", f"{arch}-f32"), weights="packed")

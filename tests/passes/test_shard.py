@@ -162,7 +162,8 @@ def sharings(draw, graph):
             continue
         split = Split(axis, (even_parts(t.shape[axis], shares, block),))
         layouts[t.name] = split if len(split.on) > 1 else Whole(split.on)
-    return Shards(members, layouts)
+    peers = draw(st.frozensets(st.integers(0, members - 1)))
+    return Shards(members, layouts, peers=peers)
 
 
 @given(st.data(), seeds())

@@ -30,20 +30,20 @@ def network(layers=2):
     return g.build(x), weights
 
 
-def shards(count, layers=2):
+def shards(count, layers=2, *, peers=False):
     """Return how devices share it: the inner width."""
     parts = (even_parts(INNER, [1.0] * count, 1),)
     found = {}
     for k in range(layers):
         found |= {f"up{k}": Split(0, parts), f"down{k}": Split(1, parts)}
         found[f"kept{k}"] = Split(1, parts)
-    return Shards(count, found)
+    return Shards(count, found, peers=frozenset(range(count) if peers else ()))
 
 
-def shared(count, layers=2):
+def shared(count, layers=2, *, peers=False):
     """Return the graph, the graph in parts, and the weights of both."""
     graph, weights = network(layers)
-    how = shards(count, layers)
+    how = shards(count, layers, peers=peers)
     parts = {}
     for name, whole in weights.items():
         for new, p in how.members(name):

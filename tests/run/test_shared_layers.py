@@ -30,6 +30,8 @@ from tests.run.shared_layers import inputs, placement, shared
 COUNT = 3
 SETTINGS = Settings(timeout_s=5)
 GRAPH, NEW, WEIGHTS, PARTS = shared(COUNT)
+_, IN_PLACE, _, _ = shared(COUNT, peers=True)
+"""The same, where sums, and what stands between them, are one launch."""
 
 
 def expected(runs, graph=GRAPH, weights=WEIGHTS):
@@ -55,6 +57,10 @@ def opened(w, timeout_s=5.0):
     )  # fmt: skip
 
 
+def new_graph(peers):
+    return IN_PLACE if peers else NEW
+
+
 def assert_right(scheduler, graph=NEW, wanted=None):
     for run, array in enumerate(wanted or expected(2)):
         (got,) = scheduler.run(graph, inputs(run), WANTED).values()
@@ -64,18 +70,18 @@ def assert_right(scheduler, graph=NEW, wanted=None):
 def commands_of_a_run(peers):
     w = world(peers)
     with opened(w) as scheduler:
-        scheduler.run(NEW, inputs(0), WANTED)
+        scheduler.run(new_graph(peers), inputs(0), WANTED)
         first = w.enqueued
-        scheduler.run(NEW, inputs(1), WANTED)
+        scheduler.run(new_graph(peers), inputs(1), WANTED)
         return [(peers, number) for number in range(first, w.enqueued)]
 
 
 COMMANDS = commands_of_a_run(False) + commands_of_a_run(True)
 
 
-def run_on(scheduler):
+def run_on(scheduler, peers):
     for run in range(1, 4):
-        scheduler.run(NEW, inputs(run), WANTED)
+        scheduler.run(new_graph(peers), inputs(run), WANTED)
 
 
 @pytest.mark.parametrize("kind", ["refuse", "fail", "lose"])
@@ -83,14 +89,14 @@ def run_on(scheduler):
 def test_a_fault_at_every_command(kind, peers, number):
     w = world(peers)
     scheduler = opened(w)
-    scheduler.run(NEW, inputs(0), WANTED)
+    scheduler.run(new_graph(peers), inputs(0), WANTED)
     w.faults = InjectedFaults(**{kind: frozenset({number})})
     with pytest.raises((DeviceFault, UsageError)) as info:
-        run_on(scheduler)
+        run_on(scheduler, peers)
     assert f"c{number} " in str(info.value) or "is lost" in str(info.value)
     w.faults = InjectedFaults()
     scheduler.reset(w.open_all() if kind == "lose" else None)
-    assert_right(scheduler)
+    assert_right(scheduler, new_graph(peers))
     scheduler.close()
 
 
@@ -98,14 +104,14 @@ def test_a_fault_at_every_command(kind, peers, number):
 def test_a_participant_that_hangs_is_an_error_for_all(peers, number):
     w = world(peers)
     scheduler = opened(w, timeout_s=0.05)
-    scheduler.run(NEW, inputs(0), WANTED)
+    scheduler.run(new_graph(peers), inputs(0), WANTED)
     w.faults = InjectedFaults(hang=frozenset({number}))
     with pytest.raises(GgschedError) as info:
-        run_on(scheduler)
+        run_on(scheduler, peers)
     assert isinstance(info.value, SyncTimeout | DeviceFault)
     w.faults = InjectedFaults()
     scheduler.reset(w.open_all())
-    assert_right(scheduler)
+    assert_right(scheduler, new_graph(peers))
     scheduler.close()
 
 
@@ -117,7 +123,7 @@ def test_a_participant_that_is_a_hundred_times_slower(slow, peers):
         SimConfig(costs=lame if i == slow else None, reads_peers=peers) for i in range(COUNT)
     ]
     with opened(world(configs=configs)) as scheduler:
-        assert_right(scheduler)
+        assert_right(scheduler, new_graph(peers))
 
 
 def test_devices_without_a_path_to_each_other():
@@ -136,7 +142,7 @@ def test_other_kinds_of_devices(copy_order, has_events, peers):
     how = {"copy_order": copy_order, "has_events": has_events, "reads_peers": peers}
     configs = [SimConfig(**how)] * COUNT
     with opened(world(configs=configs)) as scheduler:
-        assert_right(scheduler)
+        assert_right(scheduler, new_graph(peers))
 
 
 def test_sums_of_many_rows_are_added_up_in_parts(monkeypatch):
@@ -176,7 +182,7 @@ def machine(peers=False, count=2):
 
 
 def small(peers):
-    _, new, _, parts = shared(2, layers=1)
+    _, new, _, parts = shared(2, layers=1, peers=peers)
     plan = make_plan(new, machine(peers), WANTED, placement=placement(2), verify=True)
     return new, parts, plan
 
@@ -199,7 +205,7 @@ def test_every_order_computes_the_same(peers):
 
 def two_at_once(peers):
     """Return two micro-batches as one graph, each on a stream of its own of both devices."""
-    _, new, _, parts = shared(2, layers=1)
+    _, new, _, parts = shared(2, layers=1, peers=peers)
     joined = join_graphs([new, new])
     wanted = WANTED.with_slots(Slots(2, joined.firsts, lanes=2))
     graph = joined.graph
@@ -269,7 +275,7 @@ def test_what_is_read_where_it_lies_is_not_copied():
     with opened(world(peers=False)) as scheduler:
         copying = scheduler.plan(NEW, WANTED)
     with opened(world(peers=True)) as scheduler:
-        reading = scheduler.plan(NEW, WANTED)
+        reading = scheduler.plan(IN_PLACE, WANTED)
         unasked = scheduler.plan(NEW)
     assert copied(reading) == 0 < copied(copying) == copied(unasked)
     values = reading.splits.values

@@ -18,10 +18,10 @@ from ggsched_cpu.compiled.tasks import (
 )
 from ggsched_cpu.lowering_context import CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
-from ggsched_cpu_kernels.block_lanes import has_lanes
 from ggsched_cpu_kernels.elements import coding, is_compiled
 from ggsched_cpu_kernels.gemv import SLOTS, VECTORS
 from ggsched_cpu_kernels.int_dot import BLOCK, correction_factor, rounded_nbytes
+from ggsched_cpu_kernels.packed_rows import rounded_family
 
 MAX_VECTORS: Final = 8
 """Rows of activations up to which the weight is read row by row."""
@@ -70,7 +70,7 @@ def _rounded(
 ) -> _Rows | None:
     assert dtype.layout is not None
     factor = correction_factor(kernels.target, coding(dtype.layout))
-    family = "lanes" if has_lanes(kernels.target, dtype) else "rows"
+    family = rounded_family(kernels.target, dtype)
     key = (
         f"int8 {family} {factor}",
         id(operand.buffer),

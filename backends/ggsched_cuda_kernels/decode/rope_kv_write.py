@@ -9,18 +9,29 @@ from dataclasses import dataclass
 from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand
+from ggsched.ir.rope import rope_table
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.decode.fused import (
     FEW_POSITIONS,
     HEAD_LANES,
-    fits_rope,
     fits_rope_rows,
     kind_of_rows,
     rope_arguments,
 )
 from ggsched_cuda_kernels.operands import meet
 from ggsched_kernels import TuningProfile
-from ggsched_kernels.calls import FAULT, Arg, CodeOf, Constant, f32, i32, window, window_of
+from ggsched_kernels.calls import (
+    FAULT,
+    Arg,
+    CodeOf,
+    Constant,
+    Launch,
+    Window,
+    f32,
+    i32,
+    window,
+    window_of,
+)
 
 MAX_JOBS: Final = 3
 
@@ -31,13 +42,19 @@ class Job:
 
     Attributes:
         args: What ``rope_heads`` would be given.
-        groups: How many groups it takes.
+        groups: How many groups it takes, one for each head of a position.
+        source: What is rotated or copied, (1, positions, heads, width).
+        to: Where it goes: the result, or the cache.
+        pairs: Pairs of a head that are rotated.
         reads: What it reads.
         writes: What it writes.
     """
 
     args: tuple[Arg, ...]
     groups: int
+    source: Window
+    to: Window
+    pairs: int
     reads: tuple[Operand, ...]
     writes: Operand
 
@@ -49,23 +66,35 @@ def join_heads(
 
     A group is taken as long as nothing that it writes is read or written by the others.
     """
+    jobs = jobs_from(groups, at, profile)
+    count = len(jobs)
+    if count < 2 or any(job.source.shape[1] > FEW_POSITIONS for job in jobs):
+        return None
+    site = CudaLoweringContext(groups[at + count - 1][-1], profile)
+    ends = [sum(job.groups for job in jobs[:i]) for i in range(1, count + 1)]
+    args = arguments(jobs)
+    grid = (ends[-1], 1, 1)
+    more = (i32(ends[0]), i32(ends[1]))
+    site.call("rope_kv_write", "rope_kv_write", (*args, *more), grid, lanes=HEAD_LANES)
+    site.launched(Launch.WAITS_FIRST)
+    return count, site
+
+
+def jobs_from(groups: Sequence[Sequence[BoundNode]], at: int, profile: TuningProfile) -> list[Job]:
+    """Return the jobs of groups from ``at`` on, at most ``MAX_JOBS``, that are apart."""
     jobs: list[Job] = []
     for group in groups[at : at + MAX_JOBS]:
         job = job_of([CudaLoweringContext(node, profile) for node in group])
         if job is None or not all(_are_apart(job, other) for other in jobs):
             break
         jobs.append(job)
-    count = len(jobs)
-    if count < 2:
-        return None
-    site = CudaLoweringContext(groups[at + count - 1][-1], profile)
-    ends = [sum(job.groups for job in jobs[:i]) for i in range(1, count + 1)]
-    shares = (*jobs, *jobs[:1] * (MAX_JOBS - count))  # those that are missing get no group
-    args = tuple(arg for job in shares for arg in job.args)
-    grid = (ends[-1], 1, 1)
-    more = (i32(ends[0]), i32(ends[1]))
-    site.call("rope_kv_write", "rope_kv_write", (*args, *more), grid, lanes=HEAD_LANES)
-    return count, site
+    return jobs
+
+
+def arguments(jobs: Sequence[Job]) -> tuple[Arg, ...]:
+    """Return the arguments of a kernel of ``MAX_JOBS``; those that are missing get no work."""
+    shares = (*jobs, *[jobs[0]] * (MAX_JOBS - len(jobs)))
+    return tuple(arg for job in shares for arg in job.args)
 
 
 def job_of(sites: list[CudaLoweringContext]) -> Job | None:
@@ -74,29 +103,31 @@ def job_of(sites: list[CudaLoweringContext]) -> Job | None:
     ops = "+".join(node.op for node in nodes)
     if any(0 in node.output.shape for node in nodes):
         return None
-    if ops == "rope" and fits_rope(sites[0]):
+    if ops == "rope":
         return _turned(nodes[0], None)
-    if ops == "rope+set_rows" and fits_rope(sites[0]) and fits_rope_rows(sites):
+    if ops == "rope+set_rows" and fits_rope_rows(sites):
         return _turned(*nodes)
     return _copied(nodes[0]) if ops == "set_rows" else None
 
 
 def _turned(rope: BoundNode, rows: BoundNode | None) -> Job:
-    heads = rope.inputs[0].shape[0] * rope.inputs[0].shape[1]
+    x = window(rope.inputs[0])
+    heads, pairs = x.shape[1] * x.shape[2], len(rope_table(rope.params)[0])
     if rows is None:
-        args = rope_arguments(rope, window(rope.output), None, 0, CodeOf(rope.label))
-        return Job(args, heads, rope.inputs, rope.output)
+        to = window(rope.output)
+        args = rope_arguments(rope, to, None, 0, CodeOf(rope.label))
+        return Job(args, heads, x, to, pairs, rope.inputs, rope.output)
     dst, _, ids = rows.inputs
-    code = CodeOf(rows.label)
-    args = rope_arguments(rope, window(dst), window(ids), kind_of_rows(dst), code)
-    return Job(args, heads, (*rope.inputs, ids), rows.output)
+    to = window(dst)
+    args = rope_arguments(rope, to, window(ids), kind_of_rows(dst), CodeOf(rows.label))
+    return Job(args, heads, x, to, pairs, (*rope.inputs, ids), rows.output)
 
 
 def _copied(rows: BoundNode) -> Job | None:
     """Rows without a rotation: heads of as many elements as a group has lanes."""
     dst, src, ids = rows.inputs
     count, n = src.shape
-    if count > FEW_POSITIONS or dst.dtype.name not in ("f32", "f16"):
+    if dst.dtype.name not in ("f32", "f16"):
         return None
     width = HEAD_LANES if n % HEAD_LANES == 0 else n
     step, each = src.strides
@@ -107,7 +138,7 @@ def _copied(rows: BoundNode) -> Job | None:
         *(arg for place in places for arg in place.args), Constant(bytes(8)), i32(0), i32(0),
         i32(0), f32(1.0), i32(kind_of_rows(dst)), FAULT, CodeOf(rows.label),
     )  # fmt: skip
-    return Job(args, count * (n // width), (src, ids), rows.output)
+    return Job(args, count * (n // width), x, window(dst), 0, (src, ids), rows.output)
 
 
 def _are_apart(a: Job, b: Job) -> bool:

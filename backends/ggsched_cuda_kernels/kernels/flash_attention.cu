@@ -11,12 +11,20 @@
  * rows g and g + 8; that is also how it must have shares as the left side of the second product, so shares never leave
  * the registers. Each row keeps its largest logit, in units of log 2, and its sum so far.
  *
- * MASKED and CAPPED say whether there is a mask and a limit of the logits.
+ * MASKED and CAPPED say whether there is a mask and a limit of the logits, SKIPS whether warps leave out what none of their
+ * rows sees: tokens of several sequences see different rows.
  *
  * Blocks of keys that no token of the group sees are skipped, and those that all of them see are not compared with bounds.
  * With `splits` > 1 groups along the last axis share the rows that are seen; what they have goes to `parts`, (splits, T * H,
  * E + 2), with the largest logit and the sum at the end, for flash_join.
  */
+#ifndef EARLY /* launched in its turn */
+#define EARLY_LET_GO()
+#define EARLY_WAIT()
+#endif
+#ifndef ASK_FOR
+#define ASK_FOR(p) asm volatile("prefetch.global.L2 [%0];" ::"l"(p))
+#endif
 #define SINKS 2
 #define BOUNDS 4
 #define WARPS (LANES / WARP)
@@ -25,6 +33,15 @@
 #define V_PITCH (2 * ACROSS + 16)
 #define STAGE_NBYTES (BN * (K_PITCH + V_PITCH))
 #define LOADS 8 /* of queries that a lane has under way */
+/* Wait until the rows of step i are there for all, and all are done with those before them; ask for the next ones. */
+#define ADVANCE(i)                                                                                                  \
+  do {                                                                                                              \
+    COPIES_AWAIT(0);                                                                                                \
+    BARRIER();                                                                                                      \
+    if ((i) + 1 < steps)                                                                                            \
+      fetch(stages + ((i) + 1) % 2 * STAGE_NBYTES, keys, tk.s[1], values, tv.s[1], from + ((i) + 1) * BN, n);       \
+    COPIES_CLOSE();                                                                                                 \
+  } while (0)
 #define ALL_LANES 0xffffffffu
 #define HIDDEN FLOAT_OF_BITS(0xff800000u)
 #define LOG2E 1.4426950408889634f
@@ -125,7 +142,24 @@ FN void fetch(u8 *to, const u8 *k, i64 sk, const u8 *v, i64 sv, int n0, int n) {
   }
 }
 
-/* Groups: (T * share / BM, G, splits); the last rows, which see most, come first. */
+#if READS_EARLY
+#ifdef W_Q8_0
+#define LINES_OF(width) MAX(1, (width) / 32 * 34 / 128)
+#else
+#define LINES_OF(width) MAX(1, (width) * 2 / 128)
+#endif
+/* Let the first rows from one on come near, which reads nothing: they come to the L2 cache, where what is written
+ * meanwhile goes too. */
+FN void ask_for_rows(const u8 *row, i64 step, int from, int to, int lines) {
+  int count = (MIN(to, from + 2 * BN) - from) * lines;
+  for (int i = LANE; i < count; i += LANES) ASK_FOR(row + (i64)(from + i / lines) * step + i % lines * 128);
+}
+#endif
+
+/* Groups: (T * share / BM, G, splits); the last rows, which see most, come first.
+ *
+ * With READS_EARLY the predecessor does not write bounds, and waited for its own one first: what a group sees is known,
+ * and asked for, while it still runs. */
 #undef KERNEL_BOUNDS
 #define KERNEL_BOUNDS __launch_bounds__(LANES, RESIDENT)
 KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv, GLOBAL const u8 *q, Tens tq,
@@ -133,6 +167,13 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
                         Tens tb, GLOBAL u8 *y, Tens ty, GLOBAL u8 *parts, int has, float scale, float cap, int share,
                         int blocks, int splits) {
   LOCAL_BYTES(local);
+#if SKIPS
+  LOCAL int ends[WARPS]; /* not in registers, which are all in use */
+#endif
+  EARLY_LET_GO();
+#if !READS_EARLY
+  EARLY_WAIT();
+#endif
   u8 *queries = local, *stages = local + PLANES * BM * K_PITCH;
   int n = tk.n[1], tokens = tq.n[1], heads = tq.n[2], group = GROUP(1), split = GROUP(2);
   int row0 = (blocks - 1 - GROUP(0)) * BM, rows = MIN(BM, tokens * share - row0);
@@ -159,6 +200,11 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
   }
 
   const u8 *keys = k + tk.off + group * tk.s[2], *values = v + tv.off + group * tv.s[2];
+#if READS_EARLY
+  ask_for_rows(keys, tk.s[1], from, to, LINES_OF(WIDTH));
+  ask_for_rows(values, tv.s[1], from, to, LINES_OF(ACROSS));
+  EARLY_WAIT();
+#endif
   int steps = from < to ? (to - from + BN - 1) / BN : 0;
   if (steps > 0) fetch(stages, keys, tk.s[1], values, tv.s[1], from, n);
   COPIES_CLOSE();
@@ -204,16 +250,30 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
   UNROLL for (int i = 0; i < MT * ACROSS / 2; i++) o[i / (ACROSS / 2)][i % (ACROSS / 2) / 4][i % 4] = 0.0f;
   UNROLL for (int i = 0; i < 2 * MT; i++) top[i / 2][i % 2] = HIDDEN, total[i / 2][i % 2] = 0.0f;
   float factor = CAPPED ? scale / cap : scale * LOG2E, height = cap * LOG2E;
+  int it = 0;
+#if SKIPS
+  /* Steps in which some row of a warp sees something; in the others it only helps to fetch. */
+  {
+    int least = n, most = 0;
+    UNROLL for (int i = 0; i < 2 * MT; i++) {
+      if (first[i / 2][i % 2] >= end[i / 2][i % 2]) continue;
+      least = MIN(least, first[i / 2][i % 2]), most = MAX(most, end[i / 2][i % 2]);
+    }
+    least = least_(least), most = MIN(to, -least_(-most));
+    ends[WARP_INDEX] = most > from ? (most - from + BN - 1) / BN : 0;
+    for (int begin = MIN(steps, MAX(0, least - from) / BN); it < begin; it++) ADVANCE(it);
+  }
+  for (; it < ends[WARP_INDEX]; it++) {
+#else
   int is_idle = WARP_INDEX * 16 * MT >= rows;
-
-  for (int it = 0; it < steps; it++) {
+  for (; it < steps; it++) {
+#endif
     int n0 = from + it * BN;
     const u8 *ks = stages + it % 2 * STAGE_NBYTES, *vs = ks + BN * K_PITCH;
-    COPIES_AWAIT(0);
-    BARRIER(); /* the rows are there for all, and all are done with those before them */
-    if (it + 1 < steps) fetch(stages + (it + 1) % 2 * STAGE_NBYTES, keys, tk.s[1], values, tv.s[1], n0 + BN, n);
-    COPIES_CLOSE();
+    ADVANCE(it);
+#if !SKIPS
     if (is_idle) continue;
+#endif
 
     float s[MT][BN / 8][4];
     UNROLL for (int i = 0; i < MT * BN / 2; i++) s[i / (BN / 2)][i % (BN / 2) / 4][i % 4] = 0.0f;
@@ -289,7 +349,10 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
       }
     }
   }
-  if (is_idle) return;
+#if SKIPS
+  for (; it < steps; it++) ADVANCE(it);
+#endif
+  if (WARP_INDEX * 16 * MT >= rows) return;
 
   UNROLL for (int m = 0; m < MT; m++) {
     UNROLL for (int half = 0; half < 2; half++) {

@@ -1,11 +1,10 @@
 /* Adds up what the shares of flash_attention have of each row: (splits, T * H, ACROSS + 2), with the largest logit and
  * the sum at the end. With HALVES besides the rows as bf16, for the product that follows.
  *
- * A warp takes a row (a head of a token), a lane of it pairs of elements. Groups: LANES / 32 rows each. */
+ * A warp takes a row (a head of a token), a lane of it pairs of elements, of AT_ONCE shares at a time. Groups: LANES / 32 rows each. */
 #define LOWEST FLOAT_OF_BITS(0xff7fffffu)
 #define SINKS 2
 #define MAX_SPLITS 64
-#define AT_ONCE 8 /* shares that a lane has under way */
 #define PARTS ((ACROSS + 63) / 64)
 #define ALL_LANES 0xffffffffu
 

@@ -1,5 +1,5 @@
 /* y = rms_norm(x) * w over the last axis, in one pass over x; with GATED times silu(z). With HALVES besides
- * the same as bf16, for the product that follows.
+ * the same as bf16 (1) or as f16 with a scale for each row (2), for the product that follows.
  *
  * One group takes one row; a lane keeps its elements in registers, UNITS vectors of four. Rows of x, w, z and
  * y lie along the last axis without gaps, at multiples of 16 bytes; w is broadcast by strides of 0.
@@ -39,10 +39,14 @@ KERNEL(rms_mul)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *w, Tens tw, GLOBAL
       made.x *= g.x / (EXP(-g.x) + 1.0f), made.y *= g.y / (EXP(-g.y) + 1.0f);
       made.z *= g.z / (EXP(-g.z) + 1.0f), made.w *= g.w / (EXP(-g.w) + 1.0f);
 #endif
-      yr[i] = made;
-#if HALVES
+      yr[i] = v[u] = made;
+#if HALVES == 1
       put_halves(halves, (i64)row * n + 4 * i, made);
 #endif
     }
   }
+#if HALVES == 2
+  LOCAL float tops[32];
+  put_scaled_row<UNITS>(halves, row, tx.n[0] * tx.n[1] * tx.n[2], n, v, tops);
+#endif
 }

@@ -4,6 +4,10 @@
  * `to` is 0 for a plain result y (1, T, H, D). Otherwise y is the cache (1, 1, N, H * D), of f32 (1) or
  * f16 (2), and row ids[t] is written. Without pairs nothing is rotated, and no position is read.
  */
+#ifndef EARLY /* launched in its turn */
+#define EARLY_LET_GO()
+#define EARLY_WAIT()
+#endif
 #define JOB_(n)                                                                                              \
   GLOBAL const u8 *x##n, Tens tx##n, GLOBAL const u8 *positions##n, Tens tp##n, GLOBAL const u8 *factors##n, \
       Tens tf##n, GLOBAL u8 *y##n, Tens ty##n, GLOBAL const u8 *ids##n, Tens ti##n,                          \
@@ -65,6 +69,8 @@ KERNEL(rope_heads)(JOB_()) {
 /* Up to three of these at once: groups below `end0`, those below `end1`, and the others. A job reads nothing
  * that another one writes. */
 KERNEL(rope_kv_write)(JOB_(0), JOB_(1), JOB_(2), int end0, int end1) {
+  EARLY_WAIT(); /* first: the successor may read what is further back */
+  EARLY_LET_GO();
   int g = GROUP(0);
   if (g < end0) {
     turn_head_(GIVEN_(0), g / tx0.n[2], g % tx0.n[2]);

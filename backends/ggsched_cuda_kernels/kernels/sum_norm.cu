@@ -1,6 +1,6 @@
 /* y = (a + b) + z, and with NORM besides m = rms_norm(y) * w over the last axis: a sum over two devices, the residual
  * and the norm behind it, as one kernel. Without THIRD y = a + b: a product, and the residual. With HALVES m is written
- * as bf16 besides, for the product that follows.
+ * besides as bf16 (1) or as f16 with a scale for each row (2), for the product that follows.
  *
  * One group takes one row; a lane keeps its elements in registers, UNITS vectors of four. Rows of all lie along the
  * last axis without gaps, at multiples of 16 bytes; w is one row. y and m may be a, b or z, but not each other.
@@ -88,10 +88,14 @@ KERNEL(sum_norm)(
     int i = u * LANES + LANE;
     float4 g = f[u], t = v[u];
     if (i * 4 >= n) continue;
-    mr[i] = make_float4(t.x * scale * g.x, t.y * scale * g.y, t.z * scale * g.z, t.w * scale * g.w);
-#if HALVES
-    put_halves(halves, (i64)row * n + 4 * i, make_float4(t.x * scale * g.x, t.y * scale * g.y, t.z * scale * g.z, t.w * scale * g.w));
+    mr[i] = v[u] = make_float4(t.x * scale * g.x, t.y * scale * g.y, t.z * scale * g.z, t.w * scale * g.w);
+#if HALVES == 1
+    put_halves(halves, (i64)row * n + 4 * i, v[u]);
 #endif
   }
+#if HALVES == 2
+  LOCAL float tops[32];
+  put_scaled_row<UNITS>(halves, row, ty.n[0] * ty.n[1] * ty.n[2], n, v, tops);
+#endif
 #endif
 }

@@ -15,6 +15,8 @@
  * UNPACKED 1: w holds the weights of experts [first, last) as f16, unpacked by to_f16, whose scales `undo` has, a float for
  * each row of w; groups with other experts have nothing to do.
  *
+ * WEIGHTS 2 or 3: products of the same rows with several weights, whose columns follow each other.
+ *
  * Where rows are few, columns alone give too few thread blocks to keep memory busy. Then SPLITS of them, a cluster, share
  * the sum: each takes a stretch of k, and in the end adds up, in the order of the stretches, what all have for its share
  * of the results. */
@@ -268,6 +270,7 @@ FN void product_of(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PT
 /* x: planes of halves, rows `pitch` bytes apart, padded with zeros to 32 elements, and `scale_off` bytes from
  * there a float for each row. ROUTED: w (1, E, n, k), y (1, T, U, n), x of T * own rows; groups (n / BN,
  * TILES_MAX); else w (1, 1, n, k), y of any rows; groups (n / BN, m / BM), or (SPLITS, n / BN, m / BM). */
+#define TILES_OF(tw) (((tw).n[2] + BN - 1) / BN)
 #define FIRST_TILE(expert, begin) ((expert) + (begin) / BM) /* as in matmul.cl */
 extern "C" __global__ void __launch_bounds__(LANES, RESIDENT)
 tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 scale_off, i64 plane, int pitch, int own,
@@ -275,12 +278,31 @@ tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 sca
 #if UNPACKED
              , GLOBAL const u8 *undo, i64 undo_at, int first, int last
 #endif
+#if WEIGHTS > 1
+             , GLOBAL const u8 *w1, Tens tw1, GLOBAL u8 *y1, Tens ty1
+#endif
+#if WEIGHTS > 2
+             , GLOBAL const u8 *w2, Tens tw2, GLOBAL u8 *y2, Tens ty2
+#endif
 ) {
   LOCAL_BYTES(stages);
   LOCAL i64 xo[BM];
   LOCAL i64 yo[BM];
   LOCAL float scales[BM];
-  int n0 = COLUMN_TILE * BN, columns = MIN(BN, tw.n[2] - n0);
+  int tile = COLUMN_TILE;
+#if WEIGHTS > 1
+  if (tile >= TILES_OF(tw)) {
+    tile -= TILES_OF(tw);
+    w = w1, tw = tw1, y = y1, ty = ty1;
+#if WEIGHTS > 2
+    if (tile >= TILES_OF(tw1)) {
+      tile -= TILES_OF(tw1);
+      w = w2, tw = tw2, y = y2, ty = ty2;
+    }
+#endif
+  }
+#endif
+  int n0 = tile * BN, columns = MIN(BN, tw.n[2] - n0);
 #if ROUTED
   int experts = tw.n[1], used = ty.n[2];
   GLOBAL const i32 *mine = route + 3 * GROUP(1);

@@ -5,7 +5,8 @@
  * most rows nothing has to be undone. HALF_BF16 1: bf16, as they are.
  *
  * PLANES 2: what rounding leaves of an element follows, rounded too, `plane` bytes behind. Rows are `pitch` bytes
- * apart, zeros behind their last element. Elements that are not finite stay so. Groups: rows. */
+ * apart, zeros behind their last element. Elements that are not finite stay so. With UNITS a lane keeps that many vectors
+ * of four, so that a row is read once: PLANES 1, and rows that are whole vectors at multiples of 16 bytes. Groups: rows. */
 FN u32 half_bits(float x) {
 #if HALF_BF16
   return bf16_bits(x);
@@ -26,6 +27,21 @@ KERNEL(to_halves)(GLOBAL const u8 *x, Tens tx, GLOBAL u8 *to, i64 scale_off, i64
   LOCAL float scratch[LANES];
   GLOBAL const float *from = (GLOBAL const float *)(x + row_offset(tx, ROW));
   int k = tx.n[3];
+#if UNITS
+  float4 v[UNITS];
+  UNROLL for (int u = 0; u < UNITS; u++) {
+    int i = u * LANES + LANE;
+    v[u] = i * 4 < k ? ((GLOBAL const float4 *)from)[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+#if HALF_BF16
+  UNROLL for (int u = 0; u < UNITS; u++) {
+    int i = u * LANES + LANE;
+    if (i * 4 < k) put_halves(to, (i64)ROW * k + 4 * i, v[u]);
+  }
+#else
+  put_scaled_row<UNITS>(to, ROW, tx.n[0] * tx.n[1] * tx.n[2], k, v, scratch);
+#endif
+#else
   float up = 1.0f;
 #if !HALF_BF16
   float top = 0.0f;
@@ -36,8 +52,7 @@ KERNEL(to_halves)(GLOBAL const u8 *x, Tens tx, GLOBAL u8 *to, i64 scale_off, i64
     }
   }
   top = group_top(top, scratch);
-  int at = top > 0.0f ? (int)(BITS_OF_FLOAT(top) >> 23) : 141;
-  int power = PLANES == 1 && at >= 119 && at < 142 ? 0 : MIN(126, 141 - at);
+  int power = half_power(top, PLANES == 1);
   up = FLOAT_OF_BITS((127 + power) << 23);
   if (LANE == 0) *(GLOBAL float *)(to + scale_off + (i64)ROW * 4) = FLOAT_OF_BITS((127 - power) << 23);
 #endif
@@ -60,4 +75,5 @@ KERNEL(to_halves)(GLOBAL const u8 *x, Tens tx, GLOBAL u8 *to, i64 scale_off, i64
     *(uint2 *)out = make_uint2(high[0], high[1]);
     if (PLANES == 2) *(uint2 *)(out + plane) = make_uint2(low[0], low[1]);
   }
+#endif
 }

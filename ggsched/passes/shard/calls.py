@@ -1,6 +1,7 @@
 """Calls: the nodes of a sharded graph before they are put in order."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,6 +9,7 @@ from ggsched.ir.dtype import DType
 from ggsched.ir.ops import Params
 from ggsched.ir.tensor import Role
 from ggsched.passes.shard.layout import Window
+from ggsched.passes.split import READS_ONCE
 
 Key = tuple[str, int, int]
 """A storage of the new graph: what it is, its number, and its participant."""
@@ -74,30 +76,52 @@ def needed_calls(
     return kept
 
 
-def ordered_calls(calls: Sequence[Call]) -> list[Call]:
+def ordered_calls(calls: Sequence[Call], peers: Collection[int] = ()) -> list[Call]:
     """Return the calls in the order in which participants should be given them.
 
     In turns: what one participant does until it needs something of another, then the next
     participant. What is received is taken up in a turn of its own, which ends before the next
     product: a copy between devices may be enqueued behind the work of the one that holds the bytes,
     and would come after that product otherwise.
+
+    Summands that are read where they lie need no copy, and whoever reads them waits for all
+    participants alike. So the sum, the norm behind it and its products are one turn, up to the
+    next summand.
+
+    Args:
+        calls: In an order in which one participant could run them.
+        peers: Participants that read each other's results where they lie.
     """
-    sent = {r.key for c in calls for r in c.inputs if r.key[2] not in (c.part, ANY)}
+    reads = Counter((key, c.part) for c in calls for key in {r.key for r in c.inputs})
+    made = {call.out for call in calls}
+    sent = {key for key, part in reads if key[2] not in (part, ANY)}
     turn_of: dict[Key, int] = {}  # of the latest write
     read: dict[Key, int] = {}  # latest turn in which another participant reads
     now: dict[int, int] = {}
+    apart: dict[int, int] = {}  # latest turn of a participant that ends before a product
     turns: list[int] = []
+
+    def is_apart(call: Call, key: Key) -> bool:
+        """Whether an operand of another participant is copied, or nobody else makes one like it."""
+        kind, number, owner = key
+        is_copied = call.op not in READS_ONCE or reads[key, call.part] > 1
+        is_alone = kind == "t" and (kind, number, call.part) not in made
+        return is_copied or is_alone or not {owner, call.part} <= {*peers}
+
     for call in calls:
         turn = now.get(call.part, 0)
+        received = [ref.key for ref in call.inputs if ref.key[2] not in (call.part, ANY)]
         for ref in call.inputs:
-            if ref.key in sent and ref.key in turn_of:
+            if received and ref.key in sent and ref.key in turn_of:
                 turn = max(turn, (turn_of[ref.key] + 1) | 1)
         if not call.makes:
             turn = max(turn, read.get(call.out, -1) + 1)
-        turn += call.is_heavy and turn & 1
-        for ref in call.inputs:
-            if ref.key[2] not in (call.part, ANY):
-                read[ref.key] = max(turn, read.get(ref.key, -1))
+        if call.is_heavy and apart.get(call.part) == turn:
+            turn = (turn | 1) + 1
+        for key in received:
+            read[key] = max(turn, read.get(key, -1))
+        if any(is_apart(call, key) for key in received) or (call.out in sent and not call.is_heavy):
+            apart[call.part] = turn
         now[call.part] = turn_of[call.out] = turn
         turns.append(turn)
     order = sorted(range(len(calls)), key=lambda i: (turns[i], calls[i].part, i))

@@ -63,11 +63,13 @@ class Shards:
         count: Number of participants.
         layouts: By name of the weight or state; those that are not here are whole on everyone.
         groups: Participants that share layers; what is added up is added up by a whole group.
+        peers: Participants that read each other's results where they lie (ADR 46).
     """
 
     count: int
     layouts: Mapping[str, Layout]
     groups: tuple[tuple[int, ...], ...] = field(default=())
+    peers: frozenset[int] = frozenset()
 
     def layout(self, name: str) -> Layout:
         """Return how a weight or state is shared."""
@@ -128,7 +130,7 @@ def shard_graph(graph: Graph, shards: Shards) -> Sharded:
         work.add(node)
     outputs = [work.output(graph.tensors[tid]) for tid in graph.outputs]
     calls = needed_calls(work.calls, [ref.key for ref in outputs], work.leaves)
-    new, ids = _build(graph.name, work.leaves, ordered_calls(calls), outputs)
+    new, ids = _build(graph.name, work.leaves, ordered_calls(calls, shards.peers), outputs)
     kept = {name: data for name, data in work.constants.items() if name in new}
     return Sharded(replace(new, constants=kept), dict(zip(graph.outputs, ids, strict=True)))
 

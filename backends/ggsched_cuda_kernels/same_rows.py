@@ -1,0 +1,104 @@
+"""Products of the same rows with several weights, as one call: queries, keys, values; gate and up.
+
+Each product of a few rows takes its launch, its conversion of the rows and its first loads, some
+8 us of the 10 to 35 that it has; and one of few columns hardly fills the GPU (H200, 8B): keys and
+values of 512 tokens are 32 tiles each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Final
+
+from ggsched.backend.program import BoundNode
+from ggsched_cuda_kernels.calls import CudaLoweringContext
+from ggsched_cuda_kernels.operands import is_same, meet
+from ggsched_cuda_kernels.products import fits_rounded, lower_rounded_together
+from ggsched_cuda_kernels.tiles import DTYPES as TILED
+from ggsched_cuda_kernels.tiles import fits_rows, lower_rows_together
+from ggsched_kernels import TuningProfile
+from ggsched_kernels.lower_warps import can_join_blocks, columns_at_once, lower_blocks
+from ggsched_kernels.retained import Retained
+
+MAX_WEIGHTS: Final = 3
+"""Weights of one call."""
+
+
+def join_same_rows(
+    groups: Sequence[Sequence[BoundNode]], at: int, profile: TuningProfile, retained: Retained
+) -> tuple[int, CudaLoweringContext] | None:
+    """Return how many groups from ``at`` on one call computes, and its site; None below two."""
+    sites: list[CudaLoweringContext] = []
+    for group in groups[at : at + MAX_WEIGHTS]:
+        site = CudaLoweringContext(group[0], profile, retained)
+        if len(group) > 1 or not _is_product(site) or not _is_alike(site, sites):
+            break
+        sites.append(site)
+    if len(sites) < 2:
+        return None
+    if _by_tiles(sites[0]):
+        lower_rows_together(sites)
+    elif _by_batch(sites[0]):
+        lower_rounded_together(sites)
+    else:
+        lower_blocks(*sites)
+    last = sites[-1]
+    calls = sites[0].calls
+    last.calls = [replace(call, label=last.node.label) for call in calls]
+    return len(sites), last
+
+
+def _is_product(site: CudaLoweringContext) -> bool:
+    """Whether a node is a product with one weight that a kernel of several takes."""
+    node = site.node
+    if node.op != "mul_mat" or 0 in node.output.shape or 0 in node.inputs[1].shape:
+        return False
+    if prod(node.inputs[0].shape[:-2]) != 1:
+        return False
+    if not node.inputs[0].dtype.is_quantized:
+        return _by_batch(site)
+    return _by_tiles(site) or _by_blocks(site)
+
+
+def _by_tiles(site: CudaLoweringContext) -> bool:
+    w = site.node.inputs[0]
+    return w.dtype.is_quantized and w.dtype.name in TILED and fits_rows(site)
+
+
+def _by_batch(site: CudaLoweringContext) -> bool:
+    """Whether it is one of cuBLAS, of bf16 as it lies."""
+    return site.node.inputs[0].dtype.name == "bf16" and not fits_rows(site) and fits_rounded(site)
+
+
+def _by_blocks(site: CudaLoweringContext) -> bool:
+    x = site.node.inputs[1]
+    rows = prod(x.shape[:-1])
+    is_few = 1 < rows == x.shape[-2] <= site.profile.few_rows
+    return is_few and site.profile.num_sms > 0 and columns_at_once(site) > 0
+
+
+def _is_alike(site: CudaLoweringContext, others: Sequence[CudaLoweringContext]) -> bool:
+    """Whether a product can be of one call with others, and touches nothing that these write."""
+    node = site.node
+    w, x = node.inputs
+    if meet(node.output, x):
+        return False
+    for other in others:
+        weight, rows = other.node.inputs
+        is_same_x = is_same(x, rows) and (x.shape, x.strides) == (rows.shape, rows.strides)
+        if not is_same_x or weight.dtype is not w.dtype or _by_tiles(other) != _by_tiles(site):
+            return False
+        if _by_batch(site):
+            if (w.shape, w.strides) != (weight.shape, weight.strides):
+                return False
+            if node.output.strides != other.node.output.strides:
+                return False
+        elif not _by_tiles(site) and not can_join_blocks(site, other):
+            return False
+        made = other.node.output
+        if any(meet(made, o) for o in (w, x, node.output)) or meet(node.output, weight):
+            return False
+    return True
+
+
+__all__ = ["join_same_rows"]
