@@ -66,11 +66,6 @@ FEW: Final = {
         "q4_0": Cut(8, 3, resident=2),
         "mxfp4": Cut(8, 3, resident=2),
     },
-    32: {
-        "q8_0": Cut(2, 3, tiles=1, resident=4),
-        "q4_0": Cut(4, 3, tiles=1, resident=4),
-        "mxfp4": Cut(4, 3, tiles=1, resident=4),
-    },
     64: {
         "q8_0": Cut(2, 3, resident=2),
         "q4_0": Cut(4, 3, resident=2),
@@ -79,8 +74,7 @@ FEW: Final = {
 }
 """For one weight and x in one plane, where there are clusters: by most rows and type of the weight.
 
-Time is that of reading the weight, so stretches are long and several of them under way. A warp
-waits for its own loads, so up to 32 rows it has one tile, and a multiprocessor 16 warps.
+Time is that of reading the weight, so stretches are long and several of them under way.
 """
 
 MAX_SPLITS: Final = 8
