@@ -33,7 +33,7 @@ TILES = {
 LAUNCHES = {
     "attention": Launch.BY_ITSELF, "heads_attention": Launch.BY_ITSELF,
     "warp_specialized_rows": Launch.WAITS_FIRST, "warp_specialized_experts": Launch.WAITS_FIRST,
-    "tile_product": Launch.IN_TURN, "helpers": Launch.IN_TURN,
+    "tile_product": Launch.WAITS_FIRST, "helpers": Launch.IN_TURN,
     "attention_blocks": Launch.IN_TURN, "flash_attention": Launch.BY_ITSELF,
     "rope_kv_write": Launch.WAITS_FIRST, "rope_tokens": Launch.WAITS_FIRST,
 }  # fmt: skip
