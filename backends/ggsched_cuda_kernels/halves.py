@@ -29,6 +29,9 @@ WHOLE_ROWS: Final = frozenset({"rms_mul", "sum_norm"})
 
 WARP: Final = 32
 
+JOINED_PAIRS: Final = 1 << 13
+"""Pairs of floats of shares that a group has registers for."""
+
 LEAST_ROWS: Final = 2
 """Rows from which on products of 16 bits are cuBLAS's (``products.ROUNDED_ROWS``)."""
 
@@ -84,7 +87,10 @@ def with_whole_rows(call: KernelCall, n: int, rows: int) -> KernelCall | None:
         defines["UNITS"] = str(units)
         groups, fits = (1, rows, 1), units <= MAX_UNITS
     else:  # a warp of flash_join has a head
-        lanes = WARP * (n // int(defines["ACROSS"]))
+        across = int(defines["ACROSS"])
+        lanes = WARP * (n // across)
+        at_once = JOINED_PAIRS // (lanes * -(-across // (2 * WARP)))
+        defines["AT_ONCE"] = str(max(1, min(int(defines["AT_ONCE"]), at_once)))
         groups, fits = (rows, 1, 1), call.kernel == "flash_join" and lanes <= MAX_LANES
     defines["LANES"] = str(lanes)
     if not fits:

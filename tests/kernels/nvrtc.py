@@ -64,7 +64,7 @@ OF_SOURCE = {
 }  # fmt: skip
 """Definitions of shared sources beyond those that all have."""
 
-BARE = {"MASKED": 0, "CAPPED": 0, "SKIPS": 0}
+BARE = {"MASKED": 0, "CAPPED": 0, "SKIPS": 0, "ALONG": 0}
 FLASH = (
     {
         **BARE,
@@ -80,6 +80,16 @@ FLASH = (
     {"WIDTH": 128, "ACROSS": 128, "MT": 1, "BN": 64, "PLANES": 2, "RESIDENT": 1, **BARE},
     {"WIDTH": 192, "ACROSS": 128, "MT": 1, "BN": 32, "PLANES": 1, "RESIDENT": 1, **BARE},
     {
+        "WIDTH": 128,
+        "ACROSS": 128,
+        "MT": 1,
+        "BN": 64,
+        "PLANES": 1,
+        "RESIDENT": 3,
+        **BARE,
+        "ALONG": 1,
+    },
+    {
         "WIDTH": 256,
         "ACROSS": 256,
         "MT": 1,
@@ -89,6 +99,7 @@ FLASH = (
         "MASKED": 1,
         "CAPPED": 1,
         "SKIPS": 1,
+        "ALONG": 0,
     },
 )
 

@@ -14,6 +14,8 @@
 #define HALF_PAIR(low, high) bf16_pair((low), (high))
 #endif
 
+#undef KERNEL_BOUNDS
+#define KERNEL_BOUNDS __launch_bounds__(LANES)
 KERNEL(flash_join)(GLOBAL const u8 *parts, GLOBAL const u8 *sinks, Tens ts, GLOBAL u8 *y, Tens ty, int has, int splits,
                    GLOBAL u8 *halves) {
   int heads = ty.n[2], rows = ty.n[1] * heads, row = GROUP(0) * (LANES / 32) + LANE / 32, lane = LANE % 32;

@@ -3,6 +3,8 @@
  * group then has all. y may be g or u.
  *
  * Groups: parts of 4 * UNITS * LANES elements of a row; rows. */
+#undef KERNEL_BOUNDS
+#define KERNEL_BOUNDS __launch_bounds__(LANES)
 KERNEL(gated_rows)(GLOBAL const u8 *g, Tens tg, GLOBAL const u8 *u, Tens tu, GLOBAL u8 *y, Tens ty, GLOBAL u8 *halves) {
   int n = ty.n[3], row = GROUP(1), first = GROUP(0) * UNITS * LANES + LANE;
   const float4 *gr = (const float4 *)(g + row_offset(tg, row)), *ur = (const float4 *)(u + row_offset(tu, row));
