@@ -13,7 +13,7 @@ from ggsched.backend.program import Operand
 from ggsched.ir.dtype import DType
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.decode.fused import MAX_UNITS, lanes_of
-from ggsched_kernels import FACTOR, ROUTE
+from ggsched_kernels import FACTOR, ROUTE, KernelCall
 from ggsched_kernels.calls import Arg, Launch, Window, i32, i64, window
 from ggsched_kernels.lower_matrix import prepare_route
 from ggsched_kernels.lowering_context import weight_define
@@ -66,11 +66,6 @@ FEW: Final = {
         "q4_0": Cut(8, 3, resident=2),
         "mxfp4": Cut(8, 3, resident=2),
     },
-    32: {
-        "q8_0": Cut(2, 3, tiles=1, resident=4),
-        "q4_0": Cut(4, 3, tiles=1, resident=4),
-        "mxfp4": Cut(4, 3, tiles=1, resident=4),
-    },
     64: {
         "q8_0": Cut(2, 3, resident=2),
         "q4_0": Cut(4, 3, resident=2),
@@ -79,8 +74,7 @@ FEW: Final = {
 }
 """For one weight and x in one plane, where there are clusters: by most rows and type of the weight.
 
-Time is that of reading the weight, so stretches are long and several of them under way. A warp
-waits for its own loads, so up to 32 rows it has one tile, and a multiprocessor 16 warps.
+Time is that of reading the weight, so stretches are long and several of them under way.
 """
 
 MAX_SPLITS: Final = 8
@@ -171,12 +165,11 @@ def planes_of(site: CudaLoweringContext) -> int:
 
 def lower_rows(site: CudaLoweringContext) -> None:
     """Convert the rows of x, and multiply."""
-    cut = cut_of(site)
-    _multiply(site, cut, -(-prod(site.node.output.shape[:-1]) // cut.rows), is_routed=False)
+    lower_rows_together([site])
 
 
 def lower_rows_together(sites: Sequence[CudaLoweringContext]) -> None:
-    """Convert the rows of x, and multiply them with several weights of one type by one call.
+    """Convert the rows of x, and multiply them with weights of one type by one call.
 
     Alone each product fills the GPU anew, and those of few columns hardly do.
     """
@@ -186,12 +179,24 @@ def lower_rows_together(sites: Sequence[CudaLoweringContext]) -> None:
     factor = Factor(window(first.inputs[0]), first.inputs[0].dtype)
     others = [(window(node.inputs[0]), window(node.output)) for node in more]
     multiply(sites[0], cut, tiles, factor, is_routed=False, others=others)
+    _launched(sites)
+
+
+def _launched(sites: Sequence[CudaLoweringContext]) -> None:
+    """Let the call begin while its predecessor runs, and ask for weights that nobody writes."""
+    site = sites[0]
+    call = site.calls[-1]
+    assert isinstance(call, KernelCall)
+    if all(each.node.inputs[0].is_constant for each in sites):
+        defines = tuple(sorted((*call.defines, ("CONSTANT_W", "1"))))
+        site.calls[-1] = replace(call, defines=defines)
+    site.launched(Launch.WAITS_FIRST)
 
 
 def lower_experts(site: CudaLoweringContext) -> None:
     """List the rows of each expert, convert those of x, and multiply."""
-    tiles = prepare_route(site)
-    _multiply(site, _routed_cut(site), tiles, is_routed=True)
+    tiles, w = prepare_route(site), site.node.inputs[0]
+    multiply(site, _routed_cut(site), tiles, Factor(window(w), w.dtype), is_routed=True)
 
 
 def _routed_cut(site: CudaLoweringContext) -> Cut:
@@ -232,12 +237,6 @@ def _fits(site: CudaLoweringContext, cut: Cut) -> bool:
 
 
 DECLARED_NBYTES: Final = 4 << 10  # shared memory that the kernel declares or the driver keeps
-
-
-def _multiply(site: CudaLoweringContext, cut: Cut, tiles: int, *, is_routed: bool) -> None:
-    """Add the call of ``tile_product`` for a number of tiles of rows."""
-    w = site.node.inputs[0]
-    multiply(site, cut, tiles, Factor(window(w), w.dtype), is_routed=is_routed)
 
 
 @dataclass(frozen=True, slots=True)

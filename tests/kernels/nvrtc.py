@@ -32,7 +32,7 @@ TILES = {
 LAUNCHES = {
     "attention": Launch.BY_ITSELF, "heads_attention": Launch.BY_ITSELF,
     "warp_specialized_rows": Launch.WAITS_FIRST, "warp_specialized_experts": Launch.WAITS_FIRST,
-    "tile_product": Launch.IN_TURN, "helpers": Launch.IN_TURN,
+    "tile_product": Launch.WAITS_FIRST, "helpers": Launch.IN_TURN,
     "attention_blocks": Launch.IN_TURN, "flash_attention": Launch.BY_ITSELF,
     "rope_kv_write": Launch.WAITS_FIRST, "rope_tokens": Launch.WAITS_FIRST,
 }  # fmt: skip
@@ -63,7 +63,7 @@ OF_SOURCE = {
 }  # fmt: skip
 """Definitions of shared sources beyond those that all have."""
 
-BARE = {"MASKED": 0, "CAPPED": 0, "SKIPS": 0}
+BARE = {"MASKED": 0, "CAPPED": 0, "SKIPS": 0, "ALONG": 0}
 FLASH = (
     {
         **BARE,
@@ -79,6 +79,16 @@ FLASH = (
     {"WIDTH": 128, "ACROSS": 128, "MT": 1, "BN": 64, "PLANES": 2, "RESIDENT": 1, **BARE},
     {"WIDTH": 192, "ACROSS": 128, "MT": 1, "BN": 32, "PLANES": 1, "RESIDENT": 1, **BARE},
     {
+        "WIDTH": 128,
+        "ACROSS": 128,
+        "MT": 1,
+        "BN": 64,
+        "PLANES": 1,
+        "RESIDENT": 3,
+        **BARE,
+        "ALONG": 1,
+    },
+    {
         "WIDTH": 256,
         "ACROSS": 256,
         "MT": 1,
@@ -88,6 +98,7 @@ FLASH = (
         "MASKED": 1,
         "CAPPED": 1,
         "SKIPS": 1,
+        "ALONG": 0,
     },
 )
 
