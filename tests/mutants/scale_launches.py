@@ -194,6 +194,13 @@ class LargeScratchIsShared(Spoiling):
         return through
 
 
+def _copy_of(device: BaseDevice, operand: Operand) -> Operand:
+    room = device.allocate(operand.nbytes)
+    there = bytes_of(operand)[operand.offset : operand.offset + operand.nbytes]
+    np.frombuffer(room.host_view(), np.uint8)[:] = there
+    return replace(operand, buffer=room, offset=0)
+
+
 @breaks("LCH-7", "Constants of 64 KiB and more are packed when they are compiled.", CPU)
 class LargeConstantsAreCopied(BaseDevice):
     """It pays for large ones."""
@@ -202,12 +209,7 @@ class LargeConstantsAreCopied(BaseDevice):
         """Compile with copies of what is large."""
 
         def copied(o: Operand) -> Operand:
-            if not o.is_constant or o.nbytes < KIB64:
-                return o
-            room = self.allocate(o.nbytes)
-            there = bytes_of(o)[o.offset : o.offset + o.nbytes]
-            np.frombuffer(room.host_view(), np.uint8)[:] = there
-            return replace(o, buffer=room, offset=0)
+            return _copy_of(self, o) if o.is_constant and o.nbytes >= KIB64 else o
 
         changed = [replace(n, inputs=tuple(map(copied, n.inputs))) for n in nodes]
         return super().compile(changed, stream)
@@ -221,12 +223,7 @@ class GroupConstantsAreCopied(BaseDevice):
         """Compile groups with copies."""
 
         def copied(o: Operand) -> Operand:
-            if not o.is_constant or not o.nbytes:
-                return o
-            room = self.allocate(o.nbytes)
-            there = bytes_of(o)[o.offset : o.offset + o.nbytes]
-            np.frombuffer(room.host_view(), np.uint8)[:] = there
-            return replace(o, buffer=room, offset=0)
+            return _copy_of(self, o) if o.is_constant and o.nbytes else o
 
         changed = [
             replace(n, inputs=tuple(map(copied, n.inputs))) if n.group is not None else n
