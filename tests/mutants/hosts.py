@@ -8,6 +8,7 @@ import numpy as np
 
 from ggsched.backend.base import BaseDevice, BaseStream
 from ggsched.backend.base_buffer import own_buffer, writable_memory
+from ggsched.backend.base_stream import MemoryDevice
 from ggsched.backend.checks import check_upload
 from ggsched.backend.program_body import Command
 from ggsched.backend.protocols import Buffer, HostMemory
@@ -32,7 +33,7 @@ class SourceIsNotKept(BaseStream):
 
 
 def forgetful_upload(
-    device: BaseDevice, source: HostMemory, buffer: Buffer, offset: int
+    device: MemoryDevice, source: HostMemory, buffer: Buffer, offset: int
 ) -> Callable[[], None]:
     """Return an upload that does not keep the array that its source belongs to."""
     owner, memory, nbytes = owner_of(source), writable_memory(buffer), source.nbytes

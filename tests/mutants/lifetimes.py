@@ -7,7 +7,7 @@ import numpy as np
 
 from ggsched.backend import checks
 from ggsched.backend.base import BaseBuffer, BaseDevice, BaseStream
-from ggsched.backend.base_stream import own_buffer, writable_memory
+from ggsched.backend.base_buffer import own_buffer, writable_memory
 from ggsched.backend.list_capture import RecordedGraph
 from ggsched.backend.protocols import Buffer, HostMemory, Program
 from ggsched.errors import DeviceFault, OutOfDeviceMemory

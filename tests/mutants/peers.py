@@ -182,8 +182,8 @@ class _MarksFar(BaseDevice):
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
         """Mark the program."""
-        program: Any = super().compile(nodes, stream)
-        program.reads_far = bool(_far(self, nodes))
+        program = super().compile(nodes, stream)
+        vars(program)["reads_far"] = bool(_far(self, nodes))
         return program
 
     def create_stream(self) -> BaseStream:

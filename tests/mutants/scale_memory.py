@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ggsched.backend import checks
 from ggsched.backend.base import BaseBuffer, BaseDevice, BaseStream
-from ggsched.backend.base_stream import own_buffer, writable_memory
+from ggsched.backend.base_buffer import own_buffer, writable_memory
 from ggsched.backend.program_body import Command
 from ggsched.backend.protocols import Buffer, HostMemory
 from ggsched.errors import UsageError
