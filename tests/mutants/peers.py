@@ -154,7 +154,7 @@ class _Late(BaseStream):
     """A stream that enqueues launches which read peers later than it is told."""
 
     def begin(self) -> None:
-        """Nothing is put off."""
+        """Nothing is deferred."""
         self.__dict__["put_off"] = []
 
     def launch(self, program: Program) -> None:

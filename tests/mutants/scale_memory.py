@@ -191,7 +191,7 @@ class FarFillsBeginAtABlock(BaseStream):
 
 @breaks("FIL-1", "A fill of more than a mebibyte fills the first mebibyte.", CPU)
 class FillOfAMebibyte(BaseStream):
-    """A grid of at most so many blocks."""
+    """A grid of a bounded number of blocks."""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
         """Clip it."""
