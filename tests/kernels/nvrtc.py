@@ -182,8 +182,9 @@ def tile_programs():
         }  # fmt: skip
         yield "tile_product", _sorted({**COMMON, **numbers, f"W_{name.upper()}": 1})
     for rows, cuts in FEW.items():
-        for name, cut in cuts.items():
-            yield "tile_product", few_rows_program(name, cut, rows)
+        for name, both in cuts.items():
+            for cut in dict.fromkeys(both):
+                yield "tile_product", few_rows_program(name, cut, rows)
 
 
 def few_rows_program(name, cut, rows, splits=1):
