@@ -5,12 +5,11 @@ import importlib.util
 from functools import cache
 from importlib.metadata import distributions
 from itertools import product
-from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import pytest
 
 from ggsched.errors import BackendUnavailable
+from ggsched.whole_file import write_whole
 from ggsched_kernels import GPU, SOURCES
 from ggsched_kernels.calls import Launch
 from tests.kernels.tile_configs import cuts_of
@@ -247,10 +246,5 @@ class Compiler:
                 options = [o.replace("=sm_", "=compute_") for o in options]
             for kind, code in zip(("ptx", "cubin"), self._compile(text, options), strict=True):
                 if code:
-                    self._keep(f"{stem}.{kind}", code)
+                    write_whole(self.folder / f"{stem}.{kind}", code)
         return made.read_bytes()
-
-    def _keep(self, name, code):
-        with NamedTemporaryFile(dir=self.folder, delete=False) as file:
-            file.write(code)
-        Path(file.name).replace(self.folder / name)
