@@ -114,7 +114,7 @@ def ptx(name, defines, mode, launch=None, kernel=""):
 
 
 # In the section .nv.info: EIATTR_REGCOUNT, its size, the kernel's symbol, and how many.
-REGISTERS = re.compile(rb"\x04\x2f\x08\x00.{4}(.{4})", re.DOTALL)
+REGISTERS = re.compile(rb"\x04\x2f\x08\x00..\x00\x00(.\x00\x00\x00)", re.DOTALL)
 OF_A_GROUP = 1 << 16
 
 
