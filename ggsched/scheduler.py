@@ -37,7 +37,7 @@ from ggsched.run.cache import RecentCache
 from ggsched.run.call_guard import CallGuard, guarded
 from ggsched.run.executor import Executor
 from ggsched.run.expert_ledger import ExpertLedger
-from ggsched.run.following import StateStreams
+from ggsched.run.following import StateStreams, takes_turns
 from ggsched.run.open_devices import names_of, opened
 from ggsched.run.outputs import Outputs
 from ggsched.run.release import close_after, close_all
@@ -380,6 +380,21 @@ class Scheduler:
             assert isinstance(twin, Executor)  # as the first
             executor.twin = twin
         return executor.twin
+
+    def takes_turns(self, plan: Plan) -> bool:
+        """Whether runs of a plan follow each other without a wait, if there is memory for two.
+
+        Args:
+            plan: Of this scheduler.
+
+        Examples:
+            >>> with Scheduler(["cpu:0"]) as scheduler:
+            ...     scheduler.takes_turns(scheduler.plan(graph))  # the host waits for its output
+            False
+        """
+        if isinstance(self._store, RemoteStore) or self.settings.memory_budget:
+            return False
+        return takes_turns(plan)
 
     def _follows(self, streams: StateStreams | None) -> bool:
         """Whether streams keep a run in order with all that is under way."""
