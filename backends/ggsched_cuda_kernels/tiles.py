@@ -14,11 +14,16 @@ from ggsched.ir.dtype import DType
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.decode.fused import MAX_UNITS, lanes_of
 from ggsched_kernels import FACTOR, ROUTE
+from ggsched_kernels.block_bytes import BYTE_BLOCKS, OWN_CODE, alignment_of
 from ggsched_kernels.calls import Arg, Launch, Window, i32, i64, window
 from ggsched_kernels.lower_matrix import prepare_route
 from ggsched_kernels.lowering_context import weight_define
 
 DTYPES: Final = frozenset({"f16", "bf16", "q8_0", "q4_0", "mxfp4"})
+"""Types whose numbers are made of their blocks by code of their own."""
+
+BY_BYTES: Final = frozenset(dtype.name for dtype in BYTE_BLOCKS) - DTYPES
+"""Types whose numbers become signed bytes first, see ``blocks.h``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,8 @@ class Cut:
     """How ``tile_product`` is cut.
 
     Attributes:
-        blocks: Blocks of 32 elements that a stage holds of each row (KB); even.
+        blocks: Pieces of 32 elements that a stage holds of each row (KB); even, and of types with
+            larger blocks a part of one.
         stages: Stages in shared memory, one of which is computed with.
         warps: Warps of a thread block.
         tiles: Tiles of 16 rows of the weight for each warp (WT).
@@ -57,6 +63,11 @@ CUTS: Final = {
     "q8_0": Cut(2, 2),
     "q4_0": Cut(4, 2),
     "mxfp4": Cut(4, 2),
+    **{
+        dtype.name: Cut(2 if dtype.block > 32 else 4, 2)
+        for dtype in BYTE_BLOCKS
+        if dtype not in OWN_CODE
+    },
 }
 """By type of the weight. More of a row at once reads fewer sectors twice."""
 
@@ -200,14 +211,19 @@ def _routed_cut(site: CudaLoweringContext) -> Cut:
 
 def shared_nbytes(dtype: DType, cut: Cut, planes: int) -> int:
     """Return the shared memory of a thread block, as ``tile_product.cu`` lays it out."""
-    has_nibbles = dtype.name in ("q4_0", "mxfp4")
-    x_pitch = 64 * cut.blocks + (32 if has_nibbles else 64)
-    if dtype.is_quantized:
+    has_halves = dtype.name in ("q4_0", "mxfp4") or dtype.name in BY_BYTES
+    x_pitch = 64 * cut.blocks + (32 if has_halves else 64)
+    is_long = dtype.block > BLOCK
+    if is_long:
+        span = PIECE - alignment_of(dtype) + dtype.block_nbytes
+        w_pitch = PIECE * (-(-span // PIECE) | 1)
+    elif dtype.is_quantized:
         span = PIECE - 1 + cut.blocks * dtype.block_nbytes
         w_pitch = PIECE * (-(-span // PIECE) | 1)
     else:
         w_pitch = x_pitch
-    stages = cut.stages * (planes * cut.rows * x_pitch + cut.columns * w_pitch)
+    of_x, of_w = planes * cut.rows * x_pitch, cut.columns * w_pitch
+    stages = cut.stages * of_x + (2 if is_long else cut.stages) * of_w
     tiles = cut.tiles * cut.rows // 8
     arrived = cut.splits * -(-tiles // cut.splits) * 32 * cut.warps * PIECE
     return max(stages, arrived if cut.splits > 1 else 0) + PIECE
@@ -223,10 +239,12 @@ def _fits(site: CudaLoweringContext, cut: Cut) -> bool:
         return False
     if w.strides[-1] != w.dtype.block_nbytes or (y.shape[-1] > 1 and y.strides[-1] != 4):
         return False
+    steps = [s for n, s in zip(w.shape[:-1], w.strides[:-1], strict=True) if n > 1]
     if not w.dtype.is_quantized:
-        steps = [s for n, s in zip(w.shape[:-1], w.strides[:-1], strict=True) if n > 1]
         if any(place % PIECE for place in (w.offset, *steps, 2 * w.shape[-1])):
             return False
+    elif any(place % alignment_of(w.dtype) for place in (w.offset, *steps)):
+        return False
     needed = shared_nbytes(w.dtype, cut, planes_of(site))
     return needed + DECLARED_NBYTES <= site.profile.local_nbytes
 
@@ -364,6 +382,7 @@ def _has_vectors(a: Window) -> bool:
 
 
 __all__ = [
+    "BY_BYTES",
     "CUTS",
     "DECLARED_NBYTES",
     "DTYPES",

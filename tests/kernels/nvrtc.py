@@ -30,6 +30,9 @@ TILES = {
     "BK": GPU.tile_depth,
 }
 
+BY_BYTES = ("q4_k", "q6_k")
+"""Types whose tiles stand for those of all that become bytes: with one and two parts, and sums."""
+
 LAUNCHES = {
     "attention": Launch.BY_ITSELF, "heads_attention": Launch.BY_ITSELF,
     "warp_specialized_rows": Launch.WAITS_FIRST, "warp_specialized_experts": Launch.WAITS_FIRST,
@@ -159,11 +162,14 @@ def attention_programs():
 
 def tile_programs():
     """Yield the programs that multiply tiles, and those that prepare rows for them."""
-    from ggsched_cuda_kernels.tiles import CUTS, FEW
+    from ggsched_cuda_kernels.tiles import CUTS, DTYPES, FEW
 
     for is_bf16, planes in product((0, 1), (1, 2)):
         yield "to_halves", _sorted({**COMMON, "LANES": 256, "PLANES": planes, "HALF_BF16": is_bf16})
-    for (name, cut), planes, routed in product(CUTS.items(), (1, 2), (0, 1)):
+    kinds = [(name, *flags) for name, *flags in product(sorted(DTYPES), (1, 2), (0, 1))]
+    kinds += [(name, 1, 1) for name in BY_BYTES]
+    for name, planes, routed in kinds:
+        cut = CUTS[name]
         numbers = {
             "LANES": 32 * cut.warps, "BM": GPU.tile_rows, "KB": cut.blocks, "STAGES": cut.stages,
             "WT": cut.tiles, "RESIDENT": cut.resident, "PLANES": planes, "ROUTED": routed,
