@@ -126,11 +126,11 @@ TABLE: Final[tuple[KernelRule, ...]] = (
     KernelRule("cublas rounded", "mul_mat", TILED | _PACKED, fits_rounded, lower_rounded),
     KernelRule("cublas 2 x bf16", "mul_mat", frozenset({"bf16"}), fits_split, lower_split),
     KernelRule("cublas unpacked to bf16", "mul_mat", _PACKED, fits_unpacked, lower_unpacked),
-    KernelRule("experts by tiles", "mul_mat_id", TILED | BY_BYTES, fits_experts, lower_experts),
+    KernelRule("experts by tiles", "mul_mat_id", TILED, fits_experts, lower_experts),
     KernelRule(
         "experts unpacked",
         "mul_mat_id",
-        _PACKED - TILED,
+        BY_BYTES,
         fits_unpacked_experts,
         lower_unpacked_experts,
     ),

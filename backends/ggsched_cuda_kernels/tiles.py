@@ -19,11 +19,13 @@ from ggsched_kernels.calls import Arg, Launch, Window, i32, i64, window
 from ggsched_kernels.lower_matrix import prepare_route
 from ggsched_kernels.lowering_context import weight_define
 
-DTYPES: Final = frozenset({"f16", "bf16", "q8_0", "q4_0", "mxfp4"})
-"""Types whose numbers are made of their blocks by code of their own."""
+BLOCK: Final = 32
+_BYTE_DTYPES: Final = tuple(dtype for dtype in BYTE_BLOCKS if dtype not in OWN_CODE)
 
-BY_BYTES: Final = frozenset(dtype.name for dtype in BYTE_BLOCKS) - DTYPES
+BY_BYTES: Final = frozenset(dtype.name for dtype in _BYTE_DTYPES)
 """Types whose numbers become signed bytes first, see ``blocks.h``."""
+
+DTYPES: Final = BY_BYTES | {"f16", "bf16", "q8_0", "q4_0", "mxfp4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +59,18 @@ class Cut:
         return 16 * self.tiles * self.warps
 
 
+def _by_bytes(cut: Cut, long: Cut) -> dict[str, Cut]:
+    """Return how types are cut that become bytes, of blocks of 32 elements and longer ones."""
+    return {d.name: long if d.block > BLOCK else cut for d in _BYTE_DTYPES}
+
+
 CUTS: Final = {
     "f16": Cut(2, 2),
     "bf16": Cut(2, 2),
     "q8_0": Cut(2, 2),
     "q4_0": Cut(4, 2),
     "mxfp4": Cut(4, 2),
-    **{
-        dtype.name: Cut(2 if dtype.block > 32 else 4, 2)
-        for dtype in BYTE_BLOCKS
-        if dtype not in OWN_CODE
-    },
+    **_by_bytes(Cut(4, 2), long=Cut(2, 2)),
 }
 """By type of the weight. More of a row at once reads fewer sectors twice."""
 
@@ -76,16 +79,19 @@ FEW: Final = {
         "q8_0": Cut(4, 3, tiles=1, resident=4),
         "q4_0": Cut(8, 3, resident=2),
         "mxfp4": Cut(8, 3, resident=2),
+        **_by_bytes(Cut(8, 3, resident=2), long=Cut(4, 2, resident=4)),
     },
     32: {
         "q8_0": Cut(2, 3, tiles=1, resident=4),
         "q4_0": Cut(4, 3, tiles=1, resident=4),
         "mxfp4": Cut(4, 3, tiles=1, resident=4),
+        **_by_bytes(Cut(4, 3, tiles=1, resident=4), long=Cut(2, 2, tiles=1, resident=4)),
     },
     64: {
         "q8_0": Cut(2, 3, resident=2),
         "q4_0": Cut(4, 3, resident=2),
         "mxfp4": Cut(4, 3, resident=2),
+        **_by_bytes(Cut(4, 3, resident=2), long=Cut(2, 2, resident=2)),
     },
 }
 """For one weight and x in one plane, where there are clusters: by most rows and type of the weight.
@@ -108,7 +114,8 @@ MAX_ROWS: Final[Mapping[int, Mapping[str, int]]] = {
 
 From curves of an H100 for 14336 x 4096, in microseconds at 16, 64, 128 and 256 rows: q8_0 with two
 planes 99, 199, 232, 456, and unpacked 270, 273, 299 from 64 on; mxfp4 with one 51, 86, 110, 212.
-f16 and q4_0 are set like these. Weights of 16 bits as they lie are as quick by cuBLAS.
+f16 and q4_0 are set like these. Weights of 16 bits as they lie are as quick by cuBLAS. Of types
+that become bytes it is not measured (``python -m benchmarks.gpu row_cuts``).
 """
 
 LEAST_SHARE: Final = 2 / 3
@@ -119,7 +126,6 @@ of it for clusters.
 """
 
 LANES: Final = 256
-BLOCK: Final = 32
 PIECE: Final = 16  # bytes of an asynchronous copy
 
 
@@ -159,7 +165,7 @@ def cut_of(site: CudaLoweringContext, *others: CudaLoweringContext) -> Cut:
     resident = min(cut.resident, profile.local_nbytes // needed)
     blocks = sum(_blocks(each, cut) for each in (site, *others))
     room = resident * profile.num_sms // max(1, blocks)
-    steps = -(-x.shape[-1] // (BLOCK * cut.blocks * LEAST_STEPS))
+    steps = -(-x.shape[-1] // max(BLOCK * cut.blocks * LEAST_STEPS, w.dtype.block))
     most = min(MAX_SPLITS, room, steps)
     return replace(cut, splits=1 << max(1, most).bit_length() - 1)
 

@@ -15,12 +15,16 @@ import numpy as np
 
 from benchmarks.gpu.decode import copy_bandwidth
 from benchmarks.gpu.rows import COPIES, LAYER, SMALL, _graph, _point
-from ggsched.ir.dtype import BF16, Q8_0, DType
+from ggsched.ir.dtype import BF16, Q4_K, Q6_K, Q8_0, DType
 from ggsched_cuda import open_backend
 from ggsched_cuda_kernels import tiles
 from ggsched_cuda_kernels.tiles import Cut
 
-DTYPES = (Q8_0, BF16)
+DTYPES = (Q8_0, BF16, Q4_K, Q6_K)
+_LONG = (
+    Cut(4, 2, resident=4), Cut(2, 2, tiles=1, resident=4), Cut(2, 3, tiles=1, resident=4),
+    Cut(4, 2, tiles=1, resident=4), Cut(2, 2, resident=2), Cut(4, 2, resident=2),
+)  # fmt: skip
 ROWS = (8, 16, 32, 64)
 CUTS = {
     "q8_0": (
@@ -32,8 +36,10 @@ CUTS = {
         Cut(4, 3, tiles=1, resident=3), Cut(4, 3, tiles=1, resident=3, turns=4),
         Cut(2, 4, tiles=1, resident=4, turns=2), Cut(4, 2, tiles=1, resident=4, turns=4),
     ),
+    "q4_k": _LONG,
+    "q6_k": _LONG,
 }  # fmt: skip
-BUDGET_S = 85.0
+BUDGET_S = 110.0
 
 
 def run(*, quick: bool) -> dict[str, Any]:

@@ -121,10 +121,10 @@ def check(found, wanted, within=WITHIN):
         assert np.linalg.norm(found[tid] - array) < within * np.linalg.norm(array)
 
 
-def always(monkeypatch):
-    """Let products with one weight of mxfp4 go by tiles, however small."""
+def always(monkeypatch, dtype=MXFP4):
+    """Let products with one weight of a type go by tiles, however small."""
     monkeypatch.setattr(
-        "ggsched_cuda_kernels.tiles.MAX_ROWS", {planes: {"mxfp4": 512} for planes in (1, 2)}
+        "ggsched_cuda_kernels.tiles.MAX_ROWS", {planes: {dtype.name: 512} for planes in (1, 2)}
     )
     monkeypatch.setattr("ggsched_cuda_kernels.tiles.LEAST_SHARE", 0)
 
@@ -212,6 +212,8 @@ class TestOnTheHost:
             (Q8_0, 9, 1056, 4),  # the last of the cluster has nothing to add
             (Q8_0, 17, 4128, 8),
             (MXFP4, 40, 2080, 8),
+            (Q4_K, 12, 2304, 8),  # 9 blocks: five have them all
+            (Q6_K, 40, 1024, 4),
             (Q8_0, 64, 544, 4),
             pytest.param(Q4_0, 12, 1088, 2, marks=pytest.mark.slow),
         ],
@@ -226,7 +228,7 @@ class TestOnTheHost:
         g = GraphBuilder("product")
         graph = g.build(g.mul_mat(g.weight("w", (120, k), dtype), g.input("x", (rows, k))))
         values = drawn(graph, 1)
-        monkeypatch.setattr("ggsched_cuda_kernels.tiles.LEAST_SHARE", 0)
+        always(monkeypatch, dtype)
         used = []
         monkeypatch.setattr(program, "lower", lambda *a: used.append(lower(*a)) or used[-1])
         wanted = run_oracle(graph, values)

@@ -162,11 +162,13 @@ def attention_programs():
 
 def tile_programs():
     """Yield the programs that multiply tiles, and those that prepare rows for them."""
+    from ggsched_cuda_kernels.tiles import BY_BYTES as OTHERS
     from ggsched_cuda_kernels.tiles import CUTS, DTYPES, FEW
 
     for is_bf16, planes in product((0, 1), (1, 2)):
         yield "to_halves", _sorted({**COMMON, "LANES": 256, "PLANES": planes, "HALF_BF16": is_bf16})
-    kinds = [(name, *flags) for name, *flags in product(sorted(DTYPES), (1, 2), (0, 1))]
+    own = sorted(DTYPES - OTHERS)
+    kinds = [(name, *flags) for name, *flags in product(own, (1, 2), (0, 1))]
     kinds += [(name, 1, 1) for name in BY_BYTES]
     for name, planes, routed in kinds:
         cut = CUTS[name]
@@ -177,7 +179,8 @@ def tile_programs():
         }  # fmt: skip
         yield "tile_product", _sorted({**COMMON, **numbers, f"W_{name.upper()}": 1})
     for rows, cuts in FEW.items():
-        for name, cut in cuts.items():
+        for name in sorted(cuts.keys() - OTHERS | {BY_BYTES[0]}):
+            cut = cuts[name]
             yield "tile_product", few_rows_program(name, cut, rows)
 
 

@@ -285,16 +285,18 @@ def shapes(model):
             found[f"blk.{i}.{part}" if is_whole else f"blk.{i}.{part}.weight"] = shape
         if has("expert_bias") and i >= s["dense"]:
             found[f"blk.{i}.exp_probs_b.bias"] = (s["experts"],)
-        if has("sinks"):
-            found[f"blk.{i}.attn_sinks.weight"] = (s["heads"],)
-            found |= {f"blk.{i}.{part}.bias": one[part][:-1] for part in one if _has_bias(part)}
-        if has("qkv_bias"):
-            found |= {f"blk.{i}.attn_{part}.bias": (one[f"attn_{part}"][0],) for part in "qkv"}
+        found |= _further_shapes(model, f"blk.{i}", one)
     return found
 
 
-def _has_bias(part):
-    return part == "attn_output" or part.startswith("ffn_")
+def _further_shapes(model, blk, one):
+    """Return the shapes of biases and sinks, by those of the weights of a block."""
+    parts = [f"attn_{part}" for part in "qkv"] if "qkv_bias" in model.parts else []
+    found = {}
+    if "sinks" in model.parts:
+        found[f"{blk}.attn_sinks.weight"] = (model.sizes["heads"],)
+        parts += [p for p in one if p == "attn_output" or p.startswith("ffn_")]
+    return found | {f"{blk}.{part}.bias": one[part][:-1] for part in parts}
 
 
 def _network_shapes(model, i):

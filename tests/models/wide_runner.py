@@ -22,8 +22,8 @@ class WideRunner(Runner):
 
     Args:
         model: Loaded with ``weights="expand"`` if it is packed.
-        rounds: Whether activations that meet a weight of q8_0 or mxfp4 are rounded to 8 bits in blocks of
-            32, as llama.cpp does.
+        rounds: Whether activations that meet a weight of q8_0 or mxfp4 are rounded to 8 bits in
+            blocks of 32, as llama.cpp does.
     """
 
     def __init__(self, model, *, rounds=False, **options):
