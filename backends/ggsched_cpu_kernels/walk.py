@@ -7,8 +7,8 @@ member 0 has anything to do in it and in the next.
 At a barrier each member writes how many it has reached into a line of its own and reads the lines
 of all others, so that a line crosses between two processors once; with one counter for all it does
 so once for each member, one after another, and once more to let them go. Numbers grow from job to
-job. Between two barriers the counter of parts is the one of their parity, and member 0 resets the
-other: nobody has used that since the barrier before, and nobody does until the next.
+job. Between two barriers the counters of parts are those of their parity, and member 0 resets the
+others: nobody has used these since the barrier before, and nobody does until the next.
 
 A member that has nothing to do spins for a while, then sleeps on a semaphore of libc.
 """
@@ -25,7 +25,14 @@ SERIAL: Final = 1
 """Flag: member 0 does all parts."""
 
 NO_BARRIER: Final = 2
-"""Flag: this entry and the next are the business of member 0 alone."""
+"""Flag: this entry and the next are the business of member 0 alone, or either may run first."""
+
+COUNTER_SHIFT: Final = 8
+"""From this bit on flags are the number of the counter of parts: entries without a barrier between
+them have different ones."""
+
+COUNTERS: Final = 4
+"""How many counters of parts there are between two barriers."""
 
 # Slots of the control block, 64 bits each; what different members write is in different lines.
 JOB, STOP, TABLE, COUNT, THREADS, IDLE_NS, BARRIER_SPINS = 0, 8, 9, 10, 11, 12, 13
@@ -35,7 +42,7 @@ MEMBERS: Final = 48
 """From here on lines for each member: whether it sleeps, then its semaphore; barriers reached; the
 time, as it looked last."""
 LINE: Final = 8
-NEXT_COUNTERS: Final = (NEXT, NEXT + LINE)
+NEXT_COUNTERS: Final = tuple(NEXT + LINE * parity + i for parity in (0, 1) for i in range(COUNTERS))
 _OF_MEMBER: Final = 3 * LINE
 _REACHED: Final = 8 * LINE
 _LOOKED: Final = 2 * 8 * LINE
@@ -100,7 +107,8 @@ def _walk(b: Builder, member: Value, threads: Value, scratch: Value) -> None:
         with b.when(is_first):
             _write(b, POSITION, number, "monotonic")
         with b.when(works):
-            counter = _counter(b, b.get(reached))
+            own = b.mul(b.binary("lshr", flags, COUNTER_SHIFT), 8)
+            counter = b.offset(_counters(b, b.get(reached)), own)
             _parts(b, number, entry, parts, member, sharing, scratch, counter)
         has_none = b.compare("ne", b.binary("and", flags, NO_BARRIER), 0)
         is_quiet = b.binary("or", is_alone, has_none)
@@ -151,7 +159,7 @@ def _parts(
     b.begin(end)
 
 
-def _counter(b: Builder, reached: Value) -> Value:
+def _counters(b: Builder, reached: Value) -> Value:
     """Return where parts are counted behind some number of barriers."""
     return b.offset(_slot(b, NEXT), b.mul(b.binary("and", reached, 1), 8 * LINE))
 
@@ -159,7 +167,9 @@ def _counter(b: Builder, reached: Value) -> Value:
 def _barrier(b: Builder, member: Value, threads: Value, now: Value) -> None:
     """Wait until all members have reached barrier ``now``."""
     with b.when(b.compare("eq", member, 0)):
-        b.line(f"store atomic {threads}, {_counter(b, now)} monotonic, align 8")
+        for i in range(COUNTERS):
+            counter = b.offset(_counters(b, now), 8 * i)
+            b.line(f"store atomic {threads}, {counter} monotonic, align 8")
     mine = b.offset(_line(b, member), _REACHED)
     b.line(f"store atomic {now}, {mine} release, align 8")
     spins = b.var(i64(0))

@@ -106,7 +106,10 @@ def _product_task(
     keeps: Sequence[Array],
     rows: int = 0,
 ) -> Task:
-    """Cut a product into parts and return its task; ``read`` are the bytes of weights it reads."""
+    """Cut a product into parts and return its task.
+
+    ``read`` are the bytes of weights it reads, ``keeps`` all that it touches, last what it writes.
+    """
     each = values["rows"]
     wanted = parts_for(read, matrices * -(-each // _ROW_GROUP), threads)
     chunks = max(1, -(-wanted // matrices))
@@ -115,7 +118,7 @@ def _product_task(
     values |= {"chunks": chunks, "chunk_rows": chunk_rows}
     args = tuple(values.get(name, 0) for name in SLOTS)
     is_serial = threads == 1 or read < SERIAL_NBYTES or matrices * chunks == 1
-    return Task(kernel, args, matrices * chunks, is_serial, rows, tuple(keeps))
+    return Task(kernel, args, matrices * chunks, is_serial, rows, tuple(keeps), keeps[-1])
 
 
 def _vectors_kernel(vectors: int) -> int:

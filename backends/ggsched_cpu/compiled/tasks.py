@@ -30,6 +30,7 @@ class Task:
         is_serial: Whether one thread is as good as several.
         rows: Rows among which its ids choose; 0 if it has none.
         keeps: What has to stay in memory.
+        written: The one of ``keeps`` that it writes, if these are all that it touches.
     """
 
     kernel: int
@@ -38,12 +39,24 @@ class Task:
     is_serial: bool
     rows: int = 0
     keeps: tuple[Array, ...] = ()
+    written: Array | None = None
 
 
 def address(a: Array) -> int:
     """Return where an array begins."""
     found: int = a.__array_interface__["data"][0]
     return found
+
+
+def extent(a: Array) -> tuple[int, int]:
+    """Return the addresses between which the elements of an array lie."""
+    low = high = address(a)
+    if a.size == 0:
+        return low, low
+    for n, stride in zip(a.shape, a.strides, strict=True):
+        way = (n - 1) * stride
+        low, high = low + min(0, way), high + max(0, way)
+    return low, high + a.itemsize
 
 
 def bits(number: float) -> int:
