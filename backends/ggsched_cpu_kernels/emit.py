@@ -291,10 +291,10 @@ class Builder:
         """Write a value."""
         self.line(f"store {value}, {pointer}, align {align}")
 
-    def prefetch(self, pointer: Value) -> None:
+    def prefetch(self, pointer: Value, *, to_write: bool = False) -> None:
         """Ask for the cache line of an address, which need not be one of the process."""
         self.declared["llvm.prefetch.p0"] = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
-        self.line(f"call void @llvm.prefetch.p0({pointer}, i32 0, i32 3, i32 1)")
+        self.line(f"call void @llvm.prefetch.p0({pointer}, i32 {int(to_write)}, i32 3, i32 1)")
 
     def arg(self, slot: int) -> Value:
         """Read an argument of the kernel as an integer."""

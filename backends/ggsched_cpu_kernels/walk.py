@@ -6,8 +6,11 @@ member 0 has anything to do in it and in the next.
 
 At a barrier each member writes how many it has reached into a line of its own and reads the lines
 of all others, so that a line crosses between two processors once; with one counter for all it does
-so once for each member, one after another, and once more to let them go. Numbers grow from job to
-job. Between two barriers the counters of parts are those of their parity, and member 0 resets the
+so once for each member, one after another, and once more to let them go. It has a line for odd
+barriers and one for even ones: all others are done with the next one by then, so the member makes
+it its own while it computes. Numbers grow from job to job.
+
+Between two barriers the counters of parts are those of their parity, and member 0 resets the
 others: nobody has used these since the barrier before, and nobody does until the next.
 
 A member that has nothing to do spins for a while, then sleeps on a semaphore of libc.
@@ -43,9 +46,9 @@ MEMBERS: Final = 48
 time, as it looked last."""
 LINE: Final = 8
 NEXT_COUNTERS: Final = tuple(NEXT + LINE * parity + i for parity in (0, 1) for i in range(COUNTERS))
-_OF_MEMBER: Final = 3 * LINE
+_OF_MEMBER: Final = 4 * LINE
 _REACHED: Final = 8 * LINE
-_LOOKED: Final = 2 * 8 * LINE
+_LOOKED: Final = 3 * 8 * LINE
 CLOCK_MONOTONIC: Final = 1
 
 EAGER_LOOKS: Final = 200
@@ -94,7 +97,8 @@ def _walk(b: Builder, member: Value, threads: Value, scratch: Value) -> None:
     is_first = b.compare("eq", member, 0)
     is_timed = b.binary("and", b.compare("ne", times, Value("null", "ptr")), is_first)
     is_alone = b.compare("eq", threads, 1)
-    reached = b.var(b.load("i64", b.offset(_line(b, member), _REACHED), 8))
+    even, odd = (b.load("i64", _reached(b, member, i64(parity)), 8) for parity in (0, 1))
+    reached = b.var(b.select(b.compare("sgt", even, odd), even, odd))
     with b.loop(0, count) as number:
         entry = b.offset(table, b.mul(number, 8 * ENTRY_SLOTS))
         parts = b.load("i64", b.offset(entry, 16), 8)
@@ -170,12 +174,11 @@ def _barrier(b: Builder, member: Value, threads: Value, now: Value) -> None:
         for i in range(COUNTERS):
             counter = b.offset(_counters(b, now), 8 * i)
             b.line(f"store atomic {threads}, {counter} monotonic, align 8")
-    mine = b.offset(_line(b, member), _REACHED)
-    b.line(f"store atomic {now}, {mine} release, align 8")
+    b.line(f"store atomic {now}, {_reached(b, member, now)} release, align 8")
     spins = b.var(i64(0))
     b.set(spins, i64(0))
     with b.loop(0, threads) as other:
-        theirs = b.offset(_line(b, other), _REACHED)
+        theirs = _reached(b, other, now)
         wait, spin, rest, tired, end = (
             b.fresh(n) for n in ("wait", "spin", "rest", "tired", "end")
         )
@@ -196,6 +199,13 @@ def _barrier(b: Builder, member: Value, threads: Value, now: Value) -> None:
         b.call("i32", _function(b, YIELD))
         b.line(f"br label %{wait}")
         b.begin(end)
+    b.prefetch(_reached(b, member, b.add(now, 1)), to_write=True)
+
+
+def _reached(b: Builder, member: Value, number: Value) -> Value:
+    """Return where a member says that it has reached a barrier of this number."""
+    odd = b.mul(b.binary("and", number, 1), 8 * LINE)
+    return b.offset(b.offset(_line(b, member), _REACHED), odd)
 
 
 def _note(b: Builder, times: Value, number: Value) -> None:

@@ -76,6 +76,7 @@ def test_extent(view):
 def test_products_beside_and_behind_each_other(monkeypatch, threads, m):
     """Six weights of one row, and products of their results, cut into as many parts as can be."""
     monkeypatch.setattr("ggsched_cpu.compiled.tasks.PART_NBYTES", 64)
+    monkeypatch.setattr("ggsched_cpu.compiled.tasks.SHARED_NBYTES", 64)
     monkeypatch.setattr("ggsched_cpu.compiled.tasks.SERIAL_NBYTES", 0)
     monkeypatch.setattr("ggsched_cpu.compiled.products.SERIAL_NBYTES", 0)
     g = GraphBuilder()

@@ -10,6 +10,8 @@ from ggsched.backend.program import Operand
 from ggsched.ir.dtype import DType
 from ggsched_cpu.compiled import many_rows
 from ggsched_cpu.compiled.tasks import (
+    PART_NBYTES,
+    PARTS_PER_THREAD,
     SERIAL_NBYTES,
     Task,
     address,
@@ -113,6 +115,10 @@ def _product_task(
     each = values["rows"]
     wanted = parts_for(read, matrices * -(-each // _ROW_GROUP), threads)
     chunks = max(1, -(-wanted // matrices))
+    if wanted > 1 and matrices * chunks > threads and matrices * chunks % threads:
+        # Threads cannot have as many each, so parts are smaller.
+        wanted = min(PARTS_PER_THREAD * threads, read // PART_NBYTES)
+        chunks = max(chunks, -(-wanted // matrices))
     chunk_rows = ceil(ceil(each / chunks) / _ROW_GROUP) * _ROW_GROUP
     chunks = -(-each // chunk_rows)
     values |= {"chunks": chunks, "chunk_rows": chunk_rows}

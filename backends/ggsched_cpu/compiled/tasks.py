@@ -15,6 +15,10 @@ PARTS_PER_THREAD: Final = 4
 PART_NBYTES: Final = 16 << 10
 """Least memory that a part reads and writes: a barrier costs as much as some kilobytes."""
 
+SHARED_NBYTES: Final = 64 << 10
+"""Least memory of a part if there are more parts than threads. Who is done takes the next one from
+a counter, whose line goes from processor to processor: 16 of them wait as long as for kilobytes."""
+
 SERIAL_NBYTES: Final = 2 * PART_NBYTES
 """Tasks that read and write less are done by one thread."""
 
@@ -72,10 +76,15 @@ def double_bits(number: float) -> int:
 
 
 def parts_for(nbytes: int, most: int, threads: int) -> int:
-    """Return into how many parts work of some bytes is cut, at most ``most``."""
+    """Return into how many parts work of some bytes is cut, at most ``most``.
+
+    One for each thread, or as many for each of them.
+    """
     if threads == 1 or nbytes < SERIAL_NBYTES:
         return 1
-    return max(1, min(nbytes // PART_NBYTES, most, PARTS_PER_THREAD * threads))
+    each = min(nbytes // (SHARED_NBYTES * threads), PARTS_PER_THREAD)
+    wanted = each * threads or min(nbytes // PART_NBYTES, threads)
+    return max(1, min(wanted, most))
 
 
 def row_task(
