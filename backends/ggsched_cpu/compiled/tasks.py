@@ -12,15 +12,16 @@ from ggsched_cpu_kernels.vectors import AXES
 PARTS_PER_THREAD: Final = 4
 """Parts of a task for each thread, so that none waits long for one that was held up."""
 
-PART_NBYTES: Final = 16 << 10
-"""Least memory that a part reads and writes: a barrier costs as much as some kilobytes."""
+PART_NBYTES: Final = 2 << 10
+"""Least memory that a part reads and writes. Much of it is in caches of other processors, whence
+each line takes a tenth of a microsecond; and all members come to the barrier anyway."""
 
 SHARED_NBYTES: Final = 64 << 10
 """Least memory of a part if there are more parts than threads. Who is done takes the next one from
 a counter, whose line goes from processor to processor: 16 of them wait as long as for kilobytes."""
 
-SERIAL_NBYTES: Final = 2 * PART_NBYTES
-"""Tasks that read and write less are done by one thread."""
+SERIAL_NBYTES: Final = 32 << 10
+"""Tasks that read and write less are done by one thread: a barrier costs as much as some of it."""
 
 
 @dataclass(frozen=True, slots=True)
