@@ -208,6 +208,14 @@ def _max_rows(target: Target) -> Sequence[Builder]:
     return [windows.max_rows(f"stride{n}", target, stride=n) for n in (1, 2)]
 
 
+def _average_rows(target: Target) -> Sequence[Builder]:
+    return [windows.average_rows(f"stride{n}", target, stride=n) for n in (1, 2)]
+
+
+def _zip_rows(target: Target) -> Sequence[Builder]:
+    return [moves.zip_rows("zip_rows", target)]
+
+
 def _moves(target: Target) -> Sequence[Builder]:
     kinds = {"move": moves.move, "gather": moves.gather, "pick": moves.pick}
     return [make(f"{kind}{n}", target, n) for kind, make in kinds.items() for n in (1, 2, 4, 8)]
@@ -243,6 +251,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "pad": _pad,
     "moves": _moves,
     "max_rows": _max_rows,
+    "average_rows": _average_rows,
+    "zip_rows": _zip_rows,
     "conv": _conv_tiles(()),
     "linear_attention0": _linear_attention(beta=False),
     "linear_attention1": _linear_attention(beta=True),

@@ -75,6 +75,23 @@ def max_rows(name: str, target: Target, *, stride: int) -> Builder:
     return b
 
 
+def average_rows(name: str, target: Target, *, stride: int) -> Builder:
+    """Operands x and result; then ``OWN_SLOTS`` and a factor: the sum of each window times it."""
+    b = Builder(name, target)
+    factor = b.splat(b.arg_f32(own_slot(2) + len(OWN_SLOTS)), target.lanes)
+
+    def row(row: Row) -> None:
+        x, out = row.pointers
+        start = b.splat(f32(0.0), target.lanes)
+        window = _Window(
+            lambda: None, lambda: None, lambda a, x, _: b.fadd(a, x), lambda a: b.fmul(a, factor)
+        )
+        _lines(b, row, own_slot(2), stride, x, out, start, window)
+
+    over_rows(b, 2, row)
+    return b
+
+
 class _Window(NamedTuple):
     """What becomes of the elements of windows.
 
@@ -129,4 +146,4 @@ def _lines(
     over_chunks(b, row.columns, chunk)
 
 
-__all__ = ["LINES", "OWN_SLOTS", "SLACK", "conv_rows", "max_rows"]
+__all__ = ["LINES", "OWN_SLOTS", "SLACK", "average_rows", "conv_rows", "max_rows"]
