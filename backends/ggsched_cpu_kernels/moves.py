@@ -1,5 +1,7 @@
 """Kernels that move elements of any type: windows of arrays, and slices chosen by indices."""
 
+from typing import Final
+
 from ggsched_cpu_kernels.emit import Builder, Value
 from ggsched_cpu_kernels.target import Target
 from ggsched_cpu_kernels.vectors import Chunk, Row, operand_slot, over_chunks, over_rows, own_slot
@@ -29,13 +31,32 @@ def zip_rows(name: str, target: Target) -> Builder:
         first, second, out = row.pointers
 
         def chunk(c: Chunk) -> None:
-            both = b.shuffle(c.load(first), c.load(second), turns)
-            twice = c.doubled()
-            twice.store(both, out)
+            c.times(2).store(b.shuffle(c.load(first), c.load(second), turns), out)
 
         over_chunks(b, row.columns, chunk)
 
     over_rows(b, 3, row)
+    return b
+
+
+REPEATS: Final = range(2, 9)
+"""How often ``repeat`` may write an element."""
+
+
+def repeat(name: str, target: Target, times: int) -> Builder:
+    """Operands x and result, of f32: each element of x several times."""
+    b = Builder(name, target)
+    each = [i // times for i in range(times * target.lanes)]
+
+    def row(row: Row) -> None:
+        x, out = row.pointers
+
+        def chunk(c: Chunk) -> None:
+            c.times(times).store(b.shuffle(c.load(x), None, each), out)
+
+        over_chunks(b, row.columns, chunk)
+
+    over_rows(b, 2, row)
     return b
 
 
@@ -103,4 +124,4 @@ def _copy(
         b.store(value, b.offset(out, b.mul(k, steps[1])), nbytes)
 
 
-__all__ = ["gather", "move", "pick", "zip_rows"]
+__all__ = ["REPEATS", "gather", "move", "pick", "repeat", "zip_rows"]

@@ -13,7 +13,7 @@ from ggsched_cpu.compiled.tasks import Task
 from ggsched_cpu.device import CpuDevice, CpuSettings
 from ggsched_cpu.program import compile_steps
 from tests.backends import against_oracle
-from tests.backends.test_cpu_windows import values_of
+from tests.backends.test_cpu_moves import values_of
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no compiled kernels")
 
@@ -127,6 +127,17 @@ def test_one_run_of_memory_is_moved_by_all_threads():
     assert all(count >= TEAM and not serial for count, serial in parts_of(graph))
 
 
+@pytest.mark.parametrize("times", range(1, 10))
+@pytest.mark.parametrize("dtype", ["f32", "i32", "f16"])
+def test_elements_are_repeated(times, dtype):
+    """Pixels, as an image is made larger: along lines, and whole lines."""
+    g = GraphBuilder()
+    inputs = [g.input(f"x{n}", (3, 5, 1, n, 1), dtype) for n in (1, 15, 16, 37)]
+    wider = [(3, 5, times, x.shape[3], times) for x in inputs]
+    pairs = zip(inputs, wider, strict=True)
+    check(g.build(*(g.op("nd.expand", x, shape=shape) for x, shape in pairs)))
+
+
 def test_long_windows_are_work_for_all_threads():
     """However little memory they read: sums and maxima of windows of many elements."""
     g = GraphBuilder()
@@ -164,7 +175,7 @@ def test_zeros_times_infinity_are_seen():
     """Panels have lanes that are not there; nothing comes from these."""
     g = GraphBuilder()
     graph = g.build(g.mul_mat(g.input("w", (2, 17, 5)), g.input("x", (2, 9, 5))))
-    values = values_of(graph)
+    values = values_of(graph, 0)
     values["w"][0, 16, 4] = np.inf
     for device in DEVICES:
         against_oracle.check(device, graph, values)

@@ -11,6 +11,7 @@ from ggsched.ir.dtype import I64
 from ggsched_cpu.compiled.tasks import Task, parts_for, row_task
 from ggsched_cpu.lowering_context import CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
+from ggsched_cpu_kernels.moves import REPEATS
 from ggsched_cpu_kernels.vectors import AXES
 
 Moves = Callable[[Node], list[tuple[Array, Array]]]
@@ -76,12 +77,35 @@ def move(source: Array, target: Array, kernels: Kernels) -> Task | None:
         None if there are too many axes.
     """
     source, target = _merged(source, target)
+    if _is_repeated(source, target):
+        return _repeat(source, target, kernels)
     wanted = parts_for(source.nbytes + target.nbytes, target.size, kernels.threads)
     source, target = _cut(wanted, source, target)
     if source.ndim > AXES + 1:
         return None
     kernel = kernels.address("moves", f"move{source.itemsize}")
     return row_task(kernel, (source, target), target.shape[:-1], target.shape[-1], kernels.threads)
+
+
+def _is_repeated(source: Array, target: Array) -> bool:
+    """Whether adjacent elements are to be written several times each, one after the other."""
+    times, nbytes = source.shape[-1], 4 * source.shape[-1]
+    return (
+        2 <= source.ndim <= AXES + 2
+        and times in REPEATS
+        and source.itemsize == 4
+        and (source.strides[-2:], target.strides[-2:]) == ((4, 0), (nbytes, 4))
+        and source.flags.aligned
+        and target.flags.aligned
+    )
+
+
+def _repeat(source: Array, target: Array, kernels: Kernels) -> Task | None:
+    *outer, columns, times = source.shape
+    steps, shape = (*target.strides[:-2], 4), (*outer, columns * times)
+    whole = np.lib.stride_tricks.as_strided(target, shape, steps)
+    kernel = kernels.address(f"repeat{times}", "repeat")
+    return row_task(kernel, (source[..., 0], whole), tuple(outer), columns, kernels.threads)
 
 
 def _merged(*arrays: Array) -> tuple[Array, ...]:

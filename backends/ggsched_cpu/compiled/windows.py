@@ -29,6 +29,9 @@ MAX_ROWS: Final = 3
 
 MAX_BATCH: Final = 16
 
+MAX_PLANES_NBYTES: Final = 256 << 10
+"""Of a group with its pads, so that these are in a cache of the processor when windows are."""
+
 MAX_FEW: Final = 4
 """Windows of a convolution that are multiplied like vectors."""
 
@@ -249,6 +252,9 @@ def _padded(
 def _by_rows(
     c: _Conv, site: CpuLoweringContext, kernels: Kernels, activations: Sequence[Node]
 ) -> list[Task] | None:
+    by_planes = _by_planes(c, kernels, activations)
+    if by_planes is not None:
+        return [by_planes]
     data, tasks = _padded(c.x, c.pads, SLACK, site, kernels)
     groups, per = c.groups, c.w.shape[1]
     each, (down, across) = len(c.w) // groups, c.out.shape[2:]
@@ -278,6 +284,39 @@ def _by_rows(
             return None
         tasks.append(task)
     return tasks
+
+
+def _by_planes(c: _Conv, kernels: Kernels, activations: Sequence[Node]) -> Task | None:
+    """Return the task that pads as it goes, where there are enough small groups for all threads."""
+    (images, _, high, wide), item = c.x.shape, c.x.itemsize
+    top, left, below, right = c.pads
+    groups, each, (per, height, width) = c.groups, len(c.w) // c.groups, c.w.shape[1:]
+    line = item * (left + wide + right)
+    plane = line * (top + high + below)
+    filled = per * plane + item * SLACK
+    is_dense = wide == 1 or c.x.strides[3] == item
+    if not is_dense or filled > MAX_PLANES_NBYTES or images * groups < 2 * kernels.threads:
+        return None
+    family, numbers = _family("conv_planes", activations)
+    (down, across), step = c.out.shape[2:], c.strides[0] * line
+    own = (
+        per, plane, height, c.dilations[0] * line, width, c.dilations[1] * item, down, step,
+        *c.x.strides[1:3], high, wide, line, top * line + left * item, filled,
+        each, c.w.strides[0], c.out.strides[1], *numbers,
+    )  # fmt: skip
+    first = (
+        c.x.reshape(images, groups, per, high, wide)[:, :, 0, 0, :1],
+        c.w.reshape(groups, -1)[:, :1],
+        c.bias.reshape(groups, each)[:, :1],
+        c.out.reshape(images, groups, -1)[..., :1],
+    )
+    operands = [np.broadcast_to(a, (images, groups, 1)) for a in first]
+    work = each * down * max(1, 2 * prod(c.w.shape[1:]) // (4 * FLOPS_PER_BYTE))
+    kernel = kernels.address(family, f"stride{c.strides[1]}")
+    keeps = c.x, c.w, c.bias, c.out
+    return row_task(
+        kernel, operands, (images, groups), across, kernels.threads, own, keeps=keeps, work=work
+    )
 
 
 def max_pool(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
