@@ -114,7 +114,7 @@ def ptx(name, defines, mode, launch=None, kernel=""):
 
 
 # In the section .nv.info: EIATTR_REGCOUNT, its size, the kernel's symbol, and how many.
-REGISTERS = re.compile(rb"\x04\x2f\x08\x00.{4}(.{4})", re.DOTALL)
+REGISTERS = re.compile(rb"\x04\x2f\x08\x00..\x00\x00(.\x00\x00\x00)", re.DOTALL)
 OF_A_GROUP = 1 << 16
 
 
@@ -129,14 +129,15 @@ def test_groups_of_many_lanes_have_registers_enough(arch):
         assert max(counts) * int(dict(defines)["LANES"]) <= OF_A_GROUP
 
 
-@pytest.mark.parametrize("rows", [16, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rows", [16, *(pytest.param(n, marks=pytest.mark.slow) for n in (32, 64))])
+@pytest.mark.parametrize("which", [0, 1], ids=["many columns", "few columns"])
 @pytest.mark.parametrize("name", ["q8_0", pytest.param("mxfp4", marks=pytest.mark.slow)])
-def test_products_of_few_rows_are_in_registers(name, rows):
+def test_products_of_few_rows_are_in_registers(name, which, rows):
     """With clusters, and as many groups on a multiprocessor as the cut says."""
     from ggsched_cuda_kernels.sources import options_for, text_of
     from ggsched_cuda_kernels.tiles import FEW
 
-    cut = FEW[rows][name]
+    cut = FEW[rows][name][which]
     flags = options_for(FIRST_ARCH, few_rows_program(name, cut, rows, splits=4))
     source = text_of("tile_product")
     code = compiler().machine_code(source, flags)

@@ -47,7 +47,7 @@ def test_only_what_was_there_before(cut, tokens, kind):
     made = parameters_behind(kernel)
     found = set()
     for statement in early:
-        assert statement.op.startswith("ld.global"), statement.text
+        assert statement.op.startswith(("ld.global", "prefetch.global.L2")), statement.text
         assert ".nc" not in statement.op
         (register,) = address_of(statement)
         assert made[register], statement.text
@@ -100,7 +100,7 @@ def test_tile_product_asks_for_constant_weights_early_and_for_nothing_else(split
         from ggsched_cuda_kernels.programmatic_launch import FIRST_ARCH
         from ggsched_cuda_kernels.sources import options_for, text_of
 
-        defines = (*few_rows_program("q8_0", FEW[16]["q8_0"], 16, splits=splits), *more)
+        defines = (*few_rows_program("q8_0", FEW[16]["q8_0"][0], 16, splits=splits), *more)
         source = text_of("tile_product", mode, Launch.WAITS_FIRST)
         text = compiler().ptx(source, options_for(FIRST_ARCH, tuple(sorted(defines))))
         kernel = kernels_of(text)["tile_product"]
