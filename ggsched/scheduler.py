@@ -162,6 +162,7 @@ class Scheduler:
         self._clock = clock
         self._last: Run | None = None
         self._under_way: dict[str, tuple[int, int]] | None = {}
+        self._has_room = True
         self._setup_s = 0.0
         self._is_closed = False
 
@@ -328,7 +329,7 @@ class Scheduler:
     def _run(
         self, graph: Graph, inputs: Mapping[str, ArrayLike], wanted: Constraints, *, copy: bool
     ) -> dict[int, np.ndarray]:
-        executor = self._executor(graph, wanted)
+        executor = self._in_turn(graph, self._executor(graph, wanted))
         is_tried = self._planner.is_tried(graph, wanted)
         streams = None
         if isinstance(executor, Executor) and not is_tried:
@@ -356,6 +357,29 @@ class Scheduler:
             if loser is not None:
                 self._executors.drop(loser)
         return outputs
+
+    def _in_turn(self, graph: Graph, executor: Run) -> Run:
+        """Return the executor, or its twin where the last run of the plan would hold up this one.
+
+        A twin is made if there is memory for it.
+        """
+        if not isinstance(executor, Executor) or executor is not self._last or not executor.owes:
+            return executor
+        if not executor.takes_turns or not self._has_room or self.settings.memory_budget:
+            return executor
+        if executor.twin is None:
+            began = time.perf_counter()
+            self._drain()
+            try:
+                twin = self._bound(graph, executor.plan)
+            except OutOfDeviceMemory:
+                self._has_room = False
+                return executor
+            finally:
+                self._setup_s += time.perf_counter() - began
+            assert isinstance(twin, Executor)  # as the first
+            executor.twin = twin
+        return executor.twin
 
     def _follows(self, streams: StateStreams | None) -> bool:
         """Whether streams keep a run in order with all that is under way."""
@@ -620,6 +644,7 @@ class Scheduler:
     def _release(self) -> None:
         """Drain the streams and release everything."""
         self._last = None
+        self._has_room = True
         # Whatever fails while draining has been reported before, or nothing waits for it any more.
         self._store.drain()
         close_all([*self._executors.take_all(), self._store, *self._owned])
@@ -634,6 +659,8 @@ class Scheduler:
         except OutOfDeviceMemory:
             if not len(self._executors):
                 raise
+        if any(isinstance(e, Executor) and e.twin for e in self._executors.values()):
+            self._has_room = False
         self._last = None
         close_all(self._executors.take_all())
         self._planner.settle("there is no memory for two plans")
@@ -668,7 +695,7 @@ class Scheduler:
 
     def _evict(self, executor: Run) -> None:
         self._drain()
-        if self._last is executor:
+        if self._last in (executor, executor.twin if isinstance(executor, Executor) else None):
             self._last = None
         executor.close()
 

@@ -149,7 +149,8 @@ class BatchRunner:
             pads=self._pads,
         )
         n_devices = len(self._scheduler.topology.devices)
-        return self._planned(lambda: memory_need(plans, n_devices, plans_kept=options.plans_kept))
+        kept, twins = options.plans_kept, not self._scheduler.settings.memory_budget
+        return self._planned(lambda: memory_need(plans, n_devices, plans_kept=kept, twins=twins))
 
     def run(self, tokens: np.ndarray, n_past: int, *, all_logits: bool, copy: bool) -> np.ndarray:
         """Run tokens that follow ``n_past`` others, micro-batch by micro-batch.

@@ -83,7 +83,9 @@ def batch_schedule(
         yield BatchSize(1, kv_bucket(past + 1, n_ctx), 1)
 
 
-def batch_starts(n_prompt: int, *, n_ctx: int, step: int, together: int) -> Iterator[int]:
+def batch_starts(
+    n_prompt: int, *, n_ctx: int, step: int, together: int, most: int = 1
+) -> Iterator[int]:
     """Yield where batches of a prompt begin, without those that repeat the graphs of the last.
 
     Args:
@@ -91,6 +93,7 @@ def batch_starts(n_prompt: int, *, n_ctx: int, step: int, together: int) -> Iter
         n_ctx: Rows of the KV cache.
         step: Tokens of one micro-batch at most.
         together: Micro-batches of one batch.
+        most: How often the same graphs are given in a row.
 
     Raises:
         UsageError: a prompt that is empty or that does not fit the context.
@@ -103,10 +106,11 @@ def batch_starts(n_prompt: int, *, n_ctx: int, step: int, together: int) -> Iter
     last = (n_prompt - 1) // batch * batch
     start = 0
     while start < last:
-        yield start
         rows = kv_bucket(start + step, n_ctx)
         same = (rows - start) // batch if start + batch <= rows else 1
-        start = min(start + max(1, same) * batch, last)
+        end = min(start + max(1, same) * batch, last)
+        yield from range(start, end, batch)[:most]
+        start = end
     yield last
 
 
@@ -485,7 +489,7 @@ def dry_run(
 ) -> Iterator[Plan]:
     """Yield the plans of a prompt and of the decoding steps that follow, in order of their use.
 
-    Plans that come again one after another are given once.
+    Plans that come again one after another are given once, those of several micro-batches twice.
 
     Args:
         graph: Makes graphs of the model.
@@ -503,7 +507,7 @@ def dry_run(
         PlanError: a graph cannot be placed.
     """
     more = padding(n_prompt, step=step, room=n_ctx - n_prompt) if pads and not all_logits else 0
-    for first in batch_starts(n_prompt, n_ctx=n_ctx, step=step, together=together):
+    for first in batch_starts(n_prompt, n_ctx=n_ctx, step=step, together=together, most=2):
         parts = []
         for start in range(first, min(n_prompt, first + step * together), step):
             n = min(step, n_prompt - start)
