@@ -139,12 +139,12 @@ def test_elements_are_repeated(times, dtype):
 
 
 def test_long_windows_are_work_for_all_threads():
-    """However little memory they read: sums and maxima of windows of many elements."""
+    """However little memory they read; one line of sums is taken as several, and a rest."""
     g = GraphBuilder()
     params = {"strides": (2,), "dilations": (1,), "pads": (0, 0), "group": 1, "bias": False}
     x, w = g.input("x", (1, 1, 1210)), g.weight("w", (3, 1, 511))
-    (_, (parts, serial)) = parts_of(g.build(g.op("nd.conv", x, w, **params)))
-    assert parts == TEAM
+    _, (parts, serial), _ = parts_of(g.build(g.op("nd.conv", x, w, **params)))
+    assert parts >= TEAM
     assert not serial
     g = GraphBuilder()
     params = {"kernel": (5, 5), "strides": (1, 1), "dilations": (1, 1), "pads": (2,) * 4}
