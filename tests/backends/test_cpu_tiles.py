@@ -155,6 +155,19 @@ def test_long_windows_are_work_for_all_threads():
     assert not serial
 
 
+@pytest.mark.parametrize("shape", [(5, 1), (2, 16, 4, 37), (3, 3, 2, 2, 16)])
+@pytest.mark.parametrize("axis", [0, 1, -2])
+def test_softmax_over_an_axis_before_the_last(shape, axis):
+    g = GraphBuilder()
+    axis = axis % len(shape) if axis % len(shape) < len(shape) - 1 else 0
+    graph = g.build(g.op("nd.softmax", g.input("x", shape), axis=axis))
+    check(graph)
+    values = values_of(graph, 0)
+    values["x"].flat[:4] = np.nan, np.inf, -np.inf, 200.0
+    for device in DEVICES:
+        against_oracle.check(device, graph, values, rtol=1e-5, atol=1e-6)
+
+
 def test_panels_of_few_tokens_are_laid_out_by_all_threads():
     g = GraphBuilder()
     graph = g.build(g.mul_mat(g.weight("w", (64, 384)), g.input("x", (64, 384))))
