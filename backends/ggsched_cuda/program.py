@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from ggsched.backend.base_buffer import BaseBuffer, own_buffer
@@ -13,7 +14,7 @@ from ggsched_cuda.deferred import MirroredLaunch
 from ggsched_cuda.driver import Step
 from ggsched_cuda.meetings import PLACES, MeetingLaunch
 from ggsched_cuda.queue import CudaQueue
-from ggsched_cuda_kernels.blas.driver import Product
+from ggsched_cuda_kernels.blas.driver import Product, batches_of
 from ggsched_cuda_kernels.calls import Call, Place, ProductCall
 from ggsched_cuda_kernels.kernel_selection import lower
 from ggsched_cuda_kernels.programmatic_launch import Mode, starts_early
@@ -48,6 +49,13 @@ class ProgramStream(Stream, Protocol):
 def _enqueue_by(enqueue: Callable[[int], object], stream: int) -> tuple[int]:
     """Let a function enqueue commands on a stream, as a step of a program."""
     enqueue(stream)
+    return (driver.READY,)
+
+
+def _enqueue_all(products: Sequence[Product]) -> tuple[int]:
+    """Enqueue products one after another, as a step of a program."""
+    for product in products:
+        product()
     return (driver.READY,)
 
 
@@ -160,16 +168,20 @@ class CudaProgram:
         places = [ctypes.c_uint64.from_address(pointers[call.meets + i]) for i in range(PLACES)]
         return MeetingLaunch(tuple(places), call.groups[0])
 
-    def _bind_product(self, call: ProductCall) -> Product:
-        m, n, k = call.size
-        w, x, y = (self._address(place) for place in (call.w, call.x, call.y))
-        product = Product(
-            self.stream.queue.blas(), m, n, k, w, x, y,
-            kind=call.kind, rows=call.rows, batches=call.batches, adds=call.adds,
-            has_columns=call.has_columns,
-        )  # fmt: skip
-        self.stream.queue.load_kernels(product)
-        return product
+    def _bind_product(self, call: ProductCall) -> Callable[[], tuple[int]]:
+        (m, n, k), x = call.size, self._address(call.x)
+        bound = ((call.w, call.y), *call.more)
+        places = sorted((self._address(w), self._address(y)) for w, y in bound)
+        batches = batches_of(places, call.kind) if call.more else call.batches
+        how: dict[str, Any] = {"kind": call.kind, "rows": call.rows, "adds": call.adds}
+        handle, at_once = self.stream.queue.blas(), batches or call.batches
+        found = [
+            Product(handle, m, n, k, w, x, y, batches=at_once, has_columns=call.has_columns, **how)
+            for w, y in (places if batches is None else places[:1])
+        ]
+        for product in found:
+            self.stream.queue.load_kernels(product)
+        return found[0] if len(found) == 1 else partial(_enqueue_all, found)
 
     def _address(self, place: Place) -> int:
         memory, offset = place

@@ -21,6 +21,8 @@ Packed weights are unpacked a piece at a time. Rows of x are split once for all 
 program that follow with the same x.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import Final
@@ -121,6 +123,16 @@ def lower_rounded(site: CudaLoweringContext) -> None:
         site.call("to_f16", "to_f16", args, groups, lanes=SPLIT_LANES, **defines)
         _multiply(site, _plane(SCRATCH, at, count, k), rows, blas.F16, 0, column=first)
     _unscale(site, scales, undo)
+
+
+def lower_rounded_together(sites: Sequence[CudaLoweringContext]) -> None:
+    """One call for several weights of bf16 of one shape."""
+    lower_rounded(sites[0])
+    product = sites[0].calls[-1]
+    assert isinstance(product, ProductCall)
+    others = [(window(site.node.inputs[0]), window(site.node.output)) for site in sites[1:]]
+    more = tuple(((w.buffer, w.offset), (y.buffer, y.offset)) for w, y in others)
+    sites[0].calls[-1] = replace(product, more=more)
 
 
 def _unscale(site: CudaLoweringContext, rows_at: int, columns_at: int | None) -> None:
@@ -333,6 +345,7 @@ __all__ = [
     "fits_unpacked",
     "lower_plain",
     "lower_rounded",
+    "lower_rounded_together",
     "lower_split",
     "lower_unpacked",
 ]

@@ -467,11 +467,13 @@ class Session:
             >>> with Session(model, ["cpu:0"]) as session:
             ...     session.check_tokens(tokens)
         """
+        n_vocab = self.model.hparams.n_vocab
+        if len(tokens) == 1 and type(tokens[0]) is int and 0 <= tokens[0] < n_vocab:
+            return  # as while decoding
         if not len(tokens):
             raise UsageError("no tokens to feed", hint="a prompt needs at least one token")
         for odd in (t for t in tokens if not _is_id(t)):
             raise UsageError(f"{odd!r} is not a token id", why="ids are whole numbers, one by one")
-        n_vocab = self.model.hparams.n_vocab
         wrong = next((t for t in tokens if not 0 <= t < n_vocab), None)
         if wrong is not None:
             raise UsageError(f"token {wrong} is not in the vocabulary", why=f"it has {n_vocab}")

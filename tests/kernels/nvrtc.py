@@ -5,12 +5,11 @@ import importlib.util
 from functools import cache
 from importlib.metadata import distributions
 from itertools import product
-from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import pytest
 
 from ggsched.errors import BackendUnavailable
+from ggsched.whole_file import write_whole
 from ggsched_kernels import GPU, SOURCES
 from ggsched_kernels.calls import Launch
 from tests.kernels.tile_configs import cuts_of
@@ -36,7 +35,7 @@ BY_BYTES = ("q4_k", "q6_k")
 LAUNCHES = {
     "attention": Launch.BY_ITSELF, "heads_attention": Launch.BY_ITSELF,
     "warp_specialized_rows": Launch.WAITS_FIRST, "warp_specialized_experts": Launch.WAITS_FIRST,
-    "tile_product": Launch.IN_TURN, "helpers": Launch.IN_TURN,
+    "tile_product": Launch.WAITS_FIRST, "helpers": Launch.IN_TURN,
     "attention_blocks": Launch.IN_TURN, "flash_attention": Launch.BY_ITSELF,
     "rope_kv_write": Launch.WAITS_FIRST, "rope_tokens": Launch.WAITS_FIRST,
 }  # fmt: skip
@@ -67,7 +66,7 @@ OF_SOURCE = {
 }  # fmt: skip
 """Definitions of shared sources beyond those that all have."""
 
-BARE = {"MASKED": 0, "CAPPED": 0, "SKIPS": 0}
+BARE = {"MASKED": 0, "CAPPED": 0, "SKIPS": 0, "ALONG": 0}
 FLASH = (
     {
         **BARE,
@@ -83,6 +82,16 @@ FLASH = (
     {"WIDTH": 128, "ACROSS": 128, "MT": 1, "BN": 64, "PLANES": 2, "RESIDENT": 1, **BARE},
     {"WIDTH": 192, "ACROSS": 128, "MT": 1, "BN": 32, "PLANES": 1, "RESIDENT": 1, **BARE},
     {
+        "WIDTH": 128,
+        "ACROSS": 128,
+        "MT": 1,
+        "BN": 64,
+        "PLANES": 1,
+        "RESIDENT": 3,
+        **BARE,
+        "ALONG": 1,
+    },
+    {
         "WIDTH": 256,
         "ACROSS": 256,
         "MT": 1,
@@ -92,6 +101,7 @@ FLASH = (
         "MASKED": 1,
         "CAPPED": 1,
         "SKIPS": 1,
+        "ALONG": 0,
     },
 )
 
@@ -180,8 +190,8 @@ def tile_programs():
         yield "tile_product", _sorted({**COMMON, **numbers, f"W_{name.upper()}": 1})
     for rows, cuts in FEW.items():
         for name in sorted(cuts.keys() - OTHERS | {BY_BYTES[0]}):
-            cut = cuts[name]
-            yield "tile_product", few_rows_program(name, cut, rows)
+            for cut in dict.fromkeys(cuts[name]):
+                yield "tile_product", few_rows_program(name, cut, rows)
 
 
 def few_rows_program(name, cut, rows, splits=1):
@@ -244,10 +254,5 @@ class Compiler:
                 options = [o.replace("=sm_", "=compute_") for o in options]
             for kind, code in zip(("ptx", "cubin"), self._compile(text, options), strict=True):
                 if code:
-                    self._keep(f"{stem}.{kind}", code)
+                    write_whole(self.folder / f"{stem}.{kind}", code)
         return made.read_bytes()
-
-    def _keep(self, name, code):
-        with NamedTemporaryFile(dir=self.folder, delete=False) as file:
-            file.write(code)
-        Path(file.name).replace(self.folder / name)

@@ -24,9 +24,15 @@
  *
  * WEIGHTS 2 or 3: products of the same rows with several weights, whose columns follow each other.
  *
+ * CONSTANT_W says that nobody writes the weights: their first stretches are asked for while the predecessor still runs.
+ *
  * Where rows are few, columns alone give too few thread blocks to keep memory busy. Then SPLITS of them, a cluster, share
  * the sum: each takes a stretch of k, and in the end adds up, in the order of the stretches, what all have for its share
  * of the results. */
+#ifndef EARLY /* launched in its turn */
+#define EARLY_LET_GO()
+#define EARLY_WAIT()
+#endif
 #define BN (LANES / 2 * WT)
 #define TT (BM / 8)
 #if defined(W_BF16)
@@ -197,9 +203,9 @@ typedef struct {
 #endif
 } Rows;
 
-/* Ask for stretch `it` of all rows. Rows that are not there are not copied: they go into no sum
+/* Ask for stretch `it` of all rows of x, and of w. Rows that are not there are not copied: they go into no sum
  * that is stored. */
-FN void fetch(const Rows rows, LOCAL_PTR u8 *to, int it) {
+FN void fetch_rows(const Rows rows, LOCAL_PTR u8 *to, int it) {
   int first = it * KB, blocks = MIN(KB, (rows.k + 31) / 32 - first);
   UNROLL for (int p = 0; p < PLANES; p++) {
     for (int i = LANE; i < rows.count * (4 * KB); i += LANES) {
@@ -208,7 +214,10 @@ FN void fetch(const Rows rows, LOCAL_PTR u8 *to, int it) {
         COPY16(to + (p * BM + row) * X_PITCH + 16 * c, rows.x + rows.xo[row] + p * rows.plane + 64 * first + 16 * c);
     }
   }
+}
 #if !LONG_BLOCKS
+FN void fetch_weights(const Rows rows, LOCAL_PTR u8 *to, int it) {
+  int first = it * KB, blocks = MIN(KB, (rows.k + 31) / 32 - first);
   LOCAL_PTR u8 *w_to = to + X_NBYTES;
   for (int i = LANE; i < rows.columns * CHUNKS; i += LANES) {
     int row = i / CHUNKS, c = i % CHUNKS;
@@ -223,8 +232,8 @@ FN void fetch(const Rows rows, LOCAL_PTR u8 *to, int it) {
     if (16 * c < ahead + blocks * UNIT) COPY16(w_to + row * W_PITCH + 16 * c, from - ahead + 16 * c);
 #endif
   }
-#endif
 }
+#endif
 
 #if LONG_BLOCKS
 /* Ask for a share of block `block` of all rows of w. */
@@ -261,7 +270,7 @@ FN void store_tile(const Rows rows, GLOBAL u8 *y, LOCAL_PTR const i64 *yo, LOCAL
 /* The same for T tiles of 8 rows of x. */
 template <int T>
 FN void product_of(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PTR const i64 *yo,
-                   LOCAL_PTR const float *scales) {
+                   LOCAL_PTR const i64 *so, LOCAL_PTR float *scales) {
   int g = WARP_LANE / 4, t = WARP_LANE % 4, n = WARP_INDEX * 16 * WT + g;
   int all = (rows.k + 31) / 32, total = (all + KB - 1) / KB, each = (total + SPLITS - 1) / SPLITS;
   each = (each + BLOCK_STRETCHES - 1) / BLOCK_STRETCHES * BLOCK_STRETCHES;
@@ -272,19 +281,31 @@ FN void product_of(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PT
   }
 #if LONG_BLOCKS
   if (start < steps) fetch_block(rows, stages, start / BLOCK_STRETCHES, 0, 1);
+#else
+  for (int it = start; it < MIN(steps, start + STAGES - 1); it++) {
+    fetch_weights(rows, stages + it % STAGES * STAGE_NBYTES, it);
+  }
+#endif
+#if CONSTANT_W
+  EARLY_WAIT();
+  EARLY_LET_GO();
 #endif
   for (int it = start; it < start + STAGES - 1; it++) {
-    if (it < steps) fetch(rows, stages + it % STAGES * STAGE_NBYTES, it);
+    if (it < steps) fetch_rows(rows, stages + it % STAGES * STAGE_NBYTES, it);
     COPIES_CLOSE();
   }
+  /* Waited for when the sums are there. */
+  float scale = SCALED && LANE < rows.count ? READ_F32(rows.x + so[LANE]) : 1.0f;
   for (int it = start; it < steps; it++) {
     COPIES_AWAIT(STAGES - 2);
     BARRIER(); /* the stretch is there for all, and all are done with the one before it */
     int next = it + STAGES - 1;
-    if (next < steps) fetch(rows, stages + next % STAGES * STAGE_NBYTES, next);
+    if (next < steps) fetch_rows(rows, stages + next % STAGES * STAGE_NBYTES, next);
 #if LONG_BLOCKS
     int block = it / BLOCK_STRETCHES, share = it % BLOCK_STRETCHES;
     if (share < SHARES && (block + 1) * BLOCK_STRETCHES < steps) fetch_block(rows, stages, block + 1, share, SHARES);
+#else
+    if (next < steps) fetch_weights(rows, stages + next % STAGES * STAGE_NBYTES, next);
 #endif
     COPIES_CLOSE();
     LOCAL_PTR const u8 *xs = stages + it % STAGES * STAGE_NBYTES;
@@ -348,7 +369,9 @@ FN void product_of(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PT
       }
     }
   }
+  if (LANE < rows.count) scales[LANE] = scale;
 #if SPLITS == 1
+  BARRIER();
   UNROLL for (int i = 0; i < WT * T; i++) {
     float *v = sum[i / T][i % T];
     store_tile(rows, y, yo, scales, n + i / T * 16, i % T * 8 + 2 * t, make_float4(v[0], v[1], v[2], v[3]));
@@ -396,7 +419,12 @@ tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 sca
   LOCAL_BYTES(stages);
   LOCAL i64 xo[BM];
   LOCAL i64 yo[BM];
+  LOCAL i64 so[BM];
   LOCAL float scales[BM];
+#if !CONSTANT_W
+  EARLY_WAIT();
+  EARLY_LET_GO();
+#endif
   int tile = COLUMN_TILE;
 #if WEIGHTS > 1
   if (tile >= TILES_OF(tw)) {
@@ -432,7 +460,7 @@ tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 sca
     yo[i] = row_offset(ty, row) + (i64)n0 * 4;
 #endif
     xo[i] = x_off + (i64)row * pitch;
-    scales[i] = SCALED ? READ_F32(x + x_off + scale_off + (i64)row * 4) : 1.0f;
+    so[i] = x_off + scale_off + (i64)row * 4;
   }
   BARRIER();
 #if ROUTED
@@ -446,15 +474,15 @@ tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 sca
   rows.undo = (GLOBAL const float *)(undo + undo_at) + (i64)expert * tw.n[2] + n0;
 #endif
   if (count <= 16)
-    product_of<2>(rows, stages, y, yo, scales);
+    product_of<2>(rows, stages, y, yo, so, scales);
 #if BM > 16
   else if (count <= 32)
-    product_of<4>(rows, stages, y, yo, scales);
+    product_of<4>(rows, stages, y, yo, so, scales);
 #endif
 #if BM > 32
   else if (count <= 48)
-    product_of<6>(rows, stages, y, yo, scales);
+    product_of<6>(rows, stages, y, yo, so, scales);
   else
-    product_of<8>(rows, stages, y, yo, scales);
+    product_of<8>(rows, stages, y, yo, so, scales);
 #endif
 }
