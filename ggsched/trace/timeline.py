@@ -146,7 +146,7 @@ def extents(timeline: Timeline) -> list[tuple[float, float]]:
     is_open = [bool(p.commands) and not p.outputs for p in timeline.plans]
     launches: dict[int, list[Span]] = {}
     for span in timeline.spans:
-        if span.kind == "launch" and span.run >= 0:
+        if span.kind == "launch" and 0 <= span.run < len(found):
             launches.setdefault(span.run, []).append(span)
     for number, spans in launches.items():
         plan = timeline.runs[number].plan
