@@ -1,9 +1,10 @@
 """Runs a model on tokens, batch by batch: graphs, plans, inputs, and one look at the logits."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import isfinite
 from typing import TypeVar
 
 import numpy as np
@@ -25,6 +26,7 @@ from ggsched.models.sampling import argmax
 from ggsched.models.session_options import SessionOptions
 from ggsched.models.spec import ModelSpec
 from ggsched.models.timing import Timing
+from ggsched.models.token_inputs import TokenInputs
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
@@ -102,6 +104,7 @@ class BatchRunner:
         )
         self._graphs: RecentCache[tuple[int, int, int], Graph] = RecentCache(64)
         self._alike: dict[tuple[int, int], CacheRows] = {}
+        self._of_token: tuple[Graph, TokenInputs] | None = None
         self.last_plan: Plan | None = None
         self._planned_last: tuple[object, ...] = (None, None, None)
         self.top_token: int | None = None
@@ -163,6 +166,8 @@ class BatchRunner:
             copy: False for logits that are to be read before anything else is run.
         """
         step, count = self._options.step, len(tokens)
+        if count == 1:
+            return self._run_token(int(tokens[0]), n_past, copy or all_logits)
         if self._pads and not all_logits:
             room = self._options.n_ctx - n_past - count
             more = padding(count, step=step, room=room)
@@ -177,6 +182,13 @@ class BatchRunner:
             parts.append(_Part((Span(piece, n_past + start),), rows, is_wanted))
         found = self._run_parts(parts, copy or all_logits)
         return np.concatenate(found) if all_logits else found[-1]
+
+    def _run_token(self, token: int, n_past: int, copy: bool) -> np.ndarray:
+        """Run one token, as ``run`` does, with less work for the host: a step waits for that."""
+        graph, known = self._graph(1, n_past + 1, 1), self._of_token
+        if known is None or known[0] is not graph:
+            known = self._of_token = graph, TokenInputs(graph, self._spec.hparams.window)
+        return self._run(graph, known[1].at(token, n_past), copy)
 
     def run_spans(self, spans: Sequence[Span], *, copy: bool = True) -> np.ndarray:
         """Run tokens of several sequences, micro-batch by micro-batch.
@@ -258,14 +270,16 @@ class BatchRunner:
         found = [self._run(part.graph, inputs(k), copy) for k, part in enumerate(each)]
         return [logits for logits, part in zip(found, each, strict=True) if part.is_wanted]
 
-    def _run(self, graph: Graph, inputs: dict[str, np.ndarray], copy: bool) -> np.ndarray:
+    def _run(self, graph: Graph, inputs: Mapping[str, np.ndarray], copy: bool) -> np.ndarray:
         scheduler, constraints = self._scheduler, self.constraints
-        wanted = (graph, constraints, scheduler.topology)
-        is_tuned = scheduler.settings.streams == "autotune"
-        if is_tuned or any(a is not b for a, b in zip(wanted, self._planned_last, strict=True)):
+        before, topology = self._planned_last, scheduler.topology
+        is_same = before[0] is graph and before[1] is constraints and before[2] is topology
+        if not is_same or scheduler.settings.streams == "autotune":
             self.last_plan = self._planned(lambda: scheduler.plan(graph, constraints))
-            self._planned_last = wanted
-        out = self._ran(lambda: scheduler.run(graph, inputs, constraints, copy=copy))
+            self._planned_last = graph, constraints, topology
+        known = scheduler.setup_s
+        out = scheduler.run(graph, inputs, constraints, copy=copy)
+        self._timing.setup_s += scheduler.setup_s - known
         logits = out[graph.outputs[0]]
         self._note(logits)
         return logits
@@ -294,5 +308,7 @@ class BatchRunner:
         column tells.
         """
         self.top_token = best = argmax(logits[-1])
-        is_finite = np.isfinite(logits[-1, best]) and np.isfinite(logits[:, 0]).all()
+        is_finite = isfinite(logits[-1, best]) and (
+            isfinite(logits[0, 0]) if len(logits) == 1 else np.isfinite(logits[:, 0]).all()
+        )
         self.has_nonfinite |= not is_finite

@@ -25,6 +25,7 @@ MIDDLE_OF = {
     "mamba2": 4e-2,  # so have blocks of Mamba-2, whose states keep what was rounded
     "qwen3next": 0.2,  # and a state keeps what another expert did to an earlier token
     "qwen35moe": 0.2,
+    "gpt-oss": 0.2,  # a rounding chooses another expert of 8 for most tokens (mxfp4)
 }
 WORST_OF = {"mamba2": 8e-2}
 # Its gelu is a table of f16 for f16: where ours is one too, a rounding goes the other way once in
@@ -122,7 +123,12 @@ def mixes(names):
             yield pytest.param(name, mix, marks=[pytest.mark.slow] if slow else [])
 
 
-@pytest.mark.parametrize(("name", "mix"), list(mixes([*F32, "llama-q4_k_m", "llama-iq4_xs"])))
+ROUNDED = [name for name in REFERENCES if name.endswith("q8_0")]
+
+
+@pytest.mark.parametrize(
+    ("name", "mix"), list(mixes([*F32, *ROUNDED, "llama-q4_k_m", "llama-iq4_xs"]))
+)
 def test_devices_and_micro_batches(folder, name, mix):
     wanted = recorded_of(name)
     devices, offload = MIXES[mix]
@@ -136,8 +142,10 @@ def test_devices_and_micro_batches(folder, name, mix):
         assert_close(name, found, wanted["logits_33"], has_table=False)
         session.reset()
         rows = [session.feed(wanted["dec_prompt"].tolist())]
-        rows += [session.feed([int(token)]) for token in wanted["dec_tokens"][:4]]
-        assert_close(name, np.concatenate(rows), wanted["dec_logits"][:5], has_table=False)
+        # What is rounded is bounded in the middle of many positions.
+        count = 4 if name in F32 else len(wanted["dec_tokens"])
+        rows += [session.feed([int(token)]) for token in wanted["dec_tokens"][:count]]
+        assert_close(name, np.concatenate(rows), wanted["dec_logits"][: count + 1], has_table=False)
 
 
 def long_runs():

@@ -21,8 +21,8 @@ from ggsched.testing.explore import PlanProgram, explore
 from ggsched.testing.generators.strategies import DrawnGraph, graphs, values_for
 from ggsched.testing.generators.topologies import constraints, topologies
 from ggsched.testing.plan_mutants import ALL_MUTATIONS, Mutants, with_commands
+from ggsched.testing.spread import HERE, Spread
 from ggsched.topology.model import Topology
-from tests.mutants.spread import HERE, Spread
 
 PLANS: Final = 400
 SEED: Final = 3
@@ -118,7 +118,7 @@ def plan_scores(plans: Sequence[Drawn], spread: Spread = HERE) -> Iterator[PlanS
     """Judge the mutants of every operator."""
     keys = [f"plan {number}" for number in range(len(plans))]
     work = f"plans, {len(plans)} from seed {SEED}"
-    judged = list(spread.run(judge, plans, keys=keys, work=work, kind=list[Judged]))
+    judged = list(spread.results(judge, plans, keys=keys, work=work, kind=list[Judged]))
     for name in OPERATORS:
         counts: Counter[Any] = Counter({"found": 0, "unchanged": 0, "missed": 0})
         missed: list[str] = []

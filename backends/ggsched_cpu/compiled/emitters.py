@@ -12,8 +12,9 @@ from ggsched.ir.dtype import BF16, F16, F32, I32
 from ggsched.ir.rope import rope_table
 from ggsched_cpu.compiled import cells, moves
 from ggsched_cpu.compiled.attention import attention
-from ggsched_cpu.compiled.products import is_dense, mul_mat, mul_mat_id
+from ggsched_cpu.compiled.products import is_dense, mul_mat_id
 from ggsched_cpu.compiled.recurrent import linear_attention, short_conv
+from ggsched_cpu.compiled.spread import conv_transpose
 from ggsched_cpu.compiled.tasks import (
     Task,
     address,
@@ -22,7 +23,8 @@ from ggsched_cpu.compiled.tasks import (
     flat_task,
     row_task,
 )
-from ggsched_cpu.compiled.windows import activations_of, conv, max_pool
+from ggsched_cpu.compiled.tiles import mul_mat
+from ggsched_cpu.compiled.windows import activations_of, average_pool, conv, max_pool
 from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
 from ggsched_cpu_kernels.elements import is_compiled
@@ -306,6 +308,8 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "add_id": _add_id,
     "rope": _rope,
     "nd.conv": conv,
+    "nd.conv_transpose": conv_transpose,
+    "nd.average_pool": average_pool,
     "nd.max_pool": max_pool,
     **dict.fromkeys(_OF_ROWS, _reduce),
     **moves.EMITTERS,

@@ -89,7 +89,7 @@ def product(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task
     parts = pieces * values["row_chunks"]
     kernel = kernels.address(f"gemm_{dtype}_{layout.family}", "gemm")
     is_serial = kernels.threads == 1
-    return [*tasks, Task(kernel, args, parts, is_serial, 0, (w, packed, out))]
+    return [*tasks, Task(kernel, args, parts, is_serial, 0, (w, packed, out), out)]
 
 
 def _chunk_rows(rows: int, others: int, threads: int) -> int:
@@ -120,7 +120,9 @@ def _panels(
     )
     kernel = kernels.address(f"panels_{layout.suffix}", "pack")
     own = vectors, x.strides[0], *layout.own
-    task = row_task(kernel, (turned, packed), (count,), columns, kernels.threads, own, keeps=(x,))
+    task = row_task(
+        kernel, (turned, packed), (count,), columns, kernels.threads, own, keeps=(x,), work=width
+    )
     if task is None:
         return None, []
     site.tables[key] = (operand,), packed

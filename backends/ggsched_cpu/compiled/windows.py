@@ -13,10 +13,11 @@ from ggsched.backend.program import Operand
 from ggsched.ir.dtype import F32
 from ggsched_cpu.compiled import moves
 from ggsched_cpu.compiled.products import vectors_task
-from ggsched_cpu.compiled.tasks import Task, address, bits, parts_for, row_task
+from ggsched_cpu.compiled.tasks import Task, address, bits, row_task
+from ggsched_cpu.compiled.tiles import FLOPS_PER_BYTE, tiles_task
 from ggsched_cpu.lowering_context import CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
-from ggsched_cpu_kernels.convolution import ACTIVATIONS, SLOTS, panel_width
+from ggsched_cpu_kernels.convolution import ACTIVATIONS, panel_width
 from ggsched_cpu_kernels.elementwise import FORMULAS
 from ggsched_cpu_kernels.windows import LINES, SLACK
 
@@ -28,14 +29,14 @@ MAX_ROWS: Final = 3
 
 MAX_BATCH: Final = 16
 
+MAX_PLANES_NBYTES: Final = 256 << 10
+"""Of a group with its pads, so that these are in a cache of the processor when windows are."""
+
 MAX_FEW: Final = 4
 """Windows of a convolution that are multiplied like vectors."""
 
 MIN_ELEMENTS: Final = 32
 """Of such windows."""
-
-FLOPS_PER_BYTE: Final = 8
-"""A processor computes so much in the time in which it reads a byte, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +197,6 @@ def _by_tiles(
     is_plain = prod(c.strides) == 1 == height * width
     if is_plain and is_dense:  # one line of windows, whatever the shape
         down, across = 1, down * across
-    windows = down * across
-    work = 2 * count * c.groups * m * windows * prod(c.w.shape[1:])
-    wanted = ceil(parts_for(work // FLOPS_PER_BYTE, work, kernels.threads) / (count * c.groups))
-    chunk = panel * max(1, ceil(windows / panel / wanted))
-    chunks = ceil(windows / chunk)
-    tile_rows = 8 * max(1, ceil(m / 8 / ceil(wanted / chunks)))
-    row_chunks = ceil(m / tile_rows)
     values = {
         "x": address(data),
         "w": address(c.w),
@@ -217,14 +211,10 @@ def _by_tiles(
         "across": across,
         "line": line,
         "step": c.strides[1] * item,
-        "windows": windows,
+        "windows": down * across,
         "rows": m,
         "w_row": c.w.strides[0],
         "out_row": c.out.strides[1],
-        "chunk": chunk,
-        "chunks": chunks,
-        "tile_rows": tile_rows,
-        "row_chunks": row_chunks,
         "groups": c.groups,
         "x_image": data.strides[0],
         "x_group": per * data.strides[1],
@@ -236,11 +226,8 @@ def _by_tiles(
         "panel": panel,
     }
     family, own = _family("conv", activations)
-    kernel = kernels.address(family, "conv")
-    args = (*(values[name] for name in SLOTS), *own)
-    parts = count * c.groups * chunks * row_chunks
     keeps = data, c.w, c.bias, c.out
-    return [*tasks, Task(kernel, args, parts, wanted == 1 and parts == 1, 0, keeps)]
+    return [*tasks, tiles_task(values, count, kernels, keeps, family, own)]
 
 
 def _padded(
@@ -265,6 +252,9 @@ def _padded(
 def _by_rows(
     c: _Conv, site: CpuLoweringContext, kernels: Kernels, activations: Sequence[Node]
 ) -> list[Task] | None:
+    by_planes = _by_planes(c, kernels, activations)
+    if by_planes is not None:
+        return [by_planes]
     data, tasks = _padded(c.x, c.pads, SLACK, site, kernels)
     groups, per = c.groups, c.w.shape[1]
     each, (down, across) = len(c.w) // groups, c.out.shape[2:]
@@ -275,6 +265,7 @@ def _by_rows(
     window = per, plane, c.w.shape[2], c.dilations[0] * line, c.w.shape[3], c.dilations[1] * 4
     own = *window, down, step, *numbers
     rows = (groups, each, ceil(down / LINES))
+    work = max(LINES // 2, 2 * prod(c.w.shape[1:]) // (4 * FLOPS_PER_BYTE))
     for source, target in zip(data, c.out, strict=True):
         operands = (
             as_strided(source, (*rows, 1), (per * plane, 0, LINES * step, 4)),
@@ -286,15 +277,70 @@ def _by_rows(
             ),
         )  # fmt: skip
         keeps = (data, c.bias, c.out)
-        task = row_task(kernel, operands, rows, across, kernels.threads, own, keeps=keeps)
+        task = row_task(
+            kernel, operands, rows, across, kernels.threads, own, keeps=keeps, work=work
+        )
         if task is None:
             return None
         tasks.append(task)
     return tasks
 
 
+def _by_planes(c: _Conv, kernels: Kernels, activations: Sequence[Node]) -> Task | None:
+    """Return the task that pads as it goes, where there are enough small groups for all threads."""
+    (images, _, high, wide), item = c.x.shape, c.x.itemsize
+    top, left, below, right = c.pads
+    groups, each, (per, height, width) = c.groups, len(c.w) // c.groups, c.w.shape[1:]
+    line = item * (left + wide + right)
+    plane = line * (top + high + below)
+    filled = per * plane + item * SLACK
+    is_dense = wide == 1 or c.x.strides[3] == item
+    if not is_dense or filled > MAX_PLANES_NBYTES or images * groups < 2 * kernels.threads:
+        return None
+    family, numbers = _family("conv_planes", activations)
+    (down, across), step = c.out.shape[2:], c.strides[0] * line
+    own = (
+        per, plane, height, c.dilations[0] * line, width, c.dilations[1] * item, down, step,
+        *c.x.strides[1:3], high, wide, line, top * line + left * item, filled,
+        each, c.w.strides[0], c.out.strides[1], *numbers,
+    )  # fmt: skip
+    first = (
+        c.x.reshape(images, groups, per, high, wide)[:, :, 0, 0, :1],
+        c.w.reshape(groups, -1)[:, :1],
+        c.bias.reshape(groups, each)[:, :1],
+        c.out.reshape(images, groups, -1)[..., :1],
+    )
+    operands = [np.broadcast_to(a, (images, groups, 1)) for a in first]
+    work = each * down * max(1, 2 * prod(c.w.shape[1:]) // (4 * FLOPS_PER_BYTE))
+    kernel = kernels.address(family, f"stride{c.strides[1]}")
+    keeps = c.x, c.w, c.bias, c.out
+    return row_task(
+        kernel, operands, (images, groups), across, kernels.threads, own, keeps=keeps, work=work
+    )
+
+
 def max_pool(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the tasks of a pool in one or two dimensions."""
+    return _pool(node, site, kernels, "max_rows", -inf)
+
+
+def average_pool(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    """Return the tasks of a pool in one or two dimensions whose windows all count the same."""
+    counts_all = bool(node.param("counts_pads")) and not any(_ints(node, "extra"))
+    if any(_ints(node, "pads")) and not counts_all:
+        return None
+    factor = bits(1.0 / prod(_ints(node, "kernel")))
+    return _pool(node, site, kernels, "average_rows", 0.0, (factor,))
+
+
+def _pool(
+    node: Node,
+    site: CpuLoweringContext,
+    kernels: Kernels,
+    family: str,
+    fill: float,
+    numbers: Sequence[int] = (),
+) -> list[Task] | None:
     x, out = node.inputs[0], node.out
     kernel, strides, dilations, pads = (
         _ints(node, n) for n in ("kernel", "strides", "dilations", "pads")
@@ -307,16 +353,18 @@ def max_pool(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Tas
     if n == 1:
         x, out, kernel, strides = x[:, :, None], out[:, :, None], (1, *kernel), (1, *strides)
         dilations, pads = (1, *dilations), (0, pads[0], 0, pads[1])
-    data, tasks = _padded(x, pads, SLACK, site, kernels, -inf)
+    data, tasks = _padded(x, pads, SLACK, site, kernels, fill)
     (images, channels, down, across), line = out.shape, data.strides[2]
     step, rows = strides[0] * line, (images, channels, ceil(down / LINES))
     operands = (
         as_strided(data, (*rows, 1), (*data.strides[:2], LINES * step, 4)),
         as_strided(out, (*rows, 1), (*out.strides[:2], LINES * out.strides[2], 4)),
     )
-    own = 1, 0, kernel[0], dilations[0] * line, kernel[1], dilations[1] * 4, down, step
-    address_of = kernels.address("max_rows", f"stride{strides[1]}")
-    task = row_task(address_of, operands, rows, across, kernels.threads, own, keeps=(data, out))
+    own = 1, 0, kernel[0], dilations[0] * line, kernel[1], dilations[1] * 4, down, step, *numbers
+    task = row_task(
+        kernels.address(family, f"stride{strides[1]}"), operands, rows, across, kernels.threads,
+        own, keeps=(data, out), work=max(LINES, prod(kernel)),
+    )  # fmt: skip
     return None if task is None else [*tasks, task]
 
 
@@ -332,4 +380,4 @@ def _ints(node: Node, name: str) -> tuple[int, ...]:
     return value
 
 
-__all__: Sequence[str] = ["activations_of", "conv", "max_pool"]
+__all__: Sequence[str] = ["activations_of", "average_pool", "conv", "max_pool"]

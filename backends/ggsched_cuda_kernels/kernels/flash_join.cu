@@ -1,5 +1,6 @@
 /* Adds up what the shares of flash_attention have of each row: (splits, T * H, ACROSS + 2), with the largest logit and
- * the sum at the end. With HALVES besides the rows as bf16, for the product that follows.
+ * the sum at the end. With HALVES 1 besides the rows as bf16, for the product that follows, with 2 as f16 with a scale for
+ * each token, of which a group then has all heads.
  *
  * A warp takes a row (a head of a token), a lane of it pairs of elements, of AT_ONCE shares at a time. Groups: LANES / 32 rows each. */
 #define LOWEST FLOAT_OF_BITS(0xff7fffffu)
@@ -7,7 +8,14 @@
 #define MAX_SPLITS 64
 #define PARTS ((ACROSS + 63) / 64)
 #define ALL_LANES 0xffffffffu
+#if HALVES == 2
+#define HALF_PAIR(low, high) f16_pair((low), (high))
+#else
+#define HALF_PAIR(low, high) bf16_pair((low), (high))
+#endif
 
+#undef KERNEL_BOUNDS
+#define KERNEL_BOUNDS __launch_bounds__(LANES)
 KERNEL(flash_join)(GLOBAL const u8 *parts, GLOBAL const u8 *sinks, Tens ts, GLOBAL u8 *y, Tens ty, int has, int splits,
                    GLOBAL u8 *halves) {
   int heads = ty.n[2], rows = ty.n[1] * heads, row = GROUP(0) * (LANES / 32) + LANE / 32, lane = LANE % 32;
@@ -53,11 +61,20 @@ KERNEL(flash_join)(GLOBAL const u8 *parts, GLOBAL const u8 *sinks, Tens ts, GLOB
   u8 *place = y + ty.off + t * ty.s[1] + h * ty.s[2];
   UNROLL for (int k = 0; k < PARTS; k++) {
     int e = 64 * k + 2 * lane;
-    if (e >= ACROSS) continue;
-    float2 made = make_float2(all > 0.0f ? x[k].x / all : 0.0f, all > 0.0f ? x[k].y / all : 0.0f);
-    *(float2 *)(place + 4 * e) = made;
-#if HALVES
-    *(u32 *)(halves + 2 * ((i64)row * ACROSS + e)) = bf16_pair(made.x, made.y);
-#endif
+    x[k] = make_float2(all > 0.0f ? x[k].x / all : 0.0f, all > 0.0f ? x[k].y / all : 0.0f);
+    if (e < ACROSS) *(float2 *)(place + 4 * e) = x[k];
   }
+#if HALVES
+  float up = 1.0f;
+#if HALVES == 2
+  LOCAL float tops[32];
+  float top = 0.0f;
+  UNROLL for (int k = 0; k < PARTS; k++) top = MAX(top, MAX(size_of(x[k].x), size_of(x[k].y)));
+  up = scale_row(halves, t, ty.n[1], heads * ACROSS, top, tops);
+#endif
+  UNROLL for (int k = 0; k < PARTS; k++) {
+    int e = 64 * k + 2 * lane;
+    if (e < ACROSS) *(u32 *)(halves + 2 * ((i64)row * ACROSS + e)) = HALF_PAIR(x[k].x * up, x[k].y * up);
+  }
+#endif
 }
