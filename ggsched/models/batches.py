@@ -366,6 +366,7 @@ class MicroBatches:
         self.slots = DEFAULT_SLOTS if slots is None else slots
         self.lanes = lanes
         self._batches: RecentCache[tuple[tuple[str, bool], ...], _Batch] = RecentCache(_KEPT)
+        self._is_cut = True
 
     def pays(self, parts: Sequence[MicroBatch]) -> bool:
         """Whether these should run as one graph.
@@ -394,12 +395,13 @@ class MicroBatches:
         """
         n_devices = len(self.scheduler.topology.devices)
         few = -(-_FEW // n_devices) * n_devices
-        if self.mode == "off" or n_devices < 2 or len(parts) <= few:
-            return len(parts)
         first = parts[:few]
+        if self.mode == "off" or n_devices < 2 or len(parts) <= few or not self._is_cut:
+            return len(parts)
         if any(part.is_wanted for part in first):
             return len(parts)
-        return few if self.scheduler.takes_turns(self.plan(first)) else len(parts)
+        self._is_cut = self.scheduler.takes_turns(self.plan(first))
+        return few if self._is_cut else len(parts)
 
     def forecast(self, parts: Sequence[MicroBatch]) -> Forecast | None:
         """Return what both ways are predicted to take; None where one device does it all."""

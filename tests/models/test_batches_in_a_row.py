@@ -17,8 +17,12 @@ from ggsched.models.batches import MicroBatch
 from ggsched.models.load import load_model
 from ggsched.models.session import Session, SessionOptions
 from ggsched.planner import Planner
+from ggsched.sanitize import check_trace
 from ggsched.scheduler import Scheduler
 from ggsched.testing.sim.world import SimWorld
+from ggsched.trace.recorder import Recorder
+from ggsched.trace.times import timeline_of
+from ggsched.trace.utilization import account
 from tests.models.helpers import tiny_gguf
 from tests.models.test_stages import COSTS, flow_shop_s, gpus, session
 
@@ -81,6 +85,25 @@ def test_a_long_batch_is_cut_and_takes_what_one_plan_would(p, m, layers, rest, t
     rows, took = stage_seconds(made, p, tokens, options)
     assert len(rows) == m
     assert took == pytest.approx(flow_shop_s(rows), rel=0.01)
+
+
+def test_reports_count_what_follows_each_other_as_one_batch(tmp_path):
+    """Runs without outputs are over for the host before they begin on devices."""
+    made, tokens = model(tmp_path, 2), [t * t % 16 for t in range(5 * TOGETHER * STEP)]
+    recorder = Recorder()
+    with Session(
+        made, SimWorld.of_topology(gpus(2), costs=COSTS).open_all(), OPTIONS, recorder=recorder
+    ) as s:
+        for _ in range(3):
+            fed(s, tokens)
+    trace = recorder.trace("three prompts")
+    assert check_trace(trace).is_clean
+    found = account(timeline_of(trace), trace.plans)
+    assert found.batches[-1] == 5 * TOGETHER
+    assert sum(found.batches) == 3 * 5 * TOGETHER
+    # A run of two micro-batches takes three turns of a stage, whatever was under way before it.
+    assert {plan.runs for plan in found.plans} == {3, 9}
+    assert max(p.best_s for p in found.plans) < 1.2 * min(p.best_s for p in found.plans)
 
 
 @pytest.mark.parametrize("refused", ["a twin", "the plan behind"])
