@@ -145,6 +145,7 @@ _REDUCTIONS: Final[Mapping[str, Callable[[str, Target], Builder]]] = {
     "rms_norm": lambda name, target: reductions.rms_norm(name, target, weighted=False),
     "rms_norm_mul": lambda name, target: reductions.rms_norm(name, target, weighted=True),
     "norm": reductions.norm,
+    "soft_max_across": reductions.soft_max_across,
     "sum_rows": reductions.sum_rows,
     "mean_rows": reductions.mean_rows,
     "max_of_rows": reductions.max_of_rows,

@@ -380,7 +380,7 @@ class RowsLayout:
 
 
 def rows_layout(x: Operand, planes: int) -> RowsLayout:
-    """Return how the rows of an operand lie as so many numbers of 16 bits for each element."""
+    """Return how the rows of an operand lie, in numbers of 16 bits for each element."""
     rows = prod(x.shape[:-1])
     pitch = -(-x.shape[-1] // BLOCK) * BLOCK * 2
     scales = planes * rows * pitch

@@ -22,8 +22,8 @@ from ggsched_cuda_kernels.tiles import Cut
 
 DTYPES = (Q8_0, Q4_0, Q4_K, Q6_K)
 _LONG = (
-    Cut(4, 2, resident=4), Cut(2, 2, tiles=1, resident=4), Cut(2, 3, tiles=1, resident=4),
-    Cut(4, 2, tiles=1, resident=4), Cut(2, 2, resident=2), Cut(4, 2, resident=2),
+    Cut(4, 2, 4, 2, 4), Cut(2, 2, 4, 1, 4), Cut(4, 2, 4, 1, 4), Cut(2, 2, 4, 2, 2),
+    Cut(4, 2, 8, 1, 2), Cut(2, 2, 8, 1, 2), Cut(8, 2, 8, 1, 1),
 )  # fmt: skip
 ROWS = (8, 16, 32, 64)
 _PACKED = (

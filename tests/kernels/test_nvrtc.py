@@ -36,7 +36,7 @@ ENTRY = re.compile(r"\.visible \.entry (\w+)\(.*?\n}", re.DOTALL)
 
 
 SOME = (ARCHS[0], FIRST_ARCH, ARCHS[-1])
-"""The oldest, the first with early launches, and the newest: sources have no other branches."""
+"""The oldest, the first with PDL, and the newest: sources have no other branches."""
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,23 @@ def _soft_max(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
     return _row(kernel, (*operands, out), x, kernels, [bits(node.number("scale"))])
 
 
+def _soft_max_across(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    """Return the task of a softmax over an axis before the last."""
+    x, out = node.inputs[0], node.out
+    axis = int(node.number("axis")) % x.ndim
+    plain = all(a.dtype == np.float32 and is_dense(a) for a in (x, out))
+    if axis == x.ndim - 1 or not plain or np.may_share_memory(x, out):
+        return None
+    first, made = np.moveaxis(x, axis, 0)[0], np.moveaxis(out, axis, 0)[0]
+    own = x.shape[axis], x.strides[axis], out.strides[axis]
+    kernel = kernels.address("soft_max_across", "soft_max_across")
+    task = row_task(
+        kernel, (first, made), first.shape[:-1], first.shape[-1], kernels.threads, own,
+        keeps=(x, out), work=4 * x.shape[axis],
+    )  # fmt: skip
+    return _one(task)
+
+
 def _sum_rows(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     x = node.inputs[0]
     name = "sum_rows" if is_dense(x) else "sum_rows_strided"
@@ -299,6 +316,7 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "rms_norm": _norm,
     "norm": _norm,
     "soft_max": _soft_max,
+    "nd.softmax": _soft_max_across,
     "sum_rows": _sum_rows,
     "top_k": _top_k,
     "cpy": _copy,

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import ceil, inf, prod
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -13,7 +14,7 @@ from ggsched.backend.program import Operand
 from ggsched.ir.dtype import F32
 from ggsched_cpu.compiled import moves
 from ggsched_cpu.compiled.products import vectors_task
-from ggsched_cpu.compiled.tasks import Task, address, bits, row_task
+from ggsched_cpu.compiled.tasks import PARTS_PER_THREAD, Task, address, bits, row_task
 from ggsched_cpu.compiled.tiles import FLOPS_PER_BYTE, tiles_task
 from ggsched_cpu.lowering_context import CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
@@ -31,6 +32,9 @@ MAX_BATCH: Final = 16
 
 MAX_PLANES_NBYTES: Final = 256 << 10
 """Of a group with its pads, so that these are in a cache of the processor when windows are."""
+
+MIN_ACROSS: Final = 32
+"""Results of a line that are computed together with those of others."""
 
 MAX_FEW: Final = 4
 """Windows of a convolution that are multiplied like vectors."""
@@ -261,29 +265,57 @@ def _by_rows(
     family, numbers = _family("conv_rows", activations)
     kernel = kernels.address(family, f"stride{c.strides[1]}")
     plane, line = data.strides[1], data.strides[2]
-    step = c.strides[0] * line
     window = per, plane, c.w.shape[2], c.dilations[0] * line, c.w.shape[3], c.dilations[1] * 4
-    own = *window, down, step, *numbers
-    rows = (groups, each, ceil(down / LINES))
     work = max(LINES // 2, 2 * prod(c.w.shape[1:]) // (4 * FLOPS_PER_BYTE))
-    for source, target in zip(data, c.out, strict=True):
+    spans = _spans(down, across, c.strides[0] * line, 4 * c.strides[1], kernels.threads)
+    for (source, target), span in product(zip(data, c.out, strict=True), spans):
+        rows = (groups, each, ceil(span.lines / LINES))
+        seen = source[:, :, span.first * c.strides[1] :]
+        made = target[:, :, span.first :]
         operands = (
-            as_strided(source, (*rows, 1), (per * plane, 0, LINES * step, 4)),
+            as_strided(seen, (*rows, 1), (per * plane, 0, LINES * span.step, 4)),
             c.w.reshape(groups, each, 1, -1),
             c.bias.reshape(groups, each, 1, 1),
             as_strided(
-                target, (*rows, 1), (each * target.strides[0], target.strides[0],
-                LINES * target.strides[1], 4),
+                made, (*rows, 1), (each * target.strides[0], target.strides[0],
+                4 * LINES * span.across, 4),
             ),
         )  # fmt: skip
-        keeps = (data, c.bias, c.out)
         task = row_task(
-            kernel, operands, rows, across, kernels.threads, own, keeps=keeps, work=work
-        )
+            kernel, operands, rows, span.across, kernels.threads,
+            (*window, span.lines, span.step, *numbers), keeps=(data, c.bias, c.out), work=work,
+        )  # fmt: skip
         if task is None:
             return None
         tasks.append(task)
     return tasks
+
+
+class _Span(NamedTuple):
+    """Results of each channel that are computed alike.
+
+    Attributes:
+        first: The first of them on its line.
+        lines: How many lines they are taken as.
+        across: Results of a line.
+        step: Bytes between windows of neighbouring lines.
+    """
+
+    first: int
+    lines: int
+    across: int
+    step: int
+
+
+def _spans(down: int, across: int, step: int, tap: int, threads: int) -> list[_Span]:
+    """Take one long line as several, since ``LINES`` are computed together; and what is left."""
+    blocks = min(PARTS_PER_THREAD * threads, across // (LINES * MIN_ACROSS))
+    if down > 1 or not blocks:
+        return [_Span(0, down, across, step)]
+    lines = LINES * blocks
+    each, rest = divmod(across, lines)
+    spans = [_Span(0, lines, each, each * tap)]
+    return [*spans, _Span(lines * each, 1, rest, step)] if rest else spans
 
 
 def _by_planes(c: _Conv, kernels: Kernels, activations: Sequence[Node]) -> Task | None:
@@ -299,6 +331,9 @@ def _by_planes(c: _Conv, kernels: Kernels, activations: Sequence[Node]) -> Task 
         return None
     family, numbers = _family("conv_planes", activations)
     (down, across), step = c.out.shape[2:], c.strides[0] * line
+    if down == 1 and across % LINES == 0:
+        down, across = LINES, across // LINES
+        step = across * c.strides[1] * item
     own = (
         per, plane, height, c.dilations[0] * line, width, c.dilations[1] * item, down, step,
         *c.x.strides[1:3], high, wide, line, top * line + left * item, filled,

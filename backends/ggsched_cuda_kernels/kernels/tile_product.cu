@@ -49,6 +49,9 @@
 #define LONG_BLOCKS 1
 #define BLOCK_STRETCHES (PER_BLOCK / KB)
 #define SHARES (BLOCK_STRETCHES - STAGES + 2) /* the last one has arrived when the block begins */
+#if PER_BLOCK % KB || SHARES < 1
+#error "a block is not a number of stretches, or of too few for the stages"
+#endif
 #define CHUNKS ((16 - GRANULE + BLOCK_NBYTES + 15) / 16)
 #else
 #define UNIT BLOCK_NBYTES
