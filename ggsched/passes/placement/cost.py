@@ -342,9 +342,10 @@ class _Search:
                     reads[storage].add(source)
                     readers[source].add(storage)
         found: dict[int, list[int]] = {}
-        for storage in self.free:  # in the order of their nodes
+        for storage in self.free:  # by their first nodes; a later one may write what was read
             before = next(iter(reads[storage])) if len(reads[storage]) == 1 else -1
-            chain = found[before] if before >= 0 and len(readers[before]) == 1 else []
+            is_next = before in found and len(readers[before]) == 1
+            chain = found[before] if is_next else []
             chain.append(storage)
             found[storage] = chain
         chains = {id(chain): chain for chain in found.values()}
