@@ -37,7 +37,7 @@ from ggsched.run.cache import RecentCache
 from ggsched.run.call_guard import CallGuard, guarded
 from ggsched.run.executor import Executor
 from ggsched.run.expert_ledger import ExpertLedger
-from ggsched.run.following import StateStreams
+from ggsched.run.following import StateStreams, takes_turns
 from ggsched.run.open_devices import names_of, opened
 from ggsched.run.outputs import Outputs
 from ggsched.run.release import close_after, close_all
@@ -180,6 +180,7 @@ class Scheduler:
         self._last: Run | None = None
         self._ran: _Ran | None = None
         self._under_way: dict[str, tuple[int, int]] | None = {}
+        self._has_room = True
         self._setup_s = 0.0
         self._is_closed = False
 
@@ -367,6 +368,7 @@ class Scheduler:
         copy: bool,
     ) -> dict[int, np.ndarray]:
         graph, wanted, streams = planned.graph, planned.constraints, None
+        executor = self._in_turn(graph, executor)
         if isinstance(executor, Executor) and not is_tried:
             streams = executor.state_streams
         if executor is not self._last and not self._follows(streams):
@@ -395,6 +397,44 @@ class Scheduler:
             if loser is not None:
                 self._executors.drop(loser)
         return outputs
+
+    def _in_turn(self, graph: Graph, executor: Run) -> Run:
+        """Return the executor, or its twin where the last run of the plan would hold up this one.
+
+        A twin is made if there is memory for it.
+        """
+        if not isinstance(executor, Executor) or executor is not self._last or not executor.owes:
+            return executor
+        if not executor.takes_turns or not self._has_room or self.settings.memory_budget:
+            return executor
+        if executor.twin is None:
+            began = time.perf_counter()
+            self._drain()
+            try:
+                twin = self._bound(graph, executor.plan)
+            except OutOfDeviceMemory:
+                self._has_room = False
+                return executor
+            finally:
+                self._setup_s += time.perf_counter() - began
+            assert isinstance(twin, Executor)  # as the first
+            executor.twin = twin
+        return executor.twin
+
+    def takes_turns(self, plan: Plan) -> bool:
+        """Whether runs of a plan follow each other without a wait, if there is memory for two.
+
+        Args:
+            plan: Of this scheduler.
+
+        Examples:
+            >>> with Scheduler(["cpu:0"]) as scheduler:
+            ...     scheduler.takes_turns(scheduler.plan(graph))  # the host waits for its output
+            False
+        """
+        if isinstance(self._store, RemoteStore) or self.settings.memory_budget:
+            return False
+        return takes_turns(plan)
 
     def _follows(self, streams: StateStreams | None) -> bool:
         """Whether streams keep a run in order with all that is under way."""
@@ -659,6 +699,7 @@ class Scheduler:
     def _release(self) -> None:
         """Drain the streams and release everything."""
         self._last = self._ran = None
+        self._has_room = True
         # Whatever fails while draining has been reported before, or nothing waits for it any more.
         self._store.drain()
         close_all([*self._executors.take_all(), self._store, *self._owned])
@@ -673,6 +714,8 @@ class Scheduler:
         except OutOfDeviceMemory:
             if not len(self._executors):
                 raise
+        if any(isinstance(e, Executor) and e.twin for e in self._executors.values()):
+            self._has_room = False
         self._last = self._ran = None
         close_all(self._executors.take_all())
         self._planner.settle("there is no memory for two plans")
@@ -707,7 +750,7 @@ class Scheduler:
 
     def _evict(self, executor: Run) -> None:
         self._drain()
-        if self._last is executor:
+        if self._last in (executor, executor.twin if isinstance(executor, Executor) else None):
             self._last = self._ran = None
         executor.close()
 

@@ -146,6 +146,7 @@ _REDUCTIONS: Final[Mapping[str, Callable[[str, Target], Builder]]] = {
     "rms_norm": lambda name, target: reductions.rms_norm(name, target, weighted=False),
     "rms_norm_mul": lambda name, target: reductions.rms_norm(name, target, weighted=True),
     "norm": reductions.norm,
+    "soft_max_across": reductions.soft_max_across,
     "sum_rows": reductions.sum_rows,
     "mean_rows": reductions.mean_rows,
     "max_of_rows": reductions.max_of_rows,
@@ -205,12 +206,28 @@ def _conv_rows(ops: Sequence[str]) -> Family:
     return lambda target: [windows.conv_rows(f"stride{n}", target, ops, stride=n) for n in (1, 2)]
 
 
+def _conv_planes(ops: Sequence[str]) -> Family:
+    return lambda target: [windows.conv_planes(f"stride{n}", target, ops, stride=n) for n in (1, 2)]
+
+
 def _conv_tiles(ops: Sequence[str]) -> Family:
     return lambda target: [convolution.conv("conv", target, ops)]
 
 
 def _max_rows(target: Target) -> Sequence[Builder]:
     return [windows.max_rows(f"stride{n}", target, stride=n) for n in (1, 2)]
+
+
+def _average_rows(target: Target) -> Sequence[Builder]:
+    return [windows.average_rows(f"stride{n}", target, stride=n) for n in (1, 2)]
+
+
+def _zip_rows(target: Target) -> Sequence[Builder]:
+    return [moves.zip_rows("zip_rows", target)]
+
+
+def _repeat(times: int) -> Family:
+    return lambda target: [moves.repeat("repeat", target, times)]
 
 
 def _moves(target: Target) -> Sequence[Builder]:
@@ -246,9 +263,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "panels_f32": _panels,
     "routes_f32": _routes,
     "conv_rows": _conv_rows(()),
+    "conv_planes": _conv_planes(()),
     "pad": _pad,
     "moves": _moves,
     "max_rows": _max_rows,
+    "average_rows": _average_rows,
+    "zip_rows": _zip_rows,
+    **{f"repeat{n}": _repeat(n) for n in moves.REPEATS},
     "conv": _conv_tiles(()),
     "linear_attention0": _linear_attention(beta=False),
     "linear_attention1": _linear_attention(beta=True),
@@ -277,7 +298,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 
 
 def family(name: str) -> Family:
-    """Return a family; ``conv+a+b`` and ``conv_rows+a`` apply ops to results of a convolution.
+    """Return a family; ``conv+a+b`` and the like apply ops to results of a convolution.
 
     Raises:
         KeyError: there is none.
@@ -286,6 +307,8 @@ def family(name: str) -> Family:
     match first:
         case "conv":
             return _conv_tiles(ops)
+        case "conv_planes":
+            return _conv_planes(ops)
         case "conv_rows":
             return _conv_rows(ops)
         case _:

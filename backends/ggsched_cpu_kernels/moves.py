@@ -1,12 +1,14 @@
 """Kernels that move elements of any type: windows of arrays, and slices chosen by indices."""
 
+from typing import Final
+
 from ggsched_cpu_kernels.emit import Builder, Value
 from ggsched_cpu_kernels.target import Target
-from ggsched_cpu_kernels.vectors import Row, operand_slot, over_rows, own_slot
+from ggsched_cpu_kernels.vectors import Chunk, Row, operand_slot, over_chunks, over_rows, own_slot
 
 
 def move(name: str, target: Target, nbytes: int) -> Builder:
-    """Operands x and result, of elements of so many bytes, any distance apart."""
+    """Operands x and result, of elements of a given number of bytes, any distance apart."""
     b = Builder(name, target)
     steps = [b.arg(operand_slot(i) + 1) for i in range(2)]
     are_dense = [b.compare("eq", step, nbytes) for step in steps]
@@ -14,6 +16,45 @@ def move(name: str, target: Target, nbytes: int) -> Builder:
 
     def row(row: Row) -> None:
         _copy(b, row.pointers, steps, row.columns, is_dense, nbytes)
+
+    over_rows(b, 2, row)
+    return b
+
+
+def zip_rows(name: str, target: Target) -> Builder:
+    """Operands a, b and result, of f32: elements of a and b by turns."""
+    b = Builder(name, target)
+    lanes = target.lanes
+    turns = [i // 2 + (lanes if i % 2 else 0) for i in range(2 * lanes)]
+
+    def row(row: Row) -> None:
+        first, second, out = row.pointers
+
+        def chunk(c: Chunk) -> None:
+            c.times(2).store(b.shuffle(c.load(first), c.load(second), turns), out)
+
+        over_chunks(b, row.columns, chunk)
+
+    over_rows(b, 3, row)
+    return b
+
+
+REPEATS: Final = range(2, 9)
+"""How often ``repeat`` may write an element."""
+
+
+def repeat(name: str, target: Target, times: int) -> Builder:
+    """Operands x and result, of f32: each element of x several times."""
+    b = Builder(name, target)
+    each = [i // times for i in range(times * target.lanes)]
+
+    def row(row: Row) -> None:
+        x, out = row.pointers
+
+        def chunk(c: Chunk) -> None:
+            c.times(times).store(b.shuffle(c.load(x), None, each), out)
+
+        over_chunks(b, row.columns, chunk)
 
     over_rows(b, 2, row)
     return b
@@ -83,4 +124,4 @@ def _copy(
         b.store(value, b.offset(out, b.mul(k, steps[1])), nbytes)
 
 
-__all__ = ["gather", "move", "pick"]
+__all__ = ["REPEATS", "gather", "move", "pick", "repeat", "zip_rows"]

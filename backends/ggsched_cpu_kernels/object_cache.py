@@ -6,11 +6,12 @@ written costs time only.
 """
 
 import os
-import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
+from ggsched.whole_file import write_whole
 from ggsched_cpu_kernels.target import Target
 
 _HEAD = b"ggsched cpu kernels 1\n"
@@ -63,15 +64,6 @@ def _read(file: Path) -> bytes | None:
 
 
 def _write(file: Path, code: bytes) -> None:
-    """Write a file that others see whole or not at all."""
-    try:
+    with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, name = tempfile.mkstemp(dir=file.parent)
-    except OSError:
-        return
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(_HEAD + sha256(code).digest() + code)
-        os.replace(name, file)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
+        write_whole(file, _HEAD + sha256(code).digest() + code)

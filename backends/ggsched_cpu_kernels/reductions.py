@@ -147,6 +147,40 @@ def soft_max(name: str, target: Target, *, masked: bool, sinks: bool) -> Builder
     return b
 
 
+def soft_max_across(name: str, target: Target) -> Builder:
+    """Operands x and result; elements of a softmax, and bytes from one to the next in both.
+
+    Each element of a row is the first of one. As numpy's, it is NaN where one is, and where the
+    largest is infinite.
+    """
+    b = Builder(name, target)
+    count, x_step, out_step = (b.arg(own_slot(2) + i) for i in range(3))
+    type_ = vector_of(target.lanes, "float")
+
+    def row(row: Row) -> None:
+        x, out = row.pointers
+
+        def chunk(c: Chunk) -> None:
+            top, total = b.var(c.load(x)), b.var(b.zero(type_))
+            with b.loop(1, count) as k:
+                seen = c.load(b.offset(x, b.mul(k, x_step)))
+                b.set(top, b.intrinsic("maximum", b.get(top), seen))
+            b.set(total, b.zero(type_))
+            with b.loop(0, count) as k:
+                seen = c.load(b.offset(x, b.mul(k, x_step)))
+                power = exp(b, b.fsub(seen, b.get(top)))
+                c.store(power, b.offset(out, b.mul(k, out_step)))
+                b.set(total, b.fadd(b.get(total), power))
+            with b.loop(0, count) as k:
+                place = b.offset(out, b.mul(k, out_step))
+                c.store(b.fdiv(c.load(place), b.get(total)), place)
+
+        over_chunks(b, row.columns, chunk)
+
+    over_rows(b, 2, row)
+    return b
+
+
 def sum_rows(name: str, target: Target) -> Builder:
     """Operand x; result, a row of which is one number."""
     b = Builder(name, target)

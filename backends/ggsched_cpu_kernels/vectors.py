@@ -102,6 +102,12 @@ class Chunk:
         self.b.declared[name] = f"declare void @{name}({value.type}, ptr, i32, {self.mask.type})"
         self.b.line(f"call void @{name}({value}, {at}, i32 4, {self.mask})")
 
+    def times(self, n: int) -> "Chunk":
+        """Return the same elements of a row in which each is several."""
+        b, each = self.b, [i // n for i in range(n * self.lanes)]
+        mask = None if self.mask is None else b.shuffle(self.mask, None, each)
+        return Chunk(b, b.mul(self.column, n), n * self.lanes, mask)
+
     def keep(self, value: Value, otherwise: Value | float) -> Value:
         """Return a value, or another one in lanes that are not there."""
         if self.mask is None:

@@ -28,18 +28,87 @@ def conv_rows(name: str, target: Target, ops: Sequence[str] = (), *, stride: int
     result is contiguous along a line, and its windows lie ``stride`` elements (1 or 2) apart.
     """
     b = Builder(name, target)
-    first = own_slot(4) + len(OWN_SLOTS)
-    lanes = target.lanes
-    given = iter(range(first, 2**16))
-    numbers = [[b.splat(b.arg_f32(next(given)), lanes) for _ in FORMULAS[op][1]] for op in ops]
+    own = own_slot(4)
+    sums = _Sums(b, ops, own + len(OWN_SLOTS))
 
     def row(row: Row) -> None:
         x, w, bias, out = row.pointers
-        start = b.splat(b.load("float", bias, 4), lanes)
-        weight = b.var(w)
+        _lines(b, row.at[-1], row.columns, own, stride, x, out, *sums.of(w, bias))
 
-        def begin() -> None:
-            b.set(weight, w)
+    over_rows(b, 4, row)
+    return b
+
+
+PLANE_SLOTS: Final = (
+    *OWN_SLOTS, "x_plane", "x_line", "x_lines", "x_columns", "line", "inside", "filled",
+    "each", "w_each", "out_each",
+)  # fmt: skip
+"""Of ``conv_planes``: bytes between planes and between lines of x, their lines and columns, bytes
+between padded lines, from a padded plane to the first element inside, and of all padded planes with
+``SLACK``; results of a group, and bytes between their kernels and planes."""
+
+
+def conv_planes(name: str, target: Target, ops: Sequence[str] = (), *, stride: int) -> Builder:
+    """The same with the pads: a row is a group of an image, which is copied to scratch memory.
+
+    Operands x, w, bias, result; then ``PLANE_SLOTS`` and the parameters of ``ops``. ``row``,
+    ``plane`` and ``step`` are those of the padded copy.
+    """
+    b = Builder(name, target)
+    own = own_slot(4)
+    arg = {slot: b.arg(own + i) for i, slot in enumerate(PLANE_SLOTS)}
+    sums = _Sums(b, ops, own + len(PLANE_SLOTS))
+    scratch = b.parameter("scratch")
+    zeros = b.splat(f32(0.0), target.lanes)
+    with b.loop(0, arg["filled"], 4 * target.lanes) as at:
+        b.store(zeros, b.offset(scratch, at), 4)
+
+    def row(row: Row) -> None:
+        x, w, bias, out = row.pointers
+        with b.loop(0, arg["channels"]) as channel:
+            source = b.offset(x, b.mul(channel, arg["x_plane"]))
+            inside = b.offset(scratch, b.add(b.mul(channel, arg["plane"]), arg["inside"]))
+            with b.loop(0, arg["x_lines"]) as i:
+                line = b.offset(source, b.mul(i, arg["x_line"]))
+                place = b.offset(inside, b.mul(i, arg["line"]))
+                _copy(b, line, place, arg["x_columns"])
+        with b.loop(0, arg["each"]) as k:
+            window = sums.of(b.offset(w, b.mul(k, arg["w_each"])), b.offset(bias, b.mul(k, 4)))
+            result = b.offset(out, b.mul(k, arg["out_each"]))
+            with b.loop(0, b.udiv(b.add(arg["lines"], LINES - 1), LINES)) as block:
+                first = b.mul(block, LINES)
+                start = b.offset(scratch, b.mul(first, arg["step"]))
+                to = b.offset(result, b.mul(first, b.mul(row.columns, 4)))
+                _lines(b, block, row.columns, own, stride, start, to, *window)
+
+    over_rows(b, 4, row)
+    return b
+
+
+def _copy(b: Builder, source: Value, to: Value, columns: Value) -> None:
+    over_chunks(b, columns, lambda c: c.store(c.load(source), to))
+
+
+class _Sums:
+    """What becomes of windows of a convolution.
+
+    Args:
+        b: Writes the kernel.
+        ops: Applied to results.
+        first: Slot of the first parameter of these.
+    """
+
+    def __init__(self, b: Builder, ops: Sequence[str], first: int) -> None:
+        self._b, self._ops, lanes = b, ops, b.target.lanes
+        given = iter(range(first, 2**16))
+        self._numbers = [
+            [b.splat(b.arg_f32(next(given)), lanes) for _ in FORMULAS[op][1]] for op in ops
+        ]
+
+    def of(self, w: Value, bias: Value) -> "tuple[Value, _Window]":
+        """Return where sums start, and the window of a kernel."""
+        b, lanes = self._b, self._b.target.lanes
+        weight = b.var(w)
 
         def tap() -> Value:
             at = b.get(weight)
@@ -47,15 +116,14 @@ def conv_rows(name: str, target: Target, ops: Sequence[str] = (), *, stride: int
             return b.splat(b.load("float", at, 4), lanes)
 
         def end(value: Value) -> Value:
-            for op, own in zip(ops, numbers, strict=True):
+            for op, own in zip(self._ops, self._numbers, strict=True):
                 value = FORMULAS[op][2](b, [value], own)
             return value
 
-        window = _Window(begin, tap, lambda total, x, factor: b.fma(x, factor, total), end)
-        _lines(b, row, own_slot(4), stride, x, out, start, window)
-
-    over_rows(b, 4, row)
-    return b
+        window = _Window(
+            lambda: b.set(weight, w), tap, lambda total, x, factor: b.fma(x, factor, total), end
+        )
+        return b.splat(b.load("float", bias, 4), lanes), window
 
 
 def max_rows(name: str, target: Target, *, stride: int) -> Builder:
@@ -69,7 +137,24 @@ def max_rows(name: str, target: Target, *, stride: int) -> Builder:
         x, out = row.pointers
         start = b.splat(f32(-math.inf), target.lanes)
         window = _Window(lambda: None, lambda: None, largest, lambda value: value)
-        _lines(b, row, own_slot(2), stride, x, out, start, window)
+        _lines(b, row.at[-1], row.columns, own_slot(2), stride, x, out, start, window)
+
+    over_rows(b, 2, row)
+    return b
+
+
+def average_rows(name: str, target: Target, *, stride: int) -> Builder:
+    """Operands x and result; then ``OWN_SLOTS`` and a factor: the sum of each window times it."""
+    b = Builder(name, target)
+    factor = b.splat(b.arg_f32(own_slot(2) + len(OWN_SLOTS)), target.lanes)
+
+    def row(row: Row) -> None:
+        x, out = row.pointers
+        start = b.splat(f32(0.0), target.lanes)
+        window = _Window(
+            lambda: None, lambda: None, lambda a, x, _: b.fadd(a, x), lambda a: b.fmul(a, factor)
+        )
+        _lines(b, row.at[-1], row.columns, own_slot(2), stride, x, out, start, window)
 
     over_rows(b, 2, row)
     return b
@@ -92,16 +177,24 @@ class _Window(NamedTuple):
 
 
 def _lines(
-    b: Builder, row: Row, own: int, stride: int, x: Value, out: Value, start: Value, window: _Window
+    b: Builder,
+    block: Value,
+    columns: Value,
+    own: int,
+    stride: int,
+    x: Value,
+    out: Value,
+    start: Value,
+    window: _Window,
 ) -> None:
-    """Compute ``LINES`` lines of results."""
+    """Compute a block of ``LINES`` lines of results."""
     arg = {slot: b.arg(own + i) for i, slot in enumerate(OWN_SLOTS)}
     lanes = b.target.lanes
     # Lines that are not there repeat the last one.
-    left = b.sub(b.sub(arg["lines"], b.mul(row.at[-1], LINES)), 1)
+    left = b.sub(b.sub(arg["lines"], b.mul(block, LINES)), 1)
     lines = [b.umin(left, i) for i in range(LINES)]
     starts = [b.offset(x, b.mul(i, arg["step"])) for i in lines]
-    outs = [b.offset(out, b.mul(i, b.mul(row.columns, 4))) for i in lines]
+    outs = [b.offset(out, b.mul(i, b.mul(columns, 4))) for i in lines]
 
     def seen(c: Chunk, place: Value) -> Value:
         if stride == 1:
@@ -126,7 +219,16 @@ def _lines(
         for total, place in zip(totals, outs, strict=True):
             c.store(window.end(b.get(total)), place)
 
-    over_chunks(b, row.columns, chunk)
+    over_chunks(b, columns, chunk)
 
 
-__all__ = ["LINES", "OWN_SLOTS", "SLACK", "conv_rows", "max_rows"]
+__all__ = [
+    "LINES",
+    "OWN_SLOTS",
+    "PLANE_SLOTS",
+    "SLACK",
+    "average_rows",
+    "conv_planes",
+    "conv_rows",
+    "max_rows",
+]

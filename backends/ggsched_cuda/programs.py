@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -18,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from ggsched.backend.stages import tell
 from ggsched.errors import UsageError
+from ggsched.whole_file import write_whole
 from ggsched_cuda import driver
 from ggsched_cuda.compiler.driver import compile_text, compiler_version
 from ggsched_cuda.driver import CudaError
@@ -149,12 +149,8 @@ def _compiled(code: KernelCode, text: str, file: Path, arch: int) -> bytes:
 
 
 def _keep(file: Path, code: bytes) -> None:
-    """Write a file in one step, so that another process sees all of it or nothing."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as part:
-            part.write(code)
-        os.replace(part.name, file)
+        write_whole(file, code)
     except OSError:
         return  # a cache that cannot be written is not used; no error
 

@@ -27,6 +27,7 @@ class ProductCall:
         label: The node that it belongs to, for messages.
         has_columns: Whether elements of columns of w lie side by side, not those of rows; the
             distance of w in ``rows`` is then from one element of a row to the next.
+        more: Other weights that the same x is multiplied with, and where to; only with one batch.
     """
 
     size: tuple[int, int, int]
@@ -39,6 +40,7 @@ class ProductCall:
     adds: bool
     label: str
     has_columns: bool = False
+    more: tuple[tuple[Place, Place], ...] = ()
 
 
 Call = KernelCall | ProductCall | StreamCall

@@ -26,15 +26,16 @@ MAX_WIDTH: Final = 256
 WIDE: Final = 128
 """Heads up to this width leave registers for two tiles of queries in a warp."""
 
-SPLIT_ROWS: Final = 256
+SPLIT_ROWS: Final = 128
 """Rows of keys of a share, at least."""
 
 MAX_SPLITS: Final = 64
 BOUNDS: Final = 4
 """Flag of the kernel: there are bounds, the last operand."""
 
-JOINED_ROWS: Final = 8
-"""Rows of a group that joins shares."""
+JOINING_WARPS: Final = 8
+"""Warps of a group that joins shares, each of which has a row; or, where rows are so few that most
+multiprocessors would wait, all have one."""
 
 MAX_AT_ONCE: Final = 16
 """Shares of a row that are on their way together."""
@@ -48,22 +49,28 @@ class Cut(NamedTuple):
         tiles: Tiles of 16 rows of queries in a warp.
         keys: Rows of keys that are multiplied at once.
         resident: Groups that a multiprocessor has at a time.
+        along: Whether all warps have the same rows of queries, and each a part of the keys.
     """
 
     warps: int
     tiles: int
     keys: int
     resident: int
+    along: bool = False
 
     @property
     def rows(self) -> int:
         """Rows of queries of a group."""
-        return self.warps * self.tiles * UNIT
+        return (1 if self.along else self.warps) * self.tiles * UNIT
 
 
-NARROW: Final = Cut(4, 1, 64, 2)
-BROAD: Final = Cut(4, 2, 64, 2)
+FEW: Final = Cut(4, 1, 64, 3, along=True)
+MANY: Final = Cut(4, 2, 64, 2)
 """For few rows of queries, and for many."""
+
+FEW_ROWS: Final = 128
+"""Rows of queries that are few. Groups for 16 of them read the same keys, if these tokens see them,
+more often than one for all would; tokens of several sequences see different ones."""
 
 
 def fits_flash(site: CudaLoweringContext) -> bool:
@@ -86,7 +93,7 @@ def lower_flash(site: CudaLoweringContext) -> None:
     tensors, has, share = attention_operands(node)
     cut, planes = _cut_of(site), _planes(site)
     blocks = -(-q.shape[0] * share // cut.rows)
-    splits = _splits(site, blocks * k.shape[1] // cut.resident, k)
+    splits = _splits(site, cut, blocks * k.shape[1], k)
     y, parts = window(node.output), _parts(site, splits, q.shape, v.shape[2])
     numbers = i32(has), f32(site.number("scale")), f32(site.number("soft_cap"))
     args: tuple[Arg, ...] = (
@@ -95,7 +102,8 @@ def lower_flash(site: CudaLoweringContext) -> None:
     )  # fmt: skip
     defines = {
         "lanes": cut.warps * 32, "MT": cut.tiles, "BN": cut.keys, "WIDTH": q.shape[2],
-        "ACROSS": v.shape[2], "PLANES": planes, "RESIDENT": cut.resident, "SKIPS": int(blocks == 1),
+        "ACROSS": v.shape[2], "PLANES": planes, "RESIDENT": cut.resident,
+        "ALONG": int(cut.along), "SKIPS": int(blocks == 1 and not cut.along),
         "MASKED": int(bool(node.params["mask"])), "CAPPED": int(bool(node.params["soft_cap"])),
         "LOCAL_NBYTES": _local_nbytes(cut, q.shape[2], v.shape[2], planes),
     }  # fmt: skip
@@ -112,9 +120,11 @@ def _join(site: CudaLoweringContext, sinks: Window, splits: int, has: int) -> No
     y = window(site.node.output)
     tokens, heads, across = site.node.output.shape
     args = (SCRATCH, *sinks.args, *y.args, i32(has), i32(splits), y.buffer)
-    grid = (-(-tokens * heads // JOINED_ROWS), 1, 1)
-    cut = {"ACROSS": across, "AT_ONCE": min(MAX_AT_ONCE, 1 << (splits - 1).bit_length())}
-    site.call("flash_join", "flash_join", args, grid, lanes=32 * JOINED_ROWS, **cut)
+    warps = JOINING_WARPS if tokens * heads <= site.profile.num_sms else 1
+    grid = (-(-tokens * heads * warps // JOINING_WARPS), 1, 1)
+    at_once = min(MAX_AT_ONCE, 1 << (-(-splits // warps) - 1).bit_length())
+    cut = {"ACROSS": across, "AT_ONCE": at_once, "WARPS_OF_ROW": warps}
+    site.call("flash_join", "flash_join", args, grid, lanes=32 * JOINING_WARPS, **cut)
     site.can_write_halves()
 
 
@@ -131,10 +141,12 @@ def _planes(site: CudaLoweringContext) -> int:
 def _cut_of(site: CudaLoweringContext) -> Cut:
     k, v, q = site.node.inputs[:3]
     width, rows = max(q.shape[2], v.shape[2]), q.shape[0] * q.shape[1] // k.shape[1]
-    if width > WIDE or _planes(site) > 1:
+    has_one = _planes(site) == 1
+    if width <= WIDE and rows <= FEW_ROWS:
+        return FEW if has_one else FEW._replace(resident=2)
+    if width > WIDE or not has_one:
         return Cut(4, 1, 32 if width > WIDE else 64, 1)
-    # Few rows are spread over warps, not over the tiles of one.
-    return NARROW if rows <= NARROW.rows else BROAD
+    return MANY
 
 
 def _local_nbytes(cut: Cut, width: int, across: int, planes: int) -> int:
@@ -142,9 +154,11 @@ def _local_nbytes(cut: Cut, width: int, across: int, planes: int) -> int:
     return planes * cut.rows * key + 2 * cut.keys * (key + value)
 
 
-def _splits(site: CudaLoweringContext, waves: int, k: Operand) -> int:
+def _splits(site: CudaLoweringContext, cut: Cut, groups: int, k: Operand) -> int:
     """Return into how many shares the rows are cut, so that all multiprocessors have work."""
-    room = site.profile.num_sms // max(1, waves)
+    # Of one token memory is what takes the time, and each share more to be joined.
+    resident = cut.resident if groups > k.shape[1] else 2
+    room = site.profile.num_sms * resident // groups
     return max(1, min(room, k.shape[0] // SPLIT_ROWS, MAX_SPLITS))
 
 

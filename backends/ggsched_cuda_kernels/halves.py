@@ -3,7 +3,8 @@
 A product of many rows by cuBLAS wants rows of bf16 beside weights of bf16 (``products``). Norms,
 gated products and attention have these rows in registers: they write them to FACTOR as they go,
 where a kernel of its own would read all again. Weights of f16 and packed ones want rows of f16,
-with a scale for each, which only a kernel can tell whose groups have whole rows: norms.
+with a scale for each, which only groups can tell that have whole rows: those of norms do, others
+are cut anew.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Final
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.tensor import contiguous_strides
 from ggsched_cuda_kernels.calls import Call, CudaLoweringContext
+from ggsched_cuda_kernels.decode.fused import MAX_LANES, MAX_UNITS, lanes_of
 from ggsched_cuda_kernels.operands import is_same
 from ggsched_cuda_kernels.passes import fits_passes
 from ggsched_cuda_kernels.products import fits_rounded
@@ -23,7 +25,12 @@ from ggsched_kernels import FACTOR, KernelCall, TuningProfile
 from ggsched_kernels.retained import Retained
 
 WHOLE_ROWS: Final = frozenset({"rms_mul", "sum_norm"})
-"""Kernels whose groups have whole rows."""
+"""Kernels whose groups have whole rows anyway."""
+
+WARP: Final = 32
+
+JOINED_PAIRS: Final = 1 << 13
+"""Pairs of floats of shares that a group has registers for."""
 
 LEAST_ROWS: Final = 2
 """Rows from which on products of 16 bits are cuBLAS's (``products.ROUNDED_ROWS``)."""
@@ -51,8 +58,6 @@ def writing_halves(
     if product.op != "mul_mat":
         return call
     is_bf16 = product.inputs[0].dtype.name == "bf16"
-    if not is_bf16 and call.kernel not in WHOLE_ROWS:
-        return call
     x, rows = product.inputs[1], prod(product.inputs[1].shape[:-1])
     if not is_same(x, made) or not (_is_dense(x) and _is_dense(made)):
         return call
@@ -61,12 +66,37 @@ def writing_halves(
     site = CudaLoweringContext(product, profile)
     if not _takes_tiles(site) and (fits_passes(site) or not fits_rounded(site)):
         return call
+    writer = call if is_bf16 else with_whole_rows(call, x.shape[-1], rows)
+    if writer is None:
+        return call
     layout = rows_layout(x, 1)
     assert retained.prepare(FACTOR, x, layout.how(is_bf16=is_bf16), layout.nbytes)
-    args = list(call.args)
-    args[call.halves] = FACTOR
-    defines = tuple(sorted((*call.defines, ("HALVES", "1" if is_bf16 else "2"))))
-    return replace(call, args=tuple(args), defines=defines)
+    args = list(writer.args)
+    args[writer.halves] = FACTOR
+    defines = tuple(sorted((*writer.defines, ("HALVES", "1" if is_bf16 else "2"))))
+    return replace(writer, args=tuple(args), defines=defines)
+
+
+def with_whole_rows(call: KernelCall, n: int, rows: int) -> KernelCall | None:
+    """Return a call with a group for each row of n elements, or None if that cannot be."""
+    if call.kernel in WHOLE_ROWS:
+        return call
+    defines = dict(call.defines)
+    if call.kernel == "gated_rows":
+        lanes, units = lanes_of(n, rows)
+        defines["UNITS"] = str(units)
+        groups, fits = (1, rows, 1), units <= MAX_UNITS
+    else:  # a warp of flash_join has a head
+        across = int(defines["ACROSS"])
+        lanes = WARP * (n // across)
+        at_once = JOINED_PAIRS // (lanes * -(-across // (2 * WARP)))
+        defines["WARPS_OF_ROW"] = "1"
+        defines["AT_ONCE"] = str(max(1, min(int(defines["AT_ONCE"]), at_once)))
+        groups, fits = (rows, 1, 1), call.kernel == "flash_join" and lanes <= MAX_LANES
+    defines["LANES"] = str(lanes)
+    if not fits:
+        return None
+    return replace(call, groups=groups, lanes=lanes, defines=tuple(sorted(defines.items())))
 
 
 def _takes_tiles(site: CudaLoweringContext) -> bool:
@@ -80,4 +110,4 @@ def _is_dense(o: Operand) -> bool:
     )
 
 
-__all__ = ["LEAST_ROWS", "writing_halves"]
+__all__ = ["LEAST_ROWS", "with_whole_rows", "writing_halves"]

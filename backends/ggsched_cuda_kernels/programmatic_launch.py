@@ -1,4 +1,4 @@
-"""Early launch (NVIDIA: programmatic dependent launch), compute capability 9.0 and later.
+"""Programmatic dependent launch (PDL), compute capability 9.0 and later.
 
 A kernel whose call says so (``KernelCall.launch``) is brought onto the GPU while its predecessor on
 the stream still runs, which hides the time that a launch takes. Two instructions make that safe.
@@ -15,14 +15,14 @@ driver lets it wait for its predecessor as a whole. Pointers are not ``__restric
 read by ``ld.global.nc`` in front of the wait; a test looks at the machine-independent code.
 
 Constants need no wait: weights that nobody writes while the program is open (LCH-7).
-``warp_specialized_rows`` fetches them while its predecessor still runs and places its wait itself,
-before it reads or writes anything else. Attention asks for rows of the caches to come to the L2
-cache, which reads nothing: what is written meanwhile goes there too. Calls of such kernels say
-``BY_ITSELF`` or ``WAITS_FIRST``, and tests look at every way through them.
+``warp_specialized_rows`` and ``tile_product`` fetch them while their predecessor still runs and
+place their wait themselves, before they read or write anything else. Attention asks for rows of the
+caches to come to the L2 cache, which reads nothing: what is written meanwhile goes there too. Calls
+of such kernels say ``BY_ITSELF`` or ``WAITS_FIRST``, and tests look at every way through them.
 
-In turn are launched kernels that keep most of the shared memory of a multiprocessor, such as
-``matvec_blocks_id`` and ``tile_product``: while their groups wait there is no room for groups of
-the predecessor, and a step of gpt-oss took a seventh longer with them.
+In turn are launched kernels of experts that keep most of the shared memory of a multiprocessor,
+``matvec_blocks_id`` and ``tile_product`` by a route: while their groups wait there is no room for
+groups of the predecessor, and a step of gpt-oss took a seventh longer with them.
 
 Modes other than ``on`` are for tests. ``late`` lets each group sleep for a while after it has let
 its successor in, so that a successor which does not wait reads what was there before. ``broken``

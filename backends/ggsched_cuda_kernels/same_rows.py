@@ -1,7 +1,8 @@
 """Products of the same rows with several weights, as one call: queries, keys, values; gate and up.
 
 Each product of a few rows takes its launch, its conversion of the rows and its first loads, some
-8 us of the 10 to 35 that it has; and one of few columns hardly fills the GPU (H200, 8B).
+8 us of the 10 to 35 that it has; and one of few columns hardly fills the GPU (H200, 8B): keys and
+values of 512 tokens are 32 tiles each.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Final
 from ggsched.backend.program import BoundNode
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.operands import is_same, meet
+from ggsched_cuda_kernels.products import fits_rounded, lower_rounded_together
 from ggsched_cuda_kernels.tiles import DTYPES as TILED
 from ggsched_cuda_kernels.tiles import fits_rows, lower_rows_together
 from ggsched_kernels import TuningProfile
@@ -36,6 +38,8 @@ def join_same_rows(
         return None
     if _by_tiles(sites[0]):
         lower_rows_together(sites)
+    elif _by_batch(sites[0]):
+        lower_rounded_together(sites)
     else:
         lower_blocks(*sites)
     last = sites[-1]
@@ -45,21 +49,28 @@ def join_same_rows(
 
 
 def _is_product(site: CudaLoweringContext) -> bool:
-    """Whether a node is a product with one packed weight that a kernel of several takes."""
+    """Whether a node is a product with one weight that a kernel of several takes."""
     node = site.node
-    if node.op != "mul_mat" or 0 in node.output.shape or not node.inputs[0].dtype.is_quantized:
+    if node.op != "mul_mat" or 0 in node.output.shape or 0 in node.inputs[1].shape:
         return False
-    if prod(node.inputs[0].shape[:-2]) != 1 or 0 in node.inputs[1].shape:
+    if prod(node.inputs[0].shape[:-2]) != 1:
         return False
-    return _by_tiles(site) or _by_blocks(site)
+    return _by_tiles(site) or _by_batch(site) or _by_blocks(site)
 
 
 def _by_tiles(site: CudaLoweringContext) -> bool:
     return site.node.inputs[0].dtype.name in TILED and fits_rows(site)
 
 
+def _by_batch(site: CudaLoweringContext) -> bool:
+    """Whether it is one of cuBLAS, of bf16 as it lies."""
+    return site.node.inputs[0].dtype.name == "bf16" and not fits_rows(site) and fits_rounded(site)
+
+
 def _by_blocks(site: CudaLoweringContext) -> bool:
-    x = site.node.inputs[1]
+    w, x = site.node.inputs
+    if not w.dtype.is_quantized:
+        return False
     rows = prod(x.shape[:-1])
     is_few = 1 < rows == x.shape[-2] <= site.profile.few_rows
     return is_few and site.profile.num_sms > 0 and columns_at_once(site) > 0
@@ -76,7 +87,12 @@ def _is_alike(site: CudaLoweringContext, others: Sequence[CudaLoweringContext]) 
         is_same_x = is_same(x, rows) and (x.shape, x.strides) == (rows.shape, rows.strides)
         if not is_same_x or weight.dtype is not w.dtype or _by_tiles(other) != _by_tiles(site):
             return False
-        if not _by_tiles(site) and not can_join_blocks(site, other):
+        if _by_batch(site):
+            if (w.shape, w.strides) != (weight.shape, weight.strides):
+                return False
+            if node.output.strides != other.node.output.strides:
+                return False
+        elif not _by_tiles(site) and not can_join_blocks(site, other):
             return False
         made = other.node.output
         if any(meet(made, o) for o in (w, x, node.output)) or meet(node.output, weight):

@@ -4,16 +4,7 @@
  */
 KERNEL(elements)(GLOBAL const u8 *a, GLOBAL const u8 *b, GLOBAL const u8 *c, GLOBAL u8 *y, Nd t,
                  int span, float P0, float P1, float P2) {
-  i64 oa = t.off[0], ob = t.off[1], oc = t.off[2], oy = t.off[3];
-  int rest = ROW;
-  for (int k = 6; k >= 0; --k) {
-    int i = rest % t.n[k];
-    rest /= t.n[k];
-    oa += i * t.s[0][k];
-    ob += i * t.s[1][k];
-    oc += i * t.s[2][k];
-    oy += i * t.s[3][k];
-  }
+  OFFSETS_OF_ROW(t)
   int from = PART * span;
   int to = MIN(t.n[7], from + span);
   for (int i = from + LANE; i < to; i += LANES) {

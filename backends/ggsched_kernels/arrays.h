@@ -83,3 +83,15 @@ FN float floor_mod(float a, float b) {
 /* NaN wins, as in numpy. */
 #define NAN_MIN(a, b) ((a) != (a) ? (a) : (b) != (b) ? (b) : (a) < (b) ? (a) : (b))
 #define NAN_MAX(a, b) ((a) != (a) ? (a) : (b) != (b) ? (b) : (a) > (b) ? (a) : (b))
+
+/* Declares oa, ob, oc and oy: where the operands and the result have the first element of this row. */
+#define OFFSETS_OF_ROW(t)                                                        \
+  i64 oa = (t).off[0], ob = (t).off[1], oc = (t).off[2], oy = (t).off[3];        \
+  for (int k_ = 6, rest_ = ROW; k_ >= 0; --k_) {                                 \
+    int i_ = rest_ % (t).n[k_];                                                  \
+    rest_ /= (t).n[k_];                                                          \
+    oa += i_ * (t).s[0][k_];                                                     \
+    ob += i_ * (t).s[1][k_];                                                     \
+    oc += i_ * (t).s[2][k_];                                                     \
+    oy += i_ * (t).s[3][k_];                                                     \
+  }

@@ -23,6 +23,8 @@ from ggsched_kernels.calls import (
 from ggsched_kernels.chains import join_chain
 from ggsched_kernels.lower_attention import lower_attention
 from ggsched_kernels.lower_elements import (
+    BINARY,
+    UNARY,
     lower_add_id,
     lower_binary,
     lower_concat,
@@ -46,11 +48,9 @@ from ggsched_kernels.lowering_context import LoweringContext
 from ggsched_kernels.retained import Retained
 from ggsched_kernels.user import lower_user
 
-_UNARY: Final = ("scale", "clamp", "silu", "gelu", "sigmoid", "tanh", "softplus")
-
 _LOWER: Final[dict[str, Callable[[LoweringContext], None]]] = {
-    **dict.fromkeys(_UNARY, lower_unary),
-    **dict.fromkeys(("add", "sub", "mul", "div", "swiglu", "swiglu_oai"), lower_binary),
+    **dict.fromkeys(UNARY, lower_unary),
+    **dict.fromkeys(BINARY, lower_binary),
     **dict.fromkeys(("cpy", "cont"), lower_copy),
     **dict.fromkeys(("rms_norm", "norm"), lower_norm),
     **dict.fromkeys(("argsort", "top_k"), lower_sort),

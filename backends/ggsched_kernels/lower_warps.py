@@ -255,7 +255,12 @@ def lower_blocks(site: LoweringContext, *others: LoweringContext) -> None:
         args += tuple(arg for place in places for arg in window(place).args)
         defines["WEIGHTS"] = 1 + len(others)
     grid = (cut.groups, -(-y.shape[2] // cut.defines["COLS"]), y.shape[0] * y.shape[1])
+    weights = [each.node.inputs[0] for each in (site, *others)]
+    is_constant = site.profile.has_tma and all(each.is_constant for each in weights)
+    defines["CONSTANT_W"] = int(is_constant)
     site.call("matvec_blocks", "matvec_blocks", args, grid, **defines)
+    if is_constant:
+        site.launched(Launch.WAITS_FIRST)
 
 
 def can_join_blocks(site: LoweringContext, other: LoweringContext) -> bool:

@@ -7,9 +7,15 @@
  * STAGES - 1 of them ahead. With PRODUCER one more warp does nothing but that, and the others wait for
  * nobody else (what CUTLASS calls warp specialisation); it takes compute capability 9.0.
  *
+ * CONSTANT_W says that nobody writes the weights: a producer warp asks for them while the predecessor still runs.
+ *
  * ALIGNED says that all rows of w begin at multiples of 16 bytes. Rows of x begin at such multiples and lie
  * along k without gaps.
  */
+#ifndef EARLY /* launched in its turn */
+#define EARLY_LET_GO()
+#define EARLY_WAIT()
+#endif
 #define ROWS 16
 #define WARPS (LANES / WARP) /* without the producer warp */
 #define STEP (WARPS * BLOCKS)
@@ -203,12 +209,19 @@ FN void product(const Product p, LOCAL_PTR u8 *memory, LOCAL_PTR Gate *gates, LO
     GATE_OPEN(empty + LANE, WARPS);
     GATES_READY();
   }
+#if !CONSTANT_W
   if (words > 0 && LANE < LANES) load_words(v, p, 0); /* before the queues are full of weights */
+#endif
   BARRIER();
   if (LANE >= LANES) {
     feed(stages, full, empty, p, steps);
     return;
   }
+#if CONSTANT_W
+  EARLY_WAIT();
+  EARLY_LET_GO();
+  if (words > 0) load_words(v, p, 0);
+#endif
 #else
 #if WEIGHTS > 1
 #error "several weights need a warp that copies"

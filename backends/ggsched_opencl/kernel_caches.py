@@ -14,13 +14,14 @@ import os
 import shutil
 import struct
 import sys
-import tempfile
 import time
 import zlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final
+
+from ggsched.whole_file import write_whole
 
 _ELF: Final = b"\x7fELF\x02\x01"
 _SECTIONS: Final = struct.Struct("<QIHHHHHH")  # from e_shoff on
@@ -82,9 +83,7 @@ def seal_used(folder: Path, began_s: float) -> None:
             if _used_s(program) >= began_s - _RECENT_S and _seal(program) != (
                 found := _look(program)
             ):
-                with tempfile.NamedTemporaryFile("w", dir=program, delete=False) as file:
-                    json.dump(found, file)
-                Path(file.name).replace(program / _SEAL)
+                write_whole(program / _SEAL, json.dumps(found).encode())
         except (OSError, ValueError):  # full, read-only, removed at the same time, a damaged seal
             continue
 

@@ -201,14 +201,14 @@ def _rates(shapes: tuple[Shape, ...]) -> dict[str, Any]:
 
 def _cuts() -> dict[str, str]:
     """Return the rates of some cuts of the kernel."""
-    found, kept = {}, flash.BROAD
+    found, kept = {}, flash.MANY
     with _set_to("auto"):
         device: Any = open_backend().open_device(0)
         bench = Products(device)
         try:
             for s in RATES[0], RATES[2], RATES[4], RATES[5]:
                 for cut in CUTS:
-                    flash.BROAD = cut  # type: ignore[misc]
+                    flash.MANY = cut  # type: ignore[misc]
                     name = f"{s.tokens} of {s.n}, {s.width}: {tuple(cut)}"
                     try:
                         seconds = _seconds(bench, s)
@@ -219,7 +219,7 @@ def _cuts() -> dict[str, str]:
                     sys.stdout.write(f"      {name}: {found[name]}\n")
                     sys.stdout.flush()
         finally:
-            flash.BROAD = kept  # type: ignore[misc]
+            flash.MANY = kept  # type: ignore[misc]
         device.close()
     return found
 

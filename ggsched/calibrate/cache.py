@@ -8,9 +8,7 @@ cannot be understood gives one warning and is ignored: rates are hints, and no r
 import logging
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import permutations
 from pathlib import Path
@@ -32,6 +30,7 @@ from ggsched.topology.cost import (
     guessed_rates,
 )
 from ggsched.topology.model import Topology
+from ggsched.whole_file import write_whole
 
 FORMAT: Final = "ggsched-rates/1"
 AUTO: Final = "auto"
@@ -220,16 +219,7 @@ def save_rates(calibration: Calibration, facts: Mapping[str, DeviceFacts], path:
 
 def _write(path: Path, data: bytes) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with open(handle, "wb") as file:
-                file.write(data)
-            os.replace(name, path)
-        except BaseException:
-            with suppress(OSError):
-                os.remove(name)
-            raise
+        write_whole(path, data)
     except OSError as error:
         raise UsageError(
             "cannot write the rates", where=str(path), why=error.strerror or str(error)

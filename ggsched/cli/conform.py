@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
@@ -10,10 +11,11 @@ from rich.text import Text
 
 from ggsched.cli.console import messages, output, write_json
 from ggsched.cli.options import json_option
-from ggsched.cli.spread_options import Spread, spread_options
+from ggsched.cli.spread_options import shown_results, spread_options
 from ggsched.cli.user_ops import named_op
 from ggsched.config import Settings
 from ggsched.printable import write_out
+from ggsched.testing.spread import Spread
 
 if TYPE_CHECKING:
     from ggsched.testing.conformance import Case, CaseResult, ConformanceReport, ConformanceRunner
@@ -62,7 +64,7 @@ def conform(
     verbose: bool,
     jobs: int,
     ray: str | None,
-    journal: str | None,
+    journal: Path | None,
     as_json: bool,
 ) -> int:
     """Run the conformance kit on the backend NAME.
@@ -117,7 +119,7 @@ def _shared(how: Spread, kit: Kit, cases: Sequence["Case"]) -> Iterator["CaseRes
 
     names = [case.name for case in cases]
     work = f"conformance {kit}"
-    said = how.results(partial(_said, kit), names, keys=names, work=work, kind=Said)
+    said = shown_results(how, partial(_said, kit), names, keys=names, work=work, kind=Said)
     for case, found in zip(cases, said, strict=True):
         yield CaseResult(case, *found)
 

@@ -1,6 +1,7 @@
 """``ggsched litmus``: verdicts on litmus programs, broken and fixed, by checker and explorer."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,9 @@ import click
 from ggsched.cli.console import WIDTH, write_json
 from ggsched.cli.files import read_text
 from ggsched.cli.options import json_option
-from ggsched.cli.spread_options import Spread, spread_options, text_digest
+from ggsched.cli.spread_options import shown_results, spread_options, text_digest
 from ggsched.printable import write_out
+from ggsched.testing.spread import Spread
 
 if TYPE_CHECKING:
     from ggsched.testing.litmus import BlockVerdict
@@ -30,10 +32,10 @@ def litmus(
     quiet: bool,
     jobs: int,
     ray: str | None,
-    journal: str | None,
+    journal: Path | None,
     as_json: bool,
 ) -> int:
-    """Judge the litmus programs in FILEs: plain ones, or fences in Markdown.
+    """Check the litmus programs in FILEs: plain ones, or fences in Markdown.
 
     The sanitizer decides by clocks, the explorer by running all interleavings. The exit code is 1
     if a verdict is not the one that the header states, or if the two do not agree. Verdicts and
@@ -43,7 +45,8 @@ def litmus(
     from ggsched.testing.litmus.verdict import Said
 
     blocks = [block for file in files for block in parse_litmus(read_text(file), file)]
-    said = Spread(jobs, ray, journal).results(
+    said = shown_results(
+        Spread(jobs, ray, journal),
         _both_verdicts,
         blocks,
         keys=[f"{block.file} {block.id} {number}" for number, block in enumerate(blocks)],

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,66 +10,20 @@ import click
 
 from ggsched.cli.console import messages
 from ggsched.cli.progress import loading
-from ggsched.fingerprint import fingerprint
+from ggsched.testing.spread import Spread
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Who does the work.
-
-    Attributes:
-        jobs: Processes of this machine.
-        ray: Address of a Ray cluster, or None.
-        journal: File that keeps results, or None.
-    """
-
-    jobs: int
-    ray: str | None
-    journal: str | None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether this process does everything and keeps nothing."""
-        return self.jobs == 1 and self.ray is None and self.journal is None
-
-    def results(
-        self,
-        function: Callable[[T], R],
-        items: Sequence[T],
-        *,
-        keys: Sequence[str],
-        work: str,
-        kind: Any,
-    ) -> Iterator[R]:
-        """Yield what a function returns for each item, in order; a terminal shows how far it is.
-
-        Args:
-            function: Of a module.
-            items: What is pickled and sent.
-            keys: A text for each item, to find its result in a journal.
-            work: What results depend on beside the item, and the sources of ggsched.
-            kind: Type of the results.
-        """
-        from ggsched.testing.journal import Journal
-        from ggsched.testing.parallel import in_order
-
-        journal: Journal[R] | None = None
-        if self.journal is not None:
-            what = f"{work}, sources {fingerprint()}"
-            journal = Journal(Path(self.journal), work=what, keys=keys, type=kind)
-        with loading(messages(), "starting") as busy:
-            yield from in_order(
-                function,
-                items,
-                jobs=self.jobs,
-                ray=self.ray,
-                progress=lambda there, of: busy.stage(f"{there} of {of}"),
-                journal=journal,
-            )
+def shown_results(
+    spread: Spread, function: Callable[[T], R], items: Sequence[T], **work: Any
+) -> Iterator[R]:
+    """Yield what ``Spread.results`` does; a terminal shows how far it is."""
+    with loading(messages(), "starting") as busy:
+        shown = replace(spread, progress=lambda there, of: busy.stage(f"{there} of {of}"))
+        yield from shown.results(function, items, **work)
 
 
 def spread_options(command: F) -> F:
@@ -77,7 +31,7 @@ def spread_options(command: F) -> F:
     for option in (
         click.option(
             "--journal",
-            type=click.Path(dir_okay=False),
+            type=click.Path(dir_okay=False, path_type=Path),
             metavar="FILE",
             help="Keep results in this file as they come, and go on from those that it has.",
         ),

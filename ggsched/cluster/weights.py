@@ -10,10 +10,8 @@ used, wherever they come from.
 import hashlib
 import logging
 import os
-import tempfile
 import zlib
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +20,7 @@ import numpy as np
 
 from ggsched.errors import GgschedError
 from ggsched.interchange.mapped_file import file_behind, map_file
+from ggsched.whole_file import write_whole
 
 _LOG: Final = logging.getLogger("ggsched")
 
@@ -103,16 +102,7 @@ class Sources:
             return
         target = self._cache / offer.digest
         try:
-            self._cache.mkdir(parents=True, exist_ok=True)
-            handle, partial = tempfile.mkstemp(dir=self._cache, prefix=".")
-            try:
-                with open(handle, "wb") as file:
-                    file.write(data)
-                os.replace(partial, target)
-            except BaseException:
-                with suppress(OSError):
-                    os.remove(partial)
-                raise
+            write_whole(target, data)
         except OSError as error:
             _LOG.warning("%s: a weight is not kept: %s", target, error.strerror or error)
 

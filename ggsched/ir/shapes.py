@@ -320,7 +320,10 @@ def _linear_attention(x: Sequence[Tensor], params: Params) -> tuple[DType, tuple
     return F32, (heads * across * (tokens + count * width),)
 
 
-_ELEMENTWISE: Final = ("scale", "silu", "gelu", "sigmoid", "tanh", "softplus", "clamp")
+UNARY: Final = ("scale", "silu", "gelu", "sigmoid", "tanh", "softplus", "clamp")
+BINARY: Final = ("add", "sub", "mul", "div")
+GATED: Final = ("swiglu", "swiglu_oai")
+"""Ops by shape rule that compute each element of the result from one of each operand."""
 
 SHAPE_RULES: Final[Mapping[str, ShapeRule]] = {
     "get_rows": _get_rows,
@@ -328,10 +331,10 @@ SHAPE_RULES: Final[Mapping[str, ShapeRule]] = {
     "mul_mat": _mul_mat,
     "mul_mat_id": _mul_mat_id,
     "add_id": _add_id,
-    **{name: _binary(name) for name in ("add", "sub", "mul", "div")},
-    **{name: _same(name) for name in _ELEMENTWISE},
+    **{name: _binary(name) for name in BINARY},
+    **{name: _same(name) for name in UNARY},
     **{name: _same(name, along_rows=True) for name in ("rms_norm", "norm")},
-    **{name: _gated(name) for name in ("swiglu", "swiglu_oai")},
+    **{name: _gated(name) for name in GATED},
     "rope": _rope,
     "soft_max": _soft_max,
     "attention": _attention,

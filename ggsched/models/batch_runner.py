@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from typing import TypeVar
 
@@ -152,7 +153,8 @@ class BatchRunner:
             pads=self._pads,
         )
         n_devices = len(self._scheduler.topology.devices)
-        return self._planned(lambda: memory_need(plans, n_devices, plans_kept=options.plans_kept))
+        kept, twins = options.plans_kept, self._scheduler.takes_turns
+        return self._planned(lambda: memory_need(plans, n_devices, plans_kept=kept, twins=twins))
 
     def run(self, tokens: np.ndarray, n_past: int, *, all_logits: bool, copy: bool) -> np.ndarray:
         """Run tokens that follow ``n_past`` others, micro-batch by micro-batch.
@@ -231,8 +233,14 @@ class BatchRunner:
     def _run_parts(self, parts: Sequence["_Part"], copy: bool) -> list[np.ndarray]:
         """Run micro-batches, batch by batch; return the logits of those that are wanted."""
         found: list[np.ndarray] = []
-        for first in range(0, len(parts), self._together):
-            found += self._run_batch(parts[first : first + self._together], copy)
+        graphs = [self._graph(p.n_tokens, p.n_rows, len(p.out_rows)) for p in parts]
+        each = [MicroBatch(g, p.is_wanted) for g, p in zip(graphs, parts, strict=True)]
+        first = 0
+        while first < len(parts):
+            some = each[first : first + self._together]
+            end = first + self._planned(partial(self.micro_batches.count, some))
+            found += self._run_batch(each[first:end], parts[first:end], copy)
+            first = end
         return found
 
     @property
@@ -241,13 +249,11 @@ class BatchRunner:
         most = max(1, self._options.n_batch // self._options.step)
         return min(most, self.micro_batches.lanes) if self.micro_batches.lanes > 1 else most
 
-    def _run_batch(self, parts: Sequence["_Part"], copy: bool) -> list[np.ndarray]:
+    def _run_batch(
+        self, each: Sequence[MicroBatch], parts: Sequence["_Part"], copy: bool
+    ) -> list[np.ndarray]:
         """Run the micro-batches of a batch, together where that pays."""
         window = self._spec.hparams.window
-        each = [
-            MicroBatch(self._graph(p.n_tokens, p.n_rows, len(p.out_rows)), p.is_wanted)
-            for p in parts
-        ]
 
         def inputs(k: int) -> dict[str, np.ndarray]:
             return span_inputs(each[k].graph, parts[k].spans, parts[k].out_rows, window)

@@ -83,7 +83,9 @@ def batch_schedule(
         yield BatchSize(1, kv_bucket(past + 1, n_ctx), 1)
 
 
-def batch_starts(n_prompt: int, *, n_ctx: int, step: int, together: int) -> Iterator[int]:
+def batch_starts(
+    n_prompt: int, *, n_ctx: int, step: int, together: int, most: int = 1
+) -> Iterator[int]:
     """Yield where batches of a prompt begin, without those that repeat the graphs of the last.
 
     Args:
@@ -91,6 +93,7 @@ def batch_starts(n_prompt: int, *, n_ctx: int, step: int, together: int) -> Iter
         n_ctx: Rows of the KV cache.
         step: Tokens of one micro-batch at most.
         together: Micro-batches of one batch.
+        most: How often the same graphs are given in a row.
 
     Raises:
         UsageError: a prompt that is empty or that does not fit the context.
@@ -103,10 +106,11 @@ def batch_starts(n_prompt: int, *, n_ctx: int, step: int, together: int) -> Iter
     last = (n_prompt - 1) // batch * batch
     start = 0
     while start < last:
-        yield start
         rows = kv_bucket(start + step, n_ctx)
         same = (rows - start) // batch if start + batch <= rows else 1
-        start = min(start + max(1, same) * batch, last)
+        end = min(start + max(1, same) * batch, last)
+        yield from range(start, end, batch)[:most]
+        start = end
     yield last
 
 
@@ -290,6 +294,11 @@ than a stage."""
 
 _WORTH_IT = 0.95
 _KEPT = 16
+_FEW: Final = 4
+"""Micro-batches of a plan that others follow, or as many as devices and so that all have turns.
+
+A plan's memory is free for its run after next when it has left the last device; by then its twin
+must have kept the first device busy. That takes one less than there are devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +366,7 @@ class MicroBatches:
         self.slots = DEFAULT_SLOTS if slots is None else slots
         self.lanes = lanes
         self._batches: RecentCache[tuple[tuple[str, bool], ...], _Batch] = RecentCache(_KEPT)
+        self._is_cut = True
 
     def pays(self, parts: Sequence[MicroBatch]) -> bool:
         """Whether these should run as one graph.
@@ -370,6 +380,28 @@ class MicroBatches:
             return True
         forecast = self.forecast(parts)
         return forecast is not None and forecast.pays
+
+    def count(self, parts: Sequence[MicroBatch]) -> int:
+        """Return how many of the micro-batches that may run as one graph are to do so (ADR 78).
+
+        A few, which the next ones follow without a wait, plan as fast for any number; all where a
+        wait would come between, or where logits are wanted before.
+
+        Args:
+            parts: Micro-batches in a row, as many as may run as one graph.
+
+        Raises:
+            PlanError: they cannot be placed on the devices.
+        """
+        n_devices = len(self.scheduler.topology.devices)
+        few = -(-_FEW // n_devices) * n_devices
+        first = parts[:few]
+        if self.mode == "off" or n_devices < 2 or len(parts) <= few or not self._is_cut:
+            return len(parts)
+        if any(part.is_wanted for part in first):
+            return len(parts)
+        self._is_cut = self.scheduler.takes_turns(self.plan(first))
+        return few if self._is_cut else len(parts)
 
     def forecast(self, parts: Sequence[MicroBatch]) -> Forecast | None:
         """Return what both ways are predicted to take; None where one device does it all."""
@@ -485,7 +517,7 @@ def dry_run(
 ) -> Iterator[Plan]:
     """Yield the plans of a prompt and of the decoding steps that follow, in order of their use.
 
-    Plans that come again one after another are given once.
+    Plans that come again one after another are given once, those of several micro-batches twice.
 
     Args:
         graph: Makes graphs of the model.
@@ -503,14 +535,19 @@ def dry_run(
         PlanError: a graph cannot be placed.
     """
     more = padding(n_prompt, step=step, room=n_ctx - n_prompt) if pads and not all_logits else 0
-    for first in batch_starts(n_prompt, n_ctx=n_ctx, step=step, together=together):
-        parts = []
+
+    def parts(first: int) -> list[MicroBatch]:
+        found = []
         for start in range(first, min(n_prompt, first + step * together), step):
             n = min(step, n_prompt - start)
             is_last = start + n == n_prompt
             made = graph(n + more if is_last else n, start, n if all_logits else 1)
-            parts.append(MicroBatch(made, all_logits or is_last))
-        yield from _plans(micro_batches, parts)
+            found.append(MicroBatch(made, all_logits or is_last))
+        return found
+
+    together = micro_batches.count(parts(0))
+    for first in batch_starts(n_prompt, n_ctx=n_ctx, step=step, together=together, most=2):
+        yield from _plans(micro_batches, parts(first))
     for past in decoding_starts(n_prompt, n_predict, n_ctx=n_ctx):
         yield from _plans(micro_batches, [MicroBatch(graph(1, past, 1), True)])
 

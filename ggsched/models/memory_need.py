@@ -6,7 +6,7 @@ recently used going first.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
@@ -78,20 +78,23 @@ class MemoryNeed:
         )
 
 
-def memory_need(plans: Iterable[Plan], n_devices: int, *, plans_kept: int) -> MemoryNeed:
+def memory_need(
+    plans: Iterable[Plan], n_devices: int, *, plans_kept: int, twins: Callable[[Plan], bool]
+) -> MemoryNeed:
     """Return what is taken where these plans are used in order; one graph has one plan.
 
     Args:
         plans: See ``ggsched.models.batches``.
         n_devices: Devices of the topology.
         plans_kept: Plans that the scheduler keeps.
+        twins: Tells which plans have a twin where they follow themselves.
     """
     order: list[Hashable] = []
     needs: dict[Hashable, PlanNeed] = {}
     for plan in plans:
         order.append(plan.graph)
         if plan.graph not in needs:
-            needs[plan.graph] = plan_need(plan)
+            needs[plan.graph] = plan_need(plan, has_twin=twins(plan))
     return add_up(order, needs, n_devices, plans_kept)
 
 
@@ -129,15 +132,17 @@ class PlanNeed:
             All plans that name one share it.
         own: By device, or ``HOST``, what the plan has for itself.
         largest: By device, or ``HOST``, its largest buffer.
+        has_twin: Whether it has all of its own twice if it is used twice in a row (ADR 75).
     """
 
     resident: Mapping[tuple[str, str], tuple[int, Need]]
     own: Mapping[int, Need]
     largest: Mapping[int, int]
+    has_twin: bool = False
 
 
-def plan_need(plan: Plan) -> PlanNeed:
-    """Return what a plan takes."""
+def plan_need(plan: Plan, *, has_twin: bool = False) -> PlanNeed:
+    """Return what a plan takes, which may have a twin where it follows itself."""
     resident: dict[tuple[str, str], tuple[int, Need]] = {}
     own: dict[int, Need] = {}
     largest: dict[int, int] = {}
@@ -148,7 +153,7 @@ def plan_need(plan: Plan) -> PlanNeed:
             resident[arena.kind, arena.name] = (arena.device, need)
         else:
             own[arena.device] = own.get(arena.device, Need()) + need
-    return PlanNeed(resident, own, largest)
+    return PlanNeed(resident, own, largest, has_twin)
 
 
 _FIELD: Final[Mapping[str, str]] = {
@@ -176,6 +181,10 @@ class _Tally(Generic[K]):
     def run(self, name: K, need: PlanNeed) -> None:
         """Use a plan: the least recently used one goes before a new one comes."""
         if name in self._plans:
+            if need.has_twin and next(reversed(self._plans)) == name:
+                twice = {device: own + own for device, own in need.own.items()}
+                self._plans[name] = replace(need, own=twice)
+                _keep_largest(self.peak, self._now(self._plans.values()))
             self._plans.move_to_end(name)
             return
         while len(self._plans) >= self._limit:

@@ -16,7 +16,8 @@ from ggsched.errors import UsageError
 from ggsched.ir.dtype import DType
 from ggsched.ir.graph import Graph
 from ggsched.models.batch_runner import BatchRunner
-from ggsched.models.default_devices import DefaultDevices, default_devices
+from ggsched.models.choice_apart import devices_by_default
+from ggsched.models.default_devices import DefaultDevices
 from ggsched.models.fit import Fit
 from ggsched.models.generation import generate
 from ggsched.models.homes import ChosenHomes, choose_homes
@@ -94,7 +95,7 @@ class Session:
         self.default_devices: DefaultDevices | None = None
         if devices is None and self.options.leaves_devices_open:
             known = settings or Settings.from_environment()
-            self.default_devices = default_devices(self.spec, self.options.n_ctx, known)
+            self.default_devices = devices_by_default(self.spec, self.options.n_ctx, known)
             devices = self.default_devices.names
         self.scheduler = Scheduler(
             devices,

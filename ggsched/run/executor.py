@@ -38,7 +38,7 @@ from ggsched.plan.command import (
 from ggsched.plan.parts import PartCommand, Receive, Send
 from ggsched.run.capture import CapturedRun, captured_run, renew_run
 from ggsched.run.expert_binding import ExpertBinding
-from ggsched.run.following import state_streams
+from ggsched.run.following import first_at_end, state_streams, takes_turns
 from ggsched.run.network import Network
 from ggsched.run.resources import Resources
 from ggsched.run.waiting_host import run_while_waiting
@@ -49,7 +49,15 @@ Call = Callable[[], None]
 
 
 class Executor:
-    """A plan bound to live devices, to be run as often as wanted. For one thread at a time."""
+    """A plan bound to live devices, to be run as often as wanted. For one thread at a time.
+
+    Attributes:
+        plan: The plan.
+        state_streams: See ``ggsched.run.following``.
+        takes_turns: See ``ggsched.run.following``.
+        owes: Whether the next run waits for the end of the last.
+        twin: The plan once more, with memory of its own, for runs in turns; it is closed with this.
+    """
 
     def __init__(
         self,
@@ -95,9 +103,10 @@ class Executor:
         if captures and recorder is None and watch is None:
             self.captured = captured_run(plan, resources, self._calls, self._events)
             self._calls, self._numbers = self.captured.calls, self.captured.numbers
-        self._first_at_end = _first_at_end(plan)
-        self._owes = False
-        self.state_streams = state_streams(plan)
+        self._first_at_end = first_at_end(plan)
+        self.owes = False
+        self.state_streams, self.takes_turns = state_streams(plan), takes_turns(plan)
+        self.twin: Executor | None = None
         self._unused = {t.name: t for t in graph.roots(Role.INPUT) if t.name not in self._inputs}
 
     def run(self, inputs: Mapping[str, np.ndarray], *, copy: bool = True) -> dict[int, np.ndarray]:
@@ -121,8 +130,8 @@ class Executor:
         if self._is_closed:
             raise UsageError("the plan's resources have been released", where=self.plan.name)
         end = bisect_left(self._numbers, self._first_at_end)
-        if self._owes:
-            self._owes = False
+        if self.owes:
+            self.owes = False
             try:
                 self._enqueue(end, len(self._calls))
             finally:
@@ -133,9 +142,9 @@ class Executor:
         self._experts.next_run()
         try:
             self._enqueue(0, end)
-            self._owes = end < len(self._calls)
+            self.owes = end < len(self._calls)
         finally:
-            if not self._owes:
+            if not self.owes:
                 self._retire_events()
         if self.captured is not None:
             self._calls = self.captured.after_run()
@@ -162,9 +171,11 @@ class Executor:
 
     def drained(self) -> None:
         """Take note that all streams were drained: the next run need not wait for the last."""
-        if self._owes:
-            self._owes = False
+        if self.owes:
+            self.owes = False
             self._retire_events()
+        if self.twin is not None:
+            self.twin.drained()
 
     def rebind(self, resources: Resources) -> None:
         """Run with other memory and programs from now on; those from before are released.
@@ -192,6 +203,9 @@ class Executor:
     def close(self) -> None:
         """Release the plan's resources; the streams must have been drained."""
         self._is_closed = True
+        if self.twin is not None:
+            self.twin.close()
+            self.twin = None
         for event in (*self._retired, *self._events.values()):
             event.close()
         self._retired = []
@@ -403,14 +417,6 @@ _HANDLERS: Final[Mapping[type[PartCommand], Callable[[Executor, Any], Call]]] = 
 
 _PART: Final = re.compile(r" after [0-9.e+-]+ s")
 """A part of the timeout, which devices are given."""
-
-
-def _first_at_end(plan: Plan) -> int:
-    """Return the number of the first command that is for the sake of the next run alone."""
-    count = len(plan.commands)
-    while count and (hazard := plan.commands[count - 1].effects.hazard) and hazard.next_run:
-        count -= 1
-    return count
 
 
 def _readonly(array: np.ndarray) -> np.ndarray:

@@ -42,3 +42,20 @@ def state_streams(plan: Plan) -> StateStreams | None:
             if kind == "state" and found.setdefault(name, places[c.stream]) != places[c.stream]:
                 return None
     return found
+
+
+def first_at_end(plan: Plan) -> int:
+    """Return the number of the first command that is for the sake of the next run alone."""
+    count = len(plan.commands)
+    while count and (hazard := plan.commands[count - 1].effects.hazard) and hazard.next_run:
+        count -= 1
+    return count
+
+
+def takes_turns(plan: Plan) -> bool:
+    """Whether a run of the plan behind another one needs memory of its own to go on meanwhile.
+
+    Not where there are outputs: the host waits for these, and so for nearly all that a run does.
+    """
+    waits = first_at_end(plan) < len(plan.commands)
+    return waits and not plan.outputs and state_streams(plan) is not None

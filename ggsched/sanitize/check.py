@@ -80,17 +80,13 @@ def check_plan(
             modes, bytes of each operand, outputs.
 
     Examples:
-        >>> from ggsched import GraphBuilder, open_devices, probe
-        >>> from ggsched.passes import make_plan
+        >>> from ggsched import GraphBuilder, Scheduler
+        >>> from ggsched.sanitize import check_plan
         >>> g = GraphBuilder()
         >>> graph = g.build(y=g.silu(g.input("x", (4, 64))))
-        >>> devices = open_devices(["cpu:0", "cpu:1"])
-        >>> plan = make_plan(graph, probe(devices), verify=True)
-        >>> from ggsched.sanitize import check_plan
-        >>> check_plan(plan, graph=graph).is_clean
+        >>> with Scheduler(["cpu:0", "cpu:1"]) as scheduler:
+        ...     check_plan(scheduler.plan(graph), graph=graph).is_clean
         True
-        >>> for device in devices:
-        ...     device.close()
     """
     effects = [command.effects for command in plan.commands]
     findings, outside = find_unknown(plan, effects)

@@ -6,25 +6,12 @@ import pytest
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32
 from ggsched.ir.ops import OPS
+from ggsched.ir.shapes import BINARY, GATED, UNARY
 from ggsched.testing.generators.values import DrawnGraph, LeafRule, values_for
 from tests.backends.against_oracle import whole
 from tests.backends.test_cpu_ops import check
 
-ELEMENTWISE = (
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "scale",
-    "silu",
-    "gelu",
-    "sigmoid",
-    "tanh",
-    "softplus",
-    "swiglu",
-    "swiglu_oai",
-    "clamp",
-)
+ELEMENTWISE = (*UNARY, *BINARY, *GATED)
 IN_PLACE = sorted(name for name, op in OPS.items() if 0 in op.may_overwrite)
 
 
@@ -56,10 +43,8 @@ OPERANDS = {
     "add_id": lambda g, a, b, c: (table(g, c), ids(g, a, b)),
     "rope": lambda g, a, b, c: (g.input("ids", (a,), I32),),
     "soft_max": lambda g, a, b, c: (g.input("mask", (b, c)),),
-    **{
-        op: lambda g, a, b, c: (g.input("positive", (b, 1)),) for op in ("add", "sub", "mul", "div")
-    },
-    **{op: lambda g, a, b, c: (g.input("y", (a, b, c)),) for op in ("swiglu", "swiglu_oai")},
+    **{op: lambda g, a, b, c: (g.input("positive", (b, 1)),) for op in BINARY},
+    **{op: lambda g, a, b, c: (g.input("y", (a, b, c)),) for op in GATED},
 }
 
 PARAMS = {

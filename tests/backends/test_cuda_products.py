@@ -70,6 +70,16 @@ def test_products_of_the_same_rows_convert_them_once():
     assert [call.kernel for call in rows].count("to_bf16") == 3
 
 
+def test_products_that_are_evenly_apart_are_batches():
+    from ggsched_cuda_kernels.blas.driver import BF16, F32, batches_of
+
+    assert batches_of([(4096, 800), (4608, 1200)], BF16) == (2, 256, 0, 100)
+    assert batches_of([(4096, 800), (4608, 1200), (5120, 1600)], F32) == (3, 128, 0, 100)
+    assert batches_of([(4096, 800), (4608, 1200), (5632, 1600)], BF16) is None, "not evenly"
+    assert batches_of([(4096, 800), (4608, 400)], BF16) is None, "downwards"
+    assert batches_of([(4096, 800), (4608, 802)], BF16) is None, "not whole elements"
+
+
 @pytest.mark.parametrize("dtype", [BF16, F16, *KERNEL_BLOCKS], ids=str)
 @pytest.mark.parametrize("rows", [65, 256])
 def test_rounded_products_are_one_of_16_bits(dtype, rows, unpacked):
@@ -203,6 +213,14 @@ def runner(compiled_kernels):
     return Runner(compiled_kernels)
 
 
+def like_products(columns):
+    """Return products of the same rows with several weights of bf16."""
+    g = GraphBuilder("products")
+    x = g.input("x", (19, 64))
+    weights = [g.weight(f"w{i}", (n, 64), BF16) for i, n in enumerate(columns)]
+    return g.build(*(g.mul_mat(w, x) for w in weights))
+
+
 def drawn(graph, seed):
     rng = np.random.default_rng(seed)
     leaves = (*graph.roots(Role.INPUT), *graph.roots(Role.WEIGHT))
@@ -236,6 +254,77 @@ class TestRoundedOnTheHost:
         ((tid, array),) = wanted.items()
         assert is_within(found[tid], array, allowed[tid])
         assert np.linalg.norm(found[tid] - array) > 1e-5 * np.linalg.norm(array)
+
+    @pytest.mark.parametrize(
+        ("columns", "products"),
+        [((64, 64), [2]), ((96, 32, 32), [1, 2]), ((48, 48, 48), [3]), ((32, 64, 32), [1, 1, 1])],
+        ids=str,
+    )
+    def test_like_weights_of_bf16_are_one_call(self, runner, columns, products, monkeypatch):
+        """Wherever weights and results are: one product for each, or fewer."""
+        from ggsched_cuda import program
+        from ggsched_cuda_kernels.kernel_selection import lower
+
+        monkeypatch.setenv("GGSCHED_STREAMS", "1")
+        graph = like_products(columns)
+        values = drawn(graph, 1)
+        used = []
+        monkeypatch.setattr(program, "lower", lambda *a: used.append(lower(*a)) or used[-1])
+        wanted = run_oracle(graph, values)
+        allowed = rounding_allowances(graph, values, wanted)
+        found = run(runner, graph, values)
+        for tid, array in wanted.items():
+            assert is_within(found[tid], array, allowed[tid])
+        (calls,) = (made for made, _ in used)
+        assert [1 + len(c.more) for c in calls if not isinstance(c, KernelCall)] == products
+
+    @pytest.mark.parametrize(
+        ("weights", "results", "batches"),
+        [
+            ((0, 1, 2), (0, 1, 2), [3]),
+            ((2, 1, 0), (3, 2, 1), [3]),
+            ((0, 1, 2), (2, 1, 0), [1, 1, 1]),
+            ((1, 0, 2), (0, 1, 2), [1, 1, 1]),
+            ((0, 1, 3), (0, 1, 2), [1, 1, 1]),
+        ],
+    )  # fmt: skip
+    def test_where_like_weights_are(self, runner, weights, results, batches, monkeypatch):
+        """Weights and results at some places of two buffers, in the order of the products."""
+        from ggsched_cuda import program
+        from ggsched_cuda.harness import CudaHarness
+
+        graph = like_products((48, 48, 48))
+        values, counts, product = drawn(graph, 1), [], program.Product
+        monkeypatch.setattr(
+            program,
+            "Product",
+            lambda *a, **how: counts.append(how["batches"][0]) or product(*a, **how),
+        )
+        wanted = run_oracle(graph, values)
+        allowed = rounding_allowances(graph, values, wanted)
+        w_nbytes, y_nbytes = 48 * 64 * 2, 19 * 48 * 4
+        with in_software(runner):
+            (device,) = CudaHarness().open(1, 0)
+            stream = device.create_stream()
+            given, made = device.allocate(4 * w_nbytes), device.allocate(4 * y_nbytes)
+            rows = device.allocate(values["x"].nbytes)
+            stream.upload(memoryview(values["x"]).cast("B"), rows, 0)
+            nodes = []
+            for i, node in enumerate(bound_nodes(graph, {t.id: rows for t in graph.tensors})):
+                w, x = node.inputs
+                place = w_nbytes * weights[i]
+                stream.upload(memoryview(values[f"w{i}"]).cast("B"), given, place)
+                w = replace(w, buffer=given, offset=place)
+                y = replace(node.output, buffer=made, offset=y_nbytes * results[i])
+                nodes.append(replace(node, inputs=(w, x), output=y))
+            stream.launch(device.compile(nodes, stream))
+            for (tid, array), place in zip(wanted.items(), results, strict=True):
+                found = np.empty(array.shape, np.float32)
+                stream.download(made, y_nbytes * place, memoryview(found).cast("B"))
+                stream.sync(20)
+                assert is_within(found, array, allowed[tid])
+            device.close()
+        assert counts == batches
 
     @pytest.mark.parametrize("dtype", [F16, Q8_0, MXFP4, BF16], ids=str)
     def test_rows_of_any_size(self, runner, dtype):

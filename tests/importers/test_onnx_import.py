@@ -345,3 +345,33 @@ def test_a_plan_of_a_model_is_written_read_and_checked(tmp_path, capsys):
     path.write_bytes(path.read_bytes().replace(b"nd.conv", b"nd.wrap"))
     assert main(["check", str(path)]) == 2
     assert "nd.wrap" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("size", "mode", "ops"),
+    [
+        ((1, 2, 6, 12), "asymmetric", ["nd.expand"]),
+        ((1, 2, 6, 12), "half_pixel", ["nd.expand"]),
+        ((1, 2, 4, 12), "half_pixel", ["nd.gather", "nd.expand"]),
+        ((1, 2, 2, 3), "asymmetric", ["nd.gather", "nd.gather"]),
+        ((2, 4, 6, 8), "asymmetric", ["nd.expand"]),
+    ],
+)
+def test_whole_factors_repeat_elements(size, mode, ops):
+    """An image of twice the size has each pixel four times; other factors take indices."""
+    nodes = [
+        node("Resize", "x _ _ size", "y", mode="nearest", coordinate_transformation_mode=mode,
+             nearest_mode="round_prefer_floor" if mode == "half_pixel" else "floor")
+    ]  # fmt: skip
+    nodes[0].input[1] = nodes[0].input[2] = ""
+    x = np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4)
+    made = ggsched.from_onnx(
+        model(nodes, [tensor("x", x.shape)], [tensor("y", size)], {"size": np.array(size)})
+    )
+    assert [n.op for n in made.graph.nodes] == ops
+    (found,) = run_oracle(made.graph, {"x": x, **made.weights}).values()
+    for a, (old, new) in enumerate(zip(x.shape, size, strict=True)):
+        places = np.arange(new) * old / new
+        at = np.ceil((np.arange(new) + 0.5) * old / new - 1) if mode == "half_pixel" else places
+        x = np.take(x, at.astype(int), a)
+    np.testing.assert_array_equal(found, x)

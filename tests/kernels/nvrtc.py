@@ -5,12 +5,11 @@ import importlib.util
 from functools import cache
 from importlib.metadata import distributions
 from itertools import product
-from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import pytest
 
 from ggsched.errors import BackendUnavailable
+from ggsched.whole_file import write_whole
 from ggsched_kernels import GPU, SOURCES
 from ggsched_kernels.calls import Launch
 from tests.kernels.tile_configs import cuts_of
@@ -30,10 +29,13 @@ TILES = {
     "BK": GPU.tile_depth,
 }
 
+BY_BYTES = ("q4_k", "q6_k")
+"""Types whose tiles stand for those of all that become bytes: with one and two parts, and sums."""
+
 LAUNCHES = {
     "attention": Launch.BY_ITSELF, "heads_attention": Launch.BY_ITSELF,
     "warp_specialized_rows": Launch.WAITS_FIRST, "warp_specialized_experts": Launch.WAITS_FIRST,
-    "tile_product": Launch.IN_TURN, "helpers": Launch.IN_TURN,
+    "tile_product": Launch.WAITS_FIRST, "helpers": Launch.IN_TURN,
     "attention_blocks": Launch.IN_TURN, "flash_attention": Launch.BY_ITSELF,
     "rope_kv_write": Launch.WAITS_FIRST, "rope_tokens": Launch.WAITS_FIRST,
 }  # fmt: skip
@@ -64,7 +66,7 @@ OF_SOURCE = {
 }  # fmt: skip
 """Definitions of shared sources beyond those that all have."""
 
-BARE = {"MASKED": 0, "CAPPED": 0, "SKIPS": 0}
+BARE = {"MASKED": 0, "CAPPED": 0, "SKIPS": 0, "ALONG": 0}
 FLASH = (
     {
         **BARE,
@@ -80,6 +82,16 @@ FLASH = (
     {"WIDTH": 128, "ACROSS": 128, "MT": 1, "BN": 64, "PLANES": 2, "RESIDENT": 1, **BARE},
     {"WIDTH": 192, "ACROSS": 128, "MT": 1, "BN": 32, "PLANES": 1, "RESIDENT": 1, **BARE},
     {
+        "WIDTH": 128,
+        "ACROSS": 128,
+        "MT": 1,
+        "BN": 64,
+        "PLANES": 1,
+        "RESIDENT": 3,
+        **BARE,
+        "ALONG": 1,
+    },
+    {
         "WIDTH": 256,
         "ACROSS": 256,
         "MT": 1,
@@ -89,6 +101,7 @@ FLASH = (
         "MASKED": 1,
         "CAPPED": 1,
         "SKIPS": 1,
+        "ALONG": 0,
     },
 )
 
@@ -111,7 +124,7 @@ def programs():
         flags = {"GATED": gated, "HALVES": 2 - 2 * gated}
         yield "rms_mul", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, **flags})
         yield "gated_rows", _sorted({**COMMON, "LANES": 256, "UNITS": 2, "HALVES": gated})
-        cut = {"LANES": 256, "ACROSS": 80, "AT_ONCE": 8}
+        cut = {"LANES": 256, "ACROSS": 80, "AT_ONCE": 8, "WARPS_OF_ROW": 1 + 7 * gated}
         yield "flash_join", _sorted({**COMMON, **cut, "HALVES": gated})
     yield "elements", _sorted({**COMMON, "LANES": 1024, "STEPS": 6})
     for flag in (0, 1):
@@ -159,11 +172,16 @@ def attention_programs():
 
 def tile_programs():
     """Yield the programs that multiply tiles, and those that prepare rows for them."""
-    from ggsched_cuda_kernels.tiles import CUTS, FEW
+    from ggsched_cuda_kernels.tiles import BY_BYTES as OTHERS
+    from ggsched_cuda_kernels.tiles import CUTS, DTYPES, FEW
 
     for is_bf16, planes in product((0, 1), (1, 2)):
         yield "to_halves", _sorted({**COMMON, "LANES": 256, "PLANES": planes, "HALF_BF16": is_bf16})
-    for (name, cut), planes, routed in product(CUTS.items(), (1, 2), (0, 1)):
+    own = sorted(DTYPES - OTHERS)
+    kinds = [(name, *flags) for name, *flags in product(own, (1, 2), (0, 1))]
+    kinds += [(name, 1, 1) for name in BY_BYTES]
+    for name, planes, routed in kinds:
+        cut = CUTS[name]
         numbers = {
             "LANES": 32 * cut.warps, "BM": GPU.tile_rows, "KB": cut.blocks, "STAGES": cut.stages,
             "WT": cut.tiles, "RESIDENT": cut.resident, "PLANES": planes, "ROUTED": routed,
@@ -171,8 +189,9 @@ def tile_programs():
         }  # fmt: skip
         yield "tile_product", _sorted({**COMMON, **numbers, f"W_{name.upper()}": 1})
     for rows, cuts in FEW.items():
-        for name, cut in cuts.items():
-            yield "tile_product", few_rows_program(name, cut, rows)
+        for name in sorted(cuts.keys() - OTHERS | {BY_BYTES[0]}):
+            for cut in dict.fromkeys(cuts[name]):
+                yield "tile_product", few_rows_program(name, cut, rows)
 
 
 def few_rows_program(name, cut, rows, splits=1):
@@ -235,10 +254,5 @@ class Compiler:
                 options = [o.replace("=sm_", "=compute_") for o in options]
             for kind, code in zip(("ptx", "cubin"), self._compile(text, options), strict=True):
                 if code:
-                    self._keep(f"{stem}.{kind}", code)
+                    write_whole(self.folder / f"{stem}.{kind}", code)
         return made.read_bytes()
-
-    def _keep(self, name, code):
-        with NamedTemporaryFile(dir=self.folder, delete=False) as file:
-            file.write(code)
-        Path(file.name).replace(self.folder / name)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 WAIT = "griddepcontrol.wait"
+COPY = "cp.async"
 BULK = "cp.async.bulk"
 ENDS = ("ret", "exit", "trap")
 OWN = ("param", "shared", "local", "const")
@@ -151,7 +152,7 @@ def parameters_behind(kernel: str) -> dict[str, set[str]]:
 def address_of(statement: Statement) -> list[str]:
     """Return the registers of the address that an access reads, or writes if it reads none."""
     places = re.findall(r"\[([^\]]*)\]", statement.text)
-    return _REGISTER.findall(places[1 if statement.op.startswith(BULK) else 0])
+    return _REGISTER.findall(places[1 if statement.op.startswith(COPY) else 0])
 
 
 def _operands(rest: str) -> tuple[list[str], list[str]]:

@@ -113,8 +113,7 @@ def test_rows_are_written_beside_the_result(runner, name, rows):
 def test_who_takes_no_rows_of_bf16_gets_none(name):
     maker, first = MAKERS[name], KERNELS[name]
     assert kernels_of(built(maker, n=80)[2])[: len(first) + 1] == [*first, "to_halves"]
-    has_scales = name in ("normed", "residual")  # which f16 asks for
-    assert ("to_halves" in kernels_of(built(maker, dtype=F16)[2])) == (not has_scales)
+    assert "to_halves" not in kernels_of(built(maker, dtype=F16)[2]), "scaled rows of f16"
     exact = kernels_of(built(maker)[2], replace(AUTO, activations="f32"))
     assert exact[: len(first) + 1] == [*first, "to_bf16"]
     assert kernels_of(built(maker, dtype=F32)[2]) == [*first, "product"]
@@ -126,7 +125,8 @@ def test_a_second_product_converts_nothing():
     """Queries, keys and values are products of the same rows."""
     g = GraphBuilder("three")
     (x,), groups = normed(g, 40, N)
-    graph = g.build(*(g.mul_mat(g.weight(name, (48, N), BF16), x) for name in "qkv"))
+    sizes = {"q": 48, "k": 32, "v": 64}
+    graph = g.build(*(g.mul_mat(g.weight(name, (n, N), BF16), x) for name, n in sizes.items()))
     values = {t.name: drawn(t, np.random.default_rng(0)) for t in graph.tensors if t.name}
     nodes = with_groups(laid_out(graph, values)[0], groups)
     assert kernels_of(nodes) == ["rms_mul", *["product"] * 3]
@@ -185,21 +185,25 @@ def test_lanes_keep_a_row(n, rows):
     assert units <= MAX_UNITS
 
 
-@pytest.mark.parametrize("name", ["normed", "residual"])
+@pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("scale", [1.0, 1e6, 1e-9, 0.0])
-def test_rows_of_f16_with_a_scale_for_each(runner, name, scale):
+def test_rows_of_f16_with_a_scale_for_each(runner, name, scale, monkeypatch):
     """Those that a kernel of its own would make, to the bit."""
     from ggsched_cuda_kernels.kernel_selection import lower
 
     graph, _, nodes, memory = built(MAKERS[name], rows=19, dtype=Q8_0)
-    weight = next(t for t in graph.roots(Role.WEIGHT) if t.name == "w")
-    memory[weight.storage].view.view(np.float32)[:] *= scale
-    profile = replace(AUTO, num_sms=1)
+    scaled = next(t for t in graph.tensors if t.name in ("w", "both", "v"))
+    data = memory[scaled.storage].view.view(np.float16 if scaled.dtype is F16 else np.float32)
+    data[:] *= min(scale, 1e3) if scaled.dtype is F16 else scale
+    profile = AUTO if name == "attention" else replace(AUTO, num_sms=1)
+    monkeypatch.setattr("ggsched_cuda_kernels.tiles.LEAST_SHARE", 0)
     calls, needed = lower(nodes, profile)
-    assert [c.kernel for c in calls[:2]] == [*KERNELS[name], "tile_product"]
-    assert ("HALVES", "2") in calls[0].defines
+    first = calls[:-1]
+    assert [c.kernel for c in calls] == [*KERNELS[name], "tile_product"]
+    assert ("HALVES", "2") in first[-1].defines
     runner.memory = {place: Memory(nbytes) for place, nbytes in needed.items()}
-    runner.run(calls[0])
+    for call in first:
+        runner.run(call)
     made = runner.memory[FACTOR].view.copy()
     (convert, _), more = lower(nodes[-1:], profile)
     assert (convert.kernel, dict(convert.defines)["UNITS"]) == ("to_halves", "1")

@@ -2,10 +2,14 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.gpu.shapes import GPT_OSS_20B, LLAMA_1B
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import F16, Q8_0
+from ggsched.testing.eager import bound_nodes
 from ggsched_cuda_kernels.programmatic_launch import FIRST_ARCH, starts_early, with_early_start
 from ggsched_kernels.calls import KernelCall, Launch
 from tests.backends.test_cuda_rope_attention import H200, step_of
@@ -21,6 +25,7 @@ from tests.kernels.nvrtc import (
     programs,
 )
 from tests.kernels.ptx import before_wait, kernels_of
+from tests.kernels.warp_specialized_programs import Memory
 
 pytestmark = NEEDS_BINDINGS
 
@@ -31,7 +36,7 @@ ENTRY = re.compile(r"\.visible \.entry (\w+)\(.*?\n}", re.DOTALL)
 
 
 SOME = (ARCHS[0], FIRST_ARCH, ARCHS[-1])
-"""The oldest, the first with early launches, and the newest: sources have no other branches."""
+"""The oldest, the first with PDL, and the newest: sources have no other branches."""
 
 
 @pytest.mark.parametrize(
@@ -109,7 +114,7 @@ def ptx(name, defines, mode, launch=None, kernel=""):
 
 
 # In the section .nv.info: EIATTR_REGCOUNT, its size, the kernel's symbol, and how many.
-REGISTERS = re.compile(rb"\x04\x2f\x08\x00.{4}(.{4})", re.DOTALL)
+REGISTERS = re.compile(rb"\x04\x2f\x08\x00..\x00\x00(.\x00\x00\x00)", re.DOTALL)
 OF_A_GROUP = 1 << 16
 
 
@@ -124,14 +129,15 @@ def test_groups_of_many_lanes_have_registers_enough(arch):
         assert max(counts) * int(dict(defines)["LANES"]) <= OF_A_GROUP
 
 
-@pytest.mark.parametrize("rows", [16, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rows", [16, *(pytest.param(n, marks=pytest.mark.slow) for n in (32, 64))])
+@pytest.mark.parametrize("which", [0, 1], ids=["many columns", "few columns"])
 @pytest.mark.parametrize("name", ["q8_0", pytest.param("mxfp4", marks=pytest.mark.slow)])
-def test_products_of_few_rows_are_in_registers(name, rows):
+def test_products_of_few_rows_are_in_registers(name, which, rows):
     """With clusters, and as many groups on a multiprocessor as the cut says."""
     from ggsched_cuda_kernels.sources import options_for, text_of
     from ggsched_cuda_kernels.tiles import FEW
 
-    cut = FEW[rows][name]
+    cut = FEW[rows][name][which]
     flags = options_for(FIRST_ARCH, few_rows_program(name, cut, rows, splits=4))
     source = text_of("tile_product")
     code = compiler().machine_code(source, flags)
@@ -140,6 +146,36 @@ def test_products_of_few_rows_are_in_registers(name, rows):
     text = compiler().ptx(source, flags)
     assert "__local_depot" not in text
     assert "barrier.cluster" in text
+
+
+@pytest.mark.parametrize(
+    ("heads", "width"), [(32, 128), (32, 64), (16, 256), (32, 256), (20, 80)], ids=str
+)
+def test_groups_of_whole_rows_fit_a_multiprocessor(heads, width):
+    """Attention of some tokens in front of a product of packed weights, and a gated product."""
+    from ggsched_cuda_kernels.kernel_selection import lower
+    from ggsched_cuda_kernels.sources import options_for, text_of
+
+    g, n = GraphBuilder("rows"), heads * width
+    q = g.input("q", (20, heads, width))
+    k, v = (g.input(name, (8192, heads, width), F16) for name in ("k", "v"))
+    made = g.reshape(g.attention(q, k, v, scale=0.25), 20, n)
+    gate, up = g.input("gate", (20, 3 * n)), g.input("up", (20, 3 * n))
+    graph = g.build(
+        g.mul_mat(g.weight("o", (4096, n), Q8_0), made),
+        g.mul_mat(g.weight("down", (4096, 3 * n), Q8_0), g.swiglu(gate, up)),
+    )
+    memory = {t.id: Memory(0) for t in graph.tensors if not t.is_view}
+    calls, _ = lower(bound_nodes(graph, memory), replace(H200, activations="auto"))
+    writers = [c for c in calls if ("HALVES", "2") in c.defines]
+    assert [c.kernel for c in writers] == ["flash_join", "gated_rows"]
+    for call in writers:
+        source = text_of(call.source, "on", call.launch)
+        code = compiler().machine_code(source, options_for(FIRST_ARCH, call.defines))
+        counts = [int.from_bytes(found, "little") for found in REGISTERS.findall(code)]
+        assert 0 < max(counts) * call.lanes <= OF_A_GROUP, call.kernel
+        text = compiler().ptx(source, options_for(FIRST_ARCH, call.defines))
+        assert "__local_depot" not in text, call.kernel
 
 
 LEFT_BY_TWO = OF_A_GROUP - 2 * 288 * 72

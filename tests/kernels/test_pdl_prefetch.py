@@ -3,7 +3,14 @@
 import pytest
 
 from ggsched_kernels.calls import Launch
-from tests.kernels.nvrtc import COMMON, DECODE, FLASH, NEEDS_BINDINGS, compiler
+from tests.kernels.nvrtc import (
+    COMMON,
+    DECODE,
+    FLASH,
+    NEEDS_BINDINGS,
+    compiler,
+    few_rows_program,
+)
 from tests.kernels.ptx import address_of, before_wait, kernels_of, parameters_behind
 
 pytestmark = NEEDS_BINDINGS
@@ -40,7 +47,7 @@ def test_only_what_was_there_before(cut, tokens, kind):
     made = parameters_behind(kernel)
     found = set()
     for statement in early:
-        assert statement.op.startswith("ld.global"), statement.text
+        assert statement.op.startswith(("ld.global", "prefetch.global.L2")), statement.text
         assert ".nc" not in statement.op
         (register,) = address_of(statement)
         assert made[register], statement.text
@@ -79,3 +86,34 @@ def test_flash_attention_reads_bounds_early_and_asks_for_rows(kind):
         # The first loads of bounds depend on extents; a range of rows on what was loaded.
         assert "10" in made[register], statement.text
         assert not made[register] & {"0", "4", "12", "14"}, statement.text
+
+
+W_OF_TILES, X_OF_TILES, Y_OF_TILES = {"0", "1"}, "2", "8"
+"""Numbers of parameters of ``tile_product``."""
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_tile_product_asks_for_constant_weights_early_and_for_nothing_else(splits):
+    from ggsched_cuda_kernels.tiles import FEW
+
+    def early(*more, mode="on"):
+        from ggsched_cuda_kernels.programmatic_launch import FIRST_ARCH
+        from ggsched_cuda_kernels.sources import options_for, text_of
+
+        defines = (*few_rows_program("q8_0", FEW[16]["q8_0"][0], 16, splits=splits), *more)
+        source = text_of("tile_product", mode, Launch.WAITS_FIRST)
+        text = compiler().ptx(source, options_for(FIRST_ARCH, tuple(sorted(defines))))
+        kernel = kernels_of(text)["tile_product"]
+        return [s for s in before_wait(kernel) if s.is_access], parameters_behind(kernel)
+
+    assert not early()[0], "weights that somebody may write"
+    some, made = early(("CONSTANT_W", "1"))
+    assert some
+    for statement in some:
+        assert statement.op.startswith("cp.async"), statement.text
+        behind = set().union(*(made.get(r, set()) for r in address_of(statement)))
+        assert behind & W_OF_TILES, statement.text
+        assert not behind & {X_OF_TILES, Y_OF_TILES, "memory"}, statement.text
+    all_of_it, made = early(("CONSTANT_W", "1"), mode="broken")
+    found = set().union(*(made.get(r, set()) for s in all_of_it for r in address_of(s)))
+    assert found >= {X_OF_TILES, Y_OF_TILES}, "without the wait the walk finds more"

@@ -5,6 +5,7 @@ import pytest
 from ggsched_kernels import SOURCES
 from ggsched_kernels.calls import Launch
 from tests.kernels.nvrtc import ARCHS, COMMON, NEEDS_BINDINGS, compiler
+from tests.kernels.ptx import BULK, address_of, before_wait, kernels_of, parameters_behind
 from tests.kernels.test_nvrtc import ptx
 from tests.kernels.tile_configs import PRODUCER
 
@@ -51,3 +52,28 @@ def test_the_producer_waits_for_predecessors_too():
             else:
                 assert "cp.async.bulk" in code
                 assert "griddepcontrol" not in code
+
+
+W, X, Y = {"0", "1"}, "2", "4"
+"""Numbers of parameters."""
+
+
+def test_constant_weights_are_asked_for_before_the_predecessor_has_ended():
+    from ggsched_cuda_kernels.sources import options_for, text_of
+
+    def early(mode):
+        text = text_of("matvec_blocks", mode, Launch.WAITS_FIRST)
+        flags = options_for(FIRST_ARCH, (*defines("q8_0"), ("CONSTANT_W", "1")))
+        kernel = kernels_of(compiler().ptx(text, flags))["matvec_blocks"]
+        made = parameters_behind(kernel)
+        found = [s for s in before_wait(kernel) if s.is_access]
+        return [(s, set().union(*(made.get(r, set()) for r in address_of(s)))) for s in found]
+
+    found = early("on")
+    assert found
+    for statement, behind in found:
+        assert statement.op.startswith(BULK), statement.text
+        assert behind & W, statement.text
+        assert not behind & {X, Y, "memory"}, statement.text
+    every = set().union(*(behind for _, behind in early("broken")))
+    assert every >= {X, Y}, "without the wait the walk finds more"

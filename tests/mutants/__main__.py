@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from ggsched.testing.spread import Spread
 from tests.mutants.page import page
 from tests.mutants.plan_score import PLANS, drawn_plans, plan_scores
 from tests.mutants.score import BlockVerdict, mutation_score, rejected_baselines
-from tests.mutants.spread import Spread
 from tests.mutants.table import MUTANTS
 
 
@@ -24,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--plans", type=int, default=PLANS, help="plans to break")
     parser.add_argument("-o", "--output", type=Path, help="write the page to this file")
     options = parser.parse_args(arguments)
+    if options.journal is not None:
+        options.journal.mkdir(parents=True, exist_ok=True)
     spread = Spread(options.jobs, options.ray, options.journal, _progress)
     mutants = [m for m in MUTANTS if any(fnmatchcase(t, options.rules) for t in (m.rule, m.name))]
     rejected = rejected_baselines(mutants, spread)

@@ -7,9 +7,9 @@ from time import perf_counter
 from typing import Final
 
 from ggsched.testing.conformance import Case, CaseResult, ConformanceRunner, all_cases
+from ggsched.testing.spread import HERE, Spread
 from tests.mutants.baselines import BASELINES, Baseline
 from tests.mutants.mutant import Mutant
-from tests.mutants.spread import HERE, Spread
 
 EXPENSIVE: Final = frozenset(
     {
@@ -141,7 +141,7 @@ def mutation_score(
     names = [mutant.name for mutant in mutants]
     work = partial(_assess_by_name, elsewhere=elsewhere)
     assessed: list[BlockVerdict] = []
-    found = spread.run(work, names, keys=names, work=f"mutants, {elsewhere=}", kind=Names)
+    found = spread.results(work, names, keys=names, work=f"mutants, {elsewhere=}", kind=Names)
     for mutant, (own, others, seconds) in zip(mutants, found, strict=True):
         also = None if others is None else results(others)
         assessed.append(BlockVerdict(mutant, results(own), also, seconds))
@@ -157,7 +157,7 @@ def rejected_baselines(
     pairs = list(dict.fromkeys((m.baseline.name, m.rule) for m in mutants))
     keys = [f"{name}: {rule}" for name, rule in pairs]
     kind = list[tuple[str, str]]
-    found = spread.run(_baseline_by_name, pairs, keys=keys, work="baselines", kind=kind)
+    found = spread.results(_baseline_by_name, pairs, keys=keys, work="baselines", kind=kind)
     return [(p[0], *one) for p, some in zip(pairs, found, strict=True) for one in some]
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ggsched.config import Settings
 from ggsched.errors import GraphError
+from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.join import join_graphs
 from ggsched.ir.tensor import Role
 from ggsched.passes.place import Constraints
@@ -20,7 +21,7 @@ from ggsched.run.following import state_streams
 from ggsched.sanitize import check_trace
 from ggsched.scheduler import Scheduler
 from ggsched.testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
-from ggsched.testing.generators.topologies import constraints, topologies
+from ggsched.testing.generators.topologies import ALL_OPS, constraints, topologies
 from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched.testing.schedule_policy import RandomPolicy
 from ggsched.testing.sim.world import SimWorld
@@ -44,8 +45,11 @@ def joined_ways(graph):
 def machines(draw):
     """Draw a machine whose devices copy in both directions or in none, as they can say."""
     found = draw(topologies(max_devices=3, events=True))
-    copies = {(b, a): replace(path, src=b, dst=a) for (a, b), path in found.copy_paths.items()}
-    return replace(found, copy_paths={**copies, **found.copy_paths})
+    copies = {}
+    for path in found.copy_paths.values():
+        for a, b in ((path.src, path.dst), (path.dst, path.src)):
+            copies.setdefault((a, b), replace(path, src=a, dst=b))
+    return replace(found, copy_paths=copies)
 
 
 @settings(max_examples=20, deadline=None)
@@ -92,6 +96,56 @@ def test_plans_in_any_order_compute_the_same(drawn, topology, seed, data):
             state_streams(scheduler.plan(way.graph, wanted)) is not None for way in ways
         )
     event(f"follow each other: {known[True]} of 3")
+    assert not world.violations
+    report = check_trace(recorder.trace("in a row"))
+    assert report.is_clean, report.to_text()
+
+
+@st.composite
+def pipelines(draw):
+    """Draw a graph of stages that add to a state each, a machine, and the homes of the states."""
+    found = draw(machines())
+    found = replace(found, devices=tuple(replace(d, ops=ALL_OPS) for d in found.devices))
+    places = st.integers(0, len(found.devices) - 1)
+    homes = {f"s{k}": d for k, d in enumerate(draw(st.lists(places, min_size=2, max_size=5)))}
+    g = GraphBuilder("stages")
+    y = g.input("x", (4,))
+    for name in homes:
+        y = g.silu(g.add(g.state(name, (4,)), y, inplace=True))
+    return g.build(y), found, homes
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    drawn=pipelines(), seed=seeds(), streams=st.integers(1, 2),
+    order=st.lists(st.sampled_from([0, 0, 1, 1, 2]), min_size=2, max_size=RUNS),
+)  # fmt: skip
+def test_plans_that_follow_themselves_compute_the_same(drawn, seed, streams, order):
+    """Each way as often as it comes: two in a row have a twin, where that is of use."""
+    graph, topology, homes = drawn
+    ways = joined_ways(graph)
+    world = SimWorld.of_topology(topology, policy=RandomPolicy(seed))
+    recorder = Recorder()
+    states, rng = {}, np.random.default_rng(seed)
+    with Scheduler(
+        world.open_all(), settings=Settings(streams=streams, timeout_s=30), recorder=recorder,
+        placement="ggml",
+    ) as scheduler:  # fmt: skip
+        for way in [*order, *order, 2]:
+            joined = ways[way]
+            given_values = {}
+            for part in range(len(joined.firsts)):
+                x = rng.normal(size=4).astype(np.float32)
+                found = run_oracle(graph, {"x": x}, states=states)
+                given_values[joined.input_name(part, "x")] = x
+            got = scheduler.run(joined.graph, given_values, Constraints(homes))
+            if way == 2:
+                for tid, array in found.items():
+                    np.testing.assert_allclose(
+                        got[joined.outputs[0, tid]], array, rtol=RTOL, atol=ATOL
+                    )
+        twins = sum(e.twin is not None for e in scheduler._executors.values())
+    event(f"twins: {twins}")
     assert not world.violations
     report = check_trace(recorder.trace("in a row"))
     assert report.is_clean, report.to_text()

@@ -12,8 +12,9 @@ from ggsched.ir.dtype import BF16, F16, F32, I32
 from ggsched.ir.rope import rope_table
 from ggsched_cpu.compiled import cells, moves
 from ggsched_cpu.compiled.attention import attention
-from ggsched_cpu.compiled.products import is_dense, mul_mat, mul_mat_id
+from ggsched_cpu.compiled.products import is_dense, mul_mat_id
 from ggsched_cpu.compiled.recurrent import linear_attention, short_conv
+from ggsched_cpu.compiled.spread import conv_transpose
 from ggsched_cpu.compiled.tasks import (
     Task,
     address,
@@ -22,7 +23,8 @@ from ggsched_cpu.compiled.tasks import (
     flat_task,
     row_task,
 )
-from ggsched_cpu.compiled.windows import activations_of, conv, max_pool
+from ggsched_cpu.compiled.tiles import mul_mat
+from ggsched_cpu.compiled.windows import activations_of, average_pool, conv, max_pool
 from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
 from ggsched_cpu_kernels.elements import is_compiled
@@ -89,6 +91,23 @@ def _soft_max(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
         operands.append(np.broadcast_to(rest.pop(0)[:, None], x.shape[:-1]))
     kernel = kernels.address(f"soft_max{int(masked)}", f"sinks{int(sinks)}")
     return _row(kernel, (*operands, out), x, kernels, [bits(node.number("scale"))])
+
+
+def _soft_max_across(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    """Return the task of a softmax over an axis before the last."""
+    x, out = node.inputs[0], node.out
+    axis = int(node.number("axis")) % x.ndim
+    plain = all(a.dtype == np.float32 and is_dense(a) for a in (x, out))
+    if axis == x.ndim - 1 or not plain or np.may_share_memory(x, out):
+        return None
+    first, made = np.moveaxis(x, axis, 0)[0], np.moveaxis(out, axis, 0)[0]
+    own = x.shape[axis], x.strides[axis], out.strides[axis]
+    kernel = kernels.address("soft_max_across", "soft_max_across")
+    task = row_task(
+        kernel, (first, made), first.shape[:-1], first.shape[-1], kernels.threads, own,
+        keeps=(x, out), work=4 * x.shape[axis],
+    )  # fmt: skip
+    return _one(task)
 
 
 def _sum_rows(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
@@ -297,6 +316,7 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "rms_norm": _norm,
     "norm": _norm,
     "soft_max": _soft_max,
+    "nd.softmax": _soft_max_across,
     "sum_rows": _sum_rows,
     "top_k": _top_k,
     "cpy": _copy,
@@ -306,6 +326,8 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "add_id": _add_id,
     "rope": _rope,
     "nd.conv": conv,
+    "nd.conv_transpose": conv_transpose,
+    "nd.average_pool": average_pool,
     "nd.max_pool": max_pool,
     **dict.fromkeys(_OF_ROWS, _reduce),
     **moves.EMITTERS,

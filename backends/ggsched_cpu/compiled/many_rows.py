@@ -120,7 +120,9 @@ def _panels(
     )
     kernel = kernels.address(f"panels_{layout.suffix}", "pack")
     own = vectors, x.strides[0], *layout.own
-    task = row_task(kernel, (turned, packed), (count,), columns, kernels.threads, own, keeps=(x,))
+    task = row_task(
+        kernel, (turned, packed), (count,), columns, kernels.threads, own, keeps=(x,), work=width
+    )
     if task is None:
         return None, []
     site.tables[key] = (operand,), packed

@@ -1,16 +1,17 @@
 """Tasks of ops of the library that only move elements."""
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import ceil, prod
 from typing import Final, Literal
 
 import numpy as np
 
 from ggsched.backend.arrays import Array
 from ggsched.ir.dtype import I64
-from ggsched_cpu.compiled.tasks import Task, row_task
+from ggsched_cpu.compiled.tasks import Task, parts_for, row_task
 from ggsched_cpu.lowering_context import CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
+from ggsched_cpu_kernels.moves import REPEATS
 from ggsched_cpu_kernels.vectors import AXES
 
 Moves = Callable[[Node], list[tuple[Array, Array]]]
@@ -76,10 +77,35 @@ def move(source: Array, target: Array, kernels: Kernels) -> Task | None:
         None if there are too many axes.
     """
     source, target = _merged(source, target)
+    if _is_repeated(source, target):
+        return _repeat(source, target, kernels)
+    wanted = parts_for(source.nbytes + target.nbytes, target.size, kernels.threads)
+    source, target = _cut(wanted, source, target)
     if source.ndim > AXES + 1:
         return None
     kernel = kernels.address("moves", f"move{source.itemsize}")
     return row_task(kernel, (source, target), target.shape[:-1], target.shape[-1], kernels.threads)
+
+
+def _is_repeated(source: Array, target: Array) -> bool:
+    """Whether adjacent elements are to be written several times each, one after the other."""
+    times, nbytes = source.shape[-1], 4 * source.shape[-1]
+    return (
+        2 <= source.ndim <= AXES + 2
+        and times in REPEATS
+        and source.itemsize == 4
+        and (source.strides[-2:], target.strides[-2:]) == ((4, 0), (nbytes, 4))
+        and source.flags.aligned
+        and target.flags.aligned
+    )
+
+
+def _repeat(source: Array, target: Array, kernels: Kernels) -> Task | None:
+    *outer, columns, times = source.shape
+    steps, shape = (*target.strides[:-2], 4), (*outer, columns * times)
+    whole = np.lib.stride_tricks.as_strided(target, shape, steps)
+    kernel = kernels.address(f"repeat{times}", "repeat")
+    return row_task(kernel, (source[..., 0], whole), tuple(outer), columns, kernels.threads)
 
 
 def _merged(*arrays: Array) -> tuple[Array, ...]:
@@ -101,6 +127,20 @@ def _merged(*arrays: Array) -> tuple[Array, ...]:
     if not shape:
         shape, strides = [1], [[a.itemsize] for a in arrays]
     pairs = zip(arrays, strides, strict=True)
+    return tuple(np.lib.stride_tricks.as_strided(a, shape, own) for a, own in pairs)
+
+
+def _cut(wanted: int, *arrays: Array) -> tuple[Array, ...]:
+    """Return views with a row cut evenly, where there are fewer rows than parts are wanted."""
+    *outer, columns = arrays[0].shape
+    least = ceil(wanted / max(1, prod(outer)))
+    if least == 1 or len(outer) == AXES:
+        return arrays
+    pieces = next((n for n in range(least, 2 * least + 1) if columns % n == 0), 1)
+    length = columns // pieces
+    shape = *outer, pieces, length
+    steps = [(*a.strides[:-1], length * a.strides[-1], a.strides[-1]) for a in arrays]
+    pairs = zip(arrays, steps, strict=True)
     return tuple(np.lib.stride_tricks.as_strided(a, shape, own) for a, own in pairs)
 
 

@@ -101,6 +101,7 @@ def row_task(
     *,
     rows: int = 0,
     keeps: Sequence[Array] = (),
+    work: int = 1,
 ) -> Task | None:
     """Return the task of a kernel of rows (``ggsched_cpu_kernels.vectors``).
 
@@ -114,6 +115,7 @@ def row_task(
         own: Further arguments.
         rows: See ``Task``.
         keeps: See ``Task``.
+        work: How many times as long an element takes as one that is read.
 
     Returns:
         None if there are too many axes, or an operand is not aligned.
@@ -122,7 +124,7 @@ def row_task(
         return None
     extents = (*(1,) * (AXES - len(shape)), *shape)
     count = prod(shape)
-    nbytes = 4 * count * columns * len(operands)
+    nbytes = 4 * count * columns * len(operands) * work
     parts = parts_for(nbytes, count, threads)
     part_rows = -(-count // parts) if count else 1
     args = [columns, count, part_rows, extents[1], extents[2], count * columns]

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import ceil, inf, prod
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -13,10 +14,11 @@ from ggsched.backend.program import Operand
 from ggsched.ir.dtype import F32
 from ggsched_cpu.compiled import moves
 from ggsched_cpu.compiled.products import vectors_task
-from ggsched_cpu.compiled.tasks import Task, address, bits, parts_for, row_task
+from ggsched_cpu.compiled.tasks import PARTS_PER_THREAD, Task, address, bits, row_task
+from ggsched_cpu.compiled.tiles import FLOPS_PER_BYTE, tiles_task
 from ggsched_cpu.lowering_context import CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
-from ggsched_cpu_kernels.convolution import ACTIVATIONS, SLOTS, panel_width
+from ggsched_cpu_kernels.convolution import ACTIVATIONS, panel_width
 from ggsched_cpu_kernels.elementwise import FORMULAS
 from ggsched_cpu_kernels.windows import LINES, SLACK
 
@@ -28,14 +30,17 @@ MAX_ROWS: Final = 3
 
 MAX_BATCH: Final = 16
 
+MAX_PLANES_NBYTES: Final = 256 << 10
+"""Of a group with its pads, so that these are in a cache of the processor when windows are."""
+
+MIN_ACROSS: Final = 32
+"""Results of a line that are computed together with those of others."""
+
 MAX_FEW: Final = 4
 """Windows of a convolution that are multiplied like vectors."""
 
 MIN_ELEMENTS: Final = 32
 """Of such windows."""
-
-FLOPS_PER_BYTE: Final = 8
-"""A processor computes so much in the time in which it reads a byte, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +201,6 @@ def _by_tiles(
     is_plain = prod(c.strides) == 1 == height * width
     if is_plain and is_dense:  # one line of windows, whatever the shape
         down, across = 1, down * across
-    windows = down * across
-    work = 2 * count * c.groups * m * windows * prod(c.w.shape[1:])
-    wanted = ceil(parts_for(work // FLOPS_PER_BYTE, work, kernels.threads) / (count * c.groups))
-    chunk = panel * max(1, ceil(windows / panel / wanted))
-    chunks = ceil(windows / chunk)
-    tile_rows = 8 * max(1, ceil(m / 8 / ceil(wanted / chunks)))
-    row_chunks = ceil(m / tile_rows)
     values = {
         "x": address(data),
         "w": address(c.w),
@@ -217,14 +215,10 @@ def _by_tiles(
         "across": across,
         "line": line,
         "step": c.strides[1] * item,
-        "windows": windows,
+        "windows": down * across,
         "rows": m,
         "w_row": c.w.strides[0],
         "out_row": c.out.strides[1],
-        "chunk": chunk,
-        "chunks": chunks,
-        "tile_rows": tile_rows,
-        "row_chunks": row_chunks,
         "groups": c.groups,
         "x_image": data.strides[0],
         "x_group": per * data.strides[1],
@@ -236,11 +230,8 @@ def _by_tiles(
         "panel": panel,
     }
     family, own = _family("conv", activations)
-    kernel = kernels.address(family, "conv")
-    args = (*(values[name] for name in SLOTS), *own)
-    parts = count * c.groups * chunks * row_chunks
     keeps = data, c.w, c.bias, c.out
-    return [*tasks, Task(kernel, args, parts, wanted == 1 and parts == 1, 0, keeps)]
+    return [*tasks, tiles_task(values, count, kernels, keeps, family, own)]
 
 
 def _padded(
@@ -265,36 +256,126 @@ def _padded(
 def _by_rows(
     c: _Conv, site: CpuLoweringContext, kernels: Kernels, activations: Sequence[Node]
 ) -> list[Task] | None:
+    by_planes = _by_planes(c, kernels, activations)
+    if by_planes is not None:
+        return [by_planes]
     data, tasks = _padded(c.x, c.pads, SLACK, site, kernels)
     groups, per = c.groups, c.w.shape[1]
     each, (down, across) = len(c.w) // groups, c.out.shape[2:]
     family, numbers = _family("conv_rows", activations)
     kernel = kernels.address(family, f"stride{c.strides[1]}")
     plane, line = data.strides[1], data.strides[2]
-    step = c.strides[0] * line
     window = per, plane, c.w.shape[2], c.dilations[0] * line, c.w.shape[3], c.dilations[1] * 4
-    own = *window, down, step, *numbers
-    rows = (groups, each, ceil(down / LINES))
-    for source, target in zip(data, c.out, strict=True):
+    work = max(LINES // 2, 2 * prod(c.w.shape[1:]) // (4 * FLOPS_PER_BYTE))
+    spans = _spans(down, across, c.strides[0] * line, 4 * c.strides[1], kernels.threads)
+    for (source, target), span in product(zip(data, c.out, strict=True), spans):
+        rows = (groups, each, ceil(span.lines / LINES))
+        seen = source[:, :, span.first * c.strides[1] :]
+        made = target[:, :, span.first :]
         operands = (
-            as_strided(source, (*rows, 1), (per * plane, 0, LINES * step, 4)),
+            as_strided(seen, (*rows, 1), (per * plane, 0, LINES * span.step, 4)),
             c.w.reshape(groups, each, 1, -1),
             c.bias.reshape(groups, each, 1, 1),
             as_strided(
-                target, (*rows, 1), (each * target.strides[0], target.strides[0],
-                LINES * target.strides[1], 4),
+                made, (*rows, 1), (each * target.strides[0], target.strides[0],
+                4 * LINES * span.across, 4),
             ),
         )  # fmt: skip
-        keeps = (data, c.bias, c.out)
-        task = row_task(kernel, operands, rows, across, kernels.threads, own, keeps=keeps)
+        task = row_task(
+            kernel, operands, rows, span.across, kernels.threads,
+            (*window, span.lines, span.step, *numbers), keeps=(data, c.bias, c.out), work=work,
+        )  # fmt: skip
         if task is None:
             return None
         tasks.append(task)
     return tasks
 
 
+class _Span(NamedTuple):
+    """Results of each channel that are computed alike.
+
+    Attributes:
+        first: The first of them on its line.
+        lines: How many lines they are taken as.
+        across: Results of a line.
+        step: Bytes between windows of neighbouring lines.
+    """
+
+    first: int
+    lines: int
+    across: int
+    step: int
+
+
+def _spans(down: int, across: int, step: int, tap: int, threads: int) -> list[_Span]:
+    """Take one long line as several, since ``LINES`` are computed together; and what is left."""
+    blocks = min(PARTS_PER_THREAD * threads, across // (LINES * MIN_ACROSS))
+    if down > 1 or not blocks:
+        return [_Span(0, down, across, step)]
+    lines = LINES * blocks
+    each, rest = divmod(across, lines)
+    spans = [_Span(0, lines, each, each * tap)]
+    return [*spans, _Span(lines * each, 1, rest, step)] if rest else spans
+
+
+def _by_planes(c: _Conv, kernels: Kernels, activations: Sequence[Node]) -> Task | None:
+    """Return the task that pads as it goes, where there are enough small groups for all threads."""
+    (images, _, high, wide), item = c.x.shape, c.x.itemsize
+    top, left, below, right = c.pads
+    groups, each, (per, height, width) = c.groups, len(c.w) // c.groups, c.w.shape[1:]
+    line = item * (left + wide + right)
+    plane = line * (top + high + below)
+    filled = per * plane + item * SLACK
+    is_dense = wide == 1 or c.x.strides[3] == item
+    if not is_dense or filled > MAX_PLANES_NBYTES or images * groups < 2 * kernels.threads:
+        return None
+    family, numbers = _family("conv_planes", activations)
+    (down, across), step = c.out.shape[2:], c.strides[0] * line
+    if down == 1 and across % LINES == 0:
+        down, across = LINES, across // LINES
+        step = across * c.strides[1] * item
+    own = (
+        per, plane, height, c.dilations[0] * line, width, c.dilations[1] * item, down, step,
+        *c.x.strides[1:3], high, wide, line, top * line + left * item, filled,
+        each, c.w.strides[0], c.out.strides[1], *numbers,
+    )  # fmt: skip
+    first = (
+        c.x.reshape(images, groups, per, high, wide)[:, :, 0, 0, :1],
+        c.w.reshape(groups, -1)[:, :1],
+        c.bias.reshape(groups, each)[:, :1],
+        c.out.reshape(images, groups, -1)[..., :1],
+    )
+    operands = [np.broadcast_to(a, (images, groups, 1)) for a in first]
+    work = each * down * max(1, 2 * prod(c.w.shape[1:]) // (4 * FLOPS_PER_BYTE))
+    kernel = kernels.address(family, f"stride{c.strides[1]}")
+    keeps = c.x, c.w, c.bias, c.out
+    return row_task(
+        kernel, operands, (images, groups), across, kernels.threads, own, keeps=keeps, work=work
+    )
+
+
 def max_pool(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the tasks of a pool in one or two dimensions."""
+    return _pool(node, site, kernels, "max_rows", -inf)
+
+
+def average_pool(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    """Return the tasks of a pool in one or two dimensions whose windows all count the same."""
+    counts_all = bool(node.param("counts_pads")) and not any(_ints(node, "extra"))
+    if any(_ints(node, "pads")) and not counts_all:
+        return None
+    factor = bits(1.0 / prod(_ints(node, "kernel")))
+    return _pool(node, site, kernels, "average_rows", 0.0, (factor,))
+
+
+def _pool(
+    node: Node,
+    site: CpuLoweringContext,
+    kernels: Kernels,
+    family: str,
+    fill: float,
+    numbers: Sequence[int] = (),
+) -> list[Task] | None:
     x, out = node.inputs[0], node.out
     kernel, strides, dilations, pads = (
         _ints(node, n) for n in ("kernel", "strides", "dilations", "pads")
@@ -307,16 +388,18 @@ def max_pool(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Tas
     if n == 1:
         x, out, kernel, strides = x[:, :, None], out[:, :, None], (1, *kernel), (1, *strides)
         dilations, pads = (1, *dilations), (0, pads[0], 0, pads[1])
-    data, tasks = _padded(x, pads, SLACK, site, kernels, -inf)
+    data, tasks = _padded(x, pads, SLACK, site, kernels, fill)
     (images, channels, down, across), line = out.shape, data.strides[2]
     step, rows = strides[0] * line, (images, channels, ceil(down / LINES))
     operands = (
         as_strided(data, (*rows, 1), (*data.strides[:2], LINES * step, 4)),
         as_strided(out, (*rows, 1), (*out.strides[:2], LINES * out.strides[2], 4)),
     )
-    own = 1, 0, kernel[0], dilations[0] * line, kernel[1], dilations[1] * 4, down, step
-    address_of = kernels.address("max_rows", f"stride{strides[1]}")
-    task = row_task(address_of, operands, rows, across, kernels.threads, own, keeps=(data, out))
+    own = 1, 0, kernel[0], dilations[0] * line, kernel[1], dilations[1] * 4, down, step, *numbers
+    task = row_task(
+        kernels.address(family, f"stride{strides[1]}"), operands, rows, across, kernels.threads,
+        own, keeps=(data, out), work=max(LINES, prod(kernel)),
+    )  # fmt: skip
     return None if task is None else [*tasks, task]
 
 
@@ -332,4 +415,4 @@ def _ints(node: Node, name: str) -> tuple[int, ...]:
     return value
 
 
-__all__: Sequence[str] = ["activations_of", "conv", "max_pool"]
+__all__: Sequence[str] = ["activations_of", "average_pool", "conv", "max_pool"]

@@ -4,8 +4,10 @@ TF32 is off: f32 products are computed in f32.
 """
 
 import ctypes
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import pairwise
 from threading import Thread
 from typing import Any, Final
 
@@ -90,6 +92,24 @@ def bind_handle(handle: int, stream: int, workspace: int) -> None:
     cublas = _cublas()
     cublas.set_stream(handle, stream)
     cublas.set_workspace(handle, workspace, WORKSPACE_NBYTES)
+
+
+def batches_of(places: Sequence[tuple[int, int]], kind: int) -> tuple[int, int, int, int] | None:
+    """Return products of one x as batches, see ``Product``; None if they are not evenly apart.
+
+    Args:
+        places: Addresses of weights, and of results.
+        kind: Type of the weights.
+    """
+    sizes = 4 if kind == F32 else 2, 4
+    steps = []
+    for addresses, size in zip(zip(*places, strict=True), sizes, strict=True):
+        apart = {b - a for a, b in pairwise(addresses)}
+        step = min(apart)
+        if len(apart) > 1 or step <= 0 or step % size:
+            return None
+        steps.append(step // size)
+    return len(places), steps[0], 0, steps[1]
 
 
 class Product:

@@ -11,6 +11,9 @@
  * rows g and g + 8; that is also how it must have shares as the left side of the second product, so shares never leave
  * the registers. Each row keeps its largest logit, in units of log 2, and its sum so far.
  *
+ * ALONG says that all warps of a group have the same BM = 16 * MT rows, and each a part of the BN rows of keys: where rows of
+ * queries are so few that most warps would have none. In the end the warps add up in local memory.
+ *
  * MASKED and CAPPED say whether there is a mask and a limit of the logits, SKIPS whether warps leave out what none of their
  * rows sees: tokens of several sequences see different rows.
  *
@@ -28,7 +31,17 @@
 #define SINKS 2
 #define BOUNDS 4
 #define WARPS (LANES / WARP)
+#if ALONG
+#define BM (16 * MT)
+#define FIRST_ROW 0
+#define KEYS (BN / WARPS) /* of a warp in a step */
+#define FIRST_KEY (WARP_INDEX * KEYS)
+#else
 #define BM (WARPS * 16 * MT)
+#define FIRST_ROW (WARP_INDEX * 16 * MT)
+#define KEYS BN
+#define FIRST_KEY 0
+#endif
 #define K_PITCH (2 * WIDTH + 16) /* eight rows of a matrix lie in different banks */
 #define V_PITCH (2 * ACROSS + 16)
 #define STAGE_NBYTES (BN * (K_PITCH + V_PITCH))
@@ -44,6 +57,7 @@
   } while (0)
 #define ALL_LANES 0xffffffffu
 #define HIDDEN FLOAT_OF_BITS(0xff800000u)
+#define LOWEST FLOAT_OF_BITS(0xff7fffffu) /* finite: of shares that have seen nothing */
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
 
@@ -148,10 +162,12 @@ FN void fetch(u8 *to, const u8 *k, i64 sk, const u8 *v, i64 sv, int n0, int n) {
 #else
 #define LINES_OF(width) MAX(1, (width) * 2 / 128)
 #endif
+#define ASKED_ROWS (ALONG ? 6 * BN : 2 * BN)
+
 /* Let the first rows from one on come near, which reads nothing: they come to the L2 cache, where what is written
  * meanwhile goes too. */
 FN void ask_for_rows(const u8 *row, i64 step, int from, int to, int lines) {
-  int count = (MIN(to, from + 2 * BN) - from) * lines;
+  int count = (MIN(to, from + ASKED_ROWS) - from) * lines;
   for (int i = LANE; i < count; i += LANES) ASK_FOR(row + (i64)(from + i / lines) * step + i % lines * 128);
 }
 #endif
@@ -234,7 +250,7 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
   i64 hides[MT][2];
 #endif
   UNROLL for (int i = 0; i < 2 * MT; i++) {
-    int r = WARP_INDEX * 16 * MT + 8 * i + g, token = (row0 + r) / share;
+    int r = FIRST_ROW + 8 * i + g, token = (row0 + r) / share;
     first[i / 2][i % 2] = 0, end[i / 2][i % 2] = r < rows ? n : 0;
     if (r < rows && (has & BOUNDS)) {
       first[i / 2][i % 2] = READ_I32(bounds + tb.off + token * tb.s[2]);
@@ -265,7 +281,7 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
   }
   for (; it < ends[WARP_INDEX]; it++) {
 #else
-  int is_idle = WARP_INDEX * 16 * MT >= rows;
+  int is_idle = FIRST_ROW >= rows;
   for (; it < steps; it++) {
 #endif
     int n0 = from + it * BN;
@@ -275,17 +291,17 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
     if (is_idle) continue;
 #endif
 
-    float s[MT][BN / 8][4];
-    UNROLL for (int i = 0; i < MT * BN / 2; i++) s[i / (BN / 2)][i % (BN / 2) / 4][i % 4] = 0.0f;
+    float s[MT][KEYS / 8][4];
+    UNROLL for (int i = 0; i < MT * KEYS / 2; i++) s[i / (KEYS / 2)][i % (KEYS / 2) / 4][i % 4] = 0.0f;
     UNROLL for (int d = 0; d < WIDTH / 16; d++) {
       u32 a[MT * PLANES][4];
       UNROLL for (int m = 0; m < MT * PLANES; m++) {
-        int row = m / MT * BM + WARP_INDEX * 16 * MT + 16 * (m % MT) + WARP_LANE % 16;
+        int row = m / MT * BM + FIRST_ROW + 16 * (m % MT) + WARP_LANE % 16;
         LOAD_MATRICES(a[m], queries + row * K_PITCH + 32 * d + WARP_LANE / 16 * 16);
       }
-      UNROLL for (int j = 0; j < BN / 16; j++) {
+      UNROLL for (int j = 0; j < KEYS / 16; j++) {
         u32 b[4];
-        int row = 16 * j + WARP_LANE % 8 + WARP_LANE / 16 * 8;
+        int row = FIRST_KEY + 16 * j + WARP_LANE % 8 + WARP_LANE / 16 * 8;
         LOAD_MATRICES(b, ks + row * K_PITCH + 32 * d + WARP_LANE / 8 % 2 * 16);
         UNROLL for (int m = 0; m < MT * PLANES; m++) {
           MULTIPLY_HALVES(s[m % MT][2 * j], a[m], b);
@@ -298,12 +314,12 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
     UNROLL for (int m = 0; m < MT; m++) {
       UNROLL for (int half = 0; half < 2; half++) {
         float highest = top[m][half];
-        UNROLL for (int j = 0; j < BN / 8; j++) {
+        UNROLL for (int j = 0; j < KEYS / 8; j++) {
           UNROLL for (int i = 2 * half; i < 2 * half + 2; i++) {
             float x = s[m][j][i] * factor;
             if (CAPPED) x = height * TANH(x);
             if (!is_inner) {
-              int at = n0 + 8 * j + 2 * t + i % 2;
+              int at = n0 + FIRST_KEY + 8 * j + 2 * t + i % 2;
               int is_seen = at >= first[m][half] && at < end[m][half] && at < to;
 #if MASKED
               if (is_seen) x += LOG2E * READ_F32(mask + hides[m][half] + at * tm.s[3]);
@@ -320,7 +336,7 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
         }
         float base = highest == HIDDEN ? 0.0f : highest, shrink = EXP2(top[m][half] - base), sum = 0.0f;
         top[m][half] = highest;
-        UNROLL for (int j = 0; j < BN / 8; j++) {
+        UNROLL for (int j = 0; j < KEYS / 8; j++) {
           UNROLL for (int i = 2 * half; i < 2 * half + 2; i++) {
             s[m][j][i] = EXP2(s[m][j][i] - base);
             sum += s[m][j][i];
@@ -331,7 +347,7 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
       }
     }
 
-    UNROLL for (int j = 0; j < BN / 16; j++) {
+    UNROLL for (int j = 0; j < KEYS / 16; j++) {
       u32 a[MT * PLANES][4];
       UNROLL for (int i = 0; i < 4 * MT * PLANES; i++) {
         int m = i / 4, plane = m / MT, of = i % 4;
@@ -341,7 +357,7 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
       }
       UNROLL for (int e = 0; e < ACROSS / 16; e++) {
         u32 b[4];
-        LOAD_TURNED(b, vs + (16 * j + WARP_LANE % 16) * V_PITCH + 32 * e + WARP_LANE / 16 * 16);
+        LOAD_TURNED(b, vs + (FIRST_KEY + 16 * j + WARP_LANE % 16) * V_PITCH + 32 * e + WARP_LANE / 16 * 16);
         UNROLL for (int m = 0; m < MT * PLANES; m++) {
           MULTIPLY_HALVES(o[m % MT][2 * e], a[m], b);
           MULTIPLY_HALVES(o[m % MT][2 * e + 1], a[m], b + 2);
@@ -352,11 +368,57 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
 #if SKIPS
   for (; it < steps; it++) ADVANCE(it);
 #endif
-  if (WARP_INDEX * 16 * MT >= rows) return;
+#if ALONG
+  /* What the warps have of each row, with the largest logit and the sum behind all. */
+  float *partial = (float *)stages;
+  float2 *ends_of = (float2 *)(partial + WARPS * BM * ACROSS);
+  BARRIER();
+  UNROLL for (int i = 0; i < 2 * MT; i++) {
+    int m = i / 2, half = i % 2, r = 8 * i + g;
+    float all = total[m][half];
+    UNROLL for (int lanes = 1; lanes < 4; lanes *= 2) all += __shfl_xor_sync(ALL_LANES, all, lanes);
+    if (t == 0) ends_of[WARP_INDEX * BM + r] = make_float2(top[m][half], all);
+    UNROLL for (int e = 0; e < ACROSS / 8; e++) {
+      float2 *to = (float2 *)(partial + (WARP_INDEX * BM + r) * ACROSS + 8 * e + 2 * t);
+      *to = make_float2(o[m][e][2 * half], o[m][e][2 * half + 1]);
+    }
+  }
+  BARRIER();
+  for (int i = LANE; i < rows * (ACROSS / 4); i += LANES) {
+    int r = i / (ACROSS / 4), e = i % (ACROSS / 4) * 4;
+    int token = (row0 + r) / share, head = group * share + (row0 + r) % share;
+    float highest = HIDDEN, all = 0.0f;
+    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    UNROLL for (int w = 0; w < WARPS; w++) highest = MAX(highest, ends_of[w * BM + r].x);
+    float sink = HIDDEN;
+    if ((has & SINKS) && splits == 1) sink = LOG2E * READ_F32(sinks + ts.off + head * ts.s[3]);
+    highest = MAX(highest, sink);
+    float base = highest == HIDDEN ? 0.0f : highest;
+    UNROLL for (int w = 0; w < WARPS; w++) {
+      float by = EXP2(ends_of[w * BM + r].x - base);
+      float4 a = *(const float4 *)(partial + (w * BM + r) * ACROSS + e);
+      all += by * ends_of[w * BM + r].y;
+      x.x += by * a.x, x.y += by * a.y, x.z += by * a.z, x.w += by * a.w;
+    }
+    float by = 1.0f;
+    u8 *place;
+    if (splits > 1) {
+      place = parts + (((i64)split * tokens + token) * heads + head) * (4 * (ACROSS + 2));
+      if (e == 0) *(float2 *)(place + 4 * ACROSS) = make_float2(MAX(highest * LN2, LOWEST), all);
+    } else {
+      place = y + ty.off + token * ty.s[1] + head * ty.s[2];
+      all += EXP2(sink - base);
+      by = all > 0.0f ? 1.0f / all : 0.0f;
+    }
+    float2 *to = (float2 *)(place + 4 * e); /* rows of parts are no multiples of 16 bytes */
+    to[0] = make_float2(x.x * by, x.y * by), to[1] = make_float2(x.z * by, x.w * by);
+  }
+#else
+  if (FIRST_ROW >= rows) return;
 
   UNROLL for (int m = 0; m < MT; m++) {
     UNROLL for (int half = 0; half < 2; half++) {
-      int r = WARP_INDEX * 16 * MT + 16 * m + 8 * half + g;
+      int r = FIRST_ROW + 16 * m + 8 * half + g;
       int token = (row0 + r) / share, head = group * share + (row0 + r) % share;
       float all = total[m][half];
       UNROLL for (int lanes = 1; lanes < 4; lanes *= 2) all += __shfl_xor_sync(ALL_LANES, all, lanes);
@@ -365,8 +427,8 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
       if (splits > 1) {
         place = parts + (((i64)split * tokens + token) * heads + head) * (4 * (ACROSS + 2));
         if (r < rows && t == 0) {
-          /* flash_join takes a finite top for one that has seen nothing, and natural units. */
-          *(float2 *)(place + 4 * ACROSS) = make_float2(MAX(top[m][half] * LN2, FLOAT_OF_BITS(0xff7fffffu)), all);
+          /* flash_join takes natural units. */
+          *(float2 *)(place + 4 * ACROSS) = make_float2(MAX(top[m][half] * LN2, LOWEST), all);
         }
       } else {
         place = y + ty.off + token * ty.s[1] + head * ty.s[2];
@@ -383,4 +445,5 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
       }
     }
   }
+#endif
 }

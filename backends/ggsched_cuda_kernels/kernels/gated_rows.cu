@@ -1,7 +1,10 @@
 /* y = silu(g) * u, element by element, of many rows that lie along the last axis without gaps, at multiples of 16 bytes;
- * with HALVES besides the same as bf16, for the product that follows. y may be g or u.
+ * with HALVES 1 besides the same as bf16, for the product that follows, with 2 as f16 with a scale for each row, of which a
+ * group then has all. y may be g or u.
  *
  * Groups: parts of 4 * UNITS * LANES elements of a row; rows. */
+#undef KERNEL_BOUNDS
+#define KERNEL_BOUNDS __launch_bounds__(LANES)
 KERNEL(gated_rows)(GLOBAL const u8 *g, Tens tg, GLOBAL const u8 *u, Tens tu, GLOBAL u8 *y, Tens ty, GLOBAL u8 *halves) {
   int n = ty.n[3], row = GROUP(1), first = GROUP(0) * UNITS * LANES + LANE;
   const float4 *gr = (const float4 *)(g + row_offset(tg, row)), *ur = (const float4 *)(u + row_offset(tu, row));
@@ -14,13 +17,17 @@ KERNEL(gated_rows)(GLOBAL const u8 *g, Tens tg, GLOBAL const u8 *u, Tens tu, GLO
   }
   UNROLL for (int k = 0; k < UNITS; k++) {
     int i = first + k * LANES;
-    if (i * 4 >= n) continue;
+    if (i * 4 >= n) continue; /* zeros */
     float4 x = a[k], by = b[k];
     x.x = x.x / (EXP(-x.x) + 1.0f) * by.x, x.y = x.y / (EXP(-x.y) + 1.0f) * by.y;
     x.z = x.z / (EXP(-x.z) + 1.0f) * by.z, x.w = x.w / (EXP(-x.w) + 1.0f) * by.w;
-    yr[i] = x;
-#if HALVES
+    yr[i] = a[k] = x;
+#if HALVES == 1
     put_halves(halves, (i64)row * n + 4 * i, x);
 #endif
   }
+#if HALVES == 2
+  LOCAL float tops[32];
+  put_scaled_row<UNITS>(halves, row, ty.n[0] * ty.n[1] * ty.n[2], n, a, tops);
+#endif
 }

@@ -39,7 +39,15 @@ FN float largest_of_group(float x, LOCAL_PTR float *tops) {
 }
 FN u32 f16_pair(float low, float high) { return (u32)HALF_OF_FLOAT(low) | (u32)HALF_OF_FLOAT(high) << 16; }
 
-/* A row of n elements as f16, of which a lane has OF_LANE vectors of four, and what undoes its scale, behind all rows. */
+/* By what a group multiplies its row of n elements, one of `rows`, whose largest is `top`; behind all rows it writes what
+ * undoes that. */
+FN float scale_row(GLOBAL u8 *halves, int row, int rows, int n, float top, LOCAL_PTR float *tops) {
+  int power = half_power(largest_of_group(top, tops), 1);
+  if (LANE == 0) *(GLOBAL float *)(halves + (i64)rows * n * 2 + (i64)row * 4) = FLOAT_OF_BITS((127 - power) << 23);
+  return FLOAT_OF_BITS((127 + power) << 23);
+}
+
+/* A row of n elements as f16, of which a lane has OF_LANE vectors of four. */
 template <int OF_LANE>
 FN void put_scaled_row(GLOBAL u8 *halves, int row, int rows, int n, const float4 *v, LOCAL_PTR float *tops) {
   float top = 0.0f;
@@ -47,9 +55,7 @@ FN void put_scaled_row(GLOBAL u8 *halves, int row, int rows, int n, const float4
     float size = size_of_four(v[u]);
     top = MAX(top, size);
   }
-  int power = half_power(largest_of_group(top, tops), 1);
-  float up = FLOAT_OF_BITS((127 + power) << 23);
-  if (LANE == 0) *(GLOBAL float *)(halves + (i64)rows * n * 2 + (i64)row * 4) = FLOAT_OF_BITS((127 - power) << 23);
+  float up = scale_row(halves, row, rows, n, top, tops);
   UNROLL for (int u = 0; u < OF_LANE; u++) {
     int i = u * LANES + LANE;
     if (i * 4 >= n) continue;

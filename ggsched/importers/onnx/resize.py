@@ -1,12 +1,16 @@
 """Resizing: along each axis a matrix of weights, or indices, that the shapes determine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 
 import numpy as np
 
 from ggsched.importers.common.emit import Array, Const, Value
 from ggsched.importers.onnx.call import Call, converts
+from ggsched.ir.tensor import MAX_AXES
+from ggsched.oplib.sampling import cubic
 
 MAX_MATRIX = 1 << 24
 
@@ -35,6 +39,7 @@ def _resize(c: Call) -> Value:
     mode = c.attr("mode", "nearest")
     crops = c.attr("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
     made, outside = x, []
+    repeats: dict[int, int] = {}
     for i, a in enumerate(axes):
         region = (roi[i], roi[len(axes) + i]) if crops and roi is not None else (0.0, 1.0)
         axis = _Axis(x.shape[a], outs[i][0], outs[i][1], *region)
@@ -42,17 +47,43 @@ def _resize(c: Call) -> Value:
             continue
         at = _places(c, axis)
         if mode == "nearest":
-            made = c.nd("gather", made, Const(_nearest(c, at, axis.size)), axis=a)
+            indices = _nearest(c, at, axis.size)
+            if _are_repeats(indices, axis) and n < MAX_AXES:
+                repeats[a] = axis.out // axis.size
+            else:
+                made = c.nd("gather", made, Const(indices), axis=a)
         else:
             made = _weighted(c, made, a, at, axis, mode)
         if crops:
             outside.append((a, (at < 0) | (at > axis.size - 1)))
+    made = _repeated(c, made, repeats)
     for a, mask in outside:
         if mask.any():
             fill = c.like(c.attr("extrapolation_value", 0.0), x)
             shape = [len(mask) if i == a else 1 for i in range(n)]
             made = c.nd("where", Const(mask.reshape(shape)), fill, made)
     return made
+
+
+def _are_repeats(indices: Array, axis: _Axis) -> bool:
+    """Whether each element is taken several times, one after the other."""
+    times, rest = divmod(axis.out, max(1, axis.size))
+    if rest or times < 2:
+        return False
+    return bool((indices == np.arange(axis.out) // times).all())
+
+
+def _repeated(c: Call, x: Value, repeats: Mapping[int, int]) -> Value:
+    """Repeat each element along some axes."""
+    axes = list(repeats)
+    while axes:
+        some, axes = axes[: MAX_AXES - len(x.shape)], axes[MAX_AXES - len(x.shape) :]
+        apart = [(n, 1) if a in some else (n,) for a, n in enumerate(x.shape)]
+        wide = [(n, repeats[a]) if a in some else (n,) for a, n in enumerate(x.shape)]
+        made = c.emit.reshape(x, [n for pair in apart for n in pair])
+        made = c.nd("expand", made, shape=tuple(n for pair in wide for n in pair))
+        x = c.emit.reshape(made, [prod(pair) for pair in wide])
+    return x
 
 
 def _inputs(
@@ -174,12 +205,6 @@ def _linear(at: Array, size: int, scale: float) -> Array:
 
 
 def _cubic(c: Call, at: Array, size: int, scale: float) -> Array:
-    a = c.attr("cubic_coeff_a", -0.75)
-
-    def weight(d: Array) -> Array:
-        near = (a + 2) * d**3 - (a + 3) * d**2 + 1
-        far = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
-        return np.where(d <= 1, near, np.where(d < 2, far, 0))
-
+    weight = partial(cubic, a=c.attr("cubic_coeff_a", -0.75))
     excludes = c.attr("exclude_outside", False)
     return _spread(at, size, 2.0, weight, scale, excludes)

@@ -8,7 +8,7 @@ against launches (STR-1), events (EVT-1, EVT-2), barriers, the host waiting.
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,7 +51,8 @@ class PredictedTimeline:
 
     Attributes:
         spans: Of the commands of the last step that do work, in the order of the plan.
-        step_s: Seconds of the host from the start of the last step to the end of its last command.
+        step_s: Seconds of the host from the start of the last step to the end of its last command;
+            what orders the next step behind it counts to that one.
         busy_s: By device the seconds of the last step in which one of its launches runs.
     """
 
@@ -75,12 +76,16 @@ def simulate(
     """
     state = _Simulation(plan, costs, processors)
     commands = [(command, command.effects) for command in plan.commands]
+    end = len(commands)
+    while end and (hazard := commands[end - 1][1].hazard) and hazard.next_run:
+        end -= 1  # for the sake of the next step alone, which begins with it (ADR 75)
     began = 0.0
-    for _ in range(steps):
+    for step in range(steps):
         began = state.host_s
+        if step:
+            state.enqueue_all(commands[end:])
         state.spans = []
-        for command, effects in commands:
-            state.enqueue(command, effects)
+        state.enqueue_all(commands[:end])
     return PredictedTimeline(tuple(state.spans), state.host_s - began, _busy(plan, state.spans))
 
 
@@ -133,7 +138,11 @@ class _Simulation:
         self.recorder: dict[int, int] = {}
         self.spans: list[PredictedSpan] = []
 
-    def enqueue(self, command: Command, effects: Effects) -> None:
+    def enqueue_all(self, commands: Iterable[tuple[Command, Effects]]) -> None:
+        for command, effects in commands:
+            self._enqueue(command, effects)
+
+    def _enqueue(self, command: Command, effects: Effects) -> None:
         stream = effects.streams[0]
         lanes, device = self.lanes[stream], self.device_of[stream]
         if effects.blocks_host:

@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from ggsched.ir.dtype import F32
 from ggsched.ir.graph import Node
+from ggsched.ir.shapes import BINARY, GATED, UNARY
 from ggsched.ir.tensor import Tensor
 from ggsched.passes.shard.layout import Layout, Partial, Split, Whole
 
@@ -314,10 +315,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "mul_mat": _mul_mat,
     "mul_mat_id": _mul_mat_id,
     "add_id": _add_id,
-    **dict.fromkeys(("add", "sub", "mul", "div", "scale"), _elementwise),
-    **dict.fromkeys(
-        ("silu", "gelu", "sigmoid", "tanh", "softplus", "clamp", "swiglu", "swiglu_oai"), _broadcast
-    ),
+    **dict.fromkeys((*UNARY, *GATED), _broadcast),
+    **dict.fromkeys((*BINARY, "scale"), _elementwise),
     **dict.fromkeys(("rms_norm", "norm", "soft_max", "argsort", "top_k"), _along_rows),
     "rope": _rope,
     "attention": _attention,

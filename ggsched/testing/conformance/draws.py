@@ -9,7 +9,7 @@ from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F32, FLOAT_DTYPES, I32, Q8_0, DType
 from ggsched.ir.graph import Graph
-from ggsched.ir.shapes import KV_DTYPES
+from ggsched.ir.shapes import BINARY, GATED, KV_DTYPES, UNARY
 from ggsched.ir.tensor import Tensor
 from ggsched.testing.generators.graph_gen import LONGEST_ROW, GraphGenerator
 from ggsched.testing.generators.graph_gen_ops import STEPS
@@ -167,17 +167,12 @@ def _no_queries(g: GraphBuilder, shape: tuple[int, ...], dtype: DType) -> Tensor
     return g.op("linear_attention", state, q, k, v, g.input("decay", (shape[0], 2)), *ids)
 
 
-_ANY_SHAPE: Final = frozenset(
-    {"add", "sub", "mul", "div", "scale", "silu", "gelu", "sigmoid", "tanh", "softplus", "swiglu",
-     "swiglu_oai",
-     "clamp", "cont", "cpy", "mul_mat"}
-)  # fmt: skip
+_ANY_SHAPE: Final = frozenset({*UNARY, *BINARY, *GATED, "cont", "cpy", "mul_mat"})
 
 _EMPTY: Final[Mapping[str, Callable[[GraphBuilder, tuple[int, ...], DType], Tensor]]] = {
-    **{op: _alone(op) for op in ("scale", "silu", "gelu", "clamp", "cont", "rms_norm", "norm")},
-    **{op: _alone(op) for op in ("sigmoid", "tanh", "softplus", "soft_max", "sum_rows")},
-    "argsort": _alone("argsort"),
-    **{op: _twin(op) for op in ("add", "sub", "mul", "div", "swiglu", "swiglu_oai", "cpy")},
+    **{op: _alone(op) for op in UNARY},
+    **{op: _alone(op) for op in ("cont", "rms_norm", "norm", "soft_max", "sum_rows", "argsort")},
+    **{op: _twin(op) for op in (*BINARY, *GATED, "cpy")},
     "mul_mat": _product,
     "attention": _no_tokens,
     "get_rows": _lookup,

@@ -11,6 +11,7 @@ from typing import Any, Final
 from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, I32, DType
+from ggsched.ir.shapes import BINARY, GATED, UNARY
 from ggsched.ir.tensor import Tensor
 from ggsched.testing.generators.values import DrawnGraph, LeafRule
 
@@ -162,9 +163,8 @@ def _linear_attention(m: Making) -> Tensor:
 
 
 _MAKERS: Final[Mapping[str, Maker]] = {
-    **{op: _unary(op) for op in ("scale", "rms_norm", "norm", "silu", "gelu", "sum_rows")},
-    **{op: _unary(op) for op in ("sigmoid", "tanh", "softplus")},
-    **{op: _binary(op) for op in ("add", "sub", "mul", "swiglu", "swiglu_oai")},
+    **{op: _unary(op) for op in (*UNARY, "rms_norm", "norm", "sum_rows")},
+    **{op: _binary(op) for op in (*BINARY, *GATED)},
     "div": _binary("div", POSITIVE),
     "clamp": _unary("clamp", min=-0.5, max=0.5),
     "argsort": _unary("argsort", RANKED),
