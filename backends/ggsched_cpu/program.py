@@ -72,7 +72,7 @@ class Stretch:
         table = _slots(len(tasks) * ENTRY_SLOTS).reshape(-1, ENTRY_SLOTS)
         at = self._args.ctypes.data
         for entry, task, flags in zip(table, tasks, flags_of(tasks), strict=True):
-            entry[:6] = task.kernel, at, task.parts, flags, *task.weights
+            entry[:] = task.kernel, at, task.parts, flags
             at += 8 * len(task.args)
         self._table = Table.of(table)
 
