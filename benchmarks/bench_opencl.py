@@ -14,7 +14,7 @@ from benchmarks.table import Row
 from ggsched.backend.protocols import Backend, Device
 from ggsched.errors import BackendUnavailable
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import BF16, F16, F32, MXFP4, Q4_0, Q8_0, DType
+from ggsched.ir.dtype import BF16, F16, F32, MXFP4, Q4_0, Q4_K, Q6_K, Q8_0, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.testing.eager import bound_nodes
@@ -42,9 +42,11 @@ def run() -> list[Row]:
         return []
     device = backend.open_device(0)
     rows = [_products(device, "llama 110M", LLAMA, vectors, F32) for vectors in (1, 4, 16, 128)]
-    rows += [_products(device, "llama 110M", LLAMA, 1, dtype) for dtype in (F16, Q8_0)]
+    rows += [
+        _products(device, "llama 110M", LLAMA, 1, dtype) for dtype in (F16, Q8_0, Q4_0, Q4_K, Q6_K)
+    ]
     square = [(VOCABULARY, VOCABULARY)]
-    for dtype in (F32, F16, BF16, Q8_0, Q4_0, MXFP4):
+    for dtype in (F32, F16, BF16, Q8_0, Q4_0, MXFP4, Q4_K, Q6_K):
         rows += [_products(device, "4096 x 4096", square, vectors, dtype) for vectors in (1, 128)]
     rows += _launches(device)
     device.close()

@@ -4,24 +4,34 @@ The graphs are those of the baseline document: a chain, and a row of diamonds (q
 their sum), of 2,000 and 20,000 tiny nodes. The device changes every 10 nodes, and, as the worst
 case, at every node, where each node needs a launch, a copy, a record and a wait of its own. Two
 devices are as concurrent as two streams, so what may share bytes is asked of the data flow too.
+
+Prompts of 64 and of 8 micro-batches of a llama over two GPUs, in one batch: plans are made for each
+size of the KV cache, not for each micro-batch, and checked.
 """
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from graphlib import TopologicalSorter
+from typing import Any
 
+from benchmarks.gpu.shapes import LLAMA_8B, spec_of
 from benchmarks.measure import interleaved, ratio
 from benchmarks.table import Row
+from ggsched.backend.offline_device import paper_devices
 from ggsched.ir import Graph, GraphBuilder
-from ggsched.ir.dtype import GGUF_DTYPES
+from ggsched.ir.dtype import BF16, GGUF_DTYPES
 from ggsched.ir.ops import OPS
+from ggsched.models.load import Model
+from ggsched.models.session import Session, SessionOptions
 from ggsched.passes import Constraints, make_plan
 from ggsched.sanitize import check_plan
 from ggsched.testing.plan_builder import fake_device
 from ggsched.topology import CopyPath, DeviceFacts, Topology, op_key
+from ggsched.topology.model import WaitPath
 
-ROUNDS = 5
+ROUNDS, UBATCH = 5, 512
 
 
 def chain(n: int) -> Graph:
@@ -72,9 +82,26 @@ def order(graph: Graph) -> None:
         pass
 
 
+def prompt(parts: int) -> None:
+    """Make all plans of a prompt of so many micro-batches, as ``ggsched plan --memory`` does."""
+    devices = tuple(_facts(f"gpu:{i}", "gpu") for i in range(2))
+    copies = {(0, 1): CopyPath(0, 1, 0), (1, 0): CopyPath(1, 0, 1)}
+    waits: dict[tuple[int, int], WaitPath] = {(0, 1): "native", (1, 0): "native"}
+    machine = Topology(devices, copies, waits)
+    nothing: Any = None
+    model = Model(nothing, spec_of(replace(LLAMA_8B, n_layer=8), BF16), nothing)
+    n = parts * UBATCH
+    options = SessionOptions(n_ctx=n, n_batch=n, n_ubatch=UBATCH, pipelining="on")
+    with Session(model, paper_devices(machine), options) as session:
+        session.memory_need(n, 1)
+
+
 def run() -> list[Row]:
     """Measure."""
-    rows = []
+    both = {str(m): partial(prompt, m) for m in (8, 64)}
+    took = interleaved(both, 3, time.process_time)  # type: ignore[arg-type]
+    what = "plans of a prompt of 64 micro-batches / of 8"
+    rows = [Row("planning", what, *ratio(took["64"], took["8"]), bound="<= 4")]
     machine = topology()
     for make in (chain, diamonds):
         for n in (2_000, 20_000):

@@ -90,7 +90,7 @@ class _Runs:
     def run(
         self, *, slow: dict[int, float] | None = None, faults: ClusterFaults | None = None
     ) -> SimCluster:
-        """Run it with machines that take so many times as long."""
+        """Run it with machines that take that many times as long."""
         times = dict.fromkeys((part.machine for part in self._parts), 1.0) | (slow or {})
         cluster = SimCluster(
             self._graph,

@@ -37,7 +37,7 @@ from ggsched.run.cache import RecentCache
 from ggsched.run.call_guard import CallGuard, guarded
 from ggsched.run.executor import Executor
 from ggsched.run.expert_ledger import ExpertLedger
-from ggsched.run.following import StateStreams
+from ggsched.run.following import StateStreams, takes_turns
 from ggsched.run.open_devices import names_of, opened
 from ggsched.run.outputs import Outputs
 from ggsched.run.release import close_after, close_all
@@ -74,6 +74,23 @@ class Planned:
 
 Run = Executor | RemoteRun
 """A plan that is bound to devices of this process or of other machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """A run that the next one may be like: a token like the one before it.
+
+    Attributes:
+        graph: As it was given.
+        constraints: As they were given.
+        planned: What was planned for these.
+        executor: What ran. While it is the scheduler's last, all this holds.
+    """
+
+    graph: Graph
+    constraints: Constraints | None
+    planned: Planned
+    executor: Run
 
 
 class Scheduler:
@@ -161,6 +178,7 @@ class Scheduler:
         self._planned: RecentCache[tuple[str, str], Planned] = RecentCache(KEPT * plan_limit)
         self._clock = clock
         self._last: Run | None = None
+        self._ran: _Ran | None = None
         self._under_way: dict[str, tuple[int, int]] | None = {}
         self._has_room = True
         self._setup_s = 0.0
@@ -320,18 +338,37 @@ class Scheduler:
             >>> results["y"].shape
             (1, 3)
         """
-        planned = self.planned(graph, constraints)
-        made = self._run(planned.graph, inputs, planned.constraints, copy=copy)
+        ran = self._ran
+        if (
+            ran is not None
+            and ran.executor is self._last
+            and ran.graph is graph
+            and ran.constraints is constraints
+        ):
+            planned = ran.planned
+            made = self._run_bound(ran.executor, planned, inputs, is_tried=False, copy=copy)
+        else:
+            planned = self.planned(graph, constraints)
+            executor = self._executor(planned.graph, planned.constraints)
+            is_tried = self._planner.is_tried(planned.graph, planned.constraints)
+            made = self._run_bound(executor, planned, inputs, is_tried=is_tried, copy=copy)
+            if self.settings.streams != "autotune":
+                self._ran = _Ran(graph, constraints, planned, executor)
         if planned.tensor_of is None:
             return Outputs(graph, made)
         return Outputs(graph, {tid: made[new] for tid, new in planned.tensor_of.items()})
 
-    def _run(
-        self, graph: Graph, inputs: Mapping[str, ArrayLike], wanted: Constraints, *, copy: bool
+    def _run_bound(
+        self,
+        executor: Run,
+        planned: Planned,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        is_tried: bool,
+        copy: bool,
     ) -> dict[int, np.ndarray]:
-        executor = self._in_turn(graph, self._executor(graph, wanted))
-        is_tried = self._planner.is_tried(graph, wanted)
-        streams = None
+        graph, wanted, streams = planned.graph, planned.constraints, None
+        executor = self._in_turn(graph, executor)
         if isinstance(executor, Executor) and not is_tried:
             streams = executor.state_streams
         if executor is not self._last and not self._follows(streams):
@@ -346,9 +383,12 @@ class Scheduler:
             self._under_way.update(streams)
         self._store.require_files()
         began = self._clock()
-        recorder = self._recorder if isinstance(executor, Executor) else None
-        with recorded_run(recorder, graph, executor.plan, self.topology, wanted.rates):
+        if self._recorder is None or not isinstance(executor, Executor):
             outputs = executor.run(host_arrays(inputs), copy=copy)
+        else:
+            known = wanted.rates
+            with recorded_run(self._recorder, graph, executor.plan, self.topology, known):
+                outputs = executor.run(host_arrays(inputs), copy=copy)
         self._store.require_files()  # what was read of a file that was cut short does not count
         self._last = executor
         if is_tried:
@@ -380,6 +420,21 @@ class Scheduler:
             assert isinstance(twin, Executor)  # as the first
             executor.twin = twin
         return executor.twin
+
+    def takes_turns(self, plan: Plan) -> bool:
+        """Whether runs of a plan follow each other without a wait, if there is memory for two.
+
+        Args:
+            plan: Of this scheduler.
+
+        Examples:
+            >>> with Scheduler(["cpu:0"]) as scheduler:
+            ...     scheduler.takes_turns(scheduler.plan(graph))  # the host waits for its output
+            False
+        """
+        if isinstance(self._store, RemoteStore) or self.settings.memory_budget:
+            return False
+        return takes_turns(plan)
 
     def _follows(self, streams: StateStreams | None) -> bool:
         """Whether streams keep a run in order with all that is under way."""
@@ -469,7 +524,7 @@ class Scheduler:
         if unknown:
             raise UsageError(f"{unknown[0]!r} is not resident", where="reload_weights")
         self._drain()
-        self._last = None
+        self._last = self._ran = None
         close_all(self._executors.take_all())
         self._store.release(names)
 
@@ -643,7 +698,7 @@ class Scheduler:
 
     def _release(self) -> None:
         """Drain the streams and release everything."""
-        self._last = None
+        self._last = self._ran = None
         self._has_room = True
         # Whatever fails while draining has been reported before, or nothing waits for it any more.
         self._store.drain()
@@ -661,7 +716,7 @@ class Scheduler:
                 raise
         if any(isinstance(e, Executor) and e.twin for e in self._executors.values()):
             self._has_room = False
-        self._last = None
+        self._last = self._ran = None
         close_all(self._executors.take_all())
         self._planner.settle("there is no memory for two plans")
         return self._bound(graph, plan)
@@ -696,7 +751,7 @@ class Scheduler:
     def _evict(self, executor: Run) -> None:
         self._drain()
         if self._last in (executor, executor.twin if isinstance(executor, Executor) else None):
-            self._last = None
+            self._last = self._ran = None
         executor.close()
 
     def _drain(self) -> None:

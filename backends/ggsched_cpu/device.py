@@ -9,7 +9,9 @@ from typing import Any, Final, Self
 import numpy as np
 
 from ggsched.backend import checks
+from ggsched.backend.arrays import aligned_zeros
 from ggsched.backend.base import (
+    BaseBuffer,
     BaseDevice,
     BaseProgram,
     BaseStream,
@@ -31,6 +33,7 @@ from ggsched_cpu.native import (
     kernels_for,
     library,
 )
+from ggsched_cpu.pages import SMALL_PAGES_NBYTES, take_small_pages
 from ggsched_cpu.program import compile_steps, segment
 from ggsched_cpu.runner import Runner
 from ggsched_cpu.stream import WorkerStream
@@ -123,9 +126,25 @@ class CpuDevice(BaseDevice):
         self.settings = settings or CpuSettings()
         super().__init__(cpu_facts(index, self.settings), {})
         self.event_timeout_s = self.settings.timeout_s
+        self._zeros: Any = None
         self.kernels_used: Kernels | None = kernels_for(
             self.settings.computing_threads, self.settings.activations, self.settings.kernels
         )
+
+    def acquire_memory(self, nbytes: int) -> Any:
+        """Return zeros, whose pages are there when they are first used."""
+        self._zeros = aligned_zeros(nbytes, self.facts.alignment)
+        return self._zeros
+
+    def make_buffer(self, nbytes: int, memory: Any) -> BaseBuffer:
+        """Return a buffer over fresh memory, which it knows to be zeros."""
+        is_zero, self._zeros = memory is self._zeros, None
+        return BaseBuffer(self, nbytes, memory, is_zero=is_zero)
+
+    def leave_zero(self, memory: Any) -> None:
+        """Let a state take small pages: it is used a few rows at a time."""
+        if memory.nbytes < SMALL_PAGES_NBYTES:
+            take_small_pages(memory)
 
     def fill_memory(self, memory: Any, offset: int, nbytes: int, pattern: bytes) -> None:
         """Set bytes of an array to a repeated pattern."""

@@ -6,7 +6,7 @@ each other become one table, which one native call runs without the GIL, whateve
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise, takewhile
+from itertools import groupby, takewhile
 from math import inf
 from operator import length_hint
 from time import perf_counter
@@ -56,8 +56,9 @@ class Stretch:
     """
 
     def __init__(self, labels: Sequence[str], tasks: "Sequence[Task]", runner: "Runner") -> None:
+        from ggsched_cpu.compiled.barriers import flags_of
         from ggsched_cpu_kernels.team import Table
-        from ggsched_cpu_kernels.walk import ENTRY_SLOTS, NO_BARRIER, SERIAL
+        from ggsched_cpu_kernels.walk import ENTRY_SLOTS
 
         self.labels = labels
         self.failed = labels[0]
@@ -70,12 +71,9 @@ class Stretch:
         self._args[:] = np.array(arguments, np.uint64).view(np.int64)
         table = _slots(len(tasks) * ENTRY_SLOTS).reshape(-1, ENTRY_SLOTS)
         at = self._args.ctypes.data
-        for entry, task in zip(table, tasks, strict=True):
-            entry[:] = task.kernel, at, task.parts, SERIAL if task.is_serial else 0
+        for entry, task, flags in zip(table, tasks, flags_of(tasks), strict=True):
+            entry[:6] = task.kernel, at, task.parts, flags, *task.weights
             at += 8 * len(task.args)
-        for entry, (task, following) in zip(table[:-1], pairwise(tasks), strict=True):
-            if task.is_serial and following.is_serial:
-                entry[3] |= NO_BARRIER
         self._table = Table.of(table)
 
     @property

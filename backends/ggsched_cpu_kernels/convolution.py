@@ -40,7 +40,7 @@ def _tile_shape(target: Target) -> tuple[int, int]:
 
 
 def panel_width(target: Target, elements: int) -> int:
-    """Return how many windows of so many elements lie side by side, as fit scratch memory.
+    """Return how many windows of that many elements lie side by side and fit scratch memory.
 
     A line of a panel is longer by a vector, since copies may be longer by a part of one. 0 where
     not even a vector of windows fits.

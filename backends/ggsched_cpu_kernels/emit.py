@@ -291,10 +291,18 @@ class Builder:
         """Write a value."""
         self.line(f"store {value}, {pointer}, align {align}")
 
-    def prefetch(self, pointer: Value) -> None:
-        """Ask for the cache line of an address, which need not be one of the process."""
+    def prefetch(self, pointer: Value, *, to_write: bool = False, level: int = 1) -> None:
+        """Ask for the cache line of an address, which need not be one of the process.
+
+        Args:
+            pointer: The address.
+            to_write: Whether this processor is to own the line.
+            level: Of the cache: 1 or 2.
+        """
         self.declared["llvm.prefetch.p0"] = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
-        self.line(f"call void @llvm.prefetch.p0({pointer}, i32 0, i32 3, i32 1)")
+        self.line(
+            f"call void @llvm.prefetch.p0({pointer}, i32 {int(to_write)}, i32 {4 - level}, i32 1)"
+        )
 
     def arg(self, slot: int) -> Value:
         """Read an argument of the kernel as an integer."""

@@ -8,7 +8,7 @@ from ggsched_cpu_kernels.vectors import Chunk, Row, operand_slot, over_chunks, o
 
 
 def move(name: str, target: Target, nbytes: int) -> Builder:
-    """Operands x and result, of elements of so many bytes, any distance apart."""
+    """Operands x and result, of elements of a given number of bytes, any distance apart."""
     b = Builder(name, target)
     steps = [b.arg(operand_slot(i) + 1) for i in range(2)]
     are_dense = [b.compare("eq", step, nbytes) for step in steps]

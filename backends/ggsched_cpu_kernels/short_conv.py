@@ -76,7 +76,7 @@ class _Row:
                 self._take(ago, b.offset(rows, b.mul(place, arg["state_row"])))
 
     def _take(self, ago: Value, source: Value) -> None:
-        """Use the row that is so many tokens back."""
+        """Use the row that is this number of tokens back."""
         b = self.b
         with b.when(self.is_token):
             tap = b.offset(self.at["w"], b.mul(b.sub(self.arg["kept"], ago), self.arg["w_tap"]))

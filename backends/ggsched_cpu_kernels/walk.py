@@ -6,26 +6,47 @@ member 0 has anything to do in it and in the next.
 
 At a barrier each member writes how many it has reached into a line of its own and reads the lines
 of all others, so that a line crosses between two processors once; with one counter for all it does
-so once for each member, one after another, and once more to let them go. Numbers grow from job to
-job. Between two barriers the counter of parts is the one of their parity, and member 0 resets the
-other: nobody has used that since the barrier before, and nobody does until the next.
+so once for each member, one after another, and once more to let them go. It has a line for odd
+barriers and one for even ones: all others are done with the next one by then, so the member makes
+it its own while it computes. Numbers grow from job to job.
 
-A member that has nothing to do spins for a while, then sleeps on a semaphore of libc.
+Between two barriers the counters of parts are those of their parity, and member 0 resets the
+others: nobody has used these since the barrier before, and nobody does until the next.
+
+Whoever waits fetches weights that come next, see ``ahead``. A member that has nothing to do does so
+for a while, then sleeps on a semaphore of libc.
 """
 
 from typing import Final
 
+from ggsched_cpu_kernels.ahead import (
+    ENTRY_NBYTES,
+    IDLE_NBYTES,
+    NOTES,
+    WAIT_NBYTES,
+    WINDOW,
+    Ahead,
+    Notes,
+)
 from ggsched_cpu_kernels.emit import KERNEL, SCRATCH_NBYTES, Builder, Value, i64
 from ggsched_cpu_kernels.target import Target
 
-ENTRY_SLOTS: Final = 4
-"""Of an entry of a table, 64 bits each: kernel, arguments, parts, flags."""
+ENTRY_SLOTS: Final = ENTRY_NBYTES // 8
+"""Of an entry of a table, 64 bits each: kernel, arguments, parts, flags, weights and their bytes in
+each part (see ``ahead``)."""
 
 SERIAL: Final = 1
 """Flag: member 0 does all parts."""
 
 NO_BARRIER: Final = 2
-"""Flag: this entry and the next are the business of member 0 alone."""
+"""Flag: this entry and the next are the business of member 0 alone, or either may run first."""
+
+COUNTER_SHIFT: Final = 8
+"""From this bit on flags are the number of the counter of parts: entries without a barrier between
+them have different ones."""
+
+COUNTERS: Final = 4
+"""How many counters of parts there are between two barriers."""
 
 # Slots of the control block, 64 bits each; what different members write is in different lines.
 JOB, STOP, TABLE, COUNT, THREADS, IDLE_NS, BARRIER_SPINS = 0, 8, 9, 10, 11, 12, 13
@@ -35,10 +56,10 @@ MEMBERS: Final = 48
 """From here on lines for each member: whether it sleeps, then its semaphore; barriers reached; the
 time, as it looked last."""
 LINE: Final = 8
-NEXT_COUNTERS: Final = (NEXT, NEXT + LINE)
-_OF_MEMBER: Final = 3 * LINE
+NEXT_COUNTERS: Final = tuple(NEXT + LINE * parity + i for parity in (0, 1) for i in range(COUNTERS))
+_OF_MEMBER: Final = 4 * LINE
 _REACHED: Final = 8 * LINE
-_LOOKED: Final = 2 * 8 * LINE
+_LOOKED: Final = 3 * 8 * LINE
 CLOCK_MONOTONIC: Final = 1
 
 EAGER_LOOKS: Final = 200
@@ -53,7 +74,7 @@ RUN: Final = (("control", "ptr"), ("scratch", "ptr"))
 
 def control_slots(threads: int) -> int:
     """Return the length of a control block."""
-    return MEMBERS + _OF_MEMBER * threads
+    return MEMBERS + (_OF_MEMBER + NOTES * ENTRY_SLOTS) * threads
 
 
 def _slot(b: Builder, number: int) -> Value:
@@ -81,15 +102,24 @@ def _pause(b: Builder) -> None:
         b.line(f"call void @llvm.aarch64.hint(i32 {_YIELD})")
 
 
-def _walk(b: Builder, member: Value, threads: Value, scratch: Value) -> None:
+def _walk(
+    b: Builder, member: Value, threads: Value, scratch: Value, notes: Notes | None = None
+) -> None:
     table, count = b.load("ptr", _slot(b, TABLE), 8), b.load("i64", _slot(b, COUNT), 8)
     times = b.load("ptr", _slot(b, TIMES), 8)
     is_first = b.compare("eq", member, 0)
     is_timed = b.binary("and", b.compare("ne", times, Value("null", "ptr")), is_first)
     is_alone = b.compare("eq", threads, 1)
-    reached = b.var(b.load("i64", b.offset(_line(b, member), _REACHED), 8))
+    even, odd = (b.load("i64", _reached(b, member, i64(parity)), 8) for parity in (0, 1))
+    reached = b.var(b.select(b.compare("sgt", even, odd), even, odd))
+    ahead = Ahead(b, table, member, WAIT_NBYTES)
+    ahead.restart()
+    if notes is not None:
+        notes.restart()
     with b.loop(0, count) as number:
-        entry = b.offset(table, b.mul(number, 8 * ENTRY_SLOTS))
+        entry = b.offset(table, b.mul(number, ENTRY_NBYTES))
+        if notes is not None:
+            notes.add(entry)
         parts = b.load("i64", b.offset(entry, 16), 8)
         flags = b.load("i64", b.offset(entry, 24), 8)
         fault = _read(b, FAULT_AT, "monotonic")
@@ -100,13 +130,17 @@ def _walk(b: Builder, member: Value, threads: Value, scratch: Value) -> None:
         with b.when(is_first):
             _write(b, POSITION, number, "monotonic")
         with b.when(works):
-            counter = _counter(b, b.get(reached))
+            own = b.mul(b.binary("lshr", flags, COUNTER_SHIFT), 8)
+            counter = b.offset(_counters(b, b.get(reached)), own)
             _parts(b, number, entry, parts, member, sharing, scratch, counter)
         has_none = b.compare("ne", b.binary("and", flags, NO_BARRIER), 0)
         is_quiet = b.binary("or", is_alone, has_none)
         with b.when(b.binary("xor", is_quiet, Value("true", "i1"))):
             b.set(reached, b.add(b.get(reached), 1))
-            _barrier(b, member, threads, b.get(reached))
+            ahead.pass_by(number)
+            last = b.add(number, 1 + WINDOW)
+            end = b.select(b.compare("slt", last, count), last, count)
+            _barrier(b, member, threads, b.get(reached), ahead, end)
         with b.when(is_timed):
             _note(b, times, b.add(number, 1))
 
@@ -151,21 +185,24 @@ def _parts(
     b.begin(end)
 
 
-def _counter(b: Builder, reached: Value) -> Value:
+def _counters(b: Builder, reached: Value) -> Value:
     """Return where parts are counted behind some number of barriers."""
     return b.offset(_slot(b, NEXT), b.mul(b.binary("and", reached, 1), 8 * LINE))
 
 
-def _barrier(b: Builder, member: Value, threads: Value, now: Value) -> None:
-    """Wait until all members have reached barrier ``now``."""
+def _barrier(
+    b: Builder, member: Value, threads: Value, now: Value, ahead: Ahead, stop: Value
+) -> None:
+    """Wait until all members have reached barrier ``now``; fetch what is before ``stop``."""
     with b.when(b.compare("eq", member, 0)):
-        b.line(f"store atomic {threads}, {_counter(b, now)} monotonic, align 8")
-    mine = b.offset(_line(b, member), _REACHED)
-    b.line(f"store atomic {now}, {mine} release, align 8")
+        for i in range(COUNTERS):
+            counter = b.offset(_counters(b, now), 8 * i)
+            b.line(f"store atomic {threads}, {counter} monotonic, align 8")
+    b.line(f"store atomic {now}, {_reached(b, member, now)} release, align 8")
     spins = b.var(i64(0))
     b.set(spins, i64(0))
     with b.loop(0, threads) as other:
-        theirs = b.offset(_line(b, other), _REACHED)
+        theirs = _reached(b, other, now)
         wait, spin, rest, tired, end = (
             b.fresh(n) for n in ("wait", "spin", "rest", "tired", "end")
         )
@@ -174,6 +211,7 @@ def _barrier(b: Builder, member: Value, threads: Value, now: Value) -> None:
         b.line(f"br {b.compare('sge', there, now)}, label %{end}, label %{spin}")
         b.begin(spin)
         b.set(spins, b.add(b.get(spins), 1))
+        ahead.step(stop)
         # A pause takes as long as a line that crosses between processors: not at first.
         is_early = b.compare("ult", b.get(spins), EAGER_LOOKS)
         b.line(f"br {is_early}, label %{wait}, label %{rest}")
@@ -186,6 +224,13 @@ def _barrier(b: Builder, member: Value, threads: Value, now: Value) -> None:
         b.call("i32", _function(b, YIELD))
         b.line(f"br label %{wait}")
         b.begin(end)
+    b.prefetch(_reached(b, member, b.add(now, 1)), to_write=True)
+
+
+def _reached(b: Builder, member: Value, number: Value) -> Value:
+    """Return where a member says that it has reached a barrier of this number."""
+    odd = b.mul(b.binary("and", number, 1), 8 * LINE)
+    return b.offset(b.offset(_line(b, member), _REACHED), odd)
 
 
 def _note(b: Builder, times: Value, number: Value) -> None:
@@ -251,12 +296,20 @@ def _line(b: Builder, member: Value) -> Value:
     return b.offset(_slot(b, MEMBERS), b.mul(member, 8 * _OF_MEMBER))
 
 
+def _notes(b: Builder, member: Value) -> Value:
+    """Return where a member keeps its notes."""
+    lines = b.mul(b.load("i64", _slot(b, THREADS), 8), 8 * _OF_MEMBER)
+    return b.offset(b.offset(_slot(b, MEMBERS), lines), b.mul(member, NOTES * ENTRY_NBYTES))
+
+
 def member(name: str, target: Target) -> Builder:
     """``void (control, id, job, scratch)``: take part in every job after ``job``, until the end."""
     b = Builder(name, target, MEMBER, "void")
     seen = b.var(b.parameter("job"))
     line = _line(b, b.parameter("id"))
     until = b.var(_idle_end(b, line))
+    notes = Notes(b, _notes(b, b.parameter("id")))
+    ahead = Ahead(b, notes.memory, b.parameter("id"), IDLE_NBYTES)
     idle, spin, sleep, doze, awake, work, quit_ = (
         b.fresh(n) for n in ("idle", "spin", "sleep", "doze", "awake", "work", "quit")
     )
@@ -265,6 +318,8 @@ def member(name: str, target: Target) -> Builder:
     b.line(f"br {b.compare('ne', now, b.get(seen))}, label %{work}, label %{spin}")
     b.begin(spin)
     _pause(b)
+    with b.when(b.compare("slt", b.get(ahead.fetched), i64(IDLE_NBYTES))):
+        ahead.step(b.get(notes.count))
     is_tired = b.compare("sgt", _nanoseconds(b, line), b.get(until))
     b.line(f"br {is_tired}, label %{sleep}, label %{idle}")
     b.begin(sleep)
@@ -285,7 +340,8 @@ def member(name: str, target: Target) -> Builder:
         b.line(f"br label %{quit_}")
         b.begin(b.fresh("after"))
     threads = b.load("i64", _slot(b, THREADS), 8)
-    _walk(b, b.parameter("id"), threads, b.parameter("scratch"))
+    _walk(b, b.parameter("id"), threads, b.parameter("scratch"), notes)
+    ahead.restart()
     b.set(until, _idle_end(b, line))
     b.line(f"br label %{idle}")
     b.begin(quit_)

@@ -12,9 +12,9 @@ from ggsched_cuda.async_errors import FaultWords
 from ggsched_cuda.deferred import DeferredCommands, MirroredLaunch, Move
 from ggsched_cuda.driver import CudaError, Step
 from ggsched_cuda.event import CudaEvent, Marker, Point
-from ggsched_cuda.meetings import MeetingLaunch, Meetings, Words
 from ggsched_cuda.pinned import PinnedBlock
 from ggsched_cuda.queue import CudaQueue
+from ggsched_cuda.rendezvous import CaptureRendezvous, RendezvousLaunch, Words
 from ggsched_cuda.small_kernels import make_transfers
 
 MOVED_NBYTES: Final = 4 << 20
@@ -32,8 +32,8 @@ class Captured:
         keeps: Host memory and buffers.
         forgets: Calls that forget what the graph's host calls need, and give their memory back.
         words: Fault words that the graph's kernels may write.
-        meetings: Of its kernels.
-        owed: Events behind a launch that is put off, and whose launch that is.
+        rendezvous: Of its kernels.
+        owed: Events behind a deferred launch, and whose launch that is.
     """
 
     def __init__(self, before: list[Marker], abort: Callable[[], None]) -> None:
@@ -42,9 +42,9 @@ class Captured:
         self.keeps: list[Any] = []
         self.forgets: list[Callable[[], None]] = []
         self.words: set[FaultWords] = set()
-        self.meetings = Meetings()
+        self.rendezvous = CaptureRendezvous()
         self.owed: dict[CudaEvent, CapturingSink] = {}
-        self.forgets.append(self.meetings.free)
+        self.forgets.append(self.rendezvous.free)
 
 
 class MirrorProgram(Launchable, Protocol):
@@ -55,7 +55,7 @@ class MirrorProgram(Launchable, Protocol):
 
     sending: MirroredLaunch | None
     in_turn: Step | None
-    meeting: MeetingLaunch | None
+    rendezvous: RendezvousLaunch | None
 
 
 class CapturingSink(CommandSink):
@@ -119,28 +119,30 @@ class CapturingSink(CommandSink):
         the launches of other GPUs that it waits for.
         """
         if (
-            program.meeting is not None
+            program.rendezvous is not None
             and self._behind
             and self._held is None
             and not self._is_behind_peer
         ):
             self._held = program, steps
-            if self.captured.meetings.offer(self, self._behind, program.meeting.words):
+            if self.captured.rendezvous.offer(self, self._behind, program.rendezvous.words):
                 return
             self._held = None
         self.flush()
         self._launch(program, steps)
 
-    def launch_meeting(self, words: Sequence[Words]) -> None:
+    def launch_rendezvous(self, words: Sequence[Words]) -> None:
         """Enqueue the deferred launch, which meets other GPUs' by words in memory."""
         assert self._held is not None
         (program, steps), self._held = self._held, None
         self._behind = []
         self.last = None
         self.gpu.enter()
-        assert program.meeting is not None
+        assert program.rendezvous is not None
         self._deferred.flush()
-        program.meeting.launch(lambda: self._launch(program, steps), words, self._queue.patience_s)
+        program.rendezvous.launch(
+            lambda: self._launch(program, steps), words, self._queue.patience_s
+        )
         self.last = self._record_owed()
 
     def _launch(self, program: "MirrorProgram", steps: Sequence[Step]) -> None:
@@ -167,7 +169,7 @@ class CapturingSink(CommandSink):
         self.captured.abort()
 
     def record(self, event: CudaEvent) -> None:
-        """Let an event stand for everything captured so far; later, if a launch is put off."""
+        """Let an event stand for everything captured so far; later, if a launch is deferred."""
         if self._held is not None:
             self.captured.owed[event] = self
             event.mark(Point(None, (), self.name), self.captured)
@@ -213,14 +215,14 @@ class CapturingSink(CommandSink):
             driver.enqueue_wait(self.handle, marker.handle)
             self._is_behind_peer = True
         if self._held is not None:
-            self.captured.meetings.forget(self)
+            self.captured.rendezvous.forget(self)
             (program, steps), self._held = self._held, None
             self._launch(program, steps)
             self._deferred.flush()
             self._record_owed()
 
     def _record_owed(self) -> Marker | None:
-        """Record what was put off behind a launch; return the point, if anything was."""
+        """Record what was deferred behind a launch; return the point, if anything was."""
         owed = [event for event, sink in self.captured.owed.items() if sink is self]
         if not owed:
             return None
@@ -242,7 +244,7 @@ class CapturingSink(CommandSink):
             return False
         if self._behind or self._held is not None:
             self.flush()
-        # What was recorded last stays: the transfer waits for no other stream, so that a meeting
+        # What was recorded last stays: the transfer waits for no other stream, so that a rendezvous
         # behind it tells others of more than they wait for, and never in a circle.
         self.captured.keeps.append(memory)
         self._deferred.move(move)

@@ -11,9 +11,9 @@ from ggsched_cuda import driver
 from ggsched_cuda.blas_kernels import BlasKernels
 from ggsched_cuda.driver import NOT_READY, CudaError, DeviceInfo
 from ggsched_cuda.event import POLLING, Marker
-from ggsched_cuda.meetings import MeetingTurns
 from ggsched_cuda.pinned import HostCalls, PinnedMemory
 from ggsched_cuda.programs import ProgramCache
+from ggsched_cuda.rendezvous import RendezvousTurns
 from ggsched_cuda.times import GpuClock
 from ggsched_cuda_kernels.blas import driver as blas
 
@@ -43,7 +43,7 @@ class EnqueuedWork:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.turns = MeetingTurns()
+        self.turns = RendezvousTurns()
         self.streams: weakref.WeakSet[WorkingStream] = weakref.WeakSet()
         self.draining: list[
             tuple[Marker, Callable[[], None], tuple[int, int] | None, CudaContext]
@@ -224,7 +224,7 @@ class CudaContext:
             self.sweep()
 
     def sweep(self) -> bool:
-        """Let go of what closed streams held; return whether all of them are through."""
+        """Release what closed streams held; return whether all of them are through."""
         with self._work.lock:
             self._free_unused()
             pending = []

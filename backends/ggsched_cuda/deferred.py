@@ -47,7 +47,7 @@ class DeferredCommands:
 
     Args:
         transfer: Enqueues one kernel that makes transfers.
-        failed: Told of a launch that failed: the node, and why.
+        failed: Called for a launch that failed with the node and the reason.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DeferredCommands:
         self._moves.append(move)
 
     def launch(self, sending: MirroredLaunch) -> None:
-        """Put off a launch; everything before it has been handed over."""
+        """Defer a launch; everything before it has been handed over."""
         assert not self._moves
         assert self._sending is None
         self._sending = sending

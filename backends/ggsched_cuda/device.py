@@ -205,7 +205,7 @@ class CudaDevice(QueuedDevice[CudaStream]):
         return self.gpu.sweep()
 
     def end(self) -> None:
-        """Let go of the GPU."""
+        """Release the GPU."""
         self.gpu.end_device(self.event_timeout_s)
 
 

@@ -219,7 +219,7 @@ class CudaGraph:
     def _take(self, count: int, captured: Captured) -> None:
         self.nodes = count
         self.words = frozenset(captured.words)
-        self.meets = captured.meetings.count > 0
+        self.meets = captured.rendezvous.count > 0
         self._keeps = [m for m in captured.keeps if not isinstance(m, Marker)]
         self._forgets = captured.forgets
 
@@ -254,7 +254,7 @@ class CudaGraph:
         self._release()
 
     def _release(self) -> None:
-        """Let go of what replays need when those that are enqueued are complete."""
+        """Release what replays need when those that are enqueued are complete."""
         keeps, forgets = self._keeps, self._forgets
         self._keeps, self._forgets = [], []
 

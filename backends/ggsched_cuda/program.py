@@ -12,8 +12,8 @@ from ggsched.backend.queued.command_queue import CommandSink
 from ggsched_cuda import driver
 from ggsched_cuda.deferred import MirroredLaunch
 from ggsched_cuda.driver import Step
-from ggsched_cuda.meetings import PLACES, MeetingLaunch
 from ggsched_cuda.queue import CudaQueue
+from ggsched_cuda.rendezvous import PLACES, RendezvousLaunch
 from ggsched_cuda_kernels.blas.driver import Product, batches_of
 from ggsched_cuda_kernels.calls import Call, Place, ProductCall
 from ggsched_cuda_kernels.kernel_selection import lower
@@ -68,7 +68,7 @@ class CudaProgram:
         checks_ids: Whether one of them may meet an id out of range.
         sending: The last call, if it can write its result to the host too.
         in_turn: The first call as one that is not launched before its predecessors are complete.
-        meeting: The first call, if it can meet one of another GPU.
+        rendezvous: The first call, if it can meet one of another GPU.
     """
 
     def __init__(self, stream: ProgramStream, nodes: Sequence[BoundNode]) -> None:
@@ -80,7 +80,7 @@ class CudaProgram:
         self.steps: list[Step] = []
         self.sending: MirroredLaunch | None = None
         self.in_turn: Step | None = None
-        self.meeting: MeetingLaunch | None = None
+        self.rendezvous: RendezvousLaunch | None = None
         self._params: list[Any] = []
         self._owned: list[BaseBuffer] = []
         self._constants: dict[bytes, int] = {}
@@ -96,7 +96,7 @@ class CudaProgram:
             if calls:
                 self.sending = self._sending_of(calls[-1])
                 self.in_turn = self._in_turn(calls[0])
-                self.meeting = self._meeting_of(calls[0])
+                self.rendezvous = self._rendezvous_of(calls[0])
         except BaseException:
             self.close()
             raise
@@ -105,7 +105,7 @@ class CudaProgram:
         """Release that memory; legal twice. Launches that are enqueued still have it."""
         self.is_closed = True
         self.steps = []
-        self.sending = self.in_turn = self.meeting = None
+        self.sending = self.in_turn = self.rendezvous = None
         owned, self._owned = self._owned, []
         for buffer in owned:
             buffer.close()
@@ -160,13 +160,13 @@ class CudaProgram:
         source = own_buffer(also.buffer).memory + also.offset
         return MirroredLaunch(self.steps[-1], place, source, also.nbytes, call.label)
 
-    def _meeting_of(self, call: Call) -> MeetingLaunch | None:
+    def _rendezvous_of(self, call: Call) -> RendezvousLaunch | None:
         """Return the first call as one that meets another GPU's, if it can."""
         if not isinstance(call, KernelCall) or call.meets < 0:
             return None
         _, pointers = self._params[0]
         places = [ctypes.c_uint64.from_address(pointers[call.meets + i]) for i in range(PLACES)]
-        return MeetingLaunch(tuple(places), call.groups[0])
+        return RendezvousLaunch(tuple(places), call.groups[0])
 
     def _bind_product(self, call: ProductCall) -> Callable[[], tuple[int]]:
         (m, n, k), x = call.size, self._address(call.x)

@@ -227,7 +227,7 @@ class CudaQueue(CommandQueue[Point]):
         self.unchecked.clear()
 
     def end(self) -> None:
-        """Let go of the driver's stream; what it needs is kept until it is through."""
+        """Release the driver's stream; what it needs is kept until it is through."""
         self.times = None
         self.gpu.enter()
         marker = Marker(self.gpu)
@@ -294,7 +294,7 @@ class CudaQueue(CommandQueue[Point]):
         return held
 
     def all_done(self) -> None:
-        """Let go of everything: all is complete."""
+        """Release everything: all is complete."""
         for held in (*(h for _, h in self._past), self._now):
             self._release(held)
         self._past.clear()

@@ -5,9 +5,9 @@ stream without work, of which the host knows between which two of its own times 
 comes in milliseconds as a float of 32 bits, which after 16 seconds is good for a microsecond only,
 so that another base is taken once a second; it counts on from the one before it.
 
-The clocks of GPU and host drift apart. Each base is a knot of the line that leads from one to the
-other: the line goes on where it is, so that what the GPU did stays in order, and what the two are
-apart by then is made up for until the next knot.
+The clocks of GPU and host drift apart. Each base is an anchor of the line that maps one to the
+other. The line goes on where it is, so that what the GPU did stays in order, and the distance of
+the clocks is made up for until the next anchor.
 
 An event between two kernels keeps the second from being launched with PDL, and a node that the GPU
 had to wait for has that in its time: the host tells what it is to do behind the event.
@@ -37,7 +37,7 @@ GOOD_S: Final = 1.5e-5
 """A base is good enough if the host knows it to such a time."""
 
 SAMPLES: Final = 8
-"""So many events are tried; if none is good enough the best one becomes a base."""
+"""Number of events that are tried; if none is good enough the best one becomes a base."""
 
 
 class Sample(NamedTuple):
@@ -59,7 +59,7 @@ class ClockAnchor(NamedTuple):
     Attributes:
         card_s: Seconds of the GPU since its first base.
         host_s: What that is by the clock of the host.
-        pull_s: By how much times are to be shifted until the next knot.
+        pull_s: By how much times are to be shifted until the next anchor.
     """
 
     gpu_s: float
@@ -112,7 +112,7 @@ class GpuClock:
         self._idle = idle
         self._events: list[Handle] = []
         self._base: Base | None = None
-        self._knots: list[ClockAnchor] = []  # one for each second in which times are taken
+        self._anchors: list[ClockAnchor] = []  # one for each second in which times are taken
         self._due_s = 0.0
 
     def enter(self) -> None:
@@ -137,10 +137,10 @@ class GpuClock:
     def host_of(self, gpu_s: float) -> float:
         """Return the time of the host for one of the GPU, see ``Base.gpu_time_of``.
 
-        Of an event that is done it does not change any more: all knots before it are known.
+        Of an event that is done it does not change any more: all anchors before it are known.
         """
-        i = bisect_right(self._knots, gpu_s, key=lambda knot: knot.gpu_s)
-        return self._knots[max(0, i - 1)].host_of(gpu_s)
+        i = bisect_right(self._anchors, gpu_s, key=lambda anchor: anchor.gpu_s)
+        return self._anchors[max(0, i - 1)].host_of(gpu_s)
 
     def base(self) -> Base | None:
         """Return what to measure from for now; None as long as the GPU did not answer.
@@ -168,7 +168,7 @@ class GpuClock:
             host_s = self.host_of(gpu_s)
             known = min(max(host_s, best.before_s), best.after_s)
             pull_s = max(known - host_s, -EPOCH_S / 2)  # time does not go backwards
-        self._knots.append(ClockAnchor(gpu_s, host_s, pull_s))
+        self._anchors.append(ClockAnchor(gpu_s, host_s, pull_s))
         self._base = Base(self, best.event, gpu_s)
         return True
 

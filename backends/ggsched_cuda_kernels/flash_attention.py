@@ -33,8 +33,9 @@ MAX_SPLITS: Final = 64
 BOUNDS: Final = 4
 """Flag of the kernel: there are bounds, the last operand."""
 
-JOINED_ROWS: Final = 8
-"""Rows of a group that joins shares."""
+JOINING_WARPS: Final = 8
+"""Warps of a group that joins shares, each of which has a row; or, where rows are so few that most
+multiprocessors would wait, all have one."""
 
 MAX_AT_ONCE: Final = 16
 """Shares of a row that are on their way together."""
@@ -119,9 +120,11 @@ def _join(site: CudaLoweringContext, sinks: Window, splits: int, has: int) -> No
     y = window(site.node.output)
     tokens, heads, across = site.node.output.shape
     args = (SCRATCH, *sinks.args, *y.args, i32(has), i32(splits), y.buffer)
-    grid = (-(-tokens * heads // JOINED_ROWS), 1, 1)
-    cut = {"ACROSS": across, "AT_ONCE": min(MAX_AT_ONCE, 1 << (splits - 1).bit_length())}
-    site.call("flash_join", "flash_join", args, grid, lanes=32 * JOINED_ROWS, **cut)
+    warps = JOINING_WARPS if tokens * heads <= site.profile.num_sms else 1
+    grid = (-(-tokens * heads * warps // JOINING_WARPS), 1, 1)
+    at_once = min(MAX_AT_ONCE, 1 << (-(-splits // warps) - 1).bit_length())
+    cut = {"ACROSS": across, "AT_ONCE": at_once, "WARPS_OF_ROW": warps}
+    site.call("flash_join", "flash_join", args, grid, lanes=32 * JOINING_WARPS, **cut)
     site.can_write_halves()
 
 
@@ -153,7 +156,9 @@ def _local_nbytes(cut: Cut, width: int, across: int, planes: int) -> int:
 
 def _splits(site: CudaLoweringContext, cut: Cut, groups: int, k: Operand) -> int:
     """Return into how many shares the rows are cut, so that all multiprocessors have work."""
-    room = site.profile.num_sms * cut.resident // groups
+    # Of one token memory is what takes the time, and each share more to be joined.
+    resident = cut.resident if groups > k.shape[1] else 2
+    room = site.profile.num_sms * resident // groups
     return max(1, min(room, k.shape[0] // SPLIT_ROWS, MAX_SPLITS))
 
 

@@ -90,6 +90,7 @@ def with_whole_rows(call: KernelCall, n: int, rows: int) -> KernelCall | None:
         across = int(defines["ACROSS"])
         lanes = WARP * (n // across)
         at_once = JOINED_PAIRS // (lanes * -(-across // (2 * WARP)))
+        defines["WARPS_OF_ROW"] = "1"
         defines["AT_ONCE"] = str(max(1, min(int(defines["AT_ONCE"]), at_once)))
         groups, fits = (rows, 1, 1), call.kernel == "flash_join" and lanes <= MAX_LANES
     defines["LANES"] = str(lanes)

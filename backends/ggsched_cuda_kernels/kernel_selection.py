@@ -56,8 +56,8 @@ from ggsched_cuda_kernels.products import (
 )
 from ggsched_cuda_kernels.rope_tokens import join_tokens
 from ggsched_cuda_kernels.same_rows import join_same_rows
+from ggsched_cuda_kernels.tiles import BY_BYTES, fits_experts, fits_rows, lower_experts, lower_rows
 from ggsched_cuda_kernels.tiles import DTYPES as TILED
-from ggsched_cuda_kernels.tiles import fits_experts, fits_rows, lower_experts, lower_rows
 from ggsched_cuda_kernels.unpacked_experts import fits_unpacked_experts, lower_unpacked_experts
 from ggsched_cuda_kernels.warp_specialized.experts import EXPERT_PATTERNS, join_experts
 from ggsched_cuda_kernels.warp_specialized.moe_fused_routing import ROUTED, join_routed
@@ -130,7 +130,7 @@ TABLE: Final[tuple[KernelRule, ...]] = (
     KernelRule(
         "experts unpacked",
         "mul_mat_id",
-        _PACKED - TILED,
+        BY_BYTES,
         fits_unpacked_experts,
         lower_unpacked_experts,
     ),

@@ -16,7 +16,7 @@ from typing import Final
 
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.products import PLANES
-from ggsched_cuda_kernels.tiles import DTYPES
+from ggsched_cuda_kernels.tiles import BY_BYTES
 from ggsched_kernels.block_bytes import OWN_CODE
 from ggsched_kernels.lower_warps import columns_at_once, lower_blocks
 
@@ -56,7 +56,7 @@ def passes_ps(site: CudaLoweringContext, columns: int) -> float:
 def unpacked_ps(site: CudaLoweringContext) -> float:
     """Return the predicted picoseconds for an element of a weight that is unpacked."""
     name = site.node.inputs[0].dtype.name
-    known = UNPACKED_PS if name in DTYPES else UNPACKED_BY_PARTS_PS
+    known = UNPACKED_BY_PARTS_PS if name in BY_BYTES else UNPACKED_PS
     return known[1 if site.profile.activations == "auto" else PLANES[name]]
 
 

@@ -33,6 +33,7 @@ from ggsched_cuda_kernels.blas import driver as blas
 from ggsched_cuda_kernels.calls import CudaLoweringContext, Place, ProductCall
 from ggsched_cuda_kernels.tiles import convert_rows
 from ggsched_kernels import FACTOR, SCRATCH
+from ggsched_kernels.block_bytes import alignment_of
 from ggsched_kernels.block_constants import KERNEL_BLOCKS
 from ggsched_kernels.calls import Arg, ArgPlaceholder, Window, i32, i64, window
 from ggsched_kernels.lowering_context import weight_define
@@ -56,6 +57,8 @@ these, and 141 us by cuBLAS with 2 to 8 (H200, ``python -m benchmarks.gpu rows``
 bf16 cost nothing (``halves``)."""
 
 SPLIT_LANES: Final = 256
+ROWS_AT_ONCE: Final = SPLIT_LANES // 32
+"""Rows of a weight that a group of ``to_f16`` unpacks."""
 UNSCALED_ROWS: Final = 32
 SPLIT_UNIT: Final = 8
 """Elements that a lane converts; rows are a multiple of these apart."""
@@ -85,7 +88,10 @@ def fits_rounded(site: CudaLoweringContext) -> bool:
     w = site.node.inputs[0]
     least = site.profile.few_rows + 1
     least = min(least, ROUNDED_ROWS.get(w.dtype.name, least))
-    return site.profile.activations == "auto" and _has_rows(site, least) and _is_single(w)
+    if site.profile.activations != "auto" or not _has_rows(site, least) or not _is_single(w):
+        return False
+    places = (w.offset, *w.strides[-2:-1])
+    return all(place % alignment_of(w.dtype) == 0 for place in places)
 
 
 def lower_plain(site: CudaLoweringContext) -> None:
@@ -111,9 +117,10 @@ def lower_rounded(site: CudaLoweringContext) -> None:
     for first in range(0, n, at_once):
         count = min(at_once, n - first)
         source = (whole.buffer, i64(whole.offset + first * whole.strides[2]), i64(whole.strides[2]))
-        args = (*source, SCRATCH, i64(at), i64(undo + 4 * first), i32(k), i32(_pitch(k)))
+        args = (*source, SCRATCH, i64(at), i64(undo + 4 * first), i32(k), i32(count))
         defines = weight_define(w.dtype)
-        site.call("to_f16", "to_f16", args, (count, 1, 1), lanes=SPLIT_LANES, **defines)
+        groups = (-(-count // ROWS_AT_ONCE), 1, 1)
+        site.call("to_f16", "to_f16", args, groups, lanes=SPLIT_LANES, **defines)
         _multiply(site, _plane(SCRATCH, at, count, k), rows, blas.F16, 0, column=first)
     _unscale(site, scales, undo)
 

@@ -1,4 +1,4 @@
-"""Early launch (NVIDIA: programmatic dependent launch), compute capability 9.0 and later.
+"""Programmatic dependent launch (PDL), compute capability 9.0 and later.
 
 A kernel whose call says so (``KernelCall.launch``) is brought onto the GPU while its predecessor on
 the stream still runs, which hides the time that a launch takes. Two instructions make that safe.

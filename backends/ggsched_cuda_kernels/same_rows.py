@@ -55,14 +55,11 @@ def _is_product(site: CudaLoweringContext) -> bool:
         return False
     if prod(node.inputs[0].shape[:-2]) != 1:
         return False
-    if not node.inputs[0].dtype.is_quantized:
-        return _by_batch(site)
-    return _by_tiles(site) or _by_blocks(site)
+    return _by_tiles(site) or _by_batch(site) or _by_blocks(site)
 
 
 def _by_tiles(site: CudaLoweringContext) -> bool:
-    w = site.node.inputs[0]
-    return w.dtype.is_quantized and w.dtype.name in TILED and fits_rows(site)
+    return site.node.inputs[0].dtype.name in TILED and fits_rows(site)
 
 
 def _by_batch(site: CudaLoweringContext) -> bool:
@@ -71,7 +68,9 @@ def _by_batch(site: CudaLoweringContext) -> bool:
 
 
 def _by_blocks(site: CudaLoweringContext) -> bool:
-    x = site.node.inputs[1]
+    w, x = site.node.inputs
+    if not w.dtype.is_quantized:
+        return False
     rows = prod(x.shape[:-1])
     is_few = 1 < rows == x.shape[-2] <= site.profile.few_rows
     return is_few and site.profile.num_sms > 0 and columns_at_once(site) > 0

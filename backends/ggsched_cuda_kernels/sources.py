@@ -36,10 +36,10 @@ WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "sum_add": ((), ()),
     "sum_norm": ((), ("halves.h",)),
     "to_bf16": (("weights.h",), ()),
-    "to_f16": (("weights.h",), ()),
+    "to_f16": (("weights.h", "blocks.h"), ()),
     "unscale": ((), ()),
     "to_halves": ((), ("halves.h",)),
-    "tile_product": (("weights.h",), ("cluster.h",)),
+    "tile_product": (("weights.h", "blocks.h"), ("cluster.h",)),
     "warp_specialized_rows": (_GEMV, _GEMV_OWN),
     "warp_specialized_experts": ((*_GEMV, "sort_key.h"), _GEMV_OWN),
 }

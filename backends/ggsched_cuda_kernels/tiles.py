@@ -7,18 +7,25 @@ experts are listed on the device (``prepare_route``), and one launch computes th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Final
+from typing import Final, TypeVar
 
 from ggsched.backend.program import Operand
 from ggsched.ir.dtype import DType
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.decode.fused import MAX_UNITS, lanes_of
 from ggsched_kernels import FACTOR, ROUTE, KernelCall
+from ggsched_kernels.block_bytes import BYTE_BLOCKS, OWN_CODE, alignment_of
 from ggsched_kernels.calls import Arg, Launch, Window, i32, i64, window
 from ggsched_kernels.lower_matrix import prepare_route
 from ggsched_kernels.lowering_context import weight_define
 
-DTYPES: Final = frozenset({"f16", "bf16", "q8_0", "q4_0", "mxfp4"})
+BLOCK: Final = 32
+_BYTE_DTYPES: Final = tuple(dtype for dtype in BYTE_BLOCKS if dtype not in OWN_CODE)
+
+BY_BYTES: Final = frozenset(dtype.name for dtype in _BYTE_DTYPES)
+"""Types whose numbers become signed bytes first, see ``blocks.h``."""
+
+DTYPES: Final = BY_BYTES | {"f16", "bf16", "q8_0", "q4_0", "mxfp4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +33,8 @@ class Cut:
     """How ``tile_product`` is cut.
 
     Attributes:
-        blocks: Blocks of 32 elements that a stage holds of each row (KB); even.
+        blocks: Pieces of 32 elements that a stage holds of each row (KB); even, and of types with
+            larger blocks a part of one.
         stages: Stages in shared memory, one of which is computed with.
         warps: Warps of a thread block.
         tiles: Tiles of 16 rows of the weight for each warp (WT).
@@ -51,30 +59,48 @@ class Cut:
         return 16 * self.tiles * self.warps
 
 
+C = TypeVar("C")
+
+
+def _by_bytes(cut: C, long: C) -> dict[str, C]:
+    """Return how types are cut that become bytes, of blocks of 32 elements and longer ones."""
+    return {d.name: long if d.block > BLOCK else cut for d in _BYTE_DTYPES}
+
+
 CUTS: Final = {
     "f16": Cut(2, 2),
     "bf16": Cut(2, 2),
     "q8_0": Cut(2, 2),
     "q4_0": Cut(4, 2),
     "mxfp4": Cut(4, 2),
+    **_by_bytes(Cut(4, 2), long=Cut(2, 2)),
 }
 """By type of the weight. More of a row at once reads fewer sectors twice."""
+
+
+def _both(blocks: int, stages: int, tiles: int = 2, resident: int = 3) -> tuple[Cut, Cut]:
+    cut = Cut(blocks, stages, tiles=tiles, resident=resident)
+    return cut, cut
+
 
 FEW: Final[Mapping[int, Mapping[str, tuple[Cut, Cut]]]] = {
     16: {
         "q8_0": (Cut(6, 2, 8, 1, 2), Cut(4, 2, 4, 1, 4)),
         "q4_0": (Cut(8, 3, 4, 2, 2), Cut(4, 3, 4, 1, 4)),
         "mxfp4": (Cut(8, 3, 4, 2, 2), Cut(4, 3, 4, 1, 4)),
+        **_by_bytes(_both(8, 3, resident=2), long=_both(4, 2, resident=4)),
     },
     32: {
         "q8_0": (Cut(6, 2, 8, 1, 2), Cut(4, 2, 4, 2, 2)),
         "q4_0": (Cut(4, 3, 8, 1, 2), Cut(4, 2, 4, 2, 2)),
         "mxfp4": (Cut(4, 3, 8, 1, 2), Cut(4, 2, 4, 2, 2)),
+        **_by_bytes(_both(4, 3, tiles=1, resident=4), long=_both(2, 2, tiles=1, resident=4)),
     },
     64: {
         "q8_0": (Cut(4, 2, 4, 2, 2), Cut(4, 2, 8, 1, 2)),
         "q4_0": (Cut(4, 2, 8, 1, 2), Cut(4, 2, 8, 1, 2)),
         "mxfp4": (Cut(4, 2, 8, 1, 2), Cut(4, 2, 8, 1, 2)),
+        **_by_bytes(_both(4, 3, resident=2), long=_both(2, 2, resident=2)),
     },
 }
 """For one weight and x in one plane, where there are clusters: by most rows and type of the weight,
@@ -83,6 +109,7 @@ for weights of many rows and of few.
 Time is that of reading the weight, so stretches are long. Cuts are the best of 18 on an H200 for
 the weights of an 8B (gate and up 28,672 rows, queries, keys and values 6,144; the two others 4,096,
 which clusters share most): with 32 rows of x in q8_0 77, 23, 16 and 50 us, before 122, 32, 18, 57.
+Those of types that become bytes are not measured.
 """
 
 MANY_ROWS: Final = 5120
@@ -102,7 +129,8 @@ MAX_ROWS: Final[Mapping[int, Mapping[str, int]]] = {
 
 From curves of an H100 for 14336 x 4096, in microseconds at 16, 64, 128 and 256 rows: q8_0 with two
 planes 99, 199, 232, 456, and unpacked 270, 273, 299 from 64 on; mxfp4 with one 51, 86, 110, 212.
-f16 and q4_0 are set like these. Weights of 16 bits as they lie are as quick by cuBLAS.
+f16 and q4_0 are set like these. Weights of 16 bits as they lie are as quick by cuBLAS. Of types
+that become bytes it is not measured (``python -m benchmarks.gpu row_cuts``).
 """
 
 LEAST_SHARE: Final = 2 / 3
@@ -113,7 +141,6 @@ of it for clusters.
 """
 
 LANES: Final = 256
-BLOCK: Final = 32
 PIECE: Final = 16  # bytes of an asynchronous copy
 
 
@@ -155,7 +182,7 @@ def cut_of(site: CudaLoweringContext, *others: CudaLoweringContext) -> Cut:
     resident = min(cut.resident, profile.local_nbytes // needed)
     blocks = sum(_blocks(each, cut) for each in (site, *others))
     room = resident * profile.num_sms // max(1, blocks)
-    steps = -(-x.shape[-1] // (BLOCK * cut.blocks * LEAST_STEPS))
+    steps = -(-x.shape[-1] // max(BLOCK * cut.blocks * LEAST_STEPS, w.dtype.block))
     most = min(MAX_SPLITS, room, steps)
     return replace(cut, splits=1 << max(1, most).bit_length() - 1)
 
@@ -218,14 +245,19 @@ def _routed_cut(site: CudaLoweringContext) -> Cut:
 
 def shared_nbytes(dtype: DType, cut: Cut, planes: int) -> int:
     """Return the shared memory of a thread block, as ``tile_product.cu`` lays it out."""
-    has_nibbles = dtype.name in ("q4_0", "mxfp4")
-    x_pitch = 64 * cut.blocks + (32 if has_nibbles else 64)
-    if dtype.is_quantized:
+    has_halves = dtype.name in ("q4_0", "mxfp4") or dtype.name in BY_BYTES
+    x_pitch = 64 * cut.blocks + (32 if has_halves else 64)
+    is_long = dtype.block > BLOCK
+    if is_long:
+        span = PIECE - alignment_of(dtype) + dtype.block_nbytes
+        w_pitch = PIECE * (-(-span // PIECE) | 1)
+    elif dtype.is_quantized:
         span = PIECE - 1 + cut.blocks * dtype.block_nbytes
         w_pitch = PIECE * (-(-span // PIECE) | 1)
     else:
         w_pitch = x_pitch
-    stages = cut.stages * (planes * cut.rows * x_pitch + cut.columns * w_pitch)
+    of_x, of_w = planes * cut.rows * x_pitch, cut.columns * w_pitch
+    stages = cut.stages * of_x + (2 if is_long else cut.stages) * of_w
     tiles = cut.tiles * cut.rows // 8
     arrived = cut.splits * -(-tiles // cut.splits) * 32 * cut.warps * PIECE
     return max(stages, arrived if cut.splits > 1 else 0) + PIECE
@@ -241,10 +273,12 @@ def _fits(site: CudaLoweringContext, cut: Cut) -> bool:
         return False
     if w.strides[-1] != w.dtype.block_nbytes or (y.shape[-1] > 1 and y.strides[-1] != 4):
         return False
+    steps = [s for n, s in zip(w.shape[:-1], w.strides[:-1], strict=True) if n > 1]
     if not w.dtype.is_quantized:
-        steps = [s for n, s in zip(w.shape[:-1], w.strides[:-1], strict=True) if n > 1]
         if any(place % PIECE for place in (w.offset, *steps, 2 * w.shape[-1])):
             return False
+    elif any(place % alignment_of(w.dtype) for place in (w.offset, *steps)):
+        return False
     needed = shared_nbytes(w.dtype, cut, planes_of(site))
     return needed + DECLARED_NBYTES <= site.profile.local_nbytes
 
@@ -346,7 +380,7 @@ class RowsLayout:
 
 
 def rows_layout(x: Operand, planes: int) -> RowsLayout:
-    """Return how the rows of an operand lie as so many numbers of 16 bits for each element."""
+    """Return how the rows of an operand lie, in numbers of 16 bits for each element."""
     rows = prod(x.shape[:-1])
     pitch = -(-x.shape[-1] // BLOCK) * BLOCK * 2
     scales = planes * rows * pitch
@@ -376,6 +410,7 @@ def _has_vectors(a: Window) -> bool:
 
 
 __all__ = [
+    "BY_BYTES",
     "CUTS",
     "DECLARED_NBYTES",
     "DTYPES",

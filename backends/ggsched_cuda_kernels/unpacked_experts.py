@@ -12,7 +12,7 @@ from typing import Final
 
 from ggsched.ir.dtype import F16
 from ggsched_cuda_kernels.calls import CudaLoweringContext
-from ggsched_cuda_kernels.products import PIECE_NBYTES, SPLIT_LANES
+from ggsched_cuda_kernels.products import PIECE_NBYTES, ROWS_AT_ONCE, SPLIT_LANES
 from ggsched_cuda_kernels.tiles import (
     CUTS,
     DECLARED_NBYTES,
@@ -23,6 +23,7 @@ from ggsched_cuda_kernels.tiles import (
     shared_nbytes,
 )
 from ggsched_kernels import SCRATCH
+from ggsched_kernels.block_bytes import alignment_of
 from ggsched_kernels.calls import Window, i32, i64, window
 from ggsched_kernels.lower_matrix import prepare_route
 from ggsched_kernels.lowering_context import weight_define
@@ -50,6 +51,8 @@ def fits_unpacked_experts(site: CudaLoweringContext) -> bool:
         return False
     if experts > 1 and w.strides[0] != n * w.strides[1]:
         return False
+    if any(place % alignment_of(w.dtype) for place in (w.offset, w.strides[1])):
+        return False
     needed = shared_nbytes(F16, _cut(site), 1)
     return needed + DECLARED_NBYTES <= site.profile.local_nbytes
 
@@ -64,10 +67,11 @@ def lower_unpacked_experts(site: CudaLoweringContext) -> None:
     for first in range(0, experts, at_once):
         last = min(experts, first + at_once)
         source = (whole.buffer, i64(whole.offset + first * n * w.strides[1]), i64(w.strides[1]))
-        args = (*source, SCRATCH, i64(at), i64(undo), i32(k), i32(k))
+        rows = (last - first) * n
+        args = (*source, SCRATCH, i64(at), i64(undo), i32(k), i32(rows))
         defines = weight_define(w.dtype)
-        rows = ((last - first) * n, 1, 1)
-        site.call("to_f16", "to_f16", args, rows, lanes=SPLIT_LANES, **defines)
+        groups = (-(-rows // ROWS_AT_ONCE), 1, 1)
+        site.call("to_f16", "to_f16", args, groups, lanes=SPLIT_LANES, **defines)
         # Where expert 0 would be; rows whose id is out of range belong to one past the last expert.
         shape, strides = (1, experts, n, k), (experts * each, each, 2 * k, 2)
         weight = Window(SCRATCH, at - first * each, shape, strides)

@@ -8,7 +8,7 @@
  * TURNED, which takes many rows to pay, keys lie side by side instead, so that sums need not be added up across a vector; then
  * blocks are of NR vectors of keys.
  *
- * With `splits` > 1 the rows of keys that are seen are cut into so many shares, one for each group along the last axis; what
+ * With `splits` > 1 the rows of keys that are seen are cut into that number of shares, one for each group along the last axis; what
  * they have goes to `parts`, (splits, T * H, E + 2) with the largest logit and the sum at the end, and attention_join adds it up.
  */
 #define MASK 1

@@ -40,6 +40,7 @@ def byte_constants(layout: BlockLayout) -> dict[str, int | str] | None:
         "CODE_FIELDS(FIELD, SPREAD, s)": " ".join(str(field) for field in fields),
         "BYTE_FLIP": "0x80808080u" if codes.zero else "0u",
         "BYTE_UNIT": f"{2.0**-up}f",
+        "BYTE_LARGEST": int(max(map(abs, codes.range)) * 2**up),
         "PARTS": max(1, _PIECE // parts),
         "GRANULE": granule(layout),
     }

@@ -6,7 +6,7 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode
 from ggsched.ir.rope import rope_table
-from ggsched_kernels.calls import SCRATCH, Arg, Constant, f32, i32, i64, window, window_of
+from ggsched_kernels.calls import SCRATCH, Arg, Constant, Window, f32, i32, i64, window, window_of
 from ggsched_kernels.lowering_context import LoweringContext
 
 BLOCK: Final = 256  # elements that sort_blocks sorts
@@ -54,7 +54,14 @@ def lower_rope(site: LoweringContext) -> None:
 
 def rope_arguments(node: BoundNode) -> tuple[tuple[Arg, ...], Constant, tuple[bytes, ...]]:
     """Return operands, frequencies, and what else the kernels of rope.cl take."""
-    x, positions, *factors = node.inputs
+    factors, table, flags = rope_constants(node)
+    windows = (*map(window, node.inputs[:2]), factors)
+    return tuple(arg for w in windows for arg in w.args), table, flags
+
+
+def rope_constants(node: BoundNode) -> tuple[Window, Constant, tuple[bytes, ...]]:
+    """Return factors (positions where there are none), frequencies, and what else kernels take."""
+    _, positions, *factors = node.inputs
     per_position, magnitude = rope_table(node.params)
     turns = [round(f / math.tau * TURN) for f in per_position]
     wrapped = [(t + 2**63) % 2**64 - 2**63 for t in turns]
@@ -62,7 +69,7 @@ def rope_arguments(node: BoundNode) -> tuple[tuple[Arg, ...], Constant, tuple[by
     extra = window(factors[0] if factors else positions)
     pairing = i32(int(node.params["pairing"] == "halves"))
     flags = (i32(len(turns)), pairing, i32(len(factors)), f32(magnitude))
-    return (*window(x).args, *window(positions).args, *extra.args), table, flags
+    return extra, table, flags
 
 
 def lower_sort(site: LoweringContext) -> None:

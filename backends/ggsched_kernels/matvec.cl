@@ -35,6 +35,16 @@ FN void four_sums(GLOBAL const u8 *w0, i64 sw, int rows, GLOBAL const u8 *xr, in
              s2 += WITEM(w2, k) * x[k];
              s3 += WITEM(w3, k) * x[k];
            });
+#elif LANES == 1 && BLOCK_ELEMENTS > 32
+  /* A lane has whole blocks, so that the places of scales and bits are constants. */
+  for (int k = 0; k < nk; k += BLOCK_ELEMENTS) {
+    UNROLL for (int s = 0; s < BLOCK_ELEMENTS; s += 32) {
+      a0 += wdot_piece(BLOCK_OF(w0, k), s, x + k + s);
+      a1 += wdot_piece(BLOCK_OF(w1, k), s, x + k + s);
+      a2 += wdot_piece(BLOCK_OF(w2, k), s, x + k + s);
+      a3 += wdot_piece(BLOCK_OF(w3, k), s, x + k + s);
+    }
+  }
 #else
   for (int k = LANE * 32; k < nk; k += LANES * 32) {
     a0 += wdot(w0, k, x + k);

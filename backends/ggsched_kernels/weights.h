@@ -69,9 +69,8 @@ FN vf wload(GLOBAL const u8 *block, u32 j) {
 FN float witem(GLOBAL const u8 *block, u32 j) {
   return ONE(block, j) * part_scale(block, j / PART_ELEMENTS) PLUS_PART_MIN(block, j / PART_ELEMENTS);
 }
-FN vf wdot(GLOBAL const u8 *row, int k, GLOBAL const float *x) {
-  GLOBAL const u8 *block = BLOCK_OF(row, k);
-  u32 begin = (u32)k % BLOCK_ELEMENTS;
+/* That of the 32 elements at `begin` of a block. */
+FN vf wdot_piece(GLOBAL const u8 *block, u32 begin, GLOBAL const float *x) {
   vf sum = VSPLAT(0.0f);
   UNROLL for (int p = 0; p < 32; p += PART_ELEMENTS) {
     vf part = VSPLAT(0.0f), all = part;
@@ -86,6 +85,9 @@ FN vf wdot(GLOBAL const u8 *row, int k, GLOBAL const float *x) {
 #endif
   }
   return sum;
+}
+FN vf wdot(GLOBAL const u8 *row, int k, GLOBAL const float *x) {
+  return wdot_piece(BLOCK_OF(row, k), (u32)k % BLOCK_ELEMENTS, x);
 }
 FN void wunpack(GLOBAL const u8 *row, int k, LOCAL_PTR float *to) {
   GLOBAL const u8 *block = BLOCK_OF(row, k);

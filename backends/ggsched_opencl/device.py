@@ -179,6 +179,6 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
             return not self._draining
 
     def end(self) -> None:
-        """Let go of kernels and programs."""
+        """Release kernels and programs."""
         self._idle.clear()
         self._programs.clear()

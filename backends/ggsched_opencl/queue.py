@@ -149,7 +149,7 @@ class OpenClQueue(CommandQueue[Point]):
         self._counted.clear()
 
     def end(self) -> None:
-        """Let go of the queue, which keeps its commands until they are complete."""
+        """Release the queue, which keeps its commands until they are complete."""
         self._device.drain_later(self._handle, self.newest, self._held)
         self.newest = None
         self._held = deque()

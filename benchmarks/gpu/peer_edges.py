@@ -31,7 +31,7 @@ from ggsched_cuda.capture_sink import CapturingSink
 from ggsched_cuda.compiler.driver import compile_text
 from ggsched_cuda.driver import check
 from ggsched_cuda.event import Marker
-from ggsched_cuda.meetings import Meetings
+from ggsched_cuda.rendezvous import CaptureRendezvous
 from ggsched_cuda_kernels.sources import architecture_of
 
 WIDTH: Final = 4096
@@ -337,7 +337,7 @@ def model(layers: int) -> None:
                 alone = steps.report("one GPU")
                 continue
             took = {"kernels meet": steps.report("kernels meet")}
-            with patch.object(Meetings, "offer", lambda *_: False):
+            with patch.object(CaptureRendezvous, "offer", lambda *_: False):
                 took["edges"] = steps.report("edges")
             for early in (False, True):
                 name = f"no edges, {'early' if early else 'in turn'} (wrong)"

@@ -15,25 +15,28 @@ import numpy as np
 
 from benchmarks.gpu.decode import copy_bandwidth
 from benchmarks.gpu.rows import COPIES, LAYER, SMALL, _graph, _point
-from ggsched.ir.dtype import BF16, Q8_0, DType
+from ggsched.ir.dtype import Q4_0, Q4_K, Q6_K, Q8_0, DType
 from ggsched_cuda import open_backend
 from ggsched_cuda_kernels import tiles
 from ggsched_cuda_kernels.tiles import Cut
 
-DTYPES = (Q8_0, BF16)
+DTYPES = (Q8_0, Q4_0, Q4_K, Q6_K)
+_LONG = (
+    Cut(4, 2, 4, 2, 4), Cut(2, 2, 4, 1, 4), Cut(4, 2, 4, 1, 4), Cut(2, 2, 4, 2, 2),
+    Cut(4, 2, 8, 1, 2), Cut(2, 2, 8, 1, 2), Cut(8, 2, 8, 1, 1),
+)  # fmt: skip
 ROWS = (8, 16, 32, 64)
+_PACKED = (
+    Cut(4, 3, 4, 1, 4), Cut(6, 2, 8, 1, 2), Cut(4, 2, 4, 1, 4), Cut(4, 2, 4, 2, 2),
+    Cut(8, 2, 8, 1, 1), Cut(4, 3, 8, 1, 2), Cut(4, 2, 8, 1, 2), Cut(8, 3, 4, 2, 2),
+)  # fmt: skip
 CUTS = {
-    "q8_0": (
-        Cut(4, 3, tiles=1, resident=4), Cut(4, 3, tiles=1, resident=4, turns=2),
-        Cut(4, 3, tiles=1, resident=4, turns=4), Cut(4, 3, resident=2, turns=2),
-        Cut(4, 3, resident=2, turns=4), Cut(8, 2, tiles=1, resident=4, turns=4),
-    ),
-    "bf16": (
-        Cut(4, 3, tiles=1, resident=3), Cut(4, 3, tiles=1, resident=3, turns=4),
-        Cut(2, 4, tiles=1, resident=4, turns=2), Cut(4, 2, tiles=1, resident=4, turns=4),
-    ),
+    "q8_0": _PACKED,
+    "q4_0": _PACKED,
+    "q4_k": _LONG,
+    "q6_k": _LONG,
 }  # fmt: skip
-BUDGET_S = 85.0
+BUDGET_S = 110.0
 
 
 def run(*, quick: bool) -> dict[str, Any]:
@@ -71,9 +74,9 @@ def _points(device: Any, dtype: DType, layer: dict[str, tuple[int, int]], began:
         for cut in CUTS[dtype.name]:
             if time.perf_counter() - began > BUDGET_S:
                 break
-            few = {rows: {dtype.name: cut}}
+            few = {rows: {dtype.name: (cut, cut)}}
             most = {planes: {dtype.name: rows} for planes in (1, 2)}
-            name = f"{cut.blocks} {cut.stages} {cut.tiles} {cut.resident} {cut.turns}"
+            name = f"{cut.blocks} {cut.stages} {cut.warps} {cut.tiles} {cut.resident} {cut.turns}"
             with patch.multiple(tiles, FEW=few, MAX_ROWS=most, LEAST_SHARE=0):
                 point = _point(device, stream, graph, weights)
             if "tile_product" in point["kernels"]:

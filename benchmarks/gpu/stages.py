@@ -86,7 +86,7 @@ def measure(
             "ratio": best["one"] / best["several"],
             "closed_form": parts * p / (parts + p - 1),
             "predicted_ratio": _predicted(alone, n_tokens) / _predicted(spread, n_tokens),
-            "is_joined": f" x {parts}" in plan.name,
+            "is_joined": spread.timing.joined > 0,
             "commands": len(plan.commands),
             "launches": sum(isinstance(c, Launch) for c in plan.commands),
             "streams": len(plan.streams.streams),

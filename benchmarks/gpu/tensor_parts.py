@@ -27,7 +27,7 @@ from ggsched.models.session import Session
 from ggsched.plan.command import Launch
 from ggsched_cuda import driver, program
 from ggsched_cuda.harness import KernelLatch
-from ggsched_cuda.meetings import Meetings
+from ggsched_cuda.rendezvous import CaptureRendezvous
 
 STRETCH: Final = 100
 """Launches that are enqueued while the stream is held."""
@@ -144,7 +144,7 @@ def parts_of(
         if n_devices > 1:
             with without_edges(early=False):
                 found["replay without edges"] = _again(some[1]).seconds(12)
-        with patch.object(Meetings, "offer", lambda *_: False):
+        with patch.object(CaptureRendezvous, "offer", lambda *_: False):
             for one in some:
                 _again(one).seconds(2)
             found["in flight"] = in_flight(some)

@@ -77,6 +77,14 @@ def bind_host(operand: Operand) -> Array:
 
 def aligned_bytes(nbytes: int, alignment: int) -> npt.NDArray[np.uint8]:
     """Return a fresh byte array of undefined content that starts at a multiple of ``alignment``."""
-    raw = np.empty(nbytes + alignment, np.uint8)
+    return _aligned(np.empty(nbytes + alignment, np.uint8), nbytes, alignment)
+
+
+def aligned_zeros(nbytes: int, alignment: int) -> npt.NDArray[np.uint8]:
+    """Return zeros like ``aligned_bytes``; a large range takes no memory until it is touched."""
+    return _aligned(np.zeros(nbytes + alignment, np.uint8), nbytes, alignment)
+
+
+def _aligned(raw: npt.NDArray[np.uint8], nbytes: int, alignment: int) -> npt.NDArray[np.uint8]:
     start = -raw.ctypes.data % alignment
     return raw[start : start + nbytes]

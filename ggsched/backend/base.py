@@ -118,6 +118,9 @@ class BaseDevice(DeviceCore[BaseStream]):
         for start, block in blocks(nbytes, pattern):
             self.write_memory(memory, offset + start, block)
 
+    def leave_zero(self, memory: Any) -> None:
+        """Take note that memory was to be cleared, which is known to be zeros already."""
+
     def make_stream(self, name: str) -> BaseStream:
         """Return a new stream of the device's kind."""
         return BaseStream(self, name)

@@ -16,24 +16,41 @@ class BaseBuffer:
         nbytes: Its length.
         memory: Whatever the device's ``acquire_memory`` returned.
         readonly: Whether it was imported from host memory.
+        is_zero: Whether the memory is all zeros.
     """
 
-    def __init__(self, device: Device, nbytes: int, memory: Any, *, readonly: bool = False) -> None:
+    def __init__(
+        self,
+        device: Device,
+        nbytes: int,
+        memory: Any,
+        *,
+        readonly: bool = False,
+        is_zero: bool = False,
+    ) -> None:
         self.nbytes = nbytes
         self.device = device
         self.readonly = readonly
         self.is_closed = False
+        self.is_zero = is_zero
+        """Whether it is known to be all zeros: nobody has had its memory yet."""
         self._memory = memory
 
     @property
     def memory(self) -> Any:
-        """The memory behind it, for the device.
+        """The memory behind it, for the device, which may write it.
 
         Raises:
             UsageError: the buffer is closed (ERR-3).
         """
         if self.is_closed:
             raise checks.closed_error("buffer")
+        self.is_zero = False
+        return self._memory
+
+    @property
+    def zeros(self) -> Any:
+        """The memory while ``is_zero``, for the device, which does not write it."""
         return self._memory
 
     def host_view(self) -> HostMemory:
@@ -51,6 +68,7 @@ class BaseBuffer:
     def close(self) -> None:
         """Release the memory; legal twice (ERR-3)."""
         self.is_closed = True
+        self.is_zero = False
         self._memory = None
 
 

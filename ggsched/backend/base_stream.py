@@ -32,6 +32,9 @@ class MemoryDevice(Device, Protocol):
     ) -> None:
         """Copy bytes within the device."""
 
+    def leave_zero(self, memory: Any) -> None:
+        """See ``BaseDevice``."""
+
     def fill_memory(self, memory: Any, offset: int, nbytes: int, pattern: bytes) -> None:
         """Set bytes of the device to a repeated pattern."""
 
@@ -160,7 +163,21 @@ class BaseStream:
         """Set bytes of a buffer to a repeated pattern (FIL-1..3)."""
         self._require_usable()
         checks.check_fill(self.device, buffer, offset, nbytes, pattern)
-        memory, fill = writable_memory(buffer), self.device.fill_memory
+        own, fill = own_buffer(buffer), self.device.fill_memory
+        if own.is_zero and not any(pattern):
+            # Decided in its turn: whatever writes before it has asked for the memory by then. Pages
+            # that are not touched take no memory before they are used.
+            zeros, leave = own.zeros, self.device.leave_zero
+
+            def clear() -> None:
+                if own.is_zero:
+                    leave(zeros)
+                else:
+                    fill(zeros, offset, nbytes, pattern)
+
+            self.sink.add(self, "fill", clear)
+            return
+        memory = writable_memory(buffer)
         self.sink.add(self, "fill", lambda: fill(memory, offset, nbytes, pattern))
 
     def launch(self, program: Program) -> None:

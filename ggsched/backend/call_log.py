@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 
 OnCall = Callable[[Call], None]
-"""Told about every call that is about to be made."""
+"""Called before every call."""
 
 CallLog = deque[Call]
 

@@ -47,7 +47,7 @@ def checked(
 
     Args:
         devices: Open devices. Closing what is returned closes them.
-        on_call: Told about every call before it is made.
+        on_call: Called before every call.
     """
     ledger = Ledger(on_call)
     if isinstance(devices, Sequence):

@@ -19,7 +19,7 @@ class Ledger:
 
     Attributes:
         known: What the host knows to be complete.
-        on_call: Told about every call.
+        on_call: Called for every call.
     """
 
     def __init__(self, on_call: OnCall | None) -> None:

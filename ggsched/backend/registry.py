@@ -123,6 +123,20 @@ def discover(
     return tuple(statuses)
 
 
+def offered(*, besides: Sequence[str] = ()) -> dict[str, int]:
+    """Return how many devices each usable backend offers; none is opened.
+
+    Args:
+        besides: Backends that are not loaded for this.
+    """
+    found: dict[str, int] = {}
+    for plugin, taken in _allowed(find_plugins(), None)[0]:
+        if not taken and plugin.name not in besides:
+            with contextlib.suppress(GgschedError):
+                found[plugin.name] = _count(plugin.load())
+    return found
+
+
 def open_devices(
     specs: Sequence[str] | None = None,
     *,

@@ -14,7 +14,7 @@ from ggsched.topology.caps import DeviceFacts, op_key
 from ggsched.topology.cost import ELEMENTS, KernelRate, Rates, rates_of
 
 Note = Callable[[str], None]
-"""Told what is being measured."""
+"""Called with what is being measured."""
 
 _LINKS: Final = 16
 _MEASUREMENTS: Final = 6
@@ -59,7 +59,7 @@ def measure_rates(
         bench: The device.
         streams: One stream of it, or two.
         allowance: How long that may take.
-        note: Told what is measured next.
+        note: Called with what is measured next.
     """
     facts = bench.device.facts
     dtypes = [d for d in FLOAT_DTYPES if op_key("mul_mat", d.name) in facts.ops]

@@ -52,7 +52,7 @@ def calibrate(
     Args:
         devices: Open devices that nobody else uses meanwhile.
         seconds: How long that may take, about; a measurement that has begun is finished.
-        progress: Told what happens.
+        progress: Called with what happens.
 
     Raises:
         DeviceFault: a device failed.

@@ -112,7 +112,7 @@ if TYPE_CHECKING:
     metavar="N",
     show_default=True,
     help="After a fault, or the loss of a machine, go on from the tokens so far with the devices "
-    "that are there then, so many times.",
+    "that are there then; N is the number of attempts.",
 )
 @click.option(
     "--memory-check/--no-memory-check",

@@ -22,8 +22,8 @@ def shown_results(
 ) -> Iterator[R]:
     """Yield what ``Spread.results`` does; a terminal shows how far it is."""
     with loading(messages(), "starting") as busy:
-        told = replace(spread, progress=lambda there, of: busy.stage(f"{there} of {of}"))
-        yield from told.results(function, items, **work)
+        shown = replace(spread, progress=lambda there, of: busy.stage(f"{there} of {of}"))
+        yield from shown.results(function, items, **work)
 
 
 def spread_options(command: F) -> F:

@@ -23,7 +23,7 @@ def calibrate_group(group: Group, seconds: float, progress: Progress | None = No
     Args:
         group: Machines that nobody else uses meanwhile.
         seconds: How long that may take, about.
-        progress: Told what happens.
+        progress: Called with what happens.
 
     Raises:
         GgschedError: what a machine says, or one that was lost.

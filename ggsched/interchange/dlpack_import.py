@@ -58,6 +58,8 @@ def host_array(value: Any, where: str = "array") -> Array:
         InterchangeError: no array, one that the host cannot read, or of a type without a
             counterpart.
     """
+    if type(value) is np.ndarray and value.dtype.kind != "V":
+        return value  # as most are
     if isinstance(value, np.ma.MaskedArray):
         raise InterchangeError("a masked array", where=where, hint="fill it: x.filled(0)")
     if isinstance(value, np.ndarray):

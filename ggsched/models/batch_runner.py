@@ -1,8 +1,10 @@
 """Runs a model on tokens, batch by batch: graphs, plans, inputs, and one look at the logits."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from math import isfinite
 from typing import TypeVar
 
 import numpy as np
@@ -24,6 +26,7 @@ from ggsched.models.sampling import argmax
 from ggsched.models.session_options import SessionOptions
 from ggsched.models.spec import ModelSpec
 from ggsched.models.timing import Timing
+from ggsched.models.token_inputs import TokenInputs
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
@@ -101,6 +104,7 @@ class BatchRunner:
         )
         self._graphs: RecentCache[tuple[int, int, int], Graph] = RecentCache(64)
         self._alike: dict[tuple[int, int], CacheRows] = {}
+        self._of_token: tuple[Graph, TokenInputs] | None = None
         self.last_plan: Plan | None = None
         self._planned_last: tuple[object, ...] = (None, None, None)
         self.top_token: int | None = None
@@ -149,7 +153,7 @@ class BatchRunner:
             pads=self._pads,
         )
         n_devices = len(self._scheduler.topology.devices)
-        kept, twins = options.plans_kept, not self._scheduler.settings.memory_budget
+        kept, twins = options.plans_kept, self._scheduler.takes_turns
         return self._planned(lambda: memory_need(plans, n_devices, plans_kept=kept, twins=twins))
 
     def run(self, tokens: np.ndarray, n_past: int, *, all_logits: bool, copy: bool) -> np.ndarray:
@@ -162,6 +166,8 @@ class BatchRunner:
             copy: False for logits that are to be read before anything else is run.
         """
         step, count = self._options.step, len(tokens)
+        if count == 1:
+            return self._run_token(int(tokens[0]), n_past, copy or all_logits)
         if self._pads and not all_logits:
             room = self._options.n_ctx - n_past - count
             more = padding(count, step=step, room=room)
@@ -176,6 +182,13 @@ class BatchRunner:
             parts.append(_Part((Span(piece, n_past + start),), rows, is_wanted))
         found = self._run_parts(parts, copy or all_logits)
         return np.concatenate(found) if all_logits else found[-1]
+
+    def _run_token(self, token: int, n_past: int, copy: bool) -> np.ndarray:
+        """Run one token, as ``run`` does, with less work for the host: a step waits for that."""
+        graph, known = self._graph(1, n_past + 1, 1), self._of_token
+        if known is None or known[0] is not graph:
+            known = self._of_token = graph, TokenInputs(graph, self._spec.hparams.window)
+        return self._run(graph, known[1].at(token, n_past), copy)
 
     def run_spans(self, spans: Sequence[Span], *, copy: bool = True) -> np.ndarray:
         """Run tokens of several sequences, micro-batch by micro-batch.
@@ -220,8 +233,14 @@ class BatchRunner:
     def _run_parts(self, parts: Sequence["_Part"], copy: bool) -> list[np.ndarray]:
         """Run micro-batches, batch by batch; return the logits of those that are wanted."""
         found: list[np.ndarray] = []
-        for first in range(0, len(parts), self._together):
-            found += self._run_batch(parts[first : first + self._together], copy)
+        graphs = [self._graph(p.n_tokens, p.n_rows, len(p.out_rows)) for p in parts]
+        each = [MicroBatch(g, p.is_wanted) for g, p in zip(graphs, parts, strict=True)]
+        first = 0
+        while first < len(parts):
+            some = each[first : first + self._together]
+            end = first + self._planned(partial(self.micro_batches.count, some))
+            found += self._run_batch(each[first:end], parts[first:end], copy)
+            first = end
         return found
 
     @property
@@ -230,13 +249,11 @@ class BatchRunner:
         most = max(1, self._options.n_batch // self._options.step)
         return min(most, self.micro_batches.lanes) if self.micro_batches.lanes > 1 else most
 
-    def _run_batch(self, parts: Sequence["_Part"], copy: bool) -> list[np.ndarray]:
+    def _run_batch(
+        self, each: Sequence[MicroBatch], parts: Sequence["_Part"], copy: bool
+    ) -> list[np.ndarray]:
         """Run the micro-batches of a batch, together where that pays."""
         window = self._spec.hparams.window
-        each = [
-            MicroBatch(self._graph(p.n_tokens, p.n_rows, len(p.out_rows)), p.is_wanted)
-            for p in parts
-        ]
 
         def inputs(k: int) -> dict[str, np.ndarray]:
             return span_inputs(each[k].graph, parts[k].spans, parts[k].out_rows, window)
@@ -253,14 +270,16 @@ class BatchRunner:
         found = [self._run(part.graph, inputs(k), copy) for k, part in enumerate(each)]
         return [logits for logits, part in zip(found, each, strict=True) if part.is_wanted]
 
-    def _run(self, graph: Graph, inputs: dict[str, np.ndarray], copy: bool) -> np.ndarray:
+    def _run(self, graph: Graph, inputs: Mapping[str, np.ndarray], copy: bool) -> np.ndarray:
         scheduler, constraints = self._scheduler, self.constraints
-        wanted = (graph, constraints, scheduler.topology)
-        is_tuned = scheduler.settings.streams == "autotune"
-        if is_tuned or any(a is not b for a, b in zip(wanted, self._planned_last, strict=True)):
+        before, topology = self._planned_last, scheduler.topology
+        is_same = before[0] is graph and before[1] is constraints and before[2] is topology
+        if not is_same or scheduler.settings.streams == "autotune":
             self.last_plan = self._planned(lambda: scheduler.plan(graph, constraints))
-            self._planned_last = wanted
-        out = self._ran(lambda: scheduler.run(graph, inputs, constraints, copy=copy))
+            self._planned_last = graph, constraints, topology
+        known = scheduler.setup_s
+        out = scheduler.run(graph, inputs, constraints, copy=copy)
+        self._timing.setup_s += scheduler.setup_s - known
         logits = out[graph.outputs[0]]
         self._note(logits)
         return logits
@@ -289,5 +308,7 @@ class BatchRunner:
         column tells.
         """
         self.top_token = best = argmax(logits[-1])
-        is_finite = np.isfinite(logits[-1, best]) and np.isfinite(logits[:, 0]).all()
+        is_finite = isfinite(logits[-1, best]) and (
+            isfinite(logits[0, 0]) if len(logits) == 1 else np.isfinite(logits[:, 0]).all()
+        )
         self.has_nonfinite |= not is_finite

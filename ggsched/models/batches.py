@@ -294,6 +294,11 @@ than a stage."""
 
 _WORTH_IT = 0.95
 _KEPT = 16
+_FEW: Final = 4
+"""Micro-batches of a plan that others follow, or as many as devices and so that all have turns.
+
+A plan's memory is free for its run after next when it has left the last device; by then its twin
+must have kept the first device busy. That takes one less than there are devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +366,7 @@ class MicroBatches:
         self.slots = DEFAULT_SLOTS if slots is None else slots
         self.lanes = lanes
         self._batches: RecentCache[tuple[tuple[str, bool], ...], _Batch] = RecentCache(_KEPT)
+        self._is_cut = True
 
     def pays(self, parts: Sequence[MicroBatch]) -> bool:
         """Whether these should run as one graph.
@@ -374,6 +380,28 @@ class MicroBatches:
             return True
         forecast = self.forecast(parts)
         return forecast is not None and forecast.pays
+
+    def count(self, parts: Sequence[MicroBatch]) -> int:
+        """Return how many of the micro-batches that may run as one graph are to do so (ADR 78).
+
+        A few, which the next ones follow without a wait, plan as fast for any number; all where a
+        wait would come between, or where logits are wanted before.
+
+        Args:
+            parts: Micro-batches in a row, as many as may run as one graph.
+
+        Raises:
+            PlanError: they cannot be placed on the devices.
+        """
+        n_devices = len(self.scheduler.topology.devices)
+        few = -(-_FEW // n_devices) * n_devices
+        first = parts[:few]
+        if self.mode == "off" or n_devices < 2 or len(parts) <= few or not self._is_cut:
+            return len(parts)
+        if any(part.is_wanted for part in first):
+            return len(parts)
+        self._is_cut = self.scheduler.takes_turns(self.plan(first))
+        return few if self._is_cut else len(parts)
 
     def forecast(self, parts: Sequence[MicroBatch]) -> Forecast | None:
         """Return what both ways are predicted to take; None where one device does it all."""
@@ -507,14 +535,19 @@ def dry_run(
         PlanError: a graph cannot be placed.
     """
     more = padding(n_prompt, step=step, room=n_ctx - n_prompt) if pads and not all_logits else 0
-    for first in batch_starts(n_prompt, n_ctx=n_ctx, step=step, together=together, most=2):
-        parts = []
+
+    def parts(first: int) -> list[MicroBatch]:
+        found = []
         for start in range(first, min(n_prompt, first + step * together), step):
             n = min(step, n_prompt - start)
             is_last = start + n == n_prompt
             made = graph(n + more if is_last else n, start, n if all_logits else 1)
-            parts.append(MicroBatch(made, all_logits or is_last))
-        yield from _plans(micro_batches, parts)
+            found.append(MicroBatch(made, all_logits or is_last))
+        return found
+
+    together = micro_batches.count(parts(0))
+    for first in batch_starts(n_prompt, n_ctx=n_ctx, step=step, together=together, most=2):
+        yield from _plans(micro_batches, parts(first))
     for past in decoding_starts(n_prompt, n_predict, n_ctx=n_ctx):
         yield from _plans(micro_batches, [MicroBatch(graph(1, past, 1), True)])
 

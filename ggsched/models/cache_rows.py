@@ -17,7 +17,7 @@ class CacheRows:
     Attributes:
         graph: It.
         n_kv: Its rows.
-        windows: Ids of the tensors that are windows on so many rows of a cache.
+        windows: Ids of the tensors that are windows on a number of rows of a cache.
     """
 
     graph: Graph

@@ -165,11 +165,16 @@ class HParams:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Names of what the blocks remember of sequences: two states for each."""
-        kinds = {True: ("conv_state", "linear_state"), False: ("k_cache", "v_cache")}
-        return tuple(
-            f"blk.{i}.{kind}" for i in range(self.n_layer) for kind in kinds[self.is_recurrent(i)]
-        )
+        """Names of what the blocks remember of sequences."""
+        return tuple(name for layer in range(self.n_layer) for name in self.states_of(layer))
+
+    def states_of(self, layer: int) -> tuple[str, ...]:
+        """Return the names of what a block remembers; latent rows are keys and values in one."""
+        if self.is_recurrent(layer):
+            kinds: tuple[str, ...] = ("conv_state", "linear_state")
+        else:
+            kinds = ("k_cache",) if self.latent is not None else ("k_cache", "v_cache")
+        return tuple(f"blk.{layer}.{kind}" for kind in kinds)
 
     def is_windowed(self, layer: int) -> bool:
         """Whether a layer sees only the last ``window`` tokens."""

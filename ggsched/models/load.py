@@ -104,6 +104,7 @@ def load_model(
         need.name: WeightSpec(need.shape, graph_dtype(need, tensor.dtype, weights))
         for need, tensor in _found(file, hparams)
     }
+    _check_optional(file, hparams, found)
     _warn_of_unused(file, found)
     return Model(file, ModelSpec(hparams, found), _tokenizer(file, hparams))
 
@@ -124,6 +125,24 @@ def weight_array(model: Model, name: str) -> NDArray[Any]:
     if spec.dtype is model.file.tensors[name].dtype:
         return stored_array(model.file, name)
     return converted_array(model.file, name)
+
+
+def _check_optional(file: GgufFile, hparams: HParams, found: Mapping[str, WeightSpec]) -> None:
+    """Refuse a file that lost a tensor which other blocks have, such as one of their biases."""
+    first: dict[str, str] = {}
+    lost: dict[str, WeightNeed] = {}
+    for need in model_needs(hparams):
+        blk, _, part = need.name.removeprefix("blk.").partition(".")
+        if need.optional and blk.isdigit():
+            if need.name in found:
+                first.setdefault(part, need.name)
+            else:
+                lost.setdefault(part, need)
+    for part, need in lost.items():
+        if part in first:
+            where = f"{file.path}: tensor {quoted(need.name)}"
+            why = f"needs {_shown(need)}, since there is {quoted(first[part])}"
+            raise ModelError("is missing", where=where, why=why, hint="convert the model again")
 
 
 def _warn_of_unused(file: GgufFile, used: Mapping[str, WeightSpec]) -> None:

@@ -6,13 +6,12 @@ recently used going first.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from ggsched.plan.bundle import Plan
 from ggsched.plan.splits import HOST
-from ggsched.run.following import takes_turns
 
 K = TypeVar("K", bound=Hashable)
 
@@ -80,7 +79,7 @@ class MemoryNeed:
 
 
 def memory_need(
-    plans: Iterable[Plan], n_devices: int, *, plans_kept: int, twins: bool = True
+    plans: Iterable[Plan], n_devices: int, *, plans_kept: int, twins: Callable[[Plan], bool]
 ) -> MemoryNeed:
     """Return what is taken where these plans are used in order; one graph has one plan.
 
@@ -88,14 +87,14 @@ def memory_need(
         plans: See ``ggsched.models.batches``.
         n_devices: Devices of the topology.
         plans_kept: Plans that the scheduler keeps.
-        twins: See ``plan_need``.
+        twins: Tells which plans have a twin where they follow themselves.
     """
     order: list[Hashable] = []
     needs: dict[Hashable, PlanNeed] = {}
     for plan in plans:
         order.append(plan.graph)
         if plan.graph not in needs:
-            needs[plan.graph] = plan_need(plan, twins=twins)
+            needs[plan.graph] = plan_need(plan, has_twin=twins(plan))
     return add_up(order, needs, n_devices, plans_kept)
 
 
@@ -142,8 +141,8 @@ class PlanNeed:
     has_twin: bool = False
 
 
-def plan_need(plan: Plan, *, twins: bool = True) -> PlanNeed:
-    """Return what a plan takes; ``twins`` says whether plans that follow themselves have a twin."""
+def plan_need(plan: Plan, *, has_twin: bool = False) -> PlanNeed:
+    """Return what a plan takes, which may have a twin where it follows itself."""
     resident: dict[tuple[str, str], tuple[int, Need]] = {}
     own: dict[int, Need] = {}
     largest: dict[int, int] = {}
@@ -154,7 +153,7 @@ def plan_need(plan: Plan, *, twins: bool = True) -> PlanNeed:
             resident[arena.kind, arena.name] = (arena.device, need)
         else:
             own[arena.device] = own.get(arena.device, Need()) + need
-    return PlanNeed(resident, own, largest, twins and takes_turns(plan))
+    return PlanNeed(resident, own, largest, has_twin)
 
 
 _FIELD: Final[Mapping[str, str]] = {

@@ -95,9 +95,10 @@ def delta_net(kit: ModelBuilder, x: Tensor, layer: int, beta: Tensor, alpha: Ten
     """
     g, blk, r = kit.g, f"blk.{layer}", _widths(kit.hp)
     tokens, keys = x.shape[0], r.n_groups * r.key_dim
-    # All products of x are neighbours, which a device may join.
-    mixed = kit.linear(x, f"{blk}.attn_qkv", "qkv_mixed")
+    # All products of x are neighbours, which a device may join; those of one type come first, as
+    # files in q4_k_m have another for queries, keys and values.
     z = kit.linear(x, f"{blk}.attn_gate", "z")
+    mixed = kit.linear(x, f"{blk}.attn_qkv", "qkv_mixed")
     both, v = kit.columns(convolve(kit, mixed, layer), (2 * keys, r.width))
     q, k = _halves(kit, _unit_heads(kit, both, "qk_conv"))
     biased = g.add(alpha, g.reshape(kit.weight(f"{blk}.ssm_dt.bias"), *alpha.shape[1:]))

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 
@@ -93,7 +94,7 @@ class Sampler:
 
     def _choose(self, logits: np.ndarray, best: int) -> int:
         largest = logits[best]
-        if not np.isfinite(largest):
+        if not isfinite(largest):
             raise ModelError(
                 f"computed {largest} as its largest logit",
                 where="model",

@@ -16,7 +16,8 @@ from ggsched.errors import UsageError
 from ggsched.ir.dtype import DType
 from ggsched.ir.graph import Graph
 from ggsched.models.batch_runner import BatchRunner
-from ggsched.models.default_devices import DefaultDevices, default_devices
+from ggsched.models.choice_apart import devices_by_default
+from ggsched.models.default_devices import DefaultDevices
 from ggsched.models.fit import Fit
 from ggsched.models.generation import generate
 from ggsched.models.homes import ChosenHomes, choose_homes
@@ -94,7 +95,7 @@ class Session:
         self.default_devices: DefaultDevices | None = None
         if devices is None and self.options.leaves_devices_open:
             known = settings or Settings.from_environment()
-            self.default_devices = default_devices(self.spec, self.options.n_ctx, known)
+            self.default_devices = devices_by_default(self.spec, self.options.n_ctx, known)
             devices = self.default_devices.names
         self.scheduler = Scheduler(
             devices,
@@ -466,11 +467,13 @@ class Session:
             >>> with Session(model, ["cpu:0"]) as session:
             ...     session.check_tokens(tokens)
         """
+        n_vocab = self.model.hparams.n_vocab
+        if len(tokens) == 1 and type(tokens[0]) is int and 0 <= tokens[0] < n_vocab:
+            return  # as while decoding
         if not len(tokens):
             raise UsageError("no tokens to feed", hint="a prompt needs at least one token")
         for odd in (t for t in tokens if not _is_id(t)):
             raise UsageError(f"{odd!r} is not a token id", why="ids are whole numbers, one by one")
-        n_vocab = self.model.hparams.n_vocab
         wrong = next((t for t in tokens if not 0 <= t < n_vocab), None)
         if wrong is not None:
             raise UsageError(f"token {wrong} is not in the vocabulary", why=f"it has {n_vocab}")

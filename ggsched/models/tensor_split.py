@@ -106,7 +106,7 @@ def split_model(spec: ModelSpec, who: Participants) -> Shards:
     for layer in range(hp.n_layer):
         group = who.groups[layer * len(who.groups) // hp.n_layer]
         own = _Group(spec, who, group)
-        for name in (*_names(spec, layer), *hp.state_names[2 * layer : 2 * layer + 2]):
+        for name in (*_names(spec, layer), *hp.states_of(layer)):
             layouts[name] = Whole(group)
         layouts.update(own.attention(layer))
         layouts.update(own.networks(layer))

@@ -71,10 +71,11 @@ def _points(at: Array, mode: str) -> list[tuple[Array, Array]]:
     t = at - low
     if mode == "linear":
         return [(low, 1 - t), (low + 1, t)]
-    return [(low + k, _cubic(abs(t - k))) for k in (-1, 0, 1, 2)]
+    return [(low + k, cubic(abs(t - k))) for k in (-1, 0, 1, 2)]
 
 
-def _cubic(d: Array, a: float = -0.75) -> Array:
+def cubic(d: Array, a: float = -0.75) -> Array:
+    """Return the weights of cubic convolution at distances ``d``, with its free parameter."""
     near = (a + 2) * d**3 - (a + 3) * d**2 + 1
     far = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
     return np.where(d <= 1, near, np.where(d < 2, far, 0))

@@ -1,4 +1,4 @@
-"""Whereabouts: where the bytes of a tensor live, from when until when, and who shares them."""
+"""Where the bytes of a tensor live, from when until when, and who shares them."""
 
 from dataclasses import dataclass
 

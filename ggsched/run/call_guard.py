@@ -7,8 +7,7 @@ source of weights, a progress callback, the ``__dlpack__`` of an input) cannot d
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
@@ -40,9 +39,8 @@ class CallGuard:
         self._slot: dict[str, _Call] = {}
         self.process = os.getpid()
 
-    @contextmanager
-    def hold(self, name: str, *, is_open: bool = False, may_nest: bool = False) -> Iterator[None]:
-        """Run a block as a call.
+    def hold(self, name: str, *, is_open: bool = False, may_nest: bool = False) -> "_Held":
+        """Return a context that runs a block as a call.
 
         Args:
             name: Of the call, for messages.
@@ -52,12 +50,7 @@ class CallGuard:
         Raises:
             UsageError: another call is under way.
         """
-        call = _Call(name, is_open, may_nest)
-        try:
-            self._enter(call)
-            yield
-        finally:
-            self._leave(call)
+        return _Held(self, _Call(name, is_open, may_nest))
 
     def _enter(self, call: _Call) -> None:
         if os.getpid() != self.process:
@@ -79,6 +72,25 @@ class CallGuard:
             del self._slot[_INNERMOST]
         else:
             self._slot[_INNERMOST] = call.outer
+
+
+class _Held:
+    """A block that runs as a call."""
+
+    __slots__ = ("_call", "_guard")
+
+    def __init__(self, guard: CallGuard, call: _Call) -> None:
+        self._guard, self._call = guard, call
+
+    def __enter__(self) -> None:
+        try:
+            self._guard._enter(self._call)
+        except BaseException:
+            self._guard._leave(self._call)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._guard._leave(self._call)
 
 
 class Guarded(Protocol):

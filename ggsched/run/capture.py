@@ -288,6 +288,9 @@ class _Replay:
         self._report.replays += 1
         if self._tied:
             self._join([self._origin], self._tied)
+        for number in self._segment.renewed:
+            event = self._events[number] = self._origin.device.create_event()
+            self._origin.record(event)
 
     def _run_apart(self) -> None:
         """Enqueue the commands, or after a refusal the graphs of each device by itself."""

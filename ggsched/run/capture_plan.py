@@ -7,7 +7,8 @@ peers (COL-4), without
 - a wait of the host, which a graph cannot hold;
 - a wait for an event that was recorded outside, for a graph waits only for the stream that it is
   replayed on;
-- the record of an event that is used outside, since such an event would never be done.
+- the record of an event that is used outside, since such an event would never be done. Where only
+  the next run waits for it (``following.first_at_end``) an event behind the graph does as well.
 
 All streams of a segment fork from one of them, its origin, and are joined to it, so the others are
 tied to the origin by events where they have commands that are not captured.
@@ -19,13 +20,14 @@ so far, so the next batch would wait for the last stage of this one.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Command
+from ggsched.run.following import first_at_end
 from ggsched.topology.caps import reads_peer
 
 WORTH: Final = 2
@@ -46,6 +48,7 @@ class CaptureSegment:
         streams: Streams of the plan that they use, the origin first.
         tied: Of these, the ones that also have commands elsewhere: they wait for the origin
             behind each replay, and the origin for them before it.
+        renewed: Events that are recorded in the graph, and for the next run again behind it.
     """
 
     start: int
@@ -53,6 +56,7 @@ class CaptureSegment:
     device: int
     streams: tuple[int, ...]
     tied: tuple[int, ...] = ()
+    renewed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +119,17 @@ def _capture(plan: Plan, groups: Mapping[int, int]) -> CapturePlan:
     commands = plan.commands
     device_of = [s.device for s in plan.streams.streams]
     group_of = [groups.get(device, -1) for device in device_of]
-    users = _users(commands)
+    users = _users(commands[: first_at_end(plan)])
     outside: set[int] = set()  # records that are not captured, since their event is used outside
     while True:
         found, reasons = _cut(commands, group_of, users, outside)
         more = _used_outside(commands, users, found) - outside
         if not more:
-            return _result(commands, device_of, found, reasons)
+            return _result(plan, device_of, found, reasons)
         outside |= more
 
 
-def _users(commands: Sequence[Command]) -> dict[int, list[int]]:
+def _users(commands: Iterable[Command]) -> dict[int, list[int]]:
     """Return the commands that wait for each event."""
     users: dict[int, list[int]] = {}
     for number, command in enumerate(commands):
@@ -215,11 +219,13 @@ def _weight(commands: Sequence[Command]) -> int:
 
 
 def _result(
-    commands: Sequence[Command],
+    plan: Plan,
     device_of: Sequence[int],
     found: Sequence[range],
     reasons: dict[int, str],
 ) -> CapturePlan:
+    commands = plan.commands
+    later = _users(commands[number] for number in reasons)
     eager = {commands[number].stream for number in reasons}
     origins: dict[int, set[int]] = {}
     used = []
@@ -234,7 +240,10 @@ def _result(
     for inside, (origin, *others) in zip(found, used, strict=True):
         tied = tuple(t for t in others if t in eager or len(origins[t]) > 1)
         streams = (origin, *others)
-        segments.append(CaptureSegment(inside.start, inside.stop, device_of[origin], streams, tied))
+        events = (event for n in inside for event in commands[n].effects.records)
+        renewed = tuple(event for event in events if event in later)
+        where = (inside.start, inside.stop, device_of[origin])
+        segments.append(CaptureSegment(*where, streams, tied, renewed))
     obstacles: list[Obstacle] = []
     for number, reason in sorted(reasons.items()):
         last = obstacles[-1] if obstacles else None

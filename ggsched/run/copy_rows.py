@@ -65,7 +65,7 @@ class RowCopier:
         chosen: Called with the rows, for checks of the rows read.
         account: Where bytes are counted.
         cached: Rows kept from earlier runs, or None.
-        note: Told that the host reads the ids.
+        note: Called when the host reads the ids.
     """
 
     name: str

@@ -16,7 +16,7 @@ class ExpertBinding:
     Args:
         plan: The plan.
         resources: Its buffers.
-        note: Told that the host reads ids.
+        note: Called when the host reads ids.
     """
 
     def __init__(self, plan: Plan, resources: Resources, note: Note | None) -> None:

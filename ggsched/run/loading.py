@@ -209,7 +209,7 @@ class _Ring:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many buffers are being read into that the others are for uploads."""
+        """Whether the buffers that are not being read into are all needed for uploads."""
         return len(self.pieces) >= max(1, self._size - min(IN_UPLOAD, self._size // 2))
 
     def grow(self) -> None:

@@ -92,7 +92,7 @@ class Run:
         self.is_stopped = True
 
     def clear(self) -> None:
-        """Let go of all objects."""
+        """Release all objects."""
         self._objects = []
 
     def _fail(self, task: Task, error: BaseException) -> None:

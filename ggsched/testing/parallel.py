@@ -45,7 +45,7 @@ def in_order(
         jobs: Processes of this machine; with one it is done here.
         ray: Address of a Ray cluster, ``auto`` for that of this machine or of ``RAY_ADDRESS``;
             each node needs ggsched in the same version. None for this machine.
-        progress: Told how far it is, also about results that are not yielded yet.
+        progress: Called with the numbers of results (also those not yielded yet) and items.
         journal: Keeps results as they come, by the number of the item, and has those of before.
 
     Raises:

@@ -11,7 +11,6 @@
 Whatever is written is taken as it is: the plan may be as wrong as a test wants it.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +32,7 @@ from ggsched.plan.memory import Arena, ArenaKind, Memory, Region
 from ggsched.plan.placement import Placement, PlacementChoice
 from ggsched.plan.splits import HOST, Split, Splits, Transfer, Value, ValueKind
 from ggsched.plan.streams import Streams, StreamSpec
+from ggsched.testing.plan_mutants import merged
 from ggsched.topology.caps import DeviceFacts
 
 NO_HAZARD = Hazard("RAW", 0, 0, 1, -1, -1)
@@ -197,7 +197,7 @@ class PlanWriter:
         writes = [r for s in steps for r, m in zip(s.operands, s.modes, strict=True) if m in "wp"]
         command = len(self._commands)
         self._commands.append(
-            Launch(command, stream, len(self._splits), steps, _union(reads), _union(writes))
+            Launch(command, stream, len(self._splits), steps, merged(reads), merged(writes))
         )
         self._splits.append((stream, len(nodes)))
         return command
@@ -267,17 +267,3 @@ class PlanWriter:
             outputs=tuple(self._outputs),
             commands=tuple(self._commands),
         )
-
-
-def _union(regions: Sequence[Region]) -> tuple[Region, ...]:
-    """Return merged, sorted regions of the same bytes."""
-    merged: list[Region] = []
-    for r in sorted(regions):
-        if not r.nbytes:
-            continue
-        last = merged[-1] if merged else None
-        if last is not None and last.arena == r.arena and r.offset <= last.end:
-            merged[-1] = Region(r.arena, last.offset, max(last.end, r.end) - last.offset)
-        else:
-            merged.append(r)
-    return tuple(merged)

@@ -1,6 +1,6 @@
 """Who does independent pieces of work, and whether results are kept.
 
-for verdict in Spread(jobs=4).results(judge, blocks, keys=names, work="litmus", kind=Said): ...
+for verdict in Spread(jobs=4).results(verdict, blocks, keys=names, work="litmus", kind=Said): ...
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ class Spread:
         jobs: Processes of this machine.
         ray: Address of a Ray cluster, or None.
         journal: File that keeps results, or a folder with one for each kind of work, or None.
-        progress: Told how far it is.
+        progress: Called with the number of results and of items.
     """
 
     jobs: int = 1

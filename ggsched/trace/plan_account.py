@@ -8,7 +8,7 @@ import msgspec
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Launch
 from ggsched.trace.schema import TracedPlan
-from ggsched.trace.timeline import Timeline
+from ggsched.trace.timeline import Timeline, extents
 
 
 class PlanAccount(msgspec.Struct, frozen=True):
@@ -17,7 +17,8 @@ class PlanAccount(msgspec.Struct, frozen=True):
     Attributes:
         name: Of the plan's graph.
         runs: How often it ran.
-        best_s: Seconds of the fastest run, as the host saw it.
+        best_s: Seconds of the fastest run, as the host saw it; from the first launch to the last
+            where no host waits for outputs.
         idle: Share of the time of devices that launched anything in which they did not, in it.
         expected_s: Seconds that the cost model predicts; 0 where nobody knows.
         expected_idle: The idle share that it predicts.
@@ -46,11 +47,11 @@ def plan_accounts(timeline: Timeline, traced: Sequence[TracedPlan] = ()) -> tupl
         if span.kind == "launch" and span.run >= 0:
             device = timeline.tracks[span.track].device
             launches[span.run].append((device, span.start_s, span.end_s))
-    found = []
+    found, ends = [], extents(timeline)
     for plan, numbers in runs_of.items():
         if plan >= len(timeline.plans):
             continue
-        seconds = {n: timeline.runs[n].end_s - timeline.runs[n].start_s for n in numbers}
+        seconds = {n: ends[n][1] - ends[n][0] for n in numbers}
         best = min(numbers, key=seconds.__getitem__)
         guess = traced[plan] if plan < len(traced) and not timeline.is_expected else None
         expected_s, expected_idle = _expected(guess) if guess is not None else (0.0, 0.0)

@@ -34,7 +34,7 @@ class Recorder:
 
     Attributes:
         clock: What times are in.
-        tell: Told each call when it is made, in words; None for nobody.
+        tell: Called with each call, in words, when it is made; or None.
         setup: How the run was set up, where the caller says so.
         elsewhere: Returns what other machines recorded so far (``ggsched.cluster.recorded``), where
             the devices are theirs.

@@ -135,6 +135,26 @@ class Timeline(msgspec.Struct, frozen=True):
         return max((s.end_s for s in self.spans), default=0.0)
 
 
+def extents(timeline: Timeline) -> list[tuple[float, float]]:
+    """Return when the work of each run began and ended.
+
+    As the host saw it where it waited for outputs. Where there are none it goes on when all is
+    enqueued, and the next run may be under way before: there it is from the first launch to the
+    last.
+    """
+    found = [(run.start_s, run.end_s) for run in timeline.runs]
+    is_open = [bool(p.commands) and not p.outputs for p in timeline.plans]
+    launches: dict[int, list[Span]] = {}
+    for span in timeline.spans:
+        if span.kind == "launch" and 0 <= span.run < len(found):
+            launches.setdefault(span.run, []).append(span)
+    for number, spans in launches.items():
+        plan = timeline.runs[number].plan
+        if plan < len(is_open) and is_open[plan]:
+            found[number] = min(s.start_s for s in spans), max(s.end_s for s in spans)
+    return found
+
+
 def only_runs(timeline: Timeline, first: int = 0, end: int | None = None) -> Timeline:
     """Return a timeline with the spans of some runs only, ids made dense."""
     wanted = range(len(timeline.runs))[first:end]

@@ -24,7 +24,7 @@ from ggsched.plan.collectives import collective_of
 from ggsched.trace.idle_attribution import Blame, Cause, Charge
 from ggsched.trace.plan_account import PlanAccount, plan_accounts
 from ggsched.trace.schema import TracedPlan
-from ggsched.trace.timeline import COPIES, Span, Timeline
+from ggsched.trace.timeline import COPIES, Span, Timeline, extents
 
 MAX_VISITS: Final = 2
 """A stage of a pipeline is visited once by each micro-batch, or twice where the host is one too."""
@@ -248,13 +248,14 @@ def _batches(timeline: Timeline) -> tuple[int, ...]:
     each = [micro_batches(plan) for plan in timeline.plans]
     found: list[int] = []
     end = 0.0
-    for run in sorted(timeline.runs, key=lambda r: r.start_s):
+    ends = [until for _, until in extents(timeline)]
+    for number, run in sorted(enumerate(timeline.runs), key=lambda r: r[1].start_s):
         count = each[run.plan] if run.plan < len(each) else 1
         if found and run.start_s < end:
             found[-1] += count
         else:
             found.append(count)
-        end = max(end, run.end_s)
+        end = max(end, run.end_s, ends[number])
     return tuple(found) or (1,)
 
 

@@ -48,7 +48,7 @@ class SoftwareDriver:
     Args:
         kernels: Returns what runs a kernel of a source.
         seed: Of what streams choose.
-        arch: Compute capability; from 90 on kernels are fed and work in clusters.
+        arch: Compute capability; from 90 on kernels have producer warps and work in clusters.
         apart: Pairs of (GPU, another one whose memory it cannot access), of ``gpus``.
         gpus: How many there are.
     """
@@ -254,7 +254,7 @@ class SoftwareDriver:
             kernel.run(taken, launch, rooms)
 
         self.give(launch.stream, "kernel", run)
-        words = meeting_of(kernel, taken)
+        words = rendezvous_of(kernel, taken)
         assert words is None or queue.recording is not None, "a kernel meets none of a graph"
         if queue.recording is not None:
             queue.recording.nodes[-1].meets = words
@@ -308,11 +308,11 @@ class SoftwareDriver:
         nodes, queue = self._graphs[graph], self._streams[stream]
         self.counts["graph"] += 1
 
-        meeting = [n for n in nodes if n.meets]
-        hosts = {own: n for n in meeting for own, _ in n.meets.words}
-        assert len(hosts) == sum(len(n.meets.words) for n in meeting), "words are used twice"
-        others = {id(n): [hosts[peer] for _, peer in n.meets.words] for n in meeting}
-        for n in meeting:
+        rendezvous = [n for n in nodes if n.meets]
+        hosts = {own: n for n in rendezvous for own, _ in n.meets.words}
+        assert len(hosts) == sum(len(n.meets.words) for n in rendezvous), "words are used twice"
+        others = {id(n): [hosts[peer] for _, peer in n.meets.words] for n in rendezvous}
+        for n in rendezvous:
             own = {w for w, _ in n.meets.words}
             assert all(own & {peer for _, peer in o.meets.words} for o in others[id(n)])
             assert len({n.gpu, *(o.gpu for o in others[id(n)])}) == 1 + len(own)
@@ -330,7 +330,7 @@ class SoftwareDriver:
                 if group is None:
                     node.work()
                 else:
-                    self.counts["meetings"] += 1
+                    self.counts["rendezvous"] += 1
                     meet(node, [id(other) in ended for other in group])
                 ended.add(id(node))
                 left.remove(node)
@@ -349,25 +349,25 @@ class SoftwareDriver:
 
 
 WORDS_AT = 13
-"""The argument of ``sum_norm`` that begins those of a meeting."""
+"""The argument of ``sum_norm`` that begins those of a rendezvous."""
 
 
-class Meeting(NamedTuple):
+class Rendezvous(NamedTuple):
     """Own words of a launch and those of a kernel that it meets, for each; how many they are."""
 
     words: tuple[tuple[int, int], ...]
     count: int
 
 
-def meeting_of(kernel, taken):
-    """Return the meeting of a launch, if it has one."""
+def rendezvous_of(kernel, taken):
+    """Return the rendezvous of a launch, if it has one."""
     if kernel.name != "sum_norm":
         return None
     given = [int.from_bytes(v, "little") for v in taken[WORDS_AT : WORDS_AT + 2 * MAX_PEERS]]
     words = [pair for pair in zip(given[::2], given[1::2], strict=True) if any(pair)]
     assert all(all(pair) for pair in words)
     rows = int(np.prod(np.frombuffer(taken[7][-16:-4], np.int32)))
-    return Meeting(tuple(words), rows) if words else None
+    return Rendezvous(tuple(words), rows) if words else None
 
 
 def meet(node, were_told):
@@ -378,7 +378,7 @@ def meet(node, were_told):
     ]
     ones, zeros = [1] * node.meets.count, [0] * node.meets.count
     for (own, _), was_told in zip(pairs, were_told, strict=True):
-        assert list(own) == (ones if was_told else zeros), "words of a meeting are used twice"
+        assert list(own) == (ones if was_told else zeros), "words of a rendezvous are used twice"
         own[:] = ones
     node.work()
     for (own, peer), was_told in zip(pairs, were_told, strict=True):

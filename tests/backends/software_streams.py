@@ -7,7 +7,7 @@ from collections import deque
 
 DAWDLE_S = 2e-4
 PLACES = 1000
-"""Of the queue. A card blocks who enqueues more: a held stream took 256 launches, and blocked at
+"""Of the queue. A GPU blocks who enqueues more: a held stream took 256 launches, and blocked at
 the 57th upload, which is a call of the host and a copy."""
 
 HOST_CALL_PLACES = 17

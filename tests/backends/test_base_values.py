@@ -1,4 +1,4 @@
-"""What is not a number is a value (LCH-3), on the base and on what is built on it."""
+"""NaN is a value (LCH-3), on the base and on what is built on it."""
 
 import warnings
 

@@ -21,7 +21,7 @@ from ggsched_cpu_kernels.compiler import host_target
 from ggsched_cpu_kernels.library import Library
 from ggsched_cpu_kernels.target import AVX2, AVX512
 from tests.backends.against_oracle import check, tame
-from tests.backends.attention_graphs import attention_graph
+from tests.backends.op_graphs import attention_graph
 from tests.backends.test_cpu_other_targets import runs_here
 
 

@@ -47,6 +47,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="no compiled ke
 def split_everything(monkeypatch):
     """Cut even the smallest tasks into parts, so that the team has something to do."""
     monkeypatch.setattr("ggsched_cpu.compiled.tasks.PART_NBYTES", 64)
+    monkeypatch.setattr("ggsched_cpu.compiled.tasks.SHARED_NBYTES", 64)
     monkeypatch.setattr("ggsched_cpu.compiled.tasks.SERIAL_NBYTES", 0)
     monkeypatch.setattr("ggsched_cpu.compiled.products.SERIAL_NBYTES", 0)
 

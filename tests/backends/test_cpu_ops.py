@@ -19,8 +19,14 @@ from ggsched_cpu.kernels import EMITTERS, copy, gemm, matmul, sorting, supported
 from ggsched_cpu.kernels import attention as kernels_attention
 from tests.backends import against_oracle
 from tests.backends.against_oracle import tame, whole
-from tests.backends.attention_graphs import attention_graph
 from tests.backends.device_settings import cpu_device
+from tests.backends.op_graphs import (
+    attention_graph,
+    decoder_products,
+    expert_products,
+    rotations,
+    rows_by_ids,
+)
 
 DEVICES = {"sync": cpu_device(sync=True), "threads": cpu_device(sync=False)}
 
@@ -77,10 +83,7 @@ def test_mul_mat_in_pieces(monkeypatch, dtype, m):
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (1, 3), (40, 1), (40, 3)])
 def test_mul_mat_id(dtype, tokens, rows):
-    g = GraphBuilder()
-    k = whole(64, dtype)
-    w, x = g.weight("w", (5, 70, k), dtype), g.input("x", (tokens, rows, k))
-    graph = g.build(g.mul_mat_id(w, x, g.input("ids", (tokens, 3), I32)))
+    graph = expert_products(dtype, tokens, rows)
     check(graph, tame(graph, ids=LeafRule("ids", bound=5)))
 
 
@@ -88,15 +91,8 @@ def test_mul_mat_id(dtype, tokens, rows):
 @pytest.mark.parametrize(("heads", "groups"), [(8, 2), (4, 4), (6, 1)])
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_attention(monkeypatch, kv, heads, groups, tokens):
-    """The products of a decoder: strided keys, transposed values, heads that share both."""
     monkeypatch.setattr(gemm, "_UNCACHED_NBYTES", 0)
-    g, depth, length = GraphBuilder(), 32, 300
-    keys = g.input("k", (length, groups, depth), kv)
-    values = g.input("v", (length, groups, depth), kv)
-    q = g.input("q", (tokens, heads, depth))
-    scores = g.mul_mat(g.permute(keys, 1, 0, 2), g.permute(q, 1, 0, 2))
-    weights = g.soft_max(scores, g.input("mask", (tokens, length)), scale=0.2)
-    graph = g.build(scores, weights, g.mul_mat(g.permute(values, 1, 2, 0), weights))
+    graph = decoder_products(kv, heads, groups, tokens)
     check(graph, tame(graph, mask=LeafRule("mask")))
 
 
@@ -158,19 +154,7 @@ def test_one_call_for_plain_arithmetic(monkeypatch):
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("op", ["get_rows", "set_rows", "mul_mat_id", "add_id"])
 def test_ids_out_of_range_are_a_fault(op, count, wrong):
-    g = GraphBuilder()
-    ids, rows = g.input("ids", (count,), I32), g.input("rows", (count, 32))
-    pairs, wide = g.reshape(ids, count, 1), g.reshape(rows, count, 1, 32)
-    match op:
-        case "get_rows":
-            out = g.get_rows(g.weight("w", (4, 32)), ids)
-        case "set_rows":
-            out = g.set_rows(g.state("s", (4, 32)), rows, ids)
-        case "mul_mat_id":
-            out = g.mul_mat_id(g.weight("w", (4, 8, 32)), wide, pairs)
-        case _:
-            out = g.add_id(wide, g.weight("w", (4, 32)), pairs)
-    graph = g.build(out)
+    graph = rows_by_ids(op, count)
     values = tame(graph) | {"ids": np.array([0, wrong][-count:], np.int32)}
     for device in DEVICES.values():
         with pytest.raises(DeviceFault, match=rf"n0 {op}.*row {wrong} was asked for.*4 rows"):
@@ -194,14 +178,7 @@ def test_get_rows(dtype, ids):
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("n_dims", [8, 6])
 def test_rope(pairing, inplace, strided, n_dims):
-    g = GraphBuilder()
-    x, at = g.input("x", (3, 8, 2) if strided else (3, 2, 8)), g.input("at", (3,), I32)
-    x = g.transpose(x) if strided else x
-    factors = g.weight("f", (n_dims // 2,))
-    params = {"n_dims": n_dims, "pairing": pairing}
-    plain = g.rope(x, at, **params)
-    scaled = g.op("rope", x, at, factors, inplace=inplace, freq_factors=True, **params)
-    graph = g.build(plain, scaled)
+    graph = rotations(n_dims, pairing, inplace=inplace, strided=strided)
     rules = {"at": LeafRule("ids", bound=100_000), "f": LeafRule("positive")}
     check(graph, tame(graph, **rules), atol=1e-3)
 

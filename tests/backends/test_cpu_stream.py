@@ -1,4 +1,4 @@
-"""Worker threads: order, true asynchrony, waiting, faults, endings. Nothing here sleeps."""
+"""Worker threads: order, true asynchrony, waiting, faults, cleanup. Nothing here sleeps."""
 
 import gc
 import subprocess

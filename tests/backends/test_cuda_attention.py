@@ -110,7 +110,9 @@ def test_many_tokens(what, kernel):
     assert kernels(attention(**what))[0] == kernel
 
 
-@pytest.mark.parametrize(("tokens", "n", "splits"), [(9, 512, 2), (9, 16384, 16), (512, 4096, 1)])
+@pytest.mark.parametrize(
+    ("tokens", "n", "splits"), [(9, 512, 4), (9, 16384, 11), (1, 16384, 33), (512, 4096, 1)]
+)
 def test_shares_of_the_rows(tokens, n, splits):
     """Where queries are few, more groups share the rows, and a second kernel joins them."""
     from ggsched_cuda_kernels.kernel_selection import lower

@@ -158,8 +158,8 @@ def test_layers_that_gpus_share(runner, monkeypatch, arch, gpus):
     assert both["step_plan"]["reads_peers"]
     assert (both["segments"], both["obstacles"], both["refused"]) == (1, 2, [])
     exchanges = 2 * tiny.n_layer * gpus  # in each plan, of all devices
-    assert driver.counts["meetings"] >= exchanges, "sums wait for edges of the graph"
-    assert driver.counts["meetings"] % exchanges == 0
+    assert driver.counts["rendezvous"] >= exchanges, "sums wait for edges of the graph"
+    assert driver.counts["rendezvous"] % exchanges == 0
     kernels = exchanges * gpus // 2
     assert seen["sum_norm"] >= kernels
     assert seen["sum_norm"] % kernels == 0

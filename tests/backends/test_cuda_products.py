@@ -77,7 +77,7 @@ def test_products_that_are_evenly_apart_are_batches():
     assert batches_of([(4096, 800), (4608, 1200), (5120, 1600)], F32) == (3, 128, 0, 100)
     assert batches_of([(4096, 800), (4608, 1200), (5632, 1600)], BF16) is None, "not evenly"
     assert batches_of([(4096, 800), (4608, 400)], BF16) is None, "downwards"
-    assert batches_of([(4096, 800), (4608, 802)], BF16) is None, "not whole elements"
+    assert batches_of([(4096, 800), (4608, 808)], BF16) is None, "not aligned"
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16, *KERNEL_BLOCKS], ids=str)

@@ -19,6 +19,8 @@ from ggsched.ir.dtype import (
     IQ4_NL,
     IQ4_XS,
     MXFP4,
+    Q2_K,
+    Q3_K,
     Q4_0,
     Q4_K,
     Q5_1,
@@ -32,7 +34,7 @@ from ggsched.testing.allowance import is_within, rounding_allowances
 from ggsched.testing.eager import bound_nodes
 from ggsched.testing.generators.values import LeafRule, leaf_values
 from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched_kernels import FACTOR, ROUTE, SCRATCH, KernelCall
+from ggsched_kernels import FACTOR, ROUTE, KernelCall
 from tests.backends.test_cuda_products import EXACT, H200, lowered, run
 from tests.kernels.test_fibers import NEEDS, Memory, Runner
 
@@ -84,21 +86,24 @@ def test_strides_that_do_not_fit_go_the_shared_way():
     assert [call.kernel for call in calls] == ["list_rows", "matmul_id"], "rows of 40 bytes"
 
 
-@pytest.mark.parametrize("name", ["f16", "bf16", "q8_0", "q4_0", "mxfp4"])
+@pytest.mark.parametrize(
+    "name", ["f16", "bf16", "q8_0", "q4_0", "mxfp4", "q4_1", "q5_0", "q2_k", "q4_k", "q6_k"]
+)
 @pytest.mark.parametrize("planes", [1, 2])
 def test_shared_memory_is_what_the_kernel_lays_out(tmp_path, name, planes):
     from ggsched_cuda_kernels.sources import text_of
     from ggsched_cuda_kernels.tiles import CUTS, PIECE, shared_nbytes
 
     cut, text = replace(CUTS[name], rows=64), text_of("tile_product")
-    lines = re.findall(r"^#(?:define (?:BN|UNIT|HEAD|CHUNKS|NIBBLES|X_PITCH|W_PITCH|X_NBYTES"
-                       r"|STAGE_NBYTES|W_NBYTES|BLOCK_NBYTES)\b.*|(?:el)?if .*|else\b.*|endif\b.*"
+    lines = re.findall(r"^#(?:define (?:BN|UNIT|CHUNKS|NIBBLES|X_PITCH|W_PITCH|X_NBYTES"
+                       r"|(?:STAGE|ALL|W|BLOCK)_NBYTES|BLOCK_ELEMENTS|LONG_BLOCKS|GRANULE|CODE_FIELDS)\b.*"
+                       r"|(?:el)?if .*|else\b.*|endif\b.*"
                        r"|ifn?def .*)$", text, re.MULTILINE)  # fmt: skip
     numbers = {"LANES": 32 * cut.warps, "BM": 64, "KB": cut.blocks, "STAGES": cut.stages,
                "WT": cut.tiles, "PLANES": planes, f"W_{name.upper()}": 1}  # fmt: skip
     wanted = shared_nbytes(dtype_by_name(name), cut, planes) - PIECE
     file = tmp_path / "layout.cpp"
-    check = f'static_assert(STAGES * STAGE_NBYTES == {wanted}, "");'
+    check = f'static_assert(ALL_NBYTES == {wanted}, "");'
     file.write_text("\n".join([*lines, check]), encoding="utf-8")
     flags = [f"-D{key}={value}" for key, value in numbers.items()]
     command = ["g++", "-std=c++17", "-fsyntax-only", *flags, str(file)]
@@ -116,10 +121,10 @@ def check(found, wanted, within=WITHIN):
         assert np.linalg.norm(found[tid] - array) < within * np.linalg.norm(array)
 
 
-def always(monkeypatch):
-    """Let products with one weight of mxfp4 go by tiles, however small."""
+def always(monkeypatch, dtype=MXFP4):
+    """Let products with one weight of a type go by tiles, however small."""
     monkeypatch.setattr(
-        "ggsched_cuda_kernels.tiles.MAX_ROWS", {planes: {"mxfp4": 512} for planes in (1, 2)}
+        "ggsched_cuda_kernels.tiles.MAX_ROWS", {planes: {dtype.name: 512} for planes in (1, 2)}
     )
     monkeypatch.setattr("ggsched_cuda_kernels.tiles.LEAST_SHARE", 0)
 
@@ -156,24 +161,37 @@ class TestOnTheHost:
         assert is_within(found, wanted[tid], allowed[tid])
         assert np.linalg.norm(found - wanted[tid]) > 1e-5 * np.linalg.norm(wanted[tid])
 
-    @pytest.mark.parametrize("at_once", [1, 2, 9])
-    @pytest.mark.parametrize("dtype", [Q4_K, Q6_K, IQ4_NL], ids=str)
-    def test_unpacked_experts(self, runner, dtype, at_once, monkeypatch):
-        """Of rows that f16 cannot hold too; with experts that nobody chose."""
-        monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
-        name = "ggsched_cuda_kernels.unpacked_experts.PIECE_NBYTES"
-        monkeypatch.setattr(name, 2 * 40 * 256 * at_once)
+    @pytest.mark.parametrize(
+        ("dtype", "mode", "k"),
+        [
+            (Q4_K, "auto", 1024),
+            (Q6_K, "auto", 768),
+            (IQ4_NL, "auto", 352),
+            (Q2_K, "f32", 512),
+            pytest.param(Q5_K, "f32", 768, marks=pytest.mark.slow),
+            pytest.param(Q3_K, "f32", 768, marks=pytest.mark.slow),
+            pytest.param(Q5_1, "f32", 352, marks=pytest.mark.slow),
+            pytest.param(IQ4_XS, "f32", 768, marks=pytest.mark.slow),
+        ],
+        ids=str,
+    )
+    def test_experts_by_bytes(self, runner, dtype, mode, k, monkeypatch):
+        """Blocks of several scales, of any size, and what is added; experts that nobody chose."""
+        monkeypatch.setenv("GGSCHED_ACTIVATIONS", mode)
         g = GraphBuilder("experts")
-        x, ids = g.input("x", (39, 1, 256)), g.input("ids", (39, 3), I32)
-        graph = g.build(g.mul_mat_id(g.weight("w", (5, 40, 256), dtype), x, ids))
+        x, ids = g.input("x", (39, 1, k)), g.input("ids", (39, 3), I32)
+        graph = g.build(g.mul_mat_id(g.weight("w", (5, 40, k), dtype), x, ids))
         values = drawn(graph, 5, 1, lambda rng, n: rng.choice([0, 0, 0, 0, 0, 1, 1, 3, 4], n))
-        d = 208 if dtype is Q6_K else 0  # the scale of a block
+        d = dtype.layout.scale.at
         for expert, row, scale in ((1, 3, 30000.0), (0, 39, 3e-7), (4, 0, 2.0**-12)):
             values["w"][expert, row].view(np.uint8)[d : d + 2] = np.float16([scale]).view(np.uint8)
         wanted = run_oracle(graph, values)
-        allowed = rounding_allowances(graph, values, wanted)
-        ((tid, found),) = run(runner, graph, values).items()
-        assert is_within(found, wanted[tid], allowed[tid])
+        found = run(runner, graph, values)
+        if mode == "f32":
+            check(found, wanted)
+        else:
+            allowed = rounding_allowances(graph, values, wanted)
+            assert all(is_within(found[tid], wanted[tid], allowed[tid]) for tid in wanted)
 
     @pytest.mark.parametrize("planes", [1, 2])
     def test_one_weight(self, runner, planes, monkeypatch):
@@ -195,6 +213,8 @@ class TestOnTheHost:
             (Q8_0, 17, 4128, 8),
             (MXFP4, 40, 2080, 8),
             (Q8_0, 64, 1056, 4),
+            (Q4_K, 12, 2304, 8),  # 9 blocks: five have them all
+            (Q6_K, 40, 1024, 4),
             pytest.param(Q4_0, 12, 1088, 2, marks=pytest.mark.slow),
         ],
         ids=str,
@@ -208,7 +228,7 @@ class TestOnTheHost:
         g = GraphBuilder("product")
         graph = g.build(g.mul_mat(g.weight("w", (120, k), dtype), g.input("x", (rows, k))))
         values = drawn(graph, 1)
-        monkeypatch.setattr("ggsched_cuda_kernels.tiles.LEAST_SHARE", 0)
+        always(monkeypatch, dtype)
         used = []
         monkeypatch.setattr(program, "lower", lambda *a: used.append(lower(*a)) or used[-1])
         wanted = run_oracle(graph, values)
@@ -290,19 +310,16 @@ class TestOnTheHost:
 
 
 @pytest.mark.parametrize("dtype", [Q4_K, Q5_K, Q6_K, IQ4_XS, Q5_1], ids=str)
-def test_experts_of_several_scales_are_unpacked_where_rows_are_many(dtype):
-    """qwen3 30B-A3B: pieces of 42 of 128 experts; a route, and rows of x, are prepared once."""
-    auto = replace(H200, activations="auto")
-    g, outputs = layer(dtype, 512, 8, 128, 768, 2048)
-    calls, memory = lowered(*outputs, g=g, profile=auto)
-    kernels = Counter(call.kernel for call in calls)
-    assert kernels["to_f16"] == kernels["tile_product"] == 3 * 4
-    assert (kernels["list_rows"], kernels["to_halves"]) == (1, 2)
-    assert not {"matmul_id", "matvec_id"} & set(kernels)
-    assert memory[SCRATCH] < (128 << 20) + (1 << 20)
-    for profile, tokens in ((EXACT, 512), (auto, 127)):
-        g, outputs = layer(dtype, tokens, 8, 128, 768, 2048)
-        assert "to_f16" not in {c.kernel for c in lowered(*outputs, g=g, profile=profile)[0]}
+def test_experts_of_several_scales_stay_packed(dtype):
+    """qwen3 30B-A3B: a launch for each product; a route, and rows of x, are prepared once."""
+    for profile in (EXACT, replace(H200, activations="auto")):
+        g, outputs = layer(dtype, 512, 8, 128, 768, 2048)
+        calls, _ = lowered(*outputs, g=g, profile=profile)
+        kernels = Counter(call.kernel for call in calls)
+        assert (kernels["tile_product"], kernels["list_rows"], kernels["to_halves"]) == (3, 1, 2)
+        assert not {"matmul_id", "matvec_id", "to_f16"} & set(kernels)
+        shared = [call.shared_nbytes for call in calls if call.kernel == "tile_product"]
+        assert max(shared) <= H200.local_nbytes // 2
 
 
 def test_what_keeps_products_apart():

@@ -181,10 +181,10 @@ def test_a_stream_that_is_never_idle_has_no_gaps(fake, device, drift):
         assert two.end_s - two.start_s == pytest.approx(0.12, abs=2e-5)
 
 
-def test_a_time_of_the_gpu_is_told_by_the_knot_before_it(gpu):
+def test_a_time_of_the_gpu_is_told_by_the_anchor_before_it(gpu):
     from ggsched_cuda.times import ClockAnchor
 
-    gpu.clock._knots = [
+    gpu.clock._anchors = [
         ClockAnchor(0.0, 100.0, 0.0),
         ClockAnchor(1.0, 101.0, 0.01),
         ClockAnchor(2.0, 102.01, -0.01),

@@ -109,7 +109,7 @@ def test_verdicts_do_not_pile_up(device):
     other.sync(TIMEOUT_S)
 
 
-# --- endings ---------------------------------------------------------------------------------
+# --- cleanup ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["fails", "comes too late", "is given up"])

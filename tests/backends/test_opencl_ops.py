@@ -13,6 +13,7 @@ from ggsched.testing.generators.values import LeafRule, values_for
 from ggsched_kernels import GPU, supported_ops
 from ggsched_kernels.block_constants import KERNEL_DTYPES
 from tests.backends.against_oracle import check, tame, whole
+from tests.backends.op_graphs import rotations
 from tests.backends.opencl_devices import GPU_DTYPES, on_profiles, opencl_device
 
 pytestmark = pytest.mark.opencl
@@ -267,15 +268,7 @@ def test_a_row_that_is_masked_but_for_its_sink(device):
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("n_dims", [8, 6])
 def test_rope(device, pairing, inplace, strided, n_dims):
-    g = GraphBuilder()
-    x, at = g.input("x", (3, 8, 2) if strided else (3, 2, 8)), g.input("at", (3,), I32)
-    x = g.transpose(x) if strided else x
-    factors = g.weight("f", (n_dims // 2,))
-    params = {"n_dims": n_dims, "pairing": pairing}
-    plain = g.rope(x, at, **params)
-    scaled = g.op("rope", x, at, factors, inplace=inplace, freq_factors=True, **params)
-    yarn = g.rope(x, at, ext_factor=1.0, freq_scale=0.25, n_ctx_orig=4096, **params)
-    graph = g.build(plain, scaled, yarn)
+    graph = rotations(n_dims, pairing, inplace=inplace, strided=strided, yarn=True)
     check(device, graph, tame(graph, at=LeafRule("ids", bound=50), f=LeafRule("positive")))
 
 

@@ -10,7 +10,7 @@ from ggsched.testing.eager import run_direct
 from ggsched.testing.generators.values import LeafRule
 from ggsched_kernels.block_constants import KERNEL_DTYPES
 from tests.backends.against_oracle import check, tame, whole
-from tests.backends.attention_graphs import attention_graph
+from tests.backends.op_graphs import attention_graph, decoder_products, expert_products, rows_by_ids
 from tests.backends.opencl_devices import on_profiles, opencl_device
 
 pytestmark = pytest.mark.opencl
@@ -63,14 +63,7 @@ def test_transposed_weights(device, dtype, m, n):
 @pytest.mark.parametrize(("heads", "groups"), [(8, 2), (4, 4), (6, 1)])
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_attention(device, kv, heads, groups, tokens):
-    """The products of a decoder: strided keys, transposed values, heads that share both."""
-    g, depth, length = GraphBuilder(), 32, 300
-    keys = g.input("k", (length, groups, depth), kv)
-    values = g.input("v", (length, groups, depth), kv)
-    q = g.input("q", (tokens, heads, depth))
-    scores = g.mul_mat(g.permute(keys, 1, 0, 2), g.permute(q, 1, 0, 2))
-    weights = g.soft_max(scores, g.input("mask", (tokens, length)), scale=0.2)
-    graph = g.build(scores, weights, g.mul_mat(g.permute(values, 1, 2, 0), weights))
+    graph = decoder_products(kv, heads, groups, tokens)
     check(device, graph, tame(graph, mask=LeafRule("mask")))
 
 
@@ -116,10 +109,7 @@ def test_batches_of_two_axes(device):
 )
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (1, 3), (90, 1), (90, 3)])
 def test_mul_mat_id(device, dtype, tokens, rows):
-    g = GraphBuilder()
-    k = whole(64, dtype)
-    w, x = g.weight("w", (5, 70, k), dtype), g.input("x", (tokens, rows, k))
-    graph = g.build(g.mul_mat_id(w, x, g.input("ids", (tokens, 3), I32)))
+    graph = expert_products(dtype, tokens, rows)
     check(device, graph, tame(graph, ids=LeafRule("ids", bound=5)))
 
 
@@ -180,19 +170,7 @@ def test_f16_weights_may_be_infinite(device):
 @pytest.mark.parametrize("count", [1, 40])
 @pytest.mark.parametrize("op", ["get_rows", "set_rows", "mul_mat_id", "add_id"])
 def test_ids_out_of_range_are_a_fault(device, op, count, wrong):
-    g = GraphBuilder()
-    ids, rows = g.input("ids", (count,), I32), g.input("rows", (count, 32))
-    pairs, wide = g.reshape(ids, count, 1), g.reshape(rows, count, 1, 32)
-    match op:
-        case "get_rows":
-            out = g.get_rows(g.weight("w", (4, 32)), ids)
-        case "set_rows":
-            out = g.set_rows(g.state("s", (max(4, count), 32)), rows, ids)
-        case "mul_mat_id":
-            out = g.mul_mat_id(g.weight("w", (4, 8, 32)), wide, pairs)
-        case _:
-            out = g.add_id(wide, g.weight("w", (4, 32)), pairs)
-    graph = g.build(out)
+    graph = rows_by_ids(op, count)
     if op == "set_rows" and wrong == 4 and count > 4:
         wrong = count
     ids_given = np.arange(count, dtype=np.int32) % (count if op == "set_rows" else 4)

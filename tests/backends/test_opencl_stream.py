@@ -1,4 +1,4 @@
-"""Queues of OpenCL: order, events, waits for others, timeouts, faults, endings. Nothing sleeps."""
+"""Queues of OpenCL: order, events, waits for others, timeouts, faults, cleanup. Nothing sleeps."""
 
 import gc
 import weakref

@@ -1,8 +1,8 @@
-"""A litmus program's order, told in three ways: by events, by clocks, by timelines.
+"""A litmus program's order, shown in three ways: by events, by clocks, by timelines.
 
     python -m tests.docs.three_ways docs/explanation/order.md
 
-puts what is told of each program behind its fence.
+puts what is shown of each program behind its fence.
 """
 
 import re
@@ -23,16 +23,16 @@ PAIR = re.compile(
 
 
 def filled(text: str) -> str:
-    """Return a page with what is told of each program in the fence that follows it."""
+    """Return a page with what is shown of each program in the fence that follows it."""
 
     def one(match: re.Match[str]) -> str:
-        told = "\n".join(told_of(match["head"], match["body"]))
-        return f"```litmus {match['head']}\n{match['body']}```\n\n```text\n{told}\n```"
+        shown = "\n".join(shown_of(match["head"], match["body"]))
+        return f"```litmus {match['head']}\n{match['body']}```\n\n```text\n{shown}\n```"
 
     return PAIR.sub(one, text)
 
 
-def told_of(head: str, body: str) -> list[str]:
+def shown_of(head: str, body: str) -> list[str]:
     """Return the verdicts of both checkers, and the fixed variant in three ways."""
     (block,) = parse_litmus(f"litmus {head}\n{body}")
     broken, fixed = block_verdict(block)
@@ -58,25 +58,25 @@ def rows_of(block, variant: Variant):
     for number, (entry, op) in enumerate(zip(trace.entries, ops, strict=True)):
         if op is None:
             continue
-        told = ""
+        shown = ""
         if isinstance(entry, Work):
             _, clock = order.work(events.events[number], number, 0)
             counts[entry.actor] += 1
-            told = f"signal {op.actor} = {counts[entry.actor]}"
+            shown = f"signal {op.actor} = {counts[entry.actor]}"
         else:
             order.follow(events.events[number])
             clock = order.all_of(entry.actor)
         match entry:
             case Record(actor=actor, event=event):
                 recorded[event] = (block.actors[actor], counts[actor])
-                told = f"{op.target} is {op.actor} = {counts[actor]}"
+                shown = f"{op.target} is {op.actor} = {counts[actor]}"
             case Wait(event=event) | Sync(event=int(event)):
                 lane, value = recorded[event]
-                told = f"wait {lane} >= {value}"
+                shown = f"wait {lane} >= {value}"
             case Sync(stream=int(stream)):
-                told = f"wait {block.actors[stream]} >= {counts[stream]}"
+                shown = f"wait {block.actors[stream]} >= {counts[stream]}"
         numbers = [number for chunk in clock for number in chunk][: len(order.log)]
-        yield op.text, f"[{' '.join(map(str, numbers))}]", told
+        yield op.text, f"[{' '.join(map(str, numbers))}]", shown
 
 
 if __name__ == "__main__":

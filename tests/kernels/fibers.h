@@ -24,19 +24,19 @@ static inline unsigned __float_as_uint(float x) { unsigned u; memcpy(&u, &x, 4);
 static inline unsigned __cvta_generic_to_shared(const void *) { return 0; }
 
 struct Place { int x, y, z; };
-struct Meeting { int arrived = 0, round = 0, of = 0; };
-struct Group { std::vector<unsigned char> local; Meeting all; };
+struct Barrier { int arrived = 0, round = 0, of = 0; };
+struct Group { std::vector<unsigned char> local; Barrier all; };
 struct Fiber {
   void *stack;
   int lane, group, warp, asked = 0;
   bool done = false;
-  Meeting *awaited = nullptr;
+  Barrier *awaited = nullptr;
   int round = 0;
 };
 static std::vector<Group> groups_;
-static std::vector<Meeting> warps_;
+static std::vector<Barrier> warps_;
 static std::vector<float> given_;
-static Meeting cluster_;
+static Barrier cluster_;
 static std::vector<Fiber> fibers_;
 static Fiber *now_;
 static void *scheduler_;
@@ -45,7 +45,7 @@ static size_t stacks_nbytes_;
 static Place block_;
 static long arrivals_;
 
-static inline int arrive_(Meeting &m) {
+static inline int arrive_(Barrier &m) {
   int round = m.round;
   arrivals_++;
   if (++m.arrived == m.of) m.arrived = 0, m.round++;
@@ -57,12 +57,12 @@ __attribute__((naked, noinline)) static void switch_(void **from, void *to) {
       "mov %rsi, %rsp; pop %r15; pop %r14; pop %r13; pop %r12; pop %rbx; pop %rbp; ret");
 }
 static inline void yield_() { switch_(&now_->stack, scheduler_); }
-static inline void await_(Meeting &m, int round) {
+static inline void await_(Barrier &m, int round) {
   if (m.round != round) return;
   now_->awaited = &m, now_->round = round;
   yield_();
 }
-static inline void meet_(Meeting &m) { await_(m, arrive_(m)); }
+static inline void meet_(Barrier &m) { await_(m, arrive_(m)); }
 
 struct Lane { int x; };
 static inline Lane lane_() { return {now_->lane}; }
@@ -124,7 +124,7 @@ static int run_cluster_(int count, int y, int z, int lanes, int local_nbytes, vo
   block_ = {0, y, z}, kernel_ = kernel;
   groups_.assign(count, Group{});
   for (auto &g : groups_) g.local.assign(local_nbytes + 16, 0xff), g.all.of = lanes;
-  warps_.assign(count * lanes / 32, Meeting{});
+  warps_.assign(count * lanes / 32, Barrier{});
   for (auto &w : warps_) w.of = 32;
   given_.assign(count * lanes, 0.0f);
   cluster_ = {};

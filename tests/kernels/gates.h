@@ -10,7 +10,7 @@ struct Span_ { unsigned char *to; const unsigned char *from; int nbytes; const v
 static std::map<const void *, Gate_> gates_;
 static std::vector<Span_> under_way_;
 static std::vector<std::pair<const unsigned char *, long>> readable_;
-static Meeting some_;
+static Barrier some_;
 static const char *complaint_;
 static unsigned drawn_, seldom_;
 static int local_nbytes_;

@@ -29,6 +29,9 @@ TILES = {
     "BK": GPU.tile_depth,
 }
 
+BY_BYTES = ("q4_k", "q6_k")
+"""Types whose tiles stand for those of all that become bytes: with one and two parts, and sums."""
+
 LAUNCHES = {
     "attention": Launch.BY_ITSELF, "heads_attention": Launch.BY_ITSELF,
     "warp_specialized_rows": Launch.WAITS_FIRST, "warp_specialized_experts": Launch.WAITS_FIRST,
@@ -121,7 +124,7 @@ def programs():
         flags = {"GATED": gated, "HALVES": 2 - 2 * gated}
         yield "rms_mul", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, **flags})
         yield "gated_rows", _sorted({**COMMON, "LANES": 256, "UNITS": 2, "HALVES": gated})
-        cut = {"LANES": 256, "ACROSS": 80, "AT_ONCE": 8}
+        cut = {"LANES": 256, "ACROSS": 80, "AT_ONCE": 8, "WARPS_OF_ROW": 1 + 7 * gated}
         yield "flash_join", _sorted({**COMMON, **cut, "HALVES": gated})
     yield "elements", _sorted({**COMMON, "LANES": 1024, "STEPS": 6})
     for flag in (0, 1):
@@ -169,11 +172,16 @@ def attention_programs():
 
 def tile_programs():
     """Yield the programs that multiply tiles, and those that prepare rows for them."""
-    from ggsched_cuda_kernels.tiles import CUTS, FEW
+    from ggsched_cuda_kernels.tiles import BY_BYTES as OTHERS
+    from ggsched_cuda_kernels.tiles import CUTS, DTYPES, FEW
 
     for is_bf16, planes in product((0, 1), (1, 2)):
         yield "to_halves", _sorted({**COMMON, "LANES": 256, "PLANES": planes, "HALF_BF16": is_bf16})
-    for (name, cut), planes, routed in product(CUTS.items(), (1, 2), (0, 1)):
+    own = sorted(DTYPES - OTHERS)
+    kinds = [(name, *flags) for name, *flags in product(own, (1, 2), (0, 1))]
+    kinds += [(name, 1, 1) for name in BY_BYTES]
+    for name, planes, routed in kinds:
+        cut = CUTS[name]
         numbers = {
             "LANES": 32 * cut.warps, "BM": GPU.tile_rows, "KB": cut.blocks, "STAGES": cut.stages,
             "WT": cut.tiles, "RESIDENT": cut.resident, "PLANES": planes, "ROUTED": routed,
@@ -181,8 +189,8 @@ def tile_programs():
         }  # fmt: skip
         yield "tile_product", _sorted({**COMMON, **numbers, f"W_{name.upper()}": 1})
     for rows, cuts in FEW.items():
-        for name, both in cuts.items():
-            for cut in dict.fromkeys(both):
+        for name in sorted(cuts.keys() - OTHERS | {BY_BYTES[0]}):
+            for cut in dict.fromkeys(cuts[name]):
                 yield "tile_product", few_rows_program(name, cut, rows)
 
 

@@ -91,20 +91,20 @@ def test_what_does_not_fit_is_more_kernels():
 PATIENCE_MS = 3
 
 
-def meeting(rows, told):
+def rendezvous(rows, signals):
     """Return a call that meets those of other GPUs, its words and theirs, and its memory.
 
     Args:
         rows: Of the sum.
-        told: What each other one has told so far.
+        signals: How often each other one has signalled so far.
     """
     graph = sums((rows, 132))
     nodes, memory = laid_out(graph, drawn(graph))
     (call,) = lowered(graph, nodes)
-    own = np.repeat(np.array(told, np.uint32)[:, None], rows, axis=1)
+    own = np.repeat(np.array(signals, np.uint32)[:, None], rows, axis=1)
     peers = np.zeros_like(own)
     pairs = [(a.ctypes.data, b.ctypes.data) for a, b in zip(own, peers, strict=True)]
-    pairs += [(0, 0)] * (MAX_PEERS - len(told))
+    pairs += [(0, 0)] * (MAX_PEERS - len(signals))
     values = [*(address for pair in pairs for address in pair), PATIENCE_MS * 1_000_000]
     args = list(call.args)
     args[call.meets : call.meets + len(values)] = [v.to_bytes(8, "little") for v in values]
@@ -114,7 +114,7 @@ def meeting(rows, told):
 @pytest.mark.parametrize("others", range(1, MAX_PEERS + 1))
 def test_a_kernel_meets_those_of_other_gpus(runner, others):
     """It tells each for each row, and its own words are zeros again."""
-    call, own, peers, (graph, memory) = meeting(3, [1] * others)
+    call, own, peers, (graph, memory) = rendezvous(3, [1] * others)
     runner.fault[:] = 0
     runner.run(call)
     assert not own.any()
@@ -123,12 +123,12 @@ def test_a_kernel_meets_those_of_other_gpus(runner, others):
     check(graph, memory, run_oracle(graph, drawn(graph)))
 
 
-@pytest.mark.parametrize("told", [[0], [1, 0], [0, 1, 1]])
-def test_one_whom_somebody_does_not_meet_gives_up(runner, told):
-    call, own, peers, _memory = meeting(2, told)
+@pytest.mark.parametrize("signals", [[0], [1, 0], [0, 1, 1]])
+def test_one_whom_somebody_does_not_meet_gives_up(runner, signals):
+    call, own, peers, _memory = rendezvous(2, signals)
     runner.fault[:] = 0
     runner.run(call, {call.label: 1})
-    assert peers.all(), "the others are told all the same"
+    assert peers.all(), "the others are signalled all the same"
     assert not own.any()
     codes = FaultCodes("cuda:0.q0")
     codes.argument(call.label)

@@ -1,4 +1,4 @@
-"""Experts that choose themselves, on the host; see ``test_fibers_experts`` and ``_route``."""
+"""Experts with the router fused in, on the host; see ``test_fibers_experts`` and ``_route``."""
 
 from dataclasses import dataclass, replace
 

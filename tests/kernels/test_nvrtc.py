@@ -36,7 +36,7 @@ ENTRY = re.compile(r"\.visible \.entry (\w+)\(.*?\n}", re.DOTALL)
 
 
 SOME = (ARCHS[0], FIRST_ARCH, ARCHS[-1])
-"""The oldest, the first with early launches, and the newest: sources have no other branches."""
+"""The oldest, the first with PDL, and the newest: sources have no other branches."""
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def ptx(name, defines, mode, launch=None, kernel=""):
 
 
 # In the section .nv.info: EIATTR_REGCOUNT, its size, the kernel's symbol, and how many.
-REGISTERS = re.compile(rb"\x04\x2f\x08\x00.{4}(.{4})", re.DOTALL)
+REGISTERS = re.compile(rb"\x04\x2f\x08\x00..\x00\x00(.\x00\x00\x00)", re.DOTALL)
 OF_A_GROUP = 1 << 16
 
 

@@ -47,7 +47,7 @@ def test_only_what_was_there_before(cut, tokens, kind):
     made = parameters_behind(kernel)
     found = set()
     for statement in early:
-        assert statement.op.startswith("ld.global"), statement.text
+        assert statement.op.startswith(("ld.global", "prefetch.global.L2")), statement.text
         assert ".nc" not in statement.op
         (register,) = address_of(statement)
         assert made[register], statement.text

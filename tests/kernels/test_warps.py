@@ -15,6 +15,7 @@ from ggsched.testing.generators.values import LeafRule
 from ggsched_kernels import warp_profile
 from ggsched_kernels.block_bytes import BYTE_BLOCKS, OWN_CODE
 from tests.backends.against_oracle import check, tame
+from tests.backends.op_graphs import decoder_products
 
 pytestmark = pytest.mark.opencl
 
@@ -107,13 +108,7 @@ def test_what_is_not_aligned_takes_another_kernel(device, dtype):
 @pytest.mark.parametrize(("heads", "groups"), [(8, 2), (4, 4), (9, 1)])
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_attention(device, kv, heads, groups, tokens):
-    g, depth, length = GraphBuilder(), 32, 300
-    keys = g.input("k", (length, groups, depth), kv)
-    values = g.input("v", (length, groups, depth), kv)
-    q = g.input("q", (tokens, heads, depth))
-    scores = g.mul_mat(g.permute(keys, 1, 0, 2), g.permute(q, 1, 0, 2))
-    weights = g.soft_max(scores, g.input("mask", (tokens, length)), scale=0.2)
-    graph = g.build(scores, weights, g.mul_mat(g.permute(values, 1, 2, 0), weights))
+    graph = decoder_products(kv, heads, groups, tokens)
     names = kernels(device, graph)
     assert names[0] == "matvec_rows"
     assert "matvec_sums" in names

@@ -8,7 +8,7 @@ import pytest
 from tests.meta.repository import CODE, ROOT, name_of, python_files
 
 VENDORS = {"pyopencl", "cuda", "nvmath", "cupy"}
-JUDGES = {"run", "trace", "sanitize"}
+CHECKERS = {"run", "trace", "sanitize"}
 
 
 def _imported(path):
@@ -69,6 +69,6 @@ def test_contracts_cover_every_package():
     packaged = config["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert {f"backends/{name}" for name in plugins} <= set(packaged)
     there = {p.name for p in (ROOT / "ggsched").iterdir() if (p / "__init__.py").exists()}
-    assert {f"ggsched.{name}" for name in there & JUDGES} <= set(
+    assert {f"ggsched.{name}" for name in there & CHECKERS} <= set(
         contracts["executor-and-checker-know-no-passes"]["source_modules"]
     )

@@ -2,13 +2,17 @@
 
 import struct
 from collections.abc import Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 
+from ggsched.backend.registry import open_devices
+from ggsched.errors import BackendUnavailable
 from ggsched.ir.dtype import F32
 from ggsched.models.graph import build_model_graph
 from ggsched.models.load import Model, weight_array
@@ -146,12 +150,8 @@ def tiny_gguf(path, arch="llama", *, meta=None, drop=(), arrays=None, **sizes):
     )
 
 
-def wide_gguf(path, *, e=512, ff=1024, layers=2, vocab=64, seed=0):
-    """Write a llama whose products take longer than events, so that streams gain something."""
-    meta, d = {"llama.embedding_length": e, "llama.feed_forward_length": ff}, 64
-    meta |= {f"llama.attention.{name}": e // d for name in ("head_count", "head_count_kv")}
-    meta |= {f"llama.attention.{name}_length": d for name in ("key", "value")}
-    meta["llama.rope.dimension_count"] = d
+def llama_shapes(e, ff, layers, vocab):
+    """Return shapes of the weights of a llama whose heads share nothing, by name."""
     shapes = {"token_embd.weight": (vocab, e), "output.weight": (vocab, e)}
     shapes["output_norm.weight"] = (e,)
     for b in (f"blk.{i}." for i in range(layers)):
@@ -159,6 +159,16 @@ def wide_gguf(path, *, e=512, ff=1024, layers=2, vocab=64, seed=0):
         shapes |= {f"{b}attn_{name}.weight": (e, e) for name in ("q", "k", "v", "output")}
         shapes |= {f"{b}ffn_{name}.weight": (ff, e) for name in ("gate", "up")}
         shapes[f"{b}ffn_down.weight"] = (e, ff)
+    return shapes
+
+
+def wide_gguf(path, *, e=512, ff=1024, layers=2, vocab=64, seed=0):
+    """Write a llama whose products take longer than events, so that streams gain something."""
+    meta, d = {"llama.embedding_length": e, "llama.feed_forward_length": ff}, 64
+    meta |= {f"llama.attention.{name}": e // d for name in ("head_count", "head_count_kv")}
+    meta |= {f"llama.attention.{name}_length": d for name in ("key", "value")}
+    meta["llama.rope.dimension_count"] = d
+    shapes = llama_shapes(e, ff, layers, vocab)
     rng = np.random.default_rng(seed)
     arrays = {n: rng.standard_normal(s).astype(np.float32) * 0.05 for n, s in shapes.items()}
     return tiny_gguf(path, meta=meta, arrays=arrays, layers=layers, vocab=vocab)
@@ -213,3 +223,22 @@ class Runner:
         """Return the logits of all tokens, fed in micro-batches of that size."""
         parts = [self.feed(tokens[i : i + batch]) for i in range(0, len(tokens), batch)]
         return np.concatenate(parts)
+
+
+@contextmanager
+def opened_once():
+    """Yield a function from names to devices, which are opened once; skip where they cannot be."""
+    with ExitStack() as stack:
+        opened = {}
+
+        def get(names):
+            if names not in opened:
+                try:
+                    opened[names] = open_devices(list(names))
+                except BackendUnavailable as error:
+                    pytest.skip(f"no {names[0]} here: {error.one_line()}")
+                for device in opened[names]:
+                    stack.callback(device.close)
+            return opened[names]
+
+        yield get

@@ -190,14 +190,39 @@ FAMILIES |= {
     ),
     "mamba2": _family("mamba2", meta=_MAMBA, every=1 << 16, **_MAMBA_SIZES),
 }
+_EXPERT_SIZES = {"experts": 8, "expert_ff": 32}
+_EXPERT_KEYS = {**EXPERTS, "expert_feed_forward_length": 32}
+FAMILIES |= {
+    "qwen3moe": _family("qwen3moe", "head_norms", meta=_EXPERT_KEYS, dim=32, **_EXPERT_SIZES),
+    "gptoss": _family(
+        "gpt-oss",
+        "qkv_bias",
+        "sinks",
+        meta={
+            **_EXPERT_KEYS,
+            "attention.sliding_window": 8,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
+        },
+        layers=4,
+        **_EXPERT_SIZES,
+    ),
+}
+ROUNDED_KINDS = {"gptoss": {"_exps": "mxfp4", "": "q8_0"}}
+"""Types of matrices of the rounded model, where not all are q8_0."""
+
 LONG = tuple(f"qwen3next{heads}-{kind}" for heads in ("", "-wide") for kind in ("f32", "q8_0"))
 """Models whose logits are recorded for a prompt of 128 tokens and 64 tokens after another too."""
 
 _WIDE = {"embd": 256, "heads": 4, "kv": 2, "dim": 64, "ff": 256, "layers": 2}
 REFERENCES = {
     **{f"{name}-f32": family({"": "f32"}) for name, family in FAMILIES.items()},
-    **{f"{name}-q8_0": family({"": "q8_0"}) for name, family in FAMILIES.items()},
-    **{f"llama-{kind}": _family("llama", **_WIDE)({"": kind}) for kind in GGML_BLOCKS},
+    **{
+        f"{name}-q8_0": family(ROUNDED_KINDS.get(name, {"": "q8_0"}))
+        for name, family in FAMILIES.items()
+    },
+    **{f"llama-{kind}": _family("llama", **_WIDE)({"": kind}) for kind in ("f32", *GGML_BLOCKS)},
     "llama-q4_k_m": _family("llama", **_WIDE)(Q4_K_M),
 }
 
@@ -250,6 +275,8 @@ def shapes(model):
             one |= {"attn_q_norm": (d,), "attn_k_norm": (d,)}
         if s.get("every"):
             one = _state_shapes(model, one, (i + 1) % s["every"] != 0)
+        if has("sinks"):
+            one["post_attention_norm"] = one.pop("ffn_norm")
         if has("post_norms"):
             one |= {"post_attention_norm": (e,), "post_ffw_norm": (e,)}
         one |= _network_shapes(model, i)
@@ -258,9 +285,18 @@ def shapes(model):
             found[f"blk.{i}.{part}" if is_whole else f"blk.{i}.{part}.weight"] = shape
         if has("expert_bias") and i >= s["dense"]:
             found[f"blk.{i}.exp_probs_b.bias"] = (s["experts"],)
-        if has("qkv_bias"):
-            found |= {f"blk.{i}.attn_{part}.bias": (one[f"attn_{part}"][0],) for part in "qkv"}
+        found |= _further_shapes(model, f"blk.{i}", one)
     return found
+
+
+def _further_shapes(model, blk, one):
+    """Return the shapes of biases and sinks, by those of the weights of a block."""
+    parts = [f"attn_{part}" for part in "qkv"] if "qkv_bias" in model.parts else []
+    found = {}
+    if "sinks" in model.parts:
+        found[f"{blk}.attn_sinks.weight"] = (model.sizes["heads"],)
+        parts += [p for p in one if p == "attn_output" or p.startswith("ffn_")]
+    return found | {f"{blk}.{part}.bias": one[part][:-1] for part in parts}
 
 
 def _network_shapes(model, i):
@@ -339,7 +375,7 @@ def tensor(model_name, model, name, shape):
         return _f32(-np.exp(rng.uniform(-3.0, 1.0, shape)))
     if name.endswith(".ssm_d"):
         return _f32(rng.uniform(0.75, 1.25, shape))
-    if len(shape) == 1:
+    if len(shape) == 1 or name.endswith("_exps.bias"):
         return _f32(rng.uniform(-0.25, 0.25, shape))
     is_vocabulary = name in ("token_embd.weight", "output.weight")
     amp = np.sqrt(3.0) * (0.25 if is_vocabulary else 1 / np.sqrt(shape[-1]))

@@ -213,3 +213,13 @@ def test_each_weight_is_asked_for_by_name(tmp_path, arch):
             continue
         with pytest.raises(ModelError, match=re.escape(name)):
             load_model(path)
+
+
+def test_a_bias_that_other_blocks_have_is_missed(tmp_path):
+    """The architecture does without biases; a model that has them does not."""
+    data = write_reference(tmp_path / "m.gguf", "qwen2-q8_0").read_bytes()
+    old = string_bytes(b"blk.1.attn_k.bias")
+    assert data.count(old) == 1
+    (tmp_path / "m.gguf").write_bytes(data.replace(old, old[:-1] + b"_"))
+    with pytest.raises(ModelError, match=r"'blk\.1\.attn_k\.bias'.*'blk\.0\.attn_k\.bias'"):
+        load_model(tmp_path / "m.gguf")

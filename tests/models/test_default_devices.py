@@ -11,7 +11,8 @@ from ggsched.backend.offline_device import PaperDevice
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import Q8_0
-from ggsched.models import default_devices, quick_rates
+from ggsched.models import choice_apart, default_devices, quick_rates
+from ggsched.models.choice_apart import choose_apart, devices_by_default
 from ggsched.models.default_devices import choose_devices
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload, OverrideRule
@@ -136,6 +137,39 @@ def test_a_session_says_what_it_took(tmp_path):
         session.feed([1, 2])
     with Session(model, ["cpu:0"], SessionOptions(n_ctx=32)) as session:
         assert session.default_devices is None
+
+
+def test_a_process_of_its_own_chooses_the_same():
+    settings = Settings(backends=("cpu",))
+    found = choose_apart(LARGE, 256, settings)
+    assert found == default_devices.default_devices(LARGE, 256, settings)
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/no/such/program"])
+def test_without_that_process_the_choice_is_made_here(monkeypatch, program):
+    monkeypatch.setattr(choice_apart.sys, "executable", program)
+    assert choose_apart(LARGE, 256, Settings()) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "bindings", "gpus", "settings", "is_apart"),
+    [
+        (LARGE, True, 0, Settings(), True),
+        (SMALL, True, 0, Settings(), False),
+        (LARGE, False, 0, Settings(), False),
+        (LARGE, True, 1, Settings(), False),
+        (LARGE, True, 0, Settings(backends=("cpu",)), False),
+    ],
+)
+def test_only_what_saves_memory_is_chosen_apart(
+    monkeypatch, spec, bindings, gpus, settings, is_apart
+):
+    apart, here = (default_devices.DefaultDevices((name,)) for name in ("apart:0", "here:0"))
+    monkeypatch.setattr(choice_apart, "choose_apart", lambda *asked: apart)
+    monkeypatch.setattr(choice_apart, "default_devices", lambda *asked: here)
+    monkeypatch.setattr(choice_apart, "find_spec", lambda name: bindings or None)
+    monkeypatch.setattr(choice_apart, "offered", lambda besides: {"gpu": gpus, "sim": 0})
+    assert devices_by_default(spec, 256, settings) == (apart if is_apart else here)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from ggsched.models.load import load_model
 from ggsched.models.offload import Offload
 from ggsched.models.sampling import Sampler, Sampling
 from ggsched.models.session import Session, SessionOptions
+from ggsched.models.token_inputs import TokenInputs
 from tests.models.helpers import ORACLE
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2)
@@ -321,6 +322,21 @@ class TestInputs:
             np.testing.assert_array_equal(inputs["bounds"][i], [0, position + 1])
             window = [position - 7, position + 1]
             np.testing.assert_array_equal(inputs["bounds_window"][i], window)
+
+    @pytest.mark.parametrize("file", ["gptoss-tiny-f32.gguf", "llama-tiny-f32.gguf"])
+    def test_of_one_token_without_arrays_of_its_own(self, file):
+        model = load_model(ORACLE / file)
+        window = model.hparams.window
+        with Session(model, ["cpu:0"], SessionOptions(n_ctx=32), settings=Settings()) as session:
+            graph = session.graph(1, 10, 1)
+        known = TokenInputs(graph, window)
+        for token, n_past in ((7, 0), (5, 3), (9, 30), (0, 8), (1, 0)):
+            expected = batch_inputs(graph, np.array([token], np.int32), n_past, 1, window)
+            found = known.at(token, n_past)
+            assert found.keys() == expected.keys()
+            for name, value in expected.items():
+                assert found[name].dtype == value.dtype
+                np.testing.assert_array_equal(found[name], value, strict=True)
 
 
 def test_reset_after_numbers_that_are_not_finite(session):

@@ -10,7 +10,7 @@ from math import prod
 import pytest
 
 from ggsched.backend.registry import discover
-from tests.models.helpers import F32_CODE, tiny_gguf, tiny_meta, wide_gguf, write_gguf
+from tests.models.helpers import F32_CODE, llama_shapes, tiny_gguf, tiny_meta, wide_gguf, write_gguf
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -42,13 +42,7 @@ def sparse_llama(path, *, e=4096, ff=14336, layers=32, vocab=64):
     meta |= {f"llama.attention.{n}": e // 128 for n in ("head_count", "head_count_kv")}
     meta |= {f"llama.attention.{n}_length": 128 for n in ("key", "value")}
     meta |= {"llama.rope.dimension_count": 128}
-    shapes = {"token_embd.weight": (vocab, e), "output.weight": (vocab, e)}
-    shapes["output_norm.weight"] = (e,)
-    for b in (f"blk.{i}." for i in range(layers)):
-        shapes |= {f"{b}{name}_norm.weight": (e,) for name in ("attn", "ffn")}
-        shapes |= {f"{b}attn_{name}.weight": (e, e) for name in ("q", "k", "v", "output")}
-        shapes |= {f"{b}ffn_{name}.weight": (ff, e) for name in ("gate", "up")}
-        shapes[f"{b}ffn_down.weight"] = (e, ff)
+    shapes = llama_shapes(e, ff, layers, vocab)
     head = bytearray(write_gguf(path, meta, {}).read_bytes())
     head[8:16] = struct.pack("<Q", len(shapes))
     end = 24 + sum(len(part) for part in _entries(bytes(head), len(meta)))

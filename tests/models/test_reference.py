@@ -16,6 +16,7 @@ from tests.models.reference_models import LONG, N_CTX, REFERENCES, write_referen
 
 RECORDED = Path(__file__).parent.parent / "data" / "reference"
 F32 = [name for name in REFERENCES if name.endswith("f32")]
+ROUNDED = [name for name in REFERENCES if name.endswith("q8_0")]
 # llama.cpp rounds activations to 8 bits if weights are packed: rms difference over the standard
 # deviation of the logits, of the position in the middle and of the worst one. A rounding that
 # flips the choice of an expert moves a position a lot.
@@ -25,6 +26,7 @@ MIDDLE_OF = {
     "mamba2": 4e-2,  # so have blocks of Mamba-2, whose states keep what was rounded
     "qwen3next": 0.2,  # and a state keeps what another expert did to an earlier token
     "qwen35moe": 0.2,
+    "gpt-oss": 0.2,  # a rounding chooses another expert of 8 for most tokens (mxfp4)
 }
 WORST_OF = {"mamba2": 8e-2}
 # Its gelu is a table of f16 for f16: where ours is one too, a rounding goes the other way once in
@@ -119,10 +121,13 @@ def mixes(names):
             # OpenCL compiles every type of weight for seconds.
             quick = ("gemma3-f32", "mixtral-f32", "llama-q4_k_m", "mamba2-f32")
             slow = mix == "opencl" or (mix != "cpu" and name not in quick)
+            slow = slow or (name in ROUNDED and name != "gptoss-q8_0")
             yield pytest.param(name, mix, marks=[pytest.mark.slow] if slow else [])
 
 
-@pytest.mark.parametrize(("name", "mix"), list(mixes([*F32, "llama-q4_k_m", "llama-iq4_xs"])))
+@pytest.mark.parametrize(
+    ("name", "mix"), list(mixes([*F32, *ROUNDED, "llama-q4_k_m", "llama-iq4_xs"]))
+)
 def test_devices_and_micro_batches(folder, name, mix):
     wanted = recorded_of(name)
     devices, offload = MIXES[mix]
@@ -136,8 +141,10 @@ def test_devices_and_micro_batches(folder, name, mix):
         assert_close(name, found, wanted["logits_33"], has_table=False)
         session.reset()
         rows = [session.feed(wanted["dec_prompt"].tolist())]
-        rows += [session.feed([int(token)]) for token in wanted["dec_tokens"][:4]]
-        assert_close(name, np.concatenate(rows), wanted["dec_logits"][:5], has_table=False)
+        # What is rounded is bounded in the middle of many positions.
+        count = 4 if name in F32 else len(wanted["dec_tokens"])
+        rows += [session.feed([int(token)]) for token in wanted["dec_tokens"][:count]]
+        assert_close(name, np.concatenate(rows), wanted["dec_logits"][: count + 1], has_table=False)
 
 
 def long_runs():

@@ -5,19 +5,17 @@ product is marked ``slow``. Logits that were recorded once: see ``tests/data/ora
 """
 
 import re
-from contextlib import ExitStack
 from itertools import cycle, product
 
 import numpy as np
 import pytest
 
-from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
-from ggsched.errors import BackendUnavailable, UsageError
+from ggsched.errors import UsageError
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload, OverrideRule
 from ggsched.models.session import Session, SessionOptions
-from tests.models.helpers import ORACLE
+from tests.models.helpers import ORACLE, opened_once
 
 MODELS = (
     "llama-tiny-f32",
@@ -75,19 +73,7 @@ def rules(*texts):
 @pytest.fixture(scope="module")
 def devices():
     """Open devices once; a function from names to devices."""
-    with ExitStack() as stack:
-        opened = {}
-
-        def get(names):
-            if names not in opened:
-                try:
-                    opened[names] = open_devices(list(names))
-                except BackendUnavailable as error:
-                    pytest.skip(f"no {names[0]} here: {error.one_line()}")
-                for device in opened[names]:
-                    stack.callback(device.close)
-            return opened[names]
-
+    with opened_once() as get:
         yield get
 
 

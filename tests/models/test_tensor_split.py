@@ -5,16 +5,14 @@ and short micro-batches, several devices of several kinds, uneven shares.
 """
 
 import re
-from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from benchmarks.gpu.shapes import GPT_OSS_20B, LLAMA_8B, spec_of
-from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
-from ggsched.errors import BackendUnavailable, UsageError
+from ggsched.errors import UsageError
 from ggsched.ir.dtype import BF16, dtype_by_name
 from ggsched.models.batches import BatchSize
 from ggsched.models.fit import FitRequest
@@ -28,7 +26,7 @@ from ggsched.passes.shard.rewrite import shard_graph
 from ggsched.plan.stats import plan_stats
 from ggsched.sanitize import check_plan
 from ggsched.testing.sim import SimConfig, SimWorld
-from tests.models.helpers import ORACLE, tiny_gguf, wide_gguf
+from tests.models.helpers import ORACLE, opened_once, tiny_gguf, wide_gguf
 from tests.models.reference_models import REFERENCES, write_reference
 
 PAIR, MIXED, THREE = ("cpu:0", "cpu:1"), ("opencl:0", "cpu:0"), ("cpu:0", "cpu:1", "opencl:0")
@@ -42,19 +40,7 @@ PACKED = 3e-2
 @pytest.fixture(scope="module")
 def devices():
     """Open devices once; a function from names to devices."""
-    with ExitStack() as stack:
-        opened = {}
-
-        def get(names):
-            if names not in opened:
-                try:
-                    opened[names] = open_devices(list(names))
-                except BackendUnavailable as error:
-                    pytest.skip(f"no {names[0]} here: {error.one_line()}")
-                for device in opened[names]:
-                    stack.callback(device.close)
-            return opened[names]
-
+    with opened_once() as get:
         yield get
 
 

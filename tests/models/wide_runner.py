@@ -6,7 +6,7 @@ float64, at twice the distances.
 
 import numpy as np
 
-from ggsched.ir.dtype import F32, Q8_0
+from ggsched.ir.dtype import F32, MXFP4, Q8_0
 from ggsched.ir.ops import op_by_name
 from ggsched.ir.tensor import Role
 from ggsched.testing.oracle.ops import reference_of
@@ -14,6 +14,7 @@ from tests.models.helpers import Runner
 
 BLOCK = 32
 PRODUCTS = ("mul_mat", "mul_mat_id")
+ROUNDING = (Q8_0, MXFP4)
 
 
 class WideRunner(Runner):
@@ -21,8 +22,8 @@ class WideRunner(Runner):
 
     Args:
         model: Loaded with ``weights="expand"`` if it is packed.
-        rounds: Whether activations that meet a weight of q8_0 are rounded to 8 bits in blocks of
-            32, as llama.cpp does.
+        rounds: Whether activations that meet a weight of q8_0 or mxfp4 are rounded to 8 bits in
+            blocks of 32, as llama.cpp does.
     """
 
     def __init__(self, model, *, rounds=False, **options):
@@ -54,7 +55,7 @@ class WideRunner(Runner):
 
     def _is_packed(self, graph, tid):
         root = graph.tensors[graph.tensors[tid].storage]
-        return root.role is Role.WEIGHT and self.model.file.tensors[root.name].dtype is Q8_0
+        return root.role is Role.WEIGHT and self.model.file.tensors[root.name].dtype in ROUNDING
 
     def _storage(self, t, values):
         if t.role is Role.STATE:

@@ -179,7 +179,7 @@ class SourceIsReadOnce(BaseStream):
                 staged.append(bytes(source))
             write(memory, offset, memoryview(staged[0]))
 
-        self._enqueue("upload", send)
+        self.sink.add(self, "upload", send)
 
 
 @breaks("CAP-3", "A captured download fills a target of its own.", CPU)
@@ -199,4 +199,4 @@ class DownloadOfTheCapture(BaseStream):
                 left.pop()
                 read(memory, offset, target)
 
-        self._enqueue("download", once)
+        self.sink.add(self, "download", once)

@@ -157,8 +157,11 @@ class ClosedGraphDropsItsReplays(BaseStream):
     def replay(self, graph: DeviceGraph) -> None:
         """Look for the graph when it is its turn."""
         self._require_usable()
-        is_own = isinstance(graph, RecordedGraph) and graph.stream is self
-        if not is_own or self.sink.is_capturing:
+        if (
+            not isinstance(graph, RecordedGraph)
+            or graph.stream is not self
+            or self.sink.is_capturing
+        ):
             super().replay(graph)
             return
         body = graph.body()

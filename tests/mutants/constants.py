@@ -14,7 +14,7 @@ from ggsched.errors import UsageError
 from ggsched.testing.sim import SimDevice, SimProgram
 from tests.mutants.baselines import CPU, SIM
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import Action, Around, Spoiling, bytes_of, nothing
+from tests.mutants.mutate_calls import Action, Around, MutatedCalls, bytes_of, nothing
 
 # --- read too early ---------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class OneConstantPerBuffer(BaseDevice):
 
 
 @breaks("LCH-7", "A node of constants alone is computed once.", CPU)
-class ConstantsAreFolded(Spoiling):
+class ConstantsAreFolded(MutatedCalls):
     """Its result is constant, too, or so it seems."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:

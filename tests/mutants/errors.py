@@ -1,4 +1,4 @@
-"""ERR: refusals that leave traces, failures that get lost, endings that do not end."""
+"""ERR: refusals that leave traces, failures that get lost, cleanup that does not end."""
 
 from collections.abc import Callable
 from contextlib import suppress

@@ -68,7 +68,7 @@ class PatternOfTheNewestFill(BaseStream):
             return
         self.newest = pattern
         memory, fill = writable_memory(buffer), self.device.fill_memory
-        self._enqueue("fill", lambda: fill(memory, offset, nbytes, self.newest))
+        self.sink.add(self, "fill", lambda: fill(memory, offset, nbytes, self.newest))
 
 
 # --- FIL-2 ------------------------------------------------------------------------------------

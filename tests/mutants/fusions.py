@@ -10,7 +10,7 @@ from ggsched.backend.protocols import Stream
 from ggsched.errors import UsageError
 from tests.mutants.baselines import CPU
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import Action, Spoiling, nothing
+from tests.mutants.mutate_calls import Action, MutatedCalls, nothing
 
 
 def _groups(nodes: Sequence[BoundNode]) -> list[Sequence[BoundNode]]:
@@ -18,7 +18,7 @@ def _groups(nodes: Sequence[BoundNode]) -> list[Sequence[BoundNode]]:
 
 
 @breaks("LCH-6", "A group ends with its last node but one.", CPU)
-class GroupEndsTooEarly(Spoiling):
+class GroupEndsTooEarly(MutatedCalls):
     """The kernel stores its sum and forgets what was to be added."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
@@ -30,7 +30,7 @@ class GroupEndsTooEarly(Spoiling):
 
 
 @breaks("LCH-6", "A group clears its result before it reads its operands.", CPU)
-class GroupClearsFirst(Spoiling):
+class GroupClearsFirst(MutatedCalls):
     """It adds up in place, from zero."""
 
     def before(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
@@ -48,7 +48,7 @@ class GroupClearsFirst(Spoiling):
 
 
 @breaks("LCH-6", "A group uses its first operand as scratch.", CPU)
-class GroupScratchInOperand(Spoiling):
+class GroupScratchInOperand(MutatedCalls):
     """What stays inside is put where there is room."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
@@ -64,7 +64,7 @@ class GroupScratchInOperand(Spoiling):
 
 
 @breaks("LCH-6", "A pattern is declared, and its groups are refused.", CPU)
-class GroupIsRefused(Spoiling):
+class GroupIsRefused(MutatedCalls):
     """The kernel does not exist on this version."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
@@ -75,7 +75,7 @@ class GroupIsRefused(Spoiling):
 
 
 @breaks("LCH-6", "A pattern is declared that nobody knows.", CPU, fusions=frozenset({"mul+div"}))
-class UnknownPattern(Spoiling):
+class UnknownPattern(MutatedCalls):
     """A name of its own."""
 
 
@@ -85,5 +85,5 @@ class UnknownPattern(Spoiling):
     CPU,
     neighbours=frozenset({"rope, mul+div"}),
 )
-class UnknownNeighbour(Spoiling):
+class UnknownNeighbour(MutatedCalls):
     """Memory is kept for what is never there."""

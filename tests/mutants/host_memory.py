@@ -33,7 +33,7 @@ class ImportsBeginAtTheirOwner(BaseDevice):
     def import_host(self, memory: HostMemory) -> BaseBuffer:
         """Forget the offset."""
         buffer = super().import_host(memory)
-        owner = memory.obj if isinstance(memory, memoryview) else memory
+        owner: Any = memory.obj if isinstance(memory, memoryview) else memory
         while isinstance(getattr(owner, "base", None), np.ndarray):
             owner = owner.base
         if isinstance(owner, np.ndarray) and owner.flags.c_contiguous:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ggsched.backend.base import BaseDevice, BaseStream
 from ggsched.backend.base_buffer import own_buffer, writable_memory
+from ggsched.backend.base_stream import MemoryDevice
 from ggsched.backend.checks import check_upload
 from ggsched.backend.program_body import Command
 from ggsched.backend.protocols import Buffer, HostMemory
@@ -25,26 +26,32 @@ class SourceIsNotKept(BaseStream):
         """Upload from what is there by then."""
         self._require_usable()
         check_upload(self.device, source, buffer, offset)
-        memory, nbytes = writable_memory(buffer), source.nbytes
-        owner = _owner(source)
-        if not isinstance(owner, np.ndarray):
+        if not isinstance(owner_of(source), np.ndarray):
             super().upload(source, buffer, offset)
             return
-        start = np.frombuffer(source, np.uint8).ctypes.data - owner.ctypes.data if nbytes else 0
-        watch = weakref.ref(owner)
-        del owner, source
-
-        def write() -> None:
-            alive = watch()
-            data = np.zeros(nbytes, np.uint8)
-            if alive is not None:
-                data[:] = alive.reshape(-1).view(np.uint8)[start : start + nbytes]
-            self.device.write_memory(memory, offset, data.data)
-
-        self._submit("upload", write)
+        self._submit("upload", forgetful_upload(self.device, source, buffer, offset))
 
 
-def _owner(memory: Any) -> Any:
+def forgetful_upload(
+    device: MemoryDevice, source: HostMemory, buffer: Buffer, offset: int
+) -> Callable[[], None]:
+    """Return an upload that does not keep the array that its source belongs to."""
+    owner, memory, nbytes = owner_of(source), writable_memory(buffer), source.nbytes
+    start = np.frombuffer(source, np.uint8).ctypes.data - owner.ctypes.data if nbytes else 0
+    watch = weakref.ref(owner)
+
+    def write() -> None:
+        alive = watch()
+        data = np.zeros(nbytes, np.uint8)
+        if alive is not None:
+            data[:] = alive.reshape(-1).view(np.uint8)[start : start + nbytes]
+        device.write_memory(memory, offset, data.data)
+
+    return write
+
+
+def owner_of(memory: Any) -> Any:
+    """Return what the bytes of a view belong to."""
     while True:
         inner = memory.obj if isinstance(memory, memoryview) else getattr(memory, "base", None)
         if inner is None:

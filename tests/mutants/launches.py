@@ -11,13 +11,13 @@ from ggsched.backend.program_body import Body
 from ggsched.backend.protocols import Stream
 from tests.mutants.baselines import CPU
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import Action, Around, Spoiling, bytes_of, nothing, outputs_of
+from tests.mutants.mutate_calls import Action, Around, MutatedCalls, bytes_of, nothing, outputs_of
 
 # --- LCH-1 ------------------------------------------------------------------------------------
 
 
 @breaks("LCH-1", "A launch writes the byte behind its result.", CPU)
-class WritesBesideTheResult(Spoiling):
+class WritesBesideTheResult(MutatedCalls):
     """A vector store without a tail."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
@@ -33,7 +33,7 @@ class WritesBesideTheResult(Spoiling):
 
 
 @breaks("LCH-1", "The last element of a result is not written.", CPU)
-class LastElementIsMissing(Spoiling):
+class LastElementIsMissing(MutatedCalls):
     """Off by one."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
@@ -54,7 +54,7 @@ class LastElementIsMissing(Spoiling):
 
 
 @breaks("LCH-1", "A strided result is written as if it had no gaps.", CPU)
-class GapsAreWritten(Spoiling):
+class GapsAreWritten(MutatedCalls):
     """What lies between its rows becomes zero."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
@@ -113,7 +113,7 @@ class ClosedProgramDoesNotRun(BaseProgram):
 
 
 @breaks("LCH-1", "A program that is launched again gives its first result again.", CPU)
-class FirstResultAgain(Spoiling):
+class FirstResultAgain(MutatedCalls):
     """It keeps what it computed."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
@@ -141,7 +141,7 @@ def _inputs_apart(node: BoundNode) -> list[Array]:
 
 
 @breaks("LCH-2", "A launch clears its first operand.", CPU)
-class FirstOperandIsCleared(Spoiling):
+class FirstOperandIsCleared(MutatedCalls):
     """It uses it as scratch."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
@@ -156,7 +156,7 @@ class FirstOperandIsCleared(Spoiling):
 
 
 @breaks("LCH-2", "A launch changes the sign of its last operand and back, not quite.", CPU)
-class LastOperandIsNudged(Spoiling):
+class LastOperandIsNudged(MutatedCalls):
     """A trick that loses one bit in one element."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
@@ -172,7 +172,7 @@ class LastOperandIsNudged(Spoiling):
 
 
 @breaks("LCH-2", "A result in the place of an operand is cleared before that is read.", CPU)
-class InPlaceClearsFirst(Spoiling):
+class InPlaceClearsFirst(MutatedCalls):
     """It initialises its result."""
 
     def before(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:

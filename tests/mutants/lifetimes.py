@@ -7,13 +7,13 @@ import numpy as np
 
 from ggsched.backend import checks
 from ggsched.backend.base import BaseBuffer, BaseDevice, BaseStream
-from ggsched.backend.base_stream import own_buffer, writable_memory
+from ggsched.backend.base_buffer import own_buffer, writable_memory
 from ggsched.backend.list_capture import RecordedGraph
 from ggsched.backend.protocols import Buffer, HostMemory, Program
 from ggsched.errors import DeviceFault, OutOfDeviceMemory
 from ggsched.testing.sim import SimBuffer, SimDevice, SimStream
 from tests.mutants.baselines import CPU, SIM, SIM_SMALL
-from tests.mutants.hosts import _owner
+from tests.mutants.hosts import forgetful_upload, owner_of
 from tests.mutants.mutant import breaks
 
 # --- BUF-1 ------------------------------------------------------------------------------------
@@ -294,24 +294,12 @@ class GraphDoesNotKeepItsSources(BaseStream):
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
         """Capture an upload from what is there by then."""
-        owner = _owner(source)
-        if not self.sink.is_capturing or not isinstance(owner, np.ndarray):
+        if not self.sink.is_capturing or not isinstance(owner_of(source), np.ndarray):
             super().upload(source, buffer, offset)
             return
         self._require_usable()
         checks.check_upload(self.device, source, buffer, offset)
-        memory, nbytes = writable_memory(buffer), source.nbytes
-        start = np.frombuffer(source, np.uint8).ctypes.data - owner.ctypes.data if nbytes else 0
-        watch = weakref.ref(owner)
-        del owner, source
-
-        def write() -> None:
-            alive = watch()
-            data = np.zeros(nbytes, np.uint8)
-            if alive is not None:
-                data[:] = alive.reshape(-1).view(np.uint8)[start : start + nbytes]
-            self.device.write_memory(memory, offset, data.data)
-
+        write = forgetful_upload(self.device, source, buffer, offset)
         self.sink.add(self, "upload", write)
 
 
@@ -348,7 +336,7 @@ class TargetIsNotKept(BaseStream):
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
         """Write what is there by then."""
-        owner = _owner(target)
+        owner = owner_of(target)
         if self.sink.is_capturing or not isinstance(owner, np.ndarray) or target.readonly:
             super().download(buffer, offset, target)
             return

@@ -38,7 +38,7 @@ class Around:
         return self.body.blame(error)
 
 
-class Spoiling(BaseDevice):
+class MutatedCalls(BaseDevice):
     """Compiles programs that do a little more. ``before`` and ``after`` say what."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:

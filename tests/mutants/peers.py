@@ -154,7 +154,7 @@ class _Late(BaseStream):
     """A stream that enqueues launches which read peers later than it is told."""
 
     def begin(self) -> None:
-        """Nothing is put off."""
+        """Nothing is deferred."""
         self.__dict__["put_off"] = []
 
     def launch(self, program: Program) -> None:
@@ -182,8 +182,8 @@ class _MarksFar(BaseDevice):
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
         """Mark the program."""
-        program: Any = super().compile(nodes, stream)
-        program.reads_far = bool(_far(self, nodes))
+        program = super().compile(nodes, stream)
+        vars(program)["reads_far"] = bool(_far(self, nodes))
         return program
 
     def create_stream(self) -> BaseStream:

@@ -115,14 +115,14 @@ def verdict_on(drawn: Drawn, mutant: Plan) -> Verdict:
 
 
 def plan_scores(plans: Sequence[Drawn], spread: Spread = HERE) -> Iterator[PlanScore]:
-    """Judge the mutants of every operator."""
+    """Assess the mutants of every operator."""
     keys = [f"plan {number}" for number in range(len(plans))]
     work = f"plans, {len(plans)} from seed {SEED}"
-    judged = list(spread.results(judge, plans, keys=keys, work=work, kind=list[Judged]))
+    assessed = list(spread.results(assess_plan, plans, keys=keys, work=work, kind=list[Assessed]))
     for name in OPERATORS:
         counts: Counter[Any] = Counter({"found": 0, "unchanged": 0, "missed": 0})
         missed: list[str] = []
-        for number, some in enumerate(judged):
+        for number, some in enumerate(assessed):
             for operator, what, verdict in some:
                 if operator == name:
                     counts[verdict] += 1
@@ -130,13 +130,13 @@ def plan_scores(plans: Sequence[Drawn], spread: Spread = HERE) -> Iterator[PlanS
         yield PlanScore(name, dict(counts), tuple(missed))
 
 
-Judged = tuple[str, str, Verdict]
+Assessed = tuple[str, str, Verdict]
 """An operator, what it did, and what became of that."""
 
 
-def judge(drawn: Drawn) -> list[Judged]:
-    """Judge the mutants of one plan."""
-    found: list[Judged] = []
+def assess_plan(drawn: Drawn) -> list[Assessed]:
+    """Assess the mutants of one plan."""
+    found: list[Assessed] = []
     for name, operator in OPERATORS.items():
         mutants = list(operator(drawn.plan))
         for what, mutant in mutants[:: 1 + len(mutants) // MUTANTS_EACH]:

@@ -16,13 +16,13 @@ from ggsched.testing.sim.engine import Step
 from ggsched.testing.sim.kernels import Ahead, NodeWork
 from tests.mutants.baselines import CPU, SIM
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import Action, Spoiling, nothing, outputs_of
+from tests.mutants.mutate_calls import Action, MutatedCalls, nothing, outputs_of
 
 # --- LCH-3 ------------------------------------------------------------------------------------
 
 
 @breaks("LCH-3", "gelu is off by a thousandth.", CPU)
-class OpIsInexact(Spoiling):
+class OpIsInexact(MutatedCalls):
     """A table with too few entries."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
@@ -44,7 +44,7 @@ class DeclaredOpIsRefused(BaseDevice):
 
 
 @breaks("LCH-3", "Equal elements are sorted in any order.", CPU)
-class TiesInAnyOrder(Spoiling):
+class TiesInAnyOrder(MutatedCalls):
     """top_k returns the larger index of two equal elements."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
@@ -83,7 +83,7 @@ class BadIdsAreClamped(BaseDevice):
 
 
 @breaks("LCH-3", "A sum that is not finite is an error.", CPU)
-class InfinityIsAFault(Spoiling):
+class InfinityIsAFault(MutatedCalls):
     """An assertion from the days of debugging."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
@@ -107,7 +107,7 @@ def _nudge(outs: Sequence[Array]) -> None:
 
 
 @breaks("LCH-4", "Every other run differs in the last bit.", CPU)
-class EveryOtherRunDiffers(Spoiling):
+class EveryOtherRunDiffers(MutatedCalls):
     """Atomic additions come in any order."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
@@ -123,7 +123,7 @@ class EveryOtherRunDiffers(Spoiling):
 
 
 @breaks("LCH-4", "The last bit depends on the stream.", CPU)
-class DependsOnTheStream(Spoiling):
+class DependsOnTheStream(MutatedCalls):
     """Each stream has another number of threads."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:

@@ -17,7 +17,7 @@ from ggsched.errors import UsageError
 from ggsched.ir.dtype import F32
 from tests.mutants.baselines import CPU
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import Action, Around, Spoiling, bytes_of, nothing, outputs_of
+from tests.mutants.mutate_calls import Action, Around, MutatedCalls, bytes_of, nothing, outputs_of
 
 KIB64 = 1 << 16
 
@@ -25,7 +25,7 @@ KIB64 = 1 << 16
 
 
 @breaks("LCH-1", "Of a result, the elements behind the first 65,535 are not written.", CPU)
-class ResultsOf16Bits(Spoiling):
+class ResultsOf16Bits(MutatedCalls):
     """The index of an element has sixteen bits."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
@@ -74,7 +74,7 @@ class CacheOf64Programs(BaseDevice):
 
 
 @breaks("LCH-2", "A launch clears the end of an operand of 64 KiB and more.", CPU)
-class LargeOperandsAreUsedUp(Spoiling):
+class LargeOperandsAreUsedUp(MutatedCalls):
     """It is loaded by a transfer that moves."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
@@ -99,7 +99,7 @@ class LargeOperandsAreUsedUp(Spoiling):
 
 
 @breaks("LCH-3", "A product adds up the first 1024 terms.", CPU)
-class LongSumsAreCut(Spoiling):
+class LongSumsAreCut(MutatedCalls):
     """One thread block for each element, and one term for each thread."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
@@ -120,7 +120,7 @@ class LongSumsAreCut(Spoiling):
 
 
 @breaks("LCH-3", "The sum of a row of more than 1024 elements is that of the first 1024.", CPU)
-class LongRowsAreCut(Spoiling):
+class LongRowsAreCut(MutatedCalls):
     """The same for reductions."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
@@ -136,7 +136,7 @@ class LongRowsAreCut(Spoiling):
 
 
 @breaks("LCH-3", "Of more than 512 elements in a row, the first 512 are sorted.", CPU)
-class LongRowsAreSortedInPart(Spoiling):
+class LongRowsAreSortedInPart(MutatedCalls):
     """A sorting network of that size."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
@@ -151,7 +151,7 @@ class LongRowsAreSortedInPart(Spoiling):
 
 
 @breaks("LCH-3", "Row numbers are taken in eight bits.", CPU)
-class RowNumbersOf8Bits(Spoiling):
+class RowNumbersOf8Bits(MutatedCalls):
     """Row 256 is row 0."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
@@ -174,7 +174,7 @@ class RowNumbersOf8Bits(Spoiling):
 
 
 @breaks("LCH-5", "Large results go through scratch memory that all streams share.", CPU)
-class LargeScratchIsShared(Spoiling):
+class LargeScratchIsShared(MutatedCalls):
     """There is one large block, and nobody asks whether it is in use."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
@@ -194,6 +194,13 @@ class LargeScratchIsShared(Spoiling):
         return through
 
 
+def _copy_of(device: BaseDevice, operand: Operand) -> Operand:
+    room = device.allocate(operand.nbytes)
+    there = bytes_of(operand)[operand.offset : operand.offset + operand.nbytes]
+    np.frombuffer(room.host_view(), np.uint8)[:] = there
+    return replace(operand, buffer=room, offset=0)
+
+
 @breaks("LCH-7", "Constants of 64 KiB and more are packed when they are compiled.", CPU)
 class LargeConstantsAreCopied(BaseDevice):
     """It pays for large ones."""
@@ -202,12 +209,7 @@ class LargeConstantsAreCopied(BaseDevice):
         """Compile with copies of what is large."""
 
         def copied(o: Operand) -> Operand:
-            if not o.is_constant or o.nbytes < KIB64:
-                return o
-            room = self.allocate(o.nbytes)
-            there = bytes_of(o)[o.offset : o.offset + o.nbytes]
-            np.frombuffer(room.host_view(), np.uint8)[:] = there
-            return replace(o, buffer=room, offset=0)
+            return _copy_of(self, o) if o.is_constant and o.nbytes >= KIB64 else o
 
         changed = [replace(n, inputs=tuple(map(copied, n.inputs))) for n in nodes]
         return super().compile(changed, stream)
@@ -221,12 +223,7 @@ class GroupConstantsAreCopied(BaseDevice):
         """Compile groups with copies."""
 
         def copied(o: Operand) -> Operand:
-            if not o.is_constant or not o.nbytes:
-                return o
-            room = self.allocate(o.nbytes)
-            there = bytes_of(o)[o.offset : o.offset + o.nbytes]
-            np.frombuffer(room.host_view(), np.uint8)[:] = there
-            return replace(o, buffer=room, offset=0)
+            return _copy_of(self, o) if o.is_constant and o.nbytes else o
 
         changed = [
             replace(n, inputs=tuple(map(copied, n.inputs))) if n.group is not None else n
@@ -271,7 +268,7 @@ class SixteenthReplayIsLost(BaseStream):
 # --- ranks ------------------------------------------------------------------------------------
 
 
-class _Again(Spoiling):
+class _Again(MutatedCalls):
     """Computes some nodes once more, in another way."""
 
     ops: tuple[str, ...] = ()

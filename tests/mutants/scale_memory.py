@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ggsched.backend import checks
 from ggsched.backend.base import BaseBuffer, BaseDevice, BaseStream
-from ggsched.backend.base_stream import own_buffer, writable_memory
+from ggsched.backend.base_buffer import own_buffer, writable_memory
 from ggsched.backend.program_body import Command
 from ggsched.backend.protocols import Buffer, HostMemory
 from ggsched.errors import UsageError
@@ -191,7 +191,7 @@ class FarFillsBeginAtABlock(BaseStream):
 
 @breaks("FIL-1", "A fill of more than a mebibyte fills the first mebibyte.", CPU)
 class FillOfAMebibyte(BaseStream):
-    """A grid of at most so many blocks."""
+    """A grid of a bounded number of blocks."""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
         """Clip it."""

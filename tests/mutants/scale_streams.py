@@ -250,7 +250,7 @@ class _Early:
         return max(self.stream.begun, self.stream.progress.done)
 
     def is_good(self, position: int) -> bool:
-        """Whether so many have begun, and none has failed."""
+        """Whether that number has begun, and none has failed."""
         return self.done >= position and self.stream.progress.failure_before(position) is None
 
     def require(self, position: int, timeout_s: float) -> None:

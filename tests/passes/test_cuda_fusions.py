@@ -91,7 +91,7 @@ def test_who_belongs_to_a_group_of_experts():
 
 
 def test_a_layer_of_gpt_oss_is_six_kernels():
-    """Sums of experts are the begin of the next layer's, and experts choose themselves."""
+    """Sums of experts begin the next layer, and the router is fused into the experts."""
     calls = lowered(*planned(1))
     layer = [call.kernel for call in calls if "blk.1." in call.label]
     assert layer == [

@@ -47,7 +47,8 @@ def test_kernels_of_qwen3next(kind):
         blocks = 3 * [*DELTA_NET, *NETWORK] + [*ATTENTION, *NETWORK]
         assert found == ["get_rows", *blocks, ROWS]
     else:
-        assert len(found) <= 14 * 4 + 2
+        # llama.cpp takes q5_k for what goes into the delta net, and what lies beside it is q4_k.
+        assert len(found) <= 14 * 4 + 2 + 3
 
 
 def test_kernels_of_qwen3_30b():

@@ -26,6 +26,7 @@ from ggsched.testing.generators.strategies import graphs, seeds, values_for
 from ggsched.testing.generators.topologies import constraints, topologies
 from ggsched.testing.generators.values import leaf_values
 from ggsched.testing.plan_mutants import ALL_MUTATIONS, with_commands
+from tests.mutants.plan_score import record_later
 from tests.properties.taint import races_are_unobservable
 
 RUNS = 2
@@ -50,17 +51,6 @@ class Case:
 
     def __repr__(self):
         return f"{self.what}, seed {self.seed}\n{plan_text(self.plan, verbose=True)}"
-
-
-def record_later(plan):
-    """Move a record behind the next command of its stream: the event covers more."""
-    for record in plan.commands:
-        if isinstance(record, Record):
-            rest = plan.commands[record.id + 1 :]
-            after = next((c for c in rest if c.stream == record.stream), None)
-            used = next((c for c in rest if getattr(c, "event", None) == record.event), None)
-            if after is not None and used is not None and after.id < used.id:
-                yield f"record c{record.id} later", _moved(plan, record.id, after.id)
 
 
 def wait_earlier(plan):

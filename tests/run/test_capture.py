@@ -11,7 +11,9 @@ from ggsched.backend.capture import offers_capture
 from ggsched.backend.probe import probe
 from ggsched.errors import DeviceFault
 from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.join import join_graphs
 from ggsched.passes import make_plan
+from ggsched.passes.memory.rings import Slots
 from ggsched.passes.place import Constraints
 from ggsched.run.capture import MEASURED_RUNS, CapturedRun, captured_run
 from ggsched.run.capture_plan import SHORT, Obstacle, plan_capture
@@ -21,9 +23,11 @@ from ggsched.run.store import TensorStore
 from ggsched.scheduler import Scheduler
 from ggsched.testing.generators.strategies import graphs, seeds, values_for
 from ggsched.testing.generators.topologies import constraints
+from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched.testing.plan_builder import PlanWriter, fake_device
 from ggsched_cpu import open_backend
 from tests.backends.device_settings import far_device
+from tests.run.shared_layers import inputs, placement, shared
 
 RUNS = 3
 
@@ -338,6 +342,50 @@ def test_peers_whose_capture_together_is_refused_are_captured_apart():
     assert "one device at a time" in made.report.text()
     made.close()
     executor.close()
+    store.close()
+    for device in devices:
+        device.close()
+
+
+@pytest.mark.parametrize("peers", [False, True])
+def test_what_only_the_next_run_waits_for_does_not_cut_a_graph(peers):
+    """Two micro-batches at once whose logits nobody wants are one graph, like others."""
+    graph, new, weights, parts = shared(2, peers=peers)
+    devices = [open_backend().open_device(i) for i in range(2)]
+    store = TensorStore(devices, parts, timeout_s=30)
+    made, waits = [], Constraints(reads_peers=True)
+    for keep in ((), new.outputs):
+        joined = join_graphs([new, new], keep=[(), keep])
+        wanted = waits.with_slots(Slots(2, joined.firsts, lanes=2))
+        plan = make_plan(joined.graph, probe(devices), wanted, placement=placement(2))
+        resources = Resources(joined.graph, plan, store)
+        executor = Executor(joined.graph, plan, resources, timeout_s=30)
+        made.append((joined, executor, capture(executor)))
+    (segment,) = made[0][2].report.plan.segments
+    assert segment.renewed
+    states, run = {}, 0
+    for _ in range(3):
+        for joined, executor, _ in (made[0], made[0], made[0], made[1]):
+            given_values = {}
+            for k in range(2):
+                for name, array in inputs(run).items():
+                    given_values[joined.input_name(k, name)] = array
+                expected = run_oracle(graph, {**inputs(run), **weights}, states=states)
+                run += 1
+            if executor is made[1][1]:
+                store.drain()  # two streams touch a state, so plans do not follow each other
+                made[0][1].drained()
+            used = {slot.name for slot in executor.plan.inputs}
+            found = executor.run({n: a for n, a in given_values.items() if n in used})
+            if executor is made[0][1]:
+                continue
+            for (wanted, array), got in zip(expected.items(), found.values(), strict=True):
+                np.testing.assert_allclose(got, array, rtol=1e-5, atol=1e-6, err_msg=str(wanted))
+        store.drain()
+    assert [capture.report.captures for _, _, capture in made] == [1, 1]
+    for _, executor, captured in made:
+        captured.close()
+        executor.close()
     store.close()
     for device in devices:
         device.close()

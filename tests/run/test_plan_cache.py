@@ -132,6 +132,53 @@ class TestEviction:
             assert len(scheduler._planner._keys) < 100
 
 
+CHANGES = {
+    "nothing": lambda s, g: None,
+    "forgotten": lambda s, g: s.forget(g),
+    "evicted": lambda s, g: s.keep_plans(1) or s.run(plus_weight(5.0), {"x": X}),
+    "others ran": lambda s, g: s.run(plus_weight(5.0), {"x": X}),
+    "reset": lambda s, g: s.reset([TestDevice("test:0"), TestDevice("test:1")]),
+    "another weight": lambda s, g: s.reload_weights(["w"]),
+}
+
+
+class TestTheSameAgain:
+    """A run with the very graph and constraints of the last one asks no cache."""
+
+    @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+    def test_whatever_comes_between(self, scheduler, change):
+        graph = plus_weight()
+        for _ in range(3):
+            for _ in range(2):
+                found = only(graph, scheduler.run(graph, {"x": X}))
+                np.testing.assert_array_equal(found, (X + W) * 2)
+            change(scheduler, graph)
+
+    def test_another_home(self, scheduler):
+        graph = plus_weight()
+        for home in (0, 0, 0):
+            scheduler.run(graph, {"x": X}, Constraints(homes={"w": home}))
+        assert scheduler.plan_cache.misses == 1
+        with pytest.raises(UsageError, match="resident"):
+            scheduler.run(graph, {"x": X}, Constraints(homes={"w": 1}))
+        found = only(graph, scheduler.run(graph, {"x": X}, Constraints(homes={"w": 0})))
+        np.testing.assert_array_equal(found, (X + W) * 2)
+
+    def test_a_bad_input_and_after_it(self, scheduler):
+        graph = plus_weight()
+        for _ in range(2):
+            scheduler.run(graph, {"x": X})
+            with pytest.raises(UsageError):
+                scheduler.run(graph, {"x": X[1:]})
+
+    def test_closed(self):
+        graph = plus_weight()
+        with Scheduler([TestDevice()], weights={"w": W}, settings=Settings()) as scheduler:
+            scheduler.run(graph, {"x": X})
+        with pytest.raises(UsageError, match="closed"):
+            scheduler.run(graph, {"x": X})
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_two_graphs_share_a_state(is_async):
     device = TestDevice(is_async=is_async)

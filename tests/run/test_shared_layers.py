@@ -243,7 +243,7 @@ def test_a_wait_less_between_two_micro_batches_is_found(peers):
 
 @pytest.mark.parametrize("peers", [False, True])
 def test_a_sum_without_one_of_its_waits_is_found(peers):
-    """Early reads of summands, and summands that are overwritten before all have them."""
+    """Summands that are read early, and summands that are overwritten before all have them."""
     _, _, plan = small(peers)
     kinds = set()
     for name in ("drop_waits", "drop_host_syncs", "drop_events"):

@@ -81,6 +81,7 @@ ANY_TIME = {
     "Scheduler.planned",
     "Scheduler.planned_graph",
     "Scheduler.resident_nbytes",
+    "Scheduler.takes_turns",
 }
 
 

@@ -89,7 +89,7 @@ def product(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task
     parts = pieces * values["row_chunks"]
     kernel = kernels.address(f"gemm_{dtype}_{layout.family}", "gemm")
     is_serial = kernels.threads == 1
-    return [*tasks, Task(kernel, args, parts, is_serial, 0, (w, packed, out))]
+    return [*tasks, Task(kernel, args, parts, is_serial, 0, (w, packed, out), out)]
 
 
 def _chunk_rows(rows: int, others: int, threads: int) -> int:

@@ -10,6 +10,8 @@ from ggsched.backend.program import Operand
 from ggsched.ir.dtype import DType
 from ggsched_cpu.compiled import many_rows
 from ggsched_cpu.compiled.tasks import (
+    PART_NBYTES,
+    PARTS_PER_THREAD,
     SERIAL_NBYTES,
     Task,
     address,
@@ -106,16 +108,25 @@ def _product_task(
     keeps: Sequence[Array],
     rows: int = 0,
 ) -> Task:
-    """Cut a product into parts and return its task; ``read`` are the bytes of weights it reads."""
+    """Cut a product into parts and return its task.
+
+    ``read`` are the bytes of weights it reads, ``keeps`` all that it touches, last what it writes.
+    """
     each = values["rows"]
     wanted = parts_for(read, matrices * -(-each // _ROW_GROUP), threads)
     chunks = max(1, -(-wanted // matrices))
+    if wanted > 1 and matrices * chunks > threads and matrices * chunks % threads:
+        # Threads cannot have as many each, so parts are smaller.
+        wanted = min(PARTS_PER_THREAD * threads, read // PART_NBYTES)
+        chunks = max(chunks, -(-wanted // matrices))
     chunk_rows = ceil(ceil(each / chunks) / _ROW_GROUP) * _ROW_GROUP
     chunks = -(-each // chunk_rows)
     values |= {"chunks": chunks, "chunk_rows": chunk_rows}
     args = tuple(values.get(name, 0) for name in SLOTS)
     is_serial = threads == 1 or read < SERIAL_NBYTES or matrices * chunks == 1
-    return Task(kernel, args, matrices * chunks, is_serial, rows, tuple(keeps))
+    is_known = matrices == 1 and "ids" not in values and not is_serial
+    weights = (values["w"], chunk_rows * values["w_row"]) if is_known else (0, 0)
+    return Task(kernel, args, matrices * chunks, is_serial, rows, tuple(keeps), keeps[-1], weights)
 
 
 def _vectors_kernel(vectors: int) -> int:

@@ -12,11 +12,16 @@ from ggsched_cpu_kernels.vectors import AXES
 PARTS_PER_THREAD: Final = 4
 """Parts of a task for each thread, so that none waits long for one that was held up."""
 
-PART_NBYTES: Final = 16 << 10
-"""Least memory that a part reads and writes: a barrier costs as much as some kilobytes."""
+PART_NBYTES: Final = 2 << 10
+"""Least memory that a part reads and writes. Much of it is in caches of other processors, whence
+each line takes a tenth of a microsecond; and all members come to the barrier anyway."""
 
-SERIAL_NBYTES: Final = 2 * PART_NBYTES
-"""Tasks that read and write less are done by one thread."""
+SHARED_NBYTES: Final = 64 << 10
+"""Least memory of a part if there are more parts than threads. Who is done takes the next one from
+a counter, whose line goes from processor to processor: 16 of them wait as long as for kilobytes."""
+
+SERIAL_NBYTES: Final = 32 << 10
+"""Tasks that read and write less are done by one thread: a barrier costs as much as some of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,9 @@ class Task:
         is_serial: Whether one thread is as good as several.
         rows: Rows among which its ids choose; 0 if it has none.
         keeps: What has to stay in memory.
+        written: The one of ``keeps`` that it writes, if these are all that it touches.
+        weights: The address from which the first part reads a weight, and its bytes in each part,
+            which follow each other; zeros if that is not so. See ``ggsched_cpu_kernels.ahead``.
     """
 
     kernel: int
@@ -38,12 +46,25 @@ class Task:
     is_serial: bool
     rows: int = 0
     keeps: tuple[Array, ...] = ()
+    written: Array | None = None
+    weights: tuple[int, int] = (0, 0)
 
 
 def address(a: Array) -> int:
     """Return where an array begins."""
     found: int = a.__array_interface__["data"][0]
     return found
+
+
+def extent(a: Array) -> tuple[int, int]:
+    """Return the addresses between which the elements of an array lie."""
+    low = high = address(a)
+    if a.size == 0:
+        return low, low
+    for n, stride in zip(a.shape, a.strides, strict=True):
+        way = (n - 1) * stride
+        low, high = low + min(0, way), high + max(0, way)
+    return low, high + a.itemsize
 
 
 def bits(number: float) -> int:
@@ -59,10 +80,15 @@ def double_bits(number: float) -> int:
 
 
 def parts_for(nbytes: int, most: int, threads: int) -> int:
-    """Return into how many parts work of some bytes is cut, at most ``most``."""
+    """Return into how many parts work of some bytes is cut, at most ``most``.
+
+    One for each thread, or as many for each of them.
+    """
     if threads == 1 or nbytes < SERIAL_NBYTES:
         return 1
-    return max(1, min(nbytes // PART_NBYTES, most, PARTS_PER_THREAD * threads))
+    each = min(nbytes // (SHARED_NBYTES * threads), PARTS_PER_THREAD)
+    wanted = each * threads or min(nbytes // PART_NBYTES, threads)
+    return max(1, min(wanted, most))
 
 
 def row_task(

@@ -23,6 +23,9 @@ _DEFAULT_ALGORITHM: Final = -1
 _DEFAULT_MATH: Final = 0
 _ALIGNMENT: Final = 256  # bytes; more makes no difference to cuBLAS
 
+BATCH_ALIGNMENT: Final = 16
+"""Batches are a multiple of these bytes apart, so that tensor cores load all like the first."""
+
 _ONE: Final = ctypes.c_float(1.0)
 _ZERO: Final = ctypes.c_float(0.0)
 ONE: Final = ctypes.addressof(_ONE)
@@ -106,7 +109,7 @@ def batches_of(places: Sequence[tuple[int, int]], kind: int) -> tuple[int, int, 
     for addresses, size in zip(zip(*places, strict=True), sizes, strict=True):
         apart = {b - a for a, b in pairwise(addresses)}
         step = min(apart)
-        if len(apart) > 1 or step <= 0 or step % size:
+        if len(apart) > 1 or step <= 0 or step % BATCH_ALIGNMENT:
             return None
         steps.append(step // size)
     return len(places), steps[0], 0, steps[1]

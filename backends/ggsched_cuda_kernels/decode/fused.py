@@ -3,15 +3,12 @@
 The fusions are those that ggml's CUDA backend has found worth while; see ``ggsched.ir.fusion``.
 """
 
-import math
-import struct
 from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand
-from ggsched.ir.rope import rope_table
 from ggsched_cuda_kernels.calls import CudaLoweringContext
-from ggsched_kernels.calls import CODE, FAULT, Arg, Constant, Window, f32, i32, window
-from ggsched_kernels.lower_reductions import TURN
+from ggsched_kernels.calls import CODE, FAULT, Arg, Window, f32, i32, window
+from ggsched_kernels.lower_reductions import rope_constants
 
 MAX_LANES: Final = 1024
 MAX_UNITS: Final = 8
@@ -137,18 +134,10 @@ def rope_arguments(
         kind: Type of the cache, see the kernels.
         code: What a bad id is reported with.
     """
-    x, positions, *factors = rope.inputs
-    per_position, magnitude = rope_table(rope.params)
-    turns = [round(f / math.tau * TURN) for f in per_position]
-    wrapped = [(t + 2**63) % 2**64 - 2**63 for t in turns]
-    table = Constant(struct.pack(f"<{len(wrapped)}q", *wrapped))
-    extra = window(factors[0] if factors else positions)
-    pairing = i32(int(rope.params["pairing"] == "halves"))
-    flags: tuple[Arg, ...] = (
-        i32(len(turns)), pairing, i32(len(factors)), f32(magnitude), i32(kind), FAULT, code,
-    )  # fmt: skip
-    places = (window(x), window(positions), extra, y, ids or window(positions))
-    return (*(arg for place in places for arg in place.args), table, *flags)
+    x, positions = rope.inputs[:2]
+    factors, table, flags = rope_constants(rope)
+    places = (window(x), window(positions), factors, y, ids or window(positions))
+    return (*(arg for place in places for arg in place.args), table, *flags, i32(kind), FAULT, code)
 
 
 def _other(norm: BoundNode, mul: BoundNode) -> Operand:

@@ -34,6 +34,7 @@
 #define ITEMS (ROWS * WIDTH / 4)
 #define SLOTS ((ITEMS + SPLITS - 1) / SPLITS)
 #define LOWEST FLOAT_OF_BITS(0xff800000u)
+#define LINE_NBYTES 128
 
 #ifdef W_F32
 #define ITEM_NBYTES 4
@@ -97,6 +98,21 @@ FN void ask_for_rows_(Work here, const u8 *k, const Tens tk, const u8 *v, const 
   }
 }
 
+/* The same for those of a warp behind its first ones, from `from` on every `step` positions. */
+FN void ask_for_more_(Work here, const u8 *k, const Tens tk, const u8 *v, const Tens tv, int from, int step, int n) {
+  const int lines = MAX(1, WIDTH * ITEM_NBYTES / LINE_NBYTES);
+  for (from += step; from < n; from += step) {
+    for (int i = WARP_LANE; i < 2 * TILE * lines; i += WARP) {
+      int at = from + i / (2 * lines), line = i / 2 % lines * LINE_NBYTES;
+      if (at >= n) break;
+      if (i % 2)
+        ASK_FOR(v + tv.off + here.key_head * tv.s[1] + at * tv.s[3] + line);
+      else
+        ASK_FOR(k + tk.off + here.key_head * tk.s[1] + at * tk.s[2] + line);
+    }
+  }
+}
+
 /* A source has: begin(), behind the first loads; query(), the numbers of a head; key() and value(), what counts as
  * eight elements of a position where those were read; and end(), when all groups of the cluster have arrived.
  * It or the kernel lets a group arrive (cluster_arrive_) once before begin() is done: from then on others may
@@ -150,6 +166,7 @@ FN void attend_(Source source, Work here, u8 *local, const u8 *k, Tens tk, const
   }
   LOAD_MASK(hidden, from);
   LOAD_MASK(next, from + step);
+  ask_for_more_(here, k, tk, v, tv, from, step, n);
   source.begin(here);
 
   float query[ROWS][8], sum[ROWS][8];

@@ -162,10 +162,12 @@ FN void fetch(u8 *to, const u8 *k, i64 sk, const u8 *v, i64 sv, int n0, int n) {
 #else
 #define LINES_OF(width) MAX(1, (width) * 2 / 128)
 #endif
+#define ASKED_ROWS (ALONG ? 6 * BN : 2 * BN)
+
 /* Let the first rows from one on come near, which reads nothing: they come to the L2 cache, where what is written
  * meanwhile goes too. */
 FN void ask_for_rows(const u8 *row, i64 step, int from, int to, int lines) {
-  int count = (MIN(to, from + 2 * BN) - from) * lines;
+  int count = (MIN(to, from + ASKED_ROWS) - from) * lines;
   for (int i = LANE; i < count; i += LANES) ASK_FOR(row + (i64)(from + i / lines) * step + i % lines * 128);
 }
 #endif

@@ -2,7 +2,8 @@
  * the sum at the end. With HALVES 1 besides the rows as bf16, for the product that follows, with 2 as f16 with a scale for
  * each token, of which a group then has all heads.
  *
- * A warp takes a row (a head of a token), a lane of it pairs of elements, of AT_ONCE shares at a time. Groups: LANES / 32 rows each. */
+ * A warp takes a row (a head of a token), a lane of it pairs of elements, of AT_ONCE shares at a time; where rows are few,
+ * WARPS_OF_ROW warps take some of the shares each. Groups: LANES / 32 / WARPS_OF_ROW rows each. */
 #define LOWEST FLOAT_OF_BITS(0xff7fffffu)
 #define SINKS 2
 #define MAX_SPLITS 64
@@ -18,8 +19,9 @@
 #define KERNEL_BOUNDS __launch_bounds__(LANES)
 KERNEL(flash_join)(GLOBAL const u8 *parts, GLOBAL const u8 *sinks, Tens ts, GLOBAL u8 *y, Tens ty, int has, int splits,
                    GLOBAL u8 *halves) {
-  int heads = ty.n[2], rows = ty.n[1] * heads, row = GROUP(0) * (LANES / 32) + LANE / 32, lane = LANE % 32;
-  if (row >= rows) return;
+  int heads = ty.n[2], rows = ty.n[1] * heads, lane = LANE % 32;
+  int row = GROUP(0) * (LANES / 32 / WARPS_OF_ROW) + LANE / 32 / WARPS_OF_ROW;
+  if (row >= rows) return; /* with all its warps, for which nobody waits */
   int t = row / heads, h = row % heads;
   i64 step = (i64)rows * (ACROSS + 2);
   const float *mine = (const float *)parts + (i64)row * (ACROSS + 2);
@@ -45,12 +47,14 @@ KERNEL(flash_join)(GLOBAL const u8 *parts, GLOBAL const u8 *sinks, Tens ts, GLOB
   if ((has & SINKS) && sink > LOWEST) all += EXP(sink - highest);
   float2 x[PARTS];
   UNROLL for (int k = 0; k < PARTS; k++) x[k] = make_float2(0.0f, 0.0f);
-  for (int first = 0; first < splits; first += AT_ONCE) {
+  int each = (splits + WARPS_OF_ROW - 1) / WARPS_OF_ROW, begin = LANE / 32 % WARPS_OF_ROW * each;
+  int behind = MIN(splits, begin + each);
+  for (int first = begin; first < behind; first += AT_ONCE) {
     float2 some[AT_ONCE][PARTS]; /* all on their way before the first one is waited for */
     UNROLL for (int i = 0; i < AT_ONCE * PARTS; i++) {
       int s = first + i / PARTS, e = 64 * (i % PARTS) + 2 * lane;
       some[i / PARTS][i % PARTS] = make_float2(0.0f, 0.0f);
-      if (s < splits && e < ACROSS) some[i / PARTS][i % PARTS] = *(const float2 *)(mine + s * step + e);
+      if (s < behind && e < ACROSS) some[i / PARTS][i % PARTS] = *(const float2 *)(mine + s * step + e);
     }
     UNROLL for (int i = 0; i < AT_ONCE; i++) {
       float by = __shfl_sync(ALL_LANES, end[0].x, (first + i) % 32, 32);
@@ -58,6 +62,17 @@ KERNEL(flash_join)(GLOBAL const u8 *parts, GLOBAL const u8 *sinks, Tens ts, GLOB
       UNROLL for (int k = 0; k < PARTS; k++) x[k].x += some[i][k].x * by, x[k].y += some[i][k].y * by;
     }
   }
+#if WARPS_OF_ROW > 1
+  /* One row in a group. */
+  LOCAL float2 partial[WARPS_OF_ROW][PARTS][32];
+  UNROLL for (int k = 0; k < PARTS; k++) partial[LANE / 32][k][lane] = x[k];
+  BARRIER();
+  if (LANE >= 32) return;
+  UNROLL for (int k = 0; k < PARTS * (WARPS_OF_ROW - 1); k++) {
+    float2 more = partial[1 + k / PARTS][k % PARTS][lane];
+    x[k % PARTS].x += more.x, x[k % PARTS].y += more.y;
+  }
+#endif
   u8 *place = y + ty.off + t * ty.s[1] + h * ty.s[2];
   UNROLL for (int k = 0; k < PARTS; k++) {
     int e = 64 * k + 2 * lane;

@@ -1,4 +1,4 @@
-/* y[m, n] = sum_k x[m, k] w[n, k] for many rows m on tensor cores, behind weights.h; for one weight, or
+/* y[m, n] = sum_k x[m, k] w[n, k] for many rows m on tensor cores, behind weights.h and blocks.h; for one weight, or
  * (ROUTED 1) for the weights of chosen experts in one launch, by the route that list_rows prepares.
  *
  * A thread block computes at most BM rows against BN rows of w. Stretches of KB blocks of 32 elements of both come to
@@ -11,6 +11,13 @@
  * block multiplies the f32 sum of its 32 products. So weights are not rounded, and scales of any size are
  * right. Rows of x are f16 (for bf16 weights bf16), prepared by to_halves: PLANES 1, rounded once; PLANES 2,
  * a second number for what is left of each. Rows of f16 are scaled by powers of two (SCALED).
+ *
+ * Types whose bytes are put together from bit fields (CODE_FIELDS) go the same way: a signed byte is exact in f16. A piece of
+ * 32 elements has PARTS scales, the first for the first product of 16 elements, the second for the other; what is added to
+ * the elements of a part (HAS_MIN) multiplies the sums of x, which a product with ones gives every lane for its columns.
+ *
+ * LONG_BLOCKS: a block has more elements than a stretch, BLOCK_STRETCHES times as many. Blocks are held in memory of their
+ * own, two for each row of w, and the next one is copied a share with each stretch of x.
  *
  * UNPACKED 1: w holds the weights of experts [first, last) as f16, unpacked by to_f16, whose scales `undo` has, a float for
  * each row of w; groups with other experts have nothing to do.
@@ -37,15 +44,25 @@
 #endif
 #if W_NBYTES
 #define UNIT (32 * W_NBYTES) /* bytes of 32 elements */
-#define HEAD 0
-#define CHUNKS (KB * UNIT / 16) /* pieces of 16 bytes that hold a row's stretch, wherever it begins */
+#define CHUNKS (KB * UNIT / 16) /* pieces of 16 bytes that hold a row's stretch, or block, wherever it begins */
+#elif BLOCK_ELEMENTS > 32
+#define LONG_BLOCKS 1
+#define BLOCK_STRETCHES (PER_BLOCK / KB)
+#define SHARES (BLOCK_STRETCHES - STAGES + 2) /* the last one has arrived when the block begins */
+#if PER_BLOCK % KB || SHARES < 1
+#error "a block is not a number of stretches, or of too few for the stages"
+#endif
+#define CHUNKS ((16 - GRANULE + BLOCK_NBYTES + 15) / 16)
 #else
 #define UNIT BLOCK_NBYTES
-#define HEAD (BLOCK_NBYTES % 16) /* bytes of a block before its numbers */
 #define CHUNKS ((15 + KB * UNIT + 15) / 16)
 #endif
-#if defined(W_Q4_0) || defined(W_MXFP4)
-#define NIBBLES 1
+#ifndef LONG_BLOCKS
+#define LONG_BLOCKS 0
+#define BLOCK_STRETCHES 1
+#endif
+#if defined(W_Q4_0) || defined(W_MXFP4) || defined(CODE_FIELDS)
+#define NIBBLES 1 /* a lane takes elements 4 t .. and 16 + 4 t .. */
 #else
 #define NIBBLES 0
 #endif
@@ -66,7 +83,13 @@
 #define COLUMN_TILE GROUP(1)
 #define ROW_TILE GROUP(2)
 #endif
+#if LONG_BLOCKS
+#define STAGE_NBYTES X_NBYTES
+#define ALL_NBYTES (STAGES * X_NBYTES + 2 * BN * W_PITCH)
+#else
 #define STAGE_NBYTES (X_NBYTES + BN * W_PITCH)
+#define ALL_NBYTES (STAGES * STAGE_NBYTES)
+#endif
 
 static const int AT_ONCE = TURNS; /* steps of the inner loop that are under way together */
 
@@ -85,20 +108,35 @@ FN u32 sub_halves_(u32 a, u32 b) {
 #define SUB_HALVES(a, b) sub_halves_((a), (b))
 
 /* Four bytes from any place behind an aligned one. */
-FN u32 word_at(LOCAL_PTR const u8 *base, int at) {
+FN u32 any_word(LOCAL_PTR const u8 *base, int at) {
   LOCAL_PTR const u32 *words = (LOCAL_PTR const u32 *)(base + (at & ~3));
   return FUNNEL(words[0], words[1], 8 * (at & 3));
 }
 
-/* The 8 elements of lane t of 32 that begin `at` bytes behind `row`, as pairs; returns their scale. */
-FN float fragment(u32 *to, LOCAL_PTR const u8 *row, int at, int t) {
+/* Four signed bytes as two pairs. */
+FN void pairs_of(u32 *to, u32 bytes) {
+  bytes ^= 0x80808080u; /* 128 more than they were; 1024 + byte in f16 is 0x6400 | byte */
+  to[0] = SUB_HALVES(PERMUTED(bytes, 0x64646464u, 0x4140), 0x64806480u);
+  to[1] = SUB_HALVES(PERMUTED(bytes, 0x64646464u, 0x4342), 0x64806480u);
+}
+
+/* The 8 elements of lane t of piece j of 32 elements behind byte `at` of `row`, as pairs. */
+FN void fragment(u32 *to, LOCAL_PTR const u8 *row, int at, int j, int t) {
 #if W_NBYTES
-  u4 v = LOAD16(row + at + 16 * t);
+  u4 v = LOAD16(row + at + j * UNIT + 16 * t);
   to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-  return 1.0f;
+#elif defined(CODE_FIELDS)
+  u32 first, second;
+#if LONG_BLOCKS
+  unpack_words(&first, &second, row, at, j, t);
+#else
+  unpack_words(&first, &second, row, at + j * UNIT, 0, t);
+#endif
+  pairs_of(to, first);
+  pairs_of(to + 2, second);
 #elif NIBBLES
   /* Bytes 4 t .. 4 t + 3: elements from 4 t in their low halves, from 16 + 4 t in the high ones. */
-  u32 bytes = word_at(row, at + HEAD + 4 * t);
+  u32 bytes = any_word(row, at + j * UNIT + HEAD + 4 * t);
   UNROLL for (int i = 0; i < 2; i++) {
 #if defined(W_MXFP4)
     /* e2m1 moved to the ends of the fields of f16: the number times 2^-14, subnormal or not. */
@@ -106,23 +144,43 @@ FN float fragment(u32 *to, LOCAL_PTR const u8 *row, int at, int t) {
     to[i] = (v << 4 & 0x80008000u) | (v << 1 & 0x0e000e00u);
     to[2 + i] = (v & 0x80008000u) | (v >> 3 & 0x0e000e00u);
 #else
-    /* 1024 + nibble in f16 is 0x6400 | nibble. */
     u32 v = PERMUTED(bytes, 0, i ? 0x4342 : 0x4140);
     to[i] = SUB_HALVES((v & 0x000f000fu) | 0x64006400u, 0x64086408u);
     to[2 + i] = SUB_HALVES((v >> 4 & 0x000f000fu) | 0x64006400u, 0x64086408u);
 #endif
   }
 #else
-  UNROLL for (int i = 0; i < 2; i++) {
-    u32 bytes = word_at(row, at + HEAD + 8 * t + 4 * i) ^ 0x80808080u; /* 128 more than they were */
-    to[2 * i] = SUB_HALVES(PERMUTED(bytes, 0x64646464u, 0x4140), 0x64806480u);
-    to[2 * i + 1] = SUB_HALVES(PERMUTED(bytes, 0x64646464u, 0x4342), 0x64806480u);
-  }
-#endif
-#if !W_NBYTES
-  return SCALE_OF(row + at);
+  UNROLL for (int i = 0; i < 2; i++) pairs_of(to + 2 * i, any_word(row, at + j * UNIT + HEAD + 8 * t + 4 * i));
 #endif
 }
+
+#if !W_NBYTES
+/* What the products of part p of piece j are to be multiplied with. */
+FN float scale_of(LOCAL_PTR const u8 *row, int at, int j, int p) {
+#if LONG_BLOCKS
+  return block_scale(row + at, j * PARTS + p);
+#elif defined(CODE_FIELDS)
+  return block_scale(row + at + j * UNIT, p);
+#else
+  return SCALE_OF(row + at + j * UNIT);
+#endif
+}
+#if HAS_MIN
+FN float min_of(LOCAL_PTR const u8 *row, int at, int j, int p) {
+#if LONG_BLOCKS
+  return block_min(row + at, j * PARTS + p);
+#else
+  return block_min(row + at + j * UNIT, p);
+#endif
+}
+#endif
+
+/* Add products of 8 rows of x with rows of w, whose scales are `first` and `second`. */
+FN void add_scaled(float *sum, const float *products, float first, float second) {
+  sum[0] += first * products[0], sum[1] += first * products[1];
+  sum[2] += second * products[2], sum[3] += second * products[3];
+}
+#endif
 
 FN void x_fragment(u32 *to, LOCAL_PTR const u8 *row, int t) {
 #if NIBBLES
@@ -160,6 +218,7 @@ FN void fetch_rows(const Rows rows, LOCAL_PTR u8 *to, int it) {
     }
   }
 }
+#if !LONG_BLOCKS
 FN void fetch_weights(const Rows rows, LOCAL_PTR u8 *to, int it) {
   int first = it * KB, blocks = MIN(KB, (rows.k + 31) / 32 - first);
   LOCAL_PTR u8 *w_to = to + X_NBYTES;
@@ -177,6 +236,21 @@ FN void fetch_weights(const Rows rows, LOCAL_PTR u8 *to, int it) {
 #endif
   }
 }
+#endif
+
+#if LONG_BLOCKS
+/* Ask for a share of block `block` of all rows of w. */
+FN void fetch_block(const Rows rows, LOCAL_PTR u8 *stages, int block, int share, int shares) {
+  LOCAL_PTR u8 *to = stages + STAGES * STAGE_NBYTES + block % 2 * (BN * W_PITCH);
+  int all = rows.columns * CHUNKS, each = (all + shares - 1) / shares;
+  for (int i = share * each + LANE; i < MIN(all, (share + 1) * each); i += LANES) {
+    int row = i / CHUNKS, c = i % CHUNKS;
+    GLOBAL const u8 *from = rows.w + row * rows.step + (i64)block * BLOCK_NBYTES;
+    int ahead = (int)((u64)from & 15);
+    if (16 * c < ahead + BLOCK_NBYTES) COPY16(to + row * W_PITCH + 16 * c, from - ahead + 16 * c);
+  }
+}
+#endif
 
 /* Store results of columns n and n + 8, for rows m and m + 1 each. */
 FN void store_tile(const Rows rows, GLOBAL u8 *y, LOCAL_PTR const i64 *yo, LOCAL_PTR const float *scales, int n, int m,
@@ -202,14 +276,19 @@ FN void product_of(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PT
                    LOCAL_PTR const i64 *so, LOCAL_PTR float *scales) {
   int g = WARP_LANE / 4, t = WARP_LANE % 4, n = WARP_INDEX * 16 * WT + g;
   int all = (rows.k + 31) / 32, total = (all + KB - 1) / KB, each = (total + SPLITS - 1) / SPLITS;
+  each = (each + BLOCK_STRETCHES - 1) / BLOCK_STRETCHES * BLOCK_STRETCHES;
   int start = SPLIT * each, steps = MIN(total, start + each);
   float sum[WT][T][4];
   UNROLL for (int wt = 0; wt < WT; wt++) {
     UNROLL for (int i = 0; i < 4 * T; i++) sum[wt][i / 4][i % 4] = 0.0f;
   }
+#if LONG_BLOCKS
+  if (start < steps) fetch_block(rows, stages, start / BLOCK_STRETCHES, 0, 1);
+#else
   for (int it = start; it < MIN(steps, start + STAGES - 1); it++) {
     fetch_weights(rows, stages + it % STAGES * STAGE_NBYTES, it);
   }
+#endif
 #if CONSTANT_W
   EARLY_WAIT();
   EARLY_LET_GO();
@@ -224,40 +303,72 @@ FN void product_of(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PT
     COPIES_AWAIT(STAGES - 2);
     BARRIER(); /* the stretch is there for all, and all are done with the one before it */
     int next = it + STAGES - 1;
-    if (next < steps) {
-      fetch_weights(rows, stages + next % STAGES * STAGE_NBYTES, next);
-      fetch_rows(rows, stages + next % STAGES * STAGE_NBYTES, next);
-    }
+    if (next < steps) fetch_rows(rows, stages + next % STAGES * STAGE_NBYTES, next);
+#if LONG_BLOCKS
+    int block = it / BLOCK_STRETCHES, share = it % BLOCK_STRETCHES;
+    if (share < SHARES && (block + 1) * BLOCK_STRETCHES < steps) fetch_block(rows, stages, block + 1, share, SHARES);
+#else
+    if (next < steps) fetch_weights(rows, stages + next % STAGES * STAGE_NBYTES, next);
+#endif
     COPIES_CLOSE();
-    LOCAL_PTR const u8 *xs = stages + it % STAGES * STAGE_NBYTES, *ws = xs + X_NBYTES;
+    LOCAL_PTR const u8 *xs = stages + it % STAGES * STAGE_NBYTES;
+#if LONG_BLOCKS
+    LOCAL_PTR const u8 *ws = stages + STAGES * STAGE_NBYTES + block % 2 * (BN * W_PITCH);
+    i64 ahead = (i64)block * BLOCK_NBYTES;
+    int piece = share * KB; /* of the block */
+#else
+    LOCAL_PTR const u8 *ws = xs + X_NBYTES;
+    i64 ahead = (i64)it * KB * UNIT;
+    const int piece = 0;
+#endif
     int blocks = MIN(KB, all - it * KB), at[WT][2];
     UNROLL for (int i = 0; i < 2 * WT; i++) {
-      u32 begin = (u32)(u64)(rows.w + (n + 8 * i) * rows.step + (i64)it * KB * UNIT);
+      u32 begin = (u32)(u64)(rows.w + (n + 8 * i) * rows.step + ahead);
       at[i / 2][i % 2] = W_NBYTES ? 0 : begin & 15;
     }
     _Pragma("unroll AT_ONCE") for (int turn = 0; turn < PLANES * blocks; turn++) {
       int p = PLANES == 1 ? 0 : turn % PLANES, j = turn / PLANES;
       u32 b[T][4];
       UNROLL for (int i = 0; i < T; i++) x_fragment(b[i], xs + (p * BM + 8 * i + g) * X_PITCH + 64 * j, t);
+#if HAS_MIN
+      const u32 ones[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
+      float of_x[T][PARTS][2]; /* sums of rows 2 t and 2 t + 1 */
+      UNROLL for (int i = 0; i < T * PARTS; i++) {
+        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        UNROLL for (int half = i % PARTS; half < 2; half += PARTS) MULTIPLY_HALVES(sums, ones, b[i / PARTS] + 2 * half);
+        of_x[i / PARTS][i % PARTS][0] = sums[0], of_x[i / PARTS][i % PARTS][1] = sums[1];
+      }
+#endif
       UNROLL for (int wt = 0; wt < WT; wt++) {
         u32 of_g[4], of_g8[4];
-        LOCAL_PTR const u8 *row = ws + (n + 16 * wt) * W_PITCH;
-        float s0 = fragment(of_g, row, at[wt][0] + j * UNIT, t);
-        float s1 = fragment(of_g8, row + 8 * W_PITCH, at[wt][1] + j * UNIT, t);
+        LOCAL_PTR const u8 *row = ws + (n + 16 * wt) * W_PITCH, *row8 = row + 8 * W_PITCH;
+        fragment(of_g, row, at[wt][0], piece + j, t);
+        fragment(of_g8, row8, at[wt][1], piece + j, t);
         u32 a0[4] = {of_g[0], of_g8[0], of_g[1], of_g8[1]};
         u32 a1[4] = {of_g[2], of_g8[2], of_g[3], of_g8[3]};
-        UNROLL for (int i = 0; i < T; i++) {
 #if W_NBYTES
+        UNROLL for (int i = 0; i < T; i++) {
           MULTIPLY_HALVES(sum[wt][i], a0, b[i]);
           MULTIPLY_HALVES(sum[wt][i], a1, b[i] + 2);
-#else
-          float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-          MULTIPLY_HALVES(part, a0, b[i]);
-          MULTIPLY_HALVES(part, a1, b[i] + 2);
-          sum[wt][i][0] += s0 * part[0], sum[wt][i][1] += s0 * part[1];
-          sum[wt][i][2] += s1 * part[2], sum[wt][i][3] += s1 * part[3];
-#endif
         }
+#else
+        UNROLL for (int part = 0; part < PARTS; part++) {
+          float s0 = scale_of(row, at[wt][0], piece + j, part), s1 = scale_of(row8, at[wt][1], piece + j, part);
+#if HAS_MIN
+          float m0 = min_of(row, at[wt][0], piece + j, part), m1 = min_of(row8, at[wt][1], piece + j, part);
+#endif
+          UNROLL for (int i = 0; i < T; i++) {
+            float products[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            if (part == 0) MULTIPLY_HALVES(products, a0, b[i]);
+            if (part == PARTS - 1) MULTIPLY_HALVES(products, a1, b[i] + 2);
+            add_scaled(sum[wt][i], products, s0, s1);
+#if HAS_MIN
+            float *of = of_x[i][part], twice[4] = {of[0], of[1], of[0], of[1]};
+            add_scaled(sum[wt][i], twice, m0, m1);
+#endif
+          }
+        }
+#endif
       }
     }
   }

@@ -135,7 +135,7 @@ class Backlog:
 
         Args:
             command: For messages.
-            require: Blocks for so many seconds at most, and raises ``SyncTimeout`` if the wait is
+            require: Blocks for at most the given seconds, and raises ``SyncTimeout`` if the wait is
                 not over then.
         """
         self._put(_Item(command, lambda: require(SLICE_S), None, inf))

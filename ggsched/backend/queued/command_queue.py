@@ -129,7 +129,7 @@ class CommandQueue(CommandSink, Generic[P]):
 
     @abstractmethod
     def end(self) -> None:
-        """Let go of the library's queue: no more commands come, and those that have come run."""
+        """Release the library's queue: no more commands come, and those that have come run."""
 
     def enter(self) -> None:
         """Prepare a thread for calls of the library."""

@@ -59,7 +59,7 @@ class QueuedDevice(DeviceCore[S]):
         return True
 
     def end(self) -> None:
-        """Let go of what the device has besides buffers and streams."""
+        """Release what the device has besides buffers and streams."""
 
     # --- what is the same for all -----------------------------------------------------------------
 

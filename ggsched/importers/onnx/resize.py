@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from ggsched.importers.common.emit import Array, Const, Value
 from ggsched.importers.onnx.call import Call, converts
 from ggsched.ir.tensor import MAX_AXES
+from ggsched.oplib.sampling import cubic
 
 MAX_MATRIX = 1 << 24
 MAX_EXTENT = 1 << 24
@@ -206,12 +208,6 @@ def _linear(at: Array, size: int, scale: float) -> Array:
 
 
 def _cubic(c: Call, at: Array, size: int, scale: float) -> Array:
-    a = c.attr("cubic_coeff_a", -0.75)
-
-    def weight(d: Array) -> Array:
-        near = (a + 2) * d**3 - (a + 3) * d**2 + 1
-        far = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
-        return np.where(d <= 1, near, np.where(d < 2, far, 0))
-
+    weight = partial(cubic, a=c.attr("cubic_coeff_a", -0.75))
     excludes = c.attr("exclude_outside", False)
     return _spread(at, size, 2.0, weight, scale, excludes)

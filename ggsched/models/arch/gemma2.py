@@ -15,13 +15,14 @@ from ggsched.models.spec import WeightNeed, attention_needs, feed_forward_needs
 
 _WINDOW: Final = 4096
 _LAYERS_27B: Final = 46
+NORMS_AFTER: Final = ("post_attention_norm", "post_ffw_norm")
 
 
 def needs(hp: HParams) -> Iterator[WeightNeed]:
     """Yield the weights of the blocks."""
     for layer in range(hp.n_layer):
         yield from attention_needs(hp, layer, bias=False)
-        for name in ("ffn_norm", "post_attention_norm", "post_ffw_norm"):
+        for name in ("ffn_norm", *NORMS_AFTER):
             yield WeightNeed(f"blk.{layer}.{name}.weight", (hp.n_embd,))
         yield from feed_forward_needs(hp, layer, bias=False)
 
@@ -29,8 +30,7 @@ def needs(hp: HParams) -> Iterator[WeightNeed]:
 def block(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
     """Apply block ``layer`` to the hidden states x (T, n_embd)."""
     ffn = partial(kit.feed_forward, activation="gelu")
-    after = ("post_attention_norm", "post_ffw_norm")
-    return kit.block(x, layer, "ffn_norm", ffn, norms_after=after)
+    return kit.block(x, layer, "ffn_norm", ffn, norms_after=NORMS_AFTER)
 
 
 def refine(keys: Keys, hp: HParams) -> HParams:

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from math import sqrt
 from typing import Final
 
-from ggsched.ir.tensor import Tensor
+from ggsched.models.arch.gemma2 import NORMS_AFTER, block
 from ggsched.models.architecture import Architecture
 from ggsched.models.hparams import HParams
-from ggsched.models.layers import ModelBuilder
 from ggsched.models.metadata_keys import MAX_CONTEXT, Keys
 from ggsched.models.spec import WeightNeed, attention_needs, feed_forward_needs, head_norm_needs
 
@@ -22,16 +20,9 @@ def needs(hp: HParams) -> Iterator[WeightNeed]:
     for layer in range(hp.n_layer):
         yield from attention_needs(hp, layer, bias=False)
         yield from head_norm_needs(hp, layer)
-        for name in ("ffn_norm", "post_attention_norm", "post_ffw_norm"):
+        for name in ("ffn_norm", *NORMS_AFTER):
             yield WeightNeed(f"blk.{layer}.{name}.weight", (hp.n_embd,))
         yield from feed_forward_needs(hp, layer, bias=False)
-
-
-def block(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
-    """Apply block ``layer`` to the hidden states x (T, n_embd)."""
-    ffn = partial(kit.feed_forward, activation="gelu")
-    after = ("post_attention_norm", "post_ffw_norm")
-    return kit.block(x, layer, "ffn_norm", ffn, norms_after=after)
 
 
 def refine(keys: Keys, hp: HParams) -> HParams:

@@ -1,4 +1,4 @@
-"""Contemporaries: which blocks may not share bytes, and sets of which no two may.
+"""Interference: which blocks may not share bytes, and sets of which no two may.
 
 Lifetimes give the relation by themselves where everything runs in one order. With several streams
 it is not an order of intervals: two blocks whose lifetimes meet may share bytes all the same. Both

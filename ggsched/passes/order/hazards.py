@@ -13,7 +13,7 @@ from ggsched.passes.order.work import Work
 from ggsched.plan.memory import Memory
 
 _LOOK_FIRST: Final = 32
-"""So many items of the next run are followed before arenas are looked for that are done with."""
+"""Items of the next run that are followed before looking for arenas that are done with."""
 
 
 @dataclass(frozen=True, slots=True)

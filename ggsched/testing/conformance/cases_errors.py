@@ -1,4 +1,4 @@
-"""ERR: refusals, faults, endings."""
+"""ERR: refusals, faults, cleanup."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

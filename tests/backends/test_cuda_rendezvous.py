@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
-from ggsched_cuda import driver, meetings
-from ggsched_cuda.meetings import (
-    MAX_MEETINGS,
+from ggsched_cuda import driver, rendezvous
+from ggsched_cuda.rendezvous import (
     MAX_PEERS,
+    MAX_RENDEZVOUS,
     SPACING,
     WORD_NBYTES,
-    Meetings,
-    MeetingTurns,
+    CaptureRendezvous,
+    RendezvousTurns,
 )
 
 
@@ -27,7 +27,7 @@ class Gpu:
         self.start, self.freed = number << 32, []
 
     def take_zeros(self, nbytes):
-        assert nbytes == SPACING * MAX_MEETINGS
+        assert nbytes == SPACING * MAX_RENDEZVOUS
         return self.start
 
     def free(self, address):
@@ -40,7 +40,7 @@ class Stream:
     def __init__(self, gpu):
         self.gpu, self.last, self.met = gpu, object(), []
 
-    def launch_meeting(self, words):
+    def launch_rendezvous(self, words):
         self.met.append(words)
         self.last = object()
 
@@ -62,7 +62,7 @@ def others(streams, stream):
 
 @pytest.mark.parametrize("words", [1, 3])
 def test_those_that_wait_for_each_other_meet(group, words):
-    found, p = Meetings(), len(group)
+    found, p = CaptureRendezvous(), len(group)
     for k in range(3):
         *early, late = group[k % p :] + group[: k % p]
         for stream in early:
@@ -90,7 +90,7 @@ def test_those_that_wait_for_each_other_meet(group, words):
 
 def test_whoever_waits_for_something_earlier_does_not_meet(group):
     """Another one has gone on: what it tells now would stand for more than is waited for."""
-    found, first, second = Meetings(), group[0], group[1]
+    found, first, second = CaptureRendezvous(), group[0], group[1]
     early = others(group, first)
     second.last = object()
     assert found.offer(first, early, 1)
@@ -101,7 +101,7 @@ def test_whoever_waits_for_something_earlier_does_not_meet(group):
 
 def test_who_is_not_waited_for_does_not_meet(pair):
     a, b = pair
-    found, of_b = Meetings(), b.last
+    found, of_b = CaptureRendezvous(), b.last
     assert found.offer(a, [of_b], 1)
     found.forget(a)
     assert found.offer(b, [a.last], 1), "it waits for somebody to come"
@@ -111,7 +111,7 @@ def test_who_is_not_waited_for_does_not_meet(pair):
 def test_all_of_a_group_wait_for_all_others():
     """Three of which one waits for one other only, and two that hear nothing of the third."""
     a, b, c = (Stream(Gpu(k)) for k in range(1, 4))
-    found = Meetings()
+    found = CaptureRendezvous()
     assert found.offer(a, [b.last, c.last], 1)
     assert not found.offer(b, [a.last], 1)
     found.forget(a)
@@ -123,32 +123,32 @@ def test_all_of_a_group_wait_for_all_others():
 
 def test_too_many_do_not_meet():
     streams = [Stream(Gpu(k)) for k in range(1, 3 + MAX_PEERS)]
-    assert not Meetings().offer(streams[0], others(streams, streams[0]), 1)
+    assert not CaptureRendezvous().offer(streams[0], others(streams, streams[0]), 1)
 
 
 def test_nobody_waits_for_a_stream_that_recorded_nothing(pair):
     a, b = pair
     a.last = None
-    assert not Meetings().offer(a, [b.last], 1)
+    assert not CaptureRendezvous().offer(a, [b.last], 1)
 
 
 @pytest.mark.parametrize(("words", "other"), [(2, 3), (SPACING // 4 + 1, SPACING // 4 + 1)])
 def test_words_that_do_not_fit(pair, words, other):
     a, b = pair
-    found = Meetings()
+    found = CaptureRendezvous()
     assert not (found.offer(a, [b.last], words) and found.offer(b, [a.last], other))
     assert not found.count
 
 
-def test_a_graph_has_so_many_meetings(pair):
+def test_a_graph_has_so_many_rendezvous(pair):
     a, b = pair
-    found = Meetings()
-    for _ in range(MAX_MEETINGS):
+    found = CaptureRendezvous()
+    for _ in range(MAX_RENDEZVOUS):
         assert found.offer(a, [b.last], 1)
         assert found.offer(b, [a.last], 1)
     assert not found.offer(a, [b.last], 1)
     ((own, _),) = a.met[-1]
-    assert own + SPACING == a.gpu.start + SPACING * MAX_MEETINGS
+    assert own + SPACING == a.gpu.start + SPACING * MAX_RENDEZVOUS
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40))
@@ -162,8 +162,8 @@ def test_a_graph_is_behind_the_last_one_of_another_stream(numbers):
         def behind(gpu, handle):
             return SimpleNamespace(handle=(handle, len(launched)))
 
-        patch.setattr(meetings, "Marker", SimpleNamespace(behind=behind))
-        turns = MeetingTurns()
+        patch.setattr(rendezvous, "Marker", SimpleNamespace(behind=behind))
+        turns = RendezvousTurns()
         for number in numbers:
             turns.run(None, streams[number], number, lambda: launched.append(0))
     assert len(launched) == len(numbers)

@@ -9,7 +9,7 @@ nothing before all have told it.
 
 Kernels that meet have to run at the same time. Each waits for nothing else, but the kernels of
 a replay may keep what those of another replay need, which then wait for each other in a circle. So
-of the graphs whose kernels meet one runs at a time (``MeetingTurns``).
+of the graphs whose kernels meet one runs at a time (``RendezvousTurns``).
 """
 
 import ctypes
@@ -24,17 +24,17 @@ from ggsched_cuda_kernels.decode.device_sums import MAX_PEERS
 
 WORD_NBYTES: Final = 4
 SPACING: Final = 128
-"""Bytes from the words of one meeting to those of the next; a line of memory."""
+"""Bytes from the words of one rendezvous to those of the next; a line of memory."""
 PLACES: Final = 2 * MAX_PEERS + 1
-"""Arguments of a kernel for a meeting."""
+"""Arguments of a kernel for a rendezvous."""
 
 Words = tuple[int, int]
 """Addresses of words that one kernel is told by, and of those that it tells."""
-MAX_MEETINGS: Final = 512
+MAX_RENDEZVOUS: Final = 512
 """Of a graph."""
 
 
-class MeetingLaunch(NamedTuple):
+class RendezvousLaunch(NamedTuple):
     """A launch that can meet those of other GPUs.
 
     Attributes:
@@ -47,7 +47,7 @@ class MeetingLaunch(NamedTuple):
     words: int
 
     def launch(self, call: Callable[[], object], words: Sequence[Words], patience_s: float) -> None:
-        """Call what enqueues it, with arguments for a meeting."""
+        """Call what enqueues it, with arguments for a rendezvous."""
         given = [address for pair in words for address in pair]
         values = [*given, *[0] * (PLACES - 1 - len(given)), int(patience_s * 1e9)]
         try:
@@ -59,8 +59,8 @@ class MeetingLaunch(NamedTuple):
                 place.value = 0
 
 
-class MeetingGpu(EventPool, Protocol):
-    """What meetings use of a GPU, a ``CudaContext``."""
+class RendezvousGpu(EventPool, Protocol):
+    """What rendezvous use of a GPU, a ``CudaContext``."""
 
     def take_zeros(self, nbytes: int) -> int:
         """Return the address of device memory that holds zeros."""
@@ -79,10 +79,10 @@ class Guest(Protocol):
     last: Marker | None
 
     @property
-    def gpu(self) -> MeetingGpu:
+    def gpu(self) -> RendezvousGpu:
         """The GPU."""
 
-    def launch_meeting(self, words: Sequence[Words]) -> None:
+    def launch_rendezvous(self, words: Sequence[Words]) -> None:
         """Enqueue the deferred launch, which meets others."""
 
 
@@ -107,12 +107,12 @@ class Waiting(NamedTuple):
         return is_last and self.words == words and self.awaited == group - {self.last}
 
 
-class Meetings:
-    """The meetings of one capture."""
+class CaptureRendezvous:
+    """The rendezvous of one capture."""
 
     def __init__(self) -> None:
         self._waiting: dict[Marker, Waiting] = {}  # by what the others wait for
-        self._words: dict[MeetingGpu, int] = {}
+        self._words: dict[RendezvousGpu, int] = {}
         self._count = 0
 
     @property
@@ -132,7 +132,7 @@ class Meetings:
             Whether somebody has to launch it later: no, if it cannot meet anybody.
         """
         last, group = guest.last, frozenset(awaited)
-        if last is None or self._count == MAX_MEETINGS or len(group) < len(awaited):
+        if last is None or self._count == MAX_RENDEZVOUS or len(group) < len(awaited):
             return False
         if len(group) > MAX_PEERS or len(group) * words * WORD_NBYTES > SPACING:
             return False
@@ -156,7 +156,7 @@ class Meetings:
         step = WORD_NBYTES * group[0].words
         for i, waiting in enumerate(group):
             others = [k for k in range(len(group)) if k != i]
-            waiting.guest.launch_meeting(
+            waiting.guest.launch_rendezvous(
                 [
                     (starts[i] + step * (k - (k > i)), starts[k] + step * (i - (i > k)))
                     for k in others
@@ -173,14 +173,14 @@ class Meetings:
         for gpu, address in words.items():
             gpu.free(address)
 
-    def _place(self, gpu: MeetingGpu) -> int:
-        """Return the address of a GPU's words for the next meeting."""
+    def _place(self, gpu: RendezvousGpu) -> int:
+        """Return the address of a GPU's words for the next rendezvous."""
         if gpu not in self._words:
-            self._words[gpu] = gpu.take_zeros(SPACING * MAX_MEETINGS)
+            self._words[gpu] = gpu.take_zeros(SPACING * MAX_RENDEZVOUS)
         return self._words[gpu] + SPACING * self._count
 
 
-class MeetingTurns:
+class RendezvousTurns:
     """Lets graphs whose kernels meet run one after another, whatever their streams."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Two sessions at once whose kernels meet: ``python -m benchmarks.gpu.meetings``, on two GPUs.
+"""Two sessions at once whose kernels meet: ``python -m benchmarks.gpu.rendezvous``, on two GPUs.
 
 Replays of one must not wait for those of the other in a circle, and both sessions have to make the
 tokens that one makes alone. The exit code is 1 where they do not.
