@@ -49,7 +49,7 @@ def check(graph):
 @given(
     batches=st.sampled_from([(), (1,), (3,), (1, 4), (2, 3)]),
     m=st.sampled_from([9, 16, 40]),
-    n=st.sampled_from([1, 15, 16, 47, 48, 100]),
+    n=st.sampled_from([1, 15, 16, 47, 48, 100, 256]),
     k=st.sampled_from([1, 15, 33]),
     w_turned=st.booleans(),
     x_turned=st.booleans(),
@@ -182,6 +182,16 @@ def test_what_overlaps_is_left_to_numpy():
               "bias": False}  # fmt: skip
     y = g.op("nd.conv_transpose", g.input("x", (1, 2, 9)), g.weight("w", (2, 3, 3)), **params)
     assert not any(isinstance(work, Task) for work in tasks_of(g.build(y), DEVICES[0]))
+
+
+@pytest.mark.parametrize(
+    ("few", "many"),
+    [((1,), (3,)), ((2, 1), (2, 4)), ((1, 2), (3, 6)), ((1, 1), (2, 2)), ((2,), (4,))],
+)
+def test_products_that_share_matrices(few, many):
+    """Neighbouring heads share one; then neighbouring batches."""
+    g = GraphBuilder()
+    check(g.build(g.mul_mat(g.input("w", (*few, 20, 7)), g.input("x", (*many, 11, 7)))))
 
 
 def test_zeros_times_infinity_are_seen():

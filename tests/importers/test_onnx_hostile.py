@@ -121,6 +121,7 @@ def test_a_graph_with_a_cycle():
         ([node("Range", "zero big one", "y")], "too large"),
         ([node("Pad", "x pads", "y")], "shape"),
         ([node("OneHot", "ints big values", "y")], "shape"),
+        ([node("Resize", "x none none wide", "y")], "too large"),
     ],
 )
 def test_constants_of_huge_shapes(nodes, words):
@@ -131,6 +132,8 @@ def test_constants_of_huge_shapes(nodes, words):
         "one": np.array(1),
         "big": np.array(1 << 60),
         "pads": np.array([1 << 60, 1 << 60]),
+        "none": np.zeros(0, np.float32),
+        "wide": np.array([1 << 33]),
         "ints": np.array([0]),
         "values": np.array([0, 1], np.float32),
     }
@@ -148,6 +151,8 @@ def test_constants_that_are_large_are_not_computed():
     ):
         made.run(scheduler, {"x": np.zeros(2, np.float32)})
     assert caught.value.exit_code == 2
+    mask = model([node("Dropout", "x", "z mask")], [tensor("x", [1 << 36])], [tensor("mask", None)])
+    assert [n.op for n in ggsched.from_onnx(mask).graph.nodes] == ["nd.expand"]
 
 
 def test_tensors_whose_elements_are_missing():

@@ -238,6 +238,43 @@ def test_imported_graphs_are_faster_on_two_devices(make):
                 assert plan.placement.homes[t.storage] == choice.device
 
 
+def layers(w, node):
+    """An encoder of text: three products beside each other in each layer."""
+    made, x = [], "x"
+    for k in range(8):
+        for part in "qkv":
+            made.append(node("MatMul", f"{x} {w(128, 128)}", f"{part}{k}"))
+            made.append(node("Add", f"{part}{k} {w(128)}", f"{part}b{k}"))
+        made.append(node("Transpose", f"kb{k}", f"t{k}", perm=[1, 0]))
+        made.append(node("MatMul", f"qb{k} t{k}", f"s{k}"))
+        made.append(node("Softmax", f"s{k}", f"p{k}", axis=-1))
+        made.append(node("MatMul", f"p{k} vb{k}", f"o{k}"))
+        made.append(node("MatMul", f"o{k} {w(128, 128)}", f"a{k}"))
+        made.append(node("Add", f"a{k} {x}", f"r{k}"))
+        made.append(node("MatMul", f"r{k} {w(128, 256)}", f"u{k}"))
+        made.append(node("Sigmoid", f"u{k}", f"g{k}"))
+        made.append(node("Mul", f"u{k} g{k}", f"h{k}"))
+        made.append(node("MatMul", f"h{k} {w(256, 128)}", f"d{k}"))
+        made.append(node("Add", f"d{k} r{k}", x := f"y{k}" if k < 7 else "y"))
+    return made
+
+
+def test_chains_beside_each_other_are_found_in_long_graphs():
+    """A product and its bias move together: either alone makes the other device wait."""
+    graph = imported(layers).graph
+    two = with_library("gpu:0", "gpu:1")
+    assert len(graph.nodes) > 100
+    pins = dict.fromkeys(range(len(graph.nodes)), 1)
+    took = {
+        name: predict_step(graph, make_plan(graph, two, given, placement=policy), UNEVEN).seconds
+        for name, policy, given in (
+            ("cost", "auto", Constraints(rates=UNEVEN)),
+            ("the faster one", "ggml", Constraints(rates=UNEVEN, pins=pins)),
+        )
+    }
+    assert took["cost"] < 0.95 * took["the faster one"]
+
+
 # --- when it applies -------------------------------------------------------------------------
 
 

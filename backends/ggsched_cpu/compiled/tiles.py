@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from math import ceil
 from typing import Final
 
@@ -19,6 +20,15 @@ FLOPS_PER_BYTE: Final = 8
 
 MAX_BATCHES: Final = 16
 """Products of one node that are tasks of their own, as their matrices are not evenly apart."""
+
+
+def is_apart(line: int) -> bool:
+    """Whether lines so many bytes apart can be read where they lie, again and again.
+
+    A cache has few places for addresses that differ by a multiple of a power of two; panels that
+    are laid out take the places in turn.
+    """
+    return line % 1024 != 0
 
 
 def tiles_task(
@@ -99,7 +109,7 @@ def product_task(w: Array, x: Array, bias: Array, out: Array, kernels: Kernels) 
         "out_group": out.strides[1],
         "w_group": w.strides[0],
         "bias_group": bias.strides[0] if len(bias) > 1 else 0,
-        "is_direct": int(x.strides[3] == x.itemsize),
+        "is_direct": int(x.strides[3] == x.itemsize and is_apart(x.strides[2])),
         "panel": min(panel, lanes * ceil(n / lanes)),
     }
     return tiles_task(values, images, kernels, (w, x, bias, out))
@@ -126,19 +136,20 @@ def mul_mat(node: Node, site: CpuLoweringContext, kernels: Kernels) -> Sequence[
 def _by_tiles(w: Array, x: Array, out: Array, kernels: Kernels) -> list[Task] | None:
     """Return tasks that multiply the columns of w with rows of x, which are a kernel's weight."""
     w, x, out = (a.reshape((1,) * (4 - a.ndim) + a.shape) for a in (w, x, out))
-    if w.shape[:2] != x.shape[:2]:
-        return None
-    batches, inner = x.shape[:2]
-    if batches > 1 and all(a.strides[0] == inner * a.strides[1] for a in (w, x, out)):
-        w, x, out = (a.reshape(1, batches * inner, *a.shape[2:]) for a in (w, x, out))
-    if len(x) > MAX_BATCHES:
+    outer, inner = (n // m for n, m in zip(x.shape[:2], w.shape[:2], strict=True))
+    batches, heads = x.shape[:2]
+    is_even = batches > 1 and all(a.strides[0] == heads * a.strides[1] for a in (w, x, out))
+    if is_even and outer == inner == 1:
+        w, x, out = (a.reshape(1, batches * heads, *a.shape[2:]) for a in (w, x, out))
+    if len(x) * inner > MAX_BATCHES:
         return None
     none = np.zeros((1, x.shape[2]), np.float32)
     turned = w.swapaxes(2, 3)
-    tasks = [
-        product_task(x[i], turned[i : i + 1], none, out[i : i + 1], kernels) for i in range(len(x))
-    ]
+    tasks = []
+    for i, j in product(range(len(x)), range(inner)):  # heads that share a matrix lie together
+        one, shared = slice(i // outer, i // outer + 1), slice(j, None, inner)
+        tasks.append(product_task(x[i, shared], turned[one], none, out[i : i + 1, shared], kernels))
     return None if None in tasks else [task for task in tasks if task is not None]
 
 
-__all__: Sequence[str] = ["mul_mat", "product_task", "tiles_task"]
+__all__: Sequence[str] = ["is_apart", "mul_mat", "product_task", "tiles_task"]

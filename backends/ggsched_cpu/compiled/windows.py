@@ -15,7 +15,7 @@ from ggsched.ir.dtype import F32
 from ggsched_cpu.compiled import moves
 from ggsched_cpu.compiled.products import vectors_task
 from ggsched_cpu.compiled.tasks import PARTS_PER_THREAD, Task, address, bits, row_task
-from ggsched_cpu.compiled.tiles import FLOPS_PER_BYTE, tiles_task
+from ggsched_cpu.compiled.tiles import FLOPS_PER_BYTE, is_apart, tiles_task
 from ggsched_cpu.lowering_context import CpuLoweringContext, Node
 from ggsched_cpu.native import Kernels
 from ggsched_cpu_kernels.convolution import ACTIVATIONS, panel_width
@@ -226,7 +226,7 @@ def _by_tiles(
         "out_group": m * c.out.strides[1],
         "w_group": m * c.w.strides[0],
         "bias_group": m * item,
-        "is_direct": int(is_plain and is_dense),
+        "is_direct": int(is_plain and is_dense and is_apart(data.strides[1])),
         "panel": panel,
     }
     family, own = _family("conv", activations)

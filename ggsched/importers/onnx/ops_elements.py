@@ -149,4 +149,7 @@ def _identity(c: Call) -> tuple[Value, ...]:
         rate = float(c.const(1).reshape(-1)[0]) if c.has(1) else 0.5
         if rate:
             raise c.bad("training is not supported")
-    return (x, Const(np.ones(x.shape, bool))) if c.outputs > 1 else (x,)
+    if c.outputs == 1:
+        return (x,)
+    kept = Const(np.ones((1,) * len(x.shape), bool))
+    return x, c.nd("expand", kept, shape=x.shape) if x.shape else kept

@@ -13,7 +13,8 @@ from ggsched.ir.tensor import MAX_AXES
 from ggsched.oplib.sampling import cubic
 
 MAX_MATRIX = 1 << 24
-
+MAX_EXTENT = 1 << 24
+"""Of an axis that a file can ask for: each element's place is computed when the file is read."""
 
 Weight = Callable[[Array], Array]
 
@@ -45,6 +46,8 @@ def _resize(c: Call) -> Value:
         axis = _Axis(x.shape[a], outs[i][0], outs[i][1], *region)
         if axis.out == axis.size and axis.scale == 1.0 and not crops:
             continue
+        if axis.out > MAX_EXTENT:
+            raise c.bad(f"from {axis.size} to {axis.out} elements is too large")
         at = _places(c, axis)
         if mode == "nearest":
             indices = _nearest(c, at, axis.size)

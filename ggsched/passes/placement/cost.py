@@ -17,6 +17,7 @@ be slower than the best single device that can run the graph and holds it.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import nsmallest
 from itertools import combinations, islice, product
 from math import inf
@@ -39,6 +40,8 @@ _PLANNED_NODES: Final = 1_500
 """Nodes of all plans that the moves may try, which is what counts on large graphs."""
 _ESTIMATED_NODES: Final = 50_000
 """Nodes of all estimates that the moves may make."""
+_LONG: Final = 8
+"""Runs of more than such a part of a graph are moved before chains."""
 _RESERVES: Final = 4
 """List schedules to try, each with more memory left to intermediate results."""
 
@@ -303,21 +306,50 @@ class _Search:
         return known
 
     def moves(self, home: Home) -> Iterator[Home]:
-        """Yield placements with a run of storages elsewhere, long runs first, then with a pair."""
-        size = len(self.free)
-        while size:
-            for start in range(0, len(self.free) - size + 1, max(1, size // 2)):
-                run = self.free[start : start + size]
-                for device in self.devices:
-                    moved = self.moved(home, run, device)
-                    if moved != home:
-                        yield moved
-            size //= 2
+        """Yield placements with a run of storages elsewhere, long runs first, then with a pair.
+
+        Between long and short runs come chains, which are beside each other where a graph forks.
+        """
+        for run in self.runs():
+            for device in self.devices:
+                moved = self.moved(home, run, device)
+                if moved != home:
+                    yield moved
         for pair in combinations(self.free, 2):
             for first, second in product(self.devices, repeat=2):
                 moved = self.moved(self.moved(home, pair[:1], first), pair[1:], second)
                 if moved != home:
                     yield moved
+
+    def runs(self) -> Iterator[Sequence[int]]:
+        """Yield storages to move together."""
+        count = size = len(self.free)
+        while size:
+            for start in range(0, count - size + 1, max(1, size // 2)):
+                yield self.free[start : start + size]
+            if size > count // _LONG >= size // 2:
+                yield from self.chains
+            size //= 2
+
+    @cached_property
+    def chains(self) -> list[list[int]]:
+        """Storages each of which only the next one reads, as a product and its activation."""
+        reads: dict[int, set[int]] = {storage: set() for storage in self.free}
+        readers: dict[int, set[int]] = {storage: set() for storage in self.free}
+        for node, storage in enumerate(self.tables.out):
+            for source, _, _ in self.estimator.reads[node]:
+                if source != storage and source in reads and storage in reads:
+                    reads[storage].add(source)
+                    readers[source].add(storage)
+        found: dict[int, list[int]] = {}
+        for storage in self.free:  # by their first nodes; a later one may write what was read
+            before = next(iter(reads[storage])) if len(reads[storage]) == 1 else -1
+            is_next = before in found and len(readers[before]) == 1
+            chain = found[before] if is_next else []
+            chain.append(storage)
+            found[storage] = chain
+        chains = {id(chain): chain for chain in found.values()}
+        return [chain for chain in chains.values() if len(chain) > 1]
 
     def moved(self, home: Home, run: Sequence[int], device: int) -> Home:
         """Return a placement with those of a run on a device that it supports."""
