@@ -409,7 +409,6 @@ class Scheduler:
             return executor
         if executor.twin is None:
             began = time.perf_counter()
-            self._drain()
             try:
                 twin = self._bound(graph, executor.plan)
             except OutOfDeviceMemory:
@@ -708,7 +707,8 @@ class Scheduler:
         """Return a plan with its resources; plans that are merely kept give way to it."""
         self._store.stage("planning")
         plan = self._planner.plan(graph, constraints)
-        self._drain()  # filling weights must not overtake work that is under way
+        if isinstance(self._store, RemoteStore) or not self._store.holds(plan.memory.arenas):
+            self._drain()  # filling weights must not overtake work that is under way
         try:
             return self._bound(graph, plan)
         except OutOfDeviceMemory:
@@ -716,6 +716,7 @@ class Scheduler:
                 raise
         if any(isinstance(e, Executor) and e.twin for e in self._executors.values()):
             self._has_room = False
+        self._drain()
         self._last = self._ran = None
         close_all(self._executors.take_all())
         self._planner.settle("there is no memory for two plans")

@@ -72,7 +72,7 @@ class Stretch:
         table = _slots(len(tasks) * ENTRY_SLOTS).reshape(-1, ENTRY_SLOTS)
         at = self._args.ctypes.data
         for entry, task, flags in zip(table, tasks, flags_of(tasks), strict=True):
-            entry[:6] = task.kernel, at, task.parts, flags, *task.weights
+            entry[:] = task.kernel, at, task.parts, flags
             at += 8 * len(task.args)
         self._table = Table.of(table)
 
@@ -178,13 +178,15 @@ class Segment:
 
     Attributes:
         seconds: What the last run took; at first infinite.
+        is_native: Whether numpy computes nothing of it.
     """
 
     def __init__(self, pieces: "Sequence[Calls | Stretch]", *, is_quiet: bool) -> None:
         self.pieces = pieces
         self.seconds = inf
         self._at = 0
-        self._is_quiet = is_quiet and any(isinstance(piece, Calls) for piece in pieces)
+        self.is_native = not any(isinstance(piece, Calls) for piece in pieces)
+        self._is_quiet = is_quiet and not self.is_native
 
     @property
     def position(self) -> object:

@@ -74,7 +74,7 @@ class WorkerStream(BaseStream):
         """Run a command; what is interrupted and can be begun again is left to the worker."""
         progress = self.progress
         try:
-            if isinstance(command, str):
+            if isinstance(command, str) or (isinstance(command, Segment) and command.is_native):
                 work()
             else:
                 with np.errstate(all="ignore"):

@@ -56,6 +56,7 @@ def lane_products(
 ) -> tuple[list[Value], Value]:
     """Return sums over whole groups of blocks, and the number of blocks in these."""
     blocks = b.binary("and", b.udiv(columns, BLOCK), -GROUP)
+    are_high = _are_high(dtype)
     sums = accumulators(b, x, 1, f"<{GROUP} x float>")
     with b.loop(0, blocks, GROUP) as block:
         place = b.offset(w, b.mul(block, dtype.block_nbytes))
@@ -64,9 +65,15 @@ def lane_products(
         for row, (total,) in zip(x, sums, strict=True):
             group = b.offset(row, b.mul(block, _EACH))
             found = b.load(_LANES, b.offset(group, _CORRECTIONS), 64)
+            upper = Value("zeroinitializer", _LANES) if are_high else found
             for i, fours in enumerate(codes):
                 values = b.load(_LANES, b.offset(group, _LINE * i), 64)
-                found = dot_fours(b, found, fours, values)
+                if are_high and i >= _FOURS // 2:
+                    upper = dot_fours(b, upper, fours, values)
+                else:
+                    found = dot_fours(b, found, fours, values)
+            if are_high:
+                found = b.add(found, b.binary("ashr", upper, 4))
             factors = b.load(scales.type, b.offset(group, _SCALES), 64)
             products = b.cast("sitofp", found, "float")
             b.set(total, b.fma(products, b.fmul(scales, factors), b.get(total)))
@@ -78,8 +85,21 @@ def rest_of(b: Builder, row: Value, blocks: Value) -> Value:
     return b.offset(row, b.mul(blocks, _EACH))
 
 
+def _are_high(dtype: DType) -> bool:
+    """Whether codes of upper halves of bytes are multiplied where they are, as 16 times a code.
+
+    Their sum is divided by 16, which is exact, and no vector has to be shifted.
+    """
+    layout = dtype.layout
+    assert layout is not None
+    return not layout.codes.table and not coding(layout).is_signed
+
+
 def _codes(b: Builder, dtype: DType, place: Value) -> list[Value]:
-    """Return vectors of four codes of each of 16 blocks, as ``dot_fours`` takes them."""
+    """Return vectors of four codes of each of 16 blocks, as ``dot_fours`` takes them.
+
+    The last four are 16 times the codes if ``_are_high``.
+    """
     layout = dtype.layout
     assert layout is not None
     at = layout.codes.parts[0].at
@@ -91,6 +111,8 @@ def _codes(b: Builder, dtype: DType, place: Value) -> list[Value]:
         ]
         quarters.append(b.join(b.join(each[0], each[1]), b.join(each[2], each[3])))
     stored = transposed(b, quarters)
+    if _are_high(dtype):
+        return [b.binary("and", v, mask) for mask in (_LOW_FOURS, ~_LOW_FOURS) for v in stored]
     halves = [
         *(b.binary("and", v, _LOW_FOURS) for v in stored),
         *(b.binary("and", b.binary("lshr", v, 4), _LOW_FOURS) for v in stored),

@@ -89,6 +89,9 @@ class Builder:
         target: The processor.
         parameters: Names and types.
         result: Type of what it returns.
+
+    Attributes:
+        weights_end: Where the weights end that the part reads, if that is known.
     """
 
     name: str
@@ -100,6 +103,7 @@ class Builder:
         ("scratch", "ptr"),
     )
     result: str = "i64"
+    weights_end: Value | None = None
     declared: dict[str, str] = field(default_factory=dict)
     _lines: list[str] = field(default_factory=list)
     _variables: list[str] = field(default_factory=list)

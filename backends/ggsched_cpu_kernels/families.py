@@ -10,6 +10,7 @@ from ggsched.ir.dtype import BF16, F16, F32, I32, Q8_0, DType
 from ggsched_cpu_kernels import (
     attention,
     attention_blocks,
+    block_fours,
     block_halves,
     block_lanes,
     convolution,
@@ -173,6 +174,10 @@ def _halves(target: Target) -> Sequence[Builder]:
     return [block_halves.round_halves("round_rows", target)]
 
 
+def _fours(target: Target) -> Sequence[Builder]:
+    return [block_fours.round_fours("round_rows", target)]
+
+
 def _rope(target: Target) -> Sequence[Builder]:
     return [
         rows.rope_table("rope_table", target),
@@ -251,6 +256,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "rows": _rows,
     "lanes": _lanes,
     "halves": _halves,
+    "fours": _fours,
     "rope": _rope,
     "add_id": _add_id,
     "bits": _bits,

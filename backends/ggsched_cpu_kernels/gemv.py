@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ggsched.ir.dtype import DType
+from ggsched.ir.dtype import F32, DType
 from ggsched_cpu_kernels.elements import load_f32
 from ggsched_cpu_kernels.emit import Builder, Value, vector_of
 from ggsched_cpu_kernels.packed_rows import exact_products, rounded_products
@@ -87,6 +87,7 @@ def gemv(
     w_row, x_row, out_row = (b.arg(slot(f"{n}_row")) for n in ("w", "x", "out"))
     count, columns = b.arg(slot("vectors")), b.arg(slot("columns"))
     last_vector = b.sub(count, 1)
+    b.weights_end = b.offset(part.w, b.mul(part.last, w_row))
     with b.loop(part.first, part.last) as row:
         w = b.offset(part.w, b.mul(row, w_row))
         with b.loop(0, count, vectors) as vector:
@@ -121,7 +122,7 @@ def _plain(b: Builder, dtype: DType, w: Value, x: Sequence[Value], columns: Valu
             b.set(totals[number], b.fma(weight, value, b.get(totals[number])))
 
     with b.loop(0, whole, step) as column:
-        fetch(b, b.offset(w, b.mul(column, size)), step * size)
+        fetch(b, b.offset(w, b.mul(column, size)), step * size, at_once=dtype is F32)
         for u in range(unroll):
             multiply(b.add(column, u * lanes), lanes, sums, u)
     near = b.binary("and", columns, -lanes)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ggsched.ir.dtype import DType
+from ggsched_cpu_kernels.block_fours import four_products, has_fours_of_blocks, rest_of_fours
 from ggsched_cpu_kernels.block_halves import half_products, has_halves, rest_of_halves
 from ggsched_cpu_kernels.block_lanes import has_lanes, lane_products, rest_of
 from ggsched_cpu_kernels.elements import (
@@ -35,6 +36,8 @@ def rounded_family(target: Target, dtype: DType) -> str:
     """Return the family of kernels that round activations for products with a packed type."""
     if has_lanes(target, dtype):
         return "lanes"
+    if has_fours_of_blocks(target, dtype):
+        return "fours"
     return "halves" if has_halves(target, dtype) else "rows"
 
 
@@ -83,8 +86,10 @@ def rounded_products(
         left = b.sub(blocks, done)
         with b.when(b.compare("ne", left, 0)):
             starts = [rounded_at(b, rest_of(b, row, done), left) for row in x]
-            place = b.offset(w, b.mul(done, dtype.block_nbytes))
-            rest = _small_blocks(b, dtype, place, starts, left)
+            several = b.udiv(done, dtype.block // BLOCK)
+            place = b.offset(w, b.mul(several, dtype.block_nbytes))
+            each = _small_blocks if dtype.block == BLOCK else _large_blocks
+            rest = each(b, dtype, place, starts, left)
             for variable, more in zip(totals, rest, strict=True):
                 b.set(variable, b.fadd(b.get(variable), more))
         return [b.get(variable) for variable in totals]
@@ -97,6 +102,7 @@ def rounded_products(
 _GROUPED: Final = {
     "lanes": (lane_products, rest_of),
     "halves": (half_products, rest_of_halves),
+    "fours": (four_products, rest_of_fours),
 }
 """By family: products of groups of blocks, and where the other blocks of a rounded row begin."""
 

@@ -5,18 +5,38 @@ from typing import Final
 
 from ggsched_cpu_kernels.emit import Builder, Value, Variable
 
-AHEAD: Final = 8192
-"""How far ahead of its use a weight is fetched, in bytes: two pages, at which processors stop."""
+FAR: Final = 8192
+"""How far ahead of its use a weight is fetched into the second cache, in bytes: two pages, at which
+processors stop. The first cache waits for few lines at a time, 16 on an Intel Xeon, which bounds
+what comes from memory; the second waits for 48."""
+
+NEAR: Final = 2048
+"""How far ahead it is fetched from there into the first."""
 
 _LINE: Final = 64
 
 Sums = list[list[Variable]]
 
 
-def fetch(b: Builder, pointer: Value, nbytes: int) -> None:
-    """Fetch what is used some time after ``nbytes`` bytes from here on."""
+def fetch(b: Builder, pointer: Value, nbytes: int, *, at_once: bool = False) -> None:
+    """Fetch what is used some time after ``nbytes`` bytes from here on.
+
+    What lies behind ``b.weights_end``, where that is known, is another thread's to fetch.
+
+    Args:
+        b: Writes the kernel.
+        pointer: What is used now.
+        nbytes: How much.
+        at_once: Into the first cache from afar: as fast where little is computed with each line,
+            and faster from the third cache.
+    """
+    near, far = b.offset(pointer, NEAR), b.offset(pointer, FAR)
+    if b.weights_end is not None:
+        far = b.select(b.compare("ult", far, b.weights_end), far, near)
     for at in range(0, nbytes, _LINE):
-        b.prefetch(b.offset(pointer, AHEAD + at))
+        b.prefetch(b.offset(far, at), level=1 if at_once else 2)
+        if not at_once:
+            b.prefetch(b.offset(near, at))
 
 
 def accumulators(b: Builder, x: Sequence[object], count: int, type_: str) -> Sums:

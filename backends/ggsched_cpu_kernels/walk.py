@@ -13,27 +13,16 @@ it its own while it computes. Numbers grow from job to job.
 Between two barriers the counters of parts are those of their parity, and member 0 resets the
 others: nobody has used these since the barrier before, and nobody does until the next.
 
-Whoever waits fetches weights that come next, see ``ahead``. A member that has nothing to do does so
-for a while, then sleeps on a semaphore of libc.
+A member that has nothing to do spins for a while, then sleeps on a semaphore of libc.
 """
 
 from typing import Final
 
-from ggsched_cpu_kernels.ahead import (
-    ENTRY_NBYTES,
-    IDLE_NBYTES,
-    NOTES,
-    WAIT_NBYTES,
-    WINDOW,
-    Ahead,
-    Notes,
-)
 from ggsched_cpu_kernels.emit import KERNEL, SCRATCH_NBYTES, Builder, Value, i64
 from ggsched_cpu_kernels.target import Target
 
-ENTRY_SLOTS: Final = ENTRY_NBYTES // 8
-"""Of an entry of a table, 64 bits each: kernel, arguments, parts, flags, weights and their bytes in
-each part (see ``ahead``)."""
+ENTRY_SLOTS: Final = 4
+"""Of an entry of a table, 64 bits each: kernel, arguments, parts, flags."""
 
 SERIAL: Final = 1
 """Flag: member 0 does all parts."""
@@ -74,7 +63,7 @@ RUN: Final = (("control", "ptr"), ("scratch", "ptr"))
 
 def control_slots(threads: int) -> int:
     """Return the length of a control block."""
-    return MEMBERS + (_OF_MEMBER + NOTES * ENTRY_SLOTS) * threads
+    return MEMBERS + _OF_MEMBER * threads
 
 
 def _slot(b: Builder, number: int) -> Value:
@@ -102,9 +91,7 @@ def _pause(b: Builder) -> None:
         b.line(f"call void @llvm.aarch64.hint(i32 {_YIELD})")
 
 
-def _walk(
-    b: Builder, member: Value, threads: Value, scratch: Value, notes: Notes | None = None
-) -> None:
+def _walk(b: Builder, member: Value, threads: Value, scratch: Value) -> None:
     table, count = b.load("ptr", _slot(b, TABLE), 8), b.load("i64", _slot(b, COUNT), 8)
     times = b.load("ptr", _slot(b, TIMES), 8)
     is_first = b.compare("eq", member, 0)
@@ -112,14 +99,8 @@ def _walk(
     is_alone = b.compare("eq", threads, 1)
     even, odd = (b.load("i64", _reached(b, member, i64(parity)), 8) for parity in (0, 1))
     reached = b.var(b.select(b.compare("sgt", even, odd), even, odd))
-    ahead = Ahead(b, table, member, WAIT_NBYTES)
-    ahead.restart()
-    if notes is not None:
-        notes.restart()
     with b.loop(0, count) as number:
-        entry = b.offset(table, b.mul(number, ENTRY_NBYTES))
-        if notes is not None:
-            notes.add(entry)
+        entry = b.offset(table, b.mul(number, 8 * ENTRY_SLOTS))
         parts = b.load("i64", b.offset(entry, 16), 8)
         flags = b.load("i64", b.offset(entry, 24), 8)
         fault = _read(b, FAULT_AT, "monotonic")
@@ -137,10 +118,7 @@ def _walk(
         is_quiet = b.binary("or", is_alone, has_none)
         with b.when(b.binary("xor", is_quiet, Value("true", "i1"))):
             b.set(reached, b.add(b.get(reached), 1))
-            ahead.pass_by(number)
-            last = b.add(number, 1 + WINDOW)
-            end = b.select(b.compare("slt", last, count), last, count)
-            _barrier(b, member, threads, b.get(reached), ahead, end)
+            _barrier(b, member, threads, b.get(reached))
         with b.when(is_timed):
             _note(b, times, b.add(number, 1))
 
@@ -190,10 +168,8 @@ def _counters(b: Builder, reached: Value) -> Value:
     return b.offset(_slot(b, NEXT), b.mul(b.binary("and", reached, 1), 8 * LINE))
 
 
-def _barrier(
-    b: Builder, member: Value, threads: Value, now: Value, ahead: Ahead, stop: Value
-) -> None:
-    """Wait until all members have reached barrier ``now``; fetch what is before ``stop``."""
+def _barrier(b: Builder, member: Value, threads: Value, now: Value) -> None:
+    """Wait until all members have reached barrier ``now``."""
     with b.when(b.compare("eq", member, 0)):
         for i in range(COUNTERS):
             counter = b.offset(_counters(b, now), 8 * i)
@@ -211,7 +187,6 @@ def _barrier(
         b.line(f"br {b.compare('sge', there, now)}, label %{end}, label %{spin}")
         b.begin(spin)
         b.set(spins, b.add(b.get(spins), 1))
-        ahead.step(stop)
         # A pause takes as long as a line that crosses between processors: not at first.
         is_early = b.compare("ult", b.get(spins), EAGER_LOOKS)
         b.line(f"br {is_early}, label %{wait}, label %{rest}")
@@ -296,20 +271,12 @@ def _line(b: Builder, member: Value) -> Value:
     return b.offset(_slot(b, MEMBERS), b.mul(member, 8 * _OF_MEMBER))
 
 
-def _notes(b: Builder, member: Value) -> Value:
-    """Return where a member keeps its notes."""
-    lines = b.mul(b.load("i64", _slot(b, THREADS), 8), 8 * _OF_MEMBER)
-    return b.offset(b.offset(_slot(b, MEMBERS), lines), b.mul(member, NOTES * ENTRY_NBYTES))
-
-
 def member(name: str, target: Target) -> Builder:
     """``void (control, id, job, scratch)``: take part in every job after ``job``, until the end."""
     b = Builder(name, target, MEMBER, "void")
     seen = b.var(b.parameter("job"))
     line = _line(b, b.parameter("id"))
     until = b.var(_idle_end(b, line))
-    notes = Notes(b, _notes(b, b.parameter("id")))
-    ahead = Ahead(b, notes.memory, b.parameter("id"), IDLE_NBYTES)
     idle, spin, sleep, doze, awake, work, quit_ = (
         b.fresh(n) for n in ("idle", "spin", "sleep", "doze", "awake", "work", "quit")
     )
@@ -318,8 +285,6 @@ def member(name: str, target: Target) -> Builder:
     b.line(f"br {b.compare('ne', now, b.get(seen))}, label %{work}, label %{spin}")
     b.begin(spin)
     _pause(b)
-    with b.when(b.compare("slt", b.get(ahead.fetched), i64(IDLE_NBYTES))):
-        ahead.step(b.get(notes.count))
     is_tired = b.compare("sgt", _nanoseconds(b, line), b.get(until))
     b.line(f"br {is_tired}, label %{sleep}, label %{idle}")
     b.begin(sleep)
@@ -340,8 +305,7 @@ def member(name: str, target: Target) -> Builder:
         b.line(f"br label %{quit_}")
         b.begin(b.fresh("after"))
     threads = b.load("i64", _slot(b, THREADS), 8)
-    _walk(b, b.parameter("id"), threads, b.parameter("scratch"), notes)
-    ahead.restart()
+    _walk(b, b.parameter("id"), threads, b.parameter("scratch"))
     b.set(until, _idle_end(b, line))
     b.line(f"br label %{idle}")
     b.begin(quit_)

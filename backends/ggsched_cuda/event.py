@@ -1,4 +1,4 @@
-"""Events: points of streams, and the verdicts on what lies before them."""
+"""Events: points of streams, and the statuses on what lies before them."""
 
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
@@ -78,11 +78,11 @@ class Point(QueuePoint):
     def __init__(
         self,
         marker: Marker | None,
-        verdicts: Sequence[PendingStatus],
+        statuses: Sequence[PendingStatus],
         where: str,
         holds: Any = None,
     ) -> None:
-        super().__init__(verdicts, where)
+        super().__init__(statuses, where)
         self.marker = marker
         self.holds = holds
 

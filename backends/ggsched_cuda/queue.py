@@ -169,7 +169,7 @@ class CudaQueue(CommandQueue[Point]):
 
     def point(self) -> Point:
         """Return the present end of the stream."""
-        verdicts = self.faults.verdicts()
+        statuses = self.faults.statuses()
         try:
             marker = self.marker()
             if self.unchecked:
@@ -180,10 +180,10 @@ class CudaQueue(CommandQueue[Point]):
                 ]
                 self.unchecked.clear()
                 self.faults.add(made)
-                verdicts += made
+                statuses += made
         except CudaError as error:
             raise self.refused("record", error) from error
-        return Point(marker, verdicts, self.name, self.behind(marker))
+        return Point(marker, statuses, self.name, self.behind(marker))
 
     def marker(self) -> Marker:
         """Record an event of the driver here."""

@@ -163,7 +163,8 @@ def _place(bits: Bits, index: str) -> tuple[str, str]:
 
 
 def _taken(bits: Bits, loaded: str, shift: str) -> str:
-    return f"((({loaded} >> ({shift})) & {(1 << bits.width) - 1}) << {bits.up})"
+    mask = (1 << bits.width) - 1
+    return f"((({loaded} >> (u8)({shift})) & (u8){mask}) << (u8){bits.up})"
 
 
 def _is_i8(x: float) -> bool:

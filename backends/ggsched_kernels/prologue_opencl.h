@@ -51,6 +51,12 @@ typedef vu16 vu16_any __attribute__((aligned(1)));
 #define VLOAD_U16(p) __builtin_convertvector(*(GLOBAL const vu16_any *)(p), vu)
 #define VSTORE_U16(v, p) (*(GLOBAL vu16_any *)(p) = __builtin_convertvector((v), vu16))
 #define VFLOAT_OF_INT(v) __builtin_convertvector((v), vf)
+#if VW == 8
+/* Sixteen bytes as they are, and half of them as integers. */
+typedef uchar16 bytes_any __attribute__((aligned(1)));
+#define LOAD_BYTES(p) (*(GLOBAL const bytes_any *)(p))
+#define INTS_OF_BYTES(bytes, upper) __builtin_convertvector((upper) ? (bytes).hi : (bytes).lo, vi)
+#endif
 #else
 #define VLOAD(p) CAT(vload, VW)(0, (GLOBAL const float *)(p))
 #define VLOAD_LOCAL(p) CAT(vload, VW)(0, (LOCAL_PTR const float *)(p))

@@ -69,16 +69,33 @@ FN vf wload(GLOBAL const u8 *block, u32 j) {
 FN float witem(GLOBAL const u8 *block, u32 j) {
   return ONE(block, j) * part_scale(block, j / PART_ELEMENTS) PLUS_PART_MIN(block, j / PART_ELEMENTS);
 }
+/* Where a vector has more bytes than integers, bits are put together in bytes, and then become integers. */
+#ifdef LOAD_BYTES
+#ifdef INTS_OF_BYTES
+#define BYTES_FIRST (PART_ELEMENTS % 16 == 0)
+#endif
+#endif
 /* That of the 32 elements at `begin` of a block. */
 FN vf wdot_piece(GLOBAL const u8 *block, u32 begin, GLOBAL const float *x) {
   vf sum = VSPLAT(0.0f);
   UNROLL for (int p = 0; p < 32; p += PART_ELEMENTS) {
     vf part = VSPLAT(0.0f), all = part;
+#if BYTES_FIRST
+    UNROLL for (int j = 0; j < PART_ELEMENTS; j += 16) {
+      bytes_any codes = CODES(LOAD_BYTES, block, begin + p + j);
+      UNROLL for (int upper = 0; upper < 2; upper++) {
+        vf xs = VLOAD(x + p + j + 8 * upper);
+        part += unpacked(INTS_OF_BYTES(codes, upper)) * xs;
+        all += xs;
+      }
+    }
+#else
     UNROLL for (int j = 0; j < PART_ELEMENTS; j += VW) {
       vf xs = VLOAD(x + p + j);
       part += MANY(block, begin + p + j) * xs;
       all += xs;
     }
+#endif
     sum += part * part_scale(block, (begin + p) / PART_ELEMENTS);
 #if defined(MIN_AT)
     sum += all * part_min(block, (begin + p) / PART_ELEMENTS);

@@ -1,4 +1,4 @@
-"""Events: the last command of a stream at some time, and the verdicts on what lies before it."""
+"""Events: the last command of a stream at some time, and the statuses on what lies before it."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -23,8 +23,8 @@ class Point(QueuePoint):
     __slots__ = ("handle",)
     polling = POLLING
 
-    def __init__(self, handle: Handle, verdicts: Sequence[PendingStatus], where: str) -> None:
-        super().__init__(verdicts, where)
+    def __init__(self, handle: Handle, statuses: Sequence[PendingStatus], where: str) -> None:
+        super().__init__(statuses, where)
         self.handle = handle
 
     def is_done(self) -> bool:

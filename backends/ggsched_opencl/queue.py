@@ -125,7 +125,7 @@ class OpenClQueue(CommandQueue[Point]):
             self._hold(check.copied)
             self._ids_unchecked = False
             self.faults.add([check])
-        return Point(self.newest, self.faults.verdicts(), self.name)
+        return Point(self.newest, self.faults.statuses(), self.name)
 
     # --- the rest ------------------------------------------------------------------------------
 

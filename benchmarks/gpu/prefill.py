@@ -32,7 +32,7 @@ from ggsched.backend.precision import VARIABLE
 from ggsched.backend.precision import Activations as Mode
 from ggsched.config import Settings
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0, DType
+from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q4_K, Q5_1, Q6_K, Q8_0, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.models.load import load_model
@@ -140,16 +140,17 @@ def _product_cases(quick: bool) -> Iterator[tuple[str, Graph]]:
 
 
 def _expert_cases(sizes: Iterable[tuple[int, ...]]) -> Iterator[tuple[str, Graph]]:
-    for dtype in (MXFP4, Q8_0, BF16, F32):
+    for dtype in (MXFP4, Q8_0, BF16, F32, Q4_K, Q6_K, Q5_1):
+        width, inner = (512, 256) if dtype.block > 32 else (160, 192)
         for tokens, own, used, experts in sizes:
             g = GraphBuilder("experts")
-            x, ids = g.input("x", (tokens, used if own > 1 else 1, 160)), None
+            x = g.input("x", (tokens, used if own > 1 else 1, width))
             ids = g.input("ids", (tokens, used), I32)
             up, gate = (
-                g.mul_mat_id(g.weight(n, (experts, 192, 160), dtype), x, ids)
+                g.mul_mat_id(g.weight(n, (experts, inner, width), dtype), x, ids)
                 for n in ("up", "gate")
             )
-            down = g.weight("down", (experts, 130, 192), dtype)
+            down = g.weight("down", (experts, 130, inner), dtype)
             yield (
                 f"{dtype} {tokens} tokens, {used} of {experts}",
                 g.build(up, g.mul_mat_id(down, g.swiglu(gate, up), ids)),

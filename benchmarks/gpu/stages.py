@@ -42,6 +42,7 @@ def measure(
     n_tokens: int,
     ubatch: int,
     rounds: int = ROUNDS,
+    batch: int | None = None,
 ) -> dict[str, Any]:
     """Return what a prompt takes on one device and on several.
 
@@ -49,13 +50,14 @@ def measure(
         spec: The model; its weights are random.
         one: Names of one device, or the device.
         several: Names of several devices, or the devices.
-        n_tokens: Tokens of the prompt, one batch.
+        n_tokens: Tokens of the prompt.
         ubatch: Tokens of a micro-batch.
         rounds: Prompts that are timed on each.
+        batch: Tokens of a batch at most; by default the prompt is one.
     """
     nothing: Any = None
     model, source = Model(nothing, spec, nothing), random_weights(spec)
-    options = SessionOptions(n_ctx=n_tokens, n_batch=n_tokens, n_ubatch=ubatch)
+    options = SessionOptions(n_ctx=n_tokens, n_batch=batch or n_tokens, n_ubatch=ubatch)
     tokens = np.random.default_rng(1).integers(0, spec.hparams.n_vocab, n_tokens).tolist()
     with (
         patch("ggsched.models.session.weight_array", lambda _, name: source(name)),
@@ -87,6 +89,7 @@ def measure(
             "closed_form": parts * p / (parts + p - 1),
             "predicted_ratio": _predicted(alone, n_tokens) / _predicted(spread, n_tokens),
             "is_joined": spread.timing.joined > 0,
+            "plans": spread.scheduler.plan_cache.misses,
             "commands": len(plan.commands),
             "launches": sum(isinstance(c, Launch) for c in plan.commands),
             "streams": len(plan.streams.streams),
@@ -122,13 +125,16 @@ def main() -> int:
     parser.add_argument("--devices", default=",".join(DEVICES), help="the first is the one alone")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="sizes of prompts")
     parser.add_argument("-ub", "--ubatch", type=int, default=UBATCH)
+    parser.add_argument("-b", "--batch", type=int, help="tokens of a batch; the whole prompt")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     asked = parser.parse_args()
     devices = asked.devices.split(",")
     spec = spec_of(MODELS[asked.model], BF16)
     cases = []
     for n_tokens in map(int, asked.tokens.split(",")):
-        found = measure(spec, devices[:1], devices, n_tokens, asked.ubatch, asked.rounds)
+        found = measure(
+            spec, devices[:1], devices, n_tokens, asked.ubatch, asked.rounds, asked.batch
+        )
         sys.stderr.write(f"{n_tokens} tokens: {found['ratio']:.2f} of one device\n")
         cases.append(found)
     ok = all(case["difference"] < CLOSE for case in cases)

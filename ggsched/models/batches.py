@@ -329,11 +329,13 @@ class Forecast:
         return self.together_s < _WORTH_IT * self.sequential_s
 
 
+_Key = tuple[tuple[str, bool], ...]
+
+
 @dataclass(frozen=True)
 class _Batch:
     joined: Joined
     constraints: Constraints
-    forecast: Forecast | None
 
 
 class MicroBatches:
@@ -365,11 +367,15 @@ class MicroBatches:
         self.mode = mode
         self.slots = DEFAULT_SLOTS if slots is None else slots
         self.lanes = lanes
-        self._batches: RecentCache[tuple[tuple[str, bool], ...], _Batch] = RecentCache(_KEPT)
+        self._batches: RecentCache[_Key, _Batch] = RecentCache(_KEPT)
+        self._forecasts: RecentCache[_Key, Forecast | None] = RecentCache(_KEPT)
+        self._paid: set[tuple[object, ...]] = set()
         self._is_cut = True
 
     def pays(self, parts: Sequence[MicroBatch]) -> bool:
         """Whether these should run as one graph.
+
+        What pays does so too where attention looks at more rows of the cache, which all stages do.
 
         Raises:
             PlanError: a part cannot be placed on the devices.
@@ -378,8 +384,13 @@ class MicroBatches:
             return False
         if self.mode == "on":
             return True
-        forecast = self.forecast(parts)
-        return forecast is not None and forecast.pays
+        sizes = (*map(_sizes, parts), *(part.is_wanted for part in parts))
+        if sizes not in self._paid:
+            forecast = self.forecast(parts)
+            if forecast is None or not forecast.pays:
+                return False
+            self._paid.add(sizes)
+        return True
 
     def count(self, parts: Sequence[MicroBatch]) -> int:
         """Return how many of the micro-batches that may run as one graph are to do so (ADR 78).
@@ -405,7 +416,7 @@ class MicroBatches:
 
     def forecast(self, parts: Sequence[MicroBatch]) -> Forecast | None:
         """Return what both ways are predicted to take; None where one device does it all."""
-        return self._batch(parts).forecast
+        return self._forecasts.get(_key(parts), lambda: self._forecast(parts))
 
     def plan(self, parts: Sequence[MicroBatch]) -> Plan:
         """Return the plan of the micro-batches as one graph."""
@@ -441,19 +452,19 @@ class MicroBatches:
         ]
 
     def _batch(self, parts: Sequence[MicroBatch]) -> _Batch:
-        key = tuple((part.graph.digest, part.is_wanted) for part in parts)
-        return self._batches.get(key, lambda: self._join(parts))
+        return self._batches.get(_key(parts), lambda: self._join(self._planned(parts)))
+
+    def _planned(self, parts: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """Return the parts as they are planned; a joined graph is planned as it is."""
+        planned = self.scheduler.planned_graph
+        return [replace(p, graph=planned(p.graph, self.constraints)) for p in parts]
 
     def _join(self, parts: Sequence[MicroBatch]) -> _Batch:
-        planned = self.scheduler.planned_graph  # a joined graph is planned as it is
-        parts = [replace(p, graph=planned(p.graph, self.constraints)) for p in parts]
         keep = [part.graph.outputs[:1] if part.is_wanted else () for part in parts]
         name = f"{parts[0].graph.name} x {len(parts)}"
         joined = join_graphs([part.graph for part in parts], keep=keep, name=name)
         constraints = self.constraints.with_slots(Slots(self.slots, joined.firsts, self.lanes))
-        joined = self._in_better_order(joined, constraints)
-        forecast = self._forecast(parts, joined, constraints) if self.mode == "auto" else None
-        return _Batch(joined, constraints, forecast)
+        return _Batch(self._in_better_order(joined, constraints), constraints)
 
     def _in_better_order(self, joined: Joined, constraints: Constraints) -> Joined:
         """Return the parts in turns where a part comes back to a device and that is faster."""
@@ -466,17 +477,16 @@ class MicroBatches:
         then = predict_step(turned.graph, other, self.rates).seconds
         return turned if then < now else joined
 
-    def _forecast(
-        self, parts: Sequence[MicroBatch], joined: Joined, constraints: Constraints
-    ) -> Forecast | None:
+    def _forecast(self, parts: Sequence[MicroBatch]) -> Forecast | None:
+        batch, parts = self._batch(parts), self._planned(parts)
         first = self.scheduler.plan(parts[0].graph, self.constraints)
         if len({s.device for s in first.splits.splits}) < 2:
             return None
         sequential_s = sum(
             self._sequential_s([p.graph for p in some]) for some in _of_one_size(parts)
         )
-        plan = self.scheduler.plan(joined.graph, constraints)
-        prediction = predict_step(joined.graph, plan, self.rates)
+        plan = self.scheduler.plan(batch.joined.graph, batch.constraints)
+        prediction = predict_step(batch.joined.graph, plan, self.rates)
         return Forecast(prediction.seconds, sequential_s, prediction.source)
 
     def _sequential_s(self, graphs: Sequence[Graph]) -> float:
@@ -493,9 +503,18 @@ class MicroBatches:
         return sum(seconds) / len(seconds) * len(graphs)
 
 
+def _key(parts: Sequence[MicroBatch]) -> _Key:
+    return tuple((part.graph.digest, part.is_wanted) for part in parts)
+
+
+def _sizes(part: MicroBatch) -> tuple[object, ...]:
+    """Return the shapes of inputs, which tell the tokens, but not the rows of the cache."""
+    return tuple(t.shape for t in part.graph.roots(Role.INPUT))
+
+
 def _of_one_size(parts: Sequence[MicroBatch]) -> Iterator[list[MicroBatch]]:
     """Yield micro-batches in a row whose inputs have the same shapes."""
-    for _, some in groupby(parts, key=lambda p: [t.shape for t in p.graph.roots(Role.INPUT)]):
+    for _, some in groupby(parts, key=_sizes):
         yield list(some)
 
 

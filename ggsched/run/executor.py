@@ -7,7 +7,6 @@ are made anew for each run, because an event is recorded once (EVT-1).
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
 from weakref import ref
@@ -238,15 +237,21 @@ class Executor:
 
     def _retire_events(self) -> None:
         """Close the events that are done; a stream of another backend may wait for the others."""
-        with nullcontext() if self._recorder is None else self._recorder.housekeeping():
-            pending = []
-            for event in (*self._retired, *self._events.values()):
-                if event.is_done:
-                    event.close()
-                else:
-                    pending.append(event)
-            self._retired = pending
-            self._events.clear()
+        if self._recorder is not None:
+            with self._recorder.housekeeping():
+                self._close_done()
+        else:
+            self._close_done()
+
+    def _close_done(self) -> None:
+        pending = []
+        for event in (*self._retired, *self._events.values()):
+            if event.is_done:
+                event.close()
+            else:
+                pending.append(event)
+        self._retired = pending
+        self._events.clear()
 
     def _set_inputs(self, inputs: Mapping[str, np.ndarray]) -> None:
         slots = self._inputs

@@ -5,7 +5,7 @@ bound to the store uses that one buffer. Streams are shared too, so that work of
 device stays in order and ``max_streams`` is not used up by plans that are idle.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -231,6 +231,10 @@ class TensorStore:
     def names(self) -> frozenset[str]:
         """Names of everything that is resident."""
         return frozenset(self._resident)
+
+    def holds(self, arenas: Iterable[Arena]) -> bool:
+        """Whether all weights, states and caches of these are resident."""
+        return all(not a.name or _key(a) in self._resident for a in arenas)
 
     def resident(self, name: str) -> Resident | None:
         """Return a weight or state that is on a device, or None."""

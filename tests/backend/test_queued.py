@@ -44,8 +44,8 @@ def clock(monkeypatch):
 class Point(QueuePoint):
     polling = Polling(spin_s=0.0, share=1.0)
 
-    def __init__(self, verdicts=(), *, ended=True, error=None):
-        super().__init__(verdicts, "q:0 stream 0")
+    def __init__(self, statuses=(), *, ended=True, error=None):
+        super().__init__(statuses, "q:0 stream 0")
         self.ended, self.error = ended, error
 
     def is_done(self):
@@ -56,7 +56,7 @@ class Point(QueuePoint):
 
 
 class Later:
-    """A verdict that the test gives."""
+    """A status that the test decides."""
 
     def __init__(self):
         self.is_settled, self.found = False, None
@@ -119,32 +119,32 @@ def test_the_first_fault_stays_and_is_raised_afresh():
         seen.append(raised.value)
     assert seen[0] is not seen[1]
     assert (seen[0].where, seen[0].why) == (FAULT.where, FAULT.why)
-    (passed_on,) = faults.verdicts()
+    (passed_on,) = faults.statuses()
     assert str(passed_on.fault()) == str(FAULT)
 
 
-def test_a_verdict_counts_when_it_is_given():
-    faults, verdict = ErrorState(), Later()
-    faults.add([verdict])
+def test_a_status_counts_when_it_is_given():
+    faults, status = ErrorState(), Later()
+    faults.add([status])
     assert faults.known() is None
-    assert faults.verdicts() == [verdict]
-    verdict.is_settled, verdict.found = True, FAULT
+    assert faults.statuses() == [status]
+    status.is_settled, status.found = True, FAULT
     assert faults.known() is FAULT
-    verdict.found = None
+    status.found = None
     faults.all_is_well()
     assert faults.known() is FAULT, "a stream stays poisoned"
-    assert [str(v.fault()) for v in faults.verdicts()] == [str(FAULT)]
+    assert [str(v.fault()) for v in faults.statuses()] == [str(FAULT)]
 
 
-def test_verdicts_that_ended_well_do_not_pile_up():
-    faults, verdicts = ErrorState(), [Later() for _ in range(3 * MANY)]
+def test_statuses_that_ended_well_do_not_pile_up():
+    faults, statuses = ErrorState(), [Later() for _ in range(3 * MANY)]
     bad = Later()
     bad.is_settled, bad.found = True, FAULT
     faults.add([bad])
-    for verdict in verdicts:
-        faults.add([verdict])
-        assert verdict in faults.verdicts()
-        verdict.is_settled = True
+    for status in statuses:
+        faults.add([status])
+        assert status in faults.statuses()
+        status.is_settled = True
     assert len(faults) <= MANY + 1
     assert faults.known() is FAULT
     faults.all_is_well()
@@ -175,7 +175,7 @@ def test_an_event_is_a_point(event):
     wait()
 
 
-@pytest.mark.parametrize("how", ["library", "verdict"])
+@pytest.mark.parametrize("how", ["library", "status"])
 def test_whoever_waits_learns_of_a_fault(event, how):
     point = Point(error=FAULT) if how == "library" else Point([Later(), KnownStatus(FAULT)])
     event.mark(point)

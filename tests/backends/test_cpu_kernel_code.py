@@ -22,6 +22,7 @@ from ggsched_cpu_kernels.library import Library  # noqa: E402
 from ggsched_cpu_kernels.target import AARCH64, AVX2, AVX512, Target  # noqa: E402
 
 TARGETS = {"avx2": AVX2, "avx512": AVX512, "aarch64": AARCH64}
+AVX512_VBMI = Target(AVX512.triple, AVX512.cpu, f"{AVX512.features},+avx512vbmi")
 AVX512_BF16 = Target(AVX512.triple, "cooperlake", f"{AVX512.features},+avx512bf16")
 AVX_VNNI = Target(AVX2.triple, "alderlake", f"{AVX2.features},+avxvnni")
 PLAIN_ARM = Target(AARCH64.triple, "cortex-a72", "+neon")
@@ -61,6 +62,7 @@ def test_families_for_other_processors(name, family):
         (AVX512, "gemv_q4_0_int8", r"vpunpckhqdq\s.*%zmm"),
         (AVX512, "gemv_mxfp4_int8", r"vpunpckhqdq\s.*%zmm"),
         (AVX512, "gemv_q8_0_int8", r"vpunpckhqdq\s.*%zmm"),
+        (AVX512_VBMI, "gemv_q4_k_int8", r"vpunpckhqdq\s.*%zmm"),
         (AVX_VNNI, "gemv_q4_0_int8", r"vpdpbusd\s.*%ymm"),
         (AVX512, "gemv_f16_f32", r"vcvtph2ps\s.*%zmm"),
         (AVX512, "gemv_bf16_f32", r"vfmadd\w+ps\s.*%zmm"),

@@ -11,8 +11,10 @@ VENDORS = {"pyopencl", "cuda", "nvmath", "cupy"}
 CHECKERS = {"run", "trace", "sanitize"}
 
 
-def _imported(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def _imported(path, among):
+    """Yield modules that a file imports; one that names none of some packages is not parsed."""
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)) if any(name in text for name in among) else ():
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -40,7 +42,7 @@ def test_vendor_libraries_stay_in_the_driver():
         f"{name_of(path)} imports {module}"
         for path in python_files(*CODE)
         if path.name != "driver.py"
-        for module in _imported(path)
+        for module in _imported(path, VENDORS)
         if module.partition(".")[0] in VENDORS
     ]
     assert not wrong, wrong
@@ -50,7 +52,7 @@ def test_plugins_are_not_imported_through_their_folder():
     wrong = [
         f"{name_of(path)} imports {module}"
         for path in python_files("ggsched", "backends", "tests", "benchmarks", "examples")
-        for module in _imported(path)
+        for module in _imported(path, ("backends",))
         if module.partition(".")[0] == "backends"
     ]
     assert not wrong, wrong

@@ -75,23 +75,35 @@ SPLITS = {
 }
 
 
+def share(number):
+    """Return sums of its own for each of several tests."""
+    return slice(20 * number, 20 * number + 20)
+
+
 @pytest.mark.parametrize("name", SPLITS)
 @pytest.mark.parametrize("n_ubatch", [2, 64])
 def test_same_tokens_on_two_cpu_devices(name, n_ubatch):
-    got = answers(held_out(500)[:60], ["cpu:0", "cpu:1"], SPLITS[name], n_ubatch)
-    assert got == on_one_device(500)[:60]
+    some = share(list(SPLITS).index(name) + len(SPLITS) * (n_ubatch == 64))
+    got = answers(held_out(500)[some], ["cpu:0", "cpu:1"], SPLITS[name], n_ubatch)
+    assert got == on_one_device(500)[some]
 
 
-@pytest.mark.parametrize(
-    "offload",
-    [Offload(), Offload(n_gpu_layers=2), Offload(n_cpu_moe=2), rules("exps=opencl:0", ".=cpu:0")],
-    ids=["all", "-ngl 2", "--n-cpu-moe 2", "-ot"],
-)
-def test_same_tokens_with_opencl(offload):
+WITH_OPENCL = {
+    "all": Offload(),
+    "-ngl 2": Offload(n_gpu_layers=2),
+    "--n-cpu-moe 2": Offload(n_cpu_moe=2),
+    "-ot": rules("exps=opencl:0", ".=cpu:0"),
+}
+
+
+@pytest.mark.parametrize("name", WITH_OPENCL)
+def test_same_tokens_with_opencl(name):
     ready = {d.name for s in discover() for d in s.devices if d.state == "ready"}
     if "opencl:0" not in ready:
         pytest.skip("no OpenCL device")
-    assert answers(held_out(500)[:40], ["opencl:0", "cpu:0"], offload) == on_one_device(500)[:40]
+    some = share(2 * len(SPLITS) + list(WITH_OPENCL).index(name))
+    got = answers(held_out(500)[some], ["opencl:0", "cpu:0"], WITH_OPENCL[name])
+    assert got == on_one_device(500)[some]
 
 
 @pytest.mark.slow

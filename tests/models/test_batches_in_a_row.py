@@ -39,8 +39,8 @@ def fed(s, tokens):
     return s.feed(tokens)
 
 
-def stage_seconds(made, p, tokens, options):
-    """Feed tokens to p devices, when all plans are made; return when each stage had each part.
+def stage_seconds(made, p, tokens, options, prompts=2):
+    """Feed prompts to p devices; return what each stage took for each part of the last.
 
     Returns:
         The seconds of each micro-batch in each stage, and the seconds of the prompt.
@@ -49,7 +49,9 @@ def stage_seconds(made, p, tokens, options):
         expected = s.feed(tokens)
     world = SimWorld.of_topology(gpus(p), costs=COSTS)
     with Session(made, world.open_all(), options) as s:
-        np.testing.assert_allclose(fed(s, tokens), expected, rtol=1e-4, atol=1e-5)
+        s.feed(tokens[:1])  # weights are loaded
+        for _ in range(prompts - 1):
+            np.testing.assert_allclose(fed(s, tokens), expected, rtol=1e-4, atol=1e-5)
         began = world.host_s
         np.testing.assert_allclose(fed(s, tokens), expected, rtol=1e-4, atol=1e-5)
         took = world.host_s - began
@@ -71,6 +73,14 @@ def test_batches_in_a_row_do_not_drain_the_pipeline(p, batches, tmp_path):
     drained = sum(map(flow_shop_s, each))
     assert took == pytest.approx(flow_shop_s(rows), rel=0.01)
     assert took < 0.9 * drained
+
+
+@pytest.mark.parametrize(("p", "batches"), [(2, 5), (3, 3)])
+def test_the_first_prompt_of_a_length_does_not_drain_it_either(p, batches, tmp_path):
+    """Plans are bound while others run, for they bring neither weights nor states."""
+    tokens = [t * t % 16 for t in range(batches * TOGETHER * STEP)]
+    rows, took = stage_seconds(model(tmp_path, p), p, tokens, OPTIONS, prompts=1)
+    assert took == pytest.approx(flow_shop_s(rows), rel=0.01)
 
 
 @settings(max_examples=3, deadline=None)

@@ -3,10 +3,11 @@
 import threading
 from collections.abc import Sequence
 from time import sleep
+from typing import Any
 
 from ggsched.backend.base import BaseBuffer, BaseDevice, BaseEvent, BaseProgram, BaseStream
 from ggsched.backend.program import BoundNode
-from ggsched.backend.protocols import Stream
+from ggsched.backend.protocols import HostMemory, Stream
 from tests.mutants.baselines import CPU
 from tests.mutants.mutant import breaks
 
@@ -45,6 +46,11 @@ class PoolOfOneThread(BaseDevice):
         kept["at"] = at + -(-max(nbytes, 1) // 64) * 64
         made._memory = kept["block"][at : at + nbytes]
         return made
+
+    def write_memory(self, memory: Any, offset: int, source: HostMemory) -> None:
+        """Let other threads write before what was written is read."""
+        super().write_memory(memory, offset, source)
+        sleep(MOMENT_S)
 
 
 @breaks("STR-6", "Programs that two threads compile at once are mixed up.", CPU)

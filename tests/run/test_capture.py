@@ -347,9 +347,27 @@ def test_peers_whose_capture_together_is_refused_are_captured_apart():
         device.close()
 
 
+def calls_of(origin, monkeypatch):
+    """Return a list to which a stream's records and replays are added."""
+    calls = []
+    for name in ("record", "replay"):
+        whole = getattr(type(origin), name)
+
+        def noted(stream, given, name=name, whole=whole):
+            if stream is origin:
+                calls.append(name)
+            return whole(stream, given)
+
+        monkeypatch.setattr(type(origin), name, noted)
+    return calls
+
+
 @pytest.mark.parametrize("peers", [False, True])
-def test_what_only_the_next_run_waits_for_does_not_cut_a_graph(peers):
-    """Two micro-batches at once whose logits nobody wants are one graph, like others."""
+def test_what_only_the_next_run_waits_for_does_not_cut_a_graph(peers, monkeypatch):
+    """Two micro-batches at once whose logits nobody wants are one graph, like others.
+
+    What the next run waits for is recorded behind the graph, where it says that all of it is done.
+    """
     graph, new, weights, parts = shared(2, peers=peers)
     devices = [open_backend().open_device(i) for i in range(2)]
     store = TensorStore(devices, parts, timeout_s=30)
@@ -383,6 +401,10 @@ def test_what_only_the_next_run_waits_for_does_not_cut_a_graph(peers):
                 np.testing.assert_allclose(got, array, rtol=1e-5, atol=1e-6, err_msg=str(wanted))
         store.drain()
     assert [capture.report.captures for _, _, capture in made] == [1, 1]
+    calls = calls_of(made[0][1]._resources.streams[segment.streams[0]], monkeypatch)
+    made[0][2].calls[0]()
+    assert calls == ["replay"] + ["record"] * (len(segment.renewed) + bool(segment.tied))
+    store.drain()
     for _, executor, captured in made:
         captured.close()
         executor.close()

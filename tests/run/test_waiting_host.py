@@ -129,10 +129,12 @@ class TestStream:
             latch.entered.wait(10)
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
         thread = threading.Thread(target=interrupt)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             stream.__run_here__(lambda: stream.wait(latch), [])
+        signal.signal(signal.SIGINT, before)
         thread.join()
         assert not stream.is_done
         latch.open()

@@ -124,9 +124,7 @@ def _product_task(
     values |= {"chunks": chunks, "chunk_rows": chunk_rows}
     args = tuple(values.get(name, 0) for name in SLOTS)
     is_serial = threads == 1 or read < SERIAL_NBYTES or matrices * chunks == 1
-    is_known = matrices == 1 and "ids" not in values and not is_serial
-    weights = (values["w"], chunk_rows * values["w_row"]) if is_known else (0, 0)
-    return Task(kernel, args, matrices * chunks, is_serial, rows, tuple(keeps), keeps[-1], weights)
+    return Task(kernel, args, matrices * chunks, is_serial, rows, tuple(keeps), keeps[-1])
 
 
 def _vectors_kernel(vectors: int) -> int:

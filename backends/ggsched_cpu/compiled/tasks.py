@@ -36,8 +36,6 @@ class Task:
         rows: Rows among which its ids choose; 0 if it has none.
         keeps: What has to stay in memory.
         written: The one of ``keeps`` that it writes, if these are all that it touches.
-        weights: The address from which the first part reads a weight, and its bytes in each part,
-            which follow each other; zeros if that is not so. See ``ggsched_cpu_kernels.ahead``.
     """
 
     kernel: int
@@ -47,7 +45,6 @@ class Task:
     rows: int = 0
     keeps: tuple[Array, ...] = ()
     written: Array | None = None
-    weights: tuple[int, int] = (0, 0)
 
 
 def address(a: Array) -> int:

@@ -231,7 +231,7 @@ class CommandQueue(CommandSink, Generic[P]):
             self.faults.poison(point.failure())
         else:
             self.enqueue_wait(point)
-        self.faults.add(point.verdicts)
+        self.faults.add(point.statuses)
 
     def require_eager(self, what: str) -> None:
         """Refuse nothing: there is no capture."""

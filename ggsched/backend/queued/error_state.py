@@ -1,8 +1,8 @@
-"""What became of work whose failure the library does not tell.
+"""The outcome of work whose failure the library does not report.
 
-A queue may know nothing of some things that go wrong, such as an id out of range in a kernel. Each
-is kept in a small object, a *verdict*, that travels with events, so that whoever waits for work
-learns of its failure, also across streams (ERR-2, EVT-6).
+A queue may not know of some failures, such as an id out of range in a kernel. Each is kept in a
+small object, a *pending status*, that travels with events, so that whoever waits for work learns of
+its failure, also across streams (ERR-2, EVT-6).
 """
 
 import threading
@@ -29,7 +29,7 @@ class PendingStatus(Protocol):
 
 
 class KnownStatus:
-    """The verdict of a stream that is poisoned already."""
+    """The status of a stream that is poisoned already."""
 
     is_settled = True
 
@@ -44,18 +44,18 @@ class KnownStatus:
 class ErrorState:
     """What has gone wrong on a stream, and what may yet be found to have (ERR-2)."""
 
-    __slots__ = ("_first", "_lock", "_verdicts")
+    __slots__ = ("_first", "_lock", "_statuses")
 
     def __init__(self) -> None:
         self._first: DeviceFault | None = None
         self._lock = threading.Lock()
-        self._verdicts: list[PendingStatus] = []
+        self._statuses: list[PendingStatus] = []
 
-    def add(self, verdicts: Iterable[PendingStatus]) -> None:
+    def add(self, statuses: Iterable[PendingStatus]) -> None:
         """Depend on more work, of this stream or of one that it waits for."""
-        self._verdicts.extend(verdicts)
-        if len(self._verdicts) > MANY:
-            self._verdicts = [v for v in self._verdicts if not v.is_settled or v.fault()]
+        self._statuses.extend(statuses)
+        if len(self._statuses) > MANY:
+            self._statuses = [v for v in self._statuses if not v.is_settled or v.fault()]
 
     def poison(self, fault: DeviceFault | None) -> None:
         """Remember a fault, if there is one, unless another one was first."""
@@ -65,8 +65,8 @@ class ErrorState:
 
     def known(self) -> DeviceFault | None:
         """Return the first fault that is known; never blocks."""
-        if self._first is None and self._verdicts:
-            self.poison(first_fault(self._verdicts))
+        if self._first is None and self._statuses:
+            self.poison(first_fault(self._statuses))
         return self._first
 
     def require_none(self) -> None:
@@ -79,25 +79,25 @@ class ErrorState:
         if fault is not None:
             raise reraise_copy(fault)
 
-    def verdicts(self) -> list[PendingStatus]:
+    def statuses(self) -> list[PendingStatus]:
         """Return what an event that is recorded now has to pass on (EVT-6)."""
         if self._first is None:
-            return list(self._verdicts)
-        return [KnownStatus(self._first), *self._verdicts]
+            return list(self._statuses)
+        return [KnownStatus(self._first), *self._statuses]
 
     def all_is_well(self) -> None:
-        """Drop all verdicts: the work is complete, and none of it failed."""
-        self._verdicts.clear()
+        """Drop all statuses: the work is complete, and none of it failed."""
+        self._statuses.clear()
 
     def __len__(self) -> int:
-        """Return the number of verdicts that are kept."""
-        return len(self._verdicts)
+        """Return the number of statuses that are kept."""
+        return len(self._statuses)
 
 
-def first_fault(verdicts: Iterable[PendingStatus]) -> DeviceFault | None:
+def first_fault(statuses: Iterable[PendingStatus]) -> DeviceFault | None:
     """Return the first fault that is known."""
-    for verdict in verdicts:
-        fault = verdict.fault()
+    for status in statuses:
+        fault = status.fault()
         if fault is not None:
             return fault
     return None

@@ -19,18 +19,18 @@ class QueuePoint(ABC):
     """One point of one queue, as long as anybody wants to know.
 
     Args:
-        verdicts: On the work before it.
+        statuses: On the work before it.
         where: Name of the stream.
 
     Attributes:
         polling: How to wait for it.
     """
 
-    __slots__ = ("verdicts", "where")
+    __slots__ = ("statuses", "where")
     polling: ClassVar[Polling]
 
-    def __init__(self, verdicts: Iterable[PendingStatus], where: str) -> None:
-        self.verdicts = tuple(verdicts)
+    def __init__(self, statuses: Iterable[PendingStatus], where: str) -> None:
+        self.statuses = tuple(statuses)
         self.where = where
 
     @abstractmethod
@@ -43,7 +43,7 @@ class QueuePoint(ABC):
 
     def fault(self) -> DeviceFault | None:
         """Return the fault if work before it is known to have failed."""
-        return self.failure() or first_fault(self.verdicts)
+        return self.failure() or first_fault(self.statuses)
 
     def require(self, timeout_s: float) -> None:
         """Block until done (STR-5, EVT-5).
