@@ -19,10 +19,10 @@ from typing import Final
 from ggsched.ir.dtype import Q4_K, DType
 from ggsched_cpu_kernels.block_lanes import transposed
 from ggsched_cpu_kernels.emit import Builder, Value, constant
-from ggsched_cpu_kernels.int_dot import BLOCK, dot_fours, round_block, round_values, rounded_at
+from ggsched_cpu_kernels.int_dot import BLOCK, dot_fours
+from ggsched_cpu_kernels.round_groups import GroupedBlock, round_groups
 from ggsched_cpu_kernels.sums import accumulators, fetch
 from ggsched_cpu_kernels.target import Target
-from ggsched_cpu_kernels.vectors import Row, over_rows, own_slot
 
 GROUP: Final = 32
 """Blocks of 32 activations."""
@@ -136,40 +136,23 @@ def _scales(b: Builder, places: Sequence[Value]) -> tuple[list[Value], list[Valu
 
 def round_fours(name: str, target: Target) -> Builder:
     """Operand x; result, whose rows are rounded ones; ``correction_factor``. Columns are blocks."""
-    b = Builder(name, target)
-    factor = b.cast("trunc", b.arg(own_slot(2)), "i32")
+    return round_groups(name, target, GROUP, _EACH, _store, rest_of_fours)
 
-    def row(row: Row) -> None:
-        x, out = row.pointers
-        whole = b.binary("and", row.columns, -GROUP)
 
-        def values(block: Value) -> Value:
-            return b.load(f"<{BLOCK} x float>", b.offset(x, b.mul(block, 4 * BLOCK)), 4)
-
-        with b.loop(0, whole) as block:
-            inside = b.binary("and", block, GROUP - 1)
-            group = b.offset(out, b.mul(b.sub(block, inside), _EACH))
-            number, part = b.binary("lshr", inside, 3), b.binary("and", inside, _PARTS - 1)
-            half, odd = b.binary("lshr", part, 2), b.binary("and", part, 1)
-            which = b.add(b.mul(half, 2), odd)
-            lane = b.add(b.mul(b.binary("and", part, 2), 4), number)
-            place = b.offset(group, b.add(b.mul(which, 4 * _LINE), b.mul(lane, 4)))
-            integers, scale = round_values(b, values(block))
-            fours = b.bitcast(b.cast("trunc", integers, "i8"), f"<{BLOCK // 4} x i32>")
-            for v in range(BLOCK // 4):
-                at = _LINE * (v % 4) + 16 * (v // 4)
-                b.store(b.extract(fours, v), b.offset(place, at), 4)
-            sixteenth = b.select(b.compare("ne", odd, 0), b.fmul(scale, 1 / 16), scale)
-            scale_at = b.offset(group, b.add(b.mul(which, _LINE), b.mul(lane, 4)))
-            for i in (0, 1):
-                b.store(sixteenth, b.offset(scale_at, _SCALES + 16 * i), 4)
-            total = b.intrinsic("vector.reduce.add", integers, type_="i32")
-            below = b.fmul(b.fmul(b.cast("sitofp", total, "float"), scale), -1.0)
-            order = b.add(b.mul(b.binary("and", part, 3), 16), b.mul(number, 4))
-            b.store(below, b.offset(b.offset(group, b.add(b.mul(half, _LINE), order)), _TOTALS), 4)
-        to = rounded_at(b, rest_of_fours(b, out, whole), b.sub(row.columns, whole))
-        with b.loop(whole, row.columns) as block:
-            round_block(b, values(block), factor, to.at(b, b.sub(block, whole)))
-
-    over_rows(b, 2, row)
-    return b
+def _store(b: Builder, block: GroupedBlock) -> None:
+    number, part = b.binary("lshr", block.number, 3), b.binary("and", block.number, _PARTS - 1)
+    half, odd = b.binary("lshr", part, 2), b.binary("and", part, 1)
+    which = b.add(b.mul(half, 2), odd)
+    lane = b.add(b.mul(b.binary("and", part, 2), 4), number)
+    place = b.offset(block.group, b.add(b.mul(which, 4 * _LINE), b.mul(lane, 4)))
+    for v in range(BLOCK // 4):
+        at = _LINE * (v % 4) + 16 * (v // 4)
+        b.store(b.extract(block.fours, v), b.offset(place, at), 4)
+    sixteenth = b.select(b.compare("ne", odd, 0), b.fmul(block.scale, 1 / 16), block.scale)
+    scale_at = b.offset(block.group, b.add(b.mul(which, _LINE), b.mul(lane, 4)))
+    for i in (0, 1):
+        b.store(sixteenth, b.offset(scale_at, _SCALES + 16 * i), 4)
+    total = b.intrinsic("vector.reduce.add", block.integers, type_="i32")
+    below = b.fmul(b.fmul(b.cast("sitofp", total, "float"), block.scale), -1.0)
+    order = b.add(b.mul(b.binary("and", part, 3), 16), b.mul(number, 4))
+    b.store(below, b.offset(b.offset(block.group, b.add(b.mul(half, _LINE), order)), _TOTALS), 4)

@@ -19,14 +19,11 @@ from ggsched_cpu_kernels.emit import Builder, Value, constant
 from ggsched_cpu_kernels.int_dot import (
     BLOCK,
     dot_fours,
-    round_block,
-    round_values,
-    rounded_at,
     stored_codes,
 )
+from ggsched_cpu_kernels.round_groups import GroupedBlock, round_groups
 from ggsched_cpu_kernels.sums import accumulators, fetch
 from ggsched_cpu_kernels.target import Target
-from ggsched_cpu_kernels.vectors import Row, over_rows, own_slot
 
 GROUP: Final = 16
 
@@ -179,30 +176,13 @@ def _scales(b: Builder, dtype: DType, place: Value) -> Value:
 
 def round_lanes(name: str, target: Target) -> Builder:
     """Operand x; result, whose rows are rounded ones; ``correction_factor``. Columns are blocks."""
-    b = Builder(name, target)
-    factor = b.cast("trunc", b.arg(own_slot(2)), "i32")
+    return round_groups(name, target, GROUP, _EACH, _store, rest_of)
 
-    def row(row: Row) -> None:
-        x, out = row.pointers
-        whole = b.binary("and", row.columns, -GROUP)
 
-        def values(block: Value) -> Value:
-            return b.load(f"<{BLOCK} x float>", b.offset(x, b.mul(block, 4 * BLOCK)), 4)
-
-        with b.loop(0, whole) as block:
-            lane = b.binary("and", block, GROUP - 1)
-            group = b.offset(out, b.mul(b.sub(block, lane), _EACH))
-            place = b.offset(group, b.mul(lane, 4))
-            integers, scale = round_values(b, values(block))
-            fours = b.bitcast(b.cast("trunc", integers, "i8"), f"<{_FOURS} x i32>")
-            for i in range(_FOURS):
-                b.store(b.extract(fours, i), b.offset(place, _LINE * i), 4)
-            b.store(scale, b.offset(place, _SCALES), 4)
-            total = b.intrinsic("vector.reduce.add", integers, type_="i32")
-            b.store(b.mul(total, factor), b.offset(place, _CORRECTIONS), 4)
-        to = rounded_at(b, rest_of(b, out, whole), b.sub(row.columns, whole))
-        with b.loop(whole, row.columns) as block:
-            round_block(b, values(block), factor, to.at(b, b.sub(block, whole)))
-
-    over_rows(b, 2, row)
-    return b
+def _store(b: Builder, block: GroupedBlock) -> None:
+    place = b.offset(block.group, b.mul(block.number, 4))
+    for i in range(_FOURS):
+        b.store(b.extract(block.fours, i), b.offset(place, _LINE * i), 4)
+    b.store(block.scale, b.offset(place, _SCALES), 4)
+    total = b.intrinsic("vector.reduce.add", block.integers, type_="i32")
+    b.store(b.mul(total, block.factor), b.offset(place, _CORRECTIONS), 4)
