@@ -56,9 +56,8 @@ from ggsched_cuda_kernels.products import (
 )
 from ggsched_cuda_kernels.rope_tokens import join_tokens
 from ggsched_cuda_kernels.same_rows import join_same_rows
-from ggsched_cuda_kernels.tiles import BY_BYTES, fits_experts, fits_rows, lower_experts, lower_rows
 from ggsched_cuda_kernels.tiles import DTYPES as TILED
-from ggsched_cuda_kernels.unpacked_experts import fits_unpacked_experts, lower_unpacked_experts
+from ggsched_cuda_kernels.tiles import fits_experts, fits_rows, lower_experts, lower_rows
 from ggsched_cuda_kernels.warp_specialized.experts import EXPERT_PATTERNS, join_experts
 from ggsched_cuda_kernels.warp_specialized.moe_fused_routing import ROUTED, join_routed
 from ggsched_cuda_kernels.warp_specialized.rows import GEMV_PATTERNS, join_products
@@ -127,13 +126,6 @@ TABLE: Final[tuple[KernelRule, ...]] = (
     KernelRule("cublas 2 x bf16", "mul_mat", frozenset({"bf16"}), fits_split, lower_split),
     KernelRule("cublas unpacked to bf16", "mul_mat", _PACKED, fits_unpacked, lower_unpacked),
     KernelRule("experts by tiles", "mul_mat_id", TILED, fits_experts, lower_experts),
-    KernelRule(
-        "experts unpacked",
-        "mul_mat_id",
-        BY_BYTES,
-        fits_unpacked_experts,
-        lower_unpacked_experts,
-    ),
     KernelRule("attention of few tokens", "attention", PLAIN, fits_attention, lower_attention),
     KernelRule("attention on tensor cores", "attention", FLASH, fits_flash, lower_flash),
     KernelRule(

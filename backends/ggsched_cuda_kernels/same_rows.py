@@ -7,6 +7,7 @@ values of 512 tokens are 32 tiles each.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from math import prod
 from typing import Final
 
@@ -15,7 +16,7 @@ from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.operands import is_same, meet
 from ggsched_cuda_kernels.products import fits_rounded, lower_rounded_together
 from ggsched_cuda_kernels.tiles import DTYPES as TILED
-from ggsched_cuda_kernels.tiles import fits_rows, lower_rows_together
+from ggsched_cuda_kernels.tiles import fits_rows, fits_together, lower_rows_together
 from ggsched_kernels import TuningProfile
 from ggsched_kernels.lower_warps import can_join_blocks, columns_at_once, lower_blocks
 from ggsched_kernels.retained import Retained
@@ -34,6 +35,11 @@ def join_same_rows(
         if len(group) > 1 or not _is_product(site) or not _is_alike(site, sites):
             break
         sites.append(site)
+    if sites and _by_batch(sites[0]):
+        if fits_together(sites):
+            lower_rows_together(sites)
+            return _joined(sites)
+        sites = list(takewhile(lambda site: _is_shaped_like(site, sites[0]), sites))
     if len(sites) < 2:
         return None
     if _by_tiles(sites[0]):
@@ -42,9 +48,12 @@ def join_same_rows(
         lower_rounded_together(sites)
     else:
         lower_blocks(*sites)
+    return _joined(sites)
+
+
+def _joined(sites: Sequence[CudaLoweringContext]) -> tuple[int, CudaLoweringContext]:
     last = sites[-1]
-    calls = sites[0].calls
-    last.calls = [replace(call, label=last.node.label) for call in calls]
+    last.calls = [replace(call, label=last.node.label) for call in sites[0].calls]
     return len(sites), last
 
 
@@ -87,17 +96,21 @@ def _is_alike(site: CudaLoweringContext, others: Sequence[CudaLoweringContext]) 
         is_same_x = is_same(x, rows) and (x.shape, x.strides) == (rows.shape, rows.strides)
         if not is_same_x or weight.dtype is not w.dtype or _by_tiles(other) != _by_tiles(site):
             return False
-        if _by_batch(site):
-            if (w.shape, w.strides) != (weight.shape, weight.strides):
-                return False
-            if node.output.strides != other.node.output.strides:
-                return False
-        elif not _by_tiles(site) and not can_join_blocks(site, other):
+        if not (_by_tiles(site) or _by_batch(site)) and not can_join_blocks(site, other):
             return False
         made = other.node.output
         if any(meet(made, o) for o in (w, x, node.output)) or meet(node.output, weight):
             return False
     return True
+
+
+def _is_shaped_like(site: CudaLoweringContext, other: CudaLoweringContext) -> bool:
+    """Whether two products can be batches of one."""
+    (w, weight), (y, made) = (
+        (site.node.inputs[0], other.node.inputs[0]),
+        (site.node.output, other.node.output),
+    )
+    return (w.shape, w.strides, y.strides) == (weight.shape, weight.strides, made.strides)
 
 
 __all__ = ["join_same_rows"]

@@ -78,29 +78,27 @@ CUTS: Final = {
 """By type of the weight. More of a row at once reads fewer sectors twice."""
 
 
-def _both(blocks: int, stages: int, tiles: int = 2, resident: int = 3) -> tuple[Cut, Cut]:
-    cut = Cut(blocks, stages, tiles=tiles, resident=resident)
-    return cut, cut
-
-
 FEW: Final[Mapping[int, Mapping[str, tuple[Cut, Cut]]]] = {
     16: {
         "q8_0": (Cut(6, 2, 8, 1, 2), Cut(4, 2, 4, 1, 4)),
         "q4_0": (Cut(8, 3, 4, 2, 2), Cut(4, 3, 4, 1, 4)),
         "mxfp4": (Cut(8, 3, 4, 2, 2), Cut(4, 3, 4, 1, 4)),
-        **_by_bytes(_both(8, 3, resident=2), long=_both(4, 2, resident=4)),
+        "bf16": (Cut(4, 3, 4, 1, 2), Cut(4, 3, 4, 1, 2)),
+        **_by_bytes((Cut(8, 3, 4, 2, 2),) * 2, long=(Cut(4, 2, 8, 1, 2),) * 2),
+        "q6_k": (Cut(4, 2, 4, 1, 4), Cut(4, 2, 4, 1, 4)),
     },
     32: {
         "q8_0": (Cut(6, 2, 8, 1, 2), Cut(4, 2, 4, 2, 2)),
         "q4_0": (Cut(4, 3, 8, 1, 2), Cut(4, 2, 4, 2, 2)),
         "mxfp4": (Cut(4, 3, 8, 1, 2), Cut(4, 2, 4, 2, 2)),
-        **_by_bytes(_both(4, 3, tiles=1, resident=4), long=_both(2, 2, tiles=1, resident=4)),
+        "bf16": (Cut(4, 3, 4, 1, 2), Cut(4, 3, 4, 1, 2)),
+        **_by_bytes((Cut(4, 3, 4, 1, 4),) * 2, long=(Cut(4, 2, 4, 1, 4),) * 2),
     },
     64: {
         "q8_0": (Cut(4, 2, 4, 2, 2), Cut(4, 2, 8, 1, 2)),
         "q4_0": (Cut(4, 2, 8, 1, 2), Cut(4, 2, 8, 1, 2)),
         "mxfp4": (Cut(4, 2, 8, 1, 2), Cut(4, 2, 8, 1, 2)),
-        **_by_bytes(_both(4, 3, resident=2), long=_both(2, 2, resident=2)),
+        **_by_bytes((Cut(4, 2, 4, 1, 4),) * 2, long=(Cut(4, 2, 8, 1, 2),) * 2),
     },
 }
 """For one weight and x in one plane, where there are clusters: by most rows and type of the weight,
@@ -109,7 +107,7 @@ for weights of many rows and of few.
 Time is that of reading the weight, so stretches are long. Cuts are the best of 18 on an H200 for
 the weights of an 8B (gate and up 28,672 rows, queries, keys and values 6,144; the two others 4,096,
 which clusters share most): with 32 rows of x in q8_0 77, 23, 16 and 50 us, before 122, 32, 18, 57.
-Those of types that become bytes are not measured.
+Those of types that become bytes are the best of two to eight (``benchmarks.gpu row_cuts``).
 """
 
 MANY_ROWS: Final = 5120
@@ -122,15 +120,23 @@ LEAST_STEPS: Final = 2
 """Stretches that a thread block of a cluster has, at least."""
 
 MAX_ROWS: Final[Mapping[int, Mapping[str, int]]] = {
-    1: {"q8_0": 64, "q4_0": 64, "mxfp4": 64},
+    1: {**dict.fromkeys(BY_BYTES | {"q8_0", "q4_0", "mxfp4"}, 64), "q2_k": 32},
     2: {"f16": 128, "q8_0": 128, "q4_0": 128, "mxfp4": 128},
 }
 """Rows of x up to which products with one weight are quicker this way, by planes and its type.
 
 From curves of an H100 for 14336 x 4096, in microseconds at 16, 64, 128 and 256 rows: q8_0 with two
 planes 99, 199, 232, 456, and unpacked 270, 273, 299 from 64 on; mxfp4 with one 51, 86, 110, 212.
-f16 and q4_0 are set like these. Weights of 16 bits as they lie are as quick by cuBLAS. Of types
-that become bytes it is not measured (``python -m benchmarks.gpu row_cuts``).
+f16 and q4_0 are set like these. Weights of 16 bits as they lie are as quick by cuBLAS. Types that
+become bytes, products of a layer of 8B with 16, 32 and 64 rows, one plane, on an H200: q4_k 319,
+363, 502 and before (passes, or unpacked) 374, 510, 515; q6_k 271, 287, 371 and 421, 470, 483; q5_1
+171, 234, 365 and 316, 389, 393 (``python -m benchmarks.gpu row_cuts``).
+"""
+
+TOGETHER_ROWS: Final[Mapping[str, int]] = {"bf16": 32}
+"""Rows up to which weights of several shapes (queries, keys, values) are quicker by one call than
+by one of cuBLAS for each. A step of the 8B with 16 and 32 sequences took 6.51 and 6.65 ms so, and
+takes 6.11 and 6.45 (H200); of six cuts that of ``FEW`` was the quickest.
 """
 
 LEAST_SHARE: Final = 2 / 3
@@ -165,6 +171,21 @@ def fits_rows(site: CudaLoweringContext) -> bool:
     if _blocks(site, cut) * cut.splits < share * site.profile.num_sms:
         return False
     return prod(w.shape[:-2]) == 1 and _fits(site, cut)
+
+
+def fits_together(sites: Sequence[CudaLoweringContext]) -> bool:
+    """Whether products of the same rows with weights of several shapes are quicker by one call.
+
+    By cuBLAS each shape is a call of its own.
+    """
+    site = sites[0]
+    if not _has_clusters(site) or len({each.node.inputs[0].shape for each in sites}) == 1:
+        return False
+    rows = prod(site.node.inputs[1].shape[:-1])
+    if not site.profile.few_rows < rows <= TOGETHER_ROWS.get(site.node.inputs[0].dtype.name, 0):
+        return False
+    cut = cut_of(*sites)
+    return all(_fits(each, cut) for each in sites)
 
 
 def cut_of(site: CudaLoweringContext, *others: CudaLoweringContext) -> Cut:
@@ -216,9 +237,8 @@ def lower_rows_together(sites: Sequence[CudaLoweringContext]) -> None:
     cut = cut_of(*sites)
     first, *more = [site.node for site in sites]
     tiles = -(-prod(first.output.shape[:-1]) // cut.rows)
-    factor = Factor(window(first.inputs[0]), first.inputs[0].dtype)
     others = [(window(node.inputs[0]), window(node.output)) for node in more]
-    multiply(sites[0], cut, tiles, factor, is_routed=False, others=others)
+    multiply(sites[0], cut, tiles, is_routed=False, others=others)
     _launched(sites)
 
 
@@ -235,8 +255,7 @@ def _launched(sites: Sequence[CudaLoweringContext]) -> None:
 
 def lower_experts(site: CudaLoweringContext) -> None:
     """List the rows of each expert, convert those of x, and multiply."""
-    tiles, w = prepare_route(site), site.node.inputs[0]
-    multiply(site, _routed_cut(site), tiles, Factor(window(w), w.dtype), is_routed=True)
+    multiply(site, _routed_cut(site), prepare_route(site), is_routed=True)
 
 
 def _routed_cut(site: CudaLoweringContext) -> Cut:
@@ -286,28 +305,10 @@ def _fits(site: CudaLoweringContext, cut: Cut) -> bool:
 DECLARED_NBYTES: Final = 4 << 10  # shared memory that the kernel declares or the driver keeps
 
 
-@dataclass(frozen=True, slots=True)
-class Factor:
-    """The weight of a product, as it lies or unpacked.
-
-    Attributes:
-        weight: Where it lies.
-        dtype: Its type there.
-        unpacked: Arguments of experts that were unpacked to f16: the floats that undo the scales of
-            rows, the offset at which expert 0 would have its first, the first expert that is there
-            and one past the last. Nothing of a weight as it lies.
-    """
-
-    weight: Window
-    dtype: DType
-    unpacked: tuple[Arg, ...] = ()
-
-
 def multiply(
     site: CudaLoweringContext,
     cut: Cut,
     tiles: int,
-    factor: Factor,
     *,
     is_routed: bool,
     others: Sequence[tuple[Window, Window]] = (),
@@ -318,18 +319,18 @@ def multiply(
         site: The product.
         cut: How the kernel is cut.
         tiles: Of rows.
-        factor: The weight.
         is_routed: Whether there are weights of experts.
         others: Weights that the same rows are multiplied with besides, and the results.
     """
-    x, rows = site.node.inputs[1], convert_rows(site)
+    (w, x), rows = site.node.inputs[:2], convert_rows(site)
     own = x.shape[1] if is_routed else 1
     halves = (FACTOR, i64(0), i64(rows.scales), i64(rows.plane), i32(rows.pitch), i32(own))
     y = window(site.node.output)
     route = ROUTE if is_routed else FACTOR
-    args = (*factor.weight.args, *halves, *y.args, route, *factor.unpacked)
+    weight = window(w)
+    args: tuple[Arg, ...] = (*weight.args, *halves, *y.args, route)
     args += tuple(arg for other in others for place in other for arg in place.args)
-    weights = (factor.weight, *(weight for weight, _ in others))
+    weights = (weight, *(other for other, _ in others))
     columns = sum(-(-weight.shape[-2] // cut.columns) for weight in weights)
     groups = (columns, tiles, 1) if cut.splits == 1 else (cut.splits, columns, tiles)
     defines = {
@@ -344,15 +345,11 @@ def multiply(
         "RESIDENT": cut.resident,
         "PLANES": rows.planes,
         "ROUTED": int(is_routed),
-        "LOCAL_NBYTES": shared_nbytes(factor.dtype, cut, rows.planes),
+        "LOCAL_NBYTES": shared_nbytes(w.dtype, cut, rows.planes),
     }
-    if factor.unpacked:
-        defines["UNPACKED"] = 1
     if others:
         defines["WEIGHTS"] = 1 + len(others)
-    site.call(
-        "tile_product", "tile_product", args, groups, **defines, **weight_define(factor.dtype)
-    )
+    site.call("tile_product", "tile_product", args, groups, **defines, **weight_define(w.dtype))
     site.launched(Launch.IN_TURN)
 
 
@@ -416,12 +413,12 @@ __all__ = [
     "DTYPES",
     "FEW",
     "Cut",
-    "Factor",
     "RowsLayout",
     "convert_rows",
     "cut_of",
     "fits_experts",
     "fits_rows",
+    "fits_together",
     "lower_experts",
     "lower_rows",
     "lower_rows_together",

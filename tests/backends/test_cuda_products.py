@@ -9,7 +9,7 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvr
 
 from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q4_K, Q8_0
+from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q4_K, Q5_1, Q6_K, Q8_0
 from ggsched.ir.tensor import Role
 from ggsched.scheduler import Scheduler
 from ggsched.testing.allowance import is_within, rounding_allowances
@@ -144,7 +144,7 @@ def test_weights_of_16_bits_leave_the_kernels_for_few_rows_where_cublas_is_quick
         assert kernels.count("product") == is_product, rows
 
 
-@pytest.mark.parametrize("dtype", [Q8_0, Q4_0, MXFP4], ids=str)
+@pytest.mark.parametrize("dtype", [Q8_0, Q4_0, MXFP4, Q5_1, Q4_K, Q6_K], ids=str)
 @pytest.mark.parametrize("rows", [9, 16, 17, 32, 64])
 def test_products_of_few_rows_keep_a_gpu_busy(dtype, rows):
     """Clusters of a weight are one wave, in which most multiprocessors have a group.
@@ -168,15 +168,19 @@ def test_products_of_few_rows_keep_a_gpu_busy(dtype, rows):
 @pytest.mark.parametrize("profile", [H200, EXACT], ids=["rounded", "exact"])
 @pytest.mark.parametrize("dtype", BY_ELEMENTS, ids=str)
 def test_a_few_more_rows_are_passes_over_the_packed_weight(dtype, profile):
-    """As long as they are predicted to be quicker; once they are not, they never are again."""
+    """As long as they are predicted to be quicker; once they are not, they never are again.
+
+    With rounded rows where tiles of a small weight would leave most multiprocessors idle.
+    """
+    n = 256 if profile is H200 else 4096
     for k in (4096, 14336):
-        kernels = [kernels_of(dtype, 4096, k, rows, profile) for rows in (8, 9, 16, 32, 64)]
+        kernels = [kernels_of(dtype, n, k, rows, profile) for rows in (8, 9, 16, 32, 64)]
         are_passes = [some == ["matvec_blocks"] for some in kernels]
         assert are_passes[:2] == [True, True]
         assert are_passes == sorted(are_passes, reverse=True)
         assert not are_passes[-1]
         assert "matmul" not in {kernel for some in kernels for kernel in some}
-    few = kernels_of(dtype, 4096, 4096, 16, profile)
+    few = kernels_of(dtype, n, 4096, 16, profile)
     assert few == ["matvec_blocks"]
 
 

@@ -19,9 +19,6 @@
  * LONG_BLOCKS: a block has more elements than a stretch, BLOCK_STRETCHES times as many. Blocks are held in memory of their
  * own, two for each row of w, and the next one is copied a share with each stretch of x.
  *
- * UNPACKED 1: w holds the weights of experts [first, last) as f16, unpacked by to_f16, whose scales `undo` has, a float for
- * each row of w; groups with other experts have nothing to do.
- *
  * WEIGHTS 2 or 3: products of the same rows with several weights, whose columns follow each other.
  *
  * CONSTANT_W says that nobody writes the weights: their first stretches are asked for while the predecessor still runs.
@@ -201,9 +198,6 @@ typedef struct {
   GLOBAL const u8 *w;
   i64 step;
   int count, columns, k;
-#if UNPACKED
-  GLOBAL const float *undo;
-#endif
 } Rows;
 
 /* Ask for stretch `it` of all rows of x, and of w. Rows that are not there are not copied: they go into no sum
@@ -262,9 +256,6 @@ FN void store_tile(const Rows rows, GLOBAL u8 *y, LOCAL_PTR const i64 *yo, LOCAL
     float x = v[i] * scales[row];
 #if defined(W_MXFP4)
     x *= 32768.0f; /* 2^14 of the numbers, and SCALE_OF is half of the scale */
-#endif
-#if UNPACKED
-    x *= rows.undo[column];
 #endif
     ((GLOBAL float *)(y + yo[row]))[column] = x;
   }
@@ -409,9 +400,6 @@ FN void product_of(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PT
 extern "C" __global__ void __launch_bounds__(LANES, RESIDENT)
 tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 scale_off, i64 plane, int pitch, int own,
              GLOBAL u8 *y, Tens ty, GLOBAL const i32 *route
-#if UNPACKED
-             , GLOBAL const u8 *undo, i64 undo_at, int first, int last
-#endif
 #if WEIGHTS > 1
              , GLOBAL const u8 *w1, Tens tw1, GLOBAL u8 *y1, Tens ty1
 #endif
@@ -447,9 +435,6 @@ tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 sca
   GLOBAL const i32 *mine = route + 3 * GROUP(1);
   GLOBAL const i32 *listed = route + 3 * FIRST_TILE(experts + 1, ty.n[1] * used);
   int expert = mine[0], begin = mine[1], count = mine[2];
-#if UNPACKED
-  if (expert < first || expert >= last) return;
-#endif
 #else
   int expert = 0, begin = ROW_TILE * BM, count = MIN(BM, ty.n[0] * ty.n[1] * ty.n[2] - begin);
 #endif
@@ -473,9 +458,6 @@ tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 sca
   }
 #endif
   Rows rows = {x, plane, xo, w + tw.off + expert * tw.s[1] + n0 * tw.s[2], tw.s[2], count, columns, tw.n[3]};
-#if UNPACKED
-  rows.undo = (GLOBAL const float *)(undo + undo_at) + (i64)expert * tw.n[2] + n0;
-#endif
   if (count <= 16)
     product_of<2>(rows, stages, y, yo, so, scales);
 #if BM > 16
