@@ -1,6 +1,6 @@
 """Time to the first token of a model file: where it goes, with cold and warm caches of kernels.
 
-    python -m benchmarks.first_token FILE --devices cuda:0 [-p 512] [-n 16]
+    python -m benchmarks.first_token FILE --devices cuda:0 [-p 512] [-n 16] [--phases] [--plain]
 
 Each round is a process of its own, so that nothing is loaded before. The first one has an empty
 cache of compiled kernels, the others have what it left. Printed for each: seconds from the start
@@ -9,6 +9,11 @@ second of loading. What is asked for is ``open_s <= bytes / 20 GB/s + 1 s`` with
 
 ``open_s`` is from the model's file to the end of the first prefill, less what the second one takes.
 Read the file once before, if its pages are to be in memory.
+
+With ``--phases`` a line for each part: thread, when it began after the file was opened, seconds,
+and of these seconds in which the thread computed. Modules of a plug-in are imported before the
+file is opened, since calls of theirs are timed (``plugin_import_s``); with ``--plain`` nothing is
+timed inside, and they are imported when the device is opened, as they are for a user.
 """
 
 import argparse
@@ -21,15 +26,27 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from time import perf_counter
-from typing import Any
+from itertools import groupby
+from threading import current_thread
+from time import perf_counter, thread_time
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 
 GOAL_BYTES_PER_S = 20e9
+SHORTEST_S = 1e-3
+"""Shorter phases are not shown."""
+
 PARTS = {
+    "devices": ("ggsched.scheduler", "", "opened"),
+    "driver started": ("ggsched_cuda.driver", "", "find_gpus"),
+    "graph": ("ggsched.models.batch_runner", "", "build_model_graph"),
+    "check": ("ggsched.planner", "", "check_plan"),
+    "pass of a weight": ("ggsched.run.loading", "Loader", "_upload_pieces"),
+    "run": ("ggsched.run.executor", "Executor", "run"),
     "plan": ("ggsched.planner", "Planner", "plan"),
+    "loading": ("ggsched.run.resources", "Resources", "__init__"),
     "buffers and weights": ("ggsched.run.resources", "Resources", "_arenas"),
     "wait for weights": ("ggsched.run.loading", "Loader", "close"),
     "device memory": ("ggsched_cuda.driver", "", "take_memory"),
@@ -57,6 +74,8 @@ def main() -> None:
     parser.add_argument("-c", "--ctx", type=int, default=4096)
     parser.add_argument("-r", "--rounds", type=int, default=3)
     parser.add_argument("--one", action="store_true", help="one round, in this process")
+    parser.add_argument("--phases", action="store_true", help="show each part as it comes")
+    parser.add_argument("--plain", action="store_true", help="nothing is timed inside")
     parser.add_argument("--profile", action="store_true", help="with a profile of the first step")
     options = parser.parse_args()
     if options.one:
@@ -79,11 +98,14 @@ def one_round(options: argparse.Namespace) -> dict[str, Any]:
 
     found: dict[str, Any] = {"import_s": perf_counter() - began}
     spent: dict[str, float] = defaultdict(float)
+    phases: list[Phase] = []
     with ExitStack() as stack:
         if options.profile:
             stack.enter_context(_profiled())
-        for name, place in PARTS.items():
-            stack.enter_context(_timed(name, place, spent))
+        began = perf_counter()
+        for name, place in PARTS.items() if not options.plain else ():
+            stack.enter_context(_timed(name, place, spent, phases))
+        found["plugin_import_s"] = perf_counter() - began
         began = perf_counter()
         model = load_model(options.file)
         sizes = SessionOptions(n_ctx=options.ctx, n_ubatch=options.prompt)
@@ -100,6 +122,8 @@ def one_round(options: argparse.Namespace) -> dict[str, Any]:
             if len(prefills) == 1:
                 found["first_token_s"] = perf_counter() - began
                 found["parts"] = {k: round(v, 3) for k, v in spent.items()}
+                if options.phases:
+                    _show(phases, began)
                 nbytes = sum(session.scheduler.resident_nbytes("weight").values())
                 spent.clear()
         found["prefill_s"] = [round(s, 4) for s in prefills]
@@ -108,14 +132,40 @@ def one_round(options: argparse.Namespace) -> dict[str, Any]:
         found["decode_ms"] = [round(1e3 * t, 1) for t in np.diff(times).tolist()[:6]]
         found["decode_parts"] = {k: round(v, 3) for k, v in spent.items()}
     found["weights_gb"] = nbytes / 1e9
-    found["load_gb_per_s"] = nbytes / 1e9 / max(1e-9, found["parts"]["buffers and weights"])
+    if not options.plain:
+        found["load_gb_per_s"] = nbytes / 1e9 / max(1e-9, found["parts"]["loading"])
     found["open_s"] = found["first_token_s"] - prefills[1]
     found["open_goal_s"] = nbytes / GOAL_BYTES_PER_S + 1.0
     return {k: round(v, 3) if isinstance(v, float) else v for k, v in found.items()}
 
 
+class Phase(NamedTuple):
+    """A call that was timed: when it began, how long it took, how long its thread computed."""
+
+    name: str
+    thread: str
+    began: float
+    seconds: float
+    computing: float
+
+
+def _show(phases: list[Phase], began: float) -> None:
+    """Print calls in order; those of one name and thread that follow each other as one."""
+    phases.sort(key=lambda p: p.began)
+    for (name, thread), calls in groupby(phases, key=lambda p: (p.name, p.thread)):
+        some = list(calls)
+        seconds, computing = (sum(p[i] for p in some) for i in (3, 4))
+        if seconds > SHORTEST_S:
+            sys.stdout.write(
+                f"{some[0].began - began:7.3f} {thread[:20]:20} {name:20} {len(some):4} "
+                f"{seconds:7.3f} {computing:7.3f}\n"
+            )
+
+
 @contextmanager
-def _timed(name: str, place: tuple[str, str, str], spent: dict[str, float]) -> Iterator[None]:
+def _timed(
+    name: str, place: tuple[str, str, str], spent: dict[str, float], phases: list[Phase]
+) -> Iterator[None]:
     """Add up the seconds of all calls of a function; nothing where its module is not there."""
     module, owner, function = place
     try:
@@ -127,11 +177,14 @@ def _timed(name: str, place: tuple[str, str, str], spent: dict[str, float]) -> I
     original: Callable[..., Any] = getattr(target, function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        began = perf_counter()
+        began, computed = perf_counter(), thread_time()
         try:
             return original(*args, **kwargs)
         finally:
-            spent[name] += perf_counter() - began
+            seconds = perf_counter() - began
+            spent[name] += seconds
+            thread = current_thread().name
+            phases.append(Phase(name, thread, began, seconds, thread_time() - computed))
 
     with patch.object(target, function, call):
         yield

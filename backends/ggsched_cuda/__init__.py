@@ -1,8 +1,12 @@
 """The plug-in ``cuda``: every NVIDIA GPU, with kernels from ``ggsched_kernels`` and cuBLAS."""
 
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
 from typing import Any
 
 from ggsched.backend.protocols import Backend
+from ggsched.errors import BackendUnavailable
 
 
 def open_backend() -> Backend:
@@ -11,9 +15,19 @@ def open_backend() -> Backend:
     Raises:
         BackendUnavailable: the CUDA bindings are not installed, or there is no driver or no GPU.
     """
+    from ggsched_cuda import driver
+
+    starts = Thread(target=_start_driver, args=(driver.find_gpus,), daemon=True)
+    starts.start()  # the driver starts while the rest is imported
     from ggsched_cuda.backend import CudaBackend
 
+    starts.join()
     return CudaBackend()
+
+
+def _start_driver(find_gpus: Callable[[], object]) -> None:
+    with suppress(BackendUnavailable):  # raised again by the backend
+        find_gpus()
 
 
 def conformance_harness() -> Any:

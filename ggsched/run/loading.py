@@ -3,25 +3,34 @@
 One thread that copies pages of a mapping into memory that a GPU reads gets a tenth of what the link
 takes. So a long weight goes piece by piece through a ring of host memory of its device: threads
 read pieces of the file into free buffers (from the system's cache of pages, past the mapping, which
-stays untouched), the calling thread enqueues the uploads in order, and a buffer is free again when
-the event behind its upload is done. Nothing waits for the last upload before ``close``.
+stays untouched), one thread enqueues the uploads in order, and a buffer is free again when the
+event behind its upload is done. Nothing waits for the last upload before ``close``.
+
+The thread that enqueues is the loader's own, with streams of its own, so that programs are compiled
+meanwhile. It is the caller's where a recorder writes down what happens, and where a device has no
+stream left.
 """
 
 import os
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from functools import partial
+from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from ggsched.backend.fill import fill
 from ggsched.backend.patience import progress_of, wait_patiently
-from ggsched.backend.plugin_calls import name_of, plugin_faults
+from ggsched.backend.plugin_calls import name_of, plugin_call, plugin_faults
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Stream
-from ggsched.errors import OutOfDeviceMemory
+from ggsched.backend.timeouts import start_thread
+from ggsched.errors import BackendUnavailable, OutOfDeviceMemory, UsageError
 from ggsched.interchange.mapped_file import file_behind
+from ggsched.run.quick_switching import quick_switching
 from ggsched.run.release import close_all
 
 PIECE_NBYTES: Final = 8 << 20
@@ -36,6 +45,9 @@ IN_UPLOAD: Final = 4
 MAX_READERS: Final = RING - IN_UPLOAD
 ZERO: Final = bytes(1)
 
+PATIENCE_S: Final = 0.05
+"""How often who waits for the loader's thread is told what has been sent."""
+
 NoteWrite = Callable[[HostMemory], None]
 """Called with host memory that was written."""
 
@@ -48,6 +60,7 @@ class Loader:
         stream: Gives the stream of a device that uploads go on.
         timeout_s: How long one piece may take.
         note: Called with host memory that was written and that a device reads.
+        own_thread: Whether long weights are uploaded by a thread of the loader.
         piece_nbytes: Length of a buffer of the ring; what is no longer needs none.
     """
 
@@ -58,6 +71,7 @@ class Loader:
         *,
         timeout_s: float,
         note: NoteWrite | None = None,
+        own_thread: bool = False,
         piece_nbytes: int = PIECE_NBYTES,
     ) -> None:
         self._devices, self._stream = devices, stream
@@ -68,6 +82,12 @@ class Loader:
         self._borrowed: list[HostMemory] = []
         self._used: set[int] = set()
         self._failure: BaseException | None = None
+        self._is_cancelled = False
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._own_thread, self._own = own_thread, dict[int, Stream | None]()
+        self._switching = ExitStack()
+        self._sent: deque[Callable[[], None]] = deque()
 
     def clear(self, device: int, buffer: Buffer) -> None:
         """Enqueue zeros for all of a buffer."""
@@ -75,7 +95,14 @@ class Loader:
         with plugin_faults(name_of(self._devices[device]), "fill"):
             fill(self._stream(device), buffer, 0, buffer.nbytes, ZERO)
 
-    def upload(self, device: int, buffer: Buffer, data: HostMemory, name: str = "") -> None:
+    def upload(
+        self,
+        device: int,
+        buffer: Buffer,
+        data: HostMemory,
+        name: str = "",
+        sent: Callable[[], None] | None = None,
+    ) -> None:
         """Enqueue the bytes of a buffer; data is borrowed until ``close``.
 
         Args:
@@ -83,29 +110,24 @@ class Loader:
             buffer: Its buffer.
             data: The bytes.
             name: What they are, for a note in the error if they cannot be read.
+            sent: Called when most of them have been enqueued, on the thread that calls the loader.
         """
         if self._failure is not None:
             return  # ``close`` raises it
-        self._used.add(device)
-        stream = self._stream(device)
-        step = self._piece_nbytes
-        if data.nbytes <= step or self._devices[device].facts.is_host:
+        job = _Job(device, buffer, data, name, sent)
+        if data.nbytes <= self._piece_nbytes or self._devices[device].facts.is_host:
+            stream = self._stream(device)
+            self._used.add(device)
             with plugin_faults(name_of(stream.device), "upload"):
                 stream.upload(data, buffer, 0)
             self._borrowed.append(data)
-            return
-        ring = self._rings.get(device)
-        if ring is None:
-            ring = self._rings[device] = _Ring(stream, step, self._timeout_s)
-        for start in range(0, data.nbytes, step):
-            ring.grow()
-            while ring.is_full:
-                if not self._send(ring):
-                    return
-            source = data[start : start + step]
-            target = ring.take(source.nbytes)
-            read = self._pool().submit(read_bytes, source, target)
-            ring.pieces.append(_Piece(buffer, start, target, read, name))
+            self._sent += [] if sent is None else [sent]
+        elif self._has_own_stream(device) and self._has_thread():
+            self._jobs.put(job)
+        else:
+            self._used.add(device)
+            self._upload_pieces(job)
+        self._tell_sent()
 
     def read(self, data: HostMemory, target: HostMemory) -> None:
         """Copy bytes to host memory, by several threads, and wait for it."""
@@ -118,6 +140,10 @@ class Loader:
         for reading in reads:
             reading.result()
 
+    def cancel(self) -> None:
+        """Leave out what is not on its way; buffers that were to be filled hold anything."""
+        self._is_cancelled = True
+
     def close(self) -> None:
         """Wait for everything, and release what loading needed; legal twice.
 
@@ -126,8 +152,20 @@ class Loader:
             ModelError: a file could not be read. A note names what was to be filled.
             SyncTimeout: one did not come to its end.
         """
+        try:
+            self._end_thread()
+        except BaseException:
+            self.cancel()
+            self._end_thread()
+            raise
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         rings, self._rings = self._rings, {}
         used, self._used = self._used, set()
+        own, self._own = self._own, {}
+        streams = [self._stream(d) for d in sorted(used)] + [s for s in own.values() if s]
         try:
             for ring in rings.values():
                 while ring.pieces:
@@ -138,13 +176,85 @@ class Loader:
         finally:
             self._end_reads()
             try:
-                for device in sorted(used):
-                    stream = self._stream(device)
+                for stream in streams:
                     with plugin_faults(name_of(stream.device), "sync"):
                         wait_patiently(stream.sync, partial(progress_of, stream), self._timeout_s)
             finally:
-                close_all(rings.values())
+                close_all([*rings.values(), *(s for s in own.values() if s)])
                 self._borrowed.clear()
+
+    def _upload_pieces(self, job: "_Job") -> None:
+        """Take a long weight through the ring of its device."""
+        device, buffer, data, name, sent = job
+        ring, step = self._rings.get(device), self._piece_nbytes
+        if ring is None:
+            stream = self._own.get(device) or self._stream(device)
+            ring = self._rings[device] = _Ring(stream, step, self._timeout_s)
+        for start in range(0, data.nbytes, step):
+            ring.grow()
+            while ring.is_full:
+                if not self._send(ring):
+                    return
+            source = data[start : start + step]
+            target = ring.take(source.nbytes)
+            read = self._pool().submit(read_bytes, source, target)
+            ring.pieces.append(_Piece(buffer, start, target, read, name))
+        self._sent += [] if sent is None else [sent]
+
+    def _tell_sent(self) -> None:
+        while self._sent:
+            self._sent.popleft()()
+
+    # --- the loader's own thread ----------------------------------------------------------------
+
+    def _has_own_stream(self, device: int) -> bool:
+        """Whether there is a stream that nobody else uses; it is made on first use."""
+        if self._own_thread and device not in self._own:
+            owner = self._devices[device]
+            try:
+                made = plugin_call(name_of(owner), "create_stream", owner.create_stream, Stream)
+            except UsageError:  # more than ``max_streams``
+                made = None
+            self._own[device] = made
+        return self._own.get(device) is not None
+
+    def _has_thread(self) -> bool:
+        """Whether the thread that uploads runs; it is started on first use."""
+        if self._thread is None:
+            self._pool()
+            thread = threading.Thread(target=self._work, name="ggsched uploads", daemon=True)
+            try:
+                start_thread(thread, "weights")
+            except BackendUnavailable:
+                return False
+            self._thread = thread
+            self._switching.enter_context(quick_switching())
+        return True
+
+    def _work(self) -> None:
+        for job in self._given():
+            try:
+                self._upload_pieces(job)
+            except BaseException as error:  # raised by ``close``
+                error.add_note(f"while filling {job.name!r}")
+                self._failure = error
+
+    def _given(self) -> "Iterator[_Job]":
+        while (job := self._jobs.get()) is not None:
+            if self._failure is None and not self._is_cancelled:
+                yield job
+
+    def _end_thread(self) -> None:
+        """Wait until all has been enqueued, or given up."""
+        thread = self._thread
+        if thread is not None:
+            self._jobs.put(None)
+            while thread.is_alive():
+                thread.join(PATIENCE_S)
+                self._tell_sent()
+            self._thread = None
+            self._switching.close()
+        self._tell_sent()
 
     def _end_reads(self) -> None:
         """Let nobody write to the rings any more."""
@@ -158,7 +268,7 @@ class Loader:
         Returns:
             Whether it could be read, and all pieces before it; ``close`` raises what went wrong.
         """
-        if self._failure is not None:
+        if self._failure is not None or self._is_cancelled:
             ring.pieces.clear()
             return False
         piece = ring.pieces.popleft()
@@ -177,6 +287,16 @@ class Loader:
         if self._readers is None:
             self._readers = ThreadPoolExecutor(reader_count(), "ggsched reader")
         return self._readers
+
+
+class _Job(NamedTuple):
+    """A long weight that is to be uploaded."""
+
+    device: int
+    buffer: Buffer
+    data: HostMemory
+    name: str
+    sent: Callable[[], None] | None
 
 
 class _Piece(NamedTuple):

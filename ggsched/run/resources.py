@@ -53,10 +53,11 @@ class Resources:
         self._is_weight = [arena.kind == "weight" for arena in plan.memory.arenas]
         self._owned: list[Buffer | PageLock | Program] = []
         try:
-            self.buffers, self.host = self._arenas(graph, plan, store)
-            store.stage("compiling kernels")
-            with telling(store.stage):
-                self.programs = self._compile(graph, plan)
+            with store.loading():  # weights are on their way while kernels are compiled
+                self.buffers, self.host = self._arenas(graph, plan, store)
+                store.stage("compiling kernels")
+                with telling(store.stage):
+                    self.programs = self._compile(graph, plan)
         except BaseException:
             close_all(reversed(self._owned))
             store.release(store.names - known)
@@ -92,19 +93,18 @@ class Resources:
         buffers: dict[int, Buffer] = {}
         host: dict[int, HostMemory] = {}
         readers, copiers = _readers(graph, plan), _copiers(plan)
-        with store.loading():
-            for arena in plan.memory.arenas:
-                if arena.device == HOST:
-                    host[arena.id] = _host_memory(_pinned_by(plan, store.devices), arena.nbytes)
-                elif isinstance(store.devices[arena.device], PaperDevice):
-                    continue
-                elif arena.kind == "compute":
-                    buffers[arena.id] = self._own_arena(arena, store.devices, copiers)
-                else:
-                    tensor, reader = graph.named(arena.name), readers.get(arena.name)
-                    buffers[arena.id] = store.tensor(arena, tensor, reader=reader)
-                    if arena.kind == "state" and arena.id in copiers:
-                        store.lock(arena, copiers[arena.id])
+        for arena in plan.memory.arenas:
+            if arena.device == HOST:
+                host[arena.id] = _host_memory(_pinned_by(plan, store.devices), arena.nbytes)
+            elif isinstance(store.devices[arena.device], PaperDevice):
+                continue
+            elif arena.kind == "compute":
+                buffers[arena.id] = self._own_arena(arena, store.devices, copiers)
+            else:
+                tensor, reader = graph.named(arena.name), readers.get(arena.name)
+                buffers[arena.id] = store.tensor(arena, tensor, reader=reader)
+                if arena.kind == "state" and arena.id in copiers:
+                    store.lock(arena, copiers[arena.id])
         return buffers, host
 
     def _own_arena(

@@ -138,14 +138,24 @@ class TensorStore:
             return
         self._loaded, known = [], self.names
         loader = self._loader = Loader(
-            self.devices, lambda d: self.stream(d, 0), timeout_s=self.timeout_s, note=self._note
+            self.devices,
+            lambda d: self.stream(d, 0),
+            timeout_s=self.timeout_s,
+            note=self._note,
+            own_thread=self._note is None,
         )
+        is_whole = False
         try:
             yield loader
+            is_whole = True
         finally:
             self._loader = None
+            if not is_whole:
+                loader.cancel()
             try:
                 loader.close()
+                if not is_whole:
+                    self.release(self.names - known)
             except BaseException as error:
                 self.release(self.names - known)  # nobody knows what they hold
                 if not getattr(error, "__notes__", ()):
@@ -317,7 +327,8 @@ class TensorStore:
                 with self._filling(arena.name, buffer):
                     loader.clear(arena.device, buffer)
         else:
-            data = self._host_bytes(arena, tensor)
+            data, progress = self._host_bytes(arena, tensor), self._progress
+            told = partial(progress, arena.name, arena.nbytes) if progress is not None else None
             if device.facts.imports_host_memory:
                 data = self._readable(arena.name, data, loader, reader)
                 imported = _is_aligned(data, device.facts.alignment)
@@ -327,9 +338,10 @@ class TensorStore:
             else:
                 buffer = self._allocated(arena)
                 with self._filling(arena.name, buffer):
-                    loader.upload(arena.device, buffer, data, arena.name)
-            if self._progress is not None:
-                self._progress(arena.name, arena.nbytes)
+                    loader.upload(arena.device, buffer, data, arena.name, told)
+                told = None
+            if told is not None:
+                told()
         here = (arena.device, arena.nbytes, arena.kind)
         return Resident(buffer, *here, tensor.dtype, tensor.shape, imported)
 

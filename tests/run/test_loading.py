@@ -35,6 +35,12 @@ def on_disk(tmp_path, nbytes=SIZE):
     return data, map_file(str(tmp_path / "w.bin"))
 
 
+@pytest.fixture(params=[False, True], ids=["caller", "own thread"])
+def how(request):
+    """Who uploads long weights."""
+    return {"own_thread": request.param}
+
+
 def loaded(device, sources, **how):
     """Return what the buffers of a device hold after loading; everything is released."""
     stream = device.create_stream()
@@ -57,14 +63,14 @@ def loaded(device, sources, **how):
     [{}, {"has_events": False}, {"is_async": False, "snapshots_uploads": True}, {"is_host": True}],
     ids=["events", "no events", "snapshots", "host"],
 )
-def test_bytes_arrive(tmp_path, facts):
+def test_bytes_arrive(tmp_path, facts, how):
     data, mapped = on_disk(tmp_path)
     sources = [np.asarray(mapped)[7 : 7 + PIECE + 1], np.asarray(mapped), data[:50], data]
-    for held, source in zip(loaded(far_device(**facts), sources), sources, strict=True):
+    for held, source in zip(loaded(far_device(**facts), sources, **how), sources, strict=True):
         assert np.array_equal(held, source)
 
 
-def test_the_next_weight_is_read_while_the_last_pieces_of_one_are(tmp_path, monkeypatch):
+def test_the_next_weight_is_read_while_the_last_pieces_of_one_are(tmp_path, monkeypatch, how):
     """The first piece of the second weight is there before the last one of the first is."""
     data, mapped = on_disk(tmp_path)
     mapped = np.asarray(mapped)
@@ -82,12 +88,12 @@ def test_the_next_weight_is_read_while_the_last_pieces_of_one_are(tmp_path, monk
 
     monkeypatch.setattr(loading, "read_bytes", late)
     monkeypatch.setattr(loading, "reader_count", lambda: 2)
-    held = loaded(far_device(), sources)
+    held = loaded(far_device(), sources, **how)
     assert order == [True]
     assert np.array_equal(np.concatenate(held), data[: 4 * PIECE])
 
 
-def test_host_memory_is_that_of_a_ring(tmp_path):
+def test_host_memory_is_that_of_a_ring(tmp_path, how):
     data, _ = on_disk(tmp_path)
     device, taken = far_device(), []
 
@@ -96,12 +102,12 @@ def test_host_memory_is_that_of_a_ring(tmp_path):
         return TestDevice.allocate_host(device, nbytes)
 
     device.allocate_host = allocate
-    loaded(device, [data, data])
+    loaded(device, [data, data], **how)
     assert taken == [PIECE] * RING
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
-def test_a_ring_is_as_long_as_there_is_memory(tmp_path, most):
+def test_a_ring_is_as_long_as_there_is_memory(tmp_path, most, how):
     """What is being read into is not taken again when it turns out that there is no more."""
     data, mapped = on_disk(tmp_path)
     device, taken = far_device(), []
@@ -113,12 +119,12 @@ def test_a_ring_is_as_long_as_there_is_memory(tmp_path, most):
         return TestDevice.allocate_host(device, nbytes)
 
     device.allocate_host = allocate
-    for held, source in zip(loaded(device, [mapped, data]), [data, data], strict=True):
+    for held, source in zip(loaded(device, [mapped, data], **how), [data, data], strict=True):
         assert np.array_equal(held, source)
     assert len(taken) == most
 
 
-def test_a_buffer_of_the_ring_is_not_written_before_its_upload_is_done(tmp_path):
+def test_a_buffer_of_the_ring_is_not_written_before_its_upload_is_done(tmp_path, how):
     """The device holds all uploads back; the loader may read as far as the ring and no further."""
     data, _ = on_disk(tmp_path)
     device, may_write, written = far_device(), threading.Event(), []
@@ -135,15 +141,15 @@ def test_a_buffer_of_the_ring_is_not_written_before_its_upload_is_done(tmp_path)
         if len(written) == IN_UPLOAD + 1:  # the next buffer is one that the device reads
             may_write.set()
 
-    (held,) = loaded(device, [data], note=note)
+    (held,) = loaded(device, [data], note=note, **how)
     assert np.array_equal(held, data)
     assert len(written) == -(-SIZE // PIECE)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_pages_of_the_mapping_are_not_touched(tmp_path):
-    _, mapped = on_disk(tmp_path, 16 << 20)
-    loaded(far_device(), [np.asarray(mapped)])
+def test_pages_of_the_mapping_are_not_touched(tmp_path, how):
+    _, mapped = on_disk(tmp_path, 4 << 20)
+    loaded(far_device(), [np.asarray(mapped)], **how)
     start = mapped.__array_interface__["data"][0]
     with open("/proc/self/smaps") as file:
         lines = iter(file.read().splitlines())
@@ -152,14 +158,14 @@ def test_pages_of_the_mapping_are_not_touched(tmp_path):
     assert int(resident.split()[1]) < 1024, resident
 
 
-def test_a_file_that_became_shorter_is_named(tmp_path):
+def test_a_file_that_became_shorter_is_named(tmp_path, how):
     _, mapped = on_disk(tmp_path)
     os.truncate(tmp_path / "w.bin", PIECE)
     with pytest.raises(ModelError, match=r"w\.bin: the file was truncated"):
-        loaded(far_device(), [np.asarray(mapped)])
+        loaded(far_device(), [np.asarray(mapped)], **how)
 
 
-def test_an_upload_that_fails(tmp_path):
+def test_an_upload_that_fails(tmp_path, how):
     data, _ = on_disk(tmp_path)
     device = far_device()
 
@@ -168,9 +174,10 @@ def test_an_upload_that_fails(tmp_path):
 
     device.write_memory = bad
     with pytest.raises(DeviceFault, match="bus error"):
-        loaded(device, [data])
+        loaded(device, [data], **how)
     assert device.open_events == []
-    assert not [t for t in threading.enumerate() if "reader" in t.name]
+    assert not [t for t in threading.enumerate() if t.name.startswith("ggsched reader")]
+    assert not [t for t in threading.enumerate() if t.name == "ggsched uploads"]
 
 
 def test_host_memory_for_another_device_is_read_by_threads(tmp_path):
