@@ -1,4 +1,4 @@
-"""The ring that shows what racecheck sees compiles, in every variant."""
+"""The kernels that show what racecheck sees compile, in every variant."""
 
 import pytest
 
@@ -7,10 +7,12 @@ from tests.kernels.nvrtc import compiler
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
 
-@pytest.mark.parametrize("variant", ["one", "two", "expect", "gates", "torn"])
-def test_compiles(variant):
+@pytest.mark.parametrize("name", ["racecheck_ring", "racecheck_cluster"])
+def test_every_variant_compiles(name):
     compiler()
-    from benchmarks.gpu.racecheck_ring import VARIANTS, compiled
+    from importlib import import_module
 
-    assert variant in VARIANTS
-    assert compiled(variant, "sm_90a")
+    kernel = import_module(f"benchmarks.gpu.{name}").KERNEL
+    assert "torn" in kernel.variants
+    for variant in kernel.variants:
+        assert kernel.compiled(variant, "sm_90a")
