@@ -15,7 +15,6 @@ Layout (little-endian, versions 2 and 3)::
 """
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -140,7 +139,6 @@ class _Cursor:
         return n
 
     def string(self, what: str) -> str:
-        # Text of errors is made only on failure: a vocabulary has a million strings.
         data, start = self.data, self.pos
         if self.left < 8:
             raise self.fail(f"{what} does not fit in the file", f"it ends at byte {len(data)}")
@@ -157,6 +155,26 @@ class _Cursor:
         except UnicodeDecodeError as error:
             why = f"byte {start + 8 + error.start}: {error.reason}"
             raise self.fail(f"{what} is not valid UTF-8", why) from None
+
+    def strings(self, n: int, what: str) -> tuple[str, ...]:
+        """Read strings; a vocabulary has a quarter of a million, so errors are left to ``string``.
+
+        What is read of one that is wrong does not count: it is read again.
+        """
+        data, end, start = self.data, len(self.data), self.pos
+        out: list[str] = []
+        try:
+            for _ in range(n):
+                text = start + 8
+                stop = text + _U64.unpack_from(data, start)[0]
+                if stop > end or stop - text > MAX_STRING:
+                    break
+                out.append(str(data[text:stop], "utf-8"))
+                start = stop
+        except (struct.error, UnicodeDecodeError):
+            pass
+        self.pos = start
+        return (*out, *(self.string(what) for _ in range(n - len(out))))
 
 
 def parse_header(data: memoryview, file: str) -> Header:
@@ -245,9 +263,7 @@ def _array(cursor: _Cursor, what: str, budget: int) -> MetaValue:
         why = f"all arrays together may have {MAX_ARRAY_ELEMENTS} elements"
         raise cursor.fail(f"{what} has {n} elements", why, "this is not metadata of a model")
     if code == _STRING:
-        read: Callable[[str], str] = cursor.string
-        element = f"an element of {what}"
-        return tuple([read(element) for _ in range(n)])
+        return cursor.strings(n, f"an element of {what}")
     layout = struct.Struct(f"<{n}{_SCALARS[code].format[1:]}")
     return layout.unpack(cursor.take(layout.size, what))
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from ggsched.errors import ModelError
 from ggsched.models.gguf_header import MetaValue, quoted
@@ -92,17 +92,15 @@ class _Keys:
 
     def strings(self, key: str) -> tuple[str, ...]:
         found = self._array(key)
-        out = tuple(x for x in found if isinstance(x, str))
-        if len(out) != len(found):
+        if {*map(type, found)} - {str}:
             raise self.fail(key, "is not an array of strings")
-        return out
+        return cast(tuple[str, ...], found)
 
     def reals(self, key: str) -> tuple[float, ...]:
         found = self._array(key)
-        out = tuple(x for x in found if isinstance(x, float))
-        if len(out) != len(found):
+        if {*map(type, found)} - {float}:
             raise self.fail(key, "is not an array of floating-point numbers")
-        return out
+        return cast(tuple[float, ...], found)
 
     def _array(self, key: str) -> tuple[int | float | str, ...]:
         value = self.get(key)
@@ -185,15 +183,16 @@ def _types(keys: _Keys, tokens: tuple[str, ...]) -> tuple[TokenType, ...]:
         n = len(value) if isinstance(value, tuple) else "no"
         raise keys.fail("token_type", f"has {n} elements", f"there are {len(tokens)} tokens")
     known = {t.value: t for t in TokenType}
-    out: list[TokenType] = []
-    for i, code in enumerate(value):
-        if type(code) is not int or code not in known:
-            raise keys.fail("token_type", f"element {i} is {code!r}", "kinds are 1 to 6")
-        if known[code] is TokenType.BYTE and not _BYTE.fullmatch(tokens[i]):
-            why = f"token {quoted(tokens[i])} is not a byte as in <0x0A>"
-            raise keys.fail("token_type", f"element {i} says byte", why)
-        out.append(known[code])
-    return tuple(out)
+    if {*map(type, value)} - {int} or {*value} - {*known}:
+        i, code = next((i, c) for i, c in enumerate(value) if type(c) is not int or c not in known)
+        raise keys.fail("token_type", f"element {i} is {code!r}", "kinds are 1 to 6")
+    out = tuple(map(known.__getitem__, cast(tuple[int, ...], value)))
+    if TokenType.BYTE in {*out}:
+        for i, kind in enumerate(out):
+            if kind is TokenType.BYTE and not _BYTE.fullmatch(tokens[i]):
+                why = f"token {quoted(tokens[i])} is not a byte as in <0x0A>"
+                raise keys.fail("token_type", f"element {i} says byte", why)
+    return out
 
 
 def _scores(keys: _Keys, tokens: tuple[str, ...]) -> tuple[float, ...]:
@@ -211,15 +210,14 @@ def _merges(keys: _Keys) -> tuple[tuple[str, str], ...]:
     # A writer leaves an empty array out.
     if keys.get("merges") is None:
         return ()
-    out: list[tuple[str, str]] = []
-    for i, merge in enumerate(keys.strings("merges")):
-        # A part may begin with a space only in vocabularies that are not byte-level.
-        left, space, right = merge.partition(" ")
-        if not (left and space and right) or " " in right:
-            why = "a merge is two tokens with a space between them"
-            raise keys.fail("merges", f"element {i} is {quoted(merge)}", why)
-        out.append((left, right))
-    return tuple(out)
+    merges = keys.strings("merges")
+    # A part may begin with a space only in vocabularies that are not byte-level.
+    out = [tuple(merge.split(" ")) for merge in merges]
+    if {*map(len, out)} - {2} or not all(map(all, out)):
+        i = next(i for i, parts in enumerate(out) if len(parts) != 2 or not all(parts))
+        why = "a merge is two tokens with a space between them"
+        raise keys.fail("merges", f"element {i} is {quoted(merges[i])}", why)
+    return cast(tuple[tuple[str, str], ...], tuple(out))
 
 
 def byte_of(token: str) -> int | None:
