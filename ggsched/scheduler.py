@@ -28,7 +28,7 @@ from ggsched.config import Settings
 from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_arrays, host_weights
 from ggsched.ir.graph import Graph
-from ggsched.ir.tensor import Role
+from ggsched.ir.tensor import Role, Tensor
 from ggsched.passes.place import Constraints, PlacementPolicy
 from ggsched.passes.recognise import recognise_attention
 from ggsched.plan.bundle import Plan
@@ -469,6 +469,24 @@ class Scheduler:
         planned = self.planned(graph, constraints)
         self._executor(planned.graph, planned.constraints)
 
+    def loads_ahead(self, graph: Graph, constraints: Constraints) -> bool:
+        """Whether ``prepare`` begins to load weights before there is a plan.
+
+        It does if nothing is resident yet, and weights of 128 MiB or more have homes on devices
+        with memory of their own.
+
+        Args:
+            graph: The graph.
+            constraints: Homes of weights and states, pins of nodes, rates.
+
+        Examples:
+            >>> from ggsched.passes.place import Constraints
+            >>> with Scheduler(["cpu:0"], weights=weights) as scheduler:
+            ...     scheduler.loads_ahead(graph, Constraints(homes={"w": 0}))  # a CPU has no copy
+            False
+        """
+        return bool(self._ahead(graph, constraints))
+
     def resident_nbytes(self, kind: str) -> dict[str, int]:
         """Return the bytes of resident weights, states or caches of experts by device name.
 
@@ -722,14 +740,22 @@ class Scheduler:
     @contextmanager
     def _loading_ahead(self, graph: Graph, constraints: Constraints) -> Iterator[None]:
         """Let weights with a home be on their way there while the first plan is made."""
-        store, homes = self._store, constraints.homes
-        if isinstance(store, RemoteStore) or store.names or self._recorder is not None:
+        weights = self._ahead(graph, constraints)
+        if not weights or isinstance(self._store, RemoteStore):
             yield
             return
-        devices = self._devices
+        self._store.stage("loading weights")
+        with self._store.loading_ahead(weights):
+            yield
+
+    def _ahead(self, graph: Graph, constraints: Constraints) -> list[tuple[Tensor, int]]:
+        """Return weights that are loaded ahead of a plan, each with its device."""
+        store, homes = self._store, constraints.homes
+        if isinstance(store, RemoteStore) or store.names or self._recorder is not None:
+            return []
         far = {
             d
-            for d, device in enumerate(devices)
+            for d, device in enumerate(self._devices)
             if not device.facts.is_host and not isinstance(device, PaperDevice)
         }
         weights = [
@@ -737,12 +763,7 @@ class Scheduler:
             for t in graph.roots(Role.WEIGHT)
             if homes.get(t.name) in far and t.name not in graph.constants
         ]
-        if sum(t.nbytes for t, _ in weights) < AHEAD_NBYTES:
-            yield
-            return
-        store.stage("loading weights")
-        with store.loading_ahead(weights):
-            yield
+        return weights if sum(t.nbytes for t, _ in weights) >= AHEAD_NBYTES else []
 
     def _planned_and_bound(self, graph: Graph, constraints: Constraints) -> Run:
         self._store.stage("planning")

@@ -275,7 +275,7 @@ class BatchRunner:
         before, topology = self._planned_last, scheduler.topology
         is_same = before[0] is graph and before[1] is constraints and before[2] is topology
         known = scheduler.setup_s
-        if self.last_plan is None and scheduler.settings.streams != "autotune":
+        if self.last_plan is None and scheduler.loads_ahead(graph, constraints):
             planning_s = scheduler.planning_s  # weights are on their way while it is planned
             scheduler.prepare(graph, constraints)
             self._timing.planning_s += scheduler.planning_s - planning_s

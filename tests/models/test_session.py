@@ -221,7 +221,7 @@ def test_only_whole_numbers_are_fed(tokens):
 
 
 def test_the_first_plan_is_made_while_weights_are_on_their_way(monkeypatch):
-    """What the scheduler may load ahead of a plan begins before the plan, and the times add up."""
+    """Where the scheduler loads ahead of a plan that begins before the plan; the times add up."""
     order, make_plan = [], planner.make_plan
 
     @contextmanager
@@ -234,6 +234,7 @@ def test_the_first_plan_is_made_while_weights_are_on_their_way(monkeypatch):
         order.append("plan")
         return make_plan(*args, **more)
 
+    monkeypatch.setattr(Scheduler, "loads_ahead", lambda *args: True)
     monkeypatch.setattr(Scheduler, "_loading_ahead", ahead)
     monkeypatch.setattr(planner, "make_plan", noted)
     with Session(load_model(ORACLE / "llama-tiny-f32.gguf"), ["cpu:0"]) as session:
