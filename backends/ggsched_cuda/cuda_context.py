@@ -8,7 +8,6 @@ from typing import Final, Protocol
 
 from ggsched.backend.queued.backlog import Backlog
 from ggsched_cuda import driver
-from ggsched_cuda.blas_handles import BlasHandles
 from ggsched_cuda.blas_kernels import BlasKernels
 from ggsched_cuda.driver import NOT_READY, CudaError, DeviceInfo
 from ggsched_cuda.event import POLLING, Marker
@@ -88,7 +87,6 @@ class CudaContext:
         self.enter()
         self.host_calls = HostCalls()
         self.programs = ProgramCache(found.arch)
-        self.blas_handles = BlasHandles(self.context)
         self.blas_kernels = BlasKernels()
         self._work, self.turns = work, work.turns
         self._pool = driver.make_pool(found.ordinal, peers)
@@ -132,7 +130,6 @@ class CudaContext:
             self._devices -= 1
             if self._devices:
                 return
-        self.blas_handles.join(timeout_s)  # or the process could end in the middle of it
         with suppress(CudaError):  # of a lost GPU, whose memory is given back with the process
             self.enter()
             if POLLING.wait_until(lambda: not is_busy(self._behind), timeout_s):
@@ -204,8 +201,10 @@ class CudaContext:
     def take_blas(self, stream: int) -> tuple[int, int]:
         """Return a handle of cuBLAS and its workspace, for one stream alone (LCH-5)."""
         with self._work.lock:
-            known = self._blas.pop() if self._blas else None
-        handle, workspace = known or (self.blas_handles.take(), self.take(blas.WORKSPACE_NBYTES))
+            if self._blas:
+                handle, workspace = self._blas.pop()
+            else:
+                handle, workspace = blas.make_handle(), self.take(blas.WORKSPACE_NBYTES)
         blas.bind_handle(handle, stream, workspace)
         return handle, workspace
 

@@ -153,7 +153,6 @@ class CudaDevice(QueuedDevice[CudaStream]):
         """Return a new stream."""
         with faults(self.facts.name, "create_stream"):
             stream = CudaStream(self, name)
-        self.gpu.blas_handles.begin()
         self.gpu.add(stream)
         self.gpu.sweep()
         return stream

@@ -14,7 +14,7 @@ stream left.
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from functools import partial
@@ -62,6 +62,9 @@ class Loader:
         note: Called with host memory that was written and that a device reads.
         own_thread: Whether long weights are uploaded by a thread of the loader.
         piece_nbytes: Length of a buffer of the ring; what is no longer needs none.
+
+    Attributes:
+        is_cancelled: Whether buffers may hold anything, since ``cancel`` was called.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class Loader:
         self._borrowed: list[HostMemory] = []
         self._used: set[int] = set()
         self._failure: BaseException | None = None
-        self._is_cancelled = False
+        self.is_cancelled = False
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._own_thread, self._own = own_thread, dict[int, Stream | None]()
@@ -142,7 +145,7 @@ class Loader:
 
     def cancel(self) -> None:
         """Leave out what is not on its way; buffers that were to be filled hold anything."""
-        self._is_cancelled = True
+        self.is_cancelled = True
 
     def close(self) -> None:
         """Wait for everything, and release what loading needed; legal twice.
@@ -232,17 +235,25 @@ class Loader:
         return True
 
     def _work(self) -> None:
-        for job in self._given():
+        """Take weights until there are no more; what is read is sent as long as there is none."""
+        job: _Job | None = None
+        while True:
             try:
-                self._upload_pieces(job)
+                while self._jobs.empty() and (ring := self._unsent()) is not None:
+                    self._send(ring)
+                job = self._jobs.get()
+                if job is None:
+                    return
+                if self._failure is None and not self.is_cancelled:
+                    self._upload_pieces(job)
             except BaseException as error:  # raised by ``close``
-                error.add_note(f"while filling {job.name!r}")
+                if job is not None:
+                    error.add_note(f"while filling {job.name!r}")
                 self._failure = error
 
-    def _given(self) -> "Iterator[_Job]":
-        while (job := self._jobs.get()) is not None:
-            if self._failure is None and not self._is_cancelled:
-                yield job
+    def _unsent(self) -> "_Ring | None":
+        """Return a ring with pieces that are not on their way to the device."""
+        return next((ring for ring in self._rings.values() if ring.pieces), None)
 
     def _end_thread(self) -> None:
         """Wait until all has been enqueued, or given up."""
@@ -268,7 +279,7 @@ class Loader:
         Returns:
             Whether it could be read, and all pieces before it; ``close`` raises what went wrong.
         """
-        if self._failure is not None or self._is_cancelled:
+        if self._failure is not None or self.is_cancelled:
             ring.pieces.clear()
             return False
         piece = ring.pieces.popleft()

@@ -1,5 +1,6 @@
 """What of the backend ``cuda`` can be tested on a machine without a GPU."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -181,3 +182,19 @@ def test_products_by_rows(kind, rows, expected):
     rounded = replace(GPU, activations="auto")
     wanted = "cublas rounded" if is_rounded else expected
     assert chosen("mul_mat", shapes, dtypes, profile=rounded) == wanted
+
+
+def test_the_driver_starts_beside_the_imports(monkeypatch):
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
+    from ggsched_cuda import driver, open_backend
+
+    threads = []
+
+    def find_gpus():
+        threads.append(threading.current_thread())
+        return ()
+
+    monkeypatch.setattr(driver, "find_gpus", find_gpus)
+    open_backend()
+    assert threads[0] is not threading.current_thread()
+    assert not threads[0].is_alive()

@@ -6,9 +6,12 @@ import threading
 import numpy as np
 import pytest
 
+from ggsched import planner
+from ggsched import scheduler as scheduler_module
 from ggsched.config import Settings
-from ggsched.errors import DeviceFault
+from ggsched.errors import DeviceFault, PlanError
 from ggsched.ir.builder import GraphBuilder
+from ggsched.passes.place import Constraints
 from ggsched.run import loading
 from ggsched.run.loading import Loader
 from ggsched.run.quick_switching import INTERVAL_S, quick_switching
@@ -89,7 +92,54 @@ def test_progress_is_told_on_the_callers_thread(weights):
         assert told == [("a", 4 * LENGTH, here), ("b", 4 * LENGTH, here)]
 
 
-def test_an_upload_that_fails_ends_the_run_and_leaves_nothing(weights):
+@pytest.fixture(params=[False, True], ids=["behind the plan", "ahead of it"])
+def wanted(request, monkeypatch):
+    """Constraints with which weights are loaded when there is a plan, or while it is made."""
+    monkeypatch.setattr(scheduler_module, "AHEAD_NBYTES", 0)
+    return Constraints(homes={"a": 0, "b": 0}) if request.param else None
+
+
+def test_weights_with_a_home_are_on_their_way_while_the_plan_is_made(weights, monkeypatch):
+    monkeypatch.setattr(scheduler_module, "AHEAD_NBYTES", 0)
+    device, began = far_device(), threading.Event()
+    write, make_plan = device.write_memory, planner.make_plan
+
+    def noted(memory, offset, source):
+        if source.nbytes == loading.PIECE_NBYTES:
+            began.set()
+        write(memory, offset, source)
+
+    def late(*args, **more):
+        assert began.wait(10)
+        return make_plan(*args, **more)
+
+    device.write_memory = noted
+    monkeypatch.setattr(planner, "make_plan", late)
+    homes = Constraints(homes={"a": 0, "b": 0})
+    with Scheduler([device], weights=weights, settings=Settings(checked=True)) as scheduler:
+        out = scheduler.run(two_sums(), {"x": np.ones(LENGTH, np.float32)}, homes)
+        assert (out["y"] == 2).all()
+        assert scheduler.resident_nbytes("weight") == {"test:0": 8 * LENGTH}
+
+
+def test_without_a_plan_nothing_stays(weights, monkeypatch):
+    """Weights were on their way; the plan is refused."""
+    monkeypatch.setattr(scheduler_module, "AHEAD_NBYTES", 0)
+
+    def refused(*args, **more):
+        raise PlanError("no")
+
+    monkeypatch.setattr(planner, "make_plan", refused)
+    device = far_device()
+    with Scheduler([device], weights=weights) as scheduler:
+        with pytest.raises(PlanError, match="no"):
+            scheduler.prepare(two_sums(), Constraints(homes={"a": 0, "b": 0}))
+        assert device.open_buffers == []
+        assert device.open_events == []
+        assert scheduler.resident_nbytes("weight") == {}
+
+
+def test_an_upload_that_fails_ends_the_run_and_leaves_nothing(weights, wanted):
     device = far_device()
 
     def bad(memory, offset, source):
@@ -98,12 +148,12 @@ def test_an_upload_that_fails_ends_the_run_and_leaves_nothing(weights):
     device.write_memory = bad
     with Scheduler([device], weights=weights) as scheduler:
         with pytest.raises(DeviceFault, match="bus error"):
-            scheduler.prepare(two_sums())
+            scheduler.prepare(two_sums(), wanted)
         assert device.open_buffers == []
         assert scheduler.resident_nbytes("weight") == {}
 
 
-def test_what_is_not_on_its_way_is_left_out_when_compiling_fails(weights, monkeypatch):
+def test_what_is_not_on_its_way_is_left_out_when_compiling_fails(weights, wanted, monkeypatch):
     """Uploads are held until compiling has failed, so no more is read than a ring takes."""
     device, failed, read = far_device(), threading.Event(), []
     held_back(device, failed)
@@ -129,7 +179,7 @@ def test_what_is_not_on_its_way_is_left_out_when_compiling_fails(weights, monkey
     monkeypatch.setattr(Loader, "cancel", cancelled)
     with Scheduler([device], weights=weights) as scheduler:
         with pytest.raises(DeviceFault, match="no compiler"):
-            scheduler.prepare(two_sums())
+            scheduler.prepare(two_sums(), wanted)
         assert len(read) <= 3
         assert device.open_buffers == []
         assert scheduler.resident_nbytes("weight") == {}
