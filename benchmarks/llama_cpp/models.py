@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
 
 from benchmarks.gguf_sizes import add_sizes
 from ggsched.ir.dtype import BF16, F16, F32, DType, dtype_by_name
-from ggsched.models.gguf_file import GGUF_TYPES
+from ggsched.models.gguf_file import GGUF_CODES
 from ggsched.models.graph import model_needs
 from ggsched.models.hparams import HParams, RopeParams
 from ggsched.testing.generators.values import random_blocks
@@ -63,7 +63,7 @@ def write_model(folder: Path, name: str, dtype: str) -> Path:
         if hp.n_expert and len(need.shape) < 3:
             kind = BF16 if need.matrix else F32
         values = _values(kind, need.shape, rng)
-        writer.add_tensor(need.name, values, raw_dtype=GGUF_TYPES[kind])
+        writer.add_tensor(need.name, values, raw_dtype=GGMLQuantizationType(GGUF_CODES[kind]))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -13,12 +13,12 @@ from math import prod
 from typing import Final
 
 import numpy as np
-from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from ggsched.errors import ModelError
 from ggsched.interchange.mapped_file import map_file
-from ggsched.ir.dtype import GGUF_DTYPES, DType
+from ggsched.ir import dtype as dtypes
+from ggsched.ir.dtype import DType
 from ggsched.models.gguf_header import (
     INCOMPLETE,
     Header,
@@ -30,10 +30,29 @@ from ggsched.models.gguf_header import (
 )
 
 DEFAULT_ALIGNMENT: Final = 32
-GGUF_TYPES: Final[Mapping[DType, GGMLQuantizationType]] = {
-    dtype: GGMLQuantizationType[dtype.name.upper()] for dtype in GGUF_DTYPES
+GGUF_CODES: Final[Mapping[DType, int]] = {
+    dtypes.F32: 0,
+    dtypes.F16: 1,
+    dtypes.Q4_0: 2,
+    dtypes.Q4_1: 3,
+    dtypes.Q5_0: 6,
+    dtypes.Q5_1: 7,
+    dtypes.Q8_0: 8,
+    dtypes.Q2_K: 10,
+    dtypes.Q3_K: 11,
+    dtypes.Q4_K: 12,
+    dtypes.Q5_K: 13,
+    dtypes.Q6_K: 14,
+    dtypes.IQ4_NL: 20,
+    dtypes.IQ4_XS: 23,
+    dtypes.I32: 26,
+    dtypes.BF16: 30,
+    dtypes.MXFP4: 39,
 }
-_BY_CODE: Final = {int(code): dtype for dtype, code in GGUF_TYPES.items()}
+"""Numbers of element types in files. Those of the package ``gguf``, which takes a while to import
+and brings a tokenizer along."""
+
+_BY_CODE: Final = {code: dtype for dtype, code in GGUF_CODES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +181,9 @@ def _dtype(where: str, code: int) -> DType:
     dtype = _BY_CODE.get(code)
     if dtype is not None:
         return dtype
-    known = ", ".join(d.name for d in _BY_CODE.values())
+    known = ", ".join(d.name for d in dtypes.GGUF_DTYPES)
+    from gguf.constants import GGMLQuantizationType
+
     try:
         name = GGMLQuantizationType(code).name.lower()
     except ValueError:

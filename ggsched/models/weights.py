@@ -4,12 +4,11 @@ from math import prod
 from typing import Any, Final
 
 import numpy as np
-from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from ggsched.errors import InternalError
 from ggsched.ir.dtype import BF16, F16, F32, I32, DType
-from ggsched.models.gguf_file import GGUF_TYPES, GgufFile, GgufTensor
+from ggsched.models.gguf_file import GGUF_CODES, GgufFile, GgufTensor
 
 # What numpy calls the type; blocks of quantised types are plain bytes.
 _HOST: Final[dict[DType, type[np.generic]]] = {
@@ -63,6 +62,10 @@ def converted_array(file: GgufFile, name: str) -> NDArray[np.float32]:
 
 
 def _floats(raw: NDArray[np.uint8], tensor: GgufTensor) -> NDArray[np.float32]:
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
     # A copy is aligned, and one chunk is small.
-    values: NDArray[np.float32] = dequantize(np.array(raw), GGUF_TYPES[tensor.dtype]).reshape(-1)
+    kind = GGMLQuantizationType(GGUF_CODES[tensor.dtype])
+    values: NDArray[np.float32] = dequantize(np.array(raw), kind).reshape(-1)
     return values

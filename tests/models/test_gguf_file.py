@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ggsched.errors import ModelError
-from ggsched.ir.dtype import F32
+from ggsched.ir.dtype import F32, GGUF_DTYPES
 from ggsched.models import gguf_header
-from ggsched.models.gguf_file import open_gguf
+from ggsched.models.gguf_file import GGUF_CODES, open_gguf
 from tests.models.gguf_layout import entry_bytes, gguf_layout, string_bytes
 from tests.models.helpers import ORACLE, Stored, write_gguf
 
@@ -36,6 +36,13 @@ def with_entries(tmp_path, *entries):
     layout = gguf_layout(path.read_bytes())
     path.write_bytes(layout.rebuilt(entries, []))
     return open_gguf(path).metadata
+
+
+def test_numbers_of_types_are_those_of_the_gguf_package():
+    from gguf import GGMLQuantizationType
+
+    codes = {dtype.name.upper(): code for dtype, code in GGUF_CODES.items()}
+    assert codes == {d.name.upper(): GGMLQuantizationType[d.name.upper()] for d in GGUF_DTYPES}
 
 
 def test_as_the_gguf_package_reads_it():

@@ -5,6 +5,8 @@ product is marked ``slow``. Logits that were recorded once: see ``tests/data/ora
 """
 
 import re
+import subprocess
+import sys
 from contextlib import contextmanager
 from itertools import cycle, product
 
@@ -242,3 +244,12 @@ def test_the_first_plan_is_made_while_weights_are_on_their_way(monkeypatch):
         assert order == ["weights", "plan", "bound"]
         assert 0 < session.timing.planning_s < session.timing.setup_s
         assert session.timing.setup_s == session.scheduler.setup_s
+
+
+def test_a_session_imports_no_package_that_writes_files():
+    """``gguf`` brings yaml and a tokenizer along: a tenth of what importing a session takes."""
+    code = (
+        "import sys, ggsched.models.load, ggsched.models.session;"
+        "sys.exit(any(n in sys.modules for n in ('gguf', 'networkx', 'jinja2', 'tokenizers')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
