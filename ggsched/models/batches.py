@@ -205,7 +205,29 @@ def span_inputs(
         out_rows: Tokens that get logits, counted through all spans.
         window: Sliding window in tokens, 0 for none.
     """
-    positions, first, slots, tokens = _rows_of(spans)
+    return row_inputs(graph, *_rows_of(spans), out_rows, window)
+
+
+def row_inputs(
+    graph: Graph,
+    positions: np.ndarray,
+    first: np.ndarray,
+    slots: np.ndarray,
+    tokens: np.ndarray,
+    out_rows: Sequence[int] | np.ndarray,
+    window: int,
+) -> dict[str, np.ndarray]:
+    """Return the host inputs of a micro-batch of any tokens.
+
+    Args:
+        graph: Of ``build_model_graph``; it may do without some of the inputs.
+        positions: Of each token in its sequence; int32 (T,), as all that follow.
+        first: Rows of the cache where their sequences begin.
+        slots: Slots of the states of recurrent blocks.
+        tokens: Ids.
+        out_rows: Tokens that get logits.
+        window: Sliding window in tokens, 0 for none.
+    """
     rows = first + positions
     inputs = {
         "tokens": tokens,
@@ -220,7 +242,9 @@ def span_inputs(
     return {name: value for name, value in inputs.items() if name in graph}
 
 
-def _rows_of(spans: Sequence[Span]) -> tuple[np.ndarray, ...]:
+def _rows_of(
+    spans: Sequence[Span],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return positions, first rows, slots and tokens of spans, int32 (T,) each."""
     if len(spans) == 1:
         (span,) = spans

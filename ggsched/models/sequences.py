@@ -209,22 +209,46 @@ class Sequences:
         """
         if not tokens:
             raise UsageError("no sequences to feed", hint="name at least one, with its tokens")
-        spans = []
+        batches = self._session.batches
+        numbers = self._one_each(tokens) if len(tokens) <= batches.step else None
+        if numbers is not None:
+            logits = batches.run_tokens(np.array(numbers, np.int32).T, copy=copy)
+        else:
+            spans = [
+                Span(np.asarray(ids, np.int32), self._room(i, ids), self._slots[i].first_row, i)
+                for i, ids in tokens.items()
+            ]
+            logits = batches.run_spans(spans, copy=copy)
         for sequence, ids in tokens.items():
-            past = self._past(sequence)
-            self._session.check_tokens(ids)
-            if past + len(ids) > self.n_rows:
-                raise UsageError(
-                    f"{past} + {len(ids)} tokens do not fit sequence {sequence}",
-                    why=f"it holds {self.n_rows}, which is n_ctx by n_parallel",
-                    hint="use a larger context, or fewer sequences",
-                )
-            whole = np.asarray(ids, np.int32)
-            spans.append(Span(whole, past, self._slots[sequence].first_row, sequence))
-        logits = self._session.batches.run_spans(spans, copy=copy)
-        for sequence, span in zip(tokens, spans, strict=True):
-            self._slots[sequence].n_past = span.n_past + len(span.tokens)
+            self._slots[sequence].n_past = self._past(sequence) + len(ids)
         return dict(zip(tokens, logits, strict=True))
+
+    def _one_each(
+        self, tokens: Mapping[int, Sequence[int]]
+    ) -> list[tuple[int, int, int, int]] | None:
+        """Return token, tokens before it, first row and slot of each; None if anything is odd."""
+        found, n_vocab = [], self._session.spec.hparams.n_vocab
+        for i, ids in tokens.items():
+            token = ids[0] if len(ids) == 1 else None
+            slot = self._slots[i] if 0 <= i < len(self._slots) else None
+            if slot is None or slot.n_past is None or slot.n_past >= self.n_rows:
+                return None
+            if type(token) is not int or not 0 <= token < n_vocab:
+                return None
+            found.append((token, slot.n_past, slot.first_row, i))
+        return found
+
+    def _room(self, sequence: int, ids: Sequence[int]) -> int:
+        """Return the tokens of a sequence; refuse more that are none, or that do not fit."""
+        past = self._past(sequence)
+        self._session.check_tokens(ids)
+        if past + len(ids) > self.n_rows:
+            raise UsageError(
+                f"{past} + {len(ids)} tokens do not fit sequence {sequence}",
+                why=f"it holds {self.n_rows}, which is n_ctx by n_parallel",
+                hint="use a larger context, or fewer sequences",
+            )
+        return past
 
     def _past(self, sequence: int) -> int:
         if not 0 <= sequence < len(self._slots) or self._slots[sequence].n_past is None:

@@ -173,3 +173,29 @@ def test_numbers_that_are_not_finite_are_noticed_in_any_row():
         runner.has_nonfinite = False
         note(np.zeros((3, 8), np.float32))
         assert not runner.has_nonfinite
+
+
+@pytest.mark.parametrize("name", MODELS[:2])
+def test_a_token_of_each_is_given_the_inputs_of_spans(name, monkeypatch):
+    given = []
+    with opened(name) as session:
+        several, runner = session.sequences, session.batches
+        active = [several.join() for _ in range(3)]
+        several.step(dict(zip(active, PROMPTS, strict=True)))
+        plain = runner._run
+        monkeypatch.setattr(
+            runner,
+            "_run",
+            lambda graph, inputs, copy: given.append((graph, inputs)) or plain(graph, inputs, copy),
+        )
+        lengths = [several.length(i) for i in active]
+        for token in (5, np.int64(5)):  # the second is not what generation feeds
+            several.step({2: [token], 0: [token]})
+            for i, length in zip(active, lengths, strict=True):
+                several.truncate(i, length)
+    (graph, ours), (other, wanted) = given
+    assert graph is other
+    assert list(ours) == list(wanted)
+    for key, array in wanted.items():
+        assert array.dtype == ours[key].dtype
+        np.testing.assert_array_equal(ours[key], array)
