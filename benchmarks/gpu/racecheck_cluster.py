@@ -4,7 +4,9 @@ Blocks bring stretches to shared memory by ``cp.async`` and add them up, as ``ti
 where blocks share a sum. After a barrier of the cluster each stores its sums in the memory of the
 others, and after a second one adds up what it got.
 
-- ``over``: the sums go where the stretches were, as in ``tile_product``
+- ``over``: the sums go where the stretches were
+- ``ring``: the same with two stages, one of which is copied to while the other is read, as in
+  ``tile_product``
 - ``beside``: they go where no copy went, the control
 - ``torn``: as ``over``, without the first barrier: a real race
 
@@ -20,7 +22,7 @@ import numpy as np
 
 from benchmarks.gpu.racecheck_ring import Kernel, main_of
 
-VARIANTS = {"over": 0, "beside": 1, "torn": 2}
+VARIANTS = {"over": 0, "ring": 3, "beside": 1, "torn": 2}
 LANES, BLOCKS, ROUNDS, CLUSTERS, WORDS = 128, 4, 16, 2, 2048
 
 
@@ -28,8 +30,10 @@ def run(variant: str) -> bool:
     """Launch a variant; say whether the sums are those of the host."""
     w = np.random.default_rng(1).integers(0, 1 << 32, (CLUSTERS, BLOCKS, ROUNDS * WORDS), np.uint32)
     found = np.zeros((CLUSTERS * BLOCKS, LANES), np.uint32)
-    KERNEL.launch(variant, [w, found], CLUSTERS * BLOCKS, LANES, 4 * (WORDS + BLOCKS * LANES))
-    each = w.reshape(CLUSTERS, -1, LANES).sum(axis=1, dtype=np.uint32)
+    shared = 4 * (2 * WORDS + 4 * BLOCKS * LANES)
+    KERNEL.launch(variant, [w, found], CLUSTERS * BLOCKS, LANES, shared)
+    quads = w.reshape(CLUSTERS, BLOCKS, -1, 4 * LANES).sum(axis=2, dtype=np.uint32)
+    each = quads.reshape(CLUSTERS, -1, LANES).sum(axis=1, dtype=np.uint32)
     wrong = int((np.repeat(each, BLOCKS, axis=0) != found).sum())
     result = "sums ok" if not wrong else f"{wrong} of {found.size} sums WRONG"
     sys.stdout.write(f"{variant}: {result}; {CLUSTERS} clusters of {BLOCKS} blocks\n")
