@@ -2,6 +2,8 @@
 
 import csv
 import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
@@ -10,6 +12,7 @@ from ggsched.cli.bench_compare import compare_files
 from ggsched.cli.compute_options import compute_options
 from ggsched.cli.console import write_json
 from ggsched.cli.help_groups import GroupedCommand
+from ggsched.cli.interruption import is_interruption, tell_interruption
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.options import json_option, whole_numbers
 from ggsched.cli.planning_options import planning_options
@@ -67,7 +70,13 @@ _COLUMNS: Final = ("model", "size", "devices", "ngl", "n_ubatch", "test", "t/s",
     help="Sequences that are fed together, of which each has its tokens and its depth.",
 )
 @click.option(
-    "-r", "--repetitions", type=click.IntRange(min=1), default=5, metavar="N", show_default=True
+    "-r",
+    "--repetitions",
+    type=click.IntRange(min=1),
+    default=5,
+    metavar="N",
+    show_default=True,
+    help="How often each test is measured.",
 )
 @click.option(
     "-o",
@@ -103,13 +112,13 @@ def bench(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure how fast MODEL reads prompts (pp) and generates (tg), in tokens per second.
+    """Measure how fast MODEL reads prompts and generates.
 
-    Each test runs once before it is measured. Tokens are random, and none is sampled.
+    Tests are called pp for prompts and tg for generation, rates are tokens per second. Each test
+    runs once before it is measured. Tokens are random, and none is sampled. After Ctrl-C the tests
+    that are done are written, in each form.
     """
-    from dataclasses import replace
-
-    from ggsched.models.speed import SpeedTest, measure
+    from ggsched.models.speed import SpeedTest
 
     kinds: tuple[tuple[Literal["pp", "tg"], tuple[int, ...]], ...]
     kinds = (("pp", prompts), ("tg", generations))
@@ -135,13 +144,52 @@ def bench(
         )
     with open_session(wanted, settings, n_parallel=most) as session:
         facts = _facts(session, wanted)
+        speeds = _Measurement(session, tests, repetitions)
         if as_json or form == "json":
-            found = [_json(facts, speed) for speed in measure(session, tests, repetitions)]
-            write_json(found)
+            write_json([_json(facts, speed) for speed in speeds])
         elif form == "csv":
-            _write_csv(facts, session, tests, repetitions)
+            _write_csv(facts, speeds)
         else:
-            _write_table(facts, session, tests, repetitions)
+            _write_table(facts, speeds)
+        if speeds.is_interrupted:
+            done = speeds.done
+            tell_interruption(f"{done} of {len(tests)} tests are done, not {tests[done].name}")
+            raise KeyboardInterrupt
+
+
+@dataclass(slots=True)
+class _Measurement:
+    """Speeds of tests, up to Ctrl-C.
+
+    Attributes:
+        session: What is measured.
+        tests: In the order of the rows.
+        repetitions: Of each.
+        done: Tests that were measured.
+        is_interrupted: Whether the user did not wait for the others.
+    """
+
+    session: "Session"
+    tests: "Sequence[SpeedTest]"
+    repetitions: int
+    done: int = 0
+    is_interrupted: bool = False
+
+    def __iter__(self) -> "Iterator[Speed]":
+        """Yield the speed of each test; end when interrupted."""
+        from ggsched.models.speed import measure
+
+        speeds = measure(self.session, self.tests, self.repetitions)
+        while self.done < len(self.tests):
+            try:
+                speed = next(speeds)
+            except BaseException as error:
+                if not is_interruption(error):
+                    raise
+                self.is_interrupted = True
+                return
+            self.done += 1
+            yield speed
 
 
 def _facts(session: "Session", options: ModelOptions) -> dict[str, Any]:
@@ -169,17 +217,14 @@ def _json(facts: dict[str, Any], speed: "Speed") -> dict[str, Any]:
     }
 
 
-def _write_table(
-    facts: dict[str, Any], session: "Session", tests: "list[SpeedTest]", repetitions: int
-) -> None:
+def _write_table(facts: dict[str, Any], speeds: _Measurement) -> None:
     """Write a Markdown table, each row as soon as it is known."""
-    from ggsched.models.speed import measure
     from ggsched.plan.units import nbytes_text
 
     heads = _COLUMNS[:-1]
     known = [str(facts["model"]), nbytes_text(facts["size"]), *(str(facts[k]) for k in heads[2:5])]
     widths = [max(len(head), len(cell)) for head, cell in zip(heads, known, strict=False)]
-    widths += [max(len(test.name) for test in tests), 20]
+    widths += [max(len(test.name) for test in speeds.tests), 20]
 
     def write(cells: list[str]) -> None:
         padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
@@ -188,15 +233,11 @@ def _write_table(
 
     write(list(heads))
     write(["-" * width for width in widths])
-    for speed in measure(session, tests, repetitions):
+    for speed in speeds:
         write([*known, speed.test.name, f"{speed.mean:.2f} \u00b1 {speed.deviation:.2f}"])
 
 
-def _write_csv(
-    facts: dict[str, Any], session: "Session", tests: "list[SpeedTest]", repetitions: int
-) -> None:
-    from ggsched.models.speed import measure
-
+def _write_csv(facts: dict[str, Any], speeds: _Measurement) -> None:
     def write(cells: list[Any]) -> None:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerow(cells)
@@ -204,5 +245,5 @@ def _write_csv(
         results().flush()
 
     write(list(_COLUMNS))
-    for speed in measure(session, tests, repetitions):
+    for speed in speeds:
         write([*facts.values(), speed.test.name, f"{speed.mean:.4f}", f"{speed.deviation:.4f}"])

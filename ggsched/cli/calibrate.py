@@ -66,7 +66,7 @@ def calibrate(
     path: str | None,
     as_json: bool,
 ) -> None:
-    """Measure what nodes, events and copies cost on the devices, for the cost model.
+    """Measure this machine, for the predictions of the cost model.
 
     Nothing else should run meanwhile. Plans are right with any rates, and better with true ones.
     """

@@ -55,7 +55,7 @@ class Sum:
 @click.pass_obj
 @streams_option
 def demo(settings: Settings, devices: tuple[str, ...] | None, as_json: bool) -> int:
-    """Split a small trained model over two devices; show the plan and check the answers."""
+    """Split a small model over two devices; check its answers."""
     with bundled_model() as path:
         return _demo(str(path), settings, devices, as_json)
 

@@ -24,7 +24,7 @@ _BAD: Final = "bold red"
 @json_option
 @click.pass_obj
 def devices(settings: Settings, /, as_json: bool) -> None:
-    """Show backends and devices: what is usable, and why the rest is not.
+    """Show which devices are usable, and why the others are not.
 
     GGSCHED_BACKENDS restricts and orders the backends. With --json also the topology of what is
     usable, for 'ggsched plan --topology' on another machine.

@@ -18,7 +18,7 @@ _STYLE: Final = {"environment": "bold", "default": "dim"}
 @json_option
 @click.pass_obj
 def env(settings: Settings, /, as_json: bool) -> None:
-    """Show every GGSCHED_* variable: its value, where it comes from, what it does.
+    """Show all variables GGSCHED_*: values, and what they do.
 
     Options of the command line win over these; a variable that is not listed is an error.
     """

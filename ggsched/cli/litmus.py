@@ -35,7 +35,7 @@ def litmus(
     journal: Path | None,
     as_json: bool,
 ) -> int:
-    """Check the litmus programs in FILEs: plain ones, or fences in Markdown.
+    """Check litmus programs, plain ones or fences in Markdown.
 
     The sanitizer decides by clocks, the explorer by running all interleavings. The exit code is 1
     if a verdict is not the one that the header states, or if the two do not agree. Verdicts and

@@ -14,6 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Final, NoReturn
 
@@ -22,6 +23,7 @@ from click.shell_completion import shell_complete
 
 from ggsched import __version__
 from ggsched.cli.console import own_results, warn_on_stderr, write_line
+from ggsched.cli.interruption import is_interruption
 from ggsched.cli.user_ops import import_modules
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
@@ -74,6 +76,15 @@ class Commands(click.Group):
         apart = copy.copy(command)  # with a callback of its own; the module's stays as it is
         apart.callback = _apart(command.callback)
         return apart
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a subcommand; of an unknown one, name what was probably meant."""
+        close = [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS, 1)
+        if close:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
+        return super().resolve_command(ctx, args)
 
 
 def _apart(callback: Callable[..., Any] | None) -> Callable[..., Any] | None:
@@ -133,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "hypothesis":
             return _report("hypothesis is missing (pip install 'ggsched[test]')", ENVIRONMENT)
-        if _is_interruption(error):
+        if is_interruption(error):
             return _interrupted(is_ours)
         text = " ".join(f"{type(error).__name__}: {error}".split())
         hint = "set GGSCHED_DEBUG=1 for the traceback, and please report it"
@@ -177,16 +188,6 @@ def _interrupted(is_ours: bool) -> int:
     return INTERRUPTED
 
 
-def _is_interruption(error: BaseException) -> bool:
-    """Whether it was raised because of Ctrl-C: modules in C raise others in its place."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, KeyboardInterrupt):
-            return True
-        cause = cause.__cause__ or cause.__context__
-    return False
-
-
 def _leave(code: int) -> NoReturn:
     """End the process at once: what was to be closed has been, on the way here.
 
@@ -205,7 +206,8 @@ def _run(arguments: list[str], is_ours: bool) -> int:
     if instruction:
         return shell_complete(cli, {}, "ggsched", "_GGSCHED_COMPLETE", instruction)
     if not arguments:
-        write_err(cli.get_help(click.Context(cli, info_name="ggsched")) + "\n")
+        context = click.Context(cli, info_name="ggsched", **cli.context_settings)
+        write_err(cli.get_help(context) + "\n")
         return USAGE
     try:
         with cli.make_context("ggsched", arguments) as context:

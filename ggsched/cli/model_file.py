@@ -15,12 +15,20 @@ BUNDLED: Final = "addition-moe.gguf"
 DEMO: Final = "demo"
 """Names the model that comes with ggsched, unless a file has that name."""
 
+EXAMPLE: Final = 'ggsched run demo -p "417+385="'
+"""What it can do."""
+
 _BY_OPTION: Final = "ggsched.model"
 
 
 def bundled_model() -> AbstractContextManager[Path]:
     """Return the path of the small trained model that comes with ggsched, as long as it is held."""
     return as_file(files("ggsched.data") / BUNDLED)
+
+
+def is_bundled(path: str) -> bool:
+    """Whether it is the path of that model."""
+    return os.path.basename(path) == BUNDLED
 
 
 def key_value(text: str) -> tuple[str, Value]:

@@ -370,7 +370,7 @@ def _context(n_ctx: int, model: "Model") -> int:
     if not n_ctx:
         return min(trained, _DEFAULT_CONTEXT)
     if n_ctx > trained:
-        _LOG.warning("-c %d is more than the %d tokens of training", n_ctx, trained)
+        _LOG.warning("a context (-c) of %d tokens is more than the %d of training", n_ctx, trained)
     return n_ctx
 
 

@@ -37,7 +37,7 @@ _SUFFIX: Final = ".in"
 )
 @json_option
 def new_backend(name: str, folder: Path | None, as_json: bool) -> None:
-    """Write a plug-in for the backend NAME: a package, its tests, a README.
+    """Write a plug-in for the backend NAME, with tests.
 
     It passes the conformance kit from the start; docs/how-to/write-a-backend.md goes on from there.
     """

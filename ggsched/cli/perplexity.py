@@ -46,7 +46,7 @@ def perplexity(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure the perplexity of a text by MODEL, with its standard error.
+    """Measure the perplexity of a text, and its standard error.
 
     The text is cut into parts of -c tokens; in each the second half is predicted, as llama.cpp
     does. Devices, splits and streams must not change the result by more than rounding.

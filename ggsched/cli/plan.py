@@ -89,7 +89,10 @@ def plan(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Print the plan of one micro-batch of MODEL: placement, memory, commands, waits."""
+    """Print the plan of MODEL: placement, memory, commands, waits.
+
+    It is that of one micro-batch.
+    """
     if settings.streams == "autotune":
         settings = replace(settings, streams="auto")  # only runs can be measured
     if memory:

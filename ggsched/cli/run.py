@@ -11,6 +11,7 @@ from ggsched.cli.compute_options import compute_options
 from ggsched.cli.console import leave_line_open, messages, write_json
 from ggsched.cli.files import read_prose
 from ggsched.cli.help_groups import GroupedCommand
+from ggsched.cli.model_file import EXAMPLE, is_bundled
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.onnx_options import onnx_options
 from ggsched.cli.options import json_option, whole_numbers
@@ -160,6 +161,8 @@ def run(
         _refuse_with_chat(tokens is not None, logits is not None, as_json, shifts)
     elif (prompt is None) == (tokens is None):
         hint = "or --chat for a conversation"
+        if is_bundled(options["model"]):
+            hint = f"the model adds: {EXAMPLE}"
         what = "give the prompt as -p TEXT, as -f FILE or as --tokens 1,2,3"
         raise UsageError(what, where="ggsched run", hint=hint)
     if logits is not None:

@@ -33,7 +33,15 @@ _OPTIONS: Final = (
         show_default=True,
         help="Temperature; 0 takes the most probable token.",
     ),
-    click.option("-s", "--seed", type=click.IntRange(min=0), default=0, show_default=True),
+    click.option(
+        "-s",
+        "--seed",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        show_default=True,
+        help="Where the random numbers begin: the same text for the same seed.",
+    ),
     click.option(
         "--top-k",
         type=click.IntRange(min=0),

@@ -8,6 +8,7 @@ token may end in the middle of a character.
 import codecs
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from typing import Final
 
 from ggsched.errors import ModelError, UsageError
 from ggsched.models.bpe import byte_letters, make_bpe
@@ -15,6 +16,9 @@ from ggsched.models.gguf_header import quoted
 from ggsched.models.special_tokens import SpecialTokens
 from ggsched.models.spm import SPACE, make_spm
 from ggsched.models.vocab import TokenType, Vocab, byte_of
+
+_FEW: Final = 256
+"""Tokens of a vocabulary whose characters a message lists."""
 
 
 class Tokenizer:
@@ -161,9 +165,18 @@ class Tokenizer:
             raise ModelError(
                 f"its vocabulary cannot write {quoted(''.join(missing) or text)}",
                 where=self._file,
-                hint="use only characters that the model was trained on",
+                hint=self._writable(),
             )
         return ids
+
+    def _writable(self) -> str:
+        """Return which characters may be used, as advice."""
+        known = "those that the model was trained on"
+        size = len(self.vocab.tokens)
+        if size <= _FEW:
+            texts = (self.token_bytes(i).decode(errors="ignore") for i in range(size))
+            known = quoted("".join(text for text in texts if len(text) == 1))
+        return f"use only the characters {known}"
 
     def _lacks(self, character: str) -> bool:
         ids = self._encoder(character)

@@ -60,6 +60,37 @@ def test_json_and_csv(bench):
     assert dict(zip(head, row, strict=True))["test"] == "tg2"
 
 
+def ends_in(error, monkeypatch):
+    def timed(session, test, tokens):
+        if test.kind == "tg":
+            raise SystemError from error
+        return 0.5
+
+    monkeypatch.setattr("ggsched.models.speed._timed", timed)
+
+
+@pytest.mark.parametrize("form", ["md", "json", "csv"])
+def test_interrupted(bench, monkeypatch, form):
+    """Ctrl-C leaves the tests that are done, in each form, and one line."""
+    ends_in(KeyboardInterrupt(), monkeypatch)
+    code, out, err = bench("-p", 4, "-n", "2,3", "-o", form)
+    assert code == 130
+    assert err == "ggsched: interrupted: 1 of 3 tests are done, not tg2\n"
+    if form == "json":
+        assert [row["test"] for row in json.loads(out)] == ["pp4"]
+    else:
+        assert "pp4" in out.splitlines()[-1]
+
+
+def test_another_error_is_no_interruption(bench, monkeypatch):
+    error = ValueError()
+    error.__cause__ = error
+    ends_in(error, monkeypatch)
+    code, _, err = bench("-p", 4, "-n", 2)
+    assert code == 3
+    assert "interrupted" not in err
+
+
 def test_what_cannot_be_measured(bench):
     code, _, err = bench("-p", 0, "-n", 0)
     assert code == 2

@@ -1,14 +1,16 @@
 """Help in groups, the bundled model by name, completion in shells."""
 
+import shlex
 import shutil
 import subprocess
 import sys
 
+import click
 import pytest
 
 from ggsched.cli.help_groups import GROUPS
 from ggsched.cli.main import main
-from ggsched.cli.model_file import bundled_model
+from ggsched.cli.model_file import EXAMPLE, bundled_model
 from ggsched.cli.page import commands
 from tests.models.helpers import ORACLE
 
@@ -27,6 +29,40 @@ def test_every_option_has_a_heading(name, capsys):
     text = "\n".join(lines)
     for option in commands()[name].params:
         assert max(option.opts, key=len) in text or option.name == "model"
+
+
+def test_commands_are_told_in_whole_sentences(capsys):
+    """None is cut, and no command at all gives the same page."""
+    assert main(["--help"]) == 0
+    page = capsys.readouterr().out
+    assert "..." not in page.partition("Commands:")[2]
+    assert main([]) == 2
+    assert capsys.readouterr().err == page
+
+
+def test_every_option_says_what_it_does():
+    silent = [
+        (name, option.opts[-1])
+        for name in GROUPED
+        for option in commands()[name].params
+        if isinstance(option, click.Option) and not option.help
+    ]
+    assert silent == []
+
+
+def test_a_mistyped_command(capsys):
+    assert main(["rum", "demo"]) == 2
+    assert "'rum'. Did you mean 'run'?" in capsys.readouterr().err
+
+
+def test_what_the_bundled_model_can_do_is_said(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "demo"]) == 2
+    assert EXAMPLE in capsys.readouterr().err
+    assert main([*shlex.split(EXAMPLE)[1:], "--devices", "cpu:0"]) == 0
+    assert capsys.readouterr().out == "802\n"
+    assert main(["run", "demo", "-p", "hi", "--devices", "cpu:0"]) == 2
+    assert "use only the characters '0123456789+='" in capsys.readouterr().err
 
 
 def test_headings_name_options_that_exist_once():

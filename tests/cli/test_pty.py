@@ -26,7 +26,7 @@ def test_text_and_messages_stand_on_lines_of_their_own(width):
     assert b"\xe2\xa0\x8b" in screen.written  # a live line was there
     assert screen.unknown == []
     text = " ".join(screen.lines)
-    assert text.startswith("ggsched: warning: -c 100000 is more than")
+    assert text.startswith("ggsched: warning: a context (-c) of 100000 tokens is more than")
     assert "802" in screen.lines
     assert screen.lines[screen.lines.index("802") + 1].startswith("prompt 8 tokens at")
     assert not re.search("opening|loading|planning|compiling", text)

@@ -267,7 +267,7 @@ class TestRemarks:
     def test_context_beyond_training(self, run):
         code, _, err = run(*TOKENS, "-n", 1, "-c", 300, *CPU)
         assert code == 0
-        assert "-c 300 is more than the 256 tokens of training" in err
+        assert "a context (-c) of 300 tokens is more than the 256 of training" in err
 
 
 class TestVerify:

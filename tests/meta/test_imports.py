@@ -1,4 +1,5 @@
 import ast
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -74,3 +75,18 @@ def test_contracts_cover_every_package():
     assert {f"ggsched.{name}" for name in there & CHECKERS} <= set(
         contracts["executor-and-checker-know-no-passes"]["source_modules"]
     )
+
+
+def test_every_file_of_a_package_comes_with_the_wheel():
+    """It holds what the packages' folders do, but for what git would ignore (``build/``)."""
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        pytest.skip("no checkout")
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packaged = config["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    call = {"cwd": ROOT, "capture_output": True, "text": True, "check": False}
+    tracked = subprocess.run([git, "ls-files", *packaged], **call).stdout
+    assert "ggsched/data/addition-moe.gguf" in tracked.splitlines()
+    ignored = subprocess.run([git, "check-ignore", "--no-index", "--stdin"], input=tracked, **call)
+    assert ignored.stdout == ""
+    assert ignored.returncode == 1, ignored.stderr
