@@ -37,7 +37,7 @@ def test_compiles(name, arch):
     mode = "on" if arch >= FIRST_ARCH else "off"
     text = text_of(name, mode, Launch.AT_HEAD)
     assert ("EARLY_START();" in text) == (mode == "on")
-    assert compiler().machine_code(text, options_for(arch, defines))
+    assert compiler().compiles(text, options_for(arch, defines))
 
 
 @NEEDS_BINDINGS
@@ -46,7 +46,7 @@ def test_every_expression_compiles():
 
     types = {"A_T": "f32", "Y_T": "f32", **COMMON}
     defines = tuple((k, str(v)) for k, v in types.items())
-    assert compiler().machine_code(expressions("cuda"), options_for(ARCHS[0], defines))
+    assert compiler().compiles(expressions("cuda"), options_for(ARCHS[0], defines))
 
 
 def test_the_plug_in_offers_what_opencl_offers():

@@ -46,12 +46,14 @@ SOME = (ARCHS[0], FIRST_ARCH, ARCHS[-1])
     "program", [p if p in FEW else pytest.param(p, marks=pytest.mark.slow) for p in ALL], ids=label
 )
 def test_compiles(program, arch):
+    """For the architecture of which the PTX is read below it is optimised anyway."""
     from ggsched_cuda_kernels.sources import options_for, text_of
 
     name, defines = program
     mode = "on" if arch >= FIRST_ARCH else "off"
     text = text_of(name, mode, launch_of(name))
-    assert compiler().machine_code(text, options_for(arch, defines))
+    compiled = compiler().machine_code if arch == FIRST_ARCH else compiler().compiles
+    assert compiled(text, options_for(arch, defines))
 
 
 @pytest.mark.parametrize(

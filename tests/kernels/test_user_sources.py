@@ -36,7 +36,7 @@ def test_cuda_compiles(arch):
 
     with registered("affine", AFFINE):
         (call,) = lower_nodes([node("cuda")], GPU).calls
-        code = compiler().machine_code(text_of(call.source), options_for(arch, call.defines))
+        code = compiler().compiles(text_of(call.source), options_for(arch, call.defines))
     assert call.kernel.encode() in code
 
 
