@@ -41,7 +41,7 @@ Mode = Literal["off", "on", "late", "broken"]
 FIRST_ARCH: Final = 90
 
 _HEAD: Final = re.compile(r"^KERNEL\((?P<name>\w+)\)\s*\([^{]*\)\s*\{", re.MULTILINE)
-_NUMBERS: Final = {"on": 1, "late": 2, "broken": 3}
+_NUMBERS: Final = {"off": 0, "on": 1, "late": 2, "broken": 3}
 
 
 def starts_early(launch: Launch, arch: int, mode: Mode) -> bool:
@@ -51,12 +51,11 @@ def starts_early(launch: Launch, arch: int, mode: Mode) -> bool:
 
 def with_early_start(text: str, mode: Mode, launch: Launch) -> str:
     """Return a source as its kernels begin, for calls that are launched in a way."""
-    if mode == "off" or launch is Launch.IN_TURN:
-        return text
-    if launch is Launch.AT_HEAD:
+    number = 0 if launch is Launch.IN_TURN else _NUMBERS[mode]
+    if number and launch is Launch.AT_HEAD:
         text, found = _HEAD.subn(lambda match: f"{match[0]} EARLY_START();", text)
         assert found, "nothing in this source begins as a kernel does"
-    return f"#define EARLY {_NUMBERS[mode]}\n{_macros()}{text}"
+    return f"#define EARLY {number}\n{_macros()}{text}"
 
 
 @cache

@@ -12,7 +12,7 @@
  * ALIGNED says that all rows of w begin at multiples of 16 bytes. Rows of x begin at such multiples and lie
  * along k without gaps.
  */
-#ifndef EARLY /* launched in its turn */
+#ifndef EARLY /* OpenCL launches nothing early */
 #define EARLY_LET_GO()
 #define EARLY_WAIT()
 #endif

@@ -238,9 +238,11 @@ def test_modes():
         text = with_early_start(source, "on", launch)
         assert text.endswith(source)
         assert "define EARLY 1" in text
-    assert with_early_start(source, "on", Launch.IN_TURN) == source
+    plain = with_early_start(source, "on", Launch.IN_TURN)
+    assert plain.endswith(source)
+    assert "define EARLY 0" in plain
     for launch in Launch:
-        assert with_early_start(source, "off", launch) == source
+        assert with_early_start(source, "off", launch) == plain
         assert not starts_early(launch, 80, "on")
         assert not starts_early(launch, 90, "off")
         assert starts_early(launch, 90, "late") == (launch is not Launch.IN_TURN)

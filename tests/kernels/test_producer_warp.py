@@ -30,7 +30,8 @@ CASES = [
     if arch >= FIRST_ARCH
     for launch in (Launch.AT_HEAD, Launch.IN_TURN)
 ]  # fmt: skip
-"""Each weight is compiled once, of one the PTX is read below; ``make test-long`` has every GPU and way of launching."""
+"""Each weight is compiled once; of one the PTX is read below. ``make test-long`` has every GPU and
+way of launching."""
 
 
 @pytest.mark.parametrize(("weight", "arch", "launch"), CASES)

@@ -15,10 +15,6 @@
  * A top of -inf means that nothing was seen: its base is 0, so that exp(-inf - base) is 0 and not NaN.
  */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#ifndef EARLY /* launched in its turn */
-#define EARLY_LET_GO()
-#define EARLY_WAIT()
-#endif
 #ifndef ASK_FOR
 #define ASK_FOR(p) asm volatile("prefetch.global.L2 [%0];" ::"l"(p))
 #endif

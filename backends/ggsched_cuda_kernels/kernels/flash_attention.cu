@@ -21,10 +21,6 @@
  * With `splits` > 1 groups along the last axis share the rows that are seen; what they have goes to `parts`, (splits, T * H,
  * E + 2), with the largest logit and the sum at the end, for flash_join.
  */
-#ifndef EARLY /* launched in its turn */
-#define EARLY_LET_GO()
-#define EARLY_WAIT()
-#endif
 #ifndef ASK_FOR
 #define ASK_FOR(p) asm volatile("prefetch.global.L2 [%0];" ::"l"(p))
 #endif

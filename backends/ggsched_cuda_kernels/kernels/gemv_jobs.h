@@ -22,11 +22,6 @@
  * Stages lie in local memory as their rows lie to multiples of 128 bytes: where places of the two differ by less than
  * 32 bytes, copies take half as long again (seen on an H200).
  */
-#ifndef EARLY /* launched in its turn */
-#define EARLY_LET_GO()
-#define EARLY_WAIT()
-#define EARLY_LINGER()
-#endif
 #define LEAD 8
 #define STAGES_OF(name) extern __shared__ __align__(LINE) u8 name[]
 

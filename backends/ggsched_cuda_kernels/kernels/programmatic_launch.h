@@ -1,4 +1,10 @@
-/* How a kernel that is launched early begins; see programmatic_launch.py. EARLY: 1 on, 2 late, 3 broken. */
+/* How a kernel that is launched early begins; see programmatic_launch.py. EARLY: 0 in its turn, 1 on, 2 late, 3
+ * broken. */
+#if !EARLY
+#define EARLY_LET_GO()
+#define EARLY_WAIT()
+#define EARLY_LINGER()
+#else
 #define EARLY_LET_GO() asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
 #define EARLY_WAIT_() asm volatile("griddepcontrol.wait;" ::: "memory")
 #if EARLY == 1
@@ -22,3 +28,4 @@ static __device__ inline void early_sleep_() {
   asm volatile("mov.u32 %0, %clock;" : "=r"(now));
   __nanosleep((now * 2654435761u + blockIdx.x * 40503u) >> 18);
 }
+#endif

@@ -8,10 +8,6 @@
  * may be x.
  *
  * Groups: T. */
-#ifndef EARLY /* launched in its turn */
-#define EARLY_LET_GO()
-#define EARLY_WAIT()
-#endif
 #define MAX_PAIRS 128
 #define TOKENS_JOB_(n)                                                                                       \
   GLOBAL const u8 *x##n, Tens tx##n, GLOBAL const u8 *positions##n, Tens tp##n, GLOBAL const u8 *factors##n, \

@@ -26,10 +26,6 @@
  * Where rows are few, columns alone give too few thread blocks to keep memory busy. Then SPLITS of them, a cluster, share
  * the sum: each takes a stretch of k, and in the end adds up, in the order of the stretches, what all have for its share
  * of the results. */
-#ifndef EARLY /* launched in its turn */
-#define EARLY_LET_GO()
-#define EARLY_WAIT()
-#endif
 #define BN (LANES / 2 * WT)
 #define TT (BM / 8)
 #if defined(W_BF16)
