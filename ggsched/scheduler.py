@@ -410,26 +410,26 @@ class Scheduler:
         return outputs
 
     def _in_turn(self, graph: Graph, executor: Run) -> Run:
-        """Return the executor, or its twin where the last run of the plan would hold up this one.
+        """Return the executor, or its alternate where the plan's last run would hold up this one.
 
-        A twin is made if there is memory for it.
+        An alternate is made if there is memory for it.
         """
         if not isinstance(executor, Executor) or executor is not self._last or not executor.owes:
             return executor
         if not executor.takes_turns or not self._has_room or self.settings.memory_budget:
             return executor
-        if executor.twin is None:
+        if executor.alternate is None:
             began = time.perf_counter()
             try:
-                twin = self._bound(graph, executor.plan)
+                alternate = self._bound(graph, executor.plan)
             except OutOfDeviceMemory:
                 self._has_room = False
                 return executor
             finally:
                 self._setup_s += time.perf_counter() - began
-            assert isinstance(twin, Executor)  # as the first
-            executor.twin = twin
-        return executor.twin
+            assert isinstance(alternate, Executor)  # as the first
+            executor.alternate = alternate
+        return executor.alternate
 
     def takes_turns(self, plan: Plan) -> bool:
         """Whether runs of a plan follow each other without a wait, if there is memory for two.
@@ -777,7 +777,7 @@ class Scheduler:
         except OutOfDeviceMemory:
             if not len(self._executors):
                 raise
-        if any(isinstance(e, Executor) and e.twin for e in self._executors.values()):
+        if any(isinstance(e, Executor) and e.alternate for e in self._executors.values()):
             self._has_room = False
         self._drain()
         self._last = self._ran = None
@@ -814,7 +814,7 @@ class Scheduler:
 
     def _evict(self, executor: Run) -> None:
         self._drain()
-        if self._last in (executor, executor.twin if isinstance(executor, Executor) else None):
+        if self._last in (executor, executor.alternate if isinstance(executor, Executor) else None):
             self._last = self._ran = None
         executor.close()
 

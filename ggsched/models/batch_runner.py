@@ -154,8 +154,10 @@ class BatchRunner:
             pads=self._pads,
         )
         n_devices = len(self._scheduler.topology.devices)
-        kept, twins = options.plans_kept, self._scheduler.takes_turns
-        return self._planned(lambda: memory_need(plans, n_devices, plans_kept=kept, twins=twins))
+        kept, twice = options.plans_kept, self._scheduler.takes_turns
+        return self._planned(
+            lambda: memory_need(plans, n_devices, plans_kept=kept, double_buffered=twice)
+        )
 
     def run(self, tokens: np.ndarray, n_past: int, *, all_logits: bool, copy: bool) -> np.ndarray:
         """Run tokens that follow ``n_past`` others, micro-batch by micro-batch.

@@ -321,8 +321,8 @@ _KEPT = 16
 _FEW: Final = 4
 """Micro-batches of a plan that others follow, or as many as devices and so that all have turns.
 
-A plan's memory is free for its run after next when it has left the last device; by then its twin
-must have kept the first device busy. That takes one less than there are devices."""
+A plan's memory is free for its run after next when it has left the last device; by then its
+alternate must have kept the first device busy. That takes one less than there are devices."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,11 @@ class MemoryNeed:
 
 
 def memory_need(
-    plans: Iterable[Plan], n_devices: int, *, plans_kept: int, twins: Callable[[Plan], bool]
+    plans: Iterable[Plan],
+    n_devices: int,
+    *,
+    plans_kept: int,
+    double_buffered: Callable[[Plan], bool],
 ) -> MemoryNeed:
     """Return what is taken where these plans are used in order; one graph has one plan.
 
@@ -87,14 +91,14 @@ def memory_need(
         plans: See ``ggsched.models.batches``.
         n_devices: Devices of the topology.
         plans_kept: Plans that the scheduler keeps.
-        twins: Tells which plans have a twin where they follow themselves.
+        double_buffered: Which plans have memory twice where they follow themselves (ADR 75).
     """
     order: list[Hashable] = []
     needs: dict[Hashable, PlanNeed] = {}
     for plan in plans:
         order.append(plan.graph)
         if plan.graph not in needs:
-            needs[plan.graph] = plan_need(plan, has_twin=twins(plan))
+            needs[plan.graph] = plan_need(plan, is_double_buffered=double_buffered(plan))
     return add_up(order, needs, n_devices, plans_kept)
 
 
@@ -132,17 +136,17 @@ class PlanNeed:
             All plans that name one share it.
         own: By device, or ``HOST``, what the plan has for itself.
         largest: By device, or ``HOST``, its largest buffer.
-        has_twin: Whether it has all of its own twice if it is used twice in a row (ADR 75).
+        is_double_buffered: Whether it has its own memory twice if it follows itself (ADR 75).
     """
 
     resident: Mapping[tuple[str, str], tuple[int, Need]]
     own: Mapping[int, Need]
     largest: Mapping[int, int]
-    has_twin: bool = False
+    is_double_buffered: bool = False
 
 
-def plan_need(plan: Plan, *, has_twin: bool = False) -> PlanNeed:
-    """Return what a plan takes, which may have a twin where it follows itself."""
+def plan_need(plan: Plan, *, is_double_buffered: bool = False) -> PlanNeed:
+    """Return what a plan takes, which may have memory twice where it follows itself."""
     resident: dict[tuple[str, str], tuple[int, Need]] = {}
     own: dict[int, Need] = {}
     largest: dict[int, int] = {}
@@ -153,7 +157,7 @@ def plan_need(plan: Plan, *, has_twin: bool = False) -> PlanNeed:
             resident[arena.kind, arena.name] = (arena.device, need)
         else:
             own[arena.device] = own.get(arena.device, Need()) + need
-    return PlanNeed(resident, own, largest, has_twin)
+    return PlanNeed(resident, own, largest, is_double_buffered)
 
 
 _FIELD: Final[Mapping[str, str]] = {
@@ -181,7 +185,7 @@ class _Tally(Generic[K]):
     def run(self, name: K, need: PlanNeed) -> None:
         """Use a plan: the least recently used one goes before a new one comes."""
         if name in self._plans:
-            if need.has_twin and next(reversed(self._plans)) == name:
+            if need.is_double_buffered and next(reversed(self._plans)) == name:
                 twice = {device: own + own for device, own in need.own.items()}
                 self._plans[name] = replace(need, own=twice)
                 _keep_largest(self.peak, self._now(self._plans.values()))

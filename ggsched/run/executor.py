@@ -56,7 +56,8 @@ class Executor:
         state_streams: See ``ggsched.run.following``.
         takes_turns: See ``ggsched.run.following``.
         owes: Whether the next run waits for the end of the last.
-        twin: The plan once more, with memory of its own, for runs in turns; it is closed with this.
+        alternate: Double buffering: the plan once more, with memory of its own, for every other
+            run. It is closed with this.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Executor:
         self._first_at_end = first_at_end(plan)
         self.owes = False
         self.state_streams, self.takes_turns = state_streams(plan), takes_turns(plan)
-        self.twin: Executor | None = None
+        self.alternate: Executor | None = None
         self._unused = {t.name: t for t in graph.roots(Role.INPUT) if t.name not in self._inputs}
 
     def run(self, inputs: Mapping[str, np.ndarray], *, copy: bool = True) -> dict[int, np.ndarray]:
@@ -174,8 +175,8 @@ class Executor:
         if self.owes:
             self.owes = False
             self._retire_events()
-        if self.twin is not None:
-            self.twin.drained()
+        if self.alternate is not None:
+            self.alternate.drained()
 
     def rebind(self, resources: Resources) -> None:
         """Run with other memory and programs from now on; those from before are released.
@@ -203,9 +204,9 @@ class Executor:
     def close(self) -> None:
         """Release the plan's resources; the streams must have been drained."""
         self._is_closed = True
-        if self.twin is not None:
-            self.twin.close()
-            self.twin = None
+        if self.alternate is not None:
+            self.alternate.close()
+            self.alternate = None
         for event in (*self._retired, *self._events.values()):
             event.close()
         self._retired = []

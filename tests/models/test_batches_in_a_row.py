@@ -116,9 +116,9 @@ def test_reports_count_what_follows_each_other_as_one_batch(tmp_path):
     assert max(p.best_s for p in found.plans) < 1.2 * min(p.best_s for p in found.plans)
 
 
-@pytest.mark.parametrize("refused", ["a twin", "the plan behind"])
+@pytest.mark.parametrize("refused", ["an alternate", "the plan behind"])
 def test_without_memory_for_a_twin_a_plan_waits_for_itself(refused, tmp_path, monkeypatch):
-    """Neither the twin nor, with it, another plan has room: then there is none from there on."""
+    """Neither the alternate nor another plan beside it has room: there is none from there on."""
     made, tokens = model(tmp_path, 2), [t * t % 16 for t in range(5 * TOGETHER * STEP)]
     with Session(made, SimWorld.of_topology(gpus(1)).open_all(), OPTIONS) as s:
         expected = s.feed(tokens)
@@ -126,8 +126,8 @@ def test_without_memory_for_a_twin_a_plan_waits_for_itself(refused, tmp_path, mo
 
     def with_little_memory(scheduler, graph, plan):
         asked.append(plan.name if plan.outputs else f"{plan.name} and on")
-        has_twin = any(e.twin for e in scheduler._executors.values())
-        if asked.count(asked[-1]) == 2 if refused == "a twin" else has_twin:
+        has_alternate = any(e.alternate for e in scheduler._executors.values())
+        if asked.count(asked[-1]) == 2 if refused == "an alternate" else has_alternate:
             raise OutOfDeviceMemory("no room", where="cuda:1")
         return bound(scheduler, graph, plan)
 
@@ -136,8 +136,8 @@ def test_without_memory_for_a_twin_a_plan_waits_for_itself(refused, tmp_path, mo
     with Session(made, world.open_all(), OPTIONS) as s:
         for _ in range(3):
             np.testing.assert_allclose(fed(s, tokens), expected, rtol=1e-4, atol=1e-5)
-        assert not any(e.twin for e in s.scheduler._executors.values())
-    assert len(asked) == {"a twin": 4, "the plan behind": 7}[refused]
+        assert not any(e.alternate for e in s.scheduler._executors.values())
+    assert len(asked) == {"an alternate": 4, "the plan behind": 7}[refused]
     assert not world.violations
 
 

@@ -100,7 +100,9 @@ class Case:
             self.make(self.graph(size, choice.n_ctx), homes)
             for size in micro_batches(choice.n_ctx, STEP)
         )
-        return memory_need(plans, len(self.topology.devices), plans_kept=1, twins=lambda _: False)
+        return memory_need(
+            plans, len(self.topology.devices), plans_kept=1, double_buffered=lambda _: False
+        )
 
     def table(self, rates, n_ctx):
         return layer_table(
@@ -246,7 +248,7 @@ def test_overrides_count(cases):
     sizes = micro_batches(64, STEP)
     homes = find_homes(case.spec, case.topology, Offload(n_gpu_layers=3, overrides=rules))
     plans = [case.make(case.graph(size, 64), homes) for size in sizes]
-    need = memory_need(plans, 2, plans_kept=1, twins=lambda _: False)
+    need = memory_need(plans, 2, plans_kept=1, double_buffered=lambda _: False)
     free = [need.peak[d].total for d in range(2)]
     found = fit(
         case.spec, case.topology, guessed_rates(case.topology), free, Offload(overrides=rules),

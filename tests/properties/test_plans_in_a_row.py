@@ -121,7 +121,7 @@ def pipelines(draw):
     order=st.lists(st.sampled_from([0, 0, 1, 1, 2]), min_size=2, max_size=RUNS),
 )  # fmt: skip
 def test_plans_that_follow_themselves_compute_the_same(drawn, seed, streams, order):
-    """Each way as often as it comes: two in a row have a twin, where that is of use."""
+    """Each way as often as it comes: two in a row have an alternate, where that is of use."""
     graph, topology, homes = drawn
     ways = joined_ways(graph)
     world = SimWorld.of_topology(topology, policy=RandomPolicy(seed))
@@ -144,8 +144,8 @@ def test_plans_that_follow_themselves_compute_the_same(drawn, seed, streams, ord
                     np.testing.assert_allclose(
                         got[joined.outputs[0, tid]], array, rtol=RTOL, atol=ATOL
                     )
-        twins = sum(e.twin is not None for e in scheduler._executors.values())
-    event(f"twins: {twins}")
+        alternates = sum(e.alternate is not None for e in scheduler._executors.values())
+    event(f"alternates: {alternates}")
     assert not world.violations
     report = check_trace(recorder.trace("in a row"))
     assert report.is_clean, report.to_text()
