@@ -8,8 +8,7 @@ Everything that was made on the devices is released when the block ends.
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, Self
@@ -18,7 +17,6 @@ import numpy as np
 
 from ggsched.backend.checked import checked
 from ggsched.backend.free_memory import free_nbytes
-from ggsched.backend.offline_device import PaperDevice
 from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device, HostMemory
 from ggsched.calibrate.cache import load_rates
@@ -28,7 +26,6 @@ from ggsched.config import Settings
 from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_arrays, host_weights
 from ggsched.ir.graph import Graph
-from ggsched.ir.tensor import Role, Tensor
 from ggsched.passes.place import Constraints, PlacementPolicy
 from ggsched.passes.recognise import recognise_attention
 from ggsched.plan.bundle import Plan
@@ -53,9 +50,6 @@ from ggsched.trace.recorder import Recorder
 from ggsched.trace.tracing import traced
 
 _FREE: Final = Constraints()
-
-AHEAD_NBYTES: Final = 128 << 20
-"""Fewer bytes of weights are loaded when there is a plan, which takes no longer than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +181,7 @@ class Scheduler:
         self._ran: _Ran | None = None
         self._under_way: dict[str, tuple[int, int]] | None = {}
         self._has_room = True
-        self._setup_s = self._planning_s = 0.0
+        self._setup_s = 0.0
         self._is_closed = False
 
     @property
@@ -204,11 +198,6 @@ class Scheduler:
     def setup_s(self) -> float:
         """Seconds that runs have spent on planning, loading weights and compiling so far."""
         return self._setup_s
-
-    @property
-    def planning_s(self) -> float:
-        """Of ``setup_s``, seconds spent on planning, checks included."""
-        return self._planning_s
 
     @property
     def measured(self) -> tuple[Measured, ...]:
@@ -469,24 +458,6 @@ class Scheduler:
         planned = self.planned(graph, constraints)
         self._executor(planned.graph, planned.constraints)
 
-    def loads_ahead(self, graph: Graph, constraints: Constraints) -> bool:
-        """Whether ``prepare`` begins to load weights before there is a plan.
-
-        It does if nothing is resident yet, and weights of 128 MiB or more have homes on devices
-        with memory of their own.
-
-        Args:
-            graph: The graph.
-            constraints: Homes of weights and states, pins of nodes, rates.
-
-        Examples:
-            >>> from ggsched.passes.place import Constraints
-            >>> with Scheduler(["cpu:0"], weights=weights) as scheduler:
-            ...     scheduler.loads_ahead(graph, Constraints(homes={"w": 0}))  # a CPU has no copy
-            False
-        """
-        return bool(self._ahead(graph, constraints))
-
     def resident_nbytes(self, kind: str) -> dict[str, int]:
         """Return the bytes of resident weights, states or caches of experts by device name.
 
@@ -734,42 +705,8 @@ class Scheduler:
 
     def _bind(self, graph: Graph, constraints: Constraints) -> Run:
         """Return a plan with its resources; plans that are merely kept give way to it."""
-        with self._loading_ahead(graph, constraints):
-            return self._planned_and_bound(graph, constraints)
-
-    @contextmanager
-    def _loading_ahead(self, graph: Graph, constraints: Constraints) -> Iterator[None]:
-        """Let weights with a home be on their way there while the first plan is made."""
-        weights = self._ahead(graph, constraints)
-        if not weights or isinstance(self._store, RemoteStore):
-            yield
-            return
-        self._store.stage("loading weights")
-        with self._store.loading_ahead(weights):
-            yield
-
-    def _ahead(self, graph: Graph, constraints: Constraints) -> list[tuple[Tensor, int]]:
-        """Return weights that are loaded ahead of a plan, each with its device."""
-        store, homes = self._store, constraints.homes
-        if isinstance(store, RemoteStore) or store.names or self._recorder is not None:
-            return []
-        far = {
-            d
-            for d, device in enumerate(self._devices)
-            if not device.facts.is_host and not isinstance(device, PaperDevice)
-        }
-        weights = [
-            (t, homes[t.name])
-            for t in graph.roots(Role.WEIGHT)
-            if homes.get(t.name) in far and t.name not in graph.constants
-        ]
-        return weights if sum(t.nbytes for t, _ in weights) >= AHEAD_NBYTES else []
-
-    def _planned_and_bound(self, graph: Graph, constraints: Constraints) -> Run:
         self._store.stage("planning")
-        began = time.perf_counter()
         plan = self._planner.plan(graph, constraints)
-        self._planning_s += time.perf_counter() - began
         if isinstance(self._store, RemoteStore) or not self._store.holds(plan.memory.arenas):
             self._drain()  # filling weights must not overtake work that is under way
         try:

@@ -301,14 +301,10 @@ class BatchRunner:
         scheduler, constraints = self._scheduler, self.constraints
         before, topology = self._planned_last, scheduler.topology
         is_same = before[0] is graph and before[1] is constraints and before[2] is topology
-        known = scheduler.setup_s
-        if self.last_plan is None and scheduler.loads_ahead(graph, constraints):
-            planning_s = scheduler.planning_s  # weights are on their way while it is planned
-            scheduler.prepare(graph, constraints)
-            self._timing.planning_s += scheduler.planning_s - planning_s
         if not is_same or scheduler.settings.streams == "autotune":
             self.last_plan = self._planned(lambda: scheduler.plan(graph, constraints))
             self._planned_last = graph, constraints, topology
+        known = scheduler.setup_s
         out = scheduler.run(graph, inputs, constraints, copy=copy)
         self._timing.setup_s += scheduler.setup_s - known
         logits = out[graph.outputs[0]]

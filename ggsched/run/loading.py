@@ -16,9 +16,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
-from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -80,13 +79,13 @@ class Loader:
         self._devices, self._stream = devices, stream
         self._timeout_s, self._note = timeout_s, note
         self._piece_nbytes = piece_nbytes
-        self._rings: dict[int, _Ring] = {}
+        self._rings: dict[tuple[int, bool], _Ring] = {}  # by device, and whether its stream is ours
         self._readers: ThreadPoolExecutor | None = None
         self._borrowed: list[HostMemory] = []
         self._used: set[int] = set()
         self._failure: BaseException | None = None
         self.is_cancelled = False
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: deque[_Job] = deque()
         self._thread: threading.Thread | None = None
         self._own_thread, self._own = own_thread, dict[int, Stream | None]()
         self._switching = ExitStack()
@@ -125,11 +124,13 @@ class Loader:
                 stream.upload(data, buffer, 0)
             self._borrowed.append(data)
             self._sent += [] if sent is None else [sent]
-        elif self._has_own_stream(device) and self._has_thread():
-            self._jobs.put(job)
-        else:
+        elif (own := self._own_stream(device)) is None:
             self._used.add(device)
-            self._upload_pieces(job)
+            self._upload_pieces(job, self._stream(device))
+        elif file_behind(data) is not None:
+            self._jobs.append(job)  # it takes no memory to let it wait
+        else:
+            self._upload_pieces(job, own)
         self._tell_sent()
 
     def read(self, data: HostMemory, target: HostMemory) -> None:
@@ -142,6 +143,20 @@ class Loader:
         wait(reads)
         for reading in reads:
             reading.result()
+
+    def begin(self) -> None:
+        """Let long weights be uploaded from now on; else ``close`` does.
+
+        Before that the caller allocates memory, which would wait for the interpreter at each call
+        of the driver: 0.30 to 0.47 s for an 8B beside an upload (H200).
+        """
+        if self._thread is None and self._jobs:
+            self._pool()
+            thread = threading.Thread(target=self._work, name="ggsched uploads", daemon=True)
+            with suppress(BackendUnavailable):  # then ``close`` uploads
+                start_thread(thread, "weights")
+                self._thread = thread
+                self._switching.enter_context(quick_switching())
 
     def cancel(self) -> None:
         """Leave out what is not on its way; buffers that were to be filled hold anything."""
@@ -186,13 +201,13 @@ class Loader:
                 close_all([*rings.values(), *(s for s in own.values() if s)])
                 self._borrowed.clear()
 
-    def _upload_pieces(self, job: "_Job") -> None:
-        """Take a long weight through the ring of its device."""
+    def _upload_pieces(self, job: "_Job", stream: Stream) -> None:
+        """Take a long weight through the ring of a stream."""
         device, buffer, data, name, sent = job
-        ring, step = self._rings.get(device), self._piece_nbytes
+        key, step = (device, stream is self._own.get(device)), self._piece_nbytes
+        ring = self._rings.get(key)
         if ring is None:
-            stream = self._own.get(device) or self._stream(device)
-            ring = self._rings[device] = _Ring(stream, step, self._timeout_s)
+            ring = self._rings[key] = _Ring(stream, step, self._timeout_s)
         for start in range(0, data.nbytes, step):
             ring.grow()
             while ring.is_full:
@@ -210,61 +225,46 @@ class Loader:
 
     # --- the loader's own thread ----------------------------------------------------------------
 
-    def _has_own_stream(self, device: int) -> bool:
-        """Whether there is a stream that nobody else uses; it is made on first use."""
-        if self._own_thread and device not in self._own:
+    def _own_stream(self, device: int) -> Stream | None:
+        """Return a stream that no other thread uses, made on first use; None if there is none."""
+        if not self._own_thread or self._thread is not None:
+            return None
+        if device not in self._own:
             owner = self._devices[device]
             try:
                 made = plugin_call(name_of(owner), "create_stream", owner.create_stream, Stream)
             except UsageError:  # more than ``max_streams``
                 made = None
             self._own[device] = made
-        return self._own.get(device) is not None
-
-    def _has_thread(self) -> bool:
-        """Whether the thread that uploads runs; it is started on first use."""
-        if self._thread is None:
-            self._pool()
-            thread = threading.Thread(target=self._work, name="ggsched uploads", daemon=True)
-            try:
-                start_thread(thread, "weights")
-            except BackendUnavailable:
-                return False
-            self._thread = thread
-            self._switching.enter_context(quick_switching())
-        return True
+        return self._own[device]
 
     def _work(self) -> None:
-        """Take weights until there are no more; what is read is sent as long as there is none."""
-        job: _Job | None = None
-        while True:
-            try:
-                while self._jobs.empty() and (ring := self._unsent()) is not None:
+        """Upload the weights that wait; what goes wrong is raised by ``close``."""
+        name = ""
+        try:
+            while self._jobs and self._failure is None and not self.is_cancelled:
+                job = self._jobs.popleft()
+                name, stream = job.name, self._own[job.device]
+                assert stream is not None  # or the caller had uploaded it
+                self._upload_pieces(job, stream)
+            for ring in [ring for (_, is_own), ring in self._rings.items() if is_own]:
+                while ring.pieces:
                     self._send(ring)
-                job = self._jobs.get()
-                if job is None:
-                    return
-                if self._failure is None and not self.is_cancelled:
-                    self._upload_pieces(job)
-            except BaseException as error:  # raised by ``close``
-                if job is not None:
-                    error.add_note(f"while filling {job.name!r}")
-                self._failure = error
-
-    def _unsent(self) -> "_Ring | None":
-        """Return a ring with pieces that are not on their way to the device."""
-        return next((ring for ring in self._rings.values() if ring.pieces), None)
+        except BaseException as error:
+            error.add_note(f"while filling {name!r}")
+            self._failure = error
 
     def _end_thread(self) -> None:
         """Wait until all has been enqueued, or given up."""
         thread = self._thread
         if thread is not None:
-            self._jobs.put(None)
             while thread.is_alive():
                 thread.join(PATIENCE_S)
                 self._tell_sent()
             self._thread = None
             self._switching.close()
+        self._work()
+        self._jobs.clear()
         self._tell_sent()
 
     def _end_reads(self) -> None:

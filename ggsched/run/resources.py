@@ -55,6 +55,7 @@ class Resources:
         try:
             with store.loading():  # weights are on their way while kernels are compiled
                 self.buffers, self.host = self._arenas(graph, plan, store)
+                store.begin_uploads()
                 store.stage("compiling kernels")
                 with telling(store.stage):
                     self.programs = self._compile(graph, plan)

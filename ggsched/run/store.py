@@ -6,7 +6,7 @@ device stays in order and ``max_streams`` is not used up by plans that are idle.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -166,22 +166,10 @@ class TensorStore:
                     )
                 raise
 
-    @contextmanager
-    def loading_ahead(self, weights: Iterable[tuple[Tensor, int]]) -> Iterator[None]:
-        """Let weights be on their way to devices in the block; they are there when it ends.
-
-        Args:
-            weights: Each with the index of its device, in whose memory it takes its own length.
-
-        Raises:
-            OutOfDeviceMemory: one does not fit.
-        """
-        with self.loading():
-            for tensor, device in weights:
-                alignment = self.devices[device].facts.alignment
-                arena = Arena(0, "weight", device, tensor.nbytes, alignment, tensor.name)
-                self.tensor(arena, tensor)
-            yield
+    def begin_uploads(self) -> None:
+        """Let what waits in a block of ``loading`` be on its way: its memory has been allocated."""
+        if self._loader is not None:
+            self._loader.begin()
 
     def require_files(self) -> None:
         """Raise if a file whose mapping devices read was changed since.
@@ -278,14 +266,7 @@ class TensorStore:
             loader.upload(held.device, held.buffer, data, name)
 
     def release(self, names: Collection[str]) -> None:
-        """Close the buffers of weights and states that no plan uses; the next use fills anew.
-
-        In a block of ``loading`` that ends what is under way, and nothing of the block stays.
-        """
-        if self._loader is not None:
-            self._loader.cancel()
-            with suppress(GgschedError):
-                self._loader.close()
+        """Close the buffers of weights and states that no plan uses; the next use fills anew."""
         for name in names:
             self._generations[name] = self._generation(name) + 1
             self._row_caches.pop(name, None)  # where the name is that of a cache

@@ -7,19 +7,16 @@ product is marked ``slow``. Logits that were recorded once: see ``tests/data/ora
 import re
 import subprocess
 import sys
-from contextlib import contextmanager
 from itertools import cycle, product
 
 import numpy as np
 import pytest
 
-from ggsched import planner
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload, OverrideRule
 from ggsched.models.session import Session, SessionOptions
-from ggsched.scheduler import Scheduler
 from tests.models.helpers import ORACLE, opened_once
 
 MODELS = (
@@ -220,30 +217,6 @@ def test_only_whole_numbers_are_fed(tokens):
         assert session.n_past == 0
         session.feed(np.array([1, 2], np.int64))
         assert session.n_past == 2
-
-
-def test_the_first_plan_is_made_while_weights_are_on_their_way(monkeypatch):
-    """Where the scheduler loads ahead of a plan that begins before the plan; the times add up."""
-    order, make_plan = [], planner.make_plan
-
-    @contextmanager
-    def ahead(scheduler, graph, constraints):
-        order.append("weights")
-        yield
-        order.append("bound")
-
-    def noted(*args, **more):
-        order.append("plan")
-        return make_plan(*args, **more)
-
-    monkeypatch.setattr(Scheduler, "loads_ahead", lambda *args: True)
-    monkeypatch.setattr(Scheduler, "_loading_ahead", ahead)
-    monkeypatch.setattr(planner, "make_plan", noted)
-    with Session(load_model(ORACLE / "llama-tiny-f32.gguf"), ["cpu:0"]) as session:
-        session.feed([1, 2])
-        assert order == ["weights", "plan", "bound"]
-        assert 0 < session.timing.planning_s < session.timing.setup_s
-        assert session.timing.setup_s == session.scheduler.setup_s
 
 
 def test_a_session_imports_no_package_that_writes_files():

@@ -49,6 +49,7 @@ def loaded(device, sources, **how):
     try:
         for buffer, source in zip(buffers, sources, strict=True):
             loader.upload(0, buffer, source.data.toreadonly())
+        loader.begin()
         loader.close()
         held = [b.memory.copy() for b in buffers]
         assert device.open_events == []

@@ -2,16 +2,15 @@
 
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
 
-from ggsched import planner
-from ggsched import scheduler as scheduler_module
 from ggsched.config import Settings
-from ggsched.errors import DeviceFault, PlanError
+from ggsched.errors import DeviceFault
+from ggsched.interchange.mapped_file import map_file
 from ggsched.ir.builder import GraphBuilder
-from ggsched.passes.place import Constraints
 from ggsched.run import loading
 from ggsched.run.loading import Loader
 from ggsched.run.quick_switching import INTERVAL_S, quick_switching
@@ -27,15 +26,24 @@ def far_device(**facts):
     return TestDevice(**{"is_async": True, "is_host": False, "alignment": 64, **facts})
 
 
+def sums(names):
+    g = GraphBuilder("sums")
+    y = g.input("x", (LENGTH,))
+    for name in names:
+        y = g.add(y, g.weight(name, (LENGTH,)))
+    return g.build(y=y)
+
+
 def two_sums():
-    g = GraphBuilder("two")
-    x, a, b = (make(n, (LENGTH,)) for make, n in ((g.input, "x"), (g.weight, "a"), (g.weight, "b")))
-    return g.build(y=g.add(g.add(x, a), b))
+    return sums("ab")
 
 
 @pytest.fixture
-def weights():
-    return {n: np.full(LENGTH, i, np.float32) for i, n in enumerate("ab")}
+def weights(tmp_path):
+    """Two that lie in mapped files: zeros and ones."""
+    for i, name in enumerate("ab"):
+        np.full(LENGTH, i, np.float32).tofile(tmp_path / name)
+    return {name: map_file(str(tmp_path / name)).view(np.float32) for name in "ab"}
 
 
 def held_back(device, writes):
@@ -92,54 +100,7 @@ def test_progress_is_told_on_the_callers_thread(weights):
         assert told == [("a", 4 * LENGTH, here), ("b", 4 * LENGTH, here)]
 
 
-@pytest.fixture(params=[False, True], ids=["behind the plan", "ahead of it"])
-def wanted(request, monkeypatch):
-    """Constraints with which weights are loaded when there is a plan, or while it is made."""
-    monkeypatch.setattr(scheduler_module, "AHEAD_NBYTES", 0)
-    return Constraints(homes={"a": 0, "b": 0}) if request.param else None
-
-
-def test_weights_with_a_home_are_on_their_way_while_the_plan_is_made(weights, monkeypatch):
-    monkeypatch.setattr(scheduler_module, "AHEAD_NBYTES", 0)
-    device, began = far_device(), threading.Event()
-    write, make_plan = device.write_memory, planner.make_plan
-
-    def noted(memory, offset, source):
-        if source.nbytes == loading.PIECE_NBYTES:
-            began.set()
-        write(memory, offset, source)
-
-    def late(*args, **more):
-        assert began.wait(10)
-        return make_plan(*args, **more)
-
-    device.write_memory = noted
-    monkeypatch.setattr(planner, "make_plan", late)
-    homes = Constraints(homes={"a": 0, "b": 0})
-    with Scheduler([device], weights=weights, settings=Settings(checked=True)) as scheduler:
-        out = scheduler.run(two_sums(), {"x": np.ones(LENGTH, np.float32)}, homes)
-        assert (out["y"] == 2).all()
-        assert scheduler.resident_nbytes("weight") == {"test:0": 8 * LENGTH}
-
-
-def test_without_a_plan_nothing_stays(weights, monkeypatch):
-    """Weights were on their way; the plan is refused."""
-    monkeypatch.setattr(scheduler_module, "AHEAD_NBYTES", 0)
-
-    def refused(*args, **more):
-        raise PlanError("no")
-
-    monkeypatch.setattr(planner, "make_plan", refused)
-    device = far_device()
-    with Scheduler([device], weights=weights) as scheduler:
-        with pytest.raises(PlanError, match="no"):
-            scheduler.prepare(two_sums(), Constraints(homes={"a": 0, "b": 0}))
-        assert device.open_buffers == []
-        assert device.open_events == []
-        assert scheduler.resident_nbytes("weight") == {}
-
-
-def test_an_upload_that_fails_ends_the_run_and_leaves_nothing(weights, wanted):
+def test_an_upload_that_fails_ends_the_run_and_leaves_nothing(weights):
     device = far_device()
 
     def bad(memory, offset, source):
@@ -148,12 +109,12 @@ def test_an_upload_that_fails_ends_the_run_and_leaves_nothing(weights, wanted):
     device.write_memory = bad
     with Scheduler([device], weights=weights) as scheduler:
         with pytest.raises(DeviceFault, match="bus error"):
-            scheduler.prepare(two_sums(), wanted)
+            scheduler.prepare(two_sums())
         assert device.open_buffers == []
         assert scheduler.resident_nbytes("weight") == {}
 
 
-def test_what_is_not_on_its_way_is_left_out_when_compiling_fails(weights, wanted, monkeypatch):
+def test_what_is_not_on_its_way_is_left_out_when_compiling_fails(weights, monkeypatch):
     """Uploads are held until compiling has failed, so no more is read than a ring takes."""
     device, failed, read = far_device(), threading.Event(), []
     held_back(device, failed)
@@ -179,10 +140,47 @@ def test_what_is_not_on_its_way_is_left_out_when_compiling_fails(weights, wanted
     monkeypatch.setattr(Loader, "cancel", cancelled)
     with Scheduler([device], weights=weights) as scheduler:
         with pytest.raises(DeviceFault, match="no compiler"):
-            scheduler.prepare(two_sums(), wanted)
+            scheduler.prepare(two_sums())
         assert len(read) <= 3
         assert device.open_buffers == []
         assert scheduler.resident_nbytes("weight") == {}
+
+
+def test_uploads_begin_when_all_memory_is_there(weights, monkeypatch):
+    """Calls of the driver by the caller would wait for the interpreter beside them."""
+    device, order = far_device(), []
+    allocate, begin = device.allocate, Loader.begin
+
+    def noted(nbytes):
+        order.append("allocate")
+        return allocate(nbytes)
+
+    def began(self):
+        order.append("begin")
+        begin(self)
+
+    device.allocate = noted
+    monkeypatch.setattr(Loader, "begin", began)
+    with Scheduler([device], weights=weights) as scheduler:
+        scheduler.prepare(two_sums())
+    assert order == ["allocate"] * (len(order) - 1) + ["begin"]
+
+
+def test_weights_that_are_made_when_asked_for_do_not_pile_up():
+    """Sources that convert give fresh memory: each is read before the next one is asked for."""
+    alive, most = [], []
+
+    def source(name):
+        made = np.full(LENGTH, 1, np.float32)
+        alive.append(name)
+        weakref.finalize(made, alive.remove, name)
+        most.append(len(alive))
+        return made
+
+    with Scheduler([far_device()], weights=source) as scheduler:
+        out = scheduler.run(sums("abcdef"), {"x": np.ones(LENGTH, np.float32)})
+        assert (out["y"] == 7).all()
+    assert max(most) <= 3
 
 
 def test_without_a_stream_left_the_caller_uploads(weights):
