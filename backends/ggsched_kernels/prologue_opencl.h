@@ -56,6 +56,14 @@ typedef vu16 vu16_any __attribute__((aligned(1)));
 typedef uchar16 bytes_any __attribute__((aligned(1)));
 #define LOAD_BYTES(p) (*(GLOBAL const bytes_any *)(p))
 #define INTS_OF_BYTES(bytes, upper) __builtin_convertvector((upper) ? (bytes).hi : (bytes).lo, vi)
+#if defined(__SSSE3__)
+/* What four words, a table of sixteen signed bytes, have at the indices in bytes. */
+typedef char table_bytes_ __attribute__((ext_vector_type(16)));
+FN table_bytes_ looked_up_(uint4 table, uchar16 indices) {
+  return __builtin_ia32_pshufb128((table_bytes_)as_char16(table), (table_bytes_)as_char16(indices));
+}
+#define LOOKED_UP(a, b, c, d, indices) looked_up_((uint4)(a, b, c, d), (indices))
+#endif
 #endif
 #else
 #define VLOAD(p) CAT(vload, VW)(0, (GLOBAL const float *)(p))
