@@ -73,14 +73,14 @@ FN float witem(GLOBAL const u8 *block, u32 j) {
 #ifdef LOAD_BYTES
 #ifdef INTS_OF_BYTES
 #define BYTES_FIRST (PART_ELEMENTS % 16 == 0)
-#if defined(TABLE_0) && defined(LOOKED_UP)
-#define NUMBERS_OF(codes) LOOKED_UP(TABLE_0, TABLE_1, TABLE_2, TABLE_3, (codes))
-#define UNPACKED_BYTES(numbers, upper) VFLOAT_OF_INT(INTS_OF_BYTES(numbers, upper))
-typedef table_bytes_ numbers_of_codes;
-#else
-#define NUMBERS_OF(codes) (codes)
-#define UNPACKED_BYTES(codes, upper) unpacked(INTS_OF_BYTES(codes, upper))
-typedef bytes_any numbers_of_codes;
+#if defined(TABLE_0)
+#ifdef LOOKED_UP
+#define UNPACKED(codes, upper) \
+  VFLOAT_OF_INT(INTS_OF_BYTES(LOOKED_UP(TABLE_0, TABLE_1, TABLE_2, TABLE_3, (codes)), (upper)))
+#endif
+#endif
+#ifndef UNPACKED
+#define UNPACKED(codes, upper) unpacked(INTS_OF_BYTES((codes), (upper)))
 #endif
 #endif
 #endif
@@ -91,10 +91,10 @@ FN vf wdot_piece(GLOBAL const u8 *block, u32 begin, GLOBAL const float *x) {
     vf part = VSPLAT(0.0f), all = part;
 #if BYTES_FIRST
     UNROLL for (int j = 0; j < PART_ELEMENTS; j += 16) {
-      numbers_of_codes bytes = NUMBERS_OF(CODES(LOAD_BYTES, block, begin + p + j));
+      bytes_any codes = CODES(LOAD_BYTES, block, begin + p + j);
       UNROLL for (int upper = 0; upper < 2; upper++) {
         vf xs = VLOAD(x + p + j + 8 * upper);
-        part += UNPACKED_BYTES(bytes, upper) * xs;
+        part += UNPACKED(codes, upper) * xs;
         all += xs;
       }
     }
