@@ -8,8 +8,8 @@ after is moved behind commands that follow, up to the next thing that the host w
 A command ``c`` may go before the wait for an event ``e`` if
 
 * the device would not read or write too early: what ``e`` stands for and the host does not know
-  otherwise to be over is before it on the stream of ``c``, which keeps copies and launches in order
-  (STR-1), or touches other bytes (reads of both aside);
+  otherwise to be over, commands of the run before among it, is before it on the stream of ``c``,
+  which keeps copies and launches in order (STR-1), or touches other bytes (reads of both aside);
 * the host does not read or write too early: ``c`` does nothing at once, except to read host bytes
   that no device of the machine writes;
 * ``c`` does not write the bytes that are to be sent.
@@ -69,6 +69,9 @@ class _Ahead:
 
     def commands(self) -> Iterator[PartCommand]:
         """Yield them, with waits held back as long as possible."""
+        for command in self._given:
+            self._note(command)  # what the host does not know to be over when the next run begins
+        self._recorded.clear()
         for number, command in enumerate(self._given):
             if self._held:
                 before = self._given[number - 1]

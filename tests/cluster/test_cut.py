@@ -227,3 +227,24 @@ def test_a_wait_that_stands_too_late_is_found():
     broken = [*parts]
     broken[k] = msgspec.structs.replace(parts[k], commands=tuple(commands))
     assert not check_parts(plan, broken).is_clean
+
+
+def test_what_the_run_before_reads_is_not_overwritten_ahead_of_a_wait():
+    """Copies of machine 1 keep no order with launches: only the wait for what is sent does."""
+    g = GraphBuilder("next run")
+    s = g.state("s", (4, 8))
+    here = g.add(s, g.weight("w", (4, 8)))
+    g.set_rows(g.state("t", (4, 8)), g.input("x", (1, 8)), g.weight("ids", (1,), "i32"))
+    graph = g.build(here)
+    facts = [fake_device(f"fake:{i}", ops=ALL_OPS, copy_order=o)
+             for i, o in enumerate(("stream", "barrier"))]  # fmt: skip
+    topology = apart(Topology(tuple(facts)), [0, 1])
+    pins = Constraints(pins={0: 0, 1: 1}, homes={"s": 1, "t": 1})
+    plan = make_plan(graph, topology, pins, verify=True)
+    parts = cut_by_machine(plan, [0, 1])
+    report = check_parts(plan, parts)
+    assert report.is_clean, report.to_text()
+    commands = parts[1].commands
+    sends = next(i for i, c in enumerate(commands) if isinstance(c, Send))
+    reads = next(i for i, c in enumerate(commands) if isinstance(c, Upload))
+    assert sends < reads
