@@ -2,9 +2,10 @@
 
 A chain of nodes changes the device with each node, so that 16 KiB cross each time. Chains of two
 lengths tell what one crossing costs from what a run costs. In prefill two stages of matrix products
-are on two machines with a thread each: for how much of the time these threads have work to do. A
-pipeline of m micro-batches over two can reach 2 m / (m + 1): 1.88 with 16, 1.94 with 32.
-llama.cpp's RPC backend, on loopback: 165 us a split, and 1.32 of 2.0 (measured on another day).
+are on two machines with a thread each, between the rows of an embedding and the logits of the last
+token: for how much of the time these threads have work to do. A pipeline of m micro-batches over
+two can reach 2 m / (m + 1): 1.88 with 16, 1.94 with 32. llama.cpp's RPC backend, on loopback: 165
+us a split, and 1.32 of 2.0 (measured on another day).
 
 A run is an affair of many threads in three processes, so a busy machine shows in most of them.
 Figures are of the best of many runs; the range goes from there to the median.
@@ -19,7 +20,7 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.bench_pipeline import TOKENS, WIDTH, homes, stages
+from benchmarks.bench_pipeline import LAYERS, STAGES, TOKENS, WIDTH, homes
 from benchmarks.measure import interleaved
 from benchmarks.table import Row
 from ggsched.backend.protocols import Device
@@ -28,6 +29,7 @@ from ggsched.cluster.remote_devices import open_group
 from ggsched.config import Settings
 from ggsched.ir import Graph, GraphBuilder
 from ggsched.ir.join import join_graphs
+from ggsched.ir.tensor import Role
 from ggsched.passes import Constraints
 from ggsched.passes.memory.rings import Slots
 from ggsched.run.release import close_all
@@ -35,7 +37,7 @@ from ggsched.scheduler import Scheduler
 
 ELEMENTS = 4096
 SHORT, LONG, CHAINS = 3, 67, 400
-BATCHES, PREFILLS = (16, 32), 40
+BATCHES, PREFILLS, VOCABULARY = (16, 32), 40, 4096
 ONE_THREAD = {"GGSCHED_THREADS": "1", "GGSCHED_BACKENDS": "cpu"}
 
 
@@ -98,13 +100,25 @@ def _us(what: str, values: list[float], bound: str = "") -> Row:
     return Row("cluster", what, values[0], min(values), max(values), "us", bound)
 
 
+def _model() -> Graph:
+    """Return two stages that begin with tokens and end with the logits of the last one."""
+    g = GraphBuilder("two stages")
+    shape = VOCABULARY, WIDTH
+    x = g.get_rows(g.weight("embedding", shape), g.input("tokens", (TOKENS,), "i32"))
+    for k in range(STAGES * LAYERS):
+        x = g.rms_norm(g.mul_mat(g.weight(f"w{k}", (WIDTH, WIDTH)), x), name=f"l{k}")
+    last = g.view(x, (1, WIDTH), offset=(TOKENS - 1) * WIDTH * 4)
+    return g.build(g.mul_mat(g.weight("output", shape), last))
+
+
 def _prefill(batches: int) -> Row:
-    rng = np.random.default_rng(1)
-    weights = {n: rng.standard_normal((WIDTH, WIDTH), np.float32) for n in homes()}
-    joined = join_graphs([stages()] * batches)
-    x = np.ones((TOKENS, WIDTH), np.float32)
-    inputs = {joined.input_name(k, "x"): x for k in range(batches)}
-    where = Constraints(homes=homes()).with_slots(Slots(2, joined.firsts))
+    rng, model = np.random.default_rng(1), _model()
+    weights = {w.name: rng.standard_normal(w.shape, np.float32) for w in model.roots(Role.WEIGHT)}
+    joined = join_graphs([model] * batches)
+    tokens = np.arange(TOKENS, dtype=np.int32)
+    inputs = {joined.input_name(k, "tokens"): tokens for k in range(batches)}
+    stage = {**homes(), "embedding": 0, "output": STAGES - 1}
+    where = Constraints(homes=stage).with_slots(Slots(2, joined.firsts))
     start = local_start(("a", "b"), ONE_THREAD)
     members: list[LocalMember] = []
 
