@@ -98,7 +98,7 @@ def _rule(session: "Session", cause: str, detail: str) -> str:
         "expand-up": f"it comes before {detail}, which is there",
         "upgrade": f"{detail}",
         "cost": f"the least predicted time of the whole graph ({detail})",
-        "spelled": f"it is a part of {detail}",
+        "decomposed": f"it is a part of {detail}",
         "fill": "nothing else decides, and this is the first device that can",
     }
     text = words.get(cause, f"{cause} {detail}".strip())

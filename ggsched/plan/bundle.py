@@ -13,7 +13,7 @@ from ggsched.plan.streams import Streams
 from ggsched.topology.caps import DeviceFacts
 from ggsched.topology.cost import GUESSES
 
-FORMAT: Final = "ggsched-plan/2"
+FORMAT: Final = "ggsched-plan/3"
 
 
 class NodeInfo(msgspec.Struct, frozen=True, gc=False):
