@@ -70,7 +70,7 @@ class Planner:
     """Plans of graphs on one machine, by graph digest and constraints.
 
     Args:
-        settings: What is asked of plans, and how they are checked.
+        settings: What plans are to be like, and how they are checked.
         topology: The machine.
         plan_limit: Number of plans whose memory is kept.
         placement: Decides where nodes run.
@@ -126,7 +126,7 @@ class Planner:
     def decomposed(self, graph: Graph, constraints: Constraints) -> DecomposedGraph | None:
         """Return the graph with nodes decomposed, if that is better on this machine, or None."""
         if constraints.slots is not None or constraints.placed is not None:
-            return None  # parts of joined graphs are told by their nodes
+            return None  # the parts of a joined graph follow from its nodes
         policy, wanted = self._resolved(graph, constraints)
         return decomposed_plan(graph, self._topology, wanted, self._options, policy)
 
@@ -145,7 +145,7 @@ class Planner:
         return self._trials.get(self._key(graph, constraints), _no_trial).is_open
 
     def note_run(self, graph: Graph, constraints: Constraints, seconds: float) -> PlanKey | None:
-        """Tell a trial how long its run took; return the key of the plan that has lost, if so."""
+        """Report to a trial how long its run took; return the key of the plan that lost, if any."""
         key = self._key(graph, constraints)
         trial = self._trials.get(key, _no_trial)
         return (*key[:-1], trial.other) if trial.note(seconds) else None

@@ -81,12 +81,12 @@ def calibrate(
     opened = open_devices(devices, allow=settings.backends)
     try:
         facts = {d.facts.name: d.facts for d in opened}
-        with _progress(messages()) as tell:
+        with _progress(messages()) as show:
             group = group_of(opened)
             if group is None:
-                found = measure(opened, seconds, tell)
+                found = measure(opened, seconds, show)
             else:
-                found = calibrate_group(group, seconds, tell)
+                found = calibrate_group(group, seconds, show)
     finally:
         close_all(opened)
     save_rates(found, facts, target)
@@ -122,12 +122,12 @@ def _progress(console: Console) -> Iterator[Callable[[str, str], None]]:
         return
     shown: set[str] = set()
 
-    def tell(name: str, what: str) -> None:
+    def show(name: str, what: str) -> None:
         if name not in shown:
             shown.add(name)
             console.print(f"calibrating {name}")
 
-    yield tell
+    yield show
 
 
 def report(found: "Calibration", facts: "dict[str, DeviceFacts]") -> dict[str, Any]:

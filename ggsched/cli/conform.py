@@ -19,7 +19,7 @@ from ggsched.testing.spread import Spread
 
 if TYPE_CHECKING:
     from ggsched.testing.conformance import Case, CaseResult, ConformanceReport, ConformanceRunner
-    from ggsched.testing.conformance.report import Said
+    from ggsched.testing.conformance.report import CaseOutcome
 
 _FINDING: Final = 1
 _EXAMPLES: Final = 50
@@ -76,7 +76,7 @@ def conform(
     from ggsched.testing.conformance import Harness, run_conformance
 
     tested = None if op is None else named_op(op)  # registered before devices are opened
-    kit = Kit(name, settings.backends, seed, max_examples, op)
+    kit = KitRun(name, settings.backends, seed, max_examples, op)
     how = Spread(jobs, ray, journal)
     report = run_conformance(
         Harness.named(name, allow=settings.backends),
@@ -84,7 +84,7 @@ def conform(
         max_examples=max_examples,
         rules=rules,
         op=tested,
-        verbose=_tell if verbose else None,
+        verbose=_log_result if verbose else None,
         each=None if how.is_plain else partial(_shared, how, kit),
     )
     if as_json:
@@ -94,8 +94,8 @@ def conform(
     return 0 if report.ok else _FINDING
 
 
-class Kit(NamedTuple):
-    """What cases are run on, for a process that has nothing but this.
+class KitRun(NamedTuple):
+    """What a process needs in order to run cases of the kit.
 
     Attributes:
         name: Of the device.
@@ -112,28 +112,30 @@ class Kit(NamedTuple):
     op: str | None
 
 
-def _shared(how: Spread, kit: Kit, cases: Sequence["Case"]) -> Iterator["CaseResult"]:
+def _shared(how: Spread, kit: KitRun, cases: Sequence["Case"]) -> Iterator["CaseResult"]:
     """Run cases elsewhere."""
     from ggsched.testing.conformance import CaseResult
-    from ggsched.testing.conformance.report import Said
+    from ggsched.testing.conformance.report import CaseOutcome
 
     names = [case.name for case in cases]
     work = f"conformance {kit}"
-    said = shown_results(how, partial(_said, kit), names, keys=names, work=work, kind=Said)
-    for case, found in zip(cases, said, strict=True):
+    outcomes = shown_results(
+        how, partial(_outcome, kit), names, keys=names, work=work, kind=CaseOutcome
+    )
+    for case, found in zip(cases, outcomes, strict=True):
         yield CaseResult(case, *found)
 
 
-def _said(kit: Kit, case: str) -> "Said":
-    from ggsched.testing.conformance.report import Said
+def _outcome(kit: KitRun, case: str) -> "CaseOutcome":
+    from ggsched.testing.conformance.report import CaseOutcome
 
     runner, cases = _runner(kit)
     found = runner.run(cases[case])
-    return Said(found.verdict, found.reason, found.program, found.seed, found.seconds)
+    return CaseOutcome(found.verdict, found.reason, found.program, found.seed, found.seconds)
 
 
 @lru_cache(maxsize=1)
-def _runner(kit: Kit) -> tuple["ConformanceRunner", dict[str, "Case"]]:
+def _runner(kit: KitRun) -> tuple["ConformanceRunner", dict[str, "Case"]]:
     from ggsched.testing.conformance import ConformanceRunner, Harness, all_cases
     from ggsched.testing.conformance.cases_user_op import user_op_cases
 
@@ -142,7 +144,7 @@ def _runner(kit: Kit) -> tuple["ConformanceRunner", dict[str, "Case"]]:
     return ConformanceRunner(harness, kit.seed, kit.max_examples), {c.name: c for c in cases}
 
 
-def _tell(result: "CaseResult") -> None:
+def _log_result(result: "CaseResult") -> None:
     messages().print(
         f"{result.verdict:11} {result.case.name} {result.seconds:.2f} s", soft_wrap=True
     )

@@ -79,7 +79,7 @@ def _demo(path: str, settings: Settings, names: Sequence[str] | None, as_json: b
             _prompts(), split_runs, single_runs, strict=True
         )
     ]
-    _tell(sums, chosen, stats, as_json)
+    _write_sums(sums, chosen, stats, as_json)
     return 0 if all(s.is_right for s in sums) else 1
 
 
@@ -155,7 +155,7 @@ def _introduce(session: "Session", devices: Sequence[str], missing: Sequence[str
     console.print(f"\nsanitizer {len(plan.commands)} commands, 3 runs in a row: no findings\n")
 
 
-def _tell(
+def _write_sums(
     sums: Sequence[Sum], devices: Sequence[str], stats: dict[str, Any], as_json: bool
 ) -> None:
     is_same = all(s.tokens == s.single for s in sums)

@@ -327,7 +327,7 @@ def open_session(
     chosen = options.devices if devices is None else devices
     session = Session(model, chosen, sizes, settings=settings, progress=progress, recorder=recorder)
     try:
-        _tell(session)
+        _log_session(session)
         _remark(session, options)
     except BaseException:
         session.close()
@@ -358,7 +358,7 @@ def _cache_type(options: ModelOptions) -> "CacheType":
     return options.cache_type_v if options.cache_type_k == "auto" else options.cache_type_k
 
 
-def _tell(session: "Session") -> None:
+def _log_session(session: "Session") -> None:
     """Say what was chosen, and why."""
     if session.fit is not None:
         for line in session.fit.reasons:
@@ -375,7 +375,7 @@ def _context(n_ctx: int, model: "Model") -> int:
 
 
 def _remark(session: "Session", options: ModelOptions) -> None:
-    """Say what was asked for and has no effect."""
+    """Say what was requested and has no effect."""
     from ggsched.models.offload import stages
 
     if session.homes.unused:

@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     "system",
     default="",
     metavar="TEXT",
-    help="What --chat tells the model first.",
+    help="System prompt of --chat.",
 )
 @click.option(
     "--context-shift/--no-context-shift",
@@ -168,7 +168,7 @@ def run(
     if logits is not None:
         _check_writable(logits)  # a path that cannot be written must not cost the run
     if trace is not None and not is_perfetto(trace) and _are_elsewhere(options["devices"]):
-        hint = "name it FILE.json, for Perfetto; --html and --report tell more"
+        hint = "name it FILE.json, for Perfetto; --html and --report contain more"
         what = "the commands of several machines cannot be written as one trace"
         raise UsageError(what, where=trace, hint=hint)
     with (

@@ -159,7 +159,7 @@ def account_json(recorder: "Recorder") -> dict[str, Any]:
 
 
 def is_perfetto(path: str) -> bool:
-    """Whether a name asks for the form that Perfetto opens: it ends in ``.json``."""
+    """Whether a name selects the form that Perfetto opens: it ends in ``.json``."""
     return path.lower().endswith(".json")
 
 

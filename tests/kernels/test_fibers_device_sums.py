@@ -113,7 +113,7 @@ def rendezvous(rows, signals):
 
 @pytest.mark.parametrize("others", range(1, MAX_PEERS + 1))
 def test_a_kernel_meets_those_of_other_gpus(runner, others):
-    """It tells each for each row, and its own words are zeros again."""
+    """It signals each other one for each row, and its own words are zeros again."""
     call, own, peers, (graph, memory) = rendezvous(3, [1] * others)
     runner.fault[:] = 0
     runner.run(call)

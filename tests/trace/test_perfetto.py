@@ -1,4 +1,4 @@
-"""The form for Perfetto: what its documentation asks for, and that it says what the trace says."""
+"""The form for Perfetto: what its documentation requires, and that it says what the trace says."""
 
 import json
 from collections import defaultdict
