@@ -135,7 +135,7 @@ def test_one_whom_somebody_does_not_meet_gives_up(runner, signals):
     fault = codes.fault(runner.fault.tolist())
     runner.fault[:] = 0
     assert call.label in str(fault)
-    assert f"did not come within {PATIENCE_MS / 1e3:g} s" in str(fault)
+    assert f"was not ready within {PATIENCE_MS / 1e3:g} s" in str(fault)
 
 
 def test_many_rows_do_not_meet():
