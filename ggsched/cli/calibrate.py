@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ggsched.cli.console import messages, output, write_json
-from ggsched.cli.options import RenamedOption, devices_option, json_option
+from ggsched.cli.options import RenamedOption, devices_option, json_option, option
 from ggsched.cli.progress import loading
 from ggsched.config import Settings
 from ggsched.errors import UsageError
@@ -35,26 +35,21 @@ def _seconds(text: str) -> float:
 
 @click.command()
 @devices_option
-@click.option(
-    "--time-budget",
-    "seconds",
+@option(
+    "--time-budget seconds",
+    "Time that measuring may take, approximately.",
+    _seconds,
+    12.0,
+    metavar="S",
     cls=RenamedOption,
     old="--seconds",
-    type=_seconds,
-    default=12.0,
-    show_default=True,
-    metavar="S",
-    help="Time that measuring may take, approximately.",
 )
-@click.option(
-    "-o",
-    "--output",
-    "path",
-    type=click.Path(dir_okay=False),
-    default=None,
-    metavar="FILE.json",
-    help="Keep the rates in this file. [default: what GGSCHED_RATES names, else a file in the "
+@option(
+    "-o --output path",
+    "Keep the rates in this file. [default: what GGSCHED_RATES names, else a file in the "
     "user's cache folder]",
+    click.Path(dir_okay=False),
+    metavar="FILE.json",
 )
 @json_option
 @click.pass_obj

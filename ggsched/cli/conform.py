@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ggsched.cli.console import messages, output, write_json
-from ggsched.cli.options import json_option
+from ggsched.cli.options import at_least, json_option, option
 from ggsched.cli.spread_options import shown_results, spread_options
 from ggsched.cli.user_ops import named_op
 from ggsched.config import Settings
@@ -28,28 +28,25 @@ _STYLE: Final = {"FAILED": "bold red", "skipped": "dim", "waived": "yellow"}
 
 @click.command()
 @click.argument("name", metavar="NAME[:DEVICE]")
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, help="Of all random choices. Default: 0."
-)
-@click.option(
+@option("--seed", "Of all random choices. Default: 0.", at_least(0), 0)
+@option(
     "--max-examples",
-    type=click.IntRange(1),
-    default=_EXAMPLES,
-    help=f"Random programs to try. Default: {_EXAMPLES}.",
+    f"Random programs to try. Default: {_EXAMPLES}.",
+    at_least(1),
+    _EXAMPLES,
+    show_default=False,
 )
-@click.option(
+@option(
     "--rules",
-    default=None,
+    "Rules or cases to check, e.g. 'EVT-*' or 'EVT-2,cpy1_*'. Default: all.",
     metavar="PATTERN,...",
-    help="Rules or cases to check, e.g. 'EVT-*' or 'EVT-2,cpy1_*'. Default: all.",
 )
-@click.option(
+@option(
     "--op",
-    default=None,
+    "Test one user-defined op, which MODULE registers, instead of the backend.",
     metavar="[MODULE:]NAME",
-    help="Test one user-defined op, which MODULE registers, instead of the backend.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Tell about each case as it comes.")
+@click.option("-v", "--verbose", is_flag=True, help="Print each case when it is done.")
 @spread_options
 @json_option
 @click.pass_obj

@@ -13,7 +13,7 @@ import click
 from ggsched.backend.registry import BackendStatus, discover
 from ggsched.cli.console import output, write_json
 from ggsched.cli.model_file import BUNDLED, bundled_model
-from ggsched.cli.options import device_names, json_option
+from ggsched.cli.options import device_names, json_option, option
 from ggsched.cli.planning_options import streams_option
 from ggsched.cli.run_stats import measured_lines, session_stats, stats_line
 from ggsched.config import Settings
@@ -44,12 +44,11 @@ class Sum:
 
 
 @click.command()
-@click.option(
+@option(
     "--devices",
-    type=device_names,
-    default=None,
+    "Devices to split over. [default: opencl:0,cpu:0, or two logical CPU devices]",
+    device_names,
     metavar="NAME:N,...",
-    help="Devices to split over. [default: opencl:0,cpu:0, or two logical CPU devices]",
 )
 @json_option
 @click.pass_obj
