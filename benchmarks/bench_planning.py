@@ -3,7 +3,7 @@
 The graphs are those of the baseline document: a chain, and a row of diamonds (q, k, v from x, then
 their sum), of 2,000 and 20,000 tiny nodes. The device changes every 10 nodes, and, as the worst
 case, at every node, where each node needs a launch, a copy, a record and a wait of its own. Two
-devices are as concurrent as two streams, so what may share bytes is asked of the data flow too.
+devices are as concurrent as two streams, so what may share bytes depends on the data flow too.
 
 Prompts of 64 and of 8 micro-batches of a llama over two GPUs, in one batch: plans are made for each
 size of the KV cache, not for each micro-batch, and checked.

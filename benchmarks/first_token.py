@@ -5,7 +5,7 @@
 Each round is a process of its own, so that nothing is loaded before. The first one has an empty
 cache of compiled kernels, the others have what it left. Printed for each: seconds from the start
 of the process, and of the parts, of which some lie within others; the bytes of weights for each
-second of loading. What is asked for is ``open_s <= bytes / 20 GB/s + 1 s`` with warm caches.
+second of loading. What is required is ``open_s <= bytes / 20 GB/s + 1 s`` with warm caches.
 
 ``open_s`` is from the model's file to the end of the first prefill, less what the second one takes.
 Read the file once before, if its pages are to be in memory.

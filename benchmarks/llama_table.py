@@ -22,7 +22,7 @@ PATIENCE_S = 240.0
 
 
 def main() -> int:
-    """Measure what the command line asks for."""
+    """Measure what the command line requests."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.llama_table", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--llama-bench", help="the program; without it only ours is measured")
@@ -51,7 +51,7 @@ def main() -> int:
                     "tokens_per_s": round(rate, 2),
                 }
                 row |= {"llama_cpp": theirs.get(test), "ratio": _ratio(rate, theirs.get(test))}
-                _tell(row, given.output)
+                _log_row(row, given.output)
     return 0
 
 
@@ -74,7 +74,7 @@ def _ratio(ours: float, theirs: float | None) -> float | None:
     return round(ours / theirs, 3) if theirs else None
 
 
-def _tell(row: dict[str, Any], output: Path | None) -> None:
+def _log_row(row: dict[str, Any], output: Path | None) -> None:
     sys.stdout.write(
         f"{row['file']:24} {row['test']:16} {row['tokens_per_s']:10.1f} / "
         f"{row['llama_cpp'] or 0:10.1f} = {row['ratio'] or 0:5.2f}  {row['variant']}\n"

@@ -4,7 +4,7 @@
     python -m benchmarks.new_user phi3-mini gemma2-9b --whole --folder /tmp
 
 Each file has the model's real width and vocabulary, random blocks as llama.cpp mixes them for
-q4_k_m, and the first blocks of the model only unless the whole is asked for. The run gets no other
+q4_k_m, and the first blocks of the model only unless the whole is requested. The run gets no other
 flag, and caches of a user who never ran anything. Peak memory is the largest resident set, where
 the pages of the mapped file that were looked at are counted; ``own`` is what of it is no file's.
 """

@@ -2,7 +2,7 @@
 
 Every error says what happened, to which object, why, and what to do about it. ``code`` is
 stable and documented in ``docs/reference/errors.md``; ``exit_code`` is what the command line
-returns: 2 where what was asked for cannot be had (usage, bad input, a defective plug-in, too
+returns: 2 where what was requested cannot be had (usage, bad input, a defective plug-in, too
 little memory), 3 where the environment fails (no library or driver, a fault, a timeout, a defect).
 
 After an exception a documented state holds: nothing was half created, and a second failure is
@@ -103,7 +103,7 @@ class UsageError(GgschedError):
 
 
 class InterchangeError(UsageError, BufferError):
-    """An array that cannot be taken from, or given to, another library as it was asked for.
+    """An array that cannot be taken from, or given to, another library as it was requested.
 
     A ``BufferError`` as well, which is what DLPack's consumers expect of a producer that refuses.
     """
@@ -130,7 +130,7 @@ class BackendBroken(GgschedError):
 
 
 class OutOfDeviceMemory(GgschedError):
-    """More memory was asked for than the device has (BUF-1). The device stays usable."""
+    """More memory was requested than the device has (BUF-1). The device stays usable."""
 
     code = "MEMORY"
     exit_code = 2

@@ -1,4 +1,4 @@
-"""What tells one state of the sources from another: all checkouts have one version."""
+"""Distinguishes states of the sources, since all checkouts have one version."""
 
 import hashlib
 from functools import lru_cache

@@ -7,6 +7,7 @@ from ggsched.config import Settings
 from ggsched.errors import InternalError
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
+from ggsched.passes.decomposed_plan import DecomposedGraph, decomposed_plan
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.memory.rings import Slots
 from ggsched.passes.options import AUTO_LIMIT, PlanOptions, StreamPolicy, plan_options
@@ -14,7 +15,6 @@ from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints, PlacementPolicy
 from ggsched.passes.placement.automatic import Automatic
 from ggsched.passes.placement.named import placement_policy
-from ggsched.passes.spelled_plan import Spelled, spelled_plan
 from ggsched.plan.bundle import Plan
 from ggsched.report.debug_output import log_plan
 from ggsched.run.autotune import Measured, Trial
@@ -70,7 +70,7 @@ class Planner:
     """Plans of graphs on one machine, by graph digest and constraints.
 
     Args:
-        settings: What is asked of plans, and how they are checked.
+        settings: What plans are to be like, and how they are checked.
         topology: The machine.
         plan_limit: Number of plans whose memory is kept.
         placement: Decides where nodes run.
@@ -123,12 +123,12 @@ class Planner:
         policy, wanted = self._resolved(graph, constraints)
         return make_plan(graph, self._topology, wanted, self._options, placement=policy)
 
-    def spelled(self, graph: Graph, constraints: Constraints) -> Spelled | None:
-        """Return the graph with nodes spelled out, if that is better on this machine, or None."""
+    def decomposed(self, graph: Graph, constraints: Constraints) -> DecomposedGraph | None:
+        """Return the graph with nodes decomposed, if that is better on this machine, or None."""
         if constraints.slots is not None or constraints.placed is not None:
-            return None  # parts of joined graphs are told by their nodes
+            return None  # the parts of a joined graph follow from its nodes
         policy, wanted = self._resolved(graph, constraints)
-        return spelled_plan(graph, self._topology, wanted, self._options, policy)
+        return decomposed_plan(graph, self._topology, wanted, self._options, policy)
 
     def next_key(self, graph: Graph, constraints: Constraints) -> PlanKey:
         """Return the key of the plan that the next run uses."""
@@ -145,7 +145,7 @@ class Planner:
         return self._trials.get(self._key(graph, constraints), _no_trial).is_open
 
     def note_run(self, graph: Graph, constraints: Constraints, seconds: float) -> PlanKey | None:
-        """Tell a trial how long its run took; return the key of the plan that has lost, if so."""
+        """Report to a trial how long its run took; return the key of the plan that lost, if any."""
         key = self._key(graph, constraints)
         trial = self._trials.get(key, _no_trial)
         return (*key[:-1], trial.other) if trial.note(seconds) else None

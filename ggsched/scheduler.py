@@ -60,9 +60,9 @@ class Planned:
         graph: To which plans refer.
         constraints: Those of the caller, for its nodes.
         tensor_of: The id in it of each output of the graph; None where ids are the same.
-        before: The graph before nodes were spelled out.
+        before: The graph before nodes were decomposed.
         origin: By node, the node of ``before`` that it is, or is a part of; empty where nothing was
-            spelled out.
+            decomposed.
     """
 
     graph: Graph
@@ -230,10 +230,10 @@ class Scheduler:
     def planned_graph(self, graph: Graph, constraints: Constraints | None = None) -> Graph:
         """Return the graph that is planned in the place of one, to which node ids of plans refer.
 
-        Attention that is spelled out becomes the op where all devices that could run its softmax
+        Attention that is decomposed becomes the op where all devices that could run its softmax
         declare that (``ggsched.passes.recognise``); constraints that name nodes keep it as it is.
-        Nodes are spelled out by other ops on a device that has no kernel for them, where that is
-        predicted to be faster than to compute them elsewhere (``ggsched.passes.spelled_plan``).
+        Nodes are decomposed into other ops on a device that has no kernel for them, where that is
+        predicted to be faster than to compute them elsewhere (``ggsched.passes.decomposed_plan``).
 
         Args:
             graph: The graph.
@@ -241,7 +241,7 @@ class Scheduler:
 
         Examples:
             >>> with Scheduler(["cpu:0"]) as scheduler:
-            ...     scheduler.planned_graph(graph) is graph  # nothing is spelled out here
+            ...     scheduler.planned_graph(graph) is graph  # nothing is decomposed here
             True
         """
         return self.planned(graph, constraints).graph
@@ -276,10 +276,10 @@ class Scheduler:
             found = recognise_attention(graph, self.topology)
             if found is not None:
                 made, tensor_of = found.graph, found.tensor_of
-        spelled = self._planner.spelled(made, wanted)
-        if spelled is None:
+        decomposed = self._planner.decomposed(made, wanted)
+        if decomposed is None:
             return Planned(made, wanted, tensor_of, made)
-        return Planned(spelled.graph, spelled.constraints, tensor_of, made, spelled.origin)
+        return Planned(decomposed.graph, decomposed.constraints, tensor_of, made, decomposed.origin)
 
     def draft(self, graph: Graph, constraints: Constraints | None = None) -> Plan:
         """Return the plan that ``plan`` would, neither checked nor kept.

@@ -7,7 +7,7 @@ import sys
 for _library in ("OPENBLAS", "OMP", "MKL", "BLIS", "VECLIB_MAXIMUM", "NUMEXPR"):
     os.environ.setdefault(f"{_library}_NUM_THREADS".replace("MAXIMUM_NUM", "MAXIMUM"), "1")
 
-# Results are compared with exact ones; tests of rounded activations ask for them.
+# Results are compared with exact ones; tests of rounded activations request them.
 os.environ.setdefault("GGSCHED_ACTIVATIONS", "f32")
 
 # PoCL takes half as long to compile without optimisation; `make test-long` compiles with it.

@@ -1,6 +1,6 @@
 """Pages of memory that is used bit by bit.
 
-numpy asks for huge pages, 2 MB each, where an array has 4 MB or more. Of a KV cache of which thirty
+numpy requests huge pages, 2 MB each, where an array has 4 MB or more. Of a KV cache of which thirty
 rows are used that is 4 MB for each block of a model. Larger caches keep huge pages, since reading
 from small ones is 6 to 11 % slower.
 """
@@ -19,7 +19,7 @@ _NO_HUGE_PAGES: Final = 15
 
 
 def take_small_pages(memory: Any) -> None:
-    """Let the pages that lie in an array be small, where the system can be asked for that."""
+    """Use small pages for those that lie in an array, where the system has such a call."""
     if not sys.platform.startswith("linux"):
         return
     page = mmap.PAGESIZE

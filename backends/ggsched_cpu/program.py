@@ -227,9 +227,9 @@ class Segment:
                     labels += nodes
                     marks += ends[1:]
         finally:
-            taken.tell(labels, marks)
+            taken.note(labels, marks)
 
-    def blame(self, error: BaseException) -> str:
+    def failed_node(self, error: BaseException) -> str:
         """Return the label of the node that failed."""
         return self.pieces[self._at].failed
 

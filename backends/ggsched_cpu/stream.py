@@ -86,7 +86,7 @@ class WorkerStream(BaseStream):
                 self._submit(command, work)
                 raise
             progress.enqueued += 1
-            progress.fail(command if isinstance(command, str) else command.blame(error), error)
+            progress.fail(command, error)
             progress.finish_one()
             if is_interrupt:
                 raise
@@ -158,8 +158,8 @@ def _work(queue: "SimpleQueue[Item]", progress: Progress) -> None:
             progress.running = command
             try:
                 work()
-            except BaseException as error:  # a thread has nobody else to tell
-                progress.fail(command if isinstance(command, str) else command.blame(error), error)
+            except BaseException as error:  # there is no caller to raise it to
+                progress.fail(command, error)
             # Nothing of a command may stay borrowed once it counts as complete (CPY-4, LCH-1).
             progress.running = None
             del command, work

@@ -54,7 +54,7 @@ def warn_of_crowd(threads: int) -> None:
 
 
 def _siblings(cpu: int) -> str:
-    """Return the processors of a core, this one if the system does not tell."""
+    """Return the processors of a core, this one if the system does not report it."""
     file = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     try:
         return file.read_text(encoding="ascii").strip()

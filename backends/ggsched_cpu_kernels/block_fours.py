@@ -35,7 +35,7 @@ _LANES: Final = "<16 x i32>"
 _SUMS: Final = 4
 _SCALES: Final = _SUMS * 4 * _LINE
 _TOTALS: Final = _SCALES + _SUMS * _LINE
-_EACH: Final = (_TOTALS + 2 * _LINE) // GROUP
+BLOCK_NBYTES: Final = (_TOTALS + 2 * _LINE) // GROUP
 
 
 def has_fours_of_blocks(target: Target, dtype: DType) -> bool:
@@ -56,7 +56,7 @@ def four_products(
         scales, mins, scale, least = _scales(b, places)
         codes = [c for half in (0, 1) for c in _codes(b, places, half)]
         for row, (total,) in zip(x, sums, strict=True):
-            group = b.offset(row, b.mul(block, _EACH))
+            group = b.offset(row, b.mul(block, BLOCK_NBYTES))
             products: Value | None = None
             for i in range(_SUMS):
                 found = Value("zeroinitializer", _LANES)
@@ -76,11 +76,6 @@ def four_products(
             lowest = b.fma(mins[1], below[1], b.fmul(mins[0], below[0]))
             b.set(total, b.fma(lowest, least, b.fma(products, scale, b.get(total))))
     return [b.sum(b.get(total)) for (total,) in sums], blocks
-
-
-def rest_of_fours(b: Builder, row: Value, blocks: Value) -> Value:
-    """Return where the blocks of a rounded row behind its groups begin."""
-    return b.offset(row, b.mul(blocks, _EACH))
 
 
 def _codes(b: Builder, places: Sequence[Value], half: int) -> list[list[Value]]:
@@ -136,7 +131,7 @@ def _scales(b: Builder, places: Sequence[Value]) -> tuple[list[Value], list[Valu
 
 def round_fours(name: str, target: Target) -> Builder:
     """Operand x; result, whose rows are rounded ones; ``correction_factor``. Columns are blocks."""
-    return round_groups(name, target, GROUP, _EACH, _store, rest_of_fours)
+    return round_groups(name, target, GROUP, BLOCK_NBYTES, _store)
 
 
 def _store(b: Builder, block: GroupedBlock) -> None:

@@ -34,7 +34,7 @@ _LANES: Final = "<16 x i32>"
 _LINE: Final = 64
 _SCALES: Final = _QUARTER * _LINE
 _CORRECTIONS: Final = _SCALES + _LINE
-_EACH: Final = (_CORRECTIONS + _LINE) // GROUP
+BLOCK_NBYTES: Final = (_CORRECTIONS + _LINE) // GROUP
 
 
 def has_halves(target: Target, dtype: DType) -> bool:
@@ -59,7 +59,7 @@ def half_products(
         fetch(b, place, GROUP * dtype.block_nbytes)
         codes, scales = _codes(b, dtype, place), _scales(b, dtype, place)
         for row, (total,) in zip(x, sums, strict=True):
-            group = b.offset(row, b.mul(block, _EACH))
+            group = b.offset(row, b.mul(block, BLOCK_NBYTES))
             found = b.load(_LANES, b.offset(group, _CORRECTIONS), _LINE)
             for i, fours in enumerate(codes):
                 found = dot_fours(
@@ -69,11 +69,6 @@ def half_products(
             products = b.cast("sitofp", found, "float")
             b.set(total, b.fma(products, b.fmul(scales, factors), b.get(total)))
     return [b.sum(b.get(total)) for (total,) in sums], blocks
-
-
-def rest_of_halves(b: Builder, row: Value, blocks: Value) -> Value:
-    """Return where the blocks of a rounded row behind its groups begin."""
-    return b.offset(row, b.mul(blocks, _EACH))
 
 
 def _codes(b: Builder, dtype: DType, place: Value) -> list[Value]:
@@ -102,7 +97,7 @@ def _scales(b: Builder, dtype: DType, place: Value) -> Value:
 
 def round_halves(name: str, target: Target) -> Builder:
     """Operand x; result, whose rows are rounded ones; ``correction_factor``. Columns are blocks."""
-    return round_groups(name, target, GROUP, _EACH, _store, rest_of_halves)
+    return round_groups(name, target, GROUP, BLOCK_NBYTES, _store)
 
 
 def _store(b: Builder, block: GroupedBlock) -> None:

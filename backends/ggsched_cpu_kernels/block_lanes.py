@@ -32,8 +32,7 @@ _LINE: Final = 4 * GROUP
 _FOURS: Final = BLOCK // 4
 _SCALES: Final = _FOURS * _LINE
 _CORRECTIONS: Final = _SCALES + _LINE
-GROUP_NBYTES: Final = _CORRECTIONS + _LINE
-_EACH: Final = GROUP_NBYTES // GROUP
+BLOCK_NBYTES: Final = (_CORRECTIONS + _LINE) // GROUP
 
 _LOW_FOURS: Final = 0x0F0F0F0F
 
@@ -60,7 +59,7 @@ def lane_products(
         fetch(b, place, GROUP * dtype.block_nbytes)
         codes, scales = _codes(b, dtype, place), _scales(b, dtype, place)
         for row, (total,) in zip(x, sums, strict=True):
-            group = b.offset(row, b.mul(block, _EACH))
+            group = b.offset(row, b.mul(block, BLOCK_NBYTES))
             found = b.load(_LANES, b.offset(group, _CORRECTIONS), 64)
             upper = Value("zeroinitializer", _LANES) if are_high else found
             for i, fours in enumerate(codes):
@@ -75,11 +74,6 @@ def lane_products(
             products = b.cast("sitofp", found, "float")
             b.set(total, b.fma(products, b.fmul(scales, factors), b.get(total)))
     return [b.sum(b.get(total)) for (total,) in sums], blocks
-
-
-def rest_of(b: Builder, row: Value, blocks: Value) -> Value:
-    """Return where the blocks of a rounded row behind its groups begin."""
-    return b.offset(row, b.mul(blocks, _EACH))
 
 
 def _are_high(dtype: DType) -> bool:
@@ -176,7 +170,7 @@ def _scales(b: Builder, dtype: DType, place: Value) -> Value:
 
 def round_lanes(name: str, target: Target) -> Builder:
     """Operand x; result, whose rows are rounded ones; ``correction_factor``. Columns are blocks."""
-    return round_groups(name, target, GROUP, _EACH, _store, rest_of)
+    return round_groups(name, target, GROUP, BLOCK_NBYTES, _store)
 
 
 def _store(b: Builder, block: GroupedBlock) -> None:

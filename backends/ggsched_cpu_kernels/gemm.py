@@ -17,7 +17,7 @@ BLOCK_ROWS: Final = 48
 """Rows of the weight that a part unpacks at a time; whole tiles and vectors for every target."""
 
 BLOCK_COLUMNS: Final = 256
-"""Columns that are unpacked at a time: a panel's piece stays in the first cache."""
+"""Columns that are unpacked at a time: a panel's piece stays in the L1 cache."""
 
 MAX_ACTIVATIONS: Final = 512
 """Rows of activations of a part, which its sums in scratch memory limit."""

@@ -5,13 +5,13 @@ the two elements of each row of activations, side by side. Weights are used as t
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from ggsched_cpu_kernels.emit import Builder, Value, i64, vector_of
+from ggsched_cpu_kernels.emit import Builder, Value, vector_of
 from ggsched_cpu_kernels.gemm import BLOCK_COLUMNS
-from ggsched_cpu_kernels.panels import VECTORS, pair_of, panel_width, places_of
+from ggsched_cpu_kernels.panels import VECTORS, pack_pairs, pack_rows, panel_width, tile_sums
 from ggsched_cpu_kernels.target import Target
-from ggsched_cpu_kernels.vectors import Row, over_rows, own_slot
 
 COLUMNS: Final = 16
 """Rows of weights have a multiple of this number of columns."""
@@ -42,42 +42,16 @@ def _pack_row(b: Builder, x: Value, to: Value, columns: Value) -> None:
 
 
 def pack(name: str, target: Target) -> Builder:
-    """Operand x, a row of which is a panel's; result; activations in all, and their stride.
-
-    Rows of a panel that are not there repeat the last one.
-    """
+    """See ``panels.pack_rows``."""
     b = Builder(name, target)
-    total, stride = (b.arg(own_slot(2) + i) for i in range(2))
-    width = panel_width(target)
-
-    def row(row: Row) -> None:
-        x, out = row.pointers
-        left = b.sub(total, b.mul(row.number, width))
-        with b.loop(0, i64(width)) as number:
-            inside = b.umin(number, b.sub(left, 1))
-            line = b.offset(x, b.mul(inside, stride))
-            _pack_row(b, line, b.offset(out, b.mul(number, 4)), row.columns)
-
-    over_rows(b, 2, row)
-    return b
+    return pack_rows(b, partial(_pack_row, b))
 
 
 def pack_routed(name: str, target: Target) -> Builder:
-    """Like ``panels.pack_routed``; rows of a panel that are not there are not written."""
+    """See ``panels.pack_pairs``."""
     b = Builder(name, target)
-    x, routes, result = (b.arg_pointer(i) for i in (0, 6, 7))
-    by_token, by_use, columns, used, experts = (b.arg(i) for i in range(1, 6))
-    width, expert = panel_width(target), b.parameter("part")
-    first, last, panel, pairs = places_of(b, routes, experts, expert)
-    nbytes = b.mul(columns, panel_nbytes(target, 1))
-    start = b.offset(result, b.mul(panel, nbytes))
-    with b.loop(0, b.sub(last, first)) as number:
-        pair = pair_of(b, pairs, b.add(first, number))
-        line = b.offset(x, b.mul(b.udiv(pair, used), by_token))
-        line = b.offset(line, b.mul(b.urem(pair, used), by_use))
-        to = b.offset(start, b.mul(b.udiv(number, width), nbytes))
-        _pack_row(b, line, b.offset(to, b.mul(b.urem(number, width), 4)), columns)
-    return b
+    each = panel_nbytes(target, 1)
+    return pack_pairs(b, lambda columns: b.mul(columns, each), partial(_pack_row, b))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,22 +89,15 @@ class BF16Method:
         """See ``Method``."""
         b = self.b
         lanes, width = b.target.lanes, 4 * panel_width(b.target)
-        vector, pairs = vector_of(lanes, "float"), vector_of(2 * lanes, "bfloat")
-        places = [
-            [b.offset(into, width * r + 4 * lanes * v) for v in range(VECTORS)]
-            for r in range(_TILE_ROWS)
-        ]
-        sums = [[b.var(b.zero(vector)) for _ in row] for row in places]
-        with b.when(goes_on):
-            for row, totals in zip(places, sums, strict=True):
-                for place, total in zip(row, totals, strict=True):
-                    b.set(total, b.load(vector, place, 4))
+        pairs = vector_of(2 * lanes, "bfloat")
         weights = b.offset(unpacked, b.mul(line, 2 * BLOCK_COLUMNS))
-        ahead = range(0, COLUMNS, 2)
-        with b.loop(0, count, COLUMNS) as column:
+        with (
+            tile_sums(b, into, _TILE_ROWS, goes_on) as sums,
+            b.loop(0, count, COLUMNS) as column,
+        ):
             w = b.offset(weights, b.mul(column, 2))
             x = b.offset(panel, b.mul(column, width // 2))
-            for k in ahead:
+            for k in range(0, COLUMNS, 2):
                 at = b.offset(x, width * k // 2)
                 values = [b.load(pairs, b.offset(at, 4 * lanes * v), 4) for v in range(VECTORS)]
                 for r, totals in enumerate(sums):
@@ -138,9 +105,6 @@ class BF16Method:
                     wide = b.bitcast(b.splat(pair, lanes), pairs)
                     for value, total in zip(values, totals, strict=True):
                         b.set(total, self._added(b.get(total), value, wide))
-        for row, totals in zip(places, sums, strict=True):
-            for place, total in zip(row, totals, strict=True):
-                b.store(b.get(total), place, 4)
 
     def _added(self, total: Value, x: Value, w: Value) -> Value:
         return self.b.intrinsic("x86.avx512bf16.dpbf16ps.512", total, x, w, suffix="-")

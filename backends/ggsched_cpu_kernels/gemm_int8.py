@@ -11,14 +11,14 @@ panel of ``W`` rows of activations holds
 Unpacked weights are bytes of ``BLOCK_ROWS`` rows, then their scales, then their minima (f32).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ggsched.ir.blocks import BlockLayout
 from ggsched.ir.dtype import DType
 from ggsched_cpu_kernels.elements import block_scales, code_bytes, coding
-from ggsched_cpu_kernels.emit import Builder, Value, Variable, i64, vector_of
+from ggsched_cpu_kernels.emit import Builder, Value, Variable, vector_of
 from ggsched_cpu_kernels.gemm import BLOCK_COLUMNS, BLOCK_ROWS
 from ggsched_cpu_kernels.int_dot import (
     BLOCK,
@@ -28,9 +28,9 @@ from ggsched_cpu_kernels.int_dot import (
     stored_codes,
     sums_of_four,
 )
-from ggsched_cpu_kernels.panels import VECTORS, pair_of, panel_width, places_of
+from ggsched_cpu_kernels.panels import VECTORS, pack_pairs, pack_rows, panel_width, tile_sums
 from ggsched_cpu_kernels.target import Target
-from ggsched_cpu_kernels.vectors import Row, over_rows, own_slot
+from ggsched_cpu_kernels.vectors import own_slot
 
 GROUPS: Final = (16, 32)
 
@@ -90,50 +90,22 @@ def _pack_row(b: Builder, group: int, x: Value, to: Value, blocks: Value, factor
 
 
 def pack(name: str, target: Target, group: int) -> Builder:
-    """Operand x, a row of which is a panel's; result; activations in all, their stride, factor.
-
-    Rows of a panel that are not there repeat the last one.
-    """
+    """See ``panels.pack_rows``, with the factor of corrections as one more argument."""
     b = Builder(name, target)
-    total, stride, factor = (b.arg(own_slot(2) + i) for i in range(3))
-    factor = b.cast("trunc", factor, "i32")
-    width = panel_width(target)
-
-    def row(row: Row) -> None:
-        x, out = row.pointers
-        left = b.sub(total, b.mul(row.number, width))
-        blocks = b.udiv(row.columns, BLOCK)
-        with b.loop(0, i64(width)) as number:
-            inside = b.umin(number, b.sub(left, 1))
-            line, to = b.offset(x, b.mul(inside, stride)), b.offset(out, b.mul(number, 4))
-            _pack_row(b, group, line, to, blocks, factor)
-
-    over_rows(b, 2, row)
-    return b
+    return pack_rows(b, _row_packer(b, group, own_slot(2) + 2))
 
 
 def pack_routed(name: str, target: Target, group: int) -> Builder:
-    """Like ``panels.pack_routed``, with the factor of corrections as one more argument.
-
-    Rows of a panel that are not there are not written.
-    """
+    """See ``panels.pack_pairs``, with the factor of corrections as one more argument."""
     b = Builder(name, target)
-    x, routes, result = (b.arg_pointer(i) for i in (0, 6, 7))
-    by_token, by_use, columns, used, experts = (b.arg(i) for i in range(1, 6))
-    factor = b.cast("trunc", b.arg(8), "i32")
-    width, expert = panel_width(target), b.parameter("part")
-    first, last, panel, pairs = places_of(b, routes, experts, expert)
-    blocks = b.udiv(columns, BLOCK)
-    nbytes = b.mul(blocks, block_nbytes(target, group))
-    start = b.offset(result, b.mul(panel, nbytes))
-    with b.loop(0, b.sub(last, first)) as number:
-        pair = pair_of(b, pairs, b.add(first, number))
-        line = b.offset(x, b.mul(b.udiv(pair, used), by_token))
-        line = b.offset(line, b.mul(b.urem(pair, used), by_use))
-        to = b.offset(start, b.mul(b.udiv(number, width), nbytes))
-        to = b.offset(to, b.mul(b.urem(number, width), 4))
-        _pack_row(b, group, line, to, blocks, factor)
-    return b
+    each = block_nbytes(target, group)
+    put = _row_packer(b, group, 8)
+    return pack_pairs(b, lambda columns: b.mul(b.udiv(columns, BLOCK), each), put)
+
+
+def _row_packer(b: Builder, group: int, slot: int) -> Callable[[Value, Value, Value], None]:
+    factor = b.cast("trunc", b.arg(slot), "i32")
+    return lambda x, to, columns: _pack_row(b, group, x, to, b.udiv(columns, BLOCK), factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,18 +170,13 @@ class Int8Method:
     ) -> None:
         """See ``Method``."""
         b = self.b
-        lanes, width = b.target.lanes, 4 * panel_width(b.target)
-        vector, rows = vector_of(lanes, "float"), range(self.tile_rows)
-        places = [[b.offset(into, width * r + 4 * lanes * v) for v in range(VECTORS)] for r in rows]
-        sums = [[b.var(b.zero(vector)) for _ in row] for row in places]
-        with b.when(goes_on):
-            for row, totals in zip(places, sums, strict=True):
-                for place, total in zip(row, totals, strict=True):
-                    b.set(total, b.load(vector, place, 4))
         codes = b.offset(unpacked, b.mul(line, BLOCK_COLUMNS))
         scales, mins = self._scales(unpacked, line)
         groups = BLOCK // self._group
-        with b.loop(0, b.udiv(count, BLOCK)) as block:
+        with (
+            tile_sums(b, into, self.tile_rows, goes_on) as sums,
+            b.loop(0, b.udiv(count, BLOCK)) as block,
+        ):
             x = b.offset(panel, b.mul(block, block_nbytes(b.target, self._group)))
             w = b.offset(codes, b.mul(block, BLOCK))
             by = b.mul(block, 4 * groups)
@@ -219,9 +186,6 @@ class Int8Method:
                 for r, (line_, totals) in enumerate(zip(products, sums, strict=True)):
                     here = 4 * (r * self._row_scales + number)
                     self._add(line_, totals, x, number, [b.offset(p, here) for p in at])
-        for row, totals in zip(places, sums, strict=True):
-            for place, total in zip(row, totals, strict=True):
-                b.store(b.get(total), place, 4)
 
     def _products(self, w: Value, x: Value, number: int) -> list[list[Value]]:
         """Return the products (i32) of a group."""

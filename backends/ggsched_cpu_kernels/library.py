@@ -1,4 +1,4 @@
-"""Addresses of kernels, compiled or taken from the cache when a family is first asked for."""
+"""Addresses of kernels, compiled or taken from the cache when a family is first requested."""
 
 from collections.abc import Sequence
 from pathlib import Path

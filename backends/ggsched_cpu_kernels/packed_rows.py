@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ggsched.ir.dtype import DType
-from ggsched_cpu_kernels.block_fours import four_products, has_fours_of_blocks, rest_of_fours
-from ggsched_cpu_kernels.block_halves import half_products, has_halves, rest_of_halves
-from ggsched_cpu_kernels.block_lanes import has_lanes, lane_products, rest_of
+from ggsched_cpu_kernels import block_fours, block_halves, block_lanes
 from ggsched_cpu_kernels.elements import (
     block_pieces,
     block_scales,
@@ -34,11 +32,11 @@ from ggsched_cpu_kernels.vectors import Row, over_rows, own_slot
 
 def rounded_family(target: Target, dtype: DType) -> str:
     """Return the family of kernels that round activations for products with a packed type."""
-    if has_lanes(target, dtype):
+    if block_lanes.has_lanes(target, dtype):
         return "lanes"
-    if has_fours_of_blocks(target, dtype):
+    if block_fours.has_fours_of_blocks(target, dtype):
         return "fours"
-    return "halves" if has_halves(target, dtype) else "rows"
+    return "halves" if block_halves.has_halves(target, dtype) else "rows"
 
 
 def exact_products(
@@ -80,12 +78,12 @@ def rounded_products(
     blocks = b.udiv(columns, BLOCK)
     family = rounded_family(b.target, dtype)
     if family != "rows":
-        in_groups, rest_of = _GROUPED[family]
+        in_groups, nbytes = _GROUPED[family]
         sums, done = in_groups(b, dtype, w, x, columns)
         totals = [b.var(total) for total in sums]
         left = b.sub(blocks, done)
         with b.when(b.compare("ne", left, 0)):
-            starts = [rounded_at(b, rest_of(b, row, done), left) for row in x]
+            starts = [rounded_at(b, b.offset(row, b.mul(done, nbytes)), left) for row in x]
             several = b.udiv(done, dtype.block // BLOCK)
             place = b.offset(w, b.mul(several, dtype.block_nbytes))
             each = _small_blocks if dtype.block == BLOCK else _large_blocks
@@ -100,11 +98,11 @@ def rounded_products(
 
 
 _GROUPED: Final = {
-    "lanes": (lane_products, rest_of),
-    "halves": (half_products, rest_of_halves),
-    "fours": (four_products, rest_of_fours),
+    "lanes": (block_lanes.lane_products, block_lanes.BLOCK_NBYTES),
+    "halves": (block_halves.half_products, block_halves.BLOCK_NBYTES),
+    "fours": (block_fours.four_products, block_fours.BLOCK_NBYTES),
 }
-"""By family: products of groups of blocks, and where the other blocks of a rounded row begin."""
+"""By family: products of groups of blocks, and the bytes of a group for each of its blocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """Activations of many rows, laid out in panels for products; and which rows experts get."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
-from ggsched_cpu_kernels.emit import Builder, Value, f32, i64, vector_of
+from ggsched_cpu_kernels.emit import Builder, Value, Variable, f32, i64, vector_of
 from ggsched_cpu_kernels.target import Target
 from ggsched_cpu_kernels.vectors import Row, over_rows, own_slot
 
@@ -155,6 +157,62 @@ def pack_routed(name: str, target: Target) -> Builder:
             value = b.select(there, value, f32(0.0))
             b.store(value, b.offset(out, b.mul(column, 4 * width)), 4)
     return b
+
+
+def pack_rows(b: Builder, put: Callable[[Value, Value, Value], None]) -> Builder:
+    """Like ``pack``, but rows that are not there repeat the last one.
+
+    ``put`` writes a row: it takes where the row is, where its first elements go, and its columns.
+    """
+    total, stride = (b.arg(own_slot(2) + i) for i in range(2))
+    width = panel_width(b.target)
+
+    def row(row: Row) -> None:
+        x, out = row.pointers
+        left = b.sub(total, b.mul(row.number, width))
+        with b.loop(0, i64(width)) as number:
+            inside = b.umin(number, b.sub(left, 1))
+            put(b.offset(x, b.mul(inside, stride)), b.offset(out, b.mul(number, 4)), row.columns)
+
+    over_rows(b, 2, row)
+    return b
+
+
+def pack_pairs(
+    b: Builder, nbytes_of: Callable[[Value], Value], put: Callable[[Value, Value, Value], None]
+) -> Builder:
+    """Like ``pack_routed``, but rows that are not there are not written.
+
+    ``nbytes_of`` returns the bytes of a panel with some columns; ``put`` is as for ``pack_rows``.
+    """
+    x, routes, result = (b.arg_pointer(i) for i in (0, 6, 7))
+    by_token, by_use, columns, used, experts = (b.arg(i) for i in range(1, 6))
+    width, expert = panel_width(b.target), b.parameter("part")
+    first, last, panel, pairs = places_of(b, routes, experts, expert)
+    nbytes = nbytes_of(columns)
+    start = b.offset(result, b.mul(panel, nbytes))
+    with b.loop(0, b.sub(last, first)) as number:
+        pair = pair_of(b, pairs, b.add(first, number))
+        line = b.offset(x, b.mul(b.udiv(pair, used), by_token))
+        line = b.offset(line, b.mul(b.urem(pair, used), by_use))
+        to = b.offset(start, b.mul(b.udiv(number, width), nbytes))
+        put(line, b.offset(to, b.mul(b.urem(number, width), 4)), columns)
+    return b
+
+
+@contextmanager
+def tile_sums(b: Builder, into: Value, rows: int, goes_on: Value) -> Iterator[list[list[Variable]]]:
+    """Yield sums of a tile in registers, from memory if a product ``goes_on``; store them then."""
+    vector, nbytes = vector_of(b.target.lanes, "float"), 4 * b.target.lanes
+    places = [b.offset(into, nbytes * i) for i in range(VECTORS * rows)]
+    sums = [[b.var(b.zero(vector)) for _ in range(VECTORS)] for _ in range(rows)]
+    totals = [total for line in sums for total in line]
+    with b.when(goes_on):
+        for place, total in zip(places, totals, strict=True):
+            b.set(total, b.load(vector, place, 4))
+    yield sums
+    for place, total in zip(places, totals, strict=True):
+        b.store(b.get(total), place, 4)
 
 
 def places_of(

@@ -36,7 +36,6 @@ def round_groups(
     size: int,
     nbytes: int,
     store: Callable[[Builder, GroupedBlock], None],
-    rest: Callable[[Builder, Value, Value], Value],
 ) -> Builder:
     """Return a kernel: operand x; result, whose rows are rounded ones; ``correction_factor``.
 
@@ -46,7 +45,6 @@ def round_groups(
         size: Blocks of a group, a power of two. Columns are blocks.
         nbytes: Of a group, for each of its blocks.
         store: Stores a block of a group.
-        rest: Returns where the blocks lie that are no whole group, behind so many in a row.
     """
     b = Builder(name, target)
     factor = b.cast("trunc", b.arg(own_slot(2)), "i32")
@@ -64,7 +62,7 @@ def round_groups(
             integers, scale = round_values(b, values(block))
             fours = b.bitcast(b.cast("trunc", integers, "i8"), f"<{BLOCK // 4} x i32>")
             store(b, GroupedBlock(group, number, integers, fours, scale, factor))
-        to = rounded_at(b, rest(b, out, whole), b.sub(row.columns, whole))
+        to = rounded_at(b, b.offset(out, b.mul(whole, nbytes)), b.sub(row.columns, whole))
         with b.loop(whole, row.columns) as block:
             round_block(b, values(block), factor, to.at(b, b.sub(block, whole)))
 

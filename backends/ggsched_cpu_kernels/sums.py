@@ -6,7 +6,7 @@ from typing import Final
 from ggsched_cpu_kernels.emit import Builder, Value, Variable
 
 FAR: Final = 8192
-"""How far ahead of its use a weight is fetched into the second cache, in bytes: two pages, at which
+"""How far ahead of its use a weight is fetched into the L2 cache, in bytes: two pages, at which
 processors stop. The first cache waits for few lines at a time, 16 on an Intel Xeon, which bounds
 what comes from memory; the second waits for 48."""
 

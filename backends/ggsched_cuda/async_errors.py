@@ -1,4 +1,4 @@
-"""Ids that were out of range, as kernels tell of them in pinned memory."""
+"""Ids that were out of range, as kernels report them in pinned memory."""
 
 from collections.abc import Callable
 from typing import Final
@@ -36,7 +36,7 @@ class FaultWords:
         self._live.clear()
 
     def fault(self, quad: Quad | None = None) -> DeviceFault | None:
-        """Return the fault that words tell of: these, or a copy of them."""
+        """Return the fault that the words, or a copy of them, report."""
         return self.codes.fault((quad or self.quad).words.tolist())
 
 
@@ -44,14 +44,14 @@ class IdCheck:
     """Fault words as they are at one point of a stream.
 
     A copy made by the stream at each point would cost a kernel for each event. As long as nothing
-    is enqueued that may write the words they are read where they are; before that happens the
-    verdict is taken, or a copy is made if the point is not reached yet.
+    is enqueued that may write the words they are read where they are; before that happens they
+    are evaluated, or a copy is made if the point is not reached yet.
 
     Args:
         words: The words.
         is_done: Whether the point is reached.
         copy: Copies the words in the order of the stream; returns the copy, and whether it is made.
-        pinned: Where the copy goes back to when nobody asks any more.
+        pinned: Where the copy is returned to when it is no longer needed.
     """
 
     def __init__(

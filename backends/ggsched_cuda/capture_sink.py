@@ -245,7 +245,7 @@ class CapturingSink(CommandSink):
         if self._behind or self._held is not None:
             self.flush()
         # What was recorded last stays: the transfer waits for no other stream, so that a rendezvous
-        # behind it tells others of more than they wait for, and never in a circle.
+        # behind it reports more to others than they wait for, and never in a circle.
         self.captured.keeps.append(memory)
         self._deferred.move(move)
         return True

@@ -1,4 +1,4 @@
-"""The GPUs of this process: each is opened once, whoever asks, and kept until the process ends.
+"""The GPUs of this process: each is opened once, and kept until the process ends.
 
 A GPU has a pool of memory, streams and machine code of its own, and CUDA gives pools of a process
 back no sooner than at its end. So schedulers that open and close devices take turns with one.

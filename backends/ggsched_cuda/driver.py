@@ -232,7 +232,7 @@ def take_memory(pool: Any, nbytes: int, stream: Handle) -> Handle:
             break
         check(cu.cuMemPoolTrimTo(pool, 0), "cuMemPoolTrimTo")
     if int(result[0]) == _OUT_OF_MEMORY:
-        raise OutOfDeviceMemory(f"asked for {nbytes} bytes", why="the driver gives no more")
+        raise OutOfDeviceMemory(f"requested {nbytes} bytes", why="the driver gives no more")
     return int(check(result, "cuMemAllocFromPoolAsync"))
 
 
@@ -250,7 +250,7 @@ def take_pinned(nbytes: int) -> Handle:
     flags = cu.CU_MEMHOSTALLOC_PORTABLE | cu.CU_MEMHOSTALLOC_DEVICEMAP
     result = cu.cuMemHostAlloc(nbytes, flags)
     if int(result[0]) == _OUT_OF_MEMORY:
-        raise OutOfDeviceMemory(f"asked for {nbytes} bytes of pinned host memory")
+        raise OutOfDeviceMemory(f"requested {nbytes} bytes of pinned host memory")
     return int(check(result, "cuMemHostAlloc"))
 
 
@@ -362,7 +362,7 @@ _ALL_SHARED: Final = 100  # per cent
 
 
 def function_of(module: Any, name: str, shared_nbytes: int) -> Handle:
-    """Return a kernel; more than 48 KiB of dynamic shared memory has to be asked for."""
+    """Return a kernel; more than 48 KiB of dynamic shared memory has to be requested."""
     function = check(cu.cuModuleGetFunction(module, name.encode()), f"cuModuleGetFunction {name}")
     if shared_nbytes > 32 << 10:  # what the kernel declares counts as well
         which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ggsched.backend.stages import tell
+from ggsched.backend.stages import report_stage
 from ggsched.errors import UsageError
 from ggsched.whole_file import write_whole
 from ggsched_cuda import driver
@@ -97,7 +97,7 @@ def machine_codes(codes: Iterable[KernelCode], arch: int) -> dict[KernelCode, by
         try:
             for done, work in enumerate(as_completed(works), 1):
                 found[works[work]] = work.result()
-                tell(f"compiling kernels: {done} of {len(missing)}")
+                report_stage(f"compiling kernels: {done} of {len(missing)}")
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -163,7 +163,7 @@ def _processors() -> int:
 
 
 class ProgramCache:
-    """Kernels of one GPU, loaded when they are first asked for; safe from several threads.
+    """Kernels of one GPU, loaded when they are first requested; safe from several threads.
 
     Args:
         arch: Compute capability of the GPU, e.g. 90.

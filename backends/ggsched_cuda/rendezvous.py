@@ -3,9 +3,9 @@
 Between a row that a GPU makes and the sum that another one reads it for stands an event. As an edge
 of a graph such an event costs the host 1.4 us at each replay, before the GPUs begin, and the
 kernel behind it cannot be launched with PDL. So where sums of a group of GPUs read from each other
-what stands right before the others, they *meet* in the place of all edges: each kernel tells each
-other one, by a word in that GPU's memory, that all before it on its stream is complete, and reads
-nothing before all have told it.
+what stands right before the others, they *meet* in the place of all edges: each kernel sets a
+word in the memory of each other GPU when all before it on its stream is complete, and reads nothing
+before the others have set the words in its own memory.
 
 Kernels that meet have to run at the same time. Each waits for nothing else, but the kernels of
 a replay may keep what those of another replay need, which then wait for each other in a circle. So
@@ -29,7 +29,7 @@ PLACES: Final = 2 * MAX_PEERS + 1
 """Arguments of a kernel for a rendezvous."""
 
 Words = tuple[int, int]
-"""Addresses of words that one kernel is told by, and of those that it tells."""
+"""Addresses of words that a kernel waits for, and of those that it sets."""
 MAX_RENDEZVOUS: Final = 512
 """Of a graph."""
 

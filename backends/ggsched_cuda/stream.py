@@ -1,4 +1,4 @@
-"""Streams: what ``QueuedStream`` has, captures, and what other libraries ask for."""
+"""Streams: what ``QueuedStream`` has, captures, and what other libraries request."""
 
 from typing import Protocol
 

@@ -10,7 +10,7 @@ other. The line goes on where it is, so that what the GPU did stays in order, an
 the clocks is made up for until the next anchor.
 
 An event between two kernels keeps the second from being launched with PDL, and a node that the GPU
-had to wait for has that in its time: the host tells what it is to do behind the event.
+had to wait for includes that wait in its time, since the host enqueues what follows an event.
 """
 
 import threading
@@ -99,7 +99,7 @@ class Base:
 
 
 class GpuClock:
-    """Tells when events of one GPU were; it does nothing before somebody asks for times.
+    """Returns when events of one GPU were; it does nothing before somebody requests times.
 
     Args:
         context: The GPU's context, which all its logical devices share.

@@ -109,7 +109,7 @@ def lower_flash(site: CudaLoweringContext) -> None:
     }  # fmt: skip
     grid = (blocks, k.shape[1], splits)
     site.call("flash_attention", "flash_attention", args, grid, **defines, **weight_define(k.dtype))
-    # What a group sees, and so which rows it asks for, is known while the predecessor writes some.
+    # What a group sees, and so which rows it requests, is known while the predecessor writes some.
     site.launched(Launch.BY_ITSELF, node.inputs[-1:] if has & BOUNDS else ())
     if splits > 1:
         _join(site, tensors[4], splits, has)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from ggsched_cuda_kernels.calls import CudaLoweringContext
-from ggsched_cuda_kernels.halves import LEAST_ROWS
+from ggsched_cuda_kernels.halves import MIN_ROWS
 from ggsched_cuda_kernels.operands import has_rows
 from ggsched_kernels.calls import MAX_PARTS, window
 
@@ -17,7 +17,7 @@ def fits_gated(site: CudaLoweringContext) -> bool:
     (gate, up), y = site.node.inputs, site.node.output
     if gate.shape != up.shape or any(not has_rows(o) for o in (gate, up, y)):
         return False
-    return LEAST_ROWS <= window(y).rows <= MAX_PARTS
+    return MIN_ROWS <= window(y).rows <= MAX_PARTS
 
 
 def lower_gated(site: CudaLoweringContext) -> None:

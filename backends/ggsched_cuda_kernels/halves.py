@@ -3,8 +3,8 @@
 A product of many rows by cuBLAS wants rows of bf16 beside weights of bf16 (``products``). Norms,
 gated products and attention have these rows in registers: they write them to FACTOR as they go,
 where a kernel of its own would read all again. Weights of f16 and packed ones want rows of f16,
-with a scale for each, which only groups can tell that have whole rows: those of norms do, others
-are cut anew.
+with a scale for each row, which only thread blocks with whole rows can compute: those of norms
+have them, others are divided anew.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ WARP: Final = 32
 JOINED_PAIRS: Final = 1 << 13
 """Pairs of floats of shares that a group has registers for."""
 
-LEAST_ROWS: Final = 2
+MIN_ROWS: Final = 2
 """Rows from which on products of 16 bits are cuBLAS's (``products.ROUNDED_ROWS``)."""
 
 
@@ -61,7 +61,7 @@ def writing_halves(
     x, rows = product.inputs[1], prod(product.inputs[1].shape[:-1])
     if not is_same(x, made) or not (_is_dense(x) and _is_dense(made)):
         return call
-    if rows < LEAST_ROWS or x.shape[-1] % BLOCK or profile.activations != "auto":
+    if rows < MIN_ROWS or x.shape[-1] % BLOCK or profile.activations != "auto":
         return call
     site = CudaLoweringContext(product, profile)
     if not _takes_tiles(site) and (fits_passes(site) or not fits_rounded(site)):
@@ -110,4 +110,4 @@ def _is_dense(o: Operand) -> bool:
     )
 
 
-__all__ = ["LEAST_ROWS", "with_whole_rows", "writing_halves"]
+__all__ = ["MIN_ROWS", "with_whole_rows", "writing_halves"]

@@ -16,7 +16,7 @@ read by ``ld.global.nc`` in front of the wait; a test looks at the machine-indep
 
 Constants need no wait: weights that nobody writes while the program is open (LCH-7).
 ``warp_specialized_rows`` and ``tile_product`` fetch them while their predecessor still runs and
-place their wait themselves, before they read or write anything else. Attention asks for rows of the
+place their wait themselves, before they read or write anything else. Attention requests rows of the
 caches to come to the L2 cache, which reads nothing: what is written meanwhile goes there too. Calls
 of such kernels say ``BY_ITSELF`` or ``WAITS_FIRST``, and tests look at every way through them.
 

@@ -116,7 +116,7 @@ MANY_ROWS: Final = 5120
 MAX_SPLITS: Final = 8
 """Thread blocks of a cluster; more are not portable."""
 
-LEAST_STEPS: Final = 2
+MIN_STEPS: Final = 2
 """Stretches that a thread block of a cluster has, at least."""
 
 MAX_ROWS: Final[Mapping[int, Mapping[str, int]]] = {
@@ -139,7 +139,7 @@ by one of cuBLAS for each. A step of the 8B with 16 and 32 sequences took 6.51 a
 takes 6.11 and 6.45 (H200); of six cuts that of ``FEW`` was the quickest.
 """
 
-LEAST_SHARE: Final = 2 / 3
+MIN_SHARE: Final = 2 / 3
 """Thread blocks for each multiprocessor below which unpacking is quicker.
 
 A thread block goes along the whole sum, so a weight of few rows takes as long as one of many. Half
@@ -167,7 +167,7 @@ def fits_rows(site: CudaLoweringContext) -> bool:
     if not site.profile.few_rows < rows <= most:
         return False
     cut = cut_of(site)
-    share = LEAST_SHARE if cut.splits == 1 else LEAST_SHARE / 2
+    share = MIN_SHARE if cut.splits == 1 else MIN_SHARE / 2
     if _blocks(site, cut) * cut.splits < share * site.profile.num_sms:
         return False
     return prod(w.shape[:-2]) == 1 and _fits(site, cut)
@@ -203,7 +203,7 @@ def cut_of(site: CudaLoweringContext, *others: CudaLoweringContext) -> Cut:
     resident = min(cut.resident, profile.local_nbytes // needed)
     blocks = sum(_blocks(each, cut) for each in (site, *others))
     room = resident * profile.num_sms // max(1, blocks)
-    steps = -(-x.shape[-1] // max(BLOCK * cut.blocks * LEAST_STEPS, w.dtype.block))
+    steps = -(-x.shape[-1] // max(BLOCK * cut.blocks * MIN_STEPS, w.dtype.block))
     most = min(MAX_SPLITS, room, steps)
     return replace(cut, splits=1 << max(1, most).bit_length() - 1)
 
@@ -243,7 +243,7 @@ def lower_rows_together(sites: Sequence[CudaLoweringContext]) -> None:
 
 
 def _launched(sites: Sequence[CudaLoweringContext]) -> None:
-    """Let the call begin while its predecessor runs, and ask for weights that nobody writes."""
+    """Let the call begin while its predecessor runs, and request weights that nobody writes."""
     site = sites[0]
     call = site.calls[-1]
     assert isinstance(call, KernelCall)

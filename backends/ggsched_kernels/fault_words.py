@@ -34,13 +34,13 @@ class FaultCodes:
         return self._codes[label]
 
     def fault(self, words: Sequence[int]) -> DeviceFault | None:
-        """Return the fault that words tell of, if they tell of one."""
+        """Return the fault that the words report, or None."""
         code, row, count = words[:FAULT_WORDS]
         if not code:
             return None
-        why = f"row {row} was asked for, there are {count} rows; zeros were put in its place"
+        why = f"row {row} was requested, there are {count} rows; zeros were put in its place"
         if count < 0:
-            why = f"the GPU that it adds up with did not come within {row / 1e3:g} s"
+            why = f"the GPU whose addend it waits for was not ready within {row / 1e3:g} s"
         return DeviceFault(
             f"{self._labels[code - 1]} failed",
             where=self.where,

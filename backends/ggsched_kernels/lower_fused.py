@@ -85,7 +85,7 @@ def _product_add(nodes: Nodes, site: LoweringContext) -> bool:
 def _gated(nodes: Nodes, site: LoweringContext) -> bool:
     gate, up, join = nodes
     (w, x), (v, _) = gate.inputs, up.inputs
-    if not _are_twins(nodes, w, v) or not _is_small(w, x, site):
+    if not _are_alike(nodes, w, v) or not _is_small(w, x, site):
         return False
     y = window(join.output)
     args = (*window(w).args, *window(v).args, *site.contiguous(x).args, *y.args)
@@ -115,7 +115,7 @@ def _experts_add(nodes: Nodes, site: LoweringContext) -> bool:
 def _gated_experts(nodes: Nodes, site: LoweringContext) -> bool:
     gate, up, join = nodes
     (w, x, ids), (v, _, _) = gate.inputs, up.inputs
-    if not _are_twins(nodes, w, v) or not _is_small(w, x, site, ids):
+    if not _are_alike(nodes, w, v) or not _is_small(w, x, site, ids):
         return False
     y = window(join.output)
     tensors = (*window(w).args, *window(v).args, *site.contiguous(x).args, *_ids(ids), *y.args)
@@ -147,7 +147,7 @@ def _columns(count: int) -> int:
     return -(-count // ROWS_AT_ONCE)
 
 
-def _are_twins(nodes: Nodes, w: Operand, v: Operand) -> bool:
+def _are_alike(nodes: Nodes, w: Operand, v: Operand) -> bool:
     """Whether the two weights are alike, and their results meet as they are."""
     gate, up, join = nodes
     as_they_are = tuple(join.inputs) == (gate.output, up.output)

@@ -35,7 +35,7 @@ DIGIT_NBYTES: Final = 100  # of a piece of x as digits, with its unit
 BLOCK: Final = 32  # elements of a piece
 LOCAL_UNIT: Final = 8 << 10  # sizes of local memory are programs of their own, so there are few
 DECLARED_NBYTES: Final = 3 << 10  # that kernels declare or the driver keeps for each group
-FREE_NBYTES: Final = 48 << 10  # local memory that a group has without being asked for
+FREE_NBYTES: Final = 48 << 10  # local memory that a group has without a request
 PLAIN: Final = frozenset({"f32", "f16", "bf16"})
 WARP_BLOCKS: Final = tuple(dtype.name for dtype in BYTE_BLOCKS)
 BLOCKS: Final = frozenset(WARP_BLOCKS)
@@ -329,7 +329,7 @@ def _local_nbytes(
     nbytes = results + stages * stage
     nbytes += blocks * columns * (DIGIT_NBYTES + 4 * sums_of_piece(w.dtype))
     nbytes = -(-nbytes // LOCAL_UNIT) * LOCAL_UNIT
-    # More than 48 KiB has to be asked for; what a kernel declares counts too, if not here.
+    # More than 48 KiB has to be requested; what a kernel declares counts too, if not here.
     return nbytes + LOCAL_UNIT if nbytes == FREE_NBYTES else nbytes
 
 

@@ -7,7 +7,7 @@
  * STAGES - 1 of them ahead. With PRODUCER one more warp does nothing but that, and the others wait for
  * nobody else (what CUTLASS calls warp specialisation); it takes compute capability 9.0.
  *
- * CONSTANT_W says that nobody writes the weights: a producer warp asks for them while the predecessor still runs.
+ * CONSTANT_W says that nobody writes the weights: a producer warp requests them while the predecessor still runs.
  *
  * ALIGNED says that all rows of w begin at multiples of 16 bytes. Rows of x begin at such multiples and lie
  * along k without gaps.

@@ -1,4 +1,4 @@
-/* What matrix-vector kernels for warps are asked for: y[m, n] = sum_k x[m, k] w[n, k] for few m. With WEIGHTS 2 or 3 the same
+/* What matrix-vector kernels for warps compute: y[m, n] = sum_k x[m, k] w[n, k] for few m. With WEIGHTS 2 or 3 the same
  * rows of x are multiplied with further weights, which have results of their own. */
 #ifndef WEIGHTS
 #define WEIGHTS 1

@@ -1,7 +1,7 @@
 /* Recurrences over the tokens of sequences, each of which has a slot with its state.
  *
  * Which tokens are of a slot comes with the data, in the order of the tokens; a token at position 0 begins a
- * sequence, and what was in the slot is not used. A slot out of range touches no memory: the stream's `fault` tells.
+ * sequence, and what was in the slot is not used. A slot out of range touches no memory: the stream's `fault` reports it.
  */
 #define SLOT_AT(t) READ_I32(slots + tl.off + (t) * tl.s[3])
 #define POSITION_AT(t) READ_I32(positions + tp.off + (t) * tp.s[3])

@@ -1,5 +1,5 @@
 /* Rows chosen by ids that come with the data. An id out of range touches no memory: its result is
- * zeros (set_rows: nothing is written), and the stream's `fault` tells.
+ * zeros (set_rows: nothing is written), and the stream's `fault` reports it.
  *
  * Groups: (ids, last axis / span), span a multiple of 32.
  */

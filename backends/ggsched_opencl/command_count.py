@@ -13,7 +13,7 @@ _MOST: Final = 4096
 class CommandCount:
     """Kernels of one queue, in order. Transfers are left out: their events hold host memory.
 
-    Any thread may ask.
+    Any thread may call it.
     """
 
     def __init__(self) -> None:

@@ -182,7 +182,7 @@ def make_buffer(context: Handle, nbytes: int) -> Handle:
     try:
         return cl.Buffer(context, cl.mem_flags.READ_WRITE, max(1, nbytes))
     except (cl.MemoryError, cl.LogicError) as error:
-        raise OutOfDeviceMemory(f"asked for {nbytes} bytes", why=str(error)) from error
+        raise OutOfDeviceMemory(f"requested {nbytes} bytes", why=str(error)) from error
 
 
 def make_filled_buffer(context: Handle, content: bytes) -> Handle:
@@ -301,7 +301,7 @@ def status_of(event: Handle) -> int:
 def times_of(event: Handle) -> tuple[int, int, int] | None:
     """Return when a complete command was enqueued, began and ended, in ns of the device's clock.
 
-    None where the device does not tell, as it need not for every command.
+    None where the device does not report it, which it need not for every command.
     """
     try:
         profile = event.profile

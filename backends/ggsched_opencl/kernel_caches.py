@@ -3,7 +3,7 @@
 A crash, a full disk or a bad one leaves files of them damaged. PoCL ends the process when it meets
 such a library or such bitcode, or misreads it; pyopencl raises whatever unpickling raises. So each
 program that a process has used is sealed when the process ends, with a checksum of each file;
-programs are compared with their seals before PoCL is asked for anything; and what was in use when a
+programs are compared with their seals before PoCL is called; and what was in use when a
 kernel could not be made is removed: caches are made to be.
 """
 

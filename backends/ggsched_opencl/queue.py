@@ -98,7 +98,7 @@ class OpenClQueue(CommandQueue[Point]):
         driver.flush(handle)
 
     def progress(self) -> Callable[[], object]:
-        """Return what tells how far the queue has come: its backlog, and what is complete."""
+        """Return a function of how far the queue is: its backlog, and what is complete."""
         behind, count = super().progress(), self._counted
         return lambda: (behind(), count.done())
 
@@ -162,7 +162,11 @@ class OpenClQueue(CommandQueue[Point]):
             UsageError: something was enqueued before.
         """
         if self.newest is not None:
-            raise UsageError("the stream has been used", where=self.name, hint="ask at once")
+            raise UsageError(
+                "the stream has been used",
+                where=self.name,
+                hint="call it right after create_stream",
+            )
         self._handle = driver.make_queue(self.context, is_timed=True)
         self._own_times = OpenClTimes()
         return self._own_times

@@ -26,7 +26,7 @@ _CLUSTER: Final = "start one: ray start --head; on the others: ray start --addre
 class WorkerActor:
     """A worker in the process of an actor. It is given a token and nothing else.
 
-    The worker has a thread of its own, so that Ray can ask the actor about it.
+    The worker has a thread of its own, so that Ray can call the actor meanwhile.
     """
 
     def __init__(self, token: bytes) -> None:

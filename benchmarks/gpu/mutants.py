@@ -274,18 +274,18 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 
 def main(name: str) -> int:
-    """Run the kit on one mutant; tell of each case that fails as it comes."""
+    """Run the kit on one mutant; print each case that fails as it comes."""
     mutant = next(m for m in (*MUTANTS, LATE) if m.name == name)
     made = mutated(mutant.mutate)
     if mutant is LATE:
         made = replace(made, timeout_s=10.0, case_timeout_s=60.0)
 
-    def tell(result: CaseResult) -> None:
+    def log(result: CaseResult) -> None:
         if result.verdict == "fail":
             sys.stdout.write(f"failed {result.case.name}\n")
             sys.stdout.flush()
 
-    run_conformance(made, rules=mutant.rules, max_examples=10, verbose=tell)
+    run_conformance(made, rules=mutant.rules, max_examples=10, verbose=log)
     return 0
 
 

@@ -1,6 +1,6 @@
 /* Links of a chain over two GPUs: `work` reads weights and makes a partial sum, `sum` adds up what both made.
  *
- * HOW of a sum: 0 reads what the peer holds, ordered by an edge of the graph or not at all; 1 tells the peer by a word
+ * HOW of a sum: 0 reads what the peer holds, ordered by an edge of the graph or not at all; 1 signals the peer by a word
  * in its memory, waits for its own word, and reads what the peer holds; 2 writes its part and then a word into the
  * peer's memory; 3 writes words of which each carries 4 bytes and a mark. EARLY: griddepcontrol at the head.
  * A wait ends after two seconds, with a mark in `late`.
@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(512) work(const float4 *w, u64 coun
   u64 each = count / gridDim.x, at = each * blockIdx.x;
   float s = 0.0f;
   float4 a[4];
-  /* Weights are constants: the first ones are asked for in front of the wait. */
+  /* Weights are constants: the first ones are requested in front of the wait. */
 #pragma unroll
   for (int i = 0; i < 4; i++) a[i] = __ldcs(&w[at + i * 512 + threadIdx.x]);
   wait_();

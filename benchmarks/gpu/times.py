@@ -1,4 +1,4 @@
-"""Times of commands as the GPU tells them: decoding steps of a small model, traced, checked."""
+"""Times of commands as the GPU reports them: decoding steps of a small model, traced, checked."""
 
 import sys
 from collections import defaultdict

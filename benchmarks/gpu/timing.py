@@ -35,7 +35,7 @@ class Timer:
 
 
 def _key(call: Any, arguments: tuple[Any, ...], label: str) -> tuple[Any, ...]:
-    """Return what tells kinds of calls apart: kernel, grid and lanes, or the node of a product."""
+    """Return the kind of a call: kernel, grid and lanes, or the node of a product."""
     if not arguments:
         return (type(call).__name__, label)
     if len(arguments) > 4:

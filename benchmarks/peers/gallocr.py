@@ -123,7 +123,7 @@ def place(requests: Sequence[Request], alignment: int) -> Placed:
 
 
 def requests_of(graph: Graph, in_place: Collection[str] = IN_PLACE) -> list[Request]:
-    """Return what a graph asks for on one device that holds its weights and states.
+    """Return the bytes that a graph needs on one device that holds its weights and states.
 
     Args:
         graph: The graph.

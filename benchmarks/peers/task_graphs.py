@@ -1,7 +1,7 @@
 """Graphs of tiny tasks, in a form that every peer can be given.
 
 A task adds or multiplies two earlier results of 16 floats. Every result is needed for the last one,
-so a peer that leaves out what nobody asks for has nothing to leave out.
+so a peer that leaves out what nobody requests has nothing to leave out.
 """
 
 from collections.abc import Callable

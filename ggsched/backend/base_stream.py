@@ -71,7 +71,7 @@ class BaseStream:
         try:
             work()
         except BaseException as error:
-            progress.fail(command if isinstance(command, str) else command.blame(error), error)
+            progress.fail(command, error)
             if not isinstance(error, Exception):
                 raise
         finally:
@@ -83,7 +83,7 @@ class BaseStream:
         return self.device.event_timeout_s
 
     def run(self, command: Command, work: Callable[[], None]) -> None:
-        """Run a command in its turn, and take its times if somebody asked for them."""
+        """Run a command in its turn, and take its times if somebody requested them."""
         if not self._is_timed:
             self._submit(command, work)
             return
@@ -165,7 +165,7 @@ class BaseStream:
         checks.check_fill(self.device, buffer, offset, nbytes, pattern)
         own, fill = own_buffer(buffer), self.device.fill_memory
         if own.is_zero and not any(pattern):
-            # Decided in its turn: whatever writes before it has asked for the memory by then. Pages
+            # Decided in its turn: whatever writes before it has requested the memory by then. Pages
             # that are not touched take no memory before they are used.
             zeros, leave = own.zeros, self.device.leave_zero
 

@@ -1,4 +1,4 @@
-"""Checks of arguments that the contract asks for, shared by plug-ins.
+"""Checks of arguments that the contract requires, shared by plug-ins.
 
 All of them raise ``UsageError`` before anything is enqueued (ERR-1) and cost little, for they
 run with every command.
@@ -24,7 +24,7 @@ def out_of_memory_error(
     """Return the error for memory that a device has not got (BUF-1)."""
     most = facts.max_allocation_nbytes
     return OutOfDeviceMemory(
-        f"asked for {nbytes} bytes, {free_nbytes} of {facts.memory_nbytes} are free",
+        f"requested {nbytes} bytes, {free_nbytes} of {facts.memory_nbytes} are free",
         where=facts.name,
         why=why or f"one buffer holds at most {most} bytes",
         hint="close buffers, or place less on this device",
@@ -34,7 +34,7 @@ def out_of_memory_error(
 def no_host_memory_error(facts: DeviceFacts, nbytes: int) -> OutOfDeviceMemory:
     """Return the error for host memory that the system has not got (BUF-6)."""
     return OutOfDeviceMemory(
-        f"asked for {nbytes} bytes of host memory",
+        f"requested {nbytes} bytes of host memory",
         where=facts.name,
         why="the system gives no more",
         hint="drop host memory that is no longer used",

@@ -1,17 +1,17 @@
-"""How much of a device's memory is free. The contract does not ask for it; those who know, tell."""
+"""How much of a device's memory is free. The contract does not require devices to report it."""
 
 import os
 from typing import Final, Protocol, runtime_checkable
 
-from ggsched.backend.offline_device import PaperDevice
+from ggsched.backend.offline_device import OfflineDevice
 from ggsched.backend.protocols import Device
 
 _MEMINFO: Final = "/proc/meminfo"
 
 
 @runtime_checkable
-class TellsFreeMemory(Protocol):
-    """A device that knows how much of its memory no buffer holds."""
+class ReportsFreeMemory(Protocol):
+    """A device that reports how much of its memory no buffer holds."""
 
     @property
     def free_nbytes(self) -> int:
@@ -21,13 +21,13 @@ class TellsFreeMemory(Protocol):
 def free_nbytes(device: Device) -> int:
     """Return the bytes of a device's memory that are free, as far as is known.
 
-    What the device tells or else all of its memory; for host memory no more than what the system
-    says can be had without swapping. Of a device that stands in a file all of it is free.
+    What the device reports, or else all of its memory; for host memory no more than the system can
+    give without swapping. Of an offline device all memory is free.
     """
     free = device.facts.memory_nbytes
-    if isinstance(device, PaperDevice):
+    if isinstance(device, OfflineDevice):
         return free
-    if isinstance(device, TellsFreeMemory):
+    if isinstance(device, ReportsFreeMemory):
         free = min(free, device.free_nbytes)
     if device.facts.is_host:
         available = available_host_nbytes()

@@ -31,7 +31,7 @@ class Borrow:
         position: Number of the command there.
         call: The command.
         digest: Of the source when it was lent.
-        shadow: What a target has to hold at the end; None if nobody can tell.
+        shadow: What a target has to hold at the end; None if that is not known.
     """
 
     kind: Kind
@@ -54,7 +54,7 @@ class Borrow:
 
     @property
     def is_intact(self) -> bool:
-        """Whether nobody but its command has changed it, as far as one can tell."""
+        """Whether nobody but its command has changed it, as far as is known."""
         if self.digest is not None:
             return digest(self.memory) == self.digest
         return self.shadow is None or self.memory == self.shadow

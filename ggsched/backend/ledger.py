@@ -1,7 +1,7 @@
 """What is under way, and what of it the host knows to be complete.
 
-Only waiting tells the host that a command is complete: ``sync``, and ``is_done`` that is true, of a
-stream or an event. So the same calls get the same answer every time, however fast the device is.
+The host learns that a command is complete only from ``sync``, or from an ``is_done`` that is true,
+of a stream or an event. So the results do not depend on how fast the device is.
 """
 
 from collections import deque
@@ -37,7 +37,7 @@ class Ledger:
         return number
 
     def call(self, thing: str, verb: str, operands: tuple[object, ...] = ()) -> Call:
-        """Number a call, and tell about it."""
+        """Number a call, and report it."""
         called = Call(self._calls, thing, verb, operands)
         self._calls += 1
         if self.on_call is not None:

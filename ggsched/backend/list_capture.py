@@ -175,6 +175,6 @@ class _Replay:
         count, label = inner() if inner is not None else (0, str(self._at))
         return self._count * _MANY + count, label
 
-    def blame(self, error: BaseException) -> str:
+    def failed_node(self, error: BaseException) -> str:
         at = self._at
-        return at if isinstance(at, str) else at.blame(error)
+        return at if isinstance(at, str) else at.failed_node(error)

@@ -42,8 +42,8 @@ class RefusingDevice:
         raise NotImplementedError
 
 
-class PaperDevice(RefusingDevice):
-    """A device of a topology; it answers what planning asks and refuses everything else.
+class OfflineDevice(RefusingDevice):
+    """A device of a topology; it has the facts that planning needs and refuses the rest.
 
     Args:
         topology: The machine.
@@ -84,27 +84,27 @@ class PaperDevice(RefusingDevice):
         )
 
 
-class PaperStream:
+class OfflineStream:
     """The place of a stream of a device that is elsewhere; nothing can be enqueued on it.
 
     Args:
         device: The device.
     """
 
-    def __init__(self, device: PaperDevice) -> None:
+    def __init__(self, device: OfflineDevice) -> None:
         self.device = device
 
 
 def paper_devices(topology: Topology) -> list[Device]:
     """Return the devices of a machine that is not at hand, to be given to a ``Scheduler``."""
-    return [PaperDevice(topology, i) for i in range(len(topology.devices))]
+    return [OfflineDevice(topology, i) for i in range(len(topology.devices))]
 
 
 def paper_topology(devices: Sequence[Device]) -> Topology | None:
     """Return the topology of which these are all the devices, in order; None if there is none."""
-    if not devices or not isinstance(devices[0], PaperDevice):
+    if not devices or not isinstance(devices[0], OfflineDevice):
         return None
     topology = devices[0].topology
     wanted = [(topology, i) for i in range(len(topology.devices))]
-    found = [(d.topology, d.index) for d in devices if isinstance(d, PaperDevice)]
+    found = [(d.topology, d.index) for d in devices if isinstance(d, OfflineDevice)]
     return topology if found == wanted and len(devices) == len(wanted) else None

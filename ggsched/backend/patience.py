@@ -36,9 +36,9 @@ class ProgressMark(NamedTuple):
 def progress_of(thing: Any) -> object:
     """Return a value that changes while a stream or an event progresses; never blocks."""
     while True:
-        tell = getattr(thing, "__progress__", None)
-        if tell is not None:
-            mark: object = tell()
+        progress = getattr(thing, "__progress__", None)
+        if progress is not None:
+            mark: object = progress()
             return mark
         inner = getattr(thing, "inner", None)  # of a device that checks or records
         if inner is None:

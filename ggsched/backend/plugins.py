@@ -101,7 +101,7 @@ class Plugin:
             raise BackendUnavailable(
                 f"the module {missing!r} is not installed",
                 where=self.name,
-                hint=f"install what {self.distribution or self.name} asks for",
+                hint=f"install what {self.distribution or self.name} requires",
             ) from error
 
     def _check(self, backend: Any) -> None:

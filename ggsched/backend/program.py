@@ -1,4 +1,4 @@
-"""What a device is asked to compile: nodes with every operand bound to bytes of a buffer."""
+"""What a device compiles: nodes with every operand bound to bytes of a buffer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -17,15 +17,15 @@ class Body(Protocol):
     def run_timed(self, taken: HostTaken) -> None:
         """Run every node in order, and note when."""
 
-    def blame(self, error: BaseException) -> str:
+    def failed_node(self, error: BaseException) -> str:
         """Return the label of the node at which ``run`` raised ``error``."""
 
 
 class Steps:
     """Calls without arguments, each with the label of its node.
 
-    Infinities and NaN are values (LCH-3): numpy, which may be set to warn of them
-    and Python to raise what it warns of, is asked to ignore them.
+    Infinities and NaN are values (LCH-3): numpy's
+    warnings of them, which Python may be set to raise, are switched off.
     """
 
     def __init__(self, steps: Sequence[tuple[str, Callable[[], None]]]) -> None:
@@ -64,7 +64,7 @@ class Steps:
         """Return the nodes begun so far, in all runs, and the label of the last one."""
         return self._count, self._label
 
-    def blame(self, error: BaseException) -> str:
+    def failed_node(self, error: BaseException) -> str:
         """Return the label of the node that ran last."""
         return self._label
 

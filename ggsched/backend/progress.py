@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Any, Final
 
 from ggsched.backend.patience import ProgressMark
+from ggsched.backend.program_body import Command
 from ggsched.backend.timeouts import late_error
 from ggsched.errors import DeviceFault
 
@@ -103,13 +104,14 @@ class Progress:
                 self._wake_at = _NEVER  # whoever has to sleep on sets it again
                 self._condition.notify_all()
 
-    def fail(self, command: str, cause: BaseException) -> None:
+    def fail(self, command: Command, cause: BaseException) -> None:
         """Note the failure of the command after ``done``; only the first one counts (ERR-2).
 
         Frames of the traceback are cleared: they would keep memory borrowed (CPY-4).
         """
         if self.fault is None:
-            self.fault = Fault(self.where, command, cause, self.done + 1)
+            name = command if isinstance(command, str) else command.failed_node(cause)
+            self.fault = Fault(self.where, name, cause, self.done + 1)
             if isinstance(cause, Exception):
                 traceback.clear_frames(cause.__traceback__)
 

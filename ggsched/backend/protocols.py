@@ -8,7 +8,7 @@ Optional members: ``__dlpack__`` and ``__dlpack_device__`` of a buffer (INT-1),
 ``__cuda_array_interface__`` of a buffer (INT-2), ``__cuda_stream__`` of a stream (INT-3), and of
 an event ``waiter(timeout_s)``, a call that waits as ``sync`` does and outlives ``close`` (EVT-5), a
 stream and an event ``__progress__()`` (``ggsched.backend.patience``).
-Outside the contract a device may tell when commands ran, see ``ggsched.backend.timing``.
+Outside the contract a device may report when commands ran, see ``ggsched.backend.timing``.
 Capture (CAP-1..4) is offered by having ``begin_capture``, see ``ggsched.backend.capture``.
 
 A plug-in names a function without arguments in the entry-point group ``ggsched.backends``. It
@@ -215,7 +215,7 @@ class Device(Protocol):
         """Return a fresh buffer, aligned as the facts say, of undefined content (BUF-1).
 
         Raises:
-            OutOfDeviceMemory: with asked and free bytes; the device stays usable.
+            OutOfDeviceMemory: with requested and free bytes; the device stays usable.
         """
 
     def import_host(self, memory: HostMemory) -> Buffer:

@@ -330,7 +330,7 @@ def _open(backend: Backend, index: int, part: int | None = None) -> Device:
 def _open_usable(
     plugins: Sequence[Plugin], on_skip: Callable[[GgschedError], None] | None
 ) -> list[Device]:
-    """Open every device that can be opened; tell about each one that cannot."""
+    """Open every device that can be opened; report each one that cannot."""
     skipped: list[GgschedError] = []
 
     def skip(error: GgschedError) -> None:

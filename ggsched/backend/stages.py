@@ -1,7 +1,7 @@
-"""Who wants to know what is being done: a device tells it, as ``compiling kernels: 3 of 12``.
+"""Progress messages of devices, such as ``compiling kernels: 3 of 12``.
 
-Outside the contract, like times: a device that says nothing is as right. Whoever asks something of
-a device that may take seconds says with ``telling`` where the words go, in its own thread.
+Outside the contract, like times: a device may report nothing. A caller of a method that may take
+seconds sets with ``stages_reported_to`` which function gets the messages of its own thread.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,8 +13,8 @@ _LISTENER: Final[ContextVar[Callable[[str], object] | None]] = ContextVar("stage
 
 
 @contextmanager
-def telling(listener: Callable[[str], object]) -> Iterator[None]:
-    """Let ``tell`` reach a listener from calls that this thread makes in the block."""
+def stages_reported_to(listener: Callable[[str], object]) -> Iterator[None]:
+    """Pass messages of ``report_stage`` to a listener, for calls of this thread in the block."""
     token = _LISTENER.set(listener)
     try:
         yield
@@ -22,8 +22,8 @@ def telling(listener: Callable[[str], object]) -> Iterator[None]:
         _LISTENER.reset(token)
 
 
-def tell(what: str) -> None:
-    """Say what is being done, to whoever listens."""
+def report_stage(what: str) -> None:
+    """Report what is being done to the listener, if there is one."""
     listener = _LISTENER.get()
     if listener is not None:
         listener(what)

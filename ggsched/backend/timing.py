@@ -1,9 +1,9 @@
 """When commands ran: what devices and streams may offer to whoever traces them.
 
 This is not part of the contract: no rule promises it, and nothing is ordered by it. A device that
-can tell has a method ``__clock__()`` that returns its clock. Its streams have ``__take_times__()``,
-to be called before anything is enqueued: from then on they take times, and what it returns tells
-those of the command that was enqueued last. Devices of ``ggsched.backend.base`` do.
+measures has a method ``__clock__()`` that returns its clock. Its streams have ``__take_times__()``,
+to be called before anything is enqueued: from then on they take times. It returns a function that
+returns the times of the command that was enqueued last. Devices of ``ggsched.backend.base`` do.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,21 +36,21 @@ class Taken(Protocol):
 
 
 Latest = Callable[[], Taken | None]
-"""Returns the times of the command that was enqueued last; None if it was asked before, or if the
+"""Returns the times of the command that was enqueued last; None if it was called before, or if the
 last call enqueued nothing."""
 
 
 def clock_of(device: object) -> Clock | None:
-    """Return the clock of a device that can tell when commands ran; None of others."""
-    ask = getattr(device, "__clock__", None)
-    clock: Clock | None = None if ask is None else ask()
+    """Return the clock of a device that measures when commands ran; None of others."""
+    get = getattr(device, "__clock__", None)
+    clock: Clock | None = None if get is None else get()
     return clock
 
 
 def take_times(stream: object) -> Latest | None:
-    """Let a new stream take times, if it can; return how to ask for them."""
-    ask = getattr(stream, "__take_times__", None)
-    latest: Latest | None = None if ask is None else ask()
+    """Let a new stream take times, if it can; return how to request them."""
+    start = getattr(stream, "__take_times__", None)
+    latest: Latest | None = None if start is None else start()
     return latest
 
 
@@ -90,9 +90,9 @@ class HostTaken:
                     labels.append(label)
                     marks.append(perf_counter())
         finally:
-            self.tell(labels, marks)
+            self.note(labels, marks)
 
-    def tell(self, labels: Sequence[str], marks: list[float]) -> None:
+    def note(self, labels: Sequence[str], marks: list[float]) -> None:
         """Take times that were noted by others: a start, and the end of each labelled part."""
         if not labels:
             labels = ("",)

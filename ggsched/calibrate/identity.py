@@ -1,4 +1,4 @@
-"""What tells one device from another, so that rates of one are never taken for another's."""
+"""What distinguishes devices, so that rates of one are never used for another."""
 
 import hashlib
 import json

@@ -29,7 +29,7 @@ class Calibration:
 
     Attributes:
         names: Names of the devices.
-        identities: What tells each device from others, see ``device_identity``.
+        identities: What distinguishes each device from others, see ``device_identity``.
         rates: Rates of the devices and of the links between them.
         samples: By (source, destination) the bytes and the seconds behind each link.
         missing: What could not be measured, one line each.
@@ -61,7 +61,7 @@ def calibrate(
     began = time.perf_counter()
     topology = probe(devices)
     names = tuple(f.name for f in topology.devices)
-    tell = progress or _silent
+    report = progress or _silent
     for_each = _SHARE_OF_DEVICES * seconds / len(devices)
     rates: list[Rates] = []
     missing: list[str] = []
@@ -73,7 +73,7 @@ def calibrate(
             streams.append([bench.stream() for _ in range(min(2, device.facts.max_streams))])
 
             def note(what: str, name: str = name) -> None:
-                tell(name, what)
+                report(name, what)
 
             found, left_out = measure_rates(bench, streams[-1], Allowance(for_each), note)
             rates.append(found)
@@ -81,7 +81,7 @@ def calibrate(
         first = [some[0] for some in streams]
         rest = Allowance(max(0.0, seconds - (time.perf_counter() - began)))
         by = {pair: path.by for pair, path in topology.copy_paths.items()}
-        links, samples, left_out = _links(names, first, by, rest, tell)
+        links, samples, left_out = _links(names, first, by, rest, report)
         missing += left_out
         enqueue_s = min(_enqueueing(stream) for stream in first)
     return Calibration(
@@ -103,7 +103,7 @@ def _links(
     streams: Sequence[Stream],
     by: dict[tuple[int, int], int],
     allowance: Allowance,
-    tell: Progress,
+    report: Progress,
 ) -> tuple[dict[tuple[int, int], Link], dict[tuple[int, int], list[Sample]], list[str]]:
     """Return the links, what was measured of each, and what could not be."""
     indices = range(len(streams))
@@ -115,7 +115,7 @@ def _links(
     for number, (src, dst) in enumerate(ways):
         left = len(ways) - number
         a, b = ("host" if end == HOST else names[end] for end in (src, dst))
-        tell(b if src == HOST else a, f"copies {a} -> {b}")
+        report(b if src == HOST else a, f"copies {a} -> {b}")
         try:
             if src == HOST:
                 found = measure_upload(streams[dst], allowance, left)

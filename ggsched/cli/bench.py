@@ -14,7 +14,7 @@ from ggsched.cli.console import write_json
 from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.interruption import is_interruption, tell_interruption
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
-from ggsched.cli.options import json_option, whole_numbers
+from ggsched.cli.options import at_least, json_option, one_of, option, whole_numbers
 from ggsched.cli.planning_options import planning_options
 from ggsched.config import Settings
 from ggsched.errors import UsageError
@@ -29,64 +29,30 @@ _COLUMNS: Final = ("model", "size", "devices", "ngl", "n_ubatch", "test", "t/s",
 
 @click.command(cls=GroupedCommand)
 @model_options
-@click.option(
-    "-p",
-    "--n-prompt",
-    "prompts",
-    type=whole_numbers,
-    default="512",
+@option(
+    "-p --n-prompt prompts",
+    "Lengths of prompts; 0 for none.",
+    whole_numbers,
+    "512",
     metavar="N,...",
-    show_default=True,
-    help="Lengths of prompts; 0 for none.",
 )
-@click.option(
-    "-n",
-    "--n-gen",
-    "generations",
-    type=whole_numbers,
-    default="128",
+@option(
+    "-n --n-gen generations",
+    "Numbers of tokens to generate; 0 for none.",
+    whole_numbers,
+    "128",
     metavar="N,...",
-    show_default=True,
-    help="Numbers of tokens to generate; 0 for none.",
 )
-@click.option(
-    "-d",
-    "--n-depth",
-    "depths",
-    type=whole_numbers,
-    default="0",
+@option("-d --n-depth depths", "Tokens in the cache before.", whole_numbers, "0", metavar="N,...")
+@option(
+    "-npl --n-parallel parallels",
+    "Sequences that are fed together, of which each has its tokens and its depth.",
+    whole_numbers,
+    "1",
     metavar="N,...",
-    show_default=True,
-    help="Tokens in the cache before.",
 )
-@click.option(
-    "-npl",
-    "--n-parallel",
-    "parallels",
-    type=whole_numbers,
-    default="1",
-    metavar="N,...",
-    show_default=True,
-    help="Sequences that are fed together, of which each has its tokens and its depth.",
-)
-@click.option(
-    "-r",
-    "--repetitions",
-    type=click.IntRange(min=1),
-    default=5,
-    metavar="N",
-    show_default=True,
-    help="How often each test is measured.",
-)
-@click.option(
-    "-o",
-    "--output",
-    "form",
-    type=click.Choice(["md", "json", "csv"]),
-    default="md",
-    show_default=True,
-    help="Form of the results.",
-)
+@option("-r --repetitions", "How often each test is measured.", at_least(1), 5)
+@option("-o --output form", "Form of the results.", one_of("md", "json", "csv"), "md")
 @click.option(
     "--compare",
     nargs=2,

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ggsched.cli.console import messages, output, write_json
-from ggsched.cli.options import RenamedOption, devices_option, json_option
+from ggsched.cli.options import RenamedOption, devices_option, json_option, option
 from ggsched.cli.progress import loading
 from ggsched.config import Settings
 from ggsched.errors import UsageError
@@ -35,26 +35,21 @@ def _seconds(text: str) -> float:
 
 @click.command()
 @devices_option
-@click.option(
-    "--time-budget",
-    "seconds",
+@option(
+    "--time-budget seconds",
+    "Time that measuring may take, approximately.",
+    _seconds,
+    12.0,
+    metavar="S",
     cls=RenamedOption,
     old="--seconds",
-    type=_seconds,
-    default=12.0,
-    show_default=True,
-    metavar="S",
-    help="Time that measuring may take, approximately.",
 )
-@click.option(
-    "-o",
-    "--output",
-    "path",
-    type=click.Path(dir_okay=False),
-    default=None,
-    metavar="FILE.json",
-    help="Keep the rates in this file. [default: what GGSCHED_RATES names, else a file in the "
+@option(
+    "-o --output path",
+    "Keep the rates in this file. [default: what GGSCHED_RATES names, else a file in the "
     "user's cache folder]",
+    click.Path(dir_okay=False),
+    metavar="FILE.json",
 )
 @json_option
 @click.pass_obj
@@ -81,12 +76,12 @@ def calibrate(
     opened = open_devices(devices, allow=settings.backends)
     try:
         facts = {d.facts.name: d.facts for d in opened}
-        with _progress(messages()) as tell:
+        with _progress(messages()) as show:
             group = group_of(opened)
             if group is None:
-                found = measure(opened, seconds, tell)
+                found = measure(opened, seconds, show)
             else:
-                found = calibrate_group(group, seconds, tell)
+                found = calibrate_group(group, seconds, show)
     finally:
         close_all(opened)
     save_rates(found, facts, target)
@@ -122,12 +117,12 @@ def _progress(console: Console) -> Iterator[Callable[[str, str], None]]:
         return
     shown: set[str] = set()
 
-    def tell(name: str, what: str) -> None:
+    def show(name: str, what: str) -> None:
         if name not in shown:
             shown.add(name)
             console.print(f"calibrating {name}")
 
-    yield tell
+    yield show
 
 
 def report(found: "Calibration", facts: "dict[str, DeviceFacts]") -> dict[str, Any]:

@@ -7,7 +7,7 @@ import msgspec
 
 from ggsched.cli.console import write_json
 from ggsched.cli.files import as_text, read_bytes, read_text
-from ggsched.cli.options import json_option
+from ggsched.cli.options import json_option, option
 from ggsched.errors import GraphError, PlanError, UsageError
 from ggsched.printable import write_out
 
@@ -22,11 +22,10 @@ _FINDING = 1
 @click.command()
 @click.argument("file", metavar="FILE")
 @click.option("--advice", is_flag=True, help="Also name waits and copies that nobody needs.")
-@click.option(
+@option(
     "--graph",
-    default=None,
+    "Compare a plan with this graph, a file in the text form, instead of the one it carries.",
     metavar="GRAPH",
-    help="Compare a plan with this graph, a file in the text form, instead of the one it carries.",
 )
 @json_option
 def check(file: str, advice: bool, graph: str | None, as_json: bool) -> int:

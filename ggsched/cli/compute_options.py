@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from ggsched.cli.options import one_of, option
 from ggsched.config import MAX_THREADS, Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,20 +22,16 @@ def compute_options(function: F) -> F:
         changes = {name: value for name, value in values.items() if value is not None}
         return function(replace(settings, **changes), **given)
 
-    threads = click.option(
-        "-t",
-        "--threads",
-        type=click.IntRange(1, MAX_THREADS),
-        default=None,
-        metavar="N",
-        help="Threads of the backend cpu that compute. "
+    threads = option(
+        "-t --threads",
+        "Threads of the backend cpu that compute. "
         "[default: as GGSCHED_THREADS says, a physical core each]",
+        click.IntRange(1, MAX_THREADS),
     )
-    activations = click.option(
+    activations = option(
         "--activations",
-        type=click.Choice(["auto", "f32"]),
-        default=None,
-        help="Round activations where weights are rounded more coarsely, or keep them. "
+        "Round activations where weights are rounded more coarsely, or keep them. "
         "[default: as GGSCHED_ACTIVATIONS says; auto on cpu and cuda]",
+        one_of("auto", "f32"),
     )
     return cast(F, threads(activations(command)))

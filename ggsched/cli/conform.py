@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ggsched.cli.console import messages, output, write_json
-from ggsched.cli.options import json_option
+from ggsched.cli.options import at_least, json_option, option
 from ggsched.cli.spread_options import shown_results, spread_options
 from ggsched.cli.user_ops import named_op
 from ggsched.config import Settings
@@ -19,7 +19,7 @@ from ggsched.testing.spread import Spread
 
 if TYPE_CHECKING:
     from ggsched.testing.conformance import Case, CaseResult, ConformanceReport, ConformanceRunner
-    from ggsched.testing.conformance.report import Said
+    from ggsched.testing.conformance.report import CaseOutcome
 
 _FINDING: Final = 1
 _EXAMPLES: Final = 50
@@ -28,28 +28,25 @@ _STYLE: Final = {"FAILED": "bold red", "skipped": "dim", "waived": "yellow"}
 
 @click.command()
 @click.argument("name", metavar="NAME[:DEVICE]")
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, help="Of all random choices. Default: 0."
-)
-@click.option(
+@option("--seed", "Of all random choices. Default: 0.", at_least(0), 0)
+@option(
     "--max-examples",
-    type=click.IntRange(1),
-    default=_EXAMPLES,
-    help=f"Random programs to try. Default: {_EXAMPLES}.",
+    f"Random programs to try. Default: {_EXAMPLES}.",
+    at_least(1),
+    _EXAMPLES,
+    show_default=False,
 )
-@click.option(
+@option(
     "--rules",
-    default=None,
+    "Rules or cases to check, e.g. 'EVT-*' or 'EVT-2,cpy1_*'. Default: all.",
     metavar="PATTERN,...",
-    help="Rules or cases to check, e.g. 'EVT-*' or 'EVT-2,cpy1_*'. Default: all.",
 )
-@click.option(
+@option(
     "--op",
-    default=None,
+    "Test one user-defined op, which MODULE registers, instead of the backend.",
     metavar="[MODULE:]NAME",
-    help="Test one user-defined op, which MODULE registers, instead of the backend.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Tell about each case as it comes.")
+@click.option("-v", "--verbose", is_flag=True, help="Print each case when it is done.")
 @spread_options
 @json_option
 @click.pass_obj
@@ -76,7 +73,7 @@ def conform(
     from ggsched.testing.conformance import Harness, run_conformance
 
     tested = None if op is None else named_op(op)  # registered before devices are opened
-    kit = Kit(name, settings.backends, seed, max_examples, op)
+    kit = KitRun(name, settings.backends, seed, max_examples, op)
     how = Spread(jobs, ray, journal)
     report = run_conformance(
         Harness.named(name, allow=settings.backends),
@@ -84,7 +81,7 @@ def conform(
         max_examples=max_examples,
         rules=rules,
         op=tested,
-        verbose=_tell if verbose else None,
+        verbose=_log_result if verbose else None,
         each=None if how.is_plain else partial(_shared, how, kit),
     )
     if as_json:
@@ -94,8 +91,8 @@ def conform(
     return 0 if report.ok else _FINDING
 
 
-class Kit(NamedTuple):
-    """What cases are run on, for a process that has nothing but this.
+class KitRun(NamedTuple):
+    """What a process needs in order to run cases of the kit.
 
     Attributes:
         name: Of the device.
@@ -112,28 +109,30 @@ class Kit(NamedTuple):
     op: str | None
 
 
-def _shared(how: Spread, kit: Kit, cases: Sequence["Case"]) -> Iterator["CaseResult"]:
+def _shared(how: Spread, kit: KitRun, cases: Sequence["Case"]) -> Iterator["CaseResult"]:
     """Run cases elsewhere."""
     from ggsched.testing.conformance import CaseResult
-    from ggsched.testing.conformance.report import Said
+    from ggsched.testing.conformance.report import CaseOutcome
 
     names = [case.name for case in cases]
     work = f"conformance {kit}"
-    said = shown_results(how, partial(_said, kit), names, keys=names, work=work, kind=Said)
-    for case, found in zip(cases, said, strict=True):
+    outcomes = shown_results(
+        how, partial(_outcome, kit), names, keys=names, work=work, kind=CaseOutcome
+    )
+    for case, found in zip(cases, outcomes, strict=True):
         yield CaseResult(case, *found)
 
 
-def _said(kit: Kit, case: str) -> "Said":
-    from ggsched.testing.conformance.report import Said
+def _outcome(kit: KitRun, case: str) -> "CaseOutcome":
+    from ggsched.testing.conformance.report import CaseOutcome
 
     runner, cases = _runner(kit)
     found = runner.run(cases[case])
-    return Said(found.verdict, found.reason, found.program, found.seed, found.seconds)
+    return CaseOutcome(found.verdict, found.reason, found.program, found.seed, found.seconds)
 
 
 @lru_cache(maxsize=1)
-def _runner(kit: Kit) -> tuple["ConformanceRunner", dict[str, "Case"]]:
+def _runner(kit: KitRun) -> tuple["ConformanceRunner", dict[str, "Case"]]:
     from ggsched.testing.conformance import ConformanceRunner, Harness, all_cases
     from ggsched.testing.conformance.cases_user_op import user_op_cases
 
@@ -142,7 +141,7 @@ def _runner(kit: Kit) -> tuple["ConformanceRunner", dict[str, "Case"]]:
     return ConformanceRunner(harness, kit.seed, kit.max_examples), {c.name: c for c in cases}
 
 
-def _tell(result: "CaseResult") -> None:
+def _log_result(result: "CaseResult") -> None:
     messages().print(
         f"{result.verdict:11} {result.case.name} {result.seconds:.2f} s", soft_wrap=True
     )

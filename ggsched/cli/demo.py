@@ -13,7 +13,7 @@ import click
 from ggsched.backend.registry import BackendStatus, discover
 from ggsched.cli.console import output, write_json
 from ggsched.cli.model_file import BUNDLED, bundled_model
-from ggsched.cli.options import device_names, json_option
+from ggsched.cli.options import device_names, json_option, option
 from ggsched.cli.planning_options import streams_option
 from ggsched.cli.run_stats import measured_lines, session_stats, stats_line
 from ggsched.config import Settings
@@ -44,12 +44,11 @@ class Sum:
 
 
 @click.command()
-@click.option(
+@option(
     "--devices",
-    type=device_names,
-    default=None,
+    "Devices to split over. [default: opencl:0,cpu:0, or two logical CPU devices]",
+    device_names,
     metavar="NAME:N,...",
-    help="Devices to split over. [default: opencl:0,cpu:0, or two logical CPU devices]",
 )
 @json_option
 @click.pass_obj
@@ -79,7 +78,7 @@ def _demo(path: str, settings: Settings, names: Sequence[str] | None, as_json: b
             _prompts(), split_runs, single_runs, strict=True
         )
     ]
-    _tell(sums, chosen, stats, as_json)
+    _write_sums(sums, chosen, stats, as_json)
     return 0 if all(s.is_right for s in sums) else 1
 
 
@@ -155,7 +154,7 @@ def _introduce(session: "Session", devices: Sequence[str], missing: Sequence[str
     console.print(f"\nsanitizer {len(plan.commands)} commands, 3 runs in a row: no findings\n")
 
 
-def _tell(
+def _write_sums(
     sums: Sequence[Sum], devices: Sequence[str], stats: dict[str, Any], as_json: bool
 ) -> None:
     is_same = all(s.tokens == s.single for s in sums)

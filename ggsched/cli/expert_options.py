@@ -4,7 +4,7 @@ from typing import Final
 
 import click
 
-from ggsched.cli.options import RenamedOption
+from ggsched.cli.options import RenamedOption, at_least, one_of, option
 from ggsched.config import read_size
 
 
@@ -16,34 +16,28 @@ def _size(text: str) -> int:
 
 
 EXPERT_OPTIONS: Final = (
-    click.option(
-        "--op-offload",
-        "op_offload",
-        type=click.Choice(["auto", "on", "off"]),
-        default="auto",
-        show_default=True,
-        help="Compute layers and experts of the CPU on the accelerator, to which their weights are "
+    option(
+        "--op-offload op_offload",
+        "Compute layers and experts of the CPU on the accelerator, to which their weights are "
         "copied, of experts those that the router chose: where that is predicted to be faster, "
         "wherever it is possible, or never.",
+        one_of("auto", "on", "off"),
+        "auto",
     ),
-    click.option(
+    option(
         "--expert-staging-buffers",
+        "Buffers on the accelerator, each for the weights of one block; from 2 on the "
+        "weights of whole blocks are copied while earlier ones compute, where that is faster.",
+        at_least(1),
+        2,
         cls=RenamedOption,
         old="--expert-ring",
-        type=click.IntRange(min=1),
-        default=2,
-        metavar="N",
-        show_default=True,
-        help="Buffers on the accelerator, each for the weights of one block; from 2 on the "
-        "weights of whole blocks are copied while earlier ones compute, where that is faster.",
     ),
-    click.option(
-        "--expert-cache",
-        "expert_cache",
-        type=_size,
-        default="0",
+    option(
+        "--expert-cache expert_cache",
+        "Memory on the accelerator for experts that were chosen before, e.g. 512MiB. [default: 0]",
+        _size,
+        "0",
         metavar="BYTES",
-        help="Memory on the accelerator for experts that were chosen before, e.g. 512MiB. "
-        "[default: 0]",
     ),
 )

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
+from ggsched.cli.options import option
 from ggsched.config import read_size
 
 if TYPE_CHECKING:
@@ -43,13 +44,12 @@ FIT_OPTIONS: Final = (
         help="Choose what is not given of -ngl, --n-cpu-moe and -c so that everything fits the "
         "memory that is free, the fastest way by the cost model, and say why.",
     ),
-    click.option(
+    option(
         "--fit-margin",
-        type=margin,
-        default="5%",
-        show_default=True,
+        "Memory of each device that --fit leaves free.",
+        margin,
+        "5%",
         metavar="SIZE|N%",
-        help="Memory of each device that --fit leaves free.",
     ),
 )
 

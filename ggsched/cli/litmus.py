@@ -17,7 +17,7 @@ from ggsched.testing.spread import Spread
 if TYPE_CHECKING:
     from ggsched.testing.litmus import BlockVerdict
     from ggsched.testing.litmus.program import LitmusBlock
-    from ggsched.testing.litmus.verdict import Said
+    from ggsched.testing.litmus.verdict import VariantResult
 
 _FINDING = 1
 
@@ -42,7 +42,7 @@ def litmus(
     their order do not depend on --jobs and --ray.
     """
     from ggsched.testing.litmus import BlockVerdict, parse_litmus
-    from ggsched.testing.litmus.verdict import Said
+    from ggsched.testing.litmus.verdict import VariantResult
 
     blocks = [block for file in files for block in parse_litmus(read_text(file), file)]
     said = shown_results(
@@ -51,7 +51,7 @@ def litmus(
         blocks,
         keys=[f"{block.file} {block.id} {number}" for number, block in enumerate(blocks)],
         work="verdicts on litmus programs " + text_digest(map(repr, blocks)),
-        kind=tuple[Said, ...],
+        kind=tuple[VariantResult, ...],
     )
     verdicts = [
         BlockVerdict(block, *one) for block, both in zip(blocks, said, strict=True) for one in both
@@ -63,12 +63,13 @@ def litmus(
     return 0 if all(j.is_as_stated for j in verdicts) else _FINDING
 
 
-def _both_verdicts(block: "LitmusBlock") -> "tuple[Said, ...]":
+def _both_verdicts(block: "LitmusBlock") -> "tuple[VariantResult, ...]":
     from ggsched.testing.litmus import block_verdict
-    from ggsched.testing.litmus.verdict import Said
+    from ggsched.testing.litmus.verdict import VariantResult
 
     return tuple(
-        Said(j.variant, j.verdict, j.witness, j.fix, j.explored) for j in block_verdict(block)
+        VariantResult(j.variant, j.verdict, j.witness, j.fix, j.explored)
+        for j in block_verdict(block)
     )
 
 

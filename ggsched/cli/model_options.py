@@ -11,7 +11,17 @@ from ggsched.cli.console import messages
 from ggsched.cli.expert_options import EXPERT_OPTIONS
 from ggsched.cli.fit_options import FIT_OPTIONS, Margin, fit_request
 from ggsched.cli.model_file import MODEL_FILE, Value, key_value
-from ggsched.cli.options import Override, RenamedOption, devices_option, override, shares
+from ggsched.cli.options import (
+    Override,
+    RenamedOption,
+    at_least,
+    devices_option,
+    one_of,
+    option,
+    override,
+    shares,
+    with_options,
+)
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 
@@ -113,126 +123,100 @@ def _slots(text: str) -> int | None:
 _OPTIONS: Final = (
     *MODEL_FILE,
     devices_option,
-    click.option(
-        "-ngl",
-        "--gpu-layers",
-        "--n-gpu-layers",
-        "n_gpu_layers",
-        type=_layers,
-        default="all",
+    option(
+        "-ngl --gpu-layers --n-gpu-layers n_gpu_layers",
+        "Layers on accelerators, counted from the output layer. [default: all]",
+        _layers,
+        "all",
         metavar="N",
-        help="Layers on accelerators, counted from the output layer. [default: all]",
     ),
-    click.option(
-        "-ncmoe",
-        "--n-cpu-moe",
-        "n_cpu_moe",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="N",
-        help="Keep the experts of the first N blocks on the CPU.",
+    option(
+        "-ncmoe --n-cpu-moe n_cpu_moe",
+        "Keep the experts of the first N blocks on the CPU.",
+        at_least(0),
+        0,
     ),
     click.option(
         "-cmoe", "--cpu-moe", "cpu_moe", is_flag=True, help="Keep all experts on the CPU."
     ),
-    click.option(
-        "-ot",
-        "--override-tensor",
-        "overrides",
-        type=override,
-        multiple=True,
+    option(
+        "-ot --override-tensor overrides",
+        "Put matching weights and caches on a device. May be repeated; the first match wins.",
+        override,
         metavar="REGEX=DEVICE",
-        help="Put matching weights and caches on a device. May be repeated; the first match wins.",
+        multiple=True,
     ),
-    click.option(
-        "-ts",
-        "--tensor-split",
-        "tensor_split",
-        type=shares,
-        default=None,
+    option(
+        "-ts --tensor-split tensor_split",
+        "Shares of the accelerators. [default: what --split-by says; equal with -sm tensor]",
+        shares,
         metavar="A,B,...",
-        help="Shares of the accelerators. [default: what --split-by says; equal with -sm tensor]",
     ),
-    click.option(
-        "-sm",
-        "--split-mode",
-        "split_mode",
-        type=click.Choice(["layer", "tensor"]),
-        default="layer",
-        show_default=True,
-        help="layer: each layer lives on one device. tensor: devices share each layer, heads and "
+    option(
+        "-sm --split-mode split_mode",
+        "layer: each layer lives on one device. tensor: devices share each layer, heads and "
         "columns of its matrices, in the shares of -ts.",
+        one_of("layer", "tensor"),
+        "layer",
     ),
-    click.option(
-        "--tensor-group",
-        "tensor_group",
-        type=click.IntRange(min=2),
-        default=None,
-        metavar="N",
-        help="With -sm tensor, devices that share a layer; several groups of them form a pipeline. "
+    option(
+        "--tensor-group tensor_group",
+        "With -sm tensor, devices that share a layer; several groups of them form a pipeline. "
         "[default: all devices]",
+        at_least(2),
     ),
-    click.option(
+    option(
         "--split-by",
-        type=click.Choice(["memory", "cost", "equal"]),
-        default=None,
-        help="How layers are divided among accelerators, or among all devices where there are "
+        "How layers are divided among accelerators, or among all devices where there are "
         "none; cost: so that the slowest has the least to do. "
         "[default: cost among accelerators of equal memory, else memory]",
+        one_of("memory", "cost", "equal"),
     ),
-    click.option(
+    option(
         "--placement",
-        type=click.Choice(["auto", "ggml", "cost"]),
-        default="auto",
-        show_default=True,
-        help="What decides where nodes run: ggml's rules, which follow weights and layers; or the "
+        "What decides where nodes run: ggml's rules, which follow weights and layers; or the "
         "least predicted time (cost), which also chooses where weights live. auto: cost for ONNX "
         "models, else ggml.",
+        one_of("auto", "ggml", "cost"),
+        "auto",
     ),
-    click.option(
-        "-c",
-        "--ctx-size",
-        "n_ctx",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="N",
-        help="Tokens that the context holds. [default: the model's, at most 4096]",
+    option(
+        "-c --ctx-size n_ctx",
+        "Tokens that the context holds. [default: the model's, at most 4096]",
+        at_least(0),
+        0,
     ),
-    click.option(
-        "-b", "--batch-size", "n_batch", type=click.IntRange(min=1), default=2048, metavar="N",
-        show_default=True, help="Tokens that are fed at once at most.",
+    option("-b --batch-size n_batch", "Tokens that are fed at once at most.", at_least(1), 2048),
+    option(
+        "-ub --ubatch-size n_ubatch",
+        "Tokens of one micro-batch, which is one run of a plan.",
+        at_least(1),
+        512,
     ),
-    click.option(
-        "-ub", "--ubatch-size", "n_ubatch", type=click.IntRange(min=1), default=512, metavar="N",
-        show_default=True, help="Tokens of one micro-batch, which is one run of a plan.",
-    ),
-    click.option(
-        "--pipeline",
-        "pipelining",
-        type=click.Choice(["auto", "on", "off"]),
-        default="auto",
-        show_default=True,
-        help="Several devices work on the micro-batches of a batch at once; auto: where that is "
+    option(
+        "--pipeline pipelining",
+        "Several devices work on the micro-batches of a batch at once; auto: where that is "
         "predicted to pay.",
+        one_of("auto", "on", "off"),
+        "auto",
     ),
-    click.option(
+    option(
         "--pipeline-buffers",
+        "Buffers for what a pipeline hands from device to device. [default: auto, 2]",
+        _slots,
+        "auto",
+        metavar="N",
         cls=RenamedOption,
         old="--slots",
-        type=_slots,
-        default="auto",
-        metavar="N",
-        help="Buffers for what a pipeline hands from device to device. [default: auto, 2]",
     ),
     *EXPERT_OPTIONS,
     *FIT_OPTIONS,
-    click.option(
-        "--override-kv",
-        "metadata",
-        type=key_value,
-        multiple=True,
+    option(
+        "--override-kv metadata",
+        "Replace a key of the metadata; TYPE is int, float, bool or str. May be repeated.",
+        key_value,
         metavar="KEY=TYPE:VALUE",
-        help="Replace a key of the metadata; TYPE is int, float, bool or str. May be repeated.",
+        multiple=True,
     ),
     click.option(
         "--verify/--no-verify",
@@ -241,12 +225,11 @@ _OPTIONS: Final = (
         help="Verify each plan and check it for races before it runs. [default: as "
         "GGSCHED_VERIFY and GGSCHED_SANITIZE say, which is to do so]",
     ),
-    click.option(
+    option(
         "--weights",
-        type=click.Choice(["packed", "expand"]),
-        default="packed",
-        show_default=True,
-        help="packed: keep the file's types. expand: all weights become f32 when loaded.",
+        "packed: keep the file's types. expand: all weights become f32 when loaded.",
+        one_of("packed", "expand"),
+        "packed",
     ),
     *(
         click.option(
@@ -261,14 +244,12 @@ _OPTIONS: Final = (
         )
         for letter, what in (("k", "keys"), ("v", "values"))
     ),
-)  # fmt: skip
+)
 
 
 def model_options(function: F) -> F:
     """Add the options, handed on as keyword arguments of ``ModelOptions``' fields."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+    return with_options(function, _OPTIONS)
 
 
 def open_session(
@@ -327,7 +308,7 @@ def open_session(
     chosen = options.devices if devices is None else devices
     session = Session(model, chosen, sizes, settings=settings, progress=progress, recorder=recorder)
     try:
-        _tell(session)
+        _log_session(session)
         _remark(session, options)
     except BaseException:
         session.close()
@@ -358,7 +339,7 @@ def _cache_type(options: ModelOptions) -> "CacheType":
     return options.cache_type_v if options.cache_type_k == "auto" else options.cache_type_k
 
 
-def _tell(session: "Session") -> None:
+def _log_session(session: "Session") -> None:
     """Say what was chosen, and why."""
     if session.fit is not None:
         for line in session.fit.reasons:
@@ -375,7 +356,7 @@ def _context(n_ctx: int, model: "Model") -> int:
 
 
 def _remark(session: "Session", options: ModelOptions) -> None:
-    """Say what was asked for and has no effect."""
+    """Say what was requested and has no effect."""
     from ggsched.models.offload import stages
 
     if session.homes.unused:

@@ -16,7 +16,7 @@ import click
 
 from ggsched.backend.plugins import find_plugins
 from ggsched.cli.console import output, write_json
-from ggsched.cli.options import json_option
+from ggsched.cli.options import json_option, option
 from ggsched.errors import UsageError
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}", re.ASCII)
@@ -27,13 +27,11 @@ _SUFFIX: Final = ".in"
 
 @click.command(name="new-backend")
 @click.argument("name")
-@click.option(
-    "--dir",
-    "folder",
-    type=click.Path(path_type=Path),
-    default=None,
+@option(
+    "--dir folder",
+    "Folder to make. Default: ggsched-NAME.",
+    click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder to make. Default: ggsched-NAME.",
 )
 @json_option
 def new_backend(name: str, folder: Path | None, as_json: bool) -> None:

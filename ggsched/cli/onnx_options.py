@@ -10,6 +10,7 @@ import click
 import numpy as np
 
 from ggsched.cli.console import write_json
+from ggsched.cli.options import option, with_options
 from ggsched.cli.trace_file import Wanted, check_writable, recording
 from ggsched.config import Settings
 from ggsched.errors import UsageError
@@ -59,42 +60,37 @@ def _dim(text: str) -> tuple[str, int]:
     return name, int(value)
 
 
-CONSTANT: Final = click.option(
-    "--constant",
-    "constants",
-    type=_named,
-    multiple=True,
+CONSTANT: Final = option(
+    "--constant constants",
+    "An input of an ONNX model that shapes may depend on. May be repeated.",
+    _named,
     metavar="NAME=FILE.npy|NUMBER",
-    help="An input of an ONNX model that shapes may depend on. May be repeated.",
+    multiple=True,
 )
 
-DIM: Final = click.option(
-    "--dim",
-    "dims",
-    type=_dim,
-    multiple=True,
+DIM: Final = option(
+    "--dim dims",
+    "An extent that an ONNX model leaves open and its inputs do not give.",
+    _dim,
     metavar="NAME=EXTENT",
-    help="An extent that an ONNX model leaves open and its inputs do not give.",
+    multiple=True,
 )
 
 _OPTIONS: Final = (
-    click.option(
-        "--input",
-        "inputs",
-        type=_named,
-        multiple=True,
+    option(
+        "--input inputs",
+        "An input of an ONNX model. May be repeated.",
+        _named,
         metavar="NAME=FILE.npy",
-        help="An input of an ONNX model. May be repeated.",
+        multiple=True,
     ),
     CONSTANT,
     DIM,
-    click.option(
-        "--output",
-        "output",
-        type=click.Path(dir_okay=False, writable=True),
-        default=None,
+    option(
+        "--output output",
+        "Write the outputs of an ONNX model.",
+        click.Path(dir_okay=False, writable=True),
         metavar="FILE.npz",
-        help="Write the outputs of an ONNX model.",
     ),
 )
 
@@ -116,9 +112,7 @@ def onnx_options(function: F) -> F:
         refuse_others(_SHARED | frozenset(_OWN), "models that generate text")
         return _run(settings, given, **own)
 
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return cast(F, command)
+    return with_options(cast(F, command), _OPTIONS)
 
 
 def is_given(name: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar, cast
 import click
 
 from ggsched.cli.onnx_options import CONSTANT, DIM, SUFFIX, is_given, open_model, refuse_others
+from ggsched.cli.options import option, with_options
 from ggsched.cli.plan_dot import write_dot
 from ggsched.cli.plan_output import print_plan, save_plan, with_graph
 from ggsched.config import Settings
@@ -43,13 +44,12 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(map(int, extents))
 
 
-SHAPE: Final = click.option(
-    "--shape",
-    "shapes",
-    type=_shape,
-    multiple=True,
+SHAPE: Final = option(
+    "--shape shapes",
+    "The shape of an input of an ONNX model. May be repeated.",
+    _shape,
     metavar="NAME=1,576",
-    help="The shape of an input of an ONNX model. May be repeated.",
+    multiple=True,
 )
 
 
@@ -69,9 +69,7 @@ def onnx_plan_options(function: F) -> F:
                 raise UsageError(what, where=given["model"], hint=hint)
         return function(settings, **given)
 
-    for option in (SHAPE, DIM, CONSTANT):
-        command = option(command)
-    return cast(F, command)
+    return with_options(cast(F, command), (SHAPE, DIM, CONSTANT))
 
 
 def _plan(

@@ -2,7 +2,7 @@
 
 llama.cpp's words have one dash and several letters. click takes them as they are: declare the
 short word first, the long one next and the parameter's name last, as in
-``click.option("-ngl", "--n-gpu-layers", "n_gpu_layers", type=...)``. What follows from it:
+``option("-ngl --n-gpu-layers n_gpu_layers", "Layers ...", at_least(0))``. What follows from it:
 
 * ``-ngl 3`` and ``-ngl=3`` are the same; ``-ngl3`` is not understood.
 * A word wins over letters, so ``-n``, ``-ngl``, ``-c`` and ``-cpu`` live side by side, and
@@ -15,13 +15,49 @@ Values with a grammar are read by the functions below, given as ``type=``. They 
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, TypeVar
 
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def option(
+    names: str, text: str, kind: Any = None, default: Any = None, **more: Any
+) -> Callable[[F], F]:
+    """Return ``click.option`` for an option with a value.
+
+    Its default is shown unless the help states one, and a number is called N.
+
+    Args:
+        names: Separated by spaces, in the order above.
+        text: Its help.
+        kind: ``type`` of click.
+        default: Its value if it is not given.
+        **more: As for ``click.option``.
+    """
+    metavar = "N" if isinstance(kind, click.IntRange) else None
+    shows = default not in (None, "") and "default: " not in text.lower()
+    shown = {"metavar": metavar, "show_default": shows, **more}
+    return click.option(*names.split(), type=kind, default=default, help=text, **shown)
+
+
+def at_least(least: int) -> click.IntRange:
+    """Return the type of whole numbers from one on."""
+    return click.IntRange(min=least)
+
+
+def one_of(*words: str) -> click.Choice[str]:
+    """Return the type of a choice of words."""
+    return click.Choice(words)
+
+
+def with_options(function: F, options: Sequence[Callable[[F], F]]) -> F:
+    """Return a command with these options, in this order."""
+    return reduce(lambda made, add: add(made), reversed(options), function)
 
 
 class RenamedOption(click.Option):
@@ -109,12 +145,11 @@ def override(text: str) -> Override:
 
 def devices_option(function: F) -> F:
     """Add ``--devices``: a tuple of names, or None for every usable device."""
-    return click.option(
+    return option(
         "--devices",
-        type=device_names,
-        default=None,
+        "Devices in order of priority, e.g. opencl:0,cpu:0. Default: all that are usable.",
+        device_names,
         metavar="NAME:N,...",
-        help="Devices in order of priority, e.g. opencl:0,cpu:0. Default: all that are usable.",
     )(function)
 
 

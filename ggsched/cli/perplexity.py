@@ -9,7 +9,7 @@ from ggsched.cli.console import messages, write_json
 from ggsched.cli.files import read_prose
 from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
-from ggsched.cli.options import json_option, whole_numbers
+from ggsched.cli.options import json_option, option, whole_numbers
 from ggsched.cli.planning_options import planning_options
 from ggsched.cli.progress import loading
 from ggsched.config import Settings
@@ -19,20 +19,12 @@ from ggsched.printable import results, write_out
 
 @click.command(cls=GroupedCommand)
 @model_options
-@click.option(
-    "-f",
-    "--file",
-    "text_file",
-    default=None,
-    metavar="FILE",
-    help="The text; - is stdin.",
-)
-@click.option(
+@option("-f --file text_file", "The text; - is stdin.", metavar="FILE")
+@option(
     "--tokens",
-    type=whole_numbers,
-    default=None,
+    "The text as token ids, for files without a tokenizer.",
+    whole_numbers,
     metavar="1,2,3",
-    help="The text as token ids, for files without a tokenizer.",
 )
 @json_option
 @click.pass_obj

@@ -10,7 +10,7 @@ from ggsched.cli.console import WIDTH
 from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.onnx_plan import onnx_plan_options
-from ggsched.cli.options import json_option
+from ggsched.cli.options import at_least, json_option, option
 from ggsched.cli.plan_dot import dot_option, write_dot
 from ggsched.cli.plan_explain import explain_option, print_explanation
 from ggsched.cli.plan_html import write_plan_page
@@ -26,42 +26,25 @@ from ggsched.printable import write_out
 
 @click.command(cls=GroupedCommand)
 @model_options
-@click.option(
-    "--n-tokens",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Tokens of the micro-batch; 1 is a decoding step.",
-)
-@click.option(
-    "--n-past",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Tokens that are in the cache already.",
-)
+@option("--n-tokens", "Tokens of the micro-batch; 1 is a decoding step.", at_least(1), 1)
+@option("--n-past", "Tokens that are in the cache already.", at_least(0), 0)
 @click.option("-v", "--verbose", is_flag=True, help="List every command and every tensor's home.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, writable=True),
-    default=None,
+@option(
+    "-o --output",
+    "Write the plan's JSON form to a file.",
+    click.Path(dir_okay=False, writable=True),
     metavar="FILE.json",
-    help="Write the plan's JSON form to a file.",
 )
 @click.option(
     "--with-graph",
     is_flag=True,
     help="Let the plan's JSON form carry its graph, so that 'ggsched check' compares them.",
 )
-@click.option(
+@option(
     "--html",
-    type=click.Path(dir_okay=False, writable=True),
-    default=None,
+    "Write a page: the timeline that is expected, memory, splits.",
+    click.Path(dir_okay=False, writable=True),
     metavar="FILE",
-    help="Write a page: the timeline that is expected, memory, splits.",
 )
 @dot_option
 @topology_option

@@ -4,17 +4,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ggsched.cli.options import option
 from ggsched.cli.trace_file import check_writable
 
 if TYPE_CHECKING:
     from ggsched.plan.bundle import Plan
 
-dot_option = click.option(
+dot_option = option(
     "--dot",
-    type=click.Path(dir_okay=False, writable=True),
-    default=None,
+    "Write commands, waits and hazards in the DOT language of Graphviz, 500 commands at most.",
+    click.Path(dir_okay=False, writable=True),
     metavar="FILE",
-    help="Write commands, waits and hazards in the DOT language of Graphviz, 500 commands at most.",
 )
 
 

@@ -4,22 +4,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-import click
 from msgspec import to_builtins
 
 from ggsched.cli.console import output, write_json
+from ggsched.cli.options import option
 from ggsched.ir.graph import Node
 from ggsched.plan.units import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
     from ggsched.models.session import Session
 
-explain_option = click.option(
+explain_option = option(
     "--explain",
-    default=None,
-    metavar="NODE|TENSOR",
-    help="Say why it is where it is and what it would cost elsewhere: n12, t7, a node's label, or "
+    "Say why it is where it is and what it would cost elsewhere: n12, t7, a node's label, or "
     "the name of a weight, a cache or an input.",
+    metavar="NODE|TENSOR",
 )
 
 
@@ -98,7 +97,7 @@ def _rule(session: "Session", cause: str, detail: str) -> str:
         "expand-up": f"it comes before {detail}, which is there",
         "upgrade": f"{detail}",
         "cost": f"the least predicted time of the whole graph ({detail})",
-        "spelled": f"it is a part of {detail}",
+        "decomposed": f"it is a part of {detail}",
         "fill": "nothing else decides, and this is the first device that can",
     }
     text = words.get(cause, f"{cause} {detail}".strip())

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from ggsched.cli.console import output, write_json
+from ggsched.cli.options import at_least, option, with_options
 from ggsched.errors import UsageError
 from ggsched.plan.splits import HOST
 
@@ -25,32 +26,23 @@ _OPTIONS: Final = (
         is_flag=True,
         help="Print what a run takes on each device, in bytes; nothing is loaded.",
     ),
-    click.option(
+    option(
         "--prompt-tokens",
-        type=click.IntRange(min=1),
-        default=None,
-        metavar="N",
-        help="For --memory: tokens of the prompt. [default: what fills the context]",
+        "For --memory: tokens of the prompt. [default: what fills the context]",
+        at_least(1),
     ),
-    click.option(
-        "-n",
-        "--predict",
-        "--n-predict",
-        "n_predict",
-        type=click.IntRange(min=0),
-        default=32,
-        metavar="N",
-        show_default=True,
-        help="For --memory: tokens that are generated.",
+    option(
+        "-n --predict --n-predict n_predict",
+        "For --memory: tokens that are generated.",
+        at_least(0),
+        32,
     ),
 )
 
 
 def memory_options(function: F) -> F:
     """Add the options, as ``memory``, ``prompt_tokens`` and ``n_predict``."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+    return with_options(function, _OPTIONS)
 
 
 def print_memory(

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar, cast
 
 import click
 
-from ggsched.cli.options import RenamedOption
+from ggsched.cli.options import RenamedOption, at_least, option, with_options
 from ggsched.config import MAX_STREAMS, Budget, Settings, Streams, read_budget, read_streams
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,30 +31,26 @@ def _budget(text: str) -> Budget:
         ) from None
 
 
-_STREAMS: Final = click.option(
+_STREAMS: Final = option(
     "--streams",
-    type=_streams,
-    default=None,
-    metavar="auto|N|autotune",
-    help="Streams per device: several where a gain is predicted, at most N wherever nodes are "
+    "Streams per device: several where a gain is predicted, at most N wherever nodes are "
     "independent, or what is faster on the first runs. [default: as GGSCHED_STREAMS says, auto]",
+    _streams,
+    metavar="auto|N|autotune",
 )
 _MEMORY: Final = (
-    click.option(
+    option(
         "--packing-effort",
+        "Look for a tighter packing of memory, 0.1 to 0.2 s a step. [default: 0]",
+        at_least(0),
         cls=RenamedOption,
         old="--memory-effort",
-        type=click.IntRange(min=0),
-        default=None,
-        metavar="N",
-        help="Look for a tighter packing of memory, 0.1 to 0.2 s a step. [default: 0]",
     ),
-    click.option(
+    option(
         "--memory-budget",
-        type=_budget,
-        default=None,
+        "Most bytes of intermediate results, e.g. 64MiB; waits are added to keep it.",
+        _budget,
         metavar="BYTES|DEVICE=BYTES,...",
-        help="Most bytes of intermediate results, e.g. 64MiB; waits are added to keep it.",
     ),
 )
 
@@ -79,6 +75,4 @@ def _with(function: F, *options: Callable[[F], F]) -> F:
         return function(replace(settings, **changes), **given)
 
     changed = cast(F, command)
-    for option in reversed(options):
-        changed = option(changed)
-    return changed
+    return with_options(changed, options)

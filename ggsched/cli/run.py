@@ -14,7 +14,7 @@ from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.model_file import EXAMPLE, is_bundled
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.onnx_options import onnx_options
-from ggsched.cli.options import json_option, whole_numbers
+from ggsched.cli.options import at_least, json_option, option, whole_numbers
 from ggsched.cli.planning_options import planning_options
 from ggsched.cli.progress import loading
 from ggsched.cli.run_stats import measured_lines, pipeline_line, session_stats, stats_line
@@ -32,40 +32,21 @@ if TYPE_CHECKING:
 
 @click.command(cls=GroupedCommand)
 @model_options
-@click.option("-p", "--prompt", "prompt", default=None, help="The prompt.")
-@click.option(
-    "-f",
-    "--file",
-    "prompt_file",
-    default=None,
-    metavar="FILE",
-    help="Read the prompt from a file; - is stdin.",
-)
-@click.option(
+@option("-p --prompt prompt", "The prompt.")
+@option("-f --file prompt_file", "Read the prompt from a file; - is stdin.", metavar="FILE")
+@option(
     "--tokens",
-    type=whole_numbers,
-    default=None,
+    "The prompt as token ids, for files without a tokenizer.",
+    whole_numbers,
     metavar="1,2,3",
-    help="The prompt as token ids, for files without a tokenizer.",
 )
-@click.option(
-    "-n",
-    "--predict",
-    "--n-predict",
-    "n_predict",
-    type=click.IntRange(min=0),
-    default=32,
-    metavar="N",
-    show_default=True,
-    help="Tokens to generate at most.",
-)
+@option("-n --predict --n-predict n_predict", "Tokens to generate at most.", at_least(0), 32)
 @sampling_options
-@click.option(
-    "--stop",
-    "stops",
-    multiple=True,
+@option(
+    "--stop stops",
+    "End the text at this string, which is not written. May be repeated.",
     metavar="TEXT",
-    help="End the text at this string, which is not written. May be repeated.",
+    multiple=True,
 )
 @click.option(
     "-cnv",
@@ -75,14 +56,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Converse by the chat template: -p is the first question, lines of stdin the others.",
 )
-@click.option(
-    "-sys",
-    "--system",
-    "system",
-    default="",
-    metavar="TEXT",
-    help="What --chat tells the model first.",
-)
+@option("-sys --system system", "System prompt of --chat.", default="", metavar="TEXT")
 @click.option(
     "--context-shift/--no-context-shift",
     "shifts",
@@ -90,30 +64,22 @@ if TYPE_CHECKING:
     show_default=True,
     help="When the context is full, forget half of it and go on, instead of ending.",
 )
-@click.option(
-    "--keep",
-    type=click.IntRange(min=-1),
-    default=0,
-    metavar="N",
-    show_default=True,
-    help="First tokens that --context-shift never forgets; -1 for the prompt.",
+@option(
+    "--keep", "First tokens that --context-shift never forgets; -1 for the prompt.", at_least(-1), 0
 )
-@click.option(
+@option(
     "--logits",
-    type=click.Path(dir_okay=False, writable=True),
-    default=None,
-    metavar="FILE.npy",
-    help="Write float32 logits (tokens fed, vocabulary): the prompt's, then each generated "
+    "Write float32 logits (tokens fed, vocabulary): the prompt's, then each generated "
     "token's but the last.",
+    click.Path(dir_okay=False, writable=True),
+    metavar="FILE.npy",
 )
-@click.option(
+@option(
     "--retries",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    show_default=True,
-    help="After a fault, or the loss of a machine, go on from the tokens so far with the devices "
+    "After a fault, or the loss of a machine, go on from the tokens so far with the devices "
     "that are there then; N is the number of attempts.",
+    at_least(0),
+    0,
 )
 @click.option(
     "--memory-check/--no-memory-check",
@@ -168,7 +134,7 @@ def run(
     if logits is not None:
         _check_writable(logits)  # a path that cannot be written must not cost the run
     if trace is not None and not is_perfetto(trace) and _are_elsewhere(options["devices"]):
-        hint = "name it FILE.json, for Perfetto; --html and --report tell more"
+        hint = "name it FILE.json, for Perfetto; --html and --report contain more"
         what = "the commands of several machines cannot be written as one trace"
         raise UsageError(what, where=trace, hint=hint)
     with (

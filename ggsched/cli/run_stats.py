@@ -103,7 +103,7 @@ def pipeline_line(stats: dict[str, Any], wanted: str) -> str:
 
     Args:
         stats: Of the session.
-        wanted: What was asked for: ``auto``, ``on`` or ``off``.
+        wanted: What was requested: ``auto``, ``on`` or ``off``.
     """
     batches, joined = stats["batches"], stats["pipelined_batches"]
     if wanted == "on" and not batches:

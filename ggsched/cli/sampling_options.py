@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from ggsched.cli.options import at_least, option, with_options
+
 if TYPE_CHECKING:
     from ggsched.models.sampling import Sampling
 
@@ -24,72 +26,50 @@ def number(text: str) -> float:
 
 
 _OPTIONS: Final = (
-    click.option(
-        "--temp",
-        "temperature",
-        type=number,
-        default=0.0,
+    option(
+        "--temp temperature",
+        "Temperature; 0 takes the most probable token.",
+        number,
+        0.0,
         metavar="T",
-        show_default=True,
-        help="Temperature; 0 takes the most probable token.",
     ),
-    click.option(
-        "-s",
-        "--seed",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="N",
-        show_default=True,
-        help="Where the random numbers begin: the same text for the same seed.",
+    option(
+        "-s --seed",
+        "Where the random numbers begin: the same text for the same seed.",
+        at_least(0),
+        0,
     ),
-    click.option(
-        "--top-k",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="K",
-        show_default=True,
-        help="Draw from the K most probable tokens; 0 for all.",
+    option(
+        "--top-k", "Draw from the K most probable tokens; 0 for all.", at_least(0), 0, metavar="K"
     ),
-    click.option(
+    option(
         "--top-p",
-        type=number,
-        default=1.0,
+        "Draw from the most probable tokens that have probability P together.",
+        number,
+        1.0,
         metavar="P",
-        show_default=True,
-        help="Draw from the most probable tokens that have probability P together.",
     ),
-    click.option(
+    option(
         "--min-p",
-        type=number,
-        default=0.0,
+        "Draw from tokens with at least the share P of the highest probability.",
+        number,
+        0.0,
         metavar="P",
-        show_default=True,
-        help="Draw from tokens with at least the share P of the highest probability.",
     ),
-    click.option(
+    option(
         "--repeat-penalty",
-        type=number,
-        default=1.0,
+        "Lower the logits of recent tokens by this factor.",
+        number,
+        1.0,
         metavar="X",
-        show_default=True,
-        help="Lower the logits of recent tokens by this factor.",
     ),
-    click.option(
-        "--repeat-last-n",
-        type=click.IntRange(min=0),
-        default=64,
-        metavar="N",
-        show_default=True,
-        help="Tokens that count as recent.",
-    ),
+    option("--repeat-last-n", "Tokens that count as recent.", at_least(0), 64),
 )
 
 
 def sampling_options(function: F) -> F:
     """Add the options, handed on as keyword arguments named as the fields of ``Sampling``."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+    return with_options(function, _OPTIONS)
 
 
 def take_sampling(options: dict[str, Any]) -> "Sampling":

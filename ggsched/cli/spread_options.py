@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from ggsched.cli.console import messages
+from ggsched.cli.options import at_least, option, with_options
 from ggsched.cli.progress import loading
 from ggsched.testing.spread import Spread
 
@@ -28,30 +29,21 @@ def shown_results(
 
 def spread_options(command: F) -> F:
     """Add the options; the command gets ``jobs``, ``ray`` and ``journal``."""
-    for option in (
-        click.option(
-            "--journal",
-            type=click.Path(dir_okay=False, path_type=Path),
-            metavar="FILE",
-            help="Keep results in this file as they come, and go on from those that it has.",
-        ),
-        click.option(
+    options = (
+        option("--jobs", "Processes of this machine.", at_least(1), 1),
+        option(
             "--ray",
+            "Run on the nodes of a Ray cluster; 'auto' is that of this machine or of RAY_ADDRESS.",
             metavar="ADDRESS",
-            help="Run on the nodes of a Ray cluster; 'auto' is that of this machine or of "
-            "RAY_ADDRESS.",
         ),
-        click.option(
-            "--jobs",
-            type=click.IntRange(1),
-            default=1,
-            show_default=True,
-            metavar="N",
-            help="Processes of this machine.",
+        option(
+            "--journal",
+            "Keep results in this file as they come, and go on from those that it has.",
+            click.Path(dir_okay=False, path_type=Path),
+            metavar="FILE",
         ),
-    ):
-        command = option(command)
-    return command
+    )
+    return with_options(command, options)
 
 
 def text_digest(texts: Iterable[str]) -> str:

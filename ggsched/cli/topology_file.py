@@ -4,21 +4,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from ggsched.cli.files import read_bytes
+from ggsched.cli.options import option
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
 
 if TYPE_CHECKING:
     from ggsched.backend.protocols import Device
 
-topology_option = click.option(
+topology_option = option(
     "--topology",
-    default=None,
-    metavar="FILE",
-    help="Plan for the machine of a file that 'ggsched devices --json' wrote there; --devices "
+    "Plan for the machine of a file that 'ggsched devices --json' wrote there; --devices "
     "then names devices of it.",
+    metavar="FILE",
 )
 
 

@@ -7,7 +7,7 @@ import click
 
 from ggsched.cli.console import write_json
 from ggsched.cli.files import read_bytes
-from ggsched.cli.options import json_option
+from ggsched.cli.options import json_option, option
 from ggsched.cli.trace_file import check_writable
 from ggsched.errors import UsageError
 from ggsched.printable import write_out
@@ -28,14 +28,13 @@ def _runs(text: str) -> tuple[int, int | None]:
 
 @click.command()
 @click.argument("file", metavar="FILE")
-@click.option("--html", default=None, metavar="OUT.html", help="Write a page that stands alone.")
-@click.option("--perfetto", default=None, metavar="OUT.json", help="Write a file for Perfetto.")
-@click.option(
+@option("--html", "Write a page that stands alone.", metavar="OUT.html")
+@option("--perfetto", "Write a file for Perfetto.", metavar="OUT.json")
+@option(
     "--runs",
-    type=_runs,
-    default=None,
+    "Account for runs A to B-1 only, counted from 0; e.g. 1: leaves out the prompt.",
+    _runs,
     metavar="A:B",
-    help="Account for runs A to B-1 only, counted from 0; e.g. 1: leaves out the prompt.",
 )
 @json_option
 def trace(
@@ -45,7 +44,7 @@ def trace(
     runs: tuple[int, int | None] | None,
     as_json: bool,
 ) -> None:
-    """Tell where the time of a run went, from FILE, its trace.
+    """Report where the time of a run went, from FILE, its trace.
 
     FILE is a trace as of 'ggsched run --trace'. The account goes to stdout; --html and --perfetto
     write what one looks at.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ggsched.cli.console import messages
+from ggsched.cli.options import option, with_options
 from ggsched.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,27 +43,23 @@ def trace_options(function: F) -> F:
     """Add ``--trace``, ``--html`` and ``--report``."""
     path = click.Path(dir_okay=False, writable=True)
     options = (
-        click.option(
+        option(
             "--trace",
-            type=path,
-            default=None,
-            metavar="FILE",
-            help="Record all commands of the devices, and when each ran: FILE.jsonl as lines, "
+            "Record all commands of the devices, and when each ran: FILE.jsonl as lines, "
             "FILE.json as an object that Perfetto opens. 'ggsched check' and 'ggsched trace' read "
             "both.",
-        ),
-        click.option(
-            "--html",
-            type=path,
-            default=None,
+            path,
             metavar="FILE",
-            help="Write a page with timeline, memory, splits and accounts.",
         ),
-        click.option("--report", is_flag=True, help="Tell where the time went, on stderr."),
+        option(
+            "--html",
+            "Write a page with timeline, memory, splits and accounts.",
+            path,
+            metavar="FILE",
+        ),
+        click.option("--report", is_flag=True, help="Report where the time went, on stderr."),
     )
-    for option in reversed(options):
-        function = option(function)
-    return function
+    return with_options(function, options)
 
 
 @contextmanager
@@ -159,7 +156,7 @@ def account_json(recorder: "Recorder") -> dict[str, Any]:
 
 
 def is_perfetto(path: str) -> bool:
-    """Whether a name asks for the form that Perfetto opens: it ends in ``.json``."""
+    """Whether a name selects the form that Perfetto opens: it ends in ``.json``."""
     return path.lower().endswith(".json")
 
 

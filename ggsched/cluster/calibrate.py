@@ -29,7 +29,7 @@ def calibrate_group(group: Group, seconds: float, progress: Progress | None = No
         GgschedError: what a machine says, or one that was lost.
     """
     began = time.perf_counter()
-    driver, tell = group.driver, progress or _silent
+    driver, report = group.driver, progress or _silent
     names = [driver.where(k) for k in range(len(group.first))]
     rates: list[Rates] = []
     links: dict[tuple[int, int], Link] = {}
@@ -37,7 +37,7 @@ def calibrate_group(group: Group, seconds: float, progress: Progress | None = No
     missing: list[str] = []
     enqueue_s = 0.0
     for machine, (name, first) in enumerate(zip(names, group.first, strict=True)):
-        tell(name, "its devices")
+        report(name, "its devices")
         found = driver.calibrate(machine, _SHARE_OF_MACHINES * seconds / len(names))
         rates += found.rates.devices
         links |= {_moved(pair, first): link for pair, link in found.rates.links.items()}
@@ -48,7 +48,7 @@ def calibrate_group(group: Group, seconds: float, progress: Progress | None = No
     left = seconds - (time.perf_counter() - began)
     network: dict[tuple[str, str], Link] = {}
     for a, b in pairs:
-        tell(names[a], f"messages {names[a]} -> {names[b]}")
+        report(names[a], f"messages {names[a]} -> {names[b]}")
         sent = driver.probe(a, b, max(_LEAST_S, left / len(pairs)))
         network[names[a], names[b]] = fit_link(sent)
     topology = group.topology

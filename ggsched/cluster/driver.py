@@ -145,7 +145,7 @@ class Driver:
     def bind(
         self, key: int, digest: str, graph: bytes, plan: bytes, parts: Mapping[int, Part]
     ) -> None:
-        """Let each machine make what its part of a plan needs; they ask for weights meanwhile."""
+        """Let each machine make what its part of a plan needs; they request weights meanwhile."""
         number = self._next()
         self._request(
             {k: (m.Bind(number, key, digest, p), (graph, plan)) for k, p in parts.items()}
@@ -160,7 +160,7 @@ class Driver:
     def manage(
         self, what: str, *, key: int = -1, names: Sequence[str] = ()
     ) -> dict[int, dict[str, dict[str, int]]]:
-        """Ask all machines for something, see ``messages.Manage``; return the sizes they tell."""
+        """Send ``messages.Manage`` to all machines; return the sizes that they report."""
         number = self._next()
         asked = m.Manage(number, what, key, tuple(names))
         found = self._request(dict.fromkeys(range(len(self._members)), (asked, ())))
@@ -195,7 +195,7 @@ class Driver:
 
     @property
     def is_over(self) -> bool:
-        """Whether a machine was lost or the session was closed: nothing can be asked any more."""
+        """Whether a machine was lost or the session was closed: no request can be sent any more."""
         return self._lost is not None or self._is_closed
 
     def close(self) -> None:
@@ -310,7 +310,7 @@ class _Answers:
         self._waits[machine] = state
 
     def _give(self, machine: int, wanted: m.Wanted) -> None:
-        """Say what a weight is that a machine asks for, and send it where it has none."""
+        """Say what a weight is that a machine requests, and send it where it has none."""
         link, address, name = self._d._link, self._d._members[machine].address, wanted.name
         try:
             if self._d.source is None:

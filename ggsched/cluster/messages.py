@@ -196,7 +196,7 @@ class Close(Message, frozen=True, tag="close"):
 
 
 class Weight(Message, frozen=True, tag="weight"):
-    """To a worker: a weight that it asked for, in a frame if it wants it sent.
+    """To a worker: a weight that it requested, in a frame if it wants it sent.
 
     Attributes:
         name: Its name.
@@ -247,7 +247,7 @@ class Done(Message, frozen=True, tag="done"):
     Attributes:
         id: Of the request.
         worker: Address.
-        sizes: Resident bytes by kind and name of device, where they were asked for.
+        sizes: Resident bytes by kind and name of device, where they were requested.
     """
 
     id: int

@@ -13,7 +13,7 @@ from ggsched.errors import DeviceFault
 SIZES: Final = (0, 1 << 10, 1 << 14, 1 << 18, 1 << 22)
 """Bytes of the messages that are timed."""
 
-LEAST: Final = 5
+MIN_PINGS: Final = 5
 """Round trips of each size, however long they take."""
 
 PATIENCE_S: Final = 20.0
@@ -58,7 +58,7 @@ class Pinger:
             data = np.zeros(nbytes, np.uint8).data
             until = time.perf_counter() + seconds / len(SIZES)
             best, count = float("inf"), 0
-            while count < LEAST or time.perf_counter() < until:
+            while count < MIN_PINGS or time.perf_counter() < until:
                 sent, _, came = self._trip(address, data)
                 best, count = min(best, came - sent), count + 1
             if nbytes == 0:

@@ -2,7 +2,7 @@
 
 Every machine records what its own devices and its host did, by its own clock. The driver finds out
 how far each clock is ahead of its own (``pings``), and subtracts that; how exact that is, it says.
-Of messages the sender's machine tells when it began to send, the receiver's when it had all bytes.
+Of messages the sender records when it began to send, the receiver when it had all bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -145,7 +145,7 @@ class WorkerRecord:
         self._number: list[int] = []
 
     def plan_of(self, part: Part, local: Plan) -> Plan:
-        """Return what the recorder is told of a part: its commands without messages, numbered."""
+        """Return what the recorder records of a part: its commands without messages, numbered."""
         own = [c for c in part.commands if not isinstance(c, Send | Receive)]
         commands = tuple(msgspec.structs.replace(c, id=i) for i, c in enumerate(own))
         self._ids.append([c.id for c in own])

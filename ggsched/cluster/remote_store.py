@@ -25,7 +25,7 @@ from ggsched.trace.recorder import Recorder
 
 
 class RemoteStore:
-    """Weights and states on other machines. Each machine asks for the weights that it holds.
+    """Weights and states on other machines. Each machine requests the weights that it holds.
 
     Args:
         group: The machines.
@@ -107,10 +107,10 @@ class RemoteStore:
         self._constants.update(constants)
 
     def stage(self, what: str) -> None:
-        """Tell what is being done, where ``progress`` wants to know."""
-        tell = getattr(self._progress, "stage", None)
-        if tell is not None:
-            tell(what)
+        """Report what is being done to ``progress``, if that has a method ``stage``."""
+        report = getattr(self._progress, "stage", None)
+        if report is not None:
+            report(what)
 
     def drain(self) -> list[GgschedError]:
         """Return nothing: a run is over on all machines when it returns."""

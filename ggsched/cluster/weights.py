@@ -33,7 +33,7 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
         shape: Of the array.
         nbytes: Their number.
         checksum: CRC-32.
-        digest: BLAKE2b (16 bytes), where a worker that keeps weights asks for it; else "".
+        digest: BLAKE2b (16 bytes), where a worker that keeps weights requests it; else "".
         path: The mapped file that they lie in; "" for none.
         file_nbytes: Its length.
         offset: Where they begin there.

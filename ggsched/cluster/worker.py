@@ -2,7 +2,7 @@
 
     python -m ggsched.cluster.worker HOST   # token (hex) on stdin; its address on stdout
 
-A worker ends when it is told to, and when whoever started it is gone.
+A worker ends when the driver closes it, or when the process that started it is gone.
 """
 
 import os
@@ -19,7 +19,7 @@ import numpy as np
 
 from ggsched.backend.checked import checked
 from ggsched.backend.free_memory import free_nbytes
-from ggsched.backend.offline_device import PaperDevice
+from ggsched.backend.offline_device import OfflineDevice
 from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device, HostMemory
 from ggsched.backend.registry import open_devices
@@ -52,11 +52,11 @@ EXCLUDED: Final = ("ray", "sim")
 
 
 class Ended(BaseException):
-    """The worker was told to end, in the middle of something: no error, so that nobody takes it."""
+    """The driver closed a busy worker. Not an ``Exception``, so that nobody catches it."""
 
 
 class Worker:
-    """A worker. ``serve`` returns when it is told to end.
+    """A worker. ``serve`` returns when the driver closes it.
 
     Args:
         link: Its end.
@@ -212,7 +212,7 @@ class Worker:
             self._record = WorkerRecord(Recorder())
             own = traced(own, self._record.recorder)
         devices: list[Device] = [
-            PaperDevice(self.topology, i) for i in range(len(self.topology.devices))
+            OfflineDevice(self.topology, i) for i in range(len(self.topology.devices))
         ]
         devices[self._first : self._first + len(own)] = own
         self._store = TensorStore(devices, self._weight, timeout_s=self._timeout_s)
@@ -416,7 +416,7 @@ class _Waiting:
 
 
 class _Beats:
-    """A thread that tells the driver that the worker is there."""
+    """A thread that sends heartbeats to the driver."""
 
     def __init__(self, link: Link, driver: str, timeout_s: float) -> None:
         self.waits_for, self.received = -1, 0

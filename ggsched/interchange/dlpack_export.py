@@ -112,7 +112,7 @@ class ExportedTensor:
                 all, which a tensor of a device that is not the host cannot give.
 
         Raises:
-            InterchangeError: what is asked for cannot be had.
+            InterchangeError: what is requested cannot be had.
             DeviceFault: a command failed.
             SyncTimeout: a device did not answer.
         """
@@ -127,8 +127,8 @@ class ExportedTensor:
         if self.is_readonly and not copy and not is_told:
             raise self._no(
                 "is read-only",
-                "DLPack before 1.0, which the consumer asks for, cannot say so",
-                "ask with max_version=(1, 0), or with copy=True",
+                "DLPack before 1.0, which the consumer requests, cannot say so",
+                "call it with max_version=(1, 0), or with copy=True",
             )
         self._sync()
         array = self._array.copy() if copy else self._array

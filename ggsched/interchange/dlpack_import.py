@@ -89,7 +89,7 @@ def host_arrays(values: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def host_weights(source: WeightsLike) -> Callable[[str], Array]:
-    """Return weights by name as ``host_array`` does, each when it is asked for.
+    """Return weights by name as ``host_array`` does, each when it is requested.
 
     The function raises ``KeyError`` for a name that a mapping does not have, and
     ``InterchangeError`` for what cannot be taken.
@@ -149,7 +149,7 @@ def _remedy(array: Array, tensor: Tensor) -> str:
 
 
 class CapsuleHolder:
-    """A capsule that was asked for already, for numpy to take."""
+    """A capsule that was requested already, for numpy to take."""
 
     def __init__(self, capsule: Any, number: int) -> None:
         self._capsule, self._number = capsule, number

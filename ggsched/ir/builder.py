@@ -127,7 +127,7 @@ class GraphBuilder:
         """Add a constant tensor, loaded once and never written.
 
         Args:
-            name: By which ``Scheduler(weights=...)`` is asked for it; unique in the graph.
+            name: The name that ``Scheduler(weights=...)`` is called with; unique in the graph.
             shape: Extents, outermost first; at most eight, of which built-in ops take four.
             dtype: Element type, or its name: ``"f16"``, ``"i32"``, ``"q8_0"``, ...
 

@@ -1,8 +1,8 @@
 """Constants: arrays that are operands of a builder's ops, and whose data travels with the graph.
 
 A constant is a weight whose name is the hash of its type, shape and bytes. So equal constants are
-one tensor in all graphs of a scheduler, different ones never meet under one name, and digests and
-plans, which hold names, tell them apart without the data.
+one tensor in all graphs of a scheduler, different ones never have the same name, and digests and
+plans, which hold names, distinguish them without the data.
 
 Anything with ``__array__`` or the buffer protocol is an array here, so that this needs no numpy.
 """

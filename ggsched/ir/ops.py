@@ -85,8 +85,8 @@ class UserOp:
         samples: Operands that tests and random graphs use.
         magnitude: ``magnitude(*magnitudes)`` returns the largest magnitude of the result, or None
             where it is not known; then random graphs do not compute with results.
-        decompose: ``decompose(g, *operands, **params)`` spells the op out by others, see
-            ``ggsched.ir.spelled``; None where it cannot be.
+        decompose: ``decompose(g, *operands, **params)`` decomposes the op into others, see
+            ``ggsched.ir.decompositions``; None where it cannot be.
     """
 
     version: str

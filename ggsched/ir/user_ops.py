@@ -20,11 +20,11 @@ from typing import Any, Final, Literal
 
 from ggsched.errors import GraphError, UsageError
 from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.decompositions import Decomposition, apply_decomposition
 from ggsched.ir.dtype import DType, dtype_by_name
 from ggsched.ir.ops import BUILT_IN, OPS, OpDef, UserOp, define, undefine
 from ggsched.ir.params import canonical_params
 from ggsched.ir.shapes import Param, Params, ShapeRule, broadcasts_to, fail
-from ggsched.ir.spelled import Spelling, spell
 from ggsched.ir.tensor import Tensor
 
 NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -107,7 +107,7 @@ def register_op(
     flops: Callable[..., float] | None = None,
     magnitude: Callable[..., float] | None = None,
     kernels: Mapping[str, Any] | None = None,
-    decompose: Spelling | None = None,
+    decompose: Decomposition | None = None,
     samples: Sequence[Sample] = (),
 ) -> None:
     """Add an op to this process.
@@ -133,7 +133,7 @@ def register_op(
             ``SourceKernel``, or ``kernel(stream, *arrays, out=array, **params)``, which enqueues
             commands on the stream and waits for nothing; it gets ``DeviceArray``s. Others: what
             the plug-in documents.
-        decompose: ``decompose(g, *operands, **params)`` spells the op out: it adds nodes to a
+        decompose: ``decompose(g, *operands, **params)`` decomposes the op: it adds nodes to a
             ``GraphBuilder`` and returns a result of the same type and shape. Devices that have no
             kernel for the op, but for those, may run it so.
         samples: Operands for tests and random graphs; at least one.
@@ -186,7 +186,7 @@ def register_op(
     for backend, kernel in user.kernels.items():
         _check_kernel(where, backend, kernel, op)
     _check_samples(where, op, types)
-    _check_spelling(where, op, types)
+    _check_decomposition(where, op, types)
     define(op)
 
 
@@ -337,8 +337,8 @@ def _check_samples(where: str, op: OpDef, types: Sequence[Sequence[str]]) -> Non
             raise UsageError(f"a sample names {min(unknown)!r}, not an operand", where=where)
 
 
-def _check_spelling(where: str, op: OpDef, types: Sequence[Sequence[str]]) -> None:
-    """Refuse a spelling that gives another type or shape for a sample, or is not one."""
+def _check_decomposition(where: str, op: OpDef, types: Sequence[Sequence[str]]) -> None:
+    """Refuse a decomposition that gives another type or shape for a sample, or is not one."""
     assert op.user is not None
     if op.user.decompose is None:
         return
@@ -350,7 +350,7 @@ def _check_spelling(where: str, op: OpDef, types: Sequence[Sequence[str]]) -> No
         ]
         params = op.full(canonical_params(op, sample.params))
         try:
-            spell(g, op, operands, params)
+            apply_decomposition(g, op, operands, params)
         except GraphError as error:
             raise UsageError(error.what, where=where, hint=error.hint) from error
 

@@ -86,7 +86,7 @@ class BatchRunner:
             constraints: Homes of weights and states.
             rates: For predictions.
             options: Of the session.
-            timing: Is told what was spent.
+            timing: Takes the time that was spent.
             rewrite: Makes of the model's graphs what is planned.
             lanes: Micro-batches that devices which share layers work on at once.
         """
@@ -329,10 +329,10 @@ class BatchRunner:
         return out
 
     def _note(self, logits: np.ndarray) -> None:
-        """Look at logits once: for numbers that are not finite, and for what a sampler asks.
+        """Check that logits are finite, and note the largest one for the sampler.
 
-        A number that is not finite in front of the output matrix is in each sum of its row, so one
-        column tells.
+        A value that is not finite in front of the output matrix is in each sum of its row, so one
+        column shows it.
         """
         self.top_token = best = argmax(logits[-1])
         is_finite = isfinite(logits[-1, best]) and (

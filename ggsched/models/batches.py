@@ -339,7 +339,7 @@ class Forecast:
 
     Attributes:
         together_s: Seconds as one graph.
-        apart_s: Seconds one micro-batch after another.
+        sequential_s: Seconds one micro-batch after another.
         source: Where the rates came from.
     """
 
@@ -532,7 +532,7 @@ def _key(parts: Sequence[MicroBatch]) -> _Key:
 
 
 def _sizes(part: MicroBatch) -> tuple[object, ...]:
-    """Return the shapes of inputs, which tell the tokens, but not the rows of the cache."""
+    """Return the shapes of inputs, which depend on the tokens, not on the rows of the cache."""
     return tuple(t.shape for t in part.graph.roots(Role.INPUT))
 
 

@@ -34,7 +34,7 @@ class Message(NamedTuple):
 
 
 class _Refused(Exception):
-    """A template asks for more than it gets, or refuses a conversation itself."""
+    """A template requests more than it gets, or refuses a conversation itself."""
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -112,12 +112,12 @@ class ChatTemplate:
         except (TemplateError, RecursionError) as error:
             raise self._error(str(error)) from error
 
-    def render(self, messages: Sequence[Message], *, asks: bool = True) -> str:
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """Return the text of a conversation.
 
         Args:
             messages: The turns so far.
-            asks: Whether the text ends with the beginning of an answer.
+            add_generation_prompt: Whether the text ends with the beginning of an answer.
 
         Raises:
             ModelError: the template fails, or refuses the conversation.
@@ -128,7 +128,10 @@ class ChatTemplate:
         size = 0
         try:
             pieces = self._template.generate(
-                messages=plain, add_generation_prompt=asks, tools=None, **self._special
+                messages=plain,
+                add_generation_prompt=add_generation_prompt,
+                tools=None,
+                **self._special,
             )
             for piece in pieces:
                 size += len(piece)

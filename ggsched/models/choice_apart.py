@@ -65,7 +65,7 @@ def _main() -> int:
     try:
         found = default_devices(*pickle.load(sys.stdin.buffer))
     except (GgschedError, KeyboardInterrupt):
-        return 1  # the one who asked learns why by doing it
+        return 1  # the caller gets the error when it does the same
     with answer:
         answer.write(msgspec.json.encode(found))
     return 0

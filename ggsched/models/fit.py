@@ -566,7 +566,7 @@ class _Search:
                     yield FitChoice(n_ctx, counts, n_cpu_moe)
 
     def _splits(self, wanted: int, n_cpu_moe: int, table: LayerTable) -> Iterator[tuple[int, ...]]:
-        """Yield the ways to divide layers: as it was asked for, else all, or the best of many."""
+        """Yield the ways to divide layers: as it was requested, else all, or the best of many."""
         given = self.offload
         if given.stage_layers is not None:
             if sum(given.stage_layers) == wanted:

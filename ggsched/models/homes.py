@@ -36,7 +36,7 @@ class ChosenHomes:
         spec: The model, with an output matrix of its own where a tied one is wanted twice.
         options: Of the session, with everything chosen that was left open.
         homes: Device and reason of each weight and cache.
-        fit: What ``--fit`` found; None where it was not asked for.
+        fit: What ``--fit`` found; None where it was not requested.
     """
 
     spec: ModelSpec
@@ -134,7 +134,7 @@ def balance_options(
     which counts as a layer there and takes a fraction of one for a micro-batch of a prompt.
 
     Raises:
-        UsageError: division by cost is asked for, and there are no devices to divide layers among,
+        UsageError: division by cost is requested, and there are no devices to divide layers among,
             or no split fits.
     """
     offload = options.offload

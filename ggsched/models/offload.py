@@ -57,7 +57,7 @@ SplitBy = Literal["memory", "cost", "equal"]
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """What the user asks for.
+    """What the user requests.
 
     Attributes:
         n_gpu_layers: Layers on accelerators, the output layer first; None for all.
@@ -148,7 +148,7 @@ def accelerators(devices: Sequence[DeviceFacts]) -> list[int]:
 def stages(devices: Sequence[DeviceFacts], offload: Offload) -> list[int]:
     """Return the devices that layers are divided among: the accelerators.
 
-    Where there are none and a split is asked for, all devices, so that several CPU devices can
+    Where there are none and a split is requested, all devices, so that several CPU devices can
     make a pipeline.
     """
     found = accelerators(devices)
@@ -191,7 +191,7 @@ def entry_index(
     Args:
         spec: The model.
         devices: Of the machine.
-        offload: What the user asks for.
+        offload: What the user requests.
         layer_device: Device of each layer, see ``layer_devices``.
     """
     stays = has_cpu_host(devices, offload) and not spec.has_copied_output

@@ -424,7 +424,7 @@ class Session:
     def _measured_rates(self) -> MachineRates:
         """Return the rates, with what decides where weights of a CPU are used measured if guessed.
 
-        That is asked only where there is something to decide: an accelerator beside a CPU with
+        That is done only where there is something to decide: an accelerator beside a CPU with
         weights, which either could compute with.
         """
         topology, rates, homes = self.scheduler.topology, self.rates, self.homes.devices

@@ -17,7 +17,7 @@ CACHE_DTYPES: Final[Mapping[str, DType]] = {t.name: t for t in KV_DTYPES}
 
 @dataclass(frozen=True, slots=True)
 class WeightNeed:
-    """A weight that an architecture asks for.
+    """A weight that an architecture requests.
 
     Attributes:
         name: As in GGUF files.
@@ -94,7 +94,7 @@ def cache_dtype(spec: ModelSpec, asked: CacheType) -> DType:
     be the only thing that is rounded.
 
     Raises:
-        UsageError: heads are not whole blocks of the type that is asked for.
+        UsageError: heads are not whole blocks of the type that is requested.
     """
     if asked != "auto":
         dtype, width = CACHE_DTYPES[asked], spec.hparams.head_dim

@@ -207,7 +207,7 @@ def is_nan(x: Array) -> Array:
 
 @nd_op("is_inf", "x", rule=tested, types=FLOATS, negative=True, positive=True)
 def is_inf(x: Array, negative: bool, positive: bool) -> Array:
-    """Whether an element is infinite, of the signs asked for."""
+    """Whether an element is infinite, of the signs requested."""
     return np.asarray((negative & np.isneginf(x)) | (positive & np.isposinf(x)))
 
 

@@ -23,7 +23,7 @@ from ggsched.topology.cost import MachineRates
 
 Replan = Callable[[Constraints], tuple[Graph, Plan]]
 """Makes the plan of the same graph with other constraints; returns it and the graph to which it
-refers, in which other nodes may be spelled out."""
+refers, in which other nodes may be decomposed."""
 
 
 @dataclass(frozen=True, slots=True)

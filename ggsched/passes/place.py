@@ -40,7 +40,7 @@ class Constraints:
             of their own device; for sequences that do not go on where the last run ended.
         reads_peers: Whether a node that reads a result of another device once does so where it
             lies, instead of from a copy, if both devices can (``DeviceFacts.reads_peers``).
-        placed: A placement that was decided before, by these constraints; no policy is asked.
+        placed: A placement that was decided before, by these constraints; no policy is called.
 
     Examples:
         >>> from ggsched.passes import Constraints

@@ -1,4 +1,4 @@
-"""Recognise: attention that a graph spells out becomes the op, whose inner results need no memory.
+"""Recognise: decomposed attention becomes the op, whose inner results need no memory.
 
 Two products and a softmax are attention if the shares of the first are the weights of the second
 and nothing else reads them. The op gives tokens first, then heads, so what comes behind has to
@@ -38,7 +38,7 @@ class Recognised:
     tensor_of: dict[int, int]
 
 
-class _Spelled(NamedTuple):
+class _Attention(NamedTuple):
     """The nodes; ``merge`` copies heads together, if that is needed."""
 
     product: Node
@@ -52,23 +52,23 @@ class _Spelled(NamedTuple):
 
 
 def recognise_attention(graph: Graph, topology: Topology) -> Recognised | None:
-    """Return the graph with the op, or None where it spells out none that the devices declare."""
+    """Return the graph with the op, or None where it has none, or the devices do not declare it."""
     if not any(n.op == "soft_max" for n in graph.nodes):
         return None
     uses = Uses.of(graph)
-    found = [s for n in graph.nodes if n.op == "soft_max" and (s := _spelled(graph, uses, n))]
+    found = [s for n in graph.nodes if n.op == "soft_max" and (s := _match(graph, uses, n))]
     found = [s for s in found if _is_declared(graph, topology, s)]
     return _rewritten(graph, found) if found else None
 
 
-def _is_declared(graph: Graph, topology: Topology, s: _Spelled) -> bool:
+def _is_declared(graph: Graph, topology: Topology, s: _Attention) -> bool:
     """Whether every device that could run the nodes could run the op."""
     key = op_key("attention", graph.tensors[s.product.inputs[0]].dtype.name)
     able = [f for f in topology.devices if op_key("soft_max", "f32") in f.ops]
     return bool(able) and all(key in facts.ops for facts in able)
 
 
-def _spelled(graph: Graph, uses: Uses, soft_max: Node) -> _Spelled | None:
+def _match(graph: Graph, uses: Uses, soft_max: Node) -> _Attention | None:
     """Return attention around a softmax, if it is one."""
     product = _maker(graph, uses, soft_max.inputs[0])
     last = _reader(graph, uses, soft_max.output, 1)
@@ -81,7 +81,7 @@ def _spelled(graph: Graph, uses: Uses, soft_max: Node) -> _Spelled | None:
         return None
     (heads, tokens, _), (groups, rows, _) = q.shape, k.shape
     if k.dtype not in KV_DTYPES or k.dtype.is_quantized:
-        return None  # the turned values that are spelled out have no blocks
+        return None  # transposed values have no blocks
     if v.dtype is not k.dtype or v.shape[::2] != (groups, rows):
         return None
     merge = None
@@ -89,15 +89,15 @@ def _spelled(graph: Graph, uses: Uses, soft_max: Node) -> _Spelled | None:
         merge = _reader(graph, uses, last.output, 0, turned=True)
         if merge is None or merge.op != "cont" or merge.params:
             return None
-    spelled = _Spelled(product, soft_max, last, merge)
-    end = spelled.nodes[-1].id
-    inner = {tensors[n.output].storage for n in spelled.nodes[:-1]}
-    for node in spelled.nodes:
+    match = _Attention(product, soft_max, last, merge)
+    end = match.nodes[-1].id
+    inner = {tensors[n.output].storage for n in match.nodes[:-1]}
+    for node in match.nodes:
         for tid in node.inputs:
             storage = tensors[tid].storage
             if storage not in inner and uses.is_written_between(storage, node.id, end):
                 return None
-    return spelled
+    return match
 
 
 def _maker(graph: Graph, uses: Uses, tid: int) -> Node | None:
@@ -138,7 +138,7 @@ def _swapped(t: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (b, a, c), (y, x, z)
 
 
-def _rewritten(graph: Graph, found: Sequence[_Spelled]) -> Recognised:
+def _rewritten(graph: Graph, found: Sequence[_Attention]) -> Recognised:
     """Return the graph with each of these as one node."""
     at = {s.nodes[-1].id: s for s in found}
     dropped = {n.id for s in found for n in s.nodes[:-1]}
@@ -166,24 +166,24 @@ def _rewritten(graph: Graph, found: Sequence[_Spelled]) -> Recognised:
     for n in graph.nodes:
         if n.id in dropped:
             continue
-        spelled = at.get(n.id)
-        if spelled is None:
+        match = at.get(n.id)
+        if match is None:
             inputs = tuple(number[t] for t in n.inputs)
             nodes.append(replace(n, id=len(nodes), inputs=inputs, output=number[n.output]))
             continue
-        k, q = (graph.tensors[t] for t in spelled.product.inputs)
-        v = graph.tensors[spelled.last.inputs[0]]
+        k, q = (graph.tensors[t] for t in match.product.inputs)
+        v = graph.tensors[match.last.inputs[0]]
         (groups, across, rows), (head, each, row) = v.shape, v.strides
         operands = [
             view(k, *_swapped(k)),
             view(v, (rows, groups, across), (row, head, each)),
             view(q, *_swapped(q)),
-            *(tensors[number[t]] for t in spelled.soft_max.inputs[1:]),
+            *(tensors[number[t]] for t in match.soft_max.inputs[1:]),
         ]
         root = graph.tensors[n.output]
         output = tensors[[t.id for t in kept].index(root.id)]
         op = op_by_name("attention")
-        params = canonical_params(op, spelled.soft_max.params)
+        params = canonical_params(op, match.soft_max.params)
         modes = access_modes(op, operands, output, params)
         ids = tuple(t.id for t in operands)
         nodes.append(Node(len(nodes), op.name, ids, output.id, params, n.name, modes))

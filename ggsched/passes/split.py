@@ -112,7 +112,7 @@ class _Draft(msgspec.Struct, gc=False):
 
 
 class _Lowering:
-    """Walks the nodes once; makes values and transfers as operands ask for them."""
+    """Walks the nodes once; makes values and transfers as operands request them."""
 
     def __init__(
         self, graph: Graph, topology: Topology, placement: Placement, *, peers: bool

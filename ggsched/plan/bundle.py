@@ -13,7 +13,7 @@ from ggsched.plan.streams import Streams
 from ggsched.topology.caps import DeviceFacts
 from ggsched.topology.cost import GUESSES
 
-FORMAT: Final = "ggsched-plan/2"
+FORMAT: Final = "ggsched-plan/3"
 
 
 class NodeInfo(msgspec.Struct, frozen=True, gc=False):
@@ -82,7 +82,7 @@ class Plan(msgspec.Struct, frozen=True):
         planning_s: Seconds that planning took; not part of the plan's identity.
         trades: Waits that exist to save memory, which only a memory budget brings about.
         fusions: Groups of nodes that run as one, ordered by their last nodes.
-        graph_text: The graph, as of ``ggsched.ir.text``, where it was asked for; else "".
+        graph_text: The graph, as of ``ggsched.ir.text``, where it was requested; else "".
     """
 
     format: str

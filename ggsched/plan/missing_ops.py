@@ -11,15 +11,15 @@ def missing_ops(plan: Plan) -> Iterator[str]:
     """Yield a line for each op that splits the work of a device which has no kernel for it.
 
     The splits are those that would not be there if nodes of the op ran between their neighbours.
-    Ops that are spelled out have a line each with the nodes that they became.
+    Ops that are decomposed have a line each with the nodes that they became.
     """
-    spelled = Counter(
+    decomposed = Counter(
         (plan.devices[c.device].name, c.detail.partition(",")[0])
         for c in plan.placement.choices
-        if c.cause == "spelled"
+        if c.cause == "decomposed"
     )
-    for (name, op), count in sorted(spelled.items()):
-        yield f"{name} has no {op!r}: spelled out by {count} {'node' if count == 1 else 'nodes'}"
+    for (name, op), count in sorted(decomposed.items()):
+        yield f"{name} has no {op!r}: decomposed into {count} {'node' if count == 1 else 'nodes'}"
     devices = [choice.device for choice in plan.placement.choices]
     for device, facts in enumerate(plan.devices):
         supported = {key.partition(":")[0] for key in facts.ops}

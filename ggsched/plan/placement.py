@@ -15,7 +15,7 @@ Cause = Literal[
     "offload",
     "cost",
     "policy",
-    "spelled",
+    "decomposed",
 ]
 """What decided: an explicit pin, the location of a weight, the location of the storage that the
 node writes through, the neighbour before or after it, a move to where its neighbours are, the

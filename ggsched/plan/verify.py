@@ -1,7 +1,7 @@
 """What must hold between passes: each artifact against the graph, the topology and the others.
 
 Every function raises ``PlanError`` that names the object and returns nothing. All of them take
-time that grows with the size of the artifact. That hazards are *ordered* is not asked here: it is
+time that grows with the size of the artifact. That hazards are *ordered* is not checked here: it is
 the question of ``ggsched.sanitize``, which answers it with code of its own.
 """
 

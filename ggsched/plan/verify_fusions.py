@@ -1,6 +1,6 @@
 """Checks of the groups that run as one: pattern, place, and that nobody misses anything.
 
-What is asked here is asked of the graph, in program order; whether the bytes are right is asked of
+This checks the graph, in program order; whether the bytes are right is checked on
 the commands, by the sanitizer.
 """
 

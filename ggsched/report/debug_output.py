@@ -33,20 +33,20 @@ def log_to_stderr(text: str) -> None:
     write_err(f"ggsched: {text}\n")
 
 
-def log_machine(topology: Topology, level: int, tell: Log = log_to_stderr) -> None:
-    """Tell the devices of a scheduler, from level 1 on."""
+def log_machine(topology: Topology, level: int, log: Log = log_to_stderr) -> None:
+    """Log the devices of a scheduler, from level 1 on."""
     if level < 1:
         return
     for facts in topology.devices:
-        tell(f"device {facts.name}: {facts.kind}, {facts.description}")
+        log(f"device {facts.name}: {facts.kind}, {facts.description}")
 
 
-def log_plan(plan: Plan, level: int, tell: Log = log_to_stderr) -> None:
-    """Tell a plan that was made: more of it on each level."""
+def log_plan(plan: Plan, level: int, log: Log = log_to_stderr) -> None:
+    """Log a plan that was made: more of it on each level."""
     if level < 1:
         return
     for line in plan_lines(plan, level):
-        tell(line)
+        log(line)
 
 
 def plan_lines(plan: Plan, level: int) -> list[str]:
@@ -61,9 +61,9 @@ def plan_lines(plan: Plan, level: int) -> list[str]:
 
 
 def recorder_for(level: int, recorder: Recorder | None) -> Recorder | None:
-    """Return a recorder that tells each call from level 4 on, one that keeps nothing if need be."""
+    """Return a recorder that logs each call from level 4 on; a new one keeps no records."""
     if level < EACH_CALL:
         return recorder
-    telling = recorder or Recorder(0)
-    telling.tell = log_to_stderr
-    return telling
+    made = recorder or Recorder(0)
+    made.log = log_to_stderr
+    return made

@@ -1,4 +1,4 @@
-"""One page that needs nothing else: data, style and scripts are in it, and it asks no network."""
+"""One self-contained page: data, style and scripts are in it, and it loads nothing."""
 
 import json
 from collections.abc import Sequence

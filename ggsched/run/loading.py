@@ -44,8 +44,8 @@ IN_UPLOAD: Final = 4
 MAX_READERS: Final = RING - IN_UPLOAD
 ZERO: Final = bytes(1)
 
-PATIENCE_S: Final = 0.05
-"""How often who waits for the loader's thread is told what has been sent."""
+REPORT_INTERVAL_S: Final = 0.05
+"""Interval at which ``close``, while it waits for the loader's thread, reports what was sent."""
 
 NoteWrite = Callable[[HostMemory], None]
 """Called with host memory that was written."""
@@ -131,7 +131,7 @@ class Loader:
             self._jobs.append(job)  # it takes no memory to let it wait
         else:
             self._upload_pieces(job, own)
-        self._tell_sent()
+        self._report_sent()
 
     def read(self, data: HostMemory, target: HostMemory) -> None:
         """Copy bytes to host memory, by several threads, and wait for it."""
@@ -219,7 +219,7 @@ class Loader:
             ring.pieces.append(_Piece(buffer, start, target, read, name))
         self._sent += [] if sent is None else [sent]
 
-    def _tell_sent(self) -> None:
+    def _report_sent(self) -> None:
         while self._sent:
             self._sent.popleft()()
 
@@ -259,13 +259,13 @@ class Loader:
         thread = self._thread
         if thread is not None:
             while thread.is_alive():
-                thread.join(PATIENCE_S)
-                self._tell_sent()
+                thread.join(REPORT_INTERVAL_S)
+                self._report_sent()
             self._thread = None
             self._switching.close()
         self._work()
         self._jobs.clear()
-        self._tell_sent()
+        self._report_sent()
 
     def _end_reads(self) -> None:
         """Let nobody write to the rings any more."""
@@ -274,7 +274,7 @@ class Loader:
             self._readers = None
 
     def _send(self, ring: "_Ring") -> bool:
-        """Enqueue the upload of the piece that was asked for first, when it has been read.
+        """Enqueue the upload of the piece that was requested first, when it has been read.
 
         Returns:
             Whether it could be read, and all pieces before it; ``close`` raises what went wrong.

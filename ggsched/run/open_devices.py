@@ -35,7 +35,7 @@ def opened(
 
 
 def _say(skipped: GgschedError) -> None:
-    """Say which backend is left out where all usable devices were asked for.
+    """Say which backend is left out where all usable devices were requested.
 
     That a machine has no GPU, or a library is not installed, is reported by ``ggsched devices`` and
     is nothing to be warned of at each run; a plug-in that is broken is.

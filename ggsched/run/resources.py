@@ -1,6 +1,6 @@
 """Resources of one plan: its arenas, host memory, and compiled segments.
 
-Of devices that are elsewhere (``PaperDevice``), in a part of a plan, nothing is made.
+Of devices that are elsewhere (``OfflineDevice``), in a part of a plan, nothing is made.
 
 Made in this order: arenas, host memory, programs. Released in the reverse order, after the streams
 have been drained (BUF-2).
@@ -13,13 +13,13 @@ from typing import Any, cast
 import numpy as np
 
 from ggsched.backend.chosen_rows import ChosenRows
-from ggsched.backend.offline_device import PaperDevice, PaperStream
+from ggsched.backend.offline_device import OfflineDevice, OfflineStream
 from ggsched.backend.page_lock import PageLock, lock_pages
 from ggsched.backend.plugin_calls import name_of, plugin_call
 from ggsched.backend.plugins import REPORT
 from ggsched.backend.program import BoundNode, Group, Operand, full_params
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Program, Stream
-from ggsched.backend.stages import telling
+from ggsched.backend.stages import stages_reported_to
 from ggsched.errors import BackendBroken, UsageError
 from ggsched.ids import show
 from ggsched.ir.graph import Graph
@@ -57,7 +57,7 @@ class Resources:
                 self.buffers, self.host = self._arenas(graph, plan, store)
                 store.begin_uploads()
                 store.stage("compiling kernels")
-                with telling(store.stage):
+                with stages_reported_to(store.stage):
                     self.programs = self._compile(graph, plan)
         except BaseException:
             close_all(reversed(self._owned))
@@ -97,7 +97,7 @@ class Resources:
         for arena in plan.memory.arenas:
             if arena.device == HOST:
                 host[arena.id] = _host_memory(_pinned_by(plan, store.devices), arena.nbytes)
-            elif isinstance(store.devices[arena.device], PaperDevice):
+            elif isinstance(store.devices[arena.device], OfflineDevice):
                 continue
             elif arena.kind == "compute":
                 buffers[arena.id] = self._own_arena(arena, store.devices, copiers)
@@ -164,7 +164,7 @@ def _host_memory(device: Device, nbytes: int) -> HostMemory:
         raise BackendBroken(
             f"allocate_host({nbytes}) returned {memory!r}",
             where=name,
-            why="writable host memory of that size was asked for",
+            why="writable host memory of that size was requested",
             hint=REPORT,
         )
     return memory
@@ -176,8 +176,8 @@ def _streams(plan: Plan, store: TensorStore) -> list[Stream]:
     streams: list[Stream] = []
     for spec in plan.streams.streams:
         device = store.devices[spec.device]
-        if isinstance(device, PaperDevice):
-            streams.append(cast(Stream, PaperStream(device)))
+        if isinstance(device, OfflineDevice):
+            streams.append(cast(Stream, OfflineStream(device)))
             continue
         index = used.get(spec.device, 0)
         used[spec.device] = index + 1
@@ -212,7 +212,7 @@ def _copiers(plan: Plan) -> dict[int, int]:
 
 def _pinned_by(plan: Plan, devices: Sequence[Device]) -> Device:
     """Return the device whose host memory is used: one that has to copy over a bus, if any."""
-    here = [d for d in devices if not isinstance(d, PaperDevice)]
+    here = [d for d in devices if not isinstance(d, OfflineDevice)]
     used = [d for s in plan.streams.streams if (d := devices[s.device]) in here] or here
     return next((d for d in used if not d.facts.is_host), used[0])
 

@@ -112,10 +112,10 @@ class TensorStore:
         return self._streams[key]
 
     def stage(self, what: str) -> None:
-        """Tell what is being done, where ``progress`` wants to know: it has a method ``stage``."""
-        tell = getattr(self._progress, "stage", None)
-        if tell is not None:
-            tell(what)
+        """Report what is being done to ``progress``, if that has a method ``stage``."""
+        report = getattr(self._progress, "stage", None)
+        if report is not None:
+            report(what)
 
     @property
     def streams(self) -> tuple[Stream, ...]:
@@ -332,7 +332,7 @@ class TensorStore:
                     loader.clear(arena.device, buffer)
         else:
             data, progress = self._host_bytes(arena, tensor), self._progress
-            told = partial(progress, arena.name, arena.nbytes) if progress is not None else None
+            report = partial(progress, arena.name, arena.nbytes) if progress is not None else None
             if device.facts.imports_host_memory:
                 data = self._readable(arena.name, data, loader, reader)
                 imported = _is_aligned(data, device.facts.alignment)
@@ -342,10 +342,10 @@ class TensorStore:
             else:
                 buffer = self._allocated(arena)
                 with self._filling(arena.name, buffer):
-                    loader.upload(arena.device, buffer, data, arena.name, told)
-                told = None
-            if told is not None:
-                told()
+                    loader.upload(arena.device, buffer, data, arena.name, report)
+                report = None
+            if report is not None:
+                report()
         here = (arena.device, arena.nbytes, arena.kind)
         return Resident(buffer, *here, tensor.dtype, tensor.shape, imported)
 

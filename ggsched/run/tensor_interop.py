@@ -101,7 +101,7 @@ class Exchange:
         """Refuse what was given of a tensor that is not the resident one any more."""
         if self._store.resident(name) is not held:
             raise InterchangeError(
-                "was released", where=name, hint="ask the scheduler for it again"
+                "was released", where=name, hint="get it from the scheduler again"
             )
 
     def _held(self, tensor: Tensor) -> Resident:
@@ -120,7 +120,7 @@ class Exchange:
             raise UsageError(
                 f"is resident as {held.dtype}{list(held.shape)}",
                 where=tensor.name,
-                why=f"asked for {tensor.dtype}{list(tensor.shape)}",
+                why=f"requested {tensor.dtype}{list(tensor.shape)}",
                 hint="use graph.named(name) of a graph that was run",
             )
         return held

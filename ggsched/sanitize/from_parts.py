@@ -50,7 +50,7 @@ _RULES: Final = (find_event_misuse, find_stuck, find_races, find_disorder, find_
 def check_parts(plan: Plan, parts: Sequence[Part], *, runs: int = 3) -> Report:
     """Return what is wrong with the parts of a plan when they run several times in a row.
 
-    That the plan itself is in order is asked by ``check_plan``.
+    ``check_plan`` checks the plan itself.
 
     Args:
         plan: The plan.

@@ -18,7 +18,7 @@ from ggsched.sanitize.report import Finding
 def find_overwritten_operands(plan: Plan, all_effects: Sequence[Effects]) -> list[Finding]:
     """Return results that lie on operands of their own node where the op does not allow it.
 
-    A result may lie on an operand of the same value. Within a fusion group this is asked of the
+    A result may lie on an operand of the same value. Within a fusion group this is checked for the
     group.
     """
     findings: list[Finding] = []

@@ -164,7 +164,7 @@ class Report(msgspec.Struct, frozen=True):
         commands: Number of its commands or records.
         runs: Number of consecutive runs that were looked at; 0 for a trace.
         findings: What is wrong; empty if nothing is.
-        advice: What is not wrong but costs time for nothing, where that was asked for.
+        advice: What is not wrong but costs time for nothing, where that was requested.
 
     Examples:
         >>> from ggsched.sanitize import Finding, Report

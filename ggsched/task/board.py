@@ -73,7 +73,7 @@ class Run:
                 del objects
             except InternalError:
                 raise
-            except BaseException as error:  # a worker has nobody else to tell
+            except BaseException as error:  # there is no caller to raise it to
                 self._fail(task, error)
         for read in task.reads:
             self.release(read)

@@ -107,8 +107,8 @@ def _work(queue: "SimpleQueue[Item]", progress: Progress) -> None:
             progress.running = command
             try:
                 work()
-            except BaseException as error:  # a thread has nobody else to tell
-                progress.fail(command if isinstance(command, str) else command.blame(error), error)
+            except BaseException as error:  # there is no caller to raise it to
+                progress.fail(command, error)
             progress.running = None
         del item, command, work  # nothing stays borrowed once it counts as complete (CPY-4)
         progress.finish_one()

@@ -1,6 +1,6 @@
 """A file of results, so that a long piece of work which was cut short goes on where it was.
 
-    journal = Journal(path, work="kit on cpu:0, seed 0", keys=names, type=Said)
+    journal = Journal(path, work="kit on cpu:0, seed 0", keys=names, type=CaseOutcome)
 
 The first line says what the work is, each other one has a key and a result (JSON). Lines are
 written at once, and one that was cut off in the middle does not count.

@@ -2,7 +2,7 @@
 
 A program that can be executed step by step (a ``SimWorld`` with its host program, a litmus block)
 has *actors*: the host, queues, whatever else acts. Each has at most one next step at a time. At
-each *moment* the program lists the steps that may happen now, asks a ``SchedulePolicy`` for
+each *moment* the program lists the steps that may happen now, calls a ``SchedulePolicy`` for
 one, and does it. Moments are numbered from 1; what was done before the first question is moment 0.
 
     options = [Option("q0", "c3 upload", causes=(4,)), HOST_GOES_ON]

@@ -1,6 +1,6 @@
 """Who does independent pieces of work, and whether results are kept.
 
-for verdict in Spread(jobs=4).results(verdict, blocks, keys=names, work="litmus", kind=Said): ...
+for r in Spread(jobs=4).results(check, blocks, keys=names, work="litmus", kind=Result): ...
 """
 
 from collections.abc import Callable, Iterator, Sequence

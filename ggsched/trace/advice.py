@@ -12,9 +12,9 @@ import msgspec
 from ggsched.trace.setup import RunSetup
 from ggsched.trace.utilization import Account, DeviceAccount, ideal_bubble
 
-MOST: Final = 3
-LEAST_SHARE: Final = 0.01
-"""Share of the window below which a change is not worth telling."""
+MAX_ADVICE: Final = 3
+MIN_SHARE: Final = 0.01
+"""Share of the window below which a change is not reported."""
 
 
 class Advice(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 def advise(
-    account: Account, setup: RunSetup | None = None, *, most: int = MOST
+    account: Account, setup: RunSetup | None = None, *, most: int = MAX_ADVICE
 ) -> tuple[Advice, ...]:
     """Return the changes that would help most, largest first.
 
@@ -51,7 +51,7 @@ def advise(
         advice
         for rule in (_copies, _balance, _batches, _fallbacks, _host, _between)
         for advice in rule(account, setup)
-        if advice.saves_s >= LEAST_SHARE * account.window_s
+        if advice.saves_s >= MIN_SHARE * account.window_s
     ]
     return tuple(sorted(found, key=lambda a: (-a.saves_s, a.rule))[:most])
 

@@ -84,7 +84,7 @@ def _copies(entry: Entry) -> int:
 
 
 def _kind(trace: Trace, entry: Entry) -> str:
-    """Return what tells records apart that follow each other in one order anyway."""
+    """Return what distinguishes records that follow each other in one order anyway."""
     name = str(type(entry).__struct_config__.tag)
     if isinstance(entry, Work):
         if trace.actors[entry.actor].kind == "host":

@@ -139,10 +139,10 @@ def _syncs(trace: Trace) -> dict[int, list[tuple[int, float]]]:
             known.waits[entry.actor].append((i, entry.event))
         elif isinstance(entry, Sync) and entry.end_s is not None:
             if entry.event is not None:
-                known.tell(*known.recorded.get(entry.event, (-1, i)), entry.end_s)
+                known.learn(*known.recorded.get(entry.event, (-1, i)), entry.end_s)
                 continue
             for actor in known.streams if entry.stream is None else [entry.stream]:
-                known.tell(actor, i, entry.end_s)
+                known.learn(actor, i, entry.end_s)
     for ends in known.ends.values():
         ends.sort()
     return known.ends
@@ -156,17 +156,17 @@ class _Known:
         self.recorded: dict[int, tuple[int, int]] = {}
         self.waits: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self.ends: dict[int, list[tuple[int, float]]] = defaultdict(list)
-        self._told: dict[int, int] = defaultdict(int)
+        self._waits_seen: dict[int, int] = defaultdict(int)
 
-    def tell(self, actor: int, at: int, end_s: float) -> None:
+    def learn(self, actor: int, at: int, end_s: float) -> None:
         """Note that all before a record was complete at a time, and what that implies."""
         open_ends = [(actor, at)]
         while open_ends:
             actor, at = open_ends.pop()
             self.ends[actor].append((at, end_s))
             waits = self.waits[actor]
-            while self._told[actor] < len(waits) and waits[self._told[actor]][0] < at:
-                event = waits[self._told[actor]][1]
-                self._told[actor] += 1
+            while self._waits_seen[actor] < len(waits) and waits[self._waits_seen[actor]][0] < at:
+                event = waits[self._waits_seen[actor]][1]
+                self._waits_seen[actor] += 1
                 if event in self.recorded:
                     open_ends.append(self.recorded[event])

@@ -41,8 +41,8 @@ class _Track:
         return bisect_right(self.done_s, at_s)
 
 
-class Blame:
-    """Answers for one timeline.
+class IdleAttribution:
+    """Attributes idle time of devices to its causes, for one timeline.
 
     Args:
         timeline: The timeline.

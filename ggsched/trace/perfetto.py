@@ -6,7 +6,7 @@ once: its object has all fields of our own header and ``entries``, which Perfett
 
 A device is a process, a stream a thread of it, the host the first process. Launches, copies, waits
 and host syncs are slices, the nodes of a launch slices within it. Flows lead from what an event
-stands for to who waits for it, and from copies to who reads them. Counters tell the live bytes of
+stands for to who waits for it, and from copies to who reads them. Counters show the live bytes of
 each arena and the allocated bytes of each device.
 """
 
@@ -86,7 +86,7 @@ class _Events:
         place = {"pid": pid, "tid": self.tids[span.id], "cat": span.kind}
         base = {**place, "name": span.label, "ts": _us(span.start_s), "args": _args(span)}
         if span.kind == "record" or span.end_s <= span.start_s:
-            if span.run >= 0 or span.kind != "sync":  # what was not waited for tells nothing
+            if span.run >= 0 or span.kind != "sync":  # without a wait it shows nothing
                 yield {"ph": "i", "s": "t", **base}
             return
         yield {"ph": "X", "dur": _us(span.end_s - span.start_s), **base}

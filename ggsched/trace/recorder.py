@@ -29,19 +29,19 @@ class Recorder:
 
     Args:
         limit: How many records to keep at most.
-        times: Whether devices are asked when commands ran. Without, calls of the host alone have
-            times, and recording costs less.
+        times: Whether devices report when commands ran. Without, only calls of the host have times,
+            and recording costs less.
 
     Attributes:
         clock: What times are in.
-        tell: Called with each call, in words, when it is made; or None.
+        log: Called with each call, as text, when it is made; or None.
         setup: How the run was set up, where the caller says so.
         elsewhere: Returns what other machines recorded so far (``ggsched.cluster.recorded``), where
             the devices are theirs.
     """
 
     def __init__(self, limit: int = DEFAULT_LIMIT, *, times: bool = True) -> None:
-        self.tell: Callable[[str], None] | None = None
+        self.log: Callable[[str], None] | None = None
         self.setup: RunSetup | None = None
         self.elsewhere: Callable[[], Any] | None = None
         self._limit = limit
@@ -149,7 +149,7 @@ class Recorder:
     def housekeeping(self) -> Iterator[None]:
         """Take no note of what the calling thread finds to be done in the meantime.
 
-        What was done by chance when somebody asked, and would not have been waited for, orders
+        What was done by chance when it was polled, and would not have been waited for, orders
         nothing.
         """
         self._own.is_housekeeping = True
@@ -167,8 +167,8 @@ class Recorder:
 
     def add(self, entry: Entry, stamp: Stamp | None = None) -> None:
         """Add a record, and when it was."""
-        if self.tell is not None:
-            self.tell(entries_text([entry], self._actors))
+        if self.log is not None:
+            self.log(entries_text([entry], self._actors))
         # Without a lock: appending to a list is atomic, and the list never becomes shorter.
         if len(self._entries) < self._limit:
             self._entries.append((entry, stamp))
@@ -177,8 +177,8 @@ class Recorder:
 
     def add_all(self, entries: Sequence[Entry], stamp: Stamp | None = None) -> None:
         """Add several records, next to each other."""
-        if self.tell is not None and entries:
-            self.tell(entries_text(entries, self._actors))
+        if self.log is not None and entries:
+            self.log(entries_text(entries, self._actors))
         kept = max(0, self._limit - len(self._entries))
         self._entries.extend(zip(entries[:kept], repeat(stamp), strict=False))
         if kept < len(entries):

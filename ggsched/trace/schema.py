@@ -12,7 +12,7 @@ import msgspec
 from ggsched.plan.bundle import Plan
 from ggsched.topology.caps import CopyOrder
 
-FORMAT: Final = "ggsched-trace/2"
+FORMAT: Final = "ggsched-trace/3"
 
 NOBODY: Final = -1
 """The ``by`` of a record that no thread of the trace has enqueued, as far as is known."""

@@ -23,11 +23,11 @@ from ggsched.trace.schema import (
 
 Stamp = Sequence[Any]
 """``(before_s, after_s, taken)``: when a call began and had returned, by the recorder's clock, and
-what may tell when its command ran, or None. A plain tuple: one is made for each call."""
+what may return when its command ran, or None. A plain tuple: one is made for each call."""
 
 
 class _Known:
-    """When a command ran, or the nodes of a launch, asked for in their order."""
+    """When a command ran, or the nodes of a launch, queried in their order."""
 
     def __init__(self, taken: Taken | None) -> None:
         parts = taken.parts() if taken is not None else None

@@ -21,7 +21,7 @@ import msgspec
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
 from ggsched.plan.collectives import collective_of
-from ggsched.trace.idle_attribution import Blame, Cause, Charge
+from ggsched.trace.idle_attribution import Cause, Charge, IdleAttribution
 from ggsched.trace.plan_account import PlanAccount, plan_accounts
 from ggsched.trace.schema import TracedPlan
 from ggsched.trace.timeline import COPIES, Span, Timeline, extents
@@ -202,11 +202,11 @@ def account(timeline: Timeline, traced: Sequence[TracedPlan] = ()) -> Account:
     """
     spans = [s for s in timeline.spans if s.run >= 0] if timeline.runs else list(timeline.spans)
     start, end = _window(timeline, spans)
-    blame = Blame(timeline, spans)
+    idle = IdleAttribution(timeline, spans)
     used = {s.track for s in spans}
     names = dict.fromkeys(track.device for track in timeline.tracks if track.id in used)
     between = _between(timeline, start, end)
-    devices = tuple(_device(blame, name, start, end, between) for name in names if name)
+    devices = tuple(_device(idle, name, start, end, between) for name in names if name)
     computing = sum(d.busy_s > 0 for d in devices)
     stages = min(computing, 1) if _is_shared(timeline) else computing
     busy = sum(d.busy_s for d in devices)
@@ -317,19 +317,23 @@ def _between(timeline: Timeline, start: float, end: float) -> list[tuple[float, 
 
 
 def _device(
-    blame: Blame, device: str, start: float, end: float, between: Sequence[tuple[float, float]]
+    idle: IdleAttribution,
+    device: str,
+    start: float,
+    end: float,
+    between: Sequence[tuple[float, float]],
 ) -> DeviceAccount:
     """Charge each moment of the window to one cause."""
     seconds: dict[str, float] = defaultdict(float)
     charges: list[Charge] = []
     at = start
-    for begin, until, following in blame.busy_of(device):
+    for begin, until, following in idle.busy_of(device):
         begin, until = max(begin, start), min(until, end)
         if begin > at:
-            charges += blame.gap_before(following, at, begin)
+            charges += idle.gap_before(following, at, begin)
         seconds["busy"] += max(0.0, until - max(begin, at))
         at = max(at, until)
-    charges += blame.tail_of(device, at, end)
+    charges += idle.tail_of(device, at, end)
     for charge in charges:
         length = charge.end_s - charge.start_s
         seconds[charge.cause] += length

@@ -17,7 +17,7 @@ N = 64
 
 
 class OldStream:
-    """A stream of contract 1.0: what it has not got is not asked for."""
+    """A stream of contract 1.0: what it has not got is not requested."""
 
     def __init__(self, inner):
         self.upload = inner.upload

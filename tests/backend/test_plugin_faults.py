@@ -1,4 +1,4 @@
-"""What plug-ins do wrong is told as theirs, wherever it shows."""
+"""What plug-ins do wrong is reported as theirs, wherever it shows."""
 
 import json
 import sys

@@ -105,7 +105,7 @@ class SoftwareDriver:
 
         with self._lock:
             if self._used + nbytes > MEMORY_NBYTES or nbytes > 1 << 30:
-                raise OutOfDeviceMemory(f"asked for {nbytes} bytes")
+                raise OutOfDeviceMemory(f"requested {nbytes} bytes")
             room = np.full(nbytes + 256, self._random.randrange(256), np.uint8)
             address = -(-room.ctypes.data // 256) * 256
             self._memory[address], self._owners[address] = room, pool

@@ -169,7 +169,7 @@ def test_too_much_memory(device):
 def test_accounting():
     device = base_device(memory_nbytes=100, max_allocation_nbytes=80)
     first = device.allocate(60)
-    with pytest.raises(OutOfDeviceMemory, match=r"asked for 50 bytes, 40 of 100"):
+    with pytest.raises(OutOfDeviceMemory, match=r"requested 50 bytes, 40 of 100"):
         device.allocate(50)
     first.close()
     first.close()

@@ -289,7 +289,7 @@ def test_faults_name_node_and_row(threads):
     graph = g.build(g.add(g.add(rows, x), x))
     values = tame(graph) | {"ids": np.array([1, -7], np.int32)}
     made = device(threads=threads)
-    with pytest.raises(DeviceFault, match=r"n0 get_rows.*row -7 was asked for.*4 rows"):
+    with pytest.raises(DeviceFault, match=r"n0 get_rows.*row -7 was requested.*4 rows"):
         run_direct(made, graph, values)
     values["ids"] = np.array([1, 3], np.int32)
     against_oracle.check(made, graph, values)

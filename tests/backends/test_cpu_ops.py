@@ -157,7 +157,7 @@ def test_ids_out_of_range_are_a_fault(op, count, wrong):
     graph = rows_by_ids(op, count)
     values = tame(graph) | {"ids": np.array([0, wrong][-count:], np.int32)}
     for device in DEVICES.values():
-        with pytest.raises(DeviceFault, match=rf"n0 {op}.*row {wrong} was asked for.*4 rows"):
+        with pytest.raises(DeviceFault, match=rf"n0 {op}.*row {wrong} was requested.*4 rows"):
             run_direct(device, graph, values)
 
 

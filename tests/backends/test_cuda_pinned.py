@@ -11,7 +11,7 @@ from ggsched_cuda.pinned import EXACT_NBYTES, SMALLEST, PinnedMemory
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What the driver is asked for; ``refuses`` makes it lock nothing."""
+    """What is requested of the driver; ``refuses`` makes it lock nothing."""
 
     class Calls(list):
         refuses = False

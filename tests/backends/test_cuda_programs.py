@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
-from ggsched.backend.stages import telling
+from ggsched.backend.stages import stages_reported_to
 from ggsched.errors import UsageError
 from ggsched_cuda import driver, programs
 from ggsched_cuda.driver import CudaError
@@ -73,7 +73,7 @@ def test_kernels_of_a_program_are_compiled_at_the_same_time(compiled):
     both, said = threading.Barrier(2), []
     compiled["meanwhile"] = lambda options: both.wait(PATIENCE_S)
     cache = programs.ProgramCache(90)
-    with telling(said.append):
+    with stages_reported_to(said.append):
         cache.prepare([*CALLS, *CALLS])
     assert said == ["compiling kernels: 1 of 2", "compiling kernels: 2 of 2"]
     assert use(cache) == [11, 12]

@@ -71,25 +71,25 @@ def test_those_that_wait_for_each_other_meet(group, words):
         assert found.offer(late, others(group, late), words)
     assert found.count == 3
     for k in range(3):
-        told = {own: s for s in group for own, _ in s.met[k]}
-        assert len(told) == p * (p - 1), "each is told by each other one, by words of its own"
+        setter = {own: s for s in group for own, _ in s.met[k]}
+        assert len(setter) == p * (p - 1), "each one sets a word of its own for each other one"
         for s in group:
-            assert {told[peer] for _, peer in s.met[k]} == set(group) - {s}
+            assert {setter[peer] for _, peer in s.met[k]} == set(group) - {s}
             for own, _ in s.met[k]:
                 place = own - s.gpu.start - k * SPACING
                 assert 0 <= place <= SPACING - WORD_NBYTES * words
             starts = sorted(own for own, _ in s.met[k])
             assert all(b - a >= WORD_NBYTES * words for a, b in pairwise(starts))
-            # Whom it tells by a word is told by it there.
+            # The word that it sets is the one that the other waits for.
             for own, peer in s.met[k]:
-                assert (peer, own) in told[peer].met[k]
+                assert (peer, own) in setter[peer].met[k]
     found.free()
     found.free()
     assert all(s.gpu.freed == [s.gpu.start] for s in group)
 
 
 def test_whoever_waits_for_something_earlier_does_not_meet(group):
-    """Another one has gone on: what it tells now would stand for more than is waited for."""
+    """Another one has gone on: a word that it sets now would stand for more than is waited for."""
     found, first, second = CaptureRendezvous(), group[0], group[1]
     early = others(group, first)
     second.last = object()

@@ -79,7 +79,7 @@ def test_one_kernel(what):
     assert defines["TOKENS"] == tokens
     assert call.groups[0] == call.cluster == defines["SPLITS"]
     codes = [arg.label for arg in call.args if isinstance(arg, CodeOf)]
-    assert codes == [nodes[KEYS].label, nodes[VALUES].label], "each tells of its own ids"
+    assert codes == [nodes[KEYS].label, nodes[VALUES].label], "each reports its own ids"
     assert call.args.count(FAULT) == 1
     size = nodes[KEYS].output.dtype.block_nbytes
     (alone,), _ = lower(nodes[LAST:], H200)

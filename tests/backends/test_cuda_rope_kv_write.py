@@ -64,7 +64,7 @@ def test_three_become_one(tokens):
     ends = [int.from_bytes(arg, "little") for arg in call.args[-2:]]
     assert ends == [8 * tokens, 10 * tokens]
     codes = [arg.label for arg in call.args if isinstance(arg, CodeOf)]
-    assert codes == [nodes[i].label for i in (ROPE, STORE_K, STORE_V)], "each tells of its own ids"
+    assert codes == [nodes[i].label for i in (ROPE, STORE_K, STORE_V)], "each reports its own ids"
 
 
 def test_two_become_one():

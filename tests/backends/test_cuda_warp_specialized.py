@@ -135,7 +135,7 @@ def test_what_is_fetched_early_is_constant():
 
 
 def test_few_stages_are_fetched_one_after_the_other():
-    """As long as the predecessor runs, which reads as well; many are asked for at once."""
+    """As long as the predecessor runs, which reads as well; many are requested at once."""
     few, many = (defines(*lowered(products_of(rows))) for rows in (2048, 16384))
     assert (few["STAGES"], few["FLIGHT"]) == ("4", "1")
     assert many["FLIGHT"] == many["STAGES"]

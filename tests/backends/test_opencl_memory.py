@@ -66,7 +66,7 @@ def test_empty_buffers(device):
 def test_too_much_memory(device):
     free = device.free_nbytes
     for nbytes in (device.facts.max_allocation_nbytes + 1, 2**60):
-        with pytest.raises(OutOfDeviceMemory, match=f"asked for {nbytes} bytes, {free} of"):
+        with pytest.raises(OutOfDeviceMemory, match=f"requested {nbytes} bytes, {free} of"):
             device.allocate(nbytes)
     most = device.facts.max_allocation_nbytes
     held = [device.allocate(most) for _ in range(free // most)]

@@ -176,5 +176,5 @@ def test_ids_out_of_range_are_a_fault(device, op, count, wrong):
     ids_given = np.arange(count, dtype=np.int32) % (count if op == "set_rows" else 4)
     ids_given[-1] = wrong
     total = max(4, count) if op == "set_rows" else 4
-    with pytest.raises(DeviceFault, match=rf"n0 {op}.*row {wrong} was asked for.*{total} rows"):
+    with pytest.raises(DeviceFault, match=rf"n0 {op}.*row {wrong} was requested.*{total} rows"):
         run_direct(device, graph, tame(graph) | {"ids": ids_given})

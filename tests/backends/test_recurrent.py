@@ -127,5 +127,5 @@ def test_a_slot_that_is_not_there(device, make, slot):
     graph = make(3)
     values = values_of(graph)
     values["slots"][1] = slot
-    with pytest.raises((UsageError, DeviceFault), match=f"row {slot} was asked for"):
+    with pytest.raises((UsageError, DeviceFault), match=f"row {slot} was requested"):
         run_direct(device, graph, values)

@@ -125,13 +125,13 @@ def test_wrong_sources_are_rejected(wrong):
 
 
 @pytest.mark.parametrize("gain", [1.0, 1.01])
-def test_what_it_is_spelled_out_by(gain):
-    def spelled(g, x, w, **params):
+def test_what_it_is_decomposed_into(gain):
+    def decomposed(g, x, w, **params):
         return g.add(g.mul(g.mul(x, w), params["gain"] * gain), params["shift"])
 
-    with registered("affine", {**AFFINE, "decompose": spelled}):
+    with registered("affine", {**AFFINE, "decompose": decomposed}):
         found = {r.case.name for r in run_conformance("sim", op="affine").findings}
-    assert found == (set() if gain == 1.0 else {"lch3_affine_spelled_out"})
+    assert found == (set() if gain == 1.0 else {"lch3_affine_decomposition"})
 
 
 def test_a_backend_without_a_kernel():

@@ -1,4 +1,4 @@
-"""Rates reach the planner, tell plans apart, and are named in the plan."""
+"""Rates reach the planner, distinguish plans, and are named in the plan."""
 
 from dataclasses import replace
 

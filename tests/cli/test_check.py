@@ -152,7 +152,7 @@ class TestBadInput:
             (b"{}", "file: not a plan"),
             (b'{"format": "ggsched-plan/9"}', "file: format 'ggsched-plan/9'"),
             (b'{"format": "ggsched-trace/9"}', "file:1: format 'ggsched-trace/9'"),
-            (b'{"format":"ggsched-trace/2","name":"x","actors":[]}\n{}', "file:2: not a trace"),
+            (b'{"format":"ggsched-trace/3","name":"x","actors":[]}\n{}', "file:2: not a trace"),
             (b"[1]", "file:1: an operation before the first header"),
             (b"litmus X race\nA run", "file:2: an operation is"),
             (b"litmus X race\n\xff", "file:2: not a text in UTF-8"),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from threading import Condition
 
-from ggsched.backend.offline_device import PaperDevice
+from ggsched.backend.offline_device import OfflineDevice
 from ggsched.errors import DeviceFault
 from ggsched.plan.parts import local_plan
 from ggsched.run.executor import Executor
@@ -77,7 +77,7 @@ class MachineThread:
         here = [m == part.machine for m in machines]
         topology = Topology(plan.devices)
         self.devices = [
-            d if is_here else PaperDevice(topology, i)
+            d if is_here else OfflineDevice(topology, i)
             for i, (d, is_here) in enumerate(zip(devices, here, strict=True))
         ]
         self.store = TensorStore(self.devices, weights, timeout_s=30)

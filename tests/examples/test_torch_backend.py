@@ -18,7 +18,7 @@ from tests.meta.repository import ROOT
 
 SOURCE = ROOT / "examples" / "torch_backend"
 OPS = frozenset(BUILT_IN) - {"attention", "linear_attention", "short_conv", "softplus"}
-"""Those that the example has: attention is spelled out, others are of recurrent models."""
+"""Those that the example has: attention is decomposed, others are of recurrent models."""
 
 WEIGHTS = (F32, F16, BF16, Q8_0, Q4_0, MXFP4)
 MODEL = ROOT / "ggsched" / "data" / "addition-moe.gguf"

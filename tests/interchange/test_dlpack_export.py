@@ -218,7 +218,7 @@ def test_misuse(scheduler):
         exchange.set_state(S, [1.0])
     other = GraphBuilder("other")
     state = other.state("s", (9,))
-    with pytest.raises(UsageError, match=r"asked for f32\[9\]"):
+    with pytest.raises(UsageError, match=r"requested f32\[9\]"):
         exchange.give(state)
     with pytest.raises(InterchangeError, match="float64 given for f32"):
         offered(np.zeros(3), F32)

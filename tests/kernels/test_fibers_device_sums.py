@@ -113,7 +113,7 @@ def rendezvous(rows, signals):
 
 @pytest.mark.parametrize("others", range(1, MAX_PEERS + 1))
 def test_a_kernel_meets_those_of_other_gpus(runner, others):
-    """It tells each for each row, and its own words are zeros again."""
+    """It signals each other one for each row, and its own words are zeros again."""
     call, own, peers, (graph, memory) = rendezvous(3, [1] * others)
     runner.fault[:] = 0
     runner.run(call)
@@ -135,7 +135,7 @@ def test_one_whom_somebody_does_not_meet_gives_up(runner, signals):
     fault = codes.fault(runner.fault.tolist())
     runner.fault[:] = 0
     assert call.label in str(fault)
-    assert f"did not come within {PATIENCE_MS / 1e3:g} s" in str(fault)
+    assert f"was not ready within {PATIENCE_MS / 1e3:g} s" in str(fault)
 
 
 def test_many_rows_do_not_meet():

@@ -1,4 +1,4 @@
-"""Programs of the warp-specialised kernels, as steps of well-known models ask for them."""
+"""Programs of the warp-specialised kernels, as steps of well-known models need them."""
 
 from dataclasses import replace
 from functools import cache

@@ -1,6 +1,6 @@
 """Damaged GGUF files, thousands of them, the same ones in every run.
 
-Each mutant differs from a healthy file in one thing that its name tells. Most are damaged so that
+Each mutant differs from a healthy file in one thing that its name states. Most are damaged so that
 a reader must refuse them; a few are odd but sound. A bit flip in a header may be either.
 """
 

@@ -1,4 +1,4 @@
-"""Chat templates: text of conversations, and what a hostile one is told."""
+"""Chat templates: text of conversations, and errors for hostile templates."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_chatml():
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n"
         "<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert not template(CHATML).render(ASKED, asks=False).endswith("assistant\n")
+    assert not template(CHATML).render(ASKED, add_generation_prompt=False).endswith("assistant\n")
 
 
 def test_special_tokens_and_namespaces():

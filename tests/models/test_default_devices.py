@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.gpu.shapes import LLAMA_1B, spec_of
-from ggsched.backend.offline_device import PaperDevice
+from ggsched.backend.offline_device import OfflineDevice
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import Q8_0
@@ -40,7 +40,7 @@ def machine(**changes):
 
 def chosen(spec, facts, *, n_ctx=1024, **settings):
     topology = Topology(tuple(facts))
-    devices = [PaperDevice(topology, i) for i in range(len(facts))]
+    devices = [OfflineDevice(topology, i) for i in range(len(facts))]
     return choose_devices(spec, n_ctx, devices, Settings(**settings))
 
 

@@ -86,7 +86,7 @@ def test_devices_without_attention_and_products_of_gates(name, mode, devices):
 
 
 def test_one_host_sync_for_a_batch(devices):
-    """However many micro-batches it has, and none at all where nothing is asked for."""
+    """However many micro-batches it has, and none at all where nothing is requested."""
     names = ("cpu:0", "cpu:1")
     how = {"offload": Offload(overrides=(TWO,)), "pipelining": "on"}
     with session("llama-tiny-f32", devices[names], **how) as s:

@@ -86,7 +86,7 @@ def test_a_device_that_is_a_hundred_times_slower(model, expected, way):
 def test_shares_of_unequal_memory(model, expected):
     """Equal shares do not fit the small device: which one it is and what helps; a share does."""
     _, session = opened(model, gpus(memory_nbytes=12_000), split_mode="tensor")
-    with session, pytest.raises(OutOfDeviceMemory, match="sim:1: asked for"):
+    with session, pytest.raises(OutOfDeviceMemory, match="sim:1: requested"):
         session.feed(TOKENS)
     shares = Offload(tensor_split=(3.0, 1.0))
     configs = gpus(memory_nbytes=12_000)

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rejected = rejected_baselines(mutants, spread)
     for name, case, reason in rejected:
         _say(f"baseline {name} REJECTED by {case}: {reason}")
-    assessed = mutation_score(mutants, elsewhere=not options.quick, tell=_tell, spread=spread)
+    assessed = mutation_score(mutants, elsewhere=not options.quick, log=_log, spread=spread)
     scores = list(plan_scores(drawn_plans(options.plans), spread)) if options.plans else []
     survivors = sum(not j.is_killed for j in assessed)
     missed = sum(len(s.missed) for s in scores)
@@ -47,7 +47,7 @@ def _progress(there: int, of: int) -> None:
         sys.stderr.write(f"\r{there} of {of} \r")
 
 
-def _tell(j: BlockVerdict) -> None:
+def _log(j: BlockVerdict) -> None:
     verdict = f"rejected by {len(j.killers)}" if j.is_killed else "SURVIVES"
     also = f", also {' '.join(j.other_rules)}" if j.other_rules else ""
     _say(f"{j.mutant.rule} {j.mutant.name}: {verdict}{also} ({j.seconds:.1f} s)")

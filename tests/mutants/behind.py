@@ -62,7 +62,7 @@ class LastFailureIsNamed(_GoesOn):
             try:
                 work()
             except Exception as error:
-                name = command if isinstance(command, str) else command.blame(error)
+                name = command if isinstance(command, str) else command.failed_node(error)
                 self.first = (name, error)
 
         _submit_plainly(self, command, run)
@@ -91,7 +91,7 @@ class _SomeRun(_GoesOn):
                 if self.first is None or runs:
                     work()
             except Exception as error:
-                name = command if isinstance(command, str) else command.blame(error)
+                name = command if isinstance(command, str) else command.failed_node(error)
                 self.first = self.first or (name, error)
 
         _submit_plainly(self, command, run)

@@ -1,4 +1,4 @@
-"""BUF: memory that is not what was asked for, or somebody else's."""
+"""BUF: memory that is not what was requested, or somebody else's."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from tests.mutants.mutant import breaks
 
 @breaks("BUF-1", "Lengths are rounded up to whole pages.", CPU)
 class LengthsRoundedUp(BaseDevice):
-    """The caller sees more than was asked for."""
+    """The caller sees more than was requested."""
 
     def allocate(self, nbytes: int) -> BaseBuffer:
         """Allocate whole pages."""
@@ -44,7 +44,7 @@ class BuffersOverlap(BaseDevice):
         return kept["block"][start : start + nbytes]
 
 
-@breaks("BUF-1", "After too much was asked for, the device gives nothing any more.", CPU)
+@breaks("BUF-1", "After too much was requested, the device gives nothing any more.", CPU)
 class OutOfMemoryForGood(BaseDevice):
     """One failure breaks the allocator."""
 
@@ -252,7 +252,7 @@ class HostViewIsACopy(BaseBuffer):
         return view
 
 
-@breaks("BUF-4", "A host view shows what was there when it was first asked for.", CPU)
+@breaks("BUF-4", "A host view shows what was there when it was first requested.", CPU)
 class HostViewIsCached(BaseBuffer):
     """A cache that nobody empties."""
 

@@ -103,8 +103,8 @@ class _LateBody:
     def run_timed(self, taken: HostTaken) -> None:
         taken.run(self.run)
 
-    def blame(self, error: BaseException) -> str:
-        return self._body.blame(error)
+    def failed_node(self, error: BaseException) -> str:
+        return self._body.failed_node(error)
 
 
 @breaks("CAP-4", "An update that is refused empties the graph.", CPU)

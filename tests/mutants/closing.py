@@ -95,7 +95,7 @@ class EventsOfClosedStreamsRaise(BaseStream):
 
 @breaks("ERR-3", "The thread of a stream that was closed stays.", CPU)
 class ThreadsOutliveTheirStreams(BaseStream):
-    """Nobody tells it to end."""
+    """Nothing makes it end."""
 
     def close(self) -> None:
         """Mark the stream as closed."""

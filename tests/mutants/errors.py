@@ -126,7 +126,7 @@ class HangsAfterAFailure(BaseStream):
 
 
 class _GoesOn(BaseStream):
-    """Runs what follows a failure, and tells of the failure in the end."""
+    """Runs what follows a failure, and reports the failure in the end."""
 
     def begin(self) -> None:
         """Remember nothing yet."""
@@ -140,7 +140,7 @@ class _GoesOn(BaseStream):
                 else:
                     self.follow(work)
             except Exception as error:
-                name = command if isinstance(command, str) else command.blame(error)
+                name = command if isinstance(command, str) else command.failed_node(error)
                 self.first = self.first or (name, error)
 
         super()._submit(command, run)
@@ -150,7 +150,7 @@ class _GoesOn(BaseStream):
         work()
 
     def sync(self, timeout_s: float) -> None:
-        """Wait, and tell."""
+        """Wait, and report."""
         super().sync(timeout_s)
         if self.first is not None:
             self.progress.fail(*self.first)

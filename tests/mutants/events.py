@@ -47,7 +47,7 @@ class RecordedTooEarly(BaseEvent):
         self._position -= 1
 
 
-@breaks("EVT-1", "An event stands for whatever its stream has when it is asked.", CPU)
+@breaks("EVT-1", "An event stands for whatever its stream has when it is queried.", CPU)
 class EventStandsForTheStream(BaseEvent):
     """The record is not a point but the stream."""
 

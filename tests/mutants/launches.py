@@ -82,9 +82,9 @@ class _Shared:
         """Run what was put there last."""
         self.body.run()
 
-    def blame(self, error: BaseException) -> str:
+    def failed_node(self, error: BaseException) -> str:
         """Return the label of the node that failed."""
-        return self.body.blame(error)
+        return self.body.failed_node(error)
 
 
 @breaks("LCH-1", "Every launch has the operands of the program that was compiled last.", CPU)

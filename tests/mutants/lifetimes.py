@@ -265,7 +265,7 @@ class PoolKnowsOneStream(_CountingPool):
         super().use(kind, buffer, stream)
 
 
-@breaks("BUF-2", "A pool asks whether the first of several users is done.", CPU)
+@breaks("BUF-2", "A pool checks whether the first of several users is done.", CPU)
 class PoolAsksTheFirstUser(_CountingPool):
     """It keeps the position of the first command."""
 
@@ -359,7 +359,7 @@ class TargetIsNotKept(BaseStream):
 
 @breaks("BUF-2", "A simulated device reuses memory that only a copy still writes.", SIM)
 class SimReusesDestinations(SimStream):
-    """Copies are not asked for what they write."""
+    """Copies are not checked for what they write."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
         """Write what the closed buffer's place holds by then."""

@@ -33,9 +33,9 @@ class Around:
         """Run it as one piece, and note when."""
         taken.run(self.run)
 
-    def blame(self, error: BaseException) -> str:
+    def failed_node(self, error: BaseException) -> str:
         """Return the label of the node that failed."""
-        return self.body.blame(error)
+        return self.body.failed_node(error)
 
 
 class MutatedCalls(BaseDevice):

@@ -18,8 +18,8 @@ written by `make mutation`.
 Each *mutant* is a good device, its *baseline*, with one behaviour changed. The conformance kit has
 to reject it by a case of the very rule that it breaks, and to pass the baseline. The last column
 has the other rules whose cases reject it, too (cases of single ops, random programs and the
-longest cases are asked about their own rules only); *own* means that there is none, so the rule is
-not covered by accident.
+longest cases run for mutants of their own rules only); *own* means that there is none, so the rule
+is not covered by accident.
 """
 
 _PLANS: Final = """\
@@ -39,7 +39,7 @@ def page(assessed: Sequence[BlockVerdict], plans: Sequence[PlanScore]) -> str:
     rules = len({j.mutant.rule for j in assessed})
     lines = [_TOP, f"**{killed} of {len(assessed)} mutants of {rules} rules are rejected.**", ""]
     if any(j.others is None for j in assessed):
-        lines += ["Cases of other rules were not asked in this run (`--quick`).", ""]
+        lines += ["Cases of other rules were not part of this run (`--quick`).", ""]
     lines += [*_rules(assessed), "", *_mutants(assessed), "", *_plan_lines(plans)]
     return "\n".join(lines).rstrip() + "\n"
 

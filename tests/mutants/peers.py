@@ -133,7 +133,7 @@ class PeersAreReadWhenEnqueued(_Copying):
     """The host makes the copy."""
 
     def note(self, program: BaseProgram, refresh: Callable[[], None]) -> None:
-        """Copy as soon as the stream is told."""
+        """Copy as soon as the stream gets the command."""
         stream: Any = program.stream
         known = stream.__dict__.setdefault("refresh", {})
         if not known:
@@ -151,7 +151,7 @@ class PeersAreReadWhenEnqueued(_Copying):
 
 
 class _Late(BaseStream):
-    """A stream that enqueues launches which read peers later than it is told."""
+    """A stream that enqueues launches which read peers later than in its order."""
 
     def begin(self) -> None:
         """Nothing is deferred."""
@@ -192,12 +192,12 @@ class _MarksFar(BaseDevice):
         return made
 
 
-@breaks("COL-3", "A launch that reads a peer runs when its result is asked for.", CPU)
+@breaks("COL-3", "A launch that reads a peer runs when its result is requested.", CPU)
 class PeerLaunchesAreLazy(_MarksFar):
     """Events behind it, and the host, believe that it is complete."""
 
 
-@breaks("COL-3", "A launch reads the peer once more when its result is asked for.", CPU)
+@breaks("COL-3", "A launch reads the peer once more when its result is requested.", CPU)
 class PeerLaunchesRunAgain(_MarksFar):
     """The result is what the peer held last."""
 
@@ -287,7 +287,7 @@ class PeersComeLast(BaseDevice):
 
 @breaks("COL-4", "A peer's stream stays captured.", CPU)
 class PeerStreamsStayCaptured(BaseDevice):
-    """The end of a capture is told to the device's own streams only."""
+    """The end of a capture is reported to the device's own streams only."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
         """Give the others a capture that nobody ends."""

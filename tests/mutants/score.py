@@ -122,7 +122,7 @@ def mutation_score(
     mutants: Sequence[Mutant],
     *,
     elsewhere: bool = False,
-    tell: Callable[[BlockVerdict], None] | None = None,
+    log: Callable[[BlockVerdict], None] | None = None,
     spread: Spread = HERE,
 ) -> tuple[BlockVerdict, ...]:
     """Assess mutants.
@@ -130,7 +130,7 @@ def mutation_score(
     Args:
         mutants: Which ones.
         elsewhere: Whether to run cases of other rules as well, those that are cheap.
-        tell: Called with each assessment, in the order of the mutants.
+        log: Called with each assessment, in the order of the mutants.
         spread: Who does it.
     """
     cases = {case.name: case for case in all_cases()}
@@ -145,8 +145,8 @@ def mutation_score(
     for mutant, (own, others, seconds) in zip(mutants, found, strict=True):
         also = None if others is None else results(others)
         assessed.append(BlockVerdict(mutant, results(own), also, seconds))
-        if tell is not None:
-            tell(assessed[-1])
+        if log is not None:
+            log(assessed[-1])
     return tuple(assessed)
 
 

@@ -108,9 +108,9 @@ class _Slot:
         """Run it as one piece."""
         taken.run(self.run)
 
-    def blame(self, error: BaseException) -> str:
+    def failed_node(self, error: BaseException) -> str:
         """Name the node of one's own graph."""
-        return str(self.own.blame(error))
+        return str(self.own.failed_node(error))
 
 
 # --- ids --------------------------------------------------------------------------------------

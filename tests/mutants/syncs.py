@@ -164,7 +164,7 @@ class EventIsDoneBlocks(BaseEvent):
 
 @breaks("STR-6", "is_done of a stream is always true.", CPU)
 class AlwaysDone(BaseStream):
-    """What is asked for is not known."""
+    """What is requested is not known."""
 
     @property
     def is_done(self) -> bool:

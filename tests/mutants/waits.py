@@ -154,7 +154,7 @@ class SiblingsAreIgnored(SimStream):
     """The wait looks the event up among the device's own."""
 
     def notice_of(self, event: SimEvent) -> Task | None:
-        """Return what tells that an own event is done, and nothing for others."""
+        """Return the task that notifies of an own event, and nothing for others."""
         return super().notice_of(event) if event.device is self.device else None
 
 

@@ -1,4 +1,4 @@
-"""Attention that is spelled out becomes the op, and nothing else changes."""
+"""Attention that is decomposed becomes the op, and nothing else changes."""
 
 from dataclasses import replace
 
@@ -17,10 +17,10 @@ from ggsched.testing.oracle.interpreter import run_oracle
 from tests.passes.machines import machine
 
 
-def spelled(tokens=3, heads=4, groups=2, n=7, kind="f32", *, merges=True, masked=True, sinks=True,
-            between=None, also=False, inplace=False):  # fmt: skip
+def decomposed(tokens=3, heads=4, groups=2, n=7, kind="f32", *, merges=True, masked=True,
+               sinks=True, between=None, also=False, inplace=False):  # fmt: skip
     """Return attention as two products and a softmax, and what reads its result."""
-    g, dtype = GraphBuilder("spelled"), dtype_by_name(kind)
+    g, dtype = GraphBuilder("decomposed"), dtype_by_name(kind)
     q = g.rope(g.input("q", (tokens, heads, 8)), g.input("at", (tokens,), dtype_by_name("i32")))
     caches = [g.state(name, (n + 2, groups * m), dtype) for name, m in (("k", 8), ("v", 6))]
     k, v = (
@@ -60,7 +60,7 @@ WHAT = [
 
 @pytest.mark.parametrize("what", WHAT)
 def test_recognised(what):
-    graph = spelled(**what)
+    graph = decomposed(**what)
     found = recognise_attention(graph, machine("cpu:0"))
     made = found.graph
     verify_graph(made)
@@ -90,7 +90,7 @@ def test_recognised(what):
     ],
 )
 def test_left_alone(what):
-    assert recognise_attention(spelled(**what), machine("cpu:0")) is None
+    assert recognise_attention(decomposed(**what), machine("cpu:0")) is None
 
 
 def test_devices_without_the_op():
@@ -99,7 +99,7 @@ def test_devices_without_the_op():
         replace(f, ops=frozenset(key for key in f.ops if not key.startswith("attention")))
         for f in topology.devices
     )
-    assert recognise_attention(spelled(), replace(topology, devices=bare)) is None
+    assert recognise_attention(decomposed(), replace(topology, devices=bare)) is None
 
 
 @given(drawn=graphs())
@@ -113,7 +113,7 @@ def test_random_graphs_mean_the_same(drawn):
 
 
 def test_a_scheduler_runs_the_op_and_keeps_the_ids_of_outputs():
-    graph = spelled(tokens=4, n=50)
+    graph = decomposed(tokens=4, n=50)
     values = values_for(DrawnGraph(graph, RULES), 1)
     (wanted,) = run_oracle(graph, values).items()
     inputs = {name: array for name, array in values.items() if name != "w"}

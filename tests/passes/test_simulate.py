@@ -1,4 +1,4 @@
-"""The simulation of a plan's commands tells the time of the simulated devices."""
+"""The simulation of a plan's commands gives the time of the simulated devices."""
 
 import math
 from dataclasses import replace

@@ -63,7 +63,7 @@ def test_it_is_plain_json(plan):
         (b"{}", "missing required field `format`"),
         (b'{"format": 1}', "Expected `str`"),
         (b'{"format": "ggsched-plan/1"}', "format 'ggsched-plan/1' instead of"),
-        (b'{"format": "ggsched-plan/2"}', "missing required field"),
+        (b'{"format": "ggsched-plan/3"}', "missing required field"),
         (b"\xff\xfe", "malformed"),
         (b"[" * 100_000, "not a plan"),
         ("\ud800", "not a plan"),

@@ -39,7 +39,7 @@ DECODED = 2
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a user can ask for."""
+    """What a user can request."""
 
     model: str
     weights: str

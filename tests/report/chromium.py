@@ -1,6 +1,6 @@
 """A headless Chromium, driven through the DevTools protocol over a pipe: nothing but the browser.
 
-A test that asks for one is skipped where there is none.
+A test that requests one is skipped where there is none.
 """
 
 import base64
@@ -168,5 +168,5 @@ class Chromium:
             elif method == "Network.requestWillBeSent":
                 url = params["request"]["url"]
                 if not url.startswith(("file:", "data:", "about:", "blob:")):
-                    found.append(f"asked for {url}")
+                    found.append(f"requested {url}")
         return found

@@ -1,4 +1,4 @@
-"""``GGSCHED_DEBUG``: each level tells what the one below tells, and more."""
+"""``GGSCHED_DEBUG``: each level logs what the one below logs, and more."""
 
 import pytest
 

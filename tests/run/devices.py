@@ -78,7 +78,7 @@ class TestDevice(BaseDevice):
 
 
 class SpiedWorker(WorkerStream):
-    """Notes how long the host is ready to wait, and tells the test before it does."""
+    """Notes how long the host is ready to wait, and reports it to the test before it waits."""
 
     def sync(self, timeout_s):
         self.device.synced.append(timeout_s)

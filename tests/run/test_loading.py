@@ -242,7 +242,7 @@ def test_a_run_names_the_mapped_file_that_changed(tmp_path, when):
 
 
 def test_the_weight_that_cannot_be_read_is_named_and_none_stays(tmp_path):
-    """It is found when the next one is asked for, whose fault it is not."""
+    """It is found when the next one is requested, whose fault it is not."""
     values = np.ones(3 << 20, np.float32)
     values.tofile(tmp_path / "w.bin")
     mapped = map_file(str(tmp_path / "w.bin"))

@@ -88,16 +88,16 @@ def test_nothing_runs_before_all_weights_are_there(weights):
         assert (out["y"] == 2).all()
 
 
-def test_progress_is_told_on_the_callers_thread(weights):
-    told = []
+def test_progress_is_reported_on_the_callers_thread(weights):
+    reported = []
 
     def progress(name, nbytes):
-        told.append((name, nbytes, threading.current_thread()))
+        reported.append((name, nbytes, threading.current_thread()))
 
     with Scheduler([far_device()], weights=weights, progress=progress) as scheduler:
         scheduler.prepare(two_sums())
         here = threading.current_thread()
-        assert told == [("a", 4 * LENGTH, here), ("b", 4 * LENGTH, here)]
+        assert reported == [("a", 4 * LENGTH, here), ("b", 4 * LENGTH, here)]
 
 
 def test_an_upload_that_fails_ends_the_run_and_leaves_nothing(weights):
@@ -167,7 +167,7 @@ def test_uploads_begin_when_all_memory_is_there(weights, monkeypatch):
 
 
 def test_weights_that_are_made_when_asked_for_do_not_pile_up():
-    """Sources that convert give fresh memory: each is read before the next one is asked for."""
+    """Sources that convert give fresh memory: each is read before the next one is requested."""
     alive, most = [], []
 
     def source(name):

@@ -81,7 +81,7 @@ def test_says_how_much_and_where():
     _, scheduler = scheduler_with(200)
     with (
         scheduler,
-        pytest.raises(OutOfDeviceMemory, match=r"test:0: asked for \d+ bytes, \d+ of 200 are free"),
+        pytest.raises(OutOfDeviceMemory, match=r"test:0: requested \d+ bytes, \d+ of 200 are free"),
     ):
         scheduler.run(big(), {"x": X})
 

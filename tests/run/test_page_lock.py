@@ -17,7 +17,7 @@ X = np.arange(SIZE, dtype=np.float32)
 
 
 class Locking(TestDevice):
-    """A device with memory of its own that locks pages, unless it is told to refuse."""
+    """A device with memory of its own that locks pages, unless it is set to refuse."""
 
     def __init__(self, *, refuses=False):
         super().__init__(

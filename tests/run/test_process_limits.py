@@ -64,8 +64,8 @@ print("the parent goes on")
 def test_a_real_fork_neither_hangs_nor_harms_the_parent():
     done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    told, parent = done.stdout.splitlines()
-    assert told.startswith("UsageError Scheduler.run: called in a forked process: devices, their")
+    child, parent = done.stdout.splitlines()
+    assert child.startswith("UsageError Scheduler.run: called in a forked process: devices, their")
     assert parent == "the parent goes on"
 
 
@@ -81,7 +81,7 @@ def no_threads(monkeypatch):
     monkeypatch.undo()
 
 
-def test_a_limit_of_threads_is_told_and_changes_nothing(no_threads, monkeypatch):
+def test_a_limit_of_threads_is_child_and_changes_nothing(no_threads, monkeypatch):
     with Scheduler(["cpu:0"], settings=Settings()) as scheduler:
         no_threads()
         with pytest.raises(BackendUnavailable, match=r"cpu:0 stream 0: no thread can be started"):

@@ -220,7 +220,7 @@ class TestExchange:
                 with pytest.raises(UsageError) as caught:
                     scheduler.exchange.give(plus(role, shape, dtype).named("t"))
                 text = str(caught.value)
-                assert text.startswith("t: is resident as f32[3, 4]: asked for ")
+                assert text.startswith("t: is resident as f32[3, 4]: requested ")
                 assert f"{dtype}{list(shape)}" in text
 
     def test_a_state_under_another_shape(self):

@@ -72,7 +72,7 @@ def test_work_that_stands_still_is_ended_and_named():
 
 
 def test_the_wait_of_a_function():
-    """It is given up after the timeout without progress, and told of progress otherwise."""
+    """It is given up after the timeout without progress, and progress is reported otherwise."""
     waited, beats, marks = [], [], iter([0, 1, 1, 2, *[3] * 20])
 
     def wait(seconds):

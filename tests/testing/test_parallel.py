@@ -39,10 +39,10 @@ def test_without_the_plug_in_the_error_says_what_to_install(monkeypatch):
         list(in_order(str, range(2), ray="auto"))
 
 
-def test_progress_is_told():
-    told = []
-    list(in_order(str, range(3), progress=lambda there, of: told.append((there, of))))
-    assert told == [(1, 3), (2, 3), (3, 3)]
+def test_progress_is_reported():
+    reported = []
+    list(in_order(str, range(3), progress=lambda there, of: reported.append((there, of))))
+    assert reported == [(1, 3), (2, 3), (3, 3)]
 
 
 def journal(path, work="w"):

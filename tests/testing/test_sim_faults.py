@@ -128,7 +128,7 @@ class TestStreams:
         world = SimWorld([SimConfig()], faults=InjectedFaults(no_memory=frozenset({1})))
         d = world.open(0)
         d.allocate(8)
-        with pytest.raises(OutOfDeviceMemory, match="asked for 8"):
+        with pytest.raises(OutOfDeviceMemory, match="requested 8"):
             d.allocate(8)
         d.allocate(8)
         assert world.live()["buffers"] == 2

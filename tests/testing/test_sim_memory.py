@@ -47,7 +47,7 @@ class TestMemory:
     def test_too_much(self):
         d = device_of(EagerPolicy(), memory_nbytes=100, max_allocation_nbytes=60)
         first = d.allocate(60)
-        with pytest.raises(OutOfDeviceMemory, match="asked for 60 bytes, 40 of 100 are free"):
+        with pytest.raises(OutOfDeviceMemory, match="requested 60 bytes, 40 of 100 are free"):
             d.allocate(60)
         first.close()
         d.allocate(60)
@@ -55,9 +55,9 @@ class TestMemory:
     def test_more_than_the_system_has(self):
         d = device_of(EagerPolicy(), memory_nbytes=1 << 62, max_allocation_nbytes=1 << 62)
         for nbytes in (1 << 55, 1 << 61):
-            with pytest.raises(OutOfDeviceMemory, match=f"asked for {nbytes} bytes"):
+            with pytest.raises(OutOfDeviceMemory, match=f"requested {nbytes} bytes"):
                 d.allocate(nbytes)
-            with pytest.raises(OutOfDeviceMemory, match=f"asked for {nbytes} bytes"):
+            with pytest.raises(OutOfDeviceMemory, match=f"requested {nbytes} bytes"):
                 d.allocate_host(nbytes)
         assert d.allocate(16).nbytes == 16
 

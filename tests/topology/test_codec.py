@@ -107,7 +107,7 @@ BAD = {
     "a number": "3",
     "no format": "{}",
     "another format": text_of(format="ggsched-topology/3"),
-    "a plan": text_of(format="ggsched-plan/2"),
+    "a plan": text_of(format="ggsched-plan/3"),
     "no usable device": json.dumps({"backends": [], "topology": None}),
     "no devices": text_of(devices=[]),
     "devices that are not objects": text_of(devices=[1]),

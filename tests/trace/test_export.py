@@ -59,7 +59,7 @@ def test_there_and_back():
 def test_one_line_each():
     lines = LINES.decode().splitlines()
     assert len(lines) == 1 + len(TRACE.entries)
-    assert lines[0].startswith('{"format":"ggsched-trace/2","name":"all records"')
+    assert lines[0].startswith('{"format":"ggsched-trace/3","name":"all records"')
     assert lines[3] == (
         '{"type":"work","actor":1,"label":"copy","by":0,"reads":[[0,0,8,"v1"]],'
         '"writes":[[0,8,16,""]],"is_copy":true}'
@@ -83,7 +83,7 @@ def test_tags_may_be_left_out():
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        (b"ggsched-trace/2", b"ggsched-trace/1", 1),
+        (b"ggsched-trace/3", b"ggsched-trace/1", 1),
         (b'"name":"all records",', b"", 1),
         (b'"type":"barrier"', b'"type":"fence"', 6),
         (b'"actor":1,"event":3', b'"actor":"q0","event":3', 8),
@@ -113,7 +113,7 @@ def test_any_bytes(data):
 def test_is_trace():
     assert is_trace(LINES)
     assert is_trace(b"\n" + LINES.replace(b"trace/1", b"trace/9"))
-    assert not is_trace(b'{"format": "ggsched-plan/2"}')
+    assert not is_trace(b'{"format": "ggsched-plan/3"}')
     assert not is_trace(b"litmus X race")
     assert not is_trace(b"\xff\xfe")
     assert not is_trace(b"")

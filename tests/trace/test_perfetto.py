@@ -1,4 +1,4 @@
-"""The form for Perfetto: what its documentation asks for, and that it says what the trace says."""
+"""The form for Perfetto: what its documentation requires, and that it says what the trace says."""
 
 import json
 from collections import defaultdict
@@ -120,7 +120,7 @@ def test_one_file_is_both(traced_plan):
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [(b'"type":"record"', b'"type":"rekord"'), (b"ggsched-trace/2", b"ggsched-trace/9")],
+    [(b'"type":"record"', b'"type":"rekord"'), (b"ggsched-trace/3", b"ggsched-trace/9")],
 )
 def test_what_is_wrong_with_it_is_reported(old, new):
     data = trace_to_perfetto(traced_run(MACHINES["sim"](), 1)[1])

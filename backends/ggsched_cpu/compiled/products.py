@@ -60,7 +60,7 @@ def is_dense(a: Array) -> bool:
 
 
 def _activations(node: Node, site: CpuLoweringContext, kernels: Kernels) -> _Rows | None:
-    """Return the activations of a product, rounded beside packed weights unless f32 is asked."""
+    """Return the activations of a product, rounded beside packed weights unless f32 is set."""
     x, dtype = node.inputs[1], node.dtype(0)
     if not dtype.is_quantized or kernels.activations == "f32":
         return _Rows(x, address(x), x.strides[:-1], (), "f32")

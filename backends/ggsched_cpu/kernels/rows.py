@@ -33,7 +33,7 @@ def checked_ids(ids: Array, count: int) -> Array:
 def no_such_row(row: int, count: int) -> UsageError:
     """Return the error for an id out of range."""
     return UsageError(
-        f"row {row if row < 1 << 31 else row - (1 << 32)} was asked for",
+        f"row {row if row < 1 << 31 else row - (1 << 32)} was requested",
         why=f"there are {count} rows",
         hint="look at what computes the ids",
     )

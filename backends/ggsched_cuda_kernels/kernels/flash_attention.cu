@@ -42,7 +42,7 @@
 #define V_PITCH (2 * ACROSS + 16)
 #define STAGE_NBYTES (BN * (K_PITCH + V_PITCH))
 #define LOADS 8 /* of queries that a lane has under way */
-/* Wait until the rows of step i are there for all, and all are done with those before them; ask for the next ones. */
+/* Wait until the rows of step i are there for all, and all are done with those before them; request the next ones. */
 #define ADVANCE(i)                                                                                                  \
   do {                                                                                                              \
     COPIES_AWAIT(0);                                                                                                \
@@ -131,7 +131,7 @@ FN void take_eight(u8 *place, const u8 *row, int c) {
 #define TAKE_EIGHT(place, row, c) COPY16((place), (row) + 16 * (c))
 #endif
 
-/* Ask for rows [n0, n0 + BN) of keys and values; those behind the last one are zeros, since 0 * NaN is NaN. */
+/* Request rows [n0, n0 + BN) of keys and values; those behind the last one are zeros, since 0 * NaN is NaN. */
 FN void fetch(u8 *to, const u8 *k, i64 sk, const u8 *v, i64 sv, int n0, int n) {
   for (int i = LANE; i < BN * (WIDTH / 8); i += LANES) {
     int row = i / (WIDTH / 8), c = i % (WIDTH / 8);
@@ -171,7 +171,7 @@ FN void ask_for_rows(const u8 *row, i64 step, int from, int to, int lines) {
 /* Groups: (T * share / BM, G, splits); the last rows, which see most, come first.
  *
  * With READS_EARLY the predecessor does not write bounds, and waited for its own one first: what a group sees is known,
- * and asked for, while it still runs. */
+ * and requested, while it still runs. */
 #undef KERNEL_BOUNDS
 #define KERNEL_BOUNDS __launch_bounds__(LANES, RESIDENT)
 KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv, GLOBAL const u8 *q, Tens tq,

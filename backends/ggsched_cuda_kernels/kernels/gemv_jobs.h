@@ -14,7 +14,7 @@
  * ended: two kernels that fetch at once only take the memory from what they wait for.
  *
  * Until all stages have been filled once no more than FLIGHT of them are under way: few where a group is given few,
- * since it has them in time anyway, and what the predecessor reads comes behind all that has been asked for.
+ * since it has them in time anyway, and what the predecessor reads comes behind all that has been requested.
  *
  * NK, the extent of the sum, is a constant. Rows of a weight have no gaps. ALIGNED says that they begin at multiples
  * of 128 bytes; if not, stages are copied with the bytes before and behind them that fill pieces of 16.

@@ -6,25 +6,25 @@
  * last axis without gaps, at multiples of 16 bytes; w is one row. y and m may be a, b or z, but not each other.
  * a and b may be memory of another GPU: each element is read once.
  *
- * Where `own0` is not 0 the kernel meets those of other GPUs that make addends, of up to PEERS: it tells each that all
- * before it is complete by a word in that GPU's memory (`peer0`, ...), one for each row, and reads nothing before its
- * own words (`own0`, ...) were told, one by each. These are 0 again when the kernel ends. After `patience` nanoseconds it
- * gives up, and the stream's `fault` tells.
+ * Where `own0` is not 0 the kernel meets those of other GPUs that make addends, of up to PEERS: when all before
+ * it is complete it sets a word in the memory of each of these GPUs (`peer0`, ...), one for each row, and reads nothing
+ * before they have set its own words (`own0`, ...), each one of them. These are 0 again when the kernel ends. After
+ * `patience` nanoseconds it gives up and writes the stream's `fault`.
  */
-#define TELL(word) asm volatile("st.release.sys.global.u32 [%0], 1;" ::"l"(word) : "memory")
-#define HEAR(heard, word) asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(heard) : "l"(word) : "memory")
+#define SIGNAL(word) asm volatile("st.release.sys.global.u32 [%0], 1;" ::"l"(word) : "memory")
+#define POLL(seen, word) asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory")
 #define NANOSECONDS(t) asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t))
 #define POLLS 256 /* between two looks at the clock */
 #define PEERS 3
 
 FN void meet_(u32 *own, u32 *peer, i64 patience, GLOBAL i32 *fault, int code) {
-  u32 heard = 0;
+  u32 seen = 0;
   u64 start = 0, now = 0;
-  TELL(peer);
+  SIGNAL(peer);
   NANOSECONDS(start);
   for (int polls = 1; true; polls++) {
-    HEAR(heard, own);
-    if (heard) break;
+    POLL(seen, own);
+    if (seen) break;
     if (polls % POLLS) continue;
     NANOSECONDS(now);
     if (fault[0]) return; /* nobody waits again for one that did not come */

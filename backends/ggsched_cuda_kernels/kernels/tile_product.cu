@@ -21,7 +21,7 @@
  *
  * WEIGHTS 2 or 3: products of the same rows with several weights, whose columns follow each other.
  *
- * CONSTANT_W says that nobody writes the weights: their first stretches are asked for while the predecessor still runs.
+ * CONSTANT_W says that nobody writes the weights: their first stretches are requested while the predecessor still runs.
  *
  * Where rows are few, columns alone give too few thread blocks to keep memory busy. Then SPLITS of them, a cluster, share
  * the sum: each takes a stretch of k, and in the end adds up, in the order of the stretches, what all have for its share
@@ -196,7 +196,7 @@ typedef struct {
   int count, columns, k;
 } Rows;
 
-/* Ask for stretch `it` of all rows of x, and of w. Rows that are not there are not copied: they go into no sum
+/* Request stretch `it` of all rows of x, and of w. Rows that are not there are not copied: they go into no sum
  * that is stored. */
 FN void fetch_rows(const Rows rows, LOCAL_PTR u8 *to, int it) {
   int first = it * KB, blocks = MIN(KB, (rows.k + 31) / 32 - first);
@@ -229,7 +229,7 @@ FN void fetch_weights(const Rows rows, LOCAL_PTR u8 *to, int it) {
 #endif
 
 #if LONG_BLOCKS
-/* Ask for a share of block `block` of all rows of w. */
+/* Request a share of block `block` of all rows of w. */
 FN void fetch_block(const Rows rows, LOCAL_PTR u8 *stages, int block, int share, int shares) {
   LOCAL_PTR u8 *to = stages + STAGES * STAGE_NBYTES + block % 2 * (BN * W_PITCH);
   int all = rows.columns * CHUNKS, each = (all + shares - 1) / shares;

@@ -40,7 +40,7 @@ MAX_ROWS: Final = 64
 MAX_STAGES: Final = 16
 MIN_STAGES: Final = 3
 FEW_STAGES: Final = 4
-"""A group that is given no more of them asks for one after the other. Measured on an H200."""
+"""A group that is given no more of them requests one after the other. Measured on an H200."""
 
 MAX_KEPT: Final = 64
 """Floats of x that a lane keeps; half as many if it loads some of a norm's weight as well."""
@@ -139,7 +139,7 @@ def cut_for(
     return _cut_for(kinds, profile, has_norm)
 
 
-@lru_cache(1024)  # layers have the same ones, and each is asked for several times
+@lru_cache(1024)  # layers have the same ones, and each is requested several times
 def _cut_for(
     weights: tuple[_Weight, ...], profile: TuningProfile, has_norm: bool
 ) -> TileConfig | None:

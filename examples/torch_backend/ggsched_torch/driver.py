@@ -1,4 +1,4 @@
-"""The one file that asks whether PyTorch is there."""
+"""The one file that checks whether PyTorch is there."""
 
 from ggsched.errors import BackendUnavailable
 

@@ -55,8 +55,8 @@ def _work(queue: "SimpleQueue[Item]", progress: Progress) -> None:
         if progress.fault is None:
             try:
                 work()
-            except BaseException as error:  # a thread has nobody else to tell
-                progress.fail(command if isinstance(command, str) else command.blame(error), error)
+            except BaseException as error:  # there is no caller to raise it to
+                progress.fail(command, error)
         # Nothing of a command may stay borrowed once it counts as complete (CPY-4, LCH-1).
         del item, command, work
         progress.finish_one()

@@ -85,7 +85,7 @@ class Backlog:
         self._thread: threading.Thread | None = None
 
     def progress(self) -> Callable[[], tuple[int, int]]:
-        """Return what tells how far it has come, and does not keep the stream alive."""
+        """Return a function of how far it is, which does not keep the stream alive."""
         work = self._work
         return lambda: (work.handled, work.beats)
 
@@ -231,7 +231,7 @@ def _fault_of(item: _Item, work: _Work) -> DeviceFault | None:
                 work.lock.release()
         else:
             why = CLOSED
-    except BaseException as error:  # a thread has nobody else to tell
+    except BaseException as error:  # there is no caller to raise it to
         # The frames would keep memory borrowed (CPY-4).
         traceback.clear_frames(error.__traceback__)
         why = error
@@ -256,15 +256,15 @@ def _acquired(work: _Work) -> bool:
 
 def _outcome(item: _Item, timeout_s: float, work: _Work) -> SyncTimeout | str | None:
     """Wait, slice by slice, as long as there is progress; return why it was given up, or None."""
-    tell = item.mark or (lambda: None)
-    mark, deadline = tell(), time.monotonic() + timeout_s
+    progress = item.mark or (lambda: None)
+    mark, deadline = progress(), time.monotonic() + timeout_s
     while True:
         try:
             item.run()
         except SyncTimeout:
             if work.stop.is_set():
                 return CLOSED
-            now = tell()
+            now = progress()
             if now != mark:
                 mark, deadline = now, time.monotonic() + timeout_s
                 work.beats += 1

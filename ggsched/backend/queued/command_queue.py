@@ -94,7 +94,7 @@ class CommandQueue(CommandSink, Generic[P]):
         polling: How to wait for the library.
         faults: Why it is poisoned, and what has yet to be looked at.
         backlog: Commands that the library's queue has yet to be given.
-        times: Takes the times of commands, if somebody asked for them.
+        times: Takes the times of commands, if somebody requested them.
     """
 
     polling: ClassVar[Polling]
@@ -110,7 +110,7 @@ class CommandQueue(CommandSink, Generic[P]):
         self._cancel = weakref.finalize(self, self.backlog.cancel)
 
     def progress(self) -> Callable[[], object]:
-        """Return what tells how far the queue has come, and does not keep the stream alive."""
+        """Return a function of how far the queue is, which does not keep the stream alive."""
         return self.backlog.progress()
 
     # --- what the plug-in knows -----------------------------------------------------------------

@@ -17,10 +17,10 @@ microseconds where the system rounds timers up, as Linux does; this takes one.""
 
 @dataclass(frozen=True, slots=True)
 class Polling:
-    """How a thread asks a device again and again whether it is done.
+    """How a thread polls a device until it is done.
 
     At first it only gives way to other threads, because a sleep takes 50 microseconds longer than
-    asked for. Then it sleeps for a share of the time that it has waited, so that it sees the end at
+    requested. Then it sleeps for a share of the time that it has waited, so that it sees the end at
     most that much too late.
 
     Attributes:

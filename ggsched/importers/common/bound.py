@@ -1,4 +1,4 @@
-"""Inputs of a model as it declares them, and its graphs for the shapes that were asked for."""
+"""Inputs of a model as it declares them, and its graphs for the shapes that were requested."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -137,7 +137,7 @@ class Bindings(Generic[B]):
     _weights: dict[str, Array] = field(default_factory=dict)
 
     def get(self, key: tuple[object, ...], make: Callable[[], B]) -> B:
-        """Return the graph of a key, made when it is first asked for."""
+        """Return the graph of a key, made when it is first requested."""
         found = self._made.get(key)
         if found is None:
             found = self._made[key] = make()

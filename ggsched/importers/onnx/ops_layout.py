@@ -11,7 +11,7 @@ from ggsched.importers.onnx.types import name_of
 from ggsched.ir.dtype import dtype_by_name
 
 MAX_CONSTANT: int = 1 << 28
-"""Elements of a constant that a file can ask for by its shape."""
+"""Elements of a constant that a file can request by its shape."""
 
 
 def bounded(c: Call, shape: tuple[int, ...]) -> tuple[int, ...]:

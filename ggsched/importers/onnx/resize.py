@@ -14,7 +14,7 @@ from ggsched.oplib.sampling import cubic
 
 MAX_MATRIX = 1 << 24
 MAX_EXTENT = 1 << 24
-"""Of an axis that a file can ask for: each element's place is computed when the file is read."""
+"""Of an axis that a file can request: each element's place is computed when the file is read."""
 
 Weight = Callable[[Array], Array]
 

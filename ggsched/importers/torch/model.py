@@ -116,7 +116,7 @@ class TorchModel:
         return self.bind().weights
 
     def weight(self, name: str) -> Array:
-        """Return a weight of any graph that was bound, as ``Scheduler(weights=...)`` asks for it.
+        """Return a weight of any graph that was bound, as ``Scheduler(weights=...)`` requests it.
 
         Args:
             name: Of a weight of a graph.

@@ -11,7 +11,7 @@ from ggsched.importers.torch.call import Call, Operand, converts
 from ggsched.ir.dtype import dtype_by_name
 
 MAX_CONSTANT: int = 1 << 28
-"""Elements of a constant that a program can ask for by its shape."""
+"""Elements of a constant that a program can request by its shape."""
 
 
 @converts("alias", "clone", "contiguous", "detach", "detach_", "lift_fresh_copy", "lift_fresh",

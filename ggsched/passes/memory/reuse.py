@@ -16,7 +16,7 @@ from ggsched.plan.splits import Splits
 
 
 class ReuseOrder(Protocol):
-    """What ``allocate`` asks about values that share a block of bytes, one after another."""
+    """What ``allocate`` needs to know of values that share a block of bytes, one after another."""
 
     def live_ranges(self, members: Sequence[Sequence[int]]) -> tuple[list[Life], Interferes | None]:
         """Return which blocks may not share bytes.
@@ -54,7 +54,7 @@ class Sequential:
 
 
 class Concurrent:
-    """Several lanes: what comes before what is asked of the visibility table."""
+    """Several lanes: the visibility table says what comes before what."""
 
     def __init__(self, visibility: Visibility, live: Liveness) -> None:
         self._visibility = visibility

@@ -163,7 +163,7 @@ class _Synchroniser:
     ) -> tuple[dict[int, Sequence[Sync]], int]:
         """Return what stays, its dependencies named, and the first item for which it is not right.
 
-        What stays before an item is what its dependencies ask for, and all that they ask for.
+        What stays before an item is what its dependencies require, and all that these require.
         """
         before: dict[int, Sequence[Sync]] = {}
         assert planned.known is not None

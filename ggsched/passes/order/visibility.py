@@ -3,9 +3,9 @@
 From the waits that the data flow needs follows for each step what every lane is known to have
 finished by then. Two values may share bytes exactly when every access to the one is known to be
 complete before the first write of the other; then no wait exists for memory's sake. Computed once
-and asked by bisection, and only for lanes that touch the bytes in question: on a cluster those are
-a few of thousands. It generalises the table of positions at which a result becomes visible to each
-stream that was proposed for ggml (in the thread of llama.cpp #16991).
+and looked up by bisection, and only for lanes that touch the bytes in question: on a cluster those
+are a few of thousands. It generalises the table of positions at which a result becomes visible to
+each stream that was proposed for ggml (in the thread of llama.cpp #16991).
 """
 
 from bisect import bisect_left
@@ -85,7 +85,7 @@ class KnownSteps(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Births:
-    """First writes in order, asked for the last that does not know a step of a lane to be complete.
+    """First writes in order; finds the last one that does not know a step of a lane to be complete.
 
     What the host knows never shrinks. So of the births that know no more of a lane than it does,
     those before some moment do not know the step. Those that know more are few, and are listed.
@@ -119,7 +119,7 @@ class _Births:
         return max(last, bisect_left(self._most, step) - 1)
 
     def _lane(self, lane: int, aware: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return, for the births that know more of a lane than the host, what was asked for.
+        """Return, for the births that know more of a lane than the host, the last one of these.
 
         Returns:
             The least step that is known then or later; and the last birth before that is no such.

@@ -1,4 +1,4 @@
-"""Work: the items of the outline with the bytes that each touches.
+"""Work: the items of the enqueue order with the bytes that each touches.
 
 Hazards are found on these, and ``sync`` turns them into commands.
 """
@@ -35,12 +35,12 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 
 
 def list_work(
-    graph: Graph, splits: Splits, outline: Sequence[Item], order: Sequence[int], memory: Memory
+    graph: Graph, splits: Splits, items: Sequence[Item], order: Sequence[int], memory: Memory
 ) -> list[Work]:
-    """Return the work of each item of the outline, whose nodes run in this order."""
+    """Return the work of each item, whose nodes run in this order."""
     calls = _calls(graph, splits, memory.regions)
     work = []
-    for number, item in enumerate(outline):
+    for number, item in enumerate(items):
         if item.kind == "launch":
             if item.end == item.first + 1:
                 step, reads, writes = calls[order[item.first]]
@@ -51,7 +51,7 @@ def list_work(
             work.append(Work("launch", item.stream, item.source, read, written, steps))
         elif item.kind != "host":
             work.append(_transfer(splits, memory, item))
-        elif is_edge(outline, number):
+        elif is_edge(items, number):
             work.append(_edge(splits, memory.regions, item))
         else:
             value, start, end = host_reads(splits, splits.transfers[item.source])

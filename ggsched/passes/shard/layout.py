@@ -152,7 +152,7 @@ class Cuts:
     def part(self, window: Window, part: int) -> Window:
         """Return what a window, for which ``axis_of`` gives a split, is in one part."""
         found = self._carrier(window)
-        assert found is not None  # the caller has asked axis_of
+        assert found is not None  # the caller has checked axis_of
         axis, first, end = found
         step = window.strides[axis]
         nbytes = sum(s[part] for s in self._segments[first:end])

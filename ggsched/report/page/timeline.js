@@ -27,7 +27,7 @@ class Timeline {
     this.stage.click = (x, y) => this.select(this.find(x, y));
     this.stage.escape = () => this.select(-1);
     this.fillBar();
-    this.tell();
+    this.showDetails();
   }
 
   /** Give each track with spans its rows, the host first, streams of one device together. */
@@ -149,7 +149,7 @@ class Timeline {
 
   select(span) {
     this.selected = span;
-    this.tell();
+    this.showDetails();
     this.stage.ask();
   }
 
@@ -173,7 +173,7 @@ class Timeline {
     ];
   }
 
-  tell() {
+  showDetails() {
     const box = document.getElementById("details");
     if (this.selected < 0) {
       box.replaceChildren(el("span", { class: "soft" }, "Click a span to keep its details here."));

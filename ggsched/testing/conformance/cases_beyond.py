@@ -188,12 +188,12 @@ def buf5_launches_see_host_writes(w: TestContext) -> None:
     start = -raw.ctypes.data % unit
     host = raw[start : start + 2 * unit]
     imported, y = w.device.import_host(host.data), w.buffer()
-    w.tell(f"b = {w.name(w.device)}.import_host({host.nbytes} host bytes)")
+    w.log(f"b = {w.name(w.device)}.import_host({host.nbytes} host bytes)")
     program = w.compute(q, [(imported, unit)], (y, 0))
     for _ in range(3):
         numbers = w.numbers()
         host[unit : unit + NBYTES] = numbers.view(np.uint8)
-        w.tell("the host rewrites it")
+        w.log("the host rewrites it")
         w.launch(q, program)
         w.equal(w.get(q, y), w.result(numbers), "computed from imported memory")
     imported.close()

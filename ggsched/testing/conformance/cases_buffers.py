@@ -12,7 +12,7 @@ from ggsched.testing.conformance.context import NBYTES, TestContext
 # --- BUF-1 ------------------------------------------------------------------------------------
 
 
-@case("BUF-1", "A buffer has the length that was asked for, odd ones and none included.")
+@case("BUF-1", "A buffer has the length that was requested, odd ones and none included.")
 def buf1_lengths(w: TestContext) -> None:
     q = w.stream()
     for nbytes in (0, 1, 3, 63, 64, 65, 4097):
@@ -37,13 +37,15 @@ def buf1_buffers_are_apart(w: TestContext) -> None:
         w.equal(w.get(q, buffer), data, f"{w.name(buffer)} after the others were written")
 
 
-@case("BUF-1", "Too much raises OutOfDeviceMemory with asked and free bytes; the device goes on.")
+@case(
+    "BUF-1", "Too much raises OutOfDeviceMemory with requested and free bytes; the device goes on."
+)
 def buf1_too_much(w: TestContext) -> None:
     most = w.device.facts.max_allocation_nbytes
-    for asked in (most + 1, w.device.facts.memory_nbytes + 1, 1 << 60):
-        error = w.refused(OutOfDeviceMemory, w.buffer, asked)
+    for requested in (most + 1, w.device.facts.memory_nbytes + 1, 1 << 60):
+        error = w.refused(OutOfDeviceMemory, w.buffer, requested)
         text = error.one_line()
-        w.require(str(asked) in text, f"the error does not say what was asked for: {text}")
+        w.require(str(requested) in text, f"the error does not say what was requested: {text}")
         numbers = [word for word in text.replace(",", " ").split() if word.isdigit()]
         w.require(len(numbers) > 1, f"the error does not say how much is free: {text}")
     q, buffer, data = w.stream(), w.buffer(), w.bytes()
@@ -121,7 +123,7 @@ def buf2_freed_under_a_launch(w: TestContext) -> None:
 
 def is_freed(w: TestContext, buffer: Buffer) -> bool:
     """Close a buffer under a command; return whether that was not refused."""
-    w.tell("from here on the caller is wrong (BUF-2); the device must not make it worse")
+    w.log("from here on the caller is wrong (BUF-2); the device must not make it worse")
     try:
         w.close(buffer)
     except UsageError:
@@ -217,7 +219,7 @@ def buf4_view_is_the_memory(w: TestContext) -> None:
     view = x.host_view()
     w.require(view.nbytes == NBYTES, f"the view has {view.nbytes} bytes")
     w.equal(np.frombuffer(view, np.uint8), data, "the view after an upload")
-    w.tell(f"{w.name(x)}.host_view()[:] = host bytes")
+    w.log(f"{w.name(x)}.host_view()[:] = host bytes")
     view[:] = mine.data
     w.equal(w.get(q, x), mine, "downloaded after writing through the view")
 
@@ -228,7 +230,7 @@ def buf4_view_and_launches(w: TestContext) -> None:
     x, y = w.buffers(2)
     numbers = w.numbers()
     program = w.compute(q, [(x, 0)], (y, 0))
-    w.tell(f"{w.name(x)}.host_view()[:] = host bytes")
+    w.log(f"{w.name(x)}.host_view()[:] = host bytes")
     x.host_view()[:] = numbers.view(np.uint8).data
     w.launch(q, program)
     w.sync(q)

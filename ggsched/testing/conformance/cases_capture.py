@@ -282,7 +282,7 @@ def cap3_host_memory_at_replay(w: TestContext) -> None:
         graph = w.end(capture)
         for _ in range(3):
             data = w.bytes()
-            w.tell(f"the host rewrites {w.name(source)}")
+            w.log(f"the host rewrites {w.name(source)}")
             source[:] = data
             w.replay(q, graph)
             w.sync(q)

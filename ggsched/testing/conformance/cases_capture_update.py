@@ -28,7 +28,7 @@ def _offered(w: TestContext, capture: Any, graph: DeviceGraph) -> str:
     line = f"{w.name(capture)}.end_into({w.name(graph)})"
     why: str = w.call_trace.run(line, lambda: capture.end_into(graph))
     if why:
-        w.tell(f"    refused: {why}")
+        w.log(f"    refused: {why}")
     return why
 
 
@@ -124,7 +124,7 @@ def cap4_other_host_memory(w: TestContext) -> None:
         seen = before.copy()
         for _ in range(2):
             source[:] = w.bytes()
-            w.tell(f"the host rewrites {w.name(source)}")
+            w.log(f"the host rewrites {w.name(source)}")
             w.replay(q, graph)
             w.sync(q)
             w.equal(target, source, "what the new source held at the time of the replay")

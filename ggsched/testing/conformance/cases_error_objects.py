@@ -107,7 +107,7 @@ def err2_first_failure(w: TestContext) -> None:
         for program in programs:
             w.launch(q, program)
     except DeviceFault:
-        w.tell("the stream knows of the fault by now")
+        w.log("the stream knows of the fault by now")
     hold.release()
     for _ in range(2):
         text = w.refused(DeviceFault, w.sync, q).one_line()
@@ -134,7 +134,7 @@ def err2_every_lane_behind_a_failed_wait(w: TestContext) -> None:
     w.program[lines:] = [f"{len(kinds)} commands of every kind"]
     behind = w.record(q)
     _wait_anyway(w, other, behind)
-    w.tell("the event of another backend fails")
+    w.log("the event of another backend fails")
     event.release(DeviceFault("made to fail", where="elsewhere"))
     w.refused(DeviceFault, w.sync, q)
     w.until(lambda: q.is_done, "a stream is not done, of which a wait has failed")

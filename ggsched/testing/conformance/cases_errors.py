@@ -122,7 +122,7 @@ def err2_what_follows_ends(w: TestContext) -> None:
             w.upload(q, w.bytes(), x)
             w.copy(q, x, 0, y, 0, NBYTES)
     except DeviceFault:
-        w.tell("the stream knows of the fault by now")
+        w.log("the stream knows of the fault by now")
     _names(w, label, lambda: w.sync(q))
     w.until(lambda: q.is_done, "a stream with a fault is not done")
 

@@ -313,7 +313,7 @@ def evt6_earlier_event_is_good(w: TestContext) -> None:
 def evt6_foreign_failure(w: TestContext) -> None:
     q = w.stream()
     event = HostEvent()
-    w.tell("e = an event of another backend, which has failed")
+    w.log("e = an event of another backend, which has failed")
     event.release(DeviceFault("made to fail", where="elsewhere"))
     w.refused(DeviceFault, _wait_and_sync, w, q, event)
 
@@ -328,9 +328,7 @@ def evt6_foreign_failure_travels(w: TestContext) -> None:
     for is_early in (True, False) if can_wait_for_host_events(w.device) else (True,):
         a, b = w.stream(), w.stream()
         event, failure = HostEvent(), DeviceFault("made to fail", where="elsewhere")
-        w.tell(
-            f"e = an event of another backend, which {'has failed' if is_early else 'will fail'}"
-        )
+        w.log(f"e = an event of another backend, which {'has failed' if is_early else 'will fail'}")
         if is_early:
             event.release(failure)
         with suppress(DeviceFault):

@@ -50,7 +50,7 @@ def _behind_a_failed_wait(w: TestContext, *, is_early: bool) -> None:
             w.launch(q, program)
         w.download_to(q, x, 0, seen)
     except DeviceFault:
-        w.tell("the stream knows of the failure by now")
+        w.log("the stream knows of the failure by now")
     _fail(w, event)
     w.refused(DeviceFault, w.sync, q)
     w.until(lambda: q.is_done, "a stream is not done, of which a wait has failed")
@@ -106,7 +106,7 @@ def err2_what_follows_stays_in_place(w: TestContext) -> None:
         if program is not None:
             w.launch(q, program)
     except DeviceFault:
-        w.tell("the stream knows of the fault by now")
+        w.log("the stream knows of the fault by now")
     fault = w.refused(DeviceFault, w.sync, q)
     w.require(label in fault.one_line(), f"the fault does not name {label!r}: {fault.one_line()}")
     w.until(lambda: q.is_done, "a stream with a fault is not done")
@@ -148,7 +148,7 @@ def err3_closed_while_it_waits(w: TestContext) -> None:
             w.equal(w.get(other, buffer), before, "written behind a wait that is not over")
         _is_untouched(w, seen)
     finally:
-        w.tell("the event of another backend is released")
+        w.log("the event of another backend is released")
         event.release()
     closing.finish()
     w.sync(behind)
@@ -176,7 +176,7 @@ def err3_device_closed_while_it_waits(w: TestContext) -> None:
         if is_closed:  # it has given up
             w.refused(GgschedError, behind.sync, 0.0)
     finally:
-        w.tell("the event of another backend is released")
+        w.log("the event of another backend is released")
         event.release()
     closing.finish()
     deadline = monotonic() + w.harness.grace_s
@@ -193,7 +193,7 @@ class Closing:
     def __init__(self, w: TestContext, thing: Device | Stream) -> None:
         self._w = w
         self._error: BaseException | None = None
-        w.tell(f"{w.name(thing)}.close(), on another thread")
+        w.log(f"{w.name(thing)}.close(), on another thread")
 
         def work() -> None:
             try:
@@ -218,12 +218,12 @@ class Closing:
 
 
 def _foreign_event(w: TestContext) -> HostEvent:
-    w.tell("e = an event of another backend, which is not done")
+    w.log("e = an event of another backend, which is not done")
     return HostEvent()
 
 
 def _fail(w: TestContext, event: HostEvent) -> None:
-    w.tell("the event of another backend fails")
+    w.log("the event of another backend fails")
     event.release(DeviceFault("made to fail", where="elsewhere"))
 
 

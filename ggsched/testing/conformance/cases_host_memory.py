@@ -18,13 +18,13 @@ def buf5_host_writes_are_seen(w: TestContext) -> None:
     q = w.stream()
     for nbytes in (4096, LARGE):
         host, mine = _aligned(w, nbytes), w.buffer(nbytes)
-        w.tell(f"b = {w.name(w.device)}.import_host({nbytes} host bytes)")
+        w.log(f"b = {w.name(w.device)}.import_host({nbytes} host bytes)")
         imported = w.device.import_host(host.data)
         for _ in range(3):
             w.copy(q, imported, 0, mine, 0, nbytes)
             w.equal(w.get(q, mine), host, "copied out of imported memory")
             host[:] = w.bytes(nbytes)
-            w.tell("the host rewrites it")
+            w.log("the host rewrites it")
         imported.close()
 
 
@@ -34,7 +34,7 @@ def buf5_parts(w: TestContext) -> None:
     host = _aligned(w, 4 * unit)
     parts = [(0, 2 * unit), (unit, 2 * unit), (unit, 2 * unit), (2 * unit, unit + 4)]
     imports = [w.device.import_host(host[a : a + n].data) for a, n in parts]
-    w.tell("parts of host memory are imported, which overlap")
+    w.log("parts of host memory are imported, which overlap")
     host[:] = w.bytes(4 * unit)
     for i in (1, 2, 0, 3):
         a, n = parts[i]
@@ -48,7 +48,7 @@ def buf5_closed(w: TestContext) -> None:
     q, host = w.stream(), _aligned(w, 4096)
     before = host.copy()
     first, second = (w.device.import_host(host.data) for _ in range(2))
-    w.tell("the same host memory is imported twice; the first import is closed twice")
+    w.log("the same host memory is imported twice; the first import is closed twice")
     first.close()
     first.close()
     w.equal(host, before, "host memory after its import was closed")
@@ -76,7 +76,7 @@ def buf5_no_memory_of_the_device(w: TestContext) -> None:
     facts = w.device.facts
     host = _aligned(w, facts.memory_nbytes // 4)
     imports = [w.device.import_host(host.data) for _ in range(6)]
-    w.tell("more is imported than the device has memory")
+    w.log("more is imported than the device has memory")
     left = facts.memory_nbytes
     while left:
         n = min(left, facts.max_allocation_nbytes)
@@ -109,7 +109,7 @@ def _aligned(w: TestContext, nbytes: int) -> np.ndarray:
 def buf6_lengths(w: TestContext) -> None:
     lengths = [0, 1, 63, NBYTES, 4097, NBYTES, 1 << 16, LARGE]
     views = [w.device.allocate_host(n) for n in lengths]
-    w.tell(f"host memory of {lengths} bytes")
+    w.log(f"host memory of {lengths} bytes")
     content = [w.bytes(n) for n in lengths]
     for view, n, data in zip(views, lengths, content, strict=True):
         w.require(view.nbytes == n, f"{view.nbytes} bytes instead of {n}")
@@ -129,7 +129,7 @@ def buf6_transfers(w: TestContext) -> None:
         source, target = w.device.allocate_host(NBYTES), w.device.allocate_host(NBYTES)
         data = w.bytes()
         source[:] = data.data
-        w.tell("upload and download by way of host memory of the device")
+        w.log("upload and download by way of host memory of the device")
         q.upload(source, x, 0)
         q.download(x, 0, target)
         w.sync(q)
@@ -151,7 +151,7 @@ def buf6_not_reused_early(w: TestContext) -> None:
     hold = w.hold(q)
     view, data = w.device.allocate_host(NBYTES), w.bytes()
     view[:] = data.data
-    w.tell("an upload from host memory of the device, to which nobody else refers")
+    w.log("an upload from host memory of the device, to which nobody else refers")
     q.upload(view, x, 0)
     del view
     _allocate_others(w)

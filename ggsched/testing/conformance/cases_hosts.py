@@ -53,10 +53,10 @@ def cpy4_source_is_kept_alive(w: TestContext) -> None:
     hold = w.hold(q)
     w.upload(q, data, x)
     w.forget(data)
-    w.tell("the caller drops its references to the source")
+    w.log("the caller drops its references to the source")
     del data
     gc.collect()
-    w.tell("other host memory is allocated and written")
+    w.log("other host memory is allocated and written")
     others = [np.full(1 << 16, i, np.uint8) for i in range(16)]
     hold.release()
     w.equal(w.get(q, x), expected, "uploaded from memory that only the stream refers to")
@@ -72,7 +72,7 @@ def cpy4_snapshot(w: TestContext) -> None:
     hold = w.hold(q)
     w.upload(q, source, x)
     second = w.bytes(1 << 16)
-    w.tell(f"the host rewrites {w.name(source)}")
+    w.log(f"the host rewrites {w.name(source)}")
     source[:] = second
     w.upload(q, source, y)
     _rewrite(w, source)
@@ -119,7 +119,7 @@ def cpy4_what_is_no_host_memory(w: TestContext) -> None:
         bytes(16),
     ]
     for source in wrong:
-        w.tell(f"{w.name(q)}.upload({type(source).__name__}, {w.name(x)}, 0)")
+        w.log(f"{w.name(q)}.upload({type(source).__name__}, {w.name(x)}, 0)")
         w.refused(UsageError, q.upload, source, x, 0)
 
 
@@ -166,7 +166,7 @@ def cpy5_target_is_kept_alive(w: TestContext) -> None:
     hold = w.hold(q)
     seen = w.download(q, x)
     w.forget(seen)
-    w.tell("the caller drops its references to the target")
+    w.log("the caller drops its references to the target")
     del seen
     gc.collect()
     others = [np.zeros(1 << 16, np.uint8) for _ in range(16)]
@@ -186,7 +186,7 @@ def cpy5_what_is_no_target(w: TestContext) -> None:
         bytearray(16),
     ]
     for target in wrong:
-        w.tell(f"{w.name(q)}.download({w.name(x)}, 0, {type(target).__name__})")
+        w.log(f"{w.name(q)}.download({w.name(x)}, 0, {type(target).__name__})")
         w.refused(UsageError, q.download, x, 0, target)
 
 
@@ -195,7 +195,7 @@ def cpy5_pinned_memory(w: TestContext) -> None:
     q = w.stream()
     x = w.buffer()
     for n in (0, 1, NBYTES):
-        w.tell(f"host memory = {w.name(w.device)}.allocate_host({n})")
+        w.log(f"host memory = {w.name(w.device)}.allocate_host({n})")
         memory = w.device.allocate_host(n)
         w.require(memory.nbytes == n and not memory.readonly, "not writable, or of another length")
         data = w.bytes(n)
@@ -210,7 +210,7 @@ def cpy5_pinned_memory(w: TestContext) -> None:
 
 
 def _rewrite(w: TestContext, array: Bytes) -> None:
-    w.tell(f"the host rewrites {w.name(array)}")
+    w.log(f"the host rewrites {w.name(array)}")
     np.bitwise_xor(array, 0xFF, array)
 
 

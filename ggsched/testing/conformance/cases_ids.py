@@ -18,8 +18,8 @@ from ggsched.testing.generators.values import DrawnGraph, LeafRule, values_for
 ROWS: Final = 6
 """Rows that ids choose from."""
 
-LEAST: Final = -(1 << 31)
-BAD: Final = (-1, ROWS, -ROWS, ROWS + 1, LEAST, (1 << 31) - 1, 1 << 24)
+LOWEST: Final = -(1 << 31)
+BAD: Final = (-1, ROWS, -ROWS, ROWS + 1, LOWEST, (1 << 31) - 1, 1 << 24)
 """Ids out of range: the first behind either end, ones that wrap when multiplied, and others."""
 
 Make = Callable[[GraphBuilder, DType], Tensor]
@@ -113,7 +113,7 @@ def lch3_ids_among_many(w: TestContext) -> None:
             rules = {"ids": LeafRule("ids", bound=MANY, distinct=op == "set_rows")}
             values = values_for(DrawnGraph(graph, rules), w.seed)
             places = (MANY - 1, 64, int(w.rng.integers(65, MANY)))
-            for place, bad in zip(places, (MANY, -1, LEAST), strict=True):
+            for place, bad in zip(places, (MANY, -1, LOWEST), strict=True):
                 _launch_with(w, graph, values, bad, 0, place)
 
 
@@ -131,7 +131,7 @@ def _launch_with(
     if place is None:
         place = (flat.size - 1, 0, int(w.rng.integers(flat.size)))[number % 3]
     flat[place] = bad
-    w.tell(f"graph: {graph.nodes[0].op}, id {place} is {bad}")
+    w.log(f"graph: {graph.nodes[0].op}, id {place} is {bad}")
     prepared = prepare(w, q, graph, {**values, "ids": ids})
     try:
         w.launch(q, prepared.program)

@@ -81,7 +81,7 @@ def _use_and_free(
     x, y, z = w.buffers(3)
     for buffer in (x, y, z):
         w.put(free, buffer, w.numbers())
-    w.tell(f"the use: {name}; on an idle stream before {before}, after {after}")
+    w.log(f"the use: {name}; on an idle stream before {before}, after {after}")
     for other in before:
         USES[other](w, free, x, z)
     w.sync(free)
@@ -149,7 +149,7 @@ def cap3_host_memory_is_kept(w: TestContext) -> None:
     capture = w.capture(q)
     w.upload(q, source, x)
     graph = w.end(capture)
-    w.tell(f"nobody refers to {w.name(source)} any more")
+    w.log(f"nobody refers to {w.name(source)} any more")
     w.forget(source)
     del source
     gc.collect()
@@ -247,7 +247,7 @@ def err3_streams_come_back(w: TestContext) -> None:
         w.sync(q)
         w.close(q)
         del w.program[lines:]
-    w.tell("many streams, each used and closed")
+    w.log("many streams, each used and closed")
     w.until(
         lambda: not _ours(threads),
         "threads of closed streams are left",

@@ -170,7 +170,7 @@ def evt2_many_waits(w: TestContext) -> None:
         for event in (*others[:place], decisive, *others[place:]):
             w.wait(q, event)
         del w.program[lines:]
-        w.tell(f"{w.name(q)} waits for {count} events, {w.name(decisive)} at place {place}")
+        w.log(f"{w.name(q)} waits for {count} events, {w.name(decisive)} at place {place}")
         w.copy(q, x, 0, y, 0, NBYTES)
         end = w.record(q)
         first.release()
@@ -188,7 +188,7 @@ def evt4_many_foreign_events(w: TestContext) -> None:
     q, x, before, data = w.stream(), w.buffer(), w.bytes(), w.bytes()
     w.put(q, x, before)
     events = [HostEvent() for _ in range(12)]
-    w.tell("12 events of another backend, which are not done")
+    w.log("12 events of another backend, which are not done")
     for event in events:
         w.wait(q, event)
     w.upload(q, data, x)
@@ -200,7 +200,7 @@ def evt4_many_foreign_events(w: TestContext) -> None:
     for i in order[:-1]:
         events[i].release()
     w.not_done(q)
-    w.tell("the last one is let go")
+    w.log("the last one is let go")
     events[order[-1]].release()
     w.sync(q)
     w.equal(w.get(q, x), data, "uploaded behind many events")
@@ -227,12 +227,12 @@ def evt6_far_behind_a_failure(w: TestContext) -> None:
         for _ in range(60):
             w.upload(q, w.bytes(4), x)
     except DeviceFault:
-        w.tell("the stream knows of the fault by now")
+        w.log("the stream knows of the fault by now")
     event = w.event()
     try:
         w.record(q, event)
     except DeviceFault:
-        w.tell("the stream knows of the fault by now")
+        w.log("the stream knows of the fault by now")
     for hold in holds:
         hold.release()
     error = w.refused(DeviceFault, w.sync, event)
@@ -277,7 +277,7 @@ def _recorded(w: TestContext, q: Stream) -> Event:
     try:
         w.record(q, event)
     except DeviceFault:
-        w.tell("the stream knows of the fault by now")
+        w.log("the stream knows of the fault by now")
     return event
 
 
@@ -285,7 +285,7 @@ def _wait(w: TestContext, q: Stream, event: Event) -> None:
     try:
         w.wait(q, event)
     except DeviceFault:
-        w.tell("the stream knows of the fault by now")
+        w.log("the stream knows of the fault by now")
 
 
 # --- work that takes a while ------------------------------------------------------------------

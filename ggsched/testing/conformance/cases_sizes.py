@@ -93,7 +93,7 @@ def cpy5_large_targets(w: TestContext) -> None:
         seen = w.download(q, x, LARGE - n, n)
         w.sync(q)
         w.equal(seen, content[LARGE - n :], f"a target of {n} bytes after sync")
-        w.tell(f"the host rewrites {w.name(seen)}")
+        w.log(f"the host rewrites {w.name(seen)}")
         seen[:] = mine = w.bytes(n)
         w.put(q, x, content[:16])
         w.equal(seen, mine, f"a target of {n} bytes after it was rewritten")

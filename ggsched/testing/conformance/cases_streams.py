@@ -353,7 +353,7 @@ def str6_streams_of_two_threads(w: TestContext) -> None:
         except BaseException as error:
             errors.append(error)
 
-    w.tell("two threads: upload, copy, download and sync, 20 times, on a stream each")
+    w.log("two threads: upload, copy, download and sync, 20 times, on a stream each")
     threads = [threading.Thread(target=work, args=(job,), daemon=True) for job in jobs]
     for thread in threads:
         thread.start()

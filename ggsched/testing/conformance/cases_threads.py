@@ -27,7 +27,7 @@ def str6_device_of_many_threads(w: TestContext) -> None:
         except BaseException as error:
             errors.append(error)
 
-    w.tell(f"{count} threads, each: a stream, buffers, an event, a program, a launch, a download")
+    w.log(f"{count} threads, each: a stream, buffers, an event, a program, a launch, a download")
     threads = [
         threading.Thread(target=work, args=(i,), name=f"conformance thread {i}", daemon=True)
         for i in range(count)

@@ -73,7 +73,7 @@ def tru1_stream_count(w: TestContext) -> None:
 def tru1_import(w: TestContext) -> None:
     q = w.stream()
     data = w.bytes(4096)
-    w.tell(f"{w.name(w.device)}.import_host(host bytes)")
+    w.log(f"{w.name(w.device)}.import_host(host bytes)")
     imported = w.device.import_host(data.data)
     mine = w.buffer(4096)
     w.copy(q, imported, 0, mine, 0, 4096)
@@ -90,7 +90,7 @@ def tru1_import_and_launch(w: TestContext) -> None:
     q, y = w.stream(), w.buffer()
     raw = np.zeros(4096, np.float32)
     raw[:] = w.numbers(4096)
-    w.tell(f"{w.name(w.device)}.import_host(host bytes)")
+    w.log(f"{w.name(w.device)}.import_host(host bytes)")
     imported = w.device.import_host(raw.view(np.uint8).data)
     w.launch(q, w.compute(q, [(imported, 0)], (y, 0)))
     w.equal(w.get(q, y), w.result(raw[:64]), "computed from imported memory")

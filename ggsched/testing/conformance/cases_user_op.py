@@ -6,10 +6,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ggsched.ir.decompositions import decomposition_of
 from ggsched.ir.graph import Graph
 from ggsched.ir.ops import OpDef
-from ggsched.ir.spelled import spelling_of
-from ggsched.passes.spell_out import spelled_once
+from ggsched.passes.decompose import decompose_once
 from ggsched.testing.allowance import is_within
 from ggsched.testing.conformance.case import Case, case
 from ggsched.testing.conformance.context import TestContext
@@ -38,14 +38,14 @@ def user_op_cases(name: str) -> tuple[Case, ...]:
         check.__name__ = f"{rule.lower().replace('-', '')}_{name}_{what}"
         return case(rule, statement, needs)(check)
 
-    spelled = made(
+    decomposed = made(
         "LCH-3",
-        "spelled_out",
-        f"What {name} is spelled out by agrees with its reference.",
-        lambda w: _spelled_out(w, op),
+        "decomposition",
+        f"What {name} is decomposed into agrees with its reference.",
+        lambda w: _decomposition(w, op),
     )
     return (
-        *([spelled] if spelling_of(op) is not None else []),
+        *([decomposed] if decomposition_of(op) is not None else []),
         made("LCH-3", "samples", f"{name} agrees with its reference.", lambda w: _samples(w, op)),
         made(
             "LCH-3",
@@ -152,16 +152,16 @@ def _rows(w: TestContext, op: OpDef) -> None:
                 raise BrokenRule(f"{_text(drawn)} reads rows of operand {table} that no id names")
 
 
-def _spelled_out(w: TestContext, op: OpDef) -> None:
+def _decomposition(w: TestContext, op: OpDef) -> None:
     """Compare meanings; where the nodes run does not matter, so the oracle runs them."""
     for strided in (False, True):
         for drawn in sample_graphs(op, strided=strided):
             graph, values = drawn.graph, values_for(drawn, w.seed)
-            seen = run_oracle(spelled_once(graph, graph.nodes[-1].id), values)
+            seen = run_oracle(decompose_once(graph, graph.nodes[-1].id), values)
             for tid, wanted in run_oracle(graph, values).items():
                 if not is_within(seen[tid], wanted):
                     raise BrokenRule(
-                        f"{_text(drawn)}, spelled out, differs from its reference: "
+                        f"{_text(drawn)}, decomposed, differs from its reference: "
                         f"{_off(seen[tid], wanted)}"
                     )
 

@@ -292,7 +292,7 @@ def evt4_never_blocks_the_caller(w: TestContext) -> None:
     q = w.stream()
     event = _held_event(w)
     w.wait(q, event)
-    w.tell("the event of another backend is released")
+    w.log("the event of another backend is released")
     event.release()
     w.sync(q)
 
@@ -338,7 +338,7 @@ def evt4_record_of_a_foreign_event(w: TestContext) -> None:
 
 
 def _held_event(w: TestContext) -> HostEvent:
-    w.tell("e = an event of another backend, which is not done")
+    w.log("e = an event of another backend, which is not done")
     return HostEvent()
 
 

@@ -17,12 +17,12 @@ class Hold:
 
     is_real: bool
     _latch: Latch | None
-    _tell: Callable[[str], None]
+    _log: Callable[[str], None]
 
     def release(self) -> None:
         """Let the stream go on; legal twice."""
         if self._latch is not None:
-            self._tell("latch.release()")
+            self._log("latch.release()")
             self._latch.release()
             self._latch = None
 

@@ -35,7 +35,7 @@ NBYTES: Final = 256
 """Length of an ordinary buffer of a case."""
 COUNT: Final = NBYTES // 4
 MAX_EXAMPLES: Final = 50
-"""Random programs that are tried unless the caller asks for another number."""
+"""Random programs that are tried unless the caller requests another number."""
 _PAUSE_S: Final = 5e-4
 
 
@@ -94,7 +94,7 @@ class TestContext:
         return self.harness.timeout_s
 
     def draws(self, count: int, least: int) -> int:
-        """Return ``count`` in proportion to the examples asked for, ``least`` at least."""
+        """Return ``count`` in proportion to the examples requested, ``least`` at least."""
         return max(least, count * self.max_examples // MAX_EXAMPLES)
 
     # --- things -----------------------------------------------------------------------------
@@ -341,7 +341,7 @@ class TestContext:
         """Wait for a moment that a correct device does not use."""
         _pause()
 
-    def tell(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Write down something that is not a call of a device."""
         self.call_trace.note(text)
 

@@ -127,11 +127,11 @@ def empty_graphs(op: str, dtype: DType) -> Iterator[DrawnGraph]:
             continue
 
 
-def _alone(op: str) -> Callable[[GraphBuilder, tuple[int, ...], DType], Tensor]:
+def _unary(op: str) -> Callable[[GraphBuilder, tuple[int, ...], DType], Tensor]:
     return lambda g, shape, dtype: g.op(op, g.input("x", shape, dtype))
 
 
-def _twin(op: str) -> Callable[[GraphBuilder, tuple[int, ...], DType], Tensor]:
+def _binary(op: str) -> Callable[[GraphBuilder, tuple[int, ...], DType], Tensor]:
     return lambda g, shape, dtype: g.op(op, g.input("x", shape, dtype), g.input("y", shape, dtype))
 
 
@@ -170,9 +170,9 @@ def _no_queries(g: GraphBuilder, shape: tuple[int, ...], dtype: DType) -> Tensor
 _ANY_SHAPE: Final = frozenset({*UNARY, *BINARY, *GATED, "cont", "cpy", "mul_mat"})
 
 _EMPTY: Final[Mapping[str, Callable[[GraphBuilder, tuple[int, ...], DType], Tensor]]] = {
-    **{op: _alone(op) for op in UNARY},
-    **{op: _alone(op) for op in ("cont", "rms_norm", "norm", "soft_max", "sum_rows", "argsort")},
-    **{op: _twin(op) for op in (*BINARY, *GATED, "cpy")},
+    **{op: _unary(op) for op in UNARY},
+    **{op: _unary(op) for op in ("cont", "rms_norm", "norm", "soft_max", "sum_rows", "argsort")},
+    **{op: _binary(op) for op in (*BINARY, *GATED, "cpy")},
     "mul_mat": _product,
     "attention": _no_tokens,
     "get_rows": _lookup,

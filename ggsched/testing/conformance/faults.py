@@ -31,14 +31,14 @@ def make_fail(w: "TestContext", stream: Stream) -> str:
     Where enqueueing takes as long as the work, the call itself may raise the fault.
     """
     if w.harness.fault is not None:
-        w.tell(f"{w.name(stream)}: a command that fails")
+        w.log(f"{w.name(stream)}: a command that fails")
         return w.harness.fault(stream)
     if "get_rows:f32" in w.device.facts.ops:
         return bad_rows(w, stream)
     event = HostEvent()
     with suppress(DeviceFault):
         w.wait(stream, event)
-    w.tell("the event of another backend fails")
+    w.log("the event of another backend fails")
     event.release(DeviceFault("made to fail", where="elsewhere"))
     return "wait"
 

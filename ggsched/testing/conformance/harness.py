@@ -60,7 +60,7 @@ class Harness:
 
     Attributes:
         name: For people, e.g. ``"opencl:0"``.
-        open: Opens fresh devices; the kit closes them. Fewer than asked for is legal, and then
+        open: Opens fresh devices; the kit closes them. Fewer than requested is legal, and then
             cases of two devices are skipped. The seed is for backends that make choices.
         latch: Holds a stream until it is released, without blocking the caller, or None if that
             cannot be done. By default a foreign event, where the device waits for those.

@@ -113,7 +113,7 @@ class Enqueuing:
     def each(self, count: int, what: str, enqueue: Callable[[int], Any]) -> None:
         """Call ``enqueue`` with each number below ``count``; the calls are noted as one line."""
         lines = len(self._w.program)
-        self._w.tell(f"{count} times: {what}")
+        self._w.log(f"{count} times: {what}")
         for i in range(count):
             enqueue(i)
             self._count += 1

@@ -107,7 +107,7 @@ class CaseProgram:
         whole = Access(memory, 0, memory.count, True)
         self._let_host_have([whole])
         self.world.call_trace.add_host(memory.thing)
-        self.world.tell(f"the host rewrites {self.world.name(memory.thing)}")
+        self.world.log(f"the host rewrites {self.world.name(memory.thing)}")
         memory.thing[:] = memory.values[:] = np.arange(self._next, self._next + memory.count)
         memory.known[:] = True
         self._next += memory.count
@@ -144,7 +144,7 @@ class CaseProgram:
     def launch(self, q: Queue, inputs: list[Access], out: Access, how: int) -> None:
         """Compile the exact op of the device and launch it."""
         op = exact_op(q.stream.device.facts)
-        assert op is not None  # whoever calls has asked
+        assert op is not None  # the caller has checked it
         taken = [inputs[min(i, len(inputs) - 1)] for i in range(op.arity)]
         self._admit(q, q.launches, [*taken, out], how)
         places = [(a.memory.thing, 4 * a.start) for a in taken]
@@ -196,7 +196,7 @@ class CaseProgram:
         live = thing.stream if isinstance(thing, Queue) else thing.event
         clock = self._clock_of(thing)
         done = live.is_done
-        self.world.tell(f"{self.world.name(live)}.is_done -> {done}")
+        self.world.log(f"{self.world.name(live)}.is_done -> {done}")
         if done and self.order.is_blocked(clock):
             raise BrokenRule(f"{self.world.name(live)} is done while what it follows is held")
         if not done and self.order.knows(clock):

@@ -55,8 +55,8 @@ class CaseResult:
         }
 
 
-class Said(NamedTuple):
-    """A ``CaseResult`` without case and exception: what travels between processes."""
+class CaseOutcome(NamedTuple):
+    """A ``CaseResult`` without case and exception, to be sent between processes."""
 
     verdict: Verdict
     reason: str
@@ -157,7 +157,7 @@ def summary(results: Sequence[CaseResult]) -> str:
 
 
 def explain(result: CaseResult, name: str) -> Iterator[str]:
-    """Yield the lines that tell about a failure: rule, statement, program, replay."""
+    """Yield the lines that describe a failure: rule, statement, program, replay."""
     yield f"{result.case.rule} {result.case.name} FAILED"
     yield f"  rule: {RULES[result.case.rule]}"
     yield f"  case: {result.case.statement}"

@@ -77,7 +77,7 @@ class ConformanceRunner:
         self._lacking: dict[str, str] = {}
 
     def run(self, case: Case) -> CaseResult:
-        """Run a case, as often as the harness asks for, with its waiver taken into account."""
+        """Run a case, as often as the harness requests, with its waiver taken into account."""
         waiver = next((w for w in self.harness.waivers if matches(case, w.match)), None)
         reason = next((r for r in map(self.lacks, case.needs) if r), "")
         if reason:
@@ -93,7 +93,7 @@ class ConformanceRunner:
         return result
 
     def lacks(self, name: str) -> str:
-        """Return why a need is not met, or an empty text; devices are asked once."""
+        """Return why a need is not met, or an empty text; devices are queried once."""
         if name not in self._lacking:
             world: list[TestContext] = []
             answer: list[str] = []
@@ -183,7 +183,7 @@ def stale_waivers(
     Args:
         waivers: All of them.
         results: Of the cases that ran.
-        whole: Whether all cases were asked for; a part says little about waivers of the rest.
+        whole: Whether all cases were requested; a part says little about waivers of the rest.
     """
     found: list[str] = []
     everything = all_cases()

@@ -30,7 +30,7 @@ def guarded(
     def work() -> None:
         try:
             call()
-        except BaseException as error:  # the caller's thread tells about it
+        except BaseException as error:  # the caller's thread raises it
             raised.append(error)
 
     thread = threading.Thread(target=work, name=f"conformance {name}", daemon=True)

@@ -9,7 +9,7 @@
     assert found.is_complete and found.is_deterministic, found.to_text()
     replay(found.outcomes[1].token, run)
 
-A program is anything that asks a ``SchedulePolicy`` (``ggsched.testing.schedule_policy``) what
+A program is anything that calls a ``SchedulePolicy`` (``ggsched.testing.schedule_policy``) what
 happens next.
 It must be deterministic apart from that.
 """

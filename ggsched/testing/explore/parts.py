@@ -7,14 +7,14 @@ All devices are in one simulated world; each machine has host memory and an exec
 the hosts one runs at a time, until it needs a message that has not been sent. That leaves out no
 result: what hosts of different machines do between two messages touches no common memory, so its
 order does not matter, and the steps of all devices are chosen from as in any exploration. Messages
-may arrive in any order (NET-4), which cannot be told apart here either: they are found by tags.
+may arrive in any order (NET-4), which makes no difference here either: they are matched by tags.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from threading import Condition, Thread
 from typing import Any
 
-from ggsched.backend.offline_device import PaperDevice
+from ggsched.backend.offline_device import OfflineDevice
 from ggsched.backend.protocols import Device, HostMemory
 from ggsched.errors import DeviceFault, GgschedError
 from ggsched.ir.graph import Graph
@@ -94,7 +94,7 @@ class PartsProgram(PlanProgram):
     ) -> tuple[Graph, Plan, list[Device], Mapping[str, Any]]:
         """Return the graph, the plan of a machine, devices as it sees them, and the weights."""
         own = [
-            device if self._machine_of[d] == part.machine else PaperDevice(self._all, d)
+            device if self._machine_of[d] == part.machine else OfflineDevice(self._all, d)
             for d, device in enumerate(devices)
         ]
         plan = in_event_order(local_plan(self._plan, part, self._plan.devices))

@@ -105,7 +105,7 @@ class PlanProgram:
             if name in self._states:
                 buffer.array[:] = np.frombuffer(self._states[name].tobytes(), np.uint8)
         world.let_choose(policy)
-        world.host_peeks = False  # the executor asks which events it may close
+        world.host_peeks = False  # the executor checks which events it may close
         seen: dict[str, Any] = {}
         try:
             for number, values in enumerate(self._values):

@@ -24,7 +24,7 @@ from ggsched.testing.generators.graph_gen_views import draw_view
 from ggsched.testing.generators.user_op_graphs import draw_user_op
 from ggsched.testing.generators.values import ATOL, RTOL, DrawnGraph, LeafRule, values_for
 
-CHOICES: Final = 40  # bytes per step, more than any step asks for
+CHOICES: Final = 40  # bytes per step, more than any step needs
 
 
 @st.composite

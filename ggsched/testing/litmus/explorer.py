@@ -3,8 +3,8 @@
 What is observed of an execution is in which order steps came that touch the same bytes and of
 which one writes, and the first line whose reads are wrong, which follows from that. Two executions
 in which it differs are a race: two steps with nothing between them that orders them, seen in
-either order. Where only one observation is possible the reads of any execution tell whether they
-find what they need.
+either order. Where only one observation is possible, any execution shows whether reads find what
+they need.
 """
 
 from collections.abc import Sequence

@@ -26,8 +26,8 @@ _RECORD: Final = re.compile(r"#(\d+)((?: (?!#)\S+){0,2})")
 _EVENT: Final = re.compile(r"\be(\d+)\b")
 
 
-class Said(NamedTuple):
-    """What was found about a variant, without the block: what travels between processes."""
+class VariantResult(NamedTuple):
+    """A ``BlockVerdict`` without its block, to be sent between processes."""
 
     variant: Variant
     verdict: Kind
@@ -38,7 +38,7 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockVerdict:
-    """What is to be said about one variant of a block.
+    """The verdict on one variant of a block.
 
     Attributes:
         block: The block.

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from ggsched.backend.offline_device import PaperDevice
+from ggsched.backend.offline_device import OfflineDevice
 from ggsched.backend.protocols import Device, HostMemory
 from ggsched.errors import DeviceFault, GgschedError
 from ggsched.ir.graph import Graph
@@ -112,7 +112,7 @@ class SimCluster:
             self._worlds[m] = world
             opened = dict(zip(mine, world.open_all(), strict=True))
             self._devices[m] = [
-                opened[d] if d in opened else PaperDevice(topology, d)
+                opened[d] if d in opened else OfflineDevice(topology, d)
                 for d in range(len(topology.devices))
             ]
 
@@ -181,7 +181,7 @@ class SimCluster:
             self._changed.notify_all()
 
     def _arrive(self, src: int, dst: int, tag: int, arrives_s: float, content: bytes) -> None:
-        """Keep a message until it is asked for; a second one with its tag is a fault (NET-6)."""
+        """Keep a message until it is requested; a second one with its tag is a fault (NET-6)."""
         if (dst, tag) in self._came:
             what = f"message #{tag} of machine {src} came twice"
             self._error = self._error or DeviceFault(what, where=f"machine {dst}")

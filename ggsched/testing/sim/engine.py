@@ -20,10 +20,10 @@ Step = Callable[[], None]
 
 MAX_SPANS: Final = 200_000
 PATIENT_POLLS: Final = 2
-"""How often the host may ask the same in a row before something has to happen (STR-3)."""
+"""How often the host may poll in a row before something has to happen (STR-3)."""
 MAX_PUSHES: Final = 10
 """What has to happen then is twice as much each time, up to two to the power of this many steps: a
-host that only asks sees the end of a long launch in tens of looks."""
+host that only polls sees the end of a long launch in tens of polls."""
 
 
 class TaskDevice(Protocol):

@@ -20,7 +20,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class MemoryWorld(Protocol):
-    """What buffers tell their world."""
+    """What buffers report to their world."""
 
     def free(self, buffer: "SimBuffer") -> None:
         """Take note that a buffer is freed."""
@@ -173,7 +173,7 @@ def _owner(memory: HostMemory) -> Any:
 
 
 def _extent(owner: Any, start: int, nbytes: int) -> tuple[int, int]:
-    """Return the addresses of an owner's bytes, those asked for among them."""
+    """Return the addresses of an owner's bytes, those requested among them."""
     if isinstance(owner, np.ndarray) and owner.flags.c_contiguous:
         first = owner.ctypes.data
         if first <= start and start + nbytes <= first + owner.nbytes:

@@ -45,7 +45,7 @@ class WorldState(Engine):
         enqueued: Number of commands so far, which is the number of the next one.
         violations: What callers did that the contract forbids.
         paths: Paths between the devices.
-        host_peeks: Whether ``is_done`` looks at the device. If not, it tells what the host knows
+        host_peeks: Whether ``is_done`` looks at the device. If not, it returns what the host knows
             from waiting, and nothing happens meanwhile: that keeps down the orders of a program
             that uses it for tidying up only.
     """

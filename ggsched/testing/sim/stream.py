@@ -240,7 +240,7 @@ class SimStream:
         self.device.world.step_of_host()
 
     def notice_of(self, event: SimEvent) -> Task | None:
-        """Return what tells this stream that an event is done: itself, or a thread that waits."""
+        """Return the task that notifies this stream of an event: the event's, or a thread's."""
         if self.device.wait_path(event.device.facts) != "thread" or event.device is self.device:
             return event.task
         notice = Task("notice", f"notice e{event.number}", self, f"{self.name}.thread", [_nothing])
@@ -270,7 +270,7 @@ class SimStream:
         self.device.world.step_of_host()
 
     def sync(self, timeout_s: float) -> None:
-        """Block until everything enqueued is complete, or will never be; then tell (STR-5)."""
+        """Block until everything enqueued is complete, or will never be; then report (STR-5)."""
         if self.is_closed:
             raise checks.closed_error("stream")
         self.device.world.block(self.everything(), timeout_s, self.name)

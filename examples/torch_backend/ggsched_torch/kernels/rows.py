@@ -18,7 +18,7 @@ def checked(ids: Tensor, count: int) -> Tensor:
     """
     bad = ids[(ids < 0) | (ids >= count)]
     if bad.numel():
-        raise UsageError(f"row {int(bad[0])} was asked for", why=f"there are {count} rows")
+        raise UsageError(f"row {int(bad[0])} was requested", why=f"there are {count} rows")
     return ids.long()
 
 

@@ -1,8 +1,8 @@
-"""How ops are spelled out by others, for devices that have those and not the op.
+"""Decompositions: how to compute an op by other ops, on devices that have no kernel for it.
 
-A spelling is ``spelling(g, *operands, **params)``: it adds nodes to the builder and returns the
-result. ``SPELLINGS`` has those of built-in ops; ``register_op(decompose=...)`` gives user-defined
-ops one. ``ggsched.passes.spell_out`` decides where they are used.
+A decomposition is ``f(g, *operands, **params)``: it adds nodes to the builder and returns the
+result. ``DECOMPOSITIONS`` has those of built-in ops, ``register_op(decompose=...)`` takes that of a
+user-defined op. ``ggsched.passes.decompose`` decides where they are used.
 """
 
 from array import array
@@ -15,10 +15,10 @@ from ggsched.ir.dtype import F32
 from ggsched.ir.ops import OpDef, Params
 from ggsched.ir.tensor import Role, Tensor
 
-Spelling = Callable[..., Tensor]
+Decomposition = Callable[..., Tensor]
 
 SCORES_NBYTES: Final = 32 << 20
-"""Attention is spelled out by blocks of queries whose scores have no more bytes, if there are
+"""Attention is decomposed by blocks of queries whose scores have no more bytes, if there are
 several queries."""
 
 _UNSEEN: Final = -1e30
@@ -26,28 +26,30 @@ _UNSEEN: Final = -1e30
 has no NaN, as it would have with -inf."""
 
 
-def spelling_of(op: OpDef) -> Spelling | None:
-    """Return how an op is spelled out, or None if nobody has said."""
-    return SPELLINGS.get(op.name) if op.user is None else op.user.decompose
+def decomposition_of(op: OpDef) -> Decomposition | None:
+    """Return the decomposition of an op, or None if it has none."""
+    return DECOMPOSITIONS.get(op.name) if op.user is None else op.user.decompose
 
 
-def spell(g: GraphBuilder, op: OpDef, operands: Sequence[Tensor], params: Params) -> Tensor:
-    """Return the result of an op that is spelled out, checked to be what the op gives.
+def apply_decomposition(
+    g: GraphBuilder, op: OpDef, operands: Sequence[Tensor], params: Params
+) -> Tensor:
+    """Return the result of an op's decomposition; its type and shape are checked.
 
     Args:
         g: Gets the nodes.
-        op: The op, which has a spelling.
+        op: The op, which has a decomposition.
         operands: Of the builder.
         params: All of the op's, defaults included.
 
     Raises:
-        GraphError: a spelling that fails, or gives another type or shape, or adds an input, a
+        GraphError: a decomposition that fails, or gives another type or shape, or adds an input, a
             weight or a state.
     """
-    spelling, first = spelling_of(op), len(g.tensors)
-    assert spelling is not None
+    decomposition, first = decomposition_of(op), len(g.tensors)
+    assert decomposition is not None
     try:
-        found: Any = spelling(g, *operands, **params)
+        found: Any = decomposition(g, *operands, **params)
     except GraphError:
         raise
     except Exception as error:
@@ -159,7 +161,7 @@ def _swiglu_oai(g: GraphBuilder, gate: Tensor, up: Tensor, *, alpha: float, limi
 
 _LARGE: Final = 3.4028234663852886e38
 
-SPELLINGS: Final[Mapping[str, Spelling]] = {
+DECOMPOSITIONS: Final[Mapping[str, Decomposition]] = {
     "attention": _attention,
     "swiglu": lambda g, gate, up: g.mul(g.silu(gate), up),
     "swiglu_oai": _swiglu_oai,
@@ -170,4 +172,10 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
 }
 """Of built-in ops, by name."""
 
-__all__ = ["SCORES_NBYTES", "SPELLINGS", "Spelling", "spell", "spelling_of"]
+__all__ = [
+    "DECOMPOSITIONS",
+    "SCORES_NBYTES",
+    "Decomposition",
+    "apply_decomposition",
+    "decomposition_of",
+]

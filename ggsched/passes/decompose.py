@@ -1,12 +1,12 @@
-"""Spell out: nodes become others where their device has kernels for those and none for their op.
+"""Decompose: a node becomes other nodes where its device has kernels for these and none for its op.
 
-    graph, topology --spellable--> what each device could compute that way
-    graph, {node: device} --spell_out--> graph with these nodes spelled out
+    graph, topology --decomposable--> what each device could compute that way
+    graph, {node: device} --decompose_nodes--> graph with these nodes decomposed
 
-The policy places the graph as if devices had the ops that they can spell out. What then lies where
-there is no kernel for it is spelled out, and the plan of that is compared with the plan of the
-graph as it is, by prediction (``ggsched.passes.spelled_plan``). A spelling may use ops that are
-spelled out in turn.
+The policy places the graph as if devices had the ops that they can decompose. Nodes that it places
+on a device without a kernel for them are decomposed. The predicted time of that plan is compared
+with that of the original graph (``ggsched.passes.decomposed_plan``). A decomposition may use ops
+that are decomposed in turn.
 
 Tensors keep their ids, so outputs and homes do. New ones are behind them.
 """
@@ -18,17 +18,17 @@ from dataclasses import dataclass, replace
 
 from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.decompositions import apply_decomposition, decomposition_of
 from ggsched.ir.graph import Graph, Node, verify_graph
 from ggsched.ir.ops import op_by_name, written_operand
-from ggsched.ir.spelled import spell, spelling_of
 from ggsched.ir.tensor import Role
 from ggsched.topology.caps import DeviceFacts, offers, op_key
 from ggsched.topology.model import Topology
 
 
 @dataclass(frozen=True, slots=True)
-class SpelledOut:
-    """A graph in which nodes are spelled out.
+class Decomposed:
+    """A graph in which nodes are decomposed.
 
     Attributes:
         graph: It.
@@ -39,20 +39,20 @@ class SpelledOut:
     origin: tuple[int, ...]
 
 
-def spellable(graph: Graph, topology: Topology) -> Topology:
-    """Return the topology in which devices also declare what they can spell out of a graph.
+def decomposable(graph: Graph, topology: Topology) -> Topology:
+    """Return the topology in which devices also declare the ops of a graph that they can decompose.
 
     It is the same topology if there is nothing. A device gets an op on a type only if it could
-    spell out every node of that.
+    decompose every node of that.
     """
     tensors = graph.tensors
     keys = {(n.op, tensors[n.inputs[0]].dtype.name) for n in graph.nodes}
-    keys = {key for key in keys if spelling_of(op_by_name(key[0])) is not None}
+    keys = {key for key in keys if decomposition_of(op_by_name(key[0])) is not None}
     devices = []
     for facts in topology.devices:
         missing = {key for key in keys if not offers(facts.ops, *key)}
         if missing:
-            work = _Speller(graph)
+            work = _Decomposer(graph)
             for n in graph.nodes:
                 key = n.op, tensors[n.inputs[0]].dtype.name
                 if key in missing and not work.can(n, facts):
@@ -64,8 +64,8 @@ def spellable(graph: Graph, topology: Topology) -> Topology:
     return replace(topology, devices=tuple(devices))
 
 
-def spell_out(graph: Graph, topology: Topology, where: Mapping[int, int]) -> SpelledOut:
-    """Return the graph with some nodes spelled out.
+def decompose_nodes(graph: Graph, topology: Topology, where: Mapping[int, int]) -> Decomposed:
+    """Return the graph with some nodes decomposed.
 
     Args:
         graph: The graph.
@@ -73,9 +73,9 @@ def spell_out(graph: Graph, topology: Topology, where: Mapping[int, int]) -> Spe
         where: Device by node, of those nodes.
 
     Raises:
-        GraphError: a spelling that fails, or uses what its device does not have.
+        GraphError: a decomposition that fails, or uses what its device does not have.
     """
-    work = _Speller(graph)
+    work = _Decomposer(graph)
     nodes: list[Node] = []
     origin: list[int] = []
     for n in graph.nodes:
@@ -85,27 +85,27 @@ def spell_out(graph: Graph, topology: Topology, where: Mapping[int, int]) -> Spe
         origin.extend([n.id] * len(made))
     kept = _without_repeats(work, nodes, [where.get(i, -1) for i in origin], len(graph.tensors))
     packed = _packed(graph, work, [nodes[i] for i in kept])
-    return SpelledOut(packed, tuple(origin[i] for i in kept))
+    return Decomposed(packed, tuple(origin[i] for i in kept))
 
 
-def spelled_once(graph: Graph, node: int) -> Graph:
-    """Return the graph with one node as the nodes that its op's spelling gives.
+def decompose_once(graph: Graph, node: int) -> Graph:
+    """Return the graph with one node as the nodes that its op's decomposition gives.
 
     Raises:
-        GraphError: its op has no spelling, or one that fails.
+        GraphError: its op has no decomposition, or one that fails.
     """
-    work = _Speller(graph)
-    nodes = [part for n in graph.nodes for part in (work.spelled(n) if n.id == node else [n])]
+    work = _Decomposer(graph)
+    nodes = [part for n in graph.nodes for part in (work.decomposed(n) if n.id == node else [n])]
     return _packed(graph, work, nodes)
 
 
-class _Speller:
+class _Decomposer:
     """A builder that has the tensors of a graph, and what its results stand for."""
 
     def __init__(self, graph: Graph) -> None:
         self.g = GraphBuilder.after(graph)
         self.stands_for: dict[int, int] = {}
-        """By result of a spelling, the root tensor in whose place it is."""
+        """By result of a decomposition, the root tensor in whose place it is."""
 
     def storage(self, tid: int) -> int:
         """Return the root tensor of a tensor, or what that stands for."""
@@ -129,21 +129,21 @@ class _Speller:
             yield node
             return
         if node.op in within:
-            raise GraphError(f"{node.op} is spelled out by itself", where=node.op)
-        for part in self.spelled(node):
+            raise GraphError(f"{node.op} is decomposed into itself", where=node.op)
+        for part in self.decomposed(node):
             yield from self.expanded(part, facts, (*within, node.op))
 
-    def spelled(self, node: Node) -> Sequence[Node]:
-        """Return the nodes that a node is spelled out by, the last of which gives its result."""
+    def decomposed(self, node: Node) -> Sequence[Node]:
+        """Return the nodes that a node is decomposed into, the last of which gives its result."""
         op = op_by_name(node.op)
-        if spelling_of(op) is None:
-            raise GraphError("nothing spells it out", where=node.op)
+        if decomposition_of(op) is None:
+            raise GraphError("it has no decomposition", where=node.op)
         g, first = self.g, len(self.g.nodes)
         operands = [g.tensors[t] for t in node.inputs]
         through = written_operand(op, node.params)
         params = {name: value for name, value in op.full(node.params).items() if name != "inplace"}
         with g.scope(node.name) if node.name else nullcontext():
-            found = spell(g, op, operands, params)
+            found = apply_decomposition(g, op, operands, params)
             is_own = any(n.output == found.id and not found.is_view for n in g.nodes[first:])
             if through is not None:
                 g.cpy(found, operands[through])
@@ -158,7 +158,7 @@ class _Speller:
 
 
 def _without_repeats(
-    work: _Speller, nodes: Sequence[Node], devices: Sequence[int], old: int
+    work: _Decomposer, nodes: Sequence[Node], devices: Sequence[int], old: int
 ) -> list[int]:
     """Return which nodes to keep: what the same device has computed from the same is used again.
 
@@ -184,7 +184,7 @@ def _without_repeats(
     return kept
 
 
-def _packed(graph: Graph, work: _Speller, nodes: Sequence[Node]) -> Graph:
+def _packed(graph: Graph, work: _Decomposer, nodes: Sequence[Node]) -> Graph:
     """Return the graph of these nodes, without tensors that they do not use."""
     tensors, old = work.g.tensors, len(graph.tensors)
     used = {work.storage(t) for n in nodes for t in n.tensors}

@@ -1,6 +1,6 @@
-"""Decides whether nodes are spelled out, by the predictions of the plans with and without.
+"""Decides whether nodes are decomposed, by the predictions of the plans with and without.
 
-A node is spelled out on a device that has no kernel for its op if no other plan is possible (it is
+A node is decomposed on a device that has no kernel for its op if no other plan is possible (it is
 pinned there, or no device has the op), or if that is predicted to take less time than to compute it
 where there is one.
 """
@@ -15,21 +15,21 @@ from ggsched.errors import GraphError, PlanError
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.passes.cost.predict import predict_step
+from ggsched.passes.decompose import Decomposed, decomposable, decompose_nodes
 from ggsched.passes.options import PlanOptions
 from ggsched.passes.pipeline import make_plan, place_graph
 from ggsched.passes.place import Constraints, PlacementPolicy
-from ggsched.passes.spell_out import SpelledOut, spell_out, spellable
 from ggsched.plan.placement import Placement, PlacementCandidate, PlacementChoice
 from ggsched.topology.caps import offers
 from ggsched.topology.model import Topology
 
 
 @dataclass(frozen=True, slots=True)
-class Spelled:
+class DecomposedGraph:
     """What is planned in the place of a graph.
 
     Attributes:
-        graph: With nodes spelled out; tensors have the ids that they had.
+        graph: With nodes decomposed; tensors have the ids that they had.
         constraints: The same, for its nodes, with the placement.
         origin: By node, the node of the old graph that it is, or is a part of.
     """
@@ -39,26 +39,26 @@ class Spelled:
     origin: tuple[int, ...]
 
 
-def spelled_plan(
+def decomposed_plan(
     graph: Graph,
     topology: Topology,
     constraints: Constraints,
     options: PlanOptions,
     policy: PlacementPolicy,
-) -> Spelled | None:
-    """Return the graph with nodes spelled out, or None where it is to be planned as it is.
+) -> DecomposedGraph | None:
+    """Return the graph with nodes decomposed, or None where it is to be planned as it is.
 
     Args:
         graph: The graph.
         topology: The machine.
         constraints: What the caller decided.
         options: Of the plan.
-        policy: Places the nodes, as if devices had the ops that they can spell out.
+        policy: Places the nodes, as if devices had the ops that they can decompose.
 
     Raises:
         PlanError: the rates are not those of the machine.
     """
-    wider = spellable(graph, topology)
+    wider = decomposable(graph, topology)
     if wider is topology:
         return None
     try:
@@ -66,9 +66,9 @@ def spelled_plan(
         where = _where(graph, topology, placed)
         if not where:
             return None
-        found = spell_out(graph, topology, where)
+        found = decompose_nodes(graph, topology, where)
         made = _moved(graph, topology, constraints, placed, where, found)
-        spelled_s = _seconds(found.graph, topology, made.constraints, options, policy)
+        decomposed_s = _seconds(found.graph, topology, made.constraints, options, policy)
     except (GraphError, PlanError):
         return None  # planning the graph as it is says what is wrong with it
     try:
@@ -77,15 +77,15 @@ def spelled_plan(
         others, reason = plan.placement.candidates, ""
     except PlanError as error:
         as_it_is, others, reason = inf, (), error.one_line()
-    if as_it_is <= spelled_s:
+    if as_it_is <= decomposed_s:
         return None
     if not others:
         seconds = as_it_is if as_it_is < inf else None
-        others = (PlacementCandidate("nothing spelled out", seconds, 0, False, reason),)
+        others = (PlacementCandidate("nothing decomposed", seconds, 0, False, reason),)
     compared = tuple(structs.replace(c, is_taken=False) for c in others)
     ops = ", ".join(sorted({graph.nodes[n].op for n in where}))
     names = ", ".join(topology.devices[d].name for d in sorted(set(where.values())))
-    taken = PlacementCandidate(f"{ops} spelled out on {names}", spelled_s, 0, True)
+    taken = PlacementCandidate(f"{ops} decomposed on {names}", decomposed_s, 0, True)
     assert made.constraints.placed is not None
     placement = structs.replace(made.constraints.placed, candidates=(*compared, taken))
     return replace(made, constraints=replace(made.constraints, placed=placement))
@@ -107,8 +107,8 @@ def _moved(
     constraints: Constraints,
     placed: Placement,
     where: Mapping[int, int],
-    found: SpelledOut,
-) -> Spelled:
+    found: Decomposed,
+) -> DecomposedGraph:
     """Return constraints and placement for the nodes of the new graph."""
     made, choices = found.graph, []
     homes = dict(placed.homes)
@@ -118,7 +118,7 @@ def _moved(
             name = topology.devices[choice.device].name
             why = f"{choice.cause} {choice.detail}".strip()
             detail = f"{graph.nodes[old].op}, which {name} has not ({why})"
-            choice = PlacementChoice(choice.device, "spelled", detail)
+            choice = PlacementChoice(choice.device, "decomposed", detail)
         choices.append(choice)
         for tid in n.tensors:
             homes.setdefault(made.tensors[tid].storage, choice.device)
@@ -131,7 +131,7 @@ def _moved(
         i: constraints.pins[old] for i, old in enumerate(found.origin) if old in constraints.pins
     }
     decided = Placement(tuple(choices), homes)
-    return Spelled(made, replace(constraints, pins=pins, placed=decided), found.origin)
+    return DecomposedGraph(made, replace(constraints, pins=pins, placed=decided), found.origin)
 
 
 def _seconds(

@@ -12,17 +12,17 @@ import ggsched
 from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.errors import PlanError, UsageError
 from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.decompositions import DECOMPOSITIONS
 from ggsched.ir.dtype import dtype_by_name
 from ggsched.ir.graph import verify_graph
 from ggsched.ir.ops import BUILT_IN
-from ggsched.ir.spelled import SPELLINGS
 from ggsched.ir.user_ops import Sample, register_op, unregister_op
+from ggsched.passes.decompose import decomposable, decompose_nodes
+from ggsched.passes.decomposed_plan import decomposed_plan
 from ggsched.passes.options import PlanOptions
 from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints
 from ggsched.passes.placement.named import placement_policy
-from ggsched.passes.spell_out import spell_out, spellable
-from ggsched.passes.spelled_plan import spelled_plan
 from ggsched.plan.missing_ops import missing_ops
 from ggsched.plan.verify import verify_placement
 from ggsched.sanitize import check_plan
@@ -34,12 +34,12 @@ from ggsched.testing.oracle.interpreter import run_oracle
 from tests.passes.machines import device, machine
 
 OTHERS = tuple(op for op in BUILT_IN if op not in ("linear_attention", "short_conv"))
-DRAWN = graphs(ops=(*SPELLINGS, *SPELLINGS, *OTHERS))
-"""Random graphs, mostly of what can be spelled out."""
+DRAWN = graphs(ops=(*DECOMPOSITIONS, *DECOMPOSITIONS, *OTHERS))
+"""Random graphs, mostly of what can be decomposed."""
 
 
 def values_of(drawn, seed):
-    """Return values for which the spelling of bounds is defined: within [0, N]."""
+    """Return values for which the decomposition of bounds is defined: within [0, N]."""
     values = values_for(drawn, seed)
     for name, rule in drawn.rules.items():
         if rule.kind == "bounds":
@@ -54,16 +54,20 @@ def agrees(graph, other, values):
 
 
 def everything(graph, topology):
-    """Spell out what can be, on device 0."""
-    wider = spellable(graph, topology).devices[0]
+    """Decompose what can be, on device 0."""
+    wider = decomposable(graph, topology).devices[0]
     lacks = wider.ops - topology.devices[0].ops
     keys = {n.id: f"{n.op}:{graph.tensors[n.inputs[0]].dtype}" for n in graph.nodes}
-    return spell_out(graph, topology, {i: 0 for i, key in keys.items() if key in lacks})
+    return decompose_nodes(graph, topology, {i: 0 for i, key in keys.items() if key in lacks})
 
 
 class TestMeaning:
     @settings(max_examples=50)
-    @given(drawn=DRAWN, seed=seeds(), lacks=st.sets(st.sampled_from(sorted(SPELLINGS)), min_size=1))
+    @given(
+        drawn=DRAWN,
+        seed=seeds(),
+        lacks=st.sets(st.sampled_from(sorted(DECOMPOSITIONS)), min_size=1),
+    )
     def test_stays(self, drawn, seed, lacks):
         found = everything(drawn.graph, machine(device("gpu:0", lacks=lacks)))
         verify_graph(found.graph)
@@ -71,9 +75,9 @@ class TestMeaning:
         assert found.graph.outputs == drawn.graph.outputs
         agrees(drawn.graph, found.graph, values_of(drawn, seed))
 
-    @pytest.mark.parametrize("op", sorted(SPELLINGS))
+    @pytest.mark.parametrize("op", sorted(DECOMPOSITIONS))
     def test_of_each_op(self, op):
-        """Every one is spelled out in some graph that is drawn from it alone."""
+        """Every one is decomposed in some graph that is drawn from it alone."""
         seen = []
 
         @settings(max_examples=12)
@@ -91,7 +95,8 @@ class TestMeaning:
     @pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0"])
     @pytest.mark.parametrize("tokens", [1, 5])
     def test_attention_by_blocks_of_queries(self, monkeypatch, kind, tokens):
-        monkeypatch.setattr("ggsched.ir.spelled.SCORES_NBYTES", 2 * 4 * 40 * 4)  # two queries
+        two_queries = 2 * 4 * 40 * 4
+        monkeypatch.setattr("ggsched.ir.decompositions.SCORES_NBYTES", two_queries)
         g, dtype = GraphBuilder(), dtype_by_name(kind)
         k, v = (g.weight(n, (40, 2, 32), dtype) for n in "kv")
         q, mask = g.input("q", (tokens, 4, 32)), g.input("mask", (4, tokens, 40))
@@ -139,36 +144,36 @@ class TestWhere:
         y = g.attention(x, x, x, name="attn")
         return g.build(y=g.mul_mat(w, g.reshape(y, 4, 128)))
 
-    def spelled(self, graph, topology, wanted=Constraints(), policy="ggml"):  # noqa: B008
+    def decomposed(self, graph, topology, wanted=Constraints(), policy="ggml"):  # noqa: B008
         policy = placement_policy(policy)
-        return spelled_plan(graph, topology, wanted, self.OPTIONS, policy)
+        return decomposed_plan(graph, topology, wanted, self.OPTIONS, policy)
 
     def test_nothing_where_all_have_the_op(self):
-        assert self.spelled(self.layer(), machine("gpu:0", "cpu:0")) is None
+        assert self.decomposed(self.layer(), machine("gpu:0", "cpu:0")) is None
         bare = device("gpu:0", lacks=["attention", "soft_max"])
-        assert self.spelled(self.layer(), machine(bare, "cpu:0")) is None
+        assert self.decomposed(self.layer(), machine(bare, "cpu:0")) is None
 
     @pytest.mark.parametrize("policy", ["ggml", "cost", "auto"])
     def test_only_where_no_device_has_it(self, policy):
         topology = machine(device("gpu:0", lacks=["attention"]))
-        found = self.spelled(self.layer(), topology, policy=policy)
+        found = self.decomposed(self.layer(), topology, policy=policy)
         plan = make_plan(found.graph, topology, found.constraints, verify=True)
         assert "attention" not in [n.op for n in plan.nodes]
         assert found.origin[-1] == 1
         assert set(found.origin[:-1]) == {0}
         (line,) = missing_ops(plan)
-        assert line == f"gpu:0 has no 'attention': spelled out by {len(plan.nodes) - 1} nodes"
+        assert line == f"gpu:0 has no 'attention': decomposed into {len(plan.nodes) - 1} nodes"
         assert {n.label for n in plan.nodes[:-1]} == {"attn"}
         as_it_is, taken = plan.placement.candidates
         assert "no device supports attention" in as_it_is.reason
-        assert (taken.name, taken.is_taken) == ("attention spelled out on gpu:0", True)
+        assert (taken.name, taken.is_taken) == ("attention decomposed on gpu:0", True)
 
     def test_pinned(self):
         topology = machine("cpu:0", device("gpu:0", lacks=["attention"]))
-        found = self.spelled(self.layer(), topology, Constraints(pins={0: 1}))
+        found = self.decomposed(self.layer(), topology, Constraints(pins={0: 1}))
         plan = make_plan(found.graph, topology, found.constraints, verify=True)
         assert {c.device for c in plan.placement.choices[:-1]} == {1}
-        assert all(c.cause == "spelled" for c in plan.placement.choices[:-1])
+        assert all(c.cause == "decomposed" for c in plan.placement.choices[:-1])
         assert "pin gpu:0" in plan.placement.choices[0].detail
 
     def test_as_predicted(self):
@@ -179,22 +184,22 @@ class TestWhere:
         far = {pair: replace(link, latency_s=1.0) for pair, link in rates.links.items()}
         apart = replace(rates, links=far)
         homes = {"w": 0}
-        found = self.spelled(graph, topology, Constraints(homes, rates=apart))
+        found = self.decomposed(graph, topology, Constraints(homes, rates=apart))
         assert found is not None
         slow = replace(rates.devices[0], bandwidth=1e6, total_bandwidth=1e6)
         near = replace(rates, devices=(slow, rates.devices[1]))
-        assert self.spelled(graph, topology, Constraints(homes, rates=near)) is None
+        assert self.decomposed(graph, topology, Constraints(homes, rates=near)) is None
 
     @settings(max_examples=50)
     @given(drawn=DRAWN, topology=topologies(max_devices=3), data=st.data())
     def test_checker_finds_nothing(self, drawn, topology, data):
         bare = tuple(
-            replace(d, ops=frozenset(k for k in d.ops if k.split(":")[0] not in SPELLINGS))
+            replace(d, ops=frozenset(k for k in d.ops if k.split(":")[0] not in DECOMPOSITIONS))
             for d in topology.devices
         )
         some = replace(topology, devices=bare)
         wanted = data.draw(constraints(drawn.graph, topology))
-        found = self.spelled(drawn.graph, some, wanted)
+        found = self.decomposed(drawn.graph, some, wanted)
         if found is not None:
             assert found.constraints.placed is not None
             verify_placement(found.graph, some, found.constraints.placed)
@@ -208,12 +213,12 @@ class TestWhere:
             g = GraphBuilder()
             q, k = g.input("q", (tokens, 8, 16)), g.input("k", (512, 8, 16))
             topology = machine(device("gpu:0", lacks=["attention"]))
-            found = self.spelled(g.build(g.attention(q, k, k)), topology)
+            found = self.decomposed(g.build(g.attention(q, k, k)), topology)
             plan = make_plan(found.graph, topology, found.constraints)
             rows = 3 * tokens * 8 * 16 * 4 + 2 * 512 * 8 * 16 * 4
             return sum(a.nbytes for a in plan.memory.arenas if a.device == 0) - rows
 
-        monkeypatch.setattr("ggsched.ir.spelled.SCORES_NBYTES", 64 * 8 * 512 * 4)
+        monkeypatch.setattr("ggsched.ir.decompositions.SCORES_NBYTES", 64 * 8 * 512 * 4)
         assert scores(512) < 3 * 64 * 8 * 512 * 4
         assert scores(1024) < 1.5 * scores(512)
 
@@ -280,7 +285,7 @@ class TestPlugIn:
         (wanted,) = run_oracle(graph, values).values()
         np.testing.assert_allclose(y, wanted, 1e-5, 1e-5)
 
-    def test_what_cannot_be_spelled_out_is_refused(self, stranger):
+    def test_what_cannot_be_decomposed_is_refused(self, stranger):
         g = GraphBuilder()
         graph = g.build(g.gelu(g.input("x", (4,))))
         with (
@@ -315,7 +320,7 @@ def register():
 
 class TestUserOps:
     @pytest.mark.parametrize("inplace", [False, True])
-    def test_is_spelled_out(self, stranger, register, inplace):
+    def test_is_decomposed(self, stranger, register, inplace):
         register()
         kernels = {**KERNELS, "cpy": lambda out, x, _: np.copyto(out, x[0])}
         facts = replace(stranger.facts, ops=stranger.facts.ops | {"cpy:f32"})
@@ -328,7 +333,7 @@ class TestUserOps:
         np.testing.assert_allclose(y, 3 * (2 * value - np.tanh(2 * value)), 1e-5, 1e-6)
 
     @pytest.mark.parametrize(
-        ("spelling", "message"),
+        ("decomposition", "message"),
         [
             (lambda g, x, gain: g.sum_rows(x), r"returned f32\[3, 1\] in the place of f32\[3, 4\]"),
             (lambda g, x, gain: None, "returned None in the place"),
@@ -336,9 +341,9 @@ class TestUserOps:
             (lambda g, x, gain: g.add(x, g.input("y", (3, 4))), "adds an input, a weight or a st"),
         ],
     )
-    def test_a_wrong_one_is_refused(self, register, spelling, message):
+    def test_a_wrong_one_is_refused(self, register, decomposition, message):
         with pytest.raises(UsageError, match=message):
-            register(decompose=spelling)
+            register(decompose=decomposition)
 
     def test_by_itself(self, stranger, register):
         register("hyper", decompose=lambda g, x, gain: g.op("hyper" if gain else "tanh", x),
@@ -348,7 +353,7 @@ class TestUserOps:
         with Scheduler([stranger]) as scheduler, pytest.raises(PlanError, match="no device supp"):
             scheduler.plan(graph)
 
-    def test_message_of_a_spelling_that_fails_later(self, stranger, register):
+    def test_message_of_a_decomposition_that_fails_later(self, stranger, register):
         def odd(g, x, gain):
             assert x.shape[0] != 7, "seven rows"
             return g.tanh(x)
