@@ -14,8 +14,9 @@ class OpenClBackend:
     """Finds the OpenCL devices of the machine.
 
     ``device_count`` is the number of physical devices; an index beyond it opens a further logical
-    device on physical device ``index % device_count``. Each opened device has a context of its
-    own, so memory is copied between two of them as between strangers: through the host.
+    device on physical device ``index % device_count``. Each open device has a context of its own,
+    so memory is copied between two of them as between strangers: through the host. A closed one
+    leaves its context with compiled programs to the next.
 
     Raises:
         BackendUnavailable: there is no device.

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -14,7 +14,7 @@ from ggsched.backend.queued.device import QueuedDevice
 from ggsched.backend.queued.stream import QueuedStream
 from ggsched.topology.caps import HOST_PROCESSOR, DeviceFacts
 from ggsched_kernels import CPU, GPU, TuningProfile, source, supported_fusions, supported_ops
-from ggsched_opencl import driver
+from ggsched_opencl import compiled, driver
 from ggsched_opencl.driver import COMPLETE, DeviceInfo, Handle, status_of
 from ggsched_opencl.event import POLLING, OpenClEvent
 from ggsched_opencl.kernel_caches import now_s, pocl_folder, remove_in_use
@@ -53,7 +53,7 @@ def facts_of(index: int, found: DeviceInfo) -> DeviceFacts:
 
 
 class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
-    """A context of one OpenCL device.
+    """A context of one OpenCL device, with programs that closed devices have compiled in it.
 
     Args:
         index: Number of the (logical) device.
@@ -75,10 +75,10 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
     ) -> None:
         super().__init__(facts_of(index, found), timeout_s)
         self.profile = profile or (CPU if found.is_cpu else GPU)
-        self.context = driver.make_context(found.handle)
+        self._handle = found.handle
+        self._compiled = compiled.take(found.handle)
+        self.context = self._compiled.context
         self._rebuilt: set[tuple[object, ...]] = set()
-        self._programs: dict[tuple[object, ...], Handle] = {}
-        self._idle: defaultdict[tuple[object, ...], list[Handle]] = defaultdict(list)
         self._draining: list[tuple[Handle, Handle, deque[Handle]]] = []
 
     # --- memory, streams, programs --------------------------------------------------------------
@@ -108,7 +108,7 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
     def take_kernel(self, name: str, defines: tuple[tuple[str, str], ...], kernel: str) -> Handle:
         """Return a kernel object that nobody else uses until it is given back."""
         with self._lock:
-            idle = self._idle[name, defines, kernel]
+            idle = self._compiled.idle[name, defines, kernel]
             if idle:
                 return idle.pop()
             began_s = now_s()
@@ -127,10 +127,11 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
         kernel: str,
         more: tuple[tuple[str, str], ...] = (),
     ) -> Handle:
-        if (name, defines) not in self._programs:
+        programs = self._compiled.programs
+        if (name, defines) not in programs:
             made = driver.build_program(self.context, source(name, "opencl"), (*defines, *more))
-            self._programs[name, defines] = made
-        return driver.make_kernel(self._programs[name, defines], kernel)
+            programs[name, defines] = made
+        return driver.make_kernel(programs[name, defines], kernel)
 
     def _rebuilt_kernel(
         self,
@@ -145,9 +146,10 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
         Raises:
             UsageError: it cannot be made without them either.
         """
+        self.distrust()
         driver.stop_caching()
         folders = remove_in_use(began_s)
-        self._programs.pop((name, defines), None)
+        self._compiled.programs.pop((name, defines), None)
         other_text = ("KERNEL_REBUILT", str(time.time_ns()))  # no cache knows it
         found = self._make_kernel(name, defines, kernel, (other_text,))
         where = ", ".join(map(str, folders)) or str(pocl_folder())
@@ -161,7 +163,7 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
         with self._lock:
             if not self.is_closed:
                 for key, kernel in kernels:
-                    self._idle[key].append(kernel)
+                    self._compiled.idle[key].append(kernel)
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -175,10 +177,19 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
     def is_drained(self) -> bool:
         """Whether everything that closed streams were given is complete."""
         with self._lock:
-            self._draining = [d for d in self._draining if status_of(d[1]) > COMPLETE]
+            states = [status_of(newest) for _, newest, _ in self._draining]
+            if any(state < COMPLETE for state in states):
+                self.distrust()
+            pairs = zip(self._draining, states, strict=True)
+            self._draining = [drained for drained, state in pairs if state > COMPLETE]
             return not self._draining
 
+    def distrust(self) -> None:
+        """Let no other device take the context: a command failed, or a program had to be mended."""
+        self._compiled.is_sound = False
+
     def end(self) -> None:
-        """Release kernels and programs."""
-        self._idle.clear()
-        self._programs.clear()
+        """Leave the context with kernels and programs to the next device."""
+        if self.is_drained():
+            compiled.give_back(self._handle, self._compiled)
+        self._compiled = compiled.Compiled(self.context, is_sound=False)

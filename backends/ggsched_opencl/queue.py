@@ -25,6 +25,9 @@ class QueueOwner(Device, Protocol):
     def drain_later(self, queue: Handle, newest: Handle, held: deque[Handle]) -> None:
         """Keep the queue of a closed stream until its commands are complete."""
 
+    def distrust(self) -> None:
+        """Let no other device take the context: a command failed."""
+
 
 class OpenClQueue(CommandQueue[Point]):
     """Hands commands to OpenCL.
@@ -92,6 +95,7 @@ class OpenClQueue(CommandQueue[Point]):
                 done += 1
         except Exception as error:  # functions of user-defined ops have errors of their own
             # Some of the nodes are enqueued, so this is no refusal (ERR-1) but a fault (ERR-2).
+            self._device.distrust()
             self.faults.poison(driver.fault_of(error, program.labels[done], self.name))
         self._ids_unchecked |= program.checks_ids
         self.newest = newest
@@ -135,6 +139,7 @@ class OpenClQueue(CommandQueue[Point]):
 
     def refused(self, command: str, error: Exception) -> DeviceFault:
         """Let a refusal name the command; the stream is as before (ERR-1)."""
+        self._device.distrust()
         return driver.fault_of(error, command, self.name)
 
     def is_idle(self) -> bool:

@@ -7,9 +7,12 @@ is defective (``BackendBroken``), which is never hidden.
 
 import contextlib
 import importlib.metadata
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Protocol, TypeVar
 
 from ggsched.backend.protocols import CONTRACT_VERSION, Backend, Device
@@ -137,12 +140,29 @@ def find_plugins(entry_points: Iterable[EntryPointLike] | None = None) -> tuple[
         entry_points: Takes the place of the installed ones.
     """
     found: dict[tuple[str, str], Plugin] = {}
-    given = importlib.metadata.entry_points(group=GROUP) if entry_points is None else entry_points
+    given = _installed(_places()) if entry_points is None else entry_points
     for point in given:
         # The same distribution can be seen twice, e.g. installed and in the current folder.
         key = point.name, getattr(point, "value", str(id(point)))
         found.setdefault(key, Plugin(point.name, point))
     return tuple(found.values())
+
+
+@lru_cache(1)
+def _installed(_places: object) -> tuple[EntryPointLike, ...]:
+    """Return the installed entry points; metadata is read for 10 ms, so only after a change."""
+    return tuple(importlib.metadata.entry_points(group=GROUP))
+
+
+def _places() -> tuple[tuple[str, int], ...]:
+    """Return where distributions are looked for, and when each place last changed."""
+    places = []
+    for path in sys.path:
+        try:
+            places.append((path, os.stat(path or ".").st_mtime_ns))
+        except OSError:
+            places.append((path, 0))
+    return tuple(places)
 
 
 def in_time(name: str, call: Callable[[], T], timeout_s: float | None = None) -> T:

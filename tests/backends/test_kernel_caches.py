@@ -16,7 +16,7 @@ from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
 from ggsched.errors import BackendBroken
 from ggsched.scheduler import Scheduler
-from ggsched_opencl import driver, kernel_caches
+from ggsched_opencl import compiled, driver, kernel_caches
 from ggsched_opencl.kernel_caches import remove_damaged, remove_in_use, seal_used
 
 X = np.ones((2, 4), np.float32)
@@ -138,6 +138,7 @@ def test_only_what_was_in_use_is_removed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_kernel_that_cannot_be_made_is_built_again_once(times, monkeypatch, caplog, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiled.forget()
     (device,) = open_devices(["opencl:0"])
     failing, built = [times], []
     make, build = driver.make_kernel, driver.build_program

@@ -150,7 +150,7 @@ def test_devices_and_micro_batches(folder, name, mix):
 def long_runs():
     for name in LONG:
         for mix in MIXES if name in F32 else ("cpu", "opencl"):
-            slow = mix == "opencl" or (mix != "cpu" and "wide" not in name)
+            slow = mix not in ("cpu", "half") or (mix == "half" and "wide" not in name)
             yield pytest.param(name, mix, marks=[pytest.mark.slow] if slow else [])
 
 

@@ -20,6 +20,7 @@ from ggsched.testing.conformance.context import Floats, TestContext, vector
 ELEMENTS: Final = 1 << 15
 LONG_S: Final = 1e-2
 MAX_NODES: Final = 2048
+_MARGIN: Final = 1.25
 _STALLED_S: Final = 0.1
 
 
@@ -49,10 +50,12 @@ def long_launch(w: TestContext, q: Stream) -> LongLaunch:
         last = exact_node(w, nodes, (x, 0), (result, 0), ELEMENTS)
         program = w.compile([*works, last], q)
         w.program[-1] = f"p = compile({nodes} nodes of {ELEMENTS} elements and a last one)"
-        if min(_seconds(w, q, program) for _ in range(2)) >= LONG_S or nodes >= MAX_NODES:
+        seconds = min(_seconds(w, q, program) for _ in range(2))
+        if seconds >= LONG_S or nodes >= MAX_NODES:
             break
         w.close(program)
-        nodes = min(8 * nodes, MAX_NODES)
+        needed = int(_MARGIN * nodes * LONG_S / seconds)
+        nodes = min(max(2 * nodes, needed), 8 * nodes, MAX_NODES)
     w.order(q)
     w.put(q, result, np.zeros(ELEMENTS, np.float32))
     w.order(q)
