@@ -68,7 +68,7 @@ TOKENS: Mapping[Mode, tuple[int, ...]] = {"auto": (256, 512), "f32": (512,)}
 MODES: tuple[Mode, ...] = ("auto", "f32")
 ALL_BY_TILES: Mapping[str, Any] = {
     "MAX_ROWS": {planes: dict.fromkeys(tiles.DTYPES, 1 << 30) for planes in (1, 2)},
-    "LEAST_SHARE": 0,
+    "MIN_SHARE": 0,
 }
 DATA = Path("tests/data/oracle")
 LOGITS = {"llama-tiny-f16": 2e-3, "llama-tiny-q8_0": 3e-2, "gptoss-tiny-f32": 1e-4,

@@ -77,7 +77,7 @@ def _points(device: Any, dtype: DType, layer: dict[str, tuple[int, int]], began:
             few = {rows: {dtype.name: (cut, cut)}}
             most = {planes: {dtype.name: rows} for planes in (1, 2)}
             name = f"{cut.blocks} {cut.stages} {cut.warps} {cut.tiles} {cut.resident} {cut.turns}"
-            with patch.multiple(tiles, FEW=few, MAX_ROWS=most, LEAST_SHARE=0):
+            with patch.multiple(tiles, FEW=few, MAX_ROWS=most, MIN_SHARE=0):
                 point = _point(device, stream, graph, weights)
             if "tile_product" in point["kernels"]:
                 shown.append((name, point["us"]))

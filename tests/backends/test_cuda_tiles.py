@@ -126,7 +126,7 @@ def always(monkeypatch, dtype=MXFP4):
     monkeypatch.setattr(
         "ggsched_cuda_kernels.tiles.MAX_ROWS", {planes: {dtype.name: 512} for planes in (1, 2)}
     )
-    monkeypatch.setattr("ggsched_cuda_kernels.tiles.LEAST_SHARE", 0)
+    monkeypatch.setattr("ggsched_cuda_kernels.tiles.MIN_SHARE", 0)
 
 
 class TestOnTheHost:
@@ -259,7 +259,7 @@ class TestOnTheHost:
         from ggsched_cuda_kernels.kernel_selection import lower
 
         monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
-        monkeypatch.setattr("ggsched_cuda_kernels.tiles.LEAST_SHARE", 0)
+        monkeypatch.setattr("ggsched_cuda_kernels.tiles.MIN_SHARE", 0)
         monkeypatch.setenv("GGSCHED_STREAMS", "1")
         g = GraphBuilder("products")
         x = g.input("x", (rows, k))

@@ -196,7 +196,7 @@ def test_rows_of_f16_with_a_scale_for_each(runner, name, scale, monkeypatch):
     data = memory[scaled.storage].view.view(np.float16 if scaled.dtype is F16 else np.float32)
     data[:] *= min(scale, 1e3) if scaled.dtype is F16 else scale
     profile = AUTO if name == "attention" else replace(AUTO, num_sms=1)
-    monkeypatch.setattr("ggsched_cuda_kernels.tiles.LEAST_SHARE", 0)
+    monkeypatch.setattr("ggsched_cuda_kernels.tiles.MIN_SHARE", 0)
     calls, needed = lower(nodes, profile)
     first = calls[:-1]
     assert [c.kernel for c in calls] == [*KERNELS[name], "tile_product"]
