@@ -491,7 +491,12 @@ class MicroBatches:
         return _Batch(self._in_better_order(joined, constraints), constraints)
 
     def _in_better_order(self, joined: Joined, constraints: Constraints) -> Joined:
-        """Return the parts in turns where a part comes back to a device and that is faster."""
+        """Return the parts in turns where a part comes back to a device and that is faster.
+
+        Parts with streams of their own do not wait for each other in any order.
+        """
+        if self.lanes > 1:
+            return joined
         plan = self.scheduler.plan(joined.graph, constraints)
         turned = interleave(joined, plan)
         if turned is None:
