@@ -31,6 +31,7 @@ from ggsched.errors import BackendUnavailable, OutOfDeviceMemory, UsageError
 from ggsched.interchange.mapped_file import file_behind
 from ggsched.run.quick_switching import quick_switching
 from ggsched.run.release import close_all
+from ggsched.run.weight_rows import WeightRows
 
 PIECE_NBYTES: Final = 8 << 20
 """Each piece takes the interpreter 0.1 ms, all threads together, which bounds the rate."""
@@ -101,7 +102,7 @@ class Loader:
         self,
         device: int,
         buffer: Buffer,
-        data: HostMemory,
+        data: HostMemory | WeightRows,
         name: str = "",
         sent: Callable[[], None] | None = None,
     ) -> None:
@@ -118,6 +119,8 @@ class Loader:
             return  # ``close`` raises it
         job = _Job(device, buffer, data, name, sent)
         if data.nbytes <= self._piece_nbytes or self._devices[device].facts.is_host:
+            if isinstance(data, WeightRows):
+                data = data.joined()
             stream = self._stream(device)
             self._used.add(device)
             with plugin_faults(name_of(stream.device), "upload"):
@@ -127,7 +130,7 @@ class Loader:
         elif (own := self._own_stream(device)) is None:
             self._used.add(device)
             self._upload_pieces(job, self._stream(device))
-        elif file_behind(data) is not None:
+        elif isinstance(data, WeightRows) or file_behind(data) is not None:
             self._jobs.append(job)  # it takes no memory to let it wait
         else:
             self._upload_pieces(job, own)
@@ -213,9 +216,11 @@ class Loader:
             while ring.is_full:
                 if not self._send(ring):
                     return
-            source = data[start : start + step]
-            target = ring.take(source.nbytes)
-            read = self._pool().submit(read_bytes, source, target)
+            target = ring.take(min(step, data.nbytes - start))
+            if isinstance(data, WeightRows):
+                read = self._pool().submit(data.read_into, target, start)
+            else:
+                read = self._pool().submit(read_bytes, data[start : start + step], target)
             ring.pieces.append(_Piece(buffer, start, target, read, name))
         self._sent += [] if sent is None else [sent]
 
@@ -305,7 +310,7 @@ class _Job(NamedTuple):
 
     device: int
     buffer: Buffer
-    data: HostMemory
+    data: HostMemory | WeightRows
     name: str
     sent: Callable[[], None] | None
 

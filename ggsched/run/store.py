@@ -28,6 +28,7 @@ from ggsched.run.expert_ledger import ExpertLedger
 from ggsched.run.loading import Loader, NoteWrite
 from ggsched.run.release import close_all
 from ggsched.run.row_cache import RowCache
+from ggsched.run.weight_rows import WeightRows, rows_of
 
 WeightSource = Callable[[str], np.ndarray] | Mapping[str, np.ndarray]
 """Gives a weight by name, in the host form of the tensor that the graph declares."""
@@ -334,11 +335,12 @@ class TensorStore:
             data, progress = self._host_bytes(arena, tensor), self._progress
             report = partial(progress, arena.name, arena.nbytes) if progress is not None else None
             if device.facts.imports_host_memory:
-                data = self._readable(arena.name, data, loader, reader)
-                imported = _is_aligned(data, device.facts.alignment)
+                joined = data.joined() if isinstance(data, WeightRows) else data
+                data = held = self._readable(arena.name, joined, loader, reader)
+                imported = _is_aligned(held, device.facts.alignment)
             if imported:
-                buffer = _imported(device, data)
-                self._note_file(data)
+                buffer = _imported(device, held)
+                self._note_file(held)
             else:
                 buffer = self._allocated(arena)
                 with self._filling(arena.name, buffer):
@@ -391,7 +393,7 @@ class TensorStore:
                 buffer.close()
             raise
 
-    def _host_bytes(self, arena: Arena, tensor: Tensor) -> HostMemory:
+    def _host_bytes(self, arena: Arena, tensor: Tensor) -> HostMemory | WeightRows:
         if arena.name in self._constants:
             return memoryview(self._constants[arena.name])
         try:
@@ -402,6 +404,8 @@ class TensorStore:
                 "no data for this weight", where=arena.name, hint="pass it in weights={name: array}"
             ) from None
         check_array(array, tensor)
+        if (rows := rows_of(array)) is not None:
+            return rows
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data.toreadonly()
 
 

@@ -15,6 +15,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.run import loading
 from ggsched.run.loading import IN_UPLOAD, MAX_READERS, RING, Loader, reader_count
 from ggsched.run.store import TensorStore
+from ggsched.run.weight_rows import rows_of
 from ggsched.sanitize import check_trace
 from ggsched.scheduler import Scheduler
 from ggsched.trace.recorder import Recorder
@@ -48,7 +49,8 @@ def loaded(device, sources, **how):
     buffers = [device.allocate(source.nbytes) for source in sources]
     try:
         for buffer, source in zip(buffers, sources, strict=True):
-            loader.upload(0, buffer, source.data.toreadonly())
+            is_array = isinstance(source, np.ndarray)
+            loader.upload(0, buffer, source.data.toreadonly() if is_array else source)
         loader.begin()
         loader.close()
         held = [b.memory.copy() for b in buffers]
@@ -69,6 +71,49 @@ def test_bytes_arrive(tmp_path, facts, how):
     sources = [np.asarray(mapped)[7 : 7 + PIECE + 1], np.asarray(mapped), data[:50], data]
     for held, source in zip(loaded(far_device(**facts), sources, **how), sources, strict=True):
         assert np.array_equal(held, source)
+
+
+@pytest.mark.parametrize("width", [24, PIECE - 8, 3 * PIECE])
+@pytest.mark.parametrize("facts", [{}, {"is_host": True}], ids=["far", "host"])
+def test_columns_arrive(tmp_path, facts, width, how):
+    """Rows that are apart, in a file and in memory; pieces begin and end anywhere in them."""
+    data, mapped = on_disk(tmp_path, 40 * (width + 16))
+    wanted = data.reshape(40, width + 16)[:, 8:-8]
+    sources = [rows_of(a.reshape(40, width + 16)[:, 8:-8]) for a in (np.asarray(mapped), data)]
+    for held in loaded(far_device(**facts), sources, **how):
+        assert np.array_equal(held, wanted.reshape(-1))
+
+
+def test_columns_of_a_file_that_became_shorter(tmp_path, how):
+    _, mapped = on_disk(tmp_path, 16 * PIECE)
+    columns = rows_of(np.asarray(mapped).reshape(16, PIECE)[:, :1024])
+    os.truncate(tmp_path / "w.bin", 15 * PIECE)
+    with pytest.raises(ModelError, match=r"w\.bin: the file was truncated"):
+        loaded(far_device(), [columns], **how)
+
+
+@pytest.mark.parametrize(
+    ("index", "shape"),
+    [
+        (np.s_[:, 3:5], (6, 16)),
+        (np.s_[:, :, 1:3], (24, 16)),
+        (np.s_[:, 1:3], (6, 128)),
+        (np.s_[1:3, :, 1:3], (8, 16)),
+        (np.s_[1:3, 1:2, 1:3], (2, 16)),
+        (np.s_[1:3], None),
+        (np.s_[..., ::2], None),
+        (np.s_[::2, 1:3, 1:3], None),
+    ],
+)
+def test_rows_of_arrays(index, shape):
+    """As long as they can be; none where elements are apart, or rows in two ways."""
+    whole = np.arange(6 * 4 * 8, dtype=np.float64).reshape(6, 4, 8)
+    if shape == (6, 16):
+        whole = whole[:, 0]
+    found = rows_of(whole[index])
+    assert (found and found.rows.shape) == shape
+    if found:
+        assert bytes(found.joined()) == whole[index].tobytes()
 
 
 def test_the_next_weight_is_read_while_the_last_pieces_of_one_are(tmp_path, monkeypatch, how):
