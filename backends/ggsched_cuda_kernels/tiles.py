@@ -277,9 +277,8 @@ def shared_nbytes(dtype: DType, cut: Cut, planes: int) -> int:
         w_pitch = x_pitch
     of_x, of_w = planes * cut.rows * x_pitch, cut.columns * w_pitch
     stages = cut.stages * of_x + (2 if is_long else cut.stages) * of_w
-    tiles = cut.tiles * cut.rows // 8
-    arrived = cut.splits * -(-tiles // cut.splits) * 32 * cut.warps * PIECE
-    return max(stages, arrived if cut.splits > 1 else 0) + PIECE
+    sums = cut.tiles * cut.rows // 8 * 32 * cut.warps * PIECE
+    return max(stages, sums if cut.splits > 1 else 0) + PIECE
 
 
 def _fits(site: CudaLoweringContext, cut: Cut) -> bool:

@@ -2,7 +2,8 @@
 
 A llama of 8B in bf16 with random weights, sessions with default options. Rounds on one GPU and on
 all of them alternate in one process; the fastest of each counts. Beside the measured ratio stand
-the predicted one and the closed form of equal stages, m p / (m + p - 1).
+the predicted one and the closed form of equal stages, m p / (m + p - 1). With ``--machines`` each
+of several GPUs is that of a machine of its own, a process of this host.
 """
 
 import argparse
@@ -18,13 +19,16 @@ import numpy as np
 
 from benchmarks.gpu.shapes import LLAMA_1B, LLAMA_8B, SMALL, random_weights, spec_of
 from ggsched.backend.protocols import Device
+from ggsched.cluster.local import local_start
+from ggsched.cluster.remote_devices import open_group
 from ggsched.ir.dtype import BF16
-from ggsched.models.batches import MicroBatch
+from ggsched.models.batches import MicroBatch, Pipelining
 from ggsched.models.load import Model
 from ggsched.models.session import Session, SessionOptions
 from ggsched.models.spec import ModelSpec
 from ggsched.passes.cost.predict import predict_step
 from ggsched.plan.command import Launch
+from ggsched.run.release import close_all
 
 MODELS: Final = {"llama-8b": LLAMA_8B, "llama-1b": LLAMA_1B, "small": replace(SMALL, n_layer=4)}
 DEVICES: Final = ("cuda:0", "cuda:1")
@@ -43,6 +47,7 @@ def measure(
     ubatch: int,
     rounds: int = ROUNDS,
     batch: int | None = None,
+    pipelining: Pipelining = "auto",
 ) -> dict[str, Any]:
     """Return what a prompt takes on one device and on several.
 
@@ -54,6 +59,7 @@ def measure(
         ubatch: Tokens of a micro-batch.
         rounds: Prompts that are timed on each.
         batch: Tokens of a batch at most; by default the prompt is one.
+        pipelining: Of several devices; ``on`` where guessed rates of links say that it cannot pay.
     """
     nothing: Any = None
     model, source = Model(nothing, spec, nothing), random_weights(spec)
@@ -62,7 +68,7 @@ def measure(
     with (
         patch("ggsched.models.session.weight_array", lambda _, name: source(name)),
         Session(model, one, options) as alone,
-        Session(model, several, options) as spread,
+        Session(model, several, replace(options, pipelining=pipelining)) as spread,
     ):
         sides = {"one": alone, "several": spread}
         logits = {name: session.feed(tokens) for name, session in sides.items()}
@@ -118,6 +124,17 @@ def _predicted(session: Session, n_tokens: int) -> float:
     )
 
 
+def machines(devices: Sequence[str]) -> list[Device]:
+    """Open each device on a machine of its own, which sees no other GPU."""
+    own, wanted = dict[str, dict[str, str]](), list[tuple[str, tuple[str, ...]]]()
+    for device in devices:
+        backend, _, number = device.partition(":")
+        name = f"machine{len(own)}"
+        own[name] = {"GGSCHED_BACKENDS": backend, "CUDA_VISIBLE_DEVICES": number}
+        wanted.append((name, (f"{backend}:0",)))
+    return open_group(local_start(tuple(own), own=own), wanted)
+
+
 def main() -> int:
     """Measure each size of prompt; the exit code is 1 where logits differ."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.stages", description=__doc__)
@@ -127,16 +144,22 @@ def main() -> int:
     parser.add_argument("-ub", "--ubatch", type=int, default=UBATCH)
     parser.add_argument("-b", "--batch", type=int, help="tokens of a batch; the whole prompt")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--machines", action="store_true", help="each device on one of its own")
     asked = parser.parse_args()
     devices = asked.devices.split(",")
+    several: Any = machines(devices) if asked.machines else devices
     spec = spec_of(MODELS[asked.model], BF16)
     cases = []
-    for n_tokens in map(int, asked.tokens.split(",")):
-        found = measure(
-            spec, devices[:1], devices, n_tokens, asked.ubatch, asked.rounds, asked.batch
-        )
-        sys.stderr.write(f"{n_tokens} tokens: {found['ratio']:.2f} of one device\n")
-        cases.append(found)
+    try:
+        for n_tokens in map(int, asked.tokens.split(",")):
+            sizes = n_tokens, asked.ubatch, asked.rounds, asked.batch
+            how: Pipelining = "on" if asked.machines else "auto"
+            found = measure(spec, devices[:1], several, *sizes, pipelining=how)
+            sys.stderr.write(f"{n_tokens} tokens: {found['ratio']:.2f} of one device\n")
+            cases.append(found)
+    finally:
+        if asked.machines:
+            close_all(several)
     ok = all(case["difference"] < CLOSE for case in cases)
     result = {"model": f"{asked.model} bf16", "devices": devices, "ok": ok, "cases": cases}
     sys.stdout.write(json.dumps(result) + "\n")

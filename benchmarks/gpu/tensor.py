@@ -2,7 +2,7 @@
 
 - the sum of a hidden state over both GPUs, in a chain of links that scale and add up;
 - a llama of 8B in bf16: a prompt of 8192 tokens in micro-batches of 512 and decoding, on one GPU,
-  ``-sm layer`` and ``-sm tensor`` on both;
+  ``-sm layer``, ``-sm tensor`` and ``-sm tensor --pipeline on`` (pairs) on both;
 - gpt-oss 20B in mxfp4: the same on one GPU and by layers on both.
 
 Weights are random. A table goes to stderr, one line of JSON to stdout and to a file. No case begins
@@ -43,10 +43,10 @@ from ggsched.scheduler import Scheduler
 Devices = Sequence[str] | Sequence[Device]
 
 MODELS: Final = {
-    "llama-8b": (spec_of(LLAMA_8B, BF16), ("one", "tensor", "layer")),
+    "llama-8b": (spec_of(LLAMA_8B, BF16), ("one", "tensor", "pairs", "layer")),
     "gpt-oss-20b": (spec_of(GPT_OSS_20B, BF16, MXFP4), ("one", "layer")),
     "llama-1b": (spec_of(LLAMA_1B, BF16), ("one", "tensor", "layer")),
-    "small": (spec_of(replace(SMALL, n_layer=4), BF16), ("one", "tensor", "layer")),
+    "small": (spec_of(replace(SMALL, n_layer=4), BF16), ("one", "tensor", "pairs", "layer")),
 }
 TARGETS: Final = {
     "link with a sum of 16 KiB, us": 8.0,
@@ -160,13 +160,14 @@ class Sides:
 
     @contextmanager
     def session(self, side: str, n_predict: int = 0, **options: Any) -> Iterator[Session]:
-        """Open a session: ``one``, ``layer`` or ``tensor``."""
+        """Open a session: ``one``, ``layer``, ``tensor``, or ``pairs`` of micro-batches at once."""
         devices = self._devices[:1] if side == "one" else self._devices
         chosen = SessionOptions(
             n_ctx=self._n_prompt + n_predict + 16,
             n_batch=self._n_prompt,
             n_ubatch=self._ubatch,
-            split_mode="tensor" if side == "tensor" else "layer",
+            split_mode="tensor" if side in ("tensor", "pairs") else "layer",
+            pipelining="on" if side == "pairs" else SessionOptions().pipelining,
         )
 
         def array(_: object, name: str) -> np.ndarray:
@@ -180,7 +181,7 @@ class Sides:
             yield session
 
     def measure(self, side: str, rounds: int, n_predict: int) -> dict[str, Any]:
-        """Return what a prompt and decoding steps take: ``one``, ``layer`` or ``tensor``."""
+        """Return what a prompt and decoding steps take, of a side of ``session``."""
         with self.session(side, n_predict) as session:
             found: dict[str, Any] = {}
             # A plan is enqueued command by command in its first run and captured in its second.
@@ -296,7 +297,7 @@ def ratios(found: Mapping[str, Any]) -> dict[str, float]:
     for case, figures in found.items():
         name, _, side = case.partition(" ")
         one = found.get(f"{name} one")
-        if side in ("layer", "tensor", "apart") and one is not None:
+        if side in ("layer", "tensor", "pairs", "apart") and one is not None:
             made[f"{case} decode"] = one["step_s"] / figures["step_s"]
             made[f"{case} prefill"] = one["prompt_s"] / figures["prompt_s"]
             predicted = one["predicted_step_s"] / figures["predicted_step_s"]

@@ -63,16 +63,22 @@ class LocalMember:
                 pipe.close()
 
 
-def local_start(names: Sequence[str], variables: Mapping[str, str] | None = None) -> Start:
+def local_start(
+    names: Sequence[str],
+    variables: Mapping[str, str] | None = None,
+    own: Mapping[str, Mapping[str, str]] | None = None,
+) -> Start:
     """Return what starts a process for each machine.
 
     Args:
         names: Names of the machines.
         variables: Of the workers' environment.
+        own: Of the environment of single workers, by name.
     """
 
     def start(token: bytes) -> list[LocalMember]:
-        members = [LocalMember(name, token, variables or {}) for name in names]
+        shared, single = variables or {}, own or {}
+        members = [LocalMember(n, token, {**shared, **single.get(n, {})}) for n in names]
         try:
             for member in members:
                 member.listen()

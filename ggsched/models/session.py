@@ -418,7 +418,7 @@ class Session:
         shared = self.sharing
         if shared is None:
             return choose_homes(self.spec, self.scheduler, self.rates, self.options)
-        options = sharing_options(self.options, shared.who)
+        options = sharing_options(self.options, shared)
         return ChosenHomes(shared.spec, options, shared.homes, None)
 
     def _measured_rates(self) -> MachineRates:

@@ -150,13 +150,14 @@ def check_sharing(options: SessionOptions) -> None:
         )
 
 
-def sharing_options(options: SessionOptions, who: Participants) -> SessionOptions:
+def sharing_options(options: SessionOptions, shared: Sharing) -> SessionOptions:
     """Return the options for devices that share layers.
 
-    Where all devices work on each micro-batch these run one by one unless the caller says
-    otherwise, and nothing is offloaded: each device computes with what it has.
+    Nothing is offloaded: each device computes with what it has. Where all devices share all layers
+    and results of others are copied, micro-batches run one by one unless the caller says otherwise.
     """
     offload = replace(options.offload, experts=ExpertPolicy())
-    is_chosen = len(who.groups) > 1 or options.pipelining == "on"
+    may_join = len(shared.who.groups) > 1 or bool(shared.shards.peers)
+    is_chosen = may_join or options.pipelining == "on"
     pipelining = options.pipelining if is_chosen else "off"
     return replace(options, offload=offload, pipelining=pipelining)

@@ -101,6 +101,10 @@ static inline void put_(T *p, int group, T x) {
   size_t at = (unsigned char *)p - groups_[now_->group].local.data();
   *(T *)(groups_[group].local.data() + at) = x;
 }
+static inline float4 get4_(const float4 *p, int group) {
+  size_t at = (unsigned char *)p - groups_[now_->group].local.data();
+  return *(float4 *)(groups_[group].local.data() + at);
+}
 static inline void put4_(float4 *p, int group, float4 x) { put_(p, group, x); }
 static inline void put2_(float2 *p, int group, float2 x) { put_(p, group, x); }
 

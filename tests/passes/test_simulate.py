@@ -134,6 +134,8 @@ def compare(graph, topology, wanted, costs, runs, values, seed):
         [(s.start_s, s.end_s) for timeline in mine for s in timeline.spans],
     )
     assert sum(timeline.step_s for timeline in mine) == pytest.approx(taken, rel=1e-9, abs=1e-12)
+    ends = [taken, *(s.end_s - first for s in noted)]
+    assert sum(timeline.period_s for timeline in mine) >= max(ends) * (1 - 1e-9)
     executor.close()
     store.close()
 

@@ -1,6 +1,6 @@
-/* Groups of a cluster, SPLITS along the first axis: how they meet, and write to local memory of each other. From compute
- * capability 9.0 on; one group by itself anywhere. They meet in two steps: what was written before the first one, also to
- * local memory of others, is there after the second. */
+/* Thread blocks of a cluster, SPLITS along the first axis: their barrier, and access to the shared memory of each other.
+ * From compute capability 9.0 on; one thread block by itself anywhere. The barrier has two steps: what was written before
+ * the first one, also to shared memory of others, is there after the second. */
 #if SPLITS > 1
 FN void cluster_arrive_() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 FN void cluster_await_() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
@@ -17,9 +17,18 @@ FN void put4_(float4 *p, int group, float4 x) {
 FN void put2_(float2 *p, int group, float2 x) {
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(in_group_(p, group)), "f"(x.x), "f"(x.y) : "memory");
 }
+FN float4 get4_(const float4 *p, int group) {
+  float4 x;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(in_group_(p, group))
+               : "memory");
+  return x;
+}
 #else
 FN void cluster_arrive_() {}
 FN void cluster_await_() { BARRIER(); }
 FN void put4_(float4 *p, int, float4 x) { *p = x; }
 FN void put2_(float2 *p, int, float2 x) { *p = x; }
+FN float4 get4_(const float4 *p, int) { return *p; }
 #endif

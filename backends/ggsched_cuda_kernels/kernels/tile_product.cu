@@ -24,8 +24,8 @@
  * CONSTANT_W says that nobody writes the weights: their first stretches are requested while the predecessor still runs.
  *
  * Where rows are few, columns alone give too few thread blocks to keep memory busy. Then SPLITS of them, a cluster, share
- * the sum: each takes a stretch of k, and in the end adds up, in the order of the stretches, what all have for its share
- * of the results. */
+ * the sum: each takes a stretch of k, stores its sums in its own shared memory over the stretches, and adds up, in the
+ * order of the stretches, what all have for its share of the results. */
 #define BN (LANES / 2 * WT)
 #define TT (BM / 8)
 #if defined(W_BF16)
@@ -368,24 +368,25 @@ FN void product_of(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PT
   }
 #else
   const int share = (WT * T + SPLITS - 1) / SPLITS;
-  LOCAL_PTR float4 *arrived = (LOCAL_PTR float4 *)stages; /* [SPLITS][share][LANES] */
-  COPIES_AWAIT(0);                                        /* none is left; racecheck does not count empty groups of copies */
-  cluster_arrive_();
-  cluster_await_(); /* all are done with their stretches */
+  LOCAL_PTR float4 *sums = (LOCAL_PTR float4 *)stages; /* [WT * T][LANES] */
+  COPIES_AWAIT(0); /* none is left; racecheck does not count empty groups of copies */
+  BARRIER();       /* all are done with their stretches */
   UNROLL for (int i = 0; i < WT * T; i++) {
     float *v = sum[i / T][i % T];
-    put4_(arrived + (SPLIT * share + i % share) * LANES + LANE, i / share, make_float4(v[0], v[1], v[2], v[3]));
+    sums[i * LANES + LANE] = make_float4(v[0], v[1], v[2], v[3]);
   }
   cluster_arrive_();
   cluster_await_();
   for (int i = SPLIT * share; i < MIN(WT * T, (SPLIT + 1) * share); i++) {
-    float4 v = arrived[i % share * LANES + LANE];
+    float4 v = get4_(sums + i * LANES + LANE, 0);
     UNROLL for (int from = 1; from < SPLITS; from++) {
-      float4 more = arrived[(from * share + i % share) * LANES + LANE];
+      float4 more = get4_(sums + i * LANES + LANE, from);
       v.x += more.x, v.y += more.y, v.z += more.z, v.w += more.w;
     }
     store_tile(rows, y, yo, scales, n + i / T * 16, i % T * 8 + 2 * t, v);
   }
+  cluster_arrive_();
+  cluster_await_(); /* nobody ends while others read its sums */
 #endif
 }
 

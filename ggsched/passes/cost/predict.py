@@ -25,7 +25,7 @@ class Prediction:
     """What a step is predicted to take.
 
     Attributes:
-        seconds: From the first command to the end of the last, for the host.
+        seconds: Of one step among others of its kind, see ``PredictedTimeline.period_s``.
         timeline: When each command runs.
         source: Where the rates came from.
     """
@@ -48,7 +48,7 @@ def predict_step(graph: Graph, plan: Plan, rates: MachineRates) -> Prediction:
     timeline = simulate(plan, costs, steps=_STEPS, processors=shared)
     if costs.shares(timeline.spans):
         timeline = simulate(plan, costs, steps=_STEPS, processors=shared)
-    return Prediction(timeline.step_s, timeline, rates.source)
+    return Prediction(timeline.period_s, timeline, rates.source)
 
 
 class RateCosts:

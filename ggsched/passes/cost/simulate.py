@@ -53,11 +53,14 @@ class PredictedTimeline:
         spans: Of the commands of the last step that do work, in the order of the plan.
         step_s: Seconds of the host from the start of the last step to the end of its last command;
             what orders the next step behind it counts to that one.
+        period_s: Seconds from the end of the step before the last one to the end of the last, for
+            the host and all streams. Steps that the host does not wait for overlap.
         busy_s: By device the seconds of the last step in which one of its launches runs.
     """
 
     spans: tuple[PredictedSpan, ...]
     step_s: float
+    period_s: float
     busy_s: Mapping[int, float]
 
 
@@ -79,14 +82,15 @@ def simulate(
     end = len(commands)
     while end and (hazard := commands[end - 1][1].hazard) and hazard.next_run:
         end -= 1  # for the sake of the next step alone, which begins with it (ADR 75)
-    began = 0.0
+    began = ended = 0.0
     for step in range(steps):
-        began = state.host_s
+        began, ended = state.host_s, state.end_s
         if step:
             state.enqueue_all(commands[end:])
         state.spans = []
         state.enqueue_all(commands[:end])
-    return PredictedTimeline(tuple(state.spans), state.host_s - began, _busy(plan, state.spans))
+    step_s, period_s = state.host_s - began, state.end_s - ended
+    return PredictedTimeline(tuple(state.spans), step_s, period_s, _busy(plan, state.spans))
 
 
 class _Lanes:
@@ -137,6 +141,11 @@ class _Simulation:
         self.event_s: dict[int, float] = {}
         self.recorder: dict[int, int] = {}
         self.spans: list[PredictedSpan] = []
+
+    @property
+    def end_s(self) -> float:
+        """When the host and all streams are through with what was enqueued."""
+        return max(self.host_s, *(max(lanes.all, lanes.recorded) for lanes in self.lanes))
 
     def enqueue_all(self, commands: Iterable[tuple[Command, Effects]]) -> None:
         for command, effects in commands:
