@@ -41,4 +41,4 @@ def _decoded(path: str) -> object:
     try:
         return json.loads(read_text(path))
     except ValueError as error:
-        raise UsageError("this is not JSON", where=path, why=str(error)) from error
+        raise UsageError("this is no JSON", where=path, why=str(error)) from error
