@@ -5,8 +5,8 @@
 error, so that a misspelt one does not go unnoticed. Setting a variable to nothing is the same as
 not setting it; its mere presence never means true.
 
-Nothing is kept here. Who starts something (the command line, the facade) reads the settings once
-and hands them down. Plug-ins do not import this module: a variable of a plug-in is in the table,
+This module keeps no state. The command line and the facade read the settings once
+and hand them down. Plug-ins do not import this module: a variable of a plug-in is in the table,
 so that it is checked and listed, and the plug-in reads it by itself when it opens.
 """
 
@@ -124,7 +124,7 @@ class Variable:
         values: What it takes, in words for people.
         meaning: What it does.
         parse: Turns text into the value, or raises ``ValueError``.
-        owner: Who acts on it: ``ggsched``, or the name of a backend that reads it by itself.
+        owner: ``ggsched``, or the name of the backend that reads the variable itself.
         unset: What applies where it is not set, in words, if that is not a value of the variable.
     """
 

@@ -37,5 +37,6 @@ def parse(kind: IdKind, text: str) -> int:
     """
     letter = LETTER[kind]
     if not text.startswith(letter) or not text[1:].isdigit():
-        raise ValueError(f"{text!r} is no {kind} id: write {letter} and a number, as in {letter}12")
+        why = f"write {letter} and a number, as in {letter}12"
+        raise ValueError(f"{text!r} is not a {kind} id: {why}")
     return int(text[1:])

@@ -54,12 +54,12 @@ _FREE: Final = Constraints()
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What is planned in the place of a graph.
+    """The graph that is planned in place of the caller's.
 
     Attributes:
-        graph: To which plans refer.
-        constraints: Those of the caller, for its nodes.
-        tensor_of: The id in it of each output of the graph; None where ids are the same.
+        graph: The graph to which plans refer.
+        constraints: The caller's constraints for its nodes.
+        tensor_of: Its tensor id for each output of the caller's graph; None if ids are the same.
         before: The graph before nodes were decomposed.
         origin: By node, the node of ``before`` that it is, or is a part of; empty where nothing was
             decomposed.
@@ -96,19 +96,20 @@ class _Ran:
 class Scheduler:
     """Plans graphs over devices and runs them, one call at a time.
 
-    Threads may take turns. A call that is made while another thread is in one raises ``UsageError``
-    with the names of both threads and changes nothing; so does a call made by a callback (a source
-    of weights, ``progress``), except for ``plan``, ``free_nbytes`` and exports. No call waits for
-    another. Properties, ``draft`` and ``resident_nbytes`` may be used at any time on any thread.
+    Different threads may make calls one after another. A call during a call of another thread
+    raises ``UsageError`` with the names of both threads and changes nothing; so does a call by a
+    callback (a source of weights, ``progress``), except for ``plan``, ``free_nbytes`` and exports.
+    No call waits for another. Properties, ``draft`` and ``resident_nbytes`` may be used at any time
+    on any thread.
 
     Weights and states are resident once and shared by all graphs that name them. Plans and their
     memory are cached by graph digest and constraints; machine and settings are the same throughout.
     The ``plan_limit`` plans used last are kept, unless a new one needs their memory. With
     ``streams="autotune"`` the first runs of a graph alternate between a plan with one stream per
-    device and one with several, and the faster stays.
+    device and one with several, and the faster one is kept.
 
-    After an error of a run the streams have been drained and other runs may follow, unless a
-    device has faulted: then ``reset`` starts again. ``close`` releases everything in any case.
+    After an error of a run the streams are drained and other runs may follow, unless a device has
+    faulted: then ``reset`` starts again. ``close`` releases everything in any case.
 
     Examples:
         >>> import numpy as np
@@ -141,7 +142,7 @@ class Scheduler:
                 the caller closes. All usable devices where none are given.
             weights: Arrays by name, or a function from a name to an array, as for ``run``.
             settings: From the environment where not given.
-            placement: Decides where nodes run, and with that where weights without a given home
+            placement: Decides where nodes run, and therefore where weights without a given home
                 live: ``"ggml"`` for ggml's rules, ``"cost"`` for the least predicted time, or a
                 policy (see ``ggsched.passes.place``). The default, ``"auto"``, is ``"cost"`` for
                 graphs without pins and homes on several devices, with the rates that ``ggsched
@@ -150,15 +151,15 @@ class Scheduler:
                 policies need it in the constraints.
             plan_limit: Number of plans whose memory is kept.
             progress: Called with name and bytes of each weight that has become resident. If it
-                has a method ``stage``, that is called with what is being done, in words.
+                has a method ``stage``, that is called with a description of the current step.
             recorder: Records every call on the devices.
             clock: Seconds, for ``streams="autotune"``.
 
         Raises:
-            UsageError: a device name that makes no sense, no devices, a memory budget for a device
-                that is not there, or an invalid ``placement``.
-            BackendUnavailable: a device that is not there.
-            BackendBroken: a plug-in that fails or lies about itself.
+            UsageError: an invalid device name, no devices, a memory budget for a device that is
+                not among them, or an invalid ``placement``.
+            BackendUnavailable: a device that does not exist.
+            BackendBroken: a plug-in that fails or declares wrong facts.
         """
         self.guard = CallGuard()
         self.settings = settings or Settings.from_environment()
@@ -186,7 +187,7 @@ class Scheduler:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The open devices in order of priority, without what checks or records calls."""
+        """The open devices in order of priority, without layers that check or record calls."""
         return self._bare
 
     @property
@@ -228,12 +229,12 @@ class Scheduler:
         return self._planner.plan(planned.graph, planned.constraints)
 
     def planned_graph(self, graph: Graph, constraints: Constraints | None = None) -> Graph:
-        """Return the graph that is planned in the place of one, to which node ids of plans refer.
+        """Return the graph that is planned in place of this one; node ids of plans refer to it.
 
-        Attention that is decomposed becomes the op where all devices that could run its softmax
-        declare that (``ggsched.passes.recognise``); constraints that name nodes keep it as it is.
-        Nodes are decomposed into other ops on a device that has no kernel for them, where that is
-        predicted to be faster than to compute them elsewhere (``ggsched.passes.decomposed_plan``).
+        Nodes that compute attention become the op ``attention`` if all devices that could run its
+        softmax support the op (``ggsched.passes.recognise``), unless constraints name nodes.
+        A node is decomposed into other ops on a device without a kernel for it, if that is
+        predicted to be faster than another device (``ggsched.passes.decomposed_plan``).
 
         Args:
             graph: The graph.
@@ -318,9 +319,8 @@ class Scheduler:
             graph: The graph.
             inputs: By name.
             constraints: Homes and pins.
-            copy: False for read-only views of the plan's host memory in the place of copies of it,
-                to be read before anything else is run, which writes there: worth while for rows of
-                logits, which a step copies one more time otherwise.
+            copy: False for read-only views of the plan's host memory instead of copies. The next
+                run overwrites them. This saves a copy of large outputs, such as logits.
 
         Raises:
             UsageError: inputs that do not fit the graph, a weight without data or of another shape

@@ -1,15 +1,15 @@
-"""Sums of several GPUs that wait for each other themselves, in a captured graph.
+"""Rendezvous: sums of several GPUs wait for each other inside their kernels, in a captured graph.
 
-Between a row that a GPU makes and the sum that another one reads it for stands an event. As an edge
-of a graph such an event costs the host 1.4 us at each replay, before the GPUs begin, and the
-kernel behind it cannot be launched with PDL. So where sums of a group of GPUs read from each other
-what stands right before the others, they *meet* in the place of all edges: each kernel sets a
-word in the memory of each other GPU when all before it on its stream is complete, and reads nothing
-before the others have set the words in its own memory.
+An event orders a row that one GPU computes before the sum of another GPU that reads it. As an edge
+of a graph, such an event costs the host 1.4 us at each replay, before the GPUs begin, and the
+kernel behind it cannot be launched with PDL. So if the sums of a group of GPUs read rows that
+directly precede the sums of the others, their kernels use a *rendezvous* instead of edges. Each
+kernel sets a word in the memory of each other GPU when all work before it on its stream is
+complete, and reads nothing before the others have set the words in its own memory.
 
-Kernels that meet have to run at the same time. Each waits for nothing else, but the kernels of
-a replay may keep what those of another replay need, which then wait for each other in a circle. So
-of the graphs whose kernels meet one runs at a time (``RendezvousTurns``).
+Kernels of a rendezvous have to run at the same time. They wait for nothing else, but kernels of one
+replay may hold resources that those of another replay need, which would be a deadlock. So graphs
+with a rendezvous run one at a time (``RendezvousTurns``).
 """
 
 import ctypes

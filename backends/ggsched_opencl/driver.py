@@ -98,7 +98,7 @@ def find_devices() -> list[DeviceInfo]:
                 found.append(device)
     if refused and not found:
         raise BackendUnavailable(
-            "the compiler of the OpenCL platform knows no such processor",
+            "the compiler of the OpenCL platform does not support the processor",
             where="opencl",
             why="; ".join(refused),
             hint="use the backend cpu, or another OpenCL, as in: pip install intel-opencl-rt",

@@ -1,10 +1,10 @@
-"""Capture: a run of commands is written down once and replayed by one call (CAP-1..4).
+"""Capture: a sequence of commands is recorded once and replayed by one call (CAP-1..4).
 
-Optional: a device offers it by having ``begin_capture``, and its streams then have ``replay``.
-Its captures may have ``end_into`` besides, which updates a graph in the place of making one.
+Optional: a device that offers it has ``begin_capture``, and its streams have ``replay``.
+Its captures may also have ``end_into``, which updates an existing graph.
 Peers capture together (COL-4): a graph has commands of several devices.
-The plain form of it is a list of calls (``ggsched.backend.list_capture``), for devices made of
-``ggsched.backend.base``; a device with graphs of its own hands the list to its driver.
+The simplest implementation is a list of calls (``ggsched.backend.list_capture``), used by devices
+of ``ggsched.backend.base``; a device with native graphs hands the list to its driver.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class Capture(Protocol):
 
 @runtime_checkable
 class UpdatingCapture(Capture, Protocol):
-    """A capture that can end in a graph that is there already (CAP-4)."""
+    """A capture that can update an existing graph (CAP-4)."""
 
     def end_into(self, graph: DeviceGraph) -> str:
         """Stop, and let a graph be what was captured; the streams are as before.
@@ -102,5 +102,5 @@ def captures_beside(device: Device, streams: Sequence[Stream], stream: Stream) -
 
 
 def offers_update(capture: Capture) -> "TypeGuard[UpdatingCapture]":
-    """Whether a capture can end in a graph that is there already."""
+    """Whether a capture can update an existing graph."""
     return isinstance(capture, UpdatingCapture)

@@ -45,7 +45,7 @@ def outside_error(where: str) -> UsageError:
     return UsageError(
         "wait for an event from outside a capture",
         where=where,
-        why="a graph waits for nobody but the stream that it is replayed on (CAP-2)",
+        why="a graph waits only for the stream that it is replayed on (CAP-2)",
         hint="wait before the capture begins, or before each replay",
     )
 

@@ -134,7 +134,7 @@ def check_copy(
                 raise UsageError(
                     f"no copy path to {buffer.device.facts.name}",
                     where=f"{device.facts.name} copy",
-                    why="nothing is staged through the host in secret (CPY-6)",
+                    why="copies are never staged through the host implicitly (CPY-6)",
                     hint="download and upload instead",
                 )
     check_region(src, src_offset, nbytes, "copy source")
@@ -186,7 +186,7 @@ def check_wait(device: Device, event: Event) -> None:
             f"no wait path to events of {other.facts.name}",
             where=f"{device.facts.name} wait",
             why="the declared wait path is 'host' (EVT-4)",
-            hint="let the host sync the event before it goes on",
+            hint="let the host sync the event first",
         )
 
 

@@ -36,7 +36,7 @@ def free_nbytes(device: Device) -> int:
 
 
 def available_host_nbytes(meminfo: str = _MEMINFO) -> int | None:
-    """Return what Linux calls ``MemAvailable`` in bytes; None where nobody says."""
+    """Return what Linux calls ``MemAvailable`` in bytes; None if it is unknown."""
     if not os.path.exists(meminfo):
         return None
     try:

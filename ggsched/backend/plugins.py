@@ -237,7 +237,7 @@ def require_members(where: str, what: str, thing: object, protocol: type) -> Non
         flaws = [f"lacks {', '.join(missing)}"] if missing else []
         flaws += [f"cannot be called: {', '.join(no_call)}"] if no_call else []
         raise BackendBroken(
-            f"{what} is no {protocol.__name__}",
+            f"{what} is not a {protocol.__name__}",
             where=where,
             why=f"{type(thing).__name__} {' and '.join(flaws)}",
             hint=REPORT,

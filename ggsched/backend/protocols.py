@@ -288,7 +288,7 @@ class Backend(Protocol):
     def device_count(self) -> int:
         """How many devices are offered when none is named.
 
-        0 means that devices are there only for those who name them, as with a simulator.
+        0 means that devices exist only when they are named, as with a simulator.
         """
 
     def open_device(self, index: int) -> Device:

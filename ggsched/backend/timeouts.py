@@ -59,5 +59,5 @@ def late_error(where: str, timeout_s: float, what: str = "") -> SyncTimeout:
     return SyncTimeout(
         f"{what and f'{what} '}not complete after {timeout_s:g} s",
         where=where,
-        hint="wait longer (GGSCHED_TIMEOUT_S), or look for an event that nobody records",
+        hint="wait longer (GGSCHED_TIMEOUT_S), or look for an event that is never recorded",
     )

@@ -1,4 +1,4 @@
-"""When commands ran: what devices and streams may offer to whoever traces them.
+"""When commands ran: what devices and streams may offer to a tracer.
 
 This is not part of the contract: no rule promises it, and nothing is ordered by it. A device that
 measures has a method ``__clock__()`` that returns its clock. Its streams have ``__take_times__()``,

@@ -115,7 +115,7 @@ def load_rates(topology: Topology, setting: str) -> MachineRates:
         setting: ``auto``, ``off`` or a path, as in ``Settings.rates``.
 
     Raises:
-        UsageError: a path was given, and nothing is there.
+        UsageError: the given path does not exist.
     """
     path = rates_path(setting)
     file = None if path is None else read_rates(path, must_exist=setting != AUTO)
@@ -189,7 +189,7 @@ def save_rates(calibration: Calibration, facts: Mapping[str, DeviceFacts], path:
     Args:
         calibration: What was measured.
         facts: Of its devices, by name.
-        path: The file; its folder is made. It is replaced at once, so nobody reads half of it.
+        path: The file; its folder is made. It is replaced atomically.
 
     Raises:
         UsageError: it cannot be written.

@@ -50,7 +50,7 @@ def calibrate(
     """Measure devices and the links between them.
 
     Args:
-        devices: Open devices that nobody else uses meanwhile.
+        devices: Open devices that are not used otherwise meanwhile.
         seconds: How long that may take, about; a measurement that has begun is finished.
         progress: Called with what happens.
 

@@ -61,7 +61,7 @@ def converse(session: "Session", talk: Talk, before_text: Callable[[], None]) ->
             raise UsageError(
                 f"the conversation has {len(ids)} tokens",
                 why=f"the context holds {session.options.n_ctx}",
-                hint="use a larger -c, or begin anew",
+                hint="use a larger -c, or start again",
             )
         kept = len(fed) if ids[: len(fed)] == fed and len(fed) < len(ids) else 0
         if not kept:

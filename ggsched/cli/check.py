@@ -51,7 +51,7 @@ def _reports(
     from ggsched.trace.export import is_trace, read_trace
 
     if graph is not None and (is_trace(data) or data.lstrip()[:1] != b"{"):
-        raise UsageError("--graph is for plans", where=file, why="this is none")
+        raise UsageError("--graph is for plans", where=file, why="this is not a plan")
     if is_trace(data) or _is_json_lines(data):
         return "trace", [check_trace(read_trace(data, file), advice=advice)]
     if data.lstrip()[:1] == b"{":

@@ -66,7 +66,7 @@ def checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} is not a name for a backend", hint=hint)
     if keyword.iskeyword(name) or name in _RESERVED:
-        raise UsageError(f"{name!r} means something else", hint="choose another name")
+        raise UsageError(f"{name!r} has another meaning", hint="choose another name")
     for plugin in find_plugins():
         if plugin.name == name:
             by = f"by {plugin.distribution} {plugin.version}" if plugin.distribution else ""

@@ -278,7 +278,7 @@ def _save(path: str, fed: list[np.ndarray]) -> None:
 
 
 def _check_writable(path: str) -> None:
-    """Refuse a path that cannot be written, and leave what is there as it is."""
+    """Refuse a path that cannot be written; an existing file is not changed."""
     is_new = not os.path.lexists(path)
     try:
         with open(path, "ab"):

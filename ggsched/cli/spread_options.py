@@ -1,4 +1,4 @@
-"""``--jobs``, ``--ray`` and ``--journal``: who does independent pieces of work."""
+"""``--jobs``, ``--ray`` and ``--journal``: where independent pieces of work run."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence

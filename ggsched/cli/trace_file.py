@@ -161,7 +161,7 @@ def is_perfetto(path: str) -> bool:
 
 
 def check_writable(path: str, what: str) -> None:
-    """Refuse a path that cannot be written, and leave what is there as it is.
+    """Refuse a path that cannot be written; an existing file is not changed.
 
     Raises:
         UsageError: it cannot.

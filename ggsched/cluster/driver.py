@@ -130,7 +130,7 @@ class Driver:
         self._topology, self._first = topology_to_text(topology), tuple(first)
 
     def configure(self, *, timeout_s: float, capture: bool, checked: bool, records: bool) -> None:
-        """Let the workers begin anew, with nothing on their devices."""
+        """Restart the workers, with nothing on their devices."""
         self.timeout_s = timeout_s
         addresses = tuple(member.address for member in self._members)
         settings = (timeout_s, capture, checked, records)

@@ -1,4 +1,4 @@
-"""Who takes part in a session: workers, as whoever started them sees them."""
+"""Members of a session: workers, as seen by the process that started them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Member(Protocol):
-    """A worker somewhere, as whoever started it sees it."""
+    """A worker, as seen by the process that started it."""
 
     @property
     def name(self) -> str:

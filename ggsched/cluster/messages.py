@@ -111,7 +111,7 @@ class Run(Message, frozen=True, tag="run"):
 
 
 class Abort(Message, frozen=True, tag="abort"):
-    """To a worker: give up a run; nobody will send what it waits for.
+    """To a worker: give up a run; the messages that it waits for will not come.
 
     Attributes:
         id: Number of the run.
@@ -181,7 +181,7 @@ class Pong(Message, frozen=True, tag="pong"):
     """The answer.
 
     Attributes:
-        worker: Address of who answers.
+        worker: Address of the replying worker.
         number: Of the ping.
         at_s: When it was answered, by the clock of the worker (``time.perf_counter``).
     """

@@ -1,4 +1,4 @@
-"""What a ``Scheduler`` has in the place of a store and executors when its devices are elsewhere."""
+"""What a ``Scheduler`` has instead of a store and executors when its devices are elsewhere."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count

@@ -60,7 +60,7 @@ class Worker:
 
     Args:
         link: Its end.
-        is_alone: Whether whoever started it is gone.
+        is_alone: Whether the process that started it is gone.
     """
 
     def __init__(self, link: Link, is_alone: Callable[[], bool] = lambda: False) -> None:
@@ -347,7 +347,7 @@ class Worker:
 
     def _require_store(self) -> TensorStore:
         if self._store is None:
-            raise UsageError("the worker has joined nobody")
+            raise UsageError("the worker has not joined a session")
         return self._store
 
     def _twice(self, machine: int, tag: int) -> DeviceFault:
@@ -455,7 +455,7 @@ def _opened(message: m.Open) -> list[Device]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until whoever started this closes its stdin."""
+    """Serve until stdin is closed by the process that started this one."""
     (host,) = sys.argv[1:] if argv is None else argv
     link = Link(host, bytes.fromhex(os.read(0, 2 * TOKEN_NBYTES).decode()))
     gone = threading.Event()

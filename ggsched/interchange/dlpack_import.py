@@ -175,7 +175,7 @@ def _taken(value: Any) -> Array:
     if kind not in dl.HOST_KINDS:
         raise InterchangeError(
             f"lives on {dl.device_text(kind, number)}",
-            why="the host cannot read it, and nothing is copied in secret (CPY-6)",
+            why="the host cannot read it, and nothing is copied implicitly (CPY-6)",
             hint="copy it to the host first, e.g. x.cpu()",
         )
     try:

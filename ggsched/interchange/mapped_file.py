@@ -1,9 +1,9 @@
 """Files that are mapped: opened once, never copied, and watched for being cut short.
 
 A page of a mapping that lies behind the end of the file raises SIGBUS, which ends the process
-without a message. On Linux a handler puts zeros in the place of what is lost instead and notes the
-file, so that whoever reads goes on to its end; ``require_unchanged`` then names the file, and no
-result of such a read counts. A file that was rewritten in place is found by its size and its time.
+without a message. On Linux a handler replaces lost pages by zeros and notes the file, so that the
+reader continues; ``require_unchanged`` then names the file, and the results are discarded. A file
+that was rewritten in place is detected by its size and modification time.
 Other systems have the second check alone.
 
 The handler is the process's, as is the list of mappings that it needs. Faults at other addresses go
@@ -151,7 +151,7 @@ class _Mappings:
         return None
 
     def _replace_lost(self, address: int, replace: Callable[[int, int], bool]) -> bool:
-        """Put zeros in the place of the rest of a mapping; return whether there is one."""
+        """Replace the rest of a mapping by zeros; return whether the address is in a mapping."""
         file = self.find(address)
         if file is None:
             return False

@@ -305,7 +305,7 @@ class GraphBuilder:
             known = -_product(size)
             size[size.index(-1)] = x.size // known if known else 0
         if _product(size) != x.size:
-            raise GraphError(f"{list(x.shape)} has not the size of {list(shape)}", where=x.name)
+            raise GraphError(f"{list(x.shape)} has another size than {list(shape)}", where=x.name)
         return self.view(x, size)
 
     def permute(self, x: Tensor, *axes: int) -> Tensor:

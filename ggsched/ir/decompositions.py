@@ -59,7 +59,7 @@ def apply_decomposition(
     if not isinstance(found, Tensor) or (found.dtype, found.shape) != (wanted, shape):
         given = f"{found.dtype}{list(found.shape)}" if isinstance(found, Tensor) else repr(found)
         raise GraphError(
-            f"decompose returned {given} in the place of {wanted}{list(shape)}",
+            f"decompose returned {given} instead of {wanted}{list(shape)}",
             where=op.name,
             hint="return the tensor that the builder's methods return",
         )

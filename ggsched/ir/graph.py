@@ -219,7 +219,7 @@ class Graph:
 
 
 def verify_graph(graph: Graph) -> None:
-    """Check that a graph is well formed, whoever made it.
+    """Check that a graph is well formed, whatever code made it.
 
     Args:
         graph: Any graph.

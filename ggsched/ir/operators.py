@@ -1,4 +1,4 @@
-"""Operators on tensors that a builder made: ``x @ w + 1`` in the place of calls.
+"""Operators on tensors that a builder made: ``x @ w + 1`` instead of calls.
 
 A tensor knows the builder that made it until ``build``; tensors of a graph have none. Operands of
 f32 use built-in ops where shapes allow it, because more devices have them; others use the library

@@ -102,11 +102,11 @@ def _check_complete(pieces: dict[Action, list[int]], schedule: Schedule) -> None
     for actions in schedule:
         for action in actions:
             if action in seen:
-                raise GraphError(f"{action} is there twice", where="schedule")
+                raise GraphError(f"{action} is listed twice", where="schedule")
             seen.add(action)
     missing = sorted(pieces.keys() - seen, key=lambda a: (a.part, a.stage))
     if missing:
-        raise GraphError(f"nobody does {missing[0]}", where="schedule")
+        raise GraphError(f"{missing[0]} is missing", where="schedule")
 
 
 def _order(

@@ -9,8 +9,8 @@
     y = g.op("sqr", x)
 
 A registered op is used like a built-in one: graphs, placement, memory, waits, checker and
-simulator follow from its entry in ``ggsched.ir.ops.OPS``. Devices offer it if they are opened after
-it was registered and ``kernels`` names their backend.
+simulator follow from its entry in ``ggsched.ir.ops.OPS``. Devices that are opened after the
+registration support it if ``kernels`` names their backend.
 """
 
 import re
@@ -41,7 +41,7 @@ class Sample:
     Attributes:
         shapes: Shape of each operand.
         params: Parameters that are not at their defaults.
-        kinds: By name of an operand, what its elements are like: ``plain`` in [-1, 1] (the
+        kinds: By name of an operand, the kind of its elements: ``plain`` in [-1, 1] (the
             default of floats), ``positive`` in [1/4, 1], ``ranked`` (rows of well separated
             elements), ``mask`` (0 and -inf), ``ids`` (the only one for i32).
         bounds: By name of an i32 operand, one more than its largest element. Default: 2.
@@ -60,20 +60,20 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SourceKernel:
-    """A kernel in OpenCL C or CUDA C++.
+    """A function in OpenCL C or CUDA C++ that each work item (thread) of a kernel calls.
 
-    Operands and result are contiguous when it runs: those that are strided are copied first.
+    Operands and result are contiguous: strided ones are copied first.
 
     Attributes:
-        source: The source. Types: ``f32`` is float, ``i32`` is int, ``f16`` is half (OpenCL) or
-            ``__half`` (CUDA), quantised operands are bytes.
-        name: The kernel function (CUDA: ``extern "C" __global__ void``).
-        args: What each argument is: the name of an operand or ``out`` (a pointer to its first
-            element), ``size:NAME`` (its number of elements, 64-bit), ``extent:NAME:AXIS`` (64-bit;
-            a negative axis counts from the end), or the name of a parameter (float: 32-bit, int
-            and bool: 32-bit).
-        items: ``items(*shapes, out)`` returns the work items (threads) of a launch, rounded up to
-            groups of ``lanes``; None: one for each element of the result.
+        source: The source. Types: ``f32`` is float, ``i32`` is int, ``f16`` and ``bf16`` are 16-bit
+            words (``ushort_t``), quantised operands are bytes (``uchar_t``).
+        name: The function (OpenCL: ``void``; CUDA: ``__device__ void``).
+        args: The meaning of each argument: the name of an operand or ``out`` (a pointer to its
+            first element), ``size:NAME`` (its number of elements, 64-bit), ``extent:NAME:AXIS``
+            (64-bit; a negative axis counts from the end), or the name of a parameter (float:
+            32-bit, int and bool: 32-bit).
+        items: ``items(*shapes, out)`` returns the number of work items (threads) of a launch, which
+            is rounded up to groups of ``lanes``; None: one for each element of the result.
         lanes: Work items of a group (threads of a block).
 
     Examples:
@@ -124,18 +124,18 @@ def register_op(
         params: Parameters and their defaults; a node may set no others.
         in_place: Operands whose bytes the result may take over: element i of the result must
             depend on no other element of such an operand.
-        rows: (operand, ids): of that operand only the rows are read that ``ids`` names.
+        rows: (operand, ids): only the rows of that operand that ``ids`` names are read.
         flops: ``flops(*shapes, **params)``, for predictions. Default: two for each element.
         magnitude: ``magnitude(*magnitudes)`` returns a bound of the result's elements, so that
-            random graphs compute on with them.
+            random graphs can use the result.
         kernels: By backend. ``cpu``: ``kernel(*arrays, out=array, **params)`` on numpy views, of
-            which only ``out`` is writable, as numpy's ufuncs are. ``opencl``, ``cuda``: a
+            which only ``out`` is writable, like numpy's ufuncs. ``opencl``, ``cuda``: a
             ``SourceKernel``, or ``kernel(stream, *arrays, out=array, **params)``, which enqueues
-            commands on the stream and waits for nothing; it gets ``DeviceArray``s. Others: what
-            the plug-in documents.
+            commands on the stream and does not wait; it gets ``DeviceArray``s. Others: see the
+            documentation of the plug-in.
         decompose: ``decompose(g, *operands, **params)`` decomposes the op: it adds nodes to a
-            ``GraphBuilder`` and returns a result of the same type and shape. Devices that have no
-            kernel for the op, but for those, may run it so.
+            ``GraphBuilder`` and returns a result of the same type and shape. Devices without a
+            kernel for the op, but with kernels for these nodes, may run it so.
         samples: Operands for tests and random graphs; at least one.
 
     Raises:

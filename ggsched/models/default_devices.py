@@ -1,4 +1,4 @@
-"""Which devices a model runs on if nobody says: those that are predicted to be fastest.
+"""The default devices of a model: those that are predicted to be fastest.
 
 GPUs are all used, with a CPU beside them. Devices that compute in the host's memory, numpy and
 OpenCL on the same processor for instance, would only share it out, so one of them is chosen: the

@@ -105,7 +105,7 @@ def _fed(
     known: Sequence[int],
     retries: int,
 ) -> tuple[np.ndarray, int]:
-    """Feed tokens, after a fault all that are known, in a session that was begun anew.
+    """Feed tokens, after a fault all that are known, in a session that was restarted.
 
     Returns:
         The logits, and how many faults may still come.
@@ -122,7 +122,7 @@ def _fed(
 
 
 def _checked_retries(session: FedSequence, retries: int) -> int:
-    """Return how often generation may be begun anew.
+    """Return how often generation may be restarted.
 
     Raises:
         UsageError: there are tokens that are not known here.
@@ -130,7 +130,7 @@ def _checked_retries(session: FedSequence, retries: int) -> int:
     if retries and session.n_past:
         why = f"it has {session.n_past} tokens, which generation has not seen"
         hint = "call reset() first, and give them all as the prompt"
-        raise UsageError("the sequence cannot be begun anew after a fault", why=why, hint=hint)
+        raise UsageError("the sequence cannot be restarted after a fault", why=why, hint=hint)
     return retries
 
 

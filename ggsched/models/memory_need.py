@@ -54,7 +54,7 @@ class MemoryNeed:
     """What a session takes.
 
     Attributes:
-        peak: By device, or ``HOST``, what is there when most is, with all plans that are kept.
+        peak: By device, or ``HOST``, the largest total, with all plans that are kept.
         least: The same with one plan at a time, which is what a scheduler falls back to.
         largest: By device, the largest single buffer.
         plans: Different plans that are made.
@@ -172,7 +172,7 @@ _FIELD: Final[Mapping[str, str]] = {
 
 
 class _Tally(Generic[K]):
-    """What is there while one plan after the other is used, as the scheduler does it."""
+    """The memory in use while plans are used one after the other, as by the scheduler."""
 
     def __init__(self, plans_kept: int) -> None:
         self.kept = 0

@@ -164,7 +164,7 @@ def _rope(keys: Keys, arch: Architecture, head_dim: int, n_ctx_train: int) -> Ro
             return _yarn(keys, arch, plain, factor, n_ctx_train)
         case str() if scaling in arch.scalings:
             return plain
-    why = "known are none, linear and yarn"
+    why = "supported: none, linear, yarn"
     raise keys.fail("rope.scaling.type", f"is {shown(scaling)}", why)
 
 

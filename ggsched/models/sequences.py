@@ -1,4 +1,4 @@
-"""Several sequences of one model: each has rows of the cache of its own, and all share the weights.
+"""Several sequences of one model: each has its own rows of the cache, and all share the weights.
 
     with Session(model, devices, SessionOptions(n_ctx=4096, n_parallel=4)) as session:
         several = session.sequences
@@ -116,7 +116,7 @@ class Sequences:
         """Begin a sequence and return its number.
 
         Raises:
-            UsageError: all parts of the cache are in use, or the session has a sequence of its own.
+            UsageError: all parts of the cache are in use, or the session's own sequence has tokens.
         """
         if self._session.n_past:
             raise UsageError(
@@ -196,9 +196,9 @@ class Sequences:
         """Append tokens to sequences, all in the same micro-batches; all of them or none.
 
         Args:
-            tokens: Ids by sequence, at least one of each; as many of each as one likes.
-            copy: False for logits that may be views of memory into which the next call of the
-                session writes. Logits of many sequences are many megabytes.
+            tokens: Ids by sequence, at least one for each sequence.
+            copy: False for logits that may be views of memory that the next call of the session
+                overwrites. Logits of many sequences have many megabytes.
 
         Returns:
             float32 (vocabulary,) for the last token of each sequence.

@@ -46,9 +46,9 @@ __all__ = ["Session", "SessionOptions"]
 class Session:
     """A model on devices, with one sequence; close it, or use ``with``.
 
-    One call at a time, as for ``Scheduler``, whose guard it shares: a call that is made while
-    another thread is in one, of the session or of its scheduler, raises ``UsageError`` and changes
-    nothing. Threads may take turns, also with a generator of ``generate``. ``n_past``,
+    One call at a time, as for ``Scheduler``, whose guard it shares: a call during a call of another
+    thread, of the session or its scheduler, raises ``UsageError`` and changes nothing. Different
+    threads may make calls one after another, also with a generator of ``generate``. ``n_past``,
     ``constraints``, ``timing`` and ``last_plan`` may be read at any time.
 
     Examples:
@@ -78,8 +78,8 @@ class Session:
         those that are predicted to be fastest (``ggsched.models.default_devices``).
 
         Raises:
-            UsageError: sizes that make no sense, a device or a rule that does not exist.
-            BackendUnavailable: a device that is not there.
+            UsageError: invalid sizes, or a rule for a device that is not among them.
+            BackendUnavailable: a device that does not exist.
         """
         self.model = model
         self.options = options or SessionOptions()
@@ -281,10 +281,10 @@ class Session:
         keep: int | None = None,
         retries: int = 0,
     ) -> Iterator[int]:
-        """Feed a prompt, then yield up to ``n_predict`` tokens, the stop token not among them.
+        """Feed a prompt, then yield up to ``n_predict`` tokens, without the stop token.
 
-        Between two tokens other calls may be made that leave the sequence as it is. After one that
-        changes it (``feed``, ``reset``, another ``generate``) the generator raises.
+        Calls that do not change the sequence are allowed between two tokens. After one that changes
+        it (``feed``, ``reset``, another ``generate``) the generator raises ``UsageError``.
 
         Args:
             prompt: Ids; at least one.
@@ -292,14 +292,14 @@ class Session:
             sampling: Greedy where not given.
             stop: Ids that end the generation. It ends early, with a warning, when the context is
                 full, unless ``keep`` is given.
-            on_logits: Called with the logits (rows, vocabulary) of all that is fed: of every
-                prompt token, then of each generated token but the last. The session may be used
-                in it, as between two tokens.
-            keep: Go on when the context is full: the first ``keep`` tokens and the later half of
-                the others are fed again as a sequence of their own; -1 keeps the prompt. The
-                sequence has to begin with this prompt.
-            retries: After a fault of a device or the loss of a machine, begin anew with the devices
-                that there are then, feed the tokens so far again, and go on, so many times. The
+            on_logits: Called with the logits (rows, vocabulary): those of every prompt token, then
+                those of each generated token but the last. It may use the session, as between
+                two tokens.
+            keep: Continue when the context is full: the first ``keep`` tokens and the later half
+                of the others are fed again as a new sequence; -1 keeps the prompt. The sequence
+                has to begin with this prompt.
+            retries: How many times to continue after a fault of a device or the loss of a machine:
+                open the devices that are left, feed the tokens so far again, and go on. The
                 sequence has to begin with this prompt.
 
         Raises:

@@ -21,27 +21,27 @@ class SessionOptions:
     """Sizes of a session.
 
     Attributes:
-        n_ctx: Rows of the KV cache: tokens that the sequence can have.
-        n_batch: Tokens that are fed at once at most.
-        n_ubatch: Tokens of one micro-batch at most, which is one run of a plan.
+        n_ctx: Rows of the KV cache: the maximum number of tokens of the sequence.
+        n_batch: Maximum number of tokens that are fed at once.
+        n_ubatch: Maximum number of tokens of one micro-batch, which is one run of a plan.
         offload: Where weights and caches live.
         pipelining: Whether the micro-batches of a batch run as one graph, so that several devices
             work at once; ``auto`` where that is predicted to pay.
-        pipeline_buffers: Buffers for each tensor that a stage hands to the next; None for the
+        pipeline_buffers: Buffers for each tensor that a stage passes to the next; None for the
             default.
-        plans_kept: Plans whose memory is kept.
-        fit: What is to be chosen so that everything fits the memory that is free, instead of what
-            is said of it here; None for nothing.
-        placement: Decides where nodes run: ``"ggml"``, ``"cost"`` or a policy. Any but ggml's also
-            chooses homes of weights and caches, for a decoding step that fills the context; of
-            ``offload`` it takes overrides and experts only.
+        plans_kept: Number of plans whose memory is kept.
+        fit: Which options to choose so that everything fits into free memory; the chosen values
+            replace those given here. None chooses nothing.
+        placement: Decides where nodes run: ``"ggml"``, ``"cost"`` or a policy. All but ``"ggml"``
+            also choose homes of weights and caches, for a decoding step with a full context, and
+            use only the overrides and experts of ``offload``.
         cache_type: Element type of the KV cache; ``auto`` is f16, and f32 for models in f32.
         split_mode: ``layer``: a layer lives on one device; ``tensor``: devices share each layer, in
             shares of ``offload.tensor_split`` (see ``ggsched.models.tensor_split``).
         group_size: With ``tensor``, how many devices share a layer; several groups of them form a
             pipeline. None for all devices.
-        n_parallel: Sequences at most, see ``Session.sequences``; each has ``n_ctx // n_parallel``
-            rows of the cache.
+        n_parallel: Maximum number of sequences, see ``Session.sequences``; each has
+            ``n_ctx // n_parallel`` rows of the cache.
 
     Examples:
         >>> from ggsched.models.session import SessionOptions

@@ -57,7 +57,7 @@ def nd_op(
         over: Operands that the result may take over.
         flops: ``flops(*shapes, **params)``; default: two for each element.
         ufunc: Computes the same into memory that is given.
-        writes_out: Whether the reference takes ``out``, to write to in the place of a new array.
+        writes_out: Whether the reference takes ``out``, to write to instead of a new array.
         shared: Parameters that several ops have.
         defaults: Parameters.
     """

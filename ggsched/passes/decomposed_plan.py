@@ -26,12 +26,12 @@ from ggsched.topology.model import Topology
 
 @dataclass(frozen=True, slots=True)
 class DecomposedGraph:
-    """What is planned in the place of a graph.
+    """The graph that is planned in place of the original one.
 
     Attributes:
-        graph: With nodes decomposed; tensors have the ids that they had.
-        constraints: The same, for its nodes, with the placement.
-        origin: By node, the node of the old graph that it is, or is a part of.
+        graph: The graph with nodes decomposed; tensors keep their ids.
+        constraints: The caller's constraints for its nodes, with the placement.
+        origin: By node, the node of the original graph that it is, or is a part of.
     """
 
     graph: Graph

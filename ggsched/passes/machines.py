@@ -34,12 +34,12 @@ from ggsched.plan.splits import HOST
 
 
 class _Held(NamedTuple):
-    """Who has bytes of host memory.
+    """Which machines have bytes of host memory.
 
     Attributes:
-        machines: Those whose host memory holds them; empty for nobody.
-        stream: Stream of the command that made them; -1 for the host, which gives its inputs to all
-            who want them.
+        machines: Machines whose host memory holds them; may be empty.
+        stream: Stream of the command that wrote them; -1 for the host, whose inputs go to every
+            machine that reads them.
     """
 
     machines: frozenset[int]

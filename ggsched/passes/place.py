@@ -24,23 +24,23 @@ from ggsched.topology.model import Topology
 
 @dataclass(frozen=True)
 class Constraints:
-    """What the caller decides beforehand.
+    """Decisions of the caller that planning must respect.
 
     Attributes:
-        homes: Device index for weights and states by name (and for inputs: then they are uploaded
-            there and copied from there). Weights and states that are not here live where their
-            first node runs. Names that a graph does not have are ignored, because one set of
+        homes: Device index for weights and states by name (and for inputs, which are then uploaded
+            to that device and copied from there). Other weights and states live where their first
+            node runs. Names that a graph does not have are ignored, because one set of
             constraints serves all graphs of a model.
         pins: Device index for nodes by id.
-        rates: What things cost on the machine; None for guesses by kind of device.
-        experts: Whether experts are computed away from where their weights live.
-        slots: Of a graph that was joined of several parts, how many buffers each boundary between
-            devices has; None for as many as there are parts.
-        clears: Names of states that each run fills with zeros before anything else, on the queue
-            of their own device; for sequences that do not go on where the last run ended.
-        reads_peers: Whether a node that reads a result of another device once does so where it
-            lies, instead of from a copy, if both devices can (``DeviceFacts.reads_peers``).
-        placed: A placement that was decided before, by these constraints; no policy is called.
+        rates: Measured rates of the machine; None for guesses by kind of device.
+        experts: Whether experts are computed on another device than that of their weights.
+        slots: For a graph joined from several parts, the number of buffers of each boundary between
+            devices; None for as many as there are parts.
+        clears: Names of states that each run fills with zeros before anything else, on a stream of
+            their device; for sequences that do not continue from the last run.
+        reads_peers: Whether a node that is the only reader of a result of another device reads that
+            device's memory instead of a copy, if both declare ``DeviceFacts.reads_peers``.
+        placed: A placement that was decided before, under these constraints; no policy is called.
 
     Examples:
         >>> from ggsched.passes import Constraints

@@ -6,9 +6,9 @@ import msgspec
 
 
 class Fusion(msgspec.Struct, frozen=True, gc=False):
-    """Nodes of one stream that run as one, in the place of the last of them.
+    """Nodes of one stream that run as one, at the position of the last of them.
 
-    What any but the last of them computes is undefined once the group has run.
+    Results of all but the last node are undefined once the group has run.
 
     Attributes:
         pattern: Name of the pattern, see ``ggsched.ir.fusion``.

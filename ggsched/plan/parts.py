@@ -26,7 +26,7 @@ class Send(msgspec.Struct, frozen=True, tag="send", gc=False):
         id: The command that they are for.
         stream: Stream of the command that made them, for messages.
         tag: Number of the message; no other message of the plan has it.
-        machine: Who gets them.
+        machine: The receiving machine.
         src: The bytes, in a host arena.
     """
 
@@ -54,7 +54,7 @@ class Receive(msgspec.Struct, frozen=True, tag="receive", gc=False):
         id: The command that they are for.
         stream: Its stream, for messages.
         tag: Number of the message.
-        machine: Who sends them.
+        machine: The sending machine.
         dst: Where they go, in a host arena.
     """
 

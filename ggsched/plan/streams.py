@@ -29,7 +29,7 @@ class Gain(msgspec.Struct, frozen=True, gc=False):
 
 
 class Streams(msgspec.Struct, frozen=True):
-    """Streams, and who uses them.
+    """Streams, and the nodes and transfers on them.
 
     Attributes:
         streams: All streams, by id.

@@ -1,4 +1,4 @@
-"""Where the bytes of a tensor live, from when until when, and who shares them."""
+"""Where the bytes of a tensor are, when, and which other values use the same bytes."""
 
 from dataclasses import dataclass
 

@@ -43,7 +43,7 @@ class CaptureReport:
         seconds: Seconds of the host that commands outside graphs take in a run, by the first
             command of the obstacle; waits of the host are not counted.
         captures: How many graphs were made.
-        updates: How many times a graph was updated in the place of making one.
+        updates: How many times a graph was updated instead of making one.
         replays: How many replays were enqueued.
         refused: What a device said that refused a capture, by its first command.
         not_updated: Why a graph was last made anew and not updated, by its first command.

@@ -93,7 +93,7 @@ class RowCopier:
             raise DeviceFault(
                 f"ids from {rows[0]} to {rows[-1]} for {self.count} rows",
                 where=self.name,
-                why="the router chose what is not there, or its ids were read too early",
+                why="the router chose rows that do not exist, or its ids were read too early",
             )
         found = self.cached.rows.find(rows) if self.cached is not None else {}
         missing = [row for row in rows if row not in found] if found else rows

@@ -191,7 +191,7 @@ class Executor:
         """
         if self._is_closed or resources.plan != self.plan:
             why = "the executor is closed" if self._is_closed else "they are another plan's"
-            raise UsageError("resources cannot be taken", where=self.plan.name, why=why)
+            raise UsageError("resources cannot be handed over", where=self.plan.name, why=why)
         before = self._resources
         self.drained()
         self._take(resources)

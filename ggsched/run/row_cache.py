@@ -28,7 +28,7 @@ class RowCache:
         self._slot_of: OrderedDict[int, int] = OrderedDict()
 
     def find(self, rows: Sequence[int]) -> dict[int, int]:
-        """Return the slot of each row that is there in the present generation."""
+        """Return the slot of each row that is cached in the present generation."""
         now = self._generation()
         if self._of != now:
             self._slot_of.clear()
@@ -60,7 +60,7 @@ class RowCache:
         return taken, evicted
 
     def forget(self) -> None:
-        """Trust nothing that is there, as after a command that failed."""
+        """Invalidate all rows, as after a command that failed."""
         self._slot_of.clear()
 
     @property

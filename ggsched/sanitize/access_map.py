@@ -1,4 +1,4 @@
-"""Who touched which bytes last: enough to notice a race wherever there is one.
+"""The last accesses to each byte: enough to detect a race on every byte that has one.
 
 Lanes are in order by themselves, and whoever is ordered after the last write is ordered after
 everything that this write was ordered after. So the last write to a byte and, since then, the

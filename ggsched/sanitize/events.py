@@ -49,7 +49,7 @@ UNDEFINED: Final = Content("undefined", -1)
 """Nothing has written the bytes."""
 
 UNKNOWN: Final = Content("unknown", -2)
-"""The bytes are defined, and nobody knows by what."""
+"""The bytes are defined, by an unknown writer."""
 
 
 class Access(NamedTuple):

@@ -158,7 +158,7 @@ class _Writer:
         return [
             Finding(
                 "progress",
-                f"machine {machine} waits for ever: {left[0].text}",
+                f"machine {machine} waits forever: {left[0].text}",
                 left[0].id,
                 "send before it is needed, in one order for all machines",
             )

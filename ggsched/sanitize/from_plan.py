@@ -409,7 +409,7 @@ class PlanNames:
             return "stale", what, "copy it again after the last write"
         verb = "reads" if access.mode == "r" else "writes into"
         where = self.bytes_of(access.memory, there.start, there.end)
-        state = "of which nobody knows what it holds"
+        state = "whose content is unknown"
         if isinstance(owner, int):
             other = show("value", owner)
             state = f"which holds {other} by now"

@@ -1,4 +1,4 @@
-"""Plans written by hand, command by command, for tests of whoever reads plans.
+"""Plans written by hand, command by command, for tests of code that reads plans.
 
     w = PlanWriter(fake_device("gpu:0"), fake_device("gpu:1"))
     q0, q1 = w.stream(0), w.stream(1)

@@ -1,4 +1,4 @@
-"""Who decides what happens next, where the contract leaves it open.
+"""Schedule policies: they choose the next step where the contract allows several.
 
 A program that can be executed step by step (a ``SimWorld`` with its host program, a litmus block)
 has *actors*: the host, queues, whatever else acts. Each has at most one next step at a time. At

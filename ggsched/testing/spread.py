@@ -1,4 +1,4 @@
-"""Who does independent pieces of work, and whether results are kept.
+"""Where independent pieces of work run, and whether results are kept.
 
 for r in Spread(jobs=4).results(check, blocks, keys=names, work="litmus", kind=Result): ...
 """
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Who does the work.
+    """Where the work runs.
 
     Attributes:
         jobs: Processes of this machine.

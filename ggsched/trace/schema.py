@@ -182,7 +182,7 @@ class CaptureBegin(msgspec.Struct, frozen=True, tag="capture_begin", omit_defaul
 
 
 class CaptureEnd(msgspec.Struct, frozen=True, tag="capture_end", omit_defaults=True, gc=False):
-    """The capture is complete; what it collected counts as done in the place of the capture."""
+    """The capture is complete; its commands count as executed at the position of the capture."""
 
     actor: int
     by: int = NOBODY

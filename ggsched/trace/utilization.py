@@ -4,8 +4,8 @@ Each moment of each device belongs to exactly one of these. A device is busy whi
 launches runs. Any other moment is charged to what holds back its next launch: the first command of
 that launch's stream that is not complete. If that is a wait, it is charged to the first command
 that the event stands for and that is not complete, and so on; if it was not enqueued yet, to the
-host, or to what the host itself is waiting for. Charging idle time to whoever caused it, and not to
-whoever suffers from it, is blame shifting (Tallent, Mellor-Crummey and Porterfield 2010).
+host, or to what the host itself is waiting for. Charging idle time to the command that causes it,
+not to the idle device, is called blame shifting (Tallent, Mellor-Crummey and Porterfield 2010).
 """
 
 import re

@@ -93,7 +93,7 @@ def test_machines_that_wait_for_each_other_are_found():
     mine.insert(waits, mine.pop(first))  # receives before it sends
     report = check_parts(plan, (msgspec.structs.replace(parts[0], commands=tuple(mine)), parts[1]))
     assert {f.kind for f in report.findings} == {"progress"}
-    assert "machine 0 waits for ever: receive #1" in report.to_text()
+    assert "machine 0 waits forever: receive #1" in report.to_text()
     assert sent
 
 

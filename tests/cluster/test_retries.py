@@ -68,5 +68,5 @@ def test_a_sequence_with_other_tokens_cannot_be_begun_anew():
     llama = load_model(ORACLE / "llama-tiny-f32.gguf")
     with Session(llama, ["cpu:0"], SessionOptions(n_ctx=32)) as session:
         session.feed([1, 2])
-        with pytest.raises(UsageError, match="cannot be begun anew after a fault"):
+        with pytest.raises(UsageError, match="cannot be restarted after a fault"):
             next(session.generate(PROMPT, 1, retries=1))

@@ -21,7 +21,7 @@ def path_of(tmp_path_factory):
         ("gemma3-f32", "gemma3.attention.sliding_window", -1, "must be from 0"),
         ("gemma3-f32", "gemma3.rope.freq_base_swa", 1, "must be a floating-point number"),
         ("phi3-long-f32", "phi3.rope.scaling.original_context_length", 0, "must be from 1"),
-        ("phi3-long-f32", "phi3.rope.scaling.type", "llama3", "known are none, linear and yarn"),
+        ("phi3-long-f32", "phi3.rope.scaling.type", "llama3", "supported: none, linear, yarn"),
         ("qwen2moe-f32", "qwen2moe.expert_shared_feed_forward_length", 0, "must be from 1"),
         ("deepseek2-f32", "deepseek2.attention.key_length", 64, "must be the 64 of kv_lora_rank"),
         (
@@ -30,7 +30,7 @@ def path_of(tmp_path_factory):
             16,
             "16 elements of it are rotated",
         ),
-        ("deepseek2-f32", "deepseek2.expert_gating_func", 4, "known are 1 and 2"),
+        ("deepseek2-f32", "deepseek2.expert_gating_func", 4, "supported: 1, 2"),
         ("deepseek2-f32", "deepseek2.expert_weights_norm", 1, "must be a truth value"),
     ],
 )

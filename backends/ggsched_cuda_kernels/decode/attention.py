@@ -58,7 +58,7 @@ def fits_attention(site: CudaLoweringContext) -> bool:
 
 
 def lower_attention(site: CudaLoweringContext) -> None:
-    """One kernel in the place of the node."""
+    """One kernel instead of the node."""
     grid, flags, cut = cut_of(site)
     args = (*_by_heads(site.node.inputs[2]).args, *operands_of(site.node), *flags)
     site.call("attention", "attention", args, grid, **cut)

@@ -117,7 +117,7 @@ def _are_apart(layer: Layer) -> bool:
 
 
 def _lower(layer: Layer, first: int, site: CudaLoweringContext) -> None:
-    """One kernel in the place of the last product."""
+    """One kernel instead of the last product."""
     turn_q, turn_k, keys, values = layer[:4]
     grid, flags, cut = cut_of(site)
     dst, src, ids = values.inputs

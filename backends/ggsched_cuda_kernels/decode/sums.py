@@ -32,7 +32,7 @@ def fits_sum_add(nodes: list[CudaLoweringContext]) -> bool:
 
 
 def lower_sum_add(nodes: list[CudaLoweringContext]) -> None:
-    """One kernel in the place of the sum."""
+    """One kernel instead of the sum."""
     site = nodes[-1]
     sums, add = nodes[0].node, site.node
     x, y = sums.inputs[0], window(add.output)

@@ -1,4 +1,4 @@
-"""Merges nodes of an imported graph, and drops those whose results nobody reads.
+"""Merges nodes of an imported graph, and drops those whose results are not read.
 
 Exported models scale and shift: by numbers, one after another, and each channel behind a
 convolution. The former are one ``scale``; the latter goes into the weights. They also spell out

@@ -129,7 +129,7 @@ def refine(keys: Keys, hp: HParams) -> HParams:
         raise keys.fail("expert_group_count", f"is {groups}", "groups of experts are not supported")
     gating = keys.count("expert_gating_func", 1 << 8, default=_SOFT_MAX, least=0) or _SOFT_MAX
     if gating not in (_SOFT_MAX, _SIGMOID):
-        raise keys.fail("expert_gating_func", f"is {gating}", "known are 1 and 2")
+        raise keys.fail("expert_gating_func", f"is {gating}", "supported: 1, 2")
     logarithm, magnitude = log(1.0 / hp.rope.freq_scale), hp.rope.attn_factor
     by_log = keys.real("rope.scaling.yarn_log_multiplier", 0.0, 1e3, default=0.0) / _YARN_LOG
     if by_log and hp.rope.ext_factor:

@@ -1,4 +1,4 @@
-"""Access intervals: who touched which bytes of an arena last.
+"""Access intervals: the last accesses to each byte of an arena.
 
 For each range its last writer and, since that write, the last reader of each lane. A write joins
 the ranges that it covers into one, so their number stays near the number of live values. The idea

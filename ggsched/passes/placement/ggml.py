@@ -165,9 +165,10 @@ def _hand_over_once(work: PlacementTables) -> None:
 def _keep_small_results(work: PlacementTables) -> None:
     """Move nodes from the beginning of a device's run to the device before, to copy less.
 
-    Layers add their result to what they were given. Where the next layer lives elsewhere, the sum
-    goes there, since no weight holds it, and both operands are copied in the place of their sum.
-    Only for small results, as in decoding: a copy of those takes longer than the node, anywhere.
+    A layer ends with the addition of its residual. If the next layer lives on another device, that
+    addition would move there, since no weight ties it to a device, and both operands would be
+    copied instead of their sum. Only for small results, as in decoding, where a copy takes longer
+    than the node on any device.
     """
     home, out, choice = work.home, work.out, work.choice
     starts = [

@@ -1,12 +1,12 @@
 """Fuse: find groups of nodes that their device compiles as one, and show that this is legal.
 
-A group runs in the place of its last node, so the others move behind whatever stands between. That
-changes nothing if what they read is not written meanwhile and what they compute is read by the
-group alone. The device may read operands and write results of a group at any time while it runs,
-so the last node must not write bytes that another one reads.
+A group runs at the position of its last node, so its other nodes move behind the nodes in between.
+This is legal if no node in between writes their operands, and if only the group reads their
+results. The device may read operands and write results of a group at any time while it runs, so
+the last node must not write bytes that another node of the group reads.
 
-Groups are found from their last nodes, those of the largest patterns first, for smaller ones may
-begin like them; among those of one size in program order. No node belongs to two.
+Groups are found from their last nodes: larger patterns first, because smaller ones may begin in the
+same way, and patterns of one size in program order. No node belongs to two groups.
 """
 
 from bisect import bisect_right

@@ -35,7 +35,7 @@ def tru1_protocols(w: TestContext) -> None:
     if w.device.facts.has_events:
         made.append((w.event(), Event))
     for thing, kind in made:
-        w.require(isinstance(thing, kind), f"{w.name(thing)} is no {kind.__name__}")
+        w.require(isinstance(thing, kind), f"{w.name(thing)} is not a {kind.__name__}")
         if kind is not Device:
             w.require(thing.device is w.device, f"the device of {w.name(thing)} is another object")
 

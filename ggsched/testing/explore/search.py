@@ -117,7 +117,7 @@ class _All:
             self._sampled.add(observation)
         if self.is_over and not self._sampled <= self._seen:
             raise UsageError(
-                "an order gives what no order should give",
+                "a result that no order of the declared accesses can give",
                 why="some step touches more than it declares, or is not the same each time",
                 hint="let every step declare its causes and what it touches",
             )

@@ -22,7 +22,7 @@ from ggsched.trace.schema import (
 def litmus_trace(block: LitmusBlock, variant: Variant) -> tuple[Trace, list[Op | None], list[str]]:
     """Return the trace, the operation that each of its records stands for, and event names.
 
-    Every memory object is there from the beginning, with content that nobody knows.
+    Every memory object exists from the beginning, with undefined content.
     """
     writer = _Writer(block)
     pairs = [*writer.objects(), *((e, op) for op in block.variant(variant) for e in writer.one(op))]

@@ -73,7 +73,7 @@ def _block(file: str, number: int, header: str, body: Sequence[Line]) -> LitmusB
         raise _error(file, number, "a header is: litmus ID KIND", header)
     kind = next((k for k in KINDS if k == words[2]), None)
     if kind is None:
-        raise _error(file, number, f"kind {words[2]!r} is none of {', '.join(KINDS)}", header)
+        raise _error(file, number, f"kind {words[2]!r} is not one of {', '.join(KINDS)}", header)
     ops = tuple(_op(file, n, line) for n, line in body if _bare(line))
     if not ops:
         raise _error(file, number, f"{words[1]} has no operations", header)
@@ -112,7 +112,7 @@ def _operands(
 ) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
     sides = text.split(">")
     if len(sides) > 2 or (len(sides) == 2 and not sides[1].strip()):
-        raise _error(file, number, "one > at most, with what is written behind it", line)
+        raise _error(file, number, "write at most one >, followed by what is written", line)
     reads = _ranges(file, number, line, sides[0], "?")
     return reads, _ranges(file, number, line, sides[1], "#") if len(sides) == 2 else ()
 

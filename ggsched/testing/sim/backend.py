@@ -15,7 +15,7 @@ MAX_DEVICES: Final = 64
 class SimBackend:
     """All devices that it opens live in one world.
 
-    It offers none unless one is named: nobody wants to compute with it by accident.
+    It offers none unless one is named, so that it is not used by accident.
 
     Args:
         configs: Capabilities of the devices; 64 that can everything if not given.
@@ -39,7 +39,7 @@ class SimBackend:
         return own_harness()
 
     def device_count(self) -> int:
-        """Return 0: its devices are there, and nobody gets one without asking."""
+        """Return 0: its devices exist only when they are named."""
         return 0
 
     def open_device(self, index: int) -> SimDevice:

@@ -97,7 +97,7 @@ class InjectedFaults:
         refuse: Commands that are refused at once (ERR-1).
         fail: Commands that fail when they run, half done (ERR-2, EVT-6).
         lose: Commands at which their device is lost.
-        hang: Commands that never end, so that whoever waits for them runs into a timeout.
+        hang: Commands that never end, so that waits for them time out.
         no_memory: Allocations for which there is no memory (BUF-1), likewise from 0;
             ``world.allocated`` is the number of the next one.
     """

@@ -164,7 +164,7 @@ class SimDevice:
             raise UsageError(
                 f"no copy path from {src.facts.name} to {dst.facts.name}",
                 where=f"{self.facts.name} copy",
-                why="nothing is staged through the host in secret (CPY-6)",
+                why="copies are never staged through the host implicitly (CPY-6)",
             )
 
     def check_wait(self, event: Event) -> None:

@@ -156,7 +156,7 @@ class Engine:
     """Pending tasks and the order in which they run.
 
     Attributes:
-        policy: Who decides.
+        policy: Chooses the next step.
         moment: Number of decisions so far.
         host_s: Simulated time of the host.
         pending: Tasks that are not done.

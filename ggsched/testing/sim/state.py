@@ -37,7 +37,7 @@ class WorldState(Engine):
 
     Args:
         configs: Capabilities of each device.
-        policy: Who decides what runs when; by seed if not given.
+        policy: Chooses the next step; by seed if not given.
         seed: For the policy.
         faults: What is to go wrong; can be set later, too.
 
@@ -107,7 +107,7 @@ class WorldState(Engine):
                 f"{left[0].label} is not complete after {timeout_s:g} s",
                 where=where,
                 why=self._why(left),
-                hint="look for a command that hangs, or for a latch that nobody releases",
+                hint="look for a command that hangs, or for a latch that is never released",
             )
 
     # --- life and death ------------------------------------------------------------------------
