@@ -11,7 +11,8 @@ peers (COL-4), without
   the next run waits for it (``following.first_at_end``) an event behind the graph does as well.
 
 All streams of a segment fork from one of them, its origin, and are joined to it, so the others are
-tied to the origin by events where they have commands that are not captured.
+tied to the origin by events where they have commands that are not captured, and where the run
+before was another plan's or enqueued the commands one by one.
 
 Peers are captured together where they exchange so often that a graph of each would be short, as
 devices do that share layers: an event between graphs costs the host two calls and the devices the
