@@ -371,12 +371,17 @@ class Scheduler:
         executor = self._in_turn(graph, executor)
         if isinstance(executor, Executor) and not is_tried:
             streams = executor.state_streams
-        if executor is not self._last and not self._follows(streams):
+        last, follows = self._last, self._follows(streams)
+        self._last = None  # a run that is cut short leaves work behind, so the next one drains
+        if executor is not last and follows:
+            assert isinstance(executor, Executor)
+            assert isinstance(last, Executor)
+            executor.follow(last)
+        elif executor is not last:
             # Hazards between runs are discharged within one plan only, so two plans that share
             # states are kept apart by the host.
             self._drain()
             self._under_way = {}
-        self._last = None  # a run that is cut short leaves work behind, so the next one drains
         if streams is None or self._under_way is None:
             self._under_way = None
         else:

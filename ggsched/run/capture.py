@@ -164,6 +164,14 @@ class CapturedRun:
             self._bind(self._streams, self._calls, self._holds)
         return self.calls
 
+    def hand_over(self) -> None:
+        """Order streams that only a graph uses with those of other plans, before and after.
+
+        A graph is a command of its first stream, so no other stream keeps it in order (CAP-1).
+        """
+        for part in self._parts:
+            part.hand_over()
+
     def close(self) -> None:
         """Release the graphs; legal twice."""
         close_all(self._parts)
@@ -227,6 +235,8 @@ class _Replay:
     Attributes:
         waits: Whether the next run enqueues the commands one by one.
         is_stale: Whether the graph has to be updated before it is replayed again.
+        is_beside: Whether its streams may have work that the origin does not know of: commands that
+            were enqueued one by one, or by another plan.
     """
 
     def __init__(
@@ -241,6 +251,7 @@ class _Replay:
         self._is_refused = False
         self._apart: list[_Replay] = []
         self.waits = False
+        self.is_beside = True
         self._is_stale = False
 
     @property
@@ -270,6 +281,7 @@ class _Replay:
         segment = self._segment
         self._origin: Any = streams[segment.streams[0]]
         self._streams = [streams[i] for i in segment.streams]
+        self._others = self._streams[1:]
         self._tied = [streams[i] for i in segment.tied]
         self._calls = calls[segment.start : segment.stop]
         for part in self._apart:
@@ -280,10 +292,12 @@ class _Replay:
             self._capture()
         self.waits = False
         if self._graph is None:
+            self.is_beside = True
             self._run_apart()
             return
-        if self._tied:
-            self._join(self._tied, [self._origin])
+        before, self.is_beside = (self._others if self.is_beside else self._tied), False
+        if before:
+            self._join(before, [self._origin])
         self._origin.replay(self._graph)
         self._report.replays += 1
         if self._tied:
@@ -291,6 +305,14 @@ class _Replay:
         for number in self._segment.renewed:
             event = self._events[number] = self._origin.device.create_event()
             self._origin.record(event)
+
+    def hand_over(self) -> None:
+        """Let what others enqueue come behind the last replay, and the next replay behind that."""
+        for part in self._apart:
+            part.hand_over()
+        if self._others and not self.is_beside:
+            self._join([self._origin], self._others)
+        self.is_beside = True
 
     def _run_apart(self) -> None:
         """Enqueue the commands, or after a refusal the graphs of each device by itself."""

@@ -5,13 +5,16 @@ run of consecutive commands on streams of one device that offers capture, or of 
 peers (COL-4), without
 
 - a wait of the host, which a graph cannot hold;
+- an upload whose source a device reads while it is enqueued (``snapshots_uploads``), since a graph
+  reads it when it is replayed (CAP-3);
 - a wait for an event that was recorded outside, for a graph waits only for the stream that it is
   replayed on;
 - the record of an event that is used outside, since such an event would never be done. Where only
   the next run waits for it (``following.first_at_end``) an event behind the graph does as well.
 
 All streams of a segment fork from one of them, its origin, and are joined to it, so the others are
-tied to the origin by events where they have commands that are not captured.
+tied to the origin by events where they have commands that are not captured, and where the run
+before was another plan's or enqueued the commands one by one.
 
 Peers are captured together where they exchange so often that a graph of each would be short, as
 devices do that share layers: an event between graphs costs the host two calls and the devices the
@@ -119,10 +122,11 @@ def _capture(plan: Plan, groups: Mapping[int, int]) -> CapturePlan:
     commands = plan.commands
     device_of = [s.device for s in plan.streams.streams]
     group_of = [groups.get(device, -1) for device in device_of]
+    snapshots = [plan.devices[device].snapshots_uploads for device in device_of]
     users = _users(commands[: first_at_end(plan)])
     outside: set[int] = set()  # records that are not captured, since their event is used outside
     while True:
-        found, reasons = _cut(commands, group_of, users, outside)
+        found, reasons = _cut(commands, group_of, snapshots, outside)
         more = _used_outside(commands, users, found) - outside
         if not more:
             return _result(plan, device_of, found, reasons)
@@ -141,7 +145,7 @@ def _users(commands: Iterable[Command]) -> dict[int, list[int]]:
 def _cut(
     commands: Sequence[Command],
     group_of: Sequence[int],
-    users: dict[int, list[int]],
+    snapshots: Sequence[bool],
     outside: set[int],
 ) -> tuple[list[range], dict[int, str]]:
     """Cut the commands into the longest segments; say of each other command why it is out."""
@@ -163,7 +167,7 @@ def _cut(
     for number, command in enumerate(commands):
         # Events of a segment on another device are recorded outside.
         known = recorded if group_of[command.stream] == group else set()
-        reason = _refusal(number, command, group_of, known, outside)
+        reason = _refusal(number, command, group_of, snapshots, known, outside)
         if reason:
             close(number)
             reasons[number] = reason
@@ -180,6 +184,7 @@ def _refusal(
     number: int,
     command: Command,
     group_of: Sequence[int],
+    snapshots: Sequence[bool],
     recorded: set[int],
     outside: set[int],
 ) -> str:
@@ -193,6 +198,8 @@ def _refusal(
         return "the host waits for another machine"
     if effects.host_reads:
         return "the host reads bytes while it enqueues"
+    if effects.reads_at_enqueue and snapshots[command.stream]:
+        return "its source is read while it is enqueued"
     for event in effects.waits:
         if event not in recorded:
             return f"it waits for {show('event', event)}, which is recorded outside"

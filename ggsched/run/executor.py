@@ -170,6 +170,22 @@ class Executor:
             self._explain(broken, self._numbers[number])
             raise broken from failure
 
+    def follow(self, last: "Executor") -> None:
+        """Let the next run come behind the last one of another plan, stream by stream.
+
+        Streams do that by themselves (STR-1), except for commands in graphs.
+
+        Raises:
+            DeviceFault: a command of an earlier run failed. The streams have been drained.
+        """
+        try:
+            for executor in (last, self):
+                if executor.captured is not None:
+                    executor.captured.hand_over()
+        except GgschedError as error:
+            self._drain_after(error)
+            raise
+
     def drained(self) -> None:
         """Take note that all streams were drained: the next run need not wait for the last."""
         if self.owes:
@@ -287,6 +303,9 @@ class Executor:
         error.add_note(
             f"at {show('command', command.id)} {kind} on {show('stream', command.stream)}"
         )
+        self._drain_after(error)
+
+    def _drain_after(self, error: GgschedError) -> None:
         if isinstance(error, SyncTimeout):
             return
         for failure in self._resources.store.drain():

@@ -14,7 +14,7 @@ stream left.
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -27,7 +27,7 @@ from ggsched.backend.patience import progress_of, wait_patiently
 from ggsched.backend.plugin_calls import name_of, plugin_call, plugin_faults
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Stream
 from ggsched.backend.timeouts import start_thread
-from ggsched.errors import BackendUnavailable, OutOfDeviceMemory, UsageError
+from ggsched.errors import BackendUnavailable, GgschedError, OutOfDeviceMemory, UsageError
 from ggsched.interchange.mapped_file import file_behind
 from ggsched.run.quick_switching import quick_switching
 from ggsched.run.release import close_all
@@ -197,9 +197,7 @@ class Loader:
         finally:
             self._end_reads()
             try:
-                for stream in streams:
-                    with plugin_faults(name_of(stream.device), "sync"):
-                        wait_patiently(stream.sync, partial(progress_of, stream), self._timeout_s)
+                _sync_all(streams, self._timeout_s)
             finally:
                 close_all([*rings.values(), *(s for s in own.values() if s)])
                 self._borrowed.clear()
@@ -396,6 +394,22 @@ class _Ring:
         close_all(self._events.values())
         self._events.clear()
         self._buffers.clear()
+
+
+def _sync_all(streams: Iterable[Stream], timeout_s: float) -> None:
+    """Wait for all streams, also if one fails: their buffers may be released then (BUF-2)."""
+    first: GgschedError | None = None
+    for stream in streams:
+        try:
+            with plugin_faults(name_of(stream.device), "sync"):
+                wait_patiently(stream.sync, partial(progress_of, stream), timeout_s)
+        except GgschedError as error:
+            first = first or error
+    try:
+        if first is not None:
+            raise first
+    finally:
+        first = None  # else its traceback keeps this frame, and so the streams, until gc runs
 
 
 def read_bytes(source: HostMemory, target: HostMemory) -> None:

@@ -199,7 +199,7 @@ class TensorStore:
         known = self._resident.get(key)
         if known is None:
             with self.loading() as loader:
-                known = self._resident[key] = self._made(arena, tensor, loader, reader)
+                known = self._make(arena, tensor, loader, reader)
         wanted = (arena.device, arena.nbytes, arena.kind)
         if (known.device, known.nbytes, known.kind) != wanted or not known.matches(tensor):
             here, there = (self.devices[d].facts.name for d in (known.device, arena.device))
@@ -324,32 +324,39 @@ class TensorStore:
         self._locks.clear()
         close_all([*locks, *buffers, *streams])
 
-    def _made(self, arena: Arena, tensor: Tensor, loader: Loader, reader: int | None) -> Resident:
-        device, imported = self.devices[arena.device], False
+    def _make(self, arena: Arena, tensor: Tensor, loader: Loader, reader: int | None) -> Resident:
+        """Make a buffer and let it be filled; ``loading`` releases it if anything fails."""
         if arena.kind != "weight":
-            buffer = self._allocated(arena)
+            held = self._keep(arena, tensor, self._allocated(arena))
             if arena.kind == "state":
-                with self._filling(arena.name, buffer):
-                    loader.clear(arena.device, buffer)
-        else:
-            data, progress = self._host_bytes(arena, tensor), self._progress
-            report = partial(progress, arena.name, arena.nbytes) if progress is not None else None
-            if device.facts.imports_host_memory:
-                joined = data.joined() if isinstance(data, WeightRows) else data
-                data = held = self._readable(arena.name, joined, loader, reader)
-                imported = _is_aligned(held, device.facts.alignment)
-            if imported:
-                buffer = _imported(device, held)
-                self._note_file(held)
-            else:
-                buffer = self._allocated(arena)
-                with self._filling(arena.name, buffer):
-                    loader.upload(arena.device, buffer, data, arena.name, report)
-                report = None
-            if report is not None:
-                report()
+                with self._filling(arena.name):
+                    loader.clear(arena.device, held.buffer)
+            return held
+        device, imported = self.devices[arena.device], False
+        data, progress = self._host_bytes(arena, tensor), self._progress
+        report = partial(progress, arena.name, arena.nbytes) if progress is not None else None
+        if device.facts.imports_host_memory:
+            joined = data.joined() if isinstance(data, WeightRows) else data
+            data = memory = self._readable(arena.name, joined, loader, reader)
+            imported = _is_aligned(memory, device.facts.alignment)
+        if not imported:
+            held = self._keep(arena, tensor, self._allocated(arena))
+            with self._filling(arena.name):
+                loader.upload(arena.device, held.buffer, data, arena.name, report)
+            return held
+        held = self._keep(arena, tensor, _imported(device, memory), imported=True)
+        self._note_file(memory)
+        if report is not None:
+            report()
+        return held
+
+    def _keep(
+        self, arena: Arena, tensor: Tensor, buffer: Buffer, *, imported: bool = False
+    ) -> Resident:
         here = (arena.device, arena.nbytes, arena.kind)
-        return Resident(buffer, *here, tensor.dtype, tensor.shape, imported)
+        held = Resident(buffer, *here, tensor.dtype, tensor.shape, imported)
+        self._resident[_key(arena)] = held
+        return held
 
     def _readable(
         self, name: str, data: HostMemory, loader: Loader, reader: int | None
@@ -381,16 +388,14 @@ class TensorStore:
             self._files[found[0].start] = found[0]
 
     @contextmanager
-    def _filling(self, name: str, buffer: Buffer | None = None) -> Iterator[None]:
-        """Forget what was cached of a tensor; let errors name it, and close its new buffer."""
+    def _filling(self, name: str) -> Iterator[None]:
+        """Forget what was cached of a tensor; let errors name it."""
         self._generations[name] = self._generation(name) + 1
         self._loaded.append(name)
         try:
             yield
         except GgschedError as error:
             error.add_note(f"while filling {name!r}")
-            if buffer is not None:
-                buffer.close()
             raise
 
     def _host_bytes(self, arena: Arena, tensor: Tensor) -> HostMemory | WeightRows:

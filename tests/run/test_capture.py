@@ -110,6 +110,20 @@ def test_a_wait_for_somebody_else_cuts():
     assert [s.device for s in both.segments] == [1, 0, 0]
 
 
+def test_uploads_that_are_read_at_once_stay_outside():
+    """No wait of the plan orders that read with what the host writes next: graphs read later."""
+    w = PlanWriter(fake_device("gpu:0", snapshots_uploads=True))
+    x, y = w.host_input("x", 64), w.host_output("y", 64)
+    a, q = w.value(w.arena("compute", 0, 256), 0, 64, of=x), w.stream(0)
+    w.transfer(q, x, a)
+    w.launch(q, w.node("p", a))
+    w.transfer(q, a, y)
+    w.sync(q)
+    found = plan_capture(w.plan(), {0})
+    assert [(s.start, s.stop) for s in found.segments] == [(1, 3)]
+    assert found.obstacles[0] == Obstacle(0, 1, "its source is read while it is enqueued")
+
+
 def test_a_wait_for_the_segment_of_another_device_cuts():
     w, x, y, a = writer()
     p, q = w.stream(0), w.stream(1)

@@ -317,6 +317,26 @@ def test_a_store_is_released_when_a_file_cannot_be_read(tmp_path):
         assert device.open_buffers == []
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("imports", [False, True])
+def test_nothing_stays_when_loading_is_cut_short(error, imports):
+    """By Ctrl-C for instance, or by the caller's own code."""
+
+    def progress(name, nbytes):
+        raise error
+
+    device = far_device(imports_host_memory=imports)
+    values = np.ones(8, np.float32)
+    g = GraphBuilder("sum")
+    graph = g.build(g.add(g.input("x", (8,)), g.weight("w", (8,))))
+    with Scheduler([device], weights={"w": values}, progress=progress) as scheduler:
+        with pytest.raises(error) as caught:  # the traceback keeps what is not closed
+            scheduler.run(graph, {"x": values})
+        assert device.open_buffers == []
+        assert scheduler._store.names == frozenset()
+        assert caught.value.__traceback__ is not None
+
+
 def test_the_file_is_not_asked_for_when_nothing_is_mapped():
     store = TensorStore([far_device()], {}, timeout_s=1)
     store.require_files()

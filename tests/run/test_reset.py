@@ -63,9 +63,9 @@ def run_on(scheduler):
         scheduler.run(JOINED.graph, inputs(run), WANTED)
 
 
-def world(faults=None):
+def world(faults=None, seed=0):
     configs = [SimConfig(), SimConfig(snapshots_uploads=True)]
-    return SimWorld(configs, faults=faults or InjectedFaults())
+    return SimWorld(configs, faults=faults or InjectedFaults(), seed=seed)
 
 
 def commands_of_a_run():
@@ -129,6 +129,25 @@ def test_no_memory_at_every_allocation(number):
             scheduler.reset()
             assert_right(scheduler)
     assert [d.free_nbytes for d in devices] == free
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("kind", ["refuse", "fail", "lose"])
+def test_buffers_that_could_not_be_filled_are_not_in_use_when_they_are_released(kind, number, seed):
+    """Those of the other device are not either (BUF-2)."""
+    g = GraphBuilder("two tensors on each device")
+    y = g.input("x", (N,))
+    for k in range(2):
+        y = g.add(g.add(y, g.weight(f"w{k}", (N,))), g.state(f"s{k}", (N,)))
+    w = world(InjectedFaults(**{kind: frozenset({number})}), seed)
+    weights = {"w0": W, "w1": W}
+    homes = Constraints({name: int(name[1]) for name in ("w0", "w1", "s0", "s1")})
+    with Scheduler(w.open_all(), weights=weights, settings=SETTINGS) as scheduler:
+        with pytest.raises((DeviceFault, UsageError)):
+            scheduler.prepare(g.build(y), homes)
+        assert w.live()["buffers"] == 0
+    assert w.violations == []
 
 
 def test_devices_by_name():
