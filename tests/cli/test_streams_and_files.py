@@ -130,15 +130,19 @@ def test_an_interrupted_import_is_an_interruption(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("raises", ["raise", "raise RuntimeError from"])
 @pytest.mark.parametrize("module", ["ggsched.cli.main", "ggsched.models.load"])
-def test_ctrl_c_while_modules_are_imported(module):
-    """The signal comes when the module is looked for."""
+def test_ctrl_c_while_modules_are_imported(module, raises):
+    """The signal comes when the module is looked for; a class statement raises another error."""
     program = (
         "import os, runpy, signal, sys\n"
         "class Find:\n"
         "    def find_spec(self, name, *rest):\n"
         f"        if name == {module!r}:\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "            try:\n"
+        "                os.kill(os.getpid(), signal.SIGINT)\n"
+        "            except KeyboardInterrupt as error:\n"
+        f"                {raises} error\n"
         "sys.meta_path.insert(0, Find())\n"
         f"sys.argv = ['ggsched', 'run', {LLAMA!r}, '--tokens', '1']\n"
         "runpy.run_module('ggsched', run_name='__main__')\n"
