@@ -14,6 +14,12 @@ def command() -> int:
         return main()
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)
+    except Exception as error:  # of an import, which may have been interrupted
+        from ggsched.cli.interruption import is_interruption
+
+        if is_interruption(error):
+            os._exit(INTERRUPTED)
+        raise
 
 
 if __name__ == "__main__":

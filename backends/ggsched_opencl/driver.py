@@ -73,8 +73,15 @@ def find_devices() -> list[DeviceInfo]:
     its platform cannot compile is left out: PoCL 3.0 refuses those that are newer than its LLVM.
 
     Raises:
-        BackendUnavailable: no platform, or none with a device that can be used.
+        BackendUnavailable: no platform, or none with a device that can be used; or OpenCL was used
+            before this process was forked.
     """
+    if _first_process() != os.getpid():
+        why = f"process {_first_process()} used it before, and its threads do not survive a fork"
+        hint = "start processes by 'spawn', or fork before devices are opened"
+        raise BackendUnavailable(
+            "cannot be used in a forked process", where="opencl", why=why, hint=hint
+        )
     watch(pocl_folder())
     try:
         platforms = cl.get_platforms()
@@ -110,6 +117,12 @@ def find_devices() -> list[DeviceInfo]:
             hint=INSTALL_HINT,
         )
     return found
+
+
+@cache
+def _first_process() -> int:
+    """Return the process that has used OpenCL first; forked ones inherit the answer."""
+    return os.getpid()
 
 
 def _compiler_error(device: DeviceInfo) -> str:

@@ -13,7 +13,12 @@ from ggsched.cli.compute_options import compute_options
 from ggsched.cli.console import write_json
 from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.interruption import is_interruption, tell_interruption
-from ggsched.cli.model_options import ModelOptions, model_options, open_session
+from ggsched.cli.model_options import (
+    ModelOptions,
+    memory_check_option,
+    model_options,
+    open_session,
+)
 from ggsched.cli.options import at_least, json_option, one_of, option, whole_numbers
 from ggsched.cli.planning_options import planning_options
 from ggsched.config import Settings
@@ -62,6 +67,7 @@ _COLUMNS: Final = ("model", "size", "devices", "ngl", "n_ubatch", "test", "t/s",
     callback=compare_files,
     help="Measure nothing: say how much faster B is than A, both written with -o json.",
 )
+@memory_check_option
 @json_option
 @click.pass_obj
 @planning_options
@@ -74,6 +80,7 @@ def bench(
     depths: tuple[int, ...],
     parallels: tuple[int, ...],
     repetitions: int,
+    checks_memory: bool,
     form: Literal["md", "json", "csv"],
     as_json: bool,
     **options: Any,
@@ -84,6 +91,7 @@ def bench(
     runs once before it is measured. Tokens are random, and none is sampled. After Ctrl-C the tests
     that are done are written, in each form.
     """
+    from ggsched.models.memory_check import check_memory
     from ggsched.models.speed import SpeedTest
 
     kinds: tuple[tuple[Literal["pp", "tg"], tuple[int, ...]], ...]
@@ -109,6 +117,8 @@ def bench(
             f"the context holds {wanted.n_ctx} tokens", why=why, hint="use a larger -c"
         )
     with open_session(wanted, settings, n_parallel=most) as session:
+        if checks_memory:
+            check_memory(session, max(max(t.depth, t.n_tokens) * t.parallel for t in tests))
         facts = _facts(session, wanted)
         speeds = _Measurement(session, tests, repetitions)
         if as_json or form == "json":

@@ -40,5 +40,5 @@ def compare_files(
 def _decoded(path: str) -> object:
     try:
         return json.loads(read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError("this is no JSON", where=path, why=str(error)) from error

@@ -1,9 +1,12 @@
-"""Help of commands with many options: in groups, each with a heading."""
+"""Commands with many options: help in groups, each with a heading, and files that are written."""
 
+import os
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import click
+
+from ggsched.errors import UsageError
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Model": ("model_option", "metadata", "weights", "cache_type_k", "cache_type_v"),
@@ -34,7 +37,32 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class GroupedCommand(click.Command):
-    """A command whose ``--help`` lists its options under the headings of ``GROUPS``."""
+    """A command whose ``--help`` lists its options under the headings of ``GROUPS``.
+
+    No two of the files that it writes are the same, and none is one that it reads.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command.
+
+        Raises:
+            UsageError: a file would be written over.
+        """
+        used = {
+            _real(ctx.params[name]): name.replace("_", " ")
+            for name in ("model", "prompt_file", "text_file", "topology")
+            if ctx.params.get(name)
+        }
+        for param in self.get_params(ctx):
+            path = ctx.params.get(param.name or "")
+            if not (isinstance(param.type, click.Path) and param.type.writable and path):
+                continue
+            where = _real(path)
+            if where in used and (os.path.isfile(where) or not os.path.exists(where)):
+                what = f"{param.opts[0]} would write over {used[where]}"
+                raise UsageError(what, where=path, hint="name another file")
+            used[where] = param.opts[0]
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options."""
@@ -43,6 +71,13 @@ class GroupedCommand(click.Command):
             rows = [rest.pop(name).get_help_record(ctx) for name in names if name in rest]
             _section(formatter, heading, rows)
         _section(formatter, "Other options", [p.get_help_record(ctx) for p in rest.values()])
+
+
+def _real(path: str) -> str:
+    try:
+        return os.path.realpath(path)
+    except ValueError:  # a zero byte
+        return path
 
 
 def _section(

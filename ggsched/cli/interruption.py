@@ -2,9 +2,6 @@
 
 import sys
 
-from ggsched.cli.console import write_line
-from ggsched.printable import is_terminal, write_err
-
 
 def is_interruption(error: BaseException) -> bool:
     """Whether it was raised because of Ctrl-C: modules in C raise others in its place."""
@@ -18,6 +15,9 @@ def is_interruption(error: BaseException) -> bool:
 
 def tell_interruption(what: str) -> None:
     """Say what was interrupted, below the ``^C`` that a terminal shows."""
+    from ggsched.cli.console import write_line
+    from ggsched.printable import is_terminal, write_err
+
     if is_terminal(sys.stderr):
         write_err("\n")
     write_line(f"ggsched: interrupted: {what}")

@@ -252,6 +252,16 @@ def model_options(function: F) -> F:
     return with_options(function, _OPTIONS)
 
 
+memory_check_option = click.option(
+    "--memory-check/--no-memory-check",
+    "checks_memory",
+    default=True,
+    show_default=True,
+    help="Before anything is loaded, refuse what exceeds the memory that is free.",
+)
+"""For commands that load a model."""
+
+
 def open_session(
     options: ModelOptions,
     settings: Settings,

@@ -8,7 +8,12 @@ from ggsched.cli.compute_options import compute_options
 from ggsched.cli.console import messages, write_json
 from ggsched.cli.files import read_prose
 from ggsched.cli.help_groups import GroupedCommand
-from ggsched.cli.model_options import ModelOptions, model_options, open_session
+from ggsched.cli.model_options import (
+    ModelOptions,
+    memory_check_option,
+    model_options,
+    open_session,
+)
 from ggsched.cli.options import json_option, option, whole_numbers
 from ggsched.cli.planning_options import planning_options
 from ggsched.cli.progress import loading
@@ -26,6 +31,7 @@ from ggsched.printable import results, write_out
     whole_numbers,
     metavar="1,2,3",
 )
+@memory_check_option
 @json_option
 @click.pass_obj
 @planning_options
@@ -35,6 +41,7 @@ def perplexity(
     /,
     text_file: str | None,
     tokens: tuple[int, ...] | None,
+    checks_memory: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -44,6 +51,7 @@ def perplexity(
     does. Devices, splits and streams must not change the result by more than rounding.
     """
     from ggsched.models import perplexity as measured
+    from ggsched.models.memory_check import check_memory
 
     if (text_file is None) == (tokens is None):
         raise UsageError(
@@ -58,6 +66,8 @@ def perplexity(
         ids = list(tokens) if tokens is not None else tokenizer.encode(text)
         vocab = tokenizer.vocab if tokenizer.has_text else None
         first = vocab.special["bos"] if vocab is not None and vocab.add_bos else None
+        if checks_memory and len(ids) >= session.options.n_ctx:
+            check_memory(session, session.options.n_ctx)
         found = None
         for found in measured.perplexity(session, ids, first=first):
             if not as_json:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ggsched.cli.options import option
-from ggsched.cli.trace_file import check_writable
+from ggsched.cli.trace_file import write_file
 
 if TYPE_CHECKING:
     from ggsched.plan.bundle import Plan
@@ -26,6 +26,4 @@ def write_dot(plan: "Plan", path: str) -> None:
     """
     from ggsched.interchange.dot import plan_to_dot
 
-    check_writable(path, "the picture")
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(plan_to_dot(plan))
+    write_file(path, plan_to_dot(plan).encode(), "the picture")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ggsched.errors import UsageError
+from ggsched.cli.trace_file import write_file
 from ggsched.printable import write_out
 
 if TYPE_CHECKING:
@@ -27,13 +27,7 @@ def save_plan(path: str, plan: "Plan") -> None:
     """
     from ggsched.plan.codec import plan_to_json
 
-    try:
-        with open(path, "wb") as file:
-            file.write(plan_to_json(plan))
-    except OSError as error:
-        raise UsageError(
-            "cannot write the plan", where=path, why=error.strerror or str(error)
-        ) from error
+    write_file(path, plan_to_json(plan), "the plan")
 
 
 def print_plan(plan: "Plan", *, as_json: bool, verbose: bool) -> None:

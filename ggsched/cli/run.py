@@ -12,7 +12,12 @@ from ggsched.cli.console import leave_line_open, messages, write_json
 from ggsched.cli.files import read_prose
 from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.model_file import EXAMPLE, is_bundled
-from ggsched.cli.model_options import ModelOptions, model_options, open_session
+from ggsched.cli.model_options import (
+    ModelOptions,
+    memory_check_option,
+    model_options,
+    open_session,
+)
 from ggsched.cli.onnx_options import onnx_options
 from ggsched.cli.options import at_least, json_option, option, whole_numbers
 from ggsched.cli.planning_options import planning_options
@@ -81,13 +86,7 @@ if TYPE_CHECKING:
     at_least(0),
     0,
 )
-@click.option(
-    "--memory-check/--no-memory-check",
-    "checks_memory",
-    default=True,
-    show_default=True,
-    help="Before anything is loaded, refuse what exceeds the memory that is free.",
-)
+@memory_check_option
 @trace_options
 @json_option
 @click.pass_obj

@@ -175,3 +175,17 @@ def check_writable(path: str, what: str) -> None:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"cannot write {what}", where=path, why=why) from error
+
+
+def write_file(path: str, data: bytes, what: str) -> None:
+    """Write a file.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(f"cannot write {what}", where=path, why=why) from error

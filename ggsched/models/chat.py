@@ -1,17 +1,21 @@
 """Chat templates: what a model wants a conversation to look like, written by its makers in Jinja.
 
 A template comes with the file, so it is not trusted. It runs in Jinja's sandbox, which hides
-everything but values and their plain methods, and it may neither loop nor write without bounds.
+everything but values and their plain methods, and it may neither loop nor write without bounds. All
+that it makes is charged to one account: rounds of loops, calls, characters and elements.
 """
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any, Final, NamedTuple, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, nodes, pass_context
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
 
 from ggsched.errors import ModelError
 
@@ -19,6 +23,23 @@ TEMPLATE_KEY: Final = "tokenizer.chat_template"
 MAX_TEMPLATE: Final = 1 << 18
 MAX_OUTPUT: Final = 1 << 22
 MAX_STEPS: Final = 100_000
+MAX_WORK: Final = 1 << 20
+"""Elements, and texts by their characters."""
+_CHARACTERS: Final = 256
+_MAX_INDENT: Final = 16
+_FILTERS: Final = {
+    "abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first",
+    "float", "indent", "int", "items", "join", "last", "length", "list", "lower", "map", "max",
+    "min", "reject", "rejectattr", "replace", "reverse", "safe", "select", "selectattr", "sort",
+    "string", "title", "tojson", "trim", "unique", "upper",
+}  # fmt: skip
+_TEXT_METHODS: Final = {
+    "capitalize", "count", "endswith", "find", "index", "isalnum", "isalpha", "isdecimal",
+    "isdigit", "islower", "isnumeric", "isspace", "istitle", "isupper", "join", "lower", "lstrip",
+    "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rpartition",
+    "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper",
+}  # fmt: skip
+"""Those whose results are no longer than what they are given, and two that are bounded."""
 
 
 class Message(NamedTuple):
@@ -38,37 +59,161 @@ class _Refused(Exception):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Counts the rounds of all loops, and the size of products of strings.
+    """Counts the rounds of all loops, and charges for what is made.
 
     Attributes:
-        steps: Rounds that are left.
+        steps: Rounds and calls that are left.
+        work: Elements and characters that are left.
     """
 
-    intercepted_binops = frozenset({"*", "**", "%"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
     steps = MAX_STEPS
+    work = MAX_WORK
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Refuse powers, and repetitions of anything but numbers."""
+        """Refuse powers, and repetitions of anything but numbers; charge for sums of texts."""
         numbers = isinstance(left, int | float) and isinstance(right, int | float)
+        if operator == "+":
+            return left + right if numbers else self.charged(left + right)
         if operator == "%" and numbers:
             return left % right
         if operator != "*" or not numbers or abs(left * right) > MAX_STEPS:
             raise _Refused(f"it computes {operator} of what may be large")
         return left * right
 
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call a macro or a method, and charge for the result."""
+        context, called, *given = args
+        self.step()
+        text, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
+        if isinstance(text, str):
+            given = _bounded(name, text, given)
+        return self.charged(super().call(context, called, *given, **kwargs))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Hide methods that make large values of small ones."""
+        if isinstance(obj, str):
+            return attr in _TEXT_METHODS
+        return not isinstance(obj, int | float | bytes) and super().is_safe_attribute(
+            obj, attr, value
+        )
+
+    def wrap_str_format(self, value: Any) -> None:
+        """Leave ``format`` out too, which can pad."""
+
     def counted(self, items: Any) -> Any:
         """Yield items, as long as there are steps left."""
         for item in items:
-            self.steps -= 1
-            if self.steps < 0:
-                raise _Refused(f"its loops take more than {MAX_STEPS} rounds")
+            self.step()
             yield item
 
+    def step(self) -> None:
+        """Charge for a round of a loop, or for a call."""
+        self.steps -= 1
+        if self.steps < 0:
+            raise _Refused(f"its loops and calls take more than {MAX_STEPS} rounds")
 
-def _count_loops(tree: nodes.Template) -> None:
-    """Let each loop of a template count its rounds."""
-    for loop in tree.find_all(nodes.For):
-        loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+    def charged(self, value: Any) -> Any:
+        """Return a value, with each of its elements charged as often as it would be written."""
+        left = [value]
+        while left:
+            item = left.pop()
+            self.work -= 1
+            if isinstance(item, str):
+                self.work -= len(item) // _CHARACTERS
+                if len(item) > MAX_OUTPUT:
+                    raise _Refused(f"it writes more than {MAX_OUTPUT} characters")
+            elif isinstance(item, list | tuple):
+                left.extend(item)
+            elif isinstance(item, dict | Namespace):
+                pairs = item if isinstance(item, dict) else item._Namespace__attrs
+                left.extend(pairs)
+                left.extend(pairs.values())
+            if self.work < len(left):
+                raise _Refused("it makes too much text, or too many values")
+        return value
+
+    def limited(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a filter that is charged for what it is given and for what it returns."""
+        first = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for value in args[first:]:
+                self.charged(value)
+            of, *given = args[first:]
+            if name == "join":
+                of = list(of)
+                _bounded(name, str(given[0] if given else kwargs.get("d", "")), [of])
+            elif name == "replace":
+                _bounded(name, str(of), [*given, *kwargs.values()])
+            elif name == "indent" and _width(*given, **kwargs) > _MAX_INDENT:
+                raise _Refused(f"it indents by more than {_MAX_INDENT}")
+            return self.charged(function(*args[:first], of, *given, **kwargs))
+
+        return call
+
+
+def _width(width: Any = 4, *_args: Any, **_kwargs: Any) -> int:
+    return len(width) if isinstance(width, str) else int(width)
+
+
+def _bounded(name: str, text: str, given: list[Any]) -> list[Any]:
+    """Return the arguments of a method of a text, unless the result would be too long."""
+    if name == "join" and given:
+        given = [list(given[0])]
+        grown = len(text) * len(given[0])
+    elif name == "replace" and len(given) > 1:
+        grown = text.count(str(given[0])) * len(str(given[1]))
+    else:
+        grown = 0
+    if grown > MAX_OUTPUT:
+        raise _Refused(f"it writes more than {MAX_OUTPUT} characters")
+    return given
+
+
+class _Charges(NodeTransformer):
+    """Lets each loop of a template count its rounds, and all that makes values charge for them."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        """Count rounds."""
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, "counted")
+        return node
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+        """Charge for what is written, also into a variable."""
+        self.generic_visit(node)
+        node.nodes = [_filtered(child, "charged") for child in node.nodes]
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        """Charge for the parts, which become texts, and for the whole."""
+        self.generic_visit(node)
+        node.nodes = [_filtered(child, "charged") for child in node.nodes]
+        return _filtered(node, "charged")
+
+    def visit_List(self, node: nodes.List | nodes.Dict) -> nodes.Node:
+        """Charge for elements."""
+        self.generic_visit(node)
+        return _filtered(node, "charged")
+
+    visit_Dict = visit_List
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        """Charge for elements, where it is not a target of an assignment."""
+        self.generic_visit(node)
+        return _filtered(node, "charged") if node.ctx == "load" else node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        """Charge for slices, which are copies."""
+        self.generic_visit(node)
+        return _filtered(node, "charged") if isinstance(node.arg, nodes.Slice) else node
+
+
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
+    assert isinstance(node, nodes.Expr)
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 def _raise(message: object) -> NoReturn:
@@ -94,8 +239,12 @@ class ChatTemplate:
         self._environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
         )
-        self._environment.filters.pop("center")
-        self._environment.filters |= {"counted": self._environment.counted, "tojson": _to_json}
+        environment = self._environment
+        known = {**environment.filters, "tojson": _to_json}
+        environment.filters = {name: environment.limited(name, known[name]) for name in _FILTERS}
+        # What depends on the context is not computed in advance.
+        for method in (environment.counted, environment.charged):
+            environment.filters[method.__name__] = pass_context(_with_context(method))
         self._environment.globals = {
             "raise_exception": _raise,
             "strftime_now": time.strftime,
@@ -106,10 +255,9 @@ class ChatTemplate:
         if len(source) > MAX_TEMPLATE:
             raise self._error(f"it has {len(source)} characters, {MAX_TEMPLATE} are allowed")
         try:
-            tree = self._environment.parse(source)
-            _count_loops(tree)
-            self._template = self._environment.from_string(tree)
-        except (TemplateError, RecursionError) as error:
+            tree = _Charges().visit(environment.parse(source))
+            self._template = environment.from_string(tree)
+        except Exception as error:  # also what Python says of the code that Jinja makes
             raise self._error(str(error)) from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
@@ -122,7 +270,7 @@ class ChatTemplate:
         Raises:
             ModelError: the template fails, or refuses the conversation.
         """
-        self._environment.steps = MAX_STEPS
+        self._environment.steps, self._environment.work = MAX_STEPS, MAX_WORK
         plain = [message._asdict() for message in messages]
         out: list[str] = []
         size = 0
@@ -142,7 +290,7 @@ class ChatTemplate:
             raise self._error(str(error)) from error
         except (TemplateError, RecursionError, ArithmeticError, MemoryError) as error:
             raise self._error(str(error) or "out of memory") from error
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        except Exception as error:  # whatever its expressions raise
             raise self._error(f"{type(error).__name__}: {error}") from error
         return "".join(out)
 
@@ -155,5 +303,11 @@ class ChatTemplate:
         )
 
 
+def _with_context(method: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda _context, value: method(value)
+
+
 def _to_json(value: Any, indent: int | None = None) -> str:
+    if indent is not None and indent > _MAX_INDENT:
+        raise _Refused(f"it indents by more than {_MAX_INDENT}")
     return json.dumps(value, ensure_ascii=False, indent=indent)

@@ -7,6 +7,7 @@ tokenizer is that of ``tokenizer.json`` if it is a byte-level BPE.
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -78,6 +79,8 @@ _EVERY_LAYER: Final[Mapping[str, tuple[Any, ...]]] = {
 """What a model with experts has to say, if it says it: experts in all blocks, whose weights add up
 to one."""
 _PREFIX: Final = "model.layers."
+_TOO_LARGE: Final = 1e300
+"""JSON has no bound for integers; a float does, and is not infinite."""
 
 
 def is_hf_folder(path: str) -> bool:
@@ -112,16 +115,19 @@ def open_hf_folder(path: str) -> GgufFile:
 
 def _json(path: str) -> dict[str, Any]:
     try:
-        if os.path.getsize(path) > MAX_JSON:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for a writer
+            raise ModelError("it is not a regular file", where=path)
+        if found.st_size > MAX_JSON:
             raise ModelError(f"it has more than {MAX_JSON} bytes", where=path)
         with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+            content = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ModelError("cannot read the file", where=path, why=why) from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ModelError("it is not an object", where=path)
-    return found
+    return content
 
 
 def _arch(path: str, config: Mapping[str, Any]) -> tuple[str, str]:
@@ -129,8 +135,9 @@ def _arch(path: str, config: Mapping[str, Any]) -> tuple[str, str]:
     if not isinstance(kind, str) or kind not in _ARCHS:
         hint = f"supported: {', '.join(_ARCHS)}; convert others to GGUF"
         raise ModelError(f"model_type {quoted(str(kind))} is not supported", where=where, hint=hint)
-    scaling = config.get("rope_scaling") or config.get("rope_parameters")
-    name = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, dict) else None
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    is_object = isinstance(scaling, dict)
+    name = scaling.get("rope_type", scaling.get("type")) if is_object else scaling
     if name not in (None, "default"):
         hint = "convert the model to GGUF"
         raise ModelError(
@@ -159,7 +166,8 @@ def _metadata(path: str, config: Mapping[str, Any], arch: str) -> dict[str, Meta
         value = all_keys.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and abs(value) < _TOO_LARGE):
             where = os.path.join(path, CONFIG)
             raise ModelError(f"{name} is {shown(str(value))}, not a number", where=where)
         found[f"{arch}.{key}"] = float(value) if kind is float else value
@@ -241,7 +249,8 @@ def _tokenizer(path: str, config: Mapping[str, Any], pre: str) -> dict[str, Meta
         ids |= {int(t["id"]): str(t["content"]) for t in added}
         pairs = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
         size = max(max(ids) + 1, int(config.get("vocab_size", 0)))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        "".join([*ids.values(), *pairs]).encode()  # JSON may escape half a character
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         why = f"{type(error).__name__}: {error}"
         raise ModelError("the tokenizer is damaged", where=file, why=why) from error
     if size > 2 * len(ids) + (1 << 16) or min(ids) < 0:

@@ -167,8 +167,11 @@ class ModelBuilder:
         return heads
 
     def rotate(self, heads: Tensor, rope: RopeParams, label: str) -> Tensor:
-        """Rotate heads by the positions of their tokens."""
-        long = self.batch.n_ctx > rope.n_ctx_orig
+        """Rotate heads by the positions of their tokens.
+
+        Which factors a model takes depends on how long a sequence can be.
+        """
+        long = self.batch.n_ctx // self.spec.n_slots > rope.n_ctx_orig
         names = ("rope_freqs.weight", f"rope_factors_{'long' if long else 'short'}.weight")
         factors = next((self.weight(name) for name in names if self.has(name)), None)
         return self.g.rope(heads, self.positions, factors, name=label, **rope_params(rope))

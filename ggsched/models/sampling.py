@@ -4,10 +4,14 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
+from sys import maxsize
+from typing import Final
 
 import numpy as np
 
 from ggsched.errors import ModelError, UsageError
+
+_LARGEST: Final = 1e38
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class Sampler:
         """
         sampling.check()
         self._sampling = sampling
-        self._recent = deque(prompt, maxlen=sampling.repeat_last_n)
+        self._recent = deque(prompt, maxlen=min(sampling.repeat_last_n, maxsize))
         self._random = np.random.default_rng(sampling.seed)
 
     def choose(self, logits: np.ndarray, best: int | None = None) -> int:
@@ -126,6 +130,10 @@ class Sampler:
         """Return logits with those of recent tokens lowered."""
         recent = [t for t in set(self._recent) if t < len(logits)]
         lowered, penalty = logits.copy(), self._sampling.repeat_penalty
-        values = lowered[recent]
-        lowered[recent] = np.where(values > 0, values / penalty, values * penalty)
+        values = lowered[recent].astype(np.float64)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            changed = np.where(values > 0, values / penalty, values * penalty)
+        # Penalties have no bounds; logits that were finite stay so, and their differences too.
+        bounded = changed.clip(-_LARGEST, _LARGEST)
+        lowered[recent] = np.where(np.isfinite(values), bounded, values)
         return lowered

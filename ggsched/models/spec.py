@@ -62,7 +62,7 @@ class ModelSpec:
         has_copied_output: Whether the output matrix is a second copy of the embedding, see
             ``ggsched.models.offload``.
         cache_dtype: Type of the KV cache; see ``cache_dtype``.
-        n_slots: Sequences that recurrent blocks keep a state of.
+        n_slots: Sequences that share the cache; recurrent blocks keep a state of each.
     """
 
     hparams: HParams

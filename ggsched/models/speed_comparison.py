@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 from statistics import fmean, variance
 from typing import Any, Final
 
@@ -16,6 +16,8 @@ _T: Final = (
 """Quantiles 0.975 of Student's t with 1 to 30 degrees of freedom."""
 
 _NORMAL: Final = 1.96
+_MAX_LOGARITHM: Final = 700.0
+_MAX_RATE: Final = 1e300
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,18 @@ def compare_rates(test: str, a: Sequence[float], b: Sequence[float]) -> SpeedRat
     x, y = [log(rate) for rate in a], [log(rate) for rate in b]
     middle = fmean(y) - fmean(x)
     if len(x) < 2 or len(y) < 2:
-        return SpeedRatio(test, exp(middle), None, None)
+        return SpeedRatio(test, _ratio(middle), None, None)
     p, q = variance(x) / len(x), variance(y) / len(y)
     if p + q == 0.0:
-        return SpeedRatio(test, exp(middle), exp(middle), exp(middle))
+        return SpeedRatio(test, _ratio(middle), _ratio(middle), _ratio(middle))
     freedom = (p + q) ** 2 / (p * p / (len(x) - 1) + q * q / (len(y) - 1))
     count = int(freedom)
     reach = (_T[max(count, 1) - 1] if count <= len(_T) else _NORMAL) * sqrt(p + q)
-    return SpeedRatio(test, exp(middle), exp(middle - reach), exp(middle + reach))
+    return SpeedRatio(test, _ratio(middle), _ratio(middle - reach), _ratio(middle + reach))
+
+
+def _ratio(logarithm: float) -> float:
+    return exp(logarithm) if logarithm < _MAX_LOGARITHM else inf
 
 
 def compare(a: object, b: object, names: tuple[str, str]) -> list[SpeedRatio]:
@@ -78,15 +84,16 @@ def compare(a: object, b: object, names: tuple[str, str]) -> list[SpeedRatio]:
 
 
 def _rates(data: object, name: str) -> dict[str, list[float]]:
-    """Return the rates by test."""
+    """Return the rates by test; those of a test that was measured twice are together."""
     rows = data if isinstance(data, list) else []
     out: dict[str, list[float]] = {}
     for row in rows:
         rates = _numbers(row) if isinstance(row, Mapping) else []
         if not rates or not isinstance(row.get("test"), str):
+            out = {}
             break
-        out[row["test"]] = rates
-    if not rows or len(out) < len({str(row) for row in rows}):
+        out.setdefault(row["test"], []).extend(rates)
+    if not out:
         raise UsageError("not results of ggsched bench -o json", where=name)
     return out
 
@@ -95,5 +102,5 @@ def _numbers(row: Mapping[str, Any]) -> list[float]:
     found = row.get("samples_ts")
     if not isinstance(found, list):
         return []
-    good = [float(n) for n in found if isinstance(n, int | float) and 0 < n < float("inf")]
+    good = [float(n) for n in found if isinstance(n, int | float) and 0 < n < _MAX_RATE]
     return good if len(good) == len(found) else []

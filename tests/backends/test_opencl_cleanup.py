@@ -260,3 +260,32 @@ print("end", flush=True)
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+
+
+FORK = """
+import os, signal
+from ggsched import open_devices
+for device in open_devices(["opencl:0"]):
+    device.close()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)  # PoCL hangs at a kernel
+    try:
+        open_devices(["opencl:0"])
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+for device in open_devices(["opencl:0"]):
+    device.close()
+"""
+
+
+def test_a_forked_process_cannot_open_devices_that_its_parent_used():
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    child, status = done.stdout.splitlines()
+    assert child.startswith(
+        "BackendUnavailable opencl: cannot be used in a forked process: process"
+    )
+    assert status == "0"

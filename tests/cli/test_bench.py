@@ -144,7 +144,18 @@ def test_intervals_are_those_of_welch():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", "[1]", '[{"test": "pp4"}]', '[{"test": "a", "samples_ts": [0]}]', "\0"]
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "[1]",
+        '[{"test": "pp4"}]',
+        '[{"test": "a", "samples_ts": [0]}]',
+        "\0",
+        "[" * 99999,
+        f'[{{"test": "a", "samples_ts": [{10**400}]}}]',
+    ],
 )
 def test_other_files_are_refused(files, tmp_path, capsys, text):
     good, bad = files("a.json", pp4=[1.0]), tmp_path / "bad.json"
@@ -153,6 +164,24 @@ def test_other_files_are_refused(files, tmp_path, capsys, text):
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "bad.json" in err
+
+
+def test_rates_far_apart(files, capsys):
+    a, b = (
+        files("a.json", pp4=[1e-299], tg2=[1e-30, 1e30]),
+        files("b.json", pp4=[1e299], tg2=[1, 1]),
+    )
+    assert main(["bench", "--compare", b, a]) == 0
+    assert main(["bench", "--compare", a, b]) == 0
+    assert "may be equal" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_test_that_was_measured_twice(bench, tmp_path, capsys):
+    _, out, _ = bench("-p", "4,4", "-n", 0, "-o", "json")
+    path = tmp_path / "twice.json"
+    path.write_text(out)
+    assert main(["bench", "--compare", str(path), str(path)]) == 0
+    assert capsys.readouterr().out.count("| pp4") == 1
 
 
 def test_nothing_in_common(files, capsys):

@@ -80,3 +80,21 @@ def test_the_check_can_be_left_out(call, monkeypatch):
     arguments = ["run", LLAMA, "--devices", "cpu:0", "--tokens", "1", "-n", 1, "--no-memory-check"]
     code, out, err = call(*arguments)
     assert (code, len(out.split())) == (0, 1), err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", "-p", 10**8, "-n", 0),
+        ("bench", "-p", 0, "-n", 1, "-d", 10**25),
+        ("bench", "-p", 4, "-n", 0, "-npl", 10**9),
+        ("perplexity", "--tokens", ",".join("1" * 10_000), "-c", 10_000),
+    ],
+)
+def test_other_commands_that_load_a_model(call, monkeypatch, arguments):
+    monkeypatch.setattr("ggsched.scheduler.free_nbytes", lambda device: 500_000)
+    monkeypatch.setattr(TensorStore, "tensor", refuse)
+    command, *options = arguments
+    code, out, err = call(command, LLAMA, "--devices", "cpu:0", *options)
+    assert (code, out) == (2, "")
+    assert "does not fit the memory that is free" in err

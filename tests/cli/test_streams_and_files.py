@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -130,15 +131,19 @@ def test_an_interrupted_import_is_an_interruption(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("raises", ["raise", "raise RuntimeError from"])
 @pytest.mark.parametrize("module", ["ggsched.cli.main", "ggsched.models.load"])
-def test_ctrl_c_while_modules_are_imported(module):
-    """The signal comes when the module is looked for."""
+def test_ctrl_c_while_modules_are_imported(module, raises):
+    """The signal comes when the module is looked for; a class statement raises another error."""
     program = (
         "import os, runpy, signal, sys\n"
         "class Find:\n"
         "    def find_spec(self, name, *rest):\n"
         f"        if name == {module!r}:\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "            try:\n"
+        "                os.kill(os.getpid(), signal.SIGINT)\n"
+        "            except KeyboardInterrupt as error:\n"
+        f"                {raises} error\n"
         "sys.meta_path.insert(0, Find())\n"
         f"sys.argv = ['ggsched', 'run', {LLAMA!r}, '--tokens', '1']\n"
         "runpy.run_module('ggsched', run_name='__main__')\n"
@@ -147,3 +152,35 @@ def test_ctrl_c_while_modules_are_imported(module):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "what"),
+    [
+        ("run", ("--tokens", "1", "--logits", "{model}"), "--logits would write over model"),
+        ("run", ("--tokens", "1", "--trace", "./{model}"), "--trace would write over model"),
+        ("run", ("--trace", "x", "--html", "x", "-f", "y"), "--html would write over --trace"),
+        ("run", ("-f", "{model}", "--html", "link"), "--html would write over prompt file"),
+        ("plan", ("--dot", "x", "-o", "x"), "--dot would write over -o"),
+        ("plan", ("--html", "{model}"), "--html would write over model"),
+    ],
+)
+def test_no_file_is_written_over(tmp_path, monkeypatch, capsys, command, options, what):
+    monkeypatch.chdir(tmp_path)
+    content = Path(LLAMA).read_bytes()
+    model = tmp_path / "m.gguf"
+    model.write_bytes(content)
+    (tmp_path / "link").symlink_to(model)
+    arguments = [option.format(model=model.name) for option in options]
+    assert main([command, model.name, "--devices", "cpu:0", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert what in err
+    assert err.count("\n") == 1
+    assert model.read_bytes() == content
+    nowhere = ["--trace", "/dev/null", "--logits", "/dev/null", "--devices", "cpu:0", "-n", "1"]
+    assert main(["run", model.name, "--tokens", "1", *nowhere]) == 0
+
+
+def test_a_picture_that_does_not_fit_the_disk(capsys):
+    assert main(["plan", LLAMA, "--devices", "cpu:0", "--dot", "/dev/full"]) == 2
+    assert "/dev/full: cannot write the picture: No space left" in capsys.readouterr().err

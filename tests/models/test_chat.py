@@ -56,12 +56,54 @@ def test_text_of_users_is_not_a_template():
         ("{% include '/etc/passwd' %}", "no loader"),
         ("{{ 1 / 0 }}", "division"),
         ("x" * (1 << 19), "are allowed"),
+        ("{% break %}", "outside loop"),
+        ("{{ 1e999 }}", "inf"),
+        (f"{{{{ {'9' * 5000} }}}}", "digits"),
+        ("{% for i in [1] %}" * 100 + "{% endfor %}" * 100, "too many"),
+        (f"{{% set a = 'xx' %}}{'{% set a = a ~ a %}' * 99}", "characters"),
+        (f"{{% set a = 'xx' %}}{'{% set a = a + a %}' * 99}", "characters"),
+        (f"{{% set a = [1] %}}{'{% set a = a + a %}' * 99}", "too many values"),
+        (f"{{% set a = [1] %}}{'{% set a = [a, a] %}' * 99}{{{{ a }}}}", "too many values"),
+        (f"{{% set a = [1] %}}{'{% set a = {1: a, 2: a} %}' * 99}{{{{ a }}}}", "too many values"),
+        ("{% set n = namespace() %}{% set n.a = [n, n] %}{{ n }}", "too many values"),
+        ("{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n }}{% endmacro %}{{ f(60) }}", "rounds"),
+        (
+            "{% set a %}{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}{% endset %}",
+            "text",
+        ),
+        ("{% set a = range(9999) | join %}{{ a | replace('1', a) }}", "characters"),
+        ("{% set a = range(9999) | join %}{{ a.replace('', a) }}", "characters"),
+        ("{% set a = range(9999) | join %}{{ a | join(a) }}", "characters"),
+        ("{% set a = range(9999) | join %}{{ a.join(a) }}", "characters"),
+        ("{{ 'a'.ljust(9999999999) }}", "unsafe"),
+        ("{{ '{:>9999999999}'.format(1) }}", "unsafe"),
+        ("{{ (5).to_bytes(9999999999, 'big') }}", "unsafe"),
+        ("{{ [1] | tojson(indent=9999999999) }}", "indents"),
+        ("{{ 'a' | indent(9999999999) }}", "indents"),
+        ("{{ 1 | round(9999999999, 'floor') }}", "No filter"),
     ],
 )
 def test_refused(source, word):
     with pytest.raises(ModelError, match="chat template cannot be used") as info:
         template(source).render(ASKED)
     assert word in str(info.value)
+
+
+def test_what_templates_use():
+    source = """{% macro put(m, end='') %}{{ m.role | upper ~ ':' }}{{ m.content | trim }}{{ end }}
+{%- endmacro %}{% set n = namespace(all=[], last=none) %}
+{%- for m in messages[::-1] | reverse if m.role in ('user', 'assistant') %}
+{%- set n.all = n.all + [put(m, end=';' if not loop.last else '.')] %}{% endfor %}
+{{- n.all | join(' ') }} {{ messages | map(attribute='role') | unique | join(',') }}
+{{- {'a': [1, 2.5]} | tojson(indent=1) | replace('\n', '') }}
+{{- '<think>x</think> y'.split('</think>')[-1].lstrip() }}
+{{- (messages | selectattr('role', 'equalto', 'user') | list)[1:] | length }}
+{{- dict(b=2).items() | list | string }}{% for k, v in {'k': 'v'}.items() %}{{ k }}{% endfor %}
+{{- 'a\nb' | indent(2) }}{{ 2 + 3 * 4 }}{{ (7 % 4) | string }}"""
+    found = template(source).render(ASKED)
+    wanted = 'USER:hi; ASSISTANT:hello; USER:bye. user,assistant{ "a": [  1,  2.5 ]}y1'
+    assert found == wanted + "[('b', 2)]ka\n  b143"
 
 
 def test_steps_are_counted_anew_for_each_text():

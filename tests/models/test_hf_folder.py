@@ -1,6 +1,7 @@
 """Folders of Hugging Face are the models that GGUF files of the same weights are."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -195,7 +196,10 @@ def test_tied_output(tmp_path):
         ({"model_type": None}, "model_type 'None' is not supported"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling 'llama3' is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
+        ({"rope_scaling": 8.0}, "rope_scaling '8.0' is not supported"),
         ({"hidden_size": "64"}, "hidden_size is '64', not a number"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is '1000+.*, not a number"),
+        ({"rope_theta": float("inf")}, "rope_theta is 'inf', not a number"),
         ({"hidden_size": 48}, "llama.attention.head_count|wrong shape"),
         ({"num_hidden_layers": 2}, "is missing"),
     ],
@@ -214,6 +218,26 @@ def test_damaged_files(tmp_path, text):
         load_model(tmp_path)
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=r"config\.json"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("odd", [float("inf"), 10**400, "\ud800"])
+def test_damaged_tokenizer(tmp_path, odd):
+    write_tokenizer(write_folder(tmp_path))
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab |= {odd: vocab["a"]} if isinstance(odd, str) else {"a": odd}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ModelError, match=r"tokenizer\.json: the tokenizer"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_pipes_do_not_wait_for_a_writer(tmp_path, name):
+    write_tokenizer(write_folder(tmp_path))
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ModelError, match=f"{name}: it is not a regular file"):
         load_model(tmp_path)
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggsched.errors import UsageError
+from ggsched.errors import ModelError, UsageError
 from ggsched.models.sampling import Sampler, Sampling
 
 LOGITS = st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=30).map(
@@ -56,6 +56,21 @@ def test_recent_tokens_are_penalised_and_older_ones_are_not():
     negative = np.array([-1.0, -1.1], np.float32)
     sampler = Sampler(Sampling(repeat_penalty=2.0))
     assert [sampler.choose(negative, 0) for _ in range(3)] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("penalty", [1e308, 1e-308, 5e-324])
+def test_penalties_have_no_bounds(penalty, temperature):
+    logits = np.array([2.0, 0.0, -2.0, 1.0], np.float32)
+    sampling = Sampling(temperature, top_p=0.5, repeat_penalty=penalty, repeat_last_n=10**30)
+    token = Sampler(sampling, [0, 1, 2]).choose(logits)
+    assert token == (3 if penalty > 1 else 0)
+
+
+def test_a_penalty_does_not_hide_logits_that_are_not_finite():
+    for odd in (np.inf, np.nan):
+        with pytest.raises(ModelError, match="as its largest logit"):
+            Sampler(Sampling(repeat_penalty=1.5), [0]).choose(np.array([odd, 1.0], np.float32))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from ggsched.models.load import load_model
 from ggsched.models.session import Session
 from ggsched.models.session_options import SessionOptions
 from tests.models.helpers import ORACLE
+from tests.models.reference_models import write_reference
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [2, 7, 1], [1, 6, 1, 8, 0, 3]]
 MODELS = ["llama-tiny-f32.gguf", "gptoss-tiny-f32.gguf", "qwen3moe-tiny-f32.gguf"]
@@ -53,6 +54,20 @@ def test_prompts_of_different_lengths_and_decoding_together(name, devices, optio
     same(second[a], alone(name, [*PROMPTS[0], 7]))
     same(second[b], alone(name, [*PROMPTS[1], 8]))
     same(second[c], alone(name, PROMPTS[2]))
+
+
+def test_factors_are_those_of_the_context_of_one_sequence(tmp_path):
+    """phi3 takes other factors where a sequence can be longer than in training, 64 tokens here."""
+    model = load_model(write_reference(tmp_path / "m.gguf", "phi3-long-f32"))
+    for n_ctx, n_parallel in ((64, 2), (65, 2)):
+        with Session(model, ["cpu:0"], SessionOptions(n_ctx=n_ctx)) as session:
+            wanted = session.feed(PROMPTS[0])[0]
+        options = SessionOptions(n_ctx=n_ctx * n_parallel, n_parallel=n_parallel)
+        with Session(model, ["cpu:0"], options) as session:
+            several = session.sequences
+            a, b = several.join(), several.join()
+            found = several.step({a: PROMPTS[0], b: PROMPTS[1]})
+        same(found[a], wanted)
 
 
 @pytest.mark.parametrize("name", MODELS[:2])

@@ -1,6 +1,7 @@
 """Simulated time: as computed by hand, and the same whatever runs first."""
 
 import math
+import threading
 
 import pytest
 
@@ -107,3 +108,37 @@ def test_a_plan_takes_the_same_time_in_every_order(make):
         return sorted(world.timeline(), key=str)
 
     assert timeline(make()) == timeline(EagerPolicy())
+
+
+class _Overlap(LaziestPolicy):
+    """Lets another thread wait for an event while this one decides, once it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.other, self.inside, self.met = None, 0, threading.Event()
+
+    def choose(self, options):
+        self.inside += 1
+        if self.inside > 1:
+            self.met.set()
+        elif self.other is not None:
+            other, self.other = self.other, None
+            other.start()
+            self.met.wait(0.2)
+        self.inside -= 1
+        return super().choose(options)
+
+
+def test_a_thread_of_another_backend_waits_meanwhile():
+    """OpenCL's streams wait for foreign events in threads of their own."""
+    policy = _Overlap()
+    device = SimWorld([SimConfig()], policy=policy).open(0)
+    q, event, target = device.create_stream(), device.create_event(), fresh()
+    q.download(filled(q, A), 0, raw(target))
+    q.record(event)
+    other = policy.other = threading.Thread(target=event.sync, args=(1,))
+    event.sync(1)
+    other.join(10)
+    assert not other.is_alive()
+    assert target.tolist() == A.tolist()
+    assert not policy.met.is_set()

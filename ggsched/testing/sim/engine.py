@@ -8,6 +8,7 @@ whether the host goes on; nothing else makes anything happen.
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from threading import RLock
 from typing import Final, Protocol
 
 from ggsched.backend.progress import Fault
@@ -178,6 +179,8 @@ class Engine:
         self._polls: Counter[str] = Counter()
         self._pushes = 0
         self._spans: deque[TimeSpan] = deque(maxlen=MAX_SPANS)
+        # A stream of another backend may wait for an event in a thread of its own.
+        self._lock = RLock()
 
     # --- for whoever decides -----------------------------------------------------------------
 
@@ -199,40 +202,43 @@ class Engine:
 
     def submit(self, task: Task, after: Iterable[Task | None]) -> None:
         """Enqueue a task that comes after others."""
-        task.number = self._tasks
-        self._tasks += 1
-        task.start_s = self.host_s
-        task.causes.append(self._host_moment)
-        for other in after:
-            if other is None or other in task.after:
-                continue
-            if other.is_done:
-                self._follow(task, other)
-            else:
-                task.after.add(other)
-                other.followers.append(task)
-        self.pending.add(task)
-        if not task.after:
-            self._make_ready(task)
+        with self._lock:
+            task.number = self._tasks
+            self._tasks += 1
+            task.start_s = self.host_s
+            task.causes.append(self._host_moment)
+            for other in after:
+                if other is None or other in task.after:
+                    continue
+                if other.is_done:
+                    self._follow(task, other)
+                else:
+                    task.after.add(other)
+                    other.followers.append(task)
+            self.pending.add(task)
+            if not task.after:
+                self._make_ready(task)
 
     def step_of_host(self) -> None:
         """Let anything happen before the host goes on."""
-        self._forget_polls()
-        self._choose_until(())
+        with self._lock:
+            self._forget_polls()
+            self._choose_until(())
 
     def poll(self, what: str) -> None:
         """Let anything happen before the host looks; something must, if it looks again and again.
 
         What is enqueued makes progress without the host waiting (STR-3).
         """
-        self._polls[what] += 1
-        if self._polls[what] > PATIENT_POLLS:
-            self._polls.clear()
-            for _ in range(1 << self._pushes):
-                if self._ready:
-                    self._choose(host=False, wanted=(), needed=None)
-            self._pushes = min(self._pushes + 1, MAX_PUSHES)
-        self._choose_until(())
+        with self._lock:
+            self._polls[what] += 1
+            if self._polls[what] > PATIENT_POLLS:
+                self._polls.clear()
+                for _ in range(1 << self._pushes):
+                    if self._ready:
+                        self._choose(host=False, wanted=(), needed=None)
+                self._pushes = min(self._pushes + 1, MAX_PUSHES)
+            self._choose_until(())
 
     def _forget_polls(self) -> None:
         self._polls.clear()
@@ -240,19 +246,21 @@ class Engine:
 
     def wait_for(self, tasks: Iterable[Task | None]) -> list[Task]:
         """Block the host until tasks are done; return those that never will be."""
-        self._forget_polls()
-        wanted = [task for task in tasks if task is not None]
-        self._choose_until(wanted)
-        if wanted:
-            self.host_s = max(self.host_s, *(task.end_s for task in wanted))
-        return [task for task in wanted if not task.is_done]
+        with self._lock:
+            self._forget_polls()
+            wanted = [task for task in tasks if task is not None]
+            self._choose_until(wanted)
+            if wanted:
+                self.host_s = max(self.host_s, *(task.end_s for task in wanted))
+            return [task for task in wanted if not task.is_done]
 
     def release(self, task: Task) -> None:
         """Let a task that was held go on."""
-        task.hangs = False
-        if not task.is_done and not task.after and task not in self._ready:
-            task.causes.append(self._host_moment)
-            self._make_ready(task)
+        with self._lock:
+            task.hangs = False
+            if not task.is_done and not task.after and task not in self._ready:
+                task.causes.append(self._host_moment)
+                self._make_ready(task)
 
     # --- steps -------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ class Violation:
 
 
 class WorldState(Engine):
-    """What the devices of one world share. For one thread.
+    """What the devices of one world share; see ``SimWorld``.
 
     Args:
         configs: Capabilities of each device.

@@ -14,6 +14,8 @@ from ggsched.topology.model import Topology
 class SimWorld(WorldState):
     """Devices that share one simulated time and one policy. For one thread.
 
+    Threads of other backends may wait for events meanwhile.
+
     The arguments are those of ``WorldState``.
     """
 
