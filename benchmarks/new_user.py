@@ -109,13 +109,13 @@ def _own_nbytes(pid: int) -> int:
 def main() -> int:
     """Measure the families that the command line names; 1 if one fails or takes too much."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.new_user", description=__doc__)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(BLOCKS)}")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--whole", action="store_true", help="all blocks of a model, not a few")
     parser.add_argument("--folder", type=Path, help="for the files, which are deleted again")
     options = parser.parse_args()
-    unknown = set(options.models) - set(BLOCKS)
+    unknown = set(options.models) - set(SHAPES)
     if unknown:
-        parser.error(f"no model {min(unknown)!r}; there are {', '.join(BLOCKS)}")
+        parser.error(f"no model {min(unknown)!r}; there are {', '.join(SHAPES)}")
     sys.stdout.write(
         "| model | architecture | blocks | file, GB | peak, GB | peak / file | own, MB | s |\n"
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
@@ -123,9 +123,10 @@ def main() -> int:
     is_ok = True
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for name in options.models or BLOCKS:
-            file, blocks = Path(folder) / f"{name}.gguf", BLOCKS[name]
-            if options.whole:
-                blocks = int(SHAPES[name].keys["block_count"])  # type: ignore[arg-type]
+            file = Path(folder) / f"{name}.gguf"
+            blocks = int(SHAPES[name].keys["block_count"])  # type: ignore[arg-type]
+            if not options.whole:
+                blocks = BLOCKS.get(name, blocks)
             write_model(file, name, "q4_k_m", blocks, vocabulary=True)
             found = first_run(file)
             file.unlink()

@@ -11,9 +11,11 @@ from ggsched_cpu_kernels.gemm import BLOCK_COLUMNS
 from ggsched_cpu_kernels.panels import VECTORS, panel_width
 from ggsched_cpu_kernels.target import Target
 
-TERMS = 32
-"""Products that are added up before their sum is added to the others: rounding grows with the
-length of a chain, and llama.cpp's chains of K products are 32 of K / 32."""
+TERMS, SHORT_TERMS = 32, 8
+"""Products that are added up before their sum is added to the others, and the same if a block has
+fewer than ``SHORT`` columns. Rounding is least with chains of about the root of the columns;
+llama.cpp's chains of K products are 32 of K / 32."""
+SHORT = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +109,11 @@ def _tile(
                 b.set(total, b.fma(value, wide, b.get(total)))
 
     unroll = 4
-    with b.loop(0, count, TERMS) as first:
+    terms = b.select(b.compare("slt", count, SHORT), i64(SHORT_TERMS), i64(TERMS))
+    with b.loop(0, count, terms) as first:
         for total in chain.from_iterable(sums):
             b.set(total, nothing)
-        end = b.umin(b.add(first, TERMS), count)
+        end = b.umin(b.add(first, terms), count)
         whole = b.binary("and", end, -unroll)
         with b.loop(first, whole, unroll) as k:
             for ahead in range(unroll):

@@ -215,6 +215,9 @@ ROUNDED_KINDS = {"gptoss": {"_exps": "mxfp4", "": "q8_0"}}
 LONG = tuple(f"qwen3next{heads}-{kind}" for heads in ("", "-wide") for kind in ("f32", "q8_0"))
 """Models whose logits are recorded for a prompt of 128 tokens and 64 tokens after another too."""
 
+SPREAD = ("qwen3next-f32", "qwen35moe-f32")
+"""Models with narrow heads, whose distances to float64 are recorded over many positions."""
+
 _WIDE = {"embd": 256, "heads": 4, "kv": 2, "dim": 64, "ff": 256, "layers": 2}
 REFERENCES = {
     **{f"{name}-f32": family({"": "f32"}) for name, family in FAMILIES.items()},
