@@ -15,7 +15,7 @@ from ggsched.cli.plan_dot import dot_option, write_dot
 from ggsched.cli.plan_explain import explain_option, print_explanation
 from ggsched.cli.plan_html import write_plan_page
 from ggsched.cli.plan_memory import memory_options, print_memory
-from ggsched.cli.plan_output import print_plan, save_plan
+from ggsched.cli.plan_output import no_files, print_plan, save_plan
 from ggsched.cli.plan_output import with_graph as graph_included
 from ggsched.cli.planning_options import planning_options
 from ggsched.cli.topology_file import topology_option, written_devices
@@ -76,6 +76,9 @@ def plan(
 
     It is that of one micro-batch.
     """
+    no_files(
+        {"--memory": memory, "--explain": explain}, {"-o": output, "--html": html, "--dot": dot}
+    )
     if settings.streams == "autotune":
         settings = replace(settings, streams="auto")  # only runs can be measured
     if memory:

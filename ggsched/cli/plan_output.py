@@ -1,10 +1,12 @@
 """What ``ggsched plan`` writes."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ggsched.cli.trace_file import write_file
+from ggsched.errors import UsageError
 from ggsched.printable import write_out
 
 if TYPE_CHECKING:
@@ -17,6 +19,19 @@ def with_graph(plan: "Plan", graph: "Graph") -> "Plan":
     from ggsched.ir.text import print_graph
 
     return msgspec.structs.replace(plan, graph_text=print_graph(graph))
+
+
+def no_files(others: Mapping[str, object], files: Mapping[str, str | None]) -> None:
+    """Refuse options that write the plan beside those that print something else.
+
+    Raises:
+        UsageError: there are both.
+    """
+    instead = [name for name, value in others.items() if value not in (None, False)]
+    written = [name for name, path in files.items() if path is not None]
+    if instead and written:
+        why, hint = f"{instead[0]} prints something else than the plan", "give one of them"
+        raise UsageError(f"{written[0]} with {instead[0]}", why=why, hint=hint)
 
 
 def save_plan(path: str, plan: "Plan") -> None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
 from ggsched.models.batches import (
     MicroBatch,
@@ -139,9 +140,12 @@ class BatchRunner:
         """Return what a run takes, to the byte, without loading anything.
 
         Raises:
-            UsageError: a prompt that the context does not hold.
+            UsageError: no prompt, or one that the context does not hold.
         """
         options = self._options
+        if n_prompt < 1 or n_predict < 0:
+            what = f"a prompt of {n_prompt} tokens, and {n_predict} that are generated"
+            raise UsageError(what, why="a prompt has at least one, and no number is negative")
         plans = dry_run(
             self.graph,
             self.micro_batches,

@@ -125,8 +125,10 @@ def _checked_retries(session: FedSequence, retries: int) -> int:
     """Return how often generation may be restarted.
 
     Raises:
-        UsageError: there are tokens that are not known here.
+        UsageError: the number is negative, or there are tokens that are not known here.
     """
+    if retries < 0:
+        raise UsageError(f"{retries} retries", why="it must be 0 or more")
     if retries and session.n_past:
         why = f"it has {session.n_past} tokens, which generation has not seen"
         hint = "call reset() first, and give them all as the prompt"

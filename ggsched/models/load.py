@@ -73,6 +73,23 @@ class Model:
         return sum(weight.nbytes for weight in self.spec.weights.values())
 
 
+class _Noted(dict[str, MetaValue]):
+    """Metadata that knows which keys were read.
+
+    Attributes:
+        read: These.
+    """
+
+    def __init__(self, values: Mapping[str, MetaValue]) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value, and note its key."""
+        self.read.add(key)
+        return super().get(key, default)
+
+
 def load_model(
     path: str | os.PathLike[str],
     *,
@@ -98,8 +115,10 @@ def load_model(
     folder = os.fspath(path)
     file = open_hf_folder(folder) if is_hf_folder(folder) else open_model_file(path)
     if overrides:
-        file = replace(file, metadata={**file.metadata, **overrides})
+        file = replace(file, metadata=_Noted({**file.metadata, **overrides}))
     hparams = read_hparams(file)
+    if overrides and isinstance(file.metadata, _Noted):
+        _warn_of_unread(file.path, overrides, file.metadata)
     found = {
         need.name: WeightSpec(need.shape, graph_dtype(need, tensor.dtype, weights))
         for need, tensor in _found(file, hparams)
@@ -125,6 +144,18 @@ def weight_array(model: Model, name: str) -> NDArray[Any]:
     if spec.dtype is model.file.tensors[name].dtype:
         return stored_array(model.file, name)
     return converted_array(model.file, name)
+
+
+def _warn_of_unread(path: str, overrides: Mapping[str, MetaValue], metadata: _Noted) -> None:
+    """Say which overrides have no effect; keys of tokenizers and names are read later."""
+    unread = [
+        key
+        for key in overrides
+        if key not in metadata.read and not key.startswith(("tokenizer.", "general."))
+    ]
+    if unread:
+        text = "%s: overrides of keys that this model does not read have no effect: %s"
+        _log.warning(text, path, ", ".join(map(quoted, unread)))
 
 
 def _check_optional(file: GgufFile, hparams: HParams, found: Mapping[str, WeightSpec]) -> None:

@@ -264,6 +264,8 @@ class Session:
     def _feed(self, tokens: Sequence[int], all_logits: bool, *, copy: bool) -> np.ndarray:
         """Append tokens. Without copy, logits are to be read before anything else is fed."""
         self._check(tokens)
+        if not self._n_past:
+            self._clear_nonfinite()
         whole = np.asarray(tokens, np.int32)
         logits = self.batches.run(whole, self._n_past, all_logits=all_logits, copy=copy)
         self._n_past += len(whole)
@@ -332,7 +334,8 @@ class Session:
         """Forget the sequence.
 
         What it left in the cache is masked, so it need not be cleared; only numbers that are not
-        finite would get through, because zero times infinity is not zero.
+        finite would get through, because zero times infinity is not zero. They are cleared, at once
+        or when no other sequences are in the cache.
 
         Examples:
             >>> with Session(model, ["cpu:0"]) as session:
@@ -346,9 +349,18 @@ class Session:
     def _reset(self) -> None:
         self._n_past = 0
         self._edits += 1
-        if self.batches.has_nonfinite:
+        self._clear_nonfinite()
+
+    def _clear_nonfinite(self) -> None:
+        """Clear the cache if numbers in it may not be finite, unless sequences are in it."""
+        if self.batches.has_nonfinite and not self._active:
             self.scheduler.clear_states()
             self.batches.has_nonfinite = False
+
+    @property
+    def _active(self) -> tuple[int, ...]:
+        """Numbers of the sequences that share the cache."""
+        return self.sequences.active if "sequences" in vars(self) else ()
 
     @guarded(is_open=True)
     def truncate(self, n_tokens: int) -> None:
@@ -481,10 +493,10 @@ class Session:
     def _check(self, tokens: Sequence[int]) -> None:
         """Refuse tokens that the session's own sequence cannot take."""
         self.check_tokens(tokens)
-        if "sequences" in vars(self) and self.sequences.active:
+        if self._active:
             raise UsageError(
                 "the session's cache is in use by several sequences",
-                why=f"active: {', '.join(map(str, self.sequences.active))}",
+                why=f"active: {', '.join(map(str, self._active))}",
                 hint="use session.sequences, or let them leave() first",
             )
         if self._n_past + len(tokens) > self.options.n_ctx:

@@ -85,6 +85,10 @@ class SessionOptions:
                 f"{self.n_parallel} sequences in a cache of {self.n_ctx} rows",
                 why="each has at least one row",
             )
+        if self.pipelining not in ("auto", "on", "off"):
+            raise UsageError(f"pipelining {self.pipelining!r}", hint="use auto, on or off")
+        if self.pipeline_buffers is not None and self.pipeline_buffers < 1:
+            raise UsageError(f"{self.pipeline_buffers} pipeline buffers", why="it needs at least 1")
         if self.cache_type not in ("auto", *CACHE_DTYPES):
             known = ", ".join(("auto", *CACHE_DTYPES))
             raise UsageError(f"a KV cache of {self.cache_type!r}", hint=f"use one of {known}")

@@ -132,6 +132,8 @@ def test_only_what_was_in_use_is_removed(tmp_path, monkeypatch):
     assert remove_in_use(kernel_caches.now_s()) == [pocl, pytools]
     assert [p.name for p in pocl.glob("*/*")] == ["OLD"]
     assert [p.name for p in pytools.iterdir()] == ["pdict-v5-other.sqlite"]
+    (pytools / "pdict-v5-pyopencl-invoker-cache-y.sqlite").mkdir()  # as what cannot be removed
+    assert remove_in_use(kernel_caches.now_s()) == []
 
 
 @pytest.mark.opencl

@@ -131,3 +131,12 @@ def test_missing_file(plan):
     code, out, err = plan(model="gone.gguf")
     assert (code, out) == (2, "")
     assert "gone.gguf" in err
+
+
+@pytest.mark.parametrize("written", ["-o", "--html", "--dot"])
+@pytest.mark.parametrize("instead", [("--memory",), ("--explain", "n1")])
+def test_what_prints_no_plan_writes_none(plan, tmp_path, written, instead):
+    code, out, err = plan(*CPUS, *instead, written, tmp_path / "plan")
+    assert (code, out) == (2, "")
+    assert f"{written} with {instead[0]}" in err
+    assert list(tmp_path.iterdir()) == []

@@ -84,6 +84,20 @@ def test_override_of_metadata(run):
         assert run("-p", "hello", "--override-kv", text)[0] == 2
 
 
+def test_overrides_that_nothing_reads(run):
+    given = (
+        "llama.rope.freq_base=float:5e5",
+        "general.name=str:x",
+        "tokenizer.chat_template=str:y",
+    )
+    assert "have no effect" not in run("-p", "hello", *(f"--override-kv={kv}" for kv in given))[2]
+    for kv in ("llama.rope.freq_bas=float:1", "qwen2.block_count=int:1", "split.count=int:2"):
+        code, _, err = run("-p", "hello", "--override-kv", kv)
+        key = kv.partition("=")[0]
+        assert code == 0
+        assert f"overrides of keys that this model does not read have no effect: '{key}'" in err
+
+
 def talk(monkeypatch, run, *lines, options=()):
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(line + "\n" for line in lines)))
     return run("--chat", "-n", 3, *options)

@@ -9,7 +9,7 @@ from ggsched.errors import UsageError
 from ggsched.models.load import load_model
 from ggsched.models.session import Session
 from ggsched.models.session_options import SessionOptions
-from tests.models.helpers import ORACLE
+from tests.models.helpers import ORACLE, tiny_arrays, tiny_gguf
 from tests.models.reference_models import write_reference
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [2, 7, 1], [1, 6, 1, 8, 0, 3]]
@@ -68,6 +68,24 @@ def test_factors_are_those_of_the_context_of_one_sequence(tmp_path):
             a, b = several.join(), several.join()
             found = several.step({a: PROMPTS[0], b: PROMPTS[1]})
         same(found[a], wanted)
+
+
+def test_reset_leaves_other_sequences_after_numbers_that_are_not_finite(tmp_path):
+    arrays = tiny_arrays("llama")
+    arrays["token_embd.weight"][7] = np.inf
+    model = load_model(tiny_gguf(tmp_path / "m.gguf", arrays=arrays))
+    with Session(model, ["cpu:0"], SessionOptions(n_ctx=64, n_parallel=2)) as session:
+        wanted = session.feed([1, 2, 3])[0]
+        session.reset()
+        several = session.sequences
+        a, b = several.join(), several.join()
+        several.step({a: [1, 2]})
+        assert np.isnan(several.step({b: [7]})[b]).any()
+        several.leave(b)
+        session.reset()
+        same(several.step({a: [3]})[a], wanted)
+        several.leave(a)
+        same(session.feed([1, 2, 3])[0], wanted)
 
 
 @pytest.mark.parametrize("name", MODELS[:2])

@@ -227,6 +227,22 @@ def test_only_whole_numbers_are_fed(tokens):
         assert session.n_past == 2
 
 
+@pytest.mark.parametrize("odd", [{"pipelining": "maybe"}, {"pipeline_buffers": 0}])
+def test_options_that_make_no_sense(odd):
+    with pytest.raises(UsageError):
+        SessionOptions(**odd).check()
+
+
+def test_numbers_that_make_no_sense(models, devices):
+    model, _ = models("llama-tiny-f32")
+    with Session(model, devices(("cpu:0",)), settings=Settings()) as session:
+        for prompt, predict in ((0, 0), (0, 4), (3, -1)):
+            with pytest.raises(UsageError, match=f"a prompt of {prompt} tokens"):
+                session.memory_need(prompt, predict)
+        with pytest.raises(UsageError, match="-1 retries"):
+            next(session.generate([1], 2, retries=-1))
+
+
 def test_a_session_imports_no_package_that_writes_files():
     """``gguf`` brings yaml and a tokenizer along: a tenth of what importing a session takes."""
     code = (
