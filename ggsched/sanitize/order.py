@@ -25,7 +25,7 @@ and what is the same object need not be compared. With thousands of lanes most c
 Mark = tuple[int, int]
 """A piece of work: its lane and its number there."""
 
-_ORDERING: Final = ("record", "wait", "sync", "barrier", "alloc")
+_ORDERING: Final = ("record", "wait", "sync", "barrier", "alloc", "capture", "capture_end")
 
 
 def nothing(lanes: int) -> Clock:
@@ -122,6 +122,10 @@ class HappensBefore:
             known = self._events.get(event.event)
             if known is not None:
                 self._learn(actor, by, known)
+            else:
+                self.all_of(actor, by)
+        elif kind != "sync":
+            self.all_of(actor, by)  # whoever waits for the stream waits for this too
         else:  # STR-5
             for other in self._streams if event.target is None else [event.target]:
                 if other != actor:

@@ -67,12 +67,15 @@ class _Walk:
         shared = self._shared(stream)
         self._maps = {space: AccessMap() for space in shared}
         self._script: list[tuple[int, Event, Sequence[Span], Sequence[Span]]] = []
+        # Of a queue that another thread waits for each command counts: it follows its own thread.
+        are_all = sum(actor.is_host for actor in stream.actors) > 1
         for i, event in enumerate(stream.events):
             writes = event.writes and [s for s in event.writes if s[0] in shared]
             reads = event.reads and [s for s in event.reads if s[0] in shared]
             if reads and writes:
                 reads = subtract(reads, writes)
-            if reads or writes or event.kind not in ("work", "capture", "capture_end"):
+            is_order = event.kind not in ("work", "capture", "capture_end")
+            if are_all or is_order or reads or writes:
                 self._script.append((i, event, reads, writes))
 
     def run(self, run: int) -> None:
