@@ -25,7 +25,7 @@ if sys.dont_write_bytecode and sys.pycache_prefix is None:
 import gc
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -93,6 +93,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Exclude what is alive from garbage collection behind a test with several full collections.
+
+    Each visits what was imported and cached since tests were collected: 0.08 s.
+    """
+    before = gc.get_stats()[2]["collections"]
+    done = yield
+    if gc.get_stats()[2]["collections"] > before + 3:
+        gc.collect()
+        gc.freeze()
+    return done
 
 
 def _asks_for_opencl(item: pytest.Item) -> bool:
