@@ -1,4 +1,7 @@
 /* float from and to half, by the words of the processor; <immintrin.h> takes a second to read. */
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS /* <cmath> takes 0.1 s */
+#include <math.h>
+#include <string.h>
 typedef short Halves8_ __attribute__((vector_size(16)));
 typedef float Floats4_ __attribute__((vector_size(16)));
 static inline float host_float_of_half_(unsigned short bits) {

@@ -39,8 +39,6 @@ HALF = Path(__file__).with_name("f16.h").read_text(encoding="utf-8")
 HOST = (
     f"{HALF}"
     """
-#include <math.h>
-#include <string.h>
 #define __global__
 #define __device__
 #define __shared__ static

@@ -41,9 +41,9 @@ NEEDS = [
 pytestmark = NEEDS
 
 H200 = warp_profile(132, 232448, True)
-HEADER = "\n".join(
-    Path(__file__).with_name(name).read_text(encoding="utf-8")
-    for name in ("f16.h", "fibers.h", "gates.h")
+HEADER, MACHINE_TEXT = (
+    "\n".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in names)
+    for names in (("f16.h", "fibers.h"), ("f16.h", "fibers.h", "fibers.cpp", "gates.cpp"))
 )
 MACHINE = re.compile(r"#if SPLITS > 1\n.*?#endif\n", re.DOTALL)
 WORDS = {
@@ -51,7 +51,7 @@ WORDS = {
     "COPY16(to, from)": "memcpy((to), (from), 16)",
     "COPIES_CLOSE()": "",
     "COPIES_AWAIT(newer)": "",
-    "LOCAL_BYTES(name)": "u8 *name = groups_[now_->group].local.data()",
+    "LOCAL_BYTES(name)": "u8 *name = local_()",
     "STAGES_OF(name)": "u8 *name = stages_()",
     "GATE_OPEN(gate, lanes)": "host_gate_open_((gate), (lanes))",
     "GATES_READY()": "",
@@ -61,10 +61,10 @@ WORDS = {
     "COPY_SPAN(to, from, nbytes, gate)": "host_copy_span_((to), (from), (nbytes), (gate))",
     "MEET(lanes)": "meet_some_(lanes)",
     "MULTIPLY_ADD(sum, a, b, scratch)": "host_multiply_add_((sum), (a), (b))",
-    "MULTIPLY_HALVES(sum, a, b)": "host_multiply_halves_((sum), (a), (b))",
+    "MULTIPLY_HALVES(sum, a, b)": "host_multiply_halves_((sum), (a), (b), HALVES_ARE_BF16)",
     "LOAD_MATRICES(to, p)": "host_load_matrices_((to), (p), false)",
     "LOAD_TURNED(to, p)": "host_load_matrices_((to), (p), true)",
-    "PAIR_OF(low, high)": "host_pair_of_((low), (high))",
+    "PAIR_OF(low, high)": "host_pair_of_((low), (high), HALVES_ARE_BF16)",
     "EXP2(x)": "exp2f(x)",
     "SIGNAL(word)": "(*(word) = 1)",
     "POLL(seen, word)": "((seen) = *(word))",
@@ -79,28 +79,21 @@ FLAGS = ("-std=c++17", "-O1", "-mf16c", "-shared", "-fPIC", "-w")
 
 
 def library_of(folder, name, text, defines):
-    """Return the path of a text's library; what the text begins with is compiled once for all.
-
-    g++ reads the header's text again if a word in it, or in what it includes, is defined on the
-    command line, so only words that the header is about are: it is compiled for each of them.
-    """
-    given = [f"-D{k}={v}" for k, v in defines if re.search(rf"\b{k}\b", HEADER)]
-    rest = [f"#define {k} {v}\n" for k, v in defines if f"-D{k}={v}" not in given]
-    header = compiled(folder, "header", HEADER, ["-x", "c++-header", *given], ".h.gch")
-    if not (text_of_it := header.with_suffix("")).exists():
-        text_of_it.write_text(HEADER, encoding="utf-8")
-    return compiled(folder, name, "".join(rest) + text, ["-include", header.stem, *given], ".so")
+    """Return the path of a text's library; what runs its lanes is compiled once for all."""
+    machine = compiled(folder, "machine", MACHINE_TEXT, [])
+    given = "".join(f"#define {k} {v}\n" for k, v in defines)
+    return compiled(folder, name, given + HEADER + text, ["-nostdlib", str(machine)])
 
 
-def compiled(folder, name, text, flags, suffix):
+def compiled(folder, name, text, libraries):
     """Compile a text unless the folder has it; processes may share the folder."""
-    content = "\0".join([compiler_version(), *FLAGS, *flags, text])
-    made = folder / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:32]}{suffix}"
+    content = "\0".join([compiler_version(), *FLAGS, *libraries, text])
+    made = folder / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:32]}.so"
     if not made.exists():
         with tempfile.TemporaryDirectory(dir=folder) as own:
             file, to = Path(own, f"{name}.cpp"), Path(own, made.name)
             file.write_text(text, encoding="utf-8")
-            command = ["g++", *FLAGS, *flags, "-I", str(folder), "-o", str(to), str(file)]
+            command = ["g++", *FLAGS, "-o", str(to), str(file), *libraries]
             done = subprocess.run(command, check=False, timeout=120, capture_output=True)
             assert done.returncode == 0, done.stderr.decode()
             to.replace(made)
@@ -197,10 +190,13 @@ def host_text(call):
 static_assert(SET > 0, "lanes go on for ever");
 #endif
 static void **given;
+template <size_t...> struct Indices {{}};
 template <class... A, size_t... I>
-static void call_(void (*kernel)(A...), std::index_sequence<I...>) {{ kernel(*(A *)given[I]...); }}
+static void call_(void (*kernel)(A...), Indices<I...>) {{ kernel(*(A *)given[I]...); }}
 template <class... A>
-static void call_(void (*kernel)(A...)) {{ call_(kernel, std::index_sequence_for<A...>()); }}
+static void call_(void (*kernel)(A...)) {{
+  call_(kernel, Indices<__integer_pack(sizeof...(A))...>());
+}}
 static void lane_of_it() {{ call_({call.kernel}); }}
 template <class... A>
 static size_t *sizes_(void (*)(A...)) {{

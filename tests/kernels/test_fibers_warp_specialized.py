@@ -1,6 +1,6 @@
 """Kernels whose weights one warp fetches for the others, on the host; see ``test_fibers``.
 
-Copies arrive late and in any order (``gates.h``), and every run is done with several orders.
+Copies arrive late and in any order (``gates.cpp``), and every run is done with several orders.
 """
 
 import re

@@ -6,7 +6,7 @@ themselves are tested against the ``gguf`` package.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 from typing import Any, Final
 
@@ -69,11 +69,22 @@ def decode_blocks(blocks: Bytes, dtype: DType) -> Floats:
     """Decode uint8 blocks (..., block_nbytes) to float64 elements (..., block)."""
     blocks = np.ascontiguousarray(blocks)
     if dtype.layout is not None:
-        return decode_layout(blocks, dtype.layout)
+        if blocks.nbytes > KNOWN_NBYTES:
+            return decode_layout(blocks, dtype.layout)
+        return _known(blocks.tobytes(), blocks.shape, dtype.layout).copy()
     plain = blocks.view(HOST_DTYPE[dtype.name])
     if dtype is BF16:
         plain = (plain.astype(np.uint32) << 16).view(np.float32)  # the upper half of an f32
     return plain.astype(np.float64)
+
+
+KNOWN_NBYTES = 1 << 14
+"""Size of weights up to which their elements are kept: runs of a model decode the same ones."""
+
+
+@lru_cache(256)
+def _known(raw: bytes, shape: tuple[int, ...], layout: BlockLayout) -> Floats:
+    return decode_layout(np.frombuffer(raw, np.uint8).reshape(shape), layout)
 
 
 def decode_layout(blocks: Bytes, layout: BlockLayout) -> Floats:

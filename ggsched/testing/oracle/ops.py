@@ -52,9 +52,9 @@ def _mul_mat_id(x: Sequence[Array], params: Params) -> Array:
     w, a, ids = x
     check_ids(ids, w.shape[0])
     out = np.empty((*ids.shape, w.shape[1]), a.dtype)
-    for t, u in np.ndindex(*ids.shape):
-        row = a[t, u if a.shape[1] > 1 else 0]
-        out[t, u] = w[ids[t, u]] @ row
+    rows = np.broadcast_to(a, (*ids.shape, a.shape[2]))
+    for expert in np.unique(ids):
+        out[ids == expert] = rows[ids == expert] @ w[expert].T
     return out
 
 

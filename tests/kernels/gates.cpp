@@ -1,4 +1,4 @@
-/* Gates, copies that lanes wait for, and barriers of some lanes; behind fibers.h.
+/* Gates, copies that lanes wait for, and barriers of some lanes; behind fibers.cpp.
  *
  * A copy arrives when lanes wait and a seeded choice says so, after others that began later or before them. Until
  * then its place holds no numbers, since a machine may begin to write there at once. Lanes take naps of
@@ -16,8 +16,8 @@ static unsigned drawn_, seldom_;
 static int local_nbytes_;
 
 #define STAGES_LINE 128
-static inline unsigned char *stages_() {
-  size_t at = (size_t)groups_[now_->group].local.data();
+unsigned char *stages_() {
+  size_t at = (size_t)local_();
   return (unsigned char *)((at + STAGES_LINE - 1) / STAGES_LINE * STAGES_LINE);
 }
 static inline void expect_(bool holds, const char *what) {
@@ -39,14 +39,14 @@ static inline void gate_moves_(Gate_ &g) {
   arrivals_++;
   if (g.missing == 0 && g.nbytes == 0) g.phase ^= 1, g.missing = g.lanes;
 }
-static inline void host_gate_open_(void *gate, int lanes) { gates_[gate] = {lanes, lanes, 0, 0}; }
-static inline void host_gate_arrive_(void *gate, int nbytes) {
+void host_gate_open_(void *gate, int lanes) { gates_[gate] = {lanes, lanes, 0, 0}; }
+void host_gate_arrive_(void *gate, int nbytes) {
   Gate_ &g = gate_(gate);
   expect_(g.missing > 0, "more lanes arrive at a gate than it has");
   g.nbytes += nbytes, g.missing--;
   gate_moves_(g);
 }
-static inline void host_copy_span_(unsigned char *to, const unsigned char *from, int nbytes, const void *gate) {
+void host_copy_span_(unsigned char *to, const unsigned char *from, int nbytes, const void *gate) {
   bool is_readable = false;
   for (auto &r : readable_) is_readable |= from >= r.first && from + nbytes <= r.first + r.second;
   expect_(nbytes > 0 && nbytes % 16 == 0, "a copy of no pieces of 16 bytes");
@@ -71,24 +71,24 @@ static inline void perhaps_a_copy_arrives_() {
   g.nbytes -= s.nbytes;
   gate_moves_(g);
 }
-static inline void host_gate_await_(const void *gate, int phase) {
+void host_gate_await_(const void *gate, int phase) {
   nap_(64, 50);
   while (gate_(gate).phase == phase && !complaint_) {
     perhaps_a_copy_arrives_();
     if (gate_(gate).phase == phase) yield_();
   }
 }
-static inline void meet_some_(int lanes) {
+void meet_some_(int lanes) {
   some_.of = lanes;
   meet_(some_);
   nap_(32, 400);
 }
 
-static inline int __dp4a(int a, int b, int sum) {
+int __dp4a(int a, int b, int sum) {
   for (int i = 0; i < 32; i += 8) sum += (signed char)(a >> i) * (signed char)(b >> i);
   return sum;
 }
-static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
+unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
   unsigned long long both = (unsigned long long)b << 32 | a;
   unsigned result = 0;
   for (int i = 0; i < 4; i++) result |= (unsigned)(both >> (which >> 4 * i & 7) * 8 & 255) << 8 * i;
@@ -97,7 +97,7 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
 /* What a lane has of a, b and the sum is what the machine-independent code says of mma.m16n8k32 for bytes. */
 struct Words_ { unsigned a[4], b[2]; };
 static std::vector<Words_> words_;
-static inline void host_multiply_add_(int *sum, const unsigned *a, const unsigned *b) {
+void host_multiply_add_(int *sum, const unsigned *a, const unsigned *b) {
   words_.resize(fibers_.size());
   words_[32 * now_->warp + now_->lane % 32] = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
   __syncwarp();
@@ -118,15 +118,11 @@ static inline void host_multiply_add_(int *sum, const unsigned *a, const unsigne
  * further; of b those of column g. */
 struct Halves_ { unsigned a[4], b[2]; };
 static std::vector<Halves_> halves_;
-static inline float half_(unsigned pair, int high) {
+static inline float half_(unsigned pair, int high, bool is_bf16) {
   unsigned bits = high ? pair >> 16 : pair & 65535;
-#if defined(W_BF16)
-  return __uint_as_float(bits << 16);
-#else
-  return host_float_of_half_(bits);
-#endif
+  return is_bf16 ? __uint_as_float(bits << 16) : host_float_of_half_(bits);
 }
-static inline void host_multiply_halves_(float *sum, const unsigned *a, const unsigned *b) {
+void host_multiply_halves_(float *sum, const unsigned *a, const unsigned *b, bool are_bf16) {
   halves_.resize(fibers_.size());
   halves_[32 * now_->warp + now_->lane % 32] = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
   __syncwarp();
@@ -137,14 +133,14 @@ static inline void host_multiply_halves_(float *sum, const unsigned *a, const un
     for (int k = 0; k < 16; k++) {
       int has = k % 8 / 2;
       unsigned of_a = lanes[row % 8 * 4 + has].a[(row >= 8) + 2 * (k >= 8)];
-      sum[i] += half_(of_a, k % 2) * half_(lanes[column * 4 + has].b[k >= 8], k % 2);
+      sum[i] += half_(of_a, k % 2, are_bf16) * half_(lanes[column * 4 + has].b[k >= 8], k % 2, are_bf16);
     }
   }
   __syncwarp();
 }
 /* Four matrices of 8 x 8 halves; lane 8 i + r says where row r of matrix i is. */
 static std::vector<const unsigned char *> places_;
-static inline void host_load_matrices_(unsigned *to, const unsigned char *p, bool is_turned) {
+void host_load_matrices_(unsigned *to, const unsigned char *p, bool is_turned) {
   expect_((size_t)p % 16 == 0, "a row of a matrix that is not aligned");
   places_.resize(fibers_.size());
   places_[now_->lane + 32 * now_->warp - now_->lane / 32 * 32] = p;
@@ -160,20 +156,18 @@ static inline void host_load_matrices_(unsigned *to, const unsigned char *p, boo
   }
   __syncwarp();
 }
-static inline unsigned half_of_(float x) {
-#if defined(W_BF16)
+static inline unsigned half_of_(float x, bool is_bf16) {
   unsigned bits = __float_as_uint(x);
-  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-#else
-  return host_half_of_float_(x);
-#endif
+  return is_bf16 ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : host_half_of_float_(x);
 }
-static inline unsigned host_pair_of_(float low, float high) { return half_of_(low) | half_of_(high) << 16; }
-static inline unsigned host_sub_halves_(unsigned a, unsigned b) {
+unsigned host_pair_of_(float low, float high, bool are_bf16) {
+  return half_of_(low, are_bf16) | half_of_(high, are_bf16) << 16;
+}
+unsigned host_sub_halves_(unsigned a, unsigned b) {
   unsigned low = host_half_of_float_(host_float_of_half_(a & 65535) - host_float_of_half_(b & 65535));
   return low | (unsigned)host_half_of_float_(host_float_of_half_(a >> 16) - host_float_of_half_(b >> 16)) << 16;
 }
-static inline unsigned host_permuted_or_sign_(unsigned a, unsigned b, unsigned selector) {
+unsigned host_permuted_or_sign_(unsigned a, unsigned b, unsigned selector) {
   unsigned result = 0;
   for (int i = 0; i < 4; i++) {
     unsigned which = selector >> 4 * i & 15, byte = (which & 4 ? b : a) >> which % 4 * 8 & 255;
@@ -181,10 +175,10 @@ static inline unsigned host_permuted_or_sign_(unsigned a, unsigned b, unsigned s
   }
   return result;
 }
-static inline unsigned __funnelshift_rc(unsigned low, unsigned high, unsigned shift) {
+unsigned __funnelshift_rc(unsigned low, unsigned high, unsigned shift) {
   return shift >= 32 ? high : (unsigned)(((unsigned long long)high << 32 | low) >> shift);
 }
-static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return (unsigned)(((unsigned long long)high << 32 | low) >> (shift & 31));
 }
 
@@ -199,7 +193,7 @@ extern "C" void may_be_copied(const unsigned char *from, long nbytes) {
   const unsigned char *first = from - (size_t)from % 16, *end = from + nbytes;
   readable_.push_back({first, end - first + (16 - (size_t)end % 16) % 16});
 }
-static int run_gated_(int count, int y, int z, int lanes, int local_nbytes, void (*kernel)()) {
+int run_gated_(int count, int y, int z, int lanes, int local_nbytes, void (*kernel)()) {
   gates_.clear(), under_way_.clear();
   some_ = {}, complaint_ = nullptr, local_nbytes_ = local_nbytes;
   int done = run_cluster_(count, y, z, lanes, local_nbytes + STAGES_LINE, kernel);
