@@ -229,7 +229,7 @@ def compiler():
 
 
 OPTIMISES = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-"""Whether programs of which only it is asked that they compile are optimised, as PoCL's are."""
+"""Whether kernels on the host, and programs that only have to compile, are optimised, as PoCL's."""
 
 
 class Compiler:

@@ -30,7 +30,7 @@ from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cuda_kernels.flash_attention import SPLIT_ROWS
 from ggsched_kernels import CODE, FAULT, Constant, warp_profile
 from ggsched_kernels.calls import ArgPlaceholder, CodeOf
-from tests.kernels.nvrtc import NEEDS_BINDINGS
+from tests.kernels.nvrtc import NEEDS_BINDINGS, OPTIMISES
 from tests.kernels.test_cuda_on_host import CONVERSIONS
 
 NEEDS = [
@@ -75,7 +75,7 @@ WORDS = {
 """What words of the machine are here."""
 
 
-FLAGS = ("-std=c++17", "-O1", "-mf16c", "-shared", "-fPIC", "-w")
+FLAGS = ("-std=c++17", "-O1" if OPTIMISES else "-O0", "-mf16c", "-shared", "-fPIC", "-w")
 
 
 def library_of(folder, name, text, defines):

@@ -183,6 +183,21 @@ class Runner:
         self.states = {}
         self.n_past = 0
         self.n_ctx, self.kv_dtype, self.bucket = n_ctx, kv_dtype, bucket
+        self.graphs = {}
+
+    def graph(self, n_tokens, n_kv, n_out):
+        """Return the graph of a micro-batch; most tokens that are decoded have that of the last."""
+        sizes = n_tokens, n_kv, n_out
+        if sizes not in self.graphs:
+            self.graphs[sizes] = build_model_graph(
+                self.model.spec,
+                n_tokens=n_tokens,
+                n_kv=n_kv,
+                n_out=n_out,
+                n_ctx=self.n_ctx,
+                kv_dtype=self.kv_dtype,
+            )
+        return self.graphs[sizes]
 
     def feed(self, tokens, out_rows=None):
         """Return the logits (n_out, n_vocab) of some tokens, all by default."""
@@ -190,14 +205,7 @@ class Runner:
         rows = np.arange(n) if out_rows is None else np.asarray(out_rows)
         end = self.n_past + n
         n_kv = min(self.n_ctx, -(-end // self.bucket) * self.bucket)
-        graph = build_model_graph(
-            self.model.spec,
-            n_tokens=n,
-            n_kv=n_kv,
-            n_out=len(rows),
-            n_ctx=self.n_ctx,
-            kv_dtype=self.kv_dtype,
-        )
+        graph = self.graph(n, n_kv, len(rows))
         at = np.arange(self.n_past, end, dtype=np.int32)
         values = {
             **self.weights,
