@@ -267,7 +267,7 @@ def _schedule(
         check(verify_sync, order, dependencies, data_sync)
         visibility = find_visibility(splits, live, order, data_sync)
     retention = find_retention(graph, topology, splits, streams, fusions, live)
-    rings = find_rings(splits, wanted.slots)
+    rings = find_rings(splits, streams, wanted.slots)
 
     return Schedule(
         graph=graph,

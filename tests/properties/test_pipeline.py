@@ -27,6 +27,7 @@ from ggsched.sanitize import check_plan
 from ggsched.testing.generators.strategies import DrawnGraph, graphs, seeds
 from ggsched.testing.generators.topologies import constraints, topologies
 from ggsched.testing.sim import SimConfig, SimWorld
+from ggsched.topology.model import CopyPath
 from tests.passes.machines import machine
 from tests.properties.test_end_to_end import run_and_compare
 from tests.testing.sims import FREE
@@ -152,6 +153,24 @@ def test_as_many_buffers_as_slots(slots):
     regions = Counter(plan.memory.regions[v.id] for v in handed)
     assert len(handed) == 8
     assert len(regions) == slots
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["one stream", "a stream for copies"])
+@pytest.mark.parametrize("by", [0, 1], ids=["writer copies", "reader copies"])
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_arenas_do_not_grow_with_micro_batches(slots, by, copies):
+    """A device that does not copy its results itself is held back before it has one of each."""
+    topology = machine("gpu:0", "gpu:1", "gpu:2")
+    paths = {pair: CopyPath(*pair, pair[by]) for pair in topology.copy_paths}
+    topology = replace(topology, copy_paths=paths)
+    options = PlanOptions(StreamPolicy(has_copy_stream=copies))
+    found = []
+    for m in (6, 12):
+        joined, wanted = pipelined([2, 2, 2], m, [0, 1, 2], slots, keep_all=False)
+        plan = make_plan(joined.graph, topology, wanted, options, verify=True)
+        assert check_plan(plan).is_clean
+        found.append([a.nbytes for a in plan.memory.arenas if a.kind == "compute"])
+    assert found[0] == found[1]
 
 
 @given(

@@ -223,6 +223,8 @@ def _overwrites(
         result = bound[-1]
         if lives[result].birth != step or values[result].bound or values[result].kind != "home":
             continue
+        if result in rings:
+            continue
         for k in candidates:
             operand = bound[k] if k < len(bound) else result
             if (

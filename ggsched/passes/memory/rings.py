@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ggsched.ir.graph import Graph
 from ggsched.plan.splits import Splits
+from ggsched.plan.streams import Streams
 
 Slot = tuple[object, ...]
 """Names one buffer of a ring."""
@@ -42,18 +43,37 @@ class Slots:
         ]
 
 
-def find_rings(splits: Splits, slots: Slots | None) -> Mapping[int, Slot]:
-    """Return the slot of each value that is handed over: replicas and staged copies."""
+def find_rings(splits: Splits, streams: Streams, slots: Slots | None) -> Mapping[int, Slot]:
+    """Return the slot of each value that is handed over: replicas and staged copies.
+
+    So has a result that another stream copies than wrote it, such as one of its reader's device:
+    nothing else holds back the stream that writes the next one.
+    """
     if slots is None:
         return {}
     rings: dict[int, Slot] = {}
     seen: Counter[tuple[object, ...]] = Counter()
+    fetched = _fetched(splits, streams)
     for v in splits.values:
         part = bisect_right(slots.firsts, v.storage) - 1  # -1 for what all parts share
-        if part < 0 or v.kind not in ("replica", "staging"):
+        if part < 0 or not (v.kind in ("replica", "staging") or v.id in fetched):
             continue
         key = (v.storage - slots.firsts[part], v.device, v.kind)
         version = seen[part, *key]  # a storage that is written again is handed over again
         seen[part, *key] += 1
         rings[v.id] = (*key, version, part % slots.count)
     return rings
+
+
+def _fetched(splits: Splits, streams: Streams) -> set[int]:
+    """Return the results of nodes that another stream hands over than wrote them last."""
+    values = splits.values
+    written = {bound[-1]: streams.of_node[node] for node, bound in enumerate(splits.bindings)}
+    return {
+        t.src
+        for t in splits.transfers
+        if t.src in written
+        and streams.of_transfer[t.id] != written[t.src]
+        and values[t.dst].kind != "output"
+        and not values[t.src].bound
+    }
