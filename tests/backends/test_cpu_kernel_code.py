@@ -89,6 +89,17 @@ def test_instructions(target, family, instruction):
     assert re.search(instruction, code_of(family, target))
 
 
+@pytest.mark.parametrize(
+    ("family", "fetches"),
+    [("f32_f32", False), ("q4_0_int8", True)],
+)
+def test_a_processor_that_fetches_streams_is_left_alone(family, fetches):
+    """Where the kernel waits for memory; arithmetic of 4 bits is slower than that."""
+    zen_4 = Target(AVX512_BF16.triple, "znver4", AVX512_BF16.features)
+    assert ("prefetch" in code_of(f"gemv_{family}", zen_4)) is fetches
+    assert "prefetch" in code_of(f"gemv_{family}", AVX512_BF16)
+
+
 def test_processors_that_have_no_kernels():
     assert not Target("x86_64-unknown-linux-gnu", "nehalem", "+sse4.2").is_supported
     assert not Target("riscv64-unknown-linux-gnu", "generic", "").is_supported
