@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from ggsched.ir.dtype import F32, DType
+from ggsched_cpu_kernels.bf16_rows import pair_products
 from ggsched_cpu_kernels.elements import load_f32
 from ggsched_cpu_kernels.emit import Builder, Value, i64, vector_of
 from ggsched_cpu_kernels.packed_rows import exact_products, rounded_products
 from ggsched_cpu_kernels.sums import FAR, Sums, accumulators, added, fetch
 from ggsched_cpu_kernels.target import Target
 
-Activations = Literal["f32", "int8"]
+Activations = Literal["f32", "int8", "bf16"]
 Choice = Literal["batch", "ids"]
 
 VECTORS: Final = (1, 2, 4)
@@ -97,7 +98,9 @@ def gemv(
             # Vectors beyond the last are the last one again.
             which = [b.umin(b.add(vector, i), last_vector) for i in range(vectors)]
             x = [b.offset(part.x, b.mul(v, x_row)) for v in which]
-            if dtype.layout is None:
+            if activations == "bf16":
+                sums = pair_products(b, w, x, columns)
+            elif dtype.layout is None:
                 sums = _plain(b, dtype, w, x, columns)
             elif activations == "int8":
                 sums = rounded_products(b, dtype, w, x, columns)
