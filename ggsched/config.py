@@ -275,7 +275,8 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "auto or f32",
         "auto: activations are rounded where the weights of a product are: cuda rounds them to 16 "
         "bits in products of many rows, cpu to 8 bits beside packed weights "
-        "and, in products of many rows, to bf16 beside bf16; f32: they keep what f32 results need.",
+        "and to bf16 beside bf16 where processors multiply such pairs; "
+        "f32: they keep what f32 results need.",
         _one_of("auto", "f32"),
         owner="cuda and cpu",
         unset="auto on cpu and cuda",

@@ -56,7 +56,7 @@ def half_products(
     sums = accumulators(b, x, 1, "<16 x float>")
     with b.loop(0, blocks, GROUP) as block:
         place = b.offset(w, b.mul(block, dtype.block_nbytes))
-        fetch(b, place, GROUP * dtype.block_nbytes)
+        fetch(b, place, GROUP * dtype.block_nbytes, is_fast=True)
         codes, scales = _codes(b, dtype, place), _scales(b, dtype, place)
         for row, (total,) in zip(x, sums, strict=True):
             group = b.offset(row, b.mul(block, BLOCK_NBYTES))

@@ -10,6 +10,7 @@ from ggsched.ir.dtype import BF16, F16, F32, I32, Q8_0, DType
 from ggsched_cpu_kernels import (
     attention,
     attention_blocks,
+    bf16_rows,
     block_fours,
     block_halves,
     block_lanes,
@@ -93,6 +94,10 @@ def _rounded_panels(group: int) -> Family:
 
 def _rounded_routes(group: int) -> Family:
     return lambda target: [gemm_int8.pack_routed("pack_routed", target, group)]
+
+
+def _bf16(target: Target) -> Sequence[Builder]:
+    return [bf16_rows.round_bf16("round_rows", target)]
 
 
 def _bf16_panels(target: Target) -> Sequence[Builder]:
@@ -280,6 +285,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **{f"elementwise_{op}": _elementwise(op) for op in FORMULAS},
     **{f"panels_int8_{n}": _rounded_panels(n) for n in gemm_int8.GROUPS},
     **{f"routes_int8_{n}": _rounded_routes(n) for n in gemm_int8.GROUPS},
+    "bf16": _bf16,
+    "gemv_bf16_bf16": _products(BF16, "bf16"),
+    "gemv_chosen_bf16_bf16": _chosen(BF16, "bf16"),
     "panels_bf16": _bf16_panels,
     "routes_bf16": _bf16_routes,
     "gemm_bf16_bf16": _many_bf16,

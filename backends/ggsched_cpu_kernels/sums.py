@@ -18,7 +18,9 @@ _LINE: Final = 64
 Sums = list[list[Variable]]
 
 
-def fetch(b: Builder, pointer: Value, nbytes: int, *, at_once: bool = False) -> None:
+def fetch(
+    b: Builder, pointer: Value, nbytes: int, *, at_once: bool = False, is_fast: bool = False
+) -> None:
     """Fetch what is used some time after ``nbytes`` bytes from here on.
 
     What lies behind ``b.weights_end``, where that is known, is another thread's to fetch.
@@ -29,7 +31,11 @@ def fetch(b: Builder, pointer: Value, nbytes: int, *, at_once: bool = False) -> 
         nbytes: How much.
         at_once: Into the first cache from afar: as fast where little is computed with each line,
             and faster from the third cache.
+        is_fast: Whether the kernel waits for memory and not for its own arithmetic. Some processors
+            then fetch best by themselves.
     """
+    if is_fast and b.target.fetches_streams:
+        return
     near, far = b.offset(pointer, NEAR), b.offset(pointer, FAR)
     if b.weights_end is not None:
         far = b.select(b.compare("ult", far, b.weights_end), far, near)

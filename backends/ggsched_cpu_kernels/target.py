@@ -48,6 +48,15 @@ class Target:
         return 16 if self.has_avx512 else 8 if self.is_x86 else 4
 
     @property
+    def fetches_streams(self) -> bool:
+        """Whether kernels that wait for memory are faster if they leave fetching to the processor.
+
+        Measured on Zen 4: f32, f16, bf16 and q8_0 by 20 to 35 %, where one vector follows another
+        into one sum. Loads that run further ahead of their use disturb the fetching.
+        """
+        return self.cpu == "znver4"
+
+    @property
     def dot(self) -> Dot:
         """See ``Dot``."""
         if self.is_x86:

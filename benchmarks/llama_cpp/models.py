@@ -1,5 +1,6 @@
 """GGUF files of known shapes with random weights, which both sides read."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -68,8 +69,22 @@ def write_model(folder: Path, name: str, dtype: str) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    _read_back(partial)
     partial.rename(path)
     return path
+
+
+def _read_back(path: Path) -> None:
+    """Have the pages of a file in memory as reading it leaves them.
+
+    Writing tensor by tensor leaves pages that lie apart, of which a thread on Zen 4 read q4_0 at 18
+    GB/s where it reads 27 of a file that came from disk.
+    """
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        while file.read(1 << 20):
+            pass
 
 
 def _values(kind: DType, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:

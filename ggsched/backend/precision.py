@@ -1,6 +1,6 @@
 """How far a product may round what its weights meet (LCH-3), in one table.
 
-A device may round the activations of a product of many rows, and weights that it unpacks, no more
+A device may round the activations of a product, and weights that it unpacks, no more
 coarsely than the weight's own type rounds: elements of bf16 have 8 bits, those of f16 and of the
 block types, whose scales are f16 or powers of two, at most 11. An element of the result is then off
 by ``2 ** -9`` (bf16) or twice ``2 ** -11`` (the others: both factors are rounded) of the sum of the

@@ -153,6 +153,35 @@ def test_bf16_products_of_many_rows(m, n, k):
     assert np.linalg.norm(found - wanted) < 1e-5 * np.linalg.norm(wanted)
 
 
+@pytest.mark.parametrize(("m", "k"), [(1, 32), (1, 1056), (3, 96), (8, 4160), (2, 45)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_bf16_products_of_few_rows(monkeypatch, m, k, threads):
+    """Activations are rounded like the weight where the processor multiplies pairs of bf16."""
+    split_everything(monkeypatch)
+    g = GraphBuilder()
+    graph = g.build(g.mul_mat(g.weight("w", (37, k), BF16), g.input("x", (m, k))))
+    values = tame(graph, m)
+    made = device(threads=threads, activations="auto")
+    against_oracle.check(made, graph, values)
+    (found,) = run_direct(made, graph, values).values()
+    if native.library().target.has("avx512bf16") and k % 32 == 0:
+        bits = values["x"].view(np.uint32).astype(np.uint64)
+        nearest = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+        values |= {"x": nearest.astype(np.uint32).view(np.float32)}
+    (wanted,) = run_oracle(graph, values).values()
+    assert np.linalg.norm(found - wanted) < 1e-5 * np.linalg.norm(wanted)
+    made.close()
+
+
+def test_bf16_products_with_few_experts():
+    g = GraphBuilder()
+    w, x = g.weight("w", (7, 50, 64), BF16), g.input("x", (3, 1, 64))
+    graph = g.build(g.mul_mat_id(w, x, g.input("ids", (3, 2), I32)))
+    values = tame(graph, ids=LeafRule("ids", bound=7))
+    for made in (LONE, ROUNDED):
+        against_oracle.check(made, graph, values)
+
+
 @pytest.mark.parametrize("dtype", PACKED, ids=str)
 @pytest.mark.parametrize(("m", "n", "k"), [(9, 16, 32), (33, 101, 320), (530, 49, 64)])
 def test_rounded_products_of_many_rows(dtype, m, n, k):

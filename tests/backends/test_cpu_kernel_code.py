@@ -78,6 +78,9 @@ def test_families_for_other_processors(name, family):
         (AVX512, "gemv_q8_0_int8", r"prefetch"),
         (AVX512_BF16, "gemm_bf16_bf16", r"vdpbf16ps\s.*%zmm"),
         (AVX512_BF16, "panels_bf16", r"vcvtneps2bf16\s"),
+        (AVX512_BF16, "gemv_bf16_bf16", r"vdpbf16ps\s.*%zmm"),
+        (AVX512_BF16, "gemv_chosen_bf16_bf16", r"vdpbf16ps\s.*%zmm"),
+        (AVX512_BF16, "bf16", r"vcvtneps2bf16\s"),
         (AVX512, "attention_f16", r"vcvtph2ps\s.*%zmm"),
         (AVX512, "attention_blocks_q8_0", r"vfmadd\d+ps\s.*%zmm"),
         (AARCH64, "gemv_f16_f32", r"fmla\s+v\d+\.4s"),
@@ -87,6 +90,17 @@ def test_families_for_other_processors(name, family):
 )
 def test_instructions(target, family, instruction):
     assert re.search(instruction, code_of(family, target))
+
+
+@pytest.mark.parametrize(
+    ("family", "fetches"),
+    [("f32_f32", False), ("bf16_bf16", False), ("q4_0_int8", True)],
+)
+def test_a_processor_that_fetches_streams_is_left_alone(family, fetches):
+    """Where the kernel waits for memory; arithmetic of 4 bits is slower than that."""
+    zen_4 = Target(AVX512_BF16.triple, "znver4", AVX512_BF16.features)
+    assert ("prefetch" in code_of(f"gemv_{family}", zen_4)) is fetches
+    assert "prefetch" in code_of(f"gemv_{family}", AVX512_BF16)
 
 
 def test_processors_that_have_no_kernels():

@@ -7,7 +7,7 @@ from typing import Final
 
 from ggsched.backend.arrays import Array
 from ggsched.backend.program import Operand
-from ggsched.ir.dtype import DType
+from ggsched.ir.dtype import BF16, DType
 from ggsched_cpu.compiled import many_rows
 from ggsched_cpu.compiled.tasks import (
     PART_NBYTES,
@@ -18,9 +18,11 @@ from ggsched_cpu.compiled.tasks import (
     parts_for,
     row_task,
 )
-from ggsched_cpu.lowering_context import CpuLoweringContext, Node
+from ggsched_cpu.lowering_context import CpuLoweringContext, Node, TableKey
 from ggsched_cpu.native import Kernels
+from ggsched_cpu_kernels.bf16_rows import PAIRED
 from ggsched_cpu_kernels.elements import coding, is_compiled
+from ggsched_cpu_kernels.gemm_bf16 import has_pairs
 from ggsched_cpu_kernels.gemv import SLOTS, VECTORS
 from ggsched_cpu_kernels.int_dot import BLOCK, correction_factor, rounded_nbytes
 from ggsched_cpu_kernels.packed_rows import rounded_family
@@ -60,43 +62,67 @@ def is_dense(a: Array) -> bool:
 
 
 def _activations(node: Node, site: CpuLoweringContext, kernels: Kernels) -> _Rows | None:
-    """Return the activations of a product, rounded beside packed weights unless f32 is set."""
-    x, dtype = node.inputs[1], node.dtype(0)
-    if not dtype.is_quantized or kernels.activations == "f32":
-        return _Rows(x, address(x), x.strides[:-1], (), "f32")
-    return _rounded(node.bound.inputs[1], x, dtype, site, kernels)
+    """Return the activations of a product, rounded unless f32 is set.
+
+    To 8 bits beside packed weights, to bf16 beside bf16 where the processor multiplies pairs.
+    """
+    w, x = node.inputs[:2]
+    dtype, columns = node.dtype(0), x.shape[-1]
+    if kernels.activations == "f32":
+        return _exact(x)
+    operand = node.bound.inputs[1]
+    if dtype.layout is not None:
+        factor = correction_factor(kernels.target, coding(dtype.layout)) & 0xFFFF_FFFF
+        family = rounded_family(kernels.target, dtype)
+        how = _Rounding(family, "int8", BLOCK, rounded_nbytes(columns), (factor,))
+        return _rounded(operand, x, how, site, kernels)
+    is_paired = dtype is BF16 and has_pairs(kernels.target) and columns % PAIRED == 0
+    if is_paired and _has_rows(w, dtype):
+        how = _Rounding("bf16", "bf16", PAIRED, BF16.row_nbytes(columns), ())
+        return _rounded(operand, x, how, site, kernels)
+    return _exact(x)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounding:
+    """How activations are rounded.
+
+    Attributes:
+        family: Of the kernel that does it.
+        suffix: Of the family of products.
+        block: Columns that it takes at a time.
+        nbytes: Of a row.
+        own: Further arguments.
+    """
+
+    family: str
+    suffix: str
+    block: int
+    nbytes: int
+    own: tuple[int, ...]
+
+
+def _exact(x: Array) -> _Rows:
+    return _Rows(x, address(x), x.strides[:-1], (), "f32")
 
 
 def _rounded(
-    operand: Operand, x: Array, dtype: DType, site: CpuLoweringContext, kernels: Kernels
+    operand: Operand, x: Array, how: _Rounding, site: CpuLoweringContext, kernels: Kernels
 ) -> _Rows | None:
-    assert dtype.layout is not None
-    factor = correction_factor(kernels.target, coding(dtype.layout))
-    family = rounded_family(kernels.target, dtype)
-    key = (
-        f"int8 {family} {factor}",
-        id(operand.buffer),
-        operand.offset,
-        operand.shape,
-        operand.strides,
-    )
+    place = id(operand.buffer), operand.offset, operand.shape, operand.strides
+    key: TableKey = ("rounded", (how.family, how.own), place)
     known = site.tables.get(key)
-    columns = x.shape[-1]
-    nbytes = rounded_nbytes(columns)
-    shape = (*x.shape[:-1], nbytes)
     if known is not None:
         made: Array = known[1]
-        return _Rows(made, address(made), made.strides[:-1], (), "int8")
-    made = site.rounded(key, shape)
-    kernel = kernels.address(family, "round_rows")
-    blocks = columns // BLOCK
-    task = row_task(
-        kernel, (x, made), x.shape[:-1], blocks, kernels.threads, [factor & 0xFFFF_FFFF]
-    )
+        return _Rows(made, address(made), made.strides[:-1], (), how.suffix)
+    made = site.rounded(key, (*x.shape[:-1], how.nbytes))
+    kernel = kernels.address(how.family, "round_rows")
+    blocks = x.shape[-1] // how.block
+    task = row_task(kernel, (x, made), x.shape[:-1], blocks, kernels.threads, how.own)
     if task is None:
         return None
     site.tables[key] = (operand,), made
-    return _Rows(made, address(made), made.strides[:-1], (task,), "int8")
+    return _Rows(made, address(made), made.strides[:-1], (task,), how.suffix)
 
 
 def _product_task(

@@ -1,0 +1,60 @@
+"""Products of a row of a bf16 weight with some rows of activations that are rounded to bf16.
+
+For processors with products of pairs of bf16, as ``gemm_bf16``. Activations take half the room that
+they have as f32, so that 8,192 of them stay in the first cache while a weight streams through it.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from ggsched.ir.dtype import BF16
+from ggsched_cpu_kernels.emit import Builder, Value, vector_of
+from ggsched_cpu_kernels.sums import accumulators, added, fetch
+from ggsched_cpu_kernels.target import Target
+from ggsched_cpu_kernels.vectors import over_rows
+
+PAIRED: Final = 32
+"""Rows have a multiple of this number of columns."""
+
+_VECTOR: Final = vector_of(PAIRED, "bfloat")
+
+
+def round_bf16(name: str, target: Target) -> Builder:
+    """Operand x; result, rows of bf16. Columns are blocks of ``PAIRED``."""
+    b = Builder(name, target)
+
+    def row(x: Value, out: Value, blocks: Value) -> None:
+        with b.loop(0, blocks) as block:
+            values = b.load(vector_of(PAIRED, "float"), b.offset(x, b.mul(block, 4 * PAIRED)), 4)
+            b.store(b.cast("fptrunc", values, "bfloat"), b.offset(out, b.mul(block, 2 * PAIRED)), 2)
+
+    over_rows(b, 2, lambda r: row(r.pointers[0], r.pointers[1], r.columns))
+    return b
+
+
+def pair_products(b: Builder, w: Value, x: Sequence[Value], columns: Value) -> list[Value]:
+    """Rows of activations are those of ``round_bf16``."""
+    unroll = 1 if b.target.fetches_streams else 2
+    step = PAIRED * unroll
+    sums = accumulators(b, x, unroll, vector_of(PAIRED // 2, "float"))
+    whole = b.binary("and", columns, -step)
+
+    def multiply(column: Value, number: int) -> None:
+        at = b.mul(column, BF16.block_nbytes)
+        weights = b.load(_VECTOR, b.offset(w, at), 2)
+        for start, totals in zip(x, sums, strict=True):
+            values = b.load(_VECTOR, b.offset(start, at), 2)
+            total, name = b.get(totals[number]), "x86.avx512bf16.dpbf16ps.512"
+            b.set(totals[number], b.intrinsic(name, total, weights, values, suffix="-"))
+
+    with b.loop(0, whole, step) as column:
+        place = b.offset(w, b.mul(column, BF16.block_nbytes))
+        fetch(b, place, step * BF16.block_nbytes, is_fast=True)
+        for u in range(unroll):
+            multiply(b.add(column, PAIRED * u), u)
+    with b.loop(whole, columns, PAIRED) as column:
+        multiply(column, 0)
+    return [b.sum(added(b, totals)) for totals in sums]
+
+
+__all__ = ["PAIRED", "pair_products", "round_bf16"]
