@@ -12,7 +12,13 @@ from functools import cache
 from typing import Any, Final
 
 from ggsched.errors import BackendUnavailable, DeviceFault, OutOfDeviceMemory, UsageError
-from ggsched_opencl.kernel_caches import pocl_folder, watch
+from ggsched_opencl.kernel_caches import (
+    pocl_folder,
+    use_folder_of_process,
+    user_cache,
+    watch,
+    writes_to,
+)
 from ggsched_opencl.process_end import CALLS
 
 try:
@@ -82,6 +88,7 @@ def find_devices() -> list[DeviceInfo]:
         raise BackendUnavailable(
             "cannot be used in a forked process", where="opencl", why=why, hint=hint
         )
+    _settle_caches()
     watch(pocl_folder())
     try:
         platforms = cl.get_platforms()
@@ -117,6 +124,18 @@ def find_devices() -> list[DeviceInfo]:
             hint=INSTALL_HINT,
         )
     return found
+
+
+@cache
+def _settle_caches() -> None:
+    """Leave caches alone that cannot be written, before PoCL and pyopencl look for them.
+
+    PoCL has no device without one, and pyopencl prints a traceback.
+    """
+    if not writes_to(user_cache() / "pytools"):
+        stop_caching()
+    if not writes_to(pocl_folder()):
+        use_folder_of_process()
 
 
 @cache

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile, mkdtemp
 from typing import Final
 
 from ggsched.whole_file import write_whole
@@ -42,6 +43,28 @@ def pocl_folder() -> Path:
     """Return where PoCL keeps compiled kernels."""
     named = os.environ.get("POCL_CACHE_DIR", "").strip()
     return Path(named) if named else user_cache() / "pocl" / "kcache"
+
+
+def writes_to(folder: Path) -> bool:
+    """Return whether files can be made in a folder, which is made if it is not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def use_folder_of_process() -> None:
+    """Let PoCL keep kernels in a folder that is removed when the process ends."""
+    refused = pocl_folder()
+    try:
+        folder = mkdtemp(prefix="ggsched-pocl-")
+    except OSError:  # PoCL will say that it has no device
+        return
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["POCL_CACHE_DIR"] = folder
+    _LOG.warning("opencl: %s cannot be written, so kernels are compiled anew each time", refused)
 
 
 @cache

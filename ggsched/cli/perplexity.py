@@ -1,5 +1,6 @@
 """``ggsched perplexity``: how well a model predicts a text, with error bars."""
 
+from math import isfinite
 from typing import Any
 
 import click
@@ -78,8 +79,8 @@ def perplexity(
         if as_json:
             write_json(
                 {
-                    "perplexity": found.value,
-                    "error": found.error,
+                    "perplexity": found.value if isfinite(found.value) else None,
+                    "error": found.error if isfinite(found.error) else None,
                     "parts": found.parts,
                     "tokens": found.n_tokens,
                     "n_ctx": session.options.n_ctx,

@@ -123,7 +123,8 @@ def run(
     if prompt_file is not None:
         prompt = _read(prompt_file, prompt)
     if chat:
-        _refuse_with_chat(tokens is not None, logits is not None, as_json, shifts)
+        given = (tokens is not None, logits is not None, as_json, shifts, retries > 0)
+        _refuse_with_chat(given)
     elif (prompt is None) == (tokens is None):
         hint = "or --chat for a conversation"
         if is_bundled(options["model"]):
@@ -261,9 +262,9 @@ def _read(path: str, prompt: str | None) -> str:
     return read_prose(path)
 
 
-def _refuse_with_chat(tokens: bool, logits: bool, as_json: bool, shifts: bool) -> None:
-    others = ((as_json, "--json"), (shifts, "--context-shift"))
-    for is_given, name in ((tokens, "--tokens"), (logits, "--logits"), *others):
+def _refuse_with_chat(given: Sequence[bool]) -> None:
+    names = ("--tokens", "--logits", "--json", "--context-shift", "--retries")
+    for is_given, name in zip(given, names, strict=True):
         if is_given:
             raise UsageError(f"{name} cannot be used with --chat", where="ggsched run")
 

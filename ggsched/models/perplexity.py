@@ -8,17 +8,18 @@ log-likelihood.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import exp, sqrt
+from math import exp, inf, sqrt
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ggsched.errors import UsageError
+from ggsched.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from ggsched.models.session import Session
 
 _SHORTEST: Final = 4
+_MAX_MEAN: Final = 709.0
 _ROWS: Final = 128
 """Tokens whose logits are looked at together; a row of a large vocabulary is half a megabyte."""
 
@@ -41,8 +42,8 @@ class Perplexity:
 
     @property
     def value(self) -> float:
-        """The perplexity."""
-        return exp(self.mean)
+        """The perplexity; infinity where no float holds it."""
+        return exp(self.mean) if self.mean < _MAX_MEAN else inf
 
     @property
     def error(self) -> float:
@@ -61,6 +62,7 @@ def perplexity(
         first: Takes the place of the first token of each part, as the begin of a text.
 
     Raises:
+        ModelError: logits are not finite.
         UsageError: the text has no whole part, the context holds less than 4 tokens, or a token
             is not in the vocabulary.
     """
@@ -94,7 +96,14 @@ def _negative_log_likelihoods(session: "Session", part: Sequence[int]) -> Iterat
     while at < len(part) - 1:
         end = min(at + _ROWS, len(part) - 1)
         logits = session.feed(part[at:end], all_logits=True).astype(np.float64)
-        logits -= logits.max(axis=1, keepdims=True)
+        largest = logits.max(axis=1, keepdims=True)
+        if not np.isfinite(largest).all():
+            raise ModelError(
+                "computed logits that are not finite",
+                where="model",
+                hint="a weight of the file may be damaged, or an op of a device wrong",
+            )
+        logits -= largest
         wanted = logits[np.arange(end - at), part[at + 1 : end + 1]]
         yield np.log(np.exp(logits).sum(axis=1)) - wanted
         at = end

@@ -106,9 +106,9 @@ class Sampler:
             )
         if self._sampling.temperature <= 0.0:
             return best
-        tokens = self._candidates(logits - largest) if self._sampling.has_filters else None
-        kept = logits if tokens is None else logits[tokens]
-        with np.errstate(over="ignore"):  # at a temperature near 0 the others vanish
+        with np.errstate(over="ignore"):  # what is far below, or near a temperature of 0, vanishes
+            tokens = self._candidates(logits - largest) if self._sampling.has_filters else None
+            kept = logits if tokens is None else logits[tokens]
             scaled = (kept.astype(np.float64) - largest) / self._sampling.temperature
         weights = np.exp(scaled)
         drawn = int(self._random.choice(len(weights), p=weights / weights.sum()))

@@ -116,6 +116,25 @@ def test_damaged_bitcode_and_pickles_are_built_again(tmp_path):
     assert [str(tmp_path) in text for text in said] == [False, True, False]
 
 
+@pytest.mark.opencl
+def test_caches_that_cannot_be_written(tmp_path):
+    """As with a home that is read-only: PoCL had no device then, and pyopencl wrote a traceback."""
+    (tmp_path / "file").touch()
+    (tmp_path / "temporary").mkdir()
+    environment = {k: v for k, v in os.environ.items() if k != "POCL_CACHE_DIR"}
+    environment |= {
+        "XDG_CACHE_HOME": str(tmp_path / "file" / "x"),
+        "TMPDIR": str(tmp_path / "temporary"),
+    }
+    command = [sys.executable, "-c", RUNS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(0.7310586)
+    assert done.stderr.count("\n") == 1
+    assert f"{tmp_path / 'file' / 'x' / 'pocl' / 'kcache'} cannot be written" in done.stderr
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
 def test_only_what_was_in_use_is_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("POCL_CACHE_DIR", raising=False)

@@ -141,3 +141,19 @@ def test_conversations_that_cannot_be(monkeypatch, run):
     )
     assert code == 2
     assert "has no chat template" in err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--tokens", "1"),
+        ("--logits", "x.npy"),
+        ("--json",),
+        ("--context-shift",),
+        ("--retries", "2"),
+    ],
+)
+def test_what_conversations_do_not_have(run, options):
+    code, _, err = run("--chat", "-p", "hello", *options)
+    assert code == 2
+    assert f"{options[0]} cannot be used with --chat" in err

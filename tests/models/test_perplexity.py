@@ -8,12 +8,12 @@ import pytest
 
 from ggsched.cli.main import main
 from ggsched.config import Settings
-from ggsched.errors import UsageError
+from ggsched.errors import ModelError, UsageError
 from ggsched.models.load import load_model
 from ggsched.models.perplexity import Perplexity, perplexity
 from ggsched.models.session import Session
 from ggsched.models.session_options import SessionOptions
-from tests.models.helpers import ORACLE, Runner
+from tests.models.helpers import ORACLE, Runner, tiny_arrays, tiny_gguf
 
 MODEL = ORACLE / "llama-tiny-f32.gguf"
 LENGTH = 24
@@ -97,3 +97,27 @@ def test_the_command(capsys):
     assert main(said) == 2
     assert "give the text as -f FILE" in capsys.readouterr().err
     assert main([*said, "-f", "/nowhere/text"]) == 2
+
+
+def scaled(tmp_path, factor):
+    arrays = tiny_arrays("llama")
+    arrays["output.weight"] *= factor
+    return str(tiny_gguf(tmp_path / "m.gguf", arrays=arrays))
+
+
+def test_a_perplexity_that_no_float_holds(tmp_path, capsys):
+    arguments = ["--tokens", "1,2,3,4,5,6,7,1", "-c", "4", "--devices", "cpu:0"]
+    assert main(["perplexity", scaled(tmp_path, 1e4), *arguments]) == 0
+    assert "perplexity inf" in capsys.readouterr().out
+    assert main(["perplexity", scaled(tmp_path, 1e4), *arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["perplexity"] is None
+
+
+@pytest.mark.parametrize("factor", [3e38, np.nan])
+def test_logits_that_are_not_finite(tmp_path, factor):
+    model = load_model(scaled(tmp_path, factor))
+    with (
+        Session(model, ["cpu:0"], SessionOptions(n_ctx=4)) as session,
+        pytest.raises(ModelError, match="not finite"),
+    ):
+        list(perplexity(session, [1, 2, 3, 4, 5, 6, 7, 1]))

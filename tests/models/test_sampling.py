@@ -80,3 +80,8 @@ def test_a_penalty_does_not_hide_logits_that_are_not_finite():
 def test_values_out_of_range(how):
     with pytest.raises(UsageError, match=next(iter(how))):
         Sampler(Sampling(**how))
+
+
+def test_logits_as_far_apart_as_floats_can_be():
+    logits = np.array([-3e38, 3e38], np.float32)
+    assert drawn(logits, top_k=2) == {1}
