@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.join import join_graphs
 from ggsched.passes import make_plan
 from ggsched.passes.cost.simulate import simulate
 from ggsched.passes.place import Constraints
@@ -92,6 +93,15 @@ def costs(draw):
 def test_equals_the_timeline_of_simulated_devices(drawn, topology, costs, seed, runs, data):
     wanted = data.draw(constraints(drawn.graph, topology, pin_all=True))
     compare(drawn.graph, topology, wanted, costs, runs, values_for(drawn, seed), seed)
+
+
+def test_a_plan_without_commands_takes_no_time():
+    g = GraphBuilder("nothing is wanted")
+    joined = join_graphs([g.build(g.silu(g.input("x", (4,))))], keep=[()])
+    plan = make_plan(joined.graph, Topology((fake_device("fake:0"),)))
+    assert not plan.commands
+    timeline = simulate(plan, SimCosts(joined.graph, plan, None, Costs()), steps=2)
+    assert (timeline.step_s, timeline.period_s, timeline.spans) == (0.0, 0.0, ())
 
 
 @pytest.mark.parametrize("costs", [SLOW_EVENTS, SLOW_THREADS, Costs(wait_s=1.75)])

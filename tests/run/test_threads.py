@@ -318,7 +318,7 @@ class TestCallbacks:
         scheduler = Scheduler([TestDevice()], weights={"w": W}, progress=progress)
         with scheduler:
             scheduler.run(PLUS, {"x": X})
-        assert seen == [({}, 1)]
+        assert seen == [({"test:0": W.nbytes}, 1)], "the memory is taken before it is filled"
 
     def test_a_callback_that_waits_for_another_thread_does_not_hang(self):
         """The other thread is refused at once, so that the callback goes on."""

@@ -145,7 +145,7 @@ class _Simulation:
     @property
     def end_s(self) -> float:
         """When the host and all streams are through with what was enqueued."""
-        return max(self.host_s, *(max(lanes.all, lanes.recorded) for lanes in self.lanes))
+        return max([self.host_s, *(max(lanes.all, lanes.recorded) for lanes in self.lanes)])
 
     def enqueue_all(self, commands: Iterable[tuple[Command, Effects]]) -> None:
         for command, effects in commands:
