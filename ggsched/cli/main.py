@@ -233,7 +233,7 @@ def _refuse(error: click.ClickException) -> int:
 
 def _report(line: str, code: int) -> int:
     """Say what went wrong, on one line; the traceback only on request."""
-    if os.environ.get("GGSCHED_DEBUG", "").strip() not in ("", "0"):
+    if os.environ.get("GGSCHED_DEBUG", "").strip() in ("1", "2", "3", "4"):
         write_err(traceback.format_exc())
     write_line(f"ggsched: error: {line}")
     return code

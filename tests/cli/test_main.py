@@ -67,6 +67,12 @@ class TestBoundary:
         assert "Traceback" in err
         assert err.splitlines()[-1].startswith("ggsched: error:")
 
+    def test_an_invalid_level_is_no_request_for_a_traceback(self, capsys, monkeypatch):
+        monkeypatch.setenv("GGSCHED_DEBUG", "nonsense")
+        assert main(["run", "demo", "-p", "1+1="]) == 2
+        err = capsys.readouterr().err
+        assert err == "ggsched: error: GGSCHED_DEBUG: invalid value 'nonsense' (it takes 0 to 4)\n"
+
     def test_memory(self, command, capsys):
         command(raiser(MemoryError()))
         assert main(["try"]) == 2
