@@ -1,12 +1,11 @@
-"""Commands with many options: help in groups, each with a heading, and files that are written."""
+"""Commands with many options: their help is in groups, each with a heading."""
 
-import os
 from collections.abc import Mapping
 from typing import Any, Final
 
 import click
 
-from ggsched.errors import UsageError
+from ggsched.cli.output_files import refuse_overwriting
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Model": ("model_option", "metadata", "weights", "cache_type_k", "cache_type_v"),
@@ -48,20 +47,7 @@ class GroupedCommand(click.Command):
         Raises:
             UsageError: a file would be written over.
         """
-        used = {
-            _real(ctx.params[name]): name.replace("_", " ")
-            for name in ("model", "prompt_file", "text_file", "topology")
-            if ctx.params.get(name)
-        }
-        for param in self.get_params(ctx):
-            path = ctx.params.get(param.name or "")
-            if not (isinstance(param.type, click.Path) and param.type.writable and path):
-                continue
-            where = _real(path)
-            if where in used and (os.path.isfile(where) or not os.path.exists(where)):
-                what = f"{param.opts[0]} would write over {used[where]}"
-                raise UsageError(what, where=path, hint="name another file")
-            used[where] = param.opts[0]
+        refuse_overwriting(ctx)
         return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -71,13 +57,6 @@ class GroupedCommand(click.Command):
             rows = [rest.pop(name).get_help_record(ctx) for name in names if name in rest]
             _section(formatter, heading, rows)
         _section(formatter, "Other options", [p.get_help_record(ctx) for p in rest.values()])
-
-
-def _real(path: str) -> str:
-    try:
-        return os.path.realpath(path)
-    except ValueError:  # a zero byte
-        return path
 
 
 def _section(

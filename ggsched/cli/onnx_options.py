@@ -11,7 +11,8 @@ import numpy as np
 
 from ggsched.cli.console import write_json
 from ggsched.cli.options import option, with_options
-from ggsched.cli.trace_file import Wanted, check_writable, recording
+from ggsched.cli.output_files import check_writable
+from ggsched.cli.trace_file import Wanted, recording
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.printable import write_out

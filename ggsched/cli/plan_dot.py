@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ggsched.cli.options import option
-from ggsched.cli.trace_file import write_file
+from ggsched.cli.output_files import output_file
 
 if TYPE_CHECKING:
     from ggsched.plan.bundle import Plan
@@ -26,4 +26,5 @@ def write_dot(plan: "Plan", path: str) -> None:
     """
     from ggsched.interchange.dot import plan_to_dot
 
-    write_file(path, plan_to_dot(plan).encode(), "the picture")
+    with output_file(path, "the picture") as file:
+        file.write(plan_to_dot(plan).encode())

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ggsched.cli.trace_file import check_writable
+from ggsched.cli.output_files import check_writable
 
 if TYPE_CHECKING:
     from ggsched.models.session import Session

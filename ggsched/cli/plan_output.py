@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ggsched.cli.trace_file import write_file
+from ggsched.cli.output_files import output_file
 from ggsched.errors import UsageError
 from ggsched.printable import write_out
 
@@ -42,7 +42,8 @@ def save_plan(path: str, plan: "Plan") -> None:
     """
     from ggsched.plan.codec import plan_to_json
 
-    write_file(path, plan_to_json(plan), "the plan")
+    with output_file(path, "the plan") as file:
+        file.write(plan_to_json(plan))
 
 
 def print_plan(plan: "Plan", *, as_json: bool, verbose: bool) -> None:

@@ -1,6 +1,5 @@
 """``ggsched run``: run a model file over devices."""
 
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from ggsched.cli.model_options import (
 )
 from ggsched.cli.onnx_options import onnx_options
 from ggsched.cli.options import at_least, json_option, option, whole_numbers
+from ggsched.cli.output_files import check_writable, output_file
 from ggsched.cli.planning_options import planning_options
 from ggsched.cli.progress import loading
 from ggsched.cli.run_stats import measured_lines, pipeline_line, session_stats, stats_line
@@ -132,7 +132,7 @@ def run(
         what = "give the prompt as -p TEXT, as -f FILE or as --tokens 1,2,3"
         raise UsageError(what, where="ggsched run", hint=hint)
     if logits is not None:
-        _check_writable(logits)  # a path that cannot be written must not cost the run
+        check_writable(logits, "the logits")  # a path that cannot be written must not cost the run
     if trace is not None and not is_perfetto(trace) and _are_elsewhere(options["devices"]):
         hint = "name it FILE.json, for Perfetto; --html and --report contain more"
         what = "the commands of several machines cannot be written as one trace"
@@ -270,24 +270,6 @@ def _refuse_with_chat(given: Sequence[bool]) -> None:
 
 
 def _save(path: str, fed: list[np.ndarray]) -> None:
-    try:
-        with open(path, "wb") as file:
-            np.save(file, np.concatenate(fed))
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-
-
-def _check_writable(path: str) -> None:
-    """Refuse a path that cannot be written; an existing file is not changed."""
-    is_new = not os.path.lexists(path)
-    try:
-        with open(path, "ab"):
-            pass
-        if is_new:
-            os.remove(path)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-
-
-def _cannot_write(path: str, error: OSError) -> UsageError:
-    return UsageError("cannot write the logits", where=path, why=error.strerror or str(error))
+    logits = np.concatenate(fed)
+    with output_file(path, "the logits") as file:
+        np.save(file, logits)

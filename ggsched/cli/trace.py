@@ -8,7 +8,7 @@ import click
 from ggsched.cli.console import write_json
 from ggsched.cli.files import read_bytes
 from ggsched.cli.options import json_option, option
-from ggsched.cli.trace_file import check_writable
+from ggsched.cli.output_files import check_writable
 from ggsched.errors import UsageError
 from ggsched.printable import write_out
 

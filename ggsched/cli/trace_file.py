@@ -1,6 +1,5 @@
 """What a run leaves behind: a trace, a page, an account; written when the command ends."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import click
 
 from ggsched.cli.console import messages
 from ggsched.cli.options import option, with_options
-from ggsched.errors import UsageError
+from ggsched.cli.output_files import check_writable
 
 if TYPE_CHECKING:
     from ggsched.cluster.recorded import Recorded
@@ -158,34 +157,3 @@ def account_json(recorder: "Recorder") -> dict[str, Any]:
 def is_perfetto(path: str) -> bool:
     """Whether a name selects the form that Perfetto opens: it ends in ``.json``."""
     return path.lower().endswith(".json")
-
-
-def check_writable(path: str, what: str) -> None:
-    """Refuse a path that cannot be written; an existing file is not changed.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    is_new = not os.path.lexists(path)
-    try:
-        with open(path, "ab"):
-            pass
-        if is_new:
-            os.remove(path)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UsageError(f"cannot write {what}", where=path, why=why) from error
-
-
-def write_file(path: str, data: bytes, what: str) -> None:
-    """Write a file.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
-    try:
-        with open(path, "wb") as file:
-            file.write(data)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UsageError(f"cannot write {what}", where=path, why=why) from error

@@ -95,13 +95,17 @@ unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
   return result;
 }
 /* What a lane has of a, b and the sum is what the machine-independent code says of mma.m16n8k32 for bytes. */
-struct Words_ { unsigned a[4], b[2]; };
-static std::vector<Words_> words_;
-void host_multiply_add_(int *sum, const unsigned *a, const unsigned *b) {
-  words_.resize(fibers_.size());
-  words_[32 * now_->warp + now_->lane % 32] = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+struct Fragments_ { unsigned a[4], b[2]; };
+static std::vector<Fragments_> fragments_;
+/* Return what the lanes of this warp have. */
+static const Fragments_ *given_by_lanes_(const unsigned *a, const unsigned *b) {
+  fragments_.resize(fibers_.size());
+  fragments_[32 * now_->warp + now_->lane % 32] = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
   __syncwarp();
-  const Words_ *lanes = &words_[32 * now_->warp];
+  return &fragments_[32 * now_->warp];
+}
+void host_multiply_add_(int *sum, const unsigned *a, const unsigned *b) {
+  const Fragments_ *lanes = given_by_lanes_(a, b);
   int group = now_->lane % 32 / 4, thread = now_->lane % 4;
   for (int i = 0; i < 4; i++) {
     int row = group + (i < 2 ? 0 : 8), column = thread * 2 + i % 2;
@@ -116,17 +120,12 @@ void host_multiply_add_(int *sum, const unsigned *a, const unsigned *b) {
 }
 /* The same for mma.m16n8k16 of 16-bit numbers: lane 4 g + t has of a pairs 2 t of rows g and g + 8, and those 8
  * further; of b those of column g. */
-struct Halves_ { unsigned a[4], b[2]; };
-static std::vector<Halves_> halves_;
 static inline float half_(unsigned pair, int high, bool is_bf16) {
   unsigned bits = high ? pair >> 16 : pair & 65535;
   return is_bf16 ? __uint_as_float(bits << 16) : host_float_of_half_(bits);
 }
 void host_multiply_halves_(float *sum, const unsigned *a, const unsigned *b, bool are_bf16) {
-  halves_.resize(fibers_.size());
-  halves_[32 * now_->warp + now_->lane % 32] = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
-  __syncwarp();
-  const Halves_ *lanes = &halves_[32 * now_->warp];
+  const Fragments_ *lanes = given_by_lanes_(a, b);
   int group = now_->lane % 32 / 4, thread = now_->lane % 4;
   for (int i = 0; i < 4; i++) {
     int row = group + (i < 2 ? 0 : 8), column = thread * 2 + i % 2;
