@@ -20,7 +20,7 @@ def refuse_overwriting(ctx: click.Context) -> None:
         UsageError: two parameters name the same file.
     """
     given = ctx.params
-    used = {_real(given[name]): name.replace("_", " ") for name in _READ if given.get(name)}
+    used = {_real(given[n]): f"the {n.replace('_', ' ')}" for n in _READ if given.get(n)}
     for param in ctx.command.get_params(ctx):
         path = given.get(param.name or "")
         if not (isinstance(param.type, click.Path) and param.type.writable and path):

@@ -157,12 +157,12 @@ def test_ctrl_c_while_modules_are_imported(module, raises):
 @pytest.mark.parametrize(
     ("command", "options", "what"),
     [
-        ("run", ("--tokens", "1", "--logits", "{model}"), "--logits would write over model"),
-        ("run", ("--tokens", "1", "--trace", "./{model}"), "--trace would write over model"),
+        ("run", ("--tokens", "1", "--logits", "{model}"), "--logits would write over the model"),
+        ("run", ("--tokens", "1", "--trace", "./{model}"), "--trace would write over the model"),
         ("run", ("--trace", "x", "--html", "x", "-f", "y"), "--html would write over --trace"),
-        ("run", ("-f", "{model}", "--html", "link"), "--html would write over prompt file"),
+        ("run", ("-f", "{model}", "--html", "link"), "--html would write over the prompt file"),
         ("plan", ("--dot", "x", "-o", "x"), "--dot would write over -o"),
-        ("plan", ("--html", "{model}"), "--html would write over model"),
+        ("plan", ("--html", "{model}"), "--html would write over the model"),
     ],
 )
 def test_no_file_is_written_over(tmp_path, monkeypatch, capsys, command, options, what):
