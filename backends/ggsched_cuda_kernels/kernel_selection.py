@@ -155,6 +155,7 @@ NEIGHBOURS: Final = frozenset(
         ", ".join(ATTENTION),
         *ROUTED,
         f"{PATTERN}, rms_norm+mul",
+        f"{PATTERN}, {PATTERN}, rms_norm+mul",
         "rms_norm+mul, mul_mat",
         "sum_rows+add, rms_norm+mul, mul_mat",
         "sum_rows+add, rms_norm+mul, mul_mat, mul_mat, mul_mat",

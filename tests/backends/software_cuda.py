@@ -348,8 +348,8 @@ class SoftwareDriver:
             stream.close()
 
 
-WORDS_AT = 13
-"""The argument of ``sum_norm`` that begins those of a rendezvous."""
+WORDS_AT, SUM_AT = 19, 13
+"""Arguments of ``sum_norm``: the first one of a rendezvous, and the shape of the sum."""
 
 
 class Rendezvous(NamedTuple):
@@ -366,7 +366,7 @@ def rendezvous_of(kernel, taken):
     given = [int.from_bytes(v, "little") for v in taken[WORDS_AT : WORDS_AT + 2 * MAX_PEERS]]
     words = [pair for pair in zip(given[::2], given[1::2], strict=True) if any(pair)]
     assert all(all(pair) for pair in words)
-    rows = int(np.prod(np.frombuffer(taken[7][-16:-4], np.int32)))
+    rows = int(np.prod(np.frombuffer(taken[SUM_AT][-16:-4], np.int32)))
     return Rendezvous(tuple(words), rows) if words else None
 
 

@@ -136,10 +136,7 @@ def test_memory_that_a_peer_reads_is_not_handed_out(runner):
     ("arch", "gpus"), [(80, 2), (80, 4), pytest.param(90, 2, marks=pytest.mark.slow)]
 )
 def test_layers_that_gpus_share(runner, monkeypatch, arch, gpus):
-    """A step is one graph, and an exchange of two one kernel: the sum, the residual, the norm.
-
-    With four a kernel that adds up three summands meets, and the one behind it adds the fourth.
-    """
+    """A step is one graph, and an exchange one kernel: the sum, the residual, the norm."""
     seen = Counter()
     make = SoftwareDriver.function
 
@@ -160,6 +157,5 @@ def test_layers_that_gpus_share(runner, monkeypatch, arch, gpus):
     exchanges = 2 * tiny.n_layer * gpus  # in each plan, of all devices
     assert driver.counts["rendezvous"] >= exchanges, "sums wait for edges of the graph"
     assert driver.counts["rendezvous"] % exchanges == 0
-    kernels = exchanges * gpus // 2
-    assert seen["sum_norm"] >= kernels
-    assert seen["sum_norm"] % kernels == 0
+    assert seen["sum_norm"] >= exchanges
+    assert seen["sum_norm"] % exchanges == 0

@@ -138,7 +138,7 @@ def programs():
         yield "rope_tokens", _sorted({**COMMON, "LANES": 256, "JOBS": jobs, **units})
     yield "sum_add", _sorted({**COMMON, "LANES": 64, "COUNT": 4})
     for norm in (0, 1):
-        flags = {"NORM": norm, "THIRD": 1 - norm, "HALVES": 2 * norm}
+        flags = {"NORM": norm, "THIRD": 1 - norm, "HALVES": 2 * norm, "PARTS": 4 - 2 * norm}
         yield "sum_norm", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, **flags})
     for cut in ROUTES:
         yield "moe_router", _sorted({**COMMON, **cut})

@@ -29,10 +29,11 @@ def sums(shape, *, is_first=True, has_norm=True, rest=None):
     return g.build(y, g.mul(g.rms_norm(y), g.weight("w", shape[-1:])))
 
 
-def lowered(graph, nodes):
+def lowered(graph, nodes, sums=2):
     from ggsched_cuda_kernels.kernel_selection import lower
 
-    groups = [("add+add", nodes[:2]), ("rms_norm+mul", nodes[2:])]
+    groups = [("add+add", nodes[k : k + 2]) for k in range(0, sums, 2)]
+    groups.append(("rms_norm+mul", nodes[sums:]))
     members = [
         replace(n, group=Group(pattern, tuple(m.node for m in some)))
         for pattern, some in groups
@@ -143,3 +144,35 @@ def test_many_rows_do_not_meet():
     graph = sums((33, 132))
     (call,) = lowered(graph, laid_out(graph, drawn(graph))[0])
     assert call.meets < 0
+
+
+def sums_of_four(shape, has_norm):
+    """Return the graph of ((a + b) + c) + d, z added to it, and the norm of that."""
+    g = GraphBuilder("sums of four")
+    a, b, c, d, z = (g.input(name, shape) for name in "abcdz")
+    part = g.add(g.add(a, b), c)
+    y = g.add(z, g.add(part, d))
+    if not has_norm:
+        return g.build(part, y)
+    return g.build(part, y, g.mul(g.rms_norm(y), g.weight("w", shape[-1:])))
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize("shape", [(1, 4100), (3, 132), (40, 132)], ids=str)
+def test_a_sum_of_four_is_one_kernel(runner, shape, has_norm):
+    """With what the first group gives to others."""
+    graph = sums_of_four(shape, has_norm)
+    values = drawn(graph)
+    nodes, memory = laid_out(graph, values)
+    (call,) = lowered(graph, nodes, sums=4)
+    assert (call.kernel, dict(call.defines)["PARTS"]) == ("sum_norm", "4")
+    runner.run(call)
+    check(graph, memory, run_oracle(graph, values))
+
+
+def test_sums_that_do_not_follow_each_other_are_two_kernels():
+    g = GraphBuilder("two sums")
+    a, b, c, d, e, f = (g.input(name, (1, 132)) for name in "abcdef")
+    graph = g.build(g.add(g.add(a, b), c), g.add(g.add(d, e), f))
+    nodes, _ = laid_out(graph, drawn(graph))
+    assert [c.kernel for c in lowered(graph, nodes, sums=4)] == ["sum_norm", "sum_norm"]

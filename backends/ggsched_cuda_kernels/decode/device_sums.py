@@ -7,7 +7,7 @@ ways to memory between the three.
 """
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 from ggsched.backend.program import BoundNode, Operand
@@ -36,14 +36,38 @@ def lower_sums(nodes: list[CudaLoweringContext]) -> None:
 def join_sums(
     groups: Sequence[Sequence[BoundNode]], at: int, profile: TuningProfile
 ) -> tuple[int, CudaLoweringContext] | None:
-    """Return two, and the site of a call that computes a sum and the norm of it; None if it cannot.
+    """Return how many groups one call computes, and its site; None if it cannot.
 
-    The sum is written for others all the same.
+    These are a sum of two devices or of four, which is two groups, and a norm of it. What groups
+    give to others is written all the same.
     """
-    if at + 1 == len(groups) or _pattern(groups[at]) != PATTERN:
+    count = next((c for c in (2, 1) if _is_sum(groups[at : at + c], c)), 0)
+    if not count:
         return None
-    site = _with_norm(groups[at], groups[at + 1], profile)
-    return None if site is None else (2, site)
+    sums = [node for group in groups[at : at + count] for node in group]
+    site = None
+    if at + count < len(groups):
+        site = _with_norm(sums, groups[at + count], profile)
+    if site is not None:
+        return count + 1, site
+    if count == 1:
+        return None  # it is a kernel of its own
+    site = CudaLoweringContext(sums[-1], profile)
+    _lower(site, sums, None)
+    return count, site
+
+
+def _is_sum(groups: Sequence[Sequence[BoundNode]], count: int) -> bool:
+    """Whether some groups add up rows, the second to what the first has found."""
+    if [_pattern(group) for group in groups] != [PATTERN] * count:
+        return False
+    sums = [node for group in groups for node in group]
+    read = _addends(sums)
+    if count == 1 or read is None:
+        return read is not None
+    part, y = sums[1].output, sums[-1].output
+    apart = all(not meet(part, o) or _is_in_place(part, o) for o in (*read, y))
+    return apart and any(is_same(part, o) for o in sums[2].inputs)
 
 
 def residual_norm(
@@ -72,9 +96,10 @@ def _with_norm(
         return None
     if not is_row(w) or w.shape[-1] != y.shape[-1] or meet(y, made):
         return None
-    if any(meet(o, w) for o in (y, made)):
+    part = [sums[1].output] if len(sums) > 2 else []
+    if any(meet(o, w) for o in (y, made, *part)):
         return None
-    if any(meet(o, i) and not _is_in_place(o, i) for o, i in product((y, made), read)):
+    if any(meet(o, i) and not _is_in_place(o, i) for o, i in product((y, made), (*read, *part))):
         return None  # another row's group may not have read it yet
     site = CudaLoweringContext(mul, profile)
     _lower(site, sums, (norm, w, made))
@@ -87,11 +112,10 @@ def _pattern(nodes: Sequence[BoundNode]) -> str:
 
 
 def _addends(nodes: Sequence[BoundNode]) -> tuple[Operand, ...] | None:
-    """Return the two or three that are added up, in order; None if rows do not fit."""
-    first, *more = nodes
-    read, y = [*first.inputs], nodes[-1].output
-    for node in more:
-        z = other_operand(first.output, node)
+    """Return what is added up, in order, two to five; None if rows do not fit."""
+    read, y = [*nodes[0].inputs], nodes[-1].output
+    for before, node in pairwise(nodes):
+        z = other_operand(before.output, node)
         if z is None:
             return None
         read.append(z)
@@ -116,7 +140,11 @@ def _lower(
     assert read is not None  # it fits
     n = y.shape[-1]
     lanes, units = lanes_of(n, y.rows)
-    places = [*map(window, read), *[y] * (4 - len(read))]
+    is_sum = len(read) > 2  # of devices, and what was there before
+    parts = read[:-1] if is_sum else read
+    places = [*map(window, parts), *[y] * (MAX_PEERS + 1 - len(parts))]
+    # The residual, or any memory; and the sum of all devices but the last, of four.
+    places += [window(read[-1]), window(sums[1].output) if len(parts) > 2 else y, y]
     eps = 0.0
     if norm is None:
         places += [y, y]
@@ -125,11 +153,11 @@ def _lower(
         places += [window(w), window(made)]
         eps = float(node.params["eps"])  # type: ignore[arg-type]  # the graph was verified
     args = (*(arg for place in places for arg in place.args), f32(eps))
-    is_sum = len(read) > 2  # of devices, and what was there before
     meets = len(args) if is_sum and y.rows <= MAX_MEETING_ROWS else -1
     args += (*[i64(0)] * (2 * MAX_PEERS + 1), FAULT, CODE, y.buffer)
-    defines = {"UNITS": units, "NORM": int(norm is not None), "THIRD": int(is_sum)}
+    is_normed = norm is not None
+    defines = {"UNITS": units, "NORM": int(is_normed), "THIRD": int(is_sum), "PARTS": len(parts)}
     site.call("sum_norm", "sum_norm", args, (y.rows, 1, 1), lanes=lanes, **defines)
     site.can_meet(meets)
-    if norm is not None:
+    if is_normed:
         site.can_write_halves()

@@ -1,10 +1,11 @@
 /* y = (a + b) + z, and with NORM besides m = rms_norm(y) * w over the last axis: a sum over two devices, the residual
- * and the norm behind it, as one kernel. Without THIRD y = a + b: a product, and the residual. With HALVES m is written
- * besides as bf16 (1) or as f16 with a scale for each row (2), for the product that follows.
+ * and the norm behind it, as one kernel. Without THIRD y = a + b: a product, and the residual. With PARTS 4 a sum over
+ * four devices, y = (t + d) + z with t = (a + b) + c, which is written too. With HALVES m is written besides as bf16 (1)
+ * or as f16 with a scale for each row (2), for the product that follows.
  *
  * One group takes one row; a lane keeps its elements in registers, UNITS vectors of four. Rows of all lie along the
- * last axis without gaps, at multiples of 16 bytes; w is one row. y and m may be a, b or z, but not each other.
- * a and b may be memory of another GPU: each element is read once.
+ * last axis without gaps, at multiples of 16 bytes; w is one row. t, y and m may be an addend, and y may be t.
+ * Addends may be memory of another GPU: each element is read once.
  *
  * Where `own0` is not 0 the kernel meets those of other GPUs that make addends, of up to PEERS: when all before
  * it is complete it sets a word in the memory of each of these GPUs (`peer0`, ...), one for each row, and reads nothing
@@ -45,11 +46,12 @@ FN float warp_sum_(float x) {
 FN float4 sum_(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
 KERNEL(sum_norm)(
-    GLOBAL const u8 *a, Tens ta, GLOBAL const u8 *b, Tens tb, GLOBAL const u8 *z, Tens tz, GLOBAL u8 *y, Tens ty,
-    GLOBAL const u8 *w, Tens tw, GLOBAL u8 *m, Tens tm, float eps, u32 *own0, u32 *peer0, u32 *own1, u32 *peer1,
-    u32 *own2, u32 *peer2, i64 patience, GLOBAL i32 *fault, int code, GLOBAL u8 *halves) {
+    GLOBAL const u8 *a, Tens ta, GLOBAL const u8 *b, Tens tb, GLOBAL const u8 *c, Tens tc, GLOBAL const u8 *d, Tens td,
+    GLOBAL const u8 *z, Tens tz, GLOBAL u8 *t, Tens tt, GLOBAL u8 *y, Tens ty, GLOBAL const u8 *w, Tens tw,
+    GLOBAL u8 *m, Tens tm, float eps, u32 *own0, u32 *peer0, u32 *own1, u32 *peer1, u32 *own2, u32 *peer2, i64 patience, GLOBAL i32 *fault, int code, GLOBAL u8 *halves) {
   int n = ty.n[3], row = GROUP(0);
   const float4 *ar = (const float4 *)(a + row_offset(ta, row)), *br = (const float4 *)(b + row_offset(tb, row));
+  const float4 *cr = (const float4 *)(c + row_offset(tc, row)), *dr = (const float4 *)(d + row_offset(td, row));
   const float4 *zr = (const float4 *)(z + row_offset(tz, row));
   float4 *yr = (float4 *)(y + row_offset(ty, row));
   if (own0) {
@@ -70,6 +72,14 @@ KERNEL(sum_norm)(
   UNROLL for (int u = 0; u < UNITS; u++) {
     int i = u * LANES + LANE;
     v[u] = i * 4 < n ? sum_(ar[i], br[i]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#if PARTS == 4
+    if (i * 4 < n) {
+      float4 more = cr[i], last = dr[i];  /* on their way at once */
+      v[u] = sum_(v[u], more);
+      ((float4 *)(t + row_offset(tt, row)))[i] = v[u];
+      v[u] = sum_(v[u], last);
+    }
+#endif
 #if THIRD
     if (i * 4 < n) v[u] = sum_(v[u], zr[i]);
 #endif
@@ -86,9 +96,9 @@ KERNEL(sum_norm)(
   float4 *mr = (float4 *)(m + row_offset(tm, row));
   UNROLL for (int u = 0; u < UNITS; u++) {
     int i = u * LANES + LANE;
-    float4 g = f[u], t = v[u];
+    float4 g = f[u], s = v[u];
     if (i * 4 >= n) continue;
-    mr[i] = v[u] = make_float4(t.x * scale * g.x, t.y * scale * g.y, t.z * scale * g.z, t.w * scale * g.w);
+    mr[i] = v[u] = make_float4(s.x * scale * g.x, s.y * scale * g.y, s.z * scale * g.z, s.w * scale * g.w);
 #if HALVES == 1
     put_halves(halves, (i64)row * n + 4 * i, v[u]);
 #endif
