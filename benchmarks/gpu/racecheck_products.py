@@ -31,7 +31,7 @@ def product(dtype: DType, rows: int, sizes: tuple[int, ...], k: int) -> Graph:
 def cases() -> Iterator[tuple[str, Graph]]:
     """Yield the products."""
     for dtype in DTYPES:
-        for rows in ROWS:
+        for rows in ROWS[:2] if dtype is BF16 else ROWS:  # others of bf16 are by cuBLAS
             yield f"{dtype} {rows} rows, 128 x {LONG}", product(dtype, rows, (128,), LONG)
         yield f"{dtype} 17 rows, three weights", product(dtype, 17, (128, 64, 64), 4096)
 
