@@ -11,7 +11,7 @@ def open_backend() -> Backend:
     """Return the backend; the entry point of the plug-in.
 
     Raises:
-        BackendUnavailable: ray or pyzmq is not installed.
+        BackendUnavailable: ray is not installed.
     """
     from ggsched_ray.backend import RayBackend
 

@@ -11,7 +11,7 @@ from ggsched.cluster.remote_devices import open_group
 from ggsched.errors import BackendUnavailable
 
 SCHEME: Final = "ray"
-MODULES: Final = ("ray", "zmq")
+MODULES: Final = ("ray",)
 _HINT: Final = "write ray:// for all devices of the cluster, or ray://NODE/cuda:0"
 
 

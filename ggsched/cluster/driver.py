@@ -17,10 +17,11 @@ import numpy as np
 import ggsched.errors
 from ggsched.calibrate.machine import Calibration
 from ggsched.cluster import messages as m
-from ggsched.cluster.link import TOKEN_NBYTES, Link
+from ggsched.cluster.link import Link
 from ggsched.cluster.members import Member, Start
 from ggsched.cluster.pings import ClockOffset, LinkSample, Pinger
 from ggsched.cluster.recorded import MachineRecord
+from ggsched.cluster.stream import TOKEN_NBYTES
 from ggsched.cluster.weights import offer_of
 from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, SyncTimeout, UsageError
 from ggsched.plan.parts import Part
@@ -45,7 +46,7 @@ class Driver:
         timeout_s: How long something may go on without progress.
 
     Raises:
-        BackendUnavailable: pyzmq is not installed, or no worker could be started.
+        BackendUnavailable: this process cannot listen, or no worker could be started.
     """
 
     def __init__(self, start: Start, *, backends: tuple[str, ...] | None, timeout_s: float) -> None:

@@ -1,20 +1,30 @@
-"""Messages over TCP by ZeroMQ: one socket to read from, one to each peer to write to.
+"""Messages over TCP: one connection to each peer to write to, one from each to read from.
 
 A token that only the members of a session know stands in front of each message. It keeps apart
 sessions and mistakes; it is no protection against those who read the network (docs: the trust that
 a cluster needs).
+
+The thread that waits for a message reads it itself, and looks a few times before it sleeps: waking
+a thread takes longer than 16 KiB are under way.
 """
 
-import hmac
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
+from selectors import EVENT_READ, DefaultSelector
+from socket import create_server
+from time import perf_counter
 from typing import Any, Final
 
 import msgspec
 
 from ggsched.cluster.messages import Any_, decode, encode
+from ggsched.cluster.outbox import Outbox
+from ggsched.cluster.stream import TOKEN_NBYTES, Ended, Reader, packed
 from ggsched.errors import BackendUnavailable, UsageError
 
-TOKEN_NBYTES: Final = 32
+SPIN_S: Final = 1e-4
+"""How long a message is looked for without sleeping."""
 
 
 class Link:
@@ -28,92 +38,112 @@ class Link:
     def __init__(self, host: str, token: bytes) -> None:
         if len(token) != TOKEN_NBYTES:
             raise UsageError(f"a token of {len(token)} bytes", hint=f"take {TOKEN_NBYTES}")
-        self._zmq = _zmq()
         self._token = token
-        self._context = self._zmq.Context()
-        self._inbox = self._context.socket(self._zmq.PULL)
-        self._inbox.set(self._zmq.LINGER, 0)
-        self._inbox.set(self._zmq.RCVHWM, 0)
         try:
-            port = self._inbox.bind_to_random_port(f"tcp://{host}")
-        except self._zmq.ZMQError as error:
-            self._context.destroy(linger=0)
+            self._door = create_server((host, 0))
+        except OSError as error:
             raise BackendUnavailable(
                 "cannot listen", where=host, why=str(error), hint="name an address of this host"
             ) from error
-        self.address = f"tcp://{host}:{port}"
-        self._outboxes: dict[str, Any] = {}
-        self._patience_s = -1.0
+        self._door.setblocking(False)
+        self.address = f"tcp://{host}:{self._door.getsockname()[1]}"
+        self._outboxes: dict[str, Outbox] = {}
+        self._found: deque[tuple[Any_, Sequence[memoryview]]] = deque()
+        self._readers: set[Reader] = set()
+        self._selector = DefaultSelector()
+        self._selector.register(self._door, EVENT_READ, self._accept)
 
     def send(self, address: str, message: Any_, *frames: Any) -> None:
-        """Send a message; what is in the frames may change when this returns (NET-1, NET-3)."""
-        self._outbox(address).send_multipart([self._token, encode(message), *frames], copy=True)
+        """Send a message; what is in the frames may change when this returns (NET-1, NET-3).
+
+        If the other side is gone, it is dropped: whoever watches the members finds that out.
+        """
+        self._write(address, encode(message), *frames)
 
     def poll(self, timeout_s: float) -> tuple[Any_, Sequence[memoryview]] | None:
         """Return the next message of the session, or None after a time."""
-        inbox = self._inbox
-        if timeout_s != self._patience_s:
-            inbox.set(self._zmq.RCVTIMEO, int(timeout_s * 1e3))
-            self._patience_s = timeout_s
-        try:
-            token = inbox.recv()
-        except self._zmq.Again:
-            return None
-        header = inbox.recv() if inbox.get(self._zmq.RCVMORE) else b""
-        # Frames of arrays are not copied here, which takes longer for the short ones before.
-        frames = inbox.recv_multipart(copy=False) if inbox.get(self._zmq.RCVMORE) else []
-        if not hmac.compare_digest(token, self._token):
-            return None
-        try:
-            return decode(header), [frame.buffer for frame in frames]
-        except msgspec.MsgspecError:
-            return None
+        now = perf_counter()
+        until, sleeps_at = now + timeout_s, now + SPIN_S
+        while not self._found:
+            for key, _ in self._selector.select(0.0 if now < sleeps_at else until - now):
+                key.data()
+            now = perf_counter()
+            if now >= until:
+                break
+        return self._found.popleft() if self._found else None
 
     def beater(self, address: str) -> "Beater":
         """Return what another thread sends with to one address."""
-        return Beater(self._zmq, self._context, self._token, address)
+        return Beater(self._token, address)
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close all sockets; what was sent goes out for a time. Legal twice."""
-        self._context.destroy(linger=int(linger_s * 1e3))
+        until = perf_counter() + linger_s
+        for outbox in self._outboxes.values():
+            outbox.close(max(0.0, until - perf_counter()))
+        for reader in self._readers:
+            reader.source.close()
+        self._door.close()
+        self._selector.close()
 
-    def _outbox(self, address: str) -> Any:
-        if address not in self._outboxes:
-            self._outboxes[address] = _push(self._zmq, self._context, address)
-        return self._outboxes[address]
+    def _write(self, address: str, *parts: Any) -> None:
+        views = packed(self._token, *parts)
+        if not self._outbox(address).write(views):  # lost since the last message: connect again
+            self._lose(address)
+            self._outbox(address).write(views)
+
+    def _outbox(self, address: str) -> Outbox:
+        outbox = self._outboxes.get(address)
+        if outbox is None:
+            outbox = self._outboxes[address] = Outbox(address)
+            # Nothing is ever read from it but its end.
+            self._selector.register(outbox.target, EVENT_READ, lambda: self._lose(address))
+        return outbox
+
+    def _lose(self, address: str) -> None:
+        outbox = self._outboxes.pop(address)
+        self._selector.unregister(outbox.target)
+        outbox.close()
+
+    def _accept(self) -> None:
+        try:
+            source, _ = self._door.accept()
+        except OSError:  # it went away again
+            return
+        source.setblocking(False)
+        reader = Reader(source, self._token, self._take)
+        self._readers.add(reader)
+        self._selector.register(source, EVENT_READ, lambda: self._read(reader))
+
+    def _read(self, reader: Reader) -> None:
+        try:
+            reader.read()
+        except BaseException as error:  # a signal, too: what follows could be misread
+            self._selector.unregister(reader.source)
+            self._readers.discard(reader)
+            reader.source.close()
+            if not isinstance(error, Ended):
+                raise
+
+    def _take(self, parts: list[memoryview]) -> None:
+        """Keep a message, unless it has no header that can be read."""
+        with suppress(IndexError, msgspec.MsgspecError):
+            self._found.append((decode(parts[0]), parts[1:]))
 
 
 class Beater:
-    """Sends from a thread of its own, which makes it there: sockets belong to their thread."""
+    """Sends from a thread of its own, by a connection of its own."""
 
-    def __init__(self, zmq: Any, context: Any, token: bytes, address: str) -> None:
-        self._token = token
-        self._socket = _push(zmq, context, address)
+    def __init__(self, token: bytes, address: str) -> None:
+        self._token, self._address = token, address
+        self._outbox = Outbox(address)
 
     def send(self, message: Any_) -> None:
         """Send a message without frames."""
-        self._socket.send_multipart([self._token, encode(message)])
+        if not self._outbox.write(packed(self._token, encode(message))):
+            self.close()
+            self._outbox = Outbox(self._address)
 
     def close(self) -> None:
-        """Close the socket."""
-        self._socket.close(0)
-
-
-def _push(zmq: Any, context: Any, address: str) -> Any:
-    socket = context.socket(zmq.PUSH)
-    socket.set(zmq.LINGER, 0)
-    socket.set(zmq.SNDHWM, 0)  # never waits for the other side
-    socket.connect(address)
-    return socket
-
-
-def _zmq() -> Any:
-    try:
-        import zmq
-    except ImportError as error:
-        raise BackendUnavailable(
-            "several machines need pyzmq",
-            why=str(error),
-            hint="pip install 'ggsched[ray]'",
-        ) from error
-    return zmq
+        """Close the connection."""
+        self._outbox.close()

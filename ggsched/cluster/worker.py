@@ -25,9 +25,10 @@ from ggsched.backend.protocols import Device, HostMemory
 from ggsched.backend.registry import open_devices
 from ggsched.calibrate.machine import calibrate
 from ggsched.cluster import messages as m
-from ggsched.cluster.link import TOKEN_NBYTES, Link
+from ggsched.cluster.link import Link
 from ggsched.cluster.pings import Pinger
 from ggsched.cluster.recorded import MessageTime, WorkerRecord
+from ggsched.cluster.stream import TOKEN_NBYTES
 from ggsched.cluster.weights import Offer, Sources
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, UsageError

@@ -5,8 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-pytest.importorskip("zmq")
-
 from ggsched import GraphBuilder
 from ggsched.calibrate.cache import load_rates, save_rates
 from ggsched.cli.calibrate import report

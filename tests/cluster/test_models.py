@@ -5,8 +5,6 @@ import re
 import numpy as np
 import pytest
 
-pytest.importorskip("zmq")
-
 from ggsched.cluster.remote_devices import open_group
 from ggsched.config import Settings
 from ggsched.models.load import load_model

@@ -6,8 +6,6 @@ import time
 
 import pytest
 
-pytest.importorskip("zmq")
-
 from ggsched.cluster.local import local_start
 from ggsched.cluster.remote_devices import open_group
 from ggsched.errors import BackendUnavailable

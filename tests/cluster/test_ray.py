@@ -9,7 +9,6 @@ import time
 import numpy as np
 import pytest
 
-pytest.importorskip("zmq")
 pytest.importorskip("ray.cluster_utils")
 
 from ggsched import Scheduler

@@ -8,8 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 
-pytest.importorskip("zmq")
-
 from ggsched import Scheduler
 from ggsched.cli.main import main
 from ggsched.cluster.pings import ClockOffset

@@ -4,8 +4,6 @@ import logging
 
 import pytest
 
-pytest.importorskip("zmq")
-
 from ggsched.backend.registry import open_devices
 from ggsched.cluster.remote_devices import open_group
 from ggsched.config import Settings

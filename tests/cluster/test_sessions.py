@@ -5,8 +5,6 @@ import time
 import numpy as np
 import pytest
 
-pytest.importorskip("zmq")
-
 from ggsched import GraphBuilder, Scheduler
 from ggsched.cluster import messages as m
 from ggsched.cluster.remote_devices import open_group

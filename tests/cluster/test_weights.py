@@ -6,8 +6,6 @@ import shutil
 import numpy as np
 import pytest
 
-pytest.importorskip("zmq")
-
 from ggsched import Scheduler
 from ggsched.cluster.remote_devices import open_group
 from ggsched.cluster.weights import Sources, offer_of

@@ -1,0 +1,92 @@
+"""Messages as bytes of a stream: a token, the number of parts, their lengths, the parts.
+
+Nothing is believed of a message, its lengths included, before its token was compared.
+"""
+
+import hmac
+import struct
+from collections.abc import Callable, Iterator
+from socket import socket
+from typing import Any, Final
+
+import numpy as np
+
+TOKEN_NBYTES: Final = 32
+
+_PREFIX: Final = struct.Struct(f"<{TOKEN_NBYTES}sI")
+_AHEAD_NBYTES: Final = 1 << 16
+
+
+class Ended(Exception):
+    """A stream has ended, or does not belong to the session."""
+
+
+def packed(token: bytes, *parts: Any) -> list[memoryview]:
+    """Return what to write for a message; views of the parts, which are not copied."""
+    views = [memoryview(part) for part in parts]
+    lengths = struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))
+    head = memoryview(_PREFIX.pack(token, len(views)) + lengths)
+    return [head, *(view.cast("B") for view in views if view.nbytes)]
+
+
+class Reader:
+    """Reads the messages of one connection, whatever pieces they arrive in.
+
+    Args:
+        source: The connection; reads do not block.
+        token: Of the session.
+        found: Called with the parts of each message.
+    """
+
+    def __init__(
+        self, source: socket, token: bytes, found: Callable[[list[memoryview]], None]
+    ) -> None:
+        self.source, self._token, self._found = source, token, found
+        self._ahead = memoryview(bytearray(_AHEAD_NBYTES))
+        self._places = self._parse()
+        self._place = next(self._places)
+
+    def read(self) -> None:
+        """Read what has arrived: the part that is under way to its place, the rest ahead.
+
+        Raises:
+            Ended: nothing more will come.
+        """
+        try:
+            count = self.source.recvmsg_into([self._place, self._ahead])[0]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise Ended from error
+        if count == 0:
+            raise Ended
+        direct = min(count, len(self._place))
+        self._filled(direct)
+        ahead = self._ahead[: count - direct]
+        while ahead:
+            some = min(len(ahead), len(self._place))
+            self._place[:some] = ahead[:some]
+            ahead = ahead[some:]
+            self._filled(some)
+
+    def _filled(self, count: int) -> None:
+        self._place = self._place[count:] if count < len(self._place) else next(self._places)
+
+    def _parse(self) -> Iterator[memoryview]:
+        """Yield the place of what comes next, and go on when it is full."""
+        while True:
+            prefix = bytearray(_PREFIX.size)
+            yield memoryview(prefix)
+            token, count = _PREFIX.unpack(prefix)
+            if not hmac.compare_digest(token, self._token):
+                raise Ended
+            lengths = bytearray(8 * count)
+            if count:
+                yield memoryview(lengths)
+            parts = [_place(nbytes) for nbytes in struct.unpack(f"<{count}Q", lengths)]
+            yield from filter(None, parts)
+            self._found(parts)
+
+
+def _place(nbytes: int) -> memoryview:
+    return np.empty(nbytes, np.uint8).data  # without writing zeros first
