@@ -4,8 +4,8 @@ A chain of nodes changes the device with each node, so that 16 KiB cross each ti
 lengths separate the cost of one crossing from that of a run. In prefill two stages of products are
 on two machines with a thread each, between the rows of an embedding and the logits of the last
 token: for how much of the time these threads have work to do. A pipeline of m micro-batches over
-two can reach 2 m / (m + 1): 1.88 with 16, 1.94 with 32. llama.cpp's RPC backend, on loopback: 165
-us a split, and 1.32 of 2.0 (measured on another day).
+two can reach 2 m / (m + 1): 1.88 with 16, 1.94 with 32. llama.cpp's RPC backend, on loopback: 82
+to 174 us a split on the same host (``llama_cpp/rpc_split.cpp``), and 1.32 of 2.0 on another day.
 
 A run is an affair of many threads in three processes, so a busy machine shows in most of them.
 Figures are of the best of many runs; the range goes from there to the median.
