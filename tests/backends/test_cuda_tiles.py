@@ -345,3 +345,15 @@ def test_what_keeps_products_apart():
     assert kernels(*nodes[2:]) == ["to_halves", "tile_product", "tile_product"]
     over = replace(nodes[1], output=nodes[0].output)
     assert kernels(nodes[0], over) == ["to_halves", "tile_product", "tile_product"]
+
+
+@pytest.mark.parametrize("limits", ["MAX_ROWS", "TOGETHER_ROWS"])
+def test_each_type_has_a_cut_up_to_its_limit(limits):
+    """Where there are clusters, the cut of a product is looked up by its rows and its type."""
+    from ggsched_cuda_kernels import tiles
+
+    of_types = tiles.MAX_ROWS[1] if limits == "MAX_ROWS" else tiles.TOGETHER_ROWS
+    assert of_types
+    for name, most in of_types.items():
+        for below, cuts in zip([0, *tiles.FEW], tiles.FEW.values(), strict=False):
+            assert most <= below or name in cuts, f"{name} with {below + 1} rows"
