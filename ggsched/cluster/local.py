@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from os import environ
 
 from ggsched.cluster.members import Start
@@ -30,8 +31,9 @@ class LocalMember:
             start_new_session=True,  # the signals of a terminal are for the driver
         )
         assert self.process.stdin is not None
-        self.process.stdin.write(token.hex().encode())
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, as ``listen`` finds
+            self.process.stdin.write(token.hex().encode())
+            self.process.stdin.flush()
         self.address = ""
 
     def listen(self) -> None:
@@ -60,7 +62,8 @@ class LocalMember:
             self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):  # what a process that has ended did not read
+                    pipe.close()
 
 
 def local_start(
@@ -78,8 +81,10 @@ def local_start(
 
     def start(token: bytes) -> list[LocalMember]:
         shared, single = variables or {}, own or {}
-        members = [LocalMember(n, token, {**shared, **single.get(n, {})}) for n in names]
+        members: list[LocalMember] = []
         try:
+            # What was started before a start fails is in the list, too.
+            members.extend(LocalMember(n, token, {**shared, **single.get(n, {})}) for n in names)
             for member in members:
                 member.listen()
         except BaseException:

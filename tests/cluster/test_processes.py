@@ -45,7 +45,18 @@ def test_a_worker_ends_when_its_driver_is_gone():
         time.sleep(0.05)
 
 
-def test_a_worker_that_cannot_start():
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_worker_that_cannot_start(monkeypatch, is_early):
+    """Also one that has ended before it is given the token."""
+    start_process = subprocess.Popen
+
+    def ended(*args, **options):
+        process = start_process(*args, **options)
+        process.wait(60)
+        return process
+
+    if is_early:
+        monkeypatch.setattr("ggsched.cluster.local.subprocess.Popen", ended)
     start = local_start(["a"], {"PYTHONPATH": "", "PYTHONHOME": "/nowhere"})
     with pytest.raises(BackendUnavailable, match="a: the worker ended: exit code 1"):
         open_group(start)
