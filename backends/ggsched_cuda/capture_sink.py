@@ -9,12 +9,19 @@ from ggsched.backend.protocols import Event, HostMemory
 from ggsched.backend.queued.command_queue import CommandSink, Launchable
 from ggsched_cuda import driver, transfers
 from ggsched_cuda.async_errors import FaultWords
-from ggsched_cuda.deferred import DeferredCommands, MirroredLaunch, Move
+from ggsched_cuda.deferred import DeferredCommands, MirroredLaunch, Move, holding
 from ggsched_cuda.driver import CudaError, Step
 from ggsched_cuda.event import CudaEvent, Marker, Point
 from ggsched_cuda.pinned import PinnedBlock
 from ggsched_cuda.queue import CudaQueue
-from ggsched_cuda.rendezvous import CaptureRendezvous, RendezvousLaunch, Words
+from ggsched_cuda.rendezvous import (
+    PLACES,
+    CaptureRendezvous,
+    PushedLaunch,
+    RendezvousLaunch,
+    Staged,
+    Words,
+)
 from ggsched_cuda.small_kernels import make_transfers
 
 MOVED_NBYTES: Final = 4 << 20
@@ -34,6 +41,7 @@ class Captured:
         words: Fault words that the graph's kernels may write.
         rendezvous: Of its kernels.
         owed: Events behind a deferred launch, and whose launch that is.
+        unrecorded: Markers behind the last launch of a program that is deferred, and whose it is.
     """
 
     def __init__(self, before: list[Marker], abort: Callable[[], None]) -> None:
@@ -44,11 +52,12 @@ class Captured:
         self.words: set[FaultWords] = set()
         self.rendezvous = CaptureRendezvous()
         self.owed: dict[CudaEvent, CapturingSink] = {}
+        self.unrecorded: dict[Marker, CapturingSink] = {}
         self.forgets.append(self.rendezvous.free)
 
 
 class MirrorProgram(Launchable, Protocol):
-    """A program whose last call may write its result to the host too.
+    """A program whose last call may write its result to the host or to other GPUs too.
 
     Its first call may be launched with PDL or in turn, and may meet one of another GPU.
     """
@@ -56,6 +65,7 @@ class MirrorProgram(Launchable, Protocol):
     sending: MirroredLaunch | None
     in_turn: Step | None
     rendezvous: RendezvousLaunch | None
+    pushed: PushedLaunch | None
 
 
 class CapturingSink(CommandSink):
@@ -131,19 +141,54 @@ class CapturingSink(CommandSink):
         self.flush()
         self._launch(program, steps)
 
-    def launch_rendezvous(self, words: Sequence[Words]) -> None:
-        """Enqueue the deferred launch, which meets other GPUs' by words in memory."""
+    @property
+    def pushed(self) -> PushedLaunch | None:
+        """The alternative of the deferred first launch, if it has one."""
+        return self._held[0].pushed if self._held is not None else None
+
+    @property
+    def producer(self) -> MirroredLaunch | None:
+        """The deferred launch in front of what was recorded last, if GPUs can have its result."""
+        return self._deferred.producer
+
+    def launch_producer(self, places: Sequence[int]) -> None:
+        """Enqueue that launch, which writes its result to memory of GPUs too."""
+        self.gpu.enter()
+        self._deferred.launch_now(places)
+
+    def launch_rendezvous(self, words: Sequence[Words], staged: Staged | None) -> None:
+        """Enqueue the deferred launch, which meets other GPUs' by words in memory.
+
+        Args:
+            words: The words.
+            staged: If rows have been pushed, where; the program's alternative is launched then.
+        """
         assert self._held is not None
         (program, steps), self._held = self._held, None
         self._behind = []
         self.last = None
-        self.gpu.enter()
-        assert program.rendezvous is not None
+        self.settle()
         self._deferred.flush()
-        program.rendezvous.launch(
-            lambda: self._launch(program, steps), words, self._queue.patience_s
-        )
+        given = [address for pair in words for address in pair]
+        given += [0] * (PLACES - 1 - len(given))
+        given.append(int(self._queue.patience_s * 1e9))
+        if staged is None:
+            assert program.rendezvous is not None
+            with holding(program.rendezvous.places, given):
+                self._launch(program, steps)
+        else:
+            assert program.pushed is not None
+            with holding(program.pushed.places, [*staged, *given]):
+                self._launch_pushed(program, program.pushed, steps)
         self.last = self._record_owed()
+
+    def _launch_pushed(
+        self, program: MirrorProgram, pushed: PushedLaunch, steps: Sequence[Step]
+    ) -> None:
+        self.captured.words.add(self._queue.words)
+        labels = program.labels[pushed.covered - 1 :]
+        if self._queue.run_steps([pushed.step], labels):
+            self._run(steps[pushed.covered :], labels[1:], program.sending)
 
     def _launch(self, program: "MirrorProgram", steps: Sequence[Step]) -> None:
         if program.checks_ids:
@@ -156,8 +201,14 @@ class CapturingSink(CommandSink):
                 sending = sending._replace(step=program.in_turn)
             steps = (program.in_turn, *steps[1:])
         self._is_behind_peer = False
+        self._run(steps, program.labels, sending)
+
+    def _run(
+        self, steps: Sequence[Step], labels: Sequence[str], sending: MirroredLaunch | None
+    ) -> None:
+        """Enqueue steps, and defer the last one if its result may go to other places."""
         now = steps if sending is None else steps[:-1]
-        if self._queue.run_steps(now, program.labels) and sending is not None:
+        if self._queue.run_steps(now, labels) and sending is not None:
             self._deferred.launch(sending)
 
     def require_eager(self, what: str) -> None:
@@ -174,8 +225,9 @@ class CapturingSink(CommandSink):
             self.captured.owed[event] = self
             event.mark(Point(None, (), self.name), self.captured)
             return
-        self.flush()
-        self.last = marker = Marker.behind(self.gpu, self.handle)
+        if self._behind or self.producer is None:
+            self.flush()
+        self.last = marker = self._marker()
         event.mark(Point(marker, (), self.name), self.captured)
 
     def wait(self, event: Event) -> None:
@@ -199,7 +251,36 @@ class CapturingSink(CommandSink):
             self._behind.append(marker)
             return
         self.flush()
+        self._enqueue_wait(marker)
+
+    def _enqueue_wait(self, marker: Marker) -> None:
+        """Let what follows stand behind a marker of this capture."""
+        owner = self.captured.unrecorded.get(marker)
+        if owner is not None:
+            owner.settle()
+            self.gpu.enter()
         driver.enqueue_wait(self.handle, marker.handle)
+
+    def settle(self) -> None:
+        """Hand over a deferred launch that somebody stands behind, and record its markers."""
+        self.gpu.enter()
+        if self.captured.unrecorded and self in self.captured.unrecorded.values():
+            self._deferred.flush()
+            self._record_all()
+
+    def _marker(self) -> Marker:
+        """Return a marker behind the last command; recorded later, if that is deferred."""
+        if self.producer is None:
+            return Marker.behind(self.gpu, self.handle)
+        marker = Marker(self.gpu)
+        self.captured.unrecorded[marker] = self
+        return marker
+
+    def _record_all(self) -> None:
+        """Record the markers that are behind what has been enqueued now."""
+        for marker in [m for m, sink in self.captured.unrecorded.items() if sink is self]:
+            del self.captured.unrecorded[marker]
+            marker.record(self.handle)
 
     def unfinished(self) -> list[Marker]:
         """Return markers behind what is not complete: nothing of the capture runs."""
@@ -207,27 +288,29 @@ class CapturingSink(CommandSink):
 
     def flush(self) -> None:
         """Hand over what was deferred, before something else."""
-        self.gpu.enter()
+        self.settle()
         self.last = None
         self._deferred.flush()
         behind, self._behind = self._behind, []
         for marker in behind:
-            driver.enqueue_wait(self.handle, marker.handle)
+            self._enqueue_wait(marker)
             self._is_behind_peer = True
         if self._held is not None:
             self.captured.rendezvous.forget(self)
             (program, steps), self._held = self._held, None
             self._launch(program, steps)
-            self._deferred.flush()
             self._record_owed()
+            self.settle()
+            self._deferred.flush()
 
     def _record_owed(self) -> Marker | None:
         """Record what was deferred behind a launch; return the point, if anything was."""
         owed = [event for event, sink in self.captured.owed.items() if sink is self]
         if not owed:
             return None
-        self._deferred.flush()
-        marker = Marker.behind(self.gpu, self.handle)
+        if self.producer is None:
+            self._deferred.flush()
+        marker = self._marker()
         for event in owed:
             del self.captured.owed[event]
             event.mark(Point(marker, (), self.name), self.captured)

@@ -7,7 +7,8 @@ it sends stand one behind the other on their stream, with nobody in between who 
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from ggsched_cuda.driver import CudaError, Step, check
@@ -25,21 +26,42 @@ class Move(NamedTuple):
 
 
 class MirroredLaunch(NamedTuple):
-    """A launch whose result may go to a second place.
+    """A launch whose result may go to other places.
 
     Attributes:
         step: The call of the driver, and its arguments.
-        place: The argument that is the address of the second place; 0 for none.
+        places: The arguments that are addresses of other places, 0 for none: one in host memory,
+            or several in memory of GPUs.
         source: Address of the result.
         nbytes: Its length.
         label: The node, for messages.
     """
 
     step: Step
-    place: ctypes.c_uint64
+    places: tuple[ctypes.c_uint64, ...]
     source: int
     nbytes: int
     label: str
+
+    @property
+    def is_for_gpus(self) -> bool:
+        """Whether it can write to memory of GPUs, not to that of the host."""
+        return len(self.places) > 1
+
+
+@contextmanager
+def holding(places: Sequence[ctypes.c_uint64], values: Sequence[int]) -> Iterator[None]:
+    """Let arguments of a launch have values, which the driver takes as they are at the call.
+
+    There may be fewer values than arguments. All are 0 again afterwards.
+    """
+    try:
+        for place, value in zip(places, values, strict=False):
+            place.value = value
+        yield
+    finally:
+        for place in places:
+            place.value = 0
 
 
 class DeferredCommands:
@@ -60,11 +82,21 @@ class DeferredCommands:
         self._moves: list[Move] = []  # empty while a launch is deferred
         self._sending: MirroredLaunch | None = None
 
+    @property
+    def producer(self) -> MirroredLaunch | None:
+        """The deferred launch, if it can write its result to memory of GPUs too."""
+        sending = self._sending
+        return sending if sending is not None and sending.is_for_gpus else None
+
     def move(self, move: Move) -> None:
         """Make a transfer by what stands before it, or with those that follow and are apart."""
         sending = self._sending
-        if sending is not None and (sending.source, sending.nbytes) == (move.source, move.nbytes):
-            self._launch(move.to)
+        if (
+            sending is not None
+            and not sending.is_for_gpus
+            and (sending.source, sending.nbytes) == (move.source, move.nbytes)
+        ):
+            self.launch_now([move.to])
             return
         if (
             sending is not None
@@ -83,22 +115,21 @@ class DeferredCommands:
     def flush(self) -> None:
         """Hand over what was deferred."""
         if self._sending is not None:
-            self._launch(0)
+            self.launch_now([])
         moves, self._moves = self._moves, []
         if moves:
             self._transfer(moves)
 
-    def _launch(self, to: int) -> None:
+    def launch_now(self, places: Sequence[int]) -> None:
+        """Hand the deferred launch over, which writes its result to other places too."""
         sending, self._sending = self._sending, None
         assert sending is not None
         call, arguments = sending.step
-        sending.place.value = to
-        try:
-            check(call(*arguments), "cuLaunchKernel")  # takes the arguments as they are now
-        except CudaError as error:
-            self._failed(sending.label, error)  # as of any other launch
-        finally:
-            sending.place.value = 0
+        with holding(sending.places, places):
+            try:
+                check(call(*arguments), "cuLaunchKernel")
+            except CudaError as error:
+                self._failed(sending.label, error)  # as of any other launch
 
 
 def _overlap(a: Move, b: Move) -> bool:

@@ -63,10 +63,12 @@ def facts_of(name: str, parts: int, found: DeviceInfo, *, reads_peers: bool = Tr
     )
 
 
-def profile_of(found: DeviceInfo, activations: Activations = "f32") -> TuningProfile:
+def profile_of(
+    found: DeviceInfo, activations: Activations = "f32", *, reads_peers: bool = False
+) -> TuningProfile:
     """Return how kernels are cut for a GPU."""
     profile = warp_profile(found.processors, found.shared_nbytes, found.arch >= FIRST_ARCH)
-    return replace(profile, activations=activations)
+    return replace(profile, activations=activations, reads_peers=reads_peers)
 
 
 def gpu_of(facts: DeviceFacts) -> int:
@@ -100,7 +102,9 @@ class CudaDevice(QueuedDevice[CudaStream]):
         super().__init__(facts, timeout_s)
         self.gpu = gpu
         self.early: Mode = "on"
-        self.profile: TuningProfile = profile_of(gpu.found, activations())
+        self.profile: TuningProfile = profile_of(
+            gpu.found, activations(), reads_peers=gpu.reads_peers
+        )
         gpu.begin_device()
 
     # --- memory -------------------------------------------------------------------------------

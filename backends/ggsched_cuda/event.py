@@ -46,8 +46,12 @@ class Marker:
     def behind(cls, gpu: EventPool, stream: int) -> "Marker":
         """Record an event of the driver on one of its streams."""
         marker = cls(gpu)
-        driver.check(driver.record_event(marker.handle, stream), "cuEventRecord")
+        marker.record(stream)
         return marker
+
+    def record(self, stream: int) -> None:
+        """Stand behind what a stream of the driver was given so far; once."""
+        driver.check(driver.record_event(self.handle, stream), "cuEventRecord")
 
     def state(self) -> int:
         """Return ``READY``, ``NOT_READY`` or the number of an error; never blocks."""

@@ -13,11 +13,12 @@ from ggsched_cuda import driver
 from ggsched_cuda.deferred import MirroredLaunch
 from ggsched_cuda.driver import Step
 from ggsched_cuda.queue import CudaQueue
-from ggsched_cuda.rendezvous import PLACES, RendezvousLaunch
+from ggsched_cuda.rendezvous import PLACES, PushedLaunch, RendezvousLaunch
 from ggsched_cuda_kernels.blas.driver import Product, batches_of
 from ggsched_cuda_kernels.calls import Call, Place, ProductCall
 from ggsched_cuda_kernels.kernel_selection import lower
 from ggsched_cuda_kernels.programmatic_launch import Mode, starts_early
+from ggsched_cuda_kernels.warp_specialized.rows import STAGED_ARGS
 from ggsched_kernels import CODE, FAULT, Constant, KernelCall, TuningProfile
 from ggsched_kernels.calls import Arg, ArgPlaceholder, CodeOf, StreamCall
 
@@ -59,6 +60,15 @@ def _enqueue_all(products: Sequence[Product]) -> tuple[int]:
     return (driver.READY,)
 
 
+_Params = tuple[Any, Any]
+"""Memory of arguments, and addresses in it."""
+
+
+def _arguments(params: _Params, at: int, count: int) -> tuple[ctypes.c_uint64, ...]:
+    """Return arguments of a call, to be set before it is launched."""
+    return tuple(ctypes.c_uint64.from_address(params[1][at + i]) for i in range(count))
+
+
 class CudaProgram:
     """Calls for one stream, with memory of their own (LCH-1..5).
 
@@ -66,9 +76,10 @@ class CudaProgram:
         steps: The calls.
         labels: The node of each.
         checks_ids: Whether one of them may meet an id out of range.
-        sending: The last call, if it can write its result to the host too.
+        sending: The last call, if it can write its result to other places too.
         in_turn: The first call as one that is not launched before its predecessors are complete.
         rendezvous: The first call, if it can meet one of another GPU.
+        pushed: What can take the place of the first calls, if other GPUs push their rows.
     """
 
     def __init__(self, stream: ProgramStream, nodes: Sequence[BoundNode]) -> None:
@@ -81,12 +92,14 @@ class CudaProgram:
         self.sending: MirroredLaunch | None = None
         self.in_turn: Step | None = None
         self.rendezvous: RendezvousLaunch | None = None
-        self._params: list[Any] = []
+        self.pushed: PushedLaunch | None = None
+        self._params: list[_Params] = []
         self._owned: list[BaseBuffer] = []
         self._constants: dict[bytes, int] = {}
         self._memory: dict[ArgPlaceholder, int] = {}
         stream.queue.enter()
         kernels = [call for call in calls if isinstance(call, KernelCall)]
+        kernels += [call.pushed.call for call in kernels if call.pushed is not None]
         stream.queue.gpu.programs.prepare(kernels, stream.device.early)
         try:
             for kind, nbytes in memory.items():
@@ -97,6 +110,7 @@ class CudaProgram:
                 self.sending = self._sending_of(calls[-1])
                 self.in_turn = self._in_turn(calls[0])
                 self.rendezvous = self._rendezvous_of(calls[0])
+                self.pushed = self._pushed_of(calls[0])
         except BaseException:
             self.close()
             raise
@@ -105,7 +119,7 @@ class CudaProgram:
         """Release that memory; legal twice. Launches that are enqueued still have it."""
         self.is_closed = True
         self.steps = []
-        self.sending = self.in_turn = self.rendezvous = None
+        self.sending = self.in_turn = self.rendezvous = self.pushed = None
         owned, self._owned = self._owned, []
         for buffer in owned:
             buffer.close()
@@ -152,21 +166,29 @@ class CudaProgram:
         return launch, (config, *arguments[1:])
 
     def _sending_of(self, call: Call) -> MirroredLaunch | None:
-        """Return the last call as one whose result may go to a second place, if it can."""
+        """Return the last call as one whose result may go to other places, if it can."""
         if not isinstance(call, KernelCall) or call.also is None:
             return None
-        also, (_, pointers) = call.also, self._params[-1]
-        place = ctypes.c_uint64.from_address(pointers[also.arg])
+        also = call.also
+        places = _arguments(self._params[-1], also.arg, also.places)
         source = own_buffer(also.buffer).memory + also.offset
-        return MirroredLaunch(self.steps[-1], place, source, also.nbytes, call.label)
+        return MirroredLaunch(self.steps[-1], places, source, also.nbytes, call.label)
 
     def _rendezvous_of(self, call: Call) -> RendezvousLaunch | None:
         """Return the first call as one that meets another GPU's, if it can."""
         if not isinstance(call, KernelCall) or call.meets < 0:
             return None
-        _, pointers = self._params[0]
-        places = [ctypes.c_uint64.from_address(pointers[call.meets + i]) for i in range(PLACES)]
-        return RendezvousLaunch(tuple(places), call.groups[0])
+        return RendezvousLaunch(_arguments(self._params[0], call.meets, PLACES), call.groups[0])
+
+    def _pushed_of(self, call: Call) -> PushedLaunch | None:
+        """Return what takes the place of the first calls if rows are pushed, if anything can."""
+        pushed = call.pushed if isinstance(call, KernelCall) else None
+        if pushed is None:
+            return None
+        step = self._bind(pushed.call)
+        rows = tuple(self._address(part) for part in pushed.parts)
+        places = _arguments(self._params[-1], pushed.staged, STAGED_ARGS)
+        return PushedLaunch(step, places, pushed.covered, rows, pushed.nbytes)
 
     def _bind_product(self, call: ProductCall) -> Callable[[], tuple[int]]:
         (m, n, k), x = call.size, self._address(call.x)

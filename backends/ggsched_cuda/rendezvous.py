@@ -10,6 +10,12 @@ complete, and reads nothing before the others have set the words in its own memo
 Kernels of a rendezvous have to run at the same time. They wait for nothing else, but kernels of one
 replay may hold resources that those of another replay need, which would be a deadlock. So graphs
 with a rendezvous run one at a time (``RendezvousTurns``).
+
+Rows are *pushed* where the product that makes a row can write it into the memory of each GPU of the
+group too, and the kernel that adds up can begin with such rows. What is launched then is the
+program's alternative (``PushedLaunch``), in which the sum has no kernel of its own. Each rendezvous
+has its own memory for the rows, and replays of a graph follow each other, so nobody writes there
+before all have read what was there.
 """
 
 import ctypes
@@ -19,8 +25,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from ggsched_cuda import driver
+from ggsched_cuda.deferred import MirroredLaunch
+from ggsched_cuda.driver import Step
 from ggsched_cuda.event import EventPool, Marker
-from ggsched_cuda_kernels.decode.device_sums import MAX_PEERS
+from ggsched_kernels.calls import MAX_PEERS
 
 WORD_NBYTES: Final = 4
 SPACING: Final = 128
@@ -32,6 +40,15 @@ Words = tuple[int, int]
 """Addresses of words that a kernel waits for, and of those that it sets."""
 MAX_RENDEZVOUS: Final = 512
 """Of a graph."""
+STAGED_NBYTES: Final = 1 << 20
+"""Memory for rows is allocated by this, if rows are not longer."""
+
+
+class Staged(NamedTuple):
+    """Addresses of pushed rows, side by side, and of a word that is 0 between two replays."""
+
+    rows: int
+    word: int
 
 
 class RendezvousLaunch(NamedTuple):
@@ -46,17 +63,24 @@ class RendezvousLaunch(NamedTuple):
     places: tuple[ctypes.c_uint64, ...]
     words: int
 
-    def launch(self, call: Callable[[], object], words: Sequence[Words], patience_s: float) -> None:
-        """Call what enqueues it, with arguments for a rendezvous."""
-        given = [address for pair in words for address in pair]
-        values = [*given, *[0] * (PLACES - 1 - len(given)), int(patience_s * 1e9)]
-        try:
-            for place, value in zip(self.places, values, strict=True):
-                place.value = value
-            call()  # the driver takes the arguments as they are now
-        finally:
-            for place in self.places:
-                place.value = 0
+
+class PushedLaunch(NamedTuple):
+    """What can take the place of the first launches of a program, if rows are pushed.
+
+    Attributes:
+        step: The call of the driver, and its arguments.
+        places: Its arguments for that: the address of the rows, that of a word, then as those of a
+            launch that meets others.
+        covered: How many launches it takes the place of.
+        rows: Where the rows are that are added up, in this order.
+        nbytes: Length of a row.
+    """
+
+    step: Step
+    places: tuple[ctypes.c_uint64, ...]
+    covered: int
+    rows: tuple[int, ...]
+    nbytes: int
 
 
 class RendezvousGpu(EventPool, Protocol):
@@ -82,8 +106,19 @@ class Guest(Protocol):
     def gpu(self) -> RendezvousGpu:
         """The GPU."""
 
-    def launch_rendezvous(self, words: Sequence[Words]) -> None:
-        """Enqueue the deferred launch, which meets others."""
+    @property
+    def pushed(self) -> PushedLaunch | None:
+        """The alternative of the deferred launch, if it has one."""
+
+    @property
+    def producer(self) -> MirroredLaunch | None:
+        """The launch in front of what was recorded last, if it can write to other GPUs too."""
+
+    def launch_producer(self, places: Sequence[int]) -> None:
+        """Enqueue that launch, which writes its result to other places too."""
+
+    def launch_rendezvous(self, words: Sequence[Words], staged: Staged | None) -> None:
+        """Enqueue the deferred launch, which meets others; the alternative if rows are pushed."""
 
 
 class Waiting(NamedTuple):
@@ -113,6 +148,8 @@ class CaptureRendezvous:
     def __init__(self) -> None:
         self._waiting: dict[Marker, Waiting] = {}  # by what the others wait for
         self._words: dict[RendezvousGpu, int] = {}
+        self._rooms: dict[RendezvousGpu, tuple[int, int]] = {}  # the rest: address and bytes
+        self._owned: list[tuple[RendezvousGpu, int]] = []
         self._count = 0
 
     @property
@@ -154,30 +191,73 @@ class CaptureRendezvous:
         starts = [self._place(w.guest.gpu) for w in group]
         self._count += 1
         step = WORD_NBYTES * group[0].words
+        staged = self._push(group, starts)
         for i, waiting in enumerate(group):
             others = [k for k in range(len(group)) if k != i]
-            waiting.guest.launch_rendezvous(
-                [
-                    (starts[i] + step * (k - (k > i)), starts[k] + step * (i - (i > k)))
-                    for k in others
-                ]
-            )
+            words = [
+                (starts[i] + step * (k - (k > i)), starts[k] + step * (i - (i > k))) for k in others
+            ]
+            waiting.guest.launch_rendezvous(words, staged[i] if staged else None)
+
+    def _push(self, group: Sequence[Waiting], starts: Sequence[int]) -> list[Staged]:
+        """Launch what makes the rows and writes them to all; return where, or nothing if it cannot.
+
+        Args:
+            group: Whose sums meet.
+            starts: Where the words of each are.
+        """
+        guests = [waiting.guest for waiting in group]
+        wanted = [guest.pushed for guest in guests]
+        made = [guest.producer for guest in guests]
+        first = wanted[0]
+        if first is None or len(first.rows) != len(group) or group[0].words != 1:
+            return []
+        if any(p is None or (p.rows, p.nbytes) != (first.rows, first.nbytes) for p in wanted):
+            return []
+        rows = [(p.source, p.nbytes) for p in made if p is not None]
+        if sorted(rows) != sorted((row, first.nbytes) for row in first.rows):
+            return []
+        nbytes = len(group) * first.nbytes
+        staged = [
+            Staged(self._stage(guest.gpu, nbytes), start + SPACING - WORD_NBYTES)
+            for guest, start in zip(guests, starts, strict=True)
+        ]
+        for guest, (row, _) in zip(guests, rows, strict=True):
+            at = first.rows.index(row) * first.nbytes
+            guest.launch_producer([place.rows + at for place in staged])
+        return staged
 
     def forget(self, guest: Guest) -> None:
         """Forget a launch that its guest enqueues otherwise."""
         self._waiting = {k: w for k, w in self._waiting.items() if w.guest is not guest}
 
     def free(self) -> None:
-        """Give the words back, behind what is enqueued."""
-        words, self._words = self._words, {}
-        for gpu, address in words.items():
+        """Give all memory back, behind what is enqueued."""
+        owned, self._owned = self._owned, []
+        self._words, self._rooms = {}, {}
+        for gpu, address in owned:
             gpu.free(address)
 
     def _place(self, gpu: RendezvousGpu) -> int:
         """Return the address of a GPU's words for the next rendezvous."""
         if gpu not in self._words:
-            self._words[gpu] = gpu.take_zeros(SPACING * MAX_RENDEZVOUS)
+            self._words[gpu] = self._take(gpu, SPACING * MAX_RENDEZVOUS)
         return self._words[gpu] + SPACING * self._count
+
+    def _stage(self, gpu: RendezvousGpu, nbytes: int) -> int:
+        """Return the address of memory of a GPU for the rows of one rendezvous."""
+        nbytes = -(-nbytes // SPACING) * SPACING
+        start, room = self._rooms.get(gpu, (0, 0))
+        if room < nbytes:
+            room = max(nbytes, STAGED_NBYTES)
+            start = self._take(gpu, room)
+        self._rooms[gpu] = start + nbytes, room - nbytes
+        return start
+
+    def _take(self, gpu: RendezvousGpu, nbytes: int) -> int:
+        address = gpu.take_zeros(nbytes)
+        self._owned.append((gpu, address))
+        return address
 
 
 class RendezvousTurns:

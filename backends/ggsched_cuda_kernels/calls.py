@@ -55,11 +55,11 @@ class CudaLoweringContext(LoweringContext):
         """Add a product."""
         self.calls.append(call)
 
-    def can_also_write(self, y: Operand, arg: int) -> None:
-        """Say that the last call can write a result to a second place, by one of its arguments."""
+    def can_also_write(self, y: Operand, arg: int, places: int) -> None:
+        """Say that the last call can write a result to other places, by arguments from one on."""
         call = self.calls[-1]
         assert isinstance(call, KernelCall)
-        self.calls[-1] = replace(call, also=MirrorOutput(y.buffer, y.offset, y.nbytes, arg))
+        self.calls[-1] = replace(call, also=MirrorOutput(y.buffer, y.offset, y.nbytes, arg, places))
 
     def can_meet(self, arg: int) -> None:
         """Say that the last call can meet one of another GPU, by its arguments from one on."""

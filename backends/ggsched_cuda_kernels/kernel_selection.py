@@ -5,7 +5,7 @@ row above those that it is quicker than.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand, groups_of
@@ -60,6 +60,7 @@ from ggsched_cuda_kernels.tiles import DTYPES as TILED
 from ggsched_cuda_kernels.tiles import fits_experts, fits_rows, lower_experts, lower_rows
 from ggsched_cuda_kernels.warp_specialized.experts import EXPERT_PATTERNS, join_experts
 from ggsched_cuda_kernels.warp_specialized.moe_fused_routing import ROUTED, join_routed
+from ggsched_cuda_kernels.warp_specialized.pushed_rows import pushed_rows
 from ggsched_cuda_kernels.warp_specialized.rows import GEMV_PATTERNS, join_products
 from ggsched_kernels import GPU, SCRATCH, KernelCall, TuningProfile, lower_nodes
 from ggsched_kernels.calls import ArgPlaceholder, check_alignment
@@ -150,12 +151,14 @@ JOINERS: Final[tuple[FusionRule, ...]] = (
 )  # fmt: skip
 """What makes one call of neighbours; the first that does is taken, before any other way."""
 
+SUMS: Final = (PATTERN, f"{PATTERN}, {PATTERN}")
+SUMMED_FOR: Final = ("", ", mul_mat", ", mul_mat, mul_mat, mul_mat", ", mul_mat*2+swiglu")
+
 NEIGHBOURS: Final = frozenset(
     {
         ", ".join(ATTENTION),
         *ROUTED,
-        f"{PATTERN}, rms_norm+mul",
-        f"{PATTERN}, {PATTERN}, rms_norm+mul",
+        *(f"{sums}, rms_norm+mul{products}" for sums in SUMS for products in SUMMED_FOR),
         "rms_norm+mul, mul_mat",
         "sum_rows+add, rms_norm+mul, mul_mat",
         "sum_rows+add, rms_norm+mul, mul_mat, mul_mat, mul_mat",
@@ -195,6 +198,7 @@ def lower(
         UsageError: an op that is not lowered, or elements that are not aligned.
     """
     calls: list[Call] = []
+    ends: list[int] = []  # how many groups are computed behind each call; 0 within a group
     writes: list[Operand] = []  # of the last call, at most
     scratch = at = 0
     groups, retained = list(groups_of(nodes)), Retained()
@@ -208,6 +212,7 @@ def lower(
         for site in sites:
             for call in site.calls:
                 calls.append(reading_early(call, calls[-1], writes) if calls else call)
+                ends.append(0)
             writes = made if site.calls else writes
             scratch = max(scratch, site.scratch_nbytes)
         for operand in made:
@@ -215,6 +220,9 @@ def lower(
         at += count
         if calls:
             calls[-1] = writing_halves(calls[-1], made[-1], groups[at:], profile, retained)
+            ends[-1] = at
+    if calls and isinstance(calls[0], KernelCall) and calls[0].meets >= 0:
+        calls[0] = replace(calls[0], pushed=pushed_rows(groups, calls, ends, profile))
     return calls, memory_of(scratch, retained)
 
 

@@ -40,6 +40,13 @@ def reading_early(call: Call, before: Call, writes: Iterable[Operand]) -> Call:
     return replace(call, defines=tuple(sorted((*call.defines, DEFINE))))
 
 
+def reads_early(call: Call, writes: Iterable[Operand]) -> bool:
+    """Whether a call reads early what lies in lines of memory that a predecessor writes."""
+    if not isinstance(call, KernelCall) or DEFINE not in call.defines:
+        return False
+    return any(_share_lines(a, b) for a in call.early_reads for b in writes)
+
+
 def _share_lines(a: Operand, b: Operand) -> bool:
     def lines(o: Operand) -> range:
         return range(o.offset // LINE, -(-(o.offset + o.nbytes) // LINE))

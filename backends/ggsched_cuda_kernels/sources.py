@@ -34,13 +34,13 @@ WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "heads_attention": (("warps.h", "rope.cl"), ("cluster.h", "attention.h")),
     "rms_mul": ((), ("halves.h",)),
     "sum_add": ((), ()),
-    "sum_norm": ((), ("halves.h",)),
+    "sum_norm": ((), ("halves.h", "rendezvous.h")),
     "to_bf16": (("weights.h",), ()),
     "to_f16": (("weights.h", "blocks.h"), ()),
     "unscale": ((), ()),
     "to_halves": ((), ("halves.h",)),
     "tile_product": (("weights.h", "blocks.h"), ("cluster.h",)),
-    "warp_specialized_rows": (_GEMV, _GEMV_OWN),
+    "warp_specialized_rows": (_GEMV, ("rendezvous.h", *_GEMV_OWN)),
     "warp_specialized_experts": ((*_GEMV, "sort_key.h"), _GEMV_OWN),
 }
 """Own sources for warps: headers of the shared ones, and own ones, that they stand behind."""

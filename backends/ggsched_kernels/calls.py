@@ -17,6 +17,7 @@ from ggsched.ir.ops import Param
 
 AXES = 4
 MAX_PARTS = 65535  # CUDA's limit for the second axis of a grid
+MAX_PEERS = 3  # GPUs whose kernels one kernel meets; PEERS of rendezvous.h
 
 
 class ArgPlaceholder(Enum):
@@ -60,19 +61,22 @@ Arg = OperandMemory | bytes | Constant | CodeOf | ArgPlaceholder
 
 @dataclass(frozen=True, slots=True)
 class MirrorOutput:
-    """A result that a kernel can write to a second place.
+    """A result that a kernel can write to other places too.
 
     Attributes:
         buffer: Where the result is.
         offset: Bytes to it.
         nbytes: Its length; it has no gaps.
-        arg: Which argument of the call is the address of the second place; 0 for none.
+        arg: Which argument of the call is the address of the first other place; 0 for none.
+        places: How many other places there can be, one argument for each: one in host memory, or
+            several in memory of GPUs.
     """
 
     buffer: OperandMemory
     offset: int
     nbytes: int
     arg: int
+    places: int = 1
 
 
 class Launch(Enum):
@@ -102,12 +106,14 @@ class KernelCall:
             programs declare it by the definition LOCAL_NBYTES).
         cluster: Groups along the first axis that run at the same time and reach each other's shared
             memory; a divisor of their number. CUDA only, from compute capability 9.0 on.
-        also: What it can write to host memory too, whose address is then given. CUDA only.
+        also: What it can write to other places too, whose addresses are then given. CUDA only.
         launch: When it may be launched.
         early_reads: What it can read before its predecessor has ended, if that writes none of it.
         meets: The first of the arguments by which it can meet calls of up to three other GPUs: for
             each a word of its own for each group and one of the other's, then nanoseconds of
             patience; -1 for none. CUDA only.
+        pushed: What takes its place, and that of calls behind it, where the rows that it adds up
+            come from other GPUs. CUDA only.
         halves: The argument by which it can write its result as rows of bf16 too, with the
             definition HALVES; any memory where it does not. -1 for none. CUDA only.
     """
@@ -125,7 +131,29 @@ class KernelCall:
     launch: Launch = Launch.AT_HEAD
     early_reads: tuple[Operand, ...] = ()
     meets: int = -1
+    pushed: "PushedRows | None" = None
     halves: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PushedRows:
+    """A call that begins with a sum over GPUs, whose rows they have written into its GPU's memory.
+
+    Attributes:
+        call: The call.
+        covered: How many calls it takes the place of.
+        parts: Memory and offset of the rows, in the order in which they are added.
+        nbytes: Length of a row.
+        staged: The first of the arguments by which the call meets others: the address of the rows,
+            side by side in this order; that of a word, 0, at which its thread blocks count
+            themselves; then as for ``meets``.
+    """
+
+    call: KernelCall
+    covered: int
+    parts: tuple[tuple[OperandMemory, int], ...]
+    nbytes: int
+    staged: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +213,7 @@ class TuningProfile:
         activations: How tensor cores get the rows that weights of 16 bits and packed ones meet;
             ``auto``: rounded once, no more coarsely than the weight's type rounds
             (``ggsched.backend.precision``); ``f32``: in parts that keep 16 bits or more.
+        reads_peers: Whether kernels access the memory of other devices of the backend.
     """
 
     vector: int
@@ -202,6 +231,7 @@ class TuningProfile:
     has_tma: bool = False
     row_lanes: int = 0
     activations: Activations = "f32"
+    reads_peers: bool = False
 
 
 # One work-item is a whole group and works like a plain loop; 3 x 4 sums of 8 floats fill the

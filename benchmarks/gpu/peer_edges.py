@@ -3,8 +3,9 @@
 First a chain of kernels of its own: each link reads weights on both GPUs, makes a row of 16 KiB on
 each and adds the two up. Ways to order the sum behind the other GPU's row: an edge of the graph,
 nothing (wrong, the least that can be), words in the memory of the GPUs that kernels write and wait
-for. Then a decoding step of a llama of 8B whose kernels meet, with edges between GPUs in their
-place, and with neither (wrong, the least that can be): what the host and the GPUs take.
+for. Then a decoding step of a llama of 8B whose kernels meet, with rows that are pushed or read,
+with edges between GPUs in place of that, and with neither (wrong, the least that can be without
+pushed rows): what the host and the GPUs take.
 """
 
 import argparse
@@ -336,14 +337,16 @@ def model(layers: int) -> None:
             if side == "one":
                 alone = steps.report("one GPU")
                 continue
-            took = {"kernels meet": steps.report("kernels meet")}
+            took = {"kernels meet, rows are pushed": steps.report("kernels meet, rows are pushed")}
+            with patch.object(CaptureRendezvous, "_push", lambda *_: []):
+                took["kernels meet, rows are read"] = steps.report("kernels meet, rows are read")
             with patch.object(CaptureRendezvous, "offer", lambda *_: False):
                 took["edges"] = steps.report("edges")
             for early in (False, True):
                 name = f"no edges, {'early' if early else 'in turn'} (wrong)"
                 with without_edges(early=early):
                     took[name] = steps.report(name)
-            took["kernels meet again"] = steps.report("kernels meet again")
+            took["rows are pushed, again"] = steps.report("rows are pushed, again")
             for name, seconds in took.items():
                 say(f"  {name:34} {alone / seconds:.3f} of one GPU")
 

@@ -224,7 +224,7 @@ def fake_program(stream, kernels):
     program = object.__new__(CudaProgram)
     program.stream, program.is_closed, program.checks_ids = stream, False, False
     program._owned, program._params, program.sending = [], [], None
-    program.in_turn, program.rendezvous = None, None
+    program.in_turn, program.rendezvous, program.pushed = None, None, None
     program.labels = [label for label, _ in kernels]
     give = stream.fake.give
     program.steps = [(give, (stream.handle, seconds)) for _, seconds in kernels]

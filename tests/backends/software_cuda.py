@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ggsched_cuda_kernels.decode.device_sums import MAX_PEERS
+from ggsched_kernels.calls import MAX_PEERS
 from tests.backends.software_streams import (
     DONE,
     HOST_CALL_PLACES,
@@ -331,6 +331,7 @@ class SoftwareDriver:
                     node.work()
                 else:
                     self.counts["rendezvous"] += 1
+                    self.counts["pushed"] += node.meets.is_pushed
                     meet(node, [id(other) in ended for other in group])
                 ended.add(id(node))
                 left.remove(node)
@@ -350,24 +351,32 @@ class SoftwareDriver:
 
 WORDS_AT, SUM_AT = 19, 13
 """Arguments of ``sum_norm``: the first one of a rendezvous, and the shape of the sum."""
+PUSHED_WORDS_AT = -2 * MAX_PEERS - 5
+"""Argument of ``warp_specialized_rows``: the first one of a rendezvous."""
 
 
 class Rendezvous(NamedTuple):
-    """Own words of a launch and those of a kernel that it meets, for each; how many they are."""
+    """Own words of a launch and those of a kernel that it meets, for each; how many they are.
+
+    And whether rows have been pushed.
+    """
 
     words: tuple[tuple[int, int], ...]
     count: int
+    is_pushed: bool
 
 
 def rendezvous_of(kernel, taken):
     """Return the rendezvous of a launch, if it has one."""
-    if kernel.name != "sum_norm":
+    is_pushed = kernel.name == "warp_specialized_rows"
+    if kernel.name != "sum_norm" and (not is_pushed or ("PEERS_MET", "0") in kernel.defines):
         return None
-    given = [int.from_bytes(v, "little") for v in taken[WORDS_AT : WORDS_AT + 2 * MAX_PEERS]]
+    behind = taken[PUSHED_WORDS_AT if is_pushed else WORDS_AT :]
+    given = [int.from_bytes(v, "little") for v in behind[: 2 * MAX_PEERS]]
     words = [pair for pair in zip(given[::2], given[1::2], strict=True) if any(pair)]
     assert all(all(pair) for pair in words)
-    rows = int(np.prod(np.frombuffer(taken[SUM_AT][-16:-4], np.int32)))
-    return Rendezvous(tuple(words), rows) if words else None
+    rows = 1 if is_pushed else int(np.prod(np.frombuffer(taken[SUM_AT][-16:-4], np.int32)))
+    return Rendezvous(tuple(words), rows, is_pushed) if words else None
 
 
 def meet(node, were_told):

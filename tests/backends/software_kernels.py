@@ -63,7 +63,7 @@ class Compiled:
     lock = threading.RLock()  # lanes of one kernel at a time
 
     def __init__(self, runner, source, defines, kernel):
-        self._runner, self.name = runner, kernel
+        self._runner, self.name, self.defines = runner, kernel, defines
         self._call = SimpleNamespace(source=source, defines=defines, kernel=kernel)
 
     def taken(self, params):

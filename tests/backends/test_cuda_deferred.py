@@ -35,7 +35,7 @@ class FakeStream:
         self.faults.append((label, str(error)))
 
     def sending(self):
-        return MirroredLaunch((self.launch, ()), self.place, RESULT, NBYTES, "n7 mul_mat")
+        return MirroredLaunch((self.launch, ()), (self.place,), RESULT, NBYTES, "n7 mul_mat")
 
 
 @pytest.fixture
@@ -173,3 +173,33 @@ def test_logits_are_sent_by_the_product(launches):
     assert launches.sent == [0, address, 0, 0]
     program.close()
     device.close()
+
+
+def for_gpus(stream, seen=None):
+    """Return a launch whose result may go to four GPUs; it says where to, if asked."""
+    places = (stream.place, *(ctypes.c_uint64(0) for _ in range(3)))
+
+    def launch():
+        (seen if seen is not None else []).append([p.value for p in places])
+        return stream.launch()
+
+    return stream.sending()._replace(places=places, step=(launch, ()))
+
+
+def test_a_row_for_gpus_is_not_written_to_the_host(stream, put_off):
+    """Its other places are in memory of GPUs, and it is short: a transfer is as quick."""
+    put_off.launch(for_gpus(stream))
+    assert put_off.producer is not None
+    put_off.move(SENT)
+    put_off.flush()
+    assert stream.given == [0, (SENT,)]
+    assert put_off.producer is None
+
+
+def test_a_row_goes_to_several_gpus(stream, put_off):
+    seen = []
+    sending = for_gpus(stream, seen)
+    put_off.launch(sending)
+    put_off.launch_now([7, 8])
+    assert seen == [[7, 8, 0, 0]]
+    assert [p.value for p in sending.places] == [0, 0, 0, 0]

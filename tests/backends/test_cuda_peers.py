@@ -105,6 +105,37 @@ def test_a_sum_over_two_gpus(runner, apart):
         assert graphs == 1, "a step of both GPUs is one graph"
 
 
+def product_graph(readers):
+    """Return a graph in which device 0 multiplies a row, and pins of those that read the result."""
+    g = GraphBuilder("product")
+    x, w = g.input("x", (1, 64)), g.weight("w", (96, 64), BF16)
+    y = g.mul_mat(w, x, name="y")
+    read = [g.scale(y, 2.0 + i, name=f"read.{i}") for i in range(len(readers))]
+    return g.build(y, *read), {0: 0} | {1 + i: device for i, device in enumerate(readers)}
+
+
+@pytest.mark.parametrize("readers", [(1,), (0, 1), (1, 0), (1, 1, 0)], ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_row_that_could_be_pushed(runner, readers, seed):
+    """Whoever waits for the product that made it finds it complete, on all GPUs."""
+    made, pins = product_graph(readers)
+    w = np.random.default_rng(2).integers(-8, 8, (96, 64)).astype(np.float32)
+    weights = {"w": (w.view(np.uint32) >> 16).astype(np.uint16)}
+    wanted = Constraints(pins=pins, reads_peers=True)
+    with (
+        in_software(runner, seed, arch=90, gpus=2) as driver,
+        Scheduler(["cuda:0", "cuda:1"], weights=weights, settings=Settings()) as scheduler,
+    ):
+        for k in range(5):
+            x = np.arange(64, dtype=np.float32)[None] % 7 + k
+            found = scheduler.run(made, {"x": x}, wanted)
+            y, *read = (found[tid] for tid in made.outputs)
+            np.testing.assert_array_equal(y, x @ w.T)
+            for i, r in enumerate(read):
+                np.testing.assert_array_equal(r, (2 + i) * (x @ w.T))
+        assert driver.counts["graph"] > 0
+
+
 def test_memory_that_a_peer_reads_is_not_handed_out(runner):
     """BUF-2 between GPUs: what frees memory knows of the streams of all of them."""
     with in_software(runner, gpus=2) as driver:
@@ -159,3 +190,7 @@ def test_layers_that_gpus_share(runner, monkeypatch, arch, gpus):
     assert driver.counts["rendezvous"] % exchanges == 0
     assert seen["sum_norm"] >= exchanges
     assert seen["sum_norm"] % exchanges == 0
+    # Products begin with all sums of a step but the last, whose product is the logits', which the
+    # host is given. Prompts have many rows, whose sums are kernels.
+    steps = driver.counts["rendezvous"] // exchanges - 2 if arch >= 90 else 0  # but two prompts
+    assert driver.counts["pushed"] == steps * (exchanges - gpus)

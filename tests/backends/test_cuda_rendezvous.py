@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
 from ggsched_cuda import driver, rendezvous
+from ggsched_cuda.deferred import MirroredLaunch
 from ggsched_cuda.rendezvous import (
     MAX_PEERS,
     MAX_RENDEZVOUS,
     SPACING,
+    STAGED_NBYTES,
     WORD_NBYTES,
     CaptureRendezvous,
+    PushedLaunch,
     RendezvousTurns,
 )
 
@@ -24,11 +27,13 @@ class Gpu:
     """Hands out memory, far from that of others."""
 
     def __init__(self, number):
-        self.start, self.freed = number << 32, []
+        self.start = self.end = number << 32
+        self.taken, self.freed = [], []
 
     def take_zeros(self, nbytes):
-        assert nbytes == SPACING * MAX_RENDEZVOUS
-        return self.start
+        self.taken.append(range(self.end, self.end + nbytes))
+        self.end += nbytes + SPACING
+        return self.taken[-1].start
 
     def free(self, address):
         self.freed.append(address)
@@ -39,9 +44,15 @@ class Stream:
 
     def __init__(self, gpu):
         self.gpu, self.last, self.met = gpu, object(), []
+        self.pushed = self.producer = None
+        self.places, self.staged = [], []
 
-    def launch_rendezvous(self, words):
+    def launch_producer(self, places):
+        self.places.append(places)
+
+    def launch_rendezvous(self, words, staged):
         self.met.append(words)
+        self.staged.append(staged)
         self.last = object()
 
 
@@ -169,3 +180,96 @@ def test_a_graph_is_behind_the_last_one_of_another_stream(numbers):
     assert len(launched) == len(numbers)
     pairs = enumerate(pairwise(numbers))
     assert waits == [(now, (before, k + 1)) for k, (before, now) in pairs if before != now]
+
+
+# --- pushed rows ------------------------------------------------------------------------------
+
+NBYTES = 256
+
+
+def pushes(group, nbytes=NBYTES):
+    """Let streams be such that a product has made a row, and what follows can begin with a sum."""
+    rows = tuple(1000 + 3000 * k for k in range(len(group)))
+    for stream, row in zip(group, rows, strict=True):
+        stream.producer = MirroredLaunch((None, ()), (None, None), row, nbytes, "n1")
+        stream.pushed = PushedLaunch((None, ()), (), 2, rows, nbytes)
+    return rows
+
+
+def meet(found, group, words=1):
+    for stream in group:
+        assert found.offer(stream, others(group, stream), words)
+
+
+@pytest.mark.parametrize("nbytes", [NBYTES, STAGED_NBYTES])
+def test_rows_are_pushed_to_all(group, nbytes):
+    """Each to the same place among the rows of each GPU, which nothing else has."""
+    found, seen = CaptureRendezvous(), {}
+    for k in range(4):
+        rows = pushes(group, nbytes)
+        meet(found, group[k % len(group) :] + group[: k % len(group)])
+        for i, stream in enumerate(group):
+            assert stream.producer.source == rows[i]
+            assert len(stream.places[k]) == len(group)
+            for other in group:
+                place = other.staged[k].rows + i * nbytes
+                assert place in stream.places[k]
+                seen[place] = range(place, place + nbytes)
+        for stream in group:
+            seen[stream.staged[k].word] = range(stream.staged[k].word, stream.staged[k].word + 4)
+            for own, _ in stream.met[k]:
+                seen[own] = range(own, own + WORD_NBYTES)
+    assert len(seen) == 4 * len(group) * (2 * len(group)), "each has its own"
+    taken = [r for stream in group for r in stream.gpu.taken]
+    assert all(any(r.start >= t.start and r.stop <= t.stop for t in taken) for r in seen.values())
+    ordered = sorted(seen.values(), key=lambda r: r.start)
+    assert all(a.stop <= b.start for a, b in pairwise(ordered))
+    found.free()
+    for stream in group:
+        assert sorted(stream.gpu.freed) == [r.start for r in stream.gpu.taken]
+
+
+def _no_product(group, rows):
+    group[0].producer = None
+
+
+def _no_alternative(group, rows):
+    group[-1].pushed = None
+
+
+def _another_row(group, rows):
+    group[0].producer = group[0].producer._replace(source=7)
+
+
+def _part_of_a_row(group, rows):
+    group[0].producer = group[0].producer._replace(nbytes=NBYTES // 2)
+
+
+def _another_order(group, rows):
+    group[0].pushed = group[0].pushed._replace(rows=rows[::-1])
+
+
+def _more_rows(group, rows):
+    for stream in group:
+        stream.pushed = stream.pushed._replace(rows=(*rows, 99))
+
+
+SPOILT = [_no_product, _no_alternative, _another_row, _part_of_a_row, _another_order, _more_rows]
+
+
+@pytest.mark.parametrize("spoil", SPOILT, ids=lambda f: f.__name__[1:])
+def test_rows_are_read_if_one_is_not_pushed(group, spoil):
+    found = CaptureRendezvous()
+    spoil(group, pushes(group))
+    meet(found, group)
+    for stream in group:
+        assert stream.staged == [None]
+        assert not stream.places
+        assert len(stream.met) == 1
+    assert found.count == 1
+
+
+def test_several_rows_are_not_pushed(pair):
+    pushes(pair)
+    meet(CaptureRendezvous(), pair, words=2)
+    assert [stream.staged for stream in pair] == [[None], [None]]

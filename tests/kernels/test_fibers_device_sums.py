@@ -10,7 +10,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.tensor import Role
 from ggsched.testing.eager import bound_nodes
 from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched_cuda_kernels.decode.device_sums import MAX_PEERS
+from ggsched_kernels.calls import MAX_PEERS
 from ggsched_kernels.fault_words import FaultCodes
 from tests.kernels.test_fibers import H200, NEEDS, laid_out
 from tests.kernels.test_fibers_moe_router import check

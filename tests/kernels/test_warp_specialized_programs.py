@@ -112,6 +112,39 @@ def test_only_constants_are_read_before_the_wait(program):
     assert any(s.op.startswith(BULK) for s in early), "weights are what is fetched early"
 
 
+def over_gpus(program, gpus):
+    """Return a program of rows for GPUs that add up rows: it begins with a sum, or is added up."""
+    source, defines = program
+    is_sum = dict(defines)["NORM"] == "1"
+    more = {"ADDENDS": gpus, "PEERS_MET": gpus - 1} if is_sum else {"ALSO": 4}
+    return source, tuple(sorted({**dict(defines), **{k: str(v) for k, v in more.items()}}.items()))
+
+
+OVER_GPUS = [
+    pytest.param(
+        over_gpus(p, gpus),
+        marks=() if p in FORMS else pytest.mark.slow,
+        id=f"{label(p)}-{gpus}",
+    )
+    for p in ALL
+    for gpus in (2, 4)
+    if p[0] == "warp_specialized_rows"
+    and (dict(p[1])["NORM"], dict(p[1])["ADDENDS"]) in (("1", "0"), ("0", "0"))
+]
+
+
+@pytest.mark.parametrize("program", OVER_GPUS)
+def test_rows_over_gpus(program):
+    """Sums in front of products spill nothing either, and what they read is behind the wait."""
+    assert not any(frames_of(*program, FIRST_ARCH))
+    kernel = ptx(*program, "on")
+    made = parameters_behind(kernel)
+    for statement in (s for s in before_wait(kernel) if s.is_access):
+        if not statement.op.startswith(BULK):
+            (register,) = address_of(statement)
+            assert made[register] <= NORM_WEIGHT, statement.text
+
+
 @pytest.mark.parametrize("program", some(FORMS), ids=label)
 def test_weights_leave_the_second_cache_first(program):
     """All copies say so: weights that stayed would drive out what every kernel reads."""

@@ -14,18 +14,27 @@ from ggsched.backend.program import BoundNode, Operand
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.decode.fused import MAX_LANES, MAX_UNITS, lanes_of
 from ggsched_cuda_kernels.operands import has_rows, is_row, is_same, meet, other_operand
-from ggsched_kernels.calls import CODE, FAULT, MAX_PARTS, TuningProfile, f32, i64, window
+from ggsched_kernels.calls import (
+    CODE,
+    FAULT,
+    MAX_PARTS,
+    MAX_PEERS,
+    TuningProfile,
+    f32,
+    i64,
+    window,
+)
+
+Groups = Sequence[Sequence[BoundNode]]
 
 PATTERN = "add+add"
 MAX_MEETING_ROWS = 32
 """A group waits for each row, and all of them have to be on the GPU at once."""
-MAX_PEERS = 3
-"""GPUs whose kernels one kernel meets; ``PEERS`` of ``sum_norm.cu``."""
 
 
 def fits_sums(nodes: list[CudaLoweringContext]) -> bool:
     """Whether all three addends have the rows of the result, which the lanes of a group keep."""
-    return _addends([site.node for site in nodes]) is not None
+    return addends([site.node for site in nodes]) is not None
 
 
 def lower_sums(nodes: list[CudaLoweringContext]) -> None:
@@ -34,18 +43,17 @@ def lower_sums(nodes: list[CudaLoweringContext]) -> None:
 
 
 def join_sums(
-    groups: Sequence[Sequence[BoundNode]], at: int, profile: TuningProfile
+    groups: Groups, at: int, profile: TuningProfile
 ) -> tuple[int, CudaLoweringContext] | None:
     """Return how many groups one call computes, and its site; None if it cannot.
 
     These are a sum of two devices or of four, which is two groups, and a norm of it. What groups
     give to others is written all the same.
     """
-    count = next((c for c in (2, 1) if _is_sum(groups[at : at + c], c)), 0)
-    if not count:
+    sums = sums_at(groups, at)
+    if not sums:
         return None
-    sums = [node for group in groups[at : at + count] for node in group]
-    site = None
+    count, site = len(sums) // 2, None
     if at + count < len(groups):
         site = _with_norm(sums, groups[at + count], profile)
     if site is not None:
@@ -57,12 +65,18 @@ def join_sums(
     return count, site
 
 
-def _is_sum(groups: Sequence[Sequence[BoundNode]], count: int) -> bool:
+def sums_at(groups: Groups, at: int) -> Sequence[BoundNode]:
+    """Return the nodes of the groups from ``at`` on that add up rows of devices; maybe none."""
+    count = next((c for c in (2, 1) if _is_sum(groups[at : at + c], c)), 0)
+    return [node for group in groups[at : at + count] for node in group]
+
+
+def _is_sum(groups: Groups, count: int) -> bool:
     """Whether some groups add up rows, the second to what the first has found."""
     if [_pattern(group) for group in groups] != [PATTERN] * count:
         return False
     sums = [node for group in groups for node in group]
-    read = _addends(sums)
+    read = addends(sums)
     if count == 1 or read is None:
         return read is not None
     part, y = sums[1].output, sums[-1].output
@@ -88,7 +102,7 @@ def _with_norm(
     if _pattern(group) != "rms_norm+mul":
         return None
     norm, mul = group
-    read, y, made = _addends(sums), sums[-1].output, mul.output
+    read, y, made = addends(sums), sums[-1].output, mul.output
     w = other_operand(norm.output, mul)
     if read is None or w is None or not is_same(norm.inputs[0], y):
         return None
@@ -111,7 +125,7 @@ def _pattern(nodes: Sequence[BoundNode]) -> str:
     return group.pattern if group is not None and len(nodes) > 1 else ""
 
 
-def _addends(nodes: Sequence[BoundNode]) -> tuple[Operand, ...] | None:
+def addends(nodes: Sequence[BoundNode]) -> tuple[Operand, ...] | None:
     """Return what is added up, in order, two to five; None if rows do not fit."""
     read, y = [*nodes[0].inputs], nodes[-1].output
     for before, node in pairwise(nodes):
@@ -136,7 +150,7 @@ def _lower(
     sums: Sequence[BoundNode],
     norm: tuple[BoundNode, Operand, Operand] | None,
 ) -> None:
-    read, y = _addends(sums), window(sums[-1].output)
+    read, y = addends(sums), window(sums[-1].output)
     assert read is not None  # it fits
     n = y.shape[-1]
     lanes, units = lanes_of(n, y.rows)

@@ -29,7 +29,7 @@ typedef struct {
   const u8 *w, *v; /* row 0; v of the gate's other side */
   u8 *y;
 #if ALSO
-  u8 *also; /* where results are written too, side by side; or null */
+  u8 *also[ALSO]; /* where results are written too, side by side; or null */
 #endif
   /* What is added to each sum (v_bias to the only one, too), what the result is multiplied with; or null. */
   const u8 *w_bias, *v_bias, *scale;
@@ -141,7 +141,8 @@ FN void store_row(Target target, const float *kept, const float *bias, float p0,
   if (target.job->scale != 0) result *= READ_F32(target.job->scale);
   F32_AT(target.job->y + target.n * target.job->sy) = result;
 #if ALSO
-  if (target.job->also != 0) F32_AT(target.job->also + (i64)target.n * 4) = result;
+  UNROLL for (int i = 0; i < ALSO; i++)
+    if (target.job->also[i] != 0) F32_AT(target.job->also[i] + (i64)target.n * 4) = result;
 #endif
 }
 

@@ -21,19 +21,21 @@ FN void load_quads(float4 *to, const u8 *from) {
   }
 }
 
-/* The sums of rows that lie `step` bytes apart, and of another row; group 0 writes them to y. */
-FN void add_up(float4 *to, const u8 *rows, i64 step, const u8 *base, u8 *y) {
+/* The sums of rows that lie `step` bytes apart, and of another row; group 0 writes them to y, and the sum of all rows but
+ * the last and the other one to `part`, if that is not null. */
+FN void add_up(float4 *to, const u8 *rows, i64 step, const u8 *base, u8 *y, u8 *part) {
   float4 terms[ADDENDS + 1][QUADS];
   UNROLL for (int u = 0; u < ADDENDS; u++) load_quads(terms[u], rows + u * step);
   load_quads(terms[ADDENDS], base);
   UNROLL for (int j = 0; j < QUADS; j++) {
-    int i = j * LANES + LANE;
+    int i = j * LANES + LANE, is_mine = GROUP(0) == 0 && i < NK / 4;
     float4 sum = terms[0][j];
     UNROLL for (int u = 1; u <= ADDENDS; u++) {
+      if (u == ADDENDS - 1 && part != 0 && is_mine) ((float4 *)part)[i] = sum;
       sum.x += terms[u][j].x, sum.y += terms[u][j].y, sum.z += terms[u][j].z, sum.w += terms[u][j].w;
     }
     to[j] = sum;
-    if (GROUP(0) == 0 && i < NK / 4) ((float4 *)y)[i] = sum;
+    if (is_mine) ((float4 *)y)[i] = sum;
   }
 }
 

@@ -12,30 +12,9 @@
  * before they have set its own words (`own0`, ...), each one of them. These are 0 again when the kernel ends. After
  * `patience` nanoseconds it gives up and writes the stream's `fault`.
  */
-#define SIGNAL(word) asm volatile("st.release.sys.global.u32 [%0], 1;" ::"l"(word) : "memory")
-#define POLL(seen, word) asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory")
-#define NANOSECONDS(t) asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t))
-#define POLLS 256 /* between two looks at the clock */
-#define PEERS 3
-
 FN void meet_(u32 *own, u32 *peer, i64 patience, GLOBAL i32 *fault, int code) {
-  u32 seen = 0;
-  u64 start = 0, now = 0;
   SIGNAL(peer);
-  NANOSECONDS(start);
-  for (int polls = 1; true; polls++) {
-    POLL(seen, own);
-    if (seen) break;
-    if (polls % POLLS) continue;
-    NANOSECONDS(now);
-    if (fault[0]) return; /* nobody waits again for one that did not come */
-    if ((i64)(now - start) < patience) continue;
-    fault[1] = (int)(patience / 1000000);
-    fault[2] = -1;
-    fault[0] = code;
-    return;
-  }
-  *(volatile u32 *)own = 0;
+  if (await_word_(own, patience, fault, code)) *(volatile u32 *)own = 0;
 }
 
 FN float warp_sum_(float x) {

@@ -161,7 +161,7 @@ def lower_chosen(chosen: ExpertGemv, site: CudaLoweringContext, route: Route | N
     defines = {
         **cut.defines(w, -(-cut.stages_of(w.shape[-2]) // parts)),
         "GATED": GATES[chosen.last.op] if len(weights) > 1 else 0,
-        "CONSTANT_W": 0, "NORM": 0, "ADDENDS": 0, "ALSO": 0,
+        "CONSTANT_W": 0, "NORM": 0, "ADDENDS": 0, "ALSO": 0, "PEERS_MET": 0,
         "ROUTED": int(route is not None),
     }  # fmt: skip
     if route is not None:

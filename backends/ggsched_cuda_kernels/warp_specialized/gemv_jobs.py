@@ -1,6 +1,7 @@
 """What one call of ``warp_specialized_rows`` computes, and what may join it."""
 
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Final
 
 from ggsched.backend.program import Operand
@@ -61,6 +62,59 @@ class ReducePrologue:
     z: Operand
     y: Operand
 
+    @property
+    def count(self) -> int:
+        """How many rows are added up."""
+        return int(self.x.shape[-1])
+
+    @property
+    def reads(self) -> list[Operand]:
+        """All that it reads."""
+        return [self.x, self.z]
+
+    @property
+    def writes(self) -> list[Operand]:
+        """All that it writes."""
+        return [self.y]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSumPrologue:
+    """What makes the norm's operand: rows of several GPUs, and what they are added to.
+
+    Attributes:
+        parts: The rows, in the order in which they are added. They are read where the GPUs have
+            written them too.
+        part: The sum of all rows but the last, if somebody is given it.
+        z: What they are added to.
+        y: The result, a row.
+        label: The node that they are waited for by, for messages.
+    """
+
+    parts: tuple[Operand, ...]
+    part: Operand | None
+    z: Operand
+    y: Operand
+    label: str
+
+    @property
+    def count(self) -> int:
+        """How many rows are added up."""
+        return len(self.parts)
+
+    @property
+    def reads(self) -> list[Operand]:
+        """All that it reads where it is."""
+        return [self.z]
+
+    @property
+    def writes(self) -> list[Operand]:
+        """All that it writes."""
+        return [self.y] if self.part is None else [self.y, self.part]
+
+
+Prologue = ReducePrologue | PeerSumPrologue
+
 
 @dataclass(slots=True)
 class GemvGroup:
@@ -77,7 +131,7 @@ class GemvGroup:
     profile: TuningProfile
     x: Operand
     norm: Norm | None = None
-    sums: ReducePrologue | None = None
+    sums: Prologue | None = None
     jobs: list[Job] = field(default_factory=list)
 
     @property
@@ -125,13 +179,14 @@ class GemvGroup:
 
         A result may lie on what is added to it, number by number.
         """
-        reads, writes = [self.x] if self.sums is None else [self.sums.x, self.sums.z], []
-        if self.sums is not None:
-            writes.append(self.sums.y)
+        sums = self.sums
+        reads, writes = ([self.x], []) if sums is None else (sums.reads, sums.writes)
         if self.norm is not None:
             reads.append(self.norm.w)
             writes.append(self.norm.y)
-        if any(meet(a, b) for a in writes for b in reads) or (len(writes) == 2 and meet(*writes)):
+        if any(meet(a, b) for a in writes for b in reads):
+            return False
+        if any(meet(a, b) for a, b in combinations(writes, 2)):
             return False
         for other in self.jobs:
             reads += other.reads

@@ -20,10 +20,23 @@ from ggsched_cuda_kernels.warp_specialized.gemv_jobs import (
     GemvGroup,
     Job,
     Norm,
+    PeerSumPrologue,
+    Prologue,
     ReducePrologue,
 )
 from ggsched_cuda_kernels.warp_specialized.tile_config import cut_for
-from ggsched_kernels.calls import Arg, Launch, TuningProfile, f32, i32, window
+from ggsched_kernels.calls import (
+    FAULT,
+    MAX_PEERS,
+    Arg,
+    CodeOf,
+    Launch,
+    TuningProfile,
+    f32,
+    i32,
+    i64,
+    window,
+)
 
 Nodes = Sequence[BoundNode]
 Groups = Sequence[Nodes]
@@ -33,6 +46,9 @@ MAX_TERMS: Final = 16
 
 SENT_NBYTES: Final = 64 << 10
 """A result as long as this can go to the host while it is computed: a row of logits."""
+
+STAGED_ARGS: Final = 2 * MAX_PEERS + 3
+"""Arguments of a call for rows of several GPUs: where they are, a count, words, patience."""
 
 GEMV_PATTERNS: Final = frozenset({"mul_mat+add", "mul_mat+add+add", "mul_mat*2+swiglu"})
 """Groups that a call can compute; with many rows they are lowered node by node."""
@@ -47,12 +63,33 @@ def join_products(
     other; sums of a few rows go together with a norm of the result. What sums and a norm compute is
     written for others all the same.
     """
-    if not profile.has_tma:
+    sums = _sums_of(groups[at]) if profile.has_tma else None
+    found = gemv_group_of(groups, at + (sums is not None), profile, sums)
+    if found is None:
         return None
-    sums, end = _sums_of(groups[at]), at
-    if sums is not None:
-        end += 1
-    feeding = _norm_of(groups[end], profile) if end < len(groups) else None
+    end, feeding = found
+    site = CudaLoweringContext(groups[end - 1][-1], profile)
+    lower_gemv_group(feeding, site, is_last=end == len(groups))
+    return end - at, site
+
+
+def gemv_group_of(
+    groups: Groups, at: int, profile: TuningProfile, sums: Prologue | None
+) -> tuple[int, GemvGroup] | None:
+    """Return a norm, if one is at ``at``, and the products that go together with it, or None.
+
+    Args:
+        groups: Of a program.
+        at: Where to begin.
+        profile: Of the device.
+        sums: What precedes it; the norm has to take its result.
+
+    Returns:
+        Where the groups end that it computes, and what one call computes.
+    """
+    if not profile.has_tma or at == len(groups):
+        return None
+    end, feeding = at, _norm_of(groups[at], profile)
     if sums is not None:
         if feeding is None or not is_same(feeding.x, sums.y):
             return None
@@ -69,11 +106,7 @@ def join_products(
             break
         feeding.jobs.append(job)
         end += 1
-    if feeding is None or not feeding.jobs:
-        return None
-    site = CudaLoweringContext(groups[end - 1][-1], profile)
-    _lower(feeding, site)
-    return end - at, site
+    return (end, feeding) if feeding is not None and feeding.jobs else None
 
 
 def _product_of(nodes: Nodes, profile: TuningProfile) -> tuple[Operand, Job] | None:
@@ -153,21 +186,32 @@ def _parts(jobs: Sequence[Job], profile: TuningProfile) -> int:
     return profile.num_sms if len(jobs) > 1 else -(-n // -(-n // profile.num_sms))
 
 
-def _lower(feeding: GemvGroup, site: CudaLoweringContext) -> None:
-    """Add the call to the site of the last node."""
+def lower_gemv_group(feeding: GemvGroup, site: CudaLoweringContext, *, is_last: bool) -> int:
+    """Add the call to the site of the last node; return its first argument for rows of GPUs.
+
+    Args:
+        feeding: What it computes.
+        site: Where to.
+        is_last: Whether it is the last one of its program. Its result may then be one that other
+            GPUs add up with their own.
+    """
     jobs, cut, norm, sums = feeding.jobs, feeding.cut, feeding.norm, feeding.sums
     first, parts = jobs[0], _parts(jobs, site.profile)
     given = -(-sum(cut.stages_of(job.w.shape[-2]) for job in jobs) // parts)
+    addends = 0 if sums is None else sums.count
+    peers = addends - 1 if isinstance(sums, PeerSumPrologue) else 0
+    places = _places(jobs, site.profile, is_last=is_last)
     defines = {
         **cut.defines(first.w, given), "GATED": int(first.v is not None),
-        "NORM": int(norm is not None), "ADDENDS": 0 if sums is None else sums.x.shape[-1],
-        "CONSTANT_W": int(feeding.is_constant),
+        "NORM": int(norm is not None), "ADDENDS": addends,
+        "CONSTANT_W": int(feeding.is_constant), "ALSO": places, "PEERS_MET": peers,
     }  # fmt: skip
     x = window(feeding.x)
     made = (x, x) if norm is None else (window(norm.w), window(norm.y))
     args: list[Arg] = [*x.args, *made[0].args, *made[1].args]
     args += [f32(0.0 if norm is None else norm.eps), i32(parts)]
-    args += [*x.args, *x.args] if sums is None else [*window(sums.x).args, *window(sums.z).args]
+    args += window(sums.x).args if isinstance(sums, ReducePrologue) else x.args
+    args += x.args if sums is None else window(sums.z).args
     for i in range(MAX_JOBS):
         job = jobs[min(i, len(jobs) - 1)]
         y = window(job.y)
@@ -175,20 +219,26 @@ def _lower(feeding: GemvGroup, site: CudaLoweringContext) -> None:
         for place in (window(job.w), window(job.v or job.w), y, *added, *([y] * (2 - len(added)))):
             args += place.args
         args += [i32(job.w.shape[-2] if i < len(jobs) else 0), i32(len(added))]
-    is_sent = len(jobs) == 1 and _is_sent(first.y)
-    defines["ALSO"] = int(is_sent)
+    also = len(args)
+    args += [i64(0)] * places
+    staged = len(args)
+    if isinstance(sums, PeerSumPrologue):
+        part = window(sums.y if sums.part is None else sums.part)
+        args += [*[i64(0)] * STAGED_ARGS, *part.args, FAULT, CodeOf(sums.label)]
     site.call(
-        "warp_specialized_rows",
-        "warp_specialized_rows",
-        (*args, bytes(8)),
-        (parts, 1, 1),
-        **defines,
+        "warp_specialized_rows", "warp_specialized_rows", tuple(args), (parts, 1, 1), **defines
     )
     site.launched(Launch.WAITS_FIRST)
-    if is_sent:
-        site.can_also_write(first.y, len(args))
+    if places:
+        site.can_also_write(first.y, also, places)
+    return staged
 
 
-def _is_sent(y: Operand) -> bool:
-    """Whether a result would take longer to send to the host than to write there by and by."""
-    return y.nbytes >= SENT_NBYTES and y.strides[-1] == y.dtype.block_nbytes
+def _places(jobs: Sequence[Job], profile: TuningProfile, *, is_last: bool) -> int:
+    """Return to how many other places the result of a call may be written."""
+    y = jobs[0].y
+    if len(jobs) > 1 or y.strides[-1] != y.dtype.block_nbytes:
+        return 0
+    if y.nbytes >= SENT_NBYTES:  # it would take longer to send to the host than to write by and by
+        return 1
+    return 1 + MAX_PEERS if is_last and profile.reads_peers else 0
