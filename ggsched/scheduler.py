@@ -371,9 +371,10 @@ class Scheduler:
         executor = self._in_turn(graph, executor)
         if isinstance(executor, Executor) and not is_tried:
             streams = executor.state_streams
-        last, follows = self._last, self._follows(streams)
+        last = self._last
+        follows = executor is not last and self._follows(streams)
         self._last = None  # a run that is cut short leaves work behind, so the next one drains
-        if executor is not last and follows:
+        if follows:
             assert isinstance(executor, Executor)
             assert isinstance(last, Executor)
             executor.follow(last)
@@ -384,7 +385,7 @@ class Scheduler:
             self._under_way = {}
         if streams is None or self._under_way is None:
             self._under_way = None
-        else:
+        elif executor is not last:
             self._under_way.update(streams)
         self._store.require_files()
         began = self._clock()
