@@ -135,3 +135,31 @@ def test_rows_for_products_are_written_by_the_norms(p):
         # Keys and values are one product of cuBLAS, gate and up another.
         assert inner.count("product") == 5
         assert {"sum_norm", "gated_rows", "flash_attention"} <= set(inner)
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_products_of_a_token_begin_with_the_sum(p):
+    """Of each launch of a block: no kernel is between products where rows are pushed."""
+    from ggsched_cuda_kernels.kernel_selection import lower
+
+    graph, plan = planned(p, 1)
+    profile = replace(warp_profile(132, 232448, True), reads_peers=True)
+    memory = {t.id: Memory(t.nbytes) for t in graph.tensors if not t.is_view}
+    nodes = bound_nodes(graph, memory, constant_weights=True)
+    groups = {n: Group(f.pattern, f.nodes) for f in plan.fusions for n in f.nodes}
+    seen = Counter()
+    for c in plan.commands:
+        first = part_of(plan.nodes[c.steps[0].node].label)[0] if isinstance(c, Launch) else ""
+        if first.split(".")[-1] not in ("kqv_out_sum", "ffn_out_sum"):
+            continue
+        if int(first.split(".")[1]) not in INNER:
+            continue
+        bound = [replace(nodes[s.node], group=groups.get(s.node)) for s in c.steps]
+        calls = lower(bound, profile)[0]
+        pushed = calls[0].pushed
+        assert pushed.covered == 2
+        assert len(pushed.parts) == p
+        assert calls[-1].also.places > 1
+        seen[first] += 1
+    assert len(seen) == 2 * len(INNER)
+    assert set(seen.values()) == {p}
