@@ -14,10 +14,11 @@ _READ: Final = ("model", "prompt_file", "text_file", "topology")
 
 
 def refuse_overwriting(ctx: click.Context) -> None:
-    """Refuse to write a file that the command reads, or one file twice.
+    """Refuse to write a file that the command reads, one file twice, or a file named ``-``.
 
     Raises:
-        UsageError: two parameters name the same file.
+        UsageError: two parameters name the same file; or one is ``-``, which means standard output
+            elsewhere, where commands write something else.
     """
     given = ctx.params
     used = {_real(given[n]): f"the {n.replace('_', ' ')}" for n in _READ if given.get(n)}
@@ -25,6 +26,9 @@ def refuse_overwriting(ctx: click.Context) -> None:
         path = given.get(param.name or "")
         if not (isinstance(param.type, click.Path) and param.type.writable and path):
             continue
+        if path == "-":
+            what = f"{param.opts[0]} writes a file, not standard output"
+            raise UsageError(what, where=path, hint="name a file; ./- is one of that name")
         where = _real(path)
         if where in used and (os.path.isfile(where) or not os.path.exists(where)):
             what = f"{param.opts[0]} would write over {used[where]}"

@@ -163,6 +163,8 @@ def test_ctrl_c_while_modules_are_imported(module, raises):
         ("run", ("-f", "{model}", "--html", "link"), "--html would write over the prompt file"),
         ("plan", ("--dot", "x", "-o", "x"), "--dot would write over -o"),
         ("plan", ("--html", "{model}"), "--html would write over the model"),
+        ("plan", ("-o", "-"), "-: -o writes a file, not standard output"),
+        ("run", ("--tokens", "1", "--trace", "-"), "-: --trace writes a file, not standard"),
     ],
 )
 def test_no_file_is_written_over(tmp_path, monkeypatch, capsys, command, options, what):
@@ -177,6 +179,7 @@ def test_no_file_is_written_over(tmp_path, monkeypatch, capsys, command, options
     assert what in err
     assert err.count("\n") == 1
     assert model.read_bytes() == content
+    assert not (tmp_path / "-").exists()
     nowhere = ["--trace", "/dev/null", "--logits", "/dev/null", "--devices", "cpu:0", "-n", "1"]
     assert main(["run", model.name, "--tokens", "1", *nowhere]) == 0
 
