@@ -12,7 +12,7 @@ import msgspec
 
 from ggsched.passes.order.happens_before import Sync
 from ggsched.passes.order.sync import SyncPlan
-from ggsched.passes.order.work import Work, cache_region, merge_regions, transfer_regions
+from ggsched.passes.order.work import Work, cache_region, merge_regions
 from ggsched.plan.command import (
     Barrier,
     Command,
@@ -144,7 +144,7 @@ class _Writer:
 
     def _move(self, number: int, item: Work) -> Command:
         transfer = self.splits.transfers[item.source]
-        src, dst = transfer_regions(self.splits, self.memory.regions, transfer)
+        src, dst = item.ends
         if transfer.rows is not None:
             ids, nbytes, through_host_view, _ = msgspec.structs.astuple(transfer.rows)
             cache = cache_region(self.splits, self.memory, transfer)
