@@ -9,7 +9,7 @@ machines. The sanitizer has clocks of its own and does not use these.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Self
 
 import msgspec
@@ -72,17 +72,6 @@ class HostClock:
             versions.append(self.version + 1)
             items.append(item)
 
-    def since(self, lane: int, is_enough: Callable[[int], bool]) -> int:
-        """Return the first version at which it knew enough of a lane; later ones do as well.
-
-        Args:
-            lane: The lane.
-            is_enough: Whether it is enough that an item is complete.
-        """
-        versions, items = self.past[lane]
-        at = bisect_left(items, True, key=is_enough)
-        return versions[at] if at < len(items) else self.version + 1
-
     def at(self, version: int, lane: int) -> int:
         """Return the latest item of a lane that it knew at a version."""
         versions, items = self.past[lane]
@@ -112,7 +101,8 @@ class AfterItem(msgspec.Struct, frozen=True, gc=False):
         """Return the latest item of a lane."""
         if lane == self.lane:
             return self.item
-        return max(self.beyond.get(lane, -1), self.host.at(self.version, lane))
+        beyond, host = self.beyond.get(lane, -1), self.host.at(self.version, lane)
+        return beyond if beyond > host else host
 
     def known(self) -> list[tuple[int, int]]:
         """Return (lane, item) of all that the host need not know, itself included."""
